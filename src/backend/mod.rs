@@ -1,0 +1,123 @@
+//! The seam: who owns and moves bytes. Bytes of K and V move only behind [`Backend`].
+//!
+//! [`Cpu`] is the reference and the specification of the kernels, [`Null`] holds no bytes, `Cuda` (feature `cuda`)
+//! holds device memory and is the only place that names `cust`.
+//!
+//! Not here: which pages are whose.
+
+mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod null;
+
+pub use cpu::{Cpu, CpuError, CpuRows, CpuRowsMut, Elements, ElementsMut};
+pub use null::Null;
+
+use crate::id::LayerId;
+use crate::layout::{PoolLayout, TableShape};
+use crate::plan::{BatchPlan, PageCopy};
+
+/// What attention computes, beside the plan.
+///
+/// `softmax(cap(scale * q k)) v`, where `cap(x) = soft_cap * tanh(x / soft_cap)`; query head `h` reads kv head
+/// `h / (q_heads / kv_heads)`; sums are made in f32 (f64 never).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Attend {
+    /// Query heads on this rank: a multiple of its kv heads.
+    pub q_heads: u32,
+    /// Factor of the logits, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Sliding window: a query at position p sees positions above `p - window` only. At least 1.
+    pub window: Option<u32>,
+    /// Soft cap of the logits, above 0.
+    pub soft_cap: Option<f32>,
+}
+
+impl Attend {
+    /// Plain causal attention with `q_heads` query heads, scaled by `1 / sqrt(head_dim)`.
+    pub fn new(q_heads: u32, head_dim: u32) -> Self {
+        Self { q_heads, scale: 1.0 / (head_dim as f32).sqrt(), window: None, soft_cap: None }
+    }
+}
+
+/// Who owns the bytes of K and V, and moves them. One rank has one.
+///
+/// The contract, checked for every implementation by `testkit::contract`:
+///
+/// * B1. Calls take effect in the order they are made; asynchronous backends order them on one stream.
+/// * B2. [`begin`](Backend::begin) comes first for a plan, once. Up to `max_steps` plans may have begun before the
+///   first of them is done.
+/// * B3. [`store_cache`](Backend::store_cache) writes row `i` of k and v to `slot_mapping[i]`, and nothing else;
+///   a negative slot writes nothing. Slots of one plan are distinct.
+/// * B4. [`attend`](Backend::attend) reads the slots of positions `0..=p` through the page tables, as last written
+///   by `begin`, and writes every row of `out` (and of the log-sum-exp): padding rows get 0 and minus infinity.
+/// * B5. [`copy_pages`](Backend::copy_pages) copies whole pages, all layers, K and V. Sources and targets are disjoint.
+/// * B6. What an asynchronous call returned without error may fail later; [`synchronize`](Backend::synchronize)
+///   reports it, and returns only when everything asked for is done.
+/// * B7. After an error nothing of the failed call is relied upon; the next plan sends what is still missing.
+pub trait Backend {
+    /// What can go wrong.
+    type Error: std::error::Error + 'static;
+    /// Rows of q, k or v to read: `[tokens, heads, head_dim]`, contiguous within a row.
+    type Rows<'a>: Copy;
+    /// Rows of attention's output to write: `[tokens, q_heads, head_dim]`.
+    type RowsMut<'a>;
+    /// Log-sum-exp to write: `[tokens, q_heads]` in f32, natural logarithm.
+    type Lse<'a>;
+
+    /// Takes the memory for a pool and its page tables. Called once, by [`Engine::new`](crate::Engine::new), or by
+    /// whoever drives the backend without an engine.
+    ///
+    /// # Errors
+    /// The backend's own.
+    fn open(
+        &mut self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        max_steps: u32,
+    ) -> Result<(), Self::Error>;
+
+    /// Begins a step: takes over the plan's changes of the page tables.
+    ///
+    /// # Errors
+    /// The backend's own.
+    fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error>;
+
+    /// Stores K and V of a step's new tokens, `[tokens, kv_heads, head_dim]` each.
+    ///
+    /// # Errors
+    /// The backend's own.
+    fn store_cache(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        k: Self::Rows<'_>,
+        v: Self::Rows<'_>,
+    ) -> Result<(), Self::Error>;
+
+    /// Attention of a step's query rows over their sequences' cached tokens, those of this step included.
+    ///
+    /// # Errors
+    /// The backend's own.
+    fn attend(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        q: Self::Rows<'_>,
+        out: Self::RowsMut<'_>,
+        lse: Option<Self::Lse<'_>>,
+    ) -> Result<(), Self::Error>;
+
+    /// Copies pages within the pool.
+    ///
+    /// # Errors
+    /// The backend's own.
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Self::Error>;
+
+    /// Waits for everything asked for.
+    ///
+    /// # Errors
+    /// Whatever failed since the last call.
+    fn synchronize(&mut self) -> Result<(), Self::Error>;
+}

@@ -1,0 +1,57 @@
+//! A backend without bytes: for planning and replay at full scale, and for a rank that only schedules.
+
+use std::convert::Infallible;
+
+use super::{Attend, Backend};
+use crate::id::LayerId;
+use crate::layout::{PoolLayout, TableShape};
+use crate::plan::{BatchPlan, PageCopy};
+
+/// Holds no K and V; every call succeeds and does nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Null;
+
+impl Backend for Null {
+    type Error = Infallible;
+    type Rows<'a> = ();
+    type RowsMut<'a> = ();
+    type Lse<'a> = ();
+
+    fn open(&mut self, _: &PoolLayout, _: &TableShape, _: u32) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn begin(&mut self, _: &BatchPlan<'_>) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn store_cache(
+        &mut self,
+        _: &BatchPlan<'_>,
+        _: LayerId,
+        _: (),
+        _: (),
+    ) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        _: &BatchPlan<'_>,
+        _: LayerId,
+        _: &Attend,
+        _: (),
+        _: (),
+        _: Option<()>,
+    ) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn copy_pages(&mut self, _: &[PageCopy]) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), Infallible> {
+        Ok(())
+    }
+}

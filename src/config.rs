@@ -1,0 +1,109 @@
+//! What an engine is made for, and every byte it will take.
+//!
+//! Not here: the shape of K and V memory (`layout.rs`).
+
+use crate::error::ConfigError;
+use crate::layout::{PoolConfig, PoolLayout, TableShape};
+
+/// Whether prefixes are kept and shared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PrefixMode {
+    /// Whole pages of equal prefixes are shared, and kept after their sequences until they are evicted.
+    #[default]
+    Radix,
+    /// Every prompt is computed in full and nothing outlives its sequence; only forks share with their parent.
+    None,
+}
+
+/// What an engine is made for. `EngineConfig::from(pool_config)` fills in the limits' defaults.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct EngineConfig {
+    /// Shape and size of K and V.
+    pub pool: PoolConfig,
+    /// Whether prefixes are kept and shared.
+    pub prefix: PrefixMode,
+    /// Most sequences at a time, preempted ones included.
+    pub max_sequences: u32,
+    /// Most tokens of one sequence. Capped at the pool's tokens.
+    pub max_sequence_len: u32,
+    /// Most tokens of all sequences together. Sharing makes this independent of the pool's size. Host memory for
+    /// tokens and page tables is reserved for it and touched as used.
+    pub max_tokens: u64,
+    /// Most steps planned and not yet complete.
+    pub max_steps: u32,
+    /// Bits of the child table's hashes that are used: fewer than 64 only in tests, to force collisions.
+    #[doc(hidden)]
+    pub hash_bits: u32,
+}
+
+impl From<PoolConfig> for EngineConfig {
+    fn from(pool: PoolConfig) -> Self {
+        Self {
+            pool,
+            prefix: PrefixMode::Radix,
+            max_sequences: 256,
+            max_sequence_len: 128 << 10,
+            max_tokens: 4 << 20,
+            max_steps: 8,
+            hash_bits: 64,
+        }
+    }
+}
+
+/// Checked limits: what the tables are made with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EngineShape {
+    /// K and V.
+    pub layout: PoolLayout,
+    /// The page tables, on the host and on every backend.
+    pub table: TableShape,
+    /// Most tokens of one sequence.
+    pub max_sequence_len: u32,
+    /// Most unfinished steps.
+    pub max_steps: u32,
+    /// Whether prefixes are kept and shared.
+    pub prefix: PrefixMode,
+    #[doc(hidden)]
+    pub hash_bits: u32,
+}
+
+impl EngineConfig {
+    /// Checks the config.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the value.
+    pub fn shape(&self) -> Result<EngineShape, ConfigError> {
+        let layout = self.pool.layout()?;
+        for (name, value) in [
+            ("max_sequences", u64::from(self.max_sequences)),
+            ("max_sequence_len", u64::from(self.max_sequence_len)),
+            ("max_tokens", self.max_tokens),
+            ("max_steps", u64::from(self.max_steps)),
+        ] {
+            if value == 0 {
+                return Err(ConfigError::Zero { name });
+            }
+        }
+        // Slotmap keys are 32-bit with a sentinel; step items are counted in 32 bits.
+        let items = u64::from(self.max_sequences) * u64::from(self.max_steps);
+        if items > 1 << 30 {
+            let name = "max_sequences * max_steps";
+            return Err(ConfigError::Limit { name, value: items, max: 1 << 30 });
+        }
+        let max_sequence_len = u64::from(self.max_sequence_len).min(layout.slot_count()) as u32;
+        let table = TableShape::new(
+            layout.page_size(),
+            self.max_sequences,
+            max_sequence_len,
+            self.max_tokens,
+        )?;
+        Ok(EngineShape {
+            layout,
+            table,
+            max_sequence_len,
+            max_steps: self.max_steps,
+            prefix: self.prefix,
+            hash_bits: self.hash_bits,
+        })
+    }
+}

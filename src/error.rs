@@ -1,0 +1,272 @@
+//! What a correct caller can meet. Our own broken invariant stops the program instead.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use crate::id::{SeqKey, StepId};
+
+/// Why a config was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A size that must be at least 1 is 0.
+    Zero {
+        /// The field.
+        name: &'static str,
+    },
+    /// A product does not fit 64 bits, or this machine's address space.
+    Overflow {
+        /// What was computed.
+        name: &'static str,
+    },
+    /// `page_size` is larger than [`PAGE_SIZE_MAX`](crate::layout::PAGE_SIZE_MAX).
+    PageSize {
+        /// The value.
+        page_size: u32,
+    },
+    /// More pages than 32-bit page ids can name.
+    PageCount {
+        /// The value.
+        page_count: u64,
+    },
+    /// A byte budget below one page.
+    Budget {
+        /// The budget.
+        bytes: u64,
+        /// What one page takes.
+        page_bytes: u64,
+    },
+    /// Neither of heads and ranks divides the other.
+    HeadSplit {
+        /// The model's heads of K and V.
+        kv_heads: u32,
+        /// The ranks.
+        tp_size: u32,
+    },
+    /// A rank that does not exist.
+    Rank {
+        /// The rank.
+        tp_rank: u32,
+        /// The ranks.
+        tp_size: u32,
+    },
+    /// A limit is larger than this crate's tables can index.
+    Limit {
+        /// The field.
+        name: &'static str,
+        /// The value.
+        value: u64,
+        /// The largest that is allowed.
+        max: u64,
+    },
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Zero { name } => write!(f, "{name} is 0 but must be at least 1"),
+            Self::Overflow { name } => write!(f, "{name} overflows"),
+            Self::PageSize { page_size } => {
+                write!(f, "page_size {page_size} is above {}", crate::layout::PAGE_SIZE_MAX)
+            }
+            Self::PageCount { page_count } => {
+                write!(f, "page_count {page_count} does not fit 32-bit page ids")
+            }
+            Self::Budget { bytes, page_bytes } => {
+                write!(f, "a budget of {bytes} bytes is smaller than one page of {page_bytes}")
+            }
+            Self::HeadSplit { kv_heads, tp_size } => {
+                write!(f, "{kv_heads} kv heads cannot be divided among {tp_size} ranks")
+            }
+            Self::Rank { tp_rank, tp_size } => {
+                write!(f, "rank {tp_rank} is not below tp_size {tp_size}")
+            }
+            Self::Limit { name, value, max } => write!(f, "{name} {value} is above {max}"),
+        }
+    }
+}
+
+impl StdError for ConfigError {}
+
+/// Why the engine refused a call. The state is as it was before the call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// Fewer pages are free or evictable than the call needs.
+    OutOfPages {
+        /// Pages that the call needs.
+        wanted: u64,
+        /// Pages that are free or evictable now.
+        available: u64,
+    },
+    /// All rows of the sequence table are taken.
+    OutOfSequences {
+        /// `max_sequences` of the config.
+        max: u32,
+    },
+    /// The running sequences' tokens fill the table (`max_tokens` of the config).
+    OutOfTokens {
+        /// Tokens that the call wants to store.
+        wanted: u64,
+        /// Tokens that are certain to fit.
+        available: u64,
+    },
+    /// As many steps are unfinished as the config allows.
+    OutOfSteps {
+        /// `max_steps` of the config.
+        max: u32,
+    },
+    /// A prompt of no tokens.
+    EmptyPrompt,
+    /// A sequence longer than the pool or `max_sequence_len` allows.
+    TooLong {
+        /// Its tokens.
+        len: u64,
+        /// The most that it can have.
+        max: u64,
+    },
+    /// The sequence is finished, or never was.
+    UnknownSequence {
+        /// The key.
+        seq: SeqKey,
+    },
+    /// The sequence stands twice in one batch.
+    RepeatedSequence {
+        /// The key.
+        seq: SeqKey,
+    },
+    /// The sequence is preempted: `resume` it first.
+    Preempted {
+        /// The key.
+        seq: SeqKey,
+    },
+    /// The sequence is not preempted.
+    NotPreempted {
+        /// The key.
+        seq: SeqKey,
+    },
+    /// A plan item of no tokens, or past the sequence's tokens.
+    ExtendLen {
+        /// The key.
+        seq: SeqKey,
+        /// The tokens asked for.
+        len: u32,
+        /// The most that can be planned now.
+        max: u32,
+    },
+    /// A batch of no sequences.
+    EmptyBatch,
+    /// A rollback past the sequence's end, or below what it has published.
+    RollbackLen {
+        /// The length asked for.
+        len: u32,
+        /// The shortest that is allowed.
+        min: u32,
+        /// The sequence's tokens now.
+        max: u32,
+    },
+    /// No such step is open for this call.
+    UnknownStep {
+        /// The step.
+        step: StepId,
+    },
+    /// Steps commit in the order of planning, and another is first.
+    StepOrder {
+        /// The step asked for.
+        step: StepId,
+        /// The step whose turn it is.
+        first: StepId,
+    },
+    /// A step up to this one is neither committed nor aborted, so nothing up to it can be complete.
+    StepOpen {
+        /// The open step.
+        step: StepId,
+    },
+    /// The tree changed since the match: match again.
+    Stale,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::OutOfPages { wanted, available } => {
+                write!(f, "{wanted} pages are needed and {available} are available")
+            }
+            Self::OutOfSequences { max } => write!(f, "all {max} sequence rows are taken"),
+            Self::OutOfTokens { wanted, available } => {
+                write!(f, "{wanted} tokens are to be stored and {available} are certain to fit")
+            }
+            Self::OutOfSteps { max } => write!(f, "{max} steps are unfinished already"),
+            Self::EmptyPrompt => write!(f, "a prompt has no tokens"),
+            Self::TooLong { len, max } => {
+                write!(f, "a sequence of {len} tokens is longer than the limit of {max}")
+            }
+            Self::UnknownSequence { seq } => write!(f, "sequence {seq:?} is unknown or finished"),
+            Self::RepeatedSequence { seq } => {
+                write!(f, "sequence {seq:?} stands twice in one batch")
+            }
+            Self::Preempted { seq } => write!(f, "sequence {seq:?} is preempted"),
+            Self::NotPreempted { seq } => write!(f, "sequence {seq:?} is not preempted"),
+            Self::ExtendLen { seq, len, max } => {
+                write!(f, "sequence {seq:?} cannot be extended by {len} tokens, only by 1 to {max}")
+            }
+            Self::EmptyBatch => write!(f, "a batch has no sequences"),
+            Self::RollbackLen { len, min, max } => {
+                write!(f, "a rollback to {len} tokens is outside {min} to {max}")
+            }
+            Self::UnknownStep { step } => write!(f, "step {step:?} is not open"),
+            Self::StepOrder { step, first } => {
+                write!(f, "step {step:?} cannot commit before step {first:?}")
+            }
+            Self::StepOpen { step } => {
+                write!(f, "step {step:?} is neither committed nor aborted")
+            }
+            Self::Stale => write!(f, "the prefix tree changed since the match"),
+        }
+    }
+}
+
+impl StdError for Error {}
+
+/// An engine's error: the core's, or its backend's.
+#[derive(Debug, PartialEq)]
+#[non_exhaustive]
+pub enum EngineError<E> {
+    /// The config does not work.
+    Config(ConfigError),
+    /// The core refused.
+    Core(Error),
+    /// The backend failed.
+    Backend(E),
+}
+
+impl<E> From<ConfigError> for EngineError<E> {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
+impl<E> From<Error> for EngineError<E> {
+    fn from(error: Error) -> Self {
+        Self::Core(error)
+    }
+}
+
+impl<E> fmt::Display for EngineError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(error) => error.fmt(f),
+            Self::Core(error) => error.fmt(f),
+            Self::Backend(_) => write!(f, "the backend failed"),
+        }
+    }
+}
+
+impl<E: StdError + 'static> StdError for EngineError<E> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Config(_) | Self::Core(_) => None,
+            Self::Backend(error) => Some(error),
+        }
+    }
+}

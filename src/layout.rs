@@ -418,12 +418,7 @@ impl TableShape {
     ///
     /// # Errors
     /// [`ConfigError::Overflow`] where a word's index would not fit 32 bits.
-    pub fn new(
-        page_size: u32,
-        rows: u32,
-        len_max: u32,
-        tokens: u64,
-    ) -> Result<Self, ConfigError> {
+    pub fn new(page_size: u32, rows: u32, len_max: u32, tokens: u64) -> Result<Self, ConfigError> {
         let chunk_pages = (CHUNK_TOKENS / page_size).max(1);
         let chunk_tokens = chunk_pages * page_size;
         // Every row may leave its last chunk partly empty.
@@ -454,9 +449,7 @@ impl TableShape {
 
     /// Index of the word that names a page, given its chunk.
     pub const fn page_word(&self, chunk: u32, page_index: u32) -> u32 {
-        self.rows * self.chunks_per_row
-            + chunk * self.chunk_pages
-            + page_index % self.chunk_pages
+        self.rows * self.chunks_per_row + chunk * self.chunk_pages + page_index % self.chunk_pages
     }
 
     /// Looks a page up in the array.

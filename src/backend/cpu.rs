@@ -67,10 +67,24 @@ impl Backend for Cpu {
     fn begin(&mut self, _: &BatchPlan<'_>) -> Result<(), CpuError> {
         todo!()
     }
-    fn store_cache(&mut self, _: &BatchPlan<'_>, _: LayerId, _: CpuRows<'_>, _: CpuRows<'_>) -> Result<(), CpuError> {
+    fn store_cache(
+        &mut self,
+        _: &BatchPlan<'_>,
+        _: LayerId,
+        _: CpuRows<'_>,
+        _: CpuRows<'_>,
+    ) -> Result<(), CpuError> {
         todo!()
     }
-    fn attend(&mut self, _: &BatchPlan<'_>, _: LayerId, _: &Attend, _: CpuRows<'_>, _: CpuRowsMut<'_>, _: Option<&mut [f32]>) -> Result<(), CpuError> {
+    fn attend(
+        &mut self,
+        _: &BatchPlan<'_>,
+        _: LayerId,
+        _: &Attend,
+        _: CpuRows<'_>,
+        _: CpuRowsMut<'_>,
+        _: Option<&mut [f32]>,
+    ) -> Result<(), CpuError> {
         todo!()
     }
     fn copy_pages(&mut self, _: &[PageCopy]) -> Result<(), CpuError> {

@@ -1,0 +1,145 @@
+// Parameters of all kernels, by value, one struct each. The Rust mirror is src/backend/cuda/params.rs; both sides assert
+// the same sizes and offsets, and `ptx/build.py --check` compares the two lists of numbers.
+//
+// No padding, no bool; device addresses and byte strides are u64, everything else is 32-bit.
+#pragma once
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+#define KV_SIZE(type, bytes) static_assert(sizeof(type) == bytes, #type)
+#define KV_AT(type, field, at) static_assert(__builtin_offsetof(type, field) == at, #type "." #field)
+
+// One sequence of a step (src/plan.rs BatchRow).
+struct BatchRow {
+    u32 row;         // its row in the page tables
+    u32 qo_start;    // first of its query rows
+    u32 extend_len;  // its query rows; row qo_start + i stands at position kv_len - extend_len + i
+    u32 kv_len;      // tokens with K and V; 0 marks padding: out 0, lse -inf
+};
+KV_SIZE(BatchRow, 16);
+KV_AT(BatchRow, row, 0);
+KV_AT(BatchRow, qo_start, 4);
+KV_AT(BatchRow, extend_len, 8);
+KV_AT(BatchRow, kv_len, 12);
+
+// Attention: the kernels attend_decode_*, attend_extend_* and attend_f32 take the same struct.
+struct AttendParams {
+    u64 q;              // [tokens, q_heads, head_dim], rows q_stride apart, 16-byte aligned
+    u64 out;            // [tokens, q_heads, head_dim], rows out_stride apart, 16-byte aligned
+    u64 lse;            // f32 [tokens, q_heads], natural logarithm; 0: none
+    u64 k;              // this layer's K: page p, slot s, head h at k + p * page_stride + s * slot_stride + h * head_stride
+    u64 v;              // this layer's V, same strides
+    u64 page_stride;    // bytes
+    u64 slot_stride;    // bytes
+    u64 head_stride;    // bytes
+    u64 q_stride;       // bytes from one token's q to the next
+    u64 out_stride;     // bytes from one token's out to the next
+    u64 table;          // u32: directories [rows, chunks_per_row], then chunks [.., chunk_pages]
+    u64 batch_rows;     // BatchRow[batch]
+    u64 plan;           // u32: the planner's words for this kernel (src/backend/cuda/split.rs), 16-byte aligned
+    u64 partial;        // f32 scratch for split sums, 16-byte aligned
+    u64 counters;       // u32, zero before the first launch; each launch leaves them zero
+    u64 page_magic;     // ceil(2^32 / page_size): position / page_size == position * page_magic >> 32
+    u64 chunk_magic;    // ceil(2^32 / chunk_pages)
+    u32 page_size;      // tokens of a page, 1..=256
+    u32 chunk_pages;    // pages of a chunk
+    u32 chunks_per_row; // words of one row's directory
+    u32 chunk_base;     // words of all directories: rows * chunks_per_row
+    u32 q_heads;
+    u32 kv_heads;
+    u32 group;          // q_heads / kv_heads, 1..=16
+    u32 batch;          // batch rows, padding included
+    u32 window;         // sliding window: a query at p sees positions above p - window; 0: none
+    float scale;        // factor of the logits
+    float soft_cap;     // logits become soft_cap * tanh(logits / soft_cap); 0: none
+    u32 reserved;       // 0
+};
+KV_SIZE(AttendParams, 184);
+KV_AT(AttendParams, q, 0);
+KV_AT(AttendParams, out, 8);
+KV_AT(AttendParams, lse, 16);
+KV_AT(AttendParams, k, 24);
+KV_AT(AttendParams, v, 32);
+KV_AT(AttendParams, page_stride, 40);
+KV_AT(AttendParams, slot_stride, 48);
+KV_AT(AttendParams, head_stride, 56);
+KV_AT(AttendParams, q_stride, 64);
+KV_AT(AttendParams, out_stride, 72);
+KV_AT(AttendParams, table, 80);
+KV_AT(AttendParams, batch_rows, 88);
+KV_AT(AttendParams, plan, 96);
+KV_AT(AttendParams, partial, 104);
+KV_AT(AttendParams, counters, 112);
+KV_AT(AttendParams, page_magic, 120);
+KV_AT(AttendParams, chunk_magic, 128);
+KV_AT(AttendParams, page_size, 136);
+KV_AT(AttendParams, chunk_pages, 140);
+KV_AT(AttendParams, chunks_per_row, 144);
+KV_AT(AttendParams, chunk_base, 148);
+KV_AT(AttendParams, q_heads, 152);
+KV_AT(AttendParams, kv_heads, 156);
+KV_AT(AttendParams, group, 160);
+KV_AT(AttendParams, batch, 164);
+KV_AT(AttendParams, window, 168);
+KV_AT(AttendParams, scale, 172);
+KV_AT(AttendParams, soft_cap, 176);
+KV_AT(AttendParams, reserved, 180);
+
+// The decode plan: DecodeWork[ctas], then unit_start[batch + 1].
+//
+// A unit is DECODE_UNIT tokens of one kv head of one sequence. Units are numbered by (sequence, kv head, tokens); CTA c
+// works on units c * units_per_cta .. unit_end. unit_start[b] is the number of sequence b's first unit; a sequence with no
+// units belongs to the extend kernel.
+#define DECODE_UNIT 64
+#define DECODE_ROWS 16  // most query rows of a decode item: extend_len * group
+struct DecodeWork {
+    u32 units_per_cta;  // the same for all CTAs
+    u32 unit_end;       // end of this CTA's range; not above its start where it has none
+    u32 batch_index;    // sequence of its first unit
+    u32 unit_start;     // unit_start[batch_index]
+    u32 row;            // batch_rows[batch_index], so that the first tokens are found with one load less
+    u32 qo_start;
+    u32 extend_len;
+    u32 kv_len;
+};
+KV_SIZE(DecodeWork, 32);
+KV_AT(DecodeWork, units_per_cta, 0);
+KV_AT(DecodeWork, unit_end, 4);
+KV_AT(DecodeWork, batch_index, 8);
+KV_AT(DecodeWork, unit_start, 12);
+KV_AT(DecodeWork, row, 16);
+KV_AT(DecodeWork, qo_start, 20);
+KV_AT(DecodeWork, extend_len, 24);
+KV_AT(DecodeWork, kv_len, 28);
+
+// The extend plan: ExtendHead, then ExtendWork[work_count], longest first. An item is one ExtendWork of one kv head;
+// item i is work i / kv_heads, head i % kv_heads. CTAs take items in order; the first gridDim.x by their own number.
+struct ExtendHead {
+    u32 work_count;
+    u32 reserved[3];  // 0
+};
+KV_SIZE(ExtendHead, 16);
+KV_AT(ExtendHead, work_count, 0);
+
+struct ExtendWork {
+    u32 row;         // row in the page tables
+    u32 qo_start;    // first query row of the sequence
+    u32 extend_len;
+    u32 kv_len;
+    u32 q_begin;     // first packed query row: packed row r is query r / group, head r % group of the kv head's group
+    u32 kv_begin;    // positions this item reads
+    u32 kv_end;
+    u32 part;        // slot << 16 | index << 8 | parts: this is part `index` of `parts`, which share slots slot..slot + parts
+};
+KV_SIZE(ExtendWork, 32);
+KV_AT(ExtendWork, row, 0);
+KV_AT(ExtendWork, qo_start, 4);
+KV_AT(ExtendWork, extend_len, 8);
+KV_AT(ExtendWork, kv_len, 12);
+KV_AT(ExtendWork, q_begin, 16);
+KV_AT(ExtendWork, kv_begin, 20);
+KV_AT(ExtendWork, kv_end, 24);
+KV_AT(ExtendWork, part, 28);

@@ -1,0 +1,187 @@
+//! What the kernels are given: the mirror of `ptx/params.cuh`.
+//!
+//! Every struct is passed or uploaded as its bytes. Sizes and offsets are asserted on both sides, and
+//! `ptx/build.py --check` compares the two lists of numbers.
+//!
+//! Not here: who fills them.
+
+use core::mem::{offset_of, size_of};
+
+/// What `attend_decode_*`, `attend_extend_*` and `attend_f32` take, by value.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[repr(C)]
+pub struct AttendParams {
+    /// Device address of `[tokens, q_heads, head_dim]`, rows `q_stride` apart, 16-byte aligned.
+    pub q: u64,
+    /// Device address of the output, same shape, rows `out_stride` apart, 16-byte aligned.
+    pub out: u64,
+    /// Device address of f32 `[tokens, q_heads]` for the log-sum-exp, natural logarithm; 0: none.
+    pub lse: u64,
+    /// Device address of this layer's K: page p, slot s, head h at
+    /// `k + p * page_stride + s * slot_stride + h * head_stride`.
+    pub k: u64,
+    /// Device address of this layer's V, same strides.
+    pub v: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from slot to slot.
+    pub slot_stride: u64,
+    /// Bytes from kv head to kv head.
+    pub head_stride: u64,
+    /// Bytes from one token's q to the next.
+    pub q_stride: u64,
+    /// Bytes from one token's output to the next.
+    pub out_stride: u64,
+    /// Device address of the page tables: directories `[rows, chunks_per_row]`, then chunks.
+    pub table: u64,
+    /// Device address of `BatchRow[batch]`.
+    pub batch_rows: u64,
+    /// Device address of the planner's words for this kernel, 16-byte aligned.
+    pub plan: u64,
+    /// Device address of f32 scratch for split sums, 16-byte aligned.
+    pub partial: u64,
+    /// Device address of u32 counters: zero before the first launch; each launch leaves them zero.
+    pub counters: u64,
+    /// `ceil(2^32 / page_size)`: see [`magic`].
+    pub page_magic: u64,
+    /// `ceil(2^32 / chunk_pages)`: see [`magic`].
+    pub chunk_magic: u64,
+    /// Tokens of a page.
+    pub page_size: u32,
+    /// Pages of a chunk.
+    pub chunk_pages: u32,
+    /// Words of one row's directory.
+    pub chunks_per_row: u32,
+    /// Words of all directories: `rows * chunks_per_row`.
+    pub chunk_base: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// K and V heads.
+    pub kv_heads: u32,
+    /// `q_heads / kv_heads`, 1 to 16.
+    pub group: u32,
+    /// Batch rows, padding included.
+    pub batch: u32,
+    /// Sliding window; 0: none.
+    pub window: u32,
+    /// Factor of the logits.
+    pub scale: f32,
+    /// Soft cap of the logits; 0: none.
+    pub soft_cap: f32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// What a CTA of `attend_decode_*` starts from: see `ptx/params.cuh`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct DecodeWork {
+    /// Units of each CTA.
+    pub units_per_cta: u32,
+    /// End of this CTA's units; not above its start where it has none.
+    pub unit_end: u32,
+    /// Sequence of its first unit.
+    pub batch_index: u32,
+    /// That sequence's first unit.
+    pub unit_start: u32,
+    /// That sequence's row in the page tables.
+    pub row: u32,
+    /// That sequence's first query row.
+    pub qo_start: u32,
+    /// That sequence's query rows.
+    pub extend_len: u32,
+    /// That sequence's tokens with K and V.
+    pub kv_len: u32,
+}
+
+/// The extend plan's first words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct ExtendHead {
+    /// Items that follow.
+    pub work_count: u32,
+    /// 0.
+    pub reserved: [u32; 3],
+}
+
+/// Queries by tokens that one CTA of `attend_extend_*` works on, for each kv head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct ExtendWork {
+    /// The sequence's row in the page tables.
+    pub row: u32,
+    /// The sequence's first query row.
+    pub qo_start: u32,
+    /// The sequence's query rows.
+    pub extend_len: u32,
+    /// The sequence's tokens with K and V.
+    pub kv_len: u32,
+    /// First packed query row: packed row r is query `r / group`, head `r % group` of the kv head's group.
+    pub q_begin: u32,
+    /// First position to read.
+    pub kv_begin: u32,
+    /// End of the positions to read.
+    pub kv_end: u32,
+    /// `slot << 16 | index << 8 | parts`: part `index` of `parts`, which share slots `slot..slot + parts`.
+    pub part: u32,
+}
+
+/// The factor that divides by `divisor`: `n / divisor == n * magic >> 32`.
+///
+/// Exact for all 32-bit `n` where `divisor` is a power of two, else for `n < 2^32 / divisor`.
+pub const fn magic(divisor: u32) -> u64 {
+    (1_u64 << 32).div_ceil(divisor as u64)
+}
+
+const _: () = {
+    assert!(size_of::<AttendParams>() == 184);
+    assert!(offset_of!(AttendParams, q) == 0);
+    assert!(offset_of!(AttendParams, out) == 8);
+    assert!(offset_of!(AttendParams, lse) == 16);
+    assert!(offset_of!(AttendParams, k) == 24);
+    assert!(offset_of!(AttendParams, v) == 32);
+    assert!(offset_of!(AttendParams, page_stride) == 40);
+    assert!(offset_of!(AttendParams, slot_stride) == 48);
+    assert!(offset_of!(AttendParams, head_stride) == 56);
+    assert!(offset_of!(AttendParams, q_stride) == 64);
+    assert!(offset_of!(AttendParams, out_stride) == 72);
+    assert!(offset_of!(AttendParams, table) == 80);
+    assert!(offset_of!(AttendParams, batch_rows) == 88);
+    assert!(offset_of!(AttendParams, plan) == 96);
+    assert!(offset_of!(AttendParams, partial) == 104);
+    assert!(offset_of!(AttendParams, counters) == 112);
+    assert!(offset_of!(AttendParams, page_magic) == 120);
+    assert!(offset_of!(AttendParams, chunk_magic) == 128);
+    assert!(offset_of!(AttendParams, page_size) == 136);
+    assert!(offset_of!(AttendParams, chunk_pages) == 140);
+    assert!(offset_of!(AttendParams, chunks_per_row) == 144);
+    assert!(offset_of!(AttendParams, chunk_base) == 148);
+    assert!(offset_of!(AttendParams, q_heads) == 152);
+    assert!(offset_of!(AttendParams, kv_heads) == 156);
+    assert!(offset_of!(AttendParams, group) == 160);
+    assert!(offset_of!(AttendParams, batch) == 164);
+    assert!(offset_of!(AttendParams, window) == 168);
+    assert!(offset_of!(AttendParams, scale) == 172);
+    assert!(offset_of!(AttendParams, soft_cap) == 176);
+    assert!(offset_of!(AttendParams, reserved) == 180);
+    assert!(size_of::<DecodeWork>() == 32);
+    assert!(offset_of!(DecodeWork, units_per_cta) == 0);
+    assert!(offset_of!(DecodeWork, unit_end) == 4);
+    assert!(offset_of!(DecodeWork, batch_index) == 8);
+    assert!(offset_of!(DecodeWork, unit_start) == 12);
+    assert!(offset_of!(DecodeWork, row) == 16);
+    assert!(offset_of!(DecodeWork, qo_start) == 20);
+    assert!(offset_of!(DecodeWork, extend_len) == 24);
+    assert!(offset_of!(DecodeWork, kv_len) == 28);
+    assert!(size_of::<ExtendHead>() == 16);
+    assert!(offset_of!(ExtendHead, work_count) == 0);
+    assert!(size_of::<ExtendWork>() == 32);
+    assert!(offset_of!(ExtendWork, row) == 0);
+    assert!(offset_of!(ExtendWork, qo_start) == 4);
+    assert!(offset_of!(ExtendWork, extend_len) == 8);
+    assert!(offset_of!(ExtendWork, kv_len) == 12);
+    assert!(offset_of!(ExtendWork, q_begin) == 16);
+    assert!(offset_of!(ExtendWork, kv_begin) == 20);
+    assert!(offset_of!(ExtendWork, kv_end) == 24);
+    assert!(offset_of!(ExtendWork, part) == 28);
+};

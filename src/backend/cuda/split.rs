@@ -1,0 +1,546 @@
+//! Who works on what: cuts a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
+//!
+//! Two kernels share a step. Sequences with few query rows (`extend_len * group <= 16`) go to the decode kernel, which
+//! reads each token once for all of them and is bound by memory; the rest go to the extend kernel, which is bound by
+//! arithmetic. Both run on a fixed grid and read what this module wrote, so a captured graph can be replayed while
+//! lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query tiles), never the context.
+//!
+//! * decode: tokens are counted in units of [`DECODE_UNIT`], all units of all sequences and kv heads stand in one line,
+//!   and every CTA takes the same number of them, wherever sequences begin and end.
+//! * extend: an item is a tile of query rows and the tokens it sees. Items are sorted longest first and taken in that
+//!   order; where they are too few to fill the machine, each is cut over its tokens.
+//!
+//! * S1. Each (sequence with query rows, kv head, token some query sees) is in exactly one share.
+//! * S2. A CTA holds at most two unfinished sums of the decode plan: the one it began with and the one it ends with.
+//! * S3. Parts of one extend item share a run of slots; runs do not overlap and end below the slots there are.
+//!
+//! Not here: device memory, launches.
+
+use super::params::{DecodeWork, ExtendHead, ExtendWork};
+use crate::plan::BatchRow;
+use core::mem::size_of;
+
+/// Tokens of one decode unit.
+pub const DECODE_UNIT: u32 = 64;
+/// Query rows that the decode kernel takes for one sequence and kv head.
+pub const DECODE_ROWS: u32 = 16;
+/// Most parts an extend item is cut into.
+const PARTS_MAX: u32 = 16;
+
+/// What a split depends on besides the step. One [`Split`] is made for one shape.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SplitShape {
+    /// K and V heads.
+    pub kv_heads: u32,
+    /// Query heads of one kv head, 1 to 16.
+    pub group: u32,
+    /// 64, 128 or 256.
+    pub head_dim: u32,
+    /// Sliding window; 0: none.
+    pub window: u32,
+    /// Grid of the decode kernel: multiprocessors times its resident CTAs.
+    pub decode_ctas: u32,
+    /// Grid of the extend kernel.
+    pub extend_ctas: u32,
+    /// Most batch rows.
+    pub batch_max: u32,
+    /// Most query rows (tokens) of a step.
+    pub tokens_max: u32,
+}
+
+impl SplitShape {
+    /// Packed query rows of an extend item.
+    pub const fn extend_rows(&self) -> u32 {
+        if self.head_dim > 128 { 64 } else { 128 }
+    }
+
+    /// Tokens of an extend item are cut at multiples of this.
+    pub const fn extend_tokens(&self) -> u32 {
+        if self.head_dim > 128 { 32 } else { 64 }
+    }
+
+    /// Words of the decode plan, a multiple of 4.
+    pub const fn decode_words(&self) -> usize {
+        (self.decode_ctas as usize * DECODE_WORDS + self.batch_max as usize + 1).next_multiple_of(4)
+    }
+
+    /// Most words of the extend plan, a multiple of 4.
+    pub const fn extend_words(&self) -> usize {
+        // Each sequence may leave its last tile partly empty; each slot may be an extra item.
+        let tiles = (self.tokens_max as u64 * self.group as u64 / self.extend_rows() as u64)
+            as usize
+            + self.batch_max as usize;
+        HEAD_WORDS + (tiles + self.extend_slots() as usize) * EXTEND_WORDS
+    }
+
+    /// Bytes of the decode kernel's `partial`.
+    pub const fn decode_partial_bytes(&self) -> usize {
+        2 * self.decode_ctas as usize * (DECODE_ROWS * (self.head_dim + 2) * 4) as usize
+    }
+
+    /// Bytes of the extend kernel's `partial`.
+    pub const fn extend_partial_bytes(&self) -> usize {
+        let slots = self.extend_slots() as usize * self.kv_heads as usize;
+        slots * (self.extend_rows() * (self.head_dim + 2) * 4) as usize
+    }
+
+    /// Bytes of the decode kernel's `counters`.
+    pub const fn decode_counter_bytes(&self) -> usize {
+        self.decode_ctas as usize * 4
+    }
+
+    /// Bytes of the extend kernel's `counters`.
+    pub const fn extend_counter_bytes(&self) -> usize {
+        (1 + self.extend_slots() as usize * self.kv_heads as usize) * 4
+    }
+
+    /// Parts of extend items that may exist at once, for each kv head.
+    const fn extend_slots(&self) -> u32 {
+        let slots = 2 * self.extend_ctas / self.kv_heads;
+        if slots < 2 {
+            2
+        } else if slots > 0xffff {
+            0xffff
+        } else {
+            slots
+        }
+    }
+
+    /// First position that the query at `position` sees.
+    const fn first_seen(&self, position: u32) -> u32 {
+        if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
+    }
+
+    /// Whether the decode kernel takes this sequence.
+    const fn decodes(&self, row: &BatchRow) -> bool {
+        row.extend_len as u64 * self.group as u64 <= DECODE_ROWS as u64
+    }
+
+    /// Decode units of one kv head of a sequence. A padding row has one, so that somebody writes its zeros.
+    const fn units(&self, row: &BatchRow) -> u32 {
+        if row.extend_len == 0 || !self.decodes(row) {
+            return 0;
+        }
+        let first = self.first_seen(row.kv_len.saturating_sub(row.extend_len));
+        let units = (row.kv_len - first).div_ceil(DECODE_UNIT);
+        if units == 0 { 1 } else { units }
+    }
+}
+
+const DECODE_WORDS: usize = size_of::<DecodeWork>() / 4;
+const EXTEND_WORDS: usize = size_of::<ExtendWork>() / 4;
+const HEAD_WORDS: usize = size_of::<ExtendHead>() / 4;
+
+/// What a step's split came to. A kernel without work need not be launched, but in a graph both are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SplitCount {
+    /// Units of the decode kernel.
+    pub decode_units: u32,
+    /// Items of the extend kernel.
+    pub extend_items: u32,
+}
+
+/// Words for the two kernels, made anew for each step in memory that stays.
+#[derive(Clone, Debug)]
+pub struct Split {
+    shape: SplitShape,
+    decode: Vec<u32>,
+    extend: Vec<u32>,
+    works: Vec<ExtendWork>,
+    whole: Vec<ExtendWork>,
+}
+
+impl Split {
+    /// Takes the memory for every split of this shape.
+    pub fn new(shape: SplitShape) -> Self {
+        assert!(shape.kv_heads > 0 && shape.decode_ctas > 0 && shape.extend_ctas > 0);
+        assert!(matches!(shape.group, 1..=DECODE_ROWS));
+        assert!(matches!(shape.head_dim, 64 | 128 | 256));
+        let works = (shape.extend_words() - HEAD_WORDS) / EXTEND_WORDS;
+        Self {
+            shape,
+            decode: vec![0; shape.decode_words()],
+            extend: Vec::with_capacity(shape.extend_words()),
+            works: Vec::with_capacity(works),
+            whole: Vec::with_capacity(works),
+        }
+    }
+
+    /// The shape it was made for.
+    pub const fn shape(&self) -> &SplitShape {
+        &self.shape
+    }
+
+    /// Splits a step. Nothing is allocated.
+    pub fn plan(&mut self, rows: &[BatchRow]) -> SplitCount {
+        assert!(
+            rows.len() <= self.shape.batch_max as usize,
+            "more rows than the split has room for"
+        );
+        let decode_units = self.plan_decode(rows);
+        let extend_items = self.plan_extend(rows);
+        SplitCount { decode_units, extend_items }
+    }
+
+    /// The decode kernel's words: upload them to `AttendParams::plan` of `attend_decode_*`.
+    pub fn decode_words(&self) -> &[u32] {
+        &self.decode
+    }
+
+    /// The extend kernel's words: upload them to `AttendParams::plan` of `attend_extend_*`.
+    pub fn extend_words(&self) -> &[u32] {
+        &self.extend
+    }
+
+    fn plan_decode(&mut self, rows: &[BatchRow]) -> u32 {
+        let shape = &self.shape;
+        let (works, starts) = self.decode.split_at_mut(shape.decode_ctas as usize * DECODE_WORDS);
+        let mut total = 0;
+        for (row, start) in rows.iter().zip(starts.iter_mut()) {
+            *start = total;
+            total += shape.units(row) * shape.kv_heads;
+        }
+        // Rows that are not there have no units, so a search never ends in them.
+        starts[rows.len()..].fill(total);
+        let per = total.div_ceil(shape.decode_ctas).max(1);
+        let mut index = 0;
+        for (cta, work) in works.chunks_exact_mut(DECODE_WORDS).enumerate() {
+            let begin = cta as u32 * per;
+            while index < rows.len() && starts[index + 1] <= begin {
+                index += 1;
+            }
+            work.fill(0);
+            work[0] = per;
+            if let Some(row) = rows.get(index) {
+                work[1] = (begin + per).min(total);
+                work[2] = index as u32;
+                work[3] = starts[index];
+                work[4] = row.row.raw();
+                work[5] = row.qo_start;
+                work[6] = row.extend_len;
+                work[7] = row.kv_len;
+            }
+        }
+        total
+    }
+
+    fn plan_extend(&mut self, rows: &[BatchRow]) -> u32 {
+        let shape = self.shape;
+        self.whole.clear();
+        for row in rows.iter().filter(|row| !shape.decodes(row)) {
+            tiles(&shape, row, &mut self.whole);
+        }
+        let works = match parts(&shape, &self.whole) {
+            None => &mut self.whole,
+            Some(chunk) => {
+                cut(&self.whole, chunk, &mut self.works);
+                &mut self.works
+            }
+        };
+        if !works.is_sorted_by_key(longest_first) {
+            works.sort_unstable_by_key(longest_first);
+        }
+        self.extend.clear();
+        self.extend.extend([works.len() as u32, 0, 0, 0]);
+        for work in works.iter() {
+            let &ExtendWork { row, qo_start, extend_len, kv_len, .. } = work;
+            let &ExtendWork { q_begin, kv_begin, kv_end, part, .. } = work;
+            self.extend.extend([row, qo_start, extend_len, kv_len]);
+            self.extend.extend([q_begin, kv_begin, kv_end, part]);
+        }
+        works.len() as u32 * shape.kv_heads
+    }
+}
+
+/// Longest first; among equals tiles of one sequence stay together, since they read the same tokens.
+fn longest_first(work: &ExtendWork) -> (u32, u32, u32, u32) {
+    let tokens = work.kv_end - work.kv_begin;
+    (u32::MAX - tokens, work.qo_start, u32::MAX - work.kv_begin, u32::MAX - work.q_begin)
+}
+
+/// Appends a sequence's query tiles, longest first, each with all the tokens it sees.
+fn tiles(shape: &SplitShape, row: &BatchRow, works: &mut Vec<ExtendWork>) {
+    let size = shape.extend_rows();
+    let cached_len = row.kv_len.saturating_sub(row.extend_len);
+    for tile in (0..(row.extend_len * shape.group).div_ceil(size)).rev() {
+        let q_begin = tile * size;
+        let last = ((q_begin + size - 1) / shape.group).min(row.extend_len - 1);
+        let padding = row.kv_len == 0;
+        works.push(ExtendWork {
+            row: row.row.raw(),
+            qo_start: row.qo_start,
+            extend_len: row.extend_len,
+            kv_len: row.kv_len,
+            q_begin,
+            kv_begin: if padding {
+                0
+            } else {
+                shape.first_seen(cached_len + q_begin / shape.group)
+            },
+            kv_end: if padding { 0 } else { cached_len + last + 1 },
+            part: 1,
+        });
+    }
+}
+
+/// Tokens of a part, where cutting the items makes the step end sooner.
+///
+/// The estimate: CTAs take items in waves; a part costs as much as three tiles more, for its unfinished sum.
+fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
+    let (ctas, heads) = (shape.extend_ctas, shape.kv_heads);
+    if whole.is_empty() || whole.len() as u32 * heads >= 4 * ctas {
+        return None;
+    }
+    let step = shape.extend_tokens();
+    let count = |work: &ExtendWork| (work.kv_end - work.kv_begin).div_ceil(step).max(1);
+    let longest = whole.iter().map(count).max()?;
+    let total = whole.iter().map(count).sum::<u32>() * heads;
+    let mut best = (u32::MAX, 0);
+    let mut last = 0;
+    for parts in 1..=PARTS_MAX.min(longest) {
+        let chunk = longest.div_ceil(parts);
+        if chunk == last || (parts > 1 && chunk < 4) {
+            continue;
+        }
+        last = chunk;
+        let pieces = whole.iter().map(|work| count(work).div_ceil(chunk)).sum::<u32>();
+        let slots: u32 =
+            whole.iter().map(|work| count(work).div_ceil(chunk)).filter(|&n| n > 1).sum();
+        if slots > shape.extend_slots() {
+            break;
+        }
+        let waves = (pieces * heads).div_ceil(ctas);
+        let even = total.div_ceil(ctas);
+        let extra = if parts > 1 { 3 * waves } else { 0 };
+        let time = (waves * chunk).min(even + chunk) + extra;
+        best = best.min((time, chunk));
+    }
+    (best.1 < longest).then_some(best.1 * step)
+}
+
+/// Cuts each item into parts of `chunk` tokens, the last as long as what is left.
+fn cut(whole: &[ExtendWork], chunk: u32, works: &mut Vec<ExtendWork>) {
+    works.clear();
+    let mut slot = 0;
+    for work in whole {
+        let parts = (work.kv_end - work.kv_begin).div_ceil(chunk).max(1);
+        for index in 0..parts {
+            let kv_begin = work.kv_begin + index * chunk;
+            let kv_end = work.kv_end.min(kv_begin + chunk);
+            let part = if parts == 1 { 1 } else { slot << 16 | index << 8 | parts };
+            works.push(ExtendWork { kv_begin, kv_end, part, ..*work });
+        }
+        if parts > 1 {
+            slot += parts;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::RowId;
+
+    /// Sequence, kv head and tokens of one share, and whose it is.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    struct Share {
+        qo_start: u32,
+        q_begin: u32,
+        head: u32,
+        begin: u32,
+        end: u32,
+        cta: u32,
+    }
+
+    fn shape() -> SplitShape {
+        SplitShape {
+            kv_heads: 8,
+            group: 4,
+            head_dim: 128,
+            window: 0,
+            decode_ctas: 264,
+            extend_ctas: 264,
+            batch_max: 300,
+            tokens_max: 70_000,
+        }
+    }
+
+    /// Rows of (extend_len, kv_len).
+    fn batch(lens: &[(u32, u32)]) -> Vec<BatchRow> {
+        let mut qo_start = 0;
+        let row = |(i, &(extend_len, kv_len)): (usize, &(u32, u32))| {
+            qo_start += extend_len;
+            let row = RowId::new(i as u32);
+            BatchRow { row, qo_start: qo_start - extend_len, extend_len, kv_len }
+        };
+        lens.iter().enumerate().map(row).collect()
+    }
+
+    /// What the decode kernel reads out of its plan, walked as it walks.
+    fn decode_shares(shape: &SplitShape, split: &Split, rows: &[BatchRow]) -> Vec<Share> {
+        let words = split.decode_words();
+        let starts = &words[shape.decode_ctas as usize * DECODE_WORDS..];
+        let mut shares = Vec::new();
+        for cta in 0..shape.decode_ctas {
+            let work = &words[cta as usize * DECODE_WORDS..][..DECODE_WORDS];
+            let (mut unit, end) = (cta * work[0], work[1]);
+            let mut index = work[2] as usize;
+            let mut unfinished = 0;
+            if unit < end {
+                let row = &rows[index];
+                assert_eq!(work[3], starts[index]);
+                let seen = [row.row.raw(), row.qo_start, row.extend_len, row.kv_len];
+                assert_eq!(work[4..], seen);
+            }
+            while unit < end {
+                while starts[index + 1] <= unit {
+                    index += 1;
+                }
+                let row = &rows[index];
+                let units = (starts[index + 1] - starts[index]) / shape.kv_heads;
+                let (head, at) = ((unit - starts[index]) / units, (unit - starts[index]) % units);
+                let stop = (at + end - unit).min(units);
+                unfinished += u32::from(at > 0 || stop < units);
+                let first = shape.first_seen(row.kv_len.saturating_sub(row.extend_len));
+                shares.push(Share {
+                    qo_start: row.qo_start,
+                    q_begin: 0,
+                    head,
+                    begin: first + at * DECODE_UNIT,
+                    end: row.kv_len.min(first + stop * DECODE_UNIT),
+                    cta,
+                });
+                unit += stop - at;
+            }
+            assert!(unfinished <= 2, "S2: two unfinished sums a CTA");
+        }
+        shares
+    }
+
+    fn extend_shares(shape: &SplitShape, split: &Split) -> Vec<Share> {
+        let words = split.extend_words();
+        assert_eq!(words.len(), HEAD_WORDS + words[0] as usize * EXTEND_WORDS);
+        let mut shares = Vec::new();
+        let mut slots = std::collections::BTreeSet::new();
+        for work in words[HEAD_WORDS..].chunks_exact(EXTEND_WORDS) {
+            let (slot, index, parts) = (work[7] >> 16, work[7] >> 8 & 255, work[7] & 255);
+            assert!(index < parts);
+            if parts > 1 {
+                assert!(slots.insert(slot + index), "S3: slots do not overlap");
+                assert!(slot + parts <= shape.extend_slots(), "S3: slots end in range");
+            }
+            for head in 0..shape.kv_heads {
+                let [qo_start, q_begin, begin, end] = [work[1], work[4], work[5], work[6]];
+                shares.push(Share { qo_start, q_begin, head, begin, end, cta: 0 });
+            }
+        }
+        shares
+    }
+
+    /// S1 by brute force: the shares of each (sequence, query tile, kv head) join up to what it sees.
+    fn check(shape: SplitShape, lens: &[(u32, u32)]) -> Split {
+        let rows = batch(lens);
+        let mut split = Split::new(shape);
+        let count = split.plan(&rows);
+        let mut shares = decode_shares(&shape, &split, &rows);
+        let decoded = shares.len();
+        shares.extend(extend_shares(&shape, &split));
+        assert_eq!(shares.len() - decoded, count.extend_items as usize);
+        assert!(split.extend_words().len() <= shape.extend_words());
+        shares.sort_unstable();
+        let mut left = shares.as_slice();
+        for row in rows.iter().filter(|row| row.extend_len > 0) {
+            let cached_len = row.kv_len.saturating_sub(row.extend_len);
+            let size = if shape.decodes(row) { DECODE_ROWS } else { shape.extend_rows() };
+            for q_begin in (0..row.extend_len * shape.group).step_by(size as usize) {
+                let last = ((q_begin + size - 1) / shape.group).min(row.extend_len - 1);
+                let seen = cached_len + last + 1;
+                let stop = if row.kv_len == 0 { 0 } else { seen };
+                for head in 0..shape.kv_heads {
+                    let mut at = shape.first_seen(cached_len + q_begin / shape.group);
+                    if row.kv_len == 0 {
+                        at = 0;
+                    }
+                    loop {
+                        let share = left[0];
+                        left = &left[1..];
+                        let [q, h] = [share.q_begin, share.head];
+                        assert_eq!((share.qo_start, q, h), (row.qo_start, q_begin, head), "S1");
+                        assert_eq!(share.begin, at, "S1: no gap, no overlap");
+                        at = share.end;
+                        if at == stop {
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(left.is_empty(), "S1: nothing beside");
+        split
+    }
+
+    #[test]
+    fn every_token_once() {
+        check(shape(), &[]);
+        check(shape(), &[(1, 0)]);
+        check(shape(), &[(1, 1), (0, 0), (4, 4), (5, 5), (1, 8192), (37, 0), (512, 8192)]);
+        let mut state = 7_u64;
+        let mut draw = |below: u32| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as u32 % below
+        };
+        for round in 0..400 {
+            let shape = SplitShape {
+                kv_heads: [1, 2, 8, 32][draw(4) as usize],
+                group: 1 + draw(16),
+                head_dim: [64, 128, 256][draw(3) as usize],
+                window: [0, 0, 1, 100, 4096][draw(5) as usize],
+                decode_ctas: 1 + draw(300),
+                extend_ctas: 1 + draw(300),
+                ..shape()
+            };
+            let lens: Vec<_> = (0..draw(40))
+                .map(|_| {
+                    let extend_len = [1, 1, draw(8), draw(3000)][draw(4) as usize];
+                    let cached_len = [0, draw(100), draw(20_000)][draw(3) as usize];
+                    let padding = extend_len > 0 && draw(10) == 0;
+                    (extend_len, if padding { 0 } else { extend_len + cached_len })
+                })
+                .collect();
+            println!("round {round}: {shape:?} {lens:?}");
+            check(shape, &lens);
+        }
+    }
+
+    #[test]
+    fn decode_shares_are_equal() {
+        let lens: Vec<_> = (0..64).map(|i| (1, 32_768 / (i + 1))).collect();
+        let split = check(shape(), &lens);
+        let words = split.decode_words();
+        let units = split.clone().plan(&batch(&lens)).decode_units;
+        assert_eq!(words[0], units.div_ceil(264));
+    }
+
+    #[test]
+    fn few_query_tiles_are_cut() {
+        // 16 tiles of 8 heads on 264 CTAs: cut in two, they fill them.
+        let split = check(shape(), &[(512, 8192)]);
+        assert_eq!(split.extend_words()[0], 32);
+        // 64 tiles of 8 heads fill them as they are.
+        let split = check(shape(), &[(2048, 32_768)]);
+        assert_eq!(split.extend_words()[0], 64);
+    }
+
+    #[test]
+    fn a_warm_split_does_not_allocate() {
+        let mut split = Split::new(shape());
+        let room = |split: &Split| {
+            let works = (split.works.capacity(), split.whole.capacity());
+            (split.decode.capacity(), split.extend.capacity(), works)
+        };
+        let before = room(&split);
+        split.plan(&batch(&[(60_000, 131_072)]));
+        split.plan(&batch(&[(512, 8192), (1, 100)]));
+        assert_eq!(room(&split), before);
+    }
+}

@@ -10,7 +10,7 @@ mod cpu;
 pub mod cuda;
 mod null;
 
-pub use cpu::{Cpu, CpuError, CpuRows, CpuRowsMut, Elements, ElementsMut};
+pub use cpu::{Cpu, CpuError, CpuRows, CpuRowsMut, Elements, ElementsMut, Operand};
 pub use null::Null;
 
 use crate::id::LayerId;

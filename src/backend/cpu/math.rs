@@ -1,0 +1,144 @@
+//! The arithmetic of attention, written so that the compiler vectorises it for whatever it compiles for.
+//!
+//! Not here: what is multiplied with what.
+
+/// Eight numbers side by side. A row of a head is padded with zeros to whole lanes.
+pub(super) type Lanes = [f32; LANES];
+
+/// Numbers in [`Lanes`].
+pub(super) const LANES: usize = 8;
+
+/// `sum + a * b`, fused where the target has the instruction (a call into libm would be far slower).
+#[inline(always)]
+fn multiply_add(sum: f32, a: f32, b: f32) -> f32 {
+    if cfg!(target_feature = "fma") { a.mul_add(b, sum) } else { sum + a * b }
+}
+
+/// Dot products of each of `A` rows with each of `B` rows. Blocks of rows share their loads.
+#[inline(always)]
+pub(super) fn dots<const A: usize, const B: usize>(
+    a: [&[Lanes]; A],
+    b: [&[Lanes]; B],
+) -> [[f32; B]; A] {
+    let len = a[0].len();
+    let (a, b) = (a.map(|row| &row[..len]), b.map(|row| &row[..len]));
+    let mut sums = [[[0.0; LANES]; B]; A];
+    for at in 0..len {
+        for (a, sums) in a.iter().zip(&mut sums) {
+            for (b, sum) in b.iter().zip(sums) {
+                for lane in 0..LANES {
+                    sum[lane] = multiply_add(sum[lane], a[at][lane], b[at][lane]);
+                }
+            }
+        }
+    }
+    sums.map(|row| row.map(across))
+}
+
+/// Sum of the lanes, in a fixed order.
+#[inline(always)]
+fn across(x: Lanes) -> f32 {
+    ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
+}
+
+/// `out = factor * out + weights * rows`, with `rows` of `[weights, out]`.
+#[inline(always)]
+pub(super) fn accumulate(out: &mut [Lanes], factor: f32, weights: &[f32], rows: &[Lanes]) {
+    let len = out.len();
+    let whole = len - len % 4;
+    for at in (0..whole).step_by(4) {
+        accumulate_part::<4>(&mut out[at..], factor, weights, rows, at, len);
+    }
+    for at in whole..len {
+        accumulate_part::<1>(&mut out[at..], factor, weights, rows, at, len);
+    }
+}
+
+/// `N` lanes of [`accumulate`], held in registers over all rows.
+#[inline(always)]
+fn accumulate_part<const N: usize>(
+    out: &mut [Lanes],
+    factor: f32,
+    weights: &[f32],
+    rows: &[Lanes],
+    at: usize,
+    len: usize,
+) {
+    let mut sums = [[0.0; LANES]; N];
+    for (sum, out) in sums.iter_mut().zip(&*out) {
+        *sum = out.map(|x| x * factor);
+    }
+    for (&weight, row) in weights.iter().zip(rows.chunks_exact(len)) {
+        let row = &row[at..at + N];
+        for (sum, row) in sums.iter_mut().zip(row) {
+            for lane in 0..LANES {
+                sum[lane] = multiply_add(sum[lane], weight, row[lane]);
+            }
+        }
+    }
+    out[..N].copy_from_slice(&sums);
+}
+
+/// `e^x` for `x <= 0`, within 2 units in the last place; 0 below -87, where f32 has no normal numbers left.
+///
+/// `e^x = 2^n e^r` with `n` whole and `|r| <= ln 2 / 2`; `e^r` is its Taylor series up to `r^7 / 7!`, which leaves
+/// out less than `6e-9` of it. No branches and no calls, so a loop over it is vectorised.
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    const LOW: f32 = -87.0;
+    // Adding it rounds to a whole number, which then stands in the low bits.
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
+    // ln 2 in two parts; the first has few enough bits that n times it is exact.
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let y = if x < LOW { LOW } else { x }; // not `max`: NaN stays NaN
+    let shifted = y * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (y - n * LN_2_HIGH) - n * LN_2_LOW;
+    let mut sum = 1.0 / 5040.0;
+    for term in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        sum = multiply_add(term, sum, r);
+    }
+    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
+    if x < LOW { 0.0 } else { sum * power }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        let mut worst = 0.0_f64;
+        for i in 0..2_000_000 {
+            let x = -87.0 * (i as f32 / 2_000_000.0);
+            let exact = f64::from(x).exp();
+            worst = worst.max((f64::from(exp(x)) - exact).abs() / exact);
+        }
+        assert!(worst < 2.0 * f64::from(f32::EPSILON), "relative error {worst:e}");
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(-88.0), 0.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn dots_and_accumulate_follow_their_definition() {
+        let row = |seed: usize| -> Vec<Lanes> {
+            (0..5).map(|i| std::array::from_fn(|j| ((seed * 7 + i * 3 + j) % 11) as f32)).collect()
+        };
+        let (a, b, c, d) = (row(1), row(2), row(3), row(4));
+        let flat = |x: &[Lanes]| x.as_flattened().to_vec();
+        let dot = |x: &[Lanes], y: &[Lanes]| -> f32 {
+            flat(x).iter().zip(flat(y)).map(|(x, y)| x * y).sum()
+        };
+        let sums = dots([&a, &b], [&c, &d]);
+        assert_eq!(sums, [[dot(&a, &c), dot(&a, &d)], [dot(&b, &c), dot(&b, &d)]]);
+
+        let mut out = a.clone();
+        accumulate(&mut out, 0.5, &[2.0, 3.0], &[b.clone(), c.clone()].concat());
+        for (i, x) in flat(&out).into_iter().enumerate() {
+            assert_eq!(x, 0.5 * flat(&a)[i] + 2.0 * flat(&b)[i] + 3.0 * flat(&c)[i]);
+        }
+    }
+}

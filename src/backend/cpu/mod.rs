@@ -1,0 +1,374 @@
+//! The CPU backend: the reference, and the specification of the kernels.
+//!
+//! One zeroed allocation in the pool's dtype and layout, which the system backs with memory as pages are first
+//! written, and a copy of the page tables. Every call is done when it returns. A call that fails has written nothing.
+//!
+//! Not here: which pages are whose.
+
+mod attention;
+mod check;
+mod error;
+mod math;
+mod number;
+mod pool;
+mod rows;
+
+use std::num::NonZeroUsize;
+use std::thread;
+
+pub use error::{CpuError, Operand};
+pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
+
+use super::{Attend, Backend};
+use crate::id::{LayerId, PageId, SlotId, StepId};
+use crate::layout::{Kv, PoolLayout, TableShape};
+use crate::plan::{BatchPlan, PageCopy};
+use attention::{Job, Scratch};
+use math::Lanes;
+use number::Number;
+use pool::{Pool, with_pool};
+
+/// K and V in the host's memory.
+#[derive(Debug)]
+pub struct Cpu {
+    threads: NonZeroUsize,
+    open: Option<Open>,
+    scratch: Vec<Scratch>,
+    /// Results of attention's units: `[query rows, lanes]`, and the log-sum-exp, `[query rows]`.
+    out: Vec<Lanes>,
+    lse: Vec<f32>,
+}
+
+/// What `open` took.
+#[derive(Debug)]
+struct Open {
+    layout: PoolLayout,
+    table: TableShape,
+    pool: Pool,
+    /// The page tables. Every word names a chunk or a page that exists.
+    words: Box<[u32]>,
+    /// The last step that began.
+    last: StepId,
+}
+
+impl Default for Cpu {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Cpu {
+    /// A backend without a pool yet, computing on all of the machine's cores.
+    pub fn new() -> Self {
+        Self::with_threads(thread::available_parallelism().map_or(1, NonZeroUsize::get))
+    }
+
+    /// As [`Cpu::new`], with at most `threads` threads, the caller's included; 0 counts as 1. Results do not depend on
+    /// it.
+    pub fn with_threads(threads: usize) -> Self {
+        Self {
+            threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
+            open: None,
+            scratch: Vec::new(),
+            out: Vec::new(),
+            lse: Vec::new(),
+        }
+    }
+
+    /// The pool that `open` was given.
+    pub fn layout(&self) -> Option<&PoolLayout> {
+        self.open.as_ref().map(|open| &open.layout)
+    }
+
+    /// The page tables as last written, in the order of [`TableShape`]; none before `open`.
+    pub fn table_words(&self) -> &[u32] {
+        self.open.as_ref().map_or(&[], |open| &open.words)
+    }
+
+    /// Bytes taken: pool, page tables, and scratch, which grows to the largest step attended.
+    pub fn bytes(&self) -> u64 {
+        let open = self
+            .open
+            .as_ref()
+            .map_or(0, |open| open.layout.total_bytes() + size_of_val(&*open.words) as u64);
+        let scratch = self.scratch.iter().map(Scratch::bytes).sum::<usize>()
+            + self.out.capacity() * size_of::<Lanes>()
+            + self.lse.capacity() * size_of::<f32>();
+        open + scratch as u64
+    }
+
+    /// K or V of one slot, `[kv_heads, head_dim]`.
+    ///
+    /// # Errors
+    /// Before `open`, or past the layers or slots.
+    pub fn slot(&self, kv: Kv, layer: LayerId, slot: SlotId) -> Result<Elements<'_>, CpuError> {
+        let open = self.open()?;
+        check::layer(layer, &open.layout)?;
+        let slot_count = open.layout.slot_count();
+        if slot.raw() >= slot_count {
+            return Err(CpuError::Slot { slot, slot_count });
+        }
+        let start = open.layout.element(kv, layer, slot) as usize;
+        let len = open.layout.kv_heads() as usize * open.layout.head_dim() as usize;
+        Ok(open.pool.elements().slice(start..start + len))
+    }
+
+    /// The bytes of one contiguous [piece](PoolLayout::piece) of a page.
+    ///
+    /// # Errors
+    /// Before `open`, or past the pages or pieces.
+    pub fn page_piece(&self, page: PageId, piece: u32) -> Result<&[u8], CpuError> {
+        let open = self.open()?;
+        check::page(page, &open.layout)?;
+        let pieces = open.layout.pieces_per_page();
+        if piece >= pieces {
+            return Err(CpuError::Piece { piece, pieces });
+        }
+        Ok(&open.pool.bytes()[bytes_of(&open.layout, page, piece)])
+    }
+
+    /// Copies a page out, `page_bytes` in the order `[2 (K, V), layer, slot, kv head, head_dim]`, whatever the layout:
+    /// to offload it, or to move it to another pool with [`Cpu::write_page`].
+    ///
+    /// # Errors
+    /// Before `open`, past the pages, or into a buffer of another size.
+    pub fn read_page(&self, page: PageId, target: &mut [u8]) -> Result<(), CpuError> {
+        let open = self.open()?;
+        open.check_page(page, target.len())?;
+        let pieces = target.chunks_exact_mut(open.layout.piece_bytes() as usize);
+        for (piece, target) in pieces.enumerate() {
+            let source = bytes_of(&open.layout, page, piece as u32);
+            target.copy_from_slice(&open.pool.bytes()[source]);
+        }
+        Ok(())
+    }
+
+    /// Copies a page in, as [`Cpu::read_page`] gave it.
+    ///
+    /// # Errors
+    /// Before `open`, past the pages, or from a buffer of another size.
+    pub fn write_page(&mut self, page: PageId, source: &[u8]) -> Result<(), CpuError> {
+        let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
+        open.check_page(page, source.len())?;
+        let pieces = source.chunks_exact(open.layout.piece_bytes() as usize);
+        for (piece, source) in pieces.enumerate() {
+            let target = bytes_of(&open.layout, page, piece as u32);
+            open.pool.bytes_mut()[target].copy_from_slice(source);
+        }
+        Ok(())
+    }
+
+    fn open(&self) -> Result<&Open, CpuError> {
+        self.open.as_ref().ok_or(CpuError::NotOpen)
+    }
+}
+
+impl Open {
+    fn check_page(&self, page: PageId, actual: usize) -> Result<(), CpuError> {
+        check::page(page, &self.layout)?;
+        let wanted = self.layout.page_bytes();
+        let right = actual as u64 == wanted;
+        if right { Ok(()) } else { Err(CpuError::PageBytes { actual, wanted }) }
+    }
+
+    /// Checks a plan, and that its step has begun.
+    fn check_begun(&self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
+        if plan.step > self.last {
+            return Err(CpuError::NotBegun { step: plan.step });
+        }
+        check::plan(plan, &self.layout, &self.table)
+    }
+}
+
+/// Where a piece of a page lies in the pool's bytes. The pool is in memory, so its size fits `usize`.
+fn bytes_of(layout: &PoolLayout, page: PageId, piece: u32) -> std::ops::Range<usize> {
+    let range = layout.piece(page, piece);
+    range.start as usize..range.end as usize
+}
+
+impl Backend for Cpu {
+    type Error = CpuError;
+    type Rows<'a> = CpuRows<'a>;
+    type RowsMut<'a> = CpuRowsMut<'a>;
+    type Lse<'a> = &'a mut [f32];
+
+    /// # Errors
+    /// [`CpuError::OutOfMemory`], or a pool already.
+    fn open(
+        &mut self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        _max_steps: u32,
+    ) -> Result<(), CpuError> {
+        if self.open.is_some() {
+            return Err(CpuError::AlreadyOpen);
+        }
+        let pool = Pool::new(layout)?;
+        let words = pool::zeroed::<u32>(table.words() as u64)?;
+        let (layout, table) = (*layout, *table);
+        self.open = Some(Open { layout, table, pool, words, last: StepId::default() });
+        Ok(())
+    }
+
+    /// # Errors
+    /// A plan that names what does not exist, or whose step does not follow the last one.
+    fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
+        let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
+        if plan.step <= open.last {
+            return Err(CpuError::AlreadyBegun { step: plan.step, last: open.last });
+        }
+        check::plan(plan, &open.layout, &open.table)?;
+        for write in plan.table_writes {
+            open.words[write.index as usize] = write.value;
+        }
+        open.last = plan.step;
+        Ok(())
+    }
+
+    /// Rows of another type than the pool's are rounded to nearest even.
+    ///
+    /// # Errors
+    /// A plan that has not begun or names what does not exist, or rows that do not fit it.
+    fn store_cache(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        k: CpuRows<'_>,
+        v: CpuRows<'_>,
+    ) -> Result<(), CpuError> {
+        let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
+        open.check_begun(plan)?;
+        check::layer(layer, &open.layout)?;
+        let width = open.layout.kv_heads() as usize * open.layout.head_dim() as usize;
+        let k_stride = k.check(Operand::K, plan.token_count(), width)?;
+        let v_stride = v.check(Operand::V, plan.token_count(), width)?;
+        for i in 0..plan.token_count() {
+            let Some(slot) = plan.slot_mapping.get(i) else { continue };
+            for (kv, rows, stride) in [(Kv::K, k, k_stride), (Kv::V, v, v_stride)] {
+                let target = open.layout.element(kv, layer, slot) as usize;
+                let row = rows.elements.slice(i * stride..i * stride + width);
+                with_pool!(&mut open.pool, pool => {
+                    row.convert_into(&mut pool[target..target + width]);
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// A plan that has not begun or names what does not exist, rows that do not fit it, or an [`Attend`] that makes no
+    /// sense.
+    fn attend(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        q: CpuRows<'_>,
+        mut out: CpuRowsMut<'_>,
+        mut lse: Option<&mut [f32]>,
+    ) -> Result<(), CpuError> {
+        let open = self.open.as_ref().ok_or(CpuError::NotOpen)?;
+        open.check_begun(plan)?;
+        check::layer(layer, &open.layout)?;
+        check::attend(attend, &open.layout)?;
+        let (tokens, q_heads) = (plan.token_count(), attend.q_heads as usize);
+        let width = q_heads * open.layout.head_dim() as usize;
+        let q_stride = q.check(Operand::Q, tokens, width)?;
+        let out_stride = out.check(Operand::Out, tokens, width)?;
+        check::lse(lse.as_deref(), tokens * q_heads)?;
+
+        with_pool!(&open.pool, pool => {
+            let job = Job {
+                pool,
+                layout: &open.layout,
+                strides: open.layout.strides(),
+                k_origin: open.layout.origin(Kv::K, layer),
+                v_origin: open.layout.origin(Kv::V, layer),
+                table: &open.table,
+                words: &open.words,
+                rows: plan.rows,
+                attend,
+                q,
+                q_stride,
+            };
+            let threads = job.threads(self.threads);
+            if self.scratch.len() < threads {
+                self.scratch.resize_with(threads, Scratch::default);
+            }
+            self.out.resize(tokens * q_heads * job.lanes(), Lanes::default());
+            self.lse.resize(tokens * q_heads, 0.0);
+            attention::run(&job, &mut self.scratch[..threads], &mut self.out, &mut self.lse);
+            hand_out(&job, &self.out, &self.lse, &mut out, out_stride, lse.as_deref_mut());
+        });
+        pad(plan, width, &mut out, out_stride, attend.q_heads as usize, lse);
+        Ok(())
+    }
+
+    /// Copies in the order given.
+    ///
+    /// # Errors
+    /// Pages that do not exist.
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CpuError> {
+        let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
+        check::copies(copies, &open.layout)?;
+        let bytes = open.pool.bytes_mut();
+        for copy in copies {
+            for piece in 0..open.layout.pieces_per_page() {
+                let source = bytes_of(&open.layout, copy.source, piece);
+                let target = bytes_of(&open.layout, copy.target, piece).start;
+                bytes.copy_within(source, target);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// None: every call was done when it returned.
+    fn synchronize(&mut self) -> Result<(), CpuError> {
+        Ok(())
+    }
+}
+
+/// Takes the units' results apart into rows of `out` and `lse`.
+fn hand_out<T: Number>(
+    job: &Job<'_, T>,
+    results: &[Lanes],
+    sums: &[f32],
+    out: &mut CpuRowsMut<'_>,
+    out_stride: usize,
+    mut lse: Option<&mut [f32]>,
+) {
+    let (group, head_dim) = (job.group(), job.layout.head_dim() as usize);
+    let mut results = results.chunks_exact(job.lanes()).zip(sums);
+    for unit in job.units() {
+        for token in unit.first_row()..unit.first_row() + unit.tokens as usize {
+            let first = unit.kv_head as usize * group;
+            for (head, (result, sum)) in (first..first + group).zip(&mut results) {
+                let start = token * out_stride + head * head_dim;
+                out.elements.write(start, &result.as_flattened()[..head_dim]);
+                if let Some(lse) = &mut lse {
+                    lse[token * job.attend.q_heads as usize + head] = *sum;
+                }
+            }
+        }
+    }
+}
+
+/// Padding rows: output 0, log-sum-exp minus infinity.
+fn pad(
+    plan: &BatchPlan<'_>,
+    width: usize,
+    out: &mut CpuRowsMut<'_>,
+    out_stride: usize,
+    q_heads: usize,
+    mut lse: Option<&mut [f32]>,
+) {
+    for row in plan.rows.iter().filter(|row| row.kv_len == 0) {
+        for token in row.qo_start as usize..(row.qo_start + row.extend_len) as usize {
+            out.elements.zero(token * out_stride..token * out_stride + width);
+            if let Some(lse) = &mut lse {
+                lse[token * q_heads..(token + 1) * q_heads].fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use kvarena::{Capacity, PrefixMode};
+
+/// Replays a request trace through a kvarena engine as a continuous-batching server would, without a model.
+#[derive(Parser, Debug, Clone)]
+#[command(name = "replay")]
+pub struct Args {
+    /// Trace in Mooncake's JSON-lines format; without it, multi-turn chats are generated
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Most requests: read from the trace [default: all], or generated [default: 8000]
+    #[arg(long, value_name = "N")]
+    pub requests: Option<usize>,
+    /// Seed of the generated chats
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Pages of the pool
+    #[arg(long, value_name = "N", conflicts_with = "bytes")]
+    pub pages: Option<u32>,
+    /// Size of the pool in bytes of K and V of Qwen3-8B in bf16: 40GiB, 512MiB, ... [default: 32GiB]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub bytes: Option<u64>,
+    /// Tokens of a page
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub page_size: u32,
+    /// Whether prefixes are kept and shared
+    #[arg(long, value_enum, default_value_t = Prefix::Radix)]
+    pub prefix: Prefix,
+    /// One request at a time: exact figures that do not depend on a scheduler
+    #[arg(long, conflicts_with = "concurrency")]
+    pub sequential: bool,
+    /// Most requests running at a time
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub concurrency: u32,
+    /// Most tokens computed in a step [default: 8192; with --sequential: a whole request]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub step_tokens: Option<u32>,
+    /// Draws hit rate and page states over the run
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// Prints one JSON object in place of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// [`PrefixMode`] on the command line.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prefix {
+    Radix,
+    None,
+}
+
+impl Args {
+    pub fn capacity(&self) -> Capacity {
+        match (self.pages, self.bytes) {
+            (Some(pages), _) => Capacity::Pages(pages),
+            (None, bytes) => Capacity::Bytes(bytes.unwrap_or(32 << 30)),
+        }
+    }
+
+    pub fn prefix_mode(&self) -> PrefixMode {
+        match self.prefix {
+            Prefix::Radix => PrefixMode::Radix,
+            Prefix::None => PrefixMode::None,
+        }
+    }
+}
+
+/// A number of bytes, with or without a unit.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: u64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        other => return Err(format!("{other} is not one of KiB, MiB, GiB, TiB")),
+    };
+    let count: u64 = digits.trim().parse().map_err(|_| format!("{digits:?} is not a number"))?;
+    count.checked_mul(unit).ok_or_else(|| format!("{text} does not fit 64 bits"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn bytes_have_units() {
+        assert_eq!(parse_bytes("512"), Ok(512));
+        assert_eq!(parse_bytes("40GiB"), Ok(40 << 30));
+        assert_eq!(parse_bytes("3m"), Ok(3 << 20));
+        assert!(parse_bytes("3 parsecs").is_err());
+        assert!(parse_bytes("GiB").is_err());
+        assert!(parse_bytes("99999999TiB").is_err());
+    }
+}

@@ -1,0 +1,303 @@
+//! Continuous batching: many requests run at a time, and each step computes a few tokens of each.
+//!
+//! A step, in order:
+//! 1. Admit: preempted requests first, then new ones as they arrived, while their pages are there.
+//! 2. Batch: one token of every decoding request, then pieces of prompts until the step's tokens are used up.
+//! 3. Plan: if pages run out, the youngest running request is preempted, and the batch is made again.
+//! 4. Commit and complete (there is no GPU to wait for), append what was sampled, finish who is done.
+//!
+//! Requests run in the order of arrival: whoever is preempted is younger than all who run, and returns before anybody
+//! new. The oldest one can always go on, since a request that would not fit the pool alone was never let in: so the
+//! schedule ends.
+
+use kvarena::{EngineError, Error, Extend, Keep, SeqKey, TokenId};
+
+use crate::host::{Host, NAMESPACE, ServeError, refused};
+use crate::request::Request;
+
+/// How much runs at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests, at least 1.
+    pub running: usize,
+    /// Tokens computed in a step, at least 1.
+    pub step_tokens: u32,
+}
+
+/// Serves all requests.
+pub fn serve(host: &mut Host<'_>, requests: &[Request], limits: Limits) -> Result<(), ServeError> {
+    let mut scheduler = Scheduler::new(requests, limits);
+    while scheduler.has_work() {
+        scheduler.step(host)?;
+    }
+    Ok(())
+}
+
+/// A request in flight.
+struct Running {
+    seq: SeqKey,
+    /// Its index in the workload.
+    request: usize,
+    /// Tokens sampled.
+    sampled: u32,
+    /// Tokens known: the prompt, and what was sampled and appended.
+    known: u32,
+    /// Of those, the ones that have K and V or will in the step under way.
+    planned: u32,
+}
+
+impl Running {
+    fn left(&self) -> u32 {
+        self.known - self.planned
+    }
+
+    fn decodes(&self) -> bool {
+        self.sampled > 0 && self.left() == 1
+    }
+}
+
+struct Scheduler<'a> {
+    requests: &'a [Request],
+    limits: Limits,
+    /// Oldest first.
+    running: Vec<Running>,
+    /// Youngest first, so that the oldest is popped first. All are younger than all that run.
+    preempted: Vec<Running>,
+    /// The next request that has never run.
+    next: usize,
+    /// Its prompt, once it was asked for.
+    prompt: Vec<TokenId>,
+    prompt_of: Option<usize>,
+    /// Spare pages when the next request was refused; before there are more, asking again is of no use.
+    refused_at: Option<i64>,
+    batch: Vec<Extend>,
+    /// The running request of each item of the batch.
+    batch_of: Vec<usize>,
+    sampled: Vec<(SeqKey, TokenId)>,
+    finished: Vec<SeqKey>,
+}
+
+impl<'a> Scheduler<'a> {
+    fn new(requests: &'a [Request], limits: Limits) -> Self {
+        Self {
+            requests,
+            limits,
+            running: Vec::new(),
+            preempted: Vec::new(),
+            next: 0,
+            prompt: Vec::new(),
+            prompt_of: None,
+            refused_at: None,
+            batch: Vec::new(),
+            batch_of: Vec::new(),
+            sampled: Vec::new(),
+            finished: Vec::new(),
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        !self.running.is_empty() || !self.preempted.is_empty() || self.next < self.requests.len()
+    }
+
+    fn step(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
+        self.resume(host)?;
+        self.admit(host)?;
+        if self.running.is_empty() {
+            // Everything that was left is skipped.
+            return Ok(());
+        }
+        let before = host.engine.stats();
+        let step = self.plan(host)?;
+        let planned = host.engine.stats();
+        self.collect();
+        let Host { engine, core, .. } = &mut *host;
+        let (sampled, finished) = (&self.sampled, &self.finished);
+        core.measure(|| {
+            engine.commit(step)?;
+            engine.complete(step)?;
+            for &(seq, token) in sampled {
+                engine.append(seq, &[token])?;
+            }
+            finished.iter().try_for_each(|&seq| engine.finish(seq))
+        })
+        .map_err(refused(self.running[0].request))?;
+        host.work.computed_tokens = self.batch.iter().map(|item| u64::from(item.len)).sum();
+        host.work.evicted_pages = planned.evicted_pages - before.evicted_pages;
+        let running = self.running.len();
+        self.retire(host);
+        host.end_step(planned, running);
+        Ok(())
+    }
+
+    /// Pages that nobody has been promised: free or evictable, less what the running prompts will still take, less a
+    /// page of room for each running request to decode into.
+    fn spare_pages(&self, host: &Host<'_>) -> i64 {
+        let layout = &host.engine.shape().layout;
+        let pages = |tokens: u32| i64::from(tokens.div_ceil(layout.page_size()));
+        let promised: i64 = self.running.iter().map(|r| pages(r.known) - pages(r.planned)).sum();
+        let room = self.running.len() as i64;
+        i64::from(host.engine.available()) - promised - room
+    }
+
+    /// Takes preempted requests back, oldest first.
+    fn resume(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
+        while self.running.len() < self.limits.running {
+            let Some(oldest) = self.preempted.last() else { break };
+            let page_size = host.engine.shape().layout.page_size();
+            // Part of it may still be cached, but those pages count as available until it is resumed.
+            let wanted = i64::from(oldest.known.div_ceil(page_size));
+            if wanted > self.spare_pages(host) && !self.running.is_empty() {
+                return Ok(());
+            }
+            let (seq, request) = (oldest.seq, oldest.request);
+            let Host { engine, core, .. } = &mut *host;
+            let hit = core
+                .measure(|| {
+                    engine.resume(seq)?;
+                    engine.cached_len(seq)
+                })
+                .map_err(refused(request))?;
+            host.tally.resume_hit_tokens += u64::from(hit);
+            host.work.admitted += 1;
+            host.work.matched_prompt_tokens += u64::from(oldest.known);
+            let resumed = self.preempted.pop().map(|oldest| Running { planned: hit, ..oldest });
+            self.running.extend(resumed);
+        }
+        Ok(())
+    }
+
+    /// Lets new requests in, in the order of arrival.
+    fn admit(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
+        while self.preempted.is_empty() && self.running.len() < self.limits.running {
+            let Some(request) = self.requests.get(self.next) else { break };
+            if !host.fits(request) {
+                host.skip();
+                self.next += 1;
+                continue;
+            }
+            let spare = self.spare_pages(host);
+            if self.refused_at.is_some_and(|at| spare <= at) && !self.running.is_empty() {
+                return Ok(());
+            }
+            let Some((seq, hit)) = self.try_admit(host, request, spare)? else {
+                self.refused_at = Some(spare);
+                return Ok(());
+            };
+            host.started(request, hit);
+            let known = request.input_len();
+            self.running.push(Running { seq, request: self.next, sampled: 0, known, planned: hit });
+            self.next += 1;
+            self.refused_at = None;
+        }
+        Ok(())
+    }
+
+    /// Admits the next request if its pages are to be had.
+    fn try_admit(
+        &mut self,
+        host: &mut Host<'_>,
+        request: &Request,
+        spare: i64,
+    ) -> Result<Option<(SeqKey, u32)>, ServeError> {
+        if self.prompt_of != Some(self.next) {
+            request.write_prompt(&mut self.prompt);
+            self.prompt_of = Some(self.next);
+        }
+        let (prompt, alone) = (&self.prompt, self.running.is_empty());
+        let Host { engine, core, .. } = host;
+        let pages = i64::from(request.input_len().div_ceil(engine.shape().layout.page_size()));
+        let admitted = core.measure(|| {
+            let found = engine.match_prefix(NAMESPACE, prompt);
+            if pages - i64::from(found.pages()) > spare && !alone {
+                return Ok(None);
+            }
+            let seq = engine.admit_match(&found, NAMESPACE, prompt)?;
+            Ok(Some((seq, engine.cached_len(seq)?)))
+        });
+        match admitted {
+            // The pages that were found count as evictable until they are locked.
+            Err(Error::OutOfPages { .. }) if !alone => Ok(None),
+            other => other.map_err(refused(self.next)),
+        }
+    }
+
+    /// Plans the step, preempting the youngest until its pages are there.
+    fn plan(&mut self, host: &mut Host<'_>) -> Result<kvarena::StepId, ServeError> {
+        loop {
+            self.fill_batch();
+            let (batch, oldest) = (&self.batch, self.running[0].request);
+            let Host { engine, scratch, core, .. } = &mut *host;
+            match core.measure(|| engine.plan_batch(scratch, batch).map(|plan| plan.step())) {
+                Ok(step) => {
+                    for (item, &i) in self.batch.iter().zip(&self.batch_of) {
+                        self.running[i].planned += item.len;
+                    }
+                    return Ok(step);
+                }
+                Err(EngineError::Core(Error::OutOfPages { .. })) if self.running.len() > 1 => {
+                    self.preempt_youngest(host)?;
+                }
+                Err(source) => return Err(ServeError::Engine { request: oldest, source }),
+            }
+        }
+    }
+
+    fn preempt_youngest(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
+        let Some(youngest) = self.running.pop() else { return Ok(()) };
+        let Host { engine, core, .. } = &mut *host;
+        core.measure(|| engine.preempt(youngest.seq, Keep::Publish))
+            .map_err(refused(youngest.request))?;
+        host.tally.preemptions += 1;
+        host.work.preempted += 1;
+        self.preempted.push(Running { planned: 0, ..youngest });
+        Ok(())
+    }
+
+    /// Decoding requests first, one token each; then pieces of prompts, oldest first.
+    fn fill_batch(&mut self) {
+        self.batch.clear();
+        self.batch_of.clear();
+        let mut budget = self.limits.step_tokens;
+        for decoding in [true, false] {
+            for (i, running) in self.running.iter().enumerate() {
+                let len = running.left().min(budget);
+                if running.decodes() == decoding && len > 0 {
+                    self.batch.push(Extend { seq: running.seq, len });
+                    self.batch_of.push(i);
+                    budget -= len;
+                }
+            }
+        }
+    }
+
+    /// Finds out who samples a token in this step, and who is done with it.
+    fn collect(&mut self) {
+        self.sampled.clear();
+        self.finished.clear();
+        for &i in &self.batch_of {
+            let running = &mut self.running[i];
+            if running.left() > 0 {
+                continue;
+            }
+            let request = &self.requests[running.request];
+            running.sampled += 1;
+            if running.sampled == request.output.len {
+                self.finished.push(running.seq);
+            } else {
+                running.known += 1;
+                self.sampled.push((running.seq, request.output_token(running.sampled - 1)));
+            }
+        }
+    }
+
+    fn retire(&mut self, host: &mut Host<'_>) {
+        let requests = self.requests;
+        self.running.retain(|running| {
+            let done = running.sampled == requests[running.request].output.len;
+            if done {
+                host.served(&requests[running.request]);
+            }
+            !done
+        });
+    }
+}

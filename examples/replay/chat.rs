@@ -1,0 +1,125 @@
+//! A generated workload: multi-turn chats over shared system prompts, so that the example runs anywhere.
+//!
+//! Each turn's prompt is the whole conversation so far, answers included, and a new question. Popular assistants (system
+//! prompts) and busy users follow Zipf's law; now and then somebody pastes a document.
+
+use crate::request::{Piece, Request};
+use crate::rng::{Rng, Zipf};
+
+/// System prompts, each an assistant of its own.
+const ASSISTANTS: usize = 32;
+/// Conversations open at a time.
+const OPEN: usize = 400;
+/// Requests that come between two turns of one conversation, at least: people read before they answer.
+const THINK: usize = 150;
+/// Turns of the longest conversation.
+const TURNS_MAX: u32 = 16;
+/// Requests arrive a second, on average.
+const RATE: f64 = 8.0;
+
+struct Conversation {
+    system: Piece,
+    /// Where its own tokens begin in the stream, and how many there are.
+    first: u64,
+    len: u32,
+    turns_left: u32,
+    /// Its next turn may be this request at the earliest.
+    ready_at: usize,
+}
+
+/// Makes `count` requests; the same seed makes the same ones.
+pub fn generate(count: usize, seed: u64) -> Vec<Request> {
+    let mut rng = Rng::new(seed);
+    let assistants = assistants(&mut rng);
+    let assistant = Zipf::new(ASSISTANTS, 1.0);
+    let user = Zipf::new(OPEN, 0.6);
+    // A conversation owns half a million numbers of the token stream.
+    let mut first = 1 << 20;
+    let mut open = |rng: &mut Rng| {
+        first += 1 << 19;
+        let system = assistants[assistant.draw(rng)];
+        let turns_left = 1 + (rng.below(u64::from(TURNS_MAX)) as u32);
+        Conversation { system, first, len: 0, turns_left, ready_at: 0 }
+    };
+    let mut users: Vec<Conversation> = (0..OPEN).map(|_| open(&mut rng)).collect();
+    let mut clock = 0.0;
+    let mut requests = Vec::with_capacity(count);
+    while requests.len() < count {
+        let chosen = &mut users[user.draw(&mut rng)];
+        if chosen.ready_at > requests.len() {
+            continue;
+        }
+        clock += -1e3 / RATE * (1.0 - rng.unit()).ln();
+        chosen.ready_at = requests.len() + THINK;
+        requests.push(turn(chosen, clock as u64, &mut rng));
+        if chosen.turns_left == 0 {
+            let ready_at = chosen.ready_at;
+            *chosen = Conversation { ready_at, ..open(&mut rng) };
+        }
+    }
+    requests
+}
+
+fn assistants(rng: &mut Rng) -> Vec<Piece> {
+    let mut first = 0;
+    let mut one = |_| {
+        let piece = Piece { first, len: rng.log_normal(600.0, 0.7, 64, 4096) };
+        first += u64::from(piece.len);
+        piece
+    };
+    (0..ASSISTANTS).map(&mut one).collect()
+}
+
+fn turn(conversation: &mut Conversation, arrival_ms: u64, rng: &mut Rng) -> Request {
+    let document = rng.unit() < 0.04;
+    let (median, max) = if document { (4000.0, 16_000) } else { (80.0, 2000) };
+    conversation.len += rng.log_normal(median, 0.9, 4, max);
+    let asked = Piece { first: conversation.first, len: conversation.len };
+    let answer = rng.log_normal(200.0, 0.7, 4, 1500);
+    let output = Piece { first: asked.first + u64::from(asked.len), len: answer };
+    conversation.len += answer;
+    conversation.turns_left -= 1;
+    Request { arrival_ms, prompt: vec![conversation.system, asked], output }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvarena::TokenId;
+
+    #[test]
+    fn a_seed_is_a_workload() {
+        assert_eq!(generate(500, 7), generate(500, 7));
+        assert_ne!(generate(500, 7), generate(500, 8));
+        // A longer workload begins with the shorter one.
+        assert_eq!(generate(500, 7)[..], generate(900, 7)[..500]);
+    }
+
+    #[test]
+    fn the_next_turn_continues_the_last_answer() {
+        let requests = generate(3000, 1);
+        let mut last = std::collections::HashMap::new();
+        let mut continued = 0;
+        for (i, request) in requests.iter().enumerate() {
+            let [_, own] = request.prompt[..] else { panic!("a system prompt and a conversation") };
+            if let Some((before, at)) =
+                last.insert(own.first, (i, request.output)).map(|(j, o)| (o, j))
+            {
+                assert!(own.first + u64::from(own.len) > before.first + u64::from(before.len));
+                assert!(i - at >= THINK, "turns {at} and {i}");
+                continued += 1;
+            }
+            let mut prompt: Vec<TokenId> = Vec::new();
+            request.write_prompt(&mut prompt);
+            assert_eq!(prompt.len(), request.input_len() as usize);
+        }
+        assert!(continued > 1500, "only {continued} of 3000 requests continue a conversation");
+    }
+
+    #[test]
+    fn arrivals_do_not_go_back_and_nothing_is_empty() {
+        let requests = generate(1000, 3);
+        assert!(requests.windows(2).all(|pair| pair[0].arrival_ms <= pair[1].arrival_ms));
+        assert!(requests.iter().all(|r| r.input_len() > 0 && r.output.len > 0));
+    }
+}

@@ -1,0 +1,75 @@
+//! How long the engine's calls take. The clock is read once around each group of calls, not around each call, so that
+//! reading it stays far below what it measures.
+
+use std::time::Instant;
+
+/// Core time of each step so far.
+#[derive(Default)]
+pub struct CoreTime {
+    steps: Vec<u64>,
+    /// Of the step that has not ended.
+    open: u64,
+    total: u64,
+}
+
+impl CoreTime {
+    /// Runs `calls`, which only calls the engine, and counts its time towards the open step.
+    pub fn measure<R>(&mut self, calls: impl FnOnce() -> R) -> R {
+        let start = Instant::now();
+        let result = calls();
+        self.open += start.elapsed().as_nanos() as u64;
+        result
+    }
+
+    /// Ends the step and returns its time in nanoseconds.
+    pub fn end_step(&mut self) -> u64 {
+        let step = std::mem::take(&mut self.open);
+        self.total += step;
+        self.steps.push(step);
+        step
+    }
+
+    /// Nanoseconds of all ended steps.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Nanoseconds of each step, shortest first.
+    pub fn sorted(mut self) -> Vec<u64> {
+        self.steps.sort_unstable();
+        self.steps
+    }
+}
+
+/// The smallest value that `percent` of the sorted values do not exceed; 0 if there are none.
+pub fn percentile(sorted: &[u64], percent: f64) -> u64 {
+    let rank = (sorted.len() as f64 * percent / 100.0).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles() {
+        let values: Vec<u64> = (1..=200).collect();
+        assert_eq!(percentile(&values, 50.0), 100);
+        assert_eq!(percentile(&values, 99.0), 198);
+        assert_eq!(percentile(&values, 100.0), 200);
+        assert_eq!(percentile(&values[..1], 50.0), 1);
+        assert_eq!(percentile(&[], 50.0), 0);
+    }
+
+    #[test]
+    fn groups_add_up_to_steps() {
+        let mut core = CoreTime::default();
+        assert_eq!(core.measure(|| 5), 5);
+        core.measure(|| std::thread::sleep(std::time::Duration::from_millis(2)));
+        let first = core.end_step();
+        let second = core.end_step();
+        assert!(first >= 2_000_000, "{first}");
+        assert_eq!((second, core.total()), (0, first));
+        assert_eq!(core.sorted(), [0, first]);
+    }
+}

@@ -1,0 +1,241 @@
+//! What both ways of serving share: the engine, its core time, and what is counted on the way.
+//!
+//! Not here: which request runs when (`sequential.rs`, `batching.rs`).
+
+use std::convert::Infallible;
+use std::fmt;
+
+use indicatif::ProgressBar;
+use kvarena::{
+    Engine, EngineConfig, EngineError, Error, Namespace, Null, PoolConfig, Stats, StepScratch,
+};
+
+use crate::core_time::CoreTime;
+use crate::request::Request;
+
+/// All requests live in one namespace: one tenant, no adapters.
+pub const NAMESPACE: Namespace = Namespace::new(0);
+
+/// Points of the plot, about.
+const SAMPLES: usize = 400;
+
+/// Why serving stopped.
+#[derive(Debug)]
+pub enum ServeError {
+    /// The engine could not be made.
+    Start(EngineError<Infallible>),
+    /// The engine refused what it should accept.
+    Engine { request: usize, source: EngineError<Infallible> },
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Start(_) => write!(f, "the engine cannot start"),
+            Self::Engine { request, .. } => write!(f, "request {request} cannot be served"),
+        }
+    }
+}
+
+impl std::error::Error for ServeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Start(source) | Self::Engine { source, .. } => Some(source),
+        }
+    }
+}
+
+/// What is counted over a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Requests served to the end.
+    pub requests: u64,
+    /// Requests that cannot fit the pool even alone.
+    pub skipped: u64,
+    /// Tokens of the served requests' prompts.
+    pub input_tokens: u64,
+    /// Tokens sampled.
+    pub output_tokens: u64,
+    /// Tokens of `input_tokens` that needed no computing when their request first started.
+    pub hit_tokens: u64,
+    /// Tokens that needed no computing when a preempted request was resumed.
+    pub resume_hit_tokens: u64,
+    pub preemptions: u64,
+    /// Most pages that running requests used at a time.
+    pub peak_pages: u32,
+    /// Most requests running at a time.
+    pub peak_running: usize,
+}
+
+/// What a step did: explains its core time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepWork {
+    pub step: u64,
+    pub core_ns: u64,
+    pub admitted: u32,
+    /// Tokens of the prompts that were matched at admission, hit or not.
+    pub matched_prompt_tokens: u64,
+    pub computed_tokens: u64,
+    pub evicted_pages: u64,
+    pub preempted: u32,
+    pub finished: u32,
+}
+
+/// One point of the plot.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// Requests done so far, skipped ones included.
+    pub done: u64,
+    pub input_tokens: u64,
+    pub hit_tokens: u64,
+    pub preemptions: u64,
+    pub stats: Stats,
+}
+
+/// The host application around an engine.
+pub struct Host<'a> {
+    pub engine: Engine<Null>,
+    pub scratch: StepScratch,
+    pub core: CoreTime,
+    pub tally: Tally,
+    /// What the step under way has done so far.
+    pub work: StepWork,
+    pub slowest: StepWork,
+    pub samples: Vec<Sample>,
+    /// The next sample is due when so many requests are done.
+    next_sample: u64,
+    sample_stride: u64,
+    steps: u64,
+    progress: &'a ProgressBar,
+}
+
+/// What remains of a run.
+pub struct Outcome {
+    pub tally: Tally,
+    pub stats: Stats,
+    pub core: CoreTime,
+    pub slowest: StepWork,
+    pub samples: Vec<Sample>,
+    pub page_count: u32,
+    pub page_size: u32,
+}
+
+impl<'a> Host<'a> {
+    pub fn new(
+        config: EngineConfig,
+        request_count: usize,
+        progress: &'a ProgressBar,
+    ) -> Result<Self, ServeError> {
+        Ok(Self {
+            engine: Engine::new(config, Null).map_err(ServeError::Start)?,
+            scratch: StepScratch::new(),
+            core: CoreTime::default(),
+            tally: Tally::default(),
+            work: StepWork::default(),
+            slowest: StepWork::default(),
+            samples: Vec::new(),
+            next_sample: 0,
+            sample_stride: (request_count / SAMPLES).max(1) as u64,
+            steps: 0,
+            progress,
+        })
+    }
+
+    /// Whether a request fits the pool when nothing else runs.
+    pub fn fits(&self, request: &Request) -> bool {
+        let layout = &self.engine.shape().layout;
+        u64::from(request.stored_len()) <= layout.slot_count()
+    }
+
+    /// Counts a request that never runs.
+    pub fn skip(&mut self) {
+        self.tally.skipped += 1;
+        self.progress.inc(1);
+    }
+
+    /// Counts a request that starts to run with `hit` tokens found.
+    pub fn started(&mut self, request: &Request, hit: u32) {
+        let input = u64::from(request.input_len());
+        self.tally.input_tokens += input;
+        self.tally.hit_tokens += u64::from(hit);
+        self.work.admitted += 1;
+        self.work.matched_prompt_tokens += input;
+    }
+
+    /// Counts a request that is served.
+    pub fn served(&mut self, request: &Request) {
+        self.tally.requests += 1;
+        self.tally.output_tokens += u64::from(request.output.len);
+        self.work.finished += 1;
+        self.progress.inc(1);
+    }
+
+    /// Ends a step. `planned` is the engine's state when all pages of the step were taken.
+    pub fn end_step(&mut self, planned: Stats, running: usize) {
+        let in_use = planned.private_pages + planned.protected_pages;
+        self.tally.peak_pages = self.tally.peak_pages.max(in_use);
+        self.tally.peak_running = self.tally.peak_running.max(running);
+        self.steps += 1;
+        self.work.step = self.steps;
+        self.work.core_ns = self.core.end_step();
+        if self.work.core_ns > self.slowest.core_ns {
+            self.slowest = self.work;
+        }
+        self.work = StepWork::default();
+        let done = self.tally.requests + self.tally.skipped;
+        if done >= self.next_sample {
+            self.next_sample = done + self.sample_stride;
+            self.sample(planned);
+        }
+    }
+
+    fn sample(&mut self, stats: Stats) {
+        self.samples.push(Sample {
+            done: self.tally.requests + self.tally.skipped,
+            input_tokens: self.tally.input_tokens,
+            hit_tokens: self.tally.hit_tokens,
+            preemptions: self.tally.preemptions,
+            stats,
+        });
+    }
+
+    pub fn outcome(mut self) -> Outcome {
+        let stats = self.engine.stats();
+        self.sample(stats);
+        let layout = &self.engine.shape().layout;
+        let (page_count, page_size) = (layout.page_count(), layout.page_size());
+        Outcome {
+            tally: self.tally,
+            stats,
+            core: self.core,
+            slowest: self.slowest,
+            samples: self.samples,
+            page_count,
+            page_size,
+        }
+    }
+}
+
+/// Names the request that the engine refused.
+pub fn refused(request: usize) -> impl Fn(Error) -> ServeError {
+    move |error| ServeError::Engine { request, source: error.into() }
+}
+
+/// Limits that a workload takes: as many rows as run at a time, and tokens for the longest of them.
+pub fn engine_config(
+    pool: PoolConfig,
+    prefix: kvarena::PrefixMode,
+    requests: &[Request],
+    running: u32,
+) -> EngineConfig {
+    let mut lens: Vec<u32> = requests.iter().map(Request::stored_len).collect();
+    lens.sort_unstable_by(|a, b| b.cmp(a));
+    let max_tokens = lens.iter().take(running as usize).map(|&len| u64::from(len)).sum();
+    EngineConfig {
+        prefix,
+        max_sequences: running,
+        max_sequence_len: lens.first().copied().unwrap_or(1),
+        max_tokens,
+        ..EngineConfig::from(pool)
+    }
+}

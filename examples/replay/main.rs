@@ -1,0 +1,137 @@
+//! Replays a request trace, or generated chats, through a kvarena engine as a serving engine would: everything but the
+//! model. Shows what prefix reuse saves and what the core costs.
+//!
+//! ```text
+//! cargo run --release --example replay
+//! cargo run --release --example replay -- --trace FILE --pages 60000 --page-size 512 --sequential
+//! ```
+
+mod args;
+mod batching;
+mod chat;
+mod core_time;
+#[cfg(test)]
+mod exact;
+mod host;
+mod plot;
+mod report;
+mod request;
+mod rng;
+mod sequential;
+mod trace;
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use kvarena::{Dtype, PoolConfig};
+
+use args::Args;
+use host::{Host, Outcome, ServeError};
+use report::Report;
+use request::Request;
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", with_causes(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let (requests, workload) = workload(args)?;
+    let start = Instant::now();
+    let progress = progress_bar(requests.len());
+    let outcome = serve(args, &requests, &progress)?;
+    progress.finish_and_clear();
+    let wall_ns = start.elapsed().as_nanos() as u64;
+    if let Some(file) = &args.plot {
+        let title = format!(
+            "{workload}: {} pages of {} tokens",
+            report::grouped(outcome.page_count.into()),
+            outcome.page_size
+        );
+        plot::draw(file, &title, &outcome.samples)?;
+    }
+    let prefix = format!("{:?}", args.prefix).to_lowercase();
+    let report = Report::new(outcome, workload, prefix, schedule(args), wall_ns);
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
+}
+
+fn workload(args: &Args) -> Result<(Vec<Request>, String), Box<dyn Error>> {
+    let Some(file) = &args.trace else {
+        let requests = chat::generate(args.requests.unwrap_or(8000), args.seed);
+        return Ok((requests, format!("generated chats, seed {}", args.seed)));
+    };
+    let requests = trace::read(file, args.requests.unwrap_or(usize::MAX))?;
+    let name = file.file_name().unwrap_or(file.as_os_str());
+    Ok((requests, name.to_string_lossy().into_owned()))
+}
+
+fn schedule(args: &Args) -> String {
+    if args.sequential {
+        "sequential".to_owned()
+    } else {
+        format!("{} at a time", args.concurrency)
+    }
+}
+
+/// Serves the requests with the engine that `args` ask for.
+fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Outcome, ServeError> {
+    let running = if args.sequential { 1 } else { args.concurrency };
+    let config = host::engine_config(pool(args), args.prefix_mode(), requests, running);
+    let mut host = Host::new(config, requests.len(), progress)?;
+    if args.sequential {
+        sequential::serve(&mut host, requests, args.step_tokens.unwrap_or(u32::MAX))?;
+    } else {
+        let step_tokens = args.step_tokens.unwrap_or(8192);
+        let limits = batching::Limits { running: running as usize, step_tokens };
+        batching::serve(&mut host, requests, limits)?;
+    }
+    Ok(host.outcome())
+}
+
+/// K and V of Qwen3-8B in bf16: 147,456 bytes a token. Only `--bytes` depends on it.
+fn pool(args: &Args) -> PoolConfig {
+    PoolConfig {
+        layers: 36,
+        kv_heads: 8,
+        head_dim: 128,
+        dtype: Dtype::Bf16,
+        page_size: args.page_size,
+        capacity: args.capacity(),
+        ..PoolConfig::default()
+    }
+}
+
+/// Shows nothing unless standard error is a terminal.
+fn progress_bar(requests: usize) -> ProgressBar {
+    let bar = ProgressBar::new(requests as u64);
+    let style = ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} requests, {eta}");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// An error and what caused it, on one line.
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let next = inner.to_string();
+        // An error that speaks for its cause is not repeated.
+        if !text.ends_with(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = inner.source();
+    }
+    text
+}

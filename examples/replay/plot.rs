@@ -1,0 +1,218 @@
+//! Draws a run: hit rate above, page states below, over the requests served. SVG, so no fonts are needed to make it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use crate::host::Sample;
+
+/// Pixels.
+const SIZE: (u32, u32) = (1000, 720);
+const GREY: RGBColor = RGBColor(90, 90, 90);
+/// Page states from the bottom up, as `(name, colour)`.
+const STATES: [(&str, RGBColor); 4] = [
+    ("private: one running request's", RGBColor(202, 82, 60)),
+    ("protected: cached and in use", RGBColor(236, 162, 79)),
+    ("evictable: cached and idle", RGBColor(96, 150, 180)),
+    ("free", RGBColor(226, 230, 232)),
+];
+const OVERALL: RGBColor = RGBColor(40, 70, 110);
+const RECENT: RGBColor = RGBColor(150, 180, 205);
+
+/// The picture cannot be made or written.
+#[derive(Debug)]
+pub struct PlotError {
+    file: PathBuf,
+    reason: String,
+}
+
+impl fmt::Display for PlotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} cannot be drawn: {}", self.file.display(), self.reason)
+    }
+}
+
+impl std::error::Error for PlotError {}
+
+/// Draws the samples into an SVG file.
+pub fn draw(file: &Path, title: &str, samples: &[Sample]) -> Result<(), PlotError> {
+    let failed =
+        |reason: &dyn fmt::Display| PlotError { file: file.into(), reason: reason.to_string() };
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        draw_on(&root, title, samples).map_err(|error| failed(&error))?;
+        root.present().map_err(|error| failed(&error))?;
+    }
+    std::fs::write(file, svg).map_err(|error| failed(&error))
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn<'a> = Result<(), Box<dyn std::error::Error + 'a>>;
+
+fn draw_on<'a>(root: &Area<'a>, title: &str, samples: &[Sample]) -> Drawn<'a> {
+    root.fill(&WHITE)?;
+    let (head, body) = root.split_vertically(44);
+    head.draw(&Text::new(title.to_owned(), (24, 16), ("sans-serif", 19).into_font()))?;
+    let (upper, lower) = body.split_vertically(250);
+    draw_hit_rate(&upper, samples)?;
+    draw_pages(&lower, samples)
+}
+
+fn end_of(samples: &[Sample]) -> f64 {
+    samples.last().map_or(1.0, |last| last.done.max(1) as f64)
+}
+
+fn draw_hit_rate<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
+    let mut chart = ChartBuilder::on(area)
+        .margin_right(24)
+        .margin_left(8)
+        .margin_bottom(8)
+        .x_label_area_size(24)
+        .y_label_area_size(72)
+        .build_cartesian_2d(0.0..end_of(samples), 0.0..100.0)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(BLACK.mix(0.12))
+        .axis_style(GREY)
+        .y_desc("hit rate of input tokens, %")
+        .axis_desc_style(("sans-serif", 15))
+        .label_style(("sans-serif", 14))
+        .x_label_formatter(&short)
+        .y_label_formatter(&short)
+        .y_labels(6)
+        .draw()?;
+    chart
+        .draw_series(LineSeries::new(recent(samples), RECENT.stroke_width(1)))?
+        .label("lately (50th part of the run)")
+        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], RECENT.stroke_width(3)));
+    let overall = samples.iter().map(|s| (s.done as f64, rate(s.hit_tokens, s.input_tokens)));
+    chart
+        .draw_series(LineSeries::new(overall, OVERALL.stroke_width(3)))?
+        .label("since the start")
+        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], OVERALL.stroke_width(3)));
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::LowerRight)
+        .background_style(WHITE.mix(0.85))
+        .label_font(("sans-serif", 14))
+        .draw()?;
+    Ok(())
+}
+
+/// Hit rate over the last 50th part of the samples before each.
+fn recent(samples: &[Sample]) -> impl Iterator<Item = (f64, f64)> + '_ {
+    let window = (samples.len() / 50).max(1);
+    samples.iter().zip(&samples[window.min(samples.len())..]).map(|(from, to)| {
+        let hit = to.hit_tokens - from.hit_tokens;
+        (to.done as f64, rate(hit, to.input_tokens - from.input_tokens))
+    })
+}
+
+fn rate(hit: u64, input: u64) -> f64 {
+    100.0 * hit as f64 / input.max(1) as f64
+}
+
+fn draw_pages<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
+    let page_count = samples.first().map_or(1, |s| layers(s)[STATES.len() - 1]);
+    let preemptions = samples.last().map_or(0, |s| s.preemptions);
+    let mut chart = ChartBuilder::on(area)
+        .margin_right(24)
+        .margin_left(8)
+        .margin_bottom(8)
+        .x_label_area_size(44)
+        .y_label_area_size(72)
+        .build_cartesian_2d(0.0..end_of(samples), 0.0..f64::from(page_count))?;
+    // From the top layer down, so that each covers what is not its own.
+    for (i, (name, colour)) in STATES.iter().enumerate().rev() {
+        let top = samples.iter().map(|s| (s.done as f64, f64::from(layers(s)[i])));
+        chart
+            .draw_series(AreaSeries::new(top, 0.0, colour.filled()))?
+            .label(*name)
+            .legend(|(x, y)| Rectangle::new([(x, y - 6), (x + 18, y + 6)], colour.filled()));
+    }
+    if preemptions > 0 {
+        let marks = samples.windows(2).filter(|pair| pair[0].preemptions < pair[1].preemptions);
+        let mark = |pair: &[Sample]| {
+            let sample = &pair[1];
+            let at = (sample.done as f64, f64::from(layers(sample)[1]));
+            TriangleMarker::new(at, 5, BLACK.filled())
+        };
+        chart
+            .draw_series(marks.map(mark))?
+            .label(format!("preemption ({preemptions} in all)"))
+            .legend(|(x, y)| TriangleMarker::new((x + 9, y), 5, BLACK.filled()));
+    }
+    chart
+        .configure_mesh()
+        .disable_mesh()
+        .axis_style(GREY)
+        .x_desc("requests served")
+        .y_desc("pages")
+        .axis_desc_style(("sans-serif", 15))
+        .label_style(("sans-serif", 14))
+        .x_label_formatter(&short)
+        .y_label_formatter(&short)
+        .draw()?;
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::MiddleRight)
+        .background_style(WHITE.mix(0.85))
+        .label_font(("sans-serif", 14))
+        .draw()?;
+    Ok(())
+}
+
+/// Upper edges of the stacked states. A fenced page is drawn as private: somebody still uses it.
+fn layers(sample: &Sample) -> [u32; STATES.len()] {
+    let s = &sample.stats;
+    let private = s.private_pages + s.fenced_pages;
+    let protected = private + s.protected_pages;
+    let cached = protected + s.evictable_pages;
+    [private, protected, cached, cached + s.free_pages]
+}
+
+/// `12000` as `12k`: axes are read, not copied.
+fn short(value: &f64) -> String {
+    match *value {
+        v if v >= 1e6 => format!("{}M", v / 1e6),
+        v if v >= 1e4 => format!("{}k", v / 1e3),
+        v => format!("{v}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvarena::Stats;
+
+    #[test]
+    fn states_stack_up_to_the_pool() {
+        let stats = Stats {
+            free_pages: 1,
+            private_pages: 20,
+            fenced_pages: 300,
+            protected_pages: 4000,
+            evictable_pages: 50_000,
+            ..Stats::default()
+        };
+        let sample = Sample { done: 0, input_tokens: 0, hit_tokens: 0, preemptions: 0, stats };
+        assert_eq!(layers(&sample), [320, 4320, 54_320, 54_321]);
+    }
+
+    #[test]
+    fn a_run_without_samples_still_draws() {
+        let file = std::env::temp_dir().join(format!("kvarena-plot-{}.svg", std::process::id()));
+        draw(&file, "nothing", &[]).expect("an empty plot is a plot");
+        let svg = std::fs::read_to_string(&file).expect("it was written");
+        assert!(svg.contains("hit rate"));
+        std::fs::remove_file(file).expect("it is ours");
+        let nowhere = Path::new("no/such/folder/plot.svg");
+        let error = draw(nowhere, "nothing", &[]).expect_err("there is no such folder");
+        assert!(error.to_string().starts_with("no/such/folder/plot.svg cannot be drawn"));
+    }
+}

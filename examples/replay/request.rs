@@ -1,0 +1,98 @@
+//! A request: how many tokens come in and go out, and which ones they are.
+//!
+//! Every text is a list of pieces of one endless numbered stream of tokens, so that equal pieces are equal content, and
+//! a trace of a hundred million tokens is expanded one request at a time.
+//!
+//! Not here: where requests come from.
+
+use kvarena::TokenId;
+
+/// `len` tokens of the stream, from number `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub first: u64,
+    pub len: u32,
+}
+
+/// One request of a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// When it arrives, in milliseconds from the start of the workload.
+    pub arrival_ms: u64,
+    /// The prompt, at least one token.
+    pub prompt: Vec<Piece>,
+    /// The tokens that the model will answer, at least one.
+    pub output: Piece,
+}
+
+impl Request {
+    /// Tokens of the prompt.
+    pub fn input_len(&self) -> u32 {
+        self.prompt.iter().map(|piece| piece.len).sum()
+    }
+
+    /// Tokens that get K and V: all but the last one sampled.
+    pub fn stored_len(&self) -> u32 {
+        self.input_len() + self.output.len - 1
+    }
+
+    /// Writes the prompt into `tokens`.
+    pub fn write_prompt(&self, tokens: &mut Vec<TokenId>) {
+        tokens.clear();
+        for &piece in &self.prompt {
+            write_piece(piece, tokens);
+        }
+    }
+
+    /// Writes the sampled tokens that get K and V into `tokens`.
+    pub fn write_stored_output(&self, tokens: &mut Vec<TokenId>) {
+        tokens.clear();
+        write_piece(Piece { len: self.output.len - 1, ..self.output }, tokens);
+    }
+
+    /// The `i`th sampled token.
+    pub fn output_token(&self, i: u32) -> TokenId {
+        token(self.output.first + u64::from(i))
+    }
+}
+
+fn write_piece(piece: Piece, tokens: &mut Vec<TokenId>) {
+    tokens.extend((piece.first..piece.first + u64::from(piece.len)).map(token));
+}
+
+/// Token number `n` of the stream. Numbers below 2^32 - 1 get different tokens: an odd factor permutes 32-bit numbers.
+fn token(n: u64) -> TokenId {
+    let folded = (n ^ (n >> 32)) as u32;
+    let scattered = folded.wrapping_mul(0x9E37_79B1);
+    // PENDING is no token. Its number takes the place of the last one.
+    TokenId::new(scattered.min(TokenId::PENDING.raw() - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_depend_on_the_number_alone_and_differ() {
+        let mut seen: Vec<u32> = (0..100_000).map(|n| token(n).raw()).collect();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 100_000);
+        assert_eq!(token(77), token(77));
+    }
+
+    #[test]
+    fn the_last_sampled_token_is_not_stored() {
+        let request = Request {
+            arrival_ms: 0,
+            prompt: vec![Piece { first: 0, len: 3 }, Piece { first: 512, len: 2 }],
+            output: Piece { first: 1 << 31, len: 4 },
+        };
+        let (mut prompt, mut output) = (Vec::new(), Vec::new());
+        request.write_prompt(&mut prompt);
+        request.write_stored_output(&mut output);
+        assert_eq!(prompt, [0, 1, 2, 512, 513].map(token));
+        assert_eq!(output, [0, 1, 2].map(|i| request.output_token(i)));
+        assert_eq!((request.input_len(), request.stored_len()), (5, 8));
+    }
+}

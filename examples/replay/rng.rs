@@ -1,0 +1,55 @@
+//! Numbers that look random and are the same everywhere: splitmix64, and the distributions that the chats need.
+
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Below `end`, which is small against 2^64.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// In `0.0..1.0`.
+    pub fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Log-normal with this median, cut to `min..=max`.
+    pub fn log_normal(&mut self, median: f64, sigma: f64, min: u32, max: u32) -> u32 {
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        let normal = radius * (std::f64::consts::TAU * self.unit()).cos();
+        (median * (sigma * normal).exp()).clamp(f64::from(min), f64::from(max)) as u32
+    }
+}
+
+/// Rank `r` is drawn with a weight of `1 / (r + 1)^exponent`.
+pub struct Zipf {
+    sums: Vec<f64>,
+}
+
+impl Zipf {
+    pub fn new(ranks: usize, exponent: f64) -> Self {
+        let mut sum = 0.0;
+        let sums = (1..=ranks).map(|rank| {
+            sum += (rank as f64).powf(-exponent);
+            sum
+        });
+        Self { sums: sums.collect() }
+    }
+
+    pub fn draw(&self, rng: &mut Rng) -> usize {
+        let total = self.sums[self.sums.len() - 1];
+        let point = rng.unit() * total;
+        self.sums.partition_point(|&sum| sum <= point).min(self.sums.len() - 1)
+    }
+}

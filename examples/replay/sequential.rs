@@ -1,0 +1,71 @@
+//! One request at a time: no scheduler, so every figure is a function of the workload and the pool alone.
+//!
+//! The sampled tokens are known beforehand here, so a request is appended whole and computed in as few steps as
+//! `step_tokens` allows (one, if it says nothing): decoding token by token would change no count, only take longer.
+
+use kvarena::{EngineError, Extend, Stats, TokenId};
+
+use crate::host::{Host, NAMESPACE, ServeError};
+use crate::request::Request;
+
+/// Serves the requests in order.
+pub fn serve(
+    host: &mut Host<'_>,
+    requests: &[Request],
+    step_tokens: u32,
+) -> Result<(), ServeError> {
+    let (mut prompt, mut output) = (Vec::new(), Vec::new());
+    for (i, request) in requests.iter().enumerate() {
+        if !host.fits(request) {
+            host.skip();
+            continue;
+        }
+        request.write_prompt(&mut prompt);
+        request.write_stored_output(&mut output);
+        let evicted = host.engine.stats().evicted_pages;
+        let served = one(host, &prompt, &output, step_tokens)
+            .map_err(|source| ServeError::Engine { request: i, source })?;
+        host.started(request, served.hit);
+        host.served(request);
+        host.work.computed_tokens = u64::from(request.stored_len() - served.hit);
+        host.work.evicted_pages = served.planned.evicted_pages - evicted;
+        host.end_step(served.planned, 1);
+    }
+    Ok(())
+}
+
+struct Served {
+    hit: u32,
+    /// The engine when all of the request's pages were taken.
+    planned: Stats,
+}
+
+/// The whole life of one request; all of it is core time.
+fn one(
+    host: &mut Host<'_>,
+    prompt: &[TokenId],
+    output: &[TokenId],
+    step_tokens: u32,
+) -> Result<Served, EngineError<std::convert::Infallible>> {
+    let Host { engine, scratch, core, .. } = host;
+    core.measure(|| {
+        let seq = engine.admit(NAMESPACE, prompt)?;
+        let hit = engine.cached_len(seq)?;
+        if !output.is_empty() {
+            engine.append(seq, output)?;
+        }
+        let mut left = (prompt.len() + output.len()) as u32 - hit;
+        loop {
+            let len = left.min(step_tokens);
+            let step = engine.plan_batch(scratch, &[Extend { seq, len }])?.step();
+            let planned = engine.stats();
+            engine.commit(step)?;
+            engine.complete(step)?;
+            left -= len;
+            if left == 0 {
+                engine.finish(seq)?;
+                return Ok(Served { hit, planned });
+            }
+        }
+    })
+}

@@ -1,0 +1,140 @@
+//! Tensors of a model directory: one `model.safetensors`, or the shards that an index names.
+//!
+//! Not here: which tensors a model has (`model.rs`).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+
+use crate::config::{Fields, read_file, read_json};
+use crate::error::{Error, Result};
+use crate::matrix::{Matrix, Numbers};
+
+/// The name of a model in one file.
+const WHOLE: &str = "model.safetensors";
+
+/// Every tensor of a directory, by name.
+pub struct Checkpoint {
+    dir: PathBuf,
+    tensors: BTreeMap<String, Tensor>,
+}
+
+struct Tensor {
+    file: String,
+    shape: Vec<usize>,
+    /// Other element types are refused only where the model needs the tensor.
+    numbers: std::result::Result<Numbers, Dtype>,
+}
+
+impl Checkpoint {
+    /// Reads all tensors.
+    ///
+    /// # Errors
+    /// A file is missing, truncated or damaged, or an index names a tensor that its shard lacks.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let mut checkpoint = Self { dir: dir.into(), tensors: BTreeMap::new() };
+        if dir.join(WHOLE).exists() {
+            checkpoint.read_shard(WHOLE)?;
+            return Ok(checkpoint);
+        }
+        let index_path = dir.join("model.safetensors.index.json");
+        if !index_path.exists() {
+            let dir = dir.display();
+            return Err(Error::model(format!(
+                "{dir} holds neither {WHOLE} nor {WHOLE}.index.json"
+            )));
+        }
+        checkpoint.read_shards(&index_path)?;
+        Ok(checkpoint)
+    }
+
+    /// Takes a matrix `[rows, cols]` out.
+    ///
+    /// # Errors
+    /// It is missing or of another shape.
+    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+        Ok(Matrix::new(rows, cols, self.take(name, &[rows, cols])?))
+    }
+
+    /// Takes a vector `[len]` out, in f32.
+    ///
+    /// # Errors
+    /// It is missing or of another shape.
+    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        Ok(self.take(name, &[len])?.to_f32())
+    }
+
+    fn take(&mut self, name: &str, shape: &[usize]) -> Result<Numbers> {
+        let dir = self.dir.display();
+        let tensor = self
+            .tensors
+            .remove(name)
+            .ok_or_else(|| Error::model(format!("{dir}: tensor {name} is missing")))?;
+        if tensor.shape != shape {
+            let (file, actual) = (tensor.file, tensor.shape);
+            return Err(Error::model(format!(
+                "{dir}/{file}: tensor {name} has shape {actual:?}, but config.json asks for {shape:?}"
+            )));
+        }
+        let file = tensor.file;
+        tensor.numbers.map_err(|dtype| {
+            Error::model(format!(
+                "{dir}/{file}: tensor {name} is {dtype:?}, only BF16, F16 and F32 are implemented"
+            ))
+        })
+    }
+
+    fn read_shards(&mut self, index_path: &Path) -> Result<()> {
+        let value = read_json(index_path)?;
+        let index = Fields::new(index_path, &value)?;
+        let Some(map) = index.get("weight_map").and_then(|map| map.as_object()) else {
+            return Err(index.wrong("weight_map is missing"));
+        };
+        let mut names: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (tensor, file) in map {
+            let file = file.as_str().filter(|file| is_plain_name(file));
+            let Some(file) = file else {
+                return Err(
+                    index.wrong(&format!("weight_map: {tensor} stands in no plain file name"))
+                );
+            };
+            names.entry(file).or_default().push(tensor);
+        }
+        for (file, tensors) in names {
+            self.read_shard(file)?;
+            if let Some(lost) = tensors.iter().find(|&&name| !self.tensors.contains_key(name)) {
+                return Err(index.wrong(&format!("{file} holds no tensor {lost}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn read_shard(&mut self, file: &str) -> Result<()> {
+        let path = self.dir.join(file);
+        let bytes = read_file(&path)?;
+        let damaged = |e: SafeTensorError| {
+            Error::model(format!("{}: damaged or truncated: {e}", path.display()))
+        };
+        let shard = SafeTensors::deserialize(&bytes).map_err(damaged)?;
+        for (name, view) in shard.iter() {
+            let data = view.data();
+            let numbers = match view.dtype() {
+                Dtype::BF16 => Ok(Numbers::Bf16(bytemuck::pod_collect_to_vec::<u8, bf16>(data))),
+                Dtype::F16 => Ok(Numbers::F16(bytemuck::pod_collect_to_vec::<u8, f16>(data))),
+                Dtype::F32 => Ok(Numbers::F32(bytemuck::pod_collect_to_vec::<u8, f32>(data))),
+                other => Err(other),
+            };
+            let (file, shape) = (file.to_owned(), view.shape().to_vec());
+            self.tensors.insert(name.to_owned(), Tensor { file, shape, numbers });
+        }
+        Ok(())
+    }
+}
+
+/// Whether a shard's name stays inside the directory.
+fn is_plain_name(file: &str) -> bool {
+    let mut parts = Path::new(file).components();
+    matches!(parts.next(), Some(std::path::Component::Normal(_))) && parts.next().is_none()
+}

@@ -1,0 +1,76 @@
+//! Where a run's time goes.
+
+use std::time::{Duration, Instant};
+
+/// A part of a step's work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// The engine's calls: admit, plan, append, commit, complete, finish.
+    Engine,
+    /// Matrix products of the layers.
+    Products,
+    /// Storing K and V, and attention over the cached pages: the backend.
+    Attention,
+    /// Norms, rotation, activation, embedding, residuals.
+    Elementwise,
+    /// The product that makes logits.
+    Logits,
+    /// Choosing tokens.
+    Sampling,
+}
+
+impl Part {
+    /// All parts, in the order of the report.
+    pub const ALL: [Part; 6] = [
+        Part::Engine,
+        Part::Products,
+        Part::Attention,
+        Part::Elementwise,
+        Part::Logits,
+        Part::Sampling,
+    ];
+
+    /// The name in the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Engine => "engine",
+            Part::Products => "products",
+            Part::Attention => "attention",
+            Part::Elementwise => "elementwise",
+            Part::Logits => "logits",
+            Part::Sampling => "sampling",
+        }
+    }
+}
+
+/// Adds up time by part: every moment between two laps belongs to the part named at the later one.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    last: Instant,
+    spent: [Duration; Part::ALL.len()],
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { last: Instant::now(), spent: Default::default() }
+    }
+}
+
+impl Clock {
+    /// Starts a stretch whose time before counts for nobody.
+    pub fn start(&mut self) {
+        self.last = Instant::now();
+    }
+
+    /// The time since the last lap was spent on `part`.
+    pub fn lap(&mut self, part: Part) {
+        let now = Instant::now();
+        self.spent[part as usize] += now - self.last;
+        self.last = now;
+    }
+
+    /// Time spent on `part` so far.
+    pub fn spent(&self, part: Part) -> Duration {
+        self.spent[part as usize]
+    }
+}

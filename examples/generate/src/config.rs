@@ -1,0 +1,347 @@
+//! `config.json` of a Hugging Face model directory: which model it is and of what shape.
+//!
+//! Everything that the forward pass relies on is checked here, once. Not here: tensors.
+
+use std::path::Path;
+
+use kvarena::Dtype;
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
+use crate::rope::Rope;
+
+/// No real model has as many of anything but bytes; past it a config is damaged.
+const SIZE_MAX: usize = 1 << 24;
+
+/// The two families that differ in their attention: Qwen3 normalises each head of q and k.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    /// `LlamaForCausalLM`
+    Llama,
+    /// `Qwen3ForCausalLM`
+    Qwen3,
+}
+
+/// The shape of a model.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ModelConfig {
+    /// Llama or Qwen3.
+    pub family: Family,
+    /// Tokens of the vocabulary, and rows of the embedding.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the MLP.
+    pub intermediate: usize,
+    /// Transformer layers.
+    pub layers: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// Key and value heads, a divisor of `q_heads`.
+    pub kv_heads: usize,
+    /// Elements of one head; even.
+    pub head_dim: usize,
+    /// Epsilon of every RMSNorm.
+    pub norm_eps: f32,
+    /// Positions that the model was made for.
+    pub max_len: usize,
+    /// Rotary embedding, not yet rounded.
+    pub rope: Rope,
+    /// What the frequencies are rounded to: the model's own element type, unless the user knows better.
+    pub rope_dtype: Dtype,
+    /// Whether the output projection is the embedding.
+    pub tied: bool,
+    /// Whether q, k, v and o have a bias.
+    pub attention_bias: bool,
+    /// Whether the MLP's projections have a bias.
+    pub mlp_bias: bool,
+    /// For each layer its sliding window, if it has one.
+    pub windows: Vec<Option<u32>>,
+    /// Tokens that end a generation.
+    pub eos: Vec<u32>,
+}
+
+impl ModelConfig {
+    /// Reads `config.json`, and the stop tokens of `generation_config.json` if there is one.
+    ///
+    /// # Errors
+    /// A file that cannot be read or parsed, an architecture, activation or rope type that is not implemented, a
+    /// field that is missing or does not fit the others.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join("config.json");
+        let mut config = Self::parse(&path, &read_json(&path)?)?;
+        let generation = dir.join("generation_config.json");
+        if generation.exists() {
+            let value = read_json(&generation)?;
+            config.eos.extend(Fields::new(&generation, &value)?.tokens("eos_token_id")?);
+            config.eos.sort_unstable();
+            config.eos.dedup();
+        }
+        Ok(config)
+    }
+
+    /// As [`ModelConfig::read`], from a value already read; `path` is for messages.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::read`].
+    pub fn parse(path: &Path, value: &Value) -> Result<Self> {
+        let fields = Fields::new(path, value)?;
+        let family = family(&fields)?;
+        if fields.get("quantization_config").is_some() {
+            return Err(fields.wrong("quantization_config: quantised weights are not implemented"));
+        }
+        let activation = fields.text("hidden_act")?.unwrap_or("silu");
+        if activation != "silu" {
+            return Err(fields.wrong(&format!("hidden_act {activation:?} is not implemented")));
+        }
+        let hidden = fields.size("hidden_size")?;
+        let q_heads = fields.size("num_attention_heads")?;
+        let kv_heads = fields.size_or("num_key_value_heads", q_heads)?;
+        if !q_heads.is_multiple_of(kv_heads) {
+            let what = format!("{q_heads} query heads cannot share {kv_heads} key and value heads");
+            return Err(fields.wrong(&what));
+        }
+        let head_dim =
+            fields.size_or("head_dim", default_head_dim(&fields, family, hidden, q_heads)?)?;
+        if !head_dim.is_multiple_of(2) {
+            return Err(
+                fields.wrong(&format!("head_dim {head_dim} is odd, so it cannot be rotated"))
+            );
+        }
+        let norm_eps = fields.number_or("rms_norm_eps", 1e-6)? as f32;
+        if norm_eps.is_nan() || norm_eps < 0.0 {
+            return Err(fields.wrong(&format!("rms_norm_eps {norm_eps} is negative")));
+        }
+        let layers = fields.size("num_hidden_layers")?;
+        let default_len = if family == Family::Llama { 2048 } else { 32768 };
+        Ok(Self {
+            family,
+            vocab: fields.size("vocab_size")?,
+            hidden,
+            intermediate: fields.size("intermediate_size")?,
+            layers,
+            q_heads,
+            kv_heads,
+            head_dim,
+            norm_eps,
+            max_len: fields.size_or("max_position_embeddings", default_len)?,
+            rope: Rope::parse(&fields, head_dim)?,
+            rope_dtype: dtype(&fields)?,
+            tied: fields.flag("tie_word_embeddings")?,
+            attention_bias: fields.flag("attention_bias")?,
+            mlp_bias: fields.flag("mlp_bias")?,
+            windows: windows(&fields, family, layers)?,
+            eos: fields.tokens("eos_token_id")?,
+        })
+    }
+}
+
+/// Reads a JSON file.
+///
+/// # Errors
+/// The file cannot be read, or is no JSON.
+pub fn read_json(path: &Path) -> Result<Value> {
+    let bytes = read_file(path)?;
+    serde_json::from_slice(&bytes)
+        .map_err(|e| Error::model(format!("{}: not valid JSON: {e}", path.display())))
+}
+
+/// Reads a file of a model.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn read_file(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|e| Error::model(format!("cannot read {}: {e}", path.display())))
+}
+
+fn family(fields: &Fields<'_>) -> Result<Family> {
+    let named = fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+    let Some(name) = named.or(fields.text("model_type")?) else {
+        return Err(fields.wrong("neither architectures nor model_type says which model this is"));
+    };
+    match name {
+        "LlamaForCausalLM" | "llama" => Ok(Family::Llama),
+        "Qwen3ForCausalLM" | "qwen3" => Ok(Family::Qwen3),
+        other => Err(fields.wrong(&format!(
+            "architecture {other:?} is not implemented, only LlamaForCausalLM and Qwen3ForCausalLM"
+        ))),
+    }
+}
+
+/// The element type that the model was saved in; f32 where it does not say.
+fn dtype(fields: &Fields<'_>) -> Result<Dtype> {
+    let name = match fields.text("dtype")? {
+        Some(name) => name,
+        None => fields.text("torch_dtype")?.unwrap_or("float32"),
+    };
+    match name {
+        "bfloat16" => Ok(Dtype::Bf16),
+        "float16" => Ok(Dtype::F16),
+        "float32" => Ok(Dtype::F32),
+        other => Err(fields.wrong(&format!("dtype {other:?} is not implemented"))),
+    }
+}
+
+fn default_head_dim(
+    fields: &Fields<'_>,
+    family: Family,
+    hidden: usize,
+    q_heads: usize,
+) -> Result<usize> {
+    if family == Family::Qwen3 {
+        return Ok(128);
+    }
+    if fields.get("head_dim").is_none() && !hidden.is_multiple_of(q_heads) {
+        let what = format!("hidden_size {hidden} cannot be divided among {q_heads} heads");
+        return Err(fields.wrong(&what));
+    }
+    Ok((hidden / q_heads).max(1))
+}
+
+/// Qwen3 may slide a window over some layers: those that `layer_types` names, or all from `max_window_layers` on.
+fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<u32>>> {
+    if family == Family::Llama || !fields.flag("use_sliding_window")? {
+        return Ok(vec![None; layers]);
+    }
+    let window = Some(fields.size("sliding_window")? as u32);
+    let Some(types) = fields.get("layer_types") else {
+        let first = fields.size_or("max_window_layers", 28)?;
+        return Ok((0..layers).map(|i| window.filter(|_| i >= first)).collect());
+    };
+    let types = types.as_array().map_or(&[][..], Vec::as_slice);
+    if types.len() != layers {
+        let what = format!("layer_types names {} layers, but there are {layers}", types.len());
+        return Err(fields.wrong(&what));
+    }
+    let parse = |kind: &Value| match kind.as_str() {
+        Some("full_attention") => Ok(None),
+        Some("sliding_attention") => Ok(window),
+        _ => Err(fields.wrong(&format!("layer type {kind} is not implemented"))),
+    };
+    types.iter().map(parse).collect()
+}
+
+/// Typed look-ups in a JSON object; null counts as absent, as in the reference framework.
+pub struct Fields<'a> {
+    path: &'a Path,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of `value`.
+    ///
+    /// # Errors
+    /// It is no object.
+    pub fn new(path: &'a Path, value: &'a Value) -> Result<Self> {
+        match value.as_object() {
+            Some(map) => Ok(Self { path, map }),
+            None => Err(Error::model(format!("{}: not a JSON object", path.display()))),
+        }
+    }
+
+    /// The fields of an object in this one, if it is there.
+    ///
+    /// # Errors
+    /// It is no object.
+    pub fn object(&self, name: &str) -> Result<Option<Fields<'a>>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Fields { path: self.path, map })),
+            Some(other) => Err(self.unfit(name, other, "an object")),
+        }
+    }
+
+    /// A message about this file.
+    pub fn wrong(&self, what: &str) -> Error {
+        Error::model(format!("{}: {what}", self.path.display()))
+    }
+
+    /// A field, if it is there and not null.
+    pub fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    /// A text, if it is there.
+    ///
+    /// # Errors
+    /// It is no text.
+    pub fn text(&self, name: &str) -> Result<Option<&'a str>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(value) => {
+                value.as_str().map(Some).ok_or_else(|| self.unfit(name, value, "a text"))
+            }
+        }
+    }
+
+    /// A size of at least 1.
+    ///
+    /// # Errors
+    /// It is missing, or no such number.
+    pub fn size(&self, name: &str) -> Result<usize> {
+        let value = self.get(name).ok_or_else(|| self.wrong(&format!("{name} is missing")))?;
+        match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
+            Some(n) if (1..=SIZE_MAX).contains(&n) => Ok(n),
+            _ => Err(self.unfit(name, value, "a whole number from 1 to 16,777,216")),
+        }
+    }
+
+    /// A size of at least 1, with a default.
+    ///
+    /// # Errors
+    /// It is no such number.
+    pub fn size_or(&self, name: &str, default: usize) -> Result<usize> {
+        if self.get(name).is_some() { self.size(name) } else { Ok(default) }
+    }
+
+    /// A number.
+    ///
+    /// # Errors
+    /// It is missing, or no finite number.
+    pub fn number(&self, name: &str) -> Result<f64> {
+        let value = self.get(name).ok_or_else(|| self.wrong(&format!("{name} is missing")))?;
+        value.as_f64().filter(|x| x.is_finite()).ok_or_else(|| self.unfit(name, value, "a number"))
+    }
+
+    /// A number, with a default.
+    ///
+    /// # Errors
+    /// It is no finite number.
+    pub fn number_or(&self, name: &str, default: f64) -> Result<f64> {
+        if self.get(name).is_some() { self.number(name) } else { Ok(default) }
+    }
+
+    /// A flag, false where absent.
+    ///
+    /// # Errors
+    /// It is neither true nor false.
+    pub fn flag(&self, name: &str) -> Result<bool> {
+        match self.get(name) {
+            None => Ok(false),
+            Some(value) => value.as_bool().ok_or_else(|| self.unfit(name, value, "true or false")),
+        }
+    }
+
+    /// One token id or a list of them; none where absent.
+    ///
+    /// # Errors
+    /// Something else.
+    pub fn tokens(&self, name: &str) -> Result<Vec<u32>> {
+        let Some(value) = self.get(name) else { return Ok(Vec::new()) };
+        let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+        list.iter()
+            .map(|v| {
+                token(v).ok_or_else(|| self.unfit(name, value, "a token id or a list of them"))
+            })
+            .collect()
+    }
+
+    fn unfit(&self, name: &str, value: &Value, wanted: &str) -> Error {
+        let mut shown = value.to_string();
+        if shown.len() > 80 {
+            shown = "its value".into();
+        }
+        self.wrong(&format!("{name}: {shown} is not {wanted}"))
+    }
+}

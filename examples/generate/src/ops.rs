@@ -1,0 +1,107 @@
+//! What a transformer does beside matrix products and attention. Rows are independent and spread over the cores.
+
+use rayon::prelude::*;
+
+/// Below so many elements one core is faster than waking the others.
+const PARALLEL_MIN: usize = 1 << 15;
+
+/// Calls `each` with every row of `x`, in parallel where that pays.
+fn for_rows(x: &mut [f32], width: usize, each: impl Fn(usize, &mut [f32]) + Send + Sync) {
+    let rows_min = (PARALLEL_MIN / width).max(1);
+    let rows = x.par_chunks_mut(width).enumerate().with_min_len(rows_min);
+    rows.for_each(|(i, row)| each(i, row));
+}
+
+/// `out[t] = x[t] / rms(x[t]) * weight`, for rows of `weight`'s length.
+pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let width = weight.len();
+    for_rows(out, width, |i, out| {
+        let x = &x[i * width..(i + 1) * width];
+        let scale = rms_scale(x, eps);
+        for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+            *out = x * scale * w;
+        }
+    });
+}
+
+fn rms_scale(x: &[f32], eps: f32) -> f32 {
+    let mut lanes = [0.0_f32; 16];
+    let chunks = x.chunks_exact(16);
+    let tail: f32 = chunks.remainder().iter().map(|x| x * x).sum();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane += x * x);
+    }
+    let mean = (lanes.iter().sum::<f32>() + tail) / x.len() as f32;
+    1.0 / (mean + eps).sqrt()
+}
+
+/// Cosines and sines of a step's positions, `[tokens, head_dim / 2]` each.
+#[derive(Default)]
+pub struct Angles {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Angles {
+    /// Fills in the angles of these positions.
+    pub fn set(&mut self, frequencies: &[f32], positions: &[u32]) {
+        self.cos.clear();
+        self.sin.clear();
+        for &position in positions {
+            for f in frequencies {
+                let (sin, cos) = (position as f32 * f).sin_cos();
+                self.cos.push(cos);
+                self.sin.push(sin);
+            }
+        }
+    }
+}
+
+/// Normalises each head (with `norm`'s weight and epsilon, if given), then rotates it. `x` is `[tokens, heads, head_dim]`.
+pub fn norm_and_rotate(
+    x: &mut [f32],
+    heads: usize,
+    head_dim: usize,
+    norm: Option<(&[f32], f32)>,
+    angles: &Angles,
+) {
+    let half = head_dim / 2;
+    for_rows(x, heads * head_dim, |t, row| {
+        let at = t * half..(t + 1) * half;
+        let (cos, sin) = (&angles.cos[at.clone()], &angles.sin[at]);
+        for head in row.chunks_exact_mut(head_dim) {
+            if let Some((weight, eps)) = norm {
+                let scale = rms_scale(head, eps);
+                head.iter_mut().zip(weight).for_each(|(x, w)| *x *= scale * w);
+            }
+            let (low, high) = head.split_at_mut(half);
+            for i in 0..half {
+                let (a, b) = (low[i], high[i]);
+                low[i] = a * cos[i] - b * sin[i];
+                high[i] = b * cos[i] + a * sin[i];
+            }
+        }
+    });
+}
+
+/// `gate = silu(gate) * up`
+pub fn silu_times(gate: &mut [f32], up: &[f32], width: usize) {
+    for_rows(gate, width, |i, gate| {
+        let up = &up[i * width..(i + 1) * width];
+        for (gate, up) in gate.iter_mut().zip(up) {
+            *gate = *gate / (1.0 + (-*gate).exp()) * up;
+        }
+    });
+}
+
+/// `x += y`
+pub fn add(x: &mut [f32], y: &[f32]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+/// Adds a bias to every row.
+pub fn add_bias(x: &mut [f32], bias: Option<&[f32]>) {
+    if let Some(bias) = bias {
+        x.chunks_exact_mut(bias.len()).for_each(|row| add(row, bias));
+    }
+}

@@ -1,0 +1,114 @@
+//! Rotary position embedding: from the config's two styles to one table of frequencies.
+//!
+//! Types `default`, `linear` and `llama3`. Not here: the rotation itself (`ops.rs`).
+
+use std::f64::consts::TAU;
+
+use kvarena::Dtype;
+
+use crate::config::Fields;
+use crate::error::{Error, Result};
+
+/// Frequencies of a head's rotating pairs: pair `i` is elements `i` and `i + head_dim / 2`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Rope {
+    /// Radians per position, `[head_dim / 2]`.
+    pub frequencies: Vec<f32>,
+}
+
+impl Rope {
+    /// Reads `rope_parameters` (new style), or `rope_theta` and `rope_scaling` (old style).
+    ///
+    /// # Errors
+    /// A rope type that is not implemented, a field that is missing or makes no sense.
+    pub fn parse(fields: &Fields<'_>, head_dim: usize) -> Result<Self> {
+        let parameters = fields.object("rope_parameters")?;
+        let scaling = fields.object("rope_scaling")?;
+        let old_theta = fields.number_or("rope_theta", 10_000.0)?;
+        let theta = match &parameters {
+            Some(new) => new.number_or("rope_theta", old_theta)?,
+            None => old_theta,
+        };
+        if theta <= 0.0 {
+            return Err(fields.wrong(&format!("rope_theta {theta} is not above 0")));
+        }
+        let rotary_part = match &parameters {
+            Some(new) => new.number_or("partial_rotary_factor", 1.0)?,
+            None => fields.number_or("partial_rotary_factor", 1.0)?,
+        };
+        if rotary_part != 1.0 {
+            let what = format!("partial_rotary_factor {rotary_part} is not implemented, only 1");
+            return Err(fields.wrong(&what));
+        }
+        let mut frequencies: Vec<f64> =
+            (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
+        if let Some(rope) = parameters.as_ref().or(scaling.as_ref()) {
+            scale(fields, rope, &mut frequencies)?;
+        }
+        Ok(Self { frequencies: frequencies.into_iter().map(|f| f as f32).collect() })
+    }
+}
+
+impl Rope {
+    /// Rounds the frequencies to an element type.
+    ///
+    /// The reference framework keeps them among a module's buffers, so that a model converted as a whole
+    /// (`model.to(bfloat16)`) computes with rounded frequencies ever after, in whatever arithmetic.
+    pub fn rounded(&self, dtype: Dtype) -> Self {
+        let round = |&f: &f32| match dtype {
+            Dtype::F32 => f,
+            Dtype::F16 => half::f16::from_f32(f).to_f32(),
+            Dtype::Bf16 => half::bf16::from_f32(f).to_f32(),
+        };
+        Self { frequencies: self.frequencies.iter().map(round).collect() }
+    }
+}
+
+fn scale(config: &Fields<'_>, rope: &Fields<'_>, frequencies: &mut [f64]) -> Result<()> {
+    let kind = match rope.text("rope_type")? {
+        Some(kind) => kind,
+        None => rope.text("type")?.unwrap_or("default"),
+    };
+    match kind {
+        "default" => Ok(()),
+        "linear" => {
+            let factor = at_least_one(rope, "factor")?;
+            frequencies.iter_mut().for_each(|f| *f /= factor);
+            Ok(())
+        }
+        "llama3" => scale_llama3(rope, frequencies),
+        other => {
+            let what =
+                format!("rope type {other:?} is not implemented, only default, linear and llama3");
+            Err(config.wrong(&what))
+        }
+    }
+}
+
+/// Llama 3.1: long wavelengths are stretched by `factor`, short ones stay, those between are blended.
+fn scale_llama3(rope: &Fields<'_>, frequencies: &mut [f64]) -> Result<()> {
+    let factor = at_least_one(rope, "factor")?;
+    let low = rope.number("low_freq_factor")?;
+    let high = rope.number("high_freq_factor")?;
+    let trained_len = rope.number("original_max_position_embeddings")?;
+    if low <= 0.0 || high <= low || trained_len <= 0.0 {
+        return Err(rope.wrong(&format!(
+            "llama3 rope needs 0 < low_freq_factor < high_freq_factor and a length, not {low}, {high} and {trained_len}"
+        )));
+    }
+    for f in frequencies {
+        let turns = trained_len * *f / TAU; // full turns over the length trained on
+        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        *f = (1.0 - kept) * *f / factor + kept * *f;
+    }
+    Ok(())
+}
+
+fn at_least_one(rope: &Fields<'_>, name: &str) -> std::result::Result<f64, Error> {
+    let value = rope.number(name)?;
+    if value >= 1.0 {
+        Ok(value)
+    } else {
+        Err(rope.wrong(&format!("rope {name} {value} is below 1")))
+    }
+}

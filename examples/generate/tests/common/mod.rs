@@ -1,0 +1,44 @@
+//! What the tests share: the golden models and their cases.
+
+#![allow(dead_code)] // each test takes what it needs
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// The golden models of the root package's test data.
+pub const MODELS: [&str; 2] = ["qwen3-tiny", "llama-tiny"];
+
+/// A golden model's directory.
+pub fn dir(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(model)
+}
+
+/// One golden case: what the reference framework generates.
+pub struct Case {
+    pub prompt: Vec<u32>,
+    pub tokens: Vec<u32>,
+    pub first_logits_head: Vec<f64>,
+}
+
+/// The cases of a golden model.
+pub fn cases(model: &str) -> Vec<Case> {
+    let text =
+        std::fs::read_to_string(dir(model).join("golden.json")).expect("golden.json is there");
+    let golden: Value = serde_json::from_str(&text).expect("golden.json is JSON");
+    let list = |value: &Value| -> Vec<f64> {
+        value.as_array().expect("a list").iter().map(|x| x.as_f64().expect("a number")).collect()
+    };
+    let tokens = |value: &Value| list(value).iter().map(|&x| x as u32).collect();
+    let case = |case: &Value| Case {
+        prompt: tokens(&case["prompt"]),
+        tokens: tokens(&case["tokens"]),
+        first_logits_head: list(&case["first_logits_head"]),
+    };
+    golden["cases"].as_array().expect("cases").iter().map(case).collect()
+}
+
+/// Whether two logits agree to 1e-3 relative; logits below 0.01 in magnitude to 1e-5.
+pub fn agree(actual: f64, expected: f64) -> bool {
+    (actual - expected).abs() <= 1e-3 * expected.abs().max(0.01)
+}

@@ -10,7 +10,12 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 
 #define KV_SIZE(type, bytes) static_assert(sizeof(type) == bytes, #type)
-#define KV_AT(type, field, at) static_assert(__builtin_offsetof(type, field) == at, #type "." #field)
+#ifdef __CUDACC_RTC__
+#define KV_OFFSET(type, field) __INTADDR__(&static_cast<type*>(nullptr)->field)
+#else
+#define KV_OFFSET(type, field) __builtin_offsetof(type, field)
+#endif
+#define KV_AT(type, field, at) static_assert(KV_OFFSET(type, field) == at, #type "." #field)
 
 // One sequence of a step (src/plan.rs BatchRow).
 struct BatchRow {
@@ -88,18 +93,18 @@ KV_AT(AttendParams, scale, 172);
 KV_AT(AttendParams, soft_cap, 176);
 KV_AT(AttendParams, reserved, 180);
 
-// The decode plan: DecodeWork[ctas], then unit_start[batch + 1].
+// The decode plan: DecodeWork[gridDim.x].
 //
 // A unit is DECODE_UNIT tokens of one kv head of one sequence. Units are numbered by (sequence, kv head, tokens); CTA c
-// works on units c * units_per_cta .. unit_end. unit_start[b] is the number of sequence b's first unit; a sequence with no
-// units belongs to the extend kernel.
+// works on units c * units_per_cta .. unit_end. A sequence of more than DECODE_ROWS query rows (extend_len * group) has no
+// units: it belongs to the extend kernel. One without tokens has one unit a head, so that somebody writes its zeros.
 #define DECODE_UNIT 64
 #define DECODE_ROWS 16  // most query rows of a decode item: extend_len * group
 struct DecodeWork {
     u32 units_per_cta;  // the same for all CTAs
     u32 unit_end;       // end of this CTA's range; not above its start where it has none
     u32 batch_index;    // sequence of its first unit
-    u32 unit_start;     // unit_start[batch_index]
+    u32 unit_start;     // that sequence's first unit
     u32 row;            // batch_rows[batch_index], so that the first tokens are found with one load less
     u32 qo_start;
     u32 extend_len;

@@ -59,7 +59,7 @@ impl SplitShape {
         if self.head_dim > 128 { 32 } else { 64 }
     }
 
-    /// Words of the decode plan, a multiple of 4.
+    /// Words of the decode plan.
     pub const fn decode_words(&self) -> usize {
         (self.decode_ctas as usize * DECODE_WORDS + self.batch_max as usize + 1).next_multiple_of(4)
     }
@@ -194,32 +194,30 @@ impl Split {
 
     fn plan_decode(&mut self, rows: &[BatchRow]) -> u32 {
         let shape = &self.shape;
-        let (works, starts) = self.decode.split_at_mut(shape.decode_ctas as usize * DECODE_WORDS);
-        let mut total = 0;
-        for (row, start) in rows.iter().zip(starts.iter_mut()) {
-            *start = total;
-            total += shape.units(row) * shape.kv_heads;
-        }
-        // Rows that are not there have no units, so a search never ends in them.
-        starts[rows.len()..].fill(total);
+        let units = |row: &BatchRow| shape.units(row) * shape.kv_heads;
+        let total = rows.iter().map(units).sum::<u32>();
         let per = total.div_ceil(shape.decode_ctas).max(1);
         let mut index = 0;
-        for (cta, work) in works.chunks_exact_mut(DECODE_WORDS).enumerate() {
+        let mut start = 0;
+        for (cta, work) in self.decode.chunks_exact_mut(DECODE_WORDS).enumerate() {
             let begin = cta as u32 * per;
-            while index < rows.len() && starts[index + 1] <= begin {
-                index += 1;
-            }
             work.fill(0);
             work[0] = per;
-            if let Some(row) = rows.get(index) {
-                work[1] = (begin + per).min(total);
-                work[2] = index as u32;
-                work[3] = starts[index];
-                work[4] = row.row.raw();
-                work[5] = row.qo_start;
-                work[6] = row.extend_len;
-                work[7] = row.kv_len;
+            if begin >= total {
+                continue;
             }
+            while start + units(&rows[index]) <= begin {
+                start += units(&rows[index]);
+                index += 1;
+            }
+            let row = &rows[index];
+            work[1] = (begin + per).min(total);
+            work[2] = index as u32;
+            work[3] = start;
+            work[4] = row.row.raw();
+            work[5] = row.qo_start;
+            work[6] = row.extend_len;
+            work[7] = row.kv_len;
         }
         total
     }
@@ -379,7 +377,10 @@ mod tests {
     /// What the decode kernel reads out of its plan, walked as it walks.
     fn decode_shares(shape: &SplitShape, split: &Split, rows: &[BatchRow]) -> Vec<Share> {
         let words = split.decode_words();
-        let starts = &words[shape.decode_ctas as usize * DECODE_WORDS..];
+        let mut starts = vec![0];
+        for row in rows {
+            starts.push(starts[starts.len() - 1] + shape.units(row) * shape.kv_heads);
+        }
         let mut shares = Vec::new();
         for cta in 0..shape.decode_ctas {
             let work = &words[cta as usize * DECODE_WORDS..][..DECODE_WORDS];

@@ -1,0 +1,137 @@
+// What the attention kernels share: warp matrix products, asynchronous copies, the page table look-up, the softmax's pieces.
+#pragma once
+#include "params.cuh"
+
+#define DEVICE static __device__ __forceinline__
+
+// ---- element types: names for the instruction set; 16-bit elements travel as bits -------------------------------------
+
+struct Bf16 {};
+struct F16 {};
+
+DEVICE u32 pack(Bf16, float low, float high) {
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+DEVICE u32 pack(F16, float low, float high) {
+    u32 bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+
+// c[16, 8] += a[16, 16] * b[16, 8]
+DEVICE void mma(Bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEVICE void mma(F16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8x8 matrices of 16-bit elements; lane i names row i % 8 of matrix i / 8.
+DEVICE void load_matrix(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+DEVICE void load_matrix_transposed(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------------------
+
+DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+
+// 16 bytes from global to shared memory; zeros where `valid` is false (nothing is read then).
+DEVICE void copy16(u32 to, u64 from, bool valid) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// Read-only for the whole launch.
+DEVICE u32 load_u32(u64 at) {
+    u32 value;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(at));
+    return value;
+}
+DEVICE uint4 load_uint4(u64 at) {
+    uint4 v;
+    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
+// Written by other CTAs of this launch: not from the L1 cache.
+DEVICE float4 load_float4_shared(const float* at) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at));
+    return v;
+}
+DEVICE float2 load_float2_shared(const float* at) {
+    float2 v;
+    asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(at));
+    return v;
+}
+DEVICE void store_u32(u64 at, u32 a) { asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(a) : "memory"); }
+DEVICE void store_uint2(u64 at, u32 a, u32 b) {
+    asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(at), "r"(a), "r"(b) : "memory");
+}
+DEVICE void store_float(u64 at, float a) { asm volatile("st.global.f32 [%0], %1;" ::"l"(at), "f"(a) : "memory"); }
+
+// Counts arrivals; the last of `count` is told so, and the counter is zero again.
+DEVICE bool arrive_last(u32* counter, u32 count) { return atomicInc(counter, count - 1) == count - 1; }
+
+// ---- page tables ------------------------------------------------------------------------------------------------------
+
+// Where a position's page number stands, in two loads: first `directory`, then `entry` with what was found there.
+struct Look {
+    u32 directory;  // word of the row's directory
+    u32 in_chunk;   // page within the chunk
+    u32 slot;       // slot within the page
+};
+DEVICE Look look_up(const AttendParams& p, u32 row, u32 position) {
+    const u32 page = static_cast<u32>(position * p.page_magic >> 32);
+    const u32 chunk = static_cast<u32>(page * p.chunk_magic >> 32);
+    return {row * p.chunks_per_row + chunk, page - chunk * p.chunk_pages, position - page * p.page_size};
+}
+DEVICE u32 load_directory(const AttendParams& p, const Look& look) { return load_u32(p.table + 4ull * look.directory); }
+DEVICE u32 load_page(const AttendParams& p, const Look& look, u32 chunk) {
+    return load_u32(p.table + 4 * (p.chunk_base + static_cast<u64>(chunk) * p.chunk_pages + look.in_chunk));
+}
+DEVICE u64 slot_offset(const AttendParams& p, const Look& look, u32 page) {
+    return page * p.page_stride + look.slot * p.slot_stride;
+}
+
+// ---- softmax ----------------------------------------------------------------------------------------------------------
+
+#define LOG2_E 1.4426950408889634f
+#define LN_2 0.6931471805599453f
+#define MINUS_INF __int_as_float(0xff800000)
+
+DEVICE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float divide_fast(float a, float b) { return __fdividef(a, b); }
+
+// Logits in base 2: cap(scale * s) * log2(e). tanh(x) = 1 - 2 / (exp(2 x) + 1), which the fast exponential gives to 1e-6.
+struct Logits {
+    float scale;  // without a cap: scale * log2(e); with one: 2 * log2(e) * scale / cap
+    float cap;    // soft_cap * log2(e), or 0
+    DEVICE Logits make(const AttendParams& p) {
+        const bool capped = p.soft_cap > 0.f;
+        return {capped ? 2.f * LOG2_E * p.scale / p.soft_cap : p.scale * LOG2_E, p.soft_cap * LOG2_E};
+    }
+    __device__ __forceinline__ float capped(float s) const {
+        return cap - divide_fast(2.f * cap, exp2_fast(s * scale) + 1.f);
+    }
+};

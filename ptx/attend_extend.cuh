@@ -1,0 +1,307 @@
+// Extend attention over pages: tiles of query rows against the tokens they see, on tensor cores.
+//
+// An item is a tile of packed query rows (query-major: the `group` query heads of one kv head stand side by side, so that
+// each gathered token serves them all) and a range of positions. CTAs take items longest first. K and V tiles are double
+// buffered; while one is worked on, the next is copied, and the page numbers of those after it are looked up. Where an
+// item is cut into parts over its tokens, each leaves its sum in `partial`, and the last to arrive joins them.
+#pragma once
+#include "attend.cuh"
+
+template <class T, int D, int MT, int WARPS, int BN> struct Extend {
+    static constexpr int THREADS = WARPS * 32;
+    static constexpr int BM = 16 * MT * WARPS;  // query rows
+    static constexpr int CHUNKS = D / 8;        // 16-byte pieces of a row
+    static constexpr int ROW = D * 2;           // bytes
+    static constexpr int TILE = BN * ROW;       // bytes of a K (or V) tile
+    static constexpr int ROWS_PER_COPY = THREADS / CHUNKS;
+    static constexpr int BYTES = BM * ROW + 4 * TILE;  // dynamic shared memory
+
+    struct Shared {
+        u64 offsets[2][BN];  // of the tokens of a tile; bit 63: not there
+        u32 ticket;
+        u32 last;
+    };
+    static constexpr u64 NONE = 1ull << 63;
+
+    static __device__ __forceinline__ void run(const AttendParams& p, u8* memory, Shared& shared) {
+        for (u32 item = blockIdx.x; item < items(p);) {
+            // Every CTA that has an item asks until it is refused, so items(p) tickets are drawn and the counter wraps to 0.
+            if (threadIdx.x == 0) shared.ticket = atomicInc(reinterpret_cast<u32*>(p.counters), items(p) - 1);
+            one(p, memory, shared, item);
+            __syncthreads();
+            item = min(items(p), gridDim.x) + shared.ticket;
+            __syncthreads();
+        }
+    }
+    static __device__ __forceinline__ u32 items(const AttendParams& p) { return load_u32(p.plan) * p.kv_heads; }
+    static __device__ __forceinline__ ExtendWork load_work(const AttendParams& p, u32 item) {
+        const u64 at = p.plan + sizeof(ExtendHead) + sizeof(ExtendWork) * (item / p.kv_heads);
+        const uint4 a = load_uint4(at), b = load_uint4(at + 16);
+        return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    }
+
+    static __device__ __forceinline__ void one(const AttendParams& p, u8* memory, Shared& shared, u32 item) {
+        ExtendWork work = load_work(p, item);
+        u32 head = item % p.kv_heads;
+        const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+        const u32 group = p.group;
+        const u32 q_tile = shared_address(memory), k_tile = q_tile + BM * ROW, v_tile = k_tile + 2 * TILE;
+        const u32 tiles = (work.kv_end - work.kv_begin + BN - 1) / BN;
+
+        // Look-ups: thread i < BN looks for token i of a tile, a tile before its offset is published.
+        auto look = [&](u32 tile) { return look_up(p, work.row, work.kv_begin + tile * BN + thread); };
+        auto there = [&](u32 tile) { return thread < BN && work.kv_begin + tile * BN + thread < work.kv_end; };
+        // The directory's word is the same for many tiles and comes from the L1 cache.
+        auto page = [&](u32 tile) { return there(tile) ? load_page(p, look(tile), load_directory(p, look(tile))) : 0; };
+        auto publish = [&](u32 tile, u32 page) {
+            if (thread < BN) shared.offsets[tile % 2][thread] = there(tile) ? slot_offset(p, look(tile), page) : NONE;
+        };
+        const u32 piece = thread % CHUNKS;
+        const u64 in_slot = head * p.head_stride + piece * 16;
+        auto copy_tile = [&](u32 tile) {
+            const u32 buffer = tile % 2 * TILE;
+#pragma unroll
+            for (int i = 0; i < BN / ROWS_PER_COPY; ++i) {
+                const u32 token = thread / CHUNKS + i * ROWS_PER_COPY;
+                const u64 offset = shared.offsets[tile % 2][token];
+                const bool is = !(offset & NONE);
+                const u64 from = in_slot + (is ? offset : 0);
+                const u32 to = buffer + token * ROW + (piece ^ token % 8) * 16;
+                copy16(k_tile + to, p.k + from, is);
+                copy16(v_tile + to, p.v + from, is);
+            }
+        };
+
+        const u32 page0 = page(0), page1 = page(1);
+        u32 next_page = page(2);
+        // Q, rows past the sequence's last as zeros.
+        u32 rows = work.extend_len * group;
+#pragma unroll 4
+        for (int i = 0; i < BM / ROWS_PER_COPY; ++i) {
+            const u32 row = thread / CHUNKS + i * ROWS_PER_COPY, packed = work.q_begin + row;
+            const u32 query = packed / group;
+            const u64 from = p.q + (work.qo_start + query) * p.q_stride + (head * group + packed - query * group) * ROW + piece * 16;
+            copy16(q_tile + row * ROW + (piece ^ row % 8) * 16, packed < rows ? from : p.q, packed < rows);
+        }
+        publish(0, page0), publish(1, page1);
+        __syncthreads();
+        if (tiles > 0) copy_tile(0);
+        copy_commit();
+
+        const Logits logits = Logits::make(p);
+        const bool capped = logits.cap > 0.f;
+        const float factor = capped ? 1.f : logits.scale;
+        // Positions of the first query and of the warp's rows.
+        const u32 position0 = work.kv_len - work.extend_len;  // no tile where kv_len is 0
+        const u32 warp_row = work.q_begin + warp * 16 * MT;
+        const u32 warp_first = position0 + warp_row / group, warp_last = position0 + (warp_row + 16 * MT - 1) / group;
+        const u32 column = lane % 4 * 2;
+        const u32 q_lane = q_tile + (warp * 16 * MT + lane % 16) * ROW + ((lane / 16) ^ lane % 8) * 16;
+        const u32 k_lane = (lane / 16 * 8 + lane % 8) * ROW + ((lane / 8 % 2) ^ lane % 8) * 16;
+        const u32 v_lane = (lane / 8 % 2 * 8 + lane % 8) * ROW + ((lane / 16) ^ lane % 8) * 16;
+
+        float o[MT][D / 8][4];
+        float top[MT][2], sum[MT][2];
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+            top[m][0] = top[m][1] = MINUS_INF, sum[m][0] = sum[m][1] = 0.f;
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.f;
+        }
+
+        for (u32 tile = 0; tile < tiles; ++tile) {
+            copy_wait<0>();
+            __syncthreads();
+            if (tile + 1 < tiles) copy_tile(tile + 1);
+            copy_commit();
+            // The offsets of this tile have been used: those of the next but one take their place.
+            publish(tile + 2, next_page);
+            next_page = page(tile + 3);
+
+            const u32 begin = work.kv_begin + tile * BN;
+            if (begin > warp_last) continue;
+            const u32 kb = k_tile + tile % 2 * TILE, vb = v_tile + tile % 2 * TILE;
+            float s[MT][BN / 8][4];
+#pragma unroll
+            for (int m = 0; m < MT; ++m)
+#pragma unroll
+                for (int n = 0; n < BN / 8; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.f;
+#pragma unroll
+            for (int k = 0; k < D / 16; ++k) {
+                u32 q[MT][4];
+#pragma unroll
+                for (int m = 0; m < MT; ++m) load_matrix(q[m], (q_lane + m * 16 * ROW) ^ (k * 32));
+#pragma unroll
+                for (int n = 0; n < BN / 16; ++n) {
+                    u32 b[4];
+                    load_matrix(b, kb + n * 16 * ROW + (k_lane ^ (k * 32)));
+#pragma unroll
+                    for (int m = 0; m < MT; ++m) mma(T(), s[m][2 * n], q[m], b[0], b[1]), mma(T(), s[m][2 * n + 1], q[m], b[2], b[3]);
+                }
+            }
+            if (capped) {
+#pragma unroll
+                for (int m = 0; m < MT; ++m)
+#pragma unroll
+                    for (int i = 0; i < BN / 2; ++i) s[m][i / 4][i % 4] = logits.capped(s[m][i / 4][i % 4]);
+            }
+            if (begin + BN - 1 > warp_first || (p.window != 0 && begin + p.window <= warp_last)) {
+                u32 query_low[MT], query_high[MT];
+#pragma unroll
+                for (int m = 0; m < MT; ++m) {
+                    query_low[m] = position0 + (warp_row + m * 16 + lane / 4) / group;
+                    query_high[m] = position0 + (warp_row + m * 16 + lane / 4 + 8) / group;
+                }
+#pragma unroll
+                for (int m = 0; m < MT; ++m)
+#pragma unroll
+                    for (int i = 0; i < BN / 2; ++i) {
+                        const u32 token = begin + i / 4 * 8 + column + i % 2, query = i % 4 < 2 ? query_low[m] : query_high[m];
+                        if (token > query || (p.window != 0 && token + p.window <= query)) s[m][i / 4][i % 4] = MINUS_INF;
+                    }
+            }
+            u32 weights[MT][BN / 8][2];
+#pragma unroll
+            for (int m = 0; m < MT; ++m) {
+                float above[2];
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    float most = top[m][h];
+#pragma unroll
+                    for (int n = 0; n < BN / 8; ++n) most = fmaxf(most, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+                    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+                    above[h] = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+                }
+                if (__any_sync(~0u, above[0] > top[m][0] || above[1] > top[m][1])) {
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        const float scale = above[h] == MINUS_INF ? 1.f : exp2_fast((top[m][h] - above[h]) * factor);
+                        sum[m][h] *= scale, top[m][h] = above[h];
+#pragma unroll
+                        for (int n = 0; n < D / 8; ++n) o[m][n][2 * h] *= scale, o[m][n][2 * h + 1] *= scale;
+                    }
+                }
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    // A row that has seen nothing yet must not subtract minus infinity from itself.
+                    const float less = top[m][h] == MINUS_INF ? 0.f : -top[m][h] * factor;
+#pragma unroll
+                    for (int n = 0; n < BN / 8; ++n) {
+                        const float x = exp2_fast(fmaf(s[m][n][2 * h], factor, less)), y = exp2_fast(fmaf(s[m][n][2 * h + 1], factor, less));
+                        sum[m][h] += x + y;
+                        weights[m][n][h] = pack(T(), x, y);
+                    }
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < BN / 16; ++k) {
+#pragma unroll
+                for (int n = 0; n < D / 16; ++n) {
+                    u32 b[4];
+                    load_matrix_transposed(b, vb + k * 16 * ROW + (v_lane ^ (n * 32)));
+#pragma unroll
+                    for (int m = 0; m < MT; ++m) {
+                        const u32 a[4] = {weights[m][2 * k][0], weights[m][2 * k][1], weights[m][2 * k + 1][0], weights[m][2 * k + 1][1]};
+                        mma(T(), o[m][2 * n], a, b[0], b[1]), mma(T(), o[m][2 * n + 1], a, b[2], b[3]);
+                    }
+                }
+            }
+        }
+        copy_wait<0>();
+        // Loaded again rather than kept in registers that the loop has no room for.
+        work = load_work(p, item), head = item % p.kv_heads, rows = work.extend_len * group;
+
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
+                sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
+            }
+        const u32 parts = work.part & 255;
+        float* const outputs = reinterpret_cast<float*>(p.partial);
+        if (parts == 1) {
+#pragma unroll
+            for (int m = 0; m < MT; ++m)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const u32 packed = warp_row + m * 16 + lane / 4 + 8 * h;
+                    if (packed >= rows) continue;
+                    const float inverse = sum[m][h] > 0.f ? 1.f / sum[m][h] : 0.f;
+                    const u32 query = packed / group;
+                    const u64 token = work.qo_start + query, q_head = head * group + (packed - query * group);
+                    const u64 to = p.out + token * p.out_stride + q_head * ROW + column * 2;
+#pragma unroll
+                    for (int n = 0; n < D / 8; ++n) store_u32(to + n * 16, pack(T(), o[m][n][2 * h] * inverse, o[m][n][2 * h + 1] * inverse));
+                    if (lane % 4 == 0 && p.lse != 0)
+                        store_float(p.lse + (token * p.q_heads + q_head) * 4,
+                                    sum[m][h] > 0.f ? (top[m][h] * factor + log2_fast(sum[m][h])) * LN_2 : MINUS_INF);
+                }
+            return;
+        }
+
+        // A part: leave the sum; the last part to arrive joins all of them.
+        const u32 first = work.part >> 16, index = work.part >> 8 & 255;
+        const u64 stride = static_cast<u64>(p.kv_heads) * (BM * (D + 2));  // floats from one part to the next
+        float* const group_at = outputs + (static_cast<u64>(first) * p.kv_heads + head) * (BM * (D + 2));
+        float* const own = group_at + index * stride;
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const u32 row = warp * 16 * MT + m * 16 + lane / 4 + 8 * h;
+                float* const to = own + row * D + column;
+#pragma unroll
+                for (int n = 0; n < D / 8; ++n) *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[m][n][2 * h], o[m][n][2 * h + 1]);
+                if (lane % 4 == 0) *reinterpret_cast<float2*>(own + BM * D + row * 2) = make_float2(top[m][h] * factor, sum[m][h]);
+            }
+        __threadfence();
+        __syncthreads();
+        if (thread == 0) shared.last = arrive_last(reinterpret_cast<u32*>(p.counters) + 1 + first * p.kv_heads + head, parts);
+        __syncthreads();
+        if (!shared.last) return;
+        __threadfence();
+        // Each part's factor for each row, in the memory of the K and V tiles; then all elements side by side.
+        float* const factors = reinterpret_cast<float*>(memory + BM * ROW);
+        for (u32 row = thread; row < BM; row += THREADS) {
+            const float* const sums = group_at + BM * D + row * 2;
+            float most = MINUS_INF, all = 0.f;
+            for (u32 i = 0; i < parts; ++i) most = fmaxf(most, load_float2_shared(sums + i * stride).x);
+            const float base = most == MINUS_INF ? 0.f : most;
+            for (u32 i = 0; i < parts; ++i) {
+                const float2 of = load_float2_shared(sums + i * stride);
+                const float scale = exp2_fast(of.x - base);
+                all += of.y * scale;
+                factors[i * BM + row] = scale;
+            }
+            const float inverse = all > 0.f ? 1.f / all : 0.f;
+            for (u32 i = 0; i < parts; ++i) factors[i * BM + row] *= inverse;
+            const u32 packed = work.q_begin + row, query = packed / group;
+            if (packed < rows && p.lse != 0)
+                store_float(p.lse + ((work.qo_start + query) * static_cast<u64>(p.q_heads) + head * group + (packed - query * group)) * 4,
+                            all > 0.f ? (most + log2_fast(all)) * LN_2 : MINUS_INF);
+        }
+        __syncthreads();
+        constexpr int FOURS = D / 4;
+#pragma unroll 8
+        for (u32 i = thread; i < BM * FOURS; i += THREADS) {
+            const u32 row = i / FOURS, four = i % FOURS;
+            float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+            for (u32 j = 0; j < parts; ++j) {
+                const float4 of = load_float4_shared(group_at + j * stride + row * D + four * 4);
+                const float scale = factors[j * BM + row];
+                x.x += of.x * scale, x.y += of.y * scale, x.z += of.z * scale, x.w += of.w * scale;
+            }
+            const u32 packed = work.q_begin + row, query = packed / group;
+            if (packed < rows)
+                store_uint2(p.out + (work.qo_start + query) * p.out_stride + (head * group + (packed - query * group)) * ROW + four * 8,
+                            pack(T(), x.x, x.y), pack(T(), x.z, x.w));
+        }
+    }
+};
+
+template <class T, int D, int MT, int WARPS, int BN> DEVICE void attend_extend(const AttendParams& p) {
+    extern __shared__ __align__(1024) u8 memory[];
+    __shared__ typename Extend<T, D, MT, WARPS, BN>::Shared shared;
+    Extend<T, D, MT, WARPS, BN>::run(p, memory, shared);
+}

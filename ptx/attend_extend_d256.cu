@@ -1,0 +1,16 @@
+// attend_extend_bf16_d256, attend_extend_f16_d256: attention of many query rows over paged K and V, head_dim 256.
+// Twin:    src/backend/cpu.rs attend           (the specification; here sums are f32, weights are rounded to the dtype)
+// Params:  AttendParams, 184 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
+// Shapes:  q, out [tokens, q_heads, 256]; plan ExtendHead, ExtendWork[..]; partial f32 [slots, kv_heads, 64, 258];
+//          counters u32 [1 + slots * kv_heads]
+// Grid:    x = SplitShape::extend_ctas, block 128, 98,304 bytes of dynamic shared memory
+// Needs:   q, out, k, v and all strides 16-byte aligned; group 1..=16; scale > 0; the plan made for this group and window
+// Build:   ptx/build.py
+#include "attend_extend.cuh"
+
+extern "C" __global__ void __launch_bounds__(128, 2) attend_extend_bf16_d256(const __grid_constant__ AttendParams params) {
+    attend_extend<Bf16, 256, 1, 4, 32>(params);
+}
+extern "C" __global__ void __launch_bounds__(128, 2) attend_extend_f16_d256(const __grid_constant__ AttendParams params) {
+    attend_extend<F16, 256, 1, 4, 32>(params);
+}

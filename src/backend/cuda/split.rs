@@ -61,7 +61,7 @@ impl SplitShape {
 
     /// Words of the decode plan.
     pub const fn decode_words(&self) -> usize {
-        (self.decode_ctas as usize * DECODE_WORDS + self.batch_max as usize + 1).next_multiple_of(4)
+        self.decode_ctas as usize * DECODE_WORDS
     }
 
     /// Most words of the extend plan, a multiple of 4.

@@ -7,6 +7,8 @@ pub mod error;
 pub mod id;
 pub mod layout;
 pub mod plan;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 
 pub use backend::{Attend, Backend, Cpu, Null};
 pub use config::{EngineConfig, EngineShape, PrefixMode};

@@ -1,0 +1,164 @@
+//! Random shapes, and rows of numbers on the host.
+
+use half::{bf16, f16};
+
+use crate::layout::{Capacity, Dtype, Layout, PoolConfig, PoolLayout, TableShape};
+use crate::testkit::rng::Rng;
+
+/// Largest pool of a random shape: all of it is compared again and again.
+const POOL_BYTES: u64 = 8 << 20;
+
+/// A shape that a backend is checked with.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// The pool.
+    pub layout: PoolLayout,
+    /// Its page tables.
+    pub table: TableShape,
+    /// Most plans begun and not yet done.
+    pub max_steps: u32,
+    /// Query heads of one kv head.
+    pub group: u32,
+    /// Element type of k and v as handed in.
+    pub kv_rows: Dtype,
+    /// Element type of q and out.
+    pub q_rows: Dtype,
+    /// Most tokens of one sequence.
+    pub max_len: u32,
+}
+
+impl Case {
+    /// Query heads.
+    pub fn q_heads(&self) -> u32 {
+        self.group * self.layout.kv_heads()
+    }
+
+    /// Elements of one row of k or v.
+    pub fn kv_width(&self) -> usize {
+        self.layout.kv_heads() as usize * self.layout.head_dim() as usize
+    }
+
+    /// Elements of one row of q or out.
+    pub fn q_width(&self) -> usize {
+        self.kv_width() * self.group as usize
+    }
+
+    /// A random shape of at most [`POOL_BYTES`].
+    pub(super) fn random(rng: &mut Rng) -> Self {
+        loop {
+            let case = Self::any(rng);
+            if case.layout.total_bytes() <= POOL_BYTES {
+                return case;
+            }
+        }
+    }
+
+    fn any(rng: &mut Rng) -> Self {
+        let dtypes = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+        let dtype = rng.pick(&dtypes);
+        let rows = rng.pick(&[dtype, dtype, Dtype::F32, Dtype::F16, Dtype::Bf16]);
+        // Small sizes stand first: a quick oracle sees more shapes.
+        let (kv_heads, group, head_dim) = loop {
+            let heads = (
+                rng.pick(&[1, 2, 2, 3, 4, 8]),
+                rng.pick(&[1, 1, 2, 3, 4, 5, 7, 8, 16]),
+                rng.pick(&[8, 16, 20, 32, 64, 64, 80, 96, 128, 128, 256]),
+            );
+            if heads.0 * heads.1 * heads.2 <= 2048 {
+                break heads;
+            }
+        };
+        let page_size = rng.pick(&[1, 2, 3, 7, 16, 16, 64, 256]);
+        let max_len = rng.pick(&[9, 40, 40, 150, 150, 700, 2500]);
+        let table_rows = rng.within(1, 6) as u32;
+        let pages = table_rows * u32::div_ceil(max_len, page_size) + rng.below(5) as u32;
+        let config = PoolConfig {
+            layers: rng.within(1, 3) as u32,
+            kv_heads,
+            head_dim,
+            dtype,
+            page_size,
+            capacity: Capacity::Pages(pages),
+            layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
+            tp_size: 1,
+            tp_rank: 0,
+        };
+        let tokens = u64::from(table_rows * max_len);
+        Self {
+            layout: config.layout().expect("a valid pool"),
+            table: TableShape::new(page_size, table_rows, max_len, tokens).expect("a small table"),
+            max_steps: rng.within(1, 3) as u32,
+            group,
+            kv_rows: rows,
+            q_rows: rows,
+            max_len,
+        }
+    }
+}
+
+/// Rows of numbers that every backend is given alike. The numbers are values of `dtype`.
+#[derive(Clone, Debug)]
+pub struct HostRows {
+    /// Element type that the backend shall hold them in.
+    pub dtype: Dtype,
+    /// Elements of one row.
+    pub width: usize,
+    /// Elements from row to row; what lies between is NaN.
+    pub stride: usize,
+    /// `rows * stride` numbers.
+    pub values: Vec<f32>,
+}
+
+impl HostRows {
+    /// `rows` rows of random numbers, packed or strided.
+    pub(super) fn random(rng: &mut Rng, dtype: Dtype, rows: usize, width: usize) -> Self {
+        // Strides are multiples of 16 bytes in every type, as kernels may ask for.
+        let stride = width.next_multiple_of(8) + 8 * rng.pick(&[0, 0, 1, 5]);
+        let stride = if rng.one_in(2) { width } else { stride };
+        let size = rng.pick(&[0.3, 1.0, 3.0]);
+        let mut values = vec![f32::NAN; rows * stride];
+        for row in values.chunks_exact_mut(stride) {
+            row[..width].fill_with(|| round(dtype, size * normal(rng)));
+        }
+        Self { dtype, width, stride, values }
+    }
+
+    /// One row.
+    pub fn row(&self, i: usize) -> &[f32] {
+        &self.values[i * self.stride..i * self.stride + self.width]
+    }
+}
+
+/// About normally distributed.
+fn normal(rng: &mut Rng) -> f32 {
+    let sum: u64 = (0..4).map(|_| rng.next() >> 40).sum();
+    (sum as f32 / (1 << 24) as f32 - 2.0) * 1.7
+}
+
+/// To nearest even in `dtype`.
+pub fn round(dtype: Dtype, x: f32) -> f32 {
+    match dtype {
+        Dtype::F32 => x,
+        Dtype::F16 => f16::from_f32(x).to_f32(),
+        Dtype::Bf16 => bf16::from_f32(x).to_f32(),
+    }
+}
+
+/// The bytes of numbers in `dtype`, rounded to nearest even.
+pub fn bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
+    let element = |&x: &f32| match dtype {
+        Dtype::F32 => x.to_le_bytes().to_vec(),
+        Dtype::F16 => f16::from_f32(x).to_le_bytes().to_vec(),
+        Dtype::Bf16 => bf16::from_f32(x).to_le_bytes().to_vec(),
+    };
+    values.iter().flat_map(element).collect()
+}
+
+/// Half the distance from 1 to the next number of `dtype`: the relative error of rounding.
+pub fn rounding(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 => 2_f64.powi(-24),
+        Dtype::F16 => 2_f64.powi(-11),
+        Dtype::Bf16 => 2_f64.powi(-8),
+    }
+}

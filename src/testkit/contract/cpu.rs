@@ -1,0 +1,114 @@
+//! The CPU backend's buffers are vectors.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::{Case, HostRows, TestBackend};
+use crate::backend::{Cpu, CpuRows, CpuRowsMut};
+use crate::id::PageId;
+use crate::layout::Dtype;
+
+/// Numbers in one of the types.
+#[derive(Clone, Debug)]
+pub enum Numbers {
+    /// binary32
+    F32(Vec<f32>),
+    /// binary16
+    F16(Vec<f16>),
+    /// bfloat16
+    Bf16(Vec<bf16>),
+}
+
+impl Numbers {
+    fn new(rows: &HostRows) -> Self {
+        let values = &rows.values[..];
+        match rows.dtype {
+            Dtype::F32 => Self::F32(values.to_vec()),
+            Dtype::F16 => Self::F16(values.iter().map(|&x| f16::from_f32(x)).collect()),
+            Dtype::Bf16 => Self::Bf16(values.iter().map(|&x| bf16::from_f32(x)).collect()),
+        }
+    }
+}
+
+/// Rows in one of the types; a stride that is the width counts as packed.
+#[derive(Clone, Debug)]
+pub struct OwnedRows {
+    buffer: Numbers,
+    stride: Option<usize>,
+}
+
+impl OwnedRows {
+    fn new(rows: &HostRows) -> Self {
+        let stride = (rows.stride != rows.width).then_some(rows.stride);
+        Self { buffer: Numbers::new(rows), stride }
+    }
+}
+
+impl TestBackend for Cpu {
+    type Input = OwnedRows;
+    type Output = OwnedRows;
+    type Sums = Vec<f32>;
+
+    fn supports(&self, _: &Case) -> bool {
+        true
+    }
+
+    /// Sums in f32, whatever the types.
+    fn unit(&self, _: &Case) -> f64 {
+        2_f64.powi(-23)
+    }
+
+    fn input(&mut self, rows: &HostRows) -> OwnedRows {
+        OwnedRows::new(rows)
+    }
+
+    fn rows(input: &OwnedRows) -> CpuRows<'_> {
+        let rows = match &input.buffer {
+            Numbers::F32(x) => CpuRows::from(&x[..]),
+            Numbers::F16(x) => CpuRows::from(&x[..]),
+            Numbers::Bf16(x) => CpuRows::from(&x[..]),
+        };
+        CpuRows { stride: input.stride, ..rows }
+    }
+
+    fn output(&mut self, poison: &HostRows) -> OwnedRows {
+        OwnedRows::new(poison)
+    }
+
+    fn rows_mut(output: &mut OwnedRows) -> CpuRowsMut<'_> {
+        let rows = match &mut output.buffer {
+            Numbers::F32(x) => CpuRowsMut::from(&mut x[..]),
+            Numbers::F16(x) => CpuRowsMut::from(&mut x[..]),
+            Numbers::Bf16(x) => CpuRowsMut::from(&mut x[..]),
+        };
+        CpuRowsMut { stride: output.stride, ..rows }
+    }
+
+    fn read_output(&mut self, output: &OwnedRows) -> Vec<f32> {
+        match &output.buffer {
+            Numbers::F32(x) => x.clone(),
+            Numbers::F16(x) => x.to_f32_vec(),
+            Numbers::Bf16(x) => x.to_f32_vec(),
+        }
+    }
+
+    fn sums(&mut self, len: usize) -> Vec<f32> {
+        vec![f32::NAN; len]
+    }
+
+    fn lse(sums: &mut Vec<f32>) -> &mut [f32] {
+        sums
+    }
+
+    fn read_sums(&mut self, sums: &Vec<f32>) -> Vec<f32> {
+        sums.clone()
+    }
+
+    fn read_page(&mut self, page: PageId, target: &mut [u8]) {
+        Cpu::read_page(self, page, target).expect("a page of the pool");
+    }
+
+    fn write_page(&mut self, page: PageId, source: &[u8]) {
+        Cpu::write_page(self, page, source).expect("a page of the pool");
+    }
+}

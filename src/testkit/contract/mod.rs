@@ -1,0 +1,120 @@
+//! The contract of [`Backend`], checked for any implementation: B1 to B7 over random shapes and batches.
+//!
+//! A run is one pool and a few rounds. A round brings in, forks and finishes sequences, begins several plans, runs them
+//! layer by layer (through bytes, on another thread, padded: as it falls), and compares:
+//!
+//! * every byte of the pool with a shadow of it, after stores and copies (B3, B5, B7): all pages are poisoned with NaN
+//!   first, so a stray write shows, and so does a stray read, in the outputs;
+//! * every output and log-sum-exp with attention in float64 over contiguous K and V (B1, B2, B4). Outputs are poisoned
+//!   too; what lies between strided rows must stay poison.
+//!
+//! The bound: `|out - exact| <= unit (4 + max_j scale sum_i |q_i k_i|) sum_j p_j |v_j|`, plus the rounding of `out`'s
+//! type. `unit` is the backend's own: the precision it computes in, times a small constant.
+//!
+//! Not here: which errors a backend has, beyond that it refuses what makes no sense.
+
+mod case;
+mod cpu;
+mod exact;
+mod run;
+
+use std::fmt;
+use std::ops::Range;
+
+pub use case::{Case, HostRows, bytes, round, rounding};
+pub use cpu::{Numbers, OwnedRows};
+pub use exact::{Exact, attention};
+
+use crate::backend::Backend;
+use crate::id::PageId;
+use crate::testkit::rng::{Rng, mix};
+
+/// What a test needs of a backend, beyond [`Backend`]: buffers, and the pool's bytes.
+///
+/// Buffers may lie on a device. Reads are asked for after `synchronize`. These methods panic where they fail.
+pub trait TestBackend: Backend + Send {
+    /// Rows of q, k or v.
+    type Input;
+    /// Rows of attention's output.
+    type Output;
+    /// Log-sum-exp.
+    type Sums;
+
+    /// Whether the backend takes the shape. Others are drawn until one is.
+    fn supports(&self, case: &Case) -> bool;
+
+    /// Precision of attention for a shape, times a small constant: see the module for the bound.
+    fn unit(&self, case: &Case) -> f64;
+
+    /// A buffer with these rows, in their type and with their stride.
+    fn input(&mut self, rows: &HostRows) -> Self::Input;
+
+    /// The rows of a buffer, as the backend takes them.
+    fn rows(input: &Self::Input) -> Self::Rows<'_>;
+
+    /// A buffer to write to, of the type and stride of these rows, and holding them.
+    fn output(&mut self, poison: &HostRows) -> Self::Output;
+
+    /// The rows of a buffer, as the backend takes them.
+    fn rows_mut(output: &mut Self::Output) -> Self::RowsMut<'_>;
+
+    /// All `rows * stride` numbers of a buffer.
+    fn read_output(&mut self, output: &Self::Output) -> Vec<f32>;
+
+    /// A buffer for `len` log-sum-exps, filled with NaN.
+    fn sums(&mut self, len: usize) -> Self::Sums;
+
+    /// The buffer, as the backend takes it.
+    fn lse(sums: &mut Self::Sums) -> Self::Lse<'_>;
+
+    /// All numbers of a buffer.
+    fn read_sums(&mut self, sums: &Self::Sums) -> Vec<f32>;
+
+    /// A page's bytes, in the order `[2 (K, V), layer, slot, kv head, head_dim]`.
+    fn read_page(&mut self, page: PageId, target: &mut [u8]);
+
+    /// Replaces a page's bytes, in the same order.
+    fn write_page(&mut self, page: PageId, source: &[u8]);
+}
+
+/// What a check saw.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Seeds.
+    pub runs: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Rows of one head that were compared.
+    pub rows: u64,
+    /// Largest error of an output beyond its type's rounding, as a part of its bound: at most 1.
+    pub worst_out: f64,
+    /// Largest error of a log-sum-exp, as a part of its bound: at most 1.
+    pub worst_lse: f64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { runs, steps, rows, worst_out, worst_lse } = self;
+        write!(f, "{runs} seeds, {steps} steps, {rows} rows; ")?;
+        write!(f, "of the bound: out {worst_out:.3}, log-sum-exp {worst_lse:.3}")
+    }
+}
+
+/// Checks a backend's contract, one fresh backend a seed.
+///
+/// # Panics
+/// At the first breach; the message names the seed, the shape and the place.
+pub fn check_backend<B: TestBackend>(make: impl Fn() -> B, seeds: Range<u64>) -> Report {
+    let mut report = Report::default();
+    for seed in seeds {
+        let backend = make();
+        let mut rng = Rng::new(mix(seed));
+        let case = (0..10_000)
+            .map(|_| Case::random(&mut rng))
+            .find(|case| backend.supports(case))
+            .expect("a backend supports one shape of ten thousand");
+        run::run(backend, case, seed, rng, &mut report);
+        report.runs += 1;
+    }
+    report
+}

@@ -1,0 +1,421 @@
+//! One run: a backend, a shape, and what should be in the pool.
+
+use std::collections::BTreeSet;
+use std::thread;
+
+use super::case::{Case, HostRows, bytes, round, rounding};
+use super::exact::{Exact, attention};
+use super::{Report, TestBackend};
+use crate::backend::Attend;
+use crate::id::{LayerId, PageId, SlotId};
+use crate::layout::Kv;
+use crate::plan::{BatchPlan, OwnedPlan, StepScratch};
+use crate::testkit::planner::{Item, Planner, shuffle};
+use crate::testkit::rng::Rng;
+
+/// Multiplications of float64 attention that one call is worth; beyond them, rows are sampled.
+const EXACT_WORK: u64 = 2_000_000;
+
+/// K and V of one sequence in one layer, contiguous: `[positions, kv_heads, head_dim]`, as rounded to the pool's type.
+#[derive(Clone, Debug, Default)]
+struct History {
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+/// A plan with the batch it is of, and its inputs: k and v of every layer.
+struct Step {
+    plan: OwnedPlan,
+    items: Vec<Item>,
+    kv: Vec<[HostRows; 2]>,
+}
+
+/// A call of attention, to be compared once the backend is done.
+struct Pending<B: TestBackend> {
+    step: usize,
+    layer: usize,
+    attend: Attend,
+    q: HostRows,
+    out: B::Output,
+    lse: Option<B::Sums>,
+    /// Kept until the backend is done with them.
+    _inputs: [B::Input; 3],
+}
+
+struct World<'a, B> {
+    backend: B,
+    case: Case,
+    seed: u64,
+    rng: Rng,
+    planner: Planner,
+    /// `[sequence][layer]`
+    history: Vec<Vec<History>>,
+    /// Sequences whose pages others share.
+    parents: BTreeSet<usize>,
+    /// Bytes of every page, in the order `[2, L, S, H, D]`.
+    shadow: Vec<Vec<u8>>,
+    report: &'a mut Report,
+}
+
+/// One seed.
+pub(super) fn run<B: TestBackend>(
+    mut backend: B,
+    case: Case,
+    seed: u64,
+    rng: Rng,
+    report: &mut Report,
+) {
+    backend.open(&case.layout, &case.table, case.max_steps).expect("a small pool opens");
+    let poison = vec![0xff; case.layout.page_bytes() as usize];
+    let shadow = vec![poison; case.layout.page_count() as usize];
+    let planner = Planner::new(&case.layout, &case.table, seed);
+    let (history, parents) = (Vec::new(), BTreeSet::new());
+    let mut world = World { backend, case, seed, rng, planner, history, parents, shadow, report };
+    for page in 0..world.shadow.len() {
+        world.backend.write_page(PageId::new(page as u32), &world.shadow[page]);
+    }
+    world.compare_pool();
+    for _ in 0..world.rng.within(1, 4) {
+        world.round();
+    }
+}
+
+impl<B: TestBackend> World<'_, B> {
+    fn round(&mut self) {
+        self.change_sequences();
+        let steps: Vec<_> =
+            (0..self.rng.within(1, self.case.max_steps.into())).map(|_| self.plan()).collect();
+        if self.rng.one_in(2) {
+            thread::scope(|scope| scope.spawn(|| self.execute(&steps)).join())
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        } else {
+            self.execute(&steps);
+        }
+        self.compare_pool();
+        self.report.steps += steps.len() as u64;
+    }
+
+    /// Finishes, admits and forks some sequences. At least one lives.
+    fn change_sequences(&mut self) {
+        for sequence in self.planner.live() {
+            if self.rng.one_in(4) && !self.parents.contains(&sequence) {
+                self.planner.finish(sequence);
+            }
+        }
+        while self.planner.live().is_empty() || self.rng.one_in(2) {
+            let Some(sequence) = self.planner.admit() else { break };
+            self.history.push(vec![History::default(); self.case.layout.layers() as usize]);
+            if self.rng.one_in(2) {
+                self.bring_in(sequence);
+            }
+        }
+        if self.rng.one_in(2) {
+            let parent = self.rng.pick(&self.planner.live());
+            self.fork(parent);
+        }
+    }
+
+    /// Gives a new sequence tokens whose K and V come as pages, not from a step.
+    fn bring_in(&mut self, sequence: usize) {
+        let len = self.rng.within(1, self.case.max_len.into()) as u32;
+        self.planner.grow(sequence, len);
+        let (dtype, width) = (self.case.layout.dtype(), self.case.kv_width());
+        let planned = self.planner.sequence(sequence).expect("just admitted").clone();
+        for layer in 0..self.case.layout.layers() as usize {
+            let [k, v] =
+                [(); 2].map(|()| HostRows::random(&mut self.rng, dtype, len as usize, width));
+            for position in 0..len {
+                let slot = self.planner.slot(&planned, position);
+                for (kv, rows) in [(Kv::K, &k), (Kv::V, &v)] {
+                    self.shadow_row(kv, layer, slot, rows.row(position as usize));
+                }
+            }
+            self.remember(sequence, layer, [&k, &v], 0..len as usize);
+        }
+        for page in planned.pages {
+            self.backend.write_page(page, &self.shadow[page.index()]);
+        }
+    }
+
+    fn fork(&mut self, parent: usize) {
+        let Some((_, copy)) = self.planner.fork(parent) else { return };
+        self.parents.insert(parent);
+        self.history.push(self.history[parent].clone());
+        if let Some(copy) = copy {
+            self.backend.copy_pages(&[copy]).expect("pages of the pool");
+            self.shadow[copy.target.index()] = self.shadow[copy.source.index()].clone();
+        }
+    }
+
+    /// A random batch, its plan and its inputs.
+    fn plan(&mut self) -> Step {
+        let mut live = self.planner.live();
+        shuffle(&mut self.rng, &mut live);
+        live.truncate(self.rng.within(1, live.len() as u64) as usize);
+        let mut items: Vec<Item> = live.into_iter().filter_map(|seq| self.item(seq)).collect();
+        if items.is_empty() || self.rng.one_in(4) {
+            let at = self.rng.below(items.len() as u64 + 1) as usize;
+            items.insert(at, Item::Padding { len: self.rng.within(1, 3) as u32 });
+        }
+        let mut plan = self.planner.plan(&items);
+        if self.rng.one_in(4) {
+            let (rows, tokens) = (self.rng.within(1, 2) as usize, self.rng.within(2, 5) as usize);
+            let plain = plan.plan();
+            let (rows, tokens) = (plain.rows.len() + rows, plain.token_count() + tokens);
+            plan = OwnedPlan::from(&plain.padded(&mut StepScratch::new(), rows, tokens));
+        }
+        if self.rng.one_in(2) {
+            plan = OwnedPlan::from_bytes(plan.as_bytes()).expect("the bytes of a plan");
+        }
+        let kv = self.inputs(&plan, &items);
+        Step { plan, items, kv }
+    }
+
+    /// What a sequence does in a step, if it can do anything.
+    fn item(&mut self, sequence: usize) -> Option<Item> {
+        let planned = self.planner.sequence(sequence)?;
+        let (len, room) = (planned.len, self.case.max_len - planned.len);
+        if len > 0 && (room == 0 || self.rng.one_in(8)) {
+            let len = self.rng.within(1, u64::from(len.min(20))) as u32;
+            return Some(Item::Again { sequence, len });
+        }
+        let most = u64::from(self.rng.pick(&[1, 1, 1, 5, 40, 200]).min(room));
+        let len = self.rng.within(u64::from(most > 0), most) as u32;
+        (len > 0).then_some(Item::Extend { sequence, len })
+    }
+
+    /// Random K and V for all layers; extended sequences remember theirs.
+    fn inputs(&mut self, plan: &OwnedPlan, items: &[Item]) -> Vec<[HostRows; 2]> {
+        let plan = plan.plan();
+        let (dtype, width) = (self.case.kv_rows, self.case.kv_width());
+        let mut all = Vec::new();
+        for layer in 0..self.case.layout.layers() as usize {
+            let kv =
+                [(); 2].map(|()| HostRows::random(&mut self.rng, dtype, plan.token_count(), width));
+            for (item, row) in items.iter().zip(plan.rows) {
+                if let Item::Extend { sequence, .. } = *item {
+                    let rows = row.qo_start as usize..(row.qo_start + row.extend_len) as usize;
+                    self.remember(sequence, layer, [&kv[0], &kv[1]], rows);
+                }
+            }
+            all.push(kv);
+        }
+        all
+    }
+
+    fn remember(
+        &mut self,
+        sequence: usize,
+        layer: usize,
+        [k, v]: [&HostRows; 2],
+        rows: std::ops::Range<usize>,
+    ) {
+        let dtype = self.case.layout.dtype();
+        let history = &mut self.history[sequence][layer];
+        for i in rows {
+            history.k.extend(k.row(i).iter().map(|&x| round(dtype, x)));
+            history.v.extend(v.row(i).iter().map(|&x| round(dtype, x)));
+        }
+    }
+
+    fn shadow_row(&mut self, kv: Kv, layer: usize, slot: SlotId, row: &[f32]) {
+        let layout = &self.case.layout;
+        let (page, offset) = layout.page_of(slot);
+        let v = if kv == Kv::V { layout.layers() as usize } else { 0 };
+        let row = bytes(layout.dtype(), row);
+        let at = ((v + layer) * layout.page_size() as usize + offset as usize) * row.len();
+        self.shadow[page.index()][at..at + row.len()].copy_from_slice(&row);
+    }
+
+    /// Begins all steps, runs them, and compares what they gave.
+    fn execute(&mut self, steps: &[Step]) {
+        for step in steps {
+            self.backend.begin(&step.plan.plan()).expect("a valid plan begins");
+        }
+        let layers = self.case.layout.layers() as usize;
+        let mut order: Vec<(usize, usize)> =
+            (0..steps.len()).flat_map(|step| (0..layers).map(move |layer| (step, layer))).collect();
+        if self.rng.one_in(2) {
+            order.sort_by_key(|&(step, layer)| (layer, step));
+        }
+        let pending: Vec<_> =
+            order.into_iter().map(|(step, layer)| self.layer(steps, step, layer)).collect();
+        self.backend.synchronize().expect("nothing failed");
+        for call in pending {
+            self.compare(&steps[call.step], call);
+        }
+    }
+
+    /// One layer of one step.
+    fn layer(&mut self, steps: &[Step], step: usize, layer: usize) -> Pending<B> {
+        let Step { plan, kv: all, .. } = &steps[step];
+        let (plan, id) = (plan.plan(), LayerId::new(layer as u32));
+        let [k, v] = [0, 1].map(|i| self.backend.input(&all[layer][i]));
+        self.backend.store_cache(&plan, id, B::rows(&k), B::rows(&v)).expect("a valid store");
+        for i in 0..plan.token_count() {
+            let Some(slot) = plan.slot_mapping.get(i) else { continue };
+            self.shadow_row(Kv::K, layer, slot, all[layer][0].row(i));
+            self.shadow_row(Kv::V, layer, slot, all[layer][1].row(i));
+        }
+        let attend = self.attend();
+        let (tokens, width) = (plan.token_count(), self.case.q_width());
+        let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
+        let mut poison = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
+        poison.values.fill(f32::NAN);
+        let q_rows = self.backend.input(&q);
+        let mut out = self.backend.output(&poison);
+        let mut lse =
+            self.rng.one_in(2).then(|| self.backend.sums(tokens * attend.q_heads as usize));
+        if self.rng.one_in(8) {
+            self.refuses(&plan, &attend, [&k, &v, &q_rows], &mut out);
+        }
+        let sums = lse.as_mut().map(B::lse);
+        self.backend
+            .attend(&plan, id, &attend, B::rows(&q_rows), B::rows_mut(&mut out), sums)
+            .expect("valid attention");
+        Pending { step, layer, attend, q, out, lse, _inputs: [k, v, q_rows] }
+    }
+
+    fn attend(&mut self) -> Attend {
+        let (q_heads, head_dim) = (self.case.q_heads(), self.case.layout.head_dim());
+        let plain = Attend::new(q_heads, head_dim);
+        let window = self.rng.pick(&[1, 2, 17, 33, 64, 1000]);
+        let soft_cap = self.rng.pick(&[0.5, 5.0, 30.0]);
+        Attend {
+            scale: plain.scale * self.rng.pick(&[1.0, 1.0, 0.3, -1.5]),
+            window: self.rng.one_in(3).then_some(window),
+            soft_cap: self.rng.one_in(3).then_some(soft_cap),
+            ..plain
+        }
+    }
+
+    /// What makes no sense is refused, and leaves nothing behind (compared later).
+    fn refuses(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        attend: &Attend,
+        [k, v, q]: [&B::Input; 3],
+        out: &mut B::Output,
+    ) {
+        let (past, last) = (self.case.layout.layers(), self.case.layout.layers() - 1);
+        let seed = self.seed;
+        let store = self.backend.store_cache(plan, LayerId::new(past), B::rows(k), B::rows(v));
+        assert!(store.is_err(), "seed {seed}: a store past the layers was taken");
+        for (layer, attend) in [
+            (past, *attend),
+            (last, Attend { q_heads: attend.q_heads + 1, ..*attend }),
+            (last, Attend { window: Some(0), ..*attend }),
+            (last, Attend { soft_cap: Some(0.0), ..*attend }),
+        ] {
+            if attend.q_heads % self.case.layout.kv_heads() == 0
+                && attend.q_heads != self.case.q_heads()
+            {
+                continue; // one kv head: any number of query heads would do, of another width
+            }
+            let out = B::rows_mut(out);
+            let id = LayerId::new(layer);
+            let result = self.backend.attend(plan, id, &attend, B::rows(q), out, None);
+            assert!(result.is_err(), "seed {seed}: {attend:?} in layer {layer} was taken");
+        }
+    }
+
+    /// Outputs of one call against float64.
+    fn compare(&mut self, step: &Step, call: Pending<B>) {
+        let out = self.backend.read_output(&call.out);
+        let lse = call.lse.as_ref().map(|sums| self.backend.read_sums(sums));
+        let plan = step.plan.plan();
+        let stride = out.len() / plan.token_count();
+        let (width, q_heads) = (self.case.q_width(), self.case.q_heads() as usize);
+        let place = format!("seed {} {:?} {:?} {:?}", self.seed, self.case, plan.rows, call.attend);
+        for row in out.chunks_exact(stride) {
+            assert!(row[width..].iter().all(|x| x.is_nan()), "{place}: written between rows");
+        }
+        let head_dim = self.case.layout.head_dim() as usize;
+        let pairs: u64 =
+            plan.rows.iter().map(|r| u64::from(r.extend_len) * u64::from(r.kv_len)).sum();
+        let work = pairs * width as u64 * 2;
+        for (i, row) in plan.rows.iter().enumerate() {
+            for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h)))
+            {
+                let at = (row.qo_start + token) as usize;
+                let start = at * stride + head * head_dim;
+                let got = &out[start..start + head_dim];
+                let sum = lse.as_ref().map(|lse| lse[at * q_heads + head]);
+                let place = || format!("{place}: token {at} head {head}");
+                if row.kv_len == 0 {
+                    assert!(got.iter().all(|&x| x == 0.0), "{}: padding is not 0", place());
+                    assert!(sum.is_none_or(|x| x == f32::NEG_INFINITY), "{}: {sum:?}", place());
+                    continue;
+                }
+                assert!(got.iter().all(|x| x.is_finite()), "{}: {got:?}", place());
+                if work > EXACT_WORK && self.rng.below(work) > EXACT_WORK {
+                    continue;
+                }
+                let position = (row.kv_len - row.extend_len + token) as usize;
+                let exact = self.exact(step, i, &call, (at, head), position);
+                self.compare_row(got, sum, &exact, &place);
+            }
+        }
+    }
+
+    fn exact(
+        &self,
+        step: &Step,
+        item: usize,
+        call: &Pending<B>,
+        (token, head): (usize, usize),
+        position: usize,
+    ) -> Exact {
+        let (Item::Extend { sequence, .. } | Item::Again { sequence, .. }) = step.items[item]
+        else {
+            unreachable!("padding has kv_len 0")
+        };
+        let head_dim = self.case.layout.head_dim() as usize;
+        let q = &call.q.row(token)[head * head_dim..(head + 1) * head_dim];
+        let History { k, v } = &self.history[sequence][call.layer];
+        let heads = (self.case.layout.kv_heads() as usize, head / self.case.group as usize);
+        attention(&call.attend, q, k, v, heads, position)
+    }
+
+    fn compare_row(
+        &mut self,
+        got: &[f32],
+        sum: Option<f32>,
+        exact: &Exact,
+        place: &dyn Fn() -> String,
+    ) {
+        let unit = self.backend.unit(&self.case) * (4.0 + exact.logit_mass);
+        let rounding = rounding(self.case.q_rows);
+        for ((&got, &wanted), &mass) in got.iter().zip(&exact.out).zip(&exact.mass) {
+            // f16 has no finer numbers than 2^-24.
+            let rounded = rounding * wanted.abs() * 1.01 + 2_f64.powi(-25);
+            let error = (f64::from(got) - wanted).abs() - rounded;
+            let part = error / (unit * mass);
+            assert!(
+                error <= unit * mass,
+                "{}: {got} is not {wanted}: {part} of the bound",
+                place()
+            );
+            self.report.worst_out = self.report.worst_out.max(part);
+        }
+        if let Some(sum) = sum {
+            let bound = unit + self.backend.unit(&self.case) * exact.lse.abs();
+            let part = (f64::from(sum) - exact.lse).abs() / bound;
+            assert!(part <= 1.0, "{}: {sum} is not {}: {part} of the bound", place(), exact.lse);
+            self.report.worst_lse = self.report.worst_lse.max(part);
+        }
+        self.report.rows += 1;
+    }
+
+    /// Every byte of the pool.
+    fn compare_pool(&mut self) {
+        self.backend.synchronize().expect("nothing failed");
+        let mut page_bytes = vec![0; self.case.layout.page_bytes() as usize];
+        for (page, wanted) in self.shadow.iter().enumerate() {
+            self.backend.read_page(PageId::new(page as u32), &mut page_bytes);
+            let first = page_bytes.iter().zip(wanted).position(|(a, b)| a != b);
+            let (seed, case) = (self.seed, &self.case);
+            assert!(first.is_none(), "seed {seed} {case:?}: page {page} differs at {first:?}");
+        }
+    }
+}

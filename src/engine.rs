@@ -1,42 +1,22 @@
-//! The host's API: one engine is the tables, a backend and the systems between them.
+//! The host's API: [`Engine`] is the tables, a backend, and the systems between them.
 //!
-//! SKELETON: signatures are final unless building teaches better; bodies land soon.
+//! Not here: what a call does (`system/`), how bytes move (`backend/`).
 
 use crate::backend::Backend;
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
-use crate::plan::{BatchPlan, Extend, PackedPlan, PageCopy, StepScratch};
+use crate::plan::{BatchPlan, Extend, PackedPlan, StepScratch};
+use crate::prefix::PrefixMatch;
+use crate::sequence::Sequence;
+use crate::system;
+use crate::system::fork::Forked;
+use crate::world::{Broken, World};
 
-/// What [`Engine::match_prefix`] found. Stays valid until the tree changes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PrefixMatch {
-    pages: u32,
-}
-
-impl PrefixMatch {
-    /// Whole pages matched.
-    pub fn pages(&self) -> u32 {
-        self.pages
-    }
-}
-
-/// A child that [`Engine::fork`] made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Forked {
-    /// The new sequence.
-    pub child: SeqKey,
-    /// The copy of the partly filled tail page, if there is one. The engine's own backend has been told already; other
-    /// ranks' backends need `copy_pages` too.
-    pub copy: Option<PageCopy>,
-    /// The copy's step, to be completed like any other (committed already); none without a copy.
-    pub step: Option<StepId>,
-}
-
-/// What becomes of a preempted sequence's computed pages.
+/// What becomes of the computed pages of a sequence that is preempted or dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// Whole computed pages stay matchable until evicted.
+    /// Whole computed pages stay matchable until they are evicted.
     Publish,
     /// What is not published yet is dropped.
     Drop,
@@ -47,21 +27,21 @@ pub enum Keep {
 pub struct Stats {
     /// Tokens of admitted and resumed prompts that needed no computing.
     pub hit_tokens: u64,
-    /// Tokens whose K and V were computed, by committed steps.
+    /// Tokens whose K and V committed steps computed, for sequences still running at the commit.
     pub computed_tokens: u64,
-    /// Pages evicted from the tree for new ones.
+    /// Pages evicted from the tree to make room.
     pub evicted_pages: u64,
     /// Pages free now.
     pub free_pages: u32,
     /// Pages that belong to one sequence.
     pub private_pages: u32,
-    /// Pages in the tree, evictable and protected.
+    /// Pages in the tree: evictable and protected.
     pub cached_pages: u32,
     /// Pages given up that an unfinished step may still touch.
     pub fenced_pages: u32,
     /// Pages of the tree that nobody uses.
     pub evictable_pages: u32,
-    /// Pages of the tree that running sequences use.
+    /// Pages of the tree that somebody uses.
     pub protected_pages: u32,
     /// Sequences, preempted ones included.
     pub sequences: u32,
@@ -69,123 +49,339 @@ pub struct Stats {
     pub steps: u32,
 }
 
-/// The KV-cache core of one scheduler: tables, systems, and one backend.
+/// The KV-cache core of one scheduler: which tokens need computing, where their K and V go, and who may reuse what.
+///
+/// `Send`; its calls come from one thread at a time. An error leaves the state as it was, unless a method says more.
 pub struct Engine<B> {
+    config: EngineConfig,
+    shape: EngineShape,
+    world: World,
     backend: B,
 }
 
-#[allow(unused, missing_docs, clippy::missing_errors_doc)]
 impl<B: Backend> Engine<B> {
-    pub fn new(config: impl Into<EngineConfig>, backend: B) -> Result<Self, EngineError<B::Error>> {
-        todo!()
+    /// Takes all memory that the config asks for, on the host and from the backend. A `PoolConfig` is a config too.
+    ///
+    /// # Errors
+    /// [`EngineError::Config`], [`EngineError::Backend`].
+    pub fn new(
+        config: impl Into<EngineConfig>,
+        mut backend: B,
+    ) -> Result<Self, EngineError<B::Error>> {
+        let config = config.into();
+        let shape = config.shape()?;
+        backend.open(&shape.layout, &shape.table, shape.max_steps).map_err(EngineError::Backend)?;
+        Ok(Self { config, shape, world: World::new(&shape), backend })
     }
+
+    /// The config it was made with.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// The checked sizes; what another rank's backend is opened with.
     pub fn shape(&self) -> &EngineShape {
-        todo!()
+        &self.shape
     }
+
+    /// The backend.
     pub fn backend(&self) -> &B {
         &self.backend
     }
+
+    /// The backend, to store and attend.
     pub fn backend_mut(&mut self) -> &mut B {
         &mut self.backend
     }
-    /// Longest cached prefix of all but the last token; changes nothing.
+
+    /// The tables, to look at.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// The prefix that a prompt would use if admitted now: whole pages of all but its last token. Changes nothing, not
+    /// even recency: for schedulers that order prompts by what is cached. O(tokens matched).
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> PrefixMatch {
-        todo!()
+        let tokens = &prompt[..prompt.len().saturating_sub(1)];
+        self.world.prefixes.match_prefix(namespace, tokens)
     }
-    /// Match, lock, take a row. Takes no pages. `cached_len(seq)` tokens need no computing.
+
+    /// Admits a prompt: matches, locks what matched, takes a row, and no pages. Of its tokens
+    /// [`cached_len`](Engine::cached_len) need no computing. O(prompt).
+    ///
+    /// # Errors
+    /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::OutOfSequences`], [`Error::OutOfTokens`],
+    /// [`Error::OutOfPages`] if the rest cannot fit now.
     pub fn admit(&mut self, namespace: Namespace, prompt: &[TokenId]) -> Result<SeqKey, Error> {
-        todo!()
+        let World { pages, prefixes, sequences, counters, buffers, .. } = &mut self.world;
+        let shape = &self.shape;
+        system::admit::admit(
+            shape, pages, prefixes, sequences, counters, buffers, namespace, prompt,
+        )
     }
-    /// As `admit`, with a match made before; `Error::Stale` if the tree changed since.
+
+    /// [`Engine::admit`] for a host that decided by a match made before.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if the tree has changed since so that the match may no longer hold; else as `admit`.
     pub fn admit_match(
         &mut self,
         found: &PrefixMatch,
         namespace: Namespace,
         prompt: &[TokenId],
     ) -> Result<SeqKey, Error> {
-        todo!()
+        if self.world.prefixes.is_stale(found) {
+            return Err(Error::Stale);
+        }
+        self.admit(namespace, prompt)
     }
-    /// Takes pages (evicting exactly the shortage), writes the plan into `scratch`, tells the backend (`begin`).
-    /// On a backend error the step is aborted.
+
+    /// Plans a step: takes exactly the pages that the new tokens need, evicting exactly what is short, writes the plan
+    /// into `scratch`, and tells the backend. O(batch and new tokens), whatever the context.
+    ///
+    /// # Errors
+    /// [`EngineError::Core`] with [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::UnknownSequence`],
+    /// [`Error::Preempted`], [`Error::RepeatedSequence`], [`Error::ExtendLen`], [`Error::OutOfTokens`] or
+    /// [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`]: the step is aborted, so its number is
+    /// spent and what was evicted for it stays evicted.
     pub fn plan_batch<'step>(
         &mut self,
         scratch: &'step mut StepScratch,
         items: &[Extend],
     ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
-        todo!()
+        let plan = system::plan_batch::plan_batch(&self.shape, &mut self.world, scratch, items)?;
+        if let Err(error) = self.backend.begin(&plan) {
+            self.abort(plan.step).expect("the step was just planned");
+            return Err(EngineError::Backend(error));
+        }
+        Ok(plan)
     }
-    /// The batch in FlashInfer's contract; call right after plan_batch.
+
+    /// The page tables of a batch just planned, in FlashInfer's contract, for hosts that bring their own kernels.
+    /// O(pages of the batch).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::Preempted`].
     pub fn packed<'step>(
         &self,
-        items: &[Extend],
         scratch: &'step mut StepScratch,
+        items: &[Extend],
     ) -> Result<PackedPlan<'step>, Error> {
-        todo!()
+        let page_size = self.shape.layout.page_size();
+        system::packed::packed(&self.world.sequences, page_size, items, scratch.reset())
     }
-    /// Adds tokens to a sequence: sampled, drafted, or the user's next turn.
+
+    /// Appends tokens to a sequence: sampled, drafted, or the next turn of a conversation. May come after the
+    /// `plan_batch` that reserved their places, and after its commit. O(tokens).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::OutOfTokens`].
     pub fn append(&mut self, seq: SeqKey, tokens: &[TokenId]) -> Result<(), Error> {
-        todo!()
+        system::append::append(&self.shape, &mut self.world.sequences, seq, tokens)
     }
-    /// cached_len advances; whole pages become matchable. In order of planning.
+
+    /// Commits a step: its tokens have K and V, or will have in the order of the backend's stream. `cached_len`
+    /// advances and whole pages become matchable. Sequences finished or preempted since are skipped.
+    /// O(batch and pages published).
+    ///
+    /// # Errors
+    /// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is.
     pub fn commit(&mut self, step: StepId) -> Result<(), Error> {
-        todo!()
+        system::commit::commit(&mut self.world, self.shape.prefix, step)
     }
-    /// All steps up to this one are done on all streams and ranks; fenced pages return.
+
+    /// All steps up to `step` are done on all streams and ranks: what waited for them returns. Completing a complete
+    /// step changes nothing. O(pages returned).
+    ///
+    /// # Errors
+    /// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`] if one up to it is neither committed nor
+    /// aborted.
     pub fn complete(&mut self, step: StepId) -> Result<(), Error> {
-        todo!()
+        let World { pages, prefixes, steps, buffers, .. } = &mut self.world;
+        system::complete::complete(pages, prefixes, steps, buffers, step)
     }
-    /// Undoes a planned step and all planned after it.
+
+    /// Undoes a planned step and every one planned after it: lengths return, pages pass the fence until a `complete`,
+    /// nothing is published. Tokens appended meanwhile stay. O(items undone).
+    ///
+    /// # Errors
+    /// [`Error::UnknownStep`] for a step that is not open.
     pub fn abort(&mut self, step: StepId) -> Result<(), Error> {
-        todo!()
+        let World { pages, sequences, steps, buffers, .. } = &mut self.world;
+        let page_size = self.shape.layout.page_size();
+        system::abort::abort(pages, sequences, steps, buffers, page_size, step)
     }
-    /// Publishes whole computed pages, gives up the rest; legal while a step with it is in flight.
+
+    /// Finishes a sequence: its whole computed pages stay for the next request, the rest is given up. Legal while an
+    /// unfinished step includes it; that step's commit skips it. O(pages given up).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
     pub fn finish(&mut self, seq: SeqKey) -> Result<(), Error> {
-        todo!()
+        self.finish_with(seq, Keep::Publish)
     }
+
+    /// [`Engine::finish`] that says what becomes of computed pages not yet published: [`Keep::Drop`] for a request
+    /// whose K and V are not to be trusted.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn finish_with(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
+        let keep = self.publishes(keep);
+        let World { pages, prefixes, sequences, steps, buffers, .. } = &mut self.world;
+        system::finish::finish(pages, prefixes, sequences, steps, buffers, seq, keep)
+    }
+
+    /// Preempts a sequence: it gives its pages up and keeps its tokens and its row, to be [resumed](Engine::resume).
+    /// O(pages given up).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::Preempted`].
     pub fn preempt(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
-        todo!()
+        let keep = self.publishes(keep);
+        let World { pages, prefixes, sequences, steps, buffers, .. } = &mut self.world;
+        system::finish::preempt(pages, prefixes, sequences, steps, buffers, seq, keep)
     }
+
+    /// Admits a preempted sequence again with all the tokens it has. O(tokens).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::OutOfPages`] if the rest cannot fit now.
     pub fn resume(&mut self, seq: SeqKey) -> Result<(), Error> {
-        todo!()
+        let World { pages, prefixes, sequences, counters, buffers, .. } = &mut self.world;
+        let shape = &self.shape;
+        system::admit::resume(shape, pages, prefixes, sequences, counters, buffers, seq)
     }
+
+    /// A second sequence with the same past: computed whole pages are shared, a partly filled tail page is copied on
+    /// the backend. The child knows all tokens of its parent. O(tokens).
+    ///
+    /// # Errors
+    /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfSequences`],
+    /// [`Error::OutOfTokens`], [`Error::OutOfSteps`] or [`Error::OutOfPages`]: nothing has changed.
+    /// [`EngineError::Backend`] if the copy failed: there is no child; its page returns with the step of the copy,
+    /// which is the newest, and the parent's computed pages stay published.
     pub fn fork(&mut self, seq: SeqKey) -> Result<Forked, EngineError<B::Error>> {
-        todo!()
+        let forked = system::fork::fork(&mut self.world, seq)?;
+        if let Some(copy) = forked.copy
+            && let Err(error) = self.backend.copy_pages(&[copy])
+        {
+            self.finish_with(forked.child, Keep::Drop).expect("the child was just made");
+            return Err(EngineError::Backend(error));
+        }
+        Ok(forked)
     }
-    /// Forgets tokens past `len`.
+
+    /// Cuts a sequence to `len` tokens: rejected drafts, an edited turn. Unfinished steps count no further than that.
+    /// Roll drafts back before the commit that would publish them. O(pages given up).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::RollbackLen`] for 0, for less than what is published, or past the tokens.
     pub fn rollback(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
-        todo!()
+        let World { pages, sequences, steps, buffers, .. } = &mut self.world;
+        let page_size = self.shape.layout.page_size();
+        system::rollback::rollback(pages, sequences, steps, buffers, page_size, seq, len)
     }
-    /// Drops every idle prefix; locked ones stop matching.
+
+    /// Drops every idle prefix; those in use match no more and go with their last user. For a host that changes the
+    /// model's weights. O(idle pages).
     pub fn reset(&mut self) {
-        todo!()
+        let World { pages, prefixes, buffers, .. } = &mut self.world;
+        buffers.freed.clear();
+        prefixes.reset(&mut buffers.freed);
+        pages.free_cached(&buffers.freed);
     }
-    /// Tokens with K and V (committed).
+
+    /// Tokens of a sequence that have K and V.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`]; so do the other questions about a sequence.
     pub fn cached_len(&self, seq: SeqKey) -> Result<u32, Error> {
-        todo!()
+        self.sequence(seq).map(|sequence| sequence.cached_len)
     }
-    /// cached_len plus what unfinished plans will add.
+
+    /// `cached_len` and what unfinished plans will add.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
     pub fn planned_len(&self, seq: SeqKey) -> Result<u32, Error> {
-        todo!()
+        self.sequence(seq).map(|sequence| sequence.planned_len)
     }
-    /// Known tokens.
+
+    /// Known tokens of a sequence.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
     pub fn token_count(&self, seq: SeqKey) -> Result<u32, Error> {
-        todo!()
+        self.sequence(seq).map(|sequence| sequence.token_len)
     }
+
+    /// A sequence's numbers.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn sequence(&self, seq: SeqKey) -> Result<&Sequence, Error> {
+        self.world.sequences.get(seq)
+    }
+
+    /// A sequence's known tokens.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
     pub fn tokens(&self, seq: SeqKey) -> Result<impl Iterator<Item = TokenId> + '_, Error> {
-        Ok(std::iter::empty())
+        let sequence = self.sequence(seq)?;
+        let pieces = self.world.sequences.token_pieces(sequence, 0, sequence.token_len);
+        Ok(pieces.flatten().copied())
     }
+
+    /// A sequence's pages in order.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
     pub fn page_table(&self, seq: SeqKey) -> Result<impl Iterator<Item = PageId> + '_, Error> {
-        Ok(std::iter::empty())
+        Ok(self.world.sequences.pages(self.sequence(seq)?))
     }
-    /// Pages that a plan could take now: free and evictable.
+
+    /// Pages that a plan could take now: free and evictable. O(1).
     pub fn available(&self) -> u32 {
-        todo!()
+        self.world.available()
     }
-    /// Pages that a plan could take once `step` is complete.
+
+    /// Pages that a plan could take once `step` is complete, if nothing else happens; a lower bound. A scheduler
+    /// compares it with what it needs before it preempts. O(unfinished steps).
     pub fn available_after(&self, step: StepId) -> u32 {
-        todo!()
+        self.world.available_after(step)
     }
+
+    /// Counters and levels. O(1).
     pub fn stats(&self) -> Stats {
-        todo!()
+        let World { pages, prefixes, sequences, steps, counters, .. } = &self.world;
+        let size = prefixes.size_info();
+        Stats {
+            hit_tokens: counters.hit_tokens,
+            computed_tokens: counters.computed_tokens,
+            evicted_pages: counters.evicted_pages,
+            free_pages: pages.free_count(),
+            private_pages: pages.private_count(),
+            cached_pages: pages.cached_count(),
+            fenced_pages: pages.fenced_count(),
+            evictable_pages: size.evictable,
+            protected_pages: size.protected,
+            sequences: sequences.len(),
+            steps: steps.len(),
+        }
+    }
+
+    /// Audits the whole state. O(everything): for tests and debugging.
+    ///
+    /// # Errors
+    /// The first broken invariant, and whose page shows it.
+    pub fn verify(&self) -> Result<(), Broken> {
+        self.world.verify()
+    }
+
+    /// With reuse off nothing is ever published for others.
+    fn publishes(&self, keep: Keep) -> bool {
+        keep == Keep::Publish && self.shape.prefix == crate::config::PrefixMode::Radix
     }
 }

@@ -1,0 +1,167 @@
+//! The audit of the tree: every numbered invariant over every node. O(tree), never in a step.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::id::{NodeKey, PageId};
+
+use super::PrefixTree;
+
+/// What is broken, and whose page shows it.
+type Broken = (&'static str, Option<PageId>);
+
+impl PrefixTree {
+    /// Checks T1 to T8. `locks`: how many locks end at each node; `fenced`: how many of those were announced to leave.
+    pub(crate) fn check(
+        &self,
+        locks: &HashMap<NodeKey, u32>,
+        fenced: &HashMap<NodeKey, u32>,
+    ) -> Result<(), Broken> {
+        self.check_columns()?;
+        self.check_children()?;
+        self.check_locks(locks)?;
+        self.check_leaving(fenced)?;
+        self.check_list()?;
+        self.check_spans()
+    }
+
+    /// A page of the node, to point at.
+    fn page(&self, node: NodeKey) -> Option<PageId> {
+        self.node_pages(node).next().map(|(_, pages)| pages[0])
+    }
+
+    fn ensure(&self, holds: bool, what: &'static str, node: NodeKey) -> Result<(), Broken> {
+        if holds { Ok(()) } else { Err((what, self.page(node))) }
+    }
+
+    fn check_columns(&self) -> Result<(), Broken> {
+        if self.link.len() != self.age.len() || self.link.len() != self.children.len() {
+            return Err(("T1: all columns hold the same nodes", None));
+        }
+        for (node, link) in &self.link {
+            self.ensure(self.age.contains_key(node), "T1: every node has an age", node)?;
+            self.ensure(link.span.pages() > 0, "T1: no node is empty", node)?;
+        }
+        Ok(())
+    }
+
+    fn check_children(&self) -> Result<(), Broken> {
+        let mut child_counts = HashMap::<NodeKey, u32>::new();
+        for (node, link) in &self.link {
+            let first = self.spans.first_page(&link.span);
+            let found = self.child(link.parent, link.scope, first);
+            self.ensure(found == Some(node), "T2: the child table finds each node", node)?;
+            if let Some(parent) = link.parent {
+                *child_counts.entry(parent).or_default() += 1;
+                let parent = self.link.get(parent);
+                self.ensure(parent.is_some(), "T2: a parent is a node", node)?;
+                let same = parent.is_some_and(|parent| parent.scope == link.scope);
+                self.ensure(same, "T2: a child is in its parent's scope", node)?;
+            }
+        }
+        for (node, age) in &self.age {
+            let counted = child_counts.get(&node).copied().unwrap_or(0);
+            self.ensure(age.child_count == counted, "T2: child_count counts the children", node)?;
+        }
+        Ok(())
+    }
+
+    fn check_locks(&self, locks: &HashMap<NodeKey, u32>) -> Result<(), Broken> {
+        let mut users = locks.clone();
+        for (node, age) in &self.age {
+            if age.lock_count > 0
+                && let Some(parent) = self.link[node].parent
+            {
+                *users.entry(parent).or_default() += 1;
+            }
+        }
+        for (node, age) in &self.age {
+            let counted = users.remove(&node).unwrap_or(0);
+            let what = "T3: lock_count counts locks that end here and locked children";
+            self.ensure(age.lock_count == counted, what, node)?;
+        }
+        match users.len() {
+            0 => Ok(()),
+            _ => Err(("T3: a locked node exists", None)),
+        }
+    }
+
+    fn check_leaving(&self, fenced: &HashMap<NodeKey, u32>) -> Result<(), Broken> {
+        let mut leaving = fenced.clone();
+        let mut pages = 0;
+        for (node, age) in &self.age {
+            if age.is_leaving() {
+                pages += self.link[node].span.pages();
+                if let Some(parent) = self.link[node].parent {
+                    *leaving.entry(parent).or_default() += 1;
+                }
+            }
+        }
+        for (node, age) in &self.age {
+            let counted = leaving.get(&node).copied().unwrap_or(0);
+            let what = "T7: leaving counts fenced locks that end here and leaving children";
+            self.ensure(age.leaving == counted, what, node)?;
+        }
+        if self.leaving.iter().map(|(_, pages)| pages).sum::<u32>() != pages {
+            return Err(("T7: the pages of leaving nodes are counted by step", None));
+        }
+        Ok(())
+    }
+
+    fn check_list(&self) -> Result<(), Broken> {
+        let mut seen = HashSet::new();
+        for node in self.list.iter(&self.age) {
+            self.ensure(seen.insert(node), "T4: the eviction list has no loop", node)?;
+            self.ensure(self.age[node].lock_count == 0, "T4: listed nodes are idle", node)?;
+            let young = self.link[node].parent.is_none_or(|parent| !seen.contains(&parent));
+            self.ensure(young, "T4: a parent is younger than its children", node)?;
+            let present = self.link[node].scope.era == self.era;
+            self.ensure(present, "T8: idle nodes are of the present era", node)?;
+        }
+        let (mut evictable, mut protected) = (0, 0);
+        for (node, age) in &self.age {
+            let pages = self.link[node].span.pages();
+            if age.lock_count == 0 {
+                self.ensure(seen.contains(&node), "T4: idle nodes are listed", node)?;
+                evictable += pages;
+            } else {
+                protected += pages;
+            }
+        }
+        if (evictable, protected) != (self.evictable, self.protected) {
+            return Err((
+                "T5: evictable and protected count the pages of idle and locked nodes",
+                None,
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_spans(&self) -> Result<(), Broken> {
+        let mut places = HashSet::new();
+        let mut extents = 0;
+        for (node, link) in &self.link {
+            extents += self.spans.extents_of(&link.span);
+            for place in self.spans.places(&link.span) {
+                self.ensure(places.insert(place), "T6: a place belongs to one span", node)?;
+                self.ensure(!self.spans.is_free(place), "T6: a span's places are taken", node)?;
+            }
+            let pages: usize = self.node_pages(node).map(|(_, pages)| pages.len()).sum();
+            let counted = pages == link.span.pages() as usize;
+            self.ensure(counted, "T6: a span has a place for each page", node)?;
+        }
+        if places.len() as u32 != self.spans.taken_count() {
+            return Err(("T6: a place is taken by a span or free", None));
+        }
+        if extents != self.spans.extent_count() {
+            return Err(("T6: every extent belongs to a span", None));
+        }
+        Ok(())
+    }
+
+    /// Every page of the tree with its node, for the audit of the whole world.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = (NodeKey, PageId)> + '_ {
+        self.link.keys().flat_map(move |node| {
+            self.node_pages(node).flat_map(move |(_, pages)| pages.iter().map(move |&p| (node, p)))
+        })
+    }
+}

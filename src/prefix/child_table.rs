@@ -1,0 +1,148 @@
+//! Finds a node from its parent and its first page's tokens: one hash table for the whole tree.
+//!
+//! Open addressing with linear probing; a removal shifts its followers back, so there are no tombstones, and with at
+//! least twice as many entries as nodes it never grows and never stalls. Two nodes of one hash live side by side: the
+//! caller confirms every candidate.
+//!
+//! Not here: what a node is; the tree compares.
+
+use std::hash::{BuildHasher, Hasher};
+
+use ahash::RandomState;
+use bytemuck::{Pod, Zeroable};
+use slotmap::{Key, KeyData};
+
+use crate::id::{NodeKey, Scope, TokenId};
+
+/// A node and its hash, 12 bytes. All zero: vacant (no key is 0).
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Entry {
+    hash: u32,
+    node: [u32; 2],
+}
+
+impl Entry {
+    fn new(hash: u32, node: NodeKey) -> Self {
+        let raw = node.data().as_ffi();
+        Self { hash, node: [raw as u32, (raw >> 32) as u32] }
+    }
+
+    fn node(&self) -> Option<NodeKey> {
+        let raw = u64::from(self.node[0]) | u64::from(self.node[1]) << 32;
+        (raw != 0).then(|| KeyData::from_ffi(raw).into())
+    }
+}
+
+/// The table.
+pub(super) struct ChildTable {
+    entries: Vec<Entry>,
+    hasher: RandomState,
+    hash_mask: u32,
+}
+
+impl ChildTable {
+    /// Entries for each node of a full table, in bytes.
+    pub const BYTES_PER_NODE: u64 = 2 * size_of::<Entry>() as u64;
+
+    /// A table for at most `node_count` nodes. `hash_bits` below 32 forces collisions.
+    pub fn new(node_count: u32, hash_bits: u32) -> Self {
+        let hash_mask = if hash_bits >= 32 { u32::MAX } else { (1 << hash_bits) - 1 };
+        let entries = bytemuck::zeroed_vec(Self::entry_count(node_count));
+        // Random keys: nobody outside can make prompts that collide.
+        Self { entries, hasher: RandomState::new(), hash_mask }
+    }
+
+    fn entry_count(node_count: u32) -> usize {
+        (2 * node_count as usize).next_power_of_two()
+    }
+
+    pub fn bytes(node_count: u32) -> u64 {
+        (Self::entry_count(node_count) * size_of::<Entry>()) as u64
+    }
+
+    /// Hash of a node's place in the tree.
+    pub fn hash(&self, parent: Option<NodeKey>, scope: Scope, first_page: &[TokenId]) -> u32 {
+        let mut hasher = self.hasher.build_hasher();
+        match parent {
+            Some(parent) => hasher.write_u64(parent.data().as_ffi()),
+            None => {
+                hasher.write_u64(scope.namespace.raw());
+                hasher.write_u64(scope.era);
+            }
+        }
+        match first_page {
+            [token] => hasher.write_u32(token.raw()),
+            tokens => hasher.write(bytemuck::cast_slice(tokens)),
+        }
+        hasher.finish() as u32 & self.hash_mask
+    }
+
+    fn home(&self, hash: u32) -> usize {
+        hash as usize & (self.entries.len() - 1)
+    }
+
+    fn next(&self, index: usize) -> usize {
+        (index + 1) & (self.entries.len() - 1)
+    }
+
+    /// The node of this hash that `confirm` accepts. O(1) unless hashes collide.
+    pub fn find(&self, hash: u32, mut confirm: impl FnMut(NodeKey) -> bool) -> Option<NodeKey> {
+        let mut index = self.home(hash);
+        while let Some(node) = self.entries[index].node() {
+            if self.entries[index].hash == hash && confirm(node) {
+                return Some(node);
+            }
+            index = self.next(index);
+        }
+        None
+    }
+
+    /// Adds a node.
+    pub fn insert(&mut self, hash: u32, node: NodeKey) {
+        let mut index = self.home(hash);
+        while self.entries[index].node().is_some() {
+            index = self.next(index);
+        }
+        self.entries[index] = Entry::new(hash, node);
+    }
+
+    /// Puts `new` in the place of `old`.
+    pub fn replace(&mut self, hash: u32, old: NodeKey, new: NodeKey) {
+        let index = self.index_of(hash, old);
+        self.entries[index] = Entry::new(hash, new);
+    }
+
+    /// Removes a node.
+    pub fn remove(&mut self, hash: u32, node: NodeKey) {
+        let mut hole = self.index_of(hash, node);
+        let mut index = self.next(hole);
+        while self.entries[index].node().is_some() {
+            // An entry may move back to the hole unless its home lies behind the hole.
+            let home = self.home(self.entries[index].hash);
+            let mask = self.entries.len() - 1;
+            if index.wrapping_sub(home) & mask >= index.wrapping_sub(hole) & mask {
+                self.entries[hole] = self.entries[index];
+                hole = index;
+            }
+            index = self.next(index);
+        }
+        self.entries[hole] = Entry::zeroed();
+    }
+
+    fn index_of(&self, hash: u32, node: NodeKey) -> usize {
+        let mut index = self.home(hash);
+        loop {
+            match self.entries[index].node() {
+                Some(found) if found == node => return index,
+                Some(_) => index = self.next(index),
+                None => panic!("T2: every node is in the child table"),
+            }
+        }
+    }
+
+    /// Nodes in the table, for audits. O(entries).
+    pub fn len(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.node().is_some()).count()
+    }
+}

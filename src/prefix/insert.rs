@@ -1,0 +1,99 @@
+//! Publishing: pages that a sequence has filled become matchable below the prefix it holds.
+
+use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
+
+use super::walk::Place;
+use super::{Link, PrefixTree};
+
+/// What an insert did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct Inserted {
+    /// The first so many of the pages were in the tree already: the caller's are duplicates. The rest are the tree's
+    /// now.
+    pub duplicates: u32,
+}
+
+impl PrefixTree {
+    /// Publishes whole pages that follow the locked prefix, and moves the lock to their end.
+    ///
+    /// Where the tree has a page already, `pages[i]` becomes the tree's, and the caller's own is appended to
+    /// `duplicates`. A leaf that only this lock uses grows in place. O(pages).
+    pub fn insert(
+        &mut self,
+        lock: &mut PrefixLock,
+        tokens: &[TokenId],
+        pages: &mut [PageId],
+        duplicates: &mut Vec<PageId>,
+    ) -> Inserted {
+        assert_eq!(tokens.len(), pages.len() * self.page_size as usize, "whole pages");
+        let known = self.walk_duplicates(lock, tokens, pages, duplicates);
+        if known < pages.len() {
+            let tokens = &tokens[known * self.page_size as usize..];
+            self.attach(lock, tokens, &pages[known..]);
+        }
+        Inserted { duplicates: known as u32 }
+    }
+
+    /// Follows what the tree has already; the lock goes along. Returns the pages passed.
+    fn walk_duplicates(
+        &mut self,
+        lock: &mut PrefixLock,
+        tokens: &[TokenId],
+        pages: &mut [PageId],
+        duplicates: &mut Vec<PageId>,
+    ) -> usize {
+        let mut place = Place { node: lock.node(), pages_in_node: 0 };
+        let mut known = 0;
+        loop {
+            let rest = &tokens[known * self.page_size as usize..];
+            let Some(child) = self.child(place.node, lock.scope(), rest) else { break };
+            let pages_in_node = self.compare(child, rest, &mut |found| {
+                let own = &mut pages[known..known + found.len()];
+                duplicates.extend_from_slice(own);
+                own.copy_from_slice(found);
+                known += found.len();
+            });
+            place = Place { node: Some(child), pages_in_node };
+            if pages_in_node < self.link[child].span.pages() {
+                break;
+            }
+        }
+        if known > 0
+            && let Some(node) = place.node
+        {
+            let node = self.split(node, place.pages_in_node);
+            self.move_lock(lock, node);
+        }
+        known
+    }
+
+    /// Adds pages that the tree does not have, behind the lock.
+    fn attach(&mut self, lock: &mut PrefixLock, tokens: &[TokenId], pages: &[PageId]) {
+        self.protected += pages.len() as u32;
+        if let Some(node) = lock.node()
+            && self.is_own_leaf(node)
+        {
+            let link = &mut self.link[node];
+            self.spans.grow(&mut link.span, tokens, pages);
+            self.epoch += 1;
+            return;
+        }
+        let span = self.spans.create(tokens, pages);
+        let node = self.spawn(Link { parent: lock.node(), scope: lock.scope(), span });
+        self.adopt(lock, node);
+    }
+
+    /// Whether a leaf has a single user, who holds it by a lock that ends here.
+    fn is_own_leaf(&self, node: NodeKey) -> bool {
+        let age = &self.age[node];
+        age.lock_count == 1 && age.child_count == 0
+    }
+
+    /// Moves a lock to a new child of its node. The child was never idle, so no list knows it.
+    fn adopt(&mut self, lock: &mut PrefixLock, node: NodeKey) {
+        // The parent loses this lock and gains a locked child.
+        self.age[node].lock_count = 1;
+        *lock = PrefixLock::new(Some(node), lock.scope());
+    }
+}

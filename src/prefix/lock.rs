@@ -1,0 +1,159 @@
+//! The right to use a prefix: counts of users, and the split where a match ends inside a node.
+
+use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
+
+use super::{Link, PrefixMatch, PrefixTree};
+
+/// The tree has changed since the match was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stale;
+
+impl PrefixTree {
+    /// Locks what a match found, splitting the node it ends in. O(nodes that were idle).
+    ///
+    /// # Errors
+    /// [`Stale`] if a node was split, trimmed, evicted or has grown since the match.
+    pub fn lock(&mut self, found: &PrefixMatch) -> Result<PrefixLock, Stale> {
+        if self.is_stale(found) {
+            return Err(Stale);
+        }
+        let node = found.node.map(|node| self.split(node, found.pages_in_node));
+        if let Some(node) = node {
+            self.add_user(node);
+        }
+        Ok(PrefixLock::new(node, found.scope))
+    }
+
+    /// Whether the tree has changed since a match so that it may no longer hold.
+    pub fn is_stale(&self, found: &PrefixMatch) -> bool {
+        found.epoch != self.epoch
+    }
+
+    /// The empty prefix, in an era of its own: what grows below it nobody else ever matches, and goes with its last
+    /// user.
+    pub fn lock_private(&mut self, namespace: Namespace) -> PrefixLock {
+        let era = self.next_era();
+        PrefixLock::new(None, Scope { namespace, era })
+    }
+
+    /// One more lock on the same prefix.
+    pub fn lock_again(&mut self, lock: &PrefixLock) -> PrefixLock {
+        if let Some(node) = lock.node() {
+            self.add_user(node);
+        }
+        PrefixLock::new(lock.node(), lock.scope())
+    }
+
+    /// Gives a lock up. Nodes that nobody uses any more join the young end of the eviction order, deepest first; those
+    /// that can no longer match go at once, their pages to `freed`. O(nodes that become idle).
+    pub fn unlock(&mut self, lock: PrefixLock, freed: &mut Vec<PageId>) {
+        let keep = lock.scope().era == self.era;
+        let mut at = lock.node();
+        while let Some(node) = at {
+            let age = &mut self.age[node];
+            assert!(age.lock_count > 0, "T3: a lock is counted until it is given up");
+            age.lock_count -= 1;
+            if age.lock_count > 0 {
+                self.begin_leaving(node);
+                return;
+            }
+            at = self.link[node].parent;
+            self.become_idle(node, keep, freed);
+        }
+    }
+
+    pub(super) fn become_idle(&mut self, node: NodeKey, keep: bool, freed: &mut Vec<PageId>) {
+        let pages = self.link[node].span.pages();
+        self.protected -= pages;
+        if keep {
+            self.evictable += pages;
+            self.list.push(&mut self.age, node);
+        } else {
+            self.despawn(node, freed);
+        }
+    }
+
+    /// Moves a lock from its node to one below it: the path above stays locked throughout.
+    pub(super) fn move_lock(&mut self, lock: &mut PrefixLock, node: NodeKey) {
+        let (old, scope) = (lock.node(), lock.scope());
+        if old == Some(node) {
+            return;
+        }
+        self.add_user(node);
+        if let Some(old) = old {
+            // The path to `node` goes through `old`, so it does not become idle.
+            self.age[old].lock_count -= 1;
+            debug_assert!(self.age[old].lock_count > 0, "T3: a locked child counts");
+        }
+        *lock = PrefixLock::new(Some(node), scope);
+    }
+
+    fn add_user(&mut self, node: NodeKey) {
+        let mut at = Some(node);
+        while let Some(node) = at {
+            self.stop_leaving(node);
+            let age = &mut self.age[node];
+            age.lock_count += 1;
+            if age.lock_count > 1 {
+                return;
+            }
+            self.list.unlink(&mut self.age, node);
+            let link = &self.link[node];
+            self.evictable -= link.span.pages();
+            self.protected += link.span.pages();
+            at = link.parent;
+        }
+    }
+
+    /// The node that ends `pages` pages into `node`: `node` itself, or a new parent of it that takes those pages. The
+    /// old key stays with the suffix, so that locks on it and children below it stay valid. O(1) but for long extents
+    /// lists.
+    pub(super) fn split(&mut self, node: NodeKey, pages: u32) -> NodeKey {
+        let Link { parent, scope, mut span } = self.link[node];
+        if pages == span.pages() {
+            return node;
+        }
+        let rest = self.spans.split(&mut span, pages);
+        // The prefix takes the node's place under its parent...
+        let age = self.age[node];
+        let prefix = self.link.insert(Link { parent, scope, span });
+        let mut prefix_age = super::Age::new(age.hash);
+        prefix_age.child_count = 1;
+        prefix_age.lock_count = u32::from(age.lock_count > 0);
+        prefix_age.leaving = u32::from(age.is_leaving());
+        prefix_age.leaving_step = age.leaving_step;
+        self.age.insert(prefix, prefix_age);
+        self.children.replace(age.hash, node, prefix);
+        // ... and the node becomes its child. An idle prefix is the younger neighbour of its suffix.
+        self.link[node] = Link { parent: Some(prefix), scope, span: rest };
+        let hash = self.children.hash(Some(prefix), scope, self.spans.first_page(&rest));
+        self.age[node].hash = hash;
+        self.children.insert(hash, node);
+        if age.lock_count == 0 {
+            self.list.insert_after(&mut self.age, prefix, node);
+        }
+        self.epoch += 1;
+        prefix
+    }
+
+    /// An era that nothing belongs to yet.
+    pub(super) fn next_era(&mut self) -> u64 {
+        let era = self.era_count;
+        self.era_count += 1;
+        era
+    }
+
+    /// Pages of a match that nobody uses now: what locking it takes from the evictable ones. O(idle nodes).
+    pub fn idle_pages(&self, found: &PrefixMatch) -> u32 {
+        let (mut at, mut pages) = (found.node, 0);
+        let mut here = found.pages_in_node;
+        while let Some(node) = at
+            && self.age[node].lock_count == 0
+        {
+            pages += here;
+            at = self.link[node].parent;
+            here = at.map_or(0, |parent| self.link[parent].span.pages());
+        }
+        pages
+    }
+}

@@ -1,0 +1,199 @@
+//! The prefixes that have K and V: a radix tree over whole pages, in columns of one arena.
+//!
+//! ```text
+//!                 (namespace, era)                        a node is a run of whole pages:
+//!                /               \                        tokens and page ids in `span`,
+//!        [t t t t|t t t t]     [t t t t]                  found from its parent by its
+//!          /           \                                  first page's tokens (`child_table`)
+//!   [t t t t]   [t t t t|t t t t|t t t t]
+//! ```
+//!
+//! Columns, by access: `link` (a walk reads it), `age` (locks and eviction read it), spans and the child table beside
+//! them. Only `spawn` and `despawn` touch all of them.
+//!
+//! * T1. All columns hold the same nodes; nodes <= pages, since no node is empty.
+//! * T2. The child table finds exactly each node, under its parent (or scope) and its first page's tokens; siblings'
+//!   first pages differ. A hash never stands for equality.
+//! * T3. `lock_count` of a node = locks that end at it + its children that are locked. So a locked node's parent is
+//!   locked, and only a change between idle and locked goes up the path.
+//! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children: the old end
+//!   is always a leaf.
+//! * T5. evictable + protected = total = pages of all nodes; evictable = pages of idle nodes.
+//! * T6. Every span's places are taken in the span store, each by one span; the rest are free.
+//! * T7. A locked node is leaving when each of its locks is fenced and each of its locked children is leaving; `leaving`
+//!   counts the pages of leaving nodes by the step that the last of those locks waits for.
+//! * T8. Idle nodes are all of the present era: a prefix that can no longer match goes with its last user.
+//!
+//! Not here: page states and memory. A call that gives pages up appends them to the caller's buffer.
+
+mod age;
+mod check;
+mod child_table;
+mod evict;
+mod insert;
+mod leave;
+mod lock;
+mod span;
+mod walk;
+
+use std::collections::VecDeque;
+
+use slotmap::{SecondaryMap, SlotMap};
+
+use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
+use age::{Age, AgeList};
+use child_table::ChildTable;
+use span::{Span, SpanStore};
+
+pub use insert::Inserted;
+pub use lock::Stale;
+pub use walk::PrefixMatch;
+
+/// Read by every walk.
+#[derive(Clone, Copy)]
+struct Link {
+    parent: Option<NodeKey>,
+    scope: Scope,
+    span: Span,
+}
+
+/// The tree.
+pub struct PrefixTree {
+    page_size: u32,
+    link: SlotMap<NodeKey, Link>,
+    age: SecondaryMap<NodeKey, Age>,
+    list: AgeList,
+    spans: SpanStore,
+    children: ChildTable,
+    /// Pages of idle nodes.
+    evictable: u32,
+    /// Pages of locked nodes.
+    protected: u32,
+    /// Pages of leaving nodes, by step. Steps rise.
+    leaving: VecDeque<(StepId, u32)>,
+    /// The era whose prefixes match.
+    era: u64,
+    /// Eras given out so far.
+    era_count: u64,
+    /// Counts what makes matches stale: split, trim, eviction, growth, reset.
+    epoch: u64,
+}
+
+/// Pages of a tree by use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SizeInfo {
+    /// Pages that nobody uses.
+    pub evictable: u32,
+    /// Pages that somebody uses.
+    pub protected: u32,
+    /// Both.
+    pub total: u32,
+}
+
+impl PrefixTree {
+    /// An empty tree of at most `page_count` pages. `hash_bits`: how much of the child table's hashes is used.
+    /// `max_steps`: the most steps that are unfinished at a time.
+    pub fn new(page_count: u32, page_size: u32, max_steps: u32, hash_bits: u32) -> Self {
+        Self {
+            page_size,
+            link: SlotMap::with_capacity_and_key(page_count as usize),
+            age: SecondaryMap::with_capacity(page_count as usize),
+            list: AgeList::default(),
+            spans: SpanStore::new(page_count, page_size),
+            children: ChildTable::new(page_count, hash_bits),
+            evictable: 0,
+            protected: 0,
+            leaving: VecDeque::with_capacity(max_steps as usize + 1),
+            era: 0,
+            era_count: 1,
+            epoch: 0,
+        }
+    }
+
+    /// Bytes that a tree reserves; they are touched as nodes and pages come.
+    pub fn bytes(page_count: u32, page_size: u32) -> u64 {
+        u64::from(page_count) * Self::bytes_per_node()
+            + ChildTable::bytes(page_count)
+            + SpanStore::bytes(page_count, page_size)
+    }
+
+    /// Bytes of one node's columns, the child table left out.
+    pub const fn bytes_per_node() -> u64 {
+        // A slot of a slotmap is a value and a 4-byte version.
+        (size_of::<Link>() + size_of::<Age>() + 8) as u64
+    }
+
+    /// Tokens of one page.
+    pub fn page_size(&self) -> u32 {
+        self.page_size
+    }
+
+    /// Nodes.
+    pub fn node_count(&self) -> usize {
+        self.link.len()
+    }
+
+    /// Pages by use. O(1).
+    pub fn size_info(&self) -> SizeInfo {
+        let (evictable, protected) = (self.evictable, self.protected);
+        SizeInfo { evictable, protected, total: evictable + protected }
+    }
+
+    /// The scope in which prefixes of a namespace match now.
+    pub fn scope(&self, namespace: Namespace) -> Scope {
+        Scope { namespace, era: self.era }
+    }
+
+    /// Bytes in use for the live tree's nodes, child entries, places and extents: what a token costs is this over
+    /// the tree's tokens.
+    pub fn live_bytes(&self) -> u64 {
+        let nodes = self.link.len() as u64;
+        nodes * (Self::bytes_per_node() + ChildTable::BYTES_PER_NODE) + self.spans.live_bytes()
+    }
+
+    /// Makes a node. It is idle and in no list; the caller counts its pages.
+    fn spawn(&mut self, link: Link) -> NodeKey {
+        assert!(self.link.len() < self.link.capacity(), "T1: nodes cannot outnumber pages");
+        let first = self.spans.first_page(&link.span);
+        let hash = self.children.hash(link.parent, link.scope, first);
+        let node = self.link.insert(link);
+        self.age.insert(node, Age::new(hash));
+        self.children.insert(hash, node);
+        if let Some(parent) = link.parent {
+            self.age[parent].child_count += 1;
+        }
+        node
+    }
+
+    /// Removes a node that is idle, without children and in no list. Its pages go to `pages`, deepest first.
+    fn despawn(&mut self, node: NodeKey, pages: &mut Vec<PageId>) -> Option<NodeKey> {
+        let age = self.age.remove(node).expect("T1: every node has an age");
+        assert!(age.lock_count == 0, "T3: a locked node stays");
+        assert!(age.child_count == 0, "T4: a node with children stays");
+        let mut link = self.link.remove(node).expect("T1: every node has a link");
+        self.children.remove(age.hash, node);
+        let all = link.span.pages();
+        self.spans.trim(&mut link.span, all, pages);
+        if let Some(parent) = link.parent {
+            self.age[parent].child_count -= 1;
+        }
+        link.parent
+    }
+
+    /// A node's pages, in order, piece by piece.
+    fn node_pages(&self, node: NodeKey) -> impl Iterator<Item = (&[TokenId], &[PageId])> {
+        self.spans.pieces(&self.link[node].span)
+    }
+
+    /// Pages of the prefix that a lock holds, in order; for audits. O(pages).
+    pub fn path(&self, lock: &PrefixLock) -> Vec<PageId> {
+        let mut nodes = Vec::new();
+        let mut at = lock.node();
+        while let Some(node) = at {
+            nodes.push(node);
+            at = self.link[node].parent;
+        }
+        let pages = nodes.iter().rev().flat_map(|&node| self.node_pages(node));
+        pages.flat_map(|(_, pages)| pages.iter().copied()).collect()
+    }
+}

@@ -1,0 +1,372 @@
+//! Where tokens and page ids of nodes lie: runs of places in one slab, without waste and without moving.
+//!
+//! ```text
+//! place     0    1    2    3    4    5    6    7        one place a cached page:
+//! tokens  [tttt|tttt|tttt|    |tttt|tttt|    |    ]     page_size tokens
+//! pages   [ p9 | p2 | p3 |    | p7 | p8 |    |    ]     and the page that holds their K and V
+//! span A   = extent 0..3                                a span is a list of extents,
+//! span B   = extent 4..6                                usually one
+//! ```
+//!
+//! There are as many places as pages, and a span takes exactly one for each of its pages: places cannot run out before
+//! pages do, whatever the nodes look like. Contiguity is a matter of speed only: large spans take whole words of free
+//! places, small ones follow one another, and a span that grows moves on to a whole word of its own, so that sequences
+//! that grow side by side do not interleave.
+//!
+//! Not here: which node owns which span.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::bitmap::{Bitmap, WORD};
+use crate::id::{PageId, TokenId};
+
+/// No extent.
+const NONE: u32 = u32::MAX;
+
+/// A run of neighbouring places.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Extent {
+    start: u32,
+    len: u32,
+    next: u32,
+    prev: u32,
+}
+
+/// A node's pages: a list of extents.
+#[derive(Clone, Copy)]
+pub(super) struct Span {
+    first: u32,
+    last: u32,
+    pages: u32,
+}
+
+impl Span {
+    /// Pages of the span.
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+}
+
+/// All spans' places.
+pub(super) struct SpanStore {
+    page_size: usize,
+    tokens: Vec<TokenId>,
+    pages: Vec<PageId>,
+    /// Free places.
+    free: Bitmap,
+    /// Words of `free` that are wholly free.
+    whole: Bitmap,
+    /// The word that small spans are packed into.
+    open: usize,
+    extents: Vec<Extent>,
+    /// Vacant extents, linked by `next`.
+    vacant: u32,
+    extent_count: u32,
+}
+
+impl SpanStore {
+    pub fn new(page_count: u32, page_size: u32) -> Self {
+        let words = page_count.div_ceil(WORD as u32);
+        let mut whole = Bitmap::new(words, true);
+        if !(page_count as usize).is_multiple_of(WORD) {
+            // The last word is short, so it is never wholly free.
+            let last = words as usize - 1;
+            whole.remove(last / WORD, 1 << (last % WORD));
+        }
+        Self {
+            page_size: page_size as usize,
+            // Zeroed memory is not touched before it is used.
+            tokens: bytemuck::zeroed_vec(page_count as usize * page_size as usize),
+            pages: bytemuck::zeroed_vec(page_count as usize),
+            free: Bitmap::new(page_count, true),
+            whole,
+            open: usize::MAX,
+            extents: Vec::with_capacity(page_count as usize),
+            vacant: NONE,
+            extent_count: 0,
+        }
+    }
+
+    pub fn bytes(page_count: u32, page_size: u32) -> u64 {
+        let place = u64::from(page_size) * 4 + 4 + size_of::<Extent>() as u64;
+        u64::from(page_count) * place
+            + Bitmap::bytes(page_count)
+            + Bitmap::bytes(page_count.div_ceil(WORD as u32))
+    }
+
+    pub fn live_bytes(&self) -> u64 {
+        u64::from(self.taken_count()) * (self.page_size as u64 * 4 + 4)
+            + u64::from(self.extent_count) * size_of::<Extent>() as u64
+    }
+
+    /// Places that spans have taken.
+    pub fn taken_count(&self) -> u32 {
+        self.pages.len() as u32 - self.free.count()
+    }
+
+    /// A new span of these pages. O(pages).
+    ///
+    /// # Panics
+    /// If there are more pages than free places, or none.
+    pub fn create(&mut self, tokens: &[TokenId], pages: &[PageId]) -> Span {
+        assert!(!pages.is_empty(), "T1: no span is empty");
+        let mut span = Span { first: NONE, last: NONE, pages: 0 };
+        self.push(&mut span, tokens, pages, pages.len() < WORD);
+        span
+    }
+
+    /// Appends pages to a span. O(pages).
+    pub fn grow(&mut self, span: &mut Span, tokens: &[TokenId], pages: &[PageId]) {
+        let taken = self.extend_last(span, pages.len());
+        self.write_end(span, taken, tokens, pages);
+        let (tokens, pages) = (&tokens[taken * self.page_size..], &pages[taken..]);
+        self.push(span, tokens, pages, false);
+    }
+
+    /// Adds extents for all of `pages`; small spans are packed behind one another.
+    fn push(&mut self, span: &mut Span, tokens: &[TokenId], pages: &[PageId], pack: bool) {
+        let (mut tokens, mut pages) = (tokens, pages);
+        while !pages.is_empty() {
+            let (start, len) = self.take_run(pages.len(), pack);
+            self.link_extent(span, start, len);
+            self.write_end(span, len, &tokens[..len * self.page_size], &pages[..len]);
+            (tokens, pages) = (&tokens[len * self.page_size..], &pages[len..]);
+        }
+    }
+
+    /// Takes a run of at most `wanted` neighbouring free places.
+    fn take_run(&mut self, wanted: usize, pack: bool) -> (usize, usize) {
+        if pack && let Some(start) = self.open_place(wanted) {
+            self.take(start, wanted);
+            return (start, wanted);
+        }
+        if let Some(first) = self.whole.lowest_word() {
+            let word = first * WORD + self.whole.word(first).trailing_zeros() as usize;
+            if pack {
+                self.open = word;
+            }
+            let len = self.whole_run(word, wanted);
+            self.take(word * WORD, len);
+            return (word * WORD, len);
+        }
+        let word =
+            self.free.lowest_word().expect("T6: a free place for every page not in the tree");
+        let bits = self.free.word(word);
+        let offset = bits.trailing_zeros() as usize;
+        let len = ((bits >> offset).trailing_ones() as usize).min(wanted);
+        self.take(word * WORD + offset, len);
+        (word * WORD + offset, len)
+    }
+
+    /// The place behind the last one taken in the open word, if `wanted` fit there.
+    fn open_place(&self, wanted: usize) -> Option<usize> {
+        let tail = self.free.word(self.open).leading_ones() as usize;
+        (tail >= wanted).then(|| (self.open + 1) * WORD - tail)
+    }
+
+    /// Places, at most `wanted`, in the whole words from `word` on.
+    fn whole_run(&self, word: usize, wanted: usize) -> usize {
+        let words = wanted.div_ceil(WORD);
+        let run = (word..word + words).take_while(|&w| self.whole.contains(w as u32)).count();
+        wanted.min(run * WORD)
+    }
+
+    /// Lengthens the last extent by at most `wanted` places, as far as those behind it are free.
+    fn extend_last(&mut self, span: &mut Span, wanted: usize) -> usize {
+        let extent = self.extents[span.last as usize];
+        let end = (extent.start + extent.len) as usize;
+        let mut len = 0;
+        while len < wanted {
+            let (word, offset) = ((end + len) / WORD, (end + len) % WORD);
+            // Do not run into the word that small spans are packed into.
+            let usable = offset != 0 || self.whole.contains(word as u32);
+            let run = (self.free.word(word) >> offset).trailing_ones() as usize;
+            if !usable || run == 0 {
+                break;
+            }
+            len += run.min(wanted - len);
+            if run < WORD - offset {
+                break;
+            }
+        }
+        self.take(end, len);
+        self.extents[span.last as usize].len += len as u32;
+        span.pages += len as u32;
+        len
+    }
+
+    /// Writes the last `len` pages of a span; they lie in its last extent.
+    fn write_end(&mut self, span: &Span, len: usize, tokens: &[TokenId], pages: &[PageId]) {
+        let extent = self.extents[span.last as usize];
+        let place = (extent.start + extent.len) as usize - len;
+        let size = self.page_size;
+        self.pages[place..place + len].copy_from_slice(&pages[..len]);
+        self.tokens[place * size..(place + len) * size].copy_from_slice(&tokens[..len * size]);
+    }
+
+    fn link_extent(&mut self, span: &mut Span, start: usize, len: usize) {
+        let extent = Extent { start: start as u32, len: len as u32, next: NONE, prev: span.last };
+        let index = self.add_extent(extent);
+        match span.last {
+            NONE => span.first = index,
+            last => self.extents[last as usize].next = index,
+        }
+        span.last = index;
+        span.pages += len as u32;
+    }
+
+    fn add_extent(&mut self, extent: Extent) -> u32 {
+        self.extent_count += 1;
+        if self.vacant == NONE {
+            assert!(self.extents.len() < self.extents.capacity(), "T6: an extent has a place");
+            self.extents.push(extent);
+            return (self.extents.len() - 1) as u32;
+        }
+        let index = self.vacant;
+        self.vacant = self.extents[index as usize].next;
+        self.extents[index as usize] = extent;
+        index
+    }
+
+    fn drop_extent(&mut self, index: u32) {
+        self.extent_count -= 1;
+        self.extents[index as usize].next = self.vacant;
+        self.extents[index as usize].len = 0;
+        self.vacant = index;
+    }
+
+    /// Cuts a span after `at` pages; returns the rest. Moves nothing. O(extents before the cut).
+    pub fn split(&mut self, span: &mut Span, at: u32) -> Span {
+        assert!(0 < at && at < span.pages, "a split leaves pages on both sides");
+        let (mut index, mut before) = (span.first, 0);
+        while before + self.extents[index as usize].len <= at {
+            before += self.extents[index as usize].len;
+            index = self.extents[index as usize].next;
+        }
+        let first = if before == at { index } else { self.split_extent(span, index, at - before) };
+        let end = self.extents[first as usize].prev;
+        let rest = Span { first, last: span.last, pages: span.pages - at };
+        self.extents[end as usize].next = NONE;
+        self.extents[first as usize].prev = NONE;
+        (span.last, span.pages) = (end, at);
+        rest
+    }
+
+    /// Cuts an extent after `at` places; returns the second half's index.
+    fn split_extent(&mut self, span: &mut Span, index: u32, at: u32) -> u32 {
+        let extent = self.extents[index as usize];
+        let rest = self.add_extent(Extent {
+            start: extent.start + at,
+            len: extent.len - at,
+            next: extent.next,
+            prev: index,
+        });
+        self.extents[index as usize].len = at;
+        self.extents[index as usize].next = rest;
+        match extent.next {
+            NONE => span.last = rest,
+            next => self.extents[next as usize].prev = rest,
+        }
+        rest
+    }
+
+    /// Takes `count` pages off the end of a span and appends them to `out`, deepest first. O(count).
+    pub fn trim(&mut self, span: &mut Span, count: u32, out: &mut Vec<PageId>) {
+        span.pages -= count;
+        let mut count = count as usize;
+        while count > 0 {
+            let index = span.last;
+            let Extent { start, len, prev, .. } = self.extents[index as usize];
+            let cut = count.min(len as usize);
+            let end = (start + len) as usize;
+            out.extend(self.pages[end - cut..end].iter().rev());
+            self.release(end - cut, cut);
+            self.extents[index as usize].len -= cut as u32;
+            if cut == len as usize {
+                span.last = prev;
+                match prev {
+                    NONE => span.first = NONE,
+                    prev => self.extents[prev as usize].next = NONE,
+                }
+                self.drop_extent(index);
+            }
+            count -= cut;
+        }
+    }
+
+    /// Tokens of a span's first page.
+    pub fn first_page(&self, span: &Span) -> &[TokenId] {
+        let place = self.extents[span.first as usize].start as usize;
+        &self.tokens[place * self.page_size..(place + 1) * self.page_size]
+    }
+
+    /// Tokens and pages of a span, extent by extent.
+    pub fn pieces(&self, span: &Span) -> impl Iterator<Item = (&[TokenId], &[PageId])> {
+        let mut index = span.first;
+        std::iter::from_fn(move || {
+            let extent = self.extents.get(index as usize)?;
+            index = extent.next;
+            let places = extent.start as usize..(extent.start + extent.len) as usize;
+            let tokens = places.start * self.page_size..places.end * self.page_size;
+            Some((&self.tokens[tokens], &self.pages[places]))
+        })
+    }
+
+    /// Places of a span, for audits.
+    pub fn places(&self, span: &Span) -> impl Iterator<Item = u32> {
+        let mut index = span.first;
+        let extents = std::iter::from_fn(move || {
+            let extent = self.extents.get(index as usize)?;
+            index = extent.next;
+            Some(extent.start..extent.start + extent.len)
+        });
+        extents.flatten()
+    }
+
+    /// Whether a place is free, for audits.
+    pub fn is_free(&self, place: u32) -> bool {
+        self.free.contains(place)
+    }
+
+    /// Extents in use, for audits.
+    pub fn extent_count(&self) -> u32 {
+        self.extent_count
+    }
+
+    /// Extents of one span, for audits.
+    pub fn extents_of(&self, span: &Span) -> u32 {
+        self.pieces(span).count() as u32
+    }
+
+    fn take(&mut self, start: usize, len: usize) {
+        for_each_mask(start, len, |word, mask| {
+            if self.whole.contains(word as u32) {
+                self.whole.remove(word / WORD, 1 << (word % WORD));
+            }
+            self.free.remove(word, mask);
+        });
+    }
+
+    fn release(&mut self, start: usize, len: usize) {
+        for_each_mask(start, len, |word, mask| {
+            self.free.insert(word, mask);
+            if self.free.word(word) == u64::MAX {
+                self.whole.insert(word / WORD, 1 << (word % WORD));
+            }
+        });
+    }
+}
+
+/// Calls `visit(word, mask)` for each word that a run of places touches.
+fn for_each_mask(start: usize, len: usize, mut visit: impl FnMut(usize, u64)) {
+    let end = start + len;
+    let mut at = start;
+    while at < end {
+        let (word, offset) = (at / WORD, at % WORD);
+        let bits = (WORD - offset).min(end - at);
+        let mask = (u64::MAX >> (WORD - bits)) << offset;
+        visit(word, mask);
+        at += bits;
+    }
+}

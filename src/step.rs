@@ -1,0 +1,275 @@
+//! Steps in flight: what each planned, and what waits for it.
+//!
+//! ```text
+//!   planned --commit--> closed --complete (watermark)--> gone
+//!      |                   ^
+//!      +------abort--------+
+//! ```
+//!
+//! * L1. Step numbers rise by one; the steps held are those after the last complete one, in order.
+//! * L2. Plans commit in order, and an abort takes all later plans along; page copies are closed from the start. So an
+//!   open plan is followed by open plans and copies only.
+//! * L3. What is given up waits in the order it came, for steps that do not fall.
+//!
+//! Not here: what a step does to a sequence (`system/`).
+
+use std::collections::VecDeque;
+
+use crate::error::Error;
+use crate::id::{PrefixLock, SeqKey, StepId};
+
+/// One sequence's part in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepItem {
+    /// The sequence.
+    pub seq: SeqKey,
+    /// Its life when planned.
+    pub life: u32,
+    /// Its planned_len before the step.
+    pub start: u32,
+    /// Its planned_len after it; capped by rollbacks since.
+    pub end: u32,
+    /// Its dirty_from before the step.
+    pub dirty_from: u32,
+    /// The item that planned the same sequence before; 0: none.
+    pub previous: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Step {
+    /// Number of the step's first item.
+    first_item: u64,
+    open: bool,
+}
+
+/// The steps that are not complete, their items, and the locks that wait for them.
+pub struct StepLog {
+    max: u32,
+    steps: VecDeque<Step>,
+    items: VecDeque<StepItem>,
+    /// Number of the first item held; items count from 1.
+    base: u64,
+    completed: StepId,
+    /// What the last entry of the fence waits for, pages and locks alike.
+    fence_end: StepId,
+    locks: VecDeque<(StepId, PrefixLock)>,
+}
+
+impl StepLog {
+    /// A log for at most `max` unfinished steps of at most `batch` sequences each.
+    pub fn new(max: u32, batch: u32) -> Self {
+        let items = max as usize * batch as usize;
+        Self {
+            max,
+            steps: VecDeque::with_capacity(max as usize),
+            items: VecDeque::with_capacity(items),
+            base: 1,
+            completed: StepId::default(),
+            fence_end: StepId::default(),
+            // A planned item gives up at most one lock: a sequence that comes back has no step until it is planned.
+            locks: VecDeque::with_capacity(items + max as usize),
+        }
+    }
+
+    /// Bytes that a log takes.
+    pub fn bytes(max: u32, batch: u32) -> u64 {
+        let items = u64::from(max) * u64::from(batch);
+        let item = size_of::<StepItem>() + size_of::<(StepId, PrefixLock)>();
+        items * item as u64 + u64::from(max) * size_of::<Step>() as u64
+    }
+
+    /// Unfinished steps.
+    pub fn len(&self) -> u32 {
+        self.steps.len() as u32
+    }
+
+    /// Whether every step is complete.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// The last step that is complete, and all before it.
+    pub fn completed(&self) -> StepId {
+        self.completed
+    }
+
+    /// The newest step.
+    pub fn newest(&self) -> StepId {
+        StepId::new(self.completed.raw() + self.steps.len() as u64)
+    }
+
+    /// Checks that one more step fits.
+    ///
+    /// # Errors
+    /// [`Error::OutOfSteps`].
+    pub fn check_room(&self) -> Result<(), Error> {
+        if self.steps.len() < self.max as usize {
+            Ok(())
+        } else {
+            Err(Error::OutOfSteps { max: self.max })
+        }
+    }
+
+    /// Begins a step; its items follow by [`StepLog::push`]. The caller checked the room.
+    pub(crate) fn begin(&mut self, open: bool) -> StepId {
+        assert!(self.steps.len() < self.max as usize, "the caller checked the room");
+        self.steps.push_back(Step { first_item: self.base + self.items.len() as u64, open });
+        self.newest()
+    }
+
+    /// Adds an item to the newest step; returns its number.
+    pub(crate) fn push(&mut self, item: StepItem) -> u64 {
+        self.items.push_back(item);
+        self.base + self.items.len() as u64 - 1
+    }
+
+    /// The first open step.
+    pub fn first_open(&self) -> Option<StepId> {
+        let index = self.steps.iter().position(|step| step.open)?;
+        Some(StepId::new(self.completed.raw() + 1 + index as u64))
+    }
+
+    /// The step's place in the log, if it is open.
+    fn open_index(&self, step: StepId) -> Result<usize, Error> {
+        let index = step.raw().checked_sub(self.completed.raw() + 1).map(|index| index as usize);
+        match index {
+            Some(index) if self.steps.get(index).is_some_and(|step| step.open) => Ok(index),
+            _ => Err(Error::UnknownStep { step }),
+        }
+    }
+
+    /// Checks that it is this step's turn to commit.
+    ///
+    /// # Errors
+    /// [`Error::UnknownStep`], [`Error::StepOrder`].
+    pub fn check_commit(&self, step: StepId) -> Result<(), Error> {
+        self.open_index(step)?;
+        match self.first_open() {
+            Some(first) if first != step => Err(Error::StepOrder { step, first }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the step can be aborted.
+    ///
+    /// # Errors
+    /// [`Error::UnknownStep`].
+    pub fn check_abort(&self, step: StepId) -> Result<(), Error> {
+        self.open_index(step).map(|_| ())
+    }
+
+    /// Whether a step is planned and neither committed nor aborted.
+    pub fn is_open(&self, step: StepId) -> bool {
+        self.open_index(step).is_ok()
+    }
+
+    /// Closes an open step.
+    pub(crate) fn close(&mut self, step: StepId) {
+        let index = self.open_index(step).expect("the caller checked the step");
+        self.steps[index].open = false;
+    }
+
+    /// Numbers of a step's items.
+    pub(crate) fn items_of(&self, step: StepId) -> std::ops::Range<u64> {
+        let index = (step.raw() - self.completed.raw() - 1) as usize;
+        let end = self.base + self.items.len() as u64;
+        self.steps[index].first_item..self.steps.get(index + 1).map_or(end, |next| next.first_item)
+    }
+
+    /// An item by number.
+    pub(crate) fn item(&self, number: u64) -> StepItem {
+        self.items[(number - self.base) as usize]
+    }
+
+    /// Whether an item's step is unfinished. Number 0 is no item.
+    pub fn is_unfinished(&self, item: u64) -> bool {
+        item >= self.base
+    }
+
+    /// Caps what the items of one sequence plan, from its last one back: tokens past `len` are forgotten.
+    /// O(unfinished steps).
+    pub(crate) fn cap(&mut self, last_item: u64, len: u32) {
+        let mut number = last_item;
+        while number >= self.base {
+            let item = &mut self.items[(number - self.base) as usize];
+            (item.start, item.end) = (item.start.min(len), item.end.min(len));
+            number = item.previous;
+        }
+    }
+
+    /// Checks that all steps up to `step` are closed.
+    ///
+    /// # Errors
+    /// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`].
+    pub fn check_complete(&self, step: StepId) -> Result<(), Error> {
+        if step > self.newest() || step.raw() == 0 {
+            return Err(Error::UnknownStep { step });
+        }
+        match self.first_open() {
+            Some(open) if open <= step => Err(Error::StepOpen { step: open }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Forgets all steps up to `step`. The caller checked it.
+    pub(crate) fn complete(&mut self, step: StepId) {
+        let count = step.raw().saturating_sub(self.completed.raw()) as usize;
+        if count == 0 {
+            return;
+        }
+        let end = self.items_of(step).end;
+        self.items.drain(..(end - self.base) as usize);
+        self.base = end;
+        self.steps.drain(..count);
+        self.completed = step;
+    }
+
+    /// What something that `last_step` may still touch has to wait for; nothing, if that step is complete. Never
+    /// falls, so that the fence returns things in the order they came.
+    pub(crate) fn fence_until(&mut self, last_step: StepId) -> Option<StepId> {
+        (last_step > self.completed).then(|| {
+            self.fence_end = self.fence_end.max(last_step);
+            self.fence_end
+        })
+    }
+
+    /// Keeps a lock until a step that [`StepLog::fence_until`] gave is complete.
+    pub(crate) fn fence_lock(&mut self, lock: PrefixLock, until: StepId) {
+        self.locks.push_back((until, lock));
+    }
+
+    /// The next lock whose step is complete.
+    pub(crate) fn pop_lock(&mut self) -> Option<PrefixLock> {
+        if self.locks.front()?.0 > self.completed {
+            return None;
+        }
+        self.locks.pop_front().map(|(_, lock)| lock)
+    }
+
+    /// Locks that wait, for audits and for what becomes available.
+    pub(crate) fn fenced_locks(&self) -> impl Iterator<Item = &(StepId, PrefixLock)> {
+        self.locks.iter()
+    }
+
+    /// Checks L1 to L3.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        if self.fence_end > self.newest() {
+            return Err("L3: nothing waits for a step that is not planned");
+        }
+        if !self.steps.iter().is_sorted_by_key(|step| step.first_item) {
+            return Err("L1: steps hold their items in order");
+        }
+        if self.steps.is_empty() && !self.items.is_empty() {
+            return Err("L1: every item belongs to a step");
+        }
+        if !self.locks.iter().is_sorted_by_key(|(step, _)| *step) {
+            return Err("L3: locks wait for steps that do not fall");
+        }
+        match self.locks.front() {
+            Some((step, _)) if *step <= self.completed => {
+                Err("L3: no lock waits for a complete step")
+            }
+            _ => Ok(()),
+        }
+    }
+}

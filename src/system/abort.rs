@@ -1,0 +1,59 @@
+//! Undoes plans: lengths return, pages pass the fence, nothing is published.
+
+use crate::error::Error;
+use crate::id::StepId;
+use crate::page::PagePool;
+use crate::sequence::SequenceTable;
+use crate::step::StepLog;
+use crate::system::give_up::give_up_pages;
+use crate::world::Buffers;
+
+/// Aborts a planned step and every one planned after it. Tokens appended meanwhile stay: roll them back if the aborted
+/// steps sampled them. O(items undone).
+///
+/// # Errors
+/// [`Error::UnknownStep`] for a step that is not open.
+pub(crate) fn abort(
+    pages: &mut PagePool,
+    sequences: &mut SequenceTable,
+    steps: &mut StepLog,
+    buffers: &mut Buffers,
+    page_size: u32,
+    step: StepId,
+) -> Result<(), Error> {
+    steps.check_abort(step)?;
+    for raw in (step.raw()..=steps.newest().raw()).rev() {
+        let step = StepId::new(raw);
+        if !steps.is_open(step) {
+            continue; // A batch of page copies: it is of committed tokens, and stays.
+        }
+        for number in steps.items_of(step).rev() {
+            undo(pages, sequences, steps, buffers, page_size, number);
+        }
+        steps.close(step);
+    }
+    Ok(())
+}
+
+fn undo(
+    pages: &mut PagePool,
+    sequences: &mut SequenceTable,
+    steps: &mut StepLog,
+    buffers: &mut Buffers,
+    page_size: u32,
+    number: u64,
+) {
+    let item = steps.item(number);
+    let Ok(sequence) = sequences.get_mut(item.seq) else { return };
+    if sequence.life != item.life {
+        return;
+    }
+    sequence.planned_len = sequence.planned_len.min(item.start);
+    // What the step would have sent is to be sent again.
+    sequence.dirty_from = sequence.dirty_from.min(item.dirty_from);
+    sequence.last_item = item.previous;
+    let (page_len, last_step) = (sequence.planned_len.div_ceil(page_size), sequence.last_step);
+    buffers.freed.clear();
+    sequences.truncate_pages(item.seq, page_len, &mut buffers.freed);
+    give_up_pages(pages, steps, last_step, &buffers.freed);
+}

@@ -1,0 +1,30 @@
+//! Steps are done on all streams and ranks: the fence returns what waited for them.
+
+use crate::error::Error;
+use crate::id::StepId;
+use crate::page::PagePool;
+use crate::prefix::PrefixTree;
+use crate::step::StepLog;
+use crate::world::Buffers;
+
+/// Completes all steps up to `step`, a watermark: one that is complete already changes nothing. O(pages returned).
+///
+/// # Errors
+/// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`] if one of them is neither committed nor aborted.
+pub(crate) fn complete(
+    pages: &mut PagePool,
+    prefixes: &mut PrefixTree,
+    steps: &mut StepLog,
+    buffers: &mut Buffers,
+    step: StepId,
+) -> Result<(), Error> {
+    steps.check_complete(step)?;
+    steps.complete(step);
+    pages.unfence(step);
+    while let Some(lock) = steps.pop_lock() {
+        buffers.freed.clear();
+        prefixes.unlock_leaving(lock, &mut buffers.freed);
+        pages.free_cached(&buffers.freed);
+    }
+    Ok(())
+}

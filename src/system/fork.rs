@@ -1,0 +1,72 @@
+//! A second sequence with the same past: whole pages are shared, the partly filled tail page is copied.
+
+use crate::error::Error;
+use crate::id::{PageId, SeqKey, StepId};
+use crate::plan::PageCopy;
+use crate::system::publish::publish;
+use crate::system::reclaim;
+use crate::world::World;
+
+/// A child that a fork made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct Forked {
+    /// The new sequence: all known tokens of its parent, and K and V of those that are computed.
+    pub child: SeqKey,
+    /// The copy of the tail page, if part of a page is computed. The engine has told its own backend; other ranks'
+    /// backends need `copy_pages` too, ordered after the steps committed so far.
+    pub copy: Option<PageCopy>,
+    /// The step of that copy, to be completed like any other; it counts as committed.
+    pub step: Option<StepId>,
+}
+
+/// Forks a running sequence. Its whole computed pages are published first, in prefix mode None for the family alone.
+/// O(tokens).
+///
+/// # Errors
+/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfSequences`], [`Error::OutOfTokens`], and where a
+/// tail is to be copied [`Error::OutOfSteps`], [`Error::OutOfPages`]. Nothing changes then.
+pub(crate) fn fork(world: &mut World, seq: SeqKey) -> Result<Forked, Error> {
+    let World { pages, prefixes, sequences, steps, counters, buffers } = world;
+    let parent = sequences.running(seq)?;
+    let (token_len, cached_len) = (parent.token_len, parent.cached_len.min(parent.token_len));
+    let page_size = prefixes.page_size();
+    let has_tail = !cached_len.is_multiple_of(page_size);
+    sequences.check_room(token_len)?;
+    if has_tail {
+        steps.check_room()?;
+        reclaim::check(pages, prefixes, 1)?;
+    }
+    publish(pages, prefixes, sequences, steps, buffers, seq);
+    let parent = sequences.running(seq)?;
+    let lock = parent.lock.as_ref().expect("a running sequence holds its prefix");
+    let lock = prefixes.lock_again(lock);
+    let shared = cached_len / page_size;
+    buffers.pages.clear();
+    for piece in sequences.page_pieces(parent, 0, shared) {
+        buffers.pages.extend_from_slice(piece);
+    }
+    let mut tail = [PageId::default()];
+    let mut copy = None;
+    if has_tail {
+        let source = sequences.page(parent, shared);
+        let evicted = reclaim::reclaim(pages, prefixes, 1, &mut buffers.freed)?;
+        counters.evicted_pages += u64::from(evicted);
+        assert!(pages.alloc(&mut tail), "a page was reclaimed");
+        copy = Some(PageCopy { source, target: tail[0] });
+        buffers.pages.push(tail[0]);
+    }
+    let child = sequences.spawn_copy(seq, token_len, lock);
+    sequences.push_pages(child, &buffers.pages);
+    let step = copy.map(|_| steps.begin(false));
+    for (key, is_child) in [(seq, false), (child, true)] {
+        let sequence = sequences.get_mut(key)?;
+        if is_child {
+            sequence.published = shared;
+            (sequence.cached_len, sequence.planned_len) = (cached_len, cached_len);
+        }
+        // The copy reads the parent's tail and writes the child's.
+        sequence.last_step = step.unwrap_or(sequence.last_step);
+    }
+    Ok(Forked { child, copy, step })
+}

@@ -1,0 +1,36 @@
+//! What happens to the tables: one verb per file, free functions over the tables they touch. A function's signature is
+//! its access list: `&` reads, `&mut` writes.
+//!
+//! In the order of a step:
+//!
+//! | system | pages | prefixes | sequences | steps |
+//! |---|---|---|---|---|
+//! | [`admit`], [`resume`](admit::resume): match, lock, take a row | reads | writes | writes | |
+//! | [`reclaim`]: evict exactly what is short | writes | writes | | |
+//! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes |
+//! | [`packed`]: the same batch in FlashInfer's contract | | | reads | |
+//! | [`append`]: tokens become known | | | writes | |
+//! | [`commit`]: tokens have K and V, whole pages become matchable | writes | writes | writes | writes |
+//! | [`publish`]: whole pages into the tree, duplicates out | writes | writes | writes | writes |
+//! | [`complete`]: the fence returns what waited | writes | writes | | writes |
+//! | [`abort`]: undo plans | writes | | writes | writes |
+//! | [`finish`], [`preempt`](finish::preempt): give everything up | writes | writes | writes | writes |
+//! | [`fork`]: share a prefix, copy a tail | writes | writes | writes | writes |
+//! | [`rollback`]: forget tokens | writes | | writes | writes |
+//! | [`give_up`]: pages and locks, at once or through the fence | writes | writes | | writes |
+//!
+//! Each decides before its first write: an error leaves the tables as they were.
+
+pub mod abort;
+pub mod admit;
+pub mod append;
+pub mod commit;
+pub mod complete;
+pub mod finish;
+pub mod fork;
+pub mod give_up;
+pub mod packed;
+pub mod plan_batch;
+pub mod publish;
+pub mod reclaim;
+pub mod rollback;

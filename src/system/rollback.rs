@@ -1,0 +1,39 @@
+//! Forgets a sequence's last tokens: rejected drafts, an edited turn.
+
+use crate::error::Error;
+use crate::id::SeqKey;
+use crate::page::PagePool;
+use crate::sequence::SequenceTable;
+use crate::step::StepLog;
+use crate::system::give_up::give_up_pages;
+use crate::world::Buffers;
+
+/// Cuts a sequence to `len` tokens; unfinished steps count no further than that. Speculating hosts roll back before
+/// they commit: what a commit has published stays. O(pages given up and unfinished steps).
+///
+/// # Errors
+/// [`Error::UnknownSequence`], [`Error::RollbackLen`] for a length of 0, below what is published, or past the tokens.
+pub(crate) fn rollback(
+    pages: &mut PagePool,
+    sequences: &mut SequenceTable,
+    steps: &mut StepLog,
+    buffers: &mut Buffers,
+    page_size: u32,
+    seq: SeqKey,
+    len: u32,
+) -> Result<(), Error> {
+    let sequence = sequences.get_mut(seq)?;
+    let (min, max) = ((sequence.published * page_size).max(1), sequence.token_len);
+    if len < min || len > max {
+        return Err(Error::RollbackLen { len, min, max });
+    }
+    sequence.cached_len = sequence.cached_len.min(len);
+    sequence.planned_len = sequence.planned_len.min(len);
+    steps.cap(sequence.last_item, len);
+    let (page_len, last_step) = (sequence.planned_len.div_ceil(page_size), sequence.last_step);
+    buffers.freed.clear();
+    sequences.truncate_pages(seq, page_len, &mut buffers.freed);
+    sequences.truncate_tokens(seq, len);
+    give_up_pages(pages, steps, last_step, &buffers.freed);
+    Ok(())
+}

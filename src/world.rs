@@ -1,0 +1,228 @@
+//! All tables together, and the audit over them.
+//!
+//! * W1. Every page has exactly one owner, and its state says which kind: a sequence (Private), a tree node (Cached),
+//!   the fence (Fenced), nobody (Free).
+//! * W2. A sequence's published pages are the path of its lock.
+//! * W3. Every lock that the tree counts is a sequence's or waits in the fence.
+//!
+//! Not here: what changes them (`system/`).
+
+use std::collections::HashMap;
+use std::fmt;
+
+use crate::config::EngineShape;
+use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId, TokenId};
+use crate::page::{PagePool, PageState};
+use crate::prefix::PrefixTree;
+use crate::sequence::SequenceTable;
+use crate::step::StepLog;
+
+/// The tables.
+pub struct World {
+    /// States of pages.
+    pub pages: PagePool,
+    /// Cached prefixes.
+    pub prefixes: PrefixTree,
+    /// Sequences.
+    pub sequences: SequenceTable,
+    /// Unfinished steps.
+    pub steps: StepLog,
+    /// What has happened so far.
+    pub counters: Counters,
+    /// Buffers of the systems, empty between calls; made at capacity, so that none ever grows.
+    pub(crate) buffers: Buffers,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Tokens of admitted and resumed prompts that needed no computing.
+    pub hit_tokens: u64,
+    /// Tokens whose K and V committed steps computed, for sequences still running at the commit.
+    pub computed_tokens: u64,
+    /// Pages evicted from the tree to make room.
+    pub evicted_pages: u64,
+    /// Plans made so far, the refused ones included: the stamp that finds a sequence named twice.
+    pub(crate) plans: u64,
+}
+
+/// Buffers that systems fill and empty.
+pub(crate) struct Buffers {
+    /// Pages given up.
+    pub freed: Vec<PageId>,
+    /// Pages of a match, or of a sequence.
+    pub pages: Vec<PageId>,
+    /// Tokens of one sequence.
+    pub tokens: Vec<TokenId>,
+}
+
+impl World {
+    /// Empty tables for a checked config.
+    pub fn new(shape: &EngineShape) -> Self {
+        let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
+        let row_pages = shape.max_sequence_len.div_ceil(page_size) as usize;
+        Self {
+            pages: PagePool::new(page_count, shape.max_steps),
+            prefixes: PrefixTree::new(page_count, page_size, shape.max_steps, shape.hash_bits),
+            sequences: SequenceTable::new(&shape.table, page_size),
+            steps: StepLog::new(shape.max_steps, shape.table.rows),
+            counters: Counters::default(),
+            buffers: Buffers {
+                freed: Vec::with_capacity(page_count as usize),
+                pages: Vec::with_capacity(row_pages + 1),
+                tokens: Vec::with_capacity(shape.max_sequence_len as usize),
+            },
+        }
+    }
+
+    /// Pages that a plan could take now.
+    pub fn available(&self) -> u32 {
+        self.pages.free_count() + self.prefixes.size_info().evictable
+    }
+
+    /// Pages that a plan could take once `step` is complete, if nothing else happens. A lower bound where a prefix
+    /// waits for several steps. O(unfinished steps).
+    pub fn available_after(&self, step: StepId) -> u32 {
+        self.available() + self.pages.fenced_until(step) + self.prefixes.leaving_until(step)
+    }
+
+    /// Checks every numbered invariant of every table over the whole state. O(everything); for tests and debugging.
+    ///
+    /// # Errors
+    /// What broke, and a page that shows it with its owner.
+    pub fn verify(&self) -> Result<(), Broken> {
+        let broken = |(invariant, page)| Broken {
+            invariant,
+            page,
+            owner: page.and_then(|page| self.owner(page)),
+        };
+        self.pages.check().map_err(broken)?;
+        self.steps.check().map_err(|invariant| broken((invariant, None)))?;
+        self.prefixes.check(&self.locks(false), &self.locks(true)).map_err(broken)?;
+        self.check_sequences().map_err(broken)?;
+        self.check_owners().map_err(broken)
+    }
+
+    /// How many locks end at each node: all of them, or the fenced ones.
+    fn locks(&self, fenced_only: bool) -> HashMap<NodeKey, u32> {
+        let mut counts = HashMap::new();
+        let fenced = self.steps.fenced_locks().map(|(_, lock)| lock);
+        let held = self.sequences.iter().filter_map(|(_, sequence)| sequence.lock.as_ref());
+        let held = held.filter(|_| !fenced_only);
+        for node in fenced.chain(held).filter_map(PrefixLock::node) {
+            *counts.entry(node).or_default() += 1;
+        }
+        counts
+    }
+
+    fn check_sequences(&self) -> Result<(), (&'static str, Option<PageId>)> {
+        let page_size = self.prefixes.page_size();
+        for (_, s) in self.sequences.iter() {
+            let first = (s.page_len > 0).then(|| self.sequences.page(s, 0));
+            let ensure = |holds: bool, what| if holds { Ok(()) } else { Err((what, first)) };
+            ensure(s.cached_len <= s.planned_len, "S1: cached_len <= planned_len")?;
+            let pages = s.planned_len.div_ceil(page_size);
+            ensure(s.page_len == pages, "S1: page_len = ceil(planned_len / page_size)")?;
+            let published = s.published * page_size;
+            ensure(
+                published <= s.cached_len.min(s.token_len),
+                "S2: what is published is computed",
+            )?;
+            ensure(s.dirty_from <= s.page_len, "S4: dirty_from lies within the pages")?;
+            match &s.lock {
+                Some(lock) => {
+                    let path = self.prefixes.path(lock);
+                    let own = self.sequences.pages(s).take(s.published as usize);
+                    ensure(path.into_iter().eq(own), "W2: published pages are the lock's path")?;
+                }
+                None => ensure(s.page_len == 0, "S3: a preempted sequence has no pages")?,
+            }
+        }
+        let (used, counted) = self.sequences.chunk_counts();
+        if used == counted {
+            Ok(())
+        } else {
+            Err(("S5: every chunk in use belongs to a row", None))
+        }
+    }
+
+    fn check_owners(&self) -> Result<(), (&'static str, Option<PageId>)> {
+        let mut owners = HashMap::new();
+        for (page, owner) in self.owners() {
+            if owners.insert(page, owner).is_some() {
+                return Err(("W1: a page has one owner", Some(page)));
+            }
+            let state = match owner {
+                Owner::Sequence(_) => PageState::Private,
+                Owner::Node(_) => PageState::Cached,
+                Owner::Fence(_) => PageState::Fenced,
+            };
+            if self.pages.state(page) != state {
+                return Err(("W1: a page's state says what owns it", Some(page)));
+            }
+        }
+        let free = self.pages.free_count() as usize;
+        if owners.len() + free == self.pages.page_count() as usize {
+            return Ok(());
+        }
+        let pages = (0..self.pages.page_count()).map(PageId::new);
+        let lost = pages
+            .filter(|page| self.pages.state(*page) != PageState::Free)
+            .find(|page| !owners.contains_key(page));
+        Err(("W1: a page that is not free has an owner", lost))
+    }
+
+    /// Every page that is not free, with its owner.
+    fn owners(&self) -> impl Iterator<Item = (PageId, Owner)> + '_ {
+        let private = self.sequences.iter().flat_map(move |(seq, s)| {
+            let pages = self.sequences.pages(s).skip(s.published as usize);
+            pages.map(move |page| (page, Owner::Sequence(seq)))
+        });
+        let cached = self.prefixes.pages().map(|(node, page)| (page, Owner::Node(node)));
+        let fenced = self.pages.fence().map(|(page, step)| (page, Owner::Fence(step)));
+        private.chain(cached).chain(fenced)
+    }
+
+    fn owner(&self, page: PageId) -> Option<Owner> {
+        self.owners().find(|(owned, _)| *owned == page).map(|(_, owner)| owner)
+    }
+}
+
+/// Whose a page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owner {
+    /// A sequence's own.
+    Sequence(SeqKey),
+    /// A tree node's.
+    Node(NodeKey),
+    /// Waits for this step.
+    Fence(StepId),
+}
+
+/// A broken invariant: a bug of this crate, or memory that something else wrote to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Broken {
+    /// Number and sentence, as in the module docs and ARCHITECTURE.md.
+    pub invariant: &'static str,
+    /// A page that shows it.
+    pub page: Option<PageId>,
+    /// Whose page that is.
+    pub owner: Option<Owner>,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "broken invariant {}", self.invariant)?;
+        if let Some(page) = self.page {
+            write!(f, ", seen at page {page:?}")?;
+        }
+        match self.owner {
+            Some(Owner::Sequence(seq)) => write!(f, " of sequence {seq:?}"),
+            Some(Owner::Node(node)) => write!(f, " of tree node {node:?}"),
+            Some(Owner::Fence(step)) => write!(f, " fenced until step {step:?}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Broken {}

@@ -1,4 +1,55 @@
-//! The KV-cache core of an LLM serving engine.
+//! The KV-cache core of an LLM serving engine, as one linkable crate.
+//!
+//! A host (an LLM server in Rust) brings the model and the scheduler's policy. `kvarena` answers, step by step: which
+//! prompt tokens already have K and V, where new K and V go, and computes attention over the cached pages. It holds the
+//! prefix tree, the page pool, the sequence table, the plan of each step, and the pools and kernels behind
+//! [`Backend`]. No tensor framework, no async runtime, no server inside.
+//!
+//! ```
+//! use kvarena::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // What the pool holds, and how large it is.
+//! let config = PoolConfig { layers: 2, kv_heads: 1, head_dim: 8, page_size: 4, ..Default::default() };
+//! let mut engine = Engine::new(config, Cpu::new())?;
+//! let mut scratch = StepScratch::new(); // reused; one for each step in flight
+//! let attend = Attend::new(2, 8); // two query heads share the kv head
+//!
+//! // Two requests with the same prompt, one after the other.
+//! let prompt: Vec<TokenId> = (100..110).map(TokenId::new).collect();
+//! for expected_hit in [0, 8] {
+//!     let seq = engine.admit(Namespace::default(), &prompt)?;
+//!     assert_eq!(engine.cached_len(seq)?, expected_hit); // whole pages, and never the last token
+//!     for _ in 0..3 {
+//!         // Prefill first, then one token at a time.
+//!         let len = engine.token_count(seq)? - engine.cached_len(seq)?;
+//!         let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }])?;
+//!         let rows = plan.token_count();
+//!         // The model runs on plan.tokens and plan.positions. K, V and Q are made up here.
+//!         let (k, v, q) = (vec![0.5; rows * 8], vec![0.25; rows * 8], vec![1.0; rows * 16]);
+//!         let mut out = vec![0.0; rows * 16];
+//!         for layer in (0..2).map(LayerId::new) {
+//!             let backend = engine.backend_mut();
+//!             backend.store_cache(&plan, layer, k.as_slice().into(), v.as_slice().into())?;
+//!             backend.attend(&plan, layer, &attend, q.as_slice().into(), out.as_mut_slice().into(), None)?;
+//!         }
+//!         assert!(out.iter().all(|x| (x - 0.25).abs() < 1e-6)); // a mean of equal values
+//!         let step = plan.step();
+//!         engine.append(seq, &[TokenId::new(7)])?; // what the model sampled
+//!         engine.commit(step)?; // cached_len advances, whole pages may be shared from now on
+//!         engine.complete(step)?; // the backend is done with it: what waited for it returns
+//!     }
+//!     engine.finish(seq)?; // the prefix stays for the next request
+//! }
+//! assert_eq!(engine.stats().hit_tokens, 8);
+//! engine.verify()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Modules are listed in the order of dependency: [`id`] <- [`layout`] <- [`page`], [`prefix`], [`sequence`] <-
+//! [`world`] <- [`system`] <- [`engine`], and [`plan`] <- [`system`], [`backend`]. ARCHITECTURE.md tells one step from
+//! end to end.
 
 pub mod backend;
 mod bitmap;

@@ -60,12 +60,12 @@ pub mod id;
 pub mod layout;
 pub mod page;
 pub mod plan;
-#[cfg(any(test, feature = "testkit"))]
-pub mod testkit;
 pub mod prefix;
 pub mod sequence;
 pub mod step;
 pub mod system;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 pub mod world;
 
 pub use backend::{Attend, Backend, Cpu, Null};

@@ -1,5 +1,24 @@
-//! The oracle, shared by tests, fuzz targets and benches.
+//! The oracle: one [`Op`] language, one seeded [`Workload`], one naive [`Model`], and [`replay()`] that drives an engine
+//! and the model together. Beside it the contract of backends.
+//!
+//! Shared by tests, fuzz targets and benches, so that none of them has a generator or an oracle of its own. The model is
+//! written from the semantics alone: plain maps, one entry a page, no nodes to split, no bitmaps. Where it and the
+//! engine disagree, one of them is wrong.
 
 pub mod contract;
+pub mod faults;
+pub mod model;
+pub mod op;
+pub mod page_pool;
 pub mod planner;
+pub mod prefix_tree;
+pub mod replay;
 pub mod rng;
+pub mod shrink;
+pub mod workload;
+
+pub use faults::Failing;
+pub use model::Model;
+pub use op::{Op, SmallConfig};
+pub use replay::{Mismatch, Summary, replay, replay_on};
+pub use workload::Workload;

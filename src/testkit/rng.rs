@@ -11,14 +11,14 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// A number below `bound`, which is at least 1.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.bits() % bound
     }
 
     /// A number in `low..=high`.

@@ -131,7 +131,7 @@ impl HostRows {
 
 /// About normally distributed.
 fn normal(rng: &mut Rng) -> f32 {
-    let sum: u64 = (0..4).map(|_| rng.next() >> 40).sum();
+    let sum: u64 = (0..4).map(|_| rng.bits() >> 40).sum();
     (sum as f32 / (1 << 24) as f32 - 2.0) * 1.7
 }
 

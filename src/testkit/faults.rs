@@ -1,0 +1,175 @@
+//! A backend that fails when told to: proves that an error leaves the engine whole.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use super::replay::Inspect;
+use crate::backend::{Attend, Backend};
+use crate::id::{LayerId, SlotId};
+use crate::layout::{Kv, PoolLayout, TableShape};
+use crate::plan::{BatchPlan, PageCopy};
+
+/// When a call fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Before anything is done.
+    Before,
+    /// When all is done: the caller must not rely on that, either way.
+    After,
+}
+
+/// Forwards to a backend, but some calls of `begin` and `copy_pages` fail: those that an engine makes.
+#[derive(Clone, Debug)]
+pub struct Failing<B> {
+    inner: B,
+    fault: Fault,
+    first: u64,
+    every: Option<u64>,
+    calls: u64,
+    failures: u64,
+}
+
+impl<B> Failing<B> {
+    /// Call `n` fails, counted from 0, and no other.
+    pub fn at(inner: B, fault: Fault, n: u64) -> Self {
+        Self { inner, fault, first: n, every: None, calls: 0, failures: 0 }
+    }
+
+    /// Call `n` fails, counted from 0, and from there on every `every`th.
+    pub fn every(inner: B, fault: Fault, n: u64, every: u64) -> Self {
+        Self { every: Some(every), ..Self::at(inner, fault, n) }
+    }
+
+    /// Calls so far that could have failed.
+    pub fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    fn fails_now(&mut self) -> bool {
+        let call = self.calls;
+        self.calls += 1;
+        let fails = match (call.checked_sub(self.first), self.every) {
+            (Some(after), Some(every)) => after.is_multiple_of(every),
+            (Some(after), None) => after == 0,
+            (None, _) => false,
+        };
+        self.failures += u64::from(fails);
+        fails
+    }
+}
+
+/// What a [`Failing`] backend answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failed<E> {
+    /// It was told to fail.
+    OnPurpose,
+    /// The backend behind it failed.
+    Inner(E),
+}
+
+impl<E> fmt::Display for Failed<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OnPurpose => write!(f, "the call was told to fail"),
+            Self::Inner(_) => write!(f, "the backend failed by itself"),
+        }
+    }
+}
+
+impl<E: StdError + 'static> StdError for Failed<E> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::OnPurpose => None,
+            Self::Inner(error) => Some(error),
+        }
+    }
+}
+
+impl<B: Backend> Failing<B> {
+    /// Makes a call, or fails before or after it.
+    fn call(
+        &mut self,
+        call: impl FnOnce(&mut B) -> Result<(), B::Error>,
+    ) -> Result<(), Failed<B::Error>> {
+        let fails = self.fails_now();
+        if fails && self.fault == Fault::Before {
+            return Err(Failed::OnPurpose);
+        }
+        call(&mut self.inner).map_err(Failed::Inner)?;
+        if fails { Err(Failed::OnPurpose) } else { Ok(()) }
+    }
+}
+
+impl<B: Backend> Backend for Failing<B> {
+    type Error = Failed<B::Error>;
+    type Rows<'a> = B::Rows<'a>;
+    type RowsMut<'a> = B::RowsMut<'a>;
+    type Lse<'a> = B::Lse<'a>;
+
+    fn open(
+        &mut self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        max_steps: u32,
+    ) -> Result<(), Self::Error> {
+        self.inner.open(layout, table, max_steps).map_err(Failed::Inner)
+    }
+
+    fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error> {
+        self.call(|inner| inner.begin(plan))
+    }
+
+    fn store_cache(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        k: Self::Rows<'_>,
+        v: Self::Rows<'_>,
+    ) -> Result<(), Self::Error> {
+        self.inner.store_cache(plan, layer, k, v).map_err(Failed::Inner)
+    }
+
+    fn attend(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        q: Self::Rows<'_>,
+        out: Self::RowsMut<'_>,
+        lse: Option<Self::Lse<'_>>,
+    ) -> Result<(), Self::Error> {
+        self.inner.attend(plan, layer, attend, q, out, lse).map_err(Failed::Inner)
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Self::Error> {
+        self.call(|inner| inner.copy_pages(copies))
+    }
+
+    fn synchronize(&mut self) -> Result<(), Self::Error> {
+        self.inner.synchronize().map_err(Failed::Inner)
+    }
+}
+
+impl<B: Inspect> Inspect for Failing<B> {
+    fn store(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), Self::Error> {
+        self.inner.store(plan, layer, k, v).map_err(Failed::Inner)
+    }
+
+    fn load(&self, kv: Kv, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
+        self.inner.load(kv, layer, slot)
+    }
+
+    fn words(&self) -> Option<&[u32]> {
+        self.inner.words()
+    }
+
+    fn failures(&self) -> u64 {
+        self.failures
+    }
+}

@@ -1,0 +1,61 @@
+//! Who has each page: one state a page, found by looking.
+
+use crate::id::PageId;
+
+/// What a page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageIs {
+    /// Nobody's.
+    Free,
+    /// One sequence's.
+    Private,
+    /// The tree's.
+    Cached,
+    /// Given up, but an unfinished step may still touch it.
+    Fenced,
+}
+
+/// The states of all pages.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pages(Vec<PageIs>);
+
+impl Pages {
+    /// All free.
+    pub fn new(count: u32) -> Self {
+        Self(vec![PageIs::Free; count as usize])
+    }
+
+    /// The state of a page.
+    pub fn state(&self, page: PageId) -> PageIs {
+        self.0[page.index()]
+    }
+
+    /// How many pages are in a state.
+    pub fn count(&self, state: PageIs) -> u32 {
+        self.0.iter().filter(|&&is| is == state).count() as u32
+    }
+
+    /// Pages of the pool.
+    pub fn page_count(&self) -> u32 {
+        self.0.len() as u32
+    }
+
+    /// The `count` lowest free pages become private. The caller has checked that there are so many.
+    pub fn alloc(&mut self, count: u32) -> Vec<PageId> {
+        let free = (0..self.page_count()).map(PageId::new);
+        let taken: Vec<_> =
+            free.filter(|&page| self.state(page) == PageIs::Free).take(count as usize).collect();
+        assert_eq!(taken.len(), count as usize, "the model allocates without having checked");
+        self.turn(&taken, PageIs::Free, PageIs::Private);
+        taken
+    }
+
+    /// Pages change their state.
+    pub fn turn(&mut self, pages: &[PageId], from: PageIs, to: PageIs) {
+        for page in pages {
+            let state = &mut self.0[page.index()];
+            assert_eq!(*state, from, "the model turns {page:?} into {to:?}");
+            *state = to;
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Steps: planned, committed or aborted, and gone once complete.
+
+use super::{Model, PageIs};
+use crate::error::Error;
+use crate::id::{PageId, SeqKey, StepId, TokenId};
+use crate::plan::Extend;
+
+/// One item of a step: it computes tokens `start..end` of a sequence.
+#[derive(Clone, Debug)]
+struct Item {
+    seq: SeqKey,
+    life: u32,
+    start: usize,
+    end: usize,
+}
+
+/// A step that is not complete.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    /// What it plans or has planned; nothing once aborted.
+    items: Vec<Item>,
+    /// Neither committed nor aborted.
+    open: bool,
+}
+
+impl Step {
+    /// A batch of page copies: nothing to commit.
+    pub(super) fn copy() -> Self {
+        Self { items: Vec::new(), open: false }
+    }
+
+    /// A rollback: a sequence's items end at `len`.
+    pub(super) fn cap(&mut self, seq: SeqKey, life: u32, len: usize) {
+        for item in self.items.iter_mut().filter(|item| (item.seq, item.life) == (seq, life)) {
+            item.start = item.start.min(len);
+            item.end = item.end.min(len);
+        }
+    }
+}
+
+/// One sequence of a plan, as it must be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RowWant {
+    /// The sequence.
+    pub seq: SeqKey,
+    /// First of its query rows.
+    pub qo_start: u32,
+    /// New tokens.
+    pub extend_len: u32,
+    /// All tokens.
+    pub kv_len: u32,
+    /// The page table.
+    pub table: Vec<PageId>,
+}
+
+/// A plan, as it must be.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PlanWant {
+    /// The step.
+    pub step: StepId,
+    /// The sequences.
+    pub rows: Vec<RowWant>,
+    /// The new tokens.
+    pub tokens: Vec<TokenId>,
+    /// Their positions.
+    pub positions: Vec<u32>,
+    /// Their slots.
+    pub slots: Vec<i64>,
+}
+
+impl Model {
+    /// Steps that are neither committed nor aborted, first to last.
+    pub fn open_steps(&self) -> Vec<StepId> {
+        let open = self.steps.iter().filter(|(_, step)| step.open);
+        open.map(|(&id, _)| StepId::new(id)).collect()
+    }
+
+    /// Steps that are not complete, first to last.
+    pub fn unfinished_steps(&self) -> Vec<StepId> {
+        self.steps.keys().map(|&id| StepId::new(id)).collect()
+    }
+
+    /// The last step planned.
+    pub fn last_step(&self) -> StepId {
+        StepId::new(self.last_step)
+    }
+
+    /// All steps up to this one are complete.
+    pub fn completed(&self) -> StepId {
+        StepId::new(self.completed)
+    }
+
+    pub(super) fn check_steps(&self) -> Result<(), Error> {
+        if self.steps.len() as u32 == self.shape.max_steps {
+            return Err(Error::OutOfSteps { max: self.shape.max_steps });
+        }
+        Ok(())
+    }
+
+    pub(super) fn new_step(&mut self, step: Step) -> u64 {
+        self.last_step += 1;
+        self.steps.insert(self.last_step, step);
+        self.last_step
+    }
+
+    /// Most tokens that a plan may extend a sequence by.
+    pub fn extend_max(&self, seq: SeqKey) -> Result<u32, Error> {
+        let sequence = self.running(seq)?;
+        let known = sequence.tokens.len().saturating_sub(sequence.planned_len) as u32;
+        let sampling = self.steps.values().flat_map(|step| &step.items);
+        let sampling =
+            sampling.filter(|item| (item.seq, item.life) == (seq, sequence.life)).count() > 0;
+        let room = sequence.planned_len < self.shape.max_sequence_len as usize;
+        Ok(if known == 0 && sampling && room { 1 } else { known })
+    }
+
+    fn check_items(&self, items: &[Extend]) -> Result<(), Error> {
+        for (i, &Extend { seq, len }) in items.iter().enumerate() {
+            let max = self.extend_max(seq)?;
+            if items[..i].iter().any(|before| before.seq == seq) {
+                return Err(Error::RepeatedSequence { seq });
+            }
+            if len == 0 || len > max {
+                return Err(Error::ExtendLen { seq, len, max });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_chunks(&self, items: &[Extend]) -> Result<(), Error> {
+        let lacking = |item: &Extend| {
+            let sequence = &self.sequences[&item.seq];
+            self.chunks_lacking(sequence, sequence.planned_len + item.len as usize)
+        };
+        let tokens: u32 = items.iter().map(|item| item.len).sum();
+        self.check_tokens(items.iter().map(lacking).sum(), tokens as usize)
+    }
+
+    /// Pages that a sequence lacks for `len` tokens more.
+    fn pages_for(&self, item: &Extend) -> usize {
+        let sequence = &self.sequences[&item.seq];
+        let end = sequence.planned_len + item.len as usize;
+        end.div_ceil(self.page_size()) - sequence.table.len()
+    }
+
+    /// `Engine::plan_batch`
+    pub fn plan_batch(&mut self, items: &[Extend]) -> Result<PlanWant, Error> {
+        if items.is_empty() {
+            return Err(Error::EmptyBatch);
+        }
+        self.check_steps()?;
+        self.check_items(items)?;
+        self.check_chunks(items)?;
+        let needed = items.iter().map(|item| self.pages_for(item)).sum();
+        self.check_pages(needed, self.available())?;
+        let mut pages = self.take_pages(needed).into_iter();
+        let step = self.new_step(Step { items: Vec::new(), open: true });
+        let mut plan = PlanWant { step: StepId::new(step), ..PlanWant::default() };
+        for item in items {
+            let count = self.pages_for(item);
+            self.plan_item(step, item, pages.by_ref().take(count), &mut plan);
+        }
+        Ok(plan)
+    }
+
+    fn plan_item(
+        &mut self,
+        step: u64,
+        item: &Extend,
+        pages: impl Iterator<Item = PageId>,
+        plan: &mut PlanWant,
+    ) {
+        let page_size = self.page_size();
+        let sequence = self.sequences.get_mut(&item.seq).expect("checked");
+        let (start, end) = (sequence.planned_len, sequence.planned_len + item.len as usize);
+        sequence.table.extend(pages);
+        sequence.planned_len = end;
+        sequence.last_step = step;
+        plan.rows.push(RowWant {
+            seq: item.seq,
+            qo_start: plan.tokens.len() as u32,
+            extend_len: item.len,
+            kv_len: end as u32,
+            table: sequence.table.clone(),
+        });
+        for position in start..end {
+            let page = sequence.table[position / page_size].index();
+            plan.tokens.push(*sequence.tokens.get(position).unwrap_or(&TokenId::PENDING));
+            plan.positions.push(position as u32);
+            plan.slots.push((page * page_size + position % page_size) as i64);
+        }
+        let item = Item { seq: item.seq, life: sequence.life, start, end };
+        self.steps.get_mut(&step).expect("just made").items.push(item);
+    }
+
+    /// Whether a page is nobody's.
+    pub fn is_free(&self, page: PageId) -> bool {
+        self.page(page) == PageIs::Free
+    }
+
+    /// The item's sequence, if it is still in the life that planned the item.
+    fn alive(&self, item: &Item) -> bool {
+        let sequence = self.sequences.get(&item.seq);
+        sequence.is_some_and(|sequence| !sequence.preempted && sequence.life == item.life)
+    }
+
+    /// `Engine::commit`
+    pub fn commit(&mut self, step: StepId) -> Result<(), Error> {
+        let open = self.open_steps();
+        if !open.contains(&step) {
+            return Err(Error::UnknownStep { step });
+        }
+        if open[0] != step {
+            return Err(Error::StepOrder { step, first: open[0] });
+        }
+        let state = self.steps.get_mut(&step.raw()).expect("it is open");
+        state.open = false;
+        for item in state.items.clone() {
+            self.commit_item(&item);
+        }
+        Ok(())
+    }
+
+    fn commit_item(&mut self, item: &Item) {
+        if !self.alive(item) {
+            return;
+        }
+        self.computed_tokens += (item.end - item.start) as u64;
+        let sequence = self.sequences.get_mut(&item.seq).expect("it is alive");
+        sequence.cached_len = item.end;
+        if self.shares() {
+            self.publish(item.seq);
+        }
+    }
+
+    /// `Engine::complete`
+    pub fn complete(&mut self, step: StepId) -> Result<(), Error> {
+        if step.raw() == 0 || step.raw() > self.last_step {
+            return Err(Error::UnknownStep { step });
+        }
+        if let Some(&first) = self.open_steps().first()
+            && first <= step
+        {
+            return Err(Error::StepOpen { step: first });
+        }
+        self.completed = self.completed.max(step.raw());
+        self.steps.retain(|&id, _| id > step.raw());
+        self.open_fence(step.raw());
+        Ok(())
+    }
+
+    /// `Engine::abort`
+    pub fn abort(&mut self, step: StepId) -> Result<(), Error> {
+        let open = self.open_steps();
+        if !open.contains(&step) {
+            return Err(Error::UnknownStep { step });
+        }
+        for id in open.into_iter().filter(|id| *id >= step).rev() {
+            let state = self.steps.get_mut(&id.raw()).expect("it is open");
+            state.open = false;
+            for item in std::mem::take(&mut state.items).iter().rev() {
+                self.abort_item(item);
+            }
+        }
+        Ok(())
+    }
+
+    fn abort_item(&mut self, item: &Item) {
+        if !self.alive(item) {
+            return;
+        }
+        let page_size = self.page_size();
+        let sequence = self.sequences.get_mut(&item.seq).expect("it is alive");
+        sequence.planned_len = item.start;
+        let pages = sequence.table.split_off(item.start.div_ceil(page_size));
+        let last_step = sequence.last_step;
+        self.give_up_pages(last_step, pages);
+    }
+}

@@ -1,0 +1,212 @@
+//! The prefix tree with one map entry a page: exact page-level LRU, nothing shared, nothing clever.
+//!
+//! A page is known by its scope and all tokens up to its end. What nodes are shows only in one thing, which matches
+//! become stale, so each page knows whether a node begins at it.
+
+use std::collections::BTreeMap;
+
+use crate::id::{PageId, Scope, TokenId};
+
+/// Scope (namespace, era) and whole pages of tokens.
+pub type Path = (u64, u64, Vec<TokenId>);
+
+/// One page of the tree.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Held {
+    page: PageId,
+    /// Locks on it or below it.
+    users: u32,
+    /// When its last user went away. Smaller is older; of no meaning while it has users.
+    idle_since: u64,
+    /// Whether a node begins here.
+    first_of_node: bool,
+}
+
+/// What an insertion found and did.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Published {
+    /// The pages of the path from the lock's end on, whose-ever they were.
+    pub table: Vec<PageId>,
+    /// The caller's pages that are the tree's now.
+    pub taken: Vec<PageId>,
+    /// The caller's pages that the tree has others for.
+    pub duplicates: Vec<PageId>,
+}
+
+/// All cached pages.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tree {
+    page_size: usize,
+    pages: BTreeMap<Path, Held>,
+    /// The era whose idle pages are kept; of all others they go with the last user.
+    kept_era: Option<u64>,
+    clock: u64,
+    changes: u64,
+}
+
+impl Tree {
+    /// An empty tree that keeps what is idle in `kept_era`, if in any.
+    pub fn new(page_size: u32, kept_era: Option<u64>) -> Self {
+        let page_size = page_size as usize;
+        Self { page_size, pages: BTreeMap::new(), kept_era, clock: 0, changes: 0 }
+    }
+
+    fn path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Path {
+        (scope.namespace.raw(), scope.era, tokens[..pages * self.page_size].to_vec())
+    }
+
+    /// The pages directly below a path.
+    fn children(&self, path: &Path) -> Vec<Path> {
+        let len = path.2.len() + self.page_size;
+        let below = self.pages.range(path.clone()..).map(|(below, _)| below);
+        let below = below.take_while(|below| {
+            (below.0, below.1) == (path.0, path.1) && below.2.starts_with(&path.2)
+        });
+        below.filter(|below| below.2.len() == len).cloned().collect()
+    }
+
+    /// Pages that the longest cached prefix of `tokens` has.
+    pub fn matched(&self, scope: Scope, tokens: &[TokenId]) -> Vec<PageId> {
+        let pages = (1..=tokens.len() / self.page_size)
+            .map_while(|pages| self.pages.get(&self.path(scope, tokens, pages)));
+        pages.map(|held| held.page).collect()
+    }
+
+    /// How many of the first `pages` of a path nobody uses.
+    pub fn idle_on_path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> u32 {
+        let path = (1..=pages).map(|pages| &self.pages[&self.path(scope, tokens, pages)]);
+        path.filter(|held| held.users == 0).count() as u32
+    }
+
+    /// Counts what makes earlier matches stale: splits, growth, and every page that goes.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// A node ends behind the first `pages` of a path.
+    fn cut(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) {
+        if pages == 0 {
+            return;
+        }
+        for child in self.children(&self.path(scope, tokens, pages)) {
+            let held = self.pages.get_mut(&child).expect("children are cached");
+            if !held.first_of_node {
+                held.first_of_node = true;
+                self.changes += 1;
+            }
+        }
+    }
+
+    /// Counts a user of pages `from..to` of a path.
+    fn count_up(&mut self, scope: Scope, tokens: &[TokenId], from: usize, to: usize) {
+        for pages in from + 1..=to {
+            let path = self.path(scope, tokens, pages);
+            self.pages.get_mut(&path).expect("what is locked is cached").users += 1;
+        }
+    }
+
+    /// Locks the first `pages` of a path.
+    pub fn lock(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) {
+        self.cut(scope, tokens, pages);
+        self.count_up(scope, tokens, 0, pages);
+    }
+
+    /// Gives up a lock on the first `pages` of a path. Returns the pages that went with it, of an era that is not kept.
+    pub fn unlock(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) -> Vec<PageId> {
+        let mut gone = Vec::new();
+        for pages in (1..=pages).rev() {
+            let path = self.path(scope, tokens, pages);
+            let held = self.pages.get_mut(&path).expect("what is locked is cached");
+            held.users -= 1;
+            if held.users > 0 {
+                continue;
+            }
+            self.clock += 1;
+            held.idle_since = self.clock;
+            if self.kept_era != Some(scope.era) {
+                // No match can have found it: that of a kept era would be stale since the reset.
+                gone.extend(self.pages.remove(&path).map(|held| held.page));
+            }
+        }
+        gone
+    }
+
+    /// Publishes `own` as the pages of a path behind its first `locked`, which the caller has locked, and locks them.
+    pub fn insert(
+        &mut self,
+        scope: Scope,
+        tokens: &[TokenId],
+        locked: usize,
+        own: &[PageId],
+    ) -> Published {
+        let end = locked + own.len();
+        let old = self.matched(scope, &tokens[..end * self.page_size]);
+        let grows = self.can_grow(scope, tokens, old.len(), locked);
+        self.cut(scope, tokens, old.len());
+        for pages in old.len() + 1..=end {
+            let first_of_node = pages == old.len() + 1 && !grows;
+            let held =
+                Held { page: own[pages - 1 - locked], users: 0, idle_since: 0, first_of_node };
+            self.pages.insert(self.path(scope, tokens, pages), held);
+        }
+        if grows && end > old.len() {
+            self.changes += 1;
+        }
+        self.count_up(scope, tokens, locked, end);
+        let (duplicates, taken) = own.split_at(old.len() - locked);
+        Published {
+            table: self.matched(scope, &tokens[..end * self.page_size])[locked..].to_vec(),
+            taken: taken.to_vec(),
+            duplicates: duplicates.to_vec(),
+        }
+    }
+
+    /// Whether pages behind the first `old` become part of the node that ends there: it has no children, and its one
+    /// user is the caller, whose lock ends there once it has followed what is cached already.
+    fn can_grow(&self, scope: Scope, tokens: &[TokenId], old: usize, locked: usize) -> bool {
+        if old == 0 {
+            return false;
+        }
+        let path = self.path(scope, tokens, old);
+        let others = self.pages[&path].users - u32::from(old == locked);
+        others == 0 && self.children(&path).is_empty()
+    }
+
+    /// Gives up the `count` pages that are idle for the longest time.
+    pub fn evict(&mut self, count: u32) -> Vec<PageId> {
+        (0..count).map(|_| self.evict_one()).collect()
+    }
+
+    fn evict_one(&mut self) -> PageId {
+        let idle = self.pages.iter().filter(|(_, held)| held.users == 0);
+        let oldest = idle.min_by_key(|(_, held)| held.idle_since).map(|(path, _)| path.clone());
+        let oldest = oldest.expect("the model evicts without having checked");
+        assert!(self.children(&oldest).is_empty(), "the oldest idle page has no page below it");
+        self.changes += 1;
+        self.pages.remove(&oldest).expect("it was found").page
+    }
+
+    /// Drops every idle page, and from now on keeps only what `kept_era` has.
+    pub fn reset(&mut self, kept_era: Option<u64>) -> Vec<PageId> {
+        self.changes += 1;
+        self.kept_era = kept_era;
+        let mut gone = Vec::new();
+        self.pages.retain(|_, held| {
+            if held.users == 0 {
+                gone.push(held.page);
+            }
+            held.users > 0
+        });
+        gone
+    }
+
+    /// Pages that nobody uses.
+    pub fn evictable(&self) -> u32 {
+        self.pages.values().filter(|held| held.users == 0).count() as u32
+    }
+
+    /// Pages that somebody uses.
+    pub fn protected(&self) -> u32 {
+        self.pages.values().filter(|held| held.users > 0).count() as u32
+    }
+}

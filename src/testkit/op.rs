@@ -1,0 +1,203 @@
+//! What a host can do to an engine, as plain data.
+//!
+//! An op names sequences, prompts and steps by small numbers that are taken modulo what is live when it runs, so that
+//! every op means something whatever came before it, and dropping some ops of a list leaves a valid list: a shrunk
+//! finding is a literal that reads well.
+//!
+//! Not here: what the numbers resolve to (`replay.rs`).
+
+use arbitrary::{Arbitrary, Result, Unstructured};
+
+use crate::config::{EngineConfig, PrefixMode};
+use crate::layout::{Capacity, Dtype, Layout, PoolConfig};
+
+/// How to make a prompt out of earlier ones: a shared head and new tokens of a tiny vocabulary.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
+pub struct Prompt {
+    /// The namespace, modulo 2.
+    pub namespace: u8,
+    /// The earlier prompt or finished sequence that it begins like, modulo those remembered.
+    pub like: u8,
+    /// Odd: it begins with all of that; even: with half this number of tokens of it, modulo what it has.
+    pub shared: u16,
+    /// 0: no tokens; above 65,500: longer than allowed; else its tokens, modulo about five pages.
+    pub len: u16,
+    /// What the new tokens are made of.
+    pub seed: u8,
+}
+
+/// One call of a host, or two that belong together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
+pub enum Op {
+    /// `admit`
+    Admit(Prompt),
+    /// `match_prefix`, kept for a later [`Op::AdmitMatch`].
+    Match(Prompt),
+    /// `admit_match` with a match kept before, stale or not.
+    AdmitMatch {
+        /// The match, modulo those kept.
+        pick: u8,
+    },
+    /// `plan_batch`, and storing K and V of its tokens.
+    Plan {
+        /// The first sequence, modulo those live.
+        first: u8,
+        /// How many from there on, modulo the live ones and one more.
+        count: u8,
+        /// Their new tokens, in turn: 0 none, 1 more than allowed, even all that is allowed, odd some of it.
+        lens: [u8; 4],
+        /// 0 repeats a sequence, 1 adds a finished one, 2 keeps preempted ones in; else a sane batch.
+        twist: u8,
+    },
+    /// `append`
+    Append {
+        /// The sequence; above 250 a finished one.
+        pick: u8,
+        /// How many tokens, modulo about two pages; 255: more than allowed.
+        count: u8,
+        /// What tokens.
+        seed: u8,
+    },
+    /// `commit`
+    Commit {
+        /// Below 224 the step whose turn it is, else any modulo those ever planned and one more.
+        pick: u8,
+    },
+    /// `complete`
+    Complete {
+        /// Below 128 all that can be complete, below 208 one step more than now, else any, as with commit.
+        pick: u8,
+    },
+    /// `abort`
+    Abort {
+        /// Below 224 an open step, modulo those, else any.
+        pick: u8,
+    },
+    /// `finish`
+    Finish {
+        /// The sequence; above 250 a finished one.
+        pick: u8,
+    },
+    /// `preempt`
+    Preempt {
+        /// The sequence; above 250 a finished one.
+        pick: u8,
+        /// Whether computed pages are published.
+        publish: bool,
+    },
+    /// `resume`
+    Resume {
+        /// Below 200 a preempted sequence, modulo those, else any as with finish.
+        pick: u8,
+    },
+    /// `fork`
+    Fork {
+        /// The sequence; above 250 a finished one.
+        pick: u8,
+    },
+    /// `rollback`
+    Rollback {
+        /// The sequence; above 250 a finished one.
+        pick: u8,
+        /// The length: that many tokens fewer than now, modulo what can be forgotten and a little more.
+        fewer: u8,
+    },
+    /// `reset`
+    Reset,
+}
+
+/// An engine small enough that sharing, splitting, exhaustion and collisions happen all the time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SmallConfig {
+    /// Pages of the pool.
+    pub pages: u32,
+    /// Tokens of a page.
+    pub page_size: u32,
+    /// Most sequences.
+    pub sequences: u32,
+    /// Most tokens of a sequence.
+    pub sequence_len: u32,
+    /// Most tokens of all sequences.
+    pub tokens: u64,
+    /// Most unfinished steps.
+    pub steps: u32,
+    /// Whether prefixes are kept and shared.
+    pub reuse: bool,
+    /// Bits of the child table's hashes.
+    pub hash_bits: u32,
+    /// PageFirst or LayerFirst.
+    pub page_first: bool,
+    /// 0: f32, 1: f16, else bf16.
+    pub dtype: u8,
+    /// Layers.
+    pub layers: u32,
+    /// Heads of K and V.
+    pub kv_heads: u32,
+}
+
+impl Default for SmallConfig {
+    fn default() -> Self {
+        Self {
+            pages: 12,
+            page_size: 2,
+            sequences: 4,
+            sequence_len: 1 << 20,
+            tokens: 1 << 12,
+            steps: 3,
+            reuse: true,
+            hash_bits: 2,
+            page_first: true,
+            dtype: 0,
+            layers: 1,
+            kv_heads: 1,
+        }
+    }
+}
+
+impl SmallConfig {
+    /// The engine's config.
+    pub fn engine(&self) -> EngineConfig {
+        let pool = PoolConfig {
+            layers: self.layers,
+            kv_heads: self.kv_heads,
+            head_dim: 2,
+            dtype: match self.dtype {
+                0 => Dtype::F32,
+                1 => Dtype::F16,
+                _ => Dtype::Bf16,
+            },
+            page_size: self.page_size,
+            capacity: Capacity::Pages(self.pages),
+            layout: if self.page_first { Layout::PageFirst } else { Layout::LayerFirst },
+            ..PoolConfig::default()
+        };
+        EngineConfig {
+            pool,
+            prefix: if self.reuse { PrefixMode::Radix } else { PrefixMode::None },
+            max_sequences: self.sequences,
+            max_sequence_len: self.sequence_len,
+            max_tokens: self.tokens,
+            max_steps: self.steps,
+            hash_bits: self.hash_bits,
+        }
+    }
+}
+
+impl<'a> Arbitrary<'a> for SmallConfig {
+    fn arbitrary(u: &mut Unstructured<'a>) -> Result<Self> {
+        Ok(Self {
+            pages: u.int_in_range(1..=40)?,
+            page_size: u.int_in_range(1..=5)?,
+            sequences: u.int_in_range(1..=8)?,
+            sequence_len: if u.ratio(1, 4)? { u.int_in_range(1..=40)? } else { 1 << 20 },
+            tokens: u.int_in_range(1..=200)?,
+            steps: u.int_in_range(1..=4)?,
+            reuse: u.ratio(4, 5)?,
+            hash_bits: *u.choose(&[2, 2, 1, 3, 64])?,
+            page_first: u.arbitrary()?,
+            dtype: u.int_in_range(0..=2)?,
+            layers: u.int_in_range(1..=2)?,
+            kv_heads: u.int_in_range(1..=2)?,
+        })
+    }
+}

@@ -1,0 +1,208 @@
+//! The page pool alone, against one list of states.
+
+use std::collections::VecDeque;
+
+use arbitrary::Arbitrary;
+
+use super::model::{PageIs, Pages};
+use super::replay::agree;
+use super::rng::Rng;
+use crate::id::{PageId, StepId};
+use crate::page::{PagePool, PageState};
+
+/// One call on a page pool. Pages are picked among those in the state that the call is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
+pub enum PageOp {
+    /// `alloc`, sometimes more than is free.
+    Alloc {
+        /// How many, modulo the free pages and two more.
+        count: u8,
+    },
+    /// `publish`
+    Publish {
+        /// Which private pages.
+        which: Which,
+    },
+    /// `free_private`
+    FreePrivate {
+        /// Which private pages.
+        which: Which,
+    },
+    /// `free_cached`
+    FreeCached {
+        /// Which cached pages.
+        which: Which,
+    },
+    /// `fence_private`
+    Fence {
+        /// Which private pages.
+        which: Which,
+        /// The step they wait for, so many after the last complete one, modulo 4.
+        after: u8,
+    },
+    /// `unfence`
+    Unfence {
+        /// So many steps more are complete, modulo 4.
+        steps: u8,
+    },
+}
+
+/// Some of a list of pages, in some order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
+pub struct Which {
+    /// The first, modulo their number.
+    pub first: u8,
+    /// How many from there on, around the end, modulo their number and one more.
+    pub count: u8,
+    /// Last to first.
+    pub reversed: bool,
+}
+
+impl Which {
+    fn of(self, mut pages: Vec<PageId>) -> Vec<PageId> {
+        let len = pages.len();
+        pages.rotate_left(usize::from(self.first) % len.max(1));
+        pages.truncate(usize::from(self.count) % (len + 1));
+        if self.reversed {
+            pages.reverse();
+        }
+        pages
+    }
+}
+
+/// A seeded list of ops.
+pub fn page_ops(seed: u64, count: usize) -> Vec<PageOp> {
+    let mut rng = Rng::new(seed);
+    let weights = [8, 4, 2, 4, 4, 3].map(|weight: u64| weight * rng.within(0, 2) + 1);
+    let op = |_| {
+        let which = Which {
+            first: rng.bits() as u8,
+            count: rng.bits() as u8 >> rng.below(8),
+            reversed: rng.one_in(4),
+        };
+        let small = rng.bits() as u8;
+        let mut point = rng.below(weights.iter().sum());
+        let kind = weights.iter().position(|&weight| {
+            let here = point < weight;
+            point = point.saturating_sub(weight);
+            here
+        });
+        match kind.unwrap_or(0) {
+            0 => PageOp::Alloc { count: small >> rng.below(8) },
+            1 => PageOp::Publish { which },
+            2 => PageOp::FreePrivate { which },
+            3 => PageOp::FreeCached { which },
+            4 => PageOp::Fence { which, after: small },
+            _ => PageOp::Unfence { steps: small },
+        }
+    };
+    (0..count).map(op).collect()
+}
+
+struct Both {
+    pool: PagePool,
+    pages: Pages,
+    fence: VecDeque<(PageId, StepId)>,
+    completed: u64,
+}
+
+/// Replays ops on a pool of `page_count` pages.
+///
+/// # Errors
+/// The first op after which pool and model differ, and in what.
+pub fn replay_pages(page_count: u32, ops: &[PageOp]) -> Result<(), String> {
+    let mut both = Both {
+        pool: PagePool::new(page_count, 4),
+        pages: Pages::new(page_count),
+        fence: VecDeque::new(),
+        completed: 0,
+    };
+    for (index, op) in ops.iter().enumerate() {
+        let done = both.apply(*op).and_then(|()| both.compare());
+        done.map_err(|what| format!("op {index}, {op:?}: {what}"))?;
+    }
+    Ok(())
+}
+
+impl Both {
+    fn in_state(&self, state: PageIs) -> Vec<PageId> {
+        let all = (0..self.pages.page_count()).map(PageId::new);
+        all.filter(|&page| self.pages.state(page) == state).collect()
+    }
+
+    fn apply(&mut self, op: PageOp) -> Result<(), String> {
+        match op {
+            PageOp::Alloc { count } => return self.alloc(count),
+            PageOp::Publish { which } => {
+                let pages = which.of(self.in_state(PageIs::Private));
+                self.pool.publish(&pages);
+                self.pages.turn(&pages, PageIs::Private, PageIs::Cached);
+            }
+            PageOp::FreePrivate { which } => {
+                let pages = which.of(self.in_state(PageIs::Private));
+                self.pool.free_private(&pages);
+                self.pages.turn(&pages, PageIs::Private, PageIs::Free);
+            }
+            PageOp::FreeCached { which } => {
+                let pages = which.of(self.in_state(PageIs::Cached));
+                self.pool.free_cached(&pages);
+                self.pages.turn(&pages, PageIs::Cached, PageIs::Free);
+            }
+            PageOp::Fence { which, after } => {
+                let pages = which.of(self.in_state(PageIs::Private));
+                let step = StepId::new(self.completed + 1 + u64::from(after % 4));
+                self.pool.fence_private(&pages, step);
+                self.pages.turn(&pages, PageIs::Private, PageIs::Fenced);
+                let until = self.fence.back().map_or(step, |last| last.1.max(step));
+                self.fence.extend(pages.into_iter().map(|page| (page, until)));
+            }
+            PageOp::Unfence { steps } => {
+                self.completed += u64::from(steps % 4);
+                let completed = StepId::new(self.completed);
+                self.pool.unfence(completed);
+                while self.fence.front().is_some_and(|first| first.1 <= completed) {
+                    let back: Vec<_> =
+                        self.fence.pop_front().map(|first| first.0).into_iter().collect();
+                    self.pages.turn(&back, PageIs::Fenced, PageIs::Free);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn alloc(&mut self, count: u8) -> Result<(), String> {
+        let free = self.pages.count(PageIs::Free);
+        let count = u32::from(count) % (free + 2);
+        let mut got = vec![PageId::default(); count as usize];
+        let done = self.pool.alloc(&mut got);
+        agree("alloc", &done, &(count <= free))?;
+        if done {
+            agree("the lowest free pages", &got, &self.pages.alloc(count))?;
+        }
+        Ok(())
+    }
+
+    fn compare(&self) -> Result<(), String> {
+        let (pool, pages) = (&self.pool, &self.pages);
+        for page in (0..pages.page_count()).map(PageId::new) {
+            let got = match pool.state(page) {
+                PageState::Free => PageIs::Free,
+                PageState::Private => PageIs::Private,
+                PageState::Cached => PageIs::Cached,
+                PageState::Fenced => PageIs::Fenced,
+            };
+            agree("state", &(page, got), &(page, pages.state(page)))?;
+        }
+        agree("free_count", &pool.free_count(), &pages.count(PageIs::Free))?;
+        agree("private_count", &pool.private_count(), &pages.count(PageIs::Private))?;
+        agree("cached_count", &pool.cached_count(), &pages.count(PageIs::Cached))?;
+        agree("fenced_count", &pool.fenced_count(), &pages.count(PageIs::Fenced))?;
+        let fence = self.fence.iter().copied().collect::<Vec<_>>();
+        agree("the fence", &pool.fence().collect::<Vec<_>>(), &fence)?;
+        for step in (0..6).map(|more| StepId::new(self.completed + more)) {
+            let until = fence.iter().filter(|waits| waits.1 <= step).count() as u32;
+            agree("fenced_until", &(step, pool.fenced_until(step)), &(step, until))?;
+        }
+        pool.check().map_err(|broken| format!("{broken:?}"))
+    }
+}

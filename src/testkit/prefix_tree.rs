@@ -1,0 +1,406 @@
+//! The prefix tree alone, against one map entry a page.
+
+use std::collections::{HashMap, VecDeque};
+
+use arbitrary::{Arbitrary, Result as Drawn, Unstructured};
+
+use super::model::Tree;
+use super::replay::agree;
+use super::rng::{Rng, mix};
+use crate::id::{Namespace, PageId, PrefixLock, Scope, StepId, TokenId};
+use crate::prefix::{PrefixMatch, PrefixTree};
+
+/// A text of two tokens: what one author wrote up to a cut, and another from there on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
+pub struct Text {
+    /// The namespace, modulo 2.
+    pub namespace: u8,
+    /// The first author, modulo 3.
+    pub head: u8,
+    /// The second, modulo 3.
+    pub tail: u8,
+    /// Where the second begins, in tokens, modulo the tokens.
+    pub cut: u8,
+    /// Tokens, modulo 8 pages and a bit.
+    pub len: u8,
+}
+
+/// One call on a prefix tree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
+pub enum PrefixOp {
+    /// `match_prefix` and `lock`.
+    Lock {
+        /// What to match.
+        text: Text,
+    },
+    /// `match_prefix`, kept.
+    Match {
+        /// What to match.
+        text: Text,
+    },
+    /// `lock` of a match kept before, stale or not.
+    LockKept {
+        /// The match, modulo those kept.
+        pick: u8,
+    },
+    /// `lock_private`
+    LockPrivate {
+        /// The namespace, modulo 2.
+        namespace: u8,
+    },
+    /// `lock_again`
+    LockAgain {
+        /// The lock, modulo those held.
+        pick: u8,
+    },
+    /// `insert`
+    Insert {
+        /// The lock, modulo those held.
+        pick: u8,
+        /// Who writes on, modulo 3.
+        author: u8,
+        /// Pages, modulo 6 and as far as there are pages.
+        pages: u8,
+    },
+    /// `unlock`
+    Unlock {
+        /// The lock, modulo those held.
+        pick: u8,
+    },
+    /// `leave`
+    Leave {
+        /// The lock, modulo those held.
+        pick: u8,
+        /// The step it waits for, so many after the last announced, modulo 2.
+        later: u8,
+    },
+    /// `unlock_leaving` of all that wait for this step or an earlier one.
+    Complete {
+        /// So many steps more are complete, modulo 3.
+        steps: u8,
+    },
+    /// `evict`
+    Evict {
+        /// Pages, modulo those evictable and one more.
+        count: u8,
+    },
+    /// `reset`
+    Reset,
+}
+
+/// The tree to replay on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PrefixConfig {
+    /// Pages.
+    pub pages: u32,
+    /// Tokens of a page.
+    pub page_size: u32,
+    /// Bits of the child table's hashes.
+    pub hash_bits: u32,
+}
+
+impl<'a> Arbitrary<'a> for PrefixConfig {
+    fn arbitrary(u: &mut Unstructured<'a>) -> Drawn<Self> {
+        Ok(Self {
+            pages: u.int_in_range(1..=40)?,
+            page_size: u.int_in_range(1..=3)?,
+            hash_bits: *u.choose(&[2, 2, 1, 64])?,
+        })
+    }
+}
+
+/// A seeded config and list of ops.
+pub fn prefix_ops(seed: u64, count: usize) -> (PrefixConfig, Vec<PrefixOp>) {
+    let mut rng = Rng::new(seed);
+    let config = PrefixConfig {
+        pages: rng.within(1, 40) as u32,
+        page_size: rng.within(1, 3) as u32,
+        hash_bits: rng.pick(&[2, 2, 1, 64]),
+    };
+    let usual = [6, 2, 2, 1, 2, 10, 6, 4, 4, 2, 0];
+    let mut weights = usual.map(|usual: u64| usual * rng.within(0, 3));
+    weights[5] += 5;
+    weights[10] = rng.pick(&[0, 0, 1]);
+    let ops = (0..count).map(|_| prefix_op(&mut rng, &weights)).collect();
+    (config, ops)
+}
+
+fn prefix_op(rng: &mut Rng, weights: &[u64]) -> PrefixOp {
+    let mut byte = || rng.bits() as u8;
+    let text =
+        Text { namespace: byte() / 192, head: byte(), tail: byte(), cut: byte(), len: byte() };
+    let (pick, other) = (byte(), byte());
+    let mut point = rng.below(weights.iter().sum());
+    let kind = weights.iter().position(|&weight| {
+        let here = point < weight;
+        point = point.saturating_sub(weight);
+        here
+    });
+    match kind.unwrap_or(0) {
+        0 => PrefixOp::Lock { text },
+        1 => PrefixOp::Match { text },
+        2 => PrefixOp::LockKept { pick },
+        3 => PrefixOp::LockPrivate { namespace: pick },
+        4 => PrefixOp::LockAgain { pick },
+        5 => PrefixOp::Insert { pick, author: other, pages: text.len },
+        6 => PrefixOp::Unlock { pick },
+        7 => PrefixOp::Leave { pick, later: other },
+        8 => PrefixOp::Complete { steps: other },
+        9 => PrefixOp::Evict { count: other },
+        _ => PrefixOp::Reset,
+    }
+}
+
+/// A lock on both sides.
+struct Held {
+    lock: PrefixLock,
+    scope: Scope,
+    tokens: Vec<TokenId>,
+}
+
+struct Kept {
+    found: PrefixMatch,
+    scope: Scope,
+    tokens: Vec<TokenId>,
+    changes: u64,
+}
+
+struct Both {
+    config: PrefixConfig,
+    tree: PrefixTree,
+    model: Tree,
+    free: Vec<PageId>,
+    held: Vec<Held>,
+    leaving: VecDeque<(StepId, Held)>,
+    kept: VecDeque<Kept>,
+    era: u64,
+    eras: u64,
+    completed: u64,
+    announced: u64,
+    last: Option<Text>,
+}
+
+/// Replays ops on a tree.
+///
+/// # Errors
+/// The first op after which tree and model differ, and in what.
+pub fn replay_prefix(config: PrefixConfig, ops: &[PrefixOp]) -> Result<(), String> {
+    let PrefixConfig { pages, page_size, hash_bits } = config;
+    let mut both = Both {
+        config,
+        tree: PrefixTree::new(pages, page_size, MAX_STEPS as u32, hash_bits),
+        model: Tree::new(page_size, Some(0)),
+        free: (0..pages).rev().map(PageId::new).collect(),
+        held: Vec::new(),
+        leaving: VecDeque::new(),
+        kept: VecDeque::new(),
+        era: 0,
+        eras: 1,
+        completed: 0,
+        announced: 0,
+        last: None,
+    };
+    for (index, op) in ops.iter().enumerate() {
+        let done = both.apply(*op).and_then(|()| both.compare());
+        done.map_err(|what| format!("op {index}, {op:?}: {what}"))?;
+    }
+    Ok(())
+}
+
+/// Most locks at a time.
+const LOCKS: usize = 12;
+const MAX_STEPS: u64 = 4;
+
+fn token(author: u8, position: usize) -> TokenId {
+    TokenId::new((mix(u64::from(author % 3) << 32 | position as u64) % 2) as u32)
+}
+
+impl Both {
+    fn text(&self, text: Text) -> (Scope, Vec<TokenId>) {
+        let namespace = Namespace::new(u64::from(text.namespace % 2));
+        let len = usize::from(text.len) % (8 * self.config.page_size as usize + 2);
+        let cut = usize::from(text.cut) % (len + 1);
+        let author = |i| if i < cut { text.head } else { text.tail };
+        let tokens = (0..len).map(|i| token(author(i), i)).collect();
+        (Scope { namespace, era: self.era }, tokens)
+    }
+
+    fn pick(&self, pick: u8) -> Option<usize> {
+        (!self.held.is_empty()).then(|| usize::from(pick) % self.held.len())
+    }
+
+    fn find(&self, text: Text) -> Result<Kept, String> {
+        let (scope, mut tokens) = self.text(text);
+        let mut pages = Vec::new();
+        let found =
+            self.tree.match_pages(scope.namespace, &tokens, |piece| pages.extend_from_slice(piece));
+        let want = self.model.matched(scope, &tokens);
+        agree("match_pages", &pages, &want)?;
+        agree("pages", &(found.pages() as usize), &want.len())?;
+        agree(
+            "idle_pages",
+            &self.tree.idle_pages(&found),
+            &self.model.idle_on_path(scope, &tokens, want.len()),
+        )?;
+        tokens.truncate(want.len() * self.config.page_size as usize);
+        Ok(Kept { found, scope, tokens, changes: self.model.changes() })
+    }
+
+    fn lock(&mut self, kept: Kept) -> Result<(), String> {
+        let Kept { found, scope, tokens, changes } = kept;
+        if self.held.len() == LOCKS {
+            return Ok(());
+        }
+        let got = self.tree.lock(&found);
+        agree("stale", &got.is_err(), &(changes != self.model.changes()))?;
+        if let Ok(lock) = got {
+            self.model.lock(scope, &tokens, tokens.len() / self.config.page_size as usize);
+            self.held.push(Held { lock, scope, tokens });
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, op: PrefixOp) -> Result<(), String> {
+        match op {
+            PrefixOp::Lock { text } => {
+                self.last = Some(text);
+                let kept = self.find(text)?;
+                return self.lock(kept);
+            }
+            PrefixOp::Match { text } => {
+                let kept = self.find(text)?;
+                self.kept.truncate(3);
+                self.kept.push_front(kept);
+            }
+            PrefixOp::LockKept { pick } => {
+                let index = usize::from(pick) % self.kept.len().max(1);
+                return self.kept.remove(index).map_or(Ok(()), |kept| self.lock(kept));
+            }
+            PrefixOp::LockPrivate { namespace } if self.held.len() < LOCKS => {
+                let namespace = Namespace::new(u64::from(namespace % 2));
+                let lock = self.tree.lock_private(namespace);
+                let scope = Scope { namespace, era: self.eras };
+                self.eras += 1;
+                self.held.push(Held { lock, scope, tokens: Vec::new() });
+            }
+            PrefixOp::LockAgain { pick } if self.held.len() < LOCKS => {
+                let Some(index) = self.pick(pick) else { return Ok(()) };
+                let Held { lock, scope, tokens } = &self.held[index];
+                let (scope, tokens) = (*scope, tokens.clone());
+                let lock = self.tree.lock_again(lock);
+                self.model.lock(scope, &tokens, tokens.len() / self.config.page_size as usize);
+                self.held.push(Held { lock, scope, tokens });
+            }
+            PrefixOp::Insert { pick, author, pages } => return self.insert(pick, author, pages),
+            PrefixOp::Unlock { pick } => {
+                let Some(index) = self.pick(pick) else { return Ok(()) };
+                let held = self.held.remove(index);
+                return self.unlock(held, PrefixTree::unlock);
+            }
+            PrefixOp::Leave { pick, later } => {
+                let Some(index) = self.pick(pick) else { return Ok(()) };
+                let held = self.held.remove(index);
+                let step = (self.announced + u64::from(later % 2)).max(self.completed + 1);
+                self.announced = step.min(self.completed + MAX_STEPS);
+                let step = StepId::new(self.announced);
+                self.tree.leave(&held.lock, step);
+                self.leaving.push_back((step, held));
+            }
+            PrefixOp::Complete { steps } => {
+                self.completed += u64::from(steps % 3);
+                while self.leaving.front().is_some_and(|(step, _)| step.raw() <= self.completed) {
+                    let Some((_, held)) = self.leaving.pop_front() else { break };
+                    self.unlock(held, PrefixTree::unlock_leaving)?;
+                }
+            }
+            PrefixOp::Evict { count } => {
+                let count = u32::from(count) % (self.model.evictable() + 1);
+                let mut got = Vec::new();
+                self.tree.evict(count, &mut got);
+                agree("evict", &got, &self.model.evict(count))?;
+                self.free.extend(got);
+            }
+            PrefixOp::Reset => {
+                self.era = self.eras;
+                self.eras += 1;
+                let mut got = Vec::new();
+                self.tree.reset(&mut got);
+                got.sort();
+                let mut want = self.model.reset(Some(self.era));
+                want.sort();
+                agree("reset", &got, &want)?;
+                self.free.extend(got);
+            }
+            PrefixOp::LockPrivate { .. } | PrefixOp::LockAgain { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn unlock(
+        &mut self,
+        held: Held,
+        unlock: fn(&mut PrefixTree, PrefixLock, &mut Vec<PageId>),
+    ) -> Result<(), String> {
+        let Held { lock, scope, tokens } = held;
+        let pages = tokens.len() / self.config.page_size as usize;
+        let mut got = Vec::new();
+        unlock(&mut self.tree, lock, &mut got);
+        agree("unlock", &got, &self.model.unlock(scope, &tokens, pages))?;
+        self.free.extend(got);
+        Ok(())
+    }
+
+    fn insert(&mut self, pick: u8, author: u8, pages: u8) -> Result<(), String> {
+        let Some(index) = self.pick(pick) else { return Ok(()) };
+        let count = (usize::from(pages) % 6).min(self.free.len());
+        let own = self.free.split_off(self.free.len() - count);
+        let page_size = self.config.page_size as usize;
+        let Held { lock, scope, tokens } = &mut self.held[index];
+        let old = tokens.len();
+        tokens.extend((old..old + count * page_size).map(|i| token(author, i)));
+        let (mut table, mut duplicates) = (own.clone(), Vec::new());
+        let got = self.tree.insert(lock, &tokens[old..], &mut table, &mut duplicates);
+        let want = self.model.insert(*scope, tokens, old / page_size, &own);
+        agree("insert", &table, &want.table)?;
+        agree("duplicates", &duplicates, &want.duplicates)?;
+        agree("count of duplicates", &(got.duplicates as usize), &want.duplicates.len())?;
+        self.free.extend(duplicates);
+        Ok(())
+    }
+
+    fn compare(&self) -> Result<(), String> {
+        let sizes = self.tree.size_info();
+        let (evictable, protected) = (self.model.evictable(), self.model.protected());
+        agree("size_info", &(sizes.evictable, sizes.protected), &(evictable, protected))?;
+        agree("total", &sizes.total, &(evictable + protected))?;
+        let (mut locks, mut leaving) = (HashMap::new(), HashMap::new());
+        let held = self.held.iter().map(|held| (held, false));
+        let all = held.chain(self.leaving.iter().map(|(_, held)| (held, true)));
+        for (Held { lock, scope, tokens }, leaves) in all {
+            agree("path", &self.tree.path(lock), &self.model.matched(*scope, tokens))?;
+            if let Some(node) = lock.node() {
+                *locks.entry(node).or_default() += 1;
+                *leaving.entry(node).or_default() += u32::from(leaves);
+            }
+        }
+        self.compare_leaving()?;
+        if let Some(text) = self.last {
+            self.find(text)?;
+        }
+        self.tree.check(&locks, &leaving).map_err(|broken| format!("{broken:?}"))
+    }
+
+    /// What will be idle (or gone) once a step is complete, found by doing it.
+    fn compare_leaving(&self) -> Result<(), String> {
+        for step in (0..=MAX_STEPS).map(|more| StepId::new(self.completed + more)) {
+            let mut after = self.model.clone();
+            for (_, held) in self.leaving.iter().take_while(|(waits, _)| *waits <= step) {
+                let pages = held.tokens.len() / self.config.page_size as usize;
+                after.unlock(held.scope, &held.tokens, pages);
+            }
+            let want = self.model.protected() - after.protected();
+            agree("leaving_until", &(step, self.tree.leaving_until(step)), &(step, want))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! What is compared after every op.
+
+use super::agree;
+use super::bytes::{self, Inspect};
+use super::host::Host;
+use crate::error::Error;
+use crate::id::{LayerId, Namespace, SeqKey, TokenId};
+use crate::layout::Kv;
+use crate::plan::{BatchPlan, Extend, StepScratch};
+use crate::testkit::model::PlanWant;
+
+impl<B: Inspect> Host<B> {
+    /// Compares the whole state.
+    pub(super) fn compare(&self) -> Result<(), String> {
+        agree("stats", &self.engine.stats(), &self.model.stats())?;
+        agree("available", &self.engine.available(), &self.model.available())?;
+        for step in self.model.unfinished_steps() {
+            let got = self.engine.available_after(step);
+            agree("available_after", &(step, got), &(step, self.model.available_after(step)))?;
+        }
+        for &seq in &self.live {
+            self.compare_sequence(seq)?;
+        }
+        self.compare_touched()?;
+        self.compare_matches()?;
+        for &seq in self.gone.iter().rev().take(2) {
+            let unknown = Err(Error::UnknownSequence { seq });
+            agree("a finished sequence", &self.engine.cached_len(seq), &unknown)?;
+        }
+        self.engine.verify().map_err(|broken| broken.to_string())
+    }
+
+    fn compare_sequence(&self, seq: SeqKey) -> Result<(), String> {
+        let (engine, model) = (&self.engine, &self.model);
+        agree("cached_len", &engine.cached_len(seq), &model.cached_len(seq))?;
+        agree("planned_len", &engine.planned_len(seq), &model.planned_len(seq))?;
+        let tokens = model.tokens(seq).map(<[TokenId]>::to_vec);
+        let count = tokens.as_ref().map(|tokens| tokens.len() as u32).map_err(|error| *error);
+        agree("token_count", &engine.token_count(seq), &count)?;
+        agree("tokens", &engine.tokens(seq).map(Iterator::collect), &tokens)?;
+        let table = engine.page_table(seq).map(Iterator::collect::<Vec<_>>);
+        agree("page_table", &table, &model.page_table(seq).map(<[_]>::to_vec))?;
+        self.compare_bytes(seq).map_err(|what| format!("{seq:?}: {what}"))
+    }
+
+    /// Every cached token of a sequence has its own K and V, found through its page table.
+    fn compare_bytes(&self, seq: SeqKey) -> Result<(), String> {
+        let layout = &self.engine.shape().layout;
+        let scope = self.model.scope(seq).map_err(|error| error.to_string())?;
+        let table = self.model.page_table(seq).map_err(|error| error.to_string())?;
+        let cached_len = self.model.cached_len(seq).map_err(|error| error.to_string())? as usize;
+        let marks = bytes::marks(scope, &self.texts[&seq][..cached_len]);
+        for (position, &mark) in marks.iter().enumerate() {
+            let (page, offset) =
+                (position as u32 / layout.page_size(), position as u32 % layout.page_size());
+            let slot = layout.slot(table[page as usize], offset);
+            for layer in (0..layout.layers()).map(LayerId::new) {
+                for kv in [Kv::K, Kv::V] {
+                    let Some(got) = self.engine.backend().load(kv, layer, slot) else {
+                        return Ok(());
+                    };
+                    if got != bytes::numbers(layout, mark, kv, layer) {
+                        return Err(format!(
+                            "{kv:?} of {layer:?} at position {position}, {slot:?}, is another token's"
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// No page that an unfinished step may touch is free.
+    fn compare_touched(&self) -> Result<(), String> {
+        for (step, pages) in &self.touched {
+            if let Some(page) = pages.iter().find(|&&page| self.model.is_free(page)) {
+                return Err(format!("{page:?} is free, but unfinished {step:?} may touch it"));
+            }
+        }
+        Ok(())
+    }
+
+    /// One earlier text in turn, in both namespaces, matches as it must.
+    fn compare_matches(&self) -> Result<(), String> {
+        let turn = self.ops as usize % self.earlier.len().max(1);
+        let Some(text) = self.earlier.get(turn) else { return Ok(()) };
+        for namespace in [0, 1].map(Namespace::new) {
+            let got = self.engine.match_prefix(namespace, text).pages();
+            agree("match_prefix", &got, &self.model.match_prefix(namespace, text).pages())?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn compare_plan(&self, plan: &BatchPlan<'_>, want: &PlanWant) -> Result<(), String> {
+        let rows: Vec<_> =
+            plan.rows.iter().map(|row| (row.qo_start, row.extend_len, row.kv_len)).collect();
+        let rows_want: Vec<_> =
+            want.rows.iter().map(|row| (row.qo_start, row.extend_len, row.kv_len)).collect();
+        agree("the plan's rows", &rows, &rows_want)?;
+        agree("the plan's tokens", &plan.tokens.to_vec(), &want.tokens)?;
+        agree("the plan's positions", &plan.positions.to_vec(), &want.positions)?;
+        let slots = (0..plan.slot_mapping.len())
+            .map(|i| plan.slot_mapping.get(i).map_or(-1, |slot| slot.raw() as i64));
+        agree("the plan's slots", &slots.collect::<Vec<_>>(), &want.slots)
+    }
+
+    pub(super) fn compare_packed(&self, items: &[Extend], want: &PlanWant) -> Result<(), String> {
+        let mut scratch = StepScratch::new();
+        let packed = self.engine.packed(&mut scratch, items).map_err(|error| error.to_string())?;
+        let page_size = self.engine.shape().layout.page_size();
+        let (mut qo, mut kv, mut indices, mut last) = (vec![0], vec![0], Vec::new(), Vec::new());
+        for row in &want.rows {
+            qo.push((row.qo_start + row.extend_len) as i32);
+            indices.extend(row.table.iter().map(|page| page.raw() as i32));
+            kv.push(indices.len() as i32);
+            last.push(((row.kv_len - 1) % page_size + 1) as i32);
+        }
+        agree("qo_indptr", &packed.qo_indptr.to_vec(), &qo)?;
+        agree("kv_indptr", &packed.kv_indptr.to_vec(), &kv)?;
+        agree("kv_indices", &packed.kv_indices.to_vec(), &indices)?;
+        agree("kv_last_page_len", &packed.kv_last_page_len.to_vec(), &last)
+    }
+}

@@ -1,0 +1,107 @@
+//! Drives an engine and the model together, and compares everything after every op.
+//!
+//! The host's part is played here too: which sequence an op means, what a sampled token turns out to be, and bytes of K
+//! and V that tell which token of which text they belong to.
+//!
+//! Not here: what the answers must be (`model/`).
+
+mod bytes;
+mod compare;
+mod host;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+pub use bytes::Inspect;
+use host::Host;
+
+use super::model::Model;
+use super::op::{Op, SmallConfig};
+use crate::backend::Cpu;
+use crate::config::EngineConfig;
+use crate::engine::Engine;
+
+/// Where engine and model part.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mismatch {
+    /// Index of the op; none where the engine could not be made.
+    pub index: Option<usize>,
+    /// The op.
+    pub op: Option<Op>,
+    /// What differs.
+    pub what: String,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.index, self.op) {
+            (Some(index), Some(op)) => write!(f, "op {index}, {op:?}: {}", self.what),
+            _ => f.write_str(&self.what),
+        }
+    }
+}
+
+impl std::error::Error for Mismatch {}
+
+/// How often each answer was given, by call and answer: shows what a workload reaches.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Summary {
+    /// Ops replayed.
+    pub ops: u64,
+    /// `"plan_batch OutOfPages"` and so on.
+    pub answers: BTreeMap<String, u64>,
+}
+
+impl Summary {
+    /// Adds another replay's.
+    pub fn add(&mut self, other: &Summary) {
+        self.ops += other.ops;
+        for (answer, count) in &other.answers {
+            *self.answers.entry(answer.clone()).or_default() += count;
+        }
+    }
+
+    fn count(&mut self, answer: String) {
+        *self.answers.entry(answer).or_default() += 1;
+    }
+}
+
+/// Replays ops on an engine with the CPU backend.
+///
+/// # Errors
+/// The first [`Mismatch`].
+pub fn replay(config: &SmallConfig, ops: &[Op]) -> Result<Summary, Mismatch> {
+    replay_on(&config.engine(), Cpu::with_threads(1), ops)
+}
+
+/// Replays ops on an engine with any backend.
+///
+/// # Errors
+/// The first [`Mismatch`].
+pub fn replay_on<B: Inspect>(
+    config: &EngineConfig,
+    backend: B,
+    ops: &[Op],
+) -> Result<Summary, Mismatch> {
+    let nowhere = |what: String| Mismatch { index: None, op: None, what };
+    let shape = config.shape().map_err(|error| nowhere(format!("the config: {error}")))?;
+    let engine = Engine::new(*config, backend).map_err(|error| nowhere(error.to_string()))?;
+    let mut host = Host::new(engine, Model::new(shape));
+    for (index, &op) in ops.iter().enumerate() {
+        host.apply(op).and_then(|()| host.compare()).map_err(|what| Mismatch {
+            index: Some(index),
+            op: Some(op),
+            what,
+        })?;
+    }
+    Ok(host.into_summary(ops.len()))
+}
+
+/// `Ok` if both are equal, else what differs.
+pub(super) fn agree<T: PartialEq + fmt::Debug>(
+    what: &str,
+    got: &T,
+    want: &T,
+) -> Result<(), String> {
+    if got == want { Ok(()) } else { Err(format!("{what}: engine {got:?}, model {want:?}")) }
+}

@@ -1,0 +1,151 @@
+//! Seeded workloads: first the weights, then the ops.
+//!
+//! Weights differ from seed to seed, so that some seeds exhaust the pool, some never complete a step, some only fork.
+
+use super::op::{Op, Prompt, SmallConfig};
+use super::rng::Rng;
+
+const KINDS: usize = 14;
+
+/// An endless stream of ops, and the config they were drawn for. Depends on the seed alone.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    config: SmallConfig,
+    rng: Rng,
+    weights: [u64; KINDS],
+    /// How often, in 16, a plan item asks for all that is allowed.
+    greedy: u64,
+    /// One in so many picks is wrong on purpose.
+    wrong: u64,
+}
+
+impl Workload {
+    /// The workload of a seed.
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let config = draw_config(&mut rng);
+        // Calls that keep a server going are common in every workload, the rest in some.
+        let usual = [16, 3, 3, 40, 24, 30, 20, 2, 12, 3, 6, 3, 3, 0];
+        let mut weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
+        for i in [1, 7, 9, 11, 12] {
+            weights[i] *= rng.pick(&[0, 1, 1, 4]);
+        }
+        weights[2] = weights[1];
+        weights[13] = rng.pick(&[0, 0, 1, 2]);
+        let greedy = rng.below(17);
+        let wrong = rng.pick(&[8, 32, 256]);
+        Self { config, rng, weights, greedy, wrong }
+    }
+
+    /// The config to run it on.
+    pub fn config(&self) -> SmallConfig {
+        self.config
+    }
+
+    /// The next `count` ops.
+    pub fn take_ops(&mut self, count: usize) -> Vec<Op> {
+        (0..count).map(|_| self.op()).collect()
+    }
+
+    /// The next op.
+    pub fn op(&mut self) -> Op {
+        let total = self.weights.iter().sum();
+        let mut point = self.rng.below(total);
+        let kind = self.weights.iter().position(|&weight| {
+            let here = point < weight;
+            point = point.saturating_sub(weight);
+            here
+        });
+        match kind.unwrap_or(0) {
+            0 => Op::Admit(self.prompt()),
+            1 => Op::Match(self.prompt()),
+            2 => Op::AdmitMatch { pick: self.byte() },
+            3 => self.plan(),
+            4 => Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() },
+            5 => Op::Commit { pick: self.step(224) },
+            6 => Op::Complete { pick: self.step(208) },
+            7 => Op::Abort { pick: self.step(224) },
+            8 => Op::Finish { pick: self.seq() },
+            9 => Op::Preempt { pick: self.seq(), publish: self.rng.one_in(2) },
+            10 => Op::Resume { pick: self.step(200) },
+            11 => Op::Fork { pick: self.seq() },
+            12 => Op::Rollback { pick: self.seq(), fewer: self.byte() },
+            _ => Op::Reset,
+        }
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.rng.bits() as u8
+    }
+
+    fn is_wrong(&mut self) -> bool {
+        self.rng.one_in(self.wrong)
+    }
+
+    /// A pick below `sane`, or seldom any.
+    fn step(&mut self, sane: u64) -> u8 {
+        if self.is_wrong() { self.byte() } else { self.rng.below(sane) as u8 }
+    }
+
+    fn seq(&mut self) -> u8 {
+        self.step(251)
+    }
+
+    fn append_count(&mut self) -> u8 {
+        match self.rng.below(8) {
+            0 => self.step(255),
+            _ => self.rng.within(1, 2) as u8,
+        }
+    }
+
+    fn prompt(&mut self) -> Prompt {
+        let mut prompt = Prompt {
+            namespace: self.rng.one_in(4).into(),
+            like: self.byte(),
+            shared: self.rng.bits() as u16,
+            len: self.rng.within(1, 65_500) as u16,
+            seed: self.byte() % 4,
+        };
+        if self.is_wrong() {
+            prompt.len = self.rng.pick(&[0, 65_535]);
+        }
+        prompt
+    }
+
+    fn plan(&mut self) -> Op {
+        let mut lens = [0; 4];
+        for len in &mut lens {
+            let any = self.rng.within(2, 255) as u8;
+            let all = self.rng.below(16) < self.greedy;
+            *len = if self.is_wrong() {
+                self.byte() % 2
+            } else if all {
+                any & !1
+            } else {
+                any | 1
+            };
+        }
+        let twist = if self.is_wrong() { self.byte() % 4 } else { 255 };
+        Op::Plan { first: self.byte(), count: self.byte(), lens, twist }
+    }
+}
+
+fn draw_config(rng: &mut Rng) -> SmallConfig {
+    // Few pages, or enough for every sequence; seldom pages so large that a page table row has several chunks.
+    let large = rng.one_in(12);
+    let page_size = if large { rng.pick(&[341, 600, 1024]) } else { rng.within(1, 5) as u32 };
+    SmallConfig {
+        pages: if large { rng.within(2, 12) } else { rng.within(1, 40) } as u32,
+        page_size,
+        sequences: rng.within(1, 8) as u32,
+        sequence_len: if rng.one_in(4) { rng.within(1, 8) as u32 * page_size + 1 } else { 1 << 20 },
+        tokens: rng.within(1, 40) * u64::from(page_size),
+        steps: rng.within(1, 4) as u32,
+        reuse: !rng.one_in(5),
+        hash_bits: rng.pick(&[2, 2, 1, 3, 64]),
+        page_first: rng.one_in(2),
+        dtype: rng.below(3) as u8,
+        layers: rng.within(1, 2) as u32,
+        kv_heads: rng.within(1, 2) as u32,
+    }
+}

@@ -31,6 +31,9 @@ pub struct EngineConfig {
     pub max_tokens: u64,
     /// Most steps planned and not yet complete.
     pub max_steps: u32,
+    /// Touch all reserved host memory at the start, so that no step pays for a page fault, nor the process for an
+    /// over-committed machine later. Off: memory is touched as it is first used.
+    pub prefault: bool,
     /// Bits of the child table's hashes that are used: fewer than 64 only in tests, to force collisions.
     #[doc(hidden)]
     pub hash_bits: u32,
@@ -45,6 +48,7 @@ impl From<PoolConfig> for EngineConfig {
             max_sequence_len: 128 << 10,
             max_tokens: 4 << 20,
             max_steps: 8,
+            prefault: true,
             hash_bits: 64,
         }
     }
@@ -63,6 +67,8 @@ pub struct EngineShape {
     pub max_steps: u32,
     /// Whether prefixes are kept and shared.
     pub prefix: PrefixMode,
+    /// Whether all host memory is touched at the start.
+    pub prefault: bool,
     #[doc(hidden)]
     pub hash_bits: u32,
 }
@@ -103,6 +109,7 @@ impl EngineConfig {
             max_sequence_len,
             max_steps: self.max_steps,
             prefix: self.prefix,
+            prefault: self.prefault,
             hash_bits: self.hash_bits,
         })
     }

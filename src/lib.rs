@@ -58,6 +58,7 @@ pub mod engine;
 pub mod error;
 pub mod id;
 pub mod layout;
+mod memory;
 pub mod page;
 pub mod plan;
 pub mod prefix;

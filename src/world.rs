@@ -10,7 +10,8 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::config::EngineShape;
+use crate::config::{EngineConfig, EngineShape};
+use crate::error::ConfigError;
 use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId, TokenId};
 use crate::page::{PagePool, PageState};
 use crate::prefix::PrefixTree;
@@ -61,7 +62,7 @@ impl World {
     pub fn new(shape: &EngineShape) -> Self {
         let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
         let row_pages = shape.max_sequence_len.div_ceil(page_size) as usize;
-        Self {
+        let mut world = Self {
             pages: PagePool::new(page_count, shape.max_steps),
             prefixes: PrefixTree::new(page_count, page_size, shape.max_steps, shape.hash_bits),
             sequences: SequenceTable::new(&shape.table, page_size),
@@ -72,7 +73,13 @@ impl World {
                 pages: Vec::with_capacity(row_pages + 1),
                 tokens: Vec::with_capacity(shape.max_sequence_len as usize),
             },
+        };
+        if shape.prefault {
+            world.pages.prefault();
+            world.prefixes.prefault();
+            world.sequences.prefault();
         }
+        world
     }
 
     /// Pages that a plan could take now.
@@ -185,6 +192,53 @@ impl World {
 
     fn owner(&self, page: PageId) -> Option<Owner> {
         self.owners().find(|(owned, _)| *owned == page).map(|(_, owner)| owner)
+    }
+}
+
+/// Bytes that an engine takes, all of them at the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EngineBytes {
+    /// K and V, from the backend.
+    pub kv: u64,
+    /// The page tables' mirror, from the backend.
+    pub kv_tables: u64,
+    /// States of pages.
+    pub pages: u64,
+    /// The prefix tree.
+    pub prefixes: u64,
+    /// Tokens and page tables of sequences.
+    pub sequences: u64,
+    /// Steps in flight, and the systems' buffers.
+    pub steps: u64,
+}
+
+impl EngineBytes {
+    /// Bytes on the host, the backend's left out.
+    pub fn host(&self) -> u64 {
+        self.pages + self.prefixes + self.sequences + self.steps
+    }
+}
+
+impl EngineConfig {
+    /// Every byte that an engine of this config will take. What the host's plans take is up to its
+    /// [`StepScratch`](crate::StepScratch)s.
+    ///
+    /// # Errors
+    /// As [`EngineConfig::shape`].
+    pub fn bytes(&self) -> Result<EngineBytes, ConfigError> {
+        let shape = self.shape()?;
+        let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
+        let row_pages = shape.max_sequence_len.div_ceil(page_size);
+        let buffers = 4 * (u64::from(page_count) + u64::from(row_pages) + 1)
+            + 4 * u64::from(shape.max_sequence_len);
+        Ok(EngineBytes {
+            kv: shape.layout.total_bytes(),
+            kv_tables: 4 * shape.table.words() as u64,
+            pages: PagePool::bytes(page_count, shape.max_steps),
+            prefixes: PrefixTree::bytes(page_count, page_size),
+            sequences: SequenceTable::bytes(&shape.table, page_size),
+            steps: StepLog::bytes(shape.max_steps, shape.table.rows) + buffers,
+        })
     }
 }
 

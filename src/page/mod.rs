@@ -60,6 +60,12 @@ impl PagePool {
         }
     }
 
+    /// Touches all memory, so that no call pays for a page fault later. For a pool with an empty fence.
+    pub fn prefault(&mut self) {
+        self.queue.resize(self.queue.capacity(), PageId::default());
+        self.queue.clear();
+    }
+
     /// Bytes that a pool takes.
     pub fn bytes(page_count: u32, max_steps: u32) -> u64 {
         3 * Bitmap::bytes(page_count)

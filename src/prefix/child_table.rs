@@ -13,9 +13,10 @@ use bytemuck::{Pod, Zeroable};
 use slotmap::{Key, KeyData};
 
 use crate::id::{NodeKey, Scope, TokenId};
+use crate::memory::touch;
 
 /// A node and its hash, 12 bytes. All zero: vacant (no key is 0).
-#[derive(Clone, Copy, Pod, Zeroable)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
 struct Entry {
     hash: u32,
@@ -51,6 +52,10 @@ impl ChildTable {
         let entries = bytemuck::zeroed_vec(Self::entry_count(node_count));
         // Random keys: nobody outside can make prompts that collide.
         Self { entries, hasher: RandomState::new(), hash_mask }
+    }
+
+    pub fn prefault(&mut self) {
+        touch(&mut self.entries);
     }
 
     fn entry_count(node_count: u32) -> usize {

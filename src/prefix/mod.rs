@@ -16,8 +16,8 @@
 //!   first pages differ. A hash never stands for equality.
 //! * T3. `lock_count` of a node = locks that end at it + its children that are locked. So a locked node's parent is
 //!   locked, and only a change between idle and locked goes up the path.
-//! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children: the old end
-//!   is always a leaf.
+//! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children: the old
+//!   end is always a leaf.
 //! * T5. evictable + protected = total = pages of all nodes; evictable = pages of idle nodes.
 //! * T6. Every span's places are taken in the span store, each by one span; the rest are free.
 //! * T7. A locked node is leaving when each of its locks is fenced and each of its locked children is leaving; `leaving`
@@ -119,13 +119,32 @@ impl PrefixTree {
 
     /// Bytes of one node's columns, the child table left out.
     pub const fn bytes_per_node() -> u64 {
-        // A slot of a slotmap is a value and a 4-byte version.
-        (size_of::<Link>() + size_of::<Age>() + 8) as u64
+        // A slot of a slotmap is a value and a 4-byte version, rounded up to the alignment of 8.
+        (size_of::<Link>() + 8 + size_of::<Age>() + 8) as u64
     }
 
     /// Tokens of one page.
     pub fn page_size(&self) -> u32 {
         self.page_size
+    }
+
+    /// Touches all memory, so that no call pays for a page fault later. For an empty tree.
+    pub fn prefault(&mut self) {
+        self.spans.prefault();
+        self.children.prefault();
+        // Filled and emptied in reverse, so that keys come in rising order again.
+        let span = Span::default();
+        let scope = self.scope(Namespace::default());
+        let link = Link { parent: None, scope, span };
+        let nodes: Vec<NodeKey> =
+            (0..self.link.capacity()).map(|_| self.link.insert(link)).collect();
+        for &node in nodes.iter().rev() {
+            self.age.insert(node, Age::new(0));
+        }
+        for node in nodes.into_iter().rev() {
+            self.link.remove(node);
+            self.age.remove(node);
+        }
     }
 
     /// Nodes.

@@ -19,6 +19,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::bitmap::{Bitmap, WORD};
 use crate::id::{PageId, TokenId};
+use crate::memory::touch;
 
 /// No extent.
 const NONE: u32 = u32::MAX;
@@ -34,7 +35,7 @@ struct Extent {
 }
 
 /// A node's pages: a list of extents.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Span {
     first: u32,
     last: u32,
@@ -86,6 +87,14 @@ impl SpanStore {
             vacant: NONE,
             extent_count: 0,
         }
+    }
+
+    pub fn prefault(&mut self) {
+        touch(&mut self.tokens);
+        touch(&mut self.pages);
+        let vacant = Extent::zeroed();
+        self.extents.resize(self.extents.capacity(), vacant);
+        self.extents.clear();
     }
 
     pub fn bytes(page_count: u32, page_size: u32) -> u64 {

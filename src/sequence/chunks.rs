@@ -8,6 +8,7 @@
 
 use crate::id::{PageId, RowId, TokenId};
 use crate::layout::TableShape;
+use crate::memory::touch;
 use crate::plan::TableWrite;
 
 /// The chunks.
@@ -36,6 +37,11 @@ impl ChunkStore {
             returned: Vec::with_capacity(shape.chunk_count as usize),
             fresh: 0,
         }
+    }
+
+    pub fn prefault(&mut self) {
+        touch(&mut self.words);
+        touch(&mut self.tokens);
     }
 
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {

@@ -12,6 +12,7 @@
 //! * S2. The first `published` pages are the tree's, on the path of the lock; the rest are private and this row's only.
 //! * S3. A preempted sequence has tokens and nothing else.
 //! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not.
+//! * S5. Every chunk in use belongs to a row.
 //!
 //! Tokens and pages of a row lie in chunks (`chunks.rs`).
 //!
@@ -86,6 +87,11 @@ impl SequenceTable {
             free_rows: (0..shape.rows).rev().map(RowId::new).collect(),
             store: ChunkStore::new(shape, page_size),
         }
+    }
+
+    /// Touches all memory, so that no call pays for a page fault later.
+    pub fn prefault(&mut self) {
+        self.store.prefault();
     }
 
     /// Bytes that a table reserves; they are touched as tokens come.

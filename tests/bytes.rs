@@ -1,0 +1,66 @@
+//! The config reports every byte that the engine takes: compared with what the allocator was asked for.
+#![allow(unsafe_code)] // A counting allocator.
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvarena::{Capacity, Engine, EngineConfig, Null, PoolConfig, PrefixMode};
+
+struct Counting;
+
+static LIVE: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is forwarded to the system's allocator unchanged; counting touches no memory of the caller.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn check(config: EngineConfig) {
+    let reported = config.bytes().expect("the config is right").host();
+    let before = LIVE.load(Ordering::Relaxed);
+    let engine = Engine::new(config, Null).expect("the config is right");
+    let measured = LIVE.load(Ordering::Relaxed) - before;
+    drop(engine);
+    // Rounding of small tables, and slotmaps' one spare slot.
+    let slack = reported / 100 + 4096;
+    assert!(
+        measured <= reported + slack && reported <= measured + slack,
+        "{config:?} reports {reported} bytes and takes {measured}"
+    );
+}
+
+#[test]
+fn the_config_reports_what_the_engine_takes() {
+    for pages in [1, 1_000, 100_000] {
+        for page_size in [1, 3, 16, 1024] {
+            let pool =
+                PoolConfig { page_size, capacity: Capacity::Pages(pages), ..Default::default() };
+            let mut config = EngineConfig::from(pool);
+            check(config);
+            config.prefault = false;
+            config.max_sequences = 7;
+            config.max_tokens = 100_000;
+            config.max_steps = 2;
+            config.prefix = PrefixMode::None;
+            check(config);
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The house rules that no compiler checks: who imports whom, where `unsafe` and `cust` may stand, sizes, numbers.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Modules in the order of dependency. A module uses modules of lower rank only; equals never use one another.
+const RANKS: [(&str, u32); 18] = [
+    ("id", 0),
+    ("error", 0),
+    ("layout", 0), // These three are one vocabulary: errors name ids, sizes are checked.
+    ("memory", 1),
+    ("bitmap", 1),
+    ("config", 1),
+    ("plan", 1),
+    ("page", 2),
+    ("prefix", 2),
+    ("sequence", 2),
+    ("step", 2),
+    ("backend", 2),
+    ("world", 3),
+    ("system", 4),
+    ("engine", 5),
+    ("testkit", 6),
+    ("lib", 7),
+    ("tests", 8),
+];
+
+/// Lines of a source file that are still one concept.
+const LINES_MAX: usize = 600;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn files(folder: &Path, extension: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let Ok(entries) = fs::read_dir(folder) else { return found };
+    for entry in entries {
+        let path = entry.expect("a folder can be listed").path();
+        if path.is_dir() {
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|e| e == extension) {
+            let text = fs::read_to_string(&path).expect("sources are text");
+            found.push((path, text));
+        }
+    }
+    found
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let sources = files(&root().join("src"), "rs");
+    assert!(sources.len() > 30, "the sources are found");
+    sources
+}
+
+/// The top-level module that a file belongs to.
+fn module(path: &Path) -> String {
+    let path = path.strip_prefix(root().join("src")).expect("a source");
+    let first = path.components().next().expect("a name").as_os_str();
+    Path::new(first).file_stem().expect("a name").to_string_lossy().into_owned()
+}
+
+fn rank(module: &str) -> u32 {
+    let found = RANKS.iter().find(|(name, _)| *name == module);
+    found.unwrap_or_else(|| panic!("module {module} has no rank in tests/tidy.rs")).1
+}
+
+/// A file's lines without comments and without its tests.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    let code = text.split("#[cfg(test)]\nmod ").next().expect("there is a first part");
+    code.lines().filter(|line| !line.trim_start().starts_with("//"))
+}
+
+#[test]
+fn imports_run_one_way() {
+    for (path, text) in sources() {
+        let own = module(&path);
+        for line in code(&text) {
+            for used in line.split("crate::").skip(1) {
+                let name: String =
+                    used.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
+                if own == "lib" || name.is_empty() || name == own || used.starts_with(['{', ')']) {
+                    continue;
+                }
+                let (own_rank, rank) = (rank(&own), rank(&name));
+                let vocabulary = own_rank == 0 && rank == 0;
+                assert!(
+                    rank < own_rank || vocabulary,
+                    "{}: {own} may not use {name}: {line}",
+                    path.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn unsafe_and_cust_stand_behind_the_seam() {
+    for (path, text) in sources() {
+        let behind = path.starts_with(root().join("src/backend/cuda"));
+        for line in code(&text) {
+            let words: Vec<&str> =
+                line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+            let allowed = behind || line.contains("unsafe_code");
+            assert!(
+                allowed || !(words.contains(&"unsafe") || words.contains(&"cust")),
+                "{}: {line}",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn the_cuda_feature_is_named_at_the_seam_only() {
+    let mut named = 0;
+    for (path, text) in sources() {
+        let seam = path.ends_with("backend/mod.rs") || path.ends_with("lib.rs");
+        for line in code(&text).filter(|line| line.contains("feature = \"cuda\"")) {
+            assert!(seam, "{}: {line}", path.display());
+            named += 1;
+        }
+    }
+    assert!(named <= 3, "the feature is named {named} times");
+}
+
+#[test]
+fn only_the_tree_makes_locks() {
+    for (path, text) in sources() {
+        let tree = module(&path) == "prefix" || module(&path) == "id";
+        for line in code(&text).filter(|line| line.contains("PrefixLock::new")) {
+            assert!(tree, "{}: {line}", path.display());
+        }
+    }
+}
+
+#[test]
+fn files_are_short_plain_and_say_what_they_are() {
+    for (path, text) in sources() {
+        let shown = path.display();
+        assert!(text.is_ascii(), "{shown} is not ASCII");
+        assert!(text.starts_with("//!"), "{shown} does not say what it is");
+        let lines = code(&text).count();
+        assert!(lines <= LINES_MAX, "{shown} has {lines} lines of code");
+        for (i, line) in text.lines().enumerate() {
+            assert!(line.len() <= 120, "{shown}:{} is {} columns wide", i + 1, line.len());
+        }
+    }
+}
+
+#[test]
+fn architecture_names_every_folder_system_and_invariant() {
+    let architecture =
+        fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md is there");
+    assert!(architecture.lines().count() <= 300, "ARCHITECTURE.md fits 300 lines");
+    for (path, text) in sources() {
+        let module = module(&path);
+        assert!(architecture.contains(&module), "ARCHITECTURE.md does not name {module}");
+        if module == "system" && !path.ends_with("mod.rs") {
+            let system = path.file_stem().expect("a name").to_string_lossy().into_owned();
+            assert!(architecture.contains(&system), "ARCHITECTURE.md does not name {system}");
+        }
+        for number in invariants(&text) {
+            assert!(architecture.contains(&format!("| {number} |")), "{number} is not listed");
+        }
+    }
+}
+
+/// Numbers of invariants that a file's strings name, as in `"T3: ..."`.
+fn invariants(text: &str) -> BTreeSet<String> {
+    let starts = text.split('"').filter_map(|string| string.split_once(": "));
+    let number = |s: &str| {
+        let mut chars = s.chars();
+        chars.next().is_some_and(|c| "PTSLW".contains(c))
+            && s.len() == 2
+            && chars.all(|c| c.is_ascii_digit())
+    };
+    starts.map(|(start, _)| start.to_owned()).filter(|start| number(start)).collect()
+}

@@ -10,7 +10,8 @@ use crate::world::Buffers;
 /// Completes all steps up to `step`, a watermark: one that is complete already changes nothing. O(pages returned).
 ///
 /// # Errors
-/// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`] if one of them is neither committed nor aborted.
+/// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`] if one of them is neither committed nor
+/// aborted.
 pub(crate) fn complete(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,

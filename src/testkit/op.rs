@@ -178,6 +178,7 @@ impl SmallConfig {
             max_sequence_len: self.sequence_len,
             max_tokens: self.tokens,
             max_steps: self.steps,
+            prefault: true,
             hash_bits: self.hash_bits,
         }
     }

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::id::{PageId, SeqKey, StepId};
 use crate::plan::PageCopy;
 use crate::system::publish::publish;
-use crate::system::reclaim;
+use crate::system::reclaim::reclaim;
 use crate::world::World;
 
 /// A child that a fork made.
@@ -33,9 +33,13 @@ pub(crate) fn fork(world: &mut World, seq: SeqKey) -> Result<Forked, Error> {
     let page_size = prefixes.page_size();
     let has_tail = !cached_len.is_multiple_of(page_size);
     sequences.check_room(token_len)?;
+    let mut tail = [PageId::default()];
     if has_tail {
+        // Before publishing, which may turn evictable pages into protected ones: nothing fails after this.
         steps.check_room()?;
-        reclaim::check(pages, prefixes, 1)?;
+        let evicted = reclaim(pages, prefixes, 1, &mut buffers.freed)?;
+        counters.evicted_pages += u64::from(evicted);
+        assert!(pages.alloc(&mut tail), "a page was reclaimed");
     }
     publish(pages, prefixes, sequences, steps, buffers, seq);
     let parent = sequences.running(seq)?;
@@ -46,16 +50,10 @@ pub(crate) fn fork(world: &mut World, seq: SeqKey) -> Result<Forked, Error> {
     for piece in sequences.page_pieces(parent, 0, shared) {
         buffers.pages.extend_from_slice(piece);
     }
-    let mut tail = [PageId::default()];
-    let mut copy = None;
-    if has_tail {
-        let source = sequences.page(parent, shared);
-        let evicted = reclaim::reclaim(pages, prefixes, 1, &mut buffers.freed)?;
-        counters.evicted_pages += u64::from(evicted);
-        assert!(pages.alloc(&mut tail), "a page was reclaimed");
-        copy = Some(PageCopy { source, target: tail[0] });
+    let copy = has_tail.then(|| {
         buffers.pages.push(tail[0]);
-    }
+        PageCopy { source: sequences.page(parent, shared), target: tail[0] }
+    });
     let child = sequences.spawn_copy(seq, token_len, lock);
     sequences.push_pages(child, &buffers.pages);
     let step = copy.map(|_| steps.begin(false));

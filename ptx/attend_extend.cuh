@@ -88,6 +88,16 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         if (tiles > 0) copy_tile(0);
         copy_commit();
 
+        if (p.turn_q != 0) {
+            copy_wait<0>();
+            __syncthreads();
+            for (u32 at = q_tile + thread * 16; at < q_tile + BM * ROW; at += THREADS * 16) {
+                u32 a, b, c, d;
+                asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at));
+                a ^= 0x80008000, b ^= 0x80008000, c ^= 0x80008000, d ^= 0x80008000;
+                asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+            }
+        }
         const Logits logits = Logits::make(p);
         const bool capped = logits.cap > 0.f;
         const float factor = capped ? 1.f : logits.scale;

@@ -4,7 +4,7 @@
 // Shapes:  q, out [tokens, q_heads, 64]; plan ExtendHead, ExtendWork[..]; partial f32 [slots, kv_heads, 128, 66];
 //          counters u32 [1 + slots * kv_heads]
 // Grid:    x = SplitShape::extend_ctas, block 128, 49,152 bytes of dynamic shared memory
-// Needs:   q, out, k, v and all strides 16-byte aligned; group 1..=16; scale > 0; the plan made for this group and window
+// Needs:   q, out, k, v and all strides 16-byte aligned; group 1..=16; the plan made for this group and window
 // Build:   ptx/build.py
 #include "attend_extend.cuh"
 

@@ -60,7 +60,7 @@ struct AttendParams {
     u32 window;         // sliding window: a query at p sees positions above p - window; 0: none
     float scale;        // factor of the logits
     float soft_cap;     // logits become soft_cap * tanh(logits / soft_cap); 0: none
-    u32 reserved;       // 0
+    u32 turn_q;         // attend_extend_* only: 1 where q's signs are turned and `scale` with them; it must be above 0 there
 };
 KV_SIZE(AttendParams, 184);
 KV_AT(AttendParams, q, 0);
@@ -91,7 +91,7 @@ KV_AT(AttendParams, batch, 164);
 KV_AT(AttendParams, window, 168);
 KV_AT(AttendParams, scale, 172);
 KV_AT(AttendParams, soft_cap, 176);
-KV_AT(AttendParams, reserved, 180);
+KV_AT(AttendParams, turn_q, 180);
 
 // The decode plan: DecodeWork[gridDim.x].
 //
@@ -148,3 +148,93 @@ KV_AT(ExtendWork, q_begin, 16);
 KV_AT(ExtendWork, kv_begin, 20);
 KV_AT(ExtendWork, kv_end, 24);
 KV_AT(ExtendWork, part, 28);
+
+// ---- moving bytes: store_cache, copy_pages, write_table ---------------------------------------------------------------
+
+struct StoreCacheParams {
+    u64 k;            // rows to store: [tokens, kv_heads, head_dim], k_stride bytes apart
+    u64 v;            // the same, v_stride bytes apart
+    u64 k_stride;     // bytes
+    u64 v_stride;     // bytes
+    u64 k_pool;       // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride
+    u64 v_pool;       // this layer's V, same strides
+    u64 page_stride;  // bytes
+    u64 slot_stride;  // bytes
+    u64 slots;        // i32 or i64 [tokens]; negative: nothing is written
+    u64 page_magic;   // slot / page_size is the high half of slot * page_magic; 0: the slot is its own page
+    u32 page_size;    // slots of a page
+    u32 slot_bytes;   // 4 or 8
+    u32 tokens;
+    u32 row_units;    // units of a row: kv_heads * head_dim * dtype size / unit_bytes
+    u32 unit_bytes;   // 16, 4 or 2: what a thread moves at once
+    u32 reserved;     // 0
+};
+KV_SIZE(StoreCacheParams, 104);
+KV_AT(StoreCacheParams, k, 0);
+KV_AT(StoreCacheParams, v, 8);
+KV_AT(StoreCacheParams, k_stride, 16);
+KV_AT(StoreCacheParams, v_stride, 24);
+KV_AT(StoreCacheParams, k_pool, 32);
+KV_AT(StoreCacheParams, v_pool, 40);
+KV_AT(StoreCacheParams, page_stride, 48);
+KV_AT(StoreCacheParams, slot_stride, 56);
+KV_AT(StoreCacheParams, slots, 64);
+KV_AT(StoreCacheParams, page_magic, 72);
+KV_AT(StoreCacheParams, page_size, 80);
+KV_AT(StoreCacheParams, slot_bytes, 84);
+KV_AT(StoreCacheParams, tokens, 88);
+KV_AT(StoreCacheParams, row_units, 92);
+KV_AT(StoreCacheParams, unit_bytes, 96);
+KV_AT(StoreCacheParams, reserved, 100);
+
+// The pages to copy travel inside the parameters (4,096 bytes at most), so that nothing needs to be uploaded.
+#define COPY_PAGES_MAX 448
+struct PageCopy {
+    u32 source;
+    u32 target;
+};
+struct CopyPagesParams {
+    u64 source;               // piece i of page p at source + p * source_page_stride + i * source_piece_stride
+    u64 target;
+    u64 source_page_stride;   // bytes
+    u64 source_piece_stride;  // bytes
+    u64 target_page_stride;   // bytes
+    u64 target_piece_stride;  // bytes
+    u64 piece_magic;          // n / piece_units is the high half of n * piece_magic; 0: one unit a piece
+    u32 piece_units;          // units of one piece
+    u32 page_units;           // units of one page
+    u32 unit_bytes;           // 16, 4 or 2
+    u32 reserved;             // 0
+    PageCopy copies[COPY_PAGES_MAX];
+};
+KV_SIZE(PageCopy, 8);
+KV_SIZE(CopyPagesParams, 3656);
+KV_AT(CopyPagesParams, source, 0);
+KV_AT(CopyPagesParams, target, 8);
+KV_AT(CopyPagesParams, source_page_stride, 16);
+KV_AT(CopyPagesParams, source_piece_stride, 24);
+KV_AT(CopyPagesParams, target_page_stride, 32);
+KV_AT(CopyPagesParams, target_piece_stride, 40);
+KV_AT(CopyPagesParams, piece_magic, 48);
+KV_AT(CopyPagesParams, piece_units, 56);
+KV_AT(CopyPagesParams, page_units, 60);
+KV_AT(CopyPagesParams, unit_bytes, 64);
+KV_AT(CopyPagesParams, reserved, 68);
+KV_AT(CopyPagesParams, copies, 72);
+
+struct TableWrite {
+    u32 index;
+    u32 value;
+};
+struct WriteTableParams {
+    u64 words;   // u32: the page tables
+    u64 writes;  // TableWrite[count], indices distinct
+    u32 count;
+    u32 reserved;  // 0
+};
+KV_SIZE(TableWrite, 8);
+KV_SIZE(WriteTableParams, 24);
+KV_AT(WriteTableParams, words, 0);
+KV_AT(WriteTableParams, writes, 8);
+KV_AT(WriteTableParams, count, 16);
+KV_AT(WriteTableParams, reserved, 20);

@@ -7,6 +7,8 @@
 
 use core::mem::{offset_of, size_of};
 
+use crate::plan::{PageCopy, TableWrite};
+
 /// What `attend_decode_*`, `attend_extend_*` and `attend_f32` take, by value.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
@@ -68,8 +70,8 @@ pub struct AttendParams {
     pub scale: f32,
     /// Soft cap of the logits; 0: none.
     pub soft_cap: f32,
-    /// 0.
-    pub reserved: u32,
+    /// `attend_extend_*` only: 1 where q's signs are turned and `scale` with them, which must be above 0 there.
+    pub turn_q: u32,
 }
 
 /// What a CTA of `attend_decode_*` starts from: see `ptx/params.cuh`.
@@ -126,11 +128,104 @@ pub struct ExtendWork {
     pub part: u32,
 }
 
+/// What `store_cache` takes, by value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct StoreCacheParams {
+    /// Device address of the rows of K to store, `k_stride` apart.
+    pub k: u64,
+    /// The same of V, `v_stride` apart.
+    pub v: u64,
+    /// Bytes from row to row of K.
+    pub k_stride: u64,
+    /// Bytes from row to row of V.
+    pub v_stride: u64,
+    /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`.
+    pub k_pool: u64,
+    /// Device address of this layer's V, same strides.
+    pub v_pool: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from slot to slot.
+    pub slot_stride: u64,
+    /// Device address of i32 or i64 `[tokens]`; negative: nothing is written.
+    pub slots: u64,
+    /// See [`wide_magic`], of `page_size`.
+    pub page_magic: u64,
+    /// Slots of a page.
+    pub page_size: u32,
+    /// 4 or 8.
+    pub slot_bytes: u32,
+    /// Rows.
+    pub tokens: u32,
+    /// Units of a row.
+    pub row_units: u32,
+    /// 16, 4 or 2: what a thread moves at once.
+    pub unit_bytes: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Pages that one launch of `copy_pages` takes.
+pub const COPY_PAGES_MAX: usize = 448;
+
+/// What `copy_pages` takes, by value: the pages to copy too, so that nothing is uploaded.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CopyPagesParams {
+    /// Device address: piece i of page p at `source + p * source_page_stride + i * source_piece_stride`.
+    pub source: u64,
+    /// Device address of the target, with its strides.
+    pub target: u64,
+    /// Bytes from page to page.
+    pub source_page_stride: u64,
+    /// Bytes from piece to piece.
+    pub source_piece_stride: u64,
+    /// Bytes from page to page.
+    pub target_page_stride: u64,
+    /// Bytes from piece to piece.
+    pub target_piece_stride: u64,
+    /// See [`wide_magic`], of `piece_units`.
+    pub piece_magic: u64,
+    /// Units of one piece.
+    pub piece_units: u32,
+    /// Units of one page.
+    pub page_units: u32,
+    /// 16, 4 or 2: what a thread moves at once.
+    pub unit_bytes: u32,
+    /// 0.
+    pub reserved: u32,
+    /// As many as the grid's y.
+    pub copies: [PageCopy; COPY_PAGES_MAX],
+}
+
+/// What `write_table` takes, by value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct WriteTableParams {
+    /// Device address of the page tables.
+    pub words: u64,
+    /// Device address of `TableWrite[count]`.
+    pub writes: u64,
+    /// Writes.
+    pub count: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
 /// The factor that divides by `divisor`: `n / divisor == n * magic >> 32`.
 ///
 /// Exact for all 32-bit `n` where `divisor` is a power of two, else for `n < 2^32 / divisor`.
 pub const fn magic(divisor: u32) -> u64 {
     (1_u64 << 32).div_ceil(divisor as u64)
+}
+
+/// The factor that divides by `divisor`: `n / divisor` is the high half of the 128-bit `n * wide_magic`; 0 for 1.
+///
+/// Exact for `n * divisor < 2^64`.
+pub const fn wide_magic(divisor: u64) -> u64 {
+    // ceil(2^64 / d), which for d > 1 is floor((2^64 - 1) / d) + 1.
+    if divisor == 1 { 0 } else { u64::MAX / divisor + 1 }
 }
 
 const _: () = {
@@ -163,7 +258,7 @@ const _: () = {
     assert!(offset_of!(AttendParams, window) == 168);
     assert!(offset_of!(AttendParams, scale) == 172);
     assert!(offset_of!(AttendParams, soft_cap) == 176);
-    assert!(offset_of!(AttendParams, reserved) == 180);
+    assert!(offset_of!(AttendParams, turn_q) == 180);
     assert!(size_of::<DecodeWork>() == 32);
     assert!(offset_of!(DecodeWork, units_per_cta) == 0);
     assert!(offset_of!(DecodeWork, unit_end) == 4);
@@ -184,4 +279,41 @@ const _: () = {
     assert!(offset_of!(ExtendWork, kv_begin) == 20);
     assert!(offset_of!(ExtendWork, kv_end) == 24);
     assert!(offset_of!(ExtendWork, part) == 28);
+    assert!(size_of::<StoreCacheParams>() == 104);
+    assert!(offset_of!(StoreCacheParams, k) == 0);
+    assert!(offset_of!(StoreCacheParams, v) == 8);
+    assert!(offset_of!(StoreCacheParams, k_stride) == 16);
+    assert!(offset_of!(StoreCacheParams, v_stride) == 24);
+    assert!(offset_of!(StoreCacheParams, k_pool) == 32);
+    assert!(offset_of!(StoreCacheParams, v_pool) == 40);
+    assert!(offset_of!(StoreCacheParams, page_stride) == 48);
+    assert!(offset_of!(StoreCacheParams, slot_stride) == 56);
+    assert!(offset_of!(StoreCacheParams, slots) == 64);
+    assert!(offset_of!(StoreCacheParams, page_magic) == 72);
+    assert!(offset_of!(StoreCacheParams, page_size) == 80);
+    assert!(offset_of!(StoreCacheParams, slot_bytes) == 84);
+    assert!(offset_of!(StoreCacheParams, tokens) == 88);
+    assert!(offset_of!(StoreCacheParams, row_units) == 92);
+    assert!(offset_of!(StoreCacheParams, unit_bytes) == 96);
+    assert!(offset_of!(StoreCacheParams, reserved) == 100);
+    assert!(size_of::<PageCopy>() == 8);
+    assert!(size_of::<CopyPagesParams>() == 3656);
+    assert!(offset_of!(CopyPagesParams, source) == 0);
+    assert!(offset_of!(CopyPagesParams, target) == 8);
+    assert!(offset_of!(CopyPagesParams, source_page_stride) == 16);
+    assert!(offset_of!(CopyPagesParams, source_piece_stride) == 24);
+    assert!(offset_of!(CopyPagesParams, target_page_stride) == 32);
+    assert!(offset_of!(CopyPagesParams, target_piece_stride) == 40);
+    assert!(offset_of!(CopyPagesParams, piece_magic) == 48);
+    assert!(offset_of!(CopyPagesParams, piece_units) == 56);
+    assert!(offset_of!(CopyPagesParams, page_units) == 60);
+    assert!(offset_of!(CopyPagesParams, unit_bytes) == 64);
+    assert!(offset_of!(CopyPagesParams, reserved) == 68);
+    assert!(offset_of!(CopyPagesParams, copies) == 72);
+    assert!(size_of::<TableWrite>() == 8);
+    assert!(size_of::<WriteTableParams>() == 24);
+    assert!(offset_of!(WriteTableParams, words) == 0);
+    assert!(offset_of!(WriteTableParams, writes) == 8);
+    assert!(offset_of!(WriteTableParams, count) == 16);
+    assert!(offset_of!(WriteTableParams, reserved) == 20);
 };

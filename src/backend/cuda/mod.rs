@@ -1,1 +1,533 @@
-//! The GPU backend. Under construction.
+//! The GPU backend: K and V in device memory, page tables beside them, kernels as PTX through `cust`.
+//!
+//! [`Cuda`] launches on the host's raw stream, takes the host's device addresses, and shares the device's primary
+//! context with other users in the process. Any thread may call; each call binds the context first. Nothing waits for
+//! the device except where a doc says so. Launches can be captured in a graph: see [`Cuda::stage`].
+//!
+//! * C1. A pinned upload slot is written again only after its copies are done (`ring.rs`).
+//! * C2. The staged plan is the plan of the launch (`stage.rs`).
+//! * C3. Nothing that a kernel is given points outside what was checked: slots and pages are below the pool's, rows,
+//!   lengths and table words within the tables, the host's rows long enough.
+//! * C4. Counters of split attention are zero between launches (`attend.rs`).
+//!
+//! The only place that names `cust`, and the only one with `unsafe` code. Not here: the kernels (`ptx/`).
+#![allow(unsafe_code)]
+
+mod attend;
+mod copy;
+mod error;
+mod gpu;
+mod kernels;
+mod memory;
+mod params;
+mod pool;
+mod ring;
+mod split;
+mod stage;
+mod stream;
+mod tables;
+
+pub use copy::HostPages;
+pub use error::CudaError;
+pub use gpu::Gpu;
+pub use memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
+pub use stream::{CudaEvent, CudaGraph, CudaStream, RawStream};
+
+use super::{Attend, Backend};
+use crate::id::{LayerId, StepId};
+use crate::layout::{Dtype, Kv, PoolLayout, TableShape};
+use crate::plan::{BatchPlan, PageCopy};
+use attend::{Kinds, Launch, launch_f32};
+use copy::{Lanes, Way, check_copies, copy_on_device, unit_bytes};
+use kernels::{COPY_PAGES, STORE_CACHE, WRITE_TABLE};
+use params::{AttendParams, StoreCacheParams, magic, wide_magic};
+use pool::Pool;
+use stage::{Places, Stage, StepLimits, slot_bytes};
+use tables::Tables;
+
+/// How a [`Cuda`] is to work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CudaOptions {
+    /// The host's raw `CUstream`, on which everything is launched; 0 is the default stream.
+    pub stream: RawStream,
+    /// Most new tokens of a step, padding included. Host and device memory for plans is sized by it.
+    pub max_step_tokens: u32,
+    /// Most rows of a step, padding included; 0 stands for as many as the page tables have.
+    pub max_step_rows: u32,
+}
+
+impl Default for CudaOptions {
+    /// The default stream, 16,384 tokens, as many rows as the tables have.
+    fn default() -> Self {
+        Self { stream: 0, max_step_tokens: 16 << 10, max_step_rows: 0 }
+    }
+}
+
+/// K and V on a GPU.
+#[derive(Debug)]
+pub struct Cuda {
+    gpu: Gpu,
+    options: CudaOptions,
+    open: Option<Open>,
+}
+
+/// What `open` took.
+#[derive(Debug)]
+struct Open {
+    pool: Pool,
+    tables: Tables,
+    stage: Stage,
+    kinds: Kinds,
+    limits: StepLimits,
+    lanes: Option<Lanes>,
+    /// The last step that began.
+    last: StepId,
+}
+
+/// Device addresses of the staged plan's arrays, for the host's own kernels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StagedPlan {
+    /// i32 or i64 `[tokens]`, as the plan has it.
+    pub slot_mapping: u64,
+    /// u32 `[tokens]`.
+    pub positions: u64,
+    /// [`BatchRow`](crate::BatchRow) `[rows]`.
+    pub rows: u64,
+}
+
+impl Cuda {
+    /// A backend on `gpu` without a pool yet.
+    pub fn new(gpu: &Gpu, options: CudaOptions) -> Self {
+        Self { gpu: gpu.clone(), options, open: None }
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The stream that everything is launched on.
+    pub fn stream(&self) -> RawStream {
+        self.options.stream
+    }
+
+    /// Launches on another stream from now on. The host orders the two, if it needs to.
+    pub fn set_stream(&mut self, stream: RawStream) {
+        self.options.stream = stream;
+    }
+
+    /// The pool that `open` was given.
+    pub fn layout(&self) -> Option<&PoolLayout> {
+        self.open.as_ref().map(|open| open.pool.layout())
+    }
+
+    /// The pool's memory, in the order that [`PoolLayout`] describes.
+    pub fn pool(&self) -> Option<&DeviceBuffer> {
+        self.open.as_ref().map(|open| open.pool.memory())
+    }
+
+    /// Bytes of plans sent to the device so far.
+    pub fn uploaded_bytes(&self) -> u64 {
+        self.open.as_ref().map_or(0, |open| open.stage.sent_bytes())
+    }
+
+    /// The page tables as they are on the device, after waiting for everything asked for. For tests.
+    ///
+    /// # Errors
+    /// Before `open`; whatever failed.
+    pub fn table_words(&self) -> Result<Vec<u32>, CudaError> {
+        self.open.as_ref().ok_or(CudaError::NotOpen)?.tables.read()
+    }
+
+    /// Loads the kernels and makes the memory for one kind of attention now, rather than at its first launch. A capture
+    /// needs that to have happened.
+    ///
+    /// # Errors
+    /// Before `open`, an [`Attend`] that no kernel serves, or the driver's.
+    pub fn prepare(&mut self, attend: &Attend) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        self.gpu.load(&STORE_CACHE)?;
+        self.gpu.load(&COPY_PAGES)?;
+        self.gpu.load(&WRITE_TABLE)?;
+        let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
+        let layout = open.pool.layout();
+        check_attend(attend, layout)?;
+        if layout.dtype() != Dtype::F32 {
+            let stream = self.options.stream;
+            open.kinds.prepare(&self.gpu, layout, attend, open.limits, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Makes `plan`, which has begun, the one that launches and graphs read; the same plan
+    /// [padded](BatchPlan::padded) counts as another one.
+    ///
+    /// A launch does this by itself where needed. A graph cannot: capture the launches of a plan that is staged, and
+    /// replay the graph after staging any plan of as many tokens and rows (each row of at least one token).
+    ///
+    /// # Errors
+    /// Before `open` or `begin`, a plan that does not fit, or while the stream is captured.
+    pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
+        self.gpu.bind()?;
+        let stream = self.options.stream;
+        let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
+        open.check_begun(plan)?;
+        open.stage.ensure(plan, &mut open.kinds, &open.tables, stream)?;
+        let (image, places) = (open.stage.address(), Places::of(plan));
+        Ok(StagedPlan {
+            slot_mapping: image,
+            positions: image + places.positions as u64,
+            rows: image + places.rows as u64,
+        })
+    }
+
+    /// Marks the stream's end: when the event is done, so is every step launched so far, and the engine may be told
+    /// with `complete`.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn record(&self) -> Result<CudaEvent, CudaError> {
+        let mut event = CudaEvent::new(&self.gpu, false)?;
+        event.record(self.options.stream)?;
+        Ok(event)
+    }
+
+    /// Copies pages into another pool of the same page shape on the same device, of either layout, on `stream`. The
+    /// host orders that stream after the steps that write the pages.
+    ///
+    /// # Errors
+    /// Before `open`, pages that do not exist, pages of another shape, or the driver's.
+    pub fn copy_to_pool(
+        &self,
+        target: &mut Cuda,
+        copies: &[PageCopy],
+        stream: RawStream,
+    ) -> Result<CudaEvent, CudaError> {
+        self.gpu.bind()?;
+        let source = self.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
+        let target = target.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
+        check_copies(copies, (source.count, target.count))?;
+        copy_on_device(&self.gpu, &source, &target, copies, stream)?;
+        let mut event = CudaEvent::new(&self.gpu, false)?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    /// Copies pages of the pool (sources) to pinned host memory (targets), on `stream`. The host orders that stream
+    /// after the steps that write the pages, and leaves them alone until the event is done.
+    ///
+    /// # Errors
+    /// Before `open`, pages that do not exist, pages of another shape, or the driver's.
+    pub fn copy_to_host(
+        &mut self,
+        host: &mut HostPages,
+        copies: &[PageCopy],
+        stream: RawStream,
+    ) -> Result<CudaEvent, CudaError> {
+        self.copy_host(host, Way::ToHost, copies, stream)
+    }
+
+    /// Copies pages in pinned host memory (sources) to the pool (targets), on `stream`. The host orders that stream
+    /// before the steps that read the pages, and leaves the host's pages alone until the event is done.
+    ///
+    /// # Errors
+    /// As [`Cuda::copy_to_host`].
+    pub fn copy_from_host(
+        &mut self,
+        host: &HostPages,
+        copies: &[PageCopy],
+        stream: RawStream,
+    ) -> Result<CudaEvent, CudaError> {
+        self.copy_host(host, Way::FromHost, copies, stream)
+    }
+
+    fn copy_host(
+        &mut self,
+        host: &HostPages,
+        way: Way,
+        copies: &[PageCopy],
+        stream: RawStream,
+    ) -> Result<CudaEvent, CudaError> {
+        self.gpu.bind()?;
+        let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
+        let lanes = match &mut open.lanes {
+            Some(lanes) => lanes,
+            empty => empty.insert(Lanes::new(&self.gpu)?),
+        };
+        lanes.copy(&self.gpu, &open.pool.pages(), host, way, copies, stream)
+    }
+}
+
+impl Open {
+    fn check_begun(&self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        let begun = plan.step <= self.last;
+        if begun { Ok(()) } else { Err(CudaError::NotBegun { step: plan.step }) }
+    }
+
+    fn attend_params(
+        &self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+    ) -> Result<AttendParams, CudaError> {
+        let (layout, table) = (self.pool.layout(), self.tables.shape());
+        let (page_stride, slot_stride) = self.pool.strides();
+        Ok(AttendParams {
+            k: self.pool.origin(Kv::K, layer)?,
+            v: self.pool.origin(Kv::V, layer)?,
+            page_stride,
+            slot_stride,
+            head_stride: u64::from(layout.head_dim() * layout.dtype().size()),
+            table: self.tables.address(),
+            batch_rows: self.stage.address() + Places::of(plan).rows as u64,
+            page_magic: magic(layout.page_size()),
+            chunk_magic: magic(table.chunk_pages),
+            page_size: layout.page_size(),
+            chunk_pages: table.chunk_pages,
+            chunks_per_row: table.chunks_per_row,
+            chunk_base: self.tables.chunk_base(),
+            q_heads: attend.q_heads,
+            kv_heads: layout.kv_heads(),
+            group: attend.q_heads / layout.kv_heads(),
+            batch: plan.rows.len() as u32,
+            window: attend.window.unwrap_or(0),
+            scale: attend.scale,
+            soft_cap: attend.soft_cap.unwrap_or(0.0),
+            ..AttendParams::default()
+        })
+    }
+}
+
+impl Backend for Cuda {
+    type Error = CudaError;
+    type Rows<'a> = DeviceRows<'a>;
+    type RowsMut<'a> = DeviceRowsMut<'a>;
+    type Lse<'a> = DeviceRowsMut<'a>;
+
+    /// # Errors
+    /// [`CudaError::OutOfMemory`], or a pool already.
+    fn open(
+        &mut self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        max_steps: u32,
+    ) -> Result<(), CudaError> {
+        if self.open.is_some() {
+            return Err(CudaError::AlreadyOpen);
+        }
+        self.gpu.bind()?;
+        let rows = match self.options.max_step_rows {
+            0 => table.rows,
+            rows => rows,
+        };
+        let limits = StepLimits { tokens: self.options.max_step_tokens, rows };
+        // A step takes a slot or two for each kind of attention.
+        let uploads = 2 * max_steps as usize + 2;
+        self.open = Some(Open {
+            pool: Pool::new(&self.gpu, *layout)?,
+            tables: Tables::new(&self.gpu, *table, layout, self.options.stream)?,
+            stage: Stage::new(&self.gpu, layout, limits, uploads)?,
+            kinds: Kinds::default(),
+            limits,
+            lanes: None,
+            last: StepId::default(),
+        });
+        Ok(())
+    }
+
+    /// Waits only where the host is more than twice `max_steps` steps ahead of the device.
+    ///
+    /// # Errors
+    /// A plan that names what does not exist or is too large, whose step does not follow the last one, or the driver's.
+    fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
+        if plan.step <= open.last {
+            return Err(CudaError::AlreadyBegun { step: plan.step, last: open.last });
+        }
+        let stream = self.options.stream;
+        open.stage.begin(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
+        open.last = plan.step;
+        Ok(())
+    }
+
+    /// Rows are of the pool's dtype.
+    ///
+    /// # Errors
+    /// A plan that has not begun or names what does not exist, rows that do not fit it, or the driver's.
+    fn store_cache(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        k: DeviceRows<'_>,
+        v: DeviceRows<'_>,
+    ) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let stream = self.options.stream;
+        let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
+        open.check_begun(plan)?;
+        open.stage.ensure(plan, &mut open.kinds, &open.tables, stream)?;
+        let layout = open.pool.layout();
+        let width = layout.kv_heads() as usize * layout.head_dim() as usize;
+        let (tokens, dtype) = (plan.token_count(), layout.dtype());
+        let k_stride = row_stride(k.stride, k.bytes, tokens, width, dtype)?;
+        let v_stride = row_stride(v.stride, v.bytes, tokens, width, dtype)?;
+        let row_bytes = (width * dtype.size() as usize) as u64;
+        let unit_bytes = unit_bytes(&[row_bytes, k_stride, v_stride, k.address, v.address]);
+        if unit_bytes < dtype.size().min(4) {
+            return Err(CudaError::RowsAlignment { align: dtype.size() });
+        }
+        let (k_pool, v_pool) = (open.pool.origin(Kv::K, layer)?, open.pool.origin(Kv::V, layer)?);
+        if tokens == 0 {
+            return Ok(());
+        }
+        let (page_stride, slot_stride) = open.pool.strides();
+        // Where pages follow one another without a gap, a slot is as good as a page of one token.
+        let linear = page_stride == slot_stride * u64::from(layout.page_size());
+        let params = StoreCacheParams {
+            k: k.address,
+            v: v.address,
+            k_stride,
+            v_stride,
+            k_pool,
+            v_pool,
+            page_stride: if linear { slot_stride } else { page_stride },
+            slot_stride,
+            slots: open.stage.address(),
+            page_magic: if linear { 0 } else { wide_magic(u64::from(layout.page_size())) },
+            page_size: if linear { 1 } else { layout.page_size() },
+            slot_bytes: slot_bytes(plan) as u32,
+            tokens: tokens as u32,
+            row_units: (row_bytes / u64::from(unit_bytes)) as u32,
+            unit_bytes,
+            reserved: 0,
+        };
+        let (x, y) = store_block(params.row_units, params.tokens);
+        let grid = (params.tokens.div_ceil(y), 1);
+        // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above).
+        unsafe { self.gpu.launch(&STORE_CACHE, grid, (x, y), stream, &params) }
+    }
+
+    /// Rows are of the pool's dtype, 16-byte aligned unless it is f32. 16-bit pools: head_dim 64, 128 or 256; f32
+    /// (slow, for checking): a multiple of 32 up to 256. At most 16 query heads for a kv head.
+    ///
+    /// # Errors
+    /// A plan that has not begun or names what does not exist, rows that do not fit it, an [`Attend`] that no kernel
+    /// serves, or the driver's.
+    fn attend(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        q: DeviceRows<'_>,
+        out: DeviceRowsMut<'_>,
+        lse: Option<DeviceRowsMut<'_>>,
+    ) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let stream = self.options.stream;
+        let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
+        open.check_begun(plan)?;
+        let layout = open.pool.layout();
+        check_attend(attend, layout)?;
+        let (tokens, dtype) = (plan.token_count(), layout.dtype());
+        let width = attend.q_heads as usize * layout.head_dim() as usize;
+        let q_stride = row_stride(q.stride, q.bytes, tokens, width, dtype)?;
+        let out_stride = row_stride(out.stride, out.bytes, tokens, width, dtype)?;
+        let align = if dtype == Dtype::F32 { 4 } else { 16 };
+        if [q.address, out.address, q_stride, out_stride].iter().any(|x| x % align != 0) {
+            return Err(CudaError::RowsAlignment { align: align as u32 });
+        }
+        if let Some(lse) = &lse {
+            let heads = attend.q_heads as usize;
+            row_stride(None, lse.bytes, tokens, heads, Dtype::F32)?;
+        }
+        let index = match dtype {
+            Dtype::F32 => None,
+            _ => Some(open.kinds.prepare(&self.gpu, layout, attend, open.limits, stream)?),
+        };
+        open.stage.ensure(plan, &mut open.kinds, &open.tables, stream)?;
+        if tokens == 0 {
+            return Ok(());
+        }
+        let params = AttendParams {
+            q: q.address,
+            out: out.address,
+            lse: lse.map_or(0, |lse| lse.address),
+            q_stride,
+            out_stride,
+            ..open.attend_params(plan, layer, attend)?
+        };
+        let Some(index) = index else {
+            // SAFETY: rows were checked above, the plan when it was staged.
+            return unsafe { launch_f32(&self.gpu, &params, stream) };
+        };
+        let splits = open.stage.address() + Places::of(plan).decode as u64;
+        let launch = Launch { rows: plan.rows.len(), tokens, splits };
+        // SAFETY: rows were checked above, the plan when it was staged.
+        unsafe { open.kinds.launch(&self.gpu, index, launch, params, stream) }
+    }
+
+    /// # Errors
+    /// Pages that do not exist, or the driver's.
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let pages = self.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
+        check_copies(copies, (pages.count, pages.count))?;
+        copy_on_device(&self.gpu, &pages, &pages, copies, self.options.stream)
+    }
+
+    /// # Errors
+    /// Whatever failed since the last call.
+    fn synchronize(&mut self) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let stream = stream::raw(self.options.stream);
+        // SAFETY: the stream is the host's.
+        let result = unsafe { cust::sys::cuStreamSynchronize(stream) };
+        error::check("cuStreamSynchronize", result)
+    }
+}
+
+/// Bytes from row to row, if the rows fit. `width` elements a row.
+fn row_stride(
+    stride: Option<usize>,
+    bytes: u64,
+    tokens: usize,
+    width: usize,
+    dtype: Dtype,
+) -> Result<u64, CudaError> {
+    let size = u64::from(dtype.size());
+    let stride = stride.unwrap_or(width) as u64 * size;
+    if stride < width as u64 * size {
+        return Err(CudaError::RowsLength { wanted: width as u64 * size, actual: stride });
+    }
+    let wanted = match tokens {
+        0 => 0,
+        tokens => (tokens as u64 - 1) * stride + width as u64 * size,
+    };
+    if wanted <= bytes { Ok(stride) } else { Err(CudaError::RowsLength { wanted, actual: bytes }) }
+}
+
+/// Threads of a row and rows of a block for `store_cache`. Few tokens: as many threads as a row has units, for the
+/// shortest time; many: four units a thread, for the most bytes in flight.
+fn store_block(row_units: u32, tokens: u32) -> (u32, u32) {
+    let units = if tokens <= 512 { row_units } else { row_units.div_ceil(4) };
+    let x = units.next_power_of_two().clamp(1, 256);
+    (x, 256 / x)
+}
+
+fn check_attend(attend: &Attend, layout: &PoolLayout) -> Result<(), CudaError> {
+    let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
+    if q_heads == 0 || q_heads % kv_heads != 0 || q_heads / kv_heads > 16 {
+        return Err(CudaError::Heads { q_heads, kv_heads });
+    }
+    let served = match layout.dtype() {
+        Dtype::F32 => head_dim % 32 == 0 && head_dim <= 256,
+        Dtype::F16 | Dtype::Bf16 => matches!(head_dim, 64 | 128 | 256),
+    };
+    if !served {
+        return Err(CudaError::HeadDim { head_dim });
+    }
+    let scale = attend.scale.is_finite() && attend.scale != 0.0;
+    let cap = attend.soft_cap.is_none_or(|cap| cap > 0.0);
+    if scale && cap && attend.window != Some(0) { Ok(()) } else { Err(CudaError::Attend) }
+}

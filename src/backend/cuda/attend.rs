@@ -1,0 +1,300 @@
+//! Attention launches: which kernels serve a pool, and the memory that each kind of attention keeps.
+//!
+//! A *kind* is what the split of a step depends on besides the step: query heads and sliding window. A model has one,
+//! or two where local and global layers alternate. The first launch of a kind makes its memory; from then on every
+//! step is split for it when its plan is staged.
+//!
+//! Not here: the split itself (`split.rs`), the kernels (`ptx/attend_*.cu`).
+
+use cust::sys;
+
+use super::error::{CudaError, check};
+use super::gpu::Gpu;
+use super::kernels::Kernel;
+use super::memory::DeviceBuffer;
+use super::params::{AttendParams, DecodeWork};
+use super::ring::UploadRing;
+use super::split::{Split, SplitCount, SplitShape};
+use super::stage::StepLimits;
+use super::stream::{RawStream, is_capturing, raw};
+use crate::backend::Attend;
+use crate::layout::{Dtype, PoolLayout};
+use crate::plan::BatchRow;
+
+/// Kinds that the image has room for.
+const KINDS_MAX: usize = 8;
+/// No kernel has more CTAs than this on one multiprocessor.
+const RESIDENT_MAX: u32 = 8;
+
+/// An attention kernel and the threads of its block.
+#[derive(Clone, Copy, Debug)]
+struct Attention {
+    kernel: Kernel<AttendParams>,
+    threads: u32,
+}
+
+macro_rules! attention {
+    ($file:literal, $name:literal, $threads:literal, $shared:literal) => {
+        Attention {
+            kernel: Kernel::new(
+                $name,
+                include_str!(concat!("../../../ptx/", $file, ".ptx")),
+                $shared,
+            ),
+            threads: $threads,
+        }
+    };
+}
+
+const ATTEND_F32: Attention = attention!("attend_f32", "attend_f32", 128, 0);
+
+/// The decode and the extend kernel for 16-bit pools.
+fn kernels(dtype: Dtype, head_dim: u32) -> Option<(Attention, Attention)> {
+    Some(match (dtype, head_dim) {
+        (Dtype::Bf16, 64) => (
+            attention!("attend_decode_d64", "attend_decode_bf16_d64", 128, 98_304),
+            attention!("attend_extend_d64", "attend_extend_bf16_d64", 128, 49_152),
+        ),
+        (Dtype::Bf16, 128) => (
+            attention!("attend_decode_d128", "attend_decode_bf16_d128", 128, 98_304),
+            attention!("attend_extend_d128", "attend_extend_bf16_d128", 128, 98_304),
+        ),
+        (Dtype::Bf16, 256) => (
+            attention!("attend_decode_d256", "attend_decode_bf16_d256", 64, 65_536),
+            attention!("attend_extend_d256", "attend_extend_bf16_d256", 128, 98_304),
+        ),
+        (Dtype::F16, 64) => (
+            attention!("attend_decode_d64", "attend_decode_f16_d64", 128, 98_304),
+            attention!("attend_extend_d64", "attend_extend_f16_d64", 128, 49_152),
+        ),
+        (Dtype::F16, 128) => (
+            attention!("attend_decode_d128", "attend_decode_f16_d128", 128, 98_304),
+            attention!("attend_extend_d128", "attend_extend_f16_d128", 128, 98_304),
+        ),
+        (Dtype::F16, 256) => (
+            attention!("attend_decode_d256", "attend_decode_f16_d256", 64, 65_536),
+            attention!("attend_extend_d256", "attend_extend_f16_d256", 128, 98_304),
+        ),
+        _ => return None,
+    })
+}
+
+/// Query heads and window (0: none).
+type KindKey = (u32, u32);
+
+/// One kind of attention: its split, and the memory of its two kernels.
+#[derive(Debug)]
+struct Kind {
+    key: KindKey,
+    decode: Attention,
+    extend: Attention,
+    split: Split,
+    /// What the staged step came to.
+    count: SplitCount,
+    /// Bytes from the image's splits to this kind's.
+    image_at: usize,
+    /// The extend plan on the device.
+    extend_plan: DeviceBuffer,
+    /// Unfinished sums: of decode, then of extend.
+    partial: DeviceBuffer,
+    /// Counters: of decode, then of extend. Zero between launches.
+    counters: DeviceBuffer,
+}
+
+/// The kinds of attention met so far. A pool of f32 needs none.
+#[derive(Debug, Default)]
+pub(super) struct Kinds {
+    list: Vec<Kind>,
+}
+
+/// Where a kernel finds what it is given, besides what the plan says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launch {
+    pub(super) rows: usize,
+    pub(super) tokens: usize,
+    /// Device address of the image's splits.
+    pub(super) splits: u64,
+}
+
+impl Kinds {
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Bytes of the image that the kinds' decode splits take.
+    pub(super) fn image_bytes(gpu: &Gpu) -> usize {
+        let ctas = gpu.multiprocessors() * RESIDENT_MAX;
+        KINDS_MAX * ctas as usize * size_of::<DecodeWork>()
+    }
+
+    /// Bytes of the largest extend plan.
+    pub(super) fn extend_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
+        let ctas = gpu.multiprocessors() * RESIDENT_MAX;
+        let shape = SplitShape {
+            kv_heads: 1,
+            group: 16,
+            head_dim: layout.head_dim(),
+            window: 0,
+            decode_ctas: ctas,
+            extend_ctas: ctas,
+            batch_max: limits.rows,
+            tokens_max: limits.tokens,
+        };
+        4 * shape.extend_words()
+    }
+
+    /// Splits a step for every kind, into the image from `at` on; gives the offset after them.
+    pub(super) fn split(&mut self, rows: &[BatchRow], image: &mut [u8], at: usize) -> usize {
+        let mut end = at;
+        for kind in &mut self.list {
+            kind.count = kind.split.plan(rows);
+            kind.image_at = end - at;
+            let bytes: &[u8] = bytemuck::cast_slice(kind.split.decode_words());
+            image[end..end + bytes.len()].copy_from_slice(bytes);
+            end += bytes.len();
+        }
+        end
+    }
+
+    /// Sends the extend plans of the step that was split last, unless every row has one token or none to compute.
+    pub(super) fn send_extend(
+        &self,
+        decode_only: bool,
+        ring: &mut UploadRing,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        for kind in &self.list {
+            if decode_only && kind.count.extend_items == 0 {
+                continue;
+            }
+            let bytes: &[u8] = bytemuck::cast_slice(kind.split.extend_words());
+            let mut upload = ring.acquire()?;
+            upload.bytes()[..bytes.len()].copy_from_slice(bytes);
+            upload.send(bytes.len(), kind.extend_plan.address(), stream)?;
+        }
+        Ok(())
+    }
+
+    /// The kind's index, making its memory where it is new. f32 pools have no kinds.
+    pub(super) fn prepare(
+        &mut self,
+        gpu: &Gpu,
+        layout: &PoolLayout,
+        attend: &Attend,
+        limits: StepLimits,
+        stream: RawStream,
+    ) -> Result<usize, CudaError> {
+        let key = (attend.q_heads, attend.window.unwrap_or(0));
+        if let Some(index) = self.list.iter().position(|kind| kind.key == key) {
+            return Ok(index);
+        }
+        if is_capturing(stream)? || self.list.len() == KINDS_MAX {
+            return Err(CudaError::NotPrepared);
+        }
+        self.list.push(Kind::new(gpu, layout, key, limits, stream)?);
+        Ok(self.list.len() - 1)
+    }
+
+    /// Launches the kernels that the staged step needs; while capturing, all that a step of so many tokens and rows
+    /// can need.
+    ///
+    /// # Safety
+    /// The addresses in `params` are those of rows for every token of the staged step.
+    pub(super) unsafe fn launch(
+        &self,
+        gpu: &Gpu,
+        index: usize,
+        launch: Launch,
+        mut params: AttendParams,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        let kind = &self.list[index];
+        let shape = kind.split.shape();
+        // One token a row, or none: every sequence decodes, whichever step the graph is replayed for.
+        let decode_only = launch.tokens <= launch.rows;
+        let capturing = is_capturing(stream)?;
+        if kind.count.decode_units > 0 || capturing {
+            params.plan = launch.splits + kind.image_at as u64;
+            params.partial = kind.partial.address();
+            params.counters = kind.counters.address();
+            let Attention { kernel, threads } = &kind.decode;
+            // SAFETY: the caller answers for the rows; plan, partial and counters are this kind's, for this grid.
+            unsafe { gpu.launch(kernel, (shape.decode_ctas, 1), (*threads, 1), stream, &params) }?;
+        }
+        if kind.count.extend_items > 0 || (capturing && !decode_only) {
+            // Its search for the greatest logit comes before the scale, which must not turn signs then.
+            params.turn_q = u32::from(params.scale < 0.0);
+            params.scale = params.scale.abs();
+            params.plan = kind.extend_plan.address();
+            params.partial = kind.partial.address() + shape.decode_partial_bytes() as u64;
+            params.counters = kind.counters.address() + shape.decode_counter_bytes() as u64;
+            let Attention { kernel, threads } = &kind.extend;
+            // SAFETY: as above.
+            unsafe { gpu.launch(kernel, (shape.extend_ctas, 1), (*threads, 1), stream, &params) }?;
+        }
+        Ok(())
+    }
+}
+
+impl Kind {
+    fn new(
+        gpu: &Gpu,
+        layout: &PoolLayout,
+        key: KindKey,
+        limits: StepLimits,
+        stream: RawStream,
+    ) -> Result<Self, CudaError> {
+        let head_dim = layout.head_dim();
+        let (decode, extend) =
+            kernels(layout.dtype(), head_dim).ok_or(CudaError::HeadDim { head_dim })?;
+        let ctas = |attention: &Attention| {
+            let resident = gpu.resident(&attention.kernel, attention.threads)?;
+            Ok(gpu.multiprocessors() * resident.clamp(1, RESIDENT_MAX))
+        };
+        let shape = SplitShape {
+            kv_heads: layout.kv_heads(),
+            group: key.0 / layout.kv_heads(),
+            head_dim,
+            window: key.1,
+            decode_ctas: ctas(&decode)?,
+            extend_ctas: ctas(&extend)?,
+            batch_max: limits.rows,
+            tokens_max: limits.tokens,
+        };
+        let partial = shape.decode_partial_bytes() + shape.extend_partial_bytes();
+        let counters = shape.decode_counter_bytes() + shape.extend_counter_bytes();
+        let counters = DeviceBuffer::new(gpu, counters as u64)?;
+        // SAFETY: the range is the buffer allocated above, whose size is a multiple of 4.
+        let result = unsafe {
+            let words = (counters.bytes() / 4) as usize;
+            sys::cuMemsetD32Async(counters.address(), 0, words, raw(stream))
+        };
+        check("cuMemsetD32Async", result)?;
+        Ok(Self {
+            key,
+            decode,
+            extend,
+            split: Split::new(shape),
+            count: SplitCount::default(),
+            image_at: 0,
+            extend_plan: DeviceBuffer::new(gpu, 4 * shape.extend_words() as u64)?,
+            partial: DeviceBuffer::new(gpu, partial as u64)?,
+            counters,
+        })
+    }
+}
+
+/// Launches attention in f32, for pools that check rather than serve.
+///
+/// # Safety
+/// The addresses in `params` are those of rows for every token of the staged step.
+pub(super) unsafe fn launch_f32(
+    gpu: &Gpu,
+    params: &AttendParams,
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let Attention { kernel, threads } = &ATTEND_F32;
+    let grid = (8 * gpu.multiprocessors(), 1);
+    // SAFETY: the caller answers for the rows.
+    unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, params) }
+}

@@ -1,0 +1,309 @@
+//! Copies of whole pages: inside a pool, between pools of either layout, and between a pool and pinned host memory.
+//!
+//! Everything is asynchronous on the stream that is given, with an event to wait for. On the device one kernel moves
+//! every layout into every other; the pages to copy travel in its parameters. To and from the host:
+//!
+//! * pages that are one piece go by the copy engines, in two lanes, so that one sets up while the other moves;
+//! * pages in many pieces are gathered (scattered) by the kernel in chunks through device memory, and go the same way;
+//! * small pages are moved by the kernel itself, which reaches pinned memory.
+//!
+//! Not here: which pages are worth moving.
+
+use cust::sys;
+
+use super::error::{CudaError, check};
+use super::gpu::Gpu;
+use super::kernels::COPY_PAGES;
+use super::memory::{DeviceBuffer, PinnedBuffer};
+use super::params::{COPY_PAGES_MAX, CopyPagesParams, wide_magic};
+use super::pool::Pages;
+use super::stream::{CudaEvent, CudaStream, RawStream, raw};
+use crate::id::PageId;
+use crate::layout::PoolLayout;
+use crate::plan::PageCopy;
+
+/// Smaller pages go through the kernel: a copy engine takes some microseconds to set up.
+const ENGINE_BYTES: u64 = 256 << 10;
+/// Device memory for pages on their way between many pieces and one.
+const CHUNK_BYTES: u64 = 32 << 20;
+/// Units that one block of `copy_pages` moves.
+const BLOCK_UNITS: u32 = 2048;
+
+/// Pages in pinned host memory, each one piece in the order `[2 (K, V), layer, slot, kv head, head_dim]`.
+#[derive(Debug)]
+pub struct HostPages {
+    memory: PinnedBuffer,
+    page_bytes: u64,
+    count: u32,
+}
+
+impl HostPages {
+    /// Takes pinned memory for `count` pages of a pool's shape.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`].
+    pub fn new(gpu: &Gpu, layout: &PoolLayout, count: u32) -> Result<Self, CudaError> {
+        let page_bytes = layout.page_bytes();
+        let bytes = page_bytes * u64::from(count);
+        let memory = PinnedBuffer::new(gpu, bytes as usize)?;
+        Ok(Self { memory, page_bytes, count })
+    }
+
+    /// One page. Wait first for the event of a copy to it.
+    ///
+    /// # Panics
+    /// Past the pages.
+    pub fn page(&self, page: PageId) -> &[u8] {
+        assert!(page.raw() < self.count);
+        let start = page.index() * self.page_bytes as usize;
+        &self.memory.as_slice()[start..start + self.page_bytes as usize]
+    }
+
+    /// One page. Wait first for the event of a copy from or to it.
+    ///
+    /// # Panics
+    /// Past the pages.
+    pub fn page_mut(&mut self, page: PageId) -> &mut [u8] {
+        assert!(page.raw() < self.count);
+        let start = page.index() * self.page_bytes as usize;
+        &mut self.memory.as_mut_slice()[start..start + self.page_bytes as usize]
+    }
+}
+
+/// Which way pages go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    ToHost,
+    FromHost,
+}
+
+/// What copies to and from the host keep: two streams and two chunks of device memory, made when first needed.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    streams: [CudaStream; 2],
+    /// Marks in the caller's stream, and in each lane.
+    fork: CudaEvent,
+    joins: [CudaEvent; 2],
+    /// Of the last copy, whichever stream it was asked of.
+    done: CudaEvent,
+    chunks: Option<[DeviceBuffer; 2]>,
+}
+
+impl Lanes {
+    pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+        let event = || CudaEvent::new(gpu, false);
+        Ok(Self {
+            streams: [CudaStream::new(gpu)?, CudaStream::new(gpu)?],
+            fork: event()?,
+            joins: [event()?, event()?],
+            done: event()?,
+            chunks: None,
+        })
+    }
+
+    /// Copies pages between a pool and host pages.
+    pub(super) fn copy(
+        &mut self,
+        gpu: &Gpu,
+        pool: &Pages,
+        host: &HostPages,
+        way: Way,
+        copies: &[PageCopy],
+        stream: RawStream,
+    ) -> Result<CudaEvent, CudaError> {
+        if host.page_bytes != pool.page_bytes() {
+            return Err(CudaError::PageShape);
+        }
+        let counts = match way {
+            Way::ToHost => (pool.count, host.count),
+            Way::FromHost => (host.count, pool.count),
+        };
+        check_copies(copies, counts)?;
+        if pool.page_bytes() < ENGINE_BYTES {
+            let mapped = Pages::packed(host.memory.address(), pool, host.count);
+            match way {
+                Way::ToHost => copy_on_device(gpu, pool, &mapped, copies, stream)?,
+                Way::FromHost => copy_on_device(gpu, &mapped, pool, copies, stream)?,
+            }
+        } else {
+            // The chunks may still be in use by a copy on another stream.
+            self.done.block(stream)?;
+            if pool.is_packed() {
+                self.copy_packed(pool, host, way, copies, stream)?;
+            } else {
+                self.copy_pieces(gpu, pool, host, way, copies, stream)?;
+            }
+            self.done.record(stream)?;
+        }
+        let mut event = CudaEvent::new(gpu, false)?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    /// Pages in one piece: straight from pool to host, in two lanes.
+    fn copy_packed(
+        &mut self,
+        pool: &Pages,
+        host: &HostPages,
+        way: Way,
+        copies: &[PageCopy],
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        self.fork(stream)?;
+        for (i, copy) in copies.iter().enumerate() {
+            let (page, host_page) = ends(copy, way);
+            let device = pool.address + u64::from(page) * pool.page_stride;
+            transfer(way, device, host, host_page, self.streams[i % 2].raw())?;
+        }
+        self.join(stream)
+    }
+
+    /// Pages in many pieces: a chunk is gathered while the one before it is on its way to the host, or the other way
+    /// round. Chunks take turns in the two lanes, each with its own memory.
+    fn copy_pieces(
+        &mut self,
+        gpu: &Gpu,
+        pool: &Pages,
+        host: &HostPages,
+        way: Way,
+        copies: &[PageCopy],
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        let pages = (CHUNK_BYTES / host.page_bytes).max(1);
+        let bytes = pages * host.page_bytes;
+        let addresses = match &self.chunks {
+            Some(chunks) => [chunks[0].address(), chunks[1].address()],
+            None => {
+                let chunks = [DeviceBuffer::new(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?];
+                self.chunks.insert(chunks).each_ref().map(DeviceBuffer::address)
+            }
+        };
+        self.fork(stream)?;
+        for (i, copies) in copies.chunks(pages as usize).enumerate() {
+            let lane = self.streams[i % 2].raw();
+            let chunk = Pages::packed(addresses[i % 2], pool, pages as u32);
+            let through = |copy: &PageCopy, at: usize| {
+                let (pool, chunk) = (ends(copy, way).0, at as u32);
+                let (source, target) =
+                    if way == Way::ToHost { (pool, chunk) } else { (chunk, pool) };
+                PageCopy { source: PageId::new(source), target: PageId::new(target) }
+            };
+            let moves: Vec<_> =
+                copies.iter().zip(0..).map(|(copy, at)| through(copy, at)).collect();
+            if way == Way::ToHost {
+                copy_on_device(gpu, pool, &chunk, &moves, lane)?;
+            }
+            for (at, copy) in copies.iter().enumerate() {
+                let device = chunk.address + at as u64 * chunk.page_stride;
+                transfer(way, device, host, ends(copy, way).1, lane)?;
+            }
+            if way == Way::FromHost {
+                copy_on_device(gpu, &chunk, pool, &moves, lane)?;
+            }
+        }
+        self.join(stream)
+    }
+
+    /// Both lanes go on from where the stream is.
+    fn fork(&mut self, stream: RawStream) -> Result<(), CudaError> {
+        self.fork.record(stream)?;
+        self.streams.iter().try_for_each(|lane| self.fork.block(lane.raw()))
+    }
+
+    /// The stream goes on when both lanes are done.
+    fn join(&mut self, stream: RawStream) -> Result<(), CudaError> {
+        for (join, lane) in self.joins.iter_mut().zip(&self.streams) {
+            join.record(lane.raw())?;
+            join.block(stream)?;
+        }
+        Ok(())
+    }
+}
+
+/// A copy's page in the pool and on the host.
+fn ends(copy: &PageCopy, way: Way) -> (u32, u32) {
+    match way {
+        Way::ToHost => (copy.source.raw(), copy.target.raw()),
+        Way::FromHost => (copy.target.raw(), copy.source.raw()),
+    }
+}
+
+/// One page between device memory and the host, by a copy engine.
+fn transfer(
+    way: Way,
+    device: u64,
+    host: &HostPages,
+    page: u32,
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let bytes = host.page_bytes as usize;
+    // SAFETY: the page was checked to be one of the host's, whose memory is pinned; the device range is a page of the
+    // pool or of a chunk.
+    let result = unsafe {
+        let pinned = host.memory.host().add(page as usize * bytes).cast();
+        match way {
+            Way::ToHost => sys::cuMemcpyDtoHAsync_v2(pinned, device, bytes, raw(stream)),
+            Way::FromHost => sys::cuMemcpyHtoDAsync_v2(device, pinned, bytes, raw(stream)),
+        }
+    };
+    check("cuMemcpyAsync", result)
+}
+
+/// Refuses pages that do not exist, by the numbers of pages at the source and at the target.
+pub(super) fn check_copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), CudaError> {
+    for copy in copies {
+        for (page, pages) in [(copy.source.raw(), counts.0), (copy.target.raw(), counts.1)] {
+            if page >= pages {
+                return Err(CudaError::Page { page, pages });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies pages that were checked, wherever the device reaches, in the stream's order.
+pub(super) fn copy_on_device(
+    gpu: &Gpu,
+    source: &Pages,
+    target: &Pages,
+    copies: &[PageCopy],
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let same = source.piece_bytes == target.piece_bytes && source.pieces == target.pieces;
+    if !same {
+        return Err(CudaError::PageShape);
+    }
+    // Two packed pages are one piece each.
+    let whole = source.is_packed() && target.is_packed();
+    let piece_bytes = if whole { source.page_bytes() } else { source.piece_bytes };
+    let unit_bytes = unit_bytes(&[piece_bytes]);
+    let piece_units = piece_bytes / u64::from(unit_bytes);
+    let page_units = (source.page_bytes() / u64::from(unit_bytes)) as u32;
+    let mut params = CopyPagesParams {
+        source: source.address,
+        target: target.address,
+        source_page_stride: source.page_stride,
+        source_piece_stride: source.piece_stride,
+        target_page_stride: target.page_stride,
+        target_piece_stride: target.piece_stride,
+        piece_magic: wide_magic(piece_units),
+        piece_units: piece_units as u32,
+        page_units,
+        unit_bytes,
+        reserved: 0,
+        copies: [PageCopy { source: PageId::new(0), target: PageId::new(0) }; COPY_PAGES_MAX],
+    };
+    for copies in copies.chunks(COPY_PAGES_MAX) {
+        params.copies[..copies.len()].copy_from_slice(copies);
+        let grid = (page_units.div_ceil(BLOCK_UNITS), copies.len() as u32);
+        // SAFETY: every page was checked against its side's count, so all addresses are inside the two memories.
+        unsafe { gpu.launch(&COPY_PAGES, grid, (256, 1), stream, &params) }?;
+    }
+    Ok(())
+}
+
+/// The most bytes a thread can move at once where all of these are multiples of it; 0 if not even 2 serve.
+pub(super) fn unit_bytes(multiples: &[u64]) -> u32 {
+    let serves = |unit: &u32| multiples.iter().all(|n| n.is_multiple_of(u64::from(*unit)));
+    [16, 4, 2].into_iter().find(serves).unwrap_or(0)
+}

@@ -1,0 +1,237 @@
+//! What can go wrong on a GPU, as types.
+
+use std::fmt;
+
+use cust::sys::CUresult;
+
+use crate::id::{LayerId, StepId};
+
+/// Why the GPU backend refused or failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// The machine has no CUDA driver (or the program is linked with a stub of it and found none).
+    NoDriver,
+    /// The driver knows no such device.
+    NoDevice {
+        /// The ordinal asked for.
+        ordinal: u32,
+    },
+    /// The driver is older than the kernels' PTX.
+    DriverTooOld {
+        /// CUDA version of the driver, as 1000 * major + 10 * minor.
+        version: i32,
+        /// The least that serves.
+        wanted: i32,
+    },
+    /// The GPU is older than the kernels' target, sm_80.
+    DeviceTooOld {
+        /// Its compute capability, as 10 * major + minor.
+        capability: u32,
+    },
+    /// The driver refused a kernel's PTX.
+    Ptx {
+        /// The kernel.
+        kernel: &'static str,
+        /// The driver's code.
+        code: u32,
+    },
+    /// An allocation failed, on the device or in pinned host memory.
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// Any other failure that the driver reports; after an asynchronous one, by whichever call comes next.
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// Its code.
+        code: u32,
+    },
+    /// `open` has not been called.
+    NotOpen,
+    /// `open` has been called already.
+    AlreadyOpen,
+    /// A step of more tokens than [`CudaOptions::max_step_tokens`](super::CudaOptions::max_step_tokens).
+    StepTokens {
+        /// The step's tokens.
+        tokens: usize,
+        /// The most that is allowed.
+        max: u32,
+    },
+    /// A step of more rows than [`CudaOptions::max_step_rows`](super::CudaOptions::max_step_rows).
+    StepRows {
+        /// The step's rows.
+        rows: usize,
+        /// The most that is allowed.
+        max: u32,
+    },
+    /// A slot of a plan is not in the pool.
+    Slot {
+        /// The slot.
+        slot: i64,
+        /// Slots of the pool.
+        slots: u64,
+    },
+    /// A plan with another number of slots than tokens.
+    SlotCount {
+        /// The slots.
+        slots: usize,
+    },
+    /// A row of a plan names no row of the tables or more tokens than a row holds, or its query rows do not follow its
+    /// neighbour's.
+    Row {
+        /// Which row of the batch; the number of rows, if query rows and tokens do not add up.
+        row: usize,
+    },
+    /// The step's plan was not begun.
+    NotBegun {
+        /// The step.
+        step: StepId,
+    },
+    /// The step, or a later one, has begun already.
+    AlreadyBegun {
+        /// The step.
+        step: StepId,
+        /// The last step that began.
+        last: StepId,
+    },
+    /// A table write outside the tables, or of a page or chunk that does not exist.
+    TableWrite {
+        /// Its index.
+        index: u32,
+        /// Its value.
+        value: u32,
+    },
+    /// A page copy that names a page that does not exist.
+    Page {
+        /// The page.
+        page: u32,
+        /// Pages there are.
+        pages: u32,
+    },
+    /// A layer that the pool does not have.
+    Layer {
+        /// The layer.
+        layer: LayerId,
+    },
+    /// Two pools whose pages do not have the same bytes.
+    PageShape,
+    /// Query heads that kv heads do not divide, or more than 16 query heads for one kv head.
+    Heads {
+        /// Query heads.
+        q_heads: u32,
+        /// Heads of K and V.
+        kv_heads: u32,
+    },
+    /// A scale that is 0 or not finite, a soft cap that is not above 0, or a window of 0.
+    Attend,
+    /// No attention kernel for this head_dim: 64, 128 and 256 have one.
+    HeadDim {
+        /// The pool's.
+        head_dim: u32,
+    },
+    /// Rows of q, k, v or out that are shorter than their stride and the step's tokens need.
+    RowsLength {
+        /// Bytes needed.
+        wanted: u64,
+        /// Bytes there are.
+        actual: u64,
+    },
+    /// Rows whose address or stride is not a multiple of what the kernel moves at once.
+    RowsAlignment {
+        /// Bytes that address and stride must be multiples of.
+        align: u32,
+    },
+    /// While a stream is captured, a launch met a plan that is not the one on the device. Begin or stage it first.
+    NotStaged {
+        /// The plan's step.
+        step: StepId,
+    },
+    /// While a stream is captured, a launch met attention of a kind that no earlier launch or
+    /// [`prepare`](super::Cuda::prepare) has made memory for.
+    NotPrepared,
+}
+
+impl fmt::Display for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::NoDriver => write!(f, "this machine has no CUDA driver"),
+            Self::NoDevice { ordinal } => write!(f, "there is no CUDA device {ordinal}"),
+            Self::DriverTooOld { version, wanted } => {
+                write!(f, "the driver's CUDA version {version} is below {wanted}")
+            }
+            Self::DeviceTooOld { capability } => {
+                write!(f, "the device's compute capability {capability} is below 80")
+            }
+            Self::Ptx { kernel, code } => {
+                write!(f, "the driver refused the PTX of {kernel} with code {code}")
+            }
+            Self::OutOfMemory { bytes } => write!(f, "an allocation of {bytes} bytes failed"),
+            Self::Driver { call, code } => write!(f, "{call} failed with code {code}"),
+            Self::NotOpen => write!(f, "the backend is not open"),
+            Self::AlreadyOpen => write!(f, "the backend is open already"),
+            Self::StepTokens { tokens, max } => {
+                write!(f, "a step of {tokens} tokens is above the limit of {max}")
+            }
+            Self::StepRows { rows, max } => {
+                write!(f, "a step of {rows} rows is above the limit of {max}")
+            }
+            Self::Slot { slot, slots } => write!(f, "slot {slot} is not below {slots}"),
+            Self::SlotCount { slots } => write!(f, "{slots} slots are not one for each token"),
+            Self::Row { row } => write!(f, "row {row} of the batch does not fit the page tables"),
+            Self::NotBegun { step } => write!(f, "step {step:?} was not begun"),
+            Self::AlreadyBegun { step, last } => {
+                write!(f, "step {step:?} does not follow {last:?}, which began already")
+            }
+            Self::TableWrite { index, value } => {
+                write!(f, "a table write of {value} at {index} does not fit the page tables")
+            }
+            Self::Page { page, pages } => write!(f, "page {page} is not below {pages}"),
+            Self::Layer { layer } => write!(f, "the pool has no layer {layer:?}"),
+            Self::PageShape => write!(f, "the two pools' pages differ in shape"),
+            Self::Heads { q_heads, kv_heads } => {
+                write!(f, "{q_heads} query heads cannot share {kv_heads} kv heads")
+            }
+            Self::Attend => write!(f, "scale, soft cap or window of an attention is out of range"),
+            Self::HeadDim { head_dim } => {
+                write!(f, "there is no attention kernel for head_dim {head_dim}")
+            }
+            Self::RowsLength { wanted, actual } => {
+                write!(f, "rows of {actual} bytes are shorter than the {wanted} needed")
+            }
+            Self::RowsAlignment { align } => {
+                write!(f, "the rows' address or stride is not a multiple of {align} bytes")
+            }
+            Self::NotStaged { step } => {
+                write!(f, "the plan of step {step:?} was not staged before the capture")
+            }
+            Self::NotPrepared => {
+                write!(f, "this kind of attention was not prepared before the capture")
+            }
+        }
+    }
+}
+
+impl std::error::Error for CudaError {}
+
+/// Turns a driver's result into ours.
+pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), CudaError> {
+    match result as u32 {
+        0 => Ok(()),
+        34 => Err(CudaError::NoDriver),
+        code => Err(CudaError::Driver { call, code }),
+    }
+}
+
+/// The same for an allocation.
+pub(super) fn check_alloc(
+    call: &'static str,
+    bytes: u64,
+    result: CUresult,
+) -> Result<(), CudaError> {
+    match check(call, result) {
+        Err(CudaError::Driver { code: 2, .. }) => Err(CudaError::OutOfMemory { bytes }),
+        other => other,
+    }
+}

@@ -1,0 +1,120 @@
+//! One device and its primary context, which other CUDA users of the process share (libtorch, cudarc).
+//!
+//! Contexts are per thread, so whoever calls the driver binds first. Not here: memory, streams, kernels.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cust::context::Context;
+use cust::device::{Device, DeviceAttribute};
+use cust::sys;
+
+use super::error::{CudaError, check};
+use super::kernels::Loaded;
+
+/// CUDA version whose PTX (ISA 8.4) the kernels are in: drivers from 550 on.
+const CUDA_WANTED: i32 = 12_040;
+
+/// A device in use: a cheap handle to its retained primary context. Any thread may use it.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    // Before the context, so that modules are unloaded while it is there.
+    loaded: Mutex<Loaded>,
+    context: Context,
+    ordinal: u32,
+    capability: u32,
+    multiprocessors: u32,
+}
+
+impl Gpu {
+    /// Takes device `ordinal` into use.
+    ///
+    /// # Errors
+    /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::DriverTooOld`], [`CudaError::DeviceTooOld`]: on
+    /// any of them the program can go on with the CPU backend.
+    pub fn new(ordinal: u32) -> Result<Self, CudaError> {
+        // cuInit answers 100 where a driver finds no device.
+        let no_device = |error| match error {
+            CudaError::Driver { code: 100 | 101, .. } => CudaError::NoDevice { ordinal },
+            error => error,
+        };
+        // SAFETY: cuInit takes no pointers and may be called at any time, more than once.
+        check("cuInit", unsafe { sys::cuInit(0) }).map_err(no_device)?;
+        let mut version = 0;
+        // SAFETY: `version` is a valid place for one i32.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+        if version < CUDA_WANTED {
+            return Err(CudaError::DriverTooOld { version, wanted: CUDA_WANTED });
+        }
+        let missing = |_| CudaError::NoDevice { ordinal };
+        let device = Device::get_device(ordinal).map_err(missing)?;
+        let attribute = |attribute| device.get_attribute(attribute).map_err(missing);
+        let major = attribute(DeviceAttribute::ComputeCapabilityMajor)? as u32;
+        let minor = attribute(DeviceAttribute::ComputeCapabilityMinor)? as u32;
+        let multiprocessors = attribute(DeviceAttribute::MultiprocessorCount)? as u32;
+        let capability = 10 * major + minor;
+        if capability < 80 {
+            return Err(CudaError::DeviceTooOld { capability });
+        }
+        let retain =
+            |error| CudaError::Driver { call: "cuDevicePrimaryCtxRetain", code: error as u32 };
+        let context = Context::new(device).map_err(retain)?;
+        let loaded = Mutex::default();
+        let shared = Shared { loaded, context, ordinal, capability, multiprocessors };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The ordinal it was made with.
+    pub fn ordinal(&self) -> u32 {
+        self.shared.ordinal
+    }
+
+    /// Compute capability, as 10 * major + minor.
+    pub fn capability(&self) -> u32 {
+        self.shared.capability
+    }
+
+    /// Multiprocessors of the device.
+    pub fn multiprocessors(&self) -> u32 {
+        self.shared.multiprocessors
+    }
+
+    /// Bytes of device memory that are free now: `Capacity::Bytes(gpu.free_memory()? - reserve)` sizes a pool.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn free_memory(&self) -> Result<u64, CudaError> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are valid places for one usize each; a context is bound.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free as u64)
+    }
+
+    /// Makes the context current in this thread.
+    pub(super) fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained while `self` lives.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.as_raw()) })
+    }
+
+    /// The kernels loaded so far.
+    pub(super) fn loaded(&self) -> MutexGuard<'_, Loaded> {
+        // A panic cannot leave the list half changed.
+        self.shared.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: the context is retained until the fields are dropped, after this; unloading modules needs it bound
+        // and their kernels done.
+        unsafe {
+            sys::cuCtxSetCurrent(self.context.as_raw());
+            sys::cuCtxSynchronize();
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! The staged plan: one step's arrays at fixed device addresses, from which every kernel of the step reads.
+//!
+//! A plan's image is one piece of memory, sent in one copy:
+//!
+//! ```text
+//! slots [tokens] | positions [tokens] | rows [rows] | decode split of each kind | table writes
+//! ```
+//!
+//! Its addresses depend on the numbers of tokens and rows alone, so a graph that was captured with one plan can be
+//! replayed for any later plan of (or padded to) the same numbers. There is one image: work on one stream is done in
+//! order, so the next plan may be sent as soon as the last launch of this one is asked for. A launch with another plan
+//! than the staged one stages it first.
+//!
+//! Not here: how the split is made (`split.rs`), the tables themselves (`tables.rs`).
+
+use super::attend::Kinds;
+use super::error::CudaError;
+use super::gpu::Gpu;
+use super::memory::DeviceBuffer;
+use super::ring::UploadRing;
+use super::stream::{RawStream, is_capturing};
+use super::tables::Tables;
+use crate::id::StepId;
+use crate::layout::PoolLayout;
+use crate::plan::{BatchPlan, BatchRow, SlotMapping, TableWrite};
+
+/// Most tokens and rows of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct StepLimits {
+    pub(super) tokens: u32,
+    pub(super) rows: u32,
+}
+
+/// Which plan the image holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Staged {
+    step: StepId,
+    tokens: usize,
+    rows: usize,
+    /// Kinds of attention that it holds splits for.
+    kinds: usize,
+}
+
+impl Staged {
+    fn of(plan: &BatchPlan<'_>, kinds: usize) -> Self {
+        Self { step: plan.step, tokens: plan.token_count(), rows: plan.rows.len(), kinds }
+    }
+}
+
+/// Byte offsets in the image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Places {
+    pub(super) positions: usize,
+    pub(super) rows: usize,
+    pub(super) decode: usize,
+}
+
+impl Places {
+    /// For a plan of these numbers.
+    pub(super) fn of(plan: &BatchPlan<'_>) -> Self {
+        Self::new(plan.token_count(), plan.rows.len(), slot_bytes(plan))
+    }
+
+    fn new(tokens: usize, rows: usize, slot_bytes: usize) -> Self {
+        let positions = (tokens * slot_bytes).next_multiple_of(16);
+        let rows_at = positions + (tokens * 4).next_multiple_of(16);
+        Self { positions, rows: rows_at, decode: rows_at + rows * size_of::<BatchRow>() }
+    }
+}
+
+/// The image on the device, and the ring it is sent through.
+#[derive(Debug)]
+pub(super) struct Stage {
+    image: DeviceBuffer,
+    ring: UploadRing,
+    limits: StepLimits,
+    slots: u64,
+    staged: Option<Staged>,
+}
+
+impl Stage {
+    pub(super) fn new(
+        gpu: &Gpu,
+        layout: &PoolLayout,
+        limits: StepLimits,
+        uploads: usize,
+    ) -> Result<Self, CudaError> {
+        let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
+        let places = Places::new(tokens, rows, size_of::<i64>());
+        // Each new token changes a word of the tables or two; more than that goes in rounds.
+        let writes = (2 * tokens + 4 * rows) * size_of::<TableWrite>();
+        let split = Kinds::image_bytes(gpu).max(Kinds::extend_bytes(gpu, layout, limits));
+        let bytes = places.decode + split + writes;
+        Ok(Self {
+            image: DeviceBuffer::new(gpu, bytes.next_multiple_of(64) as u64)?,
+            ring: UploadRing::new(gpu, uploads, bytes)?,
+            limits,
+            slots: layout.slot_count(),
+            staged: None,
+        })
+    }
+
+    /// Bytes sent so far.
+    pub(super) fn sent_bytes(&self) -> u64 {
+        self.ring.sent_bytes()
+    }
+
+    /// Device address of the slot mapping, at the start of the image.
+    pub(super) fn address(&self) -> u64 {
+        self.image.address()
+    }
+
+    /// Makes the plan the staged one, unless it is. Refuses to send anything while the stream is captured.
+    pub(super) fn ensure(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        kinds: &mut Kinds,
+        tables: &Tables,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        if self.staged == Some(Staged::of(plan, kinds.len())) {
+            return Ok(());
+        }
+        if is_capturing(stream)? {
+            return Err(CudaError::NotStaged { step: plan.step });
+        }
+        self.check(plan, tables)?;
+        self.send(plan, &[], kinds, stream).map(|_| ())
+    }
+
+    /// Sends a plan's arrays and applies its table writes.
+    pub(super) fn begin(
+        &mut self,
+        gpu: &Gpu,
+        plan: &BatchPlan<'_>,
+        kinds: &mut Kinds,
+        tables: &Tables,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        self.check(plan, tables)?;
+        tables.check(plan.table_writes)?;
+        let (at, sent) = self.send(plan, plan.table_writes, kinds, stream)?;
+        tables.write(gpu, self.address() + at as u64, sent, stream)?;
+        // What did not fit follows through the image's free end.
+        let room = (self.ring.slot_bytes() - at) / size_of::<TableWrite>();
+        for writes in plan.table_writes[sent..].chunks(room) {
+            let mut upload = self.ring.acquire()?;
+            let bytes = size_of_val(writes);
+            upload.bytes()[..bytes].copy_from_slice(bytemuck::cast_slice(writes));
+            let target = self.image.address() + at as u64;
+            upload.send(bytes, target, stream)?;
+            tables.write(gpu, target, writes.len(), stream)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the image with as many of `writes` as fit; gives their offset and number.
+    fn send(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        writes: &[TableWrite],
+        kinds: &mut Kinds,
+        stream: RawStream,
+    ) -> Result<(usize, usize), CudaError> {
+        self.staged = None;
+        let places = Places::of(plan);
+        let mut upload = self.ring.acquire()?;
+        let bytes = upload.bytes();
+        match plan.slot_mapping {
+            SlotMapping::I32(slots) => put(bytes, 0, slots),
+            SlotMapping::I64(slots) => put(bytes, 0, slots),
+        };
+        put(bytes, places.positions, plan.positions);
+        put(bytes, places.rows, plan.rows);
+        let at = kinds.split(plan.rows, bytes, places.decode);
+        let fit = writes.len().min((bytes.len() - at) / size_of::<TableWrite>());
+        let len = put(bytes, at, &writes[..fit]);
+        upload.send(len, self.image.address(), stream)?;
+        kinds.send_extend(plan.token_count() <= plan.rows.len(), &mut self.ring, stream)?;
+        self.staged = Some(Staged::of(plan, kinds.len()));
+        Ok((at, fit))
+    }
+
+    /// Refuses a plan that would send a kernel outside the pool, the tables or the image.
+    fn check(&self, plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
+        let StepLimits { tokens, rows } = self.limits;
+        if plan.token_count() > tokens as usize {
+            return Err(CudaError::StepTokens { tokens: plan.token_count(), max: tokens });
+        }
+        if plan.rows.len() > rows as usize {
+            return Err(CudaError::StepRows { rows: plan.rows.len(), max: rows });
+        }
+        let largest = match plan.slot_mapping {
+            SlotMapping::I32(slots) => slots.iter().copied().max().map(i64::from),
+            SlotMapping::I64(slots) => slots.iter().copied().max(),
+        };
+        if plan.slot_mapping.len() != plan.token_count() {
+            return Err(CudaError::SlotCount { slots: plan.slot_mapping.len() });
+        }
+        match largest {
+            Some(slot) if slot >= 0 && slot as u64 >= self.slots => {
+                return Err(CudaError::Slot { slot, slots: self.slots });
+            }
+            _ => {}
+        }
+        check_rows(plan, tables)
+    }
+}
+
+/// Query rows follow one another and add up to the tokens; rows and lengths are within the tables.
+fn check_rows(plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
+    let (rows, longest) = (tables.shape().rows, tables.longest_row());
+    let mut next = 0;
+    for (i, row) in plan.rows.iter().enumerate() {
+        let there = row.row.raw() < rows && u64::from(row.kv_len) <= longest;
+        let known = row.kv_len == 0 || (there && row.extend_len <= row.kv_len);
+        if u64::from(row.qo_start) != next || !known {
+            return Err(CudaError::Row { row: i });
+        }
+        next += u64::from(row.extend_len);
+    }
+    let whole = next == plan.token_count() as u64;
+    if whole { Ok(()) } else { Err(CudaError::Row { row: plan.rows.len() }) }
+}
+
+/// Bytes of one entry of the slot mapping.
+pub(super) fn slot_bytes(plan: &BatchPlan<'_>) -> usize {
+    match plan.slot_mapping {
+        SlotMapping::I32(_) => size_of::<i32>(),
+        SlotMapping::I64(_) => size_of::<i64>(),
+    }
+}
+
+/// Copies items to offset `at`; gives the offset after them.
+fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, items: &[T]) -> usize {
+    let end = at + size_of_val(items);
+    bytes[at..end].copy_from_slice(bytemuck::cast_slice(items));
+    end
+}

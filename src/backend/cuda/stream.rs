@@ -1,0 +1,234 @@
+//! Streams, events and graphs: what a host without a CUDA binding of its own needs to order and replay work.
+//!
+//! Hosts with their own hand in raw `CUstream`s as integers. Not here: what is launched.
+
+use std::ptr;
+
+use cust::sys;
+
+use super::error::{CudaError, check};
+use super::gpu::Gpu;
+
+/// The host's raw `CUstream` as an integer; 0 is the default stream.
+pub type RawStream = u64;
+
+pub(super) fn raw(stream: RawStream) -> sys::CUstream {
+    stream as usize as sys::CUstream
+}
+
+/// A stream of our own, not ordered with the default stream.
+#[derive(Debug)]
+pub struct CudaStream {
+    gpu: Gpu,
+    stream: RawStream,
+}
+
+impl CudaStream {
+    /// A new stream.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+        gpu.bind()?;
+        let mut stream = ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: `stream` is a valid place for one handle; a context is bound.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        Ok(Self { gpu: gpu.clone(), stream: stream as usize as u64 })
+    }
+
+    /// The raw `CUstream`.
+    pub fn raw(&self) -> RawStream {
+        self.stream
+    }
+
+    /// Waits for everything asked for.
+    ///
+    /// # Errors
+    /// Whatever failed since the last call.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw(self.stream)) })
+    }
+
+    /// Captures what `body` asks of this stream into a graph, and runs none of it.
+    ///
+    /// # Errors
+    /// The body's, or the driver's.
+    pub fn capture<E: From<CudaError>>(
+        &self,
+        body: impl FnOnce() -> Result<(), E>,
+    ) -> Result<CudaGraph, E> {
+        self.gpu.bind()?;
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives.
+        let result = unsafe { sys::cuStreamBeginCapture_v2(raw(self.stream), mode) };
+        check("cuStreamBeginCapture", result)?;
+        let outcome = body();
+        let mut graph = ptr::null_mut();
+        // SAFETY: `graph` is a valid place for one handle; the capture was begun above.
+        let result = unsafe { sys::cuStreamEndCapture(raw(self.stream), &mut graph) };
+        if let Err(error) = outcome {
+            if !graph.is_null() {
+                // SAFETY: the half-made graph is destroyed once.
+                unsafe { sys::cuGraphDestroy(graph) };
+            }
+            return Err(error);
+        }
+        check("cuStreamEndCapture", result)?;
+        let mut exec = ptr::null_mut();
+        // SAFETY: `exec` is a valid place for one handle; `graph` was made above.
+        let result = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) };
+        // SAFETY: the graph is destroyed once; what was instantiated lives on by itself.
+        unsafe { sys::cuGraphDestroy(graph) };
+        check("cuGraphInstantiateWithFlags", result)?;
+        Ok(CudaGraph { gpu: self.gpu.clone(), exec: exec as usize as u64 })
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: made by cuStreamCreate, destroyed once; work in it still runs to its end.
+            unsafe { sys::cuStreamDestroy_v2(raw(self.stream)) };
+        }
+    }
+}
+
+/// Captured work, to be replayed.
+#[derive(Debug)]
+pub struct CudaGraph {
+    gpu: Gpu,
+    exec: u64,
+}
+
+impl CudaGraph {
+    /// Asks for the captured work once more.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn launch(&self, stream: RawStream) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let exec = self.exec as usize as sys::CUgraphExec;
+        // SAFETY: the instantiated graph lives; the stream is the host's.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(exec, raw(stream)) })
+    }
+}
+
+impl Drop for CudaGraph {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: instantiated by us, destroyed once.
+            unsafe { sys::cuGraphExecDestroy(self.exec as usize as sys::CUgraphExec) };
+        }
+    }
+}
+
+/// A mark in a stream: done when everything asked for before it is done.
+#[derive(Debug)]
+pub struct CudaEvent {
+    gpu: Gpu,
+    event: u64,
+}
+
+impl CudaEvent {
+    /// An event that is done already, until it is recorded; `timed` events can be subtracted.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(gpu: &Gpu, timed: bool) -> Result<Self, CudaError> {
+        gpu.bind()?;
+        let mut event = ptr::null_mut();
+        let untimed = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        let flags = if timed { 0 } else { untimed };
+        // SAFETY: `event` is a valid place for one handle; a context is bound.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        Ok(Self { gpu: gpu.clone(), event: event as usize as u64 })
+    }
+
+    /// The raw `CUevent`, for a host's own waits.
+    pub fn raw(&self) -> u64 {
+        self.event
+    }
+
+    fn handle(&self) -> sys::CUevent {
+        self.event as usize as sys::CUevent
+    }
+
+    /// Sets the mark at the end of what was asked of the stream.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn record(&mut self, stream: RawStream) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives; the stream is the host's.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle(), raw(stream)) })
+    }
+
+    /// Makes the stream wait for the mark, and returns at once.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn block(&self, stream: RawStream) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives; the stream is the host's.
+        let result = unsafe { sys::cuStreamWaitEvent(raw(stream), self.handle(), 0) };
+        check("cuStreamWaitEvent", result)
+    }
+
+    /// Whether it is done; when it is, `engine.complete(step)` may follow.
+    ///
+    /// # Errors
+    /// What failed before the mark.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives.
+        match check("cuEventQuery", unsafe { sys::cuEventQuery(self.handle()) }) {
+            Ok(()) => Ok(true),
+            Err(CudaError::Driver { code: 600, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits until it is done.
+    ///
+    /// # Errors
+    /// What failed before the mark.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle()) })
+    }
+
+    /// Milliseconds from an earlier event to this one, both timed and done.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn elapsed_ms(&self, earlier: &Self) -> Result<f32, CudaError> {
+        self.gpu.bind()?;
+        let mut ms = 0.0;
+        // SAFETY: `ms` is a valid place for one f32; both events live.
+        let result = unsafe { sys::cuEventElapsedTime(&mut ms, earlier.handle(), self.handle()) };
+        check("cuEventElapsedTime", result)?;
+        Ok(ms)
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: made by cuEventCreate, destroyed once.
+            unsafe { sys::cuEventDestroy_v2(self.handle()) };
+        }
+    }
+}
+
+/// Whether the stream is being captured.
+pub(super) fn is_capturing(stream: RawStream) -> Result<bool, CudaError> {
+    let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: `status` is a valid place for one status; the stream is the host's.
+    let result = unsafe { sys::cuStreamIsCapturing(raw(stream), &mut status) };
+    check("cuStreamIsCapturing", result)?;
+    Ok(status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE)
+}

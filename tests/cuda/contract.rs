@@ -1,0 +1,12 @@
+//! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
+
+use kvarena::testkit::contract::check_backend;
+
+use crate::on_gpu::OnGpu;
+use crate::{gpu, seeds};
+
+#[test]
+fn cuda_keeps_the_contract() {
+    let Some(gpu) = gpu() else { return };
+    println!("{}", check_backend(|| OnGpu::new(&gpu), seeds(200)));
+}

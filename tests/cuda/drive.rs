@@ -1,0 +1,169 @@
+//! Batches over a pool, with float64 attention beside them: for tests that drive the backend in their own way.
+
+use kvarena::testkit::contract::{HostRows, attention, round};
+use kvarena::testkit::planner::{Item, Planner};
+use kvarena::testkit::rng::Rng;
+use kvarena::{Attend, BatchPlan, Capacity, Dtype, Layout, PoolConfig, PoolLayout, TableShape};
+
+/// A model's shape, and how its pool lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub layers: u32,
+    pub kv_heads: u32,
+    pub group: u32,
+    pub head_dim: u32,
+    pub dtype: Dtype,
+    pub page_size: u32,
+    pub layout: Layout,
+    pub capacity: Capacity,
+    pub sequences: u32,
+    pub max_len: u32,
+}
+
+impl Shape {
+    pub fn config(&self) -> PoolConfig {
+        PoolConfig {
+            layers: self.layers,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            dtype: self.dtype,
+            page_size: self.page_size,
+            capacity: self.capacity,
+            layout: self.layout,
+            ..PoolConfig::default()
+        }
+    }
+
+    pub fn pool(&self) -> PoolLayout {
+        self.config().layout().expect("a valid pool")
+    }
+
+    pub fn table(&self) -> TableShape {
+        let tokens = u64::from(self.sequences) * u64::from(self.max_len);
+        TableShape::new(self.page_size, self.sequences, self.max_len, tokens).expect("a table")
+    }
+
+    pub fn attend(&self) -> Attend {
+        Attend::new(self.kv_heads * self.group, self.head_dim)
+    }
+}
+
+/// q, k and v of one layer.
+#[derive(Clone, Debug)]
+pub struct LayerInputs {
+    pub q: HostRows,
+    pub k: HostRows,
+    pub v: HostRows,
+}
+
+/// K and V of one sequence in one layer, `[positions, kv_heads, head_dim]`.
+#[derive(Clone, Debug, Default)]
+struct History {
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+/// Sequences with their whole K and V on the host.
+pub struct Drive {
+    pub shape: Shape,
+    pub planner: Planner,
+    pub rng: Rng,
+    /// `[sequence][layer]`
+    history: Vec<Vec<History>>,
+}
+
+impl Drive {
+    pub fn new(shape: Shape, seed: u64) -> Self {
+        let planner = Planner::new(&shape.pool(), &shape.table(), seed);
+        Self { shape, planner, rng: Rng::new(seed), history: Vec::new() }
+    }
+
+    pub fn admit(&mut self) -> usize {
+        self.history.push(vec![History::default(); self.shape.layers as usize]);
+        self.planner.admit().expect("a free row")
+    }
+
+    /// `rows` rows of random numbers of the pool's type.
+    pub fn rows(&mut self, rows: usize, width: usize) -> HostRows {
+        let dtype = self.shape.dtype;
+        let mut number = || {
+            let bits = (self.rng.bits() >> 40) as f32 / (1 << 23) as f32;
+            round(dtype, bits - 1.0)
+        };
+        let values = (0..rows * width).map(|_| number()).collect();
+        HostRows { dtype, width, stride: width, values }
+    }
+
+    /// Random q, k and v of every layer for a plan of these items, padded or not; remembers K and V.
+    pub fn inputs(&mut self, items: &[Item], plan: &BatchPlan<'_>) -> Vec<LayerInputs> {
+        let tokens = plan.token_count();
+        let width = (self.shape.kv_heads * self.shape.head_dim) as usize;
+        let mut layers = Vec::new();
+        for layer in 0..self.shape.layers as usize {
+            let (k, v) = (self.rows(tokens, width), self.rows(tokens, width));
+            for (item, row) in items.iter().zip(plan.rows) {
+                let Item::Extend { sequence, .. } = *item else { continue };
+                let start = row.qo_start as usize * width;
+                let end = start + row.extend_len as usize * width;
+                let history = &mut self.history[sequence][layer];
+                history.k.extend(&k.values[start..end]);
+                history.v.extend(&v.values[start..end]);
+            }
+            let q = self.rows(tokens, width * self.shape.group as usize);
+            layers.push(LayerInputs { q, k, v });
+        }
+        layers
+    }
+
+    /// Compares one layer's output and log-sum-exp with float64, at most `rows` (token, head) pairs of each item.
+    pub fn check(
+        &mut self,
+        items: &[Item],
+        plan: &BatchPlan<'_>,
+        (layer, q): (usize, &HostRows),
+        attend: &Attend,
+        (out, lse): (&[f32], &[f32]),
+        rows: u64,
+    ) {
+        let (heads, head_dim) = (attend.q_heads as usize, self.shape.head_dim as usize);
+        assert_eq!(out.len(), plan.token_count() * heads * head_dim);
+        assert!(out.iter().chain(lse).all(|x| !x.is_nan()), "a number that nobody wrote");
+        for (i, row) in plan.rows.iter().enumerate() {
+            if row.kv_len == 0 {
+                let tokens = row.qo_start as usize..(row.qo_start + row.extend_len) as usize;
+                let zeros = &out[tokens.start * heads * head_dim..tokens.end * heads * head_dim];
+                assert!(zeros.iter().all(|&x| x == 0.0), "padding row {i} is not 0");
+                let sums = &lse[tokens.start * heads..tokens.end * heads];
+                assert!(sums.iter().all(|&x| x == f32::NEG_INFINITY), "padding row {i}: {sums:?}");
+                continue;
+            }
+            let (Item::Extend { sequence, .. } | Item::Again { sequence, .. }) = items[i] else {
+                panic!("padding has kv_len 0");
+            };
+            let pairs = u64::from(row.extend_len) * heads as u64;
+            for n in 0..pairs.min(rows) {
+                let pair = if pairs <= rows { n } else { self.rng.below(pairs) } as usize;
+                let (token, head) = (pair / heads, pair % heads);
+                let at = (row.qo_start as usize + token) * heads + head;
+                let history = &self.history[sequence][layer];
+                let kv_head = (self.shape.kv_heads as usize, head / self.shape.group as usize);
+                let position = (row.kv_len - row.extend_len) as usize + token;
+                let q = &q.values[at * head_dim..(at + 1) * head_dim];
+                let exact = attention(attend, q, &history.k, &history.v, kv_head, position);
+                let got = &out[at * head_dim..(at + 1) * head_dim];
+                let error: f64 =
+                    got.iter().zip(&exact.out).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
+                let norm: f64 = exact.out.iter().map(|b| b * b).sum();
+                let mass: f64 = exact.mass.iter().map(|b| b * b).sum();
+                let part = (error / (norm + 1e-4 * mass)).sqrt();
+                assert!(part < 2e-2, "row {i} token {token} head {head} layer {layer}: {part}");
+                let sum = f64::from(lse[at]);
+                assert!(
+                    (sum - exact.lse).abs() < 1e-3 * (1.0 + exact.lse.abs()),
+                    "row {i}: {sum} is not {}",
+                    exact.lse
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What is refused, by name.
+
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::{
+    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, PageCopy, PageId, PoolConfig,
+    RowId, SlotMapping, StepId, TableShape, TableWrite, TokenId,
+};
+
+use crate::gpu;
+
+/// A plan of one token of one sequence.
+fn plan<'a>(step: u64, rows: &'a [BatchRow], slots: &'a [i32]) -> BatchPlan<'a> {
+    BatchPlan {
+        step: StepId::new(step),
+        rows,
+        tokens: &[TokenId::PENDING],
+        positions: &[0],
+        slot_mapping: SlotMapping::I32(slots),
+        table_writes: &[],
+    }
+}
+
+const ROW: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 };
+
+fn open(gpu: &Gpu, dtype: Dtype, head_dim: u32) -> Cuda {
+    let capacity = Capacity::Pages(8);
+    let config = PoolConfig { dtype, head_dim, capacity, ..PoolConfig::default() };
+    let mut cuda = Cuda::new(gpu, CudaOptions { max_step_tokens: 4, ..CudaOptions::default() });
+    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    cuda.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool");
+    cuda
+}
+
+#[test]
+fn no_such_device() {
+    let Some(_) = gpu() else { return };
+    let error = Gpu::new(99).expect_err("nobody has a hundred devices");
+    assert_eq!(error, CudaError::NoDevice { ordinal: 99 });
+}
+
+#[test]
+fn a_machine_without_a_driver_says_so() {
+    if let Err(error) = Gpu::new(0) {
+        let typed = matches!(
+            error,
+            CudaError::NoDriver | CudaError::NoDevice { .. } | CudaError::DriverTooOld { .. }
+        );
+        assert!(typed, "{error:?}");
+    }
+}
+
+#[test]
+fn too_large_a_pool_is_out_of_memory() {
+    let Some(gpu) = gpu() else { return };
+    let bytes = 1 << 50;
+    let error = DeviceBuffer::new(&gpu, bytes).expect_err("a petabyte");
+    assert_eq!(error, CudaError::OutOfMemory { bytes });
+}
+
+#[test]
+fn steps_out_of_order_are_refused() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = open(&gpu, Dtype::F32, 64);
+    let rows = [ROW];
+    cuda.begin(&plan(2, &rows, &[0])).expect("a valid plan");
+    let (step, last) = (StepId::new(2), StepId::new(2));
+    let again = cuda.begin(&plan(2, &rows, &[0]));
+    assert_eq!(again, Err(CudaError::AlreadyBegun { step, last }));
+    let early = cuda.stage(&plan(3, &rows, &[0]));
+    assert_eq!(early, Err(CudaError::NotBegun { step: StepId::new(3) }));
+}
+
+#[test]
+fn plans_outside_the_pool_are_refused() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = open(&gpu, Dtype::F32, 64);
+    let error = cuda.begin(&plan(1, &[ROW], &[128]));
+    assert_eq!(error, Err(CudaError::Slot { slot: 128, slots: 128 }));
+    for row in [
+        BatchRow { row: RowId::new(2), ..ROW },
+        BatchRow { kv_len: 4096, ..ROW },
+        BatchRow { qo_start: 1, ..ROW },
+        BatchRow { extend_len: 2, kv_len: 1, ..ROW },
+    ] {
+        assert_eq!(cuda.begin(&plan(1, &[row], &[0])), Err(CudaError::Row { row: 0 }), "{row:?}");
+    }
+    let write = TableWrite { index: 1 << 20, value: 0 };
+    let error = cuda.begin(&BatchPlan { table_writes: &[write], ..plan(1, &[ROW], &[0]) });
+    assert_eq!(error, Err(CudaError::TableWrite { index: 1 << 20, value: 0 }));
+    let page = PageCopy { source: PageId::new(0), target: PageId::new(8) };
+    assert_eq!(cuda.copy_pages(&[page]), Err(CudaError::Page { page: 8, pages: 8 }));
+}
+
+#[test]
+fn rows_that_do_not_fit_are_refused() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = open(&gpu, Dtype::Bf16, 64);
+    let (rows, layer) = ([ROW], LayerId::new(0));
+    let plan = plan(1, &rows, &[0]);
+    cuda.begin(&plan).expect("a valid plan");
+    let mut buffer = DeviceBuffer::of(&gpu, &[0_u8; 1024]).expect("memory");
+    let short = buffer.rows(1000, None);
+    let error = cuda.store_cache(&plan, layer, short, short);
+    assert_eq!(error, Err(CudaError::RowsLength { wanted: 128, actual: 24 }));
+    let odd = buffer.rows(1, None);
+    let error = cuda.store_cache(&plan, layer, odd, odd);
+    assert_eq!(error, Err(CudaError::RowsAlignment { align: 2 }));
+    let attend = Attend::new(1, 64);
+    let q = DeviceBuffer::of(&gpu, &[0_u8; 1024]).expect("memory");
+    let out = buffer.rows_mut(2, None);
+    let error = cuda.attend(&plan, layer, &attend, q.rows(0, None), out, None);
+    assert_eq!(error, Err(CudaError::RowsAlignment { align: 16 }));
+}
+
+#[test]
+fn shapes_without_a_kernel_are_refused() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = open(&gpu, Dtype::Bf16, 80);
+    assert_eq!(cuda.prepare(&Attend::new(1, 80)), Err(CudaError::HeadDim { head_dim: 80 }));
+    let heads = CudaError::Heads { q_heads: 17, kv_heads: 1 };
+    assert_eq!(cuda.prepare(&Attend::new(17, 80)), Err(heads));
+}

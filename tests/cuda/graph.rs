@@ -1,0 +1,188 @@
+//! A graph is captured once and replayed over many steps, while tables, lengths and the batch change; between replays
+//! other steps run outside of it.
+
+use std::sync::Arc;
+
+use kvarena::backend::cuda::{CudaError, DeviceBuffer, Gpu};
+use kvarena::testkit::contract::bytes;
+use kvarena::testkit::planner::Item;
+use kvarena::{Attend, Backend, BatchPlan, Capacity, Dtype, LayerId, Layout, StepScratch};
+
+use crate::drive::{Drive, LayerInputs, Shape};
+use crate::gpu;
+use crate::on_gpu::OnGpu;
+
+/// Buffers at fixed addresses, one of each for a layer, for steps of up to `tokens` tokens.
+struct Buffers {
+    layers: Vec<[DeviceBuffer; 4]>,
+    lse: Vec<DeviceBuffer>,
+    heads: usize,
+    width: usize,
+}
+
+impl Buffers {
+    fn new(gpu: &Gpu, shape: &Shape, tokens: usize) -> Self {
+        let heads = (shape.kv_heads * shape.group) as usize;
+        let width = heads * shape.head_dim as usize;
+        let bytes = (tokens * width * shape.dtype.size() as usize) as u64;
+        let buffer = || DeviceBuffer::new(gpu, bytes).expect("memory");
+        let layers = (0..shape.layers).map(|_| [buffer(), buffer(), buffer(), buffer()]).collect();
+        let sums = |_| DeviceBuffer::new(gpu, (tokens * heads * 4) as u64).expect("memory");
+        Self { layers, lse: (0..shape.layers).map(sums).collect(), heads, width }
+    }
+
+    /// Writes a step's inputs, and poison where its outputs go.
+    fn fill(&mut self, inputs: &[LayerInputs]) {
+        for (([q, k, v, out], lse), layer) in self.layers.iter_mut().zip(&mut self.lse).zip(inputs)
+        {
+            for (buffer, rows) in [(q, &layer.q), (k, &layer.k), (v, &layer.v)] {
+                buffer.write(0, &bytes(rows.dtype, &rows.values)).expect("a copy");
+            }
+            out.fill(0xff).expect("a fill");
+            lse.fill(0xff).expect("a fill");
+        }
+    }
+
+    /// Asks for all layers of a step.
+    fn launch(
+        &mut self,
+        gpu: &mut OnGpu,
+        plan: &BatchPlan<'_>,
+        attend: &Attend,
+    ) -> Result<(), CudaError> {
+        for (i, ([q, k, v, out], lse)) in self.layers.iter_mut().zip(&mut self.lse).enumerate() {
+            let layer = LayerId::new(i as u32);
+            gpu.cuda.store_cache(plan, layer, k.rows(0, None), v.rows(0, None))?;
+            let (out, lse) = (out.rows_mut(0, None), lse.rows_mut(0, None));
+            gpu.cuda.attend(plan, layer, attend, q.rows(0, None), out, Some(lse))?;
+        }
+        Ok(())
+    }
+
+    fn check(
+        &self,
+        drive: &mut Drive,
+        items: &[Item],
+        plan: &BatchPlan<'_>,
+        inputs: &[LayerInputs],
+        attend: &Attend,
+    ) {
+        let tokens = plan.token_count();
+        for (layer, ([_, _, _, out], lse)) in self.layers.iter().zip(&self.lse).enumerate() {
+            let out: Vec<half::bf16> = out.read(0, tokens * self.width).expect("numbers");
+            let out: Vec<f32> = out.into_iter().map(half::bf16::to_f32).collect();
+            let lse: Vec<f32> = lse.read(0, tokens * self.heads).expect("numbers");
+            drive.check(items, plan, (layer, &inputs[layer].q), attend, (&out, &lse), 40);
+        }
+    }
+}
+
+fn shape(layout: Layout, page_size: u32) -> Shape {
+    Shape {
+        layers: 2,
+        kv_heads: 2,
+        group: 4,
+        head_dim: 128,
+        dtype: Dtype::Bf16,
+        page_size,
+        layout,
+        capacity: Capacity::Pages(12_000 / page_size),
+        sequences: 12,
+        max_len: 900,
+    }
+}
+
+/// Replays for steps of `rows` rows and `tokens` tokens, each row extending by up to `len`.
+fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
+    let mut drive = Drive::new(shape, 11);
+    let mut backend = OnGpu::new(gpu);
+    backend.open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let attend = shape.attend();
+    let mut buffers = Buffers::new(gpu, &shape, tokens.max(700));
+    let mut scratch = StepScratch::new();
+    let mut graph = None;
+    for step in 0..40 {
+        // A step outside the graph: a new sequence with a long prompt, in place of an old one.
+        if step % 5 == 0 {
+            if drive.planner.live().len() >= rows {
+                drive.planner.finish(drive.planner.live()[0]);
+            }
+            let sequence = drive.admit();
+            let items = [Item::Extend { sequence, len: drive.rng.within(1, 600) as u32 }];
+            let plan = drive.planner.plan(&items);
+            let inputs = drive.inputs(&items, &plan.plan());
+            buffers.fill(&inputs);
+            backend.begin(&plan.plan()).expect("a valid plan");
+            buffers.launch(&mut backend, &plan.plan(), &attend).expect("a valid step");
+            backend.synchronize().expect("nothing failed");
+            buffers.check(&mut drive, &items, &plan.plan(), &inputs, &attend);
+        }
+        let mut left = tokens as u64 - rows as u64;
+        let items: Vec<_> = drive
+            .planner
+            .live()
+            .into_iter()
+            .take(rows - 1)
+            .map(|sequence| {
+                let more = drive.rng.below(len.min(left + 1));
+                left -= more;
+                Item::Extend { sequence, len: 1 + more as u32 }
+            })
+            .collect();
+        let plan = drive.planner.plan(&items);
+        backend.begin(&plan.plan()).expect("a valid plan");
+        let plan = plan.plan().padded(&mut scratch, rows, tokens);
+        let inputs = drive.inputs(&items, &plan);
+        buffers.fill(&inputs);
+        if graph.is_none() {
+            // So far only steps outside the graph ran: the kind of attention is known, the padded plan is not staged.
+            backend.cuda.stage(&plan).expect("a valid plan");
+            let stream = Arc::clone(&backend.stream);
+            let captured = stream.capture(|| buffers.launch(&mut backend, &plan, &attend));
+            graph = Some(captured.expect("a capture"));
+        }
+        backend.cuda.stage(&plan).expect("a valid plan");
+        graph.as_ref().expect("captured above").launch(backend.stream.raw()).expect("a replay");
+        backend.synchronize().expect("nothing failed");
+        buffers.check(&mut drive, &items, &plan, &inputs, &attend);
+    }
+}
+
+#[test]
+fn decode_graphs_replay() {
+    let Some(gpu) = gpu() else { return };
+    for layout in [Layout::PageFirst, Layout::LayerFirst] {
+        for page_size in [1, 16] {
+            replay(&gpu, shape(layout, page_size), 8, 8, 1);
+        }
+    }
+}
+
+#[test]
+fn mixed_graphs_replay() {
+    let Some(gpu) = gpu() else { return };
+    replay(&gpu, shape(Layout::PageFirst, 16), 6, 200, 120);
+}
+
+#[test]
+fn a_capture_refuses_what_was_not_staged() {
+    let Some(gpu) = gpu() else { return };
+    let shape = shape(Layout::PageFirst, 16);
+    let mut drive = Drive::new(shape, 3);
+    let mut backend = OnGpu::new(&gpu);
+    backend.open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut buffers = Buffers::new(&gpu, &shape, 4);
+    let items = [Item::Extend { sequence: drive.admit(), len: 1 }];
+    let first = drive.planner.plan(&items);
+    let second = drive.planner.plan(&items);
+    backend.begin(&first.plan()).expect("a valid plan");
+    backend.begin(&second.plan()).expect("a valid plan");
+    let attend = shape.attend();
+    let stream = Arc::clone(&backend.stream);
+    let unprepared = stream.capture(|| buffers.launch(&mut backend, &second.plan(), &attend));
+    assert_eq!(unprepared.err(), Some(CudaError::NotPrepared));
+    backend.cuda.prepare(&attend).expect("a served shape");
+    backend.cuda.stage(&second.plan()).expect("a valid plan");
+    let unstaged = stream.capture(|| buffers.launch(&mut backend, &first.plan(), &attend));
+    assert_eq!(unstaged.err(), Some(CudaError::NotStaged { step: first.plan().step }));
+}

@@ -1,0 +1,195 @@
+//! The backend as tests drive it: rows of host numbers in, numbers out.
+
+use std::mem::size_of;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use kvarena::backend::cuda::{
+    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu,
+    HostPages,
+};
+use kvarena::testkit::contract::{Case, HostRows, TestBackend, bytes};
+use kvarena::{
+    Attend, Backend, BatchPlan, Dtype, LayerId, PageCopy, PageId, PoolLayout, TableShape,
+};
+
+/// A [`Cuda`] on a stream of its own, and a page of pinned memory to look through.
+#[derive(Debug)]
+pub struct OnGpu {
+    pub cuda: Cuda,
+    pub stream: Arc<CudaStream>,
+    window: Option<HostPages>,
+}
+
+impl OnGpu {
+    pub fn new(gpu: &Gpu) -> Self {
+        Self::with_tokens(gpu, CudaOptions::default().max_step_tokens)
+    }
+
+    pub fn with_tokens(gpu: &Gpu, max_step_tokens: u32) -> Self {
+        let stream = Arc::new(CudaStream::new(gpu).expect("a stream"));
+        let options =
+            CudaOptions { stream: stream.raw(), max_step_tokens, ..CudaOptions::default() };
+        Self { cuda: Cuda::new(gpu, options), stream, window: None }
+    }
+
+    fn window(&mut self) -> HostPages {
+        self.window.take().unwrap_or_else(|| {
+            let layout = self.cuda.layout().expect("an open backend");
+            HostPages::new(self.cuda.gpu(), layout, 1).expect("a pinned page")
+        })
+    }
+}
+
+/// Rows on the device.
+#[derive(Debug)]
+pub struct GpuRows {
+    buffer: DeviceBuffer,
+    dtype: Dtype,
+    stride: usize,
+    len: usize,
+}
+
+impl GpuRows {
+    fn new(gpu: &Gpu, rows: &HostRows) -> Self {
+        let buffer = DeviceBuffer::of(gpu, &bytes(rows.dtype, &rows.values)).expect("memory");
+        Self { buffer, dtype: rows.dtype, stride: rows.stride, len: rows.values.len() }
+    }
+
+    /// All numbers, those between the rows included.
+    pub fn read(&self) -> Vec<f32> {
+        match self.dtype {
+            Dtype::F32 => self.buffer.read(0, self.len).expect("numbers"),
+            Dtype::F16 => widen(&self.buffer, self.len, f16::to_f32),
+            Dtype::Bf16 => widen(&self.buffer, self.len, bf16::to_f32),
+        }
+    }
+}
+
+fn widen<T: bytemuck::Pod>(buffer: &DeviceBuffer, len: usize, to: fn(T) -> f32) -> Vec<f32> {
+    buffer.read::<T>(0, len).expect("numbers").into_iter().map(to).collect()
+}
+
+impl Backend for OnGpu {
+    type Error = CudaError;
+    type Rows<'a> = DeviceRows<'a>;
+    type RowsMut<'a> = DeviceRowsMut<'a>;
+    type Lse<'a> = DeviceRowsMut<'a>;
+
+    fn open(
+        &mut self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        steps: u32,
+    ) -> Result<(), CudaError> {
+        self.cuda.open(layout, table, steps)
+    }
+
+    fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        self.cuda.begin(plan)
+    }
+
+    fn store_cache(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        k: DeviceRows<'_>,
+        v: DeviceRows<'_>,
+    ) -> Result<(), CudaError> {
+        self.cuda.store_cache(plan, layer, k, v)
+    }
+
+    fn attend(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        q: DeviceRows<'_>,
+        out: DeviceRowsMut<'_>,
+        lse: Option<DeviceRowsMut<'_>>,
+    ) -> Result<(), CudaError> {
+        self.cuda.attend(plan, layer, attend, q, out, lse)
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
+        self.cuda.copy_pages(copies)
+    }
+
+    fn synchronize(&mut self) -> Result<(), CudaError> {
+        self.cuda.synchronize()
+    }
+}
+
+impl TestBackend for OnGpu {
+    type Input = GpuRows;
+    type Output = GpuRows;
+    type Sums = DeviceBuffer;
+
+    fn supports(&self, case: &Case) -> bool {
+        let dtype = case.layout.dtype();
+        let head_dim = match dtype {
+            Dtype::F32 => case.layout.head_dim().is_multiple_of(32),
+            Dtype::F16 | Dtype::Bf16 => matches!(case.layout.head_dim(), 64 | 128 | 256),
+        };
+        head_dim && case.kv_rows == dtype && case.q_rows == dtype
+    }
+
+    /// Sums in f32 over weights that are rounded to the pool's type.
+    fn unit(&self, case: &Case) -> f64 {
+        match case.layout.dtype() {
+            Dtype::F32 => 2_f64.powi(-21),
+            Dtype::F16 => 2_f64.powi(-13),
+            Dtype::Bf16 => 2_f64.powi(-10),
+        }
+    }
+
+    fn input(&mut self, rows: &HostRows) -> GpuRows {
+        GpuRows::new(self.cuda.gpu(), rows)
+    }
+
+    fn rows(input: &GpuRows) -> DeviceRows<'_> {
+        input.buffer.rows(0, Some(input.stride))
+    }
+
+    fn output(&mut self, poison: &HostRows) -> GpuRows {
+        GpuRows::new(self.cuda.gpu(), poison)
+    }
+
+    fn rows_mut(output: &mut GpuRows) -> DeviceRowsMut<'_> {
+        output.buffer.rows_mut(0, Some(output.stride))
+    }
+
+    fn read_output(&mut self, output: &GpuRows) -> Vec<f32> {
+        output.read()
+    }
+
+    fn sums(&mut self, len: usize) -> DeviceBuffer {
+        DeviceBuffer::of(self.cuda.gpu(), &vec![f32::NAN; len]).expect("memory")
+    }
+
+    fn lse(sums: &mut DeviceBuffer) -> DeviceRowsMut<'_> {
+        sums.rows_mut(0, None)
+    }
+
+    fn read_sums(&mut self, sums: &DeviceBuffer) -> Vec<f32> {
+        sums.read(0, sums.bytes() as usize / size_of::<f32>()).expect("numbers")
+    }
+
+    fn read_page(&mut self, page: PageId, target: &mut [u8]) {
+        let mut window = self.window();
+        let copy = PageCopy { source: page, target: PageId::new(0) };
+        let event = self.cuda.copy_to_host(&mut window, &[copy], self.stream.raw());
+        event.and_then(|event| event.synchronize()).expect("a page of the pool");
+        target.copy_from_slice(window.page(PageId::new(0)));
+        self.window = Some(window);
+    }
+
+    fn write_page(&mut self, page: PageId, source: &[u8]) {
+        let mut window = self.window();
+        window.page_mut(PageId::new(0)).copy_from_slice(source);
+        let copy = PageCopy { source: PageId::new(0), target: page };
+        let event = self.cuda.copy_from_host(&window, &[copy], self.stream.raw());
+        event.and_then(|event| event.synchronize()).expect("a page of the pool");
+        self.window = Some(window);
+    }
+}

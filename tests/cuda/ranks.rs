@@ -1,0 +1,155 @@
+//! One planner's plans drive two ranks in two threads, each with half the heads, each on a device of its own where there
+//! are two; their outputs put together are the output of one device.
+
+use std::sync::mpsc;
+use std::thread;
+
+use kvarena::backend::cuda::Gpu;
+use kvarena::testkit::contract::{HostRows, TestBackend};
+use kvarena::testkit::planner::Item;
+use kvarena::{
+    Attend, Backend, Capacity, Dtype, LayerId, Layout, OwnedPlan, PoolLayout, TableShape,
+};
+
+use crate::drive::{Drive, LayerInputs, Shape};
+use crate::on_gpu::OnGpu;
+use crate::{device, gpu};
+
+const LAYERS: u32 = 2;
+
+/// A step as a rank gets it: the plan's bytes, and its heads of q, k and v.
+type Step = (Vec<u8>, Vec<LayerInputs>);
+
+/// Output and log-sum-exp of each layer.
+type Outputs = Vec<(Vec<f32>, Vec<f32>)>;
+
+fn serve(
+    gpu: &Gpu,
+    layout: &PoolLayout,
+    table: &TableShape,
+    attend: &Attend,
+    steps: impl Iterator<Item = Step>,
+    mut done: impl FnMut(Outputs),
+) {
+    let mut backend = OnGpu::new(gpu);
+    backend.open(layout, table, 2).expect("a small pool");
+    for (bytes, inputs) in steps {
+        let plan = OwnedPlan::from_bytes(&bytes).expect("the bytes of a plan");
+        let plan = plan.plan();
+        backend.begin(&plan).expect("a valid plan");
+        let layers = inputs.iter().enumerate().map(|(layer, rows)| {
+            let id = LayerId::new(layer as u32);
+            let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|rows| backend.input(rows));
+            let mut out = backend.output(&rows.q);
+            let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
+            backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+            let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
+            backend.attend(&plan, id, attend, OnGpu::rows(&q), to, Some(sums)).expect("attention");
+            (backend.read_output(&out), backend.read_sums(&lse))
+        });
+        done(layers.collect());
+    }
+}
+
+/// Half of each row's heads.
+fn half(rows: &HostRows, rank: usize) -> HostRows {
+    let width = rows.width / 2;
+    let cut = |row: &[f32]| row[rank * width..(rank + 1) * width].to_vec();
+    let values = rows.values.chunks_exact(rows.width).flat_map(cut).collect();
+    HostRows { dtype: rows.dtype, width, stride: width, values }
+}
+
+/// Rows of two halves put together.
+fn join(left: &[f32], right: &[f32], width: usize) -> Vec<f32> {
+    let halves = left.chunks_exact(width / 2).zip(right.chunks_exact(width / 2));
+    halves.flat_map(|(left, right)| [left, right].concat()).collect()
+}
+
+#[test]
+fn two_ranks_are_one_gpu() {
+    let Some(first) = gpu() else { return };
+    let second = device(1).unwrap_or_else(|| first.clone());
+    println!("ranks on devices {} and {}", first.ordinal(), second.ordinal());
+    let shape = Shape {
+        layers: LAYERS,
+        kv_heads: 8,
+        group: 4,
+        head_dim: 128,
+        dtype: Dtype::Bf16,
+        page_size: 16,
+        layout: Layout::PageFirst,
+        capacity: Capacity::Pages(600),
+        sequences: 8,
+        max_len: 1_500,
+    };
+    let table = shape.table();
+    let mut drive = Drive::new(shape, 5);
+    let attend = shape.attend();
+    let rank_attend = Attend { q_heads: attend.q_heads / 2, ..attend };
+    let rank_pool = |rank| {
+        let config = kvarena::PoolConfig { tp_size: 2, tp_rank: rank, ..shape.config() };
+        config.layout().expect("a valid pool")
+    };
+    let mut steps = Vec::new();
+    for step in 0..12 {
+        let mut items: Vec<_> = drive
+            .planner
+            .live()
+            .into_iter()
+            .map(|sequence| Item::Extend { sequence, len: 1 })
+            .collect();
+        if step % 3 == 0 {
+            let len = drive.rng.within(1, 900) as u32;
+            items.push(Item::Extend { sequence: drive.admit(), len });
+        }
+        let plan = drive.planner.plan(&items);
+        let inputs = drive.inputs(&items, &plan.plan());
+        steps.push((items, plan, inputs));
+    }
+    let mut single = Vec::new();
+    let all = steps.iter().map(|(_, plan, inputs)| (plan.as_bytes().to_vec(), inputs.clone()));
+    serve(&first, &shape.pool(), &table, &attend, all, |outputs| single.push(outputs));
+    let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+    thread::scope(|scope| {
+        for (rank, gpu) in [&first, &second].into_iter().enumerate() {
+            let (send_step, steps) = mpsc::channel::<Step>();
+            let (send_outputs, outputs) = mpsc::channel::<Outputs>();
+            let (pool, table, attend) = (rank_pool(rank as u32), &table, &rank_attend);
+            scope.spawn(move || {
+                serve(gpu, &pool, table, attend, steps.iter(), |outputs| {
+                    send_outputs.send(outputs).expect("somebody waits");
+                });
+            });
+            senders.push(send_step);
+            receivers.push(outputs);
+        }
+        for ((items, plan, inputs), single) in steps.iter().zip(&single) {
+            for (rank, sender) in senders.iter().enumerate() {
+                let cut = |rows: &LayerInputs| LayerInputs {
+                    q: half(&rows.q, rank),
+                    k: half(&rows.k, rank),
+                    v: half(&rows.v, rank),
+                };
+                let inputs = inputs.iter().map(cut).collect();
+                sender.send((plan.as_bytes().to_vec(), inputs)).expect("the rank lives");
+            }
+            let [left, right] = [0, 1].map(|rank| receivers[rank].recv().expect("the rank lives"));
+            for layer in 0..LAYERS as usize {
+                let width = (attend.q_heads * shape.head_dim) as usize;
+                let out = join(&left[layer].0, &right[layer].0, width);
+                let lse = join(&left[layer].1, &right[layer].1, attend.q_heads as usize);
+                let (whole, sums) = &single[layer];
+                for (a, b) in out.iter().zip(whole) {
+                    // One rounding of bf16: the two split the tokens among CTAs differently.
+                    assert!((a - b).abs() <= 2_f32.powi(-7) * b.abs() + 1e-3, "{a} is not {b}");
+                }
+                for (a, b) in lse.iter().zip(sums) {
+                    assert!((a - b).abs() <= 1e-4 * (1.0 + b.abs()), "{a} is not {b}");
+                }
+                let q = &inputs[layer].q;
+                drive.check(items, &plan.plan(), (layer, q), &attend, (&out, &lse), 30);
+            }
+        }
+        senders.clear();
+    });
+}

@@ -21,7 +21,7 @@ pub struct Args {
     /// Pages of the pool
     #[arg(long, value_name = "N", conflicts_with = "bytes")]
     pub pages: Option<u32>,
-    /// Size of the pool in bytes of K and V of Qwen3-8B in bf16: 40GiB, 512MiB, ... [default: 32GiB]
+    /// Size of the pool in bytes of K and V of Qwen3-8B in bf16: 40GiB, 512MiB, ... [default: 64GiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub bytes: Option<u64>,
     /// Tokens of a page
@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "concurrency")]
     pub sequential: bool,
     /// Most requests running at a time
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 96, value_parser = clap::value_parser!(u32).range(1..))]
     pub concurrency: u32,
     /// Most tokens computed in a step [default: 8192; with --sequential: a whole request]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -58,7 +58,7 @@ impl Args {
     pub fn capacity(&self) -> Capacity {
         match (self.pages, self.bytes) {
             (Some(pages), _) => Capacity::Pages(pages),
-            (None, bytes) => Capacity::Bytes(bytes.unwrap_or(32 << 30)),
+            (None, bytes) => Capacity::Bytes(bytes.unwrap_or(64 << 30)),
         }
     }
 

@@ -1,7 +1,8 @@
 //! Continuous batching: many requests run at a time, and each step computes a few tokens of each.
 //!
 //! A step, in order:
-//! 1. Admit: preempted requests first, then new ones as they arrived, while their pages are there.
+//! 1. Admit: preempted requests first, then new ones as they arrived, while their pages are there and the step has
+//!    tokens left for them. A prompt that waits outside can still find what is computed meanwhile.
 //! 2. Batch: one token of every decoding request, then pieces of prompts until the step's tokens are used up.
 //! 3. Plan: if pages run out, the youngest running request is preempted, and the batch is made again.
 //! 4. Commit and complete (there is no GPU to wait for), append what was sampled, finish who is done.
@@ -139,9 +140,15 @@ impl<'a> Scheduler<'a> {
         i64::from(host.engine.available()) - promised - room
     }
 
+    /// Whether the step could compute anything for one more request.
+    fn has_room(&self) -> bool {
+        let left: u64 = self.running.iter().map(|running| u64::from(running.left())).sum();
+        self.running.len() < self.limits.running && left < u64::from(self.limits.step_tokens)
+    }
+
     /// Takes preempted requests back, oldest first.
     fn resume(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
-        while self.running.len() < self.limits.running {
+        while self.has_room() {
             let Some(oldest) = self.preempted.last() else { break };
             let page_size = host.engine.shape().layout.page_size();
             // Part of it may still be cached, but those pages count as available until it is resumed.
@@ -168,7 +175,7 @@ impl<'a> Scheduler<'a> {
 
     /// Lets new requests in, in the order of arrival.
     fn admit(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
-        while self.preempted.is_empty() && self.running.len() < self.limits.running {
+        while self.preempted.is_empty() && self.has_room() {
             let Some(request) = self.requests.get(self.next) else { break };
             if !host.fits(request) {
                 host.skip();

@@ -1,7 +1,8 @@
 //! A generated workload: multi-turn chats over shared system prompts, so that the example runs anywhere.
 //!
 //! Each turn's prompt is the whole conversation so far, answers included, and a new question. Popular assistants (system
-//! prompts) and busy users follow Zipf's law; now and then somebody pastes a document.
+//! prompts) and busy users follow Zipf's law; now and then somebody pastes a document, or
+//! the model thinks at length.
 
 use crate::request::{Piece, Request};
 use crate::rng::{Rng, Zipf};
@@ -9,11 +10,11 @@ use crate::rng::{Rng, Zipf};
 /// System prompts, each an assistant of its own.
 const ASSISTANTS: usize = 32;
 /// Conversations open at a time.
-const OPEN: usize = 400;
+const OPEN: usize = 104;
 /// Requests that come between two turns of one conversation, at least: people read before they answer.
-const THINK: usize = 150;
+const THINK: usize = 90;
 /// Turns of the longest conversation.
-const TURNS_MAX: u32 = 16;
+const TURNS_MAX: u32 = 12;
 /// Requests arrive a second, on average.
 const RATE: f64 = 8.0;
 
@@ -75,7 +76,9 @@ fn turn(conversation: &mut Conversation, arrival_ms: u64, rng: &mut Rng) -> Requ
     let (median, max) = if document { (4000.0, 16_000) } else { (80.0, 2000) };
     conversation.len += rng.log_normal(median, 0.9, 4, max);
     let asked = Piece { first: conversation.first, len: conversation.len };
-    let answer = rng.log_normal(200.0, 0.7, 4, 1500);
+    let long = rng.unit() < 0.08;
+    let (median, max) = if long { (3000.0, 8000) } else { (200.0, 1500) };
+    let answer = rng.log_normal(median, 0.7, 4, max);
     let output = Piece { first: asked.first + u64::from(asked.len), len: answer };
     conversation.len += answer;
     conversation.turns_left -= 1;

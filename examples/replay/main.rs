@@ -52,9 +52,10 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let wall_ns = start.elapsed().as_nanos() as u64;
     if let Some(file) = &args.plot {
         let title = format!(
-            "{workload}: {} pages of {} tokens",
+            "{workload}: {} pages of {} tokens, {}",
             report::grouped(outcome.page_count.into()),
-            outcome.page_size
+            outcome.page_size,
+            schedule(args)
         );
         plot::draw(file, &title, &outcome.samples)?;
     }

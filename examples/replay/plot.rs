@@ -9,14 +9,16 @@ use plotters::prelude::*;
 use crate::host::Sample;
 
 /// Pixels.
-const SIZE: (u32, u32) = (1000, 720);
+const SIZE: (u32, u32) = (1000, 740);
+/// Of that, for the names of a chart's colours.
+const LEGEND_HEIGHT: i32 = 28;
 const GREY: RGBColor = RGBColor(90, 90, 90);
 /// Page states from the bottom up, as `(name, colour)`.
 const STATES: [(&str, RGBColor); 4] = [
-    ("private: one running request's", RGBColor(202, 82, 60)),
-    ("protected: cached and in use", RGBColor(236, 162, 79)),
-    ("evictable: cached and idle", RGBColor(96, 150, 180)),
-    ("free", RGBColor(226, 230, 232)),
+    ("private", RGBColor(190, 60, 45)),
+    ("protected (cached, in use)", RGBColor(236, 162, 79)),
+    ("evictable (cached, idle)", RGBColor(96, 150, 180)),
+    ("free", RGBColor(222, 226, 228)),
 ];
 const OVERALL: RGBColor = RGBColor(40, 70, 110);
 const RECENT: RGBColor = RGBColor(150, 180, 205);
@@ -56,9 +58,31 @@ fn draw_on<'a>(root: &Area<'a>, title: &str, samples: &[Sample]) -> Drawn<'a> {
     root.fill(&WHITE)?;
     let (head, body) = root.split_vertically(44);
     head.draw(&Text::new(title.to_owned(), (24, 16), ("sans-serif", 19).into_font()))?;
-    let (upper, lower) = body.split_vertically(250);
-    draw_hit_rate(&upper, samples)?;
-    draw_pages(&lower, samples)
+    let (upper, lower) = body.split_vertically(260);
+    let (names, chart) = upper.split_vertically(LEGEND_HEIGHT);
+    draw_legend(&names, &[("hit rate since the start", OVERALL), ("lately", RECENT)])?;
+    draw_hit_rate(&chart, samples)?;
+    let (names, chart) = lower.split_vertically(LEGEND_HEIGHT);
+    let preemptions = samples.last().map_or(0, |s| s.preemptions);
+    let marks = format!("preemption ({preemptions})");
+    let mut entries = STATES.to_vec();
+    if preemptions > 0 {
+        entries.push((&marks, BLACK));
+    }
+    draw_legend(&names, &entries)?;
+    draw_pages(&chart, samples)
+}
+
+/// Colours and names side by side.
+fn draw_legend<'a>(area: &Area<'a>, entries: &[(&str, RGBColor)]) -> Drawn<'a> {
+    let mut x = 80;
+    for (name, colour) in entries {
+        area.draw(&Rectangle::new([(x, 8), (x + 16, 20)], colour.filled()))?;
+        area.draw(&Text::new((*name).to_owned(), (x + 22, 7), ("sans-serif", 14).into_font()))?;
+        // Without fonts the width is a guess.
+        x += 50 + 7 * name.len() as i32;
+    }
+    Ok(())
 }
 
 fn end_of(samples: &[Sample]) -> f64 {
@@ -86,30 +110,18 @@ fn draw_hit_rate<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
         .y_label_formatter(&short)
         .y_labels(6)
         .draw()?;
-    chart
-        .draw_series(LineSeries::new(recent(samples), RECENT.stroke_width(1)))?
-        .label("lately (50th part of the run)")
-        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], RECENT.stroke_width(3)));
+    chart.draw_series(LineSeries::new(recent(samples), RECENT.stroke_width(2)))?;
     let overall = samples.iter().map(|s| (s.done as f64, rate(s.hit_tokens, s.input_tokens)));
-    chart
-        .draw_series(LineSeries::new(overall, OVERALL.stroke_width(3)))?
-        .label("since the start")
-        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], OVERALL.stroke_width(3)));
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
-        .background_style(WHITE.mix(0.85))
-        .label_font(("sans-serif", 14))
-        .draw()?;
+    chart.draw_series(LineSeries::new(overall, OVERALL.stroke_width(3)))?;
     Ok(())
 }
 
 /// Hit rate over the last 50th part of the samples before each.
 fn recent(samples: &[Sample]) -> impl Iterator<Item = (f64, f64)> + '_ {
     let window = (samples.len() / 50).max(1);
-    samples.iter().zip(&samples[window.min(samples.len())..]).map(|(from, to)| {
-        let hit = to.hit_tokens - from.hit_tokens;
-        (to.done as f64, rate(hit, to.input_tokens - from.input_tokens))
+    samples.iter().zip(&samples[window.min(samples.len())..]).filter_map(|(from, to)| {
+        let (hit, input) = (to.hit_tokens - from.hit_tokens, to.input_tokens - from.input_tokens);
+        (input > 0).then(|| (to.done as f64, rate(hit, input)))
     })
 }
 
@@ -119,7 +131,6 @@ fn rate(hit: u64, input: u64) -> f64 {
 
 fn draw_pages<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
     let page_count = samples.first().map_or(1, |s| layers(s)[STATES.len() - 1]);
-    let preemptions = samples.last().map_or(0, |s| s.preemptions);
     let mut chart = ChartBuilder::on(area)
         .margin_right(24)
         .margin_left(8)
@@ -128,25 +139,15 @@ fn draw_pages<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
         .y_label_area_size(72)
         .build_cartesian_2d(0.0..end_of(samples), 0.0..f64::from(page_count))?;
     // From the top layer down, so that each covers what is not its own.
-    for (i, (name, colour)) in STATES.iter().enumerate().rev() {
+    for (i, (_, colour)) in STATES.iter().enumerate().rev() {
         let top = samples.iter().map(|s| (s.done as f64, f64::from(layers(s)[i])));
-        chart
-            .draw_series(AreaSeries::new(top, 0.0, colour.filled()))?
-            .label(*name)
-            .legend(|(x, y)| Rectangle::new([(x, y - 6), (x + 18, y + 6)], colour.filled()));
+        chart.draw_series(AreaSeries::new(top, 0.0, colour.filled()))?;
     }
-    if preemptions > 0 {
-        let marks = samples.windows(2).filter(|pair| pair[0].preemptions < pair[1].preemptions);
-        let mark = |pair: &[Sample]| {
-            let sample = &pair[1];
-            let at = (sample.done as f64, f64::from(layers(sample)[1]));
-            TriangleMarker::new(at, 5, BLACK.filled())
-        };
-        chart
-            .draw_series(marks.map(mark))?
-            .label(format!("preemption ({preemptions} in all)"))
-            .legend(|(x, y)| TriangleMarker::new((x + 9, y), 5, BLACK.filled()));
-    }
+    let preempted = samples.windows(2).filter(|pair| pair[0].preemptions < pair[1].preemptions);
+    chart.draw_series(preempted.map(|pair| {
+        let at = (pair[1].done as f64, f64::from(layers(&pair[1])[1]));
+        TriangleMarker::new(at, 5, BLACK.filled())
+    }))?;
     chart
         .configure_mesh()
         .disable_mesh()
@@ -157,12 +158,6 @@ fn draw_pages<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
         .label_style(("sans-serif", 14))
         .x_label_formatter(&short)
         .y_label_formatter(&short)
-        .draw()?;
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::MiddleRight)
-        .background_style(WHITE.mix(0.85))
-        .label_font(("sans-serif", 14))
         .draw()?;
     Ok(())
 }

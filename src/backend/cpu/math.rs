@@ -24,21 +24,38 @@ pub(super) fn dots<const A: usize, const B: usize>(
     let (a, b) = (a.map(|row| &row[..len]), b.map(|row| &row[..len]));
     let mut sums = [[[0.0; LANES]; B]; A];
     for at in 0..len {
-        for (a, sums) in a.iter().zip(&mut sums) {
-            for (b, sum) in b.iter().zip(sums) {
+        for i in 0..A {
+            for j in 0..B {
                 for lane in 0..LANES {
-                    sum[lane] = multiply_add(sum[lane], a[at][lane], b[at][lane]);
+                    sums[i][j][lane] =
+                        multiply_add(sums[i][j][lane], a[i][at][lane], b[j][at][lane]);
                 }
             }
         }
     }
-    sums.map(|row| row.map(across))
+    // A copy by itself, so that `sums` stays in registers.
+    let mut stored = [[[0.0; LANES]; B]; A];
+    for i in 0..A {
+        for j in 0..B {
+            for lane in 0..LANES {
+                stored[i][j][lane] = sums[i][j][lane];
+            }
+        }
+    }
+    across(&stored)
 }
 
-/// Sum of the lanes, in a fixed order.
-#[inline(always)]
-fn across(x: Lanes) -> f32 {
-    ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
+/// Sums of the lanes, in a fixed order. Not inlined: the loop before it is then vectorised along the lanes, not across
+/// the products, which would cost a shuffle a number.
+#[inline(never)]
+fn across<const A: usize, const B: usize>(sums: &[[Lanes; B]; A]) -> [[f32; B]; A] {
+    let mut products = [[0.0; B]; A];
+    for (products, sums) in products.iter_mut().zip(sums) {
+        for (product, x) in products.iter_mut().zip(sums) {
+            *product = ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+        }
+    }
+    products
 }
 
 /// `out = factor * out + weights * rows`, with `rows` of `[weights, out]`.
@@ -65,18 +82,50 @@ fn accumulate_part<const N: usize>(
     len: usize,
 ) {
     let mut sums = [[0.0; LANES]; N];
-    for (sum, out) in sums.iter_mut().zip(&*out) {
-        *sum = out.map(|x| x * factor);
+    for i in 0..N {
+        for lane in 0..LANES {
+            sums[i][lane] = factor * out[i][lane];
+        }
     }
     for (&weight, row) in weights.iter().zip(rows.chunks_exact(len)) {
         let row = &row[at..at + N];
-        for (sum, row) in sums.iter_mut().zip(row) {
+        for i in 0..N {
             for lane in 0..LANES {
-                sum[lane] = multiply_add(sum[lane], weight, row[lane]);
+                sums[i][lane] = multiply_add(sums[i][lane], weight, row[i][lane]);
             }
         }
     }
-    out[..N].copy_from_slice(&sums);
+    for i in 0..N {
+        for lane in 0..LANES {
+            out[i][lane] = sums[i][lane];
+        }
+    }
+}
+
+/// The largest of `start` and `numbers`, NaN passed over.
+#[inline(always)]
+pub(super) fn max(start: f32, numbers: &[f32]) -> f32 {
+    fold(start, numbers, |a, b| if b > a { b } else { a })
+}
+
+/// Sum of `numbers`, in a fixed order.
+#[inline(always)]
+pub(super) fn sum(numbers: &[f32]) -> f32 {
+    fold(0.0, numbers, |a, b| a + b)
+}
+
+/// Folds along the lanes first, so that it is vectorised.
+#[inline(always)]
+fn fold(start: f32, numbers: &[f32], mut f: impl FnMut(f32, f32) -> f32) -> f32 {
+    let mut lanes = [start; LANES];
+    let whole = numbers.chunks_exact(LANES);
+    let rest = whole.remainder().iter();
+    for x in whole {
+        for lane in 0..LANES {
+            lanes[lane] = f(lanes[lane], x[lane]);
+        }
+    }
+    lanes.iter().chain(rest).fold(start, |a, &b| f(a, b))
 }
 
 /// `e^x` for `x <= 0`, within 2 units in the last place; 0 below -87, where f32 has no normal numbers left.
@@ -120,6 +169,16 @@ mod tests {
         assert_eq!(exp(-88.0), 0.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn sum_and_max_of_any_length() {
+        for len in 0..40 {
+            let numbers: Vec<f32> = (0..len).map(|i| ((i * 7) % 13) as f32 - 20.0).collect();
+            assert_eq!(sum(&numbers), numbers.iter().sum::<f32>());
+            let largest = numbers.iter().copied().fold(-15.0, f32::max);
+            assert_eq!(max(-15.0, &numbers), largest);
+        }
     }
 
     #[test]

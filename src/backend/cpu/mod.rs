@@ -10,8 +10,10 @@ mod check;
 mod error;
 mod math;
 mod number;
+mod pages;
 mod pool;
 mod rows;
+mod unit;
 
 use std::num::NonZeroUsize;
 use std::thread;
@@ -20,13 +22,15 @@ pub use error::{CpuError, Operand};
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
 use super::{Attend, Backend};
-use crate::id::{LayerId, PageId, SlotId, StepId};
+use crate::id::{LayerId, StepId};
 use crate::layout::{Kv, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy};
-use attention::{Job, Scratch};
+use attention::Scratch;
 use math::Lanes;
 use number::Number;
+use pages::bytes_of;
 use pool::{Pool, with_pool};
+use unit::Job;
 
 /// K and V in the host's memory.
 #[derive(Debug)]
@@ -97,80 +101,12 @@ impl Cpu {
         open + scratch as u64
     }
 
-    /// K or V of one slot, `[kv_heads, head_dim]`.
-    ///
-    /// # Errors
-    /// Before `open`, or past the layers or slots.
-    pub fn slot(&self, kv: Kv, layer: LayerId, slot: SlotId) -> Result<Elements<'_>, CpuError> {
-        let open = self.open()?;
-        check::layer(layer, &open.layout)?;
-        let slot_count = open.layout.slot_count();
-        if slot.raw() >= slot_count {
-            return Err(CpuError::Slot { slot, slot_count });
-        }
-        let start = open.layout.element(kv, layer, slot) as usize;
-        let len = open.layout.kv_heads() as usize * open.layout.head_dim() as usize;
-        Ok(open.pool.elements().slice(start..start + len))
-    }
-
-    /// The bytes of one contiguous [piece](PoolLayout::piece) of a page.
-    ///
-    /// # Errors
-    /// Before `open`, or past the pages or pieces.
-    pub fn page_piece(&self, page: PageId, piece: u32) -> Result<&[u8], CpuError> {
-        let open = self.open()?;
-        check::page(page, &open.layout)?;
-        let pieces = open.layout.pieces_per_page();
-        if piece >= pieces {
-            return Err(CpuError::Piece { piece, pieces });
-        }
-        Ok(&open.pool.bytes()[bytes_of(&open.layout, page, piece)])
-    }
-
-    /// Copies a page out, `page_bytes` in the order `[2 (K, V), layer, slot, kv head, head_dim]`, whatever the layout:
-    /// to offload it, or to move it to another pool with [`Cpu::write_page`].
-    ///
-    /// # Errors
-    /// Before `open`, past the pages, or into a buffer of another size.
-    pub fn read_page(&self, page: PageId, target: &mut [u8]) -> Result<(), CpuError> {
-        let open = self.open()?;
-        open.check_page(page, target.len())?;
-        let pieces = target.chunks_exact_mut(open.layout.piece_bytes() as usize);
-        for (piece, target) in pieces.enumerate() {
-            let source = bytes_of(&open.layout, page, piece as u32);
-            target.copy_from_slice(&open.pool.bytes()[source]);
-        }
-        Ok(())
-    }
-
-    /// Copies a page in, as [`Cpu::read_page`] gave it.
-    ///
-    /// # Errors
-    /// Before `open`, past the pages, or from a buffer of another size.
-    pub fn write_page(&mut self, page: PageId, source: &[u8]) -> Result<(), CpuError> {
-        let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
-        open.check_page(page, source.len())?;
-        let pieces = source.chunks_exact(open.layout.piece_bytes() as usize);
-        for (piece, source) in pieces.enumerate() {
-            let target = bytes_of(&open.layout, page, piece as u32);
-            open.pool.bytes_mut()[target].copy_from_slice(source);
-        }
-        Ok(())
-    }
-
     fn open(&self) -> Result<&Open, CpuError> {
         self.open.as_ref().ok_or(CpuError::NotOpen)
     }
 }
 
 impl Open {
-    fn check_page(&self, page: PageId, actual: usize) -> Result<(), CpuError> {
-        check::page(page, &self.layout)?;
-        let wanted = self.layout.page_bytes();
-        let right = actual as u64 == wanted;
-        if right { Ok(()) } else { Err(CpuError::PageBytes { actual, wanted }) }
-    }
-
     /// Checks a plan, and that its step has begun.
     fn check_begun(&self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
         if plan.step > self.last {
@@ -178,12 +114,6 @@ impl Open {
         }
         check::plan(plan, &self.layout, &self.table)
     }
-}
-
-/// Where a piece of a page lies in the pool's bytes. The pool is in memory, so its size fits `usize`.
-fn bytes_of(layout: &PoolLayout, page: PageId, piece: u32) -> std::ops::Range<usize> {
-    let range = layout.piece(page, piece);
-    range.start as usize..range.end as usize
 }
 
 impl Backend for Cpu {
@@ -290,8 +220,9 @@ impl Backend for Cpu {
                 attend,
                 q,
                 q_stride,
+                threads: self.threads,
             };
-            let threads = job.threads(self.threads);
+            let threads = job.threads();
             if self.scratch.len() < threads {
                 self.scratch.resize_with(threads, Scratch::default);
             }
@@ -339,17 +270,13 @@ fn hand_out<T: Number>(
     mut lse: Option<&mut [f32]>,
 ) {
     let (group, head_dim) = (job.group(), job.layout.head_dim() as usize);
-    let mut results = results.chunks_exact(job.lanes()).zip(sums);
-    for unit in job.units() {
-        for token in unit.first_row()..unit.first_row() + unit.tokens as usize {
-            let first = unit.kv_head as usize * group;
-            for (head, (result, sum)) in (first..first + group).zip(&mut results) {
-                let start = token * out_stride + head * head_dim;
-                out.elements.write(start, &result.as_flattened()[..head_dim]);
-                if let Some(lse) = &mut lse {
-                    lse[token * job.attend.q_heads as usize + head] = *sum;
-                }
-            }
+    let results = results.chunks_exact(job.lanes()).zip(sums);
+    for ((token, head), (result, sum)) in job.units().flat_map(|unit| unit.rows(group)).zip(results)
+    {
+        let start = token * out_stride + head * head_dim;
+        out.elements.write(start, &result.as_flattened()[..head_dim]);
+        if let Some(lse) = &mut lse {
+            lse[token * job.attend.q_heads as usize + head] = *sum;
         }
     }
 }

@@ -1,0 +1,139 @@
+//! How attention is cut into units of work, and what they share.
+//!
+//! Not here: what is computed.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+
+use super::math::LANES;
+use super::rows::CpuRows;
+use crate::backend::Attend;
+use crate::layout::{PoolLayout, Strides, TableShape};
+use crate::plan::BatchRow;
+
+/// Query rows that a unit has, about.
+const UNIT_ROWS: u32 = 32;
+
+/// Multiplications that are worth a thread, about 100 us.
+const THREAD_WORK: u64 = 1 << 21;
+
+/// One call of attention: what all units share.
+pub(super) struct Job<'a, T> {
+    pub pool: &'a [T],
+    pub layout: &'a PoolLayout,
+    pub strides: Strides,
+    /// First element of the layer's K and V.
+    pub k_origin: u64,
+    pub v_origin: u64,
+    pub table: &'a TableShape,
+    pub words: &'a [u32],
+    pub rows: &'a [BatchRow],
+    pub attend: &'a Attend,
+    pub q: CpuRows<'a>,
+    pub q_stride: usize,
+    /// Most threads.
+    pub threads: NonZeroUsize,
+}
+
+/// Some query tokens of one sequence, with the query heads of some kv heads. Its query rows are ordered by kv head, then
+/// token, then head within the group.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    pub row: BatchRow,
+    /// First query token, counted from the sequence's first in this step.
+    first: u32,
+    /// Query tokens.
+    pub tokens: u32,
+    pub first_head: u32,
+    /// Kv heads.
+    pub heads: u32,
+}
+
+impl Unit {
+    /// First of its rows in q and out.
+    pub fn first_row(&self) -> usize {
+        self.row.qo_start as usize + self.first as usize
+    }
+
+    /// Positions that query token `i` of the unit sees.
+    pub fn sees(&self, i: u32, window: Option<u32>) -> Range<u32> {
+        let end = self.row.kv_len - self.row.extend_len + self.first + i + 1;
+        end.saturating_sub(window.unwrap_or(end))..end
+    }
+
+    /// Positions that any of its query tokens sees.
+    pub fn sees_in_all(&self, window: Option<u32>) -> Range<u32> {
+        self.sees(0, window).start..self.sees(self.tokens - 1, window).end
+    }
+
+    /// Query rows of each of its kv heads.
+    pub fn rows_per_head(&self, group: usize) -> usize {
+        self.tokens as usize * group
+    }
+
+    /// All its query rows.
+    pub fn row_count(&self, group: usize) -> usize {
+        self.heads as usize * self.rows_per_head(group)
+    }
+
+    /// Row in q and out, and query head, of each of its query rows.
+    pub fn rows(self, group: usize) -> impl Iterator<Item = (usize, usize)> {
+        let tokens = self.first_row()..self.first_row() + self.tokens as usize;
+        let heads = self.first_head as usize..(self.first_head + self.heads) as usize;
+        heads.flat_map(move |kv_head| {
+            tokens.clone().flat_map(move |token| {
+                (kv_head * group..(kv_head + 1) * group).map(move |head| (token, head))
+            })
+        })
+    }
+}
+
+impl<T> Job<'_, T> {
+    /// Query heads of one kv head.
+    pub fn group(&self) -> usize {
+        (self.attend.q_heads / self.layout.kv_heads()) as usize
+    }
+
+    /// [`Lanes`](super::math::Lanes) of one head.
+    pub fn lanes(&self) -> usize {
+        (self.layout.head_dim() as usize).div_ceil(LANES)
+    }
+
+    /// All units but those of padding rows, in the order of the query rows.
+    ///
+    /// With few query tokens a unit has several kv heads, since those of one slot lie side by side and memory is read
+    /// fastest in order; but not so many that threads have nothing to do. Each row's result is the same either way.
+    pub fn units(&self) -> impl Iterator<Item = Unit> + Send + use<'_, T> {
+        let (group, kv_heads) = (self.group() as u32, self.layout.kv_heads());
+        let block = (UNIT_ROWS / group).max(1);
+        let rows = self.rows.iter().filter(|row| row.kv_len > 0);
+        let blocks: u64 = rows.clone().map(|row| u64::from(row.extend_len.div_ceil(block))).sum();
+        let shares = 2 * self.threads() as u64;
+        let most = match shares {
+            2 => kv_heads,
+            _ => (blocks * u64::from(kv_heads) / shares).clamp(1, kv_heads.into()) as u32,
+        };
+        rows.flat_map(move |&row| {
+            (0..row.extend_len).step_by(block as usize).flat_map(move |first| {
+                let tokens = block.min(row.extend_len - first);
+                let step = (UNIT_ROWS / (tokens * group)).clamp(1, most);
+                (0..kv_heads).step_by(step as usize).map(move |first_head| {
+                    let heads = step.min(kv_heads - first_head);
+                    Unit { row, first, tokens, first_head, heads }
+                })
+            })
+        })
+    }
+
+    /// Threads that the work is worth, by its multiplications.
+    pub fn threads(&self) -> usize {
+        let row_work = u64::from(self.attend.q_heads) * u64::from(self.layout.head_dim()) * 2;
+        let work = self.rows.iter().fold(0_u64, |sum, row| {
+            let seen = row.kv_len.min(self.attend.window.unwrap_or(u32::MAX));
+            let pairs = u64::from(row.extend_len) * u64::from(seen);
+            sum.saturating_add(pairs.saturating_mul(row_work))
+        });
+        let worth = usize::try_from(work / THREAD_WORK).unwrap_or(usize::MAX);
+        worth.clamp(1, self.threads.get())
+    }
+}

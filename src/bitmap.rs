@@ -157,17 +157,41 @@ fn first(index: usize, mask: u64) -> usize {
 /// # Panics
 /// If a number stands twice in such a run.
 pub(crate) fn for_each_word(numbers: &[u32], mut visit: impl FnMut(usize, u64)) {
-    let mut numbers = numbers.iter();
-    let Some(&number) = numbers.next() else { return };
-    let (mut index, mut mask) = (number as usize / WORD, 1_u64 << (number as usize % WORD));
-    for &number in numbers {
-        let (i, bit) = (number as usize / WORD, 1_u64 << (number as usize % WORD));
-        if i != index {
+    let mut rest = numbers;
+    while let Some(&first) = rest.first() {
+        let (index, offset) = (first as usize / WORD, first as usize % WORD);
+        let run = WORD - offset;
+        if is_consecutive(rest, run) {
+            visit(index, u64::MAX << offset);
+            rest = &rest[run..];
+        } else {
+            let (mask, len) = same_word(rest, index);
             visit(index, mask);
-            (index, mask) = (i, 0);
+            rest = &rest[len..];
         }
+    }
+}
+
+/// Whether a list begins with `run` numbers that rise by one. The last is looked at first, so that a list that does not
+/// costs one comparison.
+fn is_consecutive(numbers: &[u32], run: usize) -> bool {
+    let Some(numbers) = numbers.get(..run) else { return false };
+    let first = numbers[0];
+    if numbers[run - 1] != first + run as u32 - 1 {
+        return false;
+    }
+    let differing = (first..).zip(numbers).fold(0, |bits, (wanted, n)| bits | (wanted ^ n));
+    differing == 0
+}
+
+/// The numbers from the start of a list that lie in word `index`, as a mask and a count.
+fn same_word(numbers: &[u32], index: usize) -> (u64, usize) {
+    let (mut mask, mut len) = (0, 0);
+    for &number in numbers.iter().take_while(|&&number| number as usize / WORD == index) {
+        let bit = 1 << (number as usize % WORD);
         assert!(mask & bit == 0, "{number} stands twice in one list");
         mask |= bit;
+        len += 1;
     }
-    visit(index, mask);
+    (mask, len)
 }

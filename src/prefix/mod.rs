@@ -184,7 +184,7 @@ impl PrefixTree {
         node
     }
 
-    /// Removes a node that is idle, without children and in no list. Its pages go to `pages`, deepest first.
+    /// Removes a node that is idle, without children and in no list. Its pages go to `pages`.
     fn despawn(&mut self, node: NodeKey, pages: &mut Vec<PageId>) -> Option<NodeKey> {
         let age = self.age.remove(node).expect("T1: every node has an age");
         assert!(age.lock_count == 0, "T3: a locked node stays");

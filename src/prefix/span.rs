@@ -280,7 +280,8 @@ impl SpanStore {
         rest
     }
 
-    /// Takes `count` pages off the end of a span and appends them to `out`, deepest first. O(count).
+    /// Takes `count` pages off the end of a span and appends them to `out`, in no order to rely on.
+    /// O(count).
     pub fn trim(&mut self, span: &mut Span, count: u32, out: &mut Vec<PageId>) {
         span.pages -= count;
         let mut count = count as usize;
@@ -289,7 +290,7 @@ impl SpanStore {
             let Extent { start, len, prev, .. } = self.extents[index as usize];
             let cut = count.min(len as usize);
             let end = (start + len) as usize;
-            out.extend(self.pages[end - cut..end].iter().rev());
+            out.extend_from_slice(&self.pages[end - cut..end]);
             self.release(end - cut, cut);
             self.extents[index as usize].len -= cut as u32;
             if cut == len as usize {

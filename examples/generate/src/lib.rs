@@ -4,17 +4,31 @@
 //! error, clock                      what can go wrong, where the time goes
 //! config, rope, checkpoint          a model directory's files
 //! matrix, ops, model                the forward pass; knows neither pages nor sequences
-//! sample                            from logits to tokens
+//! sample, text                      from logits to tokens, from tokens to text
+//! request, stream                   what is asked for, and each answer as it grows
+//! memory                            the seam to kvarena's backends
+//! server, tally                     the serving loop, and what it did
+//! args, setup, output, chat         the program around it
 //! ```
 
 #![deny(missing_docs, unsafe_code)]
 
+pub mod args;
+pub mod chat;
 pub mod checkpoint;
 pub mod clock;
 pub mod config;
 pub mod error;
 pub mod matrix;
+pub mod memory;
 pub mod model;
 pub mod ops;
+pub mod output;
+pub mod request;
 pub mod rope;
 pub mod sample;
+pub mod server;
+pub mod setup;
+pub mod stream;
+pub mod tally;
+pub mod text;

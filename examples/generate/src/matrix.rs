@@ -14,8 +14,9 @@ use rayon::prelude::*;
 
 /// Up to so many rows are dotted directly.
 const FEW_ROWS: usize = 16;
-/// Matrix rows that one task takes.
+/// Matrix rows that one task takes at least: more of them where a row is short, since waking a core takes a while.
 const DOT_ROWS: usize = 64;
+const DOT_NUMBERS: usize = 1 << 15;
 const PANEL_ROWS: usize = 128;
 /// Columns that are widened at a time: 8 KiB of f32, which stay in the innermost cache.
 const COLS: usize = 2048;
@@ -137,9 +138,10 @@ impl Matrix {
     }
 
     fn dot_all(&self, x: &[f32], tokens: usize, turned: &mut [f32]) {
-        let tasks = turned.par_chunks_mut(DOT_ROWS * tokens).enumerate();
+        let rows = DOT_ROWS.max(DOT_NUMBERS / (self.cols * tokens));
+        let tasks = turned.par_chunks_mut(rows * tokens).enumerate();
         tasks.for_each(|(task, out)| {
-            let first = task * DOT_ROWS;
+            let first = task * rows;
             pulp::Arch::new().dispatch(
                 #[inline(always)]
                 || {

@@ -1,0 +1,211 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use kvarena::{Dtype, Layout};
+
+/// A small LLM host on kvarena: Llama and Qwen3 models from safetensors, served with continuous batching.
+///
+/// Without --model it runs the tiny model of the tests' data. Exit codes: 0 done, 1 the run failed, 2 the command line
+/// or a request cannot be served, 3 the model cannot be used.
+#[derive(Parser, Clone, Debug)]
+#[command(name = "generate", version)]
+pub struct Args {
+    /// A model directory in the Hugging Face format.
+    #[arg(long, value_name = "DIR", conflicts_with = "random_model")]
+    pub model: Option<PathBuf>,
+
+    /// Random weights in a model's shape, for measuring.
+    #[arg(long, value_name = "SHAPE")]
+    pub random_model: Option<Shape>,
+
+    /// A prompt (repeatable): text, or token ids where the model has no tokenizer.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Vec<String>,
+
+    /// A file of JSON lines, `-` for standard input: {"prompt": [ids] or "text", "max_new_tokens": N}, and optionally n,
+    /// temperature, top_p, seed, stop_token_ids, cancel_after, namespace.
+    #[arg(long, value_name = "FILE")]
+    pub requests: Option<PathBuf>,
+
+    /// COUNT random prompts of LEN tokens, for measuring.
+    #[arg(long, value_name = "COUNT:LEN")]
+    pub random_requests: Option<String>,
+
+    /// Chat: each line of standard input is a turn, and reuses the cache of the turns before.
+    #[arg(long, conflicts_with_all = ["prompt", "requests", "json"])]
+    pub chat: bool,
+
+    /// The system message of a chat.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+
+    /// Print a line {"index": i, "tokens": [...], "cached_tokens": n} for each request.
+    #[arg(long)]
+    pub json: bool,
+
+    /// With --json: add this many logits of each first token, as "first_logits".
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub first_logits: usize,
+
+    /// Most new tokens of a request [default: 128, fewer where the model or the pool ends].
+    #[arg(long, value_name = "N")]
+    pub max_new_tokens: Option<u32>,
+
+    /// Samples per prompt, which share its pages.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub n: u32,
+
+    /// 0: greedy.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+
+    /// Draw from the likeliest tokens that together reach this probability.
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f32,
+
+    /// Seed of the draws.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+
+    /// A token id that ends a generation (repeatable), beside the model's own.
+    #[arg(long, value_name = "ID")]
+    pub stop_token: Vec<u32>,
+
+    /// Go on after the model's own stop tokens.
+    #[arg(long)]
+    pub ignore_eos: bool,
+
+    /// Tokens of a page.
+    #[arg(long, value_name = "TOKENS", default_value_t = 16)]
+    pub page_size: u32,
+
+    /// Pages of the pool [default: room for every stream at full length, at most 1 GiB].
+    #[arg(long)]
+    pub pages: Option<u32>,
+
+    /// Order of K and V in memory.
+    #[arg(long, default_value = "page-first", ignore_case = true)]
+    pub layout: LayoutName,
+
+    /// Element type of K and V.
+    #[arg(long, default_value = "bf16", ignore_case = true)]
+    pub kv_dtype: DtypeName,
+
+    /// Reuse of prefixes.
+    #[arg(long, default_value = "on", num_args = 0..=1, default_missing_value = "on")]
+    pub prefix: Switch,
+
+    /// The same as --prefix off.
+    #[arg(long)]
+    pub no_prefix: bool,
+
+    /// Most prompt tokens computed in one step.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_least_one())]
+    pub chunk: u32,
+
+    /// Most streams at a time.
+    #[arg(long, value_name = "STREAMS", default_value_t = 16, value_parser = at_least_one())]
+    pub concurrency: u32,
+
+    /// Plan each step before the last one's tokens are known.
+    #[arg(long)]
+    pub overlap: bool,
+
+    /// Let every N-th step fail halfway, to see it aborted and retried.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
+    pub fail_every: Option<u64>,
+
+    /// Where K and V live.
+    #[arg(long, default_value = "cpu")]
+    pub backend: BackendName,
+
+    /// Threads for matrix products [default: all cores].
+    #[arg(long)]
+    pub threads: Option<usize>,
+
+    /// Element type that rotary frequencies are rounded to [default: the config's dtype].
+    #[arg(long, ignore_case = true)]
+    pub rope_dtype: Option<DtypeName>,
+
+    /// No report at the end.
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..)
+}
+
+/// Shapes of random models.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shape {
+    /// 28 layers of width 1,024.
+    #[value(name = "qwen3-0.6b")]
+    Qwen3_0_6B,
+}
+
+/// Orders of K and V.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LayoutName {
+    /// All pages of a layer side by side.
+    #[value(alias = "layer_first", alias = "layerfirst", alias = "layer")]
+    LayerFirst,
+    /// All layers of a page side by side.
+    #[value(alias = "page_first", alias = "pagefirst", alias = "page")]
+    PageFirst,
+}
+
+impl From<LayoutName> for Layout {
+    fn from(name: LayoutName) -> Self {
+        match name {
+            LayoutName::LayerFirst => Layout::LayerFirst,
+            LayoutName::PageFirst => Layout::PageFirst,
+        }
+    }
+}
+
+/// Element types.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DtypeName {
+    /// IEEE binary32
+    #[value(alias = "float32", alias = "fp32")]
+    F32,
+    /// IEEE binary16
+    #[value(alias = "float16", alias = "fp16")]
+    F16,
+    /// bfloat16
+    #[value(alias = "bfloat16")]
+    Bf16,
+}
+
+impl From<DtypeName> for Dtype {
+    fn from(name: DtypeName) -> Self {
+        match name {
+            DtypeName::F32 => Dtype::F32,
+            DtypeName::F16 => Dtype::F16,
+            DtypeName::Bf16 => Dtype::Bf16,
+        }
+    }
+}
+
+/// On or off.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Switch {
+    /// Yes.
+    #[value(alias = "true", alias = "radix", alias = "1")]
+    On,
+    /// No.
+    #[value(alias = "false", alias = "none", alias = "0")]
+    Off,
+}
+
+/// Backends.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackendName {
+    /// Host memory.
+    Cpu,
+    /// Device memory; needs a build with `--features cuda`.
+    Cuda,
+}

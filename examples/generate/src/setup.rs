@@ -1,0 +1,182 @@
+//! From the command line to a model, an engine's config and requests.
+
+use std::path::{Path, PathBuf};
+
+use kvarena::{Capacity, EngineConfig, PoolConfig, PrefixMode};
+use serde_json::{Value, json};
+
+use crate::args::{Args, Shape, Switch};
+use crate::config::{ModelConfig, read_json};
+use crate::error::{Error, Result};
+use crate::model::{Model, Random};
+use crate::request::{Defaults, Request, read_requests};
+use crate::sample::{Sampling, splitmix};
+use crate::server::Policy;
+use crate::text::Text;
+
+/// Most bytes of K and V where the user does not say how many pages.
+const POOL_BYTES: u64 = 1 << 30;
+
+/// The model that runs where the user names none.
+pub fn tiny_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/qwen3-tiny")
+}
+
+/// Reads the model, or makes it up.
+///
+/// # Errors
+/// It cannot be used.
+pub fn model(args: &Args) -> Result<(Model, Text)> {
+    if let Some(shape) = args.random_model {
+        let config = ModelConfig::parse(Path::new("random model"), &config_of(shape))?;
+        return Ok((Model::build(config, &mut Random { state: args.seed })?, Text::default()));
+    }
+    let dir = args.model.clone().unwrap_or_else(tiny_model);
+    if !dir.is_dir() {
+        return Err(Error::model(format!("{} is not a directory", dir.display())));
+    }
+    let model = Model::read(&dir, args.rope_dtype.map(Into::into))?;
+    let text = Text::read(&dir, model.config.vocab)?;
+    Ok((model, text))
+}
+
+fn config_of(shape: Shape) -> Value {
+    match shape {
+        Shape::Qwen3_0_6B => json!({
+            "architectures": ["Qwen3ForCausalLM"],
+            "dtype": "bfloat16",
+            "head_dim": 128,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 40960,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000,
+            "tie_word_embeddings": true,
+            "vocab_size": 151_936,
+        }),
+    }
+}
+
+/// The engine that the command line asks for.
+///
+/// # Errors
+/// A size that no engine can have.
+pub fn engine_config(args: &Args, model: &ModelConfig) -> Result<EngineConfig> {
+    let mut pool = PoolConfig {
+        layers: model.layers as u32,
+        kv_heads: model.kv_heads as u32,
+        head_dim: model.head_dim as u32,
+        dtype: args.kv_dtype.into(),
+        page_size: args.page_size,
+        capacity: Capacity::Pages(1),
+        layout: args.layout.into(),
+        ..PoolConfig::default()
+    };
+    let bytes_per_token = pool.bytes_per_token().map_err(unusable)?;
+    let usual = || {
+        let tokens = u64::from(args.concurrency).saturating_mul(model.max_len as u64);
+        let tokens = tokens.min(POOL_BYTES / bytes_per_token).max(1);
+        tokens.div_ceil(u64::from(args.page_size.max(1))) as u32
+    };
+    pool.capacity = Capacity::Pages(args.pages.unwrap_or_else(usual));
+    let off = args.no_prefix || args.prefix == Switch::Off;
+    let mut config = EngineConfig {
+        prefix: if off { PrefixMode::None } else { PrefixMode::Radix },
+        max_sequences: args.concurrency,
+        max_sequence_len: model.max_len as u32,
+        // Every fork with a partial page is a step of its own, so one batch may make many.
+        max_steps: args.concurrency.saturating_add(4),
+        ..EngineConfig::from(pool)
+    };
+    let sequence_len = config.shape().map_err(unusable)?.max_sequence_len;
+    config.max_tokens = u64::from(args.concurrency) * u64::from(sequence_len);
+    config.shape().map_err(unusable)?;
+    Ok(config)
+}
+
+fn unusable(error: kvarena::ConfigError) -> Error {
+    Error::request(format!("no pool of this shape can be made: {error}"))
+}
+
+/// The batching that the command line asks for.
+pub fn policy(args: &Args) -> Policy {
+    Policy {
+        chunk: args.chunk,
+        concurrency: args.concurrency,
+        overlap: args.overlap,
+        fail_every: args.fail_every,
+    }
+}
+
+/// What requests are where they do not say.
+pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
+    let mut stop = args.stop_token.clone();
+    if !args.ignore_eos {
+        stop.extend(&model.eos);
+    }
+    Defaults {
+        max_new_tokens: args.max_new_tokens,
+        samples: args.n,
+        sampling: Sampling { temperature: args.temperature, top_p: args.top_p, seed: args.seed },
+        stop,
+    }
+}
+
+/// The requests that the command line asks for. Without any and without a model: the golden prompts of the tiny model.
+///
+/// # Errors
+/// A file cannot be read, a line or a prompt makes no request, or there is none.
+pub fn requests(args: &Args, model: &ModelConfig, text: &Text) -> Result<Vec<Request>> {
+    let defaults = defaults(args, model);
+    let mut requests = Vec::new();
+    for prompt in &args.prompt {
+        requests.push(defaults.request(text.encode(prompt)?));
+    }
+    if let Some(path) = &args.requests {
+        requests.extend(read_requests(path, &defaults, text)?);
+    }
+    if let Some(counts) = &args.random_requests {
+        requests.extend(random_requests(counts, args.seed, model, &defaults)?);
+    }
+    if !requests.is_empty() || args.requests.is_some() {
+        return Ok(requests);
+    }
+    if args.model.is_some() || args.random_model.is_some() {
+        let ways = "--prompt, --requests, --random-requests or --chat";
+        return Err(Error::request(format!("nothing to generate: give {ways}")));
+    }
+    golden_requests(&defaults)
+}
+
+fn golden_requests(defaults: &Defaults) -> Result<Vec<Request>> {
+    let golden = read_json(&tiny_model().join("golden.json"))?;
+    let cases = golden["cases"].as_array().map_or(&[][..], Vec::as_slice);
+    let request = |case: &Value| {
+        let ids = case["prompt"].as_array().map_or(&[][..], Vec::as_slice);
+        let prompt = ids.iter().filter_map(Value::as_u64).map(|id| id as u32).collect();
+        let mut request = defaults.request(prompt);
+        request.max_new_tokens = defaults.max_new_tokens.or(Some(20));
+        request
+    };
+    Ok(cases.iter().map(request).collect())
+}
+
+fn random_requests(
+    counts: &str,
+    seed: u64,
+    model: &ModelConfig,
+    defaults: &Defaults,
+) -> Result<Vec<Request>> {
+    let parts = counts
+        .split_once(':')
+        .and_then(|(count, len)| Some((count.parse::<u32>().ok()?, len.parse::<u32>().ok()?)));
+    let Some((count, len)) = parts else {
+        return Err(Error::request(format!("--random-requests {counts:?} is not COUNT:LEN")));
+    };
+    let mut state = seed;
+    let mut token = || (splitmix(&mut state) % model.vocab as u64) as u32;
+    Ok((0..count).map(|_| defaults.request((0..len).map(|_| token()).collect())).collect())
+}

@@ -1,0 +1,61 @@
+//! One continuation of a request: what it has said so far, and where it stands in the engine.
+
+use std::time::{Duration, Instant};
+
+use kvarena::SeqKey;
+
+use crate::sample::Sampler;
+
+/// Why a continuation ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Finish {
+    /// It said a stop token.
+    Stop,
+    /// It has all the tokens asked for.
+    Length,
+    /// Its client went away.
+    Cancelled,
+}
+
+/// One continuation of a request.
+#[derive(Debug)]
+pub struct Stream {
+    /// Number of the request, in the order of submission.
+    pub request: usize,
+    /// Which of the request's samples it is.
+    pub sample: u32,
+    /// New tokens so far, the stop token included.
+    pub tokens: Vec<u32>,
+    /// Prompt tokens that needed no computing when it was first admitted.
+    pub cached_tokens: u32,
+    /// Why it ended; none while it goes on.
+    pub finish: Option<Finish>,
+    /// From submission to the first token.
+    pub first_token_after: Option<Duration>,
+    pub(crate) submitted: Instant,
+    pub(crate) sampler: Sampler,
+    /// Its sequence in the engine, while it has one.
+    pub(crate) seq: Option<SeqKey>,
+    /// When it was admitted first, as a count: the youngest is preempted first.
+    pub(crate) age: u64,
+    /// Whether it was admitted before.
+    pub(crate) admitted: bool,
+}
+
+impl Stream {
+    pub(crate) fn new(request: usize, sample: u32, sampler: Sampler, submitted: Instant) -> Self {
+        Self {
+            request,
+            sample,
+            tokens: Vec::new(),
+            cached_tokens: 0,
+            finish: None,
+            first_token_after: None,
+            submitted,
+            sampler,
+            seq: None,
+            age: 0,
+            admitted: false,
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What a run did, and its report.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use kvarena::Stats;
+
+use crate::clock::{Clock, Part};
+use crate::stream::Stream;
+
+/// Counts of a run.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Tally {
+    /// Tokens of all prompts submitted.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub new_tokens: u64,
+    /// Steps that were committed.
+    pub steps: u64,
+    /// Steps that failed or were planned after one that failed.
+    pub aborted_steps: u64,
+    /// Streams preempted for want of pages.
+    pub preemptions: u64,
+    /// Samples that share a parent's pages.
+    pub forks: u64,
+    /// Streams whose client went away.
+    pub cancelled: u64,
+    /// Wall-clock time of serving.
+    pub seconds: f64,
+}
+
+impl Tally {
+    /// The report at the end of a run: a few lines for a person.
+    pub fn report(&self, stats: &Stats, clock: &Clock, streams: &[Stream]) -> String {
+        let mut text = String::new();
+        let seconds = self.seconds.max(1e-9);
+        let mut first: Vec<Duration> = streams.iter().filter_map(|s| s.first_token_after).collect();
+        first.sort_unstable();
+        let prompts = streams.iter().filter(|s| s.sample == 0);
+        let cached: u64 = prompts.map(|s| u64::from(s.cached_tokens)).sum();
+        let ms = |time: Option<&Duration>| time.map_or(0.0, |t| t.as_secs_f64() * 1e3);
+        let line = |text: &mut String, line: std::fmt::Arguments<'_>| {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{line}");
+        };
+        line(
+            &mut text,
+            format_args!(
+                "{} new tokens in {seconds:.2} s: {:.1} tokens/s, {} steps of {:.1} computed tokens",
+                self.new_tokens,
+                self.new_tokens as f64 / seconds,
+                self.steps,
+                stats.computed_tokens as f64 / self.steps.max(1) as f64,
+            ),
+        );
+        line(
+            &mut text,
+            format_args!(
+                "time to first token: median {:.1} ms, worst {:.1} ms",
+                ms(first.get(first.len() / 2)),
+                ms(first.last()),
+            ),
+        );
+        line(
+            &mut text,
+            format_args!(
+                "reuse: {cached} of {} prompt tokens needed no computing; {} pages evicted",
+                self.prompt_tokens, stats.evicted_pages,
+            ),
+        );
+        line(
+            &mut text,
+            format_args!(
+                "forks {}, preemptions {}, aborted steps {}, cancelled {}",
+                self.forks, self.preemptions, self.aborted_steps, self.cancelled
+            ),
+        );
+        let _ = write!(text, "time:");
+        for part in Part::ALL {
+            let share = clock.spent(part).as_secs_f64() / seconds * 100.0;
+            let _ = write!(text, " {} {share:.1} %,", part.name());
+        }
+        text.pop();
+        text.push('\n');
+        text
+    }
+}

@@ -1,0 +1,211 @@
+//! The golden tokens, served over pages: every element type, page size and layout, prefixes reused or not, prompts one
+//! by one, all at once, in chunks, in a pool too small for them, with steps that fail, and planned ahead.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use generate::memory::HostMemory;
+use generate::model::Model;
+use generate::request::{Defaults, Request};
+use generate::sample::Sampling;
+use generate::server::{Policy, Server, Sink};
+use generate::stream::Stream;
+use kvarena::{Capacity, Cpu, Dtype, Engine, EngineConfig, Layout, PoolConfig, PrefixMode, Stats};
+
+const PAGE_SIZES: [u32; 3] = [1, 16, 64];
+const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
+const PREFIXES: [PrefixMode; 2] = [PrefixMode::Radix, PrefixMode::None];
+
+/// How prompts come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    OneByOne,
+    AllAtOnce,
+    ChunksOf7,
+    /// Room for the longest request and no more.
+    SmallPool,
+}
+
+const WAYS: [Way; 4] = [Way::OneByOne, Way::AllAtOnce, Way::ChunksOf7, Way::SmallPool];
+
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    dtype: Dtype,
+    page_size: u32,
+    layout: Layout,
+    prefix: PrefixMode,
+    way: Way,
+    overlap: bool,
+    fail_every: Option<u64>,
+}
+
+/// Keeps what streams say.
+#[derive(Default)]
+struct Heard {
+    tokens: BTreeMap<(usize, u32), Vec<u32>>,
+    cached: Vec<u32>,
+    first_logits: BTreeMap<usize, Vec<f32>>,
+}
+
+impl Sink for Heard {
+    fn token(&mut self, stream: &Stream, logits: &[f32]) {
+        self.first_logits.entry(stream.request).or_insert_with(|| logits.to_vec());
+    }
+
+    fn done(&mut self, stream: &Stream, _: bool) {
+        self.tokens.insert((stream.request, stream.sample), stream.tokens.clone());
+        self.cached.push(stream.cached_tokens);
+    }
+}
+
+struct Ran {
+    heard: Heard,
+    stats: Stats,
+    preemptions: u64,
+    aborted: u64,
+}
+
+fn requests(cases: &[common::Case]) -> Vec<Request> {
+    let defaults = Defaults {
+        max_new_tokens: Some(20),
+        samples: 1,
+        sampling: Sampling::default(),
+        stop: Vec::new(),
+    };
+    cases.iter().map(|case| defaults.request(case.prompt.clone())).collect()
+}
+
+fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
+    let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max().expect("a request");
+    let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
+    let pool = PoolConfig {
+        layers: model.config.layers as u32,
+        kv_heads: model.config.kv_heads as u32,
+        head_dim: model.config.head_dim as u32,
+        dtype: setting.dtype,
+        page_size: setting.page_size,
+        capacity: Capacity::Pages(tokens.div_ceil(setting.page_size)),
+        layout: setting.layout,
+        ..PoolConfig::default()
+    };
+    let config = EngineConfig {
+        prefix: setting.prefix,
+        max_sequences: 16,
+        max_sequence_len: 2048,
+        max_tokens: 16 * 2048,
+        max_steps: 20,
+        ..EngineConfig::from(pool)
+    };
+    let policy = Policy {
+        chunk: if setting.way == Way::ChunksOf7 { 7 } else { 512 },
+        concurrency: if setting.way == Way::OneByOne { 1 } else { 16 },
+        overlap: setting.overlap,
+        fail_every: setting.fail_every,
+    };
+    // One thread: the cases run side by side already.
+    let engine = Engine::new(config, Cpu::with_threads(1)).expect("the config is sound");
+    let mut server = Server::new(model, engine, HostMemory, policy);
+    for request in requests {
+        server.submit(request.clone()).expect("the request fits");
+    }
+    let mut heard = Heard::default();
+    server.run(&mut heard).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
+    let (tally, _) = server.tally();
+    let (preemptions, aborted) = (tally.preemptions, tally.aborted_steps);
+    Ran { heard, stats: server.engine().stats(), preemptions, aborted }
+}
+
+fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
+    for (number, case) in cases.iter().enumerate() {
+        let said = &ran.heard.tokens[&(number, 0)];
+        assert_eq!(said, &case.tokens, "{name}, case {number}, {setting:?}");
+        if setting.dtype == Dtype::F32 {
+            let logits = &ran.heard.first_logits[&number];
+            for (actual, expected) in logits.iter().zip(&case.first_logits_head) {
+                let actual = f64::from(*actual);
+                assert!(
+                    common::agree(actual, *expected),
+                    "{name}, case {number}, {setting:?}: logit {actual} is not {expected}"
+                );
+            }
+        }
+    }
+    let Stats { sequences, steps, private_pages, fenced_pages, protected_pages, .. } = ran.stats;
+    let left = (sequences, steps, private_pages, fenced_pages, protected_pages);
+    assert_eq!(left, (0, 0, 0, 0, 0), "{name}, {setting:?}: everything is given back");
+    if setting.prefix == PrefixMode::None {
+        assert_eq!((ran.stats.hit_tokens, ran.stats.cached_pages), (0, 0), "{name}, {setting:?}");
+    } else if setting.way == Way::OneByOne && setting.page_size < 64 {
+        assert!(ran.stats.hit_tokens > 0, "{name}, {setting:?}: prompts share prefixes");
+    }
+    if setting.way == Way::SmallPool {
+        assert!(ran.preemptions > 0, "{name}, {setting:?}: the pool is too small for all");
+        let evicted = ran.stats.evicted_pages > 0;
+        assert_eq!(evicted, setting.prefix == PrefixMode::Radix, "{name}, {setting:?}");
+    }
+    let failed = setting.fail_every.is_some();
+    assert_eq!(ran.aborted > 0, failed, "{name}, {setting:?}: steps fail where asked for");
+}
+
+fn all_settings(name: &str, dtype: Dtype, overlap: bool, fail_every: Option<u64>) {
+    let model = Model::read(&common::dir(name), None).expect("the golden model loads");
+    let cases = common::cases(name);
+    let requests = requests(&cases);
+    for page_size in PAGE_SIZES {
+        for layout in LAYOUTS {
+            for prefix in PREFIXES {
+                for way in WAYS {
+                    let setting =
+                        Setting { dtype, page_size, layout, prefix, way, overlap, fail_every };
+                    check(name, &cases, setting, &serve(&model, &requests, setting));
+                }
+            }
+        }
+    }
+}
+
+macro_rules! golden {
+    ($($test:ident: $model:literal, $dtype:ident, $overlap:literal;)*) => {
+        $(#[test]
+        fn $test() {
+            all_settings($model, Dtype::$dtype, $overlap, None);
+        })*
+    };
+}
+
+golden! {
+    qwen3_f32: "qwen3-tiny", F32, false;
+    qwen3_f16: "qwen3-tiny", F16, false;
+    qwen3_bf16: "qwen3-tiny", Bf16, false;
+    qwen3_f32_overlap: "qwen3-tiny", F32, true;
+    qwen3_f16_overlap: "qwen3-tiny", F16, true;
+    qwen3_bf16_overlap: "qwen3-tiny", Bf16, true;
+    llama_f32: "llama-tiny", F32, false;
+    llama_f16: "llama-tiny", F16, false;
+    llama_bf16: "llama-tiny", Bf16, false;
+    llama_f32_overlap: "llama-tiny", F32, true;
+    llama_f16_overlap: "llama-tiny", F16, true;
+    llama_bf16_overlap: "llama-tiny", Bf16, true;
+}
+
+#[test]
+fn failed_steps_change_nothing() {
+    for name in common::MODELS {
+        let model = Model::read(&common::dir(name), None).expect("the golden model loads");
+        let cases = common::cases(name);
+        let requests = requests(&cases);
+        for (way, overlap) in WAYS.iter().flat_map(|&way| [(way, false), (way, true)]) {
+            let setting = Setting {
+                dtype: Dtype::F32,
+                page_size: 16,
+                layout: Layout::PageFirst,
+                prefix: PrefixMode::Radix,
+                way,
+                overlap,
+                fail_every: Some(3),
+            };
+            check(name, &cases, setting, &serve(&model, &requests, setting));
+        }
+    }
+}

@@ -178,6 +178,11 @@ impl PoolConfig {
     /// smaller than one page, heads that do not divide.
     pub fn layout(&self) -> Result<PoolLayout, ConfigError> {
         let bytes_per_token = self.bytes_per_token()?;
+        // A page has up to 2 * layers pieces, counted in 32 bits.
+        if self.layers > u32::MAX / 2 {
+            let (value, max) = (self.layers.into(), (u32::MAX / 2).into());
+            return Err(ConfigError::Limit { name: "layers", value, max });
+        }
         if self.page_size == 0 {
             return Err(ConfigError::Zero { name: "page_size" });
         }
@@ -417,8 +422,12 @@ impl TableShape {
     /// The shape for `rows` sequences of at most `len_max` tokens each and `tokens` together.
     ///
     /// # Errors
-    /// [`ConfigError::Overflow`] where a word's index would not fit 32 bits.
+    /// [`ConfigError::Overflow`] where a word's index would not fit 32 bits, [`ConfigError::Zero`] for a page of no
+    /// tokens.
     pub fn new(page_size: u32, rows: u32, len_max: u32, tokens: u64) -> Result<Self, ConfigError> {
+        if page_size == 0 {
+            return Err(ConfigError::Zero { name: "page_size" });
+        }
         let chunk_pages = (CHUNK_TOKENS / page_size).max(1);
         let chunk_tokens = chunk_pages * page_size;
         // Every row may leave its last chunk partly empty.

@@ -1,0 +1,361 @@
+//! The arithmetic of pools and page tables against plain enumeration.
+
+use std::collections::BTreeSet;
+
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Capacity, ConfigError, Dtype, EngineConfig, Kv, LayerId, Layout, PageId, PoolConfig,
+    PoolLayout, RowId, SlotId, TableShape,
+};
+
+const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
+
+/// Small pools of every kind.
+fn small_pools() -> Vec<PoolLayout> {
+    let mut rng = Rng::new(1);
+    let mut pools = Vec::new();
+    for i in 0..200 {
+        let config = PoolConfig {
+            layers: rng.within(1, 4) as u32,
+            kv_heads: rng.within(1, 3) as u32,
+            head_dim: rng.within(1, 5) as u32,
+            dtype: rng.pick(&[Dtype::F32, Dtype::F16, Dtype::Bf16]),
+            page_size: rng.within(1, 5) as u32,
+            capacity: Capacity::Pages(rng.within(1, 6) as u32),
+            layout: LAYOUTS[i % 2],
+            ..Default::default()
+        };
+        pools.push(config.layout().expect("a valid pool"));
+    }
+    pools
+}
+
+/// Calls `each(kv, layer, page, offset, head, d)` for every element, in the physical order that the docs give.
+fn enumerate(pool: &PoolLayout, mut each: impl FnMut(Kv, u32, u32, u32, u32, u32)) {
+    let (layers, pages) = (pool.layers(), pool.page_count());
+    let mut plane = |kv, layer, page| {
+        for offset in 0..pool.page_size() {
+            for head in 0..pool.kv_heads() {
+                for d in 0..pool.head_dim() {
+                    each(kv, layer, page, offset, head, d);
+                }
+            }
+        }
+    };
+    match pool.layout() {
+        Layout::LayerFirst => {
+            for (kv, layer) in
+                [Kv::K, Kv::V].into_iter().flat_map(|kv| (0..layers).map(move |l| (kv, l)))
+            {
+                (0..pages).for_each(|page| plane(kv, layer, page));
+            }
+        }
+        Layout::PageFirst => {
+            for page in 0..pages {
+                for kv in [Kv::K, Kv::V] {
+                    (0..layers).for_each(|layer| plane(kv, layer, page));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_element_has_the_index_of_its_place_in_the_physical_order() {
+    for pool in small_pools() {
+        let mut next = 0;
+        enumerate(&pool, |kv, layer, page, offset, head, d| {
+            let strides = pool.strides();
+            let slot = pool.slot(PageId::new(page), offset);
+            assert_eq!(pool.page_of(slot), (PageId::new(page), offset), "{pool:?}");
+            let within = u64::from(head) * strides.head + u64::from(d);
+            let index = pool.element(kv, LayerId::new(layer), slot) + within;
+            assert_eq!(index, next, "{pool:?} {kv:?} {layer} {page} {offset} {head} {d}");
+            let by_strides = u64::from(kv == Kv::V) * strides.kv
+                + u64::from(layer) * strides.layer
+                + u64::from(page) * strides.page
+                + u64::from(offset) * strides.slot
+                + within;
+            assert_eq!(by_strides, next, "{pool:?}");
+            next += 1;
+        });
+        assert_eq!(next * u64::from(pool.dtype().size()), pool.total_bytes(), "{pool:?}");
+        assert_eq!(pool.total_bytes(), pool.page_bytes() * u64::from(pool.page_count()));
+        let slots = u64::from(pool.page_count()) * u64::from(pool.page_size());
+        assert_eq!(pool.slot_count(), slots);
+    }
+}
+
+#[test]
+fn pieces_tile_the_pool_and_are_each_page_in_one_order() {
+    for pool in small_pools() {
+        let size = u64::from(pool.dtype().size());
+        let mut all = Vec::new();
+        for page in (0..pool.page_count()).map(PageId::new) {
+            let pieces: Vec<_> = (0..pool.pieces_per_page()).map(|i| pool.piece(page, i)).collect();
+            // The page's elements in the order [2, L, S, H, D].
+            let wanted = [Kv::K, Kv::V].into_iter().flat_map(|kv| {
+                (0..pool.layers()).flat_map(move |layer| {
+                    (0..pool.page_size()).flat_map(move |offset| {
+                        let slot = pool.slot(page, offset);
+                        let first = pool.element(kv, LayerId::new(layer), slot);
+                        first..first + u64::from(pool.kv_heads() * pool.head_dim())
+                    })
+                })
+            });
+            let bytes = pieces.iter().cloned().flatten().step_by(size as usize);
+            assert!(bytes.eq(wanted.map(|element| element * size)), "{pool:?} {page:?}");
+            assert!(pieces.iter().all(|piece| piece.end - piece.start == pool.piece_bytes()));
+            all.extend(pieces);
+        }
+        all.sort_by_key(|piece| piece.start);
+        let ends = all.iter().scan(0, |end, piece| {
+            let follows = piece.start == *end;
+            *end = piece.end;
+            Some((follows, piece.end))
+        });
+        let ends: Vec<_> = ends.collect();
+        assert!(ends.iter().all(|(follows, _)| *follows), "{pool:?}: {all:?}");
+        assert_eq!(ends.last().map(|(_, end)| *end), Some(pool.total_bytes()));
+    }
+}
+
+#[test]
+fn a_byte_budget_gives_as_many_whole_pages_as_fit() {
+    let config =
+        PoolConfig { layers: 3, kv_heads: 2, head_dim: 5, page_size: 7, ..Default::default() };
+    let page_bytes = 2 * 3 * 2 * 5 * 7 * 4;
+    for bytes in [page_bytes, page_bytes + 1, 2 * page_bytes - 1, 2 * page_bytes, 1 << 30] {
+        let capacity = Capacity::Bytes(bytes);
+        let pool = PoolConfig { capacity, ..config }.layout().expect("room for a page");
+        assert_eq!(u64::from(pool.page_count()), bytes / page_bytes);
+        assert_eq!(pool.page_bytes(), page_bytes);
+    }
+    let capacity = Capacity::Bytes(page_bytes - 1);
+    let refused = PoolConfig { capacity, ..config }.layout();
+    assert_eq!(refused, Err(ConfigError::Budget { bytes: page_bytes - 1, page_bytes }));
+}
+
+#[test]
+fn ranks_split_or_replicate_the_heads() {
+    for kv_heads in 1..=16 {
+        for tp_size in 1..=32 {
+            let mut owners = vec![0; kv_heads as usize];
+            for tp_rank in 0..tp_size {
+                let config = PoolConfig { kv_heads, tp_size, tp_rank, ..Default::default() };
+                let divides = kv_heads % tp_size == 0 || tp_size % kv_heads == 0;
+                let Ok(local) = config.local_kv_heads() else {
+                    assert!(!divides, "{kv_heads} heads, {tp_size} ranks");
+                    let refused = Err(ConfigError::HeadSplit { kv_heads, tp_size });
+                    assert_eq!(config.first_kv_head(), refused);
+                    assert_eq!(config.layout().map(|_| 0), refused);
+                    continue;
+                };
+                assert!(divides);
+                assert_eq!(config.layout().map(|pool| pool.kv_heads()), Ok(local));
+                let first = config.first_kv_head().expect("checked above");
+                for owner in &mut owners[first as usize..(first + local) as usize] {
+                    *owner += 1;
+                }
+                // Neighbouring ranks hold the same or neighbouring heads.
+                assert_eq!(first, tp_rank * kv_heads / tp_size);
+            }
+            let replicas = (tp_size / kv_heads).max(1);
+            assert!(owners.iter().all(|&n| n == 0 || n == replicas), "{kv_heads} {tp_size}");
+        }
+    }
+}
+
+#[test]
+fn every_config_error_names_its_value() {
+    use ConfigError::*;
+    let good = PoolConfig::default();
+    let huge = u32::MAX;
+    let pools = [
+        (PoolConfig { layers: 0, ..good }, Zero { name: "layers" }),
+        (PoolConfig { kv_heads: 0, ..good }, Zero { name: "kv_heads" }),
+        (PoolConfig { head_dim: 0, ..good }, Zero { name: "head_dim" }),
+        (PoolConfig { tp_size: 0, ..good }, Zero { name: "tp_size" }),
+        (PoolConfig { page_size: 0, ..good }, Zero { name: "page_size" }),
+        (PoolConfig { capacity: Capacity::Pages(0), ..good }, Zero { name: "page_count" }),
+        (PoolConfig { page_size: 1025, ..good }, PageSize { page_size: 1025 }),
+        (
+            PoolConfig { capacity: Capacity::Pages(huge), ..good },
+            PageCount { page_count: huge.into() },
+        ),
+        (
+            PoolConfig { capacity: Capacity::Bytes(u64::MAX), page_size: 1, ..good },
+            PageCount { page_count: u64::MAX / 512 },
+        ),
+        (
+            PoolConfig { capacity: Capacity::Bytes(8191), ..good },
+            Budget { bytes: 8191, page_bytes: 8192 },
+        ),
+        (
+            PoolConfig { capacity: Capacity::Bytes(0), ..good },
+            Budget { bytes: 0, page_bytes: 8192 },
+        ),
+        (PoolConfig { kv_heads: 6, tp_size: 4, ..good }, HeadSplit { kv_heads: 6, tp_size: 4 }),
+        (PoolConfig { tp_rank: 1, ..good }, Rank { tp_rank: 1, tp_size: 1 }),
+        (
+            PoolConfig { layers: huge, kv_heads: huge, head_dim: huge, ..good },
+            Overflow { name: "bytes per token" },
+        ),
+        (
+            PoolConfig { layers: 1 << 31, ..good },
+            Limit { name: "layers", value: 1 << 31, max: (1 << 31) - 1 },
+        ),
+        (
+            PoolConfig { layers: huge / 2, head_dim: 1 << 28, page_size: 1024, ..good },
+            Overflow { name: "page_bytes" },
+        ),
+        (
+            PoolConfig {
+                layers: huge / 2,
+                head_dim: 1 << 20,
+                page_size: 1,
+                capacity: Capacity::Pages(huge - 1),
+                ..good
+            },
+            Overflow { name: "pool bytes" },
+        ),
+    ];
+    for (config, error) in pools {
+        assert_eq!(config.layout(), Err(error), "{config:?}");
+        assert_eq!(EngineConfig::from(config).shape(), Err(error), "{config:?}");
+        assert!(!error.to_string().is_empty());
+    }
+    let good = EngineConfig::from(good);
+    let engines = [
+        (EngineConfig { max_sequences: 0, ..good }, Zero { name: "max_sequences" }),
+        (EngineConfig { max_sequence_len: 0, ..good }, Zero { name: "max_sequence_len" }),
+        (EngineConfig { max_tokens: 0, ..good }, Zero { name: "max_tokens" }),
+        (EngineConfig { max_steps: 0, ..good }, Zero { name: "max_steps" }),
+        (
+            EngineConfig { max_sequences: 1 << 20, max_steps: 1 << 11, ..good },
+            Limit { name: "max_sequences * max_steps", value: 1 << 31, max: 1 << 30 },
+        ),
+        (EngineConfig { max_tokens: u64::MAX, ..good }, Overflow { name: "page table words" }),
+    ];
+    for (config, error) in engines {
+        assert_eq!(config.shape(), Err(error), "{config:?}");
+    }
+    assert_eq!(TableShape::new(0, 1, 1, 1), Err(Zero { name: "page_size" }));
+}
+
+#[test]
+fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
+    let mut rng = Rng::new(3);
+    let mut number = || {
+        let bits = rng.below(33);
+        (rng.bits() & ((1_u64 << bits) - 1)) as u32
+    };
+    let mut made = 0;
+    for _ in 0..200_000 {
+        let config = PoolConfig {
+            layers: number(),
+            kv_heads: number(),
+            head_dim: number(),
+            dtype: [Dtype::F32, Dtype::F16][number() as usize % 2],
+            page_size: number() % 1030,
+            capacity: match number() % 2 {
+                0 => Capacity::Pages(number()),
+                _ => Capacity::Bytes(u64::from(number()) << (number() % 32)),
+            },
+            layout: LAYOUTS[number() as usize % 2],
+            tp_size: if number() % 2 == 0 { 1 } else { number() },
+            tp_rank: 0,
+        };
+        let Ok(pool) = config.layout() else { continue };
+        made += 1;
+        let element = u128::from(pool.layers())
+            * u128::from(pool.kv_heads())
+            * u128::from(pool.head_dim())
+            * u128::from(pool.page_size())
+            * u128::from(pool.dtype().size());
+        assert_eq!(u128::from(pool.page_bytes()), 2 * element);
+        assert_eq!(u128::from(pool.total_bytes()), 2 * element * u128::from(pool.page_count()));
+        if let Capacity::Bytes(bytes) = config.capacity {
+            assert!(pool.total_bytes() <= bytes && bytes - pool.total_bytes() < pool.page_bytes());
+        }
+        let last = PageId::new(pool.page_count() - 1);
+        let piece = pool.piece(last, pool.pieces_per_page() - 1);
+        assert_eq!(piece.end, pool.total_bytes());
+        let slot = SlotId::new(pool.slot_count() - 1);
+        let first = pool.element(Kv::V, LayerId::new(pool.layers() - 1), slot);
+        let heads = u64::from(pool.kv_heads()) * u64::from(pool.head_dim());
+        assert_eq!((first + heads) * u64::from(pool.dtype().size()), pool.total_bytes());
+    }
+    assert!(made > 1000, "{made}");
+}
+
+#[test]
+fn slot_mappings_are_32_bit_as_long_as_every_slot_fits() {
+    let pool = |pages, page_size| {
+        let capacity = Capacity::Pages(pages);
+        PoolConfig { head_dim: 1, page_size, capacity, ..Default::default() }.layout()
+    };
+    assert_eq!(pool(1 << 21, 1024).map(|pool| pool.slots_fit_i32()), Ok(true));
+    assert_eq!(pool((1 << 21) + 1, 1024).map(|pool| pool.slots_fit_i32()), Ok(false));
+    assert_eq!(pool((1 << 31) + 1, 1).map(|pool| pool.slots_fit_i32()), Ok(false));
+}
+
+#[test]
+fn page_tables_have_a_word_for_every_page_of_every_row() {
+    for (page_size, rows, len_max, tokens) in
+        [(1, 3, 5000, 9000), (16, 5, 700, 3500), (3, 2, 2048, 4000), (1024, 4, 5000, 5000)]
+    {
+        let table = TableShape::new(page_size, rows, len_max, tokens).expect("a small table");
+        let pages_max = len_max.div_ceil(page_size);
+        assert!(table.chunks_per_row * table.chunk_pages >= pages_max);
+        // Words are distinct and in range: first the directory, then the chunks.
+        let mut seen = BTreeSet::new();
+        for row in (0..rows).map(RowId::new) {
+            for chunk in 0..table.chunks_per_row {
+                assert!(seen.insert(table.directory_word(row, chunk * table.chunk_pages)));
+            }
+        }
+        for chunk in 0..table.chunk_count {
+            for page in 0..table.chunk_pages {
+                assert!(seen.insert(table.page_word(chunk, page)));
+            }
+        }
+        assert_eq!(seen.len(), table.words());
+        assert_eq!(seen.last().map(|&word| word as usize), Some(table.words() - 1));
+
+        // Rows that share the tokens in the worst way still find chunks, and every page is found again.
+        let mut words = vec![u32::MAX; table.words()];
+        let chunk_tokens = table.chunk_pages * page_size;
+        let mut chunks = (0..table.chunk_count).rev();
+        let mut left = tokens;
+        let mut lens = Vec::new();
+        for row in 0..rows {
+            let len = match row + 1 == rows {
+                true => left.min(len_max.into()),
+                false => left
+                    .min(u64::from(len_max / chunk_tokens * chunk_tokens + 1))
+                    .min(len_max.into()),
+            };
+            left -= len;
+            lens.push(len as u32);
+        }
+        let page = |row: u32, index: u32| row * 100_000 + index;
+        for (row, &len) in lens.iter().enumerate() {
+            let id = RowId::new(row as u32);
+            for index in 0..len.div_ceil(page_size) {
+                if index % table.chunk_pages == 0 {
+                    let chunk = chunks.next().expect("tokens that fit have their chunks");
+                    words[table.directory_word(id, index) as usize] = chunk;
+                }
+                let chunk = words[table.directory_word(id, index) as usize];
+                words[table.page_word(chunk, index) as usize] = page(row as u32, index);
+            }
+        }
+        for (row, &len) in lens.iter().enumerate() {
+            for index in 0..len.div_ceil(page_size) {
+                let found = table.page(&words, RowId::new(row as u32), index);
+                assert_eq!(found, PageId::new(page(row as u32, index)));
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Plans as bytes: what goes in comes out, and no bytes make a reader or a backend panic.
+
+use kvarena::backend::{Backend, CpuRows, CpuRowsMut};
+use kvarena::plan::PlanBytesError;
+use kvarena::testkit::planner::{Item, Planner};
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Attend, BatchPlan, BatchRow, Capacity, Cpu, LayerId, OwnedPlan, PageId, PoolConfig, PoolLayout,
+    RowId, SlotMapping, StepId, StepScratch, TableShape, TableWrite, TokenId,
+};
+
+/// Bytes of the header: magic, step, rows, tokens, table writes, bytes of a slot.
+const HEADER: usize = 48;
+
+/// The arrays of a random plan, which names nothing that exists.
+struct Arrays {
+    rows: Vec<BatchRow>,
+    tokens: Vec<TokenId>,
+    positions: Vec<u32>,
+    narrow: Vec<i32>,
+    wide: Vec<i64>,
+    writes: Vec<TableWrite>,
+}
+
+impl Arrays {
+    fn random(rng: &mut Rng) -> Self {
+        let mut next = 0;
+        let mut rows = Vec::new();
+        for _ in 0..rng.below(6) {
+            let extend_len = rng.below(5) as u32;
+            let kv_len = if rng.one_in(3) { 0 } else { extend_len + rng.below(100) as u32 };
+            let row = RowId::new(rng.bits() as u32);
+            rows.push(BatchRow { row, qo_start: next, extend_len, kv_len });
+            next += extend_len;
+        }
+        let writes = rng.below(8);
+        let mut word = || rng.bits() as u32;
+        Self {
+            rows,
+            tokens: (0..next).map(|_| TokenId::new(word())).collect(),
+            positions: (0..next).map(|_| word()).collect(),
+            narrow: (0..next).map(|_| word() as i32).collect(),
+            wide: (0..next).map(|_| (i64::from(word()) << 32) | i64::from(word())).collect(),
+            writes: (0..writes).map(|_| TableWrite { index: word(), value: word() }).collect(),
+        }
+    }
+
+    fn plan(&self, step: u64, wide: bool) -> BatchPlan<'_> {
+        BatchPlan {
+            step: StepId::new(step),
+            rows: &self.rows,
+            tokens: &self.tokens,
+            positions: &self.positions,
+            slot_mapping: match wide {
+                true => SlotMapping::I64(&self.wide),
+                false => SlotMapping::I32(&self.narrow),
+            },
+            table_writes: &self.writes,
+        }
+    }
+}
+
+#[test]
+fn plans_survive_the_way_through_bytes() {
+    let mut rng = Rng::new(1);
+    let mut reused = OwnedPlan::new();
+    for step in 0..500 {
+        let arrays = Arrays::random(&mut rng);
+        for wide in [false, true] {
+            let plan = arrays.plan(step, wide);
+            let owned = OwnedPlan::from(&plan);
+            assert_eq!(owned.plan(), plan);
+            reused.copy_from(&plan);
+            assert_eq!(reused, owned);
+            let read = OwnedPlan::from_bytes(owned.as_bytes()).expect("its own bytes");
+            assert_eq!(read.plan(), plan);
+            // Bytes that lie at any address.
+            let mut shifted = vec![0];
+            shifted.extend_from_slice(owned.as_bytes());
+            assert_eq!(OwnedPlan::from_bytes(&shifted[1..]), Ok(owned));
+        }
+    }
+}
+
+#[test]
+fn bytes_of_another_length_are_refused() {
+    let mut rng = Rng::new(2);
+    for step in 0..40 {
+        let arrays = Arrays::random(&mut rng);
+        let owned = OwnedPlan::from(&arrays.plan(step, rng.one_in(2)));
+        let bytes = owned.as_bytes();
+        for actual in 0..bytes.len() {
+            let refused = OwnedPlan::from_bytes(&bytes[..actual]);
+            assert_eq!(refused, Err(PlanBytesError::Length { actual }));
+        }
+        for more in [1, 7, 8, 4096] {
+            let mut longer = bytes.to_vec();
+            longer.resize(bytes.len() + more, 0);
+            let refused = OwnedPlan::from_bytes(&longer);
+            assert_eq!(refused, Err(PlanBytesError::Length { actual: longer.len() }));
+        }
+    }
+}
+
+#[test]
+fn headers_that_lie_are_refused() {
+    let row = |qo_start, extend_len, kv_len| {
+        let row = RowId::new(0);
+        BatchRow { row, qo_start, extend_len, kv_len }
+    };
+    let read = |rows: &[BatchRow], tokens: usize| {
+        let plan = BatchPlan {
+            step: StepId::new(1),
+            rows,
+            tokens: &vec![TokenId::new(0); tokens],
+            positions: &vec![0; tokens],
+            slot_mapping: SlotMapping::I32(&vec![0; tokens]),
+            table_writes: &[],
+        };
+        OwnedPlan::from_bytes(OwnedPlan::from(&plan).as_bytes()).map(|_| ())
+    };
+    assert_eq!(read(&[row(0, 2, 5), row(2, 1, 0), row(3, 1, 1)], 4), Ok(()));
+    let refused = |row| Err(PlanBytesError::Rows { row });
+    assert_eq!(read(&[row(1, 2, 5)], 3), refused(0));
+    assert_eq!(read(&[row(0, 2, 5), row(1, 1, 5)], 3), refused(1));
+    assert_eq!(read(&[row(0, 2, 5), row(2, 1, 5)], 4), refused(2));
+    assert_eq!(read(&[row(0, 2, 5), row(2, 3, 5)], 4), refused(2));
+    assert_eq!(read(&[row(0, 4, 3)], 4), refused(0));
+    assert_eq!(read(&[row(0, u32::MAX, 0), row(u32::MAX, 1, 1), row(0, 0, 1)], 0), refused(2));
+    assert_eq!(read(&[], 1), refused(0));
+
+    let arrays = Arrays::random(&mut Rng::new(9));
+    let owned = OwnedPlan::from(&arrays.plan(7, false));
+    let with = |word: usize, value: u64| {
+        let mut bytes = owned.as_bytes().to_vec();
+        bytes[word * 8..word * 8 + 8].copy_from_slice(&value.to_le_bytes());
+        OwnedPlan::from_bytes(&bytes).map(|_| ())
+    };
+    let length = Err(PlanBytesError::Length { actual: owned.as_bytes().len() });
+    assert_eq!(with(0, 0), Err(PlanBytesError::Magic));
+    assert_eq!(with(1, u64::MAX), Ok(())); // any step
+    for (word, value) in (2..5).flat_map(|word| [u64::MAX, 1 << 60, 1 << 32].map(|x| (word, x))) {
+        assert_eq!(with(word, value), length, "word {word} = {value}");
+    }
+    for slot_bytes in [0, 1, 5, u64::MAX] {
+        assert_eq!(with(5, slot_bytes), Err(PlanBytesError::SlotBytes { slot_bytes }));
+    }
+    for error in [PlanBytesError::Magic, PlanBytesError::Length { actual: 3 }] {
+        assert!(!error.to_string().is_empty());
+    }
+}
+
+#[test]
+fn padding_adds_rows_that_see_nothing_and_tokens_that_store_nothing() {
+    let mut rng = Rng::new(4);
+    let mut scratch = StepScratch::new();
+    for step in 0..200 {
+        let arrays = Arrays::random(&mut rng);
+        let plan = arrays.plan(step, rng.one_in(2));
+        let (rows, tokens) = (plan.rows.len(), plan.token_count());
+        assert_eq!(plan.padded(&mut scratch, rows, tokens), plan);
+        let more_rows = rng.within(1, 5) as usize;
+        let more_tokens = more_rows + rng.below(6) as usize;
+        let padded = plan.padded(&mut scratch, rows + more_rows, tokens + more_tokens);
+        assert_eq!(padded.step(), plan.step());
+        assert_eq!(padded.rows[..rows], *plan.rows);
+        assert_eq!(padded.tokens[..tokens], *plan.tokens);
+        assert_eq!(padded.positions[..tokens], *plan.positions);
+        assert_eq!(padded.table_writes, plan.table_writes);
+        assert_eq!(padded.slot_mapping.len(), tokens + more_tokens);
+        for i in 0..tokens + more_tokens {
+            let wanted = if i < tokens { plan.slot_mapping.get(i) } else { None };
+            assert_eq!(padded.slot_mapping.get(i), wanted);
+        }
+        assert!(padded.rows[rows..].iter().all(|row| row.kv_len == 0 && row.extend_len > 0));
+        // The rows still follow one another up to the last token.
+        assert!(OwnedPlan::from_bytes(OwnedPlan::from(&padded).as_bytes()).is_ok());
+    }
+}
+
+/// A small pool with two sequences, and the plan of their next step.
+fn begun() -> (Cpu, PoolLayout, OwnedPlan) {
+    let (page_size, capacity) = (3, Capacity::Pages(20));
+    let config = PoolConfig { layers: 2, head_dim: 8, page_size, capacity, ..Default::default() };
+    let layout = config.layout().expect("a valid pool");
+    let table = TableShape::new(page_size, 3, 30, 60).expect("a small table");
+    let mut cpu = Cpu::with_threads(1);
+    cpu.open(&layout, &table, 2).expect("a small pool");
+    let mut planner = Planner::new(&layout, &table, 5);
+    let [a, b] = [(); 2].map(|()| planner.admit().expect("a row"));
+    let extend = |sequence, len| Item::Extend { sequence, len };
+    let first = planner.plan(&[extend(a, 7), extend(b, 12)]);
+    cpu.begin(&first.plan()).expect("a valid plan");
+    let second = planner.plan(&[extend(b, 1), Item::Padding { len: 1 }, extend(a, 6)]);
+    (cpu, layout, second)
+}
+
+fn pool_bytes(cpu: &Cpu, layout: &PoolLayout) -> Vec<u8> {
+    let mut bytes = vec![0; layout.total_bytes() as usize];
+    for (page, bytes) in bytes.chunks_exact_mut(layout.page_bytes() as usize).enumerate() {
+        cpu.read_page(PageId::new(page as u32), bytes).expect("a page of the pool");
+    }
+    bytes
+}
+
+#[test]
+fn garbled_plans_are_refused_whole_or_stay_within_the_pool() {
+    let mut rng = Rng::new(6);
+    let (mut read, mut refused, mut stored) = (0, 0, 0);
+    for _ in 0..4000 {
+        let (mut cpu, layout, plan) = begun();
+        let mut bytes = plan.as_bytes().to_vec();
+        for _ in 0..rng.within(1, 3) {
+            let header = rng.one_in(8);
+            let at = if header { rng.below(HEADER as u64) } else { rng.below(bytes.len() as u64) };
+            // Small numbers as well as any: they are more often plausible.
+            let value = if rng.one_in(2) { rng.below(32) } else { rng.bits() };
+            bytes[at as usize] = value as u8;
+        }
+        let Ok(plan) = OwnedPlan::from_bytes(&bytes) else { continue };
+        read += 1;
+        let plan = plan.plan();
+        let (words, pool) = (cpu.table_words().to_vec(), pool_bytes(&cpu, &layout));
+        if cpu.begin(&plan).is_err() {
+            refused += 1;
+            assert_eq!(cpu.table_words(), words);
+            continue;
+        }
+        let rows = vec![1.0_f32; plan.token_count() * 8];
+        let mut out = rows.clone();
+        for layer in 0..2 {
+            let layer = LayerId::new(layer);
+            let (k, v) = (CpuRows::from(&rows[..]), CpuRows::from(&rows[..]));
+            if cpu.store_cache(&plan, layer, k, v).is_err() {
+                assert_eq!(pool_bytes(&cpu, &layout), pool);
+                continue;
+            }
+            stored += 1;
+            let (q, out) = (CpuRows::from(&rows[..]), CpuRowsMut::from(&mut out[..]));
+            let attend = Attend::new(1, 8);
+            cpu.attend(&plan, layer, &attend, q, out, None).expect("a plan that was stored");
+        }
+    }
+    assert!(read > 1000 && refused > 500 && stored > 500, "{read} {refused} {stored}");
+}

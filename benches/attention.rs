@@ -1,7 +1,7 @@
 //! Attention and stores of the CPU backend, in the shape of Qwen3-0.6B: 16 query heads, 8 kv heads of 128, bf16.
 //!
-//! GB/s counts the K and V that a call reads (or stores), once; GFLOP/s is shown as items a second: 4 for each query head,
-//! visible position and element of a head.
+//! GB/s counts the K and V that a call reads (or stores), once. Items are floating-point operations: 4 for each query
+//! head, visible position and element of a head.
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};

@@ -213,8 +213,8 @@ fn widen_slot<T: Number>(slot: &[T], planes: &mut [Lanes], row: usize, job: &Job
     }
 }
 
-/// Products of all queries with a tile's first `len` keys: `logits`, `[queries, TILE]`. What it makes of queries and keys
-/// that do not see each other, and of what an earlier tile left past `len`, nobody reads.
+/// Products of all queries with a tile's first `len` keys: `logits`, `[queries, TILE]`. What it makes of queries and
+/// keys that do not see each other, and of what an earlier tile left past `len`, nobody reads.
 fn multiply(q: &[Lanes], k: &[Lanes], lanes: usize, len: usize, logits: &mut [f32]) {
     let mut queries = q.chunks_exact(2 * lanes);
     let mut logits = logits.chunks_exact_mut(2 * TILE);

@@ -35,8 +35,8 @@ pub(super) struct Job<'a, T> {
     pub threads: NonZeroUsize,
 }
 
-/// Some query tokens of one sequence, with the query heads of some kv heads. Its query rows are ordered by kv head, then
-/// token, then head within the group.
+/// Some query tokens of one sequence, with the query heads of some kv heads. Its query rows are ordered by kv head,
+/// then token, then head within the group.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     pub row: BatchRow,

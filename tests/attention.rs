@@ -1,10 +1,413 @@
-//! The CPU backend keeps the contract of backends: attention over pages is attention over contiguous K and V.
+//! The CPU backend: it keeps the contract of backends, refuses by name and value what makes no sense, and gives the
+//! same numbers whatever the pool looks like.
 
-use kvarena::Cpu;
+use half::f16;
+use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Elements, Operand};
 use kvarena::testkit::contract::check_backend;
+use kvarena::testkit::planner::{Item, Planner};
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Attend, BatchPlan, BatchRow, Capacity, Cpu, Dtype, Kv, LayerId, Layout, OwnedPlan, PageCopy,
+    PageId, PoolConfig, PoolLayout, RowId, SlotId, SlotMapping, StepId, TableShape, TableWrite,
+    TokenId,
+};
 
 #[test]
 fn cpu_keeps_the_contract() {
-    let report = check_backend(|| Cpu::with_threads(3), 0..100);
+    let report = check_backend(|| Cpu::with_threads(3), 0..250);
     println!("{report}");
+    assert!(report.rows > 100_000, "{report}");
+}
+
+/// Two layers of two heads of 12 x f16, pages of 3, two sequences of up to 30 tokens.
+fn pool() -> (PoolLayout, TableShape) {
+    let config = PoolConfig {
+        layers: 2,
+        kv_heads: 2,
+        head_dim: 12,
+        dtype: Dtype::F16,
+        page_size: 3,
+        capacity: Capacity::Pages(20),
+        ..Default::default()
+    };
+    let table = TableShape::new(3, 2, 30, 60).expect("a small table");
+    (config.layout().expect("a valid pool"), table)
+}
+
+fn opened() -> Cpu {
+    let (layout, table) = pool();
+    let mut cpu = Cpu::with_threads(1);
+    cpu.open(&layout, &table, 2).expect("a small pool");
+    cpu
+}
+
+fn all_bytes(cpu: &Cpu) -> Vec<u8> {
+    let layout = *cpu.layout().expect("an open pool");
+    let mut bytes = vec![0; layout.total_bytes() as usize];
+    for (page, bytes) in bytes.chunks_exact_mut(layout.page_bytes() as usize).enumerate() {
+        cpu.read_page(PageId::new(page as u32), bytes).expect("a page of the pool");
+    }
+    bytes
+}
+
+fn numbers(rng: &mut Rng, len: usize) -> Vec<f32> {
+    (0..len).map(|_| rng.below(2000) as f32 / 500.0 - 2.0).collect()
+}
+
+/// A plan of five tokens of one sequence, as plain arrays to be spoilt.
+#[derive(Clone)]
+struct Arrays {
+    step: u64,
+    rows: Vec<BatchRow>,
+    tokens: Vec<TokenId>,
+    positions: Vec<u32>,
+    slots: Vec<i32>,
+    writes: Vec<TableWrite>,
+}
+
+impl Arrays {
+    fn good() -> Self {
+        let (_, table) = pool();
+        let row = RowId::new(1);
+        Self {
+            step: 1,
+            rows: vec![BatchRow { row, qo_start: 0, extend_len: 5, kv_len: 5 }],
+            tokens: vec![TokenId::new(1); 5],
+            positions: vec![0, 1, 2, 3, 4],
+            slots: vec![21, 22, 23, 6, 7],
+            writes: vec![
+                TableWrite { index: table.directory_word(row, 0), value: 1 },
+                TableWrite { index: table.page_word(1, 0), value: 7 },
+                TableWrite { index: table.page_word(1, 1), value: 2 },
+            ],
+        }
+    }
+
+    fn plan(&self) -> BatchPlan<'_> {
+        BatchPlan {
+            step: StepId::new(self.step),
+            rows: &self.rows,
+            tokens: &self.tokens,
+            positions: &self.positions,
+            slot_mapping: SlotMapping::I32(&self.slots),
+            table_writes: &self.writes,
+        }
+    }
+}
+
+#[test]
+fn plans_that_name_what_does_not_exist_are_refused() {
+    let good = Arrays::good();
+    let spoilt = |spoil: &dyn Fn(&mut Arrays)| {
+        let mut arrays = good.clone();
+        spoil(&mut arrays);
+        arrays
+    };
+    let row = RowId::new(1);
+    let words = pool().1.words();
+    let cases = [
+        (spoilt(&|a| a.tokens.truncate(4)), CpuError::Tokens { positions: 5, tokens: 4, slots: 5 }),
+        (spoilt(&|a| a.slots.push(0)), CpuError::Tokens { positions: 5, tokens: 5, slots: 6 }),
+        (spoilt(&|a| a.rows[0].qo_start = 1), CpuError::QueryRows { row: 0 }),
+        (spoilt(&|a| a.rows[0].extend_len = 4), CpuError::QueryRows { row: 1 }),
+        (spoilt(&|a| a.rows.clear()), CpuError::QueryRows { row: 0 }),
+        (spoilt(&|a| a.rows[0].row = RowId::new(2)), CpuError::Row { row: RowId::new(2), rows: 2 }),
+        (
+            spoilt(&|a| a.rows[0].kv_len = 4),
+            CpuError::KvLen { row, kv_len: 4, min: 5, max: 341 * 3 },
+        ),
+        (
+            spoilt(&|a| a.rows[0].kv_len = 1024),
+            CpuError::KvLen { row, kv_len: 1024, min: 5, max: 341 * 3 },
+        ),
+        (spoilt(&|a| a.slots[4] = 60), CpuError::Slot { slot: SlotId::new(60), slot_count: 60 }),
+        (
+            spoilt(&|a| a.writes[1].index = words as u32),
+            CpuError::TableIndex { index: words as u32, words },
+        ),
+        (
+            spoilt(&|a| a.writes[0].value = 2),
+            CpuError::TableValue { index: good.writes[0].index, value: 2, count: 2 },
+        ),
+        (
+            spoilt(&|a| a.writes[2].value = 20),
+            CpuError::TableValue { index: good.writes[2].index, value: 20, count: 20 },
+        ),
+    ];
+    for (arrays, error) in cases {
+        let mut cpu = opened();
+        assert_eq!(cpu.begin(&arrays.plan()), Err(error));
+        assert!(cpu.table_words().iter().all(|&word| word == 0), "{error}");
+        // The step may begin once it is mended. A spoilt plan of a step that has begun is refused too.
+        cpu.begin(&good.plan()).expect("a valid plan");
+        let (kv, q) = (vec![1.0; 5 * 24], vec![1.0; 5 * 48]);
+        let mut out = vec![7.0; q.len()];
+        let layer = LayerId::new(0);
+        let rows = CpuRows::from(&kv[..]);
+        assert_eq!(cpu.store_cache(&arrays.plan(), layer, rows, rows), Err(error));
+        let out_rows = CpuRowsMut::from(&mut out[..]);
+        let (q, attend) = (CpuRows::from(&q[..]), Attend::new(4, 12));
+        assert_eq!(cpu.attend(&arrays.plan(), layer, &attend, q, out_rows, None), Err(error));
+        assert!(out.iter().all(|&x| x == 7.0), "{error}");
+        assert!(all_bytes(&cpu).iter().all(|&x| x == 0), "{error}");
+        assert!(!error.to_string().is_empty());
+    }
+}
+
+#[test]
+fn rows_that_do_not_fit_the_plan_are_refused() {
+    let arrays = Arrays::good();
+    let plan = arrays.plan();
+    let mut cpu = opened();
+    cpu.begin(&plan).expect("a valid plan");
+    let layer = LayerId::new(1);
+    let all = vec![1.0_f32; 1000];
+    let rows = |len: usize| CpuRows::from(&all[..len]);
+    let length = |operand, actual, wanted| Err(CpuError::Length { operand, actual, wanted });
+
+    let mut store = |layer, k, v| cpu.store_cache(&plan, LayerId::new(layer), k, v);
+    let past = CpuError::Layer { layer: LayerId::new(2), layers: 2 };
+    assert_eq!(store(2, rows(120), rows(120)), Err(past));
+    assert_eq!(store(1, rows(119), rows(120)), length(Operand::K, 119, 120));
+    assert_eq!(store(1, rows(120), rows(121)), length(Operand::V, 121, 120));
+    assert_eq!(store(1, rows(143).strided(30), rows(120)), length(Operand::K, 143, 144));
+    let stride = CpuError::Stride { operand: Operand::V, stride: 23, width: 24 };
+    assert_eq!(store(1, rows(120), rows(120).strided(23)), Err(stride));
+    assert_eq!(store(1, rows(144).strided(30), rows(120).strided(24)), Ok(()));
+    let stored = all_bytes(&cpu);
+
+    let mut out = vec![7.0_f32; 240];
+    let mut lse = vec![7.0_f32; 20];
+    let plain = Attend::new(4, 12);
+    let mut attend = |attend: Attend, q: usize, out_len: usize, lse_len: usize| {
+        let out = CpuRowsMut::from(&mut out[..out_len]);
+        let result = cpu.attend(&plan, layer, &attend, rows(q), out, Some(&mut lse[..lse_len]));
+        if result.is_err() {
+            assert!(lse.iter().all(|&x| x == 7.0), "{result:?}");
+        }
+        result
+    };
+    assert_eq!(attend(plain, 239, 240, 20), length(Operand::Q, 239, 240));
+    assert_eq!(attend(plain, 240, 239, 20), length(Operand::Out, 239, 240));
+    assert_eq!(attend(plain, 240, 240, 19), length(Operand::Lse, 19, 20));
+    for q_heads in [0, 1, 3] {
+        let refused = Err(CpuError::Heads { q_heads, kv_heads: 2 });
+        assert_eq!(attend(Attend { q_heads, ..plain }, 240, 240, 20), refused);
+    }
+    let window = Some(0);
+    assert_eq!(attend(Attend { window, ..plain }, 240, 240, 20), Err(CpuError::EmptyWindow));
+    for soft_cap in [0.0, -1.0] {
+        let refused = Err(CpuError::SoftCap { soft_cap });
+        let soft_cap = Some(soft_cap);
+        assert_eq!(attend(Attend { soft_cap, ..plain }, 240, 240, 20), refused);
+    }
+    let not_a_number = Attend { soft_cap: Some(f32::NAN), ..plain };
+    assert!(matches!(attend(not_a_number, 240, 240, 20), Err(CpuError::SoftCap { .. })));
+    assert_eq!(attend(plain, 240, 240, 20), Ok(()));
+    assert_eq!(all_bytes(&cpu), stored);
+}
+
+#[test]
+fn calls_out_of_turn_are_refused() {
+    let arrays = Arrays::good();
+    let plan = arrays.plan();
+    let layer = LayerId::new(0);
+    let mut bytes = vec![0; 24];
+    let mut cpu = Cpu::new();
+    assert_eq!(cpu.begin(&plan), Err(CpuError::NotOpen));
+    let rows = CpuRows::from(&[0.0_f32; 120][..]);
+    assert_eq!(cpu.store_cache(&plan, layer, rows, rows), Err(CpuError::NotOpen));
+    assert_eq!(cpu.copy_pages(&[]), Err(CpuError::NotOpen));
+    assert_eq!(cpu.read_page(PageId::new(0), &mut bytes), Err(CpuError::NotOpen));
+    assert_eq!(cpu.write_page(PageId::new(0), &bytes), Err(CpuError::NotOpen));
+    assert!(cpu.layout().is_none() && cpu.table_words().is_empty());
+
+    let (layout, table) = pool();
+    let mut cpu = opened();
+    assert_eq!(cpu.open(&layout, &table, 2), Err(CpuError::AlreadyOpen));
+    let not_begun = Err(CpuError::NotBegun { step: StepId::new(1) });
+    assert_eq!(cpu.store_cache(&plan, layer, rows, rows), not_begun);
+    cpu.begin(&plan).expect("a valid plan");
+    let last = StepId::new(1);
+    assert_eq!(cpu.begin(&plan), Err(CpuError::AlreadyBegun { step: last, last }));
+
+    let page = PageId::new(20);
+    let past = Err(CpuError::Page { page, page_count: 20 });
+    assert_eq!(cpu.copy_pages(&[PageCopy { source: page, target: PageId::new(1) }]), past);
+    assert_eq!(cpu.copy_pages(&[PageCopy { source: PageId::new(1), target: page }]), past);
+    assert_eq!(cpu.read_page(page, &mut bytes), past);
+    let wanted = layout.page_bytes();
+    let size = Err(CpuError::PageBytes { actual: 24, wanted });
+    assert_eq!(cpu.read_page(PageId::new(1), &mut bytes), size);
+    assert_eq!(cpu.write_page(PageId::new(1), &bytes), size);
+    assert_eq!(cpu.page_piece(PageId::new(1), 1), Err(CpuError::Piece { piece: 1, pieces: 1 }));
+    let slot = SlotId::new(60);
+    let past = Err(CpuError::Slot { slot, slot_count: 60 });
+    assert_eq!(cpu.slot(Kv::K, layer, slot), past);
+    let layer = LayerId::new(2);
+    let past = Err(CpuError::Layer { layer, layers: 2 });
+    assert_eq!(cpu.slot(Kv::V, layer, SlotId::new(0)), past);
+}
+
+#[test]
+fn a_pool_that_memory_does_not_hold_is_an_error() {
+    let capacity = Capacity::Pages(u32::MAX - 1);
+    let config = PoolConfig { layers: 1000, page_size: 1024, capacity, ..Default::default() };
+    let layout = config.layout().expect("valid, if large");
+    let table = TableShape::new(1024, 1, 1024, 1024).expect("a small table");
+    let mut cpu = Cpu::new();
+    let refused = CpuError::OutOfMemory { bytes: layout.total_bytes() };
+    assert_eq!(cpu.open(&layout, &table, 1), Err(refused));
+    // It may be opened with a smaller one.
+    let (layout, table) = pool();
+    assert_eq!(cpu.open(&layout, &table, 1), Ok(()));
+}
+
+#[test]
+fn stores_convert_to_the_nearest_and_copy_their_own_type_bit_by_bit() {
+    let arrays = Arrays::good();
+    let mut cpu = opened();
+    cpu.begin(&arrays.plan()).expect("a valid plan");
+    // Ties, overflow, the smallest subnormal, minus zero; then bits that no conversion would keep.
+    let wide = [1.0 + 1.0 / 2048.0, 1.0 + 3.0 / 2048.0, 65519.0, 65520.0, 5.9604645e-8, -0.0];
+    let kept = [0x3c00, 0x3c02, 0x7bff, 0x7c00, 0x0001, 0x8000].map(f16::from_bits);
+    let k: Vec<f32> = wide.iter().copied().cycle().take(120).collect();
+    let v: Vec<f16> = (0..120).map(|i| f16::from_bits(0x7c01 + i * 7)).collect();
+    let layer = LayerId::new(1);
+    let (k_rows, v_rows) = (CpuRows::from(&k[..]), CpuRows::from(&v[..]));
+    cpu.store_cache(&arrays.plan(), layer, k_rows, v_rows).expect("valid rows");
+    for (i, &slot) in arrays.slots.iter().enumerate() {
+        let slot = SlotId::new(slot as u64);
+        let bits = |elements| match elements {
+            Ok(Elements::F16(x)) => x.iter().map(|x: &f16| x.to_bits()).collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        let wanted: Vec<u16> = kept.iter().cycle().take(24).map(|x| x.to_bits()).collect();
+        assert_eq!(bits(cpu.slot(Kv::K, layer, slot)), wanted);
+        let wanted: Vec<u16> = v[i * 24..(i + 1) * 24].iter().map(|x| x.to_bits()).collect();
+        assert_eq!(bits(cpu.slot(Kv::V, layer, slot)), wanted);
+    }
+}
+
+/// One sequence in a pool of the given kind, extended by 200 and 30 tokens; the outputs and log-sum-exps of both.
+fn generated(layout: Layout, page_size: u32, threads: usize) -> Vec<u32> {
+    let (kv_heads, head_dim, q_heads) = (4, 64, 12);
+    let config = PoolConfig {
+        kv_heads,
+        head_dim,
+        page_size,
+        dtype: Dtype::Bf16,
+        capacity: Capacity::Pages(240),
+        layout,
+        ..Default::default()
+    };
+    let pool = config.layout().expect("a valid pool");
+    let table = TableShape::new(page_size, 1, 240, 240).expect("a small table");
+    let mut cpu = Cpu::with_threads(threads);
+    cpu.open(&pool, &table, 2).expect("a small pool");
+    let mut planner = Planner::new(&pool, &table, u64::from(page_size));
+    let sequence = planner.admit().expect("a row");
+    let (mut rng, mut results) = (Rng::new(1), Vec::new());
+    for len in [200, 30] {
+        let plan: OwnedPlan = planner.plan(&[Item::Extend { sequence, len }]);
+        let plan = plan.plan();
+        let mut rows = |heads: u32| numbers(&mut rng, (len * heads * head_dim) as usize);
+        let (q, k, v) = (rows(q_heads), rows(kv_heads), rows(kv_heads));
+        let layer = LayerId::new(0);
+        cpu.begin(&plan).expect("a valid plan");
+        cpu.store_cache(&plan, layer, k[..].into(), v[..].into()).expect("a valid store");
+        let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; (len * q_heads) as usize]);
+        let attend = Attend::new(q_heads, head_dim);
+        let out_rows = CpuRowsMut::from(&mut out[..]);
+        cpu.attend(&plan, layer, &attend, q[..].into(), out_rows, Some(&mut lse))
+            .expect("valid attention");
+        results.extend(out.into_iter().chain(lse).map(f32::to_bits));
+    }
+    results
+}
+
+#[test]
+fn results_depend_neither_on_the_pool_nor_on_the_threads() {
+    // With one page the sequence is contiguous.
+    let contiguous = generated(Layout::LayerFirst, 256, 1);
+    for layout in [Layout::LayerFirst, Layout::PageFirst] {
+        for page_size in [1, 3, 16, 64] {
+            for threads in [1, 2, 5] {
+                let paged = generated(layout, page_size, threads);
+                assert!(paged == contiguous, "{layout:?} {page_size} {threads}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_lies_past_a_position_has_no_effect() {
+    let arrays = Arrays::good();
+    let layer = LayerId::new(0);
+    let mut rng = Rng::new(4);
+    let (q, kv) = (numbers(&mut rng, 5 * 48), numbers(&mut rng, 5 * 24));
+    let out = |kv: &[f32]| {
+        let mut cpu = opened();
+        cpu.begin(&arrays.plan()).expect("a valid plan");
+        let rows = CpuRows::from(kv);
+        cpu.store_cache(&arrays.plan(), layer, rows, rows).expect("a valid store");
+        let mut out = vec![0.0; q.len()];
+        let out_rows = CpuRowsMut::from(&mut out[..]);
+        let (q, attend) = (CpuRows::from(&q[..]), Attend::new(4, 12));
+        cpu.attend(&arrays.plan(), layer, &attend, q, out_rows, None).expect("valid attention");
+        out
+    };
+    let plain = out(&kv);
+    for poison in [f32::NAN, f32::INFINITY] {
+        let mut poisoned = kv.clone();
+        poisoned[3 * 24..].fill(poison);
+        let poisoned = out(&poisoned);
+        assert_eq!(poisoned[..3 * 48], plain[..3 * 48]);
+        assert!(poisoned[3 * 48..].iter().all(|x| x.is_nan()), "the reference hides {poison}");
+    }
+}
+
+#[test]
+fn pages_move_between_pools_of_any_layout() {
+    let mut rng = Rng::new(3);
+    for (from, to) in [
+        (Layout::LayerFirst, Layout::PageFirst),
+        (Layout::PageFirst, Layout::LayerFirst),
+        (Layout::PageFirst, Layout::PageFirst),
+    ] {
+        let opened = |layout, pages| {
+            let config = PoolConfig {
+                layers: 3,
+                kv_heads: 2,
+                head_dim: 5,
+                page_size: 4,
+                capacity: Capacity::Pages(pages),
+                layout,
+                ..Default::default()
+            };
+            let pool = config.layout().expect("a valid pool");
+            let mut cpu = Cpu::new();
+            let table = TableShape::new(4, 1, 8, 8).expect("a small table");
+            cpu.open(&pool, &table, 1).expect("a small pool");
+            (cpu, pool)
+        };
+        let ((mut source, pool), (mut target, other)) = (opened(from, 5), opened(to, 7));
+        let mut bytes = vec![0; pool.page_bytes() as usize];
+        bytes.fill_with(|| rng.below(120) as u8);
+        source.write_page(PageId::new(3), &bytes).expect("a page");
+        let mut moved = vec![0; bytes.len()];
+        source.read_page(PageId::new(3), &mut moved).expect("a page");
+        assert_eq!(moved, bytes);
+        target.write_page(PageId::new(6), &moved).expect("a page");
+        for (kv, layer) in [Kv::K, Kv::V].into_iter().flat_map(|kv| (0..3).map(move |l| (kv, l))) {
+            for offset in 0..4 {
+                let (a, b) =
+                    (pool.slot(PageId::new(3), offset), other.slot(PageId::new(6), offset));
+                let layer = LayerId::new(layer);
+                assert_eq!(source.slot(kv, layer, a), target.slot(kv, layer, b));
+            }
+        }
+        // The other pages stay as they were.
+        assert!(all_bytes(&target)[..6 * bytes.len()].iter().all(|&x| x == 0));
+    }
 }

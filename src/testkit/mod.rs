@@ -1,8 +1,8 @@
-//! The oracle: one [`Op`] language, one seeded [`Workload`], one naive [`Model`], and [`replay()`] that drives an engine
-//! and the model together. Beside it the contract of backends.
+//! The oracle: one [`Op`] language, one seeded [`Workload`], one naive [`Model`], and [`replay()`] that drives an
+//! engine and the model together. Beside it the contract of backends.
 //!
-//! Shared by tests, fuzz targets and benches, so that none of them has a generator or an oracle of its own. The model is
-//! written from the semantics alone: plain maps, one entry a page, no nodes to split, no bitmaps. Where it and the
+//! Shared by tests, fuzz targets and benches, so that none of them has a generator or an oracle of its own. The model
+//! is written from the semantics alone: plain maps, one entry a page, no nodes to split, no bitmaps. Where it and the
 //! engine disagree, one of them is wrong.
 
 pub mod contract;

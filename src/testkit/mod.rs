@@ -6,6 +6,7 @@
 //! engine disagree, one of them is wrong.
 
 pub mod contract;
+pub mod cpu_work;
 pub mod faults;
 pub mod model;
 pub mod op;

@@ -1,0 +1,104 @@
+//! Plan and step: a batch of sequences that each compute one more token.
+
+use kvarena::{
+    Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepId, StepScratch, TokenId,
+};
+
+use super::NAMESPACE;
+
+/// Tokens that a sequence may grow by before the batch begins anew.
+const GROWTH: u32 = 512;
+
+pub struct Decode {
+    engine: Engine<Null>,
+    scratch: StepScratch,
+    items: Vec<Extend>,
+    kv_len: u32,
+    grown: u32,
+}
+
+impl Decode {
+    pub fn new(page_size: u32, batch: u32, kv_len: u32) -> Self {
+        let len = kv_len + GROWTH + 2;
+        let pages = batch * (len.div_ceil(page_size) + 1);
+        let pool =
+            PoolConfig { page_size, capacity: Capacity::Pages(pages), ..PoolConfig::default() };
+        let config = EngineConfig {
+            max_sequences: batch,
+            max_sequence_len: len,
+            max_tokens: u64::from(len) * u64::from(batch),
+            ..EngineConfig::from(pool)
+        };
+        let engine = Engine::new(config, Null).expect("the config is good");
+        let scratch = StepScratch::new();
+        let mut decode = Self { engine, scratch, items: Vec::new(), kv_len, grown: 0 };
+        decode.admit_all(batch);
+        decode
+    }
+
+    /// Sequences of tokens of their own, computed up to the last one.
+    fn admit_all(&mut self, batch: u32) {
+        for s in 0..batch {
+            let prompt: Vec<TokenId> =
+                (0..self.kv_len).map(|i| TokenId::new(s * self.kv_len + i)).collect();
+            let seq = self.engine.admit(NAMESPACE, &prompt).expect("there is room");
+            let left = self.kv_len - self.engine.cached_len(seq).expect("it was admitted");
+            let prefill = [Extend { seq, len: left }];
+            let plan = self.engine.plan_batch(&mut self.scratch, &prefill);
+            let step = plan.expect("there is room").step();
+            self.finish_step(step);
+            self.engine.append(seq, &[TokenId::new(0)]).expect("there is room");
+            self.items.push(Extend { seq, len: 1 });
+        }
+        self.grown = 1;
+    }
+
+    fn finish_step(&mut self, step: StepId) {
+        self.engine.commit(step).expect("it was planned");
+        self.engine.complete(step).expect("it was committed");
+    }
+
+    /// Begins anew if the sequences have grown to their limit.
+    pub fn prepare(&mut self) {
+        if self.grown < GROWTH {
+            return;
+        }
+        let seqs: Vec<SeqKey> = self.items.drain(..).map(|item| item.seq).collect();
+        for &seq in &seqs {
+            self.engine.finish(seq).expect("it runs");
+        }
+        self.admit_all(seqs.len() as u32);
+    }
+
+    /// The plan alone.
+    pub fn plan(&mut self) -> StepId {
+        let plan = self.engine.plan_batch(&mut self.scratch, &self.items);
+        plan.expect("there is room").step()
+    }
+
+    /// What follows a plan: commit, complete, and the next token of each sequence.
+    pub fn rest(&mut self, step: StepId) {
+        self.finish_step(step);
+        for item in &self.items {
+            self.engine.append(item.seq, &[TokenId::new(self.grown)]).expect("there is room");
+        }
+        self.grown += 1;
+    }
+
+    /// A whole decode step.
+    pub fn step(&mut self) {
+        let step = self.plan();
+        self.rest(step);
+    }
+
+    pub fn check(&mut self) {
+        self.prepare();
+        let before = self.engine.stats().computed_tokens;
+        let seq = self.items[0].seq;
+        let len = self.engine.cached_len(seq).expect("it runs");
+        self.step();
+        assert_eq!(self.engine.stats().computed_tokens - before, self.items.len() as u64);
+        assert_eq!(self.engine.cached_len(seq), Ok(len + 1));
+        self.engine.verify().expect("all invariants hold");
+    }
+}

@@ -1,0 +1,156 @@
+//! Hit: match one of 10,000 cached sequences of 2,048 tokens in full and collect its pages. Miss: match nothing.
+
+use std::hint::black_box;
+
+use kvarena::testkit::cpu_work as work;
+use kvarena::{PageId, TokenId};
+
+use super::{Cache, NAMESPACE, whole_pages};
+
+/// A tree of all cached sequences.
+pub fn full_cache(page_size: u32, spare_sequences: usize) -> Cache {
+    let own = (work::SEQUENCE_LEN - work::PROMPT_LEN) * (work::SEQUENCES + spare_sequences);
+    let pages = whole_pages(own + work::PROMPTS * work::PROMPT_LEN, page_size);
+    let mut cache = Cache::new(pages, page_size);
+    for s in 0..work::SEQUENCES {
+        cache.cycle(&work::sequence(s));
+    }
+    cache
+}
+
+/// Matches sequences in rotation.
+pub struct Hit {
+    cache: Cache,
+    queries: Vec<Vec<TokenId>>,
+    next: usize,
+    out: Vec<PageId>,
+}
+
+impl Hit {
+    pub fn new(cache: Cache, rotation: usize) -> Self {
+        let queries = (0..rotation).map(|i| work::sequence(work::hit_order(i))).collect();
+        Self { cache, queries, next: 0, out: Vec::with_capacity(work::SEQUENCE_LEN) }
+    }
+
+    pub fn call(&mut self) -> u32 {
+        let query = &self.queries[self.next];
+        self.next = (self.next + 1) % self.queries.len();
+        self.out.clear();
+        let out = &mut self.out;
+        let found = self
+            .cache
+            .tree
+            .match_pages(NAMESPACE, black_box(query), |pages| out.extend_from_slice(pages));
+        black_box(&*out);
+        found.pages()
+    }
+
+    /// Every sequence is found whole, and its pages are all different and the same each time.
+    pub fn check(&mut self) {
+        let pages = whole_pages(work::SEQUENCE_LEN, self.cache.tree.page_size());
+        for _ in 0..2 * self.queries.len().min(100) {
+            assert_eq!(self.call(), pages, "a cached sequence is found whole");
+            let mut out = self.out.clone();
+            out.sort_unstable();
+            out.dedup();
+            assert_eq!(out.len(), pages as usize, "its pages are its own");
+        }
+    }
+
+    pub fn into_cache(self) -> Cache {
+        self.cache
+    }
+}
+
+/// Compare and copy of the bytes of a hit: tokens and pages lie in two arrays, prompts apart from the rest.
+pub struct HitFloor {
+    prompts: Vec<TokenId>,
+    prompt_pages: Vec<PageId>,
+    own: Vec<TokenId>,
+    own_pages: Vec<PageId>,
+    /// Tokens, and the prompt that they begin with.
+    queries: Vec<(Vec<TokenId>, usize)>,
+    pages_per_prompt: usize,
+    pages_per_own: usize,
+    next: usize,
+    out: Vec<PageId>,
+}
+
+impl HitFloor {
+    pub fn new(rotation: usize, page_size: u32) -> Self {
+        let of = |i: usize| {
+            let s = work::hit_order(i);
+            (work::sequence(s), s % work::PROMPTS)
+        };
+        let queries: Vec<_> = (0..rotation).map(of).collect();
+        let own = queries.iter().flat_map(|(tokens, _)| &tokens[work::PROMPT_LEN..]).copied();
+        let own: Vec<TokenId> = own.collect();
+        let prompts: Vec<TokenId> = (0..work::PROMPTS).flat_map(work::prompt).collect();
+        let pages = |tokens: &[TokenId]| -> Vec<PageId> {
+            (0..whole_pages(tokens.len(), page_size)).map(PageId::new).collect()
+        };
+        Self {
+            prompt_pages: pages(&prompts),
+            own_pages: pages(&own),
+            prompts,
+            own,
+            queries,
+            pages_per_prompt: work::PROMPT_LEN / page_size as usize,
+            pages_per_own: (work::SEQUENCE_LEN - work::PROMPT_LEN) / page_size as usize,
+            next: 0,
+            out: Vec::with_capacity(work::SEQUENCE_LEN),
+        }
+    }
+
+    pub fn call(&mut self) -> u32 {
+        const OWN_LEN: usize = work::SEQUENCE_LEN - work::PROMPT_LEN;
+        let i = self.next;
+        self.next = (self.next + 1) % self.queries.len();
+        let (query, prompt) = &self.queries[i];
+        let (head, tail) = black_box(query).split_at(work::PROMPT_LEN);
+        self.out.clear();
+        let stored = &self.prompts[prompt * work::PROMPT_LEN..][..work::PROMPT_LEN];
+        if same(stored, head) {
+            let pages = &self.prompt_pages[prompt * self.pages_per_prompt..];
+            self.out.extend_from_slice(&pages[..self.pages_per_prompt]);
+        }
+        if same(&self.own[i * OWN_LEN..][..OWN_LEN], tail) {
+            let pages = &self.own_pages[i * self.pages_per_own..][..self.pages_per_own];
+            self.out.extend_from_slice(pages);
+        }
+        black_box(&self.out).len() as u32
+    }
+}
+
+fn same(a: &[TokenId], b: &[TokenId]) -> bool {
+    TokenId::peel(a) == TokenId::peel(b)
+}
+
+/// Looks for sequences that are not there.
+pub struct Miss {
+    cache: Cache,
+    queries: Vec<Vec<TokenId>>,
+    next: usize,
+}
+
+impl Miss {
+    pub fn new(cache: Cache) -> Self {
+        Self { cache, queries: (0..work::MISSES).map(work::miss).collect(), next: 0 }
+    }
+
+    pub fn call(&mut self) -> u32 {
+        let query = &self.queries[self.next];
+        self.next = (self.next + 1) % self.queries.len();
+        self.cache.tree.match_prefix(NAMESPACE, black_box(query)).pages()
+    }
+
+    pub fn check(&mut self) {
+        for _ in 0..work::MISSES {
+            assert_eq!(self.call(), 0, "nothing is found");
+        }
+    }
+
+    pub fn into_cache(self) -> Cache {
+        self.cache
+    }
+}

@@ -1,0 +1,193 @@
+//! Insert: publish 512 tokens that are cached and 1,536 that are not. Cycle: the whole life of such a request in a full
+//! cache: match, lock, evict, allocate, insert, unlock.
+
+use std::hint::black_box;
+
+use kvarena::testkit::cpu_work as work;
+use kvarena::{PageId, PrefixLock, TokenId};
+
+use super::hit::full_cache;
+use super::{Cache, NAMESPACE, whole_pages};
+
+/// Sequences that a round inserts; the cache has room for so many beside the cached ones.
+pub const ROUND: usize = 500;
+
+/// Inserts new sequences, a round at a time; between rounds they are evicted again, so that every insert after the
+/// first round writes to memory that was used before, but not lately.
+pub struct Insert {
+    cache: Cache,
+    sequences: Vec<Vec<TokenId>>,
+    pages: Vec<Vec<PageId>>,
+    locks: Vec<PrefixLock>,
+    duplicates: Vec<PageId>,
+    /// Pages of each inserted sequence that were cached already: the prompt, and a page more if by chance.
+    known: Vec<u32>,
+}
+
+impl Insert {
+    pub fn new(page_size: u32) -> Self {
+        // Pages for what is not new either: an insert hands over the pages of all its tokens.
+        let cache = full_cache(page_size, 2 * ROUND);
+        let sequences = (0..ROUND).map(work::new_sequence).collect();
+        let mut insert = Self {
+            cache,
+            sequences,
+            pages: Vec::new(),
+            locks: Vec::with_capacity(ROUND),
+            duplicates: Vec::with_capacity(ROUND * work::SEQUENCE_LEN),
+            known: Vec::with_capacity(ROUND),
+        };
+        insert.prepare();
+        insert
+    }
+
+    /// Takes pages for a round.
+    fn prepare(&mut self) {
+        let count = whole_pages(work::SEQUENCE_LEN, self.cache.tree.page_size());
+        let mut take = || {
+            let mut pages = vec![PageId::default(); count as usize];
+            assert!(self.cache.pool.alloc(&mut pages), "there is room for a round");
+            pages
+        };
+        self.pages = (0..ROUND).map(|_| take()).collect();
+        self.duplicates.clear();
+    }
+
+    /// Calls until the round is done.
+    pub fn room(&self) -> usize {
+        ROUND - self.locks.len()
+    }
+
+    /// Inserts the next sequence of the round. The lock is kept until the end of the round.
+    pub fn call(&mut self) {
+        let Self { cache, sequences, pages, locks, duplicates, known } = self;
+        let i = locks.len();
+        let nothing = cache.tree.match_prefix(NAMESPACE, &[]);
+        let mut lock = cache.tree.lock(&nothing).expect("the match is fresh");
+        let tokens = black_box(&sequences[i]);
+        let inserted = cache.tree.insert(&mut lock, tokens, &mut pages[i], duplicates);
+        locks.push(lock);
+        known.push(inserted.duplicates);
+    }
+
+    /// Checks and undoes the round.
+    pub fn restore(&mut self) {
+        let page_size = self.cache.tree.page_size();
+        let (prompt, whole) =
+            (whole_pages(work::PROMPT_LEN, page_size), whole_pages(work::SEQUENCE_LEN, page_size));
+        let known = std::mem::replace(&mut self.known, Vec::with_capacity(ROUND));
+        for (i, pages) in self.pages.iter().enumerate() {
+            match known.get(i) {
+                Some(&known) => self.cache.pool.publish(&pages[known as usize..]),
+                None => self.cache.pool.free_private(pages),
+            }
+        }
+        self.cache.pool.free_private(&self.duplicates);
+        for lock in self.locks.drain(..) {
+            self.cache.unlock(lock);
+        }
+        self.expect(known.iter().map(|_| whole).collect());
+        // Everything else becomes younger, then the new sequences are the oldest.
+        for s in 0..work::SEQUENCES {
+            self.cache.touch(&work::sequence(s));
+        }
+        self.cache.evict(known.iter().map(|known| whole - known).sum());
+        assert!(known.iter().all(|&known| known == prompt || known == prompt + 1));
+        self.expect(known);
+        self.prepare();
+    }
+
+    /// Checks how many pages are cached of each sequence.
+    fn expect(&self, pages: Vec<u32>) {
+        for (tokens, pages) in self.sequences.iter().zip(pages) {
+            let found = self.cache.tree.match_prefix(NAMESPACE, tokens);
+            assert_eq!(found.pages(), pages);
+        }
+    }
+}
+
+/// Compare of 2 KiB and copy of 6 KiB of tokens and their pages, into slabs of 120 MB or into one place.
+pub struct InsertFloor {
+    prompts: Vec<TokenId>,
+    tokens: Vec<TokenId>,
+    pages: Vec<PageId>,
+    sequences: Vec<Vec<TokenId>>,
+    new_pages: Vec<PageId>,
+    place: usize,
+    next: usize,
+}
+
+impl InsertFloor {
+    const NEW: usize = work::SEQUENCE_LEN - work::PROMPT_LEN;
+
+    /// `places`: how many sequences the slab holds; 1 is hot, 20,000 are 120 MB.
+    pub fn new(page_size: u32, places: usize) -> Self {
+        let new_pages = (0..whole_pages(Self::NEW, page_size)).map(PageId::new);
+        Self {
+            prompts: (0..work::PROMPTS).flat_map(work::prompt).collect(),
+            tokens: vec![TokenId::new(1); Self::NEW * places],
+            pages: vec![PageId::new(1); whole_pages(Self::NEW, page_size) as usize * places],
+            sequences: (0..ROUND).map(work::new_sequence).collect(),
+            new_pages: new_pages.collect(),
+            place: 0,
+            next: 0,
+        }
+    }
+
+    pub fn call(&mut self) {
+        let i = self.next;
+        self.next = (i + 1) % ROUND;
+        let (head, tail) = black_box(&self.sequences[i]).split_at(work::PROMPT_LEN);
+        let prompt = &self.prompts[i % work::PROMPTS * work::PROMPT_LEN..][..work::PROMPT_LEN];
+        if TokenId::peel(prompt) != TokenId::peel(head) {
+            return;
+        }
+        let place = self.place;
+        self.tokens[place * Self::NEW..][..Self::NEW].copy_from_slice(tail);
+        let count = self.new_pages.len();
+        self.pages[place * count..][..count].copy_from_slice(&self.new_pages);
+        black_box((&self.tokens, &self.pages));
+        // Far from the last one, as free places are.
+        self.place = (place + 7919) % (self.tokens.len() / Self::NEW);
+    }
+}
+
+/// Requests whose last 1,536 tokens are new, one after another, in a cache that is full.
+pub struct Cycle {
+    cache: Cache,
+    sequences: Vec<Vec<TokenId>>,
+    next: usize,
+}
+
+impl Cycle {
+    pub fn new(page_size: u32) -> Self {
+        let cache = full_cache(page_size, 0);
+        // A sequence comes back only after twice as many others, when it is long evicted.
+        let sequences = (0..2 * work::SEQUENCES).map(work::new_sequence).collect();
+        let mut cycle = Self { cache, sequences, next: 0 };
+        // Turn the cache over once, so that what is evicted was made by cycles.
+        for _ in 0..work::SEQUENCES {
+            cycle.call();
+        }
+        cycle
+    }
+
+    pub fn call(&mut self) -> u32 {
+        let tokens = &self.sequences[self.next];
+        self.next = (self.next + 1) % self.sequences.len();
+        self.cache.cycle(black_box(tokens))
+    }
+
+    pub fn check(&mut self) {
+        let prompt = whole_pages(work::PROMPT_LEN, self.cache.tree.page_size());
+        for _ in 0..100 {
+            let matched = self.call();
+            assert!(
+                matched.abs_diff(prompt) <= 1,
+                "the prompt is found, the rest is not: {matched}"
+            );
+        }
+        assert_eq!(self.cache.pool.private_count(), 0);
+        assert_eq!(self.cache.tree.size_info().protected, 0);
+    }
+}

@@ -1,0 +1,20 @@
+//! Medians of many short runs, which neighbours on the machine disturb less than means.
+
+use std::time::Instant;
+
+/// Nanoseconds that a call takes: the median over `samples` runs of `calls` calls each.
+pub fn median_ns(samples: usize, calls: usize, mut call: impl FnMut()) -> f64 {
+    let run = || {
+        let start = Instant::now();
+        for _ in 0..calls {
+            call();
+        }
+        start.elapsed().as_nanos() as f64 / calls as f64
+    };
+    median(std::iter::repeat_with(run).take(samples).collect())
+}
+
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}

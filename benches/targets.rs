@@ -1,0 +1,274 @@
+//! All cases in one table: median, floor of the same bytes in the same run, their ratio, and what we go for.
+//!
+//! ```text
+//! cargo bench --bench targets                    the table
+//! cargo bench --bench targets -- --json          a JSON object a line
+//! cargo bench --bench targets -- --only evict    cases whose name contains "evict"
+//! ```
+//!
+//! Times are of one thread, medians over runs of many calls. Other work on the machine makes them larger. The floor of
+//! a hit and an insert is the comparing and copying of their bytes; evictions stand against the smallest tree instead,
+//! which shows how they grow.
+
+mod cases;
+
+use std::hint::black_box;
+
+use cases::chats;
+use cases::decode::Decode;
+use cases::evict::Evict;
+use cases::hit::{Hit, HitFloor, Miss, full_cache};
+use cases::insert::{Cycle, Insert, InsertFloor, ROUND};
+use cases::pages::{AllocFree, COUNT};
+use cases::sample::{median, median_ns};
+use kvarena::testkit::cpu_work as work;
+use serde::Serialize;
+
+/// A line of the table.
+#[derive(Serialize)]
+struct Row {
+    case: String,
+    page_size: u32,
+    /// Nanoseconds, or bytes where the case says so.
+    ns: f64,
+    floor_ns: Option<f64>,
+    ratio: Option<f64>,
+    /// What we go for, on the machine where the peers were measured.
+    target: Option<f64>,
+}
+
+struct Table {
+    rows: Vec<Row>,
+    json: bool,
+    only: Option<String>,
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    // `cargo test --benches` and `--list` have nothing to run here.
+    if args.iter().any(|arg| arg == "--test" || arg == "--list") {
+        return;
+    }
+    let only = args.iter().position(|arg| arg == "--only").and_then(|i| args.get(i + 1)).cloned();
+    let json = args.iter().any(|arg| arg == "--json");
+    let mut table = Table { rows: Vec::new(), json, only };
+    table.head();
+    for page_size in [1, 16] {
+        hits(&mut table, page_size);
+        inserts(&mut table, page_size);
+        cycles(&mut table, page_size);
+        evictions(&mut table, page_size);
+        plans(&mut table, page_size);
+        replay(&mut table, page_size);
+    }
+    alloc_free(&mut table);
+}
+
+impl Table {
+    fn wants(&self, case: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| case.contains(only.as_str()))
+    }
+
+    fn head(&self) {
+        if !self.json {
+            let names = ["case", "page_size", "median", "floor", "ratio", "target"];
+            let [case, rest @ ..] = names;
+            print!("{case:<28}");
+            rest.iter().for_each(|name| print!("{name:>11}"));
+            println!();
+        }
+    }
+
+    fn row(
+        &mut self,
+        case: &str,
+        page_size: u32,
+        ns: f64,
+        floor: Option<f64>,
+        target: impl Into<Option<f64>>,
+    ) {
+        let row = Row {
+            case: case.to_owned(),
+            page_size,
+            ns,
+            floor_ns: floor,
+            ratio: floor.map(|floor| ns / floor),
+            target: target.into(),
+        };
+        if self.json {
+            println!("{}", serde_json::to_string(&row).expect("a row is plain data"));
+        } else {
+            let or_dash = |value: Option<f64>| value.map_or("-".to_owned(), number);
+            println!(
+                "{case:<28}{page_size:>11}{:>11}{:>11}{:>11}{:>11}",
+                number(ns),
+                or_dash(floor),
+                row.ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
+                or_dash(row.target)
+            );
+        }
+        self.rows.push(row);
+    }
+}
+
+fn number(value: f64) -> String {
+    if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }
+}
+
+fn pick(page_size: u32, one: f64, sixteen: f64) -> f64 {
+    if page_size == 1 { one } else { sixteen }
+}
+
+fn hits(table: &mut Table, page_size: u32) {
+    if !["hit hot", "hit cold", "miss", "bytes a token"].iter().any(|case| table.wants(case)) {
+        return;
+    }
+    let mut cache = full_cache(page_size, 0);
+    let tokens = f64::from(cache.tree.size_info().total * page_size);
+    let bytes = cache.tree.live_bytes() as f64 / tokens;
+    table.row("bytes a token, tree full", page_size, bytes, None, pick(page_size, 8.3, 4.5));
+    for (case, rotation, target) in [
+        ("hit hot", 64, pick(page_size, 450.0, 400.0)),
+        ("hit cold", 2000, pick(page_size, 1800.0, 1400.0)),
+    ] {
+        let mut hit = Hit::new(cache, rotation);
+        let mut floor = HitFloor::new(rotation, page_size);
+        hit.check();
+        assert_eq!(floor.call(), hit.call(), "the floor copies the same pages");
+        // A whole rotation first, so that hot is hot.
+        let warm = |call: &mut dyn FnMut()| (0..rotation).for_each(|_| call());
+        warm(&mut || _ = hit.call());
+        let ns = median_ns(300, 64, || _ = black_box(hit.call()));
+        warm(&mut || _ = floor.call());
+        let floor_ns = median_ns(300, 64, || _ = black_box(floor.call()));
+        table.row(case, page_size, ns, Some(floor_ns), target);
+        cache = hit.into_cache();
+    }
+    let mut miss = Miss::new(cache);
+    miss.check();
+    let ns = median_ns(300, 256, || _ = black_box(miss.call()));
+    table.row("miss", page_size, ns, None, pick(page_size, 15.0, 25.0));
+}
+
+fn inserts(table: &mut Table, page_size: u32) {
+    if !table.wants("insert") {
+        return;
+    }
+    let mut insert = Insert::new(page_size);
+    let mut samples = Vec::new();
+    for round in 0..5 {
+        let times: Vec<f64> = (0..ROUND / 20).map(|_| median_ns(1, 20, || insert.call())).collect();
+        insert.restore();
+        // The first round touches memory that nobody has touched.
+        if round > 0 {
+            samples.extend(times);
+        }
+    }
+    for (case, places) in [("insert, floor cold", 20_000), ("insert, floor hot", 1)] {
+        let mut floor = InsertFloor::new(page_size, places);
+        (0..places).for_each(|_| floor.call());
+        let floor_ns = median_ns(100, 20, || floor.call());
+        let ns = median(samples.clone());
+        table.row(case, page_size, ns, Some(floor_ns), pick(page_size, 2400.0, 1000.0));
+    }
+}
+
+fn cycles(table: &mut Table, page_size: u32) {
+    if !table.wants("cycle") {
+        return;
+    }
+    let mut cycle = Cycle::new(page_size);
+    cycle.check();
+    let ns = median_ns(300, 64, || _ = black_box(cycle.call()));
+    table.row(
+        "cycle, 15.4 M tokens",
+        page_size,
+        ns,
+        None,
+        pick(page_size, 1e9 / 350e3, 1e9 / 600e3),
+    );
+}
+
+fn evictions(table: &mut Table, page_size: u32) {
+    // A million leaves of 256 pages would take 16 GB of tables.
+    let leaves: &[usize] =
+        if page_size == 1 { &[1000, 10_000, 100_000] } else { &[1000, 10_000, 100_000, 1_000_000] };
+    let mut first = None;
+    for &leaves in leaves {
+        let case = format!("evict 256 of {leaves} leaves");
+        if !table.wants(&case) {
+            continue;
+        }
+        let mut evict = Evict::new(page_size, leaves);
+        let mut samples = Vec::new();
+        while samples.len() < 20 {
+            let calls = evict.calls().min(1000);
+            for _ in 0..calls / 100 {
+                samples.push(median_ns(1, 100, || evict.call()));
+            }
+            evict.restore();
+        }
+        let ns = median(samples);
+        let first = *first.get_or_insert(ns);
+        table.row(&case, page_size, ns, Some(first), 400.0);
+    }
+}
+
+fn plans(table: &mut Table, page_size: u32) {
+    for kv_len in [4096, 65_536] {
+        let case = format!("plan, 256 of {kv_len}");
+        if !table.wants(&case) || (page_size == 1 && kv_len > 4096) {
+            continue;
+        }
+        let mut decode = Decode::new(page_size, 256, kv_len);
+        decode.check();
+        let plans = (0..400).map(|_| {
+            decode.prepare();
+            let mut step = None;
+            let ns = median_ns(1, 1, || step = Some(decode.plan()));
+            decode.rest(step.expect("it was planned"));
+            ns
+        });
+        let ns = median(plans.collect());
+        table.row(&case, page_size, ns, None, 10_000.0);
+        let steps = (0..400).map(|_| {
+            decode.prepare();
+            median_ns(1, 1, || decode.step())
+        });
+        let ns = median(steps.collect());
+        table.row(&format!("step, 256 of {kv_len}"), page_size, ns, None, None);
+    }
+}
+
+fn alloc_free(table: &mut Table) {
+    if table.wants("alloc and free, a page") {
+        let mut pages = AllocFree::new(1 << 20, 50);
+        pages.check();
+        let ns = median_ns(300, 100, || pages.call()) / COUNT as f64;
+        table.row("alloc and free, a page", 1, ns, None, 2.5);
+    }
+}
+
+fn replay(table: &mut Table, page_size: u32) {
+    if !table.wants("replay") {
+        return;
+    }
+    let exact = [
+        (work::Chats::small(), "replay small, a request", pick(page_size, 0.7251, 0.7228)),
+        (work::Chats::large(), "replay large, a request", pick(page_size, 0.6790, 0.6759)),
+    ];
+    for (chats, case, hit_rate) in exact {
+        let mut samples = Vec::new();
+        for _ in 0..5 {
+            let mut cache = chats::cache(page_size);
+            let mut served = chats::Served::default();
+            let ns = median_ns(1, 1, || served = chats::serve(&chats, &mut cache));
+            // At page size 1 the exact figure came from a leaf LRU, which is not quite a page LRU.
+            let tolerance = pick(page_size, 0.003, 0.000_05);
+            let off = (served.hit_rate() - hit_rate).abs();
+            assert!(off <= tolerance, "hit rate {} is not {hit_rate}", served.hit_rate());
+            samples.push(ns / chats.requests.len() as f64);
+        }
+        table.row(case, page_size, median(samples), None, 1e9 / 300e3);
+    }
+}

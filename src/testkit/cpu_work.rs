@@ -1,0 +1,326 @@
+//! The inputs of the CPU benches, byte for byte the ones that other caches were measured with.
+//!
+//! Everything comes from a counter-based splitmix64: token `i` of stream `s` is `256 + mix((s << 32) + i) % 128000`.
+//!
+//! | case | input |
+//! |---|---|
+//! | hit | 10,000 cached sequences of 2,048 tokens: 512 of 32 shared prompts, 1,536 own; 15,376,384 tokens in all |
+//! | miss | 256 sequences whose first token occurs nowhere else |
+//! | insert, cycle | 2,000 new sequences: 512 shared tokens and 1,536 new ones |
+//! | evict | leaves of 256 tokens below the 32 prompts, touched in a shuffled order |
+//! | alloc | all pages but a shuffled half of them taken |
+//! | replay | 8-turn chats of 200 users, each turn continuing the last |
+
+use crate::id::TokenId;
+
+/// Shared prompts.
+pub const PROMPTS: usize = 32;
+/// Tokens of a shared prompt.
+pub const PROMPT_LEN: usize = 512;
+/// Tokens of a sequence.
+pub const SEQUENCE_LEN: usize = 2048;
+/// Cached sequences.
+pub const SEQUENCES: usize = 10_000;
+/// Sequences that are not cached: half for inserts, half for cycles.
+pub const NEW_SEQUENCES: usize = 2000;
+/// Sequences that match nothing.
+pub const MISSES: usize = 256;
+/// Tokens of a leaf of the eviction case.
+pub const LEAF_LEN: usize = 256;
+
+/// splitmix64 of a counter.
+fn mix(x: u64) -> u64 {
+    let z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// Appends the first `len` tokens of a stream.
+fn extend(tokens: &mut Vec<TokenId>, stream: u64, len: usize) {
+    let base = stream << 32;
+    let token = |i| TokenId::new((mix(base + i) % 128_000) as u32 + 256);
+    tokens.extend((0..len as u64).map(token));
+}
+
+/// Shared prompt `p`.
+pub fn prompt(p: usize) -> Vec<TokenId> {
+    let mut tokens = Vec::with_capacity(PROMPT_LEN);
+    extend(&mut tokens, 1000 + p as u64, PROMPT_LEN);
+    tokens
+}
+
+fn below_prompt(p: usize, stream: u64) -> Vec<TokenId> {
+    let mut tokens = Vec::with_capacity(SEQUENCE_LEN);
+    extend(&mut tokens, 1000 + (p % PROMPTS) as u64, PROMPT_LEN);
+    extend(&mut tokens, stream, SEQUENCE_LEN - PROMPT_LEN);
+    tokens
+}
+
+/// Cached sequence `s`.
+pub fn sequence(s: usize) -> Vec<TokenId> {
+    below_prompt(s, 100_000 + s as u64)
+}
+
+/// New sequence `s`.
+pub fn new_sequence(s: usize) -> Vec<TokenId> {
+    below_prompt(s, 200_000 + s as u64)
+}
+
+/// Sequence `s` that matches nothing.
+pub fn miss(s: usize) -> Vec<TokenId> {
+    let mut tokens = Vec::with_capacity(SEQUENCE_LEN);
+    extend(&mut tokens, 300_000 + s as u64, SEQUENCE_LEN);
+    tokens[0] = TokenId::new(7);
+    tokens
+}
+
+/// The `i`th sequence that a hit matches: all of them, far from one another.
+pub fn hit_order(i: usize) -> usize {
+    i * 7919 % SEQUENCES
+}
+
+/// Sequence `i` of the eviction case: a prompt and a leaf, whose first token differs from its siblings'.
+pub fn leaf_sequence(i: usize) -> Vec<TokenId> {
+    let mut tokens = Vec::with_capacity(PROMPT_LEN + LEAF_LEN);
+    extend(&mut tokens, 1000 + (i % PROMPTS) as u64, PROMPT_LEN);
+    extend(&mut tokens, 400_000 + i as u64, LEAF_LEN);
+    tokens[PROMPT_LEN] = TokenId::new(200_000 + (i / PROMPTS) as u32);
+    tokens
+}
+
+/// Order in which `leaves` leaves are touched, so that each has an age of its own.
+pub fn touch_order(leaves: usize) -> Vec<u32> {
+    // Smaller trees take their part of one order of 100,000.
+    let mut order = shuffled(leaves.max(100_000), 1 << 50);
+    order.retain(|&leaf| (leaf as usize) < leaves);
+    order
+}
+
+/// Order of pages in which the first half are freed, after all were taken.
+pub fn free_order(pages: usize) -> Vec<u32> {
+    shuffled(pages, 1 << 51)
+}
+
+fn shuffled(count: usize, salt: u64) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..count as u32).collect();
+    order.sort_by_key(|&i| mix(u64::from(i) + salt));
+    order
+}
+
+/// Chats to replay.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chats {
+    /// All conversations, one after another: a system prompt and all turns.
+    pub tokens: Vec<TokenId>,
+    /// Turns in the order of arrival.
+    pub requests: Vec<ChatRequest>,
+}
+
+/// One turn: the prompt is `tokens[start..start + prompt_len]`, prompt and answer `tokens[start..start + full_len]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChatRequest {
+    /// Where the conversation begins.
+    pub start: u32,
+    /// Tokens of the prompt: the whole conversation so far.
+    pub prompt_len: u32,
+    /// Tokens of prompt and answer.
+    pub full_len: u32,
+    /// Who asks.
+    pub user: u32,
+}
+
+const USERS: usize = 200;
+const TURNS: usize = 8;
+/// Requests that run at a time: a user asks again only when none of his is among the last so many.
+const IN_FLIGHT: usize = 32;
+
+struct Conversation {
+    start: u32,
+    len: u32,
+    /// Lengths of questions and answers.
+    turns: Vec<(u32, u32)>,
+    turn: usize,
+}
+
+impl Chats {
+    /// 1,600 requests: each user has one conversation.
+    pub fn small() -> Self {
+        Self::make(1600, 77)
+    }
+
+    /// 16,000 requests: a user who has finished a conversation opens another.
+    pub fn large() -> Self {
+        Self::make(16_000, 78)
+    }
+
+    fn make(count: usize, seed: u64) -> Self {
+        let mut draw = Draw { counter: seed << 32 };
+        let system_lens: Vec<u32> =
+            (0..PROMPTS).map(|_| draw.log_normal(512.0, 0.6, 64.0, 2048.0)).collect();
+        let (user_cdf, system_cdf) = (zipf(USERS, 0.9), zipf(PROMPTS, 1.0));
+        let once = count <= USERS * TURNS;
+        let mut chats = Self::default();
+        let mut open: Vec<Option<Conversation>> = (0..USERS).map(|_| None).collect();
+        let mut done = [false; USERS];
+        let mut in_flight: Vec<usize> = Vec::new();
+        let mut conversations = 0;
+        while chats.requests.len() < count {
+            let user = loop {
+                let user = draw.rank(&user_cdf);
+                if !in_flight.contains(&user) && !done[user] {
+                    break user;
+                }
+                let finished = done.iter().filter(|&&done| done).count();
+                if once && finished + distinct(&in_flight) >= USERS {
+                    in_flight.remove(0);
+                }
+            };
+            let conversation = open[user].get_or_insert_with(|| {
+                let system = draw.rank(&system_cdf);
+                conversations += 1;
+                chats.open(system, system_lens[system], conversations - 1, &mut draw)
+            });
+            let (question, answer) = conversation.turns[conversation.turn];
+            let prompt_len = conversation.len + question;
+            let full_len = prompt_len + answer;
+            let start = conversation.start;
+            chats.requests.push(ChatRequest { start, prompt_len, full_len, user: user as u32 });
+            conversation.len = full_len;
+            conversation.turn += 1;
+            if conversation.turn == TURNS {
+                open[user] = None;
+                done[user] = once;
+            }
+            in_flight.push(user);
+            if in_flight.len() >= IN_FLIGHT {
+                in_flight.remove(0);
+            }
+        }
+        chats
+    }
+
+    /// Draws the lengths of a conversation and writes its tokens.
+    fn open(
+        &mut self,
+        system: usize,
+        system_len: u32,
+        number: u64,
+        draw: &mut Draw,
+    ) -> Conversation {
+        let mut turn = || {
+            let question = draw.log_normal(96.0, 0.9, 8.0, 1024.0);
+            (question, draw.log_normal(192.0, 0.7, 8.0, 1024.0))
+        };
+        let turns: Vec<(u32, u32)> = (0..TURNS).map(|_| turn()).collect();
+        let body: u32 = turns.iter().map(|(question, answer)| question + answer).sum();
+        let start = self.tokens.len() as u32;
+        extend(&mut self.tokens, 1 << 24 | system as u64, system_len as usize);
+        extend(&mut self.tokens, 1 << 25 | number, body as usize);
+        Conversation { start, len: system_len, turns, turn: 0 }
+    }
+}
+
+fn distinct(users: &[usize]) -> usize {
+    let first = |&(i, user): &(usize, &usize)| !users[..i].contains(user);
+    users.iter().enumerate().filter(first).count()
+}
+
+fn zipf(ranks: usize, exponent: f64) -> Vec<f64> {
+    let weights: Vec<f64> = (1..=ranks).map(|rank| 1.0 / (rank as f64).powf(exponent)).collect();
+    let total: f64 = weights.iter().sum();
+    let mut sum = 0.0;
+    let add = |weight| {
+        sum += weight / total;
+        sum
+    };
+    weights.into_iter().map(add).collect()
+}
+
+/// Draws from the counter.
+struct Draw {
+    counter: u64,
+}
+
+impl Draw {
+    fn next(&mut self) -> u64 {
+        self.counter += 1;
+        mix(self.counter)
+    }
+
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn rank(&mut self, cdf: &[f64]) -> usize {
+        let point = self.unit();
+        cdf.partition_point(|&sum| sum < point)
+    }
+
+    fn log_normal(&mut self, median: f64, sigma: f64, min: f64, max: f64) -> u32 {
+        let radius = (-2.0 * self.unit().max(1e-18).ln()).sqrt();
+        let normal = radius * (2.0 * std::f64::consts::PI * self.unit()).cos();
+        (median * (sigma * normal).exp()).round_ties_even().clamp(min, max) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sum of each word times its place, which counts from 1.
+    fn check(words: impl IntoIterator<Item = u32>) -> u64 {
+        let weigh = |sum: u64, (i, word): (u64, u32)| sum.wrapping_add(i.wrapping_mul(word.into()));
+        (1..).zip(words).fold(0, weigh)
+    }
+
+    fn check_tokens(tokens: &[TokenId]) -> u64 {
+        check(TokenId::peel(tokens).iter().copied())
+    }
+
+    // The numbers were computed from the files of the original generator.
+
+    #[test]
+    fn sequences_are_the_originals() {
+        let prompts: Vec<TokenId> = (0..PROMPTS).flat_map(prompt).collect();
+        assert_eq!(check_tokens(&prompts), 8_629_138_706_691);
+        let checks = |make: fn(usize) -> Vec<TokenId>, which: &[usize]| -> Vec<u64> {
+            which.iter().map(|&s| check_tokens(&make(s))).collect()
+        };
+        let cached = [133_273_000_718, 132_998_781_591, 133_785_006_294];
+        assert_eq!(checks(sequence, &[0, 33, 9999]), cached);
+        assert_eq!(checks(new_sequence, &[0, 1999]), [130_687_131_091, 134_423_442_989]);
+        assert_eq!(checks(miss, &[0, 255]), [132_078_869_081, 133_218_192_535]);
+        let leaf = |i| leaf_sequence(i).split_off(PROMPT_LEN);
+        let leaves = [2_118_962_656, 2_012_620_486, 2_137_477_537];
+        assert_eq!(checks(leaf, &[0, 33, 99_999]), leaves);
+        assert_eq!(leaf_sequence(33)[..PROMPT_LEN], prompt(1));
+    }
+
+    #[test]
+    fn orders_are_the_originals() {
+        let touch = touch_order(100_000);
+        assert_eq!(touch[..3], [97_504, 90_216, 71_579]);
+        assert_eq!(check(touch), 250_055_604_577_999);
+        assert_eq!(touch_order(1000).len(), 1000);
+        let free = free_order(1 << 20);
+        assert_eq!(free[..3], [664_994, 748_281, 272_767]);
+        assert_eq!(check(free), 288_207_187_300_234_073);
+    }
+
+    #[test]
+    fn chats_are_the_originals() {
+        let words = |chats: &Chats| -> Vec<u32> {
+            let row = |r: &ChatRequest| [r.start, r.prompt_len, r.full_len, r.user];
+            chats.requests.iter().flat_map(row).collect()
+        };
+        let small = Chats::small();
+        assert_eq!((small.tokens.len(), small.requests.len()), (734_980, 1600));
+        assert_eq!(check_tokens(&small.tokens), 17_343_132_922_580_396);
+        assert_eq!(check(words(&small)), 2_232_905_590_987);
+        let large = Chats::large();
+        assert_eq!((large.tokens.len(), large.requests.len()), (7_804_290, 16_000));
+        assert_eq!(check_tokens(&large.tokens), 1_957_522_309_145_240_633);
+        assert_eq!(check(words(&large)), 2_550_023_870_414_368);
+    }
+}

@@ -24,7 +24,7 @@ pub struct EngineConfig {
     pub prefix: PrefixMode,
     /// Most sequences at a time, preempted ones included.
     pub max_sequences: u32,
-    /// Most tokens of one sequence. Capped at the pool's tokens.
+    /// Most tokens of one sequence. Capped at the pool's tokens, and at 2^30.
     pub max_sequence_len: u32,
     /// Most tokens of all sequences together. Sharing makes this independent of the pool's size. Host memory for
     /// tokens and page tables is reserved for it and touched as used.
@@ -96,7 +96,8 @@ impl EngineConfig {
             let name = "max_sequences * max_steps";
             return Err(ConfigError::Limit { name, value: items, max: 1 << 30 });
         }
-        let max_sequence_len = u64::from(self.max_sequence_len).min(layout.slot_count()) as u32;
+        let len_max = layout.slot_count().min(1 << 30);
+        let max_sequence_len = u64::from(self.max_sequence_len).min(len_max) as u32;
         let table = TableShape::new(
             layout.page_size(),
             self.max_sequences,

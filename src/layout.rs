@@ -412,7 +412,7 @@ pub struct TableShape {
     pub rows: u32,
     /// Words of one row's directory.
     pub chunks_per_row: u32,
-    /// Pages of one chunk.
+    /// Pages of one chunk: a power of two.
     pub chunk_pages: u32,
     /// Chunks of all rows together.
     pub chunk_count: u32,
@@ -428,7 +428,8 @@ impl TableShape {
         if page_size == 0 {
             return Err(ConfigError::Zero { name: "page_size" });
         }
-        let chunk_pages = (CHUNK_TOKENS / page_size).max(1);
+        // A power of two, so that finding a page takes no division.
+        let chunk_pages = 1 << (CHUNK_TOKENS / page_size).max(1).ilog2();
         let chunk_tokens = chunk_pages * page_size;
         // Every row may leave its last chunk partly empty.
         let chunk_count = tokens / u64::from(chunk_tokens) + u64::from(rows);
@@ -453,12 +454,13 @@ impl TableShape {
 
     /// Index of the word that names the chunk of a row's page.
     pub const fn directory_word(&self, row: RowId, page_index: u32) -> u32 {
-        row.raw() * self.chunks_per_row + page_index / self.chunk_pages
+        row.raw() * self.chunks_per_row + (page_index >> self.chunk_pages.trailing_zeros())
     }
 
     /// Index of the word that names a page, given its chunk.
     pub const fn page_word(&self, chunk: u32, page_index: u32) -> u32 {
-        self.rows * self.chunks_per_row + chunk * self.chunk_pages + page_index % self.chunk_pages
+        let in_chunk = page_index & (self.chunk_pages - 1);
+        self.rows * self.chunks_per_row + chunk * self.chunk_pages + in_chunk
     }
 
     /// Looks a page up in the array.

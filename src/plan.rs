@@ -42,7 +42,7 @@ pub struct BatchRow {
 }
 
 /// One changed word of the page tables: `words[index] = value`, 8 bytes. See [`TableShape`](crate::TableShape).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct TableWrite {
     /// Index of the word.

@@ -57,6 +57,11 @@ impl ChunkStore {
         tokens.div_ceil(self.chunk_tokens())
     }
 
+    pub fn chunks_for_pages(&self, pages: u32) -> u32 {
+        let shift = self.shape.chunk_pages.trailing_zeros();
+        (pages + self.shape.chunk_pages - 1) >> shift
+    }
+
     pub fn free_count(&self) -> u32 {
         self.shape.chunk_count - self.fresh + self.returned.len() as u32
     }
@@ -65,9 +70,8 @@ impl ChunkStore {
         self.fresh - self.returned.len() as u32
     }
 
-    /// Gives a row chunks for `tokens` tokens.
-    pub fn reserve(&mut self, row: RowId, chunks: &mut u32, tokens: u32) {
-        let wanted = self.chunks_for(tokens);
+    /// Gives a row as many chunks as wanted.
+    pub fn reserve(&mut self, row: RowId, chunks: &mut u32, wanted: u32) {
         while *chunks < wanted {
             let chunk = self.returned.pop().unwrap_or_else(|| {
                 assert!(self.fresh < self.shape.chunk_count, "the caller checked the room");
@@ -95,9 +99,10 @@ impl ChunkStore {
 
     /// Index of a token's place.
     fn token_place(&self, row: RowId, position: u32) -> usize {
-        let chunk_tokens = self.chunk_tokens();
-        let chunk = self.chunk(row, position / chunk_tokens * self.shape.chunk_pages);
-        chunk as usize * chunk_tokens as usize + (position % chunk_tokens) as usize
+        let page = position / self.page_size;
+        let chunk_start = (page & !(self.shape.chunk_pages - 1)) * self.page_size;
+        let chunk = self.chunk(row, page) as usize * self.chunk_tokens() as usize;
+        chunk + (position - chunk_start) as usize
     }
 
     /// Index of a page's word.
@@ -173,7 +178,8 @@ impl ChunkStore {
     /// Chunks whose first page lies in `start..end`.
     pub fn directory_span(&self, start: u32, end: u32) -> u32 {
         let pages = self.shape.chunk_pages;
-        end.div_ceil(pages) - start.div_ceil(pages)
+        let chunks = |pages_before: u32| (pages_before + pages - 1) >> pages.trailing_zeros();
+        chunks(end) - chunks(start)
     }
 
     /// Directory words and page words of pages `start..end`.
@@ -193,12 +199,16 @@ impl ChunkStore {
 
 /// Cuts `start..end` at multiples of `unit`: start and length of each piece.
 fn pieces(start: u32, end: u32, unit: u32) -> impl Iterator<Item = (u32, usize)> {
+    // Most runs lie within one piece: one division finds out.
     let mut at = start;
+    let mut cut = (start / unit + 1) * unit;
     std::iter::from_fn(move || {
-        let len = (unit - at % unit).min(end.checked_sub(at)?);
-        (len > 0).then(|| {
-            at += len;
-            (at - len, len as usize)
-        })
+        if at >= end {
+            return None;
+        }
+        let from = at;
+        at = end.min(cut);
+        cut += unit;
+        Some((from, (at - from) as usize))
     })
 }

@@ -162,9 +162,30 @@ impl SequenceTable {
         Err(Error::OutOfTokens { wanted: tokens, available })
     }
 
-    /// Chunks that a row lacks to hold so many tokens.
-    pub(crate) fn chunks_lacking(&self, sequence: &Sequence, tokens: u32) -> u32 {
-        self.store.chunks_for(tokens).saturating_sub(sequence.chunks)
+    /// Chunks that a row lacks to hold so many tokens, in whole pages.
+    pub(crate) fn chunks_lacking(&self, sequence: &Sequence, page_len: u32) -> u32 {
+        self.store.chunks_for_pages(page_len).saturating_sub(sequence.chunks)
+    }
+
+    /// Records that a step extends a running sequence by `len` tokens.
+    pub(crate) fn begin_extend(
+        &mut self,
+        seq: SeqKey,
+        len: u32,
+        step: StepId,
+        mut record: impl FnMut(&Sequence) -> u64,
+    ) -> &Sequence {
+        let sequence = &mut self.rows[seq];
+        sequence.last_item = record(sequence);
+        sequence.last_step = step;
+        sequence.planned_len += len;
+        sequence
+    }
+
+    /// All pages of a row count as sent.
+    pub(crate) fn mark_clean(&mut self, seq: SeqKey) {
+        let sequence = &mut self.rows[seq];
+        sequence.dirty_from = sequence.page_len;
     }
 
     /// Makes a row of these tokens. The caller checked the room.
@@ -209,7 +230,8 @@ impl SequenceTable {
         let (from, namespace) = (self.rows[parent].row, self.rows[parent].namespace);
         let child = self.spawn(namespace, &[], lock);
         let sequence = &mut self.rows[child];
-        self.store.reserve(sequence.row, &mut sequence.chunks, tokens);
+        let chunks = self.store.chunks_for(tokens);
+        self.store.reserve(sequence.row, &mut sequence.chunks, chunks);
         self.store.copy_tokens(from, sequence.row, tokens);
         sequence.token_len = tokens;
         child
@@ -219,16 +241,21 @@ impl SequenceTable {
     pub(crate) fn push_tokens(&mut self, seq: SeqKey, tokens: &[TokenId]) {
         let sequence = &mut self.rows[seq];
         let len = sequence.token_len + tokens.len() as u32;
-        self.store.reserve(sequence.row, &mut sequence.chunks, len);
+        let chunks = self.store.chunks_for(len);
+        self.store.reserve(sequence.row, &mut sequence.chunks, chunks);
         self.store.write_tokens(sequence.row, sequence.token_len, tokens);
         sequence.token_len = len;
     }
 
     /// Appends pages. The caller checked the room. O(pages).
     pub(crate) fn push_pages(&mut self, seq: SeqKey, pages: &[PageId]) {
+        if pages.is_empty() {
+            return;
+        }
         let sequence = &mut self.rows[seq];
         let len = sequence.page_len + pages.len() as u32;
-        self.store.reserve(sequence.row, &mut sequence.chunks, len * self.page_size);
+        let chunks = self.store.chunks_for_pages(len);
+        self.store.reserve(sequence.row, &mut sequence.chunks, chunks);
         self.store.write_pages(sequence.row, sequence.page_len, pages);
         sequence.page_len = len;
     }
@@ -319,9 +346,9 @@ impl SequenceTable {
         self.store.piece_mut(row, start, end)
     }
 
-    /// Number of writes that [`SequenceTable::dirty_writes`] gives for pages from `dirty_from` to `page_len`.
-    pub(crate) fn dirty_write_count(&self, sequence: &Sequence) -> usize {
-        let (from, to) = (sequence.dirty_from, sequence.page_len);
+    /// Number of writes that [`SequenceTable::dirty_writes`] will give once the row has `page_len` pages.
+    pub(crate) fn dirty_write_count(&self, sequence: &Sequence, page_len: u32) -> usize {
+        let (from, to) = (sequence.dirty_from, page_len);
         (to - from + self.store.directory_span(from, to)) as usize
     }
 

@@ -21,7 +21,8 @@ pub(crate) fn append(
     if len > max {
         return Err(Error::TooLong { len, max });
     }
-    let chunks = sequences.chunks_lacking(sequence, len as u32);
+    let page_len = (len as u32).div_ceil(shape.layout.page_size());
+    let chunks = sequences.chunks_lacking(sequence, page_len);
     sequences.check_chunks(chunks, tokens.len() as u64)?;
     sequences.push_tokens(seq, tokens);
     Ok(())

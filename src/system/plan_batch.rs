@@ -4,11 +4,11 @@ use bumpalo::Bump;
 
 use crate::config::EngineShape;
 use crate::error::Error;
-use crate::id::{PageId, StepId, TokenId};
+use crate::id::{PageId, TokenId};
 use crate::plan::{BatchPlan, BatchRow, Extend, SlotMapping, StepScratch, TableWrite};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::{StepItem, StepLog};
-use crate::system::reclaim::{self, reclaim};
+use crate::system::reclaim::reclaim;
 use crate::world::World;
 
 /// What a batch needs, found out before anything changes.
@@ -17,6 +17,7 @@ struct Needs {
     tokens: usize,
     pages: u64,
     chunks: u32,
+    table_writes: usize,
 }
 
 /// Plans a batch; the plan lives in `scratch`. O(batch and new tokens), whatever the context.
@@ -34,34 +35,20 @@ pub(crate) fn plan_batch<'step>(
     let World { pages, prefixes, sequences, steps, counters, buffers } = world;
     counters.plans += 1;
     let needs = check(shape, sequences, steps, items, counters.plans)?;
-    reclaim::check(pages, prefixes, needs.pages)?;
-    let bump = scratch.reset();
-
     let evicted = reclaim(pages, prefixes, needs.pages, &mut buffers.freed)?;
     counters.evicted_pages += u64::from(evicted);
+    let bump = scratch.reset();
     let new_pages = bump.alloc_slice_fill_copy(needs.pages as usize, PageId::default());
     assert!(pages.alloc(new_pages), "the pages were reclaimed");
-    let step = steps.begin(true);
-    let rows = take(shape, sequences, steps, step, items, new_pages, bump);
-
-    let tokens = bump.alloc_slice_fill_copy(needs.tokens, TokenId::PENDING);
-    let positions = bump.alloc_slice_fill_copy(needs.tokens, 0);
-    for (item, row) in items.iter().zip(rows.iter()) {
-        let out = row.qo_start as usize..(row.qo_start + row.extend_len) as usize;
-        let start = row.kv_len - row.extend_len;
-        for (position, out) in (start..).zip(&mut positions[out.clone()]) {
-            *out = position;
-        }
-        let sequence = sequences.get(item.seq)?;
-        known_tokens(sequences, sequence, start, &mut tokens[out]);
-    }
-    let slot_mapping = if shape.layout.slots_fit_i32() {
-        SlotMapping::I32(slots(shape, sequences, items, rows, bump, |slot| slot as i32))
+    if shape.layout.slots_fit_i32() {
+        let slots = bump.alloc_slice_fill_copy(needs.tokens, 0_i32);
+        let plan = fill(shape, sequences, steps, items, &needs, new_pages, slots, bump);
+        Ok(BatchPlan { slot_mapping: SlotMapping::I32(slots), ..plan })
     } else {
-        SlotMapping::I64(slots(shape, sequences, items, rows, bump, |slot| slot as i64))
-    };
-    let table_writes = table_writes(sequences, items, bump)?;
-    Ok(BatchPlan { step, rows, tokens, positions, slot_mapping, table_writes })
+        let slots = bump.alloc_slice_fill_copy(needs.tokens, 0_i64);
+        let plan = fill(shape, sequences, steps, items, &needs, new_pages, slots, bump);
+        Ok(BatchPlan { slot_mapping: SlotMapping::I64(slots), ..plan })
+    }
 }
 
 /// Finds what is wrong with a batch, or what it needs.
@@ -87,9 +74,11 @@ fn check(
             return Err(Error::ExtendLen { seq, len, max });
         }
         let end = sequence.planned_len + len;
+        let page_len = end.div_ceil(shape.layout.page_size());
         needs.tokens += len as usize;
-        needs.pages += u64::from(end.div_ceil(shape.layout.page_size()) - sequence.page_len);
-        needs.chunks += sequences.chunks_lacking(sequence, end);
+        needs.pages += u64::from(page_len - sequence.page_len);
+        needs.chunks += sequences.chunks_lacking(sequence, page_len);
+        needs.table_writes += sequences.dirty_write_count(sequence, page_len);
         sequences.get_mut(seq)?.stamp = stamp;
     }
     sequences.check_chunks(needs.chunks, needs.tokens as u64)?;
@@ -105,42 +94,64 @@ fn extend_max(shape: &EngineShape, sequence: &Sequence, steps: &StepLog) -> u32 
     if known == 0 { u32::from(pending) } else { known }
 }
 
-/// Hands the new pages out in batch order, and records each sequence's part in the step.
-fn take<'step>(
+/// Hands the new pages out in batch order, records each sequence's part in the step, and writes the plan; `slots` are
+/// written beside it, as the number type that fits the pool.
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
+fn fill<'step, T: SlotNumber>(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
-    step: StepId,
     items: &[Extend],
+    needs: &Needs,
     mut new_pages: &[PageId],
+    mut slots: &mut [T],
     bump: &'step Bump,
-) -> &'step [BatchRow] {
+) -> BatchPlan<'step> {
+    let page_size = shape.layout.page_size();
+    let step = steps.begin(true);
+    let tokens = bump.alloc_slice_fill_copy(needs.tokens, TokenId::PENDING);
+    let positions = bump.alloc_slice_fill_copy(needs.tokens, 0);
+    let table_writes = bump.alloc_slice_fill_copy(needs.table_writes, TableWrite::default());
+    let mut writes = table_writes.iter_mut();
     let mut qo_start = 0;
-    bump.alloc_slice_fill_with(items.len(), |i| {
+    let rows = bump.alloc_slice_fill_with(items.len(), |i| {
         let Extend { seq, len } = items[i];
-        let sequence = sequences.get_mut(seq).expect("checked");
-        let (start, end) = (sequence.planned_len, sequence.planned_len + len);
-        let item = StepItem {
-            seq,
-            life: sequence.life,
-            start,
-            end,
-            dirty_from: sequence.dirty_from,
-            previous: sequence.last_item,
-        };
-        sequence.planned_len = end;
-        sequence.last_step = step;
-        sequence.last_item = steps.push(item);
-        let row = BatchRow { row: sequence.row, qo_start, extend_len: len, kv_len: end };
-        let count = end.div_ceil(shape.layout.page_size()) - sequence.page_len;
-        if count > 0 {
-            let (own, rest) = new_pages.split_at(count as usize);
-            sequences.push_pages(seq, own);
-            new_pages = rest;
+        let sequence = sequences.begin_extend(seq, len, step, |sequence| {
+            steps.push(StepItem {
+                seq,
+                life: sequence.life,
+                start: sequence.planned_len,
+                end: sequence.planned_len + len,
+                dirty_from: sequence.dirty_from,
+                previous: sequence.last_item,
+            })
+        });
+        let start = sequence.planned_len - len;
+        let row = BatchRow { row: sequence.row, qo_start, extend_len: len, kv_len: start + len };
+        let count = row.kv_len.div_ceil(page_size) - sequence.page_len;
+        let (own, rest) = new_pages.split_at(count as usize);
+        sequences.push_pages(seq, own);
+        new_pages = rest;
+
+        let sequence = sequences.get(seq).expect("checked");
+        let out = qo_start as usize..(qo_start + len) as usize;
+        for (position, out) in (start..).zip(&mut positions[out.clone()]) {
+            *out = position;
         }
+        known_tokens(sequences, sequence, start, &mut tokens[out]);
+        let (own, rest) = std::mem::take(&mut slots).split_at_mut(len as usize);
+        write_slots(sequences, sequence, page_size, start, own);
+        slots = rest;
+        sequences.dirty_writes(sequence, |write| {
+            *writes.next().expect("dirty_write_count counts dirty_writes") = write;
+        });
+        sequences.mark_clean(seq);
         qo_start += len;
         row
-    })
+    });
+    assert!(writes.next().is_none(), "dirty_write_count counts dirty_writes");
+    let slot_mapping = SlotMapping::I32(&[]);
+    BatchPlan { step, rows, tokens, positions, slot_mapping, table_writes }
 }
 
 /// Fills in the tokens that are known.
@@ -151,63 +162,48 @@ fn known_tokens(
     mut out: &mut [TokenId],
 ) {
     let end = sequence.token_len.min(start + out.len() as u32);
-    for piece in sequences.token_pieces(sequence, start, end.max(start)) {
+    for piece in sequences.token_pieces(sequence, start, end) {
         let (head, rest) = out.split_at_mut(piece.len());
         head.copy_from_slice(piece);
         out = rest;
     }
 }
 
-/// The slot of each new token, as the number type that fits the pool.
-fn slots<'step, T: Copy + Default>(
-    shape: &EngineShape,
+/// The slots of positions from `start` on.
+fn write_slots<T: SlotNumber>(
     sequences: &SequenceTable,
-    items: &[Extend],
-    rows: &[BatchRow],
-    bump: &'step Bump,
-    number: impl Fn(u64) -> T,
-) -> &'step [T] {
-    let page_size = shape.layout.page_size();
-    let len = rows.last().map_or(0, |row| (row.qo_start + row.extend_len) as usize);
-    let out = bump.alloc_slice_fill_copy(len, T::default());
-    let mut rest = &mut *out;
-    for (item, row) in items.iter().zip(rows) {
-        let sequence = sequences.get(item.seq).expect("checked");
-        let (mut position, end) = (row.kv_len - row.extend_len, row.kv_len);
-        let pages = (position / page_size, end.div_ceil(page_size));
-        for page in sequences.page_pieces(sequence, pages.0, pages.1).flatten() {
-            let offset = position % page_size;
-            let count = (page_size - offset).min(end - position);
-            let (head, tail) = rest.split_at_mut(count as usize);
-            let first = shape.layout.slot(*page, offset).raw();
-            for (slot, out) in (first..).zip(head) {
-                *out = number(slot);
-            }
-            (rest, position) = (tail, position + count);
+    sequence: &Sequence,
+    page_size: u32,
+    start: u32,
+    mut out: &mut [T],
+) {
+    let end = start + out.len() as u32;
+    let (first, last) = (start / page_size, end.div_ceil(page_size));
+    let mut offset = start - first * page_size;
+    for page in sequences.page_pieces(sequence, first, last).flatten() {
+        let count = ((page_size - offset) as usize).min(out.len());
+        let (head, rest) = out.split_at_mut(count);
+        let slot = u64::from(page.raw()) * u64::from(page_size) + u64::from(offset);
+        for (slot, out) in (slot..).zip(head) {
+            *out = T::from_slot(slot);
         }
+        (out, offset) = (rest, 0);
     }
-    out
 }
 
-/// The changed words of the batch's page tables, which count as sent from now on.
-fn table_writes<'step>(
-    sequences: &mut SequenceTable,
-    items: &[Extend],
-    bump: &'step Bump,
-) -> Result<&'step [TableWrite], Error> {
-    let mut count = 0;
-    for item in items {
-        count += sequences.dirty_write_count(sequences.get(item.seq)?);
+/// A number type of slot mappings.
+trait SlotNumber: Copy {
+    fn from_slot(slot: u64) -> Self;
+}
+
+impl SlotNumber for i32 {
+    fn from_slot(slot: u64) -> Self {
+        slot as i32
     }
-    let out = bump.alloc_slice_fill_copy(count, TableWrite { index: 0, value: 0 });
-    let mut next = out.iter_mut();
-    for item in items {
-        let sequence = sequences.get(item.seq)?;
-        sequences.dirty_writes(sequence, |write| {
-            *next.next().expect("dirty_write_count counts dirty_writes") = write;
-        });
-        let sequence = sequences.get_mut(item.seq)?;
-        sequence.dirty_from = sequence.page_len;
+}
+
+impl SlotNumber for i64 {
+    fn from_slot(slot: u64) -> Self {
+        slot as i64
     }
-    Ok(out)
 }

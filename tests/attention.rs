@@ -177,7 +177,7 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
     let stored = all_bytes(&cpu);
 
     let mut out = vec![7.0_f32; 240];
-    let mut lse = vec![7.0_f32; 20];
+    let mut lse = [7.0_f32; 20];
     let plain = Attend::new(4, 12);
     let mut attend = |attend: Attend, q: usize, out_len: usize, lse_len: usize| {
         let out = CpuRowsMut::from(&mut out[..out_len]);

@@ -14,6 +14,7 @@
 //! Not here: which errors a backend has, beyond that it refuses what makes no sense.
 
 mod case;
+mod compare;
 mod cpu;
 mod exact;
 mod run;

@@ -1,0 +1,113 @@
+//! What a backend gave against what it should have given.
+
+use super::TestBackend;
+use super::case::rounding;
+use super::exact::{Exact, attention};
+use super::run::{History, Pending, Step, World};
+use crate::id::PageId;
+use crate::testkit::planner::Item;
+
+/// Multiplications of float64 attention that one call is worth; beyond them, rows are sampled.
+const EXACT_WORK: u64 = 2_000_000;
+
+impl<B: TestBackend> World<'_, B> {
+    /// Outputs of one call against float64.
+    pub fn compare(&mut self, step: &Step, call: Pending<B>) {
+        let out = self.backend.read_output(&call.out);
+        let lse = call.lse.as_ref().map(|sums| self.backend.read_sums(sums));
+        let plan = step.plan.plan();
+        let stride = out.len() / plan.token_count();
+        let (width, q_heads) = (self.case.q_width(), self.case.q_heads() as usize);
+        let place = format!("seed {} {:?} {:?} {:?}", self.seed, self.case, plan.rows, call.attend);
+        for row in out.chunks_exact(stride) {
+            assert!(row[width..].iter().all(|x| x.is_nan()), "{place}: written between rows");
+        }
+        let head_dim = self.case.layout.head_dim() as usize;
+        let pairs: u64 =
+            plan.rows.iter().map(|r| u64::from(r.extend_len) * u64::from(r.kv_len)).sum();
+        let work = pairs * width as u64 * 2;
+        for (i, row) in plan.rows.iter().enumerate() {
+            for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h)))
+            {
+                let at = (row.qo_start + token) as usize;
+                let start = at * stride + head * head_dim;
+                let got = &out[start..start + head_dim];
+                let sum = lse.as_ref().map(|lse| lse[at * q_heads + head]);
+                let place = || format!("{place}: token {at} head {head}");
+                if row.kv_len == 0 {
+                    assert!(got.iter().all(|&x| x == 0.0), "{}: padding is not 0", place());
+                    assert!(sum.is_none_or(|x| x == f32::NEG_INFINITY), "{}: {sum:?}", place());
+                    continue;
+                }
+                assert!(got.iter().all(|x| x.is_finite()), "{}: {got:?}", place());
+                if work > EXACT_WORK && self.rng.below(work) > EXACT_WORK {
+                    continue;
+                }
+                let position = (row.kv_len - row.extend_len + token) as usize;
+                let exact = self.exact(step, i, &call, (at, head), position);
+                self.compare_row(got, sum, &exact, &place);
+            }
+        }
+    }
+
+    fn exact(
+        &self,
+        step: &Step,
+        item: usize,
+        call: &Pending<B>,
+        (token, head): (usize, usize),
+        position: usize,
+    ) -> Exact {
+        let (Item::Extend { sequence, .. } | Item::Again { sequence, .. }) = step.items[item]
+        else {
+            unreachable!("padding has kv_len 0")
+        };
+        let head_dim = self.case.layout.head_dim() as usize;
+        let q = &call.q.row(token)[head * head_dim..(head + 1) * head_dim];
+        let History { k, v } = &self.history[sequence][call.layer];
+        let heads = (self.case.layout.kv_heads() as usize, head / self.case.group as usize);
+        attention(&call.attend, q, k, v, heads, position)
+    }
+
+    fn compare_row(
+        &mut self,
+        got: &[f32],
+        sum: Option<f32>,
+        exact: &Exact,
+        place: &dyn Fn() -> String,
+    ) {
+        let unit = self.backend.unit(&self.case) * (4.0 + exact.logit_mass);
+        let rounding = rounding(self.case.q_rows);
+        for ((&got, &wanted), &mass) in got.iter().zip(&exact.out).zip(&exact.mass) {
+            // f16 has no finer numbers than 2^-24.
+            let rounded = rounding * wanted.abs() * 1.01 + 2_f64.powi(-25);
+            let error = (f64::from(got) - wanted).abs() - rounded;
+            let part = error / (unit * mass);
+            assert!(
+                error <= unit * mass,
+                "{}: {got} is not {wanted}: {part} of the bound",
+                place()
+            );
+            self.report.worst_out = self.report.worst_out.max(part);
+        }
+        if let Some(sum) = sum {
+            let bound = unit + self.backend.unit(&self.case) * exact.lse.abs();
+            let part = (f64::from(sum) - exact.lse).abs() / bound;
+            assert!(part <= 1.0, "{}: {sum} is not {}: {part} of the bound", place(), exact.lse);
+            self.report.worst_lse = self.report.worst_lse.max(part);
+        }
+        self.report.rows += 1;
+    }
+
+    /// Every byte of the pool.
+    pub fn compare_pool(&mut self) {
+        self.backend.synchronize().expect("nothing failed");
+        let mut page_bytes = vec![0; self.case.layout.page_bytes() as usize];
+        for (page, wanted) in self.shadow.iter().enumerate() {
+            self.backend.read_page(PageId::new(page as u32), &mut page_bytes);
+            let first = page_bytes.iter().zip(wanted).position(|(a, b)| a != b);
+            let (seed, case) = (self.seed, &self.case);
+            assert!(first.is_none(), "seed {seed} {case:?}: page {page} differs at {first:?}");
+        }
+    }
+}

@@ -104,7 +104,9 @@ fn plans_that_name_what_does_not_exist_are_refused() {
         arrays
     };
     let row = RowId::new(1);
-    let words = pool().1.words();
+    let (_, table) = pool();
+    let words = table.words();
+    let max = u64::from(table.chunks_per_row * table.chunk_pages * 3);
     let cases = [
         (spoilt(&|a| a.tokens.truncate(4)), CpuError::Tokens { positions: 5, tokens: 4, slots: 5 }),
         (spoilt(&|a| a.slots.push(0)), CpuError::Tokens { positions: 5, tokens: 5, slots: 6 }),
@@ -112,14 +114,8 @@ fn plans_that_name_what_does_not_exist_are_refused() {
         (spoilt(&|a| a.rows[0].extend_len = 4), CpuError::QueryRows { row: 1 }),
         (spoilt(&|a| a.rows.clear()), CpuError::QueryRows { row: 0 }),
         (spoilt(&|a| a.rows[0].row = RowId::new(2)), CpuError::Row { row: RowId::new(2), rows: 2 }),
-        (
-            spoilt(&|a| a.rows[0].kv_len = 4),
-            CpuError::KvLen { row, kv_len: 4, min: 5, max: 341 * 3 },
-        ),
-        (
-            spoilt(&|a| a.rows[0].kv_len = 1024),
-            CpuError::KvLen { row, kv_len: 1024, min: 5, max: 341 * 3 },
-        ),
+        (spoilt(&|a| a.rows[0].kv_len = 4), CpuError::KvLen { row, kv_len: 4, min: 5, max }),
+        (spoilt(&|a| a.rows[0].kv_len = 2000), CpuError::KvLen { row, kv_len: 2000, min: 5, max }),
         (spoilt(&|a| a.slots[4] = 60), CpuError::Slot { slot: SlotId::new(60), slot_count: 60 }),
         (
             spoilt(&|a| a.writes[1].index = words as u32),
@@ -289,52 +285,73 @@ fn stores_convert_to_the_nearest_and_copy_their_own_type_bit_by_bit() {
     }
 }
 
-/// One sequence in a pool of the given kind, extended by 200 and 30 tokens; the outputs and log-sum-exps of both.
-fn generated(layout: Layout, page_size: u32, threads: usize) -> Vec<u32> {
-    let (kv_heads, head_dim, q_heads) = (4, 64, 12);
+/// A pool, and how a sequence of 230 tokens is computed in it.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    layout: Layout,
+    page_size: u32,
+    threads: usize,
+    /// Tokens of each step but the last.
+    chunk: u32,
+    window: Option<u32>,
+}
+
+/// Bits of all outputs and log-sum-exps of the sequence.
+fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
+    let (tokens, kv_heads, head_dim, q_heads) = (230, 4, 64, 12);
     let config = PoolConfig {
         kv_heads,
         head_dim,
-        page_size,
+        page_size: way.page_size,
         dtype: Dtype::Bf16,
-        capacity: Capacity::Pages(240),
-        layout,
+        capacity: Capacity::Pages(tokens + 7),
+        layout: way.layout,
         ..Default::default()
     };
     let pool = config.layout().expect("a valid pool");
-    let table = TableShape::new(page_size, 1, 240, 240).expect("a small table");
-    let mut cpu = Cpu::with_threads(threads);
+    let table = TableShape::new(way.page_size, 1, tokens, tokens.into()).expect("a small table");
+    let mut cpu = Cpu::with_threads(way.threads);
     cpu.open(&pool, &table, 2).expect("a small pool");
-    let mut planner = Planner::new(&pool, &table, u64::from(page_size));
+    let mut planner = Planner::new(&pool, &table, u64::from(way.page_size));
     let sequence = planner.admit().expect("a row");
-    let (mut rng, mut results) = (Rng::new(1), Vec::new());
-    for len in [200, 30] {
+    let mut rng = Rng::new(1);
+    let (q_width, kv_width) = ((q_heads * head_dim) as usize, (kv_heads * head_dim) as usize);
+    let [k, v] = [(); 2].map(|()| numbers(&mut rng, tokens as usize * kv_width));
+    let q = numbers(&mut rng, tokens as usize * q_width);
+    let attend = Attend { window: way.window, ..Attend::new(q_heads, head_dim) };
+    let mut out = vec![0.0; q.len()];
+    let mut lse = vec![0.0; (tokens * q_heads) as usize];
+    for start in (0..tokens).step_by(way.chunk as usize) {
+        let len = way.chunk.min(tokens - start);
         let plan: OwnedPlan = planner.plan(&[Item::Extend { sequence, len }]);
         let plan = plan.plan();
-        let mut rows = |heads: u32| numbers(&mut rng, (len * heads * head_dim) as usize);
-        let (q, k, v) = (rows(q_heads), rows(kv_heads), rows(kv_heads));
+        let rows = |width: usize| start as usize * width..(start + len) as usize * width;
         let layer = LayerId::new(0);
         cpu.begin(&plan).expect("a valid plan");
-        cpu.store_cache(&plan, layer, k[..].into(), v[..].into()).expect("a valid store");
-        let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; (len * q_heads) as usize]);
-        let attend = Attend::new(q_heads, head_dim);
-        let out_rows = CpuRowsMut::from(&mut out[..]);
-        cpu.attend(&plan, layer, &attend, q[..].into(), out_rows, Some(&mut lse))
+        cpu.store_cache(&plan, layer, k[rows(kv_width)].into(), v[rows(kv_width)].into())
+            .expect("a valid store");
+        let out = CpuRowsMut::from(&mut out[rows(q_width)]);
+        let lse = &mut lse[rows(q_heads as usize)];
+        cpu.attend(&plan, layer, &attend, q[rows(q_width)].into(), out, Some(lse))
             .expect("valid attention");
-        results.extend(out.into_iter().chain(lse).map(f32::to_bits));
     }
-    results
+    let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect();
+    (bits(out), bits(lse))
 }
 
 #[test]
-fn results_depend_neither_on_the_pool_nor_on_the_threads() {
-    // With one page the sequence is contiguous.
-    let contiguous = generated(Layout::LayerFirst, 256, 1);
-    for layout in [Layout::LayerFirst, Layout::PageFirst] {
-        for page_size in [1, 3, 16, 64] {
-            for threads in [1, 2, 5] {
-                let paged = generated(layout, page_size, threads);
-                assert!(paged == contiguous, "{layout:?} {page_size} {threads}");
+fn results_depend_on_nothing_but_the_row_and_what_it_sees() {
+    for window in [None, Some(50)] {
+        // One page and one step: contiguous K and V.
+        let plain =
+            Way { layout: Layout::LayerFirst, page_size: 256, threads: 1, chunk: 230, window };
+        let contiguous = computed(plain);
+        for layout in [Layout::LayerFirst, Layout::PageFirst] {
+            for (page_size, threads, chunk) in
+                [(1, 5, 230), (3, 2, 230), (16, 1, 1), (64, 3, 7), (7, 5, 100), (1, 1, 64)]
+            {
+                let way = Way { layout, page_size, threads, chunk, ..plain };
+                assert!(computed(way) == contiguous, "{way:?}");
             }
         }
     }

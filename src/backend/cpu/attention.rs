@@ -10,8 +10,11 @@
 //! ```
 //!
 //! and at the end the output is `o / l`, the log-sum-exp `m + ln l`. A query reads no V but what it sees: what lies
-//! past its position has no effect, whatever it is. Threads take units as they come; each row is computed by one
-//! thread in one order, so results do not depend on the number of threads.
+//! past its position has no effect, whatever it is.
+//!
+//! Tiles start at multiples of their size, so a query row's result depends on nothing but the row and what it sees, bit
+//! by bit: neither on the batch and the chunks of a prefill, nor on the pool, nor on the threads, which take units as
+//! they come.
 //!
 //! Not here: checks, and how the work is cut.
 
@@ -108,8 +111,9 @@ impl Scratch {
         self.load_queries(job, unit);
         out.fill([0.0; LANES]);
         let seen = unit.sees_in_all(job.attend.window);
-        for start in seen.clone().step_by(TILE) {
-            let tile = start..seen.end.min(start + TILE as u32);
+        let tiles = seen.start / TILE as u32..seen.end.div_ceil(TILE as u32);
+        for start in tiles.map(|tile| tile * TILE as u32) {
+            let tile = start.max(seen.start)..seen.end.min(start + TILE as u32);
             self.load_tile(job, unit, tile.clone());
             self.fold_tile(job, unit, tile, out);
         }

@@ -8,6 +8,7 @@ use cases::evict::Evict;
 use cases::hit::{Hit, HitFloor, Miss, full_cache};
 use cases::insert::{Cycle, Insert, InsertFloor, ROUND};
 use divan::{AllocProfiler, Bencher};
+use kvarena::testkit::cpu_work::SEQUENCES;
 
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
@@ -21,7 +22,7 @@ const SAMPLE: u32 = 100;
 
 #[divan::bench(consts = [64, 2000], args = [1, 16])]
 fn hit<const ROTATION: usize>(bencher: Bencher<'_, '_>, page_size: u32) {
-    let mut hit = Hit::new(full_cache(page_size, 0), ROTATION);
+    let mut hit = Hit::new(full_cache(page_size, SEQUENCES, 0), SEQUENCES, ROTATION);
     hit.check();
     bencher.bench_local(|| hit.call());
 }
@@ -34,14 +35,14 @@ fn hit_floor<const ROTATION: usize>(bencher: Bencher<'_, '_>, page_size: u32) {
 
 #[divan::bench(args = [1, 16])]
 fn miss(bencher: Bencher<'_, '_>, page_size: u32) {
-    let mut miss = Miss::new(full_cache(page_size, 0));
+    let mut miss = Miss::new(full_cache(page_size, SEQUENCES, 0));
     miss.check();
     bencher.bench_local(|| miss.call());
 }
 
 #[divan::bench(args = [1, 16], sample_count = 10, sample_size = SAMPLE)]
 fn insert(bencher: Bencher<'_, '_>, page_size: u32) {
-    let insert = RefCell::new(Insert::new(page_size));
+    let insert = RefCell::new(Insert::new(page_size, SEQUENCES));
     // A round first: it touches memory that nobody has touched.
     (0..ROUND).for_each(|_| insert.borrow_mut().call());
     let room = || {
@@ -62,7 +63,7 @@ fn insert_floor(bencher: Bencher<'_, '_>, page_size: u32) {
 
 #[divan::bench(args = [1, 16])]
 fn cycle(bencher: Bencher<'_, '_>, page_size: u32) {
-    let mut cycle = Cycle::new(page_size);
+    let mut cycle = Cycle::new(page_size, SEQUENCES);
     cycle.check();
     bencher.bench_local(|| cycle.call());
 }

@@ -123,7 +123,7 @@ fn hits(table: &mut Table, page_size: u32) {
     if !["hit hot", "hit cold", "miss", "bytes a token"].iter().any(|case| table.wants(case)) {
         return;
     }
-    let mut cache = full_cache(page_size, 0);
+    let mut cache = full_cache(page_size, work::SEQUENCES, 0);
     let tokens = f64::from(cache.tree.size_info().total * page_size);
     let bytes = cache.tree.live_bytes() as f64 / tokens;
     table.row("bytes a token, tree full", page_size, bytes, None, pick(page_size, 8.3, 4.5));
@@ -131,7 +131,7 @@ fn hits(table: &mut Table, page_size: u32) {
         ("hit hot", 64, pick(page_size, 450.0, 400.0)),
         ("hit cold", 2000, pick(page_size, 1800.0, 1400.0)),
     ] {
-        let mut hit = Hit::new(cache, rotation);
+        let mut hit = Hit::new(cache, work::SEQUENCES, rotation);
         let mut floor = HitFloor::new(rotation, page_size);
         hit.check();
         assert_eq!(floor.call(), hit.call(), "the floor copies the same pages");
@@ -154,7 +154,7 @@ fn inserts(table: &mut Table, page_size: u32) {
     if !table.wants("insert") {
         return;
     }
-    let mut insert = Insert::new(page_size);
+    let mut insert = Insert::new(page_size, work::SEQUENCES);
     let mut samples = Vec::new();
     for round in 0..5 {
         let times: Vec<f64> = (0..ROUND / 20).map(|_| median_ns(1, 20, || insert.call())).collect();
@@ -177,7 +177,7 @@ fn cycles(table: &mut Table, page_size: u32) {
     if !table.wants("cycle") {
         return;
     }
-    let mut cycle = Cycle::new(page_size);
+    let mut cycle = Cycle::new(page_size, work::SEQUENCES);
     cycle.check();
     let ns = median_ns(300, 64, || _ = black_box(cycle.call()));
     table.row(

@@ -7,12 +7,12 @@ use kvarena::{PageId, TokenId};
 
 use super::{Cache, NAMESPACE, whole_pages};
 
-/// A tree of all cached sequences.
-pub fn full_cache(page_size: u32, spare_sequences: usize) -> Cache {
-    let own = (work::SEQUENCE_LEN - work::PROMPT_LEN) * (work::SEQUENCES + spare_sequences);
+/// A tree of the first `sequences` cached sequences, with room for `spare` more.
+pub fn full_cache(page_size: u32, sequences: usize, spare: usize) -> Cache {
+    let own = (work::SEQUENCE_LEN - work::PROMPT_LEN) * (sequences + spare);
     let pages = whole_pages(own + work::PROMPTS * work::PROMPT_LEN, page_size);
     let mut cache = Cache::new(pages, page_size);
-    for s in 0..work::SEQUENCES {
+    for s in 0..sequences {
         cache.cycle(&work::sequence(s));
     }
     cache
@@ -27,8 +27,10 @@ pub struct Hit {
 }
 
 impl Hit {
-    pub fn new(cache: Cache, rotation: usize) -> Self {
-        let queries = (0..rotation).map(|i| work::sequence(work::hit_order(i))).collect();
+    /// `cache` holds the first `sequences` sequences.
+    pub fn new(cache: Cache, sequences: usize, rotation: usize) -> Self {
+        let queries = (0..rotation).map(|i| work::sequence(work::hit_order(i) % sequences));
+        let queries = queries.collect();
         Self { cache, queries, next: 0, out: Vec::with_capacity(work::SEQUENCE_LEN) }
     }
 

@@ -16,6 +16,8 @@ pub const ROUND: usize = 500;
 /// first round writes to memory that was used before, but not lately.
 pub struct Insert {
     cache: Cache,
+    /// Sequences that are cached beside those inserted.
+    cached: usize,
     sequences: Vec<Vec<TokenId>>,
     pages: Vec<Vec<PageId>>,
     locks: Vec<PrefixLock>,
@@ -25,12 +27,14 @@ pub struct Insert {
 }
 
 impl Insert {
-    pub fn new(page_size: u32) -> Self {
+    /// Into a tree of the first `cached` sequences.
+    pub fn new(page_size: u32, cached: usize) -> Self {
         // Pages for what is not new either: an insert hands over the pages of all its tokens.
-        let cache = full_cache(page_size, 2 * ROUND);
+        let cache = full_cache(page_size, cached, 2 * ROUND);
         let sequences = (0..ROUND).map(work::new_sequence).collect();
         let mut insert = Self {
             cache,
+            cached,
             sequences,
             pages: Vec::new(),
             locks: Vec::with_capacity(ROUND),
@@ -60,7 +64,7 @@ impl Insert {
 
     /// Inserts the next sequence of the round. The lock is kept until the end of the round.
     pub fn call(&mut self) {
-        let Self { cache, sequences, pages, locks, duplicates, known } = self;
+        let Self { cache, sequences, pages, locks, duplicates, known, .. } = self;
         let i = locks.len();
         let nothing = cache.tree.match_prefix(NAMESPACE, &[]);
         let mut lock = cache.tree.lock(&nothing).expect("the match is fresh");
@@ -88,7 +92,7 @@ impl Insert {
         }
         self.expect(known.iter().map(|_| whole).collect());
         // Everything else becomes younger, then the new sequences are the oldest.
-        for s in 0..work::SEQUENCES {
+        for s in 0..self.cached {
             self.cache.touch(&work::sequence(s));
         }
         self.cache.evict(known.iter().map(|known| whole - known).sum());
@@ -160,13 +164,14 @@ pub struct Cycle {
 }
 
 impl Cycle {
-    pub fn new(page_size: u32) -> Self {
-        let cache = full_cache(page_size, 0);
+    /// In a cache of `cached` sequences.
+    pub fn new(page_size: u32, cached: usize) -> Self {
+        let cache = full_cache(page_size, cached, 0);
         // A sequence comes back only after twice as many others, when it is long evicted.
-        let sequences = (0..2 * work::SEQUENCES).map(work::new_sequence).collect();
+        let sequences = (0..2 * cached).map(work::new_sequence).collect();
         let mut cycle = Self { cache, sequences, next: 0 };
         // Turn the cache over once, so that what is evicted was made by cycles.
-        for _ in 0..work::SEQUENCES {
+        for _ in 0..cached {
             cycle.call();
         }
         cycle

@@ -1,0 +1,114 @@
+//! Runs one case for a profiler: `instructions CASE PAGE_SIZE CALLS`. All that is to be counted happens below
+//! `measured`. Without a case it lists them. `benches/instructions.sh` counts their instructions by callgrind.
+//!
+//! Trees are ten times smaller than in the table, so that callgrind can build them; what a call does is the same.
+
+mod cases;
+
+use cases::decode::Decode;
+use cases::evict::Evict;
+use cases::hit::{Hit, HitFloor, Miss, full_cache};
+use cases::insert::{Cycle, Insert, InsertFloor};
+use cases::pages::AllocFree;
+
+const SEQUENCES: usize = 1000;
+const CASES: [&str; 12] = [
+    "hit",
+    "hit_floor",
+    "miss",
+    "insert",
+    "insert_floor",
+    "cycle",
+    "evict_1000",
+    "evict_10000",
+    "evict_100000",
+    "alloc_free",
+    "plan",
+    "step",
+];
+
+/// The profiler counts from here.
+#[inline(never)]
+fn measured(calls: usize, call: &mut dyn FnMut()) {
+    for _ in 0..calls {
+        call();
+    }
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let [case, page_size, calls] = &args[..] else {
+        CASES.iter().for_each(|case| println!("{case}"));
+        return;
+    };
+    let page_size: u32 = page_size.parse().expect("a page size");
+    let calls: usize = calls.parse().expect("a number of calls");
+    run(case, page_size, calls);
+}
+
+fn run(case: &str, page_size: u32, calls: usize) {
+    let cache = || full_cache(page_size, SEQUENCES, 0);
+    match case {
+        "hit" => {
+            let mut hit = Hit::new(cache(), SEQUENCES, 64);
+            measured(calls, &mut || _ = hit.call());
+        }
+        "hit_floor" => {
+            let mut floor = HitFloor::new(64, page_size);
+            measured(calls, &mut || _ = floor.call());
+        }
+        "miss" => {
+            let mut miss = Miss::new(cache());
+            measured(calls, &mut || _ = miss.call());
+        }
+        "insert" => {
+            let mut insert = Insert::new(page_size, SEQUENCES);
+            let mut left = calls;
+            while left > 0 {
+                let round = left.min(insert.room());
+                measured(round, &mut || insert.call());
+                insert.restore();
+                left -= round;
+            }
+        }
+        "insert_floor" => {
+            let mut floor = InsertFloor::new(page_size, 1);
+            measured(calls, &mut || floor.call());
+        }
+        "cycle" => {
+            let mut cycle = Cycle::new(page_size, SEQUENCES);
+            measured(calls, &mut || _ = cycle.call());
+        }
+        "alloc_free" => {
+            let mut pages = AllocFree::new(1 << 16, 50);
+            measured(calls, &mut || pages.call());
+        }
+        "plan" => {
+            let mut decode = Decode::new(page_size, 256, 1024);
+            for _ in 0..calls {
+                decode.prepare();
+                let mut step = None;
+                measured(1, &mut || step = Some(decode.plan()));
+                decode.rest(step.expect("it was planned"));
+            }
+        }
+        "step" => {
+            let mut decode = Decode::new(page_size, 256, 1024);
+            for _ in 0..calls {
+                decode.prepare();
+                measured(1, &mut || decode.step());
+            }
+        }
+        _ => {
+            let leaves = case.strip_prefix("evict_").and_then(|leaves| leaves.parse().ok());
+            let mut evict = Evict::new(page_size, leaves.expect("a case of the list"));
+            let mut left = calls;
+            while left > 0 {
+                let round = left.min(evict.calls());
+                measured(round, &mut || evict.call());
+                evict.restore();
+                left -= round;
+            }
+        }
+    }
+}

@@ -1,7 +1,7 @@
 // Decode attention over pages: few query rows against many tokens, bound by memory.
 //
-// The units of all sequences stand in one line (see DecodeWork) and each CTA has an equal stretch of it. Within a stretch
-// the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16 tokens in turn; each warp
+// The units of all sequences stand in one line for each lane of heads (see DecodeWork) and each CTA has an equal stretch of
+// it. Within a stretch the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16 tokens in turn; each warp
 // feeds a ring of its own in shared memory, which runs on across segments, so that the memory never waits for the end of
 // a sequence. A segment ends with the warps' sums joined; if the (sequence, head) is spread over several CTAs, each leaves
 // its sum in `partial`, and the last to arrive joins them.
@@ -12,7 +12,7 @@
 struct DecodeCursor {
     u32 index, row, qo_start, extend_len, kv_len;  // the sequence
     u32 start, units, first;                       // its first unit, its units of one head, the first position it sees
-    u32 head, at, stop;                            // the segment: units at..stop of `head`
+    u32 head, at, stop;                            // the segment: units at..stop of the lane's `head`
     u32 unit, unit_end;                            // global number of `at`; end of this CTA's stretch
 
     __device__ __forceinline__ void measure(const AttendParams& p) {
@@ -22,13 +22,13 @@ struct DecodeCursor {
     }
     __device__ __forceinline__ void open() { stop = min(units, at + (unit_end - unit)); }
     // The next segment, or false at the end of the stretch.
-    __device__ __forceinline__ bool next(const AttendParams& p) {
+    __device__ __forceinline__ bool next(const AttendParams& p, u32 heads) {
         unit += stop - at;
         if (unit >= unit_end) return false;
         at = 0;
-        if (++head == p.kv_heads) {
+        if (++head == heads) {
             head = 0;
-            start += units * p.kv_heads;
+            start += units * heads;
             do {
                 ++index;
                 const uint4 r = load_uint4(p.batch_rows + 16ull * index);
@@ -72,6 +72,7 @@ template <class T, int D, int WARPS, int STAGES> struct Decode {
     Shared& shared;
     u32 ring;  // this warp's
     const u32 warp, lane;
+    u32 lanes, heads, per;  // of the plan: lanes, heads of each, units of each CTA
     DecodeCursor fetch;
     u32 fetch_at, fetch_end;
     bool fetch_more;
@@ -79,16 +80,18 @@ template <class T, int D, int WARPS, int STAGES> struct Decode {
     __device__ __forceinline__ Decode(const AttendParams& p, Shared& shared, u32 ring)
         : p(p), shared(shared), ring(ring), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
 
+    __device__ __forceinline__ u32 head_of(const DecodeCursor& c) const { return c.head * lanes + blockIdx.x % lanes; }
+
     __device__ __forceinline__ Tile next_tile() {
         while (fetch_more && fetch_at >= fetch_end) {
-            fetch_more = fetch.next(p);
+            fetch_more = fetch.next(p, heads);
             fetch_at = fetch.begin_of(warp), fetch_end = fetch.end();
         }
         Tile tile;
         tile.some = fetch_more;
         const u32 position = fetch_at + lane % 16;
         tile.valid = fetch_more && position < fetch_end;
-        tile.head = fetch.head;
+        tile.head = head_of(fetch);
         tile.look = look_up(p, fetch.row, position);
         fetch_at += STEP;
         return tile;
@@ -118,11 +121,12 @@ template <class T, int D, int WARPS, int STAGES> struct Decode {
 
     __device__ __forceinline__ void run(const DecodeWork& work) {
         const u32 group = p.group;
+        lanes = work.lanes, heads = p.kv_heads / lanes, per = work.units_per_cta;
         DecodeCursor c;
         c.index = work.batch_index, c.row = work.row, c.qo_start = work.qo_start;
         c.extend_len = work.extend_len, c.kv_len = work.kv_len;
         c.start = work.unit_start;
-        c.unit = blockIdx.x * work.units_per_cta, c.unit_end = work.unit_end;
+        c.unit = work.unit_begin, c.unit_end = work.unit_end;
         c.measure(p);
         c.head = (c.unit - c.start) / c.units, c.at = (c.unit - c.start) % c.units;
         c.open();
@@ -163,7 +167,7 @@ template <class T, int D, int WARPS, int STAGES> struct Decode {
         u32 slot = 0;
         do {
             const u32 rows = c.extend_len * group;
-            const u64 q_head = p.q + c.head * group * ROW;
+            const u64 q_head = p.q + head_of(c) * group * ROW;
             u32 q[Q_SHARED ? 1 : D / 16][4];
             if constexpr (Q_SHARED) {
                 for (u32 i = threadIdx.x; i < 16 * CHUNKS; i += WARPS * 32) {
@@ -288,16 +292,16 @@ template <class T, int D, int WARPS, int STAGES> struct Decode {
                 refill(slot);
                 slot = slot + 1 == STAGES ? 0 : slot + 1;
             }
-        } while (c.next(p));
+        } while (c.next(p, heads));
         copy_wait<0>();
     }
 
     // Joins the warps' sums and writes the result, or this CTA's part of it.
     __device__ __forceinline__ void finish(const DecodeCursor& c, u32 rows) {
-        const u32 per = load_u32(p.plan + 32ull * blockIdx.x);
         const u32 begin = c.start + c.head * c.units;
-        const u32 first_cta = begin / per, last_cta = (begin + c.units - 1) / per;
-        const bool whole = first_cta == last_cta;
+        const u32 first = begin / per, parts = (begin + c.units - 1) / per - first + 1;  // the stretches it lies in
+        const bool whole = parts == 1;
+        const u32 first_cta = first * lanes + blockIdx.x % lanes;
         const u32 own = blockIdx.x == first_cta ? 2 * blockIdx.x + 1 : 2 * blockIdx.x;
         float* const outputs = reinterpret_cast<float*>(p.partial);
         float* const sums = outputs + 2ull * gridDim.x * 16 * D;
@@ -328,27 +332,43 @@ template <class T, int D, int WARPS, int STAGES> struct Decode {
             }
         }
         if (whole) return;
-        __threadfence();
         __syncthreads();
-        if (threadIdx.x == 0)
-            shared.last = arrive_last(reinterpret_cast<u32*>(p.counters) + first_cta, last_cta - first_cta + 1);
+        if (threadIdx.x == 0) {
+            __threadfence();
+            shared.last = arrive_last(reinterpret_cast<u32*>(p.counters) + first_cta, parts);
+            __threadfence();
+        }
         __syncthreads();
         if (!shared.last) return;
-        __threadfence();
-        for (u32 r = warp; r < rows; r += WARPS) join(c, r, outputs, sums, first_cta, last_cta - first_cta + 1);
+        for (u32 r = warp; r < rows; r += WARPS) join(c, r, outputs, sums, first_cta, parts);
     }
 
     // One warp joins the parts of one row.
     __device__ __forceinline__ void join(const DecodeCursor& c, u32 r, const float* outputs, const float* sums, u32 first_cta, u32 parts) {
-        auto slot_of = [&](u32 part) { return part == 0 ? 2 * first_cta + 1 : 2 * (first_cta + part); };
-        constexpr int PIECES = D / 64;  // pairs of columns a lane holds: lane * 2 + 64 * i
+        auto slot_of = [&](u32 part) { return part == 0 ? 2 * first_cta + 1 : 2 * (first_cta + part * lanes); };
+        constexpr int WIDTH = D >= 128 ? 4 : 2;       // columns a lane loads at once: lane * WIDTH + 32 * WIDTH * i
+        constexpr int PIECES = D / (32 * WIDTH);
+        constexpr int BATCH = 16 / PIECES;            // parts whose loads are in flight together
         float top = MINUS_INF, sum = 0.f;
-        float2 o[PIECES];
-#pragma unroll
-        for (int i = 0; i < PIECES; ++i) o[i] = make_float2(0.f, 0.f);
-        for (u32 from = 0; from < parts; from += 32) {
+        float o[PIECES][WIDTH] = {};
+        for (u32 from = 0; from < parts; from += BATCH) {
+            float x[BATCH][PIECES][WIDTH];
             float2 of = make_float2(MINUS_INF, 0.f);
-            if (from + lane < parts) of = load_float2_shared(sums + (slot_of(from + lane) * 16ull + r) * 2);
+            if (lane < BATCH && from + lane < parts) of = load_float2_shared(sums + (slot_of(from + lane) * 16ull + r) * 2);
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                const float* const row = outputs + (slot_of(min(from + j, parts - 1)) * 16ull + r) * D + lane * WIDTH;
+#pragma unroll
+                for (int i = 0; i < PIECES; ++i) {
+                    if constexpr (WIDTH == 4) {
+                        const float4 y = load_float4_shared(row + 32 * WIDTH * i);
+                        x[j][i][0] = y.x, x[j][i][1] = y.y, x[j][i][2] = y.z, x[j][i][3] = y.w;
+                    } else {
+                        const float2 y = load_float2_shared(row + 32 * WIDTH * i);
+                        x[j][i][0] = y.x, x[j][i][1] = y.y;
+                    }
+                }
+            }
             float above = fmaxf(top, of.x);
 #pragma unroll
             for (int i = 16; i > 0; i /= 2) above = fmaxf(above, __shfl_xor_sync(~0u, above, i));
@@ -359,25 +379,28 @@ template <class T, int D, int WARPS, int STAGES> struct Decode {
             for (int i = 16; i > 0; i /= 2) more += __shfl_xor_sync(~0u, more, i);
             sum = sum * old + more, top = above;
 #pragma unroll
-            for (int i = 0; i < PIECES; ++i) o[i].x *= old, o[i].y *= old;
-            const u32 count = min(32u, parts - from);
-#pragma unroll 8
-            for (u32 j = 0; j < count; ++j) {
-                const float factor = __shfl_sync(~0u, scale, j);
-                const float* const row = outputs + (slot_of(from + j) * 16ull + r) * D + lane * 2;
+            for (int i = 0; i < PIECES; ++i)
 #pragma unroll
-                for (int i = 0; i < PIECES; ++i) {
-                    const float2 x = load_float2_shared(row + 64 * i);
-                    o[i].x += x.x * factor, o[i].y += x.y * factor;
-                }
+                for (int k = 0; k < WIDTH; ++k) o[i][k] *= old;
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                const float factor = __shfl_sync(~0u, scale, j);  // 0 past the last part
+#pragma unroll
+                for (int i = 0; i < PIECES; ++i)
+#pragma unroll
+                    for (int k = 0; k < WIDTH; ++k) o[i][k] += x[j][i][k] * factor;
             }
         }
         const float inverse = sum > 0.f ? 1.f / sum : 0.f;
         const u32 query = r / p.group;
-        const u64 token = c.qo_start + query, head = c.head * p.group + (r - query * p.group);
-        const u64 to = p.out + token * p.out_stride + head * ROW + lane * 4;
+        const u64 token = c.qo_start + query, head = head_of(c) * p.group + (r - query * p.group);
+        const u64 to = p.out + token * p.out_stride + head * ROW + lane * WIDTH * 2;
 #pragma unroll
-        for (int i = 0; i < PIECES; ++i) store_u32(to + 128 * i, pack(T(), o[i].x * inverse, o[i].y * inverse));
+        for (int i = 0; i < PIECES; ++i) {
+#pragma unroll
+            for (int k = 0; k < WIDTH; k += 2)
+                store_u32(to + 64 * WIDTH * i + 2 * k, pack(T(), o[i][k] * inverse, o[i][k + 1] * inverse));
+        }
         if (lane == 0 && p.lse != 0) store_float(p.lse + (token * p.q_heads + head) * 4, sum > 0.f ? (top + log2_fast(sum)) * LN_2 : MINUS_INF);
     }
 
@@ -385,7 +408,7 @@ template <class T, int D, int WARPS, int STAGES> struct Decode {
     __device__ __forceinline__ void write(const DecodeCursor& c, u32 r, u32 column, const float4& o, float top, float sum) {
         const float inverse = sum > 0.f ? 1.f / sum : 0.f;
         const u32 query = r / p.group;
-        const u64 token = c.qo_start + query, head = c.head * p.group + (r - query * p.group);
+        const u64 token = c.qo_start + query, head = head_of(c) * p.group + (r - query * p.group);
         store_uint2(p.out + token * p.out_stride + head * ROW + column * 2, pack(T(), o.x * inverse, o.y * inverse),
                     pack(T(), o.z * inverse, o.w * inverse));
         if (column == 0 && p.lse != 0) store_float(p.lse + (token * p.q_heads + head) * 4, sum > 0.f ? (top + log2_fast(sum)) * LN_2 : MINUS_INF);
@@ -396,9 +419,9 @@ template <class T, int D, int WARPS, int STAGES> DEVICE void attend_decode(const
     extern __shared__ __align__(1024) u8 ring[];
     __shared__ typename Decode<T, D, WARPS, STAGES>::Shared shared;
     const u64 at = p.plan + sizeof(DecodeWork) * blockIdx.x;
-    const uint4 a = load_uint4(at), b = load_uint4(at + 16);
-    const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    if (blockIdx.x * work.units_per_cta >= work.unit_end) return;
+    const uint4 a = load_uint4(at), b = load_uint4(at + 16), c = load_uint4(at + 32);
+    const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y};
+    if (work.unit_begin >= work.unit_end) return;
     const u32 own = shared_address(ring) + threadIdx.x / 32 * STAGES * Decode<T, D, WARPS, STAGES>::SLOT;
     Decode<T, D, WARPS, STAGES>(p, shared, own).run(work);
 }

@@ -95,30 +95,40 @@ KV_AT(AttendParams, turn_q, 180);
 
 // The decode plan: DecodeWork[gridDim.x].
 //
-// A unit is DECODE_UNIT tokens of one kv head of one sequence. Units are numbered by (sequence, kv head, tokens); CTA c
-// works on units c * units_per_cta .. unit_end. A sequence of more than DECODE_ROWS query rows (extend_len * group) has no
-// units: it belongs to the extend kernel. One without tokens has one unit a head, so that somebody writes its zeros.
-#define DECODE_UNIT 64
+// A unit is DECODE_UNIT tokens of one kv head of one sequence. The kv heads are dealt to `lanes` lanes: lane l has heads
+// l, l + lanes, l + 2 * lanes, .. In each lane units are numbered by (sequence, head, tokens); CTA c works on units
+// unit_begin .. unit_end of lane c % lanes, which are number c / lanes of the equal stretches of units_per_cta. So the
+// lanes' CTAs read neighbouring heads of the same tokens at about the same time.
+//
+// A sequence of more than DECODE_ROWS query rows (extend_len * group) has no units: it belongs to the extend kernel; one
+// without query rows has none either. One without tokens has one unit a head, so that somebody writes its zeros.
+#define DECODE_UNIT 16
 #define DECODE_ROWS 16  // most query rows of a decode item: extend_len * group
 struct DecodeWork {
     u32 units_per_cta;  // the same for all CTAs
-    u32 unit_end;       // end of this CTA's range; not above its start where it has none
+    u32 lanes;          // likewise
+    u32 unit_begin;     // this CTA's units
+    u32 unit_end;       // not above unit_begin where it has none
     u32 batch_index;    // sequence of its first unit
     u32 unit_start;     // that sequence's first unit
     u32 row;            // batch_rows[batch_index], so that the first tokens are found with one load less
     u32 qo_start;
     u32 extend_len;
     u32 kv_len;
+    u32 reserved[2];    // 0
 };
-KV_SIZE(DecodeWork, 32);
+KV_SIZE(DecodeWork, 48);
 KV_AT(DecodeWork, units_per_cta, 0);
-KV_AT(DecodeWork, unit_end, 4);
-KV_AT(DecodeWork, batch_index, 8);
-KV_AT(DecodeWork, unit_start, 12);
-KV_AT(DecodeWork, row, 16);
-KV_AT(DecodeWork, qo_start, 20);
-KV_AT(DecodeWork, extend_len, 24);
-KV_AT(DecodeWork, kv_len, 28);
+KV_AT(DecodeWork, lanes, 4);
+KV_AT(DecodeWork, unit_begin, 8);
+KV_AT(DecodeWork, unit_end, 12);
+KV_AT(DecodeWork, batch_index, 16);
+KV_AT(DecodeWork, unit_start, 20);
+KV_AT(DecodeWork, row, 24);
+KV_AT(DecodeWork, qo_start, 28);
+KV_AT(DecodeWork, extend_len, 32);
+KV_AT(DecodeWork, kv_len, 36);
+KV_AT(DecodeWork, reserved, 40);
 
 // The extend plan: ExtendHead, then ExtendWork[work_count], longest first. An item is one ExtendWork of one kv head;
 // item i is work i / kv_heads, head i % kv_heads. CTAs take items in order; the first gridDim.x by their own number.

@@ -361,7 +361,7 @@ def decode(layout="layer", pages=(1, 16)):
         for sn, lens in shapes():
             by = sum(lens) * hk * 512; R = int(min(12, max(2, math.ceil(400e6 / by))))
             for ps in pages:
-                if A.only and A.only not in f"{sn} {hn} page{ps}": continue
+                if A.only and f"{sn} {hn} page{ps}" not in A.only.split(","): continue
                 bench_case("decode" if layout == "layer" else "decodeP", f"{sn} {hn} page{ps}", hq, hk, [(1, n) for n in lens], ps, R, 8, bytes_=by, layout=layout)
 
 
@@ -370,7 +370,7 @@ def extend():
         for ql, pl in ((512, 0), (2048, 0), (8192, 0), (512, 7680), (2048, 30720)):
             L = ql + pl; fl = B * 4 * 128 * 32 * (ql * pl + ql * (ql + 1) / 2); R = int(min(8, max(1, math.ceil(256e6 / (B * (L * 4096 + ql * 16384))))))
             for ps in (16, 1):
-                if A.only and A.only not in f"B{B} q{ql} prefix{pl} page{ps}": continue
+                if A.only and f"B{B} q{ql} prefix{pl} page{ps}" not in A.only.split(","): continue
                 bench_case("extend", f"B{B} q{ql} prefix{pl} page{ps}", 32, 8, [(ql, L)] * B, ps, R, 15, flops=fl)
 
 

@@ -5,8 +5,9 @@
 //! arithmetic. Both run on a fixed grid and read what this module wrote, so a captured graph can be replayed while
 //! lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query tiles), never the context.
 //!
-//! * decode: tokens are counted in units of [`DECODE_UNIT`], all units of all sequences and kv heads stand in one line,
-//!   and every CTA takes the same number of them, wherever sequences begin and end.
+//! * decode: tokens are counted in units of [`DECODE_UNIT`]; the kv heads are dealt to lanes, in each lane the units of
+//!   all sequences and heads stand in one line, and every CTA takes the same number of them, wherever sequences begin and
+//!   end. CTAs of different lanes read neighbouring heads of the same tokens at about the same time, which memory likes.
 //! * extend: an item is a tile of query rows and the tokens it sees. Items are sorted longest first and taken in that
 //!   order; where they are too few to fill the machine, each is cut over its tokens.
 //!
@@ -21,7 +22,7 @@ use crate::plan::BatchRow;
 use core::mem::size_of;
 
 /// Tokens of one decode unit.
-pub const DECODE_UNIT: u32 = 64;
+pub const DECODE_UNIT: u32 = 16;
 /// Query rows that the decode kernel takes for one sequence and kv head.
 pub const DECODE_ROWS: u32 = 16;
 /// Most parts an extend item is cut into.
@@ -92,6 +93,15 @@ impl SplitShape {
     /// Bytes of the extend kernel's `counters`.
     pub const fn extend_counter_bytes(&self) -> usize {
         (1 + self.extend_slots() as usize * self.kv_heads as usize) * 4
+    }
+
+    /// Lanes of the decode plan: the most, up to 8, that divide the kv heads.
+    pub const fn decode_lanes(&self) -> u32 {
+        let mut lanes = if self.decode_ctas < 8 { self.decode_ctas } else { 8 };
+        while !self.kv_heads.is_multiple_of(lanes) {
+            lanes -= 1;
+        }
+        lanes
     }
 
     /// Parts of extend items that may exist at once, for each kv head.
@@ -194,32 +204,36 @@ impl Split {
 
     fn plan_decode(&mut self, rows: &[BatchRow]) -> u32 {
         let shape = &self.shape;
-        let units = |row: &BatchRow| shape.units(row) * shape.kv_heads;
+        let lanes = shape.decode_lanes();
+        let heads = shape.kv_heads / lanes;
+        let units = |row: &BatchRow| shape.units(row) * heads;
         let total = rows.iter().map(units).sum::<u32>();
-        let per = total.div_ceil(shape.decode_ctas).max(1);
-        let mut index = 0;
-        let mut start = 0;
-        for (cta, work) in self.decode.chunks_exact_mut(DECODE_WORDS).enumerate() {
-            let begin = cta as u32 * per;
-            work.fill(0);
-            work[0] = per;
-            if begin >= total {
-                continue;
+        let per = total.div_ceil(shape.decode_ctas / lanes).max(1);
+        let (mut index, mut start) = (0, 0);
+        for (stretch, works) in self.decode.chunks_mut(DECODE_WORDS * lanes as usize).enumerate() {
+            let begin = stretch as u32 * per;
+            let mut work = [0; DECODE_WORDS];
+            work[..3].copy_from_slice(&[per, lanes, begin]);
+            // The CTAs that are left over, too few for a stretch in each lane, find their stretch past the end.
+            if begin < total {
+                while start + units(&rows[index]) <= begin {
+                    start += units(&rows[index]);
+                    index += 1;
+                }
+                let row = &rows[index];
+                work[3..6].copy_from_slice(&[(begin + per).min(total), index as u32, start]);
+                work[6..10].copy_from_slice(&[
+                    row.row.raw(),
+                    row.qo_start,
+                    row.extend_len,
+                    row.kv_len,
+                ]);
             }
-            while start + units(&rows[index]) <= begin {
-                start += units(&rows[index]);
-                index += 1;
+            for to in works.chunks_exact_mut(DECODE_WORDS) {
+                to.copy_from_slice(&work);
             }
-            let row = &rows[index];
-            work[1] = (begin + per).min(total);
-            work[2] = index as u32;
-            work[3] = start;
-            work[4] = row.row.raw();
-            work[5] = row.qo_start;
-            work[6] = row.extend_len;
-            work[7] = row.kv_len;
         }
-        total
+        total * lanes
     }
 
     fn plan_extend(&mut self, rows: &[BatchRow]) -> u32 {
@@ -376,37 +390,40 @@ mod tests {
 
     /// What the decode kernel reads out of its plan, walked as it walks.
     fn decode_shares(shape: &SplitShape, split: &Split, rows: &[BatchRow]) -> Vec<Share> {
-        let words = split.decode_words();
+        let lanes = shape.decode_lanes();
+        let heads = shape.kv_heads / lanes;
         let mut starts = vec![0];
         for row in rows {
-            starts.push(starts[starts.len() - 1] + shape.units(row) * shape.kv_heads);
+            starts.push(starts[starts.len() - 1] + shape.units(row) * heads);
         }
         let mut shares = Vec::new();
-        for cta in 0..shape.decode_ctas {
-            let work = &words[cta as usize * DECODE_WORDS..][..DECODE_WORDS];
-            let (mut unit, end) = (cta * work[0], work[1]);
-            let mut index = work[2] as usize;
+        let words = split.decode_words();
+        for (cta, work) in words.chunks_exact(DECODE_WORDS).enumerate() {
+            let cta = cta as u32;
+            let (mut unit, end) = (work[2], work[3]);
+            let mut index = work[4] as usize;
             let mut unfinished = 0;
+            assert_eq!((work[1], unit), (lanes, cta / lanes * work[0]));
             if unit < end {
                 let row = &rows[index];
-                assert_eq!(work[3], starts[index]);
+                assert_eq!(work[5], starts[index]);
                 let seen = [row.row.raw(), row.qo_start, row.extend_len, row.kv_len];
-                assert_eq!(work[4..], seen);
+                assert_eq!(work[6..10], seen);
             }
             while unit < end {
                 while starts[index + 1] <= unit {
                     index += 1;
                 }
                 let row = &rows[index];
-                let units = (starts[index + 1] - starts[index]) / shape.kv_heads;
-                let (head, at) = ((unit - starts[index]) / units, (unit - starts[index]) % units);
+                let units = (starts[index + 1] - starts[index]) / heads;
+                let (turn, at) = ((unit - starts[index]) / units, (unit - starts[index]) % units);
                 let stop = (at + end - unit).min(units);
                 unfinished += u32::from(at > 0 || stop < units);
                 let first = shape.first_seen(row.kv_len.saturating_sub(row.extend_len));
                 shares.push(Share {
                     qo_start: row.qo_start,
                     q_begin: 0,
-                    head,
+                    head: turn * lanes + cta % lanes,
                     begin: first + at * DECODE_UNIT,
                     end: row.kv_len.min(first + stop * DECODE_UNIT),
                     cta,
@@ -519,7 +536,7 @@ mod tests {
         let split = check(shape(), &lens);
         let words = split.decode_words();
         let units = split.clone().plan(&batch(&lens)).decode_units;
-        assert_eq!(words[0], units.div_ceil(264));
+        assert_eq!(words[0], (units / 8).div_ceil(264 / 8));
     }
 
     #[test]

@@ -42,6 +42,13 @@ DEVICE void load_matrix_transposed(u32 (&r)[4], u32 at) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 
+// An 8x8 matrix of 16-bit elements, a fragment's register of it in each lane, transposed.
+DEVICE u32 transpose(u32 r) {
+    u32 t;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(r));
+    return t;
+}
+
 // ---- memory -----------------------------------------------------------------------------------------------------------
 
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }

@@ -3,8 +3,9 @@
 // The units of all sequences stand in one line for each lane of heads (see DecodeWork) and each CTA has an equal stretch of
 // it. Within a stretch the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16 tokens in turn; each warp
 // feeds a ring of its own in shared memory, which runs on across segments, so that the memory never waits for the end of
-// a sequence. A segment ends with the warps' sums joined; if the (sequence, head) is spread over several CTAs, each leaves
-// its sum in `partial`, and the last to arrive joins them.
+// a sequence. At a segment's end warp 0 joins the warps' sums while the others go on. If the (sequence, head) is spread over
+// several CTAs, each leaves its sum in `partial`; when a CTA is done with its stretch it says so, and the last to arrive
+// joins the parts.
 #pragma once
 #include "attend.cuh"
 
@@ -18,11 +19,11 @@ struct DecodeCursor {
     __device__ __forceinline__ void measure(const AttendParams& p) {
         const u32 position = kv_len > extend_len ? kv_len - extend_len : 0;
         first = p.window != 0 && position + 1 > p.window ? position + 1 - p.window : 0;
-        units = max(1u, (kv_len - min(first, kv_len) + DECODE_UNIT - 1) / DECODE_UNIT);
+        units = (kv_len - min(first, kv_len) + DECODE_UNIT - 1) / DECODE_UNIT + DECODE_EXTRA;
     }
     __device__ __forceinline__ void open() { stop = min(units, at + (unit_end - unit)); }
     // The next segment, or false at the end of the stretch.
-    __device__ __forceinline__ bool next(const AttendParams& p, u32 heads) {
+    template <u32 ROWS> __device__ __forceinline__ bool next(const AttendParams& p, u32 heads) {
         unit += stop - at;
         if (unit >= unit_end) return false;
         at = 0;
@@ -33,7 +34,7 @@ struct DecodeCursor {
                 ++index;
                 const uint4 r = load_uint4(p.batch_rows + 16ull * index);
                 row = r.x, qo_start = r.y, extend_len = r.z, kv_len = r.w;
-            } while (extend_len == 0 || extend_len * p.group > DECODE_ROWS);
+            } while (extend_len == 0 || extend_len * p.group > ROWS);
             measure(p);
         }
         open();
@@ -44,20 +45,33 @@ struct DecodeCursor {
     __device__ __forceinline__ u32 end() const { return min(kv_len, first + stop * DECODE_UNIT); }
 };
 
-template <class T, int D, int WARPS, int STAGES> struct Decode {
+// The products are made transposed, tokens by query rows: scores = K * Q^T, output^T = V^T * weights^T. So the tokens fill
+// the tensor core's 16 rows, and query rows take columns by eights: NT is 1 for up to 8 rows, 2 for up to 16.
+template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
     static constexpr int CHUNKS = D / 8;           // 16-byte pieces of a row
     static constexpr int ROW = D * 2;              // bytes
     static constexpr int HALF = 16 * ROW;          // K (or V) of a tile
     static constexpr int SLOT = 2 * HALF;          // also 16 rows of D floats
     static constexpr int STEP = 16 * WARPS;        // tokens between one warp's tiles
     static constexpr int TOKENS_PER_COPY = 32 / CHUNKS;
-    static constexpr bool Q_SHARED = D > 128;      // where registers do not hold the query fragments
+    static constexpr int ROWS = 8 * NT;
+    static constexpr bool Q_SHARED = D * NT > 256; // where registers do not hold the query fragments
 
+    static constexpr int FRAGMENTS = NT * (D / 16);  // of a warp's output sum, 16 bytes a lane each
+    static constexpr int SUM = FRAGMENTS * 512;      // bytes of such a sum
+    static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
+
+    // A segment of which this CTA has a part only.
+    struct Pending {
+        u32 parts;      // 0: none
+        u32 first_cta;  // the CTA with the first part
+        u32 qo_start, rows, head;
+    };
     struct Shared {
-        float2 sums[WARPS][16];  // of each warp and row: greatest logit, sum
-        u32 slots[WARPS];        // where each warp left its output sum
-        u32 last;
-        alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? 16 * ROW : 16];  // the segment's query rows, swizzled
+        float4 tops[WARPS - 1][NT][4];  // of each warp but the first: what its sums are relative to, and the weights' sums
+        Pending pending[2];             // at the stretch's begin, at its end
+        u32 last[2];
+        alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
     };
 
     // A tile whose copy is still to be issued.
@@ -70,21 +84,22 @@ template <class T, int D, int WARPS, int STAGES> struct Decode {
 
     const AttendParams& p;
     Shared& shared;
-    u32 ring;  // this warp's
+    u32 ring;   // this warp's
+    u32 sums;   // the other warps' output sums, warp 1's first
     const u32 warp, lane;
     u32 lanes, heads, per;  // of the plan: lanes, heads of each, units of each CTA
     DecodeCursor fetch;
     u32 fetch_at, fetch_end;
     bool fetch_more;
-
-    __device__ __forceinline__ Decode(const AttendParams& p, Shared& shared, u32 ring)
-        : p(p), shared(shared), ring(ring), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
+    __device__ __forceinline__ Decode(const AttendParams& p, Shared& shared, u32 memory)
+        : p(p), shared(shared), ring(memory + threadIdx.x / 32 * STAGES * SLOT), sums(memory + WARPS * STAGES * SLOT),
+          warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
 
     __device__ __forceinline__ u32 head_of(const DecodeCursor& c) const { return c.head * lanes + blockIdx.x % lanes; }
 
     __device__ __forceinline__ Tile next_tile() {
         while (fetch_more && fetch_at >= fetch_end) {
-            fetch_more = fetch.next(p, heads);
+            fetch_more = fetch.next<ROWS>(p, heads);
             fetch_at = fetch.begin_of(warp), fetch_end = fetch.end();
         }
         Tile tile;
@@ -106,7 +121,7 @@ template <class T, int D, int WARPS, int STAGES> struct Decode {
             const u64 k = p.k + base, v = p.v + base;
             const u32 valid = __ballot_sync(~0u, tile.valid);
             const u32 at = ring + slot * SLOT + (lane / CHUNKS) * ROW;
-#pragma unroll
+#pragma unroll(Q_SHARED ? 4 : 16)
             for (int i = 0; i < 16 / TOKENS_PER_COPY; ++i) {
                 const u32 token = i * TOKENS_PER_COPY + lane / CHUNKS;
                 const u64 offset = __shfl_sync(~0u, mine, token);
@@ -133,295 +148,336 @@ template <class T, int D, int WARPS, int STAGES> struct Decode {
 
         // The first tiles, their look-ups side by side.
         fetch = c, fetch_at = c.begin_of(warp), fetch_end = c.end(), fetch_more = true;
-        Tile pending_page, pending_directory;  // their words are being loaded
-        u32 page_word, directory_word;
+        Tile next, pending_page, pending_directory;  // their words are loaded or being loaded
+        u32 next_word, page_word, directory_word;
         {
             Tile tiles[STAGES];
             u32 words[STAGES];
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) tiles[i] = next_tile(), words[i] = directory(tiles[i]);
+            next = next_tile(), next_word = directory(next);
             pending_page = next_tile(), page_word = directory(pending_page);
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) words[i] = page(tiles[i], words[i]);
+            next_word = page(next, next_word);
             page_word = page(pending_page, page_word);
             pending_directory = next_tile(), directory_word = directory(pending_directory);
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) copy_tile(tiles[i], words[i], i);
         }
         auto refill = [&](u32 slot) {
-            copy_tile(pending_page, page_word, slot);
+            copy_tile(next, next_word, slot);
+            next = pending_page, next_word = page_word;
             pending_page = pending_directory, page_word = page(pending_directory, directory_word);
             pending_directory = next_tile(), directory_word = directory(pending_directory);
         };
 
         const Logits logits = Logits::make(p);
-        // This thread's two rows of the score and output fragments, and their queries.
-        const u32 row0 = lane / 4, row1 = row0 + 8;
-        const u32 query0 = row0 / group, query1 = row1 / group;
+        // In a score fragment this thread has tokens lane / 4 and lane / 4 + 8, query rows column and column + 1.
         const u32 column = lane % 4 * 2;
         // ldmatrix addresses in a slot: K as it stands, V transposed; pieces are swizzled by token % 8.
-        const u32 k_lane = (lane / 16 * 8 + lane % 8) * ROW + ((lane / 8 % 2) ^ lane % 8) * 16;
-        const u32 v_lane = HALF + (lane / 8 % 2 * 8 + lane % 8) * ROW + ((lane / 16) ^ lane % 8) * 16;
-        const u32 q_lane = shared_address(shared.q) + lane % 16 * ROW + ((lane / 16) ^ lane % 8) * 16;
+        const u32 k_lane = lane % 16 * ROW + ((lane / 16) ^ lane % 8) * 16;
+        const u32 v_lane = HALF + (lane / 16 * 8 + lane % 8) * ROW + ((lane / 8 % 2) ^ lane % 8) * 16;
+        const u32 q_lane = shared_address(shared.q) + (lane / 16 * 8 + lane % 8) % ROWS * ROW + ((lane / 8 % 2) ^ lane % 8) * 16;
 
+        if (threadIdx.x < 2) shared.pending[threadIdx.x].parts = 0;
+        __syncthreads();
         u32 slot = 0;
+        bool more, again = false;
         do {
             const u32 rows = c.extend_len * group;
             const u64 q_head = p.q + head_of(c) * group * ROW;
-            u32 q[Q_SHARED ? 1 : D / 16][4];
+            // Fragments of Q^T: row n * 8 + lane / 4, dims k * 16 + column, + 1, + 8, + 9.
+            u32 q[Q_SHARED ? 1 : D / 16][NT][2];
             if constexpr (Q_SHARED) {
-                for (u32 i = threadIdx.x; i < 16 * CHUNKS; i += WARPS * 32) {
+                __syncthreads();
+                for (u32 i = threadIdx.x; i < ROWS * CHUNKS; i += WARPS * 32) {
                     const u32 row = i / CHUNKS, piece = i % CHUNKS, query = row / group;
                     const u64 from = q_head + (c.qo_start + query) * p.q_stride + (row - query * group) * ROW + piece * 16;
                     reinterpret_cast<uint4*>(shared.q)[row * CHUNKS + (piece ^ row % 8)] = row < rows ? load_uint4(from) : make_uint4(0, 0, 0, 0);
                 }
                 __syncthreads();
             } else {
-                const u64 q0 = q_head + (c.qo_start + query0) * p.q_stride + (row0 - query0 * group) * ROW + column * 2;
-                const u64 q1 = q_head + (c.qo_start + query1) * p.q_stride + (row1 - query1 * group) * ROW + column * 2;
 #pragma unroll
-                for (int k = 0; k < D / 16; ++k) {
-                    q[k][0] = row0 < rows ? load_u32(q0 + k * 32) : 0;
-                    q[k][1] = row1 < rows ? load_u32(q1 + k * 32) : 0;
-                    q[k][2] = row0 < rows ? load_u32(q0 + k * 32 + 16) : 0;
-                    q[k][3] = row1 < rows ? load_u32(q1 + k * 32 + 16) : 0;
+                for (int n = 0; n < NT; ++n) {
+                    const u32 row = n * 8 + lane / 4, query = row / group;
+                    const u64 from = q_head + (c.qo_start + query) * p.q_stride + (row - query * group) * ROW + column * 2;
+#pragma unroll
+                    for (int k = 0; k < D / 16; ++k) {
+                        q[k][n][0] = row < rows ? load_u32(from + k * 32) : 0;
+                        q[k][n][1] = row < rows ? load_u32(from + k * 32 + 16) : 0;
+                    }
                 }
             }
-            float o[D / 8][4];
+            float o[NT][D / 16][4];
+            float top[NT][2], sum[NT][2];  // of the thread's two query rows: what weights are relative to; this thread's tokens
 #pragma unroll
-            for (int n = 0; n < D / 8; ++n) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
-            float max0 = MINUS_INF, max1 = MINUS_INF, sum0 = 0.f, sum1 = 0.f;
+            for (int n = 0; n < NT; ++n) {
+                top[n][0] = top[n][1] = MINUS_INF, sum[n][0] = sum[n][1] = 0.f;
+#pragma unroll
+                for (int m = 0; m < D / 16; ++m) o[n][m][0] = o[n][m][1] = o[n][m][2] = o[n][m][3] = 0.f;
+            }
 
             const u32 end = c.end();
             const u32 position0 = c.kv_len - c.extend_len;  // of the first query; no tile where kv_len is 0
             u32 at = c.begin_of(warp);
-            const bool some = at < end;
             while (at < end) {
                 copy_wait<STAGES - 1>();
                 __syncwarp();
                 const u32 base = ring + slot * SLOT;
 
-                float s[2][4] = {};
+                // Two sums in turn, so that no product waits for the one before it.
+                float s[NT][4] = {}, s2[NT][4] = {};
 #pragma unroll
                 for (int k = 0; k < D / 16; ++k) {
-                    u32 b[4];
-                    load_matrix(b, base + (k_lane ^ (k * 32)));
-                    if constexpr (Q_SHARED) load_matrix(q[0], q_lane ^ (k * 32));
-                    mma(T(), s[0], q[Q_SHARED ? 0 : k], b[0], b[1]);
-                    mma(T(), s[1], q[Q_SHARED ? 0 : k], b[2], b[3]);
-                }
-                if (logits.cap > 0.f) {
+                    u32 a[4];
+                    load_matrix(a, base + (k_lane ^ (k * 32)));
+                    if constexpr (Q_SHARED) {
+                        u32 b[4];
+                        load_matrix(b, q_lane ^ (k * 32));
 #pragma unroll
-                    for (int i = 0; i < 8; ++i) s[i / 4][i % 4] = logits.capped(s[i / 4][i % 4]);
-                } else {
+                        for (int n = 0; n < NT; ++n) q[0][n][0] = b[2 * n], q[0][n][1] = b[2 * n + 1];
+                    }
 #pragma unroll
-                    for (int i = 0; i < 8; ++i) s[i / 4][i % 4] *= logits.scale;
+                    for (int n = 0; n < NT; ++n) mma(T(), k % 2 && !Q_SHARED ? s2[n] : s[n], a, q[Q_SHARED ? 0 : k][n][0], q[Q_SHARED ? 0 : k][n][1]);
                 }
+#pragma unroll
+                for (int n = 0; n < NT; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        s[n][i] += s2[n][i];
+                        s[n][i] = logits.cap > 0.f ? logits.capped(s[n][i]) : s[n][i] * logits.scale;
+                    }
                 if (at + 15 > position0 || p.window != 0) {
 #pragma unroll
-                    for (int i = 0; i < 8; ++i) {
-                        const u32 token = at + i / 4 * 8 + column + i % 2;
-                        const u32 query = position0 + (i % 4 < 2 ? query0 : query1);
-                        if (token > query || token >= c.kv_len || (p.window != 0 && token + p.window <= query))
-                            s[i / 4][i % 4] = MINUS_INF;
-                    }
-                }
-                float new0 = fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1]));
-                float new1 = fmaxf(fmaxf(s[0][2], s[0][3]), fmaxf(s[1][2], s[1][3]));
-                new0 = fmaxf(new0, __shfl_xor_sync(~0u, new0, 1));
-                new1 = fmaxf(new1, __shfl_xor_sync(~0u, new1, 1));
-                new0 = fmaxf(max0, fmaxf(new0, __shfl_xor_sync(~0u, new0, 2)));
-                new1 = fmaxf(max1, fmaxf(new1, __shfl_xor_sync(~0u, new1, 2)));
-                // A row that has seen nothing yet keeps minus infinity, and must not subtract it from itself.
-                const float from0 = new0 == MINUS_INF ? 0.f : new0, from1 = new1 == MINUS_INF ? 0.f : new1;
-                if (__any_sync(~0u, new0 > max0 || new1 > max1)) {
-                    const float scale0 = exp2_fast(max0 - from0), scale1 = exp2_fast(max1 - from1);
-                    sum0 *= scale0, sum1 *= scale1, max0 = new0, max1 = new1;
+                    for (int n = 0; n < NT; ++n)
 #pragma unroll
-                    for (int n = 0; n < D / 8; ++n) o[n][0] *= scale0, o[n][1] *= scale0, o[n][2] *= scale1, o[n][3] *= scale1;
+                        for (int i = 0; i < 4; ++i) {
+                            const u32 token = at + lane / 4 + i / 2 * 8, query = position0 + (n * 8 + column + i % 2) / group;
+                            if (token > query || token >= c.kv_len || (p.window != 0 && token + p.window <= query)) s[n][i] = MINUS_INF;
+                        }
+                }
+                // Weights are relative to a logit that was the greatest once, and moves only when a weight would pass 2^8.
+                bool grew = false;
+#pragma unroll
+                for (int n = 0; n < NT; ++n)
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) grew |= fmaxf(s[n][h], s[n][h + 2]) > top[n][h] + 8.f;
+                if (__any_sync(~0u, grew)) {
+#pragma unroll
+                    for (int n = 0; n < NT; ++n)
+#pragma unroll
+                        for (int h = 0; h < 2; ++h) {
+                            float above = fmaxf(s[n][h], s[n][h + 2]);
+                            above = fmaxf(above, __shfl_xor_sync(~0u, above, 4));
+                            above = fmaxf(above, __shfl_xor_sync(~0u, above, 8));
+                            above = fmaxf(top[n][h], fmaxf(above, __shfl_xor_sync(~0u, above, 16)));
+                            // A row that has seen nothing yet must not subtract minus infinity from itself.
+                            const float scale = above == MINUS_INF ? 1.f : exp2_fast(top[n][h] - above);
+                            sum[n][h] *= scale, top[n][h] = above;
+#pragma unroll
+                            for (int m = 0; m < D / 16; ++m) o[n][m][h] *= scale, o[n][m][h + 2] *= scale;
+                        }
+                }
+                u32 w[NT][2];
+#pragma unroll
+                for (int n = 0; n < NT; ++n) {
+                    const float less0 = top[n][0] == MINUS_INF ? 0.f : top[n][0], less1 = top[n][1] == MINUS_INF ? 0.f : top[n][1];
+                    s[n][0] = exp2_fast(s[n][0] - less0), s[n][1] = exp2_fast(s[n][1] - less1);
+                    s[n][2] = exp2_fast(s[n][2] - less0), s[n][3] = exp2_fast(s[n][3] - less1);
+                    sum[n][0] += s[n][0] + s[n][2], sum[n][1] += s[n][1] + s[n][3];
+                    w[n][0] = transpose(pack(T(), s[n][0], s[n][1])), w[n][1] = transpose(pack(T(), s[n][2], s[n][3]));
                 }
 #pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    s[n][0] = exp2_fast(s[n][0] - from0), s[n][1] = exp2_fast(s[n][1] - from0);
-                    s[n][2] = exp2_fast(s[n][2] - from1), s[n][3] = exp2_fast(s[n][3] - from1);
-                    sum0 += s[n][0] + s[n][1], sum1 += s[n][2] + s[n][3];
-                }
-                const u32 a[4] = {pack(T(), s[0][0], s[0][1]), pack(T(), s[0][2], s[0][3]), pack(T(), s[1][0], s[1][1]),
-                                  pack(T(), s[1][2], s[1][3])};
+                for (int m = 0; m < D / 16; ++m) {
+                    u32 a[4];
+                    load_matrix_transposed(a, base + (v_lane ^ (m * 32)));
 #pragma unroll
-                for (int n = 0; n < D / 16; ++n) {
-                    u32 b[4];
-                    load_matrix_transposed(b, base + (v_lane ^ (n * 32)));
-                    mma(T(), o[2 * n], a, b[0], b[1]);
-                    mma(T(), o[2 * n + 1], a, b[2], b[3]);
+                    for (int n = 0; n < NT; ++n) mma(T(), o[n][m], a, w[n][0], w[n][1]);
                 }
                 __syncwarp();
                 at += STEP;
-                if (at < end) {
-                    refill(slot);
-                    slot = slot + 1 == STAGES ? 0 : slot + 1;
-                }
-            }
-
-            // The segment's end: the warp's last slot, not yet refilled, takes its output sum.
-            sum0 += __shfl_xor_sync(~0u, sum0, 1);
-            sum1 += __shfl_xor_sync(~0u, sum1, 1);
-            sum0 += __shfl_xor_sync(~0u, sum0, 2);
-            sum1 += __shfl_xor_sync(~0u, sum1, 2);
-            if (some) {
-                const u32 base = ring + slot * SLOT;
-#pragma unroll
-                for (int n = 0; n < D / 8; ++n) {
-                    // Pairs of floats, swizzled by row so that the eight rows of a store meet different banks.
-                    const u32 to = base + (((n * 4 + lane % 4) ^ (row0 % 8 * 4)) * 8);
-                    if (row0 < rows)
-                        asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to + row0 * D * 4), "f"(o[n][0]), "f"(o[n][1]) : "memory");
-                    if (row1 < rows)
-                        asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to + row1 * D * 4), "f"(o[n][2]), "f"(o[n][3]) : "memory");
-                }
-                if (lane == 0) shared.slots[warp] = base;
-            }
-            if (lane % 4 == 0) {
-                shared.sums[warp][row0] = make_float2(max0, sum0);
-                shared.sums[warp][row1] = make_float2(max1, sum1);
-            }
-            __syncthreads();
-            finish(c, rows);
-            __syncthreads();
-            if (some) {
                 refill(slot);
                 slot = slot + 1 == STAGES ? 0 : slot + 1;
             }
-        } while (c.next(p, heads));
+
+            // The segment's end. A warp's sum stays in its lanes' order: what a lane writes, the same lane of warp 0 reads.
+#pragma unroll
+            for (int n = 0; n < NT; ++n)
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+#pragma unroll
+                    for (int i = 4; i < 32; i *= 2) sum[n][h] += __shfl_xor_sync(~0u, sum[n][h], i);
+            more = c.unit + (c.stop - c.at) < c.unit_end;
+            if (warp > 0) {
+                if (again) barrier_wait(WARPS - 1 + warp);
+                const u32 to = sums + (warp - 1) * SUM + lane * 16;
+#pragma unroll
+                for (int n = 0; n < NT; ++n) {
+#pragma unroll
+                    for (int m = 0; m < D / 16; ++m) {
+                        const float(&x)[4] = o[n][m];
+                        asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + (n * (D / 16) + m) * 512), "f"(x[0]), "f"(x[1]), "f"(x[2]),
+                                     "f"(x[3]) : "memory");
+                    }
+                    if (lane < 4) shared.tops[warp - 1][n][lane] = make_float4(top[n][0], sum[n][0], top[n][1], sum[n][1]);
+                }
+                barrier_arrive(warp);
+            } else {
+#pragma unroll 1
+                for (u32 w = 1; w < WARPS; ++w) {
+                    barrier_wait(w);
+                    const u32 from = sums + (w - 1) * SUM + lane * 16;
+#pragma unroll
+                    for (int n = 0; n < NT; ++n) {
+                        const float4 of = shared.tops[w - 1][n][lane % 4];
+                        const float above0 = fmaxf(top[n][0], of.x), above1 = fmaxf(top[n][1], of.z);
+                        const float base0 = above0 == MINUS_INF ? 0.f : above0, base1 = above1 == MINUS_INF ? 0.f : above1;
+                        const float old0 = exp2_fast(top[n][0] - base0), old1 = exp2_fast(top[n][1] - base1);
+                        const float new0 = exp2_fast(of.x - base0), new1 = exp2_fast(of.z - base1);
+                        top[n][0] = above0, top[n][1] = above1;
+                        sum[n][0] = sum[n][0] * old0 + of.y * new0, sum[n][1] = sum[n][1] * old1 + of.w * new1;
+#pragma unroll
+                        for (int m = 0; m < D / 16; ++m) {
+                            float4 x;
+                            asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                                         : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(from + (n * (D / 16) + m) * 512) : "memory");
+                            float(&y)[4] = o[n][m];
+                            y[0] = y[0] * old0 + x.x * new0, y[1] = y[1] * old1 + x.y * new1;
+                            y[2] = y[2] * old0 + x.z * new0, y[3] = y[3] * old1 + x.w * new1;
+                        }
+                    }
+                    if (more) barrier_arrive(WARPS - 1 + w);
+                }
+                finish(c, rows, o, top, sum);
+            }
+            again = true;
+            c.next<ROWS>(p, heads);
+        } while (more);
         copy_wait<0>();
+
+        // The end of the stretch: the parts it holds are written.
+        __syncthreads();
+        if (threadIdx.x < 2) {
+            const Pending& pending = shared.pending[threadIdx.x];
+            shared.last[threadIdx.x] = 0;
+            if (pending.parts > 0) {
+                __threadfence();
+                shared.last[threadIdx.x] = arrive_last(reinterpret_cast<u32*>(p.counters) + pending.first_cta, pending.parts);
+                __threadfence();
+            }
+        }
+        __syncthreads();
+        for (int i = 0; i < 2; ++i)
+            if (shared.last[i]) join(shared.pending[i]);
     }
 
-    // Joins the warps' sums and writes the result, or this CTA's part of it.
-    __device__ __forceinline__ void finish(const DecodeCursor& c, u32 rows) {
+    // Named barriers of warp 0 and one other warp.
+    static __device__ __forceinline__ void barrier_wait(u32 id) { asm volatile("barrier.cta.sync %0, 64;" ::"r"(id) : "memory"); }
+    static __device__ __forceinline__ void barrier_arrive(u32 id) { asm volatile("barrier.cta.arrive %0, 64;" ::"r"(id) : "memory"); }
+
+    __device__ __forceinline__ float* part_output(u32 slot) const { return reinterpret_cast<float*>(p.partial) + slot * u64(ROWS * D); }
+    __device__ __forceinline__ float* part_tops(u32 slot) const { return part_output(2 * gridDim.x) + slot * u64(2 * ROWS); }
+
+    // Warp 0: writes a segment's result, or this CTA's part of it.
+    __device__ __forceinline__ void finish(const DecodeCursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
+                                           const float (&sum)[NT][2]) {
         const u32 begin = c.start + c.head * c.units;
         const u32 first = begin / per, parts = (begin + c.units - 1) / per - first + 1;  // the stretches it lies in
-        const bool whole = parts == 1;
+        if (parts == 1) {
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                write_lse(n, c.qo_start, rows, head_of(c), top[n], sum[n]);
+#pragma unroll
+                for (int m = 0; m < D / 16; ++m) write(n, m, c.qo_start, rows, head_of(c), o[n][m], sum[n]);
+            }
+            return;
+        }
         const u32 first_cta = first * lanes + blockIdx.x % lanes;
-        const u32 own = blockIdx.x == first_cta ? 2 * blockIdx.x + 1 : 2 * blockIdx.x;
-        float* const outputs = reinterpret_cast<float*>(p.partial);
-        float* const sums = outputs + 2ull * gridDim.x * 16 * D;
-        for (u32 i = threadIdx.x; i < rows * (D / 4); i += WARPS * 32) {
-            const u32 r = i / (D / 4), four = i % (D / 4);
-            float top = MINUS_INF;
+        const bool begins = blockIdx.x == first_cta;
+        const u32 slot = 2 * blockIdx.x + begins;
+        float* const to = part_output(slot) + lane * 4;
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) top = fmaxf(top, shared.sums[w][r].x);
-            float sum = 0.f;
-            float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+        for (int n = 0; n < NT; ++n) {
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) {
-                const float2 of = shared.sums[w][r];
-                if (of.x == MINUS_INF) continue;
-                const float scale = exp2_fast(of.x - top);
-                float4 x;
-                asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                             : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                             : "r"(shared.slots[w] + r * D * 4 + (four ^ (r % 8 * 2)) * 16));
-                sum += of.y * scale;
-                o.x += x.x * scale, o.y += x.y * scale, o.z += x.z * scale, o.w += x.w * scale;
-            }
-            if (whole) {
-                write(c, r, four * 4, o, top, sum);
-            } else {
-                *reinterpret_cast<float4*>(outputs + (own * 16ull + r) * D + four * 4) = o;
-                if (four == 0) *reinterpret_cast<float2*>(sums + (own * 16ull + r) * 2) = make_float2(top, sum);
-            }
+            for (int m = 0; m < D / 16; ++m)
+                *reinterpret_cast<float4*>(to + (n * (D / 16) + m) * 128) = make_float4(o[n][m][0], o[n][m][1], o[n][m][2], o[n][m][3]);
+            if (lane < 4) reinterpret_cast<float4*>(part_tops(slot))[n * 4 + lane] = make_float4(top[n][0], sum[n][0], top[n][1], sum[n][1]);
         }
-        if (whole) return;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            shared.last = arrive_last(reinterpret_cast<u32*>(p.counters) + first_cta, parts);
-            __threadfence();
-        }
-        __syncthreads();
-        if (!shared.last) return;
-        for (u32 r = warp; r < rows; r += WARPS) join(c, r, outputs, sums, first_cta, parts);
+        if (lane == 0) shared.pending[begins] = {parts, first_cta, c.qo_start, rows, head_of(c)};
     }
 
-    // One warp joins the parts of one row.
-    __device__ __forceinline__ void join(const DecodeCursor& c, u32 r, const float* outputs, const float* sums, u32 first_cta, u32 parts) {
-        auto slot_of = [&](u32 part) { return part == 0 ? 2 * first_cta + 1 : 2 * (first_cta + part * lanes); };
-        constexpr int WIDTH = D >= 128 ? 4 : 2;       // columns a lane loads at once: lane * WIDTH + 32 * WIDTH * i
-        constexpr int PIECES = D / (32 * WIDTH);
-        constexpr int BATCH = 16 / PIECES;            // parts whose loads are in flight together
-        float top = MINUS_INF, sum = 0.f;
-        float o[PIECES][WIDTH] = {};
-        for (u32 from = 0; from < parts; from += BATCH) {
-            float x[BATCH][PIECES][WIDTH];
-            float2 of = make_float2(MINUS_INF, 0.f);
-            if (lane < BATCH && from + lane < parts) of = load_float2_shared(sums + (slot_of(from + lane) * 16ull + r) * 2);
+    // All warps: joins the parts of a segment, each warp some of the fragments.
+    __device__ __forceinline__ void join(const Pending& pending) {
+        constexpr int PER = (D / 16) / WARPS < 2 ? 1 : 2;  // fragments at a time
+        constexpr int BATCH = Q_SHARED ? 4 : 8;            // parts whose loads are in flight together
+#pragma unroll 1
+        for (u32 i = warp * PER; i < FRAGMENTS; i += WARPS * PER) {
+            const u32 n = i / (D / 16);
+            float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f}, o[PER][4] = {};
+#pragma unroll 1
+            for (u32 from = 0; from < pending.parts; from += BATCH) {
+                float4 of[BATCH], x[BATCH][PER];
 #pragma unroll
-            for (int j = 0; j < BATCH; ++j) {
-                const float* const row = outputs + (slot_of(min(from + j, parts - 1)) * 16ull + r) * D + lane * WIDTH;
+                for (int j = 0; j < BATCH; ++j) {
+                    const u32 part = min(from + j, pending.parts - 1);
+                    const u32 slot = 2 * (pending.first_cta + part * lanes) + (part == 0);
+                    of[j] = load_float4_shared(part_tops(slot) + (n * 4 + lane % 4) * 4);
 #pragma unroll
-                for (int i = 0; i < PIECES; ++i) {
-                    if constexpr (WIDTH == 4) {
-                        const float4 y = load_float4_shared(row + 32 * WIDTH * i);
-                        x[j][i][0] = y.x, x[j][i][1] = y.y, x[j][i][2] = y.z, x[j][i][3] = y.w;
-                    } else {
-                        const float2 y = load_float2_shared(row + 32 * WIDTH * i);
-                        x[j][i][0] = y.x, x[j][i][1] = y.y;
-                    }
+                    for (int k = 0; k < PER; ++k) x[j][k] = load_float4_shared(part_output(slot) + (i + k) * 128 + lane * 4);
+                    if (from + j >= pending.parts) of[j] = make_float4(MINUS_INF, 0.f, MINUS_INF, 0.f);
+                }
+                float above0 = top[0], above1 = top[1];
+#pragma unroll
+                for (int j = 0; j < BATCH; ++j) above0 = fmaxf(above0, of[j].x), above1 = fmaxf(above1, of[j].z);
+                const float base0 = above0 == MINUS_INF ? 0.f : above0, base1 = above1 == MINUS_INF ? 0.f : above1;
+                const float old0 = exp2_fast(top[0] - base0), old1 = exp2_fast(top[1] - base1);
+                top[0] = above0, top[1] = above1, sum[0] *= old0, sum[1] *= old1;
+#pragma unroll
+                for (int k = 0; k < PER; ++k) o[k][0] *= old0, o[k][1] *= old1, o[k][2] *= old0, o[k][3] *= old1;
+#pragma unroll
+                for (int j = 0; j < BATCH; ++j) {
+                    const float new0 = exp2_fast(of[j].x - base0), new1 = exp2_fast(of[j].z - base1);
+                    sum[0] += of[j].y * new0, sum[1] += of[j].w * new1;
+#pragma unroll
+                    for (int k = 0; k < PER; ++k)
+                        o[k][0] += x[j][k].x * new0, o[k][1] += x[j][k].y * new1, o[k][2] += x[j][k].z * new0, o[k][3] += x[j][k].w * new1;
                 }
             }
-            float above = fmaxf(top, of.x);
+            if (i % (D / 16) == 0) write_lse(n, pending.qo_start, pending.rows, pending.head, top, sum);
 #pragma unroll
-            for (int i = 16; i > 0; i /= 2) above = fmaxf(above, __shfl_xor_sync(~0u, above, i));
-            const float base = above == MINUS_INF ? 0.f : above;
-            const float old = exp2_fast(top - base), scale = exp2_fast(of.x - base);
-            float more = of.y * scale;
-#pragma unroll
-            for (int i = 16; i > 0; i /= 2) more += __shfl_xor_sync(~0u, more, i);
-            sum = sum * old + more, top = above;
-#pragma unroll
-            for (int i = 0; i < PIECES; ++i)
-#pragma unroll
-                for (int k = 0; k < WIDTH; ++k) o[i][k] *= old;
-#pragma unroll
-            for (int j = 0; j < BATCH; ++j) {
-                const float factor = __shfl_sync(~0u, scale, j);  // 0 past the last part
-#pragma unroll
-                for (int i = 0; i < PIECES; ++i)
-#pragma unroll
-                    for (int k = 0; k < WIDTH; ++k) o[i][k] += x[j][i][k] * factor;
-            }
+            for (int k = 0; k < PER; ++k) write(n, i % (D / 16) + k, pending.qo_start, pending.rows, pending.head, o[k], sum);
         }
-        const float inverse = sum > 0.f ? 1.f / sum : 0.f;
-        const u32 query = r / p.group;
-        const u64 token = c.qo_start + query, head = head_of(c) * p.group + (r - query * p.group);
-        const u64 to = p.out + token * p.out_stride + head * ROW + lane * WIDTH * 2;
-#pragma unroll
-        for (int i = 0; i < PIECES; ++i) {
-#pragma unroll
-            for (int k = 0; k < WIDTH; k += 2)
-                store_u32(to + 64 * WIDTH * i + 2 * k, pack(T(), o[i][k] * inverse, o[i][k + 1] * inverse));
-        }
-        if (lane == 0 && p.lse != 0) store_float(p.lse + (token * p.q_heads + head) * 4, sum > 0.f ? (top + log2_fast(sum)) * LN_2 : MINUS_INF);
     }
 
-    // Four columns of a finished row.
-    __device__ __forceinline__ void write(const DecodeCursor& c, u32 r, u32 column, const float4& o, float top, float sum) {
-        const float inverse = sum > 0.f ? 1.f / sum : 0.f;
-        const u32 query = r / p.group;
-        const u64 token = c.qo_start + query, head = head_of(c) * p.group + (r - query * p.group);
-        store_uint2(p.out + token * p.out_stride + head * ROW + column * 2, pack(T(), o.x * inverse, o.y * inverse),
-                    pack(T(), o.z * inverse, o.w * inverse));
-        if (column == 0 && p.lse != 0) store_float(p.lse + (token * p.q_heads + head) * 4, sum > 0.f ? (top + log2_fast(sum)) * LN_2 : MINUS_INF);
+    // A finished fragment: dims m * 16 .. + 16 of query rows n * 8 .. + 8.
+    __device__ __forceinline__ void write(u32 n, u32 m, u32 qo_start, u32 rows, u32 head, const float (&o)[4], const float (&sum)[2]) {
+        const float inverse0 = sum[0] > 0.f ? 1.f / sum[0] : 0.f, inverse1 = sum[1] > 0.f ? 1.f / sum[1] : 0.f;
+        const u32 low = transpose(pack(T(), o[0] * inverse0, o[1] * inverse1)), high = transpose(pack(T(), o[2] * inverse0, o[3] * inverse1));
+        const u32 row = n * 8 + lane / 4, query = row / p.group;
+        if (row >= rows) return;
+        const u64 to = p.out + (qo_start + query) * p.out_stride + (head * p.group + (row - query * p.group)) * ROW + m * 32 + lane % 4 * 4;
+        store_u32(to, low);
+        store_u32(to + 16, high);
+    }
+    __device__ __forceinline__ void write_lse(u32 n, u32 qo_start, u32 rows, u32 head, const float (&top)[2], const float (&sum)[2]) {
+        if (p.lse == 0 || lane >= 4) return;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const u32 row = n * 8 + lane * 2 + h, query = row / p.group;
+            if (row < rows)
+                store_float(p.lse + ((qo_start + query) * static_cast<u64>(p.q_heads) + head * p.group + (row - query * p.group)) * 4,
+                            sum[h] > 0.f ? (top[h] + log2_fast(sum[h])) * LN_2 : MINUS_INF);
+        }
     }
 };
 
-template <class T, int D, int WARPS, int STAGES> DEVICE void attend_decode(const AttendParams& p) {
-    extern __shared__ __align__(1024) u8 ring[];
-    __shared__ typename Decode<T, D, WARPS, STAGES>::Shared shared;
+template <class T, int D, int NT, int WARPS, int STAGES> DEVICE void attend_decode(const AttendParams& p) {
+    extern __shared__ __align__(1024) u8 memory[];
+    __shared__ typename Decode<T, D, NT, WARPS, STAGES>::Shared shared;
     const u64 at = p.plan + sizeof(DecodeWork) * blockIdx.x;
     const uint4 a = load_uint4(at), b = load_uint4(at + 16), c = load_uint4(at + 32);
     const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y};
     if (work.unit_begin >= work.unit_end) return;
-    const u32 own = shared_address(ring) + threadIdx.x / 32 * STAGES * Decode<T, D, WARPS, STAGES>::SLOT;
-    Decode<T, D, WARPS, STAGES>(p, shared, own).run(work);
+    Decode<T, D, NT, WARPS, STAGES>(p, shared, shared_address(memory)).run(work);
 }

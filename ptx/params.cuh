@@ -100,10 +100,12 @@ KV_AT(AttendParams, turn_q, 180);
 // unit_begin .. unit_end of lane c % lanes, which are number c / lanes of the equal stretches of units_per_cta. So the
 // lanes' CTAs read neighbouring heads of the same tokens at about the same time.
 //
-// A sequence of more than DECODE_ROWS query rows (extend_len * group) has no units: it belongs to the extend kernel; one
-// without query rows has none either. One without tokens has one unit a head, so that somebody writes its zeros.
+// A sequence of more query rows (extend_len * group) than the kernel takes (8 where group <= 8, else 16) has no units: it
+// belongs to the extend kernel; one without query rows has none either.
+//
+// The last DECODE_EXTRA units of a head have no tokens: they stand for what a sequence costs beside its tokens.
 #define DECODE_UNIT 16
-#define DECODE_ROWS 16  // most query rows of a decode item: extend_len * group
+#define DECODE_EXTRA 6
 struct DecodeWork {
     u32 units_per_cta;  // the same for all CTAs
     u32 lanes;          // likewise

@@ -1,6 +1,6 @@
 //! Who works on what: cuts a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
 //!
-//! Two kernels share a step. Sequences with few query rows (`extend_len * group <= 16`) go to the decode kernel, which
+//! Two kernels share a step. Sequences with few query rows (`extend_len * group <= decode_rows`) go to the decode kernel, which
 //! reads each token once for all of them and is bound by memory; the rest go to the extend kernel, which is bound by
 //! arithmetic. Both run on a fixed grid and read what this module wrote, so a captured graph can be replayed while
 //! lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query tiles), never the context.
@@ -23,8 +23,10 @@ use core::mem::size_of;
 
 /// Tokens of one decode unit.
 pub const DECODE_UNIT: u32 = 16;
-/// Query rows that the decode kernel takes for one sequence and kv head.
-pub const DECODE_ROWS: u32 = 16;
+/// Units without tokens that end a head of a sequence: what it costs beside its tokens, and who writes a padding row's zeros.
+pub const DECODE_EXTRA: u32 = 6;
+/// Query rows that `partial` of the decode kernel has room for in a slot.
+const PARTIAL_ROWS: u32 = 16;
 /// Most parts an extend item is cut into.
 const PARTS_MAX: u32 = 16;
 
@@ -50,6 +52,11 @@ pub struct SplitShape {
 }
 
 impl SplitShape {
+    /// Query rows that the decode kernel takes for one sequence and kv head: `attend_decode_*_r8` or `_r16`.
+    pub const fn decode_rows(&self) -> u32 {
+        if self.group > 8 { 16 } else { 8 }
+    }
+
     /// Packed query rows of an extend item.
     pub const fn extend_rows(&self) -> u32 {
         if self.head_dim > 128 { 64 } else { 128 }
@@ -76,7 +83,7 @@ impl SplitShape {
 
     /// Bytes of the decode kernel's `partial`.
     pub const fn decode_partial_bytes(&self) -> usize {
-        2 * self.decode_ctas as usize * (DECODE_ROWS * (self.head_dim + 2) * 4) as usize
+        2 * self.decode_ctas as usize * (PARTIAL_ROWS * (self.head_dim + 2) * 4) as usize
     }
 
     /// Bytes of the extend kernel's `partial`.
@@ -123,17 +130,16 @@ impl SplitShape {
 
     /// Whether the decode kernel takes this sequence.
     const fn decodes(&self, row: &BatchRow) -> bool {
-        row.extend_len as u64 * self.group as u64 <= DECODE_ROWS as u64
+        row.extend_len as u64 * self.group as u64 <= self.decode_rows() as u64
     }
 
-    /// Decode units of one kv head of a sequence. A padding row has one, so that somebody writes its zeros.
+    /// Decode units of one kv head of a sequence.
     const fn units(&self, row: &BatchRow) -> u32 {
         if row.extend_len == 0 || !self.decodes(row) {
             return 0;
         }
         let first = self.first_seen(row.kv_len.saturating_sub(row.extend_len));
-        let units = (row.kv_len - first).div_ceil(DECODE_UNIT);
-        if units == 0 { 1 } else { units }
+        row.kv_len.saturating_sub(first).div_ceil(DECODE_UNIT) + DECODE_EXTRA
     }
 }
 
@@ -164,7 +170,7 @@ impl Split {
     /// Takes the memory for every split of this shape.
     pub fn new(shape: SplitShape) -> Self {
         assert!(shape.kv_heads > 0 && shape.decode_ctas > 0 && shape.extend_ctas > 0);
-        assert!(matches!(shape.group, 1..=DECODE_ROWS));
+        assert!(matches!(shape.group, 1..=16));
         assert!(matches!(shape.head_dim, 64 | 128 | 256));
         let works = (shape.extend_words() - HEAD_WORDS) / EXTEND_WORDS;
         Self {
@@ -424,7 +430,7 @@ mod tests {
                     qo_start: row.qo_start,
                     q_begin: 0,
                     head: turn * lanes + cta % lanes,
-                    begin: first + at * DECODE_UNIT,
+                    begin: row.kv_len.min(first + at * DECODE_UNIT),
                     end: row.kv_len.min(first + stop * DECODE_UNIT),
                     cta,
                 });
@@ -469,7 +475,7 @@ mod tests {
         let mut left = shares.as_slice();
         for row in rows.iter().filter(|row| row.extend_len > 0) {
             let cached_len = row.kv_len.saturating_sub(row.extend_len);
-            let size = if shape.decodes(row) { DECODE_ROWS } else { shape.extend_rows() };
+            let size = if shape.decodes(row) { 16 } else { shape.extend_rows() };
             for q_begin in (0..row.extend_len * shape.group).step_by(size as usize) {
                 let last = ((q_begin + size - 1) / shape.group).min(row.extend_len - 1);
                 let seen = cached_len + last + 1;
@@ -486,7 +492,12 @@ mod tests {
                         assert_eq!((share.qo_start, q, h), (row.qo_start, q_begin, head), "S1");
                         assert_eq!(share.begin, at, "S1: no gap, no overlap");
                         at = share.end;
-                        if at == stop {
+                        // What ends here may be followed by shares without tokens.
+                        let same = |next: &&Share| {
+                            let key = (next.qo_start, next.q_begin, next.head);
+                            key == (row.qo_start, q_begin, head) && next.begin == stop
+                        };
+                        if at == stop && left.first().filter(same).is_none() {
                             break;
                         }
                     }

@@ -1,0 +1,16 @@
+// attend_decode_bf16_d64_r8, attend_decode_f16_d64_r8: attention over paged K and V of up to 8 query rows a kv head,
+// head_dim 64.
+// Twin:    src/backend/cpu.rs attend           (the specification; here sums are f32, weights are rounded to the dtype)
+// Params:  AttendParams, 184 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
+// Shapes:  q, out [tokens, q_heads, 64]; plan DecodeWork[grid]; partial f32 [2 * grid, 16, 66]; counters u32 [grid]
+// Grid:    x = SplitShape::decode_ctas, block 128, 71,680 bytes of dynamic shared memory
+// Needs:   q, out, k, v and all strides 16-byte aligned; group 1..=8; the plan made for this grid, group and window
+// Build:   ptx/build.py
+#include "attend_decode.cuh"
+
+extern "C" __global__ void __launch_bounds__(128, 2) attend_decode_bf16_d64_r8(const __grid_constant__ AttendParams params) {
+    attend_decode<Bf16, 64, 1, 4, 4>(params);
+}
+extern "C" __global__ void __launch_bounds__(128, 2) attend_decode_f16_d64_r8(const __grid_constant__ AttendParams params) {
+    attend_decode<F16, 64, 1, 4, 4>(params);
+}

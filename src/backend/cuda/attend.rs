@@ -34,7 +34,7 @@ struct Attention {
 }
 
 macro_rules! attention {
-    ($file:literal, $name:literal, $threads:literal, $shared:literal) => {
+    ($file:expr, $name:expr, $threads:literal, $shared:literal) => {
         Attention {
             kernel: Kernel::new(
                 $name,
@@ -48,35 +48,55 @@ macro_rules! attention {
 
 const ATTEND_F32: Attention = attention!("attend_f32", "attend_f32", 128, 0);
 
-/// The decode and the extend kernel for 16-bit pools.
-fn kernels(dtype: Dtype, head_dim: u32) -> Option<(Attention, Attention)> {
-    Some(match (dtype, head_dim) {
-        (Dtype::Bf16, 64) => (
-            attention!("attend_decode_d64", "attend_decode_bf16_d64", 128, 98_304),
-            attention!("attend_extend_d64", "attend_extend_bf16_d64", 128, 49_152),
-        ),
-        (Dtype::Bf16, 128) => (
-            attention!("attend_decode_d128", "attend_decode_bf16_d128", 128, 98_304),
-            attention!("attend_extend_d128", "attend_extend_bf16_d128", 128, 98_304),
-        ),
-        (Dtype::Bf16, 256) => (
-            attention!("attend_decode_d256", "attend_decode_bf16_d256", 64, 65_536),
-            attention!("attend_extend_d256", "attend_extend_bf16_d256", 128, 98_304),
-        ),
-        (Dtype::F16, 64) => (
-            attention!("attend_decode_d64", "attend_decode_f16_d64", 128, 98_304),
-            attention!("attend_extend_d64", "attend_extend_f16_d64", 128, 49_152),
-        ),
-        (Dtype::F16, 128) => (
-            attention!("attend_decode_d128", "attend_decode_f16_d128", 128, 98_304),
-            attention!("attend_extend_d128", "attend_extend_f16_d128", 128, 98_304),
-        ),
-        (Dtype::F16, 256) => (
-            attention!("attend_decode_d256", "attend_decode_f16_d256", 64, 65_536),
-            attention!("attend_extend_d256", "attend_extend_f16_d256", 128, 98_304),
-        ),
-        _ => return None,
-    })
+/// A `match` over dtype, head_dim and group (up to 8, up to 16) with the decode and the extend kernel of each.
+macro_rules! attentions {
+    ($key:expr, $($dtype:ident $name:literal $head_dim:literal: $threads:literal $r8:literal $r16:literal $extend:literal;)*) => {
+        Some(match $key {
+            $(
+                (Dtype::$dtype, $head_dim, ..=8) => (
+                    attention!(
+                        concat!("attend_decode_d", $head_dim, "_r8"),
+                        concat!("attend_decode_", $name, "_d", $head_dim, "_r8"),
+                        $threads,
+                        $r8
+                    ),
+                    attention!(
+                        concat!("attend_extend_d", $head_dim),
+                        concat!("attend_extend_", $name, "_d", $head_dim),
+                        128,
+                        $extend
+                    ),
+                ),
+                (Dtype::$dtype, $head_dim, _) => (
+                    attention!(
+                        concat!("attend_decode_d", $head_dim, "_r16"),
+                        concat!("attend_decode_", $name, "_d", $head_dim, "_r16"),
+                        $threads,
+                        $r16
+                    ),
+                    attention!(
+                        concat!("attend_extend_d", $head_dim),
+                        concat!("attend_extend_", $name, "_d", $head_dim),
+                        128,
+                        $extend
+                    ),
+                ),
+            )*
+            _ => return None,
+        })
+    };
+}
+
+/// The decode and the extend kernel for 16-bit pools. Threads and shared memory are those of the kernels' headers.
+fn kernels(dtype: Dtype, head_dim: u32, group: u32) -> Option<(Attention, Attention)> {
+    attentions! { (dtype, head_dim, group),
+        Bf16 "bf16" 64: 128 71_680 77_824 49_152;
+        Bf16 "bf16" 128: 128 77_824 90_112 98_304;
+        Bf16 "bf16" 256: 64 73_728 81_920 98_304;
+        F16 "f16" 64: 128 71_680 77_824 49_152;
+        F16 "f16" 128: 128 77_824 90_112 98_304;
+        F16 "f16" 256: 64 73_728 81_920 98_304;
+    }
 }
 
 /// Query heads and window (0: none).
@@ -245,8 +265,8 @@ impl Kind {
         stream: RawStream,
     ) -> Result<Self, CudaError> {
         let head_dim = layout.head_dim();
-        let (decode, extend) =
-            kernels(layout.dtype(), head_dim).ok_or(CudaError::HeadDim { head_dim })?;
+        let (decode, extend) = kernels(layout.dtype(), head_dim, key.0 / layout.kv_heads())
+            .ok_or(CudaError::HeadDim { head_dim })?;
         let ctas = |attention: &Attention| {
             let resident = gpu.resident(&attention.kernel, attention.threads)?;
             Ok(gpu.multiprocessors() * resident.clamp(1, RESIDENT_MAX))

@@ -80,7 +80,7 @@ impl PrefixTree {
             return;
         }
         let span = self.spans.create(tokens, pages);
-        let node = self.spawn(Link { parent: lock.node(), scope: lock.scope(), span });
+        let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
         self.adopt(lock, node);
     }
 

@@ -2,7 +2,8 @@
 
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
 
-use super::{Link, PrefixMatch, PrefixTree};
+use super::leave::Leave;
+use super::{Age, Link, PrefixMatch, PrefixTree};
 
 /// The tree has changed since the match was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,23 +110,25 @@ impl PrefixTree {
     /// old key stays with the suffix, so that locks on it and children below it stay valid. O(1) but for long extents
     /// lists.
     pub(super) fn split(&mut self, node: NodeKey, pages: u32) -> NodeKey {
-        let Link { parent, scope, mut span } = self.link[node];
+        let Link { parent, mut span } = self.link[node];
         if pages == span.pages() {
             return node;
         }
         let rest = self.spans.split(&mut span, pages);
         // The prefix takes the node's place under its parent...
         let age = self.age[node];
-        let prefix = self.link.insert(Link { parent, scope, span });
-        let mut prefix_age = super::Age::new(age.hash);
+        let mut prefix_age = Age::new(age.hash);
         prefix_age.child_count = 1;
         prefix_age.lock_count = u32::from(age.lock_count > 0);
-        prefix_age.leaving = u32::from(age.is_leaving());
-        prefix_age.leaving_step = age.leaving_step;
-        self.age.insert(prefix, prefix_age);
+        // A child's scope is its parents', which the hash of a child does not look at.
+        let scope = self.scope.remove(node).unwrap_or_default();
+        let prefix = self.insert_columns(Link { parent, span }, scope, prefix_age);
         self.children.replace(age.hash, node, prefix);
+        if self.is_leaving(node) {
+            self.leave.insert(prefix, Leave { count: 1, step: self.leave[node].step });
+        }
         // ... and the node becomes its child. An idle prefix is the younger neighbour of its suffix.
-        self.link[node] = Link { parent: Some(prefix), scope, span: rest };
+        self.link[node] = Link { parent: Some(prefix), span: rest };
         let hash = self.children.hash(Some(prefix), scope, self.spans.first_page(&rest));
         self.age[node].hash = hash;
         self.children.insert(hash, node);

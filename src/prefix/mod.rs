@@ -8,8 +8,9 @@
 //!   [t t t t]   [t t t t|t t t t|t t t t]
 //! ```
 //!
-//! Columns, by access: `link` (a walk reads it), `age` (locks and eviction read it), spans and the child table beside
-//! them. Only `spawn` and `despawn` touch all of them.
+//! Columns, by access: `link` (a walk reads it), `age` (locks and eviction read it), and for few nodes `scope` (those
+//! without a parent) and `leave` (those that fenced locks hold); spans and the child table beside them. Only `spawn`,
+//! `split` and `despawn` touch all of them.
 //!
 //! * T1. All columns hold the same nodes; nodes <= pages, since no node is empty.
 //! * T2. The child table finds exactly each node, under its parent (or scope) and its first page's tokens; siblings'
@@ -43,25 +44,31 @@ use slotmap::{SecondaryMap, SlotMap};
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
 use age::{Age, AgeList};
 use child_table::ChildTable;
+use leave::Leave;
 use span::{Span, SpanStore};
 
 pub use insert::Inserted;
 pub use lock::Stale;
 pub use walk::PrefixMatch;
 
-/// Read by every walk.
+/// Read by every walk. With its version a slot of 32 bytes: half a cache line.
 #[derive(Clone, Copy)]
 struct Link {
     parent: Option<NodeKey>,
-    scope: Scope,
     span: Span,
 }
+
+const _: () = assert!(size_of::<Link>() == 28 && size_of::<Age>() == 28);
 
 /// The tree.
 pub struct PrefixTree {
     page_size: u32,
     link: SlotMap<NodeKey, Link>,
     age: SecondaryMap<NodeKey, Age>,
+    /// Of nodes without a parent.
+    scope: SecondaryMap<NodeKey, Scope>,
+    /// Of nodes that fenced locks hold.
+    leave: SecondaryMap<NodeKey, Leave>,
     list: AgeList,
     spans: SpanStore,
     children: ChildTable,
@@ -98,6 +105,8 @@ impl PrefixTree {
             page_size,
             link: SlotMap::with_capacity_and_key(page_count as usize),
             age: SecondaryMap::with_capacity(page_count as usize),
+            scope: SecondaryMap::with_capacity(page_count as usize),
+            leave: SecondaryMap::with_capacity(page_count as usize),
             list: AgeList::default(),
             spans: SpanStore::new(page_count, page_size),
             children: ChildTable::new(page_count, hash_bits),
@@ -119,8 +128,9 @@ impl PrefixTree {
 
     /// Bytes of one node's columns, the child table left out.
     pub const fn bytes_per_node() -> u64 {
-        // A slot of a slotmap is a value and a 4-byte version, rounded up to the alignment of 8.
-        (size_of::<Link>() + 8 + size_of::<Age>() + 8) as u64
+        // A slot of a slotmap is a value and a 4-byte version, rounded up to the value's alignment.
+        let hot = size_of::<Link>() + 4 + size_of::<Age>() + 4;
+        (hot + size_of::<Scope>() + 8 + size_of::<Leave>() + 8) as u64
     }
 
     /// Tokens of one page.
@@ -133,17 +143,20 @@ impl PrefixTree {
         self.spans.prefault();
         self.children.prefault();
         // Filled and emptied in reverse, so that keys come in rising order again.
-        let span = Span::default();
-        let scope = self.scope(Namespace::default());
-        let link = Link { parent: None, scope, span };
+        let scope = self.present_scope(Namespace::default());
+        let link = Link { parent: None, span: Span::EMPTY };
         let nodes: Vec<NodeKey> =
             (0..self.link.capacity()).map(|_| self.link.insert(link)).collect();
         for &node in nodes.iter().rev() {
             self.age.insert(node, Age::new(0));
+            self.scope.insert(node, scope);
+            self.leave.insert(node, Leave::default());
         }
         for node in nodes.into_iter().rev() {
             self.link.remove(node);
             self.age.remove(node);
+            self.scope.remove(node);
+            self.leave.remove(node);
         }
     }
 
@@ -159,7 +172,7 @@ impl PrefixTree {
     }
 
     /// The scope in which prefixes of a namespace match now.
-    pub fn scope(&self, namespace: Namespace) -> Scope {
+    pub fn present_scope(&self, namespace: Namespace) -> Scope {
         Scope { namespace, era: self.era }
     }
 
@@ -171,15 +184,23 @@ impl PrefixTree {
     }
 
     /// Makes a node. It is idle and in no list; the caller counts its pages.
-    fn spawn(&mut self, link: Link) -> NodeKey {
-        assert!(self.link.len() < self.link.capacity(), "T1: nodes cannot outnumber pages");
+    fn spawn(&mut self, link: Link, scope: Scope) -> NodeKey {
         let first = self.spans.first_page(&link.span);
-        let hash = self.children.hash(link.parent, link.scope, first);
-        let node = self.link.insert(link);
-        self.age.insert(node, Age::new(hash));
+        let hash = self.children.hash(link.parent, scope, first);
+        let node = self.insert_columns(link, scope, Age::new(hash));
         self.children.insert(hash, node);
         if let Some(parent) = link.parent {
             self.age[parent].child_count += 1;
+        }
+        node
+    }
+
+    fn insert_columns(&mut self, link: Link, scope: Scope, age: Age) -> NodeKey {
+        assert!(self.link.len() < self.link.capacity(), "T1: nodes cannot outnumber pages");
+        let node = self.link.insert(link);
+        self.age.insert(node, age);
+        if link.parent.is_none() {
+            self.scope.insert(node, scope);
         }
         node
     }
@@ -191,6 +212,9 @@ impl PrefixTree {
         assert!(age.child_count == 0, "T4: a node with children stays");
         let mut link = self.link.remove(node).expect("T1: every node has a link");
         self.children.remove(age.hash, node);
+        if link.parent.is_none() {
+            self.scope.remove(node);
+        }
         let all = link.span.pages();
         self.spans.trim(&mut link.span, all, pages);
         if let Some(parent) = link.parent {

@@ -4,8 +4,8 @@
 //! place     0    1    2    3    4    5    6    7        one place a cached page:
 //! tokens  [tttt|tttt|tttt|    |tttt|tttt|    |    ]     page_size tokens
 //! pages   [ p9 | p2 | p3 |    | p7 | p8 |    |    ]     and the page that holds their K and V
-//! span A   = extent 0..3                                a span is a list of extents,
-//! span B   = extent 4..6                                usually one
+//! span A   = run 0..3                                   a span is a run of places,
+//! span B   = run 4..6                                   or a list of them
 //! ```
 //!
 //! There are as many places as pages, and a span takes exactly one for each of its pages: places cannot run out before
@@ -24,25 +24,33 @@ use crate::memory::touch;
 /// No extent.
 const NONE: u32 = u32::MAX;
 
-/// A run of neighbouring places.
+/// A further run of neighbouring places.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Extent {
     start: u32,
     len: u32,
     next: u32,
+    /// [`NONE`]: the span's own run.
     prev: u32,
 }
 
-/// A node's pages: a list of extents.
-#[derive(Clone, Copy, Default)]
+/// A node's pages: a run of places, and a list of further extents where one run did not do. 20 bytes.
+#[derive(Clone, Copy)]
 pub(super) struct Span {
-    first: u32,
+    /// The first run lies here and not in the list, so that most walks need not follow it.
+    start: u32,
+    len: u32,
+    /// First and last further extent.
+    more: u32,
     last: u32,
     pages: u32,
 }
 
 impl Span {
+    /// No pages; no node's span is empty for long.
+    pub const EMPTY: Span = Span { start: 0, len: 0, more: NONE, last: NONE, pages: 0 };
+
     /// Pages of the span.
     pub fn pages(&self) -> u32 {
         self.pages
@@ -120,7 +128,7 @@ impl SpanStore {
     /// If there are more pages than free places, or none.
     pub fn create(&mut self, tokens: &[TokenId], pages: &[PageId]) -> Span {
         assert!(!pages.is_empty(), "T1: no span is empty");
-        let mut span = Span { first: NONE, last: NONE, pages: 0 };
+        let mut span = Span::EMPTY;
         self.push(&mut span, tokens, pages, pages.len() < WORD);
         span
     }
@@ -183,8 +191,7 @@ impl SpanStore {
 
     /// Lengthens the last extent by at most `wanted` places, as far as those behind it are free.
     fn extend_last(&mut self, span: &mut Span, wanted: usize) -> usize {
-        let extent = self.extents[span.last as usize];
-        let end = (extent.start + extent.len) as usize;
+        let end = self.end(span);
         let mut len = 0;
         while len < wanted {
             let (word, offset) = ((end + len) / WORD, (end + len) % WORD);
@@ -200,29 +207,44 @@ impl SpanStore {
             }
         }
         self.take(end, len);
-        self.extents[span.last as usize].len += len as u32;
+        match span.last {
+            NONE => span.len += len as u32,
+            last => self.extents[last as usize].len += len as u32,
+        }
         span.pages += len as u32;
         len
     }
 
+    /// The place behind a span's last.
+    fn end(&self, span: &Span) -> usize {
+        let (start, len) = match span.last {
+            NONE => (span.start, span.len),
+            last => (self.extents[last as usize].start, self.extents[last as usize].len),
+        };
+        (start + len) as usize
+    }
+
     /// Writes the last `len` pages of a span; they lie in its last extent.
     fn write_end(&mut self, span: &Span, len: usize, tokens: &[TokenId], pages: &[PageId]) {
-        let extent = self.extents[span.last as usize];
-        let place = (extent.start + extent.len) as usize - len;
+        let place = self.end(span) - len;
         let size = self.page_size;
         self.pages[place..place + len].copy_from_slice(&pages[..len]);
         self.tokens[place * size..(place + len) * size].copy_from_slice(&tokens[..len * size]);
     }
 
     fn link_extent(&mut self, span: &mut Span, start: usize, len: usize) {
-        let extent = Extent { start: start as u32, len: len as u32, next: NONE, prev: span.last };
-        let index = self.add_extent(extent);
+        let (start, len) = (start as u32, len as u32);
+        span.pages += len;
+        if span.len == 0 {
+            (span.start, span.len) = (start, len);
+            return;
+        }
+        let index = self.add_extent(Extent { start, len, next: NONE, prev: span.last });
         match span.last {
-            NONE => span.first = index,
+            NONE => span.more = index,
             last => self.extents[last as usize].next = index,
         }
         span.last = index;
-        span.pages += len as u32;
     }
 
     fn add_extent(&mut self, extent: Extent) -> u32 {
@@ -238,46 +260,50 @@ impl SpanStore {
         index
     }
 
-    fn drop_extent(&mut self, index: u32) {
-        self.extent_count -= 1;
-        self.extents[index as usize].next = self.vacant;
-        self.extents[index as usize].len = 0;
-        self.vacant = index;
-    }
-
     /// Cuts a span after `at` pages; returns the rest. Moves nothing. O(extents before the cut).
     pub fn split(&mut self, span: &mut Span, at: u32) -> Span {
         assert!(0 < at && at < span.pages, "a split leaves pages on both sides");
-        let (mut index, mut before) = (span.first, 0);
+        let rest_pages = span.pages - at;
+        if at < span.len {
+            let rest =
+                Span { start: span.start + at, len: span.len - at, pages: rest_pages, ..*span };
+            *span = Span { len: at, more: NONE, last: NONE, pages: at, ..*span };
+            return rest;
+        }
+        let (mut index, mut before) = (span.more, span.len);
         while before + self.extents[index as usize].len <= at {
             before += self.extents[index as usize].len;
             index = self.extents[index as usize].next;
         }
-        let first = if before == at { index } else { self.split_extent(span, index, at - before) };
-        let end = self.extents[first as usize].prev;
-        let rest = Span { first, last: span.last, pages: span.pages - at };
-        self.extents[end as usize].next = NONE;
-        self.extents[first as usize].prev = NONE;
-        (span.last, span.pages) = (end, at);
+        // The rest of this extent becomes the run that the other span begins with.
+        let extent = self.extents[index as usize];
+        let keep = at - before;
+        let last = if extent.next == NONE { NONE } else { span.last };
+        let (start, len) = (extent.start + keep, extent.len - keep);
+        let rest = Span { start, len, more: extent.next, last, pages: rest_pages };
+        if extent.next != NONE {
+            self.extents[extent.next as usize].prev = NONE;
+        }
+        (span.last, span.pages) = (index, at);
+        self.extents[index as usize].len = keep;
+        self.extents[index as usize].next = NONE;
+        if keep == 0 {
+            self.drop_last(span);
+        }
         rest
     }
 
-    /// Cuts an extent after `at` places; returns the second half's index.
-    fn split_extent(&mut self, span: &mut Span, index: u32, at: u32) -> u32 {
-        let extent = self.extents[index as usize];
-        let rest = self.add_extent(Extent {
-            start: extent.start + at,
-            len: extent.len - at,
-            next: extent.next,
-            prev: index,
-        });
-        self.extents[index as usize].len = at;
-        self.extents[index as usize].next = rest;
-        match extent.next {
-            NONE => span.last = rest,
-            next => self.extents[next as usize].prev = rest,
+    /// Takes an empty last extent off a span.
+    fn drop_last(&mut self, span: &mut Span) {
+        let index = span.last;
+        span.last = self.extents[index as usize].prev;
+        match span.last {
+            NONE => span.more = NONE,
+            last => self.extents[last as usize].next = NONE,
         }
-        rest
+        self.extent_count -= 1;
+        self.extents[index as usize].next = self.vacant;
+        self.vacant = index;
     }
 
     /// Takes `count` pages off the end of a span and appends them to `out`, in no order to rely on.
@@ -286,20 +312,18 @@ impl SpanStore {
         span.pages -= count;
         let mut count = count as usize;
         while count > 0 {
-            let index = span.last;
-            let Extent { start, len, prev, .. } = self.extents[index as usize];
-            let cut = count.min(len as usize);
-            let end = (start + len) as usize;
+            let end = self.end(span);
+            let len = match span.last {
+                NONE => &mut span.len,
+                last => &mut self.extents[last as usize].len,
+            };
+            let cut = count.min(*len as usize);
+            *len -= cut as u32;
+            let emptied = *len == 0 && span.last != NONE;
             out.extend_from_slice(&self.pages[end - cut..end]);
             self.release(end - cut, cut);
-            self.extents[index as usize].len -= cut as u32;
-            if cut == len as usize {
-                span.last = prev;
-                match prev {
-                    NONE => span.first = NONE,
-                    prev => self.extents[prev as usize].next = NONE,
-                }
-                self.drop_extent(index);
+            if emptied {
+                self.drop_last(span);
             }
             count -= cut;
         }
@@ -307,31 +331,36 @@ impl SpanStore {
 
     /// Tokens of a span's first page.
     pub fn first_page(&self, span: &Span) -> &[TokenId] {
-        let place = self.extents[span.first as usize].start as usize;
+        let place = span.start as usize;
         &self.tokens[place * self.page_size..(place + 1) * self.page_size]
     }
 
-    /// Tokens and pages of a span, extent by extent.
+    /// Tokens and pages of a span, run by run.
     pub fn pieces(&self, span: &Span) -> impl Iterator<Item = (&[TokenId], &[PageId])> {
-        let mut index = span.first;
-        std::iter::from_fn(move || {
-            let extent = self.extents.get(index as usize)?;
-            index = extent.next;
-            let places = extent.start as usize..(extent.start + extent.len) as usize;
+        self.runs(span).map(|(start, len)| {
+            let places = start as usize..(start + len) as usize;
             let tokens = places.start * self.page_size..places.end * self.page_size;
-            Some((&self.tokens[tokens], &self.pages[places]))
+            (&self.tokens[tokens], &self.pages[places])
+        })
+    }
+
+    /// First place and length of each run of a span.
+    fn runs(&self, span: &Span) -> impl Iterator<Item = (u32, u32)> {
+        let mut run = Some((span.start, span.len));
+        let mut next = span.more;
+        std::iter::from_fn(move || {
+            let found = run?;
+            run = self.extents.get(next as usize).map(|extent| {
+                next = extent.next;
+                (extent.start, extent.len)
+            });
+            Some(found)
         })
     }
 
     /// Places of a span, for audits.
     pub fn places(&self, span: &Span) -> impl Iterator<Item = u32> {
-        let mut index = span.first;
-        let extents = std::iter::from_fn(move || {
-            let extent = self.extents.get(index as usize)?;
-            index = extent.next;
-            Some(extent.start..extent.start + extent.len)
-        });
-        extents.flatten()
+        self.runs(span).flat_map(|(start, len)| start..start + len)
     }
 
     /// Whether a place is free, for audits.
@@ -344,9 +373,9 @@ impl SpanStore {
         self.extent_count
     }
 
-    /// Extents of one span, for audits.
+    /// Further extents of one span, for audits.
     pub fn extents_of(&self, span: &Span) -> u32 {
-        self.pieces(span).count() as u32
+        self.runs(span).count() as u32 - 1
     }
 
     fn take(&mut self, start: usize, len: usize) {

@@ -48,7 +48,7 @@ impl PrefixTree {
         tokens: &[TokenId],
         mut each: impl FnMut(&[PageId]),
     ) -> PrefixMatch {
-        let scope = self.scope(namespace);
+        let scope = self.present_scope(namespace);
         let mut rest = tokens;
         let mut place = Place { node: None, pages_in_node: 0 };
         let mut pages = 0;
@@ -77,7 +77,7 @@ impl PrefixTree {
         self.children.find(hash, |node| {
             let link = &self.link[node];
             link.parent == parent
-                && (parent.is_some() || link.scope == scope)
+                && (parent.is_some() || self.scope[node] == scope)
                 && same(self.spans.first_page(&link.span), first)
         })
     }

@@ -100,6 +100,15 @@ fn decode(bencher: Bencher<'_, '_>, (threads, batch, kv_len, page_size): (usize,
     setup.attend(bencher, positions * KV_BYTES, positions * FLOPS);
 }
 
+/// The floor of a decode: the bytes of as many positions, read once in order.
+#[divan::bench(args = [512, 8192])]
+fn read(bencher: Bencher<'_, '_>, positions: usize) {
+    let words = vec![1_u64; positions * KV_BYTES / 8];
+    bencher
+        .counter(BytesCount::new(positions * KV_BYTES))
+        .bench_local(|| divan::black_box(&words).iter().fold(0_u64, |sum, x| sum.wrapping_add(*x)));
+}
+
 /// `(threads, len, prefix)`
 const EXTEND: [(usize, u32, u32); 4] = [(1, 64, 0), (1, 512, 0), (2, 512, 0), (1, 128, 2048)];
 

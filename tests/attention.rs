@@ -14,7 +14,7 @@ use kvarena::{
 
 #[test]
 fn cpu_keeps_the_contract() {
-    let report = check_backend(|| Cpu::with_threads(3), 0..250);
+    let report = check_backend(|| Cpu::with_threads(3), 0..200);
     println!("{report}");
     assert!(report.rows > 100_000, "{report}");
 }

@@ -105,9 +105,11 @@ impl<B: TestBackend> World<'_, B> {
         let mut page_bytes = vec![0; self.case.layout.page_bytes() as usize];
         for (page, wanted) in self.shadow.iter().enumerate() {
             self.backend.read_page(PageId::new(page as u32), &mut page_bytes);
-            let first = page_bytes.iter().zip(wanted).position(|(a, b)| a != b);
-            let (seed, case) = (self.seed, &self.case);
-            assert!(first.is_none(), "seed {seed} {case:?}: page {page} differs at {first:?}");
+            if page_bytes != *wanted {
+                let first = page_bytes.iter().zip(wanted).position(|(a, b)| a != b);
+                let (seed, case) = (self.seed, &self.case);
+                panic!("seed {seed} {case:?}: page {page} differs at byte {first:?}");
+            }
         }
     }
 }

@@ -25,17 +25,18 @@ pub fn attention(
     position: usize,
 ) -> Exact {
     let head_dim = q.len();
-    let row = |x: &[f32], j: usize| -> Vec<f64> {
-        let start = (j * kv_heads + kv_head) * head_dim;
-        x[start..start + head_dim].iter().map(|&x| f64::from(x)).collect()
-    };
+    let start = |j: usize| (j * kv_heads + kv_head) * head_dim;
     let first = (position + 1).saturating_sub(attend.window.map_or(usize::MAX, |w| w as usize));
     let scale = f64::from(attend.scale);
     let mut logit_mass = 0.0_f64;
     let mut logits = Vec::new();
     for j in first..=position {
-        let products = row(k, j).into_iter().zip(q).map(|(k, &q)| k * f64::from(q));
-        let (sum, mass) = products.fold((0.0, 0.0), |(sum, mass), x| (sum + x, mass + x.abs()));
+        let (mut sum, mut mass) = (0.0, 0.0);
+        for (&q, &k) in q.iter().zip(&k[start(j)..]) {
+            let product = f64::from(q) * f64::from(k);
+            sum += product;
+            mass += product.abs();
+        }
         logit_mass = logit_mass.max(mass * scale.abs());
         logits.push(match attend.soft_cap.map(f64::from) {
             Some(cap) => cap * (scale * sum / cap).tanh(),
@@ -47,9 +48,10 @@ pub fn attention(
     let (mut out, mut mass) = (vec![0.0; head_dim], vec![0.0; head_dim]);
     for (j, logit) in logits.iter().enumerate() {
         let weight = (logit - max).exp() / sum;
-        for (i, x) in row(v, first + j).into_iter().enumerate() {
-            out[i] += weight * x;
-            mass[i] += weight * x.abs();
+        for ((out, mass), &x) in out.iter_mut().zip(&mut mass).zip(&v[start(first + j)..]) {
+            let part = weight * f64::from(x);
+            *out += part;
+            *mass += part.abs();
         }
     }
     Exact { out, mass, lse: max + sum.ln(), logit_mass }

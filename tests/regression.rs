@@ -1,0 +1,47 @@
+//! What the oracle has found, as literal calls or ops, each with its date and cause.
+
+use kvarena::{
+    Capacity, Engine, EngineConfig, Extend, Namespace, Null, PageCopy, PageId, PoolConfig,
+    StepScratch, TokenId,
+};
+
+fn engine(pages: u32, page_size: u32) -> Engine<Null> {
+    let pool = PoolConfig { page_size, capacity: Capacity::Pages(pages), ..PoolConfig::default() };
+    Engine::new(EngineConfig::from(pool), Null).expect("the config is sound")
+}
+
+fn tokens(text: &str) -> Vec<TokenId> {
+    text.bytes().map(|byte| TokenId::new(byte.into())).collect()
+}
+
+/// 2026-11-21. `fork` checked that a page for the tail's copy could be had, then published the parent's whole pages, and
+/// then took the page. Publishing can put the last idle page to use, where it is the parent's duplicate: the call failed
+/// with `OutOfPages` when it had already published, and lost a lock.
+#[test]
+fn fork_takes_the_tail_before_it_publishes() {
+    let mut engine = engine(4, 2);
+    let mut scratch = StepScratch::new();
+    let namespace = Namespace::default();
+    let first = engine.admit(namespace, &tokens("abcde")).expect("the pool is empty");
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq: first, len: 5 }]);
+    let step = plan.expect("it fits").step();
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
+    engine.finish(first).expect("it is live");
+    // Idle: p0 (ab), p1 (cd). The second finds p0 and computes "cde" itself, before "de" is known.
+    let seq = engine.admit(namespace, &tokens("abc")).expect("one page is lacking");
+    for _ in "cde".chars() {
+        let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1 }]);
+        let step = plan.expect("it fits").step();
+        engine.commit(step).expect("it is open");
+    }
+    engine.append(seq, &tokens("de")).expect("it fits");
+    assert_eq!((engine.stats().free_pages, engine.available()), (0, 1)); // p1
+
+    let forked = engine.fork(seq).expect("a page is idle");
+    let copy = PageCopy { source: PageId::new(3), target: PageId::new(1) };
+    assert_eq!(forked.copy, Some(copy));
+    let table: Vec<_> = engine.page_table(forked.child).expect("it is live").collect();
+    assert_eq!(table, [0, 2, 1].map(PageId::new));
+    engine.verify().expect("nothing is lost");
+}

@@ -209,6 +209,12 @@ impl StepScratch {
         Self::default()
     }
 
+    /// Empty scratch that holds plans of up to about `bytes` without growing. A plan takes some 32 bytes a sequence, 16
+    /// a token, 4 a new page and 8 a changed page table word.
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self { bump: Bump::with_capacity(bytes) }
+    }
+
     /// Forgets the last plan; the borrow checker has seen to it that nobody holds it.
     pub(crate) fn reset(&mut self) -> &Bump {
         self.bump.reset();

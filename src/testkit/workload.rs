@@ -25,7 +25,7 @@ impl Workload {
         let mut rng = Rng::new(seed);
         let config = draw_config(&mut rng);
         // Calls that keep a server going are common in every workload, the rest in some.
-        let usual = [16, 3, 3, 40, 24, 30, 20, 2, 12, 3, 6, 3, 3, 0];
+        let usual = [20, 3, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0];
         let mut weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
         for i in [1, 7, 9, 11, 12] {
             weights[i] *= rng.pick(&[0, 1, 1, 4]);

@@ -94,6 +94,7 @@ pub fn replay_on<B: Inspect>(
             what,
         })?;
     }
+    host.close().map_err(|what| nowhere(format!("after the last op: {what}")))?;
     Ok(host.into_summary(ops.len()))
 }
 

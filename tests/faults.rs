@@ -1,0 +1,55 @@
+//! A backend that fails leaves the engine whole: it still verifies, still agrees with the model, and goes on serving.
+
+use kvarena::testkit::faults::{Failing, Fault};
+use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay_on};
+use kvarena::{Cpu, Null};
+
+fn workload(seed: u64) -> (SmallConfig, Vec<Op>) {
+    let mut workload = Workload::new(seed);
+    (workload.config(), workload.take_ops(200))
+}
+
+fn failures(summary: &Summary) -> u64 {
+    let of = |answer| summary.answers.get(answer).copied().unwrap_or(0);
+    of("plan_batch Backend") + of("fork Backend")
+}
+
+/// Every single call of a workload fails once.
+#[test]
+fn any_one_call_fails() {
+    let mut failed = 0;
+    for seed in 0..60 {
+        let (config, ops) = workload(seed);
+        for fault in [Fault::Before, Fault::After] {
+            for n in 0.. {
+                let backend = Failing::at(Null, fault, n);
+                let summary =
+                    replay_on(&config.engine(), backend, &ops).unwrap_or_else(|mismatch| {
+                        panic!("seed {seed}, call {n} {fault:?}: {mismatch}")
+                    });
+                failed += failures(&summary);
+                if failures(&summary) == 0 {
+                    break; // The workload makes no call n.
+                }
+            }
+        }
+    }
+    assert!(failed > 500, "only {failed} calls failed");
+}
+
+/// Many calls fail, and the bytes that the others wrote are still whose they must be.
+#[test]
+fn every_third_call_fails() {
+    let (mut plans, mut forks) = (0, 0);
+    for seed in 0..200 {
+        let (config, ops) = workload(seed);
+        for fault in [Fault::Before, Fault::After] {
+            let backend = Failing::every(Cpu::with_threads(1), fault, seed % 3, 3);
+            let summary = replay_on(&config.engine(), backend, &ops)
+                .unwrap_or_else(|mismatch| panic!("seed {seed}, {fault:?}: {mismatch}"));
+            plans += summary.answers.get("plan_batch Backend").copied().unwrap_or(0);
+            forks += summary.answers.get("fork Backend").copied().unwrap_or(0);
+        }
+    }
+    assert!(plans > 100 && forks > 10, "only {plans} plans and {forks} forks failed");
+}

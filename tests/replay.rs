@@ -1,0 +1,133 @@
+//! Engine and tables against the naive model, on seeded workloads. A failure prints the seed and shrunk, literal ops for
+//! `tests/regression.rs`.
+//!
+//! `KVARENA_SEEDS=1000..2000 cargo test --test replay` runs other seeds, `KVARENA_OPS=500` longer workloads.
+
+use std::env;
+use std::ops::Range;
+
+use kvarena::testkit::page_pool::{page_ops, replay_pages};
+use kvarena::testkit::prefix_tree::{prefix_ops, replay_prefix};
+use kvarena::testkit::shrink::{failure, literal, shrink};
+use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay};
+
+fn seeds(count: u64) -> Range<u64> {
+    let Ok(range) = env::var("KVARENA_SEEDS") else { return 0..count };
+    let bounds = range.split_once("..").map(|(from, to)| (from.parse(), to.parse()));
+    match bounds {
+        Some((Ok(from), Ok(to))) => from..to,
+        _ => panic!("KVARENA_SEEDS={range} is not like 0..100"),
+    }
+}
+
+fn op_count(usual: usize) -> usize {
+    match env::var("KVARENA_OPS") {
+        Ok(count) => count.parse().unwrap_or_else(|_| panic!("KVARENA_OPS={count} is no number")),
+        Err(_) => usual,
+    }
+}
+
+/// Replays ops; on failure shrinks them and panics with the literal.
+fn check(seed: u64, config: &SmallConfig, ops: &[Op]) -> Summary {
+    let run = |ops: &[Op]| replay(config, ops).map_err(|mismatch| mismatch.to_string());
+    let mut summary = Summary::default();
+    let failed = failure(|| run(ops).map(|done| summary = done));
+    if let Some(what) = failed {
+        let small = shrink(ops, |ops| failure(|| run(ops).map(|_| ())).is_some());
+        let then = failure(|| run(&small).map(|_| ()));
+        panic!("seed {seed}: {what}\n{config:?}\n{}fails with {then:?}", literal(&small));
+    }
+    summary
+}
+
+#[test]
+fn engine() {
+    let mut all = Summary::default();
+    for seed in seeds(400) {
+        let mut workload = Workload::new(seed);
+        let config = workload.config();
+        let ops = workload.take_ops(op_count(200));
+        all.add(&check(seed, &config, &ops));
+    }
+    println!("{all:#?}");
+    if env::var("KVARENA_SEEDS").is_ok() {
+        return;
+    }
+    // The workloads are worth nothing if they do not get everywhere.
+    for answer in [
+        "abort Ok",
+        "abort UnknownStep",
+        "admit EmptyPrompt",
+        "admit Ok",
+        "admit OutOfPages",
+        "admit OutOfSequences",
+        "admit OutOfTokens",
+        "admit TooLong",
+        "admit_match Ok",
+        "admit_match Stale",
+        "append Ok",
+        "append OutOfTokens",
+        "append TooLong",
+        "append UnknownSequence",
+        "commit Ok",
+        "commit StepOrder",
+        "commit UnknownStep",
+        "complete Ok",
+        "complete StepOpen",
+        "complete UnknownStep",
+        "evicted pages",
+        "finish Ok",
+        "finish UnknownSequence",
+        "fork Ok",
+        "fork OutOfPages",
+        "fork OutOfSequences",
+        "fork OutOfSteps",
+        "fork Preempted",
+        "fork UnknownSequence",
+        "hit tokens",
+        "plan_batch EmptyBatch",
+        "plan_batch ExtendLen",
+        "plan_batch Ok",
+        "plan_batch OutOfPages",
+        "plan_batch OutOfSteps",
+        "plan_batch Preempted",
+        "plan_batch RepeatedSequence",
+        "plan_batch UnknownSequence",
+        "preempt Ok",
+        "preempt Preempted",
+        "reset Ok",
+        "resume NotPreempted",
+        "resume Ok",
+        "resume OutOfPages",
+        "rollback Ok",
+        "rollback RollbackLen",
+        "rollback UnknownSequence",
+    ] {
+        assert!(all.answers.get(answer).is_some_and(|&count| count > 0), "never reached: {answer}");
+    }
+}
+
+#[test]
+fn page_pool() {
+    for seed in seeds(300) {
+        let page_count = [1, 3, 40, 63, 64, 65, 200][seed as usize % 7];
+        let ops = page_ops(seed, op_count(200));
+        let run = |ops: &[_]| failure(|| replay_pages(page_count, ops));
+        if let Some(what) = run(&ops) {
+            let small = shrink(&ops, |ops| run(ops).is_some());
+            panic!("seed {seed}, {page_count} pages: {what}\n{}{:?}", literal(&small), run(&small));
+        }
+    }
+}
+
+#[test]
+fn prefix_tree() {
+    for seed in seeds(300) {
+        let (config, ops) = prefix_ops(seed, op_count(250));
+        let run = |ops: &[_]| failure(|| replay_prefix(config, ops));
+        if let Some(what) = run(&ops) {
+            let small = shrink(&ops, |ops| run(ops).is_some());
+            panic!("seed {seed}, {config:?}: {what}\n{}{:?}", literal(&small), run(&small));
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! A warm engine allocates nothing: the whole cache is turned over many times with prefill, decode, forks, preemption,
+//! rollback and eviction, and the global allocator is not called once.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout as Shape, System};
+use std::cell::Cell;
+
+use kvarena::{
+    Backend, Capacity, Cpu, Engine, EngineConfig, EngineError, Error, Extend, Keep, LayerId,
+    Namespace, Null, PoolConfig, PrefixMode, SeqKey, StepId, StepScratch, TokenId,
+};
+
+thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts each thread's calls that take memory.
+struct Counting;
+
+fn count() {
+    // A thread that is going away has nothing to count.
+    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+}
+
+// SAFETY: every call goes to the system's allocator as it came; counting touches no memory that it gives out.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, shape: Shape) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps `alloc`'s contract, which is the system's.
+        unsafe { System.alloc(shape) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, shape: Shape) {
+        // SAFETY: as above; `at` came from the system's allocator.
+        unsafe { System.dealloc(at, shape) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, shape: Shape, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as above; `at` came from the system's allocator.
+        unsafe { System.realloc(at, shape, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn calls() -> u64 {
+    CALLS.with(Cell::get)
+}
+
+const PAGES: u32 = 96;
+const SEQUENCES: usize = 12;
+
+fn config(page_size: u32, prefix: PrefixMode) -> EngineConfig {
+    let pool = PoolConfig {
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 2,
+        page_size,
+        capacity: Capacity::Pages(PAGES),
+        ..PoolConfig::default()
+    };
+    EngineConfig {
+        prefix,
+        max_sequences: SEQUENCES as u32,
+        max_tokens: 4 * u64::from(PAGES * page_size),
+        max_steps: 3,
+        ..EngineConfig::from(pool)
+    }
+}
+
+/// Numbers without a generator's state on the heap.
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x ^ (x >> 29)
+}
+
+/// A host that allocates nothing itself once it is made.
+struct Host<B> {
+    engine: Engine<B>,
+    scratch: [StepScratch; 3],
+    live: Vec<SeqKey>,
+    waiting: Vec<SeqKey>,
+    prompt: Vec<TokenId>,
+    items: Vec<Extend>,
+    open: Vec<StepId>,
+    done: Done,
+}
+
+/// What happened: the test is worth nothing if some of it did not.
+#[derive(Clone, Copy, Debug, Default)]
+struct Done {
+    prefills: u64,
+    decodes: u64,
+    forks: u64,
+    preemptions: u64,
+    resumes: u64,
+    rollbacks: u64,
+    aborts: u64,
+    finishes: u64,
+    refusals: u64,
+}
+
+impl<B: Backend> Host<B> {
+    fn new(config: EngineConfig, backend: B) -> Self {
+        let engine = Engine::new(config, backend).expect("the config is sound");
+        let tokens = (PAGES * config.pool.page_size) as usize;
+        Self {
+            engine,
+            scratch: [(); 3].map(|()| StepScratch::with_capacity(64 << 10)),
+            live: Vec::with_capacity(SEQUENCES),
+            waiting: Vec::with_capacity(SEQUENCES),
+            prompt: Vec::with_capacity(tokens),
+            items: Vec::with_capacity(SEQUENCES),
+            open: Vec::with_capacity(3),
+            done: Done::default(),
+        }
+    }
+
+    fn page_size(&self) -> u64 {
+        u64::from(self.engine.shape().layout.page_size())
+    }
+
+    /// One round of a server: let some in, plan, store, commit late, complete later, let some go.
+    fn round(&mut self, seed: u64, store: &mut impl FnMut(&mut B, &kvarena::BatchPlan<'_>)) {
+        self.admit(seed);
+        self.disturb(mix(seed ^ 1));
+        self.plan(mix(seed ^ 2), store);
+        // One to two steps stay in flight.
+        if self.open.len() > 1 + (mix(seed ^ 3) % 2) as usize {
+            let step = self.open.remove(0);
+            self.engine.commit(step).expect("steps commit in order");
+            self.engine.complete(step).expect("it is committed");
+        }
+        self.finish_some(mix(seed ^ 4));
+    }
+
+    fn admit(&mut self, seed: u64) {
+        if let Some(&seq) = self.waiting.first()
+            && self.engine.resume(seq).is_ok()
+        {
+            self.waiting.remove(0);
+            self.live.push(seq);
+            self.done.resumes += 1;
+        }
+        // One of eight shared beginnings, and an own rest.
+        let page = self.page_size();
+        let shared = (mix(seed ^ 5) % 8, page * (1 + mix(seed ^ 6) % 6));
+        let len = shared.1 + 1 + mix(seed ^ 7) % (4 * page);
+        let token = |i| if i < shared.1 { mix(shared.0 << 32 | i) } else { mix(seed ^ i << 8) };
+        self.prompt.clear();
+        self.prompt.extend((0..len).map(|i| TokenId::new(token(i) as u32 % 1000)));
+        let found = self.engine.match_prefix(Namespace::default(), &self.prompt);
+        let admitted = if seed.is_multiple_of(2) {
+            self.engine.admit(Namespace::default(), &self.prompt)
+        } else {
+            self.engine.admit_match(&found, Namespace::default(), &self.prompt)
+        };
+        match admitted {
+            Ok(seq) => self.live.push(seq),
+            Err(_) => self.done.refusals += 1,
+        }
+    }
+
+    /// Forks, rolls back, preempts and aborts now and then.
+    fn disturb(&mut self, seed: u64) {
+        let Some(&seq) = self.live.get(mix(seed) as usize % self.live.len().max(1)) else { return };
+        match seed % 8 {
+            0 | 1 => match self.engine.fork(seq) {
+                Ok(forked) => {
+                    self.live.push(forked.child);
+                    self.done.forks += 1;
+                }
+                Err(EngineError::Core(_)) => self.done.refusals += 1,
+                Err(error) => panic!("{error}"),
+            },
+            2 => {
+                let len = self.engine.token_count(seq).expect("it is live");
+                match self.engine.rollback(seq, len.saturating_sub(2)) {
+                    Ok(()) => self.done.rollbacks += 1,
+                    Err(_) => self.done.refusals += 1,
+                }
+            }
+            3 => {
+                let keep = if seed & 64 == 0 { Keep::Publish } else { Keep::Drop };
+                self.preempt(seq, keep);
+            }
+            4 if self.open.len() > 1 => {
+                // The last step planned is undone; its number still has to be completed.
+                let step = *self.open.last().expect("there are two");
+                self.engine.abort(step).expect("it is open");
+                self.open.pop();
+                self.done.aborts += 1;
+            }
+            _ => {}
+        }
+    }
+
+    fn preempt(&mut self, seq: SeqKey, keep: Keep) {
+        self.engine.preempt(seq, keep).expect("it runs");
+        self.live.retain(|&live| live != seq);
+        self.waiting.push(seq);
+        self.done.preemptions += 1;
+    }
+
+    fn plan(&mut self, seed: u64, store: &mut impl FnMut(&mut B, &kvarena::BatchPlan<'_>)) {
+        self.items.clear();
+        for (i, &seq) in self.live.iter().enumerate() {
+            let known = self.engine.token_count(seq).expect("it is live");
+            let planned = self.engine.planned_len(seq).expect("it is live");
+            if planned >= known {
+                let token = TokenId::new(mix(seed ^ i as u64) as u32 % 1000);
+                if self.engine.append(seq, &[token]).is_err() {
+                    continue;
+                }
+                self.done.decodes += 1;
+            } else {
+                self.done.prefills += 1;
+            }
+            let known = self.engine.token_count(seq).expect("it is live");
+            let chunk = 1 + mix(seed ^ 77 ^ i as u64) as u32 % 64;
+            if known > planned {
+                self.items.push(Extend { seq, len: (known - planned).min(chunk) });
+            }
+        }
+        if self.items.is_empty() {
+            return self.settle(); // What all wait for may be in the fence.
+        }
+        while !self.items.is_empty() {
+            match self.engine.plan_batch(&mut self.scratch[seed as usize % 3], &self.items) {
+                Ok(plan) => {
+                    store(self.engine.backend_mut(), &plan);
+                    self.open.push(plan.step());
+                    return;
+                }
+                Err(EngineError::Core(Error::OutOfPages { .. })) => {
+                    let last = self.items.pop().expect("it is not empty");
+                    self.preempt(last.seq, Keep::Publish);
+                }
+                Err(EngineError::Core(Error::OutOfSteps { .. })) => {
+                    self.done.refusals += 1;
+                    return self.settle();
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Commits and completes everything.
+    fn settle(&mut self) {
+        for step in self.open.drain(..) {
+            self.engine.commit(step).expect("steps commit in order");
+        }
+        let newest = self.engine.world().steps.newest();
+        self.engine.complete(newest).expect("all are closed");
+    }
+
+    fn finish_some(&mut self, seed: u64) {
+        let crowded = self.live.len() + self.waiting.len() + 2 > SEQUENCES;
+        if seed.is_multiple_of(6) || crowded {
+            let from = if self.live.is_empty() { &mut self.waiting } else { &mut self.live };
+            if !from.is_empty() {
+                let seq = from.remove(mix(seed) as usize % from.len());
+                self.engine.finish(seq).expect("it is live");
+                self.done.finishes += 1;
+            }
+        }
+        if seed.is_multiple_of(97) {
+            self.engine.reset();
+        }
+    }
+}
+
+/// Runs until warm, then counts the allocator's calls until the cache was turned over `turns` times.
+fn run<B: Backend>(
+    config: EngineConfig,
+    backend: B,
+    turns: u64,
+    mut store: impl FnMut(&mut B, &kvarena::BatchPlan<'_>),
+) -> Done {
+    let mut host = Host::new(config, backend);
+    let turned = |host: &Host<B>| {
+        let stats = host.engine.stats();
+        // With reuse off nothing is evicted: then the pool turns over by what is computed.
+        let computed = stats.computed_tokens / u64::from(config.pool.page_size);
+        let pages = match config.prefix {
+            PrefixMode::Radix => stats.evicted_pages,
+            PrefixMode::None => computed,
+        };
+        pages / u64::from(PAGES)
+    };
+    let mut seed = 0;
+    let mut until = |host: &mut Host<B>, turns: u64| {
+        while turned(host) < turns {
+            seed += 1;
+            assert!(seed < 1_000_000, "the host is stuck: {:?}", host.engine.stats());
+            host.round(mix(seed), &mut store);
+        }
+    };
+    until(&mut host, 10);
+    host.engine.verify().expect("it is sound when warm");
+    host.done = Done::default();
+    let before = calls();
+    until(&mut host, 10 + turns);
+    let after = calls();
+    assert_eq!(after - before, 0, "a warm engine has called the allocator");
+    host.engine.verify().expect("it is sound at the end");
+    host.done
+}
+
+fn check(done: Done) {
+    println!("{done:?}");
+    let Done {
+        prefills, decodes, forks, preemptions, resumes, rollbacks, aborts, finishes, ..
+    } = done;
+    for count in [prefills, decodes, forks, preemptions, resumes, rollbacks, aborts, finishes] {
+        assert!(count > 3, "too little happened: {done:?}");
+    }
+}
+
+#[test]
+fn planning_allocates_nothing() {
+    for page_size in [1, 4, 16] {
+        for prefix in [PrefixMode::Radix, PrefixMode::None] {
+            check(run(config(page_size, prefix), Null, 100, |_, _| ()));
+        }
+    }
+}
+
+#[test]
+fn storing_on_the_cpu_allocates_nothing() {
+    let rows = [0.5_f32; 2 * 64 * SEQUENCES];
+    check(run(config(4, PrefixMode::Radix), Cpu::with_threads(1), 50, |cpu, plan| {
+        let rows = &rows[..2 * plan.token_count()];
+        cpu.store_cache(plan, LayerId::new(0), rows.into(), rows.into())
+            .expect("the plan is sound");
+    }));
+}
+
+#[test]
+fn the_allocator_is_counted() {
+    let before = calls();
+    let boxed = std::hint::black_box(Box::new(1));
+    assert_eq!(calls() - before, 1);
+    drop(boxed);
+}

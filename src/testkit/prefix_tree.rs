@@ -215,6 +215,13 @@ fn token(author: u8, position: usize) -> TokenId {
     TokenId::new((mix(u64::from(author % 3) << 32 | position as u64) % 2) as u32)
 }
 
+/// Which pages a call gives up counts, not the order it lists them in.
+fn sorted(pages: &[PageId]) -> Vec<PageId> {
+    let mut pages = pages.to_vec();
+    pages.sort();
+    pages
+}
+
 impl Both {
     fn text(&self, text: Text) -> (Scope, Vec<TokenId>) {
         let namespace = Namespace::new(u64::from(text.namespace % 2));
@@ -317,7 +324,7 @@ impl Both {
                 let count = u32::from(count) % (self.model.evictable() + 1);
                 let mut got = Vec::new();
                 self.tree.evict(count, &mut got);
-                agree("evict", &got, &self.model.evict(count))?;
+                agree("evict", &sorted(&got), &sorted(&self.model.evict(count)))?;
                 self.free.extend(got);
             }
             PrefixOp::Reset => {
@@ -325,10 +332,7 @@ impl Both {
                 self.eras += 1;
                 let mut got = Vec::new();
                 self.tree.reset(&mut got);
-                got.sort();
-                let mut want = self.model.reset(Some(self.era));
-                want.sort();
-                agree("reset", &got, &want)?;
+                agree("reset", &sorted(&got), &sorted(&self.model.reset(Some(self.era))))?;
                 self.free.extend(got);
             }
             PrefixOp::LockPrivate { .. } | PrefixOp::LockAgain { .. } => {}
@@ -345,7 +349,7 @@ impl Both {
         let pages = tokens.len() / self.config.page_size as usize;
         let mut got = Vec::new();
         unlock(&mut self.tree, lock, &mut got);
-        agree("unlock", &got, &self.model.unlock(scope, &tokens, pages))?;
+        agree("unlock", &sorted(&got), &sorted(&self.model.unlock(scope, &tokens, pages)))?;
         self.free.extend(got);
         Ok(())
     }

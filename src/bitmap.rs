@@ -135,8 +135,10 @@ fn lowest_bits(word: u64, n: usize) -> u64 {
 /// Writes the numbers of a word's members, in rising order.
 fn write_members(index: usize, mask: u64, out: &mut [u32]) {
     let base = (index * WORD) as u32;
-    if mask == u64::MAX {
-        for (number, out) in (base..).zip(out) {
+    let first = mask.trailing_zeros();
+    if (mask >> first).trailing_ones() as usize == out.len() {
+        // One run of neighbours.
+        for (number, out) in (base + first..).zip(out) {
             *out = number;
         }
         return;

@@ -1,0 +1,81 @@
+//! What a host relies on beside the step: an engine moves between threads, and two equal prompts in one batch end with
+//! one set of pages.
+
+use kvarena::{
+    Capacity, Engine, EngineConfig, Extend, Namespace, Null, PageId, PoolConfig, PrefixMode,
+    StepScratch, TokenId,
+};
+
+fn engine(prefix: PrefixMode) -> Engine<Null> {
+    let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
+    let config = EngineConfig { prefix, max_tokens: 4096, ..EngineConfig::from(pool) };
+    Engine::new(config, Null).expect("the config is right")
+}
+
+fn prompt(len: u32) -> Vec<TokenId> {
+    (0..len).map(TokenId::new).collect()
+}
+
+#[test]
+fn an_engine_moves_to_another_thread() {
+    let mut engine = engine(PrefixMode::Radix);
+    let moved = std::thread::spawn(move || {
+        engine.admit(Namespace::default(), &prompt(9)).expect("there is room");
+        engine
+    });
+    assert_eq!(moved.join().expect("no panic").stats().sequences, 1);
+}
+
+#[test]
+fn equal_prompts_in_one_batch_end_with_one_set_of_pages() {
+    let mut engine = engine(PrefixMode::Radix);
+    let mut scratch = StepScratch::new();
+    let seqs = [0, 1].map(|_| engine.admit(Namespace::default(), &prompt(10)).expect("room"));
+    let items = seqs.map(|seq| Extend { seq, len: 10 });
+    let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
+    engine.commit(step).expect("planned");
+    engine.verify().expect("all invariants hold");
+    let tables = seqs.map(|seq| engine.page_table(seq).expect("alive").collect::<Vec<PageId>>());
+    assert_eq!(tables[0][..2], tables[1][..2], "whole pages are shared");
+    assert_ne!(tables[0][2], tables[1][2], "the tail is each sequence's own");
+    // The second one's duplicates wait for the step that may still write them.
+    assert_eq!(engine.stats().fenced_pages, 2);
+    engine.complete(step).expect("committed");
+    let stats = engine.stats();
+    assert_eq!((stats.fenced_pages, stats.cached_pages, stats.private_pages), (0, 2, 2));
+}
+
+#[test]
+fn a_longer_prefix_is_shared_before_its_prefill_is_done() {
+    let mut engine = engine(PrefixMode::Radix);
+    let mut scratch = StepScratch::new();
+    let first = engine.admit(Namespace::default(), &prompt(40)).expect("room");
+    let chunk = [Extend { seq: first, len: 16 }];
+    let step = engine.plan_batch(&mut scratch, &chunk).expect("room").step();
+    engine.commit(step).expect("planned");
+    let second = engine.admit(Namespace::default(), &prompt(40)).expect("room");
+    assert_eq!(engine.cached_len(second), Ok(16));
+    let elsewhere = engine.admit(Namespace::new(1), &prompt(40)).expect("room");
+    assert_eq!(engine.cached_len(elsewhere), Ok(0), "namespaces do not share");
+}
+
+#[test]
+fn without_reuse_only_a_family_shares() {
+    let mut engine = engine(PrefixMode::None);
+    let mut scratch = StepScratch::new();
+    let parent = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    let items = [Extend { seq: parent, len: 10 }];
+    let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
+    engine.commit(step).expect("planned");
+    engine.complete(step).expect("committed");
+    let forked = engine.fork(parent).expect("room");
+    assert_eq!(engine.cached_len(forked.child), Ok(10));
+    let stranger = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    assert_eq!(engine.cached_len(stranger), Ok(0));
+    engine.complete(forked.step.expect("a tail was copied")).expect("copied");
+    for seq in [parent, forked.child, stranger] {
+        engine.finish(seq).expect("alive");
+        engine.verify().expect("all invariants hold");
+    }
+    assert_eq!(engine.stats().free_pages, 64, "nothing outlives its sequence");
+}

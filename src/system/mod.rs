@@ -5,7 +5,7 @@
 //!
 //! | system | pages | prefixes | sequences | steps |
 //! |---|---|---|---|---|
-//! | [`admit`], [`resume`](admit::resume): match, lock, take a row | reads | writes | writes | |
+//! | [`admit`], `resume`: match, lock, take a row | reads | writes | writes | |
 //! | [`reclaim`]: evict exactly what is short | writes | writes | | |
 //! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes |
 //! | [`packed`]: the same batch in FlashInfer's contract | | | reads | |
@@ -14,7 +14,7 @@
 //! | [`publish`]: whole pages into the tree, duplicates out | writes | writes | writes | writes |
 //! | [`complete`]: the fence returns what waited | writes | writes | | writes |
 //! | [`abort`]: undo plans | writes | | writes | writes |
-//! | [`finish`], [`preempt`](finish::preempt): give everything up | writes | writes | writes | writes |
+//! | [`finish`], `preempt`: give everything up | writes | writes | writes | writes |
 //! | [`fork`]: share a prefix, copy a tail | writes | writes | writes | writes |
 //! | [`rollback`]: forget tokens | writes | | writes | writes |
 //! | [`give_up`]: pages and locks, at once or through the fence | writes | writes | | writes |

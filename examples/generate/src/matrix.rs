@@ -10,6 +10,7 @@ use std::cell::RefCell;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 /// Up to so many rows are dotted directly.
@@ -65,7 +66,10 @@ impl Numbers {
         match self {
             Self::F32(x) => wide.copy_from_slice(&x[range]),
             Self::F16(x) => x[range].convert_to_f32_slice(wide),
-            Self::Bf16(x) => widen_bf16(&x[range], wide),
+            Self::Bf16(x) => pulp::Arch::new().dispatch(
+                #[inline(always)]
+                || widen_bf16(&x[range], wide),
+            ),
         }
     }
 }
@@ -142,45 +146,8 @@ impl Matrix {
         let tasks = turned.par_chunks_mut(rows * tokens).enumerate();
         tasks.for_each(|(task, out)| {
             let first = task * rows;
-            pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || {
-                    for (i, out) in out.chunks_exact_mut(tokens).enumerate() {
-                        let start = (first + i) * self.cols;
-                        self.dot_row(start, x, out);
-                    }
-                },
-            );
+            pulp::Arch::new().dispatch(DotRows { matrix: self, first, x, tokens, out });
         });
-    }
-
-    /// One matrix row with every row of x.
-    #[inline(always)]
-    fn dot_row(&self, start: usize, x: &[f32], out: &mut [f32]) {
-        out.fill(0.0);
-        let mut wide = [0.0; COLS];
-        for first in (0..self.cols).step_by(COLS) {
-            let cols = COLS.min(self.cols - first);
-            let from = start + first;
-            let w = match &self.numbers {
-                Numbers::F32(w) => &w[from..from + cols],
-                Numbers::F16(w) => {
-                    w[from..from + cols].convert_to_f32_slice(&mut wide[..cols]);
-                    &wide[..cols]
-                }
-                Numbers::Bf16(w) if out.len() == 1 => {
-                    out[0] += dot_bf16(&w[from..from + cols], &x[first..first + cols]);
-                    continue;
-                }
-                Numbers::Bf16(w) => {
-                    for (wide, w) in wide[..cols].iter_mut().zip(&w[from..from + cols]) {
-                        *wide = f32::from_bits(u32::from(w.to_bits()) << 16);
-                    }
-                    &wide[..cols]
-                }
-            };
-            dot_tokens(w, &x[first..], self.cols, out);
-        }
     }
 
     fn gemm_all(&self, x: &[f32], tokens: usize, turned: &mut [f32]) {
@@ -245,86 +212,107 @@ fn transpose(turned: &[f32], tokens: usize, out: &mut [f32]) {
     });
 }
 
+#[inline(always)]
 fn widen_bf16(x: &[bf16], wide: &mut [f32]) {
-    pulp::Arch::new().dispatch(
-        #[inline(always)]
-        || {
-            for (wide, x) in wide.iter_mut().zip(x) {
-                *wide = f32::from_bits(u32::from(x.to_bits()) << 16);
-            }
-        },
-    );
+    for (wide, x) in wide.iter_mut().zip(x) {
+        *wide = f32::from_bits(u32::from(x.to_bits()) << 16);
+    }
 }
 
-/// Adds the dot products of one piece of a matrix row with the same piece of each row of x, four rows at a time.
+/// A task: some rows of a matrix with every row of x.
+struct DotRows<'a> {
+    matrix: &'a Matrix,
+    first: usize,
+    x: &'a [f32],
+    tokens: usize,
+    /// `[rows, tokens]`
+    out: &'a mut [f32],
+}
+
+impl WithSimd for DotRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { matrix, first, x, tokens, out } = self;
+        let mut wide = [0.0; COLS];
+        for (i, out) in out.chunks_exact_mut(tokens).enumerate() {
+            let start = (first + i) * matrix.cols;
+            out.fill(0.0);
+            for at in (0..matrix.cols).step_by(COLS) {
+                let range = start + at..start + matrix.cols.min(at + COLS);
+                let x = &x[at..];
+                match &matrix.numbers {
+                    Numbers::F32(w) => dot_tokens(simd, &w[range], x, matrix.cols, out),
+                    // One row of x: widened in registers.
+                    Numbers::Bf16(w) if tokens == 1 => out[0] += dot_bf16(&w[range], x),
+                    narrow => {
+                        let wide = &mut wide[..range.len()];
+                        match narrow {
+                            Numbers::Bf16(w) => widen_bf16(&w[range], wide),
+                            other => other.widen(range.start, wide),
+                        }
+                        dot_tokens(simd, wide, x, matrix.cols, out);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds the dot products of a piece of a matrix row with the same piece of each row of x.
 #[inline(always)]
-fn dot_tokens(w: &[f32], x: &[f32], stride: usize, out: &mut [f32]) {
-    let mut fours = out.chunks_exact_mut(4);
+fn dot_tokens<S: Simd>(simd: S, w: &[f32], x: &[f32], stride: usize, out: &mut [f32]) {
     let mut t = 0;
-    for out in &mut fours {
-        let row = |i: usize| &x[(t + i) * stride..][..w.len()];
-        let sums = dot_four(w, [row(0), row(1), row(2), row(3)]);
-        out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
-        t += 4;
-    }
-    for out in fours.into_remainder() {
-        *out += dot(w, &x[t * stride..][..w.len()]);
-        t += 1;
+    while t < out.len() {
+        let (x, out) = (&x[t * stride..], &mut out[t..]);
+        t += match out.len() {
+            8.. => dot_group::<S, 8>(simd, w, x, stride, out),
+            4.. => dot_group::<S, 4>(simd, w, x, stride, out),
+            _ => dot_group::<S, 1>(simd, w, x, stride, out),
+        };
     }
 }
 
-// The loops below add into arrays of independent lanes, which the compiler keeps in vector registers.
-
+/// As [`dot_tokens`], for the first `T` rows of x, so that each piece of `w` is loaded once for all of them.
 #[inline(always)]
-fn dot_four(w: &[f32], x: [&[f32]; 4]) -> [f32; 4] {
-    const LANES: usize = 16;
-    let mut lanes = [[0.0_f32; LANES]; 4];
-    let whole = w.len() / LANES * LANES;
-    for at in (0..whole).step_by(LANES) {
-        let w: &[f32; LANES] = w[at..at + LANES].try_into().expect("LANES elements");
-        for (lanes, x) in lanes.iter_mut().zip(x) {
-            let x: &[f32; LANES] = x[at..at + LANES].try_into().expect("LANES elements");
-            for i in 0..LANES {
-                lanes[i] += w[i] * x[i];
-            }
+fn dot_group<S: Simd, const T: usize>(
+    simd: S,
+    w: &[f32],
+    x: &[f32],
+    stride: usize,
+    out: &mut [f32],
+) -> usize {
+    let (w_vectors, w_tail) = S::as_simd_f32s(w);
+    let mut x_vectors: [&[S::f32s]; T] = [&[]; T];
+    for t in 0..T {
+        let row = S::as_simd_f32s(&x[t * stride..][..w.len()]);
+        x_vectors[t] = row.0;
+        out[t] += w_tail.iter().zip(row.1).map(|(w, x)| w * x).sum::<f32>();
+    }
+    // All as long as w's, so that the loop below needs no checks.
+    let x_vectors = x_vectors.map(|x| &x[..w_vectors.len()]);
+    let mut sums = [simd.splat_f32s(0.0); T];
+    for (i, &w) in w_vectors.iter().enumerate() {
+        for t in 0..T {
+            sums[t] = simd.mul_add_f32s(w, x_vectors[t][i], sums[t]);
         }
     }
-    let mut sums = lanes.map(|lanes| lanes.iter().sum::<f32>());
-    for at in whole..w.len() {
-        for (sum, x) in sums.iter_mut().zip(x) {
-            *sum += w[at] * x[at];
-        }
+    for t in 0..T {
+        out[t] += simd.reduce_sum_f32s(sums[t]);
     }
-    sums
+    T
 }
 
-#[inline(always)]
-fn dot(w: &[f32], x: &[f32]) -> f32 {
-    const LANES: usize = 64;
-    let mut lanes = [0.0_f32; LANES];
-    let (w_chunks, x_chunks) = (w.chunks_exact(LANES), x.chunks_exact(LANES));
-    let tail =
-        w_chunks.remainder().iter().zip(x_chunks.remainder()).map(|(w, x)| w * x).sum::<f32>();
-    for (w, x) in w_chunks.zip(x_chunks) {
-        for i in 0..LANES {
-            lanes[i] += w[i] * x[i];
-        }
-    }
-    lanes.iter().sum::<f32>() + tail
-}
-
+/// The compiler keeps the lanes in vector registers, and widens there.
 #[inline(always)]
 fn dot_bf16(w: &[bf16], x: &[f32]) -> f32 {
     const LANES: usize = 64;
     let widen = |w: bf16| f32::from_bits(u32::from(w.to_bits()) << 16);
     let mut lanes = [0.0_f32; LANES];
-    let (w_chunks, x_chunks) = (w.chunks_exact(LANES), x.chunks_exact(LANES));
-    let tail = w_chunks
-        .remainder()
-        .iter()
-        .zip(x_chunks.remainder())
-        .map(|(w, x)| widen(*w) * x)
-        .sum::<f32>();
+    let (w_chunks, x_chunks) = (w.chunks_exact(LANES), x[..w.len()].chunks_exact(LANES));
+    let tail = w_chunks.remainder().iter().zip(x_chunks.remainder());
+    let tail = tail.map(|(w, x)| widen(*w) * x).sum::<f32>();
     for (w, x) in w_chunks.zip(x_chunks) {
         for i in 0..LANES {
             lanes[i] += widen(w[i]) * x[i];
@@ -336,6 +324,33 @@ fn dot_bf16(w: &[bf16], x: &[f32]) -> f32 {
 #[cfg(test)]
 mod test {
     use super::*;
+
+    /// Not a test: `cargo test --release speed -- --ignored --nocapture`
+    #[test]
+    #[ignore = "prints speeds"]
+    fn speed() {
+        let (rows, cols) = (3072, 1024);
+        let wide: Vec<f32> = (0..rows * cols).map(|i| (i % 97) as f32).collect();
+        let numbers = Numbers::Bf16(wide.iter().map(|&x| bf16::from_f32(x)).collect());
+        let matrix = Matrix::new(rows, cols, numbers);
+        for tokens in [1, 2, 4, 8, 16, 17, 32, 64, 128, 512] {
+            let x = vec![1.0; tokens * cols];
+            let mut out = vec![0.0; tokens * rows];
+            let mut turned = Vec::new();
+            let mut best = f64::MAX;
+            for _ in 0..20 {
+                let begun = std::time::Instant::now();
+                matrix.multiply(&x, &mut out, &mut turned);
+                best = best.min(begun.elapsed().as_secs_f64());
+            }
+            let flops = 2.0 * (rows * cols * tokens) as f64 / best / 1e9;
+            let bytes = (rows * cols * 2) as f64 / best / 1e9;
+            println!(
+                "{tokens:4} tokens: {:8.1} us, {flops:6.1} GFLOP/s, {bytes:5.1} GB/s",
+                best * 1e6
+            );
+        }
+    }
 
     /// Every path against f64, with sizes that leave remainders everywhere.
     #[test]

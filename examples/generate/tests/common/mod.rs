@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test takes what it needs
 
+pub mod files;
+
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -41,4 +43,29 @@ pub fn cases(model: &str) -> Vec<Case> {
 /// Whether two logits agree to 1e-3 relative; logits below 0.01 in magnitude to 1e-5.
 pub fn agree(actual: f64, expected: f64) -> bool {
     (actual - expected).abs() <= 1e-3 * expected.abs().max(0.01)
+}
+
+/// What the program did.
+pub struct Ran {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs the program with these arguments and this standard input.
+pub fn generate(arguments: &[&str], input: &str) -> Ran {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_generate"))
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    // A program that refuses its arguments does not read its input.
+    let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
+    let output = child.wait_with_output().expect("the program ends");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }

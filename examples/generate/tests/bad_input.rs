@@ -1,0 +1,218 @@
+//! What cannot be served: a message that names the value, an exit code that says whose fault it is, and no panic.
+
+mod common;
+
+use std::fs;
+
+use common::files::Dir;
+use common::generate;
+use serde_json::{Value, json};
+
+const REQUEST: i32 = 2;
+const MODEL: i32 = 3;
+
+/// Runs `generate` on a model directory and expects it to be refused.
+#[track_caller]
+fn refuses(dir: &Dir, code: i32, words: &[&str]) {
+    refuses_arguments(
+        &["--model", dir.path().to_str().expect("UTF-8"), "--prompt", "1 2"],
+        code,
+        words,
+    );
+}
+
+#[track_caller]
+fn refuses_arguments(arguments: &[&str], code: i32, words: &[&str]) {
+    let ran = generate(arguments, "");
+    assert_eq!(ran.code, Some(code), "{}", ran.err);
+    assert_eq!(ran.out, "", "nothing is printed before the refusal");
+    for word in words {
+        assert!(ran.err.contains(word), "{word:?} is not in: {}", ran.err);
+    }
+    assert!(!ran.err.contains("panicked"), "{}", ran.err);
+}
+
+#[track_caller]
+fn refuses_config(model: &str, change: impl FnOnce(&mut Value), words: &[&str]) {
+    let mut words = words.to_vec();
+    words.push("config.json");
+    refuses(&Dir::with_config(model, change), MODEL, &words);
+}
+
+#[test]
+fn missing_files() {
+    refuses_arguments(
+        &["--model", "/nowhere/at/all", "--prompt", "1"],
+        MODEL,
+        &["/nowhere/at/all"],
+    );
+    let dir = Dir::new();
+    refuses(&dir, MODEL, &["cannot read", "config.json"]);
+    let dir = Dir::copy_of("llama-tiny");
+    fs::remove_file(dir.path().join("model.safetensors")).expect("removed");
+    refuses(&dir, MODEL, &["neither model.safetensors nor"]);
+    let requests = ["--requests", "/nowhere.jsonl"];
+    refuses_arguments(&requests, REQUEST, &["cannot read /nowhere.jsonl"]);
+}
+
+#[test]
+fn configs_that_no_model_here_has() {
+    refuses_config(
+        "llama-tiny",
+        |c| c["architectures"] = json!(["MambaForCausalLM"]),
+        &["MambaForCausalLM"],
+    );
+    refuses_config(
+        "llama-tiny",
+        |c| c["rope_parameters"]["rope_type"] = json!("yarn"),
+        &["yarn", "rope"],
+    );
+    refuses_config("llama-tiny", |c| c["rope_parameters"] = json!("x"), &["rope_parameters"]);
+    refuses_config(
+        "llama-tiny",
+        |c| {
+            c["rope_parameters"] = Value::Null;
+            c["rope_scaling"] = json!({ "type": "dynamic", "factor": 2.0 });
+        },
+        &["dynamic"],
+    );
+    refuses_config(
+        "llama-tiny",
+        |c| {
+            c["rope_parameters"] =
+                json!({ "rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5 })
+        },
+        &["low_freq_factor is missing"],
+    );
+    refuses_config("llama-tiny", |c| c["hidden_act"] = json!("gelu"), &["gelu"]);
+    refuses_config("llama-tiny", |c| c["num_key_value_heads"] = json!(3), &["4 query heads", "3"]);
+    refuses_config("llama-tiny", |c| c["hidden_size"] = json!(0), &["hidden_size", "0"]);
+    refuses_config("llama-tiny", |c| c["hidden_size"] = json!("big"), &["hidden_size", "big"]);
+    refuses_config("llama-tiny", |c| c["head_dim"] = json!(31), &["head_dim 31"]);
+    refuses_config("llama-tiny", |c| c["vocab_size"] = Value::Null, &["vocab_size is missing"]);
+    refuses_config(
+        "llama-tiny",
+        |c| c["num_hidden_layers"] = json!(1_u64 << 60),
+        &["num_hidden_layers"],
+    );
+    refuses_config(
+        "qwen3-tiny",
+        |c| c["quantization_config"] = json!({}),
+        &["quantization_config"],
+    );
+    let dir = Dir::copy_of("llama-tiny");
+    dir.write("config.json", "{ \"hidden_size\": ");
+    refuses(&dir, MODEL, &["config.json", "not valid JSON"]);
+}
+
+#[test]
+fn tensors_of_another_shape_or_none() {
+    let shape = "[512, 128]";
+    let dir = Dir::with_config("llama-tiny", |c| c["vocab_size"] = json!(513));
+    refuses(&dir, MODEL, &["model.embed_tokens.weight", shape, "[513, 128]"]);
+    let dir = Dir::with_config("llama-tiny", |c| c["intermediate_size"] = json!(255));
+    refuses(&dir, MODEL, &["mlp.gate_proj.weight", "[256, 128]", "[255, 128]"]);
+    let dir = Dir::with_config("qwen3-tiny", |c| c["num_hidden_layers"] = json!(4));
+    refuses(&dir, MODEL, &["model.layers.3.self_attn.q_proj.weight is missing"]);
+    let dir = Dir::with_config("qwen3-tiny", |c| c["tie_word_embeddings"] = json!(false));
+    refuses(&dir, MODEL, &["lm_head.weight is missing"]);
+    let dir = Dir::with_config("llama-tiny", |c| c["architectures"] = json!(["Qwen3ForCausalLM"]));
+    refuses(&dir, MODEL, &["q_norm.weight is missing"]);
+}
+
+#[test]
+fn safetensors_cut_at_any_place() {
+    let whole = fs::read(common::dir("llama-tiny").join("model.safetensors")).expect("a model");
+    let header = u64::from_le_bytes(whole[..8].try_into().expect("8 bytes")) as usize;
+    let dir = Dir::copy_of("llama-tiny");
+    for len in [0, 1, 7, 8, 9, header, header + 8, header + 9, whole.len() / 2, whole.len() - 1] {
+        dir.write("model.safetensors", &whole[..len]);
+        refuses(&dir, MODEL, &["model.safetensors", "damaged or truncated"]);
+    }
+    let mut longer = whole.clone();
+    longer.push(0);
+    dir.write("model.safetensors", &longer);
+    refuses(&dir, MODEL, &["damaged or truncated"]);
+    let mut huge = whole;
+    huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    dir.write("model.safetensors", &huge);
+    refuses(&dir, MODEL, &["damaged or truncated"]);
+}
+
+#[test]
+fn an_index_of_shards_that_are_not_there() {
+    let dir = Dir::copy_of("llama-tiny");
+    let whole = dir.path().join("model.safetensors");
+    fs::rename(&whole, dir.path().join("a.safetensors")).expect("renamed");
+    let index = |map: Value| {
+        dir.write("model.safetensors.index.json", json!({ "weight_map": map }).to_string())
+    };
+    index(json!({ "model.norm.weight": "b.safetensors" }));
+    refuses(&dir, MODEL, &["cannot read", "b.safetensors"]);
+    index(json!({ "model.nothing": "a.safetensors" }));
+    refuses(&dir, MODEL, &["a.safetensors holds no tensor model.nothing"]);
+    index(json!({ "model.norm.weight": "../a.safetensors" }));
+    refuses(&dir, MODEL, &["no plain file name"]);
+    index(json!(5));
+    refuses(&dir, MODEL, &["weight_map is missing"]);
+}
+
+#[test]
+fn requests_that_never_fit() {
+    let refuse = |line: &str, options: &[&str], words: &[&str]| {
+        let dir = Dir::new();
+        let path = dir.write("requests.jsonl", format!("{{\"prompt\": [1]}}\n{line}\n"));
+        let mut arguments = vec!["--json", "--requests", path.to_str().expect("UTF-8")];
+        arguments.extend(options);
+        refuses_arguments(&arguments, REQUEST, words);
+    };
+    refuse(r#"{"prompt": [1, 512]}"#, &[], &["request 1", "token 512", "512 tokens"]);
+    refuse(r#"{"prompt": [1, 4294967295]}"#, &[], &["request 1", "token 4294967295"]);
+    refuse(r#"{"prompt": [1, 4294967296]}"#, &[], &[":2:", "4294967296"]);
+    refuse(r#"{"prompt": [-1]}"#, &[], &[":2:", "-1"]);
+    refuse(r#"{"prompt": []}"#, &[], &["request 1", "no tokens"]);
+    refuse(r#"{"prompt": "hello"}"#, &[], &[":2:", "tokenizer.json", "hello"]);
+    refuse(r#"{"max_new_tokens": 3}"#, &[], &[":2:", "prompt is missing"]);
+    refuse(r#"{"prompt": [1]"#, &[], &[":2:", "not valid JSON"]);
+    refuse(
+        r#"{"prompt": [1], "max_new_tokens": 2049}"#,
+        &[],
+        &["request 1", "2049", "2048 positions"],
+    );
+    refuse(r#"{"prompt": [1], "temperature": -1}"#, &[], &["temperature -1"]);
+    refuse(r#"{"prompt": [1], "top_p": 0}"#, &[], &["top_p 0"]);
+    refuse(r#"{"prompt": [1], "n": 0}"#, &[], &["n is 0"]);
+    let long: Vec<u32> = vec![1; 2049];
+    refuse(&json!({ "prompt": long }).to_string(), &[], &["2049 tokens", "2048 positions"]);
+    let long: Vec<u32> = vec![1; 65];
+    let pool = ["--pages", "4", "--page-size", "16"];
+    refuse(
+        &json!({ "prompt": long }).to_string(),
+        &pool,
+        &["65 tokens", "holds 64 (4 pages of 16)"],
+    );
+    refuse(r#"{"prompt": [1, 2], "max_new_tokens": 64}"#, &pool, &["65 tokens", "holds 64"]);
+}
+
+#[test]
+fn options_that_make_no_engine() {
+    let refuse = |options: &[&str], words: &[&str]| {
+        let arguments = [&["--prompt", "1"], options].concat();
+        refuses_arguments(&arguments, REQUEST, words);
+    };
+    refuse(&["--page-size", "0"], &["page_size is 0"]);
+    refuse(&["--page-size", "5000"], &["page_size 5000"]);
+    refuse(&["--pages", "0"], &["page_count is 0"]);
+    refuse(&["--chunk", "0"], &["--chunk"]);
+    refuse(&["--concurrency", "0"], &["--concurrency"]);
+    refuse(&["--layout", "diagonal"], &["diagonal"]);
+    refuse(&["--kv-dtype", "fp8"], &["fp8"]);
+    if !cfg!(feature = "cuda") {
+        refuse(&["--backend", "cuda"], &["--features cuda"]);
+    }
+    refuses_arguments(
+        &["--model", common::dir("llama-tiny").to_str().expect("UTF-8")],
+        REQUEST,
+        &["--requests"],
+    );
+}

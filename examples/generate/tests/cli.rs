@@ -1,0 +1,231 @@
+//! The program from outside: its JSON contract, samples, cancelling, chat and text.
+
+mod common;
+
+use common::files::Dir;
+use common::generate;
+use serde_json::{Value, json};
+
+fn lines(out: &str) -> Vec<Value> {
+    out.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
+}
+
+#[test]
+fn the_command_of_the_readme_runs_without_a_model() {
+    let ran = generate(&["--json"], "");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let cases = common::cases("qwen3-tiny");
+    for (number, (line, case)) in lines(&ran.out).iter().zip(&cases).enumerate() {
+        assert_eq!(line["index"], number);
+        assert_eq!(line["tokens"], json!(case.tokens));
+    }
+    assert_eq!(lines(&ran.out).len(), cases.len());
+    for word in ["tokens/s", "time to first token", "reuse"] {
+        assert!(ran.err.contains(word), "{word} is not in: {}", ran.err);
+    }
+}
+
+/// The contract with checkers: `generate --model DIR --requests FILE --json` and its options.
+#[test]
+fn json_lines_in_and_out() {
+    let options: [&[&str]; 5] = [
+        &[],
+        &["--page-size", "1", "--layout", "layer-first", "--kv-dtype", "f32", "--concurrency", "1"],
+        &["--page-size", "64", "--pages", "3", "--kv-dtype", "f16", "--prefix", "off"],
+        &["--chunk", "7", "--overlap", "--no-prefix"],
+        &["--fail-every", "5", "--overlap", "--backend", "cpu", "--prefix", "on", "--threads", "1"],
+    ];
+    for model in common::MODELS {
+        let (dir, files) = (common::dir(model), Dir::new());
+        let cases = common::cases(model);
+        let request = |case: &common::Case| {
+            json!({ "prompt": case.prompt, "max_new_tokens": case.tokens.len() }).to_string()
+        };
+        let text: Vec<String> = cases.iter().map(request).collect();
+        let file = files.write("requests.jsonl", text.join("\n"));
+        let paths = [dir.to_str().expect("UTF-8"), file.to_str().expect("UTF-8")];
+        for options in options {
+            let arguments =
+                [&["--model", paths[0], "--requests", paths[1], "--json"], options].concat();
+            let ran = generate(&arguments, "");
+            assert_eq!(ran.code, Some(0), "{}", ran.err);
+            let lines = lines(&ran.out);
+            assert_eq!(lines.len(), cases.len());
+            for (number, (line, case)) in lines.iter().zip(&cases).enumerate() {
+                assert_eq!(line["index"], number);
+                assert_eq!(line["tokens"], json!(case.tokens), "{model} {number} {options:?}");
+            }
+            let cached = |number: usize| lines[number]["cached_tokens"].as_u64().expect("a number");
+            if options.contains(&"1") && options.contains(&"f32") {
+                // Cases 3, 4 and 6 begin alike.
+                assert_eq!((cached(0), cached(4), cached(6)), (0, 20, 48), "{model}");
+            }
+            if options.contains(&"--no-prefix") || options.contains(&"off") {
+                assert!((0..lines.len()).all(|number| cached(number) == 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn first_logits_are_printed_where_asked_for() {
+    let ran = generate(&["--json", "--first-logits", "8", "--kv-dtype", "f32"], "");
+    for (line, case) in lines(&ran.out).iter().zip(common::cases("qwen3-tiny")) {
+        let logits = line["first_logits"].as_array().expect("a list");
+        assert_eq!(logits.len(), 8);
+        for (actual, expected) in logits.iter().zip(case.first_logits_head) {
+            let actual = actual.as_f64().expect("a number");
+            assert!(common::agree(actual, expected), "{actual} is not {expected}");
+        }
+    }
+}
+
+/// Samples differ among one another, and not with how they were batched; greedy ones are all the golden tokens.
+#[test]
+fn samples_share_the_prompt() {
+    let case = &common::cases("qwen3-tiny")[5];
+    let request = |temperature: f32| json!({ "prompt": case.prompt, "max_new_tokens": 20, "n": 4, "temperature": temperature, "seed": 9 });
+    let input = format!("{}\n{}\n", request(0.0), request(1.0));
+    let mut sampled = Vec::new();
+    let small = ["--page-size", "16", "--pages", "6"];
+    let options: [&[&str]; 5] =
+        [&[], &["--overlap"], &["--concurrency", "1"], &small, &["--no-prefix"]];
+    for options in options {
+        let fixed = ["--requests", "-", "--json", "--kv-dtype", "f32"];
+        let ran = generate(&[&fixed[..], options].concat(), &input);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let lines = lines(&ran.out);
+        assert_eq!(lines.len(), 8);
+        for (number, line) in lines.iter().enumerate() {
+            assert_eq!(line["index"], number / 4);
+            assert_eq!(line.get("sample").and_then(Value::as_u64).unwrap_or(0), number as u64 % 4);
+        }
+        assert!(lines[..4].iter().all(|line| line["tokens"] == json!(case.tokens)), "{options:?}");
+        let tokens: Vec<Value> = lines[4..].iter().map(|line| line["tokens"].clone()).collect();
+        assert!((1..4).all(|i| tokens[i] != tokens[0]), "samples differ");
+        sampled.push(tokens);
+        if options.is_empty() || options == ["--overlap"] {
+            assert_eq!(lines[1]["cached_tokens"], case.prompt.len());
+            assert!(ran.err.contains("forks 6"), "{}", ran.err);
+        }
+    }
+    assert!(sampled.iter().all(|tokens| *tokens == sampled[0]), "batching changes no sample");
+}
+
+#[test]
+fn stop_tokens_end_and_clients_go_away() {
+    let case = &common::cases("llama-tiny")[4];
+    let third = case.tokens[2];
+    let requests = [
+        json!({ "prompt": case.prompt, "max_new_tokens": 20, "stop_token_ids": [third] }),
+        json!({ "prompt": case.prompt, "max_new_tokens": 20, "cancel_after": 5 }),
+        json!({ "prompt": case.prompt, "max_new_tokens": 20, "cancel_after": 0 }),
+        json!({ "prompt": case.prompt, "max_new_tokens": 0 }),
+        json!({ "prompt": case.prompt, "max_new_tokens": 20 }),
+    ];
+    let input = requests.map(|request| request.to_string()).join("\n");
+    let dir = common::dir("llama-tiny");
+    for options in
+        [&[][..], &["--overlap"], &["--chunk", "9"], &["--overlap", "--concurrency", "1"]]
+    {
+        let fixed = ["--model", dir.to_str().expect("UTF-8"), "--requests", "-", "--json"];
+        let ran = generate(&[&fixed[..], options].concat(), &input);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let lines = lines(&ran.out);
+        for (line, len) in lines.iter().zip([3, 5, 0, 0, 20]) {
+            assert_eq!(line["tokens"], json!(case.tokens[..len]), "{options:?}");
+            assert_eq!(line.get("cancelled").is_some(), line["index"] == 1 || line["index"] == 2);
+        }
+        assert!(ran.err.contains("cancelled 2"), "{}", ran.err);
+    }
+}
+
+#[test]
+fn a_chat_reuses_its_last_turn() {
+    let ran =
+        generate(&["--chat", "--max-new-tokens", "20", "--page-size", "1"], "344 506 214\n7\n");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(ran.out.lines().count(), 2);
+    assert!(ran.out.lines().all(|line| line.split_whitespace().count() == 20));
+    // The last token said has no K and V.
+    assert!(ran.err.contains("(22 prompt tokens reused)"), "{}", ran.err);
+    // A turn that cannot be served is left out of the conversation.
+    let again = generate(&["--chat", "--max-new-tokens", "20"], "344 506 214\n600\nx\n7\n");
+    assert_eq!((again.code, again.out), (Some(2), ran.out), "{}", again.err);
+}
+
+/// A tokenizer of single bytes, enough to see text, templates and streaming go through.
+fn with_tokenizer(tokens: u32) -> Dir {
+    let dir = Dir::with_config("qwen3-tiny", |config| config["eos_token_id"] = json!(223));
+    let vocab: serde_json::Map<String, Value> =
+        (0..tokens).map(|id| (format!("<0x{id:02X}>"), json!(id))).collect();
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": null,
+        "pre_tokenizer": null,
+        "post_processor": null,
+        "decoder": { "type": "ByteFallback" },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": true, "unk_token": null },
+    });
+    dir.write("tokenizer.json", tokenizer.to_string());
+    dir
+}
+
+#[test]
+fn text_goes_through_the_models_own_tokenizer() {
+    let dir = with_tokenizer(256);
+    let path = dir.path().to_str().expect("UTF-8");
+    let common = ["--max-new-tokens", "9", "--json"];
+    let run = |more: &[&str]| {
+        let ran = generate(&[&common[..], more].concat(), "");
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        lines(&ran.out).swap_remove(0)
+    };
+    let ids = run(&["--prompt", "65 122"]);
+    let text = run(&["--model", path, "--prompt", "Az", "--ignore-eos"]);
+    assert_eq!(text["tokens"], ids["tokens"]);
+    assert!(text["text"].is_string());
+    // The config's own stop token ends it earlier, and is the last token.
+    let stopped = run(&["--model", path, "--prompt", "Az"]);
+    let ids = ids["tokens"].as_array().expect("tokens");
+    let end = ids.iter().position(|id| *id == 223).expect("the model says 223 soon");
+    assert_eq!(stopped["tokens"], json!(ids[..=end]));
+}
+
+#[test]
+fn a_tokenizer_past_the_vocabulary_is_refused() {
+    let dir = with_tokenizer(513);
+    let path = dir.path().to_str().expect("UTF-8");
+    let ran = generate(&["--model", path, "--prompt", "A"], "");
+    assert_eq!(ran.code, Some(3), "{}", ran.err);
+    assert!(ran.err.contains("id 512") && ran.err.contains("512 tokens"), "{}", ran.err);
+}
+
+#[test]
+fn a_chat_is_written_by_the_models_own_template() {
+    let dir = with_tokenizer(256);
+    let path = dir.path().to_str().expect("UTF-8");
+    let template = "{{ bos_token }}{% for message in messages %}\n    {% if message.role == 'bad' %}\n\
+        {{ raise_exception('never') }}\n    {% endif %}\n\
+        [{{ message['role'] }}] {{ message.content.strip() }}\n{% endfor %}\n\
+        {% if add_generation_prompt %}>{% endif %}";
+    let config = json!({ "chat_template": template, "bos_token": { "content": "^" } });
+    dir.write("tokenizer_config.json", config.to_string());
+    let arguments = ["--model", path, "--max-new-tokens", "1", "--page-size", "1"];
+    let chat = [&arguments[..], &["--chat", "--system", "be kind"]].concat();
+    let ran = generate(&chat, " hello \n");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let written = "^[system] be kind\n[user] hello\n>";
+    let plain = generate(&[&arguments[..], &["--prompt", written]].concat(), "");
+    assert_eq!(ran.out, plain.out, "the template's text is the prompt");
+
+    let refusing = json!({ "chat_template": "{{ raise_exception('no system message') }}" });
+    dir.write("tokenizer_config.json", refusing.to_string());
+    let ran = generate(&chat, "hello\n");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("no system message"), "{}", ran.err);
+    dir.write("tokenizer_config.json", json!({ "chat_template": "{% for %}" }).to_string());
+    let ran = generate(&chat, "hello\n");
+    assert_eq!(ran.code, Some(3), "{}", ran.err);
+}

@@ -1,7 +1,7 @@
 //! Who works on what: cuts a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
 //!
-//! Two kernels share a step. Sequences with few query rows (`extend_len * group <= decode_rows`) go to the decode kernel, which
-//! reads each token once for all of them and is bound by memory; the rest go to the extend kernel, which is bound by
+//! Two kernels share a step. Sequences with few query rows (`extend_len * group <= decode_rows`) go to the decode
+//! kernel, which reads each token once for all of them and is bound by memory; the rest go to the extend kernel, which is bound by
 //! arithmetic. Both run on a fixed grid and read what this module wrote, so a captured graph can be replayed while
 //! lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query tiles), never the context.
 //!

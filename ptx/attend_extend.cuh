@@ -7,6 +7,125 @@
 #pragma once
 #include "attend.cuh"
 
+DEVICE u32 items(const AttendParams& p) { return load_u32(p.plan) * p.kv_heads; }
+DEVICE ExtendWork load_work(const AttendParams& p, u32 item) {
+    const u64 at = p.plan + sizeof(ExtendHead) + sizeof(ExtendWork) * (item / p.kv_heads);
+    const uint4 a = load_uint4(at), b = load_uint4(at + 16);
+    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+
+// A CTA's items, one after another.
+template <class E> DEVICE void run_items(const AttendParams& p, u8* memory, typename E::Shared& shared) {
+    for (u32 item = blockIdx.x; item < items(p);) {
+        // Every CTA that has an item asks until it is refused, so items(p) tickets are drawn and the counter wraps to 0.
+        if (threadIdx.x == 0) shared.ticket = atomicInc(reinterpret_cast<u32*>(p.counters), items(p) - 1);
+        E::one(p, memory, shared, item);
+        __syncthreads();
+        item = min(items(p), gridDim.x) + shared.ticket;
+        __syncthreads();
+    }
+}
+
+// The end of an item: its result, or its part of it. A lane holds rows lane / 4 and lane / 4 + 8 of each of its warp's MT
+// fragments of 16 rows, columns lane % 4 * 2, + 1 of each 8.
+template <class T, int D, int MT, int WARPS> struct Finish {
+    static constexpr int THREADS = WARPS * 32;
+    static constexpr int BM = 16 * MT * WARPS;
+    static constexpr int ROW = D * 2;
+
+    // `factors`: shared memory that nobody uses any more; `top` times `factor` is what the sums are relative to, in base 2.
+    static __device__ __forceinline__ void run(const AttendParams& p, float* factors, u32& last, const ExtendWork& work, u32 head, float factor,
+                                               const float (&o)[MT][D / 8][4], const float (&top)[MT][2], float (&sum)[MT][2]) {
+        const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, column = lane % 4 * 2;
+        const u32 group = p.group, rows = work.extend_len * group, warp_row = work.q_begin + warp * 16 * MT;
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
+                sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
+            }
+        const u32 parts = work.part & 255;
+        float* const outputs = reinterpret_cast<float*>(p.partial);
+        if (parts == 1) {
+#pragma unroll
+            for (int m = 0; m < MT; ++m)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const u32 packed = warp_row + m * 16 + lane / 4 + 8 * h;
+                    if (packed >= rows) continue;
+                    const float inverse = sum[m][h] > 0.f ? 1.f / sum[m][h] : 0.f;
+                    const u32 query = packed / group;
+                    const u64 token = work.qo_start + query, q_head = head * group + (packed - query * group);
+                    const u64 to = p.out + token * p.out_stride + q_head * ROW + column * 2;
+#pragma unroll
+                    for (int n = 0; n < D / 8; ++n) store_u32(to + n * 16, pack(T(), o[m][n][2 * h] * inverse, o[m][n][2 * h + 1] * inverse));
+                    if (lane % 4 == 0 && p.lse != 0)
+                        store_float(p.lse + (token * p.q_heads + q_head) * 4,
+                                    sum[m][h] > 0.f ? (top[m][h] * factor + log2_fast(sum[m][h])) * LN_2 : MINUS_INF);
+                }
+            return;
+        }
+
+        // A part: leave the sum; the last part to arrive joins all of them.
+        const u32 first = work.part >> 16, index = work.part >> 8 & 255;
+        const u64 stride = static_cast<u64>(p.kv_heads) * (BM * (D + 2));  // floats from one part to the next
+        float* const group_at = outputs + (static_cast<u64>(first) * p.kv_heads + head) * (BM * (D + 2));
+        float* const own = group_at + index * stride;
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const u32 row = warp * 16 * MT + m * 16 + lane / 4 + 8 * h;
+                float* const to = own + row * D + column;
+#pragma unroll
+                for (int n = 0; n < D / 8; ++n) *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[m][n][2 * h], o[m][n][2 * h + 1]);
+                if (lane % 4 == 0) *reinterpret_cast<float2*>(own + BM * D + row * 2) = make_float2(top[m][h] * factor, sum[m][h]);
+            }
+        __threadfence();
+        __syncthreads();
+        if (thread == 0) last = arrive_last(reinterpret_cast<u32*>(p.counters) + 1 + first * p.kv_heads + head, parts);
+        __syncthreads();
+        if (!last) return;
+        __threadfence();
+        // Each part's factor for each row, in the memory of the K and V tiles; then all elements side by side.
+        for (u32 row = thread; row < BM; row += THREADS) {
+            const float* const sums = group_at + BM * D + row * 2;
+            float most = MINUS_INF, all = 0.f;
+            for (u32 i = 0; i < parts; ++i) most = fmaxf(most, load_float2_shared(sums + i * stride).x);
+            const float base = most == MINUS_INF ? 0.f : most;
+            for (u32 i = 0; i < parts; ++i) {
+                const float2 of = load_float2_shared(sums + i * stride);
+                const float scale = exp2_fast(of.x - base);
+                all += of.y * scale;
+                factors[i * BM + row] = scale;
+            }
+            const float inverse = all > 0.f ? 1.f / all : 0.f;
+            for (u32 i = 0; i < parts; ++i) factors[i * BM + row] *= inverse;
+            const u32 packed = work.q_begin + row, query = packed / group;
+            if (packed < rows && p.lse != 0)
+                store_float(p.lse + ((work.qo_start + query) * static_cast<u64>(p.q_heads) + head * group + (packed - query * group)) * 4,
+                            all > 0.f ? (most + log2_fast(all)) * LN_2 : MINUS_INF);
+        }
+        __syncthreads();
+        constexpr int FOURS = D / 4;
+#pragma unroll 8
+        for (u32 i = thread; i < BM * FOURS; i += THREADS) {
+            const u32 row = i / FOURS, four = i % FOURS;
+            float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+            for (u32 j = 0; j < parts; ++j) {
+                const float4 of = load_float4_shared(group_at + j * stride + row * D + four * 4);
+                const float scale = factors[j * BM + row];
+                x.x += of.x * scale, x.y += of.y * scale, x.z += of.z * scale, x.w += of.w * scale;
+            }
+            const u32 packed = work.q_begin + row, query = packed / group;
+            if (packed < rows)
+                store_uint2(p.out + (work.qo_start + query) * p.out_stride + (head * group + (packed - query * group)) * ROW + four * 8,
+                            pack(T(), x.x, x.y), pack(T(), x.z, x.w));
+        }
+    }
+};
+
 template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     static constexpr int THREADS = WARPS * 32;
     static constexpr int BM = 16 * MT * WARPS;  // query rows
@@ -22,23 +141,6 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         u32 last;
     };
     static constexpr u64 NONE = 1ull << 63;
-
-    static __device__ __forceinline__ void run(const AttendParams& p, u8* memory, Shared& shared) {
-        for (u32 item = blockIdx.x; item < items(p);) {
-            // Every CTA that has an item asks until it is refused, so items(p) tickets are drawn and the counter wraps to 0.
-            if (threadIdx.x == 0) shared.ticket = atomicInc(reinterpret_cast<u32*>(p.counters), items(p) - 1);
-            one(p, memory, shared, item);
-            __syncthreads();
-            item = min(items(p), gridDim.x) + shared.ticket;
-            __syncthreads();
-        }
-    }
-    static __device__ __forceinline__ u32 items(const AttendParams& p) { return load_u32(p.plan) * p.kv_heads; }
-    static __device__ __forceinline__ ExtendWork load_work(const AttendParams& p, u32 item) {
-        const u64 at = p.plan + sizeof(ExtendHead) + sizeof(ExtendWork) * (item / p.kv_heads);
-        const uint4 a = load_uint4(at), b = load_uint4(at + 16);
-        return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    }
 
     static __device__ __forceinline__ void one(const AttendParams& p, u8* memory, Shared& shared, u32 item) {
         ExtendWork work = load_work(p, item);
@@ -75,7 +177,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         const u32 page0 = page(0), page1 = page(1);
         u32 next_page = page(2);
         // Q, rows past the sequence's last as zeros.
-        u32 rows = work.extend_len * group;
+        const u32 rows = work.extend_len * group;
 #pragma unroll 4
         for (int i = 0; i < BM / ROWS_PER_COPY; ++i) {
             const u32 row = thread / CHUNKS + i * ROWS_PER_COPY, packed = work.q_begin + row;
@@ -219,99 +321,14 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         }
         copy_wait<0>();
         // Loaded again rather than kept in registers that the loop has no room for.
-        work = load_work(p, item), head = item % p.kv_heads, rows = work.extend_len * group;
+        work = load_work(p, item), head = item % p.kv_heads;
 
-#pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
-                sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
-            }
-        const u32 parts = work.part & 255;
-        float* const outputs = reinterpret_cast<float*>(p.partial);
-        if (parts == 1) {
-#pragma unroll
-            for (int m = 0; m < MT; ++m)
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const u32 packed = warp_row + m * 16 + lane / 4 + 8 * h;
-                    if (packed >= rows) continue;
-                    const float inverse = sum[m][h] > 0.f ? 1.f / sum[m][h] : 0.f;
-                    const u32 query = packed / group;
-                    const u64 token = work.qo_start + query, q_head = head * group + (packed - query * group);
-                    const u64 to = p.out + token * p.out_stride + q_head * ROW + column * 2;
-#pragma unroll
-                    for (int n = 0; n < D / 8; ++n) store_u32(to + n * 16, pack(T(), o[m][n][2 * h] * inverse, o[m][n][2 * h + 1] * inverse));
-                    if (lane % 4 == 0 && p.lse != 0)
-                        store_float(p.lse + (token * p.q_heads + q_head) * 4,
-                                    sum[m][h] > 0.f ? (top[m][h] * factor + log2_fast(sum[m][h])) * LN_2 : MINUS_INF);
-                }
-            return;
-        }
-
-        // A part: leave the sum; the last part to arrive joins all of them.
-        const u32 first = work.part >> 16, index = work.part >> 8 & 255;
-        const u64 stride = static_cast<u64>(p.kv_heads) * (BM * (D + 2));  // floats from one part to the next
-        float* const group_at = outputs + (static_cast<u64>(first) * p.kv_heads + head) * (BM * (D + 2));
-        float* const own = group_at + index * stride;
-#pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const u32 row = warp * 16 * MT + m * 16 + lane / 4 + 8 * h;
-                float* const to = own + row * D + column;
-#pragma unroll
-                for (int n = 0; n < D / 8; ++n) *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[m][n][2 * h], o[m][n][2 * h + 1]);
-                if (lane % 4 == 0) *reinterpret_cast<float2*>(own + BM * D + row * 2) = make_float2(top[m][h] * factor, sum[m][h]);
-            }
-        __threadfence();
-        __syncthreads();
-        if (thread == 0) shared.last = arrive_last(reinterpret_cast<u32*>(p.counters) + 1 + first * p.kv_heads + head, parts);
-        __syncthreads();
-        if (!shared.last) return;
-        __threadfence();
-        // Each part's factor for each row, in the memory of the K and V tiles; then all elements side by side.
-        float* const factors = reinterpret_cast<float*>(memory + BM * ROW);
-        for (u32 row = thread; row < BM; row += THREADS) {
-            const float* const sums = group_at + BM * D + row * 2;
-            float most = MINUS_INF, all = 0.f;
-            for (u32 i = 0; i < parts; ++i) most = fmaxf(most, load_float2_shared(sums + i * stride).x);
-            const float base = most == MINUS_INF ? 0.f : most;
-            for (u32 i = 0; i < parts; ++i) {
-                const float2 of = load_float2_shared(sums + i * stride);
-                const float scale = exp2_fast(of.x - base);
-                all += of.y * scale;
-                factors[i * BM + row] = scale;
-            }
-            const float inverse = all > 0.f ? 1.f / all : 0.f;
-            for (u32 i = 0; i < parts; ++i) factors[i * BM + row] *= inverse;
-            const u32 packed = work.q_begin + row, query = packed / group;
-            if (packed < rows && p.lse != 0)
-                store_float(p.lse + ((work.qo_start + query) * static_cast<u64>(p.q_heads) + head * group + (packed - query * group)) * 4,
-                            all > 0.f ? (most + log2_fast(all)) * LN_2 : MINUS_INF);
-        }
-        __syncthreads();
-        constexpr int FOURS = D / 4;
-#pragma unroll 8
-        for (u32 i = thread; i < BM * FOURS; i += THREADS) {
-            const u32 row = i / FOURS, four = i % FOURS;
-            float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-            for (u32 j = 0; j < parts; ++j) {
-                const float4 of = load_float4_shared(group_at + j * stride + row * D + four * 4);
-                const float scale = factors[j * BM + row];
-                x.x += of.x * scale, x.y += of.y * scale, x.z += of.z * scale, x.w += of.w * scale;
-            }
-            const u32 packed = work.q_begin + row, query = packed / group;
-            if (packed < rows)
-                store_uint2(p.out + (work.qo_start + query) * p.out_stride + (head * group + (packed - query * group)) * ROW + four * 8,
-                            pack(T(), x.x, x.y), pack(T(), x.z, x.w));
-        }
+        Finish<T, D, MT, WARPS>::run(p, reinterpret_cast<float*>(memory + BM * ROW), shared.last, work, head, factor, o, top, sum);
     }
 };
 
 template <class T, int D, int MT, int WARPS, int BN> DEVICE void attend_extend(const AttendParams& p) {
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename Extend<T, D, MT, WARPS, BN>::Shared shared;
-    Extend<T, D, MT, WARPS, BN>::run(p, memory, shared);
+    run_items<Extend<T, D, MT, WARPS, BN>>(p, memory, shared);
 }

@@ -19,6 +19,7 @@ ap.add_argument("--seed", type=int, default=0)
 ap.add_argument("--small", action="store_true")
 ap.add_argument("--only", default="")
 ap.add_argument("--json", default="")
+ap.add_argument("--no-hopper", action="store_true", help="leave the sm_90a kernels out")
 ap.add_argument("what", nargs="+")
 A = ap.parse_args()
 dev = torch.device("cuda")
@@ -33,7 +34,8 @@ LAUNCH = {}
 for d, r, warps, stages in ((64, 8, 4, 4), (128, 8, 4, 2), (256, 8, 2, 2), (64, 16, 4, 4), (128, 16, 4, 2), (256, 16, 2, 2)):
     LAUNCH[f"attend_decode_d{d}_r{r}"] = (warps * 32, warps * stages * 64 * d + (warps - 1) * r * d * 4)
 LAUNCH |= {"attend_extend_d64": (128, 49152), "attend_extend_d128": (128, 98304), "attend_extend_d256": (128, 98304), "attend_f32": (128, 0)}
-EXTEND_ROWS = {64: 128, 128: 128, 256: 64}
+LAUNCH["attend_extend_d128_sm90a"] = (256, 163840)
+HOPPER = torch.cuda.get_device_capability() == (9, 0) and not A.no_hopper
 NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
@@ -126,7 +128,8 @@ class Step:
             self.calls = [(kernel("attend_f32", "attend_f32"), 256, p)]
             return
         self.decode = kernel(f"attend_decode_d{D}_r{8 if group <= 8 else 16}", f"attend_decode_{name}_d{D}_r{8 if group <= 8 else 16}")
-        self.extend = kernel(f"attend_extend_d{D}", f"attend_extend_{name}_d{D}")
+        late = "_sm90a" if HOPPER and D == 128 else ""
+        self.extend = kernel(f"attend_extend_d{D}{late}", f"attend_extend_{name}_d{D}{late}")
         shape = (ctypes.c_uint32 * 8)(kv_heads, group, D, window, self.decode[3], self.extend[3], len(rows), max(1, int(rows[:, 2].sum())))
         sizes = (ctypes.c_uint64 * 6)()
         split.split_plan(shape, None, ctypes.c_size_t(0), None, None, sizes)

@@ -15,6 +15,18 @@ pub mod id {
     }
 }
 pub mod plan {
+    macro_rules! words {
+        ($name:ident, $first:ident, $second:ident) => {
+            #[derive(Clone, Copy, Debug)]
+            #[repr(C)]
+            pub struct $name {
+                pub $first: u32,
+                pub $second: u32,
+            }
+        };
+    }
+    words!(TableWrite, index, value);
+    words!(PageCopy, source, target);
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     #[repr(C)]
     pub struct BatchRow {

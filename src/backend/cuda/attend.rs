@@ -99,6 +99,19 @@ fn kernels(dtype: Dtype, head_dim: u32, group: u32) -> Option<(Attention, Attent
     }
 }
 
+/// The extend kernel that only compute capability 9.0 runs, where there is one.
+fn hopper(dtype: Dtype, head_dim: u32) -> Option<Attention> {
+    Some(match (dtype, head_dim) {
+        (Dtype::Bf16, 128) => {
+            attention!("attend_extend_d128_sm90a", "attend_extend_bf16_d128_sm90a", 256, 163_840)
+        }
+        (Dtype::F16, 128) => {
+            attention!("attend_extend_d128_sm90a", "attend_extend_f16_d128_sm90a", 256, 163_840)
+        }
+        _ => return None,
+    })
+}
+
 /// Query heads and window (0: none).
 type KindKey = (u32, u32);
 
@@ -267,6 +280,8 @@ impl Kind {
         let head_dim = layout.head_dim();
         let (decode, extend) = kernels(layout.dtype(), head_dim, key.0 / layout.kv_heads())
             .ok_or(CudaError::HeadDim { head_dim })?;
+        let late = hopper(layout.dtype(), head_dim).filter(|_| gpu.capability() == 90);
+        let extend = late.unwrap_or(extend);
         let ctas = |attention: &Attention| {
             let resident = gpu.resident(&attention.kernel, attention.threads)?;
             Ok(gpu.multiprocessors() * resident.clamp(1, RESIDENT_MAX))

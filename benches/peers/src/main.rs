@@ -1,0 +1,175 @@
+//! The same work, side by side: kvarena, published crates, and simple baselines. One table of medians and of how many
+//! times kvarena's they are.
+//!
+//! ```text
+//! cd benches/peers
+//! cargo run --release                          the table
+//! cargo run --release -- --json                rows {case, page_size, impl, ns}
+//! cargo run --release -- --sequences 10000     the trees of benches/targets.rs (needs memory for the peers)
+//! ```
+//!
+//! Every cache gets the same tokens in the same order and must give the same answers. What is not comparable is left
+//! out: an index that owns no pages cannot cycle, a free list cannot match.
+
+#[path = "../../cases/mod.rs"]
+#[allow(unused)]
+mod cases;
+
+mod btree;
+mod chain;
+mod free_list;
+mod kvbm;
+mod ours;
+mod router;
+
+use std::hint::black_box;
+
+use cases::sample::median_ns;
+use kvarena::TokenId;
+use kvarena::testkit::cpu_work as work;
+use serde::Serialize;
+
+/// A cache of prefixes that owns pages.
+pub trait Cache {
+    /// Shown in the table.
+    fn name(&self) -> &'static str;
+
+    /// Matches whole pages and collects them in `out`. Returns how many.
+    fn hit(&mut self, tokens: &[TokenId], out: &mut Vec<u32>) -> usize;
+
+    /// Match, lock, take pages (evicting), insert, unlock. Returns the pages matched.
+    fn cycle(&mut self, tokens: &[TokenId]) -> usize;
+
+    /// Whether `cycle` does all of that, or only publishes.
+    fn owns_pages(&self) -> bool {
+        true
+    }
+}
+
+#[derive(Serialize)]
+struct Row {
+    case: &'static str,
+    page_size: u32,
+    #[serde(rename = "impl")]
+    name: &'static str,
+    ns: f64,
+}
+
+struct Options {
+    json: bool,
+    sequences: usize,
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let sequences = args.iter().position(|arg| arg == "--sequences").and_then(|i| args.get(i + 1));
+    let options = Options {
+        json: args.iter().any(|arg| arg == "--json"),
+        sequences: sequences.map_or(2000, |text| text.parse().expect("--sequences takes a number")),
+    };
+    let mut rows = Vec::new();
+    for page_size in [1, 16] {
+        for cache in caches(page_size, options.sequences) {
+            rows.extend(measure(cache, page_size, options.sequences));
+        }
+    }
+    rows.extend(free_list::rows());
+    print(&rows, &options);
+}
+
+type New = fn(usize, u32) -> Box<dyn Cache>;
+
+/// One after another, so that only one is in memory.
+fn caches(page_size: u32, sequences: usize) -> impl Iterator<Item = Box<dyn Cache>> {
+    let own = (work::SEQUENCE_LEN - work::PROMPT_LEN) * sequences;
+    let pages = (own + work::PROMPTS * work::PROMPT_LEN) / page_size as usize;
+    let all: [New; 5] = [ours::new, chain::new, btree::new, kvbm::new, router::new];
+    all.into_iter().map(move |new| new(pages, page_size))
+}
+
+fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<Row> {
+    let name = cache.name();
+    let whole = work::SEQUENCE_LEN / page_size as usize;
+    for s in 0..sequences {
+        cache.cycle(&work::sequence(s));
+    }
+    let mut rows = Vec::new();
+    let mut row = |case, ns| rows.push(Row { case, page_size, name, ns });
+    let mut out = Vec::with_capacity(whole);
+    let queries: Vec<_> =
+        (0..2000).map(|i| work::sequence(work::hit_order(i) % sequences)).collect();
+    for (case, rotation) in [("hit hot", 64), ("hit cold", 2000)] {
+        let mut i = 0;
+        let mut call = |out: &mut Vec<u32>| {
+            out.clear();
+            let found = cache.hit(black_box(&queries[i]), out);
+            i = (i + 1) % rotation;
+            found
+        };
+        for _ in 0..rotation {
+            assert_eq!(call(&mut out), whole, "{name}: a cached sequence is found whole");
+            let mut pages = out.clone();
+            pages.sort_unstable();
+            pages.dedup();
+            assert!(!cache_owns(name) || pages.len() == whole, "{name}: all pages differ");
+        }
+        row(case, time(|| _ = black_box(call(&mut out))));
+    }
+    let misses: Vec<_> = (0..work::MISSES).map(work::miss).collect();
+    let mut i = 0;
+    let mut call = || {
+        i = (i + 1) % misses.len();
+        out.clear();
+        cache.hit(black_box(&misses[i]), &mut out)
+    };
+    assert!((0..work::MISSES).all(|_| call() == 0), "{name}: nothing is found");
+    row("miss", time(|| _ = black_box(call())));
+    if cache.owns_pages() {
+        let new: Vec<_> = (0..2 * sequences).map(work::new_sequence).collect();
+        let prompt = work::PROMPT_LEN / page_size as usize;
+        let mut i = 0;
+        let mut call = || {
+            i = (i + 1) % new.len();
+            cache.cycle(black_box(&new[i]))
+        };
+        // Turn the cache over first: what is evicted was made by cycles. A page may match by chance at page size 1.
+        for _ in 0..sequences {
+            let matched = call();
+            assert!(matched.abs_diff(prompt) <= 1, "{name}: the prompt is cached: {matched}");
+        }
+        row("cycle", time(|| _ = black_box(call())));
+    }
+    rows
+}
+
+/// Median time of a call; fewer calls where each takes long.
+fn time(mut call: impl FnMut()) -> f64 {
+    let calls = if median_ns(3, 1, &mut call) > 1e5 { 1 } else { 20 };
+    median_ns(100, calls, call)
+}
+
+fn cache_owns(name: &str) -> bool {
+    name != router::NAME
+}
+
+fn print(rows: &[Row], options: &Options) {
+    if options.json {
+        for row in rows {
+            println!("{}", serde_json::to_string(row).expect("a row is plain data"));
+        }
+        return;
+    }
+    println!("{} cached sequences of {} tokens", options.sequences, work::SEQUENCE_LEN);
+    println!("{:<14}{:>10}  {:<26}{:>12}{:>10}", "case", "page_size", "impl", "median ns", "ratio");
+    let mut sorted: Vec<&Row> = rows.iter().collect();
+    sorted.sort_by_key(|row| (row.page_size, row.case));
+    for row in sorted {
+        let same = |other: &&Row| other.case == row.case && other.page_size == row.page_size;
+        let ours = rows.iter().filter(same).find(|row| row.name == ours::NAME);
+        let ratio = ours.map_or(f64::NAN, |ours| row.ns / ours.ns);
+        println!(
+            "{:<14}{:>10}  {:<26}{:>12.1}{:>10.2}",
+            row.case, row.page_size, row.name, row.ns, ratio
+        );
+    }
+}

@@ -6,7 +6,7 @@
 //! matrix, ops, model                the forward pass; knows neither pages nor sequences
 //! sample, text                      from logits to tokens, from tokens to text
 //! request, stream                   what is asked for, and each answer as it grows
-//! memory                            the seam to kvarena's backends
+//! memory, cuda                      the seam to kvarena's backends
 //! server, tally                     the serving loop, and what it did
 //! args, setup, output, chat         the program around it
 //! ```
@@ -18,6 +18,8 @@ pub mod chat;
 pub mod checkpoint;
 pub mod clock;
 pub mod config;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod error;
 pub mod matrix;
 pub mod memory;

@@ -54,7 +54,10 @@ fn run(args: &Args) -> Result<()> {
 
 #[cfg(feature = "cuda")]
 fn serve_cuda(args: &Args, model: &Model, text: &Text) -> Result<()> {
-    let (backend, memory) = generate::cuda::open(&model.config)?;
+    // A step holds a chunk of prompts and a token of every stream.
+    let tokens = args.chunk.saturating_add(args.concurrency);
+    let (backend, memory) = generate::cuda::open(args.kv_dtype.into(), tokens)
+        .map_err(|e| Error::run(format!("no GPU can be used: {e}")))?;
     serve(args, model, text, backend, memory)
 }
 

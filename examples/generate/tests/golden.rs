@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use generate::memory::HostMemory;
+use generate::memory::{HostMemory, Memory};
 use generate::model::Model;
 use generate::request::{Defaults, Request};
 use generate::sample::Sampling;
@@ -76,7 +76,18 @@ fn requests(cases: &[common::Case]) -> Vec<Request> {
     cases.iter().map(|case| defaults.request(case.prompt.clone())).collect()
 }
 
+/// On the CPU, with one thread: the tests run side by side already.
 fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
+    serve_on(Cpu::with_threads(1), HostMemory, model, requests, setting)
+}
+
+fn serve_on<M: Memory>(
+    backend: M::Backend,
+    memory: M,
+    model: &Model,
+    requests: &[Request],
+    setting: Setting,
+) -> Ran {
     let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max().expect("a request");
     let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
     let pool = PoolConfig {
@@ -103,9 +114,8 @@ fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
         overlap: setting.overlap,
         fail_every: setting.fail_every,
     };
-    // One thread: the cases run side by side already.
-    let engine = Engine::new(config, Cpu::with_threads(1)).expect("the config is sound");
-    let mut server = Server::new(model, engine, HostMemory, policy);
+    let engine = Engine::new(config, backend).expect("the config is sound");
+    let mut server = Server::new(model, engine, memory, policy);
     for request in requests {
         server.submit(request.clone()).expect("the request fits");
     }
@@ -148,20 +158,28 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
     assert_eq!(ran.aborted > 0, failed, "{name}, {setting:?}: steps fail where asked for");
 }
 
-fn all_settings(name: &str, dtype: Dtype, overlap: bool, fail_every: Option<u64>) {
+/// Every combination with these.
+fn settings(dtypes: &[Dtype], overlaps: &[bool]) -> Vec<Setting> {
+    let mut settings = Vec::new();
+    for (&dtype, &overlap) in dtypes.iter().flat_map(|d| overlaps.iter().map(move |o| (d, o))) {
+        for (page_size, layout) in PAGE_SIZES.iter().flat_map(|&s| LAYOUTS.map(|l| (s, l))) {
+            for (prefix, way) in PREFIXES.iter().flat_map(|&p| WAYS.map(|w| (p, w))) {
+                let fail_every = None;
+                let setting =
+                    Setting { dtype, page_size, layout, prefix, way, overlap, fail_every };
+                settings.push(setting);
+            }
+        }
+    }
+    settings
+}
+
+fn all_settings(name: &str, dtype: Dtype, overlap: bool) {
     let model = Model::read(&common::dir(name), None).expect("the golden model loads");
     let cases = common::cases(name);
     let requests = requests(&cases);
-    for page_size in PAGE_SIZES {
-        for layout in LAYOUTS {
-            for prefix in PREFIXES {
-                for way in WAYS {
-                    let setting =
-                        Setting { dtype, page_size, layout, prefix, way, overlap, fail_every };
-                    check(name, &cases, setting, &serve(&model, &requests, setting));
-                }
-            }
-        }
+    for setting in settings(&[dtype], &[overlap]) {
+        check(name, &cases, setting, &serve(&model, &requests, setting));
     }
 }
 
@@ -169,7 +187,7 @@ macro_rules! golden {
     ($($test:ident: $model:literal, $dtype:ident, $overlap:literal;)*) => {
         $(#[test]
         fn $test() {
-            all_settings($model, Dtype::$dtype, $overlap, None);
+            all_settings($model, Dtype::$dtype, $overlap);
         })*
     };
 }
@@ -206,6 +224,28 @@ fn failed_steps_change_nothing() {
                 fail_every: Some(3),
             };
             check(name, &cases, setting, &serve(&model, &requests, setting));
+        }
+    }
+}
+
+/// The same on a GPU, where there is one. Its kernels serve 16-bit pools from head_dim 64 on.
+#[cfg(feature = "cuda")]
+#[test]
+fn on_a_gpu() {
+    for (name, dtypes) in [
+        ("qwen3-tiny", &[Dtype::F32, Dtype::F16, Dtype::Bf16][..]),
+        ("llama-tiny", &[Dtype::F32][..]),
+    ] {
+        let model = Model::read(&common::dir(name), None).expect("the golden model loads");
+        let cases = common::cases(name);
+        let requests = requests(&cases);
+        for setting in settings(dtypes, &[false, true]) {
+            let (backend, memory) = match generate::cuda::open(setting.dtype, 600) {
+                Ok(opened) => opened,
+                Err(error) => return println!("not run on a GPU: {error}"),
+            };
+            let ran = serve_on(backend, memory, &model, &requests, setting);
+            check(name, &cases, setting, &ran);
         }
     }
 }

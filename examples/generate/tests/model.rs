@@ -1,60 +1,10 @@
-//! The model alone, without pages: with an attention of a dozen lines over contiguous K and V it says the golden
-//! tokens. What fails here is the model's fault, what fails only in `golden.rs` is not.
+//! The model alone, without pages, says the golden tokens. What fails here is the model's fault, what fails only in
+//! `golden.rs` is not.
 
 mod common;
 
-use std::convert::Infallible;
-
-use generate::clock::Clock;
-use generate::config::ModelConfig;
-use generate::model::{Attention, Model, Pass, Workspace};
-use generate::sample::{Sampler, Sampling};
-
-/// K and V of one sequence, layer by layer, in f64 sums.
-struct Contiguous<'a> {
-    config: &'a ModelConfig,
-    k: Vec<Vec<f32>>,
-    v: Vec<Vec<f32>>,
-}
-
-impl Attention for Contiguous<'_> {
-    type Error = Infallible;
-
-    fn layer(
-        &mut self,
-        layer: usize,
-        window: Option<u32>,
-        [q, k, v]: [&[f32]; 3],
-        out: &mut [f32],
-    ) -> Result<(), Infallible> {
-        let ModelConfig { q_heads, kv_heads, head_dim, .. } = *self.config;
-        let (q_row, kv_row) = (q_heads * head_dim, kv_heads * head_dim);
-        let first = self.k[layer].len() / kv_row;
-        self.k[layer].extend_from_slice(k);
-        self.v[layer].extend_from_slice(v);
-        for (i, (q, out)) in q.chunks(q_row).zip(out.chunks_mut(q_row)).enumerate() {
-            let seen = first + i + 1;
-            let from = seen.saturating_sub(window.unwrap_or(u32::MAX) as usize);
-            for (h, (q, out)) in q.chunks(head_dim).zip(out.chunks_mut(head_dim)).enumerate() {
-                let at = |p: usize| p * kv_row + h / (q_heads / kv_heads) * head_dim;
-                let logit = |p: usize| {
-                    let k = &self.k[layer][at(p)..][..head_dim];
-                    let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(q * k)).sum();
-                    dot / (head_dim as f64).sqrt()
-                };
-                let logits: Vec<f64> = (from..seen).map(logit).collect();
-                let max = logits.iter().copied().fold(f64::MIN, f64::max);
-                let total: f64 = logits.iter().map(|x| (x - max).exp()).sum();
-                for (d, out) in out.iter_mut().enumerate() {
-                    let v = |p: usize| f64::from(self.v[layer][at(p) + d]);
-                    let sum = |(i, x): (usize, &f64)| (x - max).exp() * v(from + i);
-                    *out = (logits.iter().enumerate().map(sum).sum::<f64>() / total) as f32;
-                }
-            }
-        }
-        Ok(())
-    }
-}
+use common::contiguous::greedy;
+use generate::model::Model;
 
 #[test]
 fn the_model_alone_says_the_golden_tokens() {
@@ -62,7 +12,7 @@ fn the_model_alone_says_the_golden_tokens() {
         let model = Model::read(&common::dir(name), None).expect("the golden model loads");
         for (number, case) in common::cases(name).iter().enumerate() {
             for chunk in [usize::MAX, 7] {
-                let (tokens, first) = run(&model, &case.prompt, case.tokens.len(), chunk);
+                let (tokens, first) = greedy(&model, &case.prompt, case.tokens.len(), chunk);
                 assert_eq!(tokens, case.tokens, "{name}, case {number}, chunk {chunk}");
                 for (actual, expected) in first.iter().zip(&case.first_logits_head) {
                     let actual = f64::from(*actual);
@@ -74,29 +24,4 @@ fn the_model_alone_says_the_golden_tokens() {
             }
         }
     }
-}
-
-/// Greedy tokens, and the logits of the first.
-fn run(model: &Model, prompt: &[u32], count: usize, chunk: usize) -> (Vec<u32>, Vec<f32>) {
-    let layers = vec![Vec::new(); model.config.layers];
-    let mut attention = Contiguous { config: &model.config, k: layers.clone(), v: layers };
-    let (mut work, mut clock) = (Workspace::default(), Clock::default());
-    let mut sampler = Sampler::new(Sampling::default(), 0);
-    let (mut stream, mut first) = (prompt.to_vec(), Vec::new());
-    let mut done = 0_usize;
-    while stream.len() < prompt.len() + count {
-        let end = stream.len().min(done.saturating_add(chunk).max(done + 1));
-        let positions: Vec<u32> = (done as u32..end as u32).collect();
-        let wanted = [end - done - 1];
-        let pass = Pass { tokens: &stream[done..end], positions: &positions, wanted: &wanted };
-        let Ok(()) = model.forward(pass, &mut attention, &mut work, &mut clock);
-        done = end;
-        if done == stream.len() {
-            if first.is_empty() {
-                first.clone_from(&work.logits);
-            }
-            stream.push(sampler.choose(&work.logits));
-        }
-    }
-    (stream.split_off(prompt.len()), first)
 }

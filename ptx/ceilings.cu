@@ -13,10 +13,10 @@ extern "C" __global__ void __launch_bounds__(256) ceiling_copy(u64 source, u64 t
         uint4 units[4];
 #pragma unroll
         for (u32 i = 0; i < 4; i++)
-            if (first + 256 * i < n) load_unit(units[i], source + 16 * (first + 256 * i));
+            if (first + 256 * i < n) load_unit(Streaming(), units[i], source + 16 * (first + 256 * i));
 #pragma unroll
         for (u32 i = 0; i < 4; i++)
-            if (first + 256 * i < n) store_unit(target + 16 * (first + 256 * i), units[i]);
+            if (first + 256 * i < n) store_unit(Streaming(), target + 16 * (first + 256 * i), units[i]);
     }
 }
 
@@ -28,8 +28,8 @@ extern "C" __global__ void __launch_bounds__(256) ceiling_read(u64 k, u64 v, u64
         uint4 units[8];
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            load_unit(units[2 * i], k + at + 512 * i);
-            load_unit(units[2 * i + 1], v + at + 512 * i);
+            load_unit(Streaming(), units[2 * i], k + at + 512 * i);
+            load_unit(Streaming(), units[2 * i + 1], v + at + 512 * i);
         }
 #pragma unroll
         for (u32 i = 0; i < 8; i++) sum += units[i].x ^ units[i].y ^ units[i].z ^ units[i].w;

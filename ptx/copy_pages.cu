@@ -2,7 +2,7 @@
 // Twin:    src/backend/cpu.rs copy_pages       (the specification)
 // Params:  CopyPagesParams, 3656 bytes         (ptx/params.cuh, src/backend/cuda/params.rs)
 // Shapes:  a page is pieces of piece_units units each, in the order K of every layer, V of every layer
-// Grid:    x = ceil(page_units / 2048), y = copies (at most COPY_PAGES_MAX), block 256; each thread moves up to 8 units
+// Grid:    x = ceil(page_units / 1024), y = copies (at most COPY_PAGES_MAX), block 256; each thread moves up to 4 units
 // Needs:   unit_bytes divides addresses, strides and pieces; sources and targets disjoint
 // Build:   ptx/build.py
 #include "move.cuh"
@@ -11,22 +11,22 @@ template <class Unit> DEVICE void copy_page(const CopyPagesParams& p) {
     const PageCopy copy = p.copies[blockIdx.y];
     const u64 source = p.source + copy.source * p.source_page_stride;
     const u64 target = p.target + copy.target * p.target_page_stride;
-    const u32 first = blockIdx.x * 2048 + threadIdx.x;
-    Unit units[8];
+    const u32 first = blockIdx.x * 1024 + threadIdx.x;
+    Unit units[4];
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) {
+    for (u32 i = 0; i < 4; i++) {
         const u32 unit = first + i * 256;
         if (unit < p.page_units) {
             const u64 piece = divide(unit, p.piece_magic);
-            load_unit(units[i], source + piece * p.source_piece_stride + (unit - piece * p.piece_units) * sizeof(Unit));
+            load_unit(Streaming(), units[i], source + piece * p.source_piece_stride + (unit - piece * p.piece_units) * sizeof(Unit));
         }
     }
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) {
+    for (u32 i = 0; i < 4; i++) {
         const u32 unit = first + i * 256;
         if (unit < p.page_units) {
             const u64 piece = divide(unit, p.piece_magic);
-            store_unit(target + piece * p.target_piece_stride + (unit - piece * p.piece_units) * sizeof(Unit), units[i]);
+            store_unit(Streaming(), target + piece * p.target_piece_stride + (unit - piece * p.piece_units) * sizeof(Unit), units[i]);
         }
     }
 }

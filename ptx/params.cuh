@@ -161,7 +161,7 @@ KV_AT(ExtendWork, kv_begin, 20);
 KV_AT(ExtendWork, kv_end, 24);
 KV_AT(ExtendWork, part, 28);
 
-// ---- moving bytes: store_cache, copy_pages, write_table ---------------------------------------------------------------
+// ---- moving bytes: store_cache, copy_pages, load_plan -----------------------------------------------------------------
 
 struct StoreCacheParams {
     u64 k;            // rows to store: [tokens, kv_heads, head_dim], k_stride bytes apart
@@ -238,15 +238,27 @@ struct TableWrite {
     u32 index;
     u32 value;
 };
-struct WriteTableParams {
-    u64 words;   // u32: the page tables
-    u64 writes;  // TableWrite[count], indices distinct
-    u32 count;
-    u32 reserved;  // 0
+struct LoadPlanParams {
+    u64 source;     // pinned host memory
+    u64 image;      // device memory, `units` long
+    u64 words;      // u32: the page tables
+    u64 counter;    // u32 in device memory, zero between launches
+    u64 done;       // u64 in pinned host memory: becomes `ticket` when the source may be written again
+    u64 ticket;
+    u32 units;      // 16-byte units of the image
+    u32 writes_at;  // bytes from the source to TableWrite[writes]
+    u32 writes;
+    u32 reserved;   // 0
 };
 KV_SIZE(TableWrite, 8);
-KV_SIZE(WriteTableParams, 24);
-KV_AT(WriteTableParams, words, 0);
-KV_AT(WriteTableParams, writes, 8);
-KV_AT(WriteTableParams, count, 16);
-KV_AT(WriteTableParams, reserved, 20);
+KV_SIZE(LoadPlanParams, 64);
+KV_AT(LoadPlanParams, source, 0);
+KV_AT(LoadPlanParams, image, 8);
+KV_AT(LoadPlanParams, words, 16);
+KV_AT(LoadPlanParams, counter, 24);
+KV_AT(LoadPlanParams, done, 32);
+KV_AT(LoadPlanParams, ticket, 40);
+KV_AT(LoadPlanParams, units, 48);
+KV_AT(LoadPlanParams, writes_at, 52);
+KV_AT(LoadPlanParams, writes, 56);
+KV_AT(LoadPlanParams, reserved, 60);

@@ -13,7 +13,7 @@ use super::gpu::Gpu;
 use super::kernels::Kernel;
 use super::memory::DeviceBuffer;
 use super::params::{AttendParams, DecodeWork};
-use super::ring::UploadRing;
+use super::ring::{Load, UploadRing};
 use super::split::{Split, SplitCount, SplitShape};
 use super::stage::StepLimits;
 use super::stream::{RawStream, is_capturing, raw};
@@ -192,6 +192,7 @@ impl Kinds {
     /// Sends the extend plans of the step that was split last, unless every row has one token or none to compute.
     pub(super) fn send_extend(
         &self,
+        gpu: &Gpu,
         decode_only: bool,
         ring: &mut UploadRing,
         stream: RawStream,
@@ -203,7 +204,9 @@ impl Kinds {
             let bytes: &[u8] = bytemuck::cast_slice(kind.split.extend_words());
             let mut upload = ring.acquire()?;
             upload.bytes()[..bytes.len()].copy_from_slice(bytes);
-            upload.send(bytes.len(), kind.extend_plan.address(), stream)?;
+            let (image_bytes, image) = (bytes.len(), kind.extend_plan.address());
+            let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
+            upload.send(gpu, &load, stream)?;
         }
         Ok(())
     }

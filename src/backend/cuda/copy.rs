@@ -3,7 +3,8 @@
 //! Everything is asynchronous on the stream that is given, with an event to wait for. On the device one kernel moves
 //! every layout into every other; the pages to copy travel in its parameters. To and from the host:
 //!
-//! * pages that are one piece go by the copy engines, in two lanes, so that one sets up while the other moves;
+//! * pages that are one piece go by the copy engines, all of them in one call where the driver knows how (12.8 on), so
+//!   that no time is lost between them, else in two lanes;
 //! * pages in many pieces are gathered (scattered) by the kernel in chunks through device memory, and go the same way;
 //! * small pages are moved by the kernel itself, which reaches pinned memory.
 //!
@@ -17,7 +18,7 @@ use super::kernels::COPY_PAGES;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::params::{COPY_PAGES_MAX, CopyPagesParams, wide_magic};
 use super::pool::Pages;
-use super::stream::{CudaEvent, CudaStream, RawStream, raw};
+use super::stream::{CudaEvent, CudaStream, RawStream, is_capturing, raw};
 use crate::id::PageId;
 use crate::layout::PoolLayout;
 use crate::plan::PageCopy;
@@ -27,7 +28,7 @@ const ENGINE_BYTES: u64 = 256 << 10;
 /// Device memory for pages on their way between many pieces and one.
 const CHUNK_BYTES: u64 = 32 << 20;
 /// Units that one block of `copy_pages` moves.
-const BLOCK_UNITS: u32 = 2048;
+const BLOCK_UNITS: u32 = 1024;
 
 /// Pages in pinned host memory, each one piece in the order `[2 (K, V), layer, slot, kv head, head_dim]`.
 #[derive(Debug)]
@@ -87,6 +88,7 @@ pub(super) struct Lanes {
     /// Of the last copy, whichever stream it was asked of.
     done: CudaEvent,
     chunks: Option<[DeviceBuffer; 2]>,
+    batch: Option<BatchCopy>,
 }
 
 impl Lanes {
@@ -98,6 +100,7 @@ impl Lanes {
             joins: [event()?, event()?],
             done: event()?,
             chunks: None,
+            batch: BatchCopy::find(),
         })
     }
 
@@ -150,11 +153,11 @@ impl Lanes {
         stream: RawStream,
     ) -> Result<(), CudaError> {
         self.fork(stream)?;
-        for (i, copy) in copies.iter().enumerate() {
+        let moves = copies.iter().map(|copy| {
             let (page, host_page) = ends(copy, way);
-            let device = pool.address + u64::from(page) * pool.page_stride;
-            transfer(way, device, host, host_page, self.streams[i % 2].raw())?;
-        }
+            (pool.address + u64::from(page) * pool.page_stride, host_page)
+        });
+        self.transfer(way, host, moves, [0, 1], is_capturing(stream)?)?;
         self.join(stream)
     }
 
@@ -178,6 +181,7 @@ impl Lanes {
                 self.chunks.insert(chunks).each_ref().map(DeviceBuffer::address)
             }
         };
+        let capturing = is_capturing(stream)?;
         self.fork(stream)?;
         for (i, copies) in copies.chunks(pages as usize).enumerate() {
             let lane = self.streams[i % 2].raw();
@@ -193,15 +197,34 @@ impl Lanes {
             if way == Way::ToHost {
                 copy_on_device(gpu, pool, &chunk, &moves, lane)?;
             }
-            for (at, copy) in copies.iter().enumerate() {
-                let device = chunk.address + at as u64 * chunk.page_stride;
-                transfer(way, device, host, ends(copy, way).1, lane)?;
-            }
+            let pages = copies.iter().zip(0_u64..);
+            let pages =
+                pages.map(|(copy, at)| (chunk.address + at * chunk.page_stride, ends(copy, way).1));
+            self.transfer(way, host, pages, [i % 2; 2], capturing)?;
             if way == Way::FromHost {
                 copy_on_device(gpu, &chunk, pool, &moves, lane)?;
             }
         }
         self.join(stream)
+    }
+
+    /// Pages between device addresses and host pages, by the copy engines: in one call, or by turns in two lanes.
+    fn transfer(
+        &self,
+        way: Way,
+        host: &HostPages,
+        pages: impl Iterator<Item = (u64, u32)>,
+        lanes: [usize; 2],
+        capturing: bool,
+    ) -> Result<(), CudaError> {
+        let streams = lanes.map(|lane| self.streams[lane].raw());
+        match self.batch {
+            // A batch cannot be captured.
+            Some(batch) if !capturing => batch.copy(way, host, pages, streams[0]),
+            _ => pages
+                .zip(streams.into_iter().cycle())
+                .try_for_each(|((device, page), stream)| transfer(way, device, host, page, stream)),
+        }
     }
 
     /// Both lanes go on from where the stream is.
@@ -225,6 +248,91 @@ fn ends(copy: &PageCopy, way: Way) -> (u32, u32) {
     match way {
         Way::ToHost => (copy.source.raw(), copy.target.raw()),
         Way::FromHost => (copy.target.raw(), copy.source.raw()),
+    }
+}
+
+/// The driver's `cuMemcpyBatchAsync`, which older drivers do not have.
+#[derive(Clone, Copy, Debug)]
+struct BatchCopy(BatchFunction);
+
+/// Targets, sources and bytes, and their number; attributes, where each begins, and their number; which copy failed.
+type BatchFunction = unsafe extern "C" fn(
+    *mut u64,
+    *mut u64,
+    *mut usize,
+    usize,
+    *mut BatchAttributes,
+    *mut usize,
+    usize,
+    *mut usize,
+    sys::CUstream,
+) -> sys::CUresult;
+
+/// The driver's `CUmemcpyAttributes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct BatchAttributes {
+    /// 1: sources are read in the stream's order.
+    source_order: i32,
+    /// Type and id of a place, for managed memory: none.
+    source_place: [i32; 2],
+    target_place: [i32; 2],
+    /// 1: leave the multiprocessors to others.
+    flags: u32,
+}
+
+impl BatchCopy {
+    fn find() -> Option<Self> {
+        let mut found = std::ptr::null_mut();
+        // SAFETY: the name is a C string, `found` is a valid place for one pointer.
+        let result =
+            unsafe { sys::cuGetProcAddress(c"cuMemcpyBatchAsync".as_ptr(), &mut found, 12_080, 0) };
+        if result as u32 != 0 || found.is_null() {
+            return None;
+        }
+        // SAFETY: the driver gives this name, at this version, that signature.
+        Some(Self(unsafe { std::mem::transmute::<*mut std::ffi::c_void, BatchFunction>(found) }))
+    }
+
+    fn copy(
+        self,
+        way: Way,
+        host: &HostPages,
+        pages: impl Iterator<Item = (u64, u32)>,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        let address = |page: u32| host.memory.host() as u64 + u64::from(page) * host.page_bytes;
+        let (mut devices, mut pinned): (Vec<_>, Vec<_>) =
+            pages.map(|(device, page)| (device, address(page))).unzip();
+        let count = devices.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let (targets, sources) = match way {
+            Way::ToHost => (&mut pinned, &mut devices),
+            Way::FromHost => (&mut devices, &mut pinned),
+        };
+        let mut bytes = vec![host.page_bytes as usize; count];
+        let (source_place, target_place) = ([0; 2], [0; 2]);
+        let mut attributes =
+            BatchAttributes { source_order: 1, source_place, target_place, flags: 1 };
+        let (mut start, mut failed) = (0, 0);
+        // SAFETY: the arrays hold `count` ranges each, all checked pages of pinned memory, the pool or a chunk; the
+        // driver copies the arrays before it returns.
+        let result = unsafe {
+            (self.0)(
+                targets.as_mut_ptr(),
+                sources.as_mut_ptr(),
+                bytes.as_mut_ptr(),
+                count,
+                &mut attributes,
+                &mut start,
+                1,
+                &mut failed,
+                raw(stream),
+            )
+        };
+        check("cuMemcpyBatchAsync", result)
     }
 }
 

@@ -11,7 +11,7 @@ use cust::sys;
 
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
-use super::params::{CopyPagesParams, StoreCacheParams, WriteTableParams};
+use super::params::{CopyPagesParams, LoadPlanParams, StoreCacheParams};
 use super::stream::{RawStream, raw};
 
 /// One entry of one PTX file.
@@ -33,10 +33,12 @@ impl<P> Kernel<P> {
 
 pub(super) const STORE_CACHE: Kernel<StoreCacheParams> =
     Kernel::new("store_cache", include_str!("../../../ptx/store_cache.ptx"), 0);
+pub(super) const STORE_CACHE_STREAMING: Kernel<StoreCacheParams> =
+    Kernel::new("store_cache_streaming", include_str!("../../../ptx/store_cache.ptx"), 0);
 pub(super) const COPY_PAGES: Kernel<CopyPagesParams> =
     Kernel::new("copy_pages", include_str!("../../../ptx/copy_pages.ptx"), 0);
-pub(super) const WRITE_TABLE: Kernel<WriteTableParams> =
-    Kernel::new("write_table", include_str!("../../../ptx/write_table.ptx"), 0);
+pub(super) const LOAD_PLAN: Kernel<LoadPlanParams> =
+    Kernel::new("load_plan", include_str!("../../../ptx/load_plan.ptx"), 0);
 
 /// What is loaded into one context. Modules stay until the context is given up, so graphs may keep using them.
 #[derive(Debug, Default)]
@@ -60,7 +62,8 @@ impl Loaded {
         let refused = |error| CudaError::Ptx { kernel: name, code: error as u32 };
         let module = Module::from_ptx(ptx, &[]).map_err(refused)?;
         let function = module.get_function(name).map_err(refused)?.to_raw();
-        if shared > 48 << 10 {
+        // With the static part, less than 48 KiB of dynamic memory may be too much without being asked for.
+        if shared > 0 {
             let attribute =
                 sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function was just found in a loaded module.

@@ -68,7 +68,9 @@ impl DeviceBuffer {
         let source = items.as_ptr().cast();
         // SAFETY: the target range is inside this buffer (asserted), the source is a live slice of `bytes` bytes.
         let result = unsafe { sys::cuMemcpyHtoD_v2(self.address + start, source, bytes) };
-        check("cuMemcpyHtoD", result)
+        check("cuMemcpyHtoD", result)?;
+        // From pageable memory the call returns when the bytes are staged, not when they have arrived.
+        self.wait()
     }
 
     /// Reads `len` items from byte `start` on, after everything asked of the device is done.

@@ -4,7 +4,7 @@
 //! context with other users in the process. Any thread may call; each call binds the context first. Nothing waits for
 //! the device except where a doc says so. Launches can be captured in a graph: see [`Cuda::stage`].
 //!
-//! * C1. A pinned upload slot is written again only after its copies are done (`ring.rs`).
+//! * C1. A pinned upload slot is written again only after the device has read it (`ring.rs`).
 //! * C2. The staged plan is the plan of the launch (`stage.rs`).
 //! * C3. Nothing that a kernel is given points outside what was checked: slots and pages are below the pool's, rows,
 //!   lengths and table words within the tables, the host's rows long enough.
@@ -39,11 +39,15 @@ use crate::layout::{Dtype, Kv, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy};
 use attend::{Kinds, Launch, launch_f32};
 use copy::{Lanes, Way, check_copies, copy_on_device, unit_bytes};
-use kernels::{COPY_PAGES, STORE_CACHE, WRITE_TABLE};
+use kernels::{COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_STREAMING};
 use params::{AttendParams, StoreCacheParams, magic, wide_magic};
 use pool::Pool;
 use stage::{Places, Stage, StepLimits, slot_bytes};
 use tables::Tables;
+
+/// Steps of so many tokens are stored past the caches, four units a thread: enough to fill the device, too little for
+/// the caches to turn over (measured on an H200 with rows of 2 KiB).
+const STREAMING_TOKENS: std::ops::RangeInclusive<usize> = 513..=8192;
 
 /// How a [`Cuda`] is to work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,12 +56,12 @@ pub struct CudaOptions {
     pub stream: RawStream,
     /// Most new tokens of a step, padding included. Host and device memory for plans is sized by it.
     pub max_step_tokens: u32,
-    /// Most rows of a step, padding included; 0 stands for as many as the page tables have.
+    /// Most rows of a step, padding included; 0 stands for as many as the page tables have, and at least 256.
     pub max_step_rows: u32,
 }
 
 impl Default for CudaOptions {
-    /// The default stream, 16,384 tokens, as many rows as the tables have.
+    /// The default stream, 16,384 tokens, rows by the tables.
     fn default() -> Self {
         Self { stream: 0, max_step_tokens: 16 << 10, max_step_rows: 0 }
     }
@@ -147,8 +151,9 @@ impl Cuda {
     pub fn prepare(&mut self, attend: &Attend) -> Result<(), CudaError> {
         self.gpu.bind()?;
         self.gpu.load(&STORE_CACHE)?;
+        self.gpu.load(&STORE_CACHE_STREAMING)?;
         self.gpu.load(&COPY_PAGES)?;
-        self.gpu.load(&WRITE_TABLE)?;
+        self.gpu.load(&LOAD_PLAN)?;
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         let layout = open.pool.layout();
         check_attend(attend, layout)?;
@@ -172,7 +177,7 @@ impl Cuda {
         let stream = self.options.stream;
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         open.check_begun(plan)?;
-        open.stage.ensure(plan, &mut open.kinds, &open.tables, stream)?;
+        open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
         let (image, places) = (open.stage.address(), Places::of(plan));
         Ok(StagedPlan {
             slot_mapping: image,
@@ -317,7 +322,7 @@ impl Backend for Cuda {
         }
         self.gpu.bind()?;
         let rows = match self.options.max_step_rows {
-            0 => table.rows,
+            0 => table.rows.max(256),
             rows => rows,
         };
         let limits = StepLimits { tokens: self.options.max_step_tokens, rows };
@@ -366,7 +371,7 @@ impl Backend for Cuda {
         let stream = self.options.stream;
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         open.check_begun(plan)?;
-        open.stage.ensure(plan, &mut open.kinds, &open.tables, stream)?;
+        open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
         let layout = open.pool.layout();
         let width = layout.kv_heads() as usize * layout.head_dim() as usize;
         let (tokens, dtype) = (plan.token_count(), layout.dtype());
@@ -381,6 +386,7 @@ impl Backend for Cuda {
         if tokens == 0 {
             return Ok(());
         }
+        let streaming = STREAMING_TOKENS.contains(&tokens) && unit_bytes == 16;
         let (page_stride, slot_stride) = open.pool.strides();
         // Where pages follow one another without a gap, a slot is as good as a page of one token.
         let linear = page_stride == slot_stride * u64::from(layout.page_size());
@@ -402,10 +408,11 @@ impl Backend for Cuda {
             unit_bytes,
             reserved: 0,
         };
-        let (x, y) = store_block(params.row_units, params.tokens);
+        let (x, y) = store_block(params.row_units, streaming);
+        let kernel = if streaming { &STORE_CACHE_STREAMING } else { &STORE_CACHE };
         let grid = (params.tokens.div_ceil(y), 1);
         // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above).
-        unsafe { self.gpu.launch(&STORE_CACHE, grid, (x, y), stream, &params) }
+        unsafe { self.gpu.launch(kernel, grid, (x, y), stream, &params) }
     }
 
     /// Rows are of the pool's dtype, 16-byte aligned unless it is f32. 16-bit pools: head_dim 64, 128 or 256; f32
@@ -445,7 +452,7 @@ impl Backend for Cuda {
             Dtype::F32 => None,
             _ => Some(open.kinds.prepare(&self.gpu, layout, attend, open.limits, stream)?),
         };
-        open.stage.ensure(plan, &mut open.kinds, &open.tables, stream)?;
+        open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
         if tokens == 0 {
             return Ok(());
         }
@@ -507,12 +514,11 @@ fn row_stride(
     if wanted <= bytes { Ok(stride) } else { Err(CudaError::RowsLength { wanted, actual: bytes }) }
 }
 
-/// Threads of a row and rows of a block for `store_cache`. Few tokens: as many threads as a row has units, for the
-/// shortest time; many: four units a thread, for the most bytes in flight.
-fn store_block(row_units: u32, tokens: u32) -> (u32, u32) {
-    let units = if tokens <= 512 { row_units } else { row_units.div_ceil(4) };
+/// Threads of a row and rows of a block for `store_cache`.
+fn store_block(row_units: u32, streaming: bool) -> (u32, u32) {
+    let (units, threads) = if streaming { (row_units.div_ceil(4), 512) } else { (row_units, 256) };
     let x = units.next_power_of_two().clamp(1, 256);
-    (x, 256 / x)
+    (x, threads / x)
 }
 
 fn check_attend(attend: &Attend, layout: &PoolLayout) -> Result<(), CudaError> {

@@ -205,16 +205,28 @@ pub struct CopyPagesParams {
     pub copies: [PageCopy; COPY_PAGES_MAX],
 }
 
-/// What `write_table` takes, by value.
+/// What `load_plan` takes, by value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
-pub struct WriteTableParams {
+pub struct LoadPlanParams {
+    /// Device address of pinned host memory.
+    pub source: u64,
+    /// Device address of the image.
+    pub image: u64,
     /// Device address of the page tables.
     pub words: u64,
-    /// Device address of `TableWrite[count]`.
-    pub writes: u64,
-    /// Writes.
-    pub count: u32,
+    /// Device address of a u32: zero between launches.
+    pub counter: u64,
+    /// Device address of a u64 in pinned host memory: becomes `ticket` when the source may be written again.
+    pub done: u64,
+    /// See `done`.
+    pub ticket: u64,
+    /// 16-byte units of the image.
+    pub units: u32,
+    /// Bytes from the source to `TableWrite[writes]`.
+    pub writes_at: u32,
+    /// Table writes.
+    pub writes: u32,
     /// 0.
     pub reserved: u32,
 }
@@ -320,9 +332,15 @@ const _: () = {
     assert!(offset_of!(CopyPagesParams, reserved) == 68);
     assert!(offset_of!(CopyPagesParams, copies) == 72);
     assert!(size_of::<TableWrite>() == 8);
-    assert!(size_of::<WriteTableParams>() == 24);
-    assert!(offset_of!(WriteTableParams, words) == 0);
-    assert!(offset_of!(WriteTableParams, writes) == 8);
-    assert!(offset_of!(WriteTableParams, count) == 16);
-    assert!(offset_of!(WriteTableParams, reserved) == 20);
+    assert!(size_of::<LoadPlanParams>() == 64);
+    assert!(offset_of!(LoadPlanParams, source) == 0);
+    assert!(offset_of!(LoadPlanParams, image) == 8);
+    assert!(offset_of!(LoadPlanParams, words) == 16);
+    assert!(offset_of!(LoadPlanParams, counter) == 24);
+    assert!(offset_of!(LoadPlanParams, done) == 32);
+    assert!(offset_of!(LoadPlanParams, ticket) == 40);
+    assert!(offset_of!(LoadPlanParams, units) == 48);
+    assert!(offset_of!(LoadPlanParams, writes_at) == 52);
+    assert!(offset_of!(LoadPlanParams, writes) == 56);
+    assert!(offset_of!(LoadPlanParams, reserved) == 60);
 };

@@ -1,31 +1,63 @@
-//! The pinned upload ring: a few pieces of pinned host memory, each used again only after its copies are done.
+//! The pinned upload ring: a few pieces of pinned host memory, each written again only after the device has read it.
 //!
-//! Not here: what is uploaded.
+//! The kernel that reads a slot writes its ticket into pinned memory when it is done, so that a step costs the host one
+//! launch: no copy, no event to record, none to query. Not here: what is uploaded.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cust::sys;
 
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
-use super::memory::PinnedBuffer;
-use super::stream::{CudaEvent, RawStream, raw};
+use super::kernels::LOAD_PLAN;
+use super::memory::{DeviceBuffer, PinnedBuffer};
+use super::params::LoadPlanParams;
+use super::stream::{RawStream, raw};
 
 /// Slots of pinned memory, taken in turn.
 #[derive(Debug)]
 pub(super) struct UploadRing {
     memory: PinnedBuffer,
     slot_bytes: usize,
-    /// One for each slot: done when the slot's copies are.
-    events: Vec<CudaEvent>,
+    /// The ticket that each slot's last reader has written, `u64 [slots]`.
+    done: PinnedBuffer,
+    /// What the readers' blocks count themselves with, `u32 [slots]`.
+    counters: DeviceBuffer,
+    /// The last ticket given out for each slot, and the stream it went to.
+    sent: Vec<(u64, RawStream)>,
     next: usize,
+    ticket: u64,
     sent_bytes: u64,
+}
+
+/// What a slot holds: an image from its start, and table writes somewhere in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    /// Bytes of the image; rounded up to units of 16.
+    pub(super) image_bytes: usize,
+    /// Device address that the image goes to, with room for the last unit.
+    pub(super) image: u64,
+    /// Bytes from the slot's start to the table writes, a multiple of 8.
+    pub(super) writes_at: usize,
+    /// Table writes, all of them checked.
+    pub(super) writes: usize,
+    /// Device address of the page tables.
+    pub(super) words: u64,
 }
 
 impl UploadRing {
     pub(super) fn new(gpu: &Gpu, slots: usize, slot_bytes: usize) -> Result<Self, CudaError> {
         let slot_bytes = slot_bytes.next_multiple_of(64);
-        let memory = PinnedBuffer::new(gpu, slots * slot_bytes)?;
-        let events = (0..slots).map(|_| CudaEvent::new(gpu, false)).collect::<Result<_, _>>()?;
-        Ok(Self { memory, slot_bytes, events, next: 0, sent_bytes: 0 })
+        Ok(Self {
+            memory: PinnedBuffer::new(gpu, slots * slot_bytes)?,
+            slot_bytes,
+            done: PinnedBuffer::new(gpu, slots * size_of::<u64>())?,
+            counters: DeviceBuffer::of(gpu, &vec![0_u32; slots])?,
+            sent: vec![(0, 0); slots],
+            next: 0,
+            ticket: 0,
+            sent_bytes: 0,
+        })
     }
 
     /// Bytes of one slot.
@@ -38,19 +70,34 @@ impl UploadRing {
         self.sent_bytes
     }
 
-    /// The next slot. Waits for its copies only where the host runs a whole ring ahead of the device.
+    /// The next slot. Waits for its reader only where the host runs a whole ring ahead of the device.
     pub(super) fn acquire(&mut self) -> Result<Upload<'_>, CudaError> {
         let slot = self.next;
-        if !self.events[slot].is_done()? {
-            self.events[slot].synchronize()?;
+        let (ticket, stream) = self.sent[slot];
+        while self.read(slot) < ticket {
+            // SAFETY: the stream is the host's.
+            let result = unsafe { sys::cuStreamQuery(raw(stream)) };
+            match check("cuStreamQuery", result) {
+                Ok(()) => break,
+                Err(CudaError::Driver { code: 600, .. }) => std::thread::yield_now(),
+                Err(error) => return Err(error),
+            }
         }
-        self.next = (slot + 1) % self.events.len();
+        self.next = (slot + 1) % self.sent.len();
         let start = slot * self.slot_bytes;
         Ok(Upload { ring: self, slot, start })
     }
+
+    /// The last ticket that a slot's reader has written.
+    fn read(&self, slot: usize) -> u64 {
+        // SAFETY: the slot is inside `done`, 8-byte aligned (pinned memory is page aligned), and the device writes it as
+        // one word.
+        let done = unsafe { &*self.done.host().cast::<AtomicU64>().add(slot) };
+        done.load(Ordering::Acquire)
+    }
 }
 
-/// A slot being filled and copied.
+/// A slot being filled and sent.
 #[derive(Debug)]
 pub(super) struct Upload<'a> {
     ring: &'a mut UploadRing,
@@ -59,23 +106,41 @@ pub(super) struct Upload<'a> {
 }
 
 impl Upload<'_> {
-    /// The slot's bytes, which no copy reads any more.
+    /// The slot's bytes, which the device does not read any more.
     pub(super) fn bytes(&mut self) -> &mut [u8] {
         let bytes = self.ring.slot_bytes;
         &mut self.ring.memory.as_mut_slice()[self.start..self.start + bytes]
     }
 
-    /// Copies the slot's first `len` bytes to the device, in the stream's order, and marks when that is done.
-    pub(super) fn send(self, len: usize, target: u64, stream: RawStream) -> Result<(), CudaError> {
-        assert!(len <= self.ring.slot_bytes);
-        // SAFETY: the source is inside the slot, which is not written again before the event below; the target is
-        // memory of the stage, at least a slot long.
-        let result = unsafe {
-            let source = self.ring.memory.host().add(self.start).cast();
-            sys::cuMemcpyHtoDAsync_v2(target, source, len, raw(stream))
+    /// Has the device read the slot, in the stream's order. The context is bound.
+    pub(super) fn send(self, gpu: &Gpu, load: &Load, stream: RawStream) -> Result<(), CudaError> {
+        let ring = self.ring;
+        let units = load.image_bytes.div_ceil(16);
+        let end = load.writes_at + load.writes * 8;
+        assert!(units * 16 <= ring.slot_bytes && (load.writes == 0 || end <= ring.slot_bytes));
+        let count = units.max(load.writes) as u32;
+        if count == 0 {
+            return Ok(());
+        }
+        ring.ticket += 1;
+        let slot = self.slot as u64;
+        let params = LoadPlanParams {
+            source: ring.memory.address() + self.start as u64,
+            image: load.image,
+            words: load.words,
+            counter: ring.counters.address() + 4 * slot,
+            done: ring.done.address() + 8 * slot,
+            ticket: ring.ticket,
+            units: units as u32,
+            writes_at: load.writes_at as u32,
+            writes: load.writes as u32,
+            reserved: 0,
         };
-        check("cuMemcpyHtoDAsync", result)?;
-        self.ring.sent_bytes += len as u64;
-        self.ring.events[self.slot].record(stream)
+        // SAFETY: source and writes are inside the slot (asserted), which is not written before the ticket is back; the
+        // image has room, the writes were checked.
+        unsafe { gpu.launch(&LOAD_PLAN, (count.div_ceil(256), 1), (256, 1), stream, &params) }?;
+        ring.sent[self.slot] = (ring.ticket, stream);
+        ring.sent_bytes += (load.image_bytes + load.writes * 8) as u64;
+        Ok(())
     }
 }

@@ -1,9 +1,9 @@
 //! The staged plan: one step's arrays at fixed device addresses, from which every kernel of the step reads.
 //!
-//! A plan's image is one piece of memory, sent in one copy:
+//! A plan's image is one piece of memory, sent together with its table writes by one launch:
 //!
 //! ```text
-//! slots [tokens] | positions [tokens] | rows [rows] | decode split of each kind | table writes
+//! slots [tokens] | positions [tokens] | rows [rows] | decode split of each kind
 //! ```
 //!
 //! Its addresses depend on the numbers of tokens and rows alone, so a graph that was captured with one plan can be
@@ -17,7 +17,7 @@ use super::attend::Kinds;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::memory::DeviceBuffer;
-use super::ring::UploadRing;
+use super::ring::{Load, UploadRing};
 use super::stream::{RawStream, is_capturing};
 use super::tables::Tables;
 use crate::id::StepId;
@@ -113,6 +113,7 @@ impl Stage {
     /// Makes the plan the staged one, unless it is. Refuses to send anything while the stream is captured.
     pub(super) fn ensure(
         &mut self,
+        gpu: &Gpu,
         plan: &BatchPlan<'_>,
         kinds: &mut Kinds,
         tables: &Tables,
@@ -125,7 +126,7 @@ impl Stage {
             return Err(CudaError::NotStaged { step: plan.step });
         }
         self.check(plan, tables)?;
-        self.send(plan, &[], kinds, stream).map(|_| ())
+        self.send(gpu, plan, &[], kinds, tables, stream).map(|_| ())
     }
 
     /// Sends a plan's arrays and applies its table writes.
@@ -139,31 +140,36 @@ impl Stage {
     ) -> Result<(), CudaError> {
         self.check(plan, tables)?;
         tables.check(plan.table_writes)?;
-        let (at, sent) = self.send(plan, plan.table_writes, kinds, stream)?;
-        tables.write(gpu, self.address() + at as u64, sent, stream)?;
-        // What did not fit follows through the image's free end.
-        let room = (self.ring.slot_bytes() - at) / size_of::<TableWrite>();
-        for writes in plan.table_writes[sent..].chunks(room) {
+        let sent = self.send(gpu, plan, plan.table_writes, kinds, tables, stream)?;
+        // What did not fit follows, a slot at a time.
+        let empty = self.load(tables);
+        for writes in plan.table_writes[sent..].chunks(self.ring.slot_bytes() / 8) {
             let mut upload = self.ring.acquire()?;
-            let bytes = size_of_val(writes);
-            upload.bytes()[..bytes].copy_from_slice(bytemuck::cast_slice(writes));
-            let target = self.image.address() + at as u64;
-            upload.send(bytes, target, stream)?;
-            tables.write(gpu, target, writes.len(), stream)?;
+            put(upload.bytes(), 0, writes);
+            upload.send(gpu, &Load { writes: writes.len(), ..empty }, stream)?;
         }
         Ok(())
     }
 
-    /// Sends the image with as many of `writes` as fit; gives their offset and number.
+    /// A load of nothing.
+    fn load(&self, tables: &Tables) -> Load {
+        let (image, words) = (self.image.address(), tables.address());
+        Load { image_bytes: 0, image, writes_at: 0, writes: 0, words }
+    }
+
+    /// Sends the image with as many of `writes` as fit; gives their number.
     fn send(
         &mut self,
+        gpu: &Gpu,
         plan: &BatchPlan<'_>,
         writes: &[TableWrite],
         kinds: &mut Kinds,
+        tables: &Tables,
         stream: RawStream,
-    ) -> Result<(usize, usize), CudaError> {
+    ) -> Result<usize, CudaError> {
         self.staged = None;
         let places = Places::of(plan);
+        let empty = self.load(tables);
         let mut upload = self.ring.acquire()?;
         let bytes = upload.bytes();
         match plan.slot_mapping {
@@ -172,13 +178,15 @@ impl Stage {
         };
         put(bytes, places.positions, plan.positions);
         put(bytes, places.rows, plan.rows);
-        let at = kinds.split(plan.rows, bytes, places.decode);
-        let fit = writes.len().min((bytes.len() - at) / size_of::<TableWrite>());
-        let len = put(bytes, at, &writes[..fit]);
-        upload.send(len, self.image.address(), stream)?;
-        kinds.send_extend(plan.token_count() <= plan.rows.len(), &mut self.ring, stream)?;
+        let image_bytes = kinds.split(plan.rows, bytes, places.decode);
+        let writes_at = image_bytes.next_multiple_of(16);
+        let fit = writes.len().min((bytes.len() - writes_at) / size_of::<TableWrite>());
+        put(bytes, writes_at, &writes[..fit]);
+        upload.send(gpu, &Load { image_bytes, writes_at, writes: fit, ..empty }, stream)?;
+        let decode_only = plan.token_count() <= plan.rows.len();
+        kinds.send_extend(gpu, decode_only, &mut self.ring, stream)?;
         self.staged = Some(Staged::of(plan, kinds.len()));
-        Ok((at, fit))
+        Ok(fit)
     }
 
     /// Refuses a plan that would send a kernel outside the pool, the tables or the image.

@@ -6,9 +6,7 @@ use cust::sys;
 
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
-use super::kernels::WRITE_TABLE;
 use super::memory::DeviceBuffer;
-use super::params::WriteTableParams;
 use super::stream::{RawStream, raw};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::TableWrite;
@@ -71,24 +69,6 @@ impl Tables {
             }
         }
         Ok(())
-    }
-
-    /// Writes `count` words from records in device memory, in the stream's order.
-    pub(super) fn write(
-        &self,
-        gpu: &Gpu,
-        records: u64,
-        count: usize,
-        stream: RawStream,
-    ) -> Result<(), CudaError> {
-        if count == 0 {
-            return Ok(());
-        }
-        let count = count as u32;
-        let params =
-            WriteTableParams { words: self.address(), writes: records, count, reserved: 0 };
-        // SAFETY: the records are in the stage, sent before in this stream; `check` has seen to their indices.
-        unsafe { gpu.launch(&WRITE_TABLE, (count.div_ceil(256), 1), (256, 1), stream, &params) }
     }
 
     /// The words as they are on the device, after everything asked for is done. For tests.

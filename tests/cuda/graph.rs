@@ -118,17 +118,15 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
             buffers.check(&mut drive, &items, &plan.plan(), &inputs, &attend);
         }
         let mut left = tokens as u64 - rows as u64;
-        let items: Vec<_> = drive
-            .planner
-            .live()
-            .into_iter()
-            .take(rows - 1)
-            .map(|sequence| {
-                let more = drive.rng.below(len.min(left + 1));
-                left -= more;
-                Item::Extend { sequence, len: 1 + more as u32 }
-            })
-            .collect();
+        let mut items = Vec::new();
+        for sequence in drive.planner.live().into_iter().take(rows - 1) {
+            let room = shape.max_len - drive.planner.sequence(sequence).expect("live").len;
+            let more = drive.rng.below(len.min(left + 1).min(u64::from(room.max(1))));
+            left -= more;
+            if room > 0 {
+                items.push(Item::Extend { sequence, len: 1 + more as u32 });
+            }
+        }
         let plan = drive.planner.plan(&items);
         backend.begin(&plan.plan()).expect("a valid plan");
         let plan = plan.plan().padded(&mut scratch, rows, tokens);

@@ -1,6 +1,6 @@
 //! The CUDA backend on a GPU: the contract of backends, byte parity, graphs, ranks, large pools, the engine's replay.
 //!
-//! Without a GPU each test prints that it was skipped, and passes. `KVARENA_SEEDS=n` sets the seeds of random tests.
+//! Without a GPU each test prints that it was skipped, and passes. `KVARENA_SEEDS=1000..2000` runs other seeds.
 
 mod contract;
 mod copies;
@@ -10,12 +10,34 @@ mod graph;
 mod large;
 mod on_gpu;
 mod ranks;
+mod replay;
+
+use std::ops::Deref;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvarena::backend::cuda::Gpu;
 
-/// The first device, or a note that there is none.
-fn gpu() -> Option<Gpu> {
-    device(0)
+/// One test at a time has the device: captures forbid others to wait for it, and large pools need all of its memory.
+static DEVICE: Mutex<()> = Mutex::new(());
+
+/// The first device while no other test has it, or a note that there is none.
+struct Held {
+    gpu: Gpu,
+    _held: MutexGuard<'static, ()>,
+}
+
+impl Deref for Held {
+    type Target = Gpu;
+
+    fn deref(&self) -> &Gpu {
+        &self.gpu
+    }
+}
+
+fn gpu() -> Option<Held> {
+    // A test that failed has nothing that the next one needs whole.
+    let held = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+    device(0).map(|gpu| Held { gpu, _held: held })
 }
 
 /// A device, or a note that it is not there.
@@ -29,8 +51,12 @@ fn device(ordinal: u32) -> Option<Gpu> {
     }
 }
 
-/// How many seeds a random test takes.
-fn seeds(default: u64) -> std::ops::Range<u64> {
-    let asked = std::env::var("KVARENA_SEEDS").ok().and_then(|n| n.parse().ok());
-    0..asked.unwrap_or(default)
+/// The seeds of a random test.
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    let Ok(range) = std::env::var("KVARENA_SEEDS") else { return 0..count };
+    let bounds = range.split_once("..").map(|(from, to)| (from.parse(), to.parse()));
+    match bounds {
+        Some((Ok(from), Ok(to))) => from..to,
+        _ => panic!("KVARENA_SEEDS={range} is not like 0..100"),
+    }
 }

@@ -68,6 +68,7 @@ fn join(left: &[f32], right: &[f32], width: usize) -> Vec<f32> {
 #[test]
 fn two_ranks_are_one_gpu() {
     let Some(first) = gpu() else { return };
+    let first = &*first;
     let second = device(1).unwrap_or_else(|| first.clone());
     println!("ranks on devices {} and {}", first.ordinal(), second.ordinal());
     let shape = Shape {
@@ -108,10 +109,10 @@ fn two_ranks_are_one_gpu() {
     }
     let mut single = Vec::new();
     let all = steps.iter().map(|(_, plan, inputs)| (plan.as_bytes().to_vec(), inputs.clone()));
-    serve(&first, &shape.pool(), &table, &attend, all, |outputs| single.push(outputs));
+    serve(first, &shape.pool(), &table, &attend, all, |outputs| single.push(outputs));
     let (mut senders, mut receivers) = (Vec::new(), Vec::new());
     thread::scope(|scope| {
-        for (rank, gpu) in [&first, &second].into_iter().enumerate() {
+        for (rank, gpu) in [first, &second].into_iter().enumerate() {
             let (send_step, steps) = mpsc::channel::<Step>();
             let (send_outputs, outputs) = mpsc::channel::<Outputs>();
             let (pool, table, attend) = (rank_pool(rank as u32), &table, &rank_attend);

@@ -1,0 +1,191 @@
+//! Decode and extend attention over random pages.
+
+use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::testkit::contract::attention;
+use kvarena::testkit::rng::Rng;
+use kvarena::{Attend, Backend, Kv, LayerId, Layout, SlotId};
+
+use crate::Outcome;
+use crate::batch::{Batch, Noise, pool, table};
+use crate::report::{Rate, Report};
+use crate::timer::Timer;
+
+const HEAD_DIM: u32 = 128;
+
+/// A pool filled with noise, and rows for q and out.
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    noise: &'a Noise,
+    timer: Timer,
+    cuda: Cuda,
+    q: DeviceBuffer,
+    out: DeviceBuffer,
+    layers: u32,
+    step: u64,
+    rng: Rng,
+}
+
+impl<'a> Bench<'a> {
+    fn new(
+        gpu: &'a Gpu,
+        noise: &'a Noise,
+        (kv_heads, page_size, layout): (u32, u32, Layout),
+        (layers, slots): (u32, u32),
+    ) -> Outcome<Self> {
+        let timer = Timer::new(gpu)?;
+        let stream = timer.stream.raw();
+        let options = CudaOptions { stream, max_step_tokens: 16_384, max_step_rows: 0 };
+        let mut cuda = Cuda::new(gpu, options);
+        cuda.open(&pool(layers, kv_heads, page_size, slots, layout), &table(page_size), 2)?;
+        noise.fill(cuda.pool().expect("just opened"))?;
+        let bytes = 512 << 20;
+        let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
+        Ok(Self { gpu, noise, timer, cuda, q, out, layers, step: 0, rng: Rng::new(5) })
+    }
+
+    /// Times one batch over `sets` layers; whether a few of its rows are right.
+    fn run(&mut self, lens: &[(u32, u32)], q_heads: u32, sets: usize) -> Outcome<(f64, bool)> {
+        assert!(sets <= self.layers as usize);
+        self.step += 1;
+        let layout = *self.cuda.layout().expect("an open backend");
+        let table = table(layout.page_size());
+        let batch = Batch::new(self.step, &layout, &table, lens, &mut self.rng);
+        let attend = Attend::new(q_heads, HEAD_DIM);
+        self.cuda.begin(&batch.plan())?;
+        let set = batch.slots.len() as u64 * u64::from(q_heads * HEAD_DIM) * 2;
+        let rows = self.q.bytes() / set;
+        let Self { timer, cuda, q, out, .. } = self;
+        out.fill(0xff)?;
+        let us = timer.graph(sets, |i| {
+            let at = i as u64 % rows * set;
+            let (q, out) = (q.rows(at, None), out.rows_mut(at, None));
+            cuda.attend(&batch.plan(), LayerId::new(i as u32), &attend, q, out, None)
+        })?;
+        Ok((us, self.check(&batch, &attend, sets, set)?))
+    }
+
+    /// A few (token, head) pairs of a few sequences against float64.
+    fn check(&mut self, batch: &Batch, attend: &Attend, sets: usize, set: u64) -> Outcome<bool> {
+        let layout = *self.cuda.layout().expect("an open backend");
+        let rows = self.q.bytes() / set;
+        let (group, count) = (attend.q_heads / layout.kv_heads(), batch.rows.len());
+        let (mut wrong, mut norm) = (0.0, 0.0);
+        for index in [0, count / 2, count - 1] {
+            let row = batch.rows[index];
+            for token in [0, row.extend_len - 1] {
+                let layer = self.rng.below(sets as u64) as u32;
+                let head = self.rng.below(attend.q_heads.into()) as u32;
+                let kv_head = head / group;
+                let position = row.kv_len - row.extend_len + token;
+                let read = |kv| -> Vec<f32> {
+                    let of = |p: u32| {
+                        let page = batch.pages[index][(p / layout.page_size()) as usize];
+                        let slot = page * layout.page_size() + p % layout.page_size();
+                        let slot = SlotId::new(slot.into());
+                        let at = layout.element(kv, LayerId::new(layer), slot)
+                            + u64::from(kv_head * HEAD_DIM);
+                        (at..at + u64::from(HEAD_DIM)).map(|i| self.noise.at(i))
+                    };
+                    (0..=position).flat_map(of).collect()
+                };
+                let (k, v) = (read(Kv::K), read(Kv::V));
+                let at = u64::from(layer) % rows * set
+                    + 2 * u64::from(HEAD_DIM)
+                        * u64::from((row.qo_start + token) * attend.q_heads + head);
+                let q: Vec<f32> =
+                    (at / 2..at / 2 + u64::from(HEAD_DIM)).map(|i| self.noise.at(i)).collect();
+                let exact = attention(attend, &q, &k, &v, (1, 0), position as usize);
+                let got: Vec<half::bf16> = self.out.read(at, HEAD_DIM as usize)?;
+                for (x, y) in got.iter().zip(&exact.out) {
+                    wrong += (x.to_f64() - y).powi(2);
+                    norm += y * y;
+                }
+            }
+        }
+        Ok((wrong / norm).sqrt() < 1e-2)
+    }
+}
+
+/// Lengths of the Zipf batch: 128 to 32,768, sum 93,488.
+fn zipf() -> Vec<u32> {
+    let power = 256_f64.ln() / 64_f64.ln();
+    let len = |i: u32| (32_768.0 / f64::from(i + 1).powf(power)).round().max(128.0) as u32;
+    let mut lens: Vec<u32> = (0..64).map(len).collect();
+    let mut rng = Rng::new(0);
+    for i in (1..lens.len()).rev() {
+        lens.swap(i, rng.below(i as u64 + 1) as usize);
+    }
+    lens
+}
+
+pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let shapes = [
+        ("b1 L8192", vec![8_192]),
+        ("b1 L131072", vec![131_072]),
+        ("b16 L4096", vec![4_096; 16]),
+        ("b64 L4096", vec![4_096; 64]),
+        ("b128 L2048", vec![2_048; 128]),
+        ("b256 L1024", vec![1_024; 256]),
+        ("b64 zipf128-32768", zipf()),
+    ];
+    let noise = Noise::new(gpu)?;
+    for (kv_heads, q_heads, slots, layers) in
+        [(8, &[32, 64][..], 1 << 20, 12), (32, &[32][..], 1 << 19, 4)]
+    {
+        for (page_size, layout) in
+            [(1, Layout::LayerFirst), (16, Layout::LayerFirst), (16, Layout::PageFirst)]
+        {
+            let shape = (kv_heads, page_size, layout);
+            let mut bench = Bench::new(gpu, &noise, shape, (layers, slots))?;
+            for &q_heads in q_heads {
+                for (name, lens) in &shapes {
+                    let tokens: u32 = lens.iter().sum();
+                    let bytes = f64::from(tokens) * f64::from(kv_heads) * 512.0;
+                    let sets = ((400e6 / bytes).ceil() as usize).clamp(2, 12);
+                    let lens: Vec<_> = lens.iter().map(|&len| (1, len)).collect();
+                    let (us, ok) = bench.run(&lens, q_heads, sets)?;
+                    let case = format!(
+                        "{name} {q_heads}q/{kv_heads}kv page{page_size}{}",
+                        if layout == Layout::PageFirst { " PageFirst" } else { "" }
+                    );
+                    report.row("decode", &case, "kvarena", us, Rate::Bytes(bytes), ok);
+                }
+            }
+            // The next pool needs the memory.
+            let gpu = bench.gpu;
+            drop(bench);
+            assert!(gpu.free_memory()? > 100 << 30 || kv_heads < 32, "memory is held elsewhere");
+        }
+    }
+    Ok(())
+}
+
+pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = Noise::new(gpu)?;
+    for (page_size, layout) in
+        [(16, Layout::LayerFirst), (1, Layout::LayerFirst), (16, Layout::PageFirst)]
+    {
+        let mut bench = Bench::new(gpu, &noise, (8, page_size, layout), (8, 1 << 20))?;
+        for b in [1_u32, 8] {
+            for (new, cached) in
+                [(512_u32, 0_u32), (2_048, 0), (8_192, 0), (512, 7_680), (2_048, 30_720)]
+            {
+                if b * new > 16_384 {
+                    continue;
+                }
+                let (q, p) = (f64::from(new), f64::from(cached));
+                let flop = f64::from(b) * 4.0 * 128.0 * 32.0 * (q * p + q * (q + 1.0) / 2.0);
+                let bytes = f64::from(b) * ((q + p) * 4096.0 + q * 16_384.0);
+                let sets = ((256e6 / bytes).ceil() as usize).clamp(1, 8);
+                let lens = vec![(new, new + cached); b as usize];
+                let (us, ok) = bench.run(&lens, 32, sets)?;
+                let case = format!(
+                    "B{b} q{new} prefix{cached} page{page_size}{}",
+                    if layout == Layout::PageFirst { " PageFirst" } else { "" }
+                );
+                report.row("extend", &case, "kvarena", us, Rate::Flop(flop), ok);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! Batches over random pages, without an engine; and random numbers that host and device both know.
+
+use cust::sys;
+use kvarena::backend::cuda::{DeviceBuffer, Gpu};
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    BatchPlan, BatchRow, Capacity, Dtype, Layout, PoolConfig, PoolLayout, RowId, SlotMapping,
+    StepId, TableShape, TableWrite, TokenId,
+};
+
+use crate::Outcome;
+
+/// A pool of the shapes of the bench: bf16, head_dim 128.
+pub fn pool(layers: u32, kv_heads: u32, page_size: u32, slots: u32, layout: Layout) -> PoolLayout {
+    let config = PoolConfig {
+        layers,
+        kv_heads,
+        head_dim: 128,
+        dtype: Dtype::Bf16,
+        page_size,
+        capacity: Capacity::Pages(slots / page_size),
+        layout,
+        ..PoolConfig::default()
+    };
+    config.layout().expect("a valid pool")
+}
+
+/// Page tables for 256 sequences, 600,000 tokens.
+pub fn table(page_size: u32) -> TableShape {
+    TableShape::new(page_size, 256, 131_072, 600_000).expect("a valid table")
+}
+
+/// `count` different numbers below `bound`, in random order.
+pub fn distinct(rng: &mut Rng, count: usize, bound: u32) -> Vec<u32> {
+    let mut all: Vec<u32> = (0..bound).collect();
+    for i in 0..count {
+        let other = i + rng.below((all.len() - i) as u64) as usize;
+        all.swap(i, other);
+    }
+    all.truncate(count);
+    all
+}
+
+/// One step, owned.
+pub struct Batch {
+    step: u64,
+    pub rows: Vec<BatchRow>,
+    tokens: Vec<TokenId>,
+    positions: Vec<u32>,
+    pub slots: Vec<i32>,
+    writes: Vec<TableWrite>,
+    /// Pages of each sequence.
+    pub pages: Vec<Vec<u32>>,
+}
+
+impl Batch {
+    /// Sequences of (extend_len, kv_len) over random pages.
+    pub fn new(
+        step: u64,
+        layout: &PoolLayout,
+        table: &TableShape,
+        lens: &[(u32, u32)],
+        rng: &mut Rng,
+    ) -> Self {
+        let size = layout.page_size();
+        let count: u32 = lens.iter().map(|(_, kv_len)| kv_len.div_ceil(size)).sum();
+        let mut free = distinct(rng, count as usize, layout.page_count()).into_iter();
+        let mut batch = Self {
+            step,
+            rows: Vec::new(),
+            tokens: Vec::new(),
+            positions: Vec::new(),
+            slots: Vec::new(),
+            writes: Vec::new(),
+            pages: Vec::new(),
+        };
+        let mut chunk = 0;
+        for (i, &(extend_len, kv_len)) in lens.iter().enumerate() {
+            let row = RowId::new(i as u32);
+            let pages: Vec<u32> = free.by_ref().take(kv_len.div_ceil(size) as usize).collect();
+            for (index, &value) in pages.iter().enumerate() {
+                let index = index as u32;
+                if index.is_multiple_of(table.chunk_pages) {
+                    let write =
+                        TableWrite { index: table.directory_word(row, index), value: chunk };
+                    batch.writes.push(write);
+                    chunk += 1;
+                }
+                batch.writes.push(TableWrite { index: table.page_word(chunk - 1, index), value });
+            }
+            let qo_start = batch.positions.len() as u32;
+            batch.rows.push(BatchRow { row, qo_start, extend_len, kv_len });
+            for position in kv_len - extend_len..kv_len {
+                batch.positions.push(position);
+                let page = pages[(position / size) as usize];
+                batch.slots.push((page * size + position % size) as i32);
+                batch.tokens.push(TokenId::PENDING);
+            }
+            batch.pages.push(pages);
+        }
+        batch
+    }
+
+    /// New tokens at these slots, of one sequence that is never attended to.
+    pub fn stores(step: u64, slots: &[u32]) -> Self {
+        let count = slots.len() as u32;
+        // kv_len 0 marks padding: the tables are not looked at.
+        let row = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: count, kv_len: 0 };
+        Self {
+            step,
+            rows: vec![row],
+            tokens: vec![TokenId::PENDING; slots.len()],
+            positions: vec![0; slots.len()],
+            slots: slots.iter().map(|&slot| slot as i32).collect(),
+            writes: Vec::new(),
+            pages: Vec::new(),
+        }
+    }
+
+    pub fn plan(&self) -> BatchPlan<'_> {
+        BatchPlan {
+            step: StepId::new(self.step),
+            rows: &self.rows,
+            tokens: &self.tokens,
+            positions: &self.positions,
+            slot_mapping: SlotMapping::I32(&self.slots),
+            table_writes: &self.writes,
+        }
+    }
+}
+
+/// Random bf16 numbers, repeated through device memory: element `i` of any memory filled with it is `at(i)`.
+pub struct Noise {
+    host: Vec<u16>,
+    device: DeviceBuffer,
+}
+
+impl Noise {
+    pub fn new(gpu: &Gpu) -> Outcome<Self> {
+        let mut rng = Rng::new(42);
+        // Not a multiple of any power of two times much: pages that differ hold different numbers.
+        let len = 24_000_008;
+        let mut number = || {
+            // About normal, from the sum of four uniform numbers.
+            let bits = rng.bits();
+            let sum: u32 = (0..4).map(|i| (bits >> (16 * i)) as u32 & 0xffff).sum();
+            half::bf16::from_f32((sum as f32 / 65_536.0 - 2.0) * 1.7).to_bits()
+        };
+        let host: Vec<u16> = (0..len).map(|_| number()).collect();
+        let device = DeviceBuffer::of(gpu, &host)?;
+        Ok(Self { host, device })
+    }
+
+    pub fn at(&self, element: u64) -> f32 {
+        half::bf16::from_bits(self.host[(element % self.host.len() as u64) as usize]).to_f32()
+    }
+
+    /// Fills device memory.
+    pub fn fill(&self, target: &DeviceBuffer) -> Outcome<()> {
+        let mut at = 0;
+        while at < target.bytes() {
+            let bytes = (target.bytes() - at).min(self.device.bytes());
+            // SAFETY: both ranges are inside their buffers.
+            let result = unsafe {
+                sys::cuMemcpyDtoD_v2(target.address() + at, self.device.address(), bytes as usize)
+            };
+            assert_eq!(result as u32, 0, "cuMemcpyDtoD");
+            at += bytes;
+        }
+        // SAFETY: takes no pointers.
+        assert_eq!(unsafe { sys::cuCtxSynchronize() } as u32, 0, "cuCtxSynchronize");
+        Ok(())
+    }
+
+    /// New device memory, filled.
+    pub fn buffer(&self, gpu: &Gpu, bytes: u64) -> Outcome<DeviceBuffer> {
+        let buffer = DeviceBuffer::new(gpu, bytes)?;
+        self.fill(&buffer)?;
+        Ok(buffer)
+    }
+}

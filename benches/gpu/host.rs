@@ -1,0 +1,117 @@
+//! What a step costs the host, and how long the first one takes.
+
+use std::time::Instant;
+
+use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu};
+use kvarena::{
+    Attend, Backend, Capacity, Dtype, Engine, EngineConfig, Extend, LayerId, Layout, Namespace,
+    Null, PoolConfig, StepScratch, TokenId,
+};
+
+use crate::Outcome;
+use crate::report::{Rate, Report};
+
+fn config(page_size: u32, layers: u32, tokens: u32) -> EngineConfig {
+    let pool = PoolConfig {
+        layers,
+        kv_heads: 8,
+        head_dim: 128,
+        dtype: Dtype::Bf16,
+        page_size,
+        capacity: Capacity::Pages(tokens / page_size),
+        layout: Layout::PageFirst,
+        ..PoolConfig::default()
+    };
+    EngineConfig::from(pool)
+}
+
+/// From nothing to the first step's output: driver, context, pool, kernels, step.
+pub fn first_step(gpu: &Gpu, start: Instant, report: &mut Report) -> Outcome<()> {
+    let mut row = |what: &str, since: Instant| {
+        let us = since.elapsed().as_secs_f64() * 1e6;
+        report.row("first", what, "kvarena", us, Rate::None, true);
+        Instant::now()
+    };
+    let now = row("driver and context", start);
+    let stream = CudaStream::new(gpu)?;
+    let options = CudaOptions { stream: stream.raw(), ..CudaOptions::default() };
+    let mut engine = Engine::new(config(16, 36, 98_304), Cuda::new(gpu, options))?;
+    let now = row("engine and pool of 14.5 GB", now);
+    let attend = Attend::new(32, 128);
+    engine.backend_mut().prepare(&attend)?;
+    let now = row("kernels loaded, memory for attention", now);
+    let mut scratch = StepScratch::new();
+    let prompt: Vec<_> = (0..512).map(TokenId::new).collect();
+    let seq = engine.admit(Namespace::default(), &prompt)?;
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 512 }])?;
+    let rows = DeviceBuffer::of(gpu, &vec![0_u16; 512 * 4096])?;
+    let mut out = DeviceBuffer::new(gpu, rows.bytes())?;
+    let cuda = engine.backend_mut();
+    cuda.store_cache(&plan, LayerId::new(0), rows.rows(0, None), rows.rows(0, None))?;
+    let to = out.rows_mut(0, None);
+    cuda.attend(&plan, LayerId::new(0), &attend, rows.rows(0, None), to, None)?;
+    cuda.synchronize()?;
+    row("first step of 512 tokens, one layer", now);
+    row("all of it", start);
+    Ok(())
+}
+
+/// Host time of `plan_batch` for 256 sequences of 4,096 tokens that decode: the core's plan, the checks, the split, the
+/// upload and the table writes; and of the core's plan alone.
+pub fn plan_cost(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    for page_size in [1, 16] {
+        let stream = CudaStream::new(gpu)?;
+        let options = CudaOptions { stream: stream.raw(), ..CudaOptions::default() };
+        let mut engine = Engine::new(config(page_size, 1, 1 << 21), Cuda::new(gpu, options))?;
+        engine.backend_mut().prepare(&Attend::new(32, 128))?;
+        let sent = |engine: &Engine<Cuda>| engine.backend().uploaded_bytes();
+        let before = sent(&engine);
+        let us = plan_times(&mut engine)?;
+        let bytes = (sent(&engine) - before) / u64::from(256 + ROUNDS);
+        let case = format!("256 x 4,096 page{page_size}");
+        report.row("plan", &case, "plan_batch with begin", us, Rate::None, true);
+        println!("       {bytes} bytes up a step, prefills included");
+        let mut engine = Engine::new(config(page_size, 1, 1 << 21), Null)?;
+        let us = plan_times(&mut engine)?;
+        report.row("plan", &case, "plan_batch alone", us, Rate::None, true);
+    }
+    Ok(())
+}
+
+const ROUNDS: u32 = 300;
+
+/// The median of some decode steps; sequences are finished and forgotten at the end.
+fn plan_times<B: Backend>(engine: &mut Engine<B>) -> Outcome<f64>
+where
+    B::Error: Send + Sync,
+{
+    let mut scratch = StepScratch::new();
+    let mut items = Vec::new();
+    for i in 0..256 {
+        let prompt: Vec<_> = (0..4_096).map(|t| TokenId::new(i * 5_000 + t)).collect();
+        let seq = engine.admit(Namespace::default(), &prompt)?;
+        let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 4_096 }])?.step();
+        engine.commit(step)?;
+        engine.backend_mut().synchronize()?;
+        engine.complete(step)?;
+        items.push(Extend { seq, len: 1 });
+    }
+    let mut times = Vec::new();
+    for round in 0..ROUNDS {
+        for item in &items {
+            engine.append(item.seq, &[TokenId::new(round)])?;
+        }
+        let start = Instant::now();
+        let step = engine.plan_batch(&mut scratch, &items)?.step();
+        times.push(start.elapsed().as_secs_f64() * 1e6);
+        engine.commit(step)?;
+        engine.backend_mut().synchronize()?;
+        engine.complete(step)?;
+    }
+    for item in &items {
+        engine.finish(item.seq)?;
+    }
+    engine.reset();
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}

@@ -1,0 +1,57 @@
+//! What the CUDA backend reaches, beside this machine's own ceilings.
+//!
+//! Shapes and method are those of the FlashInfer baselines it is compared with: calls captured in a graph that is
+//! replayed, the median over replays, random data, random pages, layers in turn so that the L2 cache does not serve
+//! them, planning outside. Prints a table and writes JSON rows to `$OUT/kvarena.json`.
+//!
+//!     cargo bench --features cuda --bench gpu -- [ceil] [store] [copy] [decode] [extend] [plan] [first]
+#![allow(unsafe_code)]
+
+mod attention;
+mod batch;
+mod ceilings;
+mod host;
+mod moves;
+mod report;
+mod timer;
+
+use kvarena::backend::cuda::Gpu;
+
+/// A result of the backend, or the program ends with its error.
+pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> Outcome<()> {
+    let asked: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let wanted = |section: &str| asked.is_empty() || asked.iter().any(|a| a == section);
+    let start = std::time::Instant::now();
+    let gpu = match Gpu::new(0) {
+        Ok(gpu) => gpu,
+        Err(error) => {
+            println!("skipped: {error}");
+            return Ok(());
+        }
+    };
+    let mut report = report::Report::default();
+    if wanted("first") {
+        host::first_step(&gpu, start, &mut report)?;
+    }
+    if wanted("ceil") {
+        ceilings::run(&gpu, &mut report)?;
+    }
+    if wanted("store") {
+        moves::store(&gpu, &mut report)?;
+    }
+    if wanted("copy") {
+        moves::copy(&gpu, &mut report)?;
+    }
+    if wanted("decode") {
+        attention::decode(&gpu, &mut report)?;
+    }
+    if wanted("extend") {
+        attention::extend(&gpu, &mut report)?;
+    }
+    if wanted("plan") {
+        host::plan_cost(&gpu, &mut report)?;
+    }
+    report.write()
+}

@@ -1,0 +1,156 @@
+//! store_cache and page copies.
+
+use kvarena::backend::cuda::{Cuda, CudaOptions, Gpu, HostPages};
+use kvarena::testkit::rng::Rng;
+use kvarena::{Backend, LayerId, Layout, PageCopy, PageId};
+
+use crate::Outcome;
+use crate::batch::{Batch, Noise, distinct, pool, table};
+use crate::report::{Rate, Report};
+use crate::timer::Timer;
+
+/// Bytes of a row of K or V: 8 heads x 128 x bf16.
+const ROW: u64 = 2048;
+
+pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = Noise::new(gpu)?;
+    for (counts, slots, layers) in
+        // 4 GiB of slots in all layers together, as the baselines have in one.
+        [
+            (&[1_u32, 16, 256][..], 1 << 14, 64),
+            (&[4_096][..], 116_496, 9),
+            (&[16_384, 65_536][..], 349_520, 3),
+        ]
+    {
+        for (layout, page_size) in
+            [(Layout::LayerFirst, 1), (Layout::PageFirst, 1), (Layout::PageFirst, 16)]
+        {
+            let mut timer = Timer::new(gpu)?;
+            let stream = timer.stream.raw();
+            let mut rng = Rng::new(3);
+            let options = CudaOptions { stream, max_step_tokens: 65_536, max_step_rows: 0 };
+            let mut cuda = Cuda::new(gpu, options);
+            let layout = pool(layers, 8, page_size, slots, layout);
+            cuda.open(&layout, &table(page_size), 2)?;
+            for (step, &tokens) in counts.iter().enumerate() {
+                let bytes = f64::from(tokens) * 8196.0;
+                let sets = ((300e6 / bytes).ceil() as usize).clamp(3, layers as usize);
+                let batch =
+                    Batch::stores(step as u64 + 1, &distinct(&mut rng, tokens as usize, slots));
+                cuda.begin(&batch.plan())?;
+                let set_bytes = u64::from(tokens) * ROW;
+                let k = noise.buffer(gpu, set_bytes * sets as u64)?;
+                let v = noise.buffer(gpu, set_bytes * sets as u64)?;
+                let us = timer.graph(sets, |i| {
+                    let layer = LayerId::new(i as u32);
+                    let at = i as u64 * set_bytes;
+                    cuda.store_cache(&batch.plan(), layer, k.rows(at, None), v.rows(at, None))
+                })?;
+                let ok = stored(&cuda, &batch, sets as u32 - 1, set_bytes, &noise)?;
+                let case = format!("T{tokens} page{page_size} {:?}", layout.layout());
+                report.row("store", &case, "kvarena", us, Rate::Bytes(bytes), ok);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether some slots of the last set's layer hold their rows.
+fn stored(cuda: &Cuda, batch: &Batch, layer: u32, bytes: u64, noise: &Noise) -> Outcome<bool> {
+    let (layout, memory) =
+        (cuda.layout().expect("an open backend"), cuda.pool().expect("an open backend"));
+    let tokens = batch.slots.len();
+    for token in [0, tokens / 2, tokens - 1] {
+        for kv in [kvarena::Kv::K, kvarena::Kv::V] {
+            let slot = kvarena::SlotId::new(batch.slots[token] as u64);
+            let at = layout.element(kv, LayerId::new(layer), slot) * 2;
+            let row: Vec<half::bf16> = memory.read(at, ROW as usize / 2)?;
+            let first = (u64::from(layer) * bytes + token as u64 * ROW) / 2;
+            if !row.iter().zip(first..).all(|(x, i)| x.to_f32() == noise.at(i)) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = Noise::new(gpu)?;
+    for page_size in [1, 16, 64] {
+        let mut timer = Timer::new(gpu)?;
+        let stream = timer.stream.raw();
+        let mut rng = Rng::new(4);
+        let pages = 1_024;
+        let open = |layout| -> Outcome<Cuda> {
+            let options = CudaOptions { stream, max_step_tokens: 16, max_step_rows: 0 };
+            let mut cuda = Cuda::new(gpu, options);
+            let layout = pool(36, 8, page_size, pages * page_size, layout);
+            cuda.open(&layout, &table(page_size), 2)?;
+            noise.fill(cuda.pool().expect("just opened"))?;
+            Ok(cuda)
+        };
+        let (mut layers, mut whole) = (open(Layout::LayerFirst)?, open(Layout::PageFirst)?);
+        let mut pairs = || -> Vec<PageCopy> {
+            let (from, to) = (distinct(&mut rng, 256, pages), distinct(&mut rng, 256, pages));
+            let pair = |(source, target)| PageCopy {
+                source: PageId::new(source),
+                target: PageId::new(target),
+            };
+            from.into_iter().zip(to).map(pair).collect()
+        };
+        let shape = *whole.layout().expect("just opened");
+        let bytes = 256.0 * shape.page_bytes() as f64;
+        let case = |what: &str| format!("{what} page{page_size}");
+        let sets: Vec<_> = (0..3).map(|_| pairs()).collect();
+        let us = timer.graph(3, |i| layers.copy_to_pool(&mut whole, &sets[i], stream).map(drop))?;
+        let ok = same(&layers, &whole, &sets[2])?;
+        let both = Rate::Bytes(2.0 * bytes);
+        report.row("copy", &case("LayerFirst to PageFirst"), "kvarena", us, both, ok);
+        let us = timer.graph(3, |i| whole.copy_to_pool(&mut layers, &sets[i], stream).map(drop))?;
+        let ok = same(&whole, &layers, &sets[2])?;
+        report.row("copy", &case("PageFirst to LayerFirst"), "kvarena", us, both, ok);
+        let host_pages = 256;
+        let mut host = HostPages::new(gpu, &shape, host_pages)?;
+        let pairs = distinct(&mut rng, 256, pages).into_iter().zip(distinct(&mut rng, 256, 256));
+        let out: Vec<_> = pairs
+            .map(|(page, host)| PageCopy { source: PageId::new(page), target: PageId::new(host) })
+            .collect();
+        let back: Vec<_> =
+            out.iter().map(|c| PageCopy { source: c.target, target: c.source }).collect();
+        for (name, cuda) in [("PageFirst", &mut whole), ("LayerFirst", &mut layers)] {
+            let us = timer.median(|| cuda.copy_to_host(&mut host, &out, stream).map(drop))?;
+            let mut ok = true;
+            for copy in [out[0], out[255]] {
+                ok &= host.page(copy.target) == page(cuda, copy.source)?;
+            }
+            let one = Rate::Bytes(bytes);
+            report.row("copy", &case(&format!("{name} to host")), "kvarena", us, one, ok);
+            let us = timer.median(|| cuda.copy_from_host(&host, &back, stream).map(drop))?;
+            for copy in [out[0], out[255]] {
+                ok &= host.page(copy.target) == page(cuda, copy.source)?;
+            }
+            report.row("copy", &case(&format!("{name} from host")), "kvarena", us, one, ok);
+        }
+    }
+    Ok(())
+}
+
+/// A page's bytes, piece by piece.
+fn page(cuda: &Cuda, id: PageId) -> Outcome<Vec<u8>> {
+    let (layout, memory) =
+        (cuda.layout().expect("an open backend"), cuda.pool().expect("an open backend"));
+    let mut bytes = Vec::new();
+    for piece in 0..layout.pieces_per_page() {
+        let range = layout.piece(id, piece);
+        bytes.extend(memory.read::<u8>(range.start, (range.end - range.start) as usize)?);
+    }
+    Ok(bytes)
+}
+
+fn same(source: &Cuda, target: &Cuda, copies: &[PageCopy]) -> Outcome<bool> {
+    let mut same = true;
+    for copy in [copies[0], copies[255]] {
+        same &= page(source, copy.source)? == page(target, copy.target)?;
+    }
+    Ok(same)
+}

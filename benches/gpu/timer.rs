@@ -1,0 +1,54 @@
+//! Time on the device: graphs replayed between two events.
+
+use kvarena::backend::cuda::{CudaError, CudaEvent, CudaStream, Gpu};
+
+use crate::Outcome;
+
+/// A stream and two events.
+pub struct Timer {
+    pub stream: CudaStream,
+    start: CudaEvent,
+    end: CudaEvent,
+}
+
+impl Timer {
+    pub fn new(gpu: &Gpu) -> Outcome<Self> {
+        let stream = CudaStream::new(gpu)?;
+        Ok(Self { stream, start: CudaEvent::new(gpu, true)?, end: CudaEvent::new(gpu, true)? })
+    }
+
+    /// Microseconds that `work` takes on the stream.
+    pub fn once(&mut self, work: impl FnOnce() -> Result<(), CudaError>) -> Outcome<f64> {
+        self.start.record(self.stream.raw())?;
+        work()?;
+        self.end.record(self.stream.raw())?;
+        self.end.synchronize()?;
+        Ok(f64::from(self.end.elapsed_ms(&self.start)?) * 1e3)
+    }
+
+    /// The median of a few times.
+    pub fn median(&mut self, mut work: impl FnMut() -> Result<(), CudaError>) -> Outcome<f64> {
+        self.once(&mut work)?;
+        let mut times = (0..7).map(|_| self.once(&mut work)).collect::<Outcome<Vec<_>>>()?;
+        times.sort_by(f64::total_cmp);
+        Ok(times[3])
+    }
+
+    /// Microseconds of one call in a graph of calls that take turns over `sets` input sets.
+    pub fn graph(
+        &mut self,
+        sets: usize,
+        mut launch: impl FnMut(usize) -> Result<(), CudaError>,
+    ) -> Outcome<f64> {
+        for _ in 0..2 {
+            (0..sets).try_for_each(&mut launch)?;
+        }
+        self.stream.synchronize()?;
+        let estimate = self.once(|| (0..sets).try_for_each(&mut launch))? / sets as f64;
+        let calls = ((10_000.0 / estimate).ceil() as usize).clamp(sets, 2_000);
+        let calls = calls.div_ceil(sets) * sets;
+        let graph = self.stream.capture(|| (0..calls).try_for_each(|i| launch(i % sets)))?;
+        let raw = self.stream.raw();
+        Ok(self.median(|| graph.launch(raw))? / calls as f64)
+    }
+}

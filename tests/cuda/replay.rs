@@ -1,0 +1,140 @@
+//! The whole engine over the GPU, with the naive model beside it: tables, plans, pages and every byte after every op.
+
+use std::cell::RefCell;
+
+use half::{bf16, f16};
+use kvarena::backend::cuda::{CudaError, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu};
+use kvarena::testkit::contract::bytes;
+use kvarena::testkit::replay::{Inspect, Summary, replay_on};
+use kvarena::testkit::workload::Workload;
+use kvarena::{
+    Attend, Backend, BatchPlan, Dtype, Kv, LayerId, PageCopy, PoolLayout, SlotId, TableShape,
+};
+
+use crate::on_gpu::OnGpu;
+use crate::{gpu, seeds};
+
+/// A backend that is looked at after every call.
+struct Watched {
+    gpu: OnGpu,
+    words: Vec<u32>,
+    /// The pool's bytes, until something may have changed them.
+    pool: RefCell<Option<Vec<u8>>>,
+}
+
+impl Watched {
+    fn new(gpu: &Gpu) -> Self {
+        Self { gpu: OnGpu::new(gpu), words: Vec::new(), pool: RefCell::default() }
+    }
+}
+
+impl Backend for Watched {
+    type Error = CudaError;
+    type Rows<'a> = DeviceRows<'a>;
+    type RowsMut<'a> = DeviceRowsMut<'a>;
+    type Lse<'a> = DeviceRowsMut<'a>;
+
+    fn open(
+        &mut self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        steps: u32,
+    ) -> Result<(), CudaError> {
+        self.gpu.open(layout, table, steps)?;
+        self.words = self.gpu.cuda.table_words()?;
+        Ok(())
+    }
+
+    fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        self.gpu.begin(plan)?;
+        self.words = self.gpu.cuda.table_words()?;
+        Ok(())
+    }
+
+    fn store_cache(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        k: DeviceRows<'_>,
+        v: DeviceRows<'_>,
+    ) -> Result<(), CudaError> {
+        self.pool.take();
+        self.gpu.store_cache(plan, layer, k, v)
+    }
+
+    fn attend(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        q: DeviceRows<'_>,
+        out: DeviceRowsMut<'_>,
+        lse: Option<DeviceRowsMut<'_>>,
+    ) -> Result<(), CudaError> {
+        self.gpu.attend(plan, layer, attend, q, out, lse)
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
+        self.pool.take();
+        self.gpu.copy_pages(copies)
+    }
+
+    fn synchronize(&mut self) -> Result<(), CudaError> {
+        self.gpu.synchronize()
+    }
+}
+
+impl Inspect for Watched {
+    fn store(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), CudaError> {
+        let dtype = self.gpu.cuda.layout().expect("an open backend").dtype();
+        let [k, v] = [k, v].map(|rows| DeviceBuffer::of(self.gpu.cuda.gpu(), &bytes(dtype, rows)));
+        let (k, v) = (k?, v?);
+        self.store_cache(plan, layer, k.rows(0, None), v.rows(0, None))
+    }
+
+    fn load(&self, kv: Kv, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
+        let layout = self.gpu.cuda.layout().expect("an open backend");
+        let memory = self.gpu.cuda.pool().expect("an open backend");
+        let mut pool = self.pool.borrow_mut();
+        let bytes =
+            pool.get_or_insert_with(|| memory.read(0, memory.bytes() as usize).expect("bytes"));
+        let size = layout.dtype().size() as usize;
+        let start = layout.element(kv, layer, slot) as usize * size;
+        let row = &bytes[start..start + (layout.kv_heads() * layout.head_dim()) as usize * size];
+        Some(match layout.dtype() {
+            Dtype::F32 => row.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
+            Dtype::F16 => {
+                row.chunks_exact(2).map(|x| bytemuck::pod_read_unaligned::<f16>(x).into()).collect()
+            }
+            Dtype::Bf16 => row
+                .chunks_exact(2)
+                .map(|x| bytemuck::pod_read_unaligned::<bf16>(x).into())
+                .collect(),
+        })
+    }
+
+    fn words(&self) -> Option<&[u32]> {
+        Some(&self.words)
+    }
+}
+
+#[test]
+fn the_engine_over_the_gpu_is_the_model() {
+    let Some(gpu) = gpu() else { return };
+    let mut summary = Summary::default();
+    for seed in seeds(300) {
+        let mut workload = Workload::new(seed);
+        let config = workload.config();
+        match replay_on(&config.engine(), Watched::new(&gpu), &workload.take_ops(200)) {
+            Ok(more) => summary.add(&more),
+            Err(mismatch) => panic!("seed {seed}: {mismatch}"),
+        }
+    }
+    println!("{summary:?}");
+}

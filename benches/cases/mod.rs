@@ -17,6 +17,9 @@ use kvarena::{Namespace, PageId, PrefixLock, TokenId};
 
 pub const NAMESPACE: Namespace = Namespace::new(0);
 
+/// Pages of the longest sequence.
+const SEQUENCE_PAGES: usize = 1 << 18;
+
 /// A prefix tree and a page pool, as an engine has them, with the buffers that make a call free of allocations.
 pub struct Cache {
     pub tree: PrefixTree,
@@ -40,8 +43,8 @@ impl Cache {
             tree: PrefixTree::new(page_count, page_size, 1, 64),
             pool: PagePool::new(page_count, 1),
             freed: Vec::with_capacity(page_count as usize),
-            duplicates: Vec::with_capacity(1 << 14),
-            pages: vec![PageId::default(); 1 << 14],
+            duplicates: Vec::with_capacity(SEQUENCE_PAGES),
+            pages: vec![PageId::default(); SEQUENCE_PAGES],
         }
     }
 

@@ -6,6 +6,7 @@
 use std::env;
 use std::ops::Range;
 
+use kvarena::testkit::op::Prompt;
 use kvarena::testkit::page_pool::{page_ops, replay_pages};
 use kvarena::testkit::prefix_tree::{prefix_ops, replay_prefix};
 use kvarena::testkit::shrink::{failure, literal, shrink};
@@ -105,6 +106,23 @@ fn engine() {
     ] {
         assert!(all.answers.get(answer).is_some_and(|&count| count > 0), "never reached: {answer}");
     }
+}
+
+/// A planned token that is not yet known may be the first of a chunk of the page tables, when all are taken.
+#[test]
+fn a_pending_token_finds_no_chunk() {
+    let config = SmallConfig {
+        pages: 4,
+        page_size: 1024,
+        sequences: 2,
+        tokens: 1024,
+        ..SmallConfig::default()
+    };
+    let prompt = |len| Op::Admit(Prompt { namespace: 0, like: 0, shared: 0, len, seed: 0 });
+    let all_of_the_first = Op::Plan { first: 0, count: 0, lens: [2; 4], twist: 255 };
+    let ops = [prompt(1023), prompt(1024), all_of_the_first, all_of_the_first];
+    let summary = check(0, &config, &ops);
+    assert_eq!(summary.answers.get("plan_batch OutOfTokens"), Some(&1), "{summary:?}");
 }
 
 #[test]

@@ -73,10 +73,12 @@ pub enum Op {
         /// Below 224 an open step, modulo those, else any.
         pick: u8,
     },
-    /// `finish`
+    /// `finish`, or `finish_with` and [`Keep::Drop`](crate::Keep::Drop).
     Finish {
         /// The sequence; above 250 a finished one.
         pick: u8,
+        /// Whether computed pages are published.
+        publish: bool,
     },
     /// `preempt`
     Preempt {

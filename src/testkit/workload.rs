@@ -65,7 +65,7 @@ impl Workload {
             5 => Op::Commit { pick: self.step(224) },
             6 => Op::Complete { pick: self.step(208) },
             7 => Op::Abort { pick: self.step(224) },
-            8 => Op::Finish { pick: self.seq() },
+            8 => Op::Finish { pick: self.seq(), publish: !self.rng.one_in(8) },
             9 => Op::Preempt { pick: self.seq(), publish: self.rng.one_in(2) },
             10 => Op::Resume { pick: self.step(200) },
             11 => Op::Fork { pick: self.seq() },

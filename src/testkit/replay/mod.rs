@@ -6,6 +6,7 @@
 //! Not here: what the answers must be (`model/`).
 
 mod bytes;
+mod calls;
 mod compare;
 mod host;
 

@@ -1,0 +1,363 @@
+//! The calls of a replay: each made on both sides, and the answers compared.
+
+use std::collections::BTreeSet;
+
+use super::agree;
+use super::bytes::{self, Inspect};
+use super::host::{Host, KeptMatch, MATCHES};
+use crate::engine::Keep;
+use crate::error::EngineError;
+use crate::id::{LayerId, SeqKey, StepId, TokenId};
+use crate::layout::Kv;
+use crate::plan::{BatchPlan, Extend, OwnedPlan};
+use crate::system::fork::Forked;
+use crate::testkit::model::PlanWant;
+use crate::testkit::op::{Op, Prompt};
+use crate::testkit::rng::mix;
+
+impl<B: Inspect> Host<B> {
+    /// Makes an op's call on both sides.
+    pub(super) fn apply(&mut self, op: Op) -> Result<(), String> {
+        self.ops += 1;
+        match op {
+            Op::Admit(prompt) => self.admit(&prompt),
+            Op::Match(prompt) => self.keep_match(&prompt),
+            Op::AdmitMatch { pick } => self.admit_match(pick),
+            Op::Plan { first, count, lens, twist } => {
+                let items = self.batch(first, count, lens, twist);
+                self.plan(&items)
+            }
+            Op::Append { pick, count, seed } => self.append(pick, count, seed),
+            Op::Commit { pick } => self.commit(pick),
+            Op::Complete { pick } => self.complete(pick),
+            Op::Abort { pick } => self.abort(pick),
+            Op::Finish { pick, publish } => self.finish(pick, keep(publish)),
+            Op::Preempt { pick, publish } => self.preempt(pick, keep(publish)),
+            Op::Resume { pick } => self.resume(pick),
+            Op::Fork { pick } => self.fork(pick),
+            Op::Rollback { pick, fewer } => self.rollback(pick, fewer),
+            Op::Reset => {
+                self.engine.reset();
+                self.model.reset();
+                self.summary.count("reset Ok".to_owned());
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends every sequence and step. Nothing may be left in use.
+    pub(super) fn close(&mut self) -> Result<(), String> {
+        while !self.live.is_empty() {
+            self.apply(Op::Finish { pick: 0, publish: true }).and_then(|()| self.compare())?;
+        }
+        while !self.model.open_steps().is_empty() {
+            self.apply(Op::Commit { pick: 0 }).and_then(|()| self.compare())?;
+        }
+        self.apply(Op::Complete { pick: 0 }).and_then(|()| self.compare())?;
+        let stats = self.engine.stats();
+        let left = [stats.private_pages, stats.fenced_pages, stats.protected_pages];
+        agree("what is left in use", &left, &[0; 3])?;
+        agree("sequences and steps left", &[stats.sequences, stats.steps], &[0; 2])
+    }
+
+    fn admit(&mut self, spec: &Prompt) -> Result<(), String> {
+        let (namespace, prompt) = self.prompt(spec);
+        let got = self.engine.admit(namespace, &prompt);
+        let want = self.model.admit(got.unwrap_or_default(), namespace, &prompt);
+        self.answer("admit", &got.map(|_| ()), &want)?;
+        if let Ok(seq) = got {
+            self.took_in(seq, prompt.clone())?;
+        }
+        self.remember(prompt);
+        Ok(())
+    }
+
+    fn keep_match(&mut self, spec: &Prompt) -> Result<(), String> {
+        let (namespace, prompt) = self.prompt(spec);
+        let found = self.engine.match_prefix(namespace, &prompt);
+        let want = self.model.match_prefix(namespace, &prompt);
+        if self.matches.len() == MATCHES {
+            self.matches.pop_front();
+        }
+        self.matches.push_back(KeptMatch { namespace, prompt, found, want });
+        agree("match_prefix", &found.pages(), &want.pages())
+    }
+
+    fn admit_match(&mut self, pick: u8) -> Result<(), String> {
+        let count = self.matches.len().max(1);
+        let Some(KeptMatch { namespace, prompt, found, want }) =
+            self.matches.remove(usize::from(pick) % count)
+        else {
+            return Ok(());
+        };
+        let got = self.engine.admit_match(&found, namespace, &prompt);
+        let want = self.model.admit_match(got.unwrap_or_default(), &want, namespace, &prompt);
+        self.answer("admit_match", &got.map(|_| ()), &want)?;
+        if let Ok(seq) = got {
+            self.took_in(seq, prompt)?;
+        }
+        Ok(())
+    }
+
+    fn batch(&self, first: u8, count: u8, lens: [u8; 4], twist: u8) -> Vec<Extend> {
+        let live = self.live.len().max(1);
+        let seqs = self.live.iter().cycle().skip(usize::from(first) % live);
+        let seqs = seqs.take(if twist == 3 { 0 } else { 1 + usize::from(count) % live });
+        let mut seqs: Vec<_> =
+            seqs.copied().filter(|&seq| twist == 2 || !self.model.is_preempted(seq)).collect();
+        match twist {
+            0 => seqs.extend(seqs.first().copied()),
+            1 => seqs.push(self.pick(255)),
+            _ => {}
+        }
+        let item = |(i, seq): (usize, SeqKey)| {
+            let max = self.model.extend_max(seq).unwrap_or(1);
+            let some = u32::from(lens[i % 4]) / 2 * self.scale() as u32;
+            let len = match lens[i % 4] {
+                0 => 0,
+                1 => max + 1,
+                odd if odd % 2 == 1 => 1 + some % max.max(1),
+                _ => max.max(1),
+            };
+            Extend { seq, len }
+        };
+        seqs.into_iter().enumerate().map(item).collect()
+    }
+
+    fn plan(&mut self, items: &[Extend]) -> Result<(), String> {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let failures = self.engine.backend().failures();
+        let planned = self.engine.plan_batch(&mut scratch, items);
+        let got = planned.as_ref().map(OwnedPlan::from);
+        let got = got.map_err(|error| match error {
+            EngineError::Core(error) => Some(*error),
+            _ => None,
+        });
+        self.scratch = scratch;
+        let want = self.model.plan_batch(items);
+        match (got, want) {
+            (Ok(plan), Ok(want)) => {
+                self.answer("plan_batch", &Ok(plan.plan().step), &Ok(want.step))?;
+                self.planned(items, &plan, &want)
+            }
+            (Err(None), Ok(want)) if self.engine.backend().failures() > failures => {
+                self.summary.count("plan_batch Backend".to_owned());
+                agree("abort", &Ok(()), &self.model.abort(want.step))
+            }
+            (Err(Some(got)), want) => {
+                self.answer("plan_batch", &Err(got), &want.map(|want| want.step))
+            }
+            (got, want) => {
+                let got = got.map(|plan| plan.plan().step);
+                Err(format!("plan_batch: engine {got:?}, model {want:?}"))
+            }
+        }
+    }
+
+    /// A plan was made: it must be right, and its K and V are stored.
+    fn planned(
+        &mut self,
+        items: &[Extend],
+        plan: &OwnedPlan,
+        want: &PlanWant,
+    ) -> Result<(), String> {
+        let again = OwnedPlan::from_bytes(plan.as_bytes()).map_err(|error| error.to_string())?;
+        agree("the plan's bytes", &again, plan)?;
+        let plan = &again.plan();
+        self.compare_plan(plan, want)?;
+        for write in plan.table_writes {
+            self.words[write.index as usize] = write.value;
+        }
+        self.compare_rows(plan, want)?;
+        self.compare_packed(items, want)?;
+        let pages = want.rows.iter().flat_map(|row| row.table.iter().copied()).collect();
+        self.touched.insert(want.step, pages);
+        self.sample(want);
+        self.store(plan, want)
+    }
+
+    fn compare_rows(&self, plan: &BatchPlan<'_>, want: &PlanWant) -> Result<(), String> {
+        let table = self.engine.shape().table;
+        let mut seen = BTreeSet::new();
+        for (row, want) in plan.rows.iter().zip(&want.rows) {
+            if row.row.raw() >= table.rows || !seen.insert(row.row) {
+                return Err(format!("the plan names {:?} twice, or it does not exist", row.row));
+            }
+            for words in [Some(&self.words[..]), self.engine.backend().words()].iter().flatten() {
+                let pages = (0..want.table.len() as u32).map(|i| table.page(words, row.row, i));
+                agree("the page table words", &pages.collect::<Vec<_>>(), &want.table)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides what the steps before will have sampled where a plan's token is pending.
+    fn sample(&mut self, want: &PlanWant) {
+        for row in &want.rows {
+            let known = self.texts[&row.seq].len();
+            let seed = mix(want.step.raw()) ^ u64::from(row.qo_start);
+            let new: Vec<_> = (known..row.kv_len as usize).map(|i| self.token(seed, i)).collect();
+            self.texts.entry(row.seq).or_default().extend(new);
+        }
+    }
+
+    fn store(&mut self, plan: &BatchPlan<'_>, want: &PlanWant) -> Result<(), String> {
+        let layout = self.engine.shape().layout;
+        let mut marks = Vec::new();
+        for row in &want.rows {
+            let scope = self.model.scope(row.seq).map_err(|error| error.to_string())?;
+            let text = &self.texts[&row.seq][..row.kv_len as usize];
+            let start = (row.kv_len - row.extend_len) as usize;
+            marks.extend_from_slice(&bytes::marks(scope, text)[start..]);
+        }
+        for layer in (0..layout.layers()).map(LayerId::new) {
+            let all = |kv| -> Vec<f32> {
+                marks.iter().flat_map(|&mark| bytes::numbers(&layout, mark, kv, layer)).collect()
+            };
+            let (k, v) = (all(Kv::K), all(Kv::V));
+            let stored = self.engine.backend_mut().store(plan, layer, &k, &v);
+            stored.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, pick: u8, count: u8, seed: u8) -> Result<(), String> {
+        let seq = self.pick(pick);
+        let max = self.engine.shape().max_sequence_len as usize;
+        let count = match count {
+            255 => max + 1,
+            count => usize::from(count) * self.scale() % (2 * self.page_size() + 2),
+        };
+        let known = self.model.tokens(seq).map_or(0, <[TokenId]>::len);
+        let text = self.texts.get(&seq);
+        let token = |i| {
+            let sampled = text.and_then(|text| text.get(i).copied());
+            sampled.unwrap_or_else(|| self.token(u64::from(seed % 4), i))
+        };
+        let tokens: Vec<_> = (known..known + count).map(token).collect();
+        let got = self.engine.append(seq, &tokens);
+        let want = self.model.append(seq, &tokens);
+        self.answer("append", &got, &want)?;
+        if want.is_ok() {
+            let text = self.texts.entry(seq).or_default();
+            let old = text.len() - known;
+            text.extend(tokens.iter().skip(old));
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, pick: u8) -> Result<(), String> {
+        let turn = self.model.open_steps().first().copied().filter(|_| pick < 224);
+        let step = turn.unwrap_or(self.any_step(pick));
+        let got = self.engine.commit(step);
+        let want = self.model.commit(step);
+        self.answer("commit", &got, &want)
+    }
+
+    fn complete(&mut self, pick: u8) -> Result<(), String> {
+        let open = self.model.open_steps().first().copied();
+        let all = open.map_or(self.model.last_step(), |open| StepId::new(open.raw() - 1));
+        let step = match pick {
+            0..128 => all,
+            128..208 => StepId::new(self.model.completed().raw() + 1).min(all),
+            _ => self.any_step(pick),
+        };
+        let got = self.engine.complete(step);
+        let want = self.model.complete(step);
+        self.touched.retain(|&step, _| step > self.model.completed());
+        self.answer("complete", &got, &want)
+    }
+
+    fn abort(&mut self, pick: u8) -> Result<(), String> {
+        let open = self.model.open_steps();
+        let open = open.get(usize::from(pick) % open.len().max(1)).filter(|_| pick < 224);
+        let step = open.copied().unwrap_or(self.any_step(pick));
+        let got = self.engine.abort(step);
+        let want = self.model.abort(step);
+        for seq in self.live.clone() {
+            self.cut_text(seq);
+        }
+        self.answer("abort", &got, &want)
+    }
+
+    fn finish(&mut self, pick: u8, keep: Keep) -> Result<(), String> {
+        let seq = self.pick(pick);
+        let got = match keep {
+            Keep::Publish => self.engine.finish(seq),
+            Keep::Drop => self.engine.finish_with(seq, keep),
+        };
+        let want = self.model.finish(seq, keep);
+        self.answer("finish", &got, &want)?;
+        if want.is_ok() {
+            self.live.retain(|&live| live != seq);
+            self.gone.push(seq);
+            let text = self.texts.remove(&seq).unwrap_or_default();
+            self.remember(text);
+        }
+        Ok(())
+    }
+
+    fn preempt(&mut self, pick: u8, keep: Keep) -> Result<(), String> {
+        let seq = self.pick(pick);
+        let got = self.engine.preempt(seq, keep);
+        let want = self.model.preempt(seq, keep);
+        self.cut_text(seq);
+        self.answer("preempt", &got, &want)
+    }
+
+    fn resume(&mut self, pick: u8) -> Result<(), String> {
+        let live = self.live.iter().copied();
+        let preempted: Vec<_> = live.filter(|&seq| self.model.is_preempted(seq)).collect();
+        let seq = preempted.get(usize::from(pick) % preempted.len().max(1));
+        let seq = seq.filter(|_| pick < 200).copied().unwrap_or(self.pick(pick));
+        let got = self.engine.resume(seq);
+        let want = self.model.resume(seq);
+        self.answer("resume", &got, &want)
+    }
+
+    fn fork(&mut self, pick: u8) -> Result<(), String> {
+        let seq = self.pick(pick);
+        let failures = self.engine.backend().failures();
+        let forked = self.engine.fork(seq);
+        let key = forked.as_ref().map(|forked| forked.child).unwrap_or_default();
+        let want = self.model.fork(key, seq);
+        let copy = |forked: &Forked| {
+            forked.copy.zip(forked.step).map(|(copy, step)| (copy.source, copy.target, step))
+        };
+        let got = match &forked {
+            Ok(forked) => Ok(copy(forked)),
+            Err(EngineError::Core(error)) => Err(*error),
+            Err(_) if want.is_ok() && self.engine.backend().failures() > failures => {
+                // There is no child, but what was done for it stays done.
+                self.summary.count("fork Backend".to_owned());
+                return agree("fork", &Ok(()), &self.model.finish(key, Keep::Drop));
+            }
+            Err(error) => return Err(format!("fork: {error}")),
+        };
+        self.answer("fork", &got, &want.map(|want| want.copy))?;
+        if let Ok(forked) = forked {
+            let known = self.model.tokens(seq).map_or(0, <[TokenId]>::len);
+            let text = self.texts[&seq][..known].to_vec();
+            self.took_in(forked.child, text)?;
+        }
+        Ok(())
+    }
+
+    fn rollback(&mut self, pick: u8, fewer: u8) -> Result<(), String> {
+        let seq = self.pick(pick);
+        let max = self.model.tokens(seq).map_or(0, <[TokenId]>::len) as u32 + 1;
+        let min = self.model.published_len(seq).saturating_sub(1);
+        let fewer = u32::from(fewer) * self.scale() as u32;
+        let len = max - fewer % (max - min + 1);
+        let got = self.engine.rollback(seq, len);
+        let want = self.model.rollback(seq, len);
+        if want.is_ok() {
+            self.texts.entry(seq).or_default().truncate(len as usize);
+        }
+        self.answer("rollback", &got, &want)
+    }
+}
+
+fn keep(publish: bool) -> Keep {
+    if publish { Keep::Publish } else { Keep::Drop }
+}

@@ -121,7 +121,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
             const u64 k = p.k + base, v = p.v + base;
             const u32 valid = __ballot_sync(~0u, tile.valid);
             const u32 at = ring + slot * SLOT + (lane / CHUNKS) * ROW;
-#pragma unroll(Q_SHARED ? 4 : 16)
+#pragma unroll(Q_SHARED ? 2 : 16)
             for (int i = 0; i < 16 / TOKENS_PER_COPY; ++i) {
                 const u32 token = i * TOKENS_PER_COPY + lane / CHUNKS;
                 const u64 offset = __shfl_sync(~0u, mine, token);
@@ -155,19 +155,23 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
             u32 words[STAGES];
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) tiles[i] = next_tile(), words[i] = directory(tiles[i]);
-            next = next_tile(), next_word = directory(next);
+            if constexpr (!Q_SHARED) next = next_tile(), next_word = directory(next);
             pending_page = next_tile(), page_word = directory(pending_page);
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) words[i] = page(tiles[i], words[i]);
-            next_word = page(next, next_word);
+            if constexpr (!Q_SHARED) next_word = page(next, next_word);
             page_word = page(pending_page, page_word);
             pending_directory = next_tile(), directory_word = directory(pending_directory);
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) copy_tile(tiles[i], words[i], i);
         }
         auto refill = [&](u32 slot) {
-            copy_tile(next, next_word, slot);
-            next = pending_page, next_word = page_word;
+            if constexpr (Q_SHARED) {  // no registers to look so far ahead
+                copy_tile(pending_page, page_word, slot);
+            } else {
+                copy_tile(next, next_word, slot);
+                next = pending_page, next_word = page_word;
+            }
             pending_page = pending_directory, page_word = page(pending_directory, directory_word);
             pending_directory = next_tile(), directory_word = directory(pending_directory);
         };
@@ -383,7 +387,9 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
     __device__ __forceinline__ void finish(const DecodeCursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
                                            const float (&sum)[NT][2]) {
         const u32 begin = c.start + c.head * c.units;
-        const u32 first = begin / per, parts = (begin + c.units - 1) / per - first + 1;  // the stretches it lies in
+        const u32 some = max(1u, c.units - DECODE_EXTRA);  // units with tokens; the rest has nothing to add
+        if (c.at >= some) return;
+        const u32 first = begin / per, parts = (begin + some - 1) / per - first + 1;  // the stretches it lies in
         if (parts == 1) {
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
@@ -410,7 +416,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
     // All warps: joins the parts of a segment, each warp some of the fragments.
     __device__ __forceinline__ void join(const Pending& pending) {
         constexpr int PER = (D / 16) / WARPS < 2 ? 1 : 2;  // fragments at a time
-        constexpr int BATCH = Q_SHARED ? 4 : 8;            // parts whose loads are in flight together
+        constexpr int BATCH = Q_SHARED ? 2 : D == 128 && NT == 1 ? 16 : 8;  // parts whose loads are in flight together
 #pragma unroll 1
         for (u32 i = warp * PER; i < FRAGMENTS; i += WARPS * PER) {
             const u32 n = i / (D / 16);

@@ -137,6 +137,10 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
 
     struct Shared {
         u64 offsets[2][BN];  // of the tokens of a tile; bit 63: not there
+        u64 head_offset;     // of the item's head within a slot
+        uint4 spans[WARPS];  // of each warp's rows: first and last position, first query's position, first packed row
+        u32 row;             // of the item's sequence
+        u32 item;
         u32 ticket;
         u32 last;
     };
@@ -148,18 +152,19 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
         const u32 group = p.group;
         const u32 q_tile = shared_address(memory), k_tile = q_tile + BM * ROW, v_tile = k_tile + 2 * TILE;
-        const u32 tiles = (work.kv_end - work.kv_begin + BN - 1) / BN;
+        auto is_tile = [&](u32 tile) { return work.kv_begin + tile * BN < work.kv_end; };
 
         // Look-ups: thread i < BN looks for token i of a tile, a tile before its offset is published.
-        auto look = [&](u32 tile) { return look_up(p, work.row, work.kv_begin + tile * BN + thread); };
+        u32 row = work.row;
+        auto look = [&](u32 tile) { return look_up(p, row, work.kv_begin + tile * BN + thread); };
         auto there = [&](u32 tile) { return thread < BN && work.kv_begin + tile * BN + thread < work.kv_end; };
         // The directory's word is the same for many tiles and comes from the L1 cache.
         auto page = [&](u32 tile) { return there(tile) ? load_page(p, look(tile), load_directory(p, look(tile))) : 0; };
-        auto publish = [&](u32 tile, u32 page) {
-            if (thread < BN) shared.offsets[tile % 2][thread] = there(tile) ? slot_offset(p, look(tile), page) : NONE;
+        auto publish = [&](u32 tile, u32 page, u64 head_offset) {
+            if (thread < BN) shared.offsets[tile % 2][thread] = there(tile) ? slot_offset(p, look(tile), page) + head_offset : NONE;
         };
+        if (thread == 0) shared.head_offset = head * p.head_stride, shared.row = row, shared.item = item;
         const u32 piece = thread % CHUNKS;
-        const u64 in_slot = head * p.head_stride + piece * 16;
         auto copy_tile = [&](u32 tile) {
             const u32 buffer = tile % 2 * TILE;
 #pragma unroll
@@ -167,7 +172,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 const u32 token = thread / CHUNKS + i * ROWS_PER_COPY;
                 const u64 offset = shared.offsets[tile % 2][token];
                 const bool is = !(offset & NONE);
-                const u64 from = in_slot + (is ? offset : 0);
+                const u64 from = piece * 16 + (is ? offset : 0);
                 const u32 to = buffer + token * ROW + (piece ^ token % 8) * 16;
                 copy16(k_tile + to, p.k + from, is);
                 copy16(v_tile + to, p.v + from, is);
@@ -185,9 +190,9 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             const u64 from = p.q + (work.qo_start + query) * p.q_stride + (head * group + packed - query * group) * ROW + piece * 16;
             copy16(q_tile + row * ROW + (piece ^ row % 8) * 16, packed < rows ? from : p.q, packed < rows);
         }
-        publish(0, page0), publish(1, page1);
+        publish(0, page0, head * p.head_stride), publish(1, page1, head * p.head_stride);
         __syncthreads();
-        if (tiles > 0) copy_tile(0);
+        if (is_tile(0)) copy_tile(0);
         copy_commit();
 
         if (p.turn_q != 0) {
@@ -200,18 +205,15 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
             }
         }
-        const Logits logits = Logits::make(p);
-        const bool capped = logits.cap > 0.f;
-        const float factor = capped ? 1.f : logits.scale;
-        // Positions of the first query and of the warp's rows.
-        const u32 position0 = work.kv_len - work.extend_len;  // no tile where kv_len is 0
-        const u32 warp_row = work.q_begin + warp * 16 * MT;
-        const u32 warp_first = position0 + warp_row / group, warp_last = position0 + (warp_row + 16 * MT - 1) / group;
-        const u32 column = lane % 4 * 2;
-        const u32 q_lane = q_tile + (warp * 16 * MT + lane % 16) * ROW + ((lane / 16) ^ lane % 8) * 16;
-        const u32 k_lane = (lane / 16 * 8 + lane % 8) * ROW + ((lane / 8 % 2) ^ lane % 8) * 16;
-        const u32 v_lane = (lane / 8 % 2 * 8 + lane % 8) * ROW + ((lane / 16) ^ lane % 8) * 16;
-
+        const float factor = p.soft_cap > 0.f ? 1.f : Logits::make(p).scale;
+        // Positions of the warp's rows, in shared memory: the loop has no registers for them.
+        const u32 span = shared_address(&shared.spans[warp]);
+        {
+            const u32 position0 = work.kv_len - work.extend_len;  // no tile where kv_len is 0
+            const u32 warp_row = work.q_begin + warp * 16 * MT;
+            if (lane == 0) shared.spans[warp] = make_uint4(position0 + warp_row / group, position0 + (warp_row + 16 * MT - 1) / group, position0, warp_row);
+            __syncwarp();
+        }
         float o[MT][D / 8][4];
         float top[MT][2], sum[MT][2];
 #pragma unroll
@@ -221,24 +223,37 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             for (int n = 0; n < D / 8; ++n) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.f;
         }
 
-        for (u32 tile = 0; tile < tiles; ++tile) {
+        for (u32 tile = 0; is_tile(tile); ++tile) {
             copy_wait<0>();
             __syncthreads();
-            if (tile + 1 < tiles) copy_tile(tile + 1);
+            if (is_tile(tile + 1)) copy_tile(tile + 1);
             copy_commit();
             // The offsets of this tile have been used: those of the next but one take their place.
-            publish(tile + 2, next_page);
+            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(row) : "r"(shared_address(&shared.row)));
+            u64 head_offset;
+            asm volatile("ld.shared.u64 %0, [%1];" : "=l"(head_offset) : "r"(shared_address(&shared.head_offset)));
+            publish(tile + 2, next_page, head_offset);
             next_page = page(tile + 3);
 
+            // ldmatrix addresses, made anew for each tile: the loop has no registers for them.
+            u32 lane;
+            asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+            const u32 column = lane % 4 * 2;
+            const u32 q_lane = q_tile + (warp * 16 * MT + lane % 16) * ROW + ((lane / 16) ^ lane % 8) * 16;
+            const u32 k_lane = (lane / 16 * 8 + lane % 8) * ROW + ((lane / 8 % 2) ^ lane % 8) * 16;
+            const u32 v_lane = (lane / 8 % 2 * 8 + lane % 8) * ROW + ((lane / 16) ^ lane % 8) * 16;
             const u32 begin = work.kv_begin + tile * BN;
+            u32 warp_first, warp_last;
+            asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(warp_first), "=r"(warp_last) : "r"(span));
             if (begin > warp_last) continue;
+            const bool cut = begin + BN - 1 > warp_first || (p.window != 0 && begin + p.window <= warp_last);
             const u32 kb = k_tile + tile % 2 * TILE, vb = v_tile + tile % 2 * TILE;
             float s[MT][BN / 8][4];
 #pragma unroll
             for (int m = 0; m < MT; ++m)
 #pragma unroll
                 for (int n = 0; n < BN / 8; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.f;
-#pragma unroll
+#pragma unroll(4)
             for (int k = 0; k < D / 16; ++k) {
                 u32 q[MT][4];
 #pragma unroll
@@ -251,26 +266,25 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                     for (int m = 0; m < MT; ++m) mma(T(), s[m][2 * n], q[m], b[0], b[1]), mma(T(), s[m][2 * n + 1], q[m], b[2], b[3]);
                 }
             }
-            if (capped) {
+            if (p.soft_cap > 0.f) {
+                const Logits logits = Logits::make(p);
 #pragma unroll
                 for (int m = 0; m < MT; ++m)
 #pragma unroll
                     for (int i = 0; i < BN / 2; ++i) s[m][i / 4][i % 4] = logits.capped(s[m][i / 4][i % 4]);
             }
-            if (begin + BN - 1 > warp_first || (p.window != 0 && begin + p.window <= warp_last)) {
-                u32 query_low[MT], query_high[MT];
+            if (cut) {
+                u32 position0, warp_row;
+                asm volatile("ld.shared.v2.u32 {%0,%1}, [%2 + 8];" : "=r"(position0), "=r"(warp_row) : "r"(span));
 #pragma unroll
                 for (int m = 0; m < MT; ++m) {
-                    query_low[m] = position0 + (warp_row + m * 16 + lane / 4) / group;
-                    query_high[m] = position0 + (warp_row + m * 16 + lane / 4 + 8) / group;
-                }
-#pragma unroll
-                for (int m = 0; m < MT; ++m)
+                    const u32 low = position0 + (warp_row + m * 16 + lane / 4) / group, high = position0 + (warp_row + m * 16 + lane / 4 + 8) / group;
 #pragma unroll
                     for (int i = 0; i < BN / 2; ++i) {
-                        const u32 token = begin + i / 4 * 8 + column + i % 2, query = i % 4 < 2 ? query_low[m] : query_high[m];
+                        const u32 token = begin + i / 4 * 8 + column + i % 2, query = i % 4 < 2 ? low : high;
                         if (token > query || (p.window != 0 && token + p.window <= query)) s[m][i / 4][i % 4] = MINUS_INF;
                     }
+                }
             }
             u32 weights[MT][BN / 8][2];
 #pragma unroll
@@ -321,6 +335,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         }
         copy_wait<0>();
         // Loaded again rather than kept in registers that the loop has no room for.
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(item) : "r"(shared_address(&shared.item)));
         work = load_work(p, item), head = item % p.kv_heads;
 
         Finish<T, D, MT, WARPS>::run(p, reinterpret_cast<float*>(memory + BM * ROW), shared.last, work, head, factor, o, top, sum);

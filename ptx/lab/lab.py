@@ -225,7 +225,7 @@ def check_one(r, small=False, force=None):
         refs.append((qo, ext, torch.cat(o), torch.cat(l))); qo += ext
     step = Step(dtype, D, heads, kv_heads, page_size, rows, (words, *table), strides, q, out, lse, window, scale, cap)
     problems = []
-    bound = {torch.bfloat16: 6e-3, torch.float16: 8e-4, torch.float32: 1e-5}[dtype]
+    bound = {torch.bfloat16: 6e-3, torch.float16: 8e-4, torch.float32: 5e-5}[dtype]
     worst = 0.0
     for turn in range(2):  # the second finds the counters as the first left them
         out.fill_(float("nan"))

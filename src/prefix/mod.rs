@@ -42,6 +42,7 @@ use std::collections::VecDeque;
 use slotmap::{SecondaryMap, SlotMap};
 
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
+use crate::memory::ask_for_huge_pages;
 use age::{Age, AgeList};
 use child_table::ChildTable;
 use leave::Leave;
@@ -145,12 +146,21 @@ impl PrefixTree {
         // Filled and emptied in reverse, so that keys come in rising order again.
         let scope = self.present_scope(Namespace::default());
         let link = Link { parent: None, span: Span::EMPTY };
-        let nodes: Vec<NodeKey> =
-            (0..self.link.capacity()).map(|_| self.link.insert(link)).collect();
-        for &node in nodes.iter().rev() {
+        let capacity = self.link.capacity();
+        let mut nodes = Vec::with_capacity(capacity);
+        for _ in 0..capacity {
+            let node = self.link.insert(link);
             self.age.insert(node, Age::new(0));
             self.scope.insert(node, scope);
             self.leave.insert(node, Leave::default());
+            if nodes.is_empty() {
+                // The columns begin here: before the rest of them is touched, ask for huge pages.
+                column_of(&self.link[node], capacity);
+                column_of(&self.age[node], capacity);
+                column_of(&self.scope[node], capacity);
+                column_of(&self.leave[node], capacity);
+            }
+            nodes.push(node);
         }
         for node in nodes.into_iter().rev() {
             self.link.remove(node);
@@ -239,4 +249,10 @@ impl PrefixTree {
         let pages = nodes.iter().rev().flat_map(|&node| self.node_pages(node));
         pages.flat_map(|(_, pages)| pages.iter().copied()).collect()
     }
+}
+
+/// Asks for huge pages for a column, given its first slot. A slot is a value and its version.
+fn column_of<T>(first: &T, capacity: usize) {
+    let slot = (size_of::<T>() + 4).next_multiple_of(align_of::<T>());
+    ask_for_huge_pages(std::ptr::from_ref(first).addr(), capacity * slot);
 }

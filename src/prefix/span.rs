@@ -19,7 +19,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::bitmap::{Bitmap, WORD};
 use crate::id::{PageId, TokenId};
-use crate::memory::touch;
+use crate::memory::{touch, touch_reserved};
 
 /// No extent.
 const NONE: u32 = u32::MAX;
@@ -100,9 +100,7 @@ impl SpanStore {
     pub fn prefault(&mut self) {
         touch(&mut self.tokens);
         touch(&mut self.pages);
-        let vacant = Extent::zeroed();
-        self.extents.resize(self.extents.capacity(), vacant);
-        self.extents.clear();
+        touch_reserved(&mut self.extents, Extent::zeroed());
     }
 
     pub fn bytes(page_count: u32, page_size: u32) -> u64 {

@@ -55,9 +55,7 @@ pub fn serve(chats: &Chats, cache: &mut Cache) -> Served {
 }
 
 pub fn cache(page_size: u32) -> Cache {
-    let mut cache = Cache::new(CACHE_TOKENS / page_size, page_size);
-    cache.tree.prefault();
-    cache
+    Cache::new(CACHE_TOKENS / page_size, page_size)
 }
 
 fn full(chats: &Chats, request: ChatRequest) -> &[kvarena::TokenId] {

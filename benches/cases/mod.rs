@@ -39,9 +39,14 @@ pub struct Started {
 
 impl Cache {
     pub fn new(page_count: u32, page_size: u32) -> Self {
+        let (mut tree, mut pool) =
+            (PrefixTree::new(page_count, page_size, 1, 64), PagePool::new(page_count, 1));
+        // As an engine does.
+        tree.prefault();
+        pool.prefault();
         Self {
-            tree: PrefixTree::new(page_count, page_size, 1, 64),
-            pool: PagePool::new(page_count, 1),
+            tree,
+            pool,
             freed: Vec::with_capacity(page_count as usize),
             duplicates: Vec::with_capacity(SEQUENCE_PAGES),
             pages: vec![PageId::default(); SEQUENCE_PAGES],

@@ -104,6 +104,32 @@ impl Bitmap {
         None
     }
 
+    /// The first member from `start` on, from the beginning again where there is none. As [`Bitmap::next_word`].
+    pub fn next(&self, start: usize) -> Option<usize> {
+        let (index, offset) = (start / WORD, start % WORD);
+        let here = self.word(index) & (u64::MAX << offset);
+        if here != 0 {
+            return Some(index * WORD + here.trailing_zeros() as usize);
+        }
+        let index = self.next_word(index + 1)?;
+        Some(index * WORD + self.word(index).trailing_zeros() as usize)
+    }
+
+    /// The first word with a member from word `start` on, from the beginning again where there is none. O(words / 64) at
+    /// worst, O(1) where members are many.
+    pub fn next_word(&self, start: usize) -> Option<usize> {
+        let summary = self.nonzero.as_raw_slice();
+        let first = start / WORD;
+        let masked = summary.get(first).map_or(0, |bits| bits & (u64::MAX << (start % WORD)));
+        let later = summary.iter().enumerate().skip(first + 1).map(|(i, bits)| (i, *bits));
+        let wrapped = summary.iter().enumerate().take(first + 1).map(|(i, bits)| (i, *bits));
+        let (index, bits) = std::iter::once((first, masked))
+            .chain(later)
+            .chain(wrapped)
+            .find(|(_, bits)| *bits != 0)?;
+        Some(index * WORD + bits.trailing_zeros() as usize)
+    }
+
     /// Takes the `out.len()` lowest members out, in rising order.
     ///
     /// # Panics

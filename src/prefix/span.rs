@@ -10,8 +10,8 @@
 //!
 //! There are as many places as pages, and a span takes exactly one for each of its pages: places cannot run out before
 //! pages do, whatever the nodes look like. Contiguity is a matter of speed only: large spans take whole words of free
-//! places, small ones follow one another, and a span that grows moves on to a whole word of its own, so that sequences
-//! that grow side by side do not interleave.
+//! places, small ones follow one another, and a span that grows moves on to a whole word of its own, or a gap of its own
+//! where no word is whole, so that sequences that grow side by side do not interleave.
 //!
 //! Not here: which node owns which span.
 
@@ -23,6 +23,12 @@ use crate::memory::{touch, touch_reserved};
 
 /// No extent.
 const NONE: u32 = u32::MAX;
+
+/// Words that are looked at for a gap.
+const GAP_WORDS: usize = 8;
+
+/// A gap of so many places is taken without looking further.
+const GAP_GOOD: usize = 16;
 
 /// A further run of neighbouring places.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -68,6 +74,8 @@ pub(super) struct SpanStore {
     whole: Bitmap,
     /// The word that small spans are packed into.
     open: usize,
+    /// The word where the search for free places goes on.
+    cursor: usize,
     extents: Vec<Extent>,
     /// Vacant extents, linked by `next`.
     vacant: u32,
@@ -91,6 +99,7 @@ impl SpanStore {
             free: Bitmap::new(page_count, true),
             whole,
             open: usize::MAX,
+            cursor: 0,
             extents: Vec::with_capacity(page_count as usize),
             vacant: NONE,
             extent_count: 0,
@@ -156,22 +165,38 @@ impl SpanStore {
             self.take(start, wanted);
             return (start, wanted);
         }
-        if let Some(first) = self.whole.lowest_word() {
-            let word = first * WORD + self.whole.word(first).trailing_zeros() as usize;
+        if let Some(word) = self.whole.next(self.cursor) {
             if pack {
                 self.open = word;
             }
-            let len = self.whole_run(word, wanted);
-            self.take(word * WORD, len);
-            return (word * WORD, len);
+            let (start, len) = self.whole_run(word, wanted);
+            self.take(start, len);
+            self.cursor = (start + len) / WORD;
+            return (start, len);
         }
-        let word =
-            self.free.lowest_word().expect("T6: a free place for every page not in the tree");
-        let bits = self.free.word(word);
-        let offset = bits.trailing_zeros() as usize;
-        let len = ((bits >> offset).trailing_ones() as usize).min(wanted);
-        self.take(word * WORD + offset, len);
-        (word * WORD + offset, len)
+        let (start, run) = self.gap(wanted);
+        let len = run.min(wanted);
+        self.take(start, len);
+        (start, len)
+    }
+
+    /// A run of free places between taken ones: the longest in a few words, or the first that does. The next call looks
+    /// further on, so that spans that grow side by side get gaps of their own.
+    fn gap(&mut self, wanted: usize) -> (usize, usize) {
+        let mut best = (0, 0);
+        for _ in 0..GAP_WORDS {
+            let word = self.free.next_word(self.cursor);
+            let word = word.expect("T6: a free place for every page not in the tree");
+            self.cursor = (word + 1) % self.free.word_count();
+            let (offset, run) = longest_run(self.free.word(word));
+            if run > best.1 {
+                best = (word * WORD + offset, run);
+            }
+            if best.1 >= wanted.max(GAP_GOOD) {
+                break;
+            }
+        }
+        best
     }
 
     /// The place behind the last one taken in the open word, if `wanted` fit there.
@@ -180,11 +205,21 @@ impl SpanStore {
         (tail >= wanted).then(|| (self.open + 1) * WORD - tail)
     }
 
-    /// Places, at most `wanted`, in the whole words from `word` on.
-    fn whole_run(&self, word: usize, wanted: usize) -> usize {
-        let words = wanted.div_ceil(WORD);
-        let run = (word..word + words).take_while(|&w| self.whole.contains(w as u32)).count();
-        wanted.min(run * WORD)
+    /// A run of at most `wanted` places in the whole words from `word` on. If they do not do, the free places on either
+    /// side of them are taken too: what one eviction freed is taken whole.
+    fn whole_run(&self, word: usize, wanted: usize) -> (usize, usize) {
+        let words =
+            (word..word + wanted.div_ceil(WORD)).take_while(|&w| self.whole.contains(w as u32));
+        let count = words.count();
+        if count * WORD >= wanted {
+            return (word * WORD, wanted);
+        }
+        let before = match word.checked_sub(1) {
+            Some(word) => self.free.word(word).leading_ones() as usize,
+            None => 0,
+        };
+        let after = self.free.word(word + count).trailing_ones() as usize;
+        (word * WORD - before, wanted.min(before + count * WORD + after))
     }
 
     /// Lengthens the last extent by at most `wanted` places, as far as those behind it are free.
@@ -386,6 +421,8 @@ impl SpanStore {
     }
 
     fn release(&mut self, start: usize, len: usize) {
+        // What was freed last is looked at first: in a full cache it is what the next span needs.
+        self.cursor = start / WORD;
         for_each_mask(start, len, |word, mask| {
             self.free.insert(word, mask);
             if self.free.word(word) == u64::MAX {
@@ -393,6 +430,19 @@ impl SpanStore {
             }
         });
     }
+}
+
+/// The longest run of ones in a word that has some: where it starts, and its length. Ties go to the lowest.
+fn longest_run(word: u64) -> (usize, usize) {
+    // Each round shortens every run by one; the last bits to stay are the ends of the longest runs.
+    let (mut rest, mut len) = (word, 0);
+    let mut last = rest;
+    while rest != 0 {
+        last = rest;
+        rest &= rest << 1;
+        len += 1;
+    }
+    (last.trailing_zeros() as usize + 1 - len, len)
 }
 
 /// Calls `visit(word, mask)` for each word that a run of places touches.
@@ -405,5 +455,20 @@ fn for_each_mask(start: usize, len: usize, mut visit: impl FnMut(usize, u64)) {
         let mask = (u64::MAX >> (WORD - bits)) << offset;
         visit(word, mask);
         at += bits;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::longest_run;
+
+    #[test]
+    fn the_longest_run_is_found() {
+        assert_eq!(longest_run(1), (0, 1));
+        assert_eq!(longest_run(u64::MAX), (0, 64));
+        assert_eq!(longest_run(0b0111_0110_1100), (8, 3));
+        assert_eq!(longest_run(0b11_0011), (0, 2));
+        assert_eq!(longest_run(1 << 63), (63, 1));
+        assert_eq!(longest_run(u64::MAX << 5 | 0b111), (5, 59));
     }
 }

@@ -115,8 +115,8 @@ impl Bitmap {
         Some(index * WORD + self.word(index).trailing_zeros() as usize)
     }
 
-    /// The first word with a member from word `start` on, from the beginning again where there is none. O(words / 64) at
-    /// worst, O(1) where members are many.
+    /// The first word with a member from word `start` on, from the beginning again where there is none. O(words / 64)
+    /// at worst, O(1) where members are many.
     pub fn next_word(&self, start: usize) -> Option<usize> {
         let summary = self.nonzero.as_raw_slice();
         let first = start / WORD;

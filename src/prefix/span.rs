@@ -10,8 +10,8 @@
 //!
 //! There are as many places as pages, and a span takes exactly one for each of its pages: places cannot run out before
 //! pages do, whatever the nodes look like. Contiguity is a matter of speed only: large spans take whole words of free
-//! places, small ones follow one another, and a span that grows moves on to a whole word of its own, or a gap of its own
-//! where no word is whole, so that sequences that grow side by side do not interleave.
+//! places, small ones follow one another, and a span that grows moves on to a whole word of its own, or a gap of its
+//! own where no word is whole, so that sequences that grow side by side do not interleave.
 //!
 //! Not here: which node owns which span.
 

@@ -90,8 +90,8 @@ impl UploadRing {
 
     /// The last ticket that a slot's reader has written.
     fn read(&self, slot: usize) -> u64 {
-        // SAFETY: the slot is inside `done`, 8-byte aligned (pinned memory is page aligned), and the device writes it as
-        // one word.
+        // SAFETY: the slot is inside `done`, 8-byte aligned (pinned memory is page aligned), and the device writes it
+        // as one word.
         let done = unsafe { &*self.done.host().cast::<AtomicU64>().add(slot) };
         done.load(Ordering::Acquire)
     }

@@ -1,13 +1,16 @@
 //! Who works on what: cuts a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
 //!
 //! Two kernels share a step. Sequences with few query rows (`extend_len * group <= decode_rows`) go to the decode
-//! kernel, which reads each token once for all of them and is bound by memory; the rest go to the extend kernel, which is bound by
-//! arithmetic. Both run on a fixed grid and read what this module wrote, so a captured graph can be replayed while
-//! lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query tiles), never the context.
+//! kernel, which reads each token once for all of them and is bound by memory; the rest go to the extend kernel,
+//! which is bound by arithmetic. Both run on a fixed grid and read what this module wrote, so a captured graph can be
+//! replayed while lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query tiles), never the
+//! context.
 //!
 //! * decode: tokens are counted in units of [`DECODE_UNIT`]; the kv heads are dealt to lanes, in each lane the units of
-//!   all sequences and heads stand in one line, and every CTA takes the same number of them, wherever sequences begin and
-//!   end. CTAs of different lanes read neighbouring heads of the same tokens at about the same time, which memory likes.
+//! all sequences and heads stand in one line, and every CTA takes the same number of them, wherever sequences begin
+//! and
+//! end. CTAs of different lanes read neighbouring heads of the same tokens at about the same time, which memory
+//! likes.
 //! * extend: an item is a tile of query rows and the tokens it sees. Items are sorted longest first and taken in that
 //!   order; where they are too few to fill the machine, each is cut over its tokens.
 //!
@@ -23,7 +26,8 @@ use core::mem::size_of;
 
 /// Tokens of one decode unit.
 pub const DECODE_UNIT: u32 = 16;
-/// Units without tokens that end a head of a sequence: what it costs beside its tokens, and who writes a padding row's zeros.
+/// Units without tokens that end a head of a sequence: what it costs beside its tokens, and who writes a padding
+/// row's zeros.
 pub const DECODE_EXTRA: u32 = 6;
 /// Query rows that `partial` of the decode kernel has room for in a slot.
 const PARTIAL_ROWS: u32 = 16;

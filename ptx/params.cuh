@@ -166,38 +166,36 @@ KV_AT(ExtendWork, part, 28);
 struct StoreCacheParams {
     u64 k;            // rows to store: [tokens, kv_heads, head_dim], k_stride bytes apart
     u64 v;            // the same, v_stride bytes apart
-    u64 k_stride;     // bytes
-    u64 v_stride;     // bytes
+    u64 slots;        // i32 or i64 [tokens]; negative: nothing is written
     u64 k_pool;       // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride
     u64 v_pool;       // this layer's V, same strides
     u64 page_stride;  // bytes
-    u64 slot_stride;  // bytes
-    u64 slots;        // i32 or i64 [tokens]; negative: nothing is written
-    u64 page_magic;   // slot / page_size is the high half of slot * page_magic; 0: the slot is its own page
-    u32 page_size;    // slots of a page
-    u32 slot_bytes;   // 4 or 8
+    u32 k_stride;     // bytes
+    u32 v_stride;     // bytes
     u32 tokens;
+    u32 page_size;    // slots of a page; 1 also where pages follow one another without a gap
+    u64 page_magic;   // slot / page_size is the high half of slot * page_magic, where page_size is not 1
+    u32 slot_stride;  // bytes
+    u32 slot_bytes;   // 4 or 8
     u32 row_units;    // units of a row: kv_heads * head_dim * dtype size / unit_bytes
     u32 unit_bytes;   // 16, 4 or 2: what a thread moves at once
-    u32 reserved;     // 0
 };
-KV_SIZE(StoreCacheParams, 104);
+KV_SIZE(StoreCacheParams, 88);
 KV_AT(StoreCacheParams, k, 0);
 KV_AT(StoreCacheParams, v, 8);
-KV_AT(StoreCacheParams, k_stride, 16);
-KV_AT(StoreCacheParams, v_stride, 24);
-KV_AT(StoreCacheParams, k_pool, 32);
-KV_AT(StoreCacheParams, v_pool, 40);
-KV_AT(StoreCacheParams, page_stride, 48);
-KV_AT(StoreCacheParams, slot_stride, 56);
-KV_AT(StoreCacheParams, slots, 64);
-KV_AT(StoreCacheParams, page_magic, 72);
-KV_AT(StoreCacheParams, page_size, 80);
-KV_AT(StoreCacheParams, slot_bytes, 84);
-KV_AT(StoreCacheParams, tokens, 88);
-KV_AT(StoreCacheParams, row_units, 92);
-KV_AT(StoreCacheParams, unit_bytes, 96);
-KV_AT(StoreCacheParams, reserved, 100);
+KV_AT(StoreCacheParams, slots, 16);
+KV_AT(StoreCacheParams, k_pool, 24);
+KV_AT(StoreCacheParams, v_pool, 32);
+KV_AT(StoreCacheParams, page_stride, 40);
+KV_AT(StoreCacheParams, k_stride, 48);
+KV_AT(StoreCacheParams, v_stride, 52);
+KV_AT(StoreCacheParams, tokens, 56);
+KV_AT(StoreCacheParams, page_size, 60);
+KV_AT(StoreCacheParams, page_magic, 64);
+KV_AT(StoreCacheParams, slot_stride, 72);
+KV_AT(StoreCacheParams, slot_bytes, 76);
+KV_AT(StoreCacheParams, row_units, 80);
+KV_AT(StoreCacheParams, unit_bytes, 84);
 
 // The pages to copy travel inside the parameters (4,096 bytes at most), so that nothing needs to be uploaded.
 #define COPY_PAGES_MAX 448

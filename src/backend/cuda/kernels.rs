@@ -35,6 +35,8 @@ pub(super) const STORE_CACHE: Kernel<StoreCacheParams> =
     Kernel::new("store_cache", include_str!("../../../ptx/store_cache.ptx"), 0);
 pub(super) const STORE_CACHE_STREAMING: Kernel<StoreCacheParams> =
     Kernel::new("store_cache_streaming", include_str!("../../../ptx/store_cache.ptx"), 0);
+pub(super) const STORE_CACHE_ANY: Kernel<StoreCacheParams> =
+    Kernel::new("store_cache_any", include_str!("../../../ptx/store_cache.ptx"), 0);
 pub(super) const COPY_PAGES: Kernel<CopyPagesParams> =
     Kernel::new("copy_pages", include_str!("../../../ptx/copy_pages.ptx"), 0);
 pub(super) const LOAD_PLAN: Kernel<LoadPlanParams> =

@@ -24,6 +24,7 @@ mod pool;
 mod ring;
 mod split;
 mod stage;
+mod store;
 mod stream;
 mod tables;
 
@@ -38,16 +39,12 @@ use crate::id::{LayerId, StepId};
 use crate::layout::{Dtype, Kv, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy};
 use attend::{Kinds, Launch, launch_f32};
-use copy::{Lanes, Way, check_copies, copy_on_device, unit_bytes};
-use kernels::{COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_STREAMING};
-use params::{AttendParams, StoreCacheParams, magic, wide_magic};
+use copy::{Lanes, Way, check_copies, copy_on_device};
+use kernels::{COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
+use params::{AttendParams, magic};
 use pool::Pool;
-use stage::{Places, Stage, StepLimits, slot_bytes};
+use stage::{Places, Stage, StepLimits};
 use tables::Tables;
-
-/// Steps of so many tokens are stored past the caches, four units a thread: enough to fill the device, too little for
-/// the caches to turn over (measured on an H200 with rows of 2 KiB).
-const STREAMING_TOKENS: std::ops::RangeInclusive<usize> = 513..=8192;
 
 /// How a [`Cuda`] is to work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,6 +148,7 @@ impl Cuda {
     pub fn prepare(&mut self, attend: &Attend) -> Result<(), CudaError> {
         self.gpu.bind()?;
         self.gpu.load(&STORE_CACHE)?;
+        self.gpu.load(&STORE_CACHE_ANY)?;
         self.gpu.load(&STORE_CACHE_STREAMING)?;
         self.gpu.load(&COPY_PAGES)?;
         self.gpu.load(&LOAD_PLAN)?;
@@ -372,47 +370,8 @@ impl Backend for Cuda {
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         open.check_begun(plan)?;
         open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
-        let layout = open.pool.layout();
-        let width = layout.kv_heads() as usize * layout.head_dim() as usize;
-        let (tokens, dtype) = (plan.token_count(), layout.dtype());
-        let k_stride = row_stride(k.stride, k.bytes, tokens, width, dtype)?;
-        let v_stride = row_stride(v.stride, v.bytes, tokens, width, dtype)?;
-        let row_bytes = (width * dtype.size() as usize) as u64;
-        let unit_bytes = unit_bytes(&[row_bytes, k_stride, v_stride, k.address, v.address]);
-        if unit_bytes < dtype.size().min(4) {
-            return Err(CudaError::RowsAlignment { align: dtype.size() });
-        }
-        let (k_pool, v_pool) = (open.pool.origin(Kv::K, layer)?, open.pool.origin(Kv::V, layer)?);
-        if tokens == 0 {
-            return Ok(());
-        }
-        let streaming = STREAMING_TOKENS.contains(&tokens) && unit_bytes == 16;
-        let (page_stride, slot_stride) = open.pool.strides();
-        // Where pages follow one another without a gap, a slot is as good as a page of one token.
-        let linear = page_stride == slot_stride * u64::from(layout.page_size());
-        let params = StoreCacheParams {
-            k: k.address,
-            v: v.address,
-            k_stride,
-            v_stride,
-            k_pool,
-            v_pool,
-            page_stride: if linear { slot_stride } else { page_stride },
-            slot_stride,
-            slots: open.stage.address(),
-            page_magic: if linear { 0 } else { wide_magic(u64::from(layout.page_size())) },
-            page_size: if linear { 1 } else { layout.page_size() },
-            slot_bytes: slot_bytes(plan) as u32,
-            tokens: tokens as u32,
-            row_units: (row_bytes / u64::from(unit_bytes)) as u32,
-            unit_bytes,
-            reserved: 0,
-        };
-        let (x, y) = store_block(params.row_units, streaming);
-        let kernel = if streaming { &STORE_CACHE_STREAMING } else { &STORE_CACHE };
-        let grid = (params.tokens.div_ceil(y), 1);
-        // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above).
-        unsafe { self.gpu.launch(kernel, grid, (x, y), stream, &params) }
+        let slots = open.stage.address();
+        store::store(&self.gpu, &open.pool, plan, slots, layer, [k, v], stream)
     }
 
     /// Rows are of the pool's dtype, 16-byte aligned unless it is f32. 16-bit pools: head_dim 64, 128 or 256; f32
@@ -512,13 +471,6 @@ fn row_stride(
         tokens => (tokens as u64 - 1) * stride + width as u64 * size,
     };
     if wanted <= bytes { Ok(stride) } else { Err(CudaError::RowsLength { wanted, actual: bytes }) }
-}
-
-/// Threads of a row and rows of a block for `store_cache`.
-fn store_block(row_units: u32, streaming: bool) -> (u32, u32) {
-    let (units, threads) = if streaming { (row_units.div_ceil(4), 512) } else { (row_units, 256) };
-    let x = units.next_power_of_two().clamp(1, 256);
-    (x, threads / x)
 }
 
 fn check_attend(attend: &Attend, layout: &PoolLayout) -> Result<(), CudaError> {

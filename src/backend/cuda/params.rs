@@ -134,7 +134,7 @@ pub struct ExtendWork {
     pub part: u32,
 }
 
-/// What `store_cache` takes, by value.
+/// What `store_cache` and its kin take, by value. What the first instructions need stands first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StoreCacheParams {
@@ -142,34 +142,32 @@ pub struct StoreCacheParams {
     pub k: u64,
     /// The same of V, `v_stride` apart.
     pub v: u64,
-    /// Bytes from row to row of K.
-    pub k_stride: u64,
-    /// Bytes from row to row of V.
-    pub v_stride: u64,
+    /// Device address of i32 or i64 `[tokens]`; negative: nothing is written.
+    pub slots: u64,
     /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`.
     pub k_pool: u64,
     /// Device address of this layer's V, same strides.
     pub v_pool: u64,
     /// Bytes from page to page.
     pub page_stride: u64,
-    /// Bytes from slot to slot.
-    pub slot_stride: u64,
-    /// Device address of i32 or i64 `[tokens]`; negative: nothing is written.
-    pub slots: u64,
-    /// See [`wide_magic`], of `page_size`.
-    pub page_magic: u64,
-    /// Slots of a page.
-    pub page_size: u32,
-    /// 4 or 8.
-    pub slot_bytes: u32,
+    /// Bytes from row to row of K.
+    pub k_stride: u32,
+    /// Bytes from row to row of V.
+    pub v_stride: u32,
     /// Rows.
     pub tokens: u32,
+    /// Slots of a page; 1 also where pages follow one another without a gap.
+    pub page_size: u32,
+    /// See [`wide_magic`], of `page_size`.
+    pub page_magic: u64,
+    /// Bytes from slot to slot.
+    pub slot_stride: u32,
+    /// 4 or 8.
+    pub slot_bytes: u32,
     /// Units of a row.
     pub row_units: u32,
     /// 16, 4 or 2: what a thread moves at once.
     pub unit_bytes: u32,
-    /// 0.
-    pub reserved: u32,
 }
 
 /// Pages that one launch of `copy_pages` takes.
@@ -300,23 +298,22 @@ const _: () = {
     assert!(offset_of!(ExtendWork, kv_begin) == 20);
     assert!(offset_of!(ExtendWork, kv_end) == 24);
     assert!(offset_of!(ExtendWork, part) == 28);
-    assert!(size_of::<StoreCacheParams>() == 104);
+    assert!(size_of::<StoreCacheParams>() == 88);
     assert!(offset_of!(StoreCacheParams, k) == 0);
     assert!(offset_of!(StoreCacheParams, v) == 8);
-    assert!(offset_of!(StoreCacheParams, k_stride) == 16);
-    assert!(offset_of!(StoreCacheParams, v_stride) == 24);
-    assert!(offset_of!(StoreCacheParams, k_pool) == 32);
-    assert!(offset_of!(StoreCacheParams, v_pool) == 40);
-    assert!(offset_of!(StoreCacheParams, page_stride) == 48);
-    assert!(offset_of!(StoreCacheParams, slot_stride) == 56);
-    assert!(offset_of!(StoreCacheParams, slots) == 64);
-    assert!(offset_of!(StoreCacheParams, page_magic) == 72);
-    assert!(offset_of!(StoreCacheParams, page_size) == 80);
-    assert!(offset_of!(StoreCacheParams, slot_bytes) == 84);
-    assert!(offset_of!(StoreCacheParams, tokens) == 88);
-    assert!(offset_of!(StoreCacheParams, row_units) == 92);
-    assert!(offset_of!(StoreCacheParams, unit_bytes) == 96);
-    assert!(offset_of!(StoreCacheParams, reserved) == 100);
+    assert!(offset_of!(StoreCacheParams, slots) == 16);
+    assert!(offset_of!(StoreCacheParams, k_pool) == 24);
+    assert!(offset_of!(StoreCacheParams, v_pool) == 32);
+    assert!(offset_of!(StoreCacheParams, page_stride) == 40);
+    assert!(offset_of!(StoreCacheParams, k_stride) == 48);
+    assert!(offset_of!(StoreCacheParams, v_stride) == 52);
+    assert!(offset_of!(StoreCacheParams, tokens) == 56);
+    assert!(offset_of!(StoreCacheParams, page_size) == 60);
+    assert!(offset_of!(StoreCacheParams, page_magic) == 64);
+    assert!(offset_of!(StoreCacheParams, slot_stride) == 72);
+    assert!(offset_of!(StoreCacheParams, slot_bytes) == 76);
+    assert!(offset_of!(StoreCacheParams, row_units) == 80);
+    assert!(offset_of!(StoreCacheParams, unit_bytes) == 84);
     assert!(size_of::<PageCopy>() == 8);
     assert!(size_of::<CopyPagesParams>() == 3656);
     assert!(offset_of!(CopyPagesParams, source) == 0);

@@ -1,0 +1,84 @@
+//! store_cache launches: which of three kernels, and with how many threads a row.
+//!
+//! Not here: the plan that says which slots (`stage.rs`).
+
+use super::copy::unit_bytes;
+use super::error::CudaError;
+use super::gpu::Gpu;
+use super::kernels::{STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
+use super::memory::DeviceRows;
+use super::params::{StoreCacheParams, wide_magic};
+use super::pool::Pool;
+use super::row_stride;
+use super::stage::slot_bytes;
+use super::stream::RawStream;
+use crate::id::LayerId;
+use crate::layout::Kv;
+use crate::plan::BatchPlan;
+
+/// Steps of so many tokens are stored past the caches, four units a thread: enough to fill the device, too little for
+/// the caches to turn over (measured on an H200 with rows of 2 KiB).
+const STREAMING_TOKENS: std::ops::RangeInclusive<u32> = 513..=8192;
+
+/// Stores the rows of a staged plan whose slot mapping is at device address `slots`.
+pub(super) fn store(
+    gpu: &Gpu,
+    pool: &Pool,
+    plan: &BatchPlan<'_>,
+    slots: u64,
+    layer: LayerId,
+    [k, v]: [DeviceRows<'_>; 2],
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let (layout, tokens) = (pool.layout(), plan.token_count());
+    let width = layout.kv_heads() as usize * layout.head_dim() as usize;
+    let stride = |rows: DeviceRows<'_>| {
+        let stride = row_stride(rows.stride, rows.bytes, tokens, width, layout.dtype())?;
+        let short = |_| CudaError::RowsLength { wanted: stride, actual: u32::MAX.into() };
+        u32::try_from(stride).map_err(short)
+    };
+    let (k_stride, v_stride) = (stride(k)?, stride(v)?);
+    let row_bytes = (width * layout.dtype().size() as usize) as u64;
+    let unit_bytes =
+        unit_bytes(&[row_bytes, k_stride.into(), v_stride.into(), k.address, v.address]);
+    if unit_bytes < layout.dtype().size().min(4) {
+        return Err(CudaError::RowsAlignment { align: layout.dtype().size() });
+    }
+    let (k_pool, v_pool) = (pool.origin(Kv::K, layer)?, pool.origin(Kv::V, layer)?);
+    if tokens == 0 {
+        return Ok(());
+    }
+    let (page_stride, slot_stride) = pool.strides();
+    // Where pages follow one another without a gap, a slot is as good as a page of one token.
+    let linear = page_stride == slot_stride * u64::from(layout.page_size());
+    let page_size = if linear { 1 } else { layout.page_size() };
+    let params = StoreCacheParams {
+        k: k.address,
+        v: v.address,
+        slots,
+        k_pool,
+        v_pool,
+        page_stride: if linear { slot_stride } else { page_stride },
+        k_stride,
+        v_stride,
+        tokens: tokens as u32,
+        page_size,
+        page_magic: wide_magic(page_size.into()),
+        slot_stride: slot_stride as u32,
+        slot_bytes: slot_bytes(plan) as u32,
+        row_units: (row_bytes / u64::from(unit_bytes)) as u32,
+        unit_bytes,
+    };
+    let narrow = unit_bytes == 16 && params.slot_bytes == 4;
+    let (kernel, x, threads) = match params.row_units {
+        units if narrow && STREAMING_TOKENS.contains(&params.tokens) => {
+            (&STORE_CACHE_STREAMING, units.div_ceil(4).next_power_of_two().min(256), 512)
+        }
+        units if narrow && units <= 256 => (&STORE_CACHE, units, 256),
+        units => (&STORE_CACHE_ANY, units.next_power_of_two().min(256), 256),
+    };
+    let y = threads / x;
+    let grid = (params.tokens.div_ceil(y), 1);
+    // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above).
+    unsafe { gpu.launch(kernel, grid, (x, y), stream, &params) }
+}

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
@@ -14,7 +15,7 @@ pub struct Args {
     pub trace: Option<PathBuf>,
     /// Most requests: read from the trace [default: all], or generated [default: 8000]
     #[arg(long, value_name = "N")]
-    pub requests: Option<usize>,
+    pub requests: Option<NonZeroUsize>,
     /// Seed of the generated chats
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -55,6 +56,11 @@ pub enum Prefix {
 }
 
 impl Args {
+    /// Most requests, `default` if nothing is said.
+    pub fn max_requests(&self, default: usize) -> usize {
+        self.requests.map_or(default, NonZeroUsize::get)
+    }
+
     pub fn capacity(&self) -> Capacity {
         match (self.pages, self.bytes) {
             (Some(pages), _) => Capacity::Pages(pages),

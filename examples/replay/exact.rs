@@ -22,6 +22,9 @@ struct Page {
     idle_since: u64,
 }
 
+/// Younger than any page that is idle.
+const IN_USE: u64 = u64::MAX;
+
 /// Requests one after another, with an exact page-level LRU.
 fn naive(requests: &[Request], pages: usize, page_size: usize) -> Figures {
     let mut figures = Figures { hit_tokens: 0, evicted_pages: 0, skipped: 0 };
@@ -42,6 +45,7 @@ fn naive(requests: &[Request], pages: usize, page_size: usize) -> Figures {
         let mut path = vec![0];
         for page in prompt[..prompt.len() - 1].chunks_exact(page_size) {
             let Some(&id) = ids.get(&(path[path.len() - 1], page.to_vec())) else { break };
+            cached.get_mut(&id).expect("it was found").idle_since = IN_USE;
             path.push(id);
         }
         let matched = path.len() - 1;
@@ -49,8 +53,9 @@ fn naive(requests: &[Request], pages: usize, page_size: usize) -> Figures {
         // Take the pages that the rest needs.
         let free = pages - cached.len();
         for _ in free..wanted - matched {
-            let idle = cached.iter().filter(|(id, _)| !path.contains(id));
-            let oldest = *idle.min_by_key(|(_, page)| page.idle_since).expect("a page is idle").0;
+            let oldest = cached.iter().min_by_key(|(_, page)| page.idle_since);
+            let oldest = *oldest.expect("pages are cached").0;
+            assert_ne!(cached[&oldest].idle_since, IN_USE, "a page is idle");
             let page = cached.remove(&oldest).expect("it was found");
             ids.remove(&page.key);
             figures.evicted_pages += 1;

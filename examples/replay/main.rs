@@ -71,10 +71,10 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 
 fn workload(args: &Args) -> Result<(Vec<Request>, String), Box<dyn Error>> {
     let Some(file) = &args.trace else {
-        let requests = chat::generate(args.requests.unwrap_or(8000), args.seed);
+        let requests = chat::generate(args.max_requests(8000), args.seed);
         return Ok((requests, format!("generated chats, seed {}", args.seed)));
     };
-    let requests = trace::read(file, args.requests.unwrap_or(usize::MAX))?;
+    let requests = trace::read(file, args.max_requests(usize::MAX))?;
     let name = file.file_name().unwrap_or(file.as_os_str());
     Ok((requests, name.to_string_lossy().into_owned()))
 }

@@ -44,9 +44,16 @@ impl Sampler {
         self.order.clear();
         self.order.extend(logits.iter().zip(0..).map(|(&x, token)| (weight(x), token)));
         self.order.retain(|(weight, _)| *weight > 0.0); // drops NaN, too
-        self.order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let total: f64 = self.order.iter().map(|(weight, _)| f64::from(*weight)).sum();
-        let kept_mass = total * f64::from(self.sampling.top_p);
+        let top_p = f64::from(self.sampling.top_p);
+        if top_p >= 1.0 {
+            return self.draw(self.order.len()).unwrap_or_else(|| argmax(logits));
+        }
+        // Tokens below this together miss less than 1 - top_p, so none of them is needed: most need no sorting.
+        let least = total * (1.0 - top_p) / self.order.len().max(1) as f64;
+        self.order.retain(|(weight, _)| f64::from(*weight) >= least);
+        self.order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let kept_mass = total * top_p;
         let mut mass = 0.0;
         let kept = self.order.iter().take_while(|(weight, _)| {
             let taken = mass < kept_mass;

@@ -170,6 +170,10 @@ impl<B: Inspect> Host<B> {
         }
         self.compare_rows(plan, want)?;
         self.compare_packed(items, want)?;
+        for row in &want.rows {
+            let old = (row.kv_len - row.extend_len) as usize;
+            self.compare_untouched(&row.table[old.div_ceil(self.page_size())..])?;
+        }
         let pages = want.rows.iter().flat_map(|row| row.table.iter().copied()).collect();
         self.touched.insert(want.step, pages);
         self.sample(want);
@@ -336,6 +340,10 @@ impl<B: Inspect> Host<B> {
         };
         self.answer("fork", &got, &want.map(|want| want.copy))?;
         if let Ok(forked) = forked {
+            if let Some((copy, step)) = forked.copy.zip(forked.step) {
+                self.compare_untouched(&[copy.target])?;
+                self.touched.insert(step, BTreeSet::from([copy.source, copy.target]));
+            }
             let known = self.model.tokens(seq).map_or(0, <[TokenId]>::len);
             let text = self.texts[&seq][..known].to_vec();
             self.took_in(forked.child, text)?;

@@ -4,7 +4,7 @@ use super::agree;
 use super::bytes::{self, Inspect};
 use super::host::Host;
 use crate::error::Error;
-use crate::id::{LayerId, Namespace, SeqKey, TokenId};
+use crate::id::{LayerId, Namespace, PageId, SeqKey, TokenId};
 use crate::layout::Kv;
 use crate::plan::{BatchPlan, Extend, StepScratch};
 use crate::testkit::model::PlanWant;
@@ -75,6 +75,16 @@ impl<B: Inspect> Host<B> {
         for (step, pages) in &self.touched {
             if let Some(page) = pages.iter().find(|&&page| self.model.is_free(page)) {
                 return Err(format!("{page:?} is free, but unfinished {step:?} may touch it"));
+            }
+        }
+        Ok(())
+    }
+
+    /// No page just taken is one that an unfinished step may touch.
+    pub(super) fn compare_untouched(&self, taken: &[PageId]) -> Result<(), String> {
+        for (step, pages) in &self.touched {
+            if let Some(page) = taken.iter().find(|page| pages.contains(page)) {
+                return Err(format!("{page:?} is taken, but unfinished {step:?} may touch it"));
             }
         }
         Ok(())

@@ -128,7 +128,7 @@ fn a_pending_token_finds_no_chunk() {
 #[test]
 fn page_pool() {
     for seed in seeds(300) {
-        let page_count = [1, 3, 40, 63, 64, 65, 200][seed as usize % 7];
+        let page_count = [1, 3, 40, 63, 64, 65, 200, 4095, 4097, 9000][seed as usize % 10];
         let ops = page_ops(seed, op_count(200));
         let run = |ops: &[_]| failure(|| replay_pages(page_count, ops));
         if let Some(what) = run(&ops) {

@@ -189,7 +189,7 @@ impl SmallConfig {
 impl<'a> Arbitrary<'a> for SmallConfig {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<Self> {
         Ok(Self {
-            pages: u.int_in_range(1..=40)?,
+            pages: if u.ratio(1, 8)? { u.int_in_range(60..=200)? } else { u.int_in_range(1..=40)? },
             page_size: u.int_in_range(1..=5)?,
             sequences: u.int_in_range(1..=8)?,
             sequence_len: if u.ratio(1, 4)? { u.int_in_range(1..=40)? } else { 1 << 20 },

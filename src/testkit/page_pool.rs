@@ -16,7 +16,7 @@ pub enum PageOp {
     /// `alloc`, sometimes more than is free.
     Alloc {
         /// How many, modulo the free pages and two more.
-        count: u8,
+        count: u16,
     },
     /// `publish`
     Publish {
@@ -51,9 +51,9 @@ pub enum PageOp {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub struct Which {
     /// The first, modulo their number.
-    pub first: u8,
+    pub first: u16,
     /// How many from there on, around the end, modulo their number and one more.
-    pub count: u8,
+    pub count: u16,
     /// Last to first.
     pub reversed: bool,
 }
@@ -76,8 +76,8 @@ pub fn page_ops(seed: u64, count: usize) -> Vec<PageOp> {
     let weights = [8, 4, 2, 4, 4, 3].map(|weight: u64| weight * rng.within(0, 2) + 1);
     let op = |_| {
         let which = Which {
-            first: rng.bits() as u8,
-            count: rng.bits() as u8 >> rng.below(8),
+            first: rng.bits() as u16,
+            count: rng.bits() as u16 >> rng.below(16),
             reversed: rng.one_in(4),
         };
         let small = rng.bits() as u8;
@@ -88,7 +88,7 @@ pub fn page_ops(seed: u64, count: usize) -> Vec<PageOp> {
             here
         });
         match kind.unwrap_or(0) {
-            0 => PageOp::Alloc { count: small >> rng.below(8) },
+            0 => PageOp::Alloc { count: rng.bits() as u16 >> rng.below(16) },
             1 => PageOp::Publish { which },
             2 => PageOp::FreePrivate { which },
             3 => PageOp::FreeCached { which },
@@ -170,7 +170,7 @@ impl Both {
         Ok(())
     }
 
-    fn alloc(&mut self, count: u8) -> Result<(), String> {
+    fn alloc(&mut self, count: u16) -> Result<(), String> {
         let free = self.pages.count(PageIs::Free);
         let count = u32::from(count) % (free + 2);
         let mut got = vec![PageId::default(); count as usize];

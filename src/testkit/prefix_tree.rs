@@ -20,9 +20,9 @@ pub struct Text {
     /// The second, modulo 3.
     pub tail: u8,
     /// Where the second begins, in tokens, modulo the tokens.
-    pub cut: u8,
-    /// Tokens, modulo 8 pages and a bit.
-    pub len: u8,
+    pub cut: u16,
+    /// Tokens, modulo those of half the pages and a bit.
+    pub len: u16,
 }
 
 /// One call on a prefix tree.
@@ -59,7 +59,7 @@ pub enum PrefixOp {
         pick: u8,
         /// Who writes on, modulo 3.
         author: u8,
-        /// Pages, modulo 6 and as far as there are pages.
+        /// Pages, modulo a quarter of all and as far as there are free ones.
         pages: u8,
     },
     /// `unlock`
@@ -82,7 +82,7 @@ pub enum PrefixOp {
     /// `evict`
     Evict {
         /// Pages, modulo those evictable and one more.
-        count: u8,
+        count: u16,
     },
     /// `reset`
     Reset,
@@ -102,7 +102,7 @@ pub struct PrefixConfig {
 impl<'a> Arbitrary<'a> for PrefixConfig {
     fn arbitrary(u: &mut Unstructured<'a>) -> Drawn<Self> {
         Ok(Self {
-            pages: u.int_in_range(1..=40)?,
+            pages: if u.ratio(1, 4)? { u.int_in_range(60..=300)? } else { u.int_in_range(1..=40)? },
             page_size: u.int_in_range(1..=3)?,
             hash_bits: *u.choose(&[2, 2, 1, 64])?,
         })
@@ -113,7 +113,7 @@ impl<'a> Arbitrary<'a> for PrefixConfig {
 pub fn prefix_ops(seed: u64, count: usize) -> (PrefixConfig, Vec<PrefixOp>) {
     let mut rng = Rng::new(seed);
     let config = PrefixConfig {
-        pages: rng.within(1, 40) as u32,
+        pages: if rng.one_in(4) { rng.within(60, 300) } else { rng.within(1, 40) } as u32,
         page_size: rng.within(1, 3) as u32,
         hash_bits: rng.pick(&[2, 2, 1, 64]),
     };
@@ -126,9 +126,11 @@ pub fn prefix_ops(seed: u64, count: usize) -> (PrefixConfig, Vec<PrefixOp>) {
 }
 
 fn prefix_op(rng: &mut Rng, weights: &[u64]) -> PrefixOp {
+    let (cut, len, count) = (rng.bits() as u16, rng.bits() as u16, rng.bits() as u16);
+    let count = count >> rng.below(16);
     let mut byte = || rng.bits() as u8;
-    let text =
-        Text { namespace: byte() / 192, head: byte(), tail: byte(), cut: byte(), len: byte() };
+    let text = Text { namespace: byte() / 192, head: byte(), tail: byte(), cut, len };
+    let pages = byte();
     let (pick, other) = (byte(), byte());
     let mut point = rng.below(weights.iter().sum());
     let kind = weights.iter().position(|&weight| {
@@ -142,11 +144,11 @@ fn prefix_op(rng: &mut Rng, weights: &[u64]) -> PrefixOp {
         2 => PrefixOp::LockKept { pick },
         3 => PrefixOp::LockPrivate { namespace: pick },
         4 => PrefixOp::LockAgain { pick },
-        5 => PrefixOp::Insert { pick, author: other, pages: text.len },
+        5 => PrefixOp::Insert { pick, author: other, pages },
         6 => PrefixOp::Unlock { pick },
         7 => PrefixOp::Leave { pick, later: other },
         8 => PrefixOp::Complete { steps: other },
-        9 => PrefixOp::Evict { count: other },
+        9 => PrefixOp::Evict { count },
         _ => PrefixOp::Reset,
     }
 }
@@ -225,7 +227,8 @@ fn sorted(pages: &[PageId]) -> Vec<PageId> {
 impl Both {
     fn text(&self, text: Text) -> (Scope, Vec<TokenId>) {
         let namespace = Namespace::new(u64::from(text.namespace % 2));
-        let len = usize::from(text.len) % (8 * self.config.page_size as usize + 2);
+        let PrefixConfig { pages, page_size, .. } = self.config;
+        let len = usize::from(text.len) % ((pages / 2 + 2) * page_size + 2) as usize;
         let cut = usize::from(text.cut) % (len + 1);
         let author = |i| if i < cut { text.head } else { text.tail };
         let tokens = (0..len).map(|i| token(author(i), i)).collect();
@@ -356,7 +359,8 @@ impl Both {
 
     fn insert(&mut self, pick: u8, author: u8, pages: u8) -> Result<(), String> {
         let Some(index) = self.pick(pick) else { return Ok(()) };
-        let count = (usize::from(pages) % 6).min(self.free.len());
+        let count = usize::from(pages) % (self.config.pages as usize / 4 + 3);
+        let count = count.min(self.free.len());
         let own = self.free.split_off(self.free.len() - count);
         let page_size = self.config.page_size as usize;
         let Held { lock, scope, tokens } = &mut self.held[index];

@@ -50,7 +50,11 @@ const ATTEND_F32: Attention = attention!("attend_f32", "attend_f32", 128, 0);
 
 /// A `match` over dtype, head_dim and group (up to 8, up to 16) with the decode and the extend kernel of each.
 macro_rules! attentions {
-    ($key:expr, $($dtype:ident $name:literal $head_dim:literal: $threads:literal $r8:literal $r16:literal $extend:literal;)*) => {
+    (
+        $key:expr,
+        $($dtype:ident $name:literal $head_dim:literal:
+            $threads:literal $r8:literal $r16:literal $extend:literal;)*
+    ) => {
         Some(match $key {
             $(
                 (Dtype::$dtype, $head_dim, ..=8) => (

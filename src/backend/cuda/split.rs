@@ -7,10 +7,8 @@
 //! context.
 //!
 //! * decode: tokens are counted in units of [`DECODE_UNIT`]; the kv heads are dealt to lanes, in each lane the units of
-//! all sequences and heads stand in one line, and every CTA takes the same number of them, wherever sequences begin
-//! and
-//! end. CTAs of different lanes read neighbouring heads of the same tokens at about the same time, which memory
-//! likes.
+//!   all sequences and heads stand in one line, and every CTA takes the same number of them, wherever sequences begin and
+//!   end. CTAs of different lanes read neighbouring heads of the same tokens at about the same time, which memory likes.
 //! * extend: an item is a tile of query rows and the tokens it sees. Items are sorted longest first and taken in that
 //!   order; where they are too few to fill the machine, each is cut over its tokens.
 //!

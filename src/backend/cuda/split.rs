@@ -6,15 +6,16 @@
 //! replayed while lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query tiles), never the
 //! context.
 //!
-//! * decode: tokens are counted in units of [`DECODE_UNIT`]; the kv heads are dealt to lanes, in each lane the units of
-//!   all sequences and heads stand in one line, and every CTA takes the same number of them, wherever sequences begin and
-//!   end. CTAs of different lanes read neighbouring heads of the same tokens at about the same time, which memory likes.
+//! * decode: tokens are counted in units of [`DECODE_UNIT`]; the kv heads are dealt to lanes, in each lane the units
+//!   of all sequences and heads stand in one line, and every CTA takes the same number of them, wherever sequences
+//!   begin and end. CTAs of different lanes read neighbouring heads of the same tokens at about the same time, which
+//!   memory likes.
 //! * extend: an item is a tile of query rows and the tokens it sees. Items are sorted longest first and taken in that
 //!   order; where they are too few to fill the machine, each is cut over its tokens.
 //!
-//! * S1. Each (sequence with query rows, kv head, token some query sees) is in exactly one share.
-//! * S2. A CTA holds at most two unfinished sums of the decode plan: the one it began with and the one it ends with.
-//! * S3. Parts of one extend item share a run of slots; runs do not overlap and end below the slots there are.
+//! * K1. Each (sequence with query rows, kv head, token some query sees) is in exactly one share.
+//! * K2. A CTA holds at most two unfinished sums of the decode plan: the one it began with and the one it ends with.
+//! * K3. Parts of one extend item share a run of slots; runs do not overlap and end below the slots there are.
 //!
 //! Not here: device memory, launches.
 
@@ -438,7 +439,7 @@ mod tests {
                 });
                 unit += stop - at;
             }
-            assert!(unfinished <= 2, "S2: two unfinished sums a CTA");
+            assert!(unfinished <= 2, "K2: two unfinished sums a CTA");
         }
         shares
     }
@@ -452,8 +453,8 @@ mod tests {
             let (slot, index, parts) = (work[7] >> 16, work[7] >> 8 & 255, work[7] & 255);
             assert!(index < parts);
             if parts > 1 {
-                assert!(slots.insert(slot + index), "S3: slots do not overlap");
-                assert!(slot + parts <= shape.extend_slots(), "S3: slots end in range");
+                assert!(slots.insert(slot + index), "K3: slots do not overlap");
+                assert!(slot + parts <= shape.extend_slots(), "K3: slots end in range");
             }
             for head in 0..shape.kv_heads {
                 let [qo_start, q_begin, begin, end] = [work[1], work[4], work[5], work[6]];
@@ -463,7 +464,7 @@ mod tests {
         shares
     }
 
-    /// S1 by brute force: the shares of each (sequence, query tile, kv head) join up to what it sees.
+    /// K1 by brute force: the shares of each (sequence, query tile, kv head) join up to what it sees.
     fn check(shape: SplitShape, lens: &[(u32, u32)]) -> Split {
         let rows = batch(lens);
         let mut split = Split::new(shape);
@@ -491,8 +492,8 @@ mod tests {
                         let share = left[0];
                         left = &left[1..];
                         let [q, h] = [share.q_begin, share.head];
-                        assert_eq!((share.qo_start, q, h), (row.qo_start, q_begin, head), "S1");
-                        assert_eq!(share.begin, at, "S1: no gap, no overlap");
+                        assert_eq!((share.qo_start, q, h), (row.qo_start, q_begin, head), "K1");
+                        assert_eq!(share.begin, at, "K1: no gap, no overlap");
                         at = share.end;
                         // What ends here may be followed by shares without tokens.
                         let same = |next: &&Share| {
@@ -506,7 +507,7 @@ mod tests {
                 }
             }
         }
-        assert!(left.is_empty(), "S1: nothing beside");
+        assert!(left.is_empty(), "K1: nothing beside");
         split
     }
 

@@ -151,26 +151,30 @@ fn hits(table: &mut Table, page_size: u32) {
 }
 
 fn inserts(table: &mut Table, page_size: u32) {
+    const PLACES: usize = 20_000;
+    const CALLS: usize = 20;
     if !table.wants("insert") {
         return;
     }
     let mut insert = Insert::new(page_size, work::SEQUENCES);
-    let mut samples = Vec::new();
-    for round in 0..5 {
-        let times: Vec<f64> = (0..ROUND / 20).map(|_| median_ns(1, 20, || insert.call())).collect();
-        insert.restore();
-        // The first round touches memory that nobody has touched.
-        if round > 0 {
-            samples.extend(times);
+    let mut floor = InsertFloor::new(page_size, PLACES);
+    (0..PLACES).for_each(|_| floor.call());
+    let (mut samples, mut floor_samples) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        for _ in 0..ROUND / CALLS {
+            insert.read_next(CALLS);
+            samples.push(median_ns(1, CALLS, || insert.call()));
         }
+        // What is in caches is the same before either.
+        insert.restore();
+        for _ in 0..ROUND / CALLS {
+            floor.read_next(CALLS);
+            floor_samples.push(median_ns(1, CALLS, || floor.call()));
+        }
+        insert.restore();
     }
-    for (case, places) in [("insert, floor cold", 20_000), ("insert, floor hot", 1)] {
-        let mut floor = InsertFloor::new(page_size, places);
-        (0..places).for_each(|_| floor.call());
-        let floor_ns = median_ns(100, 20, || floor.call());
-        let ns = median(samples.clone());
-        table.row(case, page_size, ns, Some(floor_ns), pick(page_size, 2400.0, 1000.0));
-    }
+    let (ns, floor_ns) = (median(samples), median(floor_samples));
+    table.row("insert", page_size, ns, Some(floor_ns), pick(page_size, 2400.0, 1000.0));
 }
 
 fn cycles(table: &mut Table, page_size: u32) {

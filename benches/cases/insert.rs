@@ -62,6 +62,12 @@ impl Insert {
         ROUND - self.locks.len()
     }
 
+    /// Reads the tokens of the next `count` sequences: a request's tokens have just come in when it is served.
+    pub fn read_next(&self, count: usize) {
+        let next = self.sequences.iter().skip(self.locks.len()).take(count);
+        black_box(next.flatten().fold(0, |sum, token| sum ^ token.raw()));
+    }
+
     /// Inserts the next sequence of the round. The lock is kept until the end of the round.
     pub fn call(&mut self) {
         let Self { cache, sequences, pages, locks, duplicates, known, .. } = self;
@@ -74,7 +80,7 @@ impl Insert {
         known.push(inserted.duplicates);
     }
 
-    /// Checks and undoes the round.
+    /// Checks and undoes the round. It reads the whole tree, so that nothing of it but its youngest end is in caches.
     pub fn restore(&mut self) {
         let page_size = self.cache.tree.page_size();
         let (prompt, whole) =
@@ -110,7 +116,7 @@ impl Insert {
     }
 }
 
-/// Compare of 2 KiB and copy of 6 KiB of tokens and their pages, into slabs of 120 MB or into one place.
+/// Compare of 2 KiB and copy of 6 KiB of tokens and their pages, into far places of large slabs.
 pub struct InsertFloor {
     prompts: Vec<TokenId>,
     tokens: Vec<TokenId>,
@@ -124,7 +130,7 @@ pub struct InsertFloor {
 impl InsertFloor {
     const NEW: usize = work::SEQUENCE_LEN - work::PROMPT_LEN;
 
-    /// `places`: how many sequences the slab holds; 1 is hot, 20,000 are 120 MB.
+    /// `places`: how many sequences the slabs hold; 20,000 are 120 MB of tokens.
     pub fn new(page_size: u32, places: usize) -> Self {
         let new_pages = (0..whole_pages(Self::NEW, page_size)).map(PageId::new);
         Self {
@@ -136,6 +142,12 @@ impl InsertFloor {
             place: 0,
             next: 0,
         }
+    }
+
+    /// As [`Insert::read_next`].
+    pub fn read_next(&self, count: usize) {
+        let next = self.sequences.iter().cycle().skip(self.next).take(count);
+        black_box(next.flatten().fold(0, |sum, token| sum ^ token.raw()));
     }
 
     pub fn call(&mut self) {

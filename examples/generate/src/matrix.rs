@@ -7,6 +7,7 @@
 //! Not here: everything that is not a product (`ops.rs`).
 
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -18,9 +19,12 @@ const FEW_ROWS: usize = 16;
 /// Matrix rows that one task takes at least: more of them where a row is short, since waking a core takes a while.
 const DOT_ROWS: usize = 64;
 const DOT_NUMBERS: usize = 1 << 15;
-const PANEL_ROWS: usize = 128;
-/// Columns that are widened at a time: 8 KiB of f32, which stay in the innermost cache.
-const COLS: usize = 2048;
+/// Rows of a panel: one for each core, since each panel packs all of x for itself, but neither tiny nor huge.
+const PANEL_ROWS: RangeInclusive<usize> = 64..=1024;
+/// Matrix rows, and rows of x, whose products are made together.
+const TILE: usize = 4;
+/// Columns that are widened at a time: 16 KiB of f32 for a tile, which stay in the innermost cache.
+const COLS: usize = 1024;
 
 /// Elements in one of the types that models come in.
 #[derive(Clone, PartialEq, Debug)]
@@ -58,6 +62,15 @@ impl Numbers {
         let mut wide = vec![0.0; self.len()];
         self.widen(0, &mut wide);
         wide
+    }
+
+    /// As [`Numbers::widen`], inside a function that the vector instructions were chosen for.
+    #[inline(always)]
+    fn widen_here(&self, start: usize, wide: &mut [f32]) {
+        match self {
+            Self::Bf16(x) => widen_bf16(&x[start..start + wide.len()], wide),
+            other => other.widen(start, wide),
+        }
     }
 
     /// Elements from `start` on, in f32.
@@ -154,9 +167,11 @@ impl Matrix {
         thread_local! {
             static PANEL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
-        let tasks = turned.par_chunks_mut(PANEL_ROWS * tokens).enumerate();
+        let share = self.rows.div_ceil(rayon::current_num_threads());
+        let rows = share.clamp(*PANEL_ROWS.start(), *PANEL_ROWS.end());
+        let tasks = turned.par_chunks_mut(rows * tokens).enumerate();
         tasks.for_each(|(task, out)| {
-            let (start, len) = (task * PANEL_ROWS * self.cols, out.len() / tokens * self.cols);
+            let (start, len) = (task * rows * self.cols, out.len() / tokens * self.cols);
             if let Numbers::F32(w) = &self.numbers {
                 return gemm(&w[start..start + len], x, self.cols, tokens, out);
             }
@@ -235,24 +250,36 @@ impl WithSimd for DotRows<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { matrix, first, x, tokens, out } = self;
-        let mut wide = [0.0; COLS];
-        for (i, out) in out.chunks_exact_mut(tokens).enumerate() {
-            let start = (first + i) * matrix.cols;
+        let cols = matrix.cols;
+        if let (Numbers::Bf16(w), 1) = (&matrix.numbers, tokens) {
+            // One row of x: widened in registers.
+            let rows = w[first * cols..].chunks_exact(cols);
+            return out.iter_mut().zip(rows).for_each(|(out, w)| *out = dot_bf16(w, x));
+        }
+        let mut wide = [[0.0; COLS]; TILE];
+        for (i, out) in out.chunks_mut(TILE * tokens).enumerate() {
+            let start = (first + i * TILE) * cols;
+            let rows = out.len() / tokens;
             out.fill(0.0);
-            for at in (0..matrix.cols).step_by(COLS) {
-                let range = start + at..start + matrix.cols.min(at + COLS);
-                let x = &x[at..];
-                match &matrix.numbers {
-                    Numbers::F32(w) => dot_tokens(simd, &w[range], x, matrix.cols, out),
-                    // One row of x: widened in registers.
-                    Numbers::Bf16(w) if tokens == 1 => out[0] += dot_bf16(&w[range], x),
-                    narrow => {
-                        let wide = &mut wide[..range.len()];
-                        match narrow {
-                            Numbers::Bf16(w) => widen_bf16(&w[range], wide),
-                            other => other.widen(range.start, wide),
+            for at in (0..cols).step_by(COLS) {
+                let len = COLS.min(cols - at);
+                let mut w: [&[f32]; TILE] = [&[]; TILE];
+                for (r, (w, wide)) in w.iter_mut().zip(&mut wide).enumerate().take(rows) {
+                    let from = start + r * cols + at;
+                    *w = match &matrix.numbers {
+                        Numbers::F32(numbers) => &numbers[from..from + len],
+                        narrow => {
+                            narrow.widen_here(from, &mut wide[..len]);
+                            &wide[..len]
                         }
-                        dot_tokens(simd, wide, x, matrix.cols, out);
+                    };
+                }
+                let x = &x[at..];
+                if rows == TILE {
+                    dot_rows(simd, w, x, cols, tokens, out);
+                } else {
+                    for (w, out) in w.iter().zip(out.chunks_exact_mut(tokens)) {
+                        dot_rows(simd, [*w], x, cols, tokens, out);
                     }
                 }
             }
@@ -260,48 +287,58 @@ impl WithSimd for DotRows<'_> {
     }
 }
 
-/// Adds the dot products of a piece of a matrix row with the same piece of each row of x.
+/// Adds the dot products of a piece of `R` matrix rows with the same piece of each row of x.
 #[inline(always)]
-fn dot_tokens<S: Simd>(simd: S, w: &[f32], x: &[f32], stride: usize, out: &mut [f32]) {
+fn dot_rows<S: Simd, const R: usize>(
+    simd: S,
+    w: [&[f32]; R],
+    x: &[f32],
+    stride: usize,
+    tokens: usize,
+    out: &mut [f32],
+) {
     let mut t = 0;
-    while t < out.len() {
-        let (x, out) = (&x[t * stride..], &mut out[t..]);
-        t += match out.len() {
-            8.. => dot_group::<S, 8>(simd, w, x, stride, out),
-            4.. => dot_group::<S, 4>(simd, w, x, stride, out),
-            _ => dot_group::<S, 1>(simd, w, x, stride, out),
-        };
+    while t + TILE <= tokens {
+        dot_tile::<S, R, TILE>(simd, w, x, stride, (t, tokens), out);
+        t += TILE;
+    }
+    while t < tokens {
+        dot_tile::<S, R, 1>(simd, w, x, stride, (t, tokens), out);
+        t += 1;
     }
 }
 
-/// As [`dot_tokens`], for the first `T` rows of x, so that each piece of `w` is loaded once for all of them.
+/// `R` matrix rows and `T` rows of x from row `t` on: each vector loaded serves several products.
 #[inline(always)]
-fn dot_group<S: Simd, const T: usize>(
+fn dot_tile<S: Simd, const R: usize, const T: usize>(
     simd: S,
-    w: &[f32],
+    w: [&[f32]; R],
     x: &[f32],
     stride: usize,
+    (t, tokens): (usize, usize),
     out: &mut [f32],
-) -> usize {
-    let (w_vectors, w_tail) = S::as_simd_f32s(w);
-    let mut x_vectors: [&[S::f32s]; T] = [&[]; T];
-    for t in 0..T {
-        let row = S::as_simd_f32s(&x[t * stride..][..w.len()]);
-        x_vectors[t] = row.0;
-        out[t] += w_tail.iter().zip(row.1).map(|(w, x)| w * x).sum::<f32>();
-    }
-    // All as long as w's, so that the loop below needs no checks.
-    let x_vectors = x_vectors.map(|x| &x[..w_vectors.len()]);
-    let mut sums = [simd.splat_f32s(0.0); T];
-    for (i, &w) in w_vectors.iter().enumerate() {
-        for t in 0..T {
-            sums[t] = simd.mul_add_f32s(w, x_vectors[t][i], sums[t]);
+) {
+    let len = w[0].len();
+    let w = w.map(|w| S::as_simd_f32s(&w[..len]));
+    let x: [_; T] = std::array::from_fn(|i| S::as_simd_f32s(&x[(t + i) * stride..][..len]));
+    // All as long as the first, so that the loop below needs no checks.
+    let vectors = w[0].0.len();
+    let w_vectors = w.map(|w| &w.0[..vectors]);
+    let x_vectors = x.map(|x| &x.0[..vectors]);
+    let mut sums = [[simd.splat_f32s(0.0); T]; R];
+    for i in 0..vectors {
+        for r in 0..R {
+            for t in 0..T {
+                sums[r][t] = simd.mul_add_f32s(w_vectors[r][i], x_vectors[t][i], sums[r][t]);
+            }
         }
     }
-    for t in 0..T {
-        out[t] += simd.reduce_sum_f32s(sums[t]);
+    for r in 0..R {
+        for i in 0..T {
+            let tail: f32 = w[r].1.iter().zip(x[i].1).map(|(w, x)| w * x).sum();
+            out[r * tokens + t + i] += simd.reduce_sum_f32s(sums[r][i]) + tail;
+        }
     }
-    T
 }
 
 /// The compiler keeps the lanes in vector registers, and widens there.

@@ -70,7 +70,6 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
     struct Shared {
         float4 tops[WARPS - 1][NT][4];  // of each warp but the first: what its sums are relative to, and the weights' sums
         Pending pending[2];             // at the stretch's begin, at its end
-        u32 last[2];
         alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
     };
 
@@ -326,10 +325,11 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
                     }
                     if (lane < 4) shared.tops[warp - 1][n][lane] = make_float4(top[n][0], sum[n][0], top[n][1], sum[n][1]);
                 }
-                barrier_arrive(warp);
+                barrier_wait(warp);
             } else {
 #pragma unroll 1
                 for (u32 w = 1; w < WARPS; ++w) {
+                    if (again) barrier_wait(WARPS - 1 + w);
                     barrier_wait(w);
                     const u32 from = sums + (w - 1) * SUM + lane * 16;
 #pragma unroll
@@ -351,7 +351,6 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
                             y[2] = y[2] * old0 + x.z * new0, y[3] = y[3] * old1 + x.w * new1;
                         }
                     }
-                    if (more) barrier_arrive(WARPS - 1 + w);
                 }
                 finish(c, rows, o, top, sum);
             }
@@ -362,23 +361,22 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
 
         // The end of the stretch: the parts it holds are written.
         __syncthreads();
+        bool last = false;
         if (threadIdx.x < 2) {
             const Pending& pending = shared.pending[threadIdx.x];
-            shared.last[threadIdx.x] = 0;
             if (pending.parts > 0) {
                 __threadfence();
-                shared.last[threadIdx.x] = arrive_last(reinterpret_cast<u32*>(p.counters) + pending.first_cta, pending.parts);
+                last = arrive_last(reinterpret_cast<u32*>(p.counters) + pending.first_cta, pending.parts);
                 __threadfence();
             }
         }
-        __syncthreads();
+        const bool at_begin = __syncthreads_or(last && threadIdx.x == 0), at_end = __syncthreads_or(last && threadIdx.x == 1);
         for (int i = 0; i < 2; ++i)
-            if (shared.last[i]) join(shared.pending[i]);
+            if (i == 0 ? at_begin : at_end) join(shared.pending[i]);
     }
 
     // Named barriers of warp 0 and one other warp.
     static __device__ __forceinline__ void barrier_wait(u32 id) { asm volatile("barrier.cta.sync %0, 64;" ::"r"(id) : "memory"); }
-    static __device__ __forceinline__ void barrier_arrive(u32 id) { asm volatile("barrier.cta.arrive %0, 64;" ::"r"(id) : "memory"); }
 
     __device__ __forceinline__ float* part_output(u32 slot) const { return reinterpret_cast<float*>(p.partial) + slot * u64(ROWS * D); }
     __device__ __forceinline__ float* part_tops(u32 slot) const { return part_output(2 * gridDim.x) + slot * u64(2 * ROWS); }

@@ -79,7 +79,6 @@ def params():
     def both(sizes, offsets, text):
         found = {(t,): int(n) for t, n in re.findall(sizes, text)}
         return found | {(t, f): int(n) for t, f, n in re.findall(offsets, text)}
-    left = both(r"^KV_SIZE\((\w+), (\d+)\)", r"^KV_AT\((\w+), (\w+), (\d+)\)", "")
     left = both(r"(?m)^KV_SIZE\((\w+), (\d+)\)", r"(?m)^KV_AT\((\w+), (\w+), (\d+)\)", c)
     right = both(r"size_of::<(\w+)>\(\) == (\d+)\)", r"offset_of!\((\w+), (\w+)\) == (\d+)\)", rust)
     # BatchRow and other plan records are asserted where they are defined.

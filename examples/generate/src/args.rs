@@ -121,9 +121,9 @@ pub struct Args {
     #[arg(long, default_value = "cpu")]
     pub backend: BackendName,
 
-    /// Threads for matrix products [default: all cores].
-    #[arg(long)]
-    pub threads: Option<usize>,
+    /// Threads for matrix products and attention [default: all cores].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
 
     /// Element type that rotary frequencies are rounded to [default: the config's dtype].
     #[arg(long, ignore_case = true)]

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    let threads = args.threads.unwrap_or(0);
+    let threads = args.threads.map_or(0, usize::from); // 0: all cores
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .build_global()
@@ -45,7 +45,7 @@ fn run(args: &Args) -> Result<()> {
     let (model, text) = setup::model(args)?;
     match args.backend {
         BackendName::Cpu => {
-            let cpu = args.threads.filter(|&n| n > 0).map_or_else(Cpu::new, Cpu::with_threads);
+            let cpu = args.threads.map_or_else(Cpu::new, |n| Cpu::with_threads(n.into()));
             serve(args, &model, &text, cpu, HostMemory)
         }
         BackendName::Cuda => serve_cuda(args, &model, &text),

@@ -17,6 +17,9 @@ use crate::text::Text;
 /// Most bytes of K and V where the user does not say how many pages.
 const POOL_BYTES: u64 = 1 << 30;
 
+/// Most unfinished steps; a fork that finds no step left waits instead.
+const STEPS_MAX: u32 = 1024;
+
 /// The model that runs where the user names none.
 pub fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/qwen3-tiny")
@@ -88,7 +91,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig) -> Result<EngineConfig> {
         max_sequences: args.concurrency,
         max_sequence_len: model.max_len as u32,
         // Every fork with a partial page is a step of its own, so one batch may make many.
-        max_steps: args.concurrency.saturating_add(4),
+        max_steps: args.concurrency.saturating_add(4).min(STEPS_MAX),
         ..EngineConfig::from(pool)
     };
     let sequence_len = config.shape().map_err(unusable)?.max_sequence_len;

@@ -205,6 +205,8 @@ fn options_that_make_no_engine() {
     refuse(&["--pages", "0"], &["page_count is 0"]);
     refuse(&["--chunk", "0"], &["--chunk"]);
     refuse(&["--concurrency", "0"], &["--concurrency"]);
+    refuse(&["--concurrency", "4294967295"], &["max_sequences"]);
+    refuse(&["--threads", "99999999"], &["--threads"]);
     refuse(&["--layout", "diagonal"], &["diagonal"]);
     refuse(&["--kv-dtype", "fp8"], &["fp8"]);
     if !cfg!(feature = "cuda") {

@@ -189,6 +189,12 @@ impl Cycle {
         cycle
     }
 
+    /// As [`Insert::read_next`].
+    pub fn read_next(&self, count: usize) {
+        let next = self.sequences.iter().cycle().skip(self.next).take(count);
+        black_box(next.flatten().fold(0, |sum, token| sum ^ token.raw()));
+    }
+
     pub fn call(&mut self) -> u32 {
         let tokens = &self.sequences[self.next];
         self.next = (self.next + 1) % self.sequences.len();

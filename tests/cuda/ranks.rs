@@ -1,4 +1,4 @@
-//! One planner's plans drive two ranks in two threads, each with half the heads, each on a device of its own where there
+//! One engine's plans drive two ranks in two threads, each with half the heads, each on a device of its own where there
 //! are two; their outputs put together are the output of one device.
 
 use std::sync::mpsc;
@@ -8,7 +8,8 @@ use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::{HostRows, TestBackend};
 use kvarena::testkit::planner::Item;
 use kvarena::{
-    Attend, Backend, Capacity, Dtype, LayerId, Layout, OwnedPlan, PoolLayout, TableShape,
+    Attend, Backend, Capacity, Dtype, Engine, Extend, LayerId, Layout, Namespace, Null, OwnedPlan,
+    PoolLayout, StepScratch, TableShape, TokenId,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
@@ -32,7 +33,7 @@ fn serve(
     mut done: impl FnMut(Outputs),
 ) {
     let mut backend = OnGpu::new(gpu);
-    backend.open(layout, table, 2).expect("a small pool");
+    backend.open(layout, table, 8).expect("a small pool");
     for (bytes, inputs) in steps {
         let plan = OwnedPlan::from_bytes(&bytes).expect("the bytes of a plan");
         let plan = plan.plan();
@@ -83,7 +84,6 @@ fn two_ranks_are_one_gpu() {
         sequences: 8,
         max_len: 1_500,
     };
-    let table = shape.table();
     let mut drive = Drive::new(shape, 5);
     let attend = shape.attend();
     let rank_attend = Attend { q_heads: attend.q_heads / 2, ..attend };
@@ -91,22 +91,33 @@ fn two_ranks_are_one_gpu() {
         let config = kvarena::PoolConfig { tp_size: 2, tp_rank: rank, ..shape.config() };
         config.layout().expect("a valid pool")
     };
-    let mut steps = Vec::new();
-    for step in 0..12 {
-        let mut items: Vec<_> = drive
-            .planner
-            .live()
-            .into_iter()
-            .map(|sequence| Item::Extend { sequence, len: 1 })
-            .collect();
+    // The engine holds no bytes: it plans for all ranks.
+    let mut engine = Engine::new(shape.config(), Null).expect("a small engine");
+    let mut scratch = StepScratch::new();
+    let (mut steps, mut sequences) = (Vec::new(), Vec::new());
+    for step in 0..12_u32 {
+        let mut items = Vec::new();
+        for (sequence, &seq) in sequences.iter().enumerate() {
+            engine.append(seq, &[TokenId::new(step)]).expect("room for a token");
+            items.push((Item::Extend { sequence, len: 1 }, Extend { seq, len: 1 }));
+        }
         if step % 3 == 0 {
             let len = drive.rng.within(1, 900) as u32;
-            items.push(Item::Extend { sequence: drive.admit(), len });
+            let prompt: Vec<_> = (0..len).map(|i| TokenId::new(1_000 * step + i)).collect();
+            let seq = engine.admit(Namespace::default(), &prompt).expect("room for a prompt");
+            sequences.push(seq);
+            items.push((Item::Extend { sequence: drive.admit(), len }, Extend { seq, len }));
         }
-        let plan = drive.planner.plan(&items);
+        let (items, extends): (Vec<_>, Vec<_>) = items.into_iter().unzip();
+        let plan = engine.plan_batch(&mut scratch, &extends).expect("room for a step");
+        let plan = OwnedPlan::from(&plan);
+        engine.commit(plan.plan().step()).expect("the step just planned");
+        // No sequence ends, so no page comes back before the ranks have run.
+        engine.complete(plan.plan().step()).expect("the step just committed");
         let inputs = drive.inputs(&items, &plan.plan());
         steps.push((items, plan, inputs));
     }
+    let table = engine.shape().table;
     let mut single = Vec::new();
     let all = steps.iter().map(|(_, plan, inputs)| (plan.as_bytes().to_vec(), inputs.clone()));
     serve(first, &shape.pool(), &table, &attend, all, |outputs| single.push(outputs));

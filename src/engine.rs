@@ -308,6 +308,19 @@ impl<B: Backend> Engine<B> {
         self.sequence(seq).map(|sequence| sequence.planned_len)
     }
 
+    /// The most tokens that a plan can extend a sequence by now: its known ones that no plan covers, or the one that an
+    /// unfinished step of it will sample. 0: append first, or resume.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn extend_max(&self, seq: SeqKey) -> Result<u32, Error> {
+        let sequence = self.sequence(seq)?;
+        if sequence.is_preempted() {
+            return Ok(0);
+        }
+        Ok(system::plan_batch::extend_max(&self.shape, sequence, &self.world.steps))
+    }
+
     /// Known tokens of a sequence.
     ///
     /// # Errors

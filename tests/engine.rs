@@ -79,3 +79,26 @@ fn without_reuse_only_a_family_shares() {
     }
     assert_eq!(engine.stats().free_pages, 64, "nothing outlives its sequence");
 }
+
+#[test]
+fn extend_max_says_what_a_plan_takes() {
+    let mut engine = engine(PrefixMode::Radix);
+    let mut scratch = StepScratch::new();
+    let seq = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    assert_eq!(engine.extend_max(seq), Ok(10));
+    let plan = |engine: &mut Engine<Null>, scratch: &mut StepScratch, len| {
+        engine.plan_batch(scratch, &[Extend { seq, len }]).map(|plan| plan.step())
+    };
+    let first = plan(&mut engine, &mut scratch, 10).expect("room");
+    assert_eq!(engine.extend_max(seq), Ok(1), "the token that the unfinished step will sample");
+    let second = plan(&mut engine, &mut scratch, 1).expect("room");
+    engine.append(seq, &prompt(1)).expect("room");
+    for step in [first, second] {
+        engine.commit(step).expect("planned");
+        engine.complete(step).expect("committed");
+    }
+    assert_eq!(engine.extend_max(seq), Ok(0), "nothing known, nothing to come");
+    assert!(plan(&mut engine, &mut scratch, 1).is_err());
+    engine.preempt(seq, kvarena::Keep::Publish).expect("it runs");
+    assert_eq!(engine.extend_max(seq), Ok(0));
+}

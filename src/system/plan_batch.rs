@@ -87,7 +87,7 @@ fn check(
 
 /// The most tokens that can be planned for a sequence now: its known ones, or the one that an unfinished step of it
 /// will sample.
-fn extend_max(shape: &EngineShape, sequence: &Sequence, steps: &StepLog) -> u32 {
+pub(crate) fn extend_max(shape: &EngineShape, sequence: &Sequence, steps: &StepLog) -> u32 {
     let known = sequence.token_len.saturating_sub(sequence.planned_len);
     let pending =
         steps.is_unfinished(sequence.last_item) && sequence.planned_len < shape.max_sequence_len;

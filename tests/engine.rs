@@ -102,3 +102,22 @@ fn extend_max_says_what_a_plan_takes() {
     engine.preempt(seq, kvarena::Keep::Publish).expect("it runs");
     assert_eq!(engine.extend_max(seq), Ok(0));
 }
+
+#[test]
+fn a_pool_of_more_than_2_31_slots_has_64_bit_slots() {
+    let pool = PoolConfig {
+        page_size: 1024,
+        capacity: Capacity::Pages((1 << 21) + 1),
+        ..Default::default()
+    };
+    // Reserved, not touched: a few system pages are used.
+    let config = EngineConfig { prefault: false, max_tokens: 4096, ..EngineConfig::from(pool) };
+    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let mut scratch = StepScratch::new();
+    let seq = engine.admit(Namespace::default(), &prompt(1030)).expect("room");
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1030 }]).expect("room");
+    let kvarena::SlotMapping::I64(slots) = plan.slot_mapping else { panic!("64-bit slots") };
+    assert!(slots.iter().copied().eq(0..1030));
+    let owned = kvarena::OwnedPlan::from(&plan);
+    assert_eq!(owned.plan(), plan);
+}

@@ -156,6 +156,8 @@ impl PrefixTree {
                 self.ensure(!self.spans.is_free(place), "T6: a span's places are taken", node)?;
             }
             let pages: usize = self.node_pages(node).map(|(_, pages)| pages.len()).sum();
+            let full = self.node_pages(node).all(|(_, pages)| !pages.is_empty());
+            self.ensure(full, "T6: no run of a span is empty", node)?;
             let counted = pages == link.span.pages() as usize;
             self.ensure(counted, "T6: a span has a place for each page", node)?;
         }

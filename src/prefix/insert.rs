@@ -27,7 +27,9 @@ impl PrefixTree {
         duplicates: &mut Vec<PageId>,
     ) -> Inserted {
         assert_eq!(tokens.len(), pages.len() * self.page_size as usize, "whole pages");
-        let known = self.walk_duplicates(lock, tokens, pages, duplicates);
+        // A decoding sequence grows its own leaf step after step: there is nothing to look up.
+        let is_leaf = lock.node().is_some_and(|node| self.age[node].child_count == 0);
+        let known = if is_leaf { 0 } else { self.walk_duplicates(lock, tokens, pages, duplicates) };
         if known < pages.len() {
             let tokens = &tokens[known * self.page_size as usize..];
             self.attach(lock, tokens, &pages[known..]);

@@ -355,8 +355,8 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.pages(self.sequence(seq)?))
     }
 
-    /// The newest step, planned or aborted; 0 if there was none. After a backend's error it is the one that failed, which
-    /// is to be completed like any other.
+    /// The newest step, planned or aborted; 0 if there was none. After a backend's error it is the one that failed,
+    /// which is to be completed like any other.
     pub fn newest_step(&self) -> StepId {
         self.world.steps.newest()
     }

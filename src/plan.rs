@@ -110,7 +110,7 @@ pub struct BatchPlan<'step> {
     pub positions: &'step [u32],
     /// Slot of each new token.
     pub slot_mapping: SlotMapping<'step>,
-    /// What changed in the page tables since the last plan.
+    /// What changed in the page tables since the last plan. Indices are distinct, so they may be applied in any order.
     pub table_writes: &'step [TableWrite],
 }
 

@@ -199,9 +199,9 @@ impl ChunkStore {
 
 /// Cuts `start..end` at multiples of `unit`: start and length of each piece.
 fn pieces(start: u32, end: u32, unit: u32) -> impl Iterator<Item = (u32, usize)> {
-    // Most runs lie within one piece: one division finds out.
+    // A single one, as in decoding, lies within a piece; else one division finds the first cut.
     let mut at = start;
-    let mut cut = (start / unit + 1) * unit;
+    let mut cut = if end.saturating_sub(start) <= 1 { end } else { (start / unit + 1) * unit };
     std::iter::from_fn(move || {
         if at >= end {
             return None;

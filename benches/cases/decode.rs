@@ -15,6 +15,8 @@ pub struct Decode {
     items: Vec<Extend>,
     kv_len: u32,
     grown: u32,
+    /// Tokens appended so far: no round repeats another's, which the cache still has.
+    appended: u32,
 }
 
 impl Decode {
@@ -31,7 +33,7 @@ impl Decode {
         };
         let engine = Engine::new(config, Null).expect("the config is good");
         let scratch = StepScratch::new();
-        let mut decode = Self { engine, scratch, items: Vec::new(), kv_len, grown: 0 };
+        let mut decode = Self { engine, scratch, items: Vec::new(), kv_len, grown: 0, appended: 0 };
         decode.admit_all(batch);
         decode
     }
@@ -79,8 +81,10 @@ impl Decode {
     /// What follows a plan: commit, complete, and the next token of each sequence.
     pub fn rest(&mut self, step: StepId) {
         self.finish_step(step);
+        self.appended += 1;
+        let token = [TokenId::new(self.appended)];
         for item in &self.items {
-            self.engine.append(item.seq, &[TokenId::new(self.grown)]).expect("there is room");
+            self.engine.append(item.seq, &token).expect("there is room");
         }
         self.grown += 1;
     }

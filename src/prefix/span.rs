@@ -8,10 +8,11 @@
 //! span B   = run 4..6                                   or a list of them
 //! ```
 //!
-//! There are as many places as pages, and a span takes exactly one for each of its pages: places cannot run out before
-//! pages do, whatever the nodes look like. Contiguity is a matter of speed only: large spans take whole words of free
-//! places, small ones follow one another, and a span that grows moves on to a whole word of its own, or a gap of its
-//! own where no word is whole, so that sequences that grow side by side do not interleave.
+//! There are more places than pages, and a span takes exactly one for each of its pages: places cannot run out before
+//! pages do, whatever the nodes look like. The eighth that is spare keeps free places easy to find in a full cache.
+//! Contiguity is a matter of speed only: large spans take whole words of free places, small ones follow one another, and
+//! a span that grows moves on to a whole word of its own, or a gap of its own where no word is whole, so that sequences
+//! that grow side by side do not interleave.
 //!
 //! Not here: which node owns which span.
 
@@ -29,6 +30,11 @@ const GAP_WORDS: usize = 8;
 
 /// A gap of so many places is taken without looking further.
 const GAP_GOOD: usize = 16;
+
+/// Places for so many pages.
+fn place_count(page_count: u32) -> u32 {
+    page_count.saturating_add(page_count / 8)
+}
 
 /// A further run of neighbouring places.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -84,9 +90,10 @@ pub(super) struct SpanStore {
 
 impl SpanStore {
     pub fn new(page_count: u32, page_size: u32) -> Self {
-        let words = page_count.div_ceil(WORD as u32);
+        let places = place_count(page_count);
+        let words = places.div_ceil(WORD as u32);
         let mut whole = Bitmap::new(words, true);
-        if !(page_count as usize).is_multiple_of(WORD) {
+        if !(places as usize).is_multiple_of(WORD) {
             // The last word is short, so it is never wholly free.
             let last = words as usize - 1;
             whole.remove(last / WORD, 1 << (last % WORD));
@@ -94,9 +101,9 @@ impl SpanStore {
         Self {
             page_size: page_size as usize,
             // Zeroed memory is not touched before it is used.
-            tokens: bytemuck::zeroed_vec(page_count as usize * page_size as usize),
-            pages: bytemuck::zeroed_vec(page_count as usize),
-            free: Bitmap::new(page_count, true),
+            tokens: bytemuck::zeroed_vec(places as usize * page_size as usize),
+            pages: bytemuck::zeroed_vec(places as usize),
+            free: Bitmap::new(places, true),
             whole,
             open: usize::MAX,
             cursor: 0,
@@ -113,10 +120,11 @@ impl SpanStore {
     }
 
     pub fn bytes(page_count: u32, page_size: u32) -> u64 {
-        let place = u64::from(page_size) * 4 + 4 + size_of::<Extent>() as u64;
-        u64::from(page_count) * place
-            + Bitmap::bytes(page_count)
-            + Bitmap::bytes(page_count.div_ceil(WORD as u32))
+        let places = place_count(page_count);
+        u64::from(places) * (u64::from(page_size) * 4 + 4)
+            + u64::from(page_count) * size_of::<Extent>() as u64
+            + Bitmap::bytes(places)
+            + Bitmap::bytes(places.div_ceil(WORD as u32))
     }
 
     pub fn live_bytes(&self) -> u64 {

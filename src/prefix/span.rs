@@ -10,9 +10,9 @@
 //!
 //! There are more places than pages, and a span takes exactly one for each of its pages: places cannot run out before
 //! pages do, whatever the nodes look like. The eighth that is spare keeps free places easy to find in a full cache.
-//! Contiguity is a matter of speed only: large spans take whole words of free places, small ones follow one another, and
-//! a span that grows moves on to a whole word of its own, or a gap of its own where no word is whole, so that sequences
-//! that grow side by side do not interleave.
+//! Contiguity is a matter of speed only: large spans take whole words of free places, small ones follow one another,
+//! and a span that grows moves on to a whole word of its own, or a gap of its own where no word is whole, so that
+//! sequences that grow side by side do not interleave.
 //!
 //! Not here: which node owns which span.
 

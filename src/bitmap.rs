@@ -205,7 +205,7 @@ pub(crate) fn for_each_word(numbers: &[u32], mut visit: impl FnMut(usize, u64)) 
 fn is_consecutive(numbers: &[u32], run: usize) -> bool {
     let Some(numbers) = numbers.get(..run) else { return false };
     let first = numbers[0];
-    if numbers[run - 1] != first + run as u32 - 1 {
+    if numbers[run - 1] != first + (run as u32 - 1) {
         return false;
     }
     let differing = (first..).zip(numbers).fold(0, |bits, (wanted, n)| bits | (wanted ^ n));

@@ -26,15 +26,15 @@ pub struct EngineConfig {
     pub max_sequences: u32,
     /// Most tokens of one sequence. Capped at the pool's tokens, and at 2^30.
     pub max_sequence_len: u32,
-    /// Most tokens of all sequences together. Sharing makes this independent of the pool's size. Host memory for
+    /// Tokens of all sequences together that are sure to fit. Sharing makes this independent of the pool's size. Host memory for
     /// tokens and page tables is reserved for it and touched as used.
     pub max_tokens: u64,
     /// Most steps planned and not yet complete.
     pub max_steps: u32,
-    /// Touch all reserved host memory at the start, so that no step pays for a page fault, nor the process for an
+    /// Touch the reserved host memory of the tables at the start, so that no step pays for a page fault, nor the process for an
     /// over-committed machine later. Off: memory is touched as it is first used.
     pub prefault: bool,
-    /// Bits of the child table's hashes that are used: fewer than 64 only in tests, to force collisions.
+    /// Bits of the child table's hashes that are used: fewer than 32 only in tests, to force collisions.
     #[doc(hidden)]
     pub hash_bits: u32,
 }
@@ -49,7 +49,7 @@ impl From<PoolConfig> for EngineConfig {
             max_tokens: 4 << 20,
             max_steps: 8,
             prefault: true,
-            hash_bits: 64,
+            hash_bits: 32,
         }
     }
 }

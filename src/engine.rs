@@ -3,7 +3,7 @@
 //! Not here: what a call does (`system/`), how bytes move (`backend/`).
 
 use crate::backend::Backend;
-use crate::config::{EngineConfig, EngineShape};
+use crate::config::{EngineConfig, EngineShape, PrefixMode};
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::plan::{BatchPlan, Extend, PackedPlan, StepScratch};
@@ -157,7 +157,8 @@ impl<B: Backend> Engine<B> {
         Ok(plan)
     }
 
-    /// The page tables of a batch just planned, in FlashInfer's contract, for hosts that bring their own kernels.
+    /// The page tables of a batch in FlashInfer's contract, for hosts that bring their own kernels: of exactly the items
+    /// planned last, before any other change. Page numbers and sums are to fit 31 bits, as that contract has them.
     /// O(pages of the batch).
     ///
     /// # Errors
@@ -273,7 +274,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Cuts a sequence to `len` tokens: rejected drafts, an edited turn. Unfinished steps count no further than that.
-    /// Roll drafts back before the commit that would publish them. O(pages given up).
+    /// Roll drafts back before the commit that would publish them, and append before planning on. O(pages given up).
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::RollbackLen`] for 0, for less than what is published, or past the tokens.
@@ -309,7 +310,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// The most tokens that a plan can extend a sequence by now: its known ones that no plan covers, or the one that an
-    /// unfinished step of it will sample. 0: append first, or resume.
+    /// unfinished step of it will sample. 0: append first, or resume. After a rollback that cut an unfinished step, what
+    /// that step samples is not the next token: append before planning on.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -401,6 +403,6 @@ impl<B: Backend> Engine<B> {
 
     /// With reuse off nothing is ever published for others.
     fn publishes(&self, keep: Keep) -> bool {
-        keep == Keep::Publish && self.shape.prefix == crate::config::PrefixMode::Radix
+        keep == Keep::Publish && self.shape.prefix == PrefixMode::Radix
     }
 }

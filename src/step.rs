@@ -75,7 +75,8 @@ impl StepLog {
     pub fn bytes(max: u32, batch: u32) -> u64 {
         let items = u64::from(max) * u64::from(batch);
         let item = size_of::<StepItem>() + size_of::<(StepId, PrefixLock)>();
-        items * item as u64 + u64::from(max) * size_of::<Step>() as u64
+        let steps = size_of::<Step>() + size_of::<(StepId, PrefixLock)>();
+        items * item as u64 + u64::from(max) * steps as u64
     }
 
     /// Unfinished steps.
@@ -124,7 +125,7 @@ impl StepLog {
     }
 
     /// The first open step.
-    pub fn first_open(&self) -> Option<StepId> {
+    pub(crate) fn first_open(&self) -> Option<StepId> {
         let index = self.steps.iter().position(|step| step.open)?;
         Some(StepId::new(self.completed.raw() + 1 + index as u64))
     }
@@ -159,7 +160,7 @@ impl StepLog {
     }
 
     /// Whether a step is planned and neither committed nor aborted.
-    pub fn is_open(&self, step: StepId) -> bool {
+    pub(crate) fn is_open(&self, step: StepId) -> bool {
         self.open_index(step).is_ok()
     }
 
@@ -182,7 +183,7 @@ impl StepLog {
     }
 
     /// Whether an item's step is unfinished. Number 0 is no item.
-    pub fn is_unfinished(&self, item: u64) -> bool {
+    pub(crate) fn is_unfinished(&self, item: u64) -> bool {
         item >= self.base
     }
 
@@ -246,12 +247,12 @@ impl StepLog {
         self.locks.pop_front().map(|(_, lock)| lock)
     }
 
-    /// Locks that wait, for audits and for what becomes available.
+    /// Locks that wait, for audits.
     pub(crate) fn fenced_locks(&self) -> impl Iterator<Item = &(StepId, PrefixLock)> {
         self.locks.iter()
     }
 
-    /// Checks L1 to L3.
+    /// Checks L1 and L3; L2 holds by construction.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         if self.fence_end > self.newest() {
             return Err("L3: nothing waits for a step that is not planned");

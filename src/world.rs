@@ -13,6 +13,7 @@ use std::fmt;
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
 use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId, TokenId};
+use crate::memory::touch_reserved;
 use crate::page::{PagePool, PageState};
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
@@ -78,6 +79,9 @@ impl World {
             world.pages.prefault();
             world.prefixes.prefault();
             world.sequences.prefault();
+            touch_reserved(&mut world.buffers.freed, PageId::default());
+            touch_reserved(&mut world.buffers.pages, PageId::default());
+            touch_reserved(&mut world.buffers.tokens, TokenId::default());
         }
         world
     }

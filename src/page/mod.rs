@@ -110,8 +110,12 @@ impl PagePool {
     }
 
     /// State of one page.
+    ///
+    /// # Panics
+    /// If the pool has no such page.
     pub fn state(&self, page: PageId) -> PageState {
         let page = page.raw();
+        assert!(page < self.page_count, "page {page} is not one of {}", self.page_count);
         if self.free.contains(page) {
             PageState::Free
         } else if self.cached.contains(page) {

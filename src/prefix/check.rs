@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::id::{NodeKey, PageId, Scope};
+use crate::id::{NodeKey, PageId, Scope, StepId};
 
 use super::PrefixTree;
 
@@ -96,10 +96,10 @@ impl PrefixTree {
 
     fn check_leaving(&self, fenced: &HashMap<NodeKey, u32>) -> Result<(), Broken> {
         let mut leaving = fenced.clone();
-        let mut pages = 0;
+        let mut pages = HashMap::<StepId, u32>::new();
         for node in self.link.keys() {
             if self.is_leaving(node) {
-                pages += self.link[node].span.pages();
+                *pages.entry(self.leave[node].step).or_default() += self.link[node].span.pages();
                 if let Some(parent) = self.link[node].parent {
                     *leaving.entry(parent).or_default() += 1;
                 }
@@ -111,7 +111,8 @@ impl PrefixTree {
             let held = self.leave.get(node).map_or(0, |leave| leave.count);
             self.ensure(held == counted, what, node)?;
         }
-        if self.leaving.iter().map(|(_, pages)| pages).sum::<u32>() != pages {
+        let counted: HashMap<StepId, u32> = self.leaving.iter().copied().collect();
+        if counted != pages {
             return Err(("T7: the pages of leaving nodes are counted by step", None));
         }
         Ok(())

@@ -19,6 +19,9 @@ impl PrefixTree {
     ///
     /// Where the tree has a page already, `pages[i]` becomes the tree's, and the caller's own is appended to
     /// `duplicates`. A leaf that only this lock uses grows in place. O(pages).
+    ///
+    /// # Panics
+    /// If `tokens` are not exactly those of `pages`, or the tree has no room for them.
     pub fn insert(
         &mut self,
         lock: &mut PrefixLock,

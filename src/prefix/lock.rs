@@ -47,6 +47,9 @@ impl PrefixTree {
 
     /// Gives a lock up. Nodes that nobody uses any more join the young end of the eviction order, deepest first; those
     /// that can no longer match go at once, their pages to `freed`. O(nodes that become idle).
+    ///
+    /// # Panics
+    /// If the lock is not of this tree.
     pub fn unlock(&mut self, lock: PrefixLock, freed: &mut Vec<PageId>) {
         let keep = lock.scope().era == self.era;
         let mut at = lock.node();

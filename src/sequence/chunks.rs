@@ -8,7 +8,7 @@
 
 use crate::id::{PageId, RowId, TokenId};
 use crate::layout::TableShape;
-use crate::memory::touch;
+use crate::memory::{touch, touch_reserved};
 use crate::plan::TableWrite;
 
 /// The chunks.
@@ -42,6 +42,7 @@ impl ChunkStore {
     pub fn prefault(&mut self) {
         touch(&mut self.words);
         touch(&mut self.tokens);
+        touch_reserved(&mut self.returned, 0);
     }
 
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
@@ -177,9 +178,7 @@ impl ChunkStore {
 
     /// Chunks whose first page lies in `start..end`.
     pub fn directory_span(&self, start: u32, end: u32) -> u32 {
-        let pages = self.shape.chunk_pages;
-        let chunks = |pages_before: u32| (pages_before + pages - 1) >> pages.trailing_zeros();
-        chunks(end) - chunks(start)
+        self.chunks_for_pages(end) - self.chunks_for_pages(start)
     }
 
     /// Directory words and page words of pages `start..end`.

@@ -1,7 +1,7 @@
 //! The token streams being extended: [`SequenceTable`], one row a sequence.
 //!
 //! ```text
-//! tokens     0 ......... cached_len ..... planned_len ... token_len      (planned_len may pass token_len by one)
+//! tokens     0 ......... cached_len ..... planned_len ... token_len      (planned_len may pass token_len: see below)
 //!            |  have K and V  | in unfinished plans | known, waiting |
 //! pages      [p p p p p p p p|p p p p p p p p p p p]
 //!             0 .. published    .. page_len = ceil(planned_len / page_size)
@@ -13,6 +13,8 @@
 //! * S3. A preempted sequence has tokens and nothing else.
 //! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not.
 //! * S5. Every chunk in use belongs to a row.
+//!
+//! planned_len passes token_len by one token for each unfinished step that samples the token of the next.
 //!
 //! Tokens and pages of a row lie in chunks (`chunks.rs`).
 //!
@@ -62,7 +64,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Whether it runs, or waits to be resumed.
+    /// Whether it waits to be resumed, and so has tokens and nothing else.
     pub fn is_preempted(&self) -> bool {
         self.lock.is_none()
     }
@@ -89,7 +91,7 @@ impl SequenceTable {
         }
     }
 
-    /// Touches all memory, so that no call pays for a page fault later.
+    /// Touches the memory of tokens and page tables, so that no call pays for a page fault later.
     pub fn prefault(&mut self) {
         self.store.prefault();
     }

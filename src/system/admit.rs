@@ -2,7 +2,7 @@
 
 use crate::config::{EngineShape, PrefixMode};
 use crate::error::Error;
-use crate::id::{Namespace, PrefixLock, SeqKey, TokenId};
+use crate::id::{Namespace, PageId, PrefixLock, SeqKey, TokenId};
 use crate::page::PagePool;
 use crate::prefix::{PrefixMatch, PrefixTree};
 use crate::sequence::SequenceTable;
@@ -78,7 +78,7 @@ fn find(
     prefixes: &PrefixTree,
     namespace: Namespace,
     tokens: &[TokenId],
-    pages: &mut Vec<crate::id::PageId>,
+    pages: &mut Vec<PageId>,
 ) -> Option<PrefixMatch> {
     pages.clear();
     (shape.prefix == PrefixMode::Radix).then(|| {

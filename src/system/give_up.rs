@@ -6,7 +6,7 @@ use crate::prefix::PrefixTree;
 use crate::step::StepLog;
 
 /// Gives private pages up that `last_step` may touch, if it is unfinished. O(pages).
-pub fn give_up_pages(
+pub(crate) fn give_up_pages(
     pages: &mut PagePool,
     steps: &mut StepLog,
     last_step: StepId,
@@ -22,7 +22,7 @@ pub fn give_up_pages(
 }
 
 /// Gives a lock up whose pages `last_step` may read, if it is unfinished. O(nodes that become idle).
-pub fn give_up_lock(
+pub(crate) fn give_up_lock(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
     steps: &mut StepLog,

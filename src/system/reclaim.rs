@@ -27,7 +27,7 @@ pub fn reclaim(
 ///
 /// # Errors
 /// [`Error::OutOfPages`].
-pub fn check(pages: &PagePool, prefixes: &PrefixTree, wanted: u64) -> Result<(), Error> {
+pub(crate) fn check(pages: &PagePool, prefixes: &PrefixTree, wanted: u64) -> Result<(), Error> {
     let available = u64::from(pages.free_count()) + u64::from(prefixes.size_info().evictable);
     if wanted <= available { Ok(()) } else { Err(Error::OutOfPages { wanted, available }) }
 }

@@ -157,9 +157,9 @@ impl<B: Backend> Engine<B> {
         Ok(plan)
     }
 
-    /// The page tables of a batch in FlashInfer's contract, for hosts that bring their own kernels: of exactly the items
-    /// planned last, before any other change. Page numbers and sums are to fit 31 bits, as that contract has them.
-    /// O(pages of the batch).
+    /// The page tables of a batch in FlashInfer's contract, for hosts that bring their own kernels: of exactly the
+    /// items planned last, before any other change. Page numbers and sums are to fit 31 bits, as that contract has
+    /// them. O(pages of the batch).
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`].

@@ -26,13 +26,13 @@ pub struct EngineConfig {
     pub max_sequences: u32,
     /// Most tokens of one sequence. Capped at the pool's tokens, and at 2^30.
     pub max_sequence_len: u32,
-    /// Tokens of all sequences together that are sure to fit. Sharing makes this independent of the pool's size. Host memory for
-    /// tokens and page tables is reserved for it and touched as used.
+    /// Tokens of all sequences together that are sure to fit. Sharing makes this independent of the pool's size. Host
+    /// memory for tokens and page tables is reserved for it and touched as used.
     pub max_tokens: u64,
     /// Most steps planned and not yet complete.
     pub max_steps: u32,
-    /// Touch the reserved host memory of the tables at the start, so that no step pays for a page fault, nor the process for an
-    /// over-committed machine later. Off: memory is touched as it is first used.
+    /// Touch the reserved host memory of the tables at the start, so that no step pays for a page fault, nor the
+    /// process for an over-committed machine later. Off: memory is touched as it is first used.
     pub prefault: bool,
     /// Bits of the child table's hashes that are used: fewer than 32 only in tests, to force collisions.
     #[doc(hidden)]

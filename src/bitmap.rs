@@ -93,7 +93,7 @@ impl Bitmap {
     }
 
     /// The lowest word with a member.
-    pub fn lowest_word(&mut self) -> Option<usize> {
+    fn lowest_word(&mut self) -> Option<usize> {
         let summary = self.nonzero.as_raw_slice();
         while let Some(&bits) = summary.get(self.lowest) {
             if bits != 0 {

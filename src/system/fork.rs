@@ -57,14 +57,14 @@ pub(crate) fn fork(world: &mut World, seq: SeqKey) -> Result<Forked, Error> {
     let child = sequences.spawn_copy(seq, token_len, lock);
     sequences.push_pages(child, &buffers.pages);
     let step = copy.map(|_| steps.begin(false));
-    for (key, is_child) in [(seq, false), (child, true)] {
-        let sequence = sequences.get_mut(key)?;
-        if is_child {
-            sequence.published = shared;
-            (sequence.cached_len, sequence.planned_len) = (cached_len, cached_len);
-        }
+    let sequence = sequences.get_mut(child).expect("just made");
+    sequence.published = shared;
+    (sequence.cached_len, sequence.planned_len) = (cached_len, cached_len);
+    if let Some(step) = step {
         // The copy reads the parent's tail and writes the child's.
-        sequence.last_step = step.unwrap_or(sequence.last_step);
+        for key in [seq, child] {
+            sequences.get_mut(key).expect("alive").last_step = step;
+        }
     }
     Ok(Forked { child, copy, step })
 }

@@ -44,7 +44,7 @@ struct AttendParams {
     u64 out_stride;     // bytes from one token's out to the next
     u64 table;          // u32: directories [rows, chunks_per_row], then chunks [.., chunk_pages]
     u64 batch_rows;     // BatchRow[batch]
-    u64 plan;           // u32: the planner's words for this kernel (src/backend/cuda/split.rs), 16-byte aligned
+    u64 plan;           // u32: the planner's words for this kernel (src/backend/cuda/split/), 16-byte aligned
     u64 partial;        // f32 scratch for split sums, 16-byte aligned
     u64 counters;       // u32, zero before the first launch; each launch leaves them zero
     u64 page_magic;     // ceil(2^32 / page_size): position / page_size == position * page_magic >> 32

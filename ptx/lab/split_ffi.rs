@@ -38,7 +38,7 @@ pub mod plan {
 }
 #[path = "../../src/backend/cuda/params.rs"]
 pub mod params;
-#[path = "../../src/backend/cuda/split.rs"]
+#[path = "../../src/backend/cuda/split/mod.rs"]
 pub mod split;
 
 use split::{Split, SplitShape};

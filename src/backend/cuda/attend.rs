@@ -4,7 +4,7 @@
 //! or two where local and global layers alternate. The first launch of a kind makes its memory; from then on every
 //! step is split for it when its plan is staged.
 //!
-//! Not here: the split itself (`split.rs`), the kernels (`ptx/attend_*.cu`).
+//! Not here: the split itself (`split/`), the kernels (`ptx/attend_*.cu`).
 
 use cust::sys;
 

@@ -11,7 +11,7 @@
 //! order, so the next plan may be sent as soon as the last launch of this one is asked for. A launch with another plan
 //! than the staged one stages it first.
 //!
-//! Not here: how the split is made (`split.rs`), the tables themselves (`tables.rs`).
+//! Not here: how the split is made (`split/`), the tables themselves (`tables.rs`).
 
 use super::attend::Kinds;
 use super::error::CudaError;

@@ -1,17 +1,10 @@
 //! Who works on what: cuts a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
 //!
 //! Two kernels share a step. Sequences with few query rows (`extend_len * group <= decode_rows`) go to the decode
-//! kernel, which reads each token once for all of them and is bound by memory; the rest go to the extend kernel,
-//! which is bound by arithmetic. Both run on a fixed grid and read what this module wrote, so a captured graph can be
-//! replayed while lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query tiles), never the
-//! context.
-//!
-//! * decode: tokens are counted in units of [`DECODE_UNIT`]; the kv heads are dealt to lanes, in each lane the units
-//!   of all sequences and heads stand in one line, and every CTA takes the same number of them, wherever sequences
-//!   begin and end. CTAs of different lanes read neighbouring heads of the same tokens at about the same time, which
-//!   memory likes.
-//! * extend: an item is a tile of query rows and the tokens it sees. Items are sorted longest first and taken in that
-//!   order; where they are too few to fill the machine, each is cut over its tokens.
+//! kernel, which reads each token once for all of them and is bound by memory (`decode.rs`); the rest go to the extend
+//! kernel, which is bound by arithmetic (`extend.rs`). Both run on a fixed grid and read what this module wrote, so a
+//! captured graph can be replayed while lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query
+//! tiles), never the context.
 //!
 //! * K1. Each (sequence with query rows, kv head, token some query sees) is in exactly one share.
 //! * K2. A CTA holds at most two unfinished sums of the decode plan: the one it began with and the one it ends with.
@@ -19,19 +12,12 @@
 //!
 //! Not here: device memory, launches.
 
-use super::params::{DecodeWork, ExtendHead, ExtendWork};
-use crate::plan::BatchRow;
-use core::mem::size_of;
+mod decode;
+mod extend;
 
-/// Tokens of one decode unit.
-pub const DECODE_UNIT: u32 = 16;
-/// Units without tokens that end a head of a sequence: what it costs beside its tokens, and who writes a padding
-/// row's zeros.
-pub const DECODE_EXTRA: u32 = 6;
-/// Query rows that `partial` of the decode kernel has room for in a slot.
-const PARTIAL_ROWS: u32 = 16;
-/// Most parts an extend item is cut into.
-const PARTS_MAX: u32 = 16;
+use crate::plan::BatchRow;
+use decode::DecodeSplit;
+use extend::ExtendSplit;
 
 /// What a split depends on besides the step. One [`Split`] is made for one shape.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,79 +41,6 @@ pub struct SplitShape {
 }
 
 impl SplitShape {
-    /// Query rows that the decode kernel takes for one sequence and kv head: `attend_decode_*_r8` or `_r16`.
-    pub const fn decode_rows(&self) -> u32 {
-        if self.group > 8 { 16 } else { 8 }
-    }
-
-    /// Packed query rows of an extend item.
-    pub const fn extend_rows(&self) -> u32 {
-        if self.head_dim > 128 { 64 } else { 128 }
-    }
-
-    /// Tokens of an extend item are cut at multiples of this.
-    pub const fn extend_tokens(&self) -> u32 {
-        if self.head_dim > 128 { 32 } else { 64 }
-    }
-
-    /// Words of the decode plan.
-    pub const fn decode_words(&self) -> usize {
-        self.decode_ctas as usize * DECODE_WORDS
-    }
-
-    /// Most words of the extend plan, a multiple of 4.
-    pub const fn extend_words(&self) -> usize {
-        // Each sequence may leave its last tile partly empty; each slot may be an extra item.
-        let tiles = (self.tokens_max as u64 * self.group as u64 / self.extend_rows() as u64)
-            as usize
-            + self.batch_max as usize;
-        HEAD_WORDS + (tiles + self.extend_slots() as usize) * EXTEND_WORDS
-    }
-
-    /// Bytes of the decode kernel's `partial`.
-    pub const fn decode_partial_bytes(&self) -> usize {
-        2 * self.decode_ctas as usize * (PARTIAL_ROWS * (self.head_dim + 2) * 4) as usize
-    }
-
-    /// Bytes of the extend kernel's `partial`.
-    pub const fn extend_partial_bytes(&self) -> usize {
-        let slots = self.extend_slots() as usize * self.kv_heads as usize;
-        slots * (self.extend_rows() * (self.head_dim + 2) * 4) as usize
-    }
-
-    /// Bytes of the decode kernel's `counters`.
-    pub const fn decode_counter_bytes(&self) -> usize {
-        self.decode_ctas as usize * 4
-    }
-
-    /// Bytes of the extend kernel's `counters`.
-    pub const fn extend_counter_bytes(&self) -> usize {
-        (1 + self.extend_slots() as usize * self.kv_heads as usize) * 4
-    }
-
-    /// Lanes of a decode plan of so many units: the most that divide the kv heads, up to 8, or up to 32 where a CTA has
-    /// few units (measured with 32 heads: 16 sequences of 4,096 tokens gain 2 to 8 %, 64 of them lose 1 %).
-    const fn decode_lanes(&self, units: u64) -> u32 {
-        let most = if units < 768 * self.decode_ctas as u64 { 32 } else { 8 };
-        let mut lanes = if self.decode_ctas < most { self.decode_ctas } else { most };
-        while !self.kv_heads.is_multiple_of(lanes) {
-            lanes -= 1;
-        }
-        lanes
-    }
-
-    /// Parts of extend items that may exist at once, for each kv head.
-    const fn extend_slots(&self) -> u32 {
-        let slots = 2 * self.extend_ctas / self.kv_heads;
-        if slots < 2 {
-            2
-        } else if slots > 0xffff {
-            0xffff
-        } else {
-            slots
-        }
-    }
-
     /// First position that the query at `position` sees.
     const fn first_seen(&self, position: u32) -> u32 {
         if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
@@ -137,20 +50,7 @@ impl SplitShape {
     const fn decodes(&self, row: &BatchRow) -> bool {
         row.extend_len as u64 * self.group as u64 <= self.decode_rows() as u64
     }
-
-    /// Decode units of one kv head of a sequence.
-    const fn units(&self, row: &BatchRow) -> u32 {
-        if row.extend_len == 0 || !self.decodes(row) {
-            return 0;
-        }
-        let first = self.first_seen(row.kv_len.saturating_sub(row.extend_len));
-        row.kv_len.saturating_sub(first).div_ceil(DECODE_UNIT) + DECODE_EXTRA
-    }
 }
-
-const DECODE_WORDS: usize = size_of::<DecodeWork>() / 4;
-const EXTEND_WORDS: usize = size_of::<ExtendWork>() / 4;
-const HEAD_WORDS: usize = size_of::<ExtendHead>() / 4;
 
 /// What a step's split came to. A kernel without work need not be launched, but in a graph both are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -165,10 +65,8 @@ pub struct SplitCount {
 #[derive(Clone, Debug)]
 pub struct Split {
     shape: SplitShape,
-    decode: Vec<u32>,
-    extend: Vec<u32>,
-    works: Vec<ExtendWork>,
-    whole: Vec<ExtendWork>,
+    decode: DecodeSplit,
+    extend: ExtendSplit,
 }
 
 impl Split {
@@ -177,14 +75,7 @@ impl Split {
         assert!(shape.kv_heads > 0 && shape.decode_ctas > 0 && shape.extend_ctas > 0);
         assert!(matches!(shape.group, 1..=16));
         assert!(matches!(shape.head_dim, 64 | 128 | 256));
-        let works = (shape.extend_words() - HEAD_WORDS) / EXTEND_WORDS;
-        Self {
-            shape,
-            decode: vec![0; shape.decode_words()],
-            extend: Vec::with_capacity(shape.extend_words()),
-            works: Vec::with_capacity(works),
-            whole: Vec::with_capacity(works),
-        }
+        Self { shape, decode: DecodeSplit::new(&shape), extend: ExtendSplit::new(&shape) }
     }
 
     /// The shape it was made for.
@@ -198,172 +89,26 @@ impl Split {
             rows.len() <= self.shape.batch_max as usize,
             "more rows than the split has room for"
         );
-        let decode_units = self.plan_decode(rows);
-        let extend_items = self.plan_extend(rows);
+        let decode_units = self.decode.plan(&self.shape, rows);
+        let extend_items = self.extend.plan(&self.shape, rows);
         SplitCount { decode_units, extend_items }
     }
 
     /// The decode kernel's words: upload them to `AttendParams::plan` of `attend_decode_*`.
     pub fn decode_words(&self) -> &[u32] {
-        &self.decode
+        &self.decode.words
     }
 
     /// The extend kernel's words: upload them to `AttendParams::plan` of `attend_extend_*`.
     pub fn extend_words(&self) -> &[u32] {
-        &self.extend
-    }
-
-    fn plan_decode(&mut self, rows: &[BatchRow]) -> u32 {
-        let shape = &self.shape;
-        let total = rows.iter().map(|row| shape.units(row)).sum::<u32>();
-        let lanes = shape.decode_lanes(u64::from(total) * u64::from(shape.kv_heads));
-        let heads = shape.kv_heads / lanes;
-        let units = |row: &BatchRow| shape.units(row) * heads;
-        let total = total * heads;
-        // Where there is little to do, fewer parts to join are worth more than CTAs that share it.
-        let least = (total / 16).clamp(1, 32);
-        let per = total.div_ceil(shape.decode_ctas / lanes).max(least);
-        let (mut index, mut start) = (0, 0);
-        for (stretch, works) in self.decode.chunks_mut(DECODE_WORDS * lanes as usize).enumerate() {
-            let begin = stretch as u32 * per;
-            let mut work = [0; DECODE_WORDS];
-            work[..3].copy_from_slice(&[per, lanes, begin]);
-            // The CTAs that are left over, too few for a stretch in each lane, find their stretch past the end.
-            if begin < total {
-                while start + units(&rows[index]) <= begin {
-                    start += units(&rows[index]);
-                    index += 1;
-                }
-                let row = &rows[index];
-                work[3..6].copy_from_slice(&[(begin + per).min(total), index as u32, start]);
-                work[6..10].copy_from_slice(&[
-                    row.row.raw(),
-                    row.qo_start,
-                    row.extend_len,
-                    row.kv_len,
-                ]);
-            }
-            for to in works.chunks_exact_mut(DECODE_WORDS) {
-                to.copy_from_slice(&work);
-            }
-        }
-        total * lanes
-    }
-
-    fn plan_extend(&mut self, rows: &[BatchRow]) -> u32 {
-        let shape = self.shape;
-        self.whole.clear();
-        for row in rows.iter().filter(|row| !shape.decodes(row)) {
-            tiles(&shape, row, &mut self.whole);
-        }
-        let works = match parts(&shape, &self.whole) {
-            None => &mut self.whole,
-            Some(chunk) => {
-                cut(&self.whole, chunk, &mut self.works);
-                &mut self.works
-            }
-        };
-        if !works.is_sorted_by_key(longest_first) {
-            works.sort_unstable_by_key(longest_first);
-        }
-        self.extend.clear();
-        self.extend.extend([works.len() as u32, 0, 0, 0]);
-        for work in works.iter() {
-            let &ExtendWork { row, qo_start, extend_len, kv_len, .. } = work;
-            let &ExtendWork { q_begin, kv_begin, kv_end, part, .. } = work;
-            self.extend.extend([row, qo_start, extend_len, kv_len]);
-            self.extend.extend([q_begin, kv_begin, kv_end, part]);
-        }
-        works.len() as u32 * shape.kv_heads
-    }
-}
-
-/// Longest first; among equals tiles of one sequence stay together, since they read the same tokens.
-fn longest_first(work: &ExtendWork) -> (u32, u32, u32, u32) {
-    let tokens = work.kv_end - work.kv_begin;
-    (u32::MAX - tokens, work.qo_start, u32::MAX - work.kv_begin, u32::MAX - work.q_begin)
-}
-
-/// Appends a sequence's query tiles, longest first, each with all the tokens it sees.
-fn tiles(shape: &SplitShape, row: &BatchRow, works: &mut Vec<ExtendWork>) {
-    let size = shape.extend_rows();
-    let cached_len = row.kv_len.saturating_sub(row.extend_len);
-    for tile in (0..(row.extend_len * shape.group).div_ceil(size)).rev() {
-        let q_begin = tile * size;
-        let last = ((q_begin + size - 1) / shape.group).min(row.extend_len - 1);
-        let padding = row.kv_len == 0;
-        works.push(ExtendWork {
-            row: row.row.raw(),
-            qo_start: row.qo_start,
-            extend_len: row.extend_len,
-            kv_len: row.kv_len,
-            q_begin,
-            kv_begin: if padding {
-                0
-            } else {
-                shape.first_seen(cached_len + q_begin / shape.group)
-            },
-            kv_end: if padding { 0 } else { cached_len + last + 1 },
-            part: 1,
-        });
-    }
-}
-
-/// Tokens of a part, where cutting the items makes the step end sooner.
-///
-/// The estimate: CTAs take items in waves; a part costs as much as three tiles more, for its unfinished sum.
-fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
-    let (ctas, heads) = (shape.extend_ctas, shape.kv_heads);
-    if whole.is_empty() || whole.len() as u32 * heads >= 4 * ctas {
-        return None;
-    }
-    let step = shape.extend_tokens();
-    let count = |work: &ExtendWork| (work.kv_end - work.kv_begin).div_ceil(step).max(1);
-    let longest = whole.iter().map(count).max()?;
-    let total = whole.iter().map(count).sum::<u32>() * heads;
-    let mut best = (u32::MAX, 0);
-    let mut last = 0;
-    for parts in 1..=PARTS_MAX.min(longest) {
-        let chunk = longest.div_ceil(parts);
-        if chunk == last || (parts > 1 && chunk < 4) {
-            continue;
-        }
-        last = chunk;
-        let pieces = whole.iter().map(|work| count(work).div_ceil(chunk)).sum::<u32>();
-        let slots: u32 =
-            whole.iter().map(|work| count(work).div_ceil(chunk)).filter(|&n| n > 1).sum();
-        if slots > shape.extend_slots() {
-            break;
-        }
-        let waves = (pieces * heads).div_ceil(ctas);
-        let even = total.div_ceil(ctas);
-        let extra = if parts > 1 { 3 * waves } else { 0 };
-        let time = (waves * chunk).min(even + chunk) + extra;
-        best = best.min((time, chunk));
-    }
-    (best.1 < longest).then_some(best.1 * step)
-}
-
-/// Cuts each item into parts of `chunk` tokens, the last as long as what is left.
-fn cut(whole: &[ExtendWork], chunk: u32, works: &mut Vec<ExtendWork>) {
-    works.clear();
-    let mut slot = 0;
-    for work in whole {
-        let parts = (work.kv_end - work.kv_begin).div_ceil(chunk).max(1);
-        for index in 0..parts {
-            let kv_begin = work.kv_begin + index * chunk;
-            let kv_end = work.kv_end.min(kv_begin + chunk);
-            let part = if parts == 1 { 1 } else { slot << 16 | index << 8 | parts };
-            works.push(ExtendWork { kv_begin, kv_end, part, ..*work });
-        }
-        if parts > 1 {
-            slot += parts;
-        }
+        &self.extend.words
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::decode::{DECODE_UNIT, DECODE_WORDS};
+    use super::extend::{EXTEND_WORDS, HEAD_WORDS};
     use super::*;
     use crate::id::RowId;
 
@@ -572,10 +317,7 @@ mod tests {
     #[test]
     fn a_warm_split_does_not_allocate() {
         let mut split = Split::new(shape());
-        let room = |split: &Split| {
-            let works = (split.works.capacity(), split.whole.capacity());
-            (split.decode.capacity(), split.extend.capacity(), works)
-        };
+        let room = |split: &Split| (split.decode.words.capacity(), split.extend.capacities());
         let before = room(&split);
         split.plan(&batch(&[(60_000, 131_072)]));
         split.plan(&batch(&[(512, 8192), (1, 100)]));

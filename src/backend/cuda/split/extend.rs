@@ -1,7 +1,7 @@
 //! The extend kernel's items.
 //!
-//! An item is a tile of query rows and the tokens it sees. Items are sorted longest first and taken in that order; where
-//! they are too few to fill the machine, each is cut over its tokens.
+//! An item is a tile of query rows and the tokens it sees. Items are sorted longest first and taken in that order;
+//! where they are too few to fill the machine, each is cut over its tokens.
 //!
 //! Not here: sequences with few query rows (`decode.rs`).
 

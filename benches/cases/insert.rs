@@ -20,7 +20,10 @@ pub struct Insert {
     cached: usize,
     sequences: Vec<Vec<TokenId>>,
     pages: Vec<Vec<PageId>>,
+    /// The same before the inserts, which exchange duplicates for the tree's.
+    taken: Vec<Vec<PageId>>,
     locks: Vec<PrefixLock>,
+    /// Of one call, as the engine gives them up after each.
     duplicates: Vec<PageId>,
     /// Pages of each inserted sequence that were cached already: the prompt, and a page more if by chance.
     known: Vec<u32>,
@@ -37,8 +40,9 @@ impl Insert {
             cached,
             sequences,
             pages: Vec::new(),
+            taken: Vec::new(),
             locks: Vec::with_capacity(ROUND),
-            duplicates: Vec::with_capacity(ROUND * work::SEQUENCE_LEN),
+            duplicates: Vec::with_capacity(work::SEQUENCE_LEN),
             known: Vec::with_capacity(ROUND),
         };
         insert.prepare();
@@ -54,7 +58,7 @@ impl Insert {
             pages
         };
         self.pages = (0..ROUND).map(|_| take()).collect();
-        self.duplicates.clear();
+        self.taken = self.pages.clone();
     }
 
     /// Calls until the round is done.
@@ -62,16 +66,21 @@ impl Insert {
         ROUND - self.locks.len()
     }
 
-    /// Reads the tokens of the next `count` sequences: a request's tokens have just come in when it is served.
+    /// Reads the tokens and pages of the next `count` sequences: a request's tokens have just come in when it is served,
+    /// and its pages have just been allocated.
     pub fn read_next(&self, count: usize) {
-        let next = self.sequences.iter().skip(self.locks.len()).take(count);
+        let done = self.locks.len();
+        let next = self.sequences.iter().skip(done).take(count);
         black_box(next.flatten().fold(0, |sum, token| sum ^ token.raw()));
+        let next = self.pages.iter().skip(done).take(count);
+        black_box(next.flatten().fold(0, |sum, page| sum ^ page.raw()));
     }
 
     /// Inserts the next sequence of the round. The lock is kept until the end of the round.
     pub fn call(&mut self) {
         let Self { cache, sequences, pages, locks, duplicates, known, .. } = self;
         let i = locks.len();
+        duplicates.clear();
         let nothing = cache.tree.match_prefix(NAMESPACE, &[]);
         let mut lock = cache.tree.lock(&nothing).expect("the match is fresh");
         let tokens = black_box(&sequences[i]);
@@ -86,13 +95,14 @@ impl Insert {
         let (prompt, whole) =
             (whole_pages(work::PROMPT_LEN, page_size), whole_pages(work::SEQUENCE_LEN, page_size));
         let known = std::mem::replace(&mut self.known, Vec::with_capacity(ROUND));
-        for (i, pages) in self.pages.iter().enumerate() {
-            match known.get(i) {
-                Some(&known) => self.cache.pool.publish(&pages[known as usize..]),
-                None => self.cache.pool.free_private(pages),
-            }
+        for (i, pages) in self.taken.iter().enumerate() {
+            let (duplicates, new) = match known.get(i) {
+                Some(&known) => pages.split_at(known as usize),
+                None => (&pages[..], &[][..]),
+            };
+            self.cache.pool.publish(new);
+            self.cache.pool.free_private(duplicates);
         }
-        self.cache.pool.free_private(&self.duplicates);
         for lock in self.locks.drain(..) {
             self.cache.unlock(lock);
         }

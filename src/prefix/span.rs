@@ -10,9 +10,9 @@
 //!
 //! There are more places than pages, and a span takes exactly one for each of its pages: places cannot run out before
 //! pages do, whatever the nodes look like. The eighth that is spare keeps free places easy to find in a full cache.
-//! Contiguity is a matter of speed only: large spans take whole words of free places, small ones follow one another,
-//! and a span that grows moves on to a whole word of its own, or a gap of its own where no word is whole, so that
-//! sequences that grow side by side do not interleave.
+//! Contiguity is a matter of speed only: large spans follow one another, small ones too in words apart from them, and a
+//! span that grows moves on to a whole word of its own, or a gap of its own where no word is whole, so that sequences
+//! that grow side by side do not interleave.
 //!
 //! Not here: which node owns which span.
 
@@ -213,18 +213,18 @@ impl SpanStore {
         (tail >= wanted).then(|| (self.open + 1) * WORD - tail)
     }
 
-    /// A run of at most `wanted` places in the whole words from `word` on. If they do not do, the free places on either
-    /// side of them are taken too: what one eviction freed is taken whole.
+    /// A run of at most `wanted` places in the whole words from `word` on. A large span takes the free places on either
+    /// side of them too: it begins right behind the one before it, and what one eviction freed is taken whole.
     fn whole_run(&self, word: usize, wanted: usize) -> (usize, usize) {
+        if wanted < WORD {
+            return (word * WORD, wanted);
+        }
         let words =
             (word..word + wanted.div_ceil(WORD)).take_while(|&w| self.whole.contains(w as u32));
         let count = words.count();
-        if count * WORD >= wanted {
-            return (word * WORD, wanted);
-        }
         let before = match word.checked_sub(1) {
-            Some(word) => self.free.word(word).leading_ones() as usize,
-            None => 0,
+            Some(word) if word != self.open => self.free.word(word).leading_ones() as usize,
+            _ => 0,
         };
         let after = self.free.word(word + count).trailing_ones() as usize;
         (word * WORD - before, wanted.min(before + count * WORD + after))
@@ -468,7 +468,23 @@ fn for_each_mask(start: usize, len: usize, mut visit: impl FnMut(usize, u64)) {
 
 #[cfg(test)]
 mod tests {
-    use super::longest_run;
+    use super::{SpanStore, longest_run};
+    use crate::id::{PageId, TokenId};
+
+    #[test]
+    fn large_spans_follow_one_another() {
+        let (count, len) = (10, 96);
+        let mut store = SpanStore::new(count * len, 1);
+        let tokens = vec![TokenId::new(7); len as usize];
+        let pages: Vec<PageId> = (0..len).map(PageId::new).collect();
+        for i in 0..count {
+            let span = store.create(&tokens, &pages);
+            assert!(
+                store.places(&span).eq(i * len..(i + 1) * len),
+                "span {i} is one run behind the last"
+            );
+        }
+    }
 
     #[test]
     fn the_longest_run_is_found() {

@@ -66,8 +66,8 @@ impl Insert {
         ROUND - self.locks.len()
     }
 
-    /// Reads the tokens and pages of the next `count` sequences: a request's tokens have just come in when it is served,
-    /// and its pages have just been allocated.
+    /// Reads the tokens and pages of the next `count` sequences: a request's tokens have just come in when it is
+    /// served, and its pages have just been allocated.
     pub fn read_next(&self, count: usize) {
         let done = self.locks.len();
         let next = self.sequences.iter().skip(done).take(count);

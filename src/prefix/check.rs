@@ -60,7 +60,8 @@ impl PrefixTree {
             let scope = self.scope.get(node).copied();
             let rooted = scope.is_some() == link.parent.is_none();
             self.ensure(rooted, "T1: nodes without a parent have a scope, and no others", node)?;
-            let found = self.child(link.parent, scope.unwrap_or_default(), first);
+            let found = self.descend(link.parent, scope.unwrap_or_default(), first, &mut |_| ());
+            let found = found.and_then(|found| found.place.node);
             self.ensure(found == Some(node), "T2: the child table finds each node", node)?;
             if let Some(parent) = link.parent {
                 *child_counts.entry(parent).or_default() += 1;

@@ -52,15 +52,15 @@ impl PrefixTree {
         let mut known = 0;
         loop {
             let rest = &tokens[known * self.page_size as usize..];
-            let Some(child) = self.child(place.node, lock.scope(), rest) else { break };
-            let pages_in_node = self.compare(child, rest, &mut |found| {
+            let found = self.descend(place.node, lock.scope(), rest, &mut |found| {
                 let own = &mut pages[known..known + found.len()];
                 duplicates.extend_from_slice(own);
                 own.copy_from_slice(found);
                 known += found.len();
             });
-            place = Place { node: Some(child), pages_in_node };
-            if pages_in_node < self.link[child].span.pages() {
+            let Some(found) = found else { break };
+            place = found.place;
+            if !found.whole {
                 break;
             }
         }

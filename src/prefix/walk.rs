@@ -3,6 +3,7 @@
 use crate::id::{Namespace, NodeKey, PageId, Scope, TokenId};
 
 use super::PrefixTree;
+use super::span::Span;
 
 /// What a match found. A copy of numbers: it holds nothing, and is [stale](super::Stale) once the tree has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +36,14 @@ pub(super) struct Place {
     pub pages_in_node: u32,
 }
 
+/// A step of a walk.
+pub(super) struct Descent {
+    /// In the child; at least one page into it.
+    pub place: Place,
+    /// Whether it is the child's end.
+    pub whole: bool,
+}
+
 impl PrefixTree {
     /// The longest cached prefix of `tokens`, in whole pages. O(tokens matched).
     pub fn match_prefix(&self, namespace: Namespace, tokens: &[TokenId]) -> PrefixMatch {
@@ -52,53 +61,58 @@ impl PrefixTree {
         let mut rest = tokens;
         let mut place = Place { node: None, pages_in_node: 0 };
         let mut pages = 0;
-        while let Some(child) = self.child(place.node, scope, rest) {
-            let matched = self.compare(child, rest, &mut each);
-            pages += matched;
-            place = Place { node: Some(child), pages_in_node: matched };
-            if matched < self.link[child].span.pages() {
+        while let Some(found) = self.descend(place.node, scope, rest, &mut each) {
+            pages += found.place.pages_in_node;
+            place = found.place;
+            if !found.whole {
                 break;
             }
-            rest = &rest[(matched * self.page_size) as usize..];
+            rest = &rest[(place.pages_in_node * self.page_size) as usize..];
         }
         let Place { node, pages_in_node } = place;
         PrefixMatch { scope, node, pages_in_node, pages, epoch: self.epoch }
     }
 
-    /// The child of `parent` (or of the scope) whose first page begins `tokens`.
-    pub(super) fn child(
+    /// Into the child of `parent` (or of the scope) whose first page begins `tokens`, as far as they match; the pages
+    /// on the way go to `each`. A child is confirmed by that same comparison: its first page is looked at once.
+    pub(super) fn descend(
         &self,
         parent: Option<NodeKey>,
         scope: Scope,
         tokens: &[TokenId],
-    ) -> Option<NodeKey> {
+        each: &mut impl FnMut(&[PageId]),
+    ) -> Option<Descent> {
         let first = tokens.get(..self.page_size as usize)?;
         let hash = self.children.hash(parent, scope, first);
-        self.children.find(hash, |node| {
+        let (mut pages_in_node, mut whole) = (0, false);
+        let node = self.children.find(hash, |node| {
             let link = &self.link[node];
-            link.parent == parent
-                && (parent.is_some() || self.scope[node] == scope)
-                && same(self.spans.first_page(&link.span), first)
-        })
+            if link.parent != parent || (parent.is_none() && self.scope[node] != scope) {
+                return false;
+            }
+            pages_in_node = self.compare(&link.span, tokens, each);
+            whole = pages_in_node == link.span.pages();
+            pages_in_node > 0
+        })?;
+        Some(Descent { place: Place { node: Some(node), pages_in_node }, whole })
     }
 
-    /// How many pages of a node begin `tokens`, and which they are. At least 1 for a child just found.
-    pub(super) fn compare(
-        &self,
-        node: NodeKey,
-        tokens: &[TokenId],
-        each: &mut impl FnMut(&[PageId]),
-    ) -> u32 {
+    /// How many pages of a span begin `tokens`; they go to `each`.
+    fn compare(&self, span: &Span, tokens: &[TokenId], each: &mut impl FnMut(&[PageId])) -> u32 {
         let mut rest = tokens;
         let mut matched = 0;
-        for (tokens, pages) in self.node_pages(node) {
-            let len = common_pages(tokens, rest, self.page_size as usize);
-            each(&pages[..len]);
-            matched += len as u32;
-            if len < pages.len() {
-                break;
+        for (tokens, pages) in self.spans.pieces(span) {
+            // Most often the whole run matches: no division then.
+            match rest.split_at_checked(tokens.len()) {
+                Some((head, tail)) if same(tokens, head) => rest = tail,
+                _ => {
+                    let len = common_pages(tokens, rest, self.page_size as usize);
+                    each(&pages[..len]);
+                    return matched + len as u32;
+                }
             }
-            rest = &rest[tokens.len()..];
+            each(pages);
+            matched += pages.len() as u32;
         }
         matched
     }
@@ -109,14 +123,10 @@ fn same(a: &[TokenId], b: &[TokenId]) -> bool {
     TokenId::peel(a) == TokenId::peel(b)
 }
 
-/// Whole pages that two runs of tokens have in common from the start.
+/// Whole pages that two runs of tokens have in common from the start: finds the block where they part, then the token.
 fn common_pages(a: &[TokenId], b: &[TokenId], page_size: usize) -> usize {
-    let len = a.len().min(b.len() / page_size * page_size);
-    if same(&a[..len], &b[..len]) {
-        return len / page_size;
-    }
-    // They differ somewhere: find the block first, then the token.
     const BLOCK: usize = 64;
+    let len = a.len().min(b.len());
     let (mut a, mut b, mut before) = (&a[..len], &b[..len], 0);
     while a.len() > BLOCK && same(&a[..BLOCK], &b[..BLOCK]) {
         (a, b, before) = (&a[BLOCK..], &b[BLOCK..], before + BLOCK);

@@ -54,7 +54,7 @@ fn run(case: &str, page_size: u32, calls: usize) {
             measured(calls, &mut || _ = hit.call());
         }
         "hit_floor" => {
-            let mut floor = HitFloor::new(64, page_size);
+            let mut floor = HitFloor::new(SEQUENCES, 64, page_size);
             measured(calls, &mut || _ = floor.call());
         }
         "miss" => {

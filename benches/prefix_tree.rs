@@ -29,7 +29,7 @@ fn hit<const ROTATION: usize>(bencher: Bencher<'_, '_>, page_size: u32) {
 
 #[divan::bench(consts = [64, 2000], args = [1, 16])]
 fn hit_floor<const ROTATION: usize>(bencher: Bencher<'_, '_>, page_size: u32) {
-    let mut floor = HitFloor::new(ROTATION, page_size);
+    let mut floor = HitFloor::new(SEQUENCES, ROTATION, page_size);
     bencher.bench_local(|| floor.call());
 }
 

@@ -132,7 +132,7 @@ fn hits(table: &mut Table, page_size: u32) {
         ("hit cold", 2000, pick(page_size, 1800.0, 1400.0)),
     ] {
         let mut hit = Hit::new(cache, work::SEQUENCES, rotation);
-        let mut floor = HitFloor::new(rotation, page_size);
+        let mut floor = HitFloor::new(work::SEQUENCES, rotation, page_size);
         hit.check();
         assert_eq!(floor.call(), hit.call(), "the floor copies the same pages");
         // A whole rotation first, so that hot is hot.

@@ -64,14 +64,16 @@ impl Hit {
     }
 }
 
-/// Compare and copy of the bytes of a hit: tokens and pages lie in two arrays, prompts apart from the rest.
+/// Compare and copy of the bytes of a hit, from arrays as large as the tree's and in the same order: prompts apart from
+/// the rest.
 pub struct HitFloor {
     prompts: Vec<TokenId>,
     prompt_pages: Vec<PageId>,
+    /// Of all sequences, one behind the other.
     own: Vec<TokenId>,
     own_pages: Vec<PageId>,
-    /// Tokens, and the prompt that they begin with.
-    queries: Vec<(Vec<TokenId>, usize)>,
+    /// Numbers of sequences, and their tokens.
+    queries: Vec<(usize, Vec<TokenId>)>,
     pages_per_prompt: usize,
     pages_per_own: usize,
     next: usize,
@@ -79,14 +81,16 @@ pub struct HitFloor {
 }
 
 impl HitFloor {
-    pub fn new(rotation: usize, page_size: u32) -> Self {
-        let of = |i: usize| {
-            let s = work::hit_order(i);
-            (work::sequence(s), s % work::PROMPTS)
-        };
-        let queries: Vec<_> = (0..rotation).map(of).collect();
-        let own = queries.iter().flat_map(|(tokens, _)| &tokens[work::PROMPT_LEN..]).copied();
-        let own: Vec<TokenId> = own.collect();
+    const OWN_LEN: usize = work::SEQUENCE_LEN - work::PROMPT_LEN;
+
+    /// As [`Hit::new`].
+    pub fn new(sequences: usize, rotation: usize, page_size: u32) -> Self {
+        let numbers = (0..rotation).map(|i| work::hit_order(i) % sequences);
+        let queries: Vec<_> = numbers.map(|s| (s, work::sequence(s))).collect();
+        let mut own = vec![TokenId::new(1); sequences * Self::OWN_LEN];
+        for (s, tokens) in &queries {
+            own[s * Self::OWN_LEN..][..Self::OWN_LEN].copy_from_slice(&tokens[work::PROMPT_LEN..]);
+        }
         let prompts: Vec<TokenId> = (0..work::PROMPTS).flat_map(work::prompt).collect();
         let pages = |tokens: &[TokenId]| -> Vec<PageId> {
             (0..whole_pages(tokens.len(), page_size)).map(PageId::new).collect()
@@ -98,26 +102,25 @@ impl HitFloor {
             own,
             queries,
             pages_per_prompt: work::PROMPT_LEN / page_size as usize,
-            pages_per_own: (work::SEQUENCE_LEN - work::PROMPT_LEN) / page_size as usize,
+            pages_per_own: Self::OWN_LEN / page_size as usize,
             next: 0,
             out: Vec::with_capacity(work::SEQUENCE_LEN),
         }
     }
 
     pub fn call(&mut self) -> u32 {
-        const OWN_LEN: usize = work::SEQUENCE_LEN - work::PROMPT_LEN;
-        let i = self.next;
+        let (s, query) = &self.queries[self.next];
         self.next = (self.next + 1) % self.queries.len();
-        let (query, prompt) = &self.queries[i];
         let (head, tail) = black_box(query).split_at(work::PROMPT_LEN);
         self.out.clear();
+        let prompt = s % work::PROMPTS;
         let stored = &self.prompts[prompt * work::PROMPT_LEN..][..work::PROMPT_LEN];
         if same(stored, head) {
             let pages = &self.prompt_pages[prompt * self.pages_per_prompt..];
             self.out.extend_from_slice(&pages[..self.pages_per_prompt]);
         }
-        if same(&self.own[i * OWN_LEN..][..OWN_LEN], tail) {
-            let pages = &self.own_pages[i * self.pages_per_own..][..self.pages_per_own];
+        if same(&self.own[s * Self::OWN_LEN..][..Self::OWN_LEN], tail) {
+            let pages = &self.own_pages[s * self.pages_per_own..][..self.pages_per_own];
             self.out.extend_from_slice(pages);
         }
         black_box(&self.out).len() as u32

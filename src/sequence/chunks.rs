@@ -2,10 +2,14 @@
 //!
 //! A chunk holds `chunk_tokens` tokens and the pages that store them. A row's directory names its chunks, so any
 //! position is found in O(1) and a long row needs no contiguous memory. Directory and pages are the page tables' words
-//! ([`TableShape`]), which backends mirror; tokens stay on the host.
+//! ([`TableShape`]), which backends mirror; tokens stay on the host. A page's *place* is its number among those of all
+//! chunks: its word stands there behind the directory, and its tokens at that many pages' tokens.
 //!
 //! Not here: lengths of rows.
 
+use std::ops::Range;
+
+use crate::error::Error;
 use crate::id::{PageId, RowId, TokenId};
 use crate::layout::TableShape;
 use crate::memory::{touch, touch_reserved};
@@ -17,6 +21,8 @@ pub(super) struct ChunkStore {
     page_size: u32,
     /// Directory, then pages: see [`TableShape`].
     words: Vec<u32>,
+    /// Words of the directory.
+    directory_len: usize,
     /// `[chunk_count, chunk_tokens]`
     tokens: Vec<TokenId>,
     /// Chunks that were used before and are free now.
@@ -33,6 +39,7 @@ impl ChunkStore {
             page_size,
             // Zeroed memory is not touched before it is used.
             words: bytemuck::zeroed_vec(shape.words()),
+            directory_len: shape.directory_word(RowId::new(shape.rows), 0) as usize,
             tokens: bytemuck::zeroed_vec(tokens),
             returned: Vec::with_capacity(shape.chunk_count as usize),
             fresh: 0,
@@ -50,6 +57,10 @@ impl ChunkStore {
         4 * shape.words() as u64 + u64::from(shape.chunk_count) * chunk
     }
 
+    pub fn page_size(&self) -> u32 {
+        self.page_size
+    }
+
     pub fn chunk_tokens(&self) -> u32 {
         self.shape.chunk_pages * self.page_size
     }
@@ -58,12 +69,25 @@ impl ChunkStore {
         tokens.div_ceil(self.chunk_tokens())
     }
 
-    pub fn chunks_for_pages(&self, pages: u32) -> u32 {
-        let shift = self.shape.chunk_pages.trailing_zeros();
-        (pages + self.shape.chunk_pages - 1) >> shift
+    /// Chunks that a row of so many chunks lacks to hold so many tokens.
+    pub fn chunks_lacking(&self, chunks: u32, tokens: u32) -> u32 {
+        let room = chunks * self.chunk_tokens();
+        if tokens <= room { 0 } else { (tokens - room).div_ceil(self.chunk_tokens()) }
     }
 
-    pub fn free_count(&self) -> u32 {
+    /// Checks that `chunks` more fit; `tokens` is what the caller wants to store.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTokens`].
+    pub fn check_free(&self, chunks: u32, tokens: u64) -> Result<(), Error> {
+        if chunks <= self.free_count() {
+            return Ok(());
+        }
+        let available = u64::from(self.free_count()) * u64::from(self.chunk_tokens());
+        Err(Error::OutOfTokens { wanted: tokens, available })
+    }
+
+    fn free_count(&self) -> u32 {
         self.shape.chunk_count - self.fresh + self.returned.len() as u32
     }
 
@@ -71,9 +95,9 @@ impl ChunkStore {
         self.fresh - self.returned.len() as u32
     }
 
-    /// Gives a row as many chunks as wanted.
-    pub fn reserve(&mut self, row: RowId, chunks: &mut u32, wanted: u32) {
-        while *chunks < wanted {
+    /// Gives a row chunks for so many tokens.
+    pub fn reserve(&mut self, row: RowId, chunks: &mut u32, tokens: u32) {
+        while *chunks * self.chunk_tokens() < tokens {
             let chunk = self.returned.pop().unwrap_or_else(|| {
                 assert!(self.fresh < self.shape.chunk_count, "the caller checked the room");
                 self.fresh += 1;
@@ -90,57 +114,83 @@ impl ChunkStore {
         let wanted = self.chunks_for(tokens);
         while *chunks > wanted {
             *chunks -= 1;
-            self.returned.push(self.chunk(row, *chunks * self.shape.chunk_pages));
+            let word = self.shape.directory_word(row, *chunks * self.shape.chunk_pages);
+            self.returned.push(self.words[word as usize]);
         }
     }
 
-    fn chunk(&self, row: RowId, page_index: u32) -> u32 {
-        self.words[self.shape.directory_word(row, page_index) as usize]
+    /// The place of a row's page.
+    fn place(&self, row: RowId, index: u32) -> usize {
+        let chunk = self.words[self.shape.directory_word(row, index) as usize] as usize;
+        let in_chunk = index & (self.shape.chunk_pages - 1);
+        chunk * self.shape.chunk_pages as usize + in_chunk as usize
     }
 
-    /// Index of a token's place.
-    fn token_place(&self, row: RowId, position: u32) -> usize {
-        let page = position / self.page_size;
-        let chunk_start = (page & !(self.shape.chunk_pages - 1)) * self.page_size;
-        let chunk = self.chunk(row, page) as usize * self.chunk_tokens() as usize;
-        chunk + (position - chunk_start) as usize
+    /// The places of a row's pages from `index` on, up to page `end` or to where their chunk ends.
+    fn run(&self, row: RowId, index: u32, end: u32) -> Range<usize> {
+        let place = self.place(row, index);
+        let chunk_end = (index | (self.shape.chunk_pages - 1)) + 1;
+        place..place + (end.min(chunk_end) - index) as usize
     }
 
-    /// Index of a page's word.
-    fn page_word(&self, row: RowId, index: u32) -> usize {
-        self.shape.page_word(self.chunk(row, index), index) as usize
+    /// Where the tokens from `position` on lie, up to `end` or to where their chunk ends.
+    fn token_run(&self, row: RowId, position: u32, end: u32) -> Range<usize> {
+        let (page, offset) = (position / self.page_size, position % self.page_size);
+        let size = self.page_size as usize;
+        let places = self.run(row, page, u32::MAX);
+        let start = places.start * size + offset as usize;
+        start..(places.end * size).min(start + (end - position) as usize)
+    }
+
+    /// Words of pages at places.
+    fn page_words(&self, places: Range<usize>) -> Range<usize> {
+        self.directory_len + places.start..self.directory_len + places.end
     }
 
     pub fn token(&self, row: RowId, position: u32) -> TokenId {
-        self.tokens[self.token_place(row, position)]
+        self.page_and_token(row, position / self.page_size, position % self.page_size).1
     }
 
     pub fn page(&self, row: RowId, index: u32) -> PageId {
-        PageId::new(self.words[self.page_word(row, index)])
+        self.page_and_token(row, index, 0).0
     }
 
-    pub fn write_tokens(&mut self, row: RowId, start: u32, tokens: &[TokenId]) {
-        let chunk_tokens = self.chunk_tokens();
-        let end = start + tokens.len() as u32;
-        for (at, len) in pieces(start, end, chunk_tokens) {
-            let (place, from) = (self.token_place(row, at), (at - start) as usize);
-            self.tokens[place..place + len].copy_from_slice(&tokens[from..from + len]);
+    pub fn page_and_token(&self, row: RowId, index: u32, offset: u32) -> (PageId, TokenId) {
+        let place = self.place(row, index);
+        let token = self.tokens[place * self.page_size as usize + offset as usize];
+        (PageId::new(self.words[self.directory_len + place]), token)
+    }
+
+    pub fn write_tokens(&mut self, row: RowId, start: u32, mut tokens: &[TokenId]) {
+        let (mut at, end) = (start, start + tokens.len() as u32);
+        while at < end {
+            let run = self.token_run(row, at, end);
+            at += run.len() as u32;
+            let (head, rest) = tokens.split_at(run.len());
+            self.tokens[run].copy_from_slice(head);
+            tokens = rest;
         }
     }
 
-    pub fn write_pages(&mut self, row: RowId, start: u32, pages: &[PageId]) {
-        let end = start + pages.len() as u32;
-        for (at, len) in pieces(start, end, self.shape.chunk_pages) {
-            let (word, from) = (self.page_word(row, at), (at - start) as usize);
-            let pages = PageId::peel(&pages[from..from + len]);
-            self.words[word..word + len].copy_from_slice(pages);
+    pub fn write_pages(&mut self, row: RowId, start: u32, mut pages: &[PageId]) {
+        let (mut at, end) = (start, start + pages.len() as u32);
+        while at < end {
+            let run = self.run(row, at, end);
+            at += run.len() as u32;
+            let (head, rest) = pages.split_at(run.len());
+            let words = self.page_words(run);
+            self.words[words].copy_from_slice(PageId::peel(head));
+            pages = rest;
         }
     }
 
     pub fn copy_tokens(&mut self, from: RowId, to: RowId, len: u32) {
-        for (at, len) in pieces(0, len, self.chunk_tokens()) {
-            let (source, target) = (self.token_place(from, at), self.token_place(to, at));
-            self.tokens.copy_within(source..source + len, target);
+        let mut at = 0;
+        while at < len {
+            let source = self.token_run(from, at, len);
+            let target = self.token_run(to, at, len).start;
+            at += source.len() as u32;
+            self.tokens.copy_within(source, target);
         }
     }
 
@@ -150,10 +200,7 @@ impl ChunkStore {
         start: u32,
         end: u32,
     ) -> impl Iterator<Item = &[TokenId]> + use<'_> {
-        pieces(start, end, self.chunk_tokens()).map(move |(at, len)| {
-            let place = self.token_place(row, at);
-            &self.tokens[place..place + len]
-        })
+        pieces(start, end, move |at| &self.tokens[self.token_run(row, at, end)])
     }
 
     pub fn page_pieces(
@@ -162,52 +209,74 @@ impl ChunkStore {
         start: u32,
         end: u32,
     ) -> impl Iterator<Item = &[PageId]> + use<'_> {
-        pieces(start, end, self.shape.chunk_pages).map(move |(at, len)| {
-            let word = self.page_word(row, at);
-            PageId::wrap(&self.words[word..word + len])
-        })
+        let piece = move |at| &self.words[self.page_words(self.run(row, at, end))];
+        pieces(start, end, move |at| PageId::wrap(piece(at)))
     }
 
+    /// The first piece of whole pages from page `start` on: its tokens and pages.
     pub fn piece_mut(&mut self, row: RowId, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
-        let (_, len) = pieces(start, end, self.shape.chunk_pages).next().expect("start < end");
-        let word = self.page_word(row, start);
-        let place = self.token_place(row, start * self.page_size);
-        let tokens = &self.tokens[place..place + len * self.page_size as usize];
-        (tokens, bytemuck::cast_slice_mut(&mut self.words[word..word + len]))
+        let run = self.run(row, start, end);
+        let size = self.page_size as usize;
+        let tokens = &self.tokens[run.start * size..run.end * size];
+        let words = self.page_words(run);
+        (tokens, bytemuck::cast_slice_mut(&mut self.words[words]))
     }
 
     /// Chunks whose first page lies in `start..end`.
     pub fn directory_span(&self, start: u32, end: u32) -> u32 {
-        self.chunks_for_pages(end) - self.chunks_for_pages(start)
+        let chunks = |pages: u32| {
+            (pages + self.shape.chunk_pages - 1) >> self.shape.chunk_pages.trailing_zeros()
+        };
+        chunks(end) - chunks(start)
+    }
+
+    /// Whether a page is the first of its chunk.
+    pub fn begins_chunk(&self, index: u32) -> bool {
+        index & (self.shape.chunk_pages - 1) == 0
+    }
+
+    /// The word that names the chunk of a row's page.
+    pub fn directory_write(&self, row: RowId, index: u32) -> TableWrite {
+        let index = self.shape.directory_word(row, index);
+        TableWrite { index, value: self.words[index as usize] }
+    }
+
+    /// Writes a page's word.
+    pub fn write_page(&mut self, row: RowId, index: u32, page: PageId) -> TableWrite {
+        let word = self.directory_len + self.place(row, index);
+        self.words[word] = page.raw();
+        TableWrite { index: word as u32, value: page.raw() }
     }
 
     /// Directory words and page words of pages `start..end`.
-    pub fn writes(&self, row: RowId, start: u32, end: u32, write: &mut impl FnMut(TableWrite)) {
-        for (at, len) in pieces(start, end, self.shape.chunk_pages) {
-            if at.is_multiple_of(self.shape.chunk_pages) {
-                let index = self.shape.directory_word(row, at);
-                write(TableWrite { index, value: self.words[index as usize] });
+    pub fn writes(&self, row: RowId, start: u32, end: u32, mut write: impl FnMut(TableWrite)) {
+        let mut at = start;
+        while at < end {
+            if self.begins_chunk(at) {
+                write(self.directory_write(row, at));
             }
-            let first = self.page_word(row, at);
-            for (index, &value) in (first as u32..).zip(&self.words[first..first + len]) {
+            let run = self.run(row, at, end);
+            at += run.len() as u32;
+            let words = self.page_words(run);
+            for (index, &value) in (words.start as u32..).zip(&self.words[words]) {
                 write(TableWrite { index, value });
             }
         }
     }
 }
 
-/// Cuts `start..end` at multiples of `unit`: start and length of each piece.
-fn pieces(start: u32, end: u32, unit: u32) -> impl Iterator<Item = (u32, usize)> {
-    // A single one, as in decoding, lies within a piece; else one division finds the first cut.
+/// The pieces of `start..end`, given the one that begins at an index.
+fn pieces<'a, T: 'a>(
+    start: u32,
+    end: u32,
+    piece: impl Fn(u32) -> &'a [T],
+) -> impl Iterator<Item = &'a [T]> {
     let mut at = start;
-    let mut cut = if end.saturating_sub(start) <= 1 { end } else { (start / unit + 1) * unit };
     std::iter::from_fn(move || {
-        if at >= end {
-            return None;
-        }
-        let from = at;
-        at = end.min(cut);
-        cut += unit;
-        Some((from, (at - from) as usize))
+        (at < end).then(|| {
+            let piece = piece(at);
+            at += piece.len() as u32;
+            piece
+        })
     })
 }

@@ -64,6 +64,12 @@ pub struct Sequence {
 }
 
 impl Sequence {
+    /// Pages that it lacks to compute `len` more tokens: by S1 the rest of its last page is still to be filled.
+    pub(crate) fn pages_lacking(&self, len: u32, page_size: u32) -> u32 {
+        let room = self.page_len * page_size - self.planned_len;
+        if len <= room { 0 } else { (len - room).div_ceil(page_size) }
+    }
+
     /// Whether it waits to be resumed, and so has tokens and nothing else.
     pub fn is_preempted(&self) -> bool {
         self.lock.is_none()
@@ -135,6 +141,12 @@ impl SequenceTable {
         self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })
     }
 
+    /// A sequence to change, with its tokens and pages. Same error.
+    pub(crate) fn row_mut(&mut self, seq: SeqKey) -> Result<RowMut<'_>, Error> {
+        let sequence = self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })?;
+        Ok(RowMut { sequence, store: &mut self.store })
+    }
+
     /// A sequence that is not preempted.
     ///
     /// # Errors
@@ -157,37 +169,7 @@ impl SequenceTable {
 
     /// Checks that `chunks` more fit; `tokens` is what the caller wants to store.
     pub(crate) fn check_chunks(&self, chunks: u32, tokens: u64) -> Result<(), Error> {
-        if chunks <= self.store.free_count() {
-            return Ok(());
-        }
-        let available = u64::from(self.store.free_count()) * u64::from(self.store.chunk_tokens());
-        Err(Error::OutOfTokens { wanted: tokens, available })
-    }
-
-    /// Chunks that a row lacks to hold so many tokens, in whole pages.
-    pub(crate) fn chunks_lacking(&self, sequence: &Sequence, page_len: u32) -> u32 {
-        self.store.chunks_for_pages(page_len).saturating_sub(sequence.chunks)
-    }
-
-    /// Records that a step extends a running sequence by `len` tokens.
-    pub(crate) fn begin_extend(
-        &mut self,
-        seq: SeqKey,
-        len: u32,
-        step: StepId,
-        mut record: impl FnMut(&Sequence) -> u64,
-    ) -> &Sequence {
-        let sequence = &mut self.rows[seq];
-        sequence.last_item = record(sequence);
-        sequence.last_step = step;
-        sequence.planned_len += len;
-        sequence
-    }
-
-    /// All pages of a row count as sent.
-    pub(crate) fn mark_clean(&mut self, seq: SeqKey) {
-        let sequence = &mut self.rows[seq];
-        sequence.dirty_from = sequence.page_len;
+        self.store.check_free(chunks, tokens)
     }
 
     /// Makes a row of these tokens. The caller checked the room.
@@ -215,7 +197,8 @@ impl SequenceTable {
             lock: Some(lock),
         };
         let seq = self.rows.insert(sequence);
-        self.push_tokens(seq, tokens);
+        let sequence = &mut self.rows[seq];
+        RowMut { sequence, store: &mut self.store }.push_tokens(tokens);
         seq
     }
 
@@ -232,34 +215,10 @@ impl SequenceTable {
         let (from, namespace) = (self.rows[parent].row, self.rows[parent].namespace);
         let child = self.spawn(namespace, &[], lock);
         let sequence = &mut self.rows[child];
-        let chunks = self.store.chunks_for(tokens);
-        self.store.reserve(sequence.row, &mut sequence.chunks, chunks);
+        self.store.reserve(sequence.row, &mut sequence.chunks, tokens);
         self.store.copy_tokens(from, sequence.row, tokens);
         sequence.token_len = tokens;
         child
-    }
-
-    /// Appends tokens. The caller checked the room. O(tokens).
-    pub(crate) fn push_tokens(&mut self, seq: SeqKey, tokens: &[TokenId]) {
-        let sequence = &mut self.rows[seq];
-        let len = sequence.token_len + tokens.len() as u32;
-        let chunks = self.store.chunks_for(len);
-        self.store.reserve(sequence.row, &mut sequence.chunks, chunks);
-        self.store.write_tokens(sequence.row, sequence.token_len, tokens);
-        sequence.token_len = len;
-    }
-
-    /// Appends pages. The caller checked the room. O(pages).
-    pub(crate) fn push_pages(&mut self, seq: SeqKey, pages: &[PageId]) {
-        if pages.is_empty() {
-            return;
-        }
-        let sequence = &mut self.rows[seq];
-        let len = sequence.page_len + pages.len() as u32;
-        let chunks = self.store.chunks_for_pages(len);
-        self.store.reserve(sequence.row, &mut sequence.chunks, chunks);
-        self.store.write_pages(sequence.row, sequence.page_len, pages);
-        sequence.page_len = len;
     }
 
     /// Drops pages from `page_len` on; they are appended to `out`. O(pages dropped).
@@ -338,29 +297,102 @@ impl SequenceTable {
         self.store.token_pieces(sequence.row, start, end)
     }
 
-    /// The longest contiguous piece of whole pages from page `start` on, up to page `end`: its tokens and pages.
-    pub(crate) fn piece_mut(
-        &mut self,
-        row: RowId,
-        start: u32,
-        end: u32,
-    ) -> (&[TokenId], &mut [PageId]) {
-        self.store.piece_mut(row, start, end)
-    }
-
-    /// Number of writes that [`SequenceTable::dirty_writes`] will give once the row has `page_len` pages.
-    pub(crate) fn dirty_write_count(&self, sequence: &Sequence, page_len: u32) -> usize {
-        let (from, to) = (sequence.dirty_from, page_len);
-        (to - from + self.store.directory_span(from, to)) as usize
-    }
-
-    /// The words of a row that no plan has sent: each new page, and each chunk that a new page is the first of.
-    pub(crate) fn dirty_writes(&self, sequence: &Sequence, mut write: impl FnMut(TableWrite)) {
-        self.store.writes(sequence.row, sequence.dirty_from, sequence.page_len, &mut write);
-    }
-
     /// Chunks in use and chunks that rows count, for audits.
     pub(crate) fn chunk_counts(&self) -> (u32, u32) {
         (self.store.used_count(), self.rows.values().map(|sequence| sequence.chunks).sum())
+    }
+}
+
+/// A sequence with its tokens and pages, looked up once.
+pub(crate) struct RowMut<'a> {
+    pub sequence: &'a mut Sequence,
+    store: &'a mut ChunkStore,
+}
+
+impl RowMut<'_> {
+    /// Chunks that the row lacks to hold so many tokens.
+    pub fn chunks_lacking(&self, tokens: u32) -> u32 {
+        self.store.chunks_lacking(self.sequence.chunks, tokens)
+    }
+
+    /// Checks that the row can hold `len` tokens; `wanted` is what the caller wants to store.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTokens`].
+    pub fn check_room(&self, len: u32, wanted: u64) -> Result<(), Error> {
+        self.store.check_free(self.chunks_lacking(len), wanted)
+    }
+
+    /// Appends tokens. The caller checked the room. O(tokens).
+    pub fn push_tokens(&mut self, tokens: &[TokenId]) {
+        let Self { sequence, store } = self;
+        let len = sequence.token_len + tokens.len() as u32;
+        store.reserve(sequence.row, &mut sequence.chunks, len);
+        store.write_tokens(sequence.row, sequence.token_len, tokens);
+        sequence.token_len = len;
+    }
+
+    /// Appends pages. The caller checked the room. O(pages).
+    pub fn push_pages(&mut self, pages: &[PageId]) {
+        let Self { sequence, store } = self;
+        let len = sequence.page_len + pages.len() as u32;
+        store.reserve(sequence.row, &mut sequence.chunks, len * store.page_size());
+        store.write_pages(sequence.row, sequence.page_len, pages);
+        sequence.page_len = len;
+    }
+
+    /// Pages `start..end`, in contiguous pieces.
+    pub fn page_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> {
+        self.store.page_pieces(self.sequence.row, start, end)
+    }
+
+    /// Known tokens `start..end`, in contiguous pieces.
+    pub fn token_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[TokenId]> {
+        self.store.token_pieces(self.sequence.row, start, end)
+    }
+
+    /// The longest piece of whole pages that lie together from page `start` on, up to page `end`: its tokens and pages.
+    pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
+        self.store.piece_mut(self.sequence.row, start, end)
+    }
+
+    /// How many words [`RowMut::take_dirty`] will give once the row has `page_len` pages.
+    pub fn dirty_count(&self, page_len: u32) -> usize {
+        let from = self.sequence.dirty_from;
+        (page_len - from + self.store.directory_span(from, page_len)) as usize
+    }
+
+    /// The words of the row that no plan has sent, which count as sent from now on: each new page, and each chunk that
+    /// a new page is the first of.
+    pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
+        let Self { sequence, store } = self;
+        store.writes(sequence.row, sequence.dirty_from, sequence.page_len, write);
+        sequence.dirty_from = sequence.page_len;
+    }
+
+    /// Whether plans have sent all its pages.
+    pub fn is_sent(&self) -> bool {
+        self.sequence.dirty_from == self.sequence.page_len
+    }
+
+    /// [`RowMut::push_pages`] and [`RowMut::take_dirty`] of one page, for a row whose other pages are sent.
+    #[inline]
+    pub fn push_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
+        let Self { sequence, store } = self;
+        let index = sequence.page_len;
+        sequence.page_len += 1;
+        sequence.dirty_from = sequence.page_len;
+        if store.begins_chunk(index) {
+            let tokens = sequence.page_len * store.page_size();
+            store.reserve(sequence.row, &mut sequence.chunks, tokens);
+            write(store.directory_write(sequence.row, index));
+        }
+        write(store.write_page(sequence.row, index, page));
+    }
+
+    /// A page, and the token at `offset` in it, whether known or not.
+    #[inline]
+    pub fn page_and_token(&self, index: u32, offset: u32) -> (PageId, TokenId) {
+        self.store.page_and_token(self.sequence.row, index, offset)
     }
 }

@@ -126,8 +126,9 @@ fn enter(
     buffers: &mut Buffers,
     seq: SeqKey,
 ) {
-    sequences.push_pages(seq, &buffers.pages);
-    let sequence = sequences.get_mut(seq).expect("just looked up");
+    let mut row = sequences.row_mut(seq).expect("just looked up");
+    row.push_pages(&buffers.pages);
+    let sequence = row.sequence;
     sequence.published = buffers.pages.len() as u32;
     sequence.cached_len = sequence.published * shape.layout.page_size();
     sequence.planned_len = sequence.cached_len;

@@ -15,15 +15,15 @@ pub(crate) fn append(
     seq: SeqKey,
     tokens: &[TokenId],
 ) -> Result<(), Error> {
-    let sequence = sequences.get(seq)?;
-    let (len, max) =
-        (u64::from(sequence.token_len) + tokens.len() as u64, u64::from(shape.max_sequence_len));
+    let mut row = sequences.row_mut(seq)?;
+    let (len, max) = (
+        u64::from(row.sequence.token_len) + tokens.len() as u64,
+        u64::from(shape.max_sequence_len),
+    );
     if len > max {
         return Err(Error::TooLong { len, max });
     }
-    let page_len = (len as u32).div_ceil(shape.layout.page_size());
-    let chunks = sequences.chunks_lacking(sequence, page_len);
-    sequences.check_chunks(chunks, tokens.len() as u64)?;
-    sequences.push_tokens(seq, tokens);
+    row.check_room(len as u32, tokens.len() as u64)?;
+    row.push_tokens(tokens);
     Ok(())
 }

@@ -55,11 +55,11 @@ pub(crate) fn fork(world: &mut World, seq: SeqKey) -> Result<Forked, Error> {
         PageCopy { source: sequences.page(parent, shared), target: tail[0] }
     });
     let child = sequences.spawn_copy(seq, token_len, lock);
-    sequences.push_pages(child, &buffers.pages);
     let step = copy.map(|_| steps.begin(false));
-    let sequence = sequences.get_mut(child).expect("just made");
-    sequence.published = shared;
-    (sequence.cached_len, sequence.planned_len) = (cached_len, cached_len);
+    let mut row = sequences.row_mut(child).expect("just made");
+    row.push_pages(&buffers.pages);
+    row.sequence.published = shared;
+    (row.sequence.cached_len, row.sequence.planned_len) = (cached_len, cached_len);
     if let Some(step) = step {
         // The copy reads the parent's tail and writes the child's.
         for key in [seq, child] {

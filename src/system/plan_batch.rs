@@ -4,9 +4,9 @@ use bumpalo::Bump;
 
 use crate::config::EngineShape;
 use crate::error::Error;
-use crate::id::{PageId, TokenId};
+use crate::id::{PageId, SeqKey, StepId, TokenId};
 use crate::plan::{BatchPlan, BatchRow, Extend, SlotMapping, StepScratch, TableWrite};
-use crate::sequence::{Sequence, SequenceTable};
+use crate::sequence::{RowMut, Sequence, SequenceTable};
 use crate::step::{StepItem, StepLog};
 use crate::system::reclaim::reclaim;
 use crate::world::World;
@@ -63,23 +63,28 @@ fn check(
         return Err(Error::EmptyBatch);
     }
     steps.check_room()?;
+    let page_size = shape.layout.page_size();
     let mut needs = Needs::default();
     for &Extend { seq, len } in items {
-        let sequence = sequences.running(seq)?;
+        let row = sequences.row_mut(seq)?;
+        let sequence = &mut *row.sequence;
+        if sequence.is_preempted() {
+            return Err(Error::Preempted { seq });
+        }
         if sequence.stamp == stamp {
             return Err(Error::RepeatedSequence { seq });
         }
+        sequence.stamp = stamp;
         let max = extend_max(shape, sequence, steps);
         if len == 0 || len > max {
             return Err(Error::ExtendLen { seq, len, max });
         }
-        let end = sequence.planned_len + len;
-        let page_len = end.div_ceil(shape.layout.page_size());
+        let new_pages = sequence.pages_lacking(len, page_size);
+        let page_len = sequence.page_len + new_pages;
         needs.tokens += len as usize;
-        needs.pages += u64::from(page_len - sequence.page_len);
-        needs.chunks += sequences.chunks_lacking(sequence, page_len);
-        needs.table_writes += sequences.dirty_write_count(sequence, page_len);
-        sequences.get_mut(seq)?.stamp = stamp;
+        needs.pages += u64::from(new_pages);
+        needs.chunks += row.chunks_lacking(page_len * page_size);
+        needs.table_writes += row.dirty_count(page_len);
     }
     sequences.check_chunks(needs.chunks, needs.tokens as u64)?;
     Ok(needs)
@@ -103,92 +108,108 @@ fn fill<'step, T: SlotNumber>(
     steps: &mut StepLog,
     items: &[Extend],
     needs: &Needs,
-    mut new_pages: &[PageId],
-    mut slots: &mut [T],
+    new_pages: &[PageId],
+    slots: &mut [T],
     bump: &'step Bump,
 ) -> BatchPlan<'step> {
-    let page_size = shape.layout.page_size();
     let step = steps.begin(true);
     let tokens = bump.alloc_slice_fill_copy(needs.tokens, TokenId::PENDING);
     let positions = bump.alloc_slice_fill_copy(needs.tokens, 0);
     let table_writes = bump.alloc_slice_fill_copy(needs.table_writes, TableWrite::default());
-    let mut writes = table_writes.iter_mut();
-    let mut qo_start = 0;
+    let mut arrays = Arrays {
+        page_size: shape.layout.page_size(),
+        new_pages,
+        at: 0,
+        tokens: &mut *tokens,
+        positions: &mut *positions,
+        slots,
+        writes: table_writes.iter_mut(),
+    };
     let rows = bump.alloc_slice_fill_with(items.len(), |i| {
         let Extend { seq, len } = items[i];
-        let sequence = sequences.begin_extend(seq, len, step, |sequence| {
-            steps.push(StepItem {
-                seq,
-                life: sequence.life,
-                start: sequence.planned_len,
-                end: sequence.planned_len + len,
-                dirty_from: sequence.dirty_from,
-                previous: sequence.last_item,
-            })
-        });
-        let start = sequence.planned_len - len;
-        let row = BatchRow { row: sequence.row, qo_start, extend_len: len, kv_len: start + len };
-        let count = row.kv_len.div_ceil(page_size) - sequence.page_len;
-        let (own, rest) = new_pages.split_at(count as usize);
-        sequences.push_pages(seq, own);
-        new_pages = rest;
-
-        let sequence = sequences.get(seq).expect("checked");
-        let out = qo_start as usize..(qo_start + len) as usize;
-        for (position, out) in (start..).zip(&mut positions[out.clone()]) {
-            *out = position;
+        let mut row = sequences.row_mut(seq).expect("checked");
+        let qo_start = arrays.at as u32;
+        record(row.sequence, seq, len, step, steps);
+        if len == 1 && row.is_sent() {
+            arrays.write_one(&mut row);
+        } else {
+            arrays.write(&mut row, len);
         }
-        known_tokens(sequences, sequence, start, &mut tokens[out]);
-        let (own, rest) = std::mem::take(&mut slots).split_at_mut(len as usize);
-        write_slots(sequences, sequence, page_size, start, own);
-        slots = rest;
-        sequences.dirty_writes(sequence, |write| {
-            *writes.next().expect("dirty_write_count counts dirty_writes") = write;
-        });
-        sequences.mark_clean(seq);
-        qo_start += len;
-        row
+        let Sequence { row, planned_len: kv_len, .. } = *row.sequence;
+        BatchRow { row, qo_start, extend_len: len, kv_len }
     });
-    assert!(writes.next().is_none(), "dirty_write_count counts dirty_writes");
+    assert!(arrays.writes.len() == 0, "dirty_count counts the words that are taken");
     let slot_mapping = SlotMapping::I32(&[]);
     BatchPlan { step, rows, tokens, positions, slot_mapping, table_writes }
 }
 
-/// Fills in the tokens that are known.
-fn known_tokens(
-    sequences: &SequenceTable,
-    sequence: &Sequence,
-    start: u32,
-    mut out: &mut [TokenId],
-) {
-    let end = sequence.token_len.min(start + out.len() as u32);
-    for piece in sequences.token_pieces(sequence, start, end) {
-        let (head, rest) = out.split_at_mut(piece.len());
-        head.copy_from_slice(piece);
-        out = rest;
+/// Records a sequence's part in a step: `len` tokens more.
+fn record(sequence: &mut Sequence, seq: SeqKey, len: u32, step: StepId, steps: &mut StepLog) {
+    let Sequence { life, planned_len: start, dirty_from, last_item: previous, .. } = *sequence;
+    let end = start + len;
+    sequence.last_item = steps.push(StepItem { seq, life, start, end, dirty_from, previous });
+    sequence.last_step = step;
+    sequence.planned_len = end;
+}
+
+/// A plan's arrays, written up to token `at`, and the new pages not yet handed out.
+struct Arrays<'a, T> {
+    page_size: u32,
+    new_pages: &'a [PageId],
+    at: usize,
+    tokens: &'a mut [TokenId],
+    positions: &'a mut [u32],
+    slots: &'a mut [T],
+    writes: std::slice::IterMut<'a, TableWrite>,
+}
+
+impl<T: SlotNumber> Arrays<'_, T> {
+    /// Writes the last `len` planned tokens of a row.
+    fn write(&mut self, row: &mut RowMut<'_>, len: u32) {
+        let Sequence { planned_len: end, token_len, page_len, .. } = *row.sequence;
+        let start = end - len;
+        let count = (end.div_ceil(self.page_size) - page_len) as usize;
+        row.push_pages(self.new_pages.split_off(..count).expect("counted"));
+        row.take_dirty(|write| *self.writes.next().expect("counted") = write);
+        let out = self.at..self.at + len as usize;
+        (start..end).zip(&mut self.positions[out.clone()]).for_each(|(n, out)| *out = n);
+        let mut tokens = &mut self.tokens[out.clone()];
+        for piece in row.token_pieces(start, token_len.min(end)) {
+            tokens.split_off_mut(..piece.len()).expect("counted").copy_from_slice(piece);
+        }
+        let (mut slots, mut offset) = (&mut self.slots[out.clone()], start % self.page_size);
+        for page in row.page_pieces(start / self.page_size, row.sequence.page_len).flatten() {
+            let count = slots.len().min((self.page_size - offset) as usize);
+            let slot = slot(*page, self.page_size, offset);
+            let out = slots.split_off_mut(..count).expect("no more than there are");
+            (slot..).zip(out).for_each(|(slot, out)| *out = T::from_slot(slot));
+            offset = 0;
+        }
+        self.at = out.end;
+    }
+
+    /// [`Arrays::write`] for a row that decodes: one token, and no page to be sent but perhaps a new one. It takes a
+    /// third of the instructions, and most rows of most steps are such.
+    fn write_one(&mut self, row: &mut RowMut<'_>) {
+        let Sequence { planned_len, token_len, .. } = *row.sequence;
+        let position = planned_len - 1;
+        let (index, offset) = (position / self.page_size, position % self.page_size);
+        if offset == 0 {
+            let page = self.new_pages.split_off_first().expect("counted");
+            row.push_sent(*page, |write| *self.writes.next().expect("counted") = write);
+        }
+        let (page, token) = row.page_and_token(index, offset);
+        if position < token_len {
+            self.tokens[self.at] = token;
+        }
+        self.positions[self.at] = position;
+        self.slots[self.at] = T::from_slot(slot(page, self.page_size, offset));
+        self.at += 1;
     }
 }
 
-/// The slots of positions from `start` on.
-fn write_slots<T: SlotNumber>(
-    sequences: &SequenceTable,
-    sequence: &Sequence,
-    page_size: u32,
-    start: u32,
-    mut out: &mut [T],
-) {
-    let end = start + out.len() as u32;
-    let (first, last) = (start / page_size, end.div_ceil(page_size));
-    let mut offset = start - first * page_size;
-    for page in sequences.page_pieces(sequence, first, last).flatten() {
-        let count = ((page_size - offset) as usize).min(out.len());
-        let (head, rest) = out.split_at_mut(count);
-        let slot = u64::from(page.raw()) * u64::from(page_size) + u64::from(offset);
-        for (slot, out) in (slot..).zip(head) {
-            *out = T::from_slot(slot);
-        }
-        (out, offset) = (rest, 0);
-    }
+fn slot(page: PageId, page_size: u32, offset: u32) -> u64 {
+    u64::from(page.raw()) * u64::from(page_size) + u64::from(offset)
 }
 
 /// A number type of slot mappings.

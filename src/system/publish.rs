@@ -20,27 +20,26 @@ pub(crate) fn publish(
     seq: SeqKey,
 ) {
     let page_size = prefixes.page_size();
-    let sequence = sequences.get_mut(seq).expect("the caller looked it up");
-    let end = sequence.cached_len.min(sequence.token_len) / page_size;
-    if sequence.published >= end {
+    let mut row = sequences.row_mut(seq).expect("the caller looked it up");
+    let (start, end) =
+        (row.sequence.published, row.sequence.cached_len.min(row.sequence.token_len) / page_size);
+    if start >= end {
         return;
     }
-    let (row, last_step) = (sequence.row, sequence.last_step);
-    let mut lock = sequence.lock.take().expect("a running sequence holds its prefix");
-    let (mut at, mut dirty_from) = (sequence.published, sequence.dirty_from);
+    let mut lock = row.sequence.lock.take().expect("a running sequence holds its prefix");
+    let mut at = start;
     buffers.freed.clear();
     while at < end {
-        let (tokens, own) = sequences.piece_mut(row, at, end);
+        let (tokens, own) = row.piece_mut(at, end);
         let inserted = prefixes.insert(&mut lock, tokens, own, &mut buffers.freed);
         pages.publish(&own[inserted.duplicates as usize..]);
+        let len = own.len() as u32;
         if inserted.duplicates > 0 {
-            dirty_from = dirty_from.min(at);
+            row.sequence.dirty_from = row.sequence.dirty_from.min(at);
         }
-        at += own.len() as u32;
+        at += len;
     }
-    let sequence = sequences.get_mut(seq).expect("the caller looked it up");
-    sequence.lock = Some(lock);
-    sequence.published = end;
-    sequence.dirty_from = dirty_from;
-    give_up_pages(pages, steps, last_step, &buffers.freed);
+    row.sequence.lock = Some(lock);
+    row.sequence.published = end;
+    give_up_pages(pages, steps, row.sequence.last_step, &buffers.freed);
 }

@@ -9,13 +9,17 @@ use super::{Cache, NAMESPACE, whole_pages};
 
 /// A tree of the first `sequences` cached sequences, with room for `spare` more.
 pub fn full_cache(page_size: u32, sequences: usize, spare: usize) -> Cache {
-    let own = (work::SEQUENCE_LEN - work::PROMPT_LEN) * (sequences + spare);
-    let pages = whole_pages(own + work::PROMPTS * work::PROMPT_LEN, page_size);
-    let mut cache = Cache::new(pages, page_size);
+    let mut cache = Cache::new(sequence_pages(page_size, sequences + spare), page_size);
     for s in 0..sequences {
         cache.cycle(&work::sequence(s));
     }
     cache
+}
+
+/// Pages of so many sequences and all prompts.
+pub fn sequence_pages(page_size: u32, sequences: usize) -> u32 {
+    let own = (work::SEQUENCE_LEN - work::PROMPT_LEN) * sequences;
+    whole_pages(own + work::PROMPTS * work::PROMPT_LEN, page_size)
 }
 
 /// Matches sequences in rotation.

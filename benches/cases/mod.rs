@@ -39,14 +39,18 @@ pub struct Started {
 
 impl Cache {
     pub fn new(page_count: u32, page_size: u32) -> Self {
-        let (mut tree, mut pool) =
-            (PrefixTree::new(page_count, page_size, 1, 64), PagePool::new(page_count, 1));
+        let mut cache = Self::untouched(page_count, page_size);
         // As an engine does.
-        tree.prefault();
-        pool.prefault();
+        cache.tree.prefault();
+        cache.pool.prefault();
+        cache
+    }
+
+    /// Whose memory is touched as it is used.
+    pub fn untouched(page_count: u32, page_size: u32) -> Self {
         Self {
-            tree,
-            pool,
+            tree: PrefixTree::new(page_count, page_size, 1, 64),
+            pool: PagePool::new(page_count, 1),
             freed: Vec::with_capacity(page_count as usize),
             duplicates: Vec::with_capacity(SEQUENCE_PAGES),
             pages: vec![PageId::default(); SEQUENCE_PAGES],

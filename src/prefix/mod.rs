@@ -122,17 +122,20 @@ impl PrefixTree {
 
     /// Bytes that a tree reserves; they are touched as nodes and pages come.
     pub fn bytes(page_count: u32, page_size: u32) -> u64 {
-        u64::from(page_count) * Self::bytes_per_node()
+        u64::from(page_count) * Self::COLUMN_BYTES
             + ChildTable::bytes(page_count)
             + SpanStore::bytes(page_count, page_size)
     }
 
-    /// Bytes of one node's columns, the child table left out.
-    pub const fn bytes_per_node() -> u64 {
-        // A slot of a slotmap is a value and a 4-byte version, rounded up to the value's alignment.
+    /// Bytes of one node's columns. A slot of a slotmap is a value and a 4-byte version, rounded up to the value's
+    /// alignment.
+    const COLUMN_BYTES: u64 = {
         let hot = size_of::<Link>() + 4 + size_of::<Age>() + 4;
         (hot + size_of::<Scope>() + 8 + size_of::<Leave>() + 8) as u64
-    }
+    };
+
+    /// Bytes of one node: its columns and its child entry.
+    pub const BYTES_PER_NODE: u64 = Self::COLUMN_BYTES + ChildTable::BYTES_PER_NODE;
 
     /// Tokens of one page.
     pub fn page_size(&self) -> u32 {
@@ -190,7 +193,7 @@ impl PrefixTree {
     /// the tree's tokens.
     pub fn live_bytes(&self) -> u64 {
         let nodes = self.link.len() as u64;
-        nodes * (Self::bytes_per_node() + ChildTable::BYTES_PER_NODE) + self.spans.live_bytes()
+        nodes * Self::BYTES_PER_NODE + self.spans.live_bytes()
     }
 
     /// Makes a node. It is idle and in no list; the caller counts its pages.

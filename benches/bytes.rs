@@ -1,0 +1,98 @@
+//! Bookkeeping bytes of a prefix tree that is full, and of its pages' states: from the structures' own sizes, and as the
+//! system measures them.
+//!
+//! ```text
+//! cargo bench --bench bytes
+//! ```
+//!
+//! live      nodes, child entries, places and extents in use, by their sizes
+//! resident  memory that the process has touched for the tree and the pool, by /proc/self/statm, nothing touched ahead
+//! reserved  memory that the process has asked for, whatever the tree holds: room for a node a page
+//!
+//! The tree holds 10,000 sequences of 2,048 tokens (512 of 32 shared prompts), or leaves of 256 tokens, and all
+//! of the pool's pages but a few that are shared by chance. Linux only: elsewhere what is measured stands as 0.
+
+mod cases;
+
+use cases::Cache;
+use cases::hit::sequence_pages;
+use kvarena::TokenId;
+use kvarena::page::PagePool;
+use kvarena::prefix::PrefixTree;
+use kvarena::testkit::cpu_work as work;
+
+fn main() {
+    // `cargo test --benches` and `--list` have nothing to run here.
+    if std::env::args().any(|arg| arg == "--test" || arg == "--list") {
+        return;
+    }
+    let names = [
+        "nodes of",
+        "page_size",
+        "tokens",
+        "nodes",
+        "live",
+        "resident",
+        "reserved",
+        "a node",
+        "a page",
+    ];
+    names.iter().for_each(|name| print!("{name:>12}"));
+    println!("\n{:>48}{:>36}{:>12}{:>12}", "", "------- bytes a token -------", "bytes", "bytes");
+    for page_size in [1, 16] {
+        report(
+            "1,536",
+            page_size,
+            sequence_pages(page_size, work::SEQUENCES),
+            work::SEQUENCES,
+            work::sequence,
+        );
+        let leaves = 100_000;
+        let tokens = leaves * work::LEAF_LEN + work::PROMPTS * work::PROMPT_LEN;
+        report("256", page_size, tokens as u32 / page_size, leaves, work::leaf_sequence);
+    }
+}
+
+/// A line: fills a tree of `page_count` pages with sequences.
+fn report(
+    name: &str,
+    page_size: u32,
+    page_count: u32,
+    count: usize,
+    sequence: fn(usize) -> Vec<TokenId>,
+) {
+    let before = Memory::now();
+    let mut cache = Cache::untouched(page_count, page_size);
+    let reserved = Memory::now().reserved - before.reserved;
+    for i in 0..count {
+        cache.cycle(&sequence(i));
+    }
+    let resident = Memory::now().resident - before.resident;
+    let pages = cache.tree.size_info().total;
+    assert!(pages > page_count - page_count / 1000, "the tree is full");
+    let tokens = f64::from(pages * page_size);
+    let nodes = cache.tree.node_count();
+    print!("{name:>12}{page_size:>12}{tokens:>12}{nodes:>12}");
+    for bytes in [cache.tree.live_bytes(), resident, reserved] {
+        print!("{:>12.2}", bytes as f64 / tokens);
+    }
+    let a_page = PagePool::bytes(page_count, 1) as f64 / f64::from(page_count);
+    println!("{:>12}{a_page:>12.2}", PrefixTree::BYTES_PER_NODE);
+}
+
+/// What the process has of the system, in bytes.
+#[derive(Default)]
+struct Memory {
+    reserved: u64,
+    resident: u64,
+}
+
+impl Memory {
+    fn now() -> Self {
+        const SYSTEM_PAGE: u64 = 4096;
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+        let mut pages = pages.split(' ').map_while(|pages| pages.parse::<u64>().ok());
+        let mut next = || pages.next().unwrap_or(0) * SYSTEM_PAGE;
+        Self { reserved: next(), resident: next() }
+    }
+}

@@ -40,6 +40,9 @@ pub struct Args {
     /// Most tokens computed in a step [default: 8192; with --sequential: a whole request]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub step_tokens: Option<u32>,
+    /// Serves everything so often; a step's time is the least of its times, which leaves out what the machine did beside
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub runs: u32,
     /// Draws hit rate and page states over the run
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,

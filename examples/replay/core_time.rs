@@ -3,13 +3,10 @@
 
 use std::time::Instant;
 
-/// Core time of each step so far.
+/// Core time of the step under way.
 #[derive(Default)]
 pub struct CoreTime {
-    steps: Vec<u64>,
-    /// Of the step that has not ended.
     open: u64,
-    total: u64,
 }
 
 impl CoreTime {
@@ -23,21 +20,7 @@ impl CoreTime {
 
     /// Ends the step and returns its time in nanoseconds.
     pub fn end_step(&mut self) -> u64 {
-        let step = std::mem::take(&mut self.open);
-        self.total += step;
-        self.steps.push(step);
-        step
-    }
-
-    /// Nanoseconds of all ended steps.
-    pub fn total(&self) -> u64 {
-        self.total
-    }
-
-    /// Nanoseconds of each step, shortest first.
-    pub fn sorted(mut self) -> Vec<u64> {
-        self.steps.sort_unstable();
-        self.steps
+        std::mem::take(&mut self.open)
     }
 }
 
@@ -69,7 +52,6 @@ mod tests {
         let first = core.end_step();
         let second = core.end_step();
         assert!(first >= 2_000_000, "{first}");
-        assert_eq!((second, core.total()), (0, first));
-        assert_eq!(core.sorted(), [0, first]);
+        assert_eq!(second, 0);
     }
 }

@@ -92,6 +92,19 @@ pub struct Sample {
     pub stats: Stats,
 }
 
+impl Outcome {
+    /// Keeps the least time of each step. A replay is exact, so `again`, a run of the same requests, did the same steps:
+    /// what one of the two took longer for was not the core's work.
+    pub fn keep_least(&mut self, again: &Outcome) {
+        assert_eq!(self.steps.len(), again.steps.len(), "a replay is exact");
+        for (step, again) in self.steps.iter_mut().zip(&again.steps) {
+            let core_ns = step.core_ns.min(again.core_ns);
+            *step = StepWork { core_ns, ..*step };
+            assert_eq!(*step, StepWork { core_ns, ..*again }, "a replay is exact");
+        }
+    }
+}
+
 /// The host application around an engine.
 pub struct Host<'a> {
     pub engine: Engine<Null>,
@@ -100,12 +113,12 @@ pub struct Host<'a> {
     pub tally: Tally,
     /// What the step under way has done so far.
     pub work: StepWork,
-    pub slowest: StepWork,
+    /// What each step before it did.
+    pub steps: Vec<StepWork>,
     pub samples: Vec<Sample>,
     /// The next sample is due when so many requests are done.
     next_sample: u64,
     sample_stride: u64,
-    steps: u64,
     progress: &'a ProgressBar,
 }
 
@@ -113,8 +126,7 @@ pub struct Host<'a> {
 pub struct Outcome {
     pub tally: Tally,
     pub stats: Stats,
-    pub core: CoreTime,
-    pub slowest: StepWork,
+    pub steps: Vec<StepWork>,
     pub samples: Vec<Sample>,
     pub page_count: u32,
     pub page_size: u32,
@@ -132,11 +144,10 @@ impl<'a> Host<'a> {
             core: CoreTime::default(),
             tally: Tally::default(),
             work: StepWork::default(),
-            slowest: StepWork::default(),
+            steps: Vec::new(),
             samples: Vec::new(),
             next_sample: 0,
             sample_stride: (request_count / SAMPLES).max(1) as u64,
-            steps: 0,
             progress,
         })
     }
@@ -175,13 +186,9 @@ impl<'a> Host<'a> {
         let in_use = planned.private_pages + planned.protected_pages;
         self.tally.peak_pages = self.tally.peak_pages.max(in_use);
         self.tally.peak_running = self.tally.peak_running.max(running);
-        self.steps += 1;
-        self.work.step = self.steps;
+        self.work.step = self.steps.len() as u64 + 1;
         self.work.core_ns = self.core.end_step();
-        if self.work.core_ns > self.slowest.core_ns {
-            self.slowest = self.work;
-        }
-        self.work = StepWork::default();
+        self.steps.push(std::mem::take(&mut self.work));
         let done = self.tally.requests + self.tally.skipped;
         if done >= self.next_sample {
             self.next_sample = done + self.sample_stride;
@@ -207,8 +214,7 @@ impl<'a> Host<'a> {
         Outcome {
             tally: self.tally,
             stats,
-            core: self.core,
-            slowest: self.slowest,
+            steps: self.steps,
             samples: self.samples,
             page_count,
             page_size,

@@ -46,8 +46,11 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let (requests, workload) = workload(args)?;
     let start = Instant::now();
-    let progress = progress_bar(requests.len());
-    let outcome = serve(args, &requests, &progress)?;
+    let progress = progress_bar(requests.len() * args.runs as usize);
+    let mut outcome = serve(args, &requests, &progress)?;
+    for _ in 1..args.runs {
+        outcome.keep_least(&serve(args, &requests, &progress)?);
+    }
     progress.finish_and_clear();
     let wall_ns = start.elapsed().as_nanos() as u64;
     if let Some(file) = &args.plot {
@@ -60,7 +63,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         plot::draw(file, &title, &outcome.samples)?;
     }
     let prefix = format!("{:?}", args.prefix).to_lowercase();
-    let report = Report::new(outcome, workload, prefix, schedule(args), wall_ns);
+    let report = Report::new(outcome, workload, prefix, schedule(args), args.runs, wall_ns);
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {

@@ -132,7 +132,7 @@ KV_AT(DecodeWork, extend_len, 32);
 KV_AT(DecodeWork, kv_len, 36);
 KV_AT(DecodeWork, reserved, 40);
 
-// The extend plan: ExtendHead, then ExtendWork[work_count], longest first. An item is one ExtendWork of one kv head;
+// The extend plan: ExtendHead, then ExtendWork[work_count], the longest about first. An item is one ExtendWork of one kv head;
 // item i is work i / kv_heads, head i % kv_heads. CTAs take items in order; the first gridDim.x by their own number.
 struct ExtendHead {
     u32 work_count;

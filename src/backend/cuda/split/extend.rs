@@ -1,7 +1,7 @@
 //! The extend kernel's items.
 //!
-//! An item is a tile of query rows and the tokens it sees. Items are sorted longest first and taken in that order;
-//! where they are too few to fill the machine, each is cut over its tokens.
+//! An item is a tile of query rows and the tokens it sees. Items are sorted longest first, roughly, and taken in that
+//! order; where they are too few to fill the machine, each is cut over its tokens.
 //!
 //! Not here: sequences with few query rows (`decode.rs`).
 
@@ -12,6 +12,9 @@ use core::mem::size_of;
 
 /// Most parts an extend item is cut into.
 const PARTS_MAX: u32 = 16;
+/// Items are sorted by length in at most so many steps (the logarithm). Those of about one length stay as they are, by
+/// sequence: at work together they read the same tokens, which then come from the L2 cache.
+const LENGTHS_LOG2: u32 = 3;
 /// Words of the plan's head, and of one item.
 pub(super) const HEAD_WORDS: usize = size_of::<ExtendHead>() / 4;
 pub(super) const EXTEND_WORDS: usize = size_of::<ExtendWork>() / 4;
@@ -91,16 +94,17 @@ impl ExtendSplit {
                 &mut self.works
             }
         };
-        if !works.is_sorted_by_key(longest_first) {
-            works.sort_unstable_by_key(longest_first);
-        }
         self.words.clear();
         self.words.extend([works.len() as u32, 0, 0, 0]);
-        for work in works.iter() {
-            let &ExtendWork { row, qo_start, extend_len, kv_len, .. } = work;
-            let &ExtendWork { q_begin, kv_begin, kv_end, part, .. } = work;
-            self.words.extend([row, qo_start, extend_len, kv_len]);
-            self.words.extend([q_begin, kv_begin, kv_end, part]);
+        let longest = works.iter().map(last_token).max().unwrap_or(0);
+        let shift = longest.checked_ilog2().unwrap_or(0).saturating_sub(LENGTHS_LOG2 - 1);
+        for length in (0..=longest >> shift).rev() {
+            for work in works.iter().filter(|work| last_token(work) >> shift == length) {
+                let &ExtendWork { row, qo_start, extend_len, kv_len, .. } = work;
+                let &ExtendWork { q_begin, kv_begin, kv_end, part, .. } = work;
+                self.words.extend([row, qo_start, extend_len, kv_len]);
+                self.words.extend([q_begin, kv_begin, kv_end, part]);
+            }
         }
         works.len() as u32 * shape.kv_heads
     }
@@ -112,10 +116,9 @@ impl ExtendSplit {
     }
 }
 
-/// Longest first; among equals tiles of one sequence stay together, since they read the same tokens.
-fn longest_first(work: &ExtendWork) -> (u32, u32, u32, u32) {
-    let tokens = work.kv_end - work.kv_begin;
-    (u32::MAX - tokens, work.qo_start, u32::MAX - work.kv_begin, u32::MAX - work.q_begin)
+/// An item's last token, counted from its first.
+const fn last_token(work: &ExtendWork) -> u32 {
+    (work.kv_end - work.kv_begin).saturating_sub(1)
 }
 
 /// Appends a sequence's query tiles, longest first, each with all the tokens it sees.

@@ -86,6 +86,9 @@ DEVICE void store_u32(u64 at, u32 a) { asm volatile("st.global.u32 [%0], %1;" ::
 DEVICE void store_uint2(u64 at, u32 a, u32 b) {
     asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(at), "r"(a), "r"(b) : "memory");
 }
+DEVICE void store_uint4(u64 at, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 DEVICE void store_float(u64 at, float a) { asm volatile("st.global.f32 [%0], %1;" ::"l"(at), "f"(a) : "memory"); }
 
 // Counts arrivals; the last of `count` is told so, and the counter is zero again.
@@ -141,4 +144,5 @@ struct Logits {
     __device__ __forceinline__ float capped(float s) const {
         return cap - divide_fast(2.f * cap, exp2_fast(s * scale) + 1.f);
     }
+    __device__ __forceinline__ float of(float s) const { return cap > 0.f ? capped(s) : s * scale; }
 };

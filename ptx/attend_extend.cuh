@@ -28,16 +28,16 @@ template <class E> DEVICE void run_items(const AttendParams& p, u8* memory, type
 
 // The end of an item: its result, or its part of it. A lane holds rows lane / 4 and lane / 4 + 8 of each of its warp's MT
 // fragments of 16 rows, columns lane % 4 * 2, + 1 of each 8.
-template <class T, int D, int MT, int WARPS> struct Finish {
+// `BARRIER`: a named barrier of the threads that do this, 0 where that is all of them.
+template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
     static constexpr int THREADS = WARPS * 32;
     static constexpr int BM = 16 * MT * WARPS;
     static constexpr int ROW = D * 2;
 
-    // `factors`: shared memory that nobody uses any more; `top` times `factor` is what the sums are relative to, in base 2.
-    static __device__ __forceinline__ void run(const AttendParams& p, float* factors, u32& last, const ExtendWork& work, u32 head, float factor,
-                                               const float (&o)[MT][D / 8][4], const float (&top)[MT][2], float (&sum)[MT][2]) {
-        const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, column = lane % 4 * 2;
-        const u32 group = p.group, rows = work.extend_len * group, warp_row = work.q_begin + warp * 16 * MT;
+    static __device__ __forceinline__ void sync() { asm volatile("bar.sync %0, %1;" ::"n"(BARRIER), "n"(THREADS) : "memory"); }
+
+    // A row's sum stands in four lanes, a share in each.
+    static __device__ __forceinline__ void add_up(float (&sum)[MT][2]) {
 #pragma unroll
         for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -45,28 +45,45 @@ template <class T, int D, int MT, int WARPS> struct Finish {
                 sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
                 sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
             }
-        const u32 parts = work.part & 255;
-        float* const outputs = reinterpret_cast<float*>(p.partial);
-        if (parts == 1) {
-#pragma unroll
-            for (int m = 0; m < MT; ++m)
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const u32 packed = warp_row + m * 16 + lane / 4 + 8 * h;
-                    if (packed >= rows) continue;
-                    const float inverse = sum[m][h] > 0.f ? 1.f / sum[m][h] : 0.f;
-                    const u32 query = packed / group;
-                    const u64 token = work.qo_start + query, q_head = head * group + (packed - query * group);
-                    const u64 to = p.out + token * p.out_stride + q_head * ROW + column * 2;
-#pragma unroll
-                    for (int n = 0; n < D / 8; ++n) store_u32(to + n * 16, pack(T(), o[m][n][2 * h] * inverse, o[m][n][2 * h + 1] * inverse));
-                    if (lane % 4 == 0 && p.lse != 0)
-                        store_float(p.lse + (token * p.q_heads + q_head) * 4,
-                                    sum[m][h] > 0.f ? (top[m][h] * factor + log2_fast(sum[m][h])) * LN_2 : MINUS_INF);
-                }
-            return;
-        }
+    }
 
+    // `factors`: shared memory that nobody uses any more; `top` times `factor` is what the sums are relative to, in base 2.
+    static __device__ __forceinline__ void run(const AttendParams& p, float* factors, u32& last, const ExtendWork& work, u32 head, float factor,
+                                               const float (&o)[MT][D / 8][4], const float (&top)[MT][2], float (&sum)[MT][2]) {
+        add_up(sum);
+        if ((work.part & 255) == 1) {
+            whole(p, work, head, factor, o, top, sum);
+        } else {
+            part(p, factors, last, work, head, factor, o, top, sum);
+        }
+    }
+
+    static __device__ __forceinline__ void whole(const AttendParams& p, const ExtendWork& work, u32 head, float factor,
+                                                 const float (&o)[MT][D / 8][4], const float (&top)[MT][2], const float (&sum)[MT][2]) {
+        const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane % 4 * 2;
+        const u32 group = p.group, rows = work.extend_len * group, warp_row = work.q_begin + warp * 16 * MT;
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const u32 packed = warp_row + m * 16 + lane / 4 + 8 * h;
+                if (packed >= rows) continue;
+                const float inverse = sum[m][h] > 0.f ? 1.f / sum[m][h] : 0.f;
+                const u32 query = packed / group;
+                const u64 token = work.qo_start + query, q_head = head * group + (packed - query * group);
+                const u64 to = p.out + token * p.out_stride + q_head * ROW + column * 2;
+#pragma unroll
+                for (int n = 0; n < D / 8; ++n) store_u32(to + n * 16, pack(T(), o[m][n][2 * h] * inverse, o[m][n][2 * h + 1] * inverse));
+                if (lane % 4 == 0 && p.lse != 0)
+                    store_float(p.lse + (token * p.q_heads + q_head) * 4, sum[m][h] > 0.f ? (top[m][h] * factor + log2_fast(sum[m][h])) * LN_2 : MINUS_INF);
+            }
+    }
+
+    static __device__ __forceinline__ void part(const AttendParams& p, float* factors, u32& last, const ExtendWork& work, u32 head, float factor,
+                                                const float (&o)[MT][D / 8][4], const float (&top)[MT][2], const float (&sum)[MT][2]) {
+        const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, column = lane % 4 * 2;
+        const u32 group = p.group, rows = work.extend_len * group, parts = work.part & 255;
+        float* const outputs = reinterpret_cast<float*>(p.partial);
         // A part: leave the sum; the last part to arrive joins all of them.
         const u32 first = work.part >> 16, index = work.part >> 8 & 255;
         const u64 stride = static_cast<u64>(p.kv_heads) * (BM * (D + 2));  // floats from one part to the next
@@ -83,9 +100,9 @@ template <class T, int D, int MT, int WARPS> struct Finish {
                 if (lane % 4 == 0) *reinterpret_cast<float2*>(own + BM * D + row * 2) = make_float2(top[m][h] * factor, sum[m][h]);
             }
         __threadfence();
-        __syncthreads();
+        sync();
         if (thread == 0) last = arrive_last(reinterpret_cast<u32*>(p.counters) + 1 + first * p.kv_heads + head, parts);
-        __syncthreads();
+        sync();
         if (!last) return;
         __threadfence();
         // Each part's factor for each row, in the memory of the K and V tiles; then all elements side by side.
@@ -107,7 +124,7 @@ template <class T, int D, int MT, int WARPS> struct Finish {
                 store_float(p.lse + ((work.qo_start + query) * static_cast<u64>(p.q_heads) + head * group + (packed - query * group)) * 4,
                             all > 0.f ? (most + log2_fast(all)) * LN_2 : MINUS_INF);
         }
-        __syncthreads();
+        sync();
         constexpr int FOURS = D / 4;
 #pragma unroll 8
         for (u32 i = thread; i < BM * FOURS; i += THREADS) {

@@ -1,7 +1,9 @@
 // Extend attention for Hopper: the items of attend_extend.cuh, on warpgroup matrix products.
 //
-// Two warpgroups of 64 query rows each share the K and V tiles, which cp.async gathers into the 128-byte swizzled layout that
-// wgmma reads. While a tile's weights are made, the tile before is multiplied with V: so K runs a tile ahead of V.
+// A producer warpgroup gathers Q, K and V with cp.async into rings of two tiles each, in the 128-byte swizzled layout that
+// wgmma reads, and runs on from item to item. Two consumer warpgroups of 64 query rows each multiply. A consumer issues the
+// next tile's scores together with this tile's outputs, and makes the next tile's weights while they are on their way, across
+// the ends of items too. The consumers take turns at issuing, so that one's softmax runs under the other's products.
 #pragma once
 #include "attend_extend.cuh"
 
@@ -11,7 +13,6 @@ DEVICE u64 matrix_descriptor(u32 at, u32 lead) {
 }
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #define WG_OUT \
@@ -22,6 +23,14 @@ DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "m
 #define WG_REGISTERS(c) \
     WG_FOUR(c[0]), WG_FOUR(c[1]), WG_FOUR(c[2]), WG_FOUR(c[3]), WG_FOUR(c[4]), WG_FOUR(c[5]), WG_FOUR(c[6]), WG_FOUR(c[7]), \
         WG_FOUR(c[8]), WG_FOUR(c[9]), WG_FOUR(c[10]), WG_FOUR(c[11]), WG_FOUR(c[12]), WG_FOUR(c[13]), WG_FOUR(c[14]), WG_FOUR(c[15])
+// Until no more than N groups are on their way; c is what the one waited for gives.
+template <int N> DEVICE void wgmma_wait(float (&c)[16][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %64;" : WG_REGISTERS(c) : "n"(N) : "memory");
+}
+// Four 8x8 matrices of 16-bit elements; lane i names row i % 8 of matrix i / 8.
+DEVICE void store_matrix(u32 at, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 // c[64, 128] = a[64, 16] * b[128, 16]^T, or += where `add`; both in shared memory.
 #define WG_SCORES(type, name) \
     DEVICE void wgmma_scores(type, float (&c)[16][4], u64 a, u64 b, int add) { \
@@ -39,150 +48,298 @@ WG_SCORES(F16, "f16")
 WG_OUTPUT(Bf16, "bf16")
 WG_OUTPUT(F16, "f16")
 
+// ---- mbarriers --------------------------------------------------------------------------------------------------------
+
+DEVICE void barrier_init(u32 at, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory"); }
+DEVICE void barrier_arrive(u32 at) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(at) : "memory");
+}
+// Arrives when all copies that this thread has begun are there.
+DEVICE void barrier_arrive_copied(u32 at) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory"); }
+DEVICE void barrier_wait(u32 at, u32 parity) {
+    asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }" ::"r"(at), "r"(parity)
+                 : "memory");
+}
+// A named barrier: of all its `count` threads, some may go on without waiting.
+DEVICE void named_sync(u32 id, u32 count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
+DEVICE void named_arrive(u32 id, u32 count) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory"); }
+
+// Two tiles that one side fills and the other empties, in turn: tile n of all that pass stands in place n % 2.
+struct Ring {
+    u64 full[2], empty[2];
+    DEVICE void init(Ring& ring, u32 fillers, u32 emptiers) {
+        for (u32 n = 0; n < 2; ++n) barrier_init(shared_address(ring.full + n), fillers), barrier_init(shared_address(ring.empty + n), emptiers);
+    }
+    __device__ __forceinline__ void wait_full(u32 n) { barrier_wait(shared_address(full + n % 2), n / 2 % 2); }
+    __device__ __forceinline__ void wait_empty(u32 n) { barrier_wait(shared_address(empty + n % 2), n / 2 % 2 ^ 1); }
+    __device__ __forceinline__ void fill(u32 n) { barrier_arrive_copied(shared_address(full + n % 2)); }
+    __device__ __forceinline__ void release(u32 n) {
+        if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(empty + n % 2));
+    }
+};
+
 // head_dim 128; tiles of 128 query rows and 128 tokens.
 template <class T> struct ExtendHopper {
-    static constexpr int D = 128, BM = 128, BN = 128, WARPS = 8, THREADS = 256;
+    static constexpr int D = 128, BM = 128, BN = 128, WARPS = 8, CONSUMERS = 256, PRODUCERS = 128;
     static constexpr int ROW = D * 2;
     static constexpr int TILE = BN * ROW, HALF = TILE / 2;  // bytes of a tile, of its 64 columns
-    static constexpr int BYTES = 5 * TILE;
-    static constexpr u64 NONE = 1ull << 63;
+    static constexpr int Q = 0, K = 2 * TILE, V = 4 * TILE, FACTORS = 6 * TILE;  // offsets in dynamic shared memory
+    enum { FINISH = 1, PRODUCE = 2, TURN = 3, ROWS = 5 };  // named barriers; TURN + w and ROWS + w are warpgroup w's
 
     struct Shared {
-        u64 offsets[4][BN];  // of the tokens of a tile; bit 63: not there
-        u32 ticket;
+        Ring q, k, v;
+        ExtendWork work[2];  // of the items whose Q is in the ring
+        u32 item[2];
+        u32 ticket[2];
         u32 last;
+        uint4 offsets[PRODUCERS / 32][3][16];  // of each producer warp's rows: of two tiles of K and V, and of Q
+    };
+
+    // ---- producers: gather Q, K and V ---------------------------------------------------------------------------------
+    //
+    // Warp w copies rows r with r / 2 % 4 == w of every tile: lane l half a row of 16 pieces, and knows the offset of one row.
+
+    struct Producer {
+        const AttendParams& p;
+        Shared& shared;
+        u32 memory, thread, warp, lane;
+
+        __device__ __forceinline__ u32 row() const { return lane % 16 * 8 + warp * 2 + lane / 16; }
+        __device__ __forceinline__ void publish(u32 list, u64 offset) const {
+            __syncwarp();  // what stood there has been read
+            reinterpret_cast<u64*>(shared.offsets[warp][list])[lane] = offset;
+            __syncwarp();
+        }
+        // Copies this warp's rows of a tile, from `base` + the offsets in `list`.
+        __device__ __forceinline__ void copy(u32 to, u64 base, u32 list) const {
+            const u32 piece = lane % 16, row = warp * 2 + lane / 16;
+            const u32 mine = to + piece / 8 * HALF + row * 128 + (piece % 8 ^ row) * 16;
+            const uint4* const offsets = shared.offsets[warp][list] + lane / 16 * 8;
+            base += piece * 16;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const uint4 two = offsets[i];
+                copy16(mine + i * 2048, base + (static_cast<u64>(two.y) << 32 | two.x), true);
+                copy16(mine + i * 2048 + 1024, base + (static_cast<u64>(two.w) << 32 | two.z), true);
+            }
+        }
+        // The result of an item without tokens.
+        __device__ __forceinline__ void blank(const ExtendWork& work, u32 head) const {
+            for (u32 i = thread; i < BM * 16; i += PRODUCERS) {
+                const u32 packed = work.q_begin + i / 16, query = packed / p.group, q_head = head * p.group + (packed - query * p.group);
+                if (packed >= work.extend_len * p.group) continue;
+                store_uint4(p.out + (work.qo_start + query) * p.out_stride + q_head * ROW + i % 16 * 16, 0, 0, 0, 0);
+                if (i % 16 == 0 && p.lse != 0) store_float(p.lse + ((work.qo_start + query) * static_cast<u64>(p.q_heads) + q_head) * 4, MINUS_INF);
+            }
+        }
+    };
+
+    static __device__ __forceinline__ void produce(const AttendParams& p, u32 memory, Shared& shared) {
+        const u32 thread = threadIdx.x % PRODUCERS;
+        const Producer producer{p, shared, memory, thread, thread / 32, thread % 32};
+        const u32 all = items(p);
+        u32 item = blockIdx.x, filled = 0;  // tiles of K
+        ExtendWork work = load_work(p, item);
+        u32 page = 0, slot = 0;
+        auto ask = [&](u32 turn) {
+            // Every CTA that has an item asks until it is refused, so items(p) tickets are drawn and the counter wraps to 0.
+            if (thread == 0) shared.ticket[turn % 2] = atomicInc(reinterpret_cast<u32*>(p.counters), all - 1);
+        };
+        // Begins to look for this lane's token of a tile; those past the end are the last one again.
+        auto look = [&](u32 begin) {
+            const Look at = look_up(p, work.row, min(begin + producer.row(), work.kv_end - 1));
+            page = load_page(p, at, load_directory(p, at)), slot = at.slot;
+        };
+        // Goes on to the next item.
+        auto answer = [&](u32 turn) {
+            named_sync(PRODUCE, PRODUCERS);
+            item = min(all, gridDim.x) + shared.ticket[turn % 2];
+            if (item < all) work = load_work(p, item);
+        };
+        // Past those without tokens; begins to look where the first with some reads.
+        auto skip = [&](u32 turn) {
+            while (item < all && work.kv_begin == work.kv_end) {
+                producer.blank(work, item % p.kv_heads);
+                named_sync(PRODUCE, PRODUCERS);
+                ask(turn);
+                answer(turn);
+            }
+            if (item < all) look(work.kv_begin);
+        };
+        skip(1);
+        for (u32 turn = 0;; ++turn) {
+            const bool is = item < all;
+            const u32 head = item % p.kv_heads;
+            shared.q.wait_empty(turn);
+            if (is) {
+                ask(turn);
+                const u32 group = p.group, packed = min(work.q_begin + producer.row(), work.extend_len * group - 1), query = packed / group;
+                producer.publish(2, (work.qo_start + query) * p.q_stride + (head * group + packed - query * group) * ROW);
+                producer.copy(memory + Q + turn % 2 * TILE, p.q, 2);
+            }
+            if (thread == 0) {
+                shared.work[turn % 2] = work, shared.item[turn % 2] = item;
+                barrier_arrive(shared_address(shared.q.full + turn % 2));
+            }
+            shared.q.fill(turn);
+            if (!is) return;
+
+            const u32 before = filled;
+            auto copy_v = [&](u32 n) {
+                shared.v.wait_empty(n);
+                producer.copy(memory + V + n % 2 * TILE, p.v, n % 2);
+                shared.v.fill(n);
+            };
+            for (u32 begin = work.kv_begin; begin < work.kv_end; begin += BN) {
+                producer.publish(filled % 2, page * p.page_stride + slot * p.slot_stride + head * p.head_stride);
+                shared.k.wait_empty(filled);
+                producer.copy(memory + K + filled % 2 * TILE, p.k, filled % 2);
+                shared.k.fill(filled);
+                if (begin + BN < work.kv_end) look(begin + BN);
+                if (filled > before) copy_v(filled - 1);
+                ++filled;
+            }
+            answer(turn);
+            skip(turn);
+            copy_v(filled - 1);
+        }
+    }
+
+    // ---- consumers: two warpgroups of 64 query rows each --------------------------------------------------------------
+
+    // What a warp knows of its rows of an item.
+    struct Item {
+        u32 kv_begin, kv_end;
+        u32 position0;    // of the sequence's first query
+        u32 warp_row;     // first packed row
+        u32 first, last;  // positions of the first and the last row
     };
 
     // Where 16 bytes of a row stand in a tile.
     static __device__ __forceinline__ u32 place(u32 row, u32 piece) { return piece / 8 * HALF + row * 128 + (piece % 8 ^ row % 8) * 16; }
 
-    static __device__ __forceinline__ void one(const AttendParams& p, u8* memory, Shared& shared, u32 item) {
-        ExtendWork work = load_work(p, item);
-        u32 head = item % p.kv_heads;
-        const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-        const u32 group = p.group;
-        const u32 q_tile = shared_address(memory), k_tile = q_tile + TILE, v_tile = k_tile + 2 * TILE;
-        const u32 tiles = (work.kv_end - work.kv_begin + BN - 1) / BN;
-
-        // Look-ups: thread i < BN looks for token i of a tile, a tile before its offset is published.
-        auto look = [&](u32 tile) { return look_up(p, work.row, work.kv_begin + tile * BN + thread); };
-        auto there = [&](u32 tile) { return thread < BN && work.kv_begin + tile * BN + thread < work.kv_end; };
-        auto page = [&](u32 tile) { return there(tile) ? load_page(p, look(tile), load_directory(p, look(tile))) : 0; };
-        auto publish = [&](u32 tile, u32 page) {
-            if (thread < BN) shared.offsets[tile % 4][thread] = there(tile) ? slot_offset(p, look(tile), page) : NONE;
-        };
-        const u32 piece = thread % 16, first = thread / 16;
-        const u64 in_slot = head * p.head_stride + piece * 16;
-        const u32 mine = place(first, piece);
-        auto copy_tile = [&](u32 to, u64 base, u32 tile) {
+    // The result of an item that is no part, by way of its place of Q, so that whole rows are written.
+    static __device__ __forceinline__ void write(const AttendParams& p, const ExtendWork& work, u32 head, u32 tile, float factor,
+                                                 const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) {
+        const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = p.group, rows = work.extend_len * group;
+        auto row_of = [&](u32 i) { return work.q_begin + warp * 16 + i; };
+        float inverse[2];
 #pragma unroll
-            for (int i = 0; i < BN / 16; ++i) {
-                const u64 offset = shared.offsets[tile % 4][first + i * 16];
-                const bool is = !(offset & NONE);
-                copy16(to + mine + i * 16 * 128, base + in_slot + (is ? offset : 0), is);
-            }
-        };
-
-        const u32 page0 = page(0), page1 = page(1);
-        u32 next_page = page(2);
-        const u32 rows = work.extend_len * group;
-#pragma unroll 4
-        for (int i = 0; i < BM / 16; ++i) {
-            const u32 row = first + i * 16, packed = work.q_begin + row, query = packed / group;
-            const u64 from = p.q + (work.qo_start + query) * p.q_stride + (head * group + packed - query * group) * ROW + piece * 16;
-            copy16(q_tile + mine + i * 16 * 128, packed < rows ? from : p.q, packed < rows);
+        for (int h = 0; h < 2; ++h) {
+            inverse[h] = sum[h] > 0.f ? 1.f / sum[h] : 0.f;
+            const u32 packed = row_of(lane / 4 + 8 * h), query = packed / group;
+            if (lane % 4 == 0 && p.lse != 0 && packed < rows)
+                store_float(p.lse + ((work.qo_start + query) * static_cast<u64>(p.q_heads) + head * group + (packed - query * group)) * 4,
+                            sum[h] > 0.f ? (top[h] * factor + log2_fast(sum[h])) * LN_2 : MINUS_INF);
         }
-        publish(0, page0), publish(1, page1);
-        __syncthreads();
-        if (tiles > 0) copy_tile(k_tile, p.k, 0);
-        copy_commit();
-        if (p.turn_q != 0) {
-            copy_wait<0>();
-            __syncthreads();
-            for (u32 at = q_tile + thread * 16; at < q_tile + TILE; at += THREADS * 16) {
-                u32 a, b, c, d;
-                asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at));
-                a ^= 0x80008000, b ^= 0x80008000, c ^= 0x80008000, d ^= 0x80008000;
-                asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-            }
+        const u32 packed = row_of(lane % 16), query = packed / group;
+        const u64 to = packed < rows ? p.out + (work.qo_start + query) * p.out_stride + (head * group + (packed - query * group)) * ROW : 0;
+        named_sync(ROWS + warp / 4, 128);  // until Q has been read
+#pragma unroll
+        for (int n = 0; n < 16; n += 2) {
+            auto two = [&](int n, int h) { return pack(T(), o[n][2 * h] * inverse[h], o[n][2 * h + 1] * inverse[h]); };
+            store_matrix(tile + place(warp * 16 + lane % 16, n + lane / 16), two(n, 0), two(n, 1), two(n + 1, 0), two(n + 1, 1));
         }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 16; i += 2) {
+            u32 a, b, c, d;
+            const u32 row = i + lane / 16, piece = lane % 16;
+            asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(tile + place(warp * 16 + row, piece)));
+            const u64 at = __shfl_sync(~0u, to, row);
+            if (at != 0) store_uint4(at + piece * 16, a, b, c, d);
+        }
+    }
 
-        const Logits logits = Logits::make(p);
-        const bool capped = logits.cap > 0.f;
-        const float factor = capped ? 1.f : logits.scale;
-        const u32 position0 = work.kv_len - work.extend_len;  // no tile where kv_len is 0
-        const u32 warp_row = work.q_begin + warp * 16;
-        const u32 warp_first = position0 + warp_row / group, warp_last = position0 + (warp_row + 15) / group;
-        const u32 column = lane % 4 * 2;
-        const u64 q_matrix = matrix_descriptor(q_tile + thread / 128 * 64 * 128, 16);
+    static __device__ __forceinline__ void consume(const AttendParams& p, u8* memory, Shared& shared) {
+        const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, warpgroup = thread / 128;
+        const u32 tiles_at = shared_address(memory), all = items(p);
+        const u32 column = lane % 4 * 2, group = p.group;
+        Logits logits = Logits::make(p);
+        if (p.turn_q != 0) logits.scale = -logits.scale;
+        // Whether the greatest score gives the greatest logit, so that the scale may come after the search for it.
+        const bool plain = logits.cap <= 0.f && logits.scale > 0.f;
+        const float factor = plain ? logits.scale : 1.f;
 
         float o[1][16][4], s[16][4];
         u32 weights[BN / 16][4];
-        float top[1][2] = {{MINUS_INF, MINUS_INF}}, sum[1][2] = {{0.f, 0.f}};
-#pragma unroll
-        for (int n = 0; n < 16; ++n) o[0][n][0] = o[0][n][1] = o[0][n][2] = o[0][n][3] = 0.f;
+        float top[1][2] = {{MINUS_INF, MINUS_INF}}, sum[1][2] = {{0.f, 0.f}}, scale[2];
+        const u64 q_matrix = matrix_descriptor(tiles_at + Q + warpgroup * 64 * 128, 16);
+        const u64 k_matrix = matrix_descriptor(tiles_at + K, 16), v_matrix = matrix_descriptor(tiles_at + V, HALF);
 
-        float scale[2];
-        // Waits for what tile needs, and sets the copies of the next going.
-        auto turn = [&](u32 tile) {
-            copy_wait<0>();
-            fence_async();
-            __syncthreads();
-            if (tile + 1 < tiles) copy_tile(k_tile + (tile + 1) % 2 * TILE, p.k, tile + 1);
-            if (tile < tiles) copy_tile(v_tile + tile % 2 * TILE, p.v, tile);
-            copy_commit();
-            publish(tile + 2, next_page);
-            next_page = page(tile + 3);
+        // The next item, if there is one: number `turn` of this CTA's.
+        u32 turn = 0;
+        Item item;
+        auto next = [&]() -> bool {
+            shared.q.wait_full(turn);
+            if (shared.item[turn % 2] >= all) return false;
+            const ExtendWork work = shared.work[turn % 2];
+            const u32 position0 = work.kv_len - work.extend_len, warp_row = work.q_begin + warp * 16;
+            item = {work.kv_begin, work.kv_end, position0, warp_row, position0 + warp_row / group, position0 + (warp_row + 15) / group};
+            return true;
         };
-        auto scores = [&](u32 tile) {
-            const u64 k_matrix = matrix_descriptor(k_tile + tile % 2 * TILE, 16);
+        // Tile n of all is multiplied with Q, or its weights with V.
+        auto scores = [&](u32 n) {
+            const u64 q = q_matrix + (turn % 2 * TILE >> 4), k = k_matrix + (n % 2 * TILE >> 4);
 #pragma unroll
-            for (int k = 0; k < D / 16; ++k) {
-                const u32 step = (k / 4 * HALF + k % 4 * 32) >> 4;
-                wgmma_scores(T(), s, q_matrix + step, k_matrix + step, k > 0);
+            for (int i = 0; i < D / 16; ++i) {
+                const u32 step = (i / 4 * HALF + i % 4 * 32) >> 4;
+                wgmma_scores(T(), s, q + step, k + step, i > 0);
             }
             wgmma_commit();
         };
-        auto outputs = [&](u32 tile) {
-            const u64 v_matrix = matrix_descriptor(v_tile + tile % 2 * TILE, HALF);
+        auto outputs = [&](u32 n) {
+            const u64 v = v_matrix + (n % 2 * TILE >> 4);
 #pragma unroll
-            for (int k = 0; k < BN / 16; ++k) wgmma_output(T(), o[0], weights[k], v_matrix + (k * 2048 >> 4));
+            for (int i = 0; i < BN / 16; ++i) wgmma_output(T(), o[0], weights[i], v + (i * 2048 >> 4));
             wgmma_commit();
         };
-        // Turns a tile's scores into weights, and finds what sums so far are to be scaled by.
-        auto soften = [&](u32 tile) {
-            const u32 begin = work.kv_begin + tile * BN;
-            if (capped) {
+        // What a query does not see, in the tiles that have such tokens.
+        auto mask = [&](u32 begin) {
+            if (begin + BN - 1 <= item.first && begin + BN <= item.kv_end && (p.window == 0 || begin + p.window > item.last)) return;
+            const u32 low = item.position0 + (item.warp_row + lane / 4) / group, high = item.position0 + (item.warp_row + lane / 4 + 8) / group;
 #pragma unroll
-                for (int i = 0; i < 64; ++i) s[i / 4][i % 4] = logits.capped(s[i / 4][i % 4]);
+            for (int i = 0; i < 64; ++i) {
+                const u32 token = begin + i / 4 * 8 + column + i % 2, query = i % 4 < 2 ? low : high;
+                if (token > query || token >= item.kv_end || (p.window != 0 && token + p.window <= query)) s[i / 4][i % 4] = MINUS_INF;
             }
-            if (begin + BN - 1 > warp_first || begin + BN > work.kv_end || (p.window != 0 && begin + p.window <= warp_last)) {
-                const u32 low = position0 + (warp_row + lane / 4) / group, high = position0 + (warp_row + lane / 4 + 8) / group;
+        };
+        // Turns the scores of the tile at `begin` into weights. True where sums so far are to be scaled: where a weight
+        // would pass 2^8.
+        auto soften = [&](u32 begin) -> bool {
+            if (!plain) {
 #pragma unroll
-                for (int i = 0; i < 64; ++i) {
-                    const u32 token = begin + i / 4 * 8 + column + i % 2, query = i % 4 < 2 ? low : high;
-                    if (token > query || token >= work.kv_end || (p.window != 0 && token + p.window <= query)) s[i / 4][i % 4] = MINUS_INF;
+                for (int i = 0; i < 64; ++i) s[i / 4][i % 4] = logits.cap > 0.f ? logits.capped(s[i / 4][i % 4]) : s[i / 4][i % 4] * logits.scale;
+            }
+            mask(begin);
+            float above[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                above[h] = top[0][h];
+#pragma unroll
+                for (int n = 0; n < 16; ++n) above[h] = fmaxf(above[h], fmaxf(s[n][2 * h], s[n][2 * h + 1]));
+                above[h] = fmaxf(above[h], __shfl_xor_sync(~0u, above[h], 1));
+                above[h] = fmaxf(above[h], __shfl_xor_sync(~0u, above[h], 2));
+            }
+            const bool grow = __any_sync(~0u, (above[0] - top[0][0]) * factor > 8.f || (above[1] - top[0][1]) * factor > 8.f);
+            if (grow) {
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    scale[h] = above[h] == MINUS_INF ? 1.f : exp2_fast((top[0][h] - above[h]) * factor);
+                    sum[0][h] *= scale[h], top[0][h] = above[h];
                 }
             }
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                float above = top[0][h];
-#pragma unroll
-                for (int n = 0; n < 16; ++n) above = fmaxf(above, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-                above = fmaxf(above, __shfl_xor_sync(~0u, above, 1));
-                above = fmaxf(above, __shfl_xor_sync(~0u, above, 2));
                 // A row that has seen nothing yet must not subtract minus infinity from itself.
-                const float less = above == MINUS_INF ? 0.f : -above * factor;
-                scale[h] = above == MINUS_INF ? 1.f : exp2_fast(fmaf(top[0][h], factor, less));
-                top[0][h] = above;
-                float more = 0.f;
+                const float less = top[0][h] == MINUS_INF ? 0.f : -top[0][h] * factor;
 #pragma unroll
                 for (int n = 0; n < 16; ++n) {
                     s[n][2 * h] = exp2_fast(fmaf(s[n][2 * h], factor, less)), s[n][2 * h + 1] = exp2_fast(fmaf(s[n][2 * h + 1], factor, less));
-                    more += s[n][2 * h] + s[n][2 * h + 1];
+                    sum[0][h] += s[n][2 * h] + s[n][2 * h + 1];
                 }
-                sum[0][h] = sum[0][h] * scale[h] + more;
             }
+            return grow;
         };
         auto round = [&]() {
 #pragma unroll
@@ -191,39 +348,96 @@ template <class T> struct ExtendHopper {
                 weights[k][2] = pack(T(), s[2 * k + 1][0], s[2 * k + 1][1]), weights[k][3] = pack(T(), s[2 * k + 1][2], s[2 * k + 1][3]);
             }
         };
-
-        if (tiles > 0) {
-            turn(0);
-            wgmma_fence();
-            scores(0);
-            wgmma_wait<0>();
-            soften(0);
-            round();
-            for (u32 tile = 1; tile < tiles; ++tile) {
-                turn(tile);
-                wgmma_fence();
-                scores(tile);
-                outputs(tile - 1);
-                wgmma_wait<1>();
-                soften(tile);
-                wgmma_wait<0>();
-#pragma unroll
-                for (int n = 0; n < 16; ++n) o[0][n][0] *= scale[0], o[0][n][1] *= scale[0], o[0][n][2] *= scale[1], o[0][n][3] *= scale[1];
-                round();
+        auto finish = [&](u32 turn, const float (&top)[1][2], float (&sum)[1][2]) {
+            const ExtendWork work = shared.work[turn % 2];
+            const u32 head = shared.item[turn % 2] % p.kv_heads;
+            using End = Finish<T, D, 1, WARPS, FINISH>;
+            End::add_up(sum);
+            if ((work.part & 255) == 1) {
+                write(p, work, head, tiles_at + Q + turn % 2 * TILE, factor, o[0], top[0], sum[0]);
+            } else {
+                End::part(p, reinterpret_cast<float*>(memory + FACTORS), shared.last, work, head, factor, o, top, sum);
             }
-            turn(tiles);
+            __syncwarp();
+            shared.q.release(turn);
+        };
+        auto clear = [&]() {
+#pragma unroll
+            for (int n = 0; n < 16; ++n) o[0][n][0] = o[0][n][1] = o[0][n][2] = o[0][n][3] = 0.f;
+        };
+
+        if (warpgroup == 1) named_arrive(TURN, CONSUMERS);
+        if (!next()) return;
+        clear();
+        shared.k.wait_full(0);
+        fence_async();
+        named_sync(TURN + warpgroup, CONSUMERS);
+        wgmma_fence();
+        scores(0);
+        named_arrive(TURN + 1 - warpgroup, CONSUMERS);
+        wgmma_wait<0>(s);
+        shared.k.release(0);
+        soften(item.kv_begin);
+        shared.v.wait_full(0);
+        round();
+        // Tile n has weights, and begins at `begin`. The next is scored, of this item or the next; n meets its V meanwhile.
+        for (u32 n = 0, begin = item.kv_begin;; ++n) {
+            begin += BN;
+            const u32 ended = turn;
+            const bool ends = begin >= item.kv_end;
+            bool more = true;
+            if (ends) {
+                ++turn;
+                more = next();
+                begin = item.kv_begin;
+            }
+            // Where there is no more, what stands there is scored, and never used.
+            if (more) shared.k.wait_full(n + 1);
+            fence_async();
+            named_sync(TURN + warpgroup, CONSUMERS);
             wgmma_fence();
-            outputs(tiles - 1);
-            wgmma_wait<0>();
+            scores(n + 1);
+            outputs(n);
+            named_arrive(TURN + 1 - warpgroup, CONSUMERS);
+            wgmma_wait<1>(s);
+            if (more) shared.k.release(n + 1);
+            const float top_ended[1][2] = {{top[0][0], top[0][1]}};
+            float sum_ended[1][2] = {{sum[0][0], sum[0][1]}};
+            if (ends) top[0][0] = top[0][1] = MINUS_INF, sum[0][0] = sum[0][1] = 0.f;
+            const bool grow = soften(begin);
+            // A loop, which keeps ptxas from waiting for the outputs before it softens.
+            if (more) shared.v.wait_full(n + 1);
+            wgmma_wait<0>(o[0]);
+            shared.v.release(n);
+            if (ends) {
+                finish(ended, top_ended, sum_ended);
+                if (!more) return;
+                clear();
+            } else if (grow) {
+#pragma unroll
+                for (int i = 0; i < 16; ++i) o[0][i][0] *= scale[0], o[0][i][1] *= scale[0], o[0][i][2] *= scale[1], o[0][i][3] *= scale[1];
+            }
+            round();
         }
-        copy_wait<0>();
-        work = load_work(p, item), head = item % p.kv_heads;
-        Finish<T, D, 1, WARPS>::run(p, reinterpret_cast<float*>(memory + TILE), shared.last, work, head, factor, o, top, sum);
     }
 };
 
 template <class T> DEVICE void attend_extend_hopper(const AttendParams& p) {
+    using E = ExtendHopper<T>;
     extern __shared__ __align__(1024) u8 memory[];
-    __shared__ typename ExtendHopper<T>::Shared shared;
-    run_items<ExtendHopper<T>>(p, memory, shared);
+    __shared__ typename E::Shared shared;
+    if (blockIdx.x >= items(p)) return;
+    if (threadIdx.x == 0) {
+        // Each producer thread arrives, and one more for the item's record; and a lane of each consumer warp.
+        Ring::init(shared.q, E::PRODUCERS + 1, E::WARPS);
+        Ring::init(shared.k, E::PRODUCERS, E::WARPS), Ring::init(shared.v, E::PRODUCERS, E::WARPS);
+    }
+    __syncthreads();
+    if (threadIdx.x >= E::CONSUMERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        E::produce(p, shared_address(memory), shared);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        E::consume(p, memory, shared);
+    }
 }

@@ -34,7 +34,7 @@ LAUNCH = {}
 for d, r, warps, stages in ((64, 8, 4, 4), (128, 8, 4, 2), (256, 8, 2, 2), (64, 16, 4, 4), (128, 16, 4, 2), (256, 16, 2, 2)):
     LAUNCH[f"attend_decode_d{d}_r{r}"] = (warps * 32, warps * stages * 64 * d + (warps - 1) * r * d * 4)
 LAUNCH |= {"attend_extend_d64": (128, 49152), "attend_extend_d128": (128, 98304), "attend_extend_d256": (128, 98304), "attend_f32": (128, 0)}
-LAUNCH["attend_extend_d128_sm90a"] = (256, 163840)
+LAUNCH["attend_extend_d128_sm90a"] = (384, 204800)
 HOPPER = torch.cuda.get_device_capability() == (9, 0) and not A.no_hopper
 NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
@@ -73,7 +73,7 @@ class Params(ctypes.Structure):
     _fields_ = [(n, ctypes.c_uint64) for n in ("q out lse k v page_stride slot_stride head_stride q_stride out_stride table "
                 "batch_rows plan partial counters page_magic chunk_magic").split()] + \
                [(n, ctypes.c_uint32) for n in "page_size chunk_pages chunks_per_row chunk_base q_heads kv_heads group batch window".split()] + \
-               [("scale", ctypes.c_float), ("soft_cap", ctypes.c_float), ("reserved", ctypes.c_uint32)]
+               [("scale", ctypes.c_float), ("soft_cap", ctypes.c_float), ("turn_q", ctypes.c_uint32)]
 assert ctypes.sizeof(Params) == 184
 
 
@@ -119,7 +119,7 @@ class Step:
                    q_stride=q.stride(0) * q.element_size(), out_stride=out.stride(0) * out.element_size(), table=words.data_ptr(),
                    page_magic=-(-2**32 // page_size), chunk_magic=-(-2**32 // chunk_pages), page_size=page_size, chunk_pages=chunk_pages,
                    chunks_per_row=per_row, chunk_base=base, q_heads=heads, kv_heads=kv_heads, group=group, batch=len(rows), window=window,
-                   scale=scale or 1 / math.sqrt(D), soft_cap=cap, reserved=0)
+                   scale=1 / math.sqrt(D) if scale is None else scale, soft_cap=cap, turn_q=0)
         rows = np.ascontiguousarray(np.asarray(rows, np.uint32))
         self.rows = torch.from_numpy(rows.view(np.int32)).to(dev)
         p.batch_rows = self.rows.data_ptr()
@@ -141,6 +141,7 @@ class Step:
         self.partial = torch.full((max(sizes[2], sizes[3]) // 4,), float("nan"), device=dev)
         self.counters = torch.zeros((sizes[4] + sizes[5]) // 4, dtype=torch.int32, device=dev)
         d, e = Params.from_buffer_copy(p), Params.from_buffer_copy(p)
+        e.turn_q, e.scale = int(p.scale < 0), abs(p.scale)
         d.plan, e.plan = self.dw.data_ptr(), self.ew.data_ptr()
         d.partial = e.partial = self.partial.data_ptr()
         d.counters, e.counters = self.counters.data_ptr(), self.counters.data_ptr() + sizes[4]
@@ -184,7 +185,7 @@ def check_one(r, small=False, force=None):
     layout = r.choice(["layer", "page"])
     window = r.choice([0, 0, 1, 17, 100, 1000])
     cap = r.choice([0.0, 0.0, 30.0, 5.0])
-    scale = r.choice([1 / math.sqrt(D), 0.3])
+    scale = r.choice([1 / math.sqrt(D), 1 / math.sqrt(D), 0.3, -0.2])
     far = 300 if small else r.choice([300, 3000, 20000])
     edge = lambda: max(1, page_size * r.randint(1, max(1, min(far, 3000) // page_size)) + r.choice([-1, 0, 1]))
     lens = []

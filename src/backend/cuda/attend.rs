@@ -107,10 +107,10 @@ fn kernels(dtype: Dtype, head_dim: u32, group: u32) -> Option<(Attention, Attent
 fn hopper(dtype: Dtype, head_dim: u32) -> Option<Attention> {
     Some(match (dtype, head_dim) {
         (Dtype::Bf16, 128) => {
-            attention!("attend_extend_d128_sm90a", "attend_extend_bf16_d128_sm90a", 256, 163_840)
+            attention!("attend_extend_d128_sm90a", "attend_extend_bf16_d128_sm90a", 384, 204_800)
         }
         (Dtype::F16, 128) => {
-            attention!("attend_extend_d128_sm90a", "attend_extend_f16_d128_sm90a", 256, 163_840)
+            attention!("attend_extend_d128_sm90a", "attend_extend_f16_d128_sm90a", 384, 204_800)
         }
         _ => return None,
     })

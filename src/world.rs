@@ -52,7 +52,7 @@ pub struct Counters {
 pub(crate) struct Buffers {
     /// Pages given up.
     pub freed: Vec<PageId>,
-    /// Pages of a match, or of a sequence.
+    /// Pages of a match, of a sequence, or that the tree has just got.
     pub pages: Vec<PageId>,
     /// Tokens of one sequence.
     pub tokens: Vec<TokenId>,

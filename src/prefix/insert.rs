@@ -3,7 +3,7 @@
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 
 use super::walk::Place;
-use super::{Link, PrefixTree};
+use super::{Age, Link, PrefixTree};
 
 /// What an insert did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,8 +31,10 @@ impl PrefixTree {
     ) -> Inserted {
         assert_eq!(tokens.len(), pages.len() * self.page_size as usize, "whole pages");
         // A decoding sequence grows its own leaf step after step: there is nothing to look up.
-        let is_leaf = lock.node().is_some_and(|node| self.age[node].child_count == 0);
-        let known = if is_leaf { 0 } else { self.walk_duplicates(lock, tokens, pages, duplicates) };
+        if pages.is_empty() || self.grow_own_leaf(lock, tokens, pages) {
+            return Inserted { duplicates: 0 };
+        }
+        let known = self.walk_duplicates(lock, tokens, pages, duplicates);
         if known < pages.len() {
             let tokens = &tokens[known * self.page_size as usize..];
             self.attach(lock, tokens, &pages[known..]);
@@ -75,24 +77,26 @@ impl PrefixTree {
 
     /// Adds pages that the tree does not have, behind the lock.
     fn attach(&mut self, lock: &mut PrefixLock, tokens: &[TokenId], pages: &[PageId]) {
-        self.protected += pages.len() as u32;
-        if let Some(node) = lock.node()
-            && self.is_own_leaf(node)
-        {
-            let link = &mut self.link[node];
-            self.spans.grow(&mut link.span, tokens, pages);
-            self.epoch += 1;
+        if self.grow_own_leaf(lock, tokens, pages) {
             return;
         }
+        self.protected += pages.len() as u32;
         let span = self.spans.create(tokens, pages);
         let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
         self.adopt(lock, node);
     }
 
-    /// Whether a leaf has a single user, who holds it by a lock that ends here.
-    fn is_own_leaf(&self, node: NodeKey) -> bool {
-        let age = &self.age[node];
-        age.lock_count == 1 && age.child_count == 0
+    /// Adds pages to the node of a lock, if it is a leaf with a single user, who holds it by this lock.
+    fn grow_own_leaf(&mut self, lock: &PrefixLock, tokens: &[TokenId], pages: &[PageId]) -> bool {
+        let Some(node) = lock.node() else { return false };
+        let Age { lock_count, child_count, .. } = self.age[node];
+        if lock_count > 1 || child_count > 0 {
+            return false;
+        }
+        self.spans.grow(&mut self.link[node].span, tokens, pages);
+        self.protected += pages.len() as u32;
+        self.epoch += 1;
+        true
     }
 
     /// Moves a lock to a new child of its node. The child was never idle, so no list knows it.

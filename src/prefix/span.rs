@@ -150,10 +150,19 @@ impl SpanStore {
 
     /// Appends pages to a span. O(pages).
     pub fn grow(&mut self, span: &mut Span, tokens: &[TokenId], pages: &[PageId]) {
-        let taken = self.extend_last(span, pages.len());
-        self.write_end(span, taken, tokens, pages);
-        let (tokens, pages) = (&tokens[taken * self.page_size..], &pages[taken..]);
-        self.push(span, tokens, pages, false);
+        let end = self.end(span);
+        let taken = self.take_from(end, pages.len());
+        match span.last {
+            NONE => span.len += taken as u32,
+            last => self.extents[last as usize].len += taken as u32,
+        }
+        span.pages += taken as u32;
+        let (tokens, more_tokens) = tokens.split_at(taken * self.page_size);
+        let (pages, more_pages) = pages.split_at(taken);
+        self.write(end, tokens, pages);
+        if !more_pages.is_empty() {
+            self.push(span, more_tokens, more_pages, false);
+        }
     }
 
     /// Adds extents for all of `pages`; small spans are packed behind one another.
@@ -162,7 +171,7 @@ impl SpanStore {
         while !pages.is_empty() {
             let (start, len) = self.take_run(pages.len(), pack);
             self.link_extent(span, start, len);
-            self.write_end(span, len, &tokens[..len * self.page_size], &pages[..len]);
+            self.write(start, &tokens[..len * self.page_size], &pages[..len]);
             (tokens, pages) = (&tokens[len * self.page_size..], &pages[len..]);
         }
     }
@@ -230,29 +239,20 @@ impl SpanStore {
         (word * WORD - before, wanted.min(before + count * WORD + after))
     }
 
-    /// Lengthens the last extent by at most `wanted` places, as far as those behind it are free.
-    fn extend_last(&mut self, span: &mut Span, wanted: usize) -> usize {
-        let end = self.end(span);
+    /// Takes at most `wanted` places from `start` on, as far as they are free; gives their number.
+    fn take_from(&mut self, start: usize, wanted: usize) -> usize {
         let mut len = 0;
         while len < wanted {
-            let (word, offset) = ((end + len) / WORD, (end + len) % WORD);
+            let (word, offset) = ((start + len) / WORD, (start + len) % WORD);
+            let free = self.free.word(word);
+            let run = ((free >> offset).trailing_ones() as usize).min(wanted - len);
             // Do not run into the word that small spans are packed into.
-            let usable = offset != 0 || self.whole.contains(word as u32);
-            let run = (self.free.word(word) >> offset).trailing_ones() as usize;
-            if !usable || run == 0 {
+            if run == 0 || (offset == 0 && free != u64::MAX) {
                 break;
             }
-            len += run.min(wanted - len);
-            if run < WORD - offset {
-                break;
-            }
+            self.take_mask(word, (u64::MAX >> (WORD - run)) << offset);
+            len += run;
         }
-        self.take(end, len);
-        match span.last {
-            NONE => span.len += len as u32,
-            last => self.extents[last as usize].len += len as u32,
-        }
-        span.pages += len as u32;
         len
     }
 
@@ -265,12 +265,11 @@ impl SpanStore {
         (start + len) as usize
     }
 
-    /// Writes the last `len` pages of a span; they lie in its last extent.
-    fn write_end(&mut self, span: &Span, len: usize, tokens: &[TokenId], pages: &[PageId]) {
-        let place = self.end(span) - len;
-        let size = self.page_size;
-        self.pages[place..place + len].copy_from_slice(&pages[..len]);
-        self.tokens[place * size..(place + len) * size].copy_from_slice(&tokens[..len * size]);
+    /// Writes pages and their tokens to places from `place` on.
+    fn write(&mut self, place: usize, tokens: &[TokenId], pages: &[PageId]) {
+        self.pages[place..place + pages.len()].copy_from_slice(pages);
+        let place = place * self.page_size;
+        self.tokens[place..place + tokens.len()].copy_from_slice(tokens);
     }
 
     fn link_extent(&mut self, span: &mut Span, start: usize, len: usize) {
@@ -420,12 +419,14 @@ impl SpanStore {
     }
 
     fn take(&mut self, start: usize, len: usize) {
-        for_each_mask(start, len, |word, mask| {
-            if self.whole.contains(word as u32) {
-                self.whole.remove(word / WORD, 1 << (word % WORD));
-            }
-            self.free.remove(word, mask);
-        });
+        for_each_mask(start, len, |word, mask| self.take_mask(word, mask));
+    }
+
+    fn take_mask(&mut self, word: usize, mask: u64) {
+        if self.free.word(word) == u64::MAX {
+            self.whole.remove(word / WORD, 1 << (word % WORD));
+        }
+        self.free.remove(word, mask);
     }
 
     fn release(&mut self, start: usize, len: usize) {

@@ -133,6 +133,11 @@ impl ChunkStore {
         place..place + (end.min(chunk_end) - index) as usize
     }
 
+    fn token_place(&self, row: RowId, position: u32) -> usize {
+        let place = self.place(row, position / self.page_size);
+        place * self.page_size as usize + (position % self.page_size) as usize
+    }
+
     /// Where the tokens from `position` on lie, up to `end` or to where their chunk ends.
     fn token_run(&self, row: RowId, position: u32, end: u32) -> Range<usize> {
         let (page, offset) = (position / self.page_size, position % self.page_size);
@@ -148,7 +153,7 @@ impl ChunkStore {
     }
 
     pub fn token(&self, row: RowId, position: u32) -> TokenId {
-        self.page_and_token(row, position / self.page_size, position % self.page_size).1
+        self.tokens[self.token_place(row, position)]
     }
 
     pub fn page(&self, row: RowId, index: u32) -> PageId {
@@ -159,6 +164,12 @@ impl ChunkStore {
         let place = self.place(row, index);
         let token = self.tokens[place * self.page_size as usize + offset as usize];
         (PageId::new(self.words[self.directory_len + place]), token)
+    }
+
+    /// [`ChunkStore::write_tokens`] of one, as decoding has it: a third of the instructions.
+    pub fn write_token(&mut self, row: RowId, position: u32, token: TokenId) {
+        let place = self.token_place(row, position);
+        self.tokens[place] = token;
     }
 
     pub fn write_tokens(&mut self, row: RowId, start: u32, mut tokens: &[TokenId]) {

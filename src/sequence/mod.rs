@@ -328,7 +328,10 @@ impl RowMut<'_> {
         let Self { sequence, store } = self;
         let len = sequence.token_len + tokens.len() as u32;
         store.reserve(sequence.row, &mut sequence.chunks, len);
-        store.write_tokens(sequence.row, sequence.token_len, tokens);
+        match tokens {
+            [token] => store.write_token(sequence.row, sequence.token_len, *token),
+            _ => store.write_tokens(sequence.row, sequence.token_len, tokens),
+        }
         sequence.token_len = len;
     }
 

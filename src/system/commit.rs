@@ -3,7 +3,7 @@
 use crate::config::PrefixMode;
 use crate::error::Error;
 use crate::id::StepId;
-use crate::system::publish::publish;
+use crate::system::publish::insert;
 use crate::world::World;
 
 /// Commits a planned step. Sequences that were finished or preempted since are skipped. O(batch and pages published).
@@ -13,18 +13,20 @@ use crate::world::World;
 pub(crate) fn commit(world: &mut World, prefix: PrefixMode, step: StepId) -> Result<(), Error> {
     let World { pages, prefixes, sequences, steps, counters, buffers } = world;
     steps.check_commit(step)?;
+    buffers.pages.clear();
     for number in steps.items_of(step) {
         let item = steps.item(number);
-        let Ok(sequence) = sequences.get_mut(item.seq) else { continue };
-        if sequence.life != item.life {
+        let Ok(mut row) = sequences.row_mut(item.seq) else { continue };
+        if row.sequence.life != item.life {
             continue;
         }
-        sequence.cached_len = sequence.cached_len.max(item.end);
+        row.sequence.cached_len = row.sequence.cached_len.max(item.end);
         counters.computed_tokens += u64::from(item.end - item.start);
         if prefix == PrefixMode::Radix {
-            publish(pages, prefixes, sequences, steps, buffers, item.seq);
+            insert(pages, prefixes, &mut row, steps, buffers);
         }
     }
+    pages.publish(&buffers.pages);
     steps.close(step);
     Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::id::SeqKey;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
-use crate::sequence::SequenceTable;
+use crate::sequence::{RowMut, SequenceTable};
 use crate::step::StepLog;
 use crate::system::give_up::give_up_pages;
 use crate::world::Buffers;
@@ -19,20 +19,38 @@ pub(crate) fn publish(
     buffers: &mut Buffers,
     seq: SeqKey,
 ) {
-    let page_size = prefixes.page_size();
     let mut row = sequences.row_mut(seq).expect("the caller looked it up");
-    let (start, end) =
-        (row.sequence.published, row.sequence.cached_len.min(row.sequence.token_len) / page_size);
-    if start >= end {
+    buffers.pages.clear();
+    insert(pages, prefixes, &mut row, steps, buffers);
+    pages.publish(&buffers.pages);
+}
+
+/// [`publish`], but for the states of the pages that are the tree's now: they are appended to `buffers.pages`, for the
+/// caller to publish together with those of other sequences.
+pub(crate) fn insert(
+    pages: &mut PagePool,
+    prefixes: &mut PrefixTree,
+    row: &mut RowMut<'_>,
+    steps: &mut StepLog,
+    buffers: &mut Buffers,
+) {
+    let page_size = prefixes.page_size();
+    let mut at = row.sequence.published;
+    let computed = row.sequence.cached_len.min(row.sequence.token_len);
+    if computed < (at + 1) * page_size {
         return;
     }
+    let end = computed / page_size;
+    if buffers.pages.len() + (end - at) as usize > buffers.pages.capacity() {
+        pages.publish(&buffers.pages);
+        buffers.pages.clear();
+    }
     let mut lock = row.sequence.lock.take().expect("a running sequence holds its prefix");
-    let mut at = start;
     buffers.freed.clear();
     while at < end {
         let (tokens, own) = row.piece_mut(at, end);
         let inserted = prefixes.insert(&mut lock, tokens, own, &mut buffers.freed);
-        pages.publish(&own[inserted.duplicates as usize..]);
+        buffers.pages.extend_from_slice(&own[inserted.duplicates as usize..]);
         let len = own.len() as u32;
         if inserted.duplicates > 0 {
             row.sequence.dirty_from = row.sequence.dirty_from.min(at);

@@ -1,15 +1,22 @@
 //! Evict: take 256 tokens out of a tree of N leaves of 256 tokens each, whose ages are shuffled.
 
+use std::hint::black_box;
+
 use kvarena::PageId;
 use kvarena::testkit::cpu_work as work;
 
 use super::{Cache, whole_pages};
+
+/// Calls in a sample; their pages fill one list, as a host's does that it empties and fills again.
+pub const SAMPLE: usize = 100;
 
 /// A tree that loses one leaf a call. The tree only: the pages go back to the pool in `restore`.
 pub struct Evict {
     cache: Cache,
     leaves: usize,
     pages_per_leaf: u32,
+    /// Of the last few calls.
+    list: Vec<PageId>,
     evicted: Vec<PageId>,
     order: Vec<u32>,
     done: usize,
@@ -29,8 +36,11 @@ impl Evict {
             cache.touch(&work::leaf_sequence(leaf as usize));
         }
         let pages_per_leaf = whole_pages(work::LEAF_LEN, page_size);
-        let evicted = Vec::with_capacity(pages as usize);
-        Self { cache, leaves, pages_per_leaf, evicted, order, done: 0 }
+        let list = work::slab(SAMPLE * pages_per_leaf as usize);
+        let mut evict =
+            Self { cache, leaves, pages_per_leaf, list, evicted: Vec::new(), order, done: 0 };
+        evict.list.clear();
+        evict
     }
 
     /// Calls until a tenth of the tree is gone.
@@ -39,12 +49,21 @@ impl Evict {
     }
 
     pub fn call(&mut self) {
-        self.cache.tree.evict(self.pages_per_leaf, &mut self.evicted);
+        if self.list.len() == self.list.capacity() {
+            self.empty_list();
+        }
+        self.cache.tree.evict(self.pages_per_leaf, &mut self.list);
         self.done += 1;
+    }
+
+    /// To be called between samples, so that no call does it.
+    pub fn empty_list(&mut self) {
+        self.evicted.append(&mut self.list);
     }
 
     /// Checks that the oldest leaves went, and puts them back as the youngest.
     pub fn restore(&mut self) {
+        self.empty_list();
         assert_eq!(self.evicted.len(), self.done * self.pages_per_leaf as usize);
         self.cache.pool.free_cached(&self.evicted);
         self.evicted.clear();
@@ -60,5 +79,44 @@ impl Evict {
 
     pub fn cache(&self) -> &Cache {
         &self.cache
+    }
+}
+
+/// What an eviction has to read, in slabs as large as the tree's: of a leaf, whose turn a list says, half a line of
+/// each of two columns, its entry of a child table, and its page ids, which are copied. Nothing is written but the copy.
+pub struct EvictFloor {
+    columns: [Vec<[u32; 8]>; 2],
+    table: Vec<[u32; 3]>,
+    pages: Vec<PageId>,
+    pages_per_leaf: usize,
+    order: Vec<u32>,
+    next: usize,
+    list: Vec<PageId>,
+}
+
+impl EvictFloor {
+    pub fn new(page_size: u32, leaves: usize) -> Self {
+        let pages_per_leaf = whole_pages(work::LEAF_LEN, page_size) as usize;
+        let pages = leaves * pages_per_leaf;
+        Self {
+            columns: [work::slab(leaves), work::slab(leaves)],
+            table: work::slab((2 * pages).next_power_of_two()),
+            pages: work::slab(pages),
+            pages_per_leaf,
+            order: work::touch_order(leaves),
+            next: 0,
+            list: work::slab(SAMPLE * pages_per_leaf),
+        }
+    }
+
+    pub fn call(&mut self) {
+        let leaf = self.order[self.next] as usize;
+        let place = self.next % SAMPLE * self.pages_per_leaf;
+        self.next = (self.next + 1) % self.order.len();
+        let count = self.pages_per_leaf;
+        let entry = leaf.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20 & (self.table.len() - 1);
+        black_box(self.columns[0][leaf][0] ^ self.columns[1][leaf][0] ^ self.table[entry][0]);
+        self.list[place..place + count].copy_from_slice(&self.pages[leaf * count..][..count]);
+        black_box(&self.list);
     }
 }

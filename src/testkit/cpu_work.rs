@@ -12,6 +12,7 @@
 //! | replay | 8-turn chats of 200 users, each turn continuing the last |
 
 use crate::id::TokenId;
+use crate::memory::ask_for_huge_pages;
 
 /// Shared prompts.
 pub const PROMPTS: usize = 32;
@@ -106,6 +107,14 @@ fn shuffled(count: usize, salt: u64) -> Vec<u32> {
     let mut order: Vec<u32> = (0..count as u32).collect();
     order.sort_by_key(|&i| mix(u64::from(i) + salt));
     order
+}
+
+/// Zeros to measure a floor with, in memory that is taken as the core's tables are.
+pub fn slab<T: Clone + Default>(len: usize) -> Vec<T> {
+    let mut slab: Vec<T> = Vec::with_capacity(len);
+    ask_for_huge_pages(slab.as_ptr().addr(), len * size_of::<T>());
+    slab.resize(len, T::default());
+    slab
 }
 
 /// Chats to replay.

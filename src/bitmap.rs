@@ -11,6 +11,8 @@
 
 use bitvec::prelude::{BitVec, Lsb0};
 
+use crate::memory::prefetch_items;
+
 /// Numbers in one word.
 pub(crate) const WORD: usize = 64;
 
@@ -58,6 +60,11 @@ impl Bitmap {
     /// One word of the set, 0 past the limit.
     pub fn word(&self, index: usize) -> u64 {
         self.words.as_raw_slice().get(index).copied().unwrap_or(0)
+    }
+
+    /// Asks for a word that will be changed soon.
+    pub fn prefetch(&self, index: usize) {
+        prefetch_items(&self.words.as_raw_slice()[index..=index]);
     }
 
     /// Words of the set.

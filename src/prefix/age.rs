@@ -10,7 +10,7 @@ use crate::id::NodeKey;
 #[derive(Clone, Copy)]
 pub(super) struct Age {
     older: Option<NodeKey>,
-    younger: Option<NodeKey>,
+    pub younger: Option<NodeKey>,
     /// Locks that end here and locked children. 0: idle.
     pub lock_count: u32,
     pub child_count: u32,

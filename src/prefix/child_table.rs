@@ -13,7 +13,7 @@ use bytemuck::{Pod, Zeroable};
 use slotmap::{Key, KeyData};
 
 use crate::id::{NodeKey, Scope, TokenId};
-use crate::memory::touch;
+use crate::memory::{prefetch_items, touch};
 
 /// A node and its hash, 12 bytes. All zero: vacant (no key is 0).
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -101,6 +101,12 @@ impl ChildTable {
             index = self.next(index);
         }
         None
+    }
+
+    /// Asks for the entry of a node that will be removed soon.
+    pub fn prefetch(&self, hash: u32) {
+        let home = self.home(hash);
+        prefetch_items(&self.entries[home..=home]);
     }
 
     /// Adds a node.

@@ -2,7 +2,7 @@
 
 use crate::id::{NodeKey, PageId};
 
-use super::PrefixTree;
+use super::{PrefixTree, prefetch_slot};
 
 impl PrefixTree {
     /// Takes exactly `count` idle pages out of the tree, oldest first and deepest first within a path; the last leaf
@@ -27,6 +27,21 @@ impl PrefixTree {
             }
             rest -= span.pages();
             self.drop_idle(node, pages);
+            self.look_ahead();
+        }
+    }
+
+    /// Asks for what the evictions after the next will read: all of it is cold, and each waits for the one before. Two
+    /// ahead, a leaf's page ids and its entry of the child table; three ahead its columns, which say where those are.
+    fn look_ahead(&self) {
+        let Some(first) = self.list.oldest() else { return };
+        let Some(second) = self.age[first].younger else { return };
+        let (age, link) = (&self.age[second], &self.link[second]);
+        self.children.prefetch(age.hash);
+        self.spans.prefetch(&link.span);
+        if let Some(third) = age.younger {
+            prefetch_slot(age, second, third);
+            prefetch_slot(link, second, third);
         }
     }
 

@@ -39,10 +39,10 @@ mod walk;
 
 use std::collections::VecDeque;
 
-use slotmap::{SecondaryMap, SlotMap};
+use slotmap::{Key, SecondaryMap, SlotMap};
 
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
-use crate::memory::ask_for_huge_pages;
+use crate::memory::{ask_for_huge_pages, prefetch};
 use age::{Age, AgeList};
 use child_table::ChildTable;
 use leave::Leave;
@@ -254,8 +254,19 @@ impl PrefixTree {
     }
 }
 
-/// Asks for huge pages for a column, given its first slot. A slot is a value and its version.
+/// Asks for huge pages for a column, given its first slot.
 fn column_of<T>(first: &T, capacity: usize) {
-    let slot = (size_of::<T>() + 4).next_multiple_of(align_of::<T>());
-    ask_for_huge_pages(std::ptr::from_ref(first).addr(), capacity * slot);
+    ask_for_huge_pages(std::ptr::from_ref(first).addr(), capacity * slot_size::<T>());
+}
+
+/// Asks for a node's slot of a column, given another node's. Looking it up would wait for it.
+fn prefetch_slot<T>(slot: &T, node: NodeKey, wanted: NodeKey) {
+    let index = |node: NodeKey| node.data().as_ffi() as u32 as usize;
+    let apart = index(wanted).wrapping_sub(index(node)).wrapping_mul(slot_size::<T>());
+    prefetch(std::ptr::from_ref(slot).addr().wrapping_add(apart), size_of::<T>());
+}
+
+/// A slot is a value and its version.
+fn slot_size<T>() -> usize {
+    (size_of::<T>() + 4).next_multiple_of(align_of::<T>())
 }

@@ -20,7 +20,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::bitmap::{Bitmap, WORD};
 use crate::id::{PageId, TokenId};
-use crate::memory::{touch, touch_reserved};
+use crate::memory::{prefetch_items, touch, touch_reserved};
 
 /// No extent.
 const NONE: u32 = u32::MAX;
@@ -30,6 +30,9 @@ const GAP_WORDS: usize = 8;
 
 /// A gap of so many places is taken without looking further.
 const GAP_GOOD: usize = 16;
+
+/// Page ids that are asked for before a span is trimmed.
+const AHEAD: usize = 256;
 
 /// Places for so many pages.
 fn place_count(page_count: u32) -> u32 {
@@ -366,6 +369,17 @@ impl SpanStore {
                 self.drop_last(span);
             }
             count -= cut;
+        }
+    }
+
+    /// Asks for what a trim of a whole span will read soon, if it is a single run: long ones are read ahead by the
+    /// processor.
+    pub fn prefetch(&self, span: &Span) {
+        if span.last == NONE {
+            let end = self.end(span);
+            let len = (span.len as usize).min(AHEAD);
+            prefetch_items(&self.pages[end - len..end]);
+            self.free.prefetch((end - 1) / WORD);
         }
     }
 

@@ -58,7 +58,7 @@ const LINE: usize = 64;
 pub(crate) fn prefetch(address: usize, bytes: usize) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     for line in (address / LINE * LINE..address + bytes).step_by(LINE) {
-        // SAFETY: a prefetch neither reads nor changes memory as far as a program can see, and of an address that is not
+        // SAFETY: a prefetch neither reads nor changes memory as far as a program can see; of an address that is not
         // mapped it does nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(line)) };
     }

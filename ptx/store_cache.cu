@@ -7,6 +7,7 @@
 // Needs:   store_cache: 16-byte units, x = units of a row; streaming: 16-byte units; any: unit_bytes 16, 4 or 2. Units
 //          divide addresses, strides and rows; slots distinct and below the pool's slot count
 // Build:   ptx/build.py
+#include "chain.cuh"
 #include "move.cuh"
 
 DEVICE u64 slot_offset(const StoreCacheParams& p, u64 slot) {
@@ -23,6 +24,7 @@ DEVICE int load_slot(const StoreCacheParams& p, u32 token) {
 // The least time for few tokens, the most bytes a second for many: one unit of K and of V a thread, and the slot fetched
 // beside them, not before them.
 extern "C" __global__ void __launch_bounds__(256) store_cache(const __grid_constant__ StoreCacheParams params) {
+    wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y, at = threadIdx.x * 16;
     if (token >= params.tokens) return;
     const int slot = load_slot(params, token);
@@ -33,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(256) store_cache(const __grid_const
     const u64 to = slot_offset(params, slot) + at;
     store_unit(Direct(), params.k_pool + to, k);
     store_unit(Direct(), params.v_pool + to, v);
+    let_next_start();
 }
 
 // All of a thread's loads are in flight before the first store: UNITS units of K and of V.
@@ -67,12 +70,15 @@ template <class Way, int UNITS, class Unit> DEVICE void store_rows(const StoreCa
 
 // Past the caches, four units a thread.
 extern "C" __global__ void __launch_bounds__(512) store_cache_streaming(const __grid_constant__ StoreCacheParams params) {
+    wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y;
     if (token < params.tokens) store_rows<Streaming, 4, uint4>(params, token, load_slot(params, token));
+    let_next_start();
 }
 
 // Rows of any width, slots of either.
 extern "C" __global__ void __launch_bounds__(256) store_cache_any(const __grid_constant__ StoreCacheParams params) {
+    wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y;
     if (token >= params.tokens) return;
     long long slot;

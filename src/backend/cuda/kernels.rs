@@ -1,9 +1,8 @@
 //! The kernels: generated PTX compiled into the crate, loaded when first launched, one by one.
 //!
 //! A [`Kernel`] ties an entry to the struct it takes, so a launch with the wrong parameters does not compile.
-//! Not here: what they compute (`ptx/*.cu`), what they are given (`params.rs`).
+//! Not here: what they compute (`ptx/*.cu`), what they are given (`params.rs`), how they are launched (`launch.rs`).
 
-use std::ffi::c_void;
 use std::marker::PhantomData;
 
 use cust::module::Module;
@@ -11,8 +10,8 @@ use cust::sys;
 
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
+use super::launch::{chained, is_chained};
 use super::params::{CopyPagesParams, LoadPlanParams, StoreCacheParams};
-use super::stream::{RawStream, raw};
 
 /// One entry of one PTX file.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +19,7 @@ pub(super) struct Kernel<P> {
     name: &'static str,
     ptx: &'static str,
     /// Bytes of dynamic shared memory.
-    shared: u32,
+    pub(super) shared: u32,
     params: PhantomData<fn(P)>,
 }
 
@@ -52,36 +51,48 @@ pub(super) struct Loaded {
 struct LoadedKernel {
     name: &'static str,
     function: u64,
+    chained: bool,
     _module: Module,
 }
 
+/// A loaded kernel's handle.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Function {
+    pub handle: sys::CUfunction,
+    /// Whether it waits for the work before it by itself (`launch.rs`).
+    pub chained: bool,
+}
+
 impl Loaded {
-    /// The entry's handle, loading its module when first asked. The context is bound.
-    fn function(&mut self, name: &'static str, ptx: &str, shared: u32) -> Result<u64, CudaError> {
+    /// The entry, its module loaded when first asked for. The context is bound.
+    fn function<P>(&mut self, kernel: &Kernel<P>, capability: u32) -> Result<Function, CudaError> {
+        let Kernel { name, ptx, shared, .. } = *kernel;
         if let Some(kernel) = self.kernels.iter().find(|kernel| kernel.name == name) {
-            return Ok(kernel.function);
+            let handle = kernel.function as usize as sys::CUfunction;
+            return Ok(Function { handle, chained: kernel.chained });
         }
         let refused = |error| CudaError::Ptx { kernel: name, code: error as u32 };
-        let module = Module::from_ptx(ptx, &[]).map_err(refused)?;
-        let function = module.get_function(name).map_err(refused)?.to_raw();
+        let ptx = chained(ptx, capability);
+        let module = Module::from_ptx(&ptx, &[]).map_err(refused)?;
+        let handle = module.get_function(name).map_err(refused)?.to_raw();
         // With the static part, less than 48 KiB of dynamic memory may be too much without being asked for.
         if shared > 0 {
             let attribute =
                 sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function was just found in a loaded module.
-            let result = unsafe { sys::cuFuncSetAttribute(function, attribute, shared as i32) };
+            let result = unsafe { sys::cuFuncSetAttribute(handle, attribute, shared as i32) };
             check("cuFuncSetAttribute", result)?;
         }
-        let function = function as usize as u64;
-        self.kernels.push(LoadedKernel { name, function, _module: module });
-        Ok(function)
+        let (function, chained) = (handle as usize as u64, is_chained(&ptx));
+        self.kernels.push(LoadedKernel { name, function, chained, _module: module });
+        Ok(Function { handle, chained })
     }
 }
 
 impl Gpu {
-    fn function<P>(&self, kernel: &Kernel<P>) -> Result<sys::CUfunction, CudaError> {
-        let function = self.loaded().function(kernel.name, kernel.ptx, kernel.shared)?;
-        Ok(function as usize as sys::CUfunction)
+    /// The kernel's handle. The context is bound.
+    pub(super) fn function<P>(&self, kernel: &Kernel<P>) -> Result<Function, CudaError> {
+        self.loaded().function(kernel, self.capability())
     }
 
     /// Loads a kernel now rather than at its first launch.
@@ -93,7 +104,7 @@ impl Gpu {
     /// Blocks of `threads` threads that one multiprocessor holds at a time.
     pub(super) fn resident<P>(&self, kernel: &Kernel<P>, threads: u32) -> Result<u32, CudaError> {
         self.bind()?;
-        let function = self.function(kernel)?;
+        let function = self.function(kernel)?.handle;
         let mut blocks = 0;
         // SAFETY: `blocks` is a valid place for one i32; the function is loaded.
         let result = unsafe {
@@ -106,39 +117,5 @@ impl Gpu {
         };
         check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
         Ok(blocks as u32)
-    }
-
-    /// Launches a kernel; nothing is waited for. The context is bound.
-    ///
-    /// # Safety
-    /// The addresses in `params` are valid for what the kernel does with them, until it is done.
-    pub(super) unsafe fn launch<P>(
-        &self,
-        kernel: &Kernel<P>,
-        grid: (u32, u32),
-        block: (u32, u32),
-        stream: RawStream,
-        params: &P,
-    ) -> Result<(), CudaError> {
-        let function = self.function(kernel)?;
-        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        // SAFETY: the function takes one `P` by value (held by `Kernel<P>` and the layout asserts), which the driver
-        // copies before it returns; the caller answers for the addresses inside.
-        let result = unsafe {
-            sys::cuLaunchKernel(
-                function,
-                grid.0,
-                grid.1,
-                1,
-                block.0,
-                block.1,
-                1,
-                kernel.shared,
-                raw(stream),
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
-        check("cuLaunchKernel", result)
     }
 }

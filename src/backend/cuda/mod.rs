@@ -18,6 +18,7 @@ mod copy;
 mod error;
 mod gpu;
 mod kernels;
+mod launch;
 mod memory;
 mod params;
 mod pool;

@@ -60,15 +60,17 @@ impl Tables {
 
     /// Refuses a write that would send a kernel outside the tables or the pool.
     pub(super) fn check(&self, writes: &[TableWrite]) -> Result<(), CudaError> {
-        let directory = self.chunk_base();
-        let (words, chunks) = (self.shape.words() as u64, self.shape.chunk_count);
-        for &TableWrite { index, value } in writes {
-            let limit = if index < directory { chunks } else { self.page_count };
-            if u64::from(index) >= words || value >= limit {
-                return Err(CudaError::TableWrite { index, value });
-            }
+        let (directory, words) = (self.chunk_base(), self.shape.words() as u64);
+        let within = |&TableWrite { index, value }: &TableWrite| {
+            let limit = if index < directory { self.shape.chunk_count } else { self.page_count };
+            (u64::from(index) < words) & (value < limit)
+        };
+        // All of them in one pass without branches; which one it was is asked only where one is off.
+        if writes.iter().fold(true, |all, write| all & within(write)) {
+            return Ok(());
         }
-        Ok(())
+        let write = writes.iter().find(|write| !within(write)).expect("one is off");
+        Err(CudaError::TableWrite { index: write.index, value: write.value })
     }
 
     /// The words as they are on the device, after everything asked for is done. For tests.

@@ -66,35 +66,45 @@ impl SplitShape {
 /// The decode kernel's words, made anew for each step in memory that stays.
 #[derive(Clone, Debug)]
 pub(super) struct DecodeSplit {
-    pub words: Vec<u32>,
+    /// One share a CTA.
+    pub works: Vec<[u32; DECODE_WORDS]>,
+    /// Where each sequence ends in a line of one kv head.
+    ends: Vec<u32>,
 }
 
 impl DecodeSplit {
     pub fn new(shape: &SplitShape) -> Self {
-        Self { words: vec![0; shape.decode_words()] }
+        Self {
+            works: vec![[0; DECODE_WORDS]; shape.decode_words() / DECODE_WORDS],
+            ends: Vec::with_capacity(shape.batch_max as usize),
+        }
     }
 
     /// Deals the units out; gives their number.
     pub fn plan(&mut self, shape: &SplitShape, rows: &[BatchRow]) -> u32 {
-        let total = rows.iter().map(|row| shape.units(row)).sum::<u32>();
+        let mut total = 0;
+        self.ends.clear();
+        self.ends.extend(rows.iter().map(|row| {
+            total += shape.units(row);
+            total
+        }));
         let lanes = shape.decode_lanes(u64::from(total) * u64::from(shape.kv_heads));
         let heads = shape.kv_heads / lanes;
-        let units = |row: &BatchRow| shape.units(row) * heads;
         let total = total * heads;
         // Where there is little to do, fewer parts to join are worth more than CTAs that share it.
         let least = (total / 16).clamp(1, 32);
         let per = total.div_ceil(shape.decode_ctas / lanes).max(least);
-        let (mut index, mut start) = (0, 0);
-        for (stretch, works) in self.words.chunks_mut(DECODE_WORDS * lanes as usize).enumerate() {
+        let mut index = 0;
+        for (stretch, works) in self.works.chunks_mut(lanes as usize).enumerate() {
             let begin = stretch as u32 * per;
             let mut work = [0; DECODE_WORDS];
             work[..3].copy_from_slice(&[per, lanes, begin]);
             // The CTAs that are left over, too few for a stretch in each lane, find their stretch past the end.
             if begin < total {
-                while start + units(&rows[index]) <= begin {
-                    start += units(&rows[index]);
+                while self.ends[index] * heads <= begin {
                     index += 1;
                 }
+                let start = if index == 0 { 0 } else { self.ends[index - 1] * heads };
                 let row = &rows[index];
                 work[3..6].copy_from_slice(&[(begin + per).min(total), index as u32, start]);
                 work[6..10].copy_from_slice(&[
@@ -104,9 +114,7 @@ impl DecodeSplit {
                     row.kv_len,
                 ]);
             }
-            for to in works.chunks_exact_mut(DECODE_WORDS) {
-                to.copy_from_slice(&work);
-            }
+            works.fill(work);
         }
         total * lanes
     }

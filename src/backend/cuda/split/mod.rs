@@ -96,7 +96,7 @@ impl Split {
 
     /// The decode kernel's words: upload them to `AttendParams::plan` of `attend_decode_*`.
     pub fn decode_words(&self) -> &[u32] {
-        &self.decode.words
+        self.decode.works.as_flattened()
     }
 
     /// The extend kernel's words: upload them to `AttendParams::plan` of `attend_extend_*`.
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn a_warm_split_does_not_allocate() {
         let mut split = Split::new(shape());
-        let room = |split: &Split| (split.decode.words.capacity(), split.extend.capacities());
+        let room = |split: &Split| (split.decode.works.capacity(), split.extend.capacities());
         let before = room(&split);
         split.plan(&batch(&[(60_000, 131_072)]));
         split.plan(&batch(&[(512, 8192), (1, 100)]));

@@ -16,6 +16,9 @@ CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / "
 PINS = ["nvidia-cuda-nvrtc-cu12==12.4.127", "nvidia-cuda-nvcc-cu12==12.4.131"]
 COMPILER = "NVRTC 12.4.127"
 
+# What src/backend/cuda/launch.rs does with PTX for devices that have the instructions.
+CHAINED = {".target sm_80": ".target sm_90", "// chain: wait": "griddepcontrol.wait;", "// chain: next": "griddepcontrol.launch_dependents;"}
+
 
 def tools():
     """(libnvrtc, ptxas), installed when first asked for."""
@@ -56,9 +59,14 @@ def compile_ptx(nvrtc, source):
 
 def assemble(ptxas, source, arch):
     """A line for each kernel: registers, shared memory; and a list of what is wrong."""
+    text = source.with_suffix(".ptx").read_text()
+    if arch == "90":
+        for mark, instruction in CHAINED.items():
+            text = text.replace(mark, instruction)
     with tempfile.TemporaryDirectory() as folder:
-        run = subprocess.run([ptxas, f"-arch=sm_{arch}", "-v", "-o", f"{folder}/out.cubin", source.with_suffix(".ptx")],
-                             capture_output=True, text=True)
+        ptx = pathlib.Path(folder) / "in.ptx"
+        ptx.write_text(text)
+        run = subprocess.run([ptxas, f"-arch=sm_{arch}", "-v", "-o", f"{folder}/out.cubin", ptx], capture_output=True, text=True)
     wrong, lines, name = [], [], ""
     if run.returncode:
         wrong.append(f"{source.stem} sm_{arch}: ptxas failed\n{run.stderr}")

@@ -106,9 +106,9 @@ pub enum Error {
     },
     /// The running sequences' tokens fill the table (`max_tokens` of the config).
     OutOfTokens {
-        /// Tokens that the call wants to store.
+        /// Places for tokens that the call needs, in whole chunks of the table.
         wanted: u64,
-        /// Tokens that are certain to fit.
+        /// Places in the chunks that are free.
         available: u64,
     },
     /// As many steps are unfinished as the config allows.
@@ -194,7 +194,7 @@ impl fmt::Display for Error {
             }
             Self::OutOfSequences { max } => write!(f, "all {max} sequence rows are taken"),
             Self::OutOfTokens { wanted, available } => {
-                write!(f, "{wanted} tokens are to be stored and {available} are certain to fit")
+                write!(f, "{wanted} places for tokens are needed and {available} are free")
             }
             Self::OutOfSteps { max } => write!(f, "{max} steps are unfinished already"),
             Self::EmptyPrompt => write!(f, "a prompt has no tokens"),
@@ -252,12 +252,12 @@ impl<E> From<Error> for EngineError<E> {
     }
 }
 
-impl<E> fmt::Display for EngineError<E> {
+impl<E: fmt::Display> fmt::Display for EngineError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Config(error) => error.fmt(f),
             Self::Core(error) => error.fmt(f),
-            Self::Backend(_) => write!(f, "the backend failed"),
+            Self::Backend(error) => write!(f, "the backend failed: {error}"),
         }
     }
 }
@@ -265,8 +265,10 @@ impl<E> fmt::Display for EngineError<E> {
 impl<E: StdError + 'static> StdError for EngineError<E> {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Self::Config(_) | Self::Core(_) => None,
-            Self::Backend(error) => Some(error),
+            // What an error says of itself stands in the sentence above.
+            Self::Config(error) => error.source(),
+            Self::Core(error) => error.source(),
+            Self::Backend(error) => error.source(),
         }
     }
 }

@@ -75,16 +75,16 @@ impl ChunkStore {
         if tokens <= room { 0 } else { (tokens - room).div_ceil(self.chunk_tokens()) }
     }
 
-    /// Checks that `chunks` more fit; `tokens` is what the caller wants to store.
+    /// Checks that `chunks` more fit.
     ///
     /// # Errors
     /// [`Error::OutOfTokens`].
-    pub fn check_free(&self, chunks: u32, tokens: u64) -> Result<(), Error> {
+    pub fn check_free(&self, chunks: u32) -> Result<(), Error> {
         if chunks <= self.free_count() {
             return Ok(());
         }
-        let available = u64::from(self.free_count()) * u64::from(self.chunk_tokens());
-        Err(Error::OutOfTokens { wanted: tokens, available })
+        let places = |chunks| u64::from(chunks) * u64::from(self.chunk_tokens());
+        Err(Error::OutOfTokens { wanted: places(chunks), available: places(self.free_count()) })
     }
 
     fn free_count(&self) -> u32 {

@@ -164,12 +164,12 @@ impl SequenceTable {
         if self.rows.len() == self.max as usize {
             return Err(Error::OutOfSequences { max: self.max });
         }
-        self.check_chunks(self.store.chunks_for(tokens), u64::from(tokens))
+        self.check_chunks(self.store.chunks_for(tokens))
     }
 
-    /// Checks that `chunks` more fit; `tokens` is what the caller wants to store.
-    pub(crate) fn check_chunks(&self, chunks: u32, tokens: u64) -> Result<(), Error> {
-        self.store.check_free(chunks, tokens)
+    /// Checks that `chunks` more fit. Same error.
+    pub(crate) fn check_chunks(&self, chunks: u32) -> Result<(), Error> {
+        self.store.check_free(chunks)
     }
 
     /// Makes a row of these tokens. The caller checked the room.
@@ -315,12 +315,12 @@ impl RowMut<'_> {
         self.store.chunks_lacking(self.sequence.chunks, tokens)
     }
 
-    /// Checks that the row can hold `len` tokens; `wanted` is what the caller wants to store.
+    /// Checks that the row can hold `len` tokens.
     ///
     /// # Errors
     /// [`Error::OutOfTokens`].
-    pub fn check_room(&self, len: u32, wanted: u64) -> Result<(), Error> {
-        self.store.check_free(self.chunks_lacking(len), wanted)
+    pub fn check_room(&self, len: u32) -> Result<(), Error> {
+        self.store.check_free(self.chunks_lacking(len))
     }
 
     /// Appends tokens. The caller checked the room. O(tokens).

@@ -23,7 +23,7 @@ pub(crate) fn append(
     if len > max {
         return Err(Error::TooLong { len, max });
     }
-    row.check_room(len as u32, tokens.len() as u64)?;
+    row.check_room(len as u32)?;
     row.push_tokens(tokens);
     Ok(())
 }

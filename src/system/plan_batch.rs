@@ -86,7 +86,7 @@ fn check(
         needs.chunks += row.chunks_lacking(page_len * page_size);
         needs.table_writes += row.dirty_count(page_len);
     }
-    sequences.check_chunks(needs.chunks, needs.tokens as u64)?;
+    sequences.check_chunks(needs.chunks)?;
     Ok(needs)
 }
 

@@ -48,7 +48,7 @@ impl Model {
         if self.sequences.len() as u32 == self.shape.table.rows {
             return Err(Error::OutOfSequences { max: self.shape.table.rows });
         }
-        self.check_tokens(prompt.len().div_ceil(self.chunk_tokens()), prompt.len())?;
+        self.check_chunks(prompt.len().div_ceil(self.chunk_tokens()))?;
         let scope = self.next_scope(namespace);
         let pages = self.tree.matched(scope, all_but_last(prompt)).len();
         self.check_rest(scope, prompt, pages)?;
@@ -99,7 +99,7 @@ impl Model {
         if len > max {
             return Err(Error::TooLong { len, max });
         }
-        self.check_tokens(self.chunks_lacking(sequence, len as usize), tokens.len())?;
+        self.check_chunks(self.chunks_lacking(sequence, len as usize))?;
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.tokens.extend_from_slice(tokens);
         Ok(())
@@ -120,13 +120,13 @@ impl Model {
         len.div_ceil(self.chunk_tokens()).saturating_sub(self.chunks(sequence))
     }
 
-    /// Whether `chunks` more fit. `wanted` is how many tokens the call stores.
-    pub(super) fn check_tokens(&self, chunks: usize, wanted: usize) -> Result<(), Error> {
+    /// Whether `chunks` more fit.
+    pub(super) fn check_chunks(&self, chunks: usize) -> Result<(), Error> {
         let used: usize = self.sequences.values().map(|sequence| self.chunks(sequence)).sum();
         let free = self.shape.table.chunk_count as usize - used;
         if chunks > free {
-            let available = (free * self.chunk_tokens()) as u64;
-            return Err(Error::OutOfTokens { wanted: wanted as u64, available });
+            let places = |chunks: usize| (chunks * self.chunk_tokens()) as u64;
+            return Err(Error::OutOfTokens { wanted: places(chunks), available: places(free) });
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl Model {
         if self.sequences.len() as u32 == self.shape.table.rows {
             return Err(Error::OutOfSequences { max: self.shape.table.rows });
         }
-        self.check_tokens(parent.tokens.len().div_ceil(self.chunk_tokens()), parent.tokens.len())?;
+        self.check_chunks(parent.tokens.len().div_ceil(self.chunk_tokens()))?;
         if tail > 0 {
             self.check_steps()?;
             self.check_pages(1, self.available())?;

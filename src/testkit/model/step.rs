@@ -127,13 +127,12 @@ impl Model {
         Ok(())
     }
 
-    fn check_chunks(&self, items: &[Extend]) -> Result<(), Error> {
+    fn check_room(&self, items: &[Extend]) -> Result<(), Error> {
         let lacking = |item: &Extend| {
             let sequence = &self.sequences[&item.seq];
             self.chunks_lacking(sequence, sequence.planned_len + item.len as usize)
         };
-        let tokens: u32 = items.iter().map(|item| item.len).sum();
-        self.check_tokens(items.iter().map(lacking).sum(), tokens as usize)
+        self.check_chunks(items.iter().map(lacking).sum())
     }
 
     /// Pages that a sequence lacks for `len` tokens more.
@@ -150,7 +149,7 @@ impl Model {
         }
         self.check_steps()?;
         self.check_items(items)?;
-        self.check_chunks(items)?;
+        self.check_room(items)?;
         let needed = items.iter().map(|item| self.pages_for(item)).sum();
         self.check_pages(needed, self.available())?;
         let mut pages = self.take_pages(needed).into_iter();

@@ -310,8 +310,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// The most tokens that a plan can extend a sequence by now: its known ones that no plan covers, or the one that an
-    /// unfinished step of it will sample. 0: append first, or resume. After a rollback that cut an unfinished step,
-    /// what that step samples is not the next token: append before planning on.
+    /// unfinished step of it will sample (not where a rollback has cut that step). 0: append first, or resume.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].

@@ -33,6 +33,8 @@ pub struct StepItem {
     pub dirty_from: u32,
     /// The item that planned the same sequence before; 0: none.
     pub previous: u64,
+    /// Whether a rollback has cut it since: what it samples is not the sequence's next token.
+    pub cut: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -182,9 +184,9 @@ impl StepLog {
         self.items[(number - self.base) as usize]
     }
 
-    /// Whether an item's step is unfinished. Number 0 is no item.
-    pub(crate) fn is_unfinished(&self, item: u64) -> bool {
-        item >= self.base
+    /// Whether an item's step is unfinished and will sample its sequence's next token. Number 0 is no item.
+    pub(crate) fn samples_next(&self, item: u64) -> bool {
+        item >= self.base && !self.items[(item - self.base) as usize].cut
     }
 
     /// Caps what the items of one sequence plan, from its last one back: tokens past `len` are forgotten.
@@ -193,6 +195,7 @@ impl StepLog {
         let mut number = last_item;
         while number >= self.base {
             let item = &mut self.items[(number - self.base) as usize];
+            item.cut |= item.end > len;
             (item.start, item.end) = (item.start.min(len), item.end.min(len));
             number = item.previous;
         }

@@ -104,6 +104,23 @@ fn extend_max_says_what_a_plan_takes() {
 }
 
 #[test]
+fn a_step_that_a_rollback_has_cut_samples_no_next_token() {
+    let mut engine = engine(PrefixMode::Radix);
+    let mut scratch = StepScratch::new();
+    let seq = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    let cut = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room").step();
+    engine.rollback(seq, 9).expect("nothing is published");
+    assert_eq!(engine.extend_max(seq), Ok(0), "what the step samples follows a token that is gone");
+    engine.append(seq, &prompt(1)).expect("room");
+    assert_eq!(engine.extend_max(seq), Ok(1));
+    engine.plan_batch(&mut scratch, &[Extend { seq, len: 1 }]).expect("room");
+    assert_eq!(engine.extend_max(seq), Ok(1), "the step after it is whole");
+    engine.abort(cut).expect("it is open");
+    assert_eq!(engine.extend_max(seq), Ok(10), "no step is left");
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
 fn a_pool_of_more_than_2_31_slots_has_64_bit_slots() {
     let pool = PoolConfig {
         page_size: 1024,

@@ -93,10 +93,11 @@ fn check(
 /// The most tokens that can be planned for a sequence now: its known ones, or the one that an unfinished step of it
 /// will sample.
 pub(crate) fn extend_max(shape: &EngineShape, sequence: &Sequence, steps: &StepLog) -> u32 {
-    let known = sequence.token_len.saturating_sub(sequence.planned_len);
-    let pending =
-        steps.is_unfinished(sequence.last_item) && sequence.planned_len < shape.max_sequence_len;
-    if known == 0 { u32::from(pending) } else { known }
+    if sequence.token_len > sequence.planned_len {
+        return sequence.token_len - sequence.planned_len;
+    }
+    let room = sequence.planned_len < shape.max_sequence_len;
+    u32::from(room && steps.samples_next(sequence.last_item))
 }
 
 /// Hands the new pages out in batch order, records each sequence's part in the step, and writes the plan; `slots` are
@@ -147,7 +148,8 @@ fn fill<'step, T: SlotNumber>(
 fn record(sequence: &mut Sequence, seq: SeqKey, len: u32, step: StepId, steps: &mut StepLog) {
     let Sequence { life, planned_len: start, dirty_from, last_item: previous, .. } = *sequence;
     let end = start + len;
-    sequence.last_item = steps.push(StepItem { seq, life, start, end, dirty_from, previous });
+    let item = StepItem { seq, life, start, end, dirty_from, previous, cut: false };
+    sequence.last_item = steps.push(item);
     sequence.last_step = step;
     sequence.planned_len = end;
 }

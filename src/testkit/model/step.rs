@@ -12,6 +12,8 @@ struct Item {
     life: u32,
     start: usize,
     end: usize,
+    /// A rollback has cut it.
+    cut: bool,
 }
 
 /// A step that is not complete.
@@ -32,6 +34,7 @@ impl Step {
     /// A rollback: a sequence's items end at `len`.
     pub(super) fn cap(&mut self, seq: SeqKey, life: u32, len: usize) {
         for item in self.items.iter_mut().filter(|item| (item.seq, item.life) == (seq, life)) {
+            item.cut |= item.end > len;
             item.start = item.start.min(len);
             item.end = item.end.min(len);
         }
@@ -107,9 +110,9 @@ impl Model {
     pub fn extend_max(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.running(seq)?;
         let known = sequence.tokens.len().saturating_sub(sequence.planned_len) as u32;
-        let sampling = self.steps.values().flat_map(|step| &step.items);
-        let sampling =
-            sampling.filter(|item| (item.seq, item.life) == (seq, sequence.life)).count() > 0;
+        let mut items = self.steps.values().flat_map(|step| &step.items);
+        let last = items.rfind(|item| (item.seq, item.life) == (seq, sequence.life));
+        let sampling = last.is_some_and(|item| !item.cut);
         let room = sequence.planned_len < self.shape.max_sequence_len as usize;
         Ok(if known == 0 && sampling && room { 1 } else { known })
     }
@@ -188,7 +191,7 @@ impl Model {
             plan.positions.push(position as u32);
             plan.slots.push((page * page_size + position % page_size) as i64);
         }
-        let item = Item { seq: item.seq, life: sequence.life, start, end };
+        let item = Item { seq: item.seq, life: sequence.life, start, end, cut: false };
         self.steps.get_mut(&step).expect("just made").items.push(item);
     }
 

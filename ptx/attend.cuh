@@ -57,6 +57,16 @@ DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generi
 DEVICE void copy16(u32 to, u64 from, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
+// The same for what is read once: it leaves the L2 cache before anything else.
+DEVICE void copy16_once(u32 to, u64 from, bool valid) {
+    u64 first_out;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_out));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 ::"r"(to), "l"(from), "r"(valid ? 16 : 0), "l"(first_out) : "memory");
+}
+DEVICE void copy4(u32 to, u64 from, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
+}
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
@@ -93,6 +103,12 @@ DEVICE void store_float(u64 at, float a) { asm volatile("st.global.f32 [%0], %1;
 
 // Counts arrivals; the last of `count` is told so, and the counter is zero again.
 DEVICE bool arrive_last(u32* counter, u32 count) { return atomicInc(counter, count - 1) == count - 1; }
+// The same, and a fence: what was written before is there for the last to arrive.
+DEVICE bool arrive_last_fenced(u32* counter, u32 count) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(count - 1) : "memory");
+    return before == count - 1;
+}
 
 // ---- page tables ------------------------------------------------------------------------------------------------------
 

@@ -70,21 +70,22 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
     struct Shared {
         float4 tops[WARPS - 1][NT][4];  // of each warp but the first: what its sums are relative to, and the weights' sums
         Pending pending[2];             // at the stretch's begin, at its end
+        u32 pages[WARPS][STAGES][16];   // of each warp's tiles
         alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
     };
 
-    // A tile whose copy is still to be issued.
+    // A tile whose copy is still to be issued. `rest`, of this lane's token: its slot in the page, VALID if it exists, SOME if
+    // the tile does, and from bit 16 on the tile's head.
     struct Tile {
-        bool some;   // false past the end of the stretch
-        bool valid;  // this lane's token exists
-        u32 head;
-        Look look;
+        u32 rest, directory, in_chunk;
     };
+    static constexpr u32 VALID = 1 << 8, SOME = 1 << 9, HEAD = 16;
 
     const AttendParams& p;
     Shared& shared;
     u32 ring;   // this warp's
     u32 sums;   // the other warps' output sums, warp 1's first
+    u32 pages;  // this warp's page numbers on their way
     const u32 warp, lane;
     u32 lanes, heads, per;  // of the plan: lanes, heads of each, units of each CTA
     DecodeCursor fetch;
@@ -92,7 +93,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
     bool fetch_more;
     __device__ __forceinline__ Decode(const AttendParams& p, Shared& shared, u32 memory)
         : p(p), shared(shared), ring(memory + threadIdx.x / 32 * STAGES * SLOT), sums(memory + WARPS * STAGES * SLOT),
-          warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
+          pages(shared_address(shared.pages[threadIdx.x / 32])), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
 
     __device__ __forceinline__ u32 head_of(const DecodeCursor& c) const { return c.head * lanes + blockIdx.x % lanes; }
 
@@ -101,24 +102,33 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
             fetch_more = fetch.next<ROWS>(p, heads);
             fetch_at = fetch.begin_of(warp), fetch_end = fetch.end();
         }
-        Tile tile;
-        tile.some = fetch_more;
         const u32 position = fetch_at + lane % 16;
-        tile.valid = fetch_more && position < fetch_end;
-        tile.head = head_of(fetch);
-        tile.look = look_up(p, fetch.row, position);
+        const bool valid = fetch_more && position < fetch_end;
+        const Look look = look_up(p, fetch.row, position);
+        const u32 rest = look.slot + (valid ? VALID : 0) + (fetch_more ? SOME : 0) + (head_of(fetch) << HEAD);
+        const Tile tile = {rest, valid ? load_directory(p, look) : 0, look.in_chunk};
         fetch_at += STEP;
         return tile;
     }
-    __device__ __forceinline__ u32 directory(const Tile& tile) { return tile.valid ? load_directory(p, tile.look) : 0; }
-    __device__ __forceinline__ u32 page(const Tile& tile, u32 chunk) { return tile.valid ? load_page(p, tile.look, chunk) : 0; }
+    __device__ __forceinline__ u64 page_at(const Tile& tile) const {
+        return p.table + 4 * (p.chunk_base + static_cast<u64>(tile.directory) * p.chunk_pages + tile.in_chunk);
+    }
+    // The tile's page numbers, on their way to shared memory with the copies of an earlier tile.
+    __device__ __forceinline__ void copy_pages(const Tile& tile, u32 turn) {
+        if (lane < 16) copy4(pages + turn * 64 + lane * 4, page_at(tile), (tile.rest & VALID) != 0);
+    }
+    __device__ __forceinline__ u32 copied_page(u32 turn) const {
+        u32 page;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(page) : "r"(pages + turn * 64 + lane % 16 * 4) : "memory");
+        return page;
+    }
 
-    __device__ __forceinline__ void copy_tile(const Tile& tile, u32 page, u32 slot) {
-        if (tile.some) {
-            const u64 mine = slot_offset(p, tile.look, page);
-            const u64 base = tile.head * p.head_stride + (lane % CHUNKS) * 16;
+    __device__ __forceinline__ void copy_tile(u32 rest, u32 page, u32 slot) {
+        if (rest & SOME) {
+            const u64 mine = page * p.page_stride + rest % VALID * p.slot_stride;
+            const u64 base = (rest >> HEAD) * p.head_stride + (lane % CHUNKS) * 16;
             const u64 k = p.k + base, v = p.v + base;
-            const u32 valid = __ballot_sync(~0u, tile.valid);
+            const u32 valid = __ballot_sync(~0u, (rest & VALID) != 0);
             const u32 at = ring + slot * SLOT + (lane / CHUNKS) * ROW;
 #pragma unroll(Q_SHARED ? 2 : 16)
             for (int i = 0; i < 16 / TOKENS_PER_COPY; ++i) {
@@ -126,11 +136,10 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
                 const u64 offset = __shfl_sync(~0u, mine, token);
                 const u32 to = at + i * TOKENS_PER_COPY * ROW + ((lane % CHUNKS ^ token % 8) * 16);
                 const bool is = valid >> token & 1;
-                copy16(to, k + offset, is);
-                copy16(to + HALF, v + offset, is);
+                copy16_once(to, k + offset, is);
+                copy16_once(to + HALF, v + offset, is);
             }
         }
-        copy_commit();
     }
 
     __device__ __forceinline__ void run(const DecodeWork& work) {
@@ -145,34 +154,36 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
         c.head = (c.unit - c.start) / c.units, c.at = (c.unit - c.start) % c.units;
         c.open();
 
-        // The first tiles, their look-ups side by side.
+        // The first tiles, their look-ups side by side. Page numbers travel with the copies of the tile STAGES before theirs, so
+        // that they are there when the ring comes to them, and a directory word is loaded a tile before it is needed.
         fetch = c, fetch_at = c.begin_of(warp), fetch_end = c.end(), fetch_more = true;
-        Tile next, pending_page, pending_directory;  // their words are loaded or being loaded
-        u32 next_word, page_word, directory_word;
+        u32 rest[STAGES];  // of the tiles whose page numbers are on their way
+        Tile next;
         {
-            Tile tiles[STAGES];
+            Tile tiles[2 * STAGES];
             u32 words[STAGES];
 #pragma unroll
-            for (int i = 0; i < STAGES; ++i) tiles[i] = next_tile(), words[i] = directory(tiles[i]);
-            if constexpr (!Q_SHARED) next = next_tile(), next_word = directory(next);
-            pending_page = next_tile(), page_word = directory(pending_page);
+            for (int i = 0; i < 2 * STAGES; ++i) tiles[i] = next_tile();
 #pragma unroll
-            for (int i = 0; i < STAGES; ++i) words[i] = page(tiles[i], words[i]);
-            if constexpr (!Q_SHARED) next_word = page(next, next_word);
-            page_word = page(pending_page, page_word);
-            pending_directory = next_tile(), directory_word = directory(pending_directory);
+            for (int i = 0; i < STAGES; ++i) words[i] = tiles[i].rest & VALID ? load_u32(page_at(tiles[i])) : 0;
+            next = next_tile();
 #pragma unroll
-            for (int i = 0; i < STAGES; ++i) copy_tile(tiles[i], words[i], i);
+            for (int i = 0; i < STAGES; ++i) {
+                copy_tile(tiles[i].rest, words[i], i);
+                copy_pages(tiles[STAGES + i], i);
+                copy_commit();
+                rest[i] = tiles[STAGES + i].rest;
+            }
         }
         auto refill = [&](u32 slot) {
-            if constexpr (Q_SHARED) {  // no registers to look so far ahead
-                copy_tile(pending_page, page_word, slot);
-            } else {
-                copy_tile(next, next_word, slot);
-                next = pending_page, next_word = page_word;
-            }
-            pending_page = pending_directory, page_word = page(pending_directory, directory_word);
-            pending_directory = next_tile(), directory_word = directory(pending_directory);
+            copy_tile(rest[0], copied_page(slot), slot);
+            __syncwarp();
+            copy_pages(next, slot);
+            copy_commit();
+#pragma unroll
+            for (int i = 1; i < STAGES; ++i) rest[i - 1] = rest[i];
+            rest[STAGES - 1] = next.rest;
+            next = next_tile();
         };
 
         const Logits logits = Logits::make(p);
@@ -361,18 +372,13 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
 
         // The end of the stretch: the parts it holds are written.
         __syncthreads();
-        bool last = false;
         if (threadIdx.x < 2) {
-            const Pending& pending = shared.pending[threadIdx.x];
-            if (pending.parts > 0) {
-                __threadfence();
-                last = arrive_last(reinterpret_cast<u32*>(p.counters) + pending.first_cta, pending.parts);
-                __threadfence();
-            }
+            Pending& mine = shared.pending[threadIdx.x];
+            if (mine.parts > 0 && !arrive_last_fenced(reinterpret_cast<u32*>(p.counters) + mine.first_cta, mine.parts)) mine.parts = 0;
         }
-        const bool at_begin = __syncthreads_or(last && threadIdx.x == 0), at_end = __syncthreads_or(last && threadIdx.x == 1);
+        __syncthreads();
         for (int i = 0; i < 2; ++i)
-            if (i == 0 ? at_begin : at_end) join(shared.pending[i]);
+            if (shared.pending[i].parts > 0) join(shared.pending[i]);
     }
 
     // Named barriers of warp 0 and one other warp.
@@ -413,23 +419,29 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
 
     // All warps: joins the parts of a segment, each warp some of the fragments.
     __device__ __forceinline__ void join(const Pending& pending) {
-        constexpr int PER = (D / 16) / WARPS < 2 ? 1 : 2;  // fragments at a time
-        constexpr int BATCH = Q_SHARED ? 2 : D == 128 && NT == 1 ? 16 : 8;  // parts whose loads are in flight together
+        constexpr int PER = D == 128 && NT == 1 ? 4 : (D / 16) / WARPS < 2 ? 1 : 2;  // fragments at a time
+        constexpr int BATCH = Q_SHARED ? 2 : D == 128 && NT == 1 ? 9 : 8;  // parts whose loads are in flight together
 #pragma unroll 1
         for (u32 i = warp * PER; i < FRAGMENTS; i += WARPS * PER) {
             const u32 n = i / (D / 16);
+            // Of four lanes only `wide` have query rows here. The others take parts of their own, so `abreast` parts go at once.
+            const u32 rows = pending.rows - min(n * 8, pending.rows), wide = rows > 4 ? 4 : rows > 2 ? 2 : 1, abreast = 4 / wide;
+            const u32 mine = lane % 4 / wide, column = lane % wide;
             float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f}, o[PER][4] = {};
 #pragma unroll 1
-            for (u32 from = 0; from < pending.parts; from += BATCH) {
+            for (u32 from = 0; from < pending.parts; from += BATCH * abreast) {
                 float4 of[BATCH], x[BATCH][PER];
 #pragma unroll
                 for (int j = 0; j < BATCH; ++j) {
-                    const u32 part = min(from + j, pending.parts - 1);
-                    const u32 slot = 2 * (pending.first_cta + part * lanes) + (part == 0);
-                    of[j] = load_float4_shared(part_tops(slot) + (n * 4 + lane % 4) * 4);
+                    const u32 part = from + j * abreast + mine;
+                    of[j] = make_float4(MINUS_INF, 0.f, MINUS_INF, 0.f);
 #pragma unroll
-                    for (int k = 0; k < PER; ++k) x[j][k] = load_float4_shared(part_output(slot) + (i + k) * 128 + lane * 4);
-                    if (from + j >= pending.parts) of[j] = make_float4(MINUS_INF, 0.f, MINUS_INF, 0.f);
+                    for (int k = 0; k < PER; ++k) x[j][k] = make_float4(0.f, 0.f, 0.f, 0.f);
+                    if (part >= pending.parts) continue;
+                    const u32 slot = 2 * (pending.first_cta + part * lanes) + (part == 0);
+                    of[j] = load_float4_shared(part_tops(slot) + (n * 4 + column) * 4);
+#pragma unroll
+                    for (int k = 0; k < PER; ++k) x[j][k] = load_float4_shared(part_output(slot) + (i + k) * 128 + (lane / 4 * 4 + column) * 4);
                 }
                 float above0 = top[0], above1 = top[1];
 #pragma unroll
@@ -447,6 +459,21 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
                     for (int k = 0; k < PER; ++k)
                         o[k][0] += x[j][k].x * new0, o[k][1] += x[j][k].y * new1, o[k][2] += x[j][k].z * new0, o[k][3] += x[j][k].w * new1;
                 }
+            }
+#pragma unroll 1
+            for (u32 other = wide; other < 4; other *= 2) {
+                const float above0 = fmaxf(top[0], __shfl_xor_sync(~0u, top[0], other)), base0 = above0 == MINUS_INF ? 0.f : above0;
+                const float above1 = fmaxf(top[1], __shfl_xor_sync(~0u, top[1], other)), base1 = above1 == MINUS_INF ? 0.f : above1;
+                const float old0 = exp2_fast(top[0] - base0), old1 = exp2_fast(top[1] - base1);
+                top[0] = above0, top[1] = above1, sum[0] *= old0, sum[1] *= old1;
+                sum[0] += __shfl_xor_sync(~0u, sum[0], other), sum[1] += __shfl_xor_sync(~0u, sum[1], other);
+#pragma unroll
+                for (int k = 0; k < PER; ++k)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        o[k][e] *= e % 2 ? old1 : old0;
+                        o[k][e] += __shfl_xor_sync(~0u, o[k][e], other);
+                    }
             }
             if (i % (D / 16) == 0) write_lse(n, pending.qo_start, pending.rows, pending.head, top, sum);
 #pragma unroll

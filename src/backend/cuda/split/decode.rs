@@ -42,11 +42,9 @@ impl SplitShape {
         self.decode_ctas as usize * 4
     }
 
-    /// Lanes of a decode plan of so many units: the most that divide the kv heads, up to 8, or up to 32 where a CTA has
-    /// few units (measured with 32 heads: 16 sequences of 4,096 tokens gain 2 to 8 %, 64 of them lose 1 %).
-    const fn decode_lanes(&self, units: u64) -> u32 {
-        let most = if units < 768 * self.decode_ctas as u64 { 32 } else { 8 };
-        let mut lanes = if self.decode_ctas < most { self.decode_ctas } else { most };
+    /// Lanes of a decode plan: the most that divide the kv heads, up to 8.
+    const fn decode_lanes(&self) -> u32 {
+        let mut lanes = if self.decode_ctas < 8 { self.decode_ctas } else { 8 };
         while !self.kv_heads.is_multiple_of(lanes) {
             lanes -= 1;
         }
@@ -88,7 +86,7 @@ impl DecodeSplit {
             total += shape.units(row);
             total
         }));
-        let lanes = shape.decode_lanes(u64::from(total) * u64::from(shape.kv_heads));
+        let lanes = shape.decode_lanes();
         let heads = shape.kv_heads / lanes;
         let total = total * heads;
         // Where there is little to do, fewer parts to join are worth more than CTAs that share it.

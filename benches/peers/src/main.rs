@@ -69,9 +69,11 @@ fn main() {
     };
     let mut rows = Vec::new();
     for page_size in [1, 16] {
-        for cache in caches(page_size, options.sequences) {
+        let own = (work::SEQUENCE_LEN - work::PROMPT_LEN) * options.sequences;
+        for cache in caches(page_size, own + work::PROMPTS * work::PROMPT_LEN) {
             rows.extend(measure(cache, page_size, options.sequences));
         }
+        rows.extend(replay(page_size));
     }
     rows.extend(free_list::rows());
     print(&rows, &options);
@@ -79,12 +81,34 @@ fn main() {
 
 type New = fn(usize, u32) -> Box<dyn Cache>;
 
-/// One after another, so that only one is in memory.
-fn caches(page_size: u32, sequences: usize) -> impl Iterator<Item = Box<dyn Cache>> {
-    let own = (work::SEQUENCE_LEN - work::PROMPT_LEN) * sequences;
-    let pages = (own + work::PROMPTS * work::PROMPT_LEN) / page_size as usize;
+/// One after another, so that only one is in memory. Each has room for so many tokens.
+fn caches(page_size: u32, tokens: usize) -> impl Iterator<Item = Box<dyn Cache>> {
     let all: [New; 5] = [ours::new, chain::new, btree::new, kvbm::new, router::new];
-    all.into_iter().map(move |new| new(pages, page_size))
+    all.into_iter().map(move |new| new(tokens / page_size as usize, page_size))
+}
+
+/// Chats in a cache of 200,000 tokens, one request after another, prompts and answers cached.
+fn replay(page_size: u32) -> Vec<Row> {
+    const REQUESTS: usize = 2000;
+    let chats = work::Chats::large();
+    let requests = &chats.requests[..REQUESTS];
+    let asked: u64 = requests.iter().map(|request| u64::from(request.full_len)).sum();
+    let mut first = None;
+    let serve = |mut cache: Box<dyn Cache>| {
+        let mut hit = 0;
+        let ns = median_ns(1, 1, || {
+            for request in requests {
+                let tokens = &chats.tokens[request.start as usize..][..request.full_len as usize];
+                hit += cache.cycle(black_box(tokens)) * page_size as usize;
+            }
+        });
+        // Least recently used is not the same page for all of them.
+        let (name, rate) = (cache.name(), hit as f64 / asked as f64);
+        let ours = *first.get_or_insert(rate);
+        assert!((rate - ours).abs() < 0.02, "{name}: hit rate {rate}, kvarena's is {ours}");
+        Row { case: "replay", page_size, name, ns: ns / REQUESTS as f64 }
+    };
+    caches(page_size, 200_000).filter(|cache| cache.owns_pages()).map(serve).collect()
 }
 
 fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<Row> {

@@ -8,6 +8,7 @@
 // joins the parts.
 #pragma once
 #include "attend.cuh"
+#include "chain.cuh"
 
 // A place in the line of units: which sequence, which head, which of its units.
 struct DecodeCursor {
@@ -369,6 +370,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
             c.next<ROWS>(p, heads);
         } while (more);
         copy_wait<0>();
+        let_next_start();
 
         // The end of the stretch: the parts it holds are written.
         __syncthreads();
@@ -506,6 +508,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
 template <class T, int D, int NT, int WARPS, int STAGES> DEVICE void attend_decode(const AttendParams& p) {
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename Decode<T, D, NT, WARPS, STAGES>::Shared shared;
+    wait_for_previous();
     const u64 at = p.plan + sizeof(DecodeWork) * blockIdx.x;
     const uint4 a = load_uint4(at), b = load_uint4(at + 16), c = load_uint4(at + 32);
     const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y};

@@ -84,12 +84,12 @@ pub unsafe extern "C" fn split_plan(
     }
     let rows = unsafe { core::slice::from_raw_parts(rows, count) };
     let mut split = Split::new(shape);
-    split.plan(rows);
+    let decode = unsafe { core::slice::from_raw_parts_mut(decode, shape.decode_words()) };
+    split.plan(rows, decode);
     let start = std::time::Instant::now();
-    split.plan(rows);
+    split.plan(rows, decode);
     let time = start.elapsed().as_nanos() as u64;
     unsafe {
-        decode.copy_from_nonoverlapping(split.decode_words().as_ptr(), split.decode_words().len());
         extend.copy_from_nonoverlapping(split.extend_words().as_ptr(), split.extend_words().len());
     }
     time

@@ -184,11 +184,11 @@ impl Kinds {
     pub(super) fn split(&mut self, rows: &[BatchRow], image: &mut [u8], at: usize) -> usize {
         let mut end = at;
         for kind in &mut self.list {
-            kind.count = kind.split.plan(rows);
+            let bytes = 4 * kind.split.shape().decode_words();
+            let words = bytemuck::cast_slice_mut(&mut image[end..end + bytes]);
+            kind.count = kind.split.plan(rows, words);
             kind.image_at = end - at;
-            let bytes: &[u8] = bytemuck::cast_slice(kind.split.decode_words());
-            image[end..end + bytes.len()].copy_from_slice(bytes);
-            end += bytes.len();
+            end += bytes;
         }
         end
     }

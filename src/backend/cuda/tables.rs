@@ -60,10 +60,11 @@ impl Tables {
 
     /// Refuses a write that would send a kernel outside the tables or the pool.
     pub(super) fn check(&self, writes: &[TableWrite]) -> Result<(), CudaError> {
-        let (directory, words) = (self.chunk_base(), self.shape.words() as u64);
+        let directory = self.chunk_base();
+        let words = u32::try_from(self.shape.words()).unwrap_or(u32::MAX);
         let within = |&TableWrite { index, value }: &TableWrite| {
             let limit = if index < directory { self.shape.chunk_count } else { self.page_count };
-            (u64::from(index) < words) & (value < limit)
+            (index < words) & (value < limit)
         };
         // All of them in one pass without branches; which one it was is asked only where one is off.
         if writes.iter().fold(true, |all, write| all & within(write)) {

@@ -51,41 +51,38 @@ impl SplitShape {
         lanes
     }
 
-    /// Decode units of one kv head of a sequence.
+    /// Decode units of one kv head of a sequence that the decode kernel takes.
     pub(super) const fn units(&self, row: &BatchRow) -> u32 {
-        if row.extend_len == 0 || !self.decodes(row) {
-            return 0;
-        }
         let first = self.first_seen(row.kv_len.saturating_sub(row.extend_len));
-        row.kv_len.saturating_sub(first).div_ceil(DECODE_UNIT) + DECODE_EXTRA
+        // Rounded up, and the extra units, in one division.
+        (row.kv_len.saturating_sub(first) + (DECODE_EXTRA + 1) * DECODE_UNIT - 1) / DECODE_UNIT
     }
 }
 
-/// The decode kernel's words, made anew for each step in memory that stays.
+/// What is known of a step's sequences while their units are dealt out, in memory that stays.
 #[derive(Clone, Debug)]
 pub(super) struct DecodeSplit {
-    /// One share a CTA.
-    pub works: Vec<[u32; DECODE_WORDS]>,
     /// Where each sequence ends in a line of one kv head.
-    ends: Vec<u32>,
+    pub ends: Vec<u32>,
 }
 
 impl DecodeSplit {
     pub fn new(shape: &SplitShape) -> Self {
-        Self {
-            works: vec![[0; DECODE_WORDS]; shape.decode_words() / DECODE_WORDS],
-            ends: Vec::with_capacity(shape.batch_max as usize),
-        }
+        Self { ends: Vec::with_capacity(shape.batch_max as usize) }
     }
 
-    /// Deals the units out; gives their number.
-    pub fn plan(&mut self, shape: &SplitShape, rows: &[BatchRow]) -> u32 {
-        let mut total = 0;
+    /// Deals the units out, a share for each CTA; gives their number.
+    pub fn plan(&mut self, shape: &SplitShape, rows: &[BatchRow], words: &mut [u32]) -> u32 {
+        let (longest, mut total) = (shape.decode_len(), 0);
         self.ends.clear();
         self.ends.extend(rows.iter().map(|row| {
-            total += shape.units(row);
-            total
+            let decodes = (1..=longest).contains(&row.extend_len);
+            if decodes { shape.units(row) } else { 0 }
         }));
+        for end in &mut self.ends {
+            total += *end;
+            *end = total;
+        }
         let lanes = shape.decode_lanes();
         let heads = shape.kv_heads / lanes;
         let total = total * heads;
@@ -93,7 +90,10 @@ impl DecodeSplit {
         let least = (total / 16).clamp(1, 32);
         let per = total.div_ceil(shape.decode_ctas / lanes).max(least);
         let mut index = 0;
-        for (stretch, works) in self.works.chunks_mut(lanes as usize).enumerate() {
+        let (works, []) = words.as_chunks_mut::<DECODE_WORDS>() else {
+            unreachable!("a share is whole")
+        };
+        for (stretch, works) in works.chunks_mut(lanes as usize).enumerate() {
             let begin = stretch as u32 * per;
             let mut work = [0; DECODE_WORDS];
             work[..3].copy_from_slice(&[per, lanes, begin]);

@@ -84,7 +84,8 @@ impl ExtendSplit {
     /// Makes the items; gives their number, over all kv heads.
     pub fn plan(&mut self, shape: &SplitShape, rows: &[BatchRow]) -> u32 {
         self.whole.clear();
-        for row in rows.iter().filter(|row| !shape.decodes(row)) {
+        let longest = shape.decode_len();
+        for row in rows.iter().filter(|row| row.extend_len > longest) {
             tiles(shape, row, &mut self.whole);
         }
         let works = match parts(shape, &self.whole) {

@@ -46,9 +46,9 @@ impl SplitShape {
         if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
     }
 
-    /// Whether the decode kernel takes this sequence.
-    const fn decodes(&self, row: &BatchRow) -> bool {
-        row.extend_len as u64 * self.group as u64 <= self.decode_rows() as u64
+    /// Most new tokens of a sequence that the decode kernel takes.
+    const fn decode_len(&self) -> u32 {
+        self.decode_rows() / self.group
     }
 }
 
@@ -61,7 +61,7 @@ pub struct SplitCount {
     pub extend_items: u32,
 }
 
-/// Words for the two kernels, made anew for each step in memory that stays.
+/// Makes the words of the two kernels, anew for each step, in memory that stays.
 #[derive(Clone, Debug)]
 pub struct Split {
     shape: SplitShape,
@@ -83,20 +83,17 @@ impl Split {
         &self.shape
     }
 
-    /// Splits a step. Nothing is allocated.
-    pub fn plan(&mut self, rows: &[BatchRow]) -> SplitCount {
+    /// Splits a step. `decode` becomes the decode kernel's words, [`SplitShape::decode_words`] of them: upload them to
+    /// `AttendParams::plan` of `attend_decode_*`. Nothing is allocated.
+    pub fn plan(&mut self, rows: &[BatchRow], decode: &mut [u32]) -> SplitCount {
         assert!(
             rows.len() <= self.shape.batch_max as usize,
             "more rows than the split has room for"
         );
-        let decode_units = self.decode.plan(&self.shape, rows);
+        assert_eq!(decode.len(), self.shape.decode_words());
+        let decode_units = self.decode.plan(&self.shape, rows, decode);
         let extend_items = self.extend.plan(&self.shape, rows);
         SplitCount { decode_units, extend_items }
-    }
-
-    /// The decode kernel's words: upload them to `AttendParams::plan` of `attend_decode_*`.
-    pub fn decode_words(&self) -> &[u32] {
-        self.decode.works.as_flattened()
     }
 
     /// The extend kernel's words: upload them to `AttendParams::plan` of `attend_extend_*`.
@@ -147,17 +144,24 @@ mod tests {
         lens.iter().enumerate().map(row).collect()
     }
 
+    fn decodes(shape: &SplitShape, row: &BatchRow) -> bool {
+        row.extend_len * shape.group <= shape.decode_rows()
+    }
+
     /// What the decode kernel reads out of its plan, walked as it walks.
-    fn decode_shares(shape: &SplitShape, split: &Split, rows: &[BatchRow]) -> Vec<Share> {
-        let lanes = split.decode_words()[1];
+    fn decode_shares(shape: &SplitShape, words: &[u32], rows: &[BatchRow]) -> Vec<Share> {
+        let lanes = words[1];
         let heads = shape.kv_heads / lanes;
         assert!(shape.kv_heads.is_multiple_of(lanes));
         let mut starts = vec![0];
         for row in rows {
-            starts.push(starts[starts.len() - 1] + shape.units(row) * heads);
+            let units = match row.extend_len {
+                1.. if decodes(shape, row) => shape.units(row) * heads,
+                _ => 0,
+            };
+            starts.push(starts[starts.len() - 1] + units);
         }
         let mut shares = Vec::new();
-        let words = split.decode_words();
         for (cta, work) in words.chunks_exact(DECODE_WORDS).enumerate() {
             let cta = cta as u32;
             let (mut unit, end) = (work[2], work[3]);
@@ -216,11 +220,12 @@ mod tests {
     }
 
     /// K1 by brute force: the shares of each (sequence, query tile, kv head) join up to what it sees.
-    fn check(shape: SplitShape, lens: &[(u32, u32)]) -> Split {
+    fn check(shape: SplitShape, lens: &[(u32, u32)]) -> (Split, SplitCount, Vec<u32>) {
         let rows = batch(lens);
         let mut split = Split::new(shape);
-        let count = split.plan(&rows);
-        let mut shares = decode_shares(&shape, &split, &rows);
+        let mut words = vec![u32::MAX; shape.decode_words()];
+        let count = split.plan(&rows, &mut words);
+        let mut shares = decode_shares(&shape, &words, &rows);
         let decoded = shares.len();
         shares.extend(extend_shares(&shape, &split));
         assert_eq!(shares.len() - decoded, count.extend_items as usize);
@@ -229,7 +234,7 @@ mod tests {
         let mut left = shares.as_slice();
         for row in rows.iter().filter(|row| row.extend_len > 0) {
             let cached_len = row.kv_len.saturating_sub(row.extend_len);
-            let size = if shape.decodes(row) { 16 } else { shape.extend_rows() };
+            let size = if decodes(&shape, row) { 16 } else { shape.extend_rows() };
             for q_begin in (0..row.extend_len * shape.group).step_by(size as usize) {
                 let last = ((q_begin + size - 1) / shape.group).min(row.extend_len - 1);
                 let seen = cached_len + last + 1;
@@ -259,7 +264,7 @@ mod tests {
             }
         }
         assert!(left.is_empty(), "K1: nothing beside");
-        split
+        (split, count, words)
     }
 
     #[test]
@@ -298,29 +303,28 @@ mod tests {
     #[test]
     fn decode_shares_are_equal() {
         let lens: Vec<_> = (0..64).map(|i| (1, 32_768 / (i + 1))).collect();
-        let split = check(shape(), &lens);
-        let words = split.decode_words();
-        let units = split.clone().plan(&batch(&lens)).decode_units;
-        assert_eq!(words[0], (units / 8).div_ceil(264 / 8));
+        let (_, count, words) = check(shape(), &lens);
+        assert_eq!(words[0], (count.decode_units / 8).div_ceil(264 / 8));
     }
 
     #[test]
     fn few_query_tiles_are_cut() {
         // 16 tiles of 8 heads on 264 CTAs: cut in two, they fill them.
-        let split = check(shape(), &[(512, 8192)]);
+        let (split, ..) = check(shape(), &[(512, 8192)]);
         assert_eq!(split.extend_words()[0], 32);
         // 64 tiles of 8 heads fill them as they are.
-        let split = check(shape(), &[(2048, 32_768)]);
+        let (split, ..) = check(shape(), &[(2048, 32_768)]);
         assert_eq!(split.extend_words()[0], 64);
     }
 
     #[test]
     fn a_warm_split_does_not_allocate() {
         let mut split = Split::new(shape());
-        let room = |split: &Split| (split.decode.works.capacity(), split.extend.capacities());
+        let mut words = vec![0; shape().decode_words()];
+        let room = |split: &Split| (split.decode.ends.capacity(), split.extend.capacities());
         let before = room(&split);
-        split.plan(&batch(&[(60_000, 131_072)]));
-        split.plan(&batch(&[(512, 8192), (1, 100)]));
+        split.plan(&batch(&[(60_000, 131_072)]), &mut words);
+        split.plan(&batch(&[(512, 8192), (1, 100)]), &mut words);
         assert_eq!(room(&split), before);
     }
 }

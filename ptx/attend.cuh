@@ -87,6 +87,11 @@ DEVICE float4 load_float4_shared(const float* at) {
     asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at));
     return v;
 }
+// The same, AT bytes on; where `some` is false v stays.
+template <int AT> DEVICE void load_float4_shared(float4& v, u64 from, bool some) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4+%6]; }"
+                 : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w) : "l"(from), "r"(u32(some)), "n"(AT));
+}
 DEVICE float2 load_float2_shared(const float* at) {
     float2 v;
     asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(at));

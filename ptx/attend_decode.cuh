@@ -419,6 +419,13 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
         if (lane == 0) shared.pending[begins] = {parts, first_cta, c.qo_start, rows, head_of(c)};
     }
 
+    // Fragments of a part; zeros where `some` is false.
+    template <int PER, int AT = 0> __device__ __forceinline__ void load_fragments(float4 (&x)[PER], u64 from, bool some) const {
+        x[AT] = make_float4(0.f, 0.f, 0.f, 0.f);
+        load_float4_shared<AT * 512>(x[AT], from, some);
+        if constexpr (AT + 1 < PER) load_fragments<PER, AT + 1>(x, from, some);
+    }
+
     // All warps: joins the parts of a segment, each warp some of the fragments.
     __device__ __forceinline__ void join(const Pending& pending) {
         constexpr int PER = D == 128 && NT == 1 ? 4 : (D / 16) / WARPS < 2 ? 1 : 2;  // fragments at a time
@@ -429,21 +436,21 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
             // Of four lanes only `wide` have query rows here. The others take parts of their own, so `abreast` parts go at once.
             const u32 rows = pending.rows - min(n * 8, pending.rows), wide = rows > 4 ? 4 : rows > 2 ? 2 : 1, abreast = 4 / wide;
             const u32 mine = lane % 4 / wide, column = lane % wide;
+            // Part 0 lies in the slot for what a stretch ends with, the others in those for what one begins with.
+            const u32 slot = 2 * pending.first_cta, apart = 2 * lanes;
+            const u64 outputs = reinterpret_cast<u64>(part_output(slot)) + i * 512 + (lane / 4 * 4 + column) * 16;
+            const u64 tops = reinterpret_cast<u64>(part_tops(slot)) + (n * 4 + column) * 16;
             float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f}, o[PER][4] = {};
 #pragma unroll 1
             for (u32 from = 0; from < pending.parts; from += BATCH * abreast) {
                 float4 of[BATCH], x[BATCH][PER];
 #pragma unroll
                 for (int j = 0; j < BATCH; ++j) {
-                    const u32 part = from + j * abreast + mine;
+                    const u32 part = from + j * abreast + mine, on = part * apart + (j == 0 && part == 0);
+                    const bool some = part < pending.parts;
                     of[j] = make_float4(MINUS_INF, 0.f, MINUS_INF, 0.f);
-#pragma unroll
-                    for (int k = 0; k < PER; ++k) x[j][k] = make_float4(0.f, 0.f, 0.f, 0.f);
-                    if (part >= pending.parts) continue;
-                    const u32 slot = 2 * (pending.first_cta + part * lanes) + (part == 0);
-                    of[j] = load_float4_shared(part_tops(slot) + (n * 4 + column) * 4);
-#pragma unroll
-                    for (int k = 0; k < PER; ++k) x[j][k] = load_float4_shared(part_output(slot) + (i + k) * 128 + (lane / 4 * 4 + column) * 4);
+                    load_float4_shared<0>(of[j], tops + on * u64(2 * ROWS * 4), some);
+                    load_fragments(x[j], outputs + on * u64(ROWS * D * 4), some);
                 }
                 float above0 = top[0], above1 = top[1];
 #pragma unroll

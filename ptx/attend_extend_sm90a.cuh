@@ -1,9 +1,12 @@
 // Extend attention for Hopper: the items of attend_extend.cuh, on warpgroup matrix products.
 //
 // A producer warpgroup gathers Q, K and V with cp.async into rings of two tiles each, in the 128-byte swizzled layout that
-// wgmma reads, and runs on from item to item. Two consumer warpgroups of 64 query rows each multiply. A consumer issues the
-// next tile's scores together with this tile's outputs, and makes the next tile's weights while they are on their way, across
-// the ends of items too. The consumers take turns at issuing, so that one's softmax runs under the other's products.
+// wgmma reads, and runs on from item to item. Two consumer warpgroups of 64 query rows each multiply, with Q in registers.
+// A consumer issues the next tile's scores together with this tile's outputs, and makes the next tile's weights while they
+// are on their way, across the ends of items too. The consumers take turns at issuing, so that one's softmax runs under the
+// other's products.
+//
+// ptxas decides half of the speed: what to look for in the machine code stands in NOTES.md, extend versions 3 and 6.
 #pragma once
 #include "attend_extend.cuh"
 
@@ -31,11 +34,12 @@ template <int N> DEVICE void wgmma_wait(float (&c)[16][4]) {
 DEVICE void store_matrix(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-// c[64, 128] = a[64, 16] * b[128, 16]^T, or += where `add`; both in shared memory.
+// c[64, 128] = a[64, 16] * b[128, 16]^T, or += where `add`; a in registers.
 #define WG_SCORES(type, name) \
-    DEVICE void wgmma_scores(type, float (&c)[16][4], u64 a, u64 b, int add) { \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." name "." name " " WG_OUT \
-                     ", %64, %65, p, 1, 1, 0, 0; }" : WG_REGISTERS(c) : "l"(a), "l"(b), "r"(add)); \
+    DEVICE void wgmma_scores(type, float (&c)[16][4], const u32 (&a)[4], u64 b, int add) { \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." name "." name " " WG_OUT \
+                     ", {%64,%65,%66,%67}, %68, p, 1, 1, 0; }" : WG_REGISTERS(c) \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
     }
 // c[64, 128] += a[64, 16] * b[16, 128]; a in registers.
 #define WG_OUTPUT(type, name) \
@@ -60,6 +64,11 @@ DEVICE void barrier_wait(u32 at, u32 parity) {
     asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }" ::"r"(at), "r"(parity)
                  : "memory");
 }
+DEVICE bool barrier_is_over(u32 at, u32 parity) {
+    u32 is;
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(is) : "r"(at), "r"(parity) : "memory");
+    return is != 0;
+}
 // A named barrier: of all its `count` threads, some may go on without waiting.
 DEVICE void named_sync(u32 id, u32 count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
 DEVICE void named_arrive(u32 id, u32 count) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory"); }
@@ -72,6 +81,7 @@ struct Ring {
     }
     __device__ __forceinline__ void wait_full(u32 n) { barrier_wait(shared_address(full + n % 2), n / 2 % 2); }
     __device__ __forceinline__ void wait_empty(u32 n) { barrier_wait(shared_address(empty + n % 2), n / 2 % 2 ^ 1); }
+    __device__ __forceinline__ bool is_empty(u32 n) { return barrier_is_over(shared_address(empty + n % 2), n / 2 % 2 ^ 1); }
     __device__ __forceinline__ void fill(u32 n) { barrier_arrive_copied(shared_address(full + n % 2)); }
     __device__ __forceinline__ void release(u32 n) {
         if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(empty + n % 2));
@@ -92,6 +102,7 @@ template <class T> struct ExtendHopper {
         u32 item[2];
         u32 ticket[2];
         u32 last;
+        float4 ended[CONSUMERS];  // of each consumer thread: top and sum of the item that ends
         uint4 offsets[PRODUCERS / 32][3][16];  // of each producer warp's rows: of two tiles of K and V, and of Q
     };
 
@@ -134,12 +145,11 @@ template <class T> struct ExtendHopper {
         }
     };
 
-    static __device__ __forceinline__ void produce(const AttendParams& p, u32 memory, Shared& shared) {
+    static __device__ __forceinline__ void produce(const AttendParams& p, u32 memory, Shared& shared, ExtendWork work) {
         const u32 thread = threadIdx.x % PRODUCERS;
         const Producer producer{p, shared, memory, thread, thread / 32, thread % 32};
         const u32 all = items(p);
         u32 item = blockIdx.x, filled = 0;  // tiles of K
-        ExtendWork work = load_work(p, item);
         u32 page = 0, slot = 0;
         auto ask = [&](u32 turn) {
             // Every CTA that has an item asks until it is refused, so items(p) tickets are drawn and the counter wraps to 0.
@@ -199,9 +209,12 @@ template <class T> struct ExtendHopper {
                 if (filled > before) copy_v(filled - 1);
                 ++filled;
             }
+            // The next item is looked for while the last V has to wait.
+            const bool at_once = __all_sync(~0u, shared.v.is_empty(filled - 1));
+            if (at_once) copy_v(filled - 1);
             answer(turn);
             skip(turn);
-            copy_v(filled - 1);
+            if (!at_once) copy_v(filled - 1);
         }
     }
 
@@ -209,10 +222,8 @@ template <class T> struct ExtendHopper {
 
     // What a warp knows of its rows of an item.
     struct Item {
-        u32 kv_begin, kv_end;
-        u32 position0;    // of the sequence's first query
-        u32 warp_row;     // first packed row
-        u32 first, last;  // positions of the first and the last row
+        u32 kv_end;
+        u32 first;  // position of the first row
     };
 
     // Where 16 bytes of a row stand in a tile.
@@ -234,7 +245,8 @@ template <class T> struct ExtendHopper {
         }
         const u32 packed = row_of(lane % 16), query = packed / group;
         const u64 to = packed < rows ? p.out + (work.qo_start + query) * p.out_stride + (head * group + (packed - query * group)) * ROW : 0;
-        named_sync(ROWS + warp / 4, 128);  // until Q has been read
+        // Each warp has read its own rows of Q and writes there. That the four meet is for ptxas (NOTES.md, extend version 6).
+        named_sync(ROWS + warp / 4, 128);
 #pragma unroll
         for (int n = 0; n < 16; n += 2) {
             auto two = [&](int n, int h) { return pack(T(), o[n][2 * h] * inverse[h], o[n][2 * h + 1] * inverse[h]); };
@@ -264,7 +276,7 @@ template <class T> struct ExtendHopper {
         float o[1][16][4], s[16][4];
         u32 weights[BN / 16][4];
         float top[1][2] = {{MINUS_INF, MINUS_INF}}, sum[1][2] = {{0.f, 0.f}}, scale[2];
-        const u64 q_matrix = matrix_descriptor(tiles_at + Q + warpgroup * 64 * 128, 16);
+        u32 queries[D / 16][4];
         const u64 k_matrix = matrix_descriptor(tiles_at + K, 16), v_matrix = matrix_descriptor(tiles_at + V, HALF);
 
         // The next item, if there is one: number `turn` of this CTA's.
@@ -273,18 +285,19 @@ template <class T> struct ExtendHopper {
         auto next = [&]() -> bool {
             shared.q.wait_full(turn);
             if (shared.item[turn % 2] >= all) return false;
-            const ExtendWork work = shared.work[turn % 2];
-            const u32 position0 = work.kv_len - work.extend_len, warp_row = work.q_begin + warp * 16;
-            item = {work.kv_begin, work.kv_end, position0, warp_row, position0 + warp_row / group, position0 + (warp_row + 15) / group};
+            const ExtendWork& work = shared.work[turn % 2];
+            item = {work.kv_end, work.kv_len - work.extend_len + (work.q_begin + warp * 16) / group};
+#pragma unroll
+            for (int k = 0; k < D / 16; ++k) load_matrix(queries[k], tiles_at + Q + turn % 2 * TILE + place(warp * 16 + lane % 16, 2 * k + lane / 16));
             return true;
         };
         // Tile n of all is multiplied with Q, or its weights with V.
         auto scores = [&](u32 n) {
-            const u64 q = q_matrix + (turn % 2 * TILE >> 4), k = k_matrix + (n % 2 * TILE >> 4);
+            const u64 k = k_matrix + (n % 2 * TILE >> 4);
 #pragma unroll
             for (int i = 0; i < D / 16; ++i) {
                 const u32 step = (i / 4 * HALF + i % 4 * 32) >> 4;
-                wgmma_scores(T(), s, q + step, k + step, i > 0);
+                wgmma_scores(T(), s, queries[i], k + step, i > 0);
             }
             wgmma_commit();
         };
@@ -296,12 +309,21 @@ template <class T> struct ExtendHopper {
         };
         // What a query does not see, in the tiles that have such tokens.
         auto mask = [&](u32 begin) {
-            if (begin + BN - 1 <= item.first && begin + BN <= item.kv_end && (p.window == 0 || begin + p.window > item.last)) return;
-            const u32 low = item.position0 + (item.warp_row + lane / 4) / group, high = item.position0 + (item.warp_row + lane / 4 + 8) / group;
+            if (begin + BN - 1 <= item.first && begin + BN <= item.kv_end && p.window == 0) return;
+            const ExtendWork& work = shared.work[turn % 2];
+            const u32 position0 = work.kv_len - work.extend_len, row = work.q_begin + warp * 16 + lane / 4;
+            // Of this lane's columns, counted from its first.
+            int from[2], to[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const u32 end = position0 + (row + 8 * h) / group + 1;
+                to[h] = static_cast<int>(min(end, item.kv_end) - begin - column);
+                from[h] = p.window != 0 && end > p.window ? static_cast<int>(end - p.window - begin - column) : 0;
+            }
 #pragma unroll
             for (int i = 0; i < 64; ++i) {
-                const u32 token = begin + i / 4 * 8 + column + i % 2, query = i % 4 < 2 ? low : high;
-                if (token > query || token >= item.kv_end || (p.window != 0 && token + p.window <= query)) s[i / 4][i % 4] = MINUS_INF;
+                const int at = i / 4 * 8 + i % 2;
+                if (at < from[i % 4 / 2] || at >= to[i % 4 / 2]) s[i / 4][i % 4] = MINUS_INF;
             }
         };
         // Turns the scores of the tile at `begin` into weights. True where sums so far are to be scaled: where a weight
@@ -377,19 +399,19 @@ template <class T> struct ExtendHopper {
         named_arrive(TURN + 1 - warpgroup, CONSUMERS);
         wgmma_wait<0>(s);
         shared.k.release(0);
-        soften(item.kv_begin);
+        soften(shared.work[turn % 2].kv_begin);
         shared.v.wait_full(0);
         round();
         // Tile n has weights, and begins at `begin`. The next is scored, of this item or the next; n meets its V meanwhile.
-        for (u32 n = 0, begin = item.kv_begin;; ++n) {
+        for (u32 n = 0, begin = shared.work[turn % 2].kv_begin;; ++n) {
             begin += BN;
-            const u32 ended = turn;
             const bool ends = begin >= item.kv_end;
             bool more = true;
             if (ends) {
                 ++turn;
                 more = next();
-                begin = item.kv_begin;
+                turn -= !more;  // the last item's number stays
+                begin = shared.work[turn % 2].kv_begin;
             }
             // Where there is no more, what stands there is scored, and never used.
             if (more) shared.k.wait_full(n + 1);
@@ -401,16 +423,20 @@ template <class T> struct ExtendHopper {
             named_arrive(TURN + 1 - warpgroup, CONSUMERS);
             wgmma_wait<1>(s);
             if (more) shared.k.release(n + 1);
-            const float top_ended[1][2] = {{top[0][0], top[0][1]}};
-            float sum_ended[1][2] = {{sum[0][0], sum[0][1]}};
-            if (ends) top[0][0] = top[0][1] = MINUS_INF, sum[0][0] = sum[0][1] = 0.f;
+            if (ends) {
+                shared.ended[thread] = make_float4(top[0][0], top[0][1], sum[0][0], sum[0][1]);
+                top[0][0] = top[0][1] = MINUS_INF, sum[0][0] = sum[0][1] = 0.f;
+            }
             const bool grow = soften(begin);
             // A loop, which keeps ptxas from waiting for the outputs before it softens.
             if (more) shared.v.wait_full(n + 1);
             wgmma_wait<0>(o[0]);
             shared.v.release(n);
             if (ends) {
-                finish(ended, top_ended, sum_ended);
+                const float4 was = shared.ended[thread];
+                const float top_ended[1][2] = {{was.x, was.y}};
+                float sum_ended[1][2] = {{was.z, was.w}};
+                finish(turn - more, top_ended, sum_ended);
                 if (!more) return;
                 clear();
             } else if (grow) {
@@ -426,6 +452,7 @@ template <class T> DEVICE void attend_extend_hopper(const AttendParams& p) {
     using E = ExtendHopper<T>;
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename E::Shared shared;
+    const ExtendWork first = load_work(p, blockIdx.x);  // there is room for one, and it comes along with their number
     if (blockIdx.x >= items(p)) return;
     if (threadIdx.x == 0) {
         // Each producer thread arrives, and one more for the item's record; and a lane of each consumer warp.
@@ -435,7 +462,7 @@ template <class T> DEVICE void attend_extend_hopper(const AttendParams& p) {
     __syncthreads();
     if (threadIdx.x >= E::CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        E::produce(p, shared_address(memory), shared);
+        E::produce(p, shared_address(memory), shared, first);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         E::consume(p, memory, shared);

@@ -69,10 +69,9 @@ impl ChunkStore {
         tokens.div_ceil(self.chunk_tokens())
     }
 
-    /// Chunks that a row of so many chunks lacks to hold so many tokens.
-    pub fn chunks_lacking(&self, chunks: u32, tokens: u32) -> u32 {
-        let room = chunks * self.chunk_tokens();
-        if tokens <= room { 0 } else { (tokens - room).div_ceil(self.chunk_tokens()) }
+    /// Chunks of so many pages.
+    pub fn chunks_for_pages(&self, pages: u32) -> u32 {
+        (pages + self.shape.chunk_pages - 1) >> self.shape.chunk_pages.trailing_zeros()
     }
 
     /// Checks that `chunks` more fit.
@@ -233,14 +232,6 @@ impl ChunkStore {
         (tokens, bytemuck::cast_slice_mut(&mut self.words[words]))
     }
 
-    /// Chunks whose first page lies in `start..end`.
-    pub fn directory_span(&self, start: u32, end: u32) -> u32 {
-        let chunks = |pages: u32| {
-            (pages + self.shape.chunk_pages - 1) >> self.shape.chunk_pages.trailing_zeros()
-        };
-        chunks(end) - chunks(start)
-    }
-
     /// Whether a page is the first of its chunk.
     pub fn begins_chunk(&self, index: u32) -> bool {
         index & (self.shape.chunk_pages - 1) == 0
@@ -252,11 +243,14 @@ impl ChunkStore {
         TableWrite { index, value: self.words[index as usize] }
     }
 
-    /// Writes a page's word.
-    pub fn write_page(&mut self, row: RowId, index: u32, page: PageId) -> TableWrite {
-        let word = self.directory_len + self.place(row, index);
-        self.words[word] = page.raw();
-        TableWrite { index: word as u32, value: page.raw() }
+    /// Writes a page's word; gives it, and the page's first token.
+    #[inline]
+    pub fn write_page(&mut self, row: RowId, index: u32, page: PageId) -> (TableWrite, TokenId) {
+        let place = self.place(row, index);
+        let (word, value) = (self.directory_len + place, page.raw());
+        self.words[word] = value;
+        let token = self.tokens[place * self.page_size as usize];
+        (TableWrite { index: word as u32, value }, token)
     }
 
     /// Directory words and page words of pages `start..end`.

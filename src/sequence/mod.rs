@@ -310,17 +310,24 @@ pub(crate) struct RowMut<'a> {
 }
 
 impl RowMut<'_> {
-    /// Chunks that the row lacks to hold so many tokens.
-    pub fn chunks_lacking(&self, tokens: u32) -> u32 {
-        self.store.chunks_lacking(self.sequence.chunks, tokens)
-    }
-
     /// Checks that the row can hold `len` tokens.
     ///
     /// # Errors
     /// [`Error::OutOfTokens`].
     pub fn check_room(&self, len: u32) -> Result<(), Error> {
-        self.store.check_free(self.chunks_lacking(len))
+        if len <= self.sequence.chunks * self.store.chunk_tokens() {
+            return Ok(());
+        }
+        self.store.check_free(self.store.chunks_for(len) - self.sequence.chunks)
+    }
+
+    /// To grow to `page_len` pages: the chunks that the row lacks, and how many words [`RowMut::take_dirty`] will give
+    /// then.
+    pub fn lacking(&self, page_len: u32) -> (u32, u32) {
+        let Sequence { chunks: own, dirty_from, .. } = *self.sequence;
+        let chunks = self.store.chunks_for_pages(page_len);
+        let dirty_chunks = chunks - self.store.chunks_for_pages(dirty_from);
+        (chunks.saturating_sub(own), page_len - dirty_from + dirty_chunks)
     }
 
     /// Appends tokens. The caller checked the room. O(tokens).
@@ -359,12 +366,6 @@ impl RowMut<'_> {
         self.store.piece_mut(self.sequence.row, start, end)
     }
 
-    /// How many words [`RowMut::take_dirty`] will give once the row has `page_len` pages.
-    pub fn dirty_count(&self, page_len: u32) -> usize {
-        let from = self.sequence.dirty_from;
-        (page_len - from + self.store.directory_span(from, page_len)) as usize
-    }
-
     /// The words of the row that no plan has sent, which count as sent from now on: each new page, and each chunk that
     /// a new page is the first of.
     pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
@@ -378,9 +379,10 @@ impl RowMut<'_> {
         self.sequence.dirty_from == self.sequence.page_len
     }
 
-    /// [`RowMut::push_pages`] and [`RowMut::take_dirty`] of one page, for a row whose other pages are sent.
+    /// [`RowMut::push_pages`] and [`RowMut::take_dirty`] of one page, for a row whose other pages are sent. Gives the
+    /// first token in it, whether known or not.
     #[inline]
-    pub fn push_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
+    pub fn push_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) -> TokenId {
         let Self { sequence, store } = self;
         let index = sequence.page_len;
         sequence.page_len += 1;
@@ -390,7 +392,9 @@ impl RowMut<'_> {
             store.reserve(sequence.row, &mut sequence.chunks, tokens);
             write(store.directory_write(sequence.row, index));
         }
-        write(store.write_page(sequence.row, index, page));
+        let (word, token) = store.write_page(sequence.row, index, page);
+        write(word);
+        token
     }
 
     /// A page, and the token at `offset` in it, whether known or not.

@@ -83,8 +83,9 @@ fn check(
         let page_len = sequence.page_len + new_pages;
         needs.tokens += len as usize;
         needs.pages += u64::from(new_pages);
-        needs.chunks += row.chunks_lacking(page_len * page_size);
-        needs.table_writes += row.dirty_count(page_len);
+        let (chunks, table_writes) = row.lacking(page_len);
+        needs.chunks += chunks;
+        needs.table_writes += table_writes as usize;
     }
     sequences.check_chunks(needs.chunks)?;
     Ok(needs)
@@ -139,7 +140,7 @@ fn fill<'step, T: SlotNumber>(
         let Sequence { row, planned_len: kv_len, .. } = *row.sequence;
         BatchRow { row, qo_start, extend_len: len, kv_len }
     });
-    assert!(arrays.writes.len() == 0, "dirty_count counts the words that are taken");
+    assert!(arrays.writes.len() == 0, "the words that are taken were counted");
     let slot_mapping = SlotMapping::I32(&[]);
     BatchPlan { step, rows, tokens, positions, slot_mapping, table_writes }
 }
@@ -196,11 +197,13 @@ impl<T: SlotNumber> Arrays<'_, T> {
         let Sequence { planned_len, token_len, .. } = *row.sequence;
         let position = planned_len - 1;
         let (index, offset) = (position / self.page_size, position % self.page_size);
-        if offset == 0 {
-            let page = self.new_pages.split_off_first().expect("counted");
-            row.push_sent(*page, |write| *self.writes.next().expect("counted") = write);
-        }
-        let (page, token) = row.page_and_token(index, offset);
+        let (page, token) = if offset == 0 {
+            let page = *self.new_pages.split_off_first().expect("counted");
+            let write = |write| *self.writes.next().expect("counted") = write;
+            (page, row.push_sent(page, write))
+        } else {
+            row.page_and_token(index, offset)
+        };
         if position < token_len {
             self.tokens[self.at] = token;
         }

@@ -5,14 +5,16 @@
 
 mod cases;
 
+use cases::chats;
 use cases::decode::Decode;
 use cases::evict::Evict;
 use cases::hit::{Hit, HitFloor, Miss, full_cache};
 use cases::insert::{Cycle, Insert, InsertFloor};
 use cases::pages::AllocFree;
+use kvarena::testkit::cpu_work as work;
 
 const SEQUENCES: usize = 1000;
-const CASES: [&str; 12] = [
+const CASES: [&str; 13] = [
     "hit",
     "hit_floor",
     "miss",
@@ -25,6 +27,7 @@ const CASES: [&str; 12] = [
     "alloc_free",
     "plan",
     "step",
+    "replay",
 ];
 
 /// The profiler counts from here.
@@ -98,6 +101,13 @@ fn run(case: &str, page_size: u32, calls: usize) {
                 decode.prepare();
                 measured(1, &mut || decode.step());
             }
+        }
+        "replay" => {
+            // Calls are requests: all of them, since they are no equals.
+            let chats = work::Chats::large();
+            assert_eq!(calls, chats.requests.len());
+            let mut cache = chats::cache(page_size);
+            measured(1, &mut || _ = chats::serve(&chats, &mut cache));
         }
         _ => {
             let leaves = case.strip_prefix("evict_").and_then(|leaves| leaves.parse().ok());

@@ -10,18 +10,31 @@
 //! Knows bits; what they mean is the caller's (`page`: free pages; `prefix/span.rs`: free places).
 
 use bitvec::prelude::{BitVec, Lsb0};
+use bitvec::view::BitView;
 
 use crate::memory::prefetch_items;
 
 /// Numbers in one word.
 pub(crate) const WORD: usize = 64;
 
+/// Numbers that are looked at together where they may be neighbours.
+const STEP: usize = 8;
+
 /// A set of numbers below a fixed limit.
 pub(crate) struct Bitmap {
-    words: BitVec<u64, Lsb0>,
-    nonzero: BitVec<u64, Lsb0>,
+    words: Vec<u64>,
+    nonzero: Vec<u64>,
     lowest: usize,
     count: u32,
+}
+
+/// Some numbers that share a word.
+#[derive(Clone, Copy)]
+pub(crate) struct Bits {
+    pub word: usize,
+    pub mask: u64,
+    /// Ones in the mask: whoever makes one has counted them.
+    pub count: u32,
 }
 
 impl Bitmap {
@@ -29,9 +42,9 @@ impl Bitmap {
     pub fn new(limit: u32, full: bool) -> Self {
         // Bits past the limit are never set: whole words are worked on.
         let bits = |len: usize| {
-            let mut bits = BitVec::repeat(full, len);
+            let mut bits = BitVec::<u64, Lsb0>::repeat(full, len);
             bits.set_uninitialized(false);
-            bits
+            bits.into_vec()
         };
         Self {
             words: bits(limit as usize),
@@ -54,54 +67,56 @@ impl Bitmap {
 
     /// Whether `number` is a member. Numbers past the limit are not.
     pub fn contains(&self, number: u32) -> bool {
-        self.words.get(number as usize).is_some_and(|bit| *bit)
+        self.words.view_bits::<Lsb0>().get(number as usize).is_some_and(|bit| *bit)
     }
 
     /// One word of the set, 0 past the limit.
     pub fn word(&self, index: usize) -> u64 {
-        self.words.as_raw_slice().get(index).copied().unwrap_or(0)
+        self.words.get(index).copied().unwrap_or(0)
     }
 
     /// Asks for a word that will be changed soon.
     pub fn prefetch(&self, index: usize) {
-        prefetch_items(&self.words.as_raw_slice()[index..=index]);
+        prefetch_items(&self.words[index..=index]);
     }
 
     /// Words of the set.
     pub fn word_count(&self) -> usize {
-        self.nonzero.len()
+        self.words.len()
     }
 
-    /// Adds the members of `mask` to word `index`.
+    /// Adds numbers.
     ///
     /// # Panics
     /// If one of them is a member already.
-    pub fn insert(&mut self, index: usize, mask: u64) {
-        let word = &mut self.words.as_raw_mut_slice()[index];
+    pub fn insert(&mut self, bits: Bits) {
+        let Bits { word: index, mask, count } = bits;
+        let word = &mut self.words[index];
         assert!(*word & mask == 0, "bit {} is set already", first(index, *word & mask));
         *word |= mask;
-        self.nonzero.as_raw_mut_slice()[index / WORD] |= 1 << (index % WORD);
+        self.nonzero[index / WORD] |= 1 << (index % WORD);
         self.lowest = self.lowest.min(index / WORD);
-        self.count += mask.count_ones();
+        self.count += count;
     }
 
-    /// Takes the members of `mask` out of word `index`.
+    /// Takes numbers out.
     ///
     /// # Panics
     /// If one of them is no member.
-    pub fn remove(&mut self, index: usize, mask: u64) {
-        let word = &mut self.words.as_raw_mut_slice()[index];
+    pub fn remove(&mut self, bits: Bits) {
+        let Bits { word: index, mask, count } = bits;
+        let word = &mut self.words[index];
         assert!(*word & mask == mask, "bit {} is not set", first(index, !*word & mask));
         *word &= !mask;
         if *word == 0 {
-            self.nonzero.as_raw_mut_slice()[index / WORD] &= !(1 << (index % WORD));
+            self.nonzero[index / WORD] &= !(1 << (index % WORD));
         }
-        self.count -= mask.count_ones();
+        self.count -= count;
     }
 
     /// The lowest word with a member.
     fn lowest_word(&mut self) -> Option<usize> {
-        let summary = self.nonzero.as_raw_slice();
+        let summary = &self.nonzero;
         while let Some(&bits) = summary.get(self.lowest) {
             if bits != 0 {
                 return Some(self.lowest * WORD + bits.trailing_zeros() as usize);
@@ -125,7 +140,7 @@ impl Bitmap {
     /// The first word with a member from word `start` on, from the beginning again where there is none. O(words / 64)
     /// at worst, O(1) where members are many.
     pub fn next_word(&self, start: usize) -> Option<usize> {
-        let summary = self.nonzero.as_raw_slice();
+        let summary = &self.nonzero;
         let first = start / WORD;
         let masked = summary.get(first).map_or(0, |bits| bits & (u64::MAX << (start % WORD)));
         let later = summary.iter().enumerate().skip(first + 1).map(|(i, bits)| (i, *bits));
@@ -144,89 +159,134 @@ impl Bitmap {
     pub fn take_lowest(&mut self, mut out: &mut [u32]) {
         while !out.is_empty() {
             let index = self.lowest_word().expect("the caller checked the count");
-            let mask = lowest_bits(self.word(index), out.len());
-            let (head, rest) = out.split_at_mut(mask.count_ones() as usize);
-            write_members(index, mask, head);
-            self.remove(index, mask);
+            let bits = lowest_bits(index, self.word(index), out.len());
+            let (head, rest) = out.split_at_mut(bits.count as usize);
+            write_members(bits, head);
+            self.remove(bits);
             out = rest;
         }
     }
 }
 
-/// The `n` lowest bits that are set in `word`, or all of them.
-fn lowest_bits(word: u64, n: usize) -> u64 {
-    if n >= word.count_ones() as usize {
-        return word;
+impl Bits {
+    /// One number.
+    pub fn one(number: usize) -> Self {
+        Self::run(number, 1)
     }
-    let mut rest = word;
+
+    /// A run of numbers, which share a word.
+    pub fn run(start: usize, len: usize) -> Self {
+        Self { word: start / WORD, mask: ones(len) << (start % WORD), count: len as u32 }
+    }
+}
+
+/// The `n` lowest members of a word, or all of them.
+fn lowest_bits(word: usize, members: u64, n: usize) -> Bits {
+    let count = members.count_ones();
+    if n >= count as usize {
+        return Bits { word, mask: members, count };
+    }
+    let mut rest = members;
     for _ in 0..n {
         rest &= rest - 1;
     }
-    word & !rest
+    Bits { word, mask: members & !rest, count: n as u32 }
 }
 
-/// Writes the numbers of a word's members, in rising order.
-fn write_members(index: usize, mask: u64, out: &mut [u32]) {
-    let base = (index * WORD) as u32;
-    let first = mask.trailing_zeros();
-    if (mask >> first).trailing_ones() as usize == out.len() {
-        // One run of neighbours.
-        for (number, out) in (base + first..).zip(out) {
-            *out = number;
+/// Writes numbers in rising order, a run at a time where runs are long.
+fn write_members(bits: Bits, out: &mut [u32]) {
+    let base = (bits.word * WORD) as u32;
+    let (mut rest, mut out) = (bits.mask, out);
+    while rest != 0 {
+        let first = rest.trailing_zeros();
+        let run = (rest >> first).trailing_ones() as usize;
+        let (head, tail) = out.split_at_mut(if run < STEP { STEP.min(out.len()) } else { run });
+        if run < STEP {
+            for out in head {
+                *out = base + rest.trailing_zeros();
+                rest &= rest - 1;
+            }
+        } else {
+            for (number, out) in (base + first..).zip(head) {
+                *out = number;
+            }
+            rest &= !(ones(run) << first);
         }
-        return;
+        out = tail;
     }
-    let mut rest = mask;
-    for out in out {
-        *out = base + rest.trailing_zeros();
-        rest &= rest - 1;
-    }
+}
+
+/// A run of ones from the lowest bit on; at least one.
+fn ones(run: usize) -> u64 {
+    u64::MAX >> (WORD - run)
 }
 
 fn first(index: usize, mask: u64) -> usize {
     index * WORD + mask.trailing_zeros() as usize
 }
 
-/// Calls `visit(word, mask)` for numbers, once for each run of neighbours in the list that share a word.
+/// Calls `visit` for numbers, once for all neighbours in the list that share a word.
 ///
 /// # Panics
-/// If a number stands twice in such a run.
-pub(crate) fn for_each_word(numbers: &[u32], mut visit: impl FnMut(usize, u64)) {
+/// If a number stands twice among them.
+pub(crate) fn for_each_word(numbers: &[u32], mut visit: impl FnMut(Bits)) {
     let mut rest = numbers;
     while let Some(&first) = rest.first() {
-        let (index, offset) = (first as usize / WORD, first as usize % WORD);
-        let run = WORD - offset;
-        if is_consecutive(rest, run) {
-            visit(index, u64::MAX << offset);
-            rest = &rest[run..];
-        } else {
-            let (mask, len) = same_word(rest, index);
-            visit(index, mask);
-            rest = &rest[len..];
+        let word = first as usize / WORD;
+        let (mask, len) = same_word(rest, word);
+        assert!(mask.count_ones() as usize == len, "a number stands twice in {:?}", &rest[..len]);
+        visit(Bits { word, mask, count: len as u32 });
+        rest = &rest[len..];
+    }
+}
+
+/// Calls `visit` for a run of numbers, once for each word.
+pub(crate) fn for_each_word_of_run(start: usize, len: usize, mut visit: impl FnMut(Bits)) {
+    let end = start + len;
+    let mut at = start;
+    while at < end {
+        let run = (WORD - at % WORD).min(end - at);
+        visit(Bits::run(at, run));
+        at += run;
+    }
+}
+
+/// The numbers from the start of a list that lie in a word, as a mask and a count.
+fn same_word(numbers: &[u32], word: usize) -> (u64, usize) {
+    let (mut mask, mut len) = (0u64, 0);
+    while let Some(&first) = numbers.get(len)
+        && first as usize / WORD == word
+    {
+        let rest = &numbers[len..];
+        if rest.get(STEP - 1) == Some(&first.wrapping_add(STEP as u32 - 1)) {
+            // Most likely a run.
+            let offset = first as usize % WORD;
+            let run = run_len(&rest[..rest.len().min(WORD - offset)]);
+            mask |= ones(run) << offset;
+            len += run;
+            continue;
+        }
+        for &number in rest.iter().take(STEP) {
+            if number as usize / WORD != word {
+                return (mask, len);
+            }
+            mask |= 1 << (number as usize % WORD);
+            len += 1;
         }
     }
-}
-
-/// Whether a list begins with `run` numbers that rise by one. The last is looked at first, so that a list that does not
-/// costs one comparison.
-fn is_consecutive(numbers: &[u32], run: usize) -> bool {
-    let Some(numbers) = numbers.get(..run) else { return false };
-    let first = numbers[0];
-    if numbers[run - 1] != first + (run as u32 - 1) {
-        return false;
-    }
-    let differing = (first..).zip(numbers).fold(0, |bits, (wanted, n)| bits | (wanted ^ n));
-    differing == 0
-}
-
-/// The numbers from the start of a list that lie in word `index`, as a mask and a count.
-fn same_word(numbers: &[u32], index: usize) -> (u64, usize) {
-    let (mut mask, mut len) = (0, 0);
-    for &number in numbers.iter().take_while(|&&number| number as usize / WORD == index) {
-        let bit = 1 << (number as usize % WORD);
-        assert!(mask & bit == 0, "{number} stands twice in one list");
-        mask |= bit;
-        len += 1;
-    }
     (mask, len)
+}
+
+/// How many numbers from the start of a list rise by one.
+fn run_len(numbers: &[u32]) -> usize {
+    let mut wanted = numbers[0];
+    let mut len = 0;
+    for step in numbers.chunks_exact(STEP) {
+        let differing = (wanted..).zip(step).fold(0, |bits, (wanted, n)| bits | (wanted ^ n));
+        if differing != 0 {
+            break;
+        }
+        (wanted, len) = (wanted.wrapping_add(STEP as u32), len + STEP);
+    }
+    len + (wanted..).zip(&numbers[len..]).take_while(|(wanted, n)| wanted == *n).count()
 }

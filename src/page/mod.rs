@@ -19,7 +19,7 @@
 
 use std::collections::VecDeque;
 
-use crate::bitmap::{Bitmap, for_each_word};
+use crate::bitmap::{Bitmap, Bits, WORD, for_each_word};
 use crate::id::{PageId, StepId};
 
 /// What a page is to the pool.
@@ -144,27 +144,27 @@ impl PagePool {
     /// If a page is not private. So do the other changes of state, for the state they start from.
     pub fn publish(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
-        for_each_word(PageId::peel(pages), |word, mask| {
-            assert_private(free, fenced, word, mask);
-            cached.insert(word, mask);
+        for_each_word(PageId::peel(pages), |bits| {
+            assert_private(free, fenced, bits);
+            cached.insert(bits);
         });
     }
 
     /// Private to Free: nobody's step can touch them.
     pub fn free_private(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
-        for_each_word(PageId::peel(pages), |word, mask| {
-            assert_private(cached, fenced, word, mask);
-            free.insert(word, mask);
+        for_each_word(PageId::peel(pages), |bits| {
+            assert_private(cached, fenced, bits);
+            free.insert(bits);
         });
     }
 
     /// Cached to Free: evicted, or gone with their last user.
     pub fn free_cached(&mut self, pages: &[PageId]) {
         let Self { free, cached, .. } = self;
-        for_each_word(PageId::peel(pages), |word, mask| {
-            cached.remove(word, mask);
-            free.insert(word, mask);
+        for_each_word(PageId::peel(pages), |bits| {
+            cached.remove(bits);
+            free.insert(bits);
         });
     }
 
@@ -174,9 +174,9 @@ impl PagePool {
             return;
         }
         let Self { free, cached, fenced, .. } = self;
-        for_each_word(PageId::peel(pages), |word, mask| {
-            assert_private(free, cached, word, mask);
-            fenced.insert(word, mask);
+        for_each_word(PageId::peel(pages), |bits| {
+            assert_private(free, cached, bits);
+            fenced.insert(bits);
         });
         self.queue.extend(pages);
         match self.marks.back_mut() {
@@ -196,9 +196,9 @@ impl PagePool {
             let (head, tail) = queue.as_slices();
             let in_head = head.len().min(count as usize);
             for run in [&head[..in_head], &tail[..count as usize - in_head]] {
-                for_each_word(PageId::peel(run), |word, mask| {
-                    fenced.remove(word, mask);
-                    free.insert(word, mask);
+                for_each_word(PageId::peel(run), |bits| {
+                    fenced.remove(bits);
+                    free.insert(bits);
                 });
             }
             queue.drain(..count as usize);
@@ -231,7 +231,8 @@ impl PagePool {
 }
 
 /// A private page is in none of three sets; the caller's own insert asserts the one that is not named here.
-fn assert_private(one: &Bitmap, other: &Bitmap, word: usize, mask: u64) {
-    let taken = (one.word(word) | other.word(word)) & mask;
-    assert!(taken == 0, "page {} is not private", word as u32 * 64 + taken.trailing_zeros());
+fn assert_private(one: &Bitmap, other: &Bitmap, bits: Bits) {
+    let taken = (one.word(bits.word) | other.word(bits.word)) & bits.mask;
+    let page = bits.word * WORD + taken.trailing_zeros() as usize;
+    assert!(taken == 0, "page {page} is not private");
 }

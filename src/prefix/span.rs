@@ -18,7 +18,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::bitmap::{Bitmap, WORD};
+use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
 use crate::id::{PageId, TokenId};
 use crate::memory::{prefetch_items, touch, touch_reserved};
 
@@ -99,7 +99,7 @@ impl SpanStore {
         if !(places as usize).is_multiple_of(WORD) {
             // The last word is short, so it is never wholly free.
             let last = words as usize - 1;
-            whole.remove(last / WORD, 1 << (last % WORD));
+            whole.remove(Bits::one(last));
         }
         Self {
             page_size: page_size as usize,
@@ -253,7 +253,7 @@ impl SpanStore {
             if run == 0 || (offset == 0 && free != u64::MAX) {
                 break;
             }
-            self.take_mask(word, (u64::MAX >> (WORD - run)) << offset);
+            self.take_bits(Bits::run(start + len, run));
             len += run;
         }
         len
@@ -433,23 +433,23 @@ impl SpanStore {
     }
 
     fn take(&mut self, start: usize, len: usize) {
-        for_each_mask(start, len, |word, mask| self.take_mask(word, mask));
+        for_each_word_of_run(start, len, |bits| self.take_bits(bits));
     }
 
-    fn take_mask(&mut self, word: usize, mask: u64) {
-        if self.free.word(word) == u64::MAX {
-            self.whole.remove(word / WORD, 1 << (word % WORD));
+    fn take_bits(&mut self, bits: Bits) {
+        if self.free.word(bits.word) == u64::MAX {
+            self.whole.remove(Bits::one(bits.word));
         }
-        self.free.remove(word, mask);
+        self.free.remove(bits);
     }
 
     fn release(&mut self, start: usize, len: usize) {
         // What was freed last is looked at first: in a full cache it is what the next span needs.
         self.cursor = start / WORD;
-        for_each_mask(start, len, |word, mask| {
-            self.free.insert(word, mask);
-            if self.free.word(word) == u64::MAX {
-                self.whole.insert(word / WORD, 1 << (word % WORD));
+        for_each_word_of_run(start, len, |bits| {
+            self.free.insert(bits);
+            if self.free.word(bits.word) == u64::MAX {
+                self.whole.insert(Bits::one(bits.word));
             }
         });
     }
@@ -466,19 +466,6 @@ fn longest_run(word: u64) -> (usize, usize) {
         len += 1;
     }
     (last.trailing_zeros() as usize + 1 - len, len)
-}
-
-/// Calls `visit(word, mask)` for each word that a run of places touches.
-fn for_each_mask(start: usize, len: usize, mut visit: impl FnMut(usize, u64)) {
-    let end = start + len;
-    let mut at = start;
-    while at < end {
-        let (word, offset) = (at / WORD, at % WORD);
-        let bits = (WORD - offset).min(end - at);
-        let mask = (u64::MAX >> (WORD - bits)) << offset;
-        visit(word, mask);
-        at += bits;
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Packs what a GPU machine without a Rust toolchain needs to test and measure the CUDA backend:
+#
+#   ptx/lab/pack.sh FOLDER          here: binaries, kernels, planner, scripts
+#   FOLDER/run.sh [test] [bench]    there (python3 with torch for the float64 check); tables to $OUT, default the folder
+#
+# With FLASHINFER_KIT=DIR, a folder with bench_flashinfer.py, `bench` runs the baselines in the same call and compares.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+mkdir -p "$1/ptx"
+.ci/cuda-stub.sh >/dev/null
+export CUDA_LIBRARY_PATH=$PWD/target/cuda-stub
+binary() { cargo "$@" --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1; }
+install -s "$(binary test --release --features cuda --test cuda --no-run)" "$1/cuda_tests"
+install -s "$(binary build --release --features cuda --bench gpu)" "$1/gpu_bench"
+rustc -O --edition 2024 --crate-type cdylib -o "$1/libsplit.so" ptx/lab/split_ffi.rs
+cp ptx/lab/lab.py ptx/lab/compare.py "$1"
+cp ptx/*.ptx "$1/ptx"
+[ -z "${FLASHINFER_KIT:-}" ] || cp -r "$FLASHINFER_KIT" "$1/flashinfer"
+cat >"$1/run.sh" <<'RUN'
+#!/usr/bin/env bash
+cd "$(dirname "$0")"
+export OUT=${OUT:-$PWD}
+for what in "${@:-test}"; do
+    case $what in
+    test)
+        ./cuda_tests --test-threads 1 2>&1 | tee "$OUT/tests.txt" | grep -E "FAILED|panicked|test result"
+        python3 lab.py --split ./libsplit.so --ptx ptx check --count 60 >"$OUT/check.txt" 2>&1
+        tail -2 "$OUT/check.txt"
+        for tool in memcheck racecheck; do
+            compute-sanitizer --tool "$tool" python3 lab.py --split ./libsplit.so --ptx ptx check --count 5 --small \
+                >"$OUT/$tool.txt" 2>&1
+            echo "$tool: $(grep -E "SUMMARY" "$OUT/$tool.txt")"
+        done
+        ;;
+    bench)
+        ./gpu_bench ceil store copy decode extend plan >"$OUT/bench.txt"
+        if [ -d flashinfer ]; then
+            python3 flashinfer/bench_flashinfer.py --only ceil,store,decode,prefill --no-jit >"$OUT/flashinfer.txt" 2>&1
+            python3 compare.py "$OUT/kvarena.json" "$OUT/flashinfer.json"
+            grep -vE "^(decode|extend)" "$OUT/bench.txt"
+        else
+            cat "$OUT/bench.txt"
+        fi
+        ;;
+    esac
+done
+RUN
+chmod +x "$1/run.sh"

@@ -12,7 +12,7 @@ table() {
     printf '# instructions of one call, by callgrind: case, page_size, instructions\n'
     for case in $cases; do
         for page_size in 1 16; do
-            # The largest tree at page_size 1 and one page size for pages alone are not worth the wait.
+            # Trees that are touched whole before, and one page size for pages alone, are not worth the wait.
             case "$case $page_size" in "evict_100000 1" | "alloc_free 16") continue ;; esac
             calls=200; case $case in evict_1000) calls=100 ;; plan | step) calls=64 ;; replay) calls=16000 ;; esac
             valgrind --tool=callgrind --callgrind-out-file="${CALLGRIND_OUT:-/dev/null}" --toggle-collect='*measured*' \

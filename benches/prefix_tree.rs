@@ -72,6 +72,7 @@ fn cycle(bencher: Bencher<'_, '_>, page_size: u32) {
 fn evict<const PAGE_SIZE: u32>(bencher: Bencher<'_, '_>, leaves: usize) {
     let evict = RefCell::new(Evict::new(PAGE_SIZE, leaves));
     let room = || {
+        evict.borrow_mut().empty_list();
         if evict.borrow().calls() < SAMPLE as usize {
             evict.borrow_mut().restore();
         }

@@ -4,18 +4,22 @@
 //! there are too many, or when pages are short.
 
 use std::collections::VecDeque;
+use std::hint::black_box;
 
-use kvarena::testkit::cpu_work::{ChatRequest, Chats};
+use kvarena::testkit::cpu_work::{self as work, ChatRequest, Chats};
+use kvarena::{PageId, TokenId};
 
 use super::{Cache, Started};
 
 const IN_FLIGHT: usize = 32;
 const CACHE_TOKENS: u32 = 200_000;
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Served {
     pub hit_tokens: u64,
     pub prompt_tokens: u64,
+    /// Tokens that each request found.
+    pub hits: Vec<u32>,
 }
 
 impl Served {
@@ -27,7 +31,7 @@ impl Served {
 /// Serves all requests with a fresh cache.
 pub fn serve(chats: &Chats, cache: &mut Cache) -> Served {
     let page_size = u64::from(cache.tree.page_size());
-    let mut served = Served::default();
+    let mut served = Served { hits: Vec::with_capacity(chats.requests.len()), ..Served::default() };
     let mut in_flight: VecDeque<(ChatRequest, Started)> = VecDeque::with_capacity(IN_FLIGHT);
     for &request in &chats.requests {
         if let Some(i) = in_flight.iter().position(|(other, _)| other.user == request.user) {
@@ -45,6 +49,7 @@ pub fn serve(chats: &Chats, cache: &mut Cache) -> Served {
             }
         };
         served.hit_tokens += u64::from(started.matched_pages) * page_size;
+        served.hits.push(started.matched_pages * page_size as u32);
         served.prompt_tokens += u64::from(request.prompt_len);
         in_flight.push_back((request, started));
     }
@@ -58,7 +63,7 @@ pub fn cache(page_size: u32) -> Cache {
     Cache::new(CACHE_TOKENS / page_size, page_size)
 }
 
-fn full(chats: &Chats, request: ChatRequest) -> &[kvarena::TokenId] {
+fn full(chats: &Chats, request: ChatRequest) -> &[TokenId] {
     &chats.tokens[request.start as usize..][..request.full_len as usize]
 }
 
@@ -69,4 +74,54 @@ fn finish_oldest(
 ) {
     let (request, started) = in_flight.pop_front().expect("somebody holds the pages");
     cache.finish(started, full(chats, request));
+}
+
+/// What requests have to read and write if each is done in one piece: the tokens that it finds are compared with a
+/// cache as large as the other, the rest are copied there with their page ids, and as many ids are copied out, as
+/// those of evicted pages are. No look-up, no order, no page states.
+pub struct ServeFloor {
+    page_size: usize,
+    tokens: Vec<TokenId>,
+    pages: Vec<PageId>,
+    list: Vec<PageId>,
+    place: usize,
+}
+
+impl ServeFloor {
+    pub fn new(page_size: u32) -> Self {
+        let page_size = page_size as usize;
+        let pages = CACHE_TOKENS as usize / page_size;
+        let list = work::slab(pages);
+        Self {
+            page_size,
+            tokens: work::slab(pages * page_size),
+            pages: work::slab(pages),
+            list,
+            place: 0,
+        }
+    }
+
+    pub fn serve(&mut self, chats: &Chats, hits: &[u32]) {
+        for (&request, &hit) in chats.requests.iter().zip(hits) {
+            let (found, rest) = full(chats, request).split_at(hit as usize);
+            let place = self.far_place(found.len());
+            let cached = &self.tokens[place * self.page_size..][..found.len()];
+            let differing =
+                found.iter().zip(cached).fold(0, |bits, (a, b)| bits | a.raw() ^ b.raw());
+            black_box(differing);
+            let count = rest.len() / self.page_size;
+            let place = self.far_place(rest.len());
+            self.tokens[place * self.page_size..][..count * self.page_size]
+                .copy_from_slice(&rest[..count * self.page_size]);
+            self.list[..count].copy_from_slice(&self.pages[place..][..count]);
+            black_box(&mut self.list);
+            self.pages[place..][..count].copy_from_slice(&self.list[..count]);
+        }
+    }
+
+    /// A place for so many tokens, far from the last one.
+    fn far_place(&mut self, tokens: usize) -> usize {
+        self.place += 79_190;
+        self.place % (self.pages.len() - tokens.div_ceil(self.page_size))
+    }
 }

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::path::PathBuf;
 
 use cases::decode::Decode;
-use cases::evict::Evict;
+use cases::evict::{Evict, SAMPLE};
 use cases::pages::{AllocFree, COUNT};
 use cases::sample::{median, median_ns};
 use cases::{Cache, NAMESPACE, whole_pages};
@@ -102,13 +102,15 @@ fn insert() -> Chart {
 }
 
 fn evict() -> Chart {
-    let one = |page_size: u32, leaves: &[usize]| {
-        series(&format!("page_size {page_size}"), leaves, |leaves| {
+    let sizes = [1000, 10_000, 100_000, 1_000_000];
+    let one = |page_size: u32| {
+        series(&format!("page_size {page_size}"), &sizes, |leaves| {
             let mut evict = Evict::new(page_size, leaves);
             let mut samples = Vec::new();
             while samples.len() < 20 {
-                for _ in 0..evict.calls().min(1000) / 100 {
-                    samples.push(median_ns(1, 100, || evict.call()));
+                for _ in 0..evict.calls().min(1000) / SAMPLE {
+                    samples.push(median_ns(1, SAMPLE, || evict.call()));
+                    evict.empty_list();
                 }
                 evict.restore();
             }
@@ -119,10 +121,7 @@ fn evict() -> Chart {
         title: "evict 256 tokens",
         x: "leaves of the tree",
         y: "ns",
-        series: vec![
-            one(1, &[1000, 10_000, 100_000]),
-            one(16, &[1000, 10_000, 100_000, 1_000_000]),
-        ],
+        series: vec![one(1), one(16)],
     }
 }
 

@@ -211,6 +211,8 @@ fn evictions(table: &mut Table, page_size: u32) {
         }
         let mut evict = Evict::new(page_size, leaves);
         let mut floor = EvictFloor::new(page_size, leaves);
+        evict.warm_up();
+        floor.warm_up();
         let (mut samples, mut floor_samples) = (Vec::new(), Vec::new());
         while samples.len() < 20 {
             let calls = evict.calls().min(1000);

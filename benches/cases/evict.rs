@@ -47,10 +47,13 @@ impl Evict {
         let mut evict =
             Self { cache, leaves, pages_per_leaf, list, evicted: Vec::new(), order, done: 0 };
         evict.list.clear();
-        // Where memory has not been touched for a while, the first to touch it waits for the system.
-        (0..warm_up(leaves)).for_each(|_| evict.call());
-        evict.restore();
         evict
+    }
+
+    /// Evicts a part: where memory has not been touched for a while, the first to touch it waits for the system.
+    pub fn warm_up(&mut self) {
+        (0..self.leaves / 50).for_each(|_| self.call());
+        self.restore();
     }
 
     /// Calls until a tenth of the tree is gone.
@@ -92,11 +95,6 @@ impl Evict {
     }
 }
 
-/// Calls after which all parts of the memory have been touched lately.
-fn warm_up(leaves: usize) -> usize {
-    leaves / 50
-}
-
 /// What an eviction has to read, in slabs as large as the tree's: of a leaf, whose turn a list says, half a line of
 /// each of two columns, its entry of a child table, and its page ids, which are copied. Nothing is written but the copy.
 pub struct EvictFloor {
@@ -113,7 +111,7 @@ impl EvictFloor {
     pub fn new(page_size: u32, leaves: usize) -> Self {
         let pages_per_leaf = whole_pages(work::LEAF_LEN, page_size) as usize;
         let pages = leaves * pages_per_leaf;
-        let mut floor = Self {
+        Self {
             columns: [work::slab(leaves), work::slab(leaves)],
             table: work::slab((2 * pages).next_power_of_two()),
             pages: work::slab(pages),
@@ -121,9 +119,12 @@ impl EvictFloor {
             order: work::touch_order(leaves),
             next: 0,
             list: work::slab(SAMPLE * pages_per_leaf),
-        };
-        (0..warm_up(leaves)).for_each(|_| floor.call());
-        floor
+        }
+    }
+
+    /// As [`Evict::warm_up`].
+    pub fn warm_up(&mut self) {
+        (0..self.order.len() / 50).for_each(|_| self.call());
     }
 
     pub fn call(&mut self) {

@@ -106,6 +106,7 @@ fn evict() -> Chart {
     let one = |page_size: u32| {
         series(&format!("page_size {page_size}"), &sizes, |leaves| {
             let mut evict = Evict::new(page_size, leaves);
+            evict.warm_up();
             let mut samples = Vec::new();
             while samples.len() < 20 {
                 for _ in 0..evict.calls().min(1000) / SAMPLE {

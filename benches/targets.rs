@@ -16,7 +16,7 @@ use std::hint::black_box;
 
 use cases::chats;
 use cases::decode::Decode;
-use cases::evict::{Evict, EvictFloor, SAMPLE};
+use cases::evict::{Evict, EvictFloor, SAMPLE, fits};
 use cases::hit::{Hit, HitFloor, Miss, full_cache};
 use cases::insert::{Cycle, Insert, InsertFloor, ROUND};
 use cases::pages::{AllocFree, COUNT};
@@ -206,7 +206,7 @@ fn evictions(table: &mut Table, page_size: u32) {
     };
     for &leaves in leaves {
         let case = format!("evict 256 of {leaves} leaves");
-        if !table.wants(&case) {
+        if !table.wants(&case) || !fits(page_size, leaves) {
             continue;
         }
         let mut evict = Evict::new(page_size, leaves);

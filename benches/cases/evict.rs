@@ -13,6 +13,16 @@ pub const SAMPLE: usize = 100;
 /// Pages up to which a tree's memory is touched before, as an engine does: about 200 bytes a page at page_size 1.
 const TOUCHED_MAX: u32 = 1 << 26;
 
+/// Whether this machine has the memory for a tree and its floor.
+pub fn fits(page_size: u32, leaves: usize) -> bool {
+    let pages = leaves as u64 * u64::from(whole_pages(work::LEAF_LEN, page_size));
+    let bytes_per_page = if pages <= u64::from(TOUCHED_MAX) { 240 } else { 60 };
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.is_none_or(|kib| pages * bytes_per_page <= kib * 1024)
+}
+
 /// A tree that loses one leaf a call. The tree only: the pages go back to the pool in `restore`.
 pub struct Evict {
     cache: Cache,

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::path::PathBuf;
 
 use cases::decode::Decode;
-use cases::evict::{Evict, SAMPLE};
+use cases::evict::{Evict, SAMPLE, fits};
 use cases::pages::{AllocFree, COUNT};
 use cases::sample::{median, median_ns};
 use cases::{Cache, NAMESPACE, whole_pages};
@@ -102,8 +102,9 @@ fn insert() -> Chart {
 }
 
 fn evict() -> Chart {
-    let sizes = [1000, 10_000, 100_000, 1_000_000];
     let one = |page_size: u32| {
+        let mut sizes = vec![1000, 10_000, 100_000, 1_000_000];
+        sizes.retain(|&leaves| fits(page_size, leaves));
         series(&format!("page_size {page_size}"), &sizes, |leaves| {
             let mut evict = Evict::new(page_size, leaves);
             evict.warm_up();

@@ -290,3 +290,75 @@ fn run_len(numbers: &[u32]) -> usize {
     }
     len + (wanted..).zip(&numbers[len..]).take_while(|(wanted, n)| wanted == *n).count()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lists of different numbers below 1,000, in stretches that rise, fall, jump or leave some out.
+    fn lists() -> impl Iterator<Item = Vec<u32>> {
+        let mut state = 7_u64;
+        let mut draw = move |below: u32| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as u32 % below
+        };
+        (0..2000).map(move |_| {
+            let mut list = Vec::new();
+            for _ in 0..draw(6) {
+                let (start, len, step) = (draw(800), draw(150), 1 + draw(8) / 7);
+                let stretch = (start..start + len).step_by(step as usize);
+                let mut stretch: Vec<u32> = stretch.filter(|n| !list.contains(n)).collect();
+                match draw(6) {
+                    0 => stretch.reverse(),
+                    // A stretch that ends as a run does, and is none.
+                    1 if stretch.len() > 4 => stretch[1..4].reverse(),
+                    _ => {}
+                }
+                list.extend(stretch);
+            }
+            list
+        })
+    }
+
+    #[test]
+    fn words_hold_the_numbers_of_a_list() {
+        for list in lists() {
+            let (mut seen, mut words) = (Vec::new(), Vec::new());
+            for_each_word(&list, |bits| {
+                assert_eq!(bits.mask.count_ones(), bits.count);
+                let members = (0..WORD as u32).filter(|n| bits.mask >> n & 1 != 0);
+                seen.extend(members.map(|n| (bits.word * WORD) as u32 + n));
+                words.push(bits.word);
+            });
+            let mut whole: Vec<usize> = list.iter().map(|&n| n as usize / WORD).collect();
+            whole.dedup();
+            assert_eq!(words, whole, "a visit for all neighbours of a word: {list:?}");
+            seen.sort_unstable();
+            let mut list = list;
+            list.sort_unstable();
+            assert_eq!(seen, list);
+        }
+    }
+
+    #[test]
+    fn the_lowest_are_taken_in_order() {
+        for mut list in lists() {
+            let mut bitmap = Bitmap::new(1000, false);
+            for_each_word(&list, |bits| bitmap.insert(bits));
+            list.sort_unstable();
+            for part in list.chunks(list.len() / 3 + 1) {
+                let mut taken = vec![0; part.len()];
+                bitmap.take_lowest(&mut taken);
+                assert_eq!(taken, part);
+            }
+            assert_eq!(bitmap.count(), 0);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "stands twice")]
+    fn a_number_within_a_run_stands_once() {
+        let list: Vec<u32> = (8..40).chain([20]).collect();
+        for_each_word(&list, |_| ());
+    }
+}

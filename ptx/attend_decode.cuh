@@ -1,11 +1,11 @@
 // Decode attention over pages: few query rows against many tokens, bound by memory.
 //
 // The units of all sequences stand in one line for each lane of heads (see DecodeWork) and each CTA has an equal stretch of
-// it. Within a stretch the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16 tokens in turn; each warp
-// feeds a ring of its own in shared memory, which runs on across segments, so that the memory never waits for the end of
-// a sequence. At a segment's end warp 0 joins the warps' sums while the others go on. If the (sequence, head) is spread over
-// several CTAs, each leaves its sum in `partial`; when a CTA is done with its stretch it says so, and the last to arrive
-// joins the parts.
+// it. Within a stretch the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16 tokens in turn;
+// each warp feeds a ring of its own in shared memory, which runs on across segments, so that the memory never waits for the end
+// of a sequence. At a segment's end warp 0 joins the warps' sums while the others go on. If the (sequence, head) is spread over
+// several CTAs, each leaves its sum in `partial`; when a CTA is done with its stretch it says so, and the last to arrive joins
+// the parts.
 #pragma once
 #include "attend.cuh"
 #include "chain.cuh"

@@ -1,5 +1,5 @@
 // attend_extend_bf16_d128_sm90a, attend_extend_f16_d128_sm90a: attend_extend_*_d128 for Hopper, on wgmma.
-// Twin:    src/backend/cpu.rs attend           (the specification; here sums are f32, weights are rounded to the dtype)
+// Twin:    src/backend/cpu attend              (the specification; here sums are f32, weights are rounded to the dtype)
 // Params:  AttendParams, 184 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
 // Shapes:  q, out [tokens, q_heads, 128]; plan ExtendHead, ExtendWork[..]; partial f32 [slots, kv_heads, 128, 130];
 //          counters u32 [1 + slots * kv_heads]

@@ -31,7 +31,7 @@ pub struct World {
     pub steps: StepLog,
     /// What has happened so far.
     pub counters: Counters,
-    /// Buffers of the systems, empty between calls; made at capacity, so that none ever grows.
+    /// Buffers of the systems: each empties one before it fills it. Made at capacity, so that none ever grows.
     pub(crate) buffers: Buffers,
 }
 
@@ -48,7 +48,7 @@ pub struct Counters {
     pub(crate) plans: u64,
 }
 
-/// Buffers that systems fill and empty.
+/// Buffers that systems fill, none of them from one call to the next.
 pub(crate) struct Buffers {
     /// Pages given up.
     pub freed: Vec<PageId>,

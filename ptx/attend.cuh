@@ -70,7 +70,7 @@ DEVICE void copy4(u32 to, u64 from, bool valid) {
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Read-only for the whole launch.
+// Of what nobody writes from the wait for the launch before (chain.cuh) to the end of this one.
 DEVICE u32 load_u32(u64 at) {
     u32 value;
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(at));

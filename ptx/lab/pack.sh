@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.."
 mkdir -p "$1/ptx"
 .ci/cuda-stub.sh >/dev/null
 export CUDA_LIBRARY_PATH=$PWD/target/cuda-stub
-binary() { cargo "$@" --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1; }
+binary() { cargo "$@" --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1; }
 install -s "$(binary test --release --features cuda --test cuda --no-run)" "$1/cuda_tests"
 install -s "$(binary build --release --features cuda --bench gpu)" "$1/gpu_bench"
 rustc -O --edition 2024 --crate-type cdylib -o "$1/libsplit.so" ptx/lab/split_ffi.rs

@@ -402,7 +402,8 @@ template <class T> struct ExtendHopper {
         soften(shared.work[turn % 2].kv_begin);
         shared.v.wait_full(0);
         round();
-        // Tile n has weights, and begins at `begin`. The next is scored, of this item or the next; n meets its V meanwhile.
+        // At the loop's head tile n, counted over all items, is of item `turn`, begins at token `begin` and has weights; no
+        // product is on its way. The next tile is scored, of this item or the next, and n meets its V meanwhile.
         for (u32 n = 0, begin = shared.work[turn % 2].kv_begin;; ++n) {
             begin += BN;
             const bool ends = begin >= item.kv_end;

@@ -20,6 +20,7 @@ ap.add_argument("--small", action="store_true")
 ap.add_argument("--only", default="")
 ap.add_argument("--json", default="")
 ap.add_argument("--no-hopper", action="store_true", help="leave the sm_90a kernels out")
+ap.add_argument("--plain", action="store_true", help="launch as for compute capability 8: no programmatic dependent launch")
 ap.add_argument("what", nargs="+")
 A = ap.parse_args()
 dev = torch.device("cuda")
@@ -44,15 +45,24 @@ def ok(code, what):
         sys.exit(f"{what}: CUDA error {code}")
 
 
-MODULES, KERNELS = {}, {}
+# As src/backend/cuda/launch.rs does it.
+CHAINED = {".target sm_80": ".target sm_90", "// chain: wait": "griddepcontrol.wait;", "// chain: next": "griddepcontrol.launch_dependents;"}
+def chained(text):
+    if not A.plain and torch.cuda.get_device_capability() >= (9, 0) and "// chain: wait" in text:
+        for mark, instruction in CHAINED.items(): text = text.replace(mark, instruction)
+    return text
+
+
+MODULES, KERNELS, WAITING = {}, {}, {}
 def kernel(stem, entry):
-    """(function, block, dynamic shared memory, resident CTAs of the device)"""
+    """(function, block, dynamic shared memory, resident CTAs of the device); WAITING by the function's address"""
     if entry not in KERNELS:
         if stem not in MODULES:
             module = ctypes.c_void_p()
             start = time.time()
-            text = open(f"{A.ptx}/{stem}.ptx", "rb").read() + b"\0"
-            ok(cu.cuModuleLoadData(ctypes.byref(module), text), f"load {stem}")
+            text = chained(open(f"{A.ptx}/{stem}.ptx").read())
+            ok(cu.cuModuleLoadData(ctypes.byref(module), text.encode() + b"\0"), f"load {stem}")
+            WAITING[stem] = "griddepcontrol.wait" in text
             MODULES[stem] = module
             print(f"# {stem} loaded in {time.time() - start:.2f} s", flush=True)
         f = ctypes.c_void_p()
@@ -66,6 +76,7 @@ def kernel(stem, entry):
         cu.cuFuncGetAttribute(ctypes.byref(regs), 4, f)
         print(f"# {entry}: {n.value} CTAs a multiprocessor, {regs.value} registers, {local.value} bytes local", flush=True)
         KERNELS[entry] = (f, block, smem, config.get("ctas", max(1, n.value)) * SMS)
+        WAITING[f.value] = WAITING[stem]
     return KERNELS[entry]
 
 
@@ -77,10 +88,23 @@ class Params(ctypes.Structure):
 assert ctypes.sizeof(Params) == 184
 
 
+class LaunchAttribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_uint32), ("padding", ctypes.c_uint32), ("value", ctypes.c_uint32 * 16)]
+
+
+class LaunchConfig(ctypes.Structure):
+    _fields_ = [("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("shared", ctypes.c_uint32), ("stream", ctypes.c_void_p),
+                ("attributes", ctypes.c_void_p), ("attribute_count", ctypes.c_uint32)]
+
+
 def launch(fn, grid, params):
     f, block, smem, _ = fn
     arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(params), ctypes.c_void_p))
-    ok(cu.cuLaunchKernel(f, grid, 1, 1, block, 1, 1, smem, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream), arguments, None), "launch")
+    attribute = LaunchAttribute(6)  # programmatic stream serialization
+    attribute.value[0] = 1
+    stream, count = torch.cuda.current_stream().cuda_stream, 1 if WAITING[f.value] else 0
+    config = LaunchConfig((grid, 1, 1), (block, 1, 1), smem, stream, ctypes.addressof(attribute), count)
+    ok(cu.cuLaunchKernelEx(ctypes.byref(config), f, arguments, None), "launch")
 
 
 def table_shape(page_size, rows, len_max):

@@ -21,20 +21,23 @@ cat >"$1/run.sh" <<'RUN'
 #!/usr/bin/env bash
 cd "$(dirname "$0")"
 export OUT=${OUT:-$PWD}
+set -o pipefail
+failed=0
 for what in "${@:-test}"; do
     case $what in
     test)
         ./cuda_tests --test-threads 1 2>&1 | tee "$OUT/tests.txt" | grep -E "FAILED|panicked|test result"
-        python3 lab.py --split ./libsplit.so --ptx ptx check --count 60 >"$OUT/check.txt" 2>&1
+        grep -q "test result: ok" "$OUT/tests.txt" || failed=1
+        python3 lab.py --split ./libsplit.so --ptx ptx check --count 60 >"$OUT/check.txt" 2>&1 || failed=1
         tail -2 "$OUT/check.txt"
         for tool in memcheck racecheck; do
-            compute-sanitizer --tool "$tool" python3 lab.py --split ./libsplit.so --ptx ptx check --count 5 --small \
-                >"$OUT/$tool.txt" 2>&1
-            echo "$tool: $(grep -E "SUMMARY" "$OUT/$tool.txt")"
+            compute-sanitizer --error-exitcode 1 --tool "$tool" python3 lab.py --split ./libsplit.so --ptx ptx check --count 5 --small \
+                >"$OUT/$tool.txt" 2>&1 || failed=1
+            echo "$tool: $(grep -E "SUMMARY" "$OUT/$tool.txt" || tail -1 "$OUT/$tool.txt")"
         done
         ;;
     bench)
-        ./gpu_bench ceil store copy decode extend plan >"$OUT/bench.txt"
+        ./gpu_bench ceil store copy decode extend plan >"$OUT/bench.txt" || failed=1
         if [ -d flashinfer ]; then
             python3 flashinfer/bench_flashinfer.py --only ceil,store,decode,prefill --no-jit >"$OUT/flashinfer.txt" 2>&1
             python3 compare.py "$OUT/kvarena.json" "$OUT/flashinfer.json"
@@ -45,5 +48,6 @@ for what in "${@:-test}"; do
         ;;
     esac
 done
+exit $failed
 RUN
 chmod +x "$1/run.sh"

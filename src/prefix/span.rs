@@ -12,7 +12,8 @@
 //! pages do, whatever the nodes look like. The eighth that is spare keeps free places easy to find in a full cache.
 //! Contiguity is a matter of speed only: large spans follow one another, small ones too in words apart from them, and a
 //! span that grows moves on to a whole word of its own, or a gap of its own where no word is whole, so that sequences
-//! that grow side by side do not interleave.
+//! that grow side by side do not interleave. A large span that comes next takes the room behind the one before it, so
+//! that one goes on elsewhere when it grows: 16 bytes and one more comparison.
 //!
 //! Not here: which node owns which span.
 

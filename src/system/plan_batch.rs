@@ -141,6 +141,7 @@ fn fill<'step, T: SlotNumber>(
         BatchRow { row, qo_start, extend_len: len, kv_len }
     });
     assert!(arrays.writes.len() == 0, "the words that are taken were counted");
+    assert!(arrays.new_pages.is_empty(), "the pages that are taken were counted");
     let slot_mapping = SlotMapping::I32(&[]);
     BatchPlan { step, rows, tokens, positions, slot_mapping, table_writes }
 }

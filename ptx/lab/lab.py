@@ -459,5 +459,5 @@ def trace():
             print(f"trace {sn}: {len(t)} CTAs; " + "; ".join(f"{name} {t[:, i].min():.1f}..{np.median(t[:, i]):.1f}..{t[:, i].max():.1f}" for i, name in enumerate(("start", "first data", "stream end", "arrived", "end"))), flush=True)
 
 
-for what in A.what:
-    dict(check=check, decode=decode, extend=extend, layouts=layouts, big=big, trace=trace)[what]()
+failed = [what for what in A.what if dict(check=check, decode=decode, extend=extend, layouts=layouts, big=big, trace=trace)[what]()]
+sys.exit(1 if failed else 0)

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Work is done on whole words: a caller that handles runs of neighbours pays once a word, not once a number.
-//! Knows bits; what they mean is the caller's (`page`: free pages; `prefix/span.rs`: free places).
+//! Knows bits; what they mean is the caller's (`page`: free pages; `prefix/places.rs`: free places).
 
 use bitvec::prelude::{BitVec, Lsb0};
 use bitvec::view::BitView;

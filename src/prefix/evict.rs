@@ -2,7 +2,8 @@
 
 use crate::id::{NodeKey, PageId};
 
-use super::{PrefixTree, prefetch_slot};
+use super::PrefixTree;
+use super::column::prefetch_slot;
 
 impl PrefixTree {
     /// Takes exactly `count` idle pages out of the tree, oldest first and deepest first within a path; the last leaf

@@ -30,21 +30,23 @@
 mod age;
 mod check;
 mod child_table;
+mod column;
 mod evict;
 mod insert;
 mod leave;
 mod lock;
+mod places;
 mod span;
 mod walk;
 
 use std::collections::VecDeque;
 
-use slotmap::{Key, SecondaryMap, SlotMap};
+use slotmap::{SecondaryMap, SlotMap};
 
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
-use crate::memory::{ask_for_huge_pages, prefetch};
 use age::{Age, AgeList};
 use child_table::ChildTable;
+use column::{column_of, slot_size};
 use leave::Leave;
 use span::{Span, SpanStore};
 
@@ -127,12 +129,10 @@ impl PrefixTree {
             + SpanStore::bytes(page_count, page_size)
     }
 
-    /// Bytes of one node's columns. A slot of a slotmap is a value and a 4-byte version, rounded up to the value's
-    /// alignment.
-    const COLUMN_BYTES: u64 = {
-        let hot = size_of::<Link>() + 4 + size_of::<Age>() + 4;
-        (hot + size_of::<Scope>() + 8 + size_of::<Leave>() + 8) as u64
-    };
+    /// Bytes of one node's columns.
+    const COLUMN_BYTES: u64 =
+        (slot_size::<Link>() + slot_size::<Age>() + slot_size::<Scope>() + slot_size::<Leave>())
+            as u64;
 
     /// Bytes of one node: its columns and its child entry.
     pub const BYTES_PER_NODE: u64 = Self::COLUMN_BYTES + ChildTable::BYTES_PER_NODE;
@@ -251,49 +251,5 @@ impl PrefixTree {
         }
         let pages = nodes.iter().rev().flat_map(|&node| self.node_pages(node));
         pages.flat_map(|(_, pages)| pages.iter().copied()).collect()
-    }
-}
-
-/// Asks for huge pages for a column, given its first slot.
-fn column_of<T>(first: &T, capacity: usize) {
-    ask_for_huge_pages(std::ptr::from_ref(first).addr(), capacity * slot_size::<T>());
-}
-
-/// Asks for a node's slot of a column, given another node's. Looking it up would wait for it.
-fn prefetch_slot<T>(slot: &T, node: NodeKey, wanted: NodeKey) {
-    prefetch(slot_address(slot, node, wanted), size_of::<T>());
-}
-
-/// Where a node's slot of a column stands, given another node's.
-fn slot_address<T>(slot: &T, node: NodeKey, wanted: NodeKey) -> usize {
-    let index = |node: NodeKey| node.data().as_ffi() as u32 as usize;
-    let apart = index(wanted).wrapping_sub(index(node)).wrapping_mul(slot_size::<T>());
-    std::ptr::from_ref(slot).addr().wrapping_add(apart)
-}
-
-/// A slot is a value and its version.
-fn slot_size<T>() -> usize {
-    (size_of::<T>() + 4).next_multiple_of(align_of::<T>())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_slot_stands_where_another_says() {
-        // A wrong address is a prefetch that helps nobody, and nothing else would tell.
-        let mut tree = PrefixTree::new(100, 1, 1, 32);
-        let nodes: Vec<NodeKey> = (0..100)
-            .map(|i| {
-                let span = tree.spans.create(&[TokenId::new(i)], &[PageId::new(i)]);
-                tree.spawn(Link { parent: None, span }, Scope::default())
-            })
-            .collect();
-        let address = |node| (&raw const tree.age[node]).addr();
-        for (&a, &b) in nodes.iter().zip(nodes.iter().rev()) {
-            assert_eq!(slot_address(&tree.age[a], a, b), address(b));
-            assert_eq!(slot_address(&tree.link[a], a, b), (&raw const tree.link[b]).addr());
-        }
     }
 }

@@ -10,27 +10,19 @@
 //!
 //! There are more places than pages, and a span takes exactly one for each of its pages: places cannot run out before
 //! pages do, whatever the nodes look like. The eighth that is spare keeps free places easy to find in a full cache.
-//! Contiguity is a matter of speed only: large spans follow one another, small ones too in words apart from them, and a
-//! span that grows moves on to a whole word of its own, or a gap of its own where no word is whole, so that sequences
-//! that grow side by side do not interleave. A large span that comes next takes the room behind the one before it, so
-//! that one goes on elsewhere when it grows: 16 bytes and one more comparison.
 //!
-//! Not here: which node owns which span.
+//! Not here: which node owns which span, which places a span gets (`places.rs`).
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
+use crate::bitmap::WORD;
 use crate::id::{PageId, TokenId};
 use crate::memory::{prefetch_items, touch, touch_reserved};
 
+use super::places::Places;
+
 /// No extent.
 const NONE: u32 = u32::MAX;
-
-/// Words that are looked at for a gap.
-const GAP_WORDS: usize = 8;
-
-/// A gap of so many places is taken without looking further.
-const GAP_GOOD: usize = 16;
 
 /// Page ids that are asked for before a span is trimmed.
 const AHEAD: usize = 256;
@@ -78,14 +70,7 @@ pub(super) struct SpanStore {
     page_size: usize,
     tokens: Vec<TokenId>,
     pages: Vec<PageId>,
-    /// Free places.
-    free: Bitmap,
-    /// Words of `free` that are wholly free.
-    whole: Bitmap,
-    /// The word that small spans are packed into.
-    open: usize,
-    /// The word where the search for free places goes on.
-    cursor: usize,
+    places: Places,
     extents: Vec<Extent>,
     /// Vacant extents, linked by `next`.
     vacant: u32,
@@ -95,22 +80,12 @@ pub(super) struct SpanStore {
 impl SpanStore {
     pub fn new(page_count: u32, page_size: u32) -> Self {
         let places = place_count(page_count);
-        let words = places.div_ceil(WORD as u32);
-        let mut whole = Bitmap::new(words, true);
-        if !(places as usize).is_multiple_of(WORD) {
-            // The last word is short, so it is never wholly free.
-            let last = words as usize - 1;
-            whole.remove(Bits::one(last));
-        }
         Self {
             page_size: page_size as usize,
             // Zeroed memory is not touched before it is used.
             tokens: bytemuck::zeroed_vec(places as usize * page_size as usize),
             pages: bytemuck::zeroed_vec(places as usize),
-            free: Bitmap::new(places, true),
-            whole,
-            open: usize::MAX,
-            cursor: 0,
+            places: Places::new(places),
             extents: Vec::with_capacity(page_count as usize),
             vacant: NONE,
             extent_count: 0,
@@ -127,8 +102,7 @@ impl SpanStore {
         let places = place_count(page_count);
         u64::from(places) * (u64::from(page_size) * 4 + 4)
             + u64::from(page_count) * size_of::<Extent>() as u64
-            + Bitmap::bytes(places)
-            + Bitmap::bytes(places.div_ceil(WORD as u32))
+            + Places::bytes(places)
     }
 
     pub fn live_bytes(&self) -> u64 {
@@ -138,7 +112,7 @@ impl SpanStore {
 
     /// Places that spans have taken.
     pub fn taken_count(&self) -> u32 {
-        self.pages.len() as u32 - self.free.count()
+        self.pages.len() as u32 - self.places.free_count()
     }
 
     /// A new span of these pages. O(pages).
@@ -155,7 +129,7 @@ impl SpanStore {
     /// Appends pages to a span. O(pages).
     pub fn grow(&mut self, span: &mut Span, tokens: &[TokenId], pages: &[PageId]) {
         let end = self.end(span);
-        let taken = self.take_from(end, pages.len());
+        let taken = self.places.take_from(end, pages.len());
         match span.last {
             NONE => span.len += taken as u32,
             last => self.extents[last as usize].len += taken as u32,
@@ -173,91 +147,11 @@ impl SpanStore {
     fn push(&mut self, span: &mut Span, tokens: &[TokenId], pages: &[PageId], pack: bool) {
         let (mut tokens, mut pages) = (tokens, pages);
         while !pages.is_empty() {
-            let (start, len) = self.take_run(pages.len(), pack);
+            let (start, len) = self.places.take_run(pages.len(), pack);
             self.link_extent(span, start, len);
             self.write(start, &tokens[..len * self.page_size], &pages[..len]);
             (tokens, pages) = (&tokens[len * self.page_size..], &pages[len..]);
         }
-    }
-
-    /// Takes a run of at most `wanted` neighbouring free places.
-    fn take_run(&mut self, wanted: usize, pack: bool) -> (usize, usize) {
-        if pack && let Some(start) = self.open_place(wanted) {
-            self.take(start, wanted);
-            return (start, wanted);
-        }
-        if let Some(word) = self.whole.next(self.cursor) {
-            if pack {
-                self.open = word;
-            }
-            let (start, len) = self.whole_run(word, wanted);
-            self.take(start, len);
-            self.cursor = (start + len) / WORD;
-            return (start, len);
-        }
-        let (start, run) = self.gap(wanted);
-        let len = run.min(wanted);
-        self.take(start, len);
-        (start, len)
-    }
-
-    /// A run of free places between taken ones: the longest in a few words, or the first that does. The next call looks
-    /// further on, so that spans that grow side by side get gaps of their own.
-    fn gap(&mut self, wanted: usize) -> (usize, usize) {
-        let mut best = (0, 0);
-        for _ in 0..GAP_WORDS {
-            let word = self.free.next_word(self.cursor);
-            let word = word.expect("T6: a free place for every page not in the tree");
-            self.cursor = (word + 1) % self.free.word_count();
-            let (offset, run) = longest_run(self.free.word(word));
-            if run > best.1 {
-                best = (word * WORD + offset, run);
-            }
-            if best.1 >= wanted.max(GAP_GOOD) {
-                break;
-            }
-        }
-        best
-    }
-
-    /// The place behind the last one taken in the open word, if `wanted` fit there.
-    fn open_place(&self, wanted: usize) -> Option<usize> {
-        let tail = self.free.word(self.open).leading_ones() as usize;
-        (tail >= wanted).then(|| (self.open + 1) * WORD - tail)
-    }
-
-    /// A run of at most `wanted` places in the whole words from `word` on. A large span takes the free places on either
-    /// side of them too: it begins right behind the one before it, and what one eviction freed is taken whole.
-    fn whole_run(&self, word: usize, wanted: usize) -> (usize, usize) {
-        if wanted < WORD {
-            return (word * WORD, wanted);
-        }
-        let words =
-            (word..word + wanted.div_ceil(WORD)).take_while(|&w| self.whole.contains(w as u32));
-        let count = words.count();
-        let before = match word.checked_sub(1) {
-            Some(word) if word != self.open => self.free.word(word).leading_ones() as usize,
-            _ => 0,
-        };
-        let after = self.free.word(word + count).trailing_ones() as usize;
-        (word * WORD - before, wanted.min(before + count * WORD + after))
-    }
-
-    /// Takes at most `wanted` places from `start` on, as far as they are free; gives their number.
-    fn take_from(&mut self, start: usize, wanted: usize) -> usize {
-        let mut len = 0;
-        while len < wanted {
-            let (word, offset) = ((start + len) / WORD, (start + len) % WORD);
-            let free = self.free.word(word);
-            let run = ((free >> offset).trailing_ones() as usize).min(wanted - len);
-            // Do not run into the word that small spans are packed into.
-            if run == 0 || (offset == 0 && free != u64::MAX) {
-                break;
-            }
-            self.take_bits(Bits::run(start + len, run));
-            len += run;
-        }
-        len
     }
 
     /// The place behind a span's last.
@@ -365,7 +259,7 @@ impl SpanStore {
             *len -= cut as u32;
             let emptied = *len == 0 && span.last != NONE;
             out.extend_from_slice(&self.pages[end - cut..end]);
-            self.release(end - cut, cut);
+            self.places.release(end - cut, cut);
             if emptied {
                 self.drop_last(span);
             }
@@ -380,7 +274,7 @@ impl SpanStore {
             let end = self.end(span);
             let len = (span.len as usize).min(AHEAD);
             prefetch_items(&self.pages[end - len..end]);
-            self.free.prefetch((end - 1) / WORD);
+            self.places.prefetch(end - 1);
         }
     }
 
@@ -420,7 +314,7 @@ impl SpanStore {
 
     /// Whether a place is free, for audits.
     pub fn is_free(&self, place: u32) -> bool {
-        self.free.contains(place)
+        self.places.is_free(place)
     }
 
     /// Extents in use, for audits.
@@ -432,46 +326,11 @@ impl SpanStore {
     pub fn extents_of(&self, span: &Span) -> u32 {
         self.runs(span).count() as u32 - 1
     }
-
-    fn take(&mut self, start: usize, len: usize) {
-        for_each_word_of_run(start, len, |bits| self.take_bits(bits));
-    }
-
-    fn take_bits(&mut self, bits: Bits) {
-        if self.free.word(bits.word) == u64::MAX {
-            self.whole.remove(Bits::one(bits.word));
-        }
-        self.free.remove(bits);
-    }
-
-    fn release(&mut self, start: usize, len: usize) {
-        // What was freed last is looked at first: in a full cache it is what the next span needs.
-        self.cursor = start / WORD;
-        for_each_word_of_run(start, len, |bits| {
-            self.free.insert(bits);
-            if self.free.word(bits.word) == u64::MAX {
-                self.whole.insert(Bits::one(bits.word));
-            }
-        });
-    }
-}
-
-/// The longest run of ones in a word that has some: where it starts, and its length. Ties go to the lowest.
-fn longest_run(word: u64) -> (usize, usize) {
-    // Each round shortens every run by one; the last bits to stay are the ends of the longest runs.
-    let (mut rest, mut len) = (word, 0);
-    let mut last = rest;
-    while rest != 0 {
-        last = rest;
-        rest &= rest << 1;
-        len += 1;
-    }
-    (last.trailing_zeros() as usize + 1 - len, len)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{SpanStore, longest_run};
+    use super::SpanStore;
     use crate::id::{PageId, TokenId};
 
     #[test]
@@ -487,15 +346,5 @@ mod tests {
                 "span {i} is one run behind the last"
             );
         }
-    }
-
-    #[test]
-    fn the_longest_run_is_found() {
-        assert_eq!(longest_run(1), (0, 1));
-        assert_eq!(longest_run(u64::MAX), (0, 64));
-        assert_eq!(longest_run(0b0111_0110_1100), (8, 3));
-        assert_eq!(longest_run(0b11_0011), (0, 2));
-        assert_eq!(longest_run(1 << 63), (63, 1));
-        assert_eq!(longest_run(u64::MAX << 5 | 0b111), (5, 59));
     }
 }

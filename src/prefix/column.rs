@@ -1,0 +1,54 @@
+//! Where a column keeps a node: the slots of a slotmap, which lie side by side in the order of their indices.
+//!
+//! Not here: what a column holds.
+
+use slotmap::Key;
+
+use crate::id::NodeKey;
+use crate::memory::{ask_for_huge_pages, prefetch};
+
+/// Asks for huge pages for a column, given its first slot.
+pub(super) fn column_of<T>(first: &T, capacity: usize) {
+    ask_for_huge_pages(std::ptr::from_ref(first).addr(), capacity * slot_size::<T>());
+}
+
+/// Asks for a node's slot of a column, given another node's. Looking it up would wait for it.
+pub(super) fn prefetch_slot<T>(slot: &T, node: NodeKey, wanted: NodeKey) {
+    prefetch(slot_address(slot, node, wanted), size_of::<T>());
+}
+
+/// Where a node's slot of a column stands, given another node's.
+fn slot_address<T>(slot: &T, node: NodeKey, wanted: NodeKey) -> usize {
+    let index = |node: NodeKey| node.data().as_ffi() as u32 as usize;
+    let apart = index(wanted).wrapping_sub(index(node)).wrapping_mul(slot_size::<T>());
+    std::ptr::from_ref(slot).addr().wrapping_add(apart)
+}
+
+/// Bytes of a slot: a value and its version of 4 bytes, rounded up to the value's alignment.
+pub(super) const fn slot_size<T>() -> usize {
+    (size_of::<T>() + 4).next_multiple_of(align_of::<T>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slot_address;
+    use crate::id::{NodeKey, PageId, Scope, TokenId};
+    use crate::prefix::{Link, PrefixTree};
+
+    #[test]
+    fn a_slot_stands_where_another_says() {
+        // A wrong address is a prefetch that helps nobody, and nothing else would tell.
+        let mut tree = PrefixTree::new(100, 1, 1, 32);
+        let nodes: Vec<NodeKey> = (0..100)
+            .map(|i| {
+                let span = tree.spans.create(&[TokenId::new(i)], &[PageId::new(i)]);
+                tree.spawn(Link { parent: None, span }, Scope::default())
+            })
+            .collect();
+        let address = |node| (&raw const tree.age[node]).addr();
+        for (&a, &b) in nodes.iter().zip(nodes.iter().rev()) {
+            assert_eq!(slot_address(&tree.age[a], a, b), address(b));
+            assert_eq!(slot_address(&tree.link[a], a, b), (&raw const tree.link[b]).addr());
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Which places of the spans' slab are free, and which a span gets: a bitmap, and where to look in it next.
+//!
+//! Contiguity is a matter of speed only: large spans follow one another, small ones too in words apart from them, and a
+//! span that grows moves on to a whole word of its own, or a gap of its own where no word is whole, so that sequences
+//! that grow side by side do not interleave. A large span that comes next takes the room behind the one before it, so
+//! that one goes on elsewhere when it grows: 16 bytes and one more comparison.
+//!
+//! Not here: what lies in a place, and whose it is (`span.rs`).
+
+use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
+
+/// Words that are looked at for a gap.
+const GAP_WORDS: usize = 8;
+
+/// A gap of so many places is taken without looking further.
+const GAP_GOOD: usize = 16;
+
+/// Free places.
+pub(super) struct Places {
+    free: Bitmap,
+    /// Words of `free` that are wholly free.
+    whole: Bitmap,
+    /// The word that small spans are packed into.
+    open: usize,
+    /// The word where the search for free places goes on.
+    cursor: usize,
+}
+
+impl Places {
+    /// So many places, all of them free.
+    pub fn new(count: u32) -> Self {
+        let words = count.div_ceil(WORD as u32);
+        let mut whole = Bitmap::new(words, true);
+        if !(count as usize).is_multiple_of(WORD) {
+            // The last word is short, so it is never wholly free.
+            let last = words as usize - 1;
+            whole.remove(Bits::one(last));
+        }
+        Self { free: Bitmap::new(count, true), whole, open: usize::MAX, cursor: 0 }
+    }
+
+    pub fn bytes(count: u32) -> u64 {
+        Bitmap::bytes(count) + Bitmap::bytes(count.div_ceil(WORD as u32))
+    }
+
+    pub fn free_count(&self) -> u32 {
+        self.free.count()
+    }
+
+    /// Whether a place is free, for audits.
+    pub fn is_free(&self, place: u32) -> bool {
+        self.free.contains(place)
+    }
+
+    /// Asks for the word of a place that will be given back soon.
+    pub fn prefetch(&self, place: usize) {
+        self.free.prefetch(place / WORD);
+    }
+
+    /// Takes a run of at most `wanted` neighbouring free places.
+    pub fn take_run(&mut self, wanted: usize, pack: bool) -> (usize, usize) {
+        if pack && let Some(start) = self.open_place(wanted) {
+            self.take(start, wanted);
+            return (start, wanted);
+        }
+        if let Some(word) = self.whole.next(self.cursor) {
+            if pack {
+                self.open = word;
+            }
+            let (start, len) = self.whole_run(word, wanted);
+            self.take(start, len);
+            self.cursor = (start + len) / WORD;
+            return (start, len);
+        }
+        let (start, run) = self.gap(wanted);
+        let len = run.min(wanted);
+        self.take(start, len);
+        (start, len)
+    }
+
+    /// A run of free places between taken ones: the longest in a few words, or the first that does. The next call looks
+    /// further on, so that spans that grow side by side get gaps of their own.
+    fn gap(&mut self, wanted: usize) -> (usize, usize) {
+        let mut best = (0, 0);
+        for _ in 0..GAP_WORDS {
+            let word = self.free.next_word(self.cursor);
+            let word = word.expect("T6: a free place for every page not in the tree");
+            self.cursor = (word + 1) % self.free.word_count();
+            let (offset, run) = longest_run(self.free.word(word));
+            if run > best.1 {
+                best = (word * WORD + offset, run);
+            }
+            if best.1 >= wanted.max(GAP_GOOD) {
+                break;
+            }
+        }
+        best
+    }
+
+    /// The place behind the last one taken in the open word, if `wanted` fit there.
+    fn open_place(&self, wanted: usize) -> Option<usize> {
+        let tail = self.free.word(self.open).leading_ones() as usize;
+        (tail >= wanted).then(|| (self.open + 1) * WORD - tail)
+    }
+
+    /// A run of at most `wanted` places in the whole words from `word` on. A large span takes the free places on either
+    /// side of them too: it begins right behind the one before it, and what one eviction freed is taken whole.
+    fn whole_run(&self, word: usize, wanted: usize) -> (usize, usize) {
+        if wanted < WORD {
+            return (word * WORD, wanted);
+        }
+        let words =
+            (word..word + wanted.div_ceil(WORD)).take_while(|&w| self.whole.contains(w as u32));
+        let count = words.count();
+        let before = match word.checked_sub(1) {
+            Some(word) if word != self.open => self.free.word(word).leading_ones() as usize,
+            _ => 0,
+        };
+        let after = self.free.word(word + count).trailing_ones() as usize;
+        (word * WORD - before, wanted.min(before + count * WORD + after))
+    }
+
+    /// Takes at most `wanted` places from `start` on, as far as they are free; gives their number.
+    pub fn take_from(&mut self, start: usize, wanted: usize) -> usize {
+        let mut len = 0;
+        while len < wanted {
+            let (word, offset) = ((start + len) / WORD, (start + len) % WORD);
+            let free = self.free.word(word);
+            let run = ((free >> offset).trailing_ones() as usize).min(wanted - len);
+            // Do not run into the word that small spans are packed into.
+            if run == 0 || (offset == 0 && free != u64::MAX) {
+                break;
+            }
+            self.take_bits(Bits::run(start + len, run));
+            len += run;
+        }
+        len
+    }
+
+    fn take(&mut self, start: usize, len: usize) {
+        for_each_word_of_run(start, len, |bits| self.take_bits(bits));
+    }
+
+    fn take_bits(&mut self, bits: Bits) {
+        if self.free.word(bits.word) == u64::MAX {
+            self.whole.remove(Bits::one(bits.word));
+        }
+        self.free.remove(bits);
+    }
+
+    /// Gives places back, which are taken again first.
+    pub fn release(&mut self, start: usize, len: usize) {
+        // What was freed last is looked at first: in a full cache it is what the next span needs.
+        self.cursor = start / WORD;
+        for_each_word_of_run(start, len, |bits| {
+            self.free.insert(bits);
+            if self.free.word(bits.word) == u64::MAX {
+                self.whole.insert(Bits::one(bits.word));
+            }
+        });
+    }
+}
+
+/// The longest run of ones in a word that has some: where it starts, and its length. Ties go to the lowest.
+fn longest_run(word: u64) -> (usize, usize) {
+    // Each round shortens every run by one; the last bits to stay are the ends of the longest runs.
+    let (mut rest, mut len) = (word, 0);
+    let mut last = rest;
+    while rest != 0 {
+        last = rest;
+        rest &= rest << 1;
+        len += 1;
+    }
+    (last.trailing_zeros() as usize + 1 - len, len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::longest_run;
+
+    #[test]
+    fn the_longest_run_is_found() {
+        assert_eq!(longest_run(1), (0, 1));
+        assert_eq!(longest_run(u64::MAX), (0, 64));
+        assert_eq!(longest_run(0b0111_0110_1100), (8, 3));
+        assert_eq!(longest_run(0b11_0011), (0, 2));
+        assert_eq!(longest_run(1 << 63), (63, 1));
+        assert_eq!(longest_run(u64::MAX << 5 | 0b111), (5, 59));
+    }
+}

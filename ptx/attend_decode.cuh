@@ -5,69 +5,29 @@
 // each warp feeds a ring of its own in shared memory, which runs on across segments, so that the memory never waits for the end
 // of a sequence. At a segment's end warp 0 joins the warps' sums while the others go on. If the (sequence, head) is spread over
 // several CTAs, each leaves its sum in `partial`; when a CTA is done with its stretch it says so, and the last to arrive joins
-// the parts.
+// the parts. Not here: the line of units (decode_cursor.cuh), results and parts (decode_parts.cuh).
 #pragma once
-#include "attend.cuh"
 #include "chain.cuh"
-
-// A place in the line of units: which sequence, which head, which of its units.
-struct DecodeCursor {
-    u32 index, row, qo_start, extend_len, kv_len;  // the sequence
-    u32 start, units, first;                       // its first unit, its units of one head, the first position it sees
-    u32 head, at, stop;                            // the segment: units at..stop of the lane's `head`
-    u32 unit, unit_end;                            // global number of `at`; end of this CTA's stretch
-
-    __device__ __forceinline__ void measure(const AttendParams& p) {
-        const u32 position = kv_len > extend_len ? kv_len - extend_len : 0;
-        first = p.window != 0 && position + 1 > p.window ? position + 1 - p.window : 0;
-        units = (kv_len - min(first, kv_len) + DECODE_UNIT - 1) / DECODE_UNIT + DECODE_EXTRA;
-    }
-    __device__ __forceinline__ void open() { stop = min(units, at + (unit_end - unit)); }
-    // The next segment, or false at the end of the stretch.
-    template <u32 ROWS> __device__ __forceinline__ bool next(const AttendParams& p, u32 heads) {
-        unit += stop - at;
-        if (unit >= unit_end) return false;
-        at = 0;
-        if (++head == heads) {
-            head = 0;
-            start += units * heads;
-            do {
-                ++index;
-                const uint4 r = load_uint4(p.batch_rows + 16ull * index);
-                row = r.x, qo_start = r.y, extend_len = r.z, kv_len = r.w;
-            } while (extend_len == 0 || extend_len * p.group > ROWS);
-            measure(p);
-        }
-        open();
-        return true;
-    }
-    // The segment's positions for one warp.
-    __device__ __forceinline__ u32 begin_of(u32 warp) const { return first + at * DECODE_UNIT + warp * 16; }
-    __device__ __forceinline__ u32 end() const { return min(kv_len, first + stop * DECODE_UNIT); }
-};
+#include "decode_parts.cuh"
 
 // The products are made transposed, tokens by query rows: scores = K * Q^T, output^T = V^T * weights^T. So the tokens fill
 // the tensor core's 16 rows, and query rows take columns by eights: NT is 1 for up to 8 rows, 2 for up to 16.
-template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
+template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeParts<T, D, NT, WARPS> {
+    using Parts = DecodeParts<T, D, NT, WARPS>;
+    using Pending = typename Parts::Pending;
+    using Parts::ROW, Parts::ROWS, Parts::FRAGMENTS, Parts::p, Parts::warp, Parts::lane, Parts::lanes, Parts::per;
+    using Parts::head_of, Parts::finish, Parts::join;
+
     static constexpr int CHUNKS = D / 8;           // 16-byte pieces of a row
-    static constexpr int ROW = D * 2;              // bytes
     static constexpr int HALF = 16 * ROW;          // K (or V) of a tile
     static constexpr int SLOT = 2 * HALF;          // also 16 rows of D floats
     static constexpr int STEP = 16 * WARPS;        // tokens between one warp's tiles
     static constexpr int TOKENS_PER_COPY = 32 / CHUNKS;
-    static constexpr int ROWS = 8 * NT;
     static constexpr bool Q_SHARED = D * NT > 256; // where registers do not hold the query fragments
 
-    static constexpr int FRAGMENTS = NT * (D / 16);  // of a warp's output sum, 16 bytes a lane each
-    static constexpr int SUM = FRAGMENTS * 512;      // bytes of such a sum
+    static constexpr int SUM = FRAGMENTS * 512;      // bytes of a warp's output sum
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
 
-    // A segment of which this CTA has a part only.
-    struct Pending {
-        u32 parts;      // 0: none
-        u32 first_cta;  // the CTA with the first part
-        u32 qo_start, rows, head;
-    };
     struct Shared {
         float4 tops[WARPS - 1][NT][4];  // of each warp but the first: what its sums are relative to, and the weights' sums
         Pending pending[2];             // at the stretch's begin, at its end
@@ -82,21 +42,17 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
     };
     static constexpr u32 VALID = 1 << 8, SOME = 1 << 9, HEAD = 16;
 
-    const AttendParams& p;
     Shared& shared;
     u32 ring;   // this warp's
     u32 sums;   // the other warps' output sums, warp 1's first
     u32 pages;  // this warp's page numbers on their way
-    const u32 warp, lane;
-    u32 lanes, heads, per;  // of the plan: lanes, heads of each, units of each CTA
+    u32 heads;  // of each lane of the plan
     DecodeCursor fetch;
     u32 fetch_at, fetch_end;
     bool fetch_more;
     __device__ __forceinline__ Decode(const AttendParams& p, Shared& shared, u32 memory)
-        : p(p), shared(shared), ring(memory + threadIdx.x / 32 * STAGES * SLOT), sums(memory + WARPS * STAGES * SLOT),
-          pages(shared_address(shared.pages[threadIdx.x / 32])), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
-
-    __device__ __forceinline__ u32 head_of(const DecodeCursor& c) const { return c.head * lanes + blockIdx.x % lanes; }
+        : Parts(p), shared(shared), ring(memory + threadIdx.x / 32 * STAGES * SLOT), sums(memory + WARPS * STAGES * SLOT),
+          pages(shared_address(shared.pages[threadIdx.x / 32])) {}
 
     __device__ __forceinline__ Tile next_tile() {
         while (fetch_more && fetch_at >= fetch_end) {
@@ -364,7 +320,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
                         }
                     }
                 }
-                finish(c, rows, o, top, sum);
+                finish(c, rows, o, top, sum, shared.pending);
             }
             again = true;
             c.next<ROWS>(p, heads);
@@ -385,131 +341,6 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode {
 
     // Named barriers of warp 0 and one other warp.
     static __device__ __forceinline__ void barrier_wait(u32 id) { asm volatile("barrier.cta.sync %0, 64;" ::"r"(id) : "memory"); }
-
-    __device__ __forceinline__ float* part_output(u32 slot) const { return reinterpret_cast<float*>(p.partial) + slot * u64(ROWS * D); }
-    __device__ __forceinline__ float* part_tops(u32 slot) const { return part_output(2 * gridDim.x) + slot * u64(2 * ROWS); }
-
-    // Warp 0: writes a segment's result, or this CTA's part of it.
-    __device__ __forceinline__ void finish(const DecodeCursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
-                                           const float (&sum)[NT][2]) {
-        const u32 begin = c.start + c.head * c.units;
-        const u32 some = max(1u, c.units - DECODE_EXTRA);  // units with tokens; the rest has nothing to add
-        if (c.at >= some) return;
-        const u32 first = begin / per, parts = (begin + some - 1) / per - first + 1;  // the stretches it lies in
-        if (parts == 1) {
-#pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                write_lse(n, c.qo_start, rows, head_of(c), top[n], sum[n]);
-#pragma unroll
-                for (int m = 0; m < D / 16; ++m) write(n, m, c.qo_start, rows, head_of(c), o[n][m], sum[n]);
-            }
-            return;
-        }
-        const u32 first_cta = first * lanes + blockIdx.x % lanes;
-        const bool begins = blockIdx.x == first_cta;
-        const u32 slot = 2 * blockIdx.x + begins;
-        float* const to = part_output(slot) + lane * 4;
-#pragma unroll
-        for (int n = 0; n < NT; ++n) {
-#pragma unroll
-            for (int m = 0; m < D / 16; ++m)
-                *reinterpret_cast<float4*>(to + (n * (D / 16) + m) * 128) = make_float4(o[n][m][0], o[n][m][1], o[n][m][2], o[n][m][3]);
-            if (lane < 4) reinterpret_cast<float4*>(part_tops(slot))[n * 4 + lane] = make_float4(top[n][0], sum[n][0], top[n][1], sum[n][1]);
-        }
-        if (lane == 0) shared.pending[begins] = {parts, first_cta, c.qo_start, rows, head_of(c)};
-    }
-
-    // Fragments of a part; zeros where `some` is false.
-    template <int PER, int AT = 0> __device__ __forceinline__ void load_fragments(float4 (&x)[PER], u64 from, bool some) const {
-        x[AT] = make_float4(0.f, 0.f, 0.f, 0.f);
-        load_float4_shared<AT * 512>(x[AT], from, some);
-        if constexpr (AT + 1 < PER) load_fragments<PER, AT + 1>(x, from, some);
-    }
-
-    // All warps: joins the parts of a segment, each warp some of the fragments.
-    __device__ __forceinline__ void join(const Pending& pending) {
-        constexpr int PER = D == 128 && NT == 1 ? 4 : (D / 16) / WARPS < 2 ? 1 : 2;  // fragments at a time
-        constexpr int BATCH = Q_SHARED ? 2 : D == 128 && NT == 1 ? 9 : 8;  // parts whose loads are in flight together
-#pragma unroll 1
-        for (u32 i = warp * PER; i < FRAGMENTS; i += WARPS * PER) {
-            const u32 n = i / (D / 16);
-            // Of four lanes only `wide` have query rows here. The others take parts of their own, so `abreast` parts go at once.
-            const u32 rows = pending.rows - min(n * 8, pending.rows), wide = rows > 4 ? 4 : rows > 2 ? 2 : 1, abreast = 4 / wide;
-            const u32 mine = lane % 4 / wide, column = lane % wide;
-            // Part 0 lies in the slot for what a stretch ends with, the others in those for what one begins with.
-            const u32 slot = 2 * pending.first_cta, apart = 2 * lanes;
-            const u64 outputs = reinterpret_cast<u64>(part_output(slot)) + i * 512 + (lane / 4 * 4 + column) * 16;
-            const u64 tops = reinterpret_cast<u64>(part_tops(slot)) + (n * 4 + column) * 16;
-            float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f}, o[PER][4] = {};
-#pragma unroll 1
-            for (u32 from = 0; from < pending.parts; from += BATCH * abreast) {
-                float4 of[BATCH], x[BATCH][PER];
-#pragma unroll
-                for (int j = 0; j < BATCH; ++j) {
-                    const u32 part = from + j * abreast + mine, on = part * apart + (j == 0 && part == 0);
-                    const bool some = part < pending.parts;
-                    of[j] = make_float4(MINUS_INF, 0.f, MINUS_INF, 0.f);
-                    load_float4_shared<0>(of[j], tops + on * u64(2 * ROWS * 4), some);
-                    load_fragments(x[j], outputs + on * u64(ROWS * D * 4), some);
-                }
-                float above0 = top[0], above1 = top[1];
-#pragma unroll
-                for (int j = 0; j < BATCH; ++j) above0 = fmaxf(above0, of[j].x), above1 = fmaxf(above1, of[j].z);
-                const float base0 = above0 == MINUS_INF ? 0.f : above0, base1 = above1 == MINUS_INF ? 0.f : above1;
-                const float old0 = exp2_fast(top[0] - base0), old1 = exp2_fast(top[1] - base1);
-                top[0] = above0, top[1] = above1, sum[0] *= old0, sum[1] *= old1;
-#pragma unroll
-                for (int k = 0; k < PER; ++k) o[k][0] *= old0, o[k][1] *= old1, o[k][2] *= old0, o[k][3] *= old1;
-#pragma unroll
-                for (int j = 0; j < BATCH; ++j) {
-                    const float new0 = exp2_fast(of[j].x - base0), new1 = exp2_fast(of[j].z - base1);
-                    sum[0] += of[j].y * new0, sum[1] += of[j].w * new1;
-#pragma unroll
-                    for (int k = 0; k < PER; ++k)
-                        o[k][0] += x[j][k].x * new0, o[k][1] += x[j][k].y * new1, o[k][2] += x[j][k].z * new0, o[k][3] += x[j][k].w * new1;
-                }
-            }
-#pragma unroll 1
-            for (u32 other = wide; other < 4; other *= 2) {
-                const float above0 = fmaxf(top[0], __shfl_xor_sync(~0u, top[0], other)), base0 = above0 == MINUS_INF ? 0.f : above0;
-                const float above1 = fmaxf(top[1], __shfl_xor_sync(~0u, top[1], other)), base1 = above1 == MINUS_INF ? 0.f : above1;
-                const float old0 = exp2_fast(top[0] - base0), old1 = exp2_fast(top[1] - base1);
-                top[0] = above0, top[1] = above1, sum[0] *= old0, sum[1] *= old1;
-                sum[0] += __shfl_xor_sync(~0u, sum[0], other), sum[1] += __shfl_xor_sync(~0u, sum[1], other);
-#pragma unroll
-                for (int k = 0; k < PER; ++k)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        o[k][e] *= e % 2 ? old1 : old0;
-                        o[k][e] += __shfl_xor_sync(~0u, o[k][e], other);
-                    }
-            }
-            if (i % (D / 16) == 0) write_lse(n, pending.qo_start, pending.rows, pending.head, top, sum);
-#pragma unroll
-            for (int k = 0; k < PER; ++k) write(n, i % (D / 16) + k, pending.qo_start, pending.rows, pending.head, o[k], sum);
-        }
-    }
-
-    // A finished fragment: dims m * 16 .. + 16 of query rows n * 8 .. + 8.
-    __device__ __forceinline__ void write(u32 n, u32 m, u32 qo_start, u32 rows, u32 head, const float (&o)[4], const float (&sum)[2]) {
-        const float inverse0 = sum[0] > 0.f ? 1.f / sum[0] : 0.f, inverse1 = sum[1] > 0.f ? 1.f / sum[1] : 0.f;
-        const u32 low = transpose(pack(T(), o[0] * inverse0, o[1] * inverse1)), high = transpose(pack(T(), o[2] * inverse0, o[3] * inverse1));
-        const u32 row = n * 8 + lane / 4, query = row / p.group;
-        if (row >= rows) return;
-        const u64 to = p.out + (qo_start + query) * p.out_stride + (head * p.group + (row - query * p.group)) * ROW + m * 32 + lane % 4 * 4;
-        store_u32(to, low);
-        store_u32(to + 16, high);
-    }
-    __device__ __forceinline__ void write_lse(u32 n, u32 qo_start, u32 rows, u32 head, const float (&top)[2], const float (&sum)[2]) {
-        if (p.lse == 0 || lane >= 4) return;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const u32 row = n * 8 + lane * 2 + h, query = row / p.group;
-            if (row < rows)
-                store_float(p.lse + ((qo_start + query) * static_cast<u64>(p.q_heads) + head * p.group + (row - query * p.group)) * 4,
-                            sum[h] > 0.f ? (top[h] + log2_fast(sum[h])) * LN_2 : MINUS_INF);
-        }
-    }
 };
 
 template <class T, int D, int NT, int WARPS, int STAGES> DEVICE void attend_decode(const AttendParams& p) {

@@ -1,0 +1,39 @@
+// Where a CTA stands in the line of units that the decode plan deals out (DecodeWork).
+#pragma once
+#include "attend.cuh"
+
+// A place in the line of units: which sequence, which head, which of its units.
+struct DecodeCursor {
+    u32 index, row, qo_start, extend_len, kv_len;  // the sequence
+    u32 start, units, first;                       // its first unit, its units of one head, the first position it sees
+    u32 head, at, stop;                            // the segment: units at..stop of the lane's `head`
+    u32 unit, unit_end;                            // global number of `at`; end of this CTA's stretch
+
+    __device__ __forceinline__ void measure(const AttendParams& p) {
+        const u32 position = kv_len > extend_len ? kv_len - extend_len : 0;
+        first = p.window != 0 && position + 1 > p.window ? position + 1 - p.window : 0;
+        units = (kv_len - min(first, kv_len) + DECODE_UNIT - 1) / DECODE_UNIT + DECODE_EXTRA;
+    }
+    __device__ __forceinline__ void open() { stop = min(units, at + (unit_end - unit)); }
+    // The next segment, or false at the end of the stretch.
+    template <u32 ROWS> __device__ __forceinline__ bool next(const AttendParams& p, u32 heads) {
+        unit += stop - at;
+        if (unit >= unit_end) return false;
+        at = 0;
+        if (++head == heads) {
+            head = 0;
+            start += units * heads;
+            do {
+                ++index;
+                const uint4 r = load_uint4(p.batch_rows + 16ull * index);
+                row = r.x, qo_start = r.y, extend_len = r.z, kv_len = r.w;
+            } while (extend_len == 0 || extend_len * p.group > ROWS);
+            measure(p);
+        }
+        open();
+        return true;
+    }
+    // The segment's positions for one warp.
+    __device__ __forceinline__ u32 begin_of(u32 warp) const { return first + at * DECODE_UNIT + warp * 16; }
+    __device__ __forceinline__ u32 end() const { return min(kv_len, first + stop * DECODE_UNIT); }
+};

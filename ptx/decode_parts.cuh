@@ -1,0 +1,149 @@
+// What becomes of a segment's sums in the decode kernel: the result, or this CTA's part of it, and the join of the parts.
+#pragma once
+#include "decode_cursor.cuh"
+
+// NT eights of query rows, as in attend_decode.cuh; a sum's fragments lie as the tensor core's products do.
+template <class T, int D, int NT, int WARPS> struct DecodeParts {
+    static constexpr int ROW = D * 2;  // bytes
+    static constexpr int ROWS = 8 * NT;
+    static constexpr int FRAGMENTS = NT * (D / 16);  // of a warp's output sum, 16 bytes a lane each
+
+    // A segment of which this CTA has a part only.
+    struct Pending {
+        u32 parts;      // 0: none
+        u32 first_cta;  // the CTA with the first part
+        u32 qo_start, rows, head;
+    };
+
+    const AttendParams& p;
+    const u32 warp, lane;
+    u32 lanes, per;  // of the plan: lanes, units of each CTA
+    __device__ __forceinline__ explicit DecodeParts(const AttendParams& p) : p(p), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
+
+    __device__ __forceinline__ u32 head_of(const DecodeCursor& c) const { return c.head * lanes + blockIdx.x % lanes; }
+
+    __device__ __forceinline__ float* part_output(u32 slot) const { return reinterpret_cast<float*>(p.partial) + slot * u64(ROWS * D); }
+    __device__ __forceinline__ float* part_tops(u32 slot) const { return part_output(2 * gridDim.x) + slot * u64(2 * ROWS); }
+
+    // Warp 0: writes a segment's result, or this CTA's part of it.
+    __device__ __forceinline__ void finish(const DecodeCursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
+                                           const float (&sum)[NT][2], Pending (&pending)[2]) {
+        const u32 begin = c.start + c.head * c.units;
+        const u32 some = max(1u, c.units - DECODE_EXTRA);  // units with tokens; the rest has nothing to add
+        if (c.at >= some) return;
+        const u32 first = begin / per, parts = (begin + some - 1) / per - first + 1;  // the stretches it lies in
+        if (parts == 1) {
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                write_lse(n, c.qo_start, rows, head_of(c), top[n], sum[n]);
+#pragma unroll
+                for (int m = 0; m < D / 16; ++m) write(n, m, c.qo_start, rows, head_of(c), o[n][m], sum[n]);
+            }
+            return;
+        }
+        const u32 first_cta = first * lanes + blockIdx.x % lanes;
+        const bool begins = blockIdx.x == first_cta;
+        const u32 slot = 2 * blockIdx.x + begins;
+        float* const to = part_output(slot) + lane * 4;
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+            for (int m = 0; m < D / 16; ++m)
+                *reinterpret_cast<float4*>(to + (n * (D / 16) + m) * 128) = make_float4(o[n][m][0], o[n][m][1], o[n][m][2], o[n][m][3]);
+            if (lane < 4) reinterpret_cast<float4*>(part_tops(slot))[n * 4 + lane] = make_float4(top[n][0], sum[n][0], top[n][1], sum[n][1]);
+        }
+        if (lane == 0) pending[begins] = {parts, first_cta, c.qo_start, rows, head_of(c)};
+    }
+
+    // Fragments of a part; zeros where `some` is false.
+    template <int PER, int AT = 0> __device__ __forceinline__ void load_fragments(float4 (&x)[PER], u64 from, bool some) const {
+        x[AT] = make_float4(0.f, 0.f, 0.f, 0.f);
+        load_float4_shared<AT * 512>(x[AT], from, some);
+        if constexpr (AT + 1 < PER) load_fragments<PER, AT + 1>(x, from, some);
+    }
+
+    // All warps: joins the parts of a segment, each warp some of the fragments.
+    __device__ __forceinline__ void join(const Pending& pending) {
+        constexpr int PER = D == 128 && NT == 1 ? 4 : (D / 16) / WARPS < 2 ? 1 : 2;  // fragments at a time
+        constexpr int BATCH = D * NT > 256 ? 2 : D == 128 && NT == 1 ? 9 : 8;  // parts whose loads are in flight together
+#pragma unroll 1
+        for (u32 i = warp * PER; i < FRAGMENTS; i += WARPS * PER) {
+            const u32 n = i / (D / 16);
+            // Of four lanes only `wide` have query rows here. The others take parts of their own, so `abreast` parts go at once.
+            const u32 rows = pending.rows - min(n * 8, pending.rows), wide = rows > 4 ? 4 : rows > 2 ? 2 : 1, abreast = 4 / wide;
+            const u32 mine = lane % 4 / wide, column = lane % wide;
+            // Part 0 lies in the slot for what a stretch ends with, the others in those for what one begins with.
+            const u32 slot = 2 * pending.first_cta, apart = 2 * lanes;
+            const u64 outputs = reinterpret_cast<u64>(part_output(slot)) + i * 512 + (lane / 4 * 4 + column) * 16;
+            const u64 tops = reinterpret_cast<u64>(part_tops(slot)) + (n * 4 + column) * 16;
+            float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f}, o[PER][4] = {};
+#pragma unroll 1
+            for (u32 from = 0; from < pending.parts; from += BATCH * abreast) {
+                float4 of[BATCH], x[BATCH][PER];
+#pragma unroll
+                for (int j = 0; j < BATCH; ++j) {
+                    const u32 part = from + j * abreast + mine, on = part * apart + (j == 0 && part == 0);
+                    const bool some = part < pending.parts;
+                    of[j] = make_float4(MINUS_INF, 0.f, MINUS_INF, 0.f);
+                    load_float4_shared<0>(of[j], tops + on * u64(2 * ROWS * 4), some);
+                    load_fragments(x[j], outputs + on * u64(ROWS * D * 4), some);
+                }
+                float above0 = top[0], above1 = top[1];
+#pragma unroll
+                for (int j = 0; j < BATCH; ++j) above0 = fmaxf(above0, of[j].x), above1 = fmaxf(above1, of[j].z);
+                const float base0 = above0 == MINUS_INF ? 0.f : above0, base1 = above1 == MINUS_INF ? 0.f : above1;
+                const float old0 = exp2_fast(top[0] - base0), old1 = exp2_fast(top[1] - base1);
+                top[0] = above0, top[1] = above1, sum[0] *= old0, sum[1] *= old1;
+#pragma unroll
+                for (int k = 0; k < PER; ++k) o[k][0] *= old0, o[k][1] *= old1, o[k][2] *= old0, o[k][3] *= old1;
+#pragma unroll
+                for (int j = 0; j < BATCH; ++j) {
+                    const float new0 = exp2_fast(of[j].x - base0), new1 = exp2_fast(of[j].z - base1);
+                    sum[0] += of[j].y * new0, sum[1] += of[j].w * new1;
+#pragma unroll
+                    for (int k = 0; k < PER; ++k)
+                        o[k][0] += x[j][k].x * new0, o[k][1] += x[j][k].y * new1, o[k][2] += x[j][k].z * new0, o[k][3] += x[j][k].w * new1;
+                }
+            }
+#pragma unroll 1
+            for (u32 other = wide; other < 4; other *= 2) {
+                const float above0 = fmaxf(top[0], __shfl_xor_sync(~0u, top[0], other)), base0 = above0 == MINUS_INF ? 0.f : above0;
+                const float above1 = fmaxf(top[1], __shfl_xor_sync(~0u, top[1], other)), base1 = above1 == MINUS_INF ? 0.f : above1;
+                const float old0 = exp2_fast(top[0] - base0), old1 = exp2_fast(top[1] - base1);
+                top[0] = above0, top[1] = above1, sum[0] *= old0, sum[1] *= old1;
+                sum[0] += __shfl_xor_sync(~0u, sum[0], other), sum[1] += __shfl_xor_sync(~0u, sum[1], other);
+#pragma unroll
+                for (int k = 0; k < PER; ++k)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        o[k][e] *= e % 2 ? old1 : old0;
+                        o[k][e] += __shfl_xor_sync(~0u, o[k][e], other);
+                    }
+            }
+            if (i % (D / 16) == 0) write_lse(n, pending.qo_start, pending.rows, pending.head, top, sum);
+#pragma unroll
+            for (int k = 0; k < PER; ++k) write(n, i % (D / 16) + k, pending.qo_start, pending.rows, pending.head, o[k], sum);
+        }
+    }
+
+    // A finished fragment: dims m * 16 .. + 16 of query rows n * 8 .. + 8.
+    __device__ __forceinline__ void write(u32 n, u32 m, u32 qo_start, u32 rows, u32 head, const float (&o)[4], const float (&sum)[2]) {
+        const float inverse0 = sum[0] > 0.f ? 1.f / sum[0] : 0.f, inverse1 = sum[1] > 0.f ? 1.f / sum[1] : 0.f;
+        const u32 low = transpose(pack(T(), o[0] * inverse0, o[1] * inverse1)), high = transpose(pack(T(), o[2] * inverse0, o[3] * inverse1));
+        const u32 row = n * 8 + lane / 4, query = row / p.group;
+        if (row >= rows) return;
+        const u64 to = p.out + (qo_start + query) * p.out_stride + (head * p.group + (row - query * p.group)) * ROW + m * 32 + lane % 4 * 4;
+        store_u32(to, low);
+        store_u32(to + 16, high);
+    }
+    __device__ __forceinline__ void write_lse(u32 n, u32 qo_start, u32 rows, u32 head, const float (&top)[2], const float (&sum)[2]) {
+        if (p.lse == 0 || lane >= 4) return;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const u32 row = n * 8 + lane * 2 + h, query = row / p.group;
+            if (row < rows)
+                store_float(p.lse + ((qo_start + query) * static_cast<u64>(p.q_heads) + head * p.group + (row - query * p.group)) * 4,
+                            sum[h] > 0.f ? (top[h] + log2_fast(sum[h])) * LN_2 : MINUS_INF);
+        }
+    }
+};

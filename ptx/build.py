@@ -10,14 +10,13 @@ NAME_sm90a.cu is compiled for sm_90a alone, every other for sm_80.
 """
 import concurrent.futures, ctypes, glob, os, pathlib, re, subprocess, sys, tempfile
 
+import chain
+
 HERE = pathlib.Path(__file__).resolve().parent
 RUST = HERE.parent / "src/backend/cuda/params.rs"
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "kvarena-ptx"
 PINS = ["nvidia-cuda-nvrtc-cu12==12.4.127", "nvidia-cuda-nvcc-cu12==12.4.131"]
 COMPILER = "NVRTC 12.4.127"
-
-# What src/backend/cuda/launch.rs does with PTX for devices that have the instructions.
-CHAINED = {".target sm_80": ".target sm_90", "// chain: wait": "griddepcontrol.wait;", "// chain: next": "griddepcontrol.launch_dependents;"}
 
 
 def tools():
@@ -61,8 +60,7 @@ def assemble(ptxas, source, arch):
     """A line for each kernel: registers, shared memory; and a list of what is wrong."""
     text = source.with_suffix(".ptx").read_text()
     if arch == "90":
-        for mark, instruction in CHAINED.items():
-            text = text.replace(mark, instruction)
+        text = chain.chained(text)
     with tempfile.TemporaryDirectory() as folder:
         ptx = pathlib.Path(folder) / "in.ptx"
         ptx.write_text(text)

@@ -23,6 +23,8 @@ ap.add_argument("--no-hopper", action="store_true", help="leave the sm_90a kerne
 ap.add_argument("--plain", action="store_true", help="launch as for compute capability 8: no programmatic dependent launch")
 ap.add_argument("what", nargs="+")
 A = ap.parse_args()
+sys.path[:0] = [A.ptx, ap.get_default("ptx")]
+import chain
 dev = torch.device("cuda")
 torch.zeros(1, device=dev)
 SMS = torch.cuda.get_device_properties(0).multi_processor_count
@@ -45,14 +47,6 @@ def ok(code, what):
         sys.exit(f"{what}: CUDA error {code}")
 
 
-# As src/backend/cuda/launch.rs does it.
-CHAINED = {".target sm_80": ".target sm_90", "// chain: wait": "griddepcontrol.wait;", "// chain: next": "griddepcontrol.launch_dependents;"}
-def chained(text):
-    if not A.plain and torch.cuda.get_device_capability() >= (9, 0) and "// chain: wait" in text:
-        for mark, instruction in CHAINED.items(): text = text.replace(mark, instruction)
-    return text
-
-
 MODULES, KERNELS, WAITING = {}, {}, {}
 def kernel(stem, entry):
     """(function, block, dynamic shared memory, resident CTAs of the device); WAITING by the function's address"""
@@ -60,7 +54,8 @@ def kernel(stem, entry):
         if stem not in MODULES:
             module = ctypes.c_void_p()
             start = time.time()
-            text = chained(open(f"{A.ptx}/{stem}.ptx").read())
+            text = open(f"{A.ptx}/{stem}.ptx").read()
+            if torch.cuda.get_device_capability() >= (9, 0) and not A.plain: text = chain.chained(text)
             ok(cu.cuModuleLoadData(ctypes.byref(module), text.encode() + b"\0"), f"load {stem}")
             WAITING[stem] = "griddepcontrol.wait" in text
             MODULES[stem] = module

@@ -15,7 +15,7 @@ install -s "$(binary test --release --features cuda --test cuda --no-run)" "$1/c
 install -s "$(binary build --release --features cuda --bench gpu)" "$1/gpu_bench"
 rustc -O --edition 2024 --crate-type cdylib -o "$1/libsplit.so" ptx/lab/split_ffi.rs
 cp ptx/lab/lab.py ptx/lab/compare.py "$1"
-cp ptx/*.ptx "$1/ptx"
+cp ptx/*.ptx ptx/chain.py "$1/ptx"
 [ -z "${FLASHINFER_KIT:-}" ] || cp -r "$FLASHINFER_KIT" "$1/flashinfer"
 cat >"$1/run.sh" <<'RUN'
 #!/usr/bin/env bash

@@ -175,4 +175,12 @@ mod tests {
         }
         assert!(chained_files > 0);
     }
+
+    #[test]
+    fn the_scripts_know_the_same_marks() {
+        let script = include_str!("../../../ptx/chain.py");
+        for (mark, instruction) in MARKS {
+            assert!(script.contains(&format!("\"{mark}\": \"{instruction}\"")), "{mark}");
+        }
+    }
 }

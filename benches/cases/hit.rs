@@ -91,13 +91,15 @@ impl HitFloor {
     pub fn new(sequences: usize, rotation: usize, page_size: u32) -> Self {
         let numbers = (0..rotation).map(|i| work::hit_order(i) % sequences);
         let queries: Vec<_> = numbers.map(|s| (s, work::sequence(s))).collect();
-        let mut own = vec![TokenId::new(1); sequences * Self::OWN_LEN];
+        let mut own: Vec<TokenId> = work::slab(sequences * Self::OWN_LEN);
         for (s, tokens) in &queries {
             own[s * Self::OWN_LEN..][..Self::OWN_LEN].copy_from_slice(&tokens[work::PROMPT_LEN..]);
         }
         let prompts: Vec<TokenId> = (0..work::PROMPTS).flat_map(work::prompt).collect();
         let pages = |tokens: &[TokenId]| -> Vec<PageId> {
-            (0..whole_pages(tokens.len(), page_size)).map(PageId::new).collect()
+            let mut pages = work::slab(whole_pages(tokens.len(), page_size) as usize);
+            pages.iter_mut().zip(0..).for_each(|(page, number)| *page = PageId::new(number));
+            pages
         };
         Self {
             prompt_pages: pages(&prompts),

@@ -145,8 +145,8 @@ impl InsertFloor {
         let new_pages = (0..whole_pages(Self::NEW, page_size)).map(PageId::new);
         Self {
             prompts: (0..work::PROMPTS).flat_map(work::prompt).collect(),
-            tokens: vec![TokenId::new(1); Self::NEW * places],
-            pages: vec![PageId::new(1); whole_pages(Self::NEW, page_size) as usize * places],
+            tokens: work::slab(Self::NEW * places),
+            pages: work::slab(whole_pages(Self::NEW, page_size) as usize * places),
             sequences: (0..ROUND).map(work::new_sequence).collect(),
             new_pages: new_pages.collect(),
             place: 0,

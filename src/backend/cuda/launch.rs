@@ -1,7 +1,7 @@
 //! Kernel launches: plain, or chained where the kernel and the device know how (programmatic dependent launch).
 //!
 //! A chained kernel is set up while the one before it on the stream ends, and waits by itself, before its first access
-//! to memory, until that one is done and its writes are seen: 0.3 us less a launch, in a graph too. It takes two
+//! to memory, until that one is done and its writes are seen: 0.3 us less a launch, measured in graphs. It takes two
 //! instructions of compute capability 9.0. The PTX is for 8.0 and newer, so they stand in it as comments
 //! (`ptx/chain.cuh`), which become instructions here where the device has them.
 //!

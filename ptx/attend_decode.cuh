@@ -217,7 +217,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
                         s[n][i] += s2[n][i];
-                        s[n][i] = logits.cap > 0.f ? logits.capped(s[n][i]) : s[n][i] * logits.scale;
+                        s[n][i] = logits.of(s[n][i]);
                     }
                 if (at + 15 > position0 || p.window != 0) {
 #pragma unroll

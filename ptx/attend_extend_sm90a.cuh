@@ -331,7 +331,7 @@ template <class T> struct ExtendHopper {
         auto soften = [&](u32 begin) -> bool {
             if (!plain) {
 #pragma unroll
-                for (int i = 0; i < 64; ++i) s[i / 4][i % 4] = logits.cap > 0.f ? logits.capped(s[i / 4][i % 4]) : s[i / 4][i % 4] * logits.scale;
+                for (int i = 0; i < 64; ++i) s[i / 4][i % 4] = logits.of(s[i / 4][i % 4]);
             }
             mask(begin);
             float above[2];

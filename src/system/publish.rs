@@ -41,6 +41,7 @@ pub(crate) fn insert(
         return;
     }
     let end = computed / page_size;
+    // The buffer holds one row's pages and must not grow.
     if buffers.pages.len() + (end - at) as usize > buffers.pages.capacity() {
         pages.publish(&buffers.pages);
         buffers.pages.clear();

@@ -192,7 +192,7 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
     }
     let window = Some(0);
     assert_eq!(attend(Attend { window, ..plain }, 240, 240, 20), Err(CpuError::EmptyWindow));
-    for soft_cap in [0.0, -1.0] {
+    for soft_cap in [0.0, -1.0, f32::INFINITY] {
         let refused = Err(CpuError::SoftCap { soft_cap });
         let soft_cap = Some(soft_cap);
         assert_eq!(attend(Attend { soft_cap, ..plain }, 240, 240, 20), refused);

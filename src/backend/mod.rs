@@ -29,7 +29,7 @@ pub struct Attend {
     pub scale: f32,
     /// Sliding window: a query at position p sees positions above `p - window` only. At least 1.
     pub window: Option<u32>,
-    /// Soft cap of the logits, above 0.
+    /// Soft cap of the logits, above 0 and finite.
     pub soft_cap: Option<f32>,
 }
 

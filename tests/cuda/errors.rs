@@ -110,6 +110,15 @@ fn rows_that_do_not_fit_are_refused() {
     let out = buffer.rows_mut(2, None);
     let error = cuda.attend(&plan, layer, &attend, q.rows(0, None), out, None);
     assert_eq!(error, Err(CudaError::RowsAlignment { align: 16 }));
+    let mut sums = DeviceBuffer::of(&gpu, &[0_u8; 16]).expect("memory");
+    for (start, stride, wanted) in [
+        (2, None, CudaError::RowsAlignment { align: 4 }),
+        (0, Some(2), CudaError::RowsLength { wanted: 4, actual: 8 }),
+    ] {
+        let (out, sums) = (buffer.rows_mut(0, None), sums.rows_mut(start, stride));
+        let error = cuda.attend(&plan, layer, &attend, q.rows(0, None), out, Some(sums));
+        assert_eq!(error, Err(wanted));
+    }
 }
 
 #[test]

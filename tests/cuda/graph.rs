@@ -183,4 +183,8 @@ fn a_capture_refuses_what_was_not_staged() {
     backend.cuda.stage(&second.plan()).expect("a valid plan");
     let unstaged = stream.capture(|| buffers.launch(&mut backend, &first.plan(), &attend));
     assert_eq!(unstaged.err(), Some(CudaError::NotStaged { step: first.plan().step }));
+    let third = drive.planner.plan(&items);
+    let begun = stream.capture(|| backend.begin(&third.plan()));
+    assert_eq!(begun.err(), Some(CudaError::NotStaged { step: third.plan().step }));
+    backend.begin(&third.plan()).expect("a valid plan");
 }

@@ -95,7 +95,7 @@ pub(super) fn attend(attend: &Attend, layout: &PoolLayout) -> Result<(), CpuErro
         return Err(CpuError::EmptyWindow);
     }
     match attend.soft_cap {
-        Some(soft_cap) if soft_cap.is_nan() || soft_cap <= 0.0 => {
+        Some(soft_cap) if !(soft_cap > 0.0 && soft_cap.is_finite()) => {
             Err(CpuError::SoftCap { soft_cap })
         }
         _ => Ok(()),

@@ -141,7 +141,7 @@ pub enum CpuError {
     },
     /// A window of no tokens.
     EmptyWindow,
-    /// A soft cap that is not above 0.
+    /// A soft cap that is not above 0, or not finite.
     SoftCap {
         /// The cap.
         soft_cap: f32,
@@ -209,7 +209,9 @@ impl fmt::Display for CpuError {
                 write!(f, "{q_heads} query heads are not a multiple of {kv_heads} kv heads")
             }
             Self::EmptyWindow => write!(f, "a sliding window of 0 tokens"),
-            Self::SoftCap { soft_cap } => write!(f, "soft cap {soft_cap} is not above 0"),
+            Self::SoftCap { soft_cap } => {
+                write!(f, "soft cap {soft_cap} is not above 0 and finite")
+            }
             Self::Length { operand, actual, wanted } => {
                 write!(f, "{operand} has {actual} elements where the plan asks for {wanted}")
             }

@@ -228,7 +228,10 @@ impl Kinds {
         if let Some(index) = self.list.iter().position(|kind| kind.key == key) {
             return Ok(index);
         }
-        if is_capturing(stream)? || self.list.len() == KINDS_MAX {
+        if self.list.len() == KINDS_MAX {
+            return Err(CudaError::Kinds { max: KINDS_MAX });
+        }
+        if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }
         self.list.push(Kind::new(gpu, layout, key, limits, stream)?);

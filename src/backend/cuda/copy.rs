@@ -129,14 +129,20 @@ impl Lanes {
                 Way::FromHost => copy_on_device(gpu, &mapped, pool, copies, stream)?,
             }
         } else {
-            // The chunks may still be in use by a copy on another stream.
-            self.done.block(stream)?;
-            if pool.is_packed() {
-                self.copy_packed(pool, host, way, copies, stream)?;
-            } else {
-                self.copy_pieces(gpu, pool, host, way, copies, stream)?;
+            let capturing = is_capturing(stream)?;
+            // The chunks may still be in use by a copy on another stream. A capture knows nothing of what ran before it,
+            // and a mark made in it is none afterwards.
+            if !capturing {
+                self.done.block(stream)?;
             }
-            self.done.record(stream)?;
+            if pool.is_packed() {
+                self.copy_packed(pool, host, way, copies, (stream, capturing))?;
+            } else {
+                self.copy_pieces(gpu, pool, host, way, copies, (stream, capturing))?;
+            }
+            if !capturing {
+                self.done.record(stream)?;
+            }
         }
         let mut event = CudaEvent::new(gpu, false)?;
         event.record(stream)?;
@@ -150,14 +156,14 @@ impl Lanes {
         host: &HostPages,
         way: Way,
         copies: &[PageCopy],
-        stream: RawStream,
+        (stream, capturing): (RawStream, bool),
     ) -> Result<(), CudaError> {
         self.fork(stream)?;
         let moves = copies.iter().map(|copy| {
             let (page, host_page) = ends(copy, way);
             (pool.address + u64::from(page) * pool.page_stride, host_page)
         });
-        self.transfer(way, host, moves, [0, 1], is_capturing(stream)?)?;
+        self.transfer(way, host, moves, [0, 1], capturing)?;
         self.join(stream)
     }
 
@@ -170,18 +176,18 @@ impl Lanes {
         host: &HostPages,
         way: Way,
         copies: &[PageCopy],
-        stream: RawStream,
+        (stream, capturing): (RawStream, bool),
     ) -> Result<(), CudaError> {
         let pages = (CHUNK_BYTES / host.page_bytes).max(1);
         let bytes = pages * host.page_bytes;
         let addresses = match &self.chunks {
             Some(chunks) => [chunks[0].address(), chunks[1].address()],
+            None if capturing => return Err(CudaError::NotPrepared),
             None => {
                 let chunks = [DeviceBuffer::new(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?];
                 self.chunks.insert(chunks).each_ref().map(DeviceBuffer::address)
             }
         };
-        let capturing = is_capturing(stream)?;
         self.fork(stream)?;
         for (i, copies) in copies.chunks(pages as usize).enumerate() {
             let lane = self.streams[i % 2].raw();

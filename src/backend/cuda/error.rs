@@ -117,6 +117,18 @@ pub enum CudaError {
     },
     /// Two pools whose pages do not have the same bytes.
     PageShape,
+    /// A pool on another device than the one that copies.
+    OtherDevice {
+        /// The other device.
+        ordinal: u32,
+    },
+    /// Sequences of more tokens than kernels count.
+    RowTokens {
+        /// Most tokens of a row of the page tables.
+        tokens: u64,
+        /// The most for this page size.
+        max: u64,
+    },
     /// Query heads that kv heads do not divide, or more than 16 query heads for one kv head.
     Heads {
         /// Query heads.
@@ -124,7 +136,7 @@ pub enum CudaError {
         /// Heads of K and V.
         kv_heads: u32,
     },
-    /// A scale that is 0 or not finite, a soft cap that is not above 0, or a window of 0.
+    /// A scale that is 0 or not finite, a soft cap that is not above 0 or not finite, or a window of 0.
     Attend,
     /// No attention kernel for this head_dim: 64, 128 and 256 have one.
     HeadDim {
@@ -149,8 +161,13 @@ pub enum CudaError {
         step: StepId,
     },
     /// While a stream is captured, a launch met attention of a kind that no earlier launch or
-    /// [`prepare`](super::Cuda::prepare) has made memory for.
+    /// [`prepare`](super::Cuda::prepare) has made memory for, or a copy to or from the host that none has.
     NotPrepared,
+    /// Attention of more kinds (query heads and windows) than a step is split for.
+    Kinds {
+        /// The most there may be.
+        max: usize,
+    },
 }
 
 impl fmt::Display for CudaError {
@@ -190,6 +207,10 @@ impl fmt::Display for CudaError {
             Self::Page { page, pages } => write!(f, "page {page} is not below {pages}"),
             Self::Layer { layer } => write!(f, "the pool has no layer {layer:?}"),
             Self::PageShape => write!(f, "the two pools' pages differ in shape"),
+            Self::OtherDevice { ordinal } => write!(f, "the other pool is on device {ordinal}"),
+            Self::RowTokens { tokens, max } => {
+                write!(f, "rows of {tokens} tokens are above the kernels' limit of {max}")
+            }
             Self::Heads { q_heads, kv_heads } => {
                 write!(f, "{q_heads} query heads cannot share {kv_heads} kv heads")
             }
@@ -207,7 +228,10 @@ impl fmt::Display for CudaError {
                 write!(f, "the plan of step {step:?} was not staged before the capture")
             }
             Self::NotPrepared => {
-                write!(f, "this kind of attention was not prepared before the capture")
+                write!(f, "this kind of attention or copy was not prepared before the capture")
+            }
+            Self::Kinds { max } => {
+                write!(f, "there is no room for more than {max} kinds of attention")
             }
         }
     }

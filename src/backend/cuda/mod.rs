@@ -113,7 +113,8 @@ impl Cuda {
         self.options.stream
     }
 
-    /// Launches on another stream from now on. The host orders the two, if it needs to.
+    /// Launches on another stream from now on. The host orders the two: what was asked of the one before comes first,
+    /// `open` and [`Cuda::prepare`] too, since there is one staged plan and one set of tables.
     pub fn set_stream(&mut self, stream: RawStream) {
         self.options.stream = stream;
     }
@@ -155,10 +156,10 @@ impl Cuda {
         self.gpu.load(&LOAD_PLAN)?;
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         let layout = open.pool.layout();
-        check_attend(attend, layout)?;
+        let attend = check_attend(attend, layout, open.tables.longest_row())?;
         if layout.dtype() != Dtype::F32 {
             let stream = self.options.stream;
-            open.kinds.prepare(&self.gpu, layout, attend, open.limits, stream)?;
+            open.kinds.prepare(&self.gpu, layout, &attend, open.limits, stream)?;
         }
         Ok(())
     }
@@ -200,7 +201,7 @@ impl Cuda {
     /// host orders that stream after the steps that write the pages.
     ///
     /// # Errors
-    /// Before `open`, pages that do not exist, pages of another shape, or the driver's.
+    /// Before `open`, pages that do not exist, pages of another shape, a pool on another device, or the driver's.
     pub fn copy_to_pool(
         &self,
         target: &mut Cuda,
@@ -208,6 +209,9 @@ impl Cuda {
         stream: RawStream,
     ) -> Result<CudaEvent, CudaError> {
         self.gpu.bind()?;
+        if target.gpu.ordinal() != self.gpu.ordinal() {
+            return Err(CudaError::OtherDevice { ordinal: target.gpu.ordinal() });
+        }
         let source = self.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
         let target = target.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
         check_copies(copies, (source.count, target.count))?;
@@ -220,8 +224,11 @@ impl Cuda {
     /// Copies pages of the pool (sources) to pinned host memory (targets), on `stream`. The host orders that stream
     /// after the steps that write the pages, and leaves them alone until the event is done.
     ///
+    /// The first copy makes streams and memory that all of them share. So a capture needs one before it, and the host
+    /// orders replays with other copies.
+    ///
     /// # Errors
-    /// Before `open`, pages that do not exist, pages of another shape, or the driver's.
+    /// Before `open`, pages that do not exist, pages of another shape, in a capture the first copy, or the driver's.
     pub fn copy_to_host(
         &mut self,
         host: &mut HostPages,
@@ -256,6 +263,7 @@ impl Cuda {
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         let lanes = match &mut open.lanes {
             Some(lanes) => lanes,
+            None if stream::is_capturing(stream)? => return Err(CudaError::NotPrepared),
             empty => empty.insert(Lanes::new(&self.gpu)?),
         };
         lanes.copy(&self.gpu, &open.pool.pages(), host, way, copies, stream)
@@ -342,7 +350,8 @@ impl Backend for Cuda {
     /// Waits only where the host is more than twice `max_steps` steps ahead of the device.
     ///
     /// # Errors
-    /// A plan that names what does not exist or is too large, whose step does not follow the last one, or the driver's.
+    /// A plan that names what does not exist or is too large, whose step does not follow the last one, while the stream
+    /// is captured, or the driver's.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
@@ -350,6 +359,10 @@ impl Backend for Cuda {
             return Err(CudaError::AlreadyBegun { step: plan.step, last: open.last });
         }
         let stream = self.options.stream;
+        // A replay would take the plan out of a slot that holds another one by then.
+        if stream::is_capturing(stream)? {
+            return Err(CudaError::NotStaged { step: plan.step });
+        }
         open.stage.begin(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
         open.last = plan.step;
         Ok(())
@@ -395,7 +408,7 @@ impl Backend for Cuda {
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         open.check_begun(plan)?;
         let layout = open.pool.layout();
-        check_attend(attend, layout)?;
+        let attend = &check_attend(attend, layout, open.tables.longest_row())?;
         let (tokens, dtype) = (plan.token_count(), layout.dtype());
         let width = attend.q_heads as usize * layout.head_dim() as usize;
         let q_stride = row_stride(q.stride, q.bytes, tokens, width, dtype)?;
@@ -405,8 +418,7 @@ impl Backend for Cuda {
             return Err(CudaError::RowsAlignment { align: align as u32 });
         }
         if let Some(lse) = &lse {
-            let heads = attend.q_heads as usize;
-            row_stride(None, lse.bytes, tokens, heads, Dtype::F32)?;
+            check_sums(lse, tokens, attend.q_heads as usize)?;
         }
         let index = match dtype {
             Dtype::F32 => None,
@@ -463,18 +475,36 @@ fn row_stride(
     dtype: Dtype,
 ) -> Result<u64, CudaError> {
     let size = u64::from(dtype.size());
-    let stride = stride.unwrap_or(width) as u64 * size;
+    // What does not fit 64 bits is longer than any memory.
+    let stride = (stride.unwrap_or(width) as u64).saturating_mul(size);
     if stride < width as u64 * size {
         return Err(CudaError::RowsLength { wanted: width as u64 * size, actual: stride });
     }
     let wanted = match tokens {
         0 => 0,
-        tokens => (tokens as u64 - 1) * stride + width as u64 * size,
+        tokens => (tokens as u64 - 1).saturating_mul(stride).saturating_add(width as u64 * size),
     };
     if wanted <= bytes { Ok(stride) } else { Err(CudaError::RowsLength { wanted, actual: bytes }) }
 }
 
-fn check_attend(attend: &Attend, layout: &PoolLayout) -> Result<(), CudaError> {
+/// Refuses a log-sum-exp that is not packed, too short or not aligned.
+fn check_sums(lse: &DeviceRowsMut<'_>, tokens: usize, heads: usize) -> Result<(), CudaError> {
+    let (stride, packed) =
+        (row_stride(lse.stride, lse.bytes, tokens, heads, Dtype::F32)?, 4 * heads as u64);
+    if stride != packed {
+        return Err(CudaError::RowsLength { wanted: packed, actual: stride });
+    }
+    let aligned = lse.address.is_multiple_of(4);
+    if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
+}
+
+/// What kernels are asked for: a window that no row of the page tables outgrows is none, so that kernels may add it to
+/// positions.
+fn check_attend(
+    attend: &Attend,
+    layout: &PoolLayout,
+    longest_row: u64,
+) -> Result<Attend, CudaError> {
     let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
     if q_heads == 0 || q_heads % kv_heads != 0 || q_heads / kv_heads > 16 {
         return Err(CudaError::Heads { q_heads, kv_heads });
@@ -487,6 +517,73 @@ fn check_attend(attend: &Attend, layout: &PoolLayout) -> Result<(), CudaError> {
         return Err(CudaError::HeadDim { head_dim });
     }
     let scale = attend.scale.is_finite() && attend.scale != 0.0;
-    let cap = attend.soft_cap.is_none_or(|cap| cap > 0.0);
-    if scale && cap && attend.window != Some(0) { Ok(()) } else { Err(CudaError::Attend) }
+    let cap = attend.soft_cap.is_none_or(|cap| cap > 0.0 && cap.is_finite());
+    if !scale || !cap || attend.window == Some(0) {
+        return Err(CudaError::Attend);
+    }
+    Ok(Attend {
+        window: attend.window.filter(|&window| u64::from(window) < longest_row),
+        ..*attend
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Capacity, PoolConfig};
+
+    fn rows(stride: Option<usize>, bytes: u64) -> Result<u64, CudaError> {
+        row_stride(stride, bytes, 3, 8, Dtype::F16)
+    }
+
+    #[test]
+    fn rows_are_measured_without_overflow() {
+        assert_eq!(rows(None, 48), Ok(16));
+        assert_eq!(rows(Some(10), 56), Ok(20));
+        assert_eq!(rows(Some(10), 55), Err(CudaError::RowsLength { wanted: 56, actual: 55 }));
+        assert_eq!(rows(Some(7), 99), Err(CudaError::RowsLength { wanted: 16, actual: 14 }));
+        // 2 * 2^63 bytes, and 2^64 bytes a row: both wrap to nothing.
+        for stride in [1 << 62, 1 << 63, usize::MAX] {
+            assert!(matches!(rows(Some(stride), 1 << 40), Err(CudaError::RowsLength { .. })));
+        }
+    }
+
+    #[test]
+    fn log_sum_exp_is_packed_and_aligned() {
+        // SAFETY: nothing is launched.
+        let sums = |address, stride| unsafe { DeviceRowsMut::from_raw(address, stride) };
+        assert_eq!(check_sums(&sums(4096, None), 3, 8), Ok(()));
+        assert_eq!(check_sums(&sums(4096, Some(8)), 3, 8), Ok(()));
+        let strided = check_sums(&sums(4096, Some(9)), 3, 8);
+        assert_eq!(strided, Err(CudaError::RowsLength { wanted: 32, actual: 36 }));
+        let odd = check_sums(&sums(4098, None), 3, 8);
+        assert_eq!(odd, Err(CudaError::RowsAlignment { align: 4 }));
+    }
+
+    #[test]
+    fn attention_is_checked_and_far_windows_are_none() {
+        let capacity = Capacity::Pages(4);
+        let config = PoolConfig { kv_heads: 2, head_dim: 64, capacity, ..PoolConfig::default() };
+        let layout = config.layout().expect("a small pool");
+        let plain = Attend::new(8, 64);
+        let window = |window| {
+            let attend = Attend { window: Some(window), ..plain };
+            check_attend(&attend, &layout, 100).map(|attend| attend.window)
+        };
+        assert_eq!(window(1), Ok(Some(1)));
+        assert_eq!(window(99), Ok(Some(99)));
+        // Kernels add windows to positions: these would wrap.
+        assert_eq!([window(100), window(u32::MAX - 1), window(u32::MAX)], [Ok(None); 3]);
+        assert_eq!(window(0), Err(CudaError::Attend));
+        for cap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let attend = Attend { soft_cap: Some(cap), ..plain };
+            assert_eq!(check_attend(&attend, &layout, 100), Err(CudaError::Attend), "{cap}");
+        }
+        for scale in [0.0, f32::NAN, f32::INFINITY] {
+            let attend = Attend { scale, ..plain };
+            assert_eq!(check_attend(&attend, &layout, 100), Err(CudaError::Attend), "{scale}");
+        }
+        let heads = CudaError::Heads { q_heads: 7, kv_heads: 2 };
+        assert_eq!(check_attend(&Attend::new(7, 64), &layout, 100), Err(heads));
+    }
 }

@@ -28,6 +28,7 @@ impl Tables {
         layout: &PoolLayout,
         stream: RawStream,
     ) -> Result<Self, CudaError> {
+        check_shape(&shape, layout.page_size())?;
         let words = DeviceBuffer::new(gpu, 4 * shape.words() as u64)?;
         // SAFETY: the range is the buffer allocated above.
         let result =
@@ -53,9 +54,7 @@ impl Tables {
 
     /// Most tokens that one row names pages for, of `page_size` tokens each.
     pub(super) fn longest_row(&self) -> u64 {
-        u64::from(self.shape.chunks_per_row)
-            * u64::from(self.shape.chunk_pages)
-            * u64::from(self.page_size)
+        longest_row(&self.shape, self.page_size)
     }
 
     /// Refuses a write that would send a kernel outside the tables or the pool.
@@ -77,5 +76,43 @@ impl Tables {
     /// The words as they are on the device, after everything asked for is done. For tests.
     pub(super) fn read(&self) -> Result<Vec<u32>, CudaError> {
         self.words.read(0, self.shape.words())
+    }
+}
+
+fn longest_row(shape: &TableShape, page_size: u32) -> u64 {
+    u64::from(shape.chunks_per_row) * u64::from(shape.chunk_pages) * u64::from(page_size)
+}
+
+/// Refuses rows longer than kernels count: they add positions in 32 bits, and divide them by the page size as
+/// [`magic`](super::params::magic) says.
+fn check_shape(shape: &TableShape, page_size: u32) -> Result<(), CudaError> {
+    let exact = if page_size.is_power_of_two() { 1 } else { u64::from(page_size) };
+    let (tokens, max) = (longest_row(shape, page_size), (1 << 32) / exact.max(2));
+    if tokens <= max { Ok(()) } else { Err(CudaError::RowTokens { tokens, max }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::params::magic;
+
+    #[test]
+    fn every_position_of_a_row_finds_its_page() {
+        for page_size in 1..=1024_u32 {
+            let shape = |len| TableShape::new(page_size, 1, len, 1).expect("a small table");
+            let limit = if page_size.is_power_of_two() { 1 << 31 } else { u32::MAX / page_size };
+            let chunk = shape(1).chunk_pages * page_size;
+            let longest = shape(limit - limit % chunk);
+            assert_eq!(check_shape(&longest, page_size), Ok(()), "{page_size}");
+            let last = longest_row(&longest, page_size) as u32 - 1;
+            for position in (0..3 * page_size).chain(last - 3 * page_size..=last) {
+                let page = ((u64::from(position) * magic(page_size)) >> 32) as u32;
+                assert_eq!(page, position / page_size, "{position} / {page_size}");
+            }
+            let longer = shape(limit + 1);
+            let error =
+                CudaError::RowTokens { tokens: longest_row(&longer, page_size), max: limit.into() };
+            assert_eq!(check_shape(&longer, page_size), Err(error), "{page_size}");
+        }
     }
 }

@@ -275,7 +275,7 @@ impl<B: TestBackend> World<'_, B> {
     fn attend(&mut self) -> Attend {
         let (q_heads, head_dim) = (self.case.q_heads(), self.case.layout.head_dim());
         let plain = Attend::new(q_heads, head_dim);
-        let window = self.rng.pick(&[1, 2, 17, 33, 64, 1000]);
+        let window = self.rng.pick(&[1, 2, 17, 33, 64, 1000, u32::MAX]);
         let soft_cap = self.rng.pick(&[0.5, 5.0, 30.0]);
         Attend {
             scale: plain.scale * self.rng.pick(&[1.0, 1.0, 0.3, -1.5]),
@@ -302,6 +302,7 @@ impl<B: TestBackend> World<'_, B> {
             (last, Attend { q_heads: attend.q_heads + 1, ..*attend }),
             (last, Attend { window: Some(0), ..*attend }),
             (last, Attend { soft_cap: Some(0.0), ..*attend }),
+            (last, Attend { soft_cap: Some(f32::INFINITY), ..*attend }),
         ] {
             if attend.q_heads % self.case.layout.kv_heads() == 0
                 && attend.q_heads != self.case.q_heads()

@@ -130,7 +130,7 @@ impl Lanes {
             }
         } else {
             let capturing = is_capturing(stream)?;
-            // The chunks may still be in use by a copy on another stream. A capture knows nothing of what ran before it,
+            // The chunks may still be in use by a copy on another stream. A capture knows nothing of what ran before,
             // and a mark made in it is none afterwards.
             if !capturing {
                 self.done.block(stream)?;

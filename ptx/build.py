@@ -80,17 +80,18 @@ def assemble(ptxas, source, arch):
 
 
 def params():
-    """What differs between the sizes and offsets that params.cuh and params.rs assert."""
+    """What differs between the sizes and offsets that params.cuh and params.rs assert, and between their constants."""
     c, rust = (HERE / "params.cuh").read_text(), RUST.read_text()
     def both(sizes, offsets, text):
         found = {(t,): int(n) for t, n in re.findall(sizes, text)}
         return found | {(t, f): int(n) for t, f, n in re.findall(offsets, text)}
     left = both(r"(?m)^KV_SIZE\((\w+), (\d+)\)", r"(?m)^KV_AT\((\w+), (\w+), (\d+)\)", c)
     right = both(r"size_of::<(\w+)>\(\) == (\d+)\)", r"offset_of!\((\w+), (\w+)\) == (\d+)\)", rust)
-    # BatchRow and other plan records are asserted where they are defined.
-    shared = {key[0] for key in right}
-    return [f"params: {'.'.join(key)} is {left.get(key)} in params.cuh, {right.get(key)} in params.rs"
-            for key in sorted(left.keys() | right.keys()) if key[0] in shared and left.get(key) != right.get(key)]
+    left |= {(n,): int(v) for n, v in re.findall(r"(?m)^#define (\w+) (\d+)$", c)}
+    constants = rust + (RUST.parent / "split/decode.rs").read_text()
+    right |= {(n,): int(v) for n, v in re.findall(r"const (\w+): \w+ = (\d+);", constants) if (n,) in left}
+    return [f"params: {'.'.join(key)} is {left.get(key)} in params.cuh, {right.get(key)} in Rust"
+            for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)]
 
 
 def main():

@@ -218,6 +218,8 @@ struct CopyPagesParams {
     PageCopy copies[COPY_PAGES_MAX];
 };
 KV_SIZE(PageCopy, 8);
+KV_AT(PageCopy, source, 0);
+KV_AT(PageCopy, target, 4);
 KV_SIZE(CopyPagesParams, 3656);
 KV_AT(CopyPagesParams, source, 0);
 KV_AT(CopyPagesParams, target, 8);
@@ -249,6 +251,8 @@ struct LoadPlanParams {
     u32 reserved;   // 0
 };
 KV_SIZE(TableWrite, 8);
+KV_AT(TableWrite, index, 0);
+KV_AT(TableWrite, value, 4);
 KV_SIZE(LoadPlanParams, 64);
 KV_AT(LoadPlanParams, source, 0);
 KV_AT(LoadPlanParams, image, 8);

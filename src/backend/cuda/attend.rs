@@ -343,3 +343,59 @@ pub(super) unsafe fn launch_f32(
     // SAFETY: the caller answers for the rows.
     unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, params) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a kernel's source says of itself, and its PTX.
+    fn source(kernel: &Kernel<AttendParams>) -> String {
+        let file = kernel.name.replace("_bf16", "").replace("_f16", "");
+        let path = format!("{}/ptx/{file}.cu", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(path).expect("every kernel has a source")
+    }
+
+    fn thousands(n: u32) -> String {
+        format!("{},{:03}", n / 1000, n % 1000)
+    }
+
+    #[test]
+    fn kernels_are_launched_as_they_say() {
+        for dtype in [Dtype::F16, Dtype::Bf16] {
+            for (head_dim, group) in
+                [64, 128, 256].into_iter().flat_map(|dim| [(dim, 1), (dim, 8), (dim, 9), (dim, 16)])
+            {
+                let shape = SplitShape {
+                    kv_heads: 1,
+                    group,
+                    head_dim,
+                    window: 0,
+                    decode_ctas: 1,
+                    extend_ctas: 1,
+                    batch_max: 1,
+                    tokens_max: 1,
+                };
+                let (decode, extend) = kernels(dtype, head_dim, group).expect("a served shape");
+                let rows = shape.decode_rows();
+                assert!(decode.kernel.name.ends_with(&format!("d{head_dim}_r{rows}")));
+                let parts = shape.decode_partial_bytes() / 8 / (head_dim + 2) as usize;
+                check(&decode, format!("[2 * grid, {parts}, {}]", head_dim + 2));
+                let rows = shape.extend_rows();
+                for extend in [Some(extend), hopper(dtype, head_dim)].into_iter().flatten() {
+                    check(&extend, format!("[slots, kv_heads, {rows}, {}]", head_dim + 2));
+                }
+            }
+        }
+    }
+
+    fn check(Attention { kernel, threads }: &Attention, partial: String) {
+        let text = source(kernel);
+        let launch = format!("block {threads}, {} bytes of dynamic", thousands(kernel.shared));
+        for wanted in [launch, format!("partial f32 {partial}")] {
+            assert!(text.contains(&wanted), "{}: {wanted}", kernel.name);
+        }
+        let entry = format!(".entry {}(", kernel.name);
+        let (_, after) = kernel.ptx.split_once(&entry).expect("the entry is in the PTX");
+        assert!(after.contains(&format!(".maxntid {threads}, 1, 1")), "{}", kernel.name);
+    }
+}

@@ -16,8 +16,8 @@ use super::params::{CopyPagesParams, LoadPlanParams, StoreCacheParams};
 /// One entry of one PTX file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel<P> {
-    name: &'static str,
-    ptx: &'static str,
+    pub(super) name: &'static str,
+    pub(super) ptx: &'static str,
     /// Bytes of dynamic shared memory.
     pub(super) shared: u32,
     params: PhantomData<fn(P)>,

@@ -7,7 +7,7 @@
 
 use core::mem::{offset_of, size_of};
 
-use crate::plan::{PageCopy, TableWrite};
+use crate::plan::{BatchRow, PageCopy, TableWrite};
 
 /// What `attend_decode_*`, `attend_extend_*` and `attend_f32` take, by value.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -245,6 +245,11 @@ pub const fn wide_magic(divisor: u64) -> u64 {
 }
 
 const _: () = {
+    assert!(size_of::<BatchRow>() == 16);
+    assert!(offset_of!(BatchRow, row) == 0);
+    assert!(offset_of!(BatchRow, qo_start) == 4);
+    assert!(offset_of!(BatchRow, extend_len) == 8);
+    assert!(offset_of!(BatchRow, kv_len) == 12);
     assert!(size_of::<AttendParams>() == 184);
     assert!(offset_of!(AttendParams, q) == 0);
     assert!(offset_of!(AttendParams, out) == 8);
@@ -315,6 +320,8 @@ const _: () = {
     assert!(offset_of!(StoreCacheParams, row_units) == 80);
     assert!(offset_of!(StoreCacheParams, unit_bytes) == 84);
     assert!(size_of::<PageCopy>() == 8);
+    assert!(offset_of!(PageCopy, source) == 0);
+    assert!(offset_of!(PageCopy, target) == 4);
     assert!(size_of::<CopyPagesParams>() == 3656);
     assert!(offset_of!(CopyPagesParams, source) == 0);
     assert!(offset_of!(CopyPagesParams, target) == 8);
@@ -329,6 +336,8 @@ const _: () = {
     assert!(offset_of!(CopyPagesParams, reserved) == 68);
     assert!(offset_of!(CopyPagesParams, copies) == 72);
     assert!(size_of::<TableWrite>() == 8);
+    assert!(offset_of!(TableWrite, index) == 0);
+    assert!(offset_of!(TableWrite, value) == 4);
     assert!(size_of::<LoadPlanParams>() == 64);
     assert!(offset_of!(LoadPlanParams, source) == 0);
     assert!(offset_of!(LoadPlanParams, image) == 8);

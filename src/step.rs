@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::id::{PrefixLock, SeqKey, StepId};
 
 /// One sequence's part in a step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct StepItem {
     /// The sequence.
     pub seq: SeqKey,
@@ -116,14 +116,20 @@ impl StepLog {
     /// Begins a step; its items follow by [`StepLog::push`]. The caller checked the room.
     pub(crate) fn begin(&mut self, open: bool) -> StepId {
         assert!(self.steps.len() < self.max as usize, "the caller checked the room");
-        self.steps.push_back(Step { first_item: self.base + self.items.len() as u64, open });
+        self.steps.push_back(Step { first_item: self.next_item(), open });
         self.newest()
+    }
+
+    /// The number that the next item will have.
+    pub(crate) fn next_item(&self) -> u64 {
+        self.base + self.items.len() as u64
     }
 
     /// Adds an item to the newest step; returns its number.
     pub(crate) fn push(&mut self, item: StepItem) -> u64 {
+        let number = self.next_item();
         self.items.push_back(item);
-        self.base + self.items.len() as u64 - 1
+        number
     }
 
     /// The first open step.

@@ -148,6 +148,8 @@ impl World {
                 }
                 None => ensure(s.page_len == 0, "S3: a preempted sequence has no pages")?,
             }
+            let known = self.sequences.knows_its_end(s);
+            ensure(known, "S6: a row knows the place of its last page and its last token")?;
         }
         let (used, counted) = self.sequences.chunk_counts();
         if used == counted {

@@ -119,21 +119,21 @@ impl ChunkStore {
     }
 
     /// The place of a row's page.
-    fn place(&self, row: RowId, index: u32) -> usize {
-        let chunk = self.words[self.shape.directory_word(row, index) as usize] as usize;
+    pub fn place(&self, row: RowId, index: u32) -> u32 {
+        let chunk = self.words[self.shape.directory_word(row, index) as usize];
         let in_chunk = index & (self.shape.chunk_pages - 1);
-        chunk * self.shape.chunk_pages as usize + in_chunk as usize
+        chunk * self.shape.chunk_pages + in_chunk
     }
 
     /// The places of a row's pages from `index` on, up to page `end` or to where their chunk ends.
     fn run(&self, row: RowId, index: u32, end: u32) -> Range<usize> {
-        let place = self.place(row, index);
+        let place = self.place(row, index) as usize;
         let chunk_end = (index | (self.shape.chunk_pages - 1)) + 1;
         place..place + (end.min(chunk_end) - index) as usize
     }
 
     fn token_place(&self, row: RowId, position: u32) -> usize {
-        let place = self.place(row, position / self.page_size);
+        let place = self.place(row, position / self.page_size) as usize;
         place * self.page_size as usize + (position % self.page_size) as usize
     }
 
@@ -156,13 +156,17 @@ impl ChunkStore {
     }
 
     pub fn page(&self, row: RowId, index: u32) -> PageId {
-        self.page_and_token(row, index, 0).0
+        self.page_at(self.place(row, index))
     }
 
-    pub fn page_and_token(&self, row: RowId, index: u32, offset: u32) -> (PageId, TokenId) {
-        let place = self.place(row, index);
-        let token = self.tokens[place * self.page_size as usize + offset as usize];
-        (PageId::new(self.words[self.directory_len + place]), token)
+    /// The page at a place.
+    pub fn page_at(&self, place: u32) -> PageId {
+        PageId::new(self.words[self.directory_len + place as usize])
+    }
+
+    /// The token at `offset` in the page at a place.
+    pub fn token_at(&self, place: u32, offset: u32) -> TokenId {
+        self.tokens[place as usize * self.page_size as usize + offset as usize]
     }
 
     /// [`ChunkStore::write_tokens`] of one, as decoding has it: a third of the instructions.
@@ -243,14 +247,12 @@ impl ChunkStore {
         TableWrite { index, value: self.words[index as usize] }
     }
 
-    /// Writes a page's word; gives it, and the page's first token.
+    /// Writes the word of the page at a place.
     #[inline]
-    pub fn write_page(&mut self, row: RowId, index: u32, page: PageId) -> (TableWrite, TokenId) {
-        let place = self.place(row, index);
-        let (word, value) = (self.directory_len + place, page.raw());
+    pub fn write_page(&mut self, place: u32, page: PageId) -> TableWrite {
+        let (word, value) = (self.directory_len + place as usize, page.raw());
         self.words[word] = value;
-        let token = self.tokens[place * self.page_size as usize];
-        (TableWrite { index: word as u32, value }, token)
+        TableWrite { index: word as u32, value }
     }
 
     /// Directory words and page words of pages `start..end`.

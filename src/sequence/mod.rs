@@ -13,6 +13,7 @@
 //! * S3. A preempted sequence has tokens and nothing else.
 //! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not.
 //! * S5. Every chunk in use belongs to a row.
+//! * S6. A row knows the place of its last page and its last token by heart: what decodes looks for nothing else.
 //!
 //! planned_len passes token_len by one token for each unfinished step that samples the token of the next.
 //!
@@ -49,6 +50,10 @@ pub struct Sequence {
     pub dirty_from: u32,
     /// Chunks of its row.
     chunks: u32,
+    /// Place of its last page (`chunks.rs`), if it has one.
+    tail: u32,
+    /// Its last known token, if it has one.
+    pub last_token: TokenId,
     /// Counts preemptions: plan items of an earlier life are skipped.
     pub life: u32,
     /// The last step that planned it or copied for it; 0: none in this life.
@@ -64,9 +69,14 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Pages that it lacks to compute `len` more tokens: by S1 the rest of its last page is still to be filled.
+    /// Tokens that fit in its last page still, by S1.
+    pub(crate) fn room(&self, page_size: u32) -> u32 {
+        self.page_len * page_size - self.planned_len
+    }
+
+    /// Pages that it lacks to compute `len` more tokens.
     pub(crate) fn pages_lacking(&self, len: u32, page_size: u32) -> u32 {
-        let room = self.page_len * page_size - self.planned_len;
+        let room = self.room(page_size);
         if len <= room { 0 } else { (len - room).div_ceil(page_size) }
     }
 
@@ -189,6 +199,8 @@ impl SequenceTable {
             published: 0,
             dirty_from: 0,
             chunks: 0,
+            tail: 0,
+            last_token: TokenId::default(),
             life: 0,
             last_step: StepId::default(),
             last_item: 0,
@@ -217,7 +229,7 @@ impl SequenceTable {
         let sequence = &mut self.rows[child];
         self.store.reserve(sequence.row, &mut sequence.chunks, tokens);
         self.store.copy_tokens(from, sequence.row, tokens);
-        sequence.token_len = tokens;
+        self.end_tokens(child, tokens);
         child
     }
 
@@ -233,6 +245,9 @@ impl SequenceTable {
         }
         sequence.page_len = page_len;
         sequence.dirty_from = sequence.dirty_from.min(page_len);
+        if page_len > 0 {
+            sequence.tail = self.store.place(sequence.row, page_len - 1);
+        }
         self.shrink(seq);
     }
 
@@ -248,8 +263,17 @@ impl SequenceTable {
 
     /// Forgets tokens past `len`.
     pub(crate) fn truncate_tokens(&mut self, seq: SeqKey, len: u32) {
-        self.rows[seq].token_len = len;
+        self.end_tokens(seq, len);
         self.shrink(seq);
+    }
+
+    /// Ends a row's tokens after `len` of those that are written.
+    fn end_tokens(&mut self, seq: SeqKey, len: u32) {
+        let sequence = &mut self.rows[seq];
+        sequence.token_len = len;
+        if len > 0 {
+            sequence.last_token = self.store.token(sequence.row, len - 1);
+        }
     }
 
     /// Gives chunks back that neither tokens nor pages reach.
@@ -297,6 +321,13 @@ impl SequenceTable {
         self.store.token_pieces(sequence.row, start, end)
     }
 
+    /// Whether S6 holds for a row.
+    pub(crate) fn knows_its_end(&self, sequence: &Sequence) -> bool {
+        let Sequence { row, page_len, token_len, tail, last_token, .. } = *sequence;
+        (page_len == 0 || self.store.place(row, page_len - 1) == tail)
+            && (token_len == 0 || self.store.token(row, token_len - 1) == last_token)
+    }
+
     /// Chunks in use and chunks that rows count, for audits.
     pub(crate) fn chunk_counts(&self) -> (u32, u32) {
         (self.store.used_count(), self.rows.values().map(|sequence| sequence.chunks).sum())
@@ -340,6 +371,7 @@ impl RowMut<'_> {
             _ => store.write_tokens(sequence.row, sequence.token_len, tokens),
         }
         sequence.token_len = len;
+        sequence.last_token = tokens.last().copied().unwrap_or(sequence.last_token);
     }
 
     /// Appends pages. The caller checked the room. O(pages).
@@ -349,6 +381,9 @@ impl RowMut<'_> {
         store.reserve(sequence.row, &mut sequence.chunks, len * store.page_size());
         store.write_pages(sequence.row, sequence.page_len, pages);
         sequence.page_len = len;
+        if len > 0 {
+            sequence.tail = store.place(sequence.row, len - 1);
+        }
     }
 
     /// Pages `start..end`, in contiguous pieces.
@@ -379,27 +414,39 @@ impl RowMut<'_> {
         self.sequence.dirty_from == self.sequence.page_len
     }
 
-    /// [`RowMut::push_pages`] and [`RowMut::take_dirty`] of one page, for a row whose other pages are sent. Gives the
-    /// first token in it, whether known or not.
+    /// [`RowMut::lacking`] of one page, for a row whose other pages are sent.
     #[inline]
-    pub fn push_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) -> TokenId {
+    pub fn lacking_one(&self) -> (u32, u32) {
+        let page_len = self.sequence.page_len;
+        if self.store.begins_chunk(page_len) { self.lacking(page_len + 1) } else { (0, 1) }
+    }
+
+    /// [`RowMut::push_pages`] and [`RowMut::take_dirty`] of one page, for a row whose other pages are sent.
+    #[inline]
+    pub fn push_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
         let Self { sequence, store } = self;
         let index = sequence.page_len;
         sequence.page_len += 1;
         sequence.dirty_from = sequence.page_len;
+        sequence.tail += 1;
         if store.begins_chunk(index) {
             let tokens = sequence.page_len * store.page_size();
             store.reserve(sequence.row, &mut sequence.chunks, tokens);
             write(store.directory_write(sequence.row, index));
+            sequence.tail = store.place(sequence.row, index);
         }
-        let (word, token) = store.write_page(sequence.row, index, page);
-        write(word);
-        token
+        write(store.write_page(sequence.tail, page));
     }
 
-    /// A page, and the token at `offset` in it, whether known or not.
+    /// Its last page.
     #[inline]
-    pub fn page_and_token(&self, index: u32, offset: u32) -> (PageId, TokenId) {
-        self.store.page_and_token(self.sequence.row, index, offset)
+    pub fn last_page(&self) -> PageId {
+        self.store.page_at(self.sequence.tail)
+    }
+
+    /// The token at `offset` in its last page, whether known or not.
+    #[inline]
+    pub fn token_at_end(&self, offset: u32) -> TokenId {
+        self.store.token_at(self.sequence.tail, offset)
     }
 }

@@ -1,12 +1,13 @@
 //! Plans a step: takes exactly the pages that the new tokens need, and writes down what every backend has to know.
 
 use bumpalo::Bump;
+use bytemuck::Zeroable;
 
 use crate::config::EngineShape;
 use crate::error::Error;
-use crate::id::{PageId, SeqKey, StepId, TokenId};
+use crate::id::{PageId, StepId, TokenId};
 use crate::plan::{BatchPlan, BatchRow, Extend, SlotMapping, StepScratch, TableWrite};
-use crate::sequence::{RowMut, Sequence, SequenceTable};
+use crate::sequence::{Sequence, SequenceTable};
 use crate::step::{StepItem, StepLog};
 use crate::system::reclaim::reclaim;
 use crate::world::World;
@@ -79,11 +80,17 @@ fn check(
         if len == 0 || len > max {
             return Err(Error::ExtendLen { seq, len, max });
         }
-        let new_pages = sequence.pages_lacking(len, page_size);
-        let page_len = sequence.page_len + new_pages;
         needs.tokens += len as usize;
+        let (new_pages, (chunks, table_writes)) = if len == 1 && row.is_sent() {
+            if row.sequence.room(page_size) > 0 {
+                continue;
+            }
+            (1, row.lacking_one())
+        } else {
+            let new_pages = row.sequence.pages_lacking(len, page_size);
+            (new_pages, row.lacking(row.sequence.page_len + new_pages))
+        };
         needs.pages += u64::from(new_pages);
-        let (chunks, table_writes) = row.lacking(page_len);
         needs.chunks += chunks;
         needs.table_writes += table_writes as usize;
     }
@@ -118,70 +125,83 @@ fn fill<'step, T: SlotNumber>(
     let tokens = bump.alloc_slice_fill_copy(needs.tokens, TokenId::PENDING);
     let positions = bump.alloc_slice_fill_copy(needs.tokens, 0);
     let table_writes = bump.alloc_slice_fill_copy(needs.table_writes, TableWrite::default());
-    let mut arrays = Arrays {
+    let rows = bump.alloc_slice_fill_with(items.len(), |_| BatchRow::zeroed());
+    let mut out = Unwritten {
         page_size: shape.layout.page_size(),
+        step,
+        qo_start: 0,
         new_pages,
-        at: 0,
+        rows: &mut *rows,
         tokens: &mut *tokens,
         positions: &mut *positions,
         slots,
         writes: table_writes.iter_mut(),
     };
-    let rows = bump.alloc_slice_fill_with(items.len(), |i| {
-        let Extend { seq, len } = items[i];
-        let mut row = sequences.row_mut(seq).expect("checked");
-        let qo_start = arrays.at as u32;
-        record(row.sequence, seq, len, step, steps);
-        if len == 1 && row.is_sent() {
-            arrays.write_one(&mut row);
-        } else {
-            arrays.write(&mut row, len);
-        }
-        let Sequence { row, planned_len: kv_len, .. } = *row.sequence;
-        BatchRow { row, qo_start, extend_len: len, kv_len }
-    });
-    assert!(arrays.writes.len() == 0, "the words that are taken were counted");
-    assert!(arrays.new_pages.is_empty(), "the pages that are taken were counted");
+    let mut items = items;
+    loop {
+        items = &items[out.decode(sequences, steps, items)..];
+        let Some(item) = items.split_off_first() else { break };
+        out.extend(sequences, steps, item);
+    }
+    assert!(out.writes.len() == 0, "the words that are taken were counted");
+    assert!(out.new_pages.is_empty(), "the pages that are taken were counted");
     let slot_mapping = SlotMapping::I32(&[]);
     BatchPlan { step, rows, tokens, positions, slot_mapping, table_writes }
 }
 
-/// Records a sequence's part in a step: `len` tokens more.
-fn record(sequence: &mut Sequence, seq: SeqKey, len: u32, step: StepId, steps: &mut StepLog) {
+/// Records a sequence's part in a step.
+fn record(sequence: &mut Sequence, item: Extend, step: StepId, steps: &mut StepLog) {
     let Sequence { life, planned_len: start, dirty_from, last_item: previous, .. } = *sequence;
-    let end = start + len;
-    let item = StepItem { seq, life, start, end, dirty_from, previous, cut: false };
-    sequence.last_item = steps.push(item);
+    let end = start + item.len;
     sequence.last_step = step;
     sequence.planned_len = end;
+    sequence.last_item =
+        steps.push(StepItem { seq: item.seq, life, start, end, dirty_from, previous, cut: false });
 }
 
-/// A plan's arrays, written up to token `at`, and the new pages not yet handed out.
-struct Arrays<'a, T> {
+/// What of a plan's arrays is not written yet, and the new pages not yet handed out.
+struct Unwritten<'a, T> {
     page_size: u32,
+    step: StepId,
+    /// Tokens written, and so the first of the next row.
+    qo_start: u32,
     new_pages: &'a [PageId],
-    at: usize,
+    rows: &'a mut [BatchRow],
     tokens: &'a mut [TokenId],
     positions: &'a mut [u32],
     slots: &'a mut [T],
     writes: std::slice::IterMut<'a, TableWrite>,
 }
 
-impl<T: SlotNumber> Arrays<'_, T> {
-    /// Writes the last `len` planned tokens of a row.
-    fn write(&mut self, row: &mut RowMut<'_>, len: u32) {
-        let Sequence { planned_len: end, token_len, page_len, .. } = *row.sequence;
-        let start = end - len;
+impl<T: SlotNumber> Unwritten<'_, T> {
+    /// Leaves behind what has been written: so many rows, and so many tokens of theirs.
+    fn advance(&mut self, rows: usize, tokens: usize) {
+        self.qo_start += tokens as u32;
+        self.rows.split_off_mut(..rows).expect("counted");
+        self.tokens.split_off_mut(..tokens).expect("counted");
+        self.positions.split_off_mut(..tokens).expect("counted");
+        self.slots.split_off_mut(..tokens).expect("counted");
+    }
+
+    /// Writes a row. Not inlined, so that the loop of [`Unwritten::decode`] keeps its registers.
+    #[inline(never)]
+    fn extend(&mut self, sequences: &mut SequenceTable, steps: &mut StepLog, item: &Extend) {
+        let len = item.len as usize;
+        let mut row = sequences.row_mut(item.seq).expect("checked");
+        record(row.sequence, *item, self.step, steps);
+        let Sequence { row: id, planned_len: end, token_len, page_len, .. } = *row.sequence;
+        let start = end - item.len;
+        self.rows[0] =
+            BatchRow { row: id, qo_start: self.qo_start, extend_len: item.len, kv_len: end };
         let count = (end.div_ceil(self.page_size) - page_len) as usize;
         row.push_pages(self.new_pages.split_off(..count).expect("counted"));
         row.take_dirty(|write| *self.writes.next().expect("counted") = write);
-        let out = self.at..self.at + len as usize;
-        (start..end).zip(&mut self.positions[out.clone()]).for_each(|(n, out)| *out = n);
-        let mut tokens = &mut self.tokens[out.clone()];
+        (start..end).zip(&mut *self.positions).for_each(|(n, out)| *out = n);
+        let mut tokens = &mut self.tokens[..len];
         for piece in row.token_pieces(start, token_len.min(end)) {
             tokens.split_off_mut(..piece.len()).expect("counted").copy_from_slice(piece);
         }
-        let (mut slots, mut offset) = (&mut self.slots[out.clone()], start % self.page_size);
+        let (mut slots, mut offset) = (&mut self.slots[..len], start % self.page_size);
         for page in row.page_pieces(start / self.page_size, row.sequence.page_len).flatten() {
             let count = slots.len().min((self.page_size - offset) as usize);
             let slot = slot(*page, self.page_size, offset);
@@ -189,28 +209,53 @@ impl<T: SlotNumber> Arrays<'_, T> {
             (slot..).zip(out).for_each(|(slot, out)| *out = T::from_slot(slot));
             offset = 0;
         }
-        self.at = out.end;
+        self.advance(1, len);
     }
 
-    /// [`Arrays::write`] for a row that decodes: one token, and no page to be sent but perhaps a new one. It takes a
-    /// third of the instructions, and most rows of most steps are such.
-    fn write_one(&mut self, row: &mut RowMut<'_>) {
-        let Sequence { planned_len, token_len, .. } = *row.sequence;
-        let position = planned_len - 1;
-        let (index, offset) = (position / self.page_size, position % self.page_size);
-        let (page, token) = if offset == 0 {
-            let page = *self.new_pages.split_off_first().expect("counted");
-            let write = |write| *self.writes.next().expect("counted") = write;
-            (page, row.push_sent(page, write))
-        } else {
-            row.page_and_token(index, offset)
-        };
-        if position < token_len {
-            self.tokens[self.at] = token;
+    /// Writes the rows up to the first one that does more than decode: compute one token, with no page to be sent but
+    /// perhaps a new one. Most rows of most steps are such, and take a third of the instructions.
+    fn decode(
+        &mut self,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        items: &[Extend],
+    ) -> usize {
+        let most = items.len();
+        let rows = &mut self.rows[..most];
+        let (tokens, positions) = (&mut self.tokens[..most], &mut self.positions[..most]);
+        let (slots, page_size) = (&mut self.slots[..most], self.page_size);
+        let (mut new_pages, mut writes) = (self.new_pages.iter(), std::mem::take(&mut self.writes));
+        let mut count = 0;
+        while count < most {
+            let item = items[count];
+            let mut row = sequences.row_mut(item.seq).expect("checked");
+            if item.len != 1 || !row.is_sent() {
+                break;
+            }
+            let room = row.sequence.room(page_size);
+            record(row.sequence, item, self.step, steps);
+            let (page, offset) = if room > 0 {
+                (row.last_page(), page_size - room)
+            } else {
+                let page = *new_pages.next().expect("counted");
+                row.push_sent(page, |write| *writes.next().expect("counted") = write);
+                (page, 0)
+            };
+            let Sequence { row: id, planned_len, token_len, .. } = *row.sequence;
+            let qo_start = self.qo_start + count as u32;
+            rows[count] = BatchRow { row: id, qo_start, extend_len: 1, kv_len: planned_len };
+            if planned_len == token_len {
+                tokens[count] = row.sequence.last_token;
+            } else if planned_len < token_len {
+                tokens[count] = row.token_at_end(offset);
+            }
+            positions[count] = planned_len - 1;
+            slots[count] = T::from_slot(slot(page, page_size, offset));
+            count += 1;
         }
-        self.positions[self.at] = position;
-        self.slots[self.at] = T::from_slot(slot(page, self.page_size, offset));
-        self.at += 1;
+        (self.new_pages, self.writes) = (new_pages.as_slice(), writes);
+        self.advance(count, count);
+        count
     }
 }
 

@@ -61,15 +61,16 @@ impl Tables {
     pub(super) fn check(&self, writes: &[TableWrite]) -> Result<(), CudaError> {
         let directory = self.chunk_base();
         let words = u32::try_from(self.shape.words()).unwrap_or(u32::MAX);
-        let within = |&TableWrite { index, value }: &TableWrite| {
-            let limit = if index < directory { self.shape.chunk_count } else { self.page_count };
-            (index < words) & (value < limit)
+        let (chunks, pages) = (self.shape.chunk_count, self.page_count);
+        let off = |&TableWrite { index, value }: &TableWrite| {
+            let limit = if index < directory { chunks } else { pages };
+            u32::from(index >= words) | u32::from(value >= limit)
         };
-        // All of them in one pass without branches; which one it was is asked only where one is off.
-        if writes.iter().fold(true, |all, write| all & within(write)) {
+        // All of them in one pass of vectors; which one it was is asked only where one is off.
+        if writes.iter().fold(0, |any, write| any | off(write)) == 0 {
             return Ok(());
         }
-        let write = writes.iter().find(|write| !within(write)).expect("one is off");
+        let write = writes.iter().find(|write| off(write) != 0).expect("one is off");
         Err(CudaError::TableWrite { index: write.index, value: write.value })
     }
 

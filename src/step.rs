@@ -48,9 +48,14 @@ struct Step {
 pub struct StepLog {
     max: u32,
     steps: VecDeque<Step>,
-    items: VecDeque<StepItem>,
+    /// A ring: item `number` stands at `number - origin`, modulo its length, a power of two.
+    items: Vec<StepItem>,
     /// Number of the first item held; items count from 1.
     base: u64,
+    /// Number of the next item.
+    end: u64,
+    /// Where the ring begins anew whenever it is empty, so that few steps stay in few lines of memory.
+    origin: u64,
     completed: StepId,
     /// What the last entry of the fence waits for, pages and locks alike.
     fence_end: StepId,
@@ -64,8 +69,10 @@ impl StepLog {
         Self {
             max,
             steps: VecDeque::with_capacity(max as usize),
-            items: VecDeque::with_capacity(items),
+            items: vec![StepItem::default(); items.next_power_of_two()],
             base: 1,
+            end: 1,
+            origin: 1,
             completed: StepId::default(),
             fence_end: StepId::default(),
             // A planned item gives up at most one lock: a sequence that comes back has no step until it is planned.
@@ -76,9 +83,10 @@ impl StepLog {
     /// Bytes that a log takes.
     pub fn bytes(max: u32, batch: u32) -> u64 {
         let items = u64::from(max) * u64::from(batch);
-        let item = size_of::<StepItem>() + size_of::<(StepId, PrefixLock)>();
         let steps = size_of::<Step>() + size_of::<(StepId, PrefixLock)>();
-        items * item as u64 + u64::from(max) * steps as u64
+        items.next_power_of_two() * size_of::<StepItem>() as u64
+            + items * size_of::<(StepId, PrefixLock)>() as u64
+            + u64::from(max) * steps as u64
     }
 
     /// Unfinished steps.
@@ -116,19 +124,21 @@ impl StepLog {
     /// Begins a step; its items follow by [`StepLog::push`]. The caller checked the room.
     pub(crate) fn begin(&mut self, open: bool) -> StepId {
         assert!(self.steps.len() < self.max as usize, "the caller checked the room");
-        self.steps.push_back(Step { first_item: self.next_item(), open });
+        self.steps.push_back(Step { first_item: self.end, open });
         self.newest()
     }
 
-    /// The number that the next item will have.
-    pub(crate) fn next_item(&self) -> u64 {
-        self.base + self.items.len() as u64
+    /// Where an item stands.
+    fn place(&self, number: u64) -> usize {
+        (number - self.origin) as usize & (self.items.len() - 1)
     }
 
     /// Adds an item to the newest step; returns its number.
     pub(crate) fn push(&mut self, item: StepItem) -> u64 {
-        let number = self.next_item();
-        self.items.push_back(item);
+        debug_assert!(self.end - self.base < self.items.len() as u64, "a step has a batch at most");
+        let (number, place) = (self.end, self.place(self.end));
+        self.items[place] = item;
+        self.end += 1;
         number
     }
 
@@ -181,18 +191,18 @@ impl StepLog {
     /// Numbers of a step's items.
     pub(crate) fn items_of(&self, step: StepId) -> std::ops::Range<u64> {
         let index = (step.raw() - self.completed.raw() - 1) as usize;
-        let end = self.base + self.items.len() as u64;
-        self.steps[index].first_item..self.steps.get(index + 1).map_or(end, |next| next.first_item)
+        let next = self.steps.get(index + 1);
+        self.steps[index].first_item..next.map_or(self.end, |next| next.first_item)
     }
 
     /// An item by number.
     pub(crate) fn item(&self, number: u64) -> StepItem {
-        self.items[(number - self.base) as usize]
+        self.items[self.place(number)]
     }
 
     /// Whether an item's step is unfinished and will sample its sequence's next token. Number 0 is no item.
     pub(crate) fn samples_next(&self, item: u64) -> bool {
-        item >= self.base && !self.items[(item - self.base) as usize].cut
+        item >= self.base && !self.items[self.place(item)].cut
     }
 
     /// Caps what the items of one sequence plan, from its last one back: tokens past `len` are forgotten.
@@ -200,7 +210,8 @@ impl StepLog {
     pub(crate) fn cap(&mut self, last_item: u64, len: u32) {
         let mut number = last_item;
         while number >= self.base {
-            let item = &mut self.items[(number - self.base) as usize];
+            let place = self.place(number);
+            let item = &mut self.items[place];
             item.cut |= item.end > len;
             (item.start, item.end) = (item.start.min(len), item.end.min(len));
             number = item.previous;
@@ -227,9 +238,10 @@ impl StepLog {
         if count == 0 {
             return;
         }
-        let end = self.items_of(step).end;
-        self.items.drain(..(end - self.base) as usize);
-        self.base = end;
+        self.base = self.items_of(step).end;
+        if self.base == self.end {
+            self.origin = self.base;
+        }
         self.steps.drain(..count);
         self.completed = step;
     }
@@ -269,7 +281,7 @@ impl StepLog {
         if !self.steps.iter().is_sorted_by_key(|step| step.first_item) {
             return Err("L1: steps hold their items in order");
         }
-        if self.steps.is_empty() && !self.items.is_empty() {
+        if self.steps.is_empty() && self.base != self.end {
             return Err("L1: every item belongs to a step");
         }
         if !self.locks.iter().is_sorted_by_key(|(step, _)| *step) {

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The CUDA backend's tests on a machine without a GPU: everything but the kernels, over a driver that runs on the CPU
+# (.ci/fake_driver.cc). Needs .ci/cuda-stub.sh's library to link with.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=target/fake-driver
+mkdir -p "$out"
+"${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$out/libcuda.so.1" .ci/fake_driver.cc
+export LD_LIBRARY_PATH=$PWD/$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
+KVARENA_SEEDS=${KVARENA_SEEDS:-0..25} cargo test --features cuda --test cuda
+
+# What a machine that cannot is told.
+refuses() { # error, settings
+    env "${@:2}" KVARENA_GPU_ERROR="$1" cargo test --quiet --features cuda --test cuda a_machine_that_cannot
+}
+refuses NoDriver LD_LIBRARY_PATH=
+refuses "NoDevice { ordinal: 0 }" FAKE_DRIVER_DEVICES=0
+refuses "DriverTooOld { version: 12030, wanted: 12040 }" FAKE_DRIVER_VERSION=12030
+refuses "DeviceTooOld { capability: 75 }" FAKE_DRIVER_CAPABILITY=75

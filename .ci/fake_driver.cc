@@ -1,0 +1,301 @@
+/* A libcuda.so.1 without a device, for what the CUDA backend's tests can hold without one (.ci/fake-driver.sh).
+ *
+ * Device memory is host memory. Work is only queued: it is done when somebody waits, oldest first, or one piece whenever
+ * somebody asks whether it is. So whoever does not wait where they must is seen. Kernels do what theirs do, by the same
+ * parameters (ptx/params.cuh) but for how attention is split: each of its two kernels takes the sequences that are its
+ * own. All streams are one queue, and a capture takes in all of them; what the driver forbids in a capture is refused with
+ * its codes.
+ *
+ * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (1), FAKE_DRIVER_CAPABILITY (80). */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <mutex>
+
+#define DEVICE static
+#define __device__
+#define __forceinline__
+#include "../ptx/params.cuh"
+
+#define API __attribute__((visibility("default")))
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_DEVICE = 101, NOT_FOUND = 500, NOT_READY = 600,
+       CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
+
+static u64 setting(const char* name, u64 otherwise) {
+    const char* value = getenv(name);
+    return value ? strtoull(value, NULL, 10) : otherwise;
+}
+
+/* ---- work --------------------------------------------------------------------------------------------------------- */
+
+struct Work {
+    enum { KERNEL, COPY, FILL } kind;
+    char name[64];
+    union { StoreCacheParams store; CopyPagesParams pages; LoadPlanParams plan; AttendParams attend; } params;
+    u64 target, source, bytes;
+    u32 word;
+    Work* next;
+};
+struct Line { Work *first, **end; };
+struct Event { u64 at; bool captured; };
+
+static Line queue = {NULL, &queue.first};
+static Line* capture;  /* where work goes instead */
+static u64 asked, done;
+static std::recursive_mutex queue_lock;
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+static Work* add(Line* line, const Work& work) {
+    Work* copy = static_cast<Work*>(malloc(sizeof(Work)));
+    *copy = work, copy->next = NULL;
+    *line->end = copy, line->end = &copy->next;
+    return copy;
+}
+static int ask(const Work& work) {
+    Lock lock(queue_lock);
+    if (!capture) ++asked;
+    add(capture ? capture : &queue, work);
+    return OK;
+}
+
+static char* at(u64 address) { return reinterpret_cast<char*>(address); }
+static void store_cache(const StoreCacheParams& p) {
+    const u64 row = static_cast<u64>(p.row_units) * p.unit_bytes;
+    for (u64 i = 0; i < p.tokens; ++i) {
+        const long long slot = p.slot_bytes == 4 ? reinterpret_cast<int*>(p.slots)[i] : reinterpret_cast<long long*>(p.slots)[i];
+        if (slot < 0) continue;
+        const u64 to = slot / p.page_size * p.page_stride + slot % p.page_size * p.slot_stride;
+        memcpy(at(p.k_pool + to), at(p.k + i * p.k_stride), row);
+        memcpy(at(p.v_pool + to), at(p.v + i * p.v_stride), row);
+    }
+}
+static void copy_pages(const CopyPagesParams& p, u64 copies) {
+    const u64 pieces = p.page_units / p.piece_units, bytes = static_cast<u64>(p.piece_units) * p.unit_bytes;
+    for (u64 i = 0; i < copies; ++i)
+        for (u64 piece = 0; piece < pieces; ++piece)
+            memcpy(at(p.target + p.copies[i].target * p.target_page_stride + piece * p.target_piece_stride),
+                   at(p.source + p.copies[i].source * p.source_page_stride + piece * p.source_piece_stride), bytes);
+}
+static void load_plan(const LoadPlanParams& p) {
+    memcpy(at(p.image), at(p.source), 16ull * p.units);
+    const TableWrite* writes = reinterpret_cast<TableWrite*>(p.source + p.writes_at);
+    for (u32 i = 0; i < p.writes; ++i) reinterpret_cast<u32*>(p.words)[writes[i].index] = writes[i].value;
+    *reinterpret_cast<volatile u64*>(p.done) = p.ticket;
+}
+
+static float float_of(u32 bits) {
+    float value;
+    return memcpy(&value, &bits, 4), value;
+}
+static u32 bits_of(float value) {
+    u32 bits;
+    return memcpy(&bits, &value, 4), bits;
+}
+enum Type { F32, F16, BF16 };
+static float load(Type type, u64 row, u64 i) {
+    if (type == F32) return reinterpret_cast<float*>(row)[i];
+    const u32 bits = reinterpret_cast<u16*>(row)[i];
+    if (type == BF16) return float_of(bits << 16);
+    const u32 exponent = bits >> 10 & 31, rest = bits & 1023;
+    const float size = exponent == 31 ? (rest ? NAN : INFINITY) : ldexpf(exponent ? 1024 + rest : rest, static_cast<int>(exponent ? exponent : 1) - 25);
+    return bits >> 15 ? -size : size;
+}
+static void store(Type type, u64 row, u64 i, float value) {
+    if (type == F32) return void(reinterpret_cast<float*>(row)[i] = value);
+    const u32 bits = bits_of(value);
+    u32 narrow = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    if (type == F16) {
+        const float size = fabsf(value);
+        const int exponent = size < 6.103515625e-5f ? -14 : ilogbf(size);
+        narrow = (static_cast<u32>(exponent + 14) << 10) + static_cast<u32>(nearbyintf(ldexpf(size, 10 - exponent))) + (bits >> 31 << 15);
+    }
+    reinterpret_cast<u16*>(row)[i] = narrow;
+}
+static void attend(const AttendParams& p, const char* name) {
+    const Type type = strstr(name, "bf16") ? BF16 : strstr(name, "_f16") ? F16 : F32;
+    const u32 dims = p.head_stride / (type == F32 ? 4 : 2), most = p.group > 8 ? 16 : 8;
+    const u32 *words = reinterpret_cast<u32*>(p.table), *chunks = words + p.chunk_base;
+    for (u32 b = 0; b < p.batch; ++b) {
+        const BatchRow row = reinterpret_cast<BatchRow*>(p.batch_rows)[b];
+        const bool decodes = row.extend_len * p.group <= most;
+        if (decodes ? !strncmp(name, "attend_extend", 13) : !strncmp(name, "attend_decode", 13)) continue;
+        for (u32 pair = 0; pair < row.extend_len * p.q_heads; ++pair) {
+            const u32 query = pair / p.q_heads, head = pair % p.q_heads, end = row.kv_len ? row.kv_len - row.extend_len + query + 1 : 0;
+            const u64 size = p.head_stride, q = p.q + (row.qo_start + query) * p.q_stride + head * size;
+            float top = -INFINITY, sum = 0, out[256] = {};
+            for (u32 position = p.window && end > p.window ? end - p.window : 0; position < end; ++position) {
+                const u32 page = position / p.page_size;
+                const u32 chunk = words[row.row * p.chunks_per_row + page / p.chunk_pages];
+                const u64 number = chunks[static_cast<u64>(chunk) * p.chunk_pages + page % p.chunk_pages];
+                const u64 offset = number * p.page_stride + position % p.page_size * p.slot_stride + head / p.group * size;
+                float score = 0;
+                for (u32 i = 0; i < dims; ++i) score += load(type, q, i) * load(type, p.k + offset, i);
+                score *= p.turn_q ? -p.scale : p.scale;
+                if (p.soft_cap > 0) score = p.soft_cap * tanhf(score / p.soft_cap);
+                const float above = fmaxf(top, score), old = expf(top - above), weight = expf(score - above);
+                sum = sum * old + weight, top = above;
+                for (u32 i = 0; i < dims; ++i) out[i] = out[i] * old + weight * load(type, p.v + offset, i);
+            }
+            const u64 to = p.out + (row.qo_start + query) * p.out_stride + head * size;
+            for (u32 i = 0; i < dims; ++i) store(type, to, i, sum > 0 ? out[i] / sum : 0);
+            if (p.lse) reinterpret_cast<float*>(p.lse)[static_cast<u64>(row.qo_start + query) * p.q_heads + head] = top + logf(sum);
+        }
+    }
+}
+
+static void run(const Work& work) {
+    if (work.kind == Work::COPY) memcpy(at(work.target), at(work.source), work.bytes);
+    if (work.kind == Work::FILL)
+        for (u64 i = 0; i < work.bytes / 4; ++i) reinterpret_cast<u32*>(work.target)[i] = work.word;
+    if (work.kind != Work::KERNEL) return;
+    if (!strncmp(work.name, "store_cache", 11)) store_cache(work.params.store);
+    if (!strcmp(work.name, "copy_pages")) copy_pages(work.params.pages, work.bytes);
+    if (!strcmp(work.name, "load_plan")) load_plan(work.params.plan);
+    if (!strncmp(work.name, "attend", 6)) attend(work.params.attend, work.name);
+}
+static bool step() {
+    Lock lock(queue_lock);
+    Work* work = queue.first;
+    if (!work) return false;
+    queue.first = work->next;
+    if (!queue.first) queue.end = &queue.first;
+    run(*work), free(work), ++done;
+    return queue.first != NULL;
+}
+static int wait() {
+    if (capture) return CAPTURE_UNSUPPORTED;
+    while (step()) {}
+    return OK;
+}
+
+extern "C" {
+/* ---- device and context ------------------------------------------------------------------------------------------- */
+API int cuInit(u32) { return setting("FAKE_DRIVER_DEVICES", 1) ? OK : NO_DEVICE; }
+API int cuDriverGetVersion(int* version) { return *version = setting("FAKE_DRIVER_VERSION", 12040), OK; }
+API int cuDeviceGet(int* device, int ordinal) {
+    return static_cast<u64>(ordinal) < setting("FAKE_DRIVER_DEVICES", 1) ? (*device = ordinal, OK) : BAD_DEVICE;
+}
+API int cuDeviceGetAttribute(int* value, int attribute, int) {
+    const u64 capability = setting("FAKE_DRIVER_CAPABILITY", 80);
+    return *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 4 : 0, OK;
+}
+API int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = reinterpret_cast<void*>(16ull + device), OK; }
+API int cuDevicePrimaryCtxRelease_v2(int) { return OK; }
+API int cuCtxSetCurrent(void*) { return OK; }
+API int cuCtxSynchronize() { return wait(); }
+
+/* ---- memory ------------------------------------------------------------------------------------------------------- */
+API int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = *total = 1ull << 33, OK; }
+static int take(void** memory, size_t bytes) {
+    if (capture) return CAPTURE_UNSUPPORTED;
+    if (bytes > 1ull << 33) return NO_MEMORY;
+    return *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096), *memory ? OK : NO_MEMORY;
+}
+API int cuMemAlloc_v2(u64* address, size_t bytes) { return take(reinterpret_cast<void**>(address), bytes); }
+API int cuMemHostAlloc(void** memory, size_t bytes, u32) { return take(memory, bytes); }
+API int cuMemHostGetDevicePointer_v2(u64* address, void* memory, u32) { return *address = reinterpret_cast<u64>(memory), OK; }
+API int cuMemFree_v2(u64 address) { return wait(), free(at(address)), OK; }
+API int cuMemFreeHost(void* memory) { return wait(), free(memory), OK; }
+static int copy(u64 target, u64 source, size_t bytes) {
+    Work work = {Work::COPY};
+    work.target = target, work.source = source, work.bytes = bytes;
+    return ask(work);
+}
+API int cuMemcpyHtoD_v2(u64 to, const void* from, size_t bytes) {
+    return capture ? CAPTURE_UNSUPPORTED : (copy(to, reinterpret_cast<u64>(from), bytes), wait());
+}
+API int cuMemcpyDtoH_v2(void* to, u64 from, size_t bytes) {
+    return capture ? CAPTURE_UNSUPPORTED : (copy(reinterpret_cast<u64>(to), from, bytes), wait());
+}
+API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void*) { return copy(to, reinterpret_cast<u64>(from), bytes); }
+API int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void*) { return copy(reinterpret_cast<u64>(to), from, bytes); }
+static int copy_batch(u64* to, u64* from, size_t* bytes, size_t count, void*, size_t*, size_t, size_t*, void*) {
+    if (capture) return CAPTURE_UNSUPPORTED;
+    for (size_t i = 0; i < count; ++i) copy(to[i], from[i], bytes[i]);
+    return OK;
+}
+API int cuMemsetD32Async(u64 address, u32 word, size_t words, void*) {
+    Work work = {Work::FILL};
+    work.target = address, work.word = word, work.bytes = 4 * words;
+    return ask(work);
+}
+API int cuMemsetD8_v2(u64 address, u8 byte, size_t bytes) { return wait() ? CAPTURE_UNSUPPORTED : (memset(at(address), byte, bytes), OK); }
+
+/* ---- kernels ------------------------------------------------------------------------------------------------------ */
+API int cuModuleLoadDataEx(void** module, const void* text, u32, void*, void*) { return *module = strdup(static_cast<const char*>(text)), OK; }
+API int cuModuleUnload(void* module) { return free(module), OK; }
+API int cuModuleGetFunction(void** function, void* module, const char* name) {
+    char entry[80];
+    snprintf(entry, sizeof entry, ".entry %s(", name);
+    return strstr(static_cast<char*>(module), entry) ? (*function = strdup(name), OK) : NOT_FOUND;
+}
+API int cuFuncSetAttribute(void*, int, int) { return OK; }
+API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, size_t) { return *blocks = 2, OK; }
+static int launch(const char* name, u32 grid_y, void** arguments) {
+    Work work = {Work::KERNEL};
+    snprintf(work.name, sizeof work.name, "%s", name);
+    work.bytes = grid_y;
+    const bool store = !strncmp(name, "store_cache", 11), pages = !strcmp(name, "copy_pages"), plan = !strcmp(name, "load_plan");
+    const size_t bytes = store ? sizeof(StoreCacheParams) : pages ? sizeof(CopyPagesParams) : plan ? sizeof(LoadPlanParams) : sizeof(AttendParams);
+    memcpy(&work.params, arguments[0], bytes);
+    return ask(work);
+}
+API int cuLaunchKernel(void* f, u32, u32 y, u32, u32, u32, u32, u32, void*, void** arguments, void**) {
+    return launch(static_cast<char*>(f), y, arguments);
+}
+API int cuLaunchKernelEx(const u32* config, void* f, void** arguments, void**) { return launch(static_cast<char*>(f), config[1], arguments); }
+API int cuGetProcAddress(const char* name, void** found, int, u64) {
+    *found = !strcmp(name, "cuLaunchKernelEx")     ? reinterpret_cast<void*>(cuLaunchKernelEx)
+             : !strcmp(name, "cuMemcpyBatchAsync") ? reinterpret_cast<void*>(copy_batch)
+                                                   : NULL;
+    return *found ? OK : NOT_FOUND;
+}
+
+/* ---- streams, events, graphs -------------------------------------------------------------------------------------- */
+API int cuStreamCreate(void** stream, u32) { return *stream = malloc(1), OK; }
+API int cuStreamDestroy_v2(void* stream) { return free(stream), OK; }
+API int cuStreamSynchronize(void*) { return wait(); }
+API int cuStreamQuery(void*) { return capture ? CAPTURE_UNSUPPORTED : step() ? NOT_READY : OK; }
+API int cuStreamIsCapturing(void*, int* status) { return *status = capture != NULL, OK; }
+API int cuEventCreate(void** event, u32) { return *event = calloc(1, sizeof(Event)), OK; }
+API int cuEventDestroy_v2(void* event) { return free(event), OK; }
+API int cuEventRecord(Event* event, void*) { return event->at = asked, event->captured = capture != NULL, OK; }
+API int cuStreamWaitEvent(void*, Event* event, u32) {
+    if (capture) return event->captured || event->at == 0 ? OK : CAPTURE_ISOLATION;
+    return event->captured ? CAPTURED_EVENT : OK;
+}
+API int cuEventQuery(Event* event) {
+    if (event->captured) return CAPTURED_EVENT;
+    if (capture) return CAPTURE_UNSUPPORTED;
+    if (done < event->at) step();
+    return done < event->at ? NOT_READY : OK;
+}
+API int cuEventSynchronize(Event* event) { return event->captured ? CAPTURED_EVENT : wait(); }
+API int cuEventElapsedTime(float* ms, Event*, Event*) { return *ms = 0, OK; }
+API int cuStreamBeginCapture_v2(void*, int) {
+    if (capture) return INVALID;
+    capture = static_cast<Line*>(malloc(sizeof(Line)));
+    return capture->first = NULL, capture->end = &capture->first, OK;
+}
+API int cuStreamEndCapture(void*, Line** graph) { return *graph = capture, capture = NULL, OK; }
+API int cuGraphInstantiateWithFlags(Line** exec, Line* graph, u64) {
+    *exec = static_cast<Line*>(malloc(sizeof(Line)));
+    (*exec)->first = NULL, (*exec)->end = &(*exec)->first;
+    for (Work* work = graph->first; work; work = work->next) add(*exec, *work);
+    return OK;
+}
+API int cuGraphDestroy(Line* graph) {
+    for (Work* work = graph->first; work;) {
+        Work* next = work->next;
+        free(work), work = next;
+    }
+    return free(graph), OK;
+}
+API int cuGraphExecDestroy(Line* graph) { return cuGraphDestroy(graph); }
+API int cuGraphLaunch(Line* graph, void*) {
+    if (capture) return CAPTURE_UNSUPPORTED;
+    for (Work* work = graph->first; work; work = work->next) ask(*work);
+    return OK;
+}
+}

@@ -1,0 +1,100 @@
+//! How plans get to the device: through a ring that the host may not run over, and in rounds where one slot is too small.
+
+use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Backend, BatchPlan, BatchRow, Capacity, Dtype, Kv, LayerId, PageCopy, PageId, PoolConfig,
+    RowId, SlotId, SlotMapping, StepId, TableShape, TableWrite, TokenId,
+};
+
+use crate::gpu;
+
+const ROW: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 };
+
+/// A plan of one token.
+fn plan<'a>(step: u64, slots: &'a [i32], table_writes: &'a [TableWrite]) -> BatchPlan<'a> {
+    BatchPlan {
+        step: StepId::new(step),
+        rows: &[ROW],
+        tokens: &[TokenId::PENDING],
+        positions: &[0],
+        slot_mapping: SlotMapping::I32(slots),
+        table_writes,
+    }
+}
+
+fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
+    let config = PoolConfig {
+        layers: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        dtype: Dtype::Bf16,
+        capacity: Capacity::Pages(64),
+        ..PoolConfig::default()
+    };
+    let options = CudaOptions { max_step_tokens: 4, ..CudaOptions::default() };
+    let mut cuda = Cuda::new(gpu, options);
+    cuda.open(&config.layout().expect("a small pool"), table, 1).expect("a small pool");
+    cuda
+}
+
+#[test]
+fn a_slot_of_the_ring_is_not_written_before_it_was_read() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = open(&gpu, &TableShape::new(16, 2, 128, 256).expect("a small table"));
+    let layout = *cuda.layout().expect("just opened");
+    const STEPS: usize = 40;
+    const WIDTH: usize = 8 * 128;
+    let rows: Vec<u16> = (0..STEPS * WIDTH).map(|i| (i / WIDTH * 100 + i % 7) as u16).collect();
+    let buffer = DeviceBuffer::of(&gpu, &rows).expect("memory");
+    // So that the device is far behind the host: the ring has four slots.
+    let busy = |i| PageCopy { source: PageId::new(i), target: PageId::new(32 + i) };
+    let busy: Vec<_> = (0..32).map(busy).collect();
+    for _ in 0..40 {
+        cuda.copy_pages(&busy).expect("pages of the pool");
+    }
+    let slot = |step: usize| (step * 11) as i32;
+    for step in 0..STEPS {
+        let slots = [slot(step)];
+        let plan = plan(step as u64 + 1, &slots, &[]);
+        cuda.begin(&plan).expect("a valid plan");
+        let row = buffer.rows((step * WIDTH * 2) as u64, None);
+        cuda.store_cache(&plan, LayerId::new(0), row, row).expect("a store");
+    }
+    cuda.synchronize().expect("nothing failed");
+    let memory = cuda.pool().expect("just opened");
+    for step in 0..STEPS {
+        for kv in [Kv::K, Kv::V] {
+            let at = layout.element(kv, LayerId::new(0), SlotId::new(slot(step) as u64)) * 2;
+            let got: Vec<u16> = memory.read(at, WIDTH).expect("a row");
+            assert!(got == rows[step * WIDTH..(step + 1) * WIDTH], "{kv:?} of step {step}");
+        }
+    }
+}
+
+#[test]
+fn table_writes_of_any_number_arrive() {
+    let Some(gpu) = gpu() else { return };
+    let table = TableShape::new(1, 2, 1 << 19, 1 << 20).expect("a large table");
+    let mut cuda = open(&gpu, &table);
+    let mut rng = Rng::new(1);
+    let mut words = vec![0; table.words()];
+    // Far more than a slot of the ring holds, one, and some.
+    for (step, every) in [(1, 1), (2, words.len()), (3, 1_000)] {
+        let writes: Vec<_> = (0..words.len() as u32)
+            .step_by(every)
+            .map(|index| TableWrite { index, value: rng.below(64) as u32 })
+            .collect();
+        let before = cuda.uploaded_bytes();
+        cuda.begin(&plan(step, &[0], &writes)).expect("a valid plan");
+        let sent = cuda.uploaded_bytes() - before;
+        assert!(
+            (8 * writes.len() as u64..8 * writes.len() as u64 + 2048).contains(&sent),
+            "{sent}"
+        );
+        for write in writes {
+            words[write.index as usize] = write.value;
+        }
+        assert!(cuda.table_words().expect("nothing failed") == words, "step {step}");
+    }
+}

@@ -2,8 +2,8 @@
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, PageCopy, PageId, PoolConfig,
-    RowId, SlotMapping, StepId, TableShape, TableWrite, TokenId,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, LayerId, PageCopy, PageId,
+    PoolConfig, RowId, SlotMapping, StepId, TableShape, TableWrite, TokenId,
 };
 
 use crate::gpu;
@@ -54,6 +54,24 @@ fn too_large_a_pool_is_out_of_memory() {
     let bytes = 1 << 50;
     let error = DeviceBuffer::new(&gpu, bytes).expect_err("a petabyte");
     assert_eq!(error, CudaError::OutOfMemory { bytes });
+}
+
+#[test]
+fn free_memory_less_a_reserve_is_a_pool() {
+    let Some(gpu) = gpu() else { return };
+    let free = gpu.free_memory().expect("a driver");
+    let pool = |reserve| {
+        let capacity = Capacity::Bytes(free.saturating_sub(reserve));
+        PoolConfig { capacity, ..PoolConfig::default() }.layout()
+    };
+    let layout = pool(free - (64 << 20)).expect("64 MiB");
+    let rest = (64 << 20) - layout.total_bytes();
+    assert!(rest < layout.page_bytes(), "{rest} bytes are left");
+    let mut cuda = Cuda::new(&gpu, CudaOptions::default());
+    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    cuda.open(&layout, &table, 2).expect("a small pool");
+    assert_eq!(cuda.pool().expect("just opened").bytes(), layout.total_bytes());
+    assert!(matches!(pool(free + 1), Err(ConfigError::Budget { bytes: 0, .. })));
 }
 
 #[test]

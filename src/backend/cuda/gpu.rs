@@ -15,6 +15,9 @@ use super::kernels::Loaded;
 const CUDA_WANTED: i32 = 12_040;
 
 /// A device in use: a cheap handle to its retained primary context. Any thread may use it.
+///
+/// Every call leaves that context current in the calling thread: a host that has another device current there (as
+/// `cudaSetDevice` makes it) sets it again. The last handle waits for the device when it is dropped.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     shared: Arc<Shared>,
@@ -83,7 +86,8 @@ impl Gpu {
         self.shared.multiprocessors
     }
 
-    /// Bytes of device memory that are free now: `Capacity::Bytes(gpu.free_memory()? - reserve)` sizes a pool.
+    /// Bytes of device memory that are free now. `Capacity::Bytes(gpu.free_memory()?.saturating_sub(reserve))` sizes a
+    /// pool; page tables, plans and unfinished sums are taken from the reserve.
     ///
     /// # Errors
     /// The driver's.

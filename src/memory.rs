@@ -51,22 +51,30 @@ pub(crate) fn ask_for_huge_pages(_: usize, _: usize) {}
 /// Bytes that a processor fetches at a time.
 const LINE: usize = 64;
 
-/// Asks for a range of addresses to be brought into the caches. A hint: it changes no contents, and nothing waits for
+/// Asks for the line of an address to be brought into the caches. A hint: it changes no contents, and nothing waits for
 /// it.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
-pub(crate) fn prefetch(address: usize, bytes: usize) {
+fn prefetch_line(address: usize) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    for line in (address / LINE * LINE..address + bytes).step_by(LINE) {
-        // SAFETY: a prefetch neither reads nor changes memory as far as a program can see; of an address that is not
-        // mapped it does nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(line)) };
-    }
+    // SAFETY: a prefetch neither reads nor changes memory as far as a program can see; of an address that is not mapped
+    // it does nothing.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(address)) };
 }
 
 /// No hint to give.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn prefetch(_: usize, _: usize) {}
+fn prefetch_line(_: usize) {}
+
+/// Asks for all lines of a range of addresses.
+pub(crate) fn prefetch(address: usize, bytes: usize) {
+    (address / LINE * LINE..address + bytes).step_by(LINE).for_each(prefetch_line);
+}
+
+/// Asks for the line where an item begins.
+pub(crate) fn prefetch_item<T>(item: &T) {
+    prefetch_line(std::ptr::from_ref(item).addr());
+}
 
 /// [`prefetch`] of some items.
 pub(crate) fn prefetch_items<T>(items: &[T]) {

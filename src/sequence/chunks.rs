@@ -12,7 +12,7 @@ use std::ops::Range;
 use crate::error::Error;
 use crate::id::{PageId, RowId, TokenId};
 use crate::layout::TableShape;
-use crate::memory::{touch, touch_reserved};
+use crate::memory::{prefetch_item, touch, touch_reserved};
 use crate::plan::TableWrite;
 
 /// The chunks.
@@ -157,6 +157,13 @@ impl ChunkStore {
 
     pub fn page(&self, row: RowId, index: u32) -> PageId {
         self.page_at(self.place(row, index))
+    }
+
+    /// Asks for the word of the page at a place, if there is such a place.
+    pub fn prefetch_page(&self, place: u32) {
+        if let Some(word) = self.words.get(self.directory_len + place as usize) {
+            prefetch_item(word);
+        }
     }
 
     /// The page at a place.

@@ -85,6 +85,7 @@ fn check(
             if row.sequence.room(page_size) > 0 {
                 continue;
             }
+            row.prefetch_next_page();
             (1, row.lacking_one())
         } else {
             let new_pages = row.sequence.pages_lacking(len, page_size);

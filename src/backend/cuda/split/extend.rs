@@ -85,8 +85,11 @@ impl ExtendSplit {
     pub fn plan(&mut self, shape: &SplitShape, rows: &[BatchRow]) -> u32 {
         self.whole.clear();
         let longest = shape.decode_len();
-        for row in rows.iter().filter(|row| row.extend_len > longest) {
-            tiles(shape, row, &mut self.whole);
+        // Most steps decode only: one pass of vectors says so.
+        if rows.iter().fold(false, |any, row| any | (row.extend_len > longest)) {
+            for row in rows.iter().filter(|row| row.extend_len > longest) {
+                tiles(shape, row, &mut self.whole);
+            }
         }
         let works = match parts(shape, &self.whole) {
             None => &mut self.whole,

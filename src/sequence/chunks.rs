@@ -15,6 +15,10 @@ use crate::layout::TableShape;
 use crate::memory::{prefetch_item, touch, touch_reserved};
 use crate::plan::TableWrite;
 
+/// Unused tokens after each chunk's, a cache line of them: else the tokens that rows of one length append lie in the same
+/// few sets of a cache, and at page_size 1 in those of their pages' words.
+const SKEW: usize = 16;
+
 /// The chunks.
 pub(super) struct ChunkStore {
     shape: TableShape,
@@ -23,7 +27,7 @@ pub(super) struct ChunkStore {
     words: Vec<u32>,
     /// Words of the directory.
     directory_len: usize,
-    /// `[chunk_count, chunk_tokens]`
+    /// `[chunk_count, chunk_tokens + SKEW]`
     tokens: Vec<TokenId>,
     /// Chunks that were used before and are free now.
     returned: Vec<u32>,
@@ -33,7 +37,8 @@ pub(super) struct ChunkStore {
 
 impl ChunkStore {
     pub fn new(shape: &TableShape, page_size: u32) -> Self {
-        let tokens = shape.chunk_count as usize * shape.chunk_pages as usize * page_size as usize;
+        let tokens =
+            shape.chunk_count as usize * (shape.chunk_pages as usize * page_size as usize + SKEW);
         Self {
             shape: *shape,
             page_size,
@@ -53,7 +58,7 @@ impl ChunkStore {
     }
 
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
-        let chunk = 4 * u64::from(shape.chunk_pages) * u64::from(page_size) + 4;
+        let chunk = 4 * (u64::from(shape.chunk_pages) * u64::from(page_size) + SKEW as u64) + 4;
         4 * shape.words() as u64 + u64::from(shape.chunk_count) * chunk
     }
 
@@ -132,9 +137,15 @@ impl ChunkStore {
         place..place + (end.min(chunk_end) - index) as usize
     }
 
+    /// Where the tokens of the page at a place begin.
+    fn first_token(&self, place: usize) -> usize {
+        let chunk = place >> self.shape.chunk_pages.trailing_zeros();
+        place * self.page_size as usize + chunk * SKEW
+    }
+
     fn token_place(&self, row: RowId, position: u32) -> usize {
         let place = self.place(row, position / self.page_size) as usize;
-        place * self.page_size as usize + (position % self.page_size) as usize
+        self.first_token(place) + (position % self.page_size) as usize
     }
 
     /// Where the tokens from `position` on lie, up to `end` or to where their chunk ends.
@@ -142,8 +153,9 @@ impl ChunkStore {
         let (page, offset) = (position / self.page_size, position % self.page_size);
         let size = self.page_size as usize;
         let places = self.run(row, page, u32::MAX);
-        let start = places.start * size + offset as usize;
-        start..(places.end * size).min(start + (end - position) as usize)
+        let first = self.first_token(places.start);
+        let start = first + offset as usize;
+        start..(first + places.len() * size).min(start + (end - position) as usize)
     }
 
     /// Words of pages at places.
@@ -173,7 +185,7 @@ impl ChunkStore {
 
     /// The token at `offset` in the page at a place.
     pub fn token_at(&self, place: u32, offset: u32) -> TokenId {
-        self.tokens[place as usize * self.page_size as usize + offset as usize]
+        self.tokens[self.first_token(place as usize) + offset as usize]
     }
 
     /// [`ChunkStore::write_tokens`] of one, as decoding has it: a third of the instructions.
@@ -237,8 +249,8 @@ impl ChunkStore {
     /// The first piece of whole pages from page `start` on: its tokens and pages.
     pub fn piece_mut(&mut self, row: RowId, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
         let run = self.run(row, start, end);
-        let size = self.page_size as usize;
-        let tokens = &self.tokens[run.start * size..run.end * size];
+        let first = self.first_token(run.start);
+        let tokens = &self.tokens[first..first + run.len() * self.page_size as usize];
         let words = self.page_words(run);
         (tokens, bytemuck::cast_slice_mut(&mut self.words[words]))
     }

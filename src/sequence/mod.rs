@@ -438,8 +438,8 @@ impl RowMut<'_> {
         write(store.write_page(sequence.tail, page));
     }
 
-    /// Asks for the word that [`RowMut::push_sent`] will write, unless it is the first of a chunk. Words of rows of one
-    /// length lie in the same sets of a cache, and stores wait for each other: 3 of 8 us of a plan.
+    /// Asks for the word that [`RowMut::push_sent`] will write, unless it is the first of a chunk: stores that miss the
+    /// caches wait for each other.
     #[inline]
     pub fn prefetch_next_page(&self) {
         self.store.prefetch_page(self.sequence.tail + 1);

@@ -15,8 +15,8 @@ use crate::layout::TableShape;
 use crate::memory::{prefetch_item, touch, touch_reserved};
 use crate::plan::TableWrite;
 
-/// Unused tokens after each chunk's, a cache line of them: else the tokens that rows of one length append lie in the same
-/// few sets of a cache, and at page_size 1 in those of their pages' words.
+/// Unused tokens after each chunk's, a cache line of them: else the tokens that rows of one length append lie in the
+/// same few sets of a cache, and at page_size 1 in those of their pages' words.
 const SKEW: usize = 16;
 
 /// The chunks.

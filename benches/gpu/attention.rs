@@ -12,9 +12,9 @@ use crate::timer::Timer;
 
 const HEAD_DIM: u32 = 128;
 
-/// A pool filled with noise, and rows for q and out.
+/// A pool filled with noise, and rows for q and out. Calls take turns over the layers; all layers together have as many
+/// slots as the baselines have in one, from which those take another random set of pages each turn.
 struct Bench<'a> {
-    gpu: &'a Gpu,
     noise: &'a Noise,
     timer: Timer,
     cuda: Cuda,
@@ -27,7 +27,7 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(
-        gpu: &'a Gpu,
+        gpu: &Gpu,
         noise: &'a Noise,
         (kv_heads, page_size, layout): (u32, u32, Layout),
         (layers, slots): (u32, u32),
@@ -36,17 +36,18 @@ impl<'a> Bench<'a> {
         let stream = timer.stream.raw();
         let options = CudaOptions { stream, max_step_tokens: 16_384, max_step_rows: 0 };
         let mut cuda = Cuda::new(gpu, options);
+        let slots = slots / layers;
         cuda.open(&pool(layers, kv_heads, page_size, slots, layout), &table(page_size), 2)?;
         noise.fill(cuda.pool().expect("just opened"))?;
         let bytes = 512 << 20;
         let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
-        Ok(Self { gpu, noise, timer, cuda, q, out, layers, step: 0, rng: Rng::new(5) })
+        Ok(Self { noise, timer, cuda, q, out, layers, step: 0, rng: Rng::new(5) })
     }
 
-    /// Times one batch over `sets` layers; whether a few of its rows are right.
-    fn run(&mut self, lens: &[(u32, u32)], q_heads: u32, sets: usize) -> Outcome<(f64, bool)> {
-        assert!(sets <= self.layers as usize);
+    /// Times one batch; whether a few of its rows are right.
+    fn run(&mut self, lens: &[(u32, u32)], q_heads: u32) -> Outcome<(f64, bool)> {
         self.step += 1;
+        let sets = self.layers as usize;
         let layout = *self.cuda.layout().expect("an open backend");
         let table = table(layout.page_size());
         let batch = Batch::new(self.step, &layout, &table, lens, &mut self.rng);
@@ -56,11 +57,15 @@ impl<'a> Bench<'a> {
         let rows = self.q.bytes() / set;
         let Self { timer, cuda, q, out, .. } = self;
         out.fill(0xff)?;
-        let us = timer.graph(sets, |i| {
+        let attend_set = |i| {
             let at = i as u64 % rows * set;
             let (q, out) = (q.rows(at, None), out.rows_mut(at, None));
             cuda.attend(&batch.plan(), LayerId::new(i as u32), &attend, q, out, None)
-        })?;
+        };
+        // A graph would hold a launch of the decode kernel beside the extend kernel's.
+        let decodes = lens.iter().all(|&(extend_len, _)| extend_len == 1);
+        let us =
+            if decodes { timer.graph(sets, attend_set)? } else { timer.row(sets, attend_set)? };
         Ok((us, self.check(&batch, &attend, sets, set)?))
     }
 
@@ -129,32 +134,26 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         ("b64 zipf128-32768", zipf()),
     ];
     let noise = Noise::new(gpu)?;
-    for (kv_heads, q_heads, slots, layers) in
-        [(8, &[32, 64][..], 1 << 20, 12), (32, &[32][..], 1 << 19, 4)]
-    {
-        for (page_size, layout) in
-            [(1, Layout::LayerFirst), (16, Layout::LayerFirst), (16, Layout::PageFirst)]
-        {
-            let shape = (kv_heads, page_size, layout);
-            let mut bench = Bench::new(gpu, &noise, shape, (layers, slots))?;
-            for &q_heads in q_heads {
-                for (name, lens) in &shapes {
-                    let tokens: u32 = lens.iter().sum();
-                    let bytes = f64::from(tokens) * f64::from(kv_heads) * 512.0;
-                    let sets = ((400e6 / bytes).ceil() as usize).clamp(2, 12);
-                    let lens: Vec<_> = lens.iter().map(|&len| (1, len)).collect();
-                    let (us, ok) = bench.run(&lens, q_heads, sets)?;
-                    let case = format!(
-                        "{name} {q_heads}q/{kv_heads}kv page{page_size}{}",
-                        if layout == Layout::PageFirst { " PageFirst" } else { "" }
-                    );
-                    report.row("decode", &case, "kvarena", us, Rate::Bytes(bytes), ok);
+    for (kv_heads, q_heads, slots) in [(8, &[32, 64][..], 1 << 20), (32, &[32][..], 1 << 19)] {
+        let bytes = |lens: &[u32]| f64::from(lens.iter().sum::<u32>()) * f64::from(kv_heads * 512);
+        let sets = |lens: &[u32]| ((400e6 / bytes(lens)).ceil() as u32).clamp(2, 12);
+        let mut layers: Vec<u32> = shapes.iter().map(|(_, lens)| sets(lens)).collect();
+        layers.sort_unstable();
+        layers.dedup();
+        for (page_size, layout) in LAYOUTS {
+            for &layers in &layers {
+                let shape = (kv_heads, page_size, layout);
+                let mut bench = Bench::new(gpu, &noise, shape, (layers, slots))?;
+                let of_set = || shapes.iter().filter(|(_, lens)| sets(lens) == layers);
+                for (&q_heads, (name, lens)) in
+                    q_heads.iter().flat_map(|q_heads| of_set().map(move |shape| (q_heads, shape)))
+                {
+                    let rows: Vec<_> = lens.iter().map(|&len| (1, len)).collect();
+                    let (us, ok) = bench.run(&rows, q_heads)?;
+                    let case = format!("{name} {q_heads}q/{kv_heads}kv {}", of(page_size, layout));
+                    report.row("decode", &case, "kvarena", us, Rate::Bytes(bytes(lens)), ok);
                 }
             }
-            // The next pool needs the memory.
-            let gpu = bench.gpu;
-            drop(bench);
-            assert!(gpu.free_memory()? > 100 << 30 || kv_heads < 32, "memory is held elsewhere");
         }
     }
     Ok(())
@@ -162,10 +161,7 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
 
 pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
-    for (page_size, layout) in
-        [(16, Layout::LayerFirst), (1, Layout::LayerFirst), (16, Layout::PageFirst)]
-    {
-        let mut bench = Bench::new(gpu, &noise, (8, page_size, layout), (8, 1 << 20))?;
+    for (page_size, layout) in LAYOUTS {
         for b in [1_u32, 8] {
             for (new, cached) in
                 [(512_u32, 0_u32), (2_048, 0), (8_192, 0), (512, 7_680), (2_048, 30_720)]
@@ -176,16 +172,24 @@ pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
                 let (q, p) = (f64::from(new), f64::from(cached));
                 let flop = f64::from(b) * 4.0 * 128.0 * 32.0 * (q * p + q * (q + 1.0) / 2.0);
                 let bytes = f64::from(b) * ((q + p) * 4096.0 + q * 16_384.0);
-                let sets = ((256e6 / bytes).ceil() as usize).clamp(1, 8);
+                let sets = ((256e6 / bytes).ceil() as u32).clamp(1, 8);
+                let mut bench = Bench::new(gpu, &noise, (8, page_size, layout), (sets, 1 << 20))?;
                 let lens = vec![(new, new + cached); b as usize];
-                let (us, ok) = bench.run(&lens, 32, sets)?;
-                let case = format!(
-                    "B{b} q{new} prefix{cached} page{page_size}{}",
-                    if layout == Layout::PageFirst { " PageFirst" } else { "" }
-                );
+                let (us, ok) = bench.run(&lens, 32)?;
+                let case = format!("B{b} q{new} prefix{cached} {}", of(page_size, layout));
                 report.row("extend", &case, "kvarena", us, Rate::Flop(flop), ok);
             }
         }
     }
     Ok(())
+}
+
+/// Layouts of the pool, at which page size.
+const LAYOUTS: [(u32, Layout); 3] =
+    [(16, Layout::LayerFirst), (1, Layout::LayerFirst), (16, Layout::PageFirst)];
+
+/// How a case names its layout.
+fn of(page_size: u32, layout: Layout) -> String {
+    let layout = if layout == Layout::PageFirst { " PageFirst" } else { "" };
+    format!("page{page_size}{layout}")
 }

@@ -1,8 +1,8 @@
 //! What the CUDA backend reaches, beside this machine's own ceilings.
 //!
 //! Shapes and method are those of the FlashInfer baselines it is compared with: calls captured in a graph that is
-//! replayed, the median over replays, random data, random pages, layers in turn so that the L2 cache does not serve
-//! them, planning outside. Prints a table and writes JSON rows to `$OUT/kvarena.json`.
+//! replayed (extend: calls in a row), the median over replays, random data, random pages, layers in turn so that the L2
+//! cache does not serve them, planning outside. Prints a table and writes JSON rows to `$OUT/kvarena.json`.
 //!
 //!     cargo bench --features cuda --bench gpu -- [ceil] [store] [copy] [decode] [extend] [plan] [first]
 #![allow(unsafe_code)]

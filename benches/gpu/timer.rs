@@ -34,21 +34,42 @@ impl Timer {
         Ok(times[3])
     }
 
+    /// Microseconds of one call in a row of calls that take turns over `sets` input sets; not in a graph, into which a
+    /// capture puts more than a step needs. The calls must take the device longer than the host.
+    pub fn row(
+        &mut self,
+        sets: usize,
+        mut launch: impl FnMut(usize) -> Result<(), CudaError>,
+    ) -> Outcome<f64> {
+        let calls = self.calls(sets, &mut launch)?;
+        let all = || (0..calls).try_for_each(|i| launch(i % sets));
+        Ok(self.median(all)? / calls as f64)
+    }
+
     /// Microseconds of one call in a graph of calls that take turns over `sets` input sets.
     pub fn graph(
         &mut self,
         sets: usize,
         mut launch: impl FnMut(usize) -> Result<(), CudaError>,
     ) -> Outcome<f64> {
+        let calls = self.calls(sets, &mut launch)?;
+        let graph = self.stream.capture(|| (0..calls).try_for_each(|i| launch(i % sets)))?;
+        let raw = self.stream.raw();
+        Ok(self.median(|| graph.launch(raw))? / calls as f64)
+    }
+
+    /// How many calls take 10 ms, warm.
+    fn calls(
+        &mut self,
+        sets: usize,
+        mut launch: impl FnMut(usize) -> Result<(), CudaError>,
+    ) -> Outcome<usize> {
         for _ in 0..2 {
             (0..sets).try_for_each(&mut launch)?;
         }
         self.stream.synchronize()?;
         let estimate = self.once(|| (0..sets).try_for_each(&mut launch))? / sets as f64;
         let calls = ((10_000.0 / estimate).ceil() as usize).clamp(sets, 2_000);
-        let calls = calls.div_ceil(sets) * sets;
-        let graph = self.stream.capture(|| (0..calls).try_for_each(|i| launch(i % sets)))?;
-        let raw = self.stream.raw();
-        Ok(self.median(|| graph.launch(raw))? / calls as f64)
+        Ok(calls.div_ceil(sets) * sets)
     }
 }

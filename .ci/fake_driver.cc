@@ -6,7 +6,7 @@
  * own. All streams are one queue, and a capture takes in all of them; what the driver forbids in a capture is refused with
  * its codes.
  *
- * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (1), FAKE_DRIVER_CAPABILITY (80). */
+ * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (1), FAKE_DRIVER_CAPABILITY (90). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +39,7 @@ struct Work {
 };
 struct Line { Work *first, **end; };
 struct Event { u64 at; bool captured; };
+struct Stream { bool fresh; };  /* nothing was launched in order since the last load_plan */
 
 static Line queue = {NULL, &queue.first};
 static Line* capture;  /* where work goes instead */
@@ -177,7 +178,7 @@ API int cuDeviceGet(int* device, int ordinal) {
     return static_cast<u64>(ordinal) < setting("FAKE_DRIVER_DEVICES", 1) ? (*device = ordinal, OK) : BAD_DEVICE;
 }
 API int cuDeviceGetAttribute(int* value, int attribute, int) {
-    const u64 capability = setting("FAKE_DRIVER_CAPABILITY", 80);
+    const u64 capability = setting("FAKE_DRIVER_CAPABILITY", 90);
     return *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 4 : 0, OK;
 }
 API int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = reinterpret_cast<void*>(16ull + device), OK; }
@@ -241,10 +242,19 @@ static int launch(const char* name, u32 grid_y, void** arguments) {
     memcpy(&work.params, arguments[0], bytes);
     return ask(work);
 }
-API int cuLaunchKernel(void* f, u32, u32 y, u32, u32, u32, u32, u32, void*, void** arguments, void**) {
-    return launch(static_cast<char*>(f), y, arguments);
+struct LaunchConfig { u32 grid[3], block[3], shared; Stream* stream; void* attributes; u32 attribute_count; };
+/* Decode reads plan and tables before it waits: launched early, it must come after something that was not, after load_plan. */
+API int cuLaunchKernelEx(const LaunchConfig* config, const char* name, void** arguments, void**) {
+    static Stream default_stream;
+    Stream& stream = config->stream ? *config->stream : default_stream;
+    const bool early = config->attribute_count > 0;
+    Lock lock(queue_lock);
+    if (!capture) {
+        if (early && stream.fresh && !strncmp(name, "attend_decode", 13)) return INVALID;
+        stream.fresh = !strcmp(name, "load_plan") || (stream.fresh && early);
+    }
+    return launch(name, config->grid[1], arguments);
 }
-API int cuLaunchKernelEx(const u32* config, void* f, void** arguments, void**) { return launch(static_cast<char*>(f), config[1], arguments); }
 API int cuGetProcAddress(const char* name, void** found, int, u64) {
     *found = !strcmp(name, "cuLaunchKernelEx")     ? reinterpret_cast<void*>(cuLaunchKernelEx)
              : !strcmp(name, "cuMemcpyBatchAsync") ? reinterpret_cast<void*>(copy_batch)
@@ -253,7 +263,7 @@ API int cuGetProcAddress(const char* name, void** found, int, u64) {
 }
 
 /* ---- streams, events, graphs -------------------------------------------------------------------------------------- */
-API int cuStreamCreate(void** stream, u32) { return *stream = malloc(1), OK; }
+API int cuStreamCreate(void** stream, u32) { return *stream = calloc(1, sizeof(Stream)), OK; }
 API int cuStreamDestroy_v2(void* stream) { return free(stream), OK; }
 API int cuStreamSynchronize(void*) { return wait(); }
 API int cuStreamQuery(void*) { return capture ? CAPTURE_UNSUPPORTED : step() ? NOT_READY : OK; }

@@ -11,6 +11,7 @@ use cust::sys;
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::kernels::Kernel;
+use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{AttendParams, DecodeWork};
 use super::ring::{Load, UploadRing};
@@ -249,6 +250,7 @@ impl Kinds {
         index: usize,
         launch: Launch,
         mut params: AttendParams,
+        start: &mut Start,
         stream: RawStream,
     ) -> Result<(), CudaError> {
         let kind = &self.list[index];
@@ -256,15 +258,22 @@ impl Kinds {
         // One token a row, or none: every sequence decodes, whichever step the graph is replayed for.
         let decode_only = launch.tokens <= launch.rows;
         let capturing = is_capturing(stream)?;
-        if kind.count.decode_units > 0 || capturing {
+        // A graph is launched in order as a whole.
+        let decode_start = if capturing { Start::Early } else { *start };
+        let decode = kind.count.decode_units > 0 || capturing;
+        let extend = kind.count.extend_items > 0 || (capturing && !decode_only);
+        if decode {
             params.plan = launch.splits + kind.image_at as u64;
             params.partial = kind.partial.address();
             params.counters = kind.counters.address();
             let Attention { kernel, threads } = &kind.decode;
             // SAFETY: the caller answers for the rows; plan, partial and counters are this kind's, for this grid.
-            unsafe { gpu.launch(kernel, (shape.decode_ctas, 1), (*threads, 1), stream, &params) }?;
+            unsafe {
+                let grid = (shape.decode_ctas, 1);
+                gpu.launch(kernel, grid, (*threads, 1), stream, &params, decode_start)
+            }?;
         }
-        if kind.count.extend_items > 0 || (capturing && !decode_only) {
+        if extend {
             // Its search for the greatest logit comes before the scale, which must not turn signs then.
             params.turn_q = u32::from(params.scale < 0.0);
             params.scale = params.scale.abs();
@@ -273,7 +282,13 @@ impl Kinds {
             params.counters = kind.counters.address() + shape.decode_counter_bytes() as u64;
             let Attention { kernel, threads } = &kind.extend;
             // SAFETY: as above.
-            unsafe { gpu.launch(kernel, (shape.extend_ctas, 1), (*threads, 1), stream, &params) }?;
+            unsafe {
+                let grid = (shape.extend_ctas, 1);
+                gpu.launch(kernel, grid, (*threads, 1), stream, &params, Start::InOrder)
+            }?;
+        }
+        if !capturing && (decode || extend) {
+            *start = Start::Early;
         }
         Ok(())
     }
@@ -341,7 +356,7 @@ pub(super) unsafe fn launch_f32(
     let Attention { kernel, threads } = &ATTEND_F32;
     let grid = (8 * gpu.multiprocessors(), 1);
     // SAFETY: the caller answers for the rows.
-    unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, params) }
+    unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, params, Start::InOrder) }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use cust::sys;
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::kernels::COPY_PAGES;
+use super::launch::Start;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::params::{COPY_PAGES_MAX, CopyPagesParams, wide_magic};
 use super::pool::Pages;
@@ -411,7 +412,7 @@ pub(super) fn copy_on_device(
         params.copies[..copies.len()].copy_from_slice(copies);
         let grid = (page_units.div_ceil(BLOCK_UNITS), copies.len() as u32);
         // SAFETY: every page was checked against its side's count, so all addresses are inside the two memories.
-        unsafe { gpu.launch(&COPY_PAGES, grid, (256, 1), stream, &params) }?;
+        unsafe { gpu.launch(&COPY_PAGES, grid, (256, 1), stream, &params, Start::InOrder) }?;
     }
     Ok(())
 }

@@ -442,8 +442,9 @@ impl Backend for Cuda {
         };
         let splits = open.stage.address() + Places::of(plan).decode as u64;
         let launch = Launch { rows: plan.rows.len(), tokens, splits };
+        let start = &mut open.stage.start;
         // SAFETY: rows were checked above, the plan when it was staged.
-        unsafe { open.kinds.launch(&self.gpu, index, launch, params, stream) }
+        unsafe { open.kinds.launch(&self.gpu, index, launch, params, start, stream) }
     }
 
     /// # Errors

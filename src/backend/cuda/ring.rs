@@ -10,6 +10,7 @@ use cust::sys;
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::kernels::LOAD_PLAN;
+use super::launch::Start;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::params::LoadPlanParams;
 use super::stream::{RawStream, raw};
@@ -138,7 +139,16 @@ impl Upload<'_> {
         };
         // SAFETY: source and writes are inside the slot (asserted), which is not written before the ticket is back; the
         // image has room, the writes were checked.
-        unsafe { gpu.launch(&LOAD_PLAN, (count.div_ceil(256), 1), (256, 1), stream, &params) }?;
+        unsafe {
+            gpu.launch(
+                &LOAD_PLAN,
+                (count.div_ceil(256), 1),
+                (256, 1),
+                stream,
+                &params,
+                Start::InOrder,
+            )
+        }?;
         ring.sent[self.slot] = (ring.ticket, stream);
         ring.sent_bytes += (load.image_bytes + load.writes * 8) as u64;
         Ok(())

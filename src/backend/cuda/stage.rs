@@ -16,6 +16,7 @@
 use super::attend::Kinds;
 use super::error::CudaError;
 use super::gpu::Gpu;
+use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::ring::{Load, UploadRing};
 use super::stream::{RawStream, is_capturing};
@@ -76,6 +77,9 @@ pub(super) struct Stage {
     limits: StepLimits,
     slots: u64,
     staged: Option<Staged>,
+    /// When a kernel may start that reads plan and tables before it waits: the first one after they were sent in order,
+    /// whatever follows it early, since it starts later.
+    pub(super) start: Start,
 }
 
 impl Stage {
@@ -97,6 +101,7 @@ impl Stage {
             limits,
             slots: layout.slot_count(),
             staged: None,
+            start: Start::InOrder,
         })
     }
 
@@ -168,6 +173,7 @@ impl Stage {
         stream: RawStream,
     ) -> Result<usize, CudaError> {
         self.staged = None;
+        self.start = Start::InOrder;
         let places = Places::of(plan);
         let empty = self.load(tables);
         let mut upload = self.ring.acquire()?;

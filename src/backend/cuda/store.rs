@@ -6,6 +6,7 @@ use super::copy::unit_bytes;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::kernels::{STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
+use super::launch::Start;
 use super::memory::DeviceRows;
 use super::params::{StoreCacheParams, wide_magic};
 use super::pool::Pool;
@@ -80,5 +81,5 @@ pub(super) fn store(
     let y = threads / x;
     let grid = (params.tokens.div_ceil(y), 1);
     // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above).
-    unsafe { gpu.launch(kernel, grid, (x, y), stream, &params) }
+    unsafe { gpu.launch(kernel, grid, (x, y), stream, &params, Start::Early) }
 }

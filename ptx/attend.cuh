@@ -53,6 +53,15 @@ DEVICE u32 transpose(u32 r) {
 
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
+DEVICE float4 load_shared_float4(u32 at) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+    return v;
+}
+DEVICE void store_shared_float4(u32 at, const float (&v)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+}
+
 // 16 bytes from global to shared memory; zeros where `valid` is false (nothing is read then).
 DEVICE void copy16(u32 to, u64 from, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
@@ -64,13 +73,14 @@ DEVICE void copy16_once(u32 to, u64 from, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
                  ::"r"(to), "l"(from), "r"(valid ? 16 : 0), "l"(first_out) : "memory");
 }
+DEVICE void prefetch(u64 at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory"); }
 DEVICE void copy4(u32 to, u64 from, bool valid) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Of what nobody writes from the wait for the launch before (chain.cuh) to the end of this one.
+// Of what nobody writes while this launch runs, be it before its wait for the one before it (chain.cuh): plan and tables.
 DEVICE u32 load_u32(u64 at) {
     u32 value;
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(at));
@@ -79,6 +89,17 @@ DEVICE u32 load_u32(u64 at) {
 DEVICE uint4 load_uint4(u64 at) {
     uint4 v;
     asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
+// Of what the launch before may write: after the wait.
+DEVICE u32 load_written_u32(u64 at) {
+    u32 value;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+DEVICE uint4 load_written_uint4(u64 at) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
     return v;
 }
 // Written by other CTAs of this launch: not from the L1 cache.

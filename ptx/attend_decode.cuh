@@ -15,9 +15,10 @@
 template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeParts<T, D, NT, WARPS> {
     using Parts = DecodeParts<T, D, NT, WARPS>;
     using Pending = typename Parts::Pending;
-    using Parts::ROW, Parts::ROWS, Parts::FRAGMENTS, Parts::p, Parts::warp, Parts::lane, Parts::lanes, Parts::per;
-    using Parts::head_of, Parts::finish, Parts::join;
+    using Parts::ROW, Parts::ROWS, Parts::FRAGMENTS, Parts::LONG_STRETCH, Parts::p, Parts::warp, Parts::lane, Parts::lanes, Parts::per;
+    using Parts::head_of, Parts::finish, Parts::finish_last, Parts::join_pending;
 
+    static constexpr int LINE = 128;               // bytes that a prefetch brings
     static constexpr int CHUNKS = D / 8;           // 16-byte pieces of a row
     static constexpr int HALF = 16 * ROW;          // K (or V) of a tile
     static constexpr int SLOT = 2 * HALF;          // also 16 rows of D floats
@@ -29,7 +30,8 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
 
     struct Shared {
-        float4 tops[WARPS - 1][NT][4];  // of each warp but the first: what its sums are relative to, and the weights' sums
+        // Of each warp (but the first; of all at the stretch's end): what its sums are relative to, and the weights' sums.
+        float4 tops[WARPS - 1][NT][4], last_tops[WARPS][NT][4];
         Pending pending[2];             // at the stretch's begin, at its end
         u32 pages[WARPS][STAGES][16];   // of each warp's tiles
         alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
@@ -43,6 +45,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
     static constexpr u32 VALID = 1 << 8, SOME = 1 << 9, HEAD = 16;
 
     Shared& shared;
+    u32 rings;  // of all warps
     u32 ring;   // this warp's
     u32 sums;   // the other warps' output sums, warp 1's first
     u32 pages;  // this warp's page numbers on their way
@@ -51,8 +54,8 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
     u32 fetch_at, fetch_end;
     bool fetch_more;
     __device__ __forceinline__ Decode(const AttendParams& p, Shared& shared, u32 memory)
-        : Parts(p), shared(shared), ring(memory + threadIdx.x / 32 * STAGES * SLOT), sums(memory + WARPS * STAGES * SLOT),
-          pages(shared_address(shared.pages[threadIdx.x / 32])) {}
+        : Parts(p), shared(shared), rings(memory), ring(memory + threadIdx.x / 32 * STAGES * SLOT),
+          sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[threadIdx.x / 32])) {}
 
     __device__ __forceinline__ Tile next_tile() {
         while (fetch_more && fetch_at >= fetch_end) {
@@ -99,6 +102,22 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
         }
     }
 
+    // The same tile, as far as the L2 cache. This may come before the wait for the launch before: what that one still writes, it
+    // writes there.
+    __device__ __forceinline__ void prefetch_tile(u32 rest, u32 page) const {
+        if (rest & SOME) {
+            const u64 mine = page * p.page_stride + rest % VALID * p.slot_stride;
+            const u64 base = (rest >> HEAD) * p.head_stride;
+            const u32 valid = __ballot_sync(~0u, (rest & VALID) != 0);
+#pragma unroll
+            for (int i = 0; i < 16 * ROW / LINE; i += 32) {
+                const u32 token = (i + lane) / (ROW / LINE) % 16, at = (i + lane) % (ROW / LINE) * LINE;
+                const u64 offset = __shfl_sync(~0u, mine, token) + base + at;
+                if (valid >> token & 1) prefetch(p.k + offset), prefetch(p.v + offset);
+            }
+        }
+    }
+
     __device__ __forceinline__ void run(const DecodeWork& work) {
         const u32 group = p.group;
         lanes = work.lanes, heads = p.kv_heads / lanes, per = work.units_per_cta;
@@ -111,8 +130,9 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
         c.head = (c.unit - c.start) / c.units, c.at = (c.unit - c.start) % c.units;
         c.open();
 
-        // The first tiles, their look-ups side by side. Page numbers travel with the copies of the tile STAGES before theirs, so
-        // that they are there when the ring comes to them, and a directory word is loaded a tile before it is needed.
+        // The first tiles, their look-ups side by side, while the launch before still runs. Page numbers travel with the copies of
+        // the tile STAGES before theirs (here: before all copies), so that they are there when the ring comes to them, and a
+        // directory word is loaded a tile before it is needed.
         fetch = c, fetch_at = c.begin_of(warp), fetch_end = c.end(), fetch_more = true;
         u32 rest[STAGES];  // of the tiles whose page numbers are on their way
         Tile next;
@@ -123,11 +143,17 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
             for (int i = 0; i < 2 * STAGES; ++i) tiles[i] = next_tile();
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) words[i] = tiles[i].rest & VALID ? load_u32(page_at(tiles[i])) : 0;
+#pragma unroll
+            for (int i = 0; i < STAGES; ++i) copy_pages(tiles[STAGES + i], i);
             next = next_tile();
+            if (per < LONG_STRETCH) {
+#pragma unroll
+                for (int i = 0; i < STAGES; ++i) prefetch_tile(tiles[i].rest, words[i]);
+            }
+            wait_for_previous();
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) {
                 copy_tile(tiles[i].rest, words[i], i);
-                copy_pages(tiles[STAGES + i], i);
                 copy_commit();
                 rest[i] = tiles[STAGES + i].rest;
             }
@@ -165,7 +191,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
                 for (u32 i = threadIdx.x; i < ROWS * CHUNKS; i += WARPS * 32) {
                     const u32 row = i / CHUNKS, piece = i % CHUNKS, query = row / group;
                     const u64 from = q_head + (c.qo_start + query) * p.q_stride + (row - query * group) * ROW + piece * 16;
-                    reinterpret_cast<uint4*>(shared.q)[row * CHUNKS + (piece ^ row % 8)] = row < rows ? load_uint4(from) : make_uint4(0, 0, 0, 0);
+                    reinterpret_cast<uint4*>(shared.q)[row * CHUNKS + (piece ^ row % 8)] = row < rows ? load_written_uint4(from) : make_uint4(0, 0, 0, 0);
                 }
                 __syncthreads();
             } else {
@@ -175,8 +201,8 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
                     const u64 from = q_head + (c.qo_start + query) * p.q_stride + (row - query * group) * ROW + column * 2;
 #pragma unroll
                     for (int k = 0; k < D / 16; ++k) {
-                        q[k][n][0] = row < rows ? load_u32(from + k * 32) : 0;
-                        q[k][n][1] = row < rows ? load_u32(from + k * 32 + 16) : 0;
+                        q[k][n][0] = row < rows ? load_written_u32(from + k * 32) : 0;
+                        q[k][n][1] = row < rows ? load_written_u32(from + k * 32 + 16) : 0;
                     }
                 }
             }
@@ -272,7 +298,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
                 slot = slot + 1 == STAGES ? 0 : slot + 1;
             }
 
-            // The segment's end. A warp's sum stays in its lanes' order: what a lane writes, the same lane of warp 0 reads.
+            // The segment's end.
 #pragma unroll
             for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -280,63 +306,63 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
 #pragma unroll
                     for (int i = 4; i < 32; i *= 2) sum[n][h] += __shfl_xor_sync(~0u, sum[n][h], i);
             more = c.unit + (c.stop - c.at) < c.unit_end;
-            if (warp > 0) {
+            if (!more) {
+                copy_wait<0>();
+                let_next_start();
+                // The ring is free now.
+                store_sum(ring, shared.last_tops[warp], o, top, sum);
+                __syncthreads();
+                __syncthreads();  // racecheck loses count after the barriers of pairs; one is enough
+                finish_last(c, rows, rings, STAGES * SLOT, shared.last_tops, shared.pending);
+            } else if (warp > 0) {
                 if (again) barrier_wait(WARPS - 1 + warp);
-                const u32 to = sums + (warp - 1) * SUM + lane * 16;
-#pragma unroll
-                for (int n = 0; n < NT; ++n) {
-#pragma unroll
-                    for (int m = 0; m < D / 16; ++m) {
-                        const float(&x)[4] = o[n][m];
-                        asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + (n * (D / 16) + m) * 512), "f"(x[0]), "f"(x[1]), "f"(x[2]),
-                                     "f"(x[3]) : "memory");
-                    }
-                    if (lane < 4) shared.tops[warp - 1][n][lane] = make_float4(top[n][0], sum[n][0], top[n][1], sum[n][1]);
-                }
+                store_sum(sums + (warp - 1) * SUM, shared.tops[warp - 1], o, top, sum);
                 barrier_wait(warp);
             } else {
 #pragma unroll 1
                 for (u32 w = 1; w < WARPS; ++w) {
                     if (again) barrier_wait(WARPS - 1 + w);
                     barrier_wait(w);
-                    const u32 from = sums + (w - 1) * SUM + lane * 16;
-#pragma unroll
-                    for (int n = 0; n < NT; ++n) {
-                        const float4 of = shared.tops[w - 1][n][lane % 4];
-                        const float above0 = fmaxf(top[n][0], of.x), above1 = fmaxf(top[n][1], of.z);
-                        const float base0 = above0 == MINUS_INF ? 0.f : above0, base1 = above1 == MINUS_INF ? 0.f : above1;
-                        const float old0 = exp2_fast(top[n][0] - base0), old1 = exp2_fast(top[n][1] - base1);
-                        const float new0 = exp2_fast(of.x - base0), new1 = exp2_fast(of.z - base1);
-                        top[n][0] = above0, top[n][1] = above1;
-                        sum[n][0] = sum[n][0] * old0 + of.y * new0, sum[n][1] = sum[n][1] * old1 + of.w * new1;
-#pragma unroll
-                        for (int m = 0; m < D / 16; ++m) {
-                            float4 x;
-                            asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                                         : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(from + (n * (D / 16) + m) * 512) : "memory");
-                            float(&y)[4] = o[n][m];
-                            y[0] = y[0] * old0 + x.x * new0, y[1] = y[1] * old1 + x.y * new1;
-                            y[2] = y[2] * old0 + x.z * new0, y[3] = y[3] * old1 + x.w * new1;
-                        }
-                    }
+                    add_sum(sums + (w - 1) * SUM, shared.tops[w - 1], o, top, sum);
                 }
-                finish(c, rows, o, top, sum, shared.pending);
+                finish(c, rows, o, top, sum, shared.pending[0]);
             }
             again = true;
             c.next<ROWS>(p, heads);
         } while (more);
-        copy_wait<0>();
-        let_next_start();
+        join_pending(shared.pending);
+    }
 
-        // The end of the stretch: the parts it holds are written.
-        __syncthreads();
-        if (threadIdx.x < 2) {
-            Pending& mine = shared.pending[threadIdx.x];
-            if (mine.parts > 0 && !arrive_last_fenced(reinterpret_cast<u32*>(p.counters) + mine.first_cta, mine.parts)) mine.parts = 0;
+    // A warp's sum stays in its lanes' order: what a lane writes, the same lane of another warp reads.
+    __device__ __forceinline__ void store_sum(u32 to, float4 (&tops)[NT][4], const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
+                                              const float (&sum)[NT][2]) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+            for (int m = 0; m < D / 16; ++m) store_shared_float4(to + (n * (D / 16) + m) * 512 + lane * 16, o[n][m]);
+            if (lane < 4) tops[n][lane] = make_float4(top[n][0], sum[n][0], top[n][1], sum[n][1]);
         }
-        __syncthreads();
-        for (int i = 0; i < 2; ++i)
-            if (shared.pending[i].parts > 0) join(shared.pending[i]);
+    }
+    // Adds a warp's sum to this one's.
+    __device__ __forceinline__ void add_sum(u32 from, const float4 (&tops)[NT][4], float (&o)[NT][D / 16][4], float (&top)[NT][2],
+                                            float (&sum)[NT][2]) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            const float4 of = tops[n][lane % 4];
+            const float above0 = fmaxf(top[n][0], of.x), above1 = fmaxf(top[n][1], of.z);
+            const float base0 = above0 == MINUS_INF ? 0.f : above0, base1 = above1 == MINUS_INF ? 0.f : above1;
+            const float old0 = exp2_fast(top[n][0] - base0), old1 = exp2_fast(top[n][1] - base1);
+            const float new0 = exp2_fast(of.x - base0), new1 = exp2_fast(of.z - base1);
+            top[n][0] = above0, top[n][1] = above1;
+            sum[n][0] = sum[n][0] * old0 + of.y * new0, sum[n][1] = sum[n][1] * old1 + of.w * new1;
+#pragma unroll
+            for (int m = 0; m < D / 16; ++m) {
+                const float4 x = load_shared_float4(from + (n * (D / 16) + m) * 512 + lane * 16);
+                float(&y)[4] = o[n][m];
+                y[0] = y[0] * old0 + x.x * new0, y[1] = y[1] * old1 + x.y * new1;
+                y[2] = y[2] * old0 + x.z * new0, y[3] = y[3] * old1 + x.w * new1;
+            }
+        }
     }
 
     // Named barriers of warp 0 and one other warp.
@@ -346,10 +372,10 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
 template <class T, int D, int NT, int WARPS, int STAGES> DEVICE void attend_decode(const AttendParams& p) {
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename Decode<T, D, NT, WARPS, STAGES>::Shared shared;
-    wait_for_previous();
     const u64 at = p.plan + sizeof(DecodeWork) * blockIdx.x;
     const uint4 a = load_uint4(at), b = load_uint4(at + 16), c = load_uint4(at + 32);
     const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y};
-    if (work.unit_begin >= work.unit_end) return;
+    // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
+    if (work.unit_begin >= work.unit_end) return wait_for_previous();
     Decode<T, D, NT, WARPS, STAGES>(p, shared, shared_address(memory)).run(work);
 }

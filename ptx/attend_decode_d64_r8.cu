@@ -8,9 +8,9 @@
 // Build:   ptx/build.py
 #include "attend_decode.cuh"
 
-extern "C" __global__ void __launch_bounds__(128, 2) attend_decode_bf16_d64_r8(const __grid_constant__ AttendParams params) {
+extern "C" __global__ void __launch_bounds__(128, 3) attend_decode_bf16_d64_r8(const __grid_constant__ AttendParams params) {
     attend_decode<Bf16, 64, 1, 4, 4>(params);
 }
-extern "C" __global__ void __launch_bounds__(128, 2) attend_decode_f16_d64_r8(const __grid_constant__ AttendParams params) {
+extern "C" __global__ void __launch_bounds__(128, 3) attend_decode_f16_d64_r8(const __grid_constant__ AttendParams params) {
     attend_decode<F16, 64, 1, 4, 4>(params);
 }

@@ -4,7 +4,8 @@
 // src/backend/cuda/launch.rs turns into instructions where the device has them.
 #pragma once
 
-// Waits until all work before this kernel is done, and its writes are seen. First of all, before any access to memory.
+// Waits until all work before this kernel is done, and its writes are seen. Every CTA comes here, and before that reads nothing
+// but plan and page tables: the host launches such a kernel in order where they may have changed (launch.rs).
 static __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

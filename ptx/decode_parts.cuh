@@ -6,11 +6,13 @@
 template <class T, int D, int NT, int WARPS> struct DecodeParts {
     static constexpr int ROW = D * 2;  // bytes
     static constexpr int ROWS = 8 * NT;
+    static constexpr u32 LONG_STRETCH = 256;  // units; below, a microsecond at its ends is more than one in its middle
     static constexpr int FRAGMENTS = NT * (D / 16);  // of a warp's output sum, 16 bytes a lane each
 
     // A segment of which this CTA has a part only.
     struct Pending {
         u32 parts;      // 0: none
+        bool complete;  // all parts are there, and this CTA is to join them
         u32 first_cta;  // the CTA with the first part
         u32 qo_start, rows, head;
     };
@@ -25,34 +27,95 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
     __device__ __forceinline__ float* part_output(u32 slot) const { return reinterpret_cast<float*>(p.partial) + slot * u64(ROWS * D); }
     __device__ __forceinline__ float* part_tops(u32 slot) const { return part_output(2 * gridDim.x) + slot * u64(2 * ROWS); }
 
-    // Warp 0: writes a segment's result, or this CTA's part of it.
-    __device__ __forceinline__ void finish(const DecodeCursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
-                                           const float (&sum)[NT][2], Pending (&pending)[2]) {
+    // Where a segment's sums go.
+    struct Target {
+        u32 parts;      // stretches that the (sequence, head) lies in; 1: the result itself, 0: no tokens, nothing
+        u32 first_cta;  // the CTA with the first part
+    };
+    __device__ __forceinline__ Target target(const DecodeCursor& c) const {
         const u32 begin = c.start + c.head * c.units;
         const u32 some = max(1u, c.units - DECODE_EXTRA);  // units with tokens; the rest has nothing to add
-        if (c.at >= some) return;
-        const u32 first = begin / per, parts = (begin + some - 1) / per - first + 1;  // the stretches it lies in
-        if (parts == 1) {
+        if (c.at >= some) return {0, 0};
+        const u32 first = begin / per;
+        return {(begin + some - 1) / per - first + 1, first * lanes + blockIdx.x % lanes};
+    }
+    __device__ __forceinline__ u32* counter(u32 first_cta) const { return reinterpret_cast<u32*>(p.counters) + first_cta; }
+
+    // Fragments of a segment's sum from `at` on, of one eight of query rows, go where they belong.
+    template <int COUNT> __device__ __forceinline__ void put(const Target& target, const DecodeCursor& c, u32 rows, u32 at,
+                                                             const float (&o)[COUNT][4], const float (&top)[2], const float (&sum)[2]) {
+        const u32 n = at / (D / 16), m = at % (D / 16);
+        if (target.parts == 1) {
+            if (m == 0) write_lse(n, c.qo_start, rows, head_of(c), top, sum);
 #pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                write_lse(n, c.qo_start, rows, head_of(c), top[n], sum[n]);
-#pragma unroll
-                for (int m = 0; m < D / 16; ++m) write(n, m, c.qo_start, rows, head_of(c), o[n][m], sum[n]);
-            }
+            for (int k = 0; k < COUNT; ++k) write(n, m + k, c.qo_start, rows, head_of(c), o[k], sum);
             return;
         }
-        const u32 first_cta = first * lanes + blockIdx.x % lanes;
-        const bool begins = blockIdx.x == first_cta;
-        const u32 slot = 2 * blockIdx.x + begins;
-        float* const to = part_output(slot) + lane * 4;
+        const u32 slot = 2 * blockIdx.x + (blockIdx.x == target.first_cta);
+        float* const to = part_output(slot) + at * 128 + lane * 4;
 #pragma unroll
-        for (int n = 0; n < NT; ++n) {
+        for (int k = 0; k < COUNT; ++k) *reinterpret_cast<float4*>(to + k * 128) = make_float4(o[k][0], o[k][1], o[k][2], o[k][3]);
+        if (lane < 4 && m == 0) reinterpret_cast<float4*>(part_tops(slot))[n * 4 + lane] = make_float4(top[0], sum[0], top[1], sum[1]);
+    }
+
+    // Warp 0: the end of a segment that is not the stretch's last. A part of it is then the last of its parts by place.
+    __device__ __forceinline__ void finish(const DecodeCursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
+                                           const float (&sum)[NT][2], Pending& pending) {
+        const Target to = target(c);
+        if (to.parts == 0) return;
 #pragma unroll
-            for (int m = 0; m < D / 16; ++m)
-                *reinterpret_cast<float4*>(to + (n * (D / 16) + m) * 128) = make_float4(o[n][m][0], o[n][m][1], o[n][m][2], o[n][m][3]);
-            if (lane < 4) reinterpret_cast<float4*>(part_tops(slot))[n * 4 + lane] = make_float4(top[n][0], sum[n][0], top[n][1], sum[n][1]);
+        for (int n = 0; n < NT; ++n) put(to, c, rows, n * (D / 16), o[n], top[n], sum[n]);
+        if (to.parts == 1) return;
+        __syncwarp();
+        if (lane == 0) {
+            // Long stretches say so at once: whoever holds the part before need not wait for this stretch's end then.
+            const bool now = per >= LONG_STRETCH, last = now && arrive_last_fenced(counter(to.first_cta), to.parts);
+            if (!now || last) pending = {to.parts, last, to.first_cta, c.qo_start, rows, head_of(c)};
         }
-        if (lane == 0) pending[begins] = {parts, first_cta, c.qo_start, rows, head_of(c)};
+    }
+
+    // All warps: the end of the stretch, each warp some fragments of the sum of all warps' sums, which lie `apart`.
+    __device__ __forceinline__ void finish_last(const DecodeCursor& c, u32 rows, u32 sums, u32 apart, const float4 (&tops)[WARPS][NT][4],
+                                                Pending (&pending)[2]) {
+        constexpr int PER = FRAGMENTS / WARPS;
+        static_assert(FRAGMENTS % WARPS == 0 && (D / 16) % PER == 0);
+        const Target to = target(c);
+        if (to.parts == 0) return;
+        const u32 at = warp * PER;
+        float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f}, o[PER][4] = {};
+        float4 of[WARPS];
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            of[w] = tops[w][at / (D / 16)][lane % 4];
+            top[0] = fmaxf(top[0], of[w].x), top[1] = fmaxf(top[1], of[w].z);
+        }
+        const float base0 = top[0] == MINUS_INF ? 0.f : top[0], base1 = top[1] == MINUS_INF ? 0.f : top[1];
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            const float scale0 = exp2_fast(of[w].x - base0), scale1 = exp2_fast(of[w].z - base1);
+            sum[0] += of[w].y * scale0, sum[1] += of[w].w * scale1;
+#pragma unroll
+            for (int k = 0; k < PER; ++k) {
+                const float4 x = load_shared_float4(sums + w * apart + (at + k) * 512 + lane * 16);
+                o[k][0] += x.x * scale0, o[k][1] += x.y * scale1, o[k][2] += x.z * scale0, o[k][3] += x.w * scale1;
+            }
+        }
+        put(to, c, rows, at, o, top, sum);
+        if (threadIdx.x == 0 && to.parts > 1)
+            pending[blockIdx.x == to.first_cta] = {to.parts, false, to.first_cta, c.qo_start, rows, head_of(c)};
+    }
+
+    // All warps, all parts of this CTA written: says so, and joins those segments of which it was the last to.
+    __device__ __forceinline__ void join_pending(const Pending (&pending)[2]) {
+        __syncthreads();
+        bool last = false;
+        if (threadIdx.x < 2) {
+            const Pending& mine = pending[threadIdx.x];
+            last = mine.parts > 0 && (mine.complete || arrive_last_fenced(counter(mine.first_cta), mine.parts));
+        }
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i)
+            if (__syncthreads_or(last && threadIdx.x == i)) join(pending[i]);
     }
 
     // Fragments of a part; zeros where `some` is false.

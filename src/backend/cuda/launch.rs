@@ -1,8 +1,8 @@
 //! Kernel launches: plain, or chained where the kernel and the device know how (programmatic dependent launch).
 //!
 //! A chained kernel is set up while the one before it on the stream ends, and waits by itself until that one is done
-//! and its writes are seen: 0.3 us less a launch, measured in graphs. Before it waits it reads nothing, or plan and page
-//! tables only. No kernel writes those but `load_plan`, after which the first launch of such a kernel is in order
+//! and its writes are seen: 0.3 us less a launch, measured in graphs. Before it waits it reads nothing, or plan and
+//! page tables only. No kernel writes those but `load_plan`, after which the first launch of such a kernel is in order
 //! ([`Start`]); whatever is chained to it starts later than it.
 //!
 //! It takes two instructions of compute capability 9.0. The PTX is for 8.0 and newer, so they stand in it as comments

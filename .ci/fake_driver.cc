@@ -7,6 +7,7 @@
  * its codes.
  *
  * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (1), FAKE_DRIVER_CAPABILITY (90). */
+#include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@
 
 #define API __attribute__((visibility("default")))
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_DEVICE = 101, NOT_FOUND = 500, NOT_READY = 600,
-       CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
+       ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
 
 static u64 setting(const char* name, u64 otherwise) {
     const char* value = getenv(name);
@@ -43,6 +44,7 @@ struct Stream { bool fresh; };  /* nothing was launched in order since the last 
 
 static Line queue = {NULL, &queue.first};
 static Line* capture;  /* where work goes instead */
+static int broken;     /* what every call answers from then on that work or waiting is asked of */
 static u64 asked, done;
 static std::recursive_mutex queue_lock;
 using Lock = std::lock_guard<std::recursive_mutex>;
@@ -55,6 +57,7 @@ static Work* add(Line* line, const Work& work) {
 }
 static int ask(const Work& work) {
     Lock lock(queue_lock);
+    if (broken) return broken;
     if (!capture) ++asked;
     add(capture ? capture : &queue, work);
     return OK;
@@ -167,7 +170,7 @@ static bool step() {
 static int wait() {
     if (capture) return CAPTURE_UNSUPPORTED;
     while (step()) {}
-    return OK;
+    return broken;
 }
 
 extern "C" {
@@ -196,8 +199,18 @@ static int take(void** memory, size_t bytes) {
 API int cuMemAlloc_v2(u64* address, size_t bytes) { return take(reinterpret_cast<void**>(address), bytes); }
 API int cuMemHostAlloc(void** memory, size_t bytes, u32) { return take(memory, bytes); }
 API int cuMemHostGetDevicePointer_v2(u64* address, void* memory, u32) { return *address = reinterpret_cast<u64>(memory), OK; }
-API int cuMemFree_v2(u64 address) { return wait(), free(at(address)), OK; }
-API int cuMemFreeHost(void* memory) { return wait(), free(memory), OK; }
+/* Freeing need not wait: so says neither call's documentation. Memory that queued work names is not given back, as if the
+   work had met what others put there. */
+static int give_back(void* memory) {
+    Lock lock(queue_lock);
+    const u64 start = reinterpret_cast<u64>(memory), end = start + malloc_usable_size(memory);
+    bool used = false;
+    for (Work* work = queue.first; work; work = work->next)
+        for (u64* word = reinterpret_cast<u64*>(&work->params); word != &work->bytes; ++word) used |= start <= *word && *word < end;
+    return used ? broken = ILLEGAL_ADDRESS : (free(memory), OK);
+}
+API int cuMemFree_v2(u64 address) { return give_back(at(address)); }
+API int cuMemFreeHost(void* memory) { return give_back(memory); }
 static int copy(u64 target, u64 source, size_t bytes) {
     Work work = {Work::COPY};
     work.target = target, work.source = source, work.bytes = bytes;

@@ -19,6 +19,8 @@ pub enum Rate {
 #[derive(Debug, Default)]
 pub struct Report {
     rows: Vec<String>,
+    /// Sections and cases of rows whose numbers are wrong.
+    wrong: Vec<String>,
 }
 
 impl Report {
@@ -35,6 +37,9 @@ impl Report {
             }
             Rate::None => (String::new(), String::new()),
         };
+        if !ok {
+            self.wrong.push(format!("{section} {case} {kind}"));
+        }
         let wrong = if ok { "" } else { "  NOT OK" };
         println!("{section:7}{case:40} {kind:22} {us:11.2} us {shown}{wrong}");
         let mut row = String::new();
@@ -47,9 +52,16 @@ impl Report {
     }
 
     /// Writes the JSON file.
+    ///
+    /// # Errors
+    /// The file's, or the rows that are not right.
     pub fn write(&self) -> Outcome<()> {
         let folder = std::env::var("OUT").unwrap_or_else(|_| ".".into());
         let text = format!("{{\"schema\": 1, \"rows\": [\n{}\n]}}\n", self.rows.join(",\n"));
-        Ok(std::fs::write(format!("{folder}/kvarena.json"), text)?)
+        std::fs::write(format!("{folder}/kvarena.json"), text)?;
+        match self.wrong.len() {
+            0 => Ok(()),
+            count => Err(format!("{count} rows are not ok: {}", self.wrong.join(", ")).into()),
+        }
     }
 }

@@ -6,6 +6,7 @@
 mod contract;
 mod copies;
 mod drive;
+mod dropped;
 mod errors;
 mod graph;
 mod large;

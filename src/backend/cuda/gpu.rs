@@ -105,6 +105,13 @@ impl Gpu {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.as_raw()) })
     }
 
+    /// Binds, and waits for everything asked of the device, on every stream, those that are gone included.
+    pub(super) fn finish(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: takes no pointers; a context is bound.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
     /// The kernels loaded so far.
     pub(super) fn loaded(&self) -> MutexGuard<'_, Loaded> {
         // A panic cannot leave the list half changed.

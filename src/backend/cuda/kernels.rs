@@ -1,4 +1,4 @@
-//! The kernels: generated PTX compiled into the crate, loaded when first launched, one by one.
+//! The kernels: generated PTX compiled into the crate, each file loaded when one of its entries is first launched.
 //!
 //! A [`Kernel`] ties an entry to the struct it takes, so a launch with the wrong parameters does not compile.
 //! Not here: what they compute (`ptx/*.cu`), what they are given (`params.rs`), how they are launched (`launch.rs`).
@@ -44,7 +44,16 @@ pub(super) const LOAD_PLAN: Kernel<LoadPlanParams> =
 /// What is loaded into one context. Modules stay until the context is given up, so graphs may keep using them.
 #[derive(Debug, Default)]
 pub(super) struct Loaded {
+    modules: Vec<LoadedModule>,
     kernels: Vec<LoadedKernel>,
+}
+
+/// A PTX file, with all of its entries.
+#[derive(Debug)]
+struct LoadedModule {
+    ptx: &'static str,
+    module: Module,
+    chained: bool,
 }
 
 #[derive(Debug)]
@@ -52,7 +61,6 @@ struct LoadedKernel {
     name: &'static str,
     function: u64,
     chained: bool,
-    _module: Module,
 }
 
 /// A loaded kernel's handle.
@@ -72,9 +80,17 @@ impl Loaded {
             return Ok(Function { handle, chained: kernel.chained });
         }
         let refused = |error| CudaError::Ptx { kernel: name, code: error as u32 };
-        let ptx = chained(ptx, capability);
-        let module = Module::from_ptx(&ptx, &[]).map_err(refused)?;
-        let handle = module.get_function(name).map_err(refused)?.to_raw();
+        let index = match self.modules.iter().position(|module| module.ptx == ptx) {
+            Some(index) => index,
+            None => {
+                let text = chained(ptx, capability);
+                let module = Module::from_ptx(&text, &[]).map_err(refused)?;
+                self.modules.push(LoadedModule { ptx, module, chained: is_chained(&text) });
+                self.modules.len() - 1
+            }
+        };
+        let LoadedModule { module, chained, .. } = &self.modules[index];
+        let (handle, chained) = (module.get_function(name).map_err(refused)?.to_raw(), *chained);
         // With the static part, less than 48 KiB of dynamic memory may be too much without being asked for.
         if shared > 0 {
             let attribute =
@@ -83,8 +99,7 @@ impl Loaded {
             let result = unsafe { sys::cuFuncSetAttribute(handle, attribute, shared as i32) };
             check("cuFuncSetAttribute", result)?;
         }
-        let (function, chained) = (handle as usize as u64, is_chained(&ptx));
-        self.kernels.push(LoadedKernel { name, function, chained, _module: module });
+        self.kernels.push(LoadedKernel { name, function: handle as usize as u64, chained });
         Ok(Function { handle, chained })
     }
 }

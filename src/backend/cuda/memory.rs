@@ -10,7 +10,7 @@ use cust::sys;
 use super::error::{CudaError, check, check_alloc};
 use super::gpu::Gpu;
 
-/// Device memory. Freed when dropped, which waits for the device (the driver's rule).
+/// Device memory. Freed when dropped, which waits for all work of the device first.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     gpu: Gpu,
@@ -64,13 +64,13 @@ impl DeviceBuffer {
     pub fn write<T: bytemuck::Pod>(&mut self, start: u64, items: &[T]) -> Result<(), CudaError> {
         let bytes = size_of_val(items);
         assert!(start.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes));
-        self.wait()?;
+        self.gpu.finish()?;
         let source = items.as_ptr().cast();
         // SAFETY: the target range is inside this buffer (asserted), the source is a live slice of `bytes` bytes.
         let result = unsafe { sys::cuMemcpyHtoD_v2(self.address + start, source, bytes) };
         check("cuMemcpyHtoD", result)?;
         // From pageable memory the call returns when the bytes are staged, not when they have arrived.
-        self.wait()
+        self.gpu.finish()
     }
 
     /// Reads `len` items from byte `start` on, after everything asked of the device is done.
@@ -84,7 +84,7 @@ impl DeviceBuffer {
         let mut items = vec![T::zeroed(); len];
         let bytes = size_of_val(items.as_slice());
         assert!(start.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes));
-        self.wait()?;
+        self.gpu.finish()?;
         let target = items.as_mut_ptr().cast();
         // SAFETY: the source range is inside this buffer (asserted), the target is a live vector of `bytes` bytes, and
         // any bit pattern is a `T`.
@@ -98,11 +98,11 @@ impl DeviceBuffer {
     /// # Errors
     /// The driver's.
     pub fn fill(&mut self, byte: u8) -> Result<(), CudaError> {
-        self.wait()?;
+        self.gpu.finish()?;
         // SAFETY: the range is this buffer.
         let result = unsafe { sys::cuMemsetD8_v2(self.address, byte, self.bytes as usize) };
         check("cuMemsetD8", result)?;
-        self.wait()
+        self.gpu.finish()
     }
 
     /// Everything from byte `start` on as rows to read, `stride` elements apart (`None`: packed).
@@ -116,19 +116,15 @@ impl DeviceBuffer {
         let bytes = self.bytes.saturating_sub(start);
         DeviceRowsMut { address: self.address + start, stride, bytes, owner: PhantomData }
     }
-
-    fn wait(&self) -> Result<(), CudaError> {
-        self.gpu.bind()?;
-        // SAFETY: takes no pointers; a context is bound.
-        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
-    }
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if self.bytes > 0 && self.gpu.bind().is_ok() {
-            // SAFETY: the address came from cuMemAlloc in this context and is freed once; the driver waits for what
-            // still uses it.
+            // Kernels may still use it. Where waiting fails, the context is broken or a stream is captured, and nothing
+            // is left but the wait of cuMemFree itself, which drivers have but do not promise.
+            let _ = self.gpu.finish();
+            // SAFETY: the address came from cuMemAlloc in this context and is freed once; the device is done with it.
             unsafe { sys::cuMemFree_v2(self.address) };
         }
     }
@@ -176,7 +172,8 @@ impl DeviceRowsMut<'_> {
     }
 }
 
-/// Pinned host memory: the device copies to and from it without the driver's help, and kernels reach it too.
+/// Pinned host memory: the device copies to and from it without the driver's help, and kernels reach it too. Freed when
+/// dropped, which waits for all work of the device first.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     gpu: Gpu,
@@ -236,7 +233,9 @@ impl PinnedBuffer {
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         if self.gpu.bind().is_ok() {
-            // SAFETY: it came from cuMemHostAlloc and is freed once; the driver waits for what still uses it.
+            // As for device memory.
+            let _ = self.gpu.finish();
+            // SAFETY: it came from cuMemHostAlloc and is freed once; the device is done with it.
             unsafe { sys::cuMemFreeHost(self.start.cast()) };
         }
     }

@@ -1,0 +1,67 @@
+//! What is dropped while the device still works on it: memory goes back after the work, in whatever order its owners go.
+
+use std::any::Any;
+
+use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, HostPages};
+use kvarena::{
+    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, Layout, PageCopy, PageId,
+    PoolConfig, RowId, SlotMapping, StepId, TableShape, TokenId,
+};
+
+use crate::gpu;
+
+/// A backend with work in flight on everything that has memory, and all that the work uses.
+fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
+    let stream = CudaStream::new(gpu).expect("a stream");
+    let options = CudaOptions { stream: stream.raw(), max_step_tokens: 4, max_step_rows: 0 };
+    let mut cuda = Cuda::new(gpu, options);
+    let capacity = Capacity::Pages(40);
+    let (dtype, kv_heads, head_dim) = (Dtype::Bf16, 8, 128);
+    let config =
+        PoolConfig { layers, kv_heads, head_dim, dtype, layout, capacity, ..PoolConfig::default() };
+    let (pool, table) = (config.layout(), TableShape::new(16, 2, 128, 256));
+    let pool = pool.expect("a small pool");
+    cuda.open(&pool, &table.expect("a small table"), 2).expect("a small pool");
+    let mut host = HostPages::new(gpu, &pool, 40).expect("pinned memory");
+    let rows = DeviceBuffer::of(gpu, &[0_u16; 8 * 128]).expect("memory");
+    let mut out = DeviceBuffer::new(gpu, rows.bytes()).expect("memory");
+    let attend = Attend::new(8, 128);
+    cuda.prepare(&attend).expect("a served shape");
+    cuda.synchronize().expect("nothing failed");
+
+    let pages: Vec<_> =
+        (0..40).map(PageId::new).map(|id| PageCopy { source: id, target: id }).collect();
+    cuda.copy_to_host(&mut host, &pages, stream.raw()).expect("pages of the pool");
+    let plan = BatchPlan {
+        step: StepId::new(1),
+        rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],
+        tokens: &[TokenId::PENDING],
+        positions: &[0],
+        slot_mapping: SlotMapping::I32(&[0]),
+        table_writes: &[],
+    };
+    cuda.begin(&plan).expect("a valid plan");
+    let layer = LayerId::new(0);
+    cuda.store_cache(&plan, layer, rows.rows(0, None), rows.rows(0, None)).expect("a store");
+    cuda.attend(&plan, layer, &attend, rows.rows(0, None), out.rows_mut(0, None), None)
+        .expect("attention");
+    vec![Box::new(cuda), Box::new(host), Box::new(rows), Box::new(out), Box::new(stream)]
+}
+
+#[test]
+fn memory_goes_back_after_the_work_that_uses_it() {
+    let Some(gpu) = gpu() else { return };
+    // Pages that kernels move, and pages for the copy engines, with and without device memory on the way.
+    for (layers, layout) in
+        [(1, Layout::PageFirst), (8, Layout::PageFirst), (8, Layout::LayerFirst)]
+    {
+        for first in 0..5 {
+            let mut parts = at_work(&gpu, layers, layout);
+            let other = CudaStream::new(&gpu).expect("a stream");
+            drop(parts.remove(first));
+            other.synchronize().expect("nothing failed");
+            drop(at_work(&gpu, layers, layout));
+            other.synchronize().expect("nothing failed");
+        }
+    }
+}

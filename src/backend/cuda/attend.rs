@@ -6,8 +6,6 @@
 //!
 //! Not here: the split itself (`split/`), the kernels (`ptx/attend_*.cu`).
 
-use cust::sys;
-
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::kernels::Kernel;
@@ -18,6 +16,7 @@ use super::ring::{Load, UploadRing};
 use super::split::{Split, SplitCount, SplitShape};
 use super::stage::StepLimits;
 use super::stream::{RawStream, is_capturing, raw};
+use super::sys;
 use crate::backend::Attend;
 use crate::layout::{Dtype, PoolLayout};
 use crate::plan::BatchRow;

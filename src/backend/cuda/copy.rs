@@ -10,8 +10,6 @@
 //!
 //! Not here: which pages are worth moving.
 
-use cust::sys;
-
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::kernels::COPY_PAGES;
@@ -20,6 +18,7 @@ use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::params::{COPY_PAGES_MAX, CopyPagesParams, wide_magic};
 use super::pool::Pages;
 use super::stream::{CudaEvent, CudaStream, RawStream, is_capturing, raw};
+use super::sys;
 use crate::id::PageId;
 use crate::layout::PoolLayout;
 use crate::plan::PageCopy;
@@ -273,7 +272,7 @@ type BatchFunction = unsafe extern "C" fn(
     usize,
     *mut usize,
     sys::CUstream,
-) -> sys::CUresult;
+) -> u32;
 
 /// The driver's `CUmemcpyAttributes`.
 #[derive(Clone, Copy, Debug)]
@@ -294,7 +293,7 @@ impl BatchCopy {
         // SAFETY: the name is a C string, `found` is a valid place for one pointer.
         let result =
             unsafe { sys::cuGetProcAddress(c"cuMemcpyBatchAsync".as_ptr(), &mut found, 12_080, 0) };
-        if result as u32 != 0 || found.is_null() {
+        if result != 0 || found.is_null() {
             return None;
         }
         // SAFETY: the driver gives this name, at this version, that signature.

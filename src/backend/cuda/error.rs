@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use cust::sys::CUresult;
-
 use crate::id::{LayerId, StepId};
 
 /// Why the GPU backend refused or failed.
@@ -239,9 +237,9 @@ impl fmt::Display for CudaError {
 
 impl std::error::Error for CudaError {}
 
-/// Turns a driver's result into ours.
-pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), CudaError> {
-    match result as u32 {
+/// Turns a driver's result, whatever number it is, into ours.
+pub(super) fn check(call: &'static str, result: u32) -> Result<(), CudaError> {
+    match result {
         0 => Ok(()),
         34 => Err(CudaError::NoDriver),
         code => Err(CudaError::Driver { call, code }),
@@ -249,11 +247,7 @@ pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), CudaErro
 }
 
 /// The same for an allocation.
-pub(super) fn check_alloc(
-    call: &'static str,
-    bytes: u64,
-    result: CUresult,
-) -> Result<(), CudaError> {
+pub(super) fn check_alloc(call: &'static str, bytes: u64, result: u32) -> Result<(), CudaError> {
     match check(call, result) {
         Err(CudaError::Driver { code: 2, .. }) => Err(CudaError::OutOfMemory { bytes }),
         other => other,

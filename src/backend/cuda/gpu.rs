@@ -2,14 +2,12 @@
 //!
 //! Contexts are per thread, so whoever calls the driver binds first. Not here: memory, streams, kernels.
 
+use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use cust::context::Context;
-use cust::device::{Device, DeviceAttribute};
-use cust::sys;
 
 use super::error::{CudaError, check};
 use super::kernels::Loaded;
+use super::sys::{self, CUdevice_attribute as Attribute};
 
 /// CUDA version whose PTX (ISA 8.4) the kernels are in: drivers from 550 on.
 const CUDA_WANTED: i32 = 12_040;
@@ -33,6 +31,34 @@ struct Shared {
     multiprocessors: u32,
 }
 
+/// A device's primary context, retained.
+#[derive(Debug)]
+struct Context {
+    device: sys::CUdevice,
+    handle: u64,
+}
+
+impl Context {
+    fn retain(device: sys::CUdevice) -> Result<Self, CudaError> {
+        let mut handle = null_mut();
+        // SAFETY: `handle` is a valid place for one handle; the device was found.
+        let result = unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device) };
+        check("cuDevicePrimaryCtxRetain", result)?;
+        Ok(Self { device, handle: handle as usize as u64 })
+    }
+
+    fn raw(&self) -> sys::CUcontext {
+        self.handle as usize as sys::CUcontext
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once, released once.
+        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
 impl Gpu {
     /// Takes device `ordinal` into use.
     ///
@@ -54,18 +80,24 @@ impl Gpu {
             return Err(CudaError::DriverTooOld { version, wanted: CUDA_WANTED });
         }
         let missing = |_| CudaError::NoDevice { ordinal };
-        let device = Device::get_device(ordinal).map_err(missing)?;
-        let attribute = |attribute| device.get_attribute(attribute).map_err(missing);
-        let major = attribute(DeviceAttribute::ComputeCapabilityMajor)? as u32;
-        let minor = attribute(DeviceAttribute::ComputeCapabilityMinor)? as u32;
-        let multiprocessors = attribute(DeviceAttribute::MultiprocessorCount)? as u32;
+        let number = i32::try_from(ordinal).map_err(|_| CudaError::NoDevice { ordinal })?;
+        let mut device = 0;
+        // SAFETY: `device` is a valid place for one device.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, number) }).map_err(missing)?;
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: `value` is a valid place for one i32; the device was just found.
+            let result = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) };
+            check("cuDeviceGetAttribute", result).map_err(missing).map(|()| value as u32)
+        };
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let capability = 10 * major + minor;
         if capability < 80 {
             return Err(CudaError::DeviceTooOld { capability });
         }
-        let retain =
-            |error| CudaError::Driver { call: "cuDevicePrimaryCtxRetain", code: error as u32 };
-        let context = Context::new(device).map_err(retain)?;
+        let context = Context::retain(device)?;
         let loaded = Mutex::default();
         let shared = Shared { loaded, context, ordinal, capability, multiprocessors };
         Ok(Self { shared: Arc::new(shared) })
@@ -102,7 +134,7 @@ impl Gpu {
     /// Makes the context current in this thread.
     pub(super) fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained while `self` lives.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.as_raw()) })
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.raw()) })
     }
 
     /// Binds, and waits for everything asked of the device, on every stream, those that are gone included.
@@ -124,7 +156,7 @@ impl Drop for Shared {
         // SAFETY: the context is retained until the fields are dropped, after this; unloading modules needs it bound
         // and their kernels done.
         unsafe {
-            sys::cuCtxSetCurrent(self.context.as_raw());
+            sys::cuCtxSetCurrent(self.context.raw());
             sys::cuCtxSynchronize();
         }
     }

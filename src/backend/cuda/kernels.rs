@@ -3,15 +3,15 @@
 //! A [`Kernel`] ties an entry to the struct it takes, so a launch with the wrong parameters does not compile.
 //! Not here: what they compute (`ptx/*.cu`), what they are given (`params.rs`), how they are launched (`launch.rs`).
 
+use std::ffi::CString;
 use std::marker::PhantomData;
-
-use cust::module::Module;
-use cust::sys;
+use std::ptr::null_mut;
 
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::launch::{chained, is_chained};
 use super::params::{CopyPagesParams, LoadPlanParams, StoreCacheParams};
+use super::sys;
 
 /// One entry of one PTX file.
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +52,47 @@ pub(super) struct Loaded {
 #[derive(Debug)]
 struct LoadedModule {
     ptx: &'static str,
-    module: Module,
+    module: u64,
     chained: bool,
+}
+
+impl LoadedModule {
+    /// Has the driver compile the PTX; gives its code where it refuses. The context is bound.
+    fn new(ptx: &'static str, capability: u32) -> Result<Self, u32> {
+        let text = chained(ptx, capability);
+        let chained = is_chained(&text);
+        let text = CString::new(text.into_owned()).expect("PTX is text");
+        let mut module = null_mut();
+        // SAFETY: `module` is a valid place for one handle, the text ends with a zero, and there are no options.
+        let result = unsafe {
+            let image = text.as_ptr().cast();
+            sys::cuModuleLoadDataEx(&mut module, image, 0, null_mut(), null_mut())
+        };
+        if result == 0 {
+            Ok(Self { ptx, module: module as usize as u64, chained })
+        } else {
+            Err(result)
+        }
+    }
+
+    /// An entry's handle, or the driver's code.
+    fn entry(&self, name: &str) -> Result<sys::CUfunction, u32> {
+        let name = CString::new(name).expect("a name is text");
+        let mut function = null_mut();
+        // SAFETY: `function` is a valid place for one handle, the module is loaded, the name ends with a zero.
+        let result = unsafe {
+            let module = self.module as usize as sys::CUmodule;
+            sys::cuModuleGetFunction(&mut function, module, name.as_ptr())
+        };
+        if result == 0 { Ok(function) } else { Err(result) }
+    }
+}
+
+impl Drop for LoadedModule {
+    fn drop(&mut self) {
+        // SAFETY: loaded by us, unloaded once; `Gpu` binds the context and waits for the device before.
+        unsafe { sys::cuModuleUnload(self.module as usize as sys::CUmodule) };
+    }
 }
 
 #[derive(Debug)]
@@ -79,22 +118,20 @@ impl Loaded {
             let handle = kernel.function as usize as sys::CUfunction;
             return Ok(Function { handle, chained: kernel.chained });
         }
-        let refused = |error| CudaError::Ptx { kernel: name, code: error as u32 };
+        let refused = |code| CudaError::Ptx { kernel: name, code };
         let index = match self.modules.iter().position(|module| module.ptx == ptx) {
             Some(index) => index,
             None => {
-                let text = chained(ptx, capability);
-                let module = Module::from_ptx(&text, &[]).map_err(refused)?;
-                self.modules.push(LoadedModule { ptx, module, chained: is_chained(&text) });
+                self.modules.push(LoadedModule::new(ptx, capability).map_err(refused)?);
                 self.modules.len() - 1
             }
         };
-        let LoadedModule { module, chained, .. } = &self.modules[index];
-        let (handle, chained) = (module.get_function(name).map_err(refused)?.to_raw(), *chained);
+        let module = &self.modules[index];
+        let (handle, chained) = (module.entry(name).map_err(refused)?, module.chained);
         // With the static part, less than 48 KiB of dynamic memory may be too much without being asked for.
         if shared > 0 {
             let attribute =
-                sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function was just found in a loaded module.
             let result = unsafe { sys::cuFuncSetAttribute(handle, attribute, shared as i32) };
             check("cuFuncSetAttribute", result)?;

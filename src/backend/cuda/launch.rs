@@ -15,12 +15,11 @@ use std::ffi::c_void;
 use std::ptr::{from_mut, from_ref, null_mut};
 use std::sync::OnceLock;
 
-use cust::sys;
-
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::kernels::Kernel;
 use super::stream::{RawStream, raw};
+use super::sys;
 
 /// Comments in the PTX and the instructions they stand for.
 const MARKS: [(&str, &str); 2] = [
@@ -71,7 +70,7 @@ type LaunchEx = unsafe extern "C" fn(
     sys::CUfunction,
     *mut *mut c_void,
     *mut *mut c_void,
-) -> sys::CUresult;
+) -> u32;
 
 /// `cuLaunchKernelEx`, which cust does not declare.
 fn launch_ex() -> Result<LaunchEx, CudaError> {
@@ -82,14 +81,14 @@ fn launch_ex() -> Result<LaunchEx, CudaError> {
         let result = unsafe {
             sys::cuGetProcAddress(c"cuLaunchKernelEx".as_ptr(), from_mut(&mut found), 11_080, 0)
         };
-        if result != sys::CUresult::CUDA_SUCCESS || found.is_null() {
+        if result != 0 || found.is_null() {
             return None;
         }
         // SAFETY: the driver says that this is cuLaunchKernelEx as of CUDA 11.8, which has this signature.
         Some(unsafe { std::mem::transmute::<*mut c_void, LaunchEx>(found) })
     };
-    let missing = sys::CUresult::CUDA_ERROR_NOT_FOUND as u32;
-    FOUND.get_or_init(find).ok_or(CudaError::Driver { call: "cuLaunchKernelEx", code: missing })
+    // CUDA_ERROR_NOT_FOUND.
+    FOUND.get_or_init(find).ok_or(CudaError::Driver { call: "cuLaunchKernelEx", code: 500 })
 }
 
 /// When a kernel may start.

@@ -5,10 +5,9 @@
 use std::marker::PhantomData;
 use std::ptr;
 
-use cust::sys;
-
 use super::error::{CudaError, check, check_alloc};
 use super::gpu::Gpu;
+use super::sys;
 
 /// Device memory. Freed when dropped, which waits for all work of the device first.
 #[derive(Debug)]

@@ -27,6 +27,7 @@ mod split;
 mod stage;
 mod store;
 mod stream;
+mod sys;
 mod tables;
 
 pub use copy::HostPages;
@@ -462,7 +463,7 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let stream = stream::raw(self.options.stream);
         // SAFETY: the stream is the host's.
-        let result = unsafe { cust::sys::cuStreamSynchronize(stream) };
+        let result = unsafe { sys::cuStreamSynchronize(stream) };
         error::check("cuStreamSynchronize", result)
     }
 }

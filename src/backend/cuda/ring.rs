@@ -5,8 +5,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cust::sys;
-
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::kernels::LOAD_PLAN;
@@ -14,6 +12,7 @@ use super::launch::Start;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::params::LoadPlanParams;
 use super::stream::{RawStream, raw};
+use super::sys;
 
 /// Slots of pinned memory, taken in turn.
 #[derive(Debug)]

@@ -4,10 +4,9 @@
 
 use std::ptr;
 
-use cust::sys;
-
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
+use super::sys;
 
 /// The host's raw `CUstream` as an integer; 0 is the default stream.
 pub type RawStream = u64;
@@ -61,7 +60,7 @@ impl CudaStream {
         body: impl FnOnce() -> Result<(), E>,
     ) -> Result<CudaGraph, E> {
         self.gpu.bind()?;
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives.
         let result = unsafe { sys::cuStreamBeginCapture_v2(raw(self.stream), mode) };
         check("cuStreamBeginCapture", result)?;
@@ -226,9 +225,10 @@ impl Drop for CudaEvent {
 
 /// Whether the stream is being captured.
 pub(super) fn is_capturing(stream: RawStream) -> Result<bool, CudaError> {
-    let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
+    let mut status = 0;
     // SAFETY: `status` is a valid place for one status; the stream is the host's.
     let result = unsafe { sys::cuStreamIsCapturing(raw(stream), &mut status) };
     check("cuStreamIsCapturing", result)?;
-    Ok(status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE)
+    // CU_STREAM_CAPTURE_STATUS_NONE is 0.
+    Ok(status != 0)
 }

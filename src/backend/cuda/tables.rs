@@ -2,12 +2,11 @@
 //!
 //! Not here: what the words mean (`TableShape`).
 
-use cust::sys;
-
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::memory::DeviceBuffer;
 use super::stream::{RawStream, raw};
+use super::sys;
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::TableWrite;
 

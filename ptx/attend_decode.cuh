@@ -15,7 +15,7 @@
 template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeParts<T, D, NT, WARPS> {
     using Parts = DecodeParts<T, D, NT, WARPS>;
     using Pending = typename Parts::Pending;
-    using Parts::ROW, Parts::ROWS, Parts::FRAGMENTS, Parts::LONG_STRETCH, Parts::p, Parts::warp, Parts::lane, Parts::lanes, Parts::per;
+    using Parts::ROW, Parts::ROWS, Parts::FRAGMENTS, Parts::LONG_STRETCH, Parts::p, Parts::warp, Parts::lane, Parts::per;
     using Parts::head_of, Parts::finish, Parts::finish_last, Parts::join_pending;
 
     static constexpr int LINE = 128;               // bytes that a prefetch brings
@@ -49,7 +49,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
     u32 ring;   // this warp's
     u32 sums;   // the other warps' output sums, warp 1's first
     u32 pages;  // this warp's page numbers on their way
-    u32 heads;  // of each lane of the plan
+    u32 heads;  // of each lane
     DecodeCursor fetch;
     u32 fetch_at, fetch_end;
     bool fetch_more;
@@ -118,14 +118,14 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
         }
     }
 
-    __device__ __forceinline__ void run(const DecodeWork& work) {
+    __device__ __forceinline__ void run(const DecodeWork& work, u32 unit_begin) {
         const u32 group = p.group;
-        lanes = work.lanes, heads = p.kv_heads / lanes, per = work.units_per_cta;
+        heads = p.kv_heads / p.lanes, per = work.units_per_cta;
         DecodeCursor c;
         c.index = work.batch_index, c.row = work.row, c.qo_start = work.qo_start;
         c.extend_len = work.extend_len, c.kv_len = work.kv_len;
         c.start = work.unit_start;
-        c.unit = work.unit_begin, c.unit_end = work.unit_end;
+        c.unit = unit_begin, c.unit_end = work.unit_end;
         c.measure(p);
         c.head = (c.unit - c.start) / c.units, c.at = (c.unit - c.start) % c.units;
         c.open();
@@ -372,10 +372,12 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
 template <class T, int D, int NT, int WARPS, int STAGES> DEVICE void attend_decode(const AttendParams& p) {
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename Decode<T, D, NT, WARPS, STAGES>::Shared shared;
-    const u64 at = p.plan + sizeof(DecodeWork) * blockIdx.x;
-    const uint4 a = load_uint4(at), b = load_uint4(at + 16), c = load_uint4(at + 32);
-    const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y};
+    const u32 stretch = blockIdx.x / p.lanes;
+    const u64 at = p.plan + sizeof(DecodeWork) * stretch;
+    const uint4 a = load_uint4(at), b = load_uint4(at + 16);
+    const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    const u32 unit_begin = stretch * work.units_per_cta;
     // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
-    if (work.unit_begin >= work.unit_end) return wait_for_previous();
-    Decode<T, D, NT, WARPS, STAGES>(p, shared, shared_address(memory)).run(work);
+    if (unit_begin >= work.unit_end) return wait_for_previous();
+    Decode<T, D, NT, WARPS, STAGES>(p, shared, shared_address(memory)).run(work, unit_begin);
 }

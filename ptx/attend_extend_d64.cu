@@ -1,6 +1,6 @@
 // attend_extend_bf16_d64, attend_extend_f16_d64: attention of many query rows over paged K and V, head_dim 64.
 // Twin:    src/backend/cpu attend              (the specification; here sums are f32, weights are rounded to the dtype)
-// Params:  AttendParams, 184 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
+// Params:  AttendParams, 192 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
 // Shapes:  q, out [tokens, q_heads, 64]; plan ExtendHead, ExtendWork[..]; partial f32 [slots, kv_heads, 128, 66];
 //          counters u32 [1 + slots * kv_heads]
 // Grid:    x = SplitShape::extend_ctas, block 128, 49,152 bytes of dynamic shared memory

@@ -1,6 +1,6 @@
 // attend_f32: attention in f32, one warp a query row and head; for checking, not for speed.
 // Twin:    src/backend/cpu attend              (the specification)
-// Params:  AttendParams, 184 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); plan, partial, counters unused
+// Params:  AttendParams, 192 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); plan, partial, counters unused
 // Shapes:  q, out f32 [tokens, q_heads, head_dim]; head_dim = head_stride / 4, a multiple of 32, at most 256
 // Grid:    x = any (CTAs stride over sequences and heads), block 128, no dynamic shared memory
 // Needs:   q, out, k, v and all strides 4-byte aligned; group 1..=16

@@ -19,10 +19,10 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
 
     const AttendParams& p;
     const u32 warp, lane;
-    u32 lanes, per;  // of the plan: lanes, units of each CTA
+    u32 per;  // units of a stretch
     __device__ __forceinline__ explicit DecodeParts(const AttendParams& p) : p(p), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
 
-    __device__ __forceinline__ u32 head_of(const DecodeCursor& c) const { return c.head * lanes + blockIdx.x % lanes; }
+    __device__ __forceinline__ u32 head_of(const DecodeCursor& c) const { return c.head * p.lanes + blockIdx.x % p.lanes; }
 
     __device__ __forceinline__ float* part_output(u32 slot) const { return reinterpret_cast<float*>(p.partial) + slot * u64(ROWS * D); }
     __device__ __forceinline__ float* part_tops(u32 slot) const { return part_output(2 * gridDim.x) + slot * u64(2 * ROWS); }
@@ -37,7 +37,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         const u32 some = max(1u, c.units - DECODE_EXTRA);  // units with tokens; the rest has nothing to add
         if (c.at >= some) return {0, 0};
         const u32 first = begin / per;
-        return {(begin + some - 1) / per - first + 1, first * lanes + blockIdx.x % lanes};
+        return {(begin + some - 1) / per - first + 1, first * p.lanes + blockIdx.x % p.lanes};
     }
     __device__ __forceinline__ u32* counter(u32 first_cta) const { return reinterpret_cast<u32*>(p.counters) + first_cta; }
 
@@ -136,7 +136,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
             const u32 rows = pending.rows - min(n * 8, pending.rows), wide = rows > 4 ? 4 : rows > 2 ? 2 : 1, abreast = 4 / wide;
             const u32 mine = lane % 4 / wide, column = lane % wide;
             // Part 0 lies in the slot for what a stretch ends with, the others in those for what one begins with.
-            const u32 slot = 2 * pending.first_cta, apart = 2 * lanes;
+            const u32 slot = 2 * pending.first_cta, apart = 2 * p.lanes;
             const u64 outputs = reinterpret_cast<u64>(part_output(slot)) + i * 512 + (lane / 4 * 4 + column) * 16;
             const u64 tops = reinterpret_cast<u64>(part_tops(slot)) + (n * 4 + column) * 16;
             float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f}, o[PER][4] = {};

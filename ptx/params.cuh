@@ -61,8 +61,10 @@ struct AttendParams {
     float scale;        // factor of the logits
     float soft_cap;     // logits become soft_cap * tanh(logits / soft_cap); 0: none
     u32 turn_q;         // attend_extend_* only: 1 where q's signs are turned and `scale` with them; it must be above 0 there
+    u32 lanes;          // attend_decode_* only: lanes that the kv heads are dealt to
+    u32 reserved;       // 0
 };
-KV_SIZE(AttendParams, 184);
+KV_SIZE(AttendParams, 192);
 KV_AT(AttendParams, q, 0);
 KV_AT(AttendParams, out, 8);
 KV_AT(AttendParams, lse, 16);
@@ -92,13 +94,15 @@ KV_AT(AttendParams, window, 168);
 KV_AT(AttendParams, scale, 172);
 KV_AT(AttendParams, soft_cap, 176);
 KV_AT(AttendParams, turn_q, 180);
+KV_AT(AttendParams, lanes, 184);
+KV_AT(AttendParams, reserved, 188);
 
-// The decode plan: DecodeWork[gridDim.x].
+// The decode plan: DecodeWork[ceil(gridDim.x / lanes)].
 //
 // A unit is DECODE_UNIT tokens of one kv head of one sequence. The kv heads are dealt to `lanes` lanes: lane l has heads
-// l, l + lanes, l + 2 * lanes, .. In each lane units are numbered by (sequence, head, tokens); CTA c works on units
-// unit_begin .. unit_end of lane c % lanes, which are number c / lanes of the equal stretches of units_per_cta. So the
-// lanes' CTAs read neighbouring heads of the same tokens at about the same time.
+// l, l + lanes, l + 2 * lanes, .. In each lane units are numbered by (sequence, head, tokens) and cut into equal stretches; CTA c
+// works on stretch c / lanes of lane c % lanes. So the lanes' CTAs read neighbouring heads of the same tokens at about the same
+// time, and one DecodeWork serves them all.
 //
 // A sequence of more query rows (extend_len * group) than the kernel takes (8 where group <= 8, else 16) has no units: it
 // belongs to the extend kernel; one without query rows has none either.
@@ -107,30 +111,24 @@ KV_AT(AttendParams, turn_q, 180);
 #define DECODE_UNIT 16
 #define DECODE_EXTRA 6
 struct DecodeWork {
-    u32 units_per_cta;  // the same for all CTAs
-    u32 lanes;          // likewise
-    u32 unit_begin;     // this CTA's units
-    u32 unit_end;       // not above unit_begin where it has none
+    u32 units_per_cta;  // of a stretch, the same for all: stretch i begins at unit i * units_per_cta
+    u32 unit_end;       // not above its begin where it has no units
     u32 batch_index;    // sequence of its first unit
     u32 unit_start;     // that sequence's first unit
     u32 row;            // batch_rows[batch_index], so that the first tokens are found with one load less
     u32 qo_start;
     u32 extend_len;
     u32 kv_len;
-    u32 reserved[2];    // 0
 };
-KV_SIZE(DecodeWork, 48);
+KV_SIZE(DecodeWork, 32);
 KV_AT(DecodeWork, units_per_cta, 0);
-KV_AT(DecodeWork, lanes, 4);
-KV_AT(DecodeWork, unit_begin, 8);
-KV_AT(DecodeWork, unit_end, 12);
-KV_AT(DecodeWork, batch_index, 16);
-KV_AT(DecodeWork, unit_start, 20);
-KV_AT(DecodeWork, row, 24);
-KV_AT(DecodeWork, qo_start, 28);
-KV_AT(DecodeWork, extend_len, 32);
-KV_AT(DecodeWork, kv_len, 36);
-KV_AT(DecodeWork, reserved, 40);
+KV_AT(DecodeWork, unit_end, 4);
+KV_AT(DecodeWork, batch_index, 8);
+KV_AT(DecodeWork, unit_start, 12);
+KV_AT(DecodeWork, row, 16);
+KV_AT(DecodeWork, qo_start, 20);
+KV_AT(DecodeWork, extend_len, 24);
+KV_AT(DecodeWork, kv_len, 28);
 
 // The extend plan: ExtendHead, then ExtendWork[work_count], the longest about first. An item is one ExtendWork of one kv head;
 // item i is work i / kv_heads, head i % kv_heads. CTAs take items in order; the first gridDim.x by their own number.

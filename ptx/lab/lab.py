@@ -79,8 +79,8 @@ class Params(ctypes.Structure):
     _fields_ = [(n, ctypes.c_uint64) for n in ("q out lse k v page_stride slot_stride head_stride q_stride out_stride table "
                 "batch_rows plan partial counters page_magic chunk_magic").split()] + \
                [(n, ctypes.c_uint32) for n in "page_size chunk_pages chunks_per_row chunk_base q_heads kv_heads group batch window".split()] + \
-               [("scale", ctypes.c_float), ("soft_cap", ctypes.c_float), ("turn_q", ctypes.c_uint32)]
-assert ctypes.sizeof(Params) == 184
+               [("scale", ctypes.c_float), ("soft_cap", ctypes.c_float), ("turn_q", ctypes.c_uint32), ("lanes", ctypes.c_uint32), ("reserved", ctypes.c_uint32)]
+assert ctypes.sizeof(Params) == 192
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -150,7 +150,7 @@ class Step:
         late = "_sm90a" if HOPPER and D == 128 else ""
         self.extend = kernel(f"attend_extend_d{D}{late}", f"attend_extend_{name}_d{D}{late}")
         shape = (ctypes.c_uint32 * 8)(kv_heads, group, D, window, self.decode[3], self.extend[3], len(rows), max(1, int(rows[:, 2].sum())))
-        sizes = (ctypes.c_uint64 * 6)()
+        sizes = (ctypes.c_uint64 * 7)()
         split.split_plan(shape, None, ctypes.c_size_t(0), None, None, sizes)
         dw, ew = np.zeros(sizes[0], np.uint32), np.zeros(sizes[1], np.uint32)
         self.plan_ns = split.split_plan(shape, ctypes.c_void_p(rows.ctypes.data), ctypes.c_size_t(len(rows)), ctypes.c_void_p(dw.ctypes.data),
@@ -161,11 +161,12 @@ class Step:
         self.counters = torch.zeros((sizes[4] + sizes[5]) // 4, dtype=torch.int32, device=dev)
         d, e = Params.from_buffer_copy(p), Params.from_buffer_copy(p)
         e.turn_q, e.scale = int(p.scale < 0), abs(p.scale)
+        d.lanes = sizes[6]
         d.plan, e.plan = self.dw.data_ptr(), self.ew.data_ptr()
         d.partial = e.partial = self.partial.data_ptr()
         d.counters, e.counters = self.counters.data_ptr(), self.counters.data_ptr() + sizes[4]
         self.calls = []
-        has_decode, has_extend = bool((dw.reshape(-1, 12)[:, 3] > 0).any()), ew[0] > 0
+        has_decode, has_extend = bool((dw.reshape(-1, 8)[:, 1] > 0).any()), ew[0] > 0
         if has_decode or both: self.calls.append((self.decode, self.decode[3], d))
         if has_extend or both: self.calls.append((self.extend, self.extend[3], e))
 

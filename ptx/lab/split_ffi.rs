@@ -44,7 +44,7 @@ pub mod split;
 use split::{Split, SplitShape};
 
 /// `shape`: the eight words of a SplitShape in order. `sizes` gets: decode words, extend words, decode partial, extend
-/// partial, decode counter and extend counter bytes. With null `rows` only the sizes. Returns nanoseconds of a warm plan.
+/// partial, decode counter and extend counter bytes, decode lanes. With null `rows` only the sizes. Returns nanoseconds of a warm plan.
 ///
 /// # Safety
 /// All pointers hold as many words as said.
@@ -75,6 +75,7 @@ pub unsafe extern "C" fn split_plan(
         shape.extend_partial_bytes(),
         shape.decode_counter_bytes(),
         shape.extend_counter_bytes(),
+        shape.decode_lanes() as usize,
     ];
     for (i, size) in all.into_iter().enumerate() {
         unsafe { *sizes.add(i) = size as u64 };

@@ -265,6 +265,7 @@ impl Kinds {
             params.plan = launch.splits + kind.image_at as u64;
             params.partial = kind.partial.address();
             params.counters = kind.counters.address();
+            params.lanes = shape.decode_lanes();
             let Attention { kernel, threads } = &kind.decode;
             // SAFETY: the caller answers for the rows; plan, partial and counters are this kind's, for this grid.
             unsafe {

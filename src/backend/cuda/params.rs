@@ -72,19 +72,19 @@ pub struct AttendParams {
     pub soft_cap: f32,
     /// `attend_extend_*` only: 1 where q's signs are turned and `scale` with them, which must be above 0 there.
     pub turn_q: u32,
+    /// `attend_decode_*` only: lanes that the kv heads are dealt to; CTA c is in lane `c % lanes`.
+    pub lanes: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
-/// What a CTA of `attend_decode_*` works on: see `ptx/params.cuh`.
+/// What the CTAs of one stretch of `attend_decode_*` work on, one in each lane: see `ptx/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct DecodeWork {
-    /// Units of each CTA.
+    /// Units of a stretch, the same for all: stretch `i` begins at unit `i * units_per_cta`.
     pub units_per_cta: u32,
-    /// Lanes that the kv heads are dealt to; CTA c is in lane `c % lanes`.
-    pub lanes: u32,
-    /// First of this CTA's units, in its lane.
-    pub unit_begin: u32,
-    /// End of this CTA's units; not above `unit_begin` where it has none.
+    /// End of this one's units; not above its begin where it has none.
     pub unit_end: u32,
     /// Sequence of its first unit.
     pub batch_index: u32,
@@ -98,8 +98,6 @@ pub struct DecodeWork {
     pub extend_len: u32,
     /// That sequence's tokens with K and V.
     pub kv_len: u32,
-    /// 0.
-    pub reserved: [u32; 2],
 }
 
 /// The extend plan's first words.
@@ -250,7 +248,7 @@ const _: () = {
     assert!(offset_of!(BatchRow, qo_start) == 4);
     assert!(offset_of!(BatchRow, extend_len) == 8);
     assert!(offset_of!(BatchRow, kv_len) == 12);
-    assert!(size_of::<AttendParams>() == 184);
+    assert!(size_of::<AttendParams>() == 192);
     assert!(offset_of!(AttendParams, q) == 0);
     assert!(offset_of!(AttendParams, out) == 8);
     assert!(offset_of!(AttendParams, lse) == 16);
@@ -280,18 +278,17 @@ const _: () = {
     assert!(offset_of!(AttendParams, scale) == 172);
     assert!(offset_of!(AttendParams, soft_cap) == 176);
     assert!(offset_of!(AttendParams, turn_q) == 180);
-    assert!(size_of::<DecodeWork>() == 48);
+    assert!(offset_of!(AttendParams, lanes) == 184);
+    assert!(offset_of!(AttendParams, reserved) == 188);
+    assert!(size_of::<DecodeWork>() == 32);
     assert!(offset_of!(DecodeWork, units_per_cta) == 0);
-    assert!(offset_of!(DecodeWork, lanes) == 4);
-    assert!(offset_of!(DecodeWork, unit_begin) == 8);
-    assert!(offset_of!(DecodeWork, unit_end) == 12);
-    assert!(offset_of!(DecodeWork, batch_index) == 16);
-    assert!(offset_of!(DecodeWork, unit_start) == 20);
-    assert!(offset_of!(DecodeWork, row) == 24);
-    assert!(offset_of!(DecodeWork, qo_start) == 28);
-    assert!(offset_of!(DecodeWork, extend_len) == 32);
-    assert!(offset_of!(DecodeWork, kv_len) == 36);
-    assert!(offset_of!(DecodeWork, reserved) == 40);
+    assert!(offset_of!(DecodeWork, unit_end) == 4);
+    assert!(offset_of!(DecodeWork, batch_index) == 8);
+    assert!(offset_of!(DecodeWork, unit_start) == 12);
+    assert!(offset_of!(DecodeWork, row) == 16);
+    assert!(offset_of!(DecodeWork, qo_start) == 20);
+    assert!(offset_of!(DecodeWork, extend_len) == 24);
+    assert!(offset_of!(DecodeWork, kv_len) == 28);
     assert!(size_of::<ExtendHead>() == 16);
     assert!(offset_of!(ExtendHead, work_count) == 0);
     assert!(size_of::<ExtendWork>() == 32);

@@ -18,7 +18,7 @@ pub const DECODE_UNIT: u32 = 16;
 pub const DECODE_EXTRA: u32 = 6;
 /// Query rows that `partial` of the decode kernel has room for in a slot.
 const PARTIAL_ROWS: u32 = 16;
-/// Words of one CTA's share.
+/// Words of a stretch.
 pub(super) const DECODE_WORDS: usize = size_of::<DecodeWork>() / 4;
 
 impl SplitShape {
@@ -27,9 +27,9 @@ impl SplitShape {
         if self.group > 8 { 16 } else { 8 }
     }
 
-    /// Words of the decode plan.
+    /// Words of the decode plan: one share a stretch, which the CTAs of all lanes have in common.
     pub const fn decode_words(&self) -> usize {
-        self.decode_ctas as usize * DECODE_WORDS
+        self.decode_ctas.div_ceil(self.decode_lanes()) as usize * DECODE_WORDS
     }
 
     /// Bytes of the decode kernel's `partial`.
@@ -43,7 +43,7 @@ impl SplitShape {
     }
 
     /// Lanes of a decode plan: the most that divide the kv heads, up to 8.
-    const fn decode_lanes(&self) -> u32 {
+    pub const fn decode_lanes(&self) -> u32 {
         let mut lanes = if self.decode_ctas < 8 { self.decode_ctas } else { 8 };
         while !self.kv_heads.is_multiple_of(lanes) {
             lanes -= 1;
@@ -71,7 +71,7 @@ impl DecodeSplit {
         Self { ends: Vec::with_capacity(shape.batch_max as usize) }
     }
 
-    /// Deals the units out, a share for each CTA; gives their number.
+    /// Deals the units out, a share for each stretch; gives their number.
     pub fn plan(&mut self, shape: &SplitShape, rows: &[BatchRow], words: &mut [u32]) -> u32 {
         let (longest, mut total) = (shape.decode_len(), 0);
         self.ends.clear();
@@ -93,10 +93,10 @@ impl DecodeSplit {
         let (works, []) = words.as_chunks_mut::<DECODE_WORDS>() else {
             unreachable!("a share is whole")
         };
-        for (stretch, works) in works.chunks_mut(lanes as usize).enumerate() {
+        for (stretch, work) in works.iter_mut().enumerate() {
             let begin = stretch as u32 * per;
-            let mut work = [0; DECODE_WORDS];
-            work[..3].copy_from_slice(&[per, lanes, begin]);
+            *work = [0; DECODE_WORDS];
+            work[0] = per;
             // The CTAs that are left over, too few for a stretch in each lane, find their stretch past the end.
             if begin < total {
                 while self.ends[index] * heads <= begin {
@@ -104,15 +104,14 @@ impl DecodeSplit {
                 }
                 let start = if index == 0 { 0 } else { self.ends[index - 1] * heads };
                 let row = &rows[index];
-                work[3..6].copy_from_slice(&[(begin + per).min(total), index as u32, start]);
-                work[6..10].copy_from_slice(&[
+                work[1..4].copy_from_slice(&[(begin + per).min(total), index as u32, start]);
+                work[4..].copy_from_slice(&[
                     row.row.raw(),
                     row.qo_start,
                     row.extend_len,
                     row.kv_len,
                 ]);
             }
-            works.fill(work);
         }
         total * lanes
     }

@@ -150,7 +150,7 @@ mod tests {
 
     /// What the decode kernel reads out of its plan, walked as it walks.
     fn decode_shares(shape: &SplitShape, words: &[u32], rows: &[BatchRow]) -> Vec<Share> {
-        let lanes = words[1];
+        let lanes = shape.decode_lanes();
         let heads = shape.kv_heads / lanes;
         assert!(shape.kv_heads.is_multiple_of(lanes));
         let mut starts = vec![0];
@@ -162,17 +162,17 @@ mod tests {
             starts.push(starts[starts.len() - 1] + units);
         }
         let mut shares = Vec::new();
-        for (cta, work) in words.chunks_exact(DECODE_WORDS).enumerate() {
-            let cta = cta as u32;
-            let (mut unit, end) = (work[2], work[3]);
-            let mut index = work[4] as usize;
+        for cta in 0..shape.decode_ctas {
+            let stretch = cta / lanes;
+            let work = &words[stretch as usize * DECODE_WORDS..][..DECODE_WORDS];
+            let (mut unit, end) = (stretch * work[0], work[1]);
+            let mut index = work[2] as usize;
             let mut unfinished = 0;
-            assert_eq!((work[1], unit), (lanes, cta / lanes * work[0]));
             if unit < end {
                 let row = &rows[index];
-                assert_eq!(work[5], starts[index]);
+                assert_eq!(work[3], starts[index]);
                 let seen = [row.row.raw(), row.qo_start, row.extend_len, row.kv_len];
-                assert_eq!(work[6..10], seen);
+                assert_eq!(work[4..], seen);
             }
             while unit < end {
                 while starts[index + 1] <= unit {

@@ -6,7 +6,9 @@
  * own. All streams are one queue, and a capture takes in all of them; what the driver forbids in a capture is refused with
  * its codes.
  *
- * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (1), FAKE_DRIVER_CAPABILITY (90). */
+ * Work, waiting and memory need a device's primary context, retained and current in the thread, as the backend binds it.
+ *
+ * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_CAPABILITY (90). */
 #include <malloc.h>
 #include <math.h>
 #include <stdio.h>
@@ -20,13 +22,18 @@
 #include "../ptx/params.cuh"
 
 #define API __attribute__((visibility("default")))
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_DEVICE = 101, NOT_FOUND = 500, NOT_READY = 600,
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_DEVICE = 101, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
        ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
 
 static u64 setting(const char* name, u64 otherwise) {
     const char* value = getenv(name);
     return value ? strtoull(value, NULL, 10) : otherwise;
 }
+
+/* Contexts: number 16 and on are the devices' primary ones. */
+static int retained[16];
+static thread_local u64 current;
+static bool bound() { return current - 16 < 16 && retained[current - 16] > 0; }
 
 /* ---- work --------------------------------------------------------------------------------------------------------- */
 
@@ -40,7 +47,7 @@ struct Work {
 };
 struct Line { Work *first, **end; };
 struct Event { u64 at; bool captured; };
-struct Stream { bool fresh; };  /* nothing was launched in order since the last load_plan */
+struct Stream { bool fresh, gone; };  /* nothing was launched in order since the last load_plan */
 
 static Line queue = {NULL, &queue.first};
 static Line* capture;  /* where work goes instead */
@@ -57,7 +64,7 @@ static Work* add(Line* line, const Work& work) {
 }
 static int ask(const Work& work) {
     Lock lock(queue_lock);
-    if (broken) return broken;
+    if (broken || !bound()) return broken ? broken : NO_CONTEXT;
     if (!capture) ++asked;
     add(capture ? capture : &queue, work);
     return OK;
@@ -168,31 +175,40 @@ static bool step() {
     return queue.first != NULL;
 }
 static int wait() {
-    if (capture) return CAPTURE_UNSUPPORTED;
+    if (capture || !bound()) return capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
     while (step()) {}
     return broken;
 }
 
 extern "C" {
 /* ---- device and context ------------------------------------------------------------------------------------------- */
-API int cuInit(u32) { return setting("FAKE_DRIVER_DEVICES", 1) ? OK : NO_DEVICE; }
+API int cuInit(u32) { return setting("FAKE_DRIVER_DEVICES", 2) ? OK : NO_DEVICE; }
 API int cuDriverGetVersion(int* version) { return *version = setting("FAKE_DRIVER_VERSION", 12040), OK; }
 API int cuDeviceGet(int* device, int ordinal) {
-    return static_cast<u64>(ordinal) < setting("FAKE_DRIVER_DEVICES", 1) ? (*device = ordinal, OK) : BAD_DEVICE;
+    return static_cast<u64>(ordinal) < setting("FAKE_DRIVER_DEVICES", 2) ? (*device = ordinal, OK) : BAD_DEVICE;
 }
 API int cuDeviceGetAttribute(int* value, int attribute, int) {
     const u64 capability = setting("FAKE_DRIVER_CAPABILITY", 90);
     return *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 4 : 0, OK;
 }
-API int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = reinterpret_cast<void*>(16ull + device), OK; }
-API int cuDevicePrimaryCtxRelease_v2(int) { return OK; }
-API int cuCtxSetCurrent(void*) { return OK; }
+API int cuDevicePrimaryCtxRetain(void** context, int device) {
+    Lock lock(queue_lock);
+    return ++retained[device], *context = reinterpret_cast<void*>(16ull + device), OK;
+}
+API int cuDevicePrimaryCtxRelease_v2(int device) {
+    Lock lock(queue_lock);
+    return --retained[device], OK;
+}
+API int cuCtxSetCurrent(void* context) { return current = reinterpret_cast<u64>(context), OK; }
+API int cuCtxGetCurrent(void** context) { return *context = reinterpret_cast<void*>(current), OK; }
+API int cuCtxCreate_v2(void** context, u32, int) { return cuCtxSetCurrent(*context = malloc(1)); }
+API int cuCtxDestroy_v2(void* context) { return free(context), OK; }
 API int cuCtxSynchronize() { return wait(); }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
 API int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = *total = 1ull << 33, OK; }
 static int take(void** memory, size_t bytes) {
-    if (capture) return CAPTURE_UNSUPPORTED;
+    if (capture || !bound()) return capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
     if (bytes > 1ull << 33) return NO_MEMORY;
     return *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096), *memory ? OK : NO_MEMORY;
 }
@@ -203,6 +219,7 @@ API int cuMemHostGetDevicePointer_v2(u64* address, void* memory, u32) { return *
    work had met what others put there. */
 static int give_back(void* memory) {
     Lock lock(queue_lock);
+    if (!bound()) return NO_CONTEXT;
     const u64 start = reinterpret_cast<u64>(memory), end = start + malloc_usable_size(memory);
     bool used = false;
     for (Work* work = queue.first; work; work = work->next)
@@ -277,13 +294,17 @@ API int cuGetProcAddress(const char* name, void** found, int, u64) {
 
 /* ---- streams, events, graphs -------------------------------------------------------------------------------------- */
 API int cuStreamCreate(void** stream, u32) { return *stream = calloc(1, sizeof(Stream)), OK; }
-API int cuStreamDestroy_v2(void* stream) { return free(stream), OK; }
-API int cuStreamSynchronize(void*) { return wait(); }
-API int cuStreamQuery(void*) { return capture ? CAPTURE_UNSUPPORTED : step() ? NOT_READY : OK; }
+/* What is left knows those who ask of it later. */
+static bool gone(const Stream* stream) { return stream && stream->gone; }
+API int cuStreamDestroy_v2(Stream* stream) { return gone(stream) ? BAD_HANDLE : (stream->gone = true, OK); }
+API int cuStreamSynchronize(Stream* stream) { return gone(stream) ? BAD_HANDLE : wait(); }
+API int cuStreamQuery(Stream* stream) { return gone(stream) ? BAD_HANDLE : capture ? CAPTURE_UNSUPPORTED : step() ? NOT_READY : OK; }
 API int cuStreamIsCapturing(void*, int* status) { return *status = capture != NULL, OK; }
 API int cuEventCreate(void** event, u32) { return *event = calloc(1, sizeof(Event)), OK; }
 API int cuEventDestroy_v2(void* event) { return free(event), OK; }
-API int cuEventRecord(Event* event, void*) { return event->at = asked, event->captured = capture != NULL, OK; }
+API int cuEventRecord(Event* event, Stream* stream) {
+    return gone(stream) ? BAD_HANDLE : (event->at = asked, event->captured = capture != NULL, OK);
+}
 API int cuStreamWaitEvent(void*, Event* event, u32) {
     if (capture) return event->captured || event->at == 0 ? OK : CAPTURE_ISOLATION;
     return event->captured ? CAPTURED_EVENT : OK;

@@ -33,8 +33,9 @@ impl<'a> Bench<'a> {
         (layers, slots): (u32, u32),
     ) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
-        let stream = timer.stream.raw();
-        let options = CudaOptions { stream, max_step_tokens: 16_384, max_step_rows: 0 };
+        let stream = timer.stream.clone();
+        let options =
+            CudaOptions { stream: Some(stream), max_step_tokens: 16_384, max_step_rows: 0 };
         let mut cuda = Cuda::new(gpu, options);
         let slots = slots / layers;
         cuda.open(&pool(layers, kv_heads, page_size, slots, layout), &table(page_size), 2)?;

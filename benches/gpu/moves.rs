@@ -26,9 +26,10 @@ pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             [(Layout::LayerFirst, 1), (Layout::PageFirst, 1), (Layout::PageFirst, 16)]
         {
             let mut timer = Timer::new(gpu)?;
-            let stream = timer.stream.raw();
+            let stream = timer.stream.clone();
             let mut rng = Rng::new(3);
-            let options = CudaOptions { stream, max_step_tokens: 65_536, max_step_rows: 0 };
+            let options =
+                CudaOptions { stream: Some(stream), max_step_tokens: 65_536, max_step_rows: 0 };
             let mut cuda = Cuda::new(gpu, options);
             let layout = pool(layers, 8, page_size, slots, layout);
             cuda.open(&layout, &table(page_size), 2)?;
@@ -78,11 +79,12 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     for page_size in [1, 16, 64] {
         let mut timer = Timer::new(gpu)?;
-        let stream = timer.stream.raw();
+        let stream = timer.stream.clone();
         let mut rng = Rng::new(4);
         let pages = 1_024;
         let open = |layout| -> Outcome<Cuda> {
-            let options = CudaOptions { stream, max_step_tokens: 16, max_step_rows: 0 };
+            let options =
+                CudaOptions { stream: Some(stream.clone()), max_step_tokens: 16, max_step_rows: 0 };
             let mut cuda = Cuda::new(gpu, options);
             let layout = pool(36, 8, page_size, pages * page_size, layout);
             cuda.open(&layout, &table(page_size), 2)?;
@@ -102,11 +104,13 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         let bytes = 256.0 * shape.page_bytes() as f64;
         let case = |what: &str| format!("{what} page{page_size}");
         let sets: Vec<_> = (0..3).map(|_| pairs()).collect();
-        let us = timer.graph(3, |i| layers.copy_to_pool(&mut whole, &sets[i], stream).map(drop))?;
+        let us =
+            timer.graph(3, |i| layers.copy_to_pool(&mut whole, &sets[i], &stream).map(drop))?;
         let ok = same(&layers, &whole, &sets[2])?;
         let both = Rate::Bytes(2.0 * bytes);
         report.row("copy", &case("LayerFirst to PageFirst"), "kvarena", us, both, ok);
-        let us = timer.graph(3, |i| whole.copy_to_pool(&mut layers, &sets[i], stream).map(drop))?;
+        let us =
+            timer.graph(3, |i| whole.copy_to_pool(&mut layers, &sets[i], &stream).map(drop))?;
         let ok = same(&whole, &layers, &sets[2])?;
         report.row("copy", &case("PageFirst to LayerFirst"), "kvarena", us, both, ok);
         let host_pages = 256;
@@ -118,16 +122,16 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         let back: Vec<_> =
             out.iter().map(|c| PageCopy { source: c.target, target: c.source }).collect();
         for (name, cuda) in [("PageFirst", &mut whole), ("LayerFirst", &mut layers)] {
-            let us = timer.median(|| cuda.copy_to_host(&mut host, &out, stream).map(drop))?;
+            let us = timer.median(|| cuda.copy_to_host(&mut host, &out, &stream).map(drop))?;
             let mut ok = true;
             for copy in [out[0], out[255]] {
-                ok &= host.page(copy.target) == page(cuda, copy.source)?;
+                ok &= host.page(copy.target)? == page(cuda, copy.source)?;
             }
             let one = Rate::Bytes(bytes);
             report.row("copy", &case(&format!("{name} to host")), "kvarena", us, one, ok);
-            let us = timer.median(|| cuda.copy_from_host(&host, &back, stream).map(drop))?;
+            let us = timer.median(|| cuda.copy_from_host(&host, &back, &stream).map(drop))?;
             for copy in [out[0], out[255]] {
-                ok &= host.page(copy.target) == page(cuda, copy.source)?;
+                ok &= host.page(copy.target)? == page(cuda, copy.source)?;
             }
             report.row("copy", &case(&format!("{name} from host")), "kvarena", us, one, ok);
         }

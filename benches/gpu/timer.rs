@@ -19,9 +19,9 @@ impl Timer {
 
     /// Microseconds that `work` takes on the stream.
     pub fn once(&mut self, work: impl FnOnce() -> Result<(), CudaError>) -> Outcome<f64> {
-        self.start.record(self.stream.raw())?;
+        self.start.record(&self.stream)?;
         work()?;
-        self.end.record(self.stream.raw())?;
+        self.end.record(&self.stream)?;
         self.end.synchronize()?;
         Ok(f64::from(self.end.elapsed_ms(&self.start)?) * 1e3)
     }
@@ -54,8 +54,11 @@ impl Timer {
     ) -> Outcome<f64> {
         let calls = self.calls(sets, &mut launch)?;
         let graph = self.stream.capture(|| (0..calls).try_for_each(|i| launch(i % sets)))?;
-        let raw = self.stream.raw();
-        Ok(self.median(|| graph.launch(raw))? / calls as f64)
+        let stream = self.stream.clone();
+        Ok(self.median(|| {
+            // SAFETY: `launch` still borrows what the calls were given, and no other plan was staged since.
+            unsafe { graph.launch(&stream) }
+        })? / calls as f64)
     }
 
     /// How many calls take 10 ms, warm.

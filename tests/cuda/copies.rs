@@ -1,7 +1,5 @@
 //! Page copies are byte exact: inside a pool, between pools of either layout, to and from pinned host memory.
 
-use std::sync::Arc;
-
 use kvarena::backend::cuda::{Cuda, CudaError, CudaStream, Gpu, HostPages};
 use kvarena::testkit::planner::shuffle;
 use kvarena::testkit::rng::Rng;
@@ -80,11 +78,13 @@ fn copies(rng: &mut Rng, count: usize, sources: u32, targets: u32) -> Vec<PageCo
 fn fill(backend: &mut OnGpu, layout: &PoolLayout, seed: u64) {
     let mut host = HostPages::new(backend.cuda.gpu(), layout, PAGES).expect("pinned memory");
     for i in 0..PAGES {
-        host.page_mut(PageId::new(i)).copy_from_slice(&page(layout, seed + u64::from(i)));
+        host.page_mut(PageId::new(i))
+            .expect("no copy")
+            .copy_from_slice(&page(layout, seed + u64::from(i)));
     }
     let all: Vec<_> =
         (0..PAGES).map(PageId::new).map(|id| PageCopy { source: id, target: id }).collect();
-    let event = backend.cuda.copy_from_host(&host, &all, backend.stream.raw()).expect("a copy");
+    let event = backend.cuda.copy_from_host(&host, &all, &backend.stream).expect("a copy");
     event.synchronize().expect("nothing failed");
     assert!(event.is_done().expect("nothing failed"));
 }
@@ -106,20 +106,26 @@ fn pages_go_to_the_host_and_back() {
             let moves = copies(&mut rng, 31, PAGES, 50);
             // On another stream than the backend's, more than once, so that chunks are used again.
             let other = CudaStream::new(&gpu).expect("a stream");
-            for stream in [backend.stream.raw(), other.raw()] {
+            for stream in [backend.stream.clone(), other] {
                 for i in 0..50 {
-                    host.page_mut(PageId::new(i)).fill(0xee);
+                    host.page_mut(PageId::new(i)).expect("no copy").fill(0xee);
                 }
-                let event = backend.cuda.copy_to_host(&mut host, &moves, stream).expect("a copy");
+                let event = backend.cuda.copy_to_host(&mut host, &moves, &stream).expect("a copy");
                 event.synchronize().expect("nothing failed");
                 for i in (0..50).map(PageId::new) {
                     match moves.iter().find(|copy| copy.target == i) {
                         Some(copy) => {
                             let wanted = page(&layout, 100 + u64::from(copy.source.raw()));
-                            assert!(host.page(i) == wanted, "{layout:?} {copy:?}");
+                            assert!(
+                                host.page(i).expect("no copy") == wanted,
+                                "{layout:?} {copy:?}"
+                            );
                         }
                         None => {
-                            assert!(host.page(i).iter().all(|&x| x == 0xee), "{layout:?} {i:?}")
+                            assert!(
+                                host.page(i).expect("no copy").iter().all(|&x| x == 0xee),
+                                "{layout:?} {i:?}"
+                            )
                         }
                     }
                 }
@@ -137,11 +143,11 @@ fn copies_are_captured_and_replayed() {
         for layout in [Layout::LayerFirst, Layout::PageFirst] {
             let layout = pool(shape, layout);
             let mut backend = open(&gpu, &layout);
-            let stream = Arc::clone(&backend.stream);
+            let stream = backend.stream.clone();
             let mut host = HostPages::new(&gpu, &layout, PAGES).expect("pinned memory");
             let moves = copies(&mut rng, 31, PAGES, PAGES);
             let to_host = |backend: &mut OnGpu, host: &mut HostPages| {
-                backend.cuda.copy_to_host(host, &moves, stream.raw()).map(drop)
+                backend.cuda.copy_to_host(host, &moves, &stream).map(drop)
             };
             let early = stream.capture(|| to_host(&mut backend, &mut host));
             assert_eq!(early.err(), Some(CudaError::NotPrepared));
@@ -149,18 +155,22 @@ fn copies_are_captured_and_replayed() {
             let graph = stream.capture(|| to_host(&mut backend, &mut host)).expect("a capture");
             for round in 0..3 {
                 for i in 0..PAGES {
-                    host.page_mut(PageId::new(i)).fill(0xee);
+                    host.page_mut(PageId::new(i)).expect("no copy").fill(0xee);
                 }
                 // The last time without the graph: a capture leaves nothing behind.
                 if round < 2 {
-                    graph.launch(stream.raw()).expect("a replay");
+                    // SAFETY: backend and pages are there, and nobody touches the pages before it is done.
+                    unsafe { graph.launch(&stream) }.expect("a replay");
                 } else {
                     to_host(&mut backend, &mut host).expect("a copy");
                 }
                 stream.synchronize().expect("nothing failed");
                 for copy in &moves {
                     let wanted = page(&layout, 100 + u64::from(copy.source.raw()));
-                    assert!(host.page(copy.target) == wanted, "{layout:?} {copy:?}");
+                    assert!(
+                        host.page(copy.target).expect("no copy") == wanted,
+                        "{layout:?} {copy:?}"
+                    );
                 }
             }
         }
@@ -183,8 +193,9 @@ fn pages_move_inside_a_pool_and_between_pools() {
             fill(&mut source, &from, 300);
             fill(&mut target, &to, 700);
             let moves = copies(&mut rng, 23, PAGES, PAGES);
-            let stream = source.stream.raw();
-            let event = source.cuda.copy_to_pool(&mut target.cuda, &moves, stream).expect("a copy");
+            let stream = source.stream.clone();
+            let event =
+                source.cuda.copy_to_pool(&mut target.cuda, &moves, &stream).expect("a copy");
             event.synchronize().expect("nothing failed");
             for i in 0..PAGES {
                 let seed = match moves.iter().find(|copy| copy.target.raw() == i) {
@@ -223,13 +234,15 @@ fn more_pages_than_one_launch_takes() {
     let mut backend = open(&gpu, &layout);
     let mut host = HostPages::new(&gpu, &layout, 1_000).expect("pinned memory");
     for i in 0..1_000 {
-        host.page_mut(PageId::new(i)).copy_from_slice(&page(&layout, u64::from(i)));
+        host.page_mut(PageId::new(i))
+            .expect("no copy")
+            .copy_from_slice(&page(&layout, u64::from(i)));
     }
     let pair =
         |source, target| PageCopy { source: PageId::new(source), target: PageId::new(target) };
     let inward: Vec<_> = (0..1_000).map(|i| pair(i, 999 - i)).collect();
-    let stream = backend.stream.raw();
-    backend.cuda.copy_from_host(&host, &inward, stream).expect("a copy");
+    let stream = backend.stream.clone();
+    backend.cuda.copy_from_host(&host, &inward, &stream).expect("a copy");
     let across: Vec<_> = (0..1_000).map(|i| pair(i, 1_000 + i)).collect();
     backend.copy_pages(&across).expect("pages of the pool");
     backend.synchronize().expect("nothing failed");
@@ -248,10 +261,43 @@ fn pages_of_another_shape_are_refused() {
     let second = pool(SHAPES[3], Layout::PageFirst);
     let (mut source, mut target) = (open(&gpu, &first), open(&gpu, &second));
     let copy = [PageCopy { source: PageId::new(0), target: PageId::new(0) }];
-    let stream = source.stream.raw();
-    let error = source.cuda.copy_to_pool(&mut target.cuda, &copy, stream).err();
+    let stream = source.stream.clone();
+    let error = source.cuda.copy_to_pool(&mut target.cuda, &copy, &stream).err();
     assert_eq!(error, Some(CudaError::PageShape));
     let mut host = HostPages::new(&gpu, &second, 1).expect("pinned memory");
-    let error = source.cuda.copy_to_host(&mut host, &copy, stream).err();
+    let error = source.cuda.copy_to_host(&mut host, &copy, &stream).err();
     assert_eq!(error, Some(CudaError::PageShape));
+}
+
+#[test]
+fn pages_are_not_lent_beside_a_copy() {
+    let Some(gpu) = gpu() else { return };
+    for shape in [SHAPES[3], SHAPES[5]] {
+        let layout = pool(shape, Layout::LayerFirst);
+        let mut backend = open(&gpu, &layout);
+        fill(&mut backend, &layout, 100);
+        let stream = backend.stream.clone();
+        let mut host = HostPages::new(&gpu, &layout, PAGES + 1).expect("pinned memory");
+        let all: Vec<_> =
+            (0..PAGES).map(PageId::new).map(|id| PageCopy { source: id, target: id }).collect();
+        let (last, spare) = (PageId::new(PAGES - 1), PageId::new(PAGES));
+        let refused = Some(CudaError::PageInUse { page: last.raw() });
+
+        let event = backend.cuda.copy_to_host(&mut host, &all, &stream).expect("a copy");
+        let (read, written) = (host.page(last).err(), host.page_mut(last).err());
+        // A device may be done already, but then it must be.
+        let done = || event.is_done().expect("nothing failed");
+        assert!(read == refused || done(), "{read:?}");
+        assert!(written == refused || done(), "{written:?}");
+        host.page_mut(spare).expect("not in the copy").fill(1);
+        event.synchronize().expect("nothing failed");
+        assert!(host.page(last).expect("done") == page(&layout, 100 + u64::from(last.raw())));
+
+        let event = backend.cuda.copy_from_host(&host, &all, &stream).expect("a copy");
+        let written = host.page_mut(last).err();
+        assert!(written == refused || event.is_done().expect("nothing failed"), "{written:?}");
+        host.page(last).expect("the copy only reads it");
+        stream.synchronize().expect("nothing failed");
+        host.page_mut(last).expect("done").fill(1);
+    }
 }

@@ -13,7 +13,8 @@ use crate::gpu;
 /// A backend with work in flight on everything that has memory, and all that the work uses.
 fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     let stream = CudaStream::new(gpu).expect("a stream");
-    let options = CudaOptions { stream: stream.raw(), max_step_tokens: 4, max_step_rows: 0 };
+    let options =
+        CudaOptions { stream: Some(stream.clone()), max_step_tokens: 4, max_step_rows: 0 };
     let mut cuda = Cuda::new(gpu, options);
     let capacity = Capacity::Pages(40);
     let (dtype, kv_heads, head_dim) = (Dtype::Bf16, 8, 128);
@@ -31,7 +32,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
 
     let pages: Vec<_> =
         (0..40).map(PageId::new).map(|id| PageCopy { source: id, target: id }).collect();
-    cuda.copy_to_host(&mut host, &pages, stream.raw()).expect("pages of the pool");
+    cuda.copy_to_host(&mut host, &pages, &stream).expect("pages of the pool");
     let plan = BatchPlan {
         step: StepId::new(1),
         rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],

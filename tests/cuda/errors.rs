@@ -1,12 +1,12 @@
 //! What is refused, by name.
 
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, LayerId, PageCopy, PageId,
     PoolConfig, RowId, SlotMapping, StepId, TableShape, TableWrite, TokenId,
 };
 
-use crate::gpu;
+use crate::{device, gpu};
 
 /// A plan of one token of one sequence.
 fn plan<'a>(step: u64, rows: &'a [BatchRow], slots: &'a [i32]) -> BatchPlan<'a> {
@@ -149,4 +149,31 @@ fn shapes_without_a_kernel_are_refused() {
     assert_eq!(cuda.prepare(&Attend::new(1, 80)), Err(CudaError::HeadDim { head_dim: 80 }));
     let heads = CudaError::Heads { q_heads: 17, kv_heads: 1 };
     assert_eq!(cuda.prepare(&Attend::new(17, 80)), Err(heads));
+}
+
+#[test]
+fn what_is_on_another_device_is_refused() {
+    let Some(gpu) = gpu() else { return };
+    let Some(second) = device(1) else { return };
+    let mut cuda = open(&gpu, Dtype::Bf16, 64);
+    let (rows, layer) = ([ROW], LayerId::new(0));
+    let plan = plan(1, &rows, &[0]);
+    cuda.begin(&plan).expect("a valid plan");
+    let mut here = DeviceBuffer::new(&gpu, 1024).expect("memory");
+    let mut there = DeviceBuffer::new(&second, 1024).expect("memory");
+    let refused = Err(CudaError::OtherDevice { ordinal: 1 });
+    let (near, far) = (here.rows(0, None), there.rows(0, None));
+    assert_eq!(cuda.store_cache(&plan, layer, near, far), refused);
+    let attend = Attend::new(1, 64);
+    let out = here.rows_mut(0, None);
+    assert_eq!(cuda.attend(&plan, layer, &attend, far, out, None), refused);
+    let q = DeviceBuffer::new(&gpu, 1024).expect("memory");
+    let (q, out) = (q.rows(0, None), there.rows_mut(0, None));
+    assert_eq!(cuda.attend(&plan, layer, &attend, q, out, None), refused);
+
+    let stream = CudaStream::new(&second).expect("a stream");
+    let mut cuda = Cuda::new(&gpu, CudaOptions { stream: Some(stream), ..CudaOptions::default() });
+    let layout = PoolConfig { capacity: Capacity::Pages(8), ..PoolConfig::default() }.layout();
+    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    assert_eq!(cuda.open(&layout.expect("a small pool"), &table, 2), refused);
 }

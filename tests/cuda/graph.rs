@@ -1,8 +1,6 @@
 //! A graph is captured once and replayed over many steps, while tables, lengths and the batch change; between replays
 //! other steps run outside of it.
 
-use std::sync::Arc;
-
 use kvarena::backend::cuda::{CudaError, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::Item;
@@ -135,12 +133,14 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
         if graph.is_none() {
             // So far only steps outside the graph ran: the kind of attention is known, the padded plan is not staged.
             backend.cuda.stage(&plan).expect("a valid plan");
-            let stream = Arc::clone(&backend.stream);
+            let stream = backend.stream.clone();
             let captured = stream.capture(|| buffers.launch(&mut backend, &plan, &attend));
             graph = Some(captured.expect("a capture"));
         }
         backend.cuda.stage(&plan).expect("a valid plan");
-        graph.as_ref().expect("captured above").launch(backend.stream.raw()).expect("a replay");
+        let graph = graph.as_ref().expect("captured above");
+        // SAFETY: backend and buffers are there until the end, and a padded plan was just staged.
+        unsafe { graph.launch(&backend.stream) }.expect("a replay");
         backend.synchronize().expect("nothing failed");
         buffers.check(&mut drive, &items, &plan, &inputs, &attend);
     }
@@ -176,7 +176,7 @@ fn a_capture_refuses_what_was_not_staged() {
     backend.begin(&first.plan()).expect("a valid plan");
     backend.begin(&second.plan()).expect("a valid plan");
     let attend = shape.attend();
-    let stream = Arc::clone(&backend.stream);
+    let stream = backend.stream.clone();
     let unprepared = stream.capture(|| buffers.launch(&mut backend, &second.plan(), &attend));
     assert_eq!(unprepared.err(), Some(CudaError::NotPrepared));
     backend.cuda.prepare(&attend).expect("a served shape");

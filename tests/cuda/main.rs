@@ -2,6 +2,7 @@
 //!
 //! Without a GPU each test prints that it was skipped, and passes; `.ci/fake-driver.sh` runs them without one, all but
 //! the kernels. `KVARENA_SEEDS=1000..2000` runs other seeds.
+#![allow(unsafe_code)]
 
 mod contract;
 mod copies;
@@ -13,6 +14,7 @@ mod large;
 mod on_gpu;
 mod ranks;
 mod replay;
+mod shared;
 mod upload;
 
 use std::ops::Deref;

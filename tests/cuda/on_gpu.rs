@@ -1,7 +1,6 @@
 //! The backend as tests drive it: rows of host numbers in, numbers out.
 
 use std::mem::size_of;
-use std::sync::Arc;
 
 use half::{bf16, f16};
 use kvarena::backend::cuda::{
@@ -17,7 +16,7 @@ use kvarena::{
 #[derive(Debug)]
 pub struct OnGpu {
     pub cuda: Cuda,
-    pub stream: Arc<CudaStream>,
+    pub stream: CudaStream,
     window: Option<HostPages>,
 }
 
@@ -27,9 +26,9 @@ impl OnGpu {
     }
 
     pub fn with_tokens(gpu: &Gpu, max_step_tokens: u32) -> Self {
-        let stream = Arc::new(CudaStream::new(gpu).expect("a stream"));
+        let stream = CudaStream::new(gpu).expect("a stream");
         let options =
-            CudaOptions { stream: stream.raw(), max_step_tokens, ..CudaOptions::default() };
+            CudaOptions { stream: Some(stream.clone()), max_step_tokens, ..CudaOptions::default() };
         Self { cuda: Cuda::new(gpu, options), stream, window: None }
     }
 
@@ -178,17 +177,17 @@ impl TestBackend for OnGpu {
     fn read_page(&mut self, page: PageId, target: &mut [u8]) {
         let mut window = self.window();
         let copy = PageCopy { source: page, target: PageId::new(0) };
-        let event = self.cuda.copy_to_host(&mut window, &[copy], self.stream.raw());
+        let event = self.cuda.copy_to_host(&mut window, &[copy], &self.stream);
         event.and_then(|event| event.synchronize()).expect("a page of the pool");
-        target.copy_from_slice(window.page(PageId::new(0)));
+        target.copy_from_slice(window.page(PageId::new(0)).expect("the copy is done"));
         self.window = Some(window);
     }
 
     fn write_page(&mut self, page: PageId, source: &[u8]) {
         let mut window = self.window();
-        window.page_mut(PageId::new(0)).copy_from_slice(source);
+        window.page_mut(PageId::new(0)).expect("the copy is done").copy_from_slice(source);
         let copy = PageCopy { source: PageId::new(0), target: page };
-        let event = self.cuda.copy_from_host(&window, &[copy], self.stream.raw());
+        let event = self.cuda.copy_from_host(&window, &[copy], &self.stream);
         event.and_then(|event| event.synchronize()).expect("a page of the pool");
         self.window = Some(window);
     }

@@ -1,6 +1,6 @@
 //! How plans get to the device: through a ring that the host may not run over, and in rounds where one slot is too small.
 
-use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::backend::cuda::{Cuda, CudaEvent, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Backend, BatchPlan, BatchRow, Capacity, Dtype, Kv, LayerId, PageCopy, PageId, PoolConfig,
@@ -97,4 +97,21 @@ fn table_writes_of_any_number_arrive() {
         }
         assert!(cuda.table_words().expect("nothing failed") == words, "step {step}");
     }
+}
+
+#[test]
+fn streams_are_kept_until_their_uploads_are_read() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = open(&gpu, &TableShape::new(16, 2, 128, 256).expect("a small table"));
+    // Each stream is the backend's for one step, and nobody else's.
+    for step in 1..=20 {
+        let stream = CudaStream::new(&gpu).expect("a stream");
+        let mut before = CudaEvent::new(&gpu, false).expect("an event");
+        before.record(cuda.stream()).expect("a mark");
+        before.block(&stream).expect("a stream that waits");
+        // SAFETY: the new stream waits for the one before.
+        unsafe { cuda.set_stream(stream) };
+        cuda.begin(&plan(step, &[0], &[])).expect("a valid plan");
+    }
+    cuda.synchronize().expect("nothing failed");
 }

@@ -8,7 +8,11 @@
 //! * pages in many pieces are gathered (scattered) by the kernel in chunks through device memory, and go the same way;
 //! * small pages are moved by the kernel itself, which reaches pinned memory.
 //!
+//! The host's pages know the copies that are not done, and are not lent out beside them.
+//!
 //! Not here: which pages are worth moving.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
@@ -36,6 +40,16 @@ pub struct HostPages {
     memory: PinnedBuffer,
     page_bytes: u64,
     count: u32,
+    /// Copies that may not be done yet; those in graphs are the graph's.
+    copies: Mutex<Vec<UnderWay>>,
+}
+
+/// A copy from or to host pages.
+#[derive(Debug)]
+struct UnderWay {
+    way: Way,
+    pages: Vec<u32>,
+    done: CudaEvent,
 }
 
 impl HostPages {
@@ -47,27 +61,66 @@ impl HostPages {
         let page_bytes = layout.page_bytes();
         let bytes = page_bytes * u64::from(count);
         let memory = PinnedBuffer::new(gpu, bytes as usize)?;
-        Ok(Self { memory, page_bytes, count })
+        Ok(Self { memory, page_bytes, count, copies: Mutex::default() })
     }
 
-    /// One page. Wait first for the event of a copy to it.
+    /// One page, to read.
+    ///
+    /// # Errors
+    /// [`CudaError::PageInUse`] while a copy to it is under way: wait for its event first.
     ///
     /// # Panics
     /// Past the pages.
-    pub fn page(&self, page: PageId) -> &[u8] {
-        assert!(page.raw() < self.count);
+    pub fn page(&self, page: PageId) -> Result<&[u8], CudaError> {
+        self.check_done(page, false)?;
         let start = page.index() * self.page_bytes as usize;
-        &self.memory.as_slice()[start..start + self.page_bytes as usize]
+        Ok(&self.memory.as_slice()[start..start + self.page_bytes as usize])
     }
 
-    /// One page. Wait first for the event of a copy from or to it.
+    /// One page, to write.
+    ///
+    /// # Errors
+    /// [`CudaError::PageInUse`] while a copy from or to it is under way: wait for its event first.
     ///
     /// # Panics
     /// Past the pages.
-    pub fn page_mut(&mut self, page: PageId) -> &mut [u8] {
-        assert!(page.raw() < self.count);
+    pub fn page_mut(&mut self, page: PageId) -> Result<&mut [u8], CudaError> {
+        self.check_done(page, true)?;
         let start = page.index() * self.page_bytes as usize;
-        &mut self.memory.as_mut_slice()[start..start + self.page_bytes as usize]
+        Ok(&mut self.memory.as_mut_slice()[start..start + self.page_bytes as usize])
+    }
+
+    /// Refuses a page that a copy still writes, or, if it is to be written, reads.
+    fn check_done(&self, page: PageId, write: bool) -> Result<(), CudaError> {
+        assert!(page.raw() < self.count);
+        for copy in self.copies().iter().filter(|copy| write || copy.way == Way::ToHost) {
+            if copy.pages.contains(&page.raw()) && !copy.done.is_done()? {
+                return Err(CudaError::PageInUse { page: page.raw() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Remembers a copy that is done where the stream is now.
+    fn remember(
+        &self,
+        gpu: &Gpu,
+        way: Way,
+        copies: &[PageCopy],
+        stream: &CudaStream,
+    ) -> Result<(), CudaError> {
+        let mut done = CudaEvent::new(gpu, false)?;
+        done.record(stream)?;
+        let pages = copies.iter().map(|copy| ends(copy, way).1).collect();
+        let mut copies = self.copies();
+        copies.retain(|copy| copy.done.is_done() != Ok(true));
+        copies.push(UnderWay { way, pages, done });
+        Ok(())
+    }
+
+    fn copies(&self) -> MutexGuard<'_, Vec<UnderWay>> {
+        // A panic cannot leave the list half changed.
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -112,7 +165,7 @@ impl Lanes {
         host: &HostPages,
         way: Way,
         copies: &[PageCopy],
-        stream: RawStream,
+        stream: &CudaStream,
     ) -> Result<CudaEvent, CudaError> {
         if host.page_bytes != pool.page_bytes() {
             return Err(CudaError::PageShape);
@@ -122,31 +175,53 @@ impl Lanes {
             Way::FromHost => (host.count, pool.count),
         };
         check_copies(copies, counts)?;
-        if pool.page_bytes() < ENGINE_BYTES {
-            let mapped = Pages::packed(host.memory.address(), pool, host.count);
-            match way {
-                Way::ToHost => copy_on_device(gpu, pool, &mapped, copies, stream)?,
-                Way::FromHost => copy_on_device(gpu, &mapped, pool, copies, stream)?,
-            }
-        } else {
-            let capturing = is_capturing(stream)?;
-            // The chunks may still be in use by a copy on another stream. A capture knows nothing of what ran before,
-            // and a mark made in it is none afterwards.
-            if !capturing {
-                self.done.block(stream)?;
-            }
-            if pool.is_packed() {
-                self.copy_packed(pool, host, way, copies, (stream, capturing))?;
-            } else {
-                self.copy_pieces(gpu, pool, host, way, copies, (stream, capturing))?;
-            }
-            if !capturing {
-                self.done.record(stream)?;
+        let capturing = is_capturing(stream.raw())?;
+        let mut asked = self.ask(gpu, pool, host, way, copies, (stream, capturing));
+        if !capturing {
+            asked = asked.and_then(|()| host.remember(gpu, way, copies, stream));
+            if asked.is_err() {
+                // Part of it may be under way, and nobody would know.
+                let _ = gpu.finish();
             }
         }
+        asked?;
         let mut event = CudaEvent::new(gpu, false)?;
         event.record(stream)?;
         Ok(event)
+    }
+
+    /// Asks for copies that were checked.
+    fn ask(
+        &mut self,
+        gpu: &Gpu,
+        pool: &Pages,
+        host: &HostPages,
+        way: Way,
+        copies: &[PageCopy],
+        (stream, capturing): (&CudaStream, bool),
+    ) -> Result<(), CudaError> {
+        if pool.page_bytes() < ENGINE_BYTES {
+            let mapped = Pages::packed(host.memory.address(), pool, host.count);
+            let (source, target) = match way {
+                Way::ToHost => (pool, &mapped),
+                Way::FromHost => (&mapped, pool),
+            };
+            return copy_on_device(gpu, source, target, copies, stream.raw());
+        }
+        // The chunks may still be in use by a copy on another stream. A capture knows nothing of what ran before, and a
+        // mark made in it is none afterwards.
+        if !capturing {
+            self.done.block(stream)?;
+        }
+        if pool.is_packed() {
+            self.copy_packed(pool, host, way, copies, (stream, capturing))?;
+        } else {
+            self.copy_pieces(gpu, pool, host, way, copies, (stream, capturing))?;
+        }
+        if !capturing {
+            self.done.record(stream)?;
+        }
+        Ok(())
     }
 
     /// Pages in one piece: straight from pool to host, in two lanes.
@@ -156,7 +231,7 @@ impl Lanes {
         host: &HostPages,
         way: Way,
         copies: &[PageCopy],
-        (stream, capturing): (RawStream, bool),
+        (stream, capturing): (&CudaStream, bool),
     ) -> Result<(), CudaError> {
         self.fork(stream)?;
         let moves = copies.iter().map(|copy| {
@@ -176,7 +251,7 @@ impl Lanes {
         host: &HostPages,
         way: Way,
         copies: &[PageCopy],
-        (stream, capturing): (RawStream, bool),
+        (stream, capturing): (&CudaStream, bool),
     ) -> Result<(), CudaError> {
         let pages = (CHUNK_BYTES / host.page_bytes).max(1);
         let bytes = pages * host.page_bytes;
@@ -234,15 +309,15 @@ impl Lanes {
     }
 
     /// Both lanes go on from where the stream is.
-    fn fork(&mut self, stream: RawStream) -> Result<(), CudaError> {
+    fn fork(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         self.fork.record(stream)?;
-        self.streams.iter().try_for_each(|lane| self.fork.block(lane.raw()))
+        self.streams.iter().try_for_each(|lane| self.fork.block(lane))
     }
 
     /// The stream goes on when both lanes are done.
-    fn join(&mut self, stream: RawStream) -> Result<(), CudaError> {
+    fn join(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         for (join, lane) in self.joins.iter_mut().zip(&self.streams) {
-            join.record(lane.raw())?;
+            join.record(lane)?;
             join.block(stream)?;
         }
         Ok(())

@@ -115,10 +115,16 @@ pub enum CudaError {
     },
     /// Two pools whose pages do not have the same bytes.
     PageShape,
-    /// A pool on another device than the one that copies.
+    /// A pool, rows or a stream on another device than the backend's.
     OtherDevice {
         /// The other device.
         ordinal: u32,
+    },
+    /// A page in host memory that a copy still writes, or still reads where it is to be written. Wait for the copy's
+    /// event.
+    PageInUse {
+        /// The page.
+        page: u32,
     },
     /// Sequences of more tokens than kernels count.
     RowTokens {
@@ -205,7 +211,10 @@ impl fmt::Display for CudaError {
             Self::Page { page, pages } => write!(f, "page {page} is not below {pages}"),
             Self::Layer { layer } => write!(f, "the pool has no layer {layer:?}"),
             Self::PageShape => write!(f, "the two pools' pages differ in shape"),
-            Self::OtherDevice { ordinal } => write!(f, "the other pool is on device {ordinal}"),
+            Self::OtherDevice { ordinal } => {
+                write!(f, "a pool, rows or a stream are on another device, {ordinal}")
+            }
+            Self::PageInUse { page } => write!(f, "a copy of host page {page} is not done"),
             Self::RowTokens { tokens, max } => {
                 write!(f, "rows of {tokens} tokens are above the kernels' limit of {max}")
             }

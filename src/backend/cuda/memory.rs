@@ -107,13 +107,15 @@ impl DeviceBuffer {
     /// Everything from byte `start` on as rows to read, `stride` elements apart (`None`: packed).
     pub fn rows(&self, start: u64, stride: Option<usize>) -> DeviceRows<'_> {
         let bytes = self.bytes.saturating_sub(start);
-        DeviceRows { address: self.address + start, stride, bytes, owner: PhantomData }
+        let device = Some(self.gpu.ordinal());
+        DeviceRows { address: self.address + start, stride, bytes, device, owner: PhantomData }
     }
 
     /// Everything from byte `start` on as rows to write, `stride` elements apart (`None`: packed).
     pub fn rows_mut(&mut self, start: u64, stride: Option<usize>) -> DeviceRowsMut<'_> {
         let bytes = self.bytes.saturating_sub(start);
-        DeviceRowsMut { address: self.address + start, stride, bytes, owner: PhantomData }
+        let device = Some(self.gpu.ordinal());
+        DeviceRowsMut { address: self.address + start, stride, bytes, device, owner: PhantomData }
     }
 }
 
@@ -137,6 +139,8 @@ pub struct DeviceRows<'a> {
     pub(super) address: u64,
     pub(super) stride: Option<usize>,
     pub(super) bytes: u64,
+    /// The buffer's device; for its own addresses the host answers.
+    pub(super) device: Option<u32>,
     owner: PhantomData<&'a [u8]>,
 }
 
@@ -147,7 +151,7 @@ impl DeviceRows<'_> {
     /// Until the work that reads them is done, as many rows as the step has tokens are readable there by the device,
     /// and nobody writes them out of the stream's order.
     pub unsafe fn from_raw(address: u64, stride: Option<usize>) -> Self {
-        Self { address, stride, bytes: u64::MAX, owner: PhantomData }
+        Self { address, stride, bytes: u64::MAX, device: None, owner: PhantomData }
     }
 }
 
@@ -157,6 +161,8 @@ pub struct DeviceRowsMut<'a> {
     pub(super) address: u64,
     pub(super) stride: Option<usize>,
     pub(super) bytes: u64,
+    /// The buffer's device; for its own addresses the host answers.
+    pub(super) device: Option<u32>,
     owner: PhantomData<&'a mut [u8]>,
 }
 
@@ -167,7 +173,7 @@ impl DeviceRowsMut<'_> {
     /// Until the work that writes them is done, as many rows as the step has tokens are writable there by the device,
     /// and nobody else touches them out of the stream's order.
     pub unsafe fn from_raw(address: u64, stride: Option<usize>) -> Self {
-        Self { address, stride, bytes: u64::MAX, owner: PhantomData }
+        Self { address, stride, bytes: u64::MAX, device: None, owner: PhantomData }
     }
 }
 

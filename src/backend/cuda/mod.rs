@@ -4,6 +4,10 @@
 //! context with other users in the process. Any thread may call; each call binds the context first. Nothing waits for
 //! the device except where a doc says so. Launches can be captured in a graph: see [`Cuda::stage`].
 //!
+//! What only the host can know is `unsafe` to say: that its raw stream lives ([`CudaStream::from_raw`]), that its
+//! addresses are rows ([`DeviceRows::from_raw`], [`DeviceRowsMut::from_raw`]), that a graph's memory is still there
+//! ([`CudaGraph::launch`]), that two streams are in order ([`Cuda::set_stream`]).
+//!
 //! * C1. A pinned upload slot is written again only after the device has read it (`ring.rs`).
 //! * C2. The staged plan is the plan of the launch (`stage.rs`).
 //! * C3. Nothing that a kernel is given points outside what was checked: slots and pages are below the pool's, rows,
@@ -49,10 +53,11 @@ use stage::{Places, Stage, StepLimits};
 use tables::Tables;
 
 /// How a [`Cuda`] is to work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct CudaOptions {
-    /// The host's raw `CUstream`, on which everything is launched; 0 is the default stream.
-    pub stream: RawStream,
+    /// The stream on which everything is launched, as a rule the host's own ([`CudaStream::from_raw`]); `None` is the
+    /// default stream.
+    pub stream: Option<CudaStream>,
     /// Most new tokens of a step, padding included. Host and device memory for plans is sized by it.
     pub max_step_tokens: u32,
     /// Most rows of a step, padding included; 0 stands for as many as the page tables have, and at least 256.
@@ -62,7 +67,7 @@ pub struct CudaOptions {
 impl Default for CudaOptions {
     /// The default stream, 16,384 tokens, rows by the tables.
     fn default() -> Self {
-        Self { stream: 0, max_step_tokens: 16 << 10, max_step_rows: 0 }
+        Self { stream: None, max_step_tokens: 16 << 10, max_step_rows: 0 }
     }
 }
 
@@ -70,6 +75,7 @@ impl Default for CudaOptions {
 #[derive(Debug)]
 pub struct Cuda {
     gpu: Gpu,
+    stream: CudaStream,
     options: CudaOptions,
     open: Option<Open>,
 }
@@ -100,8 +106,9 @@ pub struct StagedPlan {
 
 impl Cuda {
     /// A backend on `gpu` without a pool yet.
-    pub fn new(gpu: &Gpu, options: CudaOptions) -> Self {
-        Self { gpu: gpu.clone(), options, open: None }
+    pub fn new(gpu: &Gpu, mut options: CudaOptions) -> Self {
+        let stream = options.stream.take().unwrap_or_else(|| CudaStream::default_of(gpu));
+        Self { gpu: gpu.clone(), stream, options, open: None }
     }
 
     /// The device.
@@ -110,14 +117,20 @@ impl Cuda {
     }
 
     /// The stream that everything is launched on.
-    pub fn stream(&self) -> RawStream {
-        self.options.stream
+    pub fn stream(&self) -> &CudaStream {
+        &self.stream
     }
 
-    /// Launches on another stream from now on. The host orders the two: what was asked of the one before comes first,
-    /// `open` and [`Cuda::prepare`] too, since there is one staged plan and one set of tables.
-    pub fn set_stream(&mut self, stream: RawStream) {
-        self.options.stream = stream;
+    /// Launches on another stream of the same device from now on.
+    ///
+    /// # Safety
+    /// The host orders the two: what was asked of the one before comes first, `open` and [`Cuda::prepare`] too, since
+    /// there is one staged plan and one set of tables, and kernels go where these say.
+    pub unsafe fn set_stream(&mut self, stream: CudaStream) {
+        let before = std::mem::replace(&mut self.stream, stream);
+        if let Some(open) = &mut self.open {
+            open.stage.leave(before);
+        }
     }
 
     /// The pool that `open` was given.
@@ -159,7 +172,7 @@ impl Cuda {
         let layout = open.pool.layout();
         let attend = check_attend(attend, layout, open.tables.longest_row())?;
         if layout.dtype() != Dtype::F32 {
-            let stream = self.options.stream;
+            let stream = self.stream.raw();
             open.kinds.prepare(&self.gpu, layout, &attend, open.limits, stream)?;
         }
         Ok(())
@@ -175,7 +188,7 @@ impl Cuda {
     /// Before `open` or `begin`, a plan that does not fit, or while the stream is captured.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
-        let stream = self.options.stream;
+        let stream = self.stream.raw();
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         open.check_begun(plan)?;
         open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
@@ -194,7 +207,7 @@ impl Cuda {
     /// The driver's.
     pub fn record(&self) -> Result<CudaEvent, CudaError> {
         let mut event = CudaEvent::new(&self.gpu, false)?;
-        event.record(self.options.stream)?;
+        event.record(&self.stream)?;
         Ok(event)
     }
 
@@ -207,26 +220,24 @@ impl Cuda {
         &self,
         target: &mut Cuda,
         copies: &[PageCopy],
-        stream: RawStream,
+        stream: &CudaStream,
     ) -> Result<CudaEvent, CudaError> {
         self.gpu.bind()?;
-        if target.gpu.ordinal() != self.gpu.ordinal() {
-            return Err(CudaError::OtherDevice { ordinal: target.gpu.ordinal() });
-        }
+        self.check_device(Some(target.gpu.ordinal()))?;
         let source = self.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
         let target = target.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
         check_copies(copies, (source.count, target.count))?;
-        copy_on_device(&self.gpu, &source, &target, copies, stream)?;
+        copy_on_device(&self.gpu, &source, &target, copies, stream.raw())?;
         let mut event = CudaEvent::new(&self.gpu, false)?;
         event.record(stream)?;
         Ok(event)
     }
 
     /// Copies pages of the pool (sources) to pinned host memory (targets), on `stream`. The host orders that stream
-    /// after the steps that write the pages, and leaves them alone until the event is done.
+    /// after the steps that write the pages; until the event is done, [`HostPages`] refuses them.
     ///
     /// The first copy makes streams and memory that all of them share. So a capture needs one before it, and the host
-    /// orders replays with other copies.
+    /// orders replays with other copies, and leaves the pages of replays alone until they are done.
     ///
     /// # Errors
     /// Before `open`, pages that do not exist, pages of another shape, in a capture the first copy, or the driver's.
@@ -234,13 +245,13 @@ impl Cuda {
         &mut self,
         host: &mut HostPages,
         copies: &[PageCopy],
-        stream: RawStream,
+        stream: &CudaStream,
     ) -> Result<CudaEvent, CudaError> {
         self.copy_host(host, Way::ToHost, copies, stream)
     }
 
     /// Copies pages in pinned host memory (sources) to the pool (targets), on `stream`. The host orders that stream
-    /// before the steps that read the pages, and leaves the host's pages alone until the event is done.
+    /// before the steps that read the pages; until the event is done, [`HostPages`] lends them to be read only.
     ///
     /// # Errors
     /// As [`Cuda::copy_to_host`].
@@ -248,9 +259,19 @@ impl Cuda {
         &mut self,
         host: &HostPages,
         copies: &[PageCopy],
-        stream: RawStream,
+        stream: &CudaStream,
     ) -> Result<CudaEvent, CudaError> {
         self.copy_host(host, Way::FromHost, copies, stream)
+    }
+
+    /// Refuses what lies on another device.
+    fn check_device(&self, ordinal: Option<u32>) -> Result<(), CudaError> {
+        match ordinal {
+            Some(ordinal) if ordinal != self.gpu.ordinal() => {
+                Err(CudaError::OtherDevice { ordinal })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn copy_host(
@@ -258,13 +279,13 @@ impl Cuda {
         host: &HostPages,
         way: Way,
         copies: &[PageCopy],
-        stream: RawStream,
+        stream: &CudaStream,
     ) -> Result<CudaEvent, CudaError> {
         self.gpu.bind()?;
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         let lanes = match &mut open.lanes {
             Some(lanes) => lanes,
-            None if stream::is_capturing(stream)? => return Err(CudaError::NotPrepared),
+            None if stream::is_capturing(stream.raw())? => return Err(CudaError::NotPrepared),
             empty => empty.insert(Lanes::new(&self.gpu)?),
         };
         lanes.copy(&self.gpu, &open.pool.pages(), host, way, copies, stream)
@@ -328,6 +349,7 @@ impl Backend for Cuda {
         if self.open.is_some() {
             return Err(CudaError::AlreadyOpen);
         }
+        self.check_device(Some(self.stream.gpu().ordinal()))?;
         self.gpu.bind()?;
         let rows = match self.options.max_step_rows {
             0 => table.rows.max(256),
@@ -338,7 +360,7 @@ impl Backend for Cuda {
         let uploads = 2 * max_steps as usize + 2;
         self.open = Some(Open {
             pool: Pool::new(&self.gpu, *layout)?,
-            tables: Tables::new(&self.gpu, *table, layout, self.options.stream)?,
+            tables: Tables::new(&self.gpu, *table, layout, self.stream.raw())?,
             stage: Stage::new(&self.gpu, layout, limits, uploads)?,
             kinds: Kinds::default(),
             limits,
@@ -359,7 +381,7 @@ impl Backend for Cuda {
         if plan.step <= open.last {
             return Err(CudaError::AlreadyBegun { step: plan.step, last: open.last });
         }
-        let stream = self.options.stream;
+        let stream = self.stream.raw();
         // A replay would take the plan out of a slot that holds another one by then.
         if stream::is_capturing(stream)? {
             return Err(CudaError::NotStaged { step: plan.step });
@@ -380,8 +402,9 @@ impl Backend for Cuda {
         k: DeviceRows<'_>,
         v: DeviceRows<'_>,
     ) -> Result<(), CudaError> {
+        [k.device, v.device].into_iter().try_for_each(|device| self.check_device(device))?;
         self.gpu.bind()?;
-        let stream = self.options.stream;
+        let stream = self.stream.raw();
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         open.check_begun(plan)?;
         open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
@@ -404,8 +427,12 @@ impl Backend for Cuda {
         out: DeviceRowsMut<'_>,
         lse: Option<DeviceRowsMut<'_>>,
     ) -> Result<(), CudaError> {
+        let sums = lse.as_ref().and_then(|lse| lse.device);
+        [q.device, out.device, sums]
+            .into_iter()
+            .try_for_each(|device| self.check_device(device))?;
         self.gpu.bind()?;
-        let stream = self.options.stream;
+        let stream = self.stream.raw();
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         open.check_begun(plan)?;
         let layout = open.pool.layout();
@@ -454,14 +481,14 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let pages = self.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
         check_copies(copies, (pages.count, pages.count))?;
-        copy_on_device(&self.gpu, &pages, &pages, copies, self.options.stream)
+        copy_on_device(&self.gpu, &pages, &pages, copies, self.stream.raw())
     }
 
     /// # Errors
     /// Whatever failed since the last call.
     fn synchronize(&mut self) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        let stream = stream::raw(self.options.stream);
+        let stream = stream::raw(self.stream.raw());
         // SAFETY: the stream is the host's.
         let result = unsafe { sys::cuStreamSynchronize(stream) };
         error::check("cuStreamSynchronize", result)

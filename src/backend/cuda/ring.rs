@@ -11,7 +11,7 @@ use super::kernels::LOAD_PLAN;
 use super::launch::Start;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::params::LoadPlanParams;
-use super::stream::{RawStream, raw};
+use super::stream::{CudaStream, RawStream, raw};
 use super::sys;
 
 /// Slots of pinned memory, taken in turn.
@@ -25,6 +25,8 @@ pub(super) struct UploadRing {
     counters: DeviceBuffer,
     /// The last ticket given out for each slot, and the stream it went to.
     sent: Vec<(u64, RawStream)>,
+    /// Streams that are not the backend's any more, until the slots that were sent to them are read.
+    earlier: Vec<CudaStream>,
     next: usize,
     ticket: u64,
     sent_bytes: u64,
@@ -54,6 +56,7 @@ impl UploadRing {
             done: PinnedBuffer::new(gpu, slots * size_of::<u64>())?,
             counters: DeviceBuffer::of(gpu, &vec![0_u32; slots])?,
             sent: vec![(0, 0); slots],
+            earlier: Vec::new(),
             next: 0,
             ticket: 0,
             sent_bytes: 0,
@@ -75,7 +78,7 @@ impl UploadRing {
         let slot = self.next;
         let (ticket, stream) = self.sent[slot];
         while self.read(slot) < ticket {
-            // SAFETY: the stream is the host's.
+            // SAFETY: it is the backend's stream, or kept for what is not read.
             let result = unsafe { sys::cuStreamQuery(raw(stream)) };
             match check("cuStreamQuery", result) {
                 Ok(()) => break,
@@ -86,6 +89,17 @@ impl UploadRing {
         self.next = (slot + 1) % self.sent.len();
         let start = slot * self.slot_bytes;
         Ok(Upload { ring: self, slot, start })
+    }
+
+    /// Keeps a stream, which the backend had until now, for as long as it may be asked how far it is.
+    pub(super) fn keep(&mut self, stream: CudaStream) {
+        let mut streams = std::mem::take(&mut self.earlier);
+        streams.push(stream);
+        streams.retain(|stream| {
+            let mut sent = self.sent.iter().enumerate();
+            sent.any(|(slot, &(ticket, to))| to == stream.raw() && self.read(slot) < ticket)
+        });
+        self.earlier = streams;
     }
 
     /// The last ticket that a slot's reader has written.

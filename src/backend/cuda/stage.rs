@@ -19,7 +19,7 @@ use super::gpu::Gpu;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::ring::{Load, UploadRing};
-use super::stream::{RawStream, is_capturing};
+use super::stream::{CudaStream, RawStream, is_capturing};
 use super::tables::Tables;
 use crate::id::StepId;
 use crate::layout::PoolLayout;
@@ -108,6 +108,11 @@ impl Stage {
     /// Bytes sent so far.
     pub(super) fn sent_bytes(&self) -> u64 {
         self.ring.sent_bytes()
+    }
+
+    /// The backend goes on with another stream than this one.
+    pub(super) fn leave(&mut self, stream: CudaStream) {
+        self.ring.keep(stream);
     }
 
     /// Device address of the slot mapping, at the start of the image.

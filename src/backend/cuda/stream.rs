@@ -1,8 +1,9 @@
 //! Streams, events and graphs: what a host without a CUDA binding of its own needs to order and replay work.
 //!
-//! Hosts with their own hand in raw `CUstream`s as integers. Not here: what is launched.
+//! Hosts with their own hand in raw `CUstream`s as integers, and answer for them. Not here: what is launched.
 
 use std::ptr;
+use std::sync::Arc;
 
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
@@ -15,15 +16,21 @@ pub(super) fn raw(stream: RawStream) -> sys::CUstream {
     stream as usize as sys::CUstream
 }
 
-/// A stream of our own, not ordered with the default stream.
-#[derive(Debug)]
+/// A stream: the host's, or one of our own. Clones are the same stream; one of our own goes with the last of them.
+#[derive(Clone, Debug)]
 pub struct CudaStream {
+    shared: Arc<Handle>,
+}
+
+#[derive(Debug)]
+struct Handle {
     gpu: Gpu,
     stream: RawStream,
+    own: bool,
 }
 
 impl CudaStream {
-    /// A new stream.
+    /// A new stream, not ordered with the default stream.
     ///
     /// # Errors
     /// The driver's.
@@ -33,12 +40,36 @@ impl CudaStream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `stream` is a valid place for one handle; a context is bound.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-        Ok(Self { gpu: gpu.clone(), stream: stream as usize as u64 })
+        Ok(Self::with(gpu, stream as usize as u64, true))
+    }
+
+    /// The device's default stream.
+    pub fn default_of(gpu: &Gpu) -> Self {
+        Self::with(gpu, 0, false)
+    }
+
+    /// The host's own stream, which stays the host's to destroy.
+    ///
+    /// # Safety
+    /// It is a stream of `gpu`'s primary context. Whoever destroys it first takes it from every backend that has it
+    /// ([`Cuda::set_stream`](super::Cuda::set_stream), or the backend's end), uses no clone of this any more, and waits
+    /// for what was asked of it: until its uploads are read, a backend asks a stream how far it is.
+    pub unsafe fn from_raw(gpu: &Gpu, stream: RawStream) -> Self {
+        Self::with(gpu, stream, false)
+    }
+
+    fn with(gpu: &Gpu, stream: RawStream, own: bool) -> Self {
+        Self { shared: Arc::new(Handle { gpu: gpu.clone(), stream, own }) }
     }
 
     /// The raw `CUstream`.
     pub fn raw(&self) -> RawStream {
-        self.stream
+        self.shared.stream
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.shared.gpu
     }
 
     /// Waits for everything asked for.
@@ -46,9 +77,9 @@ impl CudaStream {
     /// # Errors
     /// Whatever failed since the last call.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.gpu.bind()?;
+        self.gpu().bind()?;
         // SAFETY: the stream lives.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw(self.stream)) })
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw(self.raw())) })
     }
 
     /// Captures what `body` asks of this stream into a graph, and runs none of it.
@@ -59,15 +90,15 @@ impl CudaStream {
         &self,
         body: impl FnOnce() -> Result<(), E>,
     ) -> Result<CudaGraph, E> {
-        self.gpu.bind()?;
+        self.gpu().bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives.
-        let result = unsafe { sys::cuStreamBeginCapture_v2(raw(self.stream), mode) };
+        let result = unsafe { sys::cuStreamBeginCapture_v2(raw(self.raw()), mode) };
         check("cuStreamBeginCapture", result)?;
         let outcome = body();
         let mut graph = ptr::null_mut();
         // SAFETY: `graph` is a valid place for one handle; the capture was begun above.
-        let result = unsafe { sys::cuStreamEndCapture(raw(self.stream), &mut graph) };
+        let result = unsafe { sys::cuStreamEndCapture(raw(self.raw()), &mut graph) };
         if let Err(error) = outcome {
             if !graph.is_null() {
                 // SAFETY: the half-made graph is destroyed once.
@@ -82,13 +113,13 @@ impl CudaStream {
         // SAFETY: the graph is destroyed once; what was instantiated lives on by itself.
         unsafe { sys::cuGraphDestroy(graph) };
         check("cuGraphInstantiateWithFlags", result)?;
-        Ok(CudaGraph { gpu: self.gpu.clone(), exec: exec as usize as u64 })
+        Ok(CudaGraph { gpu: self.gpu().clone(), exec: exec as usize as u64 })
     }
 }
 
-impl Drop for CudaStream {
+impl Drop for Handle {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
+        if self.own && self.gpu.bind().is_ok() {
             // SAFETY: made by cuStreamCreate, destroyed once; work in it still runs to its end.
             unsafe { sys::cuStreamDestroy_v2(raw(self.stream)) };
         }
@@ -107,11 +138,16 @@ impl CudaGraph {
     ///
     /// # Errors
     /// The driver's.
-    pub fn launch(&self, stream: RawStream) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// A graph knows addresses only. All that the captured calls were given is still there until the work is done:
+    /// backends, rows, host pages, which nobody touches meanwhile. In the stream's order before it, the backend has
+    /// [staged](super::Cuda::stage) a plan of as many tokens and rows as the captured one.
+    pub unsafe fn launch(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let exec = self.exec as usize as sys::CUgraphExec;
-        // SAFETY: the instantiated graph lives; the stream is the host's.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(exec, raw(stream)) })
+        // SAFETY: the instantiated graph and the stream live; the caller answers for what the work uses.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(exec, raw(stream.raw())) })
     }
 }
 
@@ -159,20 +195,20 @@ impl CudaEvent {
     ///
     /// # Errors
     /// The driver's.
-    pub fn record(&mut self, stream: RawStream) -> Result<(), CudaError> {
+    pub fn record(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        // SAFETY: the event lives; the stream is the host's.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle(), raw(stream)) })
+        // SAFETY: event and stream live.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle(), raw(stream.raw())) })
     }
 
     /// Makes the stream wait for the mark, and returns at once.
     ///
     /// # Errors
     /// The driver's.
-    pub fn block(&self, stream: RawStream) -> Result<(), CudaError> {
+    pub fn block(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        // SAFETY: the event lives; the stream is the host's.
-        let result = unsafe { sys::cuStreamWaitEvent(raw(stream), self.handle(), 0) };
+        // SAFETY: event and stream live.
+        let result = unsafe { sys::cuStreamWaitEvent(raw(stream.raw()), self.handle(), 0) };
         check("cuStreamWaitEvent", result)
     }
 

@@ -1,0 +1,134 @@
+//! A process with another CUDA user, such as torch or cudarc: one primary context for both, whatever is current in which
+//! thread.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::thread;
+
+use cust::sys;
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
+use kvarena::{
+    Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, PoolConfig, RowId, SlotMapping, StepId,
+    TableShape, TokenId,
+};
+
+use crate::gpu;
+
+fn ok(result: sys::CUresult) {
+    assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
+}
+
+/// The other user: the primary context, memory in it, and a stream.
+struct Other {
+    context: sys::CUcontext,
+    address: u64,
+    stream: sys::CUstream,
+}
+
+impl Other {
+    fn new() -> Self {
+        let (mut context, mut address, mut stream) = (null_mut(), 0, null_mut());
+        // SAFETY: all are valid places for what they are for; there is a device 0, and its context is current.
+        unsafe {
+            ok(sys::cuDevicePrimaryCtxRetain(&mut context, 0));
+            ok(sys::cuCtxSetCurrent(context));
+            ok(sys::cuMemAlloc_v2(&mut address, 256));
+            ok(sys::cuStreamCreate(&mut stream, 1));
+        }
+        Self { context, address, stream }
+    }
+
+    /// Writes and reads its memory, with its context current as it knows to make it.
+    fn work(&self, byte: u8) {
+        let (source, mut target) = ([byte; 256], [0_u8; 256]);
+        // SAFETY: all three ranges are 256 bytes and live.
+        unsafe {
+            ok(sys::cuCtxSetCurrent(self.context));
+            ok(sys::cuMemcpyHtoD_v2(self.address, source.as_ptr().cast::<c_void>(), 256));
+            ok(sys::cuMemcpyDtoH_v2(target.as_mut_ptr().cast::<c_void>(), self.address, 256));
+        }
+        assert_eq!(source, target);
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // SAFETY: all of it is ours and given back once.
+        unsafe {
+            ok(sys::cuCtxSetCurrent(self.context));
+            ok(sys::cuStreamDestroy_v2(self.stream));
+            ok(sys::cuMemFree_v2(self.address));
+            ok(sys::cuCtxSetCurrent(null_mut()));
+            ok(sys::cuDevicePrimaryCtxRelease_v2(0));
+        }
+    }
+}
+
+/// A backend on the other user's stream.
+fn open(gpu: &Gpu, other: &Other) -> Cuda {
+    // SAFETY: a stream of the primary context, which ends after the backend.
+    let stream = unsafe { CudaStream::from_raw(gpu, other.stream as usize as u64) };
+    let options = CudaOptions { stream: Some(stream), max_step_tokens: 4, max_step_rows: 0 };
+    let mut cuda = Cuda::new(gpu, options);
+    let (capacity, dtype) = (Capacity::Pages(8), Dtype::Bf16);
+    let config = PoolConfig { capacity, dtype, head_dim: 64, ..PoolConfig::default() };
+    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    cuda.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool");
+    cuda
+}
+
+/// A step of one token into the first slot, looked at afterwards.
+fn step(cuda: &mut Cuda, step: u64) -> Result<(), CudaError> {
+    let plan = BatchPlan {
+        step: StepId::new(step),
+        rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],
+        tokens: &[TokenId::PENDING],
+        positions: &[0],
+        slot_mapping: SlotMapping::I32(&[0]),
+        table_writes: &[],
+    };
+    cuda.begin(&plan)?;
+    let row = DeviceBuffer::of(cuda.gpu(), &[step as u16; 64])?;
+    cuda.store_cache(&plan, LayerId::new(0), row.rows(0, None), row.rows(0, None))?;
+    cuda.synchronize()?;
+    assert_eq!(cuda.pool().expect("an open backend").read::<u16>(0, 64)?, [step as u16; 64]);
+    Ok(())
+}
+
+#[test]
+fn the_primary_context_is_shared() {
+    let Some(gpu) = gpu() else { return };
+    let other = Other::new();
+    let mut cuda = open(&gpu, &other);
+    for turn in 1..=3 {
+        step(&mut cuda, turn).expect("a step after the other user");
+        other.work(turn as u8);
+    }
+    let mut current = null_mut();
+    cuda.synchronize().expect("nothing failed");
+    // SAFETY: `current` is a valid place for one handle.
+    ok(unsafe { sys::cuCtxGetCurrent(&mut current) });
+    assert_eq!(current, other.context, "one context for both");
+
+    // A thread in which nothing is current.
+    thread::scope(|scope| {
+        let there = scope.spawn(|| step(&mut cuda, 4));
+        there.join().expect("no panic").expect("a step in another thread");
+    });
+
+    // Another context is current, as by a library that has one of its own.
+    let mut foreign = null_mut();
+    // SAFETY: `foreign` is a valid place for one handle; there is a device 0.
+    ok(unsafe { sys::cuCtxCreate_v2(&mut foreign, 0, 0) });
+    step(&mut cuda, 5).expect("a step over another context");
+    other.work(5);
+    // SAFETY: ours, destroyed once; nothing is in it, and it is not current here.
+    ok(unsafe { sys::cuCtxDestroy_v2(foreign) });
+
+    // The backend goes while nothing is current, and takes nothing of the other user's along.
+    // SAFETY: no context at all is a valid one to make current.
+    ok(unsafe { sys::cuCtxSetCurrent(null_mut()) });
+    drop(cuda);
+    drop(gpu);
+    other.work(6);
+}

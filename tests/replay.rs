@@ -125,6 +125,33 @@ fn a_pending_token_finds_no_chunk() {
     assert_eq!(summary.answers.get("plan_batch OutOfTokens"), Some(&1), "{summary:?}");
 }
 
+/// Prompts that end next to the end of a page, where a chunk of the page tables holds one page or two: rows that decode
+/// begin chunks then, which other workloads hardly ever do.
+#[test]
+fn rows_that_decode_begin_chunks() {
+    for seed in seeds(40) {
+        let page_size = [341, 512, 1024][seed as usize % 3];
+        let mut workload = Workload::new(seed);
+        let config = SmallConfig {
+            pages: 24,
+            page_size,
+            sequences: 6,
+            sequence_len: 1 << 20,
+            tokens: 24 * u64::from(page_size),
+            steps: 4,
+            ..workload.config()
+        };
+        let mut ops = workload.take_ops(op_count(120));
+        for op in &mut ops {
+            if let Op::Admit(prompt) | Op::Match(prompt) = op {
+                // One less stands for a whole page: see `Prompt::len`.
+                prompt.len = (1 + prompt.len % 4) * page_size as u16 - 1 - prompt.len / 4 % 4;
+            }
+        }
+        check(seed, &config, &ops);
+    }
+}
+
 #[test]
 fn page_pool() {
     for seed in seeds(300) {

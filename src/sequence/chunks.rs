@@ -3,7 +3,8 @@
 //! A chunk holds `chunk_tokens` tokens and the pages that store them. A row's directory names its chunks, so any
 //! position is found in O(1) and a long row needs no contiguous memory. Directory and pages are the page tables' words
 //! ([`TableShape`]), which backends mirror; tokens stay on the host. A page's *place* is its number among those of all
-//! chunks: its word stands there behind the directory, and its first token at place * page_size.
+//! chunks: its word stands there behind the directory, and its tokens follow those of the place before, but for the
+//! tokens that lie unused between chunks ([`SKEW`]).
 //!
 //! Not here: lengths of rows.
 

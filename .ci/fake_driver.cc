@@ -210,7 +210,8 @@ API int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = *total = 1
 static int take(void** memory, size_t bytes) {
     if (capture || !bound()) return capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
     if (bytes > 1ull << 33) return NO_MEMORY;
-    return *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096), *memory ? OK : NO_MEMORY;
+    *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return *memory ? (memset(*memory, 0xa5, bytes < 1 << 20 ? bytes : 1 << 20), OK) : NO_MEMORY;  /* never zeros by chance */
 }
 API int cuMemAlloc_v2(u64* address, size_t bytes) { return take(reinterpret_cast<void**>(address), bytes); }
 API int cuMemHostAlloc(void** memory, size_t bytes, u32) { return take(memory, bytes); }
@@ -243,8 +244,9 @@ API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void*) { re
 API int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void*) { return copy(reinterpret_cast<u64>(to), from, bytes); }
 static int copy_batch(u64* to, u64* from, size_t* bytes, size_t count, void*, size_t*, size_t, size_t*, void*) {
     if (capture) return CAPTURE_UNSUPPORTED;
-    for (size_t i = 0; i < count; ++i) copy(to[i], from[i], bytes[i]);
-    return OK;
+    int answer = OK;
+    for (size_t i = 0; i < count && !answer; ++i) answer = copy(to[i], from[i], bytes[i]);
+    return answer;
 }
 API int cuMemsetD32Async(u64 address, u32 word, size_t words, void*) {
     Work work = {Work::FILL};
@@ -315,7 +317,12 @@ API int cuEventQuery(Event* event) {
     if (done < event->at) step();
     return done < event->at ? NOT_READY : OK;
 }
-API int cuEventSynchronize(Event* event) { return event->captured ? CAPTURED_EVENT : wait(); }
+API int cuEventSynchronize(Event* event) {
+    if (event->captured) return CAPTURED_EVENT;
+    if (capture || !bound()) return capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
+    while (done < event->at) step();  /* and not what comes after it */
+    return broken;
+}
 API int cuEventElapsedTime(float* ms, Event*, Event*) { return *ms = 0, OK; }
 API int cuStreamBeginCapture_v2(void*, int) {
     if (capture) return INVALID;
@@ -339,7 +346,8 @@ API int cuGraphDestroy(Line* graph) {
 API int cuGraphExecDestroy(Line* graph) { return cuGraphDestroy(graph); }
 API int cuGraphLaunch(Line* graph, void*) {
     if (capture) return CAPTURE_UNSUPPORTED;
-    for (Work* work = graph->first; work; work = work->next) ask(*work);
-    return OK;
+    int answer = OK;
+    for (Work* work = graph->first; work && !answer; work = work->next) answer = ask(*work);
+    return answer;
 }
 }

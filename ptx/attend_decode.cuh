@@ -3,9 +3,10 @@
 // The units of all sequences stand in one line for each lane of heads (see DecodeWork) and each CTA has an equal stretch of
 // it. Within a stretch the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16 tokens in turn;
 // each warp feeds a ring of its own in shared memory, which runs on across segments, so that the memory never waits for the end
-// of a sequence. At a segment's end warp 0 joins the warps' sums while the others go on. If the (sequence, head) is spread over
-// several CTAs, each leaves its sum in `partial`; when a CTA is done with its stretch it says so, and the last to arrive joins
-// the parts. Not here: the line of units (decode_cursor.cuh), results and parts (decode_parts.cuh).
+// of a sequence. At a segment's end warp 0 joins the warps' sums while the others go on; at the stretch's end all warps do. If the
+// (sequence, head) is spread over several CTAs, each leaves its sum in `partial` and says so when it is done with its stretch (of
+// a part that a long stretch begins with: at once), and the last to arrive joins the parts when its stretch is done.
+// Not here: the line of units (decode_cursor.cuh), results and parts (decode_parts.cuh).
 #pragma once
 #include "chain.cuh"
 #include "decode_parts.cuh"

@@ -5,7 +5,8 @@
 #pragma once
 
 // Waits until all work before this kernel is done, and its writes are seen. Every CTA comes here, and before that reads nothing
-// but plan and page tables: the host launches such a kernel in order where they may have changed (launch.rs).
+// but plan and page tables: the host launches such a kernel in order where they may have changed (launch.rs). A prefetch into the
+// L2 cache may come before, since all that is written meanwhile is written there.
 static __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -104,7 +104,9 @@ impl Split {
 
 #[cfg(test)]
 mod tests {
-    use super::decode::{DECODE_UNIT, DECODE_WORDS};
+    use std::collections::BTreeMap;
+
+    use super::decode::{DECODE_EXTRA, DECODE_UNIT, DECODE_WORDS};
     use super::extend::{EXTEND_WORDS, HEAD_WORDS};
     use super::*;
     use crate::id::RowId;
@@ -148,7 +150,8 @@ mod tests {
         row.extend_len * shape.group <= shape.decode_rows()
     }
 
-    /// What the decode kernel reads out of its plan, walked as it walks.
+    /// What the decode kernel reads out of its plan, walked as it walks. Parts of a sum are counted, written and found
+    /// as in ptx/decode_parts.cuh.
     fn decode_shares(shape: &SplitShape, words: &[u32], rows: &[BatchRow]) -> Vec<Share> {
         let lanes = shape.decode_lanes();
         let heads = shape.kv_heads / lanes;
@@ -161,7 +164,7 @@ mod tests {
             };
             starts.push(starts[starts.len() - 1] + units);
         }
-        let mut shares = Vec::new();
+        let (mut shares, mut joins) = (Vec::new(), BTreeMap::new());
         for cta in 0..shape.decode_ctas {
             let stretch = cta / lanes;
             let work = &words[stretch as usize * DECODE_WORDS..][..DECODE_WORDS];
@@ -183,6 +186,16 @@ mod tests {
                 let (turn, at) = ((unit - starts[index]) / units, (unit - starts[index]) % units);
                 let stop = (at + end - unit).min(units);
                 unfinished += u32::from(at > 0 || stop < units);
+                let (begin, some) = (unit - at, (units - DECODE_EXTRA).max(1));
+                let (first, last) = (begin / work[0], (begin + some - 1) / work[0]);
+                if at < some && first < last {
+                    let first_cta = first * lanes + cta % lanes;
+                    // `finish` keeps a part in the place for what a stretch begins with.
+                    assert!(unit + stop - at == end || cta > first_cta);
+                    let join = joins.entry(first_cta).or_insert((begin, last - first + 1, vec![]));
+                    assert_eq!(join.0, begin, "C4: a counter serves one sum");
+                    join.2.push(2 * cta + u32::from(cta == first_cta));
+                }
                 let first = shape.first_seen(row.kv_len.saturating_sub(row.extend_len));
                 shares.push(Share {
                     qo_start: row.qo_start,
@@ -195,6 +208,11 @@ mod tests {
                 unit += stop - at;
             }
             assert!(unfinished <= 2, "K2: two unfinished sums a CTA");
+        }
+        for (first_cta, (_, parts, slots)) in joins {
+            // Where `join` looks for them.
+            let slot = |part| 2 * (first_cta + part * lanes) + u32::from(part == 0);
+            assert!(slots.into_iter().eq((0..parts).map(slot)), "C4: each part arrives once");
         }
         shares
     }

@@ -121,9 +121,11 @@ impl StepLog {
         }
     }
 
-    /// Begins a step; its items follow by [`StepLog::push`]. The caller checked the room.
-    pub(crate) fn begin(&mut self, open: bool) -> StepId {
+    /// Begins a step; its `items` follow by [`StepLog::push`]. The caller checked the room.
+    pub(crate) fn begin(&mut self, open: bool, items: usize) -> StepId {
         assert!(self.steps.len() < self.max as usize, "the caller checked the room");
+        let held = (self.end - self.base) as usize;
+        assert!(held + items <= self.items.len(), "a step has a batch at most");
         self.steps.push_back(Step { first_item: self.end, open });
         self.newest()
     }
@@ -135,7 +137,6 @@ impl StepLog {
 
     /// Adds an item to the newest step; returns its number.
     pub(crate) fn push(&mut self, item: StepItem) -> u64 {
-        debug_assert!(self.end - self.base < self.items.len() as u64, "a step has a batch at most");
         let (number, place) = (self.end, self.place(self.end));
         self.items[place] = item;
         self.end += 1;

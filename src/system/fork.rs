@@ -55,7 +55,7 @@ pub(crate) fn fork(world: &mut World, seq: SeqKey) -> Result<Forked, Error> {
         PageCopy { source: sequences.page(parent, shared), target: tail[0] }
     });
     let child = sequences.spawn_copy(seq, token_len, lock);
-    let step = copy.map(|_| steps.begin(false));
+    let step = copy.map(|_| steps.begin(false, 0));
     let mut row = sequences.row_mut(child).expect("just made");
     row.push_pages(&buffers.pages);
     row.sequence.published = shared;

@@ -122,7 +122,7 @@ fn fill<'step, T: SlotNumber>(
     slots: &mut [T],
     bump: &'step Bump,
 ) -> BatchPlan<'step> {
-    let step = steps.begin(true);
+    let step = steps.begin(true, items.len());
     let tokens = bump.alloc_slice_fill_copy(needs.tokens, TokenId::PENDING);
     let positions = bump.alloc_slice_fill_copy(needs.tokens, 0);
     let table_writes = bump.alloc_slice_fill_copy(needs.table_writes, TableWrite::default());

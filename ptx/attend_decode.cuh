@@ -121,7 +121,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
 
     __device__ __forceinline__ void run(const DecodeWork& work, u32 unit_begin) {
         const u32 group = p.group;
-        heads = p.kv_heads / p.lanes, per = work.units_per_cta;
+        heads = p.kv_heads / p.lanes, per = work.stretch_units;
         DecodeCursor c;
         c.index = work.batch_index, c.row = work.row, c.qo_start = work.qo_start;
         c.extend_len = work.extend_len, c.kv_len = work.kv_len;
@@ -377,7 +377,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> DEVICE void attend_deco
     const u64 at = p.plan + sizeof(DecodeWork) * stretch;
     const uint4 a = load_uint4(at), b = load_uint4(at + 16);
     const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    const u32 unit_begin = stretch * work.units_per_cta;
+    const u32 unit_begin = stretch * work.stretch_units;
     // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
     if (unit_begin >= work.unit_end) return wait_for_previous();
     Decode<T, D, NT, WARPS, STAGES>(p, shared, shared_address(memory)).run(work, unit_begin);

@@ -111,7 +111,7 @@ KV_AT(AttendParams, reserved, 188);
 #define DECODE_UNIT 16
 #define DECODE_EXTRA 6
 struct DecodeWork {
-    u32 units_per_cta;  // of a stretch, the same for all: stretch i begins at unit i * units_per_cta
+    u32 stretch_units;  // of a stretch, the same for all: stretch i begins at unit i * stretch_units
     u32 unit_end;       // not above its begin where it has no units
     u32 batch_index;    // sequence of its first unit
     u32 unit_start;     // that sequence's first unit
@@ -121,7 +121,7 @@ struct DecodeWork {
     u32 kv_len;
 };
 KV_SIZE(DecodeWork, 32);
-KV_AT(DecodeWork, units_per_cta, 0);
+KV_AT(DecodeWork, stretch_units, 0);
 KV_AT(DecodeWork, unit_end, 4);
 KV_AT(DecodeWork, batch_index, 8);
 KV_AT(DecodeWork, unit_start, 12);

@@ -82,8 +82,8 @@ pub struct AttendParams {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct DecodeWork {
-    /// Units of a stretch, the same for all: stretch `i` begins at unit `i * units_per_cta`.
-    pub units_per_cta: u32,
+    /// Units of a stretch, the same for all stretches: stretch `i` begins at unit `i * stretch_units`.
+    pub stretch_units: u32,
     /// End of this one's units; not above its begin where it has none.
     pub unit_end: u32,
     /// Sequence of its first unit.
@@ -281,7 +281,7 @@ const _: () = {
     assert!(offset_of!(AttendParams, lanes) == 184);
     assert!(offset_of!(AttendParams, reserved) == 188);
     assert!(size_of::<DecodeWork>() == 32);
-    assert!(offset_of!(DecodeWork, units_per_cta) == 0);
+    assert!(offset_of!(DecodeWork, stretch_units) == 0);
     assert!(offset_of!(DecodeWork, unit_end) == 4);
     assert!(offset_of!(DecodeWork, batch_index) == 8);
     assert!(offset_of!(DecodeWork, unit_start) == 12);

@@ -8,23 +8,20 @@
 //! * pages in many pieces are gathered (scattered) by the kernel in chunks through device memory, and go the same way;
 //! * small pages are moved by the kernel itself, which reaches pinned memory.
 //!
-//! The host's pages know the copies that are not done, and are not lent out beside them.
-//!
-//! Not here: which pages are worth moving.
+//! Not here: the host's pages (`host_pages.rs`), which pages are worth moving.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use super::check::check_copies;
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
+use super::host_pages::HostPages;
 use super::kernels::COPY_PAGES;
 use super::launch::Start;
-use super::memory::{DeviceBuffer, PinnedBuffer};
+use super::memory::DeviceBuffer;
 use super::params::{COPY_PAGES_MAX, CopyPagesParams, wide_magic};
 use super::pool::Pages;
 use super::stream::{CudaEvent, CudaStream, RawStream, is_capturing, raw};
 use super::sys;
 use crate::id::PageId;
-use crate::layout::PoolLayout;
 use crate::plan::PageCopy;
 
 /// Smaller pages go through the kernel: a copy engine takes some microseconds to set up.
@@ -34,101 +31,31 @@ const CHUNK_BYTES: u64 = 32 << 20;
 /// Units that one block of `copy_pages` moves.
 const BLOCK_UNITS: u32 = 1024;
 
-/// Pages in pinned host memory, each one piece in the order `[2 (K, V), layer, slot, kv head, head_dim]`.
-#[derive(Debug)]
-pub struct HostPages {
-    memory: PinnedBuffer,
-    page_bytes: u64,
-    count: u32,
-    /// Copies that may not be done yet; those in graphs are the graph's.
-    copies: Mutex<Vec<UnderWay>>,
-}
-
-/// A copy from or to host pages.
-#[derive(Debug)]
-struct UnderWay {
-    way: Way,
-    pages: Vec<u32>,
-    done: CudaEvent,
-}
-
-impl HostPages {
-    /// Takes pinned memory for `count` pages of a pool's shape.
-    ///
-    /// # Errors
-    /// [`CudaError::OutOfMemory`].
-    pub fn new(gpu: &Gpu, layout: &PoolLayout, count: u32) -> Result<Self, CudaError> {
-        let page_bytes = layout.page_bytes();
-        let bytes = page_bytes * u64::from(count);
-        let memory = PinnedBuffer::new(gpu, bytes as usize)?;
-        Ok(Self { memory, page_bytes, count, copies: Mutex::default() })
-    }
-
-    /// One page, to read.
-    ///
-    /// # Errors
-    /// [`CudaError::PageInUse`] while a copy to it is under way: wait for its event first.
-    ///
-    /// # Panics
-    /// Past the pages.
-    pub fn page(&self, page: PageId) -> Result<&[u8], CudaError> {
-        self.check_done(page, false)?;
-        let start = page.index() * self.page_bytes as usize;
-        Ok(&self.memory.as_slice()[start..start + self.page_bytes as usize])
-    }
-
-    /// One page, to write.
-    ///
-    /// # Errors
-    /// [`CudaError::PageInUse`] while a copy from or to it is under way: wait for its event first.
-    ///
-    /// # Panics
-    /// Past the pages.
-    pub fn page_mut(&mut self, page: PageId) -> Result<&mut [u8], CudaError> {
-        self.check_done(page, true)?;
-        let start = page.index() * self.page_bytes as usize;
-        Ok(&mut self.memory.as_mut_slice()[start..start + self.page_bytes as usize])
-    }
-
-    /// Refuses a page that a copy still writes, or, if it is to be written, reads.
-    fn check_done(&self, page: PageId, write: bool) -> Result<(), CudaError> {
-        assert!(page.raw() < self.count);
-        for copy in self.copies().iter().filter(|copy| write || copy.way == Way::ToHost) {
-            if copy.pages.contains(&page.raw()) && !copy.done.is_done()? {
-                return Err(CudaError::PageInUse { page: page.raw() });
-            }
-        }
-        Ok(())
-    }
-
-    /// Remembers a copy that is done where the stream is now.
-    fn remember(
-        &self,
-        gpu: &Gpu,
-        way: Way,
-        copies: &[PageCopy],
-        stream: &CudaStream,
-    ) -> Result<(), CudaError> {
-        let mut done = CudaEvent::new(gpu, false)?;
-        done.record(stream)?;
-        let pages = copies.iter().map(|copy| ends(copy, way).1).collect();
-        let mut copies = self.copies();
-        copies.retain(|copy| copy.done.is_done() != Ok(true));
-        copies.push(UnderWay { way, pages, done });
-        Ok(())
-    }
-
-    fn copies(&self) -> MutexGuard<'_, Vec<UnderWay>> {
-        // A panic cannot leave the list half changed.
-        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Which way pages go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
     ToHost,
     FromHost,
+}
+
+/// Pages to copy between a pool and the host's, on a stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostCopy<'a> {
+    pub(super) pool: &'a Pages,
+    pub(super) host: &'a HostPages,
+    pub(super) way: Way,
+    pub(super) copies: &'a [PageCopy],
+    pub(super) stream: &'a CudaStream,
+}
+
+impl<'a> HostCopy<'a> {
+    /// Each copy's page in the pool and on the host.
+    pub(super) fn ends(self) -> impl Iterator<Item = (u32, u32)> + 'a {
+        self.copies.iter().map(move |copy| match self.way {
+            Way::ToHost => (copy.source.raw(), copy.target.raw()),
+            Way::FromHost => (copy.target.raw(), copy.source.raw()),
+        })
+    }
 }
 
 /// What copies to and from the host keep: two streams and two chunks of device memory, made when first needed.
@@ -158,15 +85,8 @@ impl Lanes {
     }
 
     /// Copies pages between a pool and host pages.
-    pub(super) fn copy(
-        &mut self,
-        gpu: &Gpu,
-        pool: &Pages,
-        host: &HostPages,
-        way: Way,
-        copies: &[PageCopy],
-        stream: &CudaStream,
-    ) -> Result<CudaEvent, CudaError> {
+    pub(super) fn copy(&mut self, gpu: &Gpu, copy: &HostCopy<'_>) -> Result<CudaEvent, CudaError> {
+        let HostCopy { pool, host, way, copies, stream } = *copy;
         if host.page_bytes != pool.page_bytes() {
             return Err(CudaError::PageShape);
         }
@@ -176,32 +96,23 @@ impl Lanes {
         };
         check_copies(copies, counts)?;
         let capturing = is_capturing(stream.raw())?;
-        let mut asked = self.ask(gpu, pool, host, way, copies, (stream, capturing));
+        let mut asked = self.ask(gpu, copy, capturing);
         if !capturing {
-            asked = asked.and_then(|()| host.remember(gpu, way, copies, stream));
+            asked = asked.and_then(|()| host.remember(copy));
             if asked.is_err() {
                 // Part of it may be under way, and nobody would know.
                 let _ = gpu.finish();
             }
         }
         asked?;
-        let mut event = CudaEvent::new(gpu, false)?;
-        event.record(stream)?;
-        Ok(event)
+        stream.mark()
     }
 
     /// Asks for copies that were checked.
-    fn ask(
-        &mut self,
-        gpu: &Gpu,
-        pool: &Pages,
-        host: &HostPages,
-        way: Way,
-        copies: &[PageCopy],
-        (stream, capturing): (&CudaStream, bool),
-    ) -> Result<(), CudaError> {
+    fn ask(&mut self, gpu: &Gpu, copy: &HostCopy<'_>, capturing: bool) -> Result<(), CudaError> {
+        let HostCopy { pool, host, way, copies, stream } = *copy;
         if pool.page_bytes() < ENGINE_BYTES {
-            let mapped = Pages::packed(host.memory.address(), pool, host.count);
+            let mapped = Pages::packed(host.address(), pool, host.count);
             let (source, target) = match way {
                 Way::ToHost => (pool, &mapped),
                 Way::FromHost => (&mapped, pool),
@@ -214,9 +125,9 @@ impl Lanes {
             self.done.block(stream)?;
         }
         if pool.is_packed() {
-            self.copy_packed(pool, host, way, copies, (stream, capturing))?;
+            self.copy_packed(copy, capturing)?;
         } else {
-            self.copy_pieces(gpu, pool, host, way, copies, (stream, capturing))?;
+            self.copy_pieces(gpu, copy, capturing)?;
         }
         if !capturing {
             self.done.record(stream)?;
@@ -225,21 +136,14 @@ impl Lanes {
     }
 
     /// Pages in one piece: straight from pool to host, in two lanes.
-    fn copy_packed(
-        &mut self,
-        pool: &Pages,
-        host: &HostPages,
-        way: Way,
-        copies: &[PageCopy],
-        (stream, capturing): (&CudaStream, bool),
-    ) -> Result<(), CudaError> {
-        self.fork(stream)?;
-        let moves = copies.iter().map(|copy| {
-            let (page, host_page) = ends(copy, way);
-            (pool.address + u64::from(page) * pool.page_stride, host_page)
-        });
-        self.transfer(way, host, moves, [0, 1], capturing)?;
-        self.join(stream)
+    fn copy_packed(&mut self, copy: &HostCopy<'_>, capturing: bool) -> Result<(), CudaError> {
+        self.fork(copy.stream)?;
+        let pool = copy.pool;
+        let moves = copy
+            .ends()
+            .map(|(page, host)| (pool.address + u64::from(page) * pool.page_stride, host));
+        self.transfer(copy, moves, [0, 1], capturing)?;
+        self.join(copy.stream)
     }
 
     /// Pages in many pieces: a chunk is gathered while the one before it is on its way to the host, or the other way
@@ -247,12 +151,10 @@ impl Lanes {
     fn copy_pieces(
         &mut self,
         gpu: &Gpu,
-        pool: &Pages,
-        host: &HostPages,
-        way: Way,
-        copies: &[PageCopy],
-        (stream, capturing): (&CudaStream, bool),
+        copy: &HostCopy<'_>,
+        capturing: bool,
     ) -> Result<(), CudaError> {
+        let HostCopy { pool, host, way, copies, stream } = *copy;
         let pages = (CHUNK_BYTES / host.page_bytes).max(1);
         let bytes = pages * host.page_bytes;
         let addresses = match &self.chunks {
@@ -265,23 +167,19 @@ impl Lanes {
         };
         self.fork(stream)?;
         for (i, copies) in copies.chunks(pages as usize).enumerate() {
-            let lane = self.streams[i % 2].raw();
+            let (copy, lane) = (HostCopy { copies, ..*copy }, self.streams[i % 2].raw());
             let chunk = Pages::packed(addresses[i % 2], pool, pages as u32);
-            let through = |copy: &PageCopy, at: usize| {
-                let (pool, chunk) = (ends(copy, way).0, at as u32);
-                let (source, target) =
-                    if way == Way::ToHost { (pool, chunk) } else { (chunk, pool) };
+            let through = |((page, _), at): ((u32, u32), u32)| {
+                let (source, target) = if way == Way::ToHost { (page, at) } else { (at, page) };
                 PageCopy { source: PageId::new(source), target: PageId::new(target) }
             };
-            let moves: Vec<_> =
-                copies.iter().zip(0..).map(|(copy, at)| through(copy, at)).collect();
+            let moves: Vec<_> = copy.ends().zip(0..).map(through).collect();
             if way == Way::ToHost {
                 copy_on_device(gpu, pool, &chunk, &moves, lane)?;
             }
-            let pages = copies.iter().zip(0_u64..);
-            let pages =
-                pages.map(|(copy, at)| (chunk.address + at * chunk.page_stride, ends(copy, way).1));
-            self.transfer(way, host, pages, [i % 2; 2], capturing)?;
+            let pages = copy.ends().zip(0_u64..);
+            let pages = pages.map(|((_, host), at)| (chunk.address + at * chunk.page_stride, host));
+            self.transfer(&copy, pages, [i % 2; 2], capturing)?;
             if way == Way::FromHost {
                 copy_on_device(gpu, &chunk, pool, &moves, lane)?;
             }
@@ -292,12 +190,12 @@ impl Lanes {
     /// Pages between device addresses and host pages, by the copy engines: in one call, or by turns in two lanes.
     fn transfer(
         &self,
-        way: Way,
-        host: &HostPages,
+        copy: &HostCopy<'_>,
         pages: impl Iterator<Item = (u64, u32)>,
         lanes: [usize; 2],
         capturing: bool,
     ) -> Result<(), CudaError> {
+        let HostCopy { host, way, .. } = *copy;
         let streams = lanes.map(|lane| self.streams[lane].raw());
         match self.batch {
             // A batch cannot be captured.
@@ -321,14 +219,6 @@ impl Lanes {
             join.block(stream)?;
         }
         Ok(())
-    }
-}
-
-/// A copy's page in the pool and on the host.
-fn ends(copy: &PageCopy, way: Way) -> (u32, u32) {
-    match way {
-        Way::ToHost => (copy.source.raw(), copy.target.raw()),
-        Way::FromHost => (copy.target.raw(), copy.source.raw()),
     }
 }
 
@@ -382,9 +272,8 @@ impl BatchCopy {
         pages: impl Iterator<Item = (u64, u32)>,
         stream: RawStream,
     ) -> Result<(), CudaError> {
-        let address = |page: u32| host.memory.host() as u64 + u64::from(page) * host.page_bytes;
         let (mut devices, mut pinned): (Vec<_>, Vec<_>) =
-            pages.map(|(device, page)| (device, address(page))).unzip();
+            pages.map(|(device, page)| (device, host.host_address(page) as u64)).unzip();
         let count = devices.len();
         if count == 0 {
             return Ok(());
@@ -429,25 +318,13 @@ fn transfer(
     // SAFETY: the page was checked to be one of the host's, whose memory is pinned; the device range is a page of the
     // pool or of a chunk.
     let result = unsafe {
-        let pinned = host.memory.host().add(page as usize * bytes).cast();
+        let pinned = host.host_address(page).cast();
         match way {
             Way::ToHost => sys::cuMemcpyDtoHAsync_v2(pinned, device, bytes, raw(stream)),
             Way::FromHost => sys::cuMemcpyHtoDAsync_v2(device, pinned, bytes, raw(stream)),
         }
     };
     check("cuMemcpyAsync", result)
-}
-
-/// Refuses pages that do not exist, by the numbers of pages at the source and at the target.
-pub(super) fn check_copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), CudaError> {
-    for copy in copies {
-        for (page, pages) in [(copy.source.raw(), counts.0), (copy.target.raw(), counts.1)] {
-            if page >= pages {
-                return Err(CudaError::Page { page, pages });
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Copies pages that were checked, wherever the device reaches, in the stream's order.

@@ -11,16 +11,18 @@
 //! * C1. A pinned upload slot is written again only after the device has read it (`ring.rs`).
 //! * C2. The staged plan is the plan of the launch (`stage.rs`).
 //! * C3. Nothing that a kernel is given points outside what was checked: slots and pages are below the pool's, rows,
-//!   lengths and table words within the tables, the host's rows long enough.
+//!   lengths and table words within the tables, the host's rows long enough (`check.rs`, `stage.rs`, `tables.rs`).
 //! * C4. Counters of split attention are zero between launches (`attend.rs`).
 //!
 //! The only place that names `cust`, and the only one with `unsafe` code. Not here: the kernels (`ptx/`).
 #![allow(unsafe_code)]
 
 mod attend;
+mod check;
 mod copy;
 mod error;
 mod gpu;
+mod host_pages;
 mod kernels;
 mod launch;
 mod memory;
@@ -34,9 +36,9 @@ mod stream;
 mod sys;
 mod tables;
 
-pub use copy::HostPages;
 pub use error::CudaError;
 pub use gpu::Gpu;
+pub use host_pages::HostPages;
 pub use memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 pub use stream::{CudaEvent, CudaGraph, CudaStream, RawStream};
 
@@ -45,7 +47,8 @@ use crate::id::{LayerId, StepId};
 use crate::layout::{Dtype, Kv, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy};
 use attend::{Kinds, Launch, launch_f32};
-use copy::{Lanes, Way, check_copies, copy_on_device};
+use check::{attend_strides, check_attend, check_copies};
+use copy::{HostCopy, Lanes, Way, copy_on_device};
 use kernels::{COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
 use params::{AttendParams, magic};
 use pool::Pool;
@@ -206,9 +209,7 @@ impl Cuda {
     /// # Errors
     /// The driver's.
     pub fn record(&self) -> Result<CudaEvent, CudaError> {
-        let mut event = CudaEvent::new(&self.gpu, false)?;
-        event.record(&self.stream)?;
-        Ok(event)
+        self.stream.mark()
     }
 
     /// Copies pages into another pool of the same page shape on the same device, of either layout, on `stream`. The
@@ -228,9 +229,7 @@ impl Cuda {
         let target = target.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
         check_copies(copies, (source.count, target.count))?;
         copy_on_device(&self.gpu, &source, &target, copies, stream.raw())?;
-        let mut event = CudaEvent::new(&self.gpu, false)?;
-        event.record(stream)?;
-        Ok(event)
+        stream.mark()
     }
 
     /// Copies pages of the pool (sources) to pinned host memory (targets), on `stream`. The host orders that stream
@@ -288,7 +287,8 @@ impl Cuda {
             None if stream::is_capturing(stream.raw())? => return Err(CudaError::NotPrepared),
             empty => empty.insert(Lanes::new(&self.gpu)?),
         };
-        lanes.copy(&self.gpu, &open.pool.pages(), host, way, copies, stream)
+        let pool = &open.pool.pages();
+        lanes.copy(&self.gpu, &HostCopy { pool, host, way, copies, stream })
     }
 }
 
@@ -438,16 +438,8 @@ impl Backend for Cuda {
         let layout = open.pool.layout();
         let attend = &check_attend(attend, layout, open.tables.longest_row())?;
         let (tokens, dtype) = (plan.token_count(), layout.dtype());
-        let width = attend.q_heads as usize * layout.head_dim() as usize;
-        let q_stride = row_stride(q.stride, q.bytes, tokens, width, dtype)?;
-        let out_stride = row_stride(out.stride, out.bytes, tokens, width, dtype)?;
-        let align = if dtype == Dtype::F32 { 4 } else { 16 };
-        if [q.address, out.address, q_stride, out_stride].iter().any(|x| x % align != 0) {
-            return Err(CudaError::RowsAlignment { align: align as u32 });
-        }
-        if let Some(lse) = &lse {
-            check_sums(lse, tokens, attend.q_heads as usize)?;
-        }
+        let (q_stride, out_stride) =
+            attend_strides(attend, layout, tokens, &q, &out, lse.as_ref())?;
         let index = match dtype {
             Dtype::F32 => None,
             _ => Some(open.kinds.prepare(&self.gpu, layout, attend, open.limits, stream)?),
@@ -487,132 +479,6 @@ impl Backend for Cuda {
     /// # Errors
     /// Whatever failed since the last call.
     fn synchronize(&mut self) -> Result<(), CudaError> {
-        self.gpu.bind()?;
-        let stream = stream::raw(self.stream.raw());
-        // SAFETY: the stream is the host's.
-        let result = unsafe { sys::cuStreamSynchronize(stream) };
-        error::check("cuStreamSynchronize", result)
-    }
-}
-
-/// Bytes from row to row, if the rows fit. `width` elements a row.
-fn row_stride(
-    stride: Option<usize>,
-    bytes: u64,
-    tokens: usize,
-    width: usize,
-    dtype: Dtype,
-) -> Result<u64, CudaError> {
-    let size = u64::from(dtype.size());
-    // What does not fit 64 bits is longer than any memory.
-    let stride = (stride.unwrap_or(width) as u64).saturating_mul(size);
-    if stride < width as u64 * size {
-        return Err(CudaError::RowsLength { wanted: width as u64 * size, actual: stride });
-    }
-    let wanted = match tokens {
-        0 => 0,
-        tokens => (tokens as u64 - 1).saturating_mul(stride).saturating_add(width as u64 * size),
-    };
-    if wanted <= bytes { Ok(stride) } else { Err(CudaError::RowsLength { wanted, actual: bytes }) }
-}
-
-/// Refuses a log-sum-exp that is not packed, too short or not aligned.
-fn check_sums(lse: &DeviceRowsMut<'_>, tokens: usize, heads: usize) -> Result<(), CudaError> {
-    let (stride, packed) =
-        (row_stride(lse.stride, lse.bytes, tokens, heads, Dtype::F32)?, 4 * heads as u64);
-    if stride != packed {
-        return Err(CudaError::RowsLength { wanted: packed, actual: stride });
-    }
-    let aligned = lse.address.is_multiple_of(4);
-    if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
-}
-
-/// What kernels are asked for: a window that no row of the page tables outgrows is none, so that kernels may add it to
-/// positions.
-fn check_attend(
-    attend: &Attend,
-    layout: &PoolLayout,
-    longest_row: u64,
-) -> Result<Attend, CudaError> {
-    let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
-    if q_heads == 0 || q_heads % kv_heads != 0 || q_heads / kv_heads > 16 {
-        return Err(CudaError::Heads { q_heads, kv_heads });
-    }
-    let served = match layout.dtype() {
-        Dtype::F32 => head_dim % 32 == 0 && head_dim <= 256,
-        Dtype::F16 | Dtype::Bf16 => matches!(head_dim, 64 | 128 | 256),
-    };
-    if !served {
-        return Err(CudaError::HeadDim { head_dim });
-    }
-    let scale = attend.scale.is_finite() && attend.scale != 0.0;
-    let cap = attend.soft_cap.is_none_or(|cap| cap > 0.0 && cap.is_finite());
-    if !scale || !cap || attend.window == Some(0) {
-        return Err(CudaError::Attend);
-    }
-    Ok(Attend {
-        window: attend.window.filter(|&window| u64::from(window) < longest_row),
-        ..*attend
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::layout::{Capacity, PoolConfig};
-
-    fn rows(stride: Option<usize>, bytes: u64) -> Result<u64, CudaError> {
-        row_stride(stride, bytes, 3, 8, Dtype::F16)
-    }
-
-    #[test]
-    fn rows_are_measured_without_overflow() {
-        assert_eq!(rows(None, 48), Ok(16));
-        assert_eq!(rows(Some(10), 56), Ok(20));
-        assert_eq!(rows(Some(10), 55), Err(CudaError::RowsLength { wanted: 56, actual: 55 }));
-        assert_eq!(rows(Some(7), 99), Err(CudaError::RowsLength { wanted: 16, actual: 14 }));
-        // 2 * 2^63 bytes, and 2^64 bytes a row: both wrap to nothing.
-        for stride in [1 << 62, 1 << 63, usize::MAX] {
-            assert!(matches!(rows(Some(stride), 1 << 40), Err(CudaError::RowsLength { .. })));
-        }
-    }
-
-    #[test]
-    fn log_sum_exp_is_packed_and_aligned() {
-        // SAFETY: nothing is launched.
-        let sums = |address, stride| unsafe { DeviceRowsMut::from_raw(address, stride) };
-        assert_eq!(check_sums(&sums(4096, None), 3, 8), Ok(()));
-        assert_eq!(check_sums(&sums(4096, Some(8)), 3, 8), Ok(()));
-        let strided = check_sums(&sums(4096, Some(9)), 3, 8);
-        assert_eq!(strided, Err(CudaError::RowsLength { wanted: 32, actual: 36 }));
-        let odd = check_sums(&sums(4098, None), 3, 8);
-        assert_eq!(odd, Err(CudaError::RowsAlignment { align: 4 }));
-    }
-
-    #[test]
-    fn attention_is_checked_and_far_windows_are_none() {
-        let capacity = Capacity::Pages(4);
-        let config = PoolConfig { kv_heads: 2, head_dim: 64, capacity, ..PoolConfig::default() };
-        let layout = config.layout().expect("a small pool");
-        let plain = Attend::new(8, 64);
-        let window = |window| {
-            let attend = Attend { window: Some(window), ..plain };
-            check_attend(&attend, &layout, 100).map(|attend| attend.window)
-        };
-        assert_eq!(window(1), Ok(Some(1)));
-        assert_eq!(window(99), Ok(Some(99)));
-        // Kernels add windows to positions: these would wrap.
-        assert_eq!([window(100), window(u32::MAX - 1), window(u32::MAX)], [Ok(None); 3]);
-        assert_eq!(window(0), Err(CudaError::Attend));
-        for cap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-            let attend = Attend { soft_cap: Some(cap), ..plain };
-            assert_eq!(check_attend(&attend, &layout, 100), Err(CudaError::Attend), "{cap}");
-        }
-        for scale in [0.0, f32::NAN, f32::INFINITY] {
-            let attend = Attend { scale, ..plain };
-            assert_eq!(check_attend(&attend, &layout, 100), Err(CudaError::Attend), "{scale}");
-        }
-        let heads = CudaError::Heads { q_heads: 7, kv_heads: 2 };
-        assert_eq!(check_attend(&Attend::new(7, 64), &layout, 100), Err(heads));
+        self.stream.synchronize()
     }
 }

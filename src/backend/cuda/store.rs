@@ -2,6 +2,7 @@
 //!
 //! Not here: the plan that says which slots (`stage.rs`).
 
+use super::check::row_stride;
 use super::copy::unit_bytes;
 use super::error::CudaError;
 use super::gpu::Gpu;
@@ -10,7 +11,6 @@ use super::launch::Start;
 use super::memory::DeviceRows;
 use super::params::{StoreCacheParams, wide_magic};
 use super::pool::Pool;
-use super::row_stride;
 use super::stage::slot_bytes;
 use super::stream::RawStream;
 use crate::id::LayerId;

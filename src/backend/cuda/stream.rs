@@ -82,6 +82,13 @@ impl CudaStream {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw(self.raw())) })
     }
 
+    /// A mark at the stream's end.
+    pub(super) fn mark(&self) -> Result<CudaEvent, CudaError> {
+        let mut event = CudaEvent::new(self.gpu(), false)?;
+        event.record(self)?;
+        Ok(event)
+    }
+
     /// Captures what `body` asks of this stream into a graph, and runs none of it.
     ///
     /// # Errors

@@ -1,0 +1,164 @@
+//! Whether what the host asks for fits: its rows, its attention, the pages it names.
+//!
+//! Not here: plans (`stage.rs`) and table words (`tables.rs`), which are checked where they are sent.
+
+use super::error::CudaError;
+use super::memory::{DeviceRows, DeviceRowsMut};
+use crate::backend::Attend;
+use crate::layout::{Dtype, PoolLayout};
+use crate::plan::PageCopy;
+
+/// Bytes from row to row, if the rows fit. `width` elements a row.
+pub(super) fn row_stride(
+    stride: Option<usize>,
+    bytes: u64,
+    tokens: usize,
+    width: usize,
+    dtype: Dtype,
+) -> Result<u64, CudaError> {
+    let size = u64::from(dtype.size());
+    // What does not fit 64 bits is longer than any memory.
+    let stride = (stride.unwrap_or(width) as u64).saturating_mul(size);
+    if stride < width as u64 * size {
+        return Err(CudaError::RowsLength { wanted: width as u64 * size, actual: stride });
+    }
+    let wanted = match tokens {
+        0 => 0,
+        tokens => (tokens as u64 - 1).saturating_mul(stride).saturating_add(width as u64 * size),
+    };
+    if wanted <= bytes { Ok(stride) } else { Err(CudaError::RowsLength { wanted, actual: bytes }) }
+}
+
+/// Bytes from row to row of an attention's q and of its output, if they and the log-sum-exp fit.
+pub(super) fn attend_strides(
+    attend: &Attend,
+    layout: &PoolLayout,
+    tokens: usize,
+    q: &DeviceRows<'_>,
+    out: &DeviceRowsMut<'_>,
+    lse: Option<&DeviceRowsMut<'_>>,
+) -> Result<(u64, u64), CudaError> {
+    let (heads, dtype) = (attend.q_heads as usize, layout.dtype());
+    let width = heads * layout.head_dim() as usize;
+    let q_stride = row_stride(q.stride, q.bytes, tokens, width, dtype)?;
+    let out_stride = row_stride(out.stride, out.bytes, tokens, width, dtype)?;
+    let align = if dtype == Dtype::F32 { 4 } else { 16 };
+    if [q.address, out.address, q_stride, out_stride].iter().any(|x| x % align != 0) {
+        return Err(CudaError::RowsAlignment { align: align as u32 });
+    }
+    lse.map_or(Ok(()), |lse| check_sums(lse, tokens, heads))?;
+    Ok((q_stride, out_stride))
+}
+
+/// Refuses a log-sum-exp that is not packed, too short or not aligned.
+fn check_sums(lse: &DeviceRowsMut<'_>, tokens: usize, heads: usize) -> Result<(), CudaError> {
+    let (stride, packed) =
+        (row_stride(lse.stride, lse.bytes, tokens, heads, Dtype::F32)?, 4 * heads as u64);
+    if stride != packed {
+        return Err(CudaError::RowsLength { wanted: packed, actual: stride });
+    }
+    let aligned = lse.address.is_multiple_of(4);
+    if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
+}
+
+/// What kernels are asked for: a window that no row of the page tables outgrows is none, so that kernels may add it to
+/// positions.
+pub(super) fn check_attend(
+    attend: &Attend,
+    layout: &PoolLayout,
+    longest_row: u64,
+) -> Result<Attend, CudaError> {
+    let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
+    if q_heads == 0 || q_heads % kv_heads != 0 || q_heads / kv_heads > 16 {
+        return Err(CudaError::Heads { q_heads, kv_heads });
+    }
+    let served = match layout.dtype() {
+        Dtype::F32 => head_dim % 32 == 0 && head_dim <= 256,
+        Dtype::F16 | Dtype::Bf16 => matches!(head_dim, 64 | 128 | 256),
+    };
+    if !served {
+        return Err(CudaError::HeadDim { head_dim });
+    }
+    let scale = attend.scale.is_finite() && attend.scale != 0.0;
+    let cap = attend.soft_cap.is_none_or(|cap| cap > 0.0 && cap.is_finite());
+    if !scale || !cap || attend.window == Some(0) {
+        return Err(CudaError::Attend);
+    }
+    Ok(Attend {
+        window: attend.window.filter(|&window| u64::from(window) < longest_row),
+        ..*attend
+    })
+}
+
+/// Refuses pages that do not exist, by the numbers of pages at the source and at the target.
+pub(super) fn check_copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), CudaError> {
+    for copy in copies {
+        for (page, pages) in [(copy.source.raw(), counts.0), (copy.target.raw(), counts.1)] {
+            if page >= pages {
+                return Err(CudaError::Page { page, pages });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Capacity, PoolConfig};
+
+    fn rows(stride: Option<usize>, bytes: u64) -> Result<u64, CudaError> {
+        row_stride(stride, bytes, 3, 8, Dtype::F16)
+    }
+
+    #[test]
+    fn rows_are_measured_without_overflow() {
+        assert_eq!(rows(None, 48), Ok(16));
+        assert_eq!(rows(Some(10), 56), Ok(20));
+        assert_eq!(rows(Some(10), 55), Err(CudaError::RowsLength { wanted: 56, actual: 55 }));
+        assert_eq!(rows(Some(7), 99), Err(CudaError::RowsLength { wanted: 16, actual: 14 }));
+        // 2 * 2^63 bytes, and 2^64 bytes a row: both wrap to nothing.
+        for stride in [1 << 62, 1 << 63, usize::MAX] {
+            assert!(matches!(rows(Some(stride), 1 << 40), Err(CudaError::RowsLength { .. })));
+        }
+    }
+
+    #[test]
+    fn log_sum_exp_is_packed_and_aligned() {
+        // SAFETY: nothing is launched.
+        let sums = |address, stride| unsafe { DeviceRowsMut::from_raw(address, stride) };
+        assert_eq!(check_sums(&sums(4096, None), 3, 8), Ok(()));
+        assert_eq!(check_sums(&sums(4096, Some(8)), 3, 8), Ok(()));
+        let strided = check_sums(&sums(4096, Some(9)), 3, 8);
+        assert_eq!(strided, Err(CudaError::RowsLength { wanted: 32, actual: 36 }));
+        let odd = check_sums(&sums(4098, None), 3, 8);
+        assert_eq!(odd, Err(CudaError::RowsAlignment { align: 4 }));
+    }
+
+    #[test]
+    fn attention_is_checked_and_far_windows_are_none() {
+        let capacity = Capacity::Pages(4);
+        let config = PoolConfig { kv_heads: 2, head_dim: 64, capacity, ..PoolConfig::default() };
+        let layout = config.layout().expect("a small pool");
+        let plain = Attend::new(8, 64);
+        let window = |window| {
+            let attend = Attend { window: Some(window), ..plain };
+            check_attend(&attend, &layout, 100).map(|attend| attend.window)
+        };
+        assert_eq!(window(1), Ok(Some(1)));
+        assert_eq!(window(99), Ok(Some(99)));
+        // Kernels add windows to positions: these would wrap.
+        assert_eq!([window(100), window(u32::MAX - 1), window(u32::MAX)], [Ok(None); 3]);
+        assert_eq!(window(0), Err(CudaError::Attend));
+        for cap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let attend = Attend { soft_cap: Some(cap), ..plain };
+            assert_eq!(check_attend(&attend, &layout, 100), Err(CudaError::Attend), "{cap}");
+        }
+        for scale in [0.0, f32::NAN, f32::INFINITY] {
+            let attend = Attend { scale, ..plain };
+            assert_eq!(check_attend(&attend, &layout, 100), Err(CudaError::Attend), "{scale}");
+        }
+        let heads = CudaError::Heads { q_heads: 7, kv_heads: 2 };
+        assert_eq!(check_attend(&Attend::new(7, 64), &layout, 100), Err(heads));
+    }
+}

@@ -1,6 +1,6 @@
-//! What an engine is made for, and every byte it will take.
+//! What an engine is made for: [`EngineConfig`], checked to an [`EngineShape`] of limits.
 //!
-//! Not here: the shape of K and V memory (`layout.rs`).
+//! Not here: the shape of K and V memory (`layout.rs`), the bytes that an engine takes (`world.rs`).
 
 use crate::error::ConfigError;
 use crate::layout::{PoolConfig, PoolLayout, TableShape};
@@ -15,7 +15,8 @@ pub enum PrefixMode {
     None,
 }
 
-/// What an engine is made for. `EngineConfig::from(pool_config)` fills in the limits' defaults.
+/// What an engine is made for. `EngineConfig::from(pool_config)` fills in the limits: prefixes are kept and shared, 256
+/// sequences of at most 131,072 tokens each, 4,194,304 tokens together, 8 unfinished steps, memory touched at the start.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct EngineConfig {
     /// Shape and size of K and V.

@@ -6,7 +6,7 @@ use crate::backend::Backend;
 use crate::config::{EngineConfig, EngineShape, PrefixMode};
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
-use crate::plan::{BatchPlan, Extend, PackedPlan, StepScratch};
+use crate::plan::{BatchPlan, Extend, PackedPlan, StepEnd, StepScratch};
 use crate::prefix::PrefixMatch;
 use crate::sequence::Sequence;
 use crate::system;
@@ -157,19 +157,22 @@ impl<B: Backend> Engine<B> {
         Ok(plan)
     }
 
-    /// The page tables of a batch in FlashInfer's contract, for hosts that bring their own kernels: of exactly the
-    /// items planned last, before any other change. Page numbers and sums are to fit 31 bits, as that contract has
-    /// them. O(pages of the batch).
+    /// The page tables of a planned batch in FlashInfer's contract, for hosts that bring their own kernels: of the items
+    /// of one plan in its order, or of some of them (a host may have one kernel for prefill and another for decode), as
+    /// long as their step is not complete and nothing was planned or rolled back for them since.
+    /// O(pages of the items).
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::Preempted`].
+    /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`] for an item that is not what was planned
+    /// last for its sequence, or is out of order; [`Error::PackedLimit`] for a pool or a batch whose numbers do not fit
+    /// that contract's signed 32 bits.
     pub fn packed<'step>(
         &self,
         scratch: &'step mut StepScratch,
         items: &[Extend],
     ) -> Result<PackedPlan<'step>, Error> {
-        let page_size = self.shape.layout.page_size();
-        system::packed::packed(&self.world.sequences, page_size, items, scratch.reset())
+        let World { sequences, steps, .. } = &self.world;
+        system::packed::packed(sequences, steps, &self.shape.layout, items, scratch.reset())
     }
 
     /// Appends tokens to a sequence: sampled, drafted, or the next turn of a conversation. May come after the
@@ -191,26 +194,35 @@ impl<B: Backend> Engine<B> {
         system::commit::commit(&mut self.world, self.shape.prefix, step)
     }
 
-    /// All steps up to `step` are done on all streams and ranks: what waited for them returns. Completing a complete
-    /// step changes nothing. O(pages returned).
+    /// All steps up to `step` are done on all streams and ranks: what waited for them returns, and the backend refuses
+    /// their plans. Where one stream orders all work of the pool, a step may be completed as soon as all of it is asked
+    /// for. Completing a complete step changes nothing. O(pages returned).
+    ///
+    /// Backends of other ranks are told by the host: [`StepEnd::Complete`].
     ///
     /// # Errors
     /// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`] if one up to it is neither committed nor
     /// aborted.
     pub fn complete(&mut self, step: StepId) -> Result<(), Error> {
         let World { pages, prefixes, steps, buffers, .. } = &mut self.world;
-        system::complete::complete(pages, prefixes, steps, buffers, step)
+        system::complete::complete(pages, prefixes, steps, buffers, step)?;
+        self.backend.end(StepEnd::Complete(step));
+        Ok(())
     }
 
     /// Undoes a planned step and every one planned after it: lengths return, pages pass the fence until a `complete`,
-    /// nothing is published. Tokens appended meanwhile stay. O(items undone).
+    /// nothing is published, and the backend refuses their plans. Tokens appended meanwhile stay. O(items undone).
+    ///
+    /// Backends of other ranks are told by the host: [`StepEnd::Abort`].
     ///
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open.
     pub fn abort(&mut self, step: StepId) -> Result<(), Error> {
         let World { pages, sequences, steps, buffers, .. } = &mut self.world;
         let page_size = self.shape.layout.page_size();
-        system::abort::abort(pages, sequences, steps, buffers, page_size, step)
+        system::abort::abort(pages, sequences, steps, buffers, page_size, step)?;
+        self.backend.end(StepEnd::Abort(step));
+        Ok(())
     }
 
     /// Finishes a sequence: its whole computed pages stay for the next request, the rest is given up. Legal while an

@@ -156,6 +156,23 @@ pub enum Error {
     },
     /// A batch of no sequences.
     EmptyBatch,
+    /// The last plan of the sequence is complete or does not extend it by so many tokens, or the item stands twice or
+    /// out of the plan's order.
+    NotPlanned {
+        /// The key.
+        seq: SeqKey,
+        /// The tokens asked for.
+        len: u32,
+    },
+    /// A number that FlashInfer's signed 32-bit arrays cannot hold.
+    PackedLimit {
+        /// What is counted.
+        name: &'static str,
+        /// The value.
+        value: u64,
+        /// The largest that fits.
+        max: u64,
+    },
     /// A rollback past the sequence's end, or below what it has published.
     RollbackLen {
         /// The length asked for.
@@ -211,6 +228,12 @@ impl fmt::Display for Error {
                 write!(f, "sequence {seq:?} cannot be extended by {len} tokens, only by 1 to {max}")
             }
             Self::EmptyBatch => write!(f, "a batch has no sequences"),
+            Self::NotPlanned { seq, len } => {
+                write!(f, "{len} tokens of sequence {seq:?} are not what was planned for it last")
+            }
+            Self::PackedLimit { name, value, max } => {
+                write!(f, "{value} {name} do not fit packed arrays, which hold up to {max}")
+            }
             Self::RollbackLen { len, min, max } => {
                 write!(f, "a rollback to {len} tokens is outside {min} to {max}")
             }

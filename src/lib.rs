@@ -78,8 +78,8 @@ pub use id::{
 };
 pub use layout::{Capacity, Dtype, Kv, Layout, PoolConfig, PoolLayout, TableShape};
 pub use plan::{
-    BatchPlan, BatchRow, Extend, OwnedPlan, PackedPlan, PageCopy, SlotMapping, StepScratch,
-    TableWrite,
+    BatchPlan, BatchRow, Extend, OwnedPlan, PackedPlan, PageCopy, SlotMapping, StepEnd,
+    StepScratch, TableWrite,
 };
 pub use prefix::PrefixMatch;
 pub use system::fork::Forked;

@@ -8,8 +8,8 @@ use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, BatchPlan, BatchRow, Capacity, Cpu, Dtype, Kv, LayerId, Layout, OwnedPlan, PageCopy,
-    PageId, PoolConfig, PoolLayout, RowId, SlotId, SlotMapping, StepId, TableShape, TableWrite,
-    TokenId,
+    PageId, PoolConfig, PoolLayout, RowId, SlotId, SlotMapping, StepEnd, StepId, TableShape,
+    TableWrite, TokenId,
 };
 
 #[test]
@@ -334,6 +334,7 @@ fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
         let lse = &mut lse[rows(q_heads as usize)];
         cpu.attend(&plan, layer, &attend, q[rows(q_width)].into(), out, Some(lse))
             .expect("valid attention");
+        cpu.end(StepEnd::Complete(plan.step()));
     }
     let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect();
     (bits(out), bits(lse))

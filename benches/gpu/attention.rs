@@ -3,7 +3,7 @@
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
-use kvarena::{Attend, Backend, Kv, LayerId, Layout, SlotId};
+use kvarena::{Attend, Backend, Kv, LayerId, Layout, SlotId, StepEnd};
 
 use crate::Outcome;
 use crate::batch::{Batch, Noise, pool, table};
@@ -67,6 +67,7 @@ impl<'a> Bench<'a> {
         let decodes = lens.iter().all(|&(extend_len, _)| extend_len == 1);
         let us =
             if decodes { timer.graph(sets, attend_set)? } else { timer.row(sets, attend_set)? };
+        cuda.end(StepEnd::Complete(batch.plan().step()));
         Ok((us, self.check(&batch, &attend, sets, set)?))
     }
 

@@ -2,7 +2,7 @@
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, Gpu, HostPages};
 use kvarena::testkit::rng::Rng;
-use kvarena::{Backend, LayerId, Layout, PageCopy, PageId};
+use kvarena::{Backend, LayerId, Layout, PageCopy, PageId, StepEnd};
 
 use crate::Outcome;
 use crate::batch::{Batch, Noise, distinct, pool, table};
@@ -47,6 +47,7 @@ pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
                     let at = i as u64 * set_bytes;
                     cuda.store_cache(&batch.plan(), layer, k.rows(at, None), v.rows(at, None))
                 })?;
+                cuda.end(StepEnd::Complete(batch.plan().step()));
                 let ok = stored(&cuda, &batch, sets as u32 - 1, set_bytes, &noise)?;
                 let case = format!("T{tokens} page{page_size} {:?}", layout.layout());
                 report.row("store", &case, "kvarena", us, Rate::Bytes(bytes), ok);

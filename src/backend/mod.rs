@@ -9,13 +9,15 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod null;
+mod open_steps;
 
 pub use cpu::{Cpu, CpuError, CpuRows, CpuRowsMut, Elements, ElementsMut, Operand};
 pub use null::Null;
+pub use open_steps::OpenSteps;
 
 use crate::id::LayerId;
 use crate::layout::{PoolLayout, TableShape};
-use crate::plan::{BatchPlan, PageCopy};
+use crate::plan::{BatchPlan, PageCopy, StepEnd};
 
 /// What attention computes, beside the plan.
 ///
@@ -45,8 +47,8 @@ impl Attend {
 /// The contract, checked for every implementation by `testkit::contract`:
 ///
 /// * B1. Calls take effect in the order they are made; asynchronous backends order them on one stream.
-/// * B2. [`begin`](Backend::begin) comes first for a plan, once. Up to `max_steps` plans may have begun before the
-///   first of them is done.
+/// * B2. [`begin`](Backend::begin) comes first for a plan, once, and steps' numbers rise. Up to `max_steps` steps are
+///   open at a time (B8).
 /// * B3. [`store_cache`](Backend::store_cache) writes row `i` of k and v to `slot_mapping[i]`, and nothing else;
 ///   a negative slot writes nothing. Slots of one plan are distinct.
 /// * B4. [`attend`](Backend::attend) reads the slots of positions `0..=p` through the page tables, as last written
@@ -55,6 +57,10 @@ impl Attend {
 /// * B6. What an asynchronous call returned without error may fail later; [`synchronize`](Backend::synchronize)
 ///   reports it, and returns only when everything asked for is done.
 /// * B7. After an error nothing of the failed call is relied upon; the next plan sends what is still missing.
+/// * B8. A step is open from its `begin` until an [`end`](Backend::end) covers it. Plans of a step that is not open are
+///   refused, and nothing is written: by then their pages may be another sequence's. What was asked for while the step
+///   was open takes effect all the same, so a step may end as soon as all of it is asked for. A backend that holds no
+///   bytes need not refuse.
 pub trait Backend {
     /// What can go wrong.
     type Error: std::error::Error + 'static;
@@ -82,6 +88,11 @@ pub trait Backend {
     /// # Errors
     /// The backend's own.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error>;
+
+    /// Ends steps: their plans are refused from now on. Nothing is waited for; steps that never began, or have ended, do
+    /// no harm. An engine calls it with every `complete` and `abort`; a host tells its other ranks' backends.
+    /// O(steps that end).
+    fn end(&mut self, end: StepEnd);
 
     /// Stores K and V of a step's new tokens, `[tokens, kv_heads, head_dim]` each.
     ///

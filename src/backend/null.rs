@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use super::{Attend, Backend};
 use crate::id::LayerId;
 use crate::layout::{PoolLayout, TableShape};
-use crate::plan::{BatchPlan, PageCopy};
+use crate::plan::{BatchPlan, PageCopy, StepEnd};
 
 /// Holds no K and V; every call succeeds and does nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +24,8 @@ impl Backend for Null {
     fn begin(&mut self, _: &BatchPlan<'_>) -> Result<(), Infallible> {
         Ok(())
     }
+
+    fn end(&mut self, _: StepEnd) {}
 
     fn store_cache(
         &mut self,

@@ -8,7 +8,7 @@
 //! | [`admit`], `resume`: match, lock, take a row | reads | writes | writes | |
 //! | [`reclaim`]: evict exactly what is short | writes | writes | | |
 //! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes |
-//! | [`packed`]: the same batch in FlashInfer's contract | | | reads | |
+//! | [`packed`]: the same batch in FlashInfer's contract | | | reads | reads |
 //! | [`append`]: tokens become known | | | writes | |
 //! | [`commit`]: tokens have K and V, whole pages become matchable | writes | writes | writes | writes |
 //! | [`publish`]: whole pages into the tree, duplicates out | writes | writes | writes | writes |

@@ -4,27 +4,38 @@ use bumpalo::Bump;
 
 use crate::error::Error;
 use crate::id::PageId;
+use crate::layout::PoolLayout;
 use crate::plan::{Extend, PackedPlan};
-use crate::sequence::SequenceTable;
+use crate::sequence::{Sequence, SequenceTable};
+use crate::step::StepLog;
 
-/// The page tables of a batch as packed CSR arrays, as they stand after the batch was planned. O(pages of the batch):
-/// this is the cost that plans avoid.
+/// The page tables of planned items as packed CSR arrays, as they stand after the plan. O(pages of the items): this is
+/// the cost that plans avoid.
 ///
 /// # Errors
-/// [`Error::UnknownSequence`], [`Error::Preempted`].
+/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`], [`Error::PackedLimit`].
 pub(crate) fn packed<'step>(
     sequences: &SequenceTable,
-    page_size: u32,
+    steps: &StepLog,
+    layout: &PoolLayout,
     items: &[Extend],
     bump: &'step Bump,
 ) -> Result<PackedPlan<'step>, Error> {
-    let mut page_count = 0;
-    for item in items {
-        page_count += sequences.running(item.seq)?.page_len as usize;
+    let (mut page_count, mut token_count, mut before) = (0_u64, 0_u64, 0);
+    for &Extend { seq, len } in items {
+        let sequence = sequences.running(seq)?;
+        // Items rise within a batch, so each stands at most once.
+        if sequence.last_item <= before || !is_planned(sequence, steps, len) {
+            return Err(Error::NotPlanned { seq, len });
+        }
+        before = sequence.last_item;
+        page_count += u64::from(sequence.page_len);
+        token_count += u64::from(len);
     }
+    check_limits(layout.page_count().into(), page_count, token_count)?;
     let qo_indptr = bump.alloc_slice_fill_copy(items.len() + 1, 0_i32);
     let kv_indptr = bump.alloc_slice_fill_copy(items.len() + 1, 0_i32);
-    let kv_indices = bump.alloc_slice_fill_copy(page_count, 0_i32);
+    let kv_indices = bump.alloc_slice_fill_copy(page_count as usize, 0_i32);
     let kv_last_page_len = bump.alloc_slice_fill_copy(items.len(), 0_i32);
     let mut at = 0;
     for (i, item) in items.iter().enumerate() {
@@ -36,7 +47,43 @@ pub(crate) fn packed<'step>(
         }
         qo_indptr[i + 1] = qo_indptr[i] + item.len as i32;
         kv_indptr[i + 1] = at as i32;
-        kv_last_page_len[i] = ((sequence.planned_len.max(1) - 1) % page_size + 1) as i32;
+        kv_last_page_len[i] = ((sequence.planned_len - 1) % layout.page_size() + 1) as i32;
     }
     Ok(PackedPlan { qo_indptr, kv_indptr, kv_indices, kv_last_page_len })
+}
+
+/// Refuses numbers that the contract's signed 32-bit arrays cannot hold: page numbers, and the sums of both kinds.
+fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
+    let max = i32::MAX as u64;
+    // Page numbers count from 0.
+    let numbers =
+        [("pool pages", pool_pages, max + 1), ("pages", pages, max), ("tokens", tokens, max)];
+    match numbers.into_iter().find(|&(_, value, max)| value > max) {
+        Some((name, value, max)) => Err(Error::PackedLimit { name, value, max }),
+        None => Ok(()),
+    }
+}
+
+/// Whether the last plan of a sequence is of an unfinished step, extends it by `len` tokens, and still stands.
+fn is_planned(sequence: &Sequence, steps: &StepLog, len: u32) -> bool {
+    steps.samples_next(sequence.last_item) && {
+        let item = steps.item(sequence.last_item);
+        (item.end, item.end - item.start) == (sequence.planned_len, len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_limits;
+    use crate::error::Error;
+
+    #[test]
+    fn numbers_past_31_bits_are_refused() {
+        let max = i32::MAX as u64;
+        assert_eq!(check_limits(max + 1, max, max), Ok(()));
+        let refused = |name, value, max| Err(Error::PackedLimit { name, value, max });
+        assert_eq!(check_limits(max + 2, 1, 1), refused("pool pages", max + 2, max + 1));
+        assert_eq!(check_limits(1, max + 1, 1), refused("pages", max + 1, max));
+        assert_eq!(check_limits(1, 1, max + 1), refused("tokens", max + 1, max));
+    }
 }

@@ -7,7 +7,7 @@ use super::replay::Inspect;
 use crate::backend::{Attend, Backend};
 use crate::id::{LayerId, SlotId};
 use crate::layout::{Kv, PoolLayout, TableShape};
-use crate::plan::{BatchPlan, PageCopy};
+use crate::plan::{BatchPlan, PageCopy, StepEnd};
 
 /// When a call fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,6 +117,10 @@ impl<B: Backend> Backend for Failing<B> {
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error> {
         self.call(|inner| inner.begin(plan))
+    }
+
+    fn end(&mut self, end: StepEnd) {
+        self.inner.end(end);
     }
 
     fn store_cache(

@@ -3,7 +3,7 @@
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, LayerId, PageCopy, PageId,
-    PoolConfig, RowId, SlotMapping, StepId, TableShape, TableWrite, TokenId,
+    PoolConfig, RowId, SlotMapping, StepEnd, StepId, TableShape, TableWrite, TokenId,
 };
 
 use crate::{device, gpu};
@@ -85,6 +85,33 @@ fn steps_out_of_order_are_refused() {
     assert_eq!(again, Err(CudaError::AlreadyBegun { step, last }));
     let early = cuda.stage(&plan(3, &rows, &[0]));
     assert_eq!(early, Err(CudaError::NotBegun { step: StepId::new(3) }));
+    cuda.begin(&plan(3, &rows, &[0])).expect("a valid plan");
+    let full = cuda.begin(&plan(4, &rows, &[0]));
+    assert_eq!(full, Err(CudaError::OpenSteps { max: 2 }));
+}
+
+#[test]
+fn plans_of_ended_steps_are_refused() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = open(&gpu, Dtype::F32, 64);
+    let (rows, layer) = ([ROW], LayerId::new(0));
+    let (first, second) = (plan(1, &rows, &[0]), plan(2, &rows, &[1]));
+    cuda.begin(&first).expect("a valid plan");
+    cuda.begin(&second).expect("a valid plan");
+    let numbers = DeviceBuffer::of(&gpu, &[1_f32; 64]).expect("memory");
+    let row = numbers.rows(0, None);
+    cuda.store_cache(&first, layer, row, row).expect("an open step");
+    cuda.end(StepEnd::Complete(first.step));
+    cuda.end(StepEnd::Abort(second.step));
+    for (plan, attend) in [(first, Attend::new(1, 64)), (second, Attend::new(1, 64))] {
+        let ended = Err(CudaError::Ended { step: plan.step });
+        assert_eq!(cuda.store_cache(&plan, layer, row, row), ended);
+        let mut out = DeviceBuffer::of(&gpu, &[0_f32; 64]).expect("memory");
+        let result = cuda.attend(&plan, layer, &attend, row, out.rows_mut(0, None), None);
+        assert_eq!(result, ended);
+        assert_eq!(cuda.stage(&plan), Err(CudaError::Ended { step: plan.step }));
+    }
+    cuda.synchronize().expect("nothing failed");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use kvarena::backend::cuda::{CudaError, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::Item;
-use kvarena::{Attend, Backend, BatchPlan, Capacity, Dtype, LayerId, Layout, StepScratch};
+use kvarena::{Attend, Backend, BatchPlan, Capacity, Dtype, LayerId, Layout, StepEnd, StepScratch};
 
 use crate::drive::{Drive, LayerInputs, Shape};
 use crate::gpu;
@@ -114,6 +114,7 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
             buffers.launch(&mut backend, &plan.plan(), &attend).expect("a valid step");
             backend.synchronize().expect("nothing failed");
             buffers.check(&mut drive, &items, &plan.plan(), &inputs, &attend);
+            backend.end(StepEnd::Complete(plan.plan().step()));
         }
         let mut left = tokens as u64 - rows as u64;
         let mut items = Vec::new();
@@ -141,6 +142,10 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
         let graph = graph.as_ref().expect("captured above");
         // SAFETY: backend and buffers are there until the end, and a padded plan was just staged.
         unsafe { graph.launch(&backend.stream) }.expect("a replay");
+        // All of the step is asked for.
+        backend.end(StepEnd::Complete(plan.step()));
+        let ended = backend.cuda.stage(&plan);
+        assert_eq!(ended, Err(CudaError::Ended { step: plan.step() }));
         backend.synchronize().expect("nothing failed");
         buffers.check(&mut drive, &items, &plan, &inputs, &attend);
     }

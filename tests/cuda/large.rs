@@ -3,7 +3,7 @@
 use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::TestBackend;
 use kvarena::testkit::planner::Item;
-use kvarena::{Backend, Capacity, Dtype, LayerId, Layout};
+use kvarena::{Backend, Capacity, Dtype, LayerId, Layout, StepEnd};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
@@ -59,6 +59,7 @@ fn run(gpu: &Gpu, layout: Layout, page_size: u32, bytes: u64, layers: u32) {
             let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
             drive.check(&items, &plan, (layer, &rows.q), &attend, (&out, &lse), 200);
         }
+        backend.end(StepEnd::Complete(plan.step()));
     }
     let slots = shape.pool().slot_count();
     assert!(highest > slots - slots / 8, "{highest} of {slots} is not near the end");

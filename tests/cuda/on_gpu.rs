@@ -9,7 +9,7 @@ use kvarena::backend::cuda::{
 };
 use kvarena::testkit::contract::{Case, HostRows, TestBackend, bytes};
 use kvarena::{
-    Attend, Backend, BatchPlan, Dtype, LayerId, PageCopy, PageId, PoolLayout, TableShape,
+    Attend, Backend, BatchPlan, Dtype, LayerId, PageCopy, PageId, PoolLayout, StepEnd, TableShape,
 };
 
 /// A [`Cuda`] on a stream of its own, and a page of pinned memory to look through.
@@ -86,6 +86,10 @@ impl Backend for OnGpu {
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.cuda.begin(plan)
+    }
+
+    fn end(&mut self, end: StepEnd) {
+        self.cuda.end(end);
     }
 
     fn store_cache(

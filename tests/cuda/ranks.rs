@@ -9,7 +9,7 @@ use kvarena::testkit::contract::{HostRows, TestBackend};
 use kvarena::testkit::planner::Item;
 use kvarena::{
     Attend, Backend, Capacity, Dtype, Engine, Extend, LayerId, Layout, Namespace, Null, OwnedPlan,
-    PoolLayout, StepScratch, TableShape, TokenId,
+    PoolLayout, StepEnd, StepScratch, TableShape, TokenId,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
@@ -18,8 +18,8 @@ use crate::{device, gpu};
 
 const LAYERS: u32 = 2;
 
-/// A step as a rank gets it: the plan's bytes, and its heads of q, k and v.
-type Step = (Vec<u8>, Vec<LayerInputs>);
+/// A step as a rank gets it: the bytes of its plan and of its end, and the rank's heads of q, k and v.
+type Step = (Vec<u8>, [u8; StepEnd::BYTES], Vec<LayerInputs>);
 
 /// Output and log-sum-exp of each layer.
 type Outputs = Vec<(Vec<f32>, Vec<f32>)>;
@@ -34,7 +34,7 @@ fn serve(
 ) {
     let mut backend = OnGpu::new(gpu);
     backend.open(layout, table, 8).expect("a small pool");
-    for (bytes, inputs) in steps {
+    for (bytes, end, inputs) in steps {
         let plan = OwnedPlan::from_bytes(&bytes).expect("the bytes of a plan");
         let plan = plan.plan();
         backend.begin(&plan).expect("a valid plan");
@@ -49,7 +49,12 @@ fn serve(
             (backend.read_output(&out), backend.read_sums(&lse))
         });
         done(layers.collect());
+        backend.end(StepEnd::from_bytes(&end).expect("the bytes of an end"));
     }
+}
+
+fn of_rank(plan: &OwnedPlan, inputs: Vec<LayerInputs>) -> Step {
+    (plan.as_bytes().to_vec(), StepEnd::Complete(plan.plan().step()).to_bytes(), inputs)
 }
 
 /// Half of each row's heads.
@@ -119,7 +124,7 @@ fn two_ranks_are_one_gpu() {
     }
     let table = engine.shape().table;
     let mut single = Vec::new();
-    let all = steps.iter().map(|(_, plan, inputs)| (plan.as_bytes().to_vec(), inputs.clone()));
+    let all = steps.iter().map(|(_, plan, inputs)| of_rank(plan, inputs.clone()));
     serve(first, &shape.pool(), &table, &attend, all, |outputs| single.push(outputs));
     let (mut senders, mut receivers) = (Vec::new(), Vec::new());
     thread::scope(|scope| {
@@ -143,7 +148,7 @@ fn two_ranks_are_one_gpu() {
                     v: half(&rows.v, rank),
                 };
                 let inputs = inputs.iter().map(cut).collect();
-                sender.send((plan.as_bytes().to_vec(), inputs)).expect("the rank lives");
+                sender.send(of_rank(plan, inputs)).expect("the rank lives");
             }
             let [left, right] = [0, 1].map(|rank| receivers[rank].recv().expect("the rank lives"));
             for layer in 0..LAYERS as usize {

@@ -8,7 +8,8 @@ use kvarena::testkit::contract::bytes;
 use kvarena::testkit::replay::{Inspect, Summary, replay_on};
 use kvarena::testkit::workload::Workload;
 use kvarena::{
-    Attend, Backend, BatchPlan, Dtype, Kv, LayerId, PageCopy, PoolLayout, SlotId, TableShape,
+    Attend, Backend, BatchPlan, Dtype, Kv, LayerId, PageCopy, PoolLayout, SlotId, StepEnd,
+    TableShape,
 };
 
 use crate::on_gpu::OnGpu;
@@ -43,6 +44,10 @@ impl Backend for Watched {
         self.gpu.open(layout, table, steps)?;
         self.words = self.gpu.cuda.table_words()?;
         Ok(())
+    }
+
+    fn end(&mut self, end: StepEnd) {
+        self.gpu.end(end);
     }
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {

@@ -4,7 +4,7 @@ use kvarena::backend::cuda::{Cuda, CudaEvent, CudaOptions, CudaStream, DeviceBuf
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Backend, BatchPlan, BatchRow, Capacity, Dtype, Kv, LayerId, PageCopy, PageId, PoolConfig,
-    RowId, SlotId, SlotMapping, StepId, TableShape, TableWrite, TokenId,
+    RowId, SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite, TokenId,
 };
 
 use crate::gpu;
@@ -60,6 +60,7 @@ fn a_slot_of_the_ring_is_not_written_before_it_was_read() {
         cuda.begin(&plan).expect("a valid plan");
         let row = buffer.rows((step * WIDTH * 2) as u64, None);
         cuda.store_cache(&plan, LayerId::new(0), row, row).expect("a store");
+        cuda.end(StepEnd::Complete(plan.step));
     }
     cuda.synchronize().expect("nothing failed");
     let memory = cuda.pool().expect("just opened");
@@ -87,6 +88,7 @@ fn table_writes_of_any_number_arrive() {
             .collect();
         let before = cuda.uploaded_bytes();
         cuda.begin(&plan(step, &[0], &writes)).expect("a valid plan");
+        cuda.end(StepEnd::Complete(StepId::new(step)));
         let sent = cuda.uploaded_bytes() - before;
         assert!(
             (8 * writes.len() as u64..8 * writes.len() as u64 + 2048).contains(&sent),
@@ -112,6 +114,7 @@ fn streams_are_kept_until_their_uploads_are_read() {
         // SAFETY: the new stream waits for the one before.
         unsafe { cuda.set_stream(stream) };
         cuda.begin(&plan(step, &[0], &[])).expect("a valid plan");
+        cuda.end(StepEnd::Complete(StepId::new(step)));
     }
     cuda.synchronize().expect("nothing failed");
 }

@@ -49,12 +49,22 @@ pub enum CpuError {
         /// The step.
         step: StepId,
     },
-    /// The step, or a later one, has begun already.
+    /// The step, or a later one, has begun already, or ended.
     AlreadyBegun {
         /// The step.
         step: StepId,
-        /// The last step that began.
+        /// The last step that began or ended.
         last: StepId,
+    },
+    /// The step has ended: its pages may be another sequence's.
+    Ended {
+        /// The step.
+        step: StepId,
+    },
+    /// As many steps are open as the backend was opened for.
+    OpenSteps {
+        /// The most.
+        max: u32,
     },
     /// The plan's arrays of one entry a token differ in length.
     Tokens {
@@ -183,6 +193,8 @@ impl fmt::Display for CpuError {
             Self::AlreadyBegun { step, last } => {
                 write!(f, "{step:?} cannot begin after {last:?}")
             }
+            Self::Ended { step } => write!(f, "{step:?} has ended"),
+            Self::OpenSteps { max } => write!(f, "{max} steps are open already"),
             Self::Tokens { positions, tokens, slots } => {
                 write!(f, "a plan has {positions} positions, {tokens} tokens and {slots} slots")
             }

@@ -21,10 +21,10 @@ use std::thread;
 pub use error::{CpuError, Operand};
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
-use super::{Attend, Backend};
-use crate::id::{LayerId, StepId};
+use super::{Attend, Backend, OpenSteps};
+use crate::id::LayerId;
 use crate::layout::{Kv, PoolLayout, TableShape};
-use crate::plan::{BatchPlan, PageCopy};
+use crate::plan::{BatchPlan, PageCopy, StepEnd};
 use attention::Scratch;
 use math::Lanes;
 use number::Number;
@@ -51,8 +51,7 @@ struct Open {
     pool: Pool,
     /// The page tables. Every word names a chunk or a page that exists.
     words: Box<[u32]>,
-    /// The last step that began.
-    last: StepId,
+    steps: OpenSteps,
 }
 
 impl Default for Cpu {
@@ -107,10 +106,14 @@ impl Cpu {
 }
 
 impl Open {
-    /// Checks a plan, and that its step has begun.
-    fn check_begun(&self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
-        if plan.step > self.last {
-            return Err(CpuError::NotBegun { step: plan.step });
+    /// Checks a plan, and that its step is open.
+    fn check_open(&self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
+        let step = plan.step;
+        if step > self.steps.last() {
+            return Err(CpuError::NotBegun { step });
+        }
+        if !self.steps.contains(step) {
+            return Err(CpuError::Ended { step });
         }
         check::plan(plan, &self.layout, &self.table)
     }
@@ -128,7 +131,7 @@ impl Backend for Cpu {
         &mut self,
         layout: &PoolLayout,
         table: &TableShape,
-        _max_steps: u32,
+        max_steps: u32,
     ) -> Result<(), CpuError> {
         if self.open.is_some() {
             return Err(CpuError::AlreadyOpen);
@@ -136,7 +139,8 @@ impl Backend for Cpu {
         let pool = Pool::new(layout)?;
         let words = pool::zeroed::<u32>(table.words() as u64)?;
         let (layout, table) = (*layout, *table);
-        self.open = Some(Open { layout, table, pool, words, last: StepId::default() });
+        let steps = OpenSteps::new(max_steps);
+        self.open = Some(Open { layout, table, pool, words, steps });
         Ok(())
     }
 
@@ -144,21 +148,31 @@ impl Backend for Cpu {
     /// A plan that names what does not exist, or whose step does not follow the last one.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
         let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
-        if plan.step <= open.last {
-            return Err(CpuError::AlreadyBegun { step: plan.step, last: open.last });
+        let (step, last) = (plan.step, open.steps.last());
+        if step <= last {
+            return Err(CpuError::AlreadyBegun { step, last });
+        }
+        if !open.steps.has_room() {
+            return Err(CpuError::OpenSteps { max: open.steps.max() });
         }
         check::plan(plan, &open.layout, &open.table)?;
         for write in plan.table_writes {
             open.words[write.index as usize] = write.value;
         }
-        open.last = plan.step;
+        open.steps.begin(step);
         Ok(())
+    }
+
+    fn end(&mut self, end: StepEnd) {
+        if let Some(open) = &mut self.open {
+            open.steps.end(end);
+        }
     }
 
     /// Rows of another type than the pool's are rounded to nearest even.
     ///
     /// # Errors
-    /// A plan that has not begun or names what does not exist, or rows that do not fit it.
+    /// A plan whose step is not open or that names what does not exist, or rows that do not fit it.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -167,7 +181,7 @@ impl Backend for Cpu {
         v: CpuRows<'_>,
     ) -> Result<(), CpuError> {
         let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
-        open.check_begun(plan)?;
+        open.check_open(plan)?;
         check::layer(layer, &open.layout)?;
         let width = open.layout.kv_heads() as usize * open.layout.head_dim() as usize;
         let k_stride = k.check(Operand::K, plan.token_count(), width)?;
@@ -186,7 +200,7 @@ impl Backend for Cpu {
     }
 
     /// # Errors
-    /// A plan that has not begun or names what does not exist, rows that do not fit it, or an [`Attend`] that makes no
+    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, or an [`Attend`] that makes no
     /// sense.
     fn attend(
         &mut self,
@@ -198,7 +212,7 @@ impl Backend for Cpu {
         mut lse: Option<&mut [f32]>,
     ) -> Result<(), CpuError> {
         let open = self.open.as_ref().ok_or(CpuError::NotOpen)?;
-        open.check_begun(plan)?;
+        open.check_open(plan)?;
         check::layer(layer, &open.layout)?;
         check::attend(attend, &open.layout)?;
         let (tokens, q_heads) = (plan.token_count(), attend.q_heads as usize);

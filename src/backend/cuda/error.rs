@@ -82,6 +82,16 @@ pub enum CudaError {
         /// Which row of the batch; the number of rows, if query rows and tokens do not add up.
         row: usize,
     },
+    /// The step has ended: its pages may be another sequence's.
+    Ended {
+        /// The step.
+        step: StepId,
+    },
+    /// As many steps are open as the backend was opened for.
+    OpenSteps {
+        /// The most.
+        max: u32,
+    },
     /// The step's plan was not begun.
     NotBegun {
         /// The step.
@@ -201,6 +211,8 @@ impl fmt::Display for CudaError {
             Self::Slot { slot, slots } => write!(f, "slot {slot} is not below {slots}"),
             Self::SlotCount { slots } => write!(f, "{slots} slots are not one for each token"),
             Self::Row { row } => write!(f, "row {row} of the batch does not fit the page tables"),
+            Self::Ended { step } => write!(f, "{step:?} has ended"),
+            Self::OpenSteps { max } => write!(f, "{max} steps are open already"),
             Self::NotBegun { step } => write!(f, "step {step:?} was not begun"),
             Self::AlreadyBegun { step, last } => {
                 write!(f, "step {step:?} does not follow {last:?}, which began already")

@@ -42,10 +42,10 @@ pub use host_pages::HostPages;
 pub use memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 pub use stream::{CudaEvent, CudaGraph, CudaStream, RawStream};
 
-use super::{Attend, Backend};
-use crate::id::{LayerId, StepId};
+use super::{Attend, Backend, OpenSteps};
+use crate::id::LayerId;
 use crate::layout::{Dtype, Kv, PoolLayout, TableShape};
-use crate::plan::{BatchPlan, PageCopy};
+use crate::plan::{BatchPlan, PageCopy, StepEnd};
 use attend::{Kinds, Launch, launch_f32};
 use check::{attend_strides, check_attend, check_copies};
 use copy::{HostCopy, Lanes, Way, copy_on_device};
@@ -92,8 +92,7 @@ struct Open {
     kinds: Kinds,
     limits: StepLimits,
     lanes: Option<Lanes>,
-    /// The last step that began.
-    last: StepId,
+    steps: OpenSteps,
 }
 
 /// Device addresses of the staged plan's arrays, for the host's own kernels.
@@ -181,19 +180,19 @@ impl Cuda {
         Ok(())
     }
 
-    /// Makes `plan`, which has begun, the one that launches and graphs read; the same plan
+    /// Makes `plan`, whose step is open, the one that launches and graphs read; the same plan
     /// [padded](BatchPlan::padded) counts as another one.
     ///
     /// A launch does this by itself where needed. A graph cannot: capture the launches of a plan that is staged, and
     /// replay the graph after staging any plan of as many tokens and rows (each row of at least one token).
     ///
     /// # Errors
-    /// Before `open` or `begin`, a plan that does not fit, or while the stream is captured.
+    /// Before `open`, a plan whose step is not open or that does not fit, or while the stream is captured.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
-        open.check_begun(plan)?;
+        open.check_open(plan)?;
         open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
         let (image, places) = (open.stage.address(), Places::of(plan));
         Ok(StagedPlan {
@@ -293,9 +292,13 @@ impl Cuda {
 }
 
 impl Open {
-    fn check_begun(&self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
-        let begun = plan.step <= self.last;
-        if begun { Ok(()) } else { Err(CudaError::NotBegun { step: plan.step }) }
+    fn check_open(&self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        let step = plan.step;
+        match self.steps.contains(step) {
+            true => Ok(()),
+            false if step <= self.steps.last() => Err(CudaError::Ended { step }),
+            false => Err(CudaError::NotBegun { step }),
+        }
     }
 
     fn attend_params(
@@ -365,7 +368,7 @@ impl Backend for Cuda {
             kinds: Kinds::default(),
             limits,
             lanes: None,
-            last: StepId::default(),
+            steps: OpenSteps::new(max_steps),
         });
         Ok(())
     }
@@ -378,23 +381,33 @@ impl Backend for Cuda {
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
-        if plan.step <= open.last {
-            return Err(CudaError::AlreadyBegun { step: plan.step, last: open.last });
+        let (step, last) = (plan.step, open.steps.last());
+        if step <= last {
+            return Err(CudaError::AlreadyBegun { step, last });
+        }
+        if !open.steps.has_room() {
+            return Err(CudaError::OpenSteps { max: open.steps.max() });
         }
         let stream = self.stream.raw();
         // A replay would take the plan out of a slot that holds another one by then.
         if stream::is_capturing(stream)? {
-            return Err(CudaError::NotStaged { step: plan.step });
+            return Err(CudaError::NotStaged { step });
         }
         open.stage.begin(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
-        open.last = plan.step;
+        open.steps.begin(step);
         Ok(())
+    }
+
+    fn end(&mut self, end: StepEnd) {
+        if let Some(open) = &mut self.open {
+            open.steps.end(end);
+        }
     }
 
     /// Rows are of the pool's dtype.
     ///
     /// # Errors
-    /// A plan that has not begun or names what does not exist, rows that do not fit it, or the driver's.
+    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, or the driver's.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -406,7 +419,7 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
-        open.check_begun(plan)?;
+        open.check_open(plan)?;
         open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
         let slots = open.stage.address();
         store::store(&self.gpu, &open.pool, plan, slots, layer, [k, v], stream)
@@ -416,7 +429,7 @@ impl Backend for Cuda {
     /// (slow, for checking): a multiple of 32 up to 256. At most 16 query heads for a kv head.
     ///
     /// # Errors
-    /// A plan that has not begun or names what does not exist, rows that do not fit it, an [`Attend`] that no kernel
+    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, an [`Attend`] that no kernel
     /// serves, or the driver's.
     fn attend(
         &mut self,
@@ -434,7 +447,7 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
-        open.check_begun(plan)?;
+        open.check_open(plan)?;
         let layout = open.pool.layout();
         let attend = &check_attend(attend, layout, open.tables.longest_row())?;
         let (tokens, dtype) = (plan.token_count(), layout.dtype());

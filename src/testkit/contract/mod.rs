@@ -1,7 +1,8 @@
-//! The contract of [`Backend`], checked for any implementation: B1 to B7 over random shapes and batches.
+//! The contract of [`Backend`], checked for any implementation: B1 to B8 over random shapes and batches.
 //!
 //! A run is one pool and a few rounds. A round brings in, forks and finishes sequences, begins several plans, runs them
-//! layer by layer (through bytes, on another thread, padded: as it falls), and compares:
+//! layer by layer (through bytes, on another thread, padded: as it falls), ends them (B8: what is asked of their plans
+//! from then on is refused), and compares:
 //!
 //! * every byte of the pool with a shadow of it, after stores and copies (B3, B5, B7): all pages are poisoned with NaN
 //!   first, so a stray write shows, and so does a stray read, in the outputs;

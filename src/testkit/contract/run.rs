@@ -8,7 +8,7 @@ use super::{Report, TestBackend};
 use crate::backend::Attend;
 use crate::id::{LayerId, PageId, SlotId};
 use crate::layout::Kv;
-use crate::plan::{BatchPlan, OwnedPlan, StepScratch};
+use crate::plan::{BatchPlan, OwnedPlan, StepEnd, StepScratch};
 use crate::testkit::planner::{Item, Planner, shuffle};
 use crate::testkit::rng::Rng;
 
@@ -236,10 +236,52 @@ impl<B: TestBackend> World<'_, B> {
         }
         let pending: Vec<_> =
             order.into_iter().map(|(step, layer)| self.layer(steps, step, layer)).collect();
+        // Steps may end as soon as all of them is asked for.
+        let early = self.rng.one_in(2);
+        if early {
+            self.end(steps);
+        }
         self.backend.synchronize().expect("nothing failed");
         for call in pending {
             self.compare(&steps[call.step], call);
         }
+        if !early {
+            self.end(steps);
+        }
+    }
+
+    /// Ends all steps, some by completing them and the others by aborting them, and sees one of their plans refused.
+    fn end(&mut self, steps: &[Step]) {
+        let cut = self.rng.below(steps.len() as u64 + 1) as usize;
+        let step_of = |step: &Step| step.plan.plan().step();
+        let complete = steps[..cut].last().map(|step| StepEnd::Complete(step_of(step)));
+        let abort = steps[cut..].first().map(|step| StepEnd::Abort(step_of(step)));
+        let mut ends = [complete, abort];
+        if self.rng.one_in(2) {
+            ends.reverse();
+        }
+        for end in ends.into_iter().flatten() {
+            let end = StepEnd::from_bytes(&end.to_bytes()).expect("the bytes of an end");
+            self.backend.end(end);
+        }
+        let step = &steps[self.rng.below(steps.len() as u64) as usize];
+        self.refuses_ended(step);
+    }
+
+    /// The plan of a step that has ended is refused, and leaves nothing behind (compared later).
+    fn refuses_ended(&mut self, step: &Step) {
+        let (plan, layer, seed) = (step.plan.plan(), LayerId::new(0), self.seed);
+        let (tokens, width) = (plan.token_count(), self.case.q_width());
+        let attend = Attend::new(self.case.q_heads(), self.case.layout.head_dim());
+        let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
+        let [k, v] = [0, 1].map(|i| self.backend.input(&step.kv[0][i]));
+        let (rows, mut out) = (self.backend.input(&q), self.backend.output(&q));
+        let store = self.backend.store_cache(&plan, layer, B::rows(&k), B::rows(&v));
+        assert!(store.is_err(), "seed {seed}: a store of {:?}, which has ended", plan.step());
+        let (rows, out) = (B::rows(&rows), B::rows_mut(&mut out));
+        let result = self.backend.attend(&plan, layer, &attend, rows, out, None);
+        assert!(result.is_err(), "seed {seed}: attention of {:?}, which has ended", plan.step());
+        assert!(self.backend.begin(&plan).is_err(), "seed {seed}: it begins again");
     }
 
     /// One layer of one step.

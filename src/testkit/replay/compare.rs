@@ -128,6 +128,14 @@ impl<B: Inspect> Host<B> {
         agree("qo_indptr", &packed.qo_indptr.to_vec(), &qo)?;
         agree("kv_indptr", &packed.kv_indptr.to_vec(), &kv)?;
         agree("kv_indices", &packed.kv_indices.to_vec(), &indices)?;
-        agree("kv_last_page_len", &packed.kv_last_page_len.to_vec(), &last)
+        agree("kv_last_page_len", &packed.kv_last_page_len.to_vec(), &last)?;
+        let off = |item: &Extend| Extend { len: item.len + 1, ..*item };
+        let backwards: Vec<_> = items.iter().rev().copied().collect();
+        for (wrong, items) in [("longer", vec![off(&items[0])]), ("reversed", backwards)] {
+            let mut scratch = StepScratch::new();
+            let refused = self.engine.packed(&mut scratch, &items).is_err();
+            agree(wrong, &refused, &(wrong == "longer" || items.len() > 1))?;
+        }
+        Ok(())
     }
 }

@@ -5,12 +5,16 @@
 //!
 //! Not here: how a plan is made (`system/plan_batch.rs`).
 
+mod step_end;
+
 use std::fmt;
 
 use bumpalo::Bump;
 use bytemuck::{Pod, Zeroable};
 
 use crate::id::{PageId, RowId, SeqKey, SlotId, StepId, TokenId};
+
+pub use step_end::StepEnd;
 
 // The byte form is the memory form, and it is defined as little-endian.
 const _: () = assert!(cfg!(target_endian = "little"));
@@ -265,6 +269,11 @@ pub enum PlanBytesError {
         /// The first sequence that is off.
         row: usize,
     },
+    /// A [`StepEnd`](crate::StepEnd) that neither completes nor aborts.
+    StepEnd {
+        /// The number that stands for what it does.
+        kind: u64,
+    },
 }
 
 impl fmt::Display for PlanBytesError {
@@ -277,6 +286,9 @@ impl fmt::Display for PlanBytesError {
             }
             Self::Rows { row } => {
                 write!(f, "the query rows of sequence {row} do not follow its neighbour's")
+            }
+            Self::StepEnd { kind } => {
+                write!(f, "an end of steps of kind {kind} neither completes nor aborts")
             }
         }
     }

@@ -1,0 +1,112 @@
+//! Which steps of a backend are open: [`OpenSteps`], for every implementation of B8.
+//!
+//! Not here: what a backend answers to a plan whose step is not open.
+
+use std::collections::VecDeque;
+
+use crate::id::StepId;
+use crate::plan::StepEnd;
+
+/// The steps that have begun and not ended. Their numbers rise.
+#[derive(Clone, Debug)]
+pub struct OpenSteps {
+    open: VecDeque<StepId>,
+    max: u32,
+    /// The greatest number that has begun or ended: the next step's is greater.
+    last: StepId,
+}
+
+impl OpenSteps {
+    /// No steps yet, and at most `max` at a time.
+    pub fn new(max: u32) -> Self {
+        Self { open: VecDeque::with_capacity(max as usize), max, last: StepId::default() }
+    }
+
+    /// Most steps that are open at a time.
+    pub fn max(&self) -> u32 {
+        self.max
+    }
+
+    /// The greatest step that has begun or ended; 0 if there was none. A step begins after it or not at all.
+    pub fn last(&self) -> StepId {
+        self.last
+    }
+
+    /// Whether one more may begin.
+    pub fn has_room(&self) -> bool {
+        self.open.len() < self.max as usize
+    }
+
+    /// Whether a step has begun and not ended. O(open steps).
+    pub fn contains(&self, step: StepId) -> bool {
+        self.open.iter().rev().any(|&open| open == step)
+    }
+
+    /// Begins a step.
+    ///
+    /// # Panics
+    /// If the step is not after [`OpenSteps::last`], or there is no room: the caller checked.
+    pub fn begin(&mut self, step: StepId) {
+        assert!(step > self.last && self.has_room(), "B2: the caller checked the step");
+        self.open.push_back(step);
+        self.last = step;
+    }
+
+    /// Ends steps. One that never began cannot begin any more. O(steps that end).
+    pub fn end(&mut self, end: StepEnd) {
+        match end {
+            StepEnd::Complete(step) => {
+                while self.open.front().is_some_and(|&open| open <= step) {
+                    self.open.pop_front();
+                }
+                self.last = self.last.max(step);
+            }
+            StepEnd::Abort(step) => {
+                while self.open.back().is_some_and(|&open| open >= step) {
+                    self.open.pop_back();
+                }
+                self.last = self.last.max(step);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(numbers: &[u64], max: u32) -> OpenSteps {
+        let mut steps = OpenSteps::new(max);
+        numbers.iter().for_each(|&number| steps.begin(StepId::new(number)));
+        steps
+    }
+
+    fn open(steps: &OpenSteps) -> Vec<u64> {
+        (0..20).filter(|&number| steps.contains(StepId::new(number))).collect()
+    }
+
+    #[test]
+    fn steps_are_open_until_they_end() {
+        let mut steps = steps(&[1, 2, 4, 5, 7], 5);
+        assert!(!steps.has_room());
+        steps.end(StepEnd::Complete(StepId::new(2)));
+        assert_eq!(open(&steps), [4, 5, 7]);
+        steps.end(StepEnd::Complete(StepId::new(1))); // A watermark.
+        steps.end(StepEnd::Abort(StepId::new(5)));
+        assert_eq!(open(&steps), [4]);
+        assert_eq!(steps.last(), StepId::new(7), "numbers of aborted steps are spent");
+        steps.begin(StepId::new(8));
+        steps.end(StepEnd::Complete(StepId::new(9))); // 9 copied pages, say.
+        assert_eq!((open(&steps), steps.last()), (vec![], StepId::new(9)));
+        steps.end(StepEnd::Abort(StepId::new(10))); // It failed to begin.
+        assert_eq!(steps.last(), StepId::new(10));
+    }
+
+    #[test]
+    #[should_panic(expected = "B2")]
+    fn a_step_that_ended_does_not_begin() {
+        let mut steps = steps(&[1], 5);
+        steps.end(StepEnd::Abort(StepId::new(3)));
+        steps.begin(StepId::new(2));
+    }
+}

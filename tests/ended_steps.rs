@@ -1,0 +1,131 @@
+//! A plan does not outlive its step: once it is aborted or complete, its pages may be another sequence's.
+
+use kvarena::backend::{CpuError, CpuRows, CpuRowsMut};
+use kvarena::testkit::planner::{Item, Planner};
+use kvarena::{
+    Attend, Backend, Capacity, Cpu, Engine, Extend, LayerId, Namespace, OwnedPlan, PageId,
+    PoolConfig, SeqKey, StepEnd, StepId, StepScratch, TableShape, TokenId,
+};
+
+const LAYER: LayerId = LayerId::new(0);
+
+fn pool() -> PoolConfig {
+    PoolConfig { page_size: 4, head_dim: 8, capacity: Capacity::Pages(4), ..PoolConfig::default() }
+}
+
+fn prompt(first: u32) -> Vec<TokenId> {
+    (first..first + 16).map(TokenId::new).collect()
+}
+
+/// Plans a whole prompt, which takes the whole pool, and stores rows of one number.
+fn fill(engine: &mut Engine<Cpu>, first: u32, number: f32) -> (SeqKey, OwnedPlan) {
+    let seq = engine.admit(Namespace::default(), &prompt(first)).expect("room");
+    let mut scratch = StepScratch::new();
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 16 }]).expect("room");
+    store(engine.backend_mut(), &OwnedPlan::from(&plan), number).expect("an open step");
+    (seq, OwnedPlan::from(&plan))
+}
+
+fn store(cpu: &mut Cpu, plan: &OwnedPlan, number: f32) -> Result<(), CpuError> {
+    let rows = vec![number; 16 * 8];
+    cpu.store_cache(&plan.plan(), LAYER, CpuRows::from(&rows[..]), CpuRows::from(&rows[..]))
+}
+
+fn attend(cpu: &mut Cpu, plan: &OwnedPlan) -> Result<(), CpuError> {
+    let (q, mut out) = (vec![1.0_f32; 16 * 8], vec![0.0_f32; 16 * 8]);
+    let (q, out) = (CpuRows::from(&q[..]), CpuRowsMut::from(&mut out[..]));
+    cpu.attend(&plan.plan(), LAYER, &Attend::new(1, 8), q, out, None)
+}
+
+/// All bytes of the pool.
+fn bytes(cpu: &Cpu) -> Vec<u8> {
+    let mut page = vec![0; cpu.layout().expect("an open backend").page_bytes() as usize];
+    let pages = (0..4).map(PageId::new);
+    pages
+        .flat_map(|id| cpu.read_page(id, &mut page).map(|()| page.clone()).expect("a page"))
+        .collect()
+}
+
+/// The old plan writes nothing into pages that the next sequence has by now.
+fn is_refused(engine: &mut Engine<Cpu>, old: &OwnedPlan) {
+    fill(engine, 100, 2.0);
+    let before = bytes(engine.backend());
+    let ended = Err(CpuError::Ended { step: old.plan().step() });
+    assert_eq!(store(engine.backend_mut(), old, 1.0), ended);
+    assert_eq!(attend(engine.backend_mut(), old), ended);
+    assert_eq!(bytes(engine.backend()), before);
+}
+
+#[test]
+fn the_plan_of_an_aborted_step_is_refused() {
+    let mut engine = Engine::new(pool(), Cpu::with_threads(1)).expect("a small pool");
+    let (seq, old) = fill(&mut engine, 0, 1.0);
+    engine.abort(old.plan().step()).expect("it is open");
+    engine.complete(old.plan().step()).expect("it is aborted");
+    engine.finish(seq).expect("it lives");
+    is_refused(&mut engine, &old);
+}
+
+#[test]
+fn the_plan_of_a_complete_step_is_refused() {
+    let mut engine = Engine::new(pool(), Cpu::with_threads(1)).expect("a small pool");
+    let (seq, old) = fill(&mut engine, 0, 1.0);
+    engine.commit(old.plan().step()).expect("it is open");
+    attend(engine.backend_mut(), &old).expect("a committed step is open");
+    engine.complete(old.plan().step()).expect("it is committed");
+    engine.finish(seq).expect("it lives");
+    engine.reset();
+    is_refused(&mut engine, &old);
+}
+
+#[test]
+fn an_abort_takes_later_steps_along() {
+    let mut engine = Engine::new(pool(), Cpu::with_threads(1)).expect("a small pool");
+    let seq = engine.admit(Namespace::default(), &prompt(0)).expect("room");
+    let plans = [8, 8].map(|len| {
+        let mut scratch = StepScratch::new();
+        let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room");
+        OwnedPlan::from(&plan)
+    });
+    engine.abort(plans[0].plan().step()).expect("it is open");
+    for plan in &plans {
+        let ended = Err(CpuError::Ended { step: plan.plan().step() });
+        assert_eq!(attend(engine.backend_mut(), plan), ended);
+    }
+}
+
+#[test]
+fn a_rank_is_driven_by_bytes_alone() {
+    let layout = pool().layout().expect("a small pool");
+    let table = TableShape::new(4, 2, 16, 32).expect("a small table");
+    let mut planner = Planner::new(&layout, &table, 1);
+    let mut rank = Cpu::with_threads(1);
+    rank.open(&layout, &table, 2).expect("a small pool");
+    let sequence = planner.admit().expect("a row");
+    let mut plans = Vec::new();
+    for _ in 0..3 {
+        plans.push(planner.plan(&[Item::Padding { len: 16 }]));
+    }
+    let begin = |rank: &mut Cpu, plan: &OwnedPlan| {
+        let plan = OwnedPlan::from_bytes(plan.as_bytes()).expect("the bytes of a plan");
+        rank.begin(&plan.plan())
+    };
+    let end = |rank: &mut Cpu, end: StepEnd| {
+        rank.end(StepEnd::from_bytes(&end.to_bytes()).expect("the bytes of an end"));
+    };
+    let step = |number| StepId::new(number);
+    assert_eq!(begin(&mut rank, &plans[0]), Ok(()));
+    assert_eq!(begin(&mut rank, &plans[1]), Ok(()));
+    assert_eq!(begin(&mut rank, &plans[2]), Err(CpuError::OpenSteps { max: 2 }));
+    end(&mut rank, StepEnd::Complete(step(1)));
+    assert_eq!(attend(&mut rank, &plans[0]), Err(CpuError::Ended { step: step(1) }));
+    assert_eq!(attend(&mut rank, &plans[1]), Ok(()));
+    assert_eq!(begin(&mut rank, &plans[2]), Ok(()));
+    end(&mut rank, StepEnd::Abort(step(3)));
+    assert_eq!(attend(&mut rank, &plans[2]), Err(CpuError::Ended { step: step(3) }));
+    assert_eq!(attend(&mut rank, &plans[1]), Ok(()));
+    let spent = CpuError::AlreadyBegun { step: step(3), last: step(3) };
+    assert_eq!(begin(&mut rank, &plans[2]), Err(spent));
+    let next = planner.plan(&[Item::Extend { sequence, len: 4 }]);
+    assert_eq!(begin(&mut rank, &next), Ok(()));
+}

@@ -8,8 +8,8 @@ use std::thread;
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
-    Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, PoolConfig, RowId, SlotMapping, StepId,
-    TableShape, TokenId,
+    Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, PoolConfig, RowId, SlotMapping,
+    StepEnd, StepId, TableShape, TokenId,
 };
 
 use crate::gpu;
@@ -90,6 +90,7 @@ fn step(cuda: &mut Cuda, step: u64) -> Result<(), CudaError> {
     cuda.begin(&plan)?;
     let row = DeviceBuffer::of(cuda.gpu(), &[step as u16; 64])?;
     cuda.store_cache(&plan, LayerId::new(0), row.rows(0, None), row.rows(0, None))?;
+    cuda.end(StepEnd::Complete(plan.step));
     cuda.synchronize()?;
     assert_eq!(cuda.pool().expect("an open backend").read::<u16>(0, 64)?, [step as u16; 64]);
     Ok(())

@@ -16,7 +16,7 @@ pub enum PrefixMode {
 }
 
 /// What an engine is made for. `EngineConfig::from(pool_config)` fills in the limits: prefixes are kept and shared, 256
-/// sequences of at most 131,072 tokens each, 4,194,304 tokens together, 8 unfinished steps, memory touched at the start.
+/// sequences of at most 131,072 tokens each, 4,194,304 tokens together, 8 unfinished steps, memory touched at first.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct EngineConfig {
     /// Shape and size of K and V.

@@ -157,9 +157,9 @@ impl<B: Backend> Engine<B> {
         Ok(plan)
     }
 
-    /// The page tables of a planned batch in FlashInfer's contract, for hosts that bring their own kernels: of the items
-    /// of one plan in its order, or of some of them (a host may have one kernel for prefill and another for decode), as
-    /// long as their step is not complete and nothing was planned or rolled back for them since.
+    /// The page tables of a planned batch in FlashInfer's contract, for hosts that bring their own kernels: of the
+    /// items of one plan in its order, or of some of them (a host may have one kernel for prefill and another for
+    /// decode), as long as their step is not complete and nothing was planned or rolled back for them since.
     /// O(pages of the items).
     ///
     /// # Errors

@@ -206,6 +206,23 @@ impl StepLog {
         item >= self.base && !self.items[self.place(item)].cut
     }
 
+    /// Of a sequence with this last item and dirty_from: pages whose page table words were sent by plans that no abort
+    /// can undo any more. O(unfinished steps).
+    pub(crate) fn sent_for_good(&self, last_item: u64, dirty_from: u32) -> u32 {
+        let (mut number, mut sent) = (last_item, dirty_from);
+        while number >= self.base && self.is_open_item(number) {
+            let item = self.item(number);
+            (number, sent) = (item.previous, sent.min(item.dirty_from));
+        }
+        sent
+    }
+
+    /// Whether an item is of an open step: those follow all others (L2).
+    fn is_open_item(&self, number: u64) -> bool {
+        let first = self.steps.iter().find(|step| step.open);
+        first.is_some_and(|step| number >= step.first_item)
+    }
+
     /// Caps what the items of one sequence plan, from its last one back: tokens past `len` are forgotten.
     /// O(unfinished steps).
     pub(crate) fn cap(&mut self, last_item: u64, len: u32) {

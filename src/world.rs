@@ -140,6 +140,7 @@ impl World {
                 "S2: what is published is computed",
             )?;
             ensure(s.dirty_from <= s.page_len, "S4: dirty_from lies within the pages")?;
+            ensure(s.inherited <= s.published, "S4: inherited pages are published")?;
             match &s.lock {
                 Some(lock) => {
                     let path = self.prefixes.path(lock);
@@ -151,11 +152,10 @@ impl World {
             let known = self.sequences.knows_its_end(s);
             ensure(known, "S6: a row knows the place of its last page and its last token")?;
         }
-        let (used, counted) = self.sequences.chunk_counts();
-        if used == counted {
+        if self.sequences.counts_chunks() {
             Ok(())
         } else {
-            Err(("S5: every chunk in use belongs to a row", None))
+            Err(("S5: every chunk in use belongs to rows, as many as it counts", None))
         }
     }
 

@@ -89,8 +89,8 @@ pub trait Backend {
     /// The backend's own.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error>;
 
-    /// Ends steps: their plans are refused from now on. Nothing is waited for; steps that never began, or have ended, do
-    /// no harm. An engine calls it with every `complete` and `abort`; a host tells its other ranks' backends.
+    /// Ends steps: their plans are refused from now on. Nothing is waited for; steps that never began, or have ended,
+    /// do no harm. An engine calls it with every `complete` and `abort`; a host tells its other ranks' backends.
     /// O(steps that end).
     fn end(&mut self, end: StepEnd);
 

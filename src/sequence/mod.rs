@@ -11,25 +11,32 @@
 //! * S1. cached_len <= planned_len; page_len = ceil(planned_len / page_size).
 //! * S2. The first `published` pages are the tree's, on the path of the lock; the rest are private and this row's only.
 //! * S3. A preempted sequence has tokens and nothing else.
-//! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not.
-//! * S5. Every chunk in use belongs to a row.
+//! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not. The first
+//!   `inherited` pages are whole chunks of the page table that a parent's plans have sent for good.
+//! * S5. Every chunk in use belongs to rows, as many as its count of users.
 //! * S6. A row knows the place of its last page and its last token by heart: what decodes looks for nothing else.
 //!
 //! planned_len passes token_len by one token for each unfinished step that samples the token of the next.
 //!
-//! Tokens and pages of a row lie in chunks (`chunks.rs`).
+//! Tokens and pages of a row lie in chunks of their own stores (`token_store.rs`, `page_table.rs`).
 //!
 //! Not here: prefixes, page states, steps.
 
-mod chunks;
+mod chunk_pool;
+mod page_table;
+mod row;
+mod token_store;
 
 use slotmap::SlotMap;
 
 use crate::error::Error;
 use crate::id::{Namespace, PageId, PrefixLock, RowId, SeqKey, StepId, TokenId};
 use crate::layout::TableShape;
-use crate::plan::TableWrite;
-use chunks::ChunkStore;
+use chunk_pool::ChunkPool;
+use page_table::PageTable;
+use token_store::TokenStore;
+
+pub(crate) use row::RowMut;
 
 /// One sequence's numbers. Lengths in tokens unless they say pages.
 #[derive(Debug)]
@@ -48,9 +55,11 @@ pub struct Sequence {
     pub published: u32,
     /// First page that no plan has sent to the backends.
     pub dirty_from: u32,
-    /// Chunks of its row.
+    /// Pages that it shares with the sequence it was forked from, down to the chunks that name them.
+    pub inherited: u32,
+    /// Its chunks of tokens.
     chunks: u32,
-    /// Place of its last page (`chunks.rs`), if it has one.
+    /// Place of its last page (`page_table.rs`), if it has one.
     tail: u32,
     /// Its last known token, if it has one.
     pub last_token: TokenId,
@@ -92,7 +101,8 @@ pub struct SequenceTable {
     max: u32,
     rows: SlotMap<SeqKey, Sequence>,
     free_rows: Vec<RowId>,
-    store: ChunkStore,
+    tokens: TokenStore,
+    page_table: PageTable,
 }
 
 impl SequenceTable {
@@ -103,19 +113,23 @@ impl SequenceTable {
             max: shape.rows,
             rows: SlotMap::with_capacity_and_key(shape.rows as usize),
             free_rows: (0..shape.rows).rev().map(RowId::new).collect(),
-            store: ChunkStore::new(shape, page_size),
+            tokens: TokenStore::new(shape, page_size),
+            page_table: PageTable::new(shape),
         }
     }
 
     /// Touches the memory of tokens and page tables, so that no call pays for a page fault later.
     pub fn prefault(&mut self) {
-        self.store.prefault();
+        self.tokens.prefault();
+        self.page_table.prefault();
     }
 
     /// Bytes that a table reserves; they are touched as tokens come.
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
         let row = size_of::<Sequence>() + 4 + size_of::<RowId>();
-        u64::from(shape.rows) * row as u64 + ChunkStore::bytes(shape, page_size)
+        u64::from(shape.rows) * row as u64
+            + TokenStore::bytes(shape, page_size)
+            + PageTable::bytes(shape)
     }
 
     /// Sequences, preempted ones included.
@@ -154,7 +168,12 @@ impl SequenceTable {
     /// A sequence to change, with its tokens and pages. Same error.
     pub(crate) fn row_mut(&mut self, seq: SeqKey) -> Result<RowMut<'_>, Error> {
         let sequence = self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })?;
-        Ok(RowMut { sequence, store: &mut self.store })
+        Ok(RowMut {
+            sequence,
+            page_size: self.page_size,
+            tokens: &mut self.tokens,
+            pages: &mut self.page_table,
+        })
     }
 
     /// A sequence that is not preempted.
@@ -174,12 +193,12 @@ impl SequenceTable {
         if self.rows.len() == self.max as usize {
             return Err(Error::OutOfSequences { max: self.max });
         }
-        self.check_chunks(self.store.chunks_for(tokens))
+        self.check_chunks(self.tokens.chunks_for(tokens))
     }
 
     /// Checks that `chunks` more fit. Same error.
     pub(crate) fn check_chunks(&self, chunks: u32) -> Result<(), Error> {
-        self.store.check_free(chunks)
+        self.tokens.check_free(chunks)
     }
 
     /// Makes a row of these tokens. The caller checked the room.
@@ -198,6 +217,7 @@ impl SequenceTable {
             page_len: 0,
             published: 0,
             dirty_from: 0,
+            inherited: 0,
             chunks: 0,
             tail: 0,
             last_token: TokenId::default(),
@@ -209,8 +229,7 @@ impl SequenceTable {
             lock: Some(lock),
         };
         let seq = self.rows.insert(sequence);
-        let sequence = &mut self.rows[seq];
-        RowMut { sequence, store: &mut self.store }.push_tokens(tokens);
+        self.row_mut(seq).expect("just made").append_tokens(tokens);
         seq
     }
 
@@ -218,7 +237,8 @@ impl SequenceTable {
     pub(crate) fn despawn(&mut self, seq: SeqKey) {
         let mut sequence = self.rows.remove(seq).expect("the caller looked it up");
         assert!(sequence.lock.is_none(), "S2: a finished sequence has given up its prefix");
-        self.store.shrink(sequence.row, &mut sequence.chunks, 0);
+        self.tokens.shrink(sequence.row, &mut sequence.chunks, 0);
+        self.page_table.shrink(sequence.row, sequence.page_len, 0);
         self.free_rows.push(sequence.row);
     }
 
@@ -227,10 +247,25 @@ impl SequenceTable {
         let (from, namespace) = (self.rows[parent].row, self.rows[parent].namespace);
         let child = self.spawn(namespace, &[], lock);
         let sequence = &mut self.rows[child];
-        self.store.reserve(sequence.row, &mut sequence.chunks, tokens);
-        self.store.copy_tokens(from, sequence.row, tokens);
+        self.tokens.reserve(sequence.row, &mut sequence.chunks, tokens);
+        self.tokens.copy(from, sequence.row, tokens);
         self.end_tokens(child, tokens);
         child
+    }
+
+    /// A row without pages begins with the whole chunks among a parent's first `pages`, which are published, and whose
+    /// words have been sent for good. Returns the pages that it has now. O(chunks).
+    pub(crate) fn inherit(&mut self, parent: SeqKey, child: SeqKey, pages: u32) -> u32 {
+        let from = self.rows[parent].row;
+        let sequence = &mut self.rows[child];
+        assert!(sequence.page_len == 0, "S4: a row inherits before it has pages");
+        let pages = self.page_table.whole_chunks(pages);
+        self.page_table.share(from, sequence.row, pages);
+        (sequence.page_len, sequence.inherited) = (pages, pages);
+        if pages > 0 {
+            sequence.tail = self.page_table.place(sequence.row, pages - 1);
+        }
+        pages
     }
 
     /// Drops pages from `page_len` on; they are appended to `out`. O(pages dropped).
@@ -241,12 +276,13 @@ impl SequenceTable {
         }
         assert!(page_len >= sequence.published, "S2: published pages are not the row's to drop");
         for index in page_len..sequence.page_len {
-            out.push(self.store.page(sequence.row, index));
+            out.push(self.page_table.page(sequence.row, index));
         }
+        self.page_table.shrink(sequence.row, sequence.page_len, page_len);
         sequence.page_len = page_len;
         sequence.dirty_from = sequence.dirty_from.min(page_len);
         if page_len > 0 {
-            sequence.tail = self.store.place(sequence.row, page_len - 1);
+            sequence.tail = self.page_table.place(sequence.row, page_len - 1);
         }
         self.shrink(seq);
     }
@@ -254,7 +290,9 @@ impl SequenceTable {
     /// Forgets all pages, which the caller has given up: the sequence is preempted.
     pub(crate) fn clear_pages(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
-        (sequence.page_len, sequence.published, sequence.dirty_from) = (0, 0, 0);
+        self.page_table.shrink(sequence.row, sequence.page_len, 0);
+        (sequence.page_len, sequence.published) = (0, 0);
+        (sequence.dirty_from, sequence.inherited) = (0, 0);
         (sequence.cached_len, sequence.planned_len) = (0, 0);
         (sequence.last_step, sequence.last_item) = (StepId::default(), 0);
         sequence.life += 1;
@@ -272,33 +310,33 @@ impl SequenceTable {
         let sequence = &mut self.rows[seq];
         sequence.token_len = len;
         if len > 0 {
-            sequence.last_token = self.store.token(sequence.row, len - 1);
+            sequence.last_token = self.tokens.token(sequence.row, len - 1);
         }
     }
 
-    /// Gives chunks back that neither tokens nor pages reach.
+    /// Gives chunks of tokens back that neither tokens nor pages reach.
     fn shrink(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
         let tokens = sequence.token_len.max(sequence.page_len * self.page_size);
-        self.store.shrink(sequence.row, &mut sequence.chunks, tokens);
+        self.tokens.shrink(sequence.row, &mut sequence.chunks, tokens);
     }
 
     /// One page of a row.
     pub fn page(&self, sequence: &Sequence, index: u32) -> PageId {
         debug_assert!(index < sequence.page_len);
-        self.store.page(sequence.row, index)
+        self.page_table.page(sequence.row, index)
     }
 
     /// One known token.
     pub fn token(&self, sequence: &Sequence, position: u32) -> TokenId {
         debug_assert!(position < sequence.token_len);
-        self.store.token(sequence.row, position)
+        self.tokens.token(sequence.row, position)
     }
 
     /// A row's pages in order.
     pub fn pages(&self, sequence: &Sequence) -> impl Iterator<Item = PageId> + use<'_> {
         let row = sequence.row;
-        (0..sequence.page_len).map(move |index| self.store.page(row, index))
+        (0..sequence.page_len).map(move |index| self.page_table.page(row, index))
     }
 
     /// A row's pages `start..end`, in contiguous pieces.
@@ -308,7 +346,7 @@ impl SequenceTable {
         start: u32,
         end: u32,
     ) -> impl Iterator<Item = &[PageId]> + use<'_> {
-        self.store.page_pieces(sequence.row, start, end)
+        self.page_table.pieces(sequence.row, start, end)
     }
 
     /// A row's known tokens `start..end`, in contiguous pieces.
@@ -318,142 +356,45 @@ impl SequenceTable {
         start: u32,
         end: u32,
     ) -> impl Iterator<Item = &[TokenId]> + use<'_> {
-        self.store.token_pieces(sequence.row, start, end)
+        self.tokens.pieces(sequence.row, start, end)
     }
 
     /// Whether S6 holds for a row.
     pub(crate) fn knows_its_end(&self, sequence: &Sequence) -> bool {
         let Sequence { row, page_len, token_len, tail, last_token, .. } = *sequence;
-        (page_len == 0 || self.store.place(row, page_len - 1) == tail)
-            && (token_len == 0 || self.store.token(row, token_len - 1) == last_token)
+        (page_len == 0 || self.page_table.place(row, page_len - 1) == tail)
+            && (token_len == 0 || self.tokens.token(row, token_len - 1) == last_token)
     }
 
-    /// Chunks in use and chunks that rows count, for audits.
-    pub(crate) fn chunk_counts(&self) -> (u32, u32) {
-        (self.store.used_count(), self.rows.values().map(|sequence| sequence.chunks).sum())
+    /// Whether S5 holds. O(chunks).
+    pub(crate) fn counts_chunks(&self) -> bool {
+        let token_chunks = self.rows.values().flat_map(|s| self.tokens.chunks_of(s.row, s.chunks));
+        let page_chunks =
+            self.rows.values().flat_map(|s| self.page_table.chunks_of(s.row, s.page_len));
+        counts(self.tokens.pool(), token_chunks) && counts(self.page_table.pool(), page_chunks)
     }
 }
 
-/// A sequence with its tokens and pages, looked up once.
-pub(crate) struct RowMut<'a> {
-    pub sequence: &'a mut Sequence,
-    store: &'a mut ChunkStore,
+/// Whether a pool counts exactly these users of its chunks.
+fn counts(pool: &ChunkPool, named: impl Iterator<Item = u32>) -> bool {
+    let mut users = vec![0; pool.users().len()];
+    named.for_each(|chunk| users[chunk as usize] += 1);
+    let used = users.iter().filter(|&&users| users > 0).count();
+    users == pool.users() && used == pool.used_count() as usize
 }
 
-impl RowMut<'_> {
-    /// Checks that the row can hold `len` tokens.
-    ///
-    /// # Errors
-    /// [`Error::OutOfTokens`].
-    pub fn check_room(&self, len: u32) -> Result<(), Error> {
-        if len <= self.sequence.chunks * self.store.chunk_tokens() {
-            return Ok(());
-        }
-        self.store.check_free(self.store.chunks_for(len) - self.sequence.chunks)
-    }
-
-    /// To grow to `page_len` pages: the chunks that the row lacks, and how many words [`RowMut::take_dirty`] will give
-    /// then.
-    pub fn lacking(&self, page_len: u32) -> (u32, u32) {
-        let Sequence { chunks: own, dirty_from, .. } = *self.sequence;
-        let chunks = self.store.chunks_for_pages(page_len);
-        let dirty_chunks = chunks - self.store.chunks_for_pages(dirty_from);
-        (chunks.saturating_sub(own), page_len - dirty_from + dirty_chunks)
-    }
-
-    /// Appends tokens. The caller checked the room. O(tokens).
-    pub fn push_tokens(&mut self, tokens: &[TokenId]) {
-        let Self { sequence, store } = self;
-        let len = sequence.token_len + tokens.len() as u32;
-        store.reserve(sequence.row, &mut sequence.chunks, len);
-        match tokens {
-            [token] => store.write_token(sequence.row, sequence.token_len, *token),
-            _ => store.write_tokens(sequence.row, sequence.token_len, tokens),
-        }
-        sequence.token_len = len;
-        sequence.last_token = tokens.last().copied().unwrap_or(sequence.last_token);
-    }
-
-    /// Appends pages. The caller checked the room. O(pages).
-    pub fn push_pages(&mut self, pages: &[PageId]) {
-        let Self { sequence, store } = self;
-        let len = sequence.page_len + pages.len() as u32;
-        store.reserve(sequence.row, &mut sequence.chunks, len * store.page_size());
-        store.write_pages(sequence.row, sequence.page_len, pages);
-        sequence.page_len = len;
-        if len > 0 {
-            sequence.tail = store.place(sequence.row, len - 1);
-        }
-    }
-
-    /// Pages `start..end`, in contiguous pieces.
-    pub fn page_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> {
-        self.store.page_pieces(self.sequence.row, start, end)
-    }
-
-    /// Known tokens `start..end`, in contiguous pieces.
-    pub fn token_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[TokenId]> {
-        self.store.token_pieces(self.sequence.row, start, end)
-    }
-
-    /// The longest piece of whole pages that lie together from page `start` on, up to page `end`: its tokens and pages.
-    pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
-        self.store.piece_mut(self.sequence.row, start, end)
-    }
-
-    /// The words of the row that no plan has sent, which count as sent from now on: each new page, and each chunk that
-    /// a new page is the first of.
-    pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
-        let Self { sequence, store } = self;
-        store.writes(sequence.row, sequence.dirty_from, sequence.page_len, write);
-        sequence.dirty_from = sequence.page_len;
-    }
-
-    /// Whether plans have sent all its pages.
-    pub fn is_sent(&self) -> bool {
-        self.sequence.dirty_from == self.sequence.page_len
-    }
-
-    /// [`RowMut::lacking`] of one page, for a row whose other pages are sent.
-    #[inline]
-    pub fn lacking_one(&self) -> (u32, u32) {
-        let page_len = self.sequence.page_len;
-        if self.store.begins_chunk(page_len) { self.lacking(page_len + 1) } else { (0, 1) }
-    }
-
-    /// [`RowMut::push_pages`] and [`RowMut::take_dirty`] of one page, for a row whose other pages are sent.
-    #[inline]
-    pub fn push_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
-        let Self { sequence, store } = self;
-        let index = sequence.page_len;
-        sequence.page_len += 1;
-        sequence.dirty_from = sequence.page_len;
-        sequence.tail += 1;
-        if store.begins_chunk(index) {
-            let tokens = sequence.page_len * store.page_size();
-            store.reserve(sequence.row, &mut sequence.chunks, tokens);
-            write(store.directory_write(sequence.row, index));
-            sequence.tail = store.place(sequence.row, index);
-        }
-        write(store.write_page(sequence.tail, page));
-    }
-
-    /// Asks for the word that [`RowMut::push_sent`] will write, unless it is the first of a chunk: stores that miss the
-    /// caches wait for each other.
-    #[inline]
-    pub fn prefetch_next_page(&self) {
-        self.store.prefetch_page(self.sequence.tail + 1);
-    }
-
-    /// Its last page.
-    #[inline]
-    pub fn last_page(&self) -> PageId {
-        self.store.page_at(self.sequence.tail)
-    }
-
-    /// The token at `offset` in its last page, whether known or not.
-    #[inline]
-    pub fn token_at_end(&self, offset: u32) -> TokenId {
-        self.store.token_at(self.sequence.tail, offset)
-    }
+/// The pieces of `start..end`, given the one that begins at an index.
+fn pieces<'a, T: 'a>(
+    start: u32,
+    end: u32,
+    piece: impl Fn(u32) -> &'a [T],
+) -> impl Iterator<Item = &'a [T]> {
+    let mut at = start;
+    std::iter::from_fn(move || {
+        (at < end).then(|| {
+            let piece = piece(at);
+            at += piece.len() as u32;
+            piece
+        })
+    })
 }

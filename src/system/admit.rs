@@ -127,7 +127,7 @@ fn enter(
     seq: SeqKey,
 ) {
     let mut row = sequences.row_mut(seq).expect("just looked up");
-    row.push_pages(&buffers.pages);
+    row.append_pages(&buffers.pages);
     let sequence = row.sequence;
     sequence.published = buffers.pages.len() as u32;
     sequence.cached_len = sequence.published * shape.layout.page_size();

@@ -24,6 +24,6 @@ pub(crate) fn append(
         return Err(Error::TooLong { len, max });
     }
     row.check_room(len as u32)?;
-    row.push_tokens(tokens);
+    row.append_tokens(tokens);
     Ok(())
 }

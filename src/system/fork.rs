@@ -21,6 +21,7 @@ pub struct Forked {
 }
 
 /// Forks a running sequence. Its whole computed pages are published first, in prefix mode None for the family alone.
+/// The child shares chunks of the page table, so its first plan sends a word a chunk for them instead of one a page.
 /// O(tokens).
 ///
 /// # Errors
@@ -46,18 +47,20 @@ pub(crate) fn fork(world: &mut World, seq: SeqKey) -> Result<Forked, Error> {
     let lock = parent.lock.as_ref().expect("a running sequence holds its prefix");
     let lock = prefixes.lock_again(lock);
     let shared = cached_len / page_size;
+    let sent = steps.sent_for_good(parent.last_item, parent.dirty_from).max(parent.inherited);
+    let source = has_tail.then(|| sequences.page(parent, shared));
+    let copy = source.map(|source| PageCopy { source, target: tail[0] });
+    let child = sequences.spawn_copy(seq, token_len, lock);
+    let inherited = sequences.inherit(seq, child, shared.min(sent));
     buffers.pages.clear();
-    for piece in sequences.page_pieces(parent, 0, shared) {
+    let parent = sequences.running(seq)?;
+    for piece in sequences.page_pieces(parent, inherited, shared) {
         buffers.pages.extend_from_slice(piece);
     }
-    let copy = has_tail.then(|| {
-        buffers.pages.push(tail[0]);
-        PageCopy { source: sequences.page(parent, shared), target: tail[0] }
-    });
-    let child = sequences.spawn_copy(seq, token_len, lock);
+    buffers.pages.extend(copy.map(|copy| copy.target));
     let step = copy.map(|_| steps.begin(false, 0));
     let mut row = sequences.row_mut(child).expect("just made");
-    row.push_pages(&buffers.pages);
+    row.append_pages(&buffers.pages);
     row.sequence.published = shared;
     (row.sequence.cached_len, row.sequence.planned_len) = (cached_len, cached_len);
     if let Some(step) = step {

@@ -81,7 +81,7 @@ fn check(
             return Err(Error::ExtendLen { seq, len, max });
         }
         needs.tokens += len as usize;
-        let (new_pages, (chunks, table_writes)) = if len == 1 && row.is_sent() {
+        let (new_pages, lacking) = if len == 1 && row.is_sent() {
             if row.sequence.room(page_size) > 0 {
                 continue;
             }
@@ -92,8 +92,8 @@ fn check(
             (new_pages, row.lacking(row.sequence.page_len + new_pages))
         };
         needs.pages += u64::from(new_pages);
-        needs.chunks += chunks;
-        needs.table_writes += table_writes as usize;
+        needs.chunks += lacking.chunks;
+        needs.table_writes += lacking.table_writes as usize;
     }
     sequences.check_chunks(needs.chunks)?;
     Ok(needs)
@@ -195,7 +195,7 @@ impl<T: SlotNumber> Unwritten<'_, T> {
         self.rows[0] =
             BatchRow { row: id, qo_start: self.qo_start, extend_len: item.len, kv_len: end };
         let count = (end.div_ceil(self.page_size) - page_len) as usize;
-        row.push_pages(self.new_pages.split_off(..count).expect("counted"));
+        row.append_pages(self.new_pages.split_off(..count).expect("counted"));
         row.take_dirty(|write| *self.writes.next().expect("counted") = write);
         (start..end).zip(&mut *self.positions).for_each(|(n, out)| *out = n);
         let mut tokens = &mut self.tokens[..len];
@@ -239,7 +239,7 @@ impl<T: SlotNumber> Unwritten<'_, T> {
                 (row.last_page(), page_size - room)
             } else {
                 let page = *new_pages.next().expect("counted");
-                row.push_sent(page, |write| *writes.next().expect("counted") = write);
+                row.append_sent(page, |write| *writes.next().expect("counted") = write);
                 (page, 0)
             };
             let Sequence { row: id, planned_len, token_len, .. } = *row.sequence;
@@ -248,7 +248,7 @@ impl<T: SlotNumber> Unwritten<'_, T> {
             if planned_len == token_len {
                 tokens[count] = row.sequence.last_token;
             } else if planned_len < token_len {
-                tokens[count] = row.token_at_end(offset);
+                tokens[count] = row.token(planned_len - 1);
             }
             positions[count] = planned_len - 1;
             slots[count] = T::from_slot(slot(page, page_size, offset));

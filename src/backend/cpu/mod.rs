@@ -200,8 +200,8 @@ impl Backend for Cpu {
     }
 
     /// # Errors
-    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, or an [`Attend`] that makes no
-    /// sense.
+    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, or an [`Attend`] that
+    /// makes no sense.
     fn attend(
         &mut self,
         plan: &BatchPlan<'_>,

@@ -429,8 +429,8 @@ impl Backend for Cuda {
     /// (slow, for checking): a multiple of 32 up to 256. At most 16 query heads for a kv head.
     ///
     /// # Errors
-    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, an [`Attend`] that no kernel
-    /// serves, or the driver's.
+    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, an [`Attend`] that no
+    /// kernel serves, or the driver's.
     fn attend(
         &mut self,
         plan: &BatchPlan<'_>,

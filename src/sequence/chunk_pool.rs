@@ -1,0 +1,73 @@
+//! Numbers of chunks: which are free, and how many rows use each of the others.
+//!
+//! Not here: what lies in a chunk.
+
+use crate::memory::{touch, touch_reserved};
+
+/// Chunks of one store.
+pub(super) struct ChunkPool {
+    /// Rows that name each chunk.
+    users: Vec<u32>,
+    /// Chunks that were used before and are free now.
+    returned: Vec<u32>,
+    /// Chunks from here on were never used.
+    fresh: u32,
+}
+
+impl ChunkPool {
+    pub fn new(count: u32) -> Self {
+        let users = bytemuck::zeroed_vec(count as usize);
+        Self { users, returned: Vec::with_capacity(count as usize), fresh: 0 }
+    }
+
+    pub fn prefault(&mut self) {
+        touch(&mut self.users);
+        touch_reserved(&mut self.returned, 0);
+    }
+
+    pub fn bytes(count: u32) -> u64 {
+        2 * 4 * u64::from(count)
+    }
+
+    /// Chunks that nobody uses.
+    pub fn free_count(&self) -> u32 {
+        self.users.len() as u32 - self.used_count()
+    }
+
+    /// Chunks that somebody uses.
+    pub fn used_count(&self) -> u32 {
+        self.fresh - self.returned.len() as u32
+    }
+
+    /// Takes a chunk for one row.
+    pub fn take(&mut self) -> u32 {
+        let chunk = self.returned.pop().unwrap_or_else(|| {
+            self.fresh += 1;
+            self.fresh - 1
+        });
+        let users = self.users.get_mut(chunk as usize).expect("the caller checked the room");
+        assert!(*users == 0, "S5: a free chunk has no users");
+        *users = 1;
+        chunk
+    }
+
+    /// One more row uses a chunk.
+    pub fn share(&mut self, chunk: u32) {
+        self.users[chunk as usize] += 1;
+    }
+
+    /// A row gives a chunk up, which is free with its last user.
+    pub fn give_up(&mut self, chunk: u32) {
+        let users = &mut self.users[chunk as usize];
+        assert!(*users > 0, "S5: a row's chunk is in use");
+        *users -= 1;
+        if *users == 0 {
+            self.returned.push(chunk);
+        }
+    }
+
+    /// Users of each chunk, for audits.
+    pub fn users(&self) -> &[u32] {
+        &self.users
+    }
+}

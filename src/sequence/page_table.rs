@@ -1,0 +1,197 @@
+//! The page tables of all sequences: the words that backends mirror ([`TableShape`]), directory first, then chunks of
+//! pages.
+//!
+//! A page's *place* is its number among those of all chunks: its word stands there behind the directory. Chunks have
+//! counted users: rows with a common past name the same chunks, as far as all their pages are published: those are
+//! never rewritten.
+//!
+//! Not here: lengths of rows, and which of their words were sent.
+
+use std::ops::Range;
+
+use super::chunk_pool::ChunkPool;
+use super::pieces;
+use crate::id::{PageId, RowId};
+use crate::layout::TableShape;
+use crate::memory::{prefetch_item, touch};
+use crate::plan::TableWrite;
+
+/// The words, and who has which chunk.
+pub(super) struct PageTable {
+    shape: TableShape,
+    /// Directory, then pages: see [`TableShape`].
+    words: Vec<u32>,
+    /// Words of the directory.
+    directory_len: usize,
+    chunks: ChunkPool,
+}
+
+impl PageTable {
+    pub fn new(shape: &TableShape) -> Self {
+        Self {
+            shape: *shape,
+            // Zeroed memory is not touched before it is used.
+            words: bytemuck::zeroed_vec(shape.words()),
+            directory_len: shape.directory_word(RowId::new(shape.rows), 0) as usize,
+            chunks: ChunkPool::new(shape.chunk_count),
+        }
+    }
+
+    pub fn prefault(&mut self) {
+        touch(&mut self.words);
+        self.chunks.prefault();
+    }
+
+    pub fn bytes(shape: &TableShape) -> u64 {
+        4 * shape.words() as u64 + ChunkPool::bytes(shape.chunk_count)
+    }
+
+    /// Chunks of so many pages.
+    pub fn chunks_for(&self, pages: u32) -> u32 {
+        (pages + self.shape.chunk_pages - 1) >> self.shape.chunk_pages.trailing_zeros()
+    }
+
+    /// Pages of the whole chunks among so many.
+    pub fn whole_chunks(&self, pages: u32) -> u32 {
+        pages & !(self.shape.chunk_pages - 1)
+    }
+
+    /// Whether a page is the first of its chunk.
+    pub fn begins_chunk(&self, index: u32) -> bool {
+        index & (self.shape.chunk_pages - 1) == 0
+    }
+
+    /// Gives a row of `from` pages the chunks that `to` pages take. There are as many chunks as the tokens of all rows
+    /// take, so they do not run out before those do.
+    pub fn reserve(&mut self, row: RowId, from: u32, to: u32) {
+        for chunk in self.chunks_for(from)..self.chunks_for(to) {
+            let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
+            self.words[word as usize] = self.chunks.take();
+        }
+    }
+
+    /// Takes the chunks of a row of `from` pages back that `to` pages do not take.
+    pub fn shrink(&mut self, row: RowId, from: u32, to: u32) {
+        for chunk in self.chunks_for(to)..self.chunks_for(from) {
+            let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
+            self.chunks.give_up(self.words[word as usize]);
+        }
+    }
+
+    /// A row without pages begins with another's first chunks, which hold `pages` pages, all of them whole.
+    pub fn share(&mut self, from: RowId, to: RowId, pages: u32) {
+        for index in (0..pages).step_by(self.shape.chunk_pages as usize) {
+            let chunk = self.words[self.shape.directory_word(from, index) as usize];
+            self.chunks.share(chunk);
+            self.words[self.shape.directory_word(to, index) as usize] = chunk;
+        }
+    }
+
+    /// The place of a row's page.
+    pub fn place(&self, row: RowId, index: u32) -> u32 {
+        let chunk = self.words[self.shape.directory_word(row, index) as usize];
+        let in_chunk = index & (self.shape.chunk_pages - 1);
+        chunk * self.shape.chunk_pages + in_chunk
+    }
+
+    /// Words of a row's pages from `index` on, up to page `end` or to where their chunk ends.
+    fn run(&self, row: RowId, index: u32, end: u32) -> Range<usize> {
+        let first = self.directory_len + self.place(row, index) as usize;
+        let chunk_end = (index | (self.shape.chunk_pages - 1)) + 1;
+        first..first + (end.min(chunk_end) - index) as usize
+    }
+
+    pub fn page(&self, row: RowId, index: u32) -> PageId {
+        self.page_at(self.place(row, index))
+    }
+
+    /// The page at a place.
+    pub fn page_at(&self, place: u32) -> PageId {
+        PageId::new(self.words[self.directory_len + place as usize])
+    }
+
+    /// Asks for the word of the page at a place, if there is such a place.
+    pub fn prefetch(&self, place: u32) {
+        if let Some(word) = self.words.get(self.directory_len + place as usize) {
+            prefetch_item(word);
+        }
+    }
+
+    /// Writes pages from page `start` on. The row has the chunks.
+    pub fn write(&mut self, row: RowId, start: u32, mut pages: &[PageId]) {
+        let (mut at, end) = (start, start + pages.len() as u32);
+        while at < end {
+            let run = self.run(row, at, end);
+            at += run.len() as u32;
+            let (head, rest) = pages.split_at(run.len());
+            self.words[run].copy_from_slice(PageId::peel(head));
+            pages = rest;
+        }
+    }
+
+    /// Writes the word of the page at a place.
+    #[inline]
+    pub fn write_one(&mut self, place: u32, page: PageId) -> TableWrite {
+        let (word, value) = (self.directory_len + place as usize, page.raw());
+        self.words[word] = value;
+        TableWrite { index: word as u32, value }
+    }
+
+    /// Pages `start..end`, in contiguous pieces: one for each chunk.
+    pub fn pieces(
+        &self,
+        row: RowId,
+        start: u32,
+        end: u32,
+    ) -> impl Iterator<Item = &[PageId]> + use<'_> {
+        pieces(start, end, move |at| PageId::wrap(&self.words[self.run(row, at, end)]))
+    }
+
+    /// The first of those pieces, to rewrite.
+    pub fn piece_mut(&mut self, row: RowId, start: u32, end: u32) -> &mut [PageId] {
+        let run = self.run(row, start, end);
+        bytemuck::cast_slice_mut(&mut self.words[run])
+    }
+
+    /// The word that names the chunk of a row's page.
+    pub fn directory_write(&self, row: RowId, index: u32) -> TableWrite {
+        let index = self.shape.directory_word(row, index);
+        TableWrite { index, value: self.words[index as usize] }
+    }
+
+    /// The words of pages `start..end`: those that name chunks which begin there, and from page `own` on those of the
+    /// pages.
+    pub fn writes(
+        &self,
+        row: RowId,
+        start: u32,
+        own: u32,
+        end: u32,
+        mut write: impl FnMut(TableWrite),
+    ) {
+        let mut at = start;
+        while at < end {
+            if self.begins_chunk(at) {
+                write(self.directory_write(row, at));
+            }
+            let run = self.run(row, at, end);
+            let skip = (own.max(at) - at).min(run.len() as u32);
+            at += run.len() as u32;
+            let words = run.start + skip as usize..run.end;
+            for (index, &value) in (words.start as u32..).zip(&self.words[words]) {
+                write(TableWrite { index, value });
+            }
+        }
+    }
+
+    /// The chunks of a row of so many pages, for audits.
+    pub fn chunks_of(&self, row: RowId, pages: u32) -> impl Iterator<Item = u32> + use<'_> {
+        let first = self.shape.directory_word(row, 0) as usize;
+        self.words[first..first + self.chunks_for(pages) as usize].iter().copied()
+    }
+
+    /// The chunks, for audits.
+    pub fn pool(&self) -> &ChunkPool {
+        &self.chunks
+    }
+}

@@ -1,0 +1,152 @@
+//! One sequence to change, with its tokens and its page table: [`RowMut`], looked up once.
+//!
+//! Not here: the stores themselves.
+
+use super::Sequence;
+use super::page_table::PageTable;
+use super::token_store::TokenStore;
+use crate::error::Error;
+use crate::id::{PageId, TokenId};
+use crate::plan::TableWrite;
+
+/// A sequence with its tokens and pages.
+pub(crate) struct RowMut<'a> {
+    pub sequence: &'a mut Sequence,
+    pub(super) page_size: u32,
+    pub(super) tokens: &'a mut TokenStore,
+    pub(super) pages: &'a mut PageTable,
+}
+
+/// What a row lacks to grow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Lacking {
+    /// Chunks of tokens.
+    pub chunks: u32,
+    /// Words of the page table that a plan will send then.
+    pub table_writes: u32,
+}
+
+impl RowMut<'_> {
+    /// Checks that the row can hold `len` tokens.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTokens`].
+    pub fn check_room(&self, len: u32) -> Result<(), Error> {
+        if len <= self.sequence.chunks * self.tokens.chunk_tokens() {
+            return Ok(());
+        }
+        self.tokens.check_free(self.tokens.chunks_for(len) - self.sequence.chunks)
+    }
+
+    /// Appends tokens. The caller checked the room. O(tokens).
+    pub fn append_tokens(&mut self, tokens: &[TokenId]) {
+        let Self { sequence, tokens: store, .. } = self;
+        let len = sequence.token_len + tokens.len() as u32;
+        store.reserve(sequence.row, &mut sequence.chunks, len);
+        match tokens {
+            [token] => store.write_one(sequence.row, sequence.token_len, *token),
+            _ => store.write(sequence.row, sequence.token_len, tokens),
+        }
+        sequence.token_len = len;
+        sequence.last_token = tokens.last().copied().unwrap_or(sequence.last_token);
+    }
+
+    /// What the row lacks to have `page_len` pages, all of them sent.
+    pub fn lacking(&self, page_len: u32) -> Lacking {
+        let Sequence { chunks: own, dirty_from, inherited, .. } = *self.sequence;
+        // Both stores divide a row at the same pages.
+        let chunks = self.pages.chunks_for(page_len);
+        let dirty_chunks = chunks - self.pages.chunks_for(dirty_from);
+        let table_writes = page_len - dirty_from.max(inherited) + dirty_chunks;
+        Lacking { chunks: chunks.saturating_sub(own), table_writes }
+    }
+
+    /// [`RowMut::lacking`] of one page more, for a row whose pages are sent.
+    #[inline]
+    pub fn lacking_one(&self) -> Lacking {
+        let page_len = self.sequence.page_len;
+        if self.pages.begins_chunk(page_len) {
+            self.lacking(page_len + 1)
+        } else {
+            Lacking { chunks: 0, table_writes: 1 }
+        }
+    }
+
+    /// Appends pages, and room for their tokens. The caller checked the room. O(pages).
+    pub fn append_pages(&mut self, pages: &[PageId]) {
+        let Self { sequence, page_size, tokens, pages: table } = self;
+        let len = sequence.page_len + pages.len() as u32;
+        tokens.reserve(sequence.row, &mut sequence.chunks, len * *page_size);
+        table.reserve(sequence.row, sequence.page_len, len);
+        table.write(sequence.row, sequence.page_len, pages);
+        sequence.page_len = len;
+        if len > 0 {
+            sequence.tail = table.place(sequence.row, len - 1);
+        }
+    }
+
+    /// [`RowMut::append_pages`] and [`RowMut::take_dirty`] of one page, for a row whose other pages are sent.
+    #[inline]
+    pub fn append_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
+        let index = self.sequence.page_len;
+        if self.pages.begins_chunk(index) {
+            self.append_pages(&[page]);
+            self.take_dirty(write);
+            return;
+        }
+        let Self { sequence, pages: table, .. } = self;
+        sequence.page_len += 1;
+        sequence.dirty_from = sequence.page_len;
+        sequence.tail += 1;
+        write(table.write_one(sequence.tail, page));
+    }
+
+    /// The words of the row that no plan has sent, which count as sent from now on.
+    pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
+        let Self { sequence, pages, .. } = self;
+        let Sequence { row, dirty_from, inherited, page_len, .. } = **sequence;
+        pages.writes(row, dirty_from, inherited, page_len, write);
+        sequence.dirty_from = page_len;
+    }
+
+    /// Whether plans have sent all its pages.
+    pub fn is_sent(&self) -> bool {
+        self.sequence.dirty_from == self.sequence.page_len
+    }
+
+    /// Pages `start..end`, in contiguous pieces.
+    pub fn page_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> {
+        self.pages.pieces(self.sequence.row, start, end)
+    }
+
+    /// Known tokens `start..end`, in contiguous pieces.
+    pub fn token_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[TokenId]> {
+        self.tokens.pieces(self.sequence.row, start, end)
+    }
+
+    /// The longest piece of whole pages that lie together from page `start` on, up to page `end`: its tokens and pages.
+    pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
+        let (row, size) = (self.sequence.row, self.page_size);
+        let pages = self.pages.piece_mut(row, start, end);
+        (self.tokens.piece(row, start * size, (start + pages.len() as u32) * size), pages)
+    }
+
+    /// Asks for the word that [`RowMut::append_sent`] will write, unless it is the first of a chunk: stores that miss
+    /// the caches wait for each other.
+    #[inline]
+    pub fn prefetch_next_page(&self) {
+        self.pages.prefetch(self.sequence.tail + 1);
+    }
+
+    /// Its last page.
+    #[inline]
+    pub fn last_page(&self) -> PageId {
+        self.pages.page_at(self.sequence.tail)
+    }
+
+    /// A known token.
+    #[inline]
+    pub fn token(&self, position: u32) -> TokenId {
+        self.tokens.token(self.sequence.row, position)
+    }
+}

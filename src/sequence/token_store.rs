@@ -1,0 +1,180 @@
+//! The tokens of all sequences, in chunks of their own: a row's directory names its chunks, so any position is found in
+//! O(1) and a long row needs no contiguous memory. Tokens stay on the host.
+//!
+//! A chunk holds the tokens of as many whole pages as a chunk of the page table names, so that the two divide a row at
+//! the same places.
+//!
+//! Not here: lengths of rows, pages.
+
+use std::ops::Range;
+
+use super::chunk_pool::ChunkPool;
+use super::pieces;
+use crate::error::Error;
+use crate::id::{RowId, TokenId};
+use crate::layout::TableShape;
+use crate::memory::touch;
+
+/// Unused tokens after each chunk's, a cache line of them: else the tokens that rows of one length append lie in the
+/// same few sets of a cache.
+const SKEW: usize = 16;
+
+/// The chunks, and who has them.
+pub(super) struct TokenStore {
+    chunk_tokens: u32,
+    chunks_per_row: u32,
+    /// `[rows, chunks_per_row]`: each row's chunks in order.
+    directory: Vec<u32>,
+    /// `[chunk_count, chunk_tokens + SKEW]`
+    tokens: Vec<TokenId>,
+    chunks: ChunkPool,
+}
+
+impl TokenStore {
+    pub fn new(shape: &TableShape, page_size: u32) -> Self {
+        let chunk_tokens = shape.chunk_pages * page_size;
+        let places = shape.chunk_count as usize * (chunk_tokens as usize + SKEW);
+        Self {
+            chunk_tokens,
+            chunks_per_row: shape.chunks_per_row,
+            // Zeroed memory is not touched before it is used.
+            directory: bytemuck::zeroed_vec((shape.rows * shape.chunks_per_row) as usize),
+            tokens: bytemuck::zeroed_vec(places),
+            chunks: ChunkPool::new(shape.chunk_count),
+        }
+    }
+
+    pub fn prefault(&mut self) {
+        touch(&mut self.directory);
+        touch(&mut self.tokens);
+        self.chunks.prefault();
+    }
+
+    pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
+        let chunk = 4 * (u64::from(shape.chunk_pages) * u64::from(page_size) + SKEW as u64);
+        4 * u64::from(shape.rows) * u64::from(shape.chunks_per_row)
+            + u64::from(shape.chunk_count) * chunk
+            + ChunkPool::bytes(shape.chunk_count)
+    }
+
+    /// Tokens of one chunk.
+    pub fn chunk_tokens(&self) -> u32 {
+        self.chunk_tokens
+    }
+
+    /// Chunks that hold so many tokens.
+    pub fn chunks_for(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.chunk_tokens)
+    }
+
+    /// Checks that `chunks` more fit.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTokens`].
+    pub fn check_free(&self, chunks: u32) -> Result<(), Error> {
+        let free = self.chunks.free_count();
+        if chunks <= free {
+            return Ok(());
+        }
+        let places = |chunks| u64::from(chunks) * u64::from(self.chunk_tokens);
+        Err(Error::OutOfTokens { wanted: places(chunks), available: places(free) })
+    }
+
+    /// Gives a row, which has `chunks`, more of them for so many tokens. The caller checked the room.
+    pub fn reserve(&mut self, row: RowId, chunks: &mut u32, tokens: u32) {
+        while *chunks * self.chunk_tokens < tokens {
+            let word = self.directory_word(row, *chunks);
+            self.directory[word] = self.chunks.take();
+            *chunks += 1;
+        }
+    }
+
+    /// Takes chunks back that lie past `tokens` tokens.
+    pub fn shrink(&mut self, row: RowId, chunks: &mut u32, tokens: u32) {
+        let wanted = self.chunks_for(tokens);
+        while *chunks > wanted {
+            *chunks -= 1;
+            let word = self.directory_word(row, *chunks);
+            self.chunks.give_up(self.directory[word]);
+        }
+    }
+
+    /// Where the directory names a row's chunk.
+    fn directory_word(&self, row: RowId, chunk: u32) -> usize {
+        (row.raw() * self.chunks_per_row + chunk) as usize
+    }
+
+    /// Where the token at a position lies.
+    fn place(&self, row: RowId, position: u32) -> usize {
+        let chunk = position / self.chunk_tokens;
+        let offset = position - chunk * self.chunk_tokens;
+        let number = self.directory[self.directory_word(row, chunk)] as usize;
+        number * (self.chunk_tokens as usize + SKEW) + offset as usize
+    }
+
+    /// Where the tokens from `position` on lie, up to `end` or to where their chunk ends.
+    fn run(&self, row: RowId, position: u32, end: u32) -> Range<usize> {
+        let place = self.place(row, position);
+        let in_chunk = self.chunk_tokens - position % self.chunk_tokens;
+        place..place + in_chunk.min(end - position) as usize
+    }
+
+    pub fn token(&self, row: RowId, position: u32) -> TokenId {
+        self.tokens[self.place(row, position)]
+    }
+
+    /// [`TokenStore::write`] of one, as decoding has it: a third of the instructions.
+    pub fn write_one(&mut self, row: RowId, position: u32, token: TokenId) {
+        let place = self.place(row, position);
+        self.tokens[place] = token;
+    }
+
+    /// Writes tokens from position `start` on. The row has the chunks.
+    pub fn write(&mut self, row: RowId, start: u32, mut tokens: &[TokenId]) {
+        let (mut at, end) = (start, start + tokens.len() as u32);
+        while at < end {
+            let run = self.run(row, at, end);
+            at += run.len() as u32;
+            let (head, rest) = tokens.split_at(run.len());
+            self.tokens[run].copy_from_slice(head);
+            tokens = rest;
+        }
+    }
+
+    /// Copies a row's first `len` tokens to another row, which has the chunks.
+    pub fn copy(&mut self, from: RowId, to: RowId, len: u32) {
+        let mut at = 0;
+        while at < len {
+            let source = self.run(from, at, len);
+            let target = self.place(to, at);
+            at += source.len() as u32;
+            self.tokens.copy_within(source, target);
+        }
+    }
+
+    /// Tokens at `start..end`, in contiguous pieces: one for each chunk.
+    pub fn pieces(
+        &self,
+        row: RowId,
+        start: u32,
+        end: u32,
+    ) -> impl Iterator<Item = &[TokenId]> + use<'_> {
+        pieces(start, end, move |at| &self.tokens[self.run(row, at, end)])
+    }
+
+    /// The first of those pieces.
+    pub fn piece(&self, row: RowId, start: u32, end: u32) -> &[TokenId] {
+        &self.tokens[self.run(row, start, end)]
+    }
+
+    /// The chunks of a row that has so many, for audits.
+    pub fn chunks_of(&self, row: RowId, chunks: u32) -> impl Iterator<Item = u32> + use<'_> {
+        let first = self.directory_word(row, 0);
+        self.directory[first..first + chunks as usize].iter().copied()
+    }
+
+    /// The chunks, for audits.
+    pub fn pool(&self) -> &ChunkPool {
+        &self.chunks
+    }
+}

@@ -1,0 +1,100 @@
+//! Forks share chunks of the page table: what a child's first plan sends, and that it is enough.
+
+use kvarena::{
+    Backend, Capacity, Cpu, Engine, EngineConfig, Extend, Namespace, Null, PageId, PoolConfig,
+    SeqKey, StepScratch, TokenId,
+};
+
+fn config(page_size: u32, pages: u32) -> EngineConfig {
+    let capacity = Capacity::Pages(pages);
+    let pool = PoolConfig { head_dim: 1, page_size, capacity, ..PoolConfig::default() };
+    EngineConfig { max_sequences: 80, max_tokens: 8 << 20, ..EngineConfig::from(pool) }
+}
+
+fn tokens(range: std::ops::Range<u32>) -> Vec<TokenId> {
+    range.map(TokenId::new).collect()
+}
+
+/// Admits and computes a prompt.
+fn computed<B: Backend<Error: std::fmt::Debug>>(engine: &mut Engine<B>, len: u32) -> SeqKey {
+    let seq = engine.admit(Namespace::default(), &tokens(0..len)).expect("room");
+    let mut scratch = StepScratch::new();
+    let step = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room").step();
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
+    seq
+}
+
+/// The pages of a sequence's row, as the backend has them.
+fn mirrored(engine: &Engine<Cpu>, seq: SeqKey) -> Vec<PageId> {
+    let (sequence, table) = (engine.sequence(seq).expect("it lives"), engine.shape().table);
+    let words = engine.backend().table_words();
+    (0..sequence.page_len).map(|index| table.page(words, sequence.row, index)).collect()
+}
+
+fn assert_mirrored(engine: &Engine<Cpu>, seq: SeqKey) {
+    let pages: Vec<_> = engine.page_table(seq).expect("it lives").collect();
+    assert!(mirrored(engine, seq) == pages, "the backend has another page table");
+}
+
+#[test]
+fn a_long_past_costs_a_word_a_chunk() {
+    let mut engine = Engine::new(config(1, 110_000), Null).expect("the config is right");
+    let parent = computed(&mut engine, 100_000);
+    let mut scratch = StepScratch::new();
+    for i in 0..64 {
+        let child = engine.fork(parent).expect("room").child;
+        engine.append(child, &[TokenId::new(i)]).expect("room");
+        let items = [Extend { seq: child, len: 1 }];
+        let plan = engine.plan_batch(&mut scratch, &items).expect("room");
+        // 97 chunks of 1,024 that are shared, one of the child's own with 672 pages and the new one.
+        assert_eq!(plan.table_writes.len(), 97 + 1 + 672 + 1);
+        engine.commit(plan.step()).expect("it is open");
+        engine.complete(engine.newest_step()).expect("it is committed");
+    }
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn grandchildren_share_what_their_parents_inherited() {
+    let mut engine = Engine::new(config(2, 4000), Cpu::with_threads(1)).expect("it fits");
+    let parent = computed(&mut engine, 4099);
+    let child = engine.fork(parent).expect("room").child;
+    let grandchild = engine.fork(child).expect("room").child;
+    for seq in [parent, child] {
+        engine.finish(seq).expect("it lives");
+    }
+    engine.append(grandchild, &tokens(0..1)).expect("room");
+    let mut scratch = StepScratch::new();
+    let items = [Extend { seq: grandchild, len: 1 }];
+    let plan = engine.plan_batch(&mut scratch, &items).expect("room");
+    assert_eq!(plan.table_writes.len(), 4 + 1 + 2, "4 chunks of 512, one with the copied tail");
+    assert_mirrored(&engine, grandchild);
+    engine.verify().expect("all invariants hold");
+}
+
+/// The words of a shared chunk were in a plan that is aborted after the fork: the child sends them itself.
+#[test]
+fn words_of_an_aborted_plan_are_sent_again() {
+    let mut engine = Engine::new(config(1, 8000), Cpu::with_threads(1)).expect("it fits");
+    // The second publishes pages that the first has published meanwhile, so its page table is rewritten.
+    let pair =
+        [(); 2].map(|()| engine.admit(Namespace::default(), &tokens(0..3000)).expect("room"));
+    let mut scratch = StepScratch::new();
+    let items = pair.map(|seq| Extend { seq, len: 2999 });
+    let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
+    engine.commit(step).expect("it is open");
+    let parent = pair[1];
+    let old = mirrored(&engine, parent);
+    let step = engine.plan_batch(&mut scratch, &[Extend { seq: parent, len: 1 }]).expect("room");
+    let (step, sent) = (step.step(), step.table_writes.len());
+    assert!(sent > 2999, "{sent} words: all of them were rewritten");
+    let child = engine.fork(parent).expect("room").child;
+    engine.abort(step).expect("it is open");
+    let items = [Extend { seq: child, len: 1 }];
+    let plan = engine.plan_batch(&mut scratch, &items).expect("room");
+    assert!(plan.table_writes.len() > 2999, "the parent's may never have arrived");
+    assert_mirrored(&engine, child);
+    assert_ne!(mirrored(&engine, child)[..2999], old[..2999]);
+    engine.verify().expect("all invariants hold");
+}

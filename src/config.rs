@@ -35,7 +35,8 @@ pub struct EngineConfig {
     /// Touch the reserved host memory of the tables at the start, so that no step pays for a page fault, nor the
     /// process for an over-committed machine later. Off: memory is touched as it is first used.
     pub prefault: bool,
-    /// Bits of the child table's hashes that are used: fewer than 32 only in tests, to force collisions.
+    /// Bits of the child table's hashes that are used: fewer than 32 only in tests, to force collisions and to have the
+    /// same ones in every process.
     #[doc(hidden)]
     pub hash_bits: u32,
 }

@@ -101,8 +101,9 @@ pub struct SizeInfo {
 }
 
 impl PrefixTree {
-    /// An empty tree of at most `page_count` pages. `hash_bits`: how much of the child table's hashes is used.
-    /// `max_steps`: the most steps that are unfinished at a time.
+    /// An empty tree of at most `page_count` pages. `hash_bits`: how much of the child table's hashes is used; fewer
+    /// than 32 only in tests, where hashes are the same in every process. `max_steps`: the most steps that are
+    /// unfinished at a time.
     pub fn new(page_count: u32, page_size: u32, max_steps: u32, hash_bits: u32) -> Self {
         Self {
             page_size,

@@ -125,7 +125,7 @@ pub struct SmallConfig {
     pub steps: u32,
     /// Whether prefixes are kept and shared.
     pub reuse: bool,
-    /// Bits of the child table's hashes.
+    /// Bits of the child table's hashes; fewer than 32, so that a finding replays.
     pub hash_bits: u32,
     /// PageFirst or LayerFirst.
     pub page_first: bool,
@@ -196,7 +196,7 @@ impl<'a> Arbitrary<'a> for SmallConfig {
             tokens: u.int_in_range(1..=200)?,
             steps: u.int_in_range(1..=4)?,
             reuse: u.ratio(4, 5)?,
-            hash_bits: *u.choose(&[2, 2, 1, 3, 64])?,
+            hash_bits: *u.choose(&[2, 2, 1, 3, 31])?,
             page_first: u.arbitrary()?,
             dtype: u.int_in_range(0..=2)?,
             layers: u.int_in_range(1..=2)?,

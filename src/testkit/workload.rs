@@ -143,7 +143,7 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         tokens: rng.within(1, 40) * u64::from(page_size),
         steps: rng.within(1, 4) as u32,
         reuse: !rng.one_in(5),
-        hash_bits: rng.pick(&[2, 2, 1, 3, 64]),
+        hash_bits: rng.pick(&[2, 2, 1, 3, 31]),
         page_first: rng.one_in(2),
         dtype: rng.below(3) as u8,
         layers: rng.within(1, 2) as u32,

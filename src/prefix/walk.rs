@@ -134,3 +134,6 @@ fn common_pages(a: &[TokenId], b: &[TokenId], page_size: usize) -> usize {
     let tokens = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     (before + tokens) / page_size
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,7 +35,7 @@ impl PrefixTree {
 
     /// A page of the node, to point at.
     fn page(&self, node: NodeKey) -> Option<PageId> {
-        self.node_pages(node).next().map(|(_, pages)| pages[0])
+        self.node_pages(node).find_map(|(_, pages)| pages.first().copied())
     }
 
     fn ensure(&self, holds: bool, what: &'static str, node: NodeKey) -> Result<(), Broken> {
@@ -179,3 +179,6 @@ impl PrefixTree {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

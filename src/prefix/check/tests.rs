@@ -1,0 +1,239 @@
+//! Each of T1 to T8, broken by hand, is what the audit names.
+
+use std::collections::HashMap;
+
+use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
+use crate::prefix::leave::Leave;
+use crate::prefix::span::Span;
+use crate::prefix::{Age, Link, PrefixTree};
+
+const NAMESPACE: Namespace = Namespace::new(0);
+
+/// A sound tree, of one token a page, to be broken.
+///
+/// ```text
+///   trunk [0 1] locked, by `leaving` through its child and by `held` ----- leaving [2 3] locked, by a fenced lock
+///        |
+///   idle parent [4 5] ------ idle child [6 7]
+///
+///   other [8 9] idle, a root of its own: page 9 lies apart from page 8
+/// ```
+struct Sound {
+    tree: PrefixTree,
+    locks: HashMap<NodeKey, u32>,
+    fenced: HashMap<NodeKey, u32>,
+    trunk: NodeKey,
+    leaving: NodeKey,
+    idle: NodeKey,
+    child: NodeKey,
+    other: NodeKey,
+}
+
+fn tokens(numbers: &[u32]) -> Vec<TokenId> {
+    numbers.iter().copied().map(TokenId::new).collect()
+}
+
+/// A lock on the text of these tokens, page `n` for token `n`.
+fn lock(tree: &mut PrefixTree, text: &[u32]) -> PrefixLock {
+    let found = tree.match_prefix(NAMESPACE, &tokens(text));
+    let mut lock = tree.lock(&found).expect("nothing changed since the match");
+    let new = &text[found.pages() as usize..];
+    let mut pages: Vec<PageId> = new.iter().copied().map(PageId::new).collect();
+    let inserted = tree.insert(&mut lock, &tokens(new), &mut pages, &mut Vec::new());
+    assert_eq!(inserted.duplicates, 0);
+    lock
+}
+
+impl Sound {
+    fn new() -> Self {
+        let mut tree = PrefixTree::new(20, 1, 4, 31);
+        let held = lock(&mut tree, &[0, 1]);
+        let other = lock(&mut tree, &[8]);
+        let leaving = lock(&mut tree, &[0, 1, 2, 3]);
+        let parent = lock(&mut tree, &[0, 1, 4, 5]);
+        let child = lock(&mut tree, &[0, 1, 4, 5, 6, 7]);
+        // Grows where other spans lie behind it.
+        let mut other = other;
+        let page = &mut [PageId::new(9)];
+        assert_eq!(tree.insert(&mut other, &tokens(&[9]), page, &mut Vec::new()).duplicates, 0);
+        let [trunk, leaving_node, idle, child_node, other_node] =
+            [&held, &leaving, &parent, &child, &other].map(|lock| lock.node().expect("not empty"));
+        for lock in [parent, child, other] {
+            tree.unlock(lock, &mut Vec::new());
+        }
+        tree.leave(&leaving, StepId::new(3));
+        assert_eq!(tree.spans.extents_of(&tree.link[other_node].span), 1);
+        let sound = Self {
+            tree,
+            locks: HashMap::from([(trunk, 1), (leaving_node, 1)]),
+            fenced: HashMap::from([(leaving_node, 1)]),
+            trunk,
+            leaving: leaving_node,
+            idle,
+            child: child_node,
+            other: other_node,
+        };
+        assert_eq!(sound.check(), Ok(()));
+        sound
+    }
+
+    fn check(&self) -> Result<(), &'static str> {
+        self.tree.check(&self.locks, &self.fenced).map_err(|(what, _)| what)
+    }
+
+    /// Puts an entry in the child table under another hash.
+    fn rehash(&mut self, node: NodeKey, hash: u32) {
+        self.tree.children.remove(self.tree.age[node].hash, node);
+        self.tree.children.insert(hash, node);
+        self.tree.age[node].hash = hash;
+    }
+}
+
+/// The audit's answer after `spoil`.
+fn broken<T>(spoil: impl FnOnce(&mut Sound) -> T) -> &'static str {
+    let mut sound = Sound::new();
+    spoil(&mut sound);
+    sound.check().expect_err("the audit finds it")
+}
+
+#[test]
+fn t1_columns_hold_the_same_nodes() {
+    let same = "T1: all columns hold the same nodes";
+    assert_eq!(broken(|s| s.tree.age.remove(s.child)), same);
+    assert_eq!(broken(|s| s.tree.children.remove(s.tree.age[s.child].hash, s.child)), same);
+    let another = |s: &mut Sound| {
+        let gone = s.tree.link.insert(s.tree.link[s.child]);
+        s.tree.age.insert(gone, Age::new(0));
+        s.tree.link.remove(gone);
+        s.tree.age.remove(s.child);
+    };
+    assert_eq!(broken(another), "T1: every node has an age");
+    let empty = |s: &mut Sound| s.tree.link[s.child].span = Span::EMPTY;
+    assert_eq!(broken(empty), "T1: no node is empty");
+    let rooted = "T1: nodes without a parent have a scope, and no others";
+    assert_eq!(broken(|s| s.tree.scope.remove(s.other)), rooted);
+    assert_eq!(broken(|s| s.tree.scope.insert(s.child, Scope::default())), rooted);
+}
+
+#[test]
+fn t2_the_child_table_finds_each_node() {
+    let found = "T2: the child table finds each node";
+    assert_eq!(broken(|s| s.rehash(s.child, s.tree.age[s.child].hash ^ 1)), found);
+    // A parent that the table does not know it under.
+    assert_eq!(broken(|s| s.tree.link[s.child].parent = Some(s.trunk)), found);
+    assert_eq!(broken(|s| s.tree.scope[s.other].era = 7), found);
+    // A sibling of the same first page.
+    let twins = |s: &mut Sound| {
+        let span = s.tree.spans.create(&tokens(&[8]), &[PageId::new(10)]);
+        let scope = s.tree.scope[s.other];
+        s.tree.spawn(Link { parent: None, span }, scope);
+    };
+    assert_eq!(broken(twins), found);
+    let orphan = |s: &mut Sound| {
+        let gone = s.tree.link.insert(s.tree.link[s.child]);
+        s.tree.link.remove(gone);
+        s.tree.link[s.child].parent = Some(gone);
+        let first = tokens(&[6]);
+        s.rehash(s.child, s.tree.children.hash(Some(gone), Scope::default(), &first));
+    };
+    assert_eq!(broken(orphan), "T2: a parent is a node");
+    let counts = "T2: child_count counts the children";
+    assert_eq!(broken(|s| s.tree.age[s.trunk].child_count += 1), counts);
+    assert_eq!(broken(|s| s.tree.age[s.child].child_count += 1), counts);
+}
+
+#[test]
+fn t3_lock_count_counts_locks_and_locked_children() {
+    let counts = "T3: lock_count counts locks that end here and locked children";
+    assert_eq!(broken(|s| s.tree.age[s.trunk].lock_count += 1), counts);
+    assert_eq!(broken(|s| s.tree.age[s.trunk].lock_count -= 1), counts);
+    assert_eq!(broken(|s| s.tree.age[s.idle].lock_count += 1), counts);
+    assert_eq!(broken(|s| s.locks.insert(s.idle, 1)), counts);
+    assert_eq!(broken(|s| s.locks.remove(&s.trunk)), counts);
+    let nowhere = |s: &mut Sound| {
+        let gone = s.tree.link.insert(s.tree.link[s.child]);
+        s.tree.link.remove(gone);
+        s.locks.insert(gone, 1);
+    };
+    assert_eq!(broken(nowhere), "T3: a locked node exists");
+}
+
+#[test]
+fn t4_the_eviction_list_holds_the_idle_nodes_children_first() {
+    let loops = |s: &mut Sound| s.tree.age[s.other].younger = s.tree.list.oldest();
+    assert_eq!(broken(loops), "T4: the eviction list has no loop");
+    let locked = |s: &mut Sound| s.tree.list.push(&mut s.tree.age, s.trunk);
+    assert_eq!(broken(locked), "T4: listed nodes are idle");
+    let later = |s: &mut Sound| {
+        s.tree.list.unlink(&mut s.tree.age, s.child);
+        s.tree.list.push(&mut s.tree.age, s.child);
+    };
+    assert_eq!(broken(later), "T4: a parent is younger than its children");
+    let left_out = |s: &mut Sound| s.tree.list.unlink(&mut s.tree.age, s.other);
+    assert_eq!(broken(left_out), "T4: idle nodes are listed");
+}
+
+#[test]
+fn t5_pages_are_counted() {
+    let counts = "T5: evictable and protected count the pages of idle and locked nodes";
+    assert_eq!(broken(|s| s.tree.evictable += 1), counts);
+    assert_eq!(broken(|s| s.tree.protected -= 1), counts);
+    let swapped = |s: &mut Sound| (s.tree.evictable, s.tree.protected) = (4, 6);
+    assert_eq!(broken(swapped), counts);
+}
+
+#[test]
+fn t6_every_place_is_one_spans_or_free() {
+    // The second page of one node becomes all of another, whose own place nobody has then.
+    let shared = |s: &mut Sound| {
+        let mut first = s.tree.link[s.idle].span;
+        let second = s.tree.spans.split(&mut first, 1);
+        let own = s.tree.spans.create(&tokens(&[5]), &[PageId::new(10)]);
+        let node = s.tree.spawn(Link { parent: None, span: own }, Scope::default());
+        s.tree.link[node].span = second;
+        s.tree.list.push(&mut s.tree.age, node);
+        s.tree.evictable += 1;
+    };
+    assert_eq!(broken(shared), "T6: a place belongs to one span");
+    let freed = |s: &mut Sound| {
+        let mut copy = s.tree.link[s.idle].span;
+        s.tree.spans.trim(&mut copy, 1, &mut Vec::new());
+    };
+    assert_eq!(broken(freed), "T6: a span's places are taken");
+    let emptied = |s: &mut Sound| {
+        let mut copy = s.tree.link[s.other].span;
+        s.tree.spans.trim(&mut copy, 1, &mut Vec::new());
+    };
+    assert_eq!(broken(emptied), "T6: no run of a span is empty");
+    let short = |s: &mut Sound| {
+        let mut span = s.tree.link[s.other].span;
+        s.tree.spans.grow(&mut span, &tokens(&[10]), &[PageId::new(10)]);
+        s.tree.link[s.other].span = span;
+        s.tree.evictable += 1;
+        s.tree.spans.trim(&mut span, 1, &mut Vec::new());
+    };
+    assert_eq!(broken(short), "T6: a span has a place for each page");
+    let lost = |s: &mut Sound| s.tree.spans.create(&tokens(&[10]), &[PageId::new(10)]);
+    assert_eq!(broken(lost), "T6: a place is taken by a span or free");
+    let lost = |s: &mut Sound| s.tree.spans.lose_an_extent();
+    assert_eq!(broken(lost), "T6: every extent belongs to a span");
+}
+
+#[test]
+fn t7_leaving_nodes_are_counted_by_step() {
+    let counts = "T7: leaving counts fenced locks that end here and leaving children";
+    assert_eq!(broken(|s| s.tree.leave.remove(s.leaving)), counts);
+    assert_eq!(broken(|s| s.tree.leave[s.trunk].count += 1), counts);
+    let step = StepId::new(3);
+    assert_eq!(broken(|s| s.tree.leave.insert(s.idle, Leave { count: 1, step })), counts);
+    assert_eq!(broken(|s| s.fenced.insert(s.trunk, 1)), counts);
+    let pages = "T7: the pages of leaving nodes are counted by step";
+    assert_eq!(broken(|s| s.tree.leave[s.leaving].step = StepId::new(2)), pages);
+    assert_eq!(broken(|s| s.tree.leaving[0].1 += 1), pages);
+    assert_eq!(broken(|s| s.tree.leaving.clear()), pages);
+}
+
+#[test]
+fn t8_idle_nodes_are_of_the_present_era() {
+    assert_eq!(broken(|s| s.tree.era += 1), "T8: idle nodes are of the present era");
+}

@@ -417,3 +417,6 @@ impl<B: Backend> Engine<B> {
         keep == Keep::Publish && self.shape.prefix == PrefixMode::Radix
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -313,3 +313,76 @@ impl StepLog {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::Namespace;
+    use crate::prefix::PrefixTree;
+
+    /// Any lock.
+    fn lock() -> PrefixLock {
+        PrefixTree::new(1, 1, 1, 31).lock_private(Namespace::default())
+    }
+
+    /// Step 1 is complete, 2 committed, 3 open; a lock waits for each of the latter.
+    fn sound() -> StepLog {
+        let mut log = StepLog::new(4, 2);
+        for items in [1, 2, 1] {
+            let step = log.begin(true, items);
+            for _ in 0..items {
+                log.push(StepItem::default());
+            }
+            if step.raw() < 3 {
+                log.close(step);
+            }
+        }
+        log.complete(StepId::new(1));
+        for step in [2, 3].map(StepId::new) {
+            let until = log.fence_until(step).expect("the step is not complete");
+            log.fence_lock(lock(), until);
+        }
+        assert_eq!(log.check(), Ok(()));
+        log
+    }
+
+    /// The audit's answer after `spoil`.
+    fn broken<T>(spoil: impl FnOnce(&mut StepLog) -> T) -> &'static str {
+        let mut log = sound();
+        spoil(&mut log);
+        log.check().expect_err("the audit finds it")
+    }
+
+    #[test]
+    fn l1_steps_hold_their_items_in_order() {
+        assert_eq!(broken(|log| log.steps.swap(0, 1)), "L1: steps hold their items in order");
+        let left_over = |log: &mut StepLog| {
+            log.close(StepId::new(3));
+            log.complete(StepId::new(3));
+            while log.pop_lock().is_some() {}
+            assert_eq!(log.check(), Ok(()));
+            log.end += 1;
+        };
+        assert_eq!(broken(left_over), "L1: every item belongs to a step");
+    }
+
+    #[test]
+    fn l3_what_is_given_up_waits_in_order_for_steps_that_are_planned() {
+        let planned = "L3: nothing waits for a step that is not planned";
+        assert_eq!(broken(|log| log.fence_until(StepId::new(4))), planned);
+        let fall = "L3: locks wait for steps that do not fall";
+        assert_eq!(broken(|log| log.fence_lock(lock(), StepId::new(2))), fall);
+        let complete = "L3: no lock waits for a complete step";
+        assert_eq!(broken(|log| log.locks[0].0 = StepId::new(1)), complete);
+    }
+
+    #[test]
+    fn what_is_given_up_later_never_waits_for_less() {
+        let mut log = sound();
+        assert_eq!(log.fence_until(StepId::new(2)), Some(StepId::new(3)));
+        assert_eq!(log.fence_until(StepId::new(1)), None, "that step is complete");
+        assert!(log.pop_lock().is_none());
+        log.complete(StepId::new(2));
+        assert!(log.pop_lock().is_some() && log.pop_lock().is_none());
+    }
+}

@@ -236,3 +236,80 @@ fn assert_private(one: &Bitmap, other: &Bitmap, bits: Bits) {
     let page = bits.word * WORD + taken.trailing_zeros() as usize;
     assert!(taken == 0, "page {page} is not private");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl PagePool {
+        /// For tests of the audit: a page that is not cached is cached too.
+        pub(crate) fn break_p1(&mut self, page: PageId) {
+            self.cached.insert(Bits::one(page.index()));
+        }
+    }
+
+    fn ids(pages: &[u32]) -> &[PageId] {
+        PageId::wrap(pages)
+    }
+
+    /// Pages 0 to 2 are cached, 3 and 4 private, 5 to 8 fenced for two steps, the rest free.
+    fn sound() -> PagePool {
+        let mut pool = PagePool::new(100, 4);
+        assert!(pool.alloc(&mut [PageId::default(); 9]));
+        pool.publish(ids(&[0, 1, 2]));
+        pool.fence_private(ids(&[7, 5]), StepId::new(2));
+        pool.fence_private(ids(&[6, 8]), StepId::new(3));
+        assert_eq!(pool.check(), Ok(()));
+        pool
+    }
+
+    /// The audit's answer after `spoil`.
+    fn broken<T>(spoil: impl FnOnce(&mut PagePool) -> T) -> (&'static str, Option<PageId>) {
+        let mut pool = sound();
+        spoil(&mut pool);
+        pool.check().expect_err("the audit finds it")
+    }
+
+    #[test]
+    fn p1_a_page_is_in_one_state() {
+        let p1 = |page| ("P1: a page is in exactly one state", Some(PageId::new(page)));
+        assert_eq!(broken(|pool| pool.free.insert(Bits::one(2))), p1(2));
+        assert_eq!(broken(|pool| pool.fenced.insert(Bits::one(1))), p1(1));
+        assert_eq!(broken(|pool| pool.break_p1(PageId::new(99))), p1(99));
+        assert_eq!(broken(|pool| pool.break_p1(PageId::new(8))), p1(8));
+        assert_eq!(broken(|pool| pool.fenced.insert(Bits::one(70))), p1(70));
+    }
+
+    #[test]
+    fn p2_the_fence_holds_the_fenced_pages_in_order() {
+        let counts = ("P2: the fence holds the fenced pages, each once", None);
+        assert_eq!(broken(|pool| pool.marks[0].1 += 1), counts);
+        assert_eq!(broken(|pool| pool.queue.pop_back()), counts);
+        assert_eq!(broken(|pool| pool.fenced.insert(Bits::one(3))), counts);
+        let private = ("P2: the fence holds fenced pages", Some(PageId::new(4)));
+        assert_eq!(broken(|pool| pool.queue[2] = PageId::new(4)), private);
+        let steps = ("P2: the fence's steps rise", None);
+        assert_eq!(broken(|pool| pool.marks.swap(0, 1)), steps);
+        assert_eq!(broken(|pool| pool.marks[1].0 = StepId::new(2)), steps);
+    }
+
+    #[test]
+    fn fenced_pages_return_with_their_step_and_no_sooner() {
+        let mut pool = sound();
+        assert_eq!([1, 2, 3].map(|step| pool.fenced_until(StepId::new(step))), [0, 2, 4]);
+        pool.unfence(StepId::new(1));
+        assert_eq!(pool.fenced_count(), 4);
+        pool.unfence(StepId::new(2));
+        assert_eq!([5, 6, 7, 8].map(|page| pool.state(PageId::new(page))), {
+            use PageState::{Fenced, Free};
+            [Free, Fenced, Free, Fenced]
+        });
+        pool.unfence(StepId::new(3));
+        assert_eq!((pool.fenced_count(), pool.free_count(), pool.private_count()), (0, 95, 2));
+        // The order of the fence holds where a step is named that comes before one named already.
+        pool.fence_private(ids(&[3]), StepId::new(9));
+        pool.fence_private(ids(&[4]), StepId::new(8));
+        assert_eq!([8, 9].map(|step| pool.fenced_until(StepId::new(step))), [0, 2]);
+        assert_eq!(pool.check(), Ok(()));
+    }
+}

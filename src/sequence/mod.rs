@@ -398,3 +398,20 @@ fn pieces<'a, T: 'a>(
         })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Sequence {
+        /// For tests of the audit.
+        pub(crate) fn break_s5(&mut self) {
+            self.chunks -= 1;
+        }
+
+        /// For tests of the audit.
+        pub(crate) fn break_s6(&mut self) {
+            self.tail += 1;
+        }
+    }
+}

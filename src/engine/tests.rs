@@ -1,0 +1,195 @@
+//! `verify` names what is broken: invariants of the world and of its tables, broken by hand. What a table finds by
+//! itself is tested beside it.
+
+use super::Engine;
+use crate::backend::Null;
+use crate::config::EngineConfig;
+use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
+use crate::layout::{Capacity, PoolConfig};
+use crate::page::PageState;
+use crate::plan::{Extend, StepScratch};
+use crate::sequence::Sequence;
+use crate::world::{Broken, Owner, World};
+
+/// A sound engine of pages of four tokens, to be broken.
+struct Sound {
+    engine: Engine<Null>,
+    /// Ten tokens: two pages are the tree's, one is its own.
+    long: SeqKey,
+    /// Begins like `long`, and shares its first page.
+    other: SeqKey,
+    /// Three tokens on one page of its own.
+    short: SeqKey,
+}
+
+impl Sound {
+    fn new() -> Self {
+        let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(16), ..Default::default() };
+        let config = EngineConfig { hash_bits: 31, ..EngineConfig::from(pool) };
+        let mut engine = Engine::new(config, Null).expect("the config is right");
+        let [long, other, short] = [(0, 10), (1, 7), (2, 3)].map(|(own, len)| {
+            let token = |i| TokenId::new(if i < 4 { own / 2 } else { own });
+            let prompt: Vec<TokenId> = (0..len).map(token).collect();
+            let seq = engine.admit(Namespace::default(), &prompt).expect("there is room");
+            let len = len - engine.cached_len(seq).expect("it is live");
+            let mut scratch = StepScratch::new();
+            let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }]);
+            let step = plan.expect("there is room").step();
+            engine.commit(step).expect("it is open");
+            seq
+        });
+        // The last step stays unfinished, and a page waits for it.
+        let forked = engine.fork(short).expect("there is room");
+        engine.finish(forked.child).expect("it is live");
+        engine.complete(StepId::new(3)).expect("it is committed");
+        assert_eq!(engine.verify(), Ok(()));
+        Self { engine, long, other, short }
+    }
+
+    fn world(&mut self) -> &mut World {
+        &mut self.engine.world
+    }
+
+    fn sequence(&mut self, seq: SeqKey) -> &mut Sequence {
+        self.world().sequences.get_mut(seq).expect("it is live")
+    }
+
+    /// A sequence's last page, which is its own.
+    fn tail(&self, seq: SeqKey) -> PageId {
+        self.engine.page_table(seq).expect("it is live").last().expect("it has pages")
+    }
+}
+
+/// The audit's answer after `spoil`.
+fn verify<T>(spoil: impl FnOnce(&mut Sound) -> T) -> Broken {
+    let mut sound = Sound::new();
+    spoil(&mut sound);
+    sound.engine.verify().expect_err("the audit finds it")
+}
+
+fn broken<T>(spoil: impl FnOnce(&mut Sound) -> T) -> &'static str {
+    verify(spoil).invariant
+}
+
+#[test]
+fn tables_are_audited() {
+    let p1 = verify(|s| {
+        let page = s.tail(s.long);
+        s.world().pages.break_p1(page);
+        s.world().pages.free_cached(&[page]);
+        s.world().pages.break_p1(page);
+    });
+    assert_eq!(p1.invariant, "P1: a page is in exactly one state");
+    assert!(matches!(p1.owner, Some(Owner::Sequence(_))), "{p1}");
+    let planned = "L3: nothing waits for a step that is not planned";
+    assert_eq!(broken(|s| s.world().steps.fence_until(StepId::new(99))), planned);
+}
+
+/// W3 shows in T3, whose counts are those of the locks that sequences and the fence hold.
+#[test]
+fn w3_a_lock_that_is_counted_is_held() {
+    let counts = "T3: lock_count counts locks that end here and locked children";
+    let dropped = |s: &mut Sound| s.sequence(s.long).lock = None;
+    assert_eq!(broken(dropped), counts);
+    let unheld = |s: &mut Sound| {
+        let World { prefixes, sequences, .. } = s.world();
+        let (_, sequence) = sequences.iter().find(|(_, s)| s.published == 2).expect("it is live");
+        prefixes.lock_again(sequence.lock.as_ref().expect("it runs"))
+    };
+    assert_eq!(broken(unheld), counts);
+}
+
+#[test]
+fn s1_lengths_rise_and_pages_hold_them() {
+    let lengths = "S1: cached_len <= planned_len";
+    assert_eq!(broken(|s| s.sequence(s.long).cached_len = 11), lengths);
+    let pages = "S1: page_len = ceil(planned_len / page_size)";
+    assert_eq!(broken(|s| s.sequence(s.long).planned_len = 13), pages);
+    assert_eq!(broken(|s| s.sequence(s.short).page_len = 0), pages);
+}
+
+#[test]
+fn s2_what_is_published_is_computed() {
+    let computed = "S2: what is published is computed";
+    assert_eq!(broken(|s| s.sequence(s.long).cached_len = 7), computed);
+    assert_eq!(broken(|s| s.sequence(s.long).token_len = 7), computed);
+}
+
+#[test]
+fn s3_a_preempted_sequence_has_no_pages() {
+    let preempted = "S3: a preempted sequence has no pages";
+    assert_eq!(broken(|s| s.sequence(s.short).lock = None), preempted);
+}
+
+#[test]
+fn s4_what_is_to_be_sent_lies_within_the_pages() {
+    let within = "S4: dirty_from lies within the pages";
+    assert_eq!(broken(|s| s.sequence(s.long).dirty_from = 4), within);
+}
+
+#[test]
+fn s5_every_chunk_is_a_rows() {
+    let chunks = "S5: every chunk in use belongs to a row";
+    assert_eq!(broken(|s| s.sequence(s.long).break_s5()), chunks);
+}
+
+#[test]
+fn s6_a_row_knows_its_end() {
+    let ends = "S6: a row knows the place of its last page and its last token";
+    assert_eq!(broken(|s| s.sequence(s.long).break_s6()), ends);
+    assert_eq!(broken(|s| s.sequence(s.long).last_token = TokenId::new(7)), ends);
+}
+
+#[test]
+fn w1_a_page_has_one_owner_and_its_state_says_which() {
+    let two = verify(|s| {
+        let (long, tail) = (s.long, s.tail(s.other));
+        let sequences = &mut s.world().sequences;
+        sequences.truncate_pages(long, 2, &mut Vec::new());
+        sequences.row_mut(long).expect("it is live").push_pages(&[tail]);
+    });
+    assert_eq!(two.invariant, "W1: a page has one owner");
+    assert!(matches!(two.owner, Some(Owner::Sequence(_))), "{two}");
+
+    let says = "W1: a page's state says what owns it";
+    let cached = |s: &mut Sound| {
+        let tail = s.tail(s.long);
+        s.world().pages.publish(&[tail]);
+    };
+    assert_eq!(broken(cached), says);
+    let freed = |s: &mut Sound| {
+        let first = s.engine.page_table(s.long).expect("it is live").next().expect("a page");
+        s.world().pages.free_cached(&[first]);
+    };
+    let freed = verify(freed);
+    assert_eq!(freed.invariant, says);
+    assert!(matches!(freed.owner, Some(Owner::Node(_))), "{freed}");
+
+    let mut lost = [PageId::default()];
+    let nobody = verify(|s| assert!(s.world().pages.alloc(&mut lost)));
+    assert_eq!(nobody.invariant, "W1: a page that is not free has an owner");
+    assert_eq!((nobody.page, nobody.owner), (Some(lost[0]), None));
+}
+
+#[test]
+fn w2_published_pages_are_the_locks_path() {
+    let path = "W2: published pages are the lock's path";
+    assert_eq!(broken(|s| s.sequence(s.long).published = 1), path);
+    let exchanged = |s: &mut Sound| {
+        let (long, other) = (s.long, s.other);
+        let lock = s.sequence(other).lock.take();
+        let lock = std::mem::replace(&mut s.sequence(long).lock, lock);
+        s.sequence(other).lock = lock;
+    };
+    assert_eq!(broken(exchanged), path);
+}
+
+#[test]
+fn a_fenced_page_is_nobodys_until_its_step_is_complete() {
+    let mut sound = Sound::new();
+    let (page, step) = sound.world().pages.fence().next().expect("the child's page");
+    assert_eq!(sound.engine.world.pages.state(page), PageState::Fenced);
+    sound.engine.complete(step).expect("it counts as committed");
+    assert_eq!(sound.engine.world.pages.state(page), PageState::Free);
+    assert_eq!(sound.engine.verify(), Ok(()));
+}

@@ -355,6 +355,31 @@ mod tests {
         }
     }
 
+    /// Few members, words apart or thousands apart, in several words of the summary.
+    #[test]
+    fn the_next_member_is_found_from_everywhere() {
+        const LIMIT: u32 = 64 * WORD as u32 * 4 + 300;
+        let ends = [0, 1, 63, 64, 4095, 4096, 4097, 8191, 8192, 12_288, 16_383, LIMIT - 1];
+        let singles = ends.map(|end| vec![end]);
+        let pairs = ends.windows(2).map(<[u32]>::to_vec);
+        let apart = ends.map(|end| vec![end, (end + 7777) % LIMIT]);
+        for list in singles.into_iter().chain(pairs).chain(apart).chain([vec![]]) {
+            let mut bitmap = Bitmap::new(LIMIT, false);
+            list.iter().for_each(|&n| bitmap.insert(Bits::one(n as usize)));
+            let near = list.iter().chain(&ends).flat_map(|&n| [n.saturating_sub(1), n, n + 1]);
+            for start in near.chain((0..LIMIT).step_by(911)).map(|n| n as usize) {
+                let members = list.iter().map(|&n| n as usize);
+                let next = |start: usize, members: &mut dyn Iterator<Item = usize>| {
+                    members.min_by_key(|&n| (n < start, n))
+                };
+                assert_eq!(bitmap.next(start), next(start, &mut members.clone()), "{list:?}");
+                let word = start / WORD;
+                let want = next(word, &mut members.map(|n| n / WORD));
+                assert_eq!(bitmap.next_word(word), want, "{list:?} from word {word}");
+            }
+        }
+    }
+
     #[test]
     #[should_panic(expected = "stands twice")]
     fn a_number_within_a_run_stands_once() {

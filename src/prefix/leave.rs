@@ -119,3 +119,63 @@ impl PrefixTree {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Namespace, TokenId};
+
+    /// A lock on so many pages of one token each, of one text.
+    fn lock(tree: &mut PrefixTree, len: u32) -> PrefixLock {
+        let text: Vec<TokenId> = (0..len).map(TokenId::new).collect();
+        let found = tree.match_prefix(Namespace::default(), &text);
+        let mut lock = tree.lock(&found).expect("nothing changed since the match");
+        let new = found.pages()..len;
+        let mut pages: Vec<PageId> = new.clone().map(PageId::new).collect();
+        let tokens = &text[new.start as usize..];
+        assert_eq!(tree.insert(&mut lock, tokens, &mut pages, &mut Vec::new()).duplicates, 0);
+        lock
+    }
+
+    fn leaving(tree: &PrefixTree) -> [u32; 3] {
+        [1, 2, 3].map(|step| tree.leaving_until(StepId::new(step)))
+    }
+
+    #[test]
+    fn a_node_leaves_with_the_last_of_its_locks() {
+        let mut tree = PrefixTree::new(10, 1, 3, 31);
+        let [first, second] = [lock(&mut tree, 4), lock(&mut tree, 4)];
+        tree.leave(&first, StepId::new(1));
+        assert_eq!(leaving(&tree), [0, 0, 0], "somebody stays");
+        tree.leave(&second, StepId::new(3));
+        assert_eq!(leaving(&tree), [0, 0, 4]);
+    }
+
+    #[test]
+    fn a_parent_leaves_no_sooner_than_its_own_locks() {
+        let mut tree = PrefixTree::new(10, 1, 3, 31);
+        let parent = lock(&mut tree, 4);
+        let [child, stays] = [lock(&mut tree, 6), lock(&mut tree, 6)];
+        tree.leave(&child, StepId::new(1));
+        tree.leave(&parent, StepId::new(2));
+        assert_eq!(leaving(&tree), [0, 0, 0], "somebody stays");
+        // The child begins to leave now, for a step before the one that its parent waits for.
+        tree.unlock(stays, &mut Vec::new());
+        assert_eq!(leaving(&tree), [2, 6, 6]);
+    }
+
+    #[test]
+    fn a_parent_leaves_no_sooner_than_its_children() {
+        let mut tree = PrefixTree::new(10, 1, 3, 31);
+        let parent = lock(&mut tree, 4);
+        let child = lock(&mut tree, 6);
+        tree.leave(&parent, StepId::new(1));
+        tree.leave(&child, StepId::new(2));
+        assert_eq!(leaving(&tree), [0, 6, 6]);
+        // Whoever comes back stops both.
+        let again = tree.lock_again(&child);
+        assert_eq!(leaving(&tree), [0, 0, 0]);
+        tree.unlock(again, &mut Vec::new());
+        assert_eq!(leaving(&tree), [0, 6, 6]);
+    }
+}

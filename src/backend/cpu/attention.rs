@@ -265,3 +265,31 @@ fn fold_logits(attend: &Attend, (max, sum): &mut (f32, f32), logits: &mut [f32])
     *max = new_max;
     factor
 }
+
+#[cfg(test)]
+mod tests {
+    use super::fold_logits;
+    use crate::backend::Attend;
+
+    const LOW: f32 = f32::NEG_INFINITY;
+
+    fn plain() -> Attend {
+        Attend { scale: 1.0, ..Attend::new(1, 1) }
+    }
+
+    #[test]
+    fn logits_of_minus_infinity_weigh_nothing_wherever_they_stand() {
+        let mut softmax = (LOW, 0.0);
+        let mut none = [LOW; 3];
+        assert_eq!(fold_logits(&plain(), &mut softmax, &mut none), 0.0);
+        assert_eq!((softmax, none), ((LOW, 0.0), [0.0; 3]), "no weight, and no NaN");
+        // A tile that has something begins from there as from the start.
+        let mut some = [LOW, 2.0, LOW, 2.0];
+        assert_eq!(fold_logits(&plain(), &mut softmax, &mut some), 0.0);
+        assert_eq!((softmax, some), ((2.0, 2.0), [0.0, 1.0, 0.0, 1.0]));
+        // And one that has nothing changes nothing.
+        let mut none = [LOW; 9];
+        assert_eq!(fold_logits(&plain(), &mut softmax, &mut none), 1.0);
+        assert_eq!((softmax, none), ((2.0, 2.0), [0.0; 9]));
+    }
+}

@@ -339,6 +339,27 @@ fn storing_on_the_cpu_allocates_nothing() {
     }));
 }
 
+/// The buffer of a commit's pages holds those of one sequence.
+#[test]
+fn a_commit_of_more_pages_than_a_sequence_has_allocates_nothing() {
+    let config = EngineConfig { max_sequence_len: 4 * 8, ..config(4, PrefixMode::Radix) };
+    let mut engine = Engine::new(config, Null).expect("the config is sound");
+    let mut scratch = StepScratch::new();
+    let items: Vec<Extend> = (0..SEQUENCES as u64)
+        .map(|own| {
+            let prompt: Vec<_> = (0..4 * 8).map(|i| TokenId::new((own + i) as u32)).collect();
+            let admitted = engine.admit(Namespace::new(own), &prompt);
+            Extend { seq: admitted.expect("there is room"), len: 4 * 8 }
+        })
+        .collect();
+    let step = engine.plan_batch(&mut scratch, &items).expect("there is room").step();
+    let before = calls();
+    engine.commit(step).expect("it is open");
+    assert_eq!(calls() - before, 0, "a commit has called the allocator");
+    assert_eq!(engine.stats().cached_pages, PAGES);
+    engine.verify().expect("it is sound");
+}
+
 #[test]
 fn the_allocator_is_counted() {
     let before = calls();

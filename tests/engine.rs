@@ -2,8 +2,8 @@
 //! one set of pages.
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Namespace, Null, PageId, PoolConfig, PrefixMode,
-    StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, Error, Extend, Keep, Namespace, Null, PageId, PoolConfig,
+    PrefixMode, SeqKey, StepId, StepScratch, TokenId,
 };
 
 fn engine(prefix: PrefixMode) -> Engine<Null> {
@@ -137,4 +137,109 @@ fn a_pool_of_more_than_2_31_slots_has_64_bit_slots() {
     assert!(slots.iter().copied().eq(0..1030));
     let owned = kvarena::OwnedPlan::from(&plan);
     assert_eq!(owned.plan(), plan);
+}
+
+/// Plans one sequence's next `len` tokens.
+fn plan(engine: &mut Engine<Null>, seq: SeqKey, len: u32) -> StepId {
+    let mut scratch = StepScratch::new();
+    engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("there is room").step()
+}
+
+#[test]
+fn steps_commit_in_the_order_they_were_planned() {
+    let mut engine = engine(PrefixMode::Radix);
+    let seq = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    let [first, second, third] = [4, 3, 3].map(|len| plan(&mut engine, seq, len));
+    for step in [second, third] {
+        assert_eq!(engine.commit(step), Err(Error::StepOrder { step, first }));
+        assert_eq!(engine.cached_len(seq), Ok(0), "nothing has changed");
+    }
+    engine.commit(first).expect("it is its turn");
+    assert_eq!(engine.commit(third), Err(Error::StepOrder { step: third, first: second }));
+    assert_eq!(engine.commit(first), Err(Error::UnknownStep { step: first }));
+    engine.commit(second).expect("it is its turn");
+    assert_eq!(engine.cached_len(seq), Ok(7));
+    engine.abort(third).expect("it is open");
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn a_resumed_sequence_waits_for_no_step_of_its_earlier_life() {
+    let mut engine = engine(PrefixMode::Radix);
+    let [other, seq] =
+        [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(9)).expect("room"));
+    let cached = plan(&mut engine, other, 8);
+    plan(&mut engine, seq, 8);
+    engine.commit(cached).expect("it is its turn");
+    // Its step is unfinished, and would have sampled the ninth token were the prompt shorter.
+    engine.preempt(seq, Keep::Publish).expect("it runs");
+    engine.resume(seq).expect("room");
+    assert_eq!(engine.cached_len(seq), Ok(8));
+    engine.rollback(seq, 8).expect("nothing past it is published");
+    assert_eq!(engine.extend_max(seq), Ok(0), "no step of this life samples a token");
+    // No step of this life reads its prefix, so that nothing waits once it goes.
+    engine.complete(cached).expect("it is committed");
+    engine.finish(other).expect("it is live");
+    assert_eq!(engine.stats().evictable_pages, 0, "the other holds it");
+    engine.finish(seq).expect("it is live");
+    assert_eq!(engine.stats().evictable_pages, 2);
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn an_aborted_step_samples_no_next_token() {
+    let mut engine = engine(PrefixMode::Radix);
+    let seq = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    let first = plan(&mut engine, seq, 10);
+    let second = plan(&mut engine, seq, 1);
+    engine.abort(second).expect("it is open");
+    assert_eq!(engine.extend_max(seq), Ok(1), "the first step will sample one");
+    engine.commit(first).expect("it is its turn");
+    engine.complete(first).expect("it is committed");
+    assert_eq!(engine.extend_max(seq), Ok(0), "the second is unfinished, and undone");
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn words_of_the_page_tables_are_sent_once() {
+    let mut engine = engine(PrefixMode::Radix);
+    let mut scratch = StepScratch::new();
+    let seq = engine.admit(Namespace::default(), &prompt(6)).expect("room");
+    let mut words = |engine: &mut Engine<Null>, len| {
+        let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room");
+        (plan.step(), plan.table_writes.len())
+    };
+    // Two pages and their chunk, then a word for each new page.
+    assert_eq!(words(&mut engine, 6).1, 3);
+    for position in 6..30 {
+        engine.append(seq, &prompt(1)).expect("room");
+        let (step, sent) = words(&mut engine, 1);
+        assert_eq!(sent, usize::from(position % 4 == 0), "position {position}");
+        let before = StepId::new(step.raw() - 1);
+        engine.commit(before).expect("it is its turn");
+        engine.complete(before).expect("it is committed");
+    }
+    // What an aborted plan would have sent is sent again, with what it took anew.
+    for _ in 0..2 {
+        engine.append(seq, &prompt(3)).expect("room");
+        let (step, sent) = words(&mut engine, 3);
+        assert_eq!(sent, 1);
+        engine.abort(step).expect("it is open");
+        engine.rollback(seq, 30).expect("nothing past it is published");
+    }
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn a_sequence_is_no_longer_than_the_pool() {
+    let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(3), ..Default::default() };
+    let config = EngineConfig { max_tokens: 4096, ..EngineConfig::from(pool) };
+    let mut engine = Engine::new(config, Null).expect("the config is right");
+    assert_eq!(engine.shape().max_sequence_len, 12);
+    let refused = engine.admit(Namespace::default(), &prompt(13));
+    assert_eq!(refused, Err(Error::TooLong { len: 13, max: 12 }));
+    let seq = engine.admit(Namespace::default(), &prompt(12)).expect("room");
+    plan(&mut engine, seq, 12);
+    assert_eq!(engine.extend_max(seq), Ok(0), "no place for the next token");
+    assert_eq!(engine.append(seq, &prompt(1)), Err(Error::TooLong { len: 13, max: 12 }));
 }

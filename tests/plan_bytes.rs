@@ -178,6 +178,41 @@ fn padding_adds_rows_that_see_nothing_and_tokens_that_store_nothing() {
     }
 }
 
+/// Pads a plan of some rows and tokens by so many more.
+fn pad_by(rows: isize, tokens: isize) {
+    let mut rng = Rng::new(4);
+    let mut any = std::iter::repeat_with(|| Arrays::random(&mut rng));
+    let arrays = any.find(|arrays| !arrays.tokens.is_empty()).expect("some have tokens");
+    let plan = arrays.plan(1, false);
+    let rows = plan.rows.len().saturating_add_signed(rows);
+    let tokens = plan.token_count().saturating_add_signed(tokens);
+    plan.padded(&mut StepScratch::new(), rows, tokens);
+}
+
+#[test]
+#[should_panic(expected = "each padding row takes at least one padding token")]
+fn padding_rows_need_a_token_each() {
+    pad_by(3, 2);
+}
+
+#[test]
+#[should_panic(expected = "padding tokens need a padding row")]
+fn padding_tokens_need_a_row() {
+    pad_by(0, 1);
+}
+
+#[test]
+#[should_panic(expected = "padding only adds rows")]
+fn padding_takes_no_row_away() {
+    pad_by(-1, 0);
+}
+
+#[test]
+#[should_panic(expected = "padding only adds tokens")]
+fn padding_takes_no_token_away() {
+    pad_by(1, -1);
+}
+
 /// A small pool with two sequences, and the plan of their next step.
 fn begun() -> (Cpu, PoolLayout, OwnedPlan) {
     let (page_size, capacity) = (3, Capacity::Pages(20));

@@ -178,6 +178,12 @@ mod tests {
             assert_eq!(sum(&numbers), numbers.iter().sum::<f32>());
             let largest = numbers.iter().copied().fold(-15.0, f32::max);
             assert_eq!(max(-15.0, &numbers), largest);
+            // NaN is passed over, wherever it stands.
+            for at in 0..numbers.len() {
+                let mut with_nan = numbers.clone();
+                with_nan.insert(at, f32::NAN);
+                assert_eq!(max(-15.0, &with_nan), largest);
+            }
         }
     }
 

@@ -242,4 +242,8 @@ fn a_sequence_is_no_longer_than_the_pool() {
     plan(&mut engine, seq, 12);
     assert_eq!(engine.extend_max(seq), Ok(0), "no place for the next token");
     assert_eq!(engine.append(seq, &prompt(1)), Err(Error::TooLong { len: 13, max: 12 }));
+    // However large the pool is.
+    let pool = PoolConfig { page_size: 1024, capacity: Capacity::Pages(1 << 21), ..pool };
+    let config = EngineConfig { max_sequence_len: u32::MAX, ..EngineConfig::from(pool) };
+    assert_eq!(config.shape().expect("the config is right").max_sequence_len, 1 << 30);
 }

@@ -3,7 +3,7 @@
 //! * W1. Every page has exactly one owner, and its state says which kind: a sequence (Private), a tree node (Cached),
 //!   the fence (Fenced), nobody (Free).
 //! * W2. A sequence's published pages are the path of its lock.
-//! * W3. Every lock that the tree counts is a sequence's or waits in the fence.
+//! * W3. Every lock that the tree counts is a sequence's or waits in the fence. T3 is audited with these locks.
 //!
 //! Not here: what changes them (`system/`).
 

@@ -252,6 +252,18 @@ impl fmt::Display for Error {
 impl StdError for Error {}
 
 /// An engine's error: the core's, or its backend's.
+///
+/// Its own sentence says who refused, its [`source`](StdError::source) why: a [`ConfigError`], an [`enum@Error`] or the
+/// backend's error. `{error:#}` says both.
+///
+/// ```
+/// # use kvarena::{EngineError, Error, backend::CpuError};
+/// use std::error::Error as _;
+/// let error = EngineError::<CpuError>::Core(Error::EmptyPrompt);
+/// let source = error.source().and_then(|source| source.downcast_ref());
+/// assert_eq!(source, Some(&Error::EmptyPrompt));
+/// assert_eq!(format!("{error:#}"), "the engine refused the call: a prompt has no tokens");
+/// ```
 #[derive(Debug, PartialEq)]
 #[non_exhaustive]
 pub enum EngineError<E> {
@@ -277,21 +289,22 @@ impl<E> From<Error> for EngineError<E> {
 
 impl<E: fmt::Display> fmt::Display for EngineError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(error) => error.fmt(f),
-            Self::Core(error) => error.fmt(f),
-            Self::Backend(error) => write!(f, "the backend failed: {error}"),
-        }
+        let (who, why): (_, &dyn fmt::Display) = match self {
+            Self::Config(error) => ("the config was refused", error),
+            Self::Core(error) => ("the engine refused the call", error),
+            Self::Backend(error) => ("the backend failed", error),
+        };
+        f.write_str(who)?;
+        if f.alternate() { write!(f, ": {why}") } else { Ok(()) }
     }
 }
 
 impl<E: StdError + 'static> StdError for EngineError<E> {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            // What an error says of itself stands in the sentence above.
-            Self::Config(error) => error.source(),
-            Self::Core(error) => error.source(),
-            Self::Backend(error) => error.source(),
+            Self::Config(error) => Some(error),
+            Self::Core(error) => Some(error),
+            Self::Backend(error) => Some(error),
         }
     }
 }

@@ -1,0 +1,47 @@
+//! What a host reads in an error: who refused, why, and which value.
+
+use std::error::Error as _;
+
+use kvarena::backend::CpuError;
+use kvarena::{
+    Backend, Capacity, ConfigError, Cpu, Engine, EngineConfig, EngineError, Error, Extend,
+    Namespace, PoolConfig, SeqKey, StepScratch, TokenId,
+};
+
+fn engine() -> Engine<Cpu> {
+    let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(8), ..Default::default() };
+    Engine::new(EngineConfig { max_tokens: 256, ..pool.into() }, Cpu::with_threads(1))
+        .expect("the config is right")
+}
+
+#[test]
+fn an_engines_error_leads_to_the_one_that_says_why() {
+    let pool = PoolConfig { page_size: 0, ..Default::default() };
+    let config = Engine::new(pool, Cpu::new()).err().expect("pages of no tokens");
+    let why = config.source().and_then(|why| why.downcast_ref::<ConfigError>());
+    assert_eq!(why, Some(&ConfigError::Zero { name: "page_size" }));
+
+    let mut scratch = StepScratch::new();
+    let items = [Extend { seq: SeqKey::default(), len: 1 }];
+    let core = engine().plan_batch(&mut scratch, &items).expect_err("no such sequence");
+    let why = core.source().and_then(|why| why.downcast_ref::<Error>());
+    assert_eq!(why, Some(&Error::UnknownSequence { seq: SeqKey::default() }));
+
+    let mut engine = engine();
+    let shape = *engine.shape();
+    let mut opened = Cpu::new();
+    opened.open(&shape.layout, &shape.table, 1).expect("it is small");
+    let backend = Engine::new(*engine.config(), opened).err().expect("it has a pool");
+    let why = backend.source().and_then(|why| why.downcast_ref::<CpuError>());
+    assert_eq!(why, Some(&CpuError::AlreadyOpen));
+
+    // A reporter that prints the chain says nothing twice; one that prints a line says all of it.
+    let prompt = [TokenId::new(1); 40];
+    let refused: EngineError<CpuError> =
+        engine.admit(Namespace::default(), &prompt).expect_err("8 pages of 4").into();
+    for error in [config, core, backend, refused] {
+        let why = error.source().expect("there is a reason").to_string();
+        assert!(!error.to_string().contains(&why), "{error} says what its source says");
+        assert_eq!(format!("{error:#}"), format!("{error}: {why}"));
+    }
+}

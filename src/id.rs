@@ -117,7 +117,7 @@ slotmap::new_key_type! {
 ///
 /// A [reset](crate::Engine::reset) begins a new era; prefixes of an old one never match again. With
 /// [`PrefixMode::None`](crate::PrefixMode::None) every admitted sequence is an era of its own.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Zeroable)]
 pub struct Scope {
     /// The host's namespace.
     pub namespace: Namespace,

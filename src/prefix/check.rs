@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use crate::id::{NodeKey, PageId, Scope, StepId};
 
 use super::PrefixTree;
+use super::leave::Leave;
 
 /// What is broken, and whose page shows it.
 type Broken = (&'static str, Option<PageId>);
@@ -57,10 +58,8 @@ impl PrefixTree {
         let mut child_counts = HashMap::<NodeKey, u32>::new();
         for (node, link) in &self.link {
             let first = self.spans.first_page(&link.span);
-            let scope = self.scope.get(node).copied();
-            let rooted = scope.is_some() == link.parent.is_none();
-            self.ensure(rooted, "T1: nodes without a parent have a scope, and no others", node)?;
-            let found = self.descend(link.parent, scope.unwrap_or_default(), first, &mut |_| ());
+            let scope = if link.parent.is_none() { self.scope[node] } else { Scope::default() };
+            let found = self.descend(link.parent, scope, first, &mut |_| ());
             let found = found.and_then(|found| found.place.node);
             self.ensure(found == Some(node), "T2: the child table finds each node", node)?;
             if let Some(parent) = link.parent {
@@ -109,8 +108,13 @@ impl PrefixTree {
         for node in self.link.keys() {
             let counted = leaving.get(&node).copied().unwrap_or(0);
             let what = "T7: leaving counts fenced locks that end here and leaving children";
-            let held = self.leave.get(node).map_or(0, |leave| leave.count);
-            self.ensure(held == counted, what, node)?;
+            self.ensure(self.leave[node].count == counted, what, node)?;
+        }
+        // Those of vacant slots included: a node that comes has none.
+        let held = self.leave.values().filter(|leave| **leave != Leave::default()).count();
+        let wanted = leaving.values().filter(|count| **count > 0).count();
+        if held != wanted || held != self.leave_nodes as usize {
+            return Err(("T7: nodes that have fenced locks or leaving children are counted", None));
         }
         let counted: HashMap<StepId, u32> = self.leaving.iter().copied().collect();
         if counted != pages {

@@ -1,11 +1,58 @@
-//! Where a column keeps a node: the slots of a slotmap, which lie side by side in the order of their indices.
+//! Where a column keeps a node: the slots of a slotmap, which lie side by side in the order of their indices; and
+//! columns of what few nodes have.
 //!
 //! Not here: what a column holds.
 
+use std::ops::{Index, IndexMut};
+
+use bytemuck::Zeroable;
 use slotmap::Key;
 
 use crate::id::NodeKey;
-use crate::memory::{ask_for_huge_pages, prefetch};
+use crate::memory::{ask_for_huge_pages, prefetch, touch};
+
+/// A column of what few nodes have, all zeros at first. Who reads a node's value knows whether the node has one.
+///
+/// A slotmap's secondary column would write all slots up to a node's the first time that one has a value: a stall that
+/// grows with the tree.
+pub(super) struct RareColumn<T> {
+    slots: Vec<T>,
+}
+
+impl<T: Zeroable + Default> RareColumn<T> {
+    /// A column for at most `node_count` nodes. Zeroed memory is not touched before it is used.
+    pub fn new(node_count: u32) -> Self {
+        // A slotmap's first slot is no node's.
+        Self { slots: bytemuck::zeroed_vec(node_count as usize + 1) }
+    }
+
+    pub fn prefault(&mut self) {
+        touch(&mut self.slots);
+    }
+
+    /// All values, those of vacant slots too; for audits.
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter()
+    }
+}
+
+impl<T> Index<NodeKey> for RareColumn<T> {
+    type Output = T;
+
+    fn index(&self, node: NodeKey) -> &T {
+        &self.slots[slot_index(node)]
+    }
+}
+
+impl<T> IndexMut<NodeKey> for RareColumn<T> {
+    fn index_mut(&mut self, node: NodeKey) -> &mut T {
+        &mut self.slots[slot_index(node)]
+    }
+}
+
+fn slot_index(node: NodeKey) -> usize {
+    node.data().as_ffi() as u32 as usize
+}
 
 /// Asks for huge pages for a column, given its first slot.
 pub(super) fn column_of<T>(first: &T, capacity: usize) {
@@ -19,8 +66,7 @@ pub(super) fn prefetch_slot<T>(slot: &T, node: NodeKey, wanted: NodeKey) {
 
 /// Where a node's slot of a column stands, given another node's.
 fn slot_address<T>(slot: &T, node: NodeKey, wanted: NodeKey) -> usize {
-    let index = |node: NodeKey| node.data().as_ffi() as u32 as usize;
-    let apart = index(wanted).wrapping_sub(index(node)).wrapping_mul(slot_size::<T>());
+    let apart = slot_index(wanted).wrapping_sub(slot_index(node)).wrapping_mul(slot_size::<T>());
     std::ptr::from_ref(slot).addr().wrapping_add(apart)
 }
 

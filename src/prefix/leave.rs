@@ -3,14 +3,16 @@
 //!
 //! Not here: the queue of those locks (`step.rs`).
 
+use bytemuck::Zeroable;
+
 use crate::id::{NodeKey, PageId, PrefixLock, StepId};
 
 use super::PrefixTree;
 
 /// How a node's locks are on their way out.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Zeroable)]
 pub(super) struct Leave {
-    /// Fenced locks that end here, and children that are leaving. Not 0: a node without has no entry.
+    /// Fenced locks that end here, and children that are leaving. 0: there are none, and no step.
     pub count: u32,
     /// The last step that one of them waits for.
     pub step: StepId,
@@ -27,25 +29,26 @@ impl PrefixTree {
 
     /// Whether a node is locked by fenced locks only: it will be idle when their steps are complete.
     pub(super) fn is_leaving(&self, node: NodeKey) -> bool {
-        !self.leave.is_empty()
-            && self.leave.get(node).is_some_and(|leave| leave.count == self.age[node].lock_count)
-    }
-
-    fn add_leaving(&mut self, node: NodeKey, step: StepId) {
-        match self.leave.get_mut(node) {
-            Some(leave) => {
-                leave.count += 1;
-                leave.step = leave.step.max(step);
-            }
-            None => drop(self.leave.insert(node, Leave { count: 1, step })),
+        self.leave_nodes > 0 && {
+            let count = self.leave[node].count;
+            count > 0 && count == self.age[node].lock_count
         }
     }
 
+    pub(super) fn add_leaving(&mut self, node: NodeKey, step: StepId) {
+        let leave = &mut self.leave[node];
+        self.leave_nodes += u32::from(leave.count == 0);
+        leave.count += 1;
+        leave.step = leave.step.max(step);
+    }
+
     fn remove_leaving(&mut self, node: NodeKey) {
-        let leave = self.leave.get_mut(node).expect("T7: a leaving lock or child is counted");
+        let leave = &mut self.leave[node];
+        assert!(leave.count > 0, "T7: a leaving lock or child is counted");
         leave.count -= 1;
         if leave.count == 0 {
-            self.leave.remove(node);
+            *leave = Leave::default();
+            self.leave_nodes -= 1;
         }
     }
 
@@ -54,7 +57,7 @@ impl PrefixTree {
         let keep = lock.scope().era == self.era;
         let mut at = lock.node();
         while let Some(node) = at {
-            let step = self.leave.get(node).expect("T7: a fenced lock is counted").step;
+            let step = self.leave[node].step;
             let age = &mut self.age[node];
             assert!(age.lock_count > 0, "T3: a lock is counted until it is given up");
             age.lock_count -= 1;
@@ -89,14 +92,19 @@ impl PrefixTree {
     /// Takes a node that is about to get a user, and its parents, out of the count if they were leaving.
     pub(super) fn stop_leaving(&mut self, node: NodeKey) {
         let mut at = node;
-        let mut leaving = self.is_leaving(at);
-        let mut step = self.leave.get(at).copied().unwrap_or_default().step;
-        while leaving {
+        if !self.is_leaving(at) {
+            return;
+        }
+        let mut step = self.leave[at].step;
+        loop {
             self.count_leaving(at, step, false);
             let Some(parent) = self.link[at].parent else { return };
-            leaving = self.is_leaving(parent);
+            let leaving = self.is_leaving(parent);
             step = self.leave[parent].step;
             self.remove_leaving(parent);
+            if !leaving {
+                return;
+            }
             at = parent;
         }
     }

@@ -2,7 +2,6 @@
 
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
 
-use super::leave::Leave;
 use super::{Age, Link, PrefixMatch, PrefixTree};
 
 /// The tree has changed since the match was made.
@@ -124,11 +123,11 @@ impl PrefixTree {
         prefix_age.child_count = 1;
         prefix_age.lock_count = u32::from(age.lock_count > 0);
         // A child's scope is its parents', which the hash of a child does not look at.
-        let scope = self.scope.remove(node).unwrap_or_default();
+        let scope = if parent.is_none() { self.scope[node] } else { Scope::default() };
         let prefix = self.insert_columns(Link { parent, span }, scope, prefix_age);
         self.children.replace(age.hash, node, prefix);
         if self.is_leaving(node) {
-            self.leave.insert(prefix, Leave { count: 1, step: self.leave[node].step });
+            self.add_leaving(prefix, self.leave[node].step);
         }
         // ... and the node becomes its child. An idle prefix is the younger neighbour of its suffix.
         self.link[node] = Link { parent: Some(prefix), span: rest };

@@ -46,7 +46,7 @@ use slotmap::{SecondaryMap, SlotMap};
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
 use age::{Age, AgeList};
 use child_table::ChildTable;
-use column::{column_of, slot_size};
+use column::{RareColumn, column_of, slot_size};
 use leave::Leave;
 use span::{Span, SpanStore};
 
@@ -69,9 +69,11 @@ pub struct PrefixTree {
     link: SlotMap<NodeKey, Link>,
     age: SecondaryMap<NodeKey, Age>,
     /// Of nodes without a parent.
-    scope: SecondaryMap<NodeKey, Scope>,
+    scope: RareColumn<Scope>,
     /// Of nodes that fenced locks hold.
-    leave: SecondaryMap<NodeKey, Leave>,
+    leave: RareColumn<Leave>,
+    /// Nodes that have one.
+    leave_nodes: u32,
     list: AgeList,
     spans: SpanStore,
     children: ChildTable,
@@ -109,8 +111,9 @@ impl PrefixTree {
             page_size,
             link: SlotMap::with_capacity_and_key(page_count as usize),
             age: SecondaryMap::with_capacity(page_count as usize),
-            scope: SecondaryMap::with_capacity(page_count as usize),
-            leave: SecondaryMap::with_capacity(page_count as usize),
+            scope: RareColumn::new(page_count),
+            leave: RareColumn::new(page_count),
+            leave_nodes: 0,
             list: AgeList::default(),
             spans: SpanStore::new(page_count, page_size),
             children: ChildTable::new(page_count, hash_bits),
@@ -132,8 +135,7 @@ impl PrefixTree {
 
     /// Bytes of one node's columns.
     const COLUMN_BYTES: u64 =
-        (slot_size::<Link>() + slot_size::<Age>() + slot_size::<Scope>() + slot_size::<Leave>())
-            as u64;
+        (slot_size::<Link>() + slot_size::<Age>() + size_of::<Scope>() + size_of::<Leave>()) as u64;
 
     /// Bytes of one node: its columns and its child entry.
     pub const BYTES_PER_NODE: u64 = Self::COLUMN_BYTES + ChildTable::BYTES_PER_NODE;
@@ -147,30 +149,25 @@ impl PrefixTree {
     pub fn prefault(&mut self) {
         self.spans.prefault();
         self.children.prefault();
+        self.scope.prefault();
+        self.leave.prefault();
         // Filled and emptied in reverse, so that keys come in rising order again.
-        let scope = self.present_scope(Namespace::default());
         let link = Link { parent: None, span: Span::EMPTY };
         let capacity = self.link.capacity();
         let mut nodes = Vec::with_capacity(capacity);
         for _ in 0..capacity {
             let node = self.link.insert(link);
             self.age.insert(node, Age::new(0));
-            self.scope.insert(node, scope);
-            self.leave.insert(node, Leave::default());
             if nodes.is_empty() {
                 // The columns begin here: before the rest of them is touched, ask for huge pages.
                 column_of(&self.link[node], capacity);
                 column_of(&self.age[node], capacity);
-                column_of(&self.scope[node], capacity);
-                column_of(&self.leave[node], capacity);
             }
             nodes.push(node);
         }
         for node in nodes.into_iter().rev() {
             self.link.remove(node);
             self.age.remove(node);
-            self.scope.remove(node);
-            self.leave.remove(node);
         }
     }
 
@@ -214,7 +211,7 @@ impl PrefixTree {
         let node = self.link.insert(link);
         self.age.insert(node, age);
         if link.parent.is_none() {
-            self.scope.insert(node, scope);
+            self.scope[node] = scope;
         }
         node
     }
@@ -226,9 +223,6 @@ impl PrefixTree {
         assert!(age.child_count == 0, "T4: a node with children stays");
         let mut link = self.link.remove(node).expect("T1: every node has a link");
         self.children.remove(age.hash, node);
-        if link.parent.is_none() {
-            self.scope.remove(node);
-        }
         let all = link.span.pages();
         self.spans.trim(&mut link.span, all, pages);
         if let Some(parent) = link.parent {

@@ -1,0 +1,144 @@
+//! How much memory a call writes to: a call that touches little never stalls, however large the tables are, not even
+//! where no memory was touched at the start.
+
+#![allow(unsafe_code)] // An allocator that knows the large blocks.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::Mutex;
+
+use kvarena::{
+    Capacity, Engine, EngineConfig, Extend, Namespace, Null, PoolConfig, SeqKey, StepId,
+    StepScratch, TokenId,
+};
+
+/// Blocks from this size on are looked at.
+const LARGE: usize = 512 << 10;
+const SYSTEM_PAGE: usize = 4096;
+
+/// Knows the large blocks that live, by address and size. Their memory begins as a pattern, so that writing zeros to it
+/// is seen too.
+struct Knowing;
+
+static BLOCKS: Mutex<[(usize, usize); 64]> = Mutex::new([(0, 0); 64]);
+
+fn know(old: (usize, usize), new: (usize, usize)) {
+    let mut blocks = BLOCKS.lock().expect("nobody panics in here");
+    *blocks.iter_mut().find(|block| **block == old).expect("there are few large blocks") = new;
+}
+
+// SAFETY: every call goes to the system's allocator as it came; what is written before a block is given out, nobody
+// has read.
+unsafe impl GlobalAlloc for Knowing {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's contract is passed on.
+        let at = unsafe { System.alloc(layout) };
+        if !at.is_null() && layout.size() >= LARGE {
+            // SAFETY: the block was just given out, with that many bytes.
+            unsafe { at.write_bytes(0xa5, layout.size()) };
+            know((0, 0), (at.expose_provenance(), layout.size()));
+        }
+        at
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's contract is passed on.
+        let at = unsafe { System.alloc_zeroed(layout) };
+        if !at.is_null() && layout.size() >= LARGE {
+            know((0, 0), (at.expose_provenance(), layout.size()));
+        }
+        at
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        if layout.size() >= LARGE {
+            know((at.expose_provenance(), layout.size()), (0, 0));
+        }
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Knowing = Knowing;
+
+/// A number for each system page of the large blocks, by its contents.
+fn contents() -> Vec<u64> {
+    let blocks = *BLOCKS.lock().expect("nobody panics in here");
+    let mut pages = Vec::new();
+    for (at, size) in blocks {
+        for start in (0..size).step_by(SYSTEM_PAGE) {
+            let at = std::ptr::with_exposed_provenance::<u8>(at + start);
+            let len = SYSTEM_PAGE.min(size - start);
+            // SAFETY: the block lives, all its bytes were written when it was given out, and no other thread runs.
+            let bytes = unsafe { std::slice::from_raw_parts(at, len) };
+            let mut hasher = DefaultHasher::new();
+            hasher.write(bytes);
+            pages.push(hasher.finish());
+        }
+    }
+    pages
+}
+
+/// System pages whose contents a call changes.
+fn changed(call: impl FnOnce()) -> usize {
+    let before = contents();
+    call();
+    let after = contents();
+    assert_eq!(before.len(), after.len(), "the call takes no large block");
+    before.iter().zip(&after).filter(|(before, after)| before != after).count()
+}
+
+/// A host of one sequence at a time.
+struct Host {
+    engine: Engine<Null>,
+    scratch: StepScratch,
+}
+
+impl Host {
+    fn prefill(&mut self, prompt: [u32; 2]) -> (SeqKey, StepId) {
+        let prompt = prompt.map(TokenId::new);
+        let seq = self.engine.admit(Namespace::default(), &prompt).expect("there is room");
+        let len = self.engine.extend_max(seq).expect("it is live");
+        let items = [Extend { seq, len }];
+        let step = self.engine.plan_batch(&mut self.scratch, &items).expect("room").step();
+        self.engine.commit(step).expect("it is planned");
+        (seq, step)
+    }
+
+    /// A sequence that leaves its prefix behind, and nothing in the fence.
+    fn serve(&mut self, prompt: [u32; 2]) {
+        let (seq, step) = self.prefill(prompt);
+        self.engine.complete(step).expect("it is committed");
+        self.engine.finish(seq).expect("it is live");
+    }
+}
+
+#[test]
+fn the_first_of_a_rare_kind_is_no_stall() {
+    const NODES: u32 = 100_000;
+    let capacity = Capacity::Pages(NODES + 100);
+    let pool = PoolConfig { page_size: 1, capacity, ..Default::default() };
+    let config = EngineConfig {
+        max_sequences: 4,
+        max_sequence_len: 16,
+        max_tokens: 1024,
+        prefault: false,
+        ..EngineConfig::from(pool)
+    };
+    let engine = Engine::new(config, Null).expect("the config is right");
+    let mut host = Host { engine, scratch: StepScratch::with_capacity(1 << 10) };
+    // One root, and children of it.
+    for i in 0..NODES {
+        host.serve([0, i]);
+    }
+    let usual = changed(|| host.serve([0, NODES]));
+    assert!((1..16).contains(&usual), "a call changes {usual} pages");
+    let root = changed(|| host.serve([1, 0]));
+    assert!(root < 2 * usual + 16, "the first new root changes {root} pages, another node {usual}");
+    let (seq, step) = host.prefill([0, NODES + 1]);
+    let leave = changed(|| host.engine.finish(seq).expect("it is live"));
+    assert!(leave < 2 * usual + 16, "the first lock that waits changes {leave} pages");
+    host.engine.complete(step).expect("it is committed");
+    host.engine.verify().expect("all invariants hold");
+}

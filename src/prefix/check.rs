@@ -25,13 +25,26 @@ impl PrefixTree {
         self.check_spans()
     }
 
-    /// The scope that a node's prefix is in.
-    fn root_scope(&self, node: NodeKey) -> Scope {
-        let mut at = node;
-        while let Some(parent) = self.link[at].parent {
-            at = parent;
+    /// The scope that each node's prefix is in, found from the first ancestor whose scope is known: O(nodes), however
+    /// deep they are.
+    fn scopes(&self) -> HashMap<NodeKey, Scope> {
+        let mut scopes = HashMap::with_capacity(self.link.len());
+        let mut path = Vec::new();
+        for node in self.link.keys() {
+            let mut at = node;
+            let scope = loop {
+                if let Some(&scope) = scopes.get(&at) {
+                    break scope;
+                }
+                path.push(at);
+                match self.link[at].parent {
+                    Some(parent) => at = parent,
+                    None => break self.scope[at],
+                }
+            };
+            scopes.extend(path.drain(..).map(|node| (node, scope)));
         }
-        self.scope[at]
+        scopes
     }
 
     /// A page of the node, to point at.
@@ -125,12 +138,13 @@ impl PrefixTree {
 
     fn check_list(&self) -> Result<(), Broken> {
         let mut seen = HashSet::new();
+        let scopes = self.scopes();
         for node in self.list.iter(&self.age) {
             self.ensure(seen.insert(node), "T4: the eviction list has no loop", node)?;
             self.ensure(self.age[node].lock_count == 0, "T4: listed nodes are idle", node)?;
             let young = self.link[node].parent.is_none_or(|parent| !seen.contains(&parent));
             self.ensure(young, "T4: a parent is younger than its children", node)?;
-            let present = self.root_scope(node).era == self.era;
+            let present = scopes[&node].era == self.era;
             self.ensure(present, "T8: idle nodes are of the present era", node)?;
         }
         let (mut evictable, mut protected) = (0, 0);

@@ -31,6 +31,8 @@ mod age;
 mod check;
 mod child_table;
 mod column;
+#[cfg(test)]
+mod deep;
 mod evict;
 mod insert;
 mod leave;

@@ -54,6 +54,7 @@ impl PrefixTree {
         self.evictable = 0;
         while let Some(node) = self.list.oldest() {
             self.drop_idle(node, pages);
+            self.look_ahead();
         }
     }
 

@@ -199,6 +199,13 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
     }
     let not_a_number = Attend { soft_cap: Some(f32::NAN), ..plain };
     assert!(matches!(attend(not_a_number, 240, 240, 20), Err(CpuError::SoftCap { .. })));
+    for scale in [f32::INFINITY, f32::NEG_INFINITY] {
+        let refused = Err(CpuError::Scale { scale });
+        assert_eq!(attend(Attend { scale, ..plain }, 240, 240, 20), refused);
+    }
+    let not_a_number = Attend { scale: f32::NAN, ..plain };
+    assert!(matches!(attend(not_a_number, 240, 240, 20), Err(CpuError::Scale { .. })));
+    assert_eq!(attend(Attend { scale: 0.0, ..plain }, 240, 240, 20), Ok(()));
     assert_eq!(attend(plain, 240, 240, 20), Ok(()));
     assert_eq!(all_bytes(&cpu), stored);
 }

@@ -27,7 +27,7 @@ use crate::plan::{BatchPlan, PageCopy, StepEnd};
 pub struct Attend {
     /// Query heads on this rank: a multiple of its kv heads.
     pub q_heads: u32,
-    /// Factor of the logits, usually `1 / sqrt(head_dim)`.
+    /// Factor of the logits, usually `1 / sqrt(head_dim)`. Finite; [`Cpu`] takes 0 (every logit is 0), `Cuda` does not.
     pub scale: f32,
     /// Sliding window: a query at position p sees positions above `p - window` only. At least 1.
     pub window: Option<u32>,

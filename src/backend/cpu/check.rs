@@ -94,6 +94,9 @@ pub(super) fn attend(attend: &Attend, layout: &PoolLayout) -> Result<(), CpuErro
     if attend.window == Some(0) {
         return Err(CpuError::EmptyWindow);
     }
+    if !attend.scale.is_finite() {
+        return Err(CpuError::Scale { scale: attend.scale });
+    }
     match attend.soft_cap {
         Some(soft_cap) if !(soft_cap > 0.0 && soft_cap.is_finite()) => {
             Err(CpuError::SoftCap { soft_cap })

@@ -151,6 +151,11 @@ pub enum CpuError {
     },
     /// A window of no tokens.
     EmptyWindow,
+    /// A scale that is not finite.
+    Scale {
+        /// The scale.
+        scale: f32,
+    },
     /// A soft cap that is not above 0, or not finite.
     SoftCap {
         /// The cap.
@@ -221,6 +226,7 @@ impl fmt::Display for CpuError {
                 write!(f, "{q_heads} query heads are not a multiple of {kv_heads} kv heads")
             }
             Self::EmptyWindow => write!(f, "a sliding window of 0 tokens"),
+            Self::Scale { scale } => write!(f, "scale {scale} is not finite"),
             Self::SoftCap { soft_cap } => {
                 write!(f, "soft cap {soft_cap} is not above 0 and finite")
             }

@@ -345,6 +345,8 @@ impl<B: TestBackend> World<'_, B> {
             (last, Attend { window: Some(0), ..*attend }),
             (last, Attend { soft_cap: Some(0.0), ..*attend }),
             (last, Attend { soft_cap: Some(f32::INFINITY), ..*attend }),
+            (last, Attend { scale: f32::NAN, ..*attend }),
+            (last, Attend { scale: f32::NEG_INFINITY, ..*attend }),
         ] {
             if attend.q_heads % self.case.layout.kv_heads() == 0
                 && attend.q_heads != self.case.q_heads()

@@ -302,9 +302,6 @@ impl StepLog {
 
     /// Checks L1, L3, and of L2 what does not hold by construction.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
-        if self.first_open != self.find_open(0) {
-            return Err("L2: the first open plan is known");
-        }
         if self.fence_end > self.newest() {
             return Err("L3: nothing waits for a step that is not planned");
         }
@@ -313,6 +310,9 @@ impl StepLog {
         }
         if self.steps.is_empty() && self.base != self.end {
             return Err("L1: every item belongs to a step");
+        }
+        if self.first_open != self.find_open(0) {
+            return Err("L2: the first open plan is known");
         }
         if !self.locks.iter().is_sorted_by_key(|(step, _)| *step) {
             return Err("L3: locks wait for steps that do not fall");
@@ -376,6 +376,13 @@ mod tests {
             log.end += 1;
         };
         assert_eq!(broken(left_over), "L1: every item belongs to a step");
+    }
+
+    #[test]
+    fn l2_the_first_open_plan_is_known() {
+        let known = "L2: the first open plan is known";
+        assert_eq!(broken(|log| log.first_open = None), known);
+        assert_eq!(broken(|log| log.steps[1].open = false), known);
     }
 
     #[test]

@@ -125,12 +125,15 @@ fn s3_a_preempted_sequence_has_no_pages() {
 fn s4_what_is_to_be_sent_lies_within_the_pages() {
     let within = "S4: dirty_from lies within the pages";
     assert_eq!(broken(|s| s.sequence(s.long).dirty_from = 4), within);
+    let published = "S4: inherited pages are published";
+    assert_eq!(broken(|s| s.sequence(s.long).inherited = 4), published);
 }
 
 #[test]
 fn s5_every_chunk_is_a_rows() {
-    let chunks = "S5: every chunk in use belongs to a row";
+    let chunks = "S5: every chunk in use belongs to rows, as many as it counts";
     assert_eq!(broken(|s| s.sequence(s.long).break_s5()), chunks);
+    assert_eq!(broken(|s| s.world().sequences.break_s5_of_pages()), chunks);
 }
 
 #[test]

@@ -414,4 +414,12 @@ mod tests {
             self.tail += 1;
         }
     }
+
+    impl SequenceTable {
+        /// For tests of the audit.
+        pub(crate) fn break_s5_of_pages(&mut self) {
+            let row = self.rows.values().find(|s| s.page_len > 0).expect("a row with pages").row;
+            self.page_table.break_s5(row);
+        }
+    }
 }

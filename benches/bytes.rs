@@ -17,6 +17,7 @@ mod cases;
 use cases::Cache;
 use cases::hit::sequence_pages;
 use kvarena::TokenId;
+use kvarena::fence::Fence;
 use kvarena::page::PagePool;
 use kvarena::prefix::PrefixTree;
 use kvarena::testkit::cpu_work as work;
@@ -76,7 +77,8 @@ fn report(
     for bytes in [cache.tree.live_bytes(), resident, reserved] {
         print!("{:>12.2}", bytes as f64 / tokens);
     }
-    let a_page = PagePool::bytes(page_count, 1) as f64 / f64::from(page_count);
+    let pages = PagePool::bytes(page_count) + Fence::bytes(page_count, 1, 0);
+    let a_page = pages as f64 / f64::from(page_count);
     println!("{:>12}{a_page:>12.2}", PrefixTree::BYTES_PER_NODE);
 }
 

@@ -75,6 +75,13 @@ pub struct EngineShape {
     pub hash_bits: u32,
 }
 
+impl EngineShape {
+    /// Whether sequences share prefixes that others have computed.
+    pub(crate) fn shares_prefixes(&self) -> bool {
+        self.prefix == PrefixMode::Radix
+    }
+}
+
 impl EngineConfig {
     /// Checks the config.
     ///

@@ -3,24 +3,16 @@
 //! Not here: what a call does (`system/`), how bytes move (`backend/`).
 
 use crate::backend::Backend;
-use crate::config::{EngineConfig, EngineShape, PrefixMode};
+use crate::config::{EngineConfig, EngineShape};
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::plan::{BatchPlan, Extend, PackedPlan, StepEnd, StepScratch};
 use crate::prefix::PrefixMatch;
 use crate::sequence::Sequence;
 use crate::system;
+use crate::system::finish::Keep;
 use crate::system::fork::Forked;
 use crate::world::{Broken, World};
-
-/// What becomes of the computed pages of a sequence that is preempted or dropped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Keep {
-    /// Whole computed pages stay matchable until they are evicted.
-    Publish,
-    /// What is not published yet is dropped.
-    Drop,
-}
 
 /// Counters and levels of an engine, all O(1) to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -113,10 +105,10 @@ impl<B: Backend> Engine<B> {
     /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::OutOfSequences`], [`Error::OutOfTokens`],
     /// [`Error::OutOfPages`] if the rest cannot fit now.
     pub fn admit(&mut self, namespace: Namespace, prompt: &[TokenId]) -> Result<SeqKey, Error> {
-        let World { pages, prefixes, sequences, counters, buffers, .. } = &mut self.world;
+        let World { pages, prefixes, sequences, fence, counters, buffers, .. } = &mut self.world;
         let shape = &self.shape;
         system::admit::admit(
-            shape, pages, prefixes, sequences, counters, buffers, namespace, prompt,
+            shape, pages, prefixes, sequences, fence, counters, buffers, namespace, prompt,
         )
     }
 
@@ -149,7 +141,11 @@ impl<B: Backend> Engine<B> {
         scratch: &'step mut StepScratch,
         items: &[Extend],
     ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
-        let plan = system::plan_batch::plan_batch(&self.shape, &mut self.world, scratch, items)?;
+        let World { pages, prefixes, sequences, steps, counters, buffers, .. } = &mut self.world;
+        let shape = &self.shape;
+        let plan = system::plan_batch::plan_batch(
+            shape, pages, prefixes, sequences, steps, counters, buffers, scratch, items,
+        )?;
         if let Err(error) = self.backend.begin(&plan) {
             self.abort(plan.step).expect("the step was just planned");
             return Err(EngineError::Backend(error));
@@ -191,7 +187,11 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is.
     pub fn commit(&mut self, step: StepId) -> Result<(), Error> {
-        system::commit::commit(&mut self.world, self.shape.prefix, step)
+        let World { pages, prefixes, sequences, steps, fence, counters, buffers } = &mut self.world;
+        let shape = &self.shape;
+        system::commit::commit(
+            shape, pages, prefixes, sequences, steps, fence, counters, buffers, step,
+        )
     }
 
     /// All steps up to `step` are done on all streams and ranks: what waited for them returns, and the backend refuses
@@ -204,8 +204,8 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`] if one up to it is neither committed nor
     /// aborted.
     pub fn complete(&mut self, step: StepId) -> Result<(), Error> {
-        let World { pages, prefixes, steps, buffers, .. } = &mut self.world;
-        system::complete::complete(pages, prefixes, steps, buffers, step)?;
+        let World { pages, prefixes, steps, fence, buffers, .. } = &mut self.world;
+        system::complete::complete(pages, prefixes, steps, fence, buffers, step)?;
         self.backend.end(StepEnd::Complete(step));
         Ok(())
     }
@@ -218,9 +218,9 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open.
     pub fn abort(&mut self, step: StepId) -> Result<(), Error> {
-        let World { pages, sequences, steps, buffers, .. } = &mut self.world;
+        let World { pages, sequences, steps, fence, buffers, .. } = &mut self.world;
         let page_size = self.shape.layout.page_size();
-        system::abort::abort(pages, sequences, steps, buffers, page_size, step)?;
+        system::abort::abort(pages, sequences, steps, fence, buffers, page_size, step)?;
         self.backend.end(StepEnd::Abort(step));
         Ok(())
     }
@@ -240,9 +240,9 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownSequence`].
     pub fn finish_with(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
-        let keep = self.publishes(keep);
-        let World { pages, prefixes, sequences, steps, buffers, .. } = &mut self.world;
-        system::finish::finish(pages, prefixes, sequences, steps, buffers, seq, keep)
+        let World { pages, prefixes, sequences, fence, buffers, .. } = &mut self.world;
+        let shape = &self.shape;
+        system::finish::finish(shape, pages, prefixes, sequences, fence, buffers, seq, keep)
     }
 
     /// Preempts a sequence: it gives its pages up and keeps its tokens and its row, to be [resumed](Engine::resume).
@@ -251,9 +251,9 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`].
     pub fn preempt(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
-        let keep = self.publishes(keep);
-        let World { pages, prefixes, sequences, steps, buffers, .. } = &mut self.world;
-        system::finish::preempt(pages, prefixes, sequences, steps, buffers, seq, keep)
+        let World { pages, prefixes, sequences, fence, buffers, .. } = &mut self.world;
+        let shape = &self.shape;
+        system::finish::preempt(shape, pages, prefixes, sequences, fence, buffers, seq, keep)
     }
 
     /// Admits a preempted sequence again with all the tokens it has. O(tokens).
@@ -261,9 +261,9 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::OutOfPages`] if the rest cannot fit now.
     pub fn resume(&mut self, seq: SeqKey) -> Result<(), Error> {
-        let World { pages, prefixes, sequences, counters, buffers, .. } = &mut self.world;
+        let World { pages, prefixes, sequences, fence, counters, buffers, .. } = &mut self.world;
         let shape = &self.shape;
-        system::admit::resume(shape, pages, prefixes, sequences, counters, buffers, seq)
+        system::admit::resume(shape, pages, prefixes, sequences, fence, counters, buffers, seq)
     }
 
     /// A second sequence with the same past: computed whole pages are shared, a partly filled tail page is copied on
@@ -275,7 +275,9 @@ impl<B: Backend> Engine<B> {
     /// [`EngineError::Backend`] if the copy failed: there is no child; its page returns with the step of the copy,
     /// which is the newest, and the parent's computed pages stay published.
     pub fn fork(&mut self, seq: SeqKey) -> Result<Forked, EngineError<B::Error>> {
-        let forked = system::fork::fork(&mut self.world, seq)?;
+        let World { pages, prefixes, sequences, steps, fence, counters, buffers } = &mut self.world;
+        let forked =
+            system::fork::fork(pages, prefixes, sequences, steps, fence, counters, buffers, seq)?;
         if let Some(copy) = forked.copy
             && let Err(error) = self.backend.copy_pages(&[copy])
         {
@@ -291,18 +293,16 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::RollbackLen`] for 0, for less than what is published, or past the tokens.
     pub fn rollback(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
-        let World { pages, sequences, steps, buffers, .. } = &mut self.world;
+        let World { pages, sequences, steps, fence, buffers, .. } = &mut self.world;
         let page_size = self.shape.layout.page_size();
-        system::rollback::rollback(pages, sequences, steps, buffers, page_size, seq, len)
+        system::rollback::rollback(pages, sequences, steps, fence, buffers, page_size, seq, len)
     }
 
     /// Drops every idle prefix; those in use match no more and go with their last user. For a host that changes the
     /// model's weights. O(idle pages).
     pub fn reset(&mut self) {
         let World { pages, prefixes, buffers, .. } = &mut self.world;
-        buffers.freed.clear();
-        prefixes.reset(&mut buffers.freed);
-        pages.free_cached(&buffers.freed);
+        system::reset::reset(pages, prefixes, buffers);
     }
 
     /// Tokens of a sequence that have K and V.
@@ -410,11 +410,6 @@ impl<B: Backend> Engine<B> {
     /// The first broken invariant, and whose page shows it.
     pub fn verify(&self) -> Result<(), Broken> {
         self.world.verify()
-    }
-
-    /// With reuse off nothing is ever published for others.
-    fn publishes(&self, keep: Keep) -> bool {
-        keep == Keep::Publish && self.shape.prefix == PrefixMode::Radix
     }
 }
 

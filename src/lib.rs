@@ -56,6 +56,7 @@ mod bitmap;
 pub mod config;
 pub mod engine;
 pub mod error;
+pub mod fence;
 pub mod id;
 pub mod layout;
 mod memory;
@@ -71,7 +72,7 @@ pub mod world;
 
 pub use backend::{Attend, Backend, Cpu, Null};
 pub use config::{EngineConfig, EngineShape, PrefixMode};
-pub use engine::{Engine, Keep, Stats};
+pub use engine::{Engine, Stats};
 pub use error::{ConfigError, EngineError, Error};
 pub use id::{
     LayerId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, TokenId,
@@ -82,5 +83,6 @@ pub use plan::{
     StepScratch, TableWrite,
 };
 pub use prefix::PrefixMatch;
+pub use system::finish::Keep;
 pub use system::fork::Forked;
 pub use world::Broken;

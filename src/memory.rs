@@ -9,6 +9,7 @@
 //!
 //! Not here: what lies in the memory.
 
+use std::collections::VecDeque;
 use std::hint::black_box;
 
 /// Bytes of the smallest page that an operating system hands out.
@@ -26,6 +27,12 @@ pub(crate) fn touch<T: Default>(items: &mut [T]) {
 /// Touches all that a vector has reserved, and empties it again.
 pub(crate) fn touch_reserved<T: Copy>(items: &mut Vec<T>, filler: T) {
     ask_for_huge_pages(items.as_ptr().addr(), items.capacity() * size_of::<T>());
+    items.resize(items.capacity(), filler);
+    items.clear();
+}
+
+/// Touches all that a queue has reserved, and empties it again.
+pub(crate) fn touch_deque<T: Copy>(items: &mut VecDeque<T>, filler: T) {
     items.resize(items.capacity(), filler);
     items.clear();
 }

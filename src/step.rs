@@ -1,4 +1,4 @@
-//! Steps in flight: what each planned, and what waits for it.
+//! Steps in flight: what each planned.
 //!
 //! ```text
 //!   planned --commit--> closed --complete (watermark)--> gone
@@ -9,14 +9,13 @@
 //! * L1. Step numbers rise by one; the steps held are those after the last complete one, in order.
 //! * L2. Plans commit in order, and an abort takes all later plans along; page copies are closed from the start. So an
 //!   open plan is followed by open plans and copies only, and the first open one is known.
-//! * L3. What is given up waits in the order it came, for steps that do not fall.
 //!
-//! Not here: what a step does to a sequence (`system/`).
+//! Not here: what a step does to a sequence (`system/`), what waits for it (`fence/`).
 
 use std::collections::VecDeque;
 
 use crate::error::Error;
-use crate::id::{PrefixLock, SeqKey, StepId};
+use crate::id::{SeqKey, StepId};
 
 /// One sequence's part in a step.
 #[derive(Clone, Copy, Default, Debug)]
@@ -44,7 +43,7 @@ struct Step {
     open: bool,
 }
 
-/// The steps that are not complete, their items, and the locks that wait for them.
+/// The steps that are not complete, and their items.
 pub struct StepLog {
     max: u32,
     steps: VecDeque<Step>,
@@ -59,9 +58,6 @@ pub struct StepLog {
     /// Where the ring begins anew whenever it is empty, so that few steps stay in few lines of memory.
     origin: u64,
     completed: StepId,
-    /// What the last entry of the fence waits for, pages and locks alike.
-    fence_end: StepId,
-    locks: VecDeque<(StepId, PrefixLock)>,
 }
 
 impl StepLog {
@@ -77,19 +73,14 @@ impl StepLog {
             end: 1,
             origin: 1,
             completed: StepId::default(),
-            fence_end: StepId::default(),
-            // A planned item gives up at most one lock: a sequence that comes back has no step until it is planned.
-            locks: VecDeque::with_capacity(items + max as usize),
         }
     }
 
     /// Bytes that a log takes.
     pub fn bytes(max: u32, batch: u32) -> u64 {
         let items = u64::from(max) * u64::from(batch);
-        let steps = size_of::<Step>() + size_of::<(StepId, PrefixLock)>();
         items.next_power_of_two() * size_of::<StepItem>() as u64
-            + items * size_of::<(StepId, PrefixLock)>() as u64
-            + u64::from(max) * steps as u64
+            + u64::from(max) * size_of::<Step>() as u64
     }
 
     /// Unfinished steps.
@@ -273,38 +264,8 @@ impl StepLog {
         self.completed = step;
     }
 
-    /// What something that `last_step` may still touch has to wait for; nothing, if that step is complete. Never
-    /// falls, so that the fence returns things in the order they came.
-    pub(crate) fn fence_until(&mut self, last_step: StepId) -> Option<StepId> {
-        (last_step > self.completed).then(|| {
-            self.fence_end = self.fence_end.max(last_step);
-            self.fence_end
-        })
-    }
-
-    /// Keeps a lock until a step that [`StepLog::fence_until`] gave is complete.
-    pub(crate) fn fence_lock(&mut self, lock: PrefixLock, until: StepId) {
-        self.locks.push_back((until, lock));
-    }
-
-    /// The next lock whose step is complete.
-    pub(crate) fn pop_lock(&mut self) -> Option<PrefixLock> {
-        if self.locks.front()?.0 > self.completed {
-            return None;
-        }
-        self.locks.pop_front().map(|(_, lock)| lock)
-    }
-
-    /// Locks that wait, for audits.
-    pub(crate) fn fenced_locks(&self) -> impl Iterator<Item = &(StepId, PrefixLock)> {
-        self.locks.iter()
-    }
-
-    /// Checks L1, L3, and of L2 what does not hold by construction.
+    /// Checks L1, and of L2 what does not hold by construction.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
-        if self.fence_end > self.newest() {
-            return Err("L3: nothing waits for a step that is not planned");
-        }
         if !self.steps.iter().is_sorted_by_key(|step| step.first_item) {
             return Err("L1: steps hold their items in order");
         }
@@ -314,30 +275,15 @@ impl StepLog {
         if self.first_open != self.find_open(0) {
             return Err("L2: the first open plan is known");
         }
-        if !self.locks.iter().is_sorted_by_key(|(step, _)| *step) {
-            return Err("L3: locks wait for steps that do not fall");
-        }
-        match self.locks.front() {
-            Some((step, _)) if *step <= self.completed => {
-                Err("L3: no lock waits for a complete step")
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::Namespace;
-    use crate::prefix::PrefixTree;
 
-    /// Any lock.
-    fn lock() -> PrefixLock {
-        PrefixTree::new(1, 1, 1, 31).lock_private(Namespace::default())
-    }
-
-    /// Step 1 is complete, 2 committed, 3 open; a lock waits for each of the latter.
+    /// Step 1 is complete, 2 committed, 3 open.
     fn sound() -> StepLog {
         let mut log = StepLog::new(4, 2);
         for items in [1, 2, 1] {
@@ -350,10 +296,6 @@ mod tests {
             }
         }
         log.complete(StepId::new(1));
-        for step in [2, 3].map(StepId::new) {
-            let until = log.fence_until(step).expect("the step is not complete");
-            log.fence_lock(lock(), until);
-        }
         assert_eq!(log.check(), Ok(()));
         log
     }
@@ -371,7 +313,6 @@ mod tests {
         let left_over = |log: &mut StepLog| {
             log.close(StepId::new(3));
             log.complete(StepId::new(3));
-            while log.pop_lock().is_some() {}
             assert_eq!(log.check(), Ok(()));
             log.end += 1;
         };
@@ -383,26 +324,6 @@ mod tests {
         let known = "L2: the first open plan is known";
         assert_eq!(broken(|log| log.first_open = None), known);
         assert_eq!(broken(|log| log.steps[1].open = false), known);
-    }
-
-    #[test]
-    fn l3_what_is_given_up_waits_in_order_for_steps_that_are_planned() {
-        let planned = "L3: nothing waits for a step that is not planned";
-        assert_eq!(broken(|log| log.fence_until(StepId::new(4))), planned);
-        let fall = "L3: locks wait for steps that do not fall";
-        assert_eq!(broken(|log| log.fence_lock(lock(), StepId::new(2))), fall);
-        let complete = "L3: no lock waits for a complete step";
-        assert_eq!(broken(|log| log.locks[0].0 = StepId::new(1)), complete);
-    }
-
-    #[test]
-    fn what_is_given_up_later_never_waits_for_less() {
-        let mut log = sound();
-        assert_eq!(log.fence_until(StepId::new(2)), Some(StepId::new(3)));
-        assert_eq!(log.fence_until(StepId::new(1)), None, "that step is complete");
-        assert!(log.pop_lock().is_none());
-        log.complete(StepId::new(2));
-        assert!(log.pop_lock().is_some() && log.pop_lock().is_none());
     }
 
     #[test]

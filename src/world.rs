@@ -12,6 +12,7 @@ use std::fmt;
 
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
+use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId, TokenId};
 use crate::memory::touch_reserved;
 use crate::page::{PagePool, PageState};
@@ -29,6 +30,8 @@ pub struct World {
     pub sequences: SequenceTable,
     /// Unfinished steps.
     pub steps: StepLog,
+    /// What waits for them.
+    pub fence: Fence,
     /// What has happened so far.
     pub counters: Counters,
     /// Buffers of the systems: each empties one before it fills it. Made at capacity, so that none ever grows.
@@ -48,6 +51,12 @@ pub struct Counters {
     pub(crate) plans: u64,
 }
 
+/// Most locks that wait in the fence: a planned item gives up at most one, since a sequence that comes back has no step
+/// until it is planned; a copy's step one more.
+fn lock_count(shape: &EngineShape) -> usize {
+    shape.max_steps as usize * (shape.table.rows as usize + 1)
+}
+
 /// Buffers that systems fill, none of them from one call to the next.
 pub(crate) struct Buffers {
     /// Pages given up.
@@ -64,10 +73,11 @@ impl World {
         let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
         let row_pages = shape.max_sequence_len.div_ceil(page_size) as usize;
         let mut world = Self {
-            pages: PagePool::new(page_count, shape.max_steps),
-            prefixes: PrefixTree::new(page_count, page_size, shape.max_steps, shape.hash_bits),
+            pages: PagePool::new(page_count),
+            prefixes: PrefixTree::new(page_count, page_size, shape.hash_bits),
             sequences: SequenceTable::new(&shape.table, page_size),
             steps: StepLog::new(shape.max_steps, shape.table.rows),
+            fence: Fence::new(page_count, shape.max_steps, lock_count(shape)),
             counters: Counters::default(),
             buffers: Buffers {
                 freed: Vec::with_capacity(page_count as usize),
@@ -76,7 +86,7 @@ impl World {
             },
         };
         if shape.prefault {
-            world.pages.prefault();
+            world.fence.prefault();
             world.prefixes.prefault();
             world.sequences.prefault();
             touch_reserved(&mut world.buffers.freed, PageId::default());
@@ -94,7 +104,7 @@ impl World {
     /// Pages that a plan could take once `step` is complete, if nothing else happens. A lower bound where a prefix
     /// waits for several steps. O(unfinished steps).
     pub fn available_after(&self, step: StepId) -> u32 {
-        self.available() + self.pages.fenced_until(step) + self.prefixes.leaving_until(step)
+        self.available() + self.fence.pages_until(step)
     }
 
     /// Checks every numbered invariant of every table over the whole state. O(everything); for tests and debugging.
@@ -109,7 +119,10 @@ impl World {
         };
         self.pages.check().map_err(broken)?;
         self.steps.check().map_err(|invariant| broken((invariant, None)))?;
-        self.prefixes.check(&self.locks(false), &self.locks(true)).map_err(broken)?;
+        let fence = self.fence.check(self.steps.newest(), self.pages.fenced_count());
+        fence.map_err(|invariant| broken((invariant, None)))?;
+        let (all, fenced) = (self.locks(false), self.locks(true));
+        self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
         self.check_sequences().map_err(broken)?;
         self.check_owners().map_err(broken)
     }
@@ -117,7 +130,7 @@ impl World {
     /// How many locks end at each node: all of them, or the fenced ones.
     fn locks(&self, fenced_only: bool) -> HashMap<NodeKey, u32> {
         let mut counts = HashMap::new();
-        let fenced = self.steps.fenced_locks().map(|(_, lock)| lock);
+        let fenced = self.fence.locks().map(|(_, lock)| lock);
         let held = self.sequences.iter().filter_map(|(_, sequence)| sequence.lock.as_ref());
         let held = held.filter(|_| !fenced_only);
         for node in fenced.chain(held).filter_map(PrefixLock::node) {
@@ -192,7 +205,7 @@ impl World {
             pages.map(move |page| (page, Owner::Sequence(seq)))
         });
         let cached = self.prefixes.pages().map(|(node, page)| (page, Owner::Node(node)));
-        let fenced = self.pages.fence().map(|(page, step)| (page, Owner::Fence(step)));
+        let fenced = self.fence.pages().map(|(page, step)| (page, Owner::Fence(step)));
         private.chain(cached).chain(fenced)
     }
 
@@ -214,7 +227,7 @@ pub struct EngineBytes {
     pub prefixes: u64,
     /// Tokens and page tables of sequences.
     pub sequences: u64,
-    /// Steps in flight, and the systems' buffers.
+    /// Steps in flight, what waits for them, and the systems' buffers.
     pub steps: u64,
 }
 
@@ -240,10 +253,12 @@ impl EngineConfig {
         Ok(EngineBytes {
             kv: shape.layout.total_bytes(),
             kv_tables: 4 * shape.table.words() as u64,
-            pages: PagePool::bytes(page_count, shape.max_steps),
+            pages: PagePool::bytes(page_count),
             prefixes: PrefixTree::bytes(page_count, page_size),
             sequences: SequenceTable::bytes(&shape.table, page_size),
-            steps: StepLog::bytes(shape.max_steps, shape.table.rows) + buffers,
+            steps: StepLog::bytes(shape.max_steps, shape.table.rows)
+                + Fence::bytes(page_count, shape.max_steps, lock_count(&shape) as u64)
+                + buffers,
         })
     }
 }

@@ -82,9 +82,10 @@ impl Insert {
         let i = locks.len();
         duplicates.clear();
         let nothing = cache.tree.match_prefix(NAMESPACE, &[]);
-        let mut lock = cache.tree.lock(&nothing).expect("the match is fresh");
+        let mut lock = cache.tree.lock(&nothing, &mut cache.fence).expect("the match is fresh");
         let tokens = black_box(&sequences[i]);
-        let inserted = cache.tree.insert(&mut lock, tokens, &mut pages[i], duplicates);
+        let inserted =
+            cache.tree.insert(&mut lock, tokens, &mut pages[i], duplicates, &mut cache.fence);
         locks.push(lock);
         known.push(inserted.duplicates);
     }

@@ -10,6 +10,7 @@ pub mod insert;
 pub mod pages;
 pub mod sample;
 
+use kvarena::fence::Fence;
 use kvarena::page::PagePool;
 use kvarena::prefix::PrefixTree;
 use kvarena::system::reclaim::reclaim;
@@ -24,6 +25,7 @@ const SEQUENCE_PAGES: usize = 1 << 18;
 pub struct Cache {
     pub tree: PrefixTree,
     pub pool: PagePool,
+    pub fence: Fence,
     freed: Vec<PageId>,
     duplicates: Vec<PageId>,
     pages: Vec<PageId>,
@@ -42,15 +44,15 @@ impl Cache {
         let mut cache = Self::untouched(page_count, page_size);
         // As an engine does.
         cache.tree.prefault();
-        cache.pool.prefault();
         cache
     }
 
     /// Whose memory is touched as it is used.
     pub fn untouched(page_count: u32, page_size: u32) -> Self {
         Self {
-            tree: PrefixTree::new(page_count, page_size, 1, 64),
-            pool: PagePool::new(page_count, 1),
+            tree: PrefixTree::new(page_count, page_size, 64),
+            pool: PagePool::new(page_count),
+            fence: Fence::new(0, 1, 0),
             freed: Vec::with_capacity(page_count as usize),
             duplicates: Vec::with_capacity(SEQUENCE_PAGES),
             pages: vec![PageId::default(); SEQUENCE_PAGES],
@@ -65,16 +67,16 @@ impl Cache {
     /// of `tokens`. Tokens past the last whole page are left out. Returns the pages matched.
     pub fn cycle(&mut self, tokens: &[TokenId]) -> u32 {
         let found = self.tree.match_prefix(NAMESPACE, tokens);
-        let mut lock = self.tree.lock(&found).expect("the match is fresh");
+        let mut lock = self.tree.lock(&found, &mut self.fence).expect("the match is fresh");
         let matched = found.pages() as usize;
         let rest = &tokens[matched * self.page_size()..];
         let count = rest.len() / self.page_size();
-        let Self { tree, pool, freed, duplicates, pages } = self;
+        let Self { tree, pool, fence, freed, duplicates, pages } = self;
         reclaim(pool, tree, count as u64, freed).expect("the rest is evictable");
         let own = &mut pages[..count];
         assert!(pool.alloc(own), "it was reclaimed");
         let rest = &rest[..count * tree.page_size() as usize];
-        publish(tree, pool, &mut lock, rest, own, duplicates);
+        publish((tree, pool, fence), &mut lock, rest, own, duplicates);
         self.unlock(lock);
         found.pages()
     }
@@ -82,7 +84,7 @@ impl Cache {
     /// Makes a cached prefix the youngest.
     pub fn touch(&mut self, tokens: &[TokenId]) {
         let found = self.tree.match_prefix(NAMESPACE, tokens);
-        let lock = self.tree.lock(&found).expect("the match is fresh");
+        let lock = self.tree.lock(&found, &mut self.fence).expect("the match is fresh");
         self.unlock(lock);
     }
 
@@ -96,7 +98,7 @@ impl Cache {
     /// Match, lock and take all pages that `full_len` tokens need; nothing changes if they cannot be had.
     pub fn start(&mut self, prompt: &[TokenId], full_len: usize) -> Option<Started> {
         let found = self.tree.match_prefix(NAMESPACE, prompt);
-        let lock = self.tree.lock(&found).expect("the match is fresh");
+        let lock = self.tree.lock(&found, &mut self.fence).expect("the match is fresh");
         let count = full_len.div_ceil(self.page_size()) - found.pages() as usize;
         let Self { tree, pool, freed, .. } = self;
         if reclaim(pool, tree, count as u64, freed).is_err() {
@@ -114,30 +116,29 @@ impl Cache {
         let size = self.page_size();
         let count = tokens.len() / size - matched_pages as usize;
         let rest = &tokens[matched_pages as usize * size..][..count * size];
-        let Self { tree, pool, duplicates, .. } = self;
+        let Self { tree, pool, fence, duplicates, .. } = self;
         pool.free_private(&own[count..]);
-        publish(tree, pool, &mut lock, rest, &mut own[..count], duplicates);
+        publish((tree, pool, fence), &mut lock, rest, &mut own[..count], duplicates);
         self.unlock(lock);
     }
 
     pub fn unlock(&mut self, lock: PrefixLock) {
         self.freed.clear();
-        self.tree.unlock(lock, &mut self.freed);
+        self.tree.unlock(lock, &mut self.fence, &mut self.freed);
         self.pool.free_cached(&self.freed);
     }
 }
 
 /// Inserts pages below a lock; the pool learns which are the tree's now and which nobody's.
 fn publish(
-    tree: &mut PrefixTree,
-    pool: &mut PagePool,
+    (tree, pool, fence): (&mut PrefixTree, &mut PagePool, &mut Fence),
     lock: &mut PrefixLock,
     tokens: &[TokenId],
     own: &mut [PageId],
     duplicates: &mut Vec<PageId>,
 ) {
     duplicates.clear();
-    let inserted = tree.insert(lock, tokens, own, duplicates);
+    let inserted = tree.insert(lock, tokens, own, duplicates, fence);
     pool.publish(&own[inserted.duplicates as usize..]);
     pool.free_private(duplicates);
 }

@@ -15,7 +15,7 @@ pub struct AllocFree {
 impl AllocFree {
     /// `taken`: which part of the pool is taken, in percent; 50 is the case of the table.
     pub fn new(page_count: u32, taken: u32) -> Self {
-        let mut pool = PagePool::new(page_count, 1);
+        let mut pool = PagePool::new(page_count);
         let mut all = vec![PageId::default(); page_count as usize];
         assert!(pool.alloc(&mut all), "all pages are free");
         let order = work::free_order(page_count as usize);

@@ -81,8 +81,14 @@ fn tables_are_audited() {
     });
     assert_eq!(p1.invariant, "P1: a page is in exactly one state");
     assert!(matches!(p1.owner, Some(Owner::Sequence(_))), "{p1}");
-    let planned = "L3: nothing waits for a step that is not planned";
-    assert_eq!(broken(|s| s.world().steps.fence_until(StepId::new(99))), planned);
+    let planned = "F1: nothing waits for a step that is not planned";
+    assert_eq!(broken(|s| s.world().fence.push_pages(&[], StepId::new(99))), planned);
+    let counted = "F2: marks count the pages that wait";
+    let lost = |s: &mut Sound| {
+        let (page, _) = s.world().fence.pages().next().expect("the child's page");
+        s.world().pages.unfence(&[page]);
+    };
+    assert_eq!(broken(lost), counted);
 }
 
 /// W3 shows in T3, whose counts are those of the locks that sequences and the fence hold.
@@ -92,9 +98,9 @@ fn w3_a_lock_that_is_counted_is_held() {
     let dropped = |s: &mut Sound| s.sequence(s.long).lock = None;
     assert_eq!(broken(dropped), counts);
     let unheld = |s: &mut Sound| {
-        let World { prefixes, sequences, .. } = s.world();
+        let World { prefixes, sequences, fence, .. } = s.world();
         let (_, sequence) = sequences.iter().find(|(_, s)| s.published == 2).expect("it is live");
-        prefixes.lock_again(sequence.lock.as_ref().expect("it runs"))
+        prefixes.lock_again(sequence.lock.as_ref().expect("it runs"), fence)
     };
     assert_eq!(broken(unheld), counts);
 }
@@ -190,7 +196,7 @@ fn w2_published_pages_are_the_locks_path() {
 #[test]
 fn a_fenced_page_is_nobodys_until_its_step_is_complete() {
     let mut sound = Sound::new();
-    let (page, step) = sound.world().pages.fence().next().expect("the child's page");
+    let (page, step) = sound.world().fence.pages().next().expect("the child's page");
     assert_eq!(sound.engine.world.pages.state(page), PageState::Fenced);
     sound.engine.complete(step).expect("it counts as committed");
     assert_eq!(sound.engine.world.pages.state(page), PageState::Free);

@@ -10,17 +10,14 @@
 //! ```
 //!
 //! * P1. A page is in exactly one state: free + private + cached + fenced = page_count.
-//! * P2. The fence returns pages in the order they came, each not before its step is complete.
 //!
 //! A page that changes state is asserted to be in the state it leaves, so a double free stops the program. Sharing
 //! exists only in the prefix tree, which counts its users by node; no page has a count.
 //!
-//! Not here: whose a page is, what it holds, where its bytes lie.
-
-use std::collections::VecDeque;
+//! Not here: whose a page is, which step a fenced one waits for (`fence/`), what it holds, where its bytes lie.
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word};
-use crate::id::{PageId, StepId};
+use crate::id::PageId;
 
 /// What a page is to the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -41,36 +38,22 @@ pub struct PagePool {
     free: Bitmap,
     cached: Bitmap,
     fenced: Bitmap,
-    /// Fenced pages in the order they came.
-    queue: VecDeque<PageId>,
-    /// Runs of `queue`: how many pages wait for which step. Steps rise.
-    marks: VecDeque<(StepId, u32)>,
 }
 
 impl PagePool {
-    /// A pool of free pages. `max_steps`: the most steps that are unfinished at a time.
-    pub fn new(page_count: u32, max_steps: u32) -> Self {
+    /// A pool of free pages.
+    pub fn new(page_count: u32) -> Self {
         Self {
             page_count,
             free: Bitmap::new(page_count, true),
             cached: Bitmap::new(page_count, false),
             fenced: Bitmap::new(page_count, false),
-            queue: VecDeque::with_capacity(page_count as usize),
-            marks: VecDeque::with_capacity(max_steps as usize + 1),
         }
     }
 
-    /// Touches all memory, so that no call pays for a page fault later. For a pool with an empty fence.
-    pub fn prefault(&mut self) {
-        self.queue.resize(self.queue.capacity(), PageId::default());
-        self.queue.clear();
-    }
-
     /// Bytes that a pool takes.
-    pub fn bytes(page_count: u32, max_steps: u32) -> u64 {
+    pub fn bytes(page_count: u32) -> u64 {
         3 * Bitmap::bytes(page_count)
-            + u64::from(page_count) * size_of::<PageId>() as u64
-            + (u64::from(max_steps) + 1) * size_of::<(StepId, u32)>() as u64
     }
 
     /// Pages of the pool.
@@ -96,17 +79,6 @@ impl PagePool {
     /// Pages that wait for a step.
     pub fn fenced_count(&self) -> u32 {
         self.fenced.count()
-    }
-
-    /// Fenced pages that return when `step` is complete. O(unfinished steps).
-    pub fn fenced_until(&self, step: StepId) -> u32 {
-        self.marks.iter().take_while(|mark| mark.0 <= step).map(|mark| mark.1).sum()
-    }
-
-    /// The fence: pages in the order they came, each with the step it waits for.
-    pub fn fence(&self) -> impl Iterator<Item = (PageId, StepId)> + '_ {
-        let steps = self.marks.iter().flat_map(|&(step, count)| (0..count).map(move |_| step));
-        self.queue.iter().copied().zip(steps)
     }
 
     /// State of one page.
@@ -168,44 +140,25 @@ impl PagePool {
         });
     }
 
-    /// Private to Fenced, until `step` is complete or the step of an earlier entry, whichever is later.
-    pub fn fence_private(&mut self, pages: &[PageId], step: StepId) {
-        if pages.is_empty() {
-            return;
-        }
+    /// Private to Fenced: an unfinished step may still touch them.
+    pub fn fence_private(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
         for_each_word(PageId::peel(pages), |bits| {
             assert_private(free, cached, bits);
             fenced.insert(bits);
         });
-        self.queue.extend(pages);
-        match self.marks.back_mut() {
-            Some(last) if last.0 >= step => last.1 += pages.len() as u32,
-            _ => self.marks.push_back((step, pages.len() as u32)),
-        }
     }
 
-    /// Fenced to Free, for all pages that wait for `step` or an earlier one. O(pages).
-    pub fn unfence(&mut self, step: StepId) {
-        while let Some(&(until, count)) = self.marks.front() {
-            if until > step {
-                return;
-            }
-            self.marks.pop_front();
-            let Self { free, fenced, queue, .. } = self;
-            let (head, tail) = queue.as_slices();
-            let in_head = head.len().min(count as usize);
-            for run in [&head[..in_head], &tail[..count as usize - in_head]] {
-                for_each_word(PageId::peel(run), |bits| {
-                    fenced.remove(bits);
-                    free.insert(bits);
-                });
-            }
-            queue.drain(..count as usize);
-        }
+    /// Fenced to Free: no step can touch them any more.
+    pub fn unfence(&mut self, pages: &[PageId]) {
+        let Self { free, fenced, .. } = self;
+        for_each_word(PageId::peel(pages), |bits| {
+            fenced.remove(bits);
+            free.insert(bits);
+        });
     }
 
-    /// Checks P1 and P2 over the whole pool; the first page that breaks one. O(pages).
+    /// Checks P1 over the whole pool; the first page that breaks one. O(pages).
     pub(crate) fn check(&self) -> Result<(), (&'static str, Option<PageId>)> {
         for word in 0..self.free.word_count() {
             let (free, cached, fenced) =
@@ -215,16 +168,6 @@ impl PagePool {
                 let page = word as u32 * 64 + twice.trailing_zeros();
                 return Err(("P1: a page is in exactly one state", Some(PageId::new(page))));
             }
-        }
-        let counts = self.marks.iter().map(|mark| mark.1 as usize).sum::<usize>();
-        if counts != self.queue.len() || counts != self.fenced.count() as usize {
-            return Err(("P2: the fence holds the fenced pages, each once", None));
-        }
-        if let Some(&page) = self.queue.iter().find(|page| !self.fenced.contains(page.raw())) {
-            return Err(("P2: the fence holds fenced pages", Some(page)));
-        }
-        if !self.marks.iter().is_sorted_by(|a, b| a.0 < b.0) {
-            return Err(("P2: the fence's steps rise", None));
         }
         Ok(())
     }
@@ -252,13 +195,12 @@ mod tests {
         PageId::wrap(pages)
     }
 
-    /// Pages 0 to 2 are cached, 3 and 4 private, 5 to 8 fenced for two steps, the rest free.
+    /// Pages 0 to 2 are cached, 3 and 4 private, 5 to 8 fenced, the rest free.
     fn sound() -> PagePool {
-        let mut pool = PagePool::new(100, 4);
+        let mut pool = PagePool::new(100);
         assert!(pool.alloc(&mut [PageId::default(); 9]));
         pool.publish(ids(&[0, 1, 2]));
-        pool.fence_private(ids(&[7, 5]), StepId::new(2));
-        pool.fence_private(ids(&[6, 8]), StepId::new(3));
+        pool.fence_private(ids(&[7, 5, 6, 8]));
         assert_eq!(pool.check(), Ok(()));
         pool
     }
@@ -281,35 +223,15 @@ mod tests {
     }
 
     #[test]
-    fn p2_the_fence_holds_the_fenced_pages_in_order() {
-        let counts = ("P2: the fence holds the fenced pages, each once", None);
-        assert_eq!(broken(|pool| pool.marks[0].1 += 1), counts);
-        assert_eq!(broken(|pool| pool.queue.pop_back()), counts);
-        assert_eq!(broken(|pool| pool.fenced.insert(Bits::one(3))), counts);
-        let private = ("P2: the fence holds fenced pages", Some(PageId::new(4)));
-        assert_eq!(broken(|pool| pool.queue[2] = PageId::new(4)), private);
-        let steps = ("P2: the fence's steps rise", None);
-        assert_eq!(broken(|pool| pool.marks.swap(0, 1)), steps);
-        assert_eq!(broken(|pool| pool.marks[1].0 = StepId::new(2)), steps);
-    }
-
-    #[test]
-    fn fenced_pages_return_with_their_step_and_no_sooner() {
+    fn fenced_pages_return() {
         let mut pool = sound();
-        assert_eq!([1, 2, 3].map(|step| pool.fenced_until(StepId::new(step))), [0, 2, 4]);
-        pool.unfence(StepId::new(1));
-        assert_eq!(pool.fenced_count(), 4);
-        pool.unfence(StepId::new(2));
+        pool.unfence(ids(&[7, 5]));
         assert_eq!([5, 6, 7, 8].map(|page| pool.state(PageId::new(page))), {
             use PageState::{Fenced, Free};
             [Free, Fenced, Free, Fenced]
         });
-        pool.unfence(StepId::new(3));
+        pool.unfence(ids(&[8, 6]));
         assert_eq!((pool.fenced_count(), pool.free_count(), pool.private_count()), (0, 95, 2));
-        // The order of the fence holds where a step is named that comes before one named already.
-        pool.fence_private(ids(&[3]), StepId::new(9));
-        pool.fence_private(ids(&[4]), StepId::new(8));
-        assert_eq!([8, 9].map(|step| pool.fenced_until(StepId::new(step))), [0, 2]);
         assert_eq!(pool.check(), Ok(()));
     }
 }

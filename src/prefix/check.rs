@@ -2,25 +2,27 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, Scope, StepId};
 
 use super::PrefixTree;
-use super::leave::Leave;
+use super::deferred::Deferred;
 
 /// What is broken, and whose page shows it.
 type Broken = (&'static str, Option<PageId>);
 
 impl PrefixTree {
-    /// Checks T1 to T8. `locks`: how many locks end at each node; `fenced`: how many of those were announced to leave.
+    /// Checks T1 to T8. `locks`: how many locks end at each node; `fenced`: how many of those wait in the fence.
     pub(crate) fn check(
         &self,
         locks: &HashMap<NodeKey, u32>,
         fenced: &HashMap<NodeKey, u32>,
+        fence: &Fence,
     ) -> Result<(), Broken> {
         self.check_columns()?;
         self.check_children()?;
         self.check_locks(locks)?;
-        self.check_leaving(fenced)?;
+        self.check_deferred(fenced, fence)?;
         self.check_list()?;
         self.check_spans()
     }
@@ -107,31 +109,34 @@ impl PrefixTree {
         }
     }
 
-    fn check_leaving(&self, fenced: &HashMap<NodeKey, u32>) -> Result<(), Broken> {
-        let mut leaving = fenced.clone();
+    fn check_deferred(&self, fenced: &HashMap<NodeKey, u32>, fence: &Fence) -> Result<(), Broken> {
+        let mut deferred = fenced.clone();
         let mut pages = HashMap::<StepId, u32>::new();
         for node in self.link.keys() {
-            if self.is_leaving(node) {
-                *pages.entry(self.leave[node].step).or_default() += self.link[node].span.pages();
+            if self.is_deferred(node) {
+                *pages.entry(self.deferred[node].step).or_default() += self.link[node].span.pages();
                 if let Some(parent) = self.link[node].parent {
-                    *leaving.entry(parent).or_default() += 1;
+                    *deferred.entry(parent).or_default() += 1;
                 }
             }
         }
         for node in self.link.keys() {
-            let counted = leaving.get(&node).copied().unwrap_or(0);
-            let what = "T7: leaving counts fenced locks that end here and leaving children";
-            self.ensure(self.leave[node].count == counted, what, node)?;
+            let counted = deferred.get(&node).copied().unwrap_or(0);
+            let what = "T7: a node counts fenced locks that end here and deferred children";
+            self.ensure(self.deferred[node].count == counted, what, node)?;
         }
         // Those of vacant slots included: a node that comes has none.
-        let held = self.leave.values().filter(|leave| **leave != Leave::default()).count();
-        let wanted = leaving.values().filter(|count| **count > 0).count();
-        if held != wanted || held != self.leave_nodes as usize {
-            return Err(("T7: nodes that have fenced locks or leaving children are counted", None));
+        let held = self.deferred.values().filter(|held| **held != Deferred::default()).count();
+        let wanted = deferred.values().filter(|count| **count > 0).count();
+        if held != wanted || held != self.deferred_nodes as usize {
+            return Err((
+                "T7: nodes that have fenced locks or deferred children are counted",
+                None,
+            ));
         }
-        let counted: HashMap<StepId, u32> = self.leaving.iter().copied().collect();
+        let counted: HashMap<StepId, u32> = fence.idle_pages().collect();
         if counted != pages {
-            return Err(("T7: the pages of leaving nodes are counted by step", None));
+            return Err(("T7: the fence counts the pages of deferred nodes by step", None));
         }
         Ok(())
     }

@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn a_slot_stands_where_another_says() {
         // A wrong address is a prefetch that helps nobody, and nothing else would tell.
-        let mut tree = PrefixTree::new(100, 1, 1, 32);
+        let mut tree = PrefixTree::new(100, 1, 32);
         let nodes: Vec<NodeKey> = (0..100)
             .map(|i| {
                 let span = tree.spans.create(&[TokenId::new(i)], &[PageId::new(i)]);

@@ -3,23 +3,30 @@
 use std::collections::HashMap;
 
 use super::PrefixTree;
+use crate::fence::Fence;
 use crate::id::{Namespace, PageId, TokenId};
 
 /// A chain of idle nodes, a page each.
 fn chain(depth: u32) -> PrefixTree {
-    let mut tree = PrefixTree::new(depth, 1, 1, 32);
+    let mut fence = Fence::new(0, 1, 0);
+    let mut tree = PrefixTree::new(depth, 1, 32);
     let found = tree.match_prefix(Namespace::default(), &[]);
-    let mut lock = tree.lock(&found).expect("the match is fresh");
+    let mut lock = tree.lock(&found, &mut fence).expect("the match is fresh");
     let (mut others, mut freed) = (Vec::new(), Vec::new());
     for i in 0..depth {
         // A second user keeps the leaf from growing.
-        others.push(tree.lock_again(&lock));
-        let inserted =
-            tree.insert(&mut lock, &[TokenId::new(i)], &mut [PageId::new(i)], &mut freed);
+        others.push(tree.lock_again(&lock, &mut fence));
+        let inserted = tree.insert(
+            &mut lock,
+            &[TokenId::new(i)],
+            &mut [PageId::new(i)],
+            &mut freed,
+            &mut fence,
+        );
         assert_eq!(inserted.duplicates, 0);
     }
     for other in others.into_iter().chain([lock]) {
-        tree.unlock(other, &mut freed);
+        tree.unlock(other, &mut fence, &mut freed);
     }
     assert!(freed.is_empty());
     assert_eq!(tree.node_count(), depth as usize);
@@ -30,5 +37,6 @@ fn chain(depth: u32) -> PrefixTree {
 fn the_audit_does_not_grow_with_depth() {
     // A walk to the root from each node would take 10^11 steps: hours.
     let tree = chain(500_000);
-    tree.check(&HashMap::new(), &HashMap::new()).expect("all invariants hold");
+    tree.check(&HashMap::new(), &HashMap::new(), &Fence::new(0, 1, 0))
+        .expect("all invariants hold");
 }

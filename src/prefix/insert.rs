@@ -1,5 +1,6 @@
 //! Publishing: pages that a sequence has filled become matchable below the prefix it holds.
 
+use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 
 use super::walk::Place;
@@ -28,13 +29,14 @@ impl PrefixTree {
         tokens: &[TokenId],
         pages: &mut [PageId],
         duplicates: &mut Vec<PageId>,
+        fence: &mut Fence,
     ) -> Inserted {
         assert_eq!(tokens.len(), pages.len() * self.page_size as usize, "whole pages");
         // A decoding sequence grows its own leaf step after step: there is nothing to look up.
         if pages.is_empty() || self.grow_own_leaf(lock, tokens, pages) {
             return Inserted { duplicates: 0 };
         }
-        let known = self.walk_duplicates(lock, tokens, pages, duplicates);
+        let known = self.walk_duplicates(lock, tokens, pages, duplicates, fence);
         if known < pages.len() {
             let tokens = &tokens[known * self.page_size as usize..];
             self.attach(lock, tokens, &pages[known..]);
@@ -49,6 +51,7 @@ impl PrefixTree {
         tokens: &[TokenId],
         pages: &mut [PageId],
         duplicates: &mut Vec<PageId>,
+        fence: &mut Fence,
     ) -> usize {
         let mut place = Place { node: lock.node(), pages_in_node: 0 };
         let mut known = 0;
@@ -70,7 +73,7 @@ impl PrefixTree {
             && let Some(node) = place.node
         {
             let node = self.split(node, place.pages_in_node);
-            self.move_lock(lock, node);
+            self.move_lock(lock, node, fence);
         }
         known
     }

@@ -1,5 +1,6 @@
 //! The right to use a prefix: counts of users, and the split where a match ends inside a node.
 
+use crate::fence::Fence;
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
 
 use super::{Age, Link, PrefixMatch, PrefixTree};
@@ -9,17 +10,18 @@ use super::{Age, Link, PrefixMatch, PrefixTree};
 pub struct Stale;
 
 impl PrefixTree {
-    /// Locks what a match found, splitting the node it ends in. O(nodes that were idle).
+    /// Locks what a match found, splitting the node it ends in. Nodes that were to be idle soon are not any more, which
+    /// the fence is told. O(nodes that were idle).
     ///
     /// # Errors
     /// [`Stale`] if a node was split, trimmed, evicted or has grown since the match.
-    pub fn lock(&mut self, found: &PrefixMatch) -> Result<PrefixLock, Stale> {
+    pub fn lock(&mut self, found: &PrefixMatch, fence: &mut Fence) -> Result<PrefixLock, Stale> {
         if self.is_stale(found) {
             return Err(Stale);
         }
         let node = found.node.map(|node| self.split(node, found.pages_in_node));
         if let Some(node) = node {
-            self.add_user(node);
+            self.add_user(node, fence);
         }
         Ok(PrefixLock::new(node, found.scope))
     }
@@ -37,9 +39,9 @@ impl PrefixTree {
     }
 
     /// One more lock on the same prefix.
-    pub fn lock_again(&mut self, lock: &PrefixLock) -> PrefixLock {
+    pub fn lock_again(&mut self, lock: &PrefixLock, fence: &mut Fence) -> PrefixLock {
         if let Some(node) = lock.node() {
-            self.add_user(node);
+            self.add_user(node, fence);
         }
         PrefixLock::new(lock.node(), lock.scope())
     }
@@ -49,7 +51,7 @@ impl PrefixTree {
     ///
     /// # Panics
     /// If the lock is not of this tree.
-    pub fn unlock(&mut self, lock: PrefixLock, freed: &mut Vec<PageId>) {
+    pub fn unlock(&mut self, lock: PrefixLock, fence: &mut Fence, freed: &mut Vec<PageId>) {
         let keep = lock.scope().era == self.era;
         let mut at = lock.node();
         while let Some(node) = at {
@@ -57,7 +59,7 @@ impl PrefixTree {
             assert!(age.lock_count > 0, "T3: a lock is counted until it is given up");
             age.lock_count -= 1;
             if age.lock_count > 0 {
-                self.begin_leaving(node);
+                self.begin_deferred(node, fence);
                 return;
             }
             at = self.link[node].parent;
@@ -77,12 +79,12 @@ impl PrefixTree {
     }
 
     /// Moves a lock from its node to one below it: the path above stays locked throughout.
-    pub(super) fn move_lock(&mut self, lock: &mut PrefixLock, node: NodeKey) {
+    pub(super) fn move_lock(&mut self, lock: &mut PrefixLock, node: NodeKey, fence: &mut Fence) {
         let (old, scope) = (lock.node(), lock.scope());
         if old == Some(node) {
             return;
         }
-        self.add_user(node);
+        self.add_user(node, fence);
         if let Some(old) = old {
             // The path to `node` goes through `old`, so it does not become idle.
             self.age[old].lock_count -= 1;
@@ -91,10 +93,10 @@ impl PrefixTree {
         *lock = PrefixLock::new(Some(node), scope);
     }
 
-    fn add_user(&mut self, node: NodeKey) {
+    fn add_user(&mut self, node: NodeKey, fence: &mut Fence) {
         let mut at = Some(node);
         while let Some(node) = at {
-            self.stop_leaving(node);
+            self.stop_deferred(node, fence);
             let age = &mut self.age[node];
             age.lock_count += 1;
             if age.lock_count > 1 {
@@ -126,8 +128,8 @@ impl PrefixTree {
         let scope = if parent.is_none() { self.scope[node] } else { Scope::default() };
         let prefix = self.insert_columns(Link { parent, span }, scope, prefix_age);
         self.children.replace(age.hash, node, prefix);
-        if self.is_leaving(node) {
-            self.add_leaving(prefix, self.leave[node].step);
+        if self.is_deferred(node) {
+            self.add_deferred(prefix, self.deferred[node].step);
         }
         // ... and the node becomes its child. An idle prefix is the younger neighbour of its suffix.
         self.link[node] = Link { parent: Some(prefix), span: rest };

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Columns, by access: `link` (a walk reads it), `age` (locks and eviction read it), and for few nodes `scope` (those
-//! without a parent) and `leave` (those that fenced locks hold); spans and the child table beside them. Only `spawn`,
+//! without a parent) and `deferred` (those that fenced locks hold); spans and the child table beside them. Only `spawn`,
 //! `split` and `despawn` touch all of them.
 //!
 //! * T1. All columns hold the same nodes; nodes <= pages, since no node is empty.
@@ -21,8 +21,8 @@
 //!   end is always a leaf.
 //! * T5. evictable + protected = total = pages of all nodes; evictable = pages of idle nodes.
 //! * T6. Every span's places are taken in the span store, each by one span; the rest are free.
-//! * T7. A locked node is leaving when each of its locks is fenced and each of its locked children is leaving;
-//!   `leaving` counts the pages of leaving nodes by the step that the last of those locks waits for.
+//! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is deferred:
+//!   it will be idle soon. The fence counts the pages of such nodes by the step that the last of those locks waits for.
 //! * T8. Idle nodes are all of the present era: a prefix that can no longer match goes with its last user.
 //!
 //! Not here: page states and memory. A call that gives pages up appends them to the caller's buffer.
@@ -33,23 +33,21 @@ mod child_table;
 mod column;
 #[cfg(test)]
 mod deep;
+mod deferred;
 mod evict;
 mod insert;
-mod leave;
 mod lock;
 mod places;
 mod span;
 mod walk;
 
-use std::collections::VecDeque;
-
 use slotmap::{SecondaryMap, SlotMap};
 
-use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
+use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, TokenId};
 use age::{Age, AgeList};
 use child_table::ChildTable;
 use column::{RareColumn, column_of, slot_size};
-use leave::Leave;
+use deferred::Deferred;
 use span::{Span, SpanStore};
 
 pub use insert::Inserted;
@@ -73,9 +71,9 @@ pub struct PrefixTree {
     /// Of nodes without a parent.
     scope: RareColumn<Scope>,
     /// Of nodes that fenced locks hold.
-    leave: RareColumn<Leave>,
+    deferred: RareColumn<Deferred>,
     /// Nodes that have one.
-    leave_nodes: u32,
+    deferred_nodes: u32,
     list: AgeList,
     spans: SpanStore,
     children: ChildTable,
@@ -83,8 +81,6 @@ pub struct PrefixTree {
     evictable: u32,
     /// Pages of locked nodes.
     protected: u32,
-    /// Pages of leaving nodes, by step. Steps rise.
-    leaving: VecDeque<(StepId, u32)>,
     /// The era whose prefixes match.
     era: u64,
     /// Eras given out so far.
@@ -106,22 +102,20 @@ pub struct SizeInfo {
 
 impl PrefixTree {
     /// An empty tree of at most `page_count` pages. `hash_bits`: how much of the child table's hashes is used; fewer
-    /// than 32 only in tests, where hashes are the same in every process. `max_steps`: the most steps that are
-    /// unfinished at a time.
-    pub fn new(page_count: u32, page_size: u32, max_steps: u32, hash_bits: u32) -> Self {
+    /// than 32 only in tests, where hashes are the same in every process.
+    pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Self {
         Self {
             page_size,
             link: SlotMap::with_capacity_and_key(page_count as usize),
             age: SecondaryMap::with_capacity(page_count as usize),
             scope: RareColumn::new(page_count),
-            leave: RareColumn::new(page_count),
-            leave_nodes: 0,
+            deferred: RareColumn::new(page_count),
+            deferred_nodes: 0,
             list: AgeList::default(),
             spans: SpanStore::new(page_count, page_size),
             children: ChildTable::new(page_count, hash_bits),
             evictable: 0,
             protected: 0,
-            leaving: VecDeque::with_capacity(max_steps as usize + 1),
             era: 0,
             era_count: 1,
             epoch: 0,
@@ -137,7 +131,8 @@ impl PrefixTree {
 
     /// Bytes of one node's columns.
     const COLUMN_BYTES: u64 =
-        (slot_size::<Link>() + slot_size::<Age>() + size_of::<Scope>() + size_of::<Leave>()) as u64;
+        (slot_size::<Link>() + slot_size::<Age>() + size_of::<Scope>() + size_of::<Deferred>())
+            as u64;
 
     /// Bytes of one node: its columns and its child entry.
     pub const BYTES_PER_NODE: u64 = Self::COLUMN_BYTES + ChildTable::BYTES_PER_NODE;
@@ -152,7 +147,7 @@ impl PrefixTree {
         self.spans.prefault();
         self.children.prefault();
         self.scope.prefault();
-        self.leave.prefault();
+        self.deferred.prefault();
         // Filled and emptied in reverse, so that keys come in rising order again.
         let link = Link { parent: None, span: Span::EMPTY };
         let capacity = self.link.capacity();

@@ -1,11 +1,12 @@
 //! Undoes plans: lengths return, pages pass the fence, nothing is published.
 
 use crate::error::Error;
+use crate::fence::Fence;
 use crate::id::StepId;
 use crate::page::PagePool;
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
-use crate::system::give_up::give_up_pages;
+use crate::system::release::release_pages;
 use crate::world::Buffers;
 
 /// Aborts a planned step and every one planned after it. Tokens appended meanwhile stay: roll them back if the aborted
@@ -17,6 +18,7 @@ pub(crate) fn abort(
     pages: &mut PagePool,
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
+    fence: &mut Fence,
     buffers: &mut Buffers,
     page_size: u32,
     step: StepId,
@@ -28,7 +30,7 @@ pub(crate) fn abort(
             continue; // A batch of page copies: it is of committed tokens, and stays.
         }
         for number in steps.items_of(step).rev() {
-            undo(pages, sequences, steps, buffers, page_size, number);
+            undo(pages, sequences, steps, fence, buffers, page_size, number);
         }
         steps.close(step);
     }
@@ -38,7 +40,8 @@ pub(crate) fn abort(
 fn undo(
     pages: &mut PagePool,
     sequences: &mut SequenceTable,
-    steps: &mut StepLog,
+    steps: &StepLog,
+    fence: &mut Fence,
     buffers: &mut Buffers,
     page_size: u32,
     number: u64,
@@ -55,5 +58,5 @@ fn undo(
     let (page_len, last_step) = (sequence.planned_len.div_ceil(page_size), sequence.last_step);
     buffers.freed.clear();
     sequences.truncate_pages(item.seq, page_len, &mut buffers.freed);
-    give_up_pages(pages, steps, last_step, &buffers.freed);
+    release_pages(pages, fence, last_step, &buffers.freed);
 }

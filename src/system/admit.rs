@@ -1,7 +1,8 @@
 //! A sequence enters: match all but the last token, lock, check that the rest can fit. Takes no pages.
 
-use crate::config::{EngineShape, PrefixMode};
+use crate::config::EngineShape;
 use crate::error::Error;
+use crate::fence::Fence;
 use crate::id::{Namespace, PageId, PrefixLock, SeqKey, TokenId};
 use crate::page::PagePool;
 use crate::prefix::{PrefixMatch, PrefixTree};
@@ -20,6 +21,7 @@ pub(crate) fn admit(
     pages: &PagePool,
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
+    fence: &mut Fence,
     counters: &mut Counters,
     buffers: &mut Buffers,
     namespace: Namespace,
@@ -35,7 +37,7 @@ pub(crate) fn admit(
     sequences.check_room(prompt.len() as u32)?;
     let found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
     check_fit(shape, pages, prefixes, found.as_ref(), prompt.len() as u32)?;
-    let lock = lock(prefixes, found.as_ref(), namespace);
+    let lock = lock(prefixes, fence, found.as_ref(), namespace);
     let seq = sequences.spawn(namespace, prompt, lock);
     enter(shape, sequences, counters, buffers, seq);
     Ok(seq)
@@ -45,11 +47,13 @@ pub(crate) fn admit(
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::OutOfPages`]. Nothing changes then.
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn resume(
     shape: &EngineShape,
     pages: &PagePool,
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
+    fence: &mut Fence,
     counters: &mut Counters,
     buffers: &mut Buffers,
     seq: SeqKey,
@@ -65,7 +69,7 @@ pub(crate) fn resume(
     }
     let found = find(shape, prefixes, namespace, &buffers.tokens, &mut buffers.pages);
     check_fit(shape, pages, prefixes, found.as_ref(), len)?;
-    let lock = lock(prefixes, found.as_ref(), namespace);
+    let lock = lock(prefixes, fence, found.as_ref(), namespace);
     sequences.get_mut(seq)?.lock = Some(lock);
     enter(shape, sequences, counters, buffers, seq);
     Ok(())
@@ -81,7 +85,7 @@ fn find(
     pages: &mut Vec<PageId>,
 ) -> Option<PrefixMatch> {
     pages.clear();
-    (shape.prefix == PrefixMode::Radix).then(|| {
+    shape.shares_prefixes().then(|| {
         let tokens = &tokens[..tokens.len() - 1];
         prefixes.match_pages(namespace, tokens, |found| pages.extend_from_slice(found))
     })
@@ -109,11 +113,12 @@ fn check_fit(
 
 fn lock(
     prefixes: &mut PrefixTree,
+    fence: &mut Fence,
     found: Option<&PrefixMatch>,
     namespace: Namespace,
 ) -> PrefixLock {
     match found {
-        Some(found) => prefixes.lock(found).expect("nothing changed since the match"),
+        Some(found) => prefixes.lock(found, fence).expect("nothing changed since the match"),
         None => prefixes.lock_private(namespace),
     }
 }

@@ -1,17 +1,32 @@
 //! A step's tokens have K and V: `cached_len` advances, and whole pages become matchable.
 
-use crate::config::PrefixMode;
+use crate::config::EngineShape;
 use crate::error::Error;
+use crate::fence::Fence;
 use crate::id::StepId;
+use crate::page::PagePool;
+use crate::prefix::PrefixTree;
+use crate::sequence::SequenceTable;
+use crate::step::StepLog;
 use crate::system::publish::insert;
-use crate::world::World;
+use crate::world::{Buffers, Counters};
 
 /// Commits a planned step. Sequences that were finished or preempted since are skipped. O(batch and pages published).
 ///
 /// # Errors
 /// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is.
-pub(crate) fn commit(world: &mut World, prefix: PrefixMode, step: StepId) -> Result<(), Error> {
-    let World { pages, prefixes, sequences, steps, counters, buffers } = world;
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
+pub(crate) fn commit(
+    shape: &EngineShape,
+    pages: &mut PagePool,
+    prefixes: &mut PrefixTree,
+    sequences: &mut SequenceTable,
+    steps: &mut StepLog,
+    fence: &mut Fence,
+    counters: &mut Counters,
+    buffers: &mut Buffers,
+    step: StepId,
+) -> Result<(), Error> {
     steps.check_commit(step)?;
     buffers.pages.clear();
     for number in steps.items_of(step) {
@@ -22,8 +37,8 @@ pub(crate) fn commit(world: &mut World, prefix: PrefixMode, step: StepId) -> Res
         }
         row.sequence.cached_len = row.sequence.cached_len.max(item.end);
         counters.computed_tokens += u64::from(item.end - item.start);
-        if prefix == PrefixMode::Radix {
-            insert(pages, prefixes, &mut row, steps, buffers);
+        if shape.shares_prefixes() {
+            insert(pages, prefixes, &mut row, fence, buffers);
         }
     }
     pages.publish(&buffers.pages);

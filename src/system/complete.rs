@@ -1,6 +1,7 @@
 //! Steps are done on all streams and ranks: the fence returns what waited for them.
 
 use crate::error::Error;
+use crate::fence::Fence;
 use crate::id::StepId;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
@@ -16,16 +17,18 @@ pub(crate) fn complete(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
     steps: &mut StepLog,
+    fence: &mut Fence,
     buffers: &mut Buffers,
     step: StepId,
 ) -> Result<(), Error> {
     steps.check_complete(step)?;
     steps.complete(step);
-    pages.unfence(step);
-    while let Some(lock) = steps.pop_lock() {
+    fence.take_pages(step, |run| pages.unfence(run));
+    while let Some(lock) = fence.take_lock(step) {
         buffers.freed.clear();
-        prefixes.unlock_leaving(lock, &mut buffers.freed);
+        prefixes.unlock_deferred(lock, fence, &mut buffers.freed);
         pages.free_cached(&buffers.freed);
     }
+    fence.complete(step);
     Ok(())
 }

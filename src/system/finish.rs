@@ -1,31 +1,43 @@
 //! A sequence leaves for good, or until it is resumed: publish what is computed, give up the rest through the fence.
 
+use crate::config::EngineShape;
 use crate::error::Error;
+use crate::fence::Fence;
 use crate::id::SeqKey;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
-use crate::step::StepLog;
-use crate::system::give_up::{give_up_lock, give_up_pages};
 use crate::system::publish::publish;
+use crate::system::release::{release_lock, release_pages};
 use crate::world::Buffers;
 
-/// Finishes a sequence; `keep`: its whole computed pages stay matchable. Legal while an unfinished step includes it:
+/// What becomes of the computed pages of a sequence that is preempted or dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// Whole computed pages stay matchable until they are evicted; where prefixes are not shared, as [`Keep::Drop`].
+    Publish,
+    /// What is not published yet is dropped.
+    Drop,
+}
+
+/// Finishes a sequence; `keep`: whether its whole computed pages stay matchable. Legal while an unfinished step includes it:
 /// that step's commit skips it. O(pages given up).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`].
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn finish(
+    shape: &EngineShape,
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
-    steps: &mut StepLog,
+    fence: &mut Fence,
     buffers: &mut Buffers,
     seq: SeqKey,
-    keep: bool,
+    keep: Keep,
 ) -> Result<(), Error> {
     if !sequences.get(seq)?.is_preempted() {
-        leave(pages, prefixes, sequences, steps, buffers, seq, keep);
+        release(shape, pages, prefixes, sequences, fence, buffers, seq, keep);
     }
     sequences.despawn(seq);
     Ok(())
@@ -35,39 +47,43 @@ pub(crate) fn finish(
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`].
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn preempt(
+    shape: &EngineShape,
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
-    steps: &mut StepLog,
+    fence: &mut Fence,
     buffers: &mut Buffers,
     seq: SeqKey,
-    keep: bool,
+    keep: Keep,
 ) -> Result<(), Error> {
     sequences.running(seq)?;
-    leave(pages, prefixes, sequences, steps, buffers, seq, keep);
+    release(shape, pages, prefixes, sequences, fence, buffers, seq, keep);
     sequences.clear_pages(seq);
     Ok(())
 }
 
-/// Gives up a running sequence's pages and prefix.
-fn leave(
+/// Releases a running sequence's pages and prefix.
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
+fn release(
+    shape: &EngineShape,
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
-    steps: &mut StepLog,
+    fence: &mut Fence,
     buffers: &mut Buffers,
     seq: SeqKey,
-    keep: bool,
+    keep: Keep,
 ) {
-    if keep {
-        publish(pages, prefixes, sequences, steps, buffers, seq);
+    if keep == Keep::Publish && shape.shares_prefixes() {
+        publish(pages, prefixes, sequences, fence, buffers, seq);
     }
     let sequence = sequences.get_mut(seq).expect("the caller looked it up");
     let (published, last_step) = (sequence.published, sequence.last_step);
     let lock = sequence.lock.take().expect("a running sequence holds its prefix");
     buffers.freed.clear();
     sequences.truncate_pages(seq, published, &mut buffers.freed);
-    give_up_pages(pages, steps, last_step, &buffers.freed);
-    give_up_lock(pages, prefixes, steps, last_step, lock, &mut buffers.freed);
+    release_pages(pages, fence, last_step, &buffers.freed);
+    release_lock(pages, prefixes, fence, last_step, lock, &mut buffers.freed);
 }

@@ -1,11 +1,16 @@
 //! A second sequence with the same past: whole pages are shared, the partly filled tail page is copied.
 
 use crate::error::Error;
+use crate::fence::Fence;
 use crate::id::{PageId, SeqKey, StepId};
+use crate::page::PagePool;
 use crate::plan::PageCopy;
+use crate::prefix::PrefixTree;
+use crate::sequence::SequenceTable;
+use crate::step::StepLog;
 use crate::system::publish::publish;
 use crate::system::reclaim::reclaim;
-use crate::world::World;
+use crate::world::{Buffers, Counters};
 
 /// A child that a fork made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,8 +32,17 @@ pub struct Forked {
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfSequences`], [`Error::OutOfTokens`], and where a
 /// tail is to be copied [`Error::OutOfSteps`], [`Error::OutOfPages`]. Nothing changes then.
-pub(crate) fn fork(world: &mut World, seq: SeqKey) -> Result<Forked, Error> {
-    let World { pages, prefixes, sequences, steps, counters, buffers } = world;
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
+pub(crate) fn fork(
+    pages: &mut PagePool,
+    prefixes: &mut PrefixTree,
+    sequences: &mut SequenceTable,
+    steps: &mut StepLog,
+    fence: &mut Fence,
+    counters: &mut Counters,
+    buffers: &mut Buffers,
+    seq: SeqKey,
+) -> Result<Forked, Error> {
     let parent = sequences.running(seq)?;
     let (token_len, cached_len) = (parent.token_len, parent.cached_len.min(parent.token_len));
     let page_size = prefixes.page_size();
@@ -42,10 +56,10 @@ pub(crate) fn fork(world: &mut World, seq: SeqKey) -> Result<Forked, Error> {
         counters.evicted_pages += u64::from(evicted);
         assert!(pages.alloc(&mut tail), "a page was reclaimed");
     }
-    publish(pages, prefixes, sequences, steps, buffers, seq);
+    publish(pages, prefixes, sequences, fence, buffers, seq);
     let parent = sequences.running(seq)?;
     let lock = parent.lock.as_ref().expect("a running sequence holds its prefix");
-    let lock = prefixes.lock_again(lock);
+    let lock = prefixes.lock_again(lock, fence);
     let shared = cached_len / page_size;
     let sent = steps.sent_for_good(parent.last_item, parent.dirty_from).max(parent.inherited);
     let source = has_tail.then(|| sequences.page(parent, shared));

@@ -3,21 +3,22 @@
 //!
 //! In the order of a step:
 //!
-//! | system | pages | prefixes | sequences | steps |
-//! |---|---|---|---|---|
-//! | [`admit`], `resume`: match, lock, take a row | reads | writes | writes | |
-//! | [`reclaim`]: evict exactly what is short | writes | writes | | |
-//! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes |
-//! | [`packed`]: the same batch in FlashInfer's contract | | | reads | reads |
-//! | [`append`]: tokens become known | | | writes | |
-//! | [`commit`]: tokens have K and V, whole pages become matchable | writes | writes | writes | writes |
-//! | [`publish`]: whole pages into the tree, duplicates out | writes | writes | writes | writes |
-//! | [`complete`]: the fence returns what waited | writes | writes | | writes |
-//! | [`abort`]: undo plans | writes | | writes | writes |
-//! | [`finish`], `preempt`: give everything up | writes | writes | writes | writes |
-//! | [`fork`]: share a prefix, copy a tail | writes | writes | writes | writes |
-//! | [`rollback`]: forget tokens | writes | | writes | writes |
-//! | [`give_up`]: pages and locks, at once or through the fence | writes | writes | | writes |
+//! | system | pages | prefixes | sequences | steps | fence |
+//! |---|---|---|---|---|---|
+//! | [`admit`], `resume`: match, lock, take a row | reads | writes | writes | | writes |
+//! | [`reclaim`]: evict exactly what is short | writes | writes | | | |
+//! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | |
+//! | [`packed`]: the same batch in FlashInfer's contract | | | reads | reads | |
+//! | [`append`]: tokens become known | | | writes | | |
+//! | [`commit`]: tokens have K and V, whole pages become matchable | writes | writes | writes | writes | writes |
+//! | [`publish`]: whole pages into the tree, duplicates out | writes | writes | writes | | writes |
+//! | [`complete`]: the fence returns what waited | writes | writes | | writes | writes |
+//! | [`abort`]: undo plans | writes | | writes | writes | writes |
+//! | [`finish`], `preempt`: release everything | writes | writes | writes | | writes |
+//! | [`fork`]: share a prefix, copy a tail | writes | writes | writes | writes | writes |
+//! | [`rollback`]: forget tokens | writes | | writes | writes | writes |
+//! | [`release`]: pages and locks, at once or through the fence | writes | writes | | | writes |
+//! | [`reset`]: forget what is cached | writes | writes | | | |
 //!
 //! Each decides before its first write: an error leaves the tables as they were.
 
@@ -28,9 +29,10 @@ pub mod commit;
 pub mod complete;
 pub mod finish;
 pub mod fork;
-pub mod give_up;
 pub mod packed;
 pub mod plan_batch;
 pub mod publish;
 pub mod reclaim;
+pub mod release;
+pub mod reset;
 pub mod rollback;

@@ -6,11 +6,13 @@ use bytemuck::Zeroable;
 use crate::config::EngineShape;
 use crate::error::Error;
 use crate::id::{PageId, StepId, TokenId};
+use crate::page::PagePool;
 use crate::plan::{BatchPlan, BatchRow, Extend, SlotMapping, StepScratch, TableWrite};
+use crate::prefix::PrefixTree;
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::{StepItem, StepLog};
 use crate::system::reclaim::reclaim;
-use crate::world::World;
+use crate::world::{Buffers, Counters};
 
 /// What a batch needs, found out before anything changes.
 #[derive(Default)]
@@ -27,13 +29,18 @@ struct Needs {
 /// [`Error::EmptyBatch`], [`Error::OutOfSteps`]; for an item [`Error::UnknownSequence`], [`Error::Preempted`],
 /// [`Error::RepeatedSequence`], [`Error::ExtendLen`]; [`Error::OutOfTokens`], [`Error::OutOfPages`].
 /// Nothing changes then.
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn plan_batch<'step>(
     shape: &EngineShape,
-    world: &mut World,
+    pages: &mut PagePool,
+    prefixes: &mut PrefixTree,
+    sequences: &mut SequenceTable,
+    steps: &mut StepLog,
+    counters: &mut Counters,
+    buffers: &mut Buffers,
     scratch: &'step mut StepScratch,
     items: &[Extend],
 ) -> Result<BatchPlan<'step>, Error> {
-    let World { pages, prefixes, sequences, steps, counters, buffers } = world;
     counters.plans += 1;
     let needs = check(shape, sequences, steps, items, counters.plans)?;
     let evicted = reclaim(pages, prefixes, needs.pages, &mut buffers.freed)?;

@@ -1,11 +1,11 @@
 //! Whole computed pages of a sequence go into the tree; what the tree had already comes out as duplicates.
 
+use crate::fence::Fence;
 use crate::id::SeqKey;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 use crate::sequence::{RowMut, SequenceTable};
-use crate::step::StepLog;
-use crate::system::give_up::give_up_pages;
+use crate::system::release::release_pages;
 use crate::world::Buffers;
 
 /// Publishes a running sequence's whole pages of known, computed tokens. Where another sequence published the same
@@ -15,13 +15,13 @@ pub(crate) fn publish(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
-    steps: &mut StepLog,
+    fence: &mut Fence,
     buffers: &mut Buffers,
     seq: SeqKey,
 ) {
     let mut row = sequences.row_mut(seq).expect("the caller looked it up");
     buffers.pages.clear();
-    insert(pages, prefixes, &mut row, steps, buffers);
+    insert(pages, prefixes, &mut row, fence, buffers);
     pages.publish(&buffers.pages);
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn insert(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
     row: &mut RowMut<'_>,
-    steps: &mut StepLog,
+    fence: &mut Fence,
     buffers: &mut Buffers,
 ) {
     let page_size = prefixes.page_size();
@@ -50,7 +50,7 @@ pub(crate) fn insert(
     buffers.freed.clear();
     while at < end {
         let (tokens, own) = row.piece_mut(at, end);
-        let inserted = prefixes.insert(&mut lock, tokens, own, &mut buffers.freed);
+        let inserted = prefixes.insert(&mut lock, tokens, own, &mut buffers.freed, fence);
         buffers.pages.extend_from_slice(&own[inserted.duplicates as usize..]);
         let len = own.len() as u32;
         if inserted.duplicates > 0 {
@@ -60,5 +60,5 @@ pub(crate) fn insert(
     }
     row.sequence.lock = Some(lock);
     row.sequence.published = end;
-    give_up_pages(pages, steps, row.sequence.last_step, &buffers.freed);
+    release_pages(pages, fence, row.sequence.last_step, &buffers.freed);
 }

@@ -1,11 +1,12 @@
 //! Forgets a sequence's last tokens: rejected drafts, an edited turn.
 
 use crate::error::Error;
+use crate::fence::Fence;
 use crate::id::SeqKey;
 use crate::page::PagePool;
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
-use crate::system::give_up::give_up_pages;
+use crate::system::release::release_pages;
 use crate::world::Buffers;
 
 /// Cuts a sequence to `len` tokens; unfinished steps count no further than that. Speculating hosts roll back before
@@ -13,10 +14,12 @@ use crate::world::Buffers;
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::RollbackLen`] for a length of 0, below what is published, or past the tokens.
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn rollback(
     pages: &mut PagePool,
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
+    fence: &mut Fence,
     buffers: &mut Buffers,
     page_size: u32,
     seq: SeqKey,
@@ -34,6 +37,6 @@ pub(crate) fn rollback(
     buffers.freed.clear();
     sequences.truncate_pages(seq, page_len, &mut buffers.freed);
     sequences.truncate_tokens(seq, len);
-    give_up_pages(pages, steps, last_step, &buffers.freed);
+    release_pages(pages, fence, last_step, &buffers.freed);
     Ok(())
 }

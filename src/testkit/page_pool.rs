@@ -7,6 +7,7 @@ use arbitrary::Arbitrary;
 use super::model::{PageIs, Pages};
 use super::replay::agree;
 use super::rng::Rng;
+use crate::fence::Fence;
 use crate::id::{PageId, StepId};
 use crate::page::{PagePool, PageState};
 
@@ -40,7 +41,7 @@ pub enum PageOp {
         /// The step they wait for, so many after the last complete one, modulo 4.
         after: u8,
     },
-    /// `unfence`
+    /// `Fence::complete`, and what that gives back
     Unfence {
         /// So many steps more are complete, modulo 4.
         steps: u8,
@@ -102,7 +103,8 @@ pub fn page_ops(seed: u64, count: usize) -> Vec<PageOp> {
 struct Both {
     pool: PagePool,
     pages: Pages,
-    fence: VecDeque<(PageId, StepId)>,
+    fence: Fence,
+    waiting: VecDeque<(PageId, StepId)>,
     completed: u64,
 }
 
@@ -112,9 +114,10 @@ struct Both {
 /// The first op after which pool and model differ, and in what.
 pub fn replay_pages(page_count: u32, ops: &[PageOp]) -> Result<(), String> {
     let mut both = Both {
-        pool: PagePool::new(page_count, 4),
+        pool: PagePool::new(page_count),
         pages: Pages::new(page_count),
-        fence: VecDeque::new(),
+        fence: Fence::new(page_count, 4, 0),
+        waiting: VecDeque::new(),
         completed: 0,
     };
     for (index, op) in ops.iter().enumerate() {
@@ -151,18 +154,23 @@ impl Both {
             PageOp::Fence { which, after } => {
                 let pages = which.of(self.in_state(PageIs::Private));
                 let step = StepId::new(self.completed + 1 + u64::from(after % 4));
-                self.pool.fence_private(&pages, step);
+                let until = self.waiting.back().map_or(step, |last| last.1.max(step));
                 self.pages.turn(&pages, PageIs::Private, PageIs::Fenced);
-                let until = self.fence.back().map_or(step, |last| last.1.max(step));
-                self.fence.extend(pages.into_iter().map(|page| (page, until)));
+                if !pages.is_empty() {
+                    agree("until", &self.fence.until(step), &Some(until))?;
+                    self.pool.fence_private(&pages);
+                    self.fence.push_pages(&pages, until);
+                }
+                self.waiting.extend(pages.into_iter().map(|page| (page, until)));
             }
             PageOp::Unfence { steps } => {
                 self.completed += u64::from(steps % 4);
                 let completed = StepId::new(self.completed);
-                self.pool.unfence(completed);
-                while self.fence.front().is_some_and(|first| first.1 <= completed) {
+                self.fence.take_pages(completed, |run| self.pool.unfence(run));
+                self.fence.complete(completed);
+                while self.waiting.front().is_some_and(|first| first.1 <= completed) {
                     let back: Vec<_> =
-                        self.fence.pop_front().map(|first| first.0).into_iter().collect();
+                        self.waiting.pop_front().map(|first| first.0).into_iter().collect();
                     self.pages.turn(&back, PageIs::Fenced, PageIs::Free);
                 }
             }
@@ -197,12 +205,15 @@ impl Both {
         agree("private_count", &pool.private_count(), &pages.count(PageIs::Private))?;
         agree("cached_count", &pool.cached_count(), &pages.count(PageIs::Cached))?;
         agree("fenced_count", &pool.fenced_count(), &pages.count(PageIs::Fenced))?;
-        let fence = self.fence.iter().copied().collect::<Vec<_>>();
-        agree("the fence", &pool.fence().collect::<Vec<_>>(), &fence)?;
+        let waiting = self.waiting.iter().copied().collect::<Vec<_>>();
+        agree("the fence", &self.fence.pages().collect::<Vec<_>>(), &waiting)?;
         for step in (0..6).map(|more| StepId::new(self.completed + more)) {
-            let until = fence.iter().filter(|waits| waits.1 <= step).count() as u32;
-            agree("fenced_until", &(step, pool.fenced_until(step)), &(step, until))?;
+            let until = waiting.iter().filter(|waits| waits.1 <= step).count() as u32;
+            agree("pages_until", &(step, self.fence.pages_until(step)), &(step, until))?;
         }
-        pool.check().map_err(|broken| format!("{broken:?}"))
+        pool.check().map_err(|broken| format!("{broken:?}"))?;
+        self.fence
+            .check(StepId::new(self.completed + 4), pool.fenced_count())
+            .map_err(str::to_owned)
     }
 }

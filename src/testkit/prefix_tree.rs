@@ -7,6 +7,7 @@ use arbitrary::{Arbitrary, Result as Drawn, Unstructured};
 use super::model::Tree;
 use super::replay::agree;
 use super::rng::{Rng, mix};
+use crate::fence::Fence;
 use crate::id::{Namespace, PageId, PrefixLock, Scope, StepId, TokenId};
 use crate::prefix::{PrefixMatch, PrefixTree};
 
@@ -67,14 +68,14 @@ pub enum PrefixOp {
         /// The lock, modulo those held.
         pick: u8,
     },
-    /// `leave`
-    Leave {
+    /// `defer_unlock`
+    DeferUnlock {
         /// The lock, modulo those held.
         pick: u8,
         /// The step it waits for, so many after the last announced, modulo 2.
         later: u8,
     },
-    /// `unlock_leaving` of all that wait for this step or an earlier one.
+    /// `unlock_deferred` of all that wait for this step or an earlier one.
     Complete {
         /// So many steps more are complete, modulo 3.
         steps: u8,
@@ -146,7 +147,7 @@ fn prefix_op(rng: &mut Rng, weights: &[u64]) -> PrefixOp {
         4 => PrefixOp::LockAgain { pick },
         5 => PrefixOp::Insert { pick, author: other, pages },
         6 => PrefixOp::Unlock { pick },
-        7 => PrefixOp::Leave { pick, later: other },
+        7 => PrefixOp::DeferUnlock { pick, later: other },
         8 => PrefixOp::Complete { steps: other },
         9 => PrefixOp::Evict { count },
         _ => PrefixOp::Reset,
@@ -173,7 +174,9 @@ struct Both {
     model: Tree,
     free: Vec<PageId>,
     held: Vec<Held>,
-    leaving: VecDeque<(StepId, Held)>,
+    fence: Fence,
+    /// What the locks in the fence hold.
+    deferred: VecDeque<(StepId, Scope, Vec<TokenId>)>,
     kept: VecDeque<Kept>,
     era: u64,
     eras: u64,
@@ -190,11 +193,12 @@ pub fn replay_prefix(config: PrefixConfig, ops: &[PrefixOp]) -> Result<(), Strin
     let PrefixConfig { pages, page_size, hash_bits } = config;
     let mut both = Both {
         config,
-        tree: PrefixTree::new(pages, page_size, MAX_STEPS as u32, hash_bits),
+        tree: PrefixTree::new(pages, page_size, hash_bits),
         model: Tree::new(page_size, Some(0)),
         free: (0..pages).rev().map(PageId::new).collect(),
         held: Vec::new(),
-        leaving: VecDeque::new(),
+        fence: Fence::new(pages, MAX_STEPS as u32, LOCKS),
+        deferred: VecDeque::new(),
         kept: VecDeque::new(),
         era: 0,
         eras: 1,
@@ -264,7 +268,7 @@ impl Both {
         if self.held.len() == LOCKS {
             return Ok(());
         }
-        let got = self.tree.lock(&found);
+        let got = self.tree.lock(&found, &mut self.fence);
         agree("stale", &got.is_err(), &(changes != self.model.changes()))?;
         if let Ok(lock) = got {
             self.model.lock(scope, &tokens, tokens.len() / self.config.page_size as usize);
@@ -300,31 +304,37 @@ impl Both {
                 let Some(index) = self.pick(pick) else { return Ok(()) };
                 let Held { lock, scope, tokens } = &self.held[index];
                 let (scope, tokens) = (*scope, tokens.clone());
-                let lock = self.tree.lock_again(lock);
+                let lock = self.tree.lock_again(lock, &mut self.fence);
                 self.model.lock(scope, &tokens, tokens.len() / self.config.page_size as usize);
                 self.held.push(Held { lock, scope, tokens });
             }
             PrefixOp::Insert { pick, author, pages } => return self.insert(pick, author, pages),
             PrefixOp::Unlock { pick } => {
                 let Some(index) = self.pick(pick) else { return Ok(()) };
-                let held = self.held.remove(index);
-                return self.unlock(held, PrefixTree::unlock);
+                let Held { lock, scope, tokens } = self.held.remove(index);
+                return self.unlock(lock, PrefixTree::unlock, scope, &tokens);
             }
-            PrefixOp::Leave { pick, later } => {
+            PrefixOp::DeferUnlock { pick, later } => {
                 let Some(index) = self.pick(pick) else { return Ok(()) };
-                let held = self.held.remove(index);
+                let Held { lock, scope, tokens } = self.held.remove(index);
                 let step = (self.announced + u64::from(later % 2)).max(self.completed + 1);
                 self.announced = step.min(self.completed + MAX_STEPS);
                 let step = StepId::new(self.announced);
-                self.tree.leave(&held.lock, step);
-                self.leaving.push_back((step, held));
+                let node = lock.node();
+                self.fence.push_lock(lock, step);
+                self.tree.defer_unlock(node, step, &mut self.fence);
+                self.deferred.push_back((step, scope, tokens));
             }
             PrefixOp::Complete { steps } => {
                 self.completed += u64::from(steps % 3);
-                while self.leaving.front().is_some_and(|(step, _)| step.raw() <= self.completed) {
-                    let Some((_, held)) = self.leaving.pop_front() else { break };
-                    self.unlock(held, PrefixTree::unlock_leaving)?;
+                let completed = StepId::new(self.completed);
+                while let Some(lock) = self.fence.take_lock(completed) {
+                    let (step, scope, tokens) =
+                        self.deferred.pop_front().ok_or("a lock that nobody deferred")?;
+                    agree("a lock's step is complete", &(step <= completed), &true)?;
+                    self.unlock(lock, PrefixTree::unlock_deferred, scope, &tokens)?;
                 }
+                self.fence.complete(completed);
             }
             PrefixOp::Evict { count } => {
                 let count = u32::from(count) % (self.model.evictable() + 1);
@@ -348,14 +358,15 @@ impl Both {
 
     fn unlock(
         &mut self,
-        held: Held,
-        unlock: fn(&mut PrefixTree, PrefixLock, &mut Vec<PageId>),
+        lock: PrefixLock,
+        unlock: fn(&mut PrefixTree, PrefixLock, &mut Fence, &mut Vec<PageId>),
+        scope: Scope,
+        tokens: &[TokenId],
     ) -> Result<(), String> {
-        let Held { lock, scope, tokens } = held;
         let pages = tokens.len() / self.config.page_size as usize;
         let mut got = Vec::new();
-        unlock(&mut self.tree, lock, &mut got);
-        agree("unlock", &sorted(&got), &sorted(&self.model.unlock(scope, &tokens, pages)))?;
+        unlock(&mut self.tree, lock, &mut self.fence, &mut got);
+        agree("unlock", &sorted(&got), &sorted(&self.model.unlock(scope, tokens, pages)))?;
         self.free.extend(got);
         Ok(())
     }
@@ -370,7 +381,8 @@ impl Both {
         let old = tokens.len();
         tokens.extend((old..old + count * page_size).map(|i| token(author, i)));
         let (mut table, mut duplicates) = (own.clone(), Vec::new());
-        let got = self.tree.insert(lock, &tokens[old..], &mut table, &mut duplicates);
+        let got =
+            self.tree.insert(lock, &tokens[old..], &mut table, &mut duplicates, &mut self.fence);
         let want = self.model.insert(*scope, tokens, old / page_size, &own);
         agree("insert", &table, &want.table)?;
         agree("duplicates", &duplicates, &want.duplicates)?;
@@ -384,33 +396,36 @@ impl Both {
         let (evictable, protected) = (self.model.evictable(), self.model.protected());
         agree("size_info", &(sizes.evictable, sizes.protected), &(evictable, protected))?;
         agree("total", &sizes.total, &(evictable + protected))?;
-        let (mut locks, mut leaving) = (HashMap::new(), HashMap::new());
-        let held = self.held.iter().map(|held| (held, false));
-        let all = held.chain(self.leaving.iter().map(|(_, held)| (held, true)));
-        for (Held { lock, scope, tokens }, leaves) in all {
-            agree("path", &self.tree.path(lock), &self.model.matched(*scope, tokens))?;
+        let (mut locks, mut deferred) = (HashMap::new(), HashMap::new());
+        let held = self.held.iter().map(|held| (&held.lock, held.scope, &held.tokens, false));
+        let fenced = self.fence.locks().zip(&self.deferred);
+        let fenced = fenced.map(|((_, lock), (_, scope, tokens))| (lock, *scope, tokens, true));
+        for (lock, scope, tokens, waits) in held.chain(fenced) {
+            agree("path", &self.tree.path(lock), &self.model.matched(scope, tokens))?;
             if let Some(node) = lock.node() {
                 *locks.entry(node).or_default() += 1;
-                *leaving.entry(node).or_default() += u32::from(leaves);
+                *deferred.entry(node).or_default() += u32::from(waits);
             }
         }
-        self.compare_leaving()?;
+        self.compare_deferred()?;
         if let Some(text) = self.last {
             self.find(text)?;
         }
-        self.tree.check(&locks, &leaving).map_err(|broken| format!("{broken:?}"))
+        self.fence.check(StepId::new(self.completed + MAX_STEPS), 0)?;
+        let broken = self.tree.check(&locks, &deferred, &self.fence);
+        broken.map_err(|broken| format!("{broken:?}"))
     }
 
     /// What will be idle (or gone) once a step is complete, found by doing it.
-    fn compare_leaving(&self) -> Result<(), String> {
+    fn compare_deferred(&self) -> Result<(), String> {
         for step in (0..=MAX_STEPS).map(|more| StepId::new(self.completed + more)) {
             let mut after = self.model.clone();
-            for (_, held) in self.leaving.iter().take_while(|(waits, _)| *waits <= step) {
-                let pages = held.tokens.len() / self.config.page_size as usize;
-                after.unlock(held.scope, &held.tokens, pages);
+            for (_, scope, tokens) in self.deferred.iter().take_while(|waits| waits.0 <= step) {
+                let pages = tokens.len() / self.config.page_size as usize;
+                after.unlock(*scope, tokens, pages);
             }
             let want = self.model.protected() - after.protected();
-            agree("leaving_until", &(step, self.tree.leaving_until(step)), &(step, want))?;
+            agree("pages_until", &(step, self.fence.pages_until(step)), &(step, want))?;
         }
         Ok(())
     }

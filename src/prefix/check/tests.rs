@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use crate::fence::Fence;
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
-use crate::prefix::leave::Leave;
+use crate::prefix::deferred::Deferred;
 use crate::prefix::span::Span;
 use crate::prefix::{Age, Link, PrefixTree};
 
@@ -12,7 +13,7 @@ const NAMESPACE: Namespace = Namespace::new(0);
 /// A sound tree, of one token a page, to be broken.
 ///
 /// ```text
-///   trunk [0 1] locked, by `leaving` through its child and by `held` ----- leaving [2 3] locked, by a fenced lock
+///   trunk [0 1] locked, by `deferred` through its child and by `held` ----- deferred [2 3] locked, by a fenced lock
 ///        |
 ///   idle parent [4 5] ------ idle child [6 7]
 ///
@@ -20,10 +21,11 @@ const NAMESPACE: Namespace = Namespace::new(0);
 /// ```
 struct Sound {
     tree: PrefixTree,
+    fence: Fence,
     locks: HashMap<NodeKey, u32>,
     fenced: HashMap<NodeKey, u32>,
     trunk: NodeKey,
-    leaving: NodeKey,
+    deferred: NodeKey,
     idle: NodeKey,
     child: NodeKey,
     other: NodeKey,
@@ -36,39 +38,47 @@ fn tokens(numbers: &[u32]) -> Vec<TokenId> {
 /// A lock on the text of these tokens, page `n` for token `n`.
 fn lock(tree: &mut PrefixTree, text: &[u32]) -> PrefixLock {
     let found = tree.match_prefix(NAMESPACE, &tokens(text));
-    let mut lock = tree.lock(&found).expect("nothing changed since the match");
+    let mut lock =
+        tree.lock(&found, &mut Fence::new(0, 1, 0)).expect("nothing changed since the match");
     let new = &text[found.pages() as usize..];
     let mut pages: Vec<PageId> = new.iter().copied().map(PageId::new).collect();
-    let inserted = tree.insert(&mut lock, &tokens(new), &mut pages, &mut Vec::new());
+    let inserted =
+        tree.insert(&mut lock, &tokens(new), &mut pages, &mut Vec::new(), &mut Fence::new(0, 1, 0));
     assert_eq!(inserted.duplicates, 0);
     lock
 }
 
 impl Sound {
     fn new() -> Self {
-        let mut tree = PrefixTree::new(20, 1, 4, 31);
+        let mut tree = PrefixTree::new(20, 1, 31);
+        let mut fence = Fence::new(0, 4, 1);
         let held = lock(&mut tree, &[0, 1]);
         let other = lock(&mut tree, &[8]);
-        let leaving = lock(&mut tree, &[0, 1, 2, 3]);
+        let deferred = lock(&mut tree, &[0, 1, 2, 3]);
         let parent = lock(&mut tree, &[0, 1, 4, 5]);
         let child = lock(&mut tree, &[0, 1, 4, 5, 6, 7]);
         // Grows where other spans lie behind it.
         let mut other = other;
         let page = &mut [PageId::new(9)];
-        assert_eq!(tree.insert(&mut other, &tokens(&[9]), page, &mut Vec::new()).duplicates, 0);
-        let [trunk, leaving_node, idle, child_node, other_node] =
-            [&held, &leaving, &parent, &child, &other].map(|lock| lock.node().expect("not empty"));
+        assert_eq!(
+            tree.insert(&mut other, &tokens(&[9]), page, &mut Vec::new(), &mut fence).duplicates,
+            0
+        );
+        let [trunk, deferred_node, idle, child_node, other_node] =
+            [&held, &deferred, &parent, &child, &other].map(|lock| lock.node().expect("not empty"));
         for lock in [parent, child, other] {
-            tree.unlock(lock, &mut Vec::new());
+            tree.unlock(lock, &mut fence, &mut Vec::new());
         }
-        tree.leave(&leaving, StepId::new(3));
+        fence.push_lock(deferred, StepId::new(3));
+        tree.defer_unlock(Some(deferred_node), StepId::new(3), &mut fence);
         assert_eq!(tree.spans.extents_of(&tree.link[other_node].span), 1);
         let sound = Self {
             tree,
-            locks: HashMap::from([(trunk, 1), (leaving_node, 1)]),
-            fenced: HashMap::from([(leaving_node, 1)]),
+            fence,
+            locks: HashMap::from([(trunk, 1), (deferred_node, 1)]),
+            fenced: HashMap::from([(deferred_node, 1)]),
             trunk,
-            leaving: leaving_node,
+            deferred: deferred_node,
             idle,
             child: child_node,
             other: other_node,
@@ -78,7 +88,7 @@ impl Sound {
     }
 
     fn check(&self) -> Result<(), &'static str> {
-        self.tree.check(&self.locks, &self.fenced).map_err(|(what, _)| what)
+        self.tree.check(&self.locks, &self.fenced, &self.fence).map_err(|(what, _)| what)
     }
 
     /// Puts an entry in the child table under another hash.
@@ -217,17 +227,17 @@ fn t6_every_place_is_one_spans_or_free() {
 }
 
 #[test]
-fn t7_leaving_nodes_are_counted_by_step() {
-    let counts = "T7: leaving counts fenced locks that end here and leaving children";
-    assert_eq!(broken(|s| s.tree.leave[s.leaving] = Leave::default()), counts);
-    assert_eq!(broken(|s| s.tree.leave[s.trunk].count += 1), counts);
+fn t7_deferred_nodes_are_counted_by_step() {
+    let counts = "T7: a node counts fenced locks that end here and deferred children";
+    assert_eq!(broken(|s| s.tree.deferred[s.deferred] = Deferred::default()), counts);
+    assert_eq!(broken(|s| s.tree.deferred[s.trunk].count += 1), counts);
     let step = StepId::new(3);
-    assert_eq!(broken(|s| s.tree.leave[s.idle] = Leave { count: 1, step }), counts);
+    assert_eq!(broken(|s| s.tree.deferred[s.idle] = Deferred { count: 1, step }), counts);
     assert_eq!(broken(|s| s.fenced.insert(s.trunk, 1)), counts);
-    let pages = "T7: the pages of leaving nodes are counted by step";
-    assert_eq!(broken(|s| s.tree.leave[s.leaving].step = StepId::new(2)), pages);
-    assert_eq!(broken(|s| s.tree.leaving[0].1 += 1), pages);
-    assert_eq!(broken(|s| s.tree.leaving.clear()), pages);
+    let pages = "T7: the fence counts the pages of deferred nodes by step";
+    assert_eq!(broken(|s| s.tree.deferred[s.deferred].step = StepId::new(2)), pages);
+    assert_eq!(broken(|s| s.fence.add_idle(step, 1)), pages);
+    assert_eq!(broken(|s| s.fence.remove_idle(step, 2)), pages);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! tokens of a text differ, so that runs have in common exactly what lies before the one token that is changed.
 
 use super::common_pages;
+use crate::fence::Fence;
 use crate::id::{Namespace, PageId, PrefixLock, TokenId};
 use crate::prefix::PrefixTree;
 use crate::prefix::span::Span;
@@ -59,7 +60,7 @@ fn scattered(
     tokens: &[TokenId],
     pages: &[PageId],
 ) -> (PrefixTree, Span) {
-    let mut tree = PrefixTree::new(1000, page_size, 1, HASH_BITS);
+    let mut tree = PrefixTree::new(1000, page_size, HASH_BITS);
     let page = vec![TokenId::default(); page_size as usize];
     // Every place is taken, and runs of them are given back.
     let mut singles: Vec<Span> =
@@ -98,14 +99,19 @@ fn spans_part_at_every_token_of_every_run() {
     }
 }
 
+/// Nothing waits for a step here.
+fn fence() -> Fence {
+    Fence::new(0, 1, 0)
+}
+
 /// A tree of one text, held by a lock.
 fn grown(page_size: u32, tokens: &[TokenId], room: u32) -> (PrefixTree, PrefixLock, Vec<PageId>) {
     let count = tokens.len() as u32 / page_size;
-    let mut tree = PrefixTree::new(count + room, page_size, 1, HASH_BITS);
+    let mut tree = PrefixTree::new(count + room, page_size, HASH_BITS);
     let found = tree.match_prefix(NAMESPACE, tokens);
-    let mut lock = tree.lock(&found).expect("nothing changed since the match");
+    let mut lock = tree.lock(&found, &mut fence()).expect("nothing changed since the match");
     let mut pages = page_ids(0, count);
-    let inserted = tree.insert(&mut lock, tokens, &mut pages, &mut Vec::new());
+    let inserted = tree.insert(&mut lock, tokens, &mut pages, &mut Vec::new(), &mut fence());
     assert_eq!(inserted.duplicates, 0);
     (tree, lock, pages)
 }
@@ -120,7 +126,7 @@ fn matches_part_at_every_token_of_nodes_split_anywhere() {
         for split in [count, count / 2, count / 3, 1, count - 1] {
             let cut = &tokens[..(split * page_size) as usize];
             let found = tree.match_prefix(NAMESPACE, cut);
-            let _lock = tree.lock(&found).expect("nothing changed since the match");
+            let _lock = tree.lock(&found, &mut fence()).expect("nothing changed since the match");
             for at in 0..=tokens.len() {
                 let mut found = Vec::new();
                 let each = |pages: &[PageId]| found.extend_from_slice(pages);
@@ -143,10 +149,12 @@ fn texts_that_part_at_every_token_share_what_comes_before() {
             let (mut tree, _lock, first) = grown(page_size, &tokens, count);
             let other = parted(&tokens, at);
             let nothing = tree.match_prefix(NAMESPACE, &[]);
-            let mut lock = tree.lock(&nothing).expect("nothing changed since the match");
+            let mut lock =
+                tree.lock(&nothing, &mut fence()).expect("nothing changed since the match");
             let (own, mut duplicates) = (page_ids(count, count), Vec::new());
             let mut table = own.clone();
-            let inserted = tree.insert(&mut lock, &other, &mut table, &mut duplicates);
+            let inserted =
+                tree.insert(&mut lock, &other, &mut table, &mut duplicates, &mut fence());
             let want = at / page_size as usize;
             assert_eq!(inserted.duplicates as usize, want, "page_size {page_size}, {at}");
             assert_eq!(duplicates, own[..want], "page_size {page_size}, {at}");

@@ -1,9 +1,9 @@
 //! What a sequence goes through, but for its steps: admitted, extended with tokens, preempted, forked, finished.
 
 use super::{ForkWant, Given, Lock, MatchWant, Model, PageIs, Sequence, Step};
-use crate::engine::Keep;
 use crate::error::Error;
 use crate::id::{Namespace, Scope, SeqKey, StepId, TokenId};
+use crate::system::finish::Keep;
 
 impl Model {
     fn next_scope(&self, namespace: Namespace) -> Scope {

@@ -1,0 +1,191 @@
+//! What waits for steps: [`Fence`], pages and locks that were released while an unfinished step may still touch them.
+//!
+//! ```text
+//! marks   step 7: 3 pages, 5 idle pages | step 9: 1 page, 0 idle pages     in the order of steps
+//! pages   p3 p9 p4                      | p5                               in the order they came
+//! locks   (7, lock) (7, lock)           | (9, lock)                        in the order they came
+//! ```
+//!
+//! * F1. The steps of marks rise, and none is complete.
+//! * F2. Marks count the pages that wait; each of those is in the pool's state Fenced, and stands here once.
+//! * F3. Locks wait in the order they came, each for a step that has a mark.
+//! * F4. The idle pages of a mark are those of the tree's nodes that are idle when its locks are gone (T7).
+//!
+//! Not here: who may touch what, and what becomes of what returns (`system/`).
+
+use std::collections::VecDeque;
+
+use crate::id::{PageId, PrefixLock, StepId};
+use crate::memory::touch_deque;
+
+/// What comes back when a step is complete, in numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Mark {
+    step: StepId,
+    /// Pages in the queue.
+    pages: u32,
+    /// Pages of the prefix tree that become idle.
+    idle_pages: u32,
+}
+
+/// Pages and locks that wait for steps.
+pub struct Fence {
+    /// All steps up to this one are complete.
+    completed: StepId,
+    marks: VecDeque<Mark>,
+    pages: VecDeque<PageId>,
+    locks: VecDeque<(StepId, PrefixLock)>,
+}
+
+impl Fence {
+    /// An empty fence for at most `page_count` pages, `max_steps` unfinished steps and `max_locks` locks.
+    pub fn new(page_count: u32, max_steps: u32, max_locks: usize) -> Self {
+        Self {
+            completed: StepId::default(),
+            marks: VecDeque::with_capacity(max_steps as usize + 1),
+            pages: VecDeque::with_capacity(page_count as usize),
+            locks: VecDeque::with_capacity(max_locks),
+        }
+    }
+
+    /// Touches all memory, so that no call pays for a page fault later. For an empty fence.
+    pub fn prefault(&mut self) {
+        touch_deque(&mut self.pages, PageId::default());
+    }
+
+    /// Bytes that a fence takes.
+    pub fn bytes(page_count: u32, max_steps: u32, max_locks: u64) -> u64 {
+        (u64::from(max_steps) + 1) * size_of::<Mark>() as u64
+            + u64::from(page_count) * size_of::<PageId>() as u64
+            + max_locks * size_of::<(StepId, PrefixLock)>() as u64
+    }
+
+    /// The step that something which `last_step` may still touch has to wait for; nothing, if that step is complete.
+    /// Never falls, so that things return in the order they came.
+    pub fn until(&self, last_step: StepId) -> Option<StepId> {
+        let newest = self.marks.back().map_or(last_step, |mark| mark.step.max(last_step));
+        (last_step > self.completed).then_some(newest)
+    }
+
+    /// Pages wait for a step that [`Fence::until`] gave.
+    pub fn push_pages(&mut self, pages: &[PageId], until: StepId) {
+        self.pages.extend(pages);
+        self.mark(until).pages += pages.len() as u32;
+    }
+
+    /// A lock waits for a step that [`Fence::until`] gave.
+    pub fn push_lock(&mut self, lock: PrefixLock, until: StepId) {
+        self.mark(until);
+        self.locks.push_back((until, lock));
+    }
+
+    /// The mark of the newest step that something waits for, made where there is none.
+    fn mark(&mut self, step: StepId) -> &mut Mark {
+        match self.marks.back() {
+            Some(last) if last.step == step => {}
+            last => {
+                assert!(last.is_none_or(|last| last.step < step), "F1: the steps of marks rise");
+                self.marks.push_back(Mark { step, pages: 0, idle_pages: 0 });
+            }
+        }
+        self.marks.back_mut().expect("there is one by now")
+    }
+
+    /// So many pages of the tree will be idle when the step is complete. O(log unfinished steps).
+    pub fn add_idle(&mut self, step: StepId, pages: u32) {
+        self.mark_of(step).idle_pages += pages;
+    }
+
+    /// So many pages of the tree are idle already, or will not be after all. O(log unfinished steps).
+    pub fn remove_idle(&mut self, step: StepId, pages: u32) {
+        let mark = self.mark_of(step);
+        assert!(mark.idle_pages >= pages, "F4: idle pages are counted");
+        mark.idle_pages -= pages;
+    }
+
+    fn mark_of(&mut self, step: StepId) -> &mut Mark {
+        let index = self.marks.partition_point(|mark| mark.step < step);
+        let mark = self.marks.get_mut(index).filter(|mark| mark.step == step);
+        mark.expect("F3: a step that a lock waits for has a mark")
+    }
+
+    /// Pages that come back, or become idle, when `step` is complete. O(unfinished steps).
+    pub fn pages_until(&self, step: StepId) -> u32 {
+        let marks = self.marks.iter().take_while(|mark| mark.step <= step);
+        marks.map(|mark| mark.pages + mark.idle_pages).sum()
+    }
+
+    /// Gives the pages that wait for `step` or an earlier one to `each`, in runs, in the order they came. O(pages).
+    pub(crate) fn take_pages(&mut self, step: StepId, mut each: impl FnMut(&[PageId])) {
+        let marks = self.marks.iter_mut().take_while(|mark| mark.step <= step);
+        let count = marks.map(|mark| std::mem::take(&mut mark.pages) as usize).sum::<usize>();
+        let (head, tail) = self.pages.as_slices();
+        let in_head = head.len().min(count);
+        for run in [&head[..in_head], &tail[..count - in_head]] {
+            each(run);
+        }
+        self.pages.drain(..count);
+    }
+
+    /// The next lock that waits for `step` or an earlier one.
+    pub(crate) fn take_lock(&mut self, step: StepId) -> Option<PrefixLock> {
+        if self.locks.front()?.0 > step {
+            return None;
+        }
+        self.locks.pop_front().map(|(_, lock)| lock)
+    }
+
+    /// All that waited for steps up to `step` was taken.
+    pub(crate) fn complete(&mut self, step: StepId) {
+        while self.marks.front().is_some_and(|mark| mark.step <= step) {
+            let mark = self.marks.pop_front().expect("just seen");
+            assert!(mark.pages == 0 && mark.idle_pages == 0, "F4: a complete step holds nothing");
+        }
+        self.completed = self.completed.max(step);
+    }
+
+    /// The pages that wait, in the order they came, each with its step; for audits.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = (PageId, StepId)> + '_ {
+        let steps = self.marks.iter();
+        let steps = steps.flat_map(|mark| (0..mark.pages).map(move |_| mark.step));
+        self.pages.iter().copied().zip(steps)
+    }
+
+    /// The locks that wait, in the order they came, each with its step; for audits.
+    pub(crate) fn locks(&self) -> impl Iterator<Item = &(StepId, PrefixLock)> {
+        self.locks.iter()
+    }
+
+    /// Idle pages of each mark that has some; for audits.
+    pub(crate) fn idle_pages(&self) -> impl Iterator<Item = (StepId, u32)> + '_ {
+        let marks = self.marks.iter().filter(|mark| mark.idle_pages > 0);
+        marks.map(|mark| (mark.step, mark.idle_pages))
+    }
+
+    /// Checks F1 to F3. `newest`: the newest step; `fenced`: pages that the pool calls fenced.
+    pub(crate) fn check(&self, newest: StepId, fenced: u32) -> Result<(), &'static str> {
+        let rise = self.marks.iter().is_sorted_by(|a, b| a.step < b.step);
+        let first = self.marks.front().is_none_or(|mark| mark.step > self.completed);
+        if !rise || !first {
+            return Err("F1: the steps of marks rise, and none is complete");
+        }
+        if self.marks.back().is_some_and(|mark| mark.step > newest) {
+            return Err("F1: nothing waits for a step that is not planned");
+        }
+        let counted = self.marks.iter().map(|mark| mark.pages as usize).sum::<usize>();
+        if counted != self.pages.len() || counted != fenced as usize {
+            return Err("F2: marks count the pages that wait");
+        }
+        if !self.locks.iter().is_sorted_by_key(|(step, _)| *step) {
+            return Err("F3: locks wait in the order they came");
+        }
+        let marked = |step| self.marks.binary_search_by_key(step, |mark| mark.step).is_ok();
+        if !self.locks.iter().all(|(step, _)| marked(step)) {
+            return Err("F3: a step that a lock waits for has a mark");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! Locks whose unlock is deferred: released, but an unfinished step may still read their pages. The pages of nodes that
+//! will be idle when they are gone are counted in the fence, so that a scheduler knows what is about to come back.
+//!
+//! Not here: the queue of those locks (`fence/`).
+
+use bytemuck::Zeroable;
+
+use crate::fence::Fence;
+use crate::id::{NodeKey, PageId, PrefixLock, StepId};
+
+use super::PrefixTree;
+
+/// How a node's locks are on their way out.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Zeroable)]
+pub(super) struct Deferred {
+    /// Fenced locks that end here, and children that are leaving. 0: there are none, and no step.
+    pub count: u32,
+    /// The last step that one of them waits for.
+    pub step: StepId,
+}
+
+impl PrefixTree {
+    /// A lock that ends at `node` was put in the fence: it will be unlocked when `step` is complete.
+    /// O(nodes that have only such users then).
+    pub fn defer_unlock(&mut self, node: Option<NodeKey>, step: StepId, fence: &mut Fence) {
+        let Some(node) = node else { return };
+        self.add_deferred(node, step);
+        self.begin_deferred(node, fence);
+    }
+
+    /// Whether a node is locked by fenced locks only: it will be idle when their steps are complete.
+    pub(super) fn is_deferred(&self, node: NodeKey) -> bool {
+        self.deferred_nodes > 0 && {
+            let count = self.deferred[node].count;
+            count > 0 && count == self.age[node].lock_count
+        }
+    }
+
+    pub(super) fn add_deferred(&mut self, node: NodeKey, step: StepId) {
+        let leave = &mut self.deferred[node];
+        self.deferred_nodes += u32::from(leave.count == 0);
+        leave.count += 1;
+        leave.step = leave.step.max(step);
+    }
+
+    fn remove_deferred(&mut self, node: NodeKey) {
+        let leave = &mut self.deferred[node];
+        assert!(leave.count > 0, "T7: a leaving lock or child is counted");
+        leave.count -= 1;
+        if leave.count == 0 {
+            *leave = Deferred::default();
+            self.deferred_nodes -= 1;
+        }
+    }
+
+    /// Gives up a lock that was announced. As [`PrefixTree::unlock`].
+    pub fn unlock_deferred(
+        &mut self,
+        lock: PrefixLock,
+        fence: &mut Fence,
+        freed: &mut Vec<PageId>,
+    ) {
+        let keep = lock.scope().era == self.era;
+        let mut at = lock.node();
+        while let Some(node) = at {
+            let step = self.deferred[node].step;
+            let age = &mut self.age[node];
+            assert!(age.lock_count > 0, "T3: a lock is counted until it is given up");
+            age.lock_count -= 1;
+            let idle = age.lock_count == 0;
+            self.remove_deferred(node);
+            if !idle {
+                return; // Both counts fell: whether the node is leaving stays as it was.
+            }
+            fence.remove_idle(step, self.link[node].span.pages());
+            at = self.link[node].parent;
+            self.become_idle(node, keep, freed);
+        }
+    }
+
+    /// Counts a node, and the parents whose last staying user it was, if it has begun to leave.
+    pub(super) fn begin_deferred(&mut self, node: NodeKey, fence: &mut Fence) {
+        let mut at = node;
+        while self.is_deferred(at) {
+            let step = self.deferred[at].step;
+            fence.add_idle(step, self.link[at].span.pages());
+            let Some(parent) = self.link[at].parent else { return };
+            self.add_deferred(parent, step);
+            at = parent;
+        }
+    }
+
+    /// Takes a node that is about to get a user, and its parents, out of the count if they were leaving.
+    pub(super) fn stop_deferred(&mut self, node: NodeKey, fence: &mut Fence) {
+        let mut at = node;
+        if !self.is_deferred(at) {
+            return;
+        }
+        let mut step = self.deferred[at].step;
+        loop {
+            fence.remove_idle(step, self.link[at].span.pages());
+            let Some(parent) = self.link[at].parent else { return };
+            let leaving = self.is_deferred(parent);
+            step = self.deferred[parent].step;
+            self.remove_deferred(parent);
+            if !leaving {
+                return;
+            }
+            at = parent;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Namespace, TokenId};
+
+    /// A tree and the fence that its locks pass.
+    struct Held {
+        tree: PrefixTree,
+        fence: Fence,
+    }
+
+    impl Held {
+        fn new() -> Self {
+            Self { tree: PrefixTree::new(10, 1, 31), fence: Fence::new(0, 3, 4) }
+        }
+
+        /// A lock on so many pages of one token each, of one text.
+        fn lock(&mut self, len: u32) -> PrefixLock {
+            let Self { tree, fence } = self;
+            let text: Vec<TokenId> = (0..len).map(TokenId::new).collect();
+            let found = tree.match_prefix(Namespace::default(), &text);
+            let mut lock = tree.lock(&found, fence).expect("nothing changed since the match");
+            let new = found.pages()..len;
+            let mut pages: Vec<PageId> = new.clone().map(PageId::new).collect();
+            let tokens = &text[new.start as usize..];
+            let inserted = tree.insert(&mut lock, tokens, &mut pages, &mut Vec::new(), fence);
+            assert_eq!(inserted.duplicates, 0);
+            lock
+        }
+
+        fn defer(&mut self, lock: PrefixLock, step: u64) {
+            let (node, step) = (lock.node(), StepId::new(step));
+            self.fence.push_lock(lock, step);
+            self.tree.defer_unlock(node, step, &mut self.fence);
+        }
+
+        /// Pages that are idle after each of three steps.
+        fn idle(&self) -> [u32; 3] {
+            [1, 2, 3].map(|step| self.fence.pages_until(StepId::new(step)))
+        }
+    }
+
+    #[test]
+    fn a_node_is_idle_with_the_last_of_its_locks() {
+        let mut held = Held::new();
+        let [first, second] = [held.lock(4), held.lock(4)];
+        held.defer(first, 1);
+        assert_eq!(held.idle(), [0, 0, 0], "somebody stays");
+        held.defer(second, 3);
+        assert_eq!(held.idle(), [0, 0, 4]);
+    }
+
+    #[test]
+    fn a_parent_is_idle_no_sooner_than_its_own_locks() {
+        let mut held = Held::new();
+        let parent = held.lock(4);
+        let [child, stays] = [held.lock(6), held.lock(6)];
+        held.defer(child, 1);
+        held.defer(parent, 2);
+        assert_eq!(held.idle(), [0, 0, 0], "somebody stays");
+        // The child is deferred now, for a step before the one that its parent waits for.
+        held.tree.unlock(stays, &mut held.fence, &mut Vec::new());
+        assert_eq!(held.idle(), [2, 6, 6]);
+    }
+
+    #[test]
+    fn a_parent_is_idle_no_sooner_than_its_children() {
+        let mut held = Held::new();
+        let parent = held.lock(4);
+        let child = held.lock(6);
+        held.defer(parent, 1);
+        held.defer(child, 2);
+        assert_eq!(held.idle(), [0, 6, 6]);
+        // Whoever comes back keeps both.
+        let again = held.lock(6);
+        assert_eq!(held.idle(), [0, 0, 0]);
+        held.tree.unlock(again, &mut held.fence, &mut Vec::new());
+        assert_eq!(held.idle(), [0, 6, 6]);
+    }
+}

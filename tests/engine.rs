@@ -200,6 +200,25 @@ fn an_aborted_step_samples_no_next_token() {
     engine.verify().expect("all invariants hold");
 }
 
+/// Two steps in flight plan tokens that are not known yet: the first of them begins a chunk of the page table, which no
+/// known token reaches, and which stays when the second is undone.
+#[test]
+fn an_abort_keeps_the_chunk_that_an_earlier_step_began() {
+    let pool = PoolConfig { page_size: 1, capacity: Capacity::Pages(8192), ..Default::default() };
+    let mut engine = Engine::new(EngineConfig::from(pool), Null).expect("the config is right");
+    let chunk = engine.shape().table.chunk_pages;
+    let seq = engine.admit(Namespace::default(), &prompt(chunk)).expect("room");
+    let [_, _, last] = [chunk, 1, 1].map(|len| plan(&mut engine, seq, len));
+    engine.abort(last).expect("it is open");
+    let table: Vec<PageId> = engine.page_table(seq).expect("alive").collect();
+    assert_eq!(table.len() as u32, chunk + 1);
+    // Another would get that chunk, were it free.
+    let other = engine.admit(Namespace::new(1), &prompt(1)).expect("room");
+    plan(&mut engine, other, 1);
+    assert!(engine.page_table(seq).expect("alive").eq(table));
+    engine.verify().expect("all invariants hold");
+}
+
 #[test]
 fn words_of_the_page_tables_are_sent_once() {
     let mut engine = engine(PrefixMode::Radix);
@@ -219,7 +238,7 @@ fn words_of_the_page_tables_are_sent_once() {
         engine.commit(before).expect("it is its turn");
         engine.complete(before).expect("it is committed");
     }
-    // What an aborted plan would have sent is sent again, with what it took anew.
+    // What an aborted plan has sent is sent again.
     for _ in 0..2 {
         engine.append(seq, &prompt(3)).expect("room");
         let (step, sent) = words(&mut engine, 3);
@@ -227,6 +246,42 @@ fn words_of_the_page_tables_are_sent_once() {
         engine.abort(step).expect("it is open");
         engine.rollback(seq, 30).expect("nothing past it is published");
     }
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn words_of_a_prefix_are_sent_again_after_an_abort() {
+    let mut engine = engine(PrefixMode::Radix);
+    let mut scratch = StepScratch::new();
+    let first = engine.admit(Namespace::default(), &prompt(9)).expect("room");
+    let step = plan(&mut engine, first, 9);
+    engine.commit(step).expect("it is its turn");
+    let seq = engine.admit(Namespace::default(), &prompt(9)).expect("room");
+    assert_eq!(engine.cached_len(seq), Ok(8));
+    let mut sent = |engine: &mut Engine<Null>| {
+        let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1 }]).expect("room");
+        (plan.step(), plan.table_writes.iter().map(|write| write.index).collect::<Vec<_>>())
+    };
+    let (aborted, words) = sent(&mut engine);
+    assert_eq!(words.len(), 1 + 2 + 1, "a chunk, two pages of the prefix, one of its own");
+    engine.abort(aborted).expect("it is open");
+    assert_eq!(sent(&mut engine).1, words);
+}
+
+#[test]
+fn an_abort_leaves_a_later_life_alone() {
+    let mut engine = engine(PrefixMode::Radix);
+    let [other, seq] =
+        [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(10)).expect("room"));
+    let cached = plan(&mut engine, other, 10);
+    let aborted = plan(&mut engine, seq, 10);
+    engine.commit(cached).expect("it is its turn");
+    engine.preempt(seq, Keep::Publish).expect("it runs");
+    engine.resume(seq).expect("room");
+    assert_eq!((engine.cached_len(seq), engine.planned_len(seq)), (Ok(8), Ok(8)));
+    engine.abort(aborted).expect("it is open");
+    assert_eq!((engine.cached_len(seq), engine.planned_len(seq)), (Ok(8), Ok(8)));
+    assert_eq!(engine.extend_max(seq), Ok(2));
     engine.verify().expect("all invariants hold");
 }
 

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Columns, by access: `link` (a walk reads it), `age` (locks and eviction read it), and for few nodes `scope` (those
-//! without a parent) and `deferred` (those that fenced locks hold); spans and the child table beside them. Only `spawn`,
-//! `split` and `despawn` touch all of them.
+//! without a parent) and `deferred` (those that fenced locks hold); spans and the child table beside them. Only
+//! `spawn`, `split` and `despawn` touch all of them.
 //!
 //! * T1. All columns hold the same nodes; nodes <= pages, since no node is empty.
 //! * T2. The child table finds exactly each node, under its parent (or scope) and its first page's tokens; siblings'

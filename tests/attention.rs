@@ -366,6 +366,40 @@ fn results_depend_on_nothing_but_the_row_and_what_it_sees() {
 }
 
 #[test]
+fn the_last_of_2_32_positions_are_seen() {
+    // One page for all of them: the words of the directory name chunk 0, and its only word names page 0.
+    for page_size in [1024, 1000] {
+        let capacity = Capacity::Pages(1);
+        let config = PoolConfig { head_dim: 8, page_size, capacity, ..Default::default() };
+        let layout = config.layout().expect("a valid pool");
+        let chunks_per_row = u32::MAX / page_size + 1;
+        let table = TableShape { rows: 1, chunks_per_row, chunk_pages: 1, chunk_count: 1 };
+        let mut cpu = Cpu::with_threads(1);
+        cpu.open(&layout, &table, 1).expect("a small pool");
+        let (kv_len, row) = (u32::MAX, RowId::new(0));
+        let last = kv_len - 1;
+        let plan = BatchPlan {
+            step: StepId::new(1),
+            rows: &[BatchRow { row, qo_start: 0, extend_len: 1, kv_len }],
+            tokens: &[TokenId::new(1)],
+            positions: &[last],
+            slot_mapping: SlotMapping::I32(&[(last % page_size) as i32]),
+            table_writes: &[],
+        };
+        cpu.begin(&plan).expect("the plan is sound");
+        let (layer, attend) = (LayerId::new(0), Attend { window: Some(70), ..Attend::new(1, 8) });
+        let (one, mut out) = ([1.0_f32; 8], [7.0_f32; 8]);
+        let v = [140.0_f32; 8];
+        // A key of 0 beside 69 others that are 0 too: the mean of one value of 140 and 69 of 0.
+        let zero = [0.0_f32; 8];
+        cpu.store_cache(&plan, layer, zero[..].into(), v[..].into()).expect("they fit");
+        let (q, out_rows) = (one[..].into(), out[..].as_mut().into());
+        cpu.attend(&plan, layer, &attend, q, out_rows, None).expect("it makes sense");
+        assert!(out.iter().all(|x| (x - 2.0).abs() < 1e-5), "page_size {page_size}: {out:?}");
+    }
+}
+
+#[test]
 fn what_lies_past_a_position_has_no_effect() {
     let arrays = Arrays::good();
     let layer = LayerId::new(0);

@@ -113,7 +113,8 @@ impl Scratch {
         let seen = unit.sees_in_all(job.attend.window);
         let tiles = seen.start / TILE as u32..seen.end.div_ceil(TILE as u32);
         for start in tiles.map(|tile| tile * TILE as u32) {
-            let tile = start.max(seen.start)..seen.end.min(start + TILE as u32);
+            // The last tile of 2^32 positions, and its last page, end past them.
+            let tile = start.max(seen.start)..seen.end.min(start.saturating_add(TILE as u32));
             self.load_tile(job, unit, tile.clone());
             self.fold_tile(job, unit, tile, out);
         }
@@ -155,10 +156,10 @@ impl Scratch {
             let page = job.table.page(job.words, unit.row.row, at / page_size);
             let page = u64::from(page.raw()) * job.strides.page + head;
             let offset = at % page_size;
-            let end = tile.end.min(at + page_size - offset);
+            let end = tile.end.min(at.saturating_add(page_size - offset));
             for (origin, planes) in [(job.k_origin, &mut self.k), (job.v_origin, &mut self.v)] {
                 for position in at..end {
-                    let offset = u64::from(offset + position - at);
+                    let offset = u64::from(offset + (position - at));
                     let start = (origin + page + offset * job.strides.slot) as usize;
                     let row = (position - tile.start) as usize;
                     widen_slot(&job.pool[start..start + width], planes, row, job);

@@ -305,7 +305,7 @@ fn pad(
     mut lse: Option<&mut [f32]>,
 ) {
     for row in plan.rows.iter().filter(|row| row.kv_len == 0) {
-        for token in row.qo_start as usize..(row.qo_start + row.extend_len) as usize {
+        for token in row.qo_start as usize..row.qo_start as usize + row.extend_len as usize {
             out.elements.zero(token * out_stride..token * out_stride + width);
             if let Some(lse) = &mut lse {
                 lse[token * q_heads..(token + 1) * q_heads].fill(f32::NEG_INFINITY);

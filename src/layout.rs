@@ -140,18 +140,21 @@ impl PoolConfig {
     /// Heads of K and V that this rank holds.
     ///
     /// # Errors
-    /// [`ConfigError::HeadSplit`] where neither number divides the other, [`ConfigError::Rank`] past the ranks.
+    /// [`ConfigError::Zero`], [`ConfigError::HeadSplit`] where neither number divides the other, [`ConfigError::Rank`]
+    /// past the ranks.
     pub fn local_kv_heads(&self) -> Result<u32, ConfigError> {
         let (heads, ranks) = (self.kv_heads, self.tp_size);
-        if ranks == 0 {
-            return Err(ConfigError::Zero { name: "tp_size" });
+        for (name, value) in [("kv_heads", heads), ("tp_size", ranks)] {
+            if value == 0 {
+                return Err(ConfigError::Zero { name });
+            }
         }
         if self.tp_rank >= ranks {
             return Err(ConfigError::Rank { tp_rank: self.tp_rank, tp_size: ranks });
         }
         if heads % ranks == 0 {
             Ok(heads / ranks)
-        } else if heads != 0 && ranks % heads == 0 {
+        } else if ranks % heads == 0 {
             Ok(1)
         } else {
             Err(ConfigError::HeadSplit { kv_heads: heads, tp_size: ranks })

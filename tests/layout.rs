@@ -359,3 +359,13 @@ fn page_tables_have_a_word_for_every_page_of_every_row() {
         }
     }
 }
+
+#[test]
+fn a_model_without_heads_is_refused_by_every_question() {
+    let config = PoolConfig { kv_heads: 0, ..Default::default() };
+    let refused = ConfigError::Zero { name: "kv_heads" };
+    assert_eq!(config.first_kv_head(), Err(refused));
+    assert_eq!(config.local_kv_heads(), Err(refused));
+    assert_eq!(config.bytes_per_token(), Err(refused));
+    assert_eq!(config.layout(), Err(refused));
+}

@@ -61,6 +61,10 @@ fn the_config_reports_what_the_engine_takes() {
             config.max_steps = 2;
             config.prefix = PrefixMode::None;
             check(config);
+            // What each step takes, with little beside it.
+            config.max_sequences = 1;
+            config.max_steps = 1 << 18;
+            check(config);
         }
     }
 }

@@ -21,8 +21,8 @@
 //!   end is always a leaf.
 //! * T5. evictable + protected = total = pages of all nodes; evictable = pages of idle nodes.
 //! * T6. Every span's places are taken in the span store, each by one span; the rest are free.
-//! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is deferred:
-//!   it will be idle soon. The fence counts the pages of such nodes by the step that the last of those locks waits for.
+//! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
+//!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
 //! * T8. Idle nodes are all of the present era: a prefix that can no longer match goes with its last user.
 //!
 //! Not here: page states and memory. A call that gives pages up appends them to the caller's buffer.

@@ -92,7 +92,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// The prefix that a prompt would use if admitted now: whole pages of all but its last token. Changes nothing, not
-    /// even recency: for schedulers that order prompts by what is cached. O(tokens matched).
+    /// even recency: for schedulers that order prompts by what is cached. It ends before a page with
+    /// [`TokenId::PENDING`], which no sequence has. O(tokens matched).
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> PrefixMatch {
         let tokens = &prompt[..prompt.len().saturating_sub(1)];
         self.world.prefixes.match_prefix(namespace, tokens)
@@ -102,8 +103,8 @@ impl<B: Backend> Engine<B> {
     /// [`cached_len`](Engine::cached_len) need no computing. O(prompt).
     ///
     /// # Errors
-    /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::OutOfSequences`], [`Error::OutOfTokens`],
-    /// [`Error::OutOfPages`] if the rest cannot fit now.
+    /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfSequences`],
+    /// [`Error::OutOfTokens`], [`Error::OutOfPages`] if the rest cannot fit now.
     pub fn admit(&mut self, namespace: Namespace, prompt: &[TokenId]) -> Result<SeqKey, Error> {
         let World { pages, prefixes, sequences, fence, counters, buffers, .. } = &mut self.world;
         let shape = &self.shape;
@@ -175,7 +176,7 @@ impl<B: Backend> Engine<B> {
     /// `plan_batch` that reserved their places, and after its commit. O(tokens).
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::OutOfTokens`].
+    /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfTokens`].
     pub fn append(&mut self, seq: SeqKey, tokens: &[TokenId]) -> Result<(), Error> {
         system::append::append(&self.shape, &mut self.world.sequences, seq, tokens)
     }

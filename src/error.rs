@@ -118,6 +118,11 @@ pub enum Error {
     },
     /// A prompt of no tokens.
     EmptyPrompt,
+    /// A token that is handed in is [`TokenId::PENDING`](crate::TokenId::PENDING), which stands for none.
+    PendingToken {
+        /// Its position in the sequence.
+        position: u32,
+    },
     /// A sequence longer than the pool or `max_sequence_len` allows.
     TooLong {
         /// Its tokens.
@@ -215,6 +220,9 @@ impl fmt::Display for Error {
             }
             Self::OutOfSteps { max } => write!(f, "{max} steps are unfinished already"),
             Self::EmptyPrompt => write!(f, "a prompt has no tokens"),
+            Self::PendingToken { position } => {
+                write!(f, "the token at position {position} is the mark for one that is not known")
+            }
             Self::TooLong { len, max } => {
                 write!(f, "a sequence of {len} tokens is longer than the limit of {max}")
             }

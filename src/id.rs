@@ -100,7 +100,8 @@ id_type!(
 );
 
 impl TokenId {
-    /// Stands in a plan for a token that is planned but not yet known.
+    /// Stands in a plan for a token that is planned but not yet known. No sequence has it: prompts and appended tokens
+    /// that name it are refused.
     pub const PENDING: TokenId = TokenId(u32::MAX);
 }
 

@@ -45,3 +45,33 @@ fn an_engines_error_leads_to_the_one_that_says_why() {
         assert_eq!(format!("{error:#}"), format!("{error}: {why}"));
     }
 }
+
+#[test]
+fn the_mark_of_an_unknown_token_is_no_token() {
+    let mut engine = engine();
+    let namespace = Namespace::default();
+    let good: Vec<TokenId> = (0..9).map(TokenId::new).collect();
+    for position in 0..9 {
+        let mut prompt = good.clone();
+        prompt[position] = TokenId::PENDING;
+        let refused = Error::PendingToken { position: position as u32 };
+        assert_eq!(engine.admit(namespace, &prompt), Err(refused));
+        let found = engine.match_prefix(namespace, &prompt);
+        assert_eq!(engine.admit_match(&found, namespace, &prompt), Err(refused));
+    }
+    assert_eq!(engine.stats().sequences, 0);
+    let seq = engine.admit(namespace, &good).expect("there is room");
+    let mut more = [TokenId::new(1); 50];
+    for at in [0, 1, 31, 32, 49] {
+        more[at] = TokenId::PENDING;
+        let refused = Error::PendingToken { position: 9 + at as u32 };
+        let len = if at == 0 { 1 } else { at + 1 };
+        // Too long for the pool is said first.
+        let want =
+            if 9 + len > 32 { Error::TooLong { len: 9 + len as u64, max: 32 } } else { refused };
+        assert_eq!(engine.append(seq, &more[..len]), Err(want));
+        more[at] = TokenId::new(1);
+    }
+    assert_eq!(engine.token_count(seq), Ok(9), "nothing of it was taken");
+    engine.verify().expect("all invariants hold");
+}

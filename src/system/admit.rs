@@ -7,14 +7,16 @@ use crate::id::{Namespace, PageId, PrefixLock, SeqKey, TokenId};
 use crate::page::PagePool;
 use crate::prefix::{PrefixMatch, PrefixTree};
 use crate::sequence::SequenceTable;
+use crate::system::append::check_known;
 use crate::system::reclaim;
 use crate::world::{Buffers, Counters};
 
 /// Admits a prompt as a new sequence. O(prompt).
 ///
 /// # Errors
-/// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::OutOfSequences`], [`Error::OutOfTokens`],
-/// [`Error::OutOfPages`] if the tokens that are not cached cannot fit now. Nothing changes then.
+/// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfSequences`],
+/// [`Error::OutOfTokens`], [`Error::OutOfPages`] if the tokens that are not cached cannot fit now. Nothing changes
+/// then.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn admit(
     shape: &EngineShape,
@@ -34,6 +36,7 @@ pub(crate) fn admit(
     if len > max {
         return Err(Error::TooLong { len, max });
     }
+    check_known(0, prompt)?;
     sequences.check_room(prompt.len() as u32)?;
     let found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
     check_fit(shape, pages, prefixes, found.as_ref(), prompt.len() as u32)?;

@@ -20,7 +20,8 @@ pub struct Prompt {
     pub like: u8,
     /// Odd: it begins with all of that; even: with half this number of tokens of it, modulo what it has.
     pub shared: u16,
-    /// 0: no tokens; above 65,500: longer than allowed; else its tokens, modulo about five pages.
+    /// 0: no tokens; above 65,500: longer than allowed; else its tokens, modulo about five pages. 65,500: one of them
+    /// is [`TokenId::PENDING`](crate::TokenId::PENDING).
     pub len: u16,
     /// What the new tokens are made of.
     pub seed: u8,
@@ -53,7 +54,8 @@ pub enum Op {
     Append {
         /// The sequence; above 250 a finished one.
         pick: u8,
-        /// How many tokens, modulo about two pages; 255: more than allowed.
+        /// How many tokens, modulo about two pages; 255: more than allowed; 254: the last of them is
+        /// [`TokenId::PENDING`](crate::TokenId::PENDING).
         count: u8,
         /// What tokens.
         seed: u8,

@@ -93,7 +93,8 @@ impl Workload {
 
     fn append_count(&mut self) -> u8 {
         match self.rng.below(8) {
-            0 => self.step(255),
+            0 if self.is_wrong() => self.rng.pick(&[254, 255]),
+            0 => self.rng.below(254) as u8,
             _ => self.rng.within(1, 2) as u8,
         }
     }
@@ -107,7 +108,7 @@ impl Workload {
             seed: self.byte() % 4,
         };
         if self.is_wrong() {
-            prompt.len = self.rng.pick(&[0, 65_535]);
+            prompt.len = self.rng.pick(&[0, 65_535, 65_500]);
         }
         prompt
     }

@@ -45,6 +45,7 @@ impl Model {
         if len > max {
             return Err(Error::TooLong { len, max });
         }
+        check_known(0, prompt)?;
         if self.sequences.len() as u32 == self.shape.table.rows {
             return Err(Error::OutOfSequences { max: self.shape.table.rows });
         }
@@ -99,6 +100,7 @@ impl Model {
         if len > max {
             return Err(Error::TooLong { len, max });
         }
+        check_known(sequence.tokens.len(), tokens)?;
         self.check_chunks(self.chunks_lacking(sequence, len as usize))?;
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.tokens.extend_from_slice(tokens);
@@ -284,6 +286,14 @@ impl Model {
         }
         let gone = self.tree.reset(self.shares().then_some(self.era));
         self.pages.turn(&gone, PageIs::Cached, PageIs::Free);
+    }
+}
+
+/// Whether all tokens, which are to stand from `start` on, are tokens.
+fn check_known(start: usize, tokens: &[TokenId]) -> Result<(), Error> {
+    match tokens.iter().position(|token| *token == TokenId::PENDING) {
+        Some(at) => Err(Error::PendingToken { position: (start + at) as u32 }),
+        None => Ok(()),
     }
 }
 

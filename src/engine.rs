@@ -134,9 +134,9 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::UnknownSequence`],
-    /// [`Error::Preempted`], [`Error::RepeatedSequence`], [`Error::ExtendLen`], [`Error::OutOfTokens`] or
-    /// [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`]: the step is aborted, so its number is
-    /// spent and what was evicted for it stays evicted.
+    /// [`Error::Preempted`], [`Error::RepeatedSequence`], [`Error::ExtendLen`], [`Error::StepTokens`],
+    /// [`Error::OutOfTokens`] or [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`]: the step is
+    /// aborted, so its number is spent and what was evicted for it stays evicted.
     pub fn plan_batch<'step>(
         &mut self,
         scratch: &'step mut StepScratch,

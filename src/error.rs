@@ -123,6 +123,13 @@ pub enum Error {
         /// Its position in the sequence.
         position: u32,
     },
+    /// A step of more tokens than its plan can number.
+    StepTokens {
+        /// New tokens of the batch.
+        tokens: u64,
+        /// The most that a step can have.
+        max: u64,
+    },
     /// A sequence longer than the pool or `max_sequence_len` allows.
     TooLong {
         /// Its tokens.
@@ -222,6 +229,9 @@ impl fmt::Display for Error {
             Self::EmptyPrompt => write!(f, "a prompt has no tokens"),
             Self::PendingToken { position } => {
                 write!(f, "the token at position {position} is the mark for one that is not known")
+            }
+            Self::StepTokens { tokens, max } => {
+                write!(f, "a step of {tokens} tokens is larger than the limit of {max}")
             }
             Self::TooLong { len, max } => {
                 write!(f, "a sequence of {len} tokens is longer than the limit of {max}")

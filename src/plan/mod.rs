@@ -16,6 +16,9 @@ use crate::id::{PageId, RowId, SeqKey, SlotId, StepId, TokenId};
 
 pub use step_end::StepEnd;
 
+/// Most new tokens of one step, padding included: what FlashInfer's 32-bit arrays can number.
+pub const STEP_TOKENS_MAX: u32 = i32::MAX as u32;
+
 // The byte form is the memory form, and it is defined as little-endian.
 const _: () = assert!(cfg!(target_endian = "little"));
 
@@ -135,7 +138,8 @@ impl<'step> BatchPlan<'step> {
     /// is stored. Each padding row but the last takes one padding token, the last takes the rest.
     ///
     /// # Panics
-    /// If the plan is larger than asked for, or the padding tokens cannot be spread over the padding rows.
+    /// If the plan is larger than asked for, the padding tokens cannot be spread over the padding rows, or there are
+    /// more than [`STEP_TOKENS_MAX`] tokens.
     pub fn padded<'pad>(
         &self,
         scratch: &'pad mut StepScratch,
@@ -147,6 +151,7 @@ impl<'step> BatchPlan<'step> {
             rows.checked_sub(self.rows.len()).expect("padding only adds rows"),
             tokens.checked_sub(self.token_count()).expect("padding only adds tokens"),
         );
+        assert!(tokens <= STEP_TOKENS_MAX as usize, "a step has at most {STEP_TOKENS_MAX} tokens");
         assert!(more_rows <= more_tokens, "each padding row takes at least one padding token");
         assert!(more_rows > 0 || more_tokens == 0, "padding tokens need a padding row");
         let pad_row = |i: usize| BatchRow {

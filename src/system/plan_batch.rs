@@ -7,7 +7,9 @@ use crate::config::EngineShape;
 use crate::error::Error;
 use crate::id::{PageId, StepId, TokenId};
 use crate::page::PagePool;
-use crate::plan::{BatchPlan, BatchRow, Extend, SlotMapping, StepScratch, TableWrite};
+use crate::plan::{
+    BatchPlan, BatchRow, Extend, STEP_TOKENS_MAX, SlotMapping, StepScratch, TableWrite,
+};
 use crate::prefix::PrefixTree;
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::{StepItem, StepLog};
@@ -27,8 +29,8 @@ struct Needs {
 ///
 /// # Errors
 /// [`Error::EmptyBatch`], [`Error::OutOfSteps`]; for an item [`Error::UnknownSequence`], [`Error::Preempted`],
-/// [`Error::RepeatedSequence`], [`Error::ExtendLen`]; [`Error::OutOfTokens`], [`Error::OutOfPages`].
-/// Nothing changes then.
+/// [`Error::RepeatedSequence`], [`Error::ExtendLen`]; [`Error::StepTokens`], [`Error::OutOfTokens`],
+/// [`Error::OutOfPages`]. Nothing changes then.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn plan_batch<'step>(
     shape: &EngineShape,
@@ -101,6 +103,10 @@ fn check(
         needs.pages += u64::from(new_pages);
         needs.chunks += lacking.chunks;
         needs.table_writes += lacking.table_writes as usize;
+    }
+    let (tokens, max) = (needs.tokens as u64, u64::from(STEP_TOKENS_MAX));
+    if tokens > max {
+        return Err(Error::StepTokens { tokens, max });
     }
     sequences.check_chunks(needs.chunks)?;
     Ok(needs)
@@ -285,5 +291,46 @@ impl SlotNumber for i32 {
 impl SlotNumber for i64 {
     fn from_slot(slot: u64) -> Self {
         slot as i64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plan_batch;
+    use crate::config::EngineConfig;
+    use crate::error::Error;
+    use crate::id::{Namespace, TokenId};
+    use crate::layout::{Capacity, PoolConfig};
+    use crate::plan::{Extend, STEP_TOKENS_MAX, StepScratch};
+    use crate::system::admit::admit;
+    use crate::world::World;
+
+    #[test]
+    fn a_step_of_more_tokens_than_can_be_numbered_is_refused() {
+        // Sequences of 2^30 tokens take 4 GiB each: the lengths are forged.
+        const LEN: u32 = 1 << 30;
+        let pool = PoolConfig { capacity: Capacity::Pages(8), ..Default::default() };
+        let shape = EngineConfig::from(pool).shape().expect("the config is right");
+        let mut world = World::new(&shape);
+        let mut items = Vec::new();
+        for count in 1..=5_u64 {
+            let World { pages, prefixes, sequences, counters, buffers, .. } = &mut world;
+            let (namespace, prompt) = (Namespace::default(), [TokenId::new(7)]);
+            let seq =
+                admit(&shape, pages, prefixes, sequences, counters, buffers, namespace, &prompt)
+                    .expect("there is room");
+            sequences.get_mut(seq).expect("it is live").token_len = LEN;
+            items.push(Extend { seq, len: LEN });
+            let (tokens, max) = (count << 30, u64::from(STEP_TOKENS_MAX));
+            let mut scratch = StepScratch::new();
+            let refused = plan_batch(&shape, &mut world, &mut scratch, &items);
+            match refused.expect_err("no pool is as large") {
+                Error::StepTokens { tokens: named, max: limit } => {
+                    assert_eq!((named, limit), (tokens, max));
+                }
+                error => assert!(tokens <= max, "{tokens} tokens: {error}"),
+            }
+        }
+        assert!(world.steps.is_empty());
     }
 }

@@ -100,7 +100,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Admits a prompt: matches, locks what matched, takes a row, and no pages. Of its tokens
-    /// [`cached_len`](Engine::cached_len) need no computing. O(prompt).
+    /// [`cached_len`](Engine::cached_len) need no computing. O(prompt), and the first plan of it sends its whole page
+    /// table: [`Engine::plan_batch`].
     ///
     /// # Errors
     /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfSequences`],
@@ -130,7 +131,12 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Plans a step: takes exactly the pages that the new tokens need, evicting exactly what is short, writes the plan
-    /// into `scratch`, and tells the backend. O(batch and new tokens), whatever the context.
+    /// into `scratch`, and tells the backend. O(batch, new tokens, and page table words that no plan has sent).
+    ///
+    /// Those are the words of new pages, so that the cost does not grow with the context, with these exceptions: in its
+    /// first plan since `admit`, `resume` or `fork` a sequence sends all its pages, the shared ones too; where a commit
+    /// found that another sequence had published the same pages, they and those behind them are sent again; and what
+    /// an aborted plan sent is. [`EngineShape::plan_bytes`] counts the worst.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::UnknownSequence`],
@@ -197,7 +203,10 @@ impl<B: Backend> Engine<B> {
 
     /// All steps up to `step` are done on all streams and ranks: what waited for them returns, and the backend refuses
     /// their plans. Where one stream orders all work of the pool, a step may be completed as soon as all of it is asked
-    /// for. Completing a complete step changes nothing. O(pages returned).
+    /// for. Completing a complete step changes nothing. O(pages returned, and prefix nodes that nobody uses from now
+    /// on). Those are the path of a finished or preempted sequence up to where another one uses it: seldom more than a
+    /// few, but a conversation of many turns has one for each, and they are all walked although no page of theirs
+    /// returns. Admitting the sequence or publishing its pages took as long before.
     ///
     /// Backends of other ranks are told by the host: [`StepEnd::Complete`].
     ///
@@ -227,7 +236,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Finishes a sequence: its whole computed pages stay for the next request, the rest is given up. Legal while an
-    /// unfinished step includes it; that step's commit skips it. O(pages given up).
+    /// unfinished step includes it; that step's commit skips it. O(pages given up, and prefix nodes that nobody uses
+    /// from now on: [`Engine::complete`]).
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -247,7 +257,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Preempts a sequence: it gives its pages up and keeps its tokens and its row, to be [resumed](Engine::resume).
-    /// O(pages given up).
+    /// O(pages given up, and prefix nodes that nobody uses from now on: [`Engine::complete`]).
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`].
@@ -257,7 +267,8 @@ impl<B: Backend> Engine<B> {
         system::finish::preempt(shape, pages, prefixes, sequences, fence, buffers, seq, keep)
     }
 
-    /// Admits a preempted sequence again with all the tokens it has. O(tokens).
+    /// Admits a preempted sequence again with all the tokens it has. O(tokens), and its next plan sends its whole page
+    /// table: [`Engine::plan_batch`].
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::OutOfPages`] if the rest cannot fit now.
@@ -268,7 +279,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// A second sequence with the same past: computed whole pages are shared, a partly filled tail page is copied on
-    /// the backend. The child knows all tokens of its parent. O(tokens).
+    /// the backend. The child knows all tokens of its parent. O(tokens), and its first plan sends its whole page
+    /// table: [`Engine::plan_batch`].
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfSequences`],

@@ -239,8 +239,8 @@ impl EngineBytes {
 }
 
 impl EngineConfig {
-    /// Every byte that an engine of this config will take. What the host's plans take is up to its
-    /// [`StepScratch`](crate::StepScratch)s.
+    /// Every byte that an engine of this config will take. Beside it are the host's
+    /// [`StepScratch`](crate::StepScratch)es, one for each step in flight, of up to [`EngineShape::plan_bytes`] each.
     ///
     /// # Errors
     /// As [`EngineConfig::shape`].

@@ -218,8 +218,8 @@ impl StepScratch {
         Self::default()
     }
 
-    /// Empty scratch that holds plans of up to about `bytes` without growing. A plan takes some 32 bytes a sequence, 16
-    /// a token, 4 a new page and 8 a changed page table word.
+    /// Empty scratch that holds plans of up to `bytes` without growing:
+    /// [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) says what the largest takes.
     pub fn with_capacity(bytes: usize) -> Self {
         Self { bump: Bump::with_capacity(bytes) }
     }

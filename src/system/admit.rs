@@ -11,7 +11,7 @@ use crate::system::append::check_known;
 use crate::system::reclaim;
 use crate::world::{Buffers, Counters};
 
-/// Admits a prompt as a new sequence. O(prompt).
+/// Admits a prompt as a new sequence. O(prompt); all its page table words are to be sent.
 ///
 /// # Errors
 /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfSequences`],
@@ -46,7 +46,7 @@ pub(crate) fn admit(
     Ok(seq)
 }
 
-/// Admits a preempted sequence again, with all the tokens it has. O(tokens).
+/// Admits a preempted sequence again, with all the tokens it has. O(tokens); all its page table words are to be sent.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::OutOfPages`]. Nothing changes then.

@@ -8,7 +8,8 @@ use crate::prefix::PrefixTree;
 use crate::step::StepLog;
 use crate::world::Buffers;
 
-/// Completes all steps up to `step`, a watermark: one that is complete already changes nothing. O(pages returned).
+/// Completes all steps up to `step`, a watermark: one that is complete already changes nothing. O(pages returned
+/// and nodes that become idle).
 ///
 /// # Errors
 /// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`] if one of them is neither committed nor

@@ -20,8 +20,8 @@ pub enum Keep {
     Drop,
 }
 
-/// Finishes a sequence; `keep`: whether its whole computed pages stay matchable. Legal while an unfinished step includes it:
-/// that step's commit skips it. O(pages given up).
+/// Finishes a sequence; `keep`: whether its whole computed pages stay matchable. Legal while an unfinished step includes
+/// it: that step's commit skips it. O(pages released and nodes that become idle, now or later).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`].
@@ -43,7 +43,8 @@ pub(crate) fn finish(
     Ok(())
 }
 
-/// Preempts a sequence: it keeps its tokens and its row, and nothing else. O(pages given up).
+/// Preempts a sequence: it keeps its tokens and its row, and nothing else. O(pages given up and nodes that become idle
+/// or begin to leave).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`].

@@ -25,7 +25,9 @@ struct Needs {
     table_writes: usize,
 }
 
-/// Plans a batch; the plan lives in `scratch`. O(batch and new tokens), whatever the context.
+/// Plans a batch; the plan lives in `scratch`. O(batch, new tokens and page table words to be sent): all words of a
+/// sequence's row in its first plan since `admit`, `resume` or `fork`, later none but those of new pages, of pages that
+/// publishing found to be duplicates and those behind them, and of plans that were aborted.
 ///
 /// # Errors
 /// [`Error::EmptyBatch`], [`Error::OutOfSteps`]; for an item [`Error::UnknownSequence`], [`Error::Preempted`],
@@ -60,6 +62,44 @@ pub(crate) fn plan_batch<'step>(
         Ok(BatchPlan { slot_mapping: SlotMapping::I64(slots), ..plan })
     }
 }
+
+impl EngineShape {
+    /// Bytes of the largest plan of at most `rows` sequences and `tokens` new tokens together: a
+    /// [`StepScratch::with_capacity`] of them is not grown by any such plan. O(1).
+    ///
+    /// Most of it are page table words, 8 bytes each: the first plan of a sequence since it was admitted, resumed or
+    /// forked sends all its pages, the shared ones too. At page_size 1 that is 800 kB for a prompt of 100,000 tokens,
+    /// and 51 MB for 64 children of it that are planned together.
+    ///
+    /// ```
+    /// # use kvarena::*;
+    /// let shape = EngineConfig::from(PoolConfig::default()).shape()?;
+    /// let scratch = StepScratch::with_capacity(shape.plan_bytes(64, 2048) as usize);
+    /// # assert!(scratch.bytes() as u64 >= shape.plan_bytes(64, 2048));
+    /// # Ok::<(), ConfigError>(())
+    /// ```
+    pub fn plan_bytes(&self, rows: u32, tokens: u32) -> u64 {
+        let rows = u64::from(rows.min(self.table.rows));
+        let tokens = u64::from(tokens.min(STEP_TOKENS_MAX));
+        let page_size = u64::from(self.layout.page_size());
+        let row_pages = u64::from(self.max_sequence_len).div_ceil(page_size);
+        let row_words = row_pages + u64::from(self.table.chunks_per_row);
+        // A chunk's pages, and the word that names it.
+        let words = u64::from(self.table.chunk_count) * (u64::from(self.table.chunk_pages) + 1);
+        let writes = words.min(rows * row_words);
+        let new_pages = tokens.min(tokens / page_size + rows).min(self.layout.page_count().into());
+        let slot = if self.layout.slots_fit_i32() { size_of::<i32>() } else { size_of::<i64>() };
+        let token = size_of::<TokenId>() + size_of::<u32>() + slot;
+        new_pages * size_of::<PageId>() as u64
+            + rows * size_of::<BatchRow>() as u64
+            + tokens * token as u64
+            + writes * size_of::<TableWrite>() as u64
+            + ARRAYS * align_of::<u64>() as u64
+    }
+}
+
+/// Arrays of a plan, and the new pages; each may begin at the next multiple of its alignment.
+const ARRAYS: u64 = 6;
 
 /// Finds what is wrong with a batch, or what it needs.
 fn check(

@@ -1,0 +1,108 @@
+//! What the largest plan takes: the sizes say it, and a scratch made by them never grows.
+
+use kvarena::{
+    BatchPlan, Capacity, Engine, EngineConfig, EngineShape, Extend, Namespace, Null, PoolConfig,
+    SeqKey, StepScratch, TokenId,
+};
+
+fn engine(page_size: u32, pages: u32, max_sequences: u32, max_tokens: u64) -> Engine<Null> {
+    let pool = PoolConfig { page_size, capacity: Capacity::Pages(pages), ..Default::default() };
+    let config =
+        EngineConfig { max_sequences, max_tokens, prefault: false, ..EngineConfig::from(pool) };
+    Engine::new(config, Null).expect("the config is right")
+}
+
+fn scratch(shape: &EngineShape, rows: u32, tokens: u32) -> StepScratch {
+    StepScratch::with_capacity(shape.plan_bytes(rows, tokens) as usize)
+}
+
+/// Bytes of a plan's arrays.
+fn bytes(plan: &BatchPlan<'_>) -> u64 {
+    (size_of_val(plan.rows) + 12 * plan.token_count() + size_of_val(plan.table_writes)) as u64
+}
+
+/// Plans in a scratch of the size that the shape says, which must not grow; gives the plan's bytes.
+fn plan(engine: &mut Engine<Null>, items: &[Extend]) -> u64 {
+    let tokens = items.iter().map(|item| item.len).sum();
+    let mut scratch = scratch(engine.shape(), items.len() as u32, tokens);
+    let held = scratch.bytes();
+    let plan = engine.plan_batch(&mut scratch, items).expect("there is room");
+    let (step, bytes) = (plan.step(), bytes(&plan));
+    assert_eq!(scratch.bytes(), held, "the scratch has grown");
+    engine.commit(step).expect("it is planned");
+    engine.complete(step).expect("it is committed");
+    bytes
+}
+
+fn prompt(len: u32) -> Vec<TokenId> {
+    (0..len).map(TokenId::new).collect()
+}
+
+#[test]
+fn children_of_a_long_parent_fit_the_scratch() {
+    const LEN: u32 = 20_000;
+    const CHILDREN: u32 = 32;
+    for page_size in [1, 4, 341, 1024] {
+        let pages = (LEN + 2 * CHILDREN * page_size).div_ceil(page_size) + 100;
+        let tokens = u64::from((CHILDREN + 1) * (LEN + 1024));
+        let mut engine = engine(page_size, pages, CHILDREN + 1, tokens);
+        let parent = engine.admit(Namespace::default(), &prompt(LEN)).expect("there is room");
+        plan(&mut engine, &[Extend { seq: parent, len: LEN }]);
+        let mut seqs: Vec<SeqKey> = vec![parent];
+        for _ in 0..CHILDREN {
+            let forked = engine.fork(parent).expect("there is room");
+            let newest = engine.newest_step();
+            engine.complete(newest).expect("a copy is done at once");
+            seqs.push(forked.child);
+        }
+        let mut items = Vec::new();
+        for seq in seqs {
+            engine.append(seq, &[TokenId::new(7)]).expect("there is room");
+            items.push(Extend { seq, len: 1 });
+        }
+        // Each child sends all its pages: once.
+        let first = plan(&mut engine, &items);
+        assert!(first >= u64::from(CHILDREN) * 8 * u64::from(LEN.div_ceil(page_size)));
+        let most = engine.shape().plan_bytes(CHILDREN + 1, CHILDREN + 1);
+        assert!(first <= most && most <= 8 * first + 4096, "{first} bytes of at most {most}");
+        items.iter().for_each(|item| {
+            engine.append(item.seq, &[TokenId::new(8)]).expect("there is room");
+        });
+        let second = plan(&mut engine, &items);
+        assert!(second <= 64 * u64::from(CHILDREN + 1), "the next plan takes {second} bytes");
+    }
+}
+
+#[test]
+fn a_batch_of_prefills_fits_the_scratch() {
+    for (page_size, len, rows) in [(1, 3000, 4), (16, 3000, 4), (16, 1, 60), (1, 1, 60)] {
+        let mut engine = engine(page_size, 13_000, 64, 40_000);
+        let items: Vec<Extend> = (0..rows)
+            .map(|i| {
+                let prompt: Vec<_> = (0..len).map(|j| TokenId::new(i * len + j)).collect();
+                let seq = engine.admit(Namespace::default(), &prompt).expect("there is room");
+                Extend { seq, len }
+            })
+            .collect();
+        plan(&mut engine, &items);
+    }
+}
+
+#[test]
+fn any_numbers_have_a_size() {
+    let largest = PoolConfig {
+        page_size: 1,
+        head_dim: 1,
+        capacity: Capacity::Pages(u32::MAX - 1),
+        ..Default::default()
+    };
+    for pool in [largest, PoolConfig { page_size: 1024, ..largest }, PoolConfig::default()] {
+        let config = EngineConfig { max_sequence_len: u32::MAX, ..EngineConfig::from(pool) };
+        let shape = config.shape().expect("it is large, and right");
+        for rows in [0, 1, 256, u32::MAX] {
+            for tokens in [0, 1, 1 << 20, u32::MAX] {
+                assert!(shape.plan_bytes(rows, tokens) < 1 << 40);
+            }
+        }
+    }
+}

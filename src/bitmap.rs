@@ -9,10 +9,10 @@
 //! Work is done on whole words: a caller that handles runs of neighbours pays once a word, not once a number.
 //! Knows bits; what they mean is the caller's (`page`: free pages; `prefix/places.rs`: free places).
 
-use bitvec::prelude::{BitVec, Lsb0};
+use bitvec::prelude::Lsb0;
 use bitvec::view::BitView;
 
-use crate::memory::prefetch_items;
+use crate::memory::{OutOfMemory, filled, prefetch_items};
 
 /// Numbers in one word.
 pub(crate) const WORD: usize = 64;
@@ -39,19 +39,13 @@ pub(crate) struct Bits {
 
 impl Bitmap {
     /// All numbers below `limit`, or none.
-    pub fn new(limit: u32, full: bool) -> Self {
-        // Bits past the limit are never set: whole words are worked on.
-        let bits = |len: usize| {
-            let mut bits = BitVec::<u64, Lsb0>::repeat(full, len);
-            bits.set_uninitialized(false);
-            bits.into_vec()
-        };
-        Self {
-            words: bits(limit as usize),
-            nonzero: bits((limit as usize).div_ceil(WORD)),
+    pub fn new(limit: u32, full: bool) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            words: bits(limit as usize, full)?,
+            nonzero: bits((limit as usize).div_ceil(WORD), full)?,
             lowest: 0,
             count: if full { limit } else { 0 },
-        }
+        })
     }
 
     /// Bytes of the set for a limit.
@@ -166,6 +160,13 @@ impl Bitmap {
             out = rest;
         }
     }
+}
+
+/// `len` bits that are set, or not. Bits past them are not: whole words are worked on.
+fn bits(len: usize, set: bool) -> Result<Vec<u64>, OutOfMemory> {
+    let mut words = filled(len.div_ceil(WORD) as u64, if set { u64::MAX } else { 0 })?;
+    words.view_bits_mut::<Lsb0>()[len..].fill(false);
+    Ok(words)
 }
 
 impl Bits {
@@ -343,7 +344,7 @@ mod tests {
     #[test]
     fn the_lowest_are_taken_in_order() {
         for mut list in lists() {
-            let mut bitmap = Bitmap::new(1000, false);
+            let mut bitmap = Bitmap::new(1000, false).expect("it is small");
             for_each_word(&list, |bits| bitmap.insert(bits));
             list.sort_unstable();
             for part in list.chunks(list.len() / 3 + 1) {
@@ -364,7 +365,7 @@ mod tests {
         let pairs = ends.windows(2).map(<[u32]>::to_vec);
         let apart = ends.map(|end| vec![end, (end + 7777) % LIMIT]);
         for list in singles.into_iter().chain(pairs).chain(apart).chain([vec![]]) {
-            let mut bitmap = Bitmap::new(LIMIT, false);
+            let mut bitmap = Bitmap::new(LIMIT, false).expect("a small set");
             list.iter().for_each(|&n| bitmap.insert(Bits::one(n as usize)));
             let near = list.iter().chain(&ends).flat_map(|&n| [n.saturating_sub(1), n, n + 1]);
             for start in near.chain((0..LIMIT).step_by(911)).map(|n| n as usize) {

@@ -33,7 +33,9 @@ pub struct EngineConfig {
     /// Most steps planned and not yet complete.
     pub max_steps: u32,
     /// Touch the reserved host memory of the tables at the start, so that no step pays for a page fault, nor the
-    /// process for an over-committed machine later. Off: memory is touched as it is first used.
+    /// process for an over-committed machine later. Off: memory is touched as it is first used. What the machine does
+    /// not have ends the process when it is touched, which no program can catch; it is the better for that to happen in
+    /// [`Engine::new`](crate::Engine::new), if at all.
     pub prefault: bool,
     /// Bits of the child table's hashes that are used: fewer than 32 only in tests, to force collisions and to have the
     /// same ones in every process.

@@ -55,7 +55,13 @@ impl<B: Backend> Engine<B> {
     /// Takes all memory that the config asks for, on the host and from the backend. A `PoolConfig` is a config too.
     ///
     /// # Errors
-    /// [`EngineError::Config`], [`EngineError::Backend`].
+    /// [`EngineError::Config`], with [`ConfigError::OutOfMemory`](crate::ConfigError::OutOfMemory) where the host does
+    /// not give the tables' memory; [`EngineError::Backend`].
+    ///
+    /// A system that over-commits may give more than it has, and end the process without an error when the memory is
+    /// touched: here if `prefault` is set (which asks for all of it in one piece first, so that what is more than the
+    /// machine has is refused on most systems), else in some later step. A pool of [`Cpu`](crate::Cpu) is touched as
+    /// pages are first written.
     pub fn new(
         config: impl Into<EngineConfig>,
         mut backend: B,
@@ -63,7 +69,7 @@ impl<B: Backend> Engine<B> {
         let config = config.into();
         let shape = config.shape()?;
         backend.open(&shape.layout, &shape.table, shape.max_steps).map_err(EngineError::Backend)?;
-        Ok(Self { config, shape, world: World::new(&shape), backend })
+        Ok(Self { config, shape, world: World::new(&shape)?, backend })
     }
 
     /// The config it was made with.
@@ -134,7 +140,7 @@ impl<B: Backend> Engine<B> {
     /// into `scratch`, and tells the backend. O(batch, new tokens, and page table words that no plan has sent).
     ///
     /// Those are the words of new pages, so that the cost does not grow with the context, with these exceptions: in its
-    /// first plan since `admit`, `resume` or `fork` a sequence sends all its pages, the shared ones too; where a commit
+    /// first plan since `admit` or `resume` a sequence sends all its pages, the shared ones too; where a commit
     /// found that another sequence had published the same pages, they and those behind them are sent again; and what
     /// an aborted plan sent is. [`EngineShape::plan_bytes`] counts the worst.
     ///
@@ -279,8 +285,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// A second sequence with the same past: computed whole pages are shared, a partly filled tail page is copied on
-    /// the backend. The child knows all tokens of its parent. O(tokens), and its first plan sends its whole page
-    /// table: [`Engine::plan_batch`].
+    /// the backend. The child knows all tokens of its parent. O(tokens), and its first plan sends a word for each
+    /// 1,024 tokens or so of what they share, and the pages of the rest.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfSequences`],

@@ -50,6 +50,11 @@ pub enum ConfigError {
         /// The ranks.
         tp_size: u32,
     },
+    /// The host does not give the memory that the tables ask for.
+    OutOfMemory {
+        /// Bytes of all tables together: [`EngineBytes::host`](crate::world::EngineBytes::host).
+        bytes: u64,
+    },
     /// A limit is larger than this crate's tables can index.
     Limit {
         /// The field.
@@ -81,6 +86,7 @@ impl fmt::Display for ConfigError {
             Self::Rank { tp_rank, tp_size } => {
                 write!(f, "rank {tp_rank} is not below tp_size {tp_size}")
             }
+            Self::OutOfMemory { bytes } => write!(f, "the host has no memory for {bytes} bytes"),
             Self::Limit { name, value, max } => write!(f, "{name} {value} is above {max}"),
         }
     }

@@ -16,6 +16,7 @@ use std::collections::VecDeque;
 
 use crate::error::Error;
 use crate::id::{SeqKey, StepId};
+use crate::memory::{OutOfMemory, filled, reserved_queue};
 
 /// One sequence's part in a step.
 #[derive(Clone, Copy, Default, Debug)]
@@ -62,18 +63,26 @@ pub struct StepLog {
 
 impl StepLog {
     /// A log for at most `max` unfinished steps of at most `batch` sequences each.
+    ///
+    /// # Panics
+    /// If the system does not give the memory.
     pub fn new(max: u32, batch: u32) -> Self {
-        let items = max as usize * batch as usize;
-        Self {
+        Self::try_new(max, batch).expect("the system has the memory")
+    }
+
+    /// [`StepLog::new`], or what the system refused.
+    pub(crate) fn try_new(max: u32, batch: u32) -> Result<Self, OutOfMemory> {
+        let items = u64::from(max) * u64::from(batch);
+        Ok(Self {
             max,
-            steps: VecDeque::with_capacity(max as usize),
+            steps: reserved_queue(max.into())?,
             first_open: None,
-            items: vec![StepItem::default(); items.next_power_of_two()],
+            items: filled(items.next_power_of_two(), StepItem::default())?,
             base: 1,
             end: 1,
             origin: 1,
             completed: StepId::default(),
-        }
+        })
     }
 
     /// Bytes that a log takes.

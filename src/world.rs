@@ -14,7 +14,7 @@ use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId, TokenId};
-use crate::memory::touch_reserved;
+use crate::memory::{self, OutOfMemory, touch_reserved};
 use crate::page::{PagePool, PageState};
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
@@ -53,8 +53,8 @@ pub struct Counters {
 
 /// Most locks that wait in the fence: a planned item gives up at most one, since a sequence that comes back has no step
 /// until it is planned; a copy's step one more.
-fn lock_count(shape: &EngineShape) -> usize {
-    shape.max_steps as usize * (shape.table.rows as usize + 1)
+fn lock_count(shape: &EngineShape) -> u64 {
+    u64::from(shape.max_steps) * (u64::from(shape.table.rows) + 1)
 }
 
 /// Buffers that systems fill, none of them from one call to the next.
@@ -69,31 +69,42 @@ pub(crate) struct Buffers {
 
 impl World {
     /// Empty tables for a checked config.
-    pub fn new(shape: &EngineShape) -> Self {
+    ///
+    /// # Errors
+    /// [`ConfigError::OutOfMemory`] with the bytes of all tables, where the system refuses some of them.
+    pub fn new(shape: &EngineShape) -> Result<Self, ConfigError> {
+        let refused = |_| ConfigError::OutOfMemory { bytes: shape.bytes().host() };
+        Self::try_new(shape).map_err(refused)
+    }
+
+    fn try_new(shape: &EngineShape) -> Result<Self, OutOfMemory> {
         let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
-        let row_pages = shape.max_sequence_len.div_ceil(page_size) as usize;
+        let row_pages = shape.max_sequence_len.div_ceil(page_size);
+        if shape.prefault {
+            memory::check(shape.bytes().host())?;
+        }
         let mut world = Self {
-            pages: PagePool::new(page_count),
-            prefixes: PrefixTree::new(page_count, page_size, shape.hash_bits),
-            sequences: SequenceTable::new(&shape.table, page_size),
-            steps: StepLog::new(shape.max_steps, shape.table.rows),
-            fence: Fence::new(page_count, shape.max_steps, lock_count(shape)),
+            pages: PagePool::try_new(page_count)?,
+            prefixes: PrefixTree::try_new(page_count, page_size, shape.hash_bits)?,
+            sequences: SequenceTable::try_new(&shape.table, page_size)?,
+            steps: StepLog::try_new(shape.max_steps, shape.table.rows)?,
+            fence: Fence::try_new(page_count, shape.max_steps, lock_count(shape))?,
             counters: Counters::default(),
             buffers: Buffers {
-                freed: Vec::with_capacity(page_count as usize),
-                pages: Vec::with_capacity(row_pages + 1),
-                tokens: Vec::with_capacity(shape.max_sequence_len as usize),
+                freed: memory::reserved(page_count.into())?,
+                pages: memory::reserved(u64::from(row_pages) + 1)?,
+                tokens: memory::reserved(shape.max_sequence_len.into())?,
             },
         };
         if shape.prefault {
             world.fence.prefault();
-            world.prefixes.prefault();
+            world.prefixes.try_prefault()?;
             world.sequences.prefault();
             touch_reserved(&mut world.buffers.freed, PageId::default());
             touch_reserved(&mut world.buffers.pages, PageId::default());
             touch_reserved(&mut world.buffers.tokens, TokenId::default());
         }
-        world
+        Ok(world)
     }
 
     /// Pages that a plan could take now.
@@ -245,21 +256,27 @@ impl EngineConfig {
     /// # Errors
     /// As [`EngineConfig::shape`].
     pub fn bytes(&self) -> Result<EngineBytes, ConfigError> {
-        let shape = self.shape()?;
-        let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
-        let row_pages = shape.max_sequence_len.div_ceil(page_size);
+        Ok(self.shape()?.bytes())
+    }
+}
+
+impl EngineShape {
+    /// [`EngineConfig::bytes`] of a checked config. No number overflows.
+    pub fn bytes(&self) -> EngineBytes {
+        let (page_count, page_size) = (self.layout.page_count(), self.layout.page_size());
+        let row_pages = self.max_sequence_len.div_ceil(page_size);
         let buffers = 4 * (u64::from(page_count) + u64::from(row_pages) + 1)
-            + 4 * u64::from(shape.max_sequence_len);
-        Ok(EngineBytes {
-            kv: shape.layout.total_bytes(),
-            kv_tables: 4 * shape.table.words() as u64,
+            + 4 * u64::from(self.max_sequence_len);
+        EngineBytes {
+            kv: self.layout.total_bytes(),
+            kv_tables: 4 * self.table.words() as u64,
             pages: PagePool::bytes(page_count),
             prefixes: PrefixTree::bytes(page_count, page_size),
-            sequences: SequenceTable::bytes(&shape.table, page_size),
-            steps: StepLog::bytes(shape.max_steps, shape.table.rows)
-                + Fence::bytes(page_count, shape.max_steps, lock_count(&shape) as u64)
+            sequences: SequenceTable::bytes(&self.table, page_size),
+            steps: StepLog::bytes(self.max_steps, self.table.rows)
+                + Fence::bytes(page_count, self.max_steps, lock_count(self))
                 + buffers,
-        })
+        }
     }
 }
 

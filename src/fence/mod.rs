@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 
 use crate::id::{PageId, PrefixLock, StepId};
-use crate::memory::touch_deque;
+use crate::memory::{OutOfMemory, reserved_queue, touch_deque};
 
 /// What comes back when a step is complete, in numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,13 +39,25 @@ pub struct Fence {
 
 impl Fence {
     /// An empty fence for at most `page_count` pages, `max_steps` unfinished steps and `max_locks` locks.
-    pub fn new(page_count: u32, max_steps: u32, max_locks: usize) -> Self {
-        Self {
+    ///
+    /// # Panics
+    /// If the system does not give the memory.
+    pub fn new(page_count: u32, max_steps: u32, max_locks: u64) -> Self {
+        Self::try_new(page_count, max_steps, max_locks).expect("the system has the memory")
+    }
+
+    /// [`Fence::new`], or what the system refused.
+    pub(crate) fn try_new(
+        page_count: u32,
+        max_steps: u32,
+        max_locks: u64,
+    ) -> Result<Self, OutOfMemory> {
+        Ok(Self {
             completed: StepId::default(),
-            marks: VecDeque::with_capacity(max_steps as usize + 1),
-            pages: VecDeque::with_capacity(page_count as usize),
-            locks: VecDeque::with_capacity(max_locks),
-        }
+            marks: reserved_queue(u64::from(max_steps) + 1)?,
+            pages: reserved_queue(page_count.into())?,
+            locks: reserved_queue(max_locks)?,
+        })
     }
 
     /// Touches all memory, so that no call pays for a page fault later. For an empty fence.

@@ -18,6 +18,7 @@
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word};
 use crate::id::PageId;
+use crate::memory::OutOfMemory;
 
 /// What a page is to the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -42,13 +43,21 @@ pub struct PagePool {
 
 impl PagePool {
     /// A pool of free pages.
+    ///
+    /// # Panics
+    /// If the system does not give the memory.
     pub fn new(page_count: u32) -> Self {
-        Self {
+        Self::try_new(page_count).expect("the system has the memory")
+    }
+
+    /// [`PagePool::new`], or what the system refused.
+    pub(crate) fn try_new(page_count: u32) -> Result<Self, OutOfMemory> {
+        Ok(Self {
             page_count,
-            free: Bitmap::new(page_count, true),
-            cached: Bitmap::new(page_count, false),
-            fenced: Bitmap::new(page_count, false),
-        }
+            free: Bitmap::new(page_count, true)?,
+            cached: Bitmap::new(page_count, false)?,
+            fenced: Bitmap::new(page_count, false)?,
+        })
     }
 
     /// Bytes that a pool takes.

@@ -13,7 +13,7 @@ use bytemuck::{Pod, Zeroable};
 use slotmap::{Key, KeyData};
 
 use crate::id::{NodeKey, Scope, TokenId};
-use crate::memory::{prefetch_items, touch};
+use crate::memory::{OutOfMemory, prefetch_items, touch, zeroed};
 
 /// A node and its hash, 12 bytes. All zero: vacant (no key is 0).
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -48,27 +48,27 @@ impl ChildTable {
 
     /// A table for at most `node_count` nodes. `hash_bits` below 32 is for tests: it forces collisions, the same ones
     /// in every process.
-    pub fn new(node_count: u32, hash_bits: u32) -> Self {
-        let entries = bytemuck::zeroed_vec(Self::entry_count(node_count));
+    pub fn new(node_count: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
+        let entries = zeroed(Self::entry_count(node_count))?;
         if hash_bits < u32::BITS {
             // What a test finds is there when it runs again.
             let hasher = RandomState::with_seeds(1, 2, 3, 4);
-            return Self { entries, hasher, hash_mask: (1 << hash_bits) - 1 };
+            return Ok(Self { entries, hasher, hash_mask: (1 << hash_bits) - 1 });
         }
         // Random keys: nobody outside can make prompts that collide.
-        Self { entries, hasher: RandomState::new(), hash_mask: u32::MAX }
+        Ok(Self { entries, hasher: RandomState::new(), hash_mask: u32::MAX })
     }
 
     pub fn prefault(&mut self) {
         touch(&mut self.entries);
     }
 
-    fn entry_count(node_count: u32) -> usize {
-        (2 * node_count as usize).next_power_of_two()
+    fn entry_count(node_count: u32) -> u64 {
+        (2 * u64::from(node_count)).next_power_of_two()
     }
 
     pub fn bytes(node_count: u32) -> u64 {
-        (Self::entry_count(node_count) * size_of::<Entry>()) as u64
+        Self::entry_count(node_count) * size_of::<Entry>() as u64
     }
 
     /// Hash of a node's place in the tree.
@@ -168,6 +168,10 @@ mod tests {
     use super::ChildTable;
     use crate::id::{NodeKey, Scope, TokenId};
 
+    fn small(nodes: u32, hash_bits: u32) -> ChildTable {
+        ChildTable::new(nodes, hash_bits).expect("a small table")
+    }
+
     fn hash(table: &ChildTable) -> u32 {
         table.hash(None, Scope::default(), &[1, 2, 3].map(TokenId::new))
     }
@@ -175,12 +179,12 @@ mod tests {
     #[test]
     fn keys_are_random_but_in_tests() {
         // Two of eight tables agree by chance once in 150 million runs.
-        let mut hashes: Vec<u32> = (0..8).map(|_| hash(&ChildTable::new(1, 32))).collect();
+        let mut hashes: Vec<u32> = (0..8).map(|_| hash(&small(1, 32))).collect();
         hashes.sort_unstable();
         hashes.dedup();
         assert_eq!(hashes.len(), 8);
         for bits in [1, 2, 3, 31] {
-            let [one, other] = [(); 2].map(|()| hash(&ChildTable::new(1, bits)));
+            let [one, other] = [(); 2].map(|()| hash(&small(1, bits)));
             assert_eq!(one, other);
             assert!(one >> bits == 0, "{bits} bits");
         }
@@ -195,7 +199,7 @@ mod tests {
         for case in 0..3_u32.pow(6) {
             let home = |i: u32| [15, 0, 1][(case / 3_u32.pow(i) % 3) as usize];
             for gone in 0..6 {
-                let mut table = ChildTable::new(8, 31);
+                let mut table = small(8, 31);
                 for (i, &node) in (0..).zip(&nodes) {
                     table.insert(home(i), node);
                 }

@@ -9,7 +9,7 @@ use bytemuck::Zeroable;
 use slotmap::Key;
 
 use crate::id::NodeKey;
-use crate::memory::{ask_for_huge_pages, prefetch, touch};
+use crate::memory::{OutOfMemory, ask_for_huge_pages, prefetch, touch, zeroed};
 
 /// A column of what few nodes have, all zeros at first. Who reads a node's value knows whether the node has one.
 ///
@@ -21,9 +21,9 @@ pub(super) struct RareColumn<T> {
 
 impl<T: Zeroable + Default> RareColumn<T> {
     /// A column for at most `node_count` nodes. Zeroed memory is not touched before it is used.
-    pub fn new(node_count: u32) -> Self {
+    pub fn new(node_count: u32) -> Result<Self, OutOfMemory> {
         // A slotmap's first slot is no node's.
-        Self { slots: bytemuck::zeroed_vec(node_count as usize + 1) }
+        Ok(Self { slots: zeroed(u64::from(node_count) + 1)? })
     }
 
     pub fn prefault(&mut self) {

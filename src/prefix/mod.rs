@@ -44,6 +44,7 @@ mod walk;
 use slotmap::{SecondaryMap, SlotMap};
 
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, TokenId};
+use crate::memory::{OutOfMemory, reserved};
 use age::{Age, AgeList};
 use child_table::ChildTable;
 use column::{RareColumn, column_of, slot_size};
@@ -103,23 +104,40 @@ pub struct SizeInfo {
 impl PrefixTree {
     /// An empty tree of at most `page_count` pages. `hash_bits`: how much of the child table's hashes is used; fewer
     /// than 32 only in tests, where hashes are the same in every process.
+    ///
+    /// # Panics
+    /// If the system does not give the memory.
     pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Self {
-        Self {
+        let tree = Self::try_new(page_count, page_size, hash_bits);
+        tree.expect("the system has the memory")
+    }
+
+    /// [`PrefixTree::new`], or what the system refused.
+    pub(crate) fn try_new(
+        page_count: u32,
+        page_size: u32,
+        hash_bits: u32,
+    ) -> Result<Self, OutOfMemory> {
+        let refused = |_| OutOfMemory { bytes: u64::from(page_count) * Self::COLUMN_BYTES };
+        let (mut link, mut age) = (SlotMap::with_key(), SecondaryMap::new());
+        link.try_reserve(page_count as usize).map_err(refused)?;
+        age.try_set_capacity(page_count as usize).map_err(refused)?;
+        Ok(Self {
             page_size,
-            link: SlotMap::with_capacity_and_key(page_count as usize),
-            age: SecondaryMap::with_capacity(page_count as usize),
-            scope: RareColumn::new(page_count),
-            deferred: RareColumn::new(page_count),
+            link,
+            age,
+            scope: RareColumn::new(page_count)?,
+            deferred: RareColumn::new(page_count)?,
             deferred_nodes: 0,
             list: AgeList::default(),
-            spans: SpanStore::new(page_count, page_size),
-            children: ChildTable::new(page_count, hash_bits),
+            spans: SpanStore::new(page_count, page_size)?,
+            children: ChildTable::new(page_count, hash_bits)?,
             evictable: 0,
             protected: 0,
             era: 0,
             era_count: 1,
             epoch: 0,
-        }
+        })
     }
 
     /// Bytes that a tree reserves; they are touched as nodes and pages come.
@@ -143,7 +161,15 @@ impl PrefixTree {
     }
 
     /// Touches all memory, so that no call pays for a page fault later. For an empty tree.
+    ///
+    /// # Panics
+    /// If the system does not give the memory of a list of the nodes, 8 bytes each.
     pub fn prefault(&mut self) {
+        self.try_prefault().expect("the system has the memory");
+    }
+
+    /// [`PrefixTree::prefault`], or what the system refused.
+    pub(crate) fn try_prefault(&mut self) -> Result<(), OutOfMemory> {
         self.spans.prefault();
         self.children.prefault();
         self.scope.prefault();
@@ -151,7 +177,7 @@ impl PrefixTree {
         // Filled and emptied in reverse, so that keys come in rising order again.
         let link = Link { parent: None, span: Span::EMPTY };
         let capacity = self.link.capacity();
-        let mut nodes = Vec::with_capacity(capacity);
+        let mut nodes = reserved(capacity as u64)?;
         for _ in 0..capacity {
             let node = self.link.insert(link);
             self.age.insert(node, Age::new(0));
@@ -166,6 +192,7 @@ impl PrefixTree {
             self.link.remove(node);
             self.age.remove(node);
         }
+        Ok(())
     }
 
     /// Nodes.

@@ -8,6 +8,7 @@
 //! Not here: what lies in a place, and whose it is (`span.rs`).
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
+use crate::memory::OutOfMemory;
 
 /// Words that are looked at for a gap.
 const GAP_WORDS: usize = 8;
@@ -28,15 +29,15 @@ pub(super) struct Places {
 
 impl Places {
     /// So many places, all of them free.
-    pub fn new(count: u32) -> Self {
+    pub fn new(count: u32) -> Result<Self, OutOfMemory> {
         let words = count.div_ceil(WORD as u32);
-        let mut whole = Bitmap::new(words, true);
+        let mut whole = Bitmap::new(words, true)?;
         if !(count as usize).is_multiple_of(WORD) {
             // The last word is short, so it is never wholly free.
             let last = words as usize - 1;
             whole.remove(Bits::one(last));
         }
-        Self { free: Bitmap::new(count, true), whole, open: usize::MAX, cursor: 0 }
+        Ok(Self { free: Bitmap::new(count, true)?, whole, open: usize::MAX, cursor: 0 })
     }
 
     pub fn bytes(count: u32) -> u64 {

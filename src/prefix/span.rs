@@ -17,7 +17,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::bitmap::WORD;
 use crate::id::{PageId, TokenId};
-use crate::memory::{prefetch_items, touch, touch_reserved};
+use crate::memory::{OutOfMemory, prefetch_items, reserved, touch, touch_reserved, zeroed};
 
 use super::places::Places;
 
@@ -78,18 +78,18 @@ pub(super) struct SpanStore {
 }
 
 impl SpanStore {
-    pub fn new(page_count: u32, page_size: u32) -> Self {
+    pub fn new(page_count: u32, page_size: u32) -> Result<Self, OutOfMemory> {
         let places = place_count(page_count);
-        Self {
+        Ok(Self {
             page_size: page_size as usize,
             // Zeroed memory is not touched before it is used.
-            tokens: bytemuck::zeroed_vec(places as usize * page_size as usize),
-            pages: bytemuck::zeroed_vec(places as usize),
-            places: Places::new(places),
-            extents: Vec::with_capacity(page_count as usize),
+            tokens: zeroed(u64::from(places) * u64::from(page_size))?,
+            pages: zeroed(places.into())?,
+            places: Places::new(places)?,
+            extents: reserved(page_count.into())?,
             vacant: NONE,
             extent_count: 0,
-        }
+        })
     }
 
     pub fn prefault(&mut self) {
@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn large_spans_follow_one_another() {
         let (count, len) = (10, 96);
-        let mut store = SpanStore::new(count * len, 1);
+        let mut store = SpanStore::new(count * len, 1).expect("it is small");
         let tokens = vec![TokenId::new(7); len as usize];
         let pages: Vec<PageId> = (0..len).map(PageId::new).collect();
         for i in 0..count {

@@ -2,7 +2,7 @@
 //!
 //! Not here: what lies in a chunk.
 
-use crate::memory::{touch, touch_reserved};
+use crate::memory::{OutOfMemory, reserved, touch, touch_reserved, zeroed};
 
 /// Chunks of one store.
 pub(super) struct ChunkPool {
@@ -15,9 +15,8 @@ pub(super) struct ChunkPool {
 }
 
 impl ChunkPool {
-    pub fn new(count: u32) -> Self {
-        let users = bytemuck::zeroed_vec(count as usize);
-        Self { users, returned: Vec::with_capacity(count as usize), fresh: 0 }
+    pub fn new(count: u32) -> Result<Self, OutOfMemory> {
+        Ok(Self { users: zeroed(count.into())?, returned: reserved(count.into())?, fresh: 0 })
     }
 
     pub fn prefault(&mut self) {

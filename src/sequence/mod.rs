@@ -32,6 +32,7 @@ use slotmap::SlotMap;
 use crate::error::Error;
 use crate::id::{Namespace, PageId, PrefixLock, RowId, SeqKey, StepId, TokenId};
 use crate::layout::TableShape;
+use crate::memory::{OutOfMemory, reserved};
 use chunk_pool::ChunkPool;
 use page_table::PageTable;
 use token_store::TokenStore;
@@ -107,15 +108,22 @@ pub struct SequenceTable {
 
 impl SequenceTable {
     /// An empty table.
+    ///
+    /// # Panics
+    /// If the system does not give the memory.
     pub fn new(shape: &TableShape, page_size: u32) -> Self {
-        Self {
-            page_size,
-            max: shape.rows,
-            rows: SlotMap::with_capacity_and_key(shape.rows as usize),
-            free_rows: (0..shape.rows).rev().map(RowId::new).collect(),
-            tokens: TokenStore::new(shape, page_size),
-            page_table: PageTable::new(shape),
-        }
+        Self::try_new(shape, page_size).expect("the system has the memory")
+    }
+
+    /// [`SequenceTable::new`], or what the system refused.
+    pub(crate) fn try_new(shape: &TableShape, page_size: u32) -> Result<Self, OutOfMemory> {
+        let refused = |_| OutOfMemory { bytes: Self::bytes(shape, page_size) };
+        let mut rows = SlotMap::with_key();
+        rows.try_reserve(shape.rows as usize).map_err(refused)?;
+        let mut free_rows = reserved(shape.rows.into())?;
+        free_rows.extend((0..shape.rows).rev().map(RowId::new));
+        let (tokens, page_table) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
+        Ok(Self { page_size, max: shape.rows, rows, free_rows, tokens, page_table })
     }
 
     /// Touches the memory of tokens and page tables, so that no call pays for a page fault later.

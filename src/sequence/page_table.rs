@@ -13,7 +13,7 @@ use super::chunk_pool::ChunkPool;
 use super::pieces;
 use crate::id::{PageId, RowId};
 use crate::layout::TableShape;
-use crate::memory::{prefetch_item, touch};
+use crate::memory::{OutOfMemory, prefetch_item, touch, zeroed};
 use crate::plan::TableWrite;
 
 /// The words, and who has which chunk.
@@ -27,14 +27,14 @@ pub(super) struct PageTable {
 }
 
 impl PageTable {
-    pub fn new(shape: &TableShape) -> Self {
-        Self {
+    pub fn new(shape: &TableShape) -> Result<Self, OutOfMemory> {
+        Ok(Self {
             shape: *shape,
             // Zeroed memory is not touched before it is used.
-            words: bytemuck::zeroed_vec(shape.words()),
+            words: zeroed(shape.words() as u64)?,
             directory_len: shape.directory_word(RowId::new(shape.rows), 0) as usize,
-            chunks: ChunkPool::new(shape.chunk_count),
-        }
+            chunks: ChunkPool::new(shape.chunk_count)?,
+        })
     }
 
     pub fn prefault(&mut self) {

@@ -13,7 +13,7 @@ use super::pieces;
 use crate::error::Error;
 use crate::id::{RowId, TokenId};
 use crate::layout::TableShape;
-use crate::memory::touch;
+use crate::memory::{OutOfMemory, touch, zeroed};
 
 /// Unused tokens after each chunk's, a cache line of them: else the tokens that rows of one length append lie in the
 /// same few sets of a cache.
@@ -31,17 +31,18 @@ pub(super) struct TokenStore {
 }
 
 impl TokenStore {
-    pub fn new(shape: &TableShape, page_size: u32) -> Self {
+    pub fn new(shape: &TableShape, page_size: u32) -> Result<Self, OutOfMemory> {
         let chunk_tokens = shape.chunk_pages * page_size;
-        let places = shape.chunk_count as usize * (chunk_tokens as usize + SKEW);
-        Self {
+        let words = u64::from(shape.rows) * u64::from(shape.chunks_per_row);
+        let places = u64::from(shape.chunk_count) * (u64::from(chunk_tokens) + SKEW as u64);
+        Ok(Self {
             chunk_tokens,
             chunks_per_row: shape.chunks_per_row,
             // Zeroed memory is not touched before it is used.
-            directory: bytemuck::zeroed_vec((shape.rows * shape.chunks_per_row) as usize),
-            tokens: bytemuck::zeroed_vec(places),
-            chunks: ChunkPool::new(shape.chunk_count),
-        }
+            directory: zeroed(words)?,
+            tokens: zeroed(places)?,
+            chunks: ChunkPool::new(shape.chunk_count)?,
+        })
     }
 
     pub fn prefault(&mut self) {

@@ -351,19 +351,30 @@ mod tests {
         const LEN: u32 = 1 << 30;
         let pool = PoolConfig { capacity: Capacity::Pages(8), ..Default::default() };
         let shape = EngineConfig::from(pool).shape().expect("the config is right");
-        let mut world = World::new(&shape);
+        let mut world = World::new(&shape).expect("it is small");
         let mut items = Vec::new();
         for count in 1..=5_u64 {
-            let World { pages, prefixes, sequences, counters, buffers, .. } = &mut world;
+            let World { pages, prefixes, sequences, steps, fence, counters, buffers } = &mut world;
             let (namespace, prompt) = (Namespace::default(), [TokenId::new(7)]);
-            let seq =
-                admit(&shape, pages, prefixes, sequences, counters, buffers, namespace, &prompt)
-                    .expect("there is room");
+            let seq = admit(
+                &shape, pages, prefixes, sequences, fence, counters, buffers, namespace, &prompt,
+            )
+            .expect("there is room");
             sequences.get_mut(seq).expect("it is live").token_len = LEN;
             items.push(Extend { seq, len: LEN });
             let (tokens, max) = (count << 30, u64::from(STEP_TOKENS_MAX));
             let mut scratch = StepScratch::new();
-            let refused = plan_batch(&shape, &mut world, &mut scratch, &items);
+            let refused = plan_batch(
+                &shape,
+                pages,
+                prefixes,
+                sequences,
+                steps,
+                counters,
+                buffers,
+                &mut scratch,
+                &items,
+            );
             match refused.expect_err("no pool is as large") {
                 Error::StepTokens { tokens: named, max: limit } => {
                     assert_eq!((named, limit), (tokens, max));

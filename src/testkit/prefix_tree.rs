@@ -197,7 +197,7 @@ pub fn replay_prefix(config: PrefixConfig, ops: &[PrefixOp]) -> Result<(), Strin
         model: Tree::new(page_size, Some(0)),
         free: (0..pages).rev().map(PageId::new).collect(),
         held: Vec::new(),
-        fence: Fence::new(pages, MAX_STEPS as u32, LOCKS),
+        fence: Fence::new(pages, MAX_STEPS as u32, LOCKS as u64),
         deferred: VecDeque::new(),
         kept: VecDeque::new(),
         era: 0,

@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use super::error::CpuError;
 use super::rows::Elements;
 use crate::layout::{Dtype, PoolLayout};
+use crate::memory::{self, OutOfMemory};
 
 /// All elements of a pool.
 #[derive(Debug)]
@@ -55,11 +56,8 @@ impl Pool {
     }
 }
 
-/// Zeroed memory that the system backs when it is first written; an error instead of an abort where it refuses.
+/// [`memory::zeroed`], with this backend's error.
 pub(super) fn zeroed<T: Zeroable>(len: u64) -> Result<Box<[T]>, CpuError> {
-    let bytes = len.saturating_mul(size_of::<T>() as u64);
-    let refused = CpuError::OutOfMemory { bytes };
-    // More than half the address space is no allocation; `bytemuck` answers with an error only past all of it.
-    let len = isize::try_from(bytes).map(|_| len as usize).map_err(|_| refused)?;
-    bytemuck::allocation::try_zeroed_slice_box(len).map_err(|()| refused)
+    let zeros = memory::zeroed(len).map(Vec::into_boxed_slice);
+    zeros.map_err(|OutOfMemory { bytes }| CpuError::OutOfMemory { bytes })
 }

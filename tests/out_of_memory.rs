@@ -1,0 +1,194 @@
+//! An engine for which there is no memory is an error that says how much was wanted, whichever table the system refuses,
+//! and whatever the config's numbers: never an abort.
+
+#![allow(unsafe_code)] // An allocator that refuses.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use kvarena::backend::CpuError;
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Capacity, ConfigError, Cpu, Dtype, Engine, EngineConfig, EngineError, Null, PoolConfig,
+    PrefixMode,
+};
+
+/// What is smaller than a table is never refused: Rust and slotmap make some such things without asking.
+const TABLE: usize = 512;
+
+thread_local! {
+    /// Bytes that this thread may still have; larger blocks are refused.
+    static ROOM: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// Blocks of the size of tables to give before one is refused.
+    static BLOCKS: Cell<u64> = const { Cell::new(u64::MAX) };
+    /// Bytes of such blocks that are given out.
+    static LIVE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Refuses what a thread set for itself.
+struct Refusing;
+
+fn grants(layout: Layout) -> bool {
+    if layout.size() < TABLE {
+        return true;
+    }
+    let blocks = BLOCKS.get();
+    BLOCKS.set(blocks.wrapping_sub(1));
+    let granted = blocks > 0 && layout.size() <= ROOM.get();
+    if granted {
+        LIVE.set(LIVE.get().wrapping_add(layout.size()));
+    }
+    granted
+}
+
+// SAFETY: what is granted goes to the system's allocator as it came; null is how an allocator refuses.
+unsafe impl GlobalAlloc for Refusing {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if !grants(layout) {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if !grants(layout) {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        if layout.size() >= TABLE {
+            LIVE.set(LIVE.get().wrapping_sub(layout.size()));
+        }
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Refusing = Refusing;
+
+/// A config each of whose tables is larger than [`TABLE`].
+fn config(prefault: bool) -> EngineConfig {
+    let pool = PoolConfig {
+        head_dim: 1,
+        page_size: 2,
+        capacity: Capacity::Pages(1 << 20),
+        ..Default::default()
+    };
+    let limits = EngineConfig::from(pool);
+    EngineConfig { max_sequences: 300, max_steps: 300, max_tokens: 1 << 20, prefault, ..limits }
+}
+
+#[test]
+fn each_refusal_is_an_error() {
+    for prefault in [false, true] {
+        let config = config(prefault);
+        let bytes = config.bytes().expect("the config is right").host();
+        let mut refusals = 0;
+        loop {
+            let before = LIVE.get();
+            BLOCKS.set(refusals);
+            let made = Engine::new(config, Cpu::with_threads(1));
+            BLOCKS.set(u64::MAX);
+            match made {
+                Ok(engine) => {
+                    engine.verify().expect("it is sound");
+                    break;
+                }
+                Err(EngineError::Config(error)) => {
+                    assert_eq!(error, ConfigError::OutOfMemory { bytes });
+                }
+                Err(EngineError::Backend(error)) => {
+                    assert!(matches!(error, CpuError::OutOfMemory { bytes } if bytes > 0));
+                }
+                Err(error) => panic!("{error:#}"),
+            }
+            assert_eq!(LIVE.get(), before, "what was given is given back");
+            refusals += 1;
+        }
+        // Two of the backend; 6 bitmaps and 2 queues of pages; 11 or more of the tree; 5 of sequences, 3 of steps, 3
+        // buffers.
+        assert!(refusals > 30, "only {refusals} tables were refused");
+    }
+}
+
+#[test]
+fn memory_that_would_be_touched_is_asked_for_in_one_piece() {
+    let config = config(true);
+    let bytes = config.bytes().expect("the config is right").host();
+    ROOM.set(bytes as usize - 1);
+    let refused = Engine::new(config, Null).err();
+    ROOM.set(usize::MAX);
+    let Some(EngineError::Config(error)) = refused else { panic!("it was given") };
+    assert_eq!(error, ConfigError::OutOfMemory { bytes });
+    assert_eq!(error.to_string(), format!("the host has no memory for {bytes} bytes"));
+}
+
+/// Numbers at which something may overflow, and usual ones.
+fn number(rng: &mut Rng) -> u32 {
+    let power = 1_u32 << rng.below(32);
+    rng.pick(&[1, 2, 3, 16, 1024, power, power - 1, power.wrapping_add(1), u32::MAX - 1, u32::MAX])
+}
+
+#[test]
+fn any_numbers_whatever_make_an_engine_or_an_error() {
+    // No block above a megabyte: large configs are refused instead of made.
+    const ROOM_HERE: usize = 1 << 20;
+    let mut rng = Rng::new(10);
+    let (mut made, mut refused, mut wrong) = (0, 0, 0);
+    for _ in 0..20_000 {
+        let mut number = || number(&mut rng);
+        let pool = PoolConfig {
+            layers: number(),
+            kv_heads: number(),
+            head_dim: number(),
+            dtype: Dtype::F16,
+            page_size: number() % 1100,
+            capacity: match number() % 2 {
+                0 => Capacity::Pages(number()),
+                _ => Capacity::Bytes(u64::from(number()) * u64::from(number())),
+            },
+            ..Default::default()
+        };
+        let small = number() % 2 == 0;
+        let config = EngineConfig {
+            pool: if small { PoolConfig { page_size: 4, ..Default::default() } } else { pool },
+            prefix: PrefixMode::Radix,
+            max_sequences: number(),
+            max_sequence_len: number(),
+            max_tokens: u64::from(number()) * u64::from(number()),
+            max_steps: number(),
+            prefault: number() % 2 == 0,
+            hash_bits: 32,
+        };
+        let bytes = config.bytes();
+        let _ = (pool.first_kv_head(), pool.local_kv_heads(), pool.bytes_per_token());
+        let before = LIVE.get();
+        ROOM.set(ROOM_HERE);
+        let engine = Engine::new(config, Null);
+        ROOM.set(usize::MAX);
+        match engine {
+            Ok(engine) => {
+                drop(engine);
+                made += 1;
+            }
+            Err(EngineError::Config(ConfigError::OutOfMemory { bytes: wanted })) => {
+                refused += 1;
+                assert_eq!(bytes.map(|bytes| bytes.host()), Ok(wanted), "{config:?}");
+                assert!(wanted > ROOM_HERE as u64);
+            }
+            Err(EngineError::Config(error)) => {
+                wrong += 1;
+                assert_eq!(bytes, Err(error), "{config:?}");
+            }
+            Err(error) => panic!("{error:#}"),
+        }
+        assert_eq!(LIVE.get(), before, "what was given is given back");
+    }
+    println!("{made} made, {refused} refused, {wrong} wrong");
+    assert!(made > 100 && refused > 1000 && wrong > 1000, "{made} {refused} {wrong}");
+}

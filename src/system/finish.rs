@@ -20,8 +20,8 @@ pub enum Keep {
     Drop,
 }
 
-/// Finishes a sequence; `keep`: whether its whole computed pages stay matchable. Legal while an unfinished step includes
-/// it: that step's commit skips it. O(pages released and nodes that become idle, now or later).
+/// Finishes a sequence; `keep`: whether its whole computed pages stay matchable. Legal while an unfinished step
+/// includes it: that step's commit skips it. O(pages released and nodes that become idle, now or later).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`].

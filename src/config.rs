@@ -37,10 +37,6 @@ pub struct EngineConfig {
     /// not have ends the process when it is touched, which no program can catch; it is the better for that to happen in
     /// [`Engine::new`](crate::Engine::new), if at all.
     pub prefault: bool,
-    /// Bits of the child table's hashes that are used: fewer than 32 only in tests, to force collisions and to have the
-    /// same ones in every process.
-    #[doc(hidden)]
-    pub hash_bits: u32,
 }
 
 impl From<PoolConfig> for EngineConfig {
@@ -53,7 +49,6 @@ impl From<PoolConfig> for EngineConfig {
             max_tokens: 4 << 20,
             max_steps: 8,
             prefault: true,
-            hash_bits: 32,
         }
     }
 }
@@ -73,8 +68,6 @@ pub struct EngineShape {
     pub prefix: PrefixMode,
     /// Whether all host memory is touched at the start.
     pub prefault: bool,
-    #[doc(hidden)]
-    pub hash_bits: u32,
 }
 
 impl EngineShape {
@@ -122,7 +115,6 @@ impl EngineConfig {
             max_steps: self.max_steps,
             prefix: self.prefix,
             prefault: self.prefault,
-            hash_bits: self.hash_bits,
         })
     }
 }

@@ -62,14 +62,21 @@ impl<B: Backend> Engine<B> {
     /// touched: here if `prefault` is set (which asks for all of it in one piece first, so that what is more than the
     /// machine has is refused on most systems), else in some later step. A pool of [`Cpu`](crate::Cpu) is touched as
     /// pages are first written.
-    pub fn new(
+    pub fn new(config: impl Into<EngineConfig>, backend: B) -> Result<Self, EngineError<B::Error>> {
+        Self::with_hash_bits(config, backend, u32::BITS)
+    }
+
+    /// [`Engine::new`] that uses so many bits of the child table's hashes: fewer than 32 only in tests, to force
+    /// collisions, the same ones in every process.
+    pub(crate) fn with_hash_bits(
         config: impl Into<EngineConfig>,
         mut backend: B,
+        hash_bits: u32,
     ) -> Result<Self, EngineError<B::Error>> {
         let config = config.into();
         let shape = config.shape()?;
         backend.open(&shape.layout, &shape.table, shape.max_steps).map_err(EngineError::Backend)?;
-        Ok(Self { config, shape, world: World::new(&shape)?, backend })
+        Ok(Self { config, shape, world: World::new(&shape, hash_bits)?, backend })
     }
 
     /// The config it was made with.
@@ -118,22 +125,6 @@ impl<B: Backend> Engine<B> {
         system::admit::admit(
             shape, pages, prefixes, sequences, fence, counters, buffers, namespace, prompt,
         )
-    }
-
-    /// [`Engine::admit`] for a host that decided by a match made before.
-    ///
-    /// # Errors
-    /// [`Error::Stale`] if the tree has changed since so that the match may no longer hold; else as `admit`.
-    pub fn admit_match(
-        &mut self,
-        found: &PrefixMatch,
-        namespace: Namespace,
-        prompt: &[TokenId],
-    ) -> Result<SeqKey, Error> {
-        if self.world.prefixes.is_stale(found) {
-            return Err(Error::Stale);
-        }
-        self.admit(namespace, prompt)
     }
 
     /// Plans a step: takes exactly the pages that the new tokens need, evicting exactly what is short, writes the plan

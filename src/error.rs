@@ -217,8 +217,6 @@ pub enum Error {
         /// The open step.
         step: StepId,
     },
-    /// The tree changed since the match: match again.
-    Stale,
 }
 
 impl fmt::Display for Error {
@@ -268,7 +266,6 @@ impl fmt::Display for Error {
             Self::StepOpen { step } => {
                 write!(f, "step {step:?} is neither committed nor aborted")
             }
-            Self::Stale => write!(f, "the prefix tree changed since the match"),
         }
     }
 }

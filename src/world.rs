@@ -68,16 +68,16 @@ pub(crate) struct Buffers {
 }
 
 impl World {
-    /// Empty tables for a checked config.
+    /// Empty tables for a checked config; `hash_bits` as in [`PrefixTree::new`].
     ///
     /// # Errors
     /// [`ConfigError::OutOfMemory`] with the bytes of all tables, where the system refuses some of them.
-    pub fn new(shape: &EngineShape) -> Result<Self, ConfigError> {
+    pub fn new(shape: &EngineShape, hash_bits: u32) -> Result<Self, ConfigError> {
         let refused = |_| ConfigError::OutOfMemory { bytes: shape.bytes().host() };
-        Self::try_new(shape).map_err(refused)
+        Self::try_new(shape, hash_bits).map_err(refused)
     }
 
-    fn try_new(shape: &EngineShape) -> Result<Self, OutOfMemory> {
+    fn try_new(shape: &EngineShape, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
         let row_pages = shape.max_sequence_len.div_ceil(page_size);
         if shape.prefault {
@@ -85,7 +85,7 @@ impl World {
         }
         let mut world = Self {
             pages: PagePool::try_new(page_count)?,
-            prefixes: PrefixTree::try_new(page_count, page_size, shape.hash_bits)?,
+            prefixes: PrefixTree::try_new(page_count, page_size, hash_bits)?,
             sequences: SequenceTable::try_new(&shape.table, page_size)?,
             steps: StepLog::try_new(shape.max_steps, shape.table.rows)?,
             fence: Fence::try_new(page_count, shape.max_steps, lock_count(shape))?,

@@ -23,10 +23,9 @@ fn any_one_call_fails() {
         for fault in [Fault::Before, Fault::After] {
             for n in 0.. {
                 let backend = Failing::at(Null, fault, n);
-                let summary =
-                    replay_on(&config.engine(), backend, &ops).unwrap_or_else(|mismatch| {
-                        panic!("seed {seed}, call {n} {fault:?}: {mismatch}")
-                    });
+                let summary = replay_on(&config, backend, &ops).unwrap_or_else(|mismatch| {
+                    panic!("seed {seed}, call {n} {fault:?}: {mismatch}")
+                });
                 failed += failures(&summary);
                 if failures(&summary) == 0 {
                     break; // The workload makes no call n.
@@ -45,7 +44,7 @@ fn every_third_call_fails() {
         let (config, ops) = workload(seed);
         for fault in [Fault::Before, Fault::After] {
             let backend = Failing::every(Cpu::with_threads(1), fault, seed % 3, 3);
-            let summary = replay_on(&config.engine(), backend, &ops)
+            let summary = replay_on(&config, backend, &ops)
                 .unwrap_or_else(|mismatch| panic!("seed {seed}, {fault:?}: {mismatch}"));
             plans += summary.answers.get("plan_batch Backend").copied().unwrap_or(0);
             forks += summary.answers.get("fork Backend").copied().unwrap_or(0);

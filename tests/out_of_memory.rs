@@ -163,7 +163,6 @@ fn any_numbers_whatever_make_an_engine_or_an_error() {
             max_tokens: u64::from(number()) * u64::from(number()),
             max_steps: number(),
             prefault: number() % 2 == 0,
-            hash_bits: 32,
         };
         let bytes = config.bytes();
         let _ = (pool.first_kv_head(), pool.local_kv_heads(), pool.bytes_per_token());

@@ -65,8 +65,6 @@ fn engine() {
         "admit OutOfTokens",
         "admit PendingToken",
         "admit TooLong",
-        "admit_match Ok",
-        "admit_match Stale",
         "append Ok",
         "append OutOfTokens",
         "append PendingToken",

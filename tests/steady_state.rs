@@ -152,13 +152,8 @@ impl<B: Backend> Host<B> {
         let token = |i| if i < shared.1 { mix(shared.0 << 32 | i) } else { mix(seed ^ i << 8) };
         self.prompt.clear();
         self.prompt.extend((0..len).map(|i| TokenId::new(token(i) as u32 % 1000)));
-        let found = self.engine.match_prefix(Namespace::default(), &self.prompt);
-        let admitted = if seed.is_multiple_of(2) {
-            self.engine.admit(Namespace::default(), &self.prompt)
-        } else {
-            self.engine.admit_match(&found, Namespace::default(), &self.prompt)
-        };
-        match admitted {
+        self.engine.match_prefix(Namespace::default(), &self.prompt);
+        match self.engine.admit(Namespace::default(), &self.prompt) {
             Ok(seq) => self.live.push(seq),
             Err(_) => self.done.refusals += 1,
         }

@@ -218,7 +218,7 @@ impl<'a> Scheduler<'a> {
             if pages - i64::from(found.pages()) > spare && !alone {
                 return Ok(None);
             }
-            let seq = engine.admit_match(&found, NAMESPACE, prompt)?;
+            let seq = engine.admit(NAMESPACE, prompt)?;
             Ok(Some((seq, engine.cached_len(seq)?)))
         });
         match admitted {

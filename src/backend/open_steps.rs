@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 
 use crate::id::StepId;
+use crate::memory::{OutOfMemory, reserved_queue};
 use crate::plan::StepEnd;
 
 /// The steps that have begun and not ended. Their numbers rise.
@@ -18,8 +19,16 @@ pub struct OpenSteps {
 
 impl OpenSteps {
     /// No steps yet, and at most `max` at a time.
+    ///
+    /// # Panics
+    /// If the system does not give the memory: 8 bytes a step.
     pub fn new(max: u32) -> Self {
-        Self { open: VecDeque::with_capacity(max as usize), max, last: StepId::default() }
+        Self::try_new(max).expect("the system has the memory")
+    }
+
+    /// [`OpenSteps::new`], or what the system refused.
+    pub(super) fn try_new(max: u32) -> Result<Self, OutOfMemory> {
+        Ok(Self { open: reserved_queue(max.into())?, max, last: StepId::default() })
     }
 
     /// Most steps that are open at a time.

@@ -3,7 +3,6 @@
 
 use super::Engine;
 use crate::backend::Null;
-use crate::config::EngineConfig;
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::layout::{Capacity, PoolConfig};
 use crate::page::PageState;
@@ -25,8 +24,7 @@ struct Sound {
 impl Sound {
     fn new() -> Self {
         let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(16), ..Default::default() };
-        let config = EngineConfig { hash_bits: 31, ..EngineConfig::from(pool) };
-        let mut engine = Engine::new(config, Null).expect("the config is right");
+        let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("the config is right");
         let [long, other, short] = [(0, 10), (1, 7), (2, 3)].map(|(own, len)| {
             let token = |i| TokenId::new(if i < 4 { own / 2 } else { own });
             let prompt: Vec<TokenId> = (0..len).map(token).collect();

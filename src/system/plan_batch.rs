@@ -351,7 +351,7 @@ mod tests {
         const LEN: u32 = 1 << 30;
         let pool = PoolConfig { capacity: Capacity::Pages(8), ..Default::default() };
         let shape = EngineConfig::from(pool).shape().expect("the config is right");
-        let mut world = World::new(&shape).expect("it is small");
+        let mut world = World::new(&shape, 32).expect("it is small");
         let mut items = Vec::new();
         for count in 1..=5_u64 {
             let World { pages, prefixes, sequences, steps, fence, counters, buffers } = &mut world;

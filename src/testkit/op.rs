@@ -32,13 +32,8 @@ pub struct Prompt {
 pub enum Op {
     /// `admit`
     Admit(Prompt),
-    /// `match_prefix`, kept for a later [`Op::AdmitMatch`].
+    /// `match_prefix`
     Match(Prompt),
-    /// `admit_match` with a match kept before, stale or not.
-    AdmitMatch {
-        /// The match, modulo those kept.
-        pick: u8,
-    },
     /// `plan_batch`, and storing K and V of its tokens.
     Plan {
         /// The first sequence, modulo those live.
@@ -183,7 +178,6 @@ impl SmallConfig {
             max_tokens: self.tokens,
             max_steps: self.steps,
             prefault: true,
-            hash_bits: self.hash_bits,
         }
     }
 }

@@ -5,7 +5,7 @@
 use super::op::{Op, Prompt, SmallConfig};
 use super::rng::Rng;
 
-const KINDS: usize = 14;
+const KINDS: usize = 13;
 
 /// An endless stream of ops, and the config they were drawn for. Depends on the seed alone.
 #[derive(Clone, Debug)]
@@ -25,13 +25,12 @@ impl Workload {
         let mut rng = Rng::new(seed);
         let config = draw_config(&mut rng);
         // Calls that keep a server going are common in every workload, the rest in some.
-        let usual = [20, 3, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0];
+        let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0];
         let mut weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
-        for i in [1, 7, 9, 11, 12] {
+        for i in [1, 6, 8, 10, 11] {
             weights[i] *= rng.pick(&[0, 1, 1, 4]);
         }
-        weights[2] = weights[1];
-        weights[13] = rng.pick(&[0, 0, 1, 2]);
+        weights[12] = rng.pick(&[0, 0, 1, 2]);
         let greedy = rng.below(17);
         let wrong = rng.pick(&[8, 32, 256]);
         Self { config, rng, weights, greedy, wrong }
@@ -59,17 +58,16 @@ impl Workload {
         match kind.unwrap_or(0) {
             0 => Op::Admit(self.prompt()),
             1 => Op::Match(self.prompt()),
-            2 => Op::AdmitMatch { pick: self.byte() },
-            3 => self.plan(),
-            4 => Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() },
-            5 => Op::Commit { pick: self.step(224) },
-            6 => Op::Complete { pick: self.step(208) },
-            7 => Op::Abort { pick: self.step(224) },
-            8 => Op::Finish { pick: self.seq(), publish: !self.rng.one_in(8) },
-            9 => Op::Preempt { pick: self.seq(), publish: self.rng.one_in(2) },
-            10 => Op::Resume { pick: self.step(200) },
-            11 => Op::Fork { pick: self.seq() },
-            12 => Op::Rollback { pick: self.seq(), fewer: self.byte() },
+            2 => self.plan(),
+            3 => Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() },
+            4 => Op::Commit { pick: self.step(224) },
+            5 => Op::Complete { pick: self.step(208) },
+            6 => Op::Abort { pick: self.step(224) },
+            7 => Op::Finish { pick: self.seq(), publish: !self.rng.one_in(8) },
+            8 => Op::Preempt { pick: self.seq(), publish: self.rng.one_in(2) },
+            9 => Op::Resume { pick: self.step(200) },
+            10 => Op::Fork { pick: self.seq() },
+            11 => Op::Rollback { pick: self.seq(), fewer: self.byte() },
             _ => Op::Reset,
         }
     }

@@ -136,7 +136,7 @@ fn the_engine_over_the_gpu_is_the_model() {
     for seed in seeds(300) {
         let mut workload = Workload::new(seed);
         let config = workload.config();
-        match replay_on(&config.engine(), Watched::new(&gpu), &workload.take_ops(200)) {
+        match replay_on(&config, Watched::new(&gpu), &workload.take_ops(200)) {
             Ok(more) => summary.add(&more),
             Err(mismatch) => panic!("seed {seed}: {mismatch}"),
         }

@@ -24,6 +24,7 @@ pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 use super::{Attend, Backend, OpenSteps};
 use crate::id::LayerId;
 use crate::layout::{Kv, PoolLayout, TableShape};
+use crate::memory::OutOfMemory;
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
 use attention::Scratch;
 use math::Lanes;
@@ -139,7 +140,8 @@ impl Backend for Cpu {
         let pool = Pool::new(layout)?;
         let words = pool::zeroed::<u32>(table.words() as u64)?;
         let (layout, table) = (*layout, *table);
-        let steps = OpenSteps::new(max_steps);
+        let refused = |error: OutOfMemory| CpuError::OutOfMemory { bytes: error.bytes };
+        let steps = OpenSteps::try_new(max_steps).map_err(refused)?;
         self.open = Some(Open { layout, table, pool, words, steps });
         Ok(())
     }

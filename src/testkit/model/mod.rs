@@ -20,20 +20,6 @@ use crate::error::Error;
 use crate::id::{PageId, Scope, SeqKey, StepId, TokenId};
 use step::Step;
 
-/// A match that the model made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MatchWant {
-    pages: u32,
-    changes: u64,
-}
-
-impl MatchWant {
-    /// Whole pages matched.
-    pub fn pages(&self) -> u32 {
-        self.pages
-    }
-}
-
 /// What a fork must answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ForkWant {

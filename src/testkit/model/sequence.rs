@@ -1,6 +1,6 @@
 //! What a sequence goes through, but for its steps: admitted, extended with tokens, preempted, forked, finished.
 
-use super::{ForkWant, Given, Lock, MatchWant, Model, PageIs, Sequence, Step};
+use super::{ForkWant, Given, Lock, Model, PageIs, Sequence, Step};
 use crate::error::Error;
 use crate::id::{Namespace, Scope, SeqKey, StepId, TokenId};
 use crate::system::finish::Keep;
@@ -10,25 +10,10 @@ impl Model {
         Scope { namespace, era: self.era }
     }
 
-    /// `Engine::match_prefix`
-    pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> MatchWant {
+    /// Whole pages that `Engine::match_prefix` finds.
+    pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> u32 {
         let scope = self.next_scope(namespace);
-        let pages = self.tree.matched(scope, all_but_last(prompt)).len() as u32;
-        MatchWant { pages, changes: self.tree.changes() }
-    }
-
-    /// `Engine::admit_match`, with `key` as in [`Model::admit`].
-    pub fn admit_match(
-        &mut self,
-        key: SeqKey,
-        found: &MatchWant,
-        namespace: Namespace,
-        prompt: &[TokenId],
-    ) -> Result<(), Error> {
-        if found.changes != self.tree.changes() {
-            return Err(Error::Stale);
-        }
-        self.admit(key, namespace, prompt)
+        self.tree.matched(scope, all_but_last(prompt)).len() as u32
     }
 
     /// `Engine::admit`, where the engine has answered with `key`, if with a sequence at all.

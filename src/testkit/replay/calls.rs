@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::agree;
 use super::bytes::{self, Inspect};
-use super::host::{Host, KeptMatch, MATCHES};
+use super::host::Host;
 use crate::error::EngineError;
 use crate::id::{LayerId, SeqKey, StepId, TokenId};
 use crate::layout::Kv;
@@ -21,8 +21,7 @@ impl<B: Inspect> Host<B> {
         self.ops += 1;
         match op {
             Op::Admit(prompt) => self.admit(&prompt),
-            Op::Match(prompt) => self.keep_match(&prompt),
-            Op::AdmitMatch { pick } => self.admit_match(pick),
+            Op::Match(prompt) => self.match_prefix(&prompt),
             Op::Plan { first, count, lens, twist } => {
                 let items = self.batch(first, count, lens, twist);
                 self.plan(&items)
@@ -72,31 +71,10 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    fn keep_match(&mut self, spec: &Prompt) -> Result<(), String> {
+    fn match_prefix(&self, spec: &Prompt) -> Result<(), String> {
         let (namespace, prompt) = self.prompt(spec);
         let found = self.engine.match_prefix(namespace, &prompt);
-        let want = self.model.match_prefix(namespace, &prompt);
-        if self.matches.len() == MATCHES {
-            self.matches.pop_front();
-        }
-        self.matches.push_back(KeptMatch { namespace, prompt, found, want });
-        agree("match_prefix", &found.pages(), &want.pages())
-    }
-
-    fn admit_match(&mut self, pick: u8) -> Result<(), String> {
-        let count = self.matches.len().max(1);
-        let Some(KeptMatch { namespace, prompt, found, want }) =
-            self.matches.remove(usize::from(pick) % count)
-        else {
-            return Ok(());
-        };
-        let got = self.engine.admit_match(&found, namespace, &prompt);
-        let want = self.model.admit_match(got.unwrap_or_default(), &want, namespace, &prompt);
-        self.answer("admit_match", &got.map(|_| ()), &want)?;
-        if let Ok(seq) = got {
-            self.took_in(seq, prompt)?;
-        }
-        Ok(())
+        agree("match_prefix", &found.pages(), &self.model.match_prefix(namespace, &prompt))
     }
 
     fn batch(&self, first: u8, count: u8, lens: [u8; 4], twist: u8) -> Vec<Extend> {

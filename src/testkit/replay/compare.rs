@@ -96,7 +96,7 @@ impl<B: Inspect> Host<B> {
         let Some(text) = self.earlier.get(turn) else { return Ok(()) };
         for namespace in [0, 1].map(Namespace::new) {
             let got = self.engine.match_prefix(namespace, text).pages();
-            agree("match_prefix", &got, &self.model.match_prefix(namespace, text).pages())?;
+            agree("match_prefix", &got, &self.model.match_prefix(namespace, text))?;
         }
         Ok(())
     }

@@ -9,8 +9,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::plan::StepScratch;
-use crate::prefix::PrefixMatch;
-use crate::testkit::model::{MatchWant, Model};
+use crate::testkit::model::Model;
 use crate::testkit::op::Prompt;
 use crate::testkit::rng::mix;
 
@@ -18,17 +17,6 @@ use crate::testkit::rng::mix;
 const VOCABULARY: u64 = 3;
 /// Earlier texts that new prompts may begin like.
 const TEXTS: usize = 12;
-/// Matches kept to be locked later.
-pub(super) const MATCHES: usize = 4;
-
-/// A match kept, with what it was made for.
-pub(super) struct KeptMatch {
-    pub(super) namespace: Namespace,
-    pub(super) prompt: Vec<TokenId>,
-    pub(super) found: PrefixMatch,
-    pub(super) want: MatchWant,
-}
-
 /// An engine, the model, and what a host would know.
 pub(super) struct Host<B> {
     pub(super) engine: Engine<B>,
@@ -39,7 +27,6 @@ pub(super) struct Host<B> {
     /// Each live sequence's tokens, and those that steps in flight will turn out to sample.
     pub(super) texts: BTreeMap<SeqKey, Vec<TokenId>>,
     pub(super) earlier: VecDeque<Vec<TokenId>>,
-    pub(super) matches: VecDeque<KeptMatch>,
     /// The page tables as the plans' writes leave them.
     pub(super) words: Vec<u32>,
     pub(super) scratch: StepScratch,
@@ -59,7 +46,6 @@ impl<B: Inspect> Host<B> {
             gone: Vec::new(),
             texts: BTreeMap::new(),
             earlier: VecDeque::new(),
-            matches: VecDeque::new(),
             words,
             scratch: StepScratch::new(),
             touched: BTreeMap::new(),

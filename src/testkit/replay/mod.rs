@@ -19,7 +19,6 @@ use host::Host;
 use super::model::Model;
 use super::op::{Op, SmallConfig};
 use crate::backend::Cpu;
-use crate::config::EngineConfig;
 use crate::engine::Engine;
 
 /// Where engine and model part.
@@ -72,7 +71,7 @@ impl Summary {
 /// # Errors
 /// The first [`Mismatch`].
 pub fn replay(config: &SmallConfig, ops: &[Op]) -> Result<Summary, Mismatch> {
-    replay_on(&config.engine(), Cpu::with_threads(1), ops)
+    replay_on(config, Cpu::with_threads(1), ops)
 }
 
 /// Replays ops on an engine with any backend.
@@ -80,13 +79,15 @@ pub fn replay(config: &SmallConfig, ops: &[Op]) -> Result<Summary, Mismatch> {
 /// # Errors
 /// The first [`Mismatch`].
 pub fn replay_on<B: Inspect>(
-    config: &EngineConfig,
+    config: &SmallConfig,
     backend: B,
     ops: &[Op],
 ) -> Result<Summary, Mismatch> {
     let nowhere = |what: String| Mismatch { index: None, op: None, what };
+    let (config, hash_bits) = (config.engine(), config.hash_bits);
     let shape = config.shape().map_err(|error| nowhere(format!("the config: {error}")))?;
-    let engine = Engine::new(*config, backend).map_err(|error| nowhere(error.to_string()))?;
+    let engine = Engine::with_hash_bits(config, backend, hash_bits);
+    let engine = engine.map_err(|error| nowhere(error.to_string()))?;
     let mut host = Host::new(engine, Model::new(shape));
     for (index, &op) in ops.iter().enumerate() {
         host.apply(op).and_then(|()| host.compare()).map_err(|what| Mismatch {

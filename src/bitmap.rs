@@ -97,6 +97,7 @@ impl Bitmap {
     ///
     /// # Panics
     /// If one of them is no member.
+    #[inline]
     pub fn remove(&mut self, bits: Bits) {
         let Bits { word: index, mask, count } = bits;
         let word = &mut self.words[index];

@@ -59,6 +59,7 @@ impl Places {
     }
 
     /// Takes a run of at most `wanted` neighbouring free places.
+    #[inline]
     pub fn take_run(&mut self, wanted: usize, pack: bool) -> (usize, usize) {
         if pack && let Some(start) = self.open_place(wanted) {
             self.take(start, wanted);
@@ -138,10 +139,12 @@ impl Places {
         len
     }
 
+    #[inline]
     fn take(&mut self, start: usize, len: usize) {
         for_each_word_of_run(start, len, |bits| self.take_bits(bits));
     }
 
+    #[inline(always)]
     fn take_bits(&mut self, bits: Bits) {
         if self.free.word(bits.word) == u64::MAX {
             self.whole.remove(Bits::one(bits.word));

@@ -3,7 +3,7 @@
 use crate::config::EngineShape;
 use crate::error::Error;
 use crate::id::{SeqKey, TokenId};
-use crate::sequence::SequenceTable;
+use crate::sequence::{Sequence, SequenceTable};
 
 /// Appends tokens to a sequence; legal before and after the commit of the step that sampled them. O(tokens).
 ///
@@ -16,18 +16,46 @@ pub(crate) fn append(
     seq: SeqKey,
     tokens: &[TokenId],
 ) -> Result<(), Error> {
-    let mut row = sequences.row_mut(seq)?;
-    let (len, max) = (
-        u64::from(row.sequence.token_len) + tokens.len() as u64,
-        u64::from(shape.max_sequence_len),
-    );
-    if len > max {
-        return Err(Error::TooLong { len, max });
+    match tokens {
+        // Decoding appends one token at a time.
+        [token] if *token != TokenId::PENDING => push(shape, sequences, seq, tokens),
+        _ => push_checked(shape, sequences, seq, tokens),
     }
-    check_known(row.sequence.token_len, tokens)?;
-    row.check_room(len as u32)?;
+}
+
+/// Appends tokens that are tokens.
+#[inline(always)]
+fn push(
+    shape: &EngineShape,
+    sequences: &mut SequenceTable,
+    seq: SeqKey,
+    tokens: &[TokenId],
+) -> Result<(), Error> {
+    let mut row = sequences.row_mut(seq)?;
+    let len = check_len(shape, row.sequence, tokens)?;
+    row.check_room(len)?;
     row.append_tokens(tokens);
     Ok(())
+}
+
+#[inline(never)]
+fn push_checked(
+    shape: &EngineShape,
+    sequences: &mut SequenceTable,
+    seq: SeqKey,
+    tokens: &[TokenId],
+) -> Result<(), Error> {
+    let sequence = sequences.get(seq)?;
+    check_len(shape, sequence, tokens)?;
+    check_known(sequence.token_len, tokens)?;
+    push(shape, sequences, seq, tokens)
+}
+
+/// Checks that a sequence can become so long; its length then.
+fn check_len(shape: &EngineShape, sequence: &Sequence, tokens: &[TokenId]) -> Result<u32, Error> {
+    let len = u64::from(sequence.token_len) + tokens.len() as u64;
+    let max = u64::from(shape.max_sequence_len);
+    if len > max { Err(Error::TooLong { len, max }) } else { Ok(len as u32) }
 }
 
 /// Checks that tokens are tokens, to stand from `start` on in a sequence; there are fewer than 2^31.
@@ -35,14 +63,12 @@ pub(crate) fn append(
 /// # Errors
 /// [`Error::PendingToken`].
 pub(crate) fn check_known(start: u32, tokens: &[TokenId]) -> Result<(), Error> {
-    // Looked at in stretches, which are compared many tokens at a time.
-    const STRETCH: usize = 32;
+    // In stretches, which are compared many tokens at a time.
+    const STRETCH: usize = 64;
     let pending = |token: &TokenId| *token == TokenId::PENDING;
-    for (i, stretch) in tokens.chunks(STRETCH).enumerate() {
-        if stretch.iter().fold(false, |any, token| any | pending(token)) {
-            let first = i * STRETCH + stretch.iter().position(pending).unwrap_or(0);
-            return Err(Error::PendingToken { position: start + first as u32 });
-        }
-    }
-    Ok(())
+    let any = |tokens: &[TokenId]| tokens.iter().fold(false, |any, token| any | pending(token));
+    let Some(index) = tokens.chunks(STRETCH).position(any) else { return Ok(()) };
+    let before = index * STRETCH;
+    let at = before + tokens[before..].iter().position(pending).expect("one was seen");
+    Err(Error::PendingToken { position: start + at as u32 })
 }

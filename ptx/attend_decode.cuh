@@ -43,7 +43,8 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
     struct Tile {
         u32 rest, directory, in_chunk;
     };
-    static constexpr u32 VALID = 1 << 8, SOME = 1 << 9, HEAD = 16;
+    static constexpr u32 VALID = 1 << 10, SOME = 1 << 11, HEAD = 16;
+    static_assert(PAGE_TOKENS_MAX <= VALID && SOME < 1 << HEAD && KV_HEADS_MAX <= ~0u >> HEAD, "a field of `rest` is too narrow");
 
     Shared& shared;
     u32 rings;  // of all warps

@@ -30,6 +30,10 @@ KV_AT(BatchRow, qo_start, 4);
 KV_AT(BatchRow, extend_len, 8);
 KV_AT(BatchRow, kv_len, 12);
 
+// What attend_decode_* keeps in one word of a token: its slot in the page, its head.
+#define PAGE_TOKENS_MAX 1024
+#define KV_HEADS_MAX 65535
+
 // Attention: the kernels attend_decode_*, attend_extend_* and attend_f32 take the same struct.
 struct AttendParams {
     u64 q;              // [tokens, q_heads, head_dim], rows q_stride apart, 16-byte aligned
@@ -49,12 +53,12 @@ struct AttendParams {
     u64 counters;       // u32, zero before the first launch; each launch leaves them zero
     u64 page_magic;     // ceil(2^32 / page_size): position / page_size == position * page_magic >> 32
     u64 chunk_magic;    // ceil(2^32 / chunk_pages)
-    u32 page_size;      // tokens of a page, 1..=256
+    u32 page_size;      // tokens of a page, 1..=PAGE_TOKENS_MAX
     u32 chunk_pages;    // pages of a chunk
     u32 chunks_per_row; // words of one row's directory
     u32 chunk_base;     // words of all directories: rows * chunks_per_row
     u32 q_heads;
-    u32 kv_heads;
+    u32 kv_heads;       // attend_decode_*: at most KV_HEADS_MAX
     u32 group;          // q_heads / kv_heads, 1..=16
     u32 batch;          // batch rows, padding included
     u32 window;         // sliding window: a query at p sees positions above p - window; 0: none

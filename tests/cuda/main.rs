@@ -12,6 +12,7 @@ mod errors;
 mod graph;
 mod large;
 mod on_gpu;
+mod pages;
 mod ranks;
 mod replay;
 mod shared;

@@ -4,6 +4,7 @@
 
 use super::error::CudaError;
 use super::memory::{DeviceRows, DeviceRowsMut};
+use super::params::KV_HEADS_MAX;
 use crate::backend::Attend;
 use crate::layout::{Dtype, PoolLayout};
 use crate::plan::PageCopy;
@@ -70,6 +71,9 @@ pub(super) fn check_attend(
 ) -> Result<Attend, CudaError> {
     let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
     if q_heads == 0 || q_heads % kv_heads != 0 || q_heads / kv_heads > 16 {
+        return Err(CudaError::Heads { q_heads, kv_heads });
+    }
+    if layout.dtype() != Dtype::F32 && kv_heads > KV_HEADS_MAX {
         return Err(CudaError::Heads { q_heads, kv_heads });
     }
     let served = match layout.dtype() {
@@ -160,5 +164,12 @@ mod tests {
         }
         let heads = CudaError::Heads { q_heads: 7, kv_heads: 2 };
         assert_eq!(check_attend(&Attend::new(7, 64), &layout, 100), Err(heads));
+        for (kv_heads, served) in [(KV_HEADS_MAX, true), (KV_HEADS_MAX + 1, false)] {
+            let config = PoolConfig { kv_heads, dtype: Dtype::Bf16, ..config };
+            let wide = config.layout().expect("a small pool");
+            let heads = CudaError::Heads { q_heads: kv_heads, kv_heads };
+            let answer = check_attend(&Attend::new(kv_heads, 64), &wide, 100).map(|_| ());
+            assert_eq!(answer, if served { Ok(()) } else { Err(heads) });
+        }
     }
 }

@@ -143,7 +143,8 @@ pub enum CudaError {
         /// The most for this page size.
         max: u64,
     },
-    /// Query heads that kv heads do not divide, or more than 16 query heads for one kv head.
+    /// Query heads that kv heads do not divide, more than 16 query heads for one kv head, or more than 65,535 kv heads
+    /// in a 16-bit pool.
     Heads {
         /// Query heads.
         q_heads: u32,

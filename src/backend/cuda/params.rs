@@ -7,7 +7,17 @@
 
 use core::mem::{offset_of, size_of};
 
+use crate::layout::PAGE_SIZE_MAX;
 use crate::plan::{BatchRow, PageCopy, TableWrite};
+
+/// Most tokens of a page: `attend_decode_*` keeps a slot of it in ten bits of a word.
+pub const PAGE_TOKENS_MAX: u32 = 1024;
+
+/// Most K and V heads of a 16-bit pool: `attend_decode_*` keeps a head in sixteen bits of that word.
+pub const KV_HEADS_MAX: u32 = 65535;
+
+const _: () =
+    assert!(PAGE_SIZE_MAX <= PAGE_TOKENS_MAX, "attend_decode.cuh has no bits for the slot");
 
 /// What `attend_decode_*`, `attend_extend_*` and `attend_f32` take, by value.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -48,7 +58,7 @@ pub struct AttendParams {
     pub page_magic: u64,
     /// `ceil(2^32 / chunk_pages)`: see [`magic`].
     pub chunk_magic: u64,
-    /// Tokens of a page.
+    /// Tokens of a page, 1 to [`PAGE_TOKENS_MAX`].
     pub page_size: u32,
     /// Pages of a chunk.
     pub chunk_pages: u32,
@@ -347,3 +357,28 @@ const _: () = {
     assert!(offset_of!(LoadPlanParams, writes) == 56);
     assert!(offset_of!(LoadPlanParams, reserved) == 60);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Slots of 257 to 1,024 once ran into the flags beside them.
+    #[test]
+    fn decode_kernels_keep_the_slot_of_the_largest_page() {
+        for head_dim in [64, 128, 256] {
+            for rows in [8, 16] {
+                let folder = env!("CARGO_MANIFEST_DIR");
+                let path = format!("{folder}/ptx/attend_decode_d{head_dim}_r{rows}.ptx");
+                let ptx = std::fs::read_to_string(path).expect("a kernel");
+                for entry in ptx.split(".entry").skip(1) {
+                    let (slot, flag) = (PAGE_TOKENS_MAX - 1, PAGE_TOKENS_MAX);
+                    let masks = |mask: u32| {
+                        let end = format!(", {mask};");
+                        entry.lines().any(|l| l.contains("and.b32") && l.ends_with(&end))
+                    };
+                    assert!(masks(slot) && masks(flag), "head_dim {head_dim}, {rows} rows");
+                }
+            }
+        }
+    }
+}

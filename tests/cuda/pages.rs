@@ -1,0 +1,75 @@
+//! Pages of every size up to the largest: both attention kernels and the store find slots past the 256th.
+
+use kvarena::backend::cuda::Gpu;
+use kvarena::testkit::contract::TestBackend;
+use kvarena::testkit::planner::Item;
+use kvarena::{Attend, Backend, Capacity, Dtype, LayerId, Layout};
+
+use crate::drive::{Drive, Shape};
+use crate::gpu;
+use crate::on_gpu::OnGpu;
+
+/// Sequences of several pages, stored by the extend kernel's steps, then a token at a time by the decode kernel's.
+fn run(gpu: &Gpu, shape: Shape, window: Option<u32>) {
+    let mut drive = Drive::new(shape, u64::from(shape.page_size));
+    let mut backend = OnGpu::new(gpu);
+    backend.open(&shape.pool(), &shape.table(), 2).expect("a small pool");
+    let attend = Attend { window, ..shape.attend() };
+    // One ends at a page's edge, one in front of it, one behind it.
+    let ends = [2 * shape.page_size, shape.page_size - 1, shape.page_size + 1];
+    let admitted = ends.map(|len| (drive.admit(), len));
+    let all_at_once = admitted.map(|(sequence, len)| Item::Extend { sequence, len });
+    let a_token_each = admitted.map(|(sequence, _)| Item::Extend { sequence, len: 1 });
+    for items in [all_at_once, a_token_each, a_token_each] {
+        let plan = drive.planner.plan(&items);
+        let plan = plan.plan();
+        let inputs = drive.inputs(&items, &plan);
+        backend.begin(&plan).expect("a valid plan");
+        for (layer, rows) in inputs.iter().enumerate() {
+            let id = LayerId::new(layer as u32);
+            let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|rows| backend.input(rows));
+            let mut out = backend.output(&rows.q);
+            let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
+            backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+            let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
+            backend.attend(&plan, id, &attend, OnGpu::rows(&q), to, Some(sums)).expect("attention");
+            let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+            drive.check(&items, &plan, (layer, &rows.q), &attend, (&out, &lse), 60);
+        }
+    }
+}
+
+#[test]
+fn slots_of_large_pages_are_found() {
+    let Some(gpu) = gpu() else { return };
+    let kinds = [
+        (Dtype::Bf16, 64, 8),
+        (Dtype::F16, 64, 9),
+        (Dtype::Bf16, 128, 4),
+        (Dtype::F16, 128, 1),
+        (Dtype::Bf16, 128, 16),
+        (Dtype::F16, 256, 2),
+        (Dtype::Bf16, 256, 12),
+        (Dtype::F32, 64, 2),
+    ];
+    for page_size in [255, 256, 257, 341, 512, 1024] {
+        for (i, (dtype, head_dim, group)) in kinds.into_iter().enumerate() {
+            let layout = [Layout::PageFirst, Layout::LayerFirst][i % 2];
+            let (capacity, max_len) = (Capacity::Pages(9), 3 * page_size);
+            let (layers, kv_heads, sequences) = (2, 2, 3);
+            let shape = Shape {
+                layers,
+                kv_heads,
+                group,
+                head_dim,
+                dtype,
+                page_size,
+                layout,
+                capacity,
+                sequences,
+                max_len,
+            };
+            run(&gpu, shape, (i % 3 == 1).then_some(page_size + 3));
+        }
+    }
+}

@@ -6,27 +6,27 @@
 
 // ---- element types: names for the instruction set; 16-bit elements travel as bits -------------------------------------
 
-struct Bf16 {};
-struct F16 {};
+struct bf16 {};
+struct f16 {};
 
-DEVICE u32 pack(Bf16, float low, float high) {
+DEVICE u32 pack(bf16, float low, float high) {
     u32 bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
 }
-DEVICE u32 pack(F16, float low, float high) {
+DEVICE u32 pack(f16, float low, float high) {
     u32 bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
 }
 
 // c[16, 8] += a[16, 16] * b[16, 8]
-DEVICE void mma(Bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+DEVICE void mma(bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-DEVICE void mma(F16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+DEVICE void mma(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

@@ -47,10 +47,10 @@ DEVICE void store_matrix(u32 at, u32 a, u32 b, u32 c, u32 d) {
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." name "." name " " WG_OUT ", {%64,%65,%66,%67}, %68, 1, 1, 1, 1;" \
                      : WG_REGISTERS(c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)); \
     }
-WG_SCORES(Bf16, "bf16")
-WG_SCORES(F16, "f16")
-WG_OUTPUT(Bf16, "bf16")
-WG_OUTPUT(F16, "f16")
+WG_SCORES(bf16, "bf16")
+WG_SCORES(f16, "f16")
+WG_OUTPUT(bf16, "bf16")
+WG_OUTPUT(f16, "f16")
 
 // ---- mbarriers --------------------------------------------------------------------------------------------------------
 

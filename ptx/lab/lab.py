@@ -13,7 +13,7 @@ import torch
 ap = argparse.ArgumentParser()
 ap.add_argument("--split", required=True)
 ap.add_argument("--ptx", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-ap.add_argument("--config", default="{}", help='JSON: {"stem": {"block": .., "smem": .., "ctas": ..}} for variants')
+ap.add_argument("--config", default="{}", help='JSON: {"entry": {"block": .., "smem": .., "ctas": ..}} for variants')
 ap.add_argument("--count", type=int, default=100)
 ap.add_argument("--seed", type=int, default=0)
 ap.add_argument("--small", action="store_true")
@@ -32,12 +32,14 @@ cu = ctypes.CDLL("libcuda.so.1")
 split = ctypes.CDLL(os.path.abspath(A.split))
 split.split_plan.restype = ctypes.c_uint64
 CONFIG = json.loads(A.config)
-# Block and dynamic shared memory of each file's kernels, as its header says.
+# Block and dynamic shared memory of each kernel, as its header says.
 LAUNCH = {}
-for d, r, warps, stages in ((64, 8, 4, 4), (128, 8, 4, 2), (256, 8, 2, 2), (64, 16, 4, 4), (128, 16, 4, 2), (256, 16, 2, 2)):
-    LAUNCH[f"attend_decode_d{d}_r{r}"] = (warps * 32, warps * stages * 64 * d + (warps - 1) * r * d * 4)
-LAUNCH |= {"attend_extend_d64": (128, 49152), "attend_extend_d128": (128, 98304), "attend_extend_d256": (128, 98304), "attend_f32": (128, 0)}
-LAUNCH["attend_extend_d128_sm90a"] = (384, 204800)
+for t in ("bf16", "f16"):
+    for d, r, warps, stages in ((64, 8, 4, 4), (128, 8, 4, 2), (256, 8, 2, 2), (64, 16, 4, 4), (128, 16, 4, 2), (256, 16, 2, 2)):
+        LAUNCH[f"attend_decode_{t}_d{d}_r{r}"] = (warps * 32, warps * stages * 64 * d + (warps - 1) * r * d * 4)
+    LAUNCH |= {f"attend_extend_{t}_d64": (128, 49152), f"attend_extend_{t}_d128": (128, 98304), f"attend_extend_{t}_d256": (128, 98304)}
+    LAUNCH[f"attend_extend_{t}_d128_sm90a"] = (384, 204800)
+LAUNCH["attend_f32"] = (128, 0)
 HOPPER = torch.cuda.get_device_capability() == (9, 0) and not A.no_hopper
 NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
@@ -47,23 +49,19 @@ def ok(code, what):
         sys.exit(f"{what}: CUDA error {code}")
 
 
-MODULES, KERNELS, WAITING = {}, {}, {}
-def kernel(stem, entry):
-    """(function, block, dynamic shared memory, resident CTAs of the device); WAITING by the function's address"""
+KERNELS, WAITING = {}, {}
+def kernel(entry):
+    """(function, block, dynamic shared memory, resident CTAs of the device) of the file's one entry; WAITING by the function's address"""
     if entry not in KERNELS:
-        if stem not in MODULES:
-            module = ctypes.c_void_p()
-            start = time.time()
-            text = open(f"{A.ptx}/{stem}.ptx").read()
-            if torch.cuda.get_device_capability() >= (9, 0) and not A.plain: text = chain.chained(text)
-            ok(cu.cuModuleLoadData(ctypes.byref(module), text.encode() + b"\0"), f"load {stem}")
-            WAITING[stem] = "griddepcontrol.wait" in text
-            MODULES[stem] = module
-            print(f"# {stem} loaded in {time.time() - start:.2f} s", flush=True)
+        module, start = ctypes.c_void_p(), time.time()
+        text = open(f"{A.ptx}/{entry}.ptx").read()
+        if torch.cuda.get_device_capability() >= (9, 0) and not A.plain: text = chain.chained(text)
+        ok(cu.cuModuleLoadData(ctypes.byref(module), text.encode() + b"\0"), f"load {entry}")
+        print(f"# {entry} loaded in {time.time() - start:.2f} s", flush=True)
         f = ctypes.c_void_p()
-        ok(cu.cuModuleGetFunction(ctypes.byref(f), MODULES[stem], entry.encode()), entry)
-        config = CONFIG.get(stem, {})
-        block, smem = config.get("block", LAUNCH[stem][0]), config.get("smem", LAUNCH[stem][1])
+        ok(cu.cuModuleGetFunction(ctypes.byref(f), module, entry.encode()), entry)
+        config = CONFIG.get(entry, {})
+        block, smem = config.get("block", LAUNCH[entry][0]), config.get("smem", LAUNCH[entry][1])
         ok(cu.cuFuncSetAttribute(f, 8, smem), "shared memory of " + entry)
         n, local, regs = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         ok(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(ctypes.byref(n), f, block, ctypes.c_size_t(smem)), "occupancy")
@@ -71,7 +69,7 @@ def kernel(stem, entry):
         cu.cuFuncGetAttribute(ctypes.byref(regs), 4, f)
         print(f"# {entry}: {n.value} CTAs a multiprocessor, {regs.value} registers, {local.value} bytes local", flush=True)
         KERNELS[entry] = (f, block, smem, config.get("ctas", max(1, n.value)) * SMS)
-        WAITING[f.value] = WAITING[stem]
+        WAITING[f.value] = "griddepcontrol.wait" in text
     return KERNELS[entry]
 
 
@@ -144,11 +142,11 @@ class Step:
         p.batch_rows = self.rows.data_ptr()
         self.p = p
         if dtype == torch.float32:
-            self.calls = [(kernel("attend_f32", "attend_f32"), 256, p)]
+            self.calls = [(kernel("attend_f32"), 256, p)]
             return
-        self.decode = kernel(f"attend_decode_d{D}_r{8 if group <= 8 else 16}", f"attend_decode_{name}_d{D}_r{8 if group <= 8 else 16}")
+        self.decode = kernel(f"attend_decode_{name}_d{D}_r{8 if group <= 8 else 16}")
         late = "_sm90a" if HOPPER and D == 128 else ""
-        self.extend = kernel(f"attend_extend_d{D}{late}", f"attend_extend_{name}_d{D}{late}")
+        self.extend = kernel(f"attend_extend_{name}_d{D}{late}")
         shape = (ctypes.c_uint32 * 8)(kv_heads, group, D, window, self.decode[3], self.extend[3], len(rows), max(1, int(rows[:, 2].sum())))
         sizes = (ctypes.c_uint64 * 7)()
         split.split_plan(shape, None, ctypes.c_size_t(0), None, None, sizes)
@@ -201,7 +199,7 @@ def check_one(r, small=False, force=None):
     D = r.choice([64, 128, 128, 256])
     kv_heads = r.choice([1, 2, 3, 8])
     group = r.choice([1, 2, 3, 4, 5, 7, 8, 12, 16])
-    page_size = r.choice([1, 1, 2, 3, 8, 16, 16, 48, 64, 100, 128, 255, 256])
+    page_size = r.choice([1, 1, 2, 3, 8, 16, 16, 48, 64, 100, 128, 255, 256, 257, 341, 512, 1024])
     layout = r.choice(["layer", "page"])
     window = r.choice([0, 0, 1, 17, 100, 1000])
     cap = r.choice([0.0, 0.0, 30.0, 5.0])

@@ -14,6 +14,9 @@ pub mod id {
         }
     }
 }
+pub mod layout {
+    pub const PAGE_SIZE_MAX: u32 = 1024;
+}
 pub mod plan {
     macro_rules! words {
         ($name:ident, $first:ident, $second:ident) => {

@@ -34,11 +34,11 @@ struct Attention {
 }
 
 macro_rules! attention {
-    ($file:expr, $name:expr, $threads:literal, $shared:literal) => {
+    ($name:expr, $threads:literal, $shared:literal) => {
         Attention {
             kernel: Kernel::new(
                 $name,
-                include_str!(concat!("../../../ptx/", $file, ".ptx")),
+                include_str!(concat!("../../../ptx/", $name, ".ptx")),
                 $shared,
             ),
             threads: $threads,
@@ -46,7 +46,7 @@ macro_rules! attention {
     };
 }
 
-const ATTEND_F32: Attention = attention!("attend_f32", "attend_f32", 128, 0);
+const ATTEND_F32: Attention = attention!("attend_f32", 128, 0);
 
 /// A `match` over dtype, head_dim and group (up to 8, up to 16) with the decode and the extend kernel of each.
 macro_rules! attentions {
@@ -59,13 +59,11 @@ macro_rules! attentions {
             $(
                 (Dtype::$dtype, $head_dim, ..=8) => (
                     attention!(
-                        concat!("attend_decode_d", $head_dim, "_r8"),
                         concat!("attend_decode_", $name, "_d", $head_dim, "_r8"),
                         $threads,
                         $r8
                     ),
                     attention!(
-                        concat!("attend_extend_d", $head_dim),
                         concat!("attend_extend_", $name, "_d", $head_dim),
                         128,
                         $extend
@@ -73,13 +71,11 @@ macro_rules! attentions {
                 ),
                 (Dtype::$dtype, $head_dim, _) => (
                     attention!(
-                        concat!("attend_decode_d", $head_dim, "_r16"),
                         concat!("attend_decode_", $name, "_d", $head_dim, "_r16"),
                         $threads,
                         $r16
                     ),
                     attention!(
-                        concat!("attend_extend_d", $head_dim),
                         concat!("attend_extend_", $name, "_d", $head_dim),
                         128,
                         $extend
@@ -107,10 +103,10 @@ fn kernels(dtype: Dtype, head_dim: u32, group: u32) -> Option<(Attention, Attent
 fn hopper(dtype: Dtype, head_dim: u32) -> Option<Attention> {
     Some(match (dtype, head_dim) {
         (Dtype::Bf16, 128) => {
-            attention!("attend_extend_d128_sm90a", "attend_extend_bf16_d128_sm90a", 384, 204_800)
+            attention!("attend_extend_bf16_d128_sm90a", 384, 204_800)
         }
         (Dtype::F16, 128) => {
-            attention!("attend_extend_d128_sm90a", "attend_extend_f16_d128_sm90a", 384, 204_800)
+            attention!("attend_extend_f16_d128_sm90a", 384, 204_800)
         }
         _ => return None,
     })
@@ -365,7 +361,7 @@ mod tests {
 
     /// What a kernel's source says of itself, and its PTX.
     fn source(kernel: &Kernel<AttendParams>) -> String {
-        let file = kernel.name.replace("_bf16", "").replace("_f16", "");
+        let file = kernel.name.replace("_bf16", "_DTYPE").replace("_f16", "_DTYPE");
         let path = format!("{}/ptx/{file}.cu", env!("CARGO_MANIFEST_DIR"));
         std::fs::read_to_string(path).expect("every kernel has a source")
     }
@@ -411,6 +407,7 @@ mod tests {
         }
         let entry = format!(".entry {}(", kernel.name);
         let (_, after) = kernel.ptx.split_once(&entry).expect("the entry is in the PTX");
+        assert!(!after.contains(".entry"), "{}: nothing else is compiled with it", kernel.name);
         assert!(after.contains(&format!(".maxntid {threads}, 1, 1")), "{}", kernel.name);
     }
 }

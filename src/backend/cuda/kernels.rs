@@ -1,4 +1,5 @@
-//! The kernels: generated PTX compiled into the crate, each file loaded when one of its entries is first launched.
+//! The kernels: generated PTX that is part of the crate. The driver compiles a file when one of its entries is first
+//! needed; attention has a file for each entry, so that a pool waits for no kernels but its own.
 //!
 //! A [`Kernel`] ties an entry to the struct it takes, so a launch with the wrong parameters does not compile.
 //! Not here: what they compute (`ptx/*.cu`), what they are given (`params.rs`), how they are launched (`launch.rs`).

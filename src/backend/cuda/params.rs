@@ -365,19 +365,16 @@ mod tests {
     /// Slots of 257 to 1,024 once ran into the flags beside them.
     #[test]
     fn decode_kernels_keep_the_slot_of_the_largest_page() {
-        for head_dim in [64, 128, 256] {
-            for rows in [8, 16] {
+        for dtype in ["bf16", "f16"] {
+            for (head_dim, rows) in [64, 128, 256].into_iter().flat_map(|d| [(d, 8), (d, 16)]) {
                 let folder = env!("CARGO_MANIFEST_DIR");
-                let path = format!("{folder}/ptx/attend_decode_d{head_dim}_r{rows}.ptx");
-                let ptx = std::fs::read_to_string(path).expect("a kernel");
-                for entry in ptx.split(".entry").skip(1) {
-                    let (slot, flag) = (PAGE_TOKENS_MAX - 1, PAGE_TOKENS_MAX);
-                    let masks = |mask: u32| {
-                        let end = format!(", {mask};");
-                        entry.lines().any(|l| l.contains("and.b32") && l.ends_with(&end))
-                    };
-                    assert!(masks(slot) && masks(flag), "head_dim {head_dim}, {rows} rows");
-                }
+                let path = format!("{folder}/ptx/attend_decode_{dtype}_d{head_dim}_r{rows}.ptx");
+                let ptx = std::fs::read_to_string(&path).expect("a kernel");
+                let masks = |mask: u32| {
+                    let end = format!(", {mask};");
+                    ptx.lines().any(|line| line.contains("and.b32") && line.ends_with(&end))
+                };
+                assert!(masks(PAGE_TOKENS_MAX - 1) && masks(PAGE_TOKENS_MAX), "{path}");
             }
         }
     }

@@ -1,5 +1,5 @@
-// attend_decode_bf16_d128_r16, attend_decode_f16_d128_r16: attention over paged K and V of up to 16 query rows a kv head,
-// head_dim 128.
+// attend_decode_DTYPE_d128_r16: attention over paged K and V of up to 16 query rows a kv head, head_dim 128.
+// DTYPE:   bf16 or f16: a file and an entry of each
 // Twin:    src/backend/cpu attend              (the specification; here sums are f32, weights are rounded to the dtype)
 // Params:  AttendParams, 192 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
 // Shapes:  q, out [tokens, q_heads, 128]; plan DecodeWork[ceil(grid / lanes)]; partial f32 [2 * grid, 16, 130]; counters u32 [grid]
@@ -8,9 +8,6 @@
 // Build:   ptx/build.py
 #include "attend_decode.cuh"
 
-extern "C" __global__ void __launch_bounds__(128, 2) attend_decode_bf16_d128_r16(const __grid_constant__ AttendParams params) {
-    attend_decode<Bf16, 128, 2, 4, 2>(params);
-}
-extern "C" __global__ void __launch_bounds__(128, 2) attend_decode_f16_d128_r16(const __grid_constant__ AttendParams params) {
-    attend_decode<F16, 128, 2, 4, 2>(params);
+extern "C" __global__ void __launch_bounds__(128, 2) attend_decode_DTYPE_d128_r16(const __grid_constant__ AttendParams params) {
+    attend_decode<DTYPE, 128, 2, 4, 2>(params);
 }

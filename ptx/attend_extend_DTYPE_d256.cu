@@ -1,4 +1,5 @@
-// attend_extend_bf16_d256, attend_extend_f16_d256: attention of many query rows over paged K and V, head_dim 256.
+// attend_extend_DTYPE_d256: attention of many query rows over paged K and V, head_dim 256.
+// DTYPE:   bf16 or f16: a file and an entry of each
 // Twin:    src/backend/cpu attend              (the specification; here sums are f32, weights are rounded to the dtype)
 // Params:  AttendParams, 192 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
 // Shapes:  q, out [tokens, q_heads, 256]; plan ExtendHead, ExtendWork[..]; partial f32 [slots, kv_heads, 64, 258];
@@ -8,9 +9,6 @@
 // Build:   ptx/build.py
 #include "attend_extend.cuh"
 
-extern "C" __global__ void __launch_bounds__(128, 2) attend_extend_bf16_d256(const __grid_constant__ AttendParams params) {
-    attend_extend<Bf16, 256, 1, 4, 32>(params);
-}
-extern "C" __global__ void __launch_bounds__(128, 2) attend_extend_f16_d256(const __grid_constant__ AttendParams params) {
-    attend_extend<F16, 256, 1, 4, 32>(params);
+extern "C" __global__ void __launch_bounds__(128, 2) attend_extend_DTYPE_d256(const __grid_constant__ AttendParams params) {
+    attend_extend<DTYPE, 256, 1, 4, 32>(params);
 }

@@ -256,7 +256,15 @@ API int cuMemsetD32Async(u64 address, u32 word, size_t words, void*) {
 API int cuMemsetD8_v2(u64 address, u8 byte, size_t bytes) { return wait() ? CAPTURE_UNSUPPORTED : (memset(at(address), byte, bytes), OK); }
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------ */
-API int cuModuleLoadDataEx(void** module, const void* text, u32, void*, void*) { return *module = strdup(static_cast<const char*>(text)), OK; }
+API int cuModuleLoadDataEx(void** module, const void* image, u32 count, int* options, void** values) {
+    const char *text = static_cast<const char*>(image), *isa = strstr(text, ".version ");
+    const u64 version = setting("FAKE_DRIVER_VERSION", 12040), newest = 80 + version % 1000 / 10;  /* CUDA 12.0 has 8.0 */
+    if (!isa || 10 * (isa[9] - '0') + (isa[11] - '0') > static_cast<int>(newest)) return 222;
+    if (strstr(text, ".entry ")) return *module = strdup(text), OK;
+    for (u32 i = 0; i + 1 < count; ++i)
+        if (options[i] == 5) snprintf(static_cast<char*>(values[i]), reinterpret_cast<u64>(values[i + 1]), "line 3: nonsense\n");
+    return 218;
+}
 API int cuModuleUnload(void* module) { return free(module), OK; }
 API int cuModuleGetFunction(void** function, void* module, const char* name) {
     char entry[80];

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::id::{LayerId, StepId};
 
 /// Why the GPU backend refused or failed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CudaError {
     /// The machine has no CUDA driver (or the program is linked with a stub of it and found none).
@@ -33,6 +33,8 @@ pub enum CudaError {
         kernel: &'static str,
         /// The driver's code.
         code: u32,
+        /// What its compiler says; empty where it says nothing.
+        log: Box<str>,
     },
     /// An allocation failed, on the device or in pinned host memory.
     OutOfMemory {
@@ -196,8 +198,9 @@ impl fmt::Display for CudaError {
             Self::DeviceTooOld { capability } => {
                 write!(f, "the device's compute capability {capability} is below 80")
             }
-            Self::Ptx { kernel, code } => {
-                write!(f, "the driver refused the PTX of {kernel} with code {code}")
+            Self::Ptx { kernel, code, ref log } => {
+                let colon = if log.is_empty() { "" } else { ": " };
+                write!(f, "the driver refused the PTX of {kernel} with code {code}{colon}{log}")
             }
             Self::OutOfMemory { bytes } => write!(f, "an allocation of {bytes} bytes failed"),
             Self::Driver { call, code } => write!(f, "{call} failed with code {code}"),

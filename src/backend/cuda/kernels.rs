@@ -4,7 +4,7 @@
 //! A [`Kernel`] ties an entry to the struct it takes, so a launch with the wrong parameters does not compile.
 //! Not here: what they compute (`ptx/*.cu`), what they are given (`params.rs`), how they are launched (`launch.rs`).
 
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
@@ -42,6 +42,9 @@ pub(super) const COPY_PAGES: Kernel<CopyPagesParams> =
 pub(super) const LOAD_PLAN: Kernel<LoadPlanParams> =
     Kernel::new("load_plan", include_str!("../../../ptx/load_plan.ptx"), 0);
 
+/// Most bytes of a compiler's log that are kept.
+const LOG_BYTES: usize = 4096;
+
 /// What is loaded into one context. Modules stay until the context is given up, so graphs may keep using them.
 #[derive(Debug, Default)]
 pub(super) struct Loaded {
@@ -58,22 +61,30 @@ struct LoadedModule {
 }
 
 impl LoadedModule {
-    /// Has the driver compile the PTX; gives its code where it refuses. The context is bound.
-    fn new(ptx: &'static str, capability: u32) -> Result<Self, u32> {
+    /// Has the driver compile the PTX; gives its code and its compiler's words where it refuses. The context is bound.
+    fn new(ptx: &'static str, capability: u32) -> Result<Self, (u32, Box<str>)> {
         let text = chained(ptx, capability);
         let chained = is_chained(&text);
         let text = CString::new(text.into_owned()).expect("PTX is text");
-        let mut module = null_mut();
-        // SAFETY: `module` is a valid place for one handle, the text ends with a zero, and there are no options.
+        let (mut module, mut log) = (null_mut(), vec![0_u8; LOG_BYTES]);
+        let mut options = [
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        // Of numbers the driver takes the value for the pointer.
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
+        let count = options.len() as u32;
+        // SAFETY: `module` is a valid place for one handle, the text ends with a zero, and there are as many options as
+        // values: the log's memory, which lives, and its size.
         let result = unsafe {
-            let image = text.as_ptr().cast();
-            sys::cuModuleLoadDataEx(&mut module, image, 0, null_mut(), null_mut())
+            let (image, options) = (text.as_ptr().cast(), options.as_mut_ptr());
+            sys::cuModuleLoadDataEx(&mut module, image, count, options, values.as_mut_ptr())
         };
         if result == 0 {
-            Ok(Self { ptx, module: module as usize as u64, chained })
-        } else {
-            Err(result)
+            return Ok(Self { ptx, module: module as usize as u64, chained });
         }
+        let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
+        Err((result, String::from_utf8_lossy(&log[..end]).trim().into()))
     }
 
     /// An entry's handle, or the driver's code.
@@ -119,7 +130,7 @@ impl Loaded {
             let handle = kernel.function as usize as sys::CUfunction;
             return Ok(Function { handle, chained: kernel.chained });
         }
-        let refused = |code| CudaError::Ptx { kernel: name, code };
+        let refused = |(code, log)| CudaError::Ptx { kernel: name, code, log };
         let index = match self.modules.iter().position(|module| module.ptx == ptx) {
             Some(index) => index,
             None => {
@@ -128,7 +139,8 @@ impl Loaded {
             }
         };
         let module = &self.modules[index];
-        let (handle, chained) = (module.entry(name).map_err(refused)?, module.chained);
+        let handle = module.entry(name).map_err(|code| refused((code, "".into())))?;
+        let chained = module.chained;
         // With the static part, less than 48 KiB of dynamic memory may be too much without being asked for.
         if shared > 0 {
             let attribute =
@@ -170,5 +182,22 @@ impl Gpu {
         };
         check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
         Ok(blocks as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_kernel_says_why() {
+        let Ok(gpu) = Gpu::new(0) else { return println!("skipped: no device") };
+        let kernel = Kernel::<()>::new("nonsense", ".version 8.0\n.target sm_80\nnonsense\n", 0);
+        let error = gpu.load(&kernel).expect_err("that is no PTX");
+        let CudaError::Ptx { kernel: "nonsense", code: 218, log } = &error else {
+            panic!("{error:?}")
+        };
+        assert!(log.contains("nonsense") || log.contains("line 3"), "{log}");
+        assert!(error.to_string().contains(&**log));
     }
 }

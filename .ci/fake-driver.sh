@@ -10,11 +10,15 @@ export LD_LIBRARY_PATH=$PWD/$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/tar
 # Without an error: else all tests would be skipped.
 KVARENA_GPU_ERROR=None KVARENA_SEEDS=${KVARENA_SEEDS:-0..25} cargo test --features cuda,testkit --test cuda
 
+# Unit tests that want a driver; and the oldest one that serves.
+KVARENA_GPU_ERROR=None cargo test --quiet --features cuda,testkit --lib backend::cuda
+KVARENA_GPU_ERROR=None KVARENA_SEEDS=0..5 FAKE_DRIVER_VERSION=12000 cargo test --quiet --features cuda,testkit --test cuda contract:: graph:: errors::
+
 # What a machine that cannot is told.
 refuses() { # error, settings
     env "${@:2}" KVARENA_GPU_ERROR="Some($1)" cargo test --quiet --features cuda,testkit --test cuda a_machine_that_cannot
 }
 refuses NoDriver LD_LIBRARY_PATH=
 refuses "NoDevice { ordinal: 0 }" FAKE_DRIVER_DEVICES=0
-refuses "DriverTooOld { version: 12030, wanted: 12040 }" FAKE_DRIVER_VERSION=12030
+refuses "DriverTooOld { version: 11080, wanted: 12000 }" FAKE_DRIVER_VERSION=11080
 refuses "DeviceTooOld { capability: 75 }" FAKE_DRIVER_CAPABILITY=75

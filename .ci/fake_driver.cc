@@ -4,7 +4,9 @@
  * somebody asks whether it is. So whoever does not wait where they must is seen. Kernels do what theirs do, by the same
  * parameters (ptx/params.cuh) but for how attention is split: each of its two kernels takes the sequences that are its
  * own. All streams are one queue, and a capture takes in all of them; what the driver forbids in a capture is refused with
- * its codes.
+ * its codes. Whoever waits for a stream sees its work done and what was asked of others before it, no more.
+ *
+ * PTX of a newer ISA than the driver's version is refused, and text that is none, with a log.
  *
  * Work, waiting and memory need a device's primary context, retained and current in the thread, as the backend binds it.
  *
@@ -38,11 +40,12 @@ static bool bound() { return current - 16 < 16 && retained[current - 16] > 0; }
 /* ---- work --------------------------------------------------------------------------------------------------------- */
 
 struct Work {
-    enum { KERNEL, COPY, FILL } kind;
+    enum { KERNEL, COPY, FILL, HOST, NOTHING } kind;
     char name[64];
     union { StoreCacheParams store; CopyPagesParams pages; LoadPlanParams plan; AttendParams attend; } params;
     u64 target, source, bytes;
     u32 word;
+    void* stream;
     Work* next;
 };
 struct Line { Work *first, **end; };
@@ -159,6 +162,7 @@ static void run(const Work& work) {
     if (work.kind == Work::COPY) memcpy(at(work.target), at(work.source), work.bytes);
     if (work.kind == Work::FILL)
         for (u64 i = 0; i < work.bytes / 4; ++i) reinterpret_cast<u32*>(work.target)[i] = work.word;
+    if (work.kind == Work::HOST) reinterpret_cast<void (*)(void*)>(work.target)(reinterpret_cast<void*>(work.source));
     if (work.kind != Work::KERNEL) return;
     if (!strncmp(work.name, "store_cache", 11)) store_cache(work.params.store);
     if (!strcmp(work.name, "copy_pages")) copy_pages(work.params.pages, work.bytes);
@@ -179,6 +183,16 @@ static int wait() {
     while (step()) {}
     return broken;
 }
+static int wait_for(void* stream) {
+    if (!stream) return wait();
+    if (capture || !bound()) return capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
+    Lock lock(queue_lock);
+    u64 last = 0, n = 0;
+    for (Work* work = queue.first; work; work = work->next)
+        if (++n, work->stream == stream) last = n;
+    while (last--) step();
+    return broken;
+}
 
 extern "C" {
 /* ---- device and context ------------------------------------------------------------------------------------------- */
@@ -189,7 +203,7 @@ API int cuDeviceGet(int* device, int ordinal) {
 }
 API int cuDeviceGetAttribute(int* value, int attribute, int) {
     const u64 capability = setting("FAKE_DRIVER_CAPABILITY", 90);
-    return *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 4 : 0, OK;
+    return *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 4 : attribute == 115 ? 1 : 0, OK;
 }
 API int cuDevicePrimaryCtxRetain(void** context, int device) {
     Lock lock(queue_lock);
@@ -214,6 +228,7 @@ static int take(void** memory, size_t bytes) {
     return *memory ? (memset(*memory, 0xa5, bytes < 1 << 20 ? bytes : 1 << 20), OK) : NO_MEMORY;  /* never zeros by chance */
 }
 API int cuMemAlloc_v2(u64* address, size_t bytes) { return take(reinterpret_cast<void**>(address), bytes); }
+API int cuMemAllocAsync(u64* address, size_t bytes, void*) { return take(reinterpret_cast<void**>(address), bytes); }
 API int cuMemHostAlloc(void** memory, size_t bytes, u32) { return take(memory, bytes); }
 API int cuMemHostGetDevicePointer_v2(u64* address, void* memory, u32) { return *address = reinterpret_cast<u64>(memory), OK; }
 /* Freeing need not wait: so says neither call's documentation. Memory that queued work names is not given back, as if the
@@ -229,9 +244,9 @@ static int give_back(void* memory) {
 }
 API int cuMemFree_v2(u64 address) { return give_back(at(address)); }
 API int cuMemFreeHost(void* memory) { return give_back(memory); }
-static int copy(u64 target, u64 source, size_t bytes) {
+static int copy(u64 target, u64 source, size_t bytes, void* stream = NULL) {
     Work work = {Work::COPY};
-    work.target = target, work.source = source, work.bytes = bytes;
+    work.stream = stream, work.target = target, work.source = source, work.bytes = bytes;
     return ask(work);
 }
 API int cuMemcpyHtoD_v2(u64 to, const void* from, size_t bytes) {
@@ -240,17 +255,26 @@ API int cuMemcpyHtoD_v2(u64 to, const void* from, size_t bytes) {
 API int cuMemcpyDtoH_v2(void* to, u64 from, size_t bytes) {
     return capture ? CAPTURE_UNSUPPORTED : (copy(reinterpret_cast<u64>(to), from, bytes), wait());
 }
-API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void*) { return copy(to, reinterpret_cast<u64>(from), bytes); }
-API int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void*) { return copy(reinterpret_cast<u64>(to), from, bytes); }
-static int copy_batch(u64* to, u64* from, size_t* bytes, size_t count, void*, size_t*, size_t, size_t*, void*) {
+API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* stream) {
+    return copy(to, reinterpret_cast<u64>(from), bytes, stream);
+}
+API int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void* stream) {
+    return copy(reinterpret_cast<u64>(to), from, bytes, stream);
+}
+API int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
+    Work work = {Work::HOST};
+    work.stream = stream, work.target = reinterpret_cast<u64>(function), work.source = reinterpret_cast<u64>(data);
+    return ask(work);
+}
+static int copy_batch(u64* to, u64* from, size_t* bytes, size_t count, void*, size_t*, size_t, size_t*, void* stream) {
     if (capture) return CAPTURE_UNSUPPORTED;
     int answer = OK;
-    for (size_t i = 0; i < count && !answer; ++i) answer = copy(to[i], from[i], bytes[i]);
+    for (size_t i = 0; i < count && !answer; ++i) answer = copy(to[i], from[i], bytes[i], stream);
     return answer;
 }
-API int cuMemsetD32Async(u64 address, u32 word, size_t words, void*) {
+API int cuMemsetD32Async(u64 address, u32 word, size_t words, void* stream) {
     Work work = {Work::FILL};
-    work.target = address, work.word = word, work.bytes = 4 * words;
+    work.stream = stream, work.target = address, work.word = word, work.bytes = 4 * words;
     return ask(work);
 }
 API int cuMemsetD8_v2(u64 address, u8 byte, size_t bytes) { return wait() ? CAPTURE_UNSUPPORTED : (memset(at(address), byte, bytes), OK); }
@@ -273,8 +297,9 @@ API int cuModuleGetFunction(void** function, void* module, const char* name) {
 }
 API int cuFuncSetAttribute(void*, int, int) { return OK; }
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, size_t) { return *blocks = 2, OK; }
-static int launch(const char* name, u32 grid_y, void** arguments) {
+static int launch(const char* name, u32 grid_y, void** arguments, void* stream) {
     Work work = {Work::KERNEL};
+    work.stream = stream;
     snprintf(work.name, sizeof work.name, "%s", name);
     work.bytes = grid_y;
     const bool store = !strncmp(name, "store_cache", 11), pages = !strcmp(name, "copy_pages"), plan = !strcmp(name, "load_plan");
@@ -289,11 +314,12 @@ API int cuLaunchKernelEx(const LaunchConfig* config, const char* name, void** ar
     Stream& stream = config->stream ? *config->stream : default_stream;
     const bool early = config->attribute_count > 0;
     Lock lock(queue_lock);
+    if (capture && early && setting("FAKE_DRIVER_VERSION", 12040) < 12030) return INVALID;
     if (!capture) {
         if (early && stream.fresh && !strncmp(name, "attend_decode", 13)) return INVALID;
         stream.fresh = !strcmp(name, "load_plan") || (stream.fresh && early);
     }
-    return launch(name, config->grid[1], arguments);
+    return launch(name, config->grid[1], arguments, config->stream);
 }
 API int cuGetProcAddress(const char* name, void** found, int, u64) {
     *found = !strcmp(name, "cuLaunchKernelEx")     ? reinterpret_cast<void*>(cuLaunchKernelEx)
@@ -307,7 +333,7 @@ API int cuStreamCreate(void** stream, u32) { return *stream = calloc(1, sizeof(S
 /* What is left knows those who ask of it later. */
 static bool gone(const Stream* stream) { return stream && stream->gone; }
 API int cuStreamDestroy_v2(Stream* stream) { return gone(stream) ? BAD_HANDLE : (stream->gone = true, OK); }
-API int cuStreamSynchronize(Stream* stream) { return gone(stream) ? BAD_HANDLE : wait(); }
+API int cuStreamSynchronize(Stream* stream) { return gone(stream) ? BAD_HANDLE : wait_for(stream); }
 API int cuStreamQuery(Stream* stream) { return gone(stream) ? BAD_HANDLE : capture ? CAPTURE_UNSUPPORTED : step() ? NOT_READY : OK; }
 API int cuStreamIsCapturing(void*, int* status) { return *status = capture != NULL, OK; }
 API int cuEventCreate(void** event, u32) { return *event = calloc(1, sizeof(Event)), OK; }
@@ -315,9 +341,12 @@ API int cuEventDestroy_v2(void* event) { return free(event), OK; }
 API int cuEventRecord(Event* event, Stream* stream) {
     return gone(stream) ? BAD_HANDLE : (event->at = asked, event->captured = capture != NULL, OK);
 }
-API int cuStreamWaitEvent(void*, Event* event, u32) {
-    if (capture) return event->captured || event->at == 0 ? OK : CAPTURE_ISOLATION;
-    return event->captured ? CAPTURED_EVENT : OK;
+API int cuStreamWaitEvent(void* stream, Event* event, u32) {
+    if (capture && !event->captured && event->at > 0) return CAPTURE_ISOLATION;
+    if (!capture && event->captured) return CAPTURED_EVENT;
+    Work work = {Work::NOTHING};
+    work.stream = stream;
+    return ask(work);  /* what the event stands for comes before it */
 }
 API int cuEventQuery(Event* event) {
     if (event->captured) return CAPTURED_EVENT;
@@ -352,10 +381,13 @@ API int cuGraphDestroy(Line* graph) {
     return free(graph), OK;
 }
 API int cuGraphExecDestroy(Line* graph) { return cuGraphDestroy(graph); }
-API int cuGraphLaunch(Line* graph, void*) {
+API int cuGraphLaunch(Line* graph, void* stream) {
     if (capture) return CAPTURE_UNSUPPORTED;
     int answer = OK;
-    for (Work* work = graph->first; work && !answer; work = work->next) answer = ask(*work);
+    for (Work* work = graph->first; work && !answer; work = work->next) {
+        Work again = *work;
+        again.stream = stream, answer = ask(again);
+    }
     return answer;
 }
 }

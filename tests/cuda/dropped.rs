@@ -1,7 +1,13 @@
 //! What is dropped while the device still works on it: memory goes back after the work, in whatever order its owners go.
 
 use std::any::Any;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::yield_now;
+use std::time::{Duration, Instant};
 
+use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, HostPages};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, Layout, PageCopy, PageId,
@@ -65,4 +71,60 @@ fn memory_goes_back_after_the_work_that_uses_it() {
             other.synchronize().expect("nothing failed");
         }
     }
+}
+
+/// Another library's work: not done before it may, or some seconds later, so that a test that fails ends.
+#[derive(Default)]
+struct Others {
+    may: AtomicBool,
+    done: AtomicBool,
+}
+
+unsafe extern "C" fn work(others: *mut c_void) {
+    // SAFETY: the test waits for the stream before these go.
+    let others = unsafe { &*others.cast::<Others>() };
+    let start = Instant::now();
+    while !others.may.load(Ordering::Acquire) && start.elapsed() < Duration::from_secs(5) {
+        yield_now();
+    }
+    others.done.store(true, Ordering::Release);
+}
+
+#[test]
+fn a_buffer_goes_back_while_others_work() {
+    let Some(gpu) = gpu() else { return };
+    let mut parts = at_work(&gpu, 1, Layout::PageFirst);
+    let (mut stream, others) = (null_mut(), Others::default());
+    let data = (&raw const others).cast_mut().cast();
+    // SAFETY: a context is current; the stream, the function and its data are there until it is waited for.
+    unsafe {
+        assert_eq!(sys::cuStreamCreate(&mut stream, 1), sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(sys::cuLaunchHostFunc(stream, Some(work), data), sys::CUresult::CUDA_SUCCESS);
+    }
+    // The rows, and what attention writes: used by work that was asked for.
+    drop(parts.drain(2..4));
+    assert!(!others.done.load(Ordering::Acquire), "the drop waited for another library");
+    others.may.store(true, Ordering::Release);
+    // SAFETY: the stream lives until it is destroyed.
+    unsafe {
+        assert_eq!(sys::cuStreamSynchronize(stream), sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(sys::cuStreamDestroy_v2(stream), sys::CUresult::CUDA_SUCCESS);
+    }
+    assert!(others.done.load(Ordering::Acquire));
+}
+
+#[test]
+fn what_is_dropped_in_a_capture_goes_back_later() {
+    let Some(gpu) = gpu() else { return };
+    let mut parts = at_work(&gpu, 1, Layout::PageFirst);
+    let stream = CudaStream::new(&gpu).expect("a stream");
+    let captured = stream.capture(|| {
+        drop(parts.drain(2..4));
+        Ok::<_, kvarena::backend::cuda::CudaError>(())
+    });
+    drop(captured);
+    stream.synchronize().expect("nothing failed");
+    drop(parts);
+    drop(DeviceBuffer::new(&gpu, 1).expect("memory"));
+    stream.synchronize().expect("nothing failed");
 }

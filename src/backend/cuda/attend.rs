@@ -202,7 +202,7 @@ impl Kinds {
                 continue;
             }
             let bytes: &[u8] = bytemuck::cast_slice(kind.split.extend_words());
-            let mut upload = ring.acquire()?;
+            let mut upload = ring.acquire(gpu, stream)?;
             upload.bytes()[..bytes.len()].copy_from_slice(bytes);
             let (image_bytes, image) = (bytes.len(), kind.extend_plan.address());
             let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
@@ -319,7 +319,7 @@ impl Kind {
         };
         let partial = shape.decode_partial_bytes() + shape.extend_partial_bytes();
         let counters = shape.decode_counter_bytes() + shape.extend_counter_bytes();
-        let counters = DeviceBuffer::new(gpu, counters as u64)?;
+        let counters = DeviceBuffer::lasting(gpu, counters as u64)?;
         // SAFETY: the range is the buffer allocated above, whose size is a multiple of 4.
         let result = unsafe {
             let words = (counters.bytes() / 4) as usize;
@@ -333,8 +333,8 @@ impl Kind {
             split: Split::new(shape),
             count: SplitCount::default(),
             image_at: 0,
-            extend_plan: DeviceBuffer::new(gpu, 4 * shape.extend_words() as u64)?,
-            partial: DeviceBuffer::new(gpu, partial as u64)?,
+            extend_plan: DeviceBuffer::lasting(gpu, 4 * shape.extend_words() as u64)?,
+            partial: DeviceBuffer::lasting(gpu, partial as u64)?,
             counters,
         })
     }

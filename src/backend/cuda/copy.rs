@@ -161,7 +161,8 @@ impl Lanes {
             Some(chunks) => [chunks[0].address(), chunks[1].address()],
             None if capturing => return Err(CudaError::NotPrepared),
             None => {
-                let chunks = [DeviceBuffer::new(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?];
+                let chunks =
+                    [DeviceBuffer::lasting(gpu, bytes)?, DeviceBuffer::lasting(gpu, bytes)?];
                 self.chunks.insert(chunks).each_ref().map(DeviceBuffer::address)
             }
         };

@@ -8,9 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::error::{CudaError, check};
 use super::kernels::Loaded;
 use super::sys::{self, CUdevice_attribute as Attribute};
+use super::work::{self, RawContext};
 
-/// CUDA version whose PTX (ISA 8.4) the kernels are in: drivers from 550 on.
-const CUDA_WANTED: i32 = 12_040;
+/// CUDA version whose PTX (ISA 8.0) the kernels are in: drivers from 525 on. 580 is what they were run with.
+const CUDA_WANTED: i32 = 12_000;
+/// CUDA version whose captures know programmatic dependent launches.
+const CHAINS_WANTED: i32 = 12_030;
 
 /// A device in use: a cheap handle to its retained primary context. Any thread may use it.
 ///
@@ -29,6 +32,8 @@ struct Shared {
     ordinal: u32,
     capability: u32,
     multiprocessors: u32,
+    chains: bool,
+    pools: bool,
 }
 
 /// A device's primary context, retained.
@@ -99,7 +104,10 @@ impl Gpu {
         }
         let context = Context::retain(device)?;
         let loaded = Mutex::default();
-        let shared = Shared { loaded, context, ordinal, capability, multiprocessors };
+        let chains = version >= CHAINS_WANTED;
+        let pools = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
+        let shared =
+            Shared { loaded, context, ordinal, capability, multiprocessors, chains, pools };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -131,6 +139,21 @@ impl Gpu {
         Ok(free as u64)
     }
 
+    /// Whether kernels may start early: see `launch.rs`.
+    pub(super) fn chains(&self) -> bool {
+        self.shared.chains
+    }
+
+    /// Whether the device has memory pools, whose memory is freed without a wait.
+    pub(super) fn has_pools(&self) -> bool {
+        self.shared.pools
+    }
+
+    /// The context's handle.
+    pub(super) fn context(&self) -> RawContext {
+        self.shared.context.handle
+    }
+
     /// Makes the context current in this thread.
     pub(super) fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained while `self` lives.
@@ -153,11 +176,8 @@ impl Gpu {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: the context is retained until the fields are dropped, after this; unloading modules needs it bound
-        // and their kernels done.
-        unsafe {
-            sys::cuCtxSetCurrent(self.context.raw());
-            sys::cuCtxSynchronize();
-        }
+        // The context is retained until the fields are dropped, after this; unloading modules needs it bound and their
+        // kernels done.
+        work::end(self.context.handle);
     }
 }

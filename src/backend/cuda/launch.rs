@@ -5,6 +5,8 @@
 //! page tables only. No kernel writes those but `load_plan`, after which the first launch of such a kernel is in order
 //! ([`Start`]); whatever is chained to it starts later than it.
 //!
+//! Drivers below CUDA 12.3, whose captures do not know such launches, get plain ones.
+//!
 //! It takes two instructions of compute capability 9.0. The PTX is for 8.0 and newer, so they stand in it as comments
 //! (`ptx/chain.cuh`), which become instructions here where the device has them.
 //!
@@ -72,7 +74,7 @@ type LaunchEx = unsafe extern "C" fn(
     *mut *mut c_void,
 ) -> u32;
 
-/// `cuLaunchKernelEx`, which cust does not declare.
+/// `cuLaunchKernelEx`, which `cust::sys` does not declare.
 fn launch_ex() -> Result<LaunchEx, CudaError> {
     static FOUND: OnceLock<Option<LaunchEx>> = OnceLock::new();
     let find = || {
@@ -115,6 +117,7 @@ impl Gpu {
         start: Start,
     ) -> Result<(), CudaError> {
         let function = self.function(kernel)?;
+        let early = function.chained && start == Start::Early && self.chains();
         let mut attribute = LaunchAttribute { id: PROGRAMMATIC, padding: 0, value: [0; 16] };
         attribute.value[0] = 1;
         let config = LaunchConfig {
@@ -123,7 +126,7 @@ impl Gpu {
             shared: kernel.shared,
             stream: raw(stream),
             attributes: &mut attribute,
-            attribute_count: u32::from(function.chained && start == Start::Early),
+            attribute_count: u32::from(early),
         };
         let mut arguments = [from_ref(params).cast_mut().cast::<c_void>()];
         let launch = launch_ex()?;

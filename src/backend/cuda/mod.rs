@@ -37,6 +37,7 @@ mod sys;
 mod tables;
 
 pub use error::CudaError;
+mod work;
 pub use gpu::Gpu;
 pub use host_pages::HostPages;
 pub use memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
@@ -129,9 +130,9 @@ impl Cuda {
     /// The host orders the two: what was asked of the one before comes first, `open` and [`Cuda::prepare`] too, since
     /// there is one staged plan and one set of tables, and kernels go where these say.
     pub unsafe fn set_stream(&mut self, stream: CudaStream) {
-        let before = std::mem::replace(&mut self.stream, stream);
+        self.stream = stream;
         if let Some(open) = &mut self.open {
-            open.stage.leave(before);
+            open.stage.leave();
         }
     }
 

@@ -17,7 +17,7 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn new(gpu: &Gpu, layout: PoolLayout) -> Result<Self, CudaError> {
-        Ok(Self { memory: DeviceBuffer::new(gpu, layout.total_bytes())?, layout })
+        Ok(Self { memory: DeviceBuffer::lasting(gpu, layout.total_bytes())?, layout })
     }
 
     pub(super) fn layout(&self) -> &PoolLayout {

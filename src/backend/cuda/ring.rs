@@ -11,8 +11,8 @@ use super::kernels::LOAD_PLAN;
 use super::launch::Start;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::params::LoadPlanParams;
-use super::stream::{CudaStream, RawStream, raw};
-use super::sys;
+use super::stream::{RawStream, raw};
+use super::{sys, work};
 
 /// Slots of pinned memory, taken in turn.
 #[derive(Debug)]
@@ -23,10 +23,10 @@ pub(super) struct UploadRing {
     done: PinnedBuffer,
     /// What the readers' blocks count themselves with, `u32 [slots]`.
     counters: DeviceBuffer,
-    /// The last ticket given out for each slot, and the stream it went to.
-    sent: Vec<(u64, RawStream)>,
-    /// Streams that are not the backend's any more, until the slots that were sent to them are read.
-    earlier: Vec<CudaStream>,
+    /// The last ticket given out for each slot, and which of the backend's streams it went to.
+    sent: Vec<(u64, u32)>,
+    /// Streams that the backend had before.
+    turn: u32,
     next: usize,
     ticket: u64,
     sent_bytes: u64,
@@ -50,13 +50,15 @@ pub(super) struct Load {
 impl UploadRing {
     pub(super) fn new(gpu: &Gpu, slots: usize, slot_bytes: usize) -> Result<Self, CudaError> {
         let slot_bytes = slot_bytes.next_multiple_of(64);
+        let mut counters = DeviceBuffer::lasting(gpu, (slots * size_of::<u32>()) as u64)?;
+        counters.fill(0)?;
         Ok(Self {
             memory: PinnedBuffer::new(gpu, slots * slot_bytes)?,
             slot_bytes,
             done: PinnedBuffer::new(gpu, slots * size_of::<u64>())?,
-            counters: DeviceBuffer::of(gpu, &vec![0_u32; slots])?,
+            counters,
             sent: vec![(0, 0); slots],
-            earlier: Vec::new(),
+            turn: 0,
             next: 0,
             ticket: 0,
             sent_bytes: 0,
@@ -73,12 +75,22 @@ impl UploadRing {
         self.sent_bytes
     }
 
-    /// The next slot. Waits for its reader only where the host runs a whole ring ahead of the device.
-    pub(super) fn acquire(&mut self) -> Result<Upload<'_>, CudaError> {
+    /// The next slot, `stream` being the backend's. Waits for its reader only where the host runs a whole ring ahead of
+    /// the device.
+    pub(super) fn acquire(
+        &mut self,
+        gpu: &Gpu,
+        stream: RawStream,
+    ) -> Result<Upload<'_>, CudaError> {
         let slot = self.next;
-        let (ticket, stream) = self.sent[slot];
+        let (ticket, turn) = self.sent[slot];
         while self.read(slot) < ticket {
-            // SAFETY: it is the backend's stream, or kept for what is not read.
+            if turn != self.turn {
+                // The stream may be gone.
+                work::wait(gpu)?;
+                break;
+            }
+            // SAFETY: it is the backend's stream.
             let result = unsafe { sys::cuStreamQuery(raw(stream)) };
             match check("cuStreamQuery", result) {
                 Ok(()) => break,
@@ -91,15 +103,9 @@ impl UploadRing {
         Ok(Upload { ring: self, slot, start })
     }
 
-    /// Keeps a stream, which the backend had until now, for as long as it may be asked how far it is.
-    pub(super) fn keep(&mut self, stream: CudaStream) {
-        let mut streams = std::mem::take(&mut self.earlier);
-        streams.push(stream);
-        streams.retain(|stream| {
-            let mut sent = self.sent.iter().enumerate();
-            sent.any(|(slot, &(ticket, to))| to == stream.raw() && self.read(slot) < ticket)
-        });
-        self.earlier = streams;
+    /// The backend goes on with another stream.
+    pub(super) fn leave(&mut self) {
+        self.turn += 1;
     }
 
     /// The last ticket that a slot's reader has written.
@@ -162,7 +168,7 @@ impl Upload<'_> {
                 Start::InOrder,
             )
         }?;
-        ring.sent[self.slot] = (ring.ticket, stream);
+        ring.sent[self.slot] = (ring.ticket, ring.turn);
         ring.sent_bytes += (load.image_bytes + load.writes * 8) as u64;
         Ok(())
     }

@@ -19,7 +19,7 @@ use super::gpu::Gpu;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::ring::{Load, UploadRing};
-use super::stream::{CudaStream, RawStream, is_capturing};
+use super::stream::{RawStream, is_capturing};
 use super::tables::Tables;
 use crate::id::StepId;
 use crate::layout::PoolLayout;
@@ -96,7 +96,7 @@ impl Stage {
         let split = Kinds::image_bytes(gpu).max(Kinds::extend_bytes(gpu, layout, limits));
         let bytes = places.decode + split + writes;
         Ok(Self {
-            image: DeviceBuffer::new(gpu, bytes.next_multiple_of(64) as u64)?,
+            image: DeviceBuffer::lasting(gpu, bytes.next_multiple_of(64) as u64)?,
             ring: UploadRing::new(gpu, uploads, bytes)?,
             limits,
             slots: layout.slot_count(),
@@ -110,9 +110,9 @@ impl Stage {
         self.ring.sent_bytes()
     }
 
-    /// The backend goes on with another stream than this one.
-    pub(super) fn leave(&mut self, stream: CudaStream) {
-        self.ring.keep(stream);
+    /// The backend goes on with another stream.
+    pub(super) fn leave(&mut self) {
+        self.ring.leave();
     }
 
     /// Device address of the slot mapping, at the start of the image.
@@ -154,7 +154,7 @@ impl Stage {
         // What did not fit follows, a slot at a time.
         let empty = self.load(tables);
         for writes in plan.table_writes[sent..].chunks(self.ring.slot_bytes() / 8) {
-            let mut upload = self.ring.acquire()?;
+            let mut upload = self.ring.acquire(gpu, stream)?;
             put(upload.bytes(), 0, writes);
             upload.send(gpu, &Load { writes: writes.len(), ..empty }, stream)?;
         }
@@ -181,7 +181,7 @@ impl Stage {
         self.start = Start::InOrder;
         let places = Places::of(plan);
         let empty = self.load(tables);
-        let mut upload = self.ring.acquire()?;
+        let mut upload = self.ring.acquire(gpu, stream)?;
         let bytes = upload.bytes();
         match plan.slot_mapping {
             SlotMapping::I32(slots) => put(bytes, 0, slots),

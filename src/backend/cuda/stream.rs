@@ -9,6 +9,7 @@ use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::sys;
 
+use super::work;
 /// The host's raw `CUstream` as an integer; 0 is the default stream.
 pub type RawStream = u64;
 
@@ -51,14 +52,14 @@ impl CudaStream {
     /// The host's own stream, which stays the host's to destroy.
     ///
     /// # Safety
-    /// It is a stream of `gpu`'s primary context. Whoever destroys it first takes it from every backend that has it
-    /// ([`Cuda::set_stream`](super::Cuda::set_stream), or the backend's end), uses no clone of this any more, and waits
-    /// for what was asked of it: until its uploads are read, a backend asks a stream how far it is.
+    /// It is a stream of `gpu`'s primary context, and lives as long as any clone of this. A backend gives its clone up
+    /// when it gets another stream ([`Cuda::set_stream`](super::Cuda::set_stream)) and at its end.
     pub unsafe fn from_raw(gpu: &Gpu, stream: RawStream) -> Self {
         Self::with(gpu, stream, false)
     }
 
     fn with(gpu: &Gpu, stream: RawStream, own: bool) -> Self {
+        work::enter(gpu, stream);
         Self { shared: Arc::new(Handle { gpu: gpu.clone(), stream, own }) }
     }
 
@@ -126,7 +127,9 @@ impl CudaStream {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.own && self.gpu.bind().is_ok() {
+        let bound = self.gpu.bind().is_ok();
+        work::leave(&self.gpu, self.stream);
+        if self.own && bound {
             // SAFETY: made by cuStreamCreate, destroyed once; work in it still runs to its end.
             unsafe { sys::cuStreamDestroy_v2(raw(self.stream)) };
         }

@@ -39,6 +39,7 @@ unsafe extern "C" {
     pub fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
     pub fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
     pub fn cuMemFree_v2(address: u64) -> u32;
+    pub fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: CUstream) -> u32;
     pub fn cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: u32) -> u32;
     pub fn cuMemHostGetDevicePointer_v2(address: *mut u64, memory: *mut c_void, flags: u32) -> u32;
     pub fn cuMemFreeHost(memory: *mut c_void) -> u32;

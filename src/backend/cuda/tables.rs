@@ -28,7 +28,7 @@ impl Tables {
         stream: RawStream,
     ) -> Result<Self, CudaError> {
         check_shape(&shape, layout.page_size())?;
-        let words = DeviceBuffer::new(gpu, 4 * shape.words() as u64)?;
+        let words = DeviceBuffer::lasting(gpu, 4 * shape.words() as u64)?;
         // SAFETY: the range is the buffer allocated above.
         let result =
             unsafe { sys::cuMemsetD32Async(words.address(), 0, shape.words(), raw(stream)) };

@@ -1,4 +1,4 @@
-//! The GPU backend: K and V in device memory, page tables beside them, kernels as PTX through `cust`.
+//! The GPU backend: K and V in device memory, page tables beside them, kernels as PTX that the driver compiles.
 //!
 //! [`Cuda`] launches on the host's raw stream, takes the host's device addresses, and shares the device's primary
 //! context with other users in the process. Any thread may call; each call binds the context first. Nothing waits for
@@ -14,7 +14,8 @@
 //!   lengths and table words within the tables, the host's rows long enough (`check.rs`, `stage.rs`, `tables.rs`).
 //! * C4. Counters of split attention are zero between launches (`attend.rs`).
 //!
-//! The only place that names `cust`, and the only one with `unsafe` code. Not here: the kernels (`ptx/`).
+//! The only place in the crate that names `cust`, which links the driver and has the types of its calls (`sys.rs`); all
+//! other `unsafe` code is in `src/memory.rs`. Not here: the kernels (`ptx/`).
 #![allow(unsafe_code)]
 
 mod attend;

@@ -1,8 +1,9 @@
-//! The driver's functions that are called here, as `cust::sys` declares them but for what they answer.
+//! The driver's functions that are called here, with the types of `cust::sys` but for what they answer.
 //!
-//! There it is an enum of the codes that drivers of CUDA 11 had, and a code that an enum does not list is undefined
-//! behaviour. Here it is the number, since the next driver may have more of them. `cust` links the driver, and has the
-//! types.
+//! Of `cust` this backend uses that it links the driver, and these types. Its functions answer with an enum of the
+//! codes that drivers of CUDA 11 had, and a code that an enum does not list is undefined behaviour; here it is the
+//! number, since the next driver may have more of them. Its modules have no place for the log of a PTX that is refused,
+//! and its contexts, streams and memory belong to one owner, where ours are shared with other users of the device.
 //!
 //! Not here: what the codes mean (`error.rs`).
 #![allow(missing_docs, reason = "NVIDIA's documentation of the driver has them")]
@@ -38,8 +39,8 @@ unsafe extern "C" {
 
     pub fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
     pub fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
-    pub fn cuMemFree_v2(address: u64) -> u32;
     pub fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: CUstream) -> u32;
+    pub fn cuMemFree_v2(address: u64) -> u32;
     pub fn cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: u32) -> u32;
     pub fn cuMemHostGetDevicePointer_v2(address: *mut u64, memory: *mut c_void, flags: u32) -> u32;
     pub fn cuMemFreeHost(memory: *mut c_void) -> u32;

@@ -1,10 +1,15 @@
 //! A graph is captured once and replayed over many steps, while tables, lengths and the batch change; between replays
 //! other steps run outside of it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use kvarena::backend::cuda::{CudaError, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::Item;
-use kvarena::{Attend, Backend, BatchPlan, Capacity, Dtype, LayerId, Layout, StepEnd, StepScratch};
+use kvarena::{
+    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, Layout, RowId, SlotMapping,
+    StepEnd, StepId, StepScratch, TokenId,
+};
 
 use crate::drive::{Drive, LayerInputs, Shape};
 use crate::gpu;
@@ -192,4 +197,46 @@ fn a_capture_refuses_what_was_not_staged() {
     let begun = stream.capture(|| backend.begin(&third.plan()));
     assert_eq!(begun.err(), Some(CudaError::NotStaged { step: third.plan().step }));
     backend.begin(&third.plan()).expect("a valid plan");
+}
+
+#[test]
+fn a_capture_ends_where_its_body_panics() {
+    let Some(gpu) = gpu() else { return };
+    let shape = shape(Layout::PageFirst, 16);
+    let mut drive = Drive::new(shape, 3);
+    let mut backend = OnGpu::new(&gpu);
+    backend.open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let stream = backend.stream.clone();
+    let panics = || -> Result<(), CudaError> { panic!("on purpose") };
+    assert!(catch_unwind(AssertUnwindSafe(|| stream.capture(panics))).is_err());
+    let items = [Item::Extend { sequence: drive.admit(), len: 1 }];
+    backend.begin(&drive.planner.plan(&items).plan()).expect("the stream is not captured");
+    stream.synchronize().expect("nothing failed");
+    stream.capture(|| Ok::<_, CudaError>(())).expect("another capture");
+}
+
+/// A graph of as many tokens as rows has no extend kernel, which a row of two tokens may need.
+#[test]
+fn rows_of_no_tokens_are_not_staged_for_graphs() {
+    let Some(gpu) = gpu() else { return };
+    let shape = shape(Layout::PageFirst, 16);
+    let mut backend = OnGpu::new(&gpu);
+    backend.open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let row = |row, qo_start, extend_len| BatchRow {
+        row: RowId::new(row),
+        qo_start,
+        extend_len,
+        kv_len: extend_len,
+    };
+    let rows = [row(0, 0, 5), row(1, 5, 0), row(2, 5, 1)];
+    let plan = BatchPlan {
+        step: StepId::new(1),
+        rows: &rows,
+        tokens: &[TokenId::PENDING; 6],
+        positions: &[0, 1, 2, 3, 4, 0],
+        slot_mapping: SlotMapping::I32(&[0, 1, 2, 3, 4, 16]),
+        table_writes: &[],
+    };
+    backend.begin(&plan).expect("a valid plan");
+    assert_eq!(backend.cuda.stage(&plan), Err(CudaError::EmptyRow { row: 1 }));
 }

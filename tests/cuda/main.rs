@@ -16,6 +16,7 @@ mod pages;
 mod ranks;
 mod replay;
 mod shared;
+mod staged;
 mod upload;
 
 use std::ops::Deref;

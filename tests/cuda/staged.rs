@@ -116,7 +116,7 @@ fn rows_that_see_too_much_are_refused() {
     let max = 1 << 35;
     let tokens = 40 * ((1 << 31) + 7 * 16);
     let error = cuda.begin(&plan(&rows, SlotMapping::I32(&[-1; 40])));
-    assert!(error.is_err(), "{tokens} {max}");
+    assert_eq!(error, Err(CudaError::StepSees { tokens, max }));
     cuda.begin(&plan(&rows[..15], SlotMapping::I32(&[-1; 15]))).expect("a valid plan");
     cuda.synchronize().expect("nothing failed");
 }

@@ -14,7 +14,7 @@ use super::memory::DeviceBuffer;
 use super::params::{AttendParams, DecodeWork};
 use super::ring::{Load, UploadRing};
 use super::split::{Split, SplitCount, SplitShape};
-use super::stage::StepLimits;
+use super::stage::{Image, StepLimits};
 use super::stream::{RawStream, is_capturing, raw};
 use super::sys;
 use crate::backend::Attend;
@@ -140,15 +140,6 @@ pub(super) struct Kinds {
     list: Vec<Kind>,
 }
 
-/// Where a kernel finds what it is given, besides what the plan says.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Launch {
-    pub(super) rows: usize,
-    pub(super) tokens: usize,
-    /// Device address of the image's splits.
-    pub(super) splits: u64,
-}
-
 impl Kinds {
     pub(super) fn len(&self) -> usize {
         self.list.len()
@@ -243,7 +234,7 @@ impl Kinds {
         &self,
         gpu: &Gpu,
         index: usize,
-        launch: Launch,
+        image: &Image,
         mut params: AttendParams,
         start: &mut Start,
         stream: RawStream,
@@ -251,14 +242,14 @@ impl Kinds {
         let kind = &self.list[index];
         let shape = kind.split.shape();
         // One token a row, or none: every sequence decodes, whichever step the graph is replayed for.
-        let decode_only = launch.tokens <= launch.rows;
+        let decode_only = image.token_count <= image.row_count;
         let capturing = is_capturing(stream)?;
         // A graph is launched in order as a whole.
         let decode_start = if capturing { Start::Early } else { *start };
         let decode = kind.count.decode_units > 0 || capturing;
         let extend = kind.count.extend_items > 0 || (capturing && !decode_only);
         if decode {
-            params.plan = launch.splits + kind.image_at as u64;
+            params.plan = image.splits + kind.image_at as u64;
             params.partial = kind.partial.address();
             params.counters = kind.counters.address();
             params.lanes = shape.decode_lanes();

@@ -66,6 +66,18 @@ pub enum CudaError {
         /// The most that is allowed.
         max: u32,
     },
+    /// A step whose rows see more tokens together than kernels count.
+    StepSees {
+        /// The tokens, and some for each row.
+        tokens: u64,
+        /// The most that is allowed.
+        max: u64,
+    },
+    /// A row of no tokens, in a plan that is staged for graphs.
+    EmptyRow {
+        /// Which row of the batch.
+        row: usize,
+    },
     /// A slot of a plan is not in the pool.
     Slot {
         /// The slot.
@@ -212,6 +224,10 @@ impl fmt::Display for CudaError {
             Self::StepRows { rows, max } => {
                 write!(f, "a step of {rows} rows is above the limit of {max}")
             }
+            Self::StepSees { tokens, max } => {
+                write!(f, "rows that see {tokens} tokens together are above the limit of {max}")
+            }
+            Self::EmptyRow { row } => write!(f, "row {row} of the batch has no tokens"),
             Self::Slot { slot, slots } => write!(f, "slot {slot} is not below {slots}"),
             Self::SlotCount { slots } => write!(f, "{slots} slots are not one for each token"),
             Self::Row { row } => write!(f, "row {row} of the batch does not fit the page tables"),

@@ -9,9 +9,11 @@
 //! ([`CudaGraph::launch`]), that two streams are in order ([`Cuda::set_stream`]).
 //!
 //! * C1. A pinned upload slot is written again only after the device has read it (`ring.rs`).
-//! * C2. The staged plan is the plan of the launch (`stage.rs`).
+//! * C2. The staged plan is the plan of the launch: of the same step, as many tokens and rows, slots as wide
+//!   (`stage.rs`).
 //! * C3. Nothing that a kernel is given points outside what was checked: slots and pages are below the pool's, rows,
-//!   lengths and table words within the tables, the host's rows long enough (`check.rs`, `stage.rs`, `tables.rs`).
+//!   lengths and table words within the tables, the host's rows long enough (`check.rs`, `stage.rs`, `tables.rs`). Of a
+//!   plan it is given the staged image alone. Memory is freed after the work that may use it (`work.rs`).
 //! * C4. Counters of split attention are zero between launches (`attend.rs`).
 //!
 //! The only place in the crate that names `cust`, which links the driver and has the types of its calls (`sys.rs`); all
@@ -36,9 +38,9 @@ mod store;
 mod stream;
 mod sys;
 mod tables;
+mod work;
 
 pub use error::CudaError;
-mod work;
 pub use gpu::Gpu;
 pub use host_pages::HostPages;
 pub use memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
@@ -48,13 +50,13 @@ use super::{Attend, Backend, OpenSteps};
 use crate::id::LayerId;
 use crate::layout::{Dtype, Kv, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
-use attend::{Kinds, Launch, launch_f32};
+use attend::{Kinds, launch_f32};
 use check::{attend_strides, check_attend, check_copies};
 use copy::{HostCopy, Lanes, Way, copy_on_device};
 use kernels::{COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
 use params::{AttendParams, magic};
 use pool::Pool;
-use stage::{Places, Stage, StepLimits};
+use stage::{Image, Stage, StepLimits};
 use tables::Tables;
 
 /// How a [`Cuda`] is to work.
@@ -186,22 +188,23 @@ impl Cuda {
     /// [padded](BatchPlan::padded) counts as another one.
     ///
     /// A launch does this by itself where needed. A graph cannot: capture the launches of a plan that is staged, and
-    /// replay the graph after staging any plan of as many tokens and rows (each row of at least one token).
+    /// replay the graph after staging any plan of as many tokens and rows, with slots of the same width. Each row has
+    /// at least one token: a graph of as many tokens as rows holds no kernel for rows of more than one, which another
+    /// row of none would make room for.
     ///
     /// # Errors
-    /// Before `open`, a plan whose step is not open or that does not fit, or while the stream is captured.
+    /// Before `open`, a plan whose step is not open, that does not fit or has a row of no tokens, or while the stream is
+    /// captured.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         open.check_open(plan)?;
-        open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
-        let (image, places) = (open.stage.address(), Places::of(plan));
-        Ok(StagedPlan {
-            slot_mapping: image,
-            positions: image + places.positions as u64,
-            rows: image + places.rows as u64,
-        })
+        if let Some(row) = plan.rows.iter().position(|row| row.extend_len == 0) {
+            return Err(CudaError::EmptyRow { row });
+        }
+        let image = open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
+        Ok(StagedPlan { slot_mapping: image.slots, positions: image.positions, rows: image.rows })
     }
 
     /// Marks the stream's end: when the event is done, so is every step launched so far, and the engine may be told
@@ -305,7 +308,7 @@ impl Open {
 
     fn attend_params(
         &self,
-        plan: &BatchPlan<'_>,
+        image: &Image,
         layer: LayerId,
         attend: &Attend,
     ) -> Result<AttendParams, CudaError> {
@@ -318,7 +321,7 @@ impl Open {
             slot_stride,
             head_stride: u64::from(layout.head_dim() * layout.dtype().size()),
             table: self.tables.address(),
-            batch_rows: self.stage.address() + Places::of(plan).rows as u64,
+            batch_rows: image.rows,
             page_magic: magic(layout.page_size()),
             chunk_magic: magic(table.chunk_pages),
             page_size: layout.page_size(),
@@ -328,7 +331,7 @@ impl Open {
             q_heads: attend.q_heads,
             kv_heads: layout.kv_heads(),
             group: attend.q_heads / layout.kv_heads(),
-            batch: plan.rows.len() as u32,
+            batch: image.row_count as u32,
             window: attend.window.unwrap_or(0),
             scale: attend.scale,
             soft_cap: attend.soft_cap.unwrap_or(0.0),
@@ -422,9 +425,8 @@ impl Backend for Cuda {
         let stream = self.stream.raw();
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         open.check_open(plan)?;
-        open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
-        let slots = open.stage.address();
-        store::store(&self.gpu, &open.pool, plan, slots, layer, [k, v], stream)
+        let image = open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
+        store::store(&self.gpu, &open.pool, &image, layer, [k, v], stream)
     }
 
     /// Rows are of the pool's dtype, 16-byte aligned unless it is f32. 16-bit pools: head_dim 64, 128 or 256; f32
@@ -459,7 +461,7 @@ impl Backend for Cuda {
             Dtype::F32 => None,
             _ => Some(open.kinds.prepare(&self.gpu, layout, attend, open.limits, stream)?),
         };
-        open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
+        let image = &open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
         if tokens == 0 {
             return Ok(());
         }
@@ -469,17 +471,15 @@ impl Backend for Cuda {
             lse: lse.map_or(0, |lse| lse.address),
             q_stride,
             out_stride,
-            ..open.attend_params(plan, layer, attend)?
+            ..open.attend_params(image, layer, attend)?
         };
         let Some(index) = index else {
             // SAFETY: rows were checked above, the plan when it was staged.
             return unsafe { launch_f32(&self.gpu, &params, stream) };
         };
-        let splits = open.stage.address() + Places::of(plan).decode as u64;
-        let launch = Launch { rows: plan.rows.len(), tokens, splits };
         let start = &mut open.stage.start;
         // SAFETY: rows were checked above, the plan when it was staged.
-        unsafe { open.kinds.launch(&self.gpu, index, launch, params, start, stream) }
+        unsafe { open.kinds.launch(&self.gpu, index, image, params, start, stream) }
     }
 
     /// # Errors

@@ -9,7 +9,9 @@
 //! Its addresses depend on the numbers of tokens and rows alone, so a graph that was captured with one plan can be
 //! replayed for any later plan of (or padded to) the same numbers. There is one image: work on one stream is done in
 //! order, so the next plan may be sent as soon as the last launch of this one is asked for. A launch with another plan
-//! than the staged one stages it first.
+//! than the staged one stages it first. Plans are told apart by step, numbers and width of the slots: what a launch is
+//! given are the addresses of the image, which was checked, so that a plan that differs in what it says cannot send it
+//! elsewhere.
 //!
 //! Not here: how the split is made (`split/`), the tables themselves (`tables.rs`).
 
@@ -19,11 +21,15 @@ use super::gpu::Gpu;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::ring::{Load, UploadRing};
+use super::split::{DECODE_EXTRA, DECODE_UNIT};
 use super::stream::{RawStream, is_capturing};
 use super::tables::Tables;
 use crate::id::StepId;
 use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, BatchRow, SlotMapping, TableWrite};
+
+/// What a row's decode units are counted as, beside its tokens: its extra ones, and what rounding up may add.
+const ROW_TOKENS: u32 = (DECODE_EXTRA + 1) * DECODE_UNIT;
 
 /// Most tokens and rows of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,27 +44,44 @@ struct Staged {
     step: StepId,
     tokens: usize,
     rows: usize,
+    /// Of one entry of the slot mapping.
+    slot_bytes: usize,
     /// Kinds of attention that it holds splits for.
     kinds: usize,
 }
 
 impl Staged {
     fn of(plan: &BatchPlan<'_>, kinds: usize) -> Self {
-        Self { step: plan.step, tokens: plan.token_count(), rows: plan.rows.len(), kinds }
+        let (tokens, rows) = (plan.token_count(), plan.rows.len());
+        Self { step: plan.step, tokens, rows, slot_bytes: slot_bytes(plan), kinds }
     }
+}
+
+/// Where the staged plan lies on the device: all that a launch knows of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Image {
+    pub(super) slots: u64,
+    pub(super) positions: u64,
+    pub(super) rows: u64,
+    /// The decode splits of each kind.
+    pub(super) splits: u64,
+    pub(super) token_count: usize,
+    pub(super) row_count: usize,
+    /// Of one entry of `slots`.
+    pub(super) slot_bytes: usize,
 }
 
 /// Byte offsets in the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Places {
-    pub(super) positions: usize,
-    pub(super) rows: usize,
-    pub(super) decode: usize,
+struct Places {
+    positions: usize,
+    rows: usize,
+    decode: usize,
 }
 
 impl Places {
     /// For a plan of these numbers.
-    pub(super) fn of(plan: &BatchPlan<'_>) -> Self {
+    fn of(plan: &BatchPlan<'_>) -> Self {
         Self::new(plan.token_count(), plan.rows.len(), slot_bytes(plan))
     }
 
@@ -76,6 +99,8 @@ pub(super) struct Stage {
     ring: UploadRing,
     limits: StepLimits,
     slots: u64,
+    /// Most tokens that the rows of a step may see together.
+    most_seen: u64,
     staged: Option<Staged>,
     /// When a kernel may start that reads plan and tables before it waits: the first one after they were sent in order,
     /// whatever follows it early, since it starts later.
@@ -100,6 +125,7 @@ impl Stage {
             ring: UploadRing::new(gpu, uploads, bytes)?,
             limits,
             slots: layout.slot_count(),
+            most_seen: most_seen(layout.kv_heads()),
             staged: None,
             start: Start::InOrder,
         })
@@ -115,12 +141,8 @@ impl Stage {
         self.ring.leave();
     }
 
-    /// Device address of the slot mapping, at the start of the image.
-    pub(super) fn address(&self) -> u64 {
-        self.image.address()
-    }
-
-    /// Makes the plan the staged one, unless it is. Refuses to send anything while the stream is captured.
+    /// Makes the plan the staged one, unless it is, and says where it lies. Refuses to send anything while the stream
+    /// is captured.
     pub(super) fn ensure(
         &mut self,
         gpu: &Gpu,
@@ -128,15 +150,31 @@ impl Stage {
         kinds: &mut Kinds,
         tables: &Tables,
         stream: RawStream,
-    ) -> Result<(), CudaError> {
-        if self.staged == Some(Staged::of(plan, kinds.len())) {
-            return Ok(());
+    ) -> Result<Image, CudaError> {
+        let wanted = Staged::of(plan, kinds.len());
+        if self.staged != Some(wanted) {
+            if is_capturing(stream)? {
+                return Err(CudaError::NotStaged { step: plan.step });
+            }
+            self.check(plan, tables)?;
+            self.send(gpu, plan, &[], kinds, tables, stream)?;
         }
-        if is_capturing(stream)? {
-            return Err(CudaError::NotStaged { step: plan.step });
+        Ok(self.lies(wanted))
+    }
+
+    /// Where what is staged lies.
+    fn lies(&self, staged: Staged) -> Image {
+        let Staged { tokens, rows, slot_bytes, .. } = staged;
+        let (at, places) = (self.image.address(), Places::new(tokens, rows, slot_bytes));
+        Image {
+            slots: at,
+            positions: at + places.positions as u64,
+            rows: at + places.rows as u64,
+            splits: at + places.decode as u64,
+            token_count: tokens,
+            row_count: rows,
+            slot_bytes,
         }
-        self.check(plan, tables)?;
-        self.send(gpu, plan, &[], kinds, tables, stream).map(|_| ())
     }
 
     /// Sends a plan's arrays and applies its table writes.
@@ -222,14 +260,20 @@ impl Stage {
             }
             _ => {}
         }
-        check_rows(plan, tables)
+        check_rows(plan, tables, self.most_seen)
     }
 }
 
-/// Query rows follow one another and add up to the tokens; rows and lengths are within the tables.
-fn check_rows(plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
+/// Most tokens that the rows of a step may see together: decode units of all kv heads are counted in 31 bits.
+fn most_seen(kv_heads: u32) -> u64 {
+    (u64::from(DECODE_UNIT) << 31) / u64::from(kv_heads)
+}
+
+/// Query rows follow one another and add up to the tokens; rows and lengths are within the tables, and what they see
+/// together is within what a split counts.
+fn check_rows(plan: &BatchPlan<'_>, tables: &Tables, most: u64) -> Result<(), CudaError> {
     let (rows, longest) = (tables.shape().rows, tables.longest_row());
-    let mut next = 0;
+    let (mut next, mut seen) = (0, 0);
     for (i, row) in plan.rows.iter().enumerate() {
         let there = row.row.raw() < rows && u64::from(row.kv_len) <= longest;
         let known = row.kv_len == 0 || (there && row.extend_len <= row.kv_len);
@@ -237,13 +281,17 @@ fn check_rows(plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
             return Err(CudaError::Row { row: i });
         }
         next += u64::from(row.extend_len);
+        seen += u64::from(row.kv_len) + u64::from(ROW_TOKENS);
+    }
+    if seen > most {
+        return Err(CudaError::StepSees { tokens: seen, max: most });
     }
     let whole = next == plan.token_count() as u64;
     if whole { Ok(()) } else { Err(CudaError::Row { row: plan.rows.len() }) }
 }
 
 /// Bytes of one entry of the slot mapping.
-pub(super) fn slot_bytes(plan: &BatchPlan<'_>) -> usize {
+fn slot_bytes(plan: &BatchPlan<'_>) -> usize {
     match plan.slot_mapping {
         SlotMapping::I32(_) => size_of::<i32>(),
         SlotMapping::I64(_) => size_of::<i64>(),

@@ -11,27 +11,25 @@ use super::launch::Start;
 use super::memory::DeviceRows;
 use super::params::{StoreCacheParams, wide_magic};
 use super::pool::Pool;
-use super::stage::slot_bytes;
+use super::stage::Image;
 use super::stream::RawStream;
 use crate::id::LayerId;
 use crate::layout::Kv;
-use crate::plan::BatchPlan;
 
 /// Steps of so many tokens are stored past the caches, four units a thread: enough to fill the device, too little for
 /// the caches to turn over (measured on an H200 with rows of 2 KiB).
 const STREAMING_TOKENS: std::ops::RangeInclusive<u32> = 513..=8192;
 
-/// Stores the rows of a staged plan whose slot mapping is at device address `slots`.
+/// Stores the rows of the staged plan.
 pub(super) fn store(
     gpu: &Gpu,
     pool: &Pool,
-    plan: &BatchPlan<'_>,
-    slots: u64,
+    image: &Image,
     layer: LayerId,
     [k, v]: [DeviceRows<'_>; 2],
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let (layout, tokens) = (pool.layout(), plan.token_count());
+    let (layout, tokens) = (pool.layout(), image.token_count);
     let width = layout.kv_heads() as usize * layout.head_dim() as usize;
     let stride = |rows: DeviceRows<'_>| {
         let stride = row_stride(rows.stride, rows.bytes, tokens, width, layout.dtype())?;
@@ -56,7 +54,7 @@ pub(super) fn store(
     let params = StoreCacheParams {
         k: k.address,
         v: v.address,
-        slots,
+        slots: image.slots,
         k_pool,
         v_pool,
         page_stride: if linear { slot_stride } else { page_stride },
@@ -66,7 +64,7 @@ pub(super) fn store(
         page_size,
         page_magic: wide_magic(page_size.into()),
         slot_stride: slot_stride as u32,
-        slot_bytes: slot_bytes(plan) as u32,
+        slot_bytes: image.slot_bytes as u32,
         row_units: (row_bytes / u64::from(unit_bytes)) as u32,
         unit_bytes,
     };

@@ -2,14 +2,15 @@
 //!
 //! Hosts with their own hand in raw `CUstream`s as integers, and answer for them. Not here: what is launched.
 
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::sys;
-
 use super::work;
+
 /// The host's raw `CUstream` as an integer; 0 is the default stream.
 pub type RawStream = u64;
 
@@ -103,18 +104,9 @@ impl CudaStream {
         // SAFETY: the stream lives.
         let result = unsafe { sys::cuStreamBeginCapture_v2(raw(self.raw()), mode) };
         check("cuStreamBeginCapture", result)?;
-        let outcome = body();
-        let mut graph = ptr::null_mut();
-        // SAFETY: `graph` is a valid place for one handle; the capture was begun above.
-        let result = unsafe { sys::cuStreamEndCapture(raw(self.raw()), &mut graph) };
-        if let Err(error) = outcome {
-            if !graph.is_null() {
-                // SAFETY: the half-made graph is destroyed once.
-                unsafe { sys::cuGraphDestroy(graph) };
-            }
-            return Err(error);
-        }
-        check("cuStreamEndCapture", result)?;
+        let capture = Capture { stream: self };
+        body()?;
+        let graph = capture.end()?;
         let mut exec = ptr::null_mut();
         // SAFETY: `exec` is a valid place for one handle; `graph` was made above.
         let result = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) };
@@ -136,6 +128,39 @@ impl Drop for Handle {
     }
 }
 
+/// A capture that was begun. Dropped, because its body failed or panicked, it ends without a graph.
+struct Capture<'a> {
+    stream: &'a CudaStream,
+}
+
+impl Capture<'_> {
+    /// Ends the capture; gives the graph, to be destroyed.
+    fn end(self) -> Result<sys::CUgraph, CudaError> {
+        let capture = ManuallyDrop::new(self);
+        let (graph, result) = capture.stop();
+        check("cuStreamEndCapture", result).map(|()| graph)
+    }
+
+    fn stop(&self) -> (sys::CUgraph, u32) {
+        let mut graph = ptr::null_mut();
+        // The body may have left another context current.
+        let _ = self.stream.gpu().bind();
+        // SAFETY: `graph` is a valid place for one handle; the capture was begun in this thread, and ends once.
+        let result = unsafe { sys::cuStreamEndCapture(raw(self.stream.raw()), &mut graph) };
+        (graph, result)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        let (graph, _) = self.stop();
+        if !graph.is_null() {
+            // SAFETY: the half-made graph is destroyed once.
+            unsafe { sys::cuGraphDestroy(graph) };
+        }
+    }
+}
+
 /// Captured work, to be replayed.
 #[derive(Debug)]
 pub struct CudaGraph {
@@ -152,7 +177,7 @@ impl CudaGraph {
     /// # Safety
     /// A graph knows addresses only. All that the captured calls were given is still there until the work is done:
     /// backends, rows, host pages, which nobody touches meanwhile. In the stream's order before it, the backend has
-    /// [staged](super::Cuda::stage) a plan of as many tokens and rows as the captured one.
+    /// [staged](super::Cuda::stage) a plan of as many tokens and rows as the captured one, and slots of the same width.
     pub unsafe fn launch(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let exec = self.exec as usize as sys::CUgraphExec;

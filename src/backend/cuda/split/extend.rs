@@ -161,7 +161,8 @@ fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
     let step = shape.extend_tokens();
     let count = |work: &ExtendWork| (work.kv_end - work.kv_begin).div_ceil(step).max(1);
     let longest = whole.iter().map(count).max()?;
-    let total = whole.iter().map(count).sum::<u32>() * heads;
+    // Tiles of one long row alone may see more than 32 bits count.
+    let total = whole.iter().map(|work| u64::from(count(work))).sum::<u64>() * u64::from(heads);
     let mut best = (u32::MAX, 0);
     let mut last = 0;
     for parts in 1..=PARTS_MAX.min(longest) {
@@ -177,9 +178,9 @@ fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
             break;
         }
         let waves = (pieces * heads).div_ceil(ctas);
-        let even = total.div_ceil(ctas);
+        let even = u32::try_from(total.div_ceil(ctas.into())).unwrap_or(u32::MAX);
         let extra = if parts > 1 { 3 * waves } else { 0 };
-        let time = (waves * chunk).min(even + chunk) + extra;
+        let time = waves.saturating_mul(chunk).min(even.saturating_add(chunk)) + extra;
         best = best.min((time, chunk));
     }
     (best.1 < longest).then_some(best.1 * step)

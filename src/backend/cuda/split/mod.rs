@@ -17,6 +17,7 @@ mod extend;
 
 use crate::plan::BatchRow;
 use decode::DecodeSplit;
+pub use decode::{DECODE_EXTRA, DECODE_UNIT};
 use extend::ExtendSplit;
 
 /// What a split depends on besides the step. One [`Split`] is made for one shape.
@@ -106,7 +107,7 @@ impl Split {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::decode::{DECODE_EXTRA, DECODE_UNIT, DECODE_WORDS};
+    use super::decode::DECODE_WORDS;
     use super::extend::{EXTEND_WORDS, HEAD_WORDS};
     use super::*;
     use crate::id::RowId;

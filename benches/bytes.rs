@@ -16,11 +16,11 @@ mod cases;
 
 use cases::Cache;
 use cases::hit::sequence_pages;
+use cases::work;
 use kvarena::TokenId;
 use kvarena::fence::Fence;
 use kvarena::page::PagePool;
 use kvarena::prefix::PrefixTree;
-use kvarena::testkit::cpu_work as work;
 
 fn main() {
     // `cargo test --benches` and `--list` have nothing to run here.

@@ -11,7 +11,7 @@ use cases::evict::{Evict, SAMPLE};
 use cases::hit::{Hit, HitFloor, Miss, full_cache};
 use cases::insert::{Cycle, Insert, InsertFloor};
 use cases::pages::AllocFree;
-use kvarena::testkit::cpu_work as work;
+use cases::work;
 
 const SEQUENCES: usize = 1000;
 const CASES: [&str; 14] = [

@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use cases::evict::Evict;
 use cases::hit::{Hit, HitFloor, Miss, full_cache};
 use cases::insert::{Cycle, Insert, InsertFloor, ROUND};
+use cases::work::SEQUENCES;
 use divan::{AllocProfiler, Bencher};
-use kvarena::testkit::cpu_work::SEQUENCES;
 
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();

@@ -21,7 +21,7 @@ use cases::hit::{Hit, HitFloor, Miss, full_cache};
 use cases::insert::{Cycle, Insert, InsertFloor, ROUND};
 use cases::pages::{AllocFree, COUNT};
 use cases::sample::{median, median_ns};
-use kvarena::testkit::cpu_work as work;
+use cases::work;
 use serde::Serialize;
 
 /// A line of the table.

@@ -89,7 +89,7 @@ pub(crate) fn touch_deque<T: Copy>(items: &mut VecDeque<T>, filler: T) {
 /// nothing happens where the system has none.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
-pub(crate) fn ask_for_huge_pages(address: usize, bytes: usize) {
+pub fn ask_for_huge_pages(address: usize, bytes: usize) {
     let start = address.next_multiple_of(SYSTEM_PAGE);
     let Some(bytes) = (address + bytes).checked_sub(start) else { return };
     let (start, bytes) =
@@ -101,7 +101,7 @@ pub(crate) fn ask_for_huge_pages(address: usize, bytes: usize) {
 
 /// No hint to give.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn ask_for_huge_pages(_: usize, _: usize) {}
+pub fn ask_for_huge_pages(_: usize, _: usize) {}
 
 /// Bytes that a processor fetches at a time.
 const LINE: usize = 64;

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::hint::black_box;
 
-use kvarena::testkit::cpu_work::{self as work, ChatRequest, Chats};
+use super::work::{self, ChatRequest, Chats};
 use kvarena::{PageId, TokenId};
 
 use super::{Cache, Started};

@@ -2,8 +2,8 @@
 
 use std::hint::black_box;
 
+use super::work;
 use kvarena::PageId;
-use kvarena::testkit::cpu_work as work;
 
 use super::{Cache, whole_pages};
 

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use kvarena::testkit::cpu_work as work;
+use super::work;
 use kvarena::{PageId, TokenId};
 
 use super::{Cache, NAMESPACE, whole_pages};

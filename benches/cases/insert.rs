@@ -3,7 +3,7 @@
 
 use std::hint::black_box;
 
-use kvarena::testkit::cpu_work as work;
+use super::work;
 use kvarena::{PageId, PrefixLock, TokenId};
 
 use super::hit::full_cache;

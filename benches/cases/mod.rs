@@ -1,5 +1,5 @@
 //! The cases that are measured: what each call does, and the floor that it cannot beat. Inputs are
-//! `kvarena::testkit::cpu_work`. Used by the divan benches, by the table (`targets.rs`) and by the peers' package.
+//! those of `work`. Used by the divan benches, by the table (`targets.rs`) and by the peers' package.
 #![allow(dead_code, missing_docs)]
 
 pub mod chats;
@@ -9,6 +9,7 @@ pub mod hit;
 pub mod insert;
 pub mod pages;
 pub mod sample;
+pub mod work;
 
 use kvarena::fence::Fence;
 use kvarena::page::PagePool;

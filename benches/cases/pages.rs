@@ -1,8 +1,8 @@
 //! Alloc and free: 128 pages out of 1 Mi that are half taken and fragmented.
 
+use super::work;
 use kvarena::PageId;
 use kvarena::page::PagePool;
-use kvarena::testkit::cpu_work as work;
 
 /// Pages a call.
 pub const COUNT: usize = 128;

@@ -6,7 +6,6 @@
 //! engine disagree, one of them is wrong.
 
 pub mod contract;
-pub mod cpu_work;
 pub mod faults;
 pub mod model;
 pub mod op;
@@ -18,6 +17,7 @@ pub mod rng;
 pub mod shrink;
 pub mod workload;
 
+pub use crate::memory::ask_for_huge_pages;
 pub use faults::Failing;
 pub use model::Model;
 pub use op::{Op, SmallConfig};

@@ -7,7 +7,7 @@ use crate::Row;
 use crate::cases::pages::{AllocFree, COUNT};
 use crate::cases::sample::median_ns;
 use crate::ours;
-use kvarena::testkit::cpu_work as work;
+use crate::cases::work;
 
 const PAGES: usize = 1 << 20;
 

@@ -26,7 +26,7 @@ use std::hint::black_box;
 
 use cases::sample::median_ns;
 use kvarena::TokenId;
-use kvarena::testkit::cpu_work as work;
+use cases::work;
 use serde::Serialize;
 
 /// A cache of prefixes that owns pages.

@@ -3,7 +3,7 @@
 use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::TestBackend;
 use kvarena::testkit::planner::Item;
-use kvarena::{Attend, Backend, Capacity, Dtype, LayerId, Layout};
+use kvarena::{Attend, Backend, Capacity, Dtype, LayerId, Layout, StepEnd};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
@@ -39,6 +39,7 @@ fn run(gpu: &Gpu, shape: Shape, window: Option<u32>) {
             let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
             drive.check(&items, &plan, (layer, &rows.q), &attend, (&out, &lse), 20);
         }
+        backend.end(StepEnd::Complete(plan.step()));
     }
 }
 

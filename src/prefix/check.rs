@@ -59,11 +59,11 @@ impl PrefixTree {
     }
 
     fn check_columns(&self) -> Result<(), Broken> {
-        if self.link.len() != self.age.len() || self.link.len() != self.children.len() {
+        if self.link.len() != self.usage.len() || self.link.len() != self.children.len() {
             return Err(("T1: all columns hold the same nodes", None));
         }
         for (node, link) in &self.link {
-            self.ensure(self.age.contains_key(node), "T1: every node has an age", node)?;
+            self.ensure(self.usage.contains_key(node), "T1: every node has its usage", node)?;
             self.ensure(link.span.pages() > 0, "T1: no node is empty", node)?;
         }
         Ok(())
@@ -82,26 +82,26 @@ impl PrefixTree {
                 self.ensure(self.link.contains_key(parent), "T2: a parent is a node", node)?;
             }
         }
-        for (node, age) in &self.age {
+        for (node, usage) in &self.usage {
             let counted = child_counts.get(&node).copied().unwrap_or(0);
-            self.ensure(age.child_count == counted, "T2: child_count counts the children", node)?;
+            self.ensure(usage.child_count == counted, "T2: child_count counts the children", node)?;
         }
         Ok(())
     }
 
     fn check_locks(&self, locks: &HashMap<NodeKey, u32>) -> Result<(), Broken> {
         let mut users = locks.clone();
-        for (node, age) in &self.age {
-            if age.lock_count > 0
+        for (node, usage) in &self.usage {
+            if usage.lock_count > 0
                 && let Some(parent) = self.link[node].parent
             {
                 *users.entry(parent).or_default() += 1;
             }
         }
-        for (node, age) in &self.age {
+        for (node, usage) in &self.usage {
             let counted = users.remove(&node).unwrap_or(0);
             let what = "T3: lock_count counts locks that end here and locked children";
-            self.ensure(age.lock_count == counted, what, node)?;
+            self.ensure(usage.lock_count == counted, what, node)?;
         }
         match users.len() {
             0 => Ok(()),
@@ -144,18 +144,18 @@ impl PrefixTree {
     fn check_list(&self) -> Result<(), Broken> {
         let mut seen = HashSet::new();
         let scopes = self.scopes();
-        for node in self.list.iter(&self.age) {
+        for node in self.order.iter(&self.usage) {
             self.ensure(seen.insert(node), "T4: the eviction list has no loop", node)?;
-            self.ensure(self.age[node].lock_count == 0, "T4: listed nodes are idle", node)?;
+            self.ensure(self.usage[node].lock_count == 0, "T4: listed nodes are idle", node)?;
             let young = self.link[node].parent.is_none_or(|parent| !seen.contains(&parent));
             self.ensure(young, "T4: a parent is younger than its children", node)?;
             let present = scopes[&node].era == self.era;
             self.ensure(present, "T8: idle nodes are of the present era", node)?;
         }
         let (mut evictable, mut protected) = (0, 0);
-        for (node, age) in &self.age {
+        for (node, usage) in &self.usage {
             let pages = self.link[node].span.pages();
-            if age.lock_count == 0 {
+            if usage.lock_count == 0 {
                 self.ensure(seen.contains(&node), "T4: idle nodes are listed", node)?;
                 evictable += pages;
             } else {

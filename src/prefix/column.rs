@@ -91,9 +91,9 @@ mod tests {
                 tree.spawn(Link { parent: None, span }, Scope::default())
             })
             .collect();
-        let address = |node| (&raw const tree.age[node]).addr();
+        let address = |node| (&raw const tree.usage[node]).addr();
         for (&a, &b) in nodes.iter().zip(nodes.iter().rev()) {
-            assert_eq!(slot_address(&tree.age[a], a, b), address(b));
+            assert_eq!(slot_address(&tree.usage[a], a, b), address(b));
             assert_eq!(slot_address(&tree.link[a], a, b), (&raw const tree.link[b]).addr());
         }
     }

@@ -32,7 +32,7 @@ impl PrefixTree {
     pub(super) fn is_deferred(&self, node: NodeKey) -> bool {
         self.deferred_nodes > 0 && {
             let count = self.deferred[node].count;
-            count > 0 && count == self.age[node].lock_count
+            count > 0 && count == self.usage[node].lock_count
         }
     }
 
@@ -64,10 +64,10 @@ impl PrefixTree {
         let mut at = lock.node();
         while let Some(node) = at {
             let step = self.deferred[node].step;
-            let age = &mut self.age[node];
-            assert!(age.lock_count > 0, "T3: a lock is counted until it is given up");
-            age.lock_count -= 1;
-            let idle = age.lock_count == 0;
+            let usage = &mut self.usage[node];
+            assert!(usage.lock_count > 0, "T3: a lock is counted until it is given up");
+            usage.lock_count -= 1;
+            let idle = usage.lock_count == 0;
             self.remove_deferred(node);
             if !idle {
                 return; // Both counts fell: whether the node is leaving stays as it was.

@@ -13,21 +13,16 @@ impl PrefixTree {
     /// If fewer pages are evictable.
     pub fn evict(&mut self, count: u32, pages: &mut Vec<PageId>) {
         assert!(count <= self.evictable, "the caller checked what is evictable");
-        if count == 0 {
-            return;
-        }
-        self.epoch += 1;
-        self.evictable -= count;
         let mut rest = count;
         while rest > 0 {
-            let node = self.list.oldest().expect("T5: evictable pages are in idle nodes");
-            let span = &mut self.link[node].span;
-            if span.pages() > rest {
-                self.spans.trim(span, rest, pages);
+            let node = self.order.next().expect("T5: evictable pages are in idle nodes");
+            let held = self.link[node].span.pages();
+            if held > rest {
+                self.give_out(node, rest, true, pages);
                 return;
             }
-            rest -= span.pages();
-            self.drop_idle(node, pages);
+            rest -= held;
+            self.drop_idle(node, true, pages);
             self.look_ahead();
         }
     }
@@ -35,13 +30,14 @@ impl PrefixTree {
     /// Asks for what the evictions after the next will read: all of it is cold, and each waits for the one before. Two
     /// ahead, a leaf's page ids and its entry of the child table; three ahead its columns, which say where those are.
     fn look_ahead(&self) {
-        let Some(first) = self.list.oldest() else { return };
-        let Some(second) = self.age[first].younger else { return };
-        let (age, link) = (&self.age[second], &self.link[second]);
-        self.children.prefetch(age.hash);
+        let Some(first) = self.order.next() else { return };
+        let Some(second) = self.order.after(&self.usage, first) else { return };
+        let third = self.order.after(&self.usage, second);
+        let (usage, link) = (&self.usage[second], &self.link[second]);
+        self.children.prefetch(usage.hash);
         self.spans.prefetch(&link.span);
-        if let Some(third) = age.younger {
-            prefetch_slot(age, second, third);
+        if let Some(third) = third {
+            prefetch_slot(usage, second, third);
             prefetch_slot(link, second, third);
         }
     }
@@ -52,14 +48,16 @@ impl PrefixTree {
         self.epoch += 1;
         self.era = self.next_era();
         self.evictable = 0;
-        while let Some(node) = self.list.oldest() {
-            self.drop_idle(node, pages);
+        while let Some(node) = self.order.next() {
+            self.drop_idle(node, false, pages);
             self.look_ahead();
         }
     }
 
-    fn drop_idle(&mut self, node: NodeKey, pages: &mut Vec<PageId>) {
-        self.list.unlink(&mut self.age, node);
-        self.despawn(node, pages);
+    fn drop_idle(&mut self, node: NodeKey, present: bool, pages: &mut Vec<PageId>) {
+        let all = self.link[node].span.pages();
+        self.give_out(node, all, present, pages);
+        self.order.leave(&mut self.usage, node);
+        self.despawn(node);
     }
 }

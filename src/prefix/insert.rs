@@ -4,7 +4,7 @@ use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 
 use super::walk::Place;
-use super::{Age, Link, PrefixTree};
+use super::{PrefixTree, Usage};
 
 /// What an insert did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,13 +33,13 @@ impl PrefixTree {
     ) -> Inserted {
         assert_eq!(tokens.len(), pages.len() * self.page_size as usize, "whole pages");
         // A decoding sequence grows its own leaf step after step: there is nothing to look up.
-        if pages.is_empty() || self.grow_own_leaf(lock, tokens, pages) {
-            return Inserted { duplicates: 0 };
-        }
-        let known = self.walk_duplicates(lock, tokens, pages, duplicates, fence);
+        let known = match self.own_leaf(lock) {
+            Some(_) => 0,
+            None => self.walk_duplicates(lock, tokens, pages, duplicates, fence),
+        };
         if known < pages.len() {
             let tokens = &tokens[known * self.page_size as usize..];
-            self.attach(lock, tokens, &pages[known..]);
+            self.take_in(lock, tokens, &pages[known..]);
         }
         Inserted { duplicates: known as u32 }
     }
@@ -78,34 +78,17 @@ impl PrefixTree {
         known
     }
 
-    /// Adds pages that the tree does not have, behind the lock.
-    fn attach(&mut self, lock: &mut PrefixLock, tokens: &[TokenId], pages: &[PageId]) {
-        if self.grow_own_leaf(lock, tokens, pages) {
-            return;
-        }
-        self.protected += pages.len() as u32;
-        let span = self.spans.create(tokens, pages);
-        let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
-        self.adopt(lock, node);
-    }
-
-    /// Adds pages to the node of a lock, if it is a leaf with a single user, who holds it by this lock.
-    fn grow_own_leaf(&mut self, lock: &PrefixLock, tokens: &[TokenId], pages: &[PageId]) -> bool {
-        let Some(node) = lock.node() else { return false };
-        let Age { lock_count, child_count, .. } = self.age[node];
-        if lock_count > 1 || child_count > 0 {
-            return false;
-        }
-        self.spans.grow(&mut self.link[node].span, tokens, pages);
-        self.protected += pages.len() as u32;
-        self.epoch += 1;
-        true
+    /// The node of a lock, if it is a leaf with a single user, who holds it by this lock: it grows in place.
+    pub(super) fn own_leaf(&self, lock: &PrefixLock) -> Option<NodeKey> {
+        let node = lock.node()?;
+        let Usage { lock_count, child_count, .. } = self.usage[node];
+        (lock_count == 1 && child_count == 0).then_some(node)
     }
 
     /// Moves a lock to a new child of its node. The child was never idle, so no list knows it.
-    fn adopt(&mut self, lock: &mut PrefixLock, node: NodeKey) {
+    pub(super) fn adopt(&mut self, lock: &mut PrefixLock, node: NodeKey) {
         // The parent loses this lock and gains a locked child.
-        self.age[node].lock_count = 1;
+        self.usage[node].lock_count = 1;
         *lock = PrefixLock::new(Some(node), lock.scope());
     }
 }

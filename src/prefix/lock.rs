@@ -3,7 +3,7 @@
 use crate::fence::Fence;
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
 
-use super::{Age, Link, PrefixMatch, PrefixTree};
+use super::{Link, ONLY_LIST, PrefixMatch, PrefixTree, Usage};
 
 /// The tree has changed since the match was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,10 +55,10 @@ impl PrefixTree {
         let keep = lock.scope().era == self.era;
         let mut at = lock.node();
         while let Some(node) = at {
-            let age = &mut self.age[node];
-            assert!(age.lock_count > 0, "T3: a lock is counted until it is given up");
-            age.lock_count -= 1;
-            if age.lock_count > 0 {
+            let usage = &mut self.usage[node];
+            assert!(usage.lock_count > 0, "T3: a lock is counted until it is given up");
+            usage.lock_count -= 1;
+            if usage.lock_count > 0 {
                 self.begin_deferred(node, fence);
                 return;
             }
@@ -72,9 +72,10 @@ impl PrefixTree {
         self.protected -= pages;
         if keep {
             self.evictable += pages;
-            self.list.push(&mut self.age, node);
+            self.order.enter(&mut self.usage, ONLY_LIST, node);
         } else {
-            self.despawn(node, freed);
+            self.give_out(node, pages, false, freed);
+            self.despawn(node);
         }
     }
 
@@ -87,8 +88,8 @@ impl PrefixTree {
         self.add_user(node, fence);
         if let Some(old) = old {
             // The path to `node` goes through `old`, so it does not become idle.
-            self.age[old].lock_count -= 1;
-            debug_assert!(self.age[old].lock_count > 0, "T3: a locked child counts");
+            self.usage[old].lock_count -= 1;
+            debug_assert!(self.usage[old].lock_count > 0, "T3: a locked child counts");
         }
         *lock = PrefixLock::new(Some(node), scope);
     }
@@ -97,12 +98,12 @@ impl PrefixTree {
         let mut at = Some(node);
         while let Some(node) = at {
             self.stop_deferred(node, fence);
-            let age = &mut self.age[node];
-            age.lock_count += 1;
-            if age.lock_count > 1 {
+            let usage = &mut self.usage[node];
+            usage.lock_count += 1;
+            if usage.lock_count > 1 {
                 return;
             }
-            self.list.unlink(&mut self.age, node);
+            self.order.leave(&mut self.usage, node);
             let link = &self.link[node];
             self.evictable -= link.span.pages();
             self.protected += link.span.pages();
@@ -120,24 +121,24 @@ impl PrefixTree {
         }
         let rest = self.spans.split(&mut span, pages);
         // The prefix takes the node's place under its parent...
-        let age = self.age[node];
-        let mut prefix_age = Age::new(age.hash);
-        prefix_age.child_count = 1;
-        prefix_age.lock_count = u32::from(age.lock_count > 0);
+        let usage = self.usage[node];
+        let mut prefix_usage = Usage::new(usage.hash);
+        prefix_usage.child_count = 1;
+        prefix_usage.lock_count = u32::from(usage.lock_count > 0);
         // A child's scope is its parents', which the hash of a child does not look at.
         let scope = if parent.is_none() { self.scope[node] } else { Scope::default() };
-        let prefix = self.insert_columns(Link { parent, span }, scope, prefix_age);
-        self.children.replace(age.hash, node, prefix);
+        let prefix = self.insert_columns(Link { parent, span }, scope, prefix_usage);
+        self.children.replace(usage.hash, node, prefix);
         if self.is_deferred(node) {
             self.add_deferred(prefix, self.deferred[node].step);
         }
         // ... and the node becomes its child. An idle prefix is the younger neighbour of its suffix.
         self.link[node] = Link { parent: Some(prefix), span: rest };
         let hash = self.children.hash(Some(prefix), scope, self.spans.first_page(&rest));
-        self.age[node].hash = hash;
+        self.usage[node].hash = hash;
         self.children.insert(hash, node);
-        if age.lock_count == 0 {
-            self.list.insert_after(&mut self.age, prefix, node);
+        if usage.lock_count == 0 {
+            self.order.split(&mut self.usage, node, prefix);
         }
         self.epoch += 1;
         prefix
@@ -155,7 +156,7 @@ impl PrefixTree {
         let (mut at, mut pages) = (found.node, 0);
         let mut here = found.pages_in_node;
         while let Some(node) = at
-            && self.age[node].lock_count == 0
+            && self.usage[node].lock_count == 0
         {
             pages += here;
             at = self.link[node].parent;

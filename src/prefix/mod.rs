@@ -8,9 +8,9 @@
 //!   [t t t t]   [t t t t|t t t t|t t t t]
 //! ```
 //!
-//! Columns, by access: `link` (a walk reads it), `age` (locks and eviction read it), and for few nodes `scope` (those
+//! Columns, by access: `link` (a walk reads it), `usage` (locks and eviction read it), and for few nodes `scope` (those
 //! without a parent) and `deferred` (those that fenced locks hold); spans and the child table beside them. Only
-//! `spawn`, `split` and `despawn` touch all of them.
+//! `spawn`, `split` and `despawn` touch all of them. Pages come in by `take_in` and go out by `give_out` (`contents`).
 //!
 //! * T1. All columns hold the same nodes; nodes <= pages, since no node is empty.
 //! * T2. The child table finds exactly each node, under its parent (or scope) and its first page's tokens; siblings'
@@ -27,16 +27,17 @@
 //!
 //! Not here: page states and memory. A call that gives pages up appends them to the caller's buffer.
 
-mod age;
 mod check;
 mod child_table;
 mod column;
+mod contents;
 #[cfg(test)]
 mod deep;
 mod deferred;
 mod evict;
 mod insert;
 mod lock;
+mod order;
 mod places;
 mod span;
 mod walk;
@@ -45,12 +46,14 @@ use slotmap::{SecondaryMap, SlotMap};
 
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, TokenId};
 use crate::memory::{OutOfMemory, reserved};
-use age::{Age, AgeList};
 use child_table::ChildTable;
 use column::{RareColumn, column_of, slot_size};
 use deferred::Deferred;
+use order::{Neighbours, Order};
 use span::{Span, SpanStore};
 
+#[cfg(test)]
+pub(crate) use contents::log::{Entry, Place};
 pub use insert::Inserted;
 pub use lock::Stale;
 pub use walk::PrefixMatch;
@@ -62,20 +65,40 @@ struct Link {
     span: Span,
 }
 
-const _: () = assert!(size_of::<Link>() == 28 && size_of::<Age>() == 28);
+/// Read by locks and eviction. With its version a slot of 32 bytes: half a cache line.
+#[derive(Clone, Copy)]
+struct Usage {
+    neighbours: Neighbours,
+    /// Locks that end here and locked children. 0: idle.
+    lock_count: u32,
+    child_count: u32,
+    /// Of parent (or scope) and first page, so that removal need not hash again.
+    hash: u32,
+}
+
+impl Usage {
+    fn new(hash: u32) -> Self {
+        Self { neighbours: Neighbours::default(), lock_count: 0, child_count: 0, hash }
+    }
+}
+
+const _: () = assert!(size_of::<Link>() == 28 && size_of::<Usage>() == 28);
+
+/// The list of the eviction order that every idle node is in.
+const ONLY_LIST: usize = 0;
 
 /// The tree.
 pub struct PrefixTree {
     page_size: u32,
     link: SlotMap<NodeKey, Link>,
-    age: SecondaryMap<NodeKey, Age>,
+    usage: SecondaryMap<NodeKey, Usage>,
     /// Of nodes without a parent.
     scope: RareColumn<Scope>,
     /// Of nodes that fenced locks hold.
     deferred: RareColumn<Deferred>,
     /// Nodes that have one.
     deferred_nodes: u32,
-    list: AgeList,
+    order: Order<1>,
     spans: SpanStore,
     children: ChildTable,
     /// Pages of idle nodes.
@@ -88,6 +111,8 @@ pub struct PrefixTree {
     era_count: u64,
     /// Counts what makes matches stale: split, trim, eviction, growth, reset.
     epoch: u64,
+    #[cfg(test)]
+    log: Option<Vec<contents::log::Entry>>,
 }
 
 /// Pages of a tree by use.
@@ -119,17 +144,17 @@ impl PrefixTree {
         hash_bits: u32,
     ) -> Result<Self, OutOfMemory> {
         let refused = |_| OutOfMemory { bytes: u64::from(page_count) * Self::COLUMN_BYTES };
-        let (mut link, mut age) = (SlotMap::with_key(), SecondaryMap::new());
+        let (mut link, mut usage) = (SlotMap::with_key(), SecondaryMap::new());
         link.try_reserve(page_count as usize).map_err(refused)?;
-        age.try_set_capacity(page_count as usize).map_err(refused)?;
+        usage.try_set_capacity(page_count as usize).map_err(refused)?;
         Ok(Self {
             page_size,
             link,
-            age,
+            usage,
             scope: RareColumn::new(page_count)?,
             deferred: RareColumn::new(page_count)?,
             deferred_nodes: 0,
-            list: AgeList::default(),
+            order: Order::new(),
             spans: SpanStore::new(page_count, page_size)?,
             children: ChildTable::new(page_count, hash_bits)?,
             evictable: 0,
@@ -137,6 +162,8 @@ impl PrefixTree {
             era: 0,
             era_count: 1,
             epoch: 0,
+            #[cfg(test)]
+            log: None,
         })
     }
 
@@ -149,7 +176,7 @@ impl PrefixTree {
 
     /// Bytes of one node's columns.
     const COLUMN_BYTES: u64 =
-        (slot_size::<Link>() + slot_size::<Age>() + size_of::<Scope>() + size_of::<Deferred>())
+        (slot_size::<Link>() + slot_size::<Usage>() + size_of::<Scope>() + size_of::<Deferred>())
             as u64;
 
     /// Bytes of one node: its columns and its child entry.
@@ -180,17 +207,17 @@ impl PrefixTree {
         let mut nodes = reserved(capacity as u64)?;
         for _ in 0..capacity {
             let node = self.link.insert(link);
-            self.age.insert(node, Age::new(0));
+            self.usage.insert(node, Usage::new(0));
             if nodes.is_empty() {
                 // The columns begin here: before the rest of them is touched, ask for huge pages.
                 column_of(&self.link[node], capacity);
-                column_of(&self.age[node], capacity);
+                column_of(&self.usage[node], capacity);
             }
             nodes.push(node);
         }
         for node in nodes.into_iter().rev() {
             self.link.remove(node);
-            self.age.remove(node);
+            self.usage.remove(node);
         }
         Ok(())
     }
@@ -222,37 +249,35 @@ impl PrefixTree {
     fn spawn(&mut self, link: Link, scope: Scope) -> NodeKey {
         let first = self.spans.first_page(&link.span);
         let hash = self.children.hash(link.parent, scope, first);
-        let node = self.insert_columns(link, scope, Age::new(hash));
+        let node = self.insert_columns(link, scope, Usage::new(hash));
         self.children.insert(hash, node);
         if let Some(parent) = link.parent {
-            self.age[parent].child_count += 1;
+            self.usage[parent].child_count += 1;
         }
         node
     }
 
-    fn insert_columns(&mut self, link: Link, scope: Scope, age: Age) -> NodeKey {
+    #[inline]
+    fn insert_columns(&mut self, link: Link, scope: Scope, usage: Usage) -> NodeKey {
         assert!(self.link.len() < self.link.capacity(), "T1: nodes cannot outnumber pages");
         let node = self.link.insert(link);
-        self.age.insert(node, age);
+        self.usage.insert(node, usage);
         if link.parent.is_none() {
             self.scope[node] = scope;
         }
         node
     }
 
-    /// Removes a node that is idle, without children and in no list. Its pages go to `pages`.
-    fn despawn(&mut self, node: NodeKey, pages: &mut Vec<PageId>) -> Option<NodeKey> {
-        let age = self.age.remove(node).expect("T1: every node has an age");
-        assert!(age.lock_count == 0, "T3: a locked node stays");
-        assert!(age.child_count == 0, "T4: a node with children stays");
-        let mut link = self.link.remove(node).expect("T1: every node has a link");
-        self.children.remove(age.hash, node);
-        let all = link.span.pages();
-        self.spans.trim(&mut link.span, all, pages);
+    /// Removes a node that is idle, without pages, without children and in no list.
+    fn despawn(&mut self, node: NodeKey) {
+        let usage = self.usage.remove(node).expect("T1: every node has its usage");
+        assert!(usage.lock_count == 0, "T3: a locked node stays");
+        assert!(usage.child_count == 0, "T4: a node with children stays");
+        let link = self.link.remove(node).expect("T1: every node has a link");
+        self.children.remove(usage.hash, node);
         if let Some(parent) = link.parent {
-            self.age[parent].child_count -= 1;
+            self.usage[parent].child_count -= 1;
         }
-        link.parent
     }
 
     /// A node's pages, in order, piece by piece.

@@ -190,24 +190,9 @@ struct Both {
 /// # Errors
 /// The first op after which tree and model differ, and in what.
 pub fn replay_prefix(config: PrefixConfig, ops: &[PrefixOp]) -> Result<(), String> {
-    let PrefixConfig { pages, page_size, hash_bits } = config;
-    let mut both = Both {
-        config,
-        tree: PrefixTree::new(pages, page_size, hash_bits),
-        model: Tree::new(page_size, Some(0)),
-        free: (0..pages).rev().map(PageId::new).collect(),
-        held: Vec::new(),
-        fence: Fence::new(pages, MAX_STEPS as u32, LOCKS as u64),
-        deferred: VecDeque::new(),
-        kept: VecDeque::new(),
-        era: 0,
-        eras: 1,
-        completed: 0,
-        announced: 0,
-        last: None,
-    };
+    let mut both = Both::new(config);
     // Comparing takes longer than the op by as much as the tree is large.
-    let compared = 1 + pages as usize / 512;
+    let compared = 1 + config.pages as usize / 512;
     for (index, op) in ops.iter().enumerate() {
         let turn = (index + 1).is_multiple_of(compared) || index + 1 == ops.len();
         let done = both.apply(*op).and_then(|()| if turn { both.compare() } else { Ok(()) });
@@ -232,6 +217,25 @@ fn sorted(pages: &[PageId]) -> Vec<PageId> {
 }
 
 impl Both {
+    fn new(config: PrefixConfig) -> Self {
+        let PrefixConfig { pages, page_size, hash_bits } = config;
+        Self {
+            config,
+            tree: PrefixTree::new(pages, page_size, hash_bits),
+            model: Tree::new(page_size, Some(0)),
+            free: (0..pages).rev().map(PageId::new).collect(),
+            held: Vec::new(),
+            fence: Fence::new(pages, MAX_STEPS as u32, LOCKS as u64),
+            deferred: VecDeque::new(),
+            kept: VecDeque::new(),
+            era: 0,
+            eras: 1,
+            completed: 0,
+            announced: 0,
+            last: None,
+        }
+    }
+
     fn text(&self, text: Text) -> (Scope, Vec<TokenId>) {
         let namespace = Namespace::new(u64::from(text.namespace % 2));
         let PrefixConfig { pages, page_size, .. } = self.config;
@@ -428,5 +432,70 @@ impl Both {
             agree("pages_until", &(step, self.fence.pages_until(step)), &(step, want))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prefix::{Entry, Place};
+
+    /// Knows of the tree only what comes in and goes out.
+    #[derive(Default)]
+    struct Follower {
+        all: HashMap<PageId, Place>,
+        /// Those that can match.
+        present: HashMap<PageId, Place>,
+        given: [usize; 2],
+    }
+
+    impl Follower {
+        fn follow(&mut self, entry: Entry) {
+            let Entry { came, present, pages } = entry;
+            if came {
+                for (page, place) in pages {
+                    let parent = place.parent.is_none_or(|parent| self.all.contains_key(&parent));
+                    assert!(parent, "a parent comes in first");
+                    assert_eq!(place.parent.is_none(), place.position == 0);
+                    if present {
+                        self.present.insert(page, place.clone());
+                    }
+                    assert_eq!(self.all.insert(page, place), None, "a page comes in once");
+                }
+                return;
+            }
+            self.given[usize::from(present)] += pages.len();
+            for (page, place) in pages.into_iter().rev() {
+                assert_eq!(self.all.remove(&page), Some(place), "what came in goes out");
+                assert_eq!(self.present.remove(&page).is_some(), present);
+                let parent = |place: &Place| place.parent == Some(page);
+                assert!(!self.all.values().any(parent), "children go out first");
+            }
+        }
+    }
+
+    #[test]
+    fn what_comes_in_and_goes_out_is_what_the_tree_holds() {
+        let mut given = [0; 2];
+        for seed in 0..60 {
+            let (config, ops) = prefix_ops(seed, 250);
+            let mut both = Both::new(config);
+            both.tree.keep_log();
+            let mut follower = Follower::default();
+            for op in ops {
+                both.apply(op).expect("tree and model agree");
+                if op == PrefixOp::Reset {
+                    follower.present.clear();
+                }
+                both.tree.take_log().into_iter().for_each(|entry| follower.follow(entry));
+                let held = both.tree.held();
+                assert_eq!(follower.all, held, "seed {seed}, {op:?}");
+                let mut present = held;
+                present.retain(|_, place| place.scope.era == both.era);
+                assert_eq!(follower.present, present, "seed {seed}, {op:?}");
+            }
+            (0..2).for_each(|i| given[i] += follower.given[i]);
+        }
+        assert!(given.iter().all(|&pages| pages > 1000), "old and present ones: {given:?}");
     }
 }

@@ -6,7 +6,7 @@ use crate::fence::Fence;
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
 use crate::prefix::deferred::Deferred;
 use crate::prefix::span::Span;
-use crate::prefix::{Age, Link, PrefixTree};
+use crate::prefix::{Link, ONLY_LIST, Order, PrefixTree, Usage};
 
 const NAMESPACE: Namespace = Namespace::new(0);
 
@@ -93,9 +93,9 @@ impl Sound {
 
     /// Puts an entry in the child table under another hash.
     fn rehash(&mut self, node: NodeKey, hash: u32) {
-        self.tree.children.remove(self.tree.age[node].hash, node);
+        self.tree.children.remove(self.tree.usage[node].hash, node);
         self.tree.children.insert(hash, node);
-        self.tree.age[node].hash = hash;
+        self.tree.usage[node].hash = hash;
     }
 }
 
@@ -109,15 +109,15 @@ fn broken<T>(spoil: impl FnOnce(&mut Sound) -> T) -> &'static str {
 #[test]
 fn t1_columns_hold_the_same_nodes() {
     let same = "T1: all columns hold the same nodes";
-    assert_eq!(broken(|s| s.tree.age.remove(s.child)), same);
-    assert_eq!(broken(|s| s.tree.children.remove(s.tree.age[s.child].hash, s.child)), same);
+    assert_eq!(broken(|s| s.tree.usage.remove(s.child)), same);
+    assert_eq!(broken(|s| s.tree.children.remove(s.tree.usage[s.child].hash, s.child)), same);
     let another = |s: &mut Sound| {
         let gone = s.tree.link.insert(s.tree.link[s.child]);
-        s.tree.age.insert(gone, Age::new(0));
+        s.tree.usage.insert(gone, Usage::new(0));
         s.tree.link.remove(gone);
-        s.tree.age.remove(s.child);
+        s.tree.usage.remove(s.child);
     };
-    assert_eq!(broken(another), "T1: every node has an age");
+    assert_eq!(broken(another), "T1: every node has its usage");
     let empty = |s: &mut Sound| s.tree.link[s.child].span = Span::EMPTY;
     assert_eq!(broken(empty), "T1: no node is empty");
 }
@@ -125,7 +125,7 @@ fn t1_columns_hold_the_same_nodes() {
 #[test]
 fn t2_the_child_table_finds_each_node() {
     let found = "T2: the child table finds each node";
-    assert_eq!(broken(|s| s.rehash(s.child, s.tree.age[s.child].hash ^ 1)), found);
+    assert_eq!(broken(|s| s.rehash(s.child, s.tree.usage[s.child].hash ^ 1)), found);
     // A parent that the table does not know it under.
     assert_eq!(broken(|s| s.tree.link[s.child].parent = Some(s.trunk)), found);
     assert_eq!(broken(|s| s.tree.scope[s.other].era = 7), found);
@@ -145,16 +145,16 @@ fn t2_the_child_table_finds_each_node() {
     };
     assert_eq!(broken(orphan), "T2: a parent is a node");
     let counts = "T2: child_count counts the children";
-    assert_eq!(broken(|s| s.tree.age[s.trunk].child_count += 1), counts);
-    assert_eq!(broken(|s| s.tree.age[s.child].child_count += 1), counts);
+    assert_eq!(broken(|s| s.tree.usage[s.trunk].child_count += 1), counts);
+    assert_eq!(broken(|s| s.tree.usage[s.child].child_count += 1), counts);
 }
 
 #[test]
 fn t3_lock_count_counts_locks_and_locked_children() {
     let counts = "T3: lock_count counts locks that end here and locked children";
-    assert_eq!(broken(|s| s.tree.age[s.trunk].lock_count += 1), counts);
-    assert_eq!(broken(|s| s.tree.age[s.trunk].lock_count -= 1), counts);
-    assert_eq!(broken(|s| s.tree.age[s.idle].lock_count += 1), counts);
+    assert_eq!(broken(|s| s.tree.usage[s.trunk].lock_count += 1), counts);
+    assert_eq!(broken(|s| s.tree.usage[s.trunk].lock_count -= 1), counts);
+    assert_eq!(broken(|s| s.tree.usage[s.idle].lock_count += 1), counts);
     assert_eq!(broken(|s| s.locks.insert(s.idle, 1)), counts);
     assert_eq!(broken(|s| s.locks.remove(&s.trunk)), counts);
     let nowhere = |s: &mut Sound| {
@@ -167,16 +167,19 @@ fn t3_lock_count_counts_locks_and_locked_children() {
 
 #[test]
 fn t4_the_eviction_list_holds_the_idle_nodes_children_first() {
-    let loops = |s: &mut Sound| s.tree.age[s.other].younger = s.tree.list.oldest();
+    let loops = |s: &mut Sound| {
+        let oldest = s.tree.order.next().expect("there are idle nodes");
+        Order::bend(&mut s.tree.usage, s.other, oldest);
+    };
     assert_eq!(broken(loops), "T4: the eviction list has no loop");
-    let locked = |s: &mut Sound| s.tree.list.push(&mut s.tree.age, s.trunk);
+    let locked = |s: &mut Sound| s.tree.order.enter(&mut s.tree.usage, ONLY_LIST, s.trunk);
     assert_eq!(broken(locked), "T4: listed nodes are idle");
     let later = |s: &mut Sound| {
-        s.tree.list.unlink(&mut s.tree.age, s.child);
-        s.tree.list.push(&mut s.tree.age, s.child);
+        s.tree.order.leave(&mut s.tree.usage, s.child);
+        s.tree.order.enter(&mut s.tree.usage, ONLY_LIST, s.child);
     };
     assert_eq!(broken(later), "T4: a parent is younger than its children");
-    let left_out = |s: &mut Sound| s.tree.list.unlink(&mut s.tree.age, s.other);
+    let left_out = |s: &mut Sound| s.tree.order.leave(&mut s.tree.usage, s.other);
     assert_eq!(broken(left_out), "T4: idle nodes are listed");
 }
 
@@ -198,7 +201,7 @@ fn t6_every_place_is_one_spans_or_free() {
         let own = s.tree.spans.create(&tokens(&[5]), &[PageId::new(10)]);
         let node = s.tree.spawn(Link { parent: None, span: own }, Scope::default());
         s.tree.link[node].span = second;
-        s.tree.list.push(&mut s.tree.age, node);
+        s.tree.order.enter(&mut s.tree.usage, ONLY_LIST, node);
         s.tree.evictable += 1;
     };
     assert_eq!(broken(shared), "T6: a place belongs to one span");

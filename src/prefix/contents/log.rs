@@ -1,0 +1,78 @@
+//! What came in and went out, written down for a test: who follows the tree by these entries alone knows what it holds.
+
+use std::collections::HashMap;
+
+use crate::id::{NodeKey, PageId, PrefixLock, Scope, TokenId};
+use crate::prefix::PrefixTree;
+
+/// Pages that came in or went out.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub came: bool,
+    pub present: bool,
+    pub pages: Vec<(PageId, Place)>,
+}
+
+/// Where in which prefix a page stands, and its tokens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    pub scope: Scope,
+    /// Pages before it.
+    pub position: u32,
+    pub tokens: Vec<TokenId>,
+    /// The page before it.
+    pub parent: Option<PageId>,
+}
+
+impl PrefixTree {
+    /// Begins to write down.
+    pub(crate) fn keep_log(&mut self) {
+        self.log = Some(Vec::new());
+    }
+
+    /// What was written down since the last call.
+    pub(crate) fn take_log(&mut self) -> Vec<Entry> {
+        self.log.replace(Vec::new()).expect("a log is kept")
+    }
+
+    /// Where every page of the tree stands.
+    pub(crate) fn held(&self) -> HashMap<PageId, Place> {
+        self.link.keys().flat_map(|node| self.places(node)).collect()
+    }
+
+    pub(super) fn log_taken(&mut self, lock: &PrefixLock, count: u32) {
+        let node = lock.node().expect("the lock moved to what came in");
+        self.log(true, lock.scope().era == self.era, node, count);
+    }
+
+    pub(super) fn log_given(&mut self, node: NodeKey, count: u32, present: bool) {
+        self.log(false, present, node, count);
+    }
+
+    fn log(&mut self, came: bool, present: bool, node: NodeKey, count: u32) {
+        let Some(mut log) = self.log.take() else { return };
+        let mut pages = self.places(node);
+        pages.drain(..pages.len() - count as usize);
+        log.push(Entry { came, present, pages });
+        self.log = Some(log);
+    }
+
+    /// Where each page of a node stands.
+    fn places(&self, node: NodeKey) -> Vec<(PageId, Place)> {
+        let (mut root, mut position, mut parent) = (node, 0, None);
+        while let Some(above) = self.link[root].parent {
+            root = above;
+            position += self.link[root].span.pages();
+            parent = parent.or_else(|| self.node_pages(root).last()?.1.last().copied());
+        }
+        let scope = self.scope[root];
+        let mut places = Vec::new();
+        for (tokens, pages) in self.node_pages(node) {
+            for (tokens, &page) in tokens.chunks(self.page_size as usize).zip(pages) {
+                places.push((page, Place { scope, position, tokens: tokens.to_vec(), parent }));
+                (position, parent) = (position + 1, Some(page));
+            }
+        }
+        places
+    }
+}

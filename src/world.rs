@@ -132,19 +132,26 @@ impl World {
         self.steps.check().map_err(|invariant| broken((invariant, None)))?;
         let fence = self.fence.check(self.steps.newest(), self.pages.fenced_count());
         fence.map_err(|invariant| broken((invariant, None)))?;
-        let (all, fenced) = (self.locks(false), self.locks(true));
+        let all = self.count_locks(|_| true);
+        let fenced = self.count_locks(|holder| holder == LockHolder::Fence);
         self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
         self.check_sequences().map_err(broken)?;
         self.check_owners().map_err(broken)
     }
 
-    /// How many locks end at each node: all of them, or the fenced ones.
-    fn locks(&self, fenced_only: bool) -> HashMap<NodeKey, u32> {
+    /// Every lock that somebody holds. Whoever comes to hold locks is named here, or T3 finds locks that nobody has.
+    fn lock_holders(&self) -> impl Iterator<Item = (LockHolder, &PrefixLock)> {
+        let sequences = self.sequences.iter().filter_map(|(_, sequence)| sequence.lock.as_ref());
+        let sequences = sequences.map(|lock| (LockHolder::Sequence, lock));
+        let fence = self.fence.locks().map(|(_, lock)| (LockHolder::Fence, lock));
+        sequences.chain(fence)
+    }
+
+    /// How many locks end at each node, of the holders that are asked for.
+    fn count_locks(&self, counted: impl Fn(LockHolder) -> bool) -> HashMap<NodeKey, u32> {
         let mut counts = HashMap::new();
-        let fenced = self.fence.locks().map(|(_, lock)| lock);
-        let held = self.sequences.iter().filter_map(|(_, sequence)| sequence.lock.as_ref());
-        let held = held.filter(|_| !fenced_only);
-        for node in fenced.chain(held).filter_map(PrefixLock::node) {
+        let locks = self.lock_holders().filter(|(holder, _)| counted(*holder));
+        for node in locks.filter_map(|(_, lock)| lock.node()) {
             *counts.entry(node).or_default() += 1;
         }
         counts
@@ -278,6 +285,15 @@ impl EngineShape {
                 + buffers,
         }
     }
+}
+
+/// Who holds a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum LockHolder {
+    /// A running sequence.
+    Sequence,
+    /// Nobody any more, but a step is not complete.
+    Fence,
 }
 
 /// Whose a page is.

@@ -22,7 +22,7 @@ pub(super) struct Deferred {
 impl PrefixTree {
     /// A lock that ends at `node` was put in the fence: it will be unlocked when `step` is complete.
     /// O(nodes that have only such users then).
-    pub fn defer_unlock(&mut self, node: Option<NodeKey>, step: StepId, fence: &mut Fence) {
+    pub(crate) fn defer_unlock(&mut self, node: Option<NodeKey>, step: StepId, fence: &mut Fence) {
         let Some(node) = node else { return };
         self.add_deferred(node, step);
         self.begin_deferred(node, fence);
@@ -54,7 +54,7 @@ impl PrefixTree {
     }
 
     /// Gives up a lock that was announced. As [`PrefixTree::unlock`].
-    pub fn unlock_deferred(
+    pub(crate) fn unlock_deferred(
         &mut self,
         lock: PrefixLock,
         fence: &mut Fence,

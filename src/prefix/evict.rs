@@ -44,7 +44,7 @@ impl PrefixTree {
 
     /// Drops every idle prefix, their pages to `pages`; prefixes in use match no more and go with their last user.
     /// O(idle pages).
-    pub fn reset(&mut self, pages: &mut Vec<PageId>) {
+    pub(crate) fn reset(&mut self, pages: &mut Vec<PageId>) {
         self.epoch += 1;
         self.era = self.next_era();
         self.evictable = 0;

@@ -27,19 +27,19 @@ impl PrefixTree {
     }
 
     /// Whether the tree has changed since a match so that it may no longer hold.
-    pub fn is_stale(&self, found: &PrefixMatch) -> bool {
+    pub(crate) fn is_stale(&self, found: &PrefixMatch) -> bool {
         found.epoch != self.epoch
     }
 
     /// The empty prefix, in an era of its own: what grows below it nobody else ever matches, and goes with its last
     /// user.
-    pub fn lock_private(&mut self, namespace: Namespace) -> PrefixLock {
+    pub(crate) fn lock_private(&mut self, namespace: Namespace) -> PrefixLock {
         let era = self.next_era();
         PrefixLock::new(None, Scope { namespace, era })
     }
 
     /// One more lock on the same prefix.
-    pub fn lock_again(&mut self, lock: &PrefixLock, fence: &mut Fence) -> PrefixLock {
+    pub(crate) fn lock_again(&mut self, lock: &PrefixLock, fence: &mut Fence) -> PrefixLock {
         if let Some(node) = lock.node() {
             self.add_user(node, fence);
         }
@@ -152,7 +152,7 @@ impl PrefixTree {
     }
 
     /// Pages of a match that nobody uses now: what locking it takes from the evictable ones. O(idle nodes).
-    pub fn idle_pages(&self, found: &PrefixMatch) -> u32 {
+    pub(crate) fn idle_pages(&self, found: &PrefixMatch) -> u32 {
         let (mut at, mut pages) = (found.node, 0);
         let mut here = found.pages_in_node;
         while let Some(node) = at

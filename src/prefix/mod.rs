@@ -168,7 +168,7 @@ impl PrefixTree {
     }
 
     /// Bytes that a tree reserves; they are touched as nodes and pages come.
-    pub fn bytes(page_count: u32, page_size: u32) -> u64 {
+    pub(crate) fn bytes(page_count: u32, page_size: u32) -> u64 {
         u64::from(page_count) * Self::COLUMN_BYTES
             + ChildTable::bytes(page_count)
             + SpanStore::bytes(page_count, page_size)
@@ -234,7 +234,7 @@ impl PrefixTree {
     }
 
     /// The scope in which prefixes of a namespace match now.
-    pub fn present_scope(&self, namespace: Namespace) -> Scope {
+    pub(crate) fn present_scope(&self, namespace: Namespace) -> Scope {
         Scope { namespace, era: self.era }
     }
 
@@ -286,7 +286,7 @@ impl PrefixTree {
     }
 
     /// Pages of the prefix that a lock holds, in order; for audits. O(pages).
-    pub fn path(&self, lock: &PrefixLock) -> Vec<PageId> {
+    pub(crate) fn path(&self, lock: &PrefixLock) -> Vec<PageId> {
         let mut nodes = Vec::new();
         let mut at = lock.node();
         while let Some(node) = at {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles every ptx/*.cu to the committed ptx/*.ptx beside it; needs no GPU and no CUDA toolkit.
+"""Compiles every ptx/*.cu, and those of benches/gpu, to the committed ptx/*.ptx beside it; needs no GPU and no CUDA toolkit.
 
   ptx/build.py [STEM..]           write the .ptx files (all, or those named)
   ptx/build.py --check [STEM..]   write nothing; fail unless the committed .ptx are what the sources give, ptxas assembles
@@ -16,6 +16,7 @@ import chain
 
 HERE = pathlib.Path(__file__).resolve().parent
 RUST = HERE.parent / "src/backend/cuda/params.rs"
+BENCH = HERE.parent / "benches/gpu"
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "kvarena-ptx"
 PINS = ["nvidia-cuda-nvrtc-cu12==12.4.127", "nvidia-cuda-nvcc-cu12==12.4.131"]
 COMPILER = "NVRTC 12.4.127"
@@ -37,7 +38,7 @@ def install(pins):
 
 
 def kernels():
-    sources = sorted(HERE.glob("*.cu"))
+    sources = sorted([*HERE.glob("*.cu"), *BENCH.glob("*.cu")])
     return [Kernel(source, dtype) for source in sources for dtype in (["bf16", "f16"] if "DTYPE" in source.stem else [""])]
 
 

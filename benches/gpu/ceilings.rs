@@ -34,7 +34,7 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let mut timer = Timer::new(gpu)?;
     let noise = Noise::new(gpu)?;
     let stream = timer.stream.raw();
-    let module = Module::from_ptx(include_str!("../../ptx/ceilings.ptx"), &[])?;
+    let module = Module::from_ptx(include_str!("ceilings.ptx"), &[])?;
     let copy = module.get_function("ceiling_copy")?.to_raw();
     let read = module.get_function("ceiling_read")?.to_raw();
 

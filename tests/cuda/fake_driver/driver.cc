@@ -1,4 +1,4 @@
-/* A libcuda.so.1 without a device, for what the CUDA backend's tests can hold without one (.ci/fake-driver.sh).
+/* A libcuda.so.1 without a device, for what the CUDA backend's tests can hold without one (tests/cuda/fake_driver/run.sh).
  *
  * Device memory is host memory. Work is only queued: it is done when somebody waits, oldest first, or one piece whenever
  * somebody asks whether it is. So whoever does not wait where they must is seen. Kernels do what theirs do, by the same
@@ -21,7 +21,7 @@
 #define DEVICE static
 #define __device__
 #define __forceinline__
-#include "../ptx/params.cuh"
+#include "../../../ptx/params.cuh"
 
 #define API __attribute__((visibility("default")))
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_DEVICE = 101, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,

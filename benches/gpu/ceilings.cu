@@ -1,4 +1,4 @@
-// ceiling_copy, ceiling_read: what the memory gives to plain kernels; for benches/gpu.rs, not for the backend.
+// ceiling_copy, ceiling_read: what the memory gives to plain kernels; for benches/gpu, not for the backend.
 // Twin:    none
 // Params:  plain arguments
 // Shapes:  copy: n 16-byte units; read: rows of 2,048 bytes, rows[i] names one in each of two arrays

@@ -8,14 +8,14 @@
 
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
+use super::image::{Image, StepLimits};
 use super::kernels::Kernel;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{AttendParams, DecodeWork};
+use super::raw::{RawStream, is_capturing, raw};
 use super::ring::{Load, UploadRing};
 use super::split::{Split, SplitCount, SplitShape};
-use super::stage::{Image, StepLimits};
-use super::stream::{RawStream, is_capturing, raw};
 use super::sys;
 use crate::backend::Attend;
 use crate::layout::{Dtype, PoolLayout};

@@ -13,13 +13,14 @@
 use super::check::check_copies;
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
-use super::host_pages::HostPages;
+use super::host_pages::{HostPages, Way};
 use super::kernels::COPY_PAGES;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{COPY_PAGES_MAX, CopyPagesParams, wide_magic};
 use super::pool::Pages;
-use super::stream::{CudaEvent, CudaStream, RawStream, is_capturing, raw};
+use super::raw::{RawStream, is_capturing, raw};
+use super::stream::{CudaEvent, CudaStream};
 use super::sys;
 use crate::id::PageId;
 use crate::plan::PageCopy;
@@ -30,13 +31,6 @@ const ENGINE_BYTES: u64 = 256 << 10;
 const CHUNK_BYTES: u64 = 32 << 20;
 /// Units that one block of `copy_pages` moves.
 const BLOCK_UNITS: u32 = 1024;
-
-/// Which way pages go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
-    ToHost,
-    FromHost,
-}
 
 /// Pages to copy between a pool and the host's, on a stream.
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +92,8 @@ impl Lanes {
         let capturing = is_capturing(stream.raw())?;
         let mut asked = self.ask(gpu, copy, capturing);
         if !capturing {
-            asked = asked.and_then(|()| host.remember(copy));
+            asked =
+                asked.and_then(|()| host.remember(way, copy.ends().map(|(_, page)| page), stream));
             if asked.is_err() {
                 // Part of it may be under way, and nobody would know.
                 let _ = gpu.finish();

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::error::{CudaError, check};
 use super::kernels::Loaded;
+use super::raw::RawContext;
 use super::sys::{self, CUdevice_attribute as Attribute};
-use super::work::{self, RawContext};
+use super::work;
 
 /// CUDA version whose PTX (ISA 8.0) the kernels are in: drivers from 525 on. 580 is what they were run with.
 const CUDA_WANTED: i32 = 12_000;

@@ -4,13 +4,19 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::copy::{HostCopy, Way};
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::memory::PinnedBuffer;
-use super::stream::CudaEvent;
+use super::stream::{CudaEvent, CudaStream};
 use crate::id::PageId;
 use crate::layout::PoolLayout;
+
+/// Which way pages go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    ToHost,
+    FromHost,
+}
 
 /// Pages in pinned host memory, each one piece in the order `[2 (K, V), layer, slot, kv head, head_dim]`.
 #[derive(Debug)]
@@ -91,12 +97,16 @@ impl HostPages {
     }
 
     /// Remembers a copy that is done where its stream is now, by a mark of its own: the caller may use theirs again.
-    pub(super) fn remember(&self, copy: &HostCopy<'_>) -> Result<(), CudaError> {
-        let done = copy.stream.mark()?;
-        let pages = copy.ends().map(|(_, page)| page).collect();
+    pub(super) fn remember(
+        &self,
+        way: Way,
+        pages: impl Iterator<Item = u32>,
+        stream: &CudaStream,
+    ) -> Result<(), CudaError> {
+        let (done, pages) = (stream.mark()?, pages.collect());
         let mut copies = self.copies();
         copies.retain(|copy| copy.done.is_done() != Ok(true));
-        copies.push(UnderWay { way: copy.way, pages, done });
+        copies.push(UnderWay { way, pages, done });
         Ok(())
     }
 

@@ -8,9 +8,8 @@ use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
+use super::chain::{chained, is_chained};
 use super::error::{CudaError, check};
-use super::gpu::Gpu;
-use super::launch::{chained, is_chained};
 use super::params::{CopyPagesParams, LoadPlanParams, StoreCacheParams};
 use super::sys;
 
@@ -124,7 +123,11 @@ pub(super) struct Function {
 
 impl Loaded {
     /// The entry, its module loaded when first asked for. The context is bound.
-    fn function<P>(&mut self, kernel: &Kernel<P>, capability: u32) -> Result<Function, CudaError> {
+    pub(super) fn function<P>(
+        &mut self,
+        kernel: &Kernel<P>,
+        capability: u32,
+    ) -> Result<Function, CudaError> {
         let Kernel { name, ptx, shared, .. } = *kernel;
         if let Some(kernel) = self.kernels.iter().find(|kernel| kernel.name == name) {
             let handle = kernel.function as usize as sys::CUfunction;
@@ -151,53 +154,5 @@ impl Loaded {
         }
         self.kernels.push(LoadedKernel { name, function: handle as usize as u64, chained });
         Ok(Function { handle, chained })
-    }
-}
-
-impl Gpu {
-    /// The kernel's handle. The context is bound.
-    pub(super) fn function<P>(&self, kernel: &Kernel<P>) -> Result<Function, CudaError> {
-        self.loaded().function(kernel, self.capability())
-    }
-
-    /// Loads a kernel now rather than at its first launch.
-    pub(super) fn load<P>(&self, kernel: &Kernel<P>) -> Result<(), CudaError> {
-        self.bind()?;
-        self.function(kernel).map(|_| ())
-    }
-
-    /// Blocks of `threads` threads that one multiprocessor holds at a time.
-    pub(super) fn resident<P>(&self, kernel: &Kernel<P>, threads: u32) -> Result<u32, CudaError> {
-        self.bind()?;
-        let function = self.function(kernel)?.handle;
-        let mut blocks = 0;
-        // SAFETY: `blocks` is a valid place for one i32; the function is loaded.
-        let result = unsafe {
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                &mut blocks,
-                function,
-                threads as i32,
-                kernel.shared as usize,
-            )
-        };
-        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
-        Ok(blocks as u32)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refused_kernel_says_why() {
-        let Ok(gpu) = Gpu::new(0) else { return println!("skipped: no device") };
-        let kernel = Kernel::<()>::new("nonsense", ".version 8.0\n.target sm_80\nnonsense\n", 0);
-        let error = gpu.load(&kernel).expect_err("that is no PTX");
-        let CudaError::Ptx { kernel: "nonsense", code: 218, log } = &error else {
-            panic!("{error:?}")
-        };
-        assert!(log.contains("nonsense") || log.contains("line 3"), "{log}");
-        assert!(error.to_string().contains(&**log));
     }
 }

@@ -7,41 +7,17 @@
 //!
 //! Drivers below CUDA 12.3, whose captures do not know such launches, get plain ones.
 //!
-//! It takes two instructions of compute capability 9.0. The PTX is for 8.0 and newer, so they stand in it as comments
-//! (`ptx/chain.cuh`), which become instructions here where the device has them.
-//!
-//! Not here: which kernel (`kernels.rs`), with what (`params.rs`).
+//! Not here: which kernel (`kernels.rs`), with what (`params.rs`), the instructions that make it wait (`chain.rs`).
 
-use std::borrow::Cow;
 use std::ffi::c_void;
 use std::ptr::{from_mut, from_ref, null_mut};
 use std::sync::OnceLock;
 
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
-use super::kernels::Kernel;
-use super::stream::{RawStream, raw};
+use super::kernels::{Function, Kernel};
+use super::raw::{RawStream, raw};
 use super::sys;
-
-/// Comments in the PTX and the instructions they stand for.
-const MARKS: [(&str, &str); 2] = [
-    ("// chain: wait", "griddepcontrol.wait;"),
-    ("// chain: next", "griddepcontrol.launch_dependents;"),
-];
-
-/// PTX for a device: with the instructions in place of the marks, where it has them.
-pub(super) fn chained(ptx: &str, capability: u32) -> Cow<'_, str> {
-    if capability < 90 || !ptx.contains(MARKS[0].0) {
-        return Cow::Borrowed(ptx);
-    }
-    let ptx = ptx.replace(".target sm_80", ".target sm_90");
-    Cow::Owned(MARKS.iter().fold(ptx, |ptx, (mark, instruction)| ptx.replace(mark, instruction)))
-}
-
-/// Whether the kernels of a PTX file wait by themselves.
-pub(super) fn is_chained(ptx: &str) -> bool {
-    ptx.contains(MARKS[0].1)
-}
 
 /// `CUlaunchConfig`, of CUDA 11.8 and newer.
 #[repr(C)]
@@ -103,6 +79,35 @@ pub(super) enum Start {
 }
 
 impl Gpu {
+    /// The kernel's handle. The context is bound.
+    pub(super) fn function<P>(&self, kernel: &Kernel<P>) -> Result<Function, CudaError> {
+        self.loaded().function(kernel, self.capability())
+    }
+
+    /// Loads a kernel now rather than at its first launch.
+    pub(super) fn load<P>(&self, kernel: &Kernel<P>) -> Result<(), CudaError> {
+        self.bind()?;
+        self.function(kernel).map(|_| ())
+    }
+
+    /// Blocks of `threads` threads that one multiprocessor holds at a time.
+    pub(super) fn resident<P>(&self, kernel: &Kernel<P>, threads: u32) -> Result<u32, CudaError> {
+        self.bind()?;
+        let function = self.function(kernel)?.handle;
+        let mut blocks = 0;
+        // SAFETY: `blocks` is a valid place for one i32; the function is loaded.
+        let result = unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut blocks,
+                function,
+                threads as i32,
+                kernel.shared as usize,
+            )
+        };
+        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
+        Ok(blocks as u32)
+    }
+
     /// Launches a kernel; nothing is waited for. The context is bound.
     ///
     /// # Safety
@@ -141,47 +146,17 @@ impl Gpu {
 
 #[cfg(test)]
 mod tests {
-    use super::{MARKS, is_chained};
+    use super::*;
 
     #[test]
-    fn every_kernel_of_a_chained_file_waits() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/ptx");
-        let files = std::fs::read_dir(folder)
-            .expect("the kernels")
-            .map(|file| file.expect("a file").path());
-        let mut chained_files = 0;
-        for file in files.filter(|file| file.extension().is_some_and(|end| end == "ptx")) {
-            let ptx = std::fs::read_to_string(&file).expect("PTX is text");
-            let count = |what: &str| ptx.matches(what).count();
-            let (marks, waits) = (count(MARKS[0].0), count(MARKS[0].1));
-            assert_eq!(is_chained(&ptx), waits > 0);
-            assert!(
-                marks == 0 || ptx.contains(".target sm_80"),
-                "{file:?}: marks are for PTX of 8.0"
-            );
-            if marks + waits == 0 {
-                continue;
-            }
-            chained_files += 1;
-            for kernel in ptx.split(".entry").skip(1) {
-                let wait = if kernel.contains(MARKS[0].0) { MARKS[0].0 } else { MARKS[0].1 };
-                // The last one: CTAs without work wait, too, and those waits may stand in front.
-                let (before, _) = kernel.rsplit_once(wait).expect("a chained kernel waits");
-                // Plan and tables may be read before; a prefetch reads nothing.
-                for line in before.lines().filter(|line| line.contains(".global")) {
-                    let known = ["ld.global.nc.", "cp.async.ca.shared.global", "prefetch.global."];
-                    assert!(known.iter().any(|start| line.contains(start)), "{file:?}: {line}");
-                }
-            }
-        }
-        assert!(chained_files > 0);
-    }
-
-    #[test]
-    fn the_scripts_know_the_same_marks() {
-        let script = include_str!("../../../ptx/chain.py");
-        for (mark, instruction) in MARKS {
-            assert!(script.contains(&format!("\"{mark}\": \"{instruction}\"")), "{mark}");
-        }
+    fn a_refused_kernel_says_why() {
+        let Ok(gpu) = Gpu::new(0) else { return println!("skipped: no device") };
+        let kernel = Kernel::<()>::new("nonsense", ".version 8.0\n.target sm_80\nnonsense\n", 0);
+        let error = gpu.load(&kernel).expect_err("that is no PTX");
+        let CudaError::Ptx { kernel: "nonsense", code: 218, log } = &error else {
+            panic!("{error:?}")
+        };
+        assert!(log.contains("nonsense") || log.contains("line 3"), "{log}");
+        assert!(error.to_string().contains(&**log));
     }
 }

@@ -131,7 +131,7 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if self.bytes > 0 && self.gpu.bind().is_ok() {
-            work::free(&self.gpu, self.address);
+            work::free(self.gpu.context(), self.address);
         }
     }
 }
@@ -269,7 +269,7 @@ impl Drop for PinnedBuffer {
         if self.gpu.bind().is_ok() {
             // Where waiting fails, the context is broken or a stream is captured in this thread, and nothing is left
             // but the wait of cuMemFreeHost itself, which drivers have but do not promise.
-            let _ = work::wait(&self.gpu);
+            let _ = work::wait(self.gpu.context());
             // SAFETY: it came from cuMemHostAlloc and is freed once; the devices are done with it.
             unsafe { sys::cuMemFreeHost(self.start.cast()) };
         }

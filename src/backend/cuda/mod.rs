@@ -21,16 +21,19 @@
 #![allow(unsafe_code)]
 
 mod attend;
+mod chain;
 mod check;
 mod copy;
 mod error;
 mod gpu;
 mod host_pages;
+mod image;
 mod kernels;
 mod launch;
 mod memory;
 mod params;
 mod pool;
+mod raw;
 mod ring;
 mod split;
 mod stage;
@@ -44,7 +47,8 @@ pub use error::CudaError;
 pub use gpu::Gpu;
 pub use host_pages::HostPages;
 pub use memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
-pub use stream::{CudaEvent, CudaGraph, CudaStream, RawStream};
+pub use raw::RawStream;
+pub use stream::{CudaEvent, CudaGraph, CudaStream};
 
 use super::{Attend, Backend, OpenSteps};
 use crate::id::LayerId;
@@ -52,11 +56,13 @@ use crate::layout::{Dtype, Kv, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
 use attend::{Kinds, launch_f32};
 use check::{attend_strides, check_attend, check_copies};
-use copy::{HostCopy, Lanes, Way, copy_on_device};
+use copy::{HostCopy, Lanes, copy_on_device};
+use host_pages::Way;
+use image::{Image, StepLimits};
 use kernels::{COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
 use params::{AttendParams, magic};
 use pool::Pool;
-use stage::{Image, Stage, StepLimits};
+use stage::Stage;
 use tables::Tables;
 
 /// How a [`Cuda`] is to work.
@@ -193,8 +199,8 @@ impl Cuda {
     /// row of none would make room for.
     ///
     /// # Errors
-    /// Before `open`, a plan whose step is not open, that does not fit or has a row of no tokens, or while the stream is
-    /// captured.
+    /// Before `open`, a plan whose step is not open, that does not fit or has a row of no tokens, or while the stream
+    /// is captured.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();
@@ -288,7 +294,7 @@ impl Cuda {
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         let lanes = match &mut open.lanes {
             Some(lanes) => lanes,
-            None if stream::is_capturing(stream.raw())? => return Err(CudaError::NotPrepared),
+            None if raw::is_capturing(stream.raw())? => return Err(CudaError::NotPrepared),
             empty => empty.insert(Lanes::new(&self.gpu)?),
         };
         let pool = &open.pool.pages();
@@ -395,7 +401,7 @@ impl Backend for Cuda {
         }
         let stream = self.stream.raw();
         // A replay would take the plan out of a slot that holds another one by then.
-        if stream::is_capturing(stream)? {
+        if raw::is_capturing(stream)? {
             return Err(CudaError::NotStaged { step });
         }
         open.stage.begin(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;

@@ -11,7 +11,7 @@ use super::kernels::LOAD_PLAN;
 use super::launch::Start;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::params::LoadPlanParams;
-use super::stream::{RawStream, raw};
+use super::raw::{RawStream, raw};
 use super::{sys, work};
 
 /// Slots of pinned memory, taken in turn.
@@ -87,7 +87,7 @@ impl UploadRing {
         while self.read(slot) < ticket {
             if turn != self.turn {
                 // The stream may be gone.
-                work::wait(gpu)?;
+                work::wait(gpu.context())?;
                 break;
             }
             // SAFETY: it is the backend's stream.

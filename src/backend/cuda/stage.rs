@@ -18,11 +18,12 @@
 use super::attend::Kinds;
 use super::error::CudaError;
 use super::gpu::Gpu;
+use super::image::{Image, StepLimits};
 use super::launch::Start;
 use super::memory::DeviceBuffer;
+use super::raw::{RawStream, is_capturing};
 use super::ring::{Load, UploadRing};
 use super::split::{DECODE_EXTRA, DECODE_UNIT};
-use super::stream::{RawStream, is_capturing};
 use super::tables::Tables;
 use crate::id::StepId;
 use crate::layout::PoolLayout;
@@ -30,13 +31,6 @@ use crate::plan::{BatchPlan, BatchRow, SlotMapping, TableWrite};
 
 /// What a row's decode units are counted as, beside its tokens: its extra ones, and what rounding up may add.
 const ROW_TOKENS: u32 = (DECODE_EXTRA + 1) * DECODE_UNIT;
-
-/// Most tokens and rows of a step.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct StepLimits {
-    pub(super) tokens: u32,
-    pub(super) rows: u32,
-}
 
 /// Which plan the image holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,20 +49,6 @@ impl Staged {
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
         Self { step: plan.step, tokens, rows, slot_bytes: slot_bytes(plan), kinds }
     }
-}
-
-/// Where the staged plan lies on the device: all that a launch knows of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Image {
-    pub(super) slots: u64,
-    pub(super) positions: u64,
-    pub(super) rows: u64,
-    /// The decode splits of each kind.
-    pub(super) splits: u64,
-    pub(super) token_count: usize,
-    pub(super) row_count: usize,
-    /// Of one entry of `slots`.
-    pub(super) slot_bytes: usize,
 }
 
 /// Byte offsets in the image.

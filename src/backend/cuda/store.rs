@@ -6,13 +6,13 @@ use super::check::row_stride;
 use super::copy::unit_bytes;
 use super::error::CudaError;
 use super::gpu::Gpu;
+use super::image::Image;
 use super::kernels::{STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
 use super::launch::Start;
 use super::memory::DeviceRows;
 use super::params::{StoreCacheParams, wide_magic};
 use super::pool::Pool;
-use super::stage::Image;
-use super::stream::RawStream;
+use super::raw::RawStream;
 use crate::id::LayerId;
 use crate::layout::Kv;
 

@@ -8,15 +8,9 @@ use std::sync::Arc;
 
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
+use super::raw::{RawStream, raw};
 use super::sys;
 use super::work;
-
-/// The host's raw `CUstream` as an integer; 0 is the default stream.
-pub type RawStream = u64;
-
-pub(super) fn raw(stream: RawStream) -> sys::CUstream {
-    stream as usize as sys::CUstream
-}
 
 /// A stream: the host's, or one of our own. Clones are the same stream; one of our own goes with the last of them.
 #[derive(Clone, Debug)]
@@ -60,7 +54,7 @@ impl CudaStream {
     }
 
     fn with(gpu: &Gpu, stream: RawStream, own: bool) -> Self {
-        work::enter(gpu, stream);
+        work::enter(gpu.context(), stream);
         Self { shared: Arc::new(Handle { gpu: gpu.clone(), stream, own }) }
     }
 
@@ -120,7 +114,7 @@ impl CudaStream {
 impl Drop for Handle {
     fn drop(&mut self) {
         let bound = self.gpu.bind().is_ok();
-        work::leave(&self.gpu, self.stream);
+        work::leave(self.gpu.context(), self.stream);
         if self.own && bound {
             // SAFETY: made by cuStreamCreate, destroyed once; work in it still runs to its end.
             unsafe { sys::cuStreamDestroy_v2(raw(self.stream)) };
@@ -292,14 +286,4 @@ impl Drop for CudaEvent {
             unsafe { sys::cuEventDestroy_v2(self.handle()) };
         }
     }
-}
-
-/// Whether the stream is being captured.
-pub(super) fn is_capturing(stream: RawStream) -> Result<bool, CudaError> {
-    let mut status = 0;
-    // SAFETY: `status` is a valid place for one status; the stream is the host's.
-    let result = unsafe { sys::cuStreamIsCapturing(raw(stream), &mut status) };
-    check("cuStreamIsCapturing", result)?;
-    // CU_STREAM_CAPTURE_STATUS_NONE is 0.
-    Ok(status != 0)
 }

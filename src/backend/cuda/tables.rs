@@ -5,7 +5,7 @@
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::memory::DeviceBuffer;
-use super::stream::{RawStream, raw};
+use super::raw::{RawStream, raw};
 use super::sys;
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::TableWrite;

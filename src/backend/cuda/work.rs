@@ -9,12 +9,8 @@ use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::error::{CudaError, check};
-use super::gpu::Gpu;
-use super::stream::{RawStream, is_capturing, raw};
+use super::raw::{RawContext, RawStream, is_capturing, raw};
 use super::sys;
-
-/// A context's handle.
-pub(super) type RawContext = u64;
 
 #[derive(Debug)]
 struct Work {
@@ -37,13 +33,13 @@ fn work() -> MutexGuard<'static, Work> {
 }
 
 /// Work may be asked of the stream from now on.
-pub(super) fn enter(gpu: &Gpu, stream: RawStream) {
-    work().streams.push((gpu.context(), stream));
+pub(super) fn enter(context: RawContext, stream: RawStream) {
+    work().streams.push((context, stream));
 }
 
 /// A handle of the stream goes. The stream still lives, and the context is bound.
-pub(super) fn leave(gpu: &Gpu, stream: RawStream) {
-    let (mut work, entry) = (work(), (gpu.context(), stream));
+pub(super) fn leave(context: RawContext, stream: RawStream) {
+    let (mut work, entry) = (work(), (context, stream));
     let at = work.streams.iter().position(|known| *known == entry).expect("it has entered");
     work.streams.swap_remove(at);
     if work.streams.contains(&entry) {
@@ -52,23 +48,24 @@ pub(super) fn leave(gpu: &Gpu, stream: RawStream) {
     // SAFETY: the events live until they leave the list.
     work.forget(|_, event| unsafe { sys::cuEventQuery(handle(event)) } == 0);
     match mark(stream) {
-        Ok(event) => work.ends.push((entry.0, event)),
-        Err(_) => work.lost.push(entry.0),
+        Ok(event) => work.ends.push((context, event)),
+        Err(_) => work.lost.push(context),
     }
 }
 
-/// Waits for all that was asked of this crate's streams, on every device. Nobody makes or gives up a stream meanwhile.
-pub(super) fn wait(gpu: &Gpu) -> Result<(), CudaError> {
+/// Waits for all that was asked of this crate's streams, on every device, and binds the context. Nobody makes or gives up
+/// a stream meanwhile.
+pub(super) fn wait(context: RawContext) -> Result<(), CudaError> {
     let waited = work().wait();
-    gpu.bind()?;
+    bind(context)?;
     waited
 }
 
 /// Frees memory of the bound context after the work that may use it.
-pub(super) fn free(gpu: &Gpu, address: u64) {
-    work().late.push((gpu.context(), address));
+pub(super) fn free(context: RawContext, address: u64) {
+    work().late.push((context, address));
     // Where waiting fails, the context is broken or a stream is captured in this thread: the next wait frees it.
-    let _ = wait(gpu);
+    let _ = wait(context);
 }
 
 /// Binds a context that may be given up next, and waits for all of its work, others' too.

@@ -1,0 +1,24 @@
+//! The staged plan as launches know it: how large it may be, and where it lies on the device.
+//!
+//! Not here: what is in it, and how it comes there (`stage.rs`).
+
+/// Most tokens and rows of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct StepLimits {
+    pub(super) tokens: u32,
+    pub(super) rows: u32,
+}
+
+/// Where the staged plan lies on the device: all that a launch knows of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Image {
+    pub(super) slots: u64,
+    pub(super) positions: u64,
+    pub(super) rows: u64,
+    /// The decode splits of each kind.
+    pub(super) splits: u64,
+    pub(super) token_count: usize,
+    pub(super) row_count: usize,
+    /// Of one entry of `slots`.
+    pub(super) slot_bytes: usize,
+}

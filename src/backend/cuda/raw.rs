@@ -1,0 +1,26 @@
+//! The driver's handles as integers, which any thread may hold.
+//!
+//! Not here: who owns them.
+
+use super::error::{CudaError, check};
+use super::sys;
+
+/// A context's handle.
+pub(super) type RawContext = u64;
+
+/// The host's raw `CUstream` as an integer; 0 is the default stream.
+pub type RawStream = u64;
+
+pub(super) fn raw(stream: RawStream) -> sys::CUstream {
+    stream as usize as sys::CUstream
+}
+
+/// Whether the stream is being captured.
+pub(super) fn is_capturing(stream: RawStream) -> Result<bool, CudaError> {
+    let mut status = 0;
+    // SAFETY: `status` is a valid place for one status; the stream is the host's.
+    let result = unsafe { sys::cuStreamIsCapturing(raw(stream), &mut status) };
+    check("cuStreamIsCapturing", result)?;
+    // CU_STREAM_CAPTURE_STATUS_NONE is 0.
+    Ok(status != 0)
+}

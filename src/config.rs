@@ -7,6 +7,7 @@ use crate::layout::{PoolConfig, PoolLayout, TableShape};
 
 /// Whether prefixes are kept and shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum PrefixMode {
     /// Whole pages of equal prefixes are shared, and kept after their sequences until they are evicted.
     #[default]

@@ -16,6 +16,7 @@ use crate::world::{Broken, World};
 
 /// Counters and levels of an engine, all O(1) to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Stats {
     /// Tokens of admitted and resumed prompts that needed no computing.
     pub hit_tokens: u64,
@@ -99,7 +100,8 @@ impl<B: Backend> Engine<B> {
         &mut self.backend
     }
 
-    /// The tables, to look at.
+    /// The tables, for audits and benches: what they are made of may change.
+    #[doc(hidden)]
     pub fn world(&self) -> &World {
         &self.world
     }
@@ -352,10 +354,11 @@ impl<B: Backend> Engine<B> {
         self.sequence(seq).map(|sequence| sequence.token_len)
     }
 
-    /// A sequence's numbers.
+    /// A sequence's numbers, for audits and benches: what they are may change.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
+    #[doc(hidden)]
     pub fn sequence(&self, seq: SeqKey) -> Result<&Sequence, Error> {
         self.world.sequences.get(seq)
     }

@@ -56,18 +56,25 @@ mod bitmap;
 pub mod config;
 pub mod engine;
 pub mod error;
+#[doc(hidden)]
 pub mod fence;
 pub mod id;
 pub mod layout;
 mod memory;
+#[doc(hidden)]
 pub mod page;
 pub mod plan;
+#[doc(hidden)]
 pub mod prefix;
+#[doc(hidden)]
 pub mod sequence;
+#[doc(hidden)]
 pub mod step;
+#[doc(hidden)]
 pub mod system;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
+#[doc(hidden)]
 pub mod world;
 
 pub use backend::{Attend, Backend, Cpu, Null};
@@ -85,4 +92,4 @@ pub use plan::{
 pub use prefix::PrefixMatch;
 pub use system::finish::Keep;
 pub use system::fork::Forked;
-pub use world::Broken;
+pub use world::{Broken, EngineBytes, Owner};

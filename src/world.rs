@@ -234,6 +234,7 @@ impl World {
 
 /// Bytes that an engine takes, all of them at the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct EngineBytes {
     /// K and V, from the backend.
     pub kv: u64,
@@ -298,6 +299,7 @@ enum LockHolder {
 
 /// Whose a page is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Owner {
     /// A sequence's own.
     Sequence(SeqKey),
@@ -309,6 +311,7 @@ pub enum Owner {
 
 /// A broken invariant: a bug of this crate, or memory that something else wrote to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Broken {
     /// Number and sentence, as in the module docs and ARCHITECTURE.md.
     pub invariant: &'static str,

@@ -282,7 +282,7 @@ fn run<B: Backend>(
         let computed = stats.computed_tokens / u64::from(config.pool.page_size);
         let pages = match config.prefix {
             PrefixMode::Radix => stats.evicted_pages,
-            PrefixMode::None => computed,
+            _ => computed,
         };
         pages / u64::from(PAGES)
     };

@@ -187,14 +187,9 @@ mod tests {
 
     #[test]
     fn states_stack_up_to_the_pool() {
-        let stats = Stats {
-            free_pages: 1,
-            private_pages: 20,
-            fenced_pages: 300,
-            protected_pages: 4000,
-            evictable_pages: 50_000,
-            ..Stats::default()
-        };
+        let mut stats = Stats::default();
+        (stats.free_pages, stats.private_pages, stats.fenced_pages) = (1, 20, 300);
+        (stats.protected_pages, stats.evictable_pages) = (4000, 50_000);
         let sample = Sample { done: 0, input_tokens: 0, hit_tokens: 0, preemptions: 0, stats };
         assert_eq!(layers(&sample), [320, 4320, 54_320, 54_321]);
     }

@@ -22,6 +22,7 @@ use crate::memory::OutOfMemory;
 
 /// What a page is to the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
 pub enum PageState {
     /// Nobody's.
     Free,

@@ -274,7 +274,7 @@ pub enum PlanBytesError {
         /// The first sequence that is off.
         row: usize,
     },
-    /// A [`StepEnd`](crate::StepEnd) that neither completes nor aborts.
+    /// A [`StepEnd`] that neither completes nor aborts.
     StepEnd {
         /// The number that stands for what it does.
         kind: u64,

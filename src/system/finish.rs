@@ -13,6 +13,7 @@ use crate::world::Buffers;
 
 /// What becomes of the computed pages of a sequence that is preempted or dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Keep {
     /// Whole computed pages stay matchable until they are evicted; where prefixes are not shared, as [`Keep::Drop`].
     Publish,

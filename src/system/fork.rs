@@ -15,6 +15,7 @@ use crate::world::{Buffers, Counters};
 /// A child that a fork made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
+#[non_exhaustive]
 pub struct Forked {
     /// The new sequence: all known tokens of its parent, and K and V of those that are computed.
     pub child: SeqKey,

@@ -60,7 +60,7 @@ impl Workload {
             1 => Op::Match(self.prompt()),
             2 => self.plan(),
             3 => Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() },
-            4 => Op::Commit { pick: self.step(224) },
+            4 => Op::Commit { pick: self.commit_pick() },
             5 => Op::Complete { pick: self.step(208) },
             6 => Op::Abort { pick: self.step(224) },
             7 => Op::Finish { pick: self.seq(), publish: !self.rng.one_in(8) },
@@ -83,6 +83,11 @@ impl Workload {
     /// A pick below `sane`, or seldom any.
     fn step(&mut self, sane: u64) -> u8 {
         if self.is_wrong() { self.byte() } else { self.rng.below(sane) as u8 }
+    }
+
+    /// The step whose turn it is, or seldom another.
+    fn commit_pick(&mut self) -> u8 {
+        if self.is_wrong() { self.rng.within(224, 255) as u8 } else { 0 }
     }
 
     fn seq(&mut self) -> u8 {

@@ -6,6 +6,7 @@ use crate::id::{LayerId, PageId, RowId, SlotId, StepId};
 
 /// An argument of a call that carries numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Operand {
     /// Queries.
     Q,

@@ -107,6 +107,7 @@ struct Open {
 
 /// Device addresses of the staged plan's arrays, for the host's own kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct StagedPlan {
     /// i32 or i64 `[tokens]`, as the plan has it.
     pub slot_mapping: u64,

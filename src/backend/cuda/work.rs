@@ -53,8 +53,8 @@ pub(super) fn leave(context: RawContext, stream: RawStream) {
     }
 }
 
-/// Waits for all that was asked of this crate's streams, on every device, and binds the context. Nobody makes or gives up
-/// a stream meanwhile.
+/// Waits for all that was asked of this crate's streams, on every device, and binds the context. Nobody makes or gives
+/// up a stream meanwhile.
 pub(super) fn wait(context: RawContext) -> Result<(), CudaError> {
     let waited = work().wait();
     bind(context)?;

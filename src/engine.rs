@@ -30,7 +30,7 @@ pub struct Stats {
     pub private_pages: u32,
     /// Pages in the tree: evictable and protected.
     pub cached_pages: u32,
-    /// Pages given up that an unfinished step may still touch.
+    /// Pages released that an unfinished step may still touch.
     pub fenced_pages: u32,
     /// Pages of the tree that nobody uses.
     pub evictable_pages: u32,
@@ -234,8 +234,8 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Finishes a sequence: its whole computed pages stay for the next request, the rest is given up. Legal while an
-    /// unfinished step includes it; that step's commit skips it. O(pages given up, and prefix nodes that nobody uses
+    /// Finishes a sequence: its whole computed pages stay for the next request, the rest is released. Legal while an
+    /// unfinished step includes it; that step's commit skips it. O(pages released, and prefix nodes that nobody uses
     /// from now on: [`Engine::complete`]).
     ///
     /// # Errors
@@ -256,7 +256,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Preempts a sequence: it gives its pages up and keeps its tokens and its row, to be [resumed](Engine::resume).
-    /// O(pages given up, and prefix nodes that nobody uses from now on: [`Engine::complete`]).
+    /// O(pages released, and prefix nodes that nobody uses from now on: [`Engine::complete`]).
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`].
@@ -300,7 +300,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Cuts a sequence to `len` tokens: rejected drafts, an edited turn. Unfinished steps count no further than that.
-    /// Roll drafts back before the commit that would publish them, and append before planning on. O(pages given up).
+    /// Roll drafts back before the commit that would publish them, and append before planning on. O(pages released).
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::RollbackLen`] for 0, for less than what is published, or past the tokens.

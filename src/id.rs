@@ -33,12 +33,12 @@ macro_rules! id_type {
             }
 
             /// Views raw numbers as ids, without copying.
-            pub fn wrap(raw: &[$raw]) -> &[Self] {
+            pub fn from_raw(raw: &[$raw]) -> &[Self] {
                 TransparentWrapper::wrap_slice(raw)
             }
 
             /// Views ids as raw numbers, without copying.
-            pub fn peel(ids: &[Self]) -> &[$raw] {
+            pub fn as_raw(ids: &[Self]) -> &[$raw] {
                 TransparentWrapper::peel_slice(ids)
             }
         }
@@ -114,16 +114,16 @@ slotmap::new_key_type! {
     pub struct SeqKey;
 }
 
-/// Which prefixes can see each other: a namespace within an era.
+/// Which prefixes can see each other: a namespace within a generation.
 ///
-/// A [reset](crate::Engine::reset) begins a new era; prefixes of an old one never match again. With
-/// [`PrefixMode::None`](crate::PrefixMode::None) every admitted sequence is an era of its own.
+/// A [reset](crate::Engine::reset) begins a new generation; prefixes of an old one never match again. With
+/// [`PrefixMode::None`](crate::PrefixMode::None) every admitted sequence is a generation of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Zeroable)]
 pub struct Scope {
     /// The host's namespace.
     pub namespace: Namespace,
     /// Counts resets, and families of sequences when prefix reuse is off.
-    pub era: u64,
+    pub generation: u64,
 }
 
 /// The right to use a prefix: while it is held, none of the prefix's pages is evicted.
@@ -147,7 +147,7 @@ impl PrefixLock {
         self.node
     }
 
-    /// The namespace and era that the prefix belongs to.
+    /// The namespace and generation that the prefix belongs to.
     pub fn scope(&self) -> Scope {
         self.scope
     }

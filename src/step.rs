@@ -23,8 +23,8 @@ use crate::memory::{OutOfMemory, filled, reserved_queue};
 pub struct StepItem {
     /// The sequence.
     pub seq: SeqKey,
-    /// Its life when planned.
-    pub life: u32,
+    /// Its incarnation when planned.
+    pub incarnation: u32,
     /// Its planned_len before the step.
     pub start: u32,
     /// Its planned_len after it; capped by rollbacks since.

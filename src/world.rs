@@ -47,7 +47,7 @@ pub struct Counters {
     pub computed_tokens: u64,
     /// Pages evicted from the tree to make room.
     pub evicted_pages: u64,
-    /// Plans made so far, the refused ones included: the stamp that finds a sequence named twice.
+    /// Plans made so far, the refused ones included: the number that finds a sequence named twice.
     pub(crate) plans: u64,
 }
 

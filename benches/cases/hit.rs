@@ -134,7 +134,7 @@ impl HitFloor {
 }
 
 fn same(a: &[TokenId], b: &[TokenId]) -> bool {
-    TokenId::peel(a) == TokenId::peel(b)
+    TokenId::as_raw(a) == TokenId::as_raw(b)
 }
 
 /// Looks for sequences that are not there.

@@ -166,7 +166,7 @@ impl InsertFloor {
         self.next = (i + 1) % ROUND;
         let (head, tail) = black_box(&self.sequences[i]).split_at(work::PROMPT_LEN);
         let prompt = &self.prompts[i % work::PROMPTS * work::PROMPT_LEN..][..work::PROMPT_LEN];
-        if TokenId::peel(prompt) != TokenId::peel(head) {
+        if TokenId::as_raw(prompt) != TokenId::as_raw(head) {
             return;
         }
         let place = self.place;

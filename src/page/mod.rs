@@ -30,7 +30,7 @@ pub enum PageState {
     Private,
     /// One tree node's.
     Cached,
-    /// Given up, but an unfinished step may still read or write it.
+    /// Released, but an unfinished step may still read or write it.
     Fenced,
 }
 
@@ -126,7 +126,7 @@ impl PagePool {
     /// If a page is not private. So do the other changes of state, for the state they start from.
     pub fn publish(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
-        for_each_word(PageId::peel(pages), |bits| {
+        for_each_word(PageId::as_raw(pages), |bits| {
             assert_private(free, fenced, bits);
             cached.insert(bits);
         });
@@ -135,7 +135,7 @@ impl PagePool {
     /// Private to Free: nobody's step can touch them.
     pub fn free_private(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
-        for_each_word(PageId::peel(pages), |bits| {
+        for_each_word(PageId::as_raw(pages), |bits| {
             assert_private(cached, fenced, bits);
             free.insert(bits);
         });
@@ -144,7 +144,7 @@ impl PagePool {
     /// Cached to Free: evicted, or gone with their last user.
     pub fn free_cached(&mut self, pages: &[PageId]) {
         let Self { free, cached, .. } = self;
-        for_each_word(PageId::peel(pages), |bits| {
+        for_each_word(PageId::as_raw(pages), |bits| {
             cached.remove(bits);
             free.insert(bits);
         });
@@ -153,7 +153,7 @@ impl PagePool {
     /// Private to Fenced: an unfinished step may still touch them.
     pub fn fence_private(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
-        for_each_word(PageId::peel(pages), |bits| {
+        for_each_word(PageId::as_raw(pages), |bits| {
             assert_private(free, cached, bits);
             fenced.insert(bits);
         });
@@ -162,7 +162,7 @@ impl PagePool {
     /// Fenced to Free: no step can touch them any more.
     pub fn unfence(&mut self, pages: &[PageId]) {
         let Self { free, fenced, .. } = self;
-        for_each_word(PageId::peel(pages), |bits| {
+        for_each_word(PageId::as_raw(pages), |bits| {
             fenced.remove(bits);
             free.insert(bits);
         });
@@ -202,7 +202,7 @@ mod tests {
     }
 
     fn ids(pages: &[u32]) -> &[PageId] {
-        PageId::wrap(pages)
+        PageId::from_raw(pages)
     }
 
     /// Pages 0 to 2 are cached, 3 and 4 private, 5 to 8 fenced, the rest free.

@@ -149,8 +149,8 @@ impl PrefixTree {
             self.ensure(self.usage[node].lock_count == 0, "T4: listed nodes are idle", node)?;
             let young = self.link[node].parent.is_none_or(|parent| !seen.contains(&parent));
             self.ensure(young, "T4: a parent is younger than its children", node)?;
-            let present = scopes[&node].era == self.era;
-            self.ensure(present, "T8: idle nodes are of the present era", node)?;
+            let present = scopes[&node].generation == self.generation;
+            self.ensure(present, "T8: idle nodes are of the present generation", node)?;
         }
         let (mut evictable, mut protected) = (0, 0);
         for (node, usage) in &self.usage {

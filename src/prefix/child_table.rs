@@ -78,7 +78,7 @@ impl ChildTable {
             Some(parent) => hasher.write_u64(parent.data().as_ffi()),
             None => {
                 hasher.write_u64(scope.namespace.raw());
-                hasher.write_u64(scope.era);
+                hasher.write_u64(scope.generation);
             }
         }
         match first_page {

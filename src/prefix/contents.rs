@@ -1,10 +1,10 @@
 //! What the tree holds changes here and nowhere else: every page comes in by `take_in` and goes out by `give_out`. Who
 //! follows the tree's contents (events, chains of hashes, copies of pages elsewhere) hangs on here.
 //!
-//! Both know the node, which of its pages they are, and whether its prefix is of the present era, so that it can match.
-//! The pages' tokens stand in the node's span: as soon as they have come in, and until they go out. What a node does
-//! not keep, its namespace and where in the prefix it begins, its path to the root tells. A parent comes in before its
-//! children and goes out after them; a split moves pages between nodes, so none comes or goes.
+//! Both know the node, which of its pages they are, and whether its prefix is of the present generation, so that it can
+//! match. The pages' tokens stand in the node's span: as soon as they have come in, and until they go out. What a node
+//! does not keep, its namespace and where in the prefix it begins, its path to the root tells. A parent comes in before
+//! its children and goes out after them; a split moves pages between nodes, so none comes or goes.
 //!
 //! Not here: who decides it (`insert.rs`, `evict.rs`, `lock.rs`), where tokens lie (`span.rs`).
 
@@ -36,8 +36,8 @@ impl PrefixTree {
     /// Gives the last `count` pages of a node out; they are appended to `pages`, in no order to rely on. A node without
     /// any left is despawned next. O(count).
     ///
-    /// `present`: whether they are of the present era, so that they could match. Such pages were evictable: what is in
-    /// use stays.
+    /// `present`: whether they are of the present generation, so that they could match. Such pages were evictable: what
+    /// is in use stays.
     pub(super) fn give_out(
         &mut self,
         node: NodeKey,

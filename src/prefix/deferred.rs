@@ -53,19 +53,19 @@ impl PrefixTree {
         }
     }
 
-    /// Gives up a lock that was announced. As [`PrefixTree::unlock`].
+    /// Unlocks what was announced. As [`PrefixTree::unlock`].
     pub(crate) fn unlock_deferred(
         &mut self,
         lock: PrefixLock,
         fence: &mut Fence,
         freed: &mut Vec<PageId>,
     ) {
-        let keep = lock.scope().era == self.era;
+        let keep = lock.scope().generation == self.generation;
         let mut at = lock.node();
         while let Some(node) = at {
             let step = self.deferred[node].step;
             let usage = &mut self.usage[node];
-            assert!(usage.lock_count > 0, "T3: a lock is counted until it is given up");
+            assert!(usage.lock_count > 0, "T3: a lock is counted until it is released");
             usage.lock_count -= 1;
             let idle = usage.lock_count == 0;
             self.remove_deferred(node);

@@ -46,7 +46,7 @@ impl PrefixTree {
     /// O(idle pages).
     pub(crate) fn reset(&mut self, pages: &mut Vec<PageId>) {
         self.epoch += 1;
-        self.era = self.next_era();
+        self.generation = self.next_generation();
         self.evictable = 0;
         while let Some(node) = self.order.next() {
             self.drop_idle(node, false, pages);

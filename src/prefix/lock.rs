@@ -31,11 +31,11 @@ impl PrefixTree {
         found.epoch != self.epoch
     }
 
-    /// The empty prefix, in an era of its own: what grows below it nobody else ever matches, and goes with its last
-    /// user.
+    /// The empty prefix, in a generation of its own: what grows below it nobody else ever matches, and goes with its
+    /// last user.
     pub(crate) fn lock_private(&mut self, namespace: Namespace) -> PrefixLock {
-        let era = self.next_era();
-        PrefixLock::new(None, Scope { namespace, era })
+        let generation = self.next_generation();
+        PrefixLock::new(None, Scope { namespace, generation })
     }
 
     /// One more lock on the same prefix.
@@ -52,11 +52,11 @@ impl PrefixTree {
     /// # Panics
     /// If the lock is not of this tree.
     pub fn unlock(&mut self, lock: PrefixLock, fence: &mut Fence, freed: &mut Vec<PageId>) {
-        let keep = lock.scope().era == self.era;
+        let keep = lock.scope().generation == self.generation;
         let mut at = lock.node();
         while let Some(node) = at {
             let usage = &mut self.usage[node];
-            assert!(usage.lock_count > 0, "T3: a lock is counted until it is given up");
+            assert!(usage.lock_count > 0, "T3: a lock is counted until it is released");
             usage.lock_count -= 1;
             if usage.lock_count > 0 {
                 self.begin_deferred(node, fence);
@@ -144,11 +144,11 @@ impl PrefixTree {
         prefix
     }
 
-    /// An era that nothing belongs to yet.
-    pub(super) fn next_era(&mut self) -> u64 {
-        let era = self.era_count;
-        self.era_count += 1;
-        era
+    /// A generation that nothing belongs to yet.
+    pub(super) fn next_generation(&mut self) -> u64 {
+        let generation = self.generation_count;
+        self.generation_count += 1;
+        generation
     }
 
     /// Pages of a match that nobody uses now: what locking it takes from the evictable ones. O(idle nodes).

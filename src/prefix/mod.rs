@@ -1,7 +1,7 @@
 //! The prefixes that have K and V: a radix tree over whole pages, in columns of one arena.
 //!
 //! ```text
-//!                 (namespace, era)                        a node is a run of whole pages:
+//!              (namespace, generation)                 a node is a run of whole pages:
 //!                /               \                        tokens and page ids in `span`,
 //!        [t t t t|t t t t]     [t t t t]                  found from its parent by its
 //!          /           \                                  first page's tokens (`child_table`)
@@ -23,7 +23,7 @@
 //! * T6. Every span's places are taken in the span store, each by one span; the rest are free.
 //! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
 //!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
-//! * T8. Idle nodes are all of the present era: a prefix that can no longer match goes with its last user.
+//! * T8. Idle nodes are all of the present generation: a prefix that can no longer match goes with its last user.
 //!
 //! Not here: page states and memory. A call that gives pages up appends them to the caller's buffer.
 
@@ -105,10 +105,10 @@ pub struct PrefixTree {
     evictable: u32,
     /// Pages of locked nodes.
     protected: u32,
-    /// The era whose prefixes match.
-    era: u64,
-    /// Eras given out so far.
-    era_count: u64,
+    /// The generation whose prefixes match.
+    generation: u64,
+    /// Generations given out so far.
+    generation_count: u64,
     /// Counts what makes matches stale: split, trim, eviction, growth, reset.
     epoch: u64,
     #[cfg(test)]
@@ -159,8 +159,8 @@ impl PrefixTree {
             children: ChildTable::new(page_count, hash_bits)?,
             evictable: 0,
             protected: 0,
-            era: 0,
-            era_count: 1,
+            generation: 0,
+            generation_count: 1,
             epoch: 0,
             #[cfg(test)]
             log: None,
@@ -235,7 +235,7 @@ impl PrefixTree {
 
     /// The scope in which prefixes of a namespace match now.
     pub(crate) fn present_scope(&self, namespace: Namespace) -> Scope {
-        Scope { namespace, era: self.era }
+        Scope { namespace, generation: self.generation }
     }
 
     /// Bytes in use for the live tree's nodes, child entries, places and extents: what a token costs is this over

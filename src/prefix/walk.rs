@@ -23,7 +23,7 @@ impl PrefixMatch {
         self.pages
     }
 
-    /// The namespace and era it was made in.
+    /// The namespace and generation it was made in.
     pub fn scope(&self) -> Scope {
         self.scope
     }
@@ -120,7 +120,7 @@ impl PrefixTree {
 
 /// Compares as raw numbers, which is one call of memcmp.
 fn same(a: &[TokenId], b: &[TokenId]) -> bool {
-    TokenId::peel(a) == TokenId::peel(b)
+    TokenId::as_raw(a) == TokenId::as_raw(b)
 }
 
 /// Whole pages that two runs of tokens have in common from the start: finds the block where they part, then the token.

@@ -64,14 +64,14 @@ pub struct Sequence {
     tail: u32,
     /// Its last known token, if it has one.
     pub last_token: TokenId,
-    /// Counts preemptions: plan items of an earlier life are skipped.
-    pub life: u32,
-    /// The last step that planned it or copied for it; 0: none in this life.
+    /// Counts preemptions: plan items of an earlier incarnation are skipped.
+    pub incarnation: u32,
+    /// The last step that planned it or copied for it; 0: none in this incarnation.
     pub last_step: StepId,
     /// Its last plan item, in the numbering of the step log; 0: none.
     pub last_item: u64,
     /// The last plan that named it, to find repeats.
-    pub stamp: u64,
+    pub last_plan: u64,
     /// The host's namespace.
     pub namespace: Namespace,
     /// Its prefix; none while preempted.
@@ -229,10 +229,10 @@ impl SequenceTable {
             chunks: 0,
             tail: 0,
             last_token: TokenId::default(),
-            life: 0,
+            incarnation: 0,
             last_step: StepId::default(),
             last_item: 0,
-            stamp: 0,
+            last_plan: 0,
             namespace,
             lock: Some(lock),
         };
@@ -241,10 +241,10 @@ impl SequenceTable {
         seq
     }
 
-    /// Removes a row that has given up its lock and pages.
+    /// Removes a row that has released its lock and pages.
     pub(crate) fn despawn(&mut self, seq: SeqKey) {
         let mut sequence = self.rows.remove(seq).expect("the caller looked it up");
-        assert!(sequence.lock.is_none(), "S2: a finished sequence has given up its prefix");
+        assert!(sequence.lock.is_none(), "S2: a finished sequence has released its prefix");
         self.tokens.shrink(sequence.row, &mut sequence.chunks, 0);
         self.page_table.shrink(sequence.row, sequence.page_len, 0);
         self.free_rows.push(sequence.row);
@@ -295,7 +295,7 @@ impl SequenceTable {
         self.shrink(seq);
     }
 
-    /// Forgets all pages, which the caller has given up: the sequence is preempted.
+    /// Forgets all pages, which the caller has released: the sequence is preempted.
     pub(crate) fn clear_pages(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
         self.page_table.shrink(sequence.row, sequence.page_len, 0);
@@ -303,7 +303,7 @@ impl SequenceTable {
         (sequence.dirty_from, sequence.inherited) = (0, 0);
         (sequence.cached_len, sequence.planned_len) = (0, 0);
         (sequence.last_step, sequence.last_item) = (StepId::default(), 0);
-        sequence.life += 1;
+        sequence.incarnation += 1;
         self.shrink(seq);
     }
 

@@ -124,7 +124,7 @@ impl PageTable {
             let run = self.run(row, at, end);
             at += run.len() as u32;
             let (head, rest) = pages.split_at(run.len());
-            self.words[run].copy_from_slice(PageId::peel(head));
+            self.words[run].copy_from_slice(PageId::as_raw(head));
             pages = rest;
         }
     }
@@ -144,7 +144,7 @@ impl PageTable {
         start: u32,
         end: u32,
     ) -> impl Iterator<Item = &[PageId]> + use<'_> {
-        pieces(start, end, move |at| PageId::wrap(&self.words[self.run(row, at, end)]))
+        pieces(start, end, move |at| PageId::from_raw(&self.words[self.run(row, at, end)]))
     }
 
     /// The first of those pieces, to rewrite.

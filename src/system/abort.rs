@@ -48,7 +48,7 @@ fn undo(
 ) {
     let item = steps.item(number);
     let Ok(sequence) = sequences.get_mut(item.seq) else { return };
-    if sequence.life != item.life {
+    if sequence.incarnation != item.incarnation {
         return;
     }
     sequence.planned_len = sequence.planned_len.min(item.start);

@@ -32,7 +32,7 @@ pub(crate) fn commit(
     for number in steps.items_of(step) {
         let item = steps.item(number);
         let Ok(mut row) = sequences.row_mut(item.seq) else { continue };
-        if row.sequence.life != item.life {
+        if row.sequence.incarnation != item.incarnation {
             continue;
         }
         row.sequence.cached_len = row.sequence.cached_len.max(item.end);

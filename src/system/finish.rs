@@ -1,4 +1,4 @@
-//! A sequence leaves for good, or until it is resumed: publish what is computed, give up the rest through the fence.
+//! A sequence leaves for good, or until it is resumed: publish what is computed, release the rest through the fence.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -44,7 +44,7 @@ pub(crate) fn finish(
     Ok(())
 }
 
-/// Preempts a sequence: it keeps its tokens and its row, and nothing else. O(pages given up and nodes that become idle
+/// Preempts a sequence: it keeps its tokens and its row, and nothing else. O(pages released and nodes that become idle
 /// or begin to leave).
 ///
 /// # Errors

@@ -41,7 +41,7 @@ pub(crate) fn packed<'step>(
     for (i, item) in items.iter().enumerate() {
         let sequence = sequences.running(item.seq)?;
         for piece in sequences.page_pieces(sequence, 0, sequence.page_len) {
-            let pages: &[i32] = bytemuck::cast_slice(PageId::peel(piece));
+            let pages: &[i32] = bytemuck::cast_slice(PageId::as_raw(piece));
             kv_indices[at..at + pages.len()].copy_from_slice(pages);
             at += pages.len();
         }

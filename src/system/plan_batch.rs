@@ -107,7 +107,7 @@ fn check(
     sequences: &mut SequenceTable,
     steps: &StepLog,
     items: &[Extend],
-    stamp: u64,
+    plan: u64,
 ) -> Result<Needs, Error> {
     if items.is_empty() {
         return Err(Error::EmptyBatch);
@@ -121,10 +121,10 @@ fn check(
         if sequence.is_preempted() {
             return Err(Error::Preempted { seq });
         }
-        if sequence.stamp == stamp {
+        if sequence.last_plan == plan {
             return Err(Error::RepeatedSequence { seq });
         }
-        sequence.stamp = stamp;
+        sequence.last_plan = plan;
         let max = extend_max(shape, sequence, steps);
         if len == 0 || len > max {
             return Err(Error::ExtendLen { seq, len, max });
@@ -180,7 +180,7 @@ fn fill<'step, T: SlotNumber>(
     let positions = bump.alloc_slice_fill_copy(needs.tokens, 0);
     let table_writes = bump.alloc_slice_fill_copy(needs.table_writes, TableWrite::default());
     let rows = bump.alloc_slice_fill_with(items.len(), |_| BatchRow::zeroed());
-    let mut out = Unwritten {
+    let mut out = PlanWriter {
         page_size: shape.layout.page_size(),
         step,
         qo_start: 0,
@@ -205,16 +205,24 @@ fn fill<'step, T: SlotNumber>(
 
 /// Records a sequence's part in a step.
 fn record(sequence: &mut Sequence, item: Extend, step: StepId, steps: &mut StepLog) {
-    let Sequence { life, planned_len: start, dirty_from, last_item: previous, .. } = *sequence;
+    let Sequence { incarnation, planned_len: start, dirty_from, last_item: previous, .. } =
+        *sequence;
     let end = start + item.len;
     sequence.last_step = step;
     sequence.planned_len = end;
-    sequence.last_item =
-        steps.push(StepItem { seq: item.seq, life, start, end, dirty_from, previous, cut: false });
+    sequence.last_item = steps.push(StepItem {
+        seq: item.seq,
+        incarnation,
+        start,
+        end,
+        dirty_from,
+        previous,
+        cut: false,
+    });
 }
 
 /// What of a plan's arrays is not written yet, and the new pages not yet handed out.
-struct Unwritten<'a, T> {
+struct PlanWriter<'a, T> {
     page_size: u32,
     step: StepId,
     /// Tokens written, and so the first of the next row.
@@ -227,7 +235,7 @@ struct Unwritten<'a, T> {
     writes: std::slice::IterMut<'a, TableWrite>,
 }
 
-impl<T: SlotNumber> Unwritten<'_, T> {
+impl<T: SlotNumber> PlanWriter<'_, T> {
     /// Leaves behind what has been written: so many rows, and so many tokens of theirs.
     fn advance(&mut self, rows: usize, tokens: usize) {
         self.qo_start += tokens as u32;
@@ -237,7 +245,7 @@ impl<T: SlotNumber> Unwritten<'_, T> {
         self.slots.split_off_mut(..tokens).expect("counted");
     }
 
-    /// Writes a row. Not inlined, so that the loop of [`Unwritten::decode`] keeps its registers.
+    /// Writes a row. Not inlined, so that the loop of [`PlanWriter::decode`] keeps its registers.
     #[inline(never)]
     fn extend(&mut self, sequences: &mut SequenceTable, steps: &mut StepLog, item: &Extend) {
         let len = item.len as usize;

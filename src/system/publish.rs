@@ -9,7 +9,7 @@ use crate::system::release::release_pages;
 use crate::world::Buffers;
 
 /// Publishes a running sequence's whole pages of known, computed tokens. Where another sequence published the same
-/// prefix meanwhile, the page table is rewritten to the tree's pages first, and then the sequence's own are given up.
+/// prefix meanwhile, the page table is rewritten to the tree's pages first, and then the sequence's own are released.
 /// O(pages published).
 pub(crate) fn publish(
     pages: &mut PagePool,

@@ -10,7 +10,7 @@ use crate::system::release::release_pages;
 use crate::world::Buffers;
 
 /// Cuts a sequence to `len` tokens; unfinished steps count no further than that. Speculating hosts roll back before
-/// they commit: what a commit has published stays. O(pages given up and unfinished steps).
+/// they commit: what a commit has published stays. O(pages released and unfinished steps).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::RollbackLen`] for a length of 0, below what is published, or past the tokens.

@@ -178,8 +178,8 @@ struct Both {
     /// What the locks in the fence hold.
     deferred: VecDeque<(StepId, Scope, Vec<TokenId>)>,
     kept: VecDeque<Kept>,
-    era: u64,
-    eras: u64,
+    generation: u64,
+    generations: u64,
     completed: u64,
     announced: u64,
     last: Option<Text>,
@@ -228,8 +228,8 @@ impl Both {
             fence: Fence::new(pages, MAX_STEPS as u32, LOCKS as u64),
             deferred: VecDeque::new(),
             kept: VecDeque::new(),
-            era: 0,
-            eras: 1,
+            generation: 0,
+            generations: 1,
             completed: 0,
             announced: 0,
             last: None,
@@ -243,7 +243,7 @@ impl Both {
         let cut = usize::from(text.cut) % (len + 1);
         let author = |i| if i < cut { text.head } else { text.tail };
         let tokens = (0..len).map(|i| token(author(i), i)).collect();
-        (Scope { namespace, era: self.era }, tokens)
+        (Scope { namespace, generation: self.generation }, tokens)
     }
 
     fn pick(&self, pick: u8) -> Option<usize> {
@@ -300,8 +300,8 @@ impl Both {
             PrefixOp::LockPrivate { namespace } if self.held.len() < LOCKS => {
                 let namespace = Namespace::new(u64::from(namespace % 2));
                 let lock = self.tree.lock_private(namespace);
-                let scope = Scope { namespace, era: self.eras };
-                self.eras += 1;
+                let scope = Scope { namespace, generation: self.generations };
+                self.generations += 1;
                 self.held.push(Held { lock, scope, tokens: Vec::new() });
             }
             PrefixOp::LockAgain { pick } if self.held.len() < LOCKS => {
@@ -348,11 +348,11 @@ impl Both {
                 self.free.extend(got);
             }
             PrefixOp::Reset => {
-                self.era = self.eras;
-                self.eras += 1;
+                self.generation = self.generations;
+                self.generations += 1;
                 let mut got = Vec::new();
                 self.tree.reset(&mut got);
-                agree("reset", &sorted(&got), &sorted(&self.model.reset(Some(self.era))))?;
+                agree("reset", &sorted(&got), &sorted(&self.model.reset(Some(self.generation))))?;
                 self.free.extend(got);
             }
             PrefixOp::LockPrivate { .. } | PrefixOp::LockAgain { .. } => {}
@@ -491,7 +491,7 @@ mod tests {
                 let held = both.tree.held();
                 assert_eq!(follower.all, held, "seed {seed}, {op:?}");
                 let mut present = held;
-                present.retain(|_, place| place.scope.era == both.era);
+                present.retain(|_, place| place.scope.generation == both.generation);
                 assert_eq!(follower.present, present, "seed {seed}, {op:?}");
             }
             (0..2).for_each(|i| given[i] += follower.given[i]);

@@ -50,7 +50,7 @@ impl Cache for Tree {
     fn hit(&mut self, tokens: &[TokenId], out: &mut Vec<u32>) -> usize {
         let mut parent = ROOT;
         for page in tokens.chunks_exact(self.page_size) {
-            let key = (parent, TokenId::peel(page).into());
+            let key = (parent, TokenId::as_raw(page).into());
             let Some(&found) = self.children.get(&key) else { break };
             out.push(found);
             parent = found;
@@ -70,7 +70,7 @@ impl Cache for Tree {
                 self.evict();
             }
             let id = self.free.pop().expect("there is one now");
-            let key: Key = (path.last().copied().unwrap_or(ROOT), TokenId::peel(page).into());
+            let key: Key = (path.last().copied().unwrap_or(ROOT), TokenId::as_raw(page).into());
             self.children.insert(key.clone(), id);
             self.pages[id as usize] = Some((key, 0));
             path.push(id);

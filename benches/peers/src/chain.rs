@@ -82,7 +82,7 @@ impl Cache for Chain {
     fn hit(&mut self, tokens: &[TokenId], out: &mut Vec<u32>) -> usize {
         let mut hash = 0;
         for page in tokens.chunks_exact(self.page_size) {
-            hash = self.hasher.hash_one((hash, TokenId::peel(page)));
+            hash = self.hasher.hash_one((hash, TokenId::as_raw(page)));
             let Some(&block) = self.by_hash.get(&hash) else { break };
             out.push(block);
         }
@@ -104,7 +104,7 @@ impl Cache for Chain {
         }
         let mut hash = 0;
         for (page, &block) in tokens.chunks_exact(self.page_size).zip(&path) {
-            hash = self.hasher.hash_one((hash, TokenId::peel(page)));
+            hash = self.hasher.hash_one((hash, TokenId::as_raw(page)));
             if self.blocks[block as usize].hash.is_none() {
                 self.blocks[block as usize].hash = Some(hash);
                 self.by_hash.insert(hash, block);

@@ -30,7 +30,7 @@ pub fn new(pages: usize, page_size: u32) -> Box<dyn Cache> {
 
 impl Kvbm {
     fn hashes(&self, tokens: &[TokenId]) -> Vec<SequenceHash> {
-        let blocks = TokenBlockSequence::from_slice(TokenId::peel(tokens), self.page_size, None);
+        let blocks = TokenBlockSequence::from_slice(TokenId::as_raw(tokens), self.page_size, None);
         blocks.blocks().iter().map(|block| block.kvbm_sequence_hash()).collect()
     }
 }

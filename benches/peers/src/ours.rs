@@ -19,7 +19,7 @@ impl Cache for Ours {
     }
 
     fn hit(&mut self, tokens: &[TokenId], out: &mut Vec<u32>) -> usize {
-        let collect = |pages: &[PageId]| out.extend_from_slice(PageId::peel(pages));
+        let collect = |pages: &[PageId]| out.extend_from_slice(PageId::as_raw(pages));
         self.0.tree.match_pages(NAMESPACE, tokens, collect).pages() as usize
     }
 

@@ -34,7 +34,7 @@ impl Cache for Router {
 
     fn hit(&mut self, tokens: &[TokenId], out: &mut Vec<u32>) -> usize {
         let options = BlockHashOptions::default();
-        let hashes = compute_block_hash_for_seq(TokenId::peel(tokens), self.page_size, options);
+        let hashes = compute_block_hash_for_seq(TokenId::as_raw(tokens), self.page_size, options);
         let scores = self.tree.find_matches(hashes, false);
         let score = scores.scores.values().max().copied().unwrap_or(0);
         out.push(score);
@@ -43,7 +43,7 @@ impl Cache for Router {
 
     fn cycle(&mut self, tokens: &[TokenId]) -> usize {
         let options = BlockHashOptions::default();
-        let local = compute_block_hash_for_seq(TokenId::peel(tokens), self.page_size, options);
+        let local = compute_block_hash_for_seq(TokenId::as_raw(tokens), self.page_size, options);
         let chained = compute_seq_hash_for_block(&local);
         let blocks = local.iter().zip(chained).map(|(&tokens_hash, hash)| KvCacheStoredBlockData {
             block_hash: ExternalSequenceBlockHash(hash),

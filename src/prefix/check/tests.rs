@@ -128,7 +128,7 @@ fn t2_the_child_table_finds_each_node() {
     assert_eq!(broken(|s| s.rehash(s.child, s.tree.usage[s.child].hash ^ 1)), found);
     // A parent that the table does not know it under.
     assert_eq!(broken(|s| s.tree.link[s.child].parent = Some(s.trunk)), found);
-    assert_eq!(broken(|s| s.tree.scope[s.other].era = 7), found);
+    assert_eq!(broken(|s| s.tree.scope[s.other].generation = 7), found);
     // A sibling of the same first page.
     let twins = |s: &mut Sound| {
         let span = s.tree.spans.create(&tokens(&[8]), &[PageId::new(10)]);
@@ -244,6 +244,6 @@ fn t7_deferred_nodes_are_counted_by_step() {
 }
 
 #[test]
-fn t8_idle_nodes_are_of_the_present_era() {
-    assert_eq!(broken(|s| s.tree.era += 1), "T8: idle nodes are of the present era");
+fn t8_idle_nodes_are_of_the_present_generation() {
+    assert_eq!(broken(|s| s.tree.generation += 1), "T8: idle nodes are of the present generation");
 }

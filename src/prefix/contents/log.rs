@@ -42,7 +42,7 @@ impl PrefixTree {
 
     pub(super) fn log_taken(&mut self, lock: &PrefixLock, count: u32) {
         let node = lock.node().expect("the lock moved to what came in");
-        self.log(true, lock.scope().era == self.era, node, count);
+        self.log(true, lock.scope().generation == self.generation, node, count);
     }
 
     pub(super) fn log_given(&mut self, node: NodeKey, count: u32, present: bool) {

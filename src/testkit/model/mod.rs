@@ -37,9 +37,9 @@ struct Sequence {
     published: usize,
     table: Vec<PageId>,
     preempted: bool,
-    /// Counts preemptions: items planned in an earlier life are skipped.
-    life: u32,
-    /// The last step that planned it or copied for it in this life; 0: none.
+    /// Counts preemptions: items planned in an earlier incarnation are skipped.
+    incarnation: u32,
+    /// The last step that planned it or copied for it in this incarnation; 0: none.
     last_step: u64,
 }
 
@@ -71,8 +71,8 @@ pub struct Model {
     fence: VecDeque<(u64, Given)>,
     last_step: u64,
     completed: u64,
-    /// The era of the next prompt; with prefix reuse off each takes one of its own.
-    era: u64,
+    /// The generation of the next prompt; with prefix reuse off each takes one of its own.
+    generation: u64,
     hit_tokens: u64,
     computed_tokens: u64,
     evicted_pages: u64,
@@ -92,7 +92,7 @@ impl Model {
             fence: VecDeque::new(),
             last_step: 0,
             completed: 0,
-            era: 0,
+            generation: 0,
             hit_tokens: 0,
             computed_tokens: 0,
             evicted_pages: 0,

@@ -7,7 +7,7 @@ use crate::system::finish::Keep;
 
 impl Model {
     fn next_scope(&self, namespace: Namespace) -> Scope {
-        Scope { namespace, era: self.era }
+        Scope { namespace, generation: self.generation }
     }
 
     /// Whole pages that `Engine::match_prefix` finds.
@@ -46,7 +46,7 @@ impl Model {
             published: 0,
             table: Vec::new(),
             preempted: false,
-            life: 0,
+            incarnation: 0,
             last_step: 0,
         };
         self.sequences.insert(key, sequence);
@@ -73,7 +73,7 @@ impl Model {
         sequence.preempted = false;
         self.hit_tokens += len as u64;
         if !self.shares() {
-            self.era += 1;
+            self.generation += 1;
         }
     }
 
@@ -186,7 +186,7 @@ impl Model {
         self.let_go(seq);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.preempted = true;
-        sequence.life += 1;
+        sequence.incarnation += 1;
         sequence.last_step = 0;
         sequence.cached_len = 0;
         sequence.planned_len = 0;
@@ -199,7 +199,7 @@ impl Model {
         if !sequence.preempted {
             return Err(Error::NotPreempted { seq });
         }
-        // It begins anew: in the present era, or with prefix reuse off in one of its own.
+        // It begins anew: in the present generation, or with prefix reuse off in one of its own.
         let scope = self.next_scope(sequence.scope.namespace);
         let pages = self.tree.matched(scope, all_but_last(&sequence.tokens)).len();
         self.check_rest(scope, &sequence.tokens, pages)?;
@@ -216,13 +216,13 @@ impl Model {
             return Err(Error::RollbackLen { len, min, max });
         }
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
-        let (life, len) = (sequence.life, len as usize);
+        let (incarnation, len) = (sequence.incarnation, len as usize);
         sequence.tokens.truncate(len);
         sequence.cached_len = sequence.cached_len.min(len);
         sequence.planned_len = sequence.planned_len.min(len);
         let keep = sequence.planned_len.div_ceil(self.page_size());
         for step in self.steps.values_mut() {
-            step.cap(seq, life, len);
+            step.cap(seq, incarnation, len);
         }
         self.trim(seq, keep);
         Ok(())
@@ -253,7 +253,7 @@ impl Model {
         child.planned_len = len;
         child.table.truncate(pages);
         child.table.extend(target);
-        child.life = 0;
+        child.incarnation = 0;
         child.last_step = step.unwrap_or(0);
         let source = parent.table.get(pages).copied();
         self.tree.lock(child.scope, &child.tokens, pages);
@@ -267,9 +267,9 @@ impl Model {
     /// `Engine::reset`
     pub fn reset(&mut self) {
         if self.shares() {
-            self.era += 1;
+            self.generation += 1;
         }
-        let gone = self.tree.reset(self.shares().then_some(self.era));
+        let gone = self.tree.reset(self.shares().then_some(self.generation));
         self.pages.turn(&gone, PageIs::Cached, PageIs::Free);
     }
 }

@@ -9,7 +9,7 @@ use crate::plan::Extend;
 #[derive(Clone, Debug)]
 struct Item {
     seq: SeqKey,
-    life: u32,
+    incarnation: u32,
     start: usize,
     end: usize,
     /// A rollback has cut it.
@@ -32,8 +32,10 @@ impl Step {
     }
 
     /// A rollback: a sequence's items end at `len`.
-    pub(super) fn cap(&mut self, seq: SeqKey, life: u32, len: usize) {
-        for item in self.items.iter_mut().filter(|item| (item.seq, item.life) == (seq, life)) {
+    pub(super) fn cap(&mut self, seq: SeqKey, incarnation: u32, len: usize) {
+        for item in
+            self.items.iter_mut().filter(|item| (item.seq, item.incarnation) == (seq, incarnation))
+        {
             item.cut |= item.end > len;
             item.start = item.start.min(len);
             item.end = item.end.min(len);
@@ -111,7 +113,7 @@ impl Model {
         let sequence = self.running(seq)?;
         let known = sequence.tokens.len().saturating_sub(sequence.planned_len) as u32;
         let mut items = self.steps.values().flat_map(|step| &step.items);
-        let last = items.rfind(|item| (item.seq, item.life) == (seq, sequence.life));
+        let last = items.rfind(|item| (item.seq, item.incarnation) == (seq, sequence.incarnation));
         let sampling = last.is_some_and(|item| !item.cut);
         let room = sequence.planned_len < self.shape.max_sequence_len as usize;
         Ok(if known == 0 && sampling && room { 1 } else { known })
@@ -191,7 +193,8 @@ impl Model {
             plan.positions.push(position as u32);
             plan.slots.push((page * page_size + position % page_size) as i64);
         }
-        let item = Item { seq: item.seq, life: sequence.life, start, end, cut: false };
+        let item =
+            Item { seq: item.seq, incarnation: sequence.incarnation, start, end, cut: false };
         self.steps.get_mut(&step).expect("just made").items.push(item);
     }
 
@@ -200,10 +203,11 @@ impl Model {
         self.page(page) == PageIs::Free
     }
 
-    /// The item's sequence, if it is still in the life that planned the item.
+    /// The item's sequence, if it is still in the incarnation that planned the item.
     fn alive(&self, item: &Item) -> bool {
         let sequence = self.sequences.get(&item.seq);
-        sequence.is_some_and(|sequence| !sequence.preempted && sequence.life == item.life)
+        sequence
+            .is_some_and(|sequence| !sequence.preempted && sequence.incarnation == item.incarnation)
     }
 
     /// `Engine::commit`

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::id::{PageId, Scope, TokenId};
 
-/// Scope (namespace, era) and whole pages of tokens.
+/// Scope (namespace, generation) and whole pages of tokens.
 pub type Path = (u64, u64, Vec<TokenId>);
 
 /// One page of the tree.
@@ -38,7 +38,7 @@ pub struct Published {
 pub struct Tree {
     page_size: usize,
     pages: BTreeMap<Path, Held>,
-    /// The era whose idle pages are kept; of all others they go with the last user.
+    /// The generation whose idle pages are kept; of all others they go with the last user.
     kept_era: Option<u64>,
     clock: u64,
     changes: u64,
@@ -52,7 +52,7 @@ impl Tree {
     }
 
     fn path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Path {
-        (scope.namespace.raw(), scope.era, tokens[..pages * self.page_size].to_vec())
+        (scope.namespace.raw(), scope.generation, tokens[..pages * self.page_size].to_vec())
     }
 
     /// The pages directly below a path.
@@ -111,7 +111,8 @@ impl Tree {
         self.count_up(scope, tokens, 0, pages);
     }
 
-    /// Gives up a lock on the first `pages` of a path. Returns the pages that went with it, of an era that is not kept.
+    /// Gives up a lock on the first `pages` of a path. Returns the pages that went with it, of a generation that is not
+    /// kept.
     pub fn unlock(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) -> Vec<PageId> {
         let mut gone = Vec::new();
         for pages in (1..=pages).rev() {
@@ -123,8 +124,8 @@ impl Tree {
             }
             self.clock += 1;
             held.idle_since = self.clock;
-            if self.kept_era != Some(scope.era) {
-                // No match can have found it: that of a kept era would be stale since the reset.
+            if self.kept_era != Some(scope.generation) {
+                // No match can have found it: that of a kept generation would be stale since the reset.
                 gone.extend(self.pages.remove(&path).map(|held| held.page));
             }
         }

@@ -74,7 +74,7 @@ impl Inspect for Cpu {
 
 /// What stands for the text up to each token: `marks[i]` depends on the scope and on tokens `0..=i`.
 pub(super) fn marks(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
-    let mut mark = mix(mix(scope.namespace.raw()) ^ scope.era);
+    let mut mark = mix(mix(scope.namespace.raw()) ^ scope.generation);
     let step = |token: &TokenId| {
         mark = mix(mark.wrapping_mul(31) ^ u64::from(token.raw() + 1));
         mark

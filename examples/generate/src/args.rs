@@ -125,10 +125,6 @@ pub struct Args {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
-    /// Element type that rotary frequencies are rounded to [default: the config's dtype].
-    #[arg(long, ignore_case = true)]
-    pub rope_dtype: Option<DtypeName>,
-
     /// No report at the end.
     #[arg(long)]
     pub quiet: bool,

@@ -4,7 +4,6 @@
 
 use std::path::Path;
 
-use kvarena::Dtype;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
@@ -45,10 +44,8 @@ pub struct ModelConfig {
     pub norm_eps: f32,
     /// Positions that the model was made for.
     pub max_len: usize,
-    /// Rotary embedding, not yet rounded.
+    /// Rotary embedding.
     pub rope: Rope,
-    /// What the frequencies are rounded to: the model's own element type, unless the user knows better.
-    pub rope_dtype: Dtype,
     /// Whether the output projection is the embedding.
     pub tied: bool,
     /// Whether q, k, v and o have a bias.
@@ -126,7 +123,6 @@ impl ModelConfig {
             norm_eps,
             max_len: fields.size_or("max_position_embeddings", default_len)?,
             rope: Rope::parse(&fields, head_dim)?,
-            rope_dtype: dtype(&fields)?,
             tied: fields.flag("tie_word_embeddings")?,
             attention_bias: fields.flag("attention_bias")?,
             mlp_bias: fields.flag("mlp_bias")?,
@@ -165,20 +161,6 @@ fn family(fields: &Fields<'_>) -> Result<Family> {
         other => Err(fields.wrong(&format!(
             "architecture {other:?} is not implemented, only LlamaForCausalLM and Qwen3ForCausalLM"
         ))),
-    }
-}
-
-/// The element type that the model was saved in; f32 where it does not say.
-fn dtype(fields: &Fields<'_>) -> Result<Dtype> {
-    let name = match fields.text("dtype")? {
-        Some(name) => name,
-        None => fields.text("torch_dtype")?.unwrap_or("float32"),
-    };
-    match name {
-        "bfloat16" => Ok(Dtype::Bf16),
-        "float16" => Ok(Dtype::F16),
-        "float32" => Ok(Dtype::F32),
-        other => Err(fields.wrong(&format!("dtype {other:?} is not implemented"))),
     }
 }
 

@@ -5,15 +5,12 @@
 
 use std::path::Path;
 
-use kvarena::Dtype;
-
 use crate::checkpoint::Checkpoint;
 use crate::clock::{Clock, Part};
 use crate::config::{Family, ModelConfig};
 use crate::error::Result;
 use crate::matrix::{Matrix, Numbers};
 use crate::ops::{self, Angles};
-use crate::rope::Rope;
 
 /// Stores a layer's K and V, and attends.
 pub trait Attention {
@@ -57,7 +54,6 @@ struct Layer {
 pub struct Model {
     /// Its shape.
     pub config: ModelConfig,
-    rope: Rope,
     embedding: Matrix,
     layers: Vec<Layer>,
     norm: Vec<f32>,
@@ -119,14 +115,12 @@ impl Source for Checkpoint {
 }
 
 impl Model {
-    /// Reads a model directory. `rope_dtype` overrules the config's.
+    /// Reads a model directory.
     ///
     /// # Errors
     /// Everything that `config.rs` and `checkpoint.rs` refuse.
-    pub fn read(dir: &Path, rope_dtype: Option<Dtype>) -> Result<Self> {
-        let mut config = ModelConfig::read(dir)?;
-        config.rope_dtype = rope_dtype.unwrap_or(config.rope_dtype);
-        Self::build(config, &mut Checkpoint::read(dir)?)
+    pub fn read(dir: &Path) -> Result<Self> {
+        Self::build(ModelConfig::read(dir)?, &mut Checkpoint::read(dir)?)
     }
 
     /// Takes all tensors that `config` asks for out of `source`.
@@ -143,8 +137,7 @@ impl Model {
             true => None,
             false => Some(source.matrix("lm_head.weight", vocab, hidden)?),
         };
-        let rope = config.rope.rounded(config.rope_dtype);
-        Ok(Self { rope, embedding, layers, norm, output, config })
+        Ok(Self { embedding, layers, norm, output, config })
     }
 
     /// Bytes of all matrices.
@@ -171,7 +164,7 @@ impl Model {
         clock: &mut Clock,
     ) -> std::result::Result<(), A::Error> {
         let (hidden, eps) = (self.config.hidden, self.config.norm_eps);
-        work.angles.set(&self.rope.frequencies, pass.positions);
+        work.angles.set(&self.config.rope.frequencies, pass.positions);
         resize(&mut work.x, pass.tokens.len() * hidden);
         for (row, &token) in work.x.chunks_exact_mut(hidden).zip(pass.tokens) {
             self.embedding.row(token as usize, row);

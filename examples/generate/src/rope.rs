@@ -4,8 +4,6 @@
 
 use std::f64::consts::TAU;
 
-use kvarena::Dtype;
-
 use crate::config::Fields;
 use crate::error::{Error, Result};
 
@@ -46,21 +44,6 @@ impl Rope {
             scale(fields, rope, &mut frequencies)?;
         }
         Ok(Self { frequencies: frequencies.into_iter().map(|f| f as f32).collect() })
-    }
-}
-
-impl Rope {
-    /// Rounds the frequencies to an element type.
-    ///
-    /// The reference framework keeps them among a module's buffers, so that a model converted as a whole
-    /// (`model.to(bfloat16)`) computes with rounded frequencies ever after, in whatever arithmetic.
-    pub fn rounded(&self, dtype: Dtype) -> Self {
-        let round = |&f: &f32| match dtype {
-            Dtype::F32 => f,
-            Dtype::F16 => half::f16::from_f32(f).to_f32(),
-            Dtype::Bf16 => half::bf16::from_f32(f).to_f32(),
-        };
-        Self { frequencies: self.frequencies.iter().map(round).collect() }
     }
 }
 

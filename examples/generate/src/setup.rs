@@ -38,7 +38,7 @@ pub fn model(args: &Args) -> Result<(Model, Text)> {
     if !dir.is_dir() {
         return Err(Error::model(format!("{} is not a directory", dir.display())));
     }
-    let model = Model::read(&dir, args.rope_dtype.map(Into::into))?;
+    let model = Model::read(&dir)?;
     let text = Text::read(&dir, model.config.vocab)?;
     Ok((model, text))
 }

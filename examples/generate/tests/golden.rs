@@ -175,7 +175,7 @@ fn settings(dtypes: &[Dtype], overlaps: &[bool]) -> Vec<Setting> {
 }
 
 fn all_settings(name: &str, dtype: Dtype, overlap: bool) {
-    let model = Model::read(&common::dir(name), None).expect("the golden model loads");
+    let model = Model::read(&common::dir(name)).expect("the golden model loads");
     let cases = common::cases(name);
     let requests = requests(&cases);
     for setting in settings(&[dtype], &[overlap]) {
@@ -210,7 +210,7 @@ golden! {
 #[test]
 fn failed_steps_change_nothing() {
     for name in common::MODELS {
-        let model = Model::read(&common::dir(name), None).expect("the golden model loads");
+        let model = Model::read(&common::dir(name)).expect("the golden model loads");
         let cases = common::cases(name);
         let requests = requests(&cases);
         for (way, overlap) in WAYS.iter().flat_map(|&way| [(way, false), (way, true)]) {
@@ -238,7 +238,7 @@ fn on_a_gpu() {
         ("qwen3-tiny", &[Dtype::F32, Dtype::F16, Dtype::Bf16][..]),
         ("llama-tiny", &[Dtype::F32][..]),
     ] {
-        let model = Model::read(&common::dir(name), None).expect("the golden model loads");
+        let model = Model::read(&common::dir(name)).expect("the golden model loads");
         let cases = common::cases(name);
         let requests = requests(&cases);
         for setting in settings(dtypes, &[false, true]) {

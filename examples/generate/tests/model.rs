@@ -9,7 +9,7 @@ use generate::model::Model;
 #[test]
 fn the_model_alone_says_the_golden_tokens() {
     for name in common::MODELS {
-        let model = Model::read(&common::dir(name), None).expect("the golden model loads");
+        let model = Model::read(&common::dir(name)).expect("the golden model loads");
         for (number, case) in common::cases(name).iter().enumerate() {
             for chunk in [usize::MAX, 7] {
                 let (tokens, first) = greedy(&model, &case.prompt, case.tokens.len(), chunk);

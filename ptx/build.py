@@ -37,8 +37,8 @@ def install(pins):
     return site / "nvidia"
 
 
-def kernels():
-    sources = sorted([*HERE.glob("*.cu"), *BENCH.glob("*.cu")])
+def kernels(folders):
+    sources = sorted(source for folder in folders for source in folder.glob("*.cu"))
     return [Kernel(source, dtype) for source in sources for dtype in (["bf16", "f16"] if "DTYPE" in source.stem else [""])]
 
 
@@ -59,7 +59,7 @@ def older(text):
 def compile_ptx(nvrtc, kernel):
     """The text of a .ptx file."""
     arch, source = target(kernel), kernel.source
-    options = [f"--gpu-architecture=compute_{arch}", "-std=c++17", "-default-device", f"-I{HERE}", "-restrict"]
+    options = [f"--gpu-architecture=compute_{arch}", "-std=c++17", "-default-device", f"-I{source.parent}", "-restrict"]
     options = [option.encode() for option in options]
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     code = source.read_text().replace("DTYPE", kernel.dtype).encode() if kernel.dtype else source.read_bytes()
@@ -119,11 +119,12 @@ def params():
             for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)]
 
 
-def main():
+def main(*folders):
+    """All of it, for the kernels of a folder."""
     arguments = sys.argv[1:]
     check = "--check" in arguments
     stems = [a for a in arguments if not a.startswith("-")]
-    wanted = [k for k in kernels() if not stems or k.source.stem in stems or file(k).stem in stems]
+    wanted = [k for k in kernels(folders) if not stems or k.source.stem in stems or file(k).stem in stems]
     tools = install(PINS)
     nvrtc, ptxas = ctypes.CDLL(str(tools / "cuda_nvrtc/lib/libnvrtc.so.12")), tools / "cuda_nvcc/bin/ptxas"
     wrong = []
@@ -143,10 +144,11 @@ def main():
         jobs = [(oldest, k, a) for k in wanted for a in (["90a"] if target(k) == "90a" else ["80", "90"])] if check else []
         for lines, bad in pool.map(lambda job: assemble(*job), jobs):
             wrong += [line for line in bad if "ptxas failed" in line]
-    if RUST.exists():
+    if HERE in folders and RUST.exists():
         wrong += params()
     print(*wrong, sep="\n", file=sys.stderr)
     sys.exit(bool(wrong))
 
 
-main()
+if __name__ == "__main__":
+    main(HERE, BENCH)

@@ -8,9 +8,13 @@
  *
  * PTX of a newer ISA than the driver's version is refused, and text that is none, with a log.
  *
+ * A kernel that is not the backend's is looked up among the process's functions: fake_NAME takes the parameters and the grid, of
+ * fake_NAME_bytes bytes; and whoever has work that is no kernel queues it by fake_ask (examples/generate/tests/fake_cublaslt.cc).
+ *
  * Work, waiting and memory need a device's primary context, retained and current in the thread, as the backend binds it.
  *
  * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_CAPABILITY (90). */
+#include <dlfcn.h>
 #include <malloc.h>
 #include <math.h>
 #include <stdio.h>
@@ -39,13 +43,17 @@ static bool bound() { return current - 16 < 16 && retained[current - 16] > 0; }
 
 /* ---- work --------------------------------------------------------------------------------------------------------- */
 
+using Call = void (*)(const void* params, u32 grid_x, u32 grid_y);
+
 struct Work {
-    enum { KERNEL, COPY, FILL, HOST, NOTHING } kind;
+    enum { KERNEL, COPY, FILL, HOST, CALL, NOTHING } kind;
     char name[64];
-    union { StoreCacheParams store; CopyPagesParams pages; LoadPlanParams plan; AttendParams attend; } params;
+    union { StoreCacheParams store; CopyPagesParams pages; LoadPlanParams plan; AttendParams attend; u64 words[24]; } params;
     u64 target, source, bytes;
     u32 word;
     void* stream;
+    Call call;
+    u32 grid_x, grid_y;
     Work* next;
 };
 struct Line { Work *first, **end; };
@@ -163,6 +171,7 @@ static void run(const Work& work) {
     if (work.kind == Work::FILL)
         for (u64 i = 0; i < work.bytes / 4; ++i) reinterpret_cast<u32*>(work.target)[i] = work.word;
     if (work.kind == Work::HOST) reinterpret_cast<void (*)(void*)>(work.target)(reinterpret_cast<void*>(work.source));
+    if (work.kind == Work::CALL) work.call(&work.params, work.grid_x, work.grid_y);
     if (work.kind != Work::KERNEL) return;
     if (!strncmp(work.name, "store_cache", 11)) store_cache(work.params.store);
     if (!strcmp(work.name, "copy_pages")) copy_pages(work.params.pages, work.bytes);
@@ -297,7 +306,21 @@ API int cuModuleGetFunction(void** function, void* module, const char* name) {
 }
 API int cuFuncSetAttribute(void*, int, int) { return OK; }
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, size_t) { return *blocks = 2, OK; }
-static int launch(const char* name, u32 grid_y, void** arguments, void* stream) {
+API int fake_ask(Call call, const void* params, size_t bytes, u32 grid_x, u32 grid_y, void* stream) {
+    Work work = {Work::CALL};
+    work.call = call, work.grid_x = grid_x, work.grid_y = grid_y, work.stream = stream;
+    memcpy(&work.params, params, bytes);
+    return ask(work);
+}
+static int launch(const char* name, const u32* grid, void** arguments, void* stream) {
+    char symbol[96];
+    snprintf(symbol, sizeof symbol, "fake_%s", name);
+    if (void* call = dlsym(RTLD_DEFAULT, symbol)) {
+        snprintf(symbol, sizeof symbol, "fake_%s_bytes", name);
+        const size_t* bytes = static_cast<size_t*>(dlsym(RTLD_DEFAULT, symbol));
+        return bytes ? fake_ask(reinterpret_cast<Call>(call), arguments[0], *bytes, grid[0], grid[1], stream) : NOT_FOUND;
+    }
+    const u32 grid_y = grid[1];
     Work work = {Work::KERNEL};
     work.stream = stream;
     snprintf(work.name, sizeof work.name, "%s", name);
@@ -319,7 +342,7 @@ API int cuLaunchKernelEx(const LaunchConfig* config, const char* name, void** ar
         if (early && stream.fresh && !strncmp(name, "attend_decode", 13)) return INVALID;
         stream.fresh = !strcmp(name, "load_plan") || (stream.fresh && early);
     }
-    return launch(name, config->grid[1], arguments, config->stream);
+    return launch(name, config->grid, arguments, config->stream);
 }
 API int cuGetProcAddress(const char* name, void** found, int, u64) {
     *found = !strcmp(name, "cuLaunchKernelEx")     ? reinterpret_cast<void*>(cuLaunchKernelEx)

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::ArgPredicate;
 use clap::{Parser, ValueEnum};
 use kvarena::{Dtype, Layout};
 
@@ -25,7 +26,7 @@ pub struct Args {
     pub prompt: Vec<String>,
 
     /// A file of JSON lines, `-` for standard input: {"prompt": [ids] or "text", "max_new_tokens": N}, and optionally n,
-    /// temperature, top_p, seed, stop_token_ids, cancel_after, namespace.
+    /// temperature, top_k, top_p, seed, stop_token_ids, cancel_after, namespace.
     #[arg(long, value_name = "FILE")]
     pub requests: Option<PathBuf>,
 
@@ -60,6 +61,10 @@ pub struct Args {
     /// 0: greedy.
     #[arg(long, default_value_t = 0.0)]
     pub temperature: f32,
+
+    /// Draw from so many of the likeliest tokens; 0: from all.
+    #[arg(long, default_value_t = 0)]
+    pub top_k: u32,
 
     /// Draw from the likeliest tokens that together reach this probability.
     #[arg(long, default_value_t = 1.0)]
@@ -101,25 +106,41 @@ pub struct Args {
     #[arg(long)]
     pub no_prefix: bool,
 
-    /// Most prompt tokens computed in one step.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_least_one())]
-    pub chunk: u32,
+    /// Most prompt tokens computed in one step [default: 512, on a GPU 8192].
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
+    pub chunk: Option<u32>,
 
     /// Most streams at a time.
     #[arg(long, value_name = "STREAMS", default_value_t = 16, value_parser = at_least_one())]
     pub concurrency: u32,
 
-    /// Plan each step before the last one's tokens are known.
-    #[arg(long)]
-    pub overlap: bool,
+    /// Plan each step before the last one's tokens are known; a GPU does so unless told --overlap off.
+    #[arg(long, num_args = 0..=1, default_missing_value = "on")]
+    pub overlap: Option<Switch>,
+
+    /// Replay decode steps as graphs, on a GPU.
+    #[arg(long, default_value = "on")]
+    pub graphs: Switch,
 
     /// Let every N-th step fail halfway, to see it aborted and retried.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub fail_every: Option<u64>,
 
-    /// Where K and V live.
-    #[arg(long, default_value = "cpu")]
+    /// Where the model runs; a bench or a check runs on a GPU.
+    #[arg(long, default_value = "cpu", default_value_ifs = [("bench", ArgPredicate::IsPresent, "cuda"), ("check", ArgPredicate::Equals("true".into()), "cuda")])]
     pub backend: BackendName,
+
+    /// Measure a random model on a GPU: {"part", "model", "batch", "context", "ms" or "tokens_s", ..} a row.
+    #[arg(long, value_name = "PART", conflicts_with_all = ["chat", "prompt", "model", "check"])]
+    pub bench: Option<Bench>,
+
+    /// Batch sizes of --bench decode.
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = at_least_one())]
+    pub batch: Vec<u32>,
+
+    /// Check that a GPU says the words that the CPU would, in every setting.
+    #[arg(long, conflicts_with_all = ["chat", "prompt", "requests"])]
+    pub check: bool,
 
     /// Threads for matrix products and attention [default: all cores].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -140,6 +161,33 @@ pub enum Shape {
     /// 28 layers of width 1,024.
     #[value(name = "qwen3-0.6b")]
     Qwen3_0_6B,
+    /// 36 layers of width 4,096.
+    #[value(name = "qwen3-8b")]
+    Qwen3_8B,
+    /// 32 layers of width 4,096.
+    #[value(name = "llama-3.1-8b")]
+    Llama3_1_8B,
+    /// 3 layers of width 256 with heads of 64: for checking.
+    #[value(name = "llama-tiny-64")]
+    LlamaTiny64,
+}
+
+impl Shape {
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+/// What --bench measures.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bench {
+    /// 256 requests of mixed lengths, at once.
+    Offline,
+    /// Steps of one token for each of so many streams, at a context of 1,024.
+    Decode,
+    /// 64 prompts of 1,024 tokens.
+    Prefill,
 }
 
 /// Orders of K and V.
@@ -202,6 +250,6 @@ pub enum Switch {
 pub enum BackendName {
     /// Host memory.
     Cpu,
-    /// Device memory; needs a build with `--features cuda`.
+    /// A GPU; needs a build with `--features cuda`.
     Cuda,
 }

@@ -5,9 +5,9 @@ use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
-use crate::memory::Memory;
 use crate::output::{Form, Printer};
 use crate::request::Defaults;
+use crate::runner::Runner;
 use crate::server::Server;
 use crate::text::{Message, Text};
 
@@ -15,8 +15,8 @@ use crate::text::{Message, Text};
 ///
 /// # Errors
 /// The run failed, or the last turn that could not be served.
-pub fn chat<M: Memory>(
-    server: &mut Server<'_, M>,
+pub fn chat<R: Runner>(
+    server: &mut Server<R>,
     text: &Text,
     defaults: &Defaults,
     system: Option<&str>,

@@ -14,6 +14,8 @@ use crate::matrix::{Matrix, Numbers};
 
 /// The name of a model in one file.
 const WHOLE: &str = "model.safetensors";
+/// What names a model's shards.
+const INDEX: &str = "model.safetensors.index.json";
 
 /// Every tensor of a directory, by name.
 pub struct Checkpoint {
@@ -35,18 +37,13 @@ impl Checkpoint {
     /// A file is missing, truncated or damaged, or an index names a tensor that its shard lacks.
     pub fn read(dir: &Path) -> Result<Self> {
         let mut checkpoint = Self { dir: dir.into(), tensors: BTreeMap::new() };
-        if dir.join(WHOLE).exists() {
-            checkpoint.read_shard(WHOLE)?;
-            return Ok(checkpoint);
+        for (file, tensors) in shards(dir)? {
+            checkpoint.read_shard(&file)?;
+            if let Some(lost) = tensors.iter().find(|&name| !checkpoint.tensors.contains_key(name))
+            {
+                return Err(lost_tensor(dir, &file, lost));
+            }
         }
-        let index_path = dir.join("model.safetensors.index.json");
-        if !index_path.exists() {
-            let dir = dir.display();
-            return Err(Error::model(format!(
-                "{dir} holds neither {WHOLE} nor {WHOLE}.index.json"
-            )));
-        }
-        checkpoint.read_shards(&index_path)?;
         Ok(checkpoint)
     }
 
@@ -86,31 +83,6 @@ impl Checkpoint {
         })
     }
 
-    fn read_shards(&mut self, index_path: &Path) -> Result<()> {
-        let value = read_json(index_path)?;
-        let index = Fields::new(index_path, &value)?;
-        let Some(map) = index.get("weight_map").and_then(|map| map.as_object()) else {
-            return Err(index.wrong("weight_map is missing"));
-        };
-        let mut names: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for (tensor, file) in map {
-            let file = file.as_str().filter(|file| is_plain_name(file));
-            let Some(file) = file else {
-                return Err(
-                    index.wrong(&format!("weight_map: {tensor} stands in no plain file name"))
-                );
-            };
-            names.entry(file).or_default().push(tensor);
-        }
-        for (file, tensors) in names {
-            self.read_shard(file)?;
-            if let Some(lost) = tensors.iter().find(|&&name| !self.tensors.contains_key(name)) {
-                return Err(index.wrong(&format!("{file} holds no tensor {lost}")));
-            }
-        }
-        Ok(())
-    }
-
     fn read_shard(&mut self, file: &str) -> Result<()> {
         let path = self.dir.join(file);
         let bytes = read_file(&path)?;
@@ -131,6 +103,39 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// The files of a directory, with the tensors that an index says they hold.
+///
+/// # Errors
+/// There is neither a whole model nor an index, or the index makes no sense.
+pub fn shards(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
+    if dir.join(WHOLE).exists() {
+        return Ok(BTreeMap::from([(WHOLE.to_owned(), Vec::new())]));
+    }
+    let index_path = dir.join(INDEX);
+    if !index_path.exists() {
+        let dir = dir.display();
+        return Err(Error::model(format!("{dir} holds neither {WHOLE} nor {WHOLE}.index.json")));
+    }
+    let value = read_json(&index_path)?;
+    let index = Fields::new(&index_path, &value)?;
+    let Some(map) = index.get("weight_map").and_then(|map| map.as_object()) else {
+        return Err(index.wrong("weight_map is missing"));
+    };
+    let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (tensor, file) in map {
+        let Some(file) = file.as_str().filter(|file| is_plain_name(file)) else {
+            return Err(index.wrong(&format!("weight_map: {tensor} stands in no plain file name")));
+        };
+        names.entry(file.to_owned()).or_default().push(tensor.clone());
+    }
+    Ok(names)
+}
+
+/// An index names a tensor that its shard lacks.
+pub fn lost_tensor(dir: &Path, file: &str, tensor: &str) -> Error {
+    Error::model(format!("{}: {file} holds no tensor {tensor}", dir.join(INDEX).display()))
 }
 
 /// Whether a shard's name stays inside the directory.

@@ -17,17 +17,23 @@ pub enum Part {
     Logits,
     /// Choosing tokens.
     Sampling,
+    /// Asking a GPU for a step.
+    Launch,
+    /// Waiting for a GPU.
+    Wait,
 }
 
 impl Part {
     /// All parts, in the order of the report.
-    pub const ALL: [Part; 6] = [
+    pub const ALL: [Part; 8] = [
         Part::Engine,
         Part::Products,
         Part::Attention,
         Part::Elementwise,
         Part::Logits,
         Part::Sampling,
+        Part::Launch,
+        Part::Wait,
     ];
 
     /// The name in the report.
@@ -39,6 +45,8 @@ impl Part {
             Part::Elementwise => "elementwise",
             Part::Logits => "logits",
             Part::Sampling => "sampling",
+            Part::Launch => "launching",
+            Part::Wait => "waiting",
         }
     }
 }

@@ -3,10 +3,10 @@
 //! ```text
 //! error, clock                      what can go wrong, where the time goes
 //! config, rope, checkpoint          a model directory's files
-//! matrix, ops, model                the forward pass; knows neither pages nor sequences
+//! matrix, ops, model, contiguous    the forward pass; knows neither pages nor sequences
 //! sample, text                      from logits to tokens, from tokens to text
 //! request, stream                   what is asked for, and each answer as it grows
-//! memory, cuda                      the seam to kvarena's backends
+//! runner, cpu, gpu                  who computes steps: the seam, the CPU, a GPU (feature `cuda`)
 //! server, tally                     the serving loop, and what it did
 //! args, setup, output, chat         the program around it
 //! ```
@@ -18,16 +18,18 @@ pub mod chat;
 pub mod checkpoint;
 pub mod clock;
 pub mod config;
-#[cfg(feature = "cuda")]
-pub mod cuda;
+pub mod contiguous;
+pub mod cpu;
 pub mod error;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 pub mod matrix;
-pub mod memory;
 pub mod model;
 pub mod ops;
 pub mod output;
 pub mod request;
 pub mod rope;
+pub mod runner;
 pub mod sample;
 pub mod server;
 pub mod setup;

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Parser;
 use generate::args::{Args, BackendName};
 use generate::chat::chat;
+use generate::cpu::CpuRunner;
 use generate::error::{Error, Result};
-use generate::memory::{HostMemory, Memory};
-use generate::model::Model;
 use generate::output::{Form, Printer};
+use generate::runner::Runner;
 use generate::server::Server;
 use generate::setup;
 use generate::text::Text;
@@ -42,65 +42,72 @@ fn run(args: &Args) -> Result<()> {
         }
     };
     ctrlc::set_handler(interrupt).map_err(|e| Error::run(format!("cannot catch Ctrl-C: {e}")))?;
-    let (model, text) = setup::model(args)?;
     match args.backend {
         BackendName::Cpu => {
+            let (model, text) = setup::model(args)?;
             let cpu = args.threads.map_or_else(Cpu::new, |n| Cpu::with_threads(n.into()));
-            serve(args, &model, &text, cpu, HostMemory)
+            let config = setup::engine_config(args, &model.config, setup::POOL_BYTES)?;
+            let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
+            let mut server = Server::new(CpuRunner::new(&model), engine, setup::policy(args));
+            serve(args, &text, &mut server)?;
+            report(args, &server);
+            Ok(())
         }
-        BackendName::Cuda => serve_cuda(args, &model, &text),
+        BackendName::Cuda => on_gpu(args),
     }
 }
 
 #[cfg(feature = "cuda")]
-fn serve_cuda(args: &Args, model: &Model, text: &Text) -> Result<()> {
-    // A step holds a chunk of prompts and a token of every stream.
-    let tokens = args.chunk.saturating_add(args.concurrency);
-    let (backend, memory) = generate::cuda::open(args.kv_dtype.into(), tokens)
-        .map_err(|e| Error::run(format!("no GPU can be used: {e}")))?;
-    serve(args, model, text, backend, memory)
+fn on_gpu(args: &Args) -> Result<()> {
+    use generate::gpu;
+    if args.check {
+        return gpu::check::run(&mut stdout().lock());
+    }
+    if let Some(part) = args.bench {
+        return gpu::bench::run(args, part, &mut stdout().lock());
+    }
+    let (mut server, text) = gpu::setup::server(args)?;
+    serve(args, &text, &mut server)?;
+    let times = gpu::report::Times::of(&server);
+    if args.json {
+        println!("{}", times.json());
+    }
+    report(args, &server);
+    if !args.quiet {
+        eprint!("{}", times.text());
+    }
+    Ok(())
 }
 
 #[cfg(not(feature = "cuda"))]
-fn serve_cuda(_: &Args, _: &Model, _: &Text) -> Result<()> {
-    Err(Error::request("--backend cuda needs a build with --features cuda"))
+fn on_gpu(_: &Args) -> Result<()> {
+    Err(Error::request("a GPU needs a build with --features cuda"))
 }
 
-fn serve<M: Memory>(
-    args: &Args,
-    model: &Model,
-    text: &Text,
-    backend: M::Backend,
-    memory: M,
-) -> Result<()> {
-    let config = setup::engine_config(args, &model.config)?;
-    let engine = Engine::new(config, backend).map_err(|error| {
-        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
-        Error::run(format!("cannot make the engine: {error}{}", cause.unwrap_or_default()))
-    })?;
-    let mut server = Server::new(model, engine, memory, setup::policy(args));
+fn serve<R: Runner>(args: &Args, text: &Text, server: &mut Server<R>) -> Result<()> {
     if args.chat {
-        let defaults = setup::defaults(args, &model.config);
+        let defaults = setup::defaults(args, server.runner().config());
         let system = args.system.as_deref();
-        chat(&mut server, text, &defaults, system, stdin().lock(), stdout().lock(), &INTERRUPT)?;
-    } else {
-        let requests = setup::requests(args, &model.config, text)?;
-        let form = match (args.json, &requests[..]) {
-            (true, _) => Form::Json,
-            (false, [only]) if only.samples == 1 => Form::Live,
-            (false, _) => Form::Blocks,
-        };
-        for request in requests {
-            server.submit(request)?;
-        }
-        let printer = Printer::new(stdout().lock(), text, form, &INTERRUPT);
-        let mut printer = printer.with_first_logits(args.first_logits);
-        server.run(&mut printer)?;
-        printer.finish()?;
+        return chat(server, text, &defaults, system, stdin().lock(), stdout().lock(), &INTERRUPT);
     }
+    let requests = setup::requests(args, server.runner().config(), text)?;
+    let form = match (args.json, &requests[..]) {
+        (true, _) => Form::Json,
+        (false, [only]) if only.samples == 1 => Form::Live,
+        (false, _) => Form::Blocks,
+    };
+    for request in requests {
+        server.submit(request)?;
+    }
+    let printer = Printer::new(stdout().lock(), text, form, &INTERRUPT);
+    let mut printer = printer.with_first_logits(args.first_logits);
+    server.run(&mut printer)?;
+    printer.finish()
+}
+
+fn report<R: Runner>(args: &Args, server: &Server<R>) {
     if !args.quiet {
         let (tally, clock) = server.tally();
         eprint!("{}", tally.report(&server.engine().stats(), clock, server.streams()));
     }
-    Ok(())
 }

@@ -1,7 +1,7 @@
 //! Llama and Qwen3: weights, and one forward pass over the new tokens of a step.
 //!
 //! The pass knows neither pages nor sequences: it hands q, k and v of each layer to an [`Attention`] and takes the
-//! attended rows back. Not here: reading files (`checkpoint.rs`), pages and backends (`memory.rs`).
+//! attended rows back. Not here: reading files (`checkpoint.rs`), pages and backends (`cpu.rs`).
 
 use std::path::Path;
 
@@ -304,18 +304,36 @@ fn resize(buffer: &mut Vec<f32>, len: usize) {
     buffer.resize(len, 0.0);
 }
 
-/// Random weights, for measuring a shape without its checkpoint.
+/// Random weights, for measuring a shape without its checkpoint: for each name another stretch of the SplitMix64 sequence,
+/// so that whoever makes a tensor (`ptx/fill.cu` does on a GPU) makes the same.
+#[derive(Clone, Copy, Debug)]
 pub struct Random {
-    /// Of the generator.
-    pub state: u64,
+    /// Of all names' seeds.
+    pub seed: u64,
+}
+
+impl Random {
+    /// Where the sequence of a tensor starts.
+    pub fn seed_of(&self, name: &str) -> u64 {
+        // FNV-1a.
+        let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+        });
+        crate::sample::splitmix(&mut (hash ^ self.seed))
+    }
+
+    /// Width of the uniform distribution of a matrix with so many columns: its variance is 1 / cols, so that
+    /// activations neither grow nor vanish.
+    pub fn scale(cols: usize) -> f32 {
+        (12.0 / cols as f32).sqrt()
+    }
 }
 
 impl Source for Random {
-    fn matrix(&mut self, _: &str, rows: usize, cols: usize) -> Result<Matrix> {
-        // Uniform with variance 1 / cols, so that activations neither grow nor vanish.
-        let scale = (12.0 / cols as f32).sqrt();
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+        let (mut state, scale) = (self.seed_of(name), Self::scale(cols));
         let mut number = || {
-            let unit = crate::sample::splitmix(&mut self.state) >> 40; // 24 bits
+            let unit = crate::sample::splitmix(&mut state) >> 40; // 24 bits
             half::bf16::from_f32((unit as f32 / (1 << 24) as f32 - 0.5) * scale)
         };
         let numbers = (0..rows * cols).map(|_| number()).collect();

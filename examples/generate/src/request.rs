@@ -93,6 +93,7 @@ fn parse_line(
     let sampling = &mut request.sampling;
     sampling.temperature = fields.number("temperature")?.unwrap_or(sampling.temperature);
     sampling.top_p = fields.number("top_p")?.unwrap_or(sampling.top_p);
+    sampling.top_k = fields.whole("top_k")?.unwrap_or(sampling.top_k);
     sampling.seed = fields.whole("seed")?.unwrap_or(sampling.seed);
     if fields.get("stop_token_ids").is_some() {
         let fields = Fields::new(Path::new("stop_token_ids"), &value);

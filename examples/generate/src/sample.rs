@@ -1,11 +1,18 @@
-//! From logits to a token: greedy, or a seeded draw with temperature and top-p.
+//! From logits to a token: greedy, or a seeded draw with temperature, top-k and top-p.
+//!
+//! A draw takes the greatest of `logit / temperature + noise`, where each token's noise (Gumbel's) is a hash of seed,
+//! sample, place and token. So it depends on nothing that was drawn before, and a GPU draws it in any order; this is
+//! the specification of `ptx/sample.cu`.
 
 /// How to choose tokens.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sampling {
     /// 0: always the most likely token.
     pub temperature: f32,
-    /// Draw only from the most likely tokens that together reach this probability.
+    /// Draw only from so many of the most likely tokens, and those as likely as the last of them. 0: from all.
+    pub top_k: u32,
+    /// Draw only from the most likely tokens that together reach this probability, and those as likely as the last of
+    /// them.
     pub top_p: f32,
     /// Of the draws.
     pub seed: u64,
@@ -13,82 +20,77 @@ pub struct Sampling {
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { temperature: 0.0, top_p: 1.0, seed: 0 }
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 }
     }
 }
 
-/// Chooses the tokens of one stream: the same seed and logits give the same tokens, whatever else runs.
-#[derive(Clone, Debug)]
-pub struct Sampler {
-    sampling: Sampling,
-    state: u64,
-    /// Tokens by probability, reused.
-    order: Vec<(f32, u32)>,
-}
-
-impl Sampler {
-    /// The sampler of sample number `sample` of a request.
-    pub fn new(sampling: Sampling, sample: u32) -> Self {
-        let mut state = sampling.seed ^ (u64::from(sample) << 32);
-        splitmix(&mut state);
-        Self { sampling, state, order: Vec::new() }
+impl Sampling {
+    /// Whether some tokens are left out of the draw.
+    pub fn filters(&self) -> bool {
+        self.temperature > 0.0 && (self.top_k > 0 || self.top_p < 1.0)
     }
 
-    /// Chooses a token.
-    pub fn choose(&mut self, logits: &[f32]) -> u32 {
-        if self.sampling.temperature <= 0.0 {
-            return argmax(logits);
-        }
-        let max = logits[argmax(logits) as usize];
-        let weight = |x: f32| ((x - max) / self.sampling.temperature).exp();
-        self.order.clear();
-        self.order.extend(logits.iter().zip(0..).map(|(&x, token)| (weight(x), token)));
-        self.order.retain(|(weight, _)| *weight > 0.0); // drops NaN, too
-        let total: f64 = self.order.iter().map(|(weight, _)| f64::from(*weight)).sum();
-        let top_p = f64::from(self.sampling.top_p);
-        if top_p >= 1.0 {
-            return self.draw(self.order.len()).unwrap_or_else(|| argmax(logits));
-        }
-        // Tokens below this together miss less than 1 - top_p, so none of them is needed: most need no sorting.
-        let least = total * (1.0 - top_p) / self.order.len().max(1) as f64;
-        self.order.retain(|(weight, _)| f64::from(*weight) >= least);
-        self.order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        let kept_mass = total * top_p;
-        let mut mass = 0.0;
-        let kept = self.order.iter().take_while(|(weight, _)| {
-            let taken = mass < kept_mass;
-            mass += f64::from(*weight);
-            taken
-        });
-        let kept = kept.count().max(1).min(self.order.len());
-        self.draw(kept).unwrap_or_else(|| argmax(logits))
+    /// The key of the noise for new token number `index` of sample number `sample`.
+    pub fn key(&self, sample: u32, index: u32) -> u64 {
+        let mut state = self.seed ^ (u64::from(sample) << 32 | u64::from(index)).rotate_left(17);
+        splitmix(&mut state)
     }
 
-    /// Draws among the first `kept` of the order.
-    fn draw(&mut self, kept: usize) -> Option<u32> {
-        let unit = (splitmix(&mut self.state) >> 11) as f64 / (1_u64 << 53) as f64;
-        let kept = &self.order[..kept];
-        let mass: f64 = kept.iter().map(|(weight, _)| f64::from(*weight)).sum();
-        let mut left = unit * mass;
-        for &(weight, token) in kept {
-            left -= f64::from(weight);
-            if left < 0.0 {
-                return Some(token);
+    /// Chooses a token: the first of equals. The same key and logits give the same token.
+    pub fn choose(&self, key: u64, logits: &[f32]) -> u32 {
+        let least = if self.filters() { self.least(logits) } else { f32::NEG_INFINITY };
+        let (mut best, mut token) = (f32::NEG_INFINITY, 0);
+        for (&logit, id) in logits.iter().zip(0..) {
+            if logit < least {
+                continue;
+            }
+            let score = match self.temperature > 0.0 {
+                true => logit * (1.0 / self.temperature) + gumbel(key, id),
+                false => logit,
+            };
+            if score > best {
+                (best, token) = (score, id);
             }
         }
-        kept.last().map(|&(_, token)| token)
+        token
+    }
+
+    /// The least logit that top-k and then top-p keep. Probabilities are whole multiples of 2^-32 of the greatest, so
+    /// that their sums do not depend on the order.
+    fn least(&self, logits: &[f32]) -> f32 {
+        let mut order: Vec<f32> = logits.iter().copied().filter(|x| !x.is_nan()).collect();
+        order.sort_unstable_by(|a, b| b.total_cmp(a));
+        let Some(&top) = order.first() else { return f32::NEG_INFINITY };
+        if self.top_k > 0 && (self.top_k as usize) < order.len() {
+            let least = order[self.top_k as usize - 1];
+            order.retain(|&logit| logit >= least);
+        }
+        if self.top_p >= 1.0 {
+            return order[order.len() - 1];
+        }
+        let weight = |&x: &f32| {
+            (f64::from(((x - top) * (1.0 / self.temperature)).exp()) * (1_u64 << 32) as f64) as u64
+        };
+        let total: u64 = order.iter().map(weight).sum();
+        let wanted = ((f64::from(self.top_p) * total as f64) as u64).max(1);
+        let mut mass = 0;
+        let reached = order.iter().find(|&logit| {
+            mass += weight(logit);
+            mass >= wanted
+        });
+        *reached.unwrap_or(&order[order.len() - 1])
     }
 }
 
-/// The most likely token; the first of equals.
-fn argmax(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (i, x) in logits.iter().enumerate() {
-        if *x > logits[best] {
-            best = i;
-        }
-    }
-    best as u32
+/// Noise of one token, of Gumbel's distribution.
+pub fn gumbel(key: u64, token: u32) -> f32 {
+    let mut h = token.wrapping_mul(0x9E37_79B9).wrapping_add(key as u32);
+    h = (h ^ (h >> 16)).wrapping_mul(0x85EB_CA6B);
+    h ^= (key >> 32) as u32;
+    h = (h ^ (h >> 13)).wrapping_mul(0xC2B2_AE35);
+    h ^= h >> 16;
+    let unit = h as f32 * 2_f32.powi(-32) + 2_f32.powi(-33); // above 0; 1 gives minus infinity
+    -(-(-unit).ln_1p()).ln()
 }
 
 /// The next number of the SplitMix64 sequence.
@@ -104,34 +106,47 @@ pub fn splitmix(state: &mut u64) -> u64 {
 mod test {
     use super::*;
 
-    fn draws(temperature: f32, top_p: f32, seed: u64) -> Vec<u32> {
-        let mut sampler = Sampler::new(Sampling { temperature, top_p, seed }, 0);
+    fn draws(sampling: Sampling) -> Vec<u32> {
         let logits = [1.0, 3.0, 2.0, 3.0, f32::NEG_INFINITY];
-        (0..4000).map(|_| sampler.choose(&logits)).collect()
+        (0..4000).map(|index| sampling.choose(sampling.key(0, index), &logits)).collect()
+    }
+
+    fn plain(seed: u64) -> Sampling {
+        Sampling { temperature: 1.0, seed, ..Sampling::default() }
     }
 
     #[test]
     fn greedy_takes_the_first_of_equals() {
-        assert!(draws(0.0, 1.0, 7).iter().all(|&token| token == 1));
+        assert!(draws(Sampling::default()).iter().all(|&token| token == 1));
     }
 
     #[test]
     fn draws_follow_the_probabilities_and_the_seed() {
-        let seen = draws(1.0, 1.0, 7);
+        let seen = draws(plain(7));
         let share = |token| seen.iter().filter(|&&t| t == token).count() as f64 / 4000.0;
         let total = 1_f64.exp() + 2_f64.exp() + 2.0 * 3_f64.exp();
         for (token, logit) in [(0, 1.0_f64), (1, 3.0), (2, 2.0), (3, 3.0)] {
             assert!((share(token) - logit.exp() / total).abs() < 0.03, "{token}: {}", share(token));
         }
         assert_eq!(share(4), 0.0);
-        assert_eq!(seen, draws(1.0, 1.0, 7));
-        assert_ne!(seen, draws(1.0, 1.0, 8));
+        assert_eq!(seen, draws(plain(7)));
+        assert_ne!(seen, draws(plain(8)));
     }
 
     #[test]
     fn top_p_keeps_the_fewest_tokens_that_reach_it() {
-        assert!(draws(1.0, 0.5, 7).iter().all(|t| [1, 3].contains(t)));
-        assert!(draws(1.0, 0.1, 7).iter().all(|&t| t == 1));
-        assert!(draws(1.0, 0.9, 7).contains(&2) && !draws(1.0, 0.9, 7).contains(&0));
+        let with = |top_p| draws(Sampling { top_p, ..plain(7) });
+        assert!(with(0.5).iter().all(|t| [1, 3].contains(t)));
+        assert!(with(0.9).contains(&2) && !with(0.9).contains(&0));
+        assert!(with(0.999).contains(&0) && !with(0.999).contains(&4));
+    }
+
+    #[test]
+    fn top_k_keeps_so_many_and_their_equals() {
+        let with = |top_k| draws(Sampling { top_k, ..plain(7) });
+        assert!(with(1).iter().all(|t| [1, 3].contains(t)));
+        assert!(with(3).contains(&2) && !with(3).contains(&0));
+        let both = draws(Sampling { top_k: 3, top_p: 0.5, ..plain(7) });
+        assert!(both.iter().all(|t| [1, 3].contains(t)));
     }
 }

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use kvarena::{Capacity, EngineConfig, PoolConfig, PrefixMode};
+use kvarena::{Capacity, EngineConfig, EngineError, PoolConfig, PrefixMode};
 use serde_json::{Value, json};
 
-use crate::args::{Args, Shape, Switch};
+use crate::args::{Args, BackendName, Shape, Switch};
 use crate::config::{ModelConfig, read_json};
 use crate::error::{Error, Result};
 use crate::model::{Model, Random};
@@ -15,7 +15,7 @@ use crate::server::Policy;
 use crate::text::Text;
 
 /// Most bytes of K and V where the user does not say how many pages.
-const POOL_BYTES: u64 = 1 << 30;
+pub const POOL_BYTES: u64 = 1 << 30;
 
 /// Most unfinished steps; a fork that finds no step left waits instead.
 const STEPS_MAX: u32 = 1024;
@@ -31,19 +31,36 @@ pub fn tiny_model() -> PathBuf {
 /// It cannot be used.
 pub fn model(args: &Args) -> Result<(Model, Text)> {
     if let Some(shape) = args.random_model {
-        let config = ModelConfig::parse(Path::new("random model"), &config_of(shape))?;
-        return Ok((Model::build(config, &mut Random { state: args.seed })?, Text::default()));
+        let config = config_of(shape)?;
+        return Ok((Model::build(config, &mut Random { seed: args.seed })?, Text::default()));
     }
-    let dir = args.model.clone().unwrap_or_else(tiny_model);
-    if !dir.is_dir() {
-        return Err(Error::model(format!("{} is not a directory", dir.display())));
-    }
+    let dir = model_dir(args)?;
     let model = Model::read(&dir)?;
     let text = Text::read(&dir, model.config.vocab)?;
     Ok((model, text))
 }
 
-fn config_of(shape: Shape) -> Value {
+/// The directory that the command line names, or the tiny model's.
+///
+/// # Errors
+/// It is none.
+pub fn model_dir(args: &Args) -> Result<PathBuf> {
+    let dir = args.model.clone().unwrap_or_else(tiny_model);
+    match dir.is_dir() {
+        true => Ok(dir),
+        false => Err(Error::model(format!("{} is not a directory", dir.display()))),
+    }
+}
+
+/// The config of a random model.
+///
+/// # Errors
+/// None: all of them make sense.
+pub fn config_of(shape: Shape) -> Result<ModelConfig> {
+    ModelConfig::parse(Path::new("random model"), &json_of(shape))
+}
+
+fn json_of(shape: Shape) -> Value {
     match shape {
         Shape::Qwen3_0_6B => json!({
             "architectures": ["Qwen3ForCausalLM"],
@@ -60,14 +77,60 @@ fn config_of(shape: Shape) -> Value {
             "tie_word_embeddings": true,
             "vocab_size": 151_936,
         }),
+        Shape::Qwen3_8B => json!({
+            "architectures": ["Qwen3ForCausalLM"],
+            "head_dim": 128,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "max_position_embeddings": 40960,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 36,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000,
+            "vocab_size": 151_936,
+        }),
+        Shape::Llama3_1_8B => json!({
+            "architectures": ["LlamaForCausalLM"],
+            "head_dim": 128,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 131_072,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500_000,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "vocab_size": 128_256,
+        }),
+        Shape::LlamaTiny64 => json!({
+            "architectures": ["LlamaForCausalLM"],
+            "head_dim": 64,
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "max_position_embeddings": 2048,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 500_000,
+            "vocab_size": 512,
+        }),
     }
 }
 
-/// The engine that the command line asks for.
+/// The engine that the command line asks for, with a pool of at most so many bytes unless it says how many pages.
 ///
 /// # Errors
 /// A size that no engine can have.
-pub fn engine_config(args: &Args, model: &ModelConfig) -> Result<EngineConfig> {
+pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Result<EngineConfig> {
     let mut pool = PoolConfig {
         layers: model.layers as u32,
         kv_heads: model.kv_heads as u32,
@@ -81,7 +144,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig) -> Result<EngineConfig> {
     let bytes_per_token = pool.bytes_per_token().map_err(unusable)?;
     let usual = || {
         let tokens = u64::from(args.concurrency).saturating_mul(model.max_len as u64);
-        let tokens = tokens.min(POOL_BYTES / bytes_per_token).max(1);
+        let tokens = tokens.min(pool_bytes / bytes_per_token).max(1);
         tokens.div_ceil(u64::from(args.page_size.max(1))) as u32
     };
     pool.capacity = Capacity::Pages(args.pages.unwrap_or_else(usual));
@@ -100,18 +163,30 @@ pub fn engine_config(args: &Args, model: &ModelConfig) -> Result<EngineConfig> {
     Ok(config)
 }
 
+/// What to say where the engine cannot be made.
+pub fn no_engine<E: std::error::Error + 'static>(error: EngineError<E>) -> Error {
+    let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+    Error::run(format!("cannot make the engine: {error}{}", cause.unwrap_or_default()))
+}
+
 fn unusable(error: kvarena::ConfigError) -> Error {
     Error::request(format!("no pool of this shape can be made: {error}"))
 }
 
 /// The batching that the command line asks for.
 pub fn policy(args: &Args) -> Policy {
+    let gpu = args.backend == BackendName::Cuda;
     Policy {
-        chunk: args.chunk,
+        chunk: chunk(args),
         concurrency: args.concurrency,
-        overlap: args.overlap,
+        overlap: args.overlap.map_or(gpu, |switch| switch == Switch::On),
         fail_every: args.fail_every,
     }
+}
+
+/// Prompt tokens of a step.
+pub fn chunk(args: &Args) -> u32 {
+    args.chunk.unwrap_or(if args.backend == BackendName::Cuda { 8192 } else { 512 })
 }
 
 /// What requests are where they do not say.
@@ -123,7 +198,12 @@ pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
     Defaults {
         max_new_tokens: args.max_new_tokens,
         samples: args.n,
-        sampling: Sampling { temperature: args.temperature, top_p: args.top_p, seed: args.seed },
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            seed: args.seed,
+        },
         stop,
     }
 }

@@ -4,8 +4,6 @@ use std::time::{Duration, Instant};
 
 use kvarena::SeqKey;
 
-use crate::sample::Sampler;
-
 /// Why a continuation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finish {
@@ -33,7 +31,6 @@ pub struct Stream {
     /// From submission to the first token.
     pub first_token_after: Option<Duration>,
     pub(crate) submitted: Instant,
-    pub(crate) sampler: Sampler,
     /// Its sequence in the engine, while it has one.
     pub(crate) seq: Option<SeqKey>,
     /// When it was admitted first, as a count: the youngest is preempted first.
@@ -43,7 +40,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(request: usize, sample: u32, sampler: Sampler, submitted: Instant) -> Self {
+    pub(crate) fn new(request: usize, sample: u32, submitted: Instant) -> Self {
         Self {
             request,
             sample,
@@ -52,7 +49,6 @@ impl Stream {
             finish: None,
             first_token_after: None,
             submitted,
-            sampler,
             seq: None,
             age: 0,
             admitted: false,

@@ -76,7 +76,7 @@ impl Tally {
             ),
         );
         let _ = write!(text, "time:");
-        for part in Part::ALL {
+        for part in Part::ALL.into_iter().filter(|&part| !clock.spent(part).is_zero()) {
             let share = clock.spent(part).as_secs_f64() / seconds * 100.0;
             let _ = write!(text, " {} {share:.1} %,", part.name());
         }

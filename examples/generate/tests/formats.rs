@@ -6,9 +6,10 @@ mod common;
 use std::fs;
 
 use common::files::Dir;
-use common::{contiguous, generate};
+use common::generate;
 use generate::config::ModelConfig;
-use generate::memory::HostMemory;
+use generate::contiguous;
+use generate::cpu::CpuRunner;
 use generate::model::{Model, Random};
 use generate::request::Defaults;
 use generate::sample::Sampling;
@@ -212,7 +213,7 @@ fn models_of_other_shapes() {
             value["max_window_layers"] = json!(2);
         }
         let config = ModelConfig::parse("config.json".as_ref(), &value).expect("a config");
-        let model = Model::build(config, &mut Random { state: number as u64 }).expect("a model");
+        let model = Model::build(config, &mut Random { seed: number as u64 }).expect("a model");
         let prompts: Vec<Vec<u32>> = [1, 8, 40]
             .iter()
             .map(|&len| (0..len).map(|i| (i * i * 7 + len) % 300).collect())
@@ -237,7 +238,7 @@ fn serve(model: &Model, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
     };
     let engine = Engine::new(EngineConfig::from(pool), Cpu::with_threads(1)).expect("an engine");
     let policy = Policy { chunk: 11, concurrency: 8, overlap: true, fail_every: None };
-    let mut server = Server::new(model, engine, HostMemory, policy);
+    let mut server = Server::new(CpuRunner::new(model), engine, policy);
     let defaults = Defaults {
         max_new_tokens: Some(24),
         samples: 1,

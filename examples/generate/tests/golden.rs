@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use generate::memory::{HostMemory, Memory};
+use generate::cpu::CpuRunner;
 use generate::model::Model;
 use generate::request::{Defaults, Request};
 use generate::sample::Sampling;
@@ -78,16 +78,6 @@ fn requests(cases: &[common::Case]) -> Vec<Request> {
 
 /// On the CPU, with one thread: the tests run side by side already.
 fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
-    serve_on(Cpu::with_threads(1), HostMemory, model, requests, setting)
-}
-
-fn serve_on<M: Memory>(
-    backend: M::Backend,
-    memory: M,
-    model: &Model,
-    requests: &[Request],
-    setting: Setting,
-) -> Ran {
     let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max().expect("a request");
     let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
     let pool = PoolConfig {
@@ -114,8 +104,8 @@ fn serve_on<M: Memory>(
         overlap: setting.overlap,
         fail_every: setting.fail_every,
     };
-    let engine = Engine::new(config, backend).expect("the config is sound");
-    let mut server = Server::new(model, engine, memory, policy);
+    let engine = Engine::new(config, Cpu::with_threads(1)).expect("the config is sound");
+    let mut server = Server::new(CpuRunner::new(model), engine, policy);
     for request in requests {
         server.submit(request.clone()).expect("the request fits");
     }
@@ -224,36 +214,6 @@ fn failed_steps_change_nothing() {
                 fail_every: Some(3),
             };
             check(name, &cases, setting, &serve(&model, &requests, setting));
-        }
-    }
-}
-
-/// The same on a GPU, where there is one. Its kernels serve 16-bit pools from head_dim 64 on.
-#[cfg(feature = "cuda")]
-#[test]
-fn on_a_gpu() {
-    use kvarena::backend::cuda::CudaError;
-
-    for (name, dtypes) in [
-        ("qwen3-tiny", &[Dtype::F32, Dtype::F16, Dtype::Bf16][..]),
-        ("llama-tiny", &[Dtype::F32][..]),
-    ] {
-        let model = Model::read(&common::dir(name)).expect("the golden model loads");
-        let cases = common::cases(name);
-        let requests = requests(&cases);
-        for setting in settings(dtypes, &[false, true]) {
-            let (backend, memory) = match generate::cuda::open(setting.dtype, 600) {
-                Ok(opened) => opened,
-                Err(
-                    error @ (CudaError::NoDriver
-                    | CudaError::NoDevice { .. }
-                    | CudaError::DriverTooOld { .. }
-                    | CudaError::DeviceTooOld { .. }),
-                ) => return println!("not run on a GPU: {error}"),
-                Err(error) => panic!("{error}"),
-            };
-            let ran = serve_on(backend, memory, &model, &requests, setting);
-            check(name, &cases, setting, &ran);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::contiguous::greedy;
+use generate::contiguous::greedy;
 use generate::model::Model;
 
 #[test]

@@ -3,15 +3,17 @@
 //! ```text
 //! admit    waiting and preempted streams, while rows and pages allow
 //! plan     one new token of every stream that generates, and a chunk of the prompts that are not computed yet
-//! execute  the model, attention through the engine's backend
-//! accept   commit and complete the step, choose tokens, fork samples, finish what has ended
+//! launch   the runner starts the step
+//! collect  the runner waits for its tokens
+//! accept   commit and complete the step, take its tokens, fork samples, finish what has ended
 //! ```
 //!
-//! With overlap, step n + 1 is planned before step n is executed; tokens still unknown are filled in when it is n + 1's
-//! turn. A step that fails is aborted, with the one planned after it, and planned again: streams change only in
+//! With overlap, step n + 1 is planned and launched before step n is collected: a token that n will choose is named by
+//! its place there. So whether a stream has said its stop token is seen a step late, and what n + 1 says for it is
+//! dropped. A step that fails is aborted, with the one planned after it, and planned again: streams change only in
 //! `accept`. When pages run out, the youngest stream is preempted.
 //!
-//! Not here: the model (`model.rs`), where rows go (`memory.rs`), what is printed (`output.rs`).
+//! Not here: who computes (`runner.rs`), what is printed (`output.rs`).
 
 mod plan;
 mod step;
@@ -19,14 +21,12 @@ mod step;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use kvarena::{Engine, EngineError, EngineShape, Extend, OwnedPlan, StepId, StepScratch};
+use kvarena::{Engine, EngineError, EngineShape, Extend, StepId, StepScratch};
 
 use crate::clock::{Clock, Part};
 use crate::error::{Error, Result};
-use crate::memory::Memory;
-use crate::model::{Model, Workspace};
 use crate::request::Request;
-use crate::sample::Sampler;
+use crate::runner::{Runner, Work};
 use crate::stream::Stream;
 use crate::tally::Tally;
 
@@ -50,7 +50,7 @@ pub struct Policy {
 
 /// Who hears of tokens.
 pub trait Sink {
-    /// A stream said its newest token, chosen from these logits.
+    /// A stream said its newest token, chosen from these logits (empty where the runner does not keep them).
     fn token(&mut self, _stream: &Stream, _logits: &[f32]) {}
 
     /// A stream ended; whether it was the last of its request.
@@ -65,19 +65,25 @@ pub trait Sink {
 /// A planned step.
 #[derive(Default)]
 struct Flight {
-    plan: OwnedPlan,
+    work: Work,
     step: StepId,
     /// The stream of each of the plan's rows.
     streams: Vec<usize>,
-    /// Rows whose last row's logits choose a token.
-    sampled: Vec<usize>,
+    /// Whose each draw of the work is.
+    says: Vec<Say>,
 }
 
-/// A model, an engine and the streams between them.
-pub struct Server<'m, M: Memory> {
-    engine: Engine<M::Backend>,
-    memory: M,
-    model: &'m Model,
+/// Whose a draw is: the stream itself, or a sample that is forked from it then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Say {
+    stream: usize,
+    sample: u32,
+}
+
+/// A runner, an engine and the streams between them.
+pub struct Server<R: Runner> {
+    engine: Engine<R::Backend>,
+    runner: R,
     policy: Policy,
     requests: Vec<Request>,
     /// For each request, its streams that have not ended.
@@ -94,22 +100,19 @@ pub struct Server<'m, M: Memory> {
     last_step: StepId,
     /// Steps that are over, to be planned into again.
     spare: Vec<Flight>,
-    work: Workspace,
     scratch: StepScratch,
     extends: Vec<Extend>,
     tokens: Vec<u32>,
-    wanted: Vec<usize>,
     clock: Clock,
     tally: Tally,
 }
 
-impl<'m, M: Memory> Server<'m, M> {
+impl<R: Runner> Server<R> {
     /// A server without requests.
-    pub fn new(model: &'m Model, engine: Engine<M::Backend>, memory: M, policy: Policy) -> Self {
+    pub fn new(runner: R, engine: Engine<R::Backend>, policy: Policy) -> Self {
         Self {
             engine,
-            memory,
-            model,
+            runner,
             policy,
             requests: Vec::new(),
             open: Vec::new(),
@@ -120,19 +123,32 @@ impl<'m, M: Memory> Server<'m, M> {
             ages: 0,
             last_step: StepId::default(),
             spare: Vec::new(),
-            work: Workspace::default(),
             scratch: StepScratch::new(),
             extends: Vec::new(),
             tokens: Vec::new(),
-            wanted: Vec::new(),
             clock: Clock::default(),
             tally: Tally::default(),
         }
     }
 
     /// The engine.
-    pub fn engine(&self) -> &Engine<M::Backend> {
+    pub fn engine(&self) -> &Engine<R::Backend> {
         &self.engine
+    }
+
+    /// Who computes its steps.
+    pub fn runner(&self) -> &R {
+        &self.runner
+    }
+
+    /// Who computes its steps.
+    pub fn runner_mut(&mut self) -> &mut R {
+        &mut self.runner
+    }
+
+    /// Changes how many streams run at a time.
+    pub fn set_concurrency(&mut self, streams: u32) {
+        self.policy.concurrency = streams;
     }
 
     /// All streams so far.
@@ -156,7 +172,7 @@ impl<'m, M: Memory> Server<'m, M> {
             .check(request)
             .map_err(|what| Error::request(format!("request {number}: {what}")))?;
         let now = Instant::now();
-        let stream = Stream::new(number, 0, Sampler::new(request.sampling, 0), now);
+        let stream = Stream::new(number, 0, now);
         self.tally.prompt_tokens += request.prompt.len() as u64;
         self.waiting.push_back(self.streams.len());
         self.streams.push(stream);
@@ -166,7 +182,7 @@ impl<'m, M: Memory> Server<'m, M> {
     }
 
     fn check(&self, mut request: Request) -> std::result::Result<Request, String> {
-        let (vocab, positions) = (self.model.config.vocab, self.model.config.max_len);
+        let (vocab, positions) = (self.runner.config().vocab, self.runner.config().max_len);
         if request.prompt.is_empty() {
             return Err("the prompt has no tokens".into());
         }
@@ -221,12 +237,12 @@ impl<'m, M: Memory> Server<'m, M> {
             self.cancel(sink)?;
             let planned = match next.take() {
                 Some(flight) => Some(flight),
-                None => self.plan(false)?,
+                None => self.plan(None)?,
             };
-            let Some(mut flight) = planned else { return self.check_idle() };
-            next = if self.policy.overlap { self.plan(true)? } else { None };
+            let Some(flight) = planned else { return self.check_idle() };
+            next = if self.policy.overlap { self.plan(Some(&flight))? } else { None };
             self.clock.lap(Part::Engine);
-            match self.execute(&mut flight) {
+            match self.collect(&flight) {
                 Ok(()) => {
                     failures = 0;
                     self.accept(flight, next.is_some(), sink)?;
@@ -238,6 +254,7 @@ impl<'m, M: Memory> Server<'m, M> {
                             format!("{FAILURES_MAX} steps in a row failed, the last one: {error}");
                         return Err(Error::run(what));
                     }
+                    self.runner.settle(self.engine.backend_mut())?;
                     // Takes the step planned after it along.
                     self.engine.abort(flight.step).map_err(refused)?;
                     self.engine.complete(self.last_step).map_err(refused)?;

@@ -2,11 +2,12 @@
 
 use kvarena::{EngineError, Extend, Keep, TokenId};
 
-use super::{Flight, Server, failed, later, refused};
+use super::{Flight, Say, Server, failed, later, refused};
+use crate::clock::Part;
 use crate::error::Result;
-use crate::memory::Memory;
+use crate::runner::{Draw, Runner};
 
-impl<M: Memory> Server<'_, M> {
+impl<R: Runner> Server<R> {
     /// Admits streams while there are rows and pages: preempted ones first, since they are older.
     fn admit(&mut self) -> Result<()> {
         while self.running.len() < self.policy.concurrency as usize {
@@ -53,8 +54,9 @@ impl<M: Memory> Server<'_, M> {
         Ok(true)
     }
 
-    /// Plans a step. `ahead`: while another is in flight; then nobody is preempted for it.
-    pub(super) fn plan(&mut self, ahead: bool) -> Result<Option<Flight>> {
+    /// Plans a step and launches it. `before`: the step still in flight; then nobody is preempted for this one.
+    pub(super) fn plan(&mut self, before: Option<&Flight>) -> Result<Option<Flight>> {
+        let ahead = before.is_some();
         self.admit()?;
         let mut flight = self.spare.pop().unwrap_or_default();
         loop {
@@ -62,11 +64,16 @@ impl<M: Memory> Server<'_, M> {
             if flight.streams.is_empty() {
                 return Ok(None);
             }
+            self.runner.before_plan()?;
             let shortage = match self.engine.plan_batch(&mut self.scratch, &self.extends) {
                 Ok(plan) => {
-                    flight.plan.copy_from(&plan);
+                    flight.work.plan.copy_from(&plan);
                     flight.step = plan.step();
                     self.last_step = flight.step;
+                    self.describe(&mut flight, before)?;
+                    self.clock.lap(Part::Engine);
+                    let backend = self.engine.backend_mut();
+                    self.runner.launch(backend, &flight.work, &mut self.clock)?;
                     return Ok(Some(flight));
                 }
                 Err(error @ EngineError::Core(kvarena::Error::OutOfPages { .. })) => error,
@@ -80,6 +87,39 @@ impl<M: Memory> Server<'_, M> {
             }
             self.preempt_youngest()?;
         }
+    }
+
+    /// Says what a planned step's tokens are, and which it chooses.
+    fn describe(&self, flight: &mut Flight, before: Option<&Flight>) -> Result<()> {
+        let Flight { work, streams, says, .. } = flight;
+        let plan = work.plan.plan();
+        work.inputs.clear();
+        work.inputs.extend(plan.tokens.iter().map(|token| token.raw() as i32));
+        work.draws.clear();
+        says.clear();
+        for (&index, row) in streams.iter().zip(plan.rows) {
+            let stream = &self.streams[index];
+            let request = &self.requests[stream.request];
+            let last = (row.qo_start + row.extend_len - 1) as usize;
+            let own = Say { stream: index, sample: stream.sample };
+            if plan.tokens[last] == TokenId::PENDING {
+                let mut said = before.iter().flat_map(|before| &before.says);
+                let draw = said.position(|say| *say == own);
+                work.inputs[last] = -1 - draw.expect("the step before chooses it") as i32;
+            }
+            let seq = stream.seq.expect("a stream that is planned has a sequence");
+            // One with more to compute says nothing yet.
+            if row.kv_len < self.engine.token_count(seq).map_err(refused)? {
+                continue;
+            }
+            let index = row.kv_len - request.prompt.len() as u32;
+            let forks = if stream.sample == 0 && index == 0 { request.samples.max(1) } else { 1 };
+            for sample in (1..forks).chain([stream.sample]) {
+                work.draws.push(Draw { row: last, sampling: request.sampling, sample, index });
+                says.push(Say { sample, ..own });
+            }
+        }
+        Ok(())
     }
 
     /// Chooses what each running stream computes next, oldest first.

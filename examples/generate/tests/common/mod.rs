@@ -2,7 +2,6 @@
 
 #![allow(dead_code)] // each test takes what it needs
 
-pub mod contiguous;
 pub mod files;
 
 use std::path::{Path, PathBuf};

@@ -1,11 +1,11 @@
-//! A model without pages: K and V side by side, attention of a dozen lines with sums in f64.
+//! A model without pages: K and V side by side, attention of a dozen lines with sums in f64. For checking.
 
 use std::convert::Infallible;
 
-use generate::clock::Clock;
-use generate::config::ModelConfig;
-use generate::model::{Attention, Model, Pass, Workspace};
-use generate::sample::{Sampler, Sampling};
+use crate::clock::Clock;
+use crate::config::ModelConfig;
+use crate::model::{Attention, Model, Pass, Workspace};
+use crate::sample::Sampling;
 
 /// K and V of one sequence, layer by layer, in f64 sums.
 struct Contiguous<'a> {
@@ -53,12 +53,28 @@ impl Attention for Contiguous<'_> {
     }
 }
 
+impl<'a> Contiguous<'a> {
+    fn new(config: &'a ModelConfig) -> Self {
+        let layers = vec![Vec::new(); config.layers];
+        Self { config, k: layers.clone(), v: layers }
+    }
+}
+
+/// The logits after each token of a stream from number `from` on, `[len - from, vocab]`.
+pub fn logits(model: &Model, stream: &[u32], from: usize) -> Vec<f32> {
+    let mut attention = Contiguous::new(&model.config);
+    let (mut work, mut clock) = (Workspace::default(), Clock::default());
+    let positions: Vec<u32> = (0..stream.len() as u32).collect();
+    let wanted: Vec<usize> = (from..stream.len()).collect();
+    let pass = Pass { tokens: stream, positions: &positions, wanted: &wanted };
+    let Ok(()) = model.forward(pass, &mut attention, &mut work, &mut clock);
+    work.logits
+}
+
 /// Greedy tokens, and the logits of the first.
 pub fn greedy(model: &Model, prompt: &[u32], count: usize, chunk: usize) -> (Vec<u32>, Vec<f32>) {
-    let layers = vec![Vec::new(); model.config.layers];
-    let mut attention = Contiguous { config: &model.config, k: layers.clone(), v: layers };
+    let mut attention = Contiguous::new(&model.config);
     let (mut work, mut clock) = (Workspace::default(), Clock::default());
-    let mut sampler = Sampler::new(Sampling::default(), 0);
     let (mut stream, mut first) = (prompt.to_vec(), Vec::new());
     let mut done = 0_usize;
     while stream.len() < prompt.len() + count {
@@ -72,7 +88,7 @@ pub fn greedy(model: &Model, prompt: &[u32], count: usize, chunk: usize) -> (Vec
             if first.is_empty() {
                 first.clone_from(&work.logits);
             }
-            stream.push(sampler.choose(&work.logits));
+            stream.push(Sampling::default().choose(0, &work.logits));
         }
     }
     (stream.split_off(prompt.len()), first)

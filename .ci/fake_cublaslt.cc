@@ -1,0 +1,228 @@
+/* A libcublasLt.so.13 without a device, and the kernels of examples/generate, for its tests over .ci/fake_driver.cc: the same
+ * parameters (examples/generate/ptx/params.cuh), sums in f32, rows in bf16. Work goes into the driver's queue, so that what is
+ * done at the wrong time is seen.
+ *
+ * A kernel's launch gives its whole grid; each here does all of it. */
+#include <dlfcn.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <algorithm>
+#include <vector>
+
+#include "../examples/generate/ptx/params.cuh"
+
+#define API extern "C" __attribute__((visibility("default")))
+#define KERNEL(name, Params)                                            \
+    API const size_t fake_##name##_bytes = sizeof(Params);              \
+    static void run_##name(const Params& p, u32 grid_x, u32 grid_y);    \
+    API void fake_##name(const void* p, u32 grid_x, u32 grid_y) { run_##name(*static_cast<const Params*>(p), grid_x, grid_y); } \
+    static void run_##name([[maybe_unused]] const Params& p, [[maybe_unused]] u32 grid_x, [[maybe_unused]] u32 grid_y)
+
+template <class T> static T* at(u64 address) { return reinterpret_cast<T*>(address); }
+static float wide(u16 x) {
+    const u32 bits = static_cast<u32>(x) << 16;
+    float value;
+    return memcpy(&value, &bits, 4), value;
+}
+static u16 narrow(float x) {
+    u32 bits;
+    memcpy(&bits, &x, 4);
+    return x != x ? 0x7fff : static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+static float scale_of(const float* x, u32 n, float eps) {
+    float sum = 0;
+    for (u32 i = 0; i < n; ++i) sum += x[i] * x[i];
+    return 1 / sqrtf(sum / n + eps);
+}
+static float silu(float x) { return x / (1 + expf(-x)); }
+
+KERNEL(load_step, LoadStepParams) {
+    const u64 second = 16ull * p.second_at;
+    memcpy(at<char>(p.target), at<char>(p.source), 16ull * p.first);
+    memcpy(at<char>(p.target) + second, at<char>(p.source) + second, 16ull * p.second);
+}
+
+static void norm_row(const u16* row, u64 weight, u16* out, u32 hidden, float eps) {
+    std::vector<float> x(hidden);
+    for (u32 i = 0; i < hidden; ++i) x[i] = wide(row[i]);
+    const float scale = scale_of(x.data(), hidden, eps);
+    for (u32 i = 0; i < hidden; ++i) out[i] = narrow(x[i] * scale * wide(at<u16>(weight)[i]));
+}
+KERNEL(embed, EmbedParams) {
+    for (u64 row = 0; row < grid_x; ++row) {
+        int token = at<int>(p.tokens)[row];
+        if (token < 0) token = at<int>(p.sampled)[-1 - token];
+        u16* x = at<u16>(p.x) + row * p.hidden;
+        memcpy(x, at<u16>(p.table) + static_cast<u64>(token) * p.hidden, 2 * p.hidden);
+        norm_row(x, p.weight, at<u16>(p.normed) + row * p.hidden, p.hidden, p.eps);
+    }
+}
+KERNEL(rms_norm, NormParams) {
+    for (u64 row = 0; row < grid_x; ++row) {
+        const u64 source = p.draws ? at<Draw>(p.draws)[row].row : row;
+        norm_row(at<u16>(p.x) + source * p.hidden, p.weight, at<u16>(p.normed) + row * p.hidden, p.hidden, p.eps);
+    }
+}
+
+static void rope_store(const RopeStoreParams& p, u32 dims) {
+    const u32 heads = p.q_heads + 2 * p.kv_heads, half = dims / 2;
+    for (u64 token = 0; token < p.tokens; ++token) {
+        const long long slot = p.slot_bytes == 4 ? at<int>(p.slots)[token] : at<long long>(p.slots)[token];
+        for (u32 head = 0; head < heads; ++head) {
+            u16* row = at<u16>(p.qkv) + (token * heads + head) * dims;
+            std::vector<u16> out(row, row + dims);
+            if (head < p.q_heads + p.kv_heads) {
+                std::vector<float> x(dims);
+                for (u32 i = 0; i < dims; ++i) x[i] = wide(row[i]);
+                const u64 weight = head < p.q_heads ? p.q_norm : p.k_norm;
+                const float scale = weight ? scale_of(x.data(), dims, p.eps) : 1;
+                for (u32 i = 0; weight && i < dims; ++i) x[i] *= scale * wide(at<u16>(weight)[i]);
+                for (u32 i = 0; i < half; ++i) {
+                    const float angle = at<u32>(p.positions)[token] * at<float>(p.frequencies)[i];
+                    out[i] = narrow(x[i] * cosf(angle) - x[i + half] * sinf(angle));
+                    out[i + half] = narrow(x[i + half] * cosf(angle) + x[i] * sinf(angle));
+                }
+            }
+            if (head < p.q_heads) {
+                memcpy(row, out.data(), 2 * dims);
+            } else if (slot >= 0) {
+                const bool is_k = head < p.q_heads + p.kv_heads;
+                const u64 place = slot / p.page_size * p.page_stride + slot % p.page_size * p.slot_stride;
+                memcpy(at<char>((is_k ? p.k_pool : p.v_pool) + place) + 2ull * dims * (head - p.q_heads - (is_k ? 0 : p.kv_heads)), out.data(), 2 * dims);
+            }
+        }
+    }
+}
+KERNEL(rope_store_d64, RopeStoreParams) { rope_store(p, 64); }
+KERNEL(rope_store_d128, RopeStoreParams) { rope_store(p, 128); }
+KERNEL(rope_store_d256, RopeStoreParams) { rope_store(p, 256); }
+
+KERNEL(silu_mul, SiluMulParams) {
+    for (u64 row = 0; row < grid_y; ++row) {
+        const u16* gate = at<u16>(p.gate_up) + 2 * row * p.width;
+        for (u32 i = 0; i < p.width; ++i) at<u16>(p.out)[row * p.width + i] = narrow(silu(wide(gate[i])) * wide(gate[p.width + i]));
+    }
+}
+
+KERNEL(fill, FillParams) {
+    for (u64 i = 0; i < p.count; ++i) {
+        u64 z = p.seed + (i + 1) * 0x9E3779B97F4A7C15ull;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+        z ^= z >> 31;
+        at<u16>(p.out)[i] = narrow((static_cast<float>(z >> 40) * 0x1p-24f - 0.5f) * p.scale + p.offset);
+    }
+}
+
+static u32 ordered(u16 logit) { return logit & 0x8000 ? static_cast<u16>(~logit) : logit | 0x8000u; }
+static float gumbel(u64 key, u32 token) {
+    u32 h = token * 0x9E3779B9u + static_cast<u32>(key);
+    h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
+    h ^= static_cast<u32>(key >> 32);
+    h = (h ^ (h >> 13)) * 0xC2B2AE35u;
+    h ^= h >> 16;
+    return -logf(-log1pf(-(h * 0x1p-32f + 0x1p-33f)));
+}
+KERNEL(sample_filter, SampleParams) {
+    for (u32 row = 0; row < grid_x; ++row) {
+        const Draw& draw = at<Draw>(p.draws)[row];
+        const u16* logits = at<u16>(p.logits) + static_cast<u64>(row) * p.vocab;
+        std::vector<u16> order(logits, logits + p.vocab);
+        std::sort(order.begin(), order.end(), [](u16 a, u16 b) { return ordered(a) > ordered(b); });
+        u32 least = 0;
+        if (draw.inverse_temperature > 0) {
+            if (draw.top_k > 0 && draw.top_k < p.vocab) least = ordered(order[draw.top_k - 1]);
+            if (draw.top_p < 1) {
+                const auto weight = [&](u16 x) { return static_cast<u64>(expf((wide(x) - wide(order[0])) * draw.inverse_temperature) * 0x1p32f); };
+                u64 total = 0, mass = 0;
+                for (u16 x : order) total += ordered(x) >= least ? weight(x) : 0;
+                const u64 wanted = std::max<u64>(1, static_cast<u64>(static_cast<double>(draw.top_p) * static_cast<double>(total)));
+                for (u16 x : order)
+                    if ((mass += weight(x)) >= wanted) {
+                        least = ordered(x);
+                        break;
+                    }
+            }
+        }
+        at<u32>(p.thresholds)[row] = least;
+    }
+}
+KERNEL(sample, SampleParams) {
+    for (u32 row = 0; row < grid_y; ++row) {
+        const Draw& draw = at<Draw>(p.draws)[row];
+        const u16* logits = at<u16>(p.logits) + static_cast<u64>(row) * p.vocab;
+        const u32 least = p.thresholds ? at<u32>(p.thresholds)[row] : 0;
+        float best = -INFINITY;
+        u32 token = 0;
+        for (u32 i = 0; i < p.vocab; ++i) {
+            if (ordered(logits[i]) < least) continue;
+            float score = wide(logits[i]);
+            if (draw.inverse_temperature > 0) score = score * draw.inverse_temperature + gumbel(draw.key, i);
+            if (score > best) best = score, token = i;
+        }
+        at<u32>(p.sampled)[row] = token;
+        (*at<u32*>(p.host))[p.first + row] = token;
+    }
+}
+
+/* y[rows, outs] = x[rows, ins] * weight[outs, ins]^T, in f32. */
+static float dot(const float* x, const u16* weight, u32 ins) {
+    float sum = 0;
+    for (u32 i = 0; i < ins; ++i) sum += x[i] * wide(weight[i]);
+    return sum;
+}
+static void skinny(const SkinnyParams& p) {
+    for (u64 row = 0; row < p.tokens; ++row) {
+        const u16* from = at<u16>(p.x) + static_cast<u64>(p.draws ? at<Draw>(p.draws)[row].row : row) * p.ins;
+        std::vector<float> x(p.ins);
+        for (u32 i = 0; i < p.ins; ++i) x[i] = wide(from[i]);
+        const float scale = p.norm ? scale_of(x.data(), p.ins, p.eps) : 1;
+        for (u32 i = 0; p.norm && i < p.ins; ++i) x[i] = wide(narrow(x[i] * wide(at<u16>(p.norm)[i])));
+        for (u64 out = 0; out < p.outs; ++out) {
+            u16& y = at<u16>(p.y)[row * p.outs + out];
+            float sum = scale * dot(x.data(), at<u16>(p.weight) + out * p.ins, p.ins);
+            if (p.mode == SKINNY_ADD) sum += wide(y);
+            if (p.mode == SKINNY_SILU) sum = silu(sum) * scale * dot(x.data(), at<u16>(p.weight) + (p.outs + out) * p.ins, p.ins);
+            y = narrow(sum);
+        }
+    }
+}
+KERNEL(skinny_1_2, SkinnyParams) { skinny(p); }
+KERNEL(skinny_1_4, SkinnyParams) { skinny(p); }
+KERNEL(skinny_2_1, SkinnyParams) { skinny(p); }
+KERNEL(skinny_2_2, SkinnyParams) { skinny(p); }
+KERNEL(skinny_4_1, SkinnyParams) { skinny(p); }
+KERNEL(skinny_4_2, SkinnyParams) { skinny(p); }
+
+/* ---- cublasLt: handles are never given back ------------------------------------------------------------------------ */
+struct Layout { u64 rows, cols; };
+struct Product { u64 weight, x, y, outs, ins, rows; float beta; };
+static void multiply(const void* params, u32, u32) {
+    const Product& p = *static_cast<const Product*>(params);
+    std::vector<float> x(p.ins);
+    for (u64 row = 0; row < p.rows; ++row) {
+        for (u64 i = 0; i < p.ins; ++i) x[i] = wide(at<u16>(p.x)[row * p.ins + i]);
+        for (u64 out = 0; out < p.outs; ++out) {
+            u16& y = at<u16>(p.y)[row * p.outs + out];
+            const float sum = dot(x.data(), at<u16>(p.weight) + out * p.ins, p.ins);
+            y = narrow(p.beta != 0 ? sum + p.beta * wide(y) : sum);
+        }
+    }
+}
+API int cublasLtCreate(void** handle) { return *handle = malloc(1), 0; }
+API int cublasLtDestroy(void*) { return 0; }
+API int cublasLtMatmulDescCreate(void** description, int, int) { return *description = malloc(1), 0; }
+API int cublasLtMatmulDescSetAttribute(void*, int, const void*, size_t) { return 0; }
+API int cublasLtMatrixLayoutCreate(Layout** layout, int, u64 rows, u64 cols, long long) { return *layout = new Layout{rows, cols}, 0; }
+API int cublasLtMatmulPreferenceCreate(void** preference) { return *preference = malloc(1), 0; }
+API int cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, size_t) { return 0; }
+API int cublasLtMatmulPreferenceDestroy(void* preference) { return free(preference), 0; }
+API int cublasLtMatmulAlgoGetHeuristic(void*, void*, Layout*, Layout*, Layout*, Layout*, void*, int, void*, int* found) { return *found = 1, 0; }
+API int cublasLtMatmul(void*, void*, const float*, u64 weight, Layout* weights, u64 x, Layout* xs, const float* beta, u64, Layout*, u64 y, Layout*,
+                       const void*, void*, size_t, void*) {
+    const Product product = {weight, x, y, weights->cols, weights->rows, xs->cols, *beta};
+    using Ask = int (*)(void (*)(const void*, u32, u32), const void*, size_t, u32, u32);
+    static const Ask ask = reinterpret_cast<Ask>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_ask"));
+    return ask ? ask(multiply, &product, sizeof product, 0, 0) : 13;
+}

@@ -1,0 +1,17 @@
+// fill: the SplitMix64 sequence as bf16 numbers, uniform around offset.
+// Twin:    src/model.rs Random                 (the specification)
+// Params:  FillParams, 32 bytes
+// Grid:    any, block 256; each thread strides over the rest
+// Build:   build.py
+#include "common.cuh"
+
+extern "C" __global__ void __launch_bounds__(256) fill(const __grid_constant__ FillParams p) {
+    for (u64 i = blockIdx.x * 256ull + threadIdx.x; i < p.count; i += gridDim.x * 256ull) {
+        u64 z = p.seed + (i + 1) * 0x9E3779B97F4A7C15ull;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+        z ^= z >> 31;
+        const float unit = static_cast<float>(static_cast<u32>(z >> 40)) * 0x1p-24f - 0.5f;  // exact
+        reinterpret_cast<u16*>(p.out)[i] = static_cast<u16>(narrow(unit * p.scale + p.offset, 0.0f));
+    }
+}

@@ -1,0 +1,35 @@
+// embed: a token's embedding, and its RMSNorm for the first layer.
+// rms_norm: RMSNorm of rows of x, or of those that draws name.
+// Twin:    src/gpu/twin.rs embed, rms_norm         (the specification)
+// Params:  EmbedParams, 56 bytes; NormParams, 40 bytes
+// Shapes:  see params.cuh
+// Grid:    x = rows, block hidden / 8 rounded up to 32
+// Needs:   hidden % 8 == 0, hidden <= 8,192; tokens below the vocabulary
+// Build:   build.py
+#include "common.cuh"
+
+extern "C" __global__ void __launch_bounds__(1024) embed(const __grid_constant__ EmbedParams p) {
+    wait_for_previous();
+    let_next_start();
+    int token = reinterpret_cast<const int*>(p.tokens)[blockIdx.x];
+    if (token < 0) token = reinterpret_cast<const int*>(p.sampled)[-1 - token];
+    const u32 at = 8 * threadIdx.x;
+    const u64 row = static_cast<u64>(blockIdx.x) * p.hidden;
+    float x[8] = {};
+    if (at < p.hidden) {
+        const Eight read = eight(p.table, static_cast<u64>(token) * p.hidden + at);
+        eight(p.x, row + at) = read;
+        widen(read, x);
+    }
+    norm_row(x, p.weight, p.normed + 2 * row, p.hidden, p.eps);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) rms_norm(const __grid_constant__ NormParams p) {
+    wait_for_previous();
+    let_next_start();
+    const u32 source = p.draws ? reinterpret_cast<const Draw*>(p.draws)[blockIdx.x].row : blockIdx.x;
+    const u32 at = 8 * threadIdx.x;
+    float x[8] = {};
+    if (at < p.hidden) widen(eight(p.x, static_cast<u64>(source) * p.hidden + at), x);
+    norm_row(x, p.weight, p.normed + 2 * static_cast<u64>(blockIdx.x) * p.hidden, p.hidden, p.eps);
+}

@@ -1,0 +1,107 @@
+// What the host's kernels are given, each by value. The same structs stand in src/gpu/kernels.rs, with the same sizes.
+#pragma once
+#define DEVICE static __device__ __forceinline__
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define GEN_SIZE(T, bytes) static_assert(sizeof(T) == bytes, #T);
+
+// One token to sample. Greedy where inverse_temperature is 0; top_k 0 and top_p 1 keep all tokens.
+struct Draw {
+    u32 row;  // of the step's tokens: the one whose logits are drawn from
+    float inverse_temperature;
+    float top_p;
+    u32 top_k;
+    u64 key;  // of the noise: seed, sample and place of the token, mixed
+    u64 reserved;
+};
+GEN_SIZE(Draw, 32)
+
+// Two pieces, in units of 16 bytes: `first` from the start, `second` from unit `second_at`.
+struct LoadStepParams {
+    u64 source, target;
+    u32 first, second_at, second, reserved;
+};
+GEN_SIZE(LoadStepParams, 32)
+
+struct EmbedParams {
+    u64 table;    // bf16 [vocab, hidden]
+    u64 tokens;   // i32 [tokens]: a token, or -1 - i for the token that the step before sampled as its draw i
+    u64 sampled;  // u32 [draws]
+    u64 x;        // bf16 [tokens, hidden]
+    u64 weight;   // bf16 [hidden]
+    u64 normed;   // bf16 [tokens, hidden]
+    u32 hidden;
+    float eps;
+};
+GEN_SIZE(EmbedParams, 56)
+
+struct NormParams {
+    u64 x, weight, normed;
+    u64 draws;  // Draw [rows]: row i is x's row draws[i].row; 0: row i
+    u32 hidden;
+    float eps;
+};
+GEN_SIZE(NormParams, 40)
+
+struct RopeStoreParams {
+    u64 qkv;          // bf16 [tokens, q_heads + 2 * kv_heads, head_dim]
+    u64 positions;    // u32 [tokens]
+    u64 slots;        // i32 or i64 [tokens]
+    u64 q_norm;       // bf16 [head_dim]; 0: none
+    u64 k_norm;       // bf16 [head_dim]; 0: none
+    u64 frequencies;  // f32 [head_dim / 2]
+    u64 k_pool, v_pool, page_stride, slot_stride;  // bytes
+    u32 slot_bytes, page_size, tokens, q_heads, kv_heads;
+    u32 heads_each;  // heads that one warp takes
+    float eps;
+    u32 reserved;
+};
+GEN_SIZE(RopeStoreParams, 112)
+
+struct SiluMulParams {
+    u64 gate_up, out;  // bf16 [tokens, 2 * width], [tokens, width]
+    u32 width, reserved;
+};
+GEN_SIZE(SiluMulParams, 24)
+
+struct SampleParams {
+    u64 logits;      // bf16 [rows, vocab]
+    u64 draws;       // Draw [rows]
+    u64 thresholds;  // u32 [rows]: the least ordered logit that is kept; 0: none is filtered
+    u64 best;        // u64 [rows]; zero between launches
+    u64 counters;    // u32 [rows]; zero between launches
+    u64 sampled;     // u32 [rows]
+    u64 host;        // address of the address of u32 [draws] in pinned host memory
+    u32 vocab;
+    u32 first;  // the row's number among the draws is `first` more
+};
+GEN_SIZE(SampleParams, 64)
+
+struct FillParams {
+    u64 out;  // bf16 [count]
+    u64 count, seed;
+    float scale, offset;
+};
+GEN_SIZE(FillParams, 32)
+
+// What a skinny product does with its sums.
+#define SKINNY_SET 0
+#define SKINNY_ADD 1
+#define SKINNY_SILU 2
+
+struct SkinnyParams {
+    u64 weight;  // bf16 [outs, ins]; silu: [2, outs, ins], of gate and up
+    u64 x;       // bf16 [.., ins]
+    u64 y;       // bf16 [tokens, outs]
+    u64 norm;    // bf16 [ins]: x is normed with this weight first; 0: it is not
+    u64 draws;   // Draw [tokens]: row i is x's row draws[i].row; 0: row i
+    u64 next;    // what the product after this one reads first
+    u32 outs, ins, tokens, mode;
+    float eps;
+    u32 next_lines;  // of 128 bytes
+};
+GEN_SIZE(SkinnyParams, 72)

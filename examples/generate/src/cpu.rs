@@ -1,0 +1,138 @@
+//! Steps on the CPU: the model in f32, K and V in host memory.
+
+use kvarena::backend::CpuError;
+use kvarena::{Attend, Backend, BatchPlan, Cpu, LayerId};
+
+use crate::clock::{Clock, Part};
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::model::{Attention, Model, Pass, Workspace};
+use crate::runner::{Runner, Work};
+
+/// Runs a model on the CPU.
+pub struct CpuRunner<'m> {
+    model: &'m Model,
+    work: Workspace,
+    tokens: Vec<u32>,
+    wanted: Vec<usize>,
+    /// For each draw the row of its logits: draws of one row share them.
+    rows: Vec<usize>,
+    /// What the last step chose.
+    said: Vec<u32>,
+}
+
+impl<'m> CpuRunner<'m> {
+    /// Runs this model.
+    pub fn new(model: &'m Model) -> Self {
+        let work = Workspace::default();
+        Self { model, work, tokens: vec![], wanted: vec![], rows: vec![], said: vec![] }
+    }
+}
+
+impl Runner for CpuRunner<'_> {
+    type Backend = Cpu;
+
+    fn config(&self) -> &ModelConfig {
+        &self.model.config
+    }
+
+    fn launch(&mut self, _: &mut Cpu, _: &Work, _: &mut Clock) -> Result<()> {
+        Ok(()) // Nobody but this thread computes, so it is done when the tokens are asked for.
+    }
+
+    fn collect(
+        &mut self,
+        backend: &mut Cpu,
+        work: &Work,
+        fail: bool,
+        tokens: &mut Vec<u32>,
+        clock: &mut Clock,
+    ) -> Result<()> {
+        let input = |&token: &i32| match u32::try_from(token) {
+            Ok(token) => token,
+            Err(_) => self.said[(-1 - token) as usize],
+        };
+        self.tokens.clear();
+        self.tokens.extend(work.inputs.iter().map(input));
+        self.wanted.clear();
+        self.rows.clear();
+        for draw in &work.draws {
+            if self.wanted.last() != Some(&draw.row) {
+                self.wanted.push(draw.row);
+            }
+            self.rows.push(self.wanted.len() - 1);
+        }
+        let plan = work.plan.plan();
+        let config = &self.model.config;
+        let attend = Attend::new(config.q_heads as u32, config.head_dim as u32);
+        let fail_at = fail.then_some(config.layers / 2);
+        let mut attention = Paged { backend, plan, attend, fail_at };
+        let pass = Pass { tokens: &self.tokens, positions: plan.positions, wanted: &self.wanted };
+        self.model
+            .forward(pass, &mut attention, &mut self.work, clock)
+            .map_err(|error| Error::run(error.to_string()))?;
+        tokens.clear();
+        for (i, draw) in work.draws.iter().enumerate() {
+            let key = draw.sampling.key(draw.sample, draw.index);
+            tokens.push(draw.sampling.choose(key, self.logits(i)));
+        }
+        clock.lap(Part::Sampling);
+        self.said.clone_from(tokens);
+        Ok(())
+    }
+
+    fn settle(&mut self, backend: &mut Cpu) -> Result<()> {
+        backend.synchronize().map_err(|error| Error::run(error.to_string()))
+    }
+
+    fn logits(&self, draw: usize) -> &[f32] {
+        let vocab = self.model.config.vocab;
+        &self.work.logits[self.rows[draw] * vocab..][..vocab]
+    }
+}
+
+/// Why a step's computation ended early.
+#[derive(Debug)]
+enum StepError {
+    Backend(CpuError),
+    /// The user asked for a failure (`--fail-every`).
+    Injected,
+}
+
+impl std::fmt::Display for StepError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Backend(error) => error.fmt(f),
+            Self::Injected => f.write_str("a failure was asked for"),
+        }
+    }
+}
+
+/// Attention of one planned step over the pages of a backend.
+struct Paged<'a> {
+    backend: &'a mut Cpu,
+    plan: BatchPlan<'a>,
+    attend: Attend,
+    /// The layer after which the step is to fail, if any.
+    fail_at: Option<usize>,
+}
+
+impl Attention for Paged<'_> {
+    type Error = StepError;
+
+    fn layer(
+        &mut self,
+        layer: usize,
+        window: Option<u32>,
+        [q, k, v]: [&[f32]; 3],
+        out: &mut [f32],
+    ) -> std::result::Result<(), StepError> {
+        let attend = Attend { window, ..self.attend };
+        let id = LayerId::new(layer as u32);
+        let stored = self.backend.store_cache(&self.plan, id, k.into(), v.into());
+        stored
+            .and_then(|()| self.backend.attend(&self.plan, id, &attend, q.into(), out.into(), None))
+            .map_err(StepError::Backend)?;
+        if self.fail_at == Some(layer) { Err(StepError::Injected) } else { Ok(()) }
+    }
+}

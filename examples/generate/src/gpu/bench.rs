@@ -1,0 +1,215 @@
+//! How fast it is: the rows of `generate --bench`.
+//!
+//! The work is that of a published engine's benchmark, so that numbers compare: prompts of random tokens below 10,000,
+//! stop tokens ignored; offline at temperature 0.6, prefill greedy, decode greedy unless told otherwise.
+
+use std::io::Write;
+
+use serde_json::{Value, json};
+
+use super::products::Op;
+use super::report::{idle, median_ms};
+use super::runner::GpuRunner;
+use super::setup::server;
+use crate::args::{Args, Bench, DtypeName, Shape};
+use crate::clock::Part;
+use crate::error::{Error, Result};
+use crate::request::{Defaults, Request};
+use crate::sample::{Sampling, splitmix};
+use crate::server::{Server, Sink};
+
+/// Prompt and output tokens of the offline requests, in order.
+const OFFLINE: &str = include_str!("offline.json");
+const CONTEXT: usize = 1024;
+const DECODE_STEPS: u32 = 128;
+/// Enough steps for the streams of the largest batch to meet: each begins when its prompt is computed.
+const FIRST_STEPS: u32 = 64;
+const PREFILL_PROMPTS: usize = 64;
+
+struct Nobody;
+impl Sink for Nobody {}
+
+/// Random prompts.
+struct Prompts {
+    state: u64,
+}
+
+impl Prompts {
+    fn request(&mut self, len: usize, new_tokens: u32, temperature: f32) -> Request {
+        let sampling = Sampling { temperature, seed: self.state, ..Sampling::default() };
+        let defaults =
+            Defaults { max_new_tokens: Some(new_tokens), samples: 1, sampling, stop: Vec::new() };
+        defaults.request((0..len).map(|_| (splitmix(&mut self.state) % 10_000) as u32).collect())
+    }
+}
+
+/// Measures a part, a row a line.
+///
+/// # Errors
+/// No GPU that serves, or a failed run.
+pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
+    let shape = args.random_model.unwrap_or(Shape::Qwen3_0_6B);
+    let batches: Vec<usize> = args.batch.iter().map(|&n| n as usize).collect();
+    let concurrency = match part {
+        Bench::Decode => batches.iter().copied().max().unwrap_or(1) as u32,
+        Bench::Offline => 256,
+        Bench::Prefill => PREFILL_PROMPTS as u32,
+    };
+    let args = Args {
+        random_model: Some(shape),
+        concurrency,
+        kv_dtype: DtypeName::Bf16,
+        first_logits: 0,
+        ..args.clone()
+    };
+    let (mut server, _) = server(&args)?;
+    let mut prompts = Prompts { state: args.seed ^ 0xBE4C };
+    let mut print = |mut row: Value| -> Result<()> {
+        row["model"] = shape.name().into();
+        let line = if args.json { row.to_string() } else { plain(&row) };
+        writeln!(out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
+    };
+    match part {
+        Bench::Decode => {
+            for batch in batches {
+                print(decode(&mut server, &mut prompts, batch, args.temperature)?)?;
+            }
+            Ok(())
+        }
+        Bench::Offline => {
+            warm(&mut server, &mut prompts, 0.6)?;
+            print(offline(&mut server, &mut prompts)?)
+        }
+        Bench::Prefill => {
+            prefill(&mut server, &mut prompts)?;
+            print(prefill(&mut server, &mut prompts)?)
+        }
+    }
+}
+
+fn plain(row: &Value) -> String {
+    let fields = row.as_object().into_iter().flatten();
+    fields.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+}
+
+fn submit(server: &mut Server<GpuRunner>, requests: Vec<Request>) -> Result<()> {
+    requests.into_iter().try_for_each(|request| server.submit(request).map(|_| ()))
+}
+
+/// Captures the graphs of all sizes.
+fn warm(server: &mut Server<GpuRunner>, prompts: &mut Prompts, temperature: f32) -> Result<()> {
+    let mut before = 0;
+    for streams in 1..=256 {
+        let size = super::products::padded_rows(streams);
+        if size == before {
+            continue;
+        }
+        before = size;
+        submit(server, (0..streams).map(|_| prompts.request(2, 3, temperature)).collect())?;
+        server.run(&mut Nobody)?;
+    }
+    Ok(())
+}
+
+/// The parts of time that the host spends, in microseconds since the run began.
+fn host_us(server: &Server<GpuRunner>) -> [f64; 3] {
+    let (_, clock) = server.tally();
+    [Part::Engine, Part::Launch, Part::Wait].map(|part| clock.spent(part).as_secs_f64() * 1e6)
+}
+
+fn decode(
+    server: &mut Server<GpuRunner>,
+    prompts: &mut Prompts,
+    batch: usize,
+    temperature: f32,
+) -> Result<Value> {
+    // Once to capture graphs and to measure the parts, once for the time of steps.
+    let requests = |prompts: &mut Prompts, steps| -> Vec<Request> {
+        (0..batch).map(|_| prompts.request(CONTEXT, steps, temperature)).collect()
+    };
+    submit(server, requests(prompts, FIRST_STEPS))?;
+    server.runner_mut().measure_parts(batch);
+    server.run(&mut Nobody)?;
+    let parts = server.runner_mut().take_parts().unwrap_or_default();
+    server.runner_mut().take_times();
+    let before = host_us(server);
+    submit(server, requests(prompts, DECODE_STEPS + 1))?;
+    server.run(&mut Nobody)?;
+    let after = host_us(server);
+    let times = server.runner_mut().take_times();
+    let [engine, launch, wait] = [0, 1, 2].map(|i| (after[i] - before[i]) / times.len() as f64);
+    let decodes: Vec<_> = times.iter().copied().filter(|t| t.decode && t.tokens == batch).collect();
+    let products = server.runner().forward().products();
+    let ways: Vec<&str> = [Op::Qkv, Op::Out, Op::GateUp, Op::Down, Op::Logits]
+        .map(|op| products.way(op, batch))
+        .to_vec();
+    Ok(json!({
+        "part": "decode",
+        "batch": batch,
+        "context": CONTEXT,
+        "ms": median_ms(&decodes, batch),
+        // Of the first steps, before the context has grown.
+        "ms_first": median_ms(&decodes[..decodes.len().min(9)], batch),
+        "attention_ms": parts[1],
+        "products_ms": parts[2],
+        "small_ms": parts[3],
+        "graph_ms": parts[0],
+        "gpu_idle": idle(&decodes[1.min(decodes.len())..]),
+        "engine_us": engine,
+        "launch_us": launch,
+        "wait_us": wait,
+        "ways": ways,
+    }))
+}
+
+fn offline(server: &mut Server<GpuRunner>, prompts: &mut Prompts) -> Result<Value> {
+    let list: Value = serde_json::from_str(OFFLINE).expect("the list is JSON");
+    let field = |item: &Value, name: &str| item[name].as_u64().expect("a number");
+    let items = list.as_array().expect("a list");
+    let requests = items.iter().map(|item| {
+        let (len, new) = (field(item, "prompt_tokens"), field(item, "output_tokens"));
+        prompts.request(len as usize, new as u32, 0.6)
+    });
+    submit(server, requests.collect())?;
+    server.runner_mut().take_times();
+    let seconds = server.tally().0.seconds;
+    server.run(&mut Nobody)?;
+    let seconds = server.tally().0.seconds - seconds;
+    let outputs: u64 = items.iter().map(|item| field(item, "output_tokens")).sum();
+    let times = server.runner_mut().take_times();
+    let whole = |decode| {
+        let wanted = times.iter().filter(|time| time.decode == decode);
+        wanted.filter_map(|time| time.period_ms).map(f64::from).sum::<f64>() / 1e3
+    };
+    let decodes: Vec<_> = times.iter().copied().filter(|t| t.decode).collect();
+    Ok(json!({
+        "part": "offline",
+        "batch": items.len(),
+        "context": Value::Null,
+        "tokens_s": outputs as f64 / seconds,
+        "seconds": seconds,
+        "steps": times.len(),
+        "decode_s": whole(true),
+        "other_s": whole(false),
+        "gpu_idle": idle(&times),
+        "gpu_idle_decode": idle(&decodes),
+    }))
+}
+
+fn prefill(server: &mut Server<GpuRunner>, prompts: &mut Prompts) -> Result<Value> {
+    submit(server, (0..PREFILL_PROMPTS).map(|_| prompts.request(CONTEXT, 1, 0.0)).collect())?;
+    server.runner_mut().take_times();
+    let seconds = server.tally().0.seconds;
+    server.run(&mut Nobody)?;
+    let seconds = server.tally().0.seconds - seconds;
+    let times = server.runner_mut().take_times();
+    Ok(json!({
+        "part": "prefill",
+        "batch": PREFILL_PROMPTS,
+        "context": CONTEXT,
+        "tokens_s": (PREFILL_PROMPTS * CONTEXT) as f64 / seconds,
+        "seconds": seconds,
+        "steps": times.len(),
+        "gpu_idle": idle(&times),
+    }))
+}

@@ -1,0 +1,402 @@
+//! Whether the GPU says the words that the CPU would: `generate --check`.
+//!
+//! Rounding differs, so tokens may where two logits are close. Therefore each stream that the device said is put
+//! through the f32 reference: the reference's logit of each token that the device took must be within
+//! [`TOKEN_BOUND`] of the best one, and the RMS difference of all logits within [`LOGITS_BOUND`]; both in standard
+//! deviations of the logits. A fault put in on purpose must fail that.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use kvarena::{Capacity, Dtype, Engine, EngineConfig, Layout, PoolConfig, PrefixMode};
+
+use super::device::Device;
+use super::error::GpuError;
+use super::forward::{Fault, check_shape};
+use super::products::Choice;
+use super::runner::{GpuOptions, GpuRunner};
+use super::weights::Weights;
+use crate::args::Shape;
+use crate::config::{ModelConfig, read_json};
+use crate::contiguous;
+use crate::error::{Error, Result};
+use crate::model::{Model, Random};
+use crate::request::{Defaults, Request};
+use crate::sample::Sampling;
+use crate::server::{Policy, Server, Sink};
+use crate::setup::{config_of, no_engine, tiny_model};
+use crate::stream::Stream;
+
+/// How far below the best logit that of a token may be.
+pub const TOKEN_BOUND: f64 = 0.1;
+/// The RMS difference that logits may have.
+pub const LOGITS_BOUND: f64 = 0.03;
+const NEW_TOKENS: u32 = 20;
+
+/// How requests come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// All at once.
+    AllAtOnce,
+    /// Prompts in chunks of seven tokens.
+    Chunked,
+    /// A pool with room for the longest request and no more.
+    Preempting,
+    /// Three samples of each.
+    Forked,
+}
+
+/// All ways.
+pub const WAYS: [Way; 4] = [Way::AllAtOnce, Way::Chunked, Way::Preempting, Way::Forked];
+
+impl Default for Setting {
+    fn default() -> Self {
+        Self {
+            page_size: 16,
+            layout: Layout::PageFirst,
+            graphs: true,
+            overlap: true,
+            way: Way::AllAtOnce,
+            choice: Choice::First,
+            fault: Fault::None,
+            fail_every: None,
+            stop: None,
+        }
+    }
+}
+
+/// One combination of settings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Setting {
+    /// Tokens of a page.
+    pub page_size: u32,
+    /// Order of K and V.
+    pub layout: Layout,
+    /// Decode steps are replayed.
+    pub graphs: bool,
+    /// Steps are launched ahead.
+    pub overlap: bool,
+    /// How requests come.
+    pub way: Way,
+    /// How products are made.
+    pub choice: Choice,
+    /// What is wrong on purpose.
+    pub fault: Fault,
+    /// Every so manieth step fails.
+    pub fail_every: Option<u64>,
+    /// A token that ends a stream.
+    pub stop: Option<u32>,
+}
+
+/// Every combination, each kind of product with one half of them.
+pub fn settings() -> Vec<Setting> {
+    let mut settings = Vec::new();
+    for (page_size, layout) in
+        [1, 16].into_iter().flat_map(|s| [Layout::PageFirst, Layout::LayerFirst].map(|l| (s, l)))
+    {
+        for (graphs, overlap) in [(true, true), (true, false), (false, true), (false, false)] {
+            for way in WAYS {
+                let choice =
+                    if (page_size == 1) == graphs { Choice::First } else { Choice::Skinny };
+                let plain = Setting { graphs, overlap, way, choice, ..Setting::default() };
+                settings.push(Setting { page_size, layout, ..plain });
+            }
+        }
+    }
+    settings
+}
+
+/// A model on both sides, and prompts for it.
+pub struct Case {
+    /// Its name, for messages.
+    pub name: &'static str,
+    device: Rc<Device>,
+    model: Model,
+    weights: Rc<Weights>,
+    prompts: Vec<Vec<u32>>,
+    /// The reference's logits of streams seen before.
+    reference: HashMap<Vec<u32>, Vec<f32>>,
+}
+
+/// How far a run is from the reference, in standard deviations of the logits.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Distance {
+    /// The worst token.
+    pub token: f64,
+    /// All logits.
+    pub logits: f64,
+    /// Tokens that were said.
+    pub tokens: usize,
+}
+
+impl Distance {
+    /// Whether it is within the bounds.
+    pub fn is_close(&self) -> bool {
+        self.token <= TOKEN_BOUND && self.logits <= LOGITS_BOUND
+    }
+}
+
+/// What streams said, and from which logits.
+#[derive(Default)]
+struct Heard {
+    tokens: BTreeMap<(usize, u32), Vec<u32>>,
+    logits: BTreeMap<(usize, u32), Vec<f32>>,
+}
+
+impl Sink for Heard {
+    fn token(&mut self, stream: &Stream, logits: &[f32]) {
+        self.logits.entry((stream.request, stream.sample)).or_default().extend_from_slice(logits);
+    }
+
+    fn done(&mut self, stream: &Stream, _: bool) {
+        self.tokens.insert((stream.request, stream.sample), stream.tokens.clone());
+    }
+}
+
+impl Case {
+    /// The golden Qwen3 model with its prompts.
+    ///
+    /// # Errors
+    /// The data is not there, or the GPU cannot serve.
+    pub fn golden(device: &Rc<Device>) -> Result<Self> {
+        let dir = tiny_model();
+        let model = Model::read(&dir)?;
+        let weights = Rc::new(Weights::read(device, &model.config, &dir)?);
+        Self::new("qwen3-tiny", device, model, weights, prompts(dir)?)
+    }
+
+    /// A seeded Llama with heads of 64, with the prompts of the golden one.
+    ///
+    /// # Errors
+    /// As [`Case::golden`].
+    pub fn seeded(device: &Rc<Device>) -> Result<Self> {
+        let (config, mut random) = (config_of(Shape::LlamaTiny64)?, Random { seed: 64 });
+        let weights = Rc::new(Weights::random(device, &config, random)?);
+        let model = Model::build(config, &mut random)?;
+        let prompts = prompts(tiny_model().with_file_name("llama-tiny"))?;
+        Self::new("llama-tiny-64", device, model, weights, prompts)
+    }
+
+    fn new(
+        name: &'static str,
+        device: &Rc<Device>,
+        model: Model,
+        weights: Rc<Weights>,
+        prompts: Vec<Vec<u32>>,
+    ) -> Result<Self> {
+        let device = device.clone();
+        Ok(Self { name, device, model, weights, prompts, reference: HashMap::new() })
+    }
+
+    /// Serves the prompts in a setting.
+    fn serve(&self, setting: Setting, sampling: Sampling) -> Result<Heard> {
+        let samples = if setting.way == Way::Forked { 3 } else { 1 };
+        let stop = setting.stop.into_iter().collect();
+        let defaults = Defaults { max_new_tokens: Some(NEW_TOKENS), samples, sampling, stop };
+        let requests: Vec<Request> =
+            self.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
+        let mut server = self.server(setting)?;
+        for request in requests {
+            server.submit(request)?;
+        }
+        let mut heard = Heard::default();
+        server.run(&mut heard)?;
+        server.engine().verify().map_err(|broken| Error::run(format!("broken: {broken}")))?;
+        let preempted = server.tally().0.preemptions > 0;
+        if preempted != (setting.way == Way::Preempting) {
+            return Err(Error::run(format!("{setting:?}: preempted {preempted}")));
+        }
+        Ok(heard)
+    }
+
+    fn server(&self, setting: Setting) -> Result<Server<GpuRunner>> {
+        let config = &self.model.config;
+        let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
+        let tokens = if setting.way == Way::Preempting { longest } else { 4096 };
+        let policy = Policy {
+            chunk: if setting.way == Way::Chunked { 7 } else { 512 },
+            concurrency: 16,
+            overlap: setting.overlap,
+            fail_every: setting.fail_every,
+        };
+        let pool = PoolConfig {
+            layers: config.layers as u32,
+            kv_heads: config.kv_heads as u32,
+            head_dim: config.head_dim as u32,
+            dtype: Dtype::Bf16,
+            page_size: setting.page_size,
+            capacity: Capacity::Pages(tokens.div_ceil(setting.page_size)),
+            layout: setting.layout,
+            ..PoolConfig::default()
+        };
+        let engine_config = EngineConfig {
+            prefix: PrefixMode::Radix,
+            max_sequences: policy.concurrency,
+            max_sequence_len: config.max_len as u32,
+            max_tokens: u64::from(policy.concurrency) * config.max_len as u64,
+            max_steps: 2 * policy.concurrency,
+            ..EngineConfig::from(pool)
+        };
+        let options = GpuOptions {
+            chunk: policy.chunk,
+            concurrency: policy.concurrency,
+            graphs: setting.graphs,
+            choice: setting.choice,
+            keep_logits: true,
+        };
+        let (device, weights) = (self.device.clone(), self.weights.clone());
+        let mut runner = GpuRunner::new(device, config.clone(), weights, options)?;
+        let mut engine = Engine::new(engine_config, runner.backend()).map_err(no_engine)?;
+        runner.warm(engine.backend_mut(), &[])?;
+        runner.forward_mut().fault = setting.fault;
+        Ok(Server::new(runner, engine, policy))
+    }
+
+    /// What greedy streams say in a setting, by request and sample.
+    ///
+    /// # Errors
+    /// The run failed.
+    pub fn words(&self, setting: Setting) -> Result<BTreeMap<(usize, u32), Vec<u32>>> {
+        Ok(self.serve(setting, Sampling::default())?.tokens)
+    }
+
+    /// How far a setting's words are from the reference.
+    ///
+    /// # Errors
+    /// The run failed.
+    pub fn distance(&mut self, setting: Setting) -> Result<Distance> {
+        let heard = self.serve(setting, Sampling::default())?;
+        let vocab = self.model.config.vocab;
+        let mut distance = Distance::default();
+        let (mut squares, mut numbers, mut sum, mut sum_squares) = (0.0, 0, 0.0, 0.0);
+        let mut gaps = Vec::new();
+        for (key, tokens) in &heard.tokens {
+            let prompt = &self.prompts[key.0];
+            let mut stream = [&prompt[..], tokens].concat();
+            stream.pop(); // nothing follows the last token
+            let from = prompt.len() - 1;
+            let model = &self.model;
+            let reference = self
+                .reference
+                .entry(stream)
+                .or_insert_with_key(|stream| contiguous::logits(model, stream, from));
+            let device = &heard.logits[key];
+            let ended = tokens.iter().position(|token| Some(*token) == setting.stop);
+            let whole = ended.map_or(NEW_TOKENS as usize, |last| last + 1);
+            if device.len() != reference.len() || tokens.len() != whole {
+                let what = format!("{setting:?}: {} logits, {} tokens", device.len(), tokens.len());
+                return Err(Error::run(what));
+            }
+            for (a, b) in device.iter().zip(&*reference) {
+                let (a, b) = (f64::from(*a), f64::from(*b));
+                squares += (a - b) * (a - b);
+                sum += b;
+                sum_squares += b * b;
+            }
+            numbers += reference.len();
+            for (token, logits) in tokens.iter().zip(reference.chunks_exact(vocab)) {
+                let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                gaps.push(f64::from(best - logits[*token as usize]));
+            }
+        }
+        let numbers = numbers as f64;
+        let deviation = (sum_squares / numbers - (sum / numbers).powi(2)).sqrt();
+        distance.token = gaps.iter().copied().fold(0.0, f64::max) / deviation;
+        distance.logits = (squares / numbers).sqrt() / deviation;
+        distance.tokens = gaps.len();
+        Ok(distance)
+    }
+
+    /// Whether draws are the same with and without overlap and graphs; the tokens that were said.
+    ///
+    /// # Errors
+    /// The run failed, or they are not.
+    pub fn draws_agree(&mut self, sampling: Sampling) -> Result<usize> {
+        let mut first: Option<BTreeMap<(usize, u32), Vec<u32>>> = None;
+        for (graphs, overlap) in [(false, false), (false, true), (true, false), (true, true)] {
+            let setting = Setting { graphs, overlap, ..Setting::default() };
+            let said = self.serve(setting, sampling)?.tokens;
+            match &first {
+                Some(first) if *first != said => {
+                    let what = format!("{sampling:?}: graphs {graphs}, overlap {overlap} differ");
+                    return Err(Error::run(what));
+                }
+                _ => first = Some(said),
+            }
+        }
+        let said = first.unwrap_or_default();
+        // All alike would be greedy.
+        Ok(said.values().map(Vec::len).sum())
+    }
+}
+
+fn prompts(dir: PathBuf) -> Result<Vec<Vec<u32>>> {
+    let golden = read_json(&dir.join("golden.json"))?;
+    let cases = golden["cases"].as_array().map_or(&[][..], Vec::as_slice);
+    let ids = |case: &serde_json::Value| {
+        let ids = case["prompt"].as_array().map_or(&[][..], Vec::as_slice);
+        ids.iter().filter_map(|id| id.as_u64()).map(|id| id as u32).collect()
+    };
+    Ok(cases.iter().map(ids).collect())
+}
+
+/// Draws that leave out none, some, and most tokens.
+pub fn samplings() -> [Sampling; 3] {
+    let warm = Sampling { temperature: 0.8, seed: 5, ..Sampling::default() };
+    [warm, Sampling { top_k: 20, ..warm }, Sampling { top_k: 50, top_p: 0.7, ..warm }]
+}
+
+/// Checks everything, with a line for each setting.
+///
+/// # Errors
+/// The GPU cannot serve, or something is not as it should be.
+pub fn run(out: &mut impl Write) -> Result<()> {
+    let device = Rc::new(Device::open()?);
+    let mut failures = 0;
+    let mut say = |line: String| {
+        writeln!(out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
+    };
+    for mut case in [Case::golden(&device)?, Case::seeded(&device)?] {
+        let name = case.name;
+        for setting in settings() {
+            let distance = case.distance(setting)?;
+            failures += usize::from(!distance.is_close());
+            let verdict = if distance.is_close() { "ok" } else { "WRONG" };
+            let Distance { token, logits, tokens } = distance;
+            say(format!(
+                "{name}: {verdict}, worst token {token:.4}, logits {logits:.5}, {tokens} tokens, {setting:?}"
+            ))?;
+        }
+        for fault in [Fault::Page, Fault::Position, Fault::Rotary] {
+            let plain = settings()[0];
+            let distance = case.distance(Setting { fault, ..plain })?;
+            failures += usize::from(distance.is_close());
+            let verdict = if distance.is_close() { "NOT FOUND" } else { "found" };
+            let Distance { token, logits, .. } = distance;
+            say(format!(
+                "{name}: fault {fault:?} {verdict}: token {token:.3}, logits {logits:.4}"
+            ))?;
+        }
+        for sampling in samplings() {
+            match case.draws_agree(sampling) {
+                Ok(tokens) => say(format!("{name}: {tokens} draws agree, {sampling:?}"))?,
+                Err(error) => {
+                    failures += 1;
+                    say(format!("{name}: {error}"))?;
+                }
+            }
+        }
+    }
+    // Heads of 32 are not served, and told by name.
+    let narrow = ModelConfig::read(&tiny_model().with_file_name("llama-tiny"))?;
+    if !matches!(check_shape(&narrow), Err(GpuError::Heads { head_dim: 32, .. })) {
+        failures += 1;
+        say("llama-tiny: heads of 32 are not refused".into())?;
+    }
+    match failures {
+        0 => say("all as the CPU says".into()),
+        n => Err(Error::run(format!("{n} of the checks failed"))),
+    }
+}

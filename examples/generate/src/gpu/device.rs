@@ -1,0 +1,88 @@
+//! The GPU in use: its stream and kernels, and memory by address.
+
+use std::ptr::null;
+
+use cudarc::driver::sys;
+use kvarena::backend::cuda::{CudaStream, DeviceBuffer, Gpu, PinnedBuffer};
+
+use super::error::{GpuError, driver};
+use super::kernels::Kernels;
+use super::libs::load_cublaslt;
+
+/// A GPU, the stream that everything is asked for on, and the kernels.
+#[derive(Debug)]
+pub struct Device {
+    /// `kvarena`'s handle: the device's primary context.
+    pub gpu: Gpu,
+    /// Where everything is launched.
+    pub stream: CudaStream,
+    /// The host's own kernels.
+    pub kernels: Kernels,
+}
+
+impl Device {
+    /// Takes the first GPU into use.
+    ///
+    /// # Errors
+    /// No driver, no device, no cublasLt, or a driver that refuses the kernels.
+    pub fn open() -> Result<Self, GpuError> {
+        let gpu = Gpu::new(0)?;
+        load_cublaslt()?;
+        let stream = CudaStream::new(&gpu)?;
+        let kernels = Kernels::load(gpu.capability())?;
+        let device = Self { gpu, stream, kernels };
+        device.check_context()?;
+        Ok(device)
+    }
+
+    /// `kvarena` binds the primary context; `cudarc`'s calls are to meet the same.
+    fn check_context(&self) -> Result<(), GpuError> {
+        self.gpu.free_memory()?;
+        let mut current = std::ptr::null_mut();
+        // SAFETY: `current` is a valid place for one handle.
+        driver("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
+        assert!(!current.cast_const().eq(&null()), "kvarena has bound the primary context");
+        Ok(())
+    }
+
+    /// The raw stream.
+    pub fn raw(&self) -> u64 {
+        self.stream.raw()
+    }
+
+    /// Memory of zeros.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn zeros(&self, bytes: usize) -> Result<DeviceBuffer, GpuError> {
+        let mut buffer = DeviceBuffer::new(&self.gpu, bytes.next_multiple_of(256) as u64)?;
+        buffer.fill(0)?;
+        Ok(buffer)
+    }
+
+    /// Copies from the device to pinned memory in the stream's order; nothing is waited for.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Panics
+    /// If the target has no room.
+    ///
+    /// # Safety
+    /// Until it is done the source is readable, and nobody reads or writes that part of the target.
+    pub unsafe fn copy_to_host(
+        &self,
+        target: &mut PinnedBuffer,
+        at: usize,
+        source: u64,
+        bytes: usize,
+    ) -> Result<(), GpuError> {
+        let target = target.as_mut_slice()[at..at + bytes].as_mut_ptr().cast();
+        // SAFETY: the target has room (sliced above), the caller answers for the rest.
+        let result = unsafe {
+            let stream = self.raw() as usize as sys::CUstream;
+            sys::cuMemcpyDtoHAsync_v2(target, source, bytes, stream)
+        };
+        driver("cuMemcpyDtoHAsync", result)
+    }
+}

@@ -1,0 +1,163 @@
+//! What a GPU host can lack, and what can fail on it.
+
+use std::fmt;
+
+use kvarena::backend::cuda::CudaError;
+
+use crate::error::{Error, Fault};
+
+/// What functions return that only a GPU can fail.
+pub type GpuResult<T> = Result<T, GpuError>;
+
+/// Why the GPU cannot serve.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum GpuError {
+    /// From `kvarena`: no driver, no device, one too old, out of memory, a failed call.
+    Cuda(CudaError),
+    /// A call of the driver failed.
+    Driver {
+        /// Its name.
+        call: &'static str,
+        /// The driver's code.
+        code: u32,
+    },
+    /// cublasLt is in none of the folders.
+    NoCublasLt {
+        /// What was found instead.
+        why: String,
+    },
+    /// A call of cublasLt failed.
+    CublasLt {
+        /// Its name.
+        call: &'static str,
+        /// The library's status.
+        status: u32,
+    },
+    /// cublasLt knows no way to make a product.
+    NoProduct {
+        /// Rows of x, columns of y, columns of x.
+        shape: [usize; 3],
+    },
+    /// Weights and activations need more memory than is free.
+    Memory {
+        /// Bytes needed.
+        wanted: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// No attention kernel serves such heads.
+    Heads {
+        /// Elements of a head.
+        head_dim: usize,
+        /// Query heads for one of K and V.
+        group: usize,
+    },
+    /// A width that the kernels do not serve.
+    Width {
+        /// The field.
+        name: &'static str,
+        /// Its value.
+        value: usize,
+        /// What it must be.
+        wanted: &'static str,
+    },
+    /// The model has what only the CPU serves.
+    Missing {
+        /// What it has.
+        what: &'static str,
+    },
+    /// More tokens to choose in a step than there is room for.
+    Draws {
+        /// Tokens to choose.
+        draws: usize,
+        /// The room.
+        max: usize,
+    },
+}
+
+impl fmt::Display for GpuError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cuda(error) => write!(f, "no GPU can be used: {error}"),
+            Self::Driver { call, code } => write!(f, "{call} failed with CUDA error {code}"),
+            Self::NoCublasLt { why } => write!(f, "no cublasLt can be used: {why}"),
+            Self::CublasLt { call, status } => write!(f, "{call} failed with status {status}"),
+            Self::NoProduct { shape: [m, n, k] } => {
+                write!(f, "cublasLt knows no product of {m} x {k} with {k} x {n}")
+            }
+            Self::Memory { wanted, free } => write!(
+                f,
+                "the model does not fit the GPU: it needs {wanted} bytes, and {free} are free"
+            ),
+            Self::Heads { head_dim, group } => write!(
+                f,
+                "no attention kernel serves head_dim {head_dim} with {group} query heads for each of K and V \
+                 (head_dim 64, 128 or 256, at most 16 query heads)"
+            ),
+            Self::Width { name, value, wanted } => {
+                write!(f, "{name} {value} is not served on a GPU: it must be {wanted}")
+            }
+            Self::Missing { what } => write!(f, "{what} is not served on a GPU, only on the CPU"),
+            Self::Draws { draws, max } => {
+                write!(f, "{draws} samples begin in one step, and there is room for {max}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for GpuError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Cuda(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<CudaError> for GpuError {
+    fn from(error: CudaError) -> Self {
+        Self::Cuda(error)
+    }
+}
+
+impl GpuError {
+    /// Whether the machine or the model is to blame, rather than the run.
+    pub fn is_unfit(&self) -> bool {
+        match self {
+            Self::Cuda(error) => matches!(
+                error,
+                CudaError::NoDriver
+                    | CudaError::NoDevice { .. }
+                    | CudaError::DriverTooOld { .. }
+                    | CudaError::DeviceTooOld { .. }
+                    | CudaError::HeadDim { .. }
+                    | CudaError::OutOfMemory { .. }
+            ),
+            Self::NoCublasLt { .. }
+            | Self::Memory { .. }
+            | Self::Heads { .. }
+            | Self::Width { .. }
+            | Self::Missing { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+impl From<GpuError> for Error {
+    fn from(error: GpuError) -> Self {
+        let fault = if error.is_unfit() { Fault::Model } else { Fault::Run };
+        Self { fault, message: error.to_string() }
+    }
+}
+
+/// The driver's answer to a call.
+pub(super) fn driver(
+    call: &'static str,
+    result: cudarc::driver::sys::CUresult,
+) -> Result<(), GpuError> {
+    match result as u32 {
+        0 => Ok(()),
+        code => Err(GpuError::Driver { call, code }),
+    }
+}

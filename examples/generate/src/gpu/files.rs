@@ -1,0 +1,99 @@
+//! Tensors of a model directory, mapped: what is copied to the device comes straight from the files.
+//!
+//! Not here: tensors in host memory (`checkpoint.rs`).
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::checkpoint::{lost_tensor, shards};
+use crate::error::{Error, Result};
+
+/// A directory's files, mapped, and where each tensor is.
+pub(super) struct Files {
+    dir: PathBuf,
+    maps: Vec<Mmap>,
+    tensors: BTreeMap<String, Tensor>,
+}
+
+struct Tensor {
+    map: usize,
+    /// Bytes of the map.
+    start: usize,
+    len: usize,
+    shape: Vec<usize>,
+    dtype: Dtype,
+}
+
+impl Files {
+    /// Maps all files.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read`](crate::checkpoint::Checkpoint::read).
+    pub(super) fn open(dir: &Path) -> Result<Self> {
+        let mut files = Self { dir: dir.into(), maps: Vec::new(), tensors: BTreeMap::new() };
+        for (file, tensors) in shards(dir)? {
+            files.map(&dir.join(&file))?;
+            if let Some(lost) = tensors.iter().find(|&name| !files.tensors.contains_key(name)) {
+                return Err(lost_tensor(dir, &file, lost));
+            }
+        }
+        Ok(files)
+    }
+
+    fn map(&mut self, path: &Path) -> Result<()> {
+        let cannot = |e| Error::model(format!("cannot read {}: {e}", path.display()));
+        let file = File::open(path).map_err(cannot)?;
+        // SAFETY: the file is only read. Somebody who cuts it meanwhile ends this program, as the docs of `Mmap` say.
+        let map = unsafe { Mmap::map(&file) }.map_err(cannot)?;
+        let shard = SafeTensors::deserialize(&map)
+            .map_err(|e| Error::model(format!("{}: damaged or truncated: {e}", path.display())))?;
+        let base = map.as_ptr() as usize;
+        for (name, view) in shard.iter() {
+            let (start, len) = (view.data().as_ptr() as usize - base, view.data().len());
+            let (shape, dtype) = (view.shape().to_vec(), view.dtype());
+            let tensor = Tensor { map: self.maps.len(), start, len, shape, dtype };
+            self.tensors.insert(name.to_owned(), tensor);
+        }
+        self.maps.push(map);
+        Ok(())
+    }
+
+    /// The bytes of a tensor in bf16: those of the file, or rounded from f16 or f32.
+    ///
+    /// # Errors
+    /// It is missing, of another shape or of no such type.
+    pub(super) fn bf16(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>> {
+        let dir = self.dir.display();
+        let tensor = self
+            .tensors
+            .get(name)
+            .ok_or_else(|| Error::model(format!("{dir}: tensor {name} is missing")))?;
+        if tensor.shape != shape {
+            let actual = &tensor.shape;
+            return Err(Error::model(format!(
+                "{dir}: tensor {name} has shape {actual:?}, but config.json asks for {shape:?}"
+            )));
+        }
+        let bytes = &self.maps[tensor.map][tensor.start..][..tensor.len];
+        let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
+        let four = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        let rounded = |x: f32| bf16::from_f32(x).to_le_bytes();
+        match tensor.dtype {
+            Dtype::BF16 => Ok(Cow::Borrowed(bytes)),
+            Dtype::F16 => {
+                let wide = bytes.chunks_exact(2).map(|b| half::f16::from_bits(two(b)).to_f32());
+                Ok(wide.flat_map(rounded).collect())
+            }
+            Dtype::F32 => Ok(bytes.chunks_exact(4).map(four).flat_map(rounded).collect()),
+            other => Err(Error::model(format!(
+                "{dir}: tensor {name} is {other:?}, only BF16, F16 and F32 are implemented"
+            ))),
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! One step on the device: everything that is launched for it, in order.
+//!
+//! ```text
+//! embed | for each layer: qkv, rotate and store, attend, out, gate and up, down | logits, sample
+//! ```
+//!
+//! Not here: how products are made (`products.rs`), where tokens come from (`image.rs`), when (`runner.rs`).
+
+use std::rc::Rc;
+
+use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, StagedPlan};
+use kvarena::{Attend, Backend, BatchPlan, Dtype, Kv, LayerId, PoolLayout, SlotMapping};
+
+use super::device::Device;
+use super::error::GpuError;
+use super::kernels::{EmbedParams, RopeStoreParams, SampleParams};
+use super::products::{AHEAD_BYTES, Choice, Op, Operands, Products, Widths, padded_rows};
+use super::weights::Weights;
+use crate::config::ModelConfig;
+
+/// The widest row that a block of 1,024 threads norms.
+const HIDDEN_MAX: usize = 8192;
+/// Blocks that sampling is spread over.
+const SAMPLE_BLOCKS: usize = 512;
+
+/// A fault put in on purpose, to see that the check finds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Fault {
+    /// None.
+    #[default]
+    None,
+    /// K and V go to another layer's pages.
+    Page,
+    /// Each token is rotated to where its neighbour stands.
+    Position,
+    /// Frequencies of neighbouring pairs are swapped.
+    Rotary,
+}
+
+/// Which parts of a step are launched: all, but where their time is measured one by one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Parts {
+    /// Attention.
+    pub attention: bool,
+    /// Products, with what the way of each takes along.
+    pub products: bool,
+    /// Embedding, rotation and store, sampling.
+    pub small: bool,
+}
+
+impl Parts {
+    /// The whole step.
+    pub const ALL: Self = Self { attention: true, products: true, small: true };
+}
+
+/// How large a step may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Most tokens of a step.
+    pub tokens: usize,
+    /// Most rows of logits made at a time.
+    pub logits: usize,
+    /// Most tokens chosen in a step.
+    pub draws: usize,
+}
+
+/// A model's weights, products and activations on the device.
+#[derive(Debug)]
+pub struct Forward {
+    /// Its shape.
+    pub config: ModelConfig,
+    weights: Rc<Weights>,
+    products: Products,
+    limits: Limits,
+    x: DeviceBuffer,
+    normed: DeviceBuffer,
+    qkv: DeviceBuffer,
+    attended: DeviceBuffer,
+    gate_up: DeviceBuffer,
+    activated: DeviceBuffer,
+    logits: DeviceBuffer,
+    /// Tokens chosen, in the order of draws: the next step reads them.
+    sampled: DeviceBuffer,
+    best: DeviceBuffer,
+    counters: DeviceBuffer,
+    thresholds: DeviceBuffer,
+    /// Frequencies with neighbours swapped, for [`Fault::Rotary`].
+    swapped: DeviceBuffer,
+    /// What is wrong on purpose.
+    pub fault: Fault,
+}
+
+/// Where a step's tokens, draws and answers are on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct StepPlaces {
+    /// i32 tokens.
+    pub tokens: u64,
+    /// `DeviceDraw`s.
+    pub draws: u64,
+    /// The address of the answers' address.
+    pub answers: u64,
+    /// Draws, padding included.
+    pub draw_count: usize,
+    /// Whether some draw leaves tokens out.
+    pub filtered: bool,
+}
+
+impl Forward {
+    /// Memory for the activations of steps up to `limits`.
+    ///
+    /// # Errors
+    /// A shape that the kernels do not serve, or too little memory.
+    pub fn new(
+        device: &Device,
+        config: ModelConfig,
+        weights: Rc<Weights>,
+        limits: Limits,
+        choice: Choice,
+    ) -> Result<Self, GpuError> {
+        check_shape(&config)?;
+        let rows = padded_rows(limits.tokens);
+        let limits = Limits { logits: padded_rows(limits.logits), ..limits };
+        let ModelConfig { hidden, intermediate, vocab, .. } = config;
+        let (q, qkv) = (config.q_heads * config.head_dim, qkv_width(&config));
+        let widths = [2 * hidden, qkv, q, 3 * intermediate].iter().sum::<usize>();
+        let wanted = 2 * (rows * widths + limits.logits * vocab) as u64;
+        let free = device.gpu.free_memory()?;
+        if wanted > free {
+            return Err(GpuError::Memory { wanted, free });
+        }
+        let rows_of = |width: usize| device.zeros(2 * rows * width);
+        let mut swapped = config.rope.frequencies.clone();
+        swapped.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
+        Ok(Self {
+            products: Products::new(device, config.norm_eps, choice)?,
+            x: rows_of(hidden)?,
+            normed: rows_of(hidden)?,
+            qkv: rows_of(qkv)?,
+            attended: rows_of(q)?,
+            gate_up: rows_of(2 * intermediate)?,
+            activated: rows_of(intermediate)?,
+            logits: device.zeros(2 * limits.logits * vocab)?,
+            sampled: device.zeros(4 * limits.draws)?,
+            best: device.zeros(8 * limits.draws)?,
+            counters: device.zeros(4 * limits.draws)?,
+            thresholds: device.zeros(4 * limits.draws)?,
+            swapped: DeviceBuffer::of(&device.gpu, &swapped)?,
+            fault: Fault::None,
+            config,
+            weights,
+            limits,
+        })
+    }
+
+    /// Bytes of weights.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights.bytes()
+    }
+
+    /// The products' ways.
+    pub fn products(&self) -> &Products {
+        &self.products
+    }
+
+    /// Rows of logits that are made at a time.
+    pub fn logits_rows(&self) -> usize {
+        self.limits.logits
+    }
+
+    /// Where the logits lie: bf16 `[logits_rows, vocab]`.
+    pub fn logits_address(&self) -> u64 {
+        self.logits.address()
+    }
+
+    /// Loads what attention needs.
+    ///
+    /// # Errors
+    /// Heads that no kernel serves, or the driver's.
+    pub fn prepare(&self, backend: &mut Cuda) -> Result<(), GpuError> {
+        for layer in 0..self.config.layers {
+            backend.prepare(&self.attend(layer))?;
+        }
+        Ok(())
+    }
+
+    fn attend(&self, layer: usize) -> Attend {
+        let ModelConfig { q_heads, head_dim, .. } = self.config;
+        let window = self.config.windows[layer];
+        Attend { window, ..Attend::new(q_heads as u32, head_dim as u32) }
+    }
+
+    /// Chooses the ways of all products of steps of so many tokens and draws. Spoils the activations.
+    ///
+    /// # Errors
+    /// cublasLt's or the driver's.
+    pub fn plan(&mut self, device: &Device, tokens: usize, draws: usize) -> Result<(), GpuError> {
+        assert!(tokens <= padded_rows(self.limits.tokens) && draws <= self.limits.logits);
+        for op in [Op::Qkv, Op::Out, Op::GateUp, Op::Down, Op::Logits] {
+            let rows = if op == Op::Logits { draws } else { tokens };
+            if rows == 0 || self.products.is_planned(op, rows) {
+                continue;
+            }
+            let operands: Vec<Operands> = match op {
+                Op::Logits => vec![self.logits_operands(0)],
+                _ => (0..self.config.layers).map(|layer| self.operands(op, layer)).collect(),
+            };
+            self.products.plan(device, op, self.widths(op), rows, &operands)?;
+        }
+        Ok(())
+    }
+
+    fn widths(&self, op: Op) -> Widths {
+        let ModelConfig { hidden, intermediate, vocab, q_heads, head_dim, .. } = self.config;
+        let (outs, ins) = match op {
+            Op::Qkv => (qkv_width(&self.config), hidden),
+            Op::Out => (hidden, q_heads * head_dim),
+            Op::GateUp => (intermediate, hidden),
+            Op::Down => (hidden, intermediate),
+            Op::Logits => (vocab, hidden),
+        };
+        Widths { outs, ins }
+    }
+
+    fn operands(&self, op: Op, index: usize) -> Operands {
+        let layer = &self.weights.layers[index];
+        let (weight, x, y, norm) = match op {
+            Op::Qkv => (layer.qkv, &self.x, &self.qkv, layer.attention_norm),
+            Op::Out => (layer.o, &self.attended, &self.x, 0),
+            Op::GateUp => (layer.gate_up, &self.x, &self.activated, layer.mlp_norm),
+            Op::Down => (layer.down, &self.activated, &self.x, 0),
+            Op::Logits => unreachable!("logits have no layer"),
+        };
+        let (next, after) = match op {
+            Op::Qkv => (layer.o, Op::Out),
+            Op::Out => (layer.gate_up, Op::GateUp),
+            Op::GateUp => (layer.down, Op::Down),
+            _ => match self.weights.layers.get(index + 1) {
+                Some(layer) => (layer.qkv, Op::Qkv),
+                None => (self.weights.output, Op::Logits),
+            },
+        };
+        let Widths { outs, ins } = self.widths(after);
+        let next = (next, (2 * outs * ins).min(AHEAD_BYTES));
+        let (x, y) = (x.address(), y.address());
+        let (normed, gate_up) = (self.normed.address(), self.gate_up.address());
+        Operands { weight, x, y, norm, draws: 0, normed, gate_up, next }
+    }
+
+    fn logits_operands(&self, draws: u64) -> Operands {
+        Operands {
+            weight: self.weights.output,
+            x: self.x.address(),
+            y: self.logits.address(),
+            norm: self.weights.norm,
+            draws,
+            normed: self.normed.address(),
+            gate_up: 0,
+            next: (0, 0),
+        }
+    }
+
+    /// Asks for a step of a staged plan, whose products are planned. Of steps with more draws than rows of logits,
+    /// `each` is called after each part of them, with its first draw and their number.
+    ///
+    /// # Errors
+    /// The driver's, cublasLt's or the backend's.
+    pub fn run(
+        &mut self,
+        device: &Device,
+        backend: &mut Cuda,
+        (plan, staged): (&BatchPlan<'_>, StagedPlan),
+        places: StepPlaces,
+        parts: Parts,
+        mut each: impl FnMut(usize, usize) -> Result<(), GpuError>,
+    ) -> Result<(), GpuError> {
+        let tokens = plan.token_count();
+        let layout = *backend.layout().expect("the engine opened the backend");
+        let pool = backend.pool().expect("the engine opened the backend").address();
+        if parts.small {
+            self.embed(device, tokens, places.tokens)?;
+        }
+        for index in 0..self.config.layers {
+            if parts.products {
+                let mut operands = self.operands(Op::Qkv, index);
+                if index == 0 {
+                    // The embedding's kernel has done it.
+                    (operands.x, operands.norm) = (operands.normed, 0);
+                }
+                self.product(device, Op::Qkv, tokens, operands)?;
+            }
+            if parts.small {
+                let step = (tokens, staged, plan.slot_mapping);
+                self.rotate_and_store(device, index, (&layout, pool), step)?;
+            }
+            if parts.attention {
+                self.attend_layer(backend, plan, index)?;
+            }
+            if parts.products {
+                for op in [Op::Out, Op::GateUp, Op::Down] {
+                    let operands = self.operands(op, index);
+                    self.product(device, op, tokens, operands)?;
+                }
+            }
+        }
+        for first in (0..places.draw_count).step_by(self.limits.logits) {
+            let count = (places.draw_count - first).min(self.limits.logits);
+            let draws = places.draws + 32 * first as u64;
+            if parts.products {
+                self.product(device, Op::Logits, count, self.logits_operands(draws))?;
+            }
+            if parts.small {
+                self.sample(device, (first, count), places)?;
+            }
+            each(first, count)?;
+        }
+        Ok(())
+    }
+
+    fn product(
+        &self,
+        device: &Device,
+        op: Op,
+        tokens: usize,
+        operands: Operands,
+    ) -> Result<(), GpuError> {
+        // SAFETY: weights and activations live as long as the model, and have room for that many rows, rounded up.
+        unsafe { self.products.run(device, op, self.widths(op), tokens, operands) }
+    }
+
+    fn embed(&self, device: &Device, tokens: usize, at: u64) -> Result<(), GpuError> {
+        let hidden = self.config.hidden;
+        let params = EmbedParams {
+            table: self.weights.embedding,
+            tokens: at,
+            sampled: self.sampled.address(),
+            x: self.x.address(),
+            weight: self.weights.layers[0].attention_norm,
+            normed: self.normed.address(),
+            hidden: hidden as u32,
+            eps: self.config.norm_eps,
+        };
+        let block = (hidden / 8).next_multiple_of(32) as u32;
+        // SAFETY: the width was checked in `new`; tokens are below the vocabulary (the server checks requests, and
+        // sampling gives no others); the buffers have room for the step.
+        unsafe { device.kernels.embed.launch(device.raw(), (tokens as u32, 1), block, &params) }
+    }
+
+    fn rotate_and_store(
+        &self,
+        device: &Device,
+        layer: usize,
+        (layout, pool): (&PoolLayout, u64),
+        (tokens, staged, slots): (usize, StagedPlan, SlotMapping<'_>),
+    ) -> Result<(), GpuError> {
+        let weights = &self.weights.layers[layer];
+        let stored = match self.fault {
+            Fault::Page => (layer + 1) % self.config.layers,
+            _ => layer,
+        };
+        let size = u64::from(layout.dtype().size());
+        let origin = |kv| pool + layout.origin(kv, LayerId::new(stored as u32)) * size;
+        let strides = layout.strides();
+        let heads = self.config.q_heads + 2 * self.config.kv_heads;
+        // A warp for each head while that fills the device; then it keeps a token's angles.
+        let heads_each = (tokens * heads / 16384).clamp(1, heads);
+        let params = RopeStoreParams {
+            qkv: self.qkv.address(),
+            positions: staged.positions + if self.fault == Fault::Position { 4 } else { 0 },
+            slots: staged.slot_mapping,
+            q_norm: weights.q_norm,
+            k_norm: weights.k_norm,
+            frequencies: match self.fault {
+                Fault::Rotary => self.swapped.address(),
+                _ => self.weights.frequencies,
+            },
+            k_pool: origin(Kv::K),
+            v_pool: origin(Kv::V),
+            page_stride: strides.page * size,
+            slot_stride: strides.slot * size,
+            slot_bytes: if matches!(slots, SlotMapping::I32(_)) { 4 } else { 8 },
+            page_size: layout.page_size(),
+            tokens: tokens as u32,
+            q_heads: self.config.q_heads as u32,
+            kv_heads: self.config.kv_heads as u32,
+            heads_each: heads_each as u32,
+            eps: self.config.norm_eps,
+            reserved: 0,
+        };
+        let warps = tokens * heads.div_ceil(heads_each);
+        let kernel = &device.kernels.rope_store[self.config.head_dim.ilog2() as usize - 6];
+        // SAFETY: head_dim was checked in `new`; the staged plan's slots were checked against the pool; qkv has room.
+        unsafe { kernel.launch(device.raw(), (warps.div_ceil(4) as u32, 1), 128, &params) }
+    }
+
+    fn attend_layer(
+        &mut self,
+        backend: &mut Cuda,
+        plan: &BatchPlan<'_>,
+        layer: usize,
+    ) -> Result<(), GpuError> {
+        let attend = self.attend(layer);
+        let stride = Some(qkv_width(&self.config));
+        // SAFETY: both buffers have room for the step's rows, and are touched in the stream's order alone.
+        let (q, out) = unsafe {
+            let q = DeviceRows::from_raw(self.qkv.address(), stride);
+            (q, DeviceRowsMut::from_raw(self.attended.address(), None))
+        };
+        Ok(backend.attend(plan, LayerId::new(layer as u32), &attend, q, out, None)?)
+    }
+
+    fn sample(
+        &self,
+        device: &Device,
+        (first, count): (usize, usize),
+        places: StepPlaces,
+    ) -> Result<(), GpuError> {
+        let at = |buffer: &DeviceBuffer, bytes: u64| buffer.address() + bytes * first as u64;
+        assert!(first == 0 || !places.filtered || self.thresholds.bytes() > 0);
+        let params = SampleParams {
+            logits: self.logits.address(),
+            draws: places.draws + 32 * first as u64,
+            thresholds: if places.filtered { at(&self.thresholds, 4) } else { 0 },
+            best: at(&self.best, 8),
+            counters: at(&self.counters, 4),
+            sampled: at(&self.sampled, 4),
+            host: places.answers,
+            vocab: self.config.vocab as u32,
+            first: first as u32,
+        };
+        let kernels = &device.kernels;
+        let blocks = (SAMPLE_BLOCKS / count).clamp(1, (self.config.vocab / 2048).max(1));
+        // SAFETY: the vocabulary was checked in `new`; logits and the arrays have room for the draws.
+        unsafe {
+            if places.filtered {
+                kernels.sample_filter.launch(device.raw(), (count as u32, 1), 1024, &params)?;
+            }
+            kernels.sample.launch(device.raw(), (blocks as u32, count as u32), 256, &params)
+        }
+    }
+}
+
+fn qkv_width(config: &ModelConfig) -> usize {
+    (config.q_heads + 2 * config.kv_heads) * config.head_dim
+}
+
+/// Refuses what the kernels do not serve.
+///
+/// # Errors
+/// Names what it is.
+pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
+    let (head_dim, group) = (config.head_dim, config.q_heads / config.kv_heads);
+    if ![64, 128, 256].contains(&head_dim) || group > 16 {
+        return Err(GpuError::Heads { head_dim, group });
+    }
+    let ModelConfig { hidden, intermediate, vocab, .. } = *config;
+    let width = |name, value, wanted| Err(GpuError::Width { name, value, wanted });
+    if !hidden.is_multiple_of(8) || hidden > HIDDEN_MAX {
+        return width("hidden_size", hidden, "a multiple of 8 up to 8,192");
+    }
+    if !intermediate.is_multiple_of(8) {
+        return width("intermediate_size", intermediate, "a multiple of 8");
+    }
+    if !vocab.is_multiple_of(8) {
+        return width("vocab_size", vocab, "a multiple of 8");
+    }
+    if config.attention_bias || config.mlp_bias {
+        return Err(GpuError::Missing { what: "a bias" });
+    }
+    Ok(())
+}
+
+/// Refuses pools of other types than the activations'.
+///
+/// # Errors
+/// Names it.
+pub fn check_dtype(dtype: Dtype) -> Result<(), GpuError> {
+    match dtype {
+        Dtype::Bf16 => Ok(()),
+        _ => Err(GpuError::Missing { what: "a cache of another type than bf16" }),
+    }
+}

@@ -1,0 +1,145 @@
+//! A step's tokens and draws on their way to the device, and the tokens it chooses on their way back.
+//!
+//! The device has one image, at addresses that never change, so that graphs can name them:
+//!
+//! ```text
+//! address of this step's answers, padded to 64 bytes | DeviceDraw [draws_max] | i32 tokens [tokens_max]
+//! ```
+//!
+//! Each step writes it into a slot of pinned memory, from where a kernel takes it in the stream's order: after the step
+//! before has read its own. A slot, its answers and its events serve again `SLOTS` steps later; at most `SLOTS - 2`
+//! steps are in flight, so the device is done with them by then (asserted by the event).
+
+use kvarena::backend::cuda::{CudaEvent, DeviceBuffer, PinnedBuffer};
+
+use super::device::Device;
+use super::error::GpuError;
+use super::kernels::{DeviceDraw, LoadStepParams};
+
+/// Steps whose slots are kept apart.
+pub(super) const SLOTS: usize = 4;
+const DRAWS_AT: usize = 64;
+
+/// The image, and the slots it is written to.
+#[derive(Debug)]
+pub(super) struct Images {
+    image: DeviceBuffer,
+    slots: Vec<Slot>,
+    tokens_at: usize,
+    tokens_max: usize,
+    draws_max: usize,
+}
+
+/// What a step in flight keeps on the host.
+#[derive(Debug)]
+struct Slot {
+    image: PinnedBuffer,
+    answers: PinnedBuffer,
+    /// Before its plan was sent, and after its last kernel.
+    begun: CudaEvent,
+    done: CudaEvent,
+}
+
+impl Images {
+    /// Room for steps of so many tokens and draws.
+    pub(super) fn new(
+        device: &Device,
+        tokens_max: usize,
+        draws_max: usize,
+    ) -> Result<Self, GpuError> {
+        let gpu = &device.gpu;
+        let tokens_at = DRAWS_AT + draws_max * size_of::<DeviceDraw>();
+        let bytes = (tokens_at + 4 * tokens_max).next_multiple_of(64);
+        let slot = |_| {
+            Ok(Slot {
+                image: PinnedBuffer::new(gpu, bytes)?,
+                answers: PinnedBuffer::new(gpu, 4 * draws_max)?,
+                begun: CudaEvent::new(gpu, true)?,
+                done: CudaEvent::new(gpu, true)?,
+            })
+        };
+        let slots = (0..SLOTS).map(slot).collect::<Result<_, GpuError>>()?;
+        Ok(Self { image: device.zeros(bytes)?, slots, tokens_at, tokens_max, draws_max })
+    }
+
+    /// Most draws of a step.
+    pub(super) fn draws_max(&self) -> usize {
+        self.draws_max
+    }
+
+    /// Device address of the draws.
+    pub(super) fn draws(&self) -> u64 {
+        self.image.address() + DRAWS_AT as u64
+    }
+
+    /// Device address of the tokens.
+    pub(super) fn tokens(&self) -> u64 {
+        self.image.address() + self.tokens_at as u64
+    }
+
+    /// Device address of the answers' address.
+    pub(super) fn answers(&self) -> u64 {
+        self.image.address()
+    }
+
+    /// Marks where step `number` begins, before its plan is sent.
+    pub(super) fn begin(&mut self, device: &Device, number: u64) -> Result<(), GpuError> {
+        Ok(self.slots[slot_of(number)].begun.record(&device.stream)?)
+    }
+
+    /// Sends step `number`'s tokens and draws, padded to so many.
+    pub(super) fn send(
+        &mut self,
+        device: &Device,
+        number: u64,
+        (inputs, tokens): (&[i32], usize),
+        (draws, draw_count): (&[DeviceDraw], usize),
+    ) -> Result<(), GpuError> {
+        assert!(inputs.len() <= tokens && tokens <= self.tokens_max);
+        assert!(draws.len() <= draw_count && draw_count <= self.draws_max);
+        let tokens_at = self.tokens_at;
+        let slot = &mut self.slots[slot_of(number)];
+        assert!(slot.done.is_done()?, "a slot serves again when its step is done");
+        let answers = slot.answers.as_slice().as_ptr() as u64;
+        let bytes = slot.image.as_mut_slice();
+        bytes[..8].copy_from_slice(&answers.to_le_bytes());
+        let (own, padding) = bytes[DRAWS_AT..tokens_at].split_at_mut(size_of_val(draws));
+        own.copy_from_slice(bytemuck::cast_slice(draws));
+        padding[..(draw_count - draws.len()) * size_of::<DeviceDraw>()].fill(0);
+        let (own, padding) = bytes[tokens_at..].split_at_mut(size_of_val(inputs));
+        own.copy_from_slice(bytemuck::cast_slice(inputs));
+        padding[..4 * (tokens - inputs.len())].fill(0);
+        let source = slot.image.as_slice().as_ptr() as u64;
+        // Draws that there are not need no copying.
+        let first = ((DRAWS_AT + draw_count * size_of::<DeviceDraw>()) / 16) as u32;
+        let second = (4 * tokens).div_ceil(16) as u32;
+        let (target, second_at) = (self.image.address(), (tokens_at / 16) as u32);
+        let params = LoadStepParams { source, target, first, second_at, second, reserved: 0 };
+        let grid = ((first + second).div_ceil(256), 1);
+        // SAFETY: pinned memory has one address for host and device; slot and image have room for that many units, the
+        // slot stays as it is until the step is done (asserted when it serves again).
+        unsafe { device.kernels.load_step.launch(device.raw(), grid, 256, &params) }
+    }
+
+    /// Marks where step `number` ends.
+    pub(super) fn end(&mut self, device: &Device, number: u64) -> Result<(), GpuError> {
+        Ok(self.slots[slot_of(number)].done.record(&device.stream)?)
+    }
+
+    /// Waits for step `number`, and gives the tokens it chose.
+    pub(super) fn answers_of(&self, number: u64, count: usize) -> Result<&[u32], GpuError> {
+        let slot = &self.slots[slot_of(number)];
+        slot.done.synchronize()?;
+        Ok(&bytemuck::cast_slice(slot.answers.as_slice())[..count])
+    }
+
+    /// Milliseconds from the end of the step before to the begin and the end of step `number`, which is done.
+    pub(super) fn times(&self, number: u64) -> Result<[f32; 2], GpuError> {
+        let (before, slot) = (&self.slots[slot_of(number - 1)], &self.slots[slot_of(number)]);
+        Ok([slot.begun.elapsed_ms(&before.done)?, slot.done.elapsed_ms(&before.done)?])
+    }
+}
+
+fn slot_of(number: u64) -> usize {
+    (number % SLOTS as u64) as usize
+}

@@ -1,0 +1,225 @@
+//! The kernels of `ptx/` and what they are given: the structs of `ptx/params.cuh`, and how each is launched.
+//!
+//! Not here: what they compute (`ptx/*.cu`, `twin.rs`).
+
+use std::ffi::{CString, c_void};
+use std::marker::PhantomData;
+use std::ptr::{from_ref, null_mut};
+
+use bytemuck::{Pod, Zeroable};
+use cudarc::driver::sys;
+
+use super::error::{GpuError, driver};
+
+macro_rules! params {
+    ($($(#[$doc:meta])* $name:ident $bytes:literal { $($field:ident: $type:ty),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Default, PartialEq, Debug, Pod, Zeroable)]
+            #[repr(C)]
+            #[allow(missing_docs)] // told in ptx/params.cuh
+            pub struct $name { $(pub $field: $type),* }
+            const _: () = assert!(size_of::<$name>() == $bytes);
+        )*
+    };
+}
+
+params! {
+    /// A token to sample, as `sample` and the kernels that gather its row know it.
+    DeviceDraw 32 { row: u32, inverse_temperature: f32, top_p: f32, top_k: u32, key: u64, reserved: u64 }
+    /// Of `load_step`.
+    LoadStepParams 32 {
+        source: u64, target: u64, first: u32, second_at: u32, second: u32, reserved: u32,
+    }
+    /// Of `embed`.
+    EmbedParams 56 {
+        table: u64, tokens: u64, sampled: u64, x: u64, weight: u64, normed: u64, hidden: u32, eps: f32,
+    }
+    /// Of `rms_norm`.
+    NormParams 40 { x: u64, weight: u64, normed: u64, draws: u64, hidden: u32, eps: f32 }
+    /// Of `rope_store_d*`.
+    RopeStoreParams 112 {
+        qkv: u64, positions: u64, slots: u64, q_norm: u64, k_norm: u64, frequencies: u64,
+        k_pool: u64, v_pool: u64, page_stride: u64, slot_stride: u64,
+        slot_bytes: u32, page_size: u32, tokens: u32, q_heads: u32, kv_heads: u32, heads_each: u32,
+        eps: f32, reserved: u32,
+    }
+    /// Of `silu_mul`.
+    SiluMulParams 24 { gate_up: u64, out: u64, width: u32, reserved: u32 }
+    /// Of `sample` and `sample_filter`.
+    SampleParams 64 {
+        logits: u64, draws: u64, thresholds: u64, best: u64, counters: u64, sampled: u64, host: u64,
+        vocab: u32, first: u32,
+    }
+    /// Of `fill`.
+    FillParams 32 { out: u64, count: u64, seed: u64, scale: f32, offset: f32 }
+    /// Of `skinny_*`.
+    SkinnyParams 72 {
+        weight: u64, x: u64, y: u64, norm: u64, draws: u64, next: u64,
+        outs: u32, ins: u32, tokens: u32, mode: u32, eps: f32, next_lines: u32,
+    }
+}
+
+/// The skinny kernels, and how many tiles of eight columns of y a block of each makes.
+pub const SKINNY: [(&str, usize); 6] = [
+    ("skinny_1_2", 1),
+    ("skinny_1_4", 1),
+    ("skinny_2_1", 2),
+    ("skinny_2_2", 2),
+    ("skinny_4_1", 4),
+    ("skinny_4_2", 4),
+];
+
+/// What a skinny product does with its sums.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SkinnyMode {
+    /// y = sum
+    Set = 0,
+    /// y += sum
+    Add = 1,
+    /// y = silu(gate) * up
+    Silu = 2,
+}
+
+/// A loaded kernel that takes a `P`.
+#[derive(Debug)]
+pub struct Kernel<P> {
+    function: sys::CUfunction,
+    /// Whether it waits by itself for the kernel before it, which may then still be running when it is set up.
+    chained: bool,
+    params: PhantomData<fn(P)>,
+}
+
+/// Comments in the PTX, and the instructions of compute capability 9.0 that they stand for (the core's
+/// `ptx/chain.cuh`).
+const MARKS: [(&str, &str); 2] = [
+    ("// chain: wait", "griddepcontrol.wait;"),
+    ("// chain: next", "griddepcontrol.launch_dependents;"),
+];
+
+/// Has the driver compile a PTX file. It stays loaded, since graphs keep using it.
+fn module(ptx: &str, capability: u32) -> Result<(sys::CUmodule, bool), GpuError> {
+    let mut text = ptx.to_owned();
+    let chained = capability >= 90 && text.contains(MARKS[0].0);
+    if chained {
+        text = text.replace(".target sm_80", ".target sm_90");
+        for (mark, instruction) in MARKS {
+            text = text.replace(mark, instruction);
+        }
+    }
+    let text = CString::new(text).expect("PTX is text");
+    let mut module = null_mut();
+    // SAFETY: `module` is a valid place for one handle, the text ends with a zero, and there are no options.
+    let result = unsafe {
+        let image = text.as_ptr().cast();
+        sys::cuModuleLoadDataEx(&mut module, image, 0, null_mut(), null_mut())
+    };
+    driver("cuModuleLoadDataEx", result).map(|()| (module, chained))
+}
+
+impl<P> Kernel<P> {
+    fn load((module, chained): (sys::CUmodule, bool), name: &str) -> Result<Self, GpuError> {
+        let name = CString::new(name).expect("a name is text");
+        let mut function = null_mut();
+        // SAFETY: `function` is a valid place for one handle, the module is loaded, the name ends with a zero.
+        let result = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
+        driver("cuModuleGetFunction", result)?;
+        Ok(Self { function, chained, params: PhantomData })
+    }
+}
+
+impl<P: Pod> Kernel<P> {
+    /// Launches it; nothing is waited for.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// The kernel's needs (its source says which) are met by grid, block and parameters, whose addresses are valid for
+    /// what it does until it is done. The stream lives, and its context is current.
+    pub unsafe fn launch(
+        &self,
+        stream: u64,
+        grid: (u32, u32),
+        block: u32,
+        params: &P,
+    ) -> Result<(), GpuError> {
+        let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+        value.programmaticStreamSerializationAllowed = 1;
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.0,
+            gridDimY: grid.1,
+            gridDimZ: 1,
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: stream as usize as sys::CUstream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(self.chained),
+        };
+        let mut arguments = [from_ref(params).cast_mut().cast::<c_void>()];
+        // SAFETY: config and attribute outlive the call; the function takes one `P` by value, which the driver copies
+        // before it returns; the caller answers for the rest.
+        let result = unsafe {
+            sys::cuLaunchKernelEx(&config, self.function, arguments.as_mut_ptr(), null_mut())
+        };
+        driver("cuLaunchKernelEx", result)
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+#[allow(missing_docs)] // by the names in ptx/
+pub struct Kernels {
+    pub load_step: Kernel<LoadStepParams>,
+    pub embed: Kernel<EmbedParams>,
+    pub rms_norm: Kernel<NormParams>,
+    /// Of head_dim 64, 128 and 256.
+    pub rope_store: [Kernel<RopeStoreParams>; 3],
+    pub silu_mul: Kernel<SiluMulParams>,
+    pub sample: Kernel<SampleParams>,
+    pub sample_filter: Kernel<SampleParams>,
+    pub fill: Kernel<FillParams>,
+    /// As [`SKINNY`] lists them.
+    pub skinny: Vec<Kernel<SkinnyParams>>,
+}
+
+macro_rules! ptx {
+    ($stem:literal) => {
+        include_str!(concat!("../../ptx/", $stem, ".ptx"))
+    };
+}
+
+impl Kernels {
+    /// Loads all, for a device of this compute capability. Its context is current.
+    pub(super) fn load(capability: u32) -> Result<Self, GpuError> {
+        let load_step = module(ptx!("load_step"), capability)?;
+        let norm = module(ptx!("norm"), capability)?;
+        let rope = module(ptx!("rope_store"), capability)?;
+        let silu = module(ptx!("silu_mul"), capability)?;
+        let sample = module(ptx!("sample"), capability)?;
+        let fill = module(ptx!("fill"), capability)?;
+        let skinny = module(ptx!("skinny"), capability)?;
+        Ok(Self {
+            load_step: Kernel::load(load_step, "load_step")?,
+            embed: Kernel::load(norm, "embed")?,
+            rms_norm: Kernel::load(norm, "rms_norm")?,
+            rope_store: [
+                Kernel::load(rope, "rope_store_d64")?,
+                Kernel::load(rope, "rope_store_d128")?,
+                Kernel::load(rope, "rope_store_d256")?,
+            ],
+            silu_mul: Kernel::load(silu, "silu_mul")?,
+            sample: Kernel::load(sample, "sample")?,
+            sample_filter: Kernel::load(sample, "sample_filter")?,
+            fill: Kernel::load(fill, "fill")?,
+            skinny: SKINNY
+                .iter()
+                .map(|(name, _)| Kernel::load(skinny, name))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}

@@ -1,0 +1,75 @@
+//! Finds cublasLt where toolkits and Python's wheels put it, and loads it by its path: asked for by name afterwards
+//! (as `cudarc` does), the dynamic linker answers with what is loaded already.
+
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use super::error::GpuError;
+
+/// Folders to look in first, with `:` between.
+const FOLDERS: &str = "GENERATE_CUDA_LIB";
+const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
+
+/// Loads cublasLt and never unloads it.
+pub(super) fn load_cublaslt() -> Result<(), GpuError> {
+    let mut why =
+        format!("{} is in none of the folders; {FOLDERS} may name one", NAMES.join(" or "));
+    let folders = folders();
+    for name in NAMES {
+        let found = folders.iter().map(|folder| folder.join(name)).filter(|path| path.exists());
+        for path in found.chain([PathBuf::from(name)]) {
+            // SAFETY: loading NVIDIA's library runs its initialisers, which is what it is loaded for.
+            match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
+                Ok(library) => {
+                    std::mem::forget(library);
+                    return Ok(());
+                }
+                Err(error) if path.is_absolute() => why = error.to_string(),
+                Err(_) => {}
+            }
+        }
+    }
+    Err(GpuError::NoCublasLt { why })
+}
+
+/// Where the library may be, most wanted first.
+fn folders() -> Vec<PathBuf> {
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let listed = |name: &str| -> Vec<PathBuf> {
+        variable(name).split(':').filter(|s| !s.is_empty()).map(PathBuf::from).collect()
+    };
+    let mut folders = [listed(FOLDERS), listed("LD_LIBRARY_PATH")].concat();
+    let mut roots = [listed("VIRTUAL_ENV"), listed("CONDA_PREFIX")].concat();
+    for path in listed("PATH") {
+        if path.join("python3").exists() {
+            roots.extend(path.parent().map(PathBuf::from));
+        }
+    }
+    roots.extend(["/usr/local", "/usr"].map(PathBuf::from));
+    for root in roots {
+        folders.extend(wheels(&root.join("lib")));
+    }
+    for toolkit in ["/usr/local/cuda", "/usr/local/cuda-13", "/usr/local/cuda-12", "/opt/cuda"] {
+        let toolkit = Path::new(toolkit);
+        folders.extend([toolkit.join("lib64"), toolkit.join("targets/x86_64-linux/lib")]);
+    }
+    folders
+}
+
+/// `python3.*/site-packages/nvidia/*/lib` of a folder.
+fn wheels(lib: &Path) -> Vec<PathBuf> {
+    let children = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    let mut found = Vec::new();
+    for python in children(lib) {
+        for site in ["site-packages", "dist-packages"] {
+            let nvidia = children(&python.join(site).join("nvidia"));
+            found.extend(nvidia.into_iter().map(|wheel| wheel.join("lib")).filter(|p| p.is_dir()));
+        }
+    }
+    found.sort();
+    found
+}

@@ -1,0 +1,35 @@
+//! The whole model on a GPU: weights, products, small kernels, sampling. `kvarena` keeps K and V there and attends.
+//!
+//! ```text
+//! error, libs          what can be missing, where NVIDIA's libraries are
+//! device, kernels      the GPU, its stream; the kernels of ptx/ and what they are given
+//! files, weights       from safetensors, or a seed, to device memory
+//! products             matrix products: by cublasLt, or by a kernel for few rows; which is faster is measured once
+//! image                a step's tokens and draws, on their way to the device and back
+//! forward              one step: everything that is launched for it
+//! runner               the seam to the serving loop: graphs, steps in flight, time
+//! twin                 the kernels' specification, on the CPU
+//! setup, report        from the command line to a server; what the device did meanwhile
+//! check, bench         whether it says the right words, and how fast
+//! ```
+//!
+//! Everything is asked for on one stream, so that work is done in the order in which it is asked for.
+#![allow(unsafe_code)]
+
+pub mod bench;
+pub mod check;
+pub mod device;
+pub mod error;
+mod files;
+pub mod forward;
+mod image;
+pub mod kernels;
+mod libs;
+pub mod products;
+pub mod report;
+pub mod runner;
+pub mod setup;
+pub mod twin;
+pub mod weights;
+
+pub use error::GpuError;

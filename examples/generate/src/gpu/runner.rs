@@ -1,0 +1,438 @@
+//! Steps on a GPU, behind the serving loop's seam: graphs, steps in flight, where the time goes.
+//!
+//! A decode step (one token of each stream) is padded to one of a few sizes, and its launches are captured as a graph
+//! when that size is first met; other steps are launched one kernel at a time. The tokens that a step chooses stay on
+//! the device, where the next step reads them, so that it can be launched before they are known here.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+use half::bf16;
+use kvarena::backend::cuda::{Cuda, CudaEvent, CudaGraph, CudaOptions, PinnedBuffer};
+use kvarena::{BatchPlan, StepScratch};
+
+use super::device::Device;
+use super::error::{GpuError, GpuResult};
+use super::forward::{Forward, Limits, Parts, StepPlaces};
+use super::image::{Images, SLOTS};
+use super::kernels::DeviceDraw;
+use super::products::{Choice, padded_rows};
+use super::weights::Weights;
+use crate::clock::{Clock, Part};
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::runner::{Draw, Runner, Work};
+
+/// Most tokens chosen in one step.
+const DRAWS_MAX: usize = 4096;
+
+/// How a [`GpuRunner`] is to work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GpuOptions {
+    /// Most prompt tokens of a step.
+    pub chunk: u32,
+    /// Most streams at a time.
+    pub concurrency: u32,
+    /// Replay decode steps as graphs.
+    pub graphs: bool,
+    /// How the ways of products are chosen.
+    pub choice: Choice,
+    /// Copy logits to the host: for checking.
+    pub keep_logits: bool,
+}
+
+/// When a step was on the device.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StepTime {
+    /// Its tokens.
+    pub tokens: usize,
+    /// Whether each stream had one of them.
+    pub decode: bool,
+    /// Milliseconds from the end of the step before to its own end; none for the first of a run.
+    pub period_ms: Option<f32>,
+    /// Those of them in which the device had nothing to do.
+    pub idle_ms: f32,
+}
+
+/// A step in flight.
+#[derive(Clone, Copy, Debug)]
+struct Flying {
+    number: u64,
+    tokens: usize,
+    decode: bool,
+    draws: usize,
+    /// Whether the step before was launched in the same stretch.
+    follows: bool,
+}
+
+/// Runs a model on a GPU.
+pub struct GpuRunner {
+    device: Rc<Device>,
+    forward: Forward,
+    images: Images,
+    options: GpuOptions,
+    graphs: HashMap<(usize, bool), CudaGraph>,
+    scratch: StepScratch,
+    draws: Vec<DeviceDraw>,
+    /// Number of the step launched last.
+    number: u64,
+    flying: VecDeque<Flying>,
+    fresh: bool,
+    kept: Option<Kept>,
+    logits: Vec<f32>,
+    times: Vec<StepTime>,
+    /// The decode steps, by their tokens, of which one is to be measured part by part.
+    measured: Option<usize>,
+    parts: Option<[f32; 4]>,
+}
+
+impl GpuRunner {
+    /// Takes memory for steps of this size.
+    ///
+    /// # Errors
+    /// A shape that no kernel serves, or too little memory.
+    pub fn new(
+        device: Rc<Device>,
+        config: ModelConfig,
+        weights: Rc<Weights>,
+        options: GpuOptions,
+    ) -> GpuResult<Self> {
+        let rows = padded_rows(options.concurrency as usize);
+        let tokens = options.chunk as usize + rows;
+        let draws = DRAWS_MAX.max(rows);
+        let limits = Limits { tokens, logits: rows, draws };
+        let images = Images::new(&device, padded_rows(tokens), draws)?;
+        let kept = match options.keep_logits {
+            true => {
+                let (draws, vocab) = (4 * rows, config.vocab);
+                let memory = PinnedBuffer::new(&device.gpu, SLOTS * draws * 2 * vocab)?;
+                Some(Kept { memory, draws, vocab })
+            }
+            false => None,
+        };
+        let forward = Forward::new(&device, config, weights, limits, options.choice)?;
+        Ok(Self {
+            device,
+            forward,
+            images,
+            options,
+            graphs: HashMap::new(),
+            scratch: StepScratch::new(),
+            draws: Vec::new(),
+            number: 0,
+            flying: VecDeque::new(),
+            fresh: true,
+            kept,
+            logits: Vec::new(),
+            times: Vec::new(),
+            measured: None,
+            parts: None,
+        })
+    }
+
+    /// The backend for this runner's steps, on its stream.
+    pub fn backend(&self) -> Cuda {
+        let rows = padded_rows(self.options.concurrency as usize) as u32;
+        let options = CudaOptions {
+            stream: Some(self.device.stream.clone()),
+            max_step_tokens: self.options.chunk + rows,
+            max_step_rows: rows,
+        };
+        Cuda::new(&self.device.gpu, options)
+    }
+
+    /// Loads what attention needs, and chooses the ways of decode steps up to so many streams, before the first of them
+    /// waits for it.
+    ///
+    /// # Errors
+    /// Heads that no kernel serves, or the driver's.
+    pub fn warm(&mut self, backend: &mut Cuda, streams: &[usize]) -> GpuResult<()> {
+        self.forward.prepare(backend)?;
+        for &streams in streams {
+            let rows = padded_rows(streams);
+            self.forward.plan(&self.device, rows, rows)?;
+        }
+        Ok(())
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The model.
+    pub fn forward(&self) -> &Forward {
+        &self.forward
+    }
+
+    /// The model, to put faults in; graphs are forgotten.
+    pub fn forward_mut(&mut self) -> &mut Forward {
+        self.graphs.clear();
+        &mut self.forward
+    }
+
+    /// When steps were on the device.
+    pub fn times(&self) -> &[StepTime] {
+        &self.times
+    }
+
+    /// When steps were on the device, since the last call.
+    pub fn take_times(&mut self) -> Vec<StepTime> {
+        std::mem::take(&mut self.times)
+    }
+
+    fn start(&mut self, backend: &mut Cuda, work: &Work, clock: &mut Clock) -> GpuResult<()> {
+        let plan = work.plan.plan();
+        let (tokens, rows) = (plan.token_count(), plan.rows.len());
+        let draws = work.draws.len();
+        if draws > self.images.draws_max() {
+            return Err(GpuError::Draws { draws, max: self.images.draws_max() });
+        }
+        let filtered = work.draws.iter().any(|draw| draw.sampling.filters());
+        self.draws.clear();
+        self.draws.extend(work.draws.iter().map(device_draw));
+        // One token of each stream, and room to choose as many.
+        let size = padded_rows(rows);
+        let decode = tokens == rows && draws <= size;
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let padded;
+        let (plan, draw_count) = match decode {
+            true if size > rows => {
+                padded = plan.padded(&mut scratch, size, size);
+                (padded, size)
+            }
+            true => (plan, size),
+            false => (plan, draws),
+        };
+        let outcome = self.start_padded(backend, &plan, work, (decode, draw_count, filtered));
+        let measured = match outcome {
+            Ok(()) if decode && self.measured == Some(tokens) => {
+                self.measured = None;
+                self.measure(backend, &plan)
+            }
+            _ => Ok(()),
+        };
+        self.scratch = scratch;
+        outcome?;
+        measured?;
+        self.images.end(&self.device, self.number)?;
+        let follows = !std::mem::take(&mut self.fresh);
+        self.flying.push_back(Flying { number: self.number, tokens, decode, draws, follows });
+        clock.lap(Part::Launch);
+        Ok(())
+    }
+
+    fn start_padded(
+        &mut self,
+        backend: &mut Cuda,
+        plan: &BatchPlan<'_>,
+        work: &Work,
+        (decode, draw_count, filtered): (bool, usize, bool),
+    ) -> GpuResult<()> {
+        let Self { device, forward, images, .. } = self;
+        let tokens = plan.token_count();
+        let rows = forward.logits_rows();
+        forward.plan(device, tokens, draw_count.min(rows))?;
+        if draw_count > rows {
+            forward.plan(device, tokens, draw_count % rows)?;
+        }
+        let staged = backend.stage(plan)?;
+        self.number += 1;
+        let (number, logits) = (self.number, forward.logits_address());
+        images.send(device, number, (&work.inputs, tokens), (&self.draws, draw_count))?;
+        let places = StepPlaces {
+            tokens: images.tokens(),
+            draws: images.draws(),
+            answers: images.answers(),
+            draw_count,
+            filtered,
+        };
+        if decode && self.options.graphs {
+            let key = (tokens, filtered);
+            if let Entry::Vacant(place) = self.graphs.entry(key) {
+                let body = || {
+                    forward.run(device, backend, (plan, staged), places, Parts::ALL, |_, _| Ok(()))
+                };
+                place.insert(device.stream.capture(body)?);
+            }
+            // SAFETY: all that the graph names lives as long as this runner and the engine, and is touched in the
+            // stream's order; a plan of as many tokens and rows was staged just now.
+            unsafe { self.graphs[&key].launch(&device.stream) }?;
+            return match &mut self.kept {
+                Some(kept) => kept.keep(device, number, logits, (0, draw_count)),
+                None => Ok(()),
+            };
+        }
+        let kept = &mut self.kept;
+        forward.run(
+            device,
+            backend,
+            (plan, staged),
+            places,
+            Parts::ALL,
+            |first, count| match kept {
+                Some(kept) => kept.keep(device, number, logits, (first, count)),
+                None => Ok(()),
+            },
+        )
+    }
+
+    fn finish(&mut self, tokens: &mut Vec<u32>, clock: &mut Clock) -> GpuResult<()> {
+        let flying = self.flying.pop_front().expect("a step was launched");
+        let Flying { number, decode, draws, follows, .. } = flying;
+        tokens.clear();
+        tokens.extend_from_slice(self.images.answers_of(number, draws)?);
+        clock.lap(Part::Wait);
+        let (mut period_ms, mut idle_ms) = (None, 0.0);
+        if follows {
+            let [idle, period] = self.images.times(number)?;
+            (period_ms, idle_ms) = (Some(period), idle);
+        }
+        self.times.push(StepTime { tokens: flying.tokens, decode, period_ms, idle_ms });
+        if let Some(kept) = &self.kept {
+            self.logits.clear();
+            self.logits.extend(kept.of(number, draws).iter().map(|x| x.to_f32()));
+        }
+        Ok(())
+    }
+
+    /// Measures the parts of the next decode step of so many streams; [`GpuRunner::take_parts`] has them then. Spoils
+    /// what that step computes.
+    pub fn measure_parts(&mut self, streams: usize) {
+        (self.measured, self.parts) = (Some(streams), None);
+    }
+
+    /// Milliseconds of a decode step: whole, attention, products, the rest.
+    pub fn take_parts(&mut self) -> Option<[f32; 4]> {
+        self.parts.take()
+    }
+
+    fn measure(&mut self, backend: &mut Cuda, plan: &BatchPlan<'_>) -> GpuResult<()> {
+        let Self { device, forward, images, .. } = self;
+        let staged = backend.stage(plan)?;
+        let places = StepPlaces {
+            tokens: images.tokens(),
+            draws: images.draws(),
+            answers: images.answers(),
+            draw_count: plan.token_count(),
+            filtered: false,
+        };
+        let only = |attention, products, small| Parts { attention, products, small };
+        let parts = [
+            Parts::ALL,
+            only(true, false, false),
+            only(false, true, false),
+            only(false, false, true),
+        ];
+        let mut times = [0.0; 4];
+        for (time, parts) in times.iter_mut().zip(parts) {
+            let graph = device.stream.capture(|| {
+                forward.run(device, backend, (plan, staged), places, parts, |_, _| Ok(()))
+            })?;
+            let mut samples = Vec::new();
+            let (mut begun, mut done) =
+                (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);
+            for _ in 0..12 {
+                begun.record(&device.stream)?;
+                // SAFETY: as where the step was launched; the same plan is staged.
+                unsafe { graph.launch(&device.stream) }?;
+                done.record(&device.stream)?;
+                done.synchronize()?;
+                samples.push(done.elapsed_ms(&begun)?);
+            }
+            samples.sort_by(f32::total_cmp);
+            *time = samples[samples.len() / 2];
+        }
+        self.parts = Some(times);
+        self.fresh = true;
+        Ok(())
+    }
+}
+
+/// Logits on the host, of as many draws of a step as there is room for.
+#[derive(Debug)]
+struct Kept {
+    /// bf16 `[SLOTS][draws][vocab]`
+    memory: PinnedBuffer,
+    draws: usize,
+    vocab: usize,
+}
+
+impl Kept {
+    /// Copies the logits of some of a step's draws, to be read when the step is done.
+    fn keep(
+        &mut self,
+        device: &Device,
+        number: u64,
+        logits: u64,
+        (first, count): (usize, usize),
+    ) -> GpuResult<()> {
+        let count = count.min(self.draws.saturating_sub(first));
+        let at = 2 * (self.start(number) + first * self.vocab);
+        // SAFETY: there are logits of that many draws; the slot is read when the step is done.
+        unsafe { device.copy_to_host(&mut self.memory, at, logits, 2 * count * self.vocab) }
+    }
+
+    fn start(&self, number: u64) -> usize {
+        (number as usize % SLOTS) * self.draws * self.vocab
+    }
+
+    fn of(&self, number: u64, draws: usize) -> &[bf16] {
+        let all: &[bf16] = bytemuck::cast_slice(self.memory.as_slice());
+        &all[self.start(number)..][..draws.min(self.draws) * self.vocab]
+    }
+}
+
+fn device_draw(draw: &Draw) -> DeviceDraw {
+    let Draw { row, sampling, sample, index } = *draw;
+    let warm = sampling.temperature > 0.0;
+    DeviceDraw {
+        row: row as u32,
+        inverse_temperature: if warm { 1.0 / sampling.temperature } else { 0.0 },
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        key: sampling.key(sample, index),
+        reserved: 0,
+    }
+}
+
+impl Runner for GpuRunner {
+    type Backend = Cuda;
+
+    fn config(&self) -> &ModelConfig {
+        &self.forward.config
+    }
+
+    fn before_plan(&mut self) -> Result<()> {
+        Ok(self.images.begin(&self.device, self.number + 1)?)
+    }
+
+    fn launch(&mut self, backend: &mut Cuda, work: &Work, clock: &mut Clock) -> Result<()> {
+        Ok(self.start(backend, work, clock)?)
+    }
+
+    fn collect(
+        &mut self,
+        _: &mut Cuda,
+        _: &Work,
+        fail: bool,
+        tokens: &mut Vec<u32>,
+        clock: &mut Clock,
+    ) -> Result<()> {
+        self.finish(tokens, clock)?;
+        if fail { Err(Error::run("a failure was asked for")) } else { Ok(()) }
+    }
+
+    fn settle(&mut self, _: &mut Cuda) -> Result<()> {
+        self.device.stream.synchronize().map_err(GpuError::from)?;
+        self.flying.clear();
+        self.fresh = true;
+        Ok(())
+    }
+
+    fn logits(&self, draw: usize) -> &[f32] {
+        let vocab = self.forward.config.vocab;
+        self.logits.get(draw * vocab..(draw + 1) * vocab).unwrap_or_default()
+    }
+}

@@ -1,0 +1,91 @@
+//! What the small kernels compute, on the CPU: the specification of `ptx/*.cu`. Sums in f32, rows in bf16.
+//!
+//! Of `sample` and `sample_filter` it is `sample.rs`, of `fill` it is `model.rs`'s `Random`.
+
+use half::bf16;
+
+use super::kernels::SkinnyMode;
+
+/// A row to f32.
+pub fn wide(row: &[bf16]) -> Vec<f32> {
+    row.iter().map(|x| x.to_f32()).collect()
+}
+
+/// A row to bf16.
+pub fn narrow(row: &[f32]) -> Vec<bf16> {
+    row.iter().map(|&x| bf16::from_f32(x)).collect()
+}
+
+/// `x / rms(x) * weight`
+pub fn rms_norm(x: &[bf16], weight: &[bf16], eps: f32) -> Vec<bf16> {
+    let scale = rms_scale(&wide(x), eps);
+    narrow(&x.iter().zip(weight).map(|(x, w)| x.to_f32() * scale * w.to_f32()).collect::<Vec<_>>())
+}
+
+fn rms_scale(x: &[f32], eps: f32) -> f32 {
+    let mean = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
+    1.0 / (mean + eps).sqrt()
+}
+
+/// A head of q or k: normed where there is a weight, rotated to its position.
+pub fn rotate(
+    head: &[bf16],
+    norm: Option<&[bf16]>,
+    eps: f32,
+    frequencies: &[f32],
+    position: u32,
+) -> Vec<bf16> {
+    let mut x = wide(head);
+    if let Some(weight) = norm {
+        let scale = rms_scale(&x, eps);
+        x.iter_mut().zip(weight).for_each(|(x, w)| *x *= scale * w.to_f32());
+    }
+    let half = x.len() / 2;
+    for (i, f) in frequencies.iter().enumerate() {
+        let (sin, cos) = (position as f32 * f).sin_cos();
+        let (a, b) = (x[i], x[i + half]);
+        (x[i], x[i + half]) = (a * cos - b * sin, b * cos + a * sin);
+    }
+    narrow(&x)
+}
+
+/// `silu(gate) * up`
+pub fn silu_mul(gate_up: &[bf16]) -> Vec<bf16> {
+    let (gate, up) = gate_up.split_at(gate_up.len() / 2);
+    let one = |(g, u): (&bf16, &bf16)| silu(g.to_f32()) * u.to_f32();
+    narrow(&gate.iter().zip(up).map(one).collect::<Vec<_>>())
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+/// A row of x with a matrix of so many rows as `y` has (of gate and up: twice as many), with what stands before and
+/// after.
+pub fn skinny(
+    x: &[bf16],
+    weight: &[bf16],
+    norm: Option<(&[bf16], f32)>,
+    mode: SkinnyMode,
+    y: &mut [bf16],
+) {
+    let (mut rows, mut scale) = (wide(x), 1.0);
+    if let Some((weight, eps)) = norm {
+        scale = rms_scale(&rows, eps);
+        let weighed = rows.iter().zip(weight).map(|(x, w)| bf16::from_f32(x * w.to_f32()).to_f32());
+        rows = weighed.collect();
+    }
+    let outs = y.len();
+    let dot = |out: usize| {
+        let row = &weight[out * x.len()..][..x.len()];
+        scale * row.iter().zip(&rows).map(|(w, x)| w.to_f32() * x).sum::<f32>()
+    };
+    for (out, y) in y.iter_mut().enumerate() {
+        let value = match mode {
+            SkinnyMode::Set => dot(out),
+            SkinnyMode::Add => y.to_f32() + dot(out),
+            SkinnyMode::Silu => silu(dot(out)) * dot(outs + out),
+        };
+        *y = bf16::from_f32(value);
+    }
+}

@@ -1,0 +1,114 @@
+//! The model on a GPU, where there is one (or a driver on the CPU that stands for one): kernels as their specification,
+//! words as the CPU's, and what is said where it cannot be used.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::generate;
+use generate::gpu::GpuError;
+use generate::gpu::check::{self, Case, Setting};
+use generate::gpu::device::Device;
+use kvarena::backend::cuda::CudaError;
+
+/// The GPU, or none and why.
+fn device() -> Option<Rc<Device>> {
+    match Device::open() {
+        Ok(device) => Some(Rc::new(device)),
+        Err(
+            error @ (GpuError::NoCublasLt { .. }
+            | GpuError::Cuda(
+                CudaError::NoDriver
+                | CudaError::NoDevice { .. }
+                | CudaError::DriverTooOld { .. }
+                | CudaError::DeviceTooOld { .. },
+            )),
+        ) => {
+            println!("not run on a GPU: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Tests share the GPU one after another: what one captures is not to meet what another loads.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Every setting for both models, faults put in on purpose, draws with and without overlap and graphs.
+#[test]
+fn the_gpu_says_what_the_cpu_says() {
+    let _turn = turn();
+    if device().is_none() {
+        return;
+    }
+    let mut said = Vec::new();
+    let outcome = check::run(&mut said);
+    let said = String::from_utf8(said).expect("UTF-8");
+    assert!(outcome.is_ok(), "{said}{outcome:?}");
+    assert_eq!(said.matches(": ok,").count(), 2 * check::settings().len());
+    assert_eq!(said.matches(" found: ").count(), 6);
+}
+
+/// A stop token is seen while the step after it is in flight: what that one says is dropped, and others go on.
+#[test]
+fn a_stop_is_seen_a_step_late() {
+    let _turn = turn();
+    let Some(device) = device() else { return };
+    let mut case = Case::golden(&device).expect("the golden model");
+    for (graphs, overlap) in [(true, true), (false, true), (true, false)] {
+        let setting = Setting { graphs, overlap, ..Setting::default() };
+        let stop = Some(case.words(setting).expect("served")[&(1, 0)][7]);
+        // That each stream ends where it says the stop token, and not before, is checked with the distance.
+        let setting = Setting { stop, ..setting };
+        assert!(case.words(setting).expect("served")[&(1, 0)].len() <= 8, "{setting:?}");
+        let distance = case.distance(setting).expect("served");
+        assert!(distance.is_close(), "{setting:?}: {distance:?}");
+    }
+}
+
+/// A step that fails is aborted with the one launched after it, and both are computed again.
+#[test]
+fn failed_steps_change_nothing() {
+    let _turn = turn();
+    let Some(device) = device() else { return };
+    let mut case = Case::golden(&device).expect("the golden model");
+    for (setting, fail_every) in
+        check::settings().into_iter().step_by(7).zip([3, 5, 7].iter().cycle())
+    {
+        let setting = Setting { fail_every: Some(*fail_every), ..setting };
+        let distance = case.distance(setting).expect("served");
+        assert!(distance.is_close(), "{setting:?}: {distance:?}");
+    }
+}
+
+/// What a user without a GPU, or with a model that none serves, is told, with exit code 3.
+#[test]
+fn what_cannot_run_is_told() {
+    let refuse = |arguments: &[&str], words: &[&str]| {
+        let ran = generate(arguments, "");
+        assert_eq!(ran.code, Some(3), "{arguments:?}: {}", ran.err);
+        assert!(words.iter().all(|word| ran.err.contains(word)), "{arguments:?}: {}", ran.err);
+    };
+    let narrow = common::dir("llama-tiny");
+    let narrow = narrow.to_str().expect("a path");
+    refuse(&["--backend", "cuda", "--model", narrow, "--prompt", "1"], &["head_dim 32"]);
+    refuse(&["--backend", "cuda", "--kv-dtype", "f16"], &["bf16"]);
+    let _turn = turn();
+    match Device::open() {
+        Err(GpuError::Cuda(CudaError::NoDriver)) => {
+            refuse(&["--backend", "cuda"], &["no GPU can be used", "driver"]);
+            refuse(&["--check"], &["no GPU can be used"]);
+            refuse(&["--bench", "decode"], &["no GPU can be used"]);
+        }
+        Err(GpuError::Cuda(CudaError::NoDevice { .. })) => {
+            refuse(&["--backend", "cuda"], &["no GPU can be used"]);
+        }
+        Err(GpuError::NoCublasLt { .. }) => refuse(&["--backend", "cuda"], &["cublasLt"]),
+        _ => {}
+    }
+}

@@ -1,0 +1,426 @@
+//! Each small kernel against its specification, where there is a GPU.
+#![cfg(feature = "cuda")]
+
+use generate::gpu::GpuError;
+use generate::gpu::device::Device;
+use generate::gpu::kernels::{
+    DeviceDraw, EmbedParams, FillParams, NormParams, RopeStoreParams, SKINNY, SampleParams,
+    SiluMulParams, SkinnyMode, SkinnyParams,
+};
+use generate::gpu::twin;
+use generate::model::{Random, Source};
+use generate::sample::{Sampling, gumbel, splitmix};
+use half::bf16;
+use kvarena::backend::cuda::{CudaError, DeviceBuffer, PinnedBuffer};
+
+fn device() -> Option<Device> {
+    match Device::open() {
+        Ok(device) => Some(device),
+        Err(
+            error @ (GpuError::NoCublasLt { .. }
+            | GpuError::Cuda(
+                CudaError::NoDriver
+                | CudaError::NoDevice { .. }
+                | CudaError::DriverTooOld { .. }
+                | CudaError::DeviceTooOld { .. },
+            )),
+        ) => {
+            println!("not run on a GPU: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Numbers around 0 of about this size.
+struct Numbers(u64);
+
+impl Numbers {
+    fn vec(&mut self, len: usize, size: f32) -> Vec<bf16> {
+        let mut one = || (splitmix(&mut self.0) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+        (0..len).map(|_| bf16::from_f32((one() + one()) * size)).collect()
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (splitmix(&mut self.0) % end as u64) as usize
+    }
+}
+
+fn buffer<T: bytemuck::Pod>(device: &Device, items: &[T]) -> DeviceBuffer {
+    DeviceBuffer::of(&device.gpu, items).expect("memory")
+}
+
+fn read<T: bytemuck::Pod>(buffer: &DeviceBuffer, len: usize) -> Vec<T> {
+    buffer.read(0, len).expect("a copy")
+}
+
+/// Within two roundings to bf16 of what is expected, and a bit of the largest number.
+fn close(actual: &[bf16], expected: &[bf16], what: &str) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    let largest = expected.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max);
+    for (i, (a, b)) in actual.iter().zip(expected).enumerate() {
+        let (a, b) = (a.to_f32(), b.to_f32());
+        let bound = b.abs() / 64.0 + largest / 512.0;
+        assert!((a - b).abs() <= bound, "{what}: number {i} is {a}, not {b}");
+    }
+}
+
+const EPS: f32 = 1e-6;
+
+#[test]
+fn embed_and_norm() {
+    let Some(device) = device() else { return };
+    let mut numbers = Numbers(1);
+    for hidden in [8, 64, 264, 1024, 4096, 8192] {
+        let (vocab, rows) = (50, 9);
+        let (table, weight) = (numbers.vec(vocab * hidden, 1.0), numbers.vec(hidden, 1.0));
+        let sampled: Vec<u32> = (0..4).map(|_| numbers.below(vocab) as u32).collect();
+        let tokens: Vec<i32> = (0..rows)
+            .map(|i| if i % 3 == 1 { -1 - (i as i32 % 4) } else { numbers.below(vocab) as i32 })
+            .collect();
+        let (d_table, d_weight) = (buffer(&device, &table), buffer(&device, &weight));
+        let (d_tokens, d_sampled) = (buffer(&device, &tokens), buffer(&device, &sampled));
+        let (x, normed) =
+            (device.zeros(2 * rows * hidden).unwrap(), device.zeros(2 * rows * hidden).unwrap());
+        let params = EmbedParams {
+            table: d_table.address(),
+            tokens: d_tokens.address(),
+            sampled: d_sampled.address(),
+            x: x.address(),
+            weight: d_weight.address(),
+            normed: normed.address(),
+            hidden: hidden as u32,
+            eps: EPS,
+        };
+        let block = (hidden / 8).next_multiple_of(32) as u32;
+        // SAFETY: all buffers have the sizes that the kernel's source asks for.
+        unsafe { device.kernels.embed.launch(device.raw(), (rows as u32, 1), block, &params) }
+            .unwrap();
+        let picked: Vec<&[bf16]> = tokens
+            .iter()
+            .map(|&t| if t < 0 { sampled[(-1 - t) as usize] as usize } else { t as usize })
+            .map(|t| &table[t * hidden..][..hidden])
+            .collect();
+        assert_eq!(read::<bf16>(&x, rows * hidden), picked.concat());
+        let expected: Vec<bf16> =
+            picked.iter().flat_map(|row| twin::rms_norm(row, &weight, EPS)).collect();
+        close(&read(&normed, rows * hidden), &expected, "embed");
+
+        let draws: Vec<DeviceDraw> = (0..5)
+            .map(|_| DeviceDraw { row: numbers.below(rows) as u32, ..Default::default() })
+            .collect();
+        let d_draws = buffer(&device, &draws);
+        let params = NormParams {
+            x: x.address(),
+            weight: d_weight.address(),
+            normed: normed.address(),
+            draws: d_draws.address(),
+            hidden: hidden as u32,
+            eps: EPS,
+        };
+        // SAFETY: as above.
+        unsafe { device.kernels.rms_norm.launch(device.raw(), (5, 1), block, &params) }.unwrap();
+        let expected: Vec<bf16> = draws
+            .iter()
+            .flat_map(|draw| twin::rms_norm(picked[draw.row as usize], &weight, EPS))
+            .collect();
+        close(&read(&normed, 5 * hidden), &expected, "rms_norm");
+    }
+}
+
+#[test]
+fn rotation_and_store() {
+    let Some(device) = device() else { return };
+    let mut numbers = Numbers(2);
+    let (q_heads, kv_heads, page_size, pages) = (6, 2, 5_usize, 7_usize);
+    let heads = q_heads + 2 * kv_heads;
+    for (number, (index, dims)) in
+        [(0, 64), (1, 128), (2, 256)].into_iter().flat_map(|d| [d; 4]).enumerate()
+    {
+        let (wide_slots, normed) = (number % 2 == 1, number % 4 < 2);
+        let tokens = 11;
+        let qkv = numbers.vec(tokens * heads * dims, 1.0);
+        let (q_norm, k_norm) = (numbers.vec(dims, 1.0), numbers.vec(dims, 1.0));
+        let frequencies: Vec<f32> =
+            (0..dims / 2).map(|i| 1e4_f32.powf(-2.0 * i as f32 / dims as f32)).collect();
+        let positions: Vec<u32> = (0..tokens).map(|_| numbers.below(40_000) as u32).collect();
+        // Distinct slots; the last stores nothing.
+        let slots: Vec<i64> = (0..tokens)
+            .map(|i| if i + 1 == tokens { -1 } else { (3 * i % (page_size * pages)) as i64 })
+            .collect();
+        let narrow_slots: Vec<i32> = slots.iter().map(|&slot| slot as i32).collect();
+        let slot_stride = kv_heads * dims;
+        let (page_stride, pool_len) =
+            (page_size * slot_stride + 16, pages * (page_size * slot_stride + 16));
+        let old = numbers.vec(pool_len, 1.0);
+        let (k_pool, v_pool) = (buffer(&device, &old), buffer(&device, &old));
+        let d_qkv = buffer(&device, &qkv);
+        let d_slots =
+            if wide_slots { buffer(&device, &slots) } else { buffer(&device, &narrow_slots) };
+        let (d_positions, d_frequencies) =
+            (buffer(&device, &positions), buffer(&device, &frequencies));
+        let (d_q_norm, d_k_norm) = (buffer(&device, &q_norm), buffer(&device, &k_norm));
+        let heads_each = 1 + number as u32 % 4;
+        let params = RopeStoreParams {
+            qkv: d_qkv.address(),
+            positions: d_positions.address(),
+            slots: d_slots.address(),
+            q_norm: if normed { d_q_norm.address() } else { 0 },
+            k_norm: if normed { d_k_norm.address() } else { 0 },
+            frequencies: d_frequencies.address(),
+            k_pool: k_pool.address(),
+            v_pool: v_pool.address(),
+            page_stride: 2 * page_stride as u64,
+            slot_stride: 2 * slot_stride as u64,
+            slot_bytes: if wide_slots { 8 } else { 4 },
+            page_size: page_size as u32,
+            tokens: tokens as u32,
+            q_heads: q_heads as u32,
+            kv_heads: kv_heads as u32,
+            heads_each,
+            eps: EPS,
+            reserved: 0,
+        };
+        let warps = tokens * heads.div_ceil(heads_each as usize);
+        // SAFETY: all buffers have the sizes that the kernel's source asks for; slots are below the pool's.
+        unsafe {
+            device.kernels.rope_store[index].launch(
+                device.raw(),
+                (warps.div_ceil(4) as u32, 1),
+                128,
+                &params,
+            )
+        }
+        .unwrap();
+        let after: Vec<bf16> = read(&d_qkv, qkv.len());
+        let (mut k, mut v) = (old.clone(), old.clone());
+        for token in 0..tokens {
+            for head in 0..heads {
+                let at = (token * heads + head) * dims;
+                let row = &qkv[at..][..dims];
+                let weight = if head < q_heads { &q_norm } else { &k_norm };
+                let rotated = twin::rotate(
+                    row,
+                    normed.then_some(&weight[..]),
+                    EPS,
+                    &frequencies,
+                    positions[token],
+                );
+                if head < q_heads {
+                    close(&after[at..][..dims], &rotated, "q");
+                    continue;
+                }
+                let Ok(slot) = usize::try_from(slots[token]) else { continue };
+                let is_k = head < q_heads + kv_heads;
+                let kv_head = head - q_heads - if is_k { 0 } else { kv_heads };
+                let to = slot / page_size * page_stride
+                    + slot % page_size * slot_stride
+                    + kv_head * dims;
+                if is_k {
+                    k[to..][..dims].copy_from_slice(&rotated);
+                } else {
+                    v[to..][..dims].copy_from_slice(row);
+                }
+            }
+        }
+        close(&read(&k_pool, pool_len), &k, "k");
+        assert_eq!(read::<bf16>(&v_pool, pool_len), v, "v");
+    }
+}
+
+#[test]
+fn activation() {
+    let Some(device) = device() else { return };
+    let mut numbers = Numbers(3);
+    for width in [8, 264, 3072, 14336] {
+        let rows = 5;
+        let gate_up = numbers.vec(rows * 2 * width, 4.0);
+        let (d_gate_up, out) = (buffer(&device, &gate_up), device.zeros(2 * rows * width).unwrap());
+        let params = SiluMulParams {
+            gate_up: d_gate_up.address(),
+            out: out.address(),
+            width: width as u32,
+            reserved: 0,
+        };
+        let grid = ((width / 8).div_ceil(128) as u32, rows as u32);
+        // SAFETY: the buffers have the sizes that the kernel's source asks for.
+        unsafe { device.kernels.silu_mul.launch(device.raw(), grid, 128, &params) }.unwrap();
+        let expected: Vec<bf16> = gate_up.chunks(2 * width).flat_map(twin::silu_mul).collect();
+        close(&read(&out, rows * width), &expected, "silu_mul");
+    }
+}
+
+#[test]
+fn skinny_products() {
+    let Some(device) = device() else { return };
+    let mut numbers = Numbers(4);
+    for (kernel, (name, tiles)) in SKINNY.iter().enumerate() {
+        for (number, (ins, tokens)) in
+            [(64, 1), (192, 3), (512, 8), (1024, 16), (2048, 9), (4160, 16)].into_iter().enumerate()
+        {
+            for mode in [SkinnyMode::Set, SkinnyMode::Add, SkinnyMode::Silu] {
+                if mode == SkinnyMode::Silu && *tiles == 1 {
+                    continue;
+                }
+                let outs = 96;
+                let matrices = if mode == SkinnyMode::Silu { 2 } else { 1 };
+                let size = (1.0 / ins as f32).sqrt();
+                let weight = numbers.vec(matrices * outs * ins, size);
+                let (x, norm) = (numbers.vec(16 * ins, 1.0), numbers.vec(ins, 1.0));
+                let y = numbers.vec(tokens * outs, 1.0);
+                let normed = number % 2 == 0;
+                let draws: Vec<DeviceDraw> = (0..tokens)
+                    .map(|_| DeviceDraw { row: numbers.below(16) as u32, ..Default::default() })
+                    .collect();
+                let gathered = number % 3 == 0;
+                let (d_weight, d_x, d_norm) =
+                    (buffer(&device, &weight), buffer(&device, &x), buffer(&device, &norm));
+                let (d_y, d_draws) = (buffer(&device, &y), buffer(&device, &draws));
+                let params = SkinnyParams {
+                    weight: d_weight.address(),
+                    x: d_x.address(),
+                    y: d_y.address(),
+                    norm: if normed { d_norm.address() } else { 0 },
+                    draws: if gathered { d_draws.address() } else { 0 },
+                    next: d_weight.address(),
+                    outs: outs as u32,
+                    ins: ins as u32,
+                    tokens: tokens as u32,
+                    mode: mode as u32,
+                    eps: EPS,
+                    next_lines: (weight.len() / 64) as u32,
+                };
+                let taken = if mode == SkinnyMode::Silu { 4 * tiles } else { 8 * tiles };
+                // SAFETY: all buffers have the sizes that the kernel's source asks for.
+                unsafe {
+                    device.kernels.skinny[kernel].launch(
+                        device.raw(),
+                        ((outs / taken) as u32, 1),
+                        256,
+                        &params,
+                    )
+                }
+                .unwrap();
+                let mut expected = y.clone();
+                for (token, y) in expected.chunks_exact_mut(outs).enumerate() {
+                    let row = if gathered { draws[token].row as usize } else { token };
+                    twin::skinny(
+                        &x[row * ins..][..ins],
+                        &weight,
+                        normed.then_some((&norm[..], EPS)),
+                        mode,
+                        y,
+                    );
+                }
+                close(
+                    &read(&d_y, tokens * outs),
+                    &expected,
+                    &format!("{name}, {ins} columns, {tokens} rows, {mode:?}"),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn random_weights() {
+    let Some(device) = device() else { return };
+    let mut random = Random { seed: 9 };
+    let (rows, cols) = (37, 129);
+    let out = device.zeros(2 * rows * cols).unwrap();
+    let params = FillParams {
+        out: out.address(),
+        count: (rows * cols) as u64,
+        seed: random.seed_of("a name"),
+        scale: Random::scale(cols),
+        offset: 0.0,
+    };
+    // SAFETY: the buffer has room for that many numbers.
+    unsafe { device.kernels.fill.launch(device.raw(), (3, 1), 256, &params) }.unwrap();
+    let filled: Vec<bf16> = read(&out, rows * cols);
+    let matrix = random.matrix("a name", rows, cols).expect("numbers");
+    let mut expected = vec![0.0; cols];
+    for (i, row) in filled.chunks_exact(cols).enumerate() {
+        matrix.row(i, &mut expected);
+        assert_eq!(twin::wide(row), expected);
+    }
+}
+
+#[test]
+fn draws() {
+    let Some(device) = device() else { return };
+    let mut numbers = Numbers(5);
+    let plain = Sampling { temperature: 0.7, seed: 3, ..Sampling::default() };
+    for (vocab, blocks) in [(512, 1), (4096, 2), (151_936, 64)] {
+        let samplings = [
+            Sampling::default(),
+            plain,
+            Sampling { top_k: 1, ..plain },
+            Sampling { top_k: 40, ..plain },
+            Sampling { top_p: 0.3, ..plain },
+            Sampling { top_p: 0.95, ..plain },
+            Sampling { top_k: 100, top_p: 0.8, ..plain },
+        ];
+        let rows = samplings.len();
+        let logits = numbers.vec(rows * vocab, 3.0);
+        let draw = |(i, s): (usize, &Sampling)| DeviceDraw {
+            row: 0,
+            inverse_temperature: if s.temperature > 0.0 { 1.0 / s.temperature } else { 0.0 },
+            top_p: s.top_p,
+            top_k: s.top_k,
+            key: s.key(0, i as u32),
+            reserved: 0,
+        };
+        let draws: Vec<DeviceDraw> = samplings.iter().enumerate().map(draw).collect();
+        let host = PinnedBuffer::new(&device.gpu, 4 * (rows + 2)).unwrap();
+        let answers = buffer(&device, &[host.as_slice().as_ptr() as u64]);
+        let (d_logits, d_draws) = (buffer(&device, &logits), buffer(&device, &draws));
+        let [thresholds, best, counters, sampled] =
+            [4, 8, 4, 4].map(|bytes| device.zeros(bytes * rows).unwrap());
+        let params = SampleParams {
+            logits: d_logits.address(),
+            draws: d_draws.address(),
+            thresholds: thresholds.address(),
+            best: best.address(),
+            counters: counters.address(),
+            sampled: sampled.address(),
+            host: answers.address(),
+            vocab: vocab as u32,
+            first: 2,
+        };
+        // Twice: what is to be left zero is.
+        for _ in 0..2 {
+            // SAFETY: all buffers have the sizes that the kernels' source asks for.
+            unsafe {
+                device
+                    .kernels
+                    .sample_filter
+                    .launch(device.raw(), (rows as u32, 1), 1024, &params)
+                    .unwrap();
+                device
+                    .kernels
+                    .sample
+                    .launch(device.raw(), (blocks, rows as u32), 256, &params)
+                    .unwrap();
+            }
+        }
+        let tokens: Vec<u32> = read(&sampled, rows);
+        let answers: &[u32] = bytemuck::cast_slice(host.as_slice());
+        assert_eq!(&answers[2..2 + rows], tokens);
+        for (i, sampling) in samplings.iter().enumerate() {
+            let row = twin::wide(&logits[i * vocab..][..vocab]);
+            let expected = sampling.choose(draws[i].key, &row);
+            let score = |token: u32| match sampling.temperature > 0.0 {
+                true => row[token as usize] / sampling.temperature + gumbel(draws[i].key, token),
+                false => row[token as usize],
+            };
+            // The device's logarithms are a little off, so of two that are equal but for that it may take the other.
+            let (actual, wanted) = (score(tokens[i]), score(expected));
+            assert!(
+                (actual - wanted).abs() < 1e-4,
+                "{vocab}, {sampling:?}: {} is not {expected}",
+                tokens[i]
+            );
+        }
+    }
+}

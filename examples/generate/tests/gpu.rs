@@ -109,6 +109,13 @@ fn what_cannot_run_is_told() {
             refuse(&["--backend", "cuda"], &["no GPU can be used"]);
         }
         Err(GpuError::NoCublasLt { .. }) => refuse(&["--backend", "cuda"], &["cublasLt"]),
+        Ok(device) if device.gpu.free_memory().expect("a number") < 16 << 30 => {
+            let large = ["--backend", "cuda", "--random-model", "qwen3-8b"];
+            refuse(
+                &[&large[..], &["--random-requests", "1:4"]].concat(),
+                &["does not fit", "free"],
+            );
+        }
         _ => {}
     }
 }

@@ -9,7 +9,7 @@
  * PTX of a newer ISA than the driver's version is refused, and text that is none, with a log.
  *
  * A kernel that is not the backend's is looked up among the process's functions: fake_NAME takes the parameters and the grid, of
- * fake_NAME_bytes bytes; and whoever has work that is no kernel queues it by fake_ask (examples/generate/tests/fake_cublaslt.cc).
+ * fake_NAME_bytes bytes; and whoever has work that is no kernel queues it by fake_ask (examples/generate/tests/fake_cublaslt).
  *
  * Work, waiting and memory need a device's primary context, retained and current in the thread, as the backend binds it.
  *

@@ -12,7 +12,7 @@ KVARENA_GPU_ERROR=None KVARENA_SEEDS=${KVARENA_SEEDS:-0..25} cargo test --featur
 
 # Unit tests that want a driver; and the oldest one that serves.
 KVARENA_GPU_ERROR=None cargo test --quiet --features cuda,testkit --lib backend::cuda
-KVARENA_GPU_ERROR=None KVARENA_SEEDS=0..5 FAKE_DRIVER_VERSION=12000 cargo test --quiet --features cuda,testkit --test cuda contract:: graph:: errors::
+KVARENA_GPU_ERROR=None KVARENA_SEEDS=0..5 FAKE_DRIVER_VERSION=12000 cargo test --quiet --features cuda,testkit --test cuda -- contract:: graph:: errors::
 
 # What a machine that cannot is told.
 refuses() { # error, settings

@@ -38,7 +38,7 @@ impl<R: Runner> Server<R> {
     fn admit_new(&mut self, index: usize) -> Result<bool> {
         let stream = &mut self.streams[index];
         let request = &self.requests[stream.request];
-        let said = TokenId::wrap(&stream.tokens);
+        let said = TokenId::from_raw(&stream.tokens);
         let known = [&request.prompt[..], said].concat();
         let seq = match self.engine.admit(request.namespace, &known) {
             Ok(seq) => seq,

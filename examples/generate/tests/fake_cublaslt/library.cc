@@ -1,4 +1,4 @@
-/* A libcublasLt.so.13 without a device, and the kernels of examples/generate, for its tests over .ci/fake_driver.cc: the same
+/* A libcublasLt.so.13 without a device, and the kernels of examples/generate, for its tests over tests/cuda/fake_driver/driver.cc: the same
  * parameters (examples/generate/ptx/params.cuh), sums in f32, rows in bf16. Work goes into the driver's queue, so that what is
  * done at the wrong time is seen.
  *
@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../examples/generate/ptx/params.cuh"
+#include "../../ptx/params.cuh"
 
 #define API extern "C" __attribute__((visibility("default")))
 #define KERNEL(name, Params)                                            \
@@ -220,9 +220,9 @@ API int cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, size_t) { 
 API int cublasLtMatmulPreferenceDestroy(void* preference) { return free(preference), 0; }
 API int cublasLtMatmulAlgoGetHeuristic(void*, void*, Layout*, Layout*, Layout*, Layout*, void*, int, void*, int* found) { return *found = 1, 0; }
 API int cublasLtMatmul(void*, void*, const float*, u64 weight, Layout* weights, u64 x, Layout* xs, const float* beta, u64, Layout*, u64 y, Layout*,
-                       const void*, void*, size_t, void*) {
+                       const void*, void*, size_t, void* stream) {
     const Product product = {weight, x, y, weights->cols, weights->rows, xs->cols, *beta};
-    using Ask = int (*)(void (*)(const void*, u32, u32), const void*, size_t, u32, u32);
+    using Ask = int (*)(void (*)(const void*, u32, u32), const void*, size_t, u32, u32, void*);
     static const Ask ask = reinterpret_cast<Ask>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_ask"));
-    return ask ? ask(multiply, &product, sizeof product, 0, 0) : 13;
+    return ask ? ask(multiply, &product, sizeof product, 0, 0, stream) : 13;
 }

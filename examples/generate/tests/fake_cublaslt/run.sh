@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The GPU part of examples/generate on a machine without a GPU: everything but the kernels, over a driver and a cublasLt that
-# run on the CPU (fake_driver.cc, fake_cublaslt.cc). Needs the libraries of cuda-stub.sh and fake-driver.sh.
+# run on the CPU (tests/cuda/fake_driver, library.cc). Needs the libraries of .ci/cuda-stub.sh and tests/cuda/fake_driver/run.sh.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../../../.."
 driver=$PWD/target/fake-driver lt=$PWD/target/fake-cublaslt
 mkdir -p "$lt"
 # Sums in any order, as on a GPU, or they would not be vectors.
 "${CXX:-c++}" -std=c++17 -O3 -fassociative-math -fno-signed-zeros -fno-trapping-math -fPIC -shared -Wall -Werror \
-    -o "$lt/libcublasLt.so.13" .ci/fake_cublaslt.cc
+    -o "$lt/libcublasLt.so.13" examples/generate/tests/fake_cublaslt/library.cc
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 cd examples/generate
 LD_LIBRARY_PATH=$driver:$lt cargo test --release --features cuda --test gpu --test gpu_kernels

@@ -8,7 +8,9 @@ use divan::counter::{BytesCount, ItemsCount};
 use half::bf16;
 use kvarena::backend::{Backend, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
-use kvarena::{Attend, Capacity, Cpu, Dtype, LayerId, Layout, OwnedPlan, PoolConfig, TableShape};
+use kvarena::{
+    Attend, Capacity, Cpu, KvDtype, KvShape, LayerId, Layout, OwnedPlan, PoolConfig, TableShape,
+};
 
 const Q_HEADS: usize = 16;
 const KV_HEADS: usize = 8;
@@ -36,9 +38,8 @@ impl Setup {
     ) -> Self {
         let sequence = prefix + len;
         let config = PoolConfig {
-            kv_heads: KV_HEADS as u32,
-            head_dim: HEAD_DIM as u32,
-            dtype: Dtype::Bf16,
+            shape: KvShape::heads(KV_HEADS as u32, HEAD_DIM as u32),
+            dtype: KvDtype::Bf16,
             page_size,
             capacity: Capacity::Pages(batch * sequence.div_ceil(page_size)),
             layout,

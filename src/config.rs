@@ -1,6 +1,6 @@
 //! What an engine is made for: [`EngineConfig`], checked to an [`EngineShape`] of limits.
 //!
-//! Not here: the shape of K and V memory (`layout.rs`), the bytes that an engine takes (`world.rs`).
+//! Not here: the shape of K and V memory (`layout/`), the bytes that an engine takes (`world.rs`).
 
 use crate::error::ConfigError;
 use crate::layout::{PoolConfig, PoolLayout, TableShape};

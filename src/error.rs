@@ -19,10 +19,12 @@ pub enum ConfigError {
         /// What was computed.
         name: &'static str,
     },
-    /// `page_size` is larger than [`PAGE_SIZE_MAX`](crate::layout::PAGE_SIZE_MAX).
+    /// More tokens a page than pools are laid out for.
     PageSize {
         /// The value.
         page_size: u32,
+        /// The largest that is allowed.
+        max: u32,
     },
     /// More pages than 32-bit page ids can name.
     PageCount {
@@ -71,9 +73,7 @@ impl fmt::Display for ConfigError {
         match *self {
             Self::Zero { name } => write!(f, "{name} is 0 but must be at least 1"),
             Self::Overflow { name } => write!(f, "{name} overflows"),
-            Self::PageSize { page_size } => {
-                write!(f, "page_size {page_size} is above {}", crate::layout::PAGE_SIZE_MAX)
-            }
+            Self::PageSize { page_size, max } => write!(f, "page_size {page_size} is above {max}"),
             Self::PageCount { page_count } => {
                 write!(f, "page_count {page_count} does not fit 32-bit page ids")
             }

@@ -10,7 +10,8 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // What the pool holds, and how large it is.
-//! let config = PoolConfig { layers: 2, kv_heads: 1, head_dim: 8, page_size: 4, ..Default::default() };
+//! let shape = KvShape::heads(1, 8);
+//! let config = PoolConfig { layers: 2, shape, page_size: 4, ..Default::default() };
 //! let mut engine = Engine::new(config, Cpu::new())?;
 //! let mut scratch = StepScratch::new(); // reused; one for each step in flight
 //! let attend = Attend::new(2, 8); // two query heads share the kv head
@@ -84,7 +85,10 @@ pub use error::{ConfigError, EngineError, Error};
 pub use id::{
     LayerId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, TokenId,
 };
-pub use layout::{Capacity, Dtype, Kv, Layout, PoolConfig, PoolLayout, TableShape};
+pub use layout::{
+    Capacity, Dtype, KvDtype, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
+    PoolLayout, Strides, TableShape,
+};
 pub use plan::{
     BatchPlan, BatchRow, Extend, OwnedPlan, PackedPlan, PageCopy, SlotMapping, StepEnd,
     StepScratch, TableWrite,

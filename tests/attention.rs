@@ -7,14 +7,14 @@ use kvarena::testkit::contract::check_backend;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, BatchPlan, BatchRow, Capacity, Cpu, Dtype, Kv, LayerId, Layout, OwnedPlan, PageCopy,
-    PageId, PoolConfig, PoolLayout, RowId, SlotId, SlotMapping, StepEnd, StepId, TableShape,
-    TableWrite, TokenId,
+    Attend, BatchPlan, BatchRow, Capacity, Cpu, KvDtype, KvShape, LayerId, Layout, OwnedPlan,
+    PageCopy, PageId, PlaneName, PoolConfig, PoolLayout, RowId, SlotId, SlotMapping, StepEnd,
+    StepId, TableShape, TableWrite, TokenId,
 };
 
 #[test]
 fn cpu_keeps_the_contract() {
-    let report = check_backend(|| Cpu::with_threads(3), 0..200);
+    let report = check_backend(|| Cpu::with_threads(3), 0..220);
     println!("{report}");
     assert!(report.rows > 100_000, "{report}");
 }
@@ -23,9 +23,8 @@ fn cpu_keeps_the_contract() {
 fn pool() -> (PoolLayout, TableShape) {
     let config = PoolConfig {
         layers: 2,
-        kv_heads: 2,
-        head_dim: 12,
-        dtype: Dtype::F16,
+        shape: KvShape::heads(2, 12),
+        dtype: KvDtype::F16,
         page_size: 3,
         capacity: Capacity::Pages(20),
         ..Default::default()
@@ -246,10 +245,10 @@ fn calls_out_of_turn_are_refused() {
     assert_eq!(cpu.page_piece(PageId::new(1), 1), Err(CpuError::Piece { piece: 1, pieces: 1 }));
     let slot = SlotId::new(60);
     let past = Err(CpuError::Slot { slot, slot_count: 60 });
-    assert_eq!(cpu.slot(Kv::K, layer, slot), past);
+    assert_eq!(cpu.slot(PlaneName::K, layer, slot), past);
     let layer = LayerId::new(2);
     let past = Err(CpuError::Layer { layer, layers: 2 });
-    assert_eq!(cpu.slot(Kv::V, layer, SlotId::new(0)), past);
+    assert_eq!(cpu.slot(PlaneName::V, layer, SlotId::new(0)), past);
 }
 
 #[test]
@@ -286,9 +285,9 @@ fn stores_convert_to_the_nearest_and_copy_their_own_type_bit_by_bit() {
             other => panic!("{other:?}"),
         };
         let wanted: Vec<u16> = kept.iter().cycle().take(24).map(|x| x.to_bits()).collect();
-        assert_eq!(bits(cpu.slot(Kv::K, layer, slot)), wanted);
+        assert_eq!(bits(cpu.slot(PlaneName::K, layer, slot)), wanted);
         let wanted: Vec<u16> = v[i * 24..(i + 1) * 24].iter().map(|x| x.to_bits()).collect();
-        assert_eq!(bits(cpu.slot(Kv::V, layer, slot)), wanted);
+        assert_eq!(bits(cpu.slot(PlaneName::V, layer, slot)), wanted);
     }
 }
 
@@ -307,10 +306,9 @@ struct Way {
 fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
     let (tokens, kv_heads, head_dim, q_heads) = (230, 4, 64, 12);
     let config = PoolConfig {
-        kv_heads,
-        head_dim,
+        shape: KvShape::heads(kv_heads, head_dim),
         page_size: way.page_size,
-        dtype: Dtype::Bf16,
+        dtype: KvDtype::Bf16,
         capacity: Capacity::Pages(tokens + 7),
         layout: way.layout,
         ..Default::default()
@@ -370,7 +368,8 @@ fn the_last_of_2_32_positions_are_seen() {
     // One page for all of them: the words of the directory name chunk 0, and its only word names page 0.
     for page_size in [1024, 1000] {
         let capacity = Capacity::Pages(1);
-        let config = PoolConfig { head_dim: 8, page_size, capacity, ..Default::default() };
+        let config =
+            PoolConfig { shape: KvShape::heads(1, 8), page_size, capacity, ..Default::default() };
         let layout = config.layout().expect("a valid pool");
         let chunks_per_row = u32::MAX / page_size + 1;
         let table = TableShape { rows: 1, chunks_per_row, chunk_pages: 1, chunk_count: 1 };
@@ -437,8 +436,7 @@ fn pages_move_between_pools_of_any_layout() {
         let opened = |layout, pages| {
             let config = PoolConfig {
                 layers: 3,
-                kv_heads: 2,
-                head_dim: 5,
+                shape: KvShape::heads(2, 5),
                 page_size: 4,
                 capacity: Capacity::Pages(pages),
                 layout,
@@ -458,7 +456,9 @@ fn pages_move_between_pools_of_any_layout() {
         source.read_page(PageId::new(3), &mut moved).expect("a page");
         assert_eq!(moved, bytes);
         target.write_page(PageId::new(6), &moved).expect("a page");
-        for (kv, layer) in [Kv::K, Kv::V].into_iter().flat_map(|kv| (0..3).map(move |l| (kv, l))) {
+        for (kv, layer) in
+            [PlaneName::K, PlaneName::V].into_iter().flat_map(|kv| (0..3).map(move |l| (kv, l)))
+        {
             for offset in 0..4 {
                 let (a, b) =
                     (pool.slot(PageId::new(3), offset), other.slot(PageId::new(6), offset));

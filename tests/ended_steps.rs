@@ -3,14 +3,19 @@
 use kvarena::backend::{CpuError, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::{
-    Attend, Backend, Capacity, Cpu, Engine, Extend, LayerId, Namespace, OwnedPlan, PageId,
+    Attend, Backend, Capacity, Cpu, Engine, Extend, KvShape, LayerId, Namespace, OwnedPlan, PageId,
     PoolConfig, SeqKey, StepEnd, StepId, StepScratch, TableShape, TokenId,
 };
 
 const LAYER: LayerId = LayerId::new(0);
 
 fn pool() -> PoolConfig {
-    PoolConfig { page_size: 4, head_dim: 8, capacity: Capacity::Pages(4), ..PoolConfig::default() }
+    PoolConfig {
+        page_size: 4,
+        shape: KvShape::heads(1, 8),
+        capacity: Capacity::Pages(4),
+        ..PoolConfig::default()
+    }
 }
 
 fn prompt(first: u32) -> Vec<TokenId> {

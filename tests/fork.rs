@@ -1,13 +1,14 @@
 //! Forks share chunks of the page table: what a child's first plan sends, and that it is enough.
 
 use kvarena::{
-    Backend, Capacity, Cpu, Engine, EngineConfig, Extend, Namespace, Null, PageId, PoolConfig,
-    SeqKey, StepScratch, TokenId,
+    Backend, Capacity, Cpu, Engine, EngineConfig, Extend, KvShape, Namespace, Null, PageId,
+    PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 fn config(page_size: u32, pages: u32) -> EngineConfig {
     let capacity = Capacity::Pages(pages);
-    let pool = PoolConfig { head_dim: 1, page_size, capacity, ..PoolConfig::default() };
+    let pool =
+        PoolConfig { shape: KvShape::heads(1, 1), page_size, capacity, ..PoolConfig::default() };
     EngineConfig { max_sequences: 80, max_tokens: 8 << 20, ..EngineConfig::from(pool) }
 }
 

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, ConfigError, Dtype, EngineConfig, Kv, LayerId, Layout, PageId, PoolConfig,
-    PoolLayout, RowId, SlotId, TableShape,
+    Capacity, ConfigError, EngineConfig, KvDtype, KvShape, LayerId, Layout, PageId, PlaneName,
+    PoolConfig, PoolLayout, RowId, SlotId, TableShape,
 };
 
 const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
+const PLANES: [PlaneName; 2] = [PlaneName::K, PlaneName::V];
 
 /// Small pools of every kind.
 fn small_pools() -> Vec<PoolLayout> {
@@ -17,9 +18,8 @@ fn small_pools() -> Vec<PoolLayout> {
     for i in 0..200 {
         let config = PoolConfig {
             layers: rng.within(1, 4) as u32,
-            kv_heads: rng.within(1, 3) as u32,
-            head_dim: rng.within(1, 5) as u32,
-            dtype: rng.pick(&[Dtype::F32, Dtype::F16, Dtype::Bf16]),
+            shape: KvShape::heads(rng.within(1, 3) as u32, rng.within(1, 5) as u32),
+            dtype: rng.pick(&[KvDtype::F32, KvDtype::F16, KvDtype::Bf16]),
             page_size: rng.within(1, 5) as u32,
             capacity: Capacity::Pages(rng.within(1, 6) as u32),
             layout: LAYOUTS[i % 2],
@@ -30,30 +30,30 @@ fn small_pools() -> Vec<PoolLayout> {
     pools
 }
 
-/// Calls `each(kv, layer, page, offset, head, d)` for every element, in the physical order that the docs give.
-fn enumerate(pool: &PoolLayout, mut each: impl FnMut(Kv, u32, u32, u32, u32, u32)) {
+/// Calls `each(plane, layer, page, offset, head, d)` for every element, in the physical order that the docs give.
+fn enumerate(pool: &PoolLayout, mut each: impl FnMut(PlaneName, u32, u32, u32, u32, u32)) {
     let (layers, pages) = (pool.layers(), pool.page_count());
-    let mut plane = |kv, layer, page| {
+    let mut piece = |plane, layer, page| {
         for offset in 0..pool.page_size() {
             for head in 0..pool.kv_heads() {
                 for d in 0..pool.head_dim() {
-                    each(kv, layer, page, offset, head, d);
+                    each(plane, layer, page, offset, head, d);
                 }
             }
         }
     };
     match pool.layout() {
         Layout::LayerFirst => {
-            for (kv, layer) in
-                [Kv::K, Kv::V].into_iter().flat_map(|kv| (0..layers).map(move |l| (kv, l)))
-            {
-                (0..pages).for_each(|page| plane(kv, layer, page));
+            for plane in PLANES {
+                for layer in 0..layers {
+                    (0..pages).for_each(|page| piece(plane, layer, page));
+                }
             }
         }
         Layout::PageFirst => {
             for page in 0..pages {
-                for kv in [Kv::K, Kv::V] {
-                    (0..layers).for_each(|layer| plane(kv, layer, page));
+                for plane in PLANES {
+                    (0..layers).for_each(|layer| piece(plane, layer, page));
                 }
             }
         }
@@ -61,25 +61,28 @@ fn enumerate(pool: &PoolLayout, mut each: impl FnMut(Kv, u32, u32, u32, u32, u32
 }
 
 #[test]
-fn every_element_has_the_index_of_its_place_in_the_physical_order() {
+fn every_element_has_the_offset_of_its_place_in_the_physical_order() {
     for pool in small_pools() {
+        let size = u64::from(pool.dtype().size());
         let mut next = 0;
-        enumerate(&pool, |kv, layer, page, offset, head, d| {
-            let strides = pool.strides();
+        enumerate(&pool, |plane, layer, page, offset, head, d| {
+            let strides = pool.strides(plane).expect("the pool has it");
             let slot = pool.slot(PageId::new(page), offset);
             assert_eq!(pool.page_of(slot), (PageId::new(page), offset), "{pool:?}");
-            let within = u64::from(head) * strides.head + u64::from(d);
-            let index = pool.element(kv, LayerId::new(layer), slot) + within;
-            assert_eq!(index, next, "{pool:?} {kv:?} {layer} {page} {offset} {head} {d}");
-            let by_strides = u64::from(kv == Kv::V) * strides.kv
+            let within = u64::from(head) * strides.head + u64::from(d) * size;
+            let row = pool.row(plane, LayerId::new(layer), slot).expect("the pool has it");
+            let place = (plane, layer, page, offset, head, d);
+            assert_eq!(row.start + within, next, "{pool:?} {place:?}");
+            assert!(next + size <= row.end, "{pool:?} {place:?}");
+            let by_strides = strides.origin
                 + u64::from(layer) * strides.layer
                 + u64::from(page) * strides.page
                 + u64::from(offset) * strides.slot
                 + within;
             assert_eq!(by_strides, next, "{pool:?}");
-            next += 1;
+            next += size;
         });
-        assert_eq!(next * u64::from(pool.dtype().size()), pool.total_bytes(), "{pool:?}");
+        assert_eq!(next, pool.total_bytes(), "{pool:?}");
         assert_eq!(pool.total_bytes(), pool.page_bytes() * u64::from(pool.page_count()));
         let slots = u64::from(pool.page_count()) * u64::from(pool.page_size());
         assert_eq!(pool.slot_count(), slots);
@@ -89,23 +92,21 @@ fn every_element_has_the_index_of_its_place_in_the_physical_order() {
 #[test]
 fn pieces_tile_the_pool_and_are_each_page_in_one_order() {
     for pool in small_pools() {
-        let size = u64::from(pool.dtype().size());
         let mut all = Vec::new();
         for page in (0..pool.page_count()).map(PageId::new) {
             let pieces: Vec<_> = (0..pool.pieces_per_page()).map(|i| pool.piece(page, i)).collect();
-            // The page's elements in the order [2, L, S, H, D].
-            let wanted = [Kv::K, Kv::V].into_iter().flat_map(|kv| {
+            // The page's bytes in the order [K and V, L, S, H, D].
+            let wanted = PLANES.into_iter().flat_map(|plane| {
                 (0..pool.layers()).flat_map(move |layer| {
                     (0..pool.page_size()).flat_map(move |offset| {
                         let slot = pool.slot(page, offset);
-                        let first = pool.element(kv, LayerId::new(layer), slot);
-                        first..first + u64::from(pool.kv_heads() * pool.head_dim())
+                        pool.row(plane, LayerId::new(layer), slot).expect("the pool has it")
                     })
                 })
             });
-            let bytes = pieces.iter().cloned().flatten().step_by(size as usize);
-            assert!(bytes.eq(wanted.map(|element| element * size)), "{pool:?} {page:?}");
-            assert!(pieces.iter().all(|piece| piece.end - piece.start == pool.piece_bytes()));
+            assert!(pieces.iter().cloned().flatten().eq(wanted), "{pool:?} {page:?}");
+            let piece_bytes = pool.page_bytes() / pieces.len() as u64;
+            assert!(pieces.iter().all(|piece| piece.end - piece.start == piece_bytes));
             all.extend(pieces);
         }
         all.sort_by_key(|piece| piece.start);
@@ -123,7 +124,7 @@ fn pieces_tile_the_pool_and_are_each_page_in_one_order() {
 #[test]
 fn a_byte_budget_gives_as_many_whole_pages_as_fit() {
     let config =
-        PoolConfig { layers: 3, kv_heads: 2, head_dim: 5, page_size: 7, ..Default::default() };
+        PoolConfig { layers: 3, shape: KvShape::heads(2, 5), page_size: 7, ..Default::default() };
     let page_bytes = 2 * 3 * 2 * 5 * 7 * 4;
     for bytes in [page_bytes, page_bytes + 1, 2 * page_bytes - 1, 2 * page_bytes, 1 << 30] {
         let capacity = Capacity::Bytes(bytes);
@@ -142,7 +143,12 @@ fn ranks_split_or_replicate_the_heads() {
         for tp_size in 1..=32 {
             let mut owners = vec![0; kv_heads as usize];
             for tp_rank in 0..tp_size {
-                let config = PoolConfig { kv_heads, tp_size, tp_rank, ..Default::default() };
+                let config = PoolConfig {
+                    shape: KvShape::heads(kv_heads, 64),
+                    tp_size,
+                    tp_rank,
+                    ..Default::default()
+                };
                 let divides = kv_heads % tp_size == 0 || tp_size % kv_heads == 0;
                 let Ok(local) = config.local_kv_heads() else {
                     assert!(!divides, "{kv_heads} heads, {tp_size} ranks");
@@ -173,12 +179,12 @@ fn every_config_error_names_its_value() {
     let huge = u32::MAX;
     let pools = [
         (PoolConfig { layers: 0, ..good }, Zero { name: "layers" }),
-        (PoolConfig { kv_heads: 0, ..good }, Zero { name: "kv_heads" }),
-        (PoolConfig { head_dim: 0, ..good }, Zero { name: "head_dim" }),
+        (PoolConfig { shape: KvShape::heads(0, 64), ..good }, Zero { name: "kv_heads" }),
+        (PoolConfig { shape: KvShape::heads(1, 0), ..good }, Zero { name: "head_dim" }),
         (PoolConfig { tp_size: 0, ..good }, Zero { name: "tp_size" }),
         (PoolConfig { page_size: 0, ..good }, Zero { name: "page_size" }),
         (PoolConfig { capacity: Capacity::Pages(0), ..good }, Zero { name: "page_count" }),
-        (PoolConfig { page_size: 1025, ..good }, PageSize { page_size: 1025 }),
+        (PoolConfig { page_size: 1025, ..good }, PageSize { page_size: 1025, max: 1024 }),
         (
             PoolConfig { capacity: Capacity::Pages(huge), ..good },
             PageCount { page_count: huge.into() },
@@ -195,10 +201,13 @@ fn every_config_error_names_its_value() {
             PoolConfig { capacity: Capacity::Bytes(0), ..good },
             Budget { bytes: 0, page_bytes: 8192 },
         ),
-        (PoolConfig { kv_heads: 6, tp_size: 4, ..good }, HeadSplit { kv_heads: 6, tp_size: 4 }),
+        (
+            PoolConfig { shape: KvShape::heads(6, 64), tp_size: 4, ..good },
+            HeadSplit { kv_heads: 6, tp_size: 4 },
+        ),
         (PoolConfig { tp_rank: 1, ..good }, Rank { tp_rank: 1, tp_size: 1 }),
         (
-            PoolConfig { layers: huge, kv_heads: huge, head_dim: huge, ..good },
+            PoolConfig { layers: huge, shape: KvShape::heads(huge, huge), ..good },
             Overflow { name: "bytes per token" },
         ),
         (
@@ -206,13 +215,18 @@ fn every_config_error_names_its_value() {
             Limit { name: "layers", value: 1 << 31, max: (1 << 31) - 1 },
         ),
         (
-            PoolConfig { layers: huge / 2, head_dim: 1 << 28, page_size: 1024, ..good },
+            PoolConfig {
+                layers: huge / 2,
+                shape: KvShape::heads(1, 1 << 28),
+                page_size: 1024,
+                ..good
+            },
             Overflow { name: "page_bytes" },
         ),
         (
             PoolConfig {
                 layers: huge / 2,
-                head_dim: 1 << 20,
+                shape: KvShape::heads(1, 1 << 20),
                 page_size: 1,
                 capacity: Capacity::Pages(huge - 1),
                 ..good
@@ -254,9 +268,8 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
     for _ in 0..200_000 {
         let config = PoolConfig {
             layers: number(),
-            kv_heads: number(),
-            head_dim: number(),
-            dtype: [Dtype::F32, Dtype::F16][number() as usize % 2],
+            shape: KvShape::heads(number(), number()),
+            dtype: [KvDtype::F32, KvDtype::F16][number() as usize % 2],
             page_size: number() % 1030,
             capacity: match number() % 2 {
                 0 => Capacity::Pages(number()),
@@ -282,9 +295,8 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
         let piece = pool.piece(last, pool.pieces_per_page() - 1);
         assert_eq!(piece.end, pool.total_bytes());
         let slot = SlotId::new(pool.slot_count() - 1);
-        let first = pool.element(Kv::V, LayerId::new(pool.layers() - 1), slot);
-        let heads = u64::from(pool.kv_heads()) * u64::from(pool.head_dim());
-        assert_eq!((first + heads) * u64::from(pool.dtype().size()), pool.total_bytes());
+        let row = pool.row(PlaneName::V, LayerId::new(pool.layers() - 1), slot);
+        assert_eq!(row.map(|row| row.end), Some(pool.total_bytes()));
     }
     assert!(made > 1000, "{made}");
 }
@@ -293,7 +305,8 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
 fn slot_mappings_are_32_bit_as_long_as_every_slot_fits() {
     let pool = |pages, page_size| {
         let capacity = Capacity::Pages(pages);
-        PoolConfig { head_dim: 1, page_size, capacity, ..Default::default() }.layout()
+        PoolConfig { shape: KvShape::heads(1, 1), page_size, capacity, ..Default::default() }
+            .layout()
     };
     assert_eq!(pool(1 << 21, 1024).map(|pool| pool.slots_fit_i32()), Ok(true));
     assert_eq!(pool((1 << 21) + 1, 1024).map(|pool| pool.slots_fit_i32()), Ok(false));
@@ -362,7 +375,7 @@ fn page_tables_have_a_word_for_every_page_of_every_row() {
 
 #[test]
 fn a_model_without_heads_is_refused_by_every_question() {
-    let config = PoolConfig { kv_heads: 0, ..Default::default() };
+    let config = PoolConfig { shape: KvShape::heads(0, 64), ..Default::default() };
     let refused = ConfigError::Zero { name: "kv_heads" };
     assert_eq!(config.first_kv_head(), Err(refused));
     assert_eq!(config.local_kv_heads(), Err(refused));

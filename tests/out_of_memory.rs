@@ -9,8 +9,8 @@ use std::cell::Cell;
 use kvarena::backend::CpuError;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, ConfigError, Cpu, Dtype, Engine, EngineConfig, EngineError, Null, PoolConfig,
-    PrefixMode,
+    Capacity, ConfigError, Cpu, Engine, EngineConfig, EngineError, KvDtype, KvShape, Null,
+    PoolConfig, PrefixMode,
 };
 
 /// What is smaller than a table is never refused: Rust and slotmap make some such things without asking.
@@ -74,7 +74,7 @@ static ALLOCATOR: Refusing = Refusing;
 /// A config each of whose tables is larger than [`TABLE`].
 fn config(prefault: bool) -> EngineConfig {
     let pool = PoolConfig {
-        head_dim: 1,
+        shape: KvShape::heads(1, 1),
         page_size: 2,
         capacity: Capacity::Pages(1 << 20),
         ..Default::default()
@@ -144,9 +144,8 @@ fn any_numbers_whatever_make_an_engine_or_an_error() {
         let mut number = || number(&mut rng);
         let pool = PoolConfig {
             layers: number(),
-            kv_heads: number(),
-            head_dim: number(),
-            dtype: Dtype::F16,
+            shape: KvShape::heads(number(), number()),
+            dtype: KvDtype::F16,
             page_size: number() % 1100,
             capacity: match number() % 2 {
                 0 => Capacity::Pages(number()),

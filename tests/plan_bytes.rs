@@ -5,8 +5,8 @@ use kvarena::plan::PlanBytesError;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, BatchPlan, BatchRow, Capacity, Cpu, LayerId, OwnedPlan, PageId, PoolConfig, PoolLayout,
-    RowId, SlotMapping, StepId, StepScratch, TableShape, TableWrite, TokenId,
+    Attend, BatchPlan, BatchRow, Capacity, Cpu, KvShape, LayerId, OwnedPlan, PageId, PoolConfig,
+    PoolLayout, RowId, SlotMapping, StepId, StepScratch, TableShape, TableWrite, TokenId,
 };
 
 /// Bytes of the header: magic, step, rows, tokens, table writes, bytes of a slot.
@@ -216,7 +216,13 @@ fn padding_takes_no_token_away() {
 /// A small pool with two sequences, and the plan of their next step.
 fn begun() -> (Cpu, PoolLayout, OwnedPlan) {
     let (page_size, capacity) = (3, Capacity::Pages(20));
-    let config = PoolConfig { layers: 2, head_dim: 8, page_size, capacity, ..Default::default() };
+    let config = PoolConfig {
+        layers: 2,
+        shape: KvShape::heads(1, 8),
+        page_size,
+        capacity,
+        ..Default::default()
+    };
     let layout = config.layout().expect("a valid pool");
     let table = TableShape::new(page_size, 3, 30, 60).expect("a small table");
     let mut cpu = Cpu::with_threads(1);

@@ -1,8 +1,8 @@
 //! What the largest plan takes: the sizes say it, and a scratch made by them never grows.
 
 use kvarena::{
-    BatchPlan, Capacity, Engine, EngineConfig, EngineShape, Extend, Namespace, Null, PoolConfig,
-    SeqKey, StepScratch, TokenId,
+    BatchPlan, Capacity, Engine, EngineConfig, EngineShape, Extend, KvShape, Namespace, Null,
+    PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 fn engine(page_size: u32, pages: u32, max_sequences: u32, max_tokens: u64) -> Engine<Null> {
@@ -92,7 +92,7 @@ fn a_batch_of_prefills_fits_the_scratch() {
 fn any_numbers_have_a_size() {
     let largest = PoolConfig {
         page_size: 1,
-        head_dim: 1,
+        shape: KvShape::heads(1, 1),
         capacity: Capacity::Pages(u32::MAX - 1),
         ..Default::default()
     };

@@ -7,8 +7,8 @@ use std::alloc::{GlobalAlloc, Layout as Shape, System};
 use std::cell::Cell;
 
 use kvarena::{
-    Backend, Capacity, Cpu, Engine, EngineConfig, EngineError, Error, Extend, Keep, LayerId,
-    Namespace, Null, PoolConfig, PrefixMode, SeqKey, StepId, StepScratch, TokenId,
+    Backend, Capacity, Cpu, Engine, EngineConfig, EngineError, Error, Extend, Keep, KvShape,
+    LayerId, Namespace, Null, PoolConfig, PrefixMode, SeqKey, StepId, StepScratch, TokenId,
 };
 
 thread_local! {
@@ -56,8 +56,7 @@ const SEQUENCES: usize = 12;
 fn config(page_size: u32, prefix: PrefixMode) -> EngineConfig {
     let pool = PoolConfig {
         layers: 1,
-        kv_heads: 1,
-        head_dim: 2,
+        shape: KvShape::heads(1, 2),
         page_size,
         capacity: Capacity::Pages(PAGES),
         ..PoolConfig::default()

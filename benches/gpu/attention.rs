@@ -3,7 +3,7 @@
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
-use kvarena::{Attend, Backend, Kv, LayerId, Layout, SlotId, StepEnd};
+use kvarena::{Attend, Backend, LayerId, Layout, PlaneName, SlotId, StepEnd};
 
 use crate::Outcome;
 use crate::batch::{Batch, Noise, pool, table};
@@ -84,18 +84,19 @@ impl<'a> Bench<'a> {
                 let head = self.rng.below(attend.q_heads.into()) as u32;
                 let kv_head = head / group;
                 let position = row.kv_len - row.extend_len + token;
-                let read = |kv| -> Vec<f32> {
+                let read = |plane| -> Vec<f32> {
                     let of = |p: u32| {
                         let page = batch.pages[index][(p / layout.page_size()) as usize];
                         let slot = page * layout.page_size() + p % layout.page_size();
                         let slot = SlotId::new(slot.into());
-                        let at = layout.element(kv, LayerId::new(layer), slot)
-                            + u64::from(kv_head * HEAD_DIM);
+                        let row = layout.row(plane, LayerId::new(layer), slot);
+                        let at =
+                            row.expect("the pool has it").start / 2 + u64::from(kv_head * HEAD_DIM);
                         (at..at + u64::from(HEAD_DIM)).map(|i| self.noise.at(i))
                     };
                     (0..=position).flat_map(of).collect()
                 };
-                let (k, v) = (read(Kv::K), read(Kv::V));
+                let (k, v) = (read(PlaneName::K), read(PlaneName::V));
                 let at = u64::from(layer) % rows * set
                     + 2 * u64::from(HEAD_DIM)
                         * u64::from((row.qo_start + token) * attend.q_heads + head);

@@ -4,8 +4,8 @@ use cust::sys;
 use kvarena::backend::cuda::{DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    BatchPlan, BatchRow, Capacity, Dtype, Layout, PoolConfig, PoolLayout, RowId, SlotMapping,
-    StepId, TableShape, TableWrite, TokenId,
+    BatchPlan, BatchRow, Capacity, KvDtype, KvShape, Layout, PoolConfig, PoolLayout, RowId,
+    SlotMapping, StepId, TableShape, TableWrite, TokenId,
 };
 
 use crate::Outcome;
@@ -14,9 +14,8 @@ use crate::Outcome;
 pub fn pool(layers: u32, kv_heads: u32, page_size: u32, slots: u32, layout: Layout) -> PoolLayout {
     let config = PoolConfig {
         layers,
-        kv_heads,
-        head_dim: 128,
-        dtype: Dtype::Bf16,
+        shape: KvShape::heads(kv_heads, 128),
+        dtype: KvDtype::Bf16,
         page_size,
         capacity: Capacity::Pages(slots / page_size),
         layout,

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
-    Attend, Backend, Capacity, Dtype, Engine, EngineConfig, Extend, LayerId, Layout, Namespace,
-    Null, PoolConfig, StepScratch, TokenId,
+    Attend, Backend, Capacity, Engine, EngineConfig, Extend, KvDtype, KvShape, LayerId, Layout,
+    Namespace, Null, PoolConfig, StepScratch, TokenId,
 };
 
 use crate::Outcome;
@@ -14,9 +14,8 @@ use crate::report::{Rate, Report};
 fn config(page_size: u32, layers: u32, tokens: u32) -> EngineConfig {
     let pool = PoolConfig {
         layers,
-        kv_heads: 8,
-        head_dim: 128,
-        dtype: Dtype::Bf16,
+        shape: KvShape::heads(8, 128),
+        dtype: KvDtype::Bf16,
         page_size,
         capacity: Capacity::Pages(tokens / page_size),
         layout: Layout::PageFirst,

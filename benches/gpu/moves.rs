@@ -2,7 +2,7 @@
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, Gpu, HostPages};
 use kvarena::testkit::rng::Rng;
-use kvarena::{Backend, LayerId, Layout, PageCopy, PageId, StepEnd};
+use kvarena::{Backend, LayerId, Layout, PageCopy, PageId, PlaneName, StepEnd};
 
 use crate::Outcome;
 use crate::batch::{Batch, Noise, distinct, pool, table};
@@ -63,9 +63,9 @@ fn stored(cuda: &Cuda, batch: &Batch, layer: u32, bytes: u64, noise: &Noise) -> 
         (cuda.layout().expect("an open backend"), cuda.pool().expect("an open backend"));
     let tokens = batch.slots.len();
     for token in [0, tokens / 2, tokens - 1] {
-        for kv in [kvarena::Kv::K, kvarena::Kv::V] {
+        for plane in [PlaneName::K, PlaneName::V] {
             let slot = kvarena::SlotId::new(batch.slots[token] as u64);
-            let at = layout.element(kv, LayerId::new(layer), slot) * 2;
+            let at = layout.row(plane, LayerId::new(layer), slot).expect("the pool has it").start;
             let row: Vec<half::bf16> = memory.read(at, ROW as usize / 2)?;
             let first = (u64::from(layer) * bytes + token as u64 * ROW) / 2;
             if !row.iter().zip(first..).all(|(x, i)| x.to_f32() == noise.at(i)) {

@@ -26,7 +26,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use kvarena::{Dtype, PoolConfig};
+use kvarena::{KvDtype, KvShape, PoolConfig};
 
 use args::Args;
 use host::{Host, Outcome, ServeError};
@@ -109,9 +109,8 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
 fn pool(args: &Args) -> PoolConfig {
     PoolConfig {
         layers: 36,
-        kv_heads: 8,
-        head_dim: 128,
-        dtype: Dtype::Bf16,
+        shape: KvShape::heads(8, 128),
+        dtype: KvDtype::Bf16,
         page_size: args.page_size,
         capacity: args.capacity(),
         ..PoolConfig::default()

@@ -53,7 +53,8 @@ impl Attend {
 ///   a negative slot writes nothing. Slots of one plan are distinct.
 /// * B4. [`attend`](Backend::attend) reads the slots of positions `0..=p` through the page tables, as last written
 ///   by `begin`, and writes every row of `out` (and of the log-sum-exp): padding rows get 0 and minus infinity.
-/// * B5. [`copy_pages`](Backend::copy_pages) copies whole pages, all layers, K and V. Sources and targets are disjoint.
+/// * B5. [`copy_pages`](Backend::copy_pages) copies whole pages, all planes of all layers. Sources and targets are
+///   disjoint.
 /// * B6. What an asynchronous call returned without error may fail later; [`synchronize`](Backend::synchronize)
 ///   reports it, and returns only when everything asked for is done.
 /// * B7. After an error nothing of the failed call is relied upon; the next plan sends what is still missing.

@@ -6,7 +6,7 @@ use std::fmt;
 use super::replay::Inspect;
 use crate::backend::{Attend, Backend};
 use crate::id::{LayerId, SlotId};
-use crate::layout::{Kv, PoolLayout, TableShape};
+use crate::layout::{PlaneName, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
 
 /// When a call fails.
@@ -165,8 +165,8 @@ impl<B: Inspect> Inspect for Failing<B> {
         self.inner.store(plan, layer, k, v).map_err(Failed::Inner)
     }
 
-    fn load(&self, kv: Kv, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
-        self.inner.load(kv, layer, slot)
+    fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
+        self.inner.load(plane, layer, slot)
     }
 
     fn words(&self) -> Option<&[u32]> {

@@ -9,7 +9,7 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 
 use crate::config::{EngineConfig, PrefixMode};
-use crate::layout::{Capacity, Dtype, Layout, PoolConfig};
+use crate::layout::{Capacity, KvDtype, KvShape, Layout, PoolConfig};
 
 /// How to make a prompt out of earlier ones: a shared head and new tokens of a tiny vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
@@ -158,12 +158,11 @@ impl SmallConfig {
     pub fn engine(&self) -> EngineConfig {
         let pool = PoolConfig {
             layers: self.layers,
-            kv_heads: self.kv_heads,
-            head_dim: 2,
+            shape: KvShape::heads(self.kv_heads, 2),
             dtype: match self.dtype {
-                0 => Dtype::F32,
-                1 => Dtype::F16,
-                _ => Dtype::Bf16,
+                0 => KvDtype::F32,
+                1 => KvDtype::F16,
+                _ => KvDtype::Bf16,
             },
             page_size: self.page_size,
             capacity: Capacity::Pages(self.pages),

@@ -1,10 +1,12 @@
 //! Page copies are byte exact: inside a pool, between pools of either layout, to and from pinned host memory.
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaStream, Gpu, HostPages};
+use kvarena::testkit::contract::with_spare_plane;
 use kvarena::testkit::planner::shuffle;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, Capacity, Dtype, Layout, PageCopy, PageId, PoolConfig, PoolLayout, TableShape,
+    Backend, Capacity, KvDtype, KvShape, Layout, PageCopy, PageId, PoolConfig, PoolLayout,
+    TableShape,
 };
 
 use crate::gpu;
@@ -12,31 +14,37 @@ use crate::on_gpu::OnGpu;
 
 /// Shapes of pages: units of 16, 4 and 2 bytes; pieces from 6 bytes to many blocks; pages below and above what the copy
 /// engines take.
-const SHAPES: [(u32, u32, u32, Dtype, u32); 6] = [
-    (3, 2, 64, Dtype::Bf16, 16),
-    (2, 1, 3, Dtype::F16, 1),
-    (1, 1, 5, Dtype::F32, 7),
-    (2, 8, 128, Dtype::Bf16, 1),
-    (4, 8, 128, Dtype::Bf16, 64),
-    (36, 8, 128, Dtype::Bf16, 16),
+const SHAPES: [Shape; 10] = [
+    (3, 2, 64, KvDtype::Bf16, 16, false),
+    (2, 1, 3, KvDtype::F16, 1, false),
+    (1, 1, 5, KvDtype::F32, 7, false),
+    (2, 8, 128, KvDtype::Bf16, 1, false),
+    (4, 8, 128, KvDtype::Bf16, 64, false),
+    (36, 8, 128, KvDtype::Bf16, 16, false),
+    (3, 2, 64, KvDtype::Bf16, 16, true),
+    (2, 1, 3, KvDtype::F16, 1, true),
+    (1, 3, 5, KvDtype::F32, 7, true),
+    (36, 8, 128, KvDtype::Bf16, 16, true),
 ];
+
+/// Layers, kv heads, head_dim, dtype, page size, and whether there is a plane of other pieces beside K and V.
+type Shape = (u32, u32, u32, KvDtype, u32, bool);
 
 const PAGES: u32 = 40;
 
-fn pool(shape: (u32, u32, u32, Dtype, u32), layout: Layout) -> PoolLayout {
-    let (layers, kv_heads, head_dim, dtype, page_size) = shape;
+fn pool(shape: Shape, layout: Layout) -> PoolLayout {
+    let (layers, kv_heads, head_dim, dtype, page_size, spare) = shape;
     let capacity = Capacity::Pages(PAGES);
     let config = PoolConfig {
         layers,
-        kv_heads,
-        head_dim,
+        shape: KvShape::heads(kv_heads, head_dim),
         dtype,
         page_size,
         capacity,
         layout,
         ..PoolConfig::default()
     };
-    config.layout().expect("a valid pool")
+    if spare { with_spare_plane(&config) } else { config.layout().expect("a valid pool") }
 }
 
 fn open(gpu: &Gpu, layout: &PoolLayout) -> OnGpu {
@@ -139,7 +147,7 @@ fn copies_are_captured_and_replayed() {
     let Some(gpu) = gpu() else { return };
     let mut rng = Rng::new(3);
     // Small pages, and large ones that go by the copy engines.
-    for shape in [SHAPES[3], SHAPES[5]] {
+    for shape in [SHAPES[3], SHAPES[5], SHAPES[6], SHAPES[9]] {
         for layout in [Layout::LayerFirst, Layout::PageFirst] {
             let layout = pool(shape, layout);
             let mut backend = open(&gpu, &layout);
@@ -229,7 +237,8 @@ fn pages_move_inside_a_pool_and_between_pools() {
 fn more_pages_than_one_launch_takes() {
     let Some(gpu) = gpu() else { return };
     let capacity = Capacity::Pages(2_000);
-    let config = PoolConfig { page_size: 1, head_dim: 4, capacity, ..PoolConfig::default() };
+    let config =
+        PoolConfig { page_size: 1, shape: KvShape::heads(1, 4), capacity, ..PoolConfig::default() };
     let layout = config.layout().expect("a valid pool");
     let mut backend = open(&gpu, &layout);
     let mut host = HostPages::new(&gpu, &layout, 1_000).expect("pinned memory");
@@ -272,7 +281,7 @@ fn pages_of_another_shape_are_refused() {
 #[test]
 fn pages_are_not_lent_beside_a_copy() {
     let Some(gpu) = gpu() else { return };
-    for shape in [SHAPES[3], SHAPES[5]] {
+    for shape in [SHAPES[3], SHAPES[5], SHAPES[6], SHAPES[9]] {
         let layout = pool(shape, Layout::LayerFirst);
         let mut backend = open(&gpu, &layout);
         fill(&mut backend, &layout, 100);

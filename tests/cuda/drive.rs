@@ -3,7 +3,9 @@
 use kvarena::testkit::contract::{HostRows, attention, round};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
-use kvarena::{Attend, BatchPlan, Capacity, Dtype, Layout, PoolConfig, PoolLayout, TableShape};
+use kvarena::{
+    Attend, BatchPlan, Capacity, Dtype, KvShape, Layout, PoolConfig, PoolLayout, TableShape,
+};
 
 /// A model's shape, and how its pool lies.
 #[derive(Clone, Copy, Debug)]
@@ -24,9 +26,8 @@ impl Shape {
     pub fn config(&self) -> PoolConfig {
         PoolConfig {
             layers: self.layers,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            dtype: self.dtype,
+            shape: KvShape::heads(self.kv_heads, self.head_dim),
+            dtype: self.dtype.into(),
             page_size: self.page_size,
             capacity: self.capacity,
             layout: self.layout,

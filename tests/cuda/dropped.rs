@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, HostPages};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, Layout, PageCopy, PageId,
-    PoolConfig, RowId, SlotMapping, StepId, TableShape, TokenId,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, Layout, PageCopy,
+    PageId, PoolConfig, RowId, SlotMapping, StepId, TableShape, TokenId,
 };
 
 use crate::gpu;
@@ -23,9 +23,15 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
         CudaOptions { stream: Some(stream.clone()), max_step_tokens: 4, max_step_rows: 0 };
     let mut cuda = Cuda::new(gpu, options);
     let capacity = Capacity::Pages(40);
-    let (dtype, kv_heads, head_dim) = (Dtype::Bf16, 8, 128);
-    let config =
-        PoolConfig { layers, kv_heads, head_dim, dtype, layout, capacity, ..PoolConfig::default() };
+    let (dtype, kv_heads, head_dim) = (KvDtype::Bf16, 8, 128);
+    let config = PoolConfig {
+        layers,
+        shape: KvShape::heads(kv_heads, head_dim),
+        dtype,
+        layout,
+        capacity,
+        ..PoolConfig::default()
+    };
     let (pool, table) = (config.layout(), TableShape::new(16, 2, 128, 256));
     let pool = pool.expect("a small pool");
     cuda.open(&pool, &table.expect("a small table"), 2).expect("a small pool");

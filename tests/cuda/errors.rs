@@ -2,8 +2,9 @@
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, LayerId, PageCopy, PageId,
-    PoolConfig, RowId, SlotMapping, StepEnd, StepId, TableShape, TableWrite, TokenId,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, KvDtype, KvShape, LayerId,
+    PageCopy, PageId, PoolConfig, RowId, SlotMapping, StepEnd, StepId, TableShape, TableWrite,
+    TokenId,
 };
 
 use crate::{device, gpu};
@@ -22,9 +23,10 @@ fn plan<'a>(step: u64, rows: &'a [BatchRow], slots: &'a [i32]) -> BatchPlan<'a> 
 
 const ROW: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 };
 
-fn open(gpu: &Gpu, dtype: Dtype, head_dim: u32) -> Cuda {
+fn open(gpu: &Gpu, dtype: KvDtype, head_dim: u32) -> Cuda {
     let capacity = Capacity::Pages(8);
-    let config = PoolConfig { dtype, head_dim, capacity, ..PoolConfig::default() };
+    let config =
+        PoolConfig { dtype, shape: KvShape::heads(1, head_dim), capacity, ..PoolConfig::default() };
     let mut cuda = Cuda::new(gpu, CudaOptions { max_step_tokens: 4, ..CudaOptions::default() });
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
     cuda.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool");
@@ -77,7 +79,7 @@ fn free_memory_less_a_reserve_is_a_pool() {
 #[test]
 fn steps_out_of_order_are_refused() {
     let Some(gpu) = gpu() else { return };
-    let mut cuda = open(&gpu, Dtype::F32, 64);
+    let mut cuda = open(&gpu, KvDtype::F32, 64);
     let rows = [ROW];
     cuda.begin(&plan(2, &rows, &[0])).expect("a valid plan");
     let (step, last) = (StepId::new(2), StepId::new(2));
@@ -93,7 +95,7 @@ fn steps_out_of_order_are_refused() {
 #[test]
 fn plans_of_ended_steps_are_refused() {
     let Some(gpu) = gpu() else { return };
-    let mut cuda = open(&gpu, Dtype::F32, 64);
+    let mut cuda = open(&gpu, KvDtype::F32, 64);
     let (rows, layer) = ([ROW], LayerId::new(0));
     let (first, second) = (plan(1, &rows, &[0]), plan(2, &rows, &[1]));
     cuda.begin(&first).expect("a valid plan");
@@ -117,7 +119,7 @@ fn plans_of_ended_steps_are_refused() {
 #[test]
 fn plans_outside_the_pool_are_refused() {
     let Some(gpu) = gpu() else { return };
-    let mut cuda = open(&gpu, Dtype::F32, 64);
+    let mut cuda = open(&gpu, KvDtype::F32, 64);
     let error = cuda.begin(&plan(1, &[ROW], &[128]));
     assert_eq!(error, Err(CudaError::Slot { slot: 128, slots: 128 }));
     for row in [
@@ -142,7 +144,7 @@ fn plans_outside_the_pool_are_refused() {
 #[test]
 fn rows_that_do_not_fit_are_refused() {
     let Some(gpu) = gpu() else { return };
-    let mut cuda = open(&gpu, Dtype::Bf16, 64);
+    let mut cuda = open(&gpu, KvDtype::Bf16, 64);
     let (rows, layer) = ([ROW], LayerId::new(0));
     let plan = plan(1, &rows, &[0]);
     cuda.begin(&plan).expect("a valid plan");
@@ -172,7 +174,7 @@ fn rows_that_do_not_fit_are_refused() {
 #[test]
 fn shapes_without_a_kernel_are_refused() {
     let Some(gpu) = gpu() else { return };
-    let mut cuda = open(&gpu, Dtype::Bf16, 80);
+    let mut cuda = open(&gpu, KvDtype::Bf16, 80);
     assert_eq!(cuda.prepare(&Attend::new(1, 80)), Err(CudaError::HeadDim { head_dim: 80 }));
     let heads = CudaError::Heads { q_heads: 17, kv_heads: 1 };
     assert_eq!(cuda.prepare(&Attend::new(17, 80)), Err(heads));
@@ -182,7 +184,7 @@ fn shapes_without_a_kernel_are_refused() {
 fn what_is_on_another_device_is_refused() {
     let Some(gpu) = gpu() else { return };
     let Some(second) = device(1) else { return };
-    let mut cuda = open(&gpu, Dtype::Bf16, 64);
+    let mut cuda = open(&gpu, KvDtype::Bf16, 64);
     let (rows, layer) = ([ROW], LayerId::new(0));
     let plan = plan(1, &rows, &[0]);
     cuda.begin(&plan).expect("a valid plan");

@@ -9,7 +9,8 @@ use kvarena::backend::cuda::{
 };
 use kvarena::testkit::contract::{Case, HostRows, TestBackend, bytes};
 use kvarena::{
-    Attend, Backend, BatchPlan, Dtype, LayerId, PageCopy, PageId, PoolLayout, StepEnd, TableShape,
+    Attend, Backend, BatchPlan, Dtype, KvDtype, LayerId, PageCopy, PageId, PoolLayout, StepEnd,
+    TableShape,
 };
 
 /// A [`Cuda`] on a stream of its own, and a page of pinned memory to look through.
@@ -61,6 +62,7 @@ impl GpuRows {
             Dtype::F32 => self.buffer.read(0, self.len).expect("numbers"),
             Dtype::F16 => widen(&self.buffer, self.len, f16::to_f32),
             Dtype::Bf16 => widen(&self.buffer, self.len, bf16::to_f32),
+            other => panic!("{other:?}"),
         }
     }
 }
@@ -129,10 +131,10 @@ impl TestBackend for OnGpu {
     type Sums = DeviceBuffer;
 
     fn supports(&self, case: &Case) -> bool {
-        let dtype = case.layout.dtype();
-        let head_dim = match dtype {
-            Dtype::F32 => case.layout.head_dim().is_multiple_of(32),
-            Dtype::F16 | Dtype::Bf16 => matches!(case.layout.head_dim(), 64 | 128 | 256),
+        let dtype = case.layout.dtype().rows();
+        let head_dim = match case.layout.dtype() {
+            KvDtype::F32 => case.layout.head_dim().is_multiple_of(32),
+            _ => matches!(case.layout.head_dim(), 64 | 128 | 256),
         };
         head_dim && case.kv_rows == dtype && case.q_rows == dtype
     }
@@ -140,9 +142,10 @@ impl TestBackend for OnGpu {
     /// Sums in f32 over weights that are rounded to the pool's type.
     fn unit(&self, case: &Case) -> f64 {
         match case.layout.dtype() {
-            Dtype::F32 => 2_f64.powi(-21),
-            Dtype::F16 => 2_f64.powi(-13),
-            Dtype::Bf16 => 2_f64.powi(-10),
+            KvDtype::F32 => 2_f64.powi(-21),
+            KvDtype::F16 => 2_f64.powi(-13),
+            KvDtype::Bf16 => 2_f64.powi(-10),
+            other => panic!("{other:?}"),
         }
     }
 

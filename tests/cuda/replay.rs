@@ -8,7 +8,7 @@ use kvarena::testkit::contract::bytes;
 use kvarena::testkit::replay::{Inspect, Summary, replay_on};
 use kvarena::testkit::workload::Workload;
 use kvarena::{
-    Attend, Backend, BatchPlan, Dtype, Kv, LayerId, PageCopy, PoolLayout, SlotId, StepEnd,
+    Attend, Backend, BatchPlan, KvDtype, LayerId, PageCopy, PlaneName, PoolLayout, SlotId, StepEnd,
     TableShape,
 };
 
@@ -98,29 +98,30 @@ impl Inspect for Watched {
         v: &[f32],
     ) -> Result<(), CudaError> {
         let dtype = self.gpu.cuda.layout().expect("an open backend").dtype();
-        let [k, v] = [k, v].map(|rows| DeviceBuffer::of(self.gpu.cuda.gpu(), &bytes(dtype, rows)));
+        let [k, v] =
+            [k, v].map(|rows| DeviceBuffer::of(self.gpu.cuda.gpu(), &bytes(dtype.rows(), rows)));
         let (k, v) = (k?, v?);
         self.store_cache(plan, layer, k.rows(0, None), v.rows(0, None))
     }
 
-    fn load(&self, kv: Kv, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
+    fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
         let layout = self.gpu.cuda.layout().expect("an open backend");
         let memory = self.gpu.cuda.pool().expect("an open backend");
         let mut pool = self.pool.borrow_mut();
         let bytes =
             pool.get_or_insert_with(|| memory.read(0, memory.bytes() as usize).expect("bytes"));
-        let size = layout.dtype().size() as usize;
-        let start = layout.element(kv, layer, slot) as usize * size;
-        let row = &bytes[start..start + (layout.kv_heads() * layout.head_dim()) as usize * size];
+        let row = layout.row(plane, layer, slot)?;
+        let row = &bytes[row.start as usize..row.end as usize];
         Some(match layout.dtype() {
-            Dtype::F32 => row.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
-            Dtype::F16 => {
+            KvDtype::F32 => row.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
+            KvDtype::F16 => {
                 row.chunks_exact(2).map(|x| bytemuck::pod_read_unaligned::<f16>(x).into()).collect()
             }
-            Dtype::Bf16 => row
+            KvDtype::Bf16 => row
                 .chunks_exact(2)
                 .map(|x| bytemuck::pod_read_unaligned::<bf16>(x).into())
                 .collect(),
+            other => panic!("{other:?}"),
         })
     }
 

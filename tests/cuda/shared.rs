@@ -8,8 +8,8 @@ use std::thread;
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
-    Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, PoolConfig, RowId, SlotMapping,
-    StepEnd, StepId, TableShape, TokenId,
+    Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, PoolConfig, RowId,
+    SlotMapping, StepEnd, StepId, TableShape, TokenId,
 };
 
 use crate::gpu;
@@ -70,8 +70,9 @@ fn open(gpu: &Gpu, other: &Other) -> Cuda {
     let stream = unsafe { CudaStream::from_raw(gpu, other.stream as usize as u64) };
     let options = CudaOptions { stream: Some(stream), max_step_tokens: 4, max_step_rows: 0 };
     let mut cuda = Cuda::new(gpu, options);
-    let (capacity, dtype) = (Capacity::Pages(8), Dtype::Bf16);
-    let config = PoolConfig { capacity, dtype, head_dim: 64, ..PoolConfig::default() };
+    let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
+    let config =
+        PoolConfig { capacity, dtype, shape: KvShape::heads(1, 64), ..PoolConfig::default() };
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
     cuda.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool");
     cuda

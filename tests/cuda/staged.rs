@@ -2,8 +2,8 @@
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, PoolConfig, RowId, SlotMapping,
-    StepId, TableShape, TokenId,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, PlaneName,
+    PoolConfig, RowId, SlotId, SlotMapping, StepId, TableShape, TokenId,
 };
 
 use crate::gpu;
@@ -11,8 +11,9 @@ use crate::gpu;
 const WIDTH: usize = 64;
 
 fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
-    let (capacity, dtype, head_dim) = (Capacity::Pages(8), Dtype::Bf16, WIDTH as u32);
-    let config = PoolConfig { capacity, dtype, head_dim, ..PoolConfig::default() };
+    let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
+    let shape = KvShape::heads(1, WIDTH as u32);
+    let config = PoolConfig { capacity, dtype, shape, ..PoolConfig::default() };
     let options = CudaOptions { max_step_tokens: 64, ..CudaOptions::default() };
     let mut cuda = Cuda::new(gpu, options);
     cuda.open(&config.layout().expect("a small pool"), table, 2).expect("a small pool");
@@ -59,8 +60,9 @@ fn slots_are_read_as_wide_as_they_are() {
         cuda.synchronize().expect("nothing failed");
         let mut wanted = before;
         for (i, &slot) in wide[..3].iter().enumerate() {
-            for kv in [kvarena::Kv::K, kvarena::Kv::V] {
-                let at = layout.element(kv, layer, kvarena::SlotId::new(slot as u64)) as usize;
+            for plane in [PlaneName::K, PlaneName::V] {
+                let row = layout.row(plane, layer, SlotId::new(slot as u64));
+                let at = row.expect("the pool has it").start as usize / 2;
                 wanted[at..at + WIDTH].fill(1 + i as u16);
             }
         }

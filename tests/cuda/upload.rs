@@ -3,8 +3,8 @@
 use kvarena::backend::cuda::{Cuda, CudaEvent, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, BatchPlan, BatchRow, Capacity, Dtype, Kv, LayerId, PageCopy, PageId, PoolConfig,
-    RowId, SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite, TokenId,
+    Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, PageCopy, PageId, PlaneName,
+    PoolConfig, RowId, SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite, TokenId,
 };
 
 use crate::gpu;
@@ -26,9 +26,8 @@ fn plan<'a>(step: u64, slots: &'a [i32], table_writes: &'a [TableWrite]) -> Batc
 fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
     let config = PoolConfig {
         layers: 16,
-        kv_heads: 8,
-        head_dim: 128,
-        dtype: Dtype::Bf16,
+        shape: KvShape::heads(8, 128),
+        dtype: KvDtype::Bf16,
         capacity: Capacity::Pages(64),
         ..PoolConfig::default()
     };
@@ -65,10 +64,11 @@ fn a_slot_of_the_ring_is_not_written_before_it_was_read() {
     cuda.synchronize().expect("nothing failed");
     let memory = cuda.pool().expect("just opened");
     for step in 0..STEPS {
-        for kv in [Kv::K, Kv::V] {
-            let at = layout.element(kv, LayerId::new(0), SlotId::new(slot(step) as u64)) * 2;
+        for plane in [PlaneName::K, PlaneName::V] {
+            let row = layout.row(plane, LayerId::new(0), SlotId::new(slot(step) as u64));
+            let at = row.expect("the pool has it").start;
             let got: Vec<u16> = memory.read(at, WIDTH).expect("a row");
-            assert!(got == rows[step * WIDTH..(step + 1) * WIDTH], "{kv:?} of step {step}");
+            assert!(got == rows[step * WIDTH..(step + 1) * WIDTH], "{plane:?} of step {step}");
         }
     }
 }

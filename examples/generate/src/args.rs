@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::ArgPredicate;
 use clap::{Parser, ValueEnum};
-use kvarena::{Dtype, Layout};
+use kvarena::{KvDtype, Layout};
 
 /// A small LLM host on kvarena: Llama and Qwen3 models from safetensors, served with continuous batching.
 ///
@@ -224,12 +224,12 @@ pub enum DtypeName {
     Bf16,
 }
 
-impl From<DtypeName> for Dtype {
+impl From<DtypeName> for KvDtype {
     fn from(name: DtypeName) -> Self {
         match name {
-            DtypeName::F32 => Dtype::F32,
-            DtypeName::F16 => Dtype::F16,
-            DtypeName::Bf16 => Dtype::Bf16,
+            DtypeName::F32 => KvDtype::F32,
+            DtypeName::F16 => KvDtype::F16,
+            DtypeName::Bf16 => KvDtype::Bf16,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kvarena::{Capacity, EngineConfig, EngineError, PoolConfig, PrefixMode};
+use kvarena::{Capacity, EngineConfig, EngineError, KvShape, PoolConfig, PrefixMode};
 use serde_json::{Value, json};
 
 use crate::args::{Args, BackendName, Shape, Switch};
@@ -133,8 +133,7 @@ fn json_of(shape: Shape) -> Value {
 pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Result<EngineConfig> {
     let mut pool = PoolConfig {
         layers: model.layers as u32,
-        kv_heads: model.kv_heads as u32,
-        head_dim: model.head_dim as u32,
+        shape: KvShape::heads(model.kv_heads as u32, model.head_dim as u32),
         dtype: args.kv_dtype.into(),
         page_size: args.page_size,
         capacity: Capacity::Pages(1),

@@ -16,7 +16,7 @@ use generate::sample::Sampling;
 use generate::server::{Policy, Server, Sink};
 use generate::stream::Stream;
 use half::{bf16, f16};
-use kvarena::{Capacity, Cpu, Dtype, Engine, EngineConfig, PoolConfig};
+use kvarena::{Capacity, Cpu, Dtype, Engine, EngineConfig, KvDtype, KvShape, PoolConfig};
 use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
@@ -57,6 +57,7 @@ fn write_tensors(dir: &Dir, file: &str, model: &str, dtype: Dtype, keep: impl Fn
                     wide.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
                 ),
                 Dtype::F32 => (safetensors::Dtype::F32, wide.flat_map(f32::to_le_bytes).collect()),
+                other => panic!("{other:?}"),
             }
         })
         .collect();
@@ -229,9 +230,8 @@ fn models_of_other_shapes() {
 fn serve(model: &Model, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
     let pool = PoolConfig {
         layers: model.config.layers as u32,
-        kv_heads: model.config.kv_heads as u32,
-        head_dim: model.config.head_dim as u32,
-        dtype: Dtype::F32,
+        shape: KvShape::heads(model.config.kv_heads as u32, model.config.head_dim as u32),
+        dtype: KvDtype::F32,
         page_size: 4,
         capacity: Capacity::Pages(64),
         ..PoolConfig::default()

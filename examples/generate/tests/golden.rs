@@ -11,7 +11,9 @@ use generate::request::{Defaults, Request};
 use generate::sample::Sampling;
 use generate::server::{Policy, Server, Sink};
 use generate::stream::Stream;
-use kvarena::{Capacity, Cpu, Dtype, Engine, EngineConfig, Layout, PoolConfig, PrefixMode, Stats};
+use kvarena::{
+    Capacity, Cpu, Engine, EngineConfig, KvDtype, KvShape, Layout, PoolConfig, PrefixMode, Stats,
+};
 
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
 const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
@@ -31,7 +33,7 @@ const WAYS: [Way; 4] = [Way::OneByOne, Way::AllAtOnce, Way::ChunksOf7, Way::Smal
 
 #[derive(Clone, Copy, Debug)]
 struct Setting {
-    dtype: Dtype,
+    dtype: KvDtype,
     page_size: u32,
     layout: Layout,
     prefix: PrefixMode,
@@ -82,8 +84,7 @@ fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
     let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
     let pool = PoolConfig {
         layers: model.config.layers as u32,
-        kv_heads: model.config.kv_heads as u32,
-        head_dim: model.config.head_dim as u32,
+        shape: KvShape::heads(model.config.kv_heads as u32, model.config.head_dim as u32),
         dtype: setting.dtype,
         page_size: setting.page_size,
         capacity: Capacity::Pages(tokens.div_ceil(setting.page_size)),
@@ -120,7 +121,7 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
     for (number, case) in cases.iter().enumerate() {
         let said = &ran.heard.tokens[&(number, 0)];
         assert_eq!(said, &case.tokens, "{name}, case {number}, {setting:?}");
-        if setting.dtype == Dtype::F32 {
+        if setting.dtype == KvDtype::F32 {
             let logits = &ran.heard.first_logits[&number];
             for (actual, expected) in logits.iter().zip(&case.first_logits_head) {
                 let actual = f64::from(*actual);
@@ -149,7 +150,7 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
 }
 
 /// Every combination with these.
-fn settings(dtypes: &[Dtype], overlaps: &[bool]) -> Vec<Setting> {
+fn settings(dtypes: &[KvDtype], overlaps: &[bool]) -> Vec<Setting> {
     let mut settings = Vec::new();
     for (&dtype, &overlap) in dtypes.iter().flat_map(|d| overlaps.iter().map(move |o| (d, o))) {
         for (page_size, layout) in PAGE_SIZES.iter().flat_map(|&s| LAYOUTS.map(|l| (s, l))) {
@@ -164,7 +165,7 @@ fn settings(dtypes: &[Dtype], overlaps: &[bool]) -> Vec<Setting> {
     settings
 }
 
-fn all_settings(name: &str, dtype: Dtype, overlap: bool) {
+fn all_settings(name: &str, dtype: KvDtype, overlap: bool) {
     let model = Model::read(&common::dir(name)).expect("the golden model loads");
     let cases = common::cases(name);
     let requests = requests(&cases);
@@ -177,7 +178,7 @@ macro_rules! golden {
     ($($test:ident: $model:literal, $dtype:ident, $overlap:literal;)*) => {
         $(#[test]
         fn $test() {
-            all_settings($model, Dtype::$dtype, $overlap);
+            all_settings($model, KvDtype::$dtype, $overlap);
         })*
     };
 }
@@ -205,7 +206,7 @@ fn failed_steps_change_nothing() {
         let requests = requests(&cases);
         for (way, overlap) in WAYS.iter().flat_map(|&way| [(way, false), (way, true)]) {
             let setting = Setting {
-                dtype: Dtype::F32,
+                dtype: KvDtype::F32,
                 page_size: 16,
                 layout: Layout::PageFirst,
                 prefix: PrefixMode::Radix,

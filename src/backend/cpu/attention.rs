@@ -150,19 +150,18 @@ impl Scratch {
     fn load_tile<T: Number>(&mut self, job: &Job<'_, T>, unit: Unit, tile: Range<u32>) {
         let page_size = job.layout.page_size();
         let width = unit.heads as usize * job.layout.head_dim() as usize;
-        let head = u64::from(unit.first_head) * job.strides.head;
         let mut at = tile.start;
         while at < tile.end {
             let page = job.table.page(job.words, unit.row.row, at / page_size);
-            let page = u64::from(page.raw()) * job.strides.page + head;
             let offset = at % page_size;
             let end = tile.end.min(at.saturating_add(page_size - offset));
-            for (origin, planes) in [(job.k_origin, &mut self.k), (job.v_origin, &mut self.v)] {
+            for (strides, tiles) in [(&job.k, &mut self.k), (&job.v, &mut self.v)] {
+                let head = u64::from(unit.first_head) * strides.head;
                 for position in at..end {
-                    let offset = u64::from(offset + (position - at));
-                    let start = (origin + page + offset * job.strides.slot) as usize;
+                    let byte = strides.row(job.layer, page, offset + (position - at)) + head;
+                    let start = byte as usize / size_of::<T>();
                     let row = (position - tile.start) as usize;
-                    widen_slot(&job.pool[start..start + width], planes, row, job);
+                    widen_slot(&job.pool[start..start + width], tiles, row, job);
                 }
             }
             at = end;
@@ -179,9 +178,9 @@ impl Scratch {
     ) {
         let (group, lanes) = (job.group(), job.lanes());
         let rows = unit.rows_per_head(group);
-        let planes = self.k.chunks_exact(TILE * lanes).zip(self.v.chunks_exact(TILE * lanes));
+        let tiles = self.k.chunks_exact(TILE * lanes).zip(self.v.chunks_exact(TILE * lanes));
         let queries = self.q.chunks_exact(rows * lanes).zip(self.softmax.chunks_exact_mut(rows));
-        let heads = planes.zip(queries.zip(out.chunks_exact_mut(rows * lanes)));
+        let heads = tiles.zip(queries.zip(out.chunks_exact_mut(rows * lanes)));
         for ((k, v), ((q, softmax), out)) in heads {
             let logits = &mut self.logits[..rows * TILE];
             multiply(q, k, lanes, tile.len(), logits);
@@ -208,12 +207,12 @@ fn grow<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
     }
 }
 
-/// Widens one slot's heads, each to row `row` of its plane.
-fn widen_slot<T: Number>(slot: &[T], planes: &mut [Lanes], row: usize, job: &Job<'_, T>) {
+/// Widens one slot's heads, each to row `row` of its tile.
+fn widen_slot<T: Number>(slot: &[T], tiles: &mut [Lanes], row: usize, job: &Job<'_, T>) {
     let (lanes, head_dim) = (job.lanes(), job.layout.head_dim() as usize);
-    let planes = planes.chunks_exact_mut(TILE * lanes);
-    for (head, plane) in slot.chunks_exact(head_dim).zip(planes) {
-        let wide = plane[row * lanes..(row + 1) * lanes].as_flattened_mut();
+    let tiles = tiles.chunks_exact_mut(TILE * lanes);
+    for (head, tile) in slot.chunks_exact(head_dim).zip(tiles) {
+        let wide = tile[row * lanes..(row + 1) * lanes].as_flattened_mut();
         T::widen(head, &mut wide[..head_dim]);
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::id::{LayerId, PageId, RowId, SlotId, StepId};
+use crate::layout::PlaneName;
 
 /// An argument of a call that carries numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,6 +137,11 @@ pub enum CpuError {
         /// Pieces of a page.
         pieces: u32,
     },
+    /// A plane that the pool does not have, or that holds no rows by slot.
+    Plane {
+        /// The plane.
+        plane: PlaneName,
+    },
     /// A layer past the model.
     Layer {
         /// The layer.
@@ -222,6 +228,7 @@ impl fmt::Display for CpuError {
             Self::Piece { piece, pieces } => {
                 write!(f, "piece {piece} is not among {pieces} of a page")
             }
+            Self::Plane { plane } => write!(f, "the pool has no rows of {plane:?} by slot"),
             Self::Layer { layer, layers } => write!(f, "{layer:?} is not among {layers}"),
             Self::Heads { q_heads, kv_heads } => {
                 write!(f, "{q_heads} query heads are not a multiple of {kv_heads} kv heads")

@@ -1,6 +1,6 @@
 //! The CPU backend: the reference, and the specification of the kernels.
 //!
-//! One zeroed allocation in the pool's dtype and layout, which the system backs with memory as pages are first
+//! One zeroed allocation in the pool's layout, which the system backs with memory as pages are first
 //! written, and a copy of the page tables. Every call is done when it returns. A call that fails has written nothing.
 //!
 //! Not here: which pages are whose.
@@ -23,14 +23,14 @@ pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
 use super::{Attend, Backend, OpenSteps};
 use crate::id::LayerId;
-use crate::layout::{Kv, PoolLayout, TableShape};
+use crate::layout::{PlaneName, PoolLayout, Strides, TableShape};
 use crate::memory::OutOfMemory;
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
 use attention::Scratch;
 use math::Lanes;
 use number::Number;
 use pages::bytes_of;
-use pool::{Pool, with_pool};
+use pool::{Pool, with_number};
 use unit::Job;
 
 /// K and V in the host's memory.
@@ -50,6 +50,8 @@ struct Open {
     layout: PoolLayout,
     table: TableShape,
     pool: Pool,
+    /// Where K and V lie.
+    kv: [Strides; 2],
     /// The page tables. Every word names a chunk or a page that exists.
     words: Box<[u32]>,
     steps: OpenSteps,
@@ -140,9 +142,11 @@ impl Backend for Cpu {
         let pool = Pool::new(layout)?;
         let words = pool::zeroed::<u32>(table.words() as u64)?;
         let (layout, table) = (*layout, *table);
+        let kv = [PlaneName::K, PlaneName::V]
+            .map(|name| layout.strides(name).expect("a pool of heads has K and V"));
         let refused = |error: OutOfMemory| CpuError::OutOfMemory { bytes: error.bytes };
         let steps = OpenSteps::try_new(max_steps).map_err(refused)?;
-        self.open = Some(Open { layout, table, pool, words, steps });
+        self.open = Some(Open { layout, table, pool, kv, words, steps });
         Ok(())
     }
 
@@ -188,16 +192,19 @@ impl Backend for Cpu {
         let width = open.layout.kv_heads() as usize * open.layout.head_dim() as usize;
         let k_stride = k.check(Operand::K, plan.token_count(), width)?;
         let v_stride = v.check(Operand::V, plan.token_count(), width)?;
-        for i in 0..plan.token_count() {
-            let Some(slot) = plan.slot_mapping.get(i) else { continue };
-            for (kv, rows, stride) in [(Kv::K, k, k_stride), (Kv::V, v, v_stride)] {
-                let target = open.layout.element(kv, layer, slot) as usize;
-                let row = rows.elements.slice(i * stride..i * stride + width);
-                with_pool!(&mut open.pool, pool => {
+        let rows = [(k, k_stride), (v, v_stride)];
+        with_number!(open.layout.dtype(), T => {
+            let pool = open.pool.numbers_mut::<T>();
+            for i in 0..plan.token_count() {
+                let Some(slot) = plan.slot_mapping.get(i) else { continue };
+                let (page, offset) = open.layout.page_of(slot);
+                for (strides, (rows, stride)) in open.kv.iter().zip(rows) {
+                    let target = strides.row(layer, page, offset) as usize / size_of::<T>();
+                    let row = rows.elements.slice(i * stride..i * stride + width);
                     row.convert_into(&mut pool[target..target + width]);
-                });
+                }
             }
-        }
+        });
         Ok(())
     }
 
@@ -223,13 +230,14 @@ impl Backend for Cpu {
         let out_stride = out.check(Operand::Out, tokens, width)?;
         check::lse(lse.as_deref(), tokens * q_heads)?;
 
-        with_pool!(&open.pool, pool => {
+        let [k, v] = open.kv;
+        with_number!(open.layout.dtype(), T => {
             let job = Job {
-                pool,
+                pool: open.pool.numbers::<T>(),
                 layout: &open.layout,
-                strides: open.layout.strides(),
-                k_origin: open.layout.origin(Kv::K, layer),
-                v_origin: open.layout.origin(Kv::V, layer),
+                layer,
+                k,
+                v,
                 table: &open.table,
                 words: &open.words,
                 rows: plan.rows,

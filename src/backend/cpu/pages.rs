@@ -6,23 +6,29 @@ use super::error::CpuError;
 use super::rows::Elements;
 use super::{Cpu, Open, check};
 use crate::id::{LayerId, PageId, SlotId};
-use crate::layout::{Kv, PoolLayout};
+use crate::layout::{PlaneName, PoolLayout};
 
 impl Cpu {
-    /// K or V of one slot, `[kv_heads, head_dim]`.
+    /// What one slot holds in a plane, such as K or V: `[heads, elements]`.
     ///
     /// # Errors
-    /// Before `open`, or past the layers or slots.
-    pub fn slot(&self, kv: Kv, layer: LayerId, slot: SlotId) -> Result<Elements<'_>, CpuError> {
+    /// Before `open`, past the layers or slots, or a plane that the pool does not have by slot.
+    pub fn slot(
+        &self,
+        plane: PlaneName,
+        layer: LayerId,
+        slot: SlotId,
+    ) -> Result<Elements<'_>, CpuError> {
         let open = self.open()?;
         check::layer(layer, &open.layout)?;
         let slot_count = open.layout.slot_count();
         if slot.raw() >= slot_count {
             return Err(CpuError::Slot { slot, slot_count });
         }
-        let start = open.layout.element(kv, layer, slot) as usize;
-        let len = open.layout.kv_heads() as usize * open.layout.head_dim() as usize;
-        Ok(open.pool.elements().slice(start..start + len))
+        let row = open.layout.row(plane, layer, slot);
+        let of = open.layout.planes().iter().find(|of| of.name == plane);
+        let (row, of) = row.zip(of).ok_or(CpuError::Plane { plane })?;
+        Ok(open.pool.elements(of.dtype, row.start as usize..row.end as usize))
     }
 
     /// The bytes of one contiguous [piece](PoolLayout::piece) of a page.
@@ -39,17 +45,18 @@ impl Cpu {
         Ok(&open.pool.bytes()[bytes_of(&open.layout, page, piece)])
     }
 
-    /// Copies a page out, `page_bytes` in the order `[2 (K, V), layer, slot, kv head, head_dim]`, whatever the layout:
-    /// to offload it, or to move it to another pool with [`Cpu::write_page`].
+    /// Copies a page out, `page_bytes` in the order `[plane, layer, piece]`, whatever the layout: to offload it, or to
+    /// move it to another pool with [`Cpu::write_page`].
     ///
     /// # Errors
     /// Before `open`, past the pages, or into a buffer of another size.
     pub fn read_page(&self, page: PageId, target: &mut [u8]) -> Result<(), CpuError> {
         let open = self.open()?;
         open.check_page(page, target.len())?;
-        let pieces = target.chunks_exact_mut(open.layout.piece_bytes() as usize);
-        for (piece, target) in pieces.enumerate() {
-            let source = bytes_of(&open.layout, page, piece as u32);
+        let mut rest = target;
+        for piece in 0..open.layout.pieces_per_page() {
+            let source = bytes_of(&open.layout, page, piece);
+            let target = rest.split_off_mut(..source.len()).expect("pieces add up to a page");
             target.copy_from_slice(&open.pool.bytes()[source]);
         }
         Ok(())
@@ -62,9 +69,10 @@ impl Cpu {
     pub fn write_page(&mut self, page: PageId, source: &[u8]) -> Result<(), CpuError> {
         let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
         open.check_page(page, source.len())?;
-        let pieces = source.chunks_exact(open.layout.piece_bytes() as usize);
-        for (piece, source) in pieces.enumerate() {
-            let target = bytes_of(&open.layout, page, piece as u32);
+        let mut rest = source;
+        for piece in 0..open.layout.pieces_per_page() {
+            let target = bytes_of(&open.layout, page, piece);
+            let source = rest.split_off(..target.len()).expect("pieces add up to a page");
             open.pool.bytes_mut()[target].copy_from_slice(source);
         }
         Ok(())
@@ -85,3 +93,6 @@ pub(super) fn bytes_of(layout: &PoolLayout, page: PageId, piece: u32) -> Range<u
     let range = layout.piece(page, piece);
     range.start as usize..range.end as usize
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,58 +1,82 @@
-//! The memory of K and V, in one of the element types.
+//! The memory of a pool, and the numbers in it: each plane has an element type of its own.
 
-use bytemuck::Zeroable;
-use half::{bf16, f16};
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
 
 use super::error::CpuError;
 use super::rows::Elements;
-use crate::layout::{Dtype, PoolLayout};
+use crate::layout::{KvDtype, PoolLayout};
 use crate::memory::{self, OutOfMemory};
 
-/// All elements of a pool.
+/// What memory is taken in: as aligned as any element type.
+type Unit = u128;
+
+/// All bytes of a pool.
 #[derive(Debug)]
-pub(super) enum Pool {
-    F32(Box<[f32]>),
-    F16(Box<[f16]>),
-    Bf16(Box<[bf16]>),
+pub(super) struct Pool {
+    memory: Box<[Unit]>,
+    bytes: usize,
 }
 
-/// Runs a block with the pool's elements as a slice of whatever type they have.
-macro_rules! with_pool {
-    ($pool:expr, $elements:ident => $body:block) => {
-        match $pool {
-            $crate::backend::cpu::pool::Pool::F32($elements) => $body,
-            $crate::backend::cpu::pool::Pool::F16($elements) => $body,
-            $crate::backend::cpu::pool::Pool::Bf16($elements) => $body,
+/// Runs a block in which `$number` is the element type that a dtype names.
+macro_rules! with_number {
+    ($dtype:expr, $number:ident => $body:block) => {
+        match $dtype {
+            $crate::layout::KvDtype::F32 => {
+                type $number = f32;
+                $body
+            }
+            $crate::layout::KvDtype::F16 => {
+                type $number = half::f16;
+                $body
+            }
+            $crate::layout::KvDtype::Bf16 => {
+                type $number = half::bf16;
+                $body
+            }
         }
     };
 }
-pub(super) use with_pool;
+pub(super) use with_number;
 
 impl Pool {
     /// Zeroed memory for a pool.
     pub fn new(layout: &PoolLayout) -> Result<Self, CpuError> {
-        let len = layout.total_bytes() / u64::from(layout.dtype().size());
-        Ok(match layout.dtype() {
-            Dtype::F32 => Self::F32(zeroed(len)?),
-            Dtype::F16 => Self::F16(zeroed(len)?),
-            Dtype::Bf16 => Self::Bf16(zeroed(len)?),
-        })
-    }
-
-    pub fn elements(&self) -> Elements<'_> {
-        match self {
-            Self::F32(x) => Elements::F32(x),
-            Self::F16(x) => Elements::F16(x),
-            Self::Bf16(x) => Elements::Bf16(x),
-        }
+        let bytes = layout.total_bytes();
+        let memory = zeroed(bytes.div_ceil(size_of::<Unit>() as u64))
+            .map_err(|_| CpuError::OutOfMemory { bytes })?;
+        Ok(Self { memory, bytes: bytes as usize })
     }
 
     pub fn bytes(&self) -> &[u8] {
-        with_pool!(self, x => { bytemuck::cast_slice(x) })
+        &self.numbers()[..self.bytes]
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        with_pool!(self, x => { bytemuck::cast_slice_mut(x) })
+        let bytes = self.bytes;
+        &mut self.numbers_mut()[..bytes]
+    }
+
+    /// All of it as numbers of one type, whatever the planes': number `i` begins at byte `i * size_of::<T>()`.
+    pub fn numbers<T: Pod>(&self) -> &[T] {
+        bytemuck::cast_slice(&self.memory)
+    }
+
+    /// As [`Pool::numbers`], to write.
+    pub fn numbers_mut<T: Pod>(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(&mut self.memory)
+    }
+
+    /// The numbers in a range of bytes.
+    pub fn elements(&self, dtype: KvDtype, bytes: Range<usize>) -> Elements<'_> {
+        let size = dtype.size() as usize;
+        let range = bytes.start / size..bytes.end / size;
+        match dtype {
+            KvDtype::F32 => Elements::F32(&self.numbers()[range]),
+            KvDtype::F16 => Elements::F16(&self.numbers()[range]),
+            KvDtype::Bf16 => Elements::Bf16(&self.numbers()[range]),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::math::LANES;
 use super::rows::CpuRows;
 use crate::backend::Attend;
+use crate::id::LayerId;
 use crate::layout::{PoolLayout, Strides, TableShape};
 use crate::plan::BatchRow;
 
@@ -21,10 +22,10 @@ const THREAD_WORK: u64 = 1 << 21;
 pub(super) struct Job<'a, T> {
     pub pool: &'a [T],
     pub layout: &'a PoolLayout,
-    pub strides: Strides,
-    /// First element of the layer's K and V.
-    pub k_origin: u64,
-    pub v_origin: u64,
+    pub layer: LayerId,
+    /// Where K and V lie.
+    pub k: Strides,
+    pub v: Strides,
     pub table: &'a TableShape,
     pub words: &'a [u32],
     pub rows: &'a [BatchRow],

@@ -18,7 +18,7 @@ use super::ring::{Load, UploadRing};
 use super::split::{Split, SplitCount, SplitShape};
 use super::sys;
 use crate::backend::Attend;
-use crate::layout::{Dtype, PoolLayout};
+use crate::layout::{KvDtype, PoolLayout};
 use crate::plan::BatchRow;
 
 /// Kinds that the image has room for.
@@ -57,7 +57,7 @@ macro_rules! attentions {
     ) => {
         Some(match $key {
             $(
-                (Dtype::$dtype, $head_dim, ..=8) => (
+                (KvDtype::$dtype, $head_dim, ..=8) => (
                     attention!(
                         concat!("attend_decode_", $name, "_d", $head_dim, "_r8"),
                         $threads,
@@ -69,7 +69,7 @@ macro_rules! attentions {
                         $extend
                     ),
                 ),
-                (Dtype::$dtype, $head_dim, _) => (
+                (KvDtype::$dtype, $head_dim, _) => (
                     attention!(
                         concat!("attend_decode_", $name, "_d", $head_dim, "_r16"),
                         $threads,
@@ -88,7 +88,7 @@ macro_rules! attentions {
 }
 
 /// The decode and the extend kernel for 16-bit pools. Threads and shared memory are those of the kernels' headers.
-fn kernels(dtype: Dtype, head_dim: u32, group: u32) -> Option<(Attention, Attention)> {
+fn kernels(dtype: KvDtype, head_dim: u32, group: u32) -> Option<(Attention, Attention)> {
     attentions! { (dtype, head_dim, group),
         Bf16 "bf16" 64: 128 71_680 77_824 49_152;
         Bf16 "bf16" 128: 128 77_824 90_112 98_304;
@@ -100,12 +100,12 @@ fn kernels(dtype: Dtype, head_dim: u32, group: u32) -> Option<(Attention, Attent
 }
 
 /// The extend kernel that only compute capability 9.0 runs, where there is one.
-fn hopper(dtype: Dtype, head_dim: u32) -> Option<Attention> {
+fn hopper(dtype: KvDtype, head_dim: u32) -> Option<Attention> {
     Some(match (dtype, head_dim) {
-        (Dtype::Bf16, 128) => {
+        (KvDtype::Bf16, 128) => {
             attention!("attend_extend_bf16_d128_sm90a", 384, 204_800)
         }
-        (Dtype::F16, 128) => {
+        (KvDtype::F16, 128) => {
             attention!("attend_extend_f16_d128_sm90a", 384, 204_800)
         }
         _ => return None,
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn kernels_are_launched_as_they_say() {
-        for dtype in [Dtype::F16, Dtype::Bf16] {
+        for dtype in [KvDtype::F16, KvDtype::Bf16] {
             for (head_dim, group) in
                 [64, 128, 256].into_iter().flat_map(|dim| [(dim, 1), (dim, 8), (dim, 9), (dim, 16)])
             {

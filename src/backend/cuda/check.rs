@@ -6,7 +6,7 @@ use super::error::CudaError;
 use super::memory::{DeviceRows, DeviceRowsMut};
 use super::params::KV_HEADS_MAX;
 use crate::backend::Attend;
-use crate::layout::{Dtype, PoolLayout};
+use crate::layout::{Dtype, KvDtype, PoolLayout};
 use crate::plan::PageCopy;
 
 /// Bytes from row to row, if the rows fit. `width` elements a row.
@@ -39,7 +39,7 @@ pub(super) fn attend_strides(
     out: &DeviceRowsMut<'_>,
     lse: Option<&DeviceRowsMut<'_>>,
 ) -> Result<(u64, u64), CudaError> {
-    let (heads, dtype) = (attend.q_heads as usize, layout.dtype());
+    let (heads, dtype) = (attend.q_heads as usize, layout.dtype().rows());
     let width = heads * layout.head_dim() as usize;
     let q_stride = row_stride(q.stride, q.bytes, tokens, width, dtype)?;
     let out_stride = row_stride(out.stride, out.bytes, tokens, width, dtype)?;
@@ -73,12 +73,12 @@ pub(super) fn check_attend(
     if q_heads == 0 || q_heads % kv_heads != 0 || q_heads / kv_heads > 16 {
         return Err(CudaError::Heads { q_heads, kv_heads });
     }
-    if layout.dtype() != Dtype::F32 && kv_heads > KV_HEADS_MAX {
+    if layout.dtype() != KvDtype::F32 && kv_heads > KV_HEADS_MAX {
         return Err(CudaError::Heads { q_heads, kv_heads });
     }
     let served = match layout.dtype() {
-        Dtype::F32 => head_dim % 32 == 0 && head_dim <= 256,
-        Dtype::F16 | Dtype::Bf16 => matches!(head_dim, 64 | 128 | 256),
+        KvDtype::F32 => head_dim % 32 == 0 && head_dim <= 256,
+        KvDtype::F16 | KvDtype::Bf16 => matches!(head_dim, 64 | 128 | 256),
     };
     if !served {
         return Err(CudaError::HeadDim { head_dim });
@@ -109,7 +109,7 @@ pub(super) fn check_copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Capacity, PoolConfig};
+    use crate::layout::{Capacity, KvShape, PoolConfig};
 
     fn rows(stride: Option<usize>, bytes: u64) -> Result<u64, CudaError> {
         row_stride(stride, bytes, 3, 8, Dtype::F16)
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn attention_is_checked_and_far_windows_are_none() {
         let capacity = Capacity::Pages(4);
-        let config = PoolConfig { kv_heads: 2, head_dim: 64, capacity, ..PoolConfig::default() };
+        let config = PoolConfig { shape: KvShape::heads(2, 64), capacity, ..PoolConfig::default() };
         let layout = config.layout().expect("a small pool");
         let plain = Attend::new(8, 64);
         let window = |window| {
@@ -167,7 +167,8 @@ mod tests {
         let heads = CudaError::Heads { q_heads: 7, kv_heads: 2 };
         assert_eq!(check_attend(&Attend::new(7, 64), &layout, 100), Err(heads));
         for (kv_heads, served) in [(KV_HEADS_MAX, true), (KV_HEADS_MAX + 1, false)] {
-            let config = PoolConfig { kv_heads, dtype: Dtype::Bf16, ..config };
+            let (shape, dtype) = (KvShape::heads(kv_heads, 64), KvDtype::Bf16);
+            let config = PoolConfig { shape, dtype, ..config };
             let wide = config.layout().expect("a small pool");
             let heads = CudaError::Heads { q_heads: kv_heads, kv_heads };
             let answer = check_attend(&Attend::new(kv_heads, 64), &wide, 100).map(|_| ());

@@ -18,7 +18,7 @@ use super::kernels::COPY_PAGES;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{COPY_PAGES_MAX, CopyPagesParams, wide_magic};
-use super::pool::Pages;
+use super::pool::{Pages, Pieces};
 use super::raw::{RawStream, is_capturing, raw};
 use super::stream::{CudaEvent, CudaStream};
 use super::sys;
@@ -136,7 +136,7 @@ impl Lanes {
         let pool = copy.pool;
         let moves = copy
             .ends()
-            .map(|(page, host)| (pool.address + u64::from(page) * pool.page_stride, host));
+            .map(|(page, host)| (pool.address() + u64::from(page) * pool.page_bytes(), host));
         self.transfer(copy, moves, [0, 1], capturing)?;
         self.join(copy.stream)
     }
@@ -174,7 +174,8 @@ impl Lanes {
                 copy_on_device(gpu, pool, &chunk, &moves, lane)?;
             }
             let pages = copy.ends().zip(0_u64..);
-            let pages = pages.map(|((_, host), at)| (chunk.address + at * chunk.page_stride, host));
+            let pages =
+                pages.map(|((_, host), at)| (chunk.address() + at * chunk.page_bytes(), host));
             self.transfer(&copy, pages, [i % 2; 2], capturing)?;
             if way == Way::FromHost {
                 copy_on_device(gpu, &chunk, pool, &moves, lane)?;
@@ -331,16 +332,37 @@ pub(super) fn copy_on_device(
     copies: &[PageCopy],
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let same = source.piece_bytes == target.piece_bytes && source.pieces == target.pieces;
-    if !same {
+    if !source.is_like(target) {
         return Err(CudaError::PageShape);
     }
     // Two packed pages are one piece each.
-    let whole = source.is_packed() && target.is_packed();
-    let piece_bytes = if whole { source.page_bytes() } else { source.piece_bytes };
-    let unit_bytes = unit_bytes(&[piece_bytes]);
+    if source.is_packed() && target.is_packed() {
+        return copy_pieces(gpu, &source.whole(), &target.whole(), copies, stream);
+    }
+    let mut groups = source.groups().iter().zip(target.groups());
+    groups.try_for_each(|(source, target)| copy_pieces(gpu, source, target, copies, stream))
+}
+
+/// Copies pieces of one size, of pages that were checked.
+fn copy_pieces(
+    gpu: &Gpu,
+    source: &Pieces,
+    target: &Pieces,
+    copies: &[PageCopy],
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let piece_bytes = source.piece_bytes;
+    let unit_bytes = unit_bytes(&[
+        piece_bytes,
+        source.address,
+        source.page_stride,
+        source.piece_stride,
+        target.address,
+        target.page_stride,
+        target.piece_stride,
+    ]);
     let piece_units = piece_bytes / u64::from(unit_bytes);
-    let page_units = (source.page_bytes() / u64::from(unit_bytes)) as u32;
+    let page_units = (source.bytes() / u64::from(unit_bytes)) as u32;
     let mut params = CopyPagesParams {
         source: source.address,
         target: target.address,

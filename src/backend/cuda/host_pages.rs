@@ -18,7 +18,7 @@ pub(super) enum Way {
     FromHost,
 }
 
-/// Pages in pinned host memory, each one piece in the order `[2 (K, V), layer, slot, kv head, head_dim]`.
+/// Pages in pinned host memory, each one piece of memory in the order `[plane, layer, piece]`.
 #[derive(Debug)]
 pub struct HostPages {
     memory: PinnedBuffer,

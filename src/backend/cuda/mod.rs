@@ -52,7 +52,7 @@ pub use stream::{CudaEvent, CudaGraph, CudaStream};
 
 use super::{Attend, Backend, OpenSteps};
 use crate::id::LayerId;
-use crate::layout::{Dtype, Kv, PoolLayout, TableShape};
+use crate::layout::{KvDtype, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
 use attend::{Kinds, launch_f32};
 use check::{attend_strides, check_attend, check_copies};
@@ -184,7 +184,7 @@ impl Cuda {
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         let layout = open.pool.layout();
         let attend = check_attend(attend, layout, open.tables.longest_row())?;
-        if layout.dtype() != Dtype::F32 {
+        if layout.dtype() != KvDtype::F32 {
             let stream = self.stream.raw();
             open.kinds.prepare(&self.gpu, layout, &attend, open.limits, stream)?;
         }
@@ -239,7 +239,7 @@ impl Cuda {
         let source = self.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
         let target = target.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
         check_copies(copies, (source.count, target.count))?;
-        copy_on_device(&self.gpu, &source, &target, copies, stream.raw())?;
+        copy_on_device(&self.gpu, source, target, copies, stream.raw())?;
         stream.mark()
     }
 
@@ -298,7 +298,7 @@ impl Cuda {
             None if raw::is_capturing(stream.raw())? => return Err(CudaError::NotPrepared),
             empty => empty.insert(Lanes::new(&self.gpu)?),
         };
-        let pool = &open.pool.pages();
+        let pool = open.pool.pages();
         lanes.copy(&self.gpu, &HostCopy { pool, host, way, copies, stream })
     }
 }
@@ -320,13 +320,13 @@ impl Open {
         attend: &Attend,
     ) -> Result<AttendParams, CudaError> {
         let (layout, table) = (self.pool.layout(), self.tables.shape());
-        let (page_stride, slot_stride) = self.pool.strides();
+        let (strides, [k, v]) = (self.pool.strides(), self.pool.origins(layer)?);
         Ok(AttendParams {
-            k: self.pool.origin(Kv::K, layer)?,
-            v: self.pool.origin(Kv::V, layer)?,
-            page_stride,
-            slot_stride,
-            head_stride: u64::from(layout.head_dim() * layout.dtype().size()),
+            k,
+            v,
+            page_stride: strides.page,
+            slot_stride: strides.slot,
+            head_stride: strides.head,
             table: self.tables.address(),
             batch_rows: image.rows,
             page_magic: magic(layout.page_size()),
@@ -465,7 +465,7 @@ impl Backend for Cuda {
         let (q_stride, out_stride) =
             attend_strides(attend, layout, tokens, &q, &out, lse.as_ref())?;
         let index = match dtype {
-            Dtype::F32 => None,
+            KvDtype::F32 => None,
             _ => Some(open.kinds.prepare(&self.gpu, layout, attend, open.limits, stream)?),
         };
         let image = &open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
@@ -495,7 +495,7 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let pages = self.open.as_ref().ok_or(CudaError::NotOpen)?.pool.pages();
         check_copies(copies, (pages.count, pages.count))?;
-        copy_on_device(&self.gpu, &pages, &pages, copies, self.stream.raw())
+        copy_on_device(&self.gpu, pages, pages, copies, self.stream.raw())
     }
 
     /// # Errors

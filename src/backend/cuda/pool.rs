@@ -6,18 +6,27 @@ use super::error::CudaError;
 use super::gpu::Gpu;
 use super::memory::DeviceBuffer;
 use crate::id::LayerId;
-use crate::layout::{Kv, Layout, PoolLayout};
+use crate::layout::{PLANES_MAX, PlaneName, PoolLayout, Strides};
 
 /// A pool in device memory. Not initialised: no kernel reads a slot that was not stored.
 #[derive(Debug)]
 pub(super) struct Pool {
     memory: DeviceBuffer,
     layout: PoolLayout,
+    k: Strides,
+    /// As K's but for the origin: kernels take one set of strides for both.
+    v: Strides,
+    pages: Pages,
 }
 
 impl Pool {
     pub(super) fn new(gpu: &Gpu, layout: PoolLayout) -> Result<Self, CudaError> {
-        Ok(Self { memory: DeviceBuffer::lasting(gpu, layout.total_bytes())?, layout })
+        let [k, v] = [PlaneName::K, PlaneName::V]
+            .map(|name| layout.strides(name).expect("a pool of heads has K and V"));
+        assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V lie alike");
+        let memory = DeviceBuffer::lasting(gpu, layout.total_bytes())?;
+        let pages = Pages::of(memory.address(), &layout);
+        Ok(Self { memory, layout, k, v, pages })
     }
 
     pub(super) fn layout(&self) -> &PoolLayout {
@@ -28,64 +37,135 @@ impl Pool {
         &self.memory
     }
 
-    /// Device address of page 0, slot 0 of one layer's K or V.
-    pub(super) fn origin(&self, kv: Kv, layer: LayerId) -> Result<u64, CudaError> {
+    /// Device addresses of page 0, slot 0 of one layer's K and V.
+    pub(super) fn origins(&self, layer: LayerId) -> Result<[u64; 2], CudaError> {
         if layer.raw() >= self.layout.layers() {
             return Err(CudaError::Layer { layer });
         }
-        let size = u64::from(self.layout.dtype().size());
-        Ok(self.memory.address() + self.layout.origin(kv, layer) * size)
+        Ok([self.k, self.v].map(|strides| self.memory.address() + strides.layer_origin(layer)))
     }
 
-    /// Bytes from page to page within a layer, and from slot to slot within a page.
-    pub(super) fn strides(&self) -> (u64, u64) {
-        let size = u64::from(self.layout.dtype().size());
-        let strides = self.layout.strides();
-        (strides.page * size, strides.slot * size)
+    /// Bytes between neighbours, of K and of V.
+    pub(super) fn strides(&self) -> &Strides {
+        &self.k
     }
 
-    pub(super) fn pages(&self) -> Pages {
-        Pages::of(self.memory.address(), &self.layout)
+    pub(super) fn pages(&self) -> &Pages {
+        &self.pages
     }
 }
 
-/// Where whole pages lie: piece `i` of page `p` at `address + p * page_stride + i * piece_stride`. A piece is one page
-/// of K or V of one layer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Pages {
+/// Pieces of one size: piece `i` of page `p` lies at `address + p * page_stride + i * piece_stride`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Pieces {
     pub(super) address: u64,
     pub(super) page_stride: u64,
     pub(super) piece_stride: u64,
     pub(super) piece_bytes: u64,
-    pub(super) pieces: u32,
+    pub(super) count: u32,
+}
+
+impl Pieces {
+    /// Bytes of one page's pieces.
+    pub(super) fn bytes(&self) -> u64 {
+        self.piece_bytes * u64::from(self.count)
+    }
+}
+
+/// Where whole pages lie: the pieces of a page, one for each plane and layer, in as few groups of one size as there can
+/// be. A pool of K and V alone has one group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Pages {
+    groups: [Pieces; PLANES_MAX],
+    group_count: usize,
+    /// Pages.
     pub(super) count: u32,
 }
 
 impl Pages {
     pub(super) fn of(address: u64, layout: &PoolLayout) -> Self {
-        let pieces = 2 * layout.layers();
-        let page_bytes = layout.page_bytes();
-        let piece_bytes = page_bytes / u64::from(pieces);
-        let (page_stride, piece_stride) = match layout.layout() {
-            Layout::LayerFirst => (piece_bytes, piece_bytes * u64::from(layout.page_count())),
-            Layout::PageFirst => (page_bytes, piece_bytes),
-        };
-        let count = layout.page_count();
-        Self { address, page_stride, piece_stride, piece_bytes, pieces, count }
+        let none = Pieces::default();
+        let mut pages =
+            Self { groups: [none; PLANES_MAX], group_count: 0, count: layout.page_count() };
+        for plane in layout.planes() {
+            let strides = layout.strides(plane.name).expect("the plane is the pool's");
+            pages.push(Pieces {
+                address: address + strides.origin,
+                page_stride: strides.page,
+                piece_stride: strides.layer,
+                piece_bytes: layout.piece_bytes(plane),
+                count: layout.layers(),
+            });
+        }
+        pages
     }
 
     /// Pages of `like`'s shape that lie one after another, each in one piece of memory.
     pub(super) fn packed(address: u64, like: &Pages, count: u32) -> Self {
-        let page_stride = like.piece_bytes * u64::from(like.pieces);
-        Self { address, page_stride, piece_stride: like.piece_bytes, count, ..*like }
+        let mut pages = Self { count, ..*like };
+        let (page_stride, mut next) = (like.page_bytes(), address);
+        for group in &mut pages.groups[..like.group_count] {
+            *group =
+                Pieces { address: next, page_stride, piece_stride: group.piece_bytes, ..*group };
+            next += group.bytes();
+        }
+        pages
+    }
+
+    /// Planes whose pieces are of one size follow one another as a plane's layers do, in both layouts.
+    fn push(&mut self, pieces: Pieces) {
+        match self.groups[..self.group_count].last_mut() {
+            Some(last) if last.piece_bytes == pieces.piece_bytes => last.count += pieces.count,
+            _ => {
+                self.groups[self.group_count] = pieces;
+                self.group_count += 1;
+            }
+        }
+    }
+
+    /// Groups of pieces, in the order of a page.
+    pub(super) fn groups(&self) -> &[Pieces] {
+        &self.groups[..self.group_count]
+    }
+
+    /// Device address of the first page; where pages are packed, the others follow.
+    pub(super) fn address(&self) -> u64 {
+        self.groups[0].address
     }
 
     /// Whether a page is one piece of memory.
     pub(super) fn is_packed(&self) -> bool {
-        self.piece_stride == self.piece_bytes
+        let mut end = self.address();
+        self.groups().iter().all(|group| {
+            let follows = group.address == end && group.piece_stride == group.piece_bytes;
+            end += group.bytes();
+            follows
+        })
+    }
+
+    /// Packed pages as one piece each.
+    pub(super) fn whole(&self) -> Pieces {
+        debug_assert!(self.is_packed());
+        let bytes = self.page_bytes();
+        Pieces {
+            address: self.address(),
+            page_stride: bytes,
+            piece_stride: bytes,
+            piece_bytes: bytes,
+            count: 1,
+        }
+    }
+
+    /// Whether pages of the one may be copied to the other.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let shape = |pieces: &Pieces| (pieces.piece_bytes, pieces.count);
+        self.groups().iter().map(shape).eq(other.groups().iter().map(shape))
     }
 
     pub(super) fn page_bytes(&self) -> u64 {
-        self.piece_bytes * u64::from(self.pieces)
+        self.groups().iter().map(Pieces::bytes).sum()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,6 @@ use super::params::{StoreCacheParams, wide_magic};
 use super::pool::Pool;
 use super::raw::RawStream;
 use crate::id::LayerId;
-use crate::layout::Kv;
 
 /// Steps of so many tokens are stored past the caches, four units a thread: enough to fill the device, too little for
 /// the caches to turn over (measured on an H200 with rows of 2 KiB).
@@ -30,24 +29,25 @@ pub(super) fn store(
     stream: RawStream,
 ) -> Result<(), CudaError> {
     let (layout, tokens) = (pool.layout(), image.token_count);
-    let width = layout.kv_heads() as usize * layout.head_dim() as usize;
+    let (width, dtype) =
+        (layout.kv_heads() as usize * layout.head_dim() as usize, layout.dtype().rows());
     let stride = |rows: DeviceRows<'_>| {
-        let stride = row_stride(rows.stride, rows.bytes, tokens, width, layout.dtype())?;
+        let stride = row_stride(rows.stride, rows.bytes, tokens, width, dtype)?;
         let short = |_| CudaError::RowsLength { wanted: stride, actual: u32::MAX.into() };
         u32::try_from(stride).map_err(short)
     };
     let (k_stride, v_stride) = (stride(k)?, stride(v)?);
-    let row_bytes = (width * layout.dtype().size() as usize) as u64;
+    let row_bytes = (width * dtype.size() as usize) as u64;
     let unit_bytes =
         unit_bytes(&[row_bytes, k_stride.into(), v_stride.into(), k.address, v.address]);
-    if unit_bytes < layout.dtype().size().min(4) {
-        return Err(CudaError::RowsAlignment { align: layout.dtype().size() });
+    if unit_bytes < dtype.size().min(4) {
+        return Err(CudaError::RowsAlignment { align: dtype.size() });
     }
-    let (k_pool, v_pool) = (pool.origin(Kv::K, layer)?, pool.origin(Kv::V, layer)?);
+    let [k_pool, v_pool] = pool.origins(layer)?;
     if tokens == 0 {
         return Ok(());
     }
-    let (page_stride, slot_stride) = pool.strides();
+    let (page_stride, slot_stride) = (pool.strides().page, pool.strides().slot);
     // Where pages follow one another without a gap, a slot is as good as a page of one token.
     let linear = page_stride == slot_stride * u64::from(layout.page_size());
     let page_size = if linear { 1 } else { layout.page_size() };

@@ -2,7 +2,10 @@
 
 use half::{bf16, f16};
 
-use crate::layout::{Capacity, Dtype, Layout, PoolConfig, PoolLayout, TableShape};
+use crate::layout::{
+    Capacity, Dtype, KvDtype, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
+    PoolLayout, TableShape,
+};
 use crate::testkit::rng::Rng;
 
 /// Largest pool of a random shape: all of it is compared again and again.
@@ -74,9 +77,8 @@ impl Case {
         let pages = table_rows * u32::div_ceil(max_len, page_size) + rng.below(5) as u32;
         let config = PoolConfig {
             layers: rng.within(1, 3) as u32,
-            kv_heads,
-            head_dim,
-            dtype,
+            shape: KvShape::heads(kv_heads, head_dim),
+            dtype: dtype.into(),
             page_size,
             capacity: Capacity::Pages(pages),
             layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
@@ -84,16 +86,30 @@ impl Case {
             tp_rank: 0,
         };
         let tokens = u64::from(table_rows * max_len);
+        let max_steps = rng.within(1, 3) as u32;
+        let plain = config.layout().expect("a valid pool");
         Self {
-            layout: config.layout().expect("a valid pool"),
+            layout: if rng.one_in(4) { with_spare_plane(&config) } else { plain },
             table: TableShape::new(page_size, table_rows, max_len, tokens).expect("a small table"),
-            max_steps: rng.within(1, 3) as u32,
+            max_steps,
             group,
             kv_rows: rows,
             q_rows: rows,
             max_len,
         }
     }
+}
+
+/// A pool with another plane beside its shape's, of pieces of another size, which no call may touch but copies.
+///
+/// # Panics
+/// A config that is refused.
+pub fn with_spare_plane(config: &PoolConfig) -> PoolLayout {
+    let layout = config.layout().expect("a valid pool");
+    let (heads, order) = (layout.kv_heads(), PlaneOrder::ByPage);
+    let spare = Plane { name: PlaneName::Spare, heads, elements: 1, dtype: KvDtype::F32, order };
+    let planes = [layout.planes(), &[spare]].concat();
+    config.layout_with(&planes).expect("a valid pool")
 }
 
 /// Rows of numbers that every backend is given alike. The numbers are values of `dtype`.

@@ -5,7 +5,7 @@
 //! from then on is refused), and compares:
 //!
 //! * every byte of the pool with a shadow of it, after stores and copies (B3, B5, B7): all pages are poisoned with NaN
-//!   first, so a stray write shows, and so does a stray read, in the outputs;
+//!   first, so a stray write shows, and so does a stray read, in the outputs. Some pools have a plane more than K and V;
 //! * every output and log-sum-exp with attention in float64 over contiguous K and V (B1, B2, B4). Outputs are poisoned
 //!   too; what lies between strided rows must stay poison.
 //!
@@ -23,7 +23,7 @@ mod run;
 use std::fmt;
 use std::ops::Range;
 
-pub use case::{Case, HostRows, bytes, round, rounding};
+pub use case::{Case, HostRows, bytes, round, rounding, with_spare_plane};
 pub use cpu::{Numbers, OwnedRows};
 pub use exact::{Exact, attention};
 
@@ -72,7 +72,7 @@ pub trait TestBackend: Backend + Send {
     /// All numbers of a buffer.
     fn read_sums(&mut self, sums: &Self::Sums) -> Vec<f32>;
 
-    /// A page's bytes, in the order `[2 (K, V), layer, slot, kv head, head_dim]`.
+    /// A page's bytes, in the order `[plane, layer, piece]`.
     fn read_page(&mut self, page: PageId, target: &mut [u8]);
 
     /// Replaces a page's bytes, in the same order.

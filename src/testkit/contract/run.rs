@@ -7,7 +7,7 @@ use super::case::{Case, HostRows, bytes, round};
 use super::{Report, TestBackend};
 use crate::backend::Attend;
 use crate::id::{LayerId, PageId, SlotId};
-use crate::layout::Kv;
+use crate::layout::PlaneName;
 use crate::plan::{BatchPlan, OwnedPlan, StepEnd, StepScratch};
 use crate::testkit::planner::{Item, Planner, shuffle};
 use crate::testkit::rng::Rng;
@@ -48,7 +48,7 @@ pub(super) struct World<'a, B> {
     pub history: Vec<Vec<History>>,
     /// Sequences whose pages others share.
     pub parents: BTreeSet<usize>,
-    /// Bytes of every page, in the order `[2, L, S, H, D]`.
+    /// Bytes of every page, in the order `[plane, L, piece]`.
     pub shadow: Vec<Vec<u8>>,
     pub report: &'a mut Report,
 }
@@ -115,15 +115,15 @@ impl<B: TestBackend> World<'_, B> {
     fn bring_in(&mut self, sequence: usize) {
         let len = self.rng.within(1, self.case.max_len.into()) as u32;
         self.planner.grow(sequence, len);
-        let (dtype, width) = (self.case.layout.dtype(), self.case.kv_width());
+        let (dtype, width) = (self.case.layout.dtype().rows(), self.case.kv_width());
         let planned = self.planner.sequence(sequence).expect("just admitted").clone();
         for layer in 0..self.case.layout.layers() as usize {
             let [k, v] =
                 [(); 2].map(|()| HostRows::random(&mut self.rng, dtype, len as usize, width));
             for position in 0..len {
                 let slot = self.planner.slot(&planned, position);
-                for (kv, rows) in [(Kv::K, &k), (Kv::V, &v)] {
-                    self.shadow_row(kv, layer, slot, rows.row(position as usize));
+                for (plane, rows) in [(PlaneName::K, &k), (PlaneName::V, &v)] {
+                    self.shadow_row(plane, layer, slot, rows.row(position as usize));
                 }
             }
             self.remember(sequence, layer, [&k, &v], 0..len as usize);
@@ -206,7 +206,7 @@ impl<B: TestBackend> World<'_, B> {
         [k, v]: [&HostRows; 2],
         rows: std::ops::Range<usize>,
     ) {
-        let dtype = self.case.layout.dtype();
+        let dtype = self.case.layout.dtype().rows();
         let history = &mut self.history[sequence][layer];
         for i in rows {
             history.k.extend(k.row(i).iter().map(|&x| round(dtype, x)));
@@ -214,12 +214,14 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    fn shadow_row(&mut self, kv: Kv, layer: usize, slot: SlotId, row: &[f32]) {
+    /// Rows of K and V lie slot after slot in their piece of the page.
+    fn shadow_row(&mut self, plane: PlaneName, layer: usize, slot: SlotId, row: &[f32]) {
         let layout = &self.case.layout;
         let (page, offset) = layout.page_of(slot);
-        let v = if kv == Kv::V { layout.layers() as usize } else { 0 };
-        let row = bytes(layout.dtype(), row);
-        let at = ((v + layer) * layout.page_size() as usize + offset as usize) * row.len();
+        let row = bytes(layout.dtype().rows(), row);
+        let strides = layout.page_strides(plane).expect("the pool has K and V");
+        let at = (strides.origin + layer as u64 * strides.layer) as usize;
+        let at = at + offset as usize * row.len();
         self.shadow[page.index()][at..at + row.len()].copy_from_slice(&row);
     }
 
@@ -292,8 +294,8 @@ impl<B: TestBackend> World<'_, B> {
         self.backend.store_cache(&plan, id, B::rows(&k), B::rows(&v)).expect("a valid store");
         for i in 0..plan.token_count() {
             let Some(slot) = plan.slot_mapping.get(i) else { continue };
-            self.shadow_row(Kv::K, layer, slot, all[layer][0].row(i));
-            self.shadow_row(Kv::V, layer, slot, all[layer][1].row(i));
+            self.shadow_row(PlaneName::K, layer, slot, all[layer][0].row(i));
+            self.shadow_row(PlaneName::V, layer, slot, all[layer][1].row(i));
         }
         let attend = self.attend();
         let (tokens, width) = (plan.token_count(), self.case.q_width());

@@ -2,7 +2,7 @@
 
 use crate::backend::{Backend, Cpu, Null};
 use crate::id::{LayerId, Scope, SlotId, TokenId};
-use crate::layout::{Kv, PoolLayout};
+use crate::layout::{PlaneName, PoolLayout};
 use crate::plan::BatchPlan;
 use crate::testkit::rng::mix;
 
@@ -20,8 +20,8 @@ pub trait Inspect: Backend {
         v: &[f32],
     ) -> Result<(), Self::Error>;
 
-    /// K or V of a slot, `[kv_heads, head_dim]`; nothing where the backend holds none.
-    fn load(&self, kv: Kv, layer: LayerId, slot: SlotId) -> Option<Vec<f32>>;
+    /// What a slot holds in a plane, `[heads, elements]`; nothing where the backend holds none.
+    fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>>;
 
     /// The words of its page tables; nothing where it holds none.
     fn words(&self) -> Option<&[u32]>;
@@ -43,7 +43,7 @@ impl Inspect for Null {
         Ok(())
     }
 
-    fn load(&self, _: Kv, _: LayerId, _: SlotId) -> Option<Vec<f32>> {
+    fn load(&self, _: PlaneName, _: LayerId, _: SlotId) -> Option<Vec<f32>> {
         None
     }
 
@@ -63,8 +63,8 @@ impl Inspect for Cpu {
         self.store_cache(plan, layer, k.into(), v.into())
     }
 
-    fn load(&self, kv: Kv, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
-        self.slot(kv, layer, slot).ok().map(|numbers| numbers.to_f32())
+    fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
+        self.slot(plane, layer, slot).ok().map(|numbers| numbers.to_f32())
     }
 
     fn words(&self) -> Option<&[u32]> {
@@ -82,9 +82,11 @@ pub(super) fn marks(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
     tokens.iter().map(step).collect()
 }
 
-/// K or V of a token, `[kv_heads, head_dim]`: whole numbers below 256, which every dtype holds exactly.
-pub(super) fn numbers(layout: &PoolLayout, mark: u64, kv: Kv, layer: LayerId) -> Vec<f32> {
-    let plane = 2 * u64::from(layer.raw()) + u64::from(kv == Kv::V);
-    let count = u64::from(layout.kv_heads() * layout.head_dim());
-    (0..count).map(|i| (mix(mark ^ mix(plane * count + i)) & 0xff) as f32).collect()
+/// What a token stores in one of a pool's planes, `[heads, elements]`: whole numbers below 256, which every dtype holds
+/// exactly.
+pub(super) fn numbers(layout: &PoolLayout, mark: u64, plane: usize, layer: LayerId) -> Vec<f32> {
+    let (all, of) = (layout.planes(), &layout.planes()[plane]);
+    let row = all.len() as u64 * u64::from(layer.raw()) + plane as u64;
+    let count = u64::from(of.heads * of.elements);
+    (0..count).map(|i| (mix(mark ^ mix(row * count + i)) & 0xff) as f32).collect()
 }

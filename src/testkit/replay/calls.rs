@@ -7,7 +7,6 @@ use super::bytes::{self, Inspect};
 use super::host::Host;
 use crate::error::EngineError;
 use crate::id::{LayerId, SeqKey, StepId, TokenId};
-use crate::layout::Kv;
 use crate::plan::{BatchPlan, Extend, OwnedPlan};
 use crate::system::finish::Keep;
 use crate::system::fork::Forked;
@@ -193,10 +192,10 @@ impl<B: Inspect> Host<B> {
             marks.extend_from_slice(&bytes::marks(scope, text)[start..]);
         }
         for layer in (0..layout.layers()).map(LayerId::new) {
-            let all = |kv| -> Vec<f32> {
-                marks.iter().flat_map(|&mark| bytes::numbers(&layout, mark, kv, layer)).collect()
-            };
-            let (k, v) = (all(Kv::K), all(Kv::V));
+            // A store takes K and V: the planes of a pool of heads, in this order.
+            let [k, v] = [0, 1].map(|plane| -> Vec<f32> {
+                marks.iter().flat_map(|&mark| bytes::numbers(&layout, mark, plane, layer)).collect()
+            });
             let stored = self.engine.backend_mut().store(plan, layer, &k, &v);
             stored.map_err(|error| error.to_string())?;
         }

@@ -5,7 +5,6 @@ use super::bytes::{self, Inspect};
 use super::host::Host;
 use crate::error::Error;
 use crate::id::{LayerId, Namespace, PageId, SeqKey, TokenId};
-use crate::layout::Kv;
 use crate::plan::{BatchPlan, Extend, StepScratch};
 use crate::testkit::model::PlanWant;
 
@@ -55,13 +54,14 @@ impl<B: Inspect> Host<B> {
                 (position as u32 / layout.page_size(), position as u32 % layout.page_size());
             let slot = layout.slot(table[page as usize], offset);
             for layer in (0..layout.layers()).map(LayerId::new) {
-                for kv in [Kv::K, Kv::V] {
-                    let Some(got) = self.engine.backend().load(kv, layer, slot) else {
+                for (i, plane) in layout.planes().iter().enumerate() {
+                    let name = plane.name;
+                    let Some(got) = self.engine.backend().load(name, layer, slot) else {
                         return Ok(());
                     };
-                    if got != bytes::numbers(layout, mark, kv, layer) {
+                    if got != bytes::numbers(layout, mark, i, layer) {
                         return Err(format!(
-                            "{kv:?} of {layer:?} at position {position}, {slot:?}, is another token's"
+                            "{name:?} of {layer:?} at position {position}, {slot:?}, is another token's"
                         ));
                     }
                 }

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use kvarena::{Capacity, Dtype, Engine, EngineConfig, Layout, PoolConfig, PrefixMode};
+use kvarena::{Capacity, Engine, EngineConfig, KvDtype, KvShape, Layout, PoolConfig, PrefixMode};
 
 use super::device::Device;
 use super::error::GpuError;
@@ -223,9 +223,8 @@ impl Case {
         };
         let pool = PoolConfig {
             layers: config.layers as u32,
-            kv_heads: config.kv_heads as u32,
-            head_dim: config.head_dim as u32,
-            dtype: Dtype::Bf16,
+            shape: KvShape::heads(config.kv_heads as u32, config.head_dim as u32),
+            dtype: KvDtype::Bf16,
             page_size: setting.page_size,
             capacity: Capacity::Pages(tokens.div_ceil(setting.page_size)),
             layout: setting.layout,

@@ -9,7 +9,7 @@
 use std::rc::Rc;
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, StagedPlan};
-use kvarena::{Attend, Backend, BatchPlan, Dtype, Kv, LayerId, PoolLayout, SlotMapping};
+use kvarena::{Attend, Backend, BatchPlan, KvDtype, LayerId, PlaneName, PoolLayout, SlotMapping};
 
 use super::device::Device;
 use super::error::GpuError;
@@ -357,9 +357,10 @@ impl Forward {
             Fault::Page => (layer + 1) % self.config.layers,
             _ => layer,
         };
-        let size = u64::from(layout.dtype().size());
-        let origin = |kv| pool + layout.origin(kv, LayerId::new(stored as u32)) * size;
-        let strides = layout.strides();
+        // K and V lie alike, but for where they begin.
+        let [k, v] = [PlaneName::K, PlaneName::V]
+            .map(|plane| layout.strides(plane).expect("the pool is of heads"));
+        let stored = LayerId::new(stored as u32);
         let heads = self.config.q_heads + 2 * self.config.kv_heads;
         // A warp for each head while that fills the device; then it keeps a token's angles.
         let heads_each = (tokens * heads / 16384).clamp(1, heads);
@@ -373,10 +374,10 @@ impl Forward {
                 Fault::Rotary => self.swapped.address(),
                 _ => self.weights.frequencies,
             },
-            k_pool: origin(Kv::K),
-            v_pool: origin(Kv::V),
-            page_stride: strides.page * size,
-            slot_stride: strides.slot * size,
+            k_pool: pool + k.layer_origin(stored),
+            v_pool: pool + v.layer_origin(stored),
+            page_stride: k.page,
+            slot_stride: k.slot,
             slot_bytes: if matches!(slots, SlotMapping::I32(_)) { 4 } else { 8 },
             page_size: layout.page_size(),
             tokens: tokens as u32,
@@ -473,9 +474,9 @@ pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
 ///
 /// # Errors
 /// Names it.
-pub fn check_dtype(dtype: Dtype) -> Result<(), GpuError> {
+pub fn check_dtype(dtype: KvDtype) -> Result<(), GpuError> {
     match dtype {
-        Dtype::Bf16 => Ok(()),
+        KvDtype::Bf16 => Ok(()),
         _ => Err(GpuError::Missing { what: "a cache of another type than bf16" }),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use kvarena::{Dtype, Engine};
+use kvarena::{Engine, KvDtype};
 
 use super::device::Device;
 use super::error::GpuError;
@@ -26,7 +26,7 @@ const RESERVE: u64 = 16;
 /// # Errors
 /// No GPU, no cublasLt, a model that cannot be used or does not fit, a pool that cannot be made.
 pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
-    check_dtype(Dtype::from(args.kv_dtype))?;
+    check_dtype(KvDtype::from(args.kv_dtype))?;
     let dir = match args.random_model {
         Some(_) => None,
         None => Some(setup::model_dir(args)?),

@@ -1,0 +1,196 @@
+//! What a pool is made for, checked.
+
+use super::dtype::KvDtype;
+#[cfg(any(test, feature = "testkit"))]
+use super::plane::Plane;
+use super::planes::Planes;
+use super::pool::{Layout, PoolLayout};
+use super::shape::KvShape;
+use crate::error::ConfigError;
+
+/// Largest `page_size`.
+pub const PAGE_SIZE_MAX: u32 = 1024;
+
+/// How large a pool is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Capacity {
+    /// This many pages.
+    Pages(u32),
+    /// As many whole pages as fit into this many bytes (of one rank).
+    Bytes(u64),
+}
+
+/// What a pool of K and V is made for. [`PoolConfig::layout`] checks it and computes the rest.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PoolConfig {
+    /// Layers of the model.
+    pub layers: u32,
+    /// What each token stores in each layer, in the whole model, before tensor parallelism.
+    pub shape: KvShape,
+    /// Element type of K and V.
+    pub dtype: KvDtype,
+    /// Tokens of one page, 1 to [`PAGE_SIZE_MAX`].
+    #[doc(alias = "block_size")]
+    pub page_size: u32,
+    /// Size of the pool.
+    pub capacity: Capacity,
+    /// Physical order.
+    pub layout: Layout,
+    /// Ranks that share the model's heads. Either number divides the other: with more ranks than heads, each rank
+    /// holds one replicated head.
+    pub tp_size: u32,
+    /// This rank, below `tp_size`.
+    pub tp_rank: u32,
+}
+
+impl Default for PoolConfig {
+    /// One layer, one head of 64 x f32, 1,024 pages of 16 tokens, PageFirst, one rank.
+    fn default() -> Self {
+        Self {
+            layers: 1,
+            shape: KvShape::heads(1, 64),
+            dtype: KvDtype::F32,
+            page_size: 16,
+            capacity: Capacity::Pages(1024),
+            layout: Layout::PageFirst,
+            tp_size: 1,
+            tp_rank: 0,
+        }
+    }
+}
+
+impl PoolConfig {
+    /// Bytes that one token stores on one rank, in all planes of all layers. A page may be padded and take more than
+    /// those of its tokens: see [`PoolLayout::page_bytes`].
+    ///
+    /// ```
+    /// # use kvarena::*;
+    /// let (shape, dtype) = (KvShape::heads(8, 128), KvDtype::Bf16);
+    /// let qwen3_8b = PoolConfig { layers: 36, shape, dtype, ..Default::default() };
+    /// assert_eq!(qwen3_8b.bytes_per_token(), Ok(147_456)); // 2 * 8 * 128 * 36 * 2
+    /// ```
+    ///
+    /// # Errors
+    /// A zero, an overflow, or heads and ranks that do not divide.
+    pub fn bytes_per_token(&self) -> Result<u64, ConfigError> {
+        self.check_planes(&self.checked_shape()?.planes(self.dtype))
+    }
+
+    /// Heads of K and V that this rank holds.
+    ///
+    /// # Errors
+    /// [`ConfigError::Zero`], [`ConfigError::HeadSplit`] where neither number divides the other, [`ConfigError::Rank`]
+    /// past the ranks.
+    pub fn local_kv_heads(&self) -> Result<u32, ConfigError> {
+        Ok(self.local_shape()?.kv_heads())
+    }
+
+    /// First of the model's kv heads that this rank holds; it holds [`PoolConfig::local_kv_heads`] from there on.
+    ///
+    /// # Errors
+    /// As [`PoolConfig::local_kv_heads`].
+    pub fn first_kv_head(&self) -> Result<u32, ConfigError> {
+        let (local, heads) = (self.local_kv_heads()?, self.shape.kv_heads());
+        if heads >= self.tp_size {
+            Ok(self.tp_rank * local)
+        } else {
+            Ok(self.tp_rank / (self.tp_size / heads))
+        }
+    }
+
+    /// Checks the config and computes strides, sizes and the number of pages.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the value: zeros, sizes that overflow, page counts past `u32`, a byte budget
+    /// smaller than one page, heads that do not divide.
+    pub fn layout(&self) -> Result<PoolLayout, ConfigError> {
+        let shape = self.checked_shape()?;
+        self.layout_of(shape, shape.planes(self.dtype))
+    }
+
+    /// As [`PoolConfig::layout`], with other planes than the shape's: for tests.
+    ///
+    /// # Errors
+    /// As [`PoolConfig::layout`].
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) fn layout_with(&self, planes: &[Plane]) -> Result<PoolLayout, ConfigError> {
+        self.layout_of(self.checked_shape()?, Planes::new(planes))
+    }
+
+    /// The layout of one rank's shape and its planes.
+    fn layout_of(&self, shape: KvShape, planes: Planes) -> Result<PoolLayout, ConfigError> {
+        self.check_planes(&planes)?;
+        // A page has up to as many pieces as planes and layers, counted in 32 bits.
+        let layers_max = u32::MAX / planes.count();
+        if self.layers > layers_max {
+            let (value, max) = (self.layers.into(), layers_max.into());
+            return Err(ConfigError::Limit { name: "layers", value, max });
+        }
+        if self.page_size == 0 {
+            return Err(ConfigError::Zero { name: "page_size" });
+        }
+        if self.page_size > PAGE_SIZE_MAX {
+            return Err(ConfigError::PageSize { page_size: self.page_size, max: PAGE_SIZE_MAX });
+        }
+        let page_bytes = planes
+            .page_bytes(self.layers, self.page_size)
+            .ok_or(ConfigError::Overflow { name: "page_bytes" })?;
+        let page_count = self.page_count(page_bytes)?;
+        Ok(PoolLayout {
+            layers: self.layers,
+            shape,
+            dtype: self.dtype,
+            planes,
+            page_size: self.page_size,
+            page_bytes,
+            page_count,
+            layout: self.layout,
+        })
+    }
+
+    /// Pages of `page_bytes` each, all of which together fit 64 bits.
+    fn page_count(&self, page_bytes: u64) -> Result<u32, ConfigError> {
+        let page_count = match self.capacity {
+            Capacity::Pages(pages) => u64::from(pages),
+            Capacity::Bytes(bytes) if bytes < page_bytes => {
+                return Err(ConfigError::Budget { bytes, page_bytes });
+            }
+            Capacity::Bytes(bytes) => bytes / page_bytes,
+        };
+        if page_count == 0 {
+            return Err(ConfigError::Zero { name: "page_count" });
+        }
+        // u32::MAX itself stays free, for "no page" in kernels' tables.
+        if page_count >= u64::from(u32::MAX) {
+            return Err(ConfigError::PageCount { page_count });
+        }
+        page_bytes.checked_mul(page_count).ok_or(ConfigError::Overflow { name: "pool bytes" })?;
+        Ok(page_count as u32)
+    }
+
+    /// This rank's shape, and no zeros.
+    fn checked_shape(&self) -> Result<KvShape, ConfigError> {
+        if self.layers == 0 {
+            return Err(ConfigError::Zero { name: "layers" });
+        }
+        self.shape.check()?;
+        self.local_shape()
+    }
+
+    fn local_shape(&self) -> Result<KvShape, ConfigError> {
+        let Self { tp_size, tp_rank, .. } = *self;
+        if tp_size == 0 {
+            return Err(ConfigError::Zero { name: "tp_size" });
+        }
+        if tp_rank >= tp_size {
+            return Err(ConfigError::Rank { tp_rank, tp_size });
+        }
+        self.shape.split(tp_size)
+    }
+
+    /// Bytes of a token in all planes.
+    fn check_planes(&self, planes: &Planes) -> Result<u64, ConfigError> {
+        let bytes = planes.token_bytes(self.layers);
+        bytes.ok_or(ConfigError::Overflow { name: "bytes per token" })
+    }
+}

@@ -1,0 +1,31 @@
+//! Where K and V lie: [`PoolConfig`] to an immutable [`PoolLayout`] of planes, strides and byte ranges.
+//!
+//! A pool is [planes](Plane). A plane is what each token stores in each layer; [`KvShape`] says which a model has. One
+//! page of one plane of one layer is a *piece*, and a layout is an order of pieces:
+//!
+//! ```text
+//! LayerFirst  [plane, L, P, piece]   attention of one layer reads one region
+//! PageFirst   [P, plane, L, piece]   a page is one contiguous piece: all planes of all layers
+//! ```
+//!
+//! A model with heads has the planes K and V, pieces of `[S, H, D]`. All positions are in bytes.
+//!
+//! Pure arithmetic, all of it checked. Not here: memory.
+
+mod config;
+mod dtype;
+mod plane;
+mod planes;
+mod pool;
+mod shape;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use config::{Capacity, PAGE_SIZE_MAX, PoolConfig};
+pub use dtype::{Dtype, KvDtype};
+pub use plane::{Plane, PlaneName, PlaneOrder};
+pub use planes::PLANES_MAX;
+pub use pool::{Layout, PoolLayout, Strides};
+pub use shape::KvShape;
+pub use table::TableShape;

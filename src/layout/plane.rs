@@ -1,0 +1,63 @@
+//! A plane: what each token stores in each layer.
+//!
+//! Not here: where planes lie (`pool.rs`).
+
+use super::dtype::KvDtype;
+
+/// What a plane holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
+pub enum PlaneName {
+    /// Keys.
+    K,
+    /// Values.
+    V,
+    /// Nothing that anyone reads: tests of pools with more planes than K and V.
+    #[cfg(any(test, feature = "testkit"))]
+    #[doc(hidden)]
+    Spare,
+}
+
+/// Order of a piece: one page of one plane of one layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum PlaneOrder {
+    /// `[S, heads, elements]`: all that a token stores is contiguous.
+    BySlot,
+    /// `[heads, S, elements]`, padded to 16 bytes: all that a head stores in a page is contiguous.
+    ByPage,
+}
+
+/// What each token stores in each layer: `[heads, elements]` numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Plane {
+    /// What it holds.
+    pub name: PlaneName,
+    /// Heads, on this rank.
+    pub heads: u32,
+    /// Elements of one head.
+    pub elements: u32,
+    /// Type of the elements.
+    pub dtype: KvDtype,
+    /// Order of a page.
+    pub order: PlaneOrder,
+}
+
+impl Plane {
+    /// Bytes of one head of one token.
+    pub(super) const fn head_bytes(&self) -> u64 {
+        self.elements as u64 * self.dtype.size() as u64
+    }
+
+    /// Bytes of one token in one layer: at most 2^67.
+    pub(super) const fn row_bytes(&self) -> u128 {
+        self.heads as u128 * self.head_bytes() as u128
+    }
+
+    /// What pieces are multiples of, so that those of every plane begin where their elements may.
+    pub(super) const fn align(&self) -> u64 {
+        match self.order {
+            PlaneOrder::BySlot => self.dtype.size() as u64,
+            PlaneOrder::ByPage => 16,
+        }
+    }
+}

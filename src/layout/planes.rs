@@ -1,0 +1,62 @@
+//! The planes of a pool in the order in which they lie, and what they take.
+//!
+//! Not here: where they lie (`pool.rs`).
+
+use std::fmt;
+
+use super::plane::Plane;
+
+/// Most planes of a pool.
+pub const PLANES_MAX: usize = 8;
+
+/// One to [`PLANES_MAX`] planes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Planes {
+    /// The first one stands for those past the count.
+    list: [Plane; PLANES_MAX],
+    count: u32,
+    /// What pieces are multiples of: a power of two.
+    align: u64,
+}
+
+impl Planes {
+    pub(super) fn new(planes: &[Plane]) -> Self {
+        let mut list = [planes[0]; PLANES_MAX];
+        list[..planes.len()].copy_from_slice(planes);
+        let align = planes.iter().map(Plane::align).max().expect("there is a plane");
+        Self { list, count: planes.len() as u32, align }
+    }
+
+    pub(super) fn as_slice(&self) -> &[Plane] {
+        &self.list[..self.count as usize]
+    }
+
+    pub(super) const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Bytes of a token in `layers` layers, if they fit 64 bits.
+    pub(super) fn token_bytes(&self, layers: u32) -> Option<u64> {
+        let layer: u128 = self.as_slice().iter().map(Plane::row_bytes).sum();
+        u64::try_from(layer * u128::from(layers)).ok()
+    }
+
+    /// Bytes of one page of a plane, in one layer, padding included: a multiple of every plane's alignment. At most
+    /// 2^78.
+    pub(super) fn piece_bytes(&self, plane: &Plane, page_size: u32) -> u128 {
+        let mask = u128::from(self.align) - 1;
+        (plane.row_bytes() * u128::from(page_size) + mask) & !mask
+    }
+
+    /// Bytes of one page, if they fit 64 bits.
+    pub(super) fn page_bytes(&self, layers: u32, page_size: u32) -> Option<u64> {
+        let pieces = self.as_slice().iter().map(|plane| self.piece_bytes(plane, page_size));
+        u64::try_from(pieces.sum::<u128>() * u128::from(layers)).ok()
+    }
+}
+
+impl fmt::Debug for Planes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_slice().fmt(f)
+    }
+}

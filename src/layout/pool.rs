@@ -1,0 +1,214 @@
+//! A checked pool: what one rank holds and where, in bytes.
+//!
+//! Not here: memory.
+
+use std::ops::Range;
+
+use super::dtype::KvDtype;
+use super::plane::{Plane, PlaneName, PlaneOrder};
+use super::planes::Planes;
+use super::shape::KvShape;
+use crate::id::{LayerId, PageId, SlotId};
+
+/// Physical order of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Layout {
+    /// `[plane, L, P, piece]`: for attention of one layer.
+    LayerFirst,
+    /// `[P, plane, L, piece]`: for page copies, offload, moving pages between pools.
+    PageFirst,
+}
+
+/// Where the elements of a plane lie: its first byte, and the bytes between neighbours along each axis.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Strides {
+    /// First byte of layer 0, page 0, slot 0, head 0.
+    pub origin: u64,
+    /// From a layer to the next.
+    pub layer: u64,
+    /// From a page to the next.
+    pub page: u64,
+    /// From a slot to the next in its page.
+    pub slot: u64,
+    /// From a head to the next.
+    pub head: u64,
+}
+
+impl Strides {
+    /// First byte of a layer: what page strides count from.
+    pub const fn layer_origin(&self, layer: LayerId) -> u64 {
+        self.origin + self.layer * layer.raw() as u64
+    }
+
+    /// First byte of a slot's head 0, by its page and its offset in the page.
+    pub const fn row(&self, layer: LayerId, page: PageId, offset: u32) -> u64 {
+        self.layer_origin(layer) + self.page * page.raw() as u64 + self.slot * offset as u64
+    }
+}
+
+/// A checked pool: what one rank holds and where. Made by [`PoolConfig::layout`](crate::PoolConfig::layout).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolLayout {
+    pub(super) layers: u32,
+    pub(super) shape: KvShape,
+    pub(super) dtype: KvDtype,
+    pub(super) planes: Planes,
+    pub(super) page_size: u32,
+    pub(super) page_bytes: u64,
+    pub(super) page_count: u32,
+    pub(super) layout: Layout,
+}
+
+impl PoolLayout {
+    /// Layers of the model.
+    pub const fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// What this rank holds of the model's K and V.
+    pub const fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// Heads of K and V on this rank.
+    pub const fn kv_heads(&self) -> u32 {
+        self.shape.kv_heads()
+    }
+
+    /// Elements of one head.
+    pub const fn head_dim(&self) -> u32 {
+        self.shape.head_dim()
+    }
+
+    /// Element type of K and V.
+    pub const fn dtype(&self) -> KvDtype {
+        self.dtype
+    }
+
+    /// What each token stores in each layer, in the order in which it lies.
+    pub fn planes(&self) -> &[Plane] {
+        self.planes.as_slice()
+    }
+
+    /// Tokens of one page.
+    pub const fn page_size(&self) -> u32 {
+        self.page_size
+    }
+
+    /// Pages of the pool.
+    pub const fn page_count(&self) -> u32 {
+        self.page_count
+    }
+
+    /// Physical order.
+    pub const fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Tokens that the whole pool holds.
+    pub const fn slot_count(&self) -> u64 {
+        self.page_count as u64 * self.page_size as u64
+    }
+
+    /// Bytes of one page: all planes of all layers, padding included.
+    pub const fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    /// Bytes of the whole pool.
+    pub const fn total_bytes(&self) -> u64 {
+        self.page_bytes * self.page_count as u64
+    }
+
+    /// Whether every slot fits a signed 32-bit number, so that plans carry 32-bit slot mappings.
+    pub const fn slots_fit_i32(&self) -> bool {
+        self.slot_count() <= i32::MAX as u64 + 1
+    }
+
+    /// The slot at `offset` of `page`.
+    pub fn slot(&self, page: PageId, offset: u32) -> SlotId {
+        debug_assert!(offset < self.page_size && page.raw() < self.page_count);
+        SlotId::new(u64::from(page.raw()) * u64::from(self.page_size) + u64::from(offset))
+    }
+
+    /// The page and the offset in it of a slot.
+    pub fn page_of(&self, slot: SlotId) -> (PageId, u32) {
+        let size = u64::from(self.page_size);
+        debug_assert!(slot.raw() < self.slot_count());
+        (PageId::new((slot.raw() / size) as u32), (slot.raw() % size) as u32)
+    }
+
+    /// Where a plane lies in the pool; nothing where the pool does not have it. O(planes).
+    pub fn strides(&self, name: PlaneName) -> Option<Strides> {
+        self.strides_in(self.layout, name)
+    }
+
+    /// Where a plane lies in pages that were read out of the pool: those are of one order, `[plane, L, piece]`,
+    /// whatever the layout. O(planes).
+    pub fn page_strides(&self, name: PlaneName) -> Option<Strides> {
+        self.strides_in(Layout::PageFirst, name)
+    }
+
+    /// Bytes of all heads of one slot in a plane; nothing where the pool does not have the plane, or where it is by
+    /// page. O(planes).
+    pub fn row(&self, name: PlaneName, layer: LayerId, slot: SlotId) -> Option<Range<u64>> {
+        debug_assert!(layer.raw() < self.layers);
+        let plane = self.planes().iter().find(|plane| plane.name == name)?;
+        let (page, offset) = self.page_of(slot);
+        let start = self.strides(name)?.row(layer, page, offset);
+        match plane.order {
+            PlaneOrder::BySlot => Some(start..start + plane.row_bytes() as u64),
+            PlaneOrder::ByPage => None,
+        }
+    }
+
+    /// Contiguous pieces of one page: 1 in PageFirst, one for each plane and layer in LayerFirst.
+    pub const fn pieces_per_page(&self) -> u32 {
+        match self.layout {
+            Layout::LayerFirst => self.planes.count() * self.layers,
+            Layout::PageFirst => 1,
+        }
+    }
+
+    /// Byte range of one contiguous piece of a page. Pieces are ordered by plane, then by layer, so that the pieces of
+    /// a page in order are the page in the order `[plane, L, piece]`, whatever the layout. O(planes).
+    pub fn piece(&self, page: PageId, piece: u32) -> Range<u64> {
+        debug_assert!(piece < self.pieces_per_page() && page.raw() < self.page_count);
+        match self.layout {
+            Layout::LayerFirst => {
+                let plane = &self.planes()[(piece / self.layers) as usize];
+                let strides = self.strides(plane.name).expect("the plane is the pool's");
+                let start = strides.row(LayerId::new(piece % self.layers), page, 0);
+                start..start + self.piece_bytes(plane)
+            }
+            Layout::PageFirst => {
+                let start = u64::from(page.raw()) * self.page_bytes;
+                start..start + self.page_bytes
+            }
+        }
+    }
+
+    /// Bytes of one page of a plane in one layer, padding included.
+    pub(crate) fn piece_bytes(&self, plane: &Plane) -> u64 {
+        self.planes.piece_bytes(plane, self.page_size) as u64
+    }
+
+    fn strides_in(&self, layout: Layout, name: PlaneName) -> Option<Strides> {
+        let index = self.planes().iter().position(|plane| plane.name == name)?;
+        let plane = &self.planes()[index];
+        let before: u64 = self.planes()[..index].iter().map(|plane| self.piece_bytes(plane)).sum();
+        let (piece, layers) = (self.piece_bytes(plane), u64::from(self.layers));
+        let pages = u64::from(self.page_count);
+        let (origin, layer, page) = match layout {
+            Layout::LayerFirst => (before * layers * pages, piece * pages, piece),
+            Layout::PageFirst => (before * layers, piece, self.page_bytes),
+        };
+        let (slot, head) = match plane.order {
+            PlaneOrder::BySlot => (plane.row_bytes() as u64, plane.head_bytes()),
+            PlaneOrder::ByPage => {
+                (plane.head_bytes(), plane.head_bytes() * u64::from(self.page_size))
+            }
+        };
+        Some(Strides { origin, layer, page, slot, head })
+    }
+}

@@ -1,0 +1,77 @@
+//! What a model stores for each token: which planes, and how ranks share them.
+
+use super::dtype::KvDtype;
+use super::plane::{Plane, PlaneName, PlaneOrder};
+use super::planes::Planes;
+use crate::error::ConfigError;
+
+/// Which K and V a model has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
+pub enum KvShape {
+    /// Heads of K and as many of V: multi-head, grouped-query and multi-query attention.
+    Heads {
+        /// Heads of K, and of V.
+        kv_heads: u32,
+        /// Elements of one head.
+        head_dim: u32,
+    },
+}
+
+impl KvShape {
+    /// `kv_heads` heads of `head_dim` elements, of K and of V.
+    pub const fn heads(kv_heads: u32, head_dim: u32) -> Self {
+        Self::Heads { kv_heads, head_dim }
+    }
+
+    /// What each token stores in each layer.
+    pub(super) fn planes(self, dtype: KvDtype) -> Planes {
+        match self {
+            Self::Heads { kv_heads: heads, head_dim: elements } => {
+                let order = PlaneOrder::BySlot;
+                let plane = |name| Plane { name, heads, elements, dtype, order };
+                Planes::new(&[plane(PlaneName::K), plane(PlaneName::V)])
+            }
+        }
+    }
+
+    /// Refuses what stores nothing.
+    pub(super) fn check(self) -> Result<(), ConfigError> {
+        match self {
+            Self::Heads { kv_heads: 0, .. } => Err(ConfigError::Zero { name: "kv_heads" }),
+            Self::Heads { head_dim: 0, .. } => Err(ConfigError::Zero { name: "head_dim" }),
+            Self::Heads { .. } => Ok(()),
+        }
+    }
+
+    /// What each of `ranks` ranks holds.
+    pub(super) fn split(self, ranks: u32) -> Result<Self, ConfigError> {
+        match self {
+            Self::Heads { kv_heads, head_dim } => {
+                if kv_heads == 0 {
+                    Err(ConfigError::Zero { name: "kv_heads" })
+                } else if kv_heads.is_multiple_of(ranks) {
+                    Ok(Self::heads(kv_heads / ranks, head_dim))
+                } else if ranks.is_multiple_of(kv_heads) {
+                    Ok(Self::heads(1, head_dim))
+                } else {
+                    Err(ConfigError::HeadSplit { kv_heads, tp_size: ranks })
+                }
+            }
+        }
+    }
+
+    /// Heads of K and V.
+    pub(super) const fn kv_heads(self) -> u32 {
+        match self {
+            Self::Heads { kv_heads, .. } => kv_heads,
+        }
+    }
+
+    /// Elements of one head.
+    pub(super) const fn head_dim(self) -> u32 {
+        match self {
+            Self::Heads { head_dim, .. } => head_dim,
+        }
+    }
+}

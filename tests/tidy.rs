@@ -1,6 +1,6 @@
 //! The house rules that no compiler checks: who imports whom, where `unsafe` and `cust` may stand, sizes, numbers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -95,6 +95,71 @@ fn imports_run_one_way() {
             }
         }
     }
+}
+
+/// The file of a module's child, if there is one.
+fn child(folder: &Path, name: &str) -> Option<PathBuf> {
+    let files = [folder.join(format!("{name}.rs")), folder.join(name).join("mod.rs")];
+    files.into_iter().find(|file| file.exists())
+}
+
+/// Names in `use` paths that follow a prefix, as in `use super::name`.
+fn names_after<'a>(line: &'a str, prefix: &'a str) -> impl Iterator<Item = Vec<&'a str>> {
+    line.split(prefix).skip(1).map(|rest| {
+        let path = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
+        path.take(1).flat_map(|path| path.split("::")).collect()
+    })
+}
+
+/// The files that a file imports from, its module's own file left out: a child may use what its parent defines.
+fn imports(path: &Path, text: &str) -> BTreeSet<PathBuf> {
+    let src = root().join("src");
+    let folder = path.parent().expect("a folder");
+    let own = if path.ends_with("mod.rs") || folder == src { None } else { Some(folder) };
+    let mut found = BTreeSet::new();
+    for line in code(text) {
+        for names in own
+            .into_iter()
+            .flat_map(|folder| names_after(line, "super::").map(move |names| (folder, names)))
+        {
+            found.extend(names.1.first().and_then(|name| child(names.0, name)));
+        }
+        for names in names_after(line, "crate::") {
+            let Some(first) = names.first().and_then(|name| child(&src, name)) else { continue };
+            let inner = names.get(1).and_then(|name| child(&src.join(names[0]), name));
+            found.insert(inner.unwrap_or(first));
+        }
+    }
+    found.remove(path);
+    found
+}
+
+#[test]
+fn no_files_import_one_another_in_a_circle() {
+    let files = sources();
+    let mut rest: BTreeMap<_, _> =
+        files.iter().map(|(path, text)| (path.clone(), imports(path, text))).collect();
+    // Files whose imports are all gone go; what stays is a circle, or imports from one.
+    loop {
+        let gone: Vec<_> = rest
+            .iter()
+            .filter(|(_, imports)| !imports.iter().any(|import| rest.contains_key(import)))
+            .map(|(path, _)| path.clone())
+            .collect();
+        if gone.is_empty() {
+            break;
+        }
+        gone.iter().for_each(|path| drop(rest.remove(path)));
+    }
+    // Those that nothing in it imports from are no part of it.
+    while let Some(path) = {
+        let used: BTreeSet<_> = rest.values().flatten().cloned().collect();
+        rest.keys().find(|path| !used.contains(*path)).cloned()
+    } {
+        rest.remove(&path);
+    }
+    let circle: Vec<_> = rest.keys().collect();
+    assert!(circle.is_empty(), "these import from one another: {circle:#?}");
 }
 
 #[test]

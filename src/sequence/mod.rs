@@ -38,6 +38,7 @@ use page_table::PageTable;
 use token_store::TokenStore;
 
 pub(crate) use row::RowMut;
+use row::Stores;
 
 /// One sequence's numbers. Lengths in tokens unless they say pages.
 #[derive(Debug)]
@@ -98,12 +99,10 @@ impl Sequence {
 
 /// All sequences.
 pub struct SequenceTable {
-    page_size: u32,
     max: u32,
     rows: SlotMap<SeqKey, Sequence>,
     free_rows: Vec<RowId>,
-    tokens: TokenStore,
-    page_table: PageTable,
+    stores: Stores,
 }
 
 impl SequenceTable {
@@ -122,14 +121,14 @@ impl SequenceTable {
         rows.try_reserve(shape.rows as usize).map_err(refused)?;
         let mut free_rows = reserved(shape.rows.into())?;
         free_rows.extend((0..shape.rows).rev().map(RowId::new));
-        let (tokens, page_table) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
-        Ok(Self { page_size, max: shape.rows, rows, free_rows, tokens, page_table })
+        let (tokens, pages) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
+        Ok(Self { max: shape.rows, rows, free_rows, stores: Stores { page_size, tokens, pages } })
     }
 
     /// Touches the memory of tokens and page tables, so that no call pays for a page fault later.
     pub fn prefault(&mut self) {
-        self.tokens.prefault();
-        self.page_table.prefault();
+        self.stores.tokens.prefault();
+        self.stores.pages.prefault();
     }
 
     /// Bytes that a table reserves; they are touched as tokens come.
@@ -176,12 +175,7 @@ impl SequenceTable {
     /// A sequence to change, with its tokens and pages. Same error.
     pub(crate) fn row_mut(&mut self, seq: SeqKey) -> Result<RowMut<'_>, Error> {
         let sequence = self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })?;
-        Ok(RowMut {
-            sequence,
-            page_size: self.page_size,
-            tokens: &mut self.tokens,
-            pages: &mut self.page_table,
-        })
+        Ok(RowMut { sequence, stores: &mut self.stores })
     }
 
     /// A sequence that is not preempted.
@@ -201,12 +195,12 @@ impl SequenceTable {
         if self.rows.len() == self.max as usize {
             return Err(Error::OutOfSequences { max: self.max });
         }
-        self.check_chunks(self.tokens.chunks_for(tokens))
+        self.check_chunks(self.stores.tokens.chunks_for(tokens))
     }
 
     /// Checks that `chunks` more fit. Same error.
     pub(crate) fn check_chunks(&self, chunks: u32) -> Result<(), Error> {
-        self.tokens.check_free(chunks)
+        self.stores.tokens.check_free(chunks)
     }
 
     /// Makes a row of these tokens. The caller checked the room.
@@ -245,8 +239,8 @@ impl SequenceTable {
     pub(crate) fn despawn(&mut self, seq: SeqKey) {
         let mut sequence = self.rows.remove(seq).expect("the caller looked it up");
         assert!(sequence.lock.is_none(), "S2: a finished sequence has released its prefix");
-        self.tokens.shrink(sequence.row, &mut sequence.chunks, 0);
-        self.page_table.shrink(sequence.row, sequence.page_len, 0);
+        self.stores.tokens.shrink(sequence.row, &mut sequence.chunks, 0);
+        self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
         self.free_rows.push(sequence.row);
     }
 
@@ -255,8 +249,8 @@ impl SequenceTable {
         let (from, namespace) = (self.rows[parent].row, self.rows[parent].namespace);
         let child = self.spawn(namespace, &[], lock);
         let sequence = &mut self.rows[child];
-        self.tokens.reserve(sequence.row, &mut sequence.chunks, tokens);
-        self.tokens.copy(from, sequence.row, tokens);
+        self.stores.tokens.reserve(sequence.row, &mut sequence.chunks, tokens);
+        self.stores.tokens.copy(from, sequence.row, tokens);
         self.end_tokens(child, tokens);
         child
     }
@@ -267,11 +261,11 @@ impl SequenceTable {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];
         assert!(sequence.page_len == 0, "S4: a row inherits before it has pages");
-        let pages = self.page_table.whole_chunks(pages);
-        self.page_table.share(from, sequence.row, pages);
+        let pages = self.stores.pages.whole_chunks(pages);
+        self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);
         if pages > 0 {
-            sequence.tail = self.page_table.place(sequence.row, pages - 1);
+            sequence.tail = self.stores.pages.place(sequence.row, pages - 1);
         }
         pages
     }
@@ -284,13 +278,13 @@ impl SequenceTable {
         }
         assert!(page_len >= sequence.published, "S2: published pages are not the row's to drop");
         for index in page_len..sequence.page_len {
-            out.push(self.page_table.page(sequence.row, index));
+            out.push(self.stores.pages.page(sequence.row, index));
         }
-        self.page_table.shrink(sequence.row, sequence.page_len, page_len);
+        self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
         sequence.page_len = page_len;
         sequence.dirty_from = sequence.dirty_from.min(page_len);
         if page_len > 0 {
-            sequence.tail = self.page_table.place(sequence.row, page_len - 1);
+            sequence.tail = self.stores.pages.place(sequence.row, page_len - 1);
         }
         self.shrink(seq);
     }
@@ -298,7 +292,7 @@ impl SequenceTable {
     /// Forgets all pages, which the caller has released: the sequence is preempted.
     pub(crate) fn clear_pages(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
-        self.page_table.shrink(sequence.row, sequence.page_len, 0);
+        self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
         (sequence.page_len, sequence.published) = (0, 0);
         (sequence.dirty_from, sequence.inherited) = (0, 0);
         (sequence.cached_len, sequence.planned_len) = (0, 0);
@@ -318,33 +312,33 @@ impl SequenceTable {
         let sequence = &mut self.rows[seq];
         sequence.token_len = len;
         if len > 0 {
-            sequence.last_token = self.tokens.token(sequence.row, len - 1);
+            sequence.last_token = self.stores.tokens.token(sequence.row, len - 1);
         }
     }
 
     /// Gives chunks of tokens back that neither tokens nor pages reach.
     fn shrink(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
-        let tokens = sequence.token_len.max(sequence.page_len * self.page_size);
-        self.tokens.shrink(sequence.row, &mut sequence.chunks, tokens);
+        let tokens = sequence.token_len.max(sequence.page_len * self.stores.page_size);
+        self.stores.tokens.shrink(sequence.row, &mut sequence.chunks, tokens);
     }
 
     /// One page of a row.
     pub fn page(&self, sequence: &Sequence, index: u32) -> PageId {
         debug_assert!(index < sequence.page_len);
-        self.page_table.page(sequence.row, index)
+        self.stores.pages.page(sequence.row, index)
     }
 
     /// One known token.
     pub fn token(&self, sequence: &Sequence, position: u32) -> TokenId {
         debug_assert!(position < sequence.token_len);
-        self.tokens.token(sequence.row, position)
+        self.stores.tokens.token(sequence.row, position)
     }
 
     /// A row's pages in order.
     pub fn pages(&self, sequence: &Sequence) -> impl Iterator<Item = PageId> + use<'_> {
         let row = sequence.row;
-        (0..sequence.page_len).map(move |index| self.page_table.page(row, index))
+        (0..sequence.page_len).map(move |index| self.stores.pages.page(row, index))
     }
 
     /// A row's pages `start..end`, in contiguous pieces.
@@ -354,7 +348,7 @@ impl SequenceTable {
         start: u32,
         end: u32,
     ) -> impl Iterator<Item = &[PageId]> + use<'_> {
-        self.page_table.pieces(sequence.row, start, end)
+        self.stores.pages.pieces(sequence.row, start, end)
     }
 
     /// A row's known tokens `start..end`, in contiguous pieces.
@@ -364,22 +358,24 @@ impl SequenceTable {
         start: u32,
         end: u32,
     ) -> impl Iterator<Item = &[TokenId]> + use<'_> {
-        self.tokens.pieces(sequence.row, start, end)
+        self.stores.tokens.pieces(sequence.row, start, end)
     }
 
     /// Whether S6 holds for a row.
     pub(crate) fn knows_its_end(&self, sequence: &Sequence) -> bool {
         let Sequence { row, page_len, token_len, tail, last_token, .. } = *sequence;
-        (page_len == 0 || self.page_table.place(row, page_len - 1) == tail)
-            && (token_len == 0 || self.tokens.token(row, token_len - 1) == last_token)
+        (page_len == 0 || self.stores.pages.place(row, page_len - 1) == tail)
+            && (token_len == 0 || self.stores.tokens.token(row, token_len - 1) == last_token)
     }
 
     /// Whether S5 holds. O(chunks).
     pub(crate) fn counts_chunks(&self) -> bool {
-        let token_chunks = self.rows.values().flat_map(|s| self.tokens.chunks_of(s.row, s.chunks));
+        let token_chunks =
+            self.rows.values().flat_map(|s| self.stores.tokens.chunks_of(s.row, s.chunks));
         let page_chunks =
-            self.rows.values().flat_map(|s| self.page_table.chunks_of(s.row, s.page_len));
-        counts(self.tokens.pool(), token_chunks) && counts(self.page_table.pool(), page_chunks)
+            self.rows.values().flat_map(|s| self.stores.pages.chunks_of(s.row, s.page_len));
+        counts(self.stores.tokens.pool(), token_chunks)
+            && counts(self.stores.pages.pool(), page_chunks)
     }
 }
 
@@ -427,7 +423,7 @@ mod tests {
         /// For tests of the audit.
         pub(crate) fn break_s5_of_pages(&mut self) {
             let row = self.rows.values().find(|s| s.page_len > 0).expect("a row with pages").row;
-            self.page_table.break_s5(row);
+            self.stores.pages.break_s5(row);
         }
     }
 }

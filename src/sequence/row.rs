@@ -9,12 +9,17 @@ use crate::error::Error;
 use crate::id::{PageId, TokenId};
 use crate::plan::TableWrite;
 
-/// A sequence with its tokens and pages.
+/// What sequences keep in chunks.
+pub(super) struct Stores {
+    pub(super) page_size: u32,
+    pub(super) tokens: TokenStore,
+    pub(super) pages: PageTable,
+}
+
+/// A sequence with its tokens and pages: two pointers, which a decoding row's look-up returns in registers.
 pub(crate) struct RowMut<'a> {
     pub sequence: &'a mut Sequence,
-    pub(super) page_size: u32,
-    pub(super) tokens: &'a mut TokenStore,
-    pub(super) pages: &'a mut PageTable,
+    pub(super) stores: &'a mut Stores,
 }
 
 /// What a row lacks to grow.
@@ -32,15 +37,15 @@ impl RowMut<'_> {
     /// # Errors
     /// [`Error::OutOfTokens`].
     pub fn check_room(&self, len: u32) -> Result<(), Error> {
-        if len <= self.sequence.chunks * self.tokens.chunk_tokens() {
+        if len <= self.sequence.chunks * self.stores.tokens.chunk_tokens() {
             return Ok(());
         }
-        self.tokens.check_free(self.tokens.chunks_for(len) - self.sequence.chunks)
+        self.stores.tokens.check_free(self.stores.tokens.chunks_for(len) - self.sequence.chunks)
     }
 
     /// Appends tokens. The caller checked the room. O(tokens).
     pub fn append_tokens(&mut self, tokens: &[TokenId]) {
-        let Self { sequence, tokens: store, .. } = self;
+        let Self { sequence, stores: Stores { tokens: store, .. } } = self;
         let len = sequence.token_len + tokens.len() as u32;
         store.reserve(sequence.row, &mut sequence.chunks, len);
         match tokens {
@@ -55,8 +60,8 @@ impl RowMut<'_> {
     pub fn lacking(&self, page_len: u32) -> Lacking {
         let Sequence { chunks: own, dirty_from, inherited, .. } = *self.sequence;
         // Both stores divide a row at the same pages.
-        let chunks = self.pages.chunks_for(page_len);
-        let dirty_chunks = chunks - self.pages.chunks_for(dirty_from);
+        let chunks = self.stores.pages.chunks_for(page_len);
+        let dirty_chunks = chunks - self.stores.pages.chunks_for(dirty_from);
         let table_writes = page_len - dirty_from.max(inherited) + dirty_chunks;
         Lacking { chunks: chunks.saturating_sub(own), table_writes }
     }
@@ -65,7 +70,7 @@ impl RowMut<'_> {
     #[inline]
     pub fn lacking_one(&self) -> Lacking {
         let page_len = self.sequence.page_len;
-        if self.pages.begins_chunk(page_len) {
+        if self.stores.pages.begins_chunk(page_len) {
             self.lacking(page_len + 1)
         } else {
             Lacking { chunks: 0, table_writes: 1 }
@@ -74,7 +79,7 @@ impl RowMut<'_> {
 
     /// Appends pages, and room for their tokens. The caller checked the room. O(pages).
     pub fn append_pages(&mut self, pages: &[PageId]) {
-        let Self { sequence, page_size, tokens, pages: table } = self;
+        let Self { sequence, stores: Stores { page_size, tokens, pages: table } } = self;
         let len = sequence.page_len + pages.len() as u32;
         tokens.reserve(sequence.row, &mut sequence.chunks, len * *page_size);
         table.reserve(sequence.row, sequence.page_len, len);
@@ -89,21 +94,26 @@ impl RowMut<'_> {
     #[inline]
     pub fn append_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
         let index = self.sequence.page_len;
-        if self.pages.begins_chunk(index) {
-            self.append_pages(&[page]);
-            self.take_dirty(write);
-            return;
+        if self.stores.pages.begins_chunk(index) {
+            return self.begin_chunk(page, write);
         }
-        let Self { sequence, pages: table, .. } = self;
+        let Self { sequence, stores: Stores { pages: table, .. } } = self;
         sequence.page_len += 1;
         sequence.dirty_from = sequence.page_len;
         sequence.tail += 1;
         write(table.write_one(sequence.tail, page));
     }
 
+    /// [`RowMut::append_sent`] of the first page of a chunk: seldom.
+    #[inline(never)]
+    fn begin_chunk(&mut self, page: PageId, write: impl FnMut(TableWrite)) {
+        self.append_pages(&[page]);
+        self.take_dirty(write);
+    }
+
     /// The words of the row that no plan has sent, which count as sent from now on.
     pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
-        let Self { sequence, pages, .. } = self;
+        let Self { sequence, stores: Stores { pages, .. } } = self;
         let Sequence { row, dirty_from, inherited, page_len, .. } = **sequence;
         pages.writes(row, dirty_from, inherited, page_len, write);
         sequence.dirty_from = page_len;
@@ -116,37 +126,37 @@ impl RowMut<'_> {
 
     /// Pages `start..end`, in contiguous pieces.
     pub fn page_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> {
-        self.pages.pieces(self.sequence.row, start, end)
+        self.stores.pages.pieces(self.sequence.row, start, end)
     }
 
     /// Known tokens `start..end`, in contiguous pieces.
     pub fn token_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[TokenId]> {
-        self.tokens.pieces(self.sequence.row, start, end)
+        self.stores.tokens.pieces(self.sequence.row, start, end)
     }
 
     /// The longest piece of whole pages that lie together from page `start` on, up to page `end`: its tokens and pages.
     pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
-        let (row, size) = (self.sequence.row, self.page_size);
-        let pages = self.pages.piece_mut(row, start, end);
-        (self.tokens.piece(row, start * size, (start + pages.len() as u32) * size), pages)
+        let row = self.sequence.row;
+        let pages = self.stores.pages.piece_mut(row, start, end);
+        (self.stores.tokens.pages(row, start, pages.len()), pages)
     }
 
     /// Asks for the word that [`RowMut::append_sent`] will write, unless it is the first of a chunk: stores that miss
     /// the caches wait for each other.
     #[inline]
     pub fn prefetch_next_page(&self) {
-        self.pages.prefetch(self.sequence.tail + 1);
+        self.stores.pages.prefetch(self.sequence.tail + 1);
     }
 
     /// Its last page.
     #[inline]
     pub fn last_page(&self) -> PageId {
-        self.pages.page_at(self.sequence.tail)
+        self.stores.pages.page_at(self.sequence.tail)
     }
 
     /// A known token.
     #[inline]
     pub fn token(&self, position: u32) -> TokenId {
-        self.tokens.token(self.sequence.row, position)
+        self.stores.tokens.token(self.sequence.row, position)
     }
 }

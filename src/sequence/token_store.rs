@@ -21,6 +21,10 @@ const SKEW: usize = 16;
 
 /// The chunks, and who has them.
 pub(super) struct TokenStore {
+    page_size: u32,
+    /// Pages of one chunk: a power of two.
+    chunk_pages: u32,
+    /// Their tokens.
     chunk_tokens: u32,
     chunks_per_row: u32,
     /// `[rows, chunks_per_row]`: each row's chunks in order.
@@ -36,6 +40,8 @@ impl TokenStore {
         let words = u64::from(shape.rows) * u64::from(shape.chunks_per_row);
         let places = u64::from(shape.chunk_count) * (u64::from(chunk_tokens) + SKEW as u64);
         Ok(Self {
+            page_size,
+            chunk_pages: shape.chunk_pages,
             chunk_tokens,
             chunks_per_row: shape.chunks_per_row,
             // Zeroed memory is not touched before it is used.
@@ -105,19 +111,27 @@ impl TokenStore {
         (row.raw() * self.chunks_per_row + chunk) as usize
     }
 
-    /// Where the token at a position lies.
-    fn place(&self, row: RowId, position: u32) -> usize {
+    /// Where a row's chunk begins.
+    fn first_place(&self, row: RowId, chunk: u32) -> usize {
+        let number = self.directory[self.directory_word(row, chunk)] as usize;
+        number * (self.chunk_tokens as usize + SKEW)
+    }
+
+    /// Where the token at a position lies, and its offset in its chunk.
+    fn locate(&self, row: RowId, position: u32) -> (usize, u32) {
         let chunk = position / self.chunk_tokens;
         let offset = position - chunk * self.chunk_tokens;
-        let number = self.directory[self.directory_word(row, chunk)] as usize;
-        number * (self.chunk_tokens as usize + SKEW) + offset as usize
+        (self.first_place(row, chunk) + offset as usize, offset)
+    }
+
+    fn place(&self, row: RowId, position: u32) -> usize {
+        self.locate(row, position).0
     }
 
     /// Where the tokens from `position` on lie, up to `end` or to where their chunk ends.
     fn run(&self, row: RowId, position: u32, end: u32) -> Range<usize> {
-        let place = self.place(row, position);
-        let in_chunk = self.chunk_tokens - position % self.chunk_tokens;
-        place..place + in_chunk.min(end - position) as usize
+        let (place, offset) = self.locate(row, position);
+        place..place + (self.chunk_tokens - offset).min(end - position) as usize
     }
 
     pub fn token(&self, row: RowId, position: u32) -> TokenId {
@@ -163,9 +177,13 @@ impl TokenStore {
         pieces(start, end, move |at| &self.tokens[self.run(row, at, end)])
     }
 
-    /// The first of those pieces.
-    pub fn piece(&self, row: RowId, start: u32, end: u32) -> &[TokenId] {
-        &self.tokens[self.run(row, start, end)]
+    /// The tokens of `len` pages from page `start` on, which share a chunk. A page is found without a division.
+    pub fn pages(&self, row: RowId, start: u32, len: usize) -> &[TokenId] {
+        let (chunk, in_chunk) =
+            (start >> self.chunk_pages.trailing_zeros(), start & (self.chunk_pages - 1));
+        let size = self.page_size as usize;
+        let first = self.first_place(row, chunk) + in_chunk as usize * size;
+        &self.tokens[first..first + len * size]
     }
 
     /// The chunks of a row that has so many, for audits.

@@ -5,7 +5,7 @@
 //! from then on is refused), and compares:
 //!
 //! * every byte of the pool with a shadow of it, after stores and copies (B3, B5, B7): all pages are poisoned with NaN
-//!   first, so a stray write shows, and so does a stray read, in the outputs. Some pools have a plane more than K and V;
+//!   first, so a stray write shows, and so does a stray read, in the outputs. Some pools have a plane beside K and V;
 //! * every output and log-sum-exp with attention in float64 over contiguous K and V (B1, B2, B4). Outputs are poisoned
 //!   too; what lies between strided rows must stay poison.
 //!

@@ -60,11 +60,15 @@ fn children_of_a_long_parent_fit_the_scratch() {
             engine.append(seq, &[TokenId::new(7)]).expect("there is room");
             items.push(Extend { seq, len: 1 });
         }
-        // Each child sends all its pages: once.
+        // Each child sends a word for each chunk that it shares, and the pages of its own: once.
         let first = plan(&mut engine, &items);
-        assert!(first >= u64::from(CHILDREN) * 8 * u64::from(LEN.div_ceil(page_size)));
+        let table = engine.shape().table;
+        let chunks = LEN.div_ceil(page_size * table.chunk_pages);
+        let words = u64::from(CHILDREN) * u64::from(chunks);
         let most = engine.shape().plan_bytes(CHILDREN + 1, CHILDREN + 1);
-        assert!(first <= most && most <= 8 * first + 4096, "{first} bytes of at most {most}");
+        assert!(8 * words <= first && first <= most, "{first} bytes of at most {most}");
+        let own = u64::from(CHILDREN) * u64::from(table.chunk_pages + 8);
+        assert!(first <= 2 * (8 * (words + own) + 4096), "{first} bytes for {words} shared chunks");
         items.iter().for_each(|item| {
             engine.append(item.seq, &[TokenId::new(8)]).expect("there is room");
         });

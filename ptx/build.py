@@ -59,7 +59,7 @@ def older(text):
 def compile_ptx(nvrtc, kernel):
     """The text of a .ptx file."""
     arch, source = target(kernel), kernel.source
-    options = [f"--gpu-architecture=compute_{arch}", "-std=c++17", "-default-device", f"-I{source.parent}", "-restrict"]
+    options = [f"--gpu-architecture=compute_{arch}", "-std=c++17", "-default-device", f"-I{source.parent}", f"-I{HERE}", "-restrict"]
     options = [option.encode() for option in options]
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     code = source.read_text().replace("DTYPE", kernel.dtype).encode() if kernel.dtype else source.read_bytes()

@@ -6,8 +6,8 @@ use std::hint::black_box;
 use crate::Row;
 use crate::cases::pages::{AllocFree, COUNT};
 use crate::cases::sample::median_ns;
-use crate::ours;
 use crate::cases::work;
+use crate::ours;
 
 const PAGES: usize = 1 << 20;
 

@@ -25,8 +25,8 @@ mod router;
 use std::hint::black_box;
 
 use cases::sample::median_ns;
-use kvarena::TokenId;
 use cases::work;
+use kvarena::TokenId;
 use serde::Serialize;
 
 /// A cache of prefixes that owns pages.

@@ -55,8 +55,8 @@ impl ChunkPool {
         self.users[chunk as usize] += 1;
     }
 
-    /// A row gives a chunk up, which is free with its last user.
-    pub fn give_up(&mut self, chunk: u32) {
+    /// A row releases a chunk, which is free with its last user.
+    pub fn release(&mut self, chunk: u32) {
         let users = &mut self.users[chunk as usize];
         assert!(*users > 0, "S5: a row's chunk is in use");
         *users -= 1;

@@ -74,7 +74,7 @@ impl PageTable {
     pub fn shrink(&mut self, row: RowId, from: u32, to: u32) {
         for chunk in self.chunks_for(to)..self.chunks_for(from) {
             let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
-            self.chunks.give_up(self.words[word as usize]);
+            self.chunks.release(self.words[word as usize]);
         }
     }
 

@@ -102,7 +102,7 @@ impl TokenStore {
         while *chunks > wanted {
             *chunks -= 1;
             let word = self.directory_word(row, *chunks);
-            self.chunks.give_up(self.directory[word]);
+            self.chunks.release(self.directory[word]);
         }
     }
 

@@ -26,7 +26,7 @@ struct Needs {
 }
 
 /// Plans a batch; the plan lives in `scratch`. O(batch, new tokens and page table words to be sent): all words of a
-/// sequence's row in its first plan since `admit`, `resume` or `fork`, later none but those of new pages, of pages that
+/// sequence's row in its first plan since `admit` or `resume`, later none but those of new pages, of pages that
 /// publishing found to be duplicates and those behind them, and of plans that were aborted.
 ///
 /// # Errors
@@ -67,9 +67,9 @@ impl EngineShape {
     /// Bytes of the largest plan of at most `rows` sequences and `tokens` new tokens together: a
     /// [`StepScratch::with_capacity`] of them is not grown by any such plan. O(1).
     ///
-    /// Most of it are page table words, 8 bytes each: the first plan of a sequence since it was admitted, resumed or
-    /// forked sends all its pages, the shared ones too. At page_size 1 that is 800 kB for a prompt of 100,000 tokens,
-    /// and 51 MB for 64 children of it that are planned together.
+    /// Most of it are page table words, 8 bytes each: the first plan of a sequence since it was admitted or resumed
+    /// sends all its pages, the shared ones too. At page_size 1 that is 800 kB for a prompt of 100,000 tokens. A fork
+    /// sends a word for each chunk that it shares, unless what its parent sent may still be undone.
     ///
     /// ```
     /// # use kvarena::*;

@@ -1,0 +1,63 @@
+//! What comes into the tree and goes out of it, by its two doors, is what it holds.
+
+use super::*;
+use crate::prefix::{Entry, Place};
+
+/// Knows of the tree only what comes in and goes out.
+#[derive(Default)]
+struct Follower {
+    all: HashMap<PageId, Place>,
+    /// Those that can match.
+    present: HashMap<PageId, Place>,
+    given: [usize; 2],
+}
+
+impl Follower {
+    fn follow(&mut self, entry: Entry) {
+        let Entry { came, present, pages } = entry;
+        if came {
+            for (page, place) in pages {
+                let parent = place.parent.is_none_or(|parent| self.all.contains_key(&parent));
+                assert!(parent, "a parent comes in first");
+                assert_eq!(place.parent.is_none(), place.position == 0);
+                if present {
+                    self.present.insert(page, place.clone());
+                }
+                assert_eq!(self.all.insert(page, place), None, "a page comes in once");
+            }
+            return;
+        }
+        self.given[usize::from(present)] += pages.len();
+        for (page, place) in pages.into_iter().rev() {
+            assert_eq!(self.all.remove(&page), Some(place), "what came in goes out");
+            assert_eq!(self.present.remove(&page).is_some(), present);
+            let parent = |place: &Place| place.parent == Some(page);
+            assert!(!self.all.values().any(parent), "children go out first");
+        }
+    }
+}
+
+#[test]
+fn what_comes_in_and_goes_out_is_what_the_tree_holds() {
+    let mut given = [0; 2];
+    for seed in 0..60 {
+        let (config, ops) = prefix_ops(seed, 250);
+        let mut both = Both::new(config);
+        both.tree.keep_log();
+        let mut follower = Follower::default();
+        for op in ops {
+            both.apply(op).expect("tree and model agree");
+            if op == PrefixOp::Reset {
+                follower.present.clear();
+            }
+            both.tree.take_log().into_iter().for_each(|entry| follower.follow(entry));
+            let held = both.tree.held();
+            assert_eq!(follower.all, held, "seed {seed}, {op:?}");
+            let mut present = held;
+            present.retain(|_, place| place.scope.generation == both.generation);
+            assert_eq!(follower.present, present, "seed {seed}, {op:?}");
+        }
+        (0..2).for_each(|i| given[i] += follower.given[i]);
+    }
+    assert!(given.iter().all(|&pages| pages > 1000), "old and present ones: {given:?}");
+}

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Work is done on whole words: a caller that handles runs of neighbours pays once a word, not once a number.
-//! Knows bits; what they mean is the caller's (`page`: free pages; `prefix/places.rs`: free places).
+//! Knows bits; what they mean is the caller's (`page`: free pages; `prefix/free_entries.rs`: free entries of spans).
 
 use bitvec::prelude::Lsb0;
 use bitvec::view::BitView;
@@ -297,7 +297,7 @@ fn run_len(numbers: &[u32]) -> usize {
 mod tests {
     use super::*;
 
-    /// Lists of different numbers below 1,000, in stretches that rise, fall, jump or leave some out.
+    /// Lists of different numbers below 1,000, in runs that rise, fall, jump or leave some out.
     fn lists() -> impl Iterator<Item = Vec<u32>> {
         let mut state = 7_u64;
         let mut draw = move |below: u32| {
@@ -308,15 +308,15 @@ mod tests {
             let mut list = Vec::new();
             for _ in 0..draw(6) {
                 let (start, len, step) = (draw(800), draw(150), 1 + draw(8) / 7);
-                let stretch = (start..start + len).step_by(step as usize);
-                let mut stretch: Vec<u32> = stretch.filter(|n| !list.contains(n)).collect();
+                let part = (start..start + len).step_by(step as usize);
+                let mut part: Vec<u32> = part.filter(|n| !list.contains(n)).collect();
                 match draw(6) {
-                    0 => stretch.reverse(),
-                    // A stretch that ends as a run does, and is none.
-                    1 if stretch.len() > 4 => stretch[1..4].reverse(),
+                    0 => part.reverse(),
+                    // A part that ends as a run does, and is none.
+                    1 if part.len() > 4 => part[1..4].reverse(),
                     _ => {}
                 }
-                list.extend(stretch);
+                list.extend(part);
             }
             list
         })

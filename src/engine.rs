@@ -129,7 +129,7 @@ impl<B: Backend> Engine<B> {
         )
     }
 
-    /// Plans a step: takes exactly the pages that the new tokens need, evicting exactly what is short, writes the plan
+    /// Plans a step: takes exactly the pages that the new tokens need, evicts no more than are lacking, writes the plan
     /// into `scratch`, and tells the backend. O(batch, new tokens, and page table words that no plan has sent).
     ///
     /// Those are the words of new pages, so that the cost does not grow with the context, with these exceptions: in its

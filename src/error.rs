@@ -112,9 +112,9 @@ pub enum Error {
     },
     /// The running sequences' tokens fill the table (`max_tokens` of the config).
     OutOfTokens {
-        /// Places for tokens that the call needs, in whole chunks of the table.
+        /// Tokens that the call needs room for, in whole chunks of the table.
         wanted: u64,
-        /// Places in the chunks that are free.
+        /// Tokens that fit in the free chunks.
         available: u64,
     },
     /// As many steps are unfinished as the config allows.
@@ -227,7 +227,7 @@ impl fmt::Display for Error {
             }
             Self::OutOfSequences { max } => write!(f, "all {max} sequence rows are taken"),
             Self::OutOfTokens { wanted, available } => {
-                write!(f, "{wanted} places for tokens are needed and {available} are free")
+                write!(f, "room for {wanted} tokens is needed and {available} would fit")
             }
             Self::OutOfSteps { max } => write!(f, "{max} steps are unfinished already"),
             Self::EmptyPrompt => write!(f, "a prompt has no tokens"),

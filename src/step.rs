@@ -138,25 +138,25 @@ impl StepLog {
     }
 
     /// Where an item stands.
-    fn place(&self, number: u64) -> usize {
+    fn index(&self, number: u64) -> usize {
         (number - self.origin) as usize & (self.items.len() - 1)
     }
 
     /// Adds an item to the newest step; returns its number.
     pub(crate) fn push(&mut self, item: StepItem) -> u64 {
-        let (number, place) = (self.end, self.place(self.end));
-        self.items[place] = item;
+        let (number, index) = (self.end, self.index(self.end));
+        self.items[index] = item;
         self.end += 1;
         number
     }
 
-    /// The first open step from a place in the log on.
+    /// The first open step from an index of the log on.
     fn find_open(&self, start: usize) -> Option<StepId> {
         let index = start + self.steps.range(start..).position(|step| step.open)?;
         Some(StepId::new(self.completed.raw() + 1 + index as u64))
     }
 
-    /// The step's place in the log, if it is open.
+    /// The index of the step in the log, if it is open.
     fn open_index(&self, step: StepId) -> Result<usize, Error> {
         let index = step.raw().checked_sub(self.completed.raw() + 1).map(|index| index as usize);
         match index {
@@ -208,12 +208,12 @@ impl StepLog {
 
     /// An item by number.
     pub(crate) fn item(&self, number: u64) -> StepItem {
-        self.items[self.place(number)]
+        self.items[self.index(number)]
     }
 
     /// Whether an item's step is unfinished and will sample its sequence's next token. Number 0 is no item.
     pub(crate) fn samples_next(&self, item: u64) -> bool {
-        item >= self.base && !self.items[self.place(item)].cut
+        item >= self.base && !self.items[self.index(item)].cut
     }
 
     /// Of a sequence with this last item and dirty_from: pages whose page table words were sent by plans that no abort
@@ -237,8 +237,8 @@ impl StepLog {
     pub(crate) fn cap(&mut self, last_item: u64, len: u32) {
         let mut number = last_item;
         while number >= self.base {
-            let place = self.place(number);
-            let item = &mut self.items[place];
+            let index = self.index(number);
+            let item = &mut self.items[index];
             item.cut |= item.end > len;
             (item.start, item.end) = (item.start.min(len), item.end.min(len));
             number = item.previous;

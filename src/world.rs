@@ -51,7 +51,7 @@ pub struct Counters {
     pub(crate) plans: u64,
 }
 
-/// Most locks that wait in the fence: a planned item gives up at most one, since a sequence that comes back has no step
+/// Most locks that wait in the fence: a planned item releases at most one, since a sequence that comes back has no step
 /// until it is planned; a copy's step one more.
 fn lock_count(shape: &EngineShape) -> u64 {
     u64::from(shape.max_steps) * (u64::from(shape.table.rows) + 1)
@@ -181,7 +181,7 @@ impl World {
                 None => ensure(s.page_len == 0, "S3: a preempted sequence has no pages")?,
             }
             let known = self.sequences.knows_its_end(s);
-            ensure(known, "S6: a row knows the place of its last page and its last token")?;
+            ensure(known, "S6: a row knows the entry of its last page and its last token")?;
         }
         if self.sequences.counts_chunks() {
             Ok(())

@@ -142,7 +142,7 @@ fn s5_every_chunk_is_a_rows() {
 
 #[test]
 fn s6_a_row_knows_its_end() {
-    let ends = "S6: a row knows the place of its last page and its last token";
+    let ends = "S6: a row knows the entry of its last page and its last token";
     assert_eq!(broken(|s| s.sequence(s.long).break_s6()), ends);
     assert_eq!(broken(|s| s.sequence(s.long).last_token = TokenId::new(7)), ends);
 }

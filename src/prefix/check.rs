@@ -75,7 +75,7 @@ impl PrefixTree {
             let first = self.spans.first_page(&link.span);
             let scope = if link.parent.is_none() { self.scope[node] } else { Scope::default() };
             let found = self.descend(link.parent, scope, first, &mut |_| ());
-            let found = found.and_then(|found| found.place.node);
+            let found = found.and_then(|found| found.cursor.node);
             self.ensure(found == Some(node), "T2: the child table finds each node", node)?;
             if let Some(parent) = link.parent {
                 *child_counts.entry(parent).or_default() += 1;
@@ -172,22 +172,26 @@ impl PrefixTree {
     }
 
     fn check_spans(&self) -> Result<(), Broken> {
-        let mut places = HashSet::new();
+        let mut entries = HashSet::new();
         let mut extents = 0;
         for (node, link) in &self.link {
             extents += self.spans.extents_of(&link.span);
-            for place in self.spans.places(&link.span) {
-                self.ensure(places.insert(place), "T6: a place belongs to one span", node)?;
-                self.ensure(!self.spans.is_free(place), "T6: a span's places are taken", node)?;
+            for entry in self.spans.entries(&link.span) {
+                self.ensure(entries.insert(entry), "T6: an entry belongs to one span", node)?;
+                self.ensure(
+                    !self.spans.is_free(entry),
+                    "T6: the entries of a span are taken",
+                    node,
+                )?;
             }
             let pages: usize = self.node_pages(node).map(|(_, pages)| pages.len()).sum();
             let full = self.node_pages(node).all(|(_, pages)| !pages.is_empty());
             self.ensure(full, "T6: no run of a span is empty", node)?;
             let counted = pages == link.span.pages() as usize;
-            self.ensure(counted, "T6: a span has a place for each page", node)?;
+            self.ensure(counted, "T6: a span has an entry for each page", node)?;
         }
-        if places.len() as u32 != self.spans.taken_count() {
-            return Err(("T6: a place is taken by a span or free", None));
+        if entries.len() as u32 != self.spans.taken_count() {
+            return Err(("T6: an entry is taken by a span or free", None));
         }
         if extents != self.spans.extent_count() {
             return Err(("T6: every extent belongs to a span", None));

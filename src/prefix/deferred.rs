@@ -10,10 +10,10 @@ use crate::id::{NodeKey, PageId, PrefixLock, StepId};
 
 use super::PrefixTree;
 
-/// How a node's locks are on their way out.
+/// How many of a node's users are deferred unlocks.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Zeroable)]
 pub(super) struct Deferred {
-    /// Fenced locks that end here, and children that are leaving. 0: there are none, and no step.
+    /// Fenced locks that end here, and children whose only users those are. 0: there are none, and no step.
     pub count: u32,
     /// The last step that one of them waits for.
     pub step: StepId,
@@ -37,18 +37,18 @@ impl PrefixTree {
     }
 
     pub(super) fn add_deferred(&mut self, node: NodeKey, step: StepId) {
-        let leave = &mut self.deferred[node];
-        self.deferred_nodes += u32::from(leave.count == 0);
-        leave.count += 1;
-        leave.step = leave.step.max(step);
+        let deferred = &mut self.deferred[node];
+        self.deferred_nodes += u32::from(deferred.count == 0);
+        deferred.count += 1;
+        deferred.step = deferred.step.max(step);
     }
 
     fn remove_deferred(&mut self, node: NodeKey) {
-        let leave = &mut self.deferred[node];
-        assert!(leave.count > 0, "T7: a leaving lock or child is counted");
-        leave.count -= 1;
-        if leave.count == 0 {
-            *leave = Deferred::default();
+        let deferred = &mut self.deferred[node];
+        assert!(deferred.count > 0, "T7: a deferred unlock is counted");
+        deferred.count -= 1;
+        if deferred.count == 0 {
+            *deferred = Deferred::default();
             self.deferred_nodes -= 1;
         }
     }
@@ -70,7 +70,7 @@ impl PrefixTree {
             let idle = usage.lock_count == 0;
             self.remove_deferred(node);
             if !idle {
-                return; // Both counts fell: whether the node is leaving stays as it was.
+                return; // Both counts fell: whether the node is deferred stays as it was.
             }
             fence.remove_idle(step, self.link[node].span.pages());
             at = self.link[node].parent;
@@ -78,7 +78,7 @@ impl PrefixTree {
         }
     }
 
-    /// Counts a node, and the parents whose last staying user it was, if it has begun to leave.
+    /// Counts a node, and the parents whose last other user it was, if only deferred users are left.
     pub(super) fn begin_deferred(&mut self, node: NodeKey, fence: &mut Fence) {
         let mut at = node;
         while self.is_deferred(at) {
@@ -90,7 +90,7 @@ impl PrefixTree {
         }
     }
 
-    /// Takes a node that is about to get a user, and its parents, out of the count if they were leaving.
+    /// Takes a node that is about to get a user, and its parents, out of the count if they were deferred.
     pub(super) fn stop_deferred(&mut self, node: NodeKey, fence: &mut Fence) {
         let mut at = node;
         if !self.is_deferred(at) {
@@ -100,10 +100,10 @@ impl PrefixTree {
         loop {
             fence.remove_idle(step, self.link[at].span.pages());
             let Some(parent) = self.link[at].parent else { return };
-            let leaving = self.is_deferred(parent);
+            let was_deferred = self.is_deferred(parent);
             step = self.deferred[parent].step;
             self.remove_deferred(parent);
-            if !leaving {
+            if !was_deferred {
                 return;
             }
             at = parent;

@@ -3,7 +3,7 @@
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 
-use super::walk::Place;
+use super::walk::Cursor;
 use super::{PrefixTree, Usage};
 
 /// What an insert did.
@@ -53,26 +53,26 @@ impl PrefixTree {
         duplicates: &mut Vec<PageId>,
         fence: &mut Fence,
     ) -> usize {
-        let mut place = Place { node: lock.node(), pages_in_node: 0 };
+        let mut cursor = Cursor { node: lock.node(), pages_in_node: 0 };
         let mut known = 0;
         loop {
             let rest = &tokens[known * self.page_size as usize..];
-            let found = self.descend(place.node, lock.scope(), rest, &mut |found| {
+            let found = self.descend(cursor.node, lock.scope(), rest, &mut |found| {
                 let own = &mut pages[known..known + found.len()];
                 duplicates.extend_from_slice(own);
                 own.copy_from_slice(found);
                 known += found.len();
             });
             let Some(found) = found else { break };
-            place = found.place;
+            cursor = found.cursor;
             if !found.whole {
                 break;
             }
         }
         if known > 0
-            && let Some(node) = place.node
+            && let Some(node) = cursor.node
         {
-            let node = self.split(node, place.pages_in_node);
+            let node = self.split(node, cursor.pages_in_node);
             self.move_lock(lock, node, fence);
         }
         known

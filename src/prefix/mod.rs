@@ -20,7 +20,7 @@
 //! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children: the old
 //!   end is always a leaf.
 //! * T5. evictable + protected = total = pages of all nodes; evictable = pages of idle nodes.
-//! * T6. Every span's places are taken in the span store, each by one span; the rest are free.
+//! * T6. Every entry of a span is taken in the span store, by that span alone; the rest are free.
 //! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
 //!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
 //! * T8. Idle nodes are all of the present generation: a prefix that can no longer match goes with its last user.
@@ -35,10 +35,10 @@ mod contents;
 mod deep;
 mod deferred;
 mod evict;
+mod free_entries;
 mod insert;
 mod lock;
 mod order;
-mod places;
 mod span;
 mod walk;
 
@@ -53,7 +53,7 @@ use order::{Neighbours, Order};
 use span::{Span, SpanStore};
 
 #[cfg(test)]
-pub(crate) use contents::log::{Entry, Place};
+pub(crate) use contents::log::{CachedPage, LogEntry};
 pub use insert::Inserted;
 pub use lock::Stale;
 pub use walk::PrefixMatch;
@@ -112,7 +112,7 @@ pub struct PrefixTree {
     /// Counts what makes matches stale: split, trim, eviction, growth, reset.
     epoch: u64,
     #[cfg(test)]
-    log: Option<Vec<contents::log::Entry>>,
+    log: Option<Vec<contents::log::LogEntry>>,
 }
 
 /// Pages of a tree by use.
@@ -238,8 +238,8 @@ impl PrefixTree {
         Scope { namespace, generation: self.generation }
     }
 
-    /// Bytes in use for the live tree's nodes, child entries, places and extents: what a token costs is this over
-    /// the tree's tokens.
+    /// Bytes in use for the live tree's nodes, child entries, entries of spans and extents: what a token costs is this
+    /// over the tree's tokens.
     pub fn live_bytes(&self) -> u64 {
         let nodes = self.link.len() as u64;
         nodes * Self::BYTES_PER_NODE + self.spans.live_bytes()

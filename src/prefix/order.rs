@@ -140,15 +140,15 @@ mod tests {
             }
         }
 
-        fn place(&self, node: NodeKey) -> Option<(usize, usize)> {
-            let place =
+        fn index(&self, node: NodeKey) -> Option<(usize, usize)> {
+            let index =
                 |list: usize| Some((list, self.naive[list].iter().position(|&n| n == node)?));
-            place(0).or_else(|| place(1))
+            index(0).or_else(|| index(1))
         }
 
         /// Does what a number stands for.
         fn turn(&mut self, node: NodeKey, other: NodeKey, number: usize) {
-            match (self.place(node), self.place(other)) {
+            match (self.index(node), self.index(other)) {
                 (None, _) => {
                     self.order.enter(&mut self.column, number % 2, node);
                     self.naive[number % 2].push(node);

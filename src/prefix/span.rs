@@ -1,17 +1,17 @@
-//! Where tokens and page ids of nodes lie: runs of places in one slab, without waste and without moving.
+//! Where tokens and page ids of nodes lie: runs of entries in one slab, without waste and without moving.
 //!
 //! ```text
-//! place     0    1    2    3    4    5    6    7        one place a cached page:
+//! entry     0    1    2    3    4    5    6    7        one entry a cached page:
 //! tokens  [tttt|tttt|tttt|    |tttt|tttt|    |    ]     page_size tokens
 //! pages   [ p9 | p2 | p3 |    | p7 | p8 |    |    ]     and the page that holds their K and V
-//! span A   = run 0..3                                   a span is a run of places,
+//! span A   = run 0..3                                   a span is a run of entries,
 //! span B   = run 4..6                                   or a list of them
 //! ```
 //!
-//! There are more places than pages, and a span takes exactly one for each of its pages: places cannot run out before
-//! pages do, whatever the nodes look like. The eighth that is spare keeps free places easy to find in a full cache.
+//! There are more entries than pages, and a span takes exactly one for each of its pages: entries cannot run out before
+//! pages do, whatever the nodes look like. The eighth that is spare keeps free entries easy to find in a full cache.
 //!
-//! Not here: which node owns which span, which places a span gets (`places.rs`).
+//! Not here: which node owns which span, which entries a span gets (`free_entries.rs`).
 
 use bytemuck::{Pod, Zeroable};
 
@@ -19,7 +19,7 @@ use crate::bitmap::WORD;
 use crate::id::{PageId, TokenId};
 use crate::memory::{OutOfMemory, prefetch_items, reserved, touch, touch_reserved, zeroed};
 
-use super::places::Places;
+use super::free_entries::FreeEntries;
 
 /// No extent.
 const NONE: u32 = u32::MAX;
@@ -27,12 +27,12 @@ const NONE: u32 = u32::MAX;
 /// Page ids that are asked for before a span is trimmed.
 const AHEAD: usize = 256;
 
-/// Places for so many pages.
-fn place_count(page_count: u32) -> u32 {
+/// Entries for so many pages.
+fn entry_count(page_count: u32) -> u32 {
     page_count.saturating_add(page_count / 8)
 }
 
-/// A further run of neighbouring places.
+/// A further run of neighbouring entries.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Extent {
@@ -43,7 +43,7 @@ struct Extent {
     prev: u32,
 }
 
-/// A node's pages: a run of places, and a list of further extents where one run did not do. 20 bytes.
+/// A node's pages: a run of entries, and a list of further extents where one run did not do. 20 bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Span {
     /// The first run lies here and not in the list, so that most walks need not follow it.
@@ -65,12 +65,12 @@ impl Span {
     }
 }
 
-/// All spans' places.
+/// All spans' entries.
 pub(super) struct SpanStore {
     page_size: usize,
     tokens: Vec<TokenId>,
     pages: Vec<PageId>,
-    places: Places,
+    free: FreeEntries,
     extents: Vec<Extent>,
     /// Vacant extents, linked by `next`.
     vacant: u32,
@@ -79,13 +79,13 @@ pub(super) struct SpanStore {
 
 impl SpanStore {
     pub fn new(page_count: u32, page_size: u32) -> Result<Self, OutOfMemory> {
-        let places = place_count(page_count);
+        let entries = entry_count(page_count);
         Ok(Self {
             page_size: page_size as usize,
             // Zeroed memory is not touched before it is used.
-            tokens: zeroed(u64::from(places) * u64::from(page_size))?,
-            pages: zeroed(places.into())?,
-            places: Places::new(places)?,
+            tokens: zeroed(u64::from(entries) * u64::from(page_size))?,
+            pages: zeroed(entries.into())?,
+            free: FreeEntries::new(entries)?,
             extents: reserved(page_count.into())?,
             vacant: NONE,
             extent_count: 0,
@@ -99,10 +99,10 @@ impl SpanStore {
     }
 
     pub fn bytes(page_count: u32, page_size: u32) -> u64 {
-        let places = place_count(page_count);
-        u64::from(places) * (u64::from(page_size) * 4 + 4)
+        let entries = entry_count(page_count);
+        u64::from(entries) * (u64::from(page_size) * 4 + 4)
             + u64::from(page_count) * size_of::<Extent>() as u64
-            + Places::bytes(places)
+            + FreeEntries::bytes(entries)
     }
 
     pub fn live_bytes(&self) -> u64 {
@@ -110,15 +110,15 @@ impl SpanStore {
             + u64::from(self.extent_count) * size_of::<Extent>() as u64
     }
 
-    /// Places that spans have taken.
+    /// Entries that spans have taken.
     pub fn taken_count(&self) -> u32 {
-        self.pages.len() as u32 - self.places.free_count()
+        self.pages.len() as u32 - self.free.free_count()
     }
 
     /// A new span of these pages. O(pages).
     ///
     /// # Panics
-    /// If there are more pages than free places, or none.
+    /// If there are more pages than free entries, or none.
     pub fn create(&mut self, tokens: &[TokenId], pages: &[PageId]) -> Span {
         assert!(!pages.is_empty(), "T1: no span is empty");
         let mut span = Span::EMPTY;
@@ -129,7 +129,7 @@ impl SpanStore {
     /// Appends pages to a span. O(pages).
     pub fn grow(&mut self, span: &mut Span, tokens: &[TokenId], pages: &[PageId]) {
         let end = self.end(span);
-        let taken = self.places.take_from(end, pages.len());
+        let taken = self.free.take_from(end, pages.len());
         match span.last {
             NONE => span.len += taken as u32,
             last => self.extents[last as usize].len += taken as u32,
@@ -147,14 +147,14 @@ impl SpanStore {
     fn push(&mut self, span: &mut Span, tokens: &[TokenId], pages: &[PageId], pack: bool) {
         let (mut tokens, mut pages) = (tokens, pages);
         while !pages.is_empty() {
-            let (start, len) = self.places.take_run(pages.len(), pack);
+            let (start, len) = self.free.take_run(pages.len(), pack);
             self.link_extent(span, start, len);
             self.write(start, &tokens[..len * self.page_size], &pages[..len]);
             (tokens, pages) = (&tokens[len * self.page_size..], &pages[len..]);
         }
     }
 
-    /// The place behind a span's last.
+    /// The entry behind a span's last.
     fn end(&self, span: &Span) -> usize {
         let (start, len) = match span.last {
             NONE => (span.start, span.len),
@@ -163,11 +163,11 @@ impl SpanStore {
         (start + len) as usize
     }
 
-    /// Writes pages and their tokens to places from `place` on.
-    fn write(&mut self, place: usize, tokens: &[TokenId], pages: &[PageId]) {
-        self.pages[place..place + pages.len()].copy_from_slice(pages);
-        let place = place * self.page_size;
-        self.tokens[place..place + tokens.len()].copy_from_slice(tokens);
+    /// Writes pages and their tokens to entries from `entry` on.
+    fn write(&mut self, entry: usize, tokens: &[TokenId], pages: &[PageId]) {
+        self.pages[entry..entry + pages.len()].copy_from_slice(pages);
+        let token = entry * self.page_size;
+        self.tokens[token..token + tokens.len()].copy_from_slice(tokens);
     }
 
     fn link_extent(&mut self, span: &mut Span, start: usize, len: usize) {
@@ -188,7 +188,10 @@ impl SpanStore {
     fn add_extent(&mut self, extent: Extent) -> u32 {
         self.extent_count += 1;
         if self.vacant == NONE {
-            assert!(self.extents.len() < self.extents.capacity(), "T6: an extent has a place");
+            assert!(
+                self.extents.len() < self.extents.capacity(),
+                "T6: there is room for an extent"
+            );
             self.extents.push(extent);
             return (self.extents.len() - 1) as u32;
         }
@@ -259,7 +262,7 @@ impl SpanStore {
             *len -= cut as u32;
             let emptied = *len == 0 && span.last != NONE;
             out.extend_from_slice(&self.pages[end - cut..end]);
-            self.places.release(end - cut, cut);
+            self.free.release(end - cut, cut);
             if emptied {
                 self.drop_last(span);
             }
@@ -274,26 +277,26 @@ impl SpanStore {
             let end = self.end(span);
             let len = (span.len as usize).min(AHEAD);
             prefetch_items(&self.pages[end - len..end]);
-            self.places.prefetch(end - 1);
+            self.free.prefetch(end - 1);
         }
     }
 
     /// Tokens of a span's first page.
     pub fn first_page(&self, span: &Span) -> &[TokenId] {
-        let place = span.start as usize;
-        &self.tokens[place * self.page_size..(place + 1) * self.page_size]
+        let entry = span.start as usize;
+        &self.tokens[entry * self.page_size..(entry + 1) * self.page_size]
     }
 
     /// Tokens and pages of a span, run by run.
     pub fn pieces(&self, span: &Span) -> impl Iterator<Item = (&[TokenId], &[PageId])> {
         self.runs(span).map(|(start, len)| {
-            let places = start as usize..(start + len) as usize;
-            let tokens = places.start * self.page_size..places.end * self.page_size;
-            (&self.tokens[tokens], &self.pages[places])
+            let entries = start as usize..(start + len) as usize;
+            let tokens = entries.start * self.page_size..entries.end * self.page_size;
+            (&self.tokens[tokens], &self.pages[entries])
         })
     }
 
-    /// First place and length of each run of a span.
+    /// First entry and length of each run of a span.
     fn runs(&self, span: &Span) -> impl Iterator<Item = (u32, u32)> {
         let mut run = Some((span.start, span.len));
         let mut next = span.more;
@@ -307,14 +310,14 @@ impl SpanStore {
         })
     }
 
-    /// Places of a span, for audits.
-    pub fn places(&self, span: &Span) -> impl Iterator<Item = u32> {
+    /// Entries of a span, for audits.
+    pub fn entries(&self, span: &Span) -> impl Iterator<Item = u32> {
         self.runs(span).flat_map(|(start, len)| start..start + len)
     }
 
-    /// Whether a place is free, for audits.
-    pub fn is_free(&self, place: u32) -> bool {
-        self.places.is_free(place)
+    /// Whether an entry is free, for audits.
+    pub fn is_free(&self, entry: u32) -> bool {
+        self.free.is_free(entry)
     }
 
     /// Extents in use, for audits.
@@ -349,7 +352,7 @@ mod tests {
         for i in 0..count {
             let span = store.create(&tokens, &pages);
             assert!(
-                store.places(&span).eq(i * len..(i + 1) * len),
+                store.entries(&span).eq(i * len..(i + 1) * len),
                 "span {i} is one run behind the last"
             );
         }

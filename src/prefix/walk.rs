@@ -31,7 +31,7 @@ impl PrefixMatch {
 
 /// Where a walk stands: so many pages into a node, or before the first.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Cursor {
     pub node: Option<NodeKey>,
     pub pages_in_node: u32,
 }
@@ -39,7 +39,7 @@ pub(super) struct Place {
 /// A step of a walk.
 pub(super) struct Descent {
     /// In the child; at least one page into it.
-    pub place: Place,
+    pub cursor: Cursor,
     /// Whether it is the child's end.
     pub whole: bool,
 }
@@ -59,17 +59,17 @@ impl PrefixTree {
     ) -> PrefixMatch {
         let scope = self.present_scope(namespace);
         let mut rest = tokens;
-        let mut place = Place { node: None, pages_in_node: 0 };
+        let mut cursor = Cursor { node: None, pages_in_node: 0 };
         let mut pages = 0;
-        while let Some(found) = self.descend(place.node, scope, rest, &mut each) {
-            pages += found.place.pages_in_node;
-            place = found.place;
+        while let Some(found) = self.descend(cursor.node, scope, rest, &mut each) {
+            pages += found.cursor.pages_in_node;
+            cursor = found.cursor;
             if !found.whole {
                 break;
             }
-            rest = &rest[(place.pages_in_node * self.page_size) as usize..];
+            rest = &rest[(cursor.pages_in_node * self.page_size) as usize..];
         }
-        let Place { node, pages_in_node } = place;
+        let Cursor { node, pages_in_node } = cursor;
         PrefixMatch { scope, node, pages_in_node, pages, epoch: self.epoch }
     }
 
@@ -94,7 +94,7 @@ impl PrefixTree {
             whole = pages_in_node == link.span.pages();
             pages_in_node > 0
         })?;
-        Some(Descent { place: Place { node: Some(node), pages_in_node }, whole })
+        Some(Descent { cursor: Cursor { node: Some(node), pages_in_node }, whole })
     }
 
     /// How many pages of a span begin `tokens`; they go to `each`.

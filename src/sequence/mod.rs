@@ -14,7 +14,7 @@
 //! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not. The first
 //!   `inherited` pages are whole chunks of the page table that a parent's plans have sent for good.
 //! * S5. Every chunk in use belongs to rows, as many as its count of users.
-//! * S6. A row knows the place of its last page and its last token by heart: what decodes looks for nothing else.
+//! * S6. A row knows the entry of its last page and its last token by heart: what decodes looks for nothing else.
 //!
 //! planned_len passes token_len by one token for each unfinished step that samples the token of the next.
 //!
@@ -61,7 +61,7 @@ pub struct Sequence {
     pub inherited: u32,
     /// Its chunks of tokens.
     chunks: u32,
-    /// Place of its last page (`page_table.rs`), if it has one.
+    /// Entry of its last page (`page_table.rs`), if it has one.
     tail: u32,
     /// Its last known token, if it has one.
     pub last_token: TokenId,
@@ -265,7 +265,7 @@ impl SequenceTable {
         self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);
         if pages > 0 {
-            sequence.tail = self.stores.pages.place(sequence.row, pages - 1);
+            sequence.tail = self.stores.pages.entry(sequence.row, pages - 1);
         }
         pages
     }
@@ -284,7 +284,7 @@ impl SequenceTable {
         sequence.page_len = page_len;
         sequence.dirty_from = sequence.dirty_from.min(page_len);
         if page_len > 0 {
-            sequence.tail = self.stores.pages.place(sequence.row, page_len - 1);
+            sequence.tail = self.stores.pages.entry(sequence.row, page_len - 1);
         }
         self.shrink(seq);
     }
@@ -364,7 +364,7 @@ impl SequenceTable {
     /// Whether S6 holds for a row.
     pub(crate) fn knows_its_end(&self, sequence: &Sequence) -> bool {
         let Sequence { row, page_len, token_len, tail, last_token, .. } = *sequence;
-        (page_len == 0 || self.stores.pages.place(row, page_len - 1) == tail)
+        (page_len == 0 || self.stores.pages.entry(row, page_len - 1) == tail)
             && (token_len == 0 || self.stores.tokens.token(row, token_len - 1) == last_token)
     }
 

@@ -1,7 +1,7 @@
 //! The page tables of all sequences: the words that backends mirror ([`TableShape`]), directory first, then chunks of
 //! pages.
 //!
-//! A page's *place* is its number among those of all chunks: its word stands there behind the directory. Chunks have
+//! A page's *entry* is its number among those of all chunks: its word stands there behind the directory. Chunks have
 //! counted users: rows with a common past name the same chunks, as far as all their pages are published: those are
 //! never rewritten.
 //!
@@ -87,8 +87,8 @@ impl PageTable {
         }
     }
 
-    /// The place of a row's page.
-    pub fn place(&self, row: RowId, index: u32) -> u32 {
+    /// The entry of a row's page.
+    pub fn entry(&self, row: RowId, index: u32) -> u32 {
         let chunk = self.words[self.shape.directory_word(row, index) as usize];
         let in_chunk = index & (self.shape.chunk_pages - 1);
         chunk * self.shape.chunk_pages + in_chunk
@@ -96,23 +96,23 @@ impl PageTable {
 
     /// Words of a row's pages from `index` on, up to page `end` or to where their chunk ends.
     fn run(&self, row: RowId, index: u32, end: u32) -> Range<usize> {
-        let first = self.directory_len + self.place(row, index) as usize;
+        let first = self.directory_len + self.entry(row, index) as usize;
         let chunk_end = (index | (self.shape.chunk_pages - 1)) + 1;
         first..first + (end.min(chunk_end) - index) as usize
     }
 
     pub fn page(&self, row: RowId, index: u32) -> PageId {
-        self.page_at(self.place(row, index))
+        self.page_at(self.entry(row, index))
     }
 
-    /// The page at a place.
-    pub fn page_at(&self, place: u32) -> PageId {
-        PageId::new(self.words[self.directory_len + place as usize])
+    /// The page at an entry.
+    pub fn page_at(&self, entry: u32) -> PageId {
+        PageId::new(self.words[self.directory_len + entry as usize])
     }
 
-    /// Asks for the word of the page at a place, if there is such a place.
-    pub fn prefetch(&self, place: u32) {
-        if let Some(word) = self.words.get(self.directory_len + place as usize) {
+    /// Asks for the word of the page at an entry, if there is such an entry.
+    pub fn prefetch(&self, entry: u32) {
+        if let Some(word) = self.words.get(self.directory_len + entry as usize) {
             prefetch_item(word);
         }
     }
@@ -129,10 +129,10 @@ impl PageTable {
         }
     }
 
-    /// Writes the word of the page at a place.
+    /// Writes the word of the page at an entry.
     #[inline]
-    pub fn write_one(&mut self, place: u32, page: PageId) -> TableWrite {
-        let (word, value) = (self.directory_len + place as usize, page.raw());
+    pub fn write_one(&mut self, entry: u32, page: PageId) -> TableWrite {
+        let (word, value) = (self.directory_len + entry as usize, page.raw());
         self.words[word] = value;
         TableWrite { index: word as u32, value }
     }
@@ -200,7 +200,7 @@ impl PageTable {
 impl PageTable {
     /// For tests of the audit: a row's first chunk has a user too many.
     pub fn break_s5(&mut self, row: RowId) {
-        let chunk = self.place(row, 0) / self.shape.chunk_pages;
+        let chunk = self.entry(row, 0) / self.shape.chunk_pages;
         self.chunks.share(chunk);
     }
 }

@@ -86,7 +86,7 @@ impl RowMut<'_> {
         table.write(sequence.row, sequence.page_len, pages);
         sequence.page_len = len;
         if len > 0 {
-            sequence.tail = table.place(sequence.row, len - 1);
+            sequence.tail = table.entry(sequence.row, len - 1);
         }
     }
 

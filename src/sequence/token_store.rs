@@ -2,7 +2,7 @@
 //! O(1) and a long row needs no contiguous memory. Tokens stay on the host.
 //!
 //! A chunk holds the tokens of as many whole pages as a chunk of the page table names, so that the two divide a row at
-//! the same places.
+//! the same indices.
 //!
 //! Not here: lengths of rows, pages.
 
@@ -38,7 +38,7 @@ impl TokenStore {
     pub fn new(shape: &TableShape, page_size: u32) -> Result<Self, OutOfMemory> {
         let chunk_tokens = shape.chunk_pages * page_size;
         let words = u64::from(shape.rows) * u64::from(shape.chunks_per_row);
-        let places = u64::from(shape.chunk_count) * (u64::from(chunk_tokens) + SKEW as u64);
+        let room = u64::from(shape.chunk_count) * (u64::from(chunk_tokens) + SKEW as u64);
         Ok(Self {
             page_size,
             chunk_pages: shape.chunk_pages,
@@ -46,7 +46,7 @@ impl TokenStore {
             chunks_per_row: shape.chunks_per_row,
             // Zeroed memory is not touched before it is used.
             directory: zeroed(words)?,
-            tokens: zeroed(places)?,
+            tokens: zeroed(room)?,
             chunks: ChunkPool::new(shape.chunk_count)?,
         })
     }
@@ -83,8 +83,8 @@ impl TokenStore {
         if chunks <= free {
             return Ok(());
         }
-        let places = |chunks| u64::from(chunks) * u64::from(self.chunk_tokens);
-        Err(Error::OutOfTokens { wanted: places(chunks), available: places(free) })
+        let tokens = |chunks| u64::from(chunks) * u64::from(self.chunk_tokens);
+        Err(Error::OutOfTokens { wanted: tokens(chunks), available: tokens(free) })
     }
 
     /// Gives a row, which has `chunks`, more of them for so many tokens. The caller checked the room.
@@ -112,7 +112,7 @@ impl TokenStore {
     }
 
     /// Where a row's chunk begins.
-    fn first_place(&self, row: RowId, chunk: u32) -> usize {
+    fn first_index(&self, row: RowId, chunk: u32) -> usize {
         let number = self.directory[self.directory_word(row, chunk)] as usize;
         number * (self.chunk_tokens as usize + SKEW)
     }
@@ -121,27 +121,27 @@ impl TokenStore {
     fn locate(&self, row: RowId, position: u32) -> (usize, u32) {
         let chunk = position / self.chunk_tokens;
         let offset = position - chunk * self.chunk_tokens;
-        (self.first_place(row, chunk) + offset as usize, offset)
+        (self.first_index(row, chunk) + offset as usize, offset)
     }
 
-    fn place(&self, row: RowId, position: u32) -> usize {
+    fn index(&self, row: RowId, position: u32) -> usize {
         self.locate(row, position).0
     }
 
     /// Where the tokens from `position` on lie, up to `end` or to where their chunk ends.
     fn run(&self, row: RowId, position: u32, end: u32) -> Range<usize> {
-        let (place, offset) = self.locate(row, position);
-        place..place + (self.chunk_tokens - offset).min(end - position) as usize
+        let (index, offset) = self.locate(row, position);
+        index..index + (self.chunk_tokens - offset).min(end - position) as usize
     }
 
     pub fn token(&self, row: RowId, position: u32) -> TokenId {
-        self.tokens[self.place(row, position)]
+        self.tokens[self.index(row, position)]
     }
 
     /// [`TokenStore::write`] of one, as decoding has it: a third of the instructions.
     pub fn write_one(&mut self, row: RowId, position: u32, token: TokenId) {
-        let place = self.place(row, position);
-        self.tokens[place] = token;
+        let index = self.index(row, position);
+        self.tokens[index] = token;
     }
 
     /// Writes tokens from position `start` on. The row has the chunks.
@@ -161,7 +161,7 @@ impl TokenStore {
         let mut at = 0;
         while at < len {
             let source = self.run(from, at, len);
-            let target = self.place(to, at);
+            let target = self.index(to, at);
             at += source.len() as u32;
             self.tokens.copy_within(source, target);
         }
@@ -182,7 +182,7 @@ impl TokenStore {
         let (chunk, in_chunk) =
             (start >> self.chunk_pages.trailing_zeros(), start & (self.chunk_pages - 1));
         let size = self.page_size as usize;
-        let first = self.first_place(row, chunk) + in_chunk as usize * size;
+        let first = self.first_index(row, chunk) + in_chunk as usize * size;
         &self.tokens[first..first + len * size]
     }
 

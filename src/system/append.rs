@@ -63,12 +63,12 @@ fn check_len(shape: &EngineShape, sequence: &Sequence, tokens: &[TokenId]) -> Re
 /// # Errors
 /// [`Error::PendingToken`].
 pub(crate) fn check_known(start: u32, tokens: &[TokenId]) -> Result<(), Error> {
-    // In stretches, which are compared many tokens at a time.
-    const STRETCH: usize = 64;
+    // In chunks, which are compared many tokens at a time.
+    const CHUNK: usize = 64;
     let pending = |token: &TokenId| *token == TokenId::PENDING;
     let any = |tokens: &[TokenId]| tokens.iter().fold(false, |any, token| any | pending(token));
-    let Some(index) = tokens.chunks(STRETCH).position(any) else { return Ok(()) };
-    let before = index * STRETCH;
+    let Some(index) = tokens.chunks(CHUNK).position(any) else { return Ok(()) };
+    let before = index * CHUNK;
     let at = before + tokens[before..].iter().position(pending).expect("one was seen");
     Err(Error::PendingToken { position: start + at as u32 })
 }

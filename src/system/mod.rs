@@ -6,7 +6,7 @@
 //! | system | pages | prefixes | sequences | steps | fence |
 //! |---|---|---|---|---|---|
 //! | [`admit`], `resume`: match, lock, take a row | reads | writes | writes | | writes |
-//! | [`reclaim`]: evict exactly what is short | writes | writes | | | |
+//! | [`reclaim`]: evict no more pages than are lacking | writes | writes | | | |
 //! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | |
 //! | [`packed`]: the same batch in FlashInfer's contract | | | reads | reads | |
 //! | [`append`]: tokens become known | | | writes | | |

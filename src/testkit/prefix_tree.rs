@@ -209,7 +209,7 @@ fn token(author: u8, position: usize) -> TokenId {
     TokenId::new((mix(u64::from(author % 3) << 32 | position as u64) % 2) as u32)
 }
 
-/// Which pages a call gives up counts, not the order it lists them in.
+/// Which pages a call releases counts, not the order it lists them in.
 fn sorted(pages: &[PageId]) -> Vec<PageId> {
     let mut pages = pages.to_vec();
     pages.sort();

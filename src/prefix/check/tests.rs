@@ -193,8 +193,8 @@ fn t5_pages_are_counted() {
 }
 
 #[test]
-fn t6_every_place_is_one_spans_or_free() {
-    // The second page of one node becomes all of another, whose own place nobody has then.
+fn t6_every_entry_is_one_spans_or_free() {
+    // The second page of one node becomes all of another, whose own entry nobody has then.
     let shared = |s: &mut Sound| {
         let mut first = s.tree.link[s.idle].span;
         let second = s.tree.spans.split(&mut first, 1);
@@ -204,12 +204,12 @@ fn t6_every_place_is_one_spans_or_free() {
         s.tree.order.enter(&mut s.tree.usage, ONLY_LIST, node);
         s.tree.evictable += 1;
     };
-    assert_eq!(broken(shared), "T6: a place belongs to one span");
+    assert_eq!(broken(shared), "T6: an entry belongs to one span");
     let freed = |s: &mut Sound| {
         let mut copy = s.tree.link[s.idle].span;
         s.tree.spans.trim(&mut copy, 1, &mut Vec::new());
     };
-    assert_eq!(broken(freed), "T6: a span's places are taken");
+    assert_eq!(broken(freed), "T6: the entries of a span are taken");
     let emptied = |s: &mut Sound| {
         let mut copy = s.tree.link[s.other].span;
         s.tree.spans.trim(&mut copy, 1, &mut Vec::new());
@@ -222,9 +222,9 @@ fn t6_every_place_is_one_spans_or_free() {
         s.tree.evictable += 1;
         s.tree.spans.trim(&mut span, 1, &mut Vec::new());
     };
-    assert_eq!(broken(short), "T6: a span has a place for each page");
+    assert_eq!(broken(short), "T6: a span has an entry for each page");
     let lost = |s: &mut Sound| s.tree.spans.create(&tokens(&[10]), &[PageId::new(10)]);
-    assert_eq!(broken(lost), "T6: a place is taken by a span or free");
+    assert_eq!(broken(lost), "T6: an entry is taken by a span or free");
     let lost = |s: &mut Sound| s.tree.spans.lose_an_extent();
     assert_eq!(broken(lost), "T6: every extent belongs to a span");
 }

@@ -7,15 +7,15 @@ use crate::prefix::PrefixTree;
 
 /// Pages that came in or went out.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct LogEntry {
     pub came: bool,
     pub present: bool,
-    pub pages: Vec<(PageId, Place)>,
+    pub pages: Vec<(PageId, CachedPage)>,
 }
 
 /// Where in which prefix a page stands, and its tokens.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct CachedPage {
     pub scope: Scope,
     /// Pages before it.
     pub position: u32,
@@ -31,13 +31,13 @@ impl PrefixTree {
     }
 
     /// What was written down since the last call.
-    pub(crate) fn take_log(&mut self) -> Vec<Entry> {
+    pub(crate) fn take_log(&mut self) -> Vec<LogEntry> {
         self.log.replace(Vec::new()).expect("a log is kept")
     }
 
     /// Where every page of the tree stands.
-    pub(crate) fn held(&self) -> HashMap<PageId, Place> {
-        self.link.keys().flat_map(|node| self.places(node)).collect()
+    pub(crate) fn held(&self) -> HashMap<PageId, CachedPage> {
+        self.link.keys().flat_map(|node| self.pages_of(node)).collect()
     }
 
     pub(super) fn log_taken(&mut self, lock: &PrefixLock, count: u32) {
@@ -51,14 +51,14 @@ impl PrefixTree {
 
     fn log(&mut self, came: bool, present: bool, node: NodeKey, count: u32) {
         let Some(mut log) = self.log.take() else { return };
-        let mut pages = self.places(node);
+        let mut pages = self.pages_of(node);
         pages.drain(..pages.len() - count as usize);
-        log.push(Entry { came, present, pages });
+        log.push(LogEntry { came, present, pages });
         self.log = Some(log);
     }
 
     /// Where each page of a node stands.
-    fn places(&self, node: NodeKey) -> Vec<(PageId, Place)> {
+    fn pages_of(&self, node: NodeKey) -> Vec<(PageId, CachedPage)> {
         let (mut root, mut position, mut parent) = (node, 0, None);
         while let Some(above) = self.link[root].parent {
             root = above;
@@ -66,13 +66,14 @@ impl PrefixTree {
             parent = parent.or_else(|| self.node_pages(root).last()?.1.last().copied());
         }
         let scope = self.scope[root];
-        let mut places = Vec::new();
+        let mut cached = Vec::new();
         for (tokens, pages) in self.node_pages(node) {
             for (tokens, &page) in tokens.chunks(self.page_size as usize).zip(pages) {
-                places.push((page, Place { scope, position, tokens: tokens.to_vec(), parent }));
+                cached
+                    .push((page, CachedPage { scope, position, tokens: tokens.to_vec(), parent }));
                 (position, parent) = (position + 1, Some(page));
             }
         }
-        places
+        cached
     }
 }

@@ -53,7 +53,7 @@ fn runs_part_at_every_token() {
     }
 }
 
-/// A tree with a span whose pages lie in runs of at most `run` places.
+/// A tree with a span whose pages lie in runs of at most `run` entries.
 fn scattered(
     page_size: u32,
     run: usize,
@@ -62,10 +62,10 @@ fn scattered(
 ) -> (PrefixTree, Span) {
     let mut tree = PrefixTree::new(1000, page_size, HASH_BITS);
     let page = vec![TokenId::default(); page_size as usize];
-    // Every place is taken, and runs of them are given back.
+    // Every entry is taken, and runs of them are given back.
     let mut singles: Vec<Span> =
         (0..1000 + 1000 / 8).map(|_| tree.spans.create(&page, &[PageId::default()])).collect();
-    singles.sort_by_key(|span| tree.spans.places(span).next());
+    singles.sort_by_key(|span| tree.spans.entries(span).next());
     for gap in singles.chunks_exact_mut(run + 1) {
         for single in &mut gap[..run] {
             tree.spans.trim(single, 1, &mut Vec::new());
@@ -73,7 +73,7 @@ fn scattered(
     }
     let span = tree.spans.create(tokens, pages);
     let runs = pages.len().div_ceil(run);
-    assert!(tree.spans.extents_of(&span) as usize + 1 >= runs, "runs of {run} places");
+    assert!(tree.spans.extents_of(&span) as usize + 1 >= runs, "runs of {run} entries");
     (tree, span)
 }
 

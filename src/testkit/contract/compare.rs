@@ -18,9 +18,10 @@ impl<B: TestBackend> World<'_, B> {
         let plan = step.plan.plan();
         let stride = out.len() / plan.token_count();
         let (width, q_heads) = (self.case.q_width(), self.case.q_heads() as usize);
-        let place = format!("seed {} {:?} {:?} {:?}", self.seed, self.case, plan.rows, call.attend);
+        let location =
+            format!("seed {} {:?} {:?} {:?}", self.seed, self.case, plan.rows, call.attend);
         for row in out.chunks_exact(stride) {
-            assert!(row[width..].iter().all(|x| x.is_nan()), "{place}: written between rows");
+            assert!(row[width..].iter().all(|x| x.is_nan()), "{location}: written between rows");
         }
         let head_dim = self.case.layout.head_dim() as usize;
         let pairs: u64 =
@@ -33,19 +34,19 @@ impl<B: TestBackend> World<'_, B> {
                 let start = at * stride + head * head_dim;
                 let got = &out[start..start + head_dim];
                 let sum = lse.as_ref().map(|lse| lse[at * q_heads + head]);
-                let place = || format!("{place}: token {at} head {head}");
+                let location = || format!("{location}: token {at} head {head}");
                 if row.kv_len == 0 {
-                    assert!(got.iter().all(|&x| x == 0.0), "{}: padding is not 0", place());
-                    assert!(sum.is_none_or(|x| x == f32::NEG_INFINITY), "{}: {sum:?}", place());
+                    assert!(got.iter().all(|&x| x == 0.0), "{}: padding is not 0", location());
+                    assert!(sum.is_none_or(|x| x == f32::NEG_INFINITY), "{}: {sum:?}", location());
                     continue;
                 }
-                assert!(got.iter().all(|x| x.is_finite()), "{}: {got:?}", place());
+                assert!(got.iter().all(|x| x.is_finite()), "{}: {got:?}", location());
                 if work > EXACT_WORK && self.rng.below(work) > EXACT_WORK {
                     continue;
                 }
                 let position = (row.kv_len - row.extend_len + token) as usize;
                 let exact = self.exact(step, i, &call, (at, head), position);
-                self.compare_row(got, sum, &exact, &place);
+                self.compare_row(got, sum, &exact, &location);
             }
         }
     }
@@ -74,7 +75,7 @@ impl<B: TestBackend> World<'_, B> {
         got: &[f32],
         sum: Option<f32>,
         exact: &Exact,
-        place: &dyn Fn() -> String,
+        location: &dyn Fn() -> String,
     ) {
         let unit = self.backend.unit(&self.case) * (4.0 + exact.logit_mass);
         let rounding = rounding(self.case.q_rows);
@@ -86,14 +87,14 @@ impl<B: TestBackend> World<'_, B> {
             assert!(
                 error <= unit * mass,
                 "{}: {got} is not {wanted}: {part} of the bound",
-                place()
+                location()
             );
             self.report.worst_out = self.report.worst_out.max(part);
         }
         if let Some(sum) = sum {
             let bound = unit + self.backend.unit(&self.case) * exact.lse.abs();
             let part = (f64::from(sum) - exact.lse).abs() / bound;
-            assert!(part <= 1.0, "{}: {sum} is not {}: {part} of the bound", place(), exact.lse);
+            assert!(part <= 1.0, "{}: {sum} is not {}: {part} of the bound", location(), exact.lse);
             self.report.worst_lse = self.report.worst_lse.max(part);
         }
         self.report.rows += 1;

@@ -82,11 +82,11 @@ impl Model {
     /// The model of a new engine.
     pub fn new(shape: EngineShape) -> Self {
         let page_count = shape.layout.page_count();
-        let kept_era = (shape.prefix == PrefixMode::Radix).then_some(0);
+        let kept_generation = (shape.prefix == PrefixMode::Radix).then_some(0);
         Self {
             shape,
             pages: Pages::new(page_count),
-            tree: Tree::new(shape.layout.page_size(), kept_era),
+            tree: Tree::new(shape.layout.page_size(), kept_generation),
             sequences: BTreeMap::new(),
             steps: BTreeMap::new(),
             fence: VecDeque::new(),
@@ -209,7 +209,7 @@ impl Model {
         self.pages.alloc(count)
     }
 
-    /// What a sequence gives up returns at once if `last_step` is complete, else when it is.
+    /// What a sequence releases returns at once if `last_step` is complete, else when it is.
     fn give_up(&mut self, last_step: u64, given: Given) {
         if last_step <= self.completed {
             return self.give_back(given);

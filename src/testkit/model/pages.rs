@@ -11,7 +11,7 @@ pub enum PageIs {
     Private,
     /// The tree's.
     Cached,
-    /// Given up, but an unfinished step may still touch it.
+    /// Released, but an unfinished step may still touch it.
     Fenced,
 }
 

@@ -112,8 +112,8 @@ impl Model {
         let used: usize = self.sequences.values().map(|sequence| self.chunks(sequence)).sum();
         let free = self.shape.table.chunk_count as usize - used;
         if chunks > free {
-            let places = |chunks: usize| (chunks * self.chunk_tokens()) as u64;
-            return Err(Error::OutOfTokens { wanted: places(chunks), available: places(free) });
+            let tokens = |chunks: usize| (chunks * self.chunk_tokens()) as u64;
+            return Err(Error::OutOfTokens { wanted: tokens(chunks), available: tokens(free) });
         }
         Ok(())
     }
@@ -141,7 +141,7 @@ impl Model {
         self.give_up_pages(last_step, duplicates);
     }
 
-    /// A sequence gives up its pages past the first `keep`, none of them published.
+    /// A sequence releases its pages past the first `keep`, none of them published.
     fn trim(&mut self, seq: SeqKey, keep: usize) {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         assert!(keep >= sequence.published, "the model trims what is published");
@@ -150,7 +150,7 @@ impl Model {
         self.give_up_pages(last_step, pages);
     }
 
-    /// A sequence gives up all its pages and its lock.
+    /// A sequence releases all its pages and its lock.
     fn let_go(&mut self, seq: SeqKey) {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         let pages = sequence.table.split_off(sequence.published);

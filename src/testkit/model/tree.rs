@@ -39,16 +39,16 @@ pub struct Tree {
     page_size: usize,
     pages: BTreeMap<Path, Held>,
     /// The generation whose idle pages are kept; of all others they go with the last user.
-    kept_era: Option<u64>,
+    kept_generation: Option<u64>,
     clock: u64,
     changes: u64,
 }
 
 impl Tree {
-    /// An empty tree that keeps what is idle in `kept_era`, if in any.
-    pub fn new(page_size: u32, kept_era: Option<u64>) -> Self {
+    /// An empty tree that keeps what is idle in `kept_generation`, if in any.
+    pub fn new(page_size: u32, kept_generation: Option<u64>) -> Self {
         let page_size = page_size as usize;
-        Self { page_size, pages: BTreeMap::new(), kept_era, clock: 0, changes: 0 }
+        Self { page_size, pages: BTreeMap::new(), kept_generation, clock: 0, changes: 0 }
     }
 
     fn path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Path {
@@ -111,7 +111,7 @@ impl Tree {
         self.count_up(scope, tokens, 0, pages);
     }
 
-    /// Gives up a lock on the first `pages` of a path. Returns the pages that went with it, of a generation that is not
+    /// Releases a lock on the first `pages` of a path. Returns the pages that went with it, of a generation that is not
     /// kept.
     pub fn unlock(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) -> Vec<PageId> {
         let mut gone = Vec::new();
@@ -124,7 +124,7 @@ impl Tree {
             }
             self.clock += 1;
             held.idle_since = self.clock;
-            if self.kept_era != Some(scope.generation) {
+            if self.kept_generation != Some(scope.generation) {
                 // No match can have found it: that of a kept generation would be stale since the reset.
                 gone.extend(self.pages.remove(&path).map(|held| held.page));
             }
@@ -173,7 +173,7 @@ impl Tree {
         others == 0 && self.children(&path).is_empty()
     }
 
-    /// Gives up the `count` pages that are idle for the longest time.
+    /// Evicts the `count` pages that are idle for the longest time.
     pub fn evict(&mut self, count: u32) -> Vec<PageId> {
         (0..count).map(|_| self.evict_one()).collect()
     }
@@ -187,10 +187,10 @@ impl Tree {
         self.pages.remove(&oldest).expect("it was found").page
     }
 
-    /// Drops every idle page, and from now on keeps only what `kept_era` has.
-    pub fn reset(&mut self, kept_era: Option<u64>) -> Vec<PageId> {
+    /// Drops every idle page, and from now on keeps only what `kept_generation` has.
+    pub fn reset(&mut self, kept_generation: Option<u64>) -> Vec<PageId> {
         self.changes += 1;
-        self.kept_era = kept_era;
+        self.kept_generation = kept_generation;
         let mut gone = Vec::new();
         self.pages.retain(|_, held| {
             if held.users == 0 {

@@ -1,37 +1,37 @@
 //! What comes into the tree and goes out of it, by its two doors, is what it holds.
 
 use super::*;
-use crate::prefix::{Entry, Place};
+use crate::prefix::{CachedPage, LogEntry};
 
 /// Knows of the tree only what comes in and goes out.
 #[derive(Default)]
 struct Follower {
-    all: HashMap<PageId, Place>,
+    all: HashMap<PageId, CachedPage>,
     /// Those that can match.
-    present: HashMap<PageId, Place>,
+    present: HashMap<PageId, CachedPage>,
     given: [usize; 2],
 }
 
 impl Follower {
-    fn follow(&mut self, entry: Entry) {
-        let Entry { came, present, pages } = entry;
+    fn follow(&mut self, entry: LogEntry) {
+        let LogEntry { came, present, pages } = entry;
         if came {
-            for (page, place) in pages {
-                let parent = place.parent.is_none_or(|parent| self.all.contains_key(&parent));
+            for (page, cached) in pages {
+                let parent = cached.parent.is_none_or(|parent| self.all.contains_key(&parent));
                 assert!(parent, "a parent comes in first");
-                assert_eq!(place.parent.is_none(), place.position == 0);
+                assert_eq!(cached.parent.is_none(), cached.position == 0);
                 if present {
-                    self.present.insert(page, place.clone());
+                    self.present.insert(page, cached.clone());
                 }
-                assert_eq!(self.all.insert(page, place), None, "a page comes in once");
+                assert_eq!(self.all.insert(page, cached), None, "a page comes in once");
             }
             return;
         }
         self.given[usize::from(present)] += pages.len();
-        for (page, place) in pages.into_iter().rev() {
-            assert_eq!(self.all.remove(&page), Some(place), "what came in goes out");
+        for (page, cached) in pages.into_iter().rev() {
+            assert_eq!(self.all.remove(&page), Some(cached), "what came in goes out");
             assert_eq!(self.present.remove(&page).is_some(), present);
-            let parent = |place: &Place| place.parent == Some(page);
+            let parent = |cached: &CachedPage| cached.parent == Some(page);
             assert!(!self.all.values().any(parent), "children go out first");
         }
     }
@@ -54,7 +54,7 @@ fn what_comes_in_and_goes_out_is_what_the_tree_holds() {
             let held = both.tree.held();
             assert_eq!(follower.all, held, "seed {seed}, {op:?}");
             let mut present = held;
-            present.retain(|_, place| place.scope.generation == both.generation);
+            present.retain(|_, cached| cached.scope.generation == both.generation);
             assert_eq!(follower.present, present, "seed {seed}, {op:?}");
         }
         (0..2).for_each(|i| given[i] += follower.given[i]);

@@ -1,11 +1,11 @@
-//! Which places of the spans' slab are free, and which a span gets: a bitmap, and where to look in it next.
+//! Which entries of the spans' slab are free, and which a span gets: a bitmap, and where to look in it next.
 //!
 //! Contiguity is a matter of speed only: large spans follow one another, small ones too in words apart from them, and a
 //! span that grows moves on to a whole word of its own, or a gap of its own where no word is whole, so that sequences
 //! that grow side by side do not interleave. A large span that comes next takes the room behind the one before it, so
 //! that one goes on elsewhere when it grows: 16 bytes and one more comparison.
 //!
-//! Not here: what lies in a place, and whose it is (`span.rs`).
+//! Not here: what lies in an entry, and whose it is (`span.rs`).
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
 use crate::memory::OutOfMemory;
@@ -13,22 +13,22 @@ use crate::memory::OutOfMemory;
 /// Words that are looked at for a gap.
 const GAP_WORDS: usize = 8;
 
-/// A gap of so many places is taken without looking further.
+/// A gap of so many entries is taken without looking further.
 const GAP_GOOD: usize = 16;
 
-/// Free places.
-pub(super) struct Places {
+/// Free entries.
+pub(super) struct FreeEntries {
     free: Bitmap,
     /// Words of `free` that are wholly free.
     whole: Bitmap,
     /// The word that small spans are packed into.
     open: usize,
-    /// The word where the search for free places goes on.
+    /// The word where the search for free entries goes on.
     cursor: usize,
 }
 
-impl Places {
-    /// So many places, all of them free.
+impl FreeEntries {
+    /// So many entries, all of them free.
     pub fn new(count: u32) -> Result<Self, OutOfMemory> {
         let words = count.div_ceil(WORD as u32);
         let mut whole = Bitmap::new(words, true)?;
@@ -48,20 +48,20 @@ impl Places {
         self.free.count()
     }
 
-    /// Whether a place is free, for audits.
-    pub fn is_free(&self, place: u32) -> bool {
-        self.free.contains(place)
+    /// Whether an entry is free, for audits.
+    pub fn is_free(&self, entry: u32) -> bool {
+        self.free.contains(entry)
     }
 
-    /// Asks for the word of a place that will be given back soon.
-    pub fn prefetch(&self, place: usize) {
-        self.free.prefetch(place / WORD);
+    /// Asks for the word of an entry that will be given back soon.
+    pub fn prefetch(&self, entry: usize) {
+        self.free.prefetch(entry / WORD);
     }
 
-    /// Takes a run of at most `wanted` neighbouring free places.
+    /// Takes a run of at most `wanted` neighbouring free entries.
     #[inline]
     pub fn take_run(&mut self, wanted: usize, pack: bool) -> (usize, usize) {
-        if pack && let Some(start) = self.open_place(wanted) {
+        if pack && let Some(start) = self.open_entry(wanted) {
             self.take(start, wanted);
             return (start, wanted);
         }
@@ -80,13 +80,13 @@ impl Places {
         (start, len)
     }
 
-    /// A run of free places between taken ones: the longest in a few words, or the first that does. The next call looks
-    /// further on, so that spans that grow side by side get gaps of their own.
+    /// A run of free entries between taken ones: the longest in a few words, or the first that does. The next call
+    /// looks further on, so that spans that grow side by side get gaps of their own.
     fn gap(&mut self, wanted: usize) -> (usize, usize) {
         let mut best = (0, 0);
         for _ in 0..GAP_WORDS {
             let word = self.free.next_word(self.cursor);
-            let word = word.expect("T6: a free place for every page not in the tree");
+            let word = word.expect("T6: a free entry for every page not in the tree");
             self.cursor = (word + 1) % self.free.word_count();
             let (offset, run) = longest_run(self.free.word(word));
             if run > best.1 {
@@ -99,14 +99,14 @@ impl Places {
         best
     }
 
-    /// The place behind the last one taken in the open word, if `wanted` fit there.
-    fn open_place(&self, wanted: usize) -> Option<usize> {
+    /// The entry behind the last one taken in the open word, if `wanted` fit there.
+    fn open_entry(&self, wanted: usize) -> Option<usize> {
         let tail = self.free.word(self.open).leading_ones() as usize;
         (tail >= wanted).then(|| (self.open + 1) * WORD - tail)
     }
 
-    /// A run of at most `wanted` places in the whole words from `word` on. A large span takes the free places on either
-    /// side of them too: it begins right behind the one before it, and what one eviction freed is taken whole.
+    /// A run of at most `wanted` entries in the whole words from `word` on. A large span takes the free entries on
+    /// either side of them too: it begins right behind the one before it, and what one eviction freed is taken whole.
     fn whole_run(&self, word: usize, wanted: usize) -> (usize, usize) {
         if wanted < WORD {
             return (word * WORD, wanted);
@@ -122,7 +122,7 @@ impl Places {
         (word * WORD - before, wanted.min(before + count * WORD + after))
     }
 
-    /// Takes at most `wanted` places from `start` on, as far as they are free; gives their number.
+    /// Takes at most `wanted` entries from `start` on, as far as they are free; gives their number.
     pub fn take_from(&mut self, start: usize, wanted: usize) -> usize {
         let mut len = 0;
         while len < wanted {
@@ -152,7 +152,7 @@ impl Places {
         self.free.remove(bits);
     }
 
-    /// Gives places back, which are taken again first.
+    /// Gives entries back, which are taken again first.
     pub fn release(&mut self, start: usize, len: usize) {
         // What was freed last is looked at first: in a full cache it is what the next span needs.
         self.cursor = start / WORD;

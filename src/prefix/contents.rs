@@ -13,15 +13,21 @@ use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 use super::{Link, PrefixTree};
 
 impl PrefixTree {
-    /// Takes pages in behind a lock, which moves to their end: into its own leaf if it has one, else into a new node.
-    /// O(pages).
+    /// Takes pages in behind a lock, which moves to their end: into `leaf`, its own, if it has one, else into a new
+    /// node. O(pages).
     ///
     /// # Panics
     /// If the tree has no room for them.
     #[inline]
-    pub(super) fn take_in(&mut self, lock: &mut PrefixLock, tokens: &[TokenId], pages: &[PageId]) {
+    pub(super) fn take_in(
+        &mut self,
+        lock: &mut PrefixLock,
+        leaf: Option<NodeKey>,
+        tokens: &[TokenId],
+        pages: &[PageId],
+    ) {
         self.protected += pages.len() as u32;
-        if let Some(leaf) = self.own_leaf(lock) {
+        if let Some(leaf) = leaf {
             self.spans.grow(&mut self.link[leaf].span, tokens, pages);
             self.epoch += 1;
         } else {

@@ -123,6 +123,7 @@ impl FreeEntries {
     }
 
     /// Takes at most `wanted` entries from `start` on, as far as they are free; gives their number.
+    #[inline]
     pub fn take_from(&mut self, start: usize, wanted: usize) -> usize {
         let mut len = 0;
         while len < wanted {

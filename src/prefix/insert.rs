@@ -33,13 +33,14 @@ impl PrefixTree {
     ) -> Inserted {
         assert_eq!(tokens.len(), pages.len() * self.page_size as usize, "whole pages");
         // A decoding sequence grows its own leaf step after step: there is nothing to look up.
-        let known = match self.own_leaf(lock) {
-            Some(_) => 0,
-            None => self.walk_duplicates(lock, tokens, pages, duplicates, fence),
-        };
+        let (mut leaf, mut known) = (self.own_leaf(lock), 0);
+        if leaf.is_none() {
+            known = self.walk_duplicates(lock, tokens, pages, duplicates, fence);
+            leaf = self.own_leaf(lock);
+        }
         if known < pages.len() {
             let tokens = &tokens[known * self.page_size as usize..];
-            self.take_in(lock, tokens, &pages[known..]);
+            self.take_in(lock, leaf, tokens, &pages[known..]);
         }
         Inserted { duplicates: known as u32 }
     }

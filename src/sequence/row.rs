@@ -93,22 +93,27 @@ impl RowMut<'_> {
     /// [`RowMut::append_pages`] and [`RowMut::take_dirty`] of one page, for a row whose other pages are sent.
     #[inline]
     pub fn append_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
-        let index = self.sequence.page_len;
-        if self.stores.pages.begins_chunk(index) {
-            return self.begin_chunk(page, write);
+        let Self { sequence, stores } = self;
+        let index = sequence.page_len;
+        if stores.pages.begins_chunk(index) {
+            return RowMut { sequence, stores }.begin_chunk(page).into_iter().for_each(write);
         }
-        let Self { sequence, stores: Stores { pages: table, .. } } = self;
         sequence.page_len += 1;
         sequence.dirty_from = sequence.page_len;
         sequence.tail += 1;
-        write(table.write_one(sequence.tail, page));
+        write(stores.pages.write_one(sequence.tail, page));
     }
 
-    /// [`RowMut::append_sent`] of the first page of a chunk: seldom.
+    /// [`RowMut::append_sent`] of the first page of a chunk, seldom: the words that name the chunk and the page. Takes
+    /// and returns registers, so that its callers' loop keeps nothing in memory for its sake.
     #[inline(never)]
-    fn begin_chunk(&mut self, page: PageId, write: impl FnMut(TableWrite)) {
+    fn begin_chunk(mut self, page: PageId) -> [TableWrite; 2] {
         self.append_pages(&[page]);
-        self.take_dirty(write);
+        let mut writes = [TableWrite::default(); 2];
+        let mut out = writes.iter_mut();
+        self.take_dirty(|write| *out.next().expect("two words") = write);
+        assert!(out.next().is_none(), "two words");
+        writes
     }
 
     /// The words of the row that no plan has sent, which count as sent from now on.
@@ -135,6 +140,7 @@ impl RowMut<'_> {
     }
 
     /// The longest piece of whole pages that lie together from page `start` on, up to page `end`: its tokens and pages.
+    #[inline(never)]
     pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
         let row = self.sequence.row;
         let pages = self.stores.pages.piece_mut(row, start, end);

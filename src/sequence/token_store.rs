@@ -88,12 +88,18 @@ impl TokenStore {
     }
 
     /// Gives a row, which has `chunks`, more of them for so many tokens. The caller checked the room.
+    #[inline]
     pub fn reserve(&mut self, row: RowId, chunks: &mut u32, tokens: u32) {
         while *chunks * self.chunk_tokens < tokens {
-            let word = self.directory_word(row, *chunks);
-            self.directory[word] = self.chunks.take();
+            self.take_chunk(row, *chunks);
             *chunks += 1;
         }
+    }
+
+    #[inline(never)]
+    fn take_chunk(&mut self, row: RowId, chunk: u32) {
+        let word = self.directory_word(row, chunk);
+        self.directory[word] = self.chunks.take();
     }
 
     /// Takes chunks back that lie past `tokens` tokens.

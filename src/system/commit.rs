@@ -31,14 +31,14 @@ pub(crate) fn commit(
     buffers.pages.clear();
     for number in steps.items_of(step) {
         let item = steps.item(number);
-        let Ok(mut row) = sequences.row_mut(item.seq) else { continue };
+        let Ok(row) = sequences.row_mut(item.seq) else { continue };
         if row.sequence.incarnation != item.incarnation {
             continue;
         }
         row.sequence.cached_len = row.sequence.cached_len.max(item.end);
         counters.computed_tokens += u64::from(item.end - item.start);
         if shape.shares_prefixes() {
-            insert(pages, prefixes, &mut row, fence, buffers);
+            insert(pages, prefixes, row, fence, buffers);
         }
     }
     pages.publish(&buffers.pages);

@@ -19,28 +19,42 @@ pub(crate) fn publish(
     buffers: &mut Buffers,
     seq: SeqKey,
 ) {
-    let mut row = sequences.row_mut(seq).expect("the caller looked it up");
+    let row = sequences.row_mut(seq).expect("the caller looked it up");
     buffers.pages.clear();
-    insert(pages, prefixes, &mut row, fence, buffers);
+    insert(pages, prefixes, row, fence, buffers);
     pages.publish(&buffers.pages);
 }
 
 /// [`publish`], but for the states of the pages that are the tree's now: they are appended to `buffers.pages`, for the
-/// caller to publish together with those of other sequences.
+/// caller to publish together with those of other sequences. Most commits of a decoding sequence find no whole page.
+#[inline]
 pub(crate) fn insert(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
-    row: &mut RowMut<'_>,
+    row: RowMut<'_>,
     fence: &mut Fence,
     buffers: &mut Buffers,
 ) {
-    let page_size = prefixes.page_size();
-    let mut at = row.sequence.published;
-    let computed = row.sequence.cached_len.min(row.sequence.token_len);
-    if computed < (at + 1) * page_size {
-        return;
+    if computed(&row) >= (row.sequence.published + 1) * prefixes.page_size() {
+        insert_pages(pages, prefixes, row, fence, buffers);
     }
-    let end = computed / page_size;
+}
+
+/// Known tokens that have K and V.
+fn computed(row: &RowMut<'_>) -> u32 {
+    row.sequence.cached_len.min(row.sequence.token_len)
+}
+
+/// [`insert`] where there is a whole page at least.
+#[inline(never)]
+fn insert_pages(
+    pages: &mut PagePool,
+    prefixes: &mut PrefixTree,
+    mut row: RowMut<'_>,
+    fence: &mut Fence,
+    buffers: &mut Buffers,
+) {
+    let (mut at, end) = (row.sequence.published, computed(&row) / prefixes.page_size());
     // The buffer holds one row's pages and must not grow.
     if buffers.pages.len() + (end - at) as usize > buffers.pages.capacity() {
         pages.publish(&buffers.pages);

@@ -80,7 +80,7 @@ DEVICE void copy4(u32 to, u64 from, bool valid) {
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Of what nobody writes while this launch runs, be it before its wait for the one before it (chain.cuh): plan and tables.
+// Of what nobody writes while this launch runs, be it before its wait for the one before it (pdl.cuh): plan and tables.
 DEVICE u32 load_u32(u64 at) {
     u32 value;
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(at));

@@ -1,14 +1,14 @@
 // Decode attention over pages: few query rows against many tokens, bound by memory.
 //
-// The units of all sequences stand in one line for each lane of heads (see DecodeWork) and each CTA has an equal stretch of
-// it. Within a stretch the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16 tokens in turn;
+// The units of all sequences are numbered through in each stripe of heads (see DecodeWork), and each CTA has an equal work chunk
+// of them. Within a chunk the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16 tokens in turn;
 // each warp feeds a ring of its own in shared memory, which runs on across segments, so that the memory never waits for the end
-// of a sequence. At a segment's end warp 0 joins the warps' sums while the others go on; at the stretch's end all warps do. If the
-// (sequence, head) is spread over several CTAs, each leaves its sum in `partial` and says so when it is done with its stretch (of
-// a part that a long stretch begins with: at once), and the last to arrive joins the parts when its stretch is done.
-// Not here: the line of units (decode_cursor.cuh), results and parts (decode_parts.cuh).
+// of a sequence. At a segment's end warp 0 joins the warps' sums while the others go on; at the work chunk's end all warps do. If the
+// (sequence, head) is spread over several CTAs, each leaves its part in `partial` and says so when it is done with its chunk (of
+// a part that a long chunk begins with: at once), and the last to arrive joins the parts when its chunk is done.
+// Not here: how a CTA goes through its chunk (decode_cursor.cuh), results and parts (decode_parts.cuh).
 #pragma once
-#include "chain.cuh"
+#include "pdl.cuh"
 #include "decode_parts.cuh"
 
 // The products are made transposed, tokens by query rows: scores = K * Q^T, output^T = V^T * weights^T. So the tokens fill
@@ -16,7 +16,7 @@
 template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeParts<T, D, NT, WARPS> {
     using Parts = DecodeParts<T, D, NT, WARPS>;
     using Pending = typename Parts::Pending;
-    using Parts::ROW, Parts::ROWS, Parts::FRAGMENTS, Parts::LONG_STRETCH, Parts::p, Parts::warp, Parts::lane, Parts::per;
+    using Parts::ROW, Parts::ROWS, Parts::FRAGMENTS, Parts::LONG_WORK, Parts::p, Parts::warp, Parts::lane, Parts::work_units;
     using Parts::head_of, Parts::finish, Parts::finish_last, Parts::join_pending;
 
     static constexpr int LINE = 128;               // bytes that a prefetch brings
@@ -31,9 +31,9 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
 
     struct Shared {
-        // Of each warp (but the first; of all at the stretch's end): what its sums are relative to, and the weights' sums.
+        // Of each warp (but the first; of all at the work chunk's end): what its sums are relative to, and the weights' sums.
         float4 tops[WARPS - 1][NT][4], last_tops[WARPS][NT][4];
-        Pending pending[2];             // at the stretch's begin, at its end
+        Pending pending[2];             // at the work chunk's begin, at its end
         u32 pages[WARPS][STAGES][16];   // of each warp's tiles
         alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
     };
@@ -51,7 +51,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
     u32 ring;   // this warp's
     u32 sums;   // the other warps' output sums, warp 1's first
     u32 pages;  // this warp's page numbers on their way
-    u32 heads;  // of each lane
+    u32 heads;  // of each stripe
     DecodeCursor fetch;
     u32 fetch_at, fetch_end;
     bool fetch_more;
@@ -122,7 +122,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
 
     __device__ __forceinline__ void run(const DecodeWork& work, u32 unit_begin) {
         const u32 group = p.group;
-        heads = p.kv_heads / p.lanes, per = work.stretch_units;
+        heads = p.kv_heads / p.stripes, work_units = work.work_units;
         DecodeCursor c;
         c.index = work.batch_index, c.row = work.row, c.qo_start = work.qo_start;
         c.extend_len = work.extend_len, c.kv_len = work.kv_len;
@@ -148,7 +148,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) copy_pages(tiles[STAGES + i], i);
             next = next_tile();
-            if (per < LONG_STRETCH) {
+            if (work_units < LONG_WORK) {
 #pragma unroll
                 for (int i = 0; i < STAGES; ++i) prefetch_tile(tiles[i].rest, words[i]);
             }
@@ -374,11 +374,11 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
 template <class T, int D, int NT, int WARPS, int STAGES> DEVICE void attend_decode(const AttendParams& p) {
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename Decode<T, D, NT, WARPS, STAGES>::Shared shared;
-    const u32 stretch = blockIdx.x / p.lanes;
-    const u64 at = p.plan + sizeof(DecodeWork) * stretch;
+    const u32 work_index = blockIdx.x / p.stripes;
+    const u64 at = p.plan + sizeof(DecodeWork) * work_index;
     const uint4 a = load_uint4(at), b = load_uint4(at + 16);
     const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    const u32 unit_begin = stretch * work.stretch_units;
+    const u32 unit_begin = work_index * work.work_units;
     // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
     if (unit_begin >= work.unit_end) return wait_for_previous();
     Decode<T, D, NT, WARPS, STAGES>(p, shared, shared_address(memory)).run(work, unit_begin);

@@ -212,7 +212,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         if (is_tile(0)) copy_tile(0);
         copy_commit();
 
-        if (p.turn_q != 0) {
+        if (p.negate_q != 0) {
             copy_wait<0>();
             __syncthreads();
             for (u32 at = q_tile + thread * 16; at < q_tile + BM * ROW; at += THREADS * 16) {

@@ -268,7 +268,7 @@ template <class T> struct ExtendHopper {
         const u32 tiles_at = shared_address(memory), all = items(p);
         const u32 column = lane % 4 * 2, group = p.group;
         Logits logits = Logits::make(p);
-        if (p.turn_q != 0) logits.scale = -logits.scale;
+        if (p.negate_q != 0) logits.scale = -logits.scale;
         // Whether the greatest score gives the greatest logit, so that the scale may come after the search for it.
         const bool plain = logits.cap <= 0.f && logits.scale > 0.f;
         const float factor = plain ? logits.scale : 1.f;

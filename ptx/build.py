@@ -12,7 +12,7 @@ with that in its place in name and text: so a driver compiles no kernel of a dty
 """
 import collections, concurrent.futures, ctypes, os, pathlib, re, subprocess, sys, tempfile
 
-import chain
+import pdl
 
 HERE = pathlib.Path(__file__).resolve().parent
 RUST = HERE.parent / "src/backend/cuda/params.rs"
@@ -85,7 +85,7 @@ def assemble(ptxas, kernel, arch):
     """A line for each entry: registers, shared memory; and a list of what is wrong."""
     text, stem = file(kernel).read_text(), file(kernel).stem
     if arch == "90":
-        text = chain.chained(text)
+        text = pdl.with_pdl(text)
     with tempfile.TemporaryDirectory() as folder:
         ptx = pathlib.Path(folder) / "in.ptx"
         ptx.write_text(text)

@@ -1,13 +1,13 @@
-// Where a CTA stands in the line of units that the decode plan deals out (DecodeWork).
+// Where a CTA stands in its work chunk of the decode plan (DecodeWork).
 #pragma once
 #include "attend.cuh"
 
-// A place in the line of units: which sequence, which head, which of its units.
+// A unit: of which sequence, which head, and which of that head's.
 struct DecodeCursor {
     u32 index, row, qo_start, extend_len, kv_len;  // the sequence
     u32 start, units, first;                       // its first unit, its units of one head, the first position it sees
-    u32 head, at, stop;                            // the segment: units at..stop of the lane's `head`
-    u32 unit, unit_end;                            // global number of `at`; end of this CTA's stretch
+    u32 head, at, stop;                            // the segment: units at..stop of the stripe's `head`
+    u32 unit, unit_end;                            // global number of `at`; end of this CTA's work chunk
 
     __device__ __forceinline__ void measure(const AttendParams& p) {
         const u32 position = kv_len > extend_len ? kv_len - extend_len : 0;
@@ -15,7 +15,7 @@ struct DecodeCursor {
         units = (kv_len - min(first, kv_len) + DECODE_UNIT - 1) / DECODE_UNIT + DECODE_EXTRA;
     }
     __device__ __forceinline__ void open() { stop = min(units, at + (unit_end - unit)); }
-    // The next segment, or false at the end of the stretch.
+    // The next segment, or false at the end of the work chunk.
     template <u32 ROWS> __device__ __forceinline__ bool next(const AttendParams& p, u32 heads) {
         unit += stop - at;
         if (unit >= unit_end) return false;

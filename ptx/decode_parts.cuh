@@ -6,7 +6,7 @@
 template <class T, int D, int NT, int WARPS> struct DecodeParts {
     static constexpr int ROW = D * 2;  // bytes
     static constexpr int ROWS = 8 * NT;
-    static constexpr u32 LONG_STRETCH = 256;  // units; below, a microsecond at its ends is more than one in its middle
+    static constexpr u32 LONG_WORK = 256;  // units; below, a microsecond at its ends is more than one in its middle
     static constexpr int FRAGMENTS = NT * (D / 16);  // of a warp's output sum, 16 bytes a lane each
 
     // A segment of which this CTA has a part only.
@@ -19,25 +19,25 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
 
     const AttendParams& p;
     const u32 warp, lane;
-    u32 per;  // units of a stretch
+    u32 work_units;  // of a work chunk
     __device__ __forceinline__ explicit DecodeParts(const AttendParams& p) : p(p), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
 
-    __device__ __forceinline__ u32 head_of(const DecodeCursor& c) const { return c.head * p.lanes + blockIdx.x % p.lanes; }
+    __device__ __forceinline__ u32 head_of(const DecodeCursor& c) const { return c.head * p.stripes + blockIdx.x % p.stripes; }
 
     __device__ __forceinline__ float* part_output(u32 slot) const { return reinterpret_cast<float*>(p.partial) + slot * u64(ROWS * D); }
     __device__ __forceinline__ float* part_tops(u32 slot) const { return part_output(2 * gridDim.x) + slot * u64(2 * ROWS); }
 
     // Where a segment's sums go.
     struct Target {
-        u32 parts;      // stretches that the (sequence, head) lies in; 1: the result itself, 0: no tokens, nothing
+        u32 parts;      // work chunks that the (sequence, head) lies in; 1: the result itself, 0: no tokens, nothing
         u32 first_cta;  // the CTA with the first part
     };
     __device__ __forceinline__ Target target(const DecodeCursor& c) const {
         const u32 begin = c.start + c.head * c.units;
         const u32 some = max(1u, c.units - DECODE_EXTRA);  // units with tokens; the rest has nothing to add
         if (c.at >= some) return {0, 0};
-        const u32 first = begin / per;
-        return {(begin + some - 1) / per - first + 1, first * p.lanes + blockIdx.x % p.lanes};
+        const u32 first = begin / work_units;
+        return {(begin + some - 1) / work_units - first + 1, first * p.stripes + blockIdx.x % p.stripes};
     }
     __device__ __forceinline__ u32* counter(u32 first_cta) const { return reinterpret_cast<u32*>(p.counters) + first_cta; }
 
@@ -58,7 +58,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         if (lane < 4 && m == 0) reinterpret_cast<float4*>(part_tops(slot))[n * 4 + lane] = make_float4(top[0], sum[0], top[1], sum[1]);
     }
 
-    // Warp 0: the end of a segment that is not the stretch's last. A part of it is then the last of its parts by place.
+    // Warp 0: the end of a segment that is not the work chunk's last. A part of it is then the last of its parts by place.
     __device__ __forceinline__ void finish(const DecodeCursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
                                            const float (&sum)[NT][2], Pending& pending) {
         const Target to = target(c);
@@ -68,13 +68,13 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         if (to.parts == 1) return;
         __syncwarp();
         if (lane == 0) {
-            // Long stretches say so at once: whoever holds the part before need not wait for this stretch's end then.
-            const bool now = per >= LONG_STRETCH, last = now && arrive_last_fenced(counter(to.first_cta), to.parts);
+            // Long work chunks say so at once: whoever holds the part before need not wait for this chunk's end then.
+            const bool now = work_units >= LONG_WORK, last = now && arrive_last_fenced(counter(to.first_cta), to.parts);
             if (!now || last) pending = {to.parts, last, to.first_cta, c.qo_start, rows, head_of(c)};
         }
     }
 
-    // All warps: the end of the stretch, each warp some fragments of the sum of all warps' sums, which lie `apart`.
+    // All warps: the end of the work chunk, each warp some fragments of the sum of all warps' sums, which lie `apart`.
     __device__ __forceinline__ void finish_last(const DecodeCursor& c, u32 rows, u32 sums, u32 apart, const float4 (&tops)[WARPS][NT][4],
                                                 Pending (&pending)[2]) {
         constexpr int PER = FRAGMENTS / WARPS;
@@ -135,8 +135,8 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
             // Of four lanes only `wide` have query rows here. The others take parts of their own, so `abreast` parts go at once.
             const u32 rows = pending.rows - min(n * 8, pending.rows), wide = rows > 4 ? 4 : rows > 2 ? 2 : 1, abreast = 4 / wide;
             const u32 mine = lane % 4 / wide, column = lane % wide;
-            // Part 0 lies in the slot for what a stretch ends with, the others in those for what one begins with.
-            const u32 slot = 2 * pending.first_cta, apart = 2 * p.lanes;
+            // Part 0 lies in the slot for what a work chunk ends with, the others in those for what one begins with.
+            const u32 slot = 2 * pending.first_cta, apart = 2 * p.stripes;
             const u64 outputs = reinterpret_cast<u64>(part_output(slot)) + i * 512 + (lane / 4 * 4 + column) * 16;
             const u64 tops = reinterpret_cast<u64>(part_tops(slot)) + (n * 4 + column) * 16;
             float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f}, o[PER][4] = {};

@@ -64,8 +64,8 @@ struct AttendParams {
     u32 window;         // sliding window: a query at p sees positions above p - window; 0: none
     float scale;        // factor of the logits
     float soft_cap;     // logits become soft_cap * tanh(logits / soft_cap); 0: none
-    u32 turn_q;         // attend_extend_* only: 1 where q's signs are turned and `scale` with them; it must be above 0 there
-    u32 lanes;          // attend_decode_* only: lanes that the kv heads are dealt to
+    u32 negate_q;         // attend_extend_* only: 1: q is negated, and `scale` with it; it must be above 0 there
+    u32 stripes;        // attend_decode_* only: stripes of kv heads
     u32 reserved;       // 0
 };
 KV_SIZE(AttendParams, 192);
@@ -97,16 +97,16 @@ KV_AT(AttendParams, batch, 164);
 KV_AT(AttendParams, window, 168);
 KV_AT(AttendParams, scale, 172);
 KV_AT(AttendParams, soft_cap, 176);
-KV_AT(AttendParams, turn_q, 180);
-KV_AT(AttendParams, lanes, 184);
+KV_AT(AttendParams, negate_q, 180);
+KV_AT(AttendParams, stripes, 184);
 KV_AT(AttendParams, reserved, 188);
 
-// The decode plan: DecodeWork[ceil(gridDim.x / lanes)].
+// The decode plan: DecodeWork[ceil(gridDim.x / stripes)].
 //
-// A unit is DECODE_UNIT tokens of one kv head of one sequence. The kv heads are dealt to `lanes` lanes: lane l has heads
-// l, l + lanes, l + 2 * lanes, .. In each lane units are numbered by (sequence, head, tokens) and cut into equal stretches; CTA c
-// works on stretch c / lanes of lane c % lanes. So the lanes' CTAs read neighbouring heads of the same tokens at about the same
-// time, and one DecodeWork serves them all.
+// A unit is DECODE_UNIT tokens of one kv head of one sequence. The kv heads are striped: stripe s has heads s, s + stripes,
+// s + 2 * stripes, .. In each stripe the units are numbered by (sequence, head, tokens) and cut into equal work chunks; CTA c works
+// on chunk c / stripes of stripe c % stripes. So CTAs of different stripes read neighbouring heads of the same tokens at about the
+// same time, and one DecodeWork serves them all.
 //
 // A sequence of more query rows (extend_len * group) than the kernel takes (8 where group <= 8, else 16) has no units: it
 // belongs to the extend kernel; one without query rows has none either.
@@ -115,7 +115,7 @@ KV_AT(AttendParams, reserved, 188);
 #define DECODE_UNIT 16
 #define DECODE_EXTRA 6
 struct DecodeWork {
-    u32 stretch_units;  // of a stretch, the same for all: stretch i begins at unit i * stretch_units
+    u32 work_units;     // of a work chunk, the same for all: chunk i begins at unit i * work_units
     u32 unit_end;       // not above its begin where it has no units
     u32 batch_index;    // sequence of its first unit
     u32 unit_start;     // that sequence's first unit
@@ -125,7 +125,7 @@ struct DecodeWork {
     u32 kv_len;
 };
 KV_SIZE(DecodeWork, 32);
-KV_AT(DecodeWork, stretch_units, 0);
+KV_AT(DecodeWork, work_units, 0);
 KV_AT(DecodeWork, unit_end, 4);
 KV_AT(DecodeWork, batch_index, 8);
 KV_AT(DecodeWork, unit_start, 12);

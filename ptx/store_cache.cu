@@ -7,7 +7,7 @@
 // Needs:   store_cache: 16-byte units, x = units of a row; streaming: 16-byte units; any: unit_bytes 16, 4 or 2. Units
 //          divide addresses, strides and rows; slots distinct and below the pool's slot count
 // Build:   ptx/build.py
-#include "chain.cuh"
+#include "pdl.cuh"
 #include "move.cuh"
 
 DEVICE u64 slot_offset(const StoreCacheParams& p, u64 slot) {

@@ -137,7 +137,7 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
         let inputs = drive.inputs(&items, &plan);
         buffers.fill(&inputs);
         if graph.is_none() {
-            // So far only steps outside the graph ran: the kind of attention is known, the padded plan is not staged.
+            // So far only steps outside the graph ran: the variant of attention is known, the padded plan is not staged.
             backend.cuda.stage(&plan).expect("a valid plan");
             let stream = backend.stream.clone();
             let captured = stream.capture(|| buffers.launch(&mut backend, &plan, &attend));

@@ -46,7 +46,7 @@ fn run(gpu: &Gpu, shape: Shape, window: Option<u32>) {
 #[test]
 fn slots_of_large_pages_are_found() {
     let Some(gpu) = gpu() else { return };
-    let kinds = [
+    let shapes = [
         (Dtype::Bf16, 64, 8),
         (Dtype::F16, 64, 9),
         (Dtype::Bf16, 128, 4),
@@ -57,7 +57,7 @@ fn slots_of_large_pages_are_found() {
         (Dtype::F32, 64, 2),
     ];
     for page_size in [255, 256, 257, 341, 512, 1024] {
-        for (i, (dtype, head_dim, group)) in kinds.into_iter().enumerate() {
+        for (i, (dtype, head_dim, group)) in shapes.into_iter().enumerate() {
             let layout = [Layout::PageFirst, Layout::LayerFirst][i % 2];
             let (capacity, max_len) = (Capacity::Pages(9), 3 * page_size);
             let (layers, kv_heads, sequences) = (1, 2, 3);

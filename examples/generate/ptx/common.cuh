@@ -1,7 +1,7 @@
 // bf16 and sums, as all kernels here use them. bf16 is a 16-bit number: the upper half of an f32.
 #pragma once
 #include "params.cuh"
-#include "../../../ptx/chain.cuh"
+#include "../../../ptx/pdl.cuh"
 
 DEVICE float wide(u16 x) { return __uint_as_float(static_cast<u32>(x) << 16); }
 DEVICE float wide_low(u32 pair) { return __uint_as_float(pair << 16); }

@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use super::math::{self, LANES, Lanes, accumulate, dots, exp};
+use super::math::{self, F32x8, LANES, accumulate, dots, exp};
 use super::number::Number;
 use super::unit::{Job, Unit};
 use crate::backend::Attend;
@@ -33,8 +33,8 @@ const TILE: usize = 32;
 /// Units still to do, and where their results go.
 struct Queue<'a, U> {
     units: U,
-    /// `[query rows, lanes]` of every unit.
-    out: &'a mut [Lanes],
+    /// `[query rows, vectors]` of every unit.
+    out: &'a mut [F32x8],
     /// `[query rows]` of every unit.
     lse: &'a mut [f32],
 }
@@ -43,7 +43,7 @@ struct Queue<'a, U> {
 pub(super) fn run<T: Number>(
     job: &Job<'_, T>,
     scratch: &mut [Scratch],
-    out: &mut [Lanes],
+    out: &mut [F32x8],
     lse: &mut [f32],
 ) {
     let queue = Mutex::new(Queue { units: job.units(), out, lse });
@@ -70,7 +70,7 @@ fn work<T: Number, U: Iterator<Item = Unit>>(
         let mut rest = queue.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(unit) = rest.units.next() else { return };
         let rows = unit.row_count(job.group());
-        let out = rest.out.split_off_mut(..rows * job.lanes()).expect("out holds all units");
+        let out = rest.out.split_off_mut(..rows * job.vectors()).expect("out holds all units");
         let lse = rest.lse.split_off_mut(..rows).expect("lse holds all units");
         drop(rest);
         scratch.compute(job, unit, out, lse);
@@ -80,12 +80,12 @@ fn work<T: Number, U: Iterator<Item = Unit>>(
 /// What one thread computes with; kept between calls.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// `[query rows, lanes]`
-    q: Vec<Lanes>,
-    /// `[kv heads, TILE, lanes]`
-    k: Vec<Lanes>,
-    /// `[kv heads, TILE, lanes]`
-    v: Vec<Lanes>,
+    /// `[query rows, vectors]`
+    q: Vec<F32x8>,
+    /// `[kv heads, TILE, vectors]`
+    k: Vec<F32x8>,
+    /// `[kv heads, TILE, vectors]`
+    v: Vec<F32x8>,
     /// `[query rows of a kv head, TILE]`
     logits: Vec<f32>,
     /// `[query rows]`: m and l of the online softmax.
@@ -95,7 +95,7 @@ pub(super) struct Scratch {
 impl Scratch {
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        (self.q.capacity() + self.k.capacity() + self.v.capacity()) * size_of::<Lanes>()
+        (self.q.capacity() + self.k.capacity() + self.v.capacity()) * size_of::<F32x8>()
             + self.logits.capacity() * size_of::<f32>()
             + self.softmax.capacity() * size_of::<(f32, f32)>()
     }
@@ -105,7 +105,7 @@ impl Scratch {
         &mut self,
         job: &Job<'_, T>,
         unit: Unit,
-        out: &mut [Lanes],
+        out: &mut [F32x8],
         lse: &mut [f32],
     ) {
         self.load_queries(job, unit);
@@ -118,7 +118,7 @@ impl Scratch {
             self.load_tile(job, unit, tile.clone());
             self.fold_tile(job, unit, tile, out);
         }
-        let rows = out.chunks_exact_mut(job.lanes()).zip(lse);
+        let rows = out.chunks_exact_mut(job.vectors()).zip(lse);
         for ((out, lse), (max, sum)) in rows.zip(&self.softmax) {
             for x in out.as_flattened_mut() {
                 *x /= sum;
@@ -129,17 +129,17 @@ impl Scratch {
 
     /// Widens the unit's queries, and starts their softmax.
     fn load_queries<T: Number>(&mut self, job: &Job<'_, T>, unit: Unit) {
-        let (group, lanes) = (job.group(), job.lanes());
+        let (group, vectors) = (job.group(), job.vectors());
         let head_dim = job.layout.head_dim() as usize;
         let rows = unit.row_count(group);
-        // What pads a head to whole lanes is zeroed here and never written.
-        grow(&mut self.q, rows * lanes);
-        grow(&mut self.k, unit.heads as usize * TILE * lanes);
-        grow(&mut self.v, unit.heads as usize * TILE * lanes);
+        // What pads a head to whole vectors is zeroed here and never written.
+        grow(&mut self.q, rows * vectors);
+        grow(&mut self.k, unit.heads as usize * TILE * vectors);
+        grow(&mut self.v, unit.heads as usize * TILE * vectors);
         grow(&mut self.logits, unit.rows_per_head(group) * TILE);
         self.softmax.clear();
         self.softmax.resize(rows, (f32::NEG_INFINITY, 0.0));
-        for ((token, head), wide) in unit.rows(group).zip(self.q.chunks_exact_mut(lanes)) {
+        for ((token, head), wide) in unit.rows(group).zip(self.q.chunks_exact_mut(vectors)) {
             let start = token * job.q_stride + head * head_dim;
             let wide = &mut wide.as_flattened_mut()[..head_dim];
             job.q.elements.slice(start..start + head_dim).convert_into(wide);
@@ -174,18 +174,19 @@ impl Scratch {
         job: &Job<'_, T>,
         unit: Unit,
         tile: Range<u32>,
-        out: &mut [Lanes],
+        out: &mut [F32x8],
     ) {
-        let (group, lanes) = (job.group(), job.lanes());
+        let (group, vectors) = (job.group(), job.vectors());
         let rows = unit.rows_per_head(group);
-        let tiles = self.k.chunks_exact(TILE * lanes).zip(self.v.chunks_exact(TILE * lanes));
-        let queries = self.q.chunks_exact(rows * lanes).zip(self.softmax.chunks_exact_mut(rows));
-        let heads = tiles.zip(queries.zip(out.chunks_exact_mut(rows * lanes)));
+        let tiles = self.k.chunks_exact(TILE * vectors).zip(self.v.chunks_exact(TILE * vectors));
+        let queries = self.q.chunks_exact(rows * vectors).zip(self.softmax.chunks_exact_mut(rows));
+        let heads = tiles.zip(queries.zip(out.chunks_exact_mut(rows * vectors)));
         for ((k, v), ((q, softmax), out)) in heads {
             let logits = &mut self.logits[..rows * TILE];
-            multiply(q, k, lanes, tile.len(), logits);
+            multiply(q, k, vectors, tile.len(), logits);
             let rows = softmax.iter_mut().zip(logits.chunks_exact_mut(TILE));
-            for (i, ((softmax, logits), out)) in rows.zip(out.chunks_exact_mut(lanes)).enumerate() {
+            for (i, ((softmax, logits), out)) in rows.zip(out.chunks_exact_mut(vectors)).enumerate()
+            {
                 let seen = unit.sees((i / group) as u32, job.attend.window);
                 let (start, end) = (seen.start.max(tile.start), seen.end.min(tile.end));
                 if start >= end {
@@ -194,7 +195,7 @@ impl Scratch {
                 let seen = (start - tile.start) as usize..(end - tile.start) as usize;
                 let weights = &mut logits[seen.clone()];
                 let factor = fold_logits(job.attend, softmax, weights);
-                accumulate(out, factor, weights, &v[seen.start * lanes..seen.end * lanes]);
+                accumulate(out, factor, weights, &v[seen.start * vectors..seen.end * vectors]);
             }
         }
     }
@@ -208,25 +209,25 @@ fn grow<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
 }
 
 /// Widens one slot's heads, each to row `row` of its tile.
-fn widen_slot<T: Number>(slot: &[T], tiles: &mut [Lanes], row: usize, job: &Job<'_, T>) {
-    let (lanes, head_dim) = (job.lanes(), job.layout.head_dim() as usize);
-    let tiles = tiles.chunks_exact_mut(TILE * lanes);
+fn widen_slot<T: Number>(slot: &[T], tiles: &mut [F32x8], row: usize, job: &Job<'_, T>) {
+    let (vectors, head_dim) = (job.vectors(), job.layout.head_dim() as usize);
+    let tiles = tiles.chunks_exact_mut(TILE * vectors);
     for (head, tile) in slot.chunks_exact(head_dim).zip(tiles) {
-        let wide = tile[row * lanes..(row + 1) * lanes].as_flattened_mut();
+        let wide = tile[row * vectors..(row + 1) * vectors].as_flattened_mut();
         T::widen(head, &mut wide[..head_dim]);
     }
 }
 
 /// Products of all queries with a tile's first `len` keys: `logits`, `[queries, TILE]`. What it makes of queries and
 /// keys that do not see each other, and of what an earlier tile left past `len`, nobody reads.
-fn multiply(q: &[Lanes], k: &[Lanes], lanes: usize, len: usize, logits: &mut [f32]) {
-    let mut queries = q.chunks_exact(2 * lanes);
+fn multiply(q: &[F32x8], k: &[F32x8], vectors: usize, len: usize, logits: &mut [f32]) {
+    let mut queries = q.chunks_exact(2 * vectors);
     let mut logits = logits.chunks_exact_mut(2 * TILE);
     for (pair, logits) in (&mut queries).zip(&mut logits) {
-        let (q0, q1) = pair.split_at(lanes);
+        let (q0, q1) = pair.split_at(vectors);
         let (s0, s1) = logits.split_at_mut(TILE);
-        for (at, keys) in k.chunks_exact(2 * lanes).enumerate().take(len.div_ceil(2)) {
-            let (k0, k1) = keys.split_at(lanes);
+        for (at, keys) in k.chunks_exact(2 * vectors).enumerate().take(len.div_ceil(2)) {
+            let (k0, k1) = keys.split_at(vectors);
             let [products0, products1] = dots([q0, q1], [k0, k1]);
             s0[2 * at..2 * at + 2].copy_from_slice(&products0);
             s1[2 * at..2 * at + 2].copy_from_slice(&products1);
@@ -236,9 +237,9 @@ fn multiply(q: &[Lanes], k: &[Lanes], lanes: usize, len: usize, logits: &mut [f3
     if q.is_empty() {
         return;
     }
-    for (at, keys) in k.chunks_exact(4 * lanes).enumerate().take(len.div_ceil(4)) {
-        let (low, high) = keys.split_at(2 * lanes);
-        let ((k0, k1), (k2, k3)) = (low.split_at(lanes), high.split_at(lanes));
+    for (at, keys) in k.chunks_exact(4 * vectors).enumerate().take(len.div_ceil(4)) {
+        let (low, high) = keys.split_at(2 * vectors);
+        let ((k0, k1), (k2, k3)) = (low.split_at(vectors), high.split_at(vectors));
         let [products] = dots([q], [k0, k1, k2, k3]);
         s[4 * at..4 * at + 4].copy_from_slice(&products);
     }

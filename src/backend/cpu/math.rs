@@ -2,10 +2,10 @@
 //!
 //! Not here: what is multiplied with what.
 
-/// Eight numbers side by side. A row of a head is padded with zeros to whole lanes.
-pub(super) type Lanes = [f32; LANES];
+/// Eight numbers side by side, the lanes of a vector. A row of a head is padded with zeros to whole vectors.
+pub(super) type F32x8 = [f32; LANES];
 
-/// Numbers in [`Lanes`].
+/// Numbers in [`F32x8`].
 pub(super) const LANES: usize = 8;
 
 /// `sum + a * b`, fused where the target has the instruction (a call into libm would be far slower).
@@ -17,8 +17,8 @@ fn multiply_add(sum: f32, a: f32, b: f32) -> f32 {
 /// Dot products of each of `A` rows with each of `B` rows. Blocks of rows share their loads.
 #[inline(always)]
 pub(super) fn dots<const A: usize, const B: usize>(
-    a: [&[Lanes]; A],
-    b: [&[Lanes]; B],
+    a: [&[F32x8]; A],
+    b: [&[F32x8]; B],
 ) -> [[f32; B]; A] {
     let len = a[0].len();
     let (a, b) = (a.map(|row| &row[..len]), b.map(|row| &row[..len]));
@@ -48,7 +48,7 @@ pub(super) fn dots<const A: usize, const B: usize>(
 /// Sums of the lanes, in a fixed order. Not inlined: the loop before it is then vectorised along the lanes, not across
 /// the products, which would cost a shuffle a number.
 #[inline(never)]
-fn across<const A: usize, const B: usize>(sums: &[[Lanes; B]; A]) -> [[f32; B]; A] {
+fn across<const A: usize, const B: usize>(sums: &[[F32x8; B]; A]) -> [[f32; B]; A] {
     let mut products = [[0.0; B]; A];
     for (products, sums) in products.iter_mut().zip(sums) {
         for (product, x) in products.iter_mut().zip(sums) {
@@ -60,7 +60,7 @@ fn across<const A: usize, const B: usize>(sums: &[[Lanes; B]; A]) -> [[f32; B]; 
 
 /// `out = factor * out + weights * rows`, with `rows` of `[weights, out]`.
 #[inline(always)]
-pub(super) fn accumulate(out: &mut [Lanes], factor: f32, weights: &[f32], rows: &[Lanes]) {
+pub(super) fn accumulate(out: &mut [F32x8], factor: f32, weights: &[f32], rows: &[F32x8]) {
     let len = out.len();
     let whole = len - len % 4;
     for at in (0..whole).step_by(4) {
@@ -71,13 +71,13 @@ pub(super) fn accumulate(out: &mut [Lanes], factor: f32, weights: &[f32], rows: 
     }
 }
 
-/// `N` lanes of [`accumulate`], held in registers over all rows.
+/// `N` vectors of [`accumulate`], held in registers over all rows.
 #[inline(always)]
 fn accumulate_part<const N: usize>(
-    out: &mut [Lanes],
+    out: &mut [F32x8],
     factor: f32,
     weights: &[f32],
-    rows: &[Lanes],
+    rows: &[F32x8],
     at: usize,
     len: usize,
 ) {
@@ -189,12 +189,12 @@ mod tests {
 
     #[test]
     fn dots_and_accumulate_follow_their_definition() {
-        let row = |seed: usize| -> Vec<Lanes> {
+        let row = |seed: usize| -> Vec<F32x8> {
             (0..5).map(|i| std::array::from_fn(|j| ((seed * 7 + i * 3 + j) % 11) as f32)).collect()
         };
         let (a, b, c, d) = (row(1), row(2), row(3), row(4));
-        let flat = |x: &[Lanes]| x.as_flattened().to_vec();
-        let dot = |x: &[Lanes], y: &[Lanes]| -> f32 {
+        let flat = |x: &[F32x8]| x.as_flattened().to_vec();
+        let dot = |x: &[F32x8], y: &[F32x8]| -> f32 {
             flat(x).iter().zip(flat(y)).map(|(x, y)| x * y).sum()
         };
         let sums = dots([&a, &b], [&c, &d]);

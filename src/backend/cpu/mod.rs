@@ -27,7 +27,7 @@ use crate::layout::{PlaneName, PoolLayout, Strides, TableShape};
 use crate::memory::OutOfMemory;
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
 use attention::Scratch;
-use math::Lanes;
+use math::F32x8;
 use number::Number;
 use pages::bytes_of;
 use pool::{Pool, with_number};
@@ -39,8 +39,8 @@ pub struct Cpu {
     threads: NonZeroUsize,
     open: Option<Open>,
     scratch: Vec<Scratch>,
-    /// Results of attention's units: `[query rows, lanes]`, and the log-sum-exp, `[query rows]`.
-    out: Vec<Lanes>,
+    /// Results of attention's units: `[query rows, vectors]`, and the log-sum-exp, `[query rows]`.
+    out: Vec<F32x8>,
     lse: Vec<f32>,
 }
 
@@ -98,7 +98,7 @@ impl Cpu {
             .as_ref()
             .map_or(0, |open| open.layout.total_bytes() + size_of_val(&*open.words) as u64);
         let scratch = self.scratch.iter().map(Scratch::bytes).sum::<usize>()
-            + self.out.capacity() * size_of::<Lanes>()
+            + self.out.capacity() * size_of::<F32x8>()
             + self.lse.capacity() * size_of::<f32>();
         open + scratch as u64
     }
@@ -250,7 +250,7 @@ impl Backend for Cpu {
             if self.scratch.len() < threads {
                 self.scratch.resize_with(threads, Scratch::default);
             }
-            self.out.resize(tokens * q_heads * job.lanes(), Lanes::default());
+            self.out.resize(tokens * q_heads * job.vectors(), F32x8::default());
             self.lse.resize(tokens * q_heads, 0.0);
             attention::run(&job, &mut self.scratch[..threads], &mut self.out, &mut self.lse);
             hand_out(&job, &self.out, &self.lse, &mut out, out_stride, lse.as_deref_mut());
@@ -287,14 +287,14 @@ impl Backend for Cpu {
 /// Takes the units' results apart into rows of `out` and `lse`.
 fn hand_out<T: Number>(
     job: &Job<'_, T>,
-    results: &[Lanes],
+    results: &[F32x8],
     sums: &[f32],
     out: &mut CpuRowsMut<'_>,
     out_stride: usize,
     mut lse: Option<&mut [f32]>,
 ) {
     let (group, head_dim) = (job.group(), job.layout.head_dim() as usize);
-    let results = results.chunks_exact(job.lanes()).zip(sums);
+    let results = results.chunks_exact(job.vectors()).zip(sums);
     for ((token, head), (result, sum)) in job.units().flat_map(|unit| unit.rows(group)).zip(results)
     {
         let start = token * out_stride + head * head_dim;

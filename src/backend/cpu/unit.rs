@@ -95,8 +95,8 @@ impl<T> Job<'_, T> {
         (self.attend.q_heads / self.layout.kv_heads()) as usize
     }
 
-    /// [`Lanes`](super::math::Lanes) of one head.
-    pub fn lanes(&self) -> usize {
+    /// [`F32x8`](super::math::F32x8) of one head.
+    pub fn vectors(&self) -> usize {
         (self.layout.head_dim() as usize).div_ceil(LANES)
     }
 

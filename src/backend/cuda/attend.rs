@@ -1,7 +1,7 @@
-//! Attention launches: which kernels serve a pool, and the memory that each kind of attention keeps.
+//! Attention launches: which kernels serve a pool, and the memory that each variant of attention keeps.
 //!
-//! A *kind* is what the split of a step depends on besides the step: query heads and sliding window. A model has one,
-//! or two where local and global layers alternate. The first launch of a kind makes its memory; from then on every
+//! A *variant* has its own query heads and sliding window: a step is split for each. A model has one variant,
+//! or two where local and global layers alternate. The first launch of a variant makes its memory; from then on every
 //! step is split for it when its plan is staged.
 //!
 //! Not here: the split itself (`split/`), the kernels (`ptx/attend_*.cu`).
@@ -21,8 +21,8 @@ use crate::backend::Attend;
 use crate::layout::{KvDtype, PoolLayout};
 use crate::plan::BatchRow;
 
-/// Kinds that the image has room for.
-const KINDS_MAX: usize = 8;
+/// Variants that the image has room for.
+const VARIANTS_MAX: usize = 8;
 /// No kernel has more CTAs than this on one multiprocessor.
 const RESIDENT_MAX: u32 = 8;
 
@@ -113,42 +113,42 @@ fn hopper(dtype: KvDtype, head_dim: u32) -> Option<Attention> {
 }
 
 /// Query heads and window (0: none).
-type KindKey = (u32, u32);
+type VariantKey = (u32, u32);
 
-/// One kind of attention: its split, and the memory of its two kernels.
+/// One variant of attention: its split, and the memory of its two kernels.
 #[derive(Debug)]
-struct Kind {
-    key: KindKey,
+struct Variant {
+    key: VariantKey,
     decode: Attention,
     extend: Attention,
     split: Split,
     /// What the staged step came to.
     count: SplitCount,
-    /// Bytes from the image's splits to this kind's.
+    /// Bytes from the image's splits to this variant's.
     image_at: usize,
     /// The extend plan on the device.
     extend_plan: DeviceBuffer,
-    /// Unfinished sums: of decode, then of extend.
+    /// Partial sums: of decode, then of extend.
     partial: DeviceBuffer,
     /// Counters: of decode, then of extend. Zero between launches.
     counters: DeviceBuffer,
 }
 
-/// The kinds of attention met so far. A pool of f32 needs none.
+/// The variants of attention met so far. A pool of f32 needs none.
 #[derive(Debug, Default)]
-pub(super) struct Kinds {
-    list: Vec<Kind>,
+pub(super) struct Variants {
+    list: Vec<Variant>,
 }
 
-impl Kinds {
+impl Variants {
     pub(super) fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// Bytes of the image that the kinds' decode splits take.
+    /// Bytes of the image that the variants' decode splits take.
     pub(super) fn image_bytes(gpu: &Gpu) -> usize {
         let ctas = gpu.multiprocessors() * RESIDENT_MAX;
-        KINDS_MAX * ctas as usize * size_of::<DecodeWork>()
+        VARIANTS_MAX * ctas as usize * size_of::<DecodeWork>()
     }
 
     /// Bytes of the largest extend plan.
@@ -167,14 +167,14 @@ impl Kinds {
         4 * shape.extend_words()
     }
 
-    /// Splits a step for every kind, into the image from `at` on; gives the offset after them.
+    /// Splits a step for every variant, into the image from `at` on; gives the offset after them.
     pub(super) fn split(&mut self, rows: &[BatchRow], image: &mut [u8], at: usize) -> usize {
         let mut end = at;
-        for kind in &mut self.list {
-            let bytes = 4 * kind.split.shape().decode_words();
+        for variant in &mut self.list {
+            let bytes = 4 * variant.split.shape().decode_words();
             let words = bytemuck::cast_slice_mut(&mut image[end..end + bytes]);
-            kind.count = kind.split.plan(rows, words);
-            kind.image_at = end - at;
+            variant.count = variant.split.plan(rows, words);
+            variant.image_at = end - at;
             end += bytes;
         }
         end
@@ -188,21 +188,21 @@ impl Kinds {
         ring: &mut UploadRing,
         stream: RawStream,
     ) -> Result<(), CudaError> {
-        for kind in &self.list {
-            if decode_only && kind.count.extend_items == 0 {
+        for variant in &self.list {
+            if decode_only && variant.count.extend_items == 0 {
                 continue;
             }
-            let bytes: &[u8] = bytemuck::cast_slice(kind.split.extend_words());
+            let bytes: &[u8] = bytemuck::cast_slice(variant.split.extend_words());
             let mut upload = ring.acquire(gpu, stream)?;
             upload.bytes()[..bytes.len()].copy_from_slice(bytes);
-            let (image_bytes, image) = (bytes.len(), kind.extend_plan.address());
+            let (image_bytes, image) = (bytes.len(), variant.extend_plan.address());
             let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
             upload.send(gpu, &load, stream)?;
         }
         Ok(())
     }
 
-    /// The kind's index, making its memory where it is new. f32 pools have no kinds.
+    /// The variant's index, making its memory where it is new. f32 pools have no variants.
     pub(super) fn prepare(
         &mut self,
         gpu: &Gpu,
@@ -212,16 +212,16 @@ impl Kinds {
         stream: RawStream,
     ) -> Result<usize, CudaError> {
         let key = (attend.q_heads, attend.window.unwrap_or(0));
-        if let Some(index) = self.list.iter().position(|kind| kind.key == key) {
+        if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(index);
         }
-        if self.list.len() == KINDS_MAX {
-            return Err(CudaError::Kinds { max: KINDS_MAX });
+        if self.list.len() == VARIANTS_MAX {
+            return Err(CudaError::Variants { max: VARIANTS_MAX });
         }
         if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }
-        self.list.push(Kind::new(gpu, layout, key, limits, stream)?);
+        self.list.push(Variant::new(gpu, layout, key, limits, stream)?);
         Ok(self.list.len() - 1)
     }
 
@@ -239,35 +239,35 @@ impl Kinds {
         start: &mut Start,
         stream: RawStream,
     ) -> Result<(), CudaError> {
-        let kind = &self.list[index];
-        let shape = kind.split.shape();
+        let variant = &self.list[index];
+        let shape = variant.split.shape();
         // One token a row, or none: every sequence decodes, whichever step the graph is replayed for.
         let decode_only = image.token_count <= image.row_count;
         let capturing = is_capturing(stream)?;
         // A graph is launched in order as a whole.
-        let decode_start = if capturing { Start::Early } else { *start };
-        let decode = kind.count.decode_units > 0 || capturing;
-        let extend = kind.count.extend_items > 0 || (capturing && !decode_only);
+        let decode_start = if capturing { Start::Pdl } else { *start };
+        let decode = variant.count.decode_units > 0 || capturing;
+        let extend = variant.count.extend_items > 0 || (capturing && !decode_only);
         if decode {
-            params.plan = image.splits + kind.image_at as u64;
-            params.partial = kind.partial.address();
-            params.counters = kind.counters.address();
-            params.lanes = shape.decode_lanes();
-            let Attention { kernel, threads } = &kind.decode;
-            // SAFETY: the caller answers for the rows; plan, partial and counters are this kind's, for this grid.
+            params.plan = image.splits + variant.image_at as u64;
+            params.partial = variant.partial.address();
+            params.counters = variant.counters.address();
+            params.stripes = shape.decode_stripes();
+            let Attention { kernel, threads } = &variant.decode;
+            // SAFETY: the caller answers for the rows; plan, partial and counters are this variant's, for this grid.
             unsafe {
                 let grid = (shape.decode_ctas, 1);
                 gpu.launch(kernel, grid, (*threads, 1), stream, &params, decode_start)
             }?;
         }
         if extend {
-            // Its search for the greatest logit comes before the scale, which must not turn signs then.
-            params.turn_q = u32::from(params.scale < 0.0);
+            // Its search for the greatest logit comes before the scale, which must not turn its sign then.
+            params.negate_q = u32::from(params.scale < 0.0);
             params.scale = params.scale.abs();
-            params.plan = kind.extend_plan.address();
-            params.partial = kind.partial.address() + shape.decode_partial_bytes() as u64;
-            params.counters = kind.counters.address() + shape.decode_counter_bytes() as u64;
-            let Attention { kernel, threads } = &kind.extend;
+            params.plan = variant.extend_plan.address();
+            params.partial = variant.partial.address() + shape.decode_partial_bytes() as u64;
+            params.counters = variant.counters.address() + shape.decode_counter_bytes() as u64;
+            let Attention { kernel, threads } = &variant.extend;
             // SAFETY: as above.
             unsafe {
                 let grid = (shape.extend_ctas, 1);
@@ -275,17 +275,17 @@ impl Kinds {
             }?;
         }
         if !capturing && (decode || extend) {
-            *start = Start::Early;
+            *start = Start::Pdl;
         }
         Ok(())
     }
 }
 
-impl Kind {
+impl Variant {
     fn new(
         gpu: &Gpu,
         layout: &PoolLayout,
-        key: KindKey,
+        key: VariantKey,
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Self, CudaError> {

@@ -4,7 +4,7 @@
 //! every layout into every other; the pages to copy travel in its parameters. To and from the host:
 //!
 //! * pages that are one piece go by the copy engines, all of them in one call where the driver knows how (12.8 on), so
-//!   that no time is lost between them, else in two lanes;
+//!   that no time is lost between them, else in two streams;
 //! * pages in many pieces are gathered (scattered) by the kernel in chunks through device memory, and go the same way;
 //! * small pages are moved by the kernel itself, which reaches pinned memory.
 //!
@@ -54,9 +54,9 @@ impl<'a> HostCopy<'a> {
 
 /// What copies to and from the host keep: two streams and two chunks of device memory, made when first needed.
 #[derive(Debug)]
-pub(super) struct Lanes {
+pub(super) struct CopyStreams {
     streams: [CudaStream; 2],
-    /// Marks in the caller's stream, and in each lane.
+    /// Marks in the caller's stream, and in each of the two.
     fork: CudaEvent,
     joins: [CudaEvent; 2],
     /// Of the last copy, whichever stream it was asked of.
@@ -65,7 +65,7 @@ pub(super) struct Lanes {
     batch: Option<BatchCopy>,
 }
 
-impl Lanes {
+impl CopyStreams {
     pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         let event = || CudaEvent::new(gpu, false);
         Ok(Self {
@@ -130,7 +130,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// Pages in one piece: straight from pool to host, in two lanes.
+    /// Pages in one piece: straight from pool to host, in two streams.
     fn copy_packed(&mut self, copy: &HostCopy<'_>, capturing: bool) -> Result<(), CudaError> {
         self.fork(copy.stream)?;
         let pool = copy.pool;
@@ -142,7 +142,7 @@ impl Lanes {
     }
 
     /// Pages in many pieces: a chunk is gathered while the one before it is on its way to the host, or the other way
-    /// round. Chunks take turns in the two lanes, each with its own memory.
+    /// round. Chunks take turns in the two streams, each with its own memory.
     fn copy_pieces(
         &mut self,
         gpu: &Gpu,
@@ -163,7 +163,7 @@ impl Lanes {
         };
         self.fork(stream)?;
         for (i, copies) in copies.chunks(pages as usize).enumerate() {
-            let (copy, lane) = (HostCopy { copies, ..*copy }, self.streams[i % 2].raw());
+            let (copy, turn) = (HostCopy { copies, ..*copy }, self.streams[i % 2].raw());
             let chunk = Pages::packed(addresses[i % 2], pool, pages as u32);
             let through = |((page, _), at): ((u32, u32), u32)| {
                 let (source, target) = if way == Way::ToHost { (page, at) } else { (at, page) };
@@ -171,29 +171,29 @@ impl Lanes {
             };
             let moves: Vec<_> = copy.ends().zip(0..).map(through).collect();
             if way == Way::ToHost {
-                copy_on_device(gpu, pool, &chunk, &moves, lane)?;
+                copy_on_device(gpu, pool, &chunk, &moves, turn)?;
             }
             let pages = copy.ends().zip(0_u64..);
             let pages =
                 pages.map(|((_, host), at)| (chunk.address() + at * chunk.page_bytes(), host));
             self.transfer(&copy, pages, [i % 2; 2], capturing)?;
             if way == Way::FromHost {
-                copy_on_device(gpu, &chunk, pool, &moves, lane)?;
+                copy_on_device(gpu, &chunk, pool, &moves, turn)?;
             }
         }
         self.join(stream)
     }
 
-    /// Pages between device addresses and host pages, by the copy engines: in one call, or by turns in two lanes.
+    /// Pages between device addresses and host pages, by the copy engines: in one call, or by turns in two streams.
     fn transfer(
         &self,
         copy: &HostCopy<'_>,
         pages: impl Iterator<Item = (u64, u32)>,
-        lanes: [usize; 2],
+        turns: [usize; 2],
         capturing: bool,
     ) -> Result<(), CudaError> {
         let HostCopy { host, way, .. } = *copy;
-        let streams = lanes.map(|lane| self.streams[lane].raw());
+        let streams = turns.map(|turn| self.streams[turn].raw());
         match self.batch {
             // A batch cannot be captured.
             Some(batch) if !capturing => batch.copy(way, host, pages, streams[0]),
@@ -203,16 +203,16 @@ impl Lanes {
         }
     }
 
-    /// Both lanes go on from where the stream is.
+    /// Both streams go on from where the caller's is.
     fn fork(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         self.fork.record(stream)?;
-        self.streams.iter().try_for_each(|lane| self.fork.block(lane))
+        self.streams.iter().try_for_each(|own| self.fork.block(own))
     }
 
-    /// The stream goes on when both lanes are done.
+    /// The caller's stream goes on when both are done.
     fn join(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
-        for (join, lane) in self.joins.iter_mut().zip(&self.streams) {
-            join.record(lane)?;
+        for (join, own) in self.joins.iter_mut().zip(&self.streams) {
+            join.record(own)?;
             join.block(stream)?;
         }
         Ok(())
@@ -340,7 +340,37 @@ pub(super) fn copy_on_device(
         return copy_pieces(gpu, &source.whole(), &target.whole(), copies, stream);
     }
     let mut groups = source.groups().iter().zip(target.groups());
+    // None is copied unless all can be.
+    groups.clone().try_for_each(|(source, target)| Units::of(source, target).map(|_| ()))?;
     groups.try_for_each(|(source, target)| copy_pieces(gpu, source, target, copies, stream))
+}
+
+/// How the pieces of one page are counted by `copy_pages`, which does so in 32 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Units {
+    /// Bytes of a unit.
+    bytes: u32,
+    /// Units of one piece.
+    piece: u32,
+    /// Units of all pieces of one page.
+    page: u32,
+}
+
+impl Units {
+    /// Units that fit source and target both.
+    fn of(source: &Pieces, target: &Pieces) -> Result<Self, CudaError> {
+        let strides = |of: &Pieces| [of.address, of.page_stride, of.piece_stride];
+        let [a, b, c] = strides(source);
+        let [d, e, f] = strides(target);
+        let bytes = unit_bytes(&[source.piece_bytes, a, b, c, d, e, f]);
+        // A thread of the last block adds up to a block's units to one that may not exist.
+        let max = u64::from(u32::MAX - BLOCK_UNITS) * u64::from(bytes);
+        if source.bytes() > max {
+            return Err(CudaError::PageBytes { bytes: source.bytes(), max });
+        }
+        let units = |n: u64| (n / u64::from(bytes)) as u32;
+        Ok(Self { bytes, piece: units(source.piece_bytes), page: units(source.bytes()) })
+    }
 }
 
 /// Copies pieces of one size, of pages that were checked.
@@ -351,18 +381,7 @@ fn copy_pieces(
     copies: &[PageCopy],
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let piece_bytes = source.piece_bytes;
-    let unit_bytes = unit_bytes(&[
-        piece_bytes,
-        source.address,
-        source.page_stride,
-        source.piece_stride,
-        target.address,
-        target.page_stride,
-        target.piece_stride,
-    ]);
-    let piece_units = piece_bytes / u64::from(unit_bytes);
-    let page_units = (source.bytes() / u64::from(unit_bytes)) as u32;
+    let units = Units::of(source, target)?;
     let mut params = CopyPagesParams {
         source: source.address,
         target: target.address,
@@ -370,16 +389,16 @@ fn copy_pieces(
         source_piece_stride: source.piece_stride,
         target_page_stride: target.page_stride,
         target_piece_stride: target.piece_stride,
-        piece_magic: wide_magic(piece_units),
-        piece_units: piece_units as u32,
-        page_units,
-        unit_bytes,
+        piece_magic: wide_magic(units.piece.into()),
+        piece_units: units.piece,
+        page_units: units.page,
+        unit_bytes: units.bytes,
         reserved: 0,
         copies: [PageCopy { source: PageId::new(0), target: PageId::new(0) }; COPY_PAGES_MAX],
     };
     for copies in copies.chunks(COPY_PAGES_MAX) {
         params.copies[..copies.len()].copy_from_slice(copies);
-        let grid = (page_units.div_ceil(BLOCK_UNITS), copies.len() as u32);
+        let grid = (units.page.div_ceil(BLOCK_UNITS), copies.len() as u32);
         // SAFETY: every page was checked against its side's count, so all addresses are inside the two memories.
         unsafe { gpu.launch(&COPY_PAGES, grid, (256, 1), stream, &params, Start::InOrder) }?;
     }
@@ -390,4 +409,35 @@ fn copy_pieces(
 pub(super) fn unit_bytes(multiples: &[u64]) -> u32 {
     let serves = |unit: &u32| multiples.iter().all(|n| n.is_multiple_of(u64::from(*unit)));
     [16, 4, 2].into_iter().find(serves).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(piece_bytes: u64, count: u32) -> Pieces {
+        let page_stride = piece_bytes * u64::from(count);
+        Pieces { address: 1 << 40, page_stride, piece_stride: piece_bytes, piece_bytes, count }
+    }
+
+    /// A page of 64 GiB was once counted as one of no units, and nothing was copied.
+    #[test]
+    fn a_page_of_more_units_than_a_launch_counts_is_refused() {
+        let units = |piece_bytes, count| {
+            let pieces = pieces(piece_bytes, count);
+            Units::of(&pieces, &pieces)
+        };
+        let small = Units { bytes: 16, piece: 2, page: 6 };
+        assert_eq!(units(32, 3), Ok(small));
+        let max = 16 * u64::from(u32::MAX - BLOCK_UNITS);
+        let largest =
+            Units { bytes: 16, piece: u32::MAX - BLOCK_UNITS, page: u32::MAX - BLOCK_UNITS };
+        assert_eq!(units(max, 1), Ok(largest));
+        assert_eq!(units(max + 16, 1), Err(CudaError::PageBytes { bytes: max + 16, max }));
+        // 2^32 units, in one piece and in many; and of 2 bytes.
+        assert_eq!(units(64 << 30, 1), Err(CudaError::PageBytes { bytes: 64 << 30, max }));
+        assert_eq!(units(1 << 30, 64), Err(CudaError::PageBytes { bytes: 64 << 30, max }));
+        let (bytes, max) = (8 * ((1 << 30) + 2), 2 * u64::from(u32::MAX - BLOCK_UNITS));
+        assert_eq!(units((1 << 30) + 2, 8), Err(CudaError::PageBytes { bytes, max }));
+    }
 }

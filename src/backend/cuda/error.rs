@@ -139,6 +139,13 @@ pub enum CudaError {
     },
     /// Two pools whose pages do not have the same bytes.
     PageShape,
+    /// Pages of more bytes than the copying kernel counts.
+    PageBytes {
+        /// Bytes of one page.
+        bytes: u64,
+        /// The most, where units are as large as in this copy.
+        max: u64,
+    },
     /// A pool, rows or a stream on another device than the backend's.
     OtherDevice {
         /// The other device.
@@ -189,11 +196,11 @@ pub enum CudaError {
         /// The plan's step.
         step: StepId,
     },
-    /// While a stream is captured, a launch met attention of a kind that no earlier launch or
+    /// While a stream is captured, a launch met attention of a variant that no earlier launch or
     /// [`prepare`](super::Cuda::prepare) has made memory for, or a copy to or from the host that none has.
     NotPrepared,
-    /// Attention of more kinds (query heads and windows) than a step is split for.
-    Kinds {
+    /// Attention of more variants (query heads and windows) than a step is split for.
+    Variants {
         /// The most there may be.
         max: usize,
     },
@@ -243,6 +250,9 @@ impl fmt::Display for CudaError {
             Self::Page { page, pages } => write!(f, "page {page} is not below {pages}"),
             Self::Layer { layer } => write!(f, "the pool has no layer {layer:?}"),
             Self::PageShape => write!(f, "the two pools' pages differ in shape"),
+            Self::PageBytes { bytes, max } => {
+                write!(f, "pages of {bytes} bytes are above the {max} that a copy counts")
+            }
             Self::OtherDevice { ordinal } => {
                 write!(f, "a pool, rows or a stream are on another device, {ordinal}")
             }
@@ -267,10 +277,10 @@ impl fmt::Display for CudaError {
                 write!(f, "the plan of step {step:?} was not staged before the capture")
             }
             Self::NotPrepared => {
-                write!(f, "this kind of attention or copy was not prepared before the capture")
+                write!(f, "this variant of attention or copy was not prepared before the capture")
             }
-            Self::Kinds { max } => {
-                write!(f, "there is no room for more than {max} kinds of attention")
+            Self::Variants { max } => {
+                write!(f, "there is no room for more than {max} variants of attention")
             }
         }
     }

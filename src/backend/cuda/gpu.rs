@@ -11,7 +11,7 @@ use super::raw::RawContext;
 use super::sys::{self, CUdevice_attribute as Attribute};
 use super::work;
 
-/// CUDA version whose PTX (ISA 8.0) the kernels are in: drivers from 525 on. 580 is what they were run with.
+/// CUDA version whose PTX (ISA 8.0) the kernels are in: drivers from 525 on. they were run with 580.
 const CUDA_WANTED: i32 = 12_000;
 /// CUDA version whose captures know programmatic dependent launches.
 const CHAINS_WANTED: i32 = 12_030;
@@ -128,7 +128,7 @@ impl Gpu {
     }
 
     /// Bytes of device memory that are free now. `Capacity::Bytes(gpu.free_memory()?.saturating_sub(reserve))` sizes a
-    /// pool; page tables, plans and unfinished sums are taken from the reserve.
+    /// pool; page tables, plans and partial sums are taken from the reserve.
     ///
     /// # Errors
     /// The driver's.
@@ -140,8 +140,8 @@ impl Gpu {
         Ok(free as u64)
     }
 
-    /// Whether kernels may start early: see `launch.rs`.
-    pub(super) fn chains(&self) -> bool {
+    /// Whether kernels may start by programmatic dependent launch: see `launch.rs`.
+    pub(super) fn supports_pdl(&self) -> bool {
         self.shared.chains
     }
 

@@ -15,7 +15,7 @@ pub(super) struct Image {
     pub(super) slots: u64,
     pub(super) positions: u64,
     pub(super) rows: u64,
-    /// The decode splits of each kind.
+    /// The decode splits of each variant of attention.
     pub(super) splits: u64,
     pub(super) token_count: usize,
     pub(super) row_count: usize,

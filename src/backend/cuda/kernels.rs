@@ -8,9 +8,9 @@ use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
-use super::chain::{chained, is_chained};
 use super::error::{CudaError, check};
 use super::params::{CopyPagesParams, LoadPlanParams, StoreCacheParams};
+use super::pdl::{uses_pdl, with_pdl};
 use super::sys;
 
 /// One entry of one PTX file.
@@ -56,14 +56,14 @@ pub(super) struct Loaded {
 struct LoadedModule {
     ptx: &'static str,
     module: u64,
-    chained: bool,
+    pdl: bool,
 }
 
 impl LoadedModule {
     /// Has the driver compile the PTX; gives its code and its compiler's words where it refuses. The context is bound.
     fn new(ptx: &'static str, capability: u32) -> Result<Self, (u32, Box<str>)> {
-        let text = chained(ptx, capability);
-        let chained = is_chained(&text);
+        let text = with_pdl(ptx, capability);
+        let pdl = uses_pdl(&text);
         let text = CString::new(text.into_owned()).expect("PTX is text");
         let (mut module, mut log) = (null_mut(), vec![0_u8; LOG_BYTES]);
         let mut options = [
@@ -80,7 +80,7 @@ impl LoadedModule {
             sys::cuModuleLoadDataEx(&mut module, image, count, options, values.as_mut_ptr())
         };
         if result == 0 {
-            return Ok(Self { ptx, module: module as usize as u64, chained });
+            return Ok(Self { ptx, module: module as usize as u64, pdl });
         }
         let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
         Err((result, String::from_utf8_lossy(&log[..end]).trim().into()))
@@ -110,7 +110,7 @@ impl Drop for LoadedModule {
 struct LoadedKernel {
     name: &'static str,
     function: u64,
-    chained: bool,
+    pdl: bool,
 }
 
 /// A loaded kernel's handle.
@@ -118,7 +118,7 @@ struct LoadedKernel {
 pub(super) struct Function {
     pub handle: sys::CUfunction,
     /// Whether it waits for the work before it by itself (`launch.rs`).
-    pub chained: bool,
+    pub pdl: bool,
 }
 
 impl Loaded {
@@ -131,7 +131,7 @@ impl Loaded {
         let Kernel { name, ptx, shared, .. } = *kernel;
         if let Some(kernel) = self.kernels.iter().find(|kernel| kernel.name == name) {
             let handle = kernel.function as usize as sys::CUfunction;
-            return Ok(Function { handle, chained: kernel.chained });
+            return Ok(Function { handle, pdl: kernel.pdl });
         }
         let refused = |(code, log)| CudaError::Ptx { kernel: name, code, log };
         let index = match self.modules.iter().position(|module| module.ptx == ptx) {
@@ -143,7 +143,7 @@ impl Loaded {
         };
         let module = &self.modules[index];
         let handle = module.entry(name).map_err(|code| refused((code, "".into())))?;
-        let chained = module.chained;
+        let pdl = module.pdl;
         // With the static part, less than 48 KiB of dynamic memory may be too much without being asked for.
         if shared > 0 {
             let attribute =
@@ -152,7 +152,7 @@ impl Loaded {
             let result = unsafe { sys::cuFuncSetAttribute(handle, attribute, shared as i32) };
             check("cuFuncSetAttribute", result)?;
         }
-        self.kernels.push(LoadedKernel { name, function: handle as usize as u64, chained });
-        Ok(Function { handle, chained })
+        self.kernels.push(LoadedKernel { name, function: handle as usize as u64, pdl });
+        Ok(Function { handle, pdl })
     }
 }

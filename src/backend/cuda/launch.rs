@@ -1,13 +1,13 @@
-//! Kernel launches: plain, or chained where the kernel and the device know how (programmatic dependent launch).
+//! Kernel launches: plain, or by programmatic dependent launch (PDL) where the kernel and the device know how.
 //!
-//! A chained kernel is set up while the one before it on the stream ends, and waits by itself until that one is done
+//! By PDL a kernel is set up while the one before it on the stream ends, and waits by itself until that one is done
 //! and its writes are seen: 0.3 us less a launch, measured in graphs. Before it waits it reads nothing, or plan and
 //! page tables only. No kernel writes those but `load_plan`, after which the first launch of such a kernel is in order
-//! ([`Start`]); whatever is chained to it starts later than it.
+//! ([`Start`]); whatever follows it by PDL starts later than it.
 //!
 //! Drivers below CUDA 12.3, whose captures do not know such launches, get plain ones.
 //!
-//! Not here: which kernel (`kernels.rs`), with what (`params.rs`), the instructions that make it wait (`chain.rs`).
+//! Not here: which kernel (`kernels.rs`), with what (`params.rs`), the instructions that make it wait (`pdl.rs`).
 
 use std::ffi::c_void;
 use std::ptr::{from_mut, from_ref, null_mut};
@@ -74,8 +74,8 @@ fn launch_ex() -> Result<LaunchEx, CudaError> {
 pub(super) enum Start {
     /// When all work before it on the stream is done.
     InOrder,
-    /// A chained kernel: before; any other: in order.
-    Early,
+    /// Before that, by PDL, where kernel and device know how; else in order.
+    Pdl,
 }
 
 impl Gpu {
@@ -122,7 +122,7 @@ impl Gpu {
         start: Start,
     ) -> Result<(), CudaError> {
         let function = self.function(kernel)?;
-        let early = function.chained && start == Start::Early && self.chains();
+        let pdl = function.pdl && start == Start::Pdl && self.supports_pdl();
         let mut attribute = LaunchAttribute { id: PROGRAMMATIC, padding: 0, value: [0; 16] };
         attribute.value[0] = 1;
         let config = LaunchConfig {
@@ -131,7 +131,7 @@ impl Gpu {
             shared: kernel.shared,
             stream: raw(stream),
             attributes: &mut attribute,
-            attribute_count: u32::from(early),
+            attribute_count: u32::from(pdl),
         };
         let mut arguments = [from_ref(params).cast_mut().cast::<c_void>()];
         let launch = launch_ex()?;

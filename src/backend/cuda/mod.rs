@@ -21,7 +21,6 @@
 #![allow(unsafe_code)]
 
 mod attend;
-mod chain;
 mod check;
 mod copy;
 mod error;
@@ -32,6 +31,7 @@ mod kernels;
 mod launch;
 mod memory;
 mod params;
+mod pdl;
 mod pool;
 mod raw;
 mod ring;
@@ -54,9 +54,9 @@ use super::{Attend, Backend, OpenSteps};
 use crate::id::LayerId;
 use crate::layout::{KvDtype, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
-use attend::{Kinds, launch_f32};
+use attend::{Variants, launch_f32};
 use check::{attend_strides, check_attend, check_copies};
-use copy::{HostCopy, Lanes, copy_on_device};
+use copy::{CopyStreams, HostCopy, copy_on_device};
 use host_pages::Way;
 use image::{Image, StepLimits};
 use kernels::{COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
@@ -99,9 +99,9 @@ struct Open {
     pool: Pool,
     tables: Tables,
     stage: Stage,
-    kinds: Kinds,
+    variants: Variants,
     limits: StepLimits,
-    lanes: Option<Lanes>,
+    copy_streams: Option<CopyStreams>,
     steps: OpenSteps,
 }
 
@@ -169,7 +169,7 @@ impl Cuda {
         self.open.as_ref().ok_or(CudaError::NotOpen)?.tables.read()
     }
 
-    /// Loads the kernels and makes the memory for one kind of attention now, rather than at its first launch. A capture
+    /// Loads the kernels and makes the memory for one variant of attention now, rather than at its first launch. A capture
     /// needs that to have happened.
     ///
     /// # Errors
@@ -186,7 +186,7 @@ impl Cuda {
         let attend = check_attend(attend, layout, open.tables.longest_row())?;
         if layout.dtype() != KvDtype::F32 {
             let stream = self.stream.raw();
-            open.kinds.prepare(&self.gpu, layout, &attend, open.limits, stream)?;
+            open.variants.prepare(&self.gpu, layout, &attend, open.limits, stream)?;
         }
         Ok(())
     }
@@ -210,7 +210,7 @@ impl Cuda {
         if let Some(row) = plan.rows.iter().position(|row| row.extend_len == 0) {
             return Err(CudaError::EmptyRow { row });
         }
-        let image = open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
+        let image = open.stage.ensure(&self.gpu, plan, &mut open.variants, &open.tables, stream)?;
         Ok(StagedPlan { slot_mapping: image.slots, positions: image.positions, rows: image.rows })
     }
 
@@ -293,13 +293,13 @@ impl Cuda {
     ) -> Result<CudaEvent, CudaError> {
         self.gpu.bind()?;
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
-        let lanes = match &mut open.lanes {
-            Some(lanes) => lanes,
+        let streams = match &mut open.copy_streams {
+            Some(streams) => streams,
             None if raw::is_capturing(stream.raw())? => return Err(CudaError::NotPrepared),
-            empty => empty.insert(Lanes::new(&self.gpu)?),
+            empty => empty.insert(CopyStreams::new(&self.gpu)?),
         };
         let pool = open.pool.pages();
-        lanes.copy(&self.gpu, &HostCopy { pool, host, way, copies, stream })
+        streams.copy(&self.gpu, &HostCopy { pool, host, way, copies, stream })
     }
 }
 
@@ -371,15 +371,15 @@ impl Backend for Cuda {
             rows => rows,
         };
         let limits = StepLimits { tokens: self.options.max_step_tokens, rows };
-        // A step takes a slot or two for each kind of attention.
+        // A step takes a slot or two for each variant of attention.
         let uploads = 2 * max_steps as usize + 2;
         self.open = Some(Open {
             pool: Pool::new(&self.gpu, *layout)?,
             tables: Tables::new(&self.gpu, *table, layout, self.stream.raw())?,
             stage: Stage::new(&self.gpu, layout, limits, uploads)?,
-            kinds: Kinds::default(),
+            variants: Variants::default(),
             limits,
-            lanes: None,
+            copy_streams: None,
             steps: OpenSteps::new(max_steps),
         });
         Ok(())
@@ -405,7 +405,7 @@ impl Backend for Cuda {
         if raw::is_capturing(stream)? {
             return Err(CudaError::NotStaged { step });
         }
-        open.stage.begin(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
+        open.stage.begin(&self.gpu, plan, &mut open.variants, &open.tables, stream)?;
         open.steps.begin(step);
         Ok(())
     }
@@ -432,7 +432,7 @@ impl Backend for Cuda {
         let stream = self.stream.raw();
         let open = self.open.as_mut().ok_or(CudaError::NotOpen)?;
         open.check_open(plan)?;
-        let image = open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
+        let image = open.stage.ensure(&self.gpu, plan, &mut open.variants, &open.tables, stream)?;
         store::store(&self.gpu, &open.pool, &image, layer, [k, v], stream)
     }
 
@@ -466,9 +466,10 @@ impl Backend for Cuda {
             attend_strides(attend, layout, tokens, &q, &out, lse.as_ref())?;
         let index = match dtype {
             KvDtype::F32 => None,
-            _ => Some(open.kinds.prepare(&self.gpu, layout, attend, open.limits, stream)?),
+            _ => Some(open.variants.prepare(&self.gpu, layout, attend, open.limits, stream)?),
         };
-        let image = &open.stage.ensure(&self.gpu, plan, &mut open.kinds, &open.tables, stream)?;
+        let image =
+            &open.stage.ensure(&self.gpu, plan, &mut open.variants, &open.tables, stream)?;
         if tokens == 0 {
             return Ok(());
         }
@@ -486,7 +487,7 @@ impl Backend for Cuda {
         };
         let start = &mut open.stage.start;
         // SAFETY: rows were checked above, the plan when it was staged.
-        unsafe { open.kinds.launch(&self.gpu, index, image, params, start, stream) }
+        unsafe { open.variants.launch(&self.gpu, index, image, params, start, stream) }
     }
 
     /// # Errors

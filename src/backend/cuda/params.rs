@@ -50,7 +50,7 @@ pub struct AttendParams {
     pub batch_rows: u64,
     /// Device address of the planner's words for this kernel, 16-byte aligned.
     pub plan: u64,
-    /// Device address of f32 scratch for split sums, 16-byte aligned.
+    /// Device address of f32 scratch for partial sums, 16-byte aligned.
     pub partial: u64,
     /// Device address of u32 counters: zero before the first launch; each launch leaves them zero.
     pub counters: u64,
@@ -80,20 +80,20 @@ pub struct AttendParams {
     pub scale: f32,
     /// Soft cap of the logits; 0: none.
     pub soft_cap: f32,
-    /// `attend_extend_*` only: 1 where q's signs are turned and `scale` with them, which must be above 0 there.
-    pub turn_q: u32,
-    /// `attend_decode_*` only: lanes that the kv heads are dealt to; CTA c is in lane `c % lanes`.
-    pub lanes: u32,
+    /// `attend_extend_*` only: 1: q is negated, and `scale` with it, which must be above 0 there.
+    pub negate_q: u32,
+    /// `attend_decode_*` only: stripes of kv heads; CTA c is in stripe `c % stripes`.
+    pub stripes: u32,
     /// 0.
     pub reserved: u32,
 }
 
-/// What the CTAs of one stretch of `attend_decode_*` work on, one in each lane: see `ptx/params.cuh`.
+/// One work chunk of `attend_decode_*`, for a CTA in each stripe: see `ptx/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct DecodeWork {
-    /// Units of a stretch, the same for all stretches: stretch `i` begins at unit `i * stretch_units`.
-    pub stretch_units: u32,
+    /// Units of a work chunk, the same for all: chunk `i` begins at unit `i * work_units`.
+    pub work_units: u32,
     /// End of this one's units; not above its begin where it has none.
     pub unit_end: u32,
     /// Sequence of its first unit.
@@ -287,11 +287,11 @@ const _: () = {
     assert!(offset_of!(AttendParams, window) == 168);
     assert!(offset_of!(AttendParams, scale) == 172);
     assert!(offset_of!(AttendParams, soft_cap) == 176);
-    assert!(offset_of!(AttendParams, turn_q) == 180);
-    assert!(offset_of!(AttendParams, lanes) == 184);
+    assert!(offset_of!(AttendParams, negate_q) == 180);
+    assert!(offset_of!(AttendParams, stripes) == 184);
     assert!(offset_of!(AttendParams, reserved) == 188);
     assert!(size_of::<DecodeWork>() == 32);
-    assert!(offset_of!(DecodeWork, stretch_units) == 0);
+    assert!(offset_of!(DecodeWork, work_units) == 0);
     assert!(offset_of!(DecodeWork, unit_end) == 4);
     assert!(offset_of!(DecodeWork, batch_index) == 8);
     assert!(offset_of!(DecodeWork, unit_start) == 12);

@@ -3,7 +3,7 @@
 //! A plan's image is one piece of memory, sent together with its table writes by one launch:
 //!
 //! ```text
-//! slots [tokens] | positions [tokens] | rows [rows] | decode split of each kind
+//! slots [tokens] | positions [tokens] | rows [rows] | decode split of each variant
 //! ```
 //!
 //! Its addresses depend on the numbers of tokens and rows alone, so a graph that was captured with one plan can be
@@ -15,7 +15,7 @@
 //!
 //! Not here: how the split is made (`split/`), the tables themselves (`tables.rs`).
 
-use super::attend::Kinds;
+use super::attend::Variants;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::{Image, StepLimits};
@@ -40,14 +40,14 @@ struct Staged {
     rows: usize,
     /// Of one entry of the slot mapping.
     slot_bytes: usize,
-    /// Kinds of attention that it holds splits for.
-    kinds: usize,
+    /// Variants of attention that it holds splits for.
+    variants: usize,
 }
 
 impl Staged {
-    fn of(plan: &BatchPlan<'_>, kinds: usize) -> Self {
+    fn of(plan: &BatchPlan<'_>, variants: usize) -> Self {
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
-        Self { step: plan.step, tokens, rows, slot_bytes: slot_bytes(plan), kinds }
+        Self { step: plan.step, tokens, rows, slot_bytes: slot_bytes(plan), variants }
     }
 }
 
@@ -83,7 +83,7 @@ pub(super) struct Stage {
     most_seen: u64,
     staged: Option<Staged>,
     /// When a kernel may start that reads plan and tables before it waits: the first one after they were sent in order,
-    /// whatever follows it early, since it starts later.
+    /// whatever follows it by PDL, since it starts later.
     pub(super) start: Start,
 }
 
@@ -98,7 +98,7 @@ impl Stage {
         let places = Places::new(tokens, rows, size_of::<i64>());
         // Each new token changes a word of the tables or two; more than that goes in rounds.
         let writes = (2 * tokens + 4 * rows) * size_of::<TableWrite>();
-        let split = Kinds::image_bytes(gpu).max(Kinds::extend_bytes(gpu, layout, limits));
+        let split = Variants::image_bytes(gpu).max(Variants::extend_bytes(gpu, layout, limits));
         let bytes = places.decode + split + writes;
         Ok(Self {
             image: DeviceBuffer::lasting(gpu, bytes.next_multiple_of(64) as u64)?,
@@ -127,22 +127,22 @@ impl Stage {
         &mut self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
-        kinds: &mut Kinds,
+        variants: &mut Variants,
         tables: &Tables,
         stream: RawStream,
     ) -> Result<Image, CudaError> {
-        let wanted = Staged::of(plan, kinds.len());
+        let wanted = Staged::of(plan, variants.len());
         if self.staged != Some(wanted) {
             if is_capturing(stream)? {
                 return Err(CudaError::NotStaged { step: plan.step });
             }
             self.check(plan, tables)?;
-            self.send(gpu, plan, &[], kinds, tables, stream)?;
+            self.send(gpu, plan, &[], variants, tables, stream)?;
         }
         Ok(self.lies(wanted))
     }
 
-    /// Where what is staged lies.
+    /// Where the staged arrays lie.
     fn lies(&self, staged: Staged) -> Image {
         let Staged { tokens, rows, slot_bytes, .. } = staged;
         let (at, places) = (self.image.address(), Places::new(tokens, rows, slot_bytes));
@@ -162,13 +162,13 @@ impl Stage {
         &mut self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
-        kinds: &mut Kinds,
+        variants: &mut Variants,
         tables: &Tables,
         stream: RawStream,
     ) -> Result<(), CudaError> {
         self.check(plan, tables)?;
         tables.check(plan.table_writes)?;
-        let sent = self.send(gpu, plan, plan.table_writes, kinds, tables, stream)?;
+        let sent = self.send(gpu, plan, plan.table_writes, variants, tables, stream)?;
         // What did not fit follows, a slot at a time.
         let empty = self.load(tables);
         for writes in plan.table_writes[sent..].chunks(self.ring.slot_bytes() / 8) {
@@ -191,7 +191,7 @@ impl Stage {
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
         writes: &[TableWrite],
-        kinds: &mut Kinds,
+        variants: &mut Variants,
         tables: &Tables,
         stream: RawStream,
     ) -> Result<usize, CudaError> {
@@ -207,14 +207,14 @@ impl Stage {
         };
         put(bytes, places.positions, plan.positions);
         put(bytes, places.rows, plan.rows);
-        let image_bytes = kinds.split(plan.rows, bytes, places.decode);
+        let image_bytes = variants.split(plan.rows, bytes, places.decode);
         let writes_at = image_bytes.next_multiple_of(16);
         let fit = writes.len().min((bytes.len() - writes_at) / size_of::<TableWrite>());
         put(bytes, writes_at, &writes[..fit]);
         upload.send(gpu, &Load { image_bytes, writes_at, writes: fit, ..empty }, stream)?;
         let decode_only = plan.token_count() <= plan.rows.len();
-        kinds.send_extend(gpu, decode_only, &mut self.ring, stream)?;
-        self.staged = Some(Staged::of(plan, kinds.len()));
+        variants.send_extend(gpu, decode_only, &mut self.ring, stream)?;
+        self.staged = Some(Staged::of(plan, variants.len()));
         Ok(fit)
     }
 

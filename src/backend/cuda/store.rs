@@ -79,5 +79,5 @@ pub(super) fn store(
     let y = threads / x;
     let grid = (params.tokens.div_ceil(y), 1);
     // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above).
-    unsafe { gpu.launch(kernel, grid, (x, y), stream, &params, Start::Early) }
+    unsafe { gpu.launch(kernel, grid, (x, y), stream, &params, Start::Pdl) }
 }

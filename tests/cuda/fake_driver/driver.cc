@@ -153,7 +153,7 @@ static void attend(const AttendParams& p, const char* name) {
                 const u64 offset = number * p.page_stride + position % p.page_size * p.slot_stride + head / p.group * size;
                 float score = 0;
                 for (u32 i = 0; i < dims; ++i) score += load(type, q, i) * load(type, p.k + offset, i);
-                score *= p.turn_q ? -p.scale : p.scale;
+                score *= p.negate_q ? -p.scale : p.scale;
                 if (p.soft_cap > 0) score = p.soft_cap * tanhf(score / p.soft_cap);
                 const float above = fmaxf(top, score), old = expf(top - above), weight = expf(score - above);
                 sum = sum * old + weight, top = above;
@@ -331,16 +331,16 @@ static int launch(const char* name, const u32* grid, void** arguments, void* str
     return ask(work);
 }
 struct LaunchConfig { u32 grid[3], block[3], shared; Stream* stream; void* attributes; u32 attribute_count; };
-/* Decode reads plan and tables before it waits: launched early, it must come after something that was not, after load_plan. */
+/* Decode reads plan and tables before it waits: launched by PDL, it must come after something that was not, after load_plan. */
 API int cuLaunchKernelEx(const LaunchConfig* config, const char* name, void** arguments, void**) {
     static Stream default_stream;
     Stream& stream = config->stream ? *config->stream : default_stream;
-    const bool early = config->attribute_count > 0;
+    const bool pdl = config->attribute_count > 0;
     Lock lock(queue_lock);
-    if (capture && early && setting("FAKE_DRIVER_VERSION", 12040) < 12030) return INVALID;
+    if (capture && pdl && setting("FAKE_DRIVER_VERSION", 12040) < 12030) return INVALID;
     if (!capture) {
-        if (early && stream.fresh && !strncmp(name, "attend_decode", 13)) return INVALID;
-        stream.fresh = !strcmp(name, "load_plan") || (stream.fresh && early);
+        if (pdl && stream.fresh && !strncmp(name, "attend_decode", 13)) return INVALID;
+        stream.fresh = !strcmp(name, "load_plan") || (stream.fresh && pdl);
     }
     return launch(name, config->grid, arguments, config->stream);
 }

@@ -85,23 +85,24 @@ pub enum SkinnyMode {
 #[derive(Debug)]
 pub struct Kernel<P> {
     function: sys::CUfunction,
-    /// Whether it waits by itself for the kernel before it, which may then still be running when it is set up.
-    chained: bool,
+    /// Whether it waits by itself for the kernel before it, and may be set up while that one runs (programmatic dependent
+    /// launch).
+    pdl: bool,
     params: PhantomData<fn(P)>,
 }
 
 /// Comments in the PTX, and the instructions of compute capability 9.0 that they stand for (the core's
-/// `ptx/chain.cuh`).
+/// `ptx/pdl.cuh`).
 const MARKS: [(&str, &str); 2] = [
-    ("// chain: wait", "griddepcontrol.wait;"),
-    ("// chain: next", "griddepcontrol.launch_dependents;"),
+    ("// pdl: wait", "griddepcontrol.wait;"),
+    ("// pdl: launch dependents", "griddepcontrol.launch_dependents;"),
 ];
 
 /// Has the driver compile a PTX file. It stays loaded, since graphs keep using it.
 fn module(ptx: &str, capability: u32) -> Result<(sys::CUmodule, bool), GpuError> {
     let mut text = ptx.to_owned();
-    let chained = capability >= 90 && text.contains(MARKS[0].0);
-    if chained {
+    let pdl = capability >= 90 && text.contains(MARKS[0].0);
+    if pdl {
         text = text.replace(".target sm_80", ".target sm_90");
         for (mark, instruction) in MARKS {
             text = text.replace(mark, instruction);
@@ -114,17 +115,17 @@ fn module(ptx: &str, capability: u32) -> Result<(sys::CUmodule, bool), GpuError>
         let image = text.as_ptr().cast();
         sys::cuModuleLoadDataEx(&mut module, image, 0, null_mut(), null_mut())
     };
-    driver("cuModuleLoadDataEx", result).map(|()| (module, chained))
+    driver("cuModuleLoadDataEx", result).map(|()| (module, pdl))
 }
 
 impl<P> Kernel<P> {
-    fn load((module, chained): (sys::CUmodule, bool), name: &str) -> Result<Self, GpuError> {
+    fn load((module, pdl): (sys::CUmodule, bool), name: &str) -> Result<Self, GpuError> {
         let name = CString::new(name).expect("a name is text");
         let mut function = null_mut();
         // SAFETY: `function` is a valid place for one handle, the module is loaded, the name ends with a zero.
         let result = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
         driver("cuModuleGetFunction", result)?;
-        Ok(Self { function, chained, params: PhantomData })
+        Ok(Self { function, pdl, params: PhantomData })
     }
 }
 
@@ -158,7 +159,7 @@ impl<P: Pod> Kernel<P> {
             sharedMemBytes: 0,
             hStream: stream as usize as sys::CUstream,
             attrs: &mut attribute,
-            numAttrs: u32::from(self.chained),
+            numAttrs: u32::from(self.pdl),
         };
         let mut arguments = [from_ref(params).cast_mut().cast::<c_void>()];
         // SAFETY: config and attribute outlive the call; the function takes one `P` by value, which the driver copies

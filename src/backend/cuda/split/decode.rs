@@ -1,8 +1,8 @@
 //! The decode kernel's shares.
 //!
-//! Tokens are counted in units of [`DECODE_UNIT`]; the kv heads are dealt to lanes, in each lane the units of all
-//! sequences and heads stand in one line, and every CTA takes the same number of them, wherever sequences begin and
-//! end. CTAs of different lanes read neighbouring heads of the same tokens at about the same time, which memory likes.
+//! Tokens are counted in units of [`DECODE_UNIT`]. The kv heads are striped: stripe `s` of `n` has heads `s`, `s + n`,
+//! `s + 2 * n`, .. In each stripe the units of all sequences and heads are numbered through and cut into equal work
+//! chunks, one for each CTA, wherever sequences begin and end. CTAs of different stripes read neighbouring heads of the same tokens at about the same time, which memory likes.
 //!
 //! Not here: sequences with many query rows (`extend.rs`).
 
@@ -18,7 +18,7 @@ pub const DECODE_UNIT: u32 = 16;
 pub const DECODE_EXTRA: u32 = 6;
 /// Query rows that `partial` of the decode kernel has room for in a slot.
 const PARTIAL_ROWS: u32 = 16;
-/// Words of a stretch.
+/// Words of a work chunk.
 pub(super) const DECODE_WORDS: usize = size_of::<DecodeWork>() / 4;
 
 impl SplitShape {
@@ -27,9 +27,9 @@ impl SplitShape {
         if self.group > 8 { 16 } else { 8 }
     }
 
-    /// Words of the decode plan: one share a stretch, which the CTAs of all lanes have in common.
+    /// Words of the decode plan: a [`DecodeWork`] for each work chunk, which the CTAs of all stripes share.
     pub const fn decode_words(&self) -> usize {
-        self.decode_ctas.div_ceil(self.decode_lanes()) as usize * DECODE_WORDS
+        self.decode_ctas.div_ceil(self.decode_stripes()) as usize * DECODE_WORDS
     }
 
     /// Bytes of the decode kernel's `partial`.
@@ -42,13 +42,13 @@ impl SplitShape {
         self.decode_ctas as usize * 4
     }
 
-    /// Lanes of a decode plan: the most that divide the kv heads, up to 8.
-    pub const fn decode_lanes(&self) -> u32 {
-        let mut lanes = if self.decode_ctas < 8 { self.decode_ctas } else { 8 };
-        while !self.kv_heads.is_multiple_of(lanes) {
-            lanes -= 1;
+    /// Stripes of a decode plan: the most that divide the kv heads, up to 8.
+    pub const fn decode_stripes(&self) -> u32 {
+        let mut stripes = if self.decode_ctas < 8 { self.decode_ctas } else { 8 };
+        while !self.kv_heads.is_multiple_of(stripes) {
+            stripes -= 1;
         }
-        lanes
+        stripes
     }
 
     /// Decode units of one kv head of a sequence that the decode kernel takes.
@@ -59,10 +59,10 @@ impl SplitShape {
     }
 }
 
-/// What is known of a step's sequences while their units are dealt out, in memory that stays.
+/// What is known of a step's sequences while their units are cut, in memory that stays.
 #[derive(Clone, Debug)]
 pub(super) struct DecodeSplit {
-    /// Where each sequence ends in a line of one kv head.
+    /// Where each sequence ends, in units of one kv head.
     pub ends: Vec<u32>,
 }
 
@@ -71,7 +71,7 @@ impl DecodeSplit {
         Self { ends: Vec::with_capacity(shape.batch_max as usize) }
     }
 
-    /// Deals the units out, a share for each stretch; gives their number.
+    /// Cuts the units into work chunks; gives their number.
     pub fn plan(&mut self, shape: &SplitShape, rows: &[BatchRow], words: &mut [u32]) -> u32 {
         let (longest, mut total) = (shape.decode_len(), 0);
         self.ends.clear();
@@ -83,21 +83,21 @@ impl DecodeSplit {
             total += *end;
             *end = total;
         }
-        let lanes = shape.decode_lanes();
-        let heads = shape.kv_heads / lanes;
+        let stripes = shape.decode_stripes();
+        let heads = shape.kv_heads / stripes;
         let total = total * heads;
         // Where there is little to do, fewer parts to join are worth more than CTAs that share it.
         let least = (total / 16).clamp(1, 32);
-        let per = total.div_ceil(shape.decode_ctas / lanes).max(least);
+        let per = total.div_ceil(shape.decode_ctas / stripes).max(least);
         let mut index = 0;
         let (works, []) = words.as_chunks_mut::<DECODE_WORDS>() else {
-            unreachable!("a share is whole")
+            unreachable!("a work chunk is whole")
         };
-        for (stretch, work) in works.iter_mut().enumerate() {
-            let begin = stretch as u32 * per;
+        for (i, work) in works.iter_mut().enumerate() {
+            let begin = i as u32 * per;
             *work = [0; DECODE_WORDS];
             work[0] = per;
-            // The CTAs that are left over, too few for a stretch in each lane, find their stretch past the end.
+            // The CTAs that are left over, too few for a chunk in each stripe, find theirs past the end.
             if begin < total {
                 while self.ends[index] * heads <= begin {
                     index += 1;
@@ -113,6 +113,6 @@ impl DecodeSplit {
                 ]);
             }
         }
-        total * lanes
+        total * stripes
     }
 }

@@ -152,7 +152,7 @@ fn tiles(shape: &SplitShape, row: &BatchRow, works: &mut Vec<ExtendWork>) {
 
 /// Tokens of a part, where cutting the items makes the step end sooner.
 ///
-/// The estimate: CTAs take items in waves; a part costs as much as three tiles more, for its unfinished sum.
+/// The estimate: CTAs take items in waves; a part costs as much as three tiles more, for its partial sum.
 fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
     let (ctas, heads) = (shape.extend_ctas, shape.kv_heads);
     if whole.is_empty() || whole.len() as u32 * heads >= 4 * ctas {

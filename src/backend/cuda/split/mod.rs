@@ -7,7 +7,7 @@
 //! tiles), never the context.
 //!
 //! * K1. Each (sequence with query rows, kv head, token some query sees) is in exactly one share.
-//! * K2. A CTA holds at most two unfinished sums of the decode plan: the one it began with and the one it ends with.
+//! * K2. A CTA holds at most two partial sums of the decode plan: of what its work chunk begins with, and ends with.
 //! * K3. Parts of one extend item share a run of slots; runs do not overlap and end below the slots there are.
 //!
 //! Not here: device memory, launches.
@@ -154,9 +154,9 @@ mod tests {
     /// What the decode kernel reads out of its plan, walked as it walks. Parts of a sum are counted, written and found
     /// as in ptx/decode_parts.cuh.
     fn decode_shares(shape: &SplitShape, words: &[u32], rows: &[BatchRow]) -> Vec<Share> {
-        let lanes = shape.decode_lanes();
-        let heads = shape.kv_heads / lanes;
-        assert!(shape.kv_heads.is_multiple_of(lanes));
+        let stripes = shape.decode_stripes();
+        let heads = shape.kv_heads / stripes;
+        assert!(shape.kv_heads.is_multiple_of(stripes));
         let mut starts = vec![0];
         for row in rows {
             let units = match row.extend_len {
@@ -167,11 +167,11 @@ mod tests {
         }
         let (mut shares, mut joins) = (Vec::new(), BTreeMap::new());
         for cta in 0..shape.decode_ctas {
-            let stretch = cta / lanes;
-            let work = &words[stretch as usize * DECODE_WORDS..][..DECODE_WORDS];
-            let (mut unit, end) = (stretch * work[0], work[1]);
+            let index_of_work = cta / stripes;
+            let work = &words[index_of_work as usize * DECODE_WORDS..][..DECODE_WORDS];
+            let (mut unit, end) = (index_of_work * work[0], work[1]);
             let mut index = work[2] as usize;
-            let mut unfinished = 0;
+            let mut partial = 0;
             if unit < end {
                 let row = &rows[index];
                 assert_eq!(work[3], starts[index]);
@@ -186,12 +186,12 @@ mod tests {
                 let units = (starts[index + 1] - starts[index]) / heads;
                 let (turn, at) = ((unit - starts[index]) / units, (unit - starts[index]) % units);
                 let stop = (at + end - unit).min(units);
-                unfinished += u32::from(at > 0 || stop < units);
+                partial += u32::from(at > 0 || stop < units);
                 let (begin, some) = (unit - at, (units - DECODE_EXTRA).max(1));
                 let (first, last) = (begin / work[0], (begin + some - 1) / work[0]);
                 if at < some && first < last {
-                    let first_cta = first * lanes + cta % lanes;
-                    // `finish` keeps a part in the place for what a stretch begins with.
+                    let first_cta = first * stripes + cta % stripes;
+                    // `finish` keeps a part in the place for what a work chunk begins with.
                     assert!(unit + stop - at == end || cta > first_cta);
                     let join = joins.entry(first_cta).or_insert((begin, last - first + 1, vec![]));
                     assert_eq!(join.0, begin, "C4: a counter serves one sum");
@@ -201,18 +201,18 @@ mod tests {
                 shares.push(Share {
                     qo_start: row.qo_start,
                     q_begin: 0,
-                    head: turn * lanes + cta % lanes,
+                    head: turn * stripes + cta % stripes,
                     begin: row.kv_len.min(first + at * DECODE_UNIT),
                     end: row.kv_len.min(first + stop * DECODE_UNIT),
                     cta,
                 });
                 unit += stop - at;
             }
-            assert!(unfinished <= 2, "K2: two unfinished sums a CTA");
+            assert!(partial <= 2, "K2: two partial sums a CTA");
         }
         for (first_cta, (_, parts, slots)) in joins {
             // Where `join` looks for them.
-            let slot = |part| 2 * (first_cta + part * lanes) + u32::from(part == 0);
+            let slot = |part| 2 * (first_cta + part * stripes) + u32::from(part == 0);
             assert!(slots.into_iter().eq((0..parts).map(slot)), "C4: each part arrives once");
         }
         shares

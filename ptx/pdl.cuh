@@ -1,7 +1,7 @@
 // Programmatic dependent launch: a kernel is set up while the one before it on the stream still ends, and waits by itself.
 //
 // The two instructions need compute capability 9.0. PTX for 8.0 cannot hold them: they stand in it as comments, which
-// src/backend/cuda/launch.rs turns into instructions where the device has them.
+// src/backend/cuda/pdl.rs turns into instructions where the device has them.
 #pragma once
 
 // Waits until all work before this kernel is done, and its writes are seen. Every CTA comes here, and before that reads nothing
@@ -11,7 +11,7 @@ static __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #else
-    asm volatile("// chain: wait" ::: "memory");
+    asm volatile("// pdl: wait" ::: "memory");
 #endif
 }
 
@@ -20,6 +20,6 @@ static __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #else
-    asm volatile("// chain: next" ::: "memory");
+    asm volatile("// pdl: launch dependents" ::: "memory");
 #endif
 }

@@ -1,5 +1,5 @@
-//! The instructions of chained launches (`launch.rs`), which need compute capability 9.0. The PTX is for 8.0 and newer,
-//! so they stand in it as comments (`ptx/chain.cuh`), which become instructions here where the device has them.
+//! The instructions of programmatic dependent launch (PDL, `launch.rs`), which need compute capability 9.0. The PTX is
+//! for 8.0 and newer, so they stand in it as comments (`ptx/pdl.cuh`), which become instructions here where the device has them.
 //!
 //! Not here: who launches what.
 
@@ -7,12 +7,12 @@ use std::borrow::Cow;
 
 /// Comments in the PTX and the instructions they stand for.
 const MARKS: [(&str, &str); 2] = [
-    ("// chain: wait", "griddepcontrol.wait;"),
-    ("// chain: next", "griddepcontrol.launch_dependents;"),
+    ("// pdl: wait", "griddepcontrol.wait;"),
+    ("// pdl: launch dependents", "griddepcontrol.launch_dependents;"),
 ];
 
 /// PTX for a device: with the instructions in place of the marks, where it has them.
-pub(super) fn chained(ptx: &str, capability: u32) -> Cow<'_, str> {
+pub(super) fn with_pdl(ptx: &str, capability: u32) -> Cow<'_, str> {
     if capability < 90 || !ptx.contains(MARKS[0].0) {
         return Cow::Borrowed(ptx);
     }
@@ -21,26 +21,26 @@ pub(super) fn chained(ptx: &str, capability: u32) -> Cow<'_, str> {
 }
 
 /// Whether the kernels of a PTX file wait by themselves.
-pub(super) fn is_chained(ptx: &str) -> bool {
+pub(super) fn uses_pdl(ptx: &str) -> bool {
     ptx.contains(MARKS[0].1)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{MARKS, is_chained};
+    use super::{MARKS, uses_pdl};
 
     #[test]
-    fn every_kernel_of_a_chained_file_waits() {
+    fn every_kernel_of_a_pdl_file_waits() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/ptx");
         let files = std::fs::read_dir(folder)
             .expect("the kernels")
             .map(|file| file.expect("a file").path());
-        let mut chained_files = 0;
+        let mut pdl_files = 0;
         for file in files.filter(|file| file.extension().is_some_and(|end| end == "ptx")) {
             let ptx = std::fs::read_to_string(&file).expect("PTX is text");
             let count = |what: &str| ptx.matches(what).count();
             let (marks, waits) = (count(MARKS[0].0), count(MARKS[0].1));
-            assert_eq!(is_chained(&ptx), waits > 0);
+            assert_eq!(uses_pdl(&ptx), waits > 0);
             assert!(
                 marks == 0 || ptx.contains(".target sm_80"),
                 "{file:?}: marks are for PTX of 8.0"
@@ -48,11 +48,11 @@ mod tests {
             if marks + waits == 0 {
                 continue;
             }
-            chained_files += 1;
+            pdl_files += 1;
             for kernel in ptx.split(".entry").skip(1) {
                 let wait = if kernel.contains(MARKS[0].0) { MARKS[0].0 } else { MARKS[0].1 };
                 // The last one: CTAs without work wait, too, and those waits may stand in front.
-                let (before, _) = kernel.rsplit_once(wait).expect("a chained kernel waits");
+                let (before, _) = kernel.rsplit_once(wait).expect("a kernel of PDL waits");
                 // Plan and tables may be read before; a prefetch reads nothing.
                 for line in before.lines().filter(|line| line.contains(".global")) {
                     let known = ["ld.global.nc.", "cp.async.ca.shared.global", "prefetch.global."];
@@ -60,12 +60,12 @@ mod tests {
                 }
             }
         }
-        assert!(chained_files > 0);
+        assert!(pdl_files > 0);
     }
 
     #[test]
     fn the_scripts_know_the_same_marks() {
-        let script = include_str!("../../../ptx/chain.py");
+        let script = include_str!("../../../ptx/pdl.py");
         for (mark, instruction) in MARKS {
             assert!(script.contains(&format!("\"{mark}\": \"{instruction}\"")), "{mark}");
         }

@@ -2,7 +2,8 @@
 //!
 //! Tokens are counted in units of [`DECODE_UNIT`]. The kv heads are striped: stripe `s` of `n` has heads `s`, `s + n`,
 //! `s + 2 * n`, .. In each stripe the units of all sequences and heads are numbered through and cut into equal work
-//! chunks, one for each CTA, wherever sequences begin and end. CTAs of different stripes read neighbouring heads of the same tokens at about the same time, which memory likes.
+//! chunks, one for each CTA, wherever sequences begin and end. CTAs of different stripes read neighbouring heads of the
+//! same tokens at about the same time, which memory likes.
 //!
 //! Not here: sequences with many query rows (`extend.rs`).
 

@@ -10,9 +10,10 @@ use crate::plan::{BatchPlan, Extend, PackedPlan, StepEnd, StepScratch};
 use crate::prefix::PrefixMatch;
 use crate::sequence::Sequence;
 use crate::system;
+use crate::system::admit::Admission;
 use crate::system::finish::Keep;
 use crate::system::fork::Forked;
-use crate::world::{Broken, World};
+use crate::world::{Broken, Buffers, World};
 
 /// Counters and levels of an engine, all O(1) to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -32,6 +33,8 @@ pub struct Stats {
     pub cached_pages: u32,
     /// Pages released that an unfinished step may still touch.
     pub fenced_pages: u32,
+    /// Pages that sequences are promised and have not drawn: free, evictable or fenced ones that nobody else may take.
+    pub promised_pages: u32,
     /// Pages of the tree that nobody uses.
     pub evictable_pages: u32,
     /// Pages of the tree that somebody uses.
@@ -114,19 +117,66 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.match_prefix(namespace, tokens)
     }
 
+    /// What admitting a prompt now would take, and whether or when it fits: for schedulers that ask before they admit.
+    /// Changes nothing, not even recency. O(prompt), and where it does not fit O(unfinished steps and prefix nodes).
+    ///
+    /// # Errors
+    /// As [`Engine::admit`], but for [`Error::OutOfPages`].
+    pub fn admission(
+        &self,
+        namespace: Namespace,
+        prompt: &[TokenId],
+        promise: u32,
+    ) -> Result<Admission, Error> {
+        let World { pages, prefixes, sequences, fence, .. } = &self.world;
+        let shape = &self.shape;
+        system::admit::admission(
+            shape, pages, prefixes, sequences, fence, namespace, prompt, promise,
+        )
+    }
+
     /// Admits a prompt: matches, locks what matched, takes a row, and no pages. Of its tokens
     /// [`cached_len`](Engine::cached_len) need no computing. O(prompt), and the first plan of it sends its whole page
     /// table: [`Engine::plan_batch`].
     ///
+    /// `promise`: how many tokens of K and V it is promised room for in all, those of the prompt and of the output. What is
+    /// found in the cache needs no more room, so the promise is of the pages for the rest of the prompt and the output;
+    /// the last token sampled needs none. 0, or no more than is cached, promises nothing: the sequence takes what is there
+    /// when it is planned, and may have to be preempted for others.
+    ///
+    /// Promised pages are in no list: [`available`](Engine::available) leaves them out, so that nobody else takes them,
+    /// and plans of the sequence draw on them first. What an abort or a rollback gives up of them is promised again. So a
+    /// plan that asks for no more than is promised is refused for want of pages only while pages wait in the fence, until
+    /// the step that the error names is complete; never for good. Beyond the promise it takes what nobody is promised.
+    /// What is not drawn returns when the sequence is finished or preempted, or by [`promise`](Engine::promise). The
+    /// promise is of pages: the limits of the config on tokens and steps are as they were.
+    ///
     /// # Errors
-    /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfSequences`],
-    /// [`Error::OutOfTokens`], [`Error::OutOfPages`] if the rest cannot fit now.
-    pub fn admit(&mut self, namespace: Namespace, prompt: &[TokenId]) -> Result<SeqKey, Error> {
+    /// [`Error::EmptyPrompt`], [`Error::TooLong`] (the prompt or the promise), [`Error::PendingToken`],
+    /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfPages`] if the rest of the prompt or of the
+    /// promise cannot fit now.
+    pub fn admit(
+        &mut self,
+        namespace: Namespace,
+        prompt: &[TokenId],
+        promise: u32,
+    ) -> Result<SeqKey, Error> {
         let World { pages, prefixes, sequences, fence, counters, buffers, .. } = &mut self.world;
         let shape = &self.shape;
         system::admit::admit(
-            shape, pages, prefixes, sequences, fence, counters, buffers, namespace, prompt,
+            shape, pages, prefixes, sequences, fence, counters, buffers, namespace, prompt, promise,
         )
+    }
+
+    /// Promises a running sequence room for so many tokens in all, in place of what it was promised: as
+    /// [`admit`](Engine::admit) does. 0 gives back what is not drawn. O(1).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfPages`] if the pages beyond
+    /// the promise before cannot be had now.
+    pub fn promise(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
+        let World { pages, prefixes, sequences, fence, .. } = &mut self.world;
+        system::promise::promise(&self.shape, pages, prefixes, sequences, fence, seq, len)
     }
 
     /// Plans a step: takes exactly the pages that the new tokens need, evicts no more than are lacking, writes the plan
@@ -142,15 +192,17 @@ impl<B: Backend> Engine<B> {
     /// [`Error::Preempted`], [`Error::RepeatedSequence`], [`Error::ExtendLen`], [`Error::StepTokens`],
     /// [`Error::OutOfTokens`] or [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`]: the step is
     /// aborted, so its number is spent and what was evicted for it stays evicted.
+    ///
+    /// A batch whose new pages are all promised is out of pages only until the step that the error names is complete.
     pub fn plan_batch<'step>(
         &mut self,
         scratch: &'step mut StepScratch,
         items: &[Extend],
     ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
-        let World { pages, prefixes, sequences, steps, counters, buffers, .. } = &mut self.world;
+        let World { pages, prefixes, sequences, steps, fence, counters, buffers } = &mut self.world;
         let shape = &self.shape;
         let plan = system::plan_batch::plan_batch(
-            shape, pages, prefixes, sequences, steps, counters, buffers, scratch, items,
+            shape, pages, prefixes, sequences, steps, fence, counters, buffers, scratch, items,
         )?;
         if let Err(error) = self.backend.begin(&plan) {
             self.abort(plan.step).expect("the step was just planned");
@@ -266,37 +318,51 @@ impl<B: Backend> Engine<B> {
         system::finish::preempt(shape, pages, prefixes, sequences, fence, buffers, seq, keep)
     }
 
-    /// Admits a preempted sequence again with all the tokens it has. O(tokens), and its next plan sends its whole page
-    /// table: [`Engine::plan_batch`].
+    /// Admits a preempted sequence again with all the tokens it has; `promise` as in [`admit`](Engine::admit). O(tokens),
+    /// and its next plan sends its whole page table: [`Engine::plan_batch`].
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::OutOfPages`] if the rest cannot fit now.
-    pub fn resume(&mut self, seq: SeqKey) -> Result<(), Error> {
+    /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`] (the promise), [`Error::OutOfPages`] if the
+    /// rest of the tokens or of the promise cannot fit now.
+    pub fn resume(&mut self, seq: SeqKey, promise: u32) -> Result<(), Error> {
         let World { pages, prefixes, sequences, fence, counters, buffers, .. } = &mut self.world;
         let shape = &self.shape;
-        system::admit::resume(shape, pages, prefixes, sequences, fence, counters, buffers, seq)
+        system::admit::resume(
+            shape, pages, prefixes, sequences, fence, counters, buffers, seq, promise,
+        )
     }
 
-    /// A second sequence with the same past: computed whole pages are shared, a partly filled tail page is copied on
-    /// the backend. The child knows all tokens of its parent. O(tokens), and its first plan sends a word for each
-    /// 1,024 tokens or so of what they share, and the pages of the rest.
+    /// `count` sequences with the same past, all or none: computed whole pages are shared, a partly filled tail page is
+    /// copied on the backend for each, all in one step. The children know all tokens of their parent; `promise`, as in
+    /// [`admit`](Engine::admit), is made to each of them. O(tokens) for each child, and its first plan sends a word for
+    /// each 1,024 tokens or so of what they share, and the pages of the rest.
     ///
     /// # Errors
-    /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfSequences`],
-    /// [`Error::OutOfTokens`], [`Error::OutOfSteps`] or [`Error::OutOfPages`]: nothing has changed.
-    /// [`EngineError::Backend`] if the copy failed: there is no child; its page returns with the step of the copy,
-    /// which is the newest, and the parent's computed pages stay published.
-    pub fn fork(&mut self, seq: SeqKey) -> Result<Forked, EngineError<B::Error>> {
+    /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`] (the promise),
+    /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`] or [`Error::OutOfPages`]: nothing has
+    /// changed. [`EngineError::Backend`] if the copies failed: there is no child; their pages return with the step of
+    /// the copies, which is the newest, and the parent's computed pages stay published.
+    pub fn fork(
+        &mut self,
+        seq: SeqKey,
+        count: u32,
+        promise: u32,
+    ) -> Result<Forked<'_>, EngineError<B::Error>> {
         let World { pages, prefixes, sequences, steps, fence, counters, buffers } = &mut self.world;
-        let forked =
-            system::fork::fork(pages, prefixes, sequences, steps, fence, counters, buffers, seq)?;
-        if let Some(copy) = forked.copy
-            && let Err(error) = self.backend.copy_pages(&[copy])
+        let shape = &self.shape;
+        let step = system::fork::fork(
+            shape, pages, prefixes, sequences, steps, fence, counters, buffers, seq, count, promise,
+        )?;
+        if step.is_some()
+            && let Err(error) = self.backend.copy_pages(&buffers.copies)
         {
-            self.finish_with(forked.child, Keep::Drop).expect("the child was just made");
+            while let Some(child) = self.world.buffers.children.pop() {
+                self.finish_with(child, Keep::Drop).expect("the child was just made");
+            }
             return Err(EngineError::Backend(error));
         }
-        Ok(forked)
+        let Buffers { children, copies, .. } = &self.world.buffers;
+        Ok(Forked { children, copies, step })
     }
 
     /// Cuts a sequence to `len` tokens: rejected drafts, an edited turn. Unfinished steps count no further than that.
@@ -387,13 +453,22 @@ impl<B: Backend> Engine<B> {
         self.world.steps.newest()
     }
 
-    /// Pages that a plan could take now: free and evictable. O(1).
+    /// Pages that a sequence is promised and has not drawn. Its plans may take these, and what is
+    /// [available](Engine::available).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
+        self.sequence(seq).map(Sequence::undrawn)
+    }
+
+    /// Pages that anybody could take now: free and evictable, less those promised to sequences; never below 0. O(1).
     pub fn available(&self) -> u32 {
         self.world.available()
     }
 
-    /// Pages that a plan could take once `step` is complete, if nothing else happens; a lower bound. A scheduler
-    /// compares it with what it needs before it preempts. O(unfinished steps).
+    /// [`available`](Engine::available) once `step` is complete, if nothing else happens. A scheduler compares it with
+    /// what it needs before it preempts. O(unfinished steps).
     pub fn available_after(&self, step: StepId) -> u32 {
         self.world.available_after(step)
     }
@@ -410,6 +485,7 @@ impl<B: Backend> Engine<B> {
             private_pages: pages.private_count(),
             cached_pages: pages.cached_count(),
             fenced_pages: pages.fenced_count(),
+            promised_pages: sequences.promised(),
             evictable_pages: size.evictable,
             protected_pages: size.protected,
             sequences: sequences.len(),

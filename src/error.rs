@@ -98,12 +98,15 @@ impl StdError for ConfigError {}
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// Fewer pages are free or evictable than the call needs.
+    /// Fewer pages are free or evictable, and not promised to others, than the call needs.
     OutOfPages {
         /// Pages that the call needs.
         wanted: u64,
-        /// Pages that are free or evictable now.
+        /// Pages that it could take now.
         available: u64,
+        /// The first unfinished step after which it could take so many, if nothing else happens. There is one wherever
+        /// all of the pages are promised to the sequences of a plan.
+        after: Option<StepId>,
     },
     /// All rows of the sequence table are taken.
     OutOfSequences {
@@ -222,8 +225,12 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::OutOfPages { wanted, available } => {
-                write!(f, "{wanted} pages are needed and {available} are available")
+            Self::OutOfPages { wanted, available, after } => {
+                write!(f, "{wanted} pages are needed and {available} are available")?;
+                match after {
+                    Some(step) => write!(f, ", enough of them after {step:?}"),
+                    None => Ok(()),
+                }
             }
             Self::OutOfSequences { max } => write!(f, "all {max} sequence rows are taken"),
             Self::OutOfTokens { wanted, available } => {

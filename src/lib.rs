@@ -19,7 +19,7 @@
 //! // Two requests with the same prompt, one after the other.
 //! let prompt: Vec<TokenId> = (100..110).map(TokenId::new).collect();
 //! for expected_hit in [0, 8] {
-//!     let seq = engine.admit(Namespace::default(), &prompt)?;
+//!     let seq = engine.admit(Namespace::default(), &prompt, 0)?;
 //!     assert_eq!(engine.cached_len(seq)?, expected_hit); // whole pages, and never the last token
 //!     for _ in 0..3 {
 //!         // Prefill first, then one token at a time.
@@ -94,6 +94,7 @@ pub use plan::{
     StepScratch, TableWrite,
 };
 pub use prefix::PrefixMatch;
+pub use system::admit::Admission;
 pub use system::finish::Keep;
 pub use system::fork::Forked;
 pub use world::{Broken, EngineBytes, Owner};

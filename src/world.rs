@@ -4,11 +4,14 @@
 //!   the fence (Fenced), nobody (Free).
 //! * W2. A sequence's published pages are the path of its lock.
 //! * W3. Every lock that the tree counts is a sequence's or waits in the fence. T3 is audited with these locks.
+//! * W4. Promised pages that are not drawn <= free + evictable + fenced pages. Why it holds: `system/room.rs`.
 //!
 //! Not here: what changes them (`system/`).
 
 use std::collections::HashMap;
 use std::fmt;
+
+use bytemuck::Zeroable;
 
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
@@ -16,6 +19,7 @@ use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId, TokenId};
 use crate::memory::{self, OutOfMemory, touch_reserved};
 use crate::page::{PagePool, PageState};
+use crate::plan::PageCopy;
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
@@ -65,6 +69,10 @@ pub(crate) struct Buffers {
     pub pages: Vec<PageId>,
     /// Tokens of one sequence.
     pub tokens: Vec<TokenId>,
+    /// Children that a fork made.
+    pub children: Vec<SeqKey>,
+    /// Copies that a fork made.
+    pub copies: Vec<PageCopy>,
 }
 
 impl World {
@@ -94,6 +102,8 @@ impl World {
                 freed: memory::reserved(page_count.into())?,
                 pages: memory::reserved(u64::from(row_pages) + 1)?,
                 tokens: memory::reserved(shape.max_sequence_len.into())?,
+                children: memory::reserved(shape.table.rows.into())?,
+                copies: memory::reserved(shape.table.rows.into())?,
             },
         };
         if shape.prefault {
@@ -103,19 +113,27 @@ impl World {
             touch_reserved(&mut world.buffers.freed, PageId::default());
             touch_reserved(&mut world.buffers.pages, PageId::default());
             touch_reserved(&mut world.buffers.tokens, TokenId::default());
+            touch_reserved(&mut world.buffers.children, SeqKey::default());
+            touch_reserved(&mut world.buffers.copies, PageCopy::zeroed());
         }
         Ok(world)
     }
 
-    /// Pages that a plan could take now.
-    pub fn available(&self) -> u32 {
+    /// Pages that are free or evictable.
+    fn there(&self) -> u32 {
         self.pages.free_count() + self.prefixes.size_info().evictable
     }
 
-    /// Pages that a plan could take once `step` is complete, if nothing else happens. A lower bound where a prefix
-    /// waits for several steps. O(unfinished steps).
+    /// Pages that a plan could take now that nobody is promised.
+    pub fn available(&self) -> u32 {
+        self.there().saturating_sub(self.sequences.promised())
+    }
+
+    /// Pages that a plan could take that nobody is promised once `step` is complete, if nothing else happens.
+    /// O(unfinished steps).
     pub fn available_after(&self, step: StepId) -> u32 {
-        self.available() + self.fence.pages_until(step)
+        let there = self.there() + self.fence.pages_until(step);
+        there.saturating_sub(self.sequences.promised())
     }
 
     /// Checks every numbered invariant of every table over the whole state. O(everything); for tests and debugging.
@@ -136,6 +154,7 @@ impl World {
         let fenced = self.count_locks(|holder| holder == LockHolder::Fence);
         self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
         self.check_sequences().map_err(broken)?;
+        self.check_promises().map_err(|invariant| broken((invariant, None)))?;
         self.check_owners().map_err(broken)
     }
 
@@ -178,7 +197,10 @@ impl World {
                     let own = self.sequences.pages(s).take(s.published as usize);
                     ensure(path.into_iter().eq(own), "W2: published pages are the lock's path")?;
                 }
-                None => ensure(s.page_len == 0, "S3: a preempted sequence has no pages")?,
+                None => {
+                    ensure(s.page_len == 0, "S3: a preempted sequence has no pages")?;
+                    ensure(s.promised == 0, "S3: a preempted sequence is promised nothing")?;
+                }
             }
             let known = self.sequences.knows_its_end(s);
             ensure(known, "S6: a row knows the entry of its last page and its last token")?;
@@ -187,6 +209,18 @@ impl World {
             Ok(())
         } else {
             Err(("S5: every chunk in use belongs to rows, as many as it counts", None))
+        }
+    }
+
+    fn check_promises(&self) -> Result<(), &'static str> {
+        if !self.sequences.counts_promises() {
+            return Err("S7: promised pages are the sum of what sequences are promised");
+        }
+        let fenced = self.pages.fenced_count();
+        if self.sequences.promised() <= self.there() + fenced {
+            Ok(())
+        } else {
+            Err("W4: promised <= free + evictable + fenced")
         }
     }
 
@@ -274,7 +308,8 @@ impl EngineShape {
         let (page_count, page_size) = (self.layout.page_count(), self.layout.page_size());
         let row_pages = self.max_sequence_len.div_ceil(page_size);
         let buffers = 4 * (u64::from(page_count) + u64::from(row_pages) + 1)
-            + 4 * u64::from(self.max_sequence_len);
+            + 4 * u64::from(self.max_sequence_len)
+            + u64::from(self.table.rows) * (size_of::<SeqKey>() + size_of::<PageCopy>()) as u64;
         EngineBytes {
             kv: self.layout.total_bytes(),
             kv_tables: 4 * self.table.words() as u64,

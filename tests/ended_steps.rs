@@ -24,7 +24,7 @@ fn prompt(first: u32) -> Vec<TokenId> {
 
 /// Plans a whole prompt, which takes the whole pool, and stores rows of one number.
 fn fill(engine: &mut Engine<Cpu>, first: u32, number: f32) -> (SeqKey, OwnedPlan) {
-    let seq = engine.admit(Namespace::default(), &prompt(first)).expect("room");
+    let seq = engine.admit(Namespace::default(), &prompt(first), 0).expect("room");
     let mut scratch = StepScratch::new();
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 16 }]).expect("room");
     store(engine.backend_mut(), &OwnedPlan::from(&plan), number).expect("an open step");
@@ -86,7 +86,7 @@ fn the_plan_of_a_complete_step_is_refused() {
 #[test]
 fn an_abort_takes_later_steps_along() {
     let mut engine = Engine::new(pool(), Cpu::with_threads(1)).expect("a small pool");
-    let seq = engine.admit(Namespace::default(), &prompt(0)).expect("room");
+    let seq = engine.admit(Namespace::default(), &prompt(0), 0).expect("room");
     let plans = [8, 8].map(|len| {
         let mut scratch = StepScratch::new();
         let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room");

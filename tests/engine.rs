@@ -20,7 +20,7 @@ fn prompt(len: u32) -> Vec<TokenId> {
 fn an_engine_moves_to_another_thread() {
     let mut engine = engine(PrefixMode::Radix);
     let moved = std::thread::spawn(move || {
-        engine.admit(Namespace::default(), &prompt(9)).expect("there is room");
+        engine.admit(Namespace::default(), &prompt(9), 0).expect("there is room");
         engine
     });
     assert_eq!(moved.join().expect("no panic").stats().sequences, 1);
@@ -30,7 +30,7 @@ fn an_engine_moves_to_another_thread() {
 fn equal_prompts_in_one_batch_end_with_one_set_of_pages() {
     let mut engine = engine(PrefixMode::Radix);
     let mut scratch = StepScratch::new();
-    let seqs = [0, 1].map(|_| engine.admit(Namespace::default(), &prompt(10)).expect("room"));
+    let seqs = [0, 1].map(|_| engine.admit(Namespace::default(), &prompt(10), 0).expect("room"));
     let items = seqs.map(|seq| Extend { seq, len: 10 });
     let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
     engine.commit(step).expect("planned");
@@ -49,13 +49,13 @@ fn equal_prompts_in_one_batch_end_with_one_set_of_pages() {
 fn a_longer_prefix_is_shared_before_its_prefill_is_done() {
     let mut engine = engine(PrefixMode::Radix);
     let mut scratch = StepScratch::new();
-    let first = engine.admit(Namespace::default(), &prompt(40)).expect("room");
+    let first = engine.admit(Namespace::default(), &prompt(40), 0).expect("room");
     let chunk = [Extend { seq: first, len: 16 }];
     let step = engine.plan_batch(&mut scratch, &chunk).expect("room").step();
     engine.commit(step).expect("planned");
-    let second = engine.admit(Namespace::default(), &prompt(40)).expect("room");
+    let second = engine.admit(Namespace::default(), &prompt(40), 0).expect("room");
     assert_eq!(engine.cached_len(second), Ok(16));
-    let elsewhere = engine.admit(Namespace::new(1), &prompt(40)).expect("room");
+    let elsewhere = engine.admit(Namespace::new(1), &prompt(40), 0).expect("room");
     assert_eq!(engine.cached_len(elsewhere), Ok(0), "namespaces do not share");
 }
 
@@ -63,17 +63,18 @@ fn a_longer_prefix_is_shared_before_its_prefill_is_done() {
 fn without_reuse_only_a_family_shares() {
     let mut engine = engine(PrefixMode::None);
     let mut scratch = StepScratch::new();
-    let parent = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    let parent = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
     let items = [Extend { seq: parent, len: 10 }];
     let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
     engine.commit(step).expect("planned");
     engine.complete(step).expect("committed");
-    let forked = engine.fork(parent).expect("room");
-    assert_eq!(engine.cached_len(forked.child), Ok(10));
-    let stranger = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    let forked = engine.fork(parent, 1, 0).expect("room");
+    let (child, step) = (forked.children[0], forked.step.expect("a tail was copied"));
+    assert_eq!(engine.cached_len(child), Ok(10));
+    let stranger = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
     assert_eq!(engine.cached_len(stranger), Ok(0));
-    engine.complete(forked.step.expect("a tail was copied")).expect("copied");
-    for seq in [parent, forked.child, stranger] {
+    engine.complete(step).expect("copied");
+    for seq in [parent, child, stranger] {
         engine.finish(seq).expect("alive");
         engine.verify().expect("all invariants hold");
     }
@@ -84,7 +85,7 @@ fn without_reuse_only_a_family_shares() {
 fn extend_max_says_what_a_plan_takes() {
     let mut engine = engine(PrefixMode::Radix);
     let mut scratch = StepScratch::new();
-    let seq = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    let seq = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
     assert_eq!(engine.extend_max(seq), Ok(10));
     let plan = |engine: &mut Engine<Null>, scratch: &mut StepScratch, len| {
         engine.plan_batch(scratch, &[Extend { seq, len }]).map(|plan| plan.step())
@@ -107,7 +108,7 @@ fn extend_max_says_what_a_plan_takes() {
 fn a_step_that_a_rollback_has_cut_samples_no_next_token() {
     let mut engine = engine(PrefixMode::Radix);
     let mut scratch = StepScratch::new();
-    let seq = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    let seq = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
     let cut = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room").step();
     engine.rollback(seq, 9).expect("nothing is published");
     assert_eq!(engine.extend_max(seq), Ok(0), "what the step samples follows a token that is gone");
@@ -131,7 +132,7 @@ fn a_pool_of_more_than_2_31_slots_has_64_bit_slots() {
     let config = EngineConfig { prefault: false, max_tokens: 4096, ..EngineConfig::from(pool) };
     let mut engine = Engine::new(config, Null).expect("the config is right");
     let mut scratch = StepScratch::new();
-    let seq = engine.admit(Namespace::default(), &prompt(1030)).expect("room");
+    let seq = engine.admit(Namespace::default(), &prompt(1030), 0).expect("room");
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1030 }]).expect("room");
     let kvarena::SlotMapping::I64(slots) = plan.slot_mapping else { panic!("64-bit slots") };
     assert!(slots.iter().copied().eq(0..1030));
@@ -148,7 +149,7 @@ fn plan(engine: &mut Engine<Null>, seq: SeqKey, len: u32) -> StepId {
 #[test]
 fn steps_commit_in_the_order_they_were_planned() {
     let mut engine = engine(PrefixMode::Radix);
-    let seq = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    let seq = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
     let [first, second, third] = [4, 3, 3].map(|len| plan(&mut engine, seq, len));
     for step in [second, third] {
         assert_eq!(engine.commit(step), Err(Error::StepOrder { step, first }));
@@ -167,13 +168,13 @@ fn steps_commit_in_the_order_they_were_planned() {
 fn a_resumed_sequence_waits_for_no_step_of_its_earlier_life() {
     let mut engine = engine(PrefixMode::Radix);
     let [other, seq] =
-        [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(9)).expect("room"));
+        [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(9), 0).expect("room"));
     let cached = plan(&mut engine, other, 8);
     plan(&mut engine, seq, 8);
     engine.commit(cached).expect("it is its turn");
     // Its step is unfinished, and would have sampled the ninth token were the prompt shorter.
     engine.preempt(seq, Keep::Publish).expect("it runs");
-    engine.resume(seq).expect("room");
+    engine.resume(seq, 0).expect("room");
     assert_eq!(engine.cached_len(seq), Ok(8));
     engine.rollback(seq, 8).expect("nothing past it is published");
     assert_eq!(engine.extend_max(seq), Ok(0), "no step of this incarnation samples a token");
@@ -189,7 +190,7 @@ fn a_resumed_sequence_waits_for_no_step_of_its_earlier_life() {
 #[test]
 fn an_aborted_step_samples_no_next_token() {
     let mut engine = engine(PrefixMode::Radix);
-    let seq = engine.admit(Namespace::default(), &prompt(10)).expect("room");
+    let seq = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
     let first = plan(&mut engine, seq, 10);
     let second = plan(&mut engine, seq, 1);
     engine.abort(second).expect("it is open");
@@ -207,13 +208,13 @@ fn an_abort_keeps_the_chunk_that_an_earlier_step_began() {
     let pool = PoolConfig { page_size: 1, capacity: Capacity::Pages(8192), ..Default::default() };
     let mut engine = Engine::new(EngineConfig::from(pool), Null).expect("the config is right");
     let chunk = engine.shape().table.chunk_pages;
-    let seq = engine.admit(Namespace::default(), &prompt(chunk)).expect("room");
+    let seq = engine.admit(Namespace::default(), &prompt(chunk), 0).expect("room");
     let [_, _, last] = [chunk, 1, 1].map(|len| plan(&mut engine, seq, len));
     engine.abort(last).expect("it is open");
     let table: Vec<PageId> = engine.page_table(seq).expect("alive").collect();
     assert_eq!(table.len() as u32, chunk + 1);
     // Another would get that chunk, were it free.
-    let other = engine.admit(Namespace::new(1), &prompt(1)).expect("room");
+    let other = engine.admit(Namespace::new(1), &prompt(1), 0).expect("room");
     plan(&mut engine, other, 1);
     assert!(engine.page_table(seq).expect("alive").eq(table));
     engine.verify().expect("all invariants hold");
@@ -223,7 +224,7 @@ fn an_abort_keeps_the_chunk_that_an_earlier_step_began() {
 fn words_of_the_page_tables_are_sent_once() {
     let mut engine = engine(PrefixMode::Radix);
     let mut scratch = StepScratch::new();
-    let seq = engine.admit(Namespace::default(), &prompt(6)).expect("room");
+    let seq = engine.admit(Namespace::default(), &prompt(6), 0).expect("room");
     let mut words = |engine: &mut Engine<Null>, len| {
         let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room");
         (plan.step(), plan.table_writes.len())
@@ -253,10 +254,10 @@ fn words_of_the_page_tables_are_sent_once() {
 fn words_of_a_prefix_are_sent_again_after_an_abort() {
     let mut engine = engine(PrefixMode::Radix);
     let mut scratch = StepScratch::new();
-    let first = engine.admit(Namespace::default(), &prompt(9)).expect("room");
+    let first = engine.admit(Namespace::default(), &prompt(9), 0).expect("room");
     let step = plan(&mut engine, first, 9);
     engine.commit(step).expect("it is its turn");
-    let seq = engine.admit(Namespace::default(), &prompt(9)).expect("room");
+    let seq = engine.admit(Namespace::default(), &prompt(9), 0).expect("room");
     assert_eq!(engine.cached_len(seq), Ok(8));
     let mut sent = |engine: &mut Engine<Null>| {
         let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1 }]).expect("room");
@@ -272,12 +273,12 @@ fn words_of_a_prefix_are_sent_again_after_an_abort() {
 fn an_abort_leaves_a_later_life_alone() {
     let mut engine = engine(PrefixMode::Radix);
     let [other, seq] =
-        [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(10)).expect("room"));
+        [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(10), 0).expect("room"));
     let cached = plan(&mut engine, other, 10);
     let aborted = plan(&mut engine, seq, 10);
     engine.commit(cached).expect("it is its turn");
     engine.preempt(seq, Keep::Publish).expect("it runs");
-    engine.resume(seq).expect("room");
+    engine.resume(seq, 0).expect("room");
     assert_eq!((engine.cached_len(seq), engine.planned_len(seq)), (Ok(8), Ok(8)));
     engine.abort(aborted).expect("it is open");
     assert_eq!((engine.cached_len(seq), engine.planned_len(seq)), (Ok(8), Ok(8)));
@@ -291,9 +292,9 @@ fn a_sequence_is_no_longer_than_the_pool() {
     let config = EngineConfig { max_tokens: 4096, ..EngineConfig::from(pool) };
     let mut engine = Engine::new(config, Null).expect("the config is right");
     assert_eq!(engine.shape().max_sequence_len, 12);
-    let refused = engine.admit(Namespace::default(), &prompt(13));
+    let refused = engine.admit(Namespace::default(), &prompt(13), 0);
     assert_eq!(refused, Err(Error::TooLong { len: 13, max: 12 }));
-    let seq = engine.admit(Namespace::default(), &prompt(12)).expect("room");
+    let seq = engine.admit(Namespace::default(), &prompt(12), 0).expect("room");
     plan(&mut engine, seq, 12);
     assert_eq!(engine.extend_max(seq), Ok(0), "no place for the next token");
     assert_eq!(engine.append(seq, &prompt(1)), Err(Error::TooLong { len: 13, max: 12 }));

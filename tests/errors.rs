@@ -38,7 +38,7 @@ fn an_engines_error_leads_to_the_one_that_says_why() {
     // A reporter that prints the chain says nothing twice; one that prints a line says all of it.
     let prompt = [TokenId::new(1); 40];
     let refused: EngineError<CpuError> =
-        engine.admit(Namespace::default(), &prompt).expect_err("8 pages of 4").into();
+        engine.admit(Namespace::default(), &prompt, 0).expect_err("8 pages of 4").into();
     for error in [config, core, backend, refused] {
         let why = error.source().expect("there is a reason").to_string();
         assert!(!error.to_string().contains(&why), "{error} says what its source says");
@@ -55,10 +55,10 @@ fn the_mark_of_an_unknown_token_is_no_token() {
         let mut prompt = good.clone();
         prompt[position] = TokenId::PENDING;
         let refused = Error::PendingToken { position: position as u32 };
-        assert_eq!(engine.admit(namespace, &prompt), Err(refused));
+        assert_eq!(engine.admit(namespace, &prompt, 0), Err(refused));
     }
     assert_eq!(engine.stats().sequences, 0);
-    let seq = engine.admit(namespace, &good).expect("there is room");
+    let seq = engine.admit(namespace, &good, 0).expect("there is room");
     let mut more = [TokenId::new(1); 50];
     for at in [0, 1, 31, 32, 49] {
         more[at] = TokenId::PENDING;

@@ -18,7 +18,7 @@ fn tokens(range: std::ops::Range<u32>) -> Vec<TokenId> {
 
 /// Admits and computes a prompt.
 fn computed<B: Backend<Error: std::fmt::Debug>>(engine: &mut Engine<B>, len: u32) -> SeqKey {
-    let seq = engine.admit(Namespace::default(), &tokens(0..len)).expect("room");
+    let seq = engine.admit(Namespace::default(), &tokens(0..len), 0).expect("room");
     let mut scratch = StepScratch::new();
     let step = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room").step();
     engine.commit(step).expect("it is open");
@@ -44,7 +44,7 @@ fn a_long_past_costs_a_word_a_chunk() {
     let parent = computed(&mut engine, 100_000);
     let mut scratch = StepScratch::new();
     for i in 0..64 {
-        let child = engine.fork(parent).expect("room").child;
+        let child = engine.fork(parent, 1, 0).expect("room").children[0];
         engine.append(child, &[TokenId::new(i)]).expect("room");
         let items = [Extend { seq: child, len: 1 }];
         let plan = engine.plan_batch(&mut scratch, &items).expect("room");
@@ -60,8 +60,8 @@ fn a_long_past_costs_a_word_a_chunk() {
 fn grandchildren_share_what_their_parents_inherited() {
     let mut engine = Engine::new(config(2, 4000), Cpu::with_threads(1)).expect("it fits");
     let parent = computed(&mut engine, 4099);
-    let child = engine.fork(parent).expect("room").child;
-    let grandchild = engine.fork(child).expect("room").child;
+    let child = engine.fork(parent, 1, 0).expect("room").children[0];
+    let grandchild = engine.fork(child, 1, 0).expect("room").children[0];
     for seq in [parent, child] {
         engine.finish(seq).expect("it lives");
     }
@@ -80,7 +80,7 @@ fn words_of_an_aborted_plan_are_sent_again() {
     let mut engine = Engine::new(config(1, 8000), Cpu::with_threads(1)).expect("it fits");
     // The second publishes pages that the first has published meanwhile, so its page table is rewritten.
     let pair =
-        [(); 2].map(|()| engine.admit(Namespace::default(), &tokens(0..3000)).expect("room"));
+        [(); 2].map(|()| engine.admit(Namespace::default(), &tokens(0..3000), 0).expect("room"));
     let mut scratch = StepScratch::new();
     let items = pair.map(|seq| Extend { seq, len: 2999 });
     let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
@@ -90,7 +90,7 @@ fn words_of_an_aborted_plan_are_sent_again() {
     let step = engine.plan_batch(&mut scratch, &[Extend { seq: parent, len: 1 }]).expect("room");
     let (step, sent) = (step.step(), step.table_writes.len());
     assert!(sent > 2999, "{sent} words: all of them were rewritten");
-    let child = engine.fork(parent).expect("room").child;
+    let child = engine.fork(parent, 1, 0).expect("room").children[0];
     engine.abort(step).expect("it is open");
     let items = [Extend { seq: child, len: 1 }];
     let plan = engine.plan_batch(&mut scratch, &items).expect("room");

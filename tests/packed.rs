@@ -13,7 +13,7 @@ fn engine() -> Engine<Null> {
 
 fn admit(engine: &mut Engine<Null>, first: u32) -> SeqKey {
     let prompt: Vec<TokenId> = (first..first + 10).map(TokenId::new).collect();
-    engine.admit(Namespace::default(), &prompt).expect("room")
+    engine.admit(Namespace::default(), &prompt, 0).expect("room")
 }
 
 fn packed(engine: &Engine<Null>, items: &[Extend]) -> Result<Vec<i32>, Error> {

@@ -46,15 +46,13 @@ fn children_of_a_long_parent_fit_the_scratch() {
         let pages = (LEN + 2 * CHILDREN * page_size).div_ceil(page_size) + 100;
         let tokens = u64::from((CHILDREN + 1) * (LEN + 1024));
         let mut engine = engine(page_size, pages, CHILDREN + 1, tokens);
-        let parent = engine.admit(Namespace::default(), &prompt(LEN)).expect("there is room");
+        let parent = engine.admit(Namespace::default(), &prompt(LEN), 0).expect("there is room");
         plan(&mut engine, &[Extend { seq: parent, len: LEN }]);
         let mut seqs: Vec<SeqKey> = vec![parent];
-        for _ in 0..CHILDREN {
-            let forked = engine.fork(parent).expect("there is room");
-            let newest = engine.newest_step();
-            engine.complete(newest).expect("a copy is done at once");
-            seqs.push(forked.child);
-        }
+        let forked = engine.fork(parent, CHILDREN, 0).expect("there is room");
+        seqs.extend_from_slice(forked.children);
+        let newest = engine.newest_step();
+        engine.complete(newest).expect("copies are done at once");
         let mut items = Vec::new();
         for seq in seqs {
             engine.append(seq, &[TokenId::new(7)]).expect("there is room");
@@ -84,7 +82,7 @@ fn a_batch_of_prefills_fits_the_scratch() {
         let items: Vec<Extend> = (0..rows)
             .map(|i| {
                 let prompt: Vec<_> = (0..len).map(|j| TokenId::new(i * len + j)).collect();
-                let seq = engine.admit(Namespace::default(), &prompt).expect("there is room");
+                let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
                 Extend { seq, len }
             })
             .collect();

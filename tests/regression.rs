@@ -22,14 +22,14 @@ fn fork_takes_the_tail_before_it_publishes() {
     let mut engine = engine(4, 2);
     let mut scratch = StepScratch::new();
     let namespace = Namespace::default();
-    let first = engine.admit(namespace, &tokens("abcde")).expect("the pool is empty");
+    let first = engine.admit(namespace, &tokens("abcde"), 0).expect("the pool is empty");
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq: first, len: 5 }]);
     let step = plan.expect("it fits").step();
     engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
     engine.finish(first).expect("it is live");
     // Idle: p0 (ab), p1 (cd). The second finds p0 and computes "cde" itself, before "de" is known.
-    let seq = engine.admit(namespace, &tokens("abc")).expect("one page is lacking");
+    let seq = engine.admit(namespace, &tokens("abc"), 0).expect("one page is lacking");
     for _ in "cde".chars() {
         let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1 }]);
         let step = plan.expect("it fits").step();
@@ -38,10 +38,11 @@ fn fork_takes_the_tail_before_it_publishes() {
     engine.append(seq, &tokens("de")).expect("it fits");
     assert_eq!((engine.stats().free_pages, engine.available()), (0, 1)); // p1
 
-    let forked = engine.fork(seq).expect("a page is idle");
+    let forked = engine.fork(seq, 1, 0).expect("a page is idle");
     let copy = PageCopy { source: PageId::new(3), target: PageId::new(1) };
-    assert_eq!(forked.copy, Some(copy));
-    let table: Vec<_> = engine.page_table(forked.child).expect("it is live").collect();
+    assert_eq!(forked.copies, [copy]);
+    let child = forked.children[0];
+    let table: Vec<_> = engine.page_table(child).expect("it is live").collect();
     assert_eq!(table, [0, 2, 1].map(PageId::new));
     engine.verify().expect("nothing is lost");
 }

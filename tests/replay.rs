@@ -84,6 +84,7 @@ fn engine() {
         "fork OutOfSequences",
         "fork OutOfSteps",
         "fork Preempted",
+        "fork TooLong",
         "fork UnknownSequence",
         "hit tokens",
         "plan_batch EmptyBatch",
@@ -94,12 +95,19 @@ fn engine() {
         "plan_batch Preempted",
         "plan_batch RepeatedSequence",
         "plan_batch UnknownSequence",
+        "plan_batch promised, but later",
         "preempt Ok",
         "preempt Preempted",
+        "promise Ok",
+        "promise OutOfPages",
+        "promise Preempted",
+        "promise TooLong",
+        "promise UnknownSequence",
         "reset Ok",
         "resume NotPreempted",
         "resume Ok",
         "resume OutOfPages",
+        "resume TooLong",
         "rollback Ok",
         "rollback RollbackLen",
         "rollback UnknownSequence",
@@ -118,11 +126,47 @@ fn a_pending_token_finds_no_chunk() {
         tokens: 1024,
         ..SmallConfig::default()
     };
-    let prompt = |len| Op::Admit(Prompt { namespace: 0, like: 0, shared: 0, len, seed: 0 });
+    let prompt =
+        |len| Op::Admit(Prompt { namespace: 0, like: 0, shared: 0, len, seed: 0, promise: 0 });
     let all_of_the_first = Op::Plan { first: 0, count: 0, lens: [2; 4], twist: 255 };
     let ops = [prompt(1023), prompt(1024), all_of_the_first, all_of_the_first];
     let summary = check(0, &config, &ops);
     assert_eq!(summary.answers.get("plan_batch OutOfTokens"), Some(&1), "{summary:?}");
+}
+
+/// Where nearly all is promised, several steps are in flight and texts are alike, so that commits find duplicates and
+/// promises are backed by pages in the fence.
+#[test]
+fn promises_are_kept() {
+    let mut all = Summary::default();
+    for seed in seeds(150) {
+        let mut workload = Workload::new(seed);
+        let config = SmallConfig {
+            pages: 6 + seed as u32 % 18,
+            page_size: 1 + seed as u32 % 3,
+            sequences: 6,
+            sequence_len: 1 << 20,
+            tokens: 1 << 12,
+            steps: 6,
+            reuse: true,
+            ..workload.config()
+        };
+        let mut ops = workload.take_ops(op_count(200));
+        for (i, op) in ops.iter_mut().enumerate() {
+            match op {
+                Op::Admit(prompt) => {
+                    (prompt.seed, prompt.promise) = (prompt.seed % 2, 1 + i as u8 % 4)
+                }
+                Op::Resume { promise, .. } | Op::Fork { promise, .. } => *promise = 1 + i as u8 % 4,
+                // Steps are completed one at a time, and seldom.
+                Op::Complete { pick } if i % 3 > 0 => *pick = 200,
+                _ => {}
+            }
+        }
+        all.add(&check(seed, &config, &ops));
+    }
+    let later = all.answers.get("plan_batch promised, but later");
+    assert!(later.is_some_and(|&count| count > 10), "{all:#?}");
 }
 
 /// Prompts that end next to the end of a page, where a chunk of the page tables holds one page or two: rows that decode

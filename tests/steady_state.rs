@@ -97,6 +97,7 @@ struct Done {
     preemptions: u64,
     resumes: u64,
     rollbacks: u64,
+    promises: u64,
     aborts: u64,
     finishes: u64,
     refusals: u64,
@@ -138,7 +139,7 @@ impl<B: Backend> Host<B> {
 
     fn admit(&mut self, seed: u64) {
         if let Some(&seq) = self.waiting.first()
-            && self.engine.resume(seq).is_ok()
+            && self.engine.resume(seq, self.promise(seed)).is_ok()
         {
             self.waiting.remove(0);
             self.live.push(seq);
@@ -152,19 +153,27 @@ impl<B: Backend> Host<B> {
         self.prompt.clear();
         self.prompt.extend((0..len).map(|i| TokenId::new(token(i) as u32 % 1000)));
         self.engine.match_prefix(Namespace::default(), &self.prompt);
-        match self.engine.admit(Namespace::default(), &self.prompt) {
+        let promise = self.promise(mix(seed ^ 8));
+        let asked = self.engine.admission(Namespace::default(), &self.prompt, promise);
+        assert!(asked.is_err() || asked.is_ok_and(|asked| asked.cached_len < len as u32));
+        match self.engine.admit(Namespace::default(), &self.prompt, promise) {
             Ok(seq) => self.live.push(seq),
             Err(_) => self.done.refusals += 1,
         }
+    }
+
+    /// Tokens that a sequence is promised room for: often none, else a few pages.
+    fn promise(&self, seed: u64) -> u32 {
+        if seed & 3 < 2 { 0 } else { (self.page_size() * (mix(seed) % 10)) as u32 }
     }
 
     /// Forks, rolls back, preempts and aborts now and then.
     fn disturb(&mut self, seed: u64) {
         let Some(&seq) = self.live.get(mix(seed) as usize % self.live.len().max(1)) else { return };
         match seed % 8 {
-            0 | 1 => match self.engine.fork(seq) {
+            0 | 1 => match self.engine.fork(seq, 1 + (seed >> 8) as u32 % 2, self.promise(seed)) {
                 Ok(forked) => {
-                    self.live.push(forked.child);
+                    self.live.extend_from_slice(forked.children);
                     self.done.forks += 1;
                 }
                 Err(EngineError::Core(_)) => self.done.refusals += 1,
@@ -188,6 +197,10 @@ impl<B: Backend> Host<B> {
                 self.open.pop();
                 self.done.aborts += 1;
             }
+            5 => match self.engine.promise(seq, self.promise(mix(seed))) {
+                Ok(()) => self.done.promises += 1,
+                Err(_) => self.done.refusals += 1,
+            },
             _ => {}
         }
     }
@@ -342,7 +355,7 @@ fn a_commit_of_more_pages_than_a_sequence_has_allocates_nothing() {
     let items: Vec<Extend> = (0..SEQUENCES as u64)
         .map(|own| {
             let prompt: Vec<_> = (0..4 * 8).map(|i| TokenId::new((own + i) as u32)).collect();
-            let admitted = engine.admit(Namespace::new(own), &prompt);
+            let admitted = engine.admit(Namespace::new(own), &prompt, 0);
             Extend { seq: admitted.expect("there is room"), len: 4 * 8 }
         })
         .collect();

@@ -98,7 +98,7 @@ struct Host {
 impl Host {
     fn prefill(&mut self, prompt: [u32; 2]) -> (SeqKey, StepId) {
         let prompt = prompt.map(TokenId::new);
-        let seq = self.engine.admit(Namespace::default(), &prompt).expect("there is room");
+        let seq = self.engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
         let len = self.engine.extend_max(seq).expect("it is live");
         let items = [Extend { seq, len }];
         let step = self.engine.plan_batch(&mut self.scratch, &items).expect("room").step();

@@ -43,7 +43,7 @@ impl Decode {
         for s in 0..batch {
             let prompt: Vec<TokenId> =
                 (0..self.kv_len).map(|i| TokenId::new(s * self.kv_len + i)).collect();
-            let seq = self.engine.admit(NAMESPACE, &prompt).expect("there is room");
+            let seq = self.engine.admit(NAMESPACE, &prompt, 0).expect("there is room");
             let left = self.kv_len - self.engine.cached_len(seq).expect("it was admitted");
             let prefill = [Extend { seq, len: left }];
             let plan = self.engine.plan_batch(&mut self.scratch, &prefill);

@@ -73,7 +73,7 @@ impl Cache {
         let rest = &tokens[matched * self.page_size()..];
         let count = rest.len() / self.page_size();
         let Self { tree, pool, fence, freed, duplicates, pages } = self;
-        reclaim(pool, tree, count as u64, freed).expect("the rest is evictable");
+        reclaim(pool, tree, count as u64, freed);
         let own = &mut pages[..count];
         assert!(pool.alloc(own), "it was reclaimed");
         let rest = &rest[..count * tree.page_size() as usize];
@@ -102,10 +102,11 @@ impl Cache {
         let lock = self.tree.lock(&found, &mut self.fence).expect("the match is fresh");
         let count = full_len.div_ceil(self.page_size()) - found.pages() as usize;
         let Self { tree, pool, freed, .. } = self;
-        if reclaim(pool, tree, count as u64, freed).is_err() {
+        if count as u32 > pool.free_count() + tree.size_info().evictable {
             self.unlock(lock);
             return None;
         }
+        reclaim(pool, tree, count as u64, freed);
         let mut own = vec![PageId::default(); count];
         assert!(pool.alloc(&mut own), "it was reclaimed");
         Some(Started { lock, matched_pages: found.pages(), own })

@@ -41,7 +41,7 @@ pub fn first_step(gpu: &Gpu, start: Instant, report: &mut Report) -> Outcome<()>
     let now = row("kernels loaded, memory for attention", now);
     let mut scratch = StepScratch::new();
     let prompt: Vec<_> = (0..512).map(TokenId::new).collect();
-    let seq = engine.admit(Namespace::default(), &prompt)?;
+    let seq = engine.admit(Namespace::default(), &prompt, 0)?;
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 512 }])?;
     let rows = DeviceBuffer::of(gpu, &vec![0_u16; 512 * 4096])?;
     let mut out = DeviceBuffer::new(gpu, rows.bytes())?;
@@ -88,7 +88,7 @@ where
     let mut items = Vec::new();
     for i in 0..256 {
         let prompt: Vec<_> = (0..4_096).map(|t| TokenId::new(i * 5_000 + t)).collect();
-        let seq = engine.admit(Namespace::default(), &prompt)?;
+        let seq = engine.admit(Namespace::default(), &prompt, 0)?;
         let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 4_096 }])?.step();
         engine.commit(step)?;
         engine.backend_mut().synchronize()?;

@@ -160,7 +160,7 @@ impl<'a> Scheduler<'a> {
             let Host { engine, core, .. } = &mut *host;
             let hit = core
                 .measure(|| {
-                    engine.resume(seq)?;
+                    engine.resume(seq, 0)?;
                     engine.cached_len(seq)
                 })
                 .map_err(refused(request))?;
@@ -218,7 +218,7 @@ impl<'a> Scheduler<'a> {
             if pages - i64::from(found.pages()) > spare && !alone {
                 return Ok(None);
             }
-            let seq = engine.admit(NAMESPACE, prompt)?;
+            let seq = engine.admit(NAMESPACE, prompt, 0)?;
             Ok(Some((seq, engine.cached_len(seq)?)))
         });
         match admitted {

@@ -49,7 +49,7 @@ fn one(
 ) -> Result<Served, EngineError<std::convert::Infallible>> {
     let Host { engine, scratch, core, .. } = host;
     core.measure(|| {
-        let seq = engine.admit(NAMESPACE, prompt)?;
+        let seq = engine.admit(NAMESPACE, prompt, 0)?;
         let hit = engine.cached_len(seq)?;
         if !output.is_empty() {
             engine.append(seq, output)?;

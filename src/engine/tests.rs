@@ -8,6 +8,7 @@ use crate::layout::{Capacity, PoolConfig};
 use crate::page::PageState;
 use crate::plan::{Extend, StepScratch};
 use crate::sequence::Sequence;
+use crate::system::finish::Keep;
 use crate::world::{Broken, Owner, World};
 
 /// A sound engine of pages of four tokens, to be broken.
@@ -28,7 +29,7 @@ impl Sound {
         let [long, other, short] = [(0, 10), (1, 7), (2, 3)].map(|(own, len)| {
             let token = |i| TokenId::new(if i < 4 { own / 2 } else { own });
             let prompt: Vec<TokenId> = (0..len).map(token).collect();
-            let seq = engine.admit(Namespace::default(), &prompt).expect("there is room");
+            let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
             let len = len - engine.cached_len(seq).expect("it is live");
             let mut scratch = StepScratch::new();
             let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }]);
@@ -37,8 +38,8 @@ impl Sound {
             seq
         });
         // The last step stays unfinished, and a page waits for it.
-        let forked = engine.fork(short).expect("there is room");
-        engine.finish(forked.child).expect("it is live");
+        let child = engine.fork(short, 1, 0).expect("there is room").children[0];
+        engine.finish(child).expect("it is live");
         engine.complete(StepId::new(3)).expect("it is committed");
         assert_eq!(engine.verify(), Ok(()));
         Self { engine, long, other, short }
@@ -145,6 +146,30 @@ fn s6_a_row_knows_its_end() {
     let ends = "S6: a row knows the entry of its last page and its last token";
     assert_eq!(broken(|s| s.sequence(s.long).break_s6()), ends);
     assert_eq!(broken(|s| s.sequence(s.long).last_token = TokenId::new(7)), ends);
+}
+
+#[test]
+fn s7_promises_are_counted() {
+    let counted = "S7: promised pages are the sum of what sequences are promised";
+    assert_eq!(broken(|s| s.sequence(s.long).promised = 4), counted);
+    let nothing = "S3: a preempted sequence is promised nothing";
+    let preempted = |s: &mut Sound| {
+        s.engine.preempt(s.long, Keep::Publish).expect("it runs");
+        s.sequence(s.long).promised = 1;
+    };
+    assert_eq!(broken(preempted), nothing);
+}
+
+#[test]
+fn w4_promises_are_backed() {
+    let mut sound = Sound::new();
+    let World { pages, prefixes, .. } = sound.world();
+    let backed = pages.free_count() + prefixes.size_info().evictable + pages.fenced_count();
+    let (long, page_len) = (sound.long, sound.sequence(sound.long).page_len);
+    sound.world().sequences.promise(long, page_len + backed);
+    assert_eq!(sound.engine.verify(), Ok(()));
+    let more = |s: &mut Sound| s.world().sequences.promise(long, page_len + backed + 1);
+    assert_eq!(broken(more), "W4: promised <= free + evictable + fenced");
 }
 
 #[test]

@@ -127,6 +127,15 @@ impl Fence {
         marks.map(|mark| mark.pages + mark.idle_pages).sum()
     }
 
+    /// The steps that something waits for, in order, each with [`Fence::pages_until`] it.
+    pub(crate) fn returns(&self) -> impl Iterator<Item = (StepId, u32)> + '_ {
+        let mut pages = 0;
+        self.marks.iter().map(move |mark| {
+            pages += mark.pages + mark.idle_pages;
+            (mark.step, pages)
+        })
+    }
+
     /// Gives the pages that wait for `step` or an earlier one to `each`, in runs, in the order they came. O(pages).
     pub(crate) fn take_pages(&mut self, step: StepId, mut each: impl FnMut(&[PageId])) {
         let marks = self.marks.iter_mut().take_while(|mark| mark.step <= step);

@@ -1,7 +1,7 @@
 //! The right to use a prefix: counts of users, and the split where a match ends inside a node.
 
 use crate::fence::Fence;
-use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
+use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId};
 
 use super::{Link, ONLY_LIST, PrefixMatch, PrefixTree, Usage};
 
@@ -153,10 +153,23 @@ impl PrefixTree {
 
     /// Pages of a match that nobody uses now: what locking it takes from the evictable ones. O(idle nodes).
     pub(crate) fn idle_pages(&self, found: &PrefixMatch) -> u32 {
+        self.pages_while(found, |node| self.usage[node].lock_count == 0)
+    }
+
+    /// [`PrefixTree::idle_pages`] as it will be when `step` is complete, if nothing else happens.
+    pub(crate) fn idle_pages_after(&self, found: &PrefixMatch, step: StepId) -> u32 {
+        self.pages_while(found, |node| {
+            let deferred = self.is_deferred(node) && self.deferred[node].step <= step;
+            self.usage[node].lock_count == 0 || deferred
+        })
+    }
+
+    /// Pages of a match from its end up to the first node that is none of those.
+    fn pages_while(&self, found: &PrefixMatch, is_one: impl Fn(NodeKey) -> bool) -> u32 {
         let (mut at, mut pages) = (found.node, 0);
         let mut here = found.pages_in_node;
         while let Some(node) = at
-            && self.usage[node].lock_count == 0
+            && is_one(node)
         {
             pages += here;
             at = self.link[node].parent;

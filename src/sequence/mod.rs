@@ -15,6 +15,7 @@
 //!   `inherited` pages are whole chunks of the page table that a parent's plans have sent for good.
 //! * S5. Every chunk in use belongs to rows, as many as its count of users.
 //! * S6. A row knows the entry of its last page and its last token by heart: what decodes looks for nothing else.
+//! * S7. The pages promised in all are the sum of what each sequence is promised past the pages that it has.
 //!
 //! planned_len passes token_len by one token for each unfinished step that samples the token of the next.
 //!
@@ -59,6 +60,8 @@ pub struct Sequence {
     pub dirty_from: u32,
     /// Pages that it shares with the sequence it was forked from, down to the chunks that name them.
     pub inherited: u32,
+    /// Pages that its page table is promised to have room for. Those that it has are drawn; none while preempted.
+    pub promised: u32,
     /// Its chunks of tokens.
     chunks: u32,
     /// Entry of its last page (`page_table.rs`), if it has one.
@@ -91,6 +94,11 @@ impl Sequence {
         if len <= room { 0 } else { (len - room).div_ceil(page_size) }
     }
 
+    /// Pages that it is promised and has not drawn.
+    pub(crate) fn undrawn(&self) -> u32 {
+        self.promised.saturating_sub(self.page_len)
+    }
+
     /// Whether it waits to be resumed, and so has tokens and nothing else.
     pub fn is_preempted(&self) -> bool {
         self.lock.is_none()
@@ -102,6 +110,8 @@ pub struct SequenceTable {
     max: u32,
     rows: SlotMap<SeqKey, Sequence>,
     free_rows: Vec<RowId>,
+    /// Pages that sequences are promised and have not drawn.
+    promised: u32,
     stores: Stores,
 }
 
@@ -122,7 +132,8 @@ impl SequenceTable {
         let mut free_rows = reserved(shape.rows.into())?;
         free_rows.extend((0..shape.rows).rev().map(RowId::new));
         let (tokens, pages) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
-        Ok(Self { max: shape.rows, rows, free_rows, stores: Stores { page_size, tokens, pages } })
+        let stores = Stores { page_size, tokens, pages };
+        Ok(Self { max: shape.rows, rows, free_rows, promised: 0, stores })
     }
 
     /// Touches the memory of tokens and page tables, so that no call pays for a page fault later.
@@ -187,20 +198,41 @@ impl SequenceTable {
         if sequence.is_preempted() { Err(Error::Preempted { seq }) } else { Ok(sequence) }
     }
 
-    /// Checks that a new row with so many tokens fits.
+    /// Checks that so many new rows, of so many tokens each, fit.
     ///
     /// # Errors
     /// [`Error::OutOfSequences`], [`Error::OutOfTokens`].
-    pub fn check_room(&self, tokens: u32) -> Result<(), Error> {
-        if self.rows.len() == self.max as usize {
+    pub fn check_room(&self, rows: u32, tokens: u32) -> Result<(), Error> {
+        if rows > self.max - self.rows.len() as u32 {
             return Err(Error::OutOfSequences { max: self.max });
         }
-        self.check_chunks(self.stores.tokens.chunks_for(tokens))
+        let chunks = u64::from(self.stores.tokens.chunks_for(tokens));
+        self.stores.tokens.check_free(u64::from(rows) * chunks)
+    }
+
+    /// Pages that sequences are promised and have not drawn.
+    pub fn promised(&self) -> u32 {
+        self.promised
+    }
+
+    /// Promises a sequence so many pages in all, in place of what it was promised. The caller checked that they can be
+    /// had.
+    pub(crate) fn promise(&mut self, seq: SeqKey, pages: u32) {
+        let sequence = &mut self.rows[seq];
+        let before = sequence.undrawn();
+        sequence.promised = pages;
+        self.promised = self.promised - before + sequence.undrawn();
+    }
+
+    /// So many promised pages are being appended to their sequences.
+    pub(crate) fn draw(&mut self, pages: u32) {
+        assert!(pages <= self.promised, "S7: what is drawn was promised");
+        self.promised -= pages;
     }
 
     /// Checks that `chunks` more fit. Same error.
     pub(crate) fn check_chunks(&self, chunks: u32) -> Result<(), Error> {
-        self.stores.tokens.check_free(chunks)
+        self.stores.tokens.check_free(chunks.into())
     }
 
     /// Makes a row of these tokens. The caller checked the room.
@@ -220,6 +252,7 @@ impl SequenceTable {
             published: 0,
             dirty_from: 0,
             inherited: 0,
+            promised: 0,
             chunks: 0,
             tail: 0,
             last_token: TokenId::default(),
@@ -239,6 +272,7 @@ impl SequenceTable {
     pub(crate) fn despawn(&mut self, seq: SeqKey) {
         let mut sequence = self.rows.remove(seq).expect("the caller looked it up");
         assert!(sequence.lock.is_none(), "S2: a finished sequence has released its prefix");
+        assert!(sequence.promised == 0, "S7: a finished sequence is promised nothing");
         self.stores.tokens.shrink(sequence.row, &mut sequence.chunks, 0);
         self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
         self.free_rows.push(sequence.row);
@@ -277,11 +311,14 @@ impl SequenceTable {
             return;
         }
         assert!(page_len >= sequence.published, "S2: published pages are not the row's to drop");
+        let undrawn = sequence.undrawn();
         for index in page_len..sequence.page_len {
             out.push(self.stores.pages.page(sequence.row, index));
         }
         self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
         sequence.page_len = page_len;
+        // What was promised is promised again.
+        self.promised += sequence.undrawn() - undrawn;
         sequence.dirty_from = sequence.dirty_from.min(page_len);
         if page_len > 0 {
             sequence.tail = self.stores.pages.entry(sequence.row, page_len - 1);
@@ -292,6 +329,7 @@ impl SequenceTable {
     /// Forgets all pages, which the caller has released: the sequence is preempted.
     pub(crate) fn clear_pages(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
+        assert!(sequence.promised == 0, "S3: a preempted sequence is promised nothing");
         self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
         (sequence.page_len, sequence.published) = (0, 0);
         (sequence.dirty_from, sequence.inherited) = (0, 0);
@@ -366,6 +404,11 @@ impl SequenceTable {
         let Sequence { row, page_len, token_len, tail, last_token, .. } = *sequence;
         (page_len == 0 || self.stores.pages.entry(row, page_len - 1) == tail)
             && (token_len == 0 || self.stores.tokens.token(row, token_len - 1) == last_token)
+    }
+
+    /// Whether S7 holds.
+    pub(crate) fn counts_promises(&self) -> bool {
+        self.rows.values().map(|s| u64::from(s.undrawn())).sum::<u64>() == self.promised.into()
     }
 
     /// Whether S5 holds. O(chunks).

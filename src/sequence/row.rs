@@ -40,7 +40,8 @@ impl RowMut<'_> {
         if len <= self.sequence.chunks * self.stores.tokens.chunk_tokens() {
             return Ok(());
         }
-        self.stores.tokens.check_free(self.stores.tokens.chunks_for(len) - self.sequence.chunks)
+        let chunks = self.stores.tokens.chunks_for(len) - self.sequence.chunks;
+        self.stores.tokens.check_free(chunks.into())
     }
 
     /// Appends tokens. The caller checked the room. O(tokens).

@@ -78,12 +78,12 @@ impl TokenStore {
     ///
     /// # Errors
     /// [`Error::OutOfTokens`].
-    pub fn check_free(&self, chunks: u32) -> Result<(), Error> {
-        let free = self.chunks.free_count();
+    pub fn check_free(&self, chunks: u64) -> Result<(), Error> {
+        let free = u64::from(self.chunks.free_count());
         if chunks <= free {
             return Ok(());
         }
-        let tokens = |chunks| u64::from(chunks) * u64::from(self.chunk_tokens);
+        let tokens = |chunks| chunks * u64::from(self.chunk_tokens);
         Err(Error::OutOfTokens { wanted: tokens(chunks), available: tokens(free) })
     }
 

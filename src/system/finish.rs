@@ -1,4 +1,5 @@
-//! A sequence leaves for good, or until it is resumed: publish what is computed, release the rest through the fence.
+//! A sequence leaves for good, or until it is resumed: publish what is computed, release the rest through the fence. What
+//! it was promised and has not drawn returns.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -81,6 +82,7 @@ fn release(
     if keep == Keep::Publish && shape.shares_prefixes() {
         publish(pages, prefixes, sequences, fence, buffers, seq);
     }
+    sequences.promise(seq, 0);
     let sequence = sequences.get_mut(seq).expect("the caller looked it up");
     let (published, last_step) = (sequence.published, sequence.last_step);
     let lock = sequence.lock.take().expect("a running sequence holds its prefix");

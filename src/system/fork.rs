@@ -1,5 +1,6 @@
-//! A second sequence with the same past: whole pages are shared, the partly filled tail page is copied.
+//! More sequences with the same past: whole pages are shared, the partly filled tail page is copied.
 
+use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::{PageId, SeqKey, StepId};
@@ -8,33 +9,38 @@ use crate::plan::PageCopy;
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
+use crate::system::promise::check_promise;
 use crate::system::publish::publish;
 use crate::system::reclaim::reclaim;
+use crate::system::room::Room;
 use crate::world::{Buffers, Counters};
 
-/// A child that a fork made.
+/// The children that a fork made. Copy what is needed of it before the engine's next call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 #[non_exhaustive]
-pub struct Forked {
-    /// The new sequence: all known tokens of its parent, and K and V of those that are computed.
-    pub child: SeqKey,
-    /// The copy of the tail page, if part of a page is computed. The engine has told its own backend; other ranks'
-    /// backends need `copy_pages` too, ordered after the steps committed so far.
-    pub copy: Option<PageCopy>,
-    /// The step of that copy, to be completed like any other; it counts as committed.
+pub struct Forked<'a> {
+    /// The new sequences: all known tokens of their parent, and K and V of those that are computed.
+    pub children: &'a [SeqKey],
+    /// The copies of the tail page, one for each child, if part of a page is computed. The engine has told its own
+    /// backend; other ranks' backends need `copy_pages` too, ordered after the steps committed so far.
+    pub copies: &'a [PageCopy],
+    /// The step of those copies, to be completed like any other; it counts as committed.
     pub step: Option<StepId>,
 }
 
-/// Forks a running sequence. Its whole computed pages are published first, in prefix mode None for the family alone.
-/// The child shares chunks of the page table, so its first plan sends a word a chunk for them instead of one a page.
-/// O(tokens).
+/// Forks a running sequence: `count` children, each promised the pages of `promise` tokens in all, are left in the buffers
+/// with their copies; returns the step of those. Its whole computed pages are published first, in prefix mode None for
+/// the family alone. A child shares chunks of the page table, so its first plan sends a word a chunk for them instead of
+/// one a page. O(tokens) for each child.
 ///
 /// # Errors
-/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfSequences`], [`Error::OutOfTokens`], and where a
-/// tail is to be copied [`Error::OutOfSteps`], [`Error::OutOfPages`]. Nothing changes then.
+/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfSequences`],
+/// [`Error::OutOfTokens`], where a tail is to be copied [`Error::OutOfSteps`], and [`Error::OutOfPages`] if tails and
+/// promises cannot be had. Nothing changes then.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn fork(
+    shape: &EngineShape,
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
@@ -43,46 +49,69 @@ pub(crate) fn fork(
     counters: &mut Counters,
     buffers: &mut Buffers,
     seq: SeqKey,
-) -> Result<Forked, Error> {
+    count: u32,
+    promise: u32,
+) -> Result<Option<StepId>, Error> {
     let parent = sequences.running(seq)?;
+    check_promise(shape, promise)?;
     let (token_len, cached_len) = (parent.token_len, parent.cached_len.min(parent.token_len));
-    let page_size = prefixes.page_size();
-    let has_tail = !cached_len.is_multiple_of(page_size);
-    sequences.check_room(token_len)?;
-    let mut tail = [PageId::default()];
+    let page_size = shape.layout.page_size();
+    let (shared, page_len) = (cached_len / page_size, cached_len.div_ceil(page_size));
+    let promised = promise.div_ceil(page_size);
+    sequences.check_room(count, token_len)?;
+    buffers.children.clear();
+    buffers.copies.clear();
+    if count == 0 {
+        return Ok(None);
+    }
+    let has_tail = page_len > shared;
     if has_tail {
-        // Before publishing, which may turn evictable pages into protected ones: nothing fails after this.
         steps.check_room()?;
-        let evicted = reclaim(pages, prefixes, 1, &mut buffers.freed)?;
-        counters.evicted_pages += u64::from(evicted);
+    }
+    let tails = u64::from(count) * u64::from(page_len - shared);
+    let undrawn = u64::from(count) * u64::from(promised.saturating_sub(page_len));
+    let room = Room::new(pages, prefixes, sequences.promised(), fence);
+    room.check(tails + undrawn, 0)?;
+    // Before publishing, which may turn evictable pages into protected ones: nothing fails after this.
+    let evicted = reclaim(pages, prefixes, tails, &mut buffers.freed);
+    counters.evicted_pages += u64::from(evicted);
+    for _ in 0..tails {
+        let mut tail = [PageId::default()];
         assert!(pages.alloc(&mut tail), "a page was reclaimed");
+        buffers.copies.push(PageCopy { source: tail[0], target: tail[0] });
     }
     publish(pages, prefixes, sequences, fence, buffers, seq);
     let parent = sequences.running(seq)?;
-    let lock = parent.lock.as_ref().expect("a running sequence holds its prefix");
-    let lock = prefixes.lock_again(lock, fence);
-    let shared = cached_len / page_size;
     let sent = steps.sent_for_good(parent.last_item, parent.dirty_from).max(parent.inherited);
-    let source = has_tail.then(|| sequences.page(parent, shared));
-    let copy = source.map(|source| PageCopy { source, target: tail[0] });
-    let child = sequences.spawn_copy(seq, token_len, lock);
-    let inherited = sequences.inherit(seq, child, shared.min(sent));
-    buffers.pages.clear();
-    let parent = sequences.running(seq)?;
-    for piece in sequences.page_pieces(parent, inherited, shared) {
-        buffers.pages.extend_from_slice(piece);
+    if has_tail {
+        let source = sequences.page(parent, shared);
+        buffers.copies.iter_mut().for_each(|copy| copy.source = source);
     }
-    buffers.pages.extend(copy.map(|copy| copy.target));
-    let step = copy.map(|_| steps.begin(false, 0));
-    let mut row = sequences.row_mut(child).expect("just made");
-    row.append_pages(&buffers.pages);
-    row.sequence.published = shared;
-    (row.sequence.cached_len, row.sequence.planned_len) = (cached_len, cached_len);
+    for index in 0..count as usize {
+        let parent = sequences.running(seq)?;
+        let lock = parent.lock.as_ref().expect("a running sequence holds its prefix");
+        let lock = prefixes.lock_again(lock, fence);
+        let child = sequences.spawn_copy(seq, token_len, lock);
+        let inherited = sequences.inherit(seq, child, shared.min(sent));
+        buffers.pages.clear();
+        let parent = sequences.running(seq)?;
+        for piece in sequences.page_pieces(parent, inherited, shared) {
+            buffers.pages.extend_from_slice(piece);
+        }
+        buffers.pages.extend(buffers.copies.get(index).map(|copy| copy.target));
+        let mut row = sequences.row_mut(child).expect("just made");
+        row.append_pages(&buffers.pages);
+        row.sequence.published = shared;
+        (row.sequence.cached_len, row.sequence.planned_len) = (cached_len, cached_len);
+        sequences.promise(child, promised);
+        buffers.children.push(child);
+    }
+    let step = has_tail.then(|| steps.begin(false, 0));
     if let Some(step) = step {
-        // The copy reads the parent's tail and writes the child's.
-        for key in [seq, child] {
+        // The copies read the parent's tail and write the children's.
+        for &key in buffers.children.iter().chain([&seq]) {
             sequences.get_mut(key).expect("alive").last_step = step;
         }
     }
-    Ok(Forked { child, copy, step })
+    Ok(step)
 }

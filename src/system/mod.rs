@@ -6,8 +6,10 @@
 //! | system | pages | prefixes | sequences | steps | fence |
 //! |---|---|---|---|---|---|
 //! | [`admit`], `resume`: match, lock, take a row | reads | writes | writes | | writes |
+//! | [`room`]: how many pages a call may take | reads | reads | reads | | reads |
+//! | [`promise`]: set pages aside, or give them back | reads | reads | writes | | reads |
 //! | [`reclaim`]: evict no more pages than are lacking | writes | writes | | | |
-//! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | |
+//! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | reads |
 //! | [`packed`]: the same batch in FlashInfer's contract | | | reads | reads | |
 //! | [`append`]: tokens become known | | | writes | | |
 //! | [`commit`]: tokens have K and V, whole pages become matchable | writes | writes | writes | writes | writes |
@@ -31,8 +33,10 @@ pub mod finish;
 pub mod fork;
 pub mod packed;
 pub mod plan_batch;
+pub mod promise;
 pub mod publish;
 pub mod reclaim;
 pub mod release;
 pub mod reset;
 pub mod rollback;
+pub mod room;

@@ -5,6 +5,7 @@ use bytemuck::Zeroable;
 
 use crate::config::EngineShape;
 use crate::error::Error;
+use crate::fence::Fence;
 use crate::id::{PageId, StepId, TokenId};
 use crate::page::PagePool;
 use crate::plan::{
@@ -14,6 +15,7 @@ use crate::prefix::PrefixTree;
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::{StepItem, StepLog};
 use crate::system::reclaim::reclaim;
+use crate::system::room::Room;
 use crate::world::{Buffers, Counters};
 
 /// What a batch needs, found out before anything changes.
@@ -21,6 +23,8 @@ use crate::world::{Buffers, Counters};
 struct Needs {
     tokens: usize,
     pages: u64,
+    /// Of those, the ones that are promised to their sequences.
+    drawn: u64,
     chunks: u32,
     table_writes: usize,
 }
@@ -40,6 +44,7 @@ pub(crate) fn plan_batch<'step>(
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
+    fence: &Fence,
     counters: &mut Counters,
     buffers: &mut Buffers,
     scratch: &'step mut StepScratch,
@@ -47,7 +52,9 @@ pub(crate) fn plan_batch<'step>(
 ) -> Result<BatchPlan<'step>, Error> {
     counters.plans += 1;
     let needs = check(shape, sequences, steps, items, counters.plans)?;
-    let evicted = reclaim(pages, prefixes, needs.pages, &mut buffers.freed)?;
+    Room::new(pages, prefixes, sequences.promised(), fence).check(needs.pages, needs.drawn)?;
+    let evicted = reclaim(pages, prefixes, needs.pages, &mut buffers.freed);
+    sequences.draw(needs.drawn as u32);
     counters.evicted_pages += u64::from(evicted);
     let bump = scratch.reset();
     let new_pages = bump.alloc_slice_fill_copy(needs.pages as usize, PageId::default());
@@ -141,6 +148,7 @@ fn check(
             (new_pages, row.lacking(row.sequence.page_len + new_pages))
         };
         needs.pages += u64::from(new_pages);
+        needs.drawn += u64::from(row.sequence.undrawn().min(new_pages));
         needs.chunks += lacking.chunks;
         needs.table_writes += lacking.table_writes as usize;
     }
@@ -365,7 +373,7 @@ mod tests {
             let World { pages, prefixes, sequences, steps, fence, counters, buffers } = &mut world;
             let (namespace, prompt) = (Namespace::default(), [TokenId::new(7)]);
             let seq = admit(
-                &shape, pages, prefixes, sequences, fence, counters, buffers, namespace, &prompt,
+                &shape, pages, prefixes, sequences, fence, counters, buffers, namespace, &prompt, 0,
             )
             .expect("there is room");
             sequences.get_mut(seq).expect("it is live").token_len = LEN;
@@ -378,6 +386,7 @@ mod tests {
                 prefixes,
                 sequences,
                 steps,
+                fence,
                 counters,
                 buffers,
                 &mut scratch,

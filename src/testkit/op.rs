@@ -25,7 +25,13 @@ pub struct Prompt {
     pub len: u16,
     /// What the new tokens are made of.
     pub seed: u8,
+    /// What is promised.
+    pub promise: Promise,
 }
+
+/// How many tokens a sequence is promised room for: 0 none, 255 more than allowed, 254 half of its tokens, else all of its
+/// tokens and so many more, modulo about four pages.
+pub type Promise = u8;
 
 /// One call of a host, or two that belong together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
@@ -88,11 +94,24 @@ pub enum Op {
     Resume {
         /// Below 200 a preempted sequence, modulo those, else any as with finish.
         pick: u8,
+        /// What is promised.
+        promise: Promise,
+    },
+    /// `promise`
+    Promise {
+        /// The sequence; above 250 a finished one.
+        pick: u8,
+        /// What is promised.
+        promise: Promise,
     },
     /// `fork`
     Fork {
         /// The sequence; above 250 a finished one.
         pick: u8,
+        /// How many children, modulo 4.
+        count: u8,
+        /// What each is promised.
+        promise: Promise,
     },
     /// `rollback`
     Rollback {

@@ -5,7 +5,7 @@
 use super::op::{Op, Prompt, SmallConfig};
 use super::rng::Rng;
 
-const KINDS: usize = 13;
+const KINDS: usize = 14;
 
 /// An endless stream of ops, and the config they were drawn for. Depends on the seed alone.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct Workload {
     weights: [u64; KINDS],
     /// How often, in 16, a plan item asks for all that is allowed.
     greedy: u64,
+    /// How often, in 16, something is promised.
+    promising: u64,
     /// One in so many picks is wrong on purpose.
     wrong: u64,
 }
@@ -25,15 +27,17 @@ impl Workload {
         let mut rng = Rng::new(seed);
         let config = draw_config(&mut rng);
         // Calls that keep a server going are common in every workload, the rest in some.
-        let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0];
+        let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0];
         let mut weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
         for i in [1, 6, 8, 10, 11] {
             weights[i] *= rng.pick(&[0, 1, 1, 4]);
         }
         weights[12] = rng.pick(&[0, 0, 1, 2]);
+        let promising = rng.pick(&[0, 4, 12, 16]);
+        weights[13] = rng.pick(&[0, 3, 10]) * u64::from(promising > 0);
         let greedy = rng.below(17);
         let wrong = rng.pick(&[8, 32, 256]);
-        Self { config, rng, weights, greedy, wrong }
+        Self { config, rng, weights, greedy, promising, wrong }
     }
 
     /// The config to run it on.
@@ -65,10 +69,14 @@ impl Workload {
             6 => Op::Abort { pick: self.step(224) },
             7 => Op::Finish { pick: self.seq(), publish: !self.rng.one_in(8) },
             8 => Op::Preempt { pick: self.seq(), publish: self.rng.one_in(2) },
-            9 => Op::Resume { pick: self.step(200) },
-            10 => Op::Fork { pick: self.seq() },
+            9 => Op::Resume { pick: self.step(200), promise: self.promise() },
+            10 => {
+                let count = self.rng.pick(&[1, 1, 2, 3]) - u8::from(self.is_wrong());
+                Op::Fork { pick: self.seq(), count, promise: self.promise() }
+            }
             11 => Op::Rollback { pick: self.seq(), fewer: self.byte() },
-            _ => Op::Reset,
+            12 => Op::Reset,
+            _ => Op::Promise { pick: self.seq(), promise: self.promise() },
         }
     }
 
@@ -94,6 +102,17 @@ impl Workload {
         self.step(251)
     }
 
+    /// Sometimes something, seldom too much.
+    fn promise(&mut self) -> u8 {
+        if self.rng.below(16) >= self.promising {
+            0
+        } else if self.is_wrong() {
+            255
+        } else {
+            self.rng.within(1, 254) as u8
+        }
+    }
+
     fn append_count(&mut self) -> u8 {
         match self.rng.below(8) {
             0 if self.is_wrong() => self.rng.pick(&[254, 255]),
@@ -109,6 +128,7 @@ impl Workload {
             shared: self.rng.bits() as u16,
             len: self.rng.within(1, 65_500) as u16,
             seed: self.byte() % 4,
+            promise: self.promise(),
         };
         if self.is_wrong() {
             prompt.len = self.rng.pick(&[0, 65_535, 65_500]);

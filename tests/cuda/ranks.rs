@@ -109,7 +109,7 @@ fn two_ranks_are_one_gpu() {
         if step % 3 == 0 {
             let len = drive.rng.within(1, 900) as u32;
             let prompt: Vec<_> = (0..len).map(|i| TokenId::new(1_000 * step + i)).collect();
-            let seq = engine.admit(Namespace::default(), &prompt).expect("room for a prompt");
+            let seq = engine.admit(Namespace::default(), &prompt, 0).expect("room for a prompt");
             sequences.push(seq);
             items.push((Item::Extend { sequence: drive.admit(), len }, Extend { seq, len }));
         }

@@ -11,6 +11,7 @@ mod tree;
 use std::collections::{BTreeMap, VecDeque};
 
 pub use pages::{PageIs, Pages};
+pub use sequence::AdmissionWant;
 pub use step::{PlanWant, RowWant};
 pub use tree::{Published, Tree};
 
@@ -21,10 +22,12 @@ use crate::id::{PageId, Scope, SeqKey, StepId, TokenId};
 use step::Step;
 
 /// What a fork must answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForkWant {
-    /// Source and target of the tail's copy, and its step.
-    pub copy: Option<(PageId, PageId, StepId)>,
+    /// Source and target of the tail's copies.
+    pub copies: Vec<(PageId, PageId)>,
+    /// Their step.
+    pub step: Option<StepId>,
 }
 
 #[derive(Clone, Debug)]
@@ -36,6 +39,8 @@ struct Sequence {
     /// Pages at the head of `table` that are the tree's, locked by this sequence.
     published: usize,
     table: Vec<PageId>,
+    /// Pages that it is promised, those of `table` included.
+    promised: usize,
     preempted: bool,
     /// Counts preemptions: items planned in an earlier incarnation are skipped.
     incarnation: u32,
@@ -160,9 +165,33 @@ impl Model {
         self.pages.state(page)
     }
 
+    /// `Engine::promised`
+    pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
+        let sequence = self.sequence(seq)?;
+        Ok(sequence.promised.saturating_sub(sequence.table.len()) as u32)
+    }
+
+    /// Pages that are promised and not drawn.
+    fn promised_pages(&self) -> u32 {
+        self.sequences.keys().filter_map(|&seq| self.promised(seq).ok()).sum()
+    }
+
+    /// Pages that are free or evictable, promised or not.
+    fn there(&self) -> u32 {
+        self.pages.count(PageIs::Free) + self.tree.evictable()
+    }
+
     /// `Engine::available`
     pub fn available(&self) -> u32 {
-        self.pages.count(PageIs::Free) + self.tree.evictable()
+        self.there().saturating_sub(self.promised_pages())
+    }
+
+    /// The most pages that a call may take which draws on promises of `drawn` pages first: all that are there for those,
+    /// but for more only what leaves the other promises their pages.
+    fn takes_at_most(&self, drawn: u32) -> u32 {
+        let kept = |taken: u32| self.promised_pages() - drawn.min(taken);
+        let may = |&taken: &u32| taken <= drawn || self.there() - taken >= kept(taken);
+        (0..=self.there()).rev().find(may).expect("nothing may always be taken")
     }
 
     /// `Engine::available_after`, found by doing it.
@@ -182,6 +211,7 @@ impl Model {
             private_pages: self.pages.count(PageIs::Private),
             cached_pages: self.pages.count(PageIs::Cached),
             fenced_pages: self.pages.count(PageIs::Fenced),
+            promised_pages: self.promised_pages(),
             evictable_pages: self.tree.evictable(),
             protected_pages: self.tree.protected(),
             sequences: self.sequences.len() as u32,
@@ -191,12 +221,27 @@ impl Model {
 
     // Pages that are taken and given up.
 
-    fn check_pages(&self, wanted: usize, available: u32) -> Result<(), Error> {
-        if wanted as u64 > u64::from(available) {
-            let available = available.into();
-            return Err(Error::OutOfPages { wanted: wanted as u64, available });
+    /// Whether a call may take so many pages, `drawn` of them promised to it.
+    fn check_pages(&self, wanted: usize, drawn: usize) -> Result<(), Error> {
+        let fits = |model: &Self| wanted <= model.takes_at_most(drawn as u32) as usize;
+        if fits(self) {
+            return Ok(());
         }
-        Ok(())
+        let after = self.first_after(fits);
+        assert!(drawn < wanted || after.is_some(), "a promise is kept when its step is complete");
+        let available = self.takes_at_most(drawn as u32).into();
+        Err(Error::OutOfPages { wanted: wanted as u64, available, after })
+    }
+
+    /// The first step that brings something back after which all is well, found by doing it.
+    fn first_after(&self, is_well: impl Fn(&Self) -> bool) -> Option<StepId> {
+        let mut after = self.clone();
+        let mut steps = self.fence.iter().map(|waits| waits.0);
+        let step = steps.find(|&step| {
+            after.open_fence(step);
+            is_well(&after)
+        });
+        step.map(StepId::new)
     }
 
     /// Evicts exactly the shortage, then takes the lowest free pages.

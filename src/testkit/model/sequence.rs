@@ -5,6 +5,30 @@ use crate::error::Error;
 use crate::id::{Namespace, Scope, SeqKey, StepId, TokenId};
 use crate::system::finish::Keep;
 
+/// What an admission must answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AdmissionWant {
+    /// Tokens that are cached.
+    pub cached_len: u32,
+    /// Pages of those that nobody uses.
+    pub idle_pages: u32,
+    /// Pages that the rest needs.
+    pub lacking_pages: u32,
+    /// Pages that there are for it.
+    pub available_pages: u32,
+    /// The step after which there are enough.
+    pub after: Option<StepId>,
+}
+
+impl AdmissionWant {
+    fn check(&self) -> Result<(), Error> {
+        let Self { lacking_pages, available_pages, after, .. } = *self;
+        let (wanted, available) = (lacking_pages.into(), available_pages.into());
+        let fits = lacking_pages <= available_pages;
+        if fits { Ok(()) } else { Err(Error::OutOfPages { wanted, available, after }) }
+    }
+}
+
 impl Model {
     fn next_scope(&self, namespace: Namespace) -> Scope {
         Scope { namespace, generation: self.generation }
@@ -16,28 +40,28 @@ impl Model {
         self.tree.matched(scope, all_but_last(prompt)).len() as u32
     }
 
+    /// `Engine::admission`
+    pub fn admission(
+        &self,
+        namespace: Namespace,
+        prompt: &[TokenId],
+        promise: u32,
+    ) -> Result<AdmissionWant, Error> {
+        self.check_prompt(prompt, promise)?;
+        Ok(self.ask(self.next_scope(namespace), prompt, promise))
+    }
+
     /// `Engine::admit`, where the engine has answered with `key`, if with a sequence at all.
     pub fn admit(
         &mut self,
         key: SeqKey,
         namespace: Namespace,
         prompt: &[TokenId],
+        promise: u32,
     ) -> Result<(), Error> {
-        if prompt.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        let (len, max) = (prompt.len() as u64, u64::from(self.shape.max_sequence_len));
-        if len > max {
-            return Err(Error::TooLong { len, max });
-        }
-        check_known(0, prompt)?;
-        if self.sequences.len() as u32 == self.shape.table.rows {
-            return Err(Error::OutOfSequences { max: self.shape.table.rows });
-        }
-        self.check_chunks(prompt.len().div_ceil(self.chunk_tokens()))?;
+        self.check_prompt(prompt, promise)?;
         let scope = self.next_scope(namespace);
-        let pages = self.tree.matched(scope, all_but_last(prompt)).len();
-        self.check_rest(scope, prompt, pages)?;
+        self.ask(scope, prompt, promise).check()?;
         let sequence = Sequence {
             scope,
             tokens: prompt.to_vec(),
@@ -45,24 +69,70 @@ impl Model {
             planned_len: 0,
             published: 0,
             table: Vec::new(),
+            promised: 0,
             preempted: false,
             incarnation: 0,
             last_step: 0,
         };
         self.sequences.insert(key, sequence);
-        self.begin_with(key, scope, pages);
+        self.begin_with(key, scope, promise);
         Ok(())
     }
 
-    /// Whether what `pages` matched pages leave to compute can fit, once they are locked.
-    fn check_rest(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Result<(), Error> {
-        let rest = tokens.len().div_ceil(self.page_size()) - pages;
-        self.check_pages(rest, self.available() - self.tree.idle_on_path(scope, tokens, pages))
+    fn check_promise(&self, promise: u32) -> Result<(), Error> {
+        let (len, max) = (u64::from(promise), u64::from(self.shape.max_sequence_len));
+        if len > max { Err(Error::TooLong { len, max }) } else { Ok(()) }
     }
 
-    /// A sequence without pages begins with the first `pages` of its tokens' path.
-    fn begin_with(&mut self, key: SeqKey, scope: Scope, pages: usize) {
-        let len = pages * self.page_size();
+    fn check_prompt(&self, prompt: &[TokenId], promise: u32) -> Result<(), Error> {
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let (len, max) = (prompt.len() as u64, u64::from(self.shape.max_sequence_len));
+        if len > max {
+            return Err(Error::TooLong { len, max });
+        }
+        self.check_promise(promise)?;
+        check_known(0, prompt)?;
+        self.check_rows(1, prompt.len())
+    }
+
+    /// Whether so many new sequences of so many tokens each fit the tables.
+    fn check_rows(&self, count: usize, tokens: usize) -> Result<(), Error> {
+        let max = self.shape.table.rows;
+        if self.sequences.len() + count > max as usize {
+            return Err(Error::OutOfSequences { max });
+        }
+        self.check_chunks(count * tokens.div_ceil(self.chunk_tokens()))
+    }
+
+    /// What beginning with these tokens takes.
+    fn ask(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> AdmissionWant {
+        let pages = self.tree.matched(scope, all_but_last(tokens)).len();
+        let all = tokens.len().max(promise as usize).div_ceil(self.page_size());
+        // Pages that are locked are there for nobody else, and for no promise.
+        let room = |model: &Self| {
+            let idle = model.tree.idle_on_path(scope, tokens, pages);
+            (idle, model.available().saturating_sub(idle))
+        };
+        let (idle_pages, available_pages) = room(self);
+        let lacking_pages = (all - pages) as u32;
+        let fits = lacking_pages <= available_pages;
+        AdmissionWant {
+            cached_len: (pages * self.page_size()) as u32,
+            idle_pages,
+            lacking_pages,
+            available_pages,
+            after: self.first_after(|model| lacking_pages <= room(model).1).filter(|_| !fits),
+        }
+    }
+
+    /// A sequence without pages begins with what the tree has of its tokens.
+    fn begin_with(&mut self, key: SeqKey, scope: Scope, promise: u32) {
+        let tokens = all_but_last(&self.sequences[&key].tokens);
+        let pages = self.tree.matched(scope, tokens).len();
+        let (len, promised) =
+            (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
         let sequence = self.sequences.get_mut(&key).expect("the row was just made or seen");
         self.tree.lock(scope, &sequence.tokens, pages);
         sequence.table = self.tree.matched(scope, &sequence.tokens[..len]);
@@ -71,6 +141,7 @@ impl Model {
         sequence.cached_len = len;
         sequence.planned_len = len;
         sequence.preempted = false;
+        sequence.promised = promised;
         self.hit_tokens += len as u64;
         if !self.shares() {
             self.generation += 1;
@@ -155,6 +226,7 @@ impl Model {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         let pages = sequence.table.split_off(sequence.published);
         sequence.table.clear();
+        sequence.promised = 0;
         let lock = Lock {
             scope: sequence.scope,
             tokens: sequence.tokens.clone(),
@@ -194,16 +266,29 @@ impl Model {
     }
 
     /// `Engine::resume`
-    pub fn resume(&mut self, seq: SeqKey) -> Result<(), Error> {
+    pub fn resume(&mut self, seq: SeqKey, promise: u32) -> Result<(), Error> {
         let sequence = self.sequence(seq)?;
         if !sequence.preempted {
             return Err(Error::NotPreempted { seq });
         }
+        self.check_promise(promise)?;
         // It begins anew: in the present generation, or with prefix reuse off in one of its own.
         let scope = self.next_scope(sequence.scope.namespace);
-        let pages = self.tree.matched(scope, all_but_last(&sequence.tokens)).len();
-        self.check_rest(scope, &sequence.tokens, pages)?;
-        self.begin_with(seq, scope, pages);
+        self.ask(scope, &sequence.tokens, promise).check()?;
+        self.begin_with(seq, scope, promise);
+        Ok(())
+    }
+
+    /// `Engine::promise`
+    pub fn promise(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
+        let before = self.running(seq).and_then(|_| self.promised(seq))?;
+        self.check_promise(len)?;
+        let mut after = self.clone();
+        let pages = (len as usize).div_ceil(self.page_size());
+        after.sequences.get_mut(&seq).expect("seen above").promised = pages;
+        let more = after.promised(seq)?.saturating_sub(before);
+        self.check_pages(more as usize, 0)?;
+        *self = after;
         Ok(())
     }
 
@@ -228,39 +313,45 @@ impl Model {
         Ok(())
     }
 
-    /// `Engine::fork`, with `key` as in [`Model::admit`].
-    pub fn fork(&mut self, key: SeqKey, seq: SeqKey) -> Result<ForkWant, Error> {
+    /// `Engine::fork`, with `keys` as in [`Model::admit`], one for each child.
+    pub fn fork(&mut self, keys: &[SeqKey], seq: SeqKey, promise: u32) -> Result<ForkWant, Error> {
         let parent = self.running(seq)?;
+        self.check_promise(promise)?;
         let page_size = self.page_size();
         let len = parent.cached_len.min(parent.tokens.len());
-        let (pages, tail) = (len / page_size, len % page_size);
-        if self.sequences.len() as u32 == self.shape.table.rows {
-            return Err(Error::OutOfSequences { max: self.shape.table.rows });
+        let (pages, tail) = (len / page_size, usize::from(len % page_size > 0));
+        self.check_rows(keys.len(), parent.tokens.len())?;
+        if keys.is_empty() {
+            return Ok(ForkWant { copies: Vec::new(), step: None });
         }
-        self.check_chunks(parent.tokens.len().div_ceil(self.chunk_tokens()))?;
         if tail > 0 {
             self.check_steps()?;
-            self.check_pages(1, self.available())?;
         }
-        // The tail's page is taken first: publishing may put idle pages to use.
-        let target = self.take_pages(usize::from(tail > 0)).pop();
+        let promised = (promise as usize).div_ceil(page_size);
+        let each = tail + promised.saturating_sub(pages + tail);
+        self.check_pages(keys.len() * each, 0)?;
+        // The tails' pages are taken first: publishing may put idle pages to use.
+        let targets = self.take_pages(keys.len() * tail);
         self.publish(seq);
-        let step = target.map(|_| self.new_step(Step::copy()));
+        let step = (tail > 0).then(|| self.new_step(Step::copy()));
         let parent = self.sequences.get_mut(&seq).expect("seen above");
         parent.last_step = step.unwrap_or(parent.last_step);
-        let mut child = parent.clone();
-        child.cached_len = len;
-        child.planned_len = len;
-        child.table.truncate(pages);
-        child.table.extend(target);
-        child.incarnation = 0;
-        child.last_step = step.unwrap_or(0);
-        let source = parent.table.get(pages).copied();
-        self.tree.lock(child.scope, &child.tokens, pages);
-        self.sequences.insert(key, child);
-        let copy = target.zip(source).zip(step);
+        let parent = parent.clone();
+        for (index, &key) in keys.iter().enumerate() {
+            let mut child = parent.clone();
+            child.cached_len = len;
+            child.planned_len = len;
+            child.table.truncate(pages);
+            child.table.extend(targets.get(index));
+            child.promised = promised;
+            child.incarnation = 0;
+            child.last_step = step.unwrap_or(0);
+            self.tree.lock(child.scope, &child.tokens, pages);
+            self.sequences.insert(key, child);
+        }
         Ok(ForkWant {
-            copy: copy.map(|((target, source), step)| (source, target, StepId::new(step))),
+            copies: targets.iter().map(|&target| (parent.table[pages], target)).collect(),
+            step: step.map(StepId::new),
         })
     }
 

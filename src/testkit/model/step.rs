@@ -147,6 +147,21 @@ impl Model {
         end.div_ceil(self.page_size()) - sequence.table.len()
     }
 
+    /// Pages of a batch that is in order which are promised to its sequences.
+    fn drawn_by(&self, items: &[Extend]) -> usize {
+        let drawn = |item: &Extend| {
+            let promised = self.promised(item.seq).expect("it is in order") as usize;
+            promised.min(self.pages_for(item))
+        };
+        items.iter().map(drawn).sum()
+    }
+
+    /// Whether a batch that is in order takes promised pages only.
+    pub fn is_promised(&self, items: &[Extend]) -> bool {
+        let needed: usize = items.iter().map(|item| self.pages_for(item)).sum();
+        needed == self.drawn_by(items)
+    }
+
     /// `Engine::plan_batch`
     pub fn plan_batch(&mut self, items: &[Extend]) -> Result<PlanWant, Error> {
         if items.is_empty() {
@@ -156,7 +171,7 @@ impl Model {
         self.check_items(items)?;
         self.check_room(items)?;
         let needed = items.iter().map(|item| self.pages_for(item)).sum();
-        self.check_pages(needed, self.available())?;
+        self.check_pages(needed, self.drawn_by(items))?;
         let mut pages = self.take_pages(needed).into_iter();
         let step = self.new_step(Step { items: Vec::new(), open: true });
         let mut plan = PlanWant { step: StepId::new(step), ..PlanWant::default() };

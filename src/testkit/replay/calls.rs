@@ -2,16 +2,18 @@
 
 use std::collections::BTreeSet;
 
+use slotmap::KeyData;
+
 use super::agree;
 use super::bytes::{self, Inspect};
 use super::host::Host;
-use crate::error::EngineError;
-use crate::id::{LayerId, SeqKey, StepId, TokenId};
+use crate::error::{EngineError, Error};
+use crate::id::{LayerId, Namespace, SeqKey, StepId, TokenId};
 use crate::plan::{BatchPlan, Extend, OwnedPlan};
 use crate::system::finish::Keep;
 use crate::system::fork::Forked;
-use crate::testkit::model::PlanWant;
-use crate::testkit::op::{Op, Prompt};
+use crate::testkit::model::{AdmissionWant, ForkWant, PlanWant};
+use crate::testkit::op::{Op, Promise, Prompt};
 use crate::testkit::rng::mix;
 
 impl<B: Inspect> Host<B> {
@@ -31,8 +33,9 @@ impl<B: Inspect> Host<B> {
             Op::Abort { pick } => self.abort(pick),
             Op::Finish { pick, publish } => self.finish(pick, keep(publish)),
             Op::Preempt { pick, publish } => self.preempt(pick, keep(publish)),
-            Op::Resume { pick } => self.resume(pick),
-            Op::Fork { pick } => self.fork(pick),
+            Op::Resume { pick, promise } => self.resume(pick, promise),
+            Op::Promise { pick, promise } => self.promise_more(pick, promise),
+            Op::Fork { pick, count, promise } => self.fork(pick, count % 4, promise),
             Op::Rollback { pick, fewer } => self.rollback(pick, fewer),
             Op::Reset => {
                 self.engine.reset();
@@ -60,8 +63,10 @@ impl<B: Inspect> Host<B> {
 
     fn admit(&mut self, spec: &Prompt) -> Result<(), String> {
         let (namespace, prompt) = self.prompt(spec);
-        let got = self.engine.admit(namespace, &prompt);
-        let want = self.model.admit(got.unwrap_or_default(), namespace, &prompt);
+        let promise = self.promise(spec.promise, prompt.len());
+        self.ask(namespace, &prompt, promise)?;
+        let got = self.engine.admit(namespace, &prompt, promise);
+        let want = self.model.admit(got.unwrap_or_default(), namespace, &prompt, promise);
         self.answer("admit", &got.map(|_| ()), &want)?;
         if let Ok(seq) = got {
             self.took_in(seq, prompt.clone())?;
@@ -70,8 +75,21 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
+    /// What an admission would take is said beforehand.
+    fn ask(&self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<(), String> {
+        let got = self.engine.admission(namespace, prompt, promise).map(|got| AdmissionWant {
+            cached_len: got.cached_len,
+            idle_pages: got.idle_pages,
+            lacking_pages: got.lacking_pages,
+            available_pages: got.available_pages,
+            after: got.after,
+        });
+        agree("admission", &got, &self.model.admission(namespace, prompt, promise))
+    }
+
     fn match_prefix(&self, spec: &Prompt) -> Result<(), String> {
         let (namespace, prompt) = self.prompt(spec);
+        self.ask(namespace, &prompt, self.promise(spec.promise, prompt.len()))?;
         let found = self.engine.match_prefix(namespace, &prompt);
         agree("match_prefix", &found.pages(), &self.model.match_prefix(namespace, &prompt))
     }
@@ -122,6 +140,12 @@ impl<B: Inspect> Host<B> {
                 agree("abort", &Ok(()), &self.model.abort(want.step))
             }
             (Err(Some(got)), want) => {
+                if let Error::OutOfPages { after, .. } = got
+                    && self.model.is_promised(items)
+                {
+                    self.summary.count("plan_batch promised, but later".to_owned());
+                    agree("promised pages come back", &after.is_some(), &true)?;
+                }
                 self.answer("plan_batch", &Err(got), &want.map(|want| want.step))
             }
             (got, want) => {
@@ -289,44 +313,87 @@ impl<B: Inspect> Host<B> {
         self.answer("preempt", &got, &want)
     }
 
-    fn resume(&mut self, pick: u8) -> Result<(), String> {
+    fn resume(&mut self, pick: u8, promise: Promise) -> Result<(), String> {
         let live = self.live.iter().copied();
         let preempted: Vec<_> = live.filter(|&seq| self.model.is_preempted(seq)).collect();
         let seq = preempted.get(usize::from(pick) % preempted.len().max(1));
         let seq = seq.filter(|_| pick < 200).copied().unwrap_or(self.pick(pick));
-        let got = self.engine.resume(seq);
-        let want = self.model.resume(seq);
+        let promise = self.promise(promise, self.known(seq));
+        let got = self.engine.resume(seq, promise);
+        let want = self.model.resume(seq, promise);
         self.answer("resume", &got, &want)
     }
 
-    fn fork(&mut self, pick: u8) -> Result<(), String> {
+    fn promise_more(&mut self, pick: u8, promise: Promise) -> Result<(), String> {
         let seq = self.pick(pick);
+        let promise = self.promise(promise, self.known(seq));
+        let got = self.engine.promise(seq, promise);
+        let want = self.model.promise(seq, promise);
+        self.answer("promise", &got, &want)
+    }
+
+    /// Known tokens of a sequence; none if it is finished.
+    fn known(&self, seq: SeqKey) -> usize {
+        self.model.tokens(seq).map_or(0, <[TokenId]>::len)
+    }
+
+    fn fork(&mut self, pick: u8, count: u8, promise: Promise) -> Result<(), String> {
+        let seq = self.pick(pick);
+        let promise = self.promise(promise, self.known(seq));
         let failures = self.engine.backend().failures();
-        let forked = self.engine.fork(seq);
-        let key = forked.as_ref().map(|forked| forked.child).unwrap_or_default();
-        let want = self.model.fork(key, seq);
-        let copy = |forked: &Forked| {
-            forked.copy.zip(forked.step).map(|(copy, step)| (copy.source, copy.target, step))
-        };
-        let got = match &forked {
-            Ok(forked) => Ok(copy(forked)),
-            Err(EngineError::Core(error)) => Err(*error),
-            Err(_) if want.is_ok() && self.engine.backend().failures() > failures => {
-                // There is no child, but what was done for it stays done.
-                self.summary.count("fork Backend".to_owned());
-                return agree("fork", &Ok(()), &self.model.finish(key, Keep::Drop));
+        let forked = self.engine.fork(seq, count.into(), promise);
+        let (keys, got) = match forked {
+            Ok(Forked { children, copies, step }) => {
+                let copies = copies.iter().map(|copy| (copy.source, copy.target)).collect();
+                (children.to_vec(), Ok(ForkWant { copies, step }))
             }
+            // The engine's children are gone: any keys will do for the model's.
+            Err(EngineError::Backend(_)) => {
+                let keys = (1..=count.into()).map(|i| KeyData::from_ffi(i << 32 | u64::MAX >> 32));
+                return self.failed_fork(
+                    &keys.map(SeqKey::from).collect::<Vec<_>>(),
+                    seq,
+                    promise,
+                    failures,
+                );
+            }
+            Err(EngineError::Core(error)) => (vec![SeqKey::default(); count.into()], Err(error)),
             Err(error) => return Err(format!("fork: {error}")),
         };
-        self.answer("fork", &got, &want.map(|want| want.copy))?;
-        if let Ok(forked) = forked {
-            if let Some((copy, step)) = forked.copy.zip(forked.step) {
-                self.compare_untouched(&[copy.target])?;
-                self.touched.insert(step, BTreeSet::from([copy.source, copy.target]));
+        let want = self.model.fork(&keys, seq, promise);
+        self.answer("fork", &got, &want)?;
+        if let Ok(ForkWant { copies, step }) = got {
+            if let Some(step) = step {
+                let targets: Vec<_> = copies.iter().map(|copy| copy.1).collect();
+                self.compare_untouched(&targets)?;
+                let pages = copies.iter().flat_map(|copy| [copy.0, copy.1]).collect();
+                self.touched.insert(step, pages);
             }
-            let known = self.model.tokens(seq).map_or(0, <[TokenId]>::len);
-            let text = self.texts[&seq][..known].to_vec();
-            self.took_in(forked.child, text)?;
+            let text =
+                self.texts.get(&seq).map_or(Vec::new(), |text| text[..self.known(seq)].to_vec());
+            for key in keys {
+                self.took_in(key, text.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// There are no children, but what was done for them stays done.
+    fn failed_fork(
+        &mut self,
+        keys: &[SeqKey],
+        seq: SeqKey,
+        promise: u32,
+        failures: u64,
+    ) -> Result<(), String> {
+        if self.engine.backend().failures() == failures {
+            return Err("fork: the backend did not fail".to_owned());
+        }
+        self.summary.count("fork Backend".to_owned());
+        let forked = self.model.fork(keys, seq, promise).map(|_| ());
+        agree("fork", &Ok(()), &forked)?;
+        for &key in keys.iter().rev() {
+            agree("fork", &Ok(()), &self.model.finish(key, Keep::Drop))?;
         }
         Ok(())
     }

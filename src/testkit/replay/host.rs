@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::plan::StepScratch;
 use crate::testkit::model::Model;
-use crate::testkit::op::Prompt;
+use crate::testkit::op::{Promise, Prompt};
 use crate::testkit::rng::mix;
 
 /// Tokens are below this: so few that prompts share and collide by chance too.
@@ -140,6 +140,18 @@ impl<B: Inspect> Host<B> {
             prompt[usize::from(spec.seed) % len] = TokenId::PENDING;
         }
         (namespace, prompt)
+    }
+
+    /// What a promise means to a sequence of so many tokens.
+    pub(super) fn promise(&self, spec: Promise, tokens: usize) -> u32 {
+        let max = self.engine.shape().max_sequence_len;
+        let more = usize::from(spec) * self.scale() % (4 * self.page_size() + 2);
+        match spec {
+            0 => 0,
+            255 => max + 1,
+            254 => tokens as u32 / 2,
+            _ => max.min((tokens + more) as u32),
+        }
     }
 
     pub(super) fn remember(&mut self, text: Vec<TokenId>) {

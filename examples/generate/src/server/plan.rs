@@ -13,7 +13,7 @@ impl<R: Runner> Server<R> {
         while self.running.len() < self.policy.concurrency as usize {
             let index = if let Some(&index) = self.preempted.front() {
                 let seq = self.streams[index].seq.expect("a preempted stream has a sequence");
-                if let Err(error) = self.engine.resume(seq) {
+                if let Err(error) = self.engine.resume(seq, 0) {
                     return later(error);
                 }
                 self.preempted.pop_front();
@@ -40,7 +40,7 @@ impl<R: Runner> Server<R> {
         let request = &self.requests[stream.request];
         let said = TokenId::from_raw(&stream.tokens);
         let known = [&request.prompt[..], said].concat();
-        let seq = match self.engine.admit(request.namespace, &known) {
+        let seq = match self.engine.admit(request.namespace, &known, 0) {
             Ok(seq) => seq,
             Err(error) => return later(error).map(|()| false),
         };

@@ -53,12 +53,13 @@ impl<R: Runner> Server<R> {
         let index = self.streams.len();
         let room = self.running.len() < self.policy.concurrency as usize;
         if let Some(parent) = seq.filter(|_| room) {
-            match self.engine.fork(parent) {
+            match self.engine.fork(parent, 1, 0) {
                 Ok(forked) => {
                     self.last_step = forked.step.unwrap_or(self.last_step);
-                    stream.seq = Some(forked.child);
+                    let child = forked.children[0];
+                    stream.seq = Some(child);
                     stream.admitted = true;
-                    let cached = self.engine.cached_len(forked.child).map_err(refused)?;
+                    let cached = self.engine.cached_len(child).map_err(refused)?;
                     stream.cached_tokens = cached;
                     self.ages += 1;
                     stream.age = self.ages;

@@ -1,0 +1,46 @@
+//! Promises a running sequence pages, or takes a promise back.
+
+use crate::config::EngineShape;
+use crate::error::Error;
+use crate::fence::Fence;
+use crate::id::SeqKey;
+use crate::page::PagePool;
+use crate::prefix::PrefixTree;
+use crate::sequence::SequenceTable;
+use crate::system::room::Room;
+
+/// Promises a running sequence the pages of `len` tokens in all, in place of what it was promised. O(1), or where it is
+/// refused O(unfinished steps).
+///
+/// # Errors
+/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfPages`] if those beyond the promise
+/// before cannot be had now. Nothing changes then.
+pub(crate) fn promise(
+    shape: &EngineShape,
+    pages: &PagePool,
+    prefixes: &PrefixTree,
+    sequences: &mut SequenceTable,
+    fence: &Fence,
+    seq: SeqKey,
+    len: u32,
+) -> Result<(), Error> {
+    let sequence = sequences.running(seq)?;
+    check_promise(shape, len)?;
+    let promised = len.div_ceil(shape.layout.page_size());
+    let (before, after) = (sequence.undrawn(), promised.saturating_sub(sequence.page_len));
+    if after > before {
+        let room = Room::new(pages, prefixes, sequences.promised(), fence);
+        room.check(u64::from(after - before), 0)?;
+    }
+    sequences.promise(seq, promised);
+    Ok(())
+}
+
+/// Checks that a sequence can become as long as it is promised.
+///
+/// # Errors
+/// [`Error::TooLong`].
+pub(crate) fn check_promise(shape: &EngineShape, len: u32) -> Result<(), Error> {
+    let (len, max) = (u64::from(len), u64::from(shape.max_sequence_len));
+    if len > max { Err(Error::TooLong { len, max }) } else { Ok(()) }
+}

@@ -9,41 +9,12 @@ use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::plan::{BatchPlan, Extend, PackedPlan, StepEnd, StepScratch};
 use crate::prefix::PrefixMatch;
 use crate::sequence::Sequence;
+use crate::stats::Stats;
 use crate::system;
 use crate::system::admit::Admission;
 use crate::system::finish::Keep;
 use crate::system::fork::Forked;
 use crate::world::{Broken, Buffers, World};
-
-/// Counters and levels of an engine, all O(1) to read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Tokens of admitted and resumed prompts that needed no computing.
-    pub hit_tokens: u64,
-    /// Tokens whose K and V committed steps computed, for sequences still running at the commit.
-    pub computed_tokens: u64,
-    /// Pages evicted from the tree to make room.
-    pub evicted_pages: u64,
-    /// Pages free now.
-    pub free_pages: u32,
-    /// Pages that belong to one sequence.
-    pub private_pages: u32,
-    /// Pages in the tree: evictable and protected.
-    pub cached_pages: u32,
-    /// Pages released that an unfinished step may still touch.
-    pub fenced_pages: u32,
-    /// Pages that sequences are promised and have not drawn: free, evictable or fenced ones that nobody else may take.
-    pub promised_pages: u32,
-    /// Pages of the tree that nobody uses.
-    pub evictable_pages: u32,
-    /// Pages of the tree that somebody uses.
-    pub protected_pages: u32,
-    /// Sequences, preempted ones included.
-    pub sequences: u32,
-    /// Steps planned and not complete.
-    pub steps: u32,
-}
 
 /// The KV-cache core of one scheduler: which tokens need computing, where their K and V go, and who may reuse what.
 ///
@@ -139,17 +110,18 @@ impl<B: Backend> Engine<B> {
     /// [`cached_len`](Engine::cached_len) need no computing. O(prompt), and the first plan of it sends its whole page
     /// table: [`Engine::plan_batch`].
     ///
-    /// `promise`: how many tokens of K and V it is promised room for in all, those of the prompt and of the output. What is
-    /// found in the cache needs no more room, so the promise is of the pages for the rest of the prompt and the output;
-    /// the last token sampled needs none. 0, or no more than is cached, promises nothing: the sequence takes what is there
-    /// when it is planned, and may have to be preempted for others.
+    /// `promise`: how many tokens of K and V it is promised room for in all, those of the prompt and of the output.
+    /// What is found in the cache needs no more room, so the promise is of the pages for the rest of the prompt and the
+    /// output; the last token sampled needs none. 0, or no more than is cached, promises nothing: the sequence takes
+    /// what is there when it is planned, and may have to be preempted for others.
     ///
     /// Promised pages are in no list: [`available`](Engine::available) leaves them out, so that nobody else takes them,
-    /// and plans of the sequence draw on them first. What an abort or a rollback gives up of them is promised again. So a
-    /// plan that asks for no more than is promised is refused for want of pages only while pages wait in the fence, until
-    /// the step that the error names is complete; never for good. Beyond the promise it takes what nobody is promised.
-    /// What is not drawn returns when the sequence is finished or preempted, or by [`promise`](Engine::promise). The
-    /// promise is of pages: the limits of the config on tokens and steps are as they were.
+    /// and plans of the sequence draw on them first. What an abort or a rollback gives up of them is promised again. So
+    /// a plan that asks for no more than is promised is refused for want of pages only while pages wait in the fence,
+    /// until the step that the error names is complete; never for good. Beyond the promise it takes what nobody is
+    /// promised. What is not drawn returns when the sequence is finished or preempted, or by
+    /// [`promise`](Engine::promise). The promise is of pages: the limits of the config on tokens and steps are as they
+    /// were.
     ///
     /// # Errors
     /// [`Error::EmptyPrompt`], [`Error::TooLong`] (the prompt or the promise), [`Error::PendingToken`],
@@ -163,9 +135,10 @@ impl<B: Backend> Engine<B> {
     ) -> Result<SeqKey, Error> {
         let World { pages, prefixes, sequences, fence, counters, buffers, .. } = &mut self.world;
         let shape = &self.shape;
-        system::admit::admit(
+        let admitted = system::admit::admit(
             shape, pages, prefixes, sequences, fence, counters, buffers, namespace, prompt, promise,
-        )
+        );
+        counters.count_refusal(admitted)
     }
 
     /// Promises a running sequence room for so many tokens in all, in place of what it was promised: as
@@ -175,8 +148,10 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfPages`] if the pages beyond
     /// the promise before cannot be had now.
     pub fn promise(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
-        let World { pages, prefixes, sequences, fence, .. } = &mut self.world;
-        system::promise::promise(&self.shape, pages, prefixes, sequences, fence, seq, len)
+        let World { pages, prefixes, sequences, fence, counters, .. } = &mut self.world;
+        let promised =
+            system::promise::promise(&self.shape, pages, prefixes, sequences, fence, seq, len);
+        counters.count_refusal(promised)
     }
 
     /// Plans a step: takes exactly the pages that the new tokens need, evicts no more than are lacking, writes the plan
@@ -203,7 +178,8 @@ impl<B: Backend> Engine<B> {
         let shape = &self.shape;
         let plan = system::plan_batch::plan_batch(
             shape, pages, prefixes, sequences, steps, fence, counters, buffers, scratch, items,
-        )?;
+        );
+        let plan = counters.count_refusal(plan)?;
         if let Err(error) = self.backend.begin(&plan) {
             self.abort(plan.step).expect("the step was just planned");
             return Err(EngineError::Backend(error));
@@ -279,9 +255,9 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open.
     pub fn abort(&mut self, step: StepId) -> Result<(), Error> {
-        let World { pages, sequences, steps, fence, buffers, .. } = &mut self.world;
+        let World { pages, sequences, steps, fence, counters, buffers, .. } = &mut self.world;
         let page_size = self.shape.layout.page_size();
-        system::abort::abort(pages, sequences, steps, fence, buffers, page_size, step)?;
+        system::abort::abort(pages, sequences, steps, fence, counters, buffers, page_size, step)?;
         self.backend.end(StepEnd::Abort(step));
         Ok(())
     }
@@ -315,21 +291,24 @@ impl<B: Backend> Engine<B> {
     pub fn preempt(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
         let World { pages, prefixes, sequences, fence, buffers, .. } = &mut self.world;
         let shape = &self.shape;
-        system::finish::preempt(shape, pages, prefixes, sequences, fence, buffers, seq, keep)
+        system::finish::preempt(shape, pages, prefixes, sequences, fence, buffers, seq, keep)?;
+        self.world.counters.preemptions += 1;
+        Ok(())
     }
 
-    /// Admits a preempted sequence again with all the tokens it has; `promise` as in [`admit`](Engine::admit). O(tokens),
-    /// and its next plan sends its whole page table: [`Engine::plan_batch`].
+    /// Admits a preempted sequence again with all the tokens it has; `promise` as in [`admit`](Engine::admit).
+    /// O(tokens), and its next plan sends its whole page table: [`Engine::plan_batch`].
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`] (the promise), [`Error::OutOfPages`] if the
-    /// rest of the tokens or of the promise cannot fit now.
+    /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`] (the promise), [`Error::OutOfPages`] if
+    /// the rest of the tokens or of the promise cannot fit now.
     pub fn resume(&mut self, seq: SeqKey, promise: u32) -> Result<(), Error> {
         let World { pages, prefixes, sequences, fence, counters, buffers, .. } = &mut self.world;
         let shape = &self.shape;
-        system::admit::resume(
+        let resumed = system::admit::resume(
             shape, pages, prefixes, sequences, fence, counters, buffers, seq, promise,
-        )
+        );
+        counters.count_refusal(resumed)
     }
 
     /// `count` sequences with the same past, all or none: computed whole pages are shared, a partly filled tail page is
@@ -352,7 +331,8 @@ impl<B: Backend> Engine<B> {
         let shape = &self.shape;
         let step = system::fork::fork(
             shape, pages, prefixes, sequences, steps, fence, counters, buffers, seq, count, promise,
-        )?;
+        );
+        let step = counters.count_refusal(step)?;
         if step.is_some()
             && let Err(error) = self.backend.copy_pages(&buffers.copies)
         {
@@ -361,6 +341,7 @@ impl<B: Backend> Engine<B> {
             }
             return Err(EngineError::Backend(error));
         }
+        self.world.counters.forks += u64::from(count);
         let Buffers { children, copies, .. } = &self.world.buffers;
         Ok(Forked { children, copies, step })
     }
@@ -373,7 +354,9 @@ impl<B: Backend> Engine<B> {
     pub fn rollback(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
         let World { pages, sequences, steps, fence, buffers, .. } = &mut self.world;
         let page_size = self.shape.layout.page_size();
-        system::rollback::rollback(pages, sequences, steps, fence, buffers, page_size, seq, len)
+        system::rollback::rollback(pages, sequences, steps, fence, buffers, page_size, seq, len)?;
+        self.world.counters.rollbacks += 1;
+        Ok(())
     }
 
     /// Drops every idle prefix; those in use match no more and go with their last user. For a host that changes the
@@ -478,9 +461,8 @@ impl<B: Backend> Engine<B> {
         let World { pages, prefixes, sequences, steps, counters, .. } = &self.world;
         let size = prefixes.size_info();
         Stats {
-            hit_tokens: counters.hit_tokens,
-            computed_tokens: counters.computed_tokens,
-            evicted_pages: counters.evicted_pages,
+            published_pages: prefixes.published_pages(),
+            duplicate_pages: prefixes.duplicate_pages(),
             free_pages: pages.free_count(),
             private_pages: pages.private_count(),
             cached_pages: pages.cached_count(),
@@ -490,6 +472,7 @@ impl<B: Backend> Engine<B> {
             protected_pages: size.protected,
             sequences: sequences.len(),
             steps: steps.len(),
+            ..*counters
         }
     }
 

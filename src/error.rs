@@ -222,6 +222,19 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the call lacked pages, rows, tokens or steps: it may work once others have ended or steps are complete.
+    pub fn is_shortage(&self) -> bool {
+        matches!(
+            self,
+            Self::OutOfPages { .. }
+                | Self::OutOfSequences { .. }
+                | Self::OutOfTokens { .. }
+                | Self::OutOfSteps { .. }
+        )
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {

@@ -69,6 +69,7 @@ pub mod plan;
 pub mod prefix;
 #[doc(hidden)]
 pub mod sequence;
+pub mod stats;
 #[doc(hidden)]
 pub mod step;
 #[doc(hidden)]
@@ -80,7 +81,7 @@ pub mod world;
 
 pub use backend::{Attend, Backend, Cpu, Null};
 pub use config::{EngineConfig, EngineShape, PrefixMode};
-pub use engine::{Engine, Stats};
+pub use engine::Engine;
 pub use error::{ConfigError, EngineError, Error};
 pub use id::{
     LayerId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, TokenId,
@@ -94,6 +95,7 @@ pub use plan::{
     StepScratch, TableWrite,
 };
 pub use prefix::PrefixMatch;
+pub use stats::Stats;
 pub use system::admit::Admission;
 pub use system::finish::Keep;
 pub use system::fork::Forked;

@@ -22,6 +22,7 @@ use crate::page::{PagePool, PageState};
 use crate::plan::PageCopy;
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
+use crate::stats::Stats;
 use crate::step::StepLog;
 
 /// The tables.
@@ -36,23 +37,10 @@ pub struct World {
     pub steps: StepLog,
     /// What waits for them.
     pub fence: Fence,
-    /// What has happened so far.
-    pub counters: Counters,
+    /// What has happened so far; its levels are not kept.
+    pub counters: Stats,
     /// Buffers of the systems: each empties one before it fills it. Made at capacity, so that none ever grows.
     pub(crate) buffers: Buffers,
-}
-
-/// What has happened so far.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counters {
-    /// Tokens of admitted and resumed prompts that needed no computing.
-    pub hit_tokens: u64,
-    /// Tokens whose K and V committed steps computed, for sequences still running at the commit.
-    pub computed_tokens: u64,
-    /// Pages evicted from the tree to make room.
-    pub evicted_pages: u64,
-    /// Plans made so far, the refused ones included: the number that finds a sequence named twice.
-    pub(crate) plans: u64,
 }
 
 /// Most locks that wait in the fence: a planned item releases at most one, since a sequence that comes back has no step
@@ -97,7 +85,7 @@ impl World {
             sequences: SequenceTable::try_new(&shape.table, page_size)?,
             steps: StepLog::try_new(shape.max_steps, shape.table.rows)?,
             fence: Fence::try_new(page_count, shape.max_steps, lock_count(shape))?,
-            counters: Counters::default(),
+            counters: Stats::default(),
             buffers: Buffers {
                 freed: memory::reserved(page_count.into())?,
                 pages: memory::reserved(u64::from(row_pages) + 1)?,

@@ -303,3 +303,47 @@ fn a_sequence_is_no_longer_than_the_pool() {
     let config = EngineConfig { max_sequence_len: u32::MAX, ..EngineConfig::from(pool) };
     assert_eq!(config.shape().expect("the config is right").max_sequence_len, 1 << 30);
 }
+
+#[test]
+fn hits_count_once_a_step_is_committed() {
+    let mut engine = engine(PrefixMode::Radix);
+    let first = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
+    let step = plan(&mut engine, first, 10);
+    engine.commit(step).expect("it is its turn");
+    engine.complete(step).expect("it is committed");
+    let before = engine.stats();
+    assert_eq!((before.prompts, before.prompt_tokens, before.hit_tokens), (1, 10, 0));
+    // Without a step it is no hit, and no prompt.
+    let second = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
+    engine.finish(second).expect("it is live");
+    let third = engine.admit(Namespace::default(), &prompt(9), 0).expect("room");
+    engine.append(third, &prompt(1)).expect("room");
+    let since = engine.stats() - before;
+    assert_eq!((since.admissions, since.prompts, since.hit_tokens), (2, 0, 0));
+    for len in [1, 1] {
+        let step = plan(&mut engine, third, len);
+        engine.commit(step).expect("it is its turn");
+        engine.complete(step).expect("it is committed");
+        let since = engine.stats() - before;
+        assert_eq!((since.prompts, since.prompt_tokens, since.hit_tokens), (1, 9, 8));
+    }
+    // A fork finds nothing, and what a resume finds is counted apart.
+    let child = engine.fork(third, 1, 0).expect("room").children[0];
+    let newest = engine.newest_step();
+    engine.complete(newest).expect("copies are committed");
+    engine.preempt(third, Keep::Publish).expect("it runs");
+    engine.resume(third, 0).expect("room");
+    for seq in [third, child] {
+        engine.append(seq, &prompt(1)).expect("room");
+        let step = plan(&mut engine, seq, 1);
+        engine.commit(step).expect("it is its turn");
+        engine.complete(step).expect("it is committed");
+    }
+    let since = engine.stats() - before;
+    assert_eq!((since.prompts, since.hit_tokens, since.resume_hit_tokens), (1, 8, 8));
+    assert_eq!((since.forks, since.preemptions, since.resumes), (1, 1, 1));
+    assert_eq!(since.refusals, 0);
+    assert!(engine.admit(Namespace::new(1), &prompt(64 * 4), 0).is_err());
+    assert!(engine.admit(Namespace::new(1), &[], 0).is_err());
+    assert_eq!((engine.stats() - before).refusals, 1, "an empty prompt lacks nothing");
+}

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules in the order of dependency. A module uses modules of lower rank only; equals never use one another.
-const RANKS: [(&str, u32); 19] = [
+const RANKS: [(&str, u32); 20] = [
     ("id", 0),
     ("error", 0),
     ("layout", 0), // These three are one vocabulary: errors name ids, sizes are checked.
@@ -14,6 +14,7 @@ const RANKS: [(&str, u32); 19] = [
     ("config", 1),
     ("fence", 1),
     ("plan", 1),
+    ("stats", 1),
     ("page", 2),
     ("prefix", 2),
     ("sequence", 2),

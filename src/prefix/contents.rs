@@ -27,6 +27,7 @@ impl PrefixTree {
         pages: &[PageId],
     ) {
         self.protected += pages.len() as u32;
+        self.published_pages += pages.len() as u64;
         if let Some(leaf) = leaf {
             self.spans.grow(&mut self.link[leaf].span, tokens, pages);
             self.epoch += 1;

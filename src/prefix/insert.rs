@@ -70,6 +70,7 @@ impl PrefixTree {
                 break;
             }
         }
+        self.duplicate_pages += known as u64;
         if known > 0
             && let Some(node) = cursor.node
         {

@@ -109,6 +109,10 @@ pub struct PrefixTree {
     generation: u64,
     /// Generations given out so far.
     generation_count: u64,
+    /// Pages that came in so far.
+    published_pages: u64,
+    /// Pages that were in the tree already when they were inserted, so far.
+    duplicate_pages: u64,
     /// Counts what makes matches stale: split, trim, eviction, growth, reset.
     epoch: u64,
     #[cfg(test)]
@@ -161,6 +165,8 @@ impl PrefixTree {
             protected: 0,
             generation: 0,
             generation_count: 1,
+            published_pages: 0,
+            duplicate_pages: 0,
             epoch: 0,
             #[cfg(test)]
             log: None,
@@ -231,6 +237,16 @@ impl PrefixTree {
     pub fn size_info(&self) -> SizeInfo {
         let (evictable, protected) = (self.evictable, self.protected);
         SizeInfo { evictable, protected, total: evictable + protected }
+    }
+
+    /// Pages that became matchable so far. O(1).
+    pub fn published_pages(&self) -> u64 {
+        self.published_pages
+    }
+
+    /// Pages that were not taken in so far, since the tree had their tokens already. O(1).
+    pub fn duplicate_pages(&self) -> u64 {
+        self.duplicate_pages
     }
 
     /// The scope in which prefixes of a namespace match now.

@@ -41,6 +41,27 @@ use token_store::TokenStore;
 pub(crate) use row::RowMut;
 use row::Stores;
 
+/// How a sequence came to run, as long as no commit has counted it. Four bytes: rows are to be two lines of memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Entered(u32);
+
+impl Entered {
+    /// It is counted, or a fork.
+    pub const COUNTED: Self = Self(0);
+    /// It was resumed.
+    pub const RESUMED: Self = Self(u32::MAX);
+
+    /// It was admitted with a prompt of so many tokens.
+    pub fn admitted(prompt_len: u32) -> Self {
+        Self(prompt_len)
+    }
+
+    /// Tokens of the prompt of an admitted sequence.
+    pub fn prompt_len(self) -> u32 {
+        self.0
+    }
+}
+
 /// One sequence's numbers. Lengths in tokens unless they say pages.
 #[derive(Debug)]
 pub struct Sequence {
@@ -62,6 +83,8 @@ pub struct Sequence {
     pub inherited: u32,
     /// Pages that its page table is promised to have room for. Those that it has are drawn; none while preempted.
     pub promised: u32,
+    /// What the first commit counts.
+    pub(crate) entered: Entered,
     /// Its chunks of tokens.
     chunks: u32,
     /// Entry of its last page (`page_table.rs`), if it has one.
@@ -81,6 +104,9 @@ pub struct Sequence {
     /// Its prefix; none while preempted.
     pub lock: Option<PrefixLock>,
 }
+
+// With its version a slot of 128 bytes: two lines of memory.
+const _: () = assert!(size_of::<Sequence>() <= 120);
 
 impl Sequence {
     /// Tokens that fit in its last page still, by S1.
@@ -112,6 +138,8 @@ pub struct SequenceTable {
     free_rows: Vec<RowId>,
     /// Pages that sequences are promised and have not drawn.
     promised: u32,
+    /// Plans made so far, the refused ones included: the number that finds a sequence named twice.
+    plans: u64,
     stores: Stores,
 }
 
@@ -133,7 +161,7 @@ impl SequenceTable {
         free_rows.extend((0..shape.rows).rev().map(RowId::new));
         let (tokens, pages) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
         let stores = Stores { page_size, tokens, pages };
-        Ok(Self { max: shape.rows, rows, free_rows, promised: 0, stores })
+        Ok(Self { max: shape.rows, rows, free_rows, promised: 0, plans: 0, stores })
     }
 
     /// Touches the memory of tokens and page tables, so that no call pays for a page fault later.
@@ -210,6 +238,12 @@ impl SequenceTable {
         self.stores.tokens.check_free(u64::from(rows) * chunks)
     }
 
+    /// The number of the next plan, for [`Sequence::last_plan`].
+    pub(crate) fn next_plan(&mut self) -> u64 {
+        self.plans += 1;
+        self.plans
+    }
+
     /// Pages that sequences are promised and have not drawn.
     pub fn promised(&self) -> u32 {
         self.promised
@@ -253,6 +287,7 @@ impl SequenceTable {
             dirty_from: 0,
             inherited: 0,
             promised: 0,
+            entered: Entered::COUNTED,
             chunks: 0,
             tail: 0,
             last_token: TokenId::default(),
@@ -335,6 +370,7 @@ impl SequenceTable {
         (sequence.dirty_from, sequence.inherited) = (0, 0);
         (sequence.cached_len, sequence.planned_len) = (0, 0);
         (sequence.last_step, sequence.last_item) = (StepId::default(), 0);
+        sequence.entered = Entered::COUNTED;
         sequence.incarnation += 1;
         self.shrink(seq);
     }

@@ -5,6 +5,7 @@ use crate::fence::Fence;
 use crate::id::StepId;
 use crate::page::PagePool;
 use crate::sequence::SequenceTable;
+use crate::stats::Stats;
 use crate::step::StepLog;
 use crate::system::release::release_pages;
 use crate::world::Buffers;
@@ -14,11 +15,13 @@ use crate::world::Buffers;
 ///
 /// # Errors
 /// [`Error::UnknownStep`] for a step that is not open.
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn abort(
     pages: &mut PagePool,
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
     fence: &mut Fence,
+    counters: &mut Stats,
     buffers: &mut Buffers,
     page_size: u32,
     step: StepId,
@@ -33,6 +36,7 @@ pub(crate) fn abort(
             undo(pages, sequences, steps, fence, buffers, page_size, number);
         }
         steps.close(step);
+        counters.aborts += 1;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! A sequence enters: match all but the last token, lock, check that the rest can fit. Takes no pages, but may be promised
-//! some.
+//! A sequence enters: match all but the last token, lock, check that the rest can fit. Takes no pages, but may be
+//! promised some.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -7,11 +7,12 @@ use crate::fence::Fence;
 use crate::id::{Namespace, PageId, PrefixLock, SeqKey, StepId, TokenId};
 use crate::page::PagePool;
 use crate::prefix::{PrefixMatch, PrefixTree};
-use crate::sequence::SequenceTable;
+use crate::sequence::{Entered, SequenceTable};
+use crate::stats::Stats;
 use crate::system::append::check_known;
 use crate::system::promise::check_promise;
 use crate::system::room::Room;
-use crate::world::{Buffers, Counters};
+use crate::world::Buffers;
 
 /// What admitting a prompt, or resuming a sequence, would take: the answer to [`Engine::admission`].
 ///
@@ -48,8 +49,8 @@ impl Admission {
     }
 }
 
-/// What admitting a prompt would take; changes nothing. O(prompt), and where it does not fit O(unfinished steps and idle
-/// nodes of the match).
+/// What admitting a prompt would take; changes nothing. O(prompt), and where it does not fit O(unfinished steps and
+/// idle nodes of the match).
 ///
 /// # Errors
 /// As [`admit`], but for [`Error::OutOfPages`].
@@ -86,7 +87,7 @@ pub(crate) fn admit(
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
     fence: &mut Fence,
-    counters: &mut Counters,
+    counters: &mut Stats,
     buffers: &mut Buffers,
     namespace: Namespace,
     prompt: &[TokenId],
@@ -98,7 +99,8 @@ pub(crate) fn admit(
     ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     let seq = sequences.spawn(namespace, prompt, lock);
-    enter(shape, sequences, counters, buffers, seq, promise);
+    enter(shape, sequences, buffers, seq, promise, Entered::admitted(prompt.len() as u32));
+    counters.admissions += 1;
     Ok(seq)
 }
 
@@ -106,7 +108,8 @@ pub(crate) fn admit(
 /// O(tokens); all its page table words are to be sent.
 ///
 /// # Errors
-/// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`], [`Error::OutOfPages`]. Nothing changes then.
+/// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`], [`Error::OutOfPages`]. Nothing changes
+/// then.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn resume(
     shape: &EngineShape,
@@ -114,7 +117,7 @@ pub(crate) fn resume(
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
     fence: &mut Fence,
-    counters: &mut Counters,
+    counters: &mut Stats,
     buffers: &mut Buffers,
     seq: SeqKey,
     promise: u32,
@@ -134,7 +137,8 @@ pub(crate) fn resume(
     ask(shape, prefixes, &room, found.as_ref(), len, promise).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     sequences.get_mut(seq)?.lock = Some(lock);
-    enter(shape, sequences, counters, buffers, seq, promise);
+    enter(shape, sequences, buffers, seq, promise, Entered::RESUMED);
+    counters.resumes += 1;
     Ok(())
 }
 
@@ -173,8 +177,8 @@ fn find(
     })
 }
 
-/// What a sequence of `len` tokens takes that is promised `promise` of them, once the match is locked: the pages that it
-/// lacks, and those idle now, which back no promise any more.
+/// What a sequence of `len` tokens takes that is promised `promise` of them, once the match is locked: the pages that
+/// it lacks, and those idle now, which back no promise any more.
 fn ask(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -216,10 +220,10 @@ fn lock(
 fn enter(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
-    counters: &mut Counters,
     buffers: &mut Buffers,
     seq: SeqKey,
     promise: u32,
+    entered: Entered,
 ) {
     let mut row = sequences.row_mut(seq).expect("just looked up");
     row.append_pages(&buffers.pages);
@@ -227,6 +231,6 @@ fn enter(
     sequence.published = buffers.pages.len() as u32;
     sequence.cached_len = sequence.published * shape.layout.page_size();
     sequence.planned_len = sequence.cached_len;
-    counters.hit_tokens += u64::from(sequence.cached_len);
+    sequence.entered = entered;
     sequences.promise(seq, promise.div_ceil(shape.layout.page_size()));
 }

@@ -6,10 +6,11 @@ use crate::fence::Fence;
 use crate::id::StepId;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
-use crate::sequence::SequenceTable;
+use crate::sequence::{Entered, Sequence, SequenceTable};
+use crate::stats::Stats;
 use crate::step::StepLog;
 use crate::system::publish::insert;
-use crate::world::{Buffers, Counters};
+use crate::world::Buffers;
 
 /// Commits a planned step. Sequences that were finished or preempted since are skipped. O(batch and pages published).
 ///
@@ -23,7 +24,7 @@ pub(crate) fn commit(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
     fence: &mut Fence,
-    counters: &mut Counters,
+    counters: &mut Stats,
     buffers: &mut Buffers,
     step: StepId,
 ) -> Result<(), Error> {
@@ -36,6 +37,9 @@ pub(crate) fn commit(
             continue;
         }
         row.sequence.cached_len = row.sequence.cached_len.max(item.end);
+        if row.sequence.entered != Entered::COUNTED {
+            count_entry(row.sequence, item.start, counters);
+        }
         counters.computed_tokens += u64::from(item.end - item.start);
         if shape.shares_prefixes() {
             insert(pages, prefixes, row, fence, buffers);
@@ -44,4 +48,18 @@ pub(crate) fn commit(
     pages.publish(&buffers.pages);
     steps.close(step);
     Ok(())
+}
+
+/// Counts the prompt or the resumed sequence whose first step is committed; that began at `start`, behind what was
+/// found.
+#[cold]
+fn count_entry(sequence: &mut Sequence, start: u32, counters: &mut Stats) {
+    let entered = std::mem::replace(&mut sequence.entered, Entered::COUNTED);
+    if entered == Entered::RESUMED {
+        counters.resume_hit_tokens += u64::from(start);
+    } else {
+        counters.prompts += 1;
+        counters.prompt_tokens += u64::from(entered.prompt_len());
+        counters.hit_tokens += u64::from(start);
+    }
 }

@@ -8,12 +8,13 @@ use crate::page::PagePool;
 use crate::plan::PageCopy;
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
+use crate::stats::Stats;
 use crate::step::StepLog;
 use crate::system::promise::check_promise;
 use crate::system::publish::publish;
 use crate::system::reclaim::reclaim;
 use crate::system::room::Room;
-use crate::world::{Buffers, Counters};
+use crate::world::Buffers;
 
 /// The children that a fork made. Copy what is needed of it before the engine's next call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,10 +30,10 @@ pub struct Forked<'a> {
     pub step: Option<StepId>,
 }
 
-/// Forks a running sequence: `count` children, each promised the pages of `promise` tokens in all, are left in the buffers
-/// with their copies; returns the step of those. Its whole computed pages are published first, in prefix mode None for
-/// the family alone. A child shares chunks of the page table, so its first plan sends a word a chunk for them instead of
-/// one a page. O(tokens) for each child.
+/// Forks a running sequence: `count` children, each promised the pages of `promise` tokens in all, are left in the
+/// buffers with their copies; returns the step of those. Its whole computed pages are published first, in prefix mode
+/// None for the family alone. A child shares chunks of the page table, so its first plan sends a word a chunk for them
+/// instead of one a page. O(tokens) for each child.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfSequences`],
@@ -46,7 +47,7 @@ pub(crate) fn fork(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
     fence: &mut Fence,
-    counters: &mut Counters,
+    counters: &mut Stats,
     buffers: &mut Buffers,
     seq: SeqKey,
     count: u32,

@@ -13,10 +13,11 @@ use crate::plan::{
 };
 use crate::prefix::PrefixTree;
 use crate::sequence::{Sequence, SequenceTable};
+use crate::stats::Stats;
 use crate::step::{StepItem, StepLog};
 use crate::system::reclaim::reclaim;
 use crate::system::room::Room;
-use crate::world::{Buffers, Counters};
+use crate::world::Buffers;
 
 /// What a batch needs, found out before anything changes.
 #[derive(Default)]
@@ -45,13 +46,13 @@ pub(crate) fn plan_batch<'step>(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
     fence: &Fence,
-    counters: &mut Counters,
+    counters: &mut Stats,
     buffers: &mut Buffers,
     scratch: &'step mut StepScratch,
     items: &[Extend],
 ) -> Result<BatchPlan<'step>, Error> {
-    counters.plans += 1;
-    let needs = check(shape, sequences, steps, items, counters.plans)?;
+    let plan = sequences.next_plan();
+    let needs = check(shape, sequences, steps, items, plan)?;
     Room::new(pages, prefixes, sequences.promised(), fence).check(needs.pages, needs.drawn)?;
     let evicted = reclaim(pages, prefixes, needs.pages, &mut buffers.freed);
     sequences.draw(needs.drawn as u32);

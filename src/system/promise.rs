@@ -13,8 +13,8 @@ use crate::system::room::Room;
 /// refused O(unfinished steps).
 ///
 /// # Errors
-/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfPages`] if those beyond the promise
-/// before cannot be had now. Nothing changes then.
+/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfPages`] if those beyond the
+/// promise before cannot be had now. Nothing changes then.
 pub(crate) fn promise(
     shape: &EngineShape,
     pages: &PagePool,

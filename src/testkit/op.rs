@@ -29,8 +29,8 @@ pub struct Prompt {
     pub promise: Promise,
 }
 
-/// How many tokens a sequence is promised room for: 0 none, 255 more than allowed, 254 half of its tokens, else all of its
-/// tokens and so many more, modulo about four pages.
+/// How many tokens a sequence is promised room for: 0 none, 255 more than allowed, 254 half of its tokens, else all of
+/// its tokens and so many more, modulo about four pages.
 pub type Promise = u8;
 
 /// One call of a host, or two that belong together.

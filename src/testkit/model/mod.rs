@@ -16,9 +16,9 @@ pub use step::{PlanWant, RowWant};
 pub use tree::{Published, Tree};
 
 use crate::config::{EngineShape, PrefixMode};
-use crate::engine::Stats;
 use crate::error::Error;
 use crate::id::{PageId, Scope, SeqKey, StepId, TokenId};
+use crate::stats::Stats;
 use step::Step;
 
 /// What a fork must answer.
@@ -42,10 +42,19 @@ struct Sequence {
     /// Pages that it is promised, those of `table` included.
     promised: usize,
     preempted: bool,
+    /// What is counted when one of its steps is committed.
+    entered: Option<Entered>,
     /// Counts preemptions: items planned in an earlier incarnation are skipped.
     incarnation: u32,
     /// The last step that planned it or copied for it in this incarnation; 0: none.
     last_step: u64,
+}
+
+/// How a sequence came to run, and with how many tokens cached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Entered {
+    Admitted { prompt_len: usize, hit_len: usize },
+    Resumed { hit_len: usize },
 }
 
 /// What a sequence gave up.
@@ -78,9 +87,8 @@ pub struct Model {
     completed: u64,
     /// The generation of the next prompt; with prefix reuse off each takes one of its own.
     generation: u64,
-    hit_tokens: u64,
-    computed_tokens: u64,
-    evicted_pages: u64,
+    /// What has happened so far.
+    counters: Stats,
 }
 
 impl Model {
@@ -98,9 +106,7 @@ impl Model {
             last_step: 0,
             completed: 0,
             generation: 0,
-            hit_tokens: 0,
-            computed_tokens: 0,
-            evicted_pages: 0,
+            counters: Stats::default(),
         }
     }
 
@@ -186,8 +192,8 @@ impl Model {
         self.there().saturating_sub(self.promised_pages())
     }
 
-    /// The most pages that a call may take which draws on promises of `drawn` pages first: all that are there for those,
-    /// but for more only what leaves the other promises their pages.
+    /// The most pages that a call may take which draws on promises of `drawn` pages first: all that are there for
+    /// those, but for more only what leaves the other promises their pages.
     fn takes_at_most(&self, drawn: u32) -> u32 {
         let kept = |taken: u32| self.promised_pages() - drawn.min(taken);
         let may = |&taken: &u32| taken <= drawn || self.there() - taken >= kept(taken);
@@ -204,9 +210,6 @@ impl Model {
     /// `Engine::stats`
     pub fn stats(&self) -> Stats {
         Stats {
-            hit_tokens: self.hit_tokens,
-            computed_tokens: self.computed_tokens,
-            evicted_pages: self.evicted_pages,
             free_pages: self.pages.count(PageIs::Free),
             private_pages: self.pages.count(PageIs::Private),
             cached_pages: self.pages.count(PageIs::Cached),
@@ -216,7 +219,25 @@ impl Model {
             protected_pages: self.tree.protected(),
             sequences: self.sequences.len() as u32,
             steps: self.steps.len() as u32,
+            ..self.counters
         }
+    }
+
+    /// Counts a call that is refused for want of something, and passes its answer on.
+    pub fn counted<T>(&mut self, answer: Result<T, Error>) -> Result<T, Error> {
+        use Error::{OutOfPages, OutOfSequences, OutOfSteps, OutOfTokens};
+        if let Err(
+            OutOfPages { .. } | OutOfSequences { .. } | OutOfTokens { .. } | OutOfSteps { .. },
+        ) = answer
+        {
+            self.counters.refusals += 1;
+        }
+        answer
+    }
+
+    /// The backend failed: the children that were made last do not count.
+    pub fn forget_forks(&mut self, count: usize) {
+        self.counters.forks -= count as u64;
     }
 
     // Pages that are taken and given up.
@@ -250,7 +271,7 @@ impl Model {
         let shortage = count.saturating_sub(self.pages.count(PageIs::Free));
         let evicted = self.tree.evict(shortage);
         self.pages.turn(&evicted, PageIs::Cached, PageIs::Free);
-        self.evicted_pages += u64::from(shortage);
+        self.counters.evicted_pages += u64::from(shortage);
         self.pages.alloc(count)
     }
 

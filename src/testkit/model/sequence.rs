@@ -1,6 +1,6 @@
 //! What a sequence goes through, but for its steps: admitted, extended with tokens, preempted, forked, finished.
 
-use super::{ForkWant, Given, Lock, Model, PageIs, Sequence, Step};
+use super::{Entered, ForkWant, Given, Lock, Model, PageIs, Sequence, Step};
 use crate::error::Error;
 use crate::id::{Namespace, Scope, SeqKey, StepId, TokenId};
 use crate::system::finish::Keep;
@@ -71,11 +71,15 @@ impl Model {
             table: Vec::new(),
             promised: 0,
             preempted: false,
+            entered: None,
             incarnation: 0,
             last_step: 0,
         };
         self.sequences.insert(key, sequence);
-        self.begin_with(key, scope, promise);
+        let hit_len = self.begin_with(key, scope, promise);
+        let sequence = self.sequences.get_mut(&key).expect("just made");
+        sequence.entered = Some(Entered::Admitted { prompt_len: prompt.len(), hit_len });
+        self.counters.admissions += 1;
         Ok(())
     }
 
@@ -127,8 +131,8 @@ impl Model {
         }
     }
 
-    /// A sequence without pages begins with what the tree has of its tokens.
-    fn begin_with(&mut self, key: SeqKey, scope: Scope, promise: u32) {
+    /// A sequence without pages begins with what the tree has of its tokens. Returns how many those are.
+    fn begin_with(&mut self, key: SeqKey, scope: Scope, promise: u32) -> usize {
         let tokens = all_but_last(&self.sequences[&key].tokens);
         let pages = self.tree.matched(scope, tokens).len();
         let (len, promised) =
@@ -142,10 +146,10 @@ impl Model {
         sequence.planned_len = len;
         sequence.preempted = false;
         sequence.promised = promised;
-        self.hit_tokens += len as u64;
         if !self.shares() {
             self.generation += 1;
         }
+        len
     }
 
     /// `Engine::append`
@@ -206,6 +210,8 @@ impl Model {
             sequence.table[start..stop].copy_from_slice(&published.table);
             sequence.published = stop;
             self.pages.turn(&published.taken, PageIs::Private, PageIs::Cached);
+            self.counters.published_pages += published.taken.len() as u64;
+            self.counters.duplicate_pages += published.duplicates.len() as u64;
             duplicates.extend(published.duplicates);
         }
         let last_step = sequence.last_step;
@@ -258,10 +264,12 @@ impl Model {
         self.let_go(seq);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.preempted = true;
+        sequence.entered = None;
         sequence.incarnation += 1;
         sequence.last_step = 0;
         sequence.cached_len = 0;
         sequence.planned_len = 0;
+        self.counters.preemptions += 1;
         Ok(())
     }
 
@@ -275,7 +283,10 @@ impl Model {
         // It begins anew: in the present generation, or with prefix reuse off in one of its own.
         let scope = self.next_scope(sequence.scope.namespace);
         self.ask(scope, &sequence.tokens, promise).check()?;
-        self.begin_with(seq, scope, promise);
+        let hit_len = self.begin_with(seq, scope, promise);
+        let sequence = self.sequences.get_mut(&seq).expect("seen above");
+        sequence.entered = Some(Entered::Resumed { hit_len });
+        self.counters.resumes += 1;
         Ok(())
     }
 
@@ -310,6 +321,7 @@ impl Model {
             step.cap(seq, incarnation, len);
         }
         self.trim(seq, keep);
+        self.counters.rollbacks += 1;
         Ok(())
     }
 
@@ -345,10 +357,12 @@ impl Model {
             child.table.extend(targets.get(index));
             child.promised = promised;
             child.incarnation = 0;
+            child.entered = None;
             child.last_step = step.unwrap_or(0);
             self.tree.lock(child.scope, &child.tokens, pages);
             self.sequences.insert(key, child);
         }
+        self.counters.forks += keys.len() as u64;
         Ok(ForkWant {
             copies: targets.iter().map(|&target| (parent.table[pages], target)).collect(),
             step: step.map(StepId::new),

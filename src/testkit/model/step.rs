@@ -1,6 +1,6 @@
 //! Steps: planned, committed or aborted, and gone once complete.
 
-use super::{Model, PageIs};
+use super::{Entered, Model, PageIs};
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
 use crate::plan::Extend;
@@ -246,8 +246,19 @@ impl Model {
         if !self.alive(item) {
             return;
         }
-        self.computed_tokens += (item.end - item.start) as u64;
+        self.counters.computed_tokens += (item.end - item.start) as u64;
         let sequence = self.sequences.get_mut(&item.seq).expect("it is alive");
+        match sequence.entered.take() {
+            Some(Entered::Admitted { prompt_len, hit_len }) => {
+                self.counters.prompts += 1;
+                self.counters.prompt_tokens += prompt_len as u64;
+                self.counters.hit_tokens += hit_len as u64;
+            }
+            Some(Entered::Resumed { hit_len }) => {
+                self.counters.resume_hit_tokens += hit_len as u64;
+            }
+            None => {}
+        }
         sequence.cached_len = item.end;
         if self.shares() {
             self.publish(item.seq);
@@ -279,6 +290,7 @@ impl Model {
         for id in open.into_iter().filter(|id| *id >= step).rev() {
             let state = self.steps.get_mut(&id.raw()).expect("it is open");
             state.open = false;
+            self.counters.aborts += 1;
             for item in std::mem::take(&mut state.items).iter().rev() {
                 self.abort_item(item);
             }

@@ -67,6 +67,7 @@ impl<B: Inspect> Host<B> {
         self.ask(namespace, &prompt, promise)?;
         let got = self.engine.admit(namespace, &prompt, promise);
         let want = self.model.admit(got.unwrap_or_default(), namespace, &prompt, promise);
+        let want = self.model.counted(want);
         self.answer("admit", &got.map(|_| ()), &want)?;
         if let Ok(seq) = got {
             self.took_in(seq, prompt.clone())?;
@@ -130,6 +131,7 @@ impl<B: Inspect> Host<B> {
         });
         self.scratch = scratch;
         let want = self.model.plan_batch(items);
+        let want = self.model.counted(want);
         match (got, want) {
             (Ok(plan), Ok(want)) => {
                 self.answer("plan_batch", &Ok(plan.plan().step), &Ok(want.step))?;
@@ -321,6 +323,7 @@ impl<B: Inspect> Host<B> {
         let promise = self.promise(promise, self.known(seq));
         let got = self.engine.resume(seq, promise);
         let want = self.model.resume(seq, promise);
+        let want = self.model.counted(want);
         self.answer("resume", &got, &want)
     }
 
@@ -329,6 +332,7 @@ impl<B: Inspect> Host<B> {
         let promise = self.promise(promise, self.known(seq));
         let got = self.engine.promise(seq, promise);
         let want = self.model.promise(seq, promise);
+        let want = self.model.counted(want);
         self.answer("promise", &got, &want)
     }
 
@@ -349,7 +353,8 @@ impl<B: Inspect> Host<B> {
             }
             // The engine's children are gone: any keys will do for the model's.
             Err(EngineError::Backend(_)) => {
-                let keys = (1..=count.into()).map(|i| KeyData::from_ffi(i << 32 | u64::MAX >> 32));
+                let keys =
+                    (1..=count.into()).map(|i| KeyData::from_ffi(1 << 32 | (0xffff_ffff - i)));
                 return self.failed_fork(
                     &keys.map(SeqKey::from).collect::<Vec<_>>(),
                     seq,
@@ -361,6 +366,7 @@ impl<B: Inspect> Host<B> {
             Err(error) => return Err(format!("fork: {error}")),
         };
         let want = self.model.fork(&keys, seq, promise);
+        let want = self.model.counted(want);
         self.answer("fork", &got, &want)?;
         if let Ok(ForkWant { copies, step }) = got {
             if let Some(step) = step {
@@ -392,6 +398,7 @@ impl<B: Inspect> Host<B> {
         self.summary.count("fork Backend".to_owned());
         let forked = self.model.fork(keys, seq, promise).map(|_| ());
         agree("fork", &Ok(()), &forked)?;
+        self.model.forget_forks(keys.len());
         for &key in keys.iter().rev() {
             agree("fork", &Ok(()), &self.model.finish(key, Keep::Drop))?;
         }

@@ -59,6 +59,8 @@ impl<B: Inspect> Host<B> {
         let stats = self.engine.stats();
         for (what, count) in [
             ("hit tokens", stats.hit_tokens),
+            ("hit tokens of resumes", stats.resume_hit_tokens),
+            ("duplicate pages", stats.duplicate_pages),
             ("computed tokens", stats.computed_tokens),
             ("evicted pages", stats.evicted_pages),
         ] {

@@ -1,0 +1,257 @@
+//! What an engine did and holds, in numbers: [`Stats`].
+//!
+//! Not here: who counts (`system/`, `engine.rs`).
+
+use std::fmt;
+use std::ops::Sub;
+
+use crate::error::Error;
+
+/// Makes [`Stats`] and its list of numbers from one table; a number's documentation is its help in Prometheus's text.
+macro_rules! stats {
+    (
+        counters { $(#[doc = $counter_help:literal] $counter:ident,)* }
+        levels { $(#[doc = $level_help:literal] $level:ident,)* }
+    ) => {
+        /// Counters and levels of an engine, all O(1) to read.
+        ///
+        /// `later - earlier` is what happened in between: counters are subtracted, levels are the later ones. `{stats}`
+        /// is for people, [`Stats::prometheus`] for a monitor.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        #[non_exhaustive]
+        pub struct Stats {
+            $(#[doc = $counter_help] pub $counter: u64,)*
+            $(#[doc = $level_help] pub $level: u32,)*
+        }
+
+        impl Sub for Stats {
+            type Output = Self;
+
+            fn sub(self, earlier: Self) -> Self {
+                Self { $($counter: self.$counter.saturating_sub(earlier.$counter),)* ..self }
+            }
+        }
+
+        impl Stats {
+            fn numbers(&self) -> impl Iterator<Item = Number> {
+                let counters = [$((stringify!($counter), $counter_help, self.$counter)),*];
+                let levels = [$((stringify!($level), $level_help, u64::from(self.$level))),*];
+                let number = |is_counter, (name, help, value): (&'static str, &'static str, u64)| {
+                    Number { name, help: help.trim(), is_counter, value }
+                };
+                let counters = counters.into_iter().map(move |one| number(true, one));
+                counters.chain(levels.into_iter().map(move |one| number(false, one)))
+            }
+        }
+    };
+}
+
+stats! {
+    counters {
+        /// Admitted prompts of which a step was committed: an admission that ends without one is no prompt here.
+        prompts,
+        /// Tokens of those prompts.
+        prompt_tokens,
+        /// Tokens of those prompts that needed no computing, in whole pages.
+        hit_tokens,
+        /// Tokens of resumed sequences that needed no computing, counted at the first commit after the resume.
+        resume_hit_tokens,
+        /// Tokens whose K and V committed steps computed, for sequences still running at the commit.
+        computed_tokens,
+        /// Prompts admitted.
+        admissions,
+        /// Calls that were refused for want of pages, rows, tokens or steps.
+        refusals,
+        /// Sequences preempted.
+        preemptions,
+        /// Preempted sequences resumed.
+        resumes,
+        /// Steps aborted.
+        aborts,
+        /// Children that forks made.
+        forks,
+        /// Sequences rolled back.
+        rollbacks,
+        /// Pages that became matchable.
+        published_pages,
+        /// Computed pages given up because the tree had the same tokens already.
+        duplicate_pages,
+        /// Pages evicted from the tree to make room.
+        evicted_pages,
+    }
+    levels {
+        /// Pages free now.
+        free_pages,
+        /// Pages that belong to one sequence.
+        private_pages,
+        /// Pages in the tree: evictable and protected.
+        cached_pages,
+        /// Pages released that an unfinished step may still touch.
+        fenced_pages,
+        /// Pages that sequences are promised and have not drawn: free, evictable or fenced, for nobody else to take.
+        promised_pages,
+        /// Pages of the tree that nobody uses.
+        evictable_pages,
+        /// Pages of the tree that somebody uses.
+        protected_pages,
+        /// Sequences, preempted ones included.
+        sequences,
+        /// Steps planned and not complete.
+        steps,
+    }
+}
+
+struct Number {
+    name: &'static str,
+    help: &'static str,
+    is_counter: bool,
+    value: u64,
+}
+
+impl Stats {
+    /// Counts a refusal if that is what a call answered.
+    pub(crate) fn count_refusal<T>(&mut self, answer: Result<T, Error>) -> Result<T, Error> {
+        self.refusals += u64::from(answer.as_ref().is_err_and(Error::is_shortage));
+        answer
+    }
+
+    /// The part of the prompts' tokens that needed no computing, 0 to 1; 0 where there was no prompt.
+    pub fn hit_rate(&self) -> f64 {
+        if self.prompt_tokens == 0 {
+            0.0
+        } else {
+            self.hit_tokens as f64 / self.prompt_tokens as f64
+        }
+    }
+
+    /// Writes itself in Prometheus's text format (version 0.0.4): metrics `kvarena_NAME_total` for counters and
+    /// `kvarena_NAME` for levels, NAME being the field, each with its help and type.
+    ///
+    /// ```
+    /// # use kvarena::Stats;
+    /// let text = Stats::default().prometheus().to_string();
+    /// assert!(text.contains("# TYPE kvarena_hit_tokens_total counter\nkvarena_hit_tokens_total 0\n"));
+    /// assert!(text.contains("# TYPE kvarena_free_pages gauge\nkvarena_free_pages 0\n"));
+    /// ```
+    pub fn prometheus(&self) -> impl fmt::Display {
+        Prometheus(*self)
+    }
+}
+
+struct Prometheus(Stats);
+
+impl fmt::Display for Prometheus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Number { name, help, is_counter, value } in self.0.numbers() {
+            let (end, kind) = if is_counter { ("_total", "counter") } else { ("", "gauge") };
+            writeln!(f, "# HELP kvarena_{name}{end} {help}")?;
+            writeln!(f, "# TYPE kvarena_{name}{end} {kind}")?;
+            writeln!(f, "kvarena_{name}{end} {value}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Four lines, without an end of the last one.
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "tokens: {} of {} prompts, {} hit ({:.1} %), {} hit by resumes, {} computed",
+            self.prompt_tokens,
+            self.prompts,
+            self.hit_tokens,
+            100.0 * self.hit_rate(),
+            self.resume_hit_tokens,
+            self.computed_tokens,
+        )?;
+        writeln!(
+            f,
+            "calls: {} admissions, {} refusals, {} preemptions, {} resumes, {} forks, {} rollbacks, {} aborts",
+            self.admissions,
+            self.refusals,
+            self.preemptions,
+            self.resumes,
+            self.forks,
+            self.rollbacks,
+            self.aborts,
+        )?;
+        writeln!(
+            f,
+            "pages so far: {} published, {} duplicates, {} evicted",
+            self.published_pages, self.duplicate_pages, self.evicted_pages,
+        )?;
+        write!(
+            f,
+            "pages now: {} free, {} private, {} cached ({} evictable, {} protected), {} fenced, {} promised; \
+             {} sequences, {} steps",
+            self.free_pages,
+            self.private_pages,
+            self.cached_pages,
+            self.evictable_pages,
+            self.protected_pages,
+            self.fenced_pages,
+            self.promised_pages,
+            self.sequences,
+            self.steps,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some() -> Stats {
+        Stats {
+            prompts: 3,
+            prompt_tokens: 40,
+            hit_tokens: 10,
+            admissions: 4,
+            free_pages: 7,
+            sequences: 1,
+            ..Stats::default()
+        }
+    }
+
+    #[test]
+    fn a_difference_is_what_happened_since() {
+        let later = Stats { prompts: 5, hit_tokens: 30, free_pages: 2, ..some() };
+        let since = later - some();
+        let want =
+            Stats { prompts: 2, hit_tokens: 20, free_pages: 2, sequences: 1, ..Stats::default() };
+        assert_eq!(since, want);
+    }
+
+    #[test]
+    fn people_read_four_lines() {
+        let text = some().to_string();
+        assert_eq!(text.lines().count(), 4);
+        assert!(text.starts_with(
+            "tokens: 40 of 3 prompts, 10 hit (25.0 %), 0 hit by resumes, 0 computed\n"
+        ));
+        assert!(text.ends_with("0 fenced, 0 promised; 1 sequences, 0 steps"));
+    }
+
+    #[test]
+    fn a_monitor_reads_every_number_once() {
+        let text = some().prometheus().to_string();
+        assert!(text.ends_with('\n'));
+        let metrics: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(metrics.len() * 3, text.lines().count());
+        let mut names: Vec<_> = metrics.iter().map(|line| line.split(' ').next()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), metrics.len());
+        assert!(
+            metrics.contains(&"kvarena_prompts_total 3")
+                && metrics.contains(&"kvarena_free_pages 7")
+        );
+        let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        assert!(
+            metrics
+                .iter()
+                .all(|line| line.split(' ').next().is_some_and(|name| name.chars().all(legal)))
+        );
+    }
+}

@@ -8,7 +8,7 @@ use crate::id::{LayerId, StepId};
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// The machine has no CUDA driver (or the program is linked with a stub of it and found none).
+    /// The machine has no CUDA driver: no `libcuda.so.1` that can be opened.
     NoDriver,
     /// The driver knows no such device.
     NoDevice {

@@ -8,6 +8,9 @@
 //! addresses are rows ([`DeviceRows::from_raw`], [`DeviceRowsMut::from_raw`]), that a graph's memory is still there
 //! ([`CudaGraph::launch`]), that two streams are in order ([`Cuda::set_stream`]).
 //!
+//! A program with it starts on any machine: the driver is opened when it is first called (`driver.rs`). The README says
+//! what the build wants where there is no CUDA toolkit.
+//!
 //! * C1. A pinned upload slot is written again only after the device has read it (`ring.rs`).
 //! * C2. The staged plan is the plan of the launch: of the same step, as many tokens and rows, slots as wide
 //!   (`stage.rs`).
@@ -16,13 +19,15 @@
 //!   plan it is given the staged image alone. Memory is freed after the work that may use it (`work.rs`).
 //! * C4. Counters of split attention are zero between launches (`attend.rs`).
 //!
-//! The only place in the crate that names `cust`, which links the driver and has the types of its calls (`sys.rs`); all
-//! other `unsafe` code is in `src/memory.rs`. Not here: the kernels (`ptx/`).
+//! The only place in the crate that names `cust`, which has the types of the driver's calls (`sys.rs`); all other
+//! `unsafe` code is in `src/memory.rs`. Not here: the kernels (`ptx/`).
 #![allow(unsafe_code)]
 
 mod attend;
 mod check;
 mod copy;
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod driver;
 mod error;
 mod gpu;
 mod host_pages;

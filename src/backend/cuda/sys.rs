@@ -1,11 +1,11 @@
 //! The driver's functions that are called here, with the types of `cust::sys` but for what they answer.
 //!
-//! Of `cust` this backend uses that it links the driver, and these types. Its functions answer with an enum of the
-//! codes that drivers of CUDA 11 had, and a code that an enum does not list is undefined behaviour; here it is the
-//! number, since the next driver may have more of them. Its modules have no place for the log of a PTX that is refused,
-//! and its contexts, streams and memory belong to one owner, where ours are shared with other users of the device.
+//! Of `cust` this backend uses these types. Its functions answer with an enum of the codes that drivers of CUDA 11 had,
+//! and a code that an enum does not list is undefined behaviour; here it is the number, since the next driver may have
+//! more of them. Its modules have no place for the log of a PTX that is refused, and its contexts, streams and memory
+//! belong to one owner, where ours are shared with other users of the device.
 //!
-//! Not here: what the codes mean (`error.rs`).
+//! Not here: where the functions are (`driver.rs`), what the codes mean (`error.rs`).
 #![allow(missing_docs, reason = "NVIDIA's documentation of the driver has them")]
 
 use std::ffi::{c_char, c_void};

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The CUDA backend's tests on a machine without a GPU: everything but the kernels, over a driver that runs on the CPU
-# (tests/cuda/fake_driver/driver.cc). Needs .ci/cuda-stub.sh's library to link with.
+# (tests/cuda/fake_driver/driver.cc). Needs .ci/cuda-stub.sh to build.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 out=target/fake-driver

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The GPU part of examples/generate on a machine without a GPU: everything but the kernels, over a driver and a cublasLt that
-# run on the CPU (tests/cuda/fake_driver, library.cc). Needs the libraries of .ci/cuda-stub.sh and tests/cuda/fake_driver/run.sh.
+# run on the CPU (tests/cuda/fake_driver, library.cc). Needs .ci/cuda-stub.sh and the library of tests/cuda/fake_driver/run.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../../../.."
 driver=$PWD/target/fake-driver lt=$PWD/target/fake-cublaslt

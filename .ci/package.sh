@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# What is published, tried as someone else would: the packed crate passes its tests, and a crate that depends on it with
+# feature `cuda` builds by the README's line where there is no CUDA, starts without a driver and finds one that is there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD work=$PWD/target/package-test
+export CARGO_TARGET_DIR=$work/target
+unset CUDA_LIBRARY_PATH CUDA_PATH CUDA_ROOT CUDA_TOOLKIT_ROOT_DIR LD_LIBRARY_PATH
+rm -rf "$work/crate" "$work/dependent"
+mkdir -p "$work/crate" "$work/dependent/src"
+
+cargo package --allow-dirty --no-verify --quiet
+tar -xzf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
+if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' ! -name trace.jsonl \
+    -o -path './benches/*' -o -path './fuzz/*' -o -name "*.safetensors" \)) | grep .; then
+    echo "these are the repository's, and packed" >&2
+    exit 1
+fi
+(cd "$work/crate" && cargo test --quiet)
+
+# Its main takes the address of every function that cust_raw declares, and calls one with all registers in use.
+raw=$(cargo metadata --format-version 1 --features cuda | grep -o '"manifest_path":"[^"]*/cust_raw-[^"]*/Cargo.toml"' | head -1 | cut -d'"' -f4)
+names=$(sed -n 's/^    pub fn \(cu[A-Za-z0-9_]*\)(.*/\1/p' "$(dirname "$raw")/src/cuda.rs" | sort -u)
+cd "$work/dependent"
+cp "$root/Cargo.lock" .
+cat >Cargo.toml <<'TOML'
+[package]
+name = "dependent"
+edition = "2024"
+[workspace]
+[dependencies]
+cust = "0.3.2"
+kvarena = { path = "../crate", features = ["cuda"] }
+[[bin]]
+name = "start"
+path = "src/start.rs"
+[[bin]]
+name = "symbols"
+path = "src/symbols.rs"
+TOML
+cat >src/start.rs <<'RUST'
+fn main() {
+    println!("{:?}", kvarena::backend::cuda::Gpu::new(0).map(|gpu| gpu.ordinal()));
+}
+RUST
+{
+    cat <<'RUST'
+use cust::sys::*;
+use kvarena as _;
+
+type Long = unsafe extern "C" fn(i64, i64, i64, i64, i64, i64, i64, f64, f64, f64, f64, f64, f64, f64, f64, f64) -> u32;
+
+fn main() {
+    let all: &[*const ()] = std::hint::black_box(&[
+RUST
+    for name in $names; do echo "        $name as *const (),"; done
+    cat <<'RUST'
+    ]);
+    let long: Long = unsafe { std::mem::transmute(cuArrayDestroy as *const ()) };
+    let call = || unsafe { long(1, 2, 3, 4, 5, 6, 7, 8., 9., 10., 11., 12., 13., 14., 15., 16.) };
+    println!("{} {} {}", all.len(), call(), call());
+}
+RUST
+} >src/symbols.rs
+cat >driver.c <<'C'
+unsigned cuArrayDestroy(long a, long b, long c, long d, long e, long f, long g, double h, double i, double j, double k,
+                        double l, double m, double n, double o, double p) {
+  return a + 2*b + 3*c + 4*d + 5*e + 6*f + 7*g + 8*h + 9*i + 10*j + 11*k + 12*l + 13*m + 14*n + 15*o + 16*p;
+}
+C
+mkdir -p registers fake
+"${CC:-cc}" -O1 -fPIC -shared -o registers/libcuda.so.1 driver.c
+"${CXX:-c++}" -std=c++17 -O1 -fPIC -shared -o fake/libcuda.so.1 "$root/tests/cuda/fake_driver/driver.cc"
+
+line=$(sed -n 's/^\(mkdir .*CUDA_LIBRARY_PATH=[^ ]*\).*/\1/p' "$root/README.md")
+eval "$line"
+cargo build --quiet
+run() { # what is expected, program, folder of the driver
+    local answer
+    answer=$(LD_LIBRARY_PATH=${3:-} "$CARGO_TARGET_DIR/debug/$2")
+    echo "$2${3:+ over $3}: $answer"
+    [ "$answer" = "$1" ]
+}
+count=$(echo "$names" | wc -l)
+run "Err(NoDriver)" start
+run "Ok(0)" start fake
+run "$count 34 34" symbols
+run "$count 1496 1496" symbols registers

@@ -7,6 +7,11 @@ use crate::layout::{PoolConfig, PoolLayout, TableShape};
 
 /// Whether prefixes are kept and shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum PrefixMode {
     /// Whole pages of equal prefixes are shared, and kept after their sequences until they are evicted.
@@ -16,27 +21,32 @@ pub enum PrefixMode {
     None,
 }
 
-/// What an engine is made for. `EngineConfig::from(pool_config)` fills in the limits: prefixes are kept and shared, 256
-/// sequences of at most 131,072 tokens each, 4,194,304 tokens together, 8 unfinished steps, memory touched at first.
+/// What an engine is made for. `EngineConfig::from(pool_config)` fills in the limits; a field that is left out of a
+/// serialised config (feature `serde`) has its default.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(default, deny_unknown_fields)
+)]
 pub struct EngineConfig {
-    /// Shape and size of K and V.
+    /// Shape and size of K and V. Default: [`PoolConfig::default`].
     pub pool: PoolConfig,
-    /// Whether prefixes are kept and shared.
+    /// Whether prefixes are kept and shared. Default: [`PrefixMode::Radix`].
     pub prefix: PrefixMode,
-    /// Most sequences at a time, preempted ones included.
+    /// Most sequences at a time, preempted ones included. Default: 256.
     pub max_sequences: u32,
-    /// Most tokens of one sequence. Capped at the pool's tokens, and at 2^30.
+    /// Most tokens of one sequence. Capped at the pool's tokens, and at 2^30. Default: 131,072.
     pub max_sequence_len: u32,
     /// Tokens of all sequences together that are sure to fit. Sharing makes this independent of the pool's size. Host
-    /// memory for tokens and page tables is reserved for it and touched as used.
+    /// memory for tokens and page tables is reserved for it and touched as used. Default: 4,194,304.
     pub max_tokens: u64,
-    /// Most steps planned and not yet complete.
+    /// Most steps planned and not yet complete. Default: 8.
     pub max_steps: u32,
     /// Touch the reserved host memory of the tables at the start, so that no step pays for a page fault, nor the
     /// process for an over-committed machine later. Off: memory is touched as it is first used. What the machine does
     /// not have ends the process when it is touched, which no program can catch; it is the better for that to happen in
-    /// [`Engine::new`](crate::Engine::new), if at all.
+    /// [`Engine::new`](crate::Engine::new), if at all. Default: true.
     pub prefault: bool,
 }
 
@@ -54,8 +64,16 @@ impl From<PoolConfig> for EngineConfig {
     }
 }
 
+impl Default for EngineConfig {
+    /// Of the default pool, with the default limits.
+    fn default() -> Self {
+        PoolConfig::default().into()
+    }
+}
+
 /// Checked limits: what the tables are made with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct EngineShape {
     /// K and V.
     pub layout: PoolLayout,

@@ -86,6 +86,8 @@ pub use error::{ConfigError, EngineError, Error};
 pub use id::{
     LayerId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, TokenId,
 };
+#[cfg(feature = "serde")]
+pub use layout::HfError;
 pub use layout::{
     Capacity, Dtype, KvDtype, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
     PoolLayout, Strides, TableShape,

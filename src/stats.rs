@@ -18,6 +18,7 @@ macro_rules! stats {
         /// `later - earlier` is what happened in between: counters are subtracted, levels are the later ones. `{stats}`
         /// is for people, [`Stats::prometheus`] for a monitor.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
         #[non_exhaustive]
         pub struct Stats {
             $(#[doc = $counter_help] pub $counter: u64,)*
@@ -74,7 +75,7 @@ stats! {
         rollbacks,
         /// Pages that became matchable.
         published_pages,
-        /// Computed pages given up because the tree had the same tokens already.
+        /// Computed pages released because the tree had the same tokens already.
         duplicate_pages,
         /// Pages evicted from the tree to make room.
         evicted_pages,

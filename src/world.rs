@@ -256,6 +256,7 @@ impl World {
 
 /// Bytes that an engine takes, all of them at the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct EngineBytes {
     /// K and V, from the backend.

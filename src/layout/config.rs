@@ -13,6 +13,11 @@ pub const PAGE_SIZE_MAX: u32 = 1024;
 
 /// How large a pool is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Capacity {
     /// This many pages.
     Pages(u32),
@@ -20,26 +25,33 @@ pub enum Capacity {
     Bytes(u64),
 }
 
-/// What a pool of K and V is made for. [`PoolConfig::layout`] checks it and computes the rest.
+/// What a pool of K and V is made for. [`PoolConfig::layout`] checks it and computes the rest; `PoolConfig::from_hf`
+/// (feature `serde`) reads a model's `config.json`. A field that is left out of a serialised config has its default.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(default, deny_unknown_fields)
+)]
 pub struct PoolConfig {
-    /// Layers of the model.
+    /// Layers of the model. Default: 1.
     pub layers: u32,
-    /// What each token stores in each layer, in the whole model, before tensor parallelism.
+    /// What each token stores in each layer, in the whole model, before tensor parallelism. Default: one head of
+    /// 64.
     pub shape: KvShape,
-    /// Element type of K and V.
+    /// Element type of K and V. Default: f32.
     pub dtype: KvDtype,
-    /// Tokens of one page, 1 to [`PAGE_SIZE_MAX`].
+    /// Tokens of one page, 1 to [`PAGE_SIZE_MAX`]. Default: 16.
     #[doc(alias = "block_size")]
     pub page_size: u32,
-    /// Size of the pool.
+    /// Size of the pool. Default: 1,024 pages.
     pub capacity: Capacity,
-    /// Physical order.
+    /// Physical order. Default: [`Layout::PageFirst`].
     pub layout: Layout,
     /// Ranks that share the model's heads. Either number divides the other: with more ranks than heads, each rank
-    /// holds one replicated head.
+    /// holds one replicated head. Default: 1.
     pub tp_size: u32,
-    /// This rank, below `tp_size`.
+    /// This rank, below `tp_size`. Default: 0.
     pub tp_rank: u32,
 }
 

@@ -2,6 +2,11 @@
 
 /// Element type of rows: q, k, v, and attention's output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum Dtype {
     /// IEEE binary32, 4 bytes.
@@ -24,6 +29,11 @@ impl Dtype {
 
 /// Element type of a pool's K and V, and of each of its planes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum KvDtype {
     /// IEEE binary32, 4 bytes.

@@ -14,6 +14,8 @@
 
 mod config;
 mod dtype;
+#[cfg(feature = "serde")]
+mod hf;
 mod plane;
 mod planes;
 mod pool;
@@ -24,6 +26,8 @@ mod tests;
 
 pub use config::{Capacity, PAGE_SIZE_MAX, PoolConfig};
 pub use dtype::{Dtype, KvDtype};
+#[cfg(feature = "serde")]
+pub use hf::HfError;
 pub use plane::{Plane, PlaneName, PlaneOrder};
 pub use planes::PLANES_MAX;
 pub use pool::{Layout, PoolLayout, Strides};

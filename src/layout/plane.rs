@@ -6,6 +6,7 @@ use super::dtype::KvDtype;
 
 /// What a plane holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum PlaneName {
     /// Keys.
@@ -20,6 +21,7 @@ pub enum PlaneName {
 
 /// Order of a piece: one page of one plane of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 pub enum PlaneOrder {
     /// `[S, heads, elements]`: all that a token stores is contiguous.
     BySlot,
@@ -29,6 +31,7 @@ pub enum PlaneOrder {
 
 /// What each token stores in each layer: `[heads, elements]` numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Plane {
     /// What it holds.
     pub name: PlaneName,

@@ -12,6 +12,11 @@ use crate::id::{LayerId, PageId, SlotId};
 
 /// Physical order of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Layout {
     /// `[plane, L, P, piece]`: for attention of one layer.
     LayerFirst,
@@ -21,6 +26,7 @@ pub enum Layout {
 
 /// Where the elements of a plane lie: its first byte, and the bytes between neighbours along each axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Strides {
     /// First byte of layer 0, page 0, slot 0, head 0.
     pub origin: u64,
@@ -48,6 +54,7 @@ impl Strides {
 
 /// A checked pool: what one rank holds and where. Made by [`PoolConfig::layout`](crate::PoolConfig::layout).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PoolLayout {
     pub(super) layers: u32,
     pub(super) shape: KvShape,

@@ -7,6 +7,11 @@ use crate::error::ConfigError;
 
 /// Which K and V a model has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case", deny_unknown_fields)
+)]
 #[non_exhaustive]
 pub enum KvShape {
     /// Heads of K and as many of V: multi-head, grouped-query and multi-query attention.

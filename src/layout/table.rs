@@ -18,6 +18,7 @@ const CHUNK_TOKENS: u32 = 1024;
 /// page  = words[rows * chunks_per_row + chunk * chunk_pages + page_index % chunk_pages]
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TableShape {
     /// Rows: the most sequences at a time.
     pub rows: u32,

@@ -73,12 +73,14 @@ use tables::Tables;
 /// How a [`Cuda`] is to work.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
-    /// The stream on which everything is launched, as a rule the host's own ([`CudaStream::from_raw`]); `None` is the
-    /// default stream.
+    /// The stream on which everything is launched, as a rule the host's own ([`CudaStream::from_raw`]). `None`, as it
+    /// is by default, is the default stream.
     pub stream: Option<CudaStream>,
     /// Most new tokens of a step, padding included. Host and device memory for plans is sized by it.
+    /// Default: 16,384.
     pub max_step_tokens: u32,
-    /// Most rows of a step, padding included; 0 stands for as many as the page tables have, and at least 256.
+    /// Most rows of a step, padding included; 0, the default, stands for as many as the page tables
+    /// have, and at least 256.
     pub max_step_rows: u32,
 }
 

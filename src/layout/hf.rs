@@ -1,0 +1,232 @@
+//! `PoolConfig` from the `config.json` of a Hugging Face model.
+//!
+//! What a model is called does not matter, only what each token stores: heads of K and as many of V, of one length, in
+//! every layer. A field that says otherwise is refused by name, and so is one whose default the model's class decides.
+//!
+//! Not here: all else of a model.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use super::config::PoolConfig;
+use super::dtype::KvDtype;
+use super::shape::KvShape;
+
+/// Why a `config.json` gives no pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum HfError {
+    /// It is not JSON, or not an object.
+    Json {
+        /// What the parser says, with line and column.
+        message: Box<str>,
+    },
+    /// A field that is needed is missing or null.
+    Missing {
+        /// The field, as `text_config.head_dim`.
+        field: Box<str>,
+    },
+    /// A field is not what it must be.
+    Unfit {
+        /// The field.
+        field: Box<str>,
+        /// Its value, as JSON.
+        value: Box<str>,
+        /// What would do.
+        wanted: &'static str,
+    },
+    /// A field says that layers store something else than heads of K and V of one shape.
+    Unsupported {
+        /// The field.
+        field: Box<str>,
+        /// Its value, as JSON.
+        value: Box<str>,
+    },
+}
+
+impl fmt::Display for HfError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Json { message } => write!(f, "config.json: {message}"),
+            Self::Missing { field } => write!(f, "config.json: {field} is missing"),
+            Self::Unfit { field, value, wanted } => {
+                write!(f, "config.json: {field} is {value}, not {wanted}")
+            }
+            Self::Unsupported { field, value } => {
+                write!(f, "config.json: no pool is made for {field}: {value}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for HfError {}
+
+/// Fields that say, if they are there and not 0 or false, that K and V are not heads of one shape in every layer.
+const OTHER_SHAPES: [&str; 15] = [
+    // Latent attention.
+    "kv_lora_rank",
+    // Another shape in some layers.
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "block_configs",
+    // Layers that read the K and V of another layer.
+    "num_kv_shared_layers",
+    // Layers that have something else than attention, or beside it.
+    "full_attention_interval",
+    "attn_layer_period",
+    "attn_layer_indices",
+    "attn_type_list",
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "linear_attn_config",
+    "mamba_d_state",
+    "ssm_cfg",
+    "state_size",
+];
+
+/// Model types whose head_dim, where it is missing, is not `hidden_size / num_attention_heads`.
+const OWN_HEAD_DIM: [&str; 2] = ["gemma", "qwen3"];
+
+/// Layer types that store K and V. Windows are the host's to give to `Attend`, layer by layer.
+const LAYER_TYPES: [&str; 3] = ["full_attention", "sliding_attention", "chunked_attention"];
+
+impl PoolConfig {
+    /// The pool of a model, from the text of its Hugging Face `config.json`: `layers`, `shape` and `dtype`, which is
+    /// the weights' (`dtype` or `torch_dtype`). All else is as in [`PoolConfig::default`] and for the host to set. In a
+    /// model of several parts the language model's is read (`text_config`).
+    ///
+    /// ```
+    /// # use kvarena::*;
+    /// let json = r#"{"model_type": "qwen3", "num_hidden_layers": 36, "num_attention_heads": 32,
+    ///                "num_key_value_heads": 8, "head_dim": 128, "torch_dtype": "bfloat16"}"#;
+    /// let config = PoolConfig { page_size: 32, ..PoolConfig::from_hf(json)? };
+    /// assert_eq!((config.layers, config.shape), (36, KvShape::heads(8, 128)));
+    /// assert_eq!(config.dtype, KvDtype::Bf16);
+    ///
+    /// let error = PoolConfig::from_hf(&json.replace("bfloat16", "fp8")).unwrap_err().to_string();
+    /// assert_eq!(error, "config.json: torch_dtype is \"fp8\", not float32, float16 or bfloat16");
+    /// # Ok::<(), HfError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An [`HfError`] that names the field. That the numbers make a pool is checked by [`PoolConfig::layout`].
+    pub fn from_hf(config_json: &str) -> Result<Self, HfError> {
+        let message = |e: &dyn fmt::Display| HfError::Json { message: e.to_string().into() };
+        let value: Value = serde_json::from_str(config_json).map_err(|e| message(&e))?;
+        let Value::Object(map) = value else { return Err(message(&"not an object")) };
+        let whole = Fields { map: &map, path: "" };
+        let fields = match whole.get("text_config") {
+            None => whole,
+            Some(Value::Object(map)) => Fields { map, path: "text_config." },
+            Some(other) => return Err(whole.unfit("text_config", other, "an object")),
+        };
+        fields.check_shape()?;
+        let kv_heads = match fields.get("num_key_value_heads") {
+            Some(_) => fields.size("num_key_value_heads")?,
+            None => fields.size("num_attention_heads")?,
+        };
+        let dtype = fields.dtype().or_else(|| whole.dtype());
+        Ok(Self {
+            layers: fields.size("num_hidden_layers")?,
+            shape: KvShape::heads(kv_heads, fields.head_dim()?),
+            dtype: dtype.unwrap_or_else(|| Err(fields.missing("dtype")))?,
+            ..Self::default()
+        })
+    }
+}
+
+/// The fields of an object; null counts as absent, as in the reference framework.
+#[derive(Clone, Copy)]
+struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    /// What stands before a field's name in messages.
+    path: &'static str,
+}
+
+impl<'a> Fields<'a> {
+    fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    /// A number that counts something.
+    fn size(&self, name: &str) -> Result<u32, HfError> {
+        let value = self.get(name).ok_or_else(|| self.missing(name))?;
+        match value.as_u64().and_then(|n| u32::try_from(n).ok()) {
+            None | Some(0) => Err(self.unfit(name, value, "a whole number from 1 to 4294967295")),
+            Some(n) => Ok(n),
+        }
+    }
+
+    /// Refuses what stores something else than heads of K and V in every layer.
+    fn check_shape(&self) -> Result<(), HfError> {
+        let other =
+            |value: &Value| !matches!(value, Value::Bool(false)) && value.as_u64() != Some(0);
+        for name in OTHER_SHAPES {
+            if let Some(value) = self.get(name).filter(|value| other(value)) {
+                return Err(self.unsupported(name, value));
+            }
+        }
+        if let Some(value @ Value::Bool(true)) = self.get("is_encoder_decoder") {
+            return Err(self.unsupported("is_encoder_decoder", value));
+        }
+        if let Some(value) = self.get("v_head_dim").filter(|&v| Some(v) != self.get("head_dim")) {
+            return Err(self.unsupported("v_head_dim", value));
+        }
+        let Some(types) = self.get("layer_types") else { return Ok(()) };
+        let list = types.as_array().ok_or_else(|| self.unfit("layer_types", types, "a list"))?;
+        match list.iter().find(|kind| !kind.as_str().is_some_and(|s| LAYER_TYPES.contains(&s))) {
+            Some(kind) => Err(self.unsupported("layer_types", kind)),
+            None => Ok(()),
+        }
+    }
+
+    fn head_dim(&self) -> Result<u32, HfError> {
+        let model = self.get("model_type").and_then(Value::as_str).unwrap_or_default();
+        let own = OWN_HEAD_DIM.iter().any(|name| model.starts_with(name));
+        if own || self.get("head_dim").is_some() {
+            return self.size("head_dim");
+        }
+        let (hidden, heads) = (self.size("hidden_size")?, self.size("num_attention_heads")?);
+        if !hidden.is_multiple_of(heads) {
+            let value = &self.map["hidden_size"];
+            return Err(self.unfit("hidden_size", value, "a multiple of num_attention_heads"));
+        }
+        Ok(hidden / heads)
+    }
+
+    /// The element type, if there is one: newer files say `dtype`, older ones `torch_dtype`.
+    fn dtype(&self) -> Option<Result<KvDtype, HfError>> {
+        let name = ["dtype", "torch_dtype"].into_iter().find(|name| self.get(name).is_some())?;
+        let value = self.get(name)?;
+        Some(match value.as_str().map(|text| text.strip_prefix("torch.").unwrap_or(text)) {
+            Some("float32") => Ok(KvDtype::F32),
+            Some("float16") => Ok(KvDtype::F16),
+            Some("bfloat16") => Ok(KvDtype::Bf16),
+            _ => Err(self.unfit(name, value, "float32, float16 or bfloat16")),
+        })
+    }
+
+    fn name(&self, name: &str) -> Box<str> {
+        format!("{}{name}", self.path).into()
+    }
+
+    fn missing(&self, name: &str) -> HfError {
+        HfError::Missing { field: self.name(name) }
+    }
+
+    fn unfit(&self, name: &str, value: &Value, wanted: &'static str) -> HfError {
+        HfError::Unfit { field: self.name(name), value: shown(value), wanted }
+    }
+
+    fn unsupported(&self, name: &str, value: &Value) -> HfError {
+        HfError::Unsupported { field: self.name(name), value: shown(value) }
+    }
+}
+
+/// A value as JSON, if it is short.
+fn shown(value: &Value) -> Box<str> {
+    let text = value.to_string();
+    let long = text.chars().count() > 80;
+    if long { format!("{}...", text.chars().take(80).collect::<String>()) } else { text }.into()
+}

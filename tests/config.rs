@@ -1,0 +1,220 @@
+//! Configs as text: written and read again, and made from a model's `config.json`.
+
+use std::fs;
+
+use kvarena::*;
+use serde_json::{Value, json};
+
+fn qwen3() -> Value {
+    json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36, "hidden_size": 4096,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "torch_dtype": "bfloat16",
+        "sliding_window": null, "use_sliding_window": false,
+    })
+}
+
+/// `from_hf` of a model with some fields changed; null takes a field away.
+fn with(changes: Value) -> Result<PoolConfig, HfError> {
+    let mut config = qwen3();
+    for (name, value) in changes.as_object().expect("changes are fields") {
+        config[name] = value.clone();
+    }
+    PoolConfig::from_hf(&config.to_string())
+}
+
+fn pool(layers: u32, shape: KvShape, dtype: KvDtype) -> PoolConfig {
+    PoolConfig { layers, shape, dtype, ..Default::default() }
+}
+
+#[test]
+fn a_config_is_what_was_written() {
+    let pool = PoolConfig {
+        capacity: Capacity::Bytes(14 << 30),
+        layout: Layout::LayerFirst,
+        tp_size: 2,
+        tp_rank: 1,
+        ..pool(36, KvShape::heads(8, 128), KvDtype::Bf16)
+    };
+    let config = EngineConfig {
+        prefix: PrefixMode::None,
+        max_sequences: 3,
+        max_sequence_len: 1000,
+        max_tokens: 5000,
+        max_steps: 2,
+        prefault: false,
+        pool,
+    };
+    let text = serde_json::to_string(&config).expect("a config is JSON");
+    assert_eq!(serde_json::from_str::<EngineConfig>(&text).expect("it was written"), config);
+    let pool = json!({
+        "layers": 36, "shape": {"heads": {"kv_heads": 8, "head_dim": 128}}, "dtype": "bf16", "page_size": 16,
+        "capacity": {"bytes": 15_032_385_536_u64}, "layout": "layer_first", "tp_size": 2, "tp_rank": 1,
+    });
+    assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON")["pool"], pool);
+}
+
+#[test]
+fn what_is_left_out_has_its_default_and_what_is_unknown_is_named() {
+    let read = |text: &str| serde_json::from_str::<EngineConfig>(text);
+    assert_eq!(read("{}").expect("all defaults"), EngineConfig::default());
+    assert_eq!(EngineConfig::default(), PoolConfig::default().into());
+    let some = read(r#"{"pool": {"page_size": 32}, "max_steps": 2}"#).expect("some defaults");
+    let pool = PoolConfig { page_size: 32, ..Default::default() };
+    assert_eq!(some, EngineConfig { max_steps: 2, ..EngineConfig::from(pool) });
+    for (text, named) in [
+        (r#"{"max_sequnces": 3}"#, "unknown field `max_sequnces`"),
+        (r#"{"pool": {"block_size": 3}}"#, "unknown field `block_size`"),
+        (r#"{"pool": {"dtype": "fp8"}}"#, "unknown variant `fp8`"),
+        (r#"{"pool": {"capacity": {"pages": -1}}}"#, "invalid value: integer `-1`"),
+        (r#"{"pool": {"shape": {"heads": {"kv_heads": 8}}}}"#, "missing field `head_dim`"),
+        (r#"{"prefix": "lru"}"#, "unknown variant `lru`"),
+    ] {
+        let error = read(text).expect_err("nothing like it").to_string();
+        assert!(error.starts_with(named), "{text}: {error}");
+    }
+}
+
+#[test]
+fn shapes_and_stats_are_written() {
+    let config = EngineConfig::from(pool(2, KvShape::heads(4, 64), KvDtype::F16));
+    let mut engine = Engine::new(config, Null).expect("a small pool");
+    engine.admit(Namespace::default(), &[TokenId::new(1)]).expect("there is room");
+    let shape = serde_json::to_value(engine.shape()).expect("JSON");
+    assert_eq!(shape["layout"]["page_count"], 1024);
+    let planes = json!([
+        {"name": "k", "heads": 4, "elements": 64, "dtype": "f16", "order": "by_slot"},
+        {"name": "v", "heads": 4, "elements": 64, "dtype": "f16", "order": "by_slot"},
+    ]);
+    assert_eq!(shape["layout"]["planes"], planes);
+    let bytes = serde_json::to_value(config.bytes().expect("a small pool")).expect("JSON");
+    assert_eq!(bytes["kv"], 2 * 2 * 4 * 64 * 2 * 16 * 1024);
+    let text = serde_json::to_string(&engine.stats()).expect("JSON");
+    assert_eq!(serde_json::from_str::<Stats>(&text).expect("it was written"), engine.stats());
+    assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON")["sequences"], 1);
+}
+
+#[test]
+fn models_of_the_supported_shape_are_read() {
+    let (grouped, bf16) = (KvShape::heads(8, 128), KvDtype::Bf16);
+    assert_eq!(with(json!({})), Ok(pool(36, grouped, bf16)));
+    assert_eq!(
+        with(json!({"torch_dtype": null, "dtype": "float16"})),
+        Ok(pool(36, grouped, KvDtype::F16))
+    );
+    assert_eq!(with(json!({"dtype": "torch.float32"})), Ok(pool(36, grouped, KvDtype::F32)));
+    // Every head has K and V of its own; and heads share out the width.
+    assert_eq!(
+        with(json!({"num_key_value_heads": null})),
+        Ok(pool(36, KvShape::heads(32, 128), bf16))
+    );
+    let llama = json!({"model_type": "llama", "head_dim": null, "hidden_size": 2048});
+    assert_eq!(with(llama), Ok(pool(36, KvShape::heads(8, 64), bf16)));
+    // Windows change nothing in what is stored; nor does what is switched off.
+    let kinds =
+        json!({"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0});
+    assert_eq!(with(kinds), Ok(pool(36, grouped, bf16)));
+    assert_eq!(
+        with(json!({"v_head_dim": 128, "is_encoder_decoder": false})),
+        Ok(pool(36, grouped, bf16))
+    );
+    // A language model among other parts, whose dtype stands beside it.
+    let mut text = qwen3();
+    text["torch_dtype"] = Value::Null;
+    let parts = json!({"text_config": text, "dtype": "float16", "vision_config": {"num_hidden_layers": 27}});
+    assert_eq!(PoolConfig::from_hf(&parts.to_string()), Ok(pool(36, grouped, KvDtype::F16)));
+    for model in ["llama-tiny", "qwen3-tiny"] {
+        let file = format!("{}/tests/data/{model}/config.json", env!("CARGO_MANIFEST_DIR"));
+        let config = PoolConfig::from_hf(&fs::read_to_string(file).expect("a file of the tests"));
+        config.expect("a supported model").layout().expect("a pool");
+    }
+}
+
+#[test]
+fn other_models_are_refused_by_the_field() {
+    let count = "not a whole number from 1 to 4294967295";
+    for (changes, message) in [
+        (json!({"num_hidden_layers": null}), "num_hidden_layers is missing".into()),
+        (json!({"num_hidden_layers": 0}), format!("num_hidden_layers is 0, {count}")),
+        (json!({"num_hidden_layers": -3}), format!("num_hidden_layers is -3, {count}")),
+        (json!({"num_hidden_layers": 1.5}), format!("num_hidden_layers is 1.5, {count}")),
+        (json!({"num_key_value_heads": [8, 4]}), format!("num_key_value_heads is [8,4], {count}")),
+        (json!({"head_dim": 4_294_967_296_u64}), format!("head_dim is 4294967296, {count}")),
+        // The class decides, not the width.
+        (json!({"head_dim": null}), "head_dim is missing".into()),
+        (json!({"head_dim": null, "model_type": "gemma2"}), "head_dim is missing".into()),
+        (
+            json!({"head_dim": null, "model_type": "llama", "hidden_size": 100}),
+            "hidden_size is 100, not a multiple of num_attention_heads".into(),
+        ),
+        (json!({"torch_dtype": null}), "dtype is missing".into()),
+        (
+            json!({"torch_dtype": "int8"}),
+            "torch_dtype is \"int8\", not float32, float16 or bfloat16".into(),
+        ),
+        (json!({"kv_lora_rank": 512}), "no pool is made for kv_lora_rank: 512".into()),
+        (json!({"v_head_dim": 64}), "no pool is made for v_head_dim: 64".into()),
+        (
+            json!({"num_kv_shared_layers": 15}),
+            "no pool is made for num_kv_shared_layers: 15".into(),
+        ),
+        (
+            json!({"is_encoder_decoder": true}),
+            "no pool is made for is_encoder_decoder: true".into(),
+        ),
+        (
+            json!({"layer_types": ["full_attention", "linear_attention"]}),
+            "no pool is made for layer_types: \"linear_attention\"".into(),
+        ),
+        (json!({"layer_types": "full"}), "layer_types is \"full\", not a list".into()),
+        (json!({"text_config": 3}), "text_config is 3, not an object".into()),
+        (
+            json!({"text_config": {"num_hidden_layers": 2}}),
+            "text_config.num_attention_heads is missing".into(),
+        ),
+    ] {
+        let error = with(changes.clone()).expect_err("not supported").to_string();
+        assert_eq!(error, format!("config.json: {message}"), "{changes}");
+    }
+    let long = with(json!({"head_dim": "x".repeat(1000)})).expect_err("no number").to_string();
+    assert!(long.len() < 200, "{long}");
+    assert_eq!(PoolConfig::from_hf("[]"), Err(HfError::Json { message: "not an object".into() }));
+}
+
+#[test]
+fn damaged_text_is_refused() {
+    let text = qwen3().to_string();
+    for end in 0..text.len() {
+        assert!(
+            matches!(PoolConfig::from_hf(&text[..end]), Err(HfError::Json { .. })),
+            "cut at {end}"
+        );
+    }
+    // Whatever stands in a field, the answer is a config or an error that names a field.
+    let values = [
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(1e300),
+        json!(u64::MAX),
+        json!("x"),
+        json!([]),
+        json!({}),
+        json!(true),
+    ];
+    for name in qwen3()
+        .as_object()
+        .expect("fields")
+        .keys()
+        .map(String::as_str)
+        .chain(["layer_types", "text_config"])
+    {
+        for value in &values {
+            match with(json!({name: value})) {
+                Ok(config) => drop(config.layout()),
+                Err(error) => {
+                    assert!(!matches!(error, HfError::Json { .. }), "{name} {value}: {error}")
+                }
+            }
+        }
+    }
+}

@@ -107,11 +107,11 @@ def assemble(ptxas, kernel, arch):
 def params():
     """What differs between the sizes and offsets that params.cuh and params.rs assert, and between their constants."""
     c, rust = (HERE / "params.cuh").read_text(), RUST.read_text()
-    def both(sizes, offsets, text):
-        found = {(t,): int(n) for t, n in re.findall(sizes, text)}
-        return found | {(t, f): int(n) for t, f, n in re.findall(offsets, text)}
-    left = both(r"(?m)^KV_SIZE\((\w+), (\d+)\)", r"(?m)^KV_AT\((\w+), (\w+), (\d+)\)", c)
-    right = both(r"size_of::<(\w+)>\(\) == (\d+)\)", r"offset_of!\((\w+), (\w+)\) == (\d+)\)", rust)
+    left = {(name,): int(n) for name, n in re.findall(r"(?m)^KV_SIZE\((\w+), (\d+)\)", c)}
+    left |= {(name, field): int(n) for name, field, n in re.findall(r"(?m)^KV_AT\((\w+), (\w+), (\d+)\)", c)}
+    right = {}
+    for name, size, fields in re.findall(r"(?m)^    (\w+) (\d+) \{([\w\s]*)\}$", rust[rust.index("layout_is! {"):]):
+        right |= {(name,): int(size)} | {(name, field): int(n) for field, n in re.findall(r"(\w+) (\d+)", fields)}
     left |= {(n,): int(v) for n, v in re.findall(r"(?m)^#define (\w+) (\d+)$", c)}
     constants = rust + (RUST.parent / "split/decode.rs").read_text()
     right |= {(n,): int(v) for n, v in re.findall(r"const (\w+): \w+ = (\d+);", constants) if (n,) in left}

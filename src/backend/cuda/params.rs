@@ -252,111 +252,50 @@ pub const fn wide_magic(divisor: u64) -> u64 {
     if divisor == 1 { 0 } else { u64::MAX / divisor + 1 }
 }
 
-const _: () = {
-    assert!(size_of::<BatchRow>() == 16);
-    assert!(offset_of!(BatchRow, row) == 0);
-    assert!(offset_of!(BatchRow, qo_start) == 4);
-    assert!(offset_of!(BatchRow, extend_len) == 8);
-    assert!(offset_of!(BatchRow, kv_len) == 12);
-    assert!(size_of::<AttendParams>() == 192);
-    assert!(offset_of!(AttendParams, q) == 0);
-    assert!(offset_of!(AttendParams, out) == 8);
-    assert!(offset_of!(AttendParams, lse) == 16);
-    assert!(offset_of!(AttendParams, k) == 24);
-    assert!(offset_of!(AttendParams, v) == 32);
-    assert!(offset_of!(AttendParams, page_stride) == 40);
-    assert!(offset_of!(AttendParams, slot_stride) == 48);
-    assert!(offset_of!(AttendParams, head_stride) == 56);
-    assert!(offset_of!(AttendParams, q_stride) == 64);
-    assert!(offset_of!(AttendParams, out_stride) == 72);
-    assert!(offset_of!(AttendParams, table) == 80);
-    assert!(offset_of!(AttendParams, batch_rows) == 88);
-    assert!(offset_of!(AttendParams, plan) == 96);
-    assert!(offset_of!(AttendParams, partial) == 104);
-    assert!(offset_of!(AttendParams, counters) == 112);
-    assert!(offset_of!(AttendParams, page_magic) == 120);
-    assert!(offset_of!(AttendParams, chunk_magic) == 128);
-    assert!(offset_of!(AttendParams, page_size) == 136);
-    assert!(offset_of!(AttendParams, chunk_pages) == 140);
-    assert!(offset_of!(AttendParams, chunks_per_row) == 144);
-    assert!(offset_of!(AttendParams, chunk_base) == 148);
-    assert!(offset_of!(AttendParams, q_heads) == 152);
-    assert!(offset_of!(AttendParams, kv_heads) == 156);
-    assert!(offset_of!(AttendParams, group) == 160);
-    assert!(offset_of!(AttendParams, batch) == 164);
-    assert!(offset_of!(AttendParams, window) == 168);
-    assert!(offset_of!(AttendParams, scale) == 172);
-    assert!(offset_of!(AttendParams, soft_cap) == 176);
-    assert!(offset_of!(AttendParams, negate_q) == 180);
-    assert!(offset_of!(AttendParams, stripes) == 184);
-    assert!(offset_of!(AttendParams, reserved) == 188);
-    assert!(size_of::<DecodeWork>() == 32);
-    assert!(offset_of!(DecodeWork, work_units) == 0);
-    assert!(offset_of!(DecodeWork, unit_end) == 4);
-    assert!(offset_of!(DecodeWork, batch_index) == 8);
-    assert!(offset_of!(DecodeWork, unit_start) == 12);
-    assert!(offset_of!(DecodeWork, row) == 16);
-    assert!(offset_of!(DecodeWork, qo_start) == 20);
-    assert!(offset_of!(DecodeWork, extend_len) == 24);
-    assert!(offset_of!(DecodeWork, kv_len) == 28);
-    assert!(size_of::<ExtendHead>() == 16);
-    assert!(offset_of!(ExtendHead, work_count) == 0);
-    assert!(size_of::<ExtendWork>() == 32);
-    assert!(offset_of!(ExtendWork, row) == 0);
-    assert!(offset_of!(ExtendWork, qo_start) == 4);
-    assert!(offset_of!(ExtendWork, extend_len) == 8);
-    assert!(offset_of!(ExtendWork, kv_len) == 12);
-    assert!(offset_of!(ExtendWork, q_begin) == 16);
-    assert!(offset_of!(ExtendWork, kv_begin) == 20);
-    assert!(offset_of!(ExtendWork, kv_end) == 24);
-    assert!(offset_of!(ExtendWork, part) == 28);
-    assert!(size_of::<StoreCacheParams>() == 88);
-    assert!(offset_of!(StoreCacheParams, k) == 0);
-    assert!(offset_of!(StoreCacheParams, v) == 8);
-    assert!(offset_of!(StoreCacheParams, slots) == 16);
-    assert!(offset_of!(StoreCacheParams, k_pool) == 24);
-    assert!(offset_of!(StoreCacheParams, v_pool) == 32);
-    assert!(offset_of!(StoreCacheParams, page_stride) == 40);
-    assert!(offset_of!(StoreCacheParams, k_stride) == 48);
-    assert!(offset_of!(StoreCacheParams, v_stride) == 52);
-    assert!(offset_of!(StoreCacheParams, tokens) == 56);
-    assert!(offset_of!(StoreCacheParams, page_size) == 60);
-    assert!(offset_of!(StoreCacheParams, page_magic) == 64);
-    assert!(offset_of!(StoreCacheParams, slot_stride) == 72);
-    assert!(offset_of!(StoreCacheParams, slot_bytes) == 76);
-    assert!(offset_of!(StoreCacheParams, row_units) == 80);
-    assert!(offset_of!(StoreCacheParams, unit_bytes) == 84);
-    assert!(size_of::<PageCopy>() == 8);
-    assert!(offset_of!(PageCopy, source) == 0);
-    assert!(offset_of!(PageCopy, target) == 4);
-    assert!(size_of::<CopyPagesParams>() == 3656);
-    assert!(offset_of!(CopyPagesParams, source) == 0);
-    assert!(offset_of!(CopyPagesParams, target) == 8);
-    assert!(offset_of!(CopyPagesParams, source_page_stride) == 16);
-    assert!(offset_of!(CopyPagesParams, source_piece_stride) == 24);
-    assert!(offset_of!(CopyPagesParams, target_page_stride) == 32);
-    assert!(offset_of!(CopyPagesParams, target_piece_stride) == 40);
-    assert!(offset_of!(CopyPagesParams, piece_magic) == 48);
-    assert!(offset_of!(CopyPagesParams, piece_units) == 56);
-    assert!(offset_of!(CopyPagesParams, page_units) == 60);
-    assert!(offset_of!(CopyPagesParams, unit_bytes) == 64);
-    assert!(offset_of!(CopyPagesParams, reserved) == 68);
-    assert!(offset_of!(CopyPagesParams, copies) == 72);
-    assert!(size_of::<TableWrite>() == 8);
-    assert!(offset_of!(TableWrite, index) == 0);
-    assert!(offset_of!(TableWrite, value) == 4);
-    assert!(size_of::<LoadPlanParams>() == 64);
-    assert!(offset_of!(LoadPlanParams, source) == 0);
-    assert!(offset_of!(LoadPlanParams, image) == 8);
-    assert!(offset_of!(LoadPlanParams, words) == 16);
-    assert!(offset_of!(LoadPlanParams, counter) == 24);
-    assert!(offset_of!(LoadPlanParams, done) == 32);
-    assert!(offset_of!(LoadPlanParams, ticket) == 40);
-    assert!(offset_of!(LoadPlanParams, units) == 48);
-    assert!(offset_of!(LoadPlanParams, writes_at) == 52);
-    assert!(offset_of!(LoadPlanParams, writes) == 56);
-    assert!(offset_of!(LoadPlanParams, reserved) == 60);
-};
+/// Asserts a struct's bytes and where its fields begin. `ptx/params.cuh` asserts the same of its own, and
+/// `ptx/build.py --check` compares the numbers.
+macro_rules! layout_is {
+    ($($name:ident $bytes:literal { $($field:ident $offset:literal)* })*) => {
+        const _: () = {$(
+            assert!(size_of::<$name>() == $bytes);
+            $(assert!(offset_of!($name, $field) == $offset);)*
+        )*};
+    };
+}
+
+layout_is! {
+    BatchRow 16 { row 0 qo_start 4 extend_len 8 kv_len 12 }
+    AttendParams 192 {
+        q 0 out 8 lse 16 k 24 v 32 page_stride 40 slot_stride 48 head_stride 56 q_stride 64
+        out_stride 72 table 80 batch_rows 88 plan 96 partial 104 counters 112 page_magic 120
+        chunk_magic 128 page_size 136 chunk_pages 140 chunks_per_row 144 chunk_base 148 q_heads 152
+        kv_heads 156 group 160 batch 164 window 168 scale 172 soft_cap 176 negate_q 180 stripes 184
+        reserved 188
+    }
+    DecodeWork 32 {
+        work_units 0 unit_end 4 batch_index 8 unit_start 12 row 16 qo_start 20 extend_len 24
+        kv_len 28
+    }
+    ExtendHead 16 { work_count 0 }
+    ExtendWork 32 {
+        row 0 qo_start 4 extend_len 8 kv_len 12 q_begin 16 kv_begin 20 kv_end 24 part 28
+    }
+    StoreCacheParams 88 {
+        k 0 v 8 slots 16 k_pool 24 v_pool 32 page_stride 40 k_stride 48 v_stride 52 tokens 56
+        page_size 60 page_magic 64 slot_stride 72 slot_bytes 76 row_units 80 unit_bytes 84
+    }
+    PageCopy 8 { source 0 target 4 }
+    CopyPagesParams 3656 {
+        source 0 target 8 source_page_stride 16 source_piece_stride 24 target_page_stride 32
+        target_piece_stride 40 piece_magic 48 piece_units 56 page_units 60 unit_bytes 64 reserved 68
+        copies 72
+    }
+    TableWrite 8 { index 0 value 4 }
+    LoadPlanParams 64 {
+        source 0 image 8 words 16 counter 24 done 32 ticket 40 units 48 writes_at 52 writes 56
+        reserved 60
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,8 @@ use half::bf16;
 use kvarena::backend::{Backend, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::{
-    Attend, Capacity, Cpu, KvDtype, KvShape, LayerId, Layout, OwnedPlan, PoolConfig, TableShape,
+    Attend, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, Layout, OpenBackend, OwnedPlan,
+    PoolConfig, TableShape,
 };
 
 const Q_HEADS: usize = 16;
@@ -48,8 +49,8 @@ impl Setup {
         let layout = config.layout().expect("a valid pool");
         let table = TableShape::new(page_size, batch, sequence, u64::from(batch * sequence));
         let table = table.expect("a valid table");
-        let mut cpu = Cpu::with_threads(threads);
-        cpu.open(&layout, &table, 2).expect("a small pool");
+        let mut cpu =
+            CpuOptions::with_threads(threads).open(&layout, &table, 2).expect("a small pool");
         let mut planner = Planner::new(&layout, &table, 1);
         let all: Vec<_> = (0..batch).map(|_| planner.admit().expect("a row")).collect();
         let items = |len| -> Vec<_> {

@@ -2,7 +2,7 @@
 //!
 //! Not here: what a call does (`system/`), how bytes move (`backend/`).
 
-use crate::backend::Backend;
+use crate::backend::{Backend, OpenBackend};
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
@@ -37,7 +37,10 @@ impl<B: Backend> Engine<B> {
     /// touched: here if `prefault` is set (which asks for all of it in one piece first, so that what is more than the
     /// machine has is refused on most systems), else in some later step. A pool of [`Cpu`](crate::Cpu) is touched as
     /// pages are first written.
-    pub fn new(config: impl Into<EngineConfig>, backend: B) -> Result<Self, EngineError<B::Error>> {
+    pub fn new(
+        config: impl Into<EngineConfig>,
+        backend: impl OpenBackend<Backend = B>,
+    ) -> Result<Self, EngineError<B::Error>> {
         Self::with_hash_bits(config, backend, u32::BITS)
     }
 
@@ -45,12 +48,13 @@ impl<B: Backend> Engine<B> {
     /// collisions, the same ones in every process.
     pub(crate) fn with_hash_bits(
         config: impl Into<EngineConfig>,
-        mut backend: B,
+        backend: impl OpenBackend<Backend = B>,
         hash_bits: u32,
     ) -> Result<Self, EngineError<B::Error>> {
         let config = config.into();
         let shape = config.shape()?;
-        backend.open(&shape.layout, &shape.table, shape.max_steps).map_err(EngineError::Backend)?;
+        let backend = backend.open(&shape.layout, &shape.table, shape.max_steps);
+        let backend = backend.map_err(EngineError::Backend)?;
         Ok(Self { config, shape, world: World::new(&shape, hash_bits)?, backend })
     }
 

@@ -12,7 +12,7 @@
 //! // What the pool holds, and how large it is.
 //! let shape = KvShape::heads(1, 8);
 //! let config = PoolConfig { layers: 2, shape, page_size: 4, ..Default::default() };
-//! let mut engine = Engine::new(config, Cpu::new())?;
+//! let mut engine = Engine::new(config, CpuOptions::default())?;
 //! let mut scratch = StepScratch::new(); // reused; one for each step in flight
 //! let attend = Attend::new(2, 8); // two query heads share the kv head
 //!
@@ -79,7 +79,7 @@ pub mod testkit;
 #[doc(hidden)]
 pub mod world;
 
-pub use backend::{Attend, Backend, Cpu, Null};
+pub use backend::{Attend, Backend, Cpu, CpuOptions, Null, OpenBackend, PlanError};
 pub use config::{EngineConfig, EngineShape, PrefixMode};
 pub use engine::Engine;
 pub use error::{ConfigError, EngineError, Error};

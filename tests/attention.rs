@@ -7,14 +7,14 @@ use kvarena::testkit::contract::check_backend;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, BatchPlan, BatchRow, Capacity, Cpu, KvDtype, KvShape, LayerId, Layout, OwnedPlan,
-    PageCopy, PageId, PlaneName, PoolConfig, PoolLayout, RowId, SlotId, SlotMapping, StepEnd,
-    StepId, TableShape, TableWrite, TokenId,
+    Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, Layout,
+    OpenBackend, OwnedPlan, PageCopy, PageId, PlanError, PlaneName, PoolConfig, PoolLayout, RowId,
+    SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite, TokenId,
 };
 
 #[test]
 fn cpu_keeps_the_contract() {
-    let report = check_backend(|| Cpu::with_threads(3), 0..220);
+    let report = check_backend(|| CpuOptions::with_threads(3), 0..220);
     println!("{report}");
     assert!(report.rows > 100_000, "{report}");
 }
@@ -35,13 +35,11 @@ fn pool() -> (PoolLayout, TableShape) {
 
 fn opened() -> Cpu {
     let (layout, table) = pool();
-    let mut cpu = Cpu::with_threads(1);
-    cpu.open(&layout, &table, 2).expect("a small pool");
-    cpu
+    CpuOptions::with_threads(1).open(&layout, &table, 2).expect("a small pool")
 }
 
 fn all_bytes(cpu: &Cpu) -> Vec<u8> {
-    let layout = *cpu.layout().expect("an open pool");
+    let layout = *cpu.layout();
     let mut bytes = vec![0; layout.total_bytes() as usize];
     for (page, bytes) in bytes.chunks_exact_mut(layout.page_bytes() as usize).enumerate() {
         cpu.read_page(PageId::new(page as u32), bytes).expect("a page of the pool");
@@ -107,26 +105,52 @@ fn plans_that_name_what_does_not_exist_are_refused() {
     let words = table.words();
     let max = u64::from(table.chunks_per_row * table.chunk_pages * 3);
     let cases = [
-        (spoilt(&|a| a.tokens.truncate(4)), CpuError::Tokens { positions: 5, tokens: 4, slots: 5 }),
-        (spoilt(&|a| a.slots.push(0)), CpuError::Tokens { positions: 5, tokens: 5, slots: 6 }),
-        (spoilt(&|a| a.rows[0].qo_start = 1), CpuError::QueryRows { row: 0 }),
-        (spoilt(&|a| a.rows[0].extend_len = 4), CpuError::QueryRows { row: 1 }),
-        (spoilt(&|a| a.rows.clear()), CpuError::QueryRows { row: 0 }),
-        (spoilt(&|a| a.rows[0].row = RowId::new(2)), CpuError::Row { row: RowId::new(2), rows: 2 }),
-        (spoilt(&|a| a.rows[0].kv_len = 4), CpuError::KvLen { row, kv_len: 4, min: 5, max }),
-        (spoilt(&|a| a.rows[0].kv_len = 2000), CpuError::KvLen { row, kv_len: 2000, min: 5, max }),
-        (spoilt(&|a| a.slots[4] = 60), CpuError::Slot { slot: SlotId::new(60), slot_count: 60 }),
+        (
+            spoilt(&|a| a.tokens.truncate(4)),
+            CpuError::Plan(PlanError::Tokens { positions: 5, tokens: 4, slots: 5 }),
+        ),
+        (
+            spoilt(&|a| a.slots.push(0)),
+            CpuError::Plan(PlanError::Tokens { positions: 5, tokens: 5, slots: 6 }),
+        ),
+        (spoilt(&|a| a.rows[0].qo_start = 1), CpuError::Plan(PlanError::QueryRows { row: 0 })),
+        (spoilt(&|a| a.rows[0].extend_len = 4), CpuError::Plan(PlanError::QueryRows { row: 1 })),
+        (spoilt(&|a| a.rows.clear()), CpuError::Plan(PlanError::QueryRows { row: 0 })),
+        (
+            spoilt(&|a| a.rows[0].row = RowId::new(2)),
+            CpuError::Plan(PlanError::Row { row: RowId::new(2), rows: 2 }),
+        ),
+        (
+            spoilt(&|a| a.rows[0].kv_len = 4),
+            CpuError::Plan(PlanError::KvLen { row, kv_len: 4, min: 5, max }),
+        ),
+        (
+            spoilt(&|a| a.rows[0].kv_len = 2000),
+            CpuError::Plan(PlanError::KvLen { row, kv_len: 2000, min: 5, max }),
+        ),
+        (
+            spoilt(&|a| a.slots[4] = 60),
+            CpuError::Plan(PlanError::Slot { slot: SlotId::new(60), slot_count: 60 }),
+        ),
         (
             spoilt(&|a| a.writes[1].index = words as u32),
-            CpuError::TableIndex { index: words as u32, words },
+            CpuError::Plan(PlanError::TableIndex { index: words as u32, words }),
         ),
         (
             spoilt(&|a| a.writes[0].value = 2),
-            CpuError::TableValue { index: good.writes[0].index, value: 2, count: 2 },
+            CpuError::Plan(PlanError::TableValue {
+                index: good.writes[0].index,
+                value: 2,
+                count: 2,
+            }),
         ),
         (
             spoilt(&|a| a.writes[2].value = 20),
-            CpuError::TableValue { index: good.writes[2].index, value: 20, count: 20 },
+            CpuError::Plan(PlanError::TableValue {
+                index: good.writes[2].index,
+                value: 20,
+                count: 20,
+            }),
         ),
     ];
     for (arrays, error) in cases {
@@ -158,15 +182,17 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
     let layer = LayerId::new(1);
     let all = vec![1.0_f32; 1000];
     let rows = |len: usize| CpuRows::from(&all[..len]);
-    let length = |operand, actual, wanted| Err(CpuError::Length { operand, actual, wanted });
+    let length = |operand, actual, wanted| {
+        Err(CpuError::Plan(PlanError::Length { operand, actual, wanted }))
+    };
 
     let mut store = |layer, k, v| cpu.store_cache(&plan, LayerId::new(layer), k, v);
-    let past = CpuError::Layer { layer: LayerId::new(2), layers: 2 };
+    let past = CpuError::Plan(PlanError::Layer { layer: LayerId::new(2), layers: 2 });
     assert_eq!(store(2, rows(120), rows(120)), Err(past));
     assert_eq!(store(1, rows(119), rows(120)), length(Operand::K, 119, 120));
     assert_eq!(store(1, rows(120), rows(121)), length(Operand::V, 121, 120));
     assert_eq!(store(1, rows(143).strided(30), rows(120)), length(Operand::K, 143, 144));
-    let stride = CpuError::Stride { operand: Operand::V, stride: 23, width: 24 };
+    let stride = CpuError::Plan(PlanError::Stride { operand: Operand::V, stride: 23, width: 24 });
     assert_eq!(store(1, rows(120), rows(120).strided(23)), Err(stride));
     assert_eq!(store(1, rows(144).strided(30), rows(120).strided(24)), Ok(()));
     let stored = all_bytes(&cpu);
@@ -186,24 +212,33 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
     assert_eq!(attend(plain, 240, 239, 20), length(Operand::Out, 239, 240));
     assert_eq!(attend(plain, 240, 240, 19), length(Operand::Lse, 19, 20));
     for q_heads in [0, 1, 3] {
-        let refused = Err(CpuError::Heads { q_heads, kv_heads: 2 });
+        let refused = Err(CpuError::Plan(PlanError::Heads { q_heads, kv_heads: 2 }));
         assert_eq!(attend(Attend { q_heads, ..plain }, 240, 240, 20), refused);
     }
     let window = Some(0);
-    assert_eq!(attend(Attend { window, ..plain }, 240, 240, 20), Err(CpuError::EmptyWindow));
+    assert_eq!(
+        attend(Attend { window, ..plain }, 240, 240, 20),
+        Err(CpuError::Plan(PlanError::EmptyWindow))
+    );
     for soft_cap in [0.0, -1.0, f32::INFINITY] {
-        let refused = Err(CpuError::SoftCap { soft_cap });
+        let refused = Err(CpuError::Plan(PlanError::SoftCap { soft_cap }));
         let soft_cap = Some(soft_cap);
         assert_eq!(attend(Attend { soft_cap, ..plain }, 240, 240, 20), refused);
     }
     let not_a_number = Attend { soft_cap: Some(f32::NAN), ..plain };
-    assert!(matches!(attend(not_a_number, 240, 240, 20), Err(CpuError::SoftCap { .. })));
+    assert!(matches!(
+        attend(not_a_number, 240, 240, 20),
+        Err(CpuError::Plan(PlanError::SoftCap { .. }))
+    ));
     for scale in [f32::INFINITY, f32::NEG_INFINITY] {
-        let refused = Err(CpuError::Scale { scale });
+        let refused = Err(CpuError::Plan(PlanError::Scale { scale }));
         assert_eq!(attend(Attend { scale, ..plain }, 240, 240, 20), refused);
     }
     let not_a_number = Attend { scale: f32::NAN, ..plain };
-    assert!(matches!(attend(not_a_number, 240, 240, 20), Err(CpuError::Scale { .. })));
+    assert!(matches!(
+        attend(not_a_number, 240, 240, 20),
+        Err(CpuError::Plan(PlanError::Scale { .. }))
+    ));
     assert_eq!(attend(Attend { scale: 0.0, ..plain }, 240, 240, 20), Ok(()));
     assert_eq!(attend(plain, 240, 240, 20), Ok(()));
     assert_eq!(all_bytes(&cpu), stored);
@@ -215,39 +250,29 @@ fn calls_out_of_turn_are_refused() {
     let plan = arrays.plan();
     let layer = LayerId::new(0);
     let mut bytes = vec![0; 24];
-    let mut cpu = Cpu::new();
-    assert_eq!(cpu.begin(&plan), Err(CpuError::NotOpen));
     let rows = CpuRows::from(&[0.0_f32; 120][..]);
-    assert_eq!(cpu.store_cache(&plan, layer, rows, rows), Err(CpuError::NotOpen));
-    assert_eq!(cpu.copy_pages(&[]), Err(CpuError::NotOpen));
-    assert_eq!(cpu.read_page(PageId::new(0), &mut bytes), Err(CpuError::NotOpen));
-    assert_eq!(cpu.write_page(PageId::new(0), &bytes), Err(CpuError::NotOpen));
-    assert!(cpu.layout().is_none() && cpu.table_words().is_empty());
-
-    let (layout, table) = pool();
     let mut cpu = opened();
-    assert_eq!(cpu.open(&layout, &table, 2), Err(CpuError::AlreadyOpen));
-    let not_begun = Err(CpuError::NotBegun { step: StepId::new(1) });
+    let not_begun = Err(CpuError::Plan(PlanError::NotBegun { step: StepId::new(1) }));
     assert_eq!(cpu.store_cache(&plan, layer, rows, rows), not_begun);
     cpu.begin(&plan).expect("a valid plan");
     let last = StepId::new(1);
-    assert_eq!(cpu.begin(&plan), Err(CpuError::AlreadyBegun { step: last, last }));
+    assert_eq!(cpu.begin(&plan), Err(CpuError::Plan(PlanError::AlreadyBegun { step: last, last })));
 
     let page = PageId::new(20);
-    let past = Err(CpuError::Page { page, page_count: 20 });
+    let past = Err(CpuError::Plan(PlanError::Page { page, page_count: 20 }));
     assert_eq!(cpu.copy_pages(&[PageCopy { source: page, target: PageId::new(1) }]), past);
     assert_eq!(cpu.copy_pages(&[PageCopy { source: PageId::new(1), target: page }]), past);
     assert_eq!(cpu.read_page(page, &mut bytes), past);
-    let wanted = layout.page_bytes();
+    let wanted = cpu.layout().page_bytes();
     let size = Err(CpuError::PageBytes { actual: 24, wanted });
     assert_eq!(cpu.read_page(PageId::new(1), &mut bytes), size);
     assert_eq!(cpu.write_page(PageId::new(1), &bytes), size);
     assert_eq!(cpu.page_piece(PageId::new(1), 1), Err(CpuError::Piece { piece: 1, pieces: 1 }));
     let slot = SlotId::new(60);
-    let past = Err(CpuError::Slot { slot, slot_count: 60 });
+    let past = Err(CpuError::Plan(PlanError::Slot { slot, slot_count: 60 }));
     assert_eq!(cpu.slot(PlaneName::K, layer, slot), past);
     let layer = LayerId::new(2);
-    let past = Err(CpuError::Layer { layer, layers: 2 });
+    let past = Err(CpuError::Plan(PlanError::Layer { layer, layers: 2 }));
     assert_eq!(cpu.slot(PlaneName::V, layer, SlotId::new(0)), past);
 }
 
@@ -257,12 +282,8 @@ fn a_pool_that_memory_does_not_hold_is_an_error() {
     let config = PoolConfig { layers: 1000, page_size: 1024, capacity, ..Default::default() };
     let layout = config.layout().expect("valid, if large");
     let table = TableShape::new(1024, 1, 1024, 1024).expect("a small table");
-    let mut cpu = Cpu::new();
     let refused = CpuError::OutOfMemory { bytes: layout.total_bytes() };
-    assert_eq!(cpu.open(&layout, &table, 1), Err(refused));
-    // It may be opened with a smaller one.
-    let (layout, table) = pool();
-    assert_eq!(cpu.open(&layout, &table, 1), Ok(()));
+    assert_eq!(CpuOptions::default().open(&layout, &table, 1).err(), Some(refused));
 }
 
 #[test]
@@ -315,8 +336,8 @@ fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
     };
     let pool = config.layout().expect("a valid pool");
     let table = TableShape::new(way.page_size, 1, tokens, tokens.into()).expect("a small table");
-    let mut cpu = Cpu::with_threads(way.threads);
-    cpu.open(&pool, &table, 2).expect("a small pool");
+    let mut cpu =
+        CpuOptions::with_threads(way.threads).open(&pool, &table, 2).expect("a small pool");
     let mut planner = Planner::new(&pool, &table, u64::from(way.page_size));
     let sequence = planner.admit().expect("a row");
     let mut rng = Rng::new(1);
@@ -373,8 +394,7 @@ fn the_last_of_2_32_positions_are_seen() {
         let layout = config.layout().expect("a valid pool");
         let chunks_per_row = u32::MAX / page_size + 1;
         let table = TableShape { rows: 1, chunks_per_row, chunk_pages: 1, chunk_count: 1 };
-        let mut cpu = Cpu::with_threads(1);
-        cpu.open(&layout, &table, 1).expect("a small pool");
+        let mut cpu = CpuOptions::with_threads(1).open(&layout, &table, 1).expect("a small pool");
         let (kv_len, row) = (u32::MAX, RowId::new(0));
         let last = kv_len - 1;
         let plan = BatchPlan {
@@ -443,9 +463,8 @@ fn pages_move_between_pools_of_any_layout() {
                 ..Default::default()
             };
             let pool = config.layout().expect("a valid pool");
-            let mut cpu = Cpu::new();
             let table = TableShape::new(4, 1, 8, 8).expect("a small table");
-            cpu.open(&pool, &table, 1).expect("a small pool");
+            let cpu = CpuOptions::default().open(&pool, &table, 1).expect("a small pool");
             (cpu, pool)
         };
         let ((mut source, pool), (mut target, other)) = (opened(from, 5), opened(to, 7));

@@ -3,8 +3,9 @@
 use kvarena::backend::{CpuError, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::{
-    Attend, Backend, Capacity, Cpu, Engine, Extend, KvShape, LayerId, Namespace, OwnedPlan, PageId,
-    PoolConfig, SeqKey, StepEnd, StepId, StepScratch, TableShape, TokenId,
+    Attend, Backend, Capacity, Cpu, CpuOptions, Engine, Extend, KvShape, LayerId, Namespace,
+    OpenBackend, OwnedPlan, PageId, PlanError, PoolConfig, SeqKey, StepEnd, StepId, StepScratch,
+    TableShape, TokenId,
 };
 
 const LAYER: LayerId = LayerId::new(0);
@@ -44,7 +45,7 @@ fn attend(cpu: &mut Cpu, plan: &OwnedPlan) -> Result<(), CpuError> {
 
 /// All bytes of the pool.
 fn bytes(cpu: &Cpu) -> Vec<u8> {
-    let mut page = vec![0; cpu.layout().expect("an open backend").page_bytes() as usize];
+    let mut page = vec![0; cpu.layout().page_bytes() as usize];
     let pages = (0..4).map(PageId::new);
     pages
         .flat_map(|id| cpu.read_page(id, &mut page).map(|()| page.clone()).expect("a page"))
@@ -55,7 +56,7 @@ fn bytes(cpu: &Cpu) -> Vec<u8> {
 fn is_refused(engine: &mut Engine<Cpu>, old: &OwnedPlan) {
     fill(engine, 100, 2.0);
     let before = bytes(engine.backend());
-    let ended = Err(CpuError::Ended { step: old.plan().step() });
+    let ended = Err(CpuError::Plan(PlanError::Ended { step: old.plan().step() }));
     assert_eq!(store(engine.backend_mut(), old, 1.0), ended);
     assert_eq!(attend(engine.backend_mut(), old), ended);
     assert_eq!(bytes(engine.backend()), before);
@@ -63,7 +64,7 @@ fn is_refused(engine: &mut Engine<Cpu>, old: &OwnedPlan) {
 
 #[test]
 fn the_plan_of_an_aborted_step_is_refused() {
-    let mut engine = Engine::new(pool(), Cpu::with_threads(1)).expect("a small pool");
+    let mut engine = Engine::new(pool(), CpuOptions::with_threads(1)).expect("a small pool");
     let (seq, old) = fill(&mut engine, 0, 1.0);
     engine.abort(old.plan().step()).expect("it is open");
     engine.complete(old.plan().step()).expect("it is aborted");
@@ -73,7 +74,7 @@ fn the_plan_of_an_aborted_step_is_refused() {
 
 #[test]
 fn the_plan_of_a_complete_step_is_refused() {
-    let mut engine = Engine::new(pool(), Cpu::with_threads(1)).expect("a small pool");
+    let mut engine = Engine::new(pool(), CpuOptions::with_threads(1)).expect("a small pool");
     let (seq, old) = fill(&mut engine, 0, 1.0);
     engine.commit(old.plan().step()).expect("it is open");
     attend(engine.backend_mut(), &old).expect("a committed step is open");
@@ -85,7 +86,7 @@ fn the_plan_of_a_complete_step_is_refused() {
 
 #[test]
 fn an_abort_takes_later_steps_along() {
-    let mut engine = Engine::new(pool(), Cpu::with_threads(1)).expect("a small pool");
+    let mut engine = Engine::new(pool(), CpuOptions::with_threads(1)).expect("a small pool");
     let seq = engine.admit(Namespace::default(), &prompt(0), 0).expect("room");
     let plans = [8, 8].map(|len| {
         let mut scratch = StepScratch::new();
@@ -94,7 +95,7 @@ fn an_abort_takes_later_steps_along() {
     });
     engine.abort(plans[0].plan().step()).expect("it is open");
     for plan in &plans {
-        let ended = Err(CpuError::Ended { step: plan.plan().step() });
+        let ended = Err(CpuError::Plan(PlanError::Ended { step: plan.plan().step() }));
         assert_eq!(attend(engine.backend_mut(), plan), ended);
     }
 }
@@ -104,8 +105,7 @@ fn a_rank_is_driven_by_bytes_alone() {
     let layout = pool().layout().expect("a small pool");
     let table = TableShape::new(4, 2, 16, 32).expect("a small table");
     let mut planner = Planner::new(&layout, &table, 1);
-    let mut rank = Cpu::with_threads(1);
-    rank.open(&layout, &table, 2).expect("a small pool");
+    let mut rank = CpuOptions::with_threads(1).open(&layout, &table, 2).expect("a small pool");
     let sequence = planner.admit().expect("a row");
     let mut plans = Vec::new();
     for _ in 0..3 {
@@ -121,15 +121,21 @@ fn a_rank_is_driven_by_bytes_alone() {
     let step = |number| StepId::new(number);
     assert_eq!(begin(&mut rank, &plans[0]), Ok(()));
     assert_eq!(begin(&mut rank, &plans[1]), Ok(()));
-    assert_eq!(begin(&mut rank, &plans[2]), Err(CpuError::OpenSteps { max: 2 }));
+    assert_eq!(begin(&mut rank, &plans[2]), Err(CpuError::Plan(PlanError::OpenSteps { max: 2 })));
     end(&mut rank, StepEnd::Complete(step(1)));
-    assert_eq!(attend(&mut rank, &plans[0]), Err(CpuError::Ended { step: step(1) }));
+    assert_eq!(
+        attend(&mut rank, &plans[0]),
+        Err(CpuError::Plan(PlanError::Ended { step: step(1) }))
+    );
     assert_eq!(attend(&mut rank, &plans[1]), Ok(()));
     assert_eq!(begin(&mut rank, &plans[2]), Ok(()));
     end(&mut rank, StepEnd::Abort(step(3)));
-    assert_eq!(attend(&mut rank, &plans[2]), Err(CpuError::Ended { step: step(3) }));
+    assert_eq!(
+        attend(&mut rank, &plans[2]),
+        Err(CpuError::Plan(PlanError::Ended { step: step(3) }))
+    );
     assert_eq!(attend(&mut rank, &plans[1]), Ok(()));
-    let spent = CpuError::AlreadyBegun { step: step(3), last: step(3) };
+    let spent = CpuError::Plan(PlanError::AlreadyBegun { step: step(3), last: step(3) });
     assert_eq!(begin(&mut rank, &plans[2]), Err(spent));
     let next = planner.plan(&[Item::Extend { sequence, len: 4 }]);
     assert_eq!(begin(&mut rank, &next), Ok(()));

@@ -4,20 +4,20 @@ use std::error::Error as _;
 
 use kvarena::backend::CpuError;
 use kvarena::{
-    Backend, Capacity, ConfigError, Cpu, Engine, EngineConfig, EngineError, Error, Extend,
+    Capacity, ConfigError, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend,
     Namespace, PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 fn engine() -> Engine<Cpu> {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(8), ..Default::default() };
-    Engine::new(EngineConfig { max_tokens: 256, ..pool.into() }, Cpu::with_threads(1))
+    Engine::new(EngineConfig { max_tokens: 256, ..pool.into() }, CpuOptions::with_threads(1))
         .expect("the config is right")
 }
 
 #[test]
 fn an_engines_error_leads_to_the_one_that_says_why() {
     let pool = PoolConfig { page_size: 0, ..Default::default() };
-    let config = Engine::new(pool, Cpu::new()).err().expect("pages of no tokens");
+    let config = Engine::new(pool, CpuOptions::default()).err().expect("pages of no tokens");
     let why = config.source().and_then(|why| why.downcast_ref::<ConfigError>());
     assert_eq!(why, Some(&ConfigError::Zero { name: "page_size" }));
 
@@ -28,12 +28,12 @@ fn an_engines_error_leads_to_the_one_that_says_why() {
     assert_eq!(why, Some(&Error::UnknownSequence { seq: SeqKey::default() }));
 
     let mut engine = engine();
-    let shape = *engine.shape();
-    let mut opened = Cpu::new();
-    opened.open(&shape.layout, &shape.table, 1).expect("it is small");
-    let backend = Engine::new(*engine.config(), opened).err().expect("it has a pool");
+    let capacity = Capacity::Pages(u32::MAX - 1);
+    let large = PoolConfig { layers: 1000, page_size: 1024, capacity, ..Default::default() };
+    let bytes = large.layout().expect("valid, if large").total_bytes();
+    let backend = Engine::new(large, CpuOptions::default()).err().expect("no memory for it");
     let why = backend.source().and_then(|why| why.downcast_ref::<CpuError>());
-    assert_eq!(why, Some(&CpuError::AlreadyOpen));
+    assert_eq!(why, Some(&CpuError::OutOfMemory { bytes }));
 
     // A reporter that prints the chain says nothing twice; one that prints a line says all of it.
     let prompt = [TokenId::new(1); 40];

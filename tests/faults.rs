@@ -2,7 +2,7 @@
 
 use kvarena::testkit::faults::{Failing, Fault};
 use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay_on};
-use kvarena::{Cpu, Null};
+use kvarena::{CpuOptions, Null};
 
 fn workload(seed: u64) -> (SmallConfig, Vec<Op>) {
     let mut workload = Workload::new(seed);
@@ -43,7 +43,7 @@ fn every_third_call_fails() {
     for seed in 0..200 {
         let (config, ops) = workload(seed);
         for fault in [Fault::Before, Fault::After] {
-            let backend = Failing::every(Cpu::with_threads(1), fault, seed % 3, 3);
+            let backend = Failing::every(CpuOptions::with_threads(1), fault, seed % 3, 3);
             let summary = replay_on(&config, backend, &ops)
                 .unwrap_or_else(|mismatch| panic!("seed {seed}, {fault:?}: {mismatch}"));
             plans += summary.answers.get("plan_batch Backend").copied().unwrap_or(0);

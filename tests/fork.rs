@@ -1,8 +1,8 @@
 //! Forks share chunks of the page table: what a child's first plan sends, and that it is enough.
 
 use kvarena::{
-    Backend, Capacity, Cpu, Engine, EngineConfig, Extend, KvShape, Namespace, Null, PageId,
-    PoolConfig, SeqKey, StepScratch, TokenId,
+    Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, KvShape, Namespace, Null,
+    PageId, PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 fn config(page_size: u32, pages: u32) -> EngineConfig {
@@ -58,7 +58,7 @@ fn a_long_past_costs_a_word_a_chunk() {
 
 #[test]
 fn grandchildren_share_what_their_parents_inherited() {
-    let mut engine = Engine::new(config(2, 4000), Cpu::with_threads(1)).expect("it fits");
+    let mut engine = Engine::new(config(2, 4000), CpuOptions::with_threads(1)).expect("it fits");
     let parent = computed(&mut engine, 4099);
     let child = engine.fork(parent, 1, 0).expect("room").children[0];
     let grandchild = engine.fork(child, 1, 0).expect("room").children[0];
@@ -77,7 +77,7 @@ fn grandchildren_share_what_their_parents_inherited() {
 /// The words of a shared chunk were in a plan that is aborted after the fork: the child sends them itself.
 #[test]
 fn words_of_an_aborted_plan_are_sent_again() {
-    let mut engine = Engine::new(config(1, 8000), Cpu::with_threads(1)).expect("it fits");
+    let mut engine = Engine::new(config(1, 8000), CpuOptions::with_threads(1)).expect("it fits");
     // The second publishes pages that the first has published meanwhile, so its page table is rewritten.
     let pair =
         [(); 2].map(|()| engine.admit(Namespace::default(), &tokens(0..3000), 0).expect("room"));

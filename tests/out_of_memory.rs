@@ -9,7 +9,7 @@ use std::cell::Cell;
 use kvarena::backend::CpuError;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, ConfigError, Cpu, Engine, EngineConfig, EngineError, KvDtype, KvShape, Null,
+    Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, KvDtype, KvShape, Null,
     PoolConfig, PrefixMode,
 };
 
@@ -92,7 +92,7 @@ fn each_refusal_is_an_error() {
         loop {
             let before = LIVE.get();
             BLOCKS.set(refusals);
-            let made = Engine::new(config, Cpu::with_threads(1));
+            let made = Engine::new(config, CpuOptions::with_threads(1));
             BLOCKS.set(u64::MAX);
             match made {
                 Ok(engine) => {

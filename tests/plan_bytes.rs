@@ -5,8 +5,9 @@ use kvarena::plan::PlanBytesError;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, BatchPlan, BatchRow, Capacity, Cpu, KvShape, LayerId, OwnedPlan, PageId, PoolConfig,
-    PoolLayout, RowId, SlotMapping, StepId, StepScratch, TableShape, TableWrite, TokenId,
+    Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvShape, LayerId, OpenBackend,
+    OwnedPlan, PageId, PoolConfig, PoolLayout, RowId, SlotMapping, StepId, StepScratch, TableShape,
+    TableWrite, TokenId,
 };
 
 /// Bytes of the header: magic, step, rows, tokens, table writes, bytes of a slot.
@@ -225,8 +226,7 @@ fn begun() -> (Cpu, PoolLayout, OwnedPlan) {
     };
     let layout = config.layout().expect("a valid pool");
     let table = TableShape::new(page_size, 3, 30, 60).expect("a small table");
-    let mut cpu = Cpu::with_threads(1);
-    cpu.open(&layout, &table, 2).expect("a small pool");
+    let mut cpu = CpuOptions::with_threads(1).open(&layout, &table, 2).expect("a small pool");
     let mut planner = Planner::new(&layout, &table, 5);
     let [a, b] = [(); 2].map(|()| planner.admit().expect("a row"));
     let extend = |sequence, len| Item::Extend { sequence, len };

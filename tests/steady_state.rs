@@ -7,8 +7,9 @@ use std::alloc::{GlobalAlloc, Layout as Shape, System};
 use std::cell::Cell;
 
 use kvarena::{
-    Backend, Capacity, Cpu, Engine, EngineConfig, EngineError, Error, Extend, Keep, KvShape,
-    LayerId, Namespace, Null, PoolConfig, PrefixMode, SeqKey, StepId, StepScratch, TokenId,
+    Backend, Capacity, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Keep, KvShape,
+    LayerId, Namespace, Null, OpenBackend, PoolConfig, PrefixMode, SeqKey, StepId, StepScratch,
+    TokenId,
 };
 
 thread_local! {
@@ -104,7 +105,7 @@ struct Done {
 }
 
 impl<B: Backend> Host<B> {
-    fn new(config: EngineConfig, backend: B) -> Self {
+    fn new(config: EngineConfig, backend: impl OpenBackend<Backend = B>) -> Self {
         let engine = Engine::new(config, backend).expect("the config is sound");
         let tokens = (PAGES * config.pool.page_size) as usize;
         Self {
@@ -283,7 +284,7 @@ impl<B: Backend> Host<B> {
 /// Runs until warm, then counts the allocator's calls until the cache was turned over `turns` times.
 fn run<B: Backend>(
     config: EngineConfig,
-    backend: B,
+    backend: impl OpenBackend<Backend = B>,
     turns: u64,
     mut store: impl FnMut(&mut B, &kvarena::BatchPlan<'_>),
 ) -> Done {
@@ -339,7 +340,7 @@ fn planning_allocates_nothing() {
 #[test]
 fn storing_on_the_cpu_allocates_nothing() {
     let rows = [0.5_f32; 2 * 64 * SEQUENCES];
-    check(run(config(4, PrefixMode::Radix), Cpu::with_threads(1), 50, |cpu, plan| {
+    check(run(config(4, PrefixMode::Radix), CpuOptions::with_threads(1), 50, |cpu, plan| {
         let rows = &rows[..2 * plan.token_count()];
         cpu.store_cache(plan, LayerId::new(0), rows.into(), rows.into())
             .expect("the plan is sound");

@@ -3,7 +3,7 @@
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
-use kvarena::{Attend, Backend, LayerId, Layout, PlaneName, SlotId, StepEnd};
+use kvarena::{Attend, Backend, LayerId, Layout, OpenBackend, PlaneName, SlotId, StepEnd};
 
 use crate::Outcome;
 use crate::batch::{Batch, Noise, pool, table};
@@ -35,11 +35,14 @@ impl<'a> Bench<'a> {
         let timer = Timer::new(gpu)?;
         let stream = timer.stream.clone();
         let options =
-            CudaOptions { stream: Some(stream), max_step_tokens: 16_384, max_step_rows: 0 };
-        let mut cuda = Cuda::new(gpu, options);
+            CudaOptions { stream: Some(stream), max_step_tokens: 16_384, ..CudaOptions::new(gpu) };
         let slots = slots / layers;
-        cuda.open(&pool(layers, kv_heads, page_size, slots, layout), &table(page_size), 2)?;
-        noise.fill(cuda.pool().expect("just opened"))?;
+        let cuda = options.open(
+            &pool(layers, kv_heads, page_size, slots, layout),
+            &table(page_size),
+            2,
+        )?;
+        noise.fill(cuda.pool())?;
         let bytes = 512 << 20;
         let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
         Ok(Self { noise, timer, cuda, q, out, layers, step: 0, rng: Rng::new(5) })
@@ -49,7 +52,7 @@ impl<'a> Bench<'a> {
     fn run(&mut self, lens: &[(u32, u32)], q_heads: u32) -> Outcome<(f64, bool)> {
         self.step += 1;
         let sets = self.layers as usize;
-        let layout = *self.cuda.layout().expect("an open backend");
+        let layout = *self.cuda.layout();
         let table = table(layout.page_size());
         let batch = Batch::new(self.step, &layout, &table, lens, &mut self.rng);
         let attend = Attend::new(q_heads, HEAD_DIM);
@@ -73,7 +76,7 @@ impl<'a> Bench<'a> {
 
     /// A few (token, head) pairs of a few sequences against float64.
     fn check(&mut self, batch: &Batch, attend: &Attend, sets: usize, set: u64) -> Outcome<bool> {
-        let layout = *self.cuda.layout().expect("an open backend");
+        let layout = *self.cuda.layout();
         let rows = self.q.bytes() / set;
         let (group, count) = (attend.q_heads / layout.kv_heads(), batch.rows.len());
         let (mut wrong, mut norm) = (0.0, 0.0);

@@ -33,8 +33,8 @@ pub fn first_step(gpu: &Gpu, start: Instant, report: &mut Report) -> Outcome<()>
     };
     let now = row("driver and context", start);
     let stream = CudaStream::new(gpu)?;
-    let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::default() };
-    let mut engine = Engine::new(config(16, 36, 98_304), Cuda::new(gpu, options))?;
+    let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
+    let mut engine = Engine::new(config(16, 36, 98_304), options)?;
     let now = row("engine and pool of 14.5 GB", now);
     let attend = Attend::new(32, 128);
     engine.backend_mut().prepare(&attend)?;
@@ -60,8 +60,8 @@ pub fn first_step(gpu: &Gpu, start: Instant, report: &mut Report) -> Outcome<()>
 pub fn plan_cost(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     for page_size in [1, 16] {
         let stream = CudaStream::new(gpu)?;
-        let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::default() };
-        let mut engine = Engine::new(config(page_size, 1, 1 << 21), Cuda::new(gpu, options))?;
+        let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
+        let mut engine = Engine::new(config(page_size, 1, 1 << 21), options)?;
         engine.backend_mut().prepare(&Attend::new(32, 128))?;
         let sent = |engine: &Engine<Cuda>| engine.backend().uploaded_bytes();
         let before = sent(&engine);

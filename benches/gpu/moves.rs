@@ -2,7 +2,7 @@
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, Gpu, HostPages};
 use kvarena::testkit::rng::Rng;
-use kvarena::{Backend, LayerId, Layout, PageCopy, PageId, PlaneName, StepEnd};
+use kvarena::{Backend, LayerId, Layout, OpenBackend, PageCopy, PageId, PlaneName, StepEnd};
 
 use crate::Outcome;
 use crate::batch::{Batch, Noise, distinct, pool, table};
@@ -28,11 +28,13 @@ pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             let mut timer = Timer::new(gpu)?;
             let stream = timer.stream.clone();
             let mut rng = Rng::new(3);
-            let options =
-                CudaOptions { stream: Some(stream), max_step_tokens: 65_536, max_step_rows: 0 };
-            let mut cuda = Cuda::new(gpu, options);
+            let options = CudaOptions {
+                stream: Some(stream),
+                max_step_tokens: 65_536,
+                ..CudaOptions::new(gpu)
+            };
             let layout = pool(layers, 8, page_size, slots, layout);
-            cuda.open(&layout, &table(page_size), 2)?;
+            let mut cuda = options.open(&layout, &table(page_size), 2)?;
             for (step, &tokens) in counts.iter().enumerate() {
                 let bytes = f64::from(tokens) * 8196.0;
                 let sets = ((300e6 / bytes).ceil() as usize).clamp(3, layers as usize);
@@ -59,8 +61,7 @@ pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
 
 /// Whether some slots of the last set's layer hold their rows.
 fn stored(cuda: &Cuda, batch: &Batch, layer: u32, bytes: u64, noise: &Noise) -> Outcome<bool> {
-    let (layout, memory) =
-        (cuda.layout().expect("an open backend"), cuda.pool().expect("an open backend"));
+    let (layout, memory) = (cuda.layout(), cuda.pool());
     let tokens = batch.slots.len();
     for token in [0, tokens / 2, tokens - 1] {
         for plane in [PlaneName::K, PlaneName::V] {
@@ -84,12 +85,14 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         let mut rng = Rng::new(4);
         let pages = 1_024;
         let open = |layout| -> Outcome<Cuda> {
-            let options =
-                CudaOptions { stream: Some(stream.clone()), max_step_tokens: 16, max_step_rows: 0 };
-            let mut cuda = Cuda::new(gpu, options);
+            let options = CudaOptions {
+                stream: Some(stream.clone()),
+                max_step_tokens: 16,
+                ..CudaOptions::new(gpu)
+            };
             let layout = pool(36, 8, page_size, pages * page_size, layout);
-            cuda.open(&layout, &table(page_size), 2)?;
-            noise.fill(cuda.pool().expect("just opened"))?;
+            let cuda = options.open(&layout, &table(page_size), 2)?;
+            noise.fill(cuda.pool())?;
             Ok(cuda)
         };
         let (mut layers, mut whole) = (open(Layout::LayerFirst)?, open(Layout::PageFirst)?);
@@ -101,7 +104,7 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             };
             from.into_iter().zip(to).map(pair).collect()
         };
-        let shape = *whole.layout().expect("just opened");
+        let shape = *whole.layout();
         let bytes = 256.0 * shape.page_bytes() as f64;
         let case = |what: &str| format!("{what} page{page_size}");
         let sets: Vec<_> = (0..3).map(|_| pairs()).collect();
@@ -142,8 +145,7 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
 
 /// A page's bytes, piece by piece.
 fn page(cuda: &Cuda, id: PageId) -> Outcome<Vec<u8>> {
-    let (layout, memory) =
-        (cuda.layout().expect("an open backend"), cuda.pool().expect("an open backend"));
+    let (layout, memory) = (cuda.layout(), cuda.pool());
     let mut bytes = Vec::new();
     for piece in 0..layout.pieces_per_page() {
         let range = layout.piece(id, piece);

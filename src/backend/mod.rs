@@ -5,18 +5,21 @@
 //!
 //! Not here: which pages are whose.
 
+mod check;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod null;
+mod open;
 mod open_steps;
 
-pub use cpu::{Cpu, CpuError, CpuRows, CpuRowsMut, Elements, ElementsMut, Operand};
+pub use check::{Operand, PlanError};
+pub use cpu::{Cpu, CpuError, CpuOptions, CpuRows, CpuRowsMut, Elements, ElementsMut};
 pub use null::Null;
+pub use open::OpenBackend;
 pub use open_steps::OpenSteps;
 
 use crate::id::LayerId;
-use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
 
 /// What attention computes, beside the plan.
@@ -42,7 +45,7 @@ impl Attend {
     }
 }
 
-/// Who owns the bytes of K and V, and moves them. One rank has one.
+/// Who owns the bytes of K and V, and moves them. One rank has one, opened by an [`OpenBackend`].
 ///
 /// The contract, checked for every implementation by `testkit::contract`:
 ///
@@ -71,18 +74,6 @@ pub trait Backend {
     type RowsMut<'a>;
     /// Log-sum-exp to write: `[tokens, q_heads]` in f32, natural logarithm.
     type Lse<'a>;
-
-    /// Takes the memory for a pool and its page tables. Called once, by [`Engine::new`](crate::Engine::new), or by
-    /// whoever drives the backend without an engine.
-    ///
-    /// # Errors
-    /// The backend's own.
-    fn open(
-        &mut self,
-        layout: &PoolLayout,
-        table: &TableShape,
-        max_steps: u32,
-    ) -> Result<(), Self::Error>;
 
     /// Begins a step: takes over the plan's changes of the page tables.
     ///

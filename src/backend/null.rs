@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use super::{Attend, Backend};
+use super::{Attend, Backend, OpenBackend};
 use crate::id::LayerId;
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
@@ -11,15 +11,19 @@ use crate::plan::{BatchPlan, PageCopy, StepEnd};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Null;
 
+impl OpenBackend for Null {
+    type Backend = Self;
+
+    fn open(self, _: &PoolLayout, _: &TableShape, _: u32) -> Result<Self, Infallible> {
+        Ok(self)
+    }
+}
+
 impl Backend for Null {
     type Error = Infallible;
     type Rows<'a> = ();
     type RowsMut<'a> = ();
     type Lse<'a> = ();
-
-    fn open(&mut self, _: &PoolLayout, _: &TableShape, _: u32) -> Result<(), Infallible> {
-        Ok(())
-    }
 
     fn begin(&mut self, _: &BatchPlan<'_>) -> Result<(), Infallible> {
         Ok(())

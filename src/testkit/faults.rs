@@ -4,10 +4,10 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use super::replay::Inspect;
-use crate::backend::{Attend, Backend};
+use crate::backend::{Backend, OpenBackend};
 use crate::id::{LayerId, SlotId};
 use crate::layout::{PlaneName, PoolLayout, TableShape};
-use crate::plan::{BatchPlan, PageCopy, StepEnd};
+use crate::plan::{BatchPlan, PageCopy};
 
 /// When a call fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +18,8 @@ pub enum Fault {
     After,
 }
 
-/// Forwards to a backend, but some calls of `begin` and `copy_pages` fail: those that an engine makes.
+/// Forwards to a backend, but some calls of `begin` and `copy_pages` fail: those that an engine makes. Around
+/// what opens a backend, it opens one that fails.
 #[derive(Clone, Debug)]
 pub struct Failing<B> {
     inner: B,
@@ -100,57 +101,31 @@ impl<B: Backend> Failing<B> {
     }
 }
 
-impl<B: Backend> Backend for Failing<B> {
-    type Error = Failed<B::Error>;
-    type Rows<'a> = B::Rows<'a>;
-    type RowsMut<'a> = B::RowsMut<'a>;
-    type Lse<'a> = B::Lse<'a>;
+impl<O: OpenBackend> OpenBackend for Failing<O> {
+    type Backend = Failing<O::Backend>;
 
     fn open(
-        &mut self,
+        self,
         layout: &PoolLayout,
         table: &TableShape,
         max_steps: u32,
-    ) -> Result<(), Self::Error> {
-        self.inner.open(layout, table, max_steps).map_err(Failed::Inner)
+    ) -> Result<Self::Backend, Failed<<O::Backend as Backend>::Error>> {
+        let Self { inner, fault, first, every, calls, failures } = self;
+        let inner = inner.open(layout, table, max_steps).map_err(Failed::Inner)?;
+        Ok(Failing { inner, fault, first, every, calls, failures })
     }
+}
+
+impl<B: Backend> Backend for Failing<B> {
+    type Error = Failed<B::Error>;
+    forward_backend!(inner: B, Failed::Inner; types, end, store_cache, attend, synchronize);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error> {
         self.call(|inner| inner.begin(plan))
     }
 
-    fn end(&mut self, end: StepEnd) {
-        self.inner.end(end);
-    }
-
-    fn store_cache(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        k: Self::Rows<'_>,
-        v: Self::Rows<'_>,
-    ) -> Result<(), Self::Error> {
-        self.inner.store_cache(plan, layer, k, v).map_err(Failed::Inner)
-    }
-
-    fn attend(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        attend: &Attend,
-        q: Self::Rows<'_>,
-        out: Self::RowsMut<'_>,
-        lse: Option<Self::Lse<'_>>,
-    ) -> Result<(), Self::Error> {
-        self.inner.attend(plan, layer, attend, q, out, lse).map_err(Failed::Inner)
-    }
-
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Self::Error> {
         self.call(|inner| inner.copy_pages(copies))
-    }
-
-    fn synchronize(&mut self) -> Result<(), Self::Error> {
-        self.inner.synchronize().map_err(Failed::Inner)
     }
 }
 

@@ -5,6 +5,9 @@
 //! is written from the semantics alone: plain maps, one entry a page, no nodes to split, no bitmaps. Where it and the
 //! engine disagree, one of them is wrong.
 
+#[macro_use]
+mod forward;
+
 pub mod contract;
 pub mod faults;
 pub mod model;

@@ -2,11 +2,11 @@
 
 use kvarena::testkit::contract::check_backend;
 
-use crate::on_gpu::OnGpu;
+use crate::on_gpu::OnGpuOptions;
 use crate::{gpu, seeds};
 
 #[test]
 fn cuda_keeps_the_contract() {
     let Some(gpu) = gpu() else { return };
-    println!("{}", check_backend(|| OnGpu::new(&gpu), seeds(200)));
+    println!("{}", check_backend(|| OnGpuOptions::new(&gpu), seeds(200)));
 }

@@ -5,12 +5,12 @@ use kvarena::testkit::contract::with_spare_plane;
 use kvarena::testkit::planner::shuffle;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, Capacity, KvDtype, KvShape, Layout, PageCopy, PageId, PoolConfig, PoolLayout,
-    TableShape,
+    Backend, Capacity, KvDtype, KvShape, Layout, OpenBackend, PageCopy, PageId, PoolConfig,
+    PoolLayout, TableShape,
 };
 
 use crate::gpu;
-use crate::on_gpu::OnGpu;
+use crate::on_gpu::{OnGpu, OnGpuOptions};
 
 /// Shapes of pages: units of 16, 4 and 2 bytes; pieces from 6 bytes to many blocks; pages below and above what the copy
 /// engines take.
@@ -48,10 +48,8 @@ fn pool(shape: Shape, layout: Layout) -> PoolLayout {
 }
 
 fn open(gpu: &Gpu, layout: &PoolLayout) -> OnGpu {
-    let mut backend = OnGpu::with_tokens(gpu, 16);
     let table = TableShape::new(layout.page_size(), 2, 16, 32).expect("a small table");
-    backend.open(layout, &table, 1).expect("a small pool");
-    backend
+    OnGpuOptions::with_tokens(gpu, 16).open(layout, &table, 1).expect("a small pool")
 }
 
 /// A page's bytes, told by its seed.
@@ -62,8 +60,8 @@ fn page(layout: &PoolLayout, seed: u64) -> Vec<u8> {
 
 /// A page's bytes read straight from the pool's memory, piece by piece as the layout says.
 fn raw_page(cuda: &Cuda, id: u32) -> Vec<u8> {
-    let layout = cuda.layout().expect("an open backend");
-    let memory = cuda.pool().expect("an open backend");
+    let layout = cuda.layout();
+    let memory = cuda.pool();
     (0..layout.pieces_per_page())
         .flat_map(|piece| {
             let range = layout.piece(PageId::new(id), piece);

@@ -8,10 +8,10 @@ use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 use cust::sys;
-use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, HostPages};
+use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, HostPages};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, Layout, PageCopy,
-    PageId, PoolConfig, RowId, SlotMapping, StepId, TableShape, TokenId,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend,
+    PageCopy, PageId, PoolConfig, RowId, SlotMapping, StepId, TableShape, TokenId,
 };
 
 use crate::gpu;
@@ -20,8 +20,7 @@ use crate::gpu;
 fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     let stream = CudaStream::new(gpu).expect("a stream");
     let options =
-        CudaOptions { stream: Some(stream.clone()), max_step_tokens: 4, max_step_rows: 0 };
-    let mut cuda = Cuda::new(gpu, options);
+        CudaOptions { stream: Some(stream.clone()), max_step_tokens: 4, ..CudaOptions::new(gpu) };
     let capacity = Capacity::Pages(40);
     let (dtype, kv_heads, head_dim) = (KvDtype::Bf16, 8, 128);
     let config = PoolConfig {
@@ -34,7 +33,8 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     };
     let (pool, table) = (config.layout(), TableShape::new(16, 2, 128, 256));
     let pool = pool.expect("a small pool");
-    cuda.open(&pool, &table.expect("a small table"), 2).expect("a small pool");
+    let table = table.expect("a small table");
+    let mut cuda = options.open(&pool, &table, 2).expect("a small pool");
     let mut host = HostPages::new(gpu, &pool, 40).expect("pinned memory");
     let rows = DeviceBuffer::of(gpu, &[0_u16; 8 * 128]).expect("memory");
     let mut out = DeviceBuffer::new(gpu, rows.bytes()).expect("memory");

@@ -1,10 +1,11 @@
 //! What is refused, by name.
 
+use kvarena::backend::Operand;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, KvDtype, KvShape, LayerId,
-    PageCopy, PageId, PoolConfig, RowId, SlotMapping, StepEnd, StepId, TableShape, TableWrite,
-    TokenId,
+    OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, SlotId, SlotMapping, StepEnd,
+    StepId, TableShape, TableWrite, TokenId,
 };
 
 use crate::{device, gpu};
@@ -27,10 +28,10 @@ fn open(gpu: &Gpu, dtype: KvDtype, head_dim: u32) -> Cuda {
     let capacity = Capacity::Pages(8);
     let config =
         PoolConfig { dtype, shape: KvShape::heads(1, head_dim), capacity, ..PoolConfig::default() };
-    let mut cuda = Cuda::new(gpu, CudaOptions { max_step_tokens: 4, ..CudaOptions::default() });
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
-    cuda.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool");
-    cuda
+    CudaOptions { max_step_tokens: 4, ..CudaOptions::new(gpu) }
+        .open(&config.layout().expect("a small pool"), &table, 2)
+        .expect("a small pool")
 }
 
 #[test]
@@ -69,10 +70,9 @@ fn free_memory_less_a_reserve_is_a_pool() {
     let layout = pool(free - (64 << 20)).expect("64 MiB");
     let rest = (64 << 20) - layout.total_bytes();
     assert!(rest < layout.page_bytes(), "{rest} bytes are left");
-    let mut cuda = Cuda::new(&gpu, CudaOptions::default());
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
-    cuda.open(&layout, &table, 2).expect("a small pool");
-    assert_eq!(cuda.pool().expect("just opened").bytes(), layout.total_bytes());
+    let cuda = CudaOptions::new(&gpu).open(&layout, &table, 2).expect("a small pool");
+    assert_eq!(cuda.pool().bytes(), layout.total_bytes());
     assert!(matches!(pool(free + 1), Err(ConfigError::Budget { bytes: 0, .. })));
 }
 
@@ -84,12 +84,12 @@ fn steps_out_of_order_are_refused() {
     cuda.begin(&plan(2, &rows, &[0])).expect("a valid plan");
     let (step, last) = (StepId::new(2), StepId::new(2));
     let again = cuda.begin(&plan(2, &rows, &[0]));
-    assert_eq!(again, Err(CudaError::AlreadyBegun { step, last }));
+    assert_eq!(again, Err(CudaError::Plan(PlanError::AlreadyBegun { step, last })));
     let early = cuda.stage(&plan(3, &rows, &[0]));
-    assert_eq!(early, Err(CudaError::NotBegun { step: StepId::new(3) }));
+    assert_eq!(early, Err(CudaError::Plan(PlanError::NotBegun { step: StepId::new(3) })));
     cuda.begin(&plan(3, &rows, &[0])).expect("a valid plan");
     let full = cuda.begin(&plan(4, &rows, &[0]));
-    assert_eq!(full, Err(CudaError::OpenSteps { max: 2 }));
+    assert_eq!(full, Err(CudaError::Plan(PlanError::OpenSteps { max: 2 })));
 }
 
 #[test]
@@ -106,12 +106,12 @@ fn plans_of_ended_steps_are_refused() {
     cuda.end(StepEnd::Complete(first.step));
     cuda.end(StepEnd::Abort(second.step));
     for (plan, attend) in [(first, Attend::new(1, 64)), (second, Attend::new(1, 64))] {
-        let ended = Err(CudaError::Ended { step: plan.step });
+        let ended = Err(CudaError::Plan(PlanError::Ended { step: plan.step }));
         assert_eq!(cuda.store_cache(&plan, layer, row, row), ended);
         let mut out = DeviceBuffer::of(&gpu, &[0_f32; 64]).expect("memory");
         let result = cuda.attend(&plan, layer, &attend, row, out.rows_mut(0, None), None);
         assert_eq!(result, ended);
-        assert_eq!(cuda.stage(&plan), Err(CudaError::Ended { step: plan.step }));
+        assert_eq!(cuda.stage(&plan), Err(CudaError::Plan(PlanError::Ended { step: plan.step })));
     }
     cuda.synchronize().expect("nothing failed");
 }
@@ -121,24 +121,34 @@ fn plans_outside_the_pool_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, KvDtype::F32, 64);
     let error = cuda.begin(&plan(1, &[ROW], &[128]));
-    assert_eq!(error, Err(CudaError::Slot { slot: 128, slots: 128 }));
-    for row in [
-        BatchRow { row: RowId::new(2), ..ROW },
-        BatchRow { kv_len: 4096, ..ROW },
-        BatchRow { qo_start: 1, ..ROW },
-        BatchRow { extend_len: 2, kv_len: 1, ..ROW },
+    let refused = |error| Err(CudaError::Plan(error));
+    assert_eq!(error, refused(PlanError::Slot { slot: SlotId::new(128), slot_count: 128 }));
+    let (row, max) = (ROW.row, 128);
+    let past = RowId::new(2);
+    for (bad, error) in [
+        (BatchRow { row: past, ..ROW }, PlanError::Row { row: past, rows: 2 }),
+        (BatchRow { kv_len: 4096, ..ROW }, PlanError::KvLen { row, kv_len: 4096, min: 1, max }),
+        (BatchRow { qo_start: 1, ..ROW }, PlanError::QueryRows { row: 0 }),
+        (BatchRow { extend_len: 2, ..ROW }, PlanError::KvLen { row, kv_len: 1, min: 2, max }),
     ] {
-        assert_eq!(cuda.begin(&plan(1, &[row], &[0])), Err(CudaError::Row { row: 0 }), "{row:?}");
+        assert_eq!(cuda.begin(&plan(1, &[bad], &[0])), refused(error), "{bad:?}");
     }
     // Fewer query rows than tokens, and slots.
     let short = BatchRow { extend_len: 0, ..ROW };
-    assert_eq!(cuda.begin(&plan(1, &[short], &[0])), Err(CudaError::Row { row: 1 }));
-    assert_eq!(cuda.begin(&plan(1, &[ROW], &[0, 1])), Err(CudaError::SlotCount { slots: 2 }));
+    assert_eq!(cuda.begin(&plan(1, &[short], &[0])), refused(PlanError::QueryRows { row: 1 }));
+    assert_eq!(
+        cuda.begin(&plan(1, &[ROW], &[0, 1])),
+        refused(PlanError::Tokens { positions: 1, tokens: 1, slots: 2 })
+    );
+    let words = cuda.table_words().expect("nothing failed").len();
     let write = TableWrite { index: 1 << 20, value: 0 };
     let error = cuda.begin(&BatchPlan { table_writes: &[write], ..plan(1, &[ROW], &[0]) });
-    assert_eq!(error, Err(CudaError::TableWrite { index: 1 << 20, value: 0 }));
+    assert_eq!(error, refused(PlanError::TableIndex { index: 1 << 20, words }));
     let page = PageCopy { source: PageId::new(0), target: PageId::new(8) };
-    assert_eq!(cuda.copy_pages(&[page]), Err(CudaError::Page { page: 8, pages: 8 }));
+    assert_eq!(
+        cuda.copy_pages(&[page]),
+        refused(PlanError::Page { page: PageId::new(8), page_count: 8 })
+    );
 }
 
 #[test]
@@ -151,7 +161,10 @@ fn rows_that_do_not_fit_are_refused() {
     let mut buffer = DeviceBuffer::of(&gpu, &[0_u8; 1024]).expect("memory");
     let short = buffer.rows(1000, None);
     let error = cuda.store_cache(&plan, layer, short, short);
-    assert_eq!(error, Err(CudaError::RowsLength { wanted: 128, actual: 24 }));
+    assert_eq!(
+        error,
+        Err(CudaError::Plan(PlanError::Length { operand: Operand::K, actual: 12, wanted: 64 }))
+    );
     let odd = buffer.rows(1, None);
     let error = cuda.store_cache(&plan, layer, odd, odd);
     assert_eq!(error, Err(CudaError::RowsAlignment { align: 2 }));
@@ -163,7 +176,7 @@ fn rows_that_do_not_fit_are_refused() {
     let mut sums = DeviceBuffer::of(&gpu, &[0_u8; 16]).expect("memory");
     for (start, stride, wanted) in [
         (2, None, CudaError::RowsAlignment { align: 4 }),
-        (0, Some(2), CudaError::RowsLength { wanted: 4, actual: 8 }),
+        (0, Some(2), PlanError::Stride { operand: Operand::Lse, stride: 2, width: 1 }.into()),
     ] {
         let (out, sums) = (buffer.rows_mut(0, None), sums.rows_mut(start, stride));
         let error = cuda.attend(&plan, layer, &attend, q.rows(0, None), out, Some(sums));
@@ -201,8 +214,9 @@ fn what_is_on_another_device_is_refused() {
     assert_eq!(cuda.attend(&plan, layer, &attend, q, out, None), refused);
 
     let stream = CudaStream::new(&second).expect("a stream");
-    let mut cuda = Cuda::new(&gpu, CudaOptions { stream: Some(stream), ..CudaOptions::default() });
+    let options = CudaOptions { stream: Some(stream), ..CudaOptions::new(&gpu) };
     let layout = PoolConfig { capacity: Capacity::Pages(8), ..PoolConfig::default() }.layout();
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
-    assert_eq!(cuda.open(&layout.expect("a small pool"), &table, 2), refused);
+    let error = options.open(&layout.expect("a small pool"), &table, 2).err();
+    assert_eq!(error, refused.err());
 }

@@ -7,13 +7,13 @@ use kvarena::backend::cuda::{CudaError, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::Item;
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, Layout, RowId, SlotMapping,
-    StepEnd, StepId, StepScratch, TokenId,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, Layout, OpenBackend, PlanError,
+    RowId, SlotMapping, StepEnd, StepId, StepScratch, TokenId,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
 use crate::gpu;
-use crate::on_gpu::OnGpu;
+use crate::on_gpu::{OnGpu, OnGpuOptions};
 
 /// Buffers at fixed addresses, one of each for a layer, for steps of up to `tokens` tokens.
 struct Buffers {
@@ -98,8 +98,8 @@ fn shape(layout: Layout, page_size: u32) -> Shape {
 /// Replays for steps of `rows` rows and `tokens` tokens, each row extending by up to `len`.
 fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
     let mut drive = Drive::new(shape, 11);
-    let mut backend = OnGpu::new(gpu);
-    backend.open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend =
+        OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
     let attend = shape.attend();
     let mut buffers = Buffers::new(gpu, &shape, tokens.max(700));
     let mut scratch = StepScratch::new();
@@ -150,7 +150,7 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
         // All of the step is asked for.
         backend.end(StepEnd::Complete(plan.step()));
         let ended = backend.cuda.stage(&plan);
-        assert_eq!(ended, Err(CudaError::Ended { step: plan.step() }));
+        assert_eq!(ended, Err(CudaError::Plan(PlanError::Ended { step: plan.step() })));
         backend.synchronize().expect("nothing failed");
         buffers.check(&mut drive, &items, &plan, &inputs, &attend);
     }
@@ -177,8 +177,8 @@ fn a_capture_refuses_what_was_not_staged() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
     let mut drive = Drive::new(shape, 3);
-    let mut backend = OnGpu::new(&gpu);
-    backend.open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend =
+        OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
     let mut buffers = Buffers::new(&gpu, &shape, 4);
     let items = [Item::Extend { sequence: drive.admit(), len: 1 }];
     let first = drive.planner.plan(&items);
@@ -204,8 +204,8 @@ fn a_capture_ends_where_its_body_panics() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
     let mut drive = Drive::new(shape, 3);
-    let mut backend = OnGpu::new(&gpu);
-    backend.open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend =
+        OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
     let stream = backend.stream.clone();
     let panics = || -> Result<(), CudaError> { panic!("on purpose") };
     assert!(catch_unwind(AssertUnwindSafe(|| stream.capture(panics))).is_err());
@@ -220,8 +220,8 @@ fn a_capture_ends_where_its_body_panics() {
 fn rows_of_no_tokens_are_not_staged_for_graphs() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
-    let mut backend = OnGpu::new(&gpu);
-    backend.open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend =
+        OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
     let row = |row, qo_start, extend_len| BatchRow {
         row: RowId::new(row),
         qo_start,

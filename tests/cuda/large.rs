@@ -3,11 +3,11 @@
 use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::TestBackend;
 use kvarena::testkit::planner::Item;
-use kvarena::{Backend, Capacity, Dtype, LayerId, Layout, StepEnd};
+use kvarena::{Backend, Capacity, Dtype, LayerId, Layout, OpenBackend, StepEnd};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
-use crate::on_gpu::OnGpu;
+use crate::on_gpu::{OnGpu, OnGpuOptions};
 
 fn run(gpu: &Gpu, layout: Layout, page_size: u32, bytes: u64, layers: u32) {
     let reserve = 4 << 30;
@@ -29,8 +29,8 @@ fn run(gpu: &Gpu, layout: Layout, page_size: u32, bytes: u64, layers: u32) {
         max_len: 5_000,
     };
     let mut drive = Drive::new(shape, u64::from(page_size));
-    let mut backend = OnGpu::new(gpu);
-    backend.open(&shape.pool(), &shape.table(), 2).expect("a large pool");
+    let mut backend =
+        OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 2).expect("a large pool");
     let mut highest = 0;
     for len in [700, 1, 300, 64] {
         let mut items = Vec::new();

@@ -1,5 +1,6 @@
 //! The backend as tests drive it: rows of host numbers in, numbers out.
 
+use std::convert::identity;
 use std::mem::size_of;
 
 use half::{bf16, f16};
@@ -9,9 +10,12 @@ use kvarena::backend::cuda::{
 };
 use kvarena::testkit::contract::{Case, HostRows, TestBackend, bytes};
 use kvarena::{
-    Attend, Backend, BatchPlan, Dtype, KvDtype, LayerId, PageCopy, PageId, PoolLayout, StepEnd,
-    TableShape,
+    Backend, Dtype, KvDtype, OpenBackend, PageCopy, PageId, PoolLayout, TableShape, forward_backend,
 };
+
+/// What opens an [`OnGpu`].
+#[derive(Clone, Debug)]
+pub struct OnGpuOptions(CudaOptions);
 
 /// A [`Cuda`] on a stream of its own, and a page of pinned memory to look through.
 #[derive(Debug)]
@@ -21,22 +25,30 @@ pub struct OnGpu {
     window: Option<HostPages>,
 }
 
-impl OnGpu {
+impl OnGpuOptions {
     pub fn new(gpu: &Gpu) -> Self {
-        Self::with_tokens(gpu, CudaOptions::default().max_step_tokens)
+        let stream = CudaStream::new(gpu).expect("a stream");
+        Self(CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) })
     }
 
     pub fn with_tokens(gpu: &Gpu, max_step_tokens: u32) -> Self {
-        let stream = CudaStream::new(gpu).expect("a stream");
-        let options =
-            CudaOptions { stream: Some(stream.clone()), max_step_tokens, ..CudaOptions::default() };
-        Self { cuda: Cuda::new(gpu, options), stream, window: None }
+        Self(CudaOptions { max_step_tokens, ..Self::new(gpu).0 })
     }
+}
 
+impl OpenBackend for OnGpuOptions {
+    type Backend = OnGpu;
+
+    fn open(self, layout: &PoolLayout, table: &TableShape, steps: u32) -> Result<OnGpu, CudaError> {
+        let cuda = self.0.open(layout, table, steps)?;
+        Ok(OnGpu { stream: cuda.stream().clone(), cuda, window: None })
+    }
+}
+
+impl OnGpu {
     fn window(&mut self) -> HostPages {
         self.window.take().unwrap_or_else(|| {
-            let layout = self.cuda.layout().expect("an open backend");
-            HostPages::new(self.cuda.gpu(), layout, 1).expect("a pinned page")
+            HostPages::new(self.cuda.gpu(), self.cuda.layout(), 1).expect("a pinned page")
         })
     }
 }
@@ -73,56 +85,10 @@ fn widen<T: bytemuck::Pod>(buffer: &DeviceBuffer, len: usize, to: fn(T) -> f32) 
 
 impl Backend for OnGpu {
     type Error = CudaError;
-    type Rows<'a> = DeviceRows<'a>;
-    type RowsMut<'a> = DeviceRowsMut<'a>;
-    type Lse<'a> = DeviceRowsMut<'a>;
-
-    fn open(
-        &mut self,
-        layout: &PoolLayout,
-        table: &TableShape,
-        steps: u32,
-    ) -> Result<(), CudaError> {
-        self.cuda.open(layout, table, steps)
-    }
-
-    fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
-        self.cuda.begin(plan)
-    }
-
-    fn end(&mut self, end: StepEnd) {
-        self.cuda.end(end);
-    }
-
-    fn store_cache(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        k: DeviceRows<'_>,
-        v: DeviceRows<'_>,
-    ) -> Result<(), CudaError> {
-        self.cuda.store_cache(plan, layer, k, v)
-    }
-
-    fn attend(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        attend: &Attend,
-        q: DeviceRows<'_>,
-        out: DeviceRowsMut<'_>,
-        lse: Option<DeviceRowsMut<'_>>,
-    ) -> Result<(), CudaError> {
-        self.cuda.attend(plan, layer, attend, q, out, lse)
-    }
-
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
-        self.cuda.copy_pages(copies)
-    }
-
-    fn synchronize(&mut self) -> Result<(), CudaError> {
-        self.cuda.synchronize()
-    }
+    forward_backend!(
+        cuda: Cuda, identity;
+        types, begin, end, store_cache, attend, copy_pages, synchronize
+    );
 }
 
 impl TestBackend for OnGpu {
@@ -130,7 +96,7 @@ impl TestBackend for OnGpu {
     type Output = GpuRows;
     type Sums = DeviceBuffer;
 
-    fn supports(&self, case: &Case) -> bool {
+    fn supports(case: &Case) -> bool {
         let dtype = case.layout.dtype().rows();
         let head_dim = match case.layout.dtype() {
             KvDtype::F32 => case.layout.head_dim().is_multiple_of(32),

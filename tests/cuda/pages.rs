@@ -3,17 +3,17 @@
 use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::TestBackend;
 use kvarena::testkit::planner::Item;
-use kvarena::{Attend, Backend, Capacity, Dtype, LayerId, Layout, StepEnd};
+use kvarena::{Attend, Backend, Capacity, Dtype, LayerId, Layout, OpenBackend, StepEnd};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
-use crate::on_gpu::OnGpu;
+use crate::on_gpu::{OnGpu, OnGpuOptions};
 
 /// Sequences that end about a page's edge are stored, then extended, then decoded a token at a time.
 fn run(gpu: &Gpu, shape: Shape, window: Option<u32>) {
     let mut drive = Drive::new(shape, u64::from(shape.page_size));
-    let mut backend = OnGpu::new(gpu);
-    backend.open(&shape.pool(), &shape.table(), 2).expect("a small pool");
+    let mut backend =
+        OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
     let attend = Attend { window, ..shape.attend() };
     let ends = [2 * shape.page_size - 20, shape.page_size - 20, shape.page_size + 1];
     let ends = ends.map(|len| (drive.admit(), len));

@@ -8,12 +8,12 @@ use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::{HostRows, TestBackend};
 use kvarena::testkit::planner::Item;
 use kvarena::{
-    Attend, Backend, Capacity, Dtype, Engine, Extend, LayerId, Layout, Namespace, Null, OwnedPlan,
-    PoolLayout, StepEnd, StepScratch, TableShape, TokenId,
+    Attend, Backend, Capacity, Dtype, Engine, Extend, LayerId, Layout, Namespace, Null,
+    OpenBackend, OwnedPlan, PoolLayout, StepEnd, StepScratch, TableShape, TokenId,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
-use crate::on_gpu::OnGpu;
+use crate::on_gpu::{OnGpu, OnGpuOptions};
 use crate::{device, gpu};
 
 const LAYERS: u32 = 2;
@@ -32,8 +32,7 @@ fn serve(
     steps: impl Iterator<Item = Step>,
     mut done: impl FnMut(Outputs),
 ) {
-    let mut backend = OnGpu::new(gpu);
-    backend.open(layout, table, 8).expect("a small pool");
+    let mut backend = OnGpuOptions::new(gpu).open(layout, table, 8).expect("a small pool");
     for (bytes, end, inputs) in steps {
         let plan = OwnedPlan::from_bytes(&bytes).expect("the bytes of a plan");
         let plan = plan.plan();

@@ -1,18 +1,19 @@
 //! The whole engine over the GPU, with the naive model beside it: tables, plans, pages and every byte after every op.
 
 use std::cell::RefCell;
+use std::convert::identity;
 
 use half::{bf16, f16};
-use kvarena::backend::cuda::{CudaError, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu};
+use kvarena::backend::cuda::{CudaError, DeviceBuffer, DeviceRows};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::replay::{Inspect, Summary, replay_on};
 use kvarena::testkit::workload::Workload;
 use kvarena::{
-    Attend, Backend, BatchPlan, KvDtype, LayerId, PageCopy, PlaneName, PoolLayout, SlotId, StepEnd,
-    TableShape,
+    Backend, BatchPlan, KvDtype, LayerId, OpenBackend, PageCopy, PlaneName, PoolLayout, SlotId,
+    TableShape, forward_backend,
 };
 
-use crate::on_gpu::OnGpu;
+use crate::on_gpu::{OnGpu, OnGpuOptions};
 use crate::{gpu, seeds};
 
 /// A backend that is looked at after every call.
@@ -23,32 +24,26 @@ struct Watched {
     pool: RefCell<Option<Vec<u8>>>,
 }
 
-impl Watched {
-    fn new(gpu: &Gpu) -> Self {
-        Self { gpu: OnGpu::new(gpu), words: Vec::new(), pool: RefCell::default() }
+/// What opens a [`Watched`].
+struct WatchedOptions(OnGpuOptions);
+
+impl OpenBackend for WatchedOptions {
+    type Backend = Watched;
+
+    fn open(
+        self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        steps: u32,
+    ) -> Result<Watched, CudaError> {
+        let gpu = self.0.open(layout, table, steps)?;
+        Ok(Watched { words: gpu.cuda.table_words()?, gpu, pool: RefCell::default() })
     }
 }
 
 impl Backend for Watched {
     type Error = CudaError;
-    type Rows<'a> = DeviceRows<'a>;
-    type RowsMut<'a> = DeviceRowsMut<'a>;
-    type Lse<'a> = DeviceRowsMut<'a>;
-
-    fn open(
-        &mut self,
-        layout: &PoolLayout,
-        table: &TableShape,
-        steps: u32,
-    ) -> Result<(), CudaError> {
-        self.gpu.open(layout, table, steps)?;
-        self.words = self.gpu.cuda.table_words()?;
-        Ok(())
-    }
-
-    fn end(&mut self, end: StepEnd) {
-        self.gpu.end(end);
-    }
+    forward_backend!(gpu: OnGpu, identity; types, end, attend, synchronize);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.begin(plan)?;
@@ -67,25 +62,9 @@ impl Backend for Watched {
         self.gpu.store_cache(plan, layer, k, v)
     }
 
-    fn attend(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        attend: &Attend,
-        q: DeviceRows<'_>,
-        out: DeviceRowsMut<'_>,
-        lse: Option<DeviceRowsMut<'_>>,
-    ) -> Result<(), CudaError> {
-        self.gpu.attend(plan, layer, attend, q, out, lse)
-    }
-
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
         self.pool.take();
         self.gpu.copy_pages(copies)
-    }
-
-    fn synchronize(&mut self) -> Result<(), CudaError> {
-        self.gpu.synchronize()
     }
 }
 
@@ -97,7 +76,7 @@ impl Inspect for Watched {
         k: &[f32],
         v: &[f32],
     ) -> Result<(), CudaError> {
-        let dtype = self.gpu.cuda.layout().expect("an open backend").dtype();
+        let dtype = self.gpu.cuda.layout().dtype();
         let [k, v] =
             [k, v].map(|rows| DeviceBuffer::of(self.gpu.cuda.gpu(), &bytes(dtype.rows(), rows)));
         let (k, v) = (k?, v?);
@@ -105,8 +84,8 @@ impl Inspect for Watched {
     }
 
     fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
-        let layout = self.gpu.cuda.layout().expect("an open backend");
-        let memory = self.gpu.cuda.pool().expect("an open backend");
+        let layout = self.gpu.cuda.layout();
+        let memory = self.gpu.cuda.pool();
         let mut pool = self.pool.borrow_mut();
         let bytes =
             pool.get_or_insert_with(|| memory.read(0, memory.bytes() as usize).expect("bytes"));
@@ -137,7 +116,7 @@ fn the_engine_over_the_gpu_is_the_model() {
     for seed in seeds(300) {
         let mut workload = Workload::new(seed);
         let config = workload.config();
-        match replay_on(&config, Watched::new(&gpu), &workload.take_ops(200)) {
+        match replay_on(&config, WatchedOptions(OnGpuOptions::new(&gpu)), &workload.take_ops(200)) {
             Ok(more) => summary.add(&more),
             Err(mismatch) => panic!("seed {seed}: {mismatch}"),
         }

@@ -8,8 +8,8 @@ use std::thread;
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
-    Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, PoolConfig, RowId,
-    SlotMapping, StepEnd, StepId, TableShape, TokenId,
+    Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PoolConfig,
+    RowId, SlotMapping, StepEnd, StepId, TableShape, TokenId,
 };
 
 use crate::gpu;
@@ -68,14 +68,12 @@ impl Drop for Other {
 fn open(gpu: &Gpu, other: &Other) -> Cuda {
     // SAFETY: a stream of the primary context, which ends after the backend.
     let stream = unsafe { CudaStream::from_raw(gpu, other.stream as usize as u64) };
-    let options = CudaOptions { stream: Some(stream), max_step_tokens: 4, max_step_rows: 0 };
-    let mut cuda = Cuda::new(gpu, options);
+    let options = CudaOptions { stream: Some(stream), max_step_tokens: 4, ..CudaOptions::new(gpu) };
     let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
     let config =
         PoolConfig { capacity, dtype, shape: KvShape::heads(1, 64), ..PoolConfig::default() };
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
-    cuda.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool");
-    cuda
+    options.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool")
 }
 
 /// A step of one token into the first slot, looked at afterwards.
@@ -93,7 +91,7 @@ fn step(cuda: &mut Cuda, step: u64) -> Result<(), CudaError> {
     cuda.store_cache(&plan, LayerId::new(0), row.rows(0, None), row.rows(0, None))?;
     cuda.end(StepEnd::Complete(plan.step));
     cuda.synchronize()?;
-    assert_eq!(cuda.pool().expect("an open backend").read::<u16>(0, 64)?, [step as u16; 64]);
+    assert_eq!(cuda.pool().read::<u16>(0, 64)?, [step as u16; 64]);
     Ok(())
 }
 

@@ -2,8 +2,8 @@
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, PlaneName,
-    PoolConfig, RowId, SlotId, SlotMapping, StepId, TableShape, TokenId,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend,
+    PlanError, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, StepId, TableShape, TokenId,
 };
 
 use crate::gpu;
@@ -14,10 +14,8 @@ fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
     let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
     let shape = KvShape::heads(1, WIDTH as u32);
     let config = PoolConfig { capacity, dtype, shape, ..PoolConfig::default() };
-    let options = CudaOptions { max_step_tokens: 64, ..CudaOptions::default() };
-    let mut cuda = Cuda::new(gpu, options);
-    cuda.open(&config.layout().expect("a small pool"), table, 2).expect("a small pool");
-    cuda
+    let options = CudaOptions { max_step_tokens: 64, ..CudaOptions::new(gpu) };
+    options.open(&config.layout().expect("a small pool"), table, 2).expect("a small pool")
 }
 
 /// Rows of one token each, of sequences as long as `kv_len`.
@@ -51,8 +49,8 @@ fn slots_are_read_as_wide_as_they_are() {
         let row: Vec<u16> = (0..4 * WIDTH).map(|i| 1 + (i / WIDTH) as u16).collect();
         let buffer = DeviceBuffer::of(&gpu, &row).expect("memory");
         cuda.begin(first).expect("a valid plan");
-        let pool = cuda.pool().expect("just opened");
-        let (bytes, layout) = (pool.bytes() as usize, *cuda.layout().expect("just opened"));
+        let pool = cuda.pool();
+        let (bytes, layout) = (pool.bytes() as usize, *cuda.layout());
         let before: Vec<u16> = pool.read(0, bytes / 2).expect("numbers");
         let layer = LayerId::new(0);
         cuda.store_cache(second, layer, buffer.rows(0, None), buffer.rows(0, None))
@@ -66,7 +64,7 @@ fn slots_are_read_as_wide_as_they_are() {
                 wanted[at..at + WIDTH].fill(1 + i as u16);
             }
         }
-        let got: Vec<u16> = cuda.pool().expect("open").read(0, bytes / 2).expect("numbers");
+        let got: Vec<u16> = cuda.pool().read(0, bytes / 2).expect("numbers");
         assert!(got == wanted, "{:?} after {:?}", second.slot_mapping, first.slot_mapping);
     }
 }
@@ -103,7 +101,8 @@ fn a_plan_that_lies_goes_nowhere_else() {
         cuda.synchronize().expect("nothing failed");
         cuda.stage(&first).expect("it has begun");
     }
-    let slot = Err(CudaError::Slot { slot: i64::MAX, slots: 128 });
+    let slot = SlotId::new(i64::MAX as u64);
+    let slot = Err(CudaError::Plan(PlanError::Slot { slot, slot_count: 128 }));
     let wide = cuda.store_cache(&lies[3], layer, q.rows(0, None), q.rows(0, None));
     assert_eq!(wide, slot);
 }

@@ -3,8 +3,9 @@
 use kvarena::backend::cuda::{Cuda, CudaEvent, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, PageCopy, PageId, PlaneName,
-    PoolConfig, RowId, SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite, TokenId,
+    Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PageCopy,
+    PageId, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, StepEnd, StepId, TableShape,
+    TableWrite, TokenId,
 };
 
 use crate::gpu;
@@ -31,17 +32,15 @@ fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
         capacity: Capacity::Pages(64),
         ..PoolConfig::default()
     };
-    let options = CudaOptions { max_step_tokens: 4, ..CudaOptions::default() };
-    let mut cuda = Cuda::new(gpu, options);
-    cuda.open(&config.layout().expect("a small pool"), table, 1).expect("a small pool");
-    cuda
+    let options = CudaOptions { max_step_tokens: 4, ..CudaOptions::new(gpu) };
+    options.open(&config.layout().expect("a small pool"), table, 1).expect("a small pool")
 }
 
 #[test]
 fn a_slot_of_the_ring_is_not_written_before_it_was_read() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, &TableShape::new(16, 2, 128, 256).expect("a small table"));
-    let layout = *cuda.layout().expect("just opened");
+    let layout = *cuda.layout();
     const STEPS: usize = 40;
     const WIDTH: usize = 8 * 128;
     let rows: Vec<u16> = (0..STEPS * WIDTH).map(|i| (i / WIDTH * 100 + i % 7) as u16).collect();
@@ -62,7 +61,7 @@ fn a_slot_of_the_ring_is_not_written_before_it_was_read() {
         cuda.end(StepEnd::Complete(plan.step));
     }
     cuda.synchronize().expect("nothing failed");
-    let memory = cuda.pool().expect("just opened");
+    let memory = cuda.pool();
     for step in 0..STEPS {
         for plane in [PlaneName::K, PlaneName::V] {
             let row = layout.row(plane, LayerId::new(0), SlotId::new(slot(step) as u64));

@@ -14,7 +14,7 @@ use generate::runner::Runner;
 use generate::server::Server;
 use generate::setup;
 use generate::text::Text;
-use kvarena::{Cpu, Engine};
+use kvarena::{CpuOptions, Engine};
 
 /// Set by Ctrl-C: the streams now running are cancelled.
 static INTERRUPT: AtomicBool = AtomicBool::new(false);
@@ -45,7 +45,8 @@ fn run(args: &Args) -> Result<()> {
     match args.backend {
         BackendName::Cpu => {
             let (model, text) = setup::model(args)?;
-            let cpu = args.threads.map_or_else(Cpu::new, |n| Cpu::with_threads(n.into()));
+            let threads = |n: u16| CpuOptions::with_threads(n.into());
+            let cpu = args.threads.map_or_else(CpuOptions::default, threads);
             let config = setup::engine_config(args, &model.config, setup::POOL_BYTES)?;
             let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
             let mut server = Server::new(CpuRunner::new(&model), engine, setup::policy(args));

@@ -16,7 +16,7 @@ use generate::sample::Sampling;
 use generate::server::{Policy, Server, Sink};
 use generate::stream::Stream;
 use half::{bf16, f16};
-use kvarena::{Capacity, Cpu, Dtype, Engine, EngineConfig, KvDtype, KvShape, PoolConfig};
+use kvarena::{Capacity, CpuOptions, Dtype, Engine, EngineConfig, KvDtype, KvShape, PoolConfig};
 use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
@@ -236,7 +236,8 @@ fn serve(model: &Model, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
         capacity: Capacity::Pages(64),
         ..PoolConfig::default()
     };
-    let engine = Engine::new(EngineConfig::from(pool), Cpu::with_threads(1)).expect("an engine");
+    let engine =
+        Engine::new(EngineConfig::from(pool), CpuOptions::with_threads(1)).expect("an engine");
     let policy = Policy { chunk: 11, concurrency: 8, overlap: true, fail_every: None };
     let mut server = Server::new(CpuRunner::new(model), engine, policy);
     let defaults = Defaults {

@@ -12,7 +12,8 @@ use generate::sample::Sampling;
 use generate::server::{Policy, Server, Sink};
 use generate::stream::Stream;
 use kvarena::{
-    Capacity, Cpu, Engine, EngineConfig, KvDtype, KvShape, Layout, PoolConfig, PrefixMode, Stats,
+    Capacity, CpuOptions, Engine, EngineConfig, KvDtype, KvShape, Layout, PoolConfig, PrefixMode,
+    Stats,
 };
 
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
@@ -105,7 +106,7 @@ fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
         overlap: setting.overlap,
         fail_every: setting.fail_every,
     };
-    let engine = Engine::new(config, Cpu::with_threads(1)).expect("the config is sound");
+    let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is sound");
     let mut server = Server::new(CpuRunner::new(model), engine, policy);
     for request in requests {
         server.submit(request.clone()).expect("the request fits");

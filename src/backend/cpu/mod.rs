@@ -6,7 +6,6 @@
 //! Not here: which pages are whose.
 
 mod attention;
-mod check;
 mod error;
 mod math;
 mod number;
@@ -18,10 +17,11 @@ mod unit;
 use std::num::NonZeroUsize;
 use std::thread;
 
-pub use error::{CpuError, Operand};
+pub use error::CpuError;
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
-use super::{Attend, Backend, OpenSteps};
+use super::check::{self, Operand, PlanError};
+use super::{Attend, Backend, OpenBackend, OpenSteps};
 use crate::id::LayerId;
 use crate::layout::{PlaneName, PoolLayout, Strides, TableShape};
 use crate::memory::OutOfMemory;
@@ -33,20 +33,59 @@ use pages::bytes_of;
 use pool::{Pool, with_number};
 use unit::Job;
 
+/// How a [`Cpu`] is to work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CpuOptions {
+    /// Most threads that compute attention, the caller's included; 0 counts as 1. Results do not depend on it.
+    pub threads: usize,
+}
+
+impl Default for CpuOptions {
+    /// All of the machine's cores.
+    fn default() -> Self {
+        Self::with_threads(thread::available_parallelism().map_or(1, NonZeroUsize::get))
+    }
+}
+
+impl CpuOptions {
+    /// At most `threads` threads.
+    pub const fn with_threads(threads: usize) -> Self {
+        Self { threads }
+    }
+}
+
+impl OpenBackend for CpuOptions {
+    type Backend = Cpu;
+
+    /// # Errors
+    /// [`CpuError::OutOfMemory`].
+    fn open(
+        self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        max_steps: u32,
+    ) -> Result<Cpu, CpuError> {
+        let refused = |error: OutOfMemory| CpuError::OutOfMemory { bytes: error.bytes };
+        Ok(Cpu {
+            threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
+            layout: *layout,
+            table: *table,
+            pool: Pool::new(layout)?,
+            kv: [PlaneName::K, PlaneName::V]
+                .map(|name| layout.strides(name).expect("a pool of heads has K and V")),
+            words: pool::zeroed::<u32>(table.words() as u64)?,
+            steps: OpenSteps::try_new(max_steps).map_err(refused)?,
+            scratch: Vec::new(),
+            out: Vec::new(),
+            lse: Vec::new(),
+        })
+    }
+}
+
 /// K and V in the host's memory.
 #[derive(Debug)]
 pub struct Cpu {
     threads: NonZeroUsize,
-    open: Option<Open>,
-    scratch: Vec<Scratch>,
-    /// Results of attention's units: `[query rows, vectors]`, and the log-sum-exp, `[query rows]`.
-    out: Vec<F32x8>,
-    lse: Vec<f32>,
-}
-
-/// What `open` took.
-#[derive(Debug)]
-struct Open {
     layout: PoolLayout,
     table: TableShape,
     pool: Pool,
@@ -55,70 +94,36 @@ struct Open {
     /// The page tables. Every word names a chunk or a page that exists.
     words: Box<[u32]>,
     steps: OpenSteps,
-}
-
-impl Default for Cpu {
-    fn default() -> Self {
-        Self::new()
-    }
+    scratch: Vec<Scratch>,
+    /// Results of attention's units: `[query rows, vectors]`, and the log-sum-exp, `[query rows]`.
+    out: Vec<F32x8>,
+    lse: Vec<f32>,
 }
 
 impl Cpu {
-    /// A backend without a pool yet, computing on all of the machine's cores.
-    pub fn new() -> Self {
-        Self::with_threads(thread::available_parallelism().map_or(1, NonZeroUsize::get))
+    /// The pool.
+    pub fn layout(&self) -> &PoolLayout {
+        &self.layout
     }
 
-    /// As [`Cpu::new`], with at most `threads` threads, the caller's included; 0 counts as 1. Results do not depend on
-    /// it.
-    pub fn with_threads(threads: usize) -> Self {
-        Self {
-            threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
-            open: None,
-            scratch: Vec::new(),
-            out: Vec::new(),
-            lse: Vec::new(),
-        }
-    }
-
-    /// The pool that `open` was given.
-    pub fn layout(&self) -> Option<&PoolLayout> {
-        self.open.as_ref().map(|open| &open.layout)
-    }
-
-    /// The page tables as last written, in the order of [`TableShape`]; none before `open`.
+    /// The page tables as last written, in the order of [`TableShape`].
     pub fn table_words(&self) -> &[u32] {
-        self.open.as_ref().map_or(&[], |open| &open.words)
+        &self.words
     }
 
     /// Bytes taken: pool, page tables, and scratch, which grows to the largest step attended.
     pub fn bytes(&self) -> u64 {
-        let open = self
-            .open
-            .as_ref()
-            .map_or(0, |open| open.layout.total_bytes() + size_of_val(&*open.words) as u64);
         let scratch = self.scratch.iter().map(Scratch::bytes).sum::<usize>()
             + self.out.capacity() * size_of::<F32x8>()
             + self.lse.capacity() * size_of::<f32>();
-        open + scratch as u64
+        self.layout.total_bytes() + (size_of_val(&*self.words) + scratch) as u64
     }
 
-    fn open(&self) -> Result<&Open, CpuError> {
-        self.open.as_ref().ok_or(CpuError::NotOpen)
-    }
-}
-
-impl Open {
     /// Checks a plan, and that its step is open.
-    fn check_open(&self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
-        let step = plan.step;
-        if step > self.steps.last() {
-            return Err(CpuError::NotBegun { step });
-        }
-        if !self.steps.contains(step) {
-            return Err(CpuError::Ended { step });
-        }
-        check::plan(plan, &self.layout, &self.table)
+    fn check_open(&self, plan: &BatchPlan<'_>) -> Result<(), PlanError> {
+        check::is_open(&self.steps, plan.step)?;
+        check::plan(plan, &self.layout, &self.table)?;
+        check::table_writes(plan.table_writes, &self.layout, &self.table)
     }
 }
 
@@ -129,50 +134,20 @@ impl Backend for Cpu {
     type Lse<'a> = &'a mut [f32];
 
     /// # Errors
-    /// [`CpuError::OutOfMemory`], or a pool already.
-    fn open(
-        &mut self,
-        layout: &PoolLayout,
-        table: &TableShape,
-        max_steps: u32,
-    ) -> Result<(), CpuError> {
-        if self.open.is_some() {
-            return Err(CpuError::AlreadyOpen);
-        }
-        let pool = Pool::new(layout)?;
-        let words = pool::zeroed::<u32>(table.words() as u64)?;
-        let (layout, table) = (*layout, *table);
-        let kv = [PlaneName::K, PlaneName::V]
-            .map(|name| layout.strides(name).expect("a pool of heads has K and V"));
-        let refused = |error: OutOfMemory| CpuError::OutOfMemory { bytes: error.bytes };
-        let steps = OpenSteps::try_new(max_steps).map_err(refused)?;
-        self.open = Some(Open { layout, table, pool, kv, words, steps });
-        Ok(())
-    }
-
-    /// # Errors
     /// A plan that names what does not exist, or whose step does not follow the last one.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
-        let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
-        let (step, last) = (plan.step, open.steps.last());
-        if step <= last {
-            return Err(CpuError::AlreadyBegun { step, last });
-        }
-        if !open.steps.has_room() {
-            return Err(CpuError::OpenSteps { max: open.steps.max() });
-        }
-        check::plan(plan, &open.layout, &open.table)?;
+        check::may_begin(&self.steps, plan.step)?;
+        check::plan(plan, &self.layout, &self.table)?;
+        check::table_writes(plan.table_writes, &self.layout, &self.table)?;
         for write in plan.table_writes {
-            open.words[write.index as usize] = write.value;
+            self.words[write.index as usize] = write.value;
         }
-        open.steps.begin(step);
+        self.steps.begin(plan.step);
         Ok(())
     }
 
     fn end(&mut self, end: StepEnd) {
-        if let Some(open) = &mut self.open {
-            open.steps.end(end);
-        }
+        self.steps.end(end);
     }
 
     /// Rows of another type than the pool's are rounded to nearest even.
@@ -186,19 +161,18 @@ impl Backend for Cpu {
         k: CpuRows<'_>,
         v: CpuRows<'_>,
     ) -> Result<(), CpuError> {
-        let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
-        open.check_open(plan)?;
-        check::layer(layer, &open.layout)?;
-        let width = open.layout.kv_heads() as usize * open.layout.head_dim() as usize;
+        self.check_open(plan)?;
+        check::layer(layer, &self.layout)?;
+        let width = self.layout.kv_heads() as usize * self.layout.head_dim() as usize;
         let k_stride = k.check(Operand::K, plan.token_count(), width)?;
         let v_stride = v.check(Operand::V, plan.token_count(), width)?;
         let rows = [(k, k_stride), (v, v_stride)];
-        with_number!(open.layout.dtype(), T => {
-            let pool = open.pool.numbers_mut::<T>();
+        with_number!(self.layout.dtype(), T => {
+            let pool = self.pool.numbers_mut::<T>();
             for i in 0..plan.token_count() {
                 let Some(slot) = plan.slot_mapping.get(i) else { continue };
-                let (page, offset) = open.layout.page_of(slot);
-                for (strides, (rows, stride)) in open.kv.iter().zip(rows) {
+                let (page, offset) = self.layout.page_of(slot);
+                for (strides, (rows, stride)) in self.kv.iter().zip(rows) {
                     let target = strides.row(layer, page, offset) as usize / size_of::<T>();
                     let row = rows.elements.slice(i * stride..i * stride + width);
                     row.convert_into(&mut pool[target..target + width]);
@@ -220,26 +194,25 @@ impl Backend for Cpu {
         mut out: CpuRowsMut<'_>,
         mut lse: Option<&mut [f32]>,
     ) -> Result<(), CpuError> {
-        let open = self.open.as_ref().ok_or(CpuError::NotOpen)?;
-        open.check_open(plan)?;
-        check::layer(layer, &open.layout)?;
-        check::attend(attend, &open.layout)?;
+        self.check_open(plan)?;
+        check::layer(layer, &self.layout)?;
+        check::attend(attend, &self.layout)?;
         let (tokens, q_heads) = (plan.token_count(), attend.q_heads as usize);
-        let width = q_heads * open.layout.head_dim() as usize;
+        let width = q_heads * self.layout.head_dim() as usize;
         let q_stride = q.check(Operand::Q, tokens, width)?;
         let out_stride = out.check(Operand::Out, tokens, width)?;
-        check::lse(lse.as_deref(), tokens * q_heads)?;
+        rows::check_lse(lse.as_deref(), tokens * q_heads)?;
 
-        let [k, v] = open.kv;
-        with_number!(open.layout.dtype(), T => {
+        let [k, v] = self.kv;
+        with_number!(self.layout.dtype(), T => {
             let job = Job {
-                pool: open.pool.numbers::<T>(),
-                layout: &open.layout,
+                pool: self.pool.numbers::<T>(),
+                layout: &self.layout,
                 layer,
                 k,
                 v,
-                table: &open.table,
-                words: &open.words,
+                table: &self.table,
+                words: &self.words,
                 rows: plan.rows,
                 attend,
                 q,
@@ -264,13 +237,12 @@ impl Backend for Cpu {
     /// # Errors
     /// Pages that do not exist.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CpuError> {
-        let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
-        check::copies(copies, &open.layout)?;
-        let bytes = open.pool.bytes_mut();
+        check::copies(copies, (self.layout.page_count(), self.layout.page_count()))?;
+        let bytes = self.pool.bytes_mut();
         for copy in copies {
-            for piece in 0..open.layout.pieces_per_page() {
-                let source = bytes_of(&open.layout, copy.source, piece);
-                let target = bytes_of(&open.layout, copy.target, piece).start;
+            for piece in 0..self.layout.pieces_per_page() {
+                let source = bytes_of(&self.layout, copy.source, piece);
+                let target = bytes_of(&self.layout, copy.target, piece).start;
                 bytes.copy_within(source, target);
             }
         }

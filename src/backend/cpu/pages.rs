@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use super::Cpu;
 use super::error::CpuError;
 use super::rows::Elements;
-use super::{Cpu, Open, check};
+use crate::backend::check::{self, PlanError};
 use crate::id::{LayerId, PageId, SlotId};
 use crate::layout::{PlaneName, PoolLayout};
 
@@ -12,52 +13,49 @@ impl Cpu {
     /// What one slot holds in a plane, such as K or V: `[heads, elements]`.
     ///
     /// # Errors
-    /// Before `open`, past the layers or slots, or a plane that the pool does not have by slot.
+    /// Past the layers or slots, or a plane that the pool does not have by slot.
     pub fn slot(
         &self,
         plane: PlaneName,
         layer: LayerId,
         slot: SlotId,
     ) -> Result<Elements<'_>, CpuError> {
-        let open = self.open()?;
-        check::layer(layer, &open.layout)?;
-        let slot_count = open.layout.slot_count();
+        check::layer(layer, &self.layout)?;
+        let slot_count = self.layout.slot_count();
         if slot.raw() >= slot_count {
-            return Err(CpuError::Slot { slot, slot_count });
+            return Err(PlanError::Slot { slot, slot_count }.into());
         }
-        let row = open.layout.row(plane, layer, slot);
-        let of = open.layout.planes().iter().find(|of| of.name == plane);
+        let row = self.layout.row(plane, layer, slot);
+        let of = self.layout.planes().iter().find(|of| of.name == plane);
         let (row, of) = row.zip(of).ok_or(CpuError::Plane { plane })?;
-        Ok(open.pool.elements(of.dtype, row.start as usize..row.end as usize))
+        Ok(self.pool.elements(of.dtype, row.start as usize..row.end as usize))
     }
 
     /// The bytes of one contiguous [piece](PoolLayout::piece) of a page.
     ///
     /// # Errors
-    /// Before `open`, or past the pages or pieces.
+    /// Past the pages or pieces.
     pub fn page_piece(&self, page: PageId, piece: u32) -> Result<&[u8], CpuError> {
-        let open = self.open()?;
-        check::page(page, &open.layout)?;
-        let pieces = open.layout.pieces_per_page();
+        check::page(page, self.layout.page_count())?;
+        let pieces = self.layout.pieces_per_page();
         if piece >= pieces {
             return Err(CpuError::Piece { piece, pieces });
         }
-        Ok(&open.pool.bytes()[bytes_of(&open.layout, page, piece)])
+        Ok(&self.pool.bytes()[bytes_of(&self.layout, page, piece)])
     }
 
     /// Copies a page out, `page_bytes` in the order `[plane, layer, piece]`, whatever the layout: to offload it, or to
     /// move it to another pool with [`Cpu::write_page`].
     ///
     /// # Errors
-    /// Before `open`, past the pages, or into a buffer of another size.
+    /// Past the pages, or into a buffer of another size.
     pub fn read_page(&self, page: PageId, target: &mut [u8]) -> Result<(), CpuError> {
-        let open = self.open()?;
-        open.check_page(page, target.len())?;
+        self.check_page(page, target.len())?;
         let mut rest = target;
-        for piece in 0..open.layout.pieces_per_page() {
-            let source = bytes_of(&open.layout, page, piece);
+        for piece in 0..self.layout.pieces_per_page() {
+            let source = bytes_of(&self.layout, page, piece);
             let target = rest.split_off_mut(..source.len()).expect("pieces add up to a page");
-            target.copy_from_slice(&open.pool.bytes()[source]);
+            target.copy_from_slice(&self.pool.bytes()[source]);
         }
         Ok(())
     }
@@ -65,23 +63,20 @@ impl Cpu {
     /// Copies a page in, as [`Cpu::read_page`] gave it.
     ///
     /// # Errors
-    /// Before `open`, past the pages, or from a buffer of another size.
+    /// Past the pages, or from a buffer of another size.
     pub fn write_page(&mut self, page: PageId, source: &[u8]) -> Result<(), CpuError> {
-        let open = self.open.as_mut().ok_or(CpuError::NotOpen)?;
-        open.check_page(page, source.len())?;
+        self.check_page(page, source.len())?;
         let mut rest = source;
-        for piece in 0..open.layout.pieces_per_page() {
-            let target = bytes_of(&open.layout, page, piece);
+        for piece in 0..self.layout.pieces_per_page() {
+            let target = bytes_of(&self.layout, page, piece);
             let source = rest.split_off(..target.len()).expect("pieces add up to a page");
-            open.pool.bytes_mut()[target].copy_from_slice(source);
+            self.pool.bytes_mut()[target].copy_from_slice(source);
         }
         Ok(())
     }
-}
 
-impl Open {
     fn check_page(&self, page: PageId, actual: usize) -> Result<(), CpuError> {
-        check::page(page, &self.layout)?;
+        check::page(page, self.layout.page_count())?;
         let wanted = self.layout.page_bytes();
         let right = actual as u64 == wanted;
         if right { Ok(()) } else { Err(CpuError::PageBytes { actual, wanted }) }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::error::{CpuError, Operand};
 use super::number::{Number, convert};
+use crate::backend::check::{Operand, PlanError, row_stride};
 use crate::layout::Dtype;
 
 /// Numbers to read, in any element type.
@@ -163,7 +163,7 @@ impl CpuRows<'_> {
         operand: Operand,
         rows: usize,
         width: usize,
-    ) -> Result<usize, CpuError> {
+    ) -> Result<usize, PlanError> {
         check_rows(operand, self.elements.len(), self.stride, rows, width)
     }
 }
@@ -180,7 +180,7 @@ impl CpuRowsMut<'_> {
         operand: Operand,
         rows: usize,
         width: usize,
-    ) -> Result<usize, CpuError> {
+    ) -> Result<usize, PlanError> {
         check_rows(operand, self.elements.as_elements().len(), self.stride, rows, width)
     }
 }
@@ -192,18 +192,20 @@ fn check_rows(
     stride: Option<usize>,
     rows: usize,
     width: usize,
-) -> Result<usize, CpuError> {
-    let Some(stride) = stride else {
-        let wanted = rows * width;
-        let right = actual == wanted;
-        return if right { Ok(width) } else { Err(CpuError::Length { operand, actual, wanted }) };
-    };
-    if stride < width {
-        return Err(CpuError::Stride { operand, stride, width });
+) -> Result<usize, PlanError> {
+    let wanted = rows * width;
+    if stride.is_none() && actual != wanted {
+        return Err(PlanError::Length { operand, actual, wanted });
     }
-    let wanted = match rows {
-        0 => 0,
-        _ => (rows - 1).saturating_mul(stride).saturating_add(width),
-    };
-    if actual < wanted { Err(CpuError::Length { operand, actual, wanted }) } else { Ok(stride) }
+    row_stride(operand, actual, stride, rows, width)
+}
+
+/// A log-sum-exp has exactly the elements.
+pub(super) fn check_lse(lse: Option<&[f32]>, wanted: usize) -> Result<(), PlanError> {
+    match lse.map(<[f32]>::len) {
+        Some(actual) if actual != wanted => {
+            Err(PlanError::Length { operand: Operand::Lse, actual, wanted })
+        }
+        _ => Ok(()),
+    }
 }

@@ -294,7 +294,7 @@ impl Variant {
             .ok_or(CudaError::HeadDim { head_dim })?;
         let late = hopper(layout.dtype(), head_dim).filter(|_| gpu.capability() == 90);
         let extend = late.unwrap_or(extend);
-        let ctas = |attention: &Attention| {
+        let ctas = |attention: &Attention| -> Result<u32, CudaError> {
             let resident = gpu.resident(&attention.kernel, attention.threads)?;
             Ok(gpu.multiprocessors() * resident.clamp(1, RESIDENT_MAX))
         };

@@ -1,16 +1,17 @@
-//! Whether what the host asks for fits: its rows, its attention, the pages it names.
+//! Whether what the host asks for fits the kernels: its rows, its attention.
 //!
-//! Not here: plans (`stage.rs`) and table words (`tables.rs`), which are checked where they are sent.
+//! Not here: what every backend refuses (`backend/check.rs`).
 
 use super::error::CudaError;
 use super::memory::{DeviceRows, DeviceRowsMut};
 use super::params::KV_HEADS_MAX;
 use crate::backend::Attend;
+use crate::backend::check::{self, Operand, PlanError};
 use crate::layout::{Dtype, KvDtype, PoolLayout};
-use crate::plan::PageCopy;
 
 /// Bytes from row to row, if the rows fit. `width` elements a row.
 pub(super) fn row_stride(
+    operand: Operand,
     stride: Option<usize>,
     bytes: u64,
     tokens: usize,
@@ -18,16 +19,9 @@ pub(super) fn row_stride(
     dtype: Dtype,
 ) -> Result<u64, CudaError> {
     let size = u64::from(dtype.size());
-    // What does not fit 64 bits is longer than any memory.
-    let stride = (stride.unwrap_or(width) as u64).saturating_mul(size);
-    if stride < width as u64 * size {
-        return Err(CudaError::RowsLength { wanted: width as u64 * size, actual: stride });
-    }
-    let wanted = match tokens {
-        0 => 0,
-        tokens => (tokens as u64 - 1).saturating_mul(stride).saturating_add(width as u64 * size),
-    };
-    if wanted <= bytes { Ok(stride) } else { Err(CudaError::RowsLength { wanted, actual: bytes }) }
+    let stride = check::row_stride(operand, (bytes / size) as usize, stride, tokens, width)?;
+    // What does not fit 64 bits is longer than any memory: a stride that no second row needs.
+    Ok((stride as u64).saturating_mul(size))
 }
 
 /// Bytes from row to row of an attention's q and of its output, if they and the log-sum-exp fit.
@@ -41,8 +35,8 @@ pub(super) fn attend_strides(
 ) -> Result<(u64, u64), CudaError> {
     let (heads, dtype) = (attend.q_heads as usize, layout.dtype().rows());
     let width = heads * layout.head_dim() as usize;
-    let q_stride = row_stride(q.stride, q.bytes, tokens, width, dtype)?;
-    let out_stride = row_stride(out.stride, out.bytes, tokens, width, dtype)?;
+    let q_stride = row_stride(Operand::Q, q.stride, q.bytes, tokens, width, dtype)?;
+    let out_stride = row_stride(Operand::Out, out.stride, out.bytes, tokens, width, dtype)?;
     let align = if dtype == Dtype::F32 { 4 } else { 16 };
     if [q.address, out.address, q_stride, out_stride].iter().any(|x| x % align != 0) {
         return Err(CudaError::RowsAlignment { align: align as u32 });
@@ -53,10 +47,9 @@ pub(super) fn attend_strides(
 
 /// Refuses a log-sum-exp that is not packed, too short or not aligned.
 fn check_sums(lse: &DeviceRowsMut<'_>, tokens: usize, heads: usize) -> Result<(), CudaError> {
-    let (stride, packed) =
-        (row_stride(lse.stride, lse.bytes, tokens, heads, Dtype::F32)?, 4 * heads as u64);
-    if stride != packed {
-        return Err(CudaError::RowsLength { wanted: packed, actual: stride });
+    row_stride(Operand::Lse, lse.stride, lse.bytes, tokens, heads, Dtype::F32)?;
+    if let Some(stride) = lse.stride.filter(|&stride| stride != heads) {
+        return Err(PlanError::Stride { operand: Operand::Lse, stride, width: heads }.into());
     }
     let aligned = lse.address.is_multiple_of(4);
     if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
@@ -69,11 +62,10 @@ pub(super) fn check_attend(
     layout: &PoolLayout,
     longest_row: u64,
 ) -> Result<Attend, CudaError> {
+    check::attend(attend, layout)?;
     let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
-    if q_heads == 0 || q_heads % kv_heads != 0 || q_heads / kv_heads > 16 {
-        return Err(CudaError::Heads { q_heads, kv_heads });
-    }
-    if layout.dtype() != KvDtype::F32 && kv_heads > KV_HEADS_MAX {
+    let wide = layout.dtype() != KvDtype::F32 && kv_heads > KV_HEADS_MAX;
+    if q_heads / kv_heads > 16 || wide {
         return Err(CudaError::Heads { q_heads, kv_heads });
     }
     let served = match layout.dtype() {
@@ -83,10 +75,8 @@ pub(super) fn check_attend(
     if !served {
         return Err(CudaError::HeadDim { head_dim });
     }
-    let scale = attend.scale.is_finite() && attend.scale != 0.0;
-    let cap = attend.soft_cap.is_none_or(|cap| cap > 0.0 && cap.is_finite());
-    if !scale || !cap || attend.window == Some(0) {
-        return Err(CudaError::Attend);
+    if attend.scale == 0.0 {
+        return Err(CudaError::ZeroScale);
     }
     Ok(Attend {
         window: attend.window.filter(|&window| u64::from(window) < longest_row),
@@ -94,37 +84,24 @@ pub(super) fn check_attend(
     })
 }
 
-/// Refuses pages that do not exist, by the numbers of pages at the source and at the target.
-pub(super) fn check_copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), CudaError> {
-    for copy in copies {
-        for (page, pages) in [(copy.source.raw(), counts.0), (copy.target.raw(), counts.1)] {
-            if page >= pages {
-                return Err(CudaError::Page { page, pages });
-            }
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::layout::{Capacity, KvShape, PoolConfig};
 
-    fn rows(stride: Option<usize>, bytes: u64) -> Result<u64, CudaError> {
-        row_stride(stride, bytes, 3, 8, Dtype::F16)
-    }
-
     #[test]
-    fn rows_are_measured_without_overflow() {
+    fn rows_are_measured_in_bytes() {
+        let rows = |stride, bytes| row_stride(Operand::Q, stride, bytes, 3, 8, Dtype::F16);
+        let length = PlanError::Length { operand: Operand::Q, actual: 27, wanted: 28 };
         assert_eq!(rows(None, 48), Ok(16));
         assert_eq!(rows(Some(10), 56), Ok(20));
-        assert_eq!(rows(Some(10), 55), Err(CudaError::RowsLength { wanted: 56, actual: 55 }));
-        assert_eq!(rows(Some(7), 99), Err(CudaError::RowsLength { wanted: 16, actual: 14 }));
-        // 2 * 2^63 bytes, and 2^64 bytes a row: both wrap to nothing.
+        assert_eq!(rows(Some(10), 55), Err(length.into()));
+        // 2 * 2^63 bytes, and 2^64 bytes a row: both would wrap to nothing.
         for stride in [1 << 62, 1 << 63, usize::MAX] {
-            assert!(matches!(rows(Some(stride), 1 << 40), Err(CudaError::RowsLength { .. })));
+            assert!(rows(Some(stride), 1 << 40).is_err());
         }
+        let one = row_stride(Operand::Q, Some(1 << 63), 16, 1, 8, Dtype::F16);
+        assert_eq!(one, Ok(u64::MAX));
     }
 
     #[test]
@@ -134,7 +111,8 @@ mod tests {
         assert_eq!(check_sums(&sums(4096, None), 3, 8), Ok(()));
         assert_eq!(check_sums(&sums(4096, Some(8)), 3, 8), Ok(()));
         let strided = check_sums(&sums(4096, Some(9)), 3, 8);
-        assert_eq!(strided, Err(CudaError::RowsLength { wanted: 32, actual: 36 }));
+        let stride = PlanError::Stride { operand: Operand::Lse, stride: 9, width: 8 };
+        assert_eq!(strided, Err(stride.into()));
         let odd = check_sums(&sums(4098, None), 3, 8);
         assert_eq!(odd, Err(CudaError::RowsAlignment { align: 4 }));
     }
@@ -155,17 +133,20 @@ mod tests {
         for none in [100, u32::MAX - 1, u32::MAX] {
             assert_eq!(window(none), Ok(None), "{none}");
         }
-        assert_eq!(window(0), Err(CudaError::Attend));
+        assert_eq!(window(0), Err(PlanError::EmptyWindow.into()));
         for cap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
             let attend = Attend { soft_cap: Some(cap), ..plain };
-            assert_eq!(check_attend(&attend, &layout, 100), Err(CudaError::Attend), "{cap}");
+            let refused = check_attend(&attend, &layout, 100);
+            assert!(matches!(refused, Err(CudaError::Plan(PlanError::SoftCap { .. }))), "{cap}");
         }
-        for scale in [0.0, f32::NAN, f32::INFINITY] {
-            let attend = Attend { scale, ..plain };
-            assert_eq!(check_attend(&attend, &layout, 100), Err(CudaError::Attend), "{scale}");
+        for scale in [f32::NAN, f32::INFINITY] {
+            let refused = check_attend(&Attend { scale, ..plain }, &layout, 100);
+            assert!(matches!(refused, Err(CudaError::Plan(PlanError::Scale { .. }))), "{scale}");
         }
-        let heads = CudaError::Heads { q_heads: 7, kv_heads: 2 };
-        assert_eq!(check_attend(&Attend::new(7, 64), &layout, 100), Err(heads));
+        let zero = check_attend(&Attend { scale: 0.0, ..plain }, &layout, 100);
+        assert_eq!(zero, Err(CudaError::ZeroScale));
+        let heads = PlanError::Heads { q_heads: 7, kv_heads: 2 };
+        assert_eq!(check_attend(&Attend::new(7, 64), &layout, 100), Err(heads.into()));
         for (kv_heads, served) in [(KV_HEADS_MAX, true), (KV_HEADS_MAX + 1, false)] {
             let (shape, dtype) = (KvShape::heads(kv_heads, 64), KvDtype::Bf16);
             let config = PoolConfig { shape, dtype, ..config };

@@ -10,8 +10,7 @@
 //!
 //! Not here: the host's pages (`host_pages.rs`), which pages are worth moving.
 
-use super::check::check_copies;
-use super::error::{CudaError, check};
+use super::error::{CudaError, check as check_call};
 use super::gpu::Gpu;
 use super::host_pages::{HostPages, Way};
 use super::kernels::COPY_PAGES;
@@ -22,6 +21,7 @@ use super::pool::{Pages, Pieces};
 use super::raw::{RawStream, is_capturing, raw};
 use super::stream::{CudaEvent, CudaStream};
 use super::sys;
+use crate::backend::check;
 use crate::id::PageId;
 use crate::plan::PageCopy;
 
@@ -88,7 +88,7 @@ impl CopyStreams {
             Way::ToHost => (pool.count, host.count),
             Way::FromHost => (host.count, pool.count),
         };
-        check_copies(copies, counts)?;
+        check::copies(copies, counts)?;
         let capturing = is_capturing(stream.raw())?;
         let mut asked = self.ask(gpu, copy, capturing);
         if !capturing {
@@ -299,7 +299,7 @@ impl BatchCopy {
                 raw(stream),
             )
         };
-        check("cuMemcpyBatchAsync", result)
+        check_call("cuMemcpyBatchAsync", result)
     }
 }
 
@@ -321,7 +321,7 @@ fn transfer(
             Way::FromHost => sys::cuMemcpyHtoDAsync_v2(device, pinned, bytes, raw(stream)),
         }
     };
-    check("cuMemcpyAsync", result)
+    check_call("cuMemcpyAsync", result)
 }
 
 /// Copies pages that were checked, wherever the device reaches, in the stream's order.

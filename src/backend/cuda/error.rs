@@ -2,12 +2,15 @@
 
 use std::fmt;
 
-use crate::id::{LayerId, StepId};
+use crate::backend::PlanError;
+use crate::id::StepId;
 
 /// Why the GPU backend refused or failed.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum CudaError {
+    /// A plan, or what was asked with it, does not fit the pool.
+    Plan(PlanError),
     /// The machine has no CUDA driver: no `libcuda.so.1` that can be opened.
     NoDriver,
     /// The driver knows no such device.
@@ -48,10 +51,6 @@ pub enum CudaError {
         /// Its code.
         code: u32,
     },
-    /// `open` has not been called.
-    NotOpen,
-    /// `open` has been called already.
-    AlreadyOpen,
     /// A step of more tokens than [`CudaOptions::max_step_tokens`](super::CudaOptions::max_step_tokens).
     StepTokens {
         /// The step's tokens.
@@ -77,65 +76,6 @@ pub enum CudaError {
     EmptyRow {
         /// Which row of the batch.
         row: usize,
-    },
-    /// A slot of a plan is not in the pool.
-    Slot {
-        /// The slot.
-        slot: i64,
-        /// Slots of the pool.
-        slots: u64,
-    },
-    /// A plan with another number of slots than tokens.
-    SlotCount {
-        /// The slots.
-        slots: usize,
-    },
-    /// A row of a plan names no row of the tables or more tokens than a row holds, or its query rows do not follow its
-    /// neighbour's.
-    Row {
-        /// Which row of the batch; the number of rows, if query rows and tokens do not add up.
-        row: usize,
-    },
-    /// The step has ended: its pages may be another sequence's.
-    Ended {
-        /// The step.
-        step: StepId,
-    },
-    /// As many steps are open as the backend was opened for.
-    OpenSteps {
-        /// The most.
-        max: u32,
-    },
-    /// The step's plan was not begun.
-    NotBegun {
-        /// The step.
-        step: StepId,
-    },
-    /// The step, or a later one, has begun already.
-    AlreadyBegun {
-        /// The step.
-        step: StepId,
-        /// The last step that began.
-        last: StepId,
-    },
-    /// A table write outside the tables, or of a page or chunk that does not exist.
-    TableWrite {
-        /// Its index.
-        index: u32,
-        /// Its value.
-        value: u32,
-    },
-    /// A page copy that names a page that does not exist.
-    Page {
-        /// The page.
-        page: u32,
-        /// Pages there are.
-        pages: u32,
-    },
-    /// A layer that the pool does not have.
-    Layer {
-        /// The layer.
-        layer: LayerId,
     },
     /// Two pools whose pages do not have the same bytes.
     PageShape,
@@ -164,27 +104,24 @@ pub enum CudaError {
         /// The most for this page size.
         max: u64,
     },
-    /// Query heads that kv heads do not divide, more than 16 query heads for one kv head, or more than 65,535 kv heads
-    /// in a 16-bit pool.
+    /// More than 16 query heads for one kv head, or more than 65,535 kv heads in a 16-bit pool.
     Heads {
         /// Query heads.
         q_heads: u32,
         /// Heads of K and V.
         kv_heads: u32,
     },
-    /// A scale that is 0 or not finite, a soft cap that is not above 0 or not finite, or a window of 0.
-    Attend,
+    /// A scale of 0, which no kernel serves.
+    ZeroScale,
+    /// Rows of K or V that are further apart than the storing kernel counts: 4 GiB.
+    RowStride {
+        /// Bytes from row to row.
+        bytes: u64,
+    },
     /// No attention kernel for this head_dim: 64, 128 and 256 have one.
     HeadDim {
         /// The pool's.
         head_dim: u32,
-    },
-    /// Rows of q, k, v or out that are shorter than their stride and the step's tokens need.
-    RowsLength {
-        /// Bytes needed.
-        wanted: u64,
-        /// Bytes there are.
-        actual: u64,
     },
     /// Rows whose address or stride is not a multiple of what the kernel moves at once.
     RowsAlignment {
@@ -209,6 +146,7 @@ pub enum CudaError {
 impl fmt::Display for CudaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
+            Self::Plan(error) => error.fmt(f),
             Self::NoDriver => write!(f, "this machine has no CUDA driver"),
             Self::NoDevice { ordinal } => write!(f, "there is no CUDA device {ordinal}"),
             Self::DriverTooOld { version, wanted } => {
@@ -223,8 +161,6 @@ impl fmt::Display for CudaError {
             }
             Self::OutOfMemory { bytes } => write!(f, "an allocation of {bytes} bytes failed"),
             Self::Driver { call, code } => write!(f, "{call} failed with code {code}"),
-            Self::NotOpen => write!(f, "the backend is not open"),
-            Self::AlreadyOpen => write!(f, "the backend is open already"),
             Self::StepTokens { tokens, max } => {
                 write!(f, "a step of {tokens} tokens is above the limit of {max}")
             }
@@ -235,20 +171,6 @@ impl fmt::Display for CudaError {
                 write!(f, "rows that see {tokens} tokens together are above the limit of {max}")
             }
             Self::EmptyRow { row } => write!(f, "row {row} of the batch has no tokens"),
-            Self::Slot { slot, slots } => write!(f, "slot {slot} is not below {slots}"),
-            Self::SlotCount { slots } => write!(f, "{slots} slots are not one for each token"),
-            Self::Row { row } => write!(f, "row {row} of the batch does not fit the page tables"),
-            Self::Ended { step } => write!(f, "{step:?} has ended"),
-            Self::OpenSteps { max } => write!(f, "{max} steps are open already"),
-            Self::NotBegun { step } => write!(f, "step {step:?} was not begun"),
-            Self::AlreadyBegun { step, last } => {
-                write!(f, "step {step:?} does not follow {last:?}, which began already")
-            }
-            Self::TableWrite { index, value } => {
-                write!(f, "a table write of {value} at {index} does not fit the page tables")
-            }
-            Self::Page { page, pages } => write!(f, "page {page} is not below {pages}"),
-            Self::Layer { layer } => write!(f, "the pool has no layer {layer:?}"),
             Self::PageShape => write!(f, "the two pools' pages differ in shape"),
             Self::PageBytes { bytes, max } => {
                 write!(f, "pages of {bytes} bytes are above the {max} that a copy counts")
@@ -263,12 +185,10 @@ impl fmt::Display for CudaError {
             Self::Heads { q_heads, kv_heads } => {
                 write!(f, "{q_heads} query heads cannot share {kv_heads} kv heads")
             }
-            Self::Attend => write!(f, "scale, soft cap or window of an attention is out of range"),
+            Self::ZeroScale => write!(f, "no attention kernel takes a scale of 0"),
+            Self::RowStride { bytes } => write!(f, "rows of K or V lie {bytes} bytes apart"),
             Self::HeadDim { head_dim } => {
                 write!(f, "there is no attention kernel for head_dim {head_dim}")
-            }
-            Self::RowsLength { wanted, actual } => {
-                write!(f, "rows of {actual} bytes are shorter than the {wanted} needed")
             }
             Self::RowsAlignment { align } => {
                 write!(f, "the rows' address or stride is not a multiple of {align} bytes")
@@ -287,6 +207,12 @@ impl fmt::Display for CudaError {
 }
 
 impl std::error::Error for CudaError {}
+
+impl From<PlanError> for CudaError {
+    fn from(error: PlanError) -> Self {
+        Self::Plan(error)
+    }
+}
 
 /// Turns a driver's result, whatever number it is, into ours.
 pub(super) fn check(call: &'static str, result: u32) -> Result<(), CudaError> {

@@ -11,7 +11,7 @@ use super::raw::RawContext;
 use super::sys::{self, CUdevice_attribute as Attribute};
 use super::work;
 
-/// CUDA version whose PTX (ISA 8.0) the kernels are in: drivers from 525 on. they were run with 580.
+/// CUDA version whose PTX (ISA 8.0) the kernels are in: drivers from 525 on. They were run with 580.
 const CUDA_WANTED: i32 = 12_000;
 /// CUDA version whose captures know programmatic dependent launches.
 const CHAINS_WANTED: i32 = 12_030;
@@ -140,6 +140,14 @@ impl Gpu {
         Ok(free as u64)
     }
 
+    /// Refuses what lies on another device; `None` is the host's to know.
+    pub(super) fn check_same(&self, ordinal: Option<u32>) -> Result<(), CudaError> {
+        match ordinal {
+            Some(ordinal) if ordinal != self.ordinal() => Err(CudaError::OtherDevice { ordinal }),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether kernels may start by programmatic dependent launch: see `launch.rs`.
     pub(super) fn supports_pdl(&self) -> bool {
         self.shared.chains
@@ -155,8 +163,12 @@ impl Gpu {
         self.shared.context.handle
     }
 
-    /// Makes the context current in this thread.
-    pub(super) fn bind(&self) -> Result<(), CudaError> {
+    /// Makes the device's primary context current in this thread, as every call of this crate that needs it does: for a
+    /// host's own calls of the driver.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained while `self` lives.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.raw()) })
     }

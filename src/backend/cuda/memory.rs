@@ -258,8 +258,9 @@ impl PinnedBuffer {
         self.start
     }
 
-    /// Device address of the first byte, for kernels.
-    pub(super) fn address(&self) -> u64 {
+    /// Device address of the first byte, for kernels. As with a copy, whoever has one write there waits for it before
+    /// reading.
+    pub fn address(&self) -> u64 {
         self.address
     }
 }

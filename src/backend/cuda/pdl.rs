@@ -1,5 +1,6 @@
 //! The instructions of programmatic dependent launch (PDL, `launch.rs`), which need compute capability 9.0. The PTX is
-//! for 8.0 and newer, so they stand in it as comments (`ptx/pdl.cuh`), which become instructions here where the device has them.
+//! for 8.0 and newer, so they stand in it as comments (`ptx/pdl.cuh`), which become instructions here where the device
+//! has them.
 //!
 //! Not here: who launches what.
 

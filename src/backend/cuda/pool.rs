@@ -5,6 +5,7 @@
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::memory::DeviceBuffer;
+use crate::backend::check;
 use crate::id::LayerId;
 use crate::layout::{PLANES_MAX, PlaneName, PoolLayout, Strides};
 
@@ -39,9 +40,7 @@ impl Pool {
 
     /// Device addresses of page 0, slot 0 of one layer's K and V.
     pub(super) fn origins(&self, layer: LayerId) -> Result<[u64; 2], CudaError> {
-        if layer.raw() >= self.layout.layers() {
-            return Err(CudaError::Layer { layer });
-        }
+        check::layer(layer, &self.layout)?;
         Ok([self.k, self.v].map(|strides| self.memory.address() + strides.layer_origin(layer)))
     }
 

@@ -25,6 +25,7 @@ use super::raw::{RawStream, is_capturing};
 use super::ring::{Load, UploadRing};
 use super::split::{DECODE_EXTRA, DECODE_UNIT};
 use super::tables::Tables;
+use crate::backend::check;
 use crate::id::StepId;
 use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, BatchRow, SlotMapping, TableWrite};
@@ -53,13 +54,13 @@ impl Staged {
 
 /// Byte offsets in the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Places {
+struct Offsets {
     positions: usize,
     rows: usize,
     decode: usize,
 }
 
-impl Places {
+impl Offsets {
     /// For a plan of these numbers.
     fn of(plan: &BatchPlan<'_>) -> Self {
         Self::new(plan.token_count(), plan.rows.len(), slot_bytes(plan))
@@ -78,9 +79,7 @@ pub(super) struct Stage {
     image: DeviceBuffer,
     ring: UploadRing,
     limits: StepLimits,
-    slots: u64,
-    /// Most tokens that the rows of a step may see together.
-    most_seen: u64,
+    layout: PoolLayout,
     staged: Option<Staged>,
     /// When a kernel may start that reads plan and tables before it waits: the first one after they were sent in order,
     /// whatever follows it by PDL, since it starts later.
@@ -95,17 +94,16 @@ impl Stage {
         uploads: usize,
     ) -> Result<Self, CudaError> {
         let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
-        let places = Places::new(tokens, rows, size_of::<i64>());
+        let offsets = Offsets::new(tokens, rows, size_of::<i64>());
         // Each new token changes a word of the tables or two; more than that goes in rounds.
         let writes = (2 * tokens + 4 * rows) * size_of::<TableWrite>();
         let split = Variants::image_bytes(gpu).max(Variants::extend_bytes(gpu, layout, limits));
-        let bytes = places.decode + split + writes;
+        let bytes = offsets.decode + split + writes;
         Ok(Self {
             image: DeviceBuffer::lasting(gpu, bytes.next_multiple_of(64) as u64)?,
             ring: UploadRing::new(gpu, uploads, bytes)?,
             limits,
-            slots: layout.slot_count(),
-            most_seen: most_seen(layout.kv_heads()),
+            layout: *layout,
             staged: None,
             start: Start::InOrder,
         })
@@ -145,12 +143,12 @@ impl Stage {
     /// Where the staged arrays lie.
     fn lies(&self, staged: Staged) -> Image {
         let Staged { tokens, rows, slot_bytes, .. } = staged;
-        let (at, places) = (self.image.address(), Places::new(tokens, rows, slot_bytes));
+        let (at, offsets) = (self.image.address(), Offsets::new(tokens, rows, slot_bytes));
         Image {
             slots: at,
-            positions: at + places.positions as u64,
-            rows: at + places.rows as u64,
-            splits: at + places.decode as u64,
+            positions: at + offsets.positions as u64,
+            rows: at + offsets.rows as u64,
+            splits: at + offsets.decode as u64,
             token_count: tokens,
             row_count: rows,
             slot_bytes,
@@ -167,7 +165,7 @@ impl Stage {
         stream: RawStream,
     ) -> Result<(), CudaError> {
         self.check(plan, tables)?;
-        tables.check(plan.table_writes)?;
+        check::table_writes(plan.table_writes, &self.layout, tables.shape())?;
         let sent = self.send(gpu, plan, plan.table_writes, variants, tables, stream)?;
         // What did not fit follows, a slot at a time.
         let empty = self.load(tables);
@@ -197,7 +195,7 @@ impl Stage {
     ) -> Result<usize, CudaError> {
         self.staged = None;
         self.start = Start::InOrder;
-        let places = Places::of(plan);
+        let offsets = Offsets::of(plan);
         let empty = self.load(tables);
         let mut upload = self.ring.acquire(gpu, stream)?;
         let bytes = upload.bytes();
@@ -205,9 +203,9 @@ impl Stage {
             SlotMapping::I32(slots) => put(bytes, 0, slots),
             SlotMapping::I64(slots) => put(bytes, 0, slots),
         };
-        put(bytes, places.positions, plan.positions);
-        put(bytes, places.rows, plan.rows);
-        let image_bytes = variants.split(plan.rows, bytes, places.decode);
+        put(bytes, offsets.positions, plan.positions);
+        put(bytes, offsets.rows, plan.rows);
+        let image_bytes = variants.split(plan.rows, bytes, offsets.decode);
         let writes_at = image_bytes.next_multiple_of(16);
         let fit = writes.len().min((bytes.len() - writes_at) / size_of::<TableWrite>());
         put(bytes, writes_at, &writes[..fit]);
@@ -218,7 +216,7 @@ impl Stage {
         Ok(fit)
     }
 
-    /// Refuses a plan that would send a kernel outside the pool, the tables or the image.
+    /// Refuses a plan that would send a kernel outside the pool, the tables or the image, or past what a split counts.
     fn check(&self, plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
         let StepLimits { tokens, rows } = self.limits;
         if plan.token_count() > tokens as usize {
@@ -227,47 +225,16 @@ impl Stage {
         if plan.rows.len() > rows as usize {
             return Err(CudaError::StepRows { rows: plan.rows.len(), max: rows });
         }
-        let largest = match plan.slot_mapping {
-            SlotMapping::I32(slots) => slots.iter().copied().max().map(i64::from),
-            SlotMapping::I64(slots) => slots.iter().copied().max(),
-        };
-        if plan.slot_mapping.len() != plan.token_count() {
-            return Err(CudaError::SlotCount { slots: plan.slot_mapping.len() });
-        }
-        match largest {
-            Some(slot) if slot >= 0 && slot as u64 >= self.slots => {
-                return Err(CudaError::Slot { slot, slots: self.slots });
-            }
-            _ => {}
-        }
-        check_rows(plan, tables, self.most_seen)
+        check::plan(plan, &self.layout, tables.shape())?;
+        let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(ROW_TOKENS)).sum();
+        let max = most_seen(self.layout.kv_heads());
+        if seen <= max { Ok(()) } else { Err(CudaError::StepSees { tokens: seen, max }) }
     }
 }
 
 /// Most tokens that the rows of a step may see together: decode units of all kv heads are counted in 31 bits.
 fn most_seen(kv_heads: u32) -> u64 {
     (u64::from(DECODE_UNIT) << 31) / u64::from(kv_heads)
-}
-
-/// Query rows follow one another and add up to the tokens; rows and lengths are within the tables, and what they see
-/// together is within what a split counts.
-fn check_rows(plan: &BatchPlan<'_>, tables: &Tables, most: u64) -> Result<(), CudaError> {
-    let (rows, longest) = (tables.shape().rows, tables.longest_row());
-    let (mut next, mut seen) = (0, 0);
-    for (i, row) in plan.rows.iter().enumerate() {
-        let there = row.row.raw() < rows && u64::from(row.kv_len) <= longest;
-        let known = row.kv_len == 0 || (there && row.extend_len <= row.kv_len);
-        if u64::from(row.qo_start) != next || !known {
-            return Err(CudaError::Row { row: i });
-        }
-        next += u64::from(row.extend_len);
-        seen += u64::from(row.kv_len) + u64::from(ROW_TOKENS);
-    }
-    if seen > most {
-        return Err(CudaError::StepSees { tokens: seen, max: most });
-    }
-    let whole = next == plan.token_count() as u64;
-    if whole { Ok(()) } else { Err(CudaError::Row { row: plan.rows.len() }) }
 }
 
 /// Bytes of one entry of the slot mapping.

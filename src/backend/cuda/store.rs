@@ -13,6 +13,7 @@ use super::memory::DeviceRows;
 use super::params::{StoreCacheParams, wide_magic};
 use super::pool::Pool;
 use super::raw::RawStream;
+use crate::backend::Operand;
 use crate::id::LayerId;
 
 /// Steps of so many tokens are stored past the caches, four units a thread: enough to fill the device, too little for
@@ -31,12 +32,11 @@ pub(super) fn store(
     let (layout, tokens) = (pool.layout(), image.token_count);
     let (width, dtype) =
         (layout.kv_heads() as usize * layout.head_dim() as usize, layout.dtype().rows());
-    let stride = |rows: DeviceRows<'_>| {
-        let stride = row_stride(rows.stride, rows.bytes, tokens, width, dtype)?;
-        let short = |_| CudaError::RowsLength { wanted: stride, actual: u32::MAX.into() };
-        u32::try_from(stride).map_err(short)
+    let stride = |operand, rows: DeviceRows<'_>| {
+        let stride = row_stride(operand, rows.stride, rows.bytes, tokens, width, dtype)?;
+        u32::try_from(stride).map_err(|_| CudaError::RowStride { bytes: stride })
     };
-    let (k_stride, v_stride) = (stride(k)?, stride(v)?);
+    let (k_stride, v_stride) = (stride(Operand::K, k)?, stride(Operand::V, v)?);
     let row_bytes = (width * dtype.size() as usize) as u64;
     let unit_bytes =
         unit_bytes(&[row_bytes, k_stride.into(), v_stride.into(), k.address, v.address]);

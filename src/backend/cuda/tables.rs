@@ -7,15 +7,14 @@ use super::gpu::Gpu;
 use super::memory::DeviceBuffer;
 use super::raw::{RawStream, raw};
 use super::sys;
+use crate::backend::check::longest_row;
 use crate::layout::{PoolLayout, TableShape};
-use crate::plan::TableWrite;
 
 /// One pool's page tables.
 #[derive(Debug)]
 pub(super) struct Tables {
     words: DeviceBuffer,
     shape: TableShape,
-    page_count: u32,
     page_size: u32,
 }
 
@@ -33,8 +32,7 @@ impl Tables {
         let result =
             unsafe { sys::cuMemsetD32Async(words.address(), 0, shape.words(), raw(stream)) };
         check("cuMemsetD32Async", result)?;
-        let (page_count, page_size) = (layout.page_count(), layout.page_size());
-        Ok(Self { words, shape, page_count, page_size })
+        Ok(Self { words, shape, page_size: layout.page_size() })
     }
 
     pub(super) fn shape(&self) -> &TableShape {
@@ -56,31 +54,10 @@ impl Tables {
         longest_row(&self.shape, self.page_size)
     }
 
-    /// Refuses a write that would send a kernel outside the tables or the pool.
-    pub(super) fn check(&self, writes: &[TableWrite]) -> Result<(), CudaError> {
-        let directory = self.chunk_base();
-        let words = u32::try_from(self.shape.words()).unwrap_or(u32::MAX);
-        let (chunks, pages) = (self.shape.chunk_count, self.page_count);
-        let off = |&TableWrite { index, value }: &TableWrite| {
-            let limit = if index < directory { chunks } else { pages };
-            u32::from(index >= words) | u32::from(value >= limit)
-        };
-        // All of them in one pass of vectors; which one it was is asked only where one is off.
-        if writes.iter().fold(0, |any, write| any | off(write)) == 0 {
-            return Ok(());
-        }
-        let write = writes.iter().find(|write| off(write) != 0).expect("one is off");
-        Err(CudaError::TableWrite { index: write.index, value: write.value })
-    }
-
     /// The words as they are on the device, after everything asked for is done. For tests.
     pub(super) fn read(&self) -> Result<Vec<u32>, CudaError> {
         self.words.read(0, self.shape.words())
     }
-}
-
-fn longest_row(shape: &TableShape, page_size: u32) -> u64 {
-    u64::from(shape.chunks_per_row) * u64::from(shape.chunk_pages) * u64::from(page_size)
 }
 
 /// Refuses rows longer than kernels count: they add positions in 32 bits, and divide them by the page size as

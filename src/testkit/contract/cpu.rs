@@ -49,7 +49,7 @@ impl TestBackend for Cpu {
     type Output = OwnedRows;
     type Sums = Vec<f32>;
 
-    fn supports(&self, _: &Case) -> bool {
+    fn supports(_: &Case) -> bool {
         true
     }
 

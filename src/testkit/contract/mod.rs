@@ -27,7 +27,7 @@ pub use case::{Case, HostRows, bytes, round, rounding, with_spare_plane};
 pub use cpu::{Numbers, OwnedRows};
 pub use exact::{Exact, attention};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, OpenBackend};
 use crate::id::PageId;
 use crate::testkit::rng::{Rng, mix};
 
@@ -43,7 +43,7 @@ pub trait TestBackend: Backend + Send {
     type Sums;
 
     /// Whether the backend takes the shape. Others are drawn until one is.
-    fn supports(&self, case: &Case) -> bool;
+    fn supports(case: &Case) -> bool;
 
     /// Precision of attention for a shape, times a small constant: see the module for the bound.
     fn unit(&self, case: &Case) -> f64;
@@ -106,15 +106,19 @@ impl fmt::Display for Report {
 ///
 /// # Panics
 /// At the first breach; the message names the seed, the shape and the place.
-pub fn check_backend<B: TestBackend>(make: impl Fn() -> B, seeds: Range<u64>) -> Report {
+pub fn check_backend<O>(options: impl Fn() -> O, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
     let mut report = Report::default();
     for seed in seeds {
-        let backend = make();
         let mut rng = Rng::new(mix(seed));
         let case = (0..10_000)
             .map(|_| Case::random(&mut rng))
-            .find(|case| backend.supports(case))
+            .find(O::Backend::supports)
             .expect("a backend supports one shape of ten thousand");
+        let backend = options().open(&case.layout, &case.table, case.max_steps);
+        let backend = backend.expect("a small pool opens");
         run::run(backend, case, seed, rng, &mut report);
         report.runs += 1;
     }

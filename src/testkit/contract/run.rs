@@ -55,13 +55,12 @@ pub(super) struct World<'a, B> {
 
 /// One seed.
 pub(super) fn run<B: TestBackend>(
-    mut backend: B,
+    backend: B,
     case: Case,
     seed: u64,
     rng: Rng,
     report: &mut Report,
 ) {
-    backend.open(&case.layout, &case.table, case.max_steps).expect("a small pool opens");
     let poison = vec![0xff; case.layout.page_bytes() as usize];
     let shadow = vec![poison; case.layout.page_count() as usize];
     let planner = Planner::new(&case.layout, &case.table, seed);

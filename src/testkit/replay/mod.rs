@@ -18,7 +18,7 @@ use host::Host;
 
 use super::model::Model;
 use super::op::{Op, SmallConfig};
-use crate::backend::Cpu;
+use crate::backend::{CpuOptions, OpenBackend};
 use crate::engine::Engine;
 
 /// Where engine and model part.
@@ -71,7 +71,7 @@ impl Summary {
 /// # Errors
 /// The first [`Mismatch`].
 pub fn replay(config: &SmallConfig, ops: &[Op]) -> Result<Summary, Mismatch> {
-    replay_on(config, Cpu::with_threads(1), ops)
+    replay_on(config, CpuOptions::with_threads(1), ops)
 }
 
 /// Replays ops on an engine with any backend.
@@ -80,7 +80,7 @@ pub fn replay(config: &SmallConfig, ops: &[Op]) -> Result<Summary, Mismatch> {
 /// The first [`Mismatch`].
 pub fn replay_on<B: Inspect>(
     config: &SmallConfig,
-    backend: B,
+    backend: impl OpenBackend<Backend = B>,
     ops: &[Op],
 ) -> Result<Summary, Mismatch> {
     let nowhere = |what: String| Mismatch { index: None, op: None, what };

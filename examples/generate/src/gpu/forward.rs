@@ -274,8 +274,8 @@ impl Forward {
         mut each: impl FnMut(usize, usize) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
         let tokens = plan.token_count();
-        let layout = *backend.layout().expect("the engine opened the backend");
-        let pool = backend.pool().expect("the engine opened the backend").address();
+        let layout = *backend.layout();
+        let pool = backend.pool().address();
         if parts.small {
             self.embed(device, tokens, places.tokens)?;
         }

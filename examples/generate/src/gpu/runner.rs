@@ -131,15 +131,15 @@ impl GpuRunner {
         })
     }
 
-    /// The backend for this runner's steps, on its stream.
-    pub fn backend(&self) -> Cuda {
+    /// Opens the backend for this runner's steps, on its stream.
+    pub fn backend(&self) -> CudaOptions {
         let rows = padded_rows(self.options.concurrency as usize) as u32;
-        let options = CudaOptions {
+        CudaOptions {
+            gpu: self.device.gpu.clone(),
             stream: Some(self.device.stream.clone()),
             max_step_tokens: self.options.chunk + rows,
             max_step_rows: rows,
-        };
-        Cuda::new(&self.device.gpu, options)
+        }
     }
 
     /// Loads what attention needs, and chooses the ways of decode steps up to so many streams, before the first of them

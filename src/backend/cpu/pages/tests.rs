@@ -1,7 +1,7 @@
 //! Pages of pools with more planes than K and V, of pieces of different sizes.
 
 use super::*;
-use crate::backend::Backend;
+use crate::backend::{Backend, CpuOptions, OpenBackend};
 use crate::layout::{Capacity, KvShape, Layout, PoolConfig, TableShape};
 use crate::plan::PageCopy;
 use crate::testkit::contract::with_spare_plane;
@@ -16,9 +16,8 @@ fn filled(layout: Layout, seed: u64) -> (Cpu, Vec<Vec<u8>>) {
     let config =
         PoolConfig { layers: 3, shape, page_size: 5, capacity, layout, ..PoolConfig::default() };
     let layout = with_spare_plane(&config);
-    let mut cpu = Cpu::with_threads(1);
     let table = TableShape::new(5, 1, 10, 10).expect("a small table");
-    Backend::open(&mut cpu, &layout, &table, 1).expect("a small pool");
+    let mut cpu = CpuOptions::with_threads(1).open(&layout, &table, 1).expect("a small pool");
     let mut rng = Rng::new(seed);
     let mut bytes = || (0..layout.page_bytes()).map(|_| rng.bits() as u8).collect();
     let pages: Vec<Vec<u8>> = (0..PAGES).map(|_| bytes()).collect();
@@ -29,7 +28,7 @@ fn filled(layout: Layout, seed: u64) -> (Cpu, Vec<Vec<u8>>) {
 }
 
 fn read(cpu: &Cpu, page: u32) -> Vec<u8> {
-    let mut bytes = vec![0; cpu.layout().expect("an open backend").page_bytes() as usize];
+    let mut bytes = vec![0; cpu.layout().page_bytes() as usize];
     cpu.read_page(PageId::new(page), &mut bytes).expect("a page of the pool");
     bytes
 }
@@ -48,7 +47,7 @@ fn pages_move_between_pools_of_either_layout_and_inside_one() {
             targets[2] = targets[3].clone();
             for page in 0..PAGES {
                 assert_eq!(read(&target, page), targets[page as usize], "{from:?} {to:?} {page}");
-                let pieces = 0..target.layout().expect("an open backend").pieces_per_page();
+                let pieces = 0..target.layout().pieces_per_page();
                 let piece = |piece| target.page_piece(PageId::new(page), piece).expect("a piece");
                 assert_eq!(pieces.map(piece).collect::<Vec<_>>().concat(), read(&target, page));
             }

@@ -1,0 +1,403 @@
+//! What a backend refuses before it does anything: plans, attention, layers and pages that do not fit the pool.
+//!
+//! Plans can come from anywhere, as bytes, so nothing in them is believed. Every backend calls these functions and
+//! wraps [`PlanError`] in an error of its own. A backend refuses by itself what fits the pool but not the backend: a
+//! shape without a kernel, rows on another device.
+//!
+//! Cost: the batch and its new tokens, in loops that the compiler vectorises; a loop looks for the entry only where one
+//! is off.
+
+use std::fmt;
+
+use super::{Attend, OpenSteps};
+use crate::id::{LayerId, PageId, RowId, SlotId, StepId};
+use crate::layout::{PoolLayout, TableShape};
+use crate::plan::{BatchPlan, PageCopy, SlotMapping, TableWrite};
+
+/// An argument of a call that carries numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Operand {
+    /// Queries.
+    Q,
+    /// Keys.
+    K,
+    /// Values.
+    V,
+    /// Attention's output.
+    Out,
+    /// Log-sum-exp.
+    Lse,
+}
+
+impl fmt::Display for Operand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Q => "q",
+            Self::K => "k",
+            Self::V => "v",
+            Self::Out => "out",
+            Self::Lse => "the log-sum-exp",
+        })
+    }
+}
+
+/// Why a plan, or what was asked with it, fits no backend of this pool. Nothing was written.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The step's plan was not begun.
+    NotBegun {
+        /// The step.
+        step: StepId,
+    },
+    /// The step, or a later one, has begun already, or ended.
+    AlreadyBegun {
+        /// The step.
+        step: StepId,
+        /// The last step that began or ended.
+        last: StepId,
+    },
+    /// The step has ended: its pages may be another sequence's.
+    Ended {
+        /// The step.
+        step: StepId,
+    },
+    /// As many steps are open as the backend was opened for.
+    OpenSteps {
+        /// The most.
+        max: u32,
+    },
+    /// The plan's arrays of one entry a token differ in length.
+    Tokens {
+        /// Tokens, by the positions.
+        positions: usize,
+        /// Tokens, by the token array.
+        tokens: usize,
+        /// Tokens, by the slot mapping.
+        slots: usize,
+    },
+    /// The sequences' query rows do not follow one another, or do not add up to the tokens.
+    QueryRows {
+        /// The first sequence that is off; the number of sequences if the sum is.
+        row: usize,
+    },
+    /// A sequence with a row that the page tables do not have.
+    Row {
+        /// The row.
+        row: RowId,
+        /// Rows of the page tables.
+        rows: u32,
+    },
+    /// A sequence with fewer tokens than it extends by, or more than a row of the page tables holds.
+    KvLen {
+        /// The sequence's row.
+        row: RowId,
+        /// Its tokens.
+        kv_len: u32,
+        /// The fewest.
+        min: u32,
+        /// The most.
+        max: u64,
+    },
+    /// A slot past the pool.
+    Slot {
+        /// The slot.
+        slot: SlotId,
+        /// Slots of the pool.
+        slot_count: u64,
+    },
+    /// A write past the page tables.
+    TableIndex {
+        /// The word's index.
+        index: u32,
+        /// Words of the page tables.
+        words: usize,
+    },
+    /// A word of the page tables that names no page, or no chunk.
+    TableValue {
+        /// The word's index.
+        index: u32,
+        /// Its value.
+        value: u32,
+        /// Pages of the pool, or chunks of the tables.
+        count: u32,
+    },
+    /// A page past the pool, or past the host's pages.
+    Page {
+        /// The page.
+        page: PageId,
+        /// Pages there are.
+        page_count: u32,
+    },
+    /// A layer past the model.
+    Layer {
+        /// The layer.
+        layer: LayerId,
+        /// Layers of the model.
+        layers: u32,
+    },
+    /// Query heads that are not a multiple of the kv heads.
+    Heads {
+        /// Query heads.
+        q_heads: u32,
+        /// Heads of K and V.
+        kv_heads: u32,
+    },
+    /// A window of no tokens.
+    EmptyWindow,
+    /// A scale that is not finite.
+    Scale {
+        /// The scale.
+        scale: f32,
+    },
+    /// A soft cap that is not above 0, or not finite.
+    SoftCap {
+        /// The cap.
+        soft_cap: f32,
+    },
+    /// An argument with another number of elements than the plan asks for.
+    Length {
+        /// The argument.
+        operand: Operand,
+        /// Elements given.
+        actual: usize,
+        /// Elements that the plan asks for; with a stride, the fewest.
+        wanted: usize,
+    },
+    /// Rows that would overlap, or that lie apart where they may not.
+    Stride {
+        /// The argument.
+        operand: Operand,
+        /// Elements from row to row.
+        stride: usize,
+        /// Elements of one row.
+        width: usize,
+    },
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::NotBegun { step } => write!(f, "{step:?} has not begun"),
+            Self::AlreadyBegun { step, last } => {
+                write!(f, "{step:?} cannot begin after {last:?}")
+            }
+            Self::Ended { step } => write!(f, "{step:?} has ended"),
+            Self::OpenSteps { max } => write!(f, "{max} steps are open already"),
+            Self::Tokens { positions, tokens, slots } => {
+                write!(f, "a plan has {positions} positions, {tokens} tokens and {slots} slots")
+            }
+            Self::QueryRows { row } => {
+                write!(f, "the query rows of sequence {row} do not follow its neighbour's")
+            }
+            Self::Row { row, rows } => write!(f, "{row:?} is not among {rows} page table rows"),
+            Self::KvLen { row, kv_len, min, max } => {
+                write!(f, "kv_len {kv_len} of {row:?} is outside {min} to {max}")
+            }
+            Self::Slot { slot, slot_count } => write!(f, "{slot:?} is not among {slot_count}"),
+            Self::TableIndex { index, words } => {
+                write!(f, "page table word {index} is not among {words}")
+            }
+            Self::TableValue { index, value, count } => {
+                write!(f, "page table word {index} cannot be {value}: there are {count}")
+            }
+            Self::Page { page, page_count } => write!(f, "{page:?} is not among {page_count}"),
+            Self::Layer { layer, layers } => write!(f, "{layer:?} is not among {layers}"),
+            Self::Heads { q_heads, kv_heads } => {
+                write!(f, "{q_heads} query heads are not a multiple of {kv_heads} kv heads")
+            }
+            Self::EmptyWindow => write!(f, "a sliding window of 0 tokens"),
+            Self::Scale { scale } => write!(f, "scale {scale} is not finite"),
+            Self::SoftCap { soft_cap } => {
+                write!(f, "soft cap {soft_cap} is not above 0 and finite")
+            }
+            Self::Length { operand, actual, wanted } => {
+                write!(f, "{operand} has {actual} elements where the plan asks for {wanted}")
+            }
+            Self::Stride { operand, stride, width } => {
+                write!(f, "{operand} has stride {stride} for rows of {width} elements")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+/// Whether a step may begin now (B2, B8).
+pub(super) fn may_begin(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> {
+    let last = steps.last();
+    if step <= last {
+        return Err(PlanError::AlreadyBegun { step, last });
+    }
+    if steps.has_room() { Ok(()) } else { Err(PlanError::OpenSteps { max: steps.max() }) }
+}
+
+/// Whether a step has begun and not ended (B8). O(open steps).
+pub(super) fn is_open(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> {
+    match steps.contains(step) {
+        true => Ok(()),
+        false if step <= steps.last() => Err(PlanError::Ended { step }),
+        false => Err(PlanError::NotBegun { step }),
+    }
+}
+
+/// Everything in a plan but its step and its table writes.
+pub(super) fn plan(
+    plan: &BatchPlan<'_>,
+    layout: &PoolLayout,
+    table: &TableShape,
+) -> Result<(), PlanError> {
+    let (positions, tokens) = (plan.positions.len(), plan.tokens.len());
+    let slots = plan.slot_mapping.len();
+    if positions != tokens || positions != slots {
+        return Err(PlanError::Tokens { positions, tokens, slots });
+    }
+    rows(plan, longest_row(table, layout.page_size()), table.rows)?;
+    slot_mapping(plan, layout.slot_count())
+}
+
+/// Most tokens that one row of the page tables names pages for.
+pub(super) fn longest_row(table: &TableShape, page_size: u32) -> u64 {
+    u64::from(table.chunks_per_row) * u64::from(table.chunk_pages) * u64::from(page_size)
+}
+
+/// The rows of q, k, v and out: one for each token, sequence after sequence. And each sequence's row and length.
+fn rows(plan: &BatchPlan<'_>, max: u64, rows: u32) -> Result<(), PlanError> {
+    let mut next = 0;
+    for (i, row) in plan.rows.iter().enumerate() {
+        if u64::from(row.qo_start) != next {
+            return Err(PlanError::QueryRows { row: i });
+        }
+        next += u64::from(row.extend_len);
+        // Padding names nothing.
+        if row.kv_len == 0 {
+            continue;
+        }
+        if row.row.raw() >= rows {
+            return Err(PlanError::Row { row: row.row, rows });
+        }
+        if row.kv_len < row.extend_len || u64::from(row.kv_len) > max {
+            let (kv_len, min) = (row.kv_len, row.extend_len);
+            return Err(PlanError::KvLen { row: row.row, kv_len, min, max });
+        }
+    }
+    let whole = next == plan.token_count() as u64;
+    if whole { Ok(()) } else { Err(PlanError::QueryRows { row: plan.rows.len() }) }
+}
+
+/// Slots are in the pool; those below 0 are none.
+fn slot_mapping(plan: &BatchPlan<'_>, slot_count: u64) -> Result<(), PlanError> {
+    let largest = match plan.slot_mapping {
+        SlotMapping::I32(slots) => slots.iter().copied().max().map(i64::from),
+        SlotMapping::I64(slots) => slots.iter().copied().max(),
+    };
+    match largest {
+        Some(slot) if slot >= 0 && slot as u64 >= slot_count => {
+            Err(PlanError::Slot { slot: SlotId::new(slot as u64), slot_count })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Every word that is written names a chunk or a page, so that attention need not look.
+pub(super) fn table_writes(
+    writes: &[TableWrite],
+    layout: &PoolLayout,
+    table: &TableShape,
+) -> Result<(), PlanError> {
+    let directory = table.page_word(0, 0);
+    let words = u32::try_from(table.words()).unwrap_or(u32::MAX);
+    let (chunks, pages) = (table.chunk_count, layout.page_count());
+    let count = |index| if index < directory { chunks } else { pages };
+    let off = |&TableWrite { index, value }: &TableWrite| {
+        u32::from(index >= words) | u32::from(value >= count(index))
+    };
+    if writes.iter().fold(0, |any, write| any | off(write)) == 0 {
+        return Ok(());
+    }
+    let &TableWrite { index, value } =
+        writes.iter().find(|write| off(write) != 0).expect("one is off");
+    Err(match index >= words {
+        true => PlanError::TableIndex { index, words: table.words() },
+        false => PlanError::TableValue { index, value, count: count(index) },
+    })
+}
+
+pub(super) fn layer(layer: LayerId, layout: &PoolLayout) -> Result<(), PlanError> {
+    let layers = layout.layers();
+    if layer.raw() < layers { Ok(()) } else { Err(PlanError::Layer { layer, layers }) }
+}
+
+pub(super) fn page(page: PageId, page_count: u32) -> Result<(), PlanError> {
+    if page.raw() < page_count { Ok(()) } else { Err(PlanError::Page { page, page_count }) }
+}
+
+/// Copies from and to pages that exist, by the numbers of pages at the sources and at the targets.
+pub(super) fn copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), PlanError> {
+    copies
+        .iter()
+        .try_for_each(|copy| page(copy.source, counts.0).and_then(|()| page(copy.target, counts.1)))
+}
+
+/// An attention that makes sense for the pool's kv heads.
+pub(super) fn attend(attend: &Attend, layout: &PoolLayout) -> Result<(), PlanError> {
+    let (q_heads, kv_heads) = (attend.q_heads, layout.kv_heads());
+    if q_heads == 0 || q_heads % kv_heads != 0 {
+        return Err(PlanError::Heads { q_heads, kv_heads });
+    }
+    if attend.window == Some(0) {
+        return Err(PlanError::EmptyWindow);
+    }
+    if !attend.scale.is_finite() {
+        return Err(PlanError::Scale { scale: attend.scale });
+    }
+    match attend.soft_cap {
+        Some(soft_cap) if !(soft_cap > 0.0 && soft_cap.is_finite()) => {
+            Err(PlanError::SoftCap { soft_cap })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Elements from row to row, if `actual` elements hold so many rows of `width`: the last one need not be followed by
+/// the rest of its stride.
+pub(super) fn row_stride(
+    operand: Operand,
+    actual: usize,
+    stride: Option<usize>,
+    rows: usize,
+    width: usize,
+) -> Result<usize, PlanError> {
+    let stride = stride.unwrap_or(width);
+    if stride < width {
+        return Err(PlanError::Stride { operand, stride, width });
+    }
+    // What does not fit 64 bits is longer than any memory.
+    let wanted = match rows {
+        0 => 0,
+        _ => (rows - 1).saturating_mul(stride).saturating_add(width),
+    };
+    if actual < wanted { Err(PlanError::Length { operand, actual, wanted }) } else { Ok(stride) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_measured_without_overflow() {
+        let rows = |stride, actual| row_stride(Operand::K, actual, stride, 3, 8);
+        let length =
+            |actual, wanted| Err(PlanError::Length { operand: Operand::K, actual, wanted });
+        assert_eq!(rows(None, 24), Ok(8));
+        assert_eq!(rows(None, 23), length(23, 24));
+        assert_eq!(rows(Some(10), 28), Ok(10));
+        assert_eq!(rows(Some(10), 27), length(27, 28));
+        let narrow = PlanError::Stride { operand: Operand::K, stride: 7, width: 8 };
+        assert_eq!(rows(Some(7), 99), Err(narrow));
+        for stride in [1 << 62, 1 << 63, usize::MAX] {
+            assert!(matches!(rows(Some(stride), 1 << 40), Err(PlanError::Length { .. })));
+        }
+    }
+}

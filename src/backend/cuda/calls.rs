@@ -1,0 +1,170 @@
+//! The calls of [`Backend`] on a GPU: what is asked for is checked, staged where it has to be, and launched.
+//!
+//! Not here: what else a host asks for (`opened.rs`).
+
+use super::attend::launch_f32;
+use super::check::{attend_strides, check_attend};
+use super::copy::copy_on_device;
+use super::error::CudaError;
+use super::image::Image;
+use super::memory::{DeviceRows, DeviceRowsMut};
+use super::opened::Cuda;
+use super::params::{AttendParams, magic};
+use super::{raw, store};
+use crate::backend::{Attend, Backend, check};
+use crate::id::LayerId;
+use crate::layout::KvDtype;
+use crate::plan::{BatchPlan, PageCopy, StepEnd};
+
+impl Backend for Cuda {
+    type Error = CudaError;
+    type Rows<'a> = DeviceRows<'a>;
+    type RowsMut<'a> = DeviceRowsMut<'a>;
+    type Lse<'a> = DeviceRowsMut<'a>;
+
+    /// Waits only where the host is more than twice `max_steps` steps ahead of the device.
+    ///
+    /// # Errors
+    /// A plan that names what does not exist or is too large, whose step does not follow the last one, while the stream
+    /// is captured, or the driver's.
+    fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let step = plan.step;
+        check::may_begin(&self.steps, step)?;
+        let stream = self.stream.raw();
+        // A replay would take the plan out of a slot that holds another one by then.
+        if raw::is_capturing(stream)? {
+            return Err(CudaError::NotStaged { step });
+        }
+        self.stage.begin(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
+        self.steps.begin(step);
+        Ok(())
+    }
+
+    fn end(&mut self, end: StepEnd) {
+        self.steps.end(end);
+    }
+
+    /// Rows are of the pool's dtype.
+    ///
+    /// # Errors
+    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, or the driver's.
+    fn store_cache(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        k: DeviceRows<'_>,
+        v: DeviceRows<'_>,
+    ) -> Result<(), CudaError> {
+        [k.device, v.device].into_iter().try_for_each(|device| self.gpu.check_same(device))?;
+        self.gpu.bind()?;
+        let stream = self.stream.raw();
+        check::is_open(&self.steps, plan.step)?;
+        let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
+        store::store(&self.gpu, &self.pool, &image, layer, [k, v], stream)
+    }
+
+    /// Rows are of the pool's dtype, 16-byte aligned unless it is f32. 16-bit pools: head_dim 64, 128 or 256; f32
+    /// (slow, for checking): a multiple of 32 up to 256. At most 16 query heads for a kv head.
+    ///
+    /// # Errors
+    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, an [`Attend`] that no
+    /// kernel serves, or the driver's.
+    fn attend(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        q: DeviceRows<'_>,
+        out: DeviceRowsMut<'_>,
+        lse: Option<DeviceRowsMut<'_>>,
+    ) -> Result<(), CudaError> {
+        let sums = lse.as_ref().and_then(|lse| lse.device);
+        [q.device, out.device, sums]
+            .into_iter()
+            .try_for_each(|device| self.gpu.check_same(device))?;
+        self.gpu.bind()?;
+        let stream = self.stream.raw();
+        check::is_open(&self.steps, plan.step)?;
+        let layout = self.pool.layout();
+        let attend = &check_attend(attend, layout, self.tables.longest_row())?;
+        let (tokens, dtype) = (plan.token_count(), layout.dtype());
+        let (q_stride, out_stride) =
+            attend_strides(attend, layout, tokens, &q, &out, lse.as_ref())?;
+        let index = match dtype {
+            KvDtype::F32 => None,
+            _ => Some(self.variants.prepare(&self.gpu, layout, attend, self.limits, stream)?),
+        };
+        let image =
+            &self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
+        if tokens == 0 {
+            return Ok(());
+        }
+        let params = AttendParams {
+            q: q.address,
+            out: out.address,
+            lse: lse.map_or(0, |lse| lse.address),
+            q_stride,
+            out_stride,
+            ..self.attend_params(image, layer, attend)?
+        };
+        let Some(index) = index else {
+            // SAFETY: rows were checked above, the plan when it was staged.
+            return unsafe { launch_f32(&self.gpu, &params, stream) };
+        };
+        let start = &mut self.stage.start;
+        // SAFETY: rows were checked above, the plan when it was staged.
+        unsafe { self.variants.launch(&self.gpu, index, image, params, start, stream) }
+    }
+
+    /// # Errors
+    /// Pages that do not exist, or the driver's.
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let pages = self.pool.pages();
+        check::copies(copies, (pages.count, pages.count))?;
+        copy_on_device(&self.gpu, pages, pages, copies, self.stream.raw())
+    }
+
+    /// # Errors
+    /// Whatever failed since the last call.
+    fn synchronize(&mut self) -> Result<(), CudaError> {
+        self.stream.synchronize()
+    }
+}
+
+impl Cuda {
+    /// What attention of one layer takes but the host's rows.
+    fn attend_params(
+        &self,
+        image: &Image,
+        layer: LayerId,
+        attend: &Attend,
+    ) -> Result<AttendParams, CudaError> {
+        let (layout, table) = (self.pool.layout(), self.tables.shape());
+        let (strides, [k, v]) = (self.pool.strides(), self.pool.origins(layer)?);
+        Ok(AttendParams {
+            k,
+            v,
+            page_stride: strides.page,
+            slot_stride: strides.slot,
+            head_stride: strides.head,
+            table: self.tables.address(),
+            batch_rows: image.rows,
+            page_magic: magic(layout.page_size()),
+            chunk_magic: magic(table.chunk_pages),
+            page_size: layout.page_size(),
+            chunk_pages: table.chunk_pages,
+            chunks_per_row: table.chunks_per_row,
+            chunk_base: self.tables.chunk_base(),
+            q_heads: attend.q_heads,
+            kv_heads: layout.kv_heads(),
+            group: attend.q_heads / layout.kv_heads(),
+            batch: image.row_count as u32,
+            window: attend.window.unwrap_or(0),
+            scale: attend.scale,
+            soft_cap: attend.soft_cap.unwrap_or(0.0),
+            ..AttendParams::default()
+        })
+    }
+}

@@ -1,0 +1,142 @@
+//! An open backend on a GPU, and what a host asks of it beside the calls of [`Backend`](crate::Backend).
+//!
+//! Not here: those calls (`calls.rs`), copies of pages to other memory (`page_moves.rs`), opening (`options.rs`).
+
+use super::attend::Variants;
+use super::check::check_attend;
+use super::copy::CopyStreams;
+use super::error::CudaError;
+use super::gpu::Gpu;
+use super::image::StepLimits;
+use super::kernels::{COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
+use super::memory::DeviceBuffer;
+use super::pool::Pool;
+use super::stage::Stage;
+use super::stream::{CudaEvent, CudaStream};
+use super::tables::Tables;
+use crate::backend::{Attend, OpenSteps, check};
+use crate::layout::{KvDtype, PoolLayout};
+use crate::plan::BatchPlan;
+
+/// K and V on a GPU. [`CudaOptions`](super::CudaOptions) open one.
+#[derive(Debug)]
+pub struct Cuda {
+    pub(super) gpu: Gpu,
+    pub(super) stream: CudaStream,
+    pub(super) pool: Pool,
+    pub(super) tables: Tables,
+    pub(super) stage: Stage,
+    pub(super) variants: Variants,
+    pub(super) limits: StepLimits,
+    pub(super) copy_streams: Option<CopyStreams>,
+    pub(super) steps: OpenSteps,
+}
+
+/// Device addresses of the staged plan's arrays, for the host's own kernels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct StagedPlan {
+    /// i32 or i64 `[tokens]`, as the plan has it.
+    pub slot_mapping: u64,
+    /// u32 `[tokens]`.
+    pub positions: u64,
+    /// [`BatchRow`](crate::BatchRow) `[rows]`.
+    pub rows: u64,
+}
+
+impl Cuda {
+    /// The device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The stream that everything is launched on.
+    pub fn stream(&self) -> &CudaStream {
+        &self.stream
+    }
+
+    /// Launches on another stream of the same device from now on.
+    ///
+    /// # Safety
+    /// The host orders the two: what was asked of the one before comes first, opening and [`Cuda::prepare`] too, since
+    /// there is one staged plan and one set of tables, and kernels go where these say.
+    pub unsafe fn set_stream(&mut self, stream: CudaStream) {
+        self.stream = stream;
+        self.stage.leave();
+    }
+
+    /// The pool.
+    pub fn layout(&self) -> &PoolLayout {
+        self.pool.layout()
+    }
+
+    /// The pool's memory, in the order that [`PoolLayout`] describes.
+    pub fn pool(&self) -> &DeviceBuffer {
+        self.pool.memory()
+    }
+
+    /// Bytes of plans sent to the device so far.
+    pub fn uploaded_bytes(&self) -> u64 {
+        self.stage.sent_bytes()
+    }
+
+    /// The page tables as they are on the device, after waiting for everything asked for. For tests.
+    ///
+    /// # Errors
+    /// Whatever failed.
+    pub fn table_words(&self) -> Result<Vec<u32>, CudaError> {
+        self.tables.read()
+    }
+
+    /// Loads the kernels and makes the memory for one variant of attention now, rather than at its first launch. A
+    /// capture needs that to have happened.
+    ///
+    /// # Errors
+    /// An [`Attend`] that no kernel serves, or the driver's.
+    pub fn prepare(&mut self, attend: &Attend) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        self.gpu.load(&STORE_CACHE)?;
+        self.gpu.load(&STORE_CACHE_ANY)?;
+        self.gpu.load(&STORE_CACHE_STREAMING)?;
+        self.gpu.load(&COPY_PAGES)?;
+        self.gpu.load(&LOAD_PLAN)?;
+        let layout = self.pool.layout();
+        let attend = check_attend(attend, layout, self.tables.longest_row())?;
+        if layout.dtype() != KvDtype::F32 {
+            let stream = self.stream.raw();
+            self.variants.prepare(&self.gpu, layout, &attend, self.limits, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Makes `plan`, whose step is open, the one that launches and graphs read; the same plan
+    /// [padded](BatchPlan::padded) counts as another one.
+    ///
+    /// A launch does this by itself where needed. A graph cannot: capture the launches of a plan that is staged, and
+    /// replay the graph after staging any plan of as many tokens and rows, with slots of the same width. Each row has
+    /// at least one token: a graph of as many tokens as rows holds no kernel for rows of more than one, which another
+    /// row of none would make room for.
+    ///
+    /// # Errors
+    /// A plan whose step is not open, that does not fit or has a row of no tokens, or while the stream
+    /// is captured.
+    pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
+        self.gpu.bind()?;
+        let stream = self.stream.raw();
+        check::is_open(&self.steps, plan.step)?;
+        if let Some(row) = plan.rows.iter().position(|row| row.extend_len == 0) {
+            return Err(CudaError::EmptyRow { row });
+        }
+        let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
+        Ok(StagedPlan { slot_mapping: image.slots, positions: image.positions, rows: image.rows })
+    }
+
+    /// Marks the stream's end: when the event is done, so is every step launched so far, and the engine may be told
+    /// with `complete`.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn record(&self) -> Result<CudaEvent, CudaError> {
+        self.stream.mark()
+    }
+}

@@ -1,0 +1,72 @@
+//! What a host chooses of a [`Cuda`], and how it is opened.
+
+use super::attend::Variants;
+use super::error::CudaError;
+use super::gpu::Gpu;
+use super::image::StepLimits;
+use super::opened::Cuda;
+use super::pool::Pool;
+use super::stage::Stage;
+use super::stream::CudaStream;
+use super::tables::Tables;
+use crate::backend::{OpenBackend, OpenSteps};
+use crate::layout::{PoolLayout, TableShape};
+
+/// How a [`Cuda`] is to work.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// The device.
+    pub gpu: Gpu,
+    /// The stream on which everything is launched, as a rule the host's own ([`CudaStream::from_raw`]). `None`, as it
+    /// is by default, is the default stream.
+    pub stream: Option<CudaStream>,
+    /// Most new tokens of a step, padding included. Host and device memory for plans is sized by it.
+    /// Default: 16,384.
+    pub max_step_tokens: u32,
+    /// Most rows of a step, padding included; 0, the default, stands for as many as the page tables
+    /// have, and at least 256.
+    pub max_step_rows: u32,
+}
+
+impl CudaOptions {
+    /// On `gpu`: the default stream, 16,384 tokens, rows by the tables.
+    pub fn new(gpu: &Gpu) -> Self {
+        Self { gpu: gpu.clone(), stream: None, max_step_tokens: 16 << 10, max_step_rows: 0 }
+    }
+}
+
+impl OpenBackend for CudaOptions {
+    type Backend = Cuda;
+
+    /// # Errors
+    /// [`CudaError::OutOfMemory`], a stream of another device, rows of more tokens than kernels count, or the driver's.
+    fn open(
+        self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        max_steps: u32,
+    ) -> Result<Cuda, CudaError> {
+        let Self { gpu, stream, max_step_tokens: tokens, max_step_rows } = self;
+        let stream = stream.unwrap_or_else(|| CudaStream::default_of(&gpu));
+        gpu.check_same(Some(stream.gpu().ordinal()))?;
+        gpu.bind()?;
+        let rows = match max_step_rows {
+            0 => table.rows.max(256),
+            rows => rows,
+        };
+        let limits = StepLimits { tokens, rows };
+        // A step takes a slot or two for each variant of attention.
+        let uploads = 2 * max_steps as usize + 2;
+        Ok(Cuda {
+            pool: Pool::new(&gpu, *layout)?,
+            tables: Tables::new(&gpu, *table, layout, stream.raw())?,
+            stage: Stage::new(&gpu, layout, limits, uploads)?,
+            variants: Variants::default(),
+            limits,
+            copy_streams: None,
+            steps: OpenSteps::new(max_steps),
+            gpu,
+            stream,
+        })
+    }
+}

@@ -1,0 +1,67 @@
+//! Calls of [`Backend`](crate::Backend) handed on to a backend inside: for doubles that change only some of them.
+
+/// Inside `impl Backend for ..`: the named calls go to the backend in a field, with an error mapped; `types` are its
+/// rows.
+///
+/// ```ignore
+/// impl<B: Backend> Backend for Failing<B> {
+///     type Error = Failed<B::Error>;
+///     forward_backend!(inner: B, Failed::Inner; types, end, store_cache, attend, synchronize);
+///     // .. `begin` and `copy_pages`, which may fail.
+/// }
+/// ```
+#[macro_export(local_inner_macros)]
+macro_rules! forward_backend {
+    ($field:ident: $inner:ty, $error:expr; $($call:ident),* $(,)?) => {
+        $(forward_backend!(@$call $field, $inner, $error);)*
+    };
+    (@types $field:ident, $inner:ty, $error:expr) => {
+        type Rows<'a> = <$inner as $crate::Backend>::Rows<'a>;
+        type RowsMut<'a> = <$inner as $crate::Backend>::RowsMut<'a>;
+        type Lse<'a> = <$inner as $crate::Backend>::Lse<'a>;
+    };
+    (@begin $field:ident, $inner:ty, $error:expr) => {
+        fn begin(&mut self, plan: &$crate::BatchPlan<'_>) -> Result<(), Self::Error> {
+            self.$field.begin(plan).map_err($error)
+        }
+    };
+    (@end $field:ident, $inner:ty, $error:expr) => {
+        fn end(&mut self, end: $crate::StepEnd) {
+            self.$field.end(end);
+        }
+    };
+    (@store_cache $field:ident, $inner:ty, $error:expr) => {
+        fn store_cache(
+            &mut self,
+            plan: &$crate::BatchPlan<'_>,
+            layer: $crate::LayerId,
+            k: Self::Rows<'_>,
+            v: Self::Rows<'_>,
+        ) -> Result<(), Self::Error> {
+            self.$field.store_cache(plan, layer, k, v).map_err($error)
+        }
+    };
+    (@attend $field:ident, $inner:ty, $error:expr) => {
+        fn attend(
+            &mut self,
+            plan: &$crate::BatchPlan<'_>,
+            layer: $crate::LayerId,
+            attend: &$crate::Attend,
+            q: Self::Rows<'_>,
+            out: Self::RowsMut<'_>,
+            lse: Option<Self::Lse<'_>>,
+        ) -> Result<(), Self::Error> {
+            self.$field.attend(plan, layer, attend, q, out, lse).map_err($error)
+        }
+    };
+    (@copy_pages $field:ident, $inner:ty, $error:expr) => {
+        fn copy_pages(&mut self, copies: &[$crate::PageCopy]) -> Result<(), Self::Error> {
+            self.$field.copy_pages(copies).map_err($error)
+        }
+    };
+    (@synchronize $field:ident, $inner:ty, $error:expr) => {
+        fn synchronize(&mut self) -> Result<(), Self::Error> {
+            self.$field.synchronize().map_err($error)
+        }
+    };
+}

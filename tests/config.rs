@@ -78,7 +78,7 @@ fn what_is_left_out_has_its_default_and_what_is_unknown_is_named() {
 fn shapes_and_stats_are_written() {
     let config = EngineConfig::from(pool(2, KvShape::heads(4, 64), KvDtype::F16));
     let mut engine = Engine::new(config, Null).expect("a small pool");
-    engine.admit(Namespace::default(), &[TokenId::new(1)]).expect("there is room");
+    engine.admit(Namespace::default(), &[TokenId::new(1)], 0).expect("there is room");
     let shape = serde_json::to_value(engine.shape()).expect("JSON");
     assert_eq!(shape["layout"]["page_count"], 1024);
     let planes = json!([

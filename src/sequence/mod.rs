@@ -444,7 +444,7 @@ impl SequenceTable {
 
     /// Whether S7 holds.
     pub(crate) fn counts_promises(&self) -> bool {
-        self.rows.values().map(|s| u64::from(s.undrawn())).sum::<u64>() == self.promised.into()
+        self.rows.values().map(|s| u64::from(s.undrawn())).sum::<u64>() == u64::from(self.promised)
     }
 
     /// Whether S5 holds. O(chunks).

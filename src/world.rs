@@ -51,7 +51,7 @@ fn lock_count(shape: &EngineShape) -> u64 {
 
 /// Buffers that systems fill, none of them from one call to the next.
 pub(crate) struct Buffers {
-    /// Pages given up.
+    /// Pages released.
     pub freed: Vec<PageId>,
     /// Pages of a match, of a sequence, or that the tree has just got.
     pub pages: Vec<PageId>,

@@ -123,7 +123,9 @@ fn plans_outside_the_pool_are_refused() {
     let error = cuda.begin(&plan(1, &[ROW], &[128]));
     let refused = |error| Err(CudaError::Plan(error));
     assert_eq!(error, refused(PlanError::Slot { slot: SlotId::new(128), slot_count: 128 }));
-    let (row, max) = (ROW.row, 128);
+    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    let max = u64::from(16 * table.chunk_pages * table.chunks_per_row);
+    let row = ROW.row;
     let past = RowId::new(2);
     for (bad, error) in [
         (BatchRow { row: past, ..ROW }, PlanError::Row { row: past, rows: 2 }),

@@ -6,12 +6,13 @@ use crate::backend::{Backend, OpenBackend};
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
-use crate::plan::{BatchPlan, Extend, PackedPlan, StepEnd, StepScratch};
+use crate::plan::{
+    Admission, Admitted, BatchPlan, Extend, Leader, PackedPlan, Prompt, StepEnd, StepScratch,
+};
 use crate::prefix::PrefixMatch;
 use crate::sequence::Sequence;
 use crate::stats::Stats;
 use crate::system;
-use crate::system::admit::Admission;
 use crate::system::finish::Keep;
 use crate::system::fork::Forked;
 use crate::world::{Broken, Buffers, World};
@@ -92,8 +93,14 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.match_prefix(namespace, tokens)
     }
 
-    /// What admitting a prompt now would take, and whether or when it fits: for schedulers that ask before they admit.
-    /// Changes nothing, not even recency. O(prompt), and where it does not fit O(unfinished steps and prefix nodes).
+    /// What admitting a prompt now would take, whether or when it fits, and who is computing what it needs: for
+    /// schedulers that ask before they admit. Changes nothing, not even recency. O(prompt), and where it does not fit
+    /// O(unfinished steps and prefix nodes).
+    ///
+    /// Where a [leader](Admission::leader) is named, a prompt that waits until [it leads no more](Engine::is_leading)
+    /// finds what it has computed: of many equal prompts that arrive at a cold server one computes, and the others wait
+    /// a step or two. None waits for ever as long as the host plans running sequences: who is finished, preempted,
+    /// rolled back or done leads nobody.
     ///
     /// # Errors
     /// As [`Engine::admit`], but for [`Error::OutOfPages`].
@@ -143,6 +150,29 @@ impl<B: Backend> Engine<B> {
             shape, pages, prefixes, sequences, fence, counters, buffers, namespace, prompt, promise,
         );
         counters.count_refusal(admitted)
+    }
+
+    /// Admits prompts in order, all or none, as [`Engine::admit`] would each, if what all of them lack fits together.
+    /// Each is answered with the sequence that leads it, which may be one before it in the batch. A prompt that is to
+    /// wait for its leader after all can be [preempted] (Engine::preempt) until then: it has computed nothing. O(all
+    /// prompts).
+    ///
+    /// # Errors
+    /// As [`Engine::admit`]: of the first prompt that is wrong, or for want of room for all of them. Nothing has
+    /// changed.
+    pub fn admit_batch(&mut self, prompts: &[Prompt<'_>]) -> Result<&[Admitted], Error> {
+        let World { pages, prefixes, sequences, fence, counters, buffers, .. } = &mut self.world;
+        let shape = &self.shape;
+        let admitted = system::admit::admit_batch(
+            shape, pages, prefixes, sequences, fence, counters, buffers, prompts,
+        );
+        counters.count_refusal(admitted)?;
+        Ok(&self.world.buffers.admitted)
+    }
+
+    /// Whether a leader is still on its way to the tokens that it was named for. O(1).
+    pub fn is_leading(&self, leader: &Leader) -> bool {
+        system::leader::is_leading(&self.world.prefixes, &self.world.sequences, leader)
     }
 
     /// Promises a running sequence room for so many tokens in all, in place of what it was promised: as

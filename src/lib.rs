@@ -93,12 +93,11 @@ pub use layout::{
     PoolLayout, Strides, TableShape,
 };
 pub use plan::{
-    BatchPlan, BatchRow, Extend, OwnedPlan, PackedPlan, PageCopy, SlotMapping, StepEnd,
-    StepScratch, TableWrite,
+    Admission, Admitted, BatchPlan, BatchRow, Extend, Leader, OwnedPlan, PackedPlan, PageCopy,
+    Prompt, SlotMapping, StepEnd, StepScratch, TableWrite,
 };
 pub use prefix::PrefixMatch;
 pub use stats::Stats;
-pub use system::admit::Admission;
 pub use system::finish::Keep;
 pub use system::fork::Forked;
 pub use world::{Broken, EngineBytes, Owner};

@@ -13,13 +13,14 @@ use std::fmt;
 
 use bytemuck::Zeroable;
 
+use crate::bitmap::Bitmap;
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId, TokenId};
 use crate::memory::{self, OutOfMemory, touch_reserved};
 use crate::page::{PagePool, PageState};
-use crate::plan::PageCopy;
+use crate::plan::{Admitted, PageCopy};
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
@@ -61,6 +62,10 @@ pub(crate) struct Buffers {
     pub children: Vec<SeqKey>,
     /// Copies that a fork made.
     pub copies: Vec<PageCopy>,
+    /// What a batch's admission answered.
+    pub admitted: Vec<Admitted>,
+    /// Pages that a batch's admission has counted.
+    pub counted: Bitmap,
 }
 
 impl World {
@@ -82,7 +87,7 @@ impl World {
         let mut world = Self {
             pages: PagePool::try_new(page_count)?,
             prefixes: PrefixTree::try_new(page_count, page_size, hash_bits)?,
-            sequences: SequenceTable::try_new(&shape.table, page_size)?,
+            sequences: SequenceTable::try_new(&shape.table, page_size, hash_bits)?,
             steps: StepLog::try_new(shape.max_steps, shape.table.rows)?,
             fence: Fence::try_new(page_count, shape.max_steps, lock_count(shape))?,
             counters: Stats::default(),
@@ -92,6 +97,8 @@ impl World {
                 tokens: memory::reserved(shape.max_sequence_len.into())?,
                 children: memory::reserved(shape.table.rows.into())?,
                 copies: memory::reserved(shape.table.rows.into())?,
+                admitted: memory::reserved(shape.table.rows.into())?,
+                counted: Bitmap::new(page_count, false)?,
             },
         };
         if shape.prefault {
@@ -103,6 +110,7 @@ impl World {
             touch_reserved(&mut world.buffers.tokens, TokenId::default());
             touch_reserved(&mut world.buffers.children, SeqKey::default());
             touch_reserved(&mut world.buffers.copies, PageCopy::zeroed());
+            touch_reserved(&mut world.buffers.admitted, Admitted::default());
         }
         Ok(world)
     }
@@ -193,11 +201,13 @@ impl World {
             let known = self.sequences.knows_its_end(s);
             ensure(known, "S6: a row knows the entry of its last page and its last token")?;
         }
-        if self.sequences.counts_chunks() {
-            Ok(())
-        } else {
-            Err(("S5: every chunk in use belongs to rows, as many as it counts", None))
+        if !self.sequences.counts_chunks() {
+            return Err(("S5: every chunk in use belongs to rows, as many as it counts", None));
         }
+        if !self.sequences.finds_fronts() {
+            return Err(("S8: the fronts of running sequences are found, and no others", None));
+        }
+        Ok(())
     }
 
     fn check_promises(&self) -> Result<(), &'static str> {
@@ -296,9 +306,11 @@ impl EngineShape {
     pub fn bytes(&self) -> EngineBytes {
         let (page_count, page_size) = (self.layout.page_count(), self.layout.page_size());
         let row_pages = self.max_sequence_len.div_ceil(page_size);
+        let rows = size_of::<SeqKey>() + size_of::<PageCopy>() + size_of::<Admitted>();
         let buffers = 4 * (u64::from(page_count) + u64::from(row_pages) + 1)
             + 4 * u64::from(self.max_sequence_len)
-            + u64::from(self.table.rows) * (size_of::<SeqKey>() + size_of::<PageCopy>()) as u64;
+            + u64::from(self.table.rows) * rows as u64
+            + Bitmap::bytes(page_count);
         EngineBytes {
             kv: self.layout.total_bytes(),
             kv_tables: 4 * self.table.words() as u64,

@@ -65,6 +65,12 @@ fn engine() {
         "admit OutOfTokens",
         "admit PendingToken",
         "admit TooLong",
+        "admission with a leader",
+        "admit_batch EmptyPrompt",
+        "admit_batch Ok",
+        "admit_batch OutOfPages",
+        "admit_batch OutOfSequences",
+        "admit_batch TooLong",
         "append Ok",
         "append OutOfTokens",
         "append PendingToken",
@@ -156,7 +162,7 @@ fn promises_are_kept() {
         let mut ops = workload.take_ops(op_count(200));
         for (i, op) in ops.iter_mut().enumerate() {
             match op {
-                Op::Admit(prompt) => {
+                Op::Admit(prompt) | Op::AdmitBatch { prompt, .. } => {
                     (prompt.seed, prompt.promise) = (prompt.seed % 2, 1 + i as u8 % 4)
                 }
                 Op::Resume { promise, .. } | Op::Fork { promise, .. } => *promise = 1 + i as u8 % 4,
@@ -189,7 +195,7 @@ fn rows_that_decode_begin_chunks() {
         };
         let mut ops = workload.take_ops(op_count(120));
         for op in &mut ops {
-            if let Op::Admit(prompt) | Op::Match(prompt) = op {
+            if let Op::Admit(prompt) | Op::Match(prompt) | Op::AdmitBatch { prompt, .. } = op {
                 // One less stands for a whole page: see `Prompt::len`.
                 prompt.len = (1 + prompt.len % 4) * page_size as u16 - 1 - prompt.len / 4 % 4;
             }

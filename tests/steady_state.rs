@@ -8,8 +8,8 @@ use std::cell::Cell;
 
 use kvarena::{
     Backend, Capacity, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Keep, KvShape,
-    LayerId, Namespace, Null, OpenBackend, PoolConfig, PrefixMode, SeqKey, StepId, StepScratch,
-    TokenId,
+    LayerId, Namespace, Null, OpenBackend, PoolConfig, PrefixMode, Prompt, SeqKey, StepId,
+    StepScratch, TokenId,
 };
 
 thread_local! {
@@ -99,6 +99,8 @@ struct Done {
     resumes: u64,
     rollbacks: u64,
     promises: u64,
+    followers: u64,
+    batches: u64,
     aborts: u64,
     finishes: u64,
     refusals: u64,
@@ -157,6 +159,22 @@ impl<B: Backend> Host<B> {
         let promise = self.promise(mix(seed ^ 8));
         let asked = self.engine.admission(Namespace::default(), &self.prompt, promise);
         assert!(asked.is_err() || asked.is_ok_and(|asked| asked.cached_len < len as u32));
+        if asked.is_ok_and(|asked| asked.leader.is_some()) {
+            self.done.followers += 1;
+        }
+        if seed.is_multiple_of(5) {
+            // Two that begin alike.
+            let half = &self.prompt[..self.prompt.len().div_ceil(2)];
+            let prompt = |tokens| Prompt { namespace: Namespace::default(), tokens, promise };
+            match self.engine.admit_batch(&[prompt(&self.prompt[..]), prompt(half)]) {
+                Ok(admitted) => {
+                    self.live.extend(admitted.iter().map(|one| one.seq));
+                    self.done.batches += 1;
+                }
+                Err(_) => self.done.refusals += 1,
+            }
+            return;
+        }
         match self.engine.admit(Namespace::default(), &self.prompt, promise) {
             Ok(seq) => self.live.push(seq),
             Err(_) => self.done.refusals += 1,

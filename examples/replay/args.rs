@@ -13,6 +13,9 @@ pub struct Args {
     /// Trace in Mooncake's JSON-lines format; without it, multi-turn chats are generated
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Equal prompts of 2,000 tokens that arrive at once, in place of chats
+    #[arg(long, value_name = "N", conflicts_with_all = ["trace", "requests"])]
+    pub burst: Option<NonZeroUsize>,
     /// Most requests: read from the trace [default: all], or generated [default: 8000]
     #[arg(long, value_name = "N")]
     pub requests: Option<NonZeroUsize>,
@@ -37,6 +40,9 @@ pub struct Args {
     /// Most requests running at a time
     #[arg(long, value_name = "N", default_value_t = 96, value_parser = clap::value_parser!(u32).range(1..))]
     pub concurrency: u32,
+    /// Lets no prompt wait for a running request that is computing what it needs: each computes it itself
+    #[arg(long, conflicts_with = "sequential")]
+    pub no_waiting: bool,
     /// Most tokens computed in a step [default: 8192; with --sequential: a whole request]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub step_tokens: Option<u32>,

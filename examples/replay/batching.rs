@@ -2,16 +2,18 @@
 //!
 //! A step, in order:
 //! 1. Admit: preempted requests first, then new ones as they arrived, while their pages are there and the step has
-//!    tokens left for them. A prompt that waits outside can still find what is computed meanwhile.
+//! tokens left for them. Each is promised the pages of its prompt. A prompt that waits outside can still find what is
+//! computed meanwhile: so one whose beginning another request is just computing waits for that one, its leader, and
+//! lets those behind it go first. When the leader is done, or is preempted, it is asked for again.
 //! 2. Batch: one token of every decoding request, then pieces of prompts until the step's tokens are used up.
 //! 3. Plan: if pages run out, the youngest running request is preempted, and the batch is made again.
 //! 4. Commit and complete (there is no GPU to wait for), append what was sampled, finish who is done.
 //!
 //! Requests run in the order of arrival: whoever is preempted is younger than all who run, and returns before anybody
 //! new. The oldest one can always go on, since a request that would not fit the pool alone was never let in: so the
-//! schedule ends.
+//! schedule ends. Who waits for a leader waits for a request that runs.
 
-use kvarena::{EngineError, Error, Extend, Keep, SeqKey, TokenId};
+use kvarena::{EngineError, Error, Extend, Keep, Leader, SeqKey, TokenId};
 
 use crate::host::{Host, NAMESPACE, ServeError, refused};
 use crate::request::Request;
@@ -23,7 +25,12 @@ pub struct Limits {
     pub running: usize,
     /// Tokens computed in a step, at least 1.
     pub step_tokens: u32,
+    /// Whether prompts wait for what a running request is computing.
+    pub follow: bool,
 }
+
+/// Requests that wait for leaders at a time.
+const FOLLOWERS_MAX: usize = 256;
 
 /// Serves all requests.
 pub fn serve(host: &mut Host<'_>, requests: &[Request], limits: Limits) -> Result<(), ServeError> {
@@ -57,6 +64,29 @@ impl Running {
     }
 }
 
+/// A request that waits for another one to compute what it needs.
+struct Follower {
+    request: usize,
+    leader: Leader,
+    /// Tokens that it would have found when it began to wait.
+    cached_len: u32,
+}
+
+/// What became of asking for a request.
+enum Asked {
+    Admitted {
+        seq: SeqKey,
+        hit: u32,
+    },
+    /// It had better wait for a leader; so many tokens are cached by now.
+    Follow {
+        leader: Leader,
+        cached_len: u32,
+    },
+    /// Its pages are not there.
+    Refused,
+}
+
 struct Scheduler<'a> {
     requests: &'a [Request],
     limits: Limits,
@@ -64,9 +94,11 @@ struct Scheduler<'a> {
     running: Vec<Running>,
     /// Youngest first, so that the oldest is popped first. All are younger than all that run.
     preempted: Vec<Running>,
+    /// In the order of arrival; they come before `next`.
+    followers: Vec<Follower>,
     /// The next request that has never run.
     next: usize,
-    /// Its prompt, once it was asked for.
+    /// The prompt that was asked for last.
     prompt: Vec<TokenId>,
     prompt_of: Option<usize>,
     /// Spare pages when the next request was refused; before there are more, asking again is of no use.
@@ -85,6 +117,7 @@ impl<'a> Scheduler<'a> {
             limits,
             running: Vec::new(),
             preempted: Vec::new(),
+            followers: Vec::new(),
             next: 0,
             prompt: Vec::new(),
             prompt_of: None,
@@ -97,11 +130,13 @@ impl<'a> Scheduler<'a> {
     }
 
     fn has_work(&self) -> bool {
-        !self.running.is_empty() || !self.preempted.is_empty() || self.next < self.requests.len()
+        let waiting = self.preempted.len() + self.followers.len();
+        !self.running.is_empty() || waiting > 0 || self.next < self.requests.len()
     }
 
     fn step(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
         self.resume(host)?;
+        self.admit_followers(host)?;
         self.admit(host)?;
         if self.running.is_empty() {
             // Everything that was left is skipped.
@@ -130,14 +165,9 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Pages that nobody has been promised: free or evictable, less what the running prompts will still take, less a
-    /// page of room for each running request to decode into.
+    /// Pages that nobody is promised, less one of room for each running request to decode into.
     fn spare_pages(&self, host: &Host<'_>) -> i64 {
-        let layout = &host.engine.shape().layout;
-        let pages = |tokens: u32| i64::from(tokens.div_ceil(layout.page_size()));
-        let promised: i64 = self.running.iter().map(|r| pages(r.known) - pages(r.planned)).sum();
-        let room = self.running.len() as i64;
-        i64::from(host.engine.available()) - promised - room
+        i64::from(host.engine.available()) - self.running.len() as i64
     }
 
     /// Whether the step could compute anything for one more request.
@@ -156,11 +186,11 @@ impl<'a> Scheduler<'a> {
             if wanted > self.spare_pages(host) && !self.running.is_empty() {
                 return Ok(());
             }
-            let (seq, request) = (oldest.seq, oldest.request);
+            let (seq, request, known) = (oldest.seq, oldest.request, oldest.known);
             let Host { engine, core, .. } = &mut *host;
             let hit = core
                 .measure(|| {
-                    engine.resume(seq, 0)?;
+                    engine.resume(seq, known)?;
                     engine.cached_len(seq)
                 })
                 .map_err(refused(request))?;
@@ -173,9 +203,32 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
+    /// Asks again for requests whose leader is done or gone.
+    fn admit_followers(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
+        let mut index = 0;
+        while index < self.followers.len() && self.preempted.is_empty() && self.has_room() {
+            let Follower { request, leader, cached_len } = self.followers[index];
+            if host.core.measure(|| host.engine.is_leading(&leader)) {
+                index += 1;
+                continue;
+            }
+            match self.ask(host, request)? {
+                Asked::Admitted { seq, hit } => {
+                    host.tally.followers += 1;
+                    host.tally.saved_tokens += u64::from(hit.saturating_sub(cached_len));
+                    self.start(host, request, seq, hit);
+                    self.followers.remove(index);
+                }
+                Asked::Follow { leader, .. } => self.followers[index].leader = leader,
+                Asked::Refused => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
     /// Lets new requests in, in the order of arrival.
     fn admit(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
-        while self.preempted.is_empty() && self.has_room() {
+        while self.preempted.is_empty() && self.has_room() && self.followers.len() < FOLLOWERS_MAX {
             let Some(request) = self.requests.get(self.next) else { break };
             if !host.fits(request) {
                 host.skip();
@@ -186,46 +239,54 @@ impl<'a> Scheduler<'a> {
             if self.refused_at.is_some_and(|at| spare <= at) && !self.running.is_empty() {
                 return Ok(());
             }
-            let Some((seq, hit)) = self.try_admit(host, request, spare)? else {
-                self.refused_at = Some(spare);
-                return Ok(());
-            };
-            host.started(request, hit);
-            let known = request.input_len();
-            self.running.push(Running { seq, request: self.next, sampled: 0, known, planned: hit });
+            let request = self.next;
+            match self.ask(host, request)? {
+                Asked::Admitted { seq, hit } => self.start(host, request, seq, hit),
+                Asked::Follow { leader, cached_len } => {
+                    self.followers.push(Follower { request, leader, cached_len });
+                }
+                Asked::Refused => {
+                    self.refused_at = Some(spare);
+                    return Ok(());
+                }
+            }
             self.next += 1;
             self.refused_at = None;
         }
         Ok(())
     }
 
-    /// Admits the next request if its pages are to be had.
-    fn try_admit(
-        &mut self,
-        host: &mut Host<'_>,
-        request: &Request,
-        spare: i64,
-    ) -> Result<Option<(SeqKey, u32)>, ServeError> {
-        if self.prompt_of != Some(self.next) {
-            request.write_prompt(&mut self.prompt);
-            self.prompt_of = Some(self.next);
+    fn start(&mut self, host: &mut Host<'_>, request: usize, seq: SeqKey, hit: u32) {
+        let known = self.requests[request].input_len();
+        host.started(&self.requests[request], hit);
+        self.running.push(Running { seq, request, sampled: 0, known, planned: hit });
+    }
+
+    /// Admits a request if its pages are to be had and nobody is computing what it needs.
+    fn ask(&mut self, host: &mut Host<'_>, request: usize) -> Result<Asked, ServeError> {
+        if self.prompt_of != Some(request) {
+            self.requests[request].write_prompt(&mut self.prompt);
+            self.prompt_of = Some(request);
         }
-        let (prompt, alone) = (&self.prompt, self.running.is_empty());
+        let (prompt, running, follow) = (&self.prompt, self.running.len(), self.limits.follow);
+        let promise = prompt.len() as u32;
         let Host { engine, core, .. } = host;
-        let pages = i64::from(request.input_len().div_ceil(engine.shape().layout.page_size()));
-        let admitted = core.measure(|| {
-            let found = engine.match_prefix(NAMESPACE, prompt);
-            if pages - i64::from(found.pages()) > spare && !alone {
-                return Ok(None);
+        let asked = core.measure(|| {
+            let admission = engine.admission(NAMESPACE, prompt, promise)?;
+            if let Some(leader) = admission.leader
+                && follow
+            {
+                return Ok(Asked::Follow { leader, cached_len: admission.cached_len });
             }
-            let seq = engine.admit(NAMESPACE, prompt, 0)?;
-            Ok(Some((seq, engine.cached_len(seq)?)))
+            // A page of room for each running request; alone, a request takes what there is.
+            let room = admission.available_pages as usize;
+            if running > 0 && admission.lacking_pages as usize + running > room {
+                return Ok(Asked::Refused);
+            }
+            let seq = engine.admit(NAMESPACE, prompt, promise)?;
+            Ok(Asked::Admitted { seq, hit: engine.cached_len(seq)? })
         });
-        match admitted {
-            // The pages that were found count as evictable until they are locked.
-            Err(Error::OutOfPages { .. }) if !alone => Ok(None),
-            other => other.map_err(refused(self.next)),
-        }
+        asked.map_err(refused(request))
     }
 
     /// Plans the step, preempting the youngest until its pages are there.

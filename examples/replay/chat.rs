@@ -18,6 +18,21 @@ const TURNS_MAX: u32 = 12;
 /// Requests arrive a second, on average.
 const RATE: f64 = 8.0;
 
+/// Tokens of each prompt of a burst.
+const BURST_PROMPT: u32 = 2000;
+
+/// Requests with one and the same prompt, all at once; each is answered in other words.
+pub fn burst(count: usize, seed: u64) -> Vec<Request> {
+    let mut rng = Rng::new(seed);
+    let prompt = Piece { first: 0, len: BURST_PROMPT };
+    let request = |i: usize| {
+        let output =
+            Piece { first: (1 + i as u64) << 20, len: rng.log_normal(200.0, 0.7, 4, 1500) };
+        Request { arrival_ms: 0, prompt: vec![prompt], output }
+    };
+    (0..count).map(request).collect()
+}
+
 struct Conversation {
     system: Piece,
     /// Where its own tokens begin in the stream, and how many there are.

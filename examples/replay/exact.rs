@@ -173,6 +173,31 @@ fn every_request_is_served_however_small_the_pool() {
 }
 
 #[test]
+fn of_a_burst_one_computes_the_prompt() {
+    let requests = crate::chat::burst(64, 1);
+    let run = |line: &str| {
+        crate::serve(&args(line), &requests, &ProgressBar::hidden()).expect("it serves")
+    };
+    let stored: u64 = requests.iter().map(|r| u64::from(r.stored_len())).sum();
+    let [waiting, alone] = ["", " --no-waiting"].map(|how| run(&format!("--concurrency 64{how}")));
+    for outcome in [&waiting, &alone] {
+        assert_eq!(outcome.tally.requests, 64);
+        assert_eq!(outcome.stats.computed_tokens + outcome.stats.hit_tokens, stored);
+    }
+    // 1,984 tokens are whole pages of 16 before the last token. Without waiting, the four prompts that one step of
+    // 8,192 tokens has room for compute them, and whoever is admitted with them.
+    assert_eq!((waiting.tally.followers, waiting.tally.saved_tokens), (63, 63 * 1984));
+    assert_eq!(waiting.stats.hit_tokens, 63 * 1984);
+    assert_eq!((alone.tally.followers, alone.tally.saved_tokens), (0, 0));
+    let more = alone.stats.computed_tokens - waiting.stats.computed_tokens;
+    assert!(more >= 3 * 1984, "{more} tokens more");
+    // However small the pool and the steps, all are served.
+    for line in ["--pages 250", "--pages 400 --step-tokens 100", "--pages 300 --concurrency 7"] {
+        assert_eq!(run(line).tally.requests, 64, "{line}");
+    }
+}
+
+#[test]
 fn crowding_preempts_and_a_large_pool_does_not() {
     let requests = crate::chat::generate(400, 9);
     let run = |line: &str| {

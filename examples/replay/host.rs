@@ -61,6 +61,10 @@ pub struct Tally {
     /// Tokens that needed no computing when a preempted request was resumed.
     pub resume_hit_tokens: u64,
     pub preemptions: u64,
+    /// Requests that waited for another one to compute what they needed.
+    pub followers: u64,
+    /// Tokens that those found, and would have computed themselves had they not waited.
+    pub saved_tokens: u64,
     /// Most pages that running requests used at a time.
     pub peak_pages: u32,
     /// Most requests running at a time.

@@ -73,6 +73,10 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 }
 
 fn workload(args: &Args) -> Result<(Vec<Request>, String), Box<dyn Error>> {
+    if let Some(count) = args.burst {
+        let requests = chat::burst(count.get(), args.seed);
+        return Ok((requests, format!("a burst of {count} equal prompts")));
+    }
     let Some(file) = &args.trace else {
         let requests = chat::generate(args.max_requests(8000), args.seed);
         return Ok((requests, format!("generated chats, seed {}", args.seed)));
@@ -99,7 +103,8 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
         sequential::serve(&mut host, requests, args.step_tokens.unwrap_or(u32::MAX))?;
     } else {
         let step_tokens = args.step_tokens.unwrap_or(8192);
-        let limits = batching::Limits { running: running as usize, step_tokens };
+        let limits =
+            batching::Limits { running: running as usize, step_tokens, follow: !args.no_waiting };
         batching::serve(&mut host, requests, limits)?;
     }
     Ok(host.outcome())

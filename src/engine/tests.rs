@@ -161,6 +161,26 @@ fn s7_promises_are_counted() {
 }
 
 #[test]
+fn s8_fronts_are_found() {
+    let found = "S8: the fronts of running sequences are found, and no others";
+    let unknown = |s: &mut Sound| {
+        let long = s.long;
+        let tokens: Vec<TokenId> = (0..4).map(TokenId::new).collect();
+        s.world().sequences.row_mut(long).expect("it is live").append_tokens(&tokens);
+    };
+    assert_eq!(broken(unknown), found);
+    let gone = |s: &mut Sound| {
+        let long = s.long;
+        s.engine.append(long, &[TokenId::new(7); 4]).expect("there is room");
+        s.engine.verify().expect("it is found");
+        let row = s.world().sequences.row_mut(long).expect("it is live");
+        row.sequence.token_len = 10;
+        s.world().sequences.truncate_tokens(long, 10);
+    };
+    assert_eq!(broken(gone), found);
+}
+
+#[test]
 fn w4_promises_are_backed() {
     let mut sound = Sound::new();
     let World { pages, prefixes, .. } = sound.world();

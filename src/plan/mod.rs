@@ -5,6 +5,7 @@
 //!
 //! Not here: how a plan is made (`system/plan_batch.rs`).
 
+mod admission;
 mod step_end;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::id::{PageId, RowId, SeqKey, SlotId, StepId, TokenId};
 
+pub use admission::{Admission, Admitted, Leader, Prompt};
 pub use step_end::StepEnd;
 
 /// Most new tokens of one step, padding included: what FlashInfer's 32-bit arrays can number.

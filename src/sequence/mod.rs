@@ -19,11 +19,14 @@
 //!
 //! planned_len passes token_len by one token for each unfinished step that samples the token of the next.
 //!
+//! What a sequence computes next is found by `fronts.rs` (S8), for prompts that need the same.
+//!
 //! Tokens and pages of a row lie in chunks of their own stores (`token_store.rs`, `page_table.rs`).
 //!
 //! Not here: prefixes, page states, steps.
 
 mod chunk_pool;
+mod fronts;
 mod page_table;
 mod row;
 mod token_store;
@@ -31,10 +34,11 @@ mod token_store;
 use slotmap::SlotMap;
 
 use crate::error::Error;
-use crate::id::{Namespace, PageId, PrefixLock, RowId, SeqKey, StepId, TokenId};
+use crate::id::{Namespace, PageId, PrefixLock, RowId, Scope, SeqKey, StepId, TokenId};
 use crate::layout::TableShape;
 use crate::memory::{OutOfMemory, reserved};
 use chunk_pool::ChunkPool;
+use fronts::Fronts;
 use page_table::PageTable;
 use token_store::TokenStore;
 
@@ -125,6 +129,11 @@ impl Sequence {
         self.promised.saturating_sub(self.page_len)
     }
 
+    /// The namespace and generation of its prefix, if it is not preempted.
+    pub(crate) fn scope(&self) -> Option<Scope> {
+        self.lock.as_ref().map(PrefixLock::scope)
+    }
+
     /// Whether it waits to be resumed, and so has tokens and nothing else.
     pub fn is_preempted(&self) -> bool {
         self.lock.is_none()
@@ -144,23 +153,28 @@ pub struct SequenceTable {
 }
 
 impl SequenceTable {
-    /// An empty table.
+    /// An empty table. `hash_bits`: how much is used of the hashes that find fronts; fewer than 32 only in tests.
     ///
     /// # Panics
     /// If the system does not give the memory.
-    pub fn new(shape: &TableShape, page_size: u32) -> Self {
-        Self::try_new(shape, page_size).expect("the system has the memory")
+    pub fn new(shape: &TableShape, page_size: u32, hash_bits: u32) -> Self {
+        Self::try_new(shape, page_size, hash_bits).expect("the system has the memory")
     }
 
     /// [`SequenceTable::new`], or what the system refused.
-    pub(crate) fn try_new(shape: &TableShape, page_size: u32) -> Result<Self, OutOfMemory> {
+    pub(crate) fn try_new(
+        shape: &TableShape,
+        page_size: u32,
+        hash_bits: u32,
+    ) -> Result<Self, OutOfMemory> {
         let refused = |_| OutOfMemory { bytes: Self::bytes(shape, page_size) };
         let mut rows = SlotMap::with_key();
         rows.try_reserve(shape.rows as usize).map_err(refused)?;
         let mut free_rows = reserved(shape.rows.into())?;
         free_rows.extend((0..shape.rows).rev().map(RowId::new));
         let (tokens, pages) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
-        let stores = Stores { page_size, tokens, pages };
+        let fronts = Fronts::new(shape.rows, hash_bits)?;
+        let stores = Stores { page_size, tokens, pages, fronts };
         Ok(Self { max: shape.rows, rows, free_rows, promised: 0, plans: 0, stores })
     }
 
@@ -175,6 +189,7 @@ impl SequenceTable {
         let row = size_of::<Sequence>() + 4 + size_of::<RowId>();
         u64::from(shape.rows) * row as u64
             + TokenStore::bytes(shape, page_size)
+            + Fronts::bytes(shape.rows)
             + PageTable::bytes(shape)
     }
 
@@ -231,11 +246,22 @@ impl SequenceTable {
     /// # Errors
     /// [`Error::OutOfSequences`], [`Error::OutOfTokens`].
     pub fn check_room(&self, rows: u32, tokens: u32) -> Result<(), Error> {
-        if rows > self.max - self.rows.len() as u32 {
-            return Err(Error::OutOfSequences { max: self.max });
-        }
-        let chunks = u64::from(self.stores.tokens.chunks_for(tokens));
-        self.stores.tokens.check_free(u64::from(rows) * chunks)
+        self.check_rows(rows as usize)?;
+        self.check_chunks(u64::from(rows) * u64::from(self.chunks_for(tokens)))
+    }
+
+    /// Checks that so many new rows fit.
+    ///
+    /// # Errors
+    /// [`Error::OutOfSequences`].
+    pub(crate) fn check_rows(&self, rows: usize) -> Result<(), Error> {
+        let free = self.max as usize - self.rows.len();
+        if rows <= free { Ok(()) } else { Err(Error::OutOfSequences { max: self.max }) }
+    }
+
+    /// Chunks that so many tokens take.
+    pub(crate) fn chunks_for(&self, tokens: u32) -> u32 {
+        self.stores.tokens.chunks_for(tokens)
     }
 
     /// The number of the next plan, for [`Sequence::last_plan`].
@@ -264,9 +290,45 @@ impl SequenceTable {
         self.promised -= pages;
     }
 
-    /// Checks that `chunks` more fit. Same error.
-    pub(crate) fn check_chunks(&self, chunks: u32) -> Result<(), Error> {
-        self.stores.tokens.check_free(chunks.into())
+    /// Checks that `chunks` more fit.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTokens`].
+    pub(crate) fn check_chunks(&self, chunks: u64) -> Result<(), Error> {
+        self.stores.tokens.check_free(chunks)
+    }
+
+    /// Whether no sequence has a front.
+    pub(crate) fn has_no_fronts(&self) -> bool {
+        self.stores.fronts.is_empty()
+    }
+
+    /// The sequence that was the first of those whose front is page `at`, of these tokens, behind the page `before` or
+    /// at the start of a scope. O(page) unless hashes collide.
+    pub(crate) fn find_front(
+        &self,
+        scope: Scope,
+        before: Option<PageId>,
+        at: u32,
+        tokens: &[TokenId],
+    ) -> Option<SeqKey> {
+        let hash = self.stores.fronts.hash(before, scope, tokens);
+        self.stores.fronts.candidates(hash).find(|&seq| {
+            let sequence = &self.rows[seq];
+            let begins = match before {
+                Some(page) => at == sequence.published && self.page(sequence, at - 1) == page,
+                None => at == sequence.published && sequence.scope() == Some(scope),
+            };
+            begins && self.stores.tokens.pages(sequence.row, at, 1) == tokens
+        })
+    }
+
+    /// Whether S8 holds. O(running sequences).
+    pub(crate) fn finds_fronts(&self) -> bool {
+        let fronts = self.rows.iter().filter(|(_, sequence)| self.stores.has_front(sequence));
+        self.stores.fronts.check(
+            fronts.map(|(seq, sequence)| (sequence.row, seq, self.stores.front_hash(sequence))),
+        )
     }
 
     /// Makes a row of these tokens. The caller checked the room.
@@ -308,6 +370,7 @@ impl SequenceTable {
         let mut sequence = self.rows.remove(seq).expect("the caller looked it up");
         assert!(sequence.lock.is_none(), "S2: a finished sequence has released its prefix");
         assert!(sequence.promised == 0, "S7: a finished sequence is promised nothing");
+        assert!(!self.stores.fronts.holds(sequence.row), "S8: a finished sequence leads nobody");
         self.stores.tokens.shrink(sequence.row, &mut sequence.chunks, 0);
         self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
         self.free_rows.push(sequence.row);

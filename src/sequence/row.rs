@@ -3,10 +3,11 @@
 //! Not here: the stores themselves.
 
 use super::Sequence;
+use super::fronts::Fronts;
 use super::page_table::PageTable;
 use super::token_store::TokenStore;
 use crate::error::Error;
-use crate::id::{PageId, TokenId};
+use crate::id::{PageId, SeqKey, TokenId};
 use crate::plan::TableWrite;
 
 /// What sequences keep in chunks.
@@ -14,6 +15,27 @@ pub(super) struct Stores {
     pub(super) page_size: u32,
     pub(super) tokens: TokenStore,
     pub(super) pages: PageTable,
+    pub(super) fronts: Fronts,
+}
+
+impl Stores {
+    /// Tokens that a sequence knows at least if it has a front: those up to the end of the page, and one more.
+    fn front_len(&self, sequence: &Sequence) -> u32 {
+        (sequence.published + 1) * self.page_size + 1
+    }
+
+    /// Whether a sequence has a front (`fronts.rs`).
+    pub(super) fn has_front(&self, sequence: &Sequence) -> bool {
+        sequence.lock.is_some() && sequence.token_len >= self.front_len(sequence)
+    }
+
+    /// The hash of a sequence's front.
+    pub(super) fn front_hash(&self, sequence: &Sequence) -> u32 {
+        let Sequence { row, published: at, .. } = *sequence;
+        let scope = sequence.scope().expect("a sequence with a front runs");
+        let before = (at > 0).then(|| self.pages.page(row, at - 1));
+        self.fronts.hash(before, scope, self.tokens.pages(row, at, 1))
+    }
 }
 
 /// A sequence with its tokens and pages: two pointers, which a decoding row's look-up returns in registers.
@@ -57,6 +79,41 @@ impl RowMut<'_> {
         sequence.last_token = tokens.last().copied().unwrap_or(sequence.last_token);
     }
 
+    /// Whether the sequence comes to have a front by so many tokens more.
+    #[inline]
+    pub fn comes_to_front(&self, tokens: usize) -> bool {
+        let len = self.sequence.token_len;
+        let front_len = self.stores.front_len(self.sequence);
+        len < front_len && len as usize + tokens >= front_len as usize
+    }
+
+    /// The sequence, whose key is `seq`, begins to run or has other tokens or pages: its front is found again.
+    #[inline(never)]
+    pub fn settle_front(&mut self, seq: SeqKey) {
+        let Self { sequence, stores } = self;
+        stores.fronts.leave(sequence.row);
+        if stores.has_front(sequence) {
+            let hash = stores.front_hash(sequence);
+            stores.fronts.enter(sequence.row, seq, hash);
+        }
+    }
+
+    /// Pages were published: the front, if it had one, is another.
+    #[inline]
+    pub fn advance_front(&mut self) {
+        let (row, fronts) = (self.sequence.row, &self.stores.fronts);
+        if !fronts.is_empty() && fronts.holds(row) {
+            self.settle_front(fronts.key(row));
+        }
+    }
+
+    /// Tokens were forgotten, or it stops to run: it may have no front any more.
+    pub fn drop_front(&mut self) {
+        if !self.stores.has_front(self.sequence) {
+            self.stores.fronts.leave(self.sequence.row);
+        }
+    }
+
     /// What the row lacks to have `page_len` pages, all of them sent.
     pub fn lacking(&self, page_len: u32) -> Lacking {
         let Sequence { chunks: own, dirty_from, inherited, .. } = *self.sequence;
@@ -80,7 +137,7 @@ impl RowMut<'_> {
 
     /// Appends pages, and room for their tokens. The caller checked the room. O(pages).
     pub fn append_pages(&mut self, pages: &[PageId]) {
-        let Self { sequence, stores: Stores { page_size, tokens, pages: table } } = self;
+        let Self { sequence, stores: Stores { page_size, tokens, pages: table, .. } } = self;
         let len = sequence.page_len + pages.len() as u32;
         tokens.reserve(sequence.row, &mut sequence.chunks, len * *page_size);
         table.reserve(sequence.row, sequence.page_len, len);

@@ -1,53 +1,21 @@
 //! A sequence enters: match all but the last token, lock, check that the rest can fit. Takes no pages, but may be
 //! promised some.
 
+use crate::bitmap::Bits;
 use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
-use crate::id::{Namespace, PageId, PrefixLock, SeqKey, StepId, TokenId};
+use crate::id::{Namespace, PageId, PrefixLock, SeqKey, TokenId};
 use crate::page::PagePool;
+use crate::plan::{Admission, Admitted, Prompt};
 use crate::prefix::{PrefixMatch, PrefixTree};
 use crate::sequence::{Entered, SequenceTable};
 use crate::stats::Stats;
 use crate::system::append::check_known;
+use crate::system::leader::leader;
 use crate::system::promise::check_promise;
 use crate::system::room::Room;
 use crate::world::Buffers;
-
-/// What admitting a prompt, or resuming a sequence, would take: the answer to [`Engine::admission`].
-///
-/// [`Engine::admission`]: crate::Engine::admission
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use]
-#[non_exhaustive]
-pub struct Admission {
-    /// Tokens that have K and V already, in whole pages.
-    pub cached_len: u32,
-    /// Pages of those that nobody uses now: they would not be evictable any more.
-    pub idle_pages: u32,
-    /// Pages that the rest needs: that of the prompt, or that of the promise if it goes further.
-    pub lacking_pages: u32,
-    /// Pages that could be had for that now, once what is cached is in use.
-    pub available_pages: u32,
-    /// Where they are too few: the first unfinished step after which they are enough, if nothing else happens.
-    pub after: Option<StepId>,
-}
-
-impl Admission {
-    /// Whether there are enough pages now.
-    pub fn fits(&self) -> bool {
-        self.lacking_pages <= self.available_pages
-    }
-
-    /// The answer of an admission: nothing, if it fits.
-    fn check(&self) -> Result<(), Error> {
-        if self.fits() {
-            return Ok(());
-        }
-        let (wanted, available) = (self.lacking_pages.into(), self.available_pages.into());
-        Err(Error::OutOfPages { wanted, available, after: self.after })
-    }
-}
 
 /// What admitting a prompt would take; changes nothing. O(prompt), and where it does not fit O(unfinished steps and
 /// idle nodes of the match).
@@ -65,12 +33,15 @@ pub(crate) fn admission(
     prompt: &[TokenId],
     promise: u32,
 ) -> Result<Admission, Error> {
-    check_prompt(shape, sequences, prompt, promise)?;
+    check_prompt(shape, prompt, promise)?;
+    sequences.check_room(1, prompt.len() as u32)?;
     let found = shape
         .shares_prefixes()
         .then(|| prefixes.match_prefix(namespace, &prompt[..prompt.len() - 1]));
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
-    Ok(ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise))
+    let admission = ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise);
+    let leader = found.and_then(|_| leader(prefixes, sequences, namespace, prompt));
+    Ok(Admission { leader, ..admission })
 }
 
 /// Admits a prompt as a new sequence, which is promised the pages of `promise` tokens in all. O(prompt); all its page
@@ -93,7 +64,8 @@ pub(crate) fn admit(
     prompt: &[TokenId],
     promise: u32,
 ) -> Result<SeqKey, Error> {
-    check_prompt(shape, sequences, prompt, promise)?;
+    check_prompt(shape, prompt, promise)?;
+    sequences.check_room(1, prompt.len() as u32)?;
     let found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
     ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise).check()?;
@@ -142,13 +114,85 @@ pub(crate) fn resume(
     Ok(())
 }
 
-/// Checks a prompt, and that there is a row for it.
-fn check_prompt(
+/// Admits prompts in order, all or none, as [`admit`] would each, if what all lack fits together; they are left in the
+/// buffers, each with who leads it. O(all prompts), and where they do not fit O(unfinished steps and pages of the
+/// matches).
+///
+/// # Errors
+/// As [`admit`]: of the first prompt that is wrong, or of all together. Nothing changes then.
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
+pub(crate) fn admit_batch(
     shape: &EngineShape,
-    sequences: &SequenceTable,
-    prompt: &[TokenId],
-    promise: u32,
+    pages: &PagePool,
+    prefixes: &mut PrefixTree,
+    sequences: &mut SequenceTable,
+    fence: &mut Fence,
+    counters: &mut Stats,
+    buffers: &mut Buffers,
+    prompts: &[Prompt<'_>],
 ) -> Result<(), Error> {
+    let mut chunks = 0;
+    for prompt in prompts {
+        check_prompt(shape, prompt.tokens, prompt.promise)?;
+        chunks += u64::from(sequences.chunks_for(prompt.tokens.len() as u32));
+    }
+    sequences.check_rows(prompts.len())?;
+    sequences.check_chunks(chunks)?;
+    let room = Room::new(pages, prefixes, sequences.promised(), fence);
+    let (lacking, idle) =
+        ask_all(shape, prefixes, buffers, prompts, |found| prefixes.idle_pages(found));
+    if lacking + idle > room.unpromised() {
+        let after = room.after(0, |step| {
+            let idle_then = |found: &PrefixMatch| prefixes.idle_pages_after(found, step);
+            let (lacking, idle) = ask_all(shape, prefixes, buffers, prompts, idle_then);
+            lacking + idle
+        });
+        let available = room.unpromised().saturating_sub(idle);
+        return Err(Error::OutOfPages { wanted: lacking, available, after });
+    }
+    buffers.admitted.clear();
+    for &Prompt { namespace, tokens, promise } in prompts {
+        let found = find(shape, prefixes, namespace, tokens, &mut buffers.pages);
+        let leader = found.and_then(|_| leader(prefixes, sequences, namespace, tokens));
+        let lock = lock(prefixes, fence, found.as_ref(), namespace);
+        let seq = sequences.spawn(namespace, tokens, lock);
+        enter(shape, sequences, buffers, seq, promise, Entered::admitted(tokens.len() as u32));
+        buffers.admitted.push(Admitted::new(seq, leader));
+    }
+    counters.admissions += prompts.len() as u64;
+    Ok(())
+}
+
+/// Pages that prompts lack together, and the idle ones of what they match, each counted once; `idle_pages`: how many at
+/// the end of a match are idle.
+fn ask_all(
+    shape: &EngineShape,
+    prefixes: &PrefixTree,
+    buffers: &mut Buffers,
+    prompts: &[Prompt<'_>],
+    idle_pages: impl Fn(&PrefixMatch) -> u32,
+) -> (u64, u64) {
+    let Buffers { pages, freed: idle, counted, .. } = buffers;
+    let mut lacking = 0;
+    idle.clear();
+    for &Prompt { namespace, tokens, promise } in prompts {
+        let found = find(shape, prefixes, namespace, tokens, pages);
+        let all = (tokens.len() as u32).max(promise).div_ceil(shape.layout.page_size());
+        lacking += u64::from(all) - pages.len() as u64;
+        let idle_count = found.map_or(0, |found| idle_pages(&found)) as usize;
+        for page in &pages[pages.len() - idle_count..] {
+            if !counted.contains(page.raw()) {
+                counted.insert(Bits::one(page.index()));
+                idle.push(*page);
+            }
+        }
+    }
+    idle.iter().for_each(|page| counted.remove(Bits::one(page.index())));
+    (lacking, idle.len() as u64)
+}
+
+/// Checks a prompt and its promise.
+fn check_prompt(shape: &EngineShape, prompt: &[TokenId], promise: u32) -> Result<(), Error> {
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt);
     }
@@ -157,8 +201,7 @@ fn check_prompt(
         return Err(Error::TooLong { len, max });
     }
     check_promise(shape, promise)?;
-    check_known(0, prompt)?;
-    sequences.check_room(1, prompt.len() as u32)
+    check_known(0, prompt)
 }
 
 /// The prefix that a sequence of these tokens can use, and its pages: whole pages of all but the last token, since one
@@ -196,6 +239,7 @@ fn ask(
         lacking_pages: lacking,
         available_pages: room.unpromised().saturating_sub(idle.into()) as u32,
         after: None,
+        leader: None,
     };
     if !admission.fits() {
         let idle_after = |step| found.map_or(0, |m| prefixes.idle_pages_after(m, step));
@@ -232,5 +276,6 @@ fn enter(
     sequence.cached_len = sequence.published * shape.layout.page_size();
     sequence.planned_len = sequence.cached_len;
     sequence.entered = entered;
+    sequences.row_mut(seq).expect("just looked up").settle_front(seq);
     sequences.promise(seq, promise.div_ceil(shape.layout.page_size()));
 }

@@ -86,6 +86,7 @@ fn release(
     let sequence = sequences.get_mut(seq).expect("the caller looked it up");
     let (published, last_step) = (sequence.published, sequence.last_step);
     let lock = sequence.lock.take().expect("a running sequence holds its prefix");
+    sequences.row_mut(seq).expect("just seen").drop_front();
     buffers.freed.clear();
     sequences.truncate_pages(seq, published, &mut buffers.freed);
     release_pages(pages, fence, last_step, &buffers.freed);

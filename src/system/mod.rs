@@ -6,6 +6,7 @@
 //! | system | pages | prefixes | sequences | steps | fence |
 //! |---|---|---|---|---|---|
 //! | [`admit`], `resume`: match, lock, take a row | reads | writes | writes | | writes |
+//! | [`leader`]: who computes what a prompt needs | | reads | reads | | |
 //! | [`room`]: how many pages a call may take | reads | reads | reads | | reads |
 //! | [`promise`]: set pages aside, or give them back | reads | reads | writes | | reads |
 //! | [`reclaim`]: evict no more pages than are lacking | writes | writes | | | |
@@ -31,6 +32,7 @@ pub mod commit;
 pub mod complete;
 pub mod finish;
 pub mod fork;
+pub mod leader;
 pub mod packed;
 pub mod plan_batch;
 pub mod promise;

@@ -157,7 +157,7 @@ fn check(
     if tokens > max {
         return Err(Error::StepTokens { tokens, max });
     }
-    sequences.check_chunks(needs.chunks)?;
+    sequences.check_chunks(needs.chunks.into())?;
     Ok(needs)
 }
 

@@ -74,5 +74,6 @@ fn insert_pages(
     }
     row.sequence.lock = Some(lock);
     row.sequence.published = end;
+    row.advance_front();
     release_pages(pages, fence, row.sequence.last_step, &buffers.freed);
 }

@@ -37,6 +37,7 @@ pub(crate) fn rollback(
     buffers.freed.clear();
     sequences.truncate_pages(seq, page_len, &mut buffers.freed);
     sequences.truncate_tokens(seq, len);
+    sequences.row_mut(seq)?.drop_front();
     release_pages(pages, fence, last_step, &buffers.freed);
     Ok(())
 }

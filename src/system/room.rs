@@ -45,7 +45,7 @@ impl<'a> Room<'a> {
 
     /// The first step after which a call can take so many pages, if nothing else happens: `wanted` is asked for each
     /// step that something waits for. O(unfinished steps).
-    pub fn after(&self, drawn: u64, wanted: impl Fn(StepId) -> u64) -> Option<StepId> {
+    pub fn after(&self, drawn: u64, mut wanted: impl FnMut(StepId) -> u64) -> Option<StepId> {
         let fits =
             |&(step, returned): &(StepId, u32)| wanted(step) <= self.available(drawn, returned);
         self.fence.returns().find(fits).map(|(step, _)| step)

@@ -38,6 +38,13 @@ pub type Promise = u8;
 pub enum Op {
     /// `admit`
     Admit(Prompt),
+    /// `admit_batch`
+    AdmitBatch {
+        /// The first prompt; the others begin like it and are a little longer or shorter.
+        prompt: Prompt,
+        /// How many, modulo 5.
+        count: u8,
+    },
     /// `match_prefix`
     Match(Prompt),
     /// `plan_batch`, and storing K and V of its tokens.

@@ -5,7 +5,7 @@
 use super::op::{Op, Prompt, SmallConfig};
 use super::rng::Rng;
 
-const KINDS: usize = 14;
+const KINDS: usize = 15;
 
 /// An endless stream of ops, and the config they were drawn for. Depends on the seed alone.
 #[derive(Clone, Debug)]
@@ -27,13 +27,14 @@ impl Workload {
         let mut rng = Rng::new(seed);
         let config = draw_config(&mut rng);
         // Calls that keep a server going are common in every workload, the rest in some.
-        let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0];
+        let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3];
         let mut weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
         for i in [1, 6, 8, 10, 11] {
             weights[i] *= rng.pick(&[0, 1, 1, 4]);
         }
         weights[12] = rng.pick(&[0, 0, 1, 2]);
         let promising = rng.pick(&[0, 4, 12, 16]);
+        weights[14] *= rng.pick(&[0, 1, 4]);
         weights[13] = rng.pick(&[0, 3, 10]) * u64::from(promising > 0);
         let greedy = rng.below(17);
         let wrong = rng.pick(&[8, 32, 256]);
@@ -76,6 +77,10 @@ impl Workload {
             }
             11 => Op::Rollback { pick: self.seq(), fewer: self.byte() },
             12 => Op::Reset,
+            14 => {
+                let count = self.rng.within(1, 4) as u8 - u8::from(self.is_wrong());
+                Op::AdmitBatch { prompt: self.prompt(), count }
+            }
             _ => Op::Promise { pick: self.seq(), promise: self.promise() },
         }
     }

@@ -3,6 +3,7 @@
 //! Written from the semantics (ARCHITECTURE.md and the documentation of `Engine`), not from the engine's code. It is
 //! slow on purpose: it searches where the engine knows, and counts where the engine keeps counters.
 
+mod leader;
 mod pages;
 mod sequence;
 mod step;
@@ -19,6 +20,7 @@ use crate::config::{EngineShape, PrefixMode};
 use crate::error::Error;
 use crate::id::{PageId, Scope, SeqKey, StepId, TokenId};
 use crate::stats::Stats;
+use leader::Front;
 use step::Step;
 
 /// What a fork must answer.
@@ -42,6 +44,7 @@ struct Sequence {
     /// Pages that it is promised, those of `table` included.
     promised: usize,
     preempted: bool,
+    front: Option<Front>,
     /// What is counted when one of its steps is committed.
     entered: Option<Entered>,
     /// Counts preemptions: items planned in an earlier incarnation are skipped.
@@ -89,6 +92,8 @@ pub struct Model {
     generation: u64,
     /// What has happened so far.
     counters: Stats,
+    /// Counts looks at fronts.
+    clock: u64,
 }
 
 impl Model {
@@ -107,6 +112,7 @@ impl Model {
             completed: 0,
             generation: 0,
             counters: Stats::default(),
+            clock: 0,
         }
     }
 

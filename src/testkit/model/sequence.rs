@@ -3,6 +3,7 @@
 use super::{Entered, ForkWant, Given, Lock, Model, PageIs, Sequence, Step};
 use crate::error::Error;
 use crate::id::{Namespace, Scope, SeqKey, StepId, TokenId};
+use crate::plan::Prompt;
 use crate::system::finish::Keep;
 
 /// What an admission must answer.
@@ -18,6 +19,8 @@ pub struct AdmissionWant {
     pub available_pages: u32,
     /// The step after which there are enough.
     pub after: Option<StepId>,
+    /// Who leads, and the tokens that are cached then.
+    pub leader: Option<(SeqKey, u32)>,
 }
 
 impl AdmissionWant {
@@ -30,7 +33,7 @@ impl AdmissionWant {
 }
 
 impl Model {
-    fn next_scope(&self, namespace: Namespace) -> Scope {
+    pub(super) fn next_scope(&self, namespace: Namespace) -> Scope {
         Scope { namespace, generation: self.generation }
     }
 
@@ -48,7 +51,56 @@ impl Model {
         promise: u32,
     ) -> Result<AdmissionWant, Error> {
         self.check_prompt(prompt, promise)?;
-        Ok(self.ask(self.next_scope(namespace), prompt, promise))
+        self.check_rows(1, prompt.len())?;
+        let scope = self.next_scope(namespace);
+        Ok(self.ask(scope, prompt, promise))
+    }
+
+    /// `Engine::admit_batch`, with `keys` as in [`Model::admit`]. Answers with each one's leader.
+    pub fn admit_batch(
+        &mut self,
+        keys: &[SeqKey],
+        prompts: &[Prompt<'_>],
+    ) -> Result<Vec<Option<(SeqKey, u32)>>, Error> {
+        for prompt in prompts {
+            self.check_prompt(prompt.tokens, prompt.promise)?;
+        }
+        let max = self.shape.table.rows;
+        if self.sequences.len() + prompts.len() > max as usize {
+            return Err(Error::OutOfSequences { max });
+        }
+        let chunks = prompts.iter().map(|prompt| prompt.tokens.len().div_ceil(self.chunk_tokens()));
+        self.check_chunks(chunks.sum())?;
+        let lacking = |prompt: &Prompt<'_>| {
+            let scope = self.next_scope(prompt.namespace);
+            u64::from(self.ask(scope, prompt.tokens, prompt.promise).lacking_pages)
+        };
+        let wanted: u64 = prompts.iter().map(lacking).sum();
+        let room =
+            |model: &Self| u64::from(model.available().saturating_sub(model.idle_of_all(prompts)));
+        if wanted > room(self) {
+            let after = self.first_after(|model| wanted <= room(model));
+            return Err(Error::OutOfPages { wanted, available: room(self), after });
+        }
+        let mut leaders = Vec::new();
+        for (&key, prompt) in keys.iter().zip(prompts) {
+            let scope = self.next_scope(prompt.namespace);
+            leaders.push(self.ask(scope, prompt.tokens, prompt.promise).leader);
+            self.admit(key, prompt.namespace, prompt.tokens, prompt.promise)?;
+        }
+        Ok(leaders)
+    }
+
+    /// Idle pages of what prompts match, each counted once.
+    fn idle_of_all(&self, prompts: &[Prompt<'_>]) -> u32 {
+        let mut locked = self.tree.clone();
+        let before = locked.evictable();
+        for prompt in prompts {
+            let scope = self.next_scope(prompt.namespace);
+            let pages = locked.matched(scope, all_but_last(prompt.tokens)).len();
+            locked.lock(scope, prompt.tokens, pages);
+        }
+        before - locked.evictable()
     }
 
     /// `Engine::admit`, where the engine has answered with `key`, if with a sequence at all.
@@ -60,6 +112,7 @@ impl Model {
         promise: u32,
     ) -> Result<(), Error> {
         self.check_prompt(prompt, promise)?;
+        self.check_rows(1, prompt.len())?;
         let scope = self.next_scope(namespace);
         self.ask(scope, prompt, promise).check()?;
         let sequence = Sequence {
@@ -71,6 +124,7 @@ impl Model {
             table: Vec::new(),
             promised: 0,
             preempted: false,
+            front: None,
             entered: None,
             incarnation: 0,
             last_step: 0,
@@ -97,8 +151,7 @@ impl Model {
             return Err(Error::TooLong { len, max });
         }
         self.check_promise(promise)?;
-        check_known(0, prompt)?;
-        self.check_rows(1, prompt.len())
+        check_known(0, prompt)
     }
 
     /// Whether so many new sequences of so many tokens each fit the tables.
@@ -128,6 +181,7 @@ impl Model {
             lacking_pages,
             available_pages,
             after: self.first_after(|model| lacking_pages <= room(model).1).filter(|_| !fits),
+            leader: self.leader(scope, all_but_last(tokens)).filter(|_| self.shares()),
         }
     }
 
@@ -149,6 +203,7 @@ impl Model {
         if !self.shares() {
             self.generation += 1;
         }
+        self.look_at_front(key);
         len
     }
 
@@ -164,6 +219,7 @@ impl Model {
         self.check_chunks(self.chunks_lacking(sequence, len as usize))?;
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.tokens.extend_from_slice(tokens);
+        self.look_at_front(seq);
         Ok(())
     }
 
@@ -216,6 +272,7 @@ impl Model {
         }
         let last_step = sequence.last_step;
         self.give_up_pages(last_step, duplicates);
+        self.look_at_front(seq);
     }
 
     /// A sequence releases its pages past the first `keep`, none of them published.
@@ -270,6 +327,7 @@ impl Model {
         sequence.cached_len = 0;
         sequence.planned_len = 0;
         self.counters.preemptions += 1;
+        self.look_at_front(seq);
         Ok(())
     }
 
@@ -322,6 +380,7 @@ impl Model {
         }
         self.trim(seq, keep);
         self.counters.rollbacks += 1;
+        self.look_at_front(seq);
         Ok(())
     }
 
@@ -358,9 +417,11 @@ impl Model {
             child.promised = promised;
             child.incarnation = 0;
             child.entered = None;
+            child.front = None;
             child.last_step = step.unwrap_or(0);
             self.tree.lock(child.scope, &child.tokens, pages);
             self.sequences.insert(key, child);
+            self.look_at_front(key);
         }
         self.counters.forks += keys.len() as u64;
         Ok(ForkWant {

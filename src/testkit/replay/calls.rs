@@ -9,7 +9,7 @@ use super::bytes::{self, Inspect};
 use super::host::Host;
 use crate::error::{EngineError, Error};
 use crate::id::{LayerId, Namespace, SeqKey, StepId, TokenId};
-use crate::plan::{BatchPlan, Extend, OwnedPlan};
+use crate::plan::{self, Admitted, BatchPlan, Extend, OwnedPlan};
 use crate::system::finish::Keep;
 use crate::system::fork::Forked;
 use crate::testkit::model::{AdmissionWant, ForkWant, PlanWant};
@@ -22,6 +22,7 @@ impl<B: Inspect> Host<B> {
         self.ops += 1;
         match op {
             Op::Admit(prompt) => self.admit(&prompt),
+            Op::AdmitBatch { prompt, count } => self.admit_batch(&prompt, count % 5),
             Op::Match(prompt) => self.match_prefix(&prompt),
             Op::Plan { first, count, lens, twist } => {
                 let items = self.batch(first, count, lens, twist);
@@ -77,18 +78,75 @@ impl<B: Inspect> Host<B> {
     }
 
     /// What an admission would take is said beforehand.
-    fn ask(&self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<(), String> {
+    fn ask(
+        &mut self,
+        namespace: Namespace,
+        prompt: &[TokenId],
+        promise: u32,
+    ) -> Result<(), String> {
         let got = self.engine.admission(namespace, prompt, promise).map(|got| AdmissionWant {
             cached_len: got.cached_len,
             idle_pages: got.idle_pages,
             lacking_pages: got.lacking_pages,
             available_pages: got.available_pages,
             after: got.after,
+            leader: got.leader.map(|leader| (leader.seq, leader.cached_len)),
         });
-        agree("admission", &got, &self.model.admission(namespace, prompt, promise))
+        let want = self.model.admission(namespace, prompt, promise);
+        if let Ok(AdmissionWant { leader: Some(leader), .. }) = want {
+            self.summary.count("admission with a leader".to_owned());
+            self.leaders.push_front(leader);
+            self.leaders.truncate(4);
+        }
+        agree("admission", &got, &want)
     }
 
-    fn match_prefix(&self, spec: &Prompt) -> Result<(), String> {
+    fn admit_batch(&mut self, spec: &Prompt, count: u8) -> Result<(), String> {
+        let (namespace, first) = self.prompt(spec);
+        let promise = self.promise(spec.promise, first.len());
+        let max = self.engine.shape().max_sequence_len as usize;
+        // Every other one ends otherwise, or is of another namespace.
+        let texts: Vec<Vec<_>> = (0..usize::from(count))
+            .map(|i| {
+                let more = (i % 3) * self.page_size() / 2;
+                let more =
+                    if first.is_empty() { 0 } else { more.min(max.saturating_sub(first.len())) };
+                let new = (0..more).map(|at| self.token(i as u64 / 2, at));
+                first.iter().copied().chain(new).collect()
+            })
+            .collect();
+        let prompts: Vec<_> = texts
+            .iter()
+            .enumerate()
+            .map(|(i, tokens)| plan::Prompt {
+                namespace: if i == 3 { Namespace::new(1 - namespace.raw()) } else { namespace },
+                tokens,
+                promise,
+            })
+            .collect();
+        let got = self.engine.admit_batch(&prompts).map(<[_]>::to_vec);
+        let keys: Vec<_> = match &got {
+            Ok(admitted) => admitted.iter().map(|one| one.seq).collect(),
+            // Any keys will do to find that it is refused.
+            Err(_) => some_keys(count.into()),
+        };
+        let got = got.map(|admitted| {
+            let leader = |one: &Admitted| one.leader.map(|leader| (leader.seq, leader.cached_len));
+            admitted.iter().map(leader).collect::<Vec<_>>()
+        });
+        let want = self.model.admit_batch(&keys, &prompts);
+        let want = self.model.counted(want);
+        self.answer("admit_batch", &got, &want)?;
+        if got.is_ok() {
+            for (key, text) in keys.into_iter().zip(&texts) {
+                self.took_in(key, text.clone())?;
+            }
+        }
+        texts.into_iter().for_each(|text| self.remember(text));
+        Ok(())
+    }
+
+    fn match_prefix(&mut self, spec: &Prompt) -> Result<(), String> {
         let (namespace, prompt) = self.prompt(spec);
         self.ask(namespace, &prompt, self.promise(spec.promise, prompt.len()))?;
         let found = self.engine.match_prefix(namespace, &prompt);
@@ -353,14 +411,8 @@ impl<B: Inspect> Host<B> {
             }
             // The engine's children are gone: any keys will do for the model's.
             Err(EngineError::Backend(_)) => {
-                let keys =
-                    (1..=count.into()).map(|i| KeyData::from_ffi(1 << 32 | (0xffff_ffff - i)));
-                return self.failed_fork(
-                    &keys.map(SeqKey::from).collect::<Vec<_>>(),
-                    seq,
-                    promise,
-                    failures,
-                );
+                let keys = some_keys(count.into());
+                return self.failed_fork(&keys, seq, promise, failures);
             }
             Err(EngineError::Core(error)) => (vec![SeqKey::default(); count.into()], Err(error)),
             Err(error) => return Err(format!("fork: {error}")),
@@ -418,6 +470,11 @@ impl<B: Inspect> Host<B> {
         }
         self.answer("rollback", &got, &want)
     }
+}
+
+/// Keys that no engine gives out.
+fn some_keys(count: u64) -> Vec<SeqKey> {
+    (1..=count).map(|i| KeyData::from_ffi(1 << 32 | (0xffff_ffff - i)).into()).collect()
 }
 
 fn keep(publish: bool) -> Keep {

@@ -5,7 +5,7 @@ use super::bytes::{self, Inspect};
 use super::host::Host;
 use crate::error::Error;
 use crate::id::{LayerId, Namespace, PageId, SeqKey, TokenId};
-use crate::plan::{BatchPlan, Extend, StepScratch};
+use crate::plan::{BatchPlan, Extend, Leader, StepScratch};
 use crate::testkit::model::PlanWant;
 
 impl<B: Inspect> Host<B> {
@@ -19,6 +19,10 @@ impl<B: Inspect> Host<B> {
         }
         for &seq in &self.live {
             self.compare_sequence(seq)?;
+        }
+        for &(seq, cached_len) in &self.leaders {
+            let got = self.engine.is_leading(&Leader::new(seq, cached_len));
+            agree("is_leading", &got, &self.model.is_leading(seq, cached_len))?;
         }
         self.compare_touched()?;
         self.compare_matches()?;

@@ -32,6 +32,8 @@ pub(super) struct Host<B> {
     pub(super) scratch: StepScratch,
     /// Pages that the rows of each unfinished step name.
     pub(super) touched: BTreeMap<StepId, BTreeSet<PageId>>,
+    /// Leaders named lately, and the tokens that each was named for.
+    pub(super) leaders: VecDeque<(SeqKey, u32)>,
     pub(super) ops: u64,
     pub(super) summary: Summary,
 }
@@ -49,6 +51,7 @@ impl<B: Inspect> Host<B> {
             words,
             scratch: StepScratch::new(),
             touched: BTreeMap::new(),
+            leaders: VecDeque::new(),
             ops: 0,
             summary: Summary::default(),
         }

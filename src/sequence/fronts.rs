@@ -1,0 +1,164 @@
+//! Who computes what next: finds the running sequence whose front is a given page.
+//!
+//! A sequence's front is its first page that is not published, where all tokens of it are known and another follows: a
+//! page that it will publish and that another sequence may be about to compute too. It lies behind a page of the tree,
+//! or at the start of a scope; that and its tokens are what it is found by.
+//!
+//! ```text
+//! heads    by hash      row 3          -         row 0                the sequence that came first
+//! entries  by row       3 <-> 5 <-> 1            0                    rings, in the order of coming
+//! ```
+//!
+//! * S8. It holds exactly the sequences that run and have a front, each once, by the hash of that.
+//!
+//! Two fronts of one hash are in one ring: the caller confirms every candidate.
+//!
+//! Not here: what a sequence's front is (`row.rs`), how far a leader's tokens are another's (`system/leader.rs`).
+
+use std::hash::{BuildHasher, Hasher};
+
+use ahash::RandomState;
+use bytemuck::{Pod, Zeroable};
+
+use crate::id::{PageId, RowId, Scope, SeqKey, TokenId};
+use crate::memory::{OutOfMemory, zeroed};
+
+/// One sequence's front. All zero: it has none.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Entry {
+    hash: u32,
+    /// Neighbours in the ring, as rows.
+    next: u32,
+    before: u32,
+    is_held: u32,
+}
+
+/// The index.
+pub(super) struct Fronts {
+    /// The first row of each ring and one more; 0: there is none. As many as a power of two.
+    heads: Vec<u32>,
+    entries: Vec<Entry>,
+    keys: Vec<SeqKey>,
+    count: u32,
+    hasher: RandomState,
+    hash_mask: u32,
+}
+
+impl Fronts {
+    /// An index of at most `rows` sequences. `hash_bits` below 32 is for tests: it forces collisions.
+    pub fn new(rows: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
+        let is_test = hash_bits < u32::BITS;
+        let mut keys = crate::memory::reserved(rows.into())?;
+        keys.resize(rows as usize, SeqKey::default());
+        Ok(Self {
+            heads: zeroed(Self::head_count(rows))?,
+            entries: zeroed(rows.into())?,
+            keys,
+            count: 0,
+            hasher: if is_test { RandomState::with_seeds(5, 6, 7, 8) } else { RandomState::new() },
+            hash_mask: if is_test { (1 << hash_bits) - 1 } else { u32::MAX },
+        })
+    }
+
+    fn head_count(rows: u32) -> u64 {
+        u64::from(rows).next_power_of_two()
+    }
+
+    /// Bytes that an index takes.
+    pub fn bytes(rows: u32) -> u64 {
+        let row = size_of::<Entry>() + size_of::<SeqKey>();
+        u64::from(rows) * row as u64 + Self::head_count(rows) * size_of::<u32>() as u64
+    }
+
+    /// Hash of a page with these tokens behind another, or at the start of a scope.
+    pub fn hash(&self, before: Option<PageId>, scope: Scope, tokens: &[TokenId]) -> u32 {
+        let mut hasher = self.hasher.build_hasher();
+        match before {
+            Some(page) => hasher.write_u32(page.raw()),
+            None => {
+                hasher.write_u64(scope.namespace.raw());
+                hasher.write_u64(scope.generation);
+            }
+        }
+        hasher.write(bytemuck::cast_slice(tokens));
+        hasher.finish() as u32 & self.hash_mask
+    }
+
+    fn head(&self, hash: u32) -> usize {
+        hash as usize & (self.heads.len() - 1)
+    }
+
+    /// Whether nobody has a front.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether a row's sequence is held.
+    pub fn holds(&self, row: RowId) -> bool {
+        self.entries[row.index()].is_held != 0
+    }
+
+    /// The key that a row's sequence came with.
+    pub fn key(&self, row: RowId) -> SeqKey {
+        self.keys[row.index()]
+    }
+
+    /// A sequence has a front of this hash. O(1).
+    pub fn enter(&mut self, row: RowId, seq: SeqKey, hash: u32) {
+        assert!(!self.holds(row), "S8: a sequence has one front");
+        let (head, own) = (self.head(hash), row.raw());
+        let first = self.heads[head].checked_sub(1).unwrap_or(own);
+        let mut entry = Entry { hash, next: first, before: own, is_held: 1 };
+        if first == own {
+            self.heads[head] = own + 1;
+        } else {
+            entry.before = self.entries[first as usize].before;
+            self.entries[entry.before as usize].next = own;
+            self.entries[first as usize].before = own;
+        }
+        self.entries[row.index()] = entry;
+        self.keys[row.index()] = seq;
+        self.count += 1;
+    }
+
+    /// A sequence has that front no more, if it had one. O(1).
+    pub fn leave(&mut self, row: RowId) {
+        let Entry { hash, next, before, is_held } = self.entries[row.index()];
+        if is_held == 0 {
+            return;
+        }
+        let (head, own) = (self.head(hash), row.raw());
+        if self.heads[head] == own + 1 {
+            self.heads[head] = if next == own { 0 } else { next + 1 };
+        }
+        self.entries[before as usize].next = next;
+        self.entries[next as usize].before = before;
+        self.entries[row.index()] = Entry::zeroed();
+        self.count -= 1;
+    }
+
+    /// Sequences with a front of this hash, in the order of coming.
+    pub fn candidates(&self, hash: u32) -> impl Iterator<Item = SeqKey> + '_ {
+        let head = self.heads[self.head(hash)];
+        let mut at = head.checked_sub(1);
+        std::iter::from_fn(move || {
+            let row = at?;
+            let next = self.entries[row as usize].next;
+            at = (next + 1 != head).then_some(next);
+            Some(row)
+        })
+        .filter(move |&row| self.entries[row as usize].hash == hash)
+        .map(|row| self.keys[row as usize])
+    }
+
+    /// Whether S8 holds, given the hash of each running sequence that has a front.
+    pub fn check(&self, fronts: impl Iterator<Item = (RowId, SeqKey, u32)>) -> bool {
+        let mut count = 0;
+        let all = fronts.into_iter().all(|(row, seq, hash)| {
+            count += 1;
+            self.holds(row) && self.candidates(hash).filter(|&held| held == seq).count() == 1
+        });
+        all && count == self.count
+    }
+}

@@ -1,0 +1,275 @@
+//! Who computes what a prompt needs is named, so that it can wait; and nobody waits for ever.
+
+use kvarena::{
+    Admission, Capacity, Engine, EngineConfig, Error, Extend, Keep, Leader, Namespace, Null,
+    PoolConfig, PrefixMode, Prompt, SeqKey, StepId, StepScratch, TokenId,
+};
+
+fn engine(pages: u32) -> Engine<Null> {
+    let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(pages), ..Default::default() };
+    let config =
+        EngineConfig { max_tokens: 1 << 16, max_sequences: 100, ..EngineConfig::from(pool) };
+    Engine::new(config, Null).expect("the config is right")
+}
+
+/// So many tokens; from `cut` on they are of a text of its own.
+fn text(len: u32, cut: u32, own: u32) -> Vec<TokenId> {
+    (0..len).map(|i| TokenId::new(if i < cut { i } else { 1000 * own + i })).collect()
+}
+
+fn ask(engine: &Engine<Null>, prompt: &[TokenId]) -> Admission {
+    engine.admission(Namespace::default(), prompt, 0).expect("it is a prompt")
+}
+
+/// The sequence that leads a prompt, and the tokens that will be cached then.
+fn leader(engine: &Engine<Null>, prompt: &[TokenId]) -> Option<(SeqKey, u32)> {
+    ask(engine, prompt).leader.map(|leader| (leader.seq, leader.cached_len))
+}
+
+fn admit(engine: &mut Engine<Null>, prompt: &[TokenId]) -> SeqKey {
+    engine.admit(Namespace::default(), prompt, 0).expect("there is room")
+}
+
+fn plan(engine: &mut Engine<Null>, seq: SeqKey, len: u32) -> StepId {
+    let mut scratch = StepScratch::new();
+    engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("there is room").step()
+}
+
+fn compute(engine: &mut Engine<Null>, seq: SeqKey, len: u32) {
+    let step = plan(engine, seq, len);
+    engine.commit(step).expect("it is its turn");
+    engine.complete(step).expect("it is committed");
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn who_computes_the_same_is_named() {
+    let mut engine = engine(64);
+    let prompt = text(30, 30, 0);
+    assert_eq!(leader(&engine, &prompt), None);
+    let first = admit(&mut engine, &prompt);
+    // All but the last token, in whole pages; of a longer prompt what the first knows.
+    assert_eq!(leader(&engine, &prompt), Some((first, 28)));
+    assert_eq!(leader(&engine, &text(50, 50, 0)), Some((first, 28)));
+    assert_eq!(leader(&engine, &text(50, 9, 1)), Some((first, 8)));
+    assert_eq!(leader(&engine, &prompt[..5]), Some((first, 4)));
+    assert_eq!(leader(&engine, &prompt[..4]), None, "its last token is to be computed");
+    assert_eq!(leader(&engine, &text(50, 3, 1)), None, "the first page differs");
+    let elsewhere = engine.admission(Namespace::new(1), &prompt, 0).expect("it is a prompt");
+    assert_eq!(elsewhere.leader, None);
+    let named = ask(&engine, &prompt).leader.expect("it is named");
+    for done in [8, 16, 24] {
+        compute(&mut engine, first, 8);
+        assert_eq!((ask(&engine, &prompt).cached_len, engine.is_leading(&named)), (done, true));
+        assert_eq!(leader(&engine, &prompt), Some((first, 28)));
+        assert_eq!(leader(&engine, &prompt[..done as usize + 1]), None, "all of it is cached");
+    }
+    compute(&mut engine, first, 6);
+    assert_eq!((leader(&engine, &prompt), engine.is_leading(&named)), (None, false));
+    assert_eq!(ask(&engine, &prompt).cached_len, 28);
+    // What it decodes is found only where more of it is known than a step computes.
+    engine.append(first, &[TokenId::new(30)]).expect("room for tokens");
+    engine.append(first, &[TokenId::new(31)]).expect("room for tokens");
+    assert_eq!(leader(&engine, &text(50, 50, 0)), None);
+    engine.append(first, &[TokenId::new(32)]).expect("room for tokens");
+    assert_eq!(leader(&engine, &text(50, 50, 0)), Some((first, 32)));
+}
+
+/// The tree may have more of a prompt than a sequence that is still computing its beginning has published.
+#[test]
+fn who_lags_behind_the_tree_leads_where_it_will_come_further() {
+    let mut engine = engine(64);
+    let (short, long) = (text(17, 17, 0), text(40, 40, 0));
+    let [quick, slow] = [admit(&mut engine, &short), admit(&mut engine, &long)];
+    let in_flight = plan(&mut engine, slow, 40);
+    // The step of the quick one is committed after that of the slow one.
+    assert_eq!(leader(&engine, &long), Some((quick, 16)), "the one that came first");
+    engine.abort(in_flight).expect("it is open");
+    compute(&mut engine, quick, 17);
+    assert_eq!(ask(&engine, &long).cached_len, 16);
+    assert_eq!(leader(&engine, &long), Some((slow, 36)));
+    assert_eq!(leader(&engine, &text(40, 16, 1)), None, "it comes no further there");
+    compute(&mut engine, slow, 40);
+    assert_eq!(leader(&engine, &long), None);
+}
+
+#[test]
+fn who_stops_leads_nobody() {
+    let prompt = text(30, 30, 0);
+    let stops: [fn(&mut Engine<Null>, SeqKey); 5] = [
+        |engine, seq| engine.finish(seq).expect("it is live"),
+        |engine, seq| engine.finish_with(seq, Keep::Drop).expect("it is live"),
+        |engine, seq| engine.preempt(seq, Keep::Publish).expect("it runs"),
+        |engine, seq| engine.rollback(seq, 3).expect("nothing is published"),
+        |engine, _| engine.reset(),
+    ];
+    for stop in stops {
+        let mut engine = engine(64);
+        let first = admit(&mut engine, &prompt);
+        let named = ask(&engine, &prompt).leader.expect("it is named");
+        assert!(engine.is_leading(&named));
+        stop(&mut engine, first);
+        engine.verify().expect("all invariants hold");
+        assert_eq!((leader(&engine, &prompt), engine.is_leading(&named)), (None, false));
+        // Whoever is admitted next leads.
+        let second = admit(&mut engine, &prompt);
+        assert_eq!(leader(&engine, &prompt), Some((second, 28)));
+    }
+    let mut engine = engine(64);
+    let first = admit(&mut engine, &prompt);
+    engine.preempt(first, Keep::Publish).expect("it runs");
+    engine.resume(first, 0).expect("there is room");
+    assert_eq!(leader(&engine, &prompt), Some((first, 28)), "it is computing again");
+    // A failed step is planned again.
+    let step = plan(&mut engine, first, 30);
+    engine.abort(step).expect("it is open");
+    assert_eq!(leader(&engine, &prompt), Some((first, 28)));
+}
+
+#[test]
+fn without_reuse_nobody_leads() {
+    let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
+    let config = EngineConfig { prefix: PrefixMode::None, ..EngineConfig::from(pool) };
+    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let prompt = text(30, 30, 0);
+    admit(&mut engine, &prompt);
+    assert_eq!(leader(&engine, &prompt), None);
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn a_batch_is_admitted_in_whole_and_names_its_leaders() {
+    let mut engine = engine(20);
+    let namespace = Namespace::default();
+    let texts = [text(30, 30, 0), text(30, 30, 0), text(30, 13, 1), text(9, 0, 2)];
+    let prompt = |tokens| Prompt { namespace, tokens, promise: 0 };
+    let prompts = [0, 1, 2, 3].map(|i| prompt(&texts[i][..]));
+    // Eight, eight, eight and three pages.
+    let refused = engine.admit_batch(&prompts);
+    assert_eq!(refused, Err(Error::OutOfPages { wanted: 27, available: 20, after: None }));
+    assert_eq!((engine.stats().sequences, engine.stats().refusals), (0, 1));
+    let wrong = [prompts[0], prompt(&[]), prompts[1]];
+    assert_eq!(engine.admit_batch(&wrong), Err(Error::EmptyPrompt));
+    assert_eq!(engine.stats().sequences, 0);
+    let two = engine.admit_batch(&prompts[1..3]).expect("sixteen pages").to_vec();
+    let leaders: Vec<_> =
+        two.iter().map(|one| one.leader.map(|leader| (leader.seq, leader.cached_len))).collect();
+    assert_eq!(leaders, [None, Some((two[0].seq, 12))]);
+    assert_eq!(engine.admit_batch(&[]), Ok(&[][..]));
+    engine.verify().expect("all invariants hold");
+    // The follower makes room until its leader is done, and finds what that has computed.
+    engine.preempt(two[1].seq, Keep::Drop).expect("it runs");
+    compute(&mut engine, two[0].seq, 30);
+    let named = two[1].leader.expect("it was named");
+    assert!(!engine.is_leading(&named));
+    engine.resume(two[1].seq, 0).expect("there is room");
+    assert_eq!(engine.cached_len(two[1].seq), Ok(12));
+}
+
+/// Idle pages that several prompts of a batch share are counted once.
+#[test]
+fn a_batch_counts_what_it_shares_once() {
+    let mut engine = engine(10);
+    let prompt = text(24, 24, 0);
+    let first = admit(&mut engine, &prompt);
+    compute(&mut engine, first, 24);
+    engine.finish(first).expect("it is live");
+    assert_eq!((engine.stats().free_pages, engine.stats().evictable_pages), (4, 6));
+    // Five idle pages and one more for each of the first two, six and two for the third.
+    let longer = text(32, 24, 1);
+    let namespace = Namespace::default();
+    let prompts =
+        [&prompt, &prompt, &longer].map(|tokens| Prompt { namespace, tokens, promise: 0 });
+    let admitted = engine.admit_batch(&prompts).expect("six are shared, four are lacking").to_vec();
+    engine.verify().expect("all invariants hold");
+    assert_eq!(engine.available(), 4);
+    for one in admitted {
+        engine.finish_with(one.seq, Keep::Drop).expect("it is live");
+    }
+    let promised = prompts.map(|prompt| Prompt { promise: 32, ..prompt });
+    // Three, three and two pages are promised, and six are idle.
+    let refused = engine.admit_batch(&promised);
+    assert_eq!(refused, Err(Error::OutOfPages { wanted: 8, available: 4, after: None }));
+}
+
+/// A host that lets followers wait, whose leaders are cancelled, preempted and fail at random: everybody is served. Who
+/// waits does so in rounds in which somebody else makes progress, so that the rounds are counted.
+#[test]
+fn nobody_waits_for_ever() {
+    for seed in 0..60_u64 {
+        let mut random = seed;
+        let mut draw = |below: u64| {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (random >> 33) % below
+        };
+        let mut engine = engine(40 + draw(200) as u32);
+        let prompts: Vec<_> =
+            (0..24).map(|i| text(20 + draw(3) as u32 * 20, 16 * draw(4) as u32, i % 5)).collect();
+        let mut waiting: Vec<(usize, Option<Leader>)> = (0..24).map(|i| (i, None)).collect();
+        let (mut running, mut preempted) = (Vec::new(), Vec::<SeqKey>::new());
+        let (mut served, mut rounds) = (0, 0);
+        while served < 24 {
+            rounds += 1;
+            assert!(rounds < 2000, "seed {seed}: {served} of 24 are served, {waiting:?} wait");
+            if let Some(&seq) = preempted.last()
+                && engine.resume(seq, 0).is_ok()
+            {
+                running.extend(preempted.pop());
+            }
+            waiting.retain_mut(|(i, leader)| {
+                if leader.as_ref().is_some_and(|leader| engine.is_leading(leader)) {
+                    return true;
+                }
+                let asked = ask(&engine, &prompts[*i]);
+                *leader = asked.leader;
+                if leader.is_some() || !asked.fits() {
+                    return true;
+                }
+                running.push(admit(&mut engine, &prompts[*i]));
+                false
+            });
+            // Somebody is cancelled, preempted, or its step fails.
+            if !running.is_empty() && draw(4) == 0 {
+                let seq = running.remove(draw(running.len() as u64) as usize);
+                if draw(2) == 0 {
+                    engine.finish_with(seq, Keep::Drop).expect("it is live");
+                    served += 1;
+                } else {
+                    engine.preempt(seq, Keep::Drop).expect("it runs");
+                    preempted.insert(0, seq);
+                }
+            }
+            let mut scratch = StepScratch::new();
+            let items: Vec<_> = running
+                .iter()
+                .map(|&seq| Extend { seq, len: engine.extend_max(seq).expect("it is live").min(9) })
+                .collect();
+            let items = items.as_slice();
+            if items.is_empty() {
+                continue;
+            }
+            let Ok(step) = engine.plan_batch(&mut scratch, items).map(|plan| plan.step()) else {
+                let seq = running.pop().expect("it is not empty");
+                engine.preempt(seq, Keep::Publish).expect("it runs");
+                preempted.push(seq);
+                continue;
+            };
+            if draw(5) == 0 {
+                engine.abort(step).expect("it is open");
+            } else {
+                engine.commit(step).expect("it is its turn");
+            }
+            engine.complete(step).expect("it is closed");
+            running.retain(|&seq| {
+                let done = engine.extend_max(seq) == Ok(0);
+                if done {
+                    engine.finish(seq).expect("it is live");
+                    served += 1;
+                }
+                !done
+            });
+        }
+        engine.verify().expect("all invariants hold");
+        assert_eq!(engine.stats().sequences, 0);
+    }
+}

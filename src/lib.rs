@@ -48,6 +48,8 @@
 //! # }
 //! ```
 //!
+//! [`guide`] goes on from here, in chapters.
+//!
 //! Modules are listed in the order of dependency: [`id`] <- [`layout`] <- [`page`], [`prefix`], [`sequence`] <-
 //! [`world`] <- [`system`] <- [`engine`], and [`plan`] <- [`system`], [`backend`]. ARCHITECTURE.md tells one step from
 //! end to end.
@@ -59,6 +61,8 @@ pub mod engine;
 pub mod error;
 #[doc(hidden)]
 pub mod fence;
+#[cfg(any(doc, doctest))]
+pub mod guide;
 pub mod id;
 pub mod layout;
 mod memory;

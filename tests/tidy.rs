@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules in the order of dependency. A module uses modules of lower rank only; equals never use one another.
-const RANKS: [(&str, u32); 20] = [
+const RANKS: [(&str, u32); 21] = [
     ("id", 0),
     ("error", 0),
     ("layout", 0), // These three are one vocabulary: errors name ids, sizes are checked.
@@ -24,6 +24,7 @@ const RANKS: [(&str, u32); 20] = [
     ("system", 4),
     ("engine", 5),
     ("testkit", 6),
+    ("guide", 7), // Documentation alone.
     ("lib", 7),
     ("tests", 8),
 ];

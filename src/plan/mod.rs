@@ -348,7 +348,7 @@ impl OwnedPlan {
         bytemuck::cast_slice_mut(&mut self.words[start..])[..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The byte form, little-endian.
+    /// The byte form, little-endian; [`guide::ranks`](crate::guide::ranks) specifies it to the bit, with a reader.
     pub fn as_bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.words)
     }

@@ -14,6 +14,9 @@ KVARENA_GPU_ERROR=None KVARENA_SEEDS=${KVARENA_SEEDS:-0..25} cargo test --featur
 KVARENA_GPU_ERROR=None cargo test --quiet --features cuda,testkit --lib backend::cuda
 KVARENA_GPU_ERROR=None KVARENA_SEEDS=0..5 FAKE_DRIVER_VERSION=12000 cargo test --quiet --features cuda,testkit --test cuda -- contract:: graph:: errors::
 
+# The guide's program.
+cargo test --quiet --features cuda --doc guide::gpu
+
 # What a machine that cannot is told.
 refuses() { # error, settings
     env "${@:2}" KVARENA_GPU_ERROR="Some($1)" cargo test --quiet --features cuda,testkit --test cuda a_machine_that_cannot

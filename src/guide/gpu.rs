@@ -1,0 +1,73 @@
+//! On a GPU, beside cudarc, libtorch or any other user of the device.
+//!
+//! The backend launches on the host's own stream, takes device addresses, and shares the device's primary context,
+//! which cudarc and libtorch use too. So nothing is copied and nothing waits: the model's kernels and these are in one
+//! stream's order. With cudarc this is what is handed over:
+//!
+//! ```text
+//! let context = cudarc::driver::CudaContext::new(0)?;                // retains the primary context
+//! let stream = context.new_stream()?;
+//! let theirs = unsafe { CudaStream::from_raw(&gpu, stream.cu_stream() as usize as u64) };
+//! let (address, _guard) = k.device_ptr(&stream);                     // k: CudaSlice<half::bf16>
+//! let rows = unsafe { DeviceRows::from_raw(address, bytes, None) };
+//! ```
+//!
+//! The program needs feature `cuda` and a GPU, and says so where there is none.
+//!
+//! ```
+//! # #[cfg(feature = "cuda")]
+//! use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu};
+//! use kvarena::*;
+//!
+//! # #[cfg(not(feature = "cuda"))]
+//! # fn main() {}
+//! # #[cfg(feature = "cuda")]
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let gpu = match Gpu::new(0) {
+//!         Ok(gpu) => gpu,
+//!         Err(error) => {
+//!             println!("{error}: a host goes on with the CPU"); // no driver, no device, too old
+//!             return Ok(());
+//!         }
+//!     };
+//!     let stream = CudaStream::new(&gpu)?; // in a server the model's, by `from_raw`
+//!     let shape = KvShape::heads(2, 128);
+//!     let capacity = Capacity::Bytes(gpu.free_memory()?.min(64 << 20)); // a server leaves a reserve
+//!     let config = PoolConfig { shape, dtype: KvDtype::Bf16, capacity, ..Default::default() };
+//!     let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(&gpu) };
+//!     let mut engine = Engine::new(config, options)?;
+//!     let mut scratch = StepScratch::new();
+//!
+//!     let prompt: Vec<TokenId> = (0..10).map(TokenId::new).collect();
+//!     let seq = engine.admit(Namespace::default(), &prompt, 0)?;
+//!     for token in 10..13 {
+//!         let len = engine.extend_max(seq)?;
+//!         let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }])?;
+//!         // The model's buffers, in bf16: 2 heads of K and V, 8 of q and of the output.
+//!         let rows = plan.token_count();
+//!         let k = DeviceBuffer::of(&gpu, &vec![half::bf16::ONE; rows * 2 * 128])?;
+//!         let q = DeviceBuffer::of(&gpu, &vec![half::bf16::ONE; rows * 8 * 128])?;
+//!         let mut out = DeviceBuffer::new(&gpu, q.bytes())?;
+//!         let attend = Attend::new(8, 128);
+//!         for layer in (0..1).map(LayerId::new) {
+//!             let backend = engine.backend_mut();
+//!             backend.store_cache(&plan, layer, k.rows(0, None), k.rows(0, None))?;
+//!             backend.attend(&plan, layer, &attend, q.rows(0, None), out.rows_mut(0, None), None)?;
+//!         }
+//!         let step = plan.step();
+//!         let done = engine.backend().record()?; // an event behind all that was launched
+//!         engine.append(seq, &[TokenId::new(token)])?;
+//!         engine.commit(step)?;
+//!         done.synchronize()?; // or ask `is_done` now and then, and plan the next step meanwhile
+//!         engine.complete(step)?;
+//!     }
+//!     engine.finish(seq)?;
+//!     engine.verify()?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Where one stream orders all work on the pool, a step may be completed as soon as it is launched. A decode step can
+//! be captured in a graph: `Cuda::stage` has the order of calls.
+//!
+//! Not here: several devices ([`ranks`](super::ranks)).

@@ -1,0 +1,103 @@
+//! Ranks: one engine plans, and workers in threads or processes each have a backend with a share of the heads.
+//!
+//! Page numbers, slots and page tables are the same on every rank; only the bytes behind them differ. So a rank needs
+//! no engine. It gets each plan as bytes ([`OwnedPlan`](crate::OwnedPlan)), and each end of steps
+//! ([`StepEnd`](crate::StepEnd)), in the order in which the engine made them; the copies of a fork likewise.
+//!
+//! ```
+//! use std::sync::mpsc;
+//! use std::thread;
+//!
+//! use kvarena::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // The model has two heads of K and V; each of two ranks holds one.
+//! let shape = KvShape::heads(2, 4);
+//! let pool = move |tp_size, tp_rank| PoolConfig { shape, tp_size, tp_rank, ..Default::default() };
+//! let mut engine = Engine::new(pool(1, 0), Null)?; // the scheduler's, without bytes
+//! let (table, max_steps) = (engine.shape().table, engine.shape().max_steps);
+//!
+//! // A worker: what comes is a plan to compute, or the end of steps.
+//! let worker = move |rank: u32, messages: mpsc::Receiver<Vec<u8>>| {
+//!     let layout = pool(2, rank).layout().expect("two heads for two ranks");
+//!     let mut backend = CpuOptions::default().open(&layout, &table, max_steps).expect("memory");
+//!     let mut sum = 0.0;
+//!     for bytes in messages {
+//!         if let Ok(end) = StepEnd::from_bytes(&bytes) {
+//!             backend.end(end);
+//!             continue;
+//!         }
+//!         let plan = OwnedPlan::from_bytes(&bytes).expect("the scheduler sends plans and ends");
+//!         let plan = plan.plan();
+//!         backend.begin(&plan).expect("plans come in order");
+//!         // The model's part of this rank: K, V and queries of its own heads.
+//!         let rows = vec![1.0 + rank as f32; plan.token_count() * 4];
+//!         let mut out = vec![0.0; plan.token_count() * 4];
+//!         let (layer, attend) = (LayerId::new(0), Attend::new(1, 4));
+//!         backend.store_cache(&plan, layer, rows[..].into(), rows[..].into()).expect("rows fit");
+//!         backend.attend(&plan, layer, &attend, rows[..].into(), (&mut out[..]).into(), None).expect("rows fit");
+//!         sum += out.iter().sum::<f32>();
+//!     }
+//!     sum
+//! };
+//! let (senders, workers): (Vec<_>, Vec<_>) = (0..2)
+//!     .map(|rank| {
+//!         let (send, receive) = mpsc::channel();
+//!         (send, thread::spawn(move || worker(rank, receive)))
+//!     })
+//!     .unzip();
+//! let broadcast = |bytes: &[u8]| senders.iter().for_each(|send| send.send(bytes.to_vec()).expect("it lives"));
+//!
+//! let prompt: Vec<TokenId> = (0..5).map(TokenId::new).collect();
+//! let seq = engine.admit(Namespace::default(), &prompt, 0)?;
+//! let (mut scratch, mut owned) = (StepScratch::new(), OwnedPlan::new());
+//! for token in 5..8 {
+//!     let len = engine.extend_max(seq)?;
+//!     owned.copy_from(&engine.plan_batch(&mut scratch, &[Extend { seq, len }])?);
+//!     broadcast(owned.as_bytes());
+//!     let step = owned.plan().step();
+//!     engine.append(seq, &[TokenId::new(token)])?; // from whichever rank samples
+//!     engine.commit(step)?;
+//!     // Once every rank has said that it is done. Here one end comes after the other in each channel.
+//!     engine.complete(step)?;
+//!     broadcast(&StepEnd::Complete(step).to_bytes());
+//! }
+//! drop(senders);
+//! let sums: Vec<f32> = workers.into_iter().map(|worker| worker.join().expect("no panic")).collect();
+//! assert_eq!(sums, [7.0 * 4.0, 7.0 * 4.0 * 2.0]); // 7 rows of means of equal values, 4 numbers each
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The byte form
+//!
+//! All numbers are little-endian, `u` unsigned, `i` in two's complement. A header of 48 bytes:
+//!
+//! | bytes | | |
+//! |---|---|---|
+//! | 0 to 7 | | the ASCII letters `kvplan01`; the digits are the version |
+//! | 8 to 15 | u64 | `step`, from 1 on, rising |
+//! | 16 to 23 | u64 | `rows`: sequences, padding included |
+//! | 24 to 31 | u64 | `tokens`: new tokens of all sequences, padding included |
+//! | 32 to 39 | u64 | `table_writes`: changed words of the page tables |
+//! | 40 to 47 | u64 | `slot_bytes`: 4, or 8 for pools of more than 2^31 slots |
+//!
+//! Then five arrays in this order, each padded with zeros to a multiple of 8 bytes, and nothing behind them:
+//!
+//! | array | element | meaning |
+//! |---|---|---|
+//! | rows | 4 x u32 | [`BatchRow`](crate::BatchRow): `row`, `qo_start`, `extend_len`, `kv_len` |
+//! | tokens | u32 | token; 2^32 - 1 where it is not known yet |
+//! | positions | u32 | position in its sequence |
+//! | slot_mapping | i32 or i64 | slot that K and V go to: `page * page_size + offset`; negative: write nothing |
+//! | table_writes | 2 x u32 | [`TableWrite`](crate::TableWrite): `index`, `value`: `words[index] = value` |
+//!
+//! The `qo_start` of the first row is 0, of the next the sum of `extend_len` before it, and all `extend_len` add up to
+//! `tokens`. [`StepEnd::to_bytes`](crate::StepEnd::to_bytes) and [`TableShape`](crate::TableShape) say the rest that a
+//! worker in another language needs. This script reads plans; `tests/read_plan.rs` holds it to what was written:
+//!
+//! ```python
+#![doc = include_str!("read_plan.py")]
+//! ```
+//!
+//! Not here: how bytes travel between processes.

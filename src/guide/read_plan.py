@@ -1,0 +1,32 @@
+"""Reads plans in their byte form from a file of any number of them; prints each as a line of JSON."""
+import json
+import struct
+import sys
+
+
+def read_plan(data, start):
+    """The plan at `start`, and where the next one starts."""
+    magic, step, rows, tokens, writes, slot_bytes = struct.unpack_from("<8s5Q", data, start)
+    assert magic == b"kvplan01" and slot_bytes in (4, 8), "not a plan of this version"
+    at = start + 48
+
+    def array(count, item):
+        nonlocal at
+        size = struct.calcsize("<" + item)
+        assert at + count * size <= len(data), "cut off"
+        items = list(struct.iter_unpack("<" + item, data[at:at + count * size]))
+        at += -(-count * size // 8) * 8  # arrays are padded to 8 bytes
+        return items
+
+    plan = {"step": step, "rows": array(rows, "4I")}  # row, qo_start, extend_len, kv_len
+    plan["tokens"] = [token for token, in array(tokens, "I")]  # 4294967295: not known yet
+    plan["positions"] = [position for position, in array(tokens, "I")]
+    plan["slot_mapping"] = [slot for slot, in array(tokens, "i" if slot_bytes == 4 else "q")]
+    plan["table_writes"] = array(writes, "2I")  # index, value
+    return plan, at
+
+
+data, start = open(sys.argv[1], "rb").read(), 0
+while start < len(data):
+    plan, start = read_plan(data, start)
+    print(json.dumps(plan))

@@ -1,0 +1,120 @@
+//! Who is admitted, and who gives way: two policies, and what they are made of.
+//!
+//! The engine decides nothing. It answers what fits: [`admission`](crate::Engine::admission) says beforehand what a
+//! prompt would take, [`available`](crate::Engine::available) how many pages anybody could take now,
+//! [`available_after`](crate::Engine::available_after) how many when a step is complete.
+//!
+//! # With promises: whoever is admitted ends
+//!
+//! `admit` is told how many tokens the sequence may come to, and promises the pages for them. Nobody else takes those,
+//! so no running sequence has to be preempted. The price is that pages lie idle for outputs that end early.
+//!
+//! ```
+//! use std::collections::VecDeque;
+//!
+//! use kvarena::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = PoolConfig { page_size: 4, capacity: Capacity::Pages(10), ..Default::default() };
+//! let mut engine = Engine::new(config, Null)?;
+//! let mut scratch = StepScratch::new();
+//! // Six prompts of 12 tokens, of which at most 8 more may come: 5 pages each, and the pool has 10.
+//! let prompt = |i: u32| (0..12).map(|t| TokenId::new(100 * i + t)).collect::<Vec<_>>();
+//! let mut waiting: VecDeque<Vec<TokenId>> = (0..6).map(prompt).collect();
+//! let mut running = Vec::new();
+//! let mut most = 0;
+//! while !(waiting.is_empty() && running.is_empty()) {
+//!     // First come, first served. Where the first does not fit, `after` names the step to wait for.
+//!     while let Some(prompt) = waiting.front() {
+//!         if !engine.admission(Namespace::default(), prompt, 20)?.fits() {
+//!             break;
+//!         }
+//!         running.push(engine.admit(Namespace::default(), prompt, 20)?);
+//!         waiting.pop_front();
+//!     }
+//!     most = most.max(running.len());
+//!     let mut items = Vec::new();
+//!     for &seq in &running {
+//!         items.push(Extend { seq, len: engine.extend_max(seq)? });
+//!     }
+//!     let step = engine.plan_batch(&mut scratch, &items)?.step(); // never out of pages
+//!     for &seq in &running {
+//!         engine.append(seq, &[TokenId::new(9)])?;
+//!     }
+//!     engine.commit(step)?;
+//!     engine.complete(step)?;
+//!     for i in (0..running.len()).rev() {
+//!         if engine.token_count(running[i])? == 20 {
+//!             engine.finish(running.remove(i))?;
+//!         }
+//!     }
+//! }
+//! assert_eq!((most, engine.stats().preemptions), (2, 0));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Without: more run, and the youngest gives way
+//!
+//! A promise of 0 takes pages only as they are needed. When a plan finds none, the youngest sequence is preempted: it
+//! gives its pages up, keeps its tokens, and finds what is left of its prefix in the cache when it is resumed.
+//!
+//! ```
+//! use kvarena::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = PoolConfig { page_size: 4, capacity: Capacity::Pages(10), ..Default::default() };
+//! let mut engine = Engine::new(config, Null)?;
+//! let mut scratch = StepScratch::new();
+//! let mut running = Vec::new();
+//! for i in 0..3 {
+//!     let prompt: Vec<_> = (0..12).map(|t| TokenId::new(100 * i + t)).collect();
+//!     running.push(engine.admit(Namespace::default(), &prompt, 0)?);
+//! }
+//! let mut preempted: Vec<SeqKey> = Vec::new(); // the last one is the oldest
+//! while !(running.is_empty() && preempted.is_empty()) {
+//!     // Whoever waits comes back when it fits, before anyone new.
+//!     while let Some(&seq) = preempted.last() {
+//!         match engine.resume(seq, 0) {
+//!             Ok(()) => running.push(preempted.pop().expect("it was there")),
+//!             Err(Error::OutOfPages { .. }) => break,
+//!             Err(error) => return Err(error.into()),
+//!         }
+//!     }
+//!     let step = loop {
+//!         let mut items = Vec::new();
+//!         for &seq in &running {
+//!             items.push(Extend { seq, len: engine.extend_max(seq)? });
+//!         }
+//!         match engine.plan_batch(&mut scratch, &items) {
+//!             Ok(plan) => break plan.step(),
+//!             // `after` may name a step in flight: then waiting for it would do, too. Here none is.
+//!             Err(EngineError::Core(Error::OutOfPages { .. })) if running.len() > 1 => {
+//!                 let youngest = running.pop().expect("there are two");
+//!                 engine.preempt(youngest, Keep::Publish)?;
+//!                 preempted.push(youngest);
+//!             }
+//!             Err(error) => return Err(error.into()),
+//!         }
+//!     };
+//!     for &seq in &running {
+//!         engine.append(seq, &[TokenId::new(9)])?;
+//!     }
+//!     engine.commit(step)?;
+//!     engine.complete(step)?;
+//!     for i in (0..running.len()).rev() {
+//!         if engine.token_count(running[i])? == 20 {
+//!             engine.finish(running.remove(i))?;
+//!         }
+//!     }
+//! }
+//! assert!(engine.stats().preemptions > 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Between the two: a promise of what is likely, and the rest as it comes. A promised plan is refused at most until the
+//! step that [`Error::OutOfPages`](crate::Error::OutOfPages) names in `after`; beyond the promise a sequence takes what
+//! nobody is promised.
+//!
+//! Not here: fairness between tenants ([`tenants`](super::tenants)).

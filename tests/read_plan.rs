@@ -1,0 +1,67 @@
+//! The guide's Python script reads back every field of plans in their byte form.
+
+use std::process::Command;
+use std::{env, fs, process};
+
+use kvarena::*;
+use serde_json::{Value, json};
+
+/// What the script is to print for a plan.
+fn wanted(plan: &BatchPlan<'_>) -> Value {
+    let rows: Vec<_> =
+        plan.rows.iter().map(|r| [r.row.raw(), r.qo_start, r.extend_len, r.kv_len]).collect();
+    let slots: Vec<i64> = match plan.slot_mapping {
+        SlotMapping::I32(slots) => slots.iter().map(|&slot| slot.into()).collect(),
+        SlotMapping::I64(slots) => slots.to_vec(),
+    };
+    let writes: Vec<_> = plan.table_writes.iter().map(|w| [w.index, w.value]).collect();
+    json!({
+        "step": plan.step.raw(), "rows": rows, "positions": plan.positions, "slot_mapping": slots,
+        "tokens": plan.tokens.iter().map(|t| t.raw()).collect::<Vec<_>>(), "table_writes": writes,
+    })
+}
+
+/// A prefill of an odd number of tokens and a decode whose token is not known; padded too, and with wide slots.
+fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
+    let pool = PoolConfig { page_size: 4, shape: KvShape::heads(1, 1), ..Default::default() };
+    let mut engine = Engine::new(pool, Null).expect("the config is right");
+    let prompt: Vec<_> = (7..18).map(TokenId::new).collect();
+    let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
+    let (mut scratch, mut padding) = (StepScratch::new(), StepScratch::new());
+    let wide: Vec<i64> = (0..16).map(|i| (5 << 31) + i).collect();
+    for len in [11, 1] {
+        let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("there is room");
+        let (rows, tokens) = (plan.rows.len() + 2, plan.token_count() + 4);
+        let padded = plan.padded(&mut padding, rows, tokens);
+        let slots = SlotMapping::I64(&wide[..tokens]);
+        for plan in [plan, padded, BatchPlan { slot_mapping: slots, ..padded }] {
+            bytes.extend(OwnedPlan::from(&plan).as_bytes());
+            plans.push(wanted(&plan));
+        }
+    }
+    assert_eq!(plans[3]["tokens"], json!([u32::MAX]));
+    assert_eq!(plans[4]["slot_mapping"][1], -1);
+}
+
+#[test]
+fn python_reads_what_was_written() {
+    let (mut bytes, mut plans) = (Vec::new(), Vec::new());
+    write_plans(&mut bytes, &mut plans);
+    let folder = env::temp_dir().join(format!("kvarena-plans-{}", process::id()));
+    fs::create_dir_all(&folder).expect("a temporary folder");
+    let file = folder.join("plans");
+    fs::write(&file, &bytes).expect("a temporary file");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/read_plan.py");
+    let run = Command::new("python3").arg(script).arg(&file).output();
+    fs::remove_dir_all(folder).expect("it is ours");
+    let Ok(run) = run else {
+        eprintln!("skipped: there is no python3");
+        return;
+    };
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let read: Vec<Value> = String::from_utf8_lossy(&run.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a line of JSON"))
+        .collect();
+    assert_eq!(read, plans);
+}

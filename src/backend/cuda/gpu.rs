@@ -14,7 +14,7 @@ use super::work;
 /// CUDA version whose PTX (ISA 8.0) the kernels are in: drivers from 525 on. They were run with 580.
 const CUDA_WANTED: i32 = 12_000;
 /// CUDA version whose captures know programmatic dependent launches.
-const CHAINS_WANTED: i32 = 12_030;
+const PDL_WANTED: i32 = 12_030;
 
 /// A device in use: a cheap handle to its retained primary context. Any thread may use it.
 ///
@@ -33,7 +33,7 @@ struct Shared {
     ordinal: u32,
     capability: u32,
     multiprocessors: u32,
-    chains: bool,
+    pdl: bool,
     pools: bool,
 }
 
@@ -105,10 +105,9 @@ impl Gpu {
         }
         let context = Context::retain(device)?;
         let loaded = Mutex::default();
-        let chains = version >= CHAINS_WANTED;
+        let pdl = version >= PDL_WANTED;
         let pools = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
-        let shared =
-            Shared { loaded, context, ordinal, capability, multiprocessors, chains, pools };
+        let shared = Shared { loaded, context, ordinal, capability, multiprocessors, pdl, pools };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -150,7 +149,7 @@ impl Gpu {
 
     /// Whether kernels may start by programmatic dependent launch: see `launch.rs`.
     pub(super) fn supports_pdl(&self) -> bool {
-        self.shared.chains
+        self.shared.pdl
     }
 
     /// Whether the device has memory pools, whose memory is freed without a wait.

@@ -44,7 +44,7 @@ pub(super) const LOAD_PLAN: Kernel<LoadPlanParams> =
 /// Most bytes of a compiler's log that are kept.
 const LOG_BYTES: usize = 4096;
 
-/// What is loaded into one context. Modules stay until the context is given up, so graphs may keep using them.
+/// The modules and kernels of one context. They stay until it is released, so graphs may keep using them.
 #[derive(Debug, Default)]
 pub(super) struct Loaded {
     modules: Vec<LoadedModule>,

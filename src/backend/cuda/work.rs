@@ -68,7 +68,7 @@ pub(super) fn free(context: RawContext, address: u64) {
     let _ = wait(context);
 }
 
-/// Binds a context that may be given up next, and waits for all of its work, others' too.
+/// Binds a context that may be released next, and waits for all of its work, others' too.
 pub(super) fn end(context: RawContext) {
     let mut work = work();
     // Where waiting fails, the context is broken.

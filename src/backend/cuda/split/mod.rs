@@ -167,9 +167,9 @@ mod tests {
         }
         let (mut shares, mut joins) = (Vec::new(), BTreeMap::new());
         for cta in 0..shape.decode_ctas {
-            let index_of_work = cta / stripes;
-            let work = &words[index_of_work as usize * DECODE_WORDS..][..DECODE_WORDS];
-            let (mut unit, end) = (index_of_work * work[0], work[1]);
+            let chunk = cta / stripes;
+            let work = &words[chunk as usize * DECODE_WORDS..][..DECODE_WORDS];
+            let (mut unit, end) = (chunk * work[0], work[1]);
             let mut index = work[2] as usize;
             let mut partial = 0;
             if unit < end {

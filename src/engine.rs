@@ -154,7 +154,7 @@ impl<B: Backend> Engine<B> {
 
     /// Admits prompts in order, all or none, as [`Engine::admit`] would each, if what all of them lack fits together.
     /// Each is answered with the sequence that leads it, which may be one before it in the batch. A prompt that is to
-    /// wait for its leader after all can be [preempted] (Engine::preempt) until then: it has computed nothing. O(all
+    /// wait for its leader after all can be [preempted](Engine::preempt) until then: it has computed nothing. O(all
     /// prompts).
     ///
     /// # Errors

@@ -205,7 +205,7 @@ impl World {
             return Err(("S5: every chunk in use belongs to rows, as many as it counts", None));
         }
         if !self.sequences.finds_fronts() {
-            return Err(("S8: the fronts of running sequences are found, and no others", None));
+            return Err(("S8: sequences are found by their fronts, running ones only", None));
         }
         Ok(())
     }

@@ -162,13 +162,7 @@ fn s7_promises_are_counted() {
 
 #[test]
 fn s8_fronts_are_found() {
-    let found = "S8: the fronts of running sequences are found, and no others";
-    let unknown = |s: &mut Sound| {
-        let long = s.long;
-        let tokens: Vec<TokenId> = (0..4).map(TokenId::new).collect();
-        s.world().sequences.row_mut(long).expect("it is live").append_tokens(&tokens);
-    };
-    assert_eq!(broken(unknown), found);
+    let found = "S8: sequences are found by their fronts, running ones only";
     let gone = |s: &mut Sound| {
         let long = s.long;
         s.engine.append(long, &[TokenId::new(7); 4]).expect("there is room");

@@ -9,7 +9,10 @@
 //! entries  by row       3 <-> 5 <-> 1            0                    rings, in the order of coming
 //! ```
 //!
-//! * S8. It holds exactly the sequences that run and have a front, each once, by the hash of that.
+//! * S8. Every sequence that it holds runs and has a front, and is found once, by the hash of that.
+//!
+//! A sequence comes in when it begins to run or gets several tokens at a time, and moves on with what it publishes.
+//! What it decodes token by token is no front that anybody waits for, and costs it nothing.
 //!
 //! Two fronts of one hash are in one ring: the caller confirms every candidate.
 //!
@@ -99,11 +102,6 @@ impl Fronts {
         self.entries[row.index()].is_held != 0
     }
 
-    /// The key that a row's sequence came with.
-    pub fn key(&self, row: RowId) -> SeqKey {
-        self.keys[row.index()]
-    }
-
     /// A sequence has a front of this hash. O(1).
     pub fn enter(&mut self, row: RowId, seq: SeqKey, hash: u32) {
         assert!(!self.holds(row), "S8: a sequence has one front");
@@ -122,12 +120,10 @@ impl Fronts {
         self.count += 1;
     }
 
-    /// A sequence has that front no more, if it had one. O(1).
-    pub fn leave(&mut self, row: RowId) {
-        let Entry { hash, next, before, is_held } = self.entries[row.index()];
-        if is_held == 0 {
-            return;
-        }
+    /// A sequence that is held has that front no more; gives its key. O(1).
+    pub fn leave(&mut self, row: RowId) -> SeqKey {
+        assert!(self.holds(row), "S8: a sequence that leaves has a front");
+        let Entry { hash, next, before, .. } = self.entries[row.index()];
         let (head, own) = (self.head(hash), row.raw());
         if self.heads[head] == own + 1 {
             self.heads[head] = if next == own { 0 } else { next + 1 };
@@ -136,6 +132,7 @@ impl Fronts {
         self.entries[next as usize].before = before;
         self.entries[row.index()] = Entry::zeroed();
         self.count -= 1;
+        self.keys[row.index()]
     }
 
     /// Sequences with a front of this hash, in the order of coming.
@@ -154,11 +151,10 @@ impl Fronts {
 
     /// Whether S8 holds, given the hash of each running sequence that has a front.
     pub fn check(&self, fronts: impl Iterator<Item = (RowId, SeqKey, u32)>) -> bool {
-        let mut count = 0;
-        let all = fronts.into_iter().all(|(row, seq, hash)| {
-            count += 1;
-            self.holds(row) && self.candidates(hash).filter(|&held| held == seq).count() == 1
+        let held = fronts.filter(|&(row, ..)| self.holds(row));
+        let found = held.map(|(_, seq, hash)| {
+            u32::from(self.candidates(hash).filter(|&held| held == seq).count() == 1)
         });
-        all && count == self.count
+        found.sum::<u32>() == self.count
     }
 }

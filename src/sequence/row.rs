@@ -79,20 +79,10 @@ impl RowMut<'_> {
         sequence.last_token = tokens.last().copied().unwrap_or(sequence.last_token);
     }
 
-    /// Whether the sequence comes to have a front by so many tokens more.
-    #[inline]
-    pub fn comes_to_front(&self, tokens: usize) -> bool {
-        let len = self.sequence.token_len;
-        let front_len = self.stores.front_len(self.sequence);
-        len < front_len && len as usize + tokens >= front_len as usize
-    }
-
-    /// The sequence, whose key is `seq`, begins to run or has other tokens or pages: its front is found again.
-    #[inline(never)]
-    pub fn settle_front(&mut self, seq: SeqKey) {
+    /// The sequence, whose key is `seq`, begins to run, or has got several tokens: it may have a front now.
+    pub fn begin_front(&mut self, seq: SeqKey) {
         let Self { sequence, stores } = self;
-        stores.fronts.leave(sequence.row);
-        if stores.has_front(sequence) {
+        if !stores.fronts.holds(sequence.row) && stores.has_front(sequence) {
             let hash = stores.front_hash(sequence);
             stores.fronts.enter(sequence.row, seq, hash);
         }
@@ -101,16 +91,18 @@ impl RowMut<'_> {
     /// Pages were published: the front, if it had one, is another.
     #[inline]
     pub fn advance_front(&mut self) {
-        let (row, fronts) = (self.sequence.row, &self.stores.fronts);
+        let (row, fronts) = (self.sequence.row, &mut self.stores.fronts);
         if !fronts.is_empty() && fronts.holds(row) {
-            self.settle_front(fronts.key(row));
+            let seq = fronts.leave(row);
+            self.begin_front(seq);
         }
     }
 
     /// Tokens were forgotten, or it stops to run: it may have no front any more.
     pub fn drop_front(&mut self) {
-        if !self.stores.has_front(self.sequence) {
-            self.stores.fronts.leave(self.sequence.row);
+        let Self { sequence, stores } = self;
+        if stores.fronts.holds(sequence.row) && !stores.has_front(sequence) {
+            stores.fronts.leave(sequence.row);
         }
     }
 

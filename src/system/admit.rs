@@ -40,7 +40,7 @@ pub(crate) fn admission(
         .then(|| prefixes.match_prefix(namespace, &prompt[..prompt.len() - 1]));
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
     let admission = ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise);
-    let leader = found.and_then(|_| leader(prefixes, sequences, namespace, prompt));
+    let leader = found.and_then(|found| leader(prefixes, sequences, &found, prompt));
     Ok(Admission { leader, ..admission })
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn admit_batch(
     buffers.admitted.clear();
     for &Prompt { namespace, tokens, promise } in prompts {
         let found = find(shape, prefixes, namespace, tokens, &mut buffers.pages);
-        let leader = found.and_then(|_| leader(prefixes, sequences, namespace, tokens));
+        let leader = found.and_then(|found| leader(prefixes, sequences, &found, tokens));
         let lock = lock(prefixes, fence, found.as_ref(), namespace);
         let seq = sequences.spawn(namespace, tokens, lock);
         enter(shape, sequences, buffers, seq, promise, Entered::admitted(tokens.len() as u32));
@@ -276,6 +276,6 @@ fn enter(
     sequence.cached_len = sequence.published * shape.layout.page_size();
     sequence.planned_len = sequence.cached_len;
     sequence.entered = entered;
-    sequences.row_mut(seq).expect("just looked up").settle_front(seq);
+    sequences.row_mut(seq).expect("just looked up").begin_front(seq);
     sequences.promise(seq, promise.div_ceil(shape.layout.page_size()));
 }

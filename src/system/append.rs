@@ -3,7 +3,7 @@
 use crate::config::EngineShape;
 use crate::error::Error;
 use crate::id::{SeqKey, TokenId};
-use crate::sequence::{RowMut, Sequence, SequenceTable};
+use crate::sequence::{Sequence, SequenceTable};
 
 /// Appends tokens to a sequence; legal before and after the commit of the step that sampled them. O(tokens).
 ///
@@ -34,19 +34,8 @@ fn push(
     let mut row = sequences.row_mut(seq)?;
     let len = check_len(shape, row.sequence, tokens)?;
     row.check_room(len)?;
-    if row.comes_to_front(tokens.len()) {
-        append_front(&mut row, seq, tokens);
-    } else {
-        row.append_tokens(tokens);
-    }
-    Ok(())
-}
-
-/// Appends tokens by which another sequence may be about to compute the same page: seldom.
-#[inline(never)]
-fn append_front(row: &mut RowMut<'_>, seq: SeqKey, tokens: &[TokenId]) {
     row.append_tokens(tokens);
-    row.settle_front(seq);
+    Ok(())
 }
 
 #[inline(never)]
@@ -59,7 +48,9 @@ fn push_checked(
     let sequence = sequences.get(seq)?;
     check_len(shape, sequence, tokens)?;
     check_known(sequence.token_len, tokens)?;
-    push(shape, sequences, seq, tokens)
+    push(shape, sequences, seq, tokens)?;
+    sequences.row_mut(seq)?.begin_front(seq);
+    Ok(())
 }
 
 /// Checks that a sequence can become so long; its length then.

@@ -104,7 +104,7 @@ pub(crate) fn fork(
         row.append_pages(&buffers.pages);
         row.sequence.published = shared;
         (row.sequence.cached_len, row.sequence.planned_len) = (cached_len, cached_len);
-        row.settle_front(child);
+        row.begin_front(child);
         sequences.promise(child, promised);
         buffers.children.push(child);
     }

@@ -1,43 +1,46 @@
 //! Who is computing what a prompt needs: a running sequence that will publish more of it than is cached.
 //!
-//! Of those whose first unpublished page the prompt has too, behind the same prefix, the one that is furthest along; of
-//! several that compute the same page next, the one that came to it first. What it agrees with the prompt in behind
-//! that page is compared, and has to go further than what is cached.
+//! Candidates are those whose first unpublished page the prompt has too, behind the same prefix; of several that
+//! compute the same page next, the one that came to it first. Of those whose text has the prompt's first page that is
+//! not cached, the one that is furthest along leads, if all in between agrees too.
 //!
 //! Not here: whether the prompt had better wait (the host decides).
 
-use crate::id::{Namespace, PageId, Scope, SeqKey, TokenId};
+use crate::id::{SeqKey, TokenId};
 use crate::plan::Leader;
-use crate::prefix::PrefixTree;
+use crate::prefix::{PrefixMatch, PrefixTree};
 use crate::sequence::SequenceTable;
 
-/// The leader of a prompt, if there is one. O(prompt): one look-up for each page of what is cached, and one comparison
-/// from where the leader stands on; one more for a sequence that is found and agrees with the prompt's first page that
-/// is not cached, but not up to there.
+/// The leader of a prompt of which `found` is cached, if there is one. O(prompt): for each page of what is cached one
+/// look-up and one comparison of a page, and one comparison from where the leader stands on.
 pub(crate) fn leader(
     prefixes: &PrefixTree,
     sequences: &SequenceTable,
-    namespace: Namespace,
+    found: &PrefixMatch,
     prompt: &[TokenId],
 ) -> Option<Leader> {
     if sequences.has_no_fronts() {
         return None;
     }
     let tokens = &prompt[..prompt.len() - 1];
-    let cached = prefixes.match_prefix(namespace, tokens).pages();
-    let search = Search { sequences, page_size: prefixes.page_size(), tokens, cached };
-    let scope = prefixes.present_scope(namespace);
-    // Without another whole page there is nothing to wait for.
-    search.page(cached)?;
-    let (mut leader, mut at) = (search.look(scope, None, 0), 0);
-    prefixes.match_pages(namespace, tokens, |pages| {
+    let (scope, cached) = (found.scope(), found.pages());
+    let search = Search { sequences, page_size: prefixes.page_size(), tokens };
+    // Without another whole page there is nothing to wait for. Who computes it, leads.
+    let lacking = search.page(cached)?;
+    let look = |before, at| {
+        let seq = sequences.find_front(scope, before, at, search.page(at)?)?;
+        (search.agrees(seq, cached, lacking) > 0).then_some((seq, at))
+    };
+    let (mut deepest, mut at) = (look(None, 0), 0);
+    prefixes.match_pages(scope.namespace, tokens, |pages| {
         for &page in pages {
             at += 1;
-            // Deeper is further along.
-            leader = search.look(scope, Some(page), at).or(leader);
+            deepest = look(Some(page), at).or(deepest);
         }
     });
-    leader
+    let (seq, at) = deepest?;
+    let pages = at + search.agrees(seq, at, search.from(at));
+    (pages > cached).then(|| Leader::new(seq, pages * search.page_size))
 }
 
 /// Whether a leader is still on its way to what it was named for. O(1).
@@ -59,27 +62,18 @@ struct Search<'a> {
     page_size: u32,
     /// All of the prompt but its last token.
     tokens: &'a [TokenId],
-    /// Pages of it that are cached.
-    cached: u32,
 }
 
-impl Search<'_> {
-    /// Page `index` of the prompt's tokens, if they are so many.
-    fn page(&self, index: u32) -> Option<&[TokenId]> {
-        let start = (index * self.page_size) as usize;
-        self.tokens.get(start..start + self.page_size as usize)
+impl<'a> Search<'a> {
+    /// The prompt's tokens from page `index` on.
+    fn from(&self, index: u32) -> &'a [TokenId] {
+        &self.tokens[(index * self.page_size) as usize..]
     }
 
-    /// The sequence whose front is page `at` of the prompt, if it leads.
-    fn look(&self, scope: Scope, before: Option<PageId>, at: u32) -> Option<Leader> {
-        let front = self.page(at)?;
-        let seq = self.sequences.find_front(scope, before, at, front)?;
-        // Whoever agrees further agrees in the first page that is not cached: mostly that page tells.
-        let lacking = self.page(self.cached)?;
-        let further = self.agrees(seq, self.cached, lacking) == 1;
-        let rest = &self.tokens[(at * self.page_size) as usize..];
-        let pages = if further { at + self.agrees(seq, at, rest) } else { 0 };
-        (pages > self.cached).then(|| Leader::new(seq, pages * self.page_size))
+    /// Page `index` of the prompt's tokens, if they are so many.
+    fn page(&self, index: u32) -> Option<&'a [TokenId]> {
+        let start = (index * self.page_size) as usize;
+        self.tokens.get(start..start + self.page_size as usize)
     }
 
     /// Whole pages that a sequence has in common with `tokens` from page `at` on.

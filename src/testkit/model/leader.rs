@@ -13,8 +13,8 @@ pub(super) struct Front {
 }
 
 impl Model {
-    /// Looks whether a sequence has a front, or another one than before.
-    pub(super) fn look_at_front(&mut self, seq: SeqKey) {
+    /// Looks whether a sequence still has its front, or another one. `begins`: whether it may have one that it had not.
+    pub(super) fn look_at_front(&mut self, seq: SeqKey, begins: bool) {
         let page_size = self.page_size();
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
         let at = sequence.published;
@@ -23,11 +23,12 @@ impl Model {
         let new = Front { at, since: self.clock };
         sequence.front = match sequence.front {
             Some(old) if has_front && old.at == at => Some(old),
-            _ => has_front.then_some(new),
+            old => (has_front && (begins || old.is_some())).then_some(new),
         };
     }
 
-    /// The leader of a prompt, all but the last token of which are `tokens`, and how many of them it will have computed.
+    /// The leader of a prompt, all but the last token of which are `tokens`, and how many of them it will have
+    /// computed.
     pub(super) fn leader(&self, scope: Scope, tokens: &[TokenId]) -> Option<(SeqKey, u32)> {
         let page_size = self.page_size();
         let cached = self.tree.matched(scope, tokens).len();
@@ -47,9 +48,11 @@ impl Model {
             });
             let first = same.min_by_key(|(_, sequence)| sequence.front.map(|front| front.since));
             if let Some((&seq, sequence)) = first
-                && agrees(&sequence.tokens) > cached
+                && page(&sequence.tokens, cached) == page(tokens, cached)
+                && page(tokens, cached).is_some()
             {
-                return Some((seq, (agrees(&sequence.tokens) * page_size) as u32));
+                let pages = agrees(&sequence.tokens);
+                return (pages > cached).then_some((seq, (pages * page_size) as u32));
             }
         }
         None

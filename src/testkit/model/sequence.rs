@@ -203,7 +203,7 @@ impl Model {
         if !self.shares() {
             self.generation += 1;
         }
-        self.look_at_front(key);
+        self.look_at_front(key, true);
         len
     }
 
@@ -219,7 +219,7 @@ impl Model {
         self.check_chunks(self.chunks_lacking(sequence, len as usize))?;
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.tokens.extend_from_slice(tokens);
-        self.look_at_front(seq);
+        self.look_at_front(seq, tokens.len() != 1);
         Ok(())
     }
 
@@ -272,7 +272,7 @@ impl Model {
         }
         let last_step = sequence.last_step;
         self.give_up_pages(last_step, duplicates);
-        self.look_at_front(seq);
+        self.look_at_front(seq, false);
     }
 
     /// A sequence releases its pages past the first `keep`, none of them published.
@@ -327,7 +327,7 @@ impl Model {
         sequence.cached_len = 0;
         sequence.planned_len = 0;
         self.counters.preemptions += 1;
-        self.look_at_front(seq);
+        self.look_at_front(seq, false);
         Ok(())
     }
 
@@ -380,7 +380,7 @@ impl Model {
         }
         self.trim(seq, keep);
         self.counters.rollbacks += 1;
-        self.look_at_front(seq);
+        self.look_at_front(seq, false);
         Ok(())
     }
 
@@ -421,7 +421,7 @@ impl Model {
             child.last_step = step.unwrap_or(0);
             self.tree.lock(child.scope, &child.tokens, pages);
             self.sequences.insert(key, child);
-            self.look_at_front(key);
+            self.look_at_front(key, true);
         }
         self.counters.forks += keys.len() as u64;
         Ok(ForkWant {

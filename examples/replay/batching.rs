@@ -215,7 +215,7 @@ impl<'a> Scheduler<'a> {
             match self.ask(host, request)? {
                 Asked::Admitted { seq, hit } => {
                     host.tally.followers += 1;
-                    host.tally.saved_tokens += u64::from(hit.saturating_sub(cached_len));
+                    host.tally.awaited_tokens += u64::from(hit.saturating_sub(cached_len));
                     self.start(host, request, seq, hit);
                     self.followers.remove(index);
                 }

@@ -63,8 +63,8 @@ pub struct Tally {
     pub preemptions: u64,
     /// Requests that waited for another one to compute what they needed.
     pub followers: u64,
-    /// Tokens that those found, and would have computed themselves had they not waited.
-    pub saved_tokens: u64,
+    /// Tokens that those found, and that were not cached when they began to wait.
+    pub awaited_tokens: u64,
     /// Most pages that running requests used at a time.
     pub peak_pages: u32,
     /// Most requests running at a time.

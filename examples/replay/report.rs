@@ -26,9 +26,9 @@ pub struct Report {
     pub resume_hit_tokens: u64,
     pub evicted_pages: u64,
     pub preemptions: u64,
-    /// Requests that waited for another one to compute what they needed, and tokens that this saved.
+    /// Requests that waited for another one to compute what they needed, and tokens that came of it meanwhile.
     pub followers: u64,
-    pub saved_tokens: u64,
+    pub awaited_tokens: u64,
     /// Most pages that running requests used at a time.
     pub peak_pages: u32,
     pub peak_running: usize,
@@ -82,7 +82,7 @@ impl Report {
             evicted_pages: stats.evicted_pages,
             preemptions: tally.preemptions,
             followers: tally.followers,
-            saved_tokens: tally.saved_tokens,
+            awaited_tokens: tally.awaited_tokens,
             peak_pages: tally.peak_pages,
             peak_running: tally.peak_running,
             steps: steps.len(),
@@ -112,7 +112,7 @@ impl Report {
             ("  hit", format!("{} ({:.1} %)", grouped(self.hit_tokens), 100.0 * self.hit_rate)),
             ("output tokens", grouped(self.output_tokens)),
             ("computed tokens", grouped(self.computed_tokens)),
-            ("  saved by waiting", self.saved()),
+            ("  waited for", self.awaited()),
             ("evicted pages", grouped(self.evicted_pages)),
             ("preemptions", grouped(self.preemptions)),
             (
@@ -147,9 +147,9 @@ impl Report {
         rows.iter().map(|(name, value)| format!("{name:<19} {value}\n")).collect()
     }
 
-    fn saved(&self) -> String {
-        let (tokens, requests) = (grouped(self.saved_tokens), grouped(self.followers));
-        format!("{tokens}, which {requests} requests let another compute")
+    fn awaited(&self) -> String {
+        let (tokens, requests) = (grouped(self.awaited_tokens), grouped(self.followers));
+        format!("{tokens} tokens that {requests} requests let another one compute")
     }
 
     fn core_time(&self) -> String {

@@ -117,4 +117,52 @@
 //! step that [`Error::OutOfPages`](crate::Error::OutOfPages) names in `after`; beyond the promise a sequence takes what
 //! nobody is promised.
 //!
+//! # Equal prompts at a time: one computes, the others wait
+//!
+//! When many prompts begin alike and nothing of them is cached yet, each would compute the same. An
+//! [`Admission`](crate::Admission) names the running sequence that is computing it already, its leader. Who waits until
+//! that [leads no more](crate::Engine::is_leading) finds the pages, whether the leader was done, cancelled or
+//! preempted: then it is asked again, and may lead in its turn.
+//!
+//! ```
+//! use kvarena::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = PoolConfig { page_size: 4, capacity: Capacity::Pages(100), ..Default::default() };
+//! let mut engine = Engine::new(config, Null)?;
+//! let mut scratch = StepScratch::new();
+//! let prompt: Vec<_> = (0..30).map(TokenId::new).collect();
+//! let mut waiting: Vec<Option<Leader>> = vec![None; 8]; // eight times the same prompt
+//! let mut running = Vec::new();
+//! while !(waiting.is_empty() && running.is_empty()) {
+//!     let mut still = Vec::new();
+//!     for leader in waiting.drain(..) {
+//!         if leader.is_some_and(|leader| engine.is_leading(&leader)) {
+//!             still.push(leader);
+//!             continue;
+//!         }
+//!         match engine.admission(Namespace::default(), &prompt, 0)?.leader {
+//!             None => running.push(engine.admit(Namespace::default(), &prompt, 0)?),
+//!             leader => still.push(leader),
+//!         }
+//!     }
+//!     waiting = still;
+//!     let mut items = Vec::new();
+//!     for &seq in &running {
+//!         items.push(Extend { seq, len: engine.extend_max(seq)? });
+//!     }
+//!     let step = engine.plan_batch(&mut scratch, &items)?.step();
+//!     engine.commit(step)?;
+//!     engine.complete(step)?;
+//!     for seq in running.drain(..) {
+//!         engine.finish(seq)?; // one token is all that is asked for
+//!     }
+//! }
+//! let stats = engine.stats();
+//! assert_eq!(stats.hit_tokens, 7 * 28); // whole pages, and never the last token
+//! assert_eq!(stats.computed_tokens, 30 + 7 * 2);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Not here: fairness between tenants ([`tenants`](super::tenants)).

@@ -155,7 +155,7 @@ impl<B: Backend> Engine<B> {
     /// Admits prompts in order, all or none, as [`Engine::admit`] would each, if what all of them lack fits together.
     /// Each is answered with the sequence that leads it, which may be one before it in the batch. A prompt that is to
     /// wait for its leader after all can be [preempted](Engine::preempt) until then: it has computed nothing. O(all
-    /// prompts).
+    /// prompts), and where they do not fit that for each unfinished step.
     ///
     /// # Errors
     /// As [`Engine::admit`]: of the first prompt that is wrong, or for want of room for all of them. Nothing has

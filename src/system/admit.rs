@@ -115,8 +115,7 @@ pub(crate) fn resume(
 }
 
 /// Admits prompts in order, all or none, as [`admit`] would each, if what all lack fits together; they are left in the
-/// buffers, each with who leads it. O(all prompts), and where they do not fit O(unfinished steps and pages of the
-/// matches).
+/// buffers, each with who leads it. O(all prompts), and where they do not fit that for each unfinished step.
 ///
 /// # Errors
 /// As [`admit`]: of the first prompt that is wrong, or of all together. Nothing changes then.

@@ -2,9 +2,9 @@
 //!
 //! A step, in order:
 //! 1. Admit: preempted requests first, then new ones as they arrived, while their pages are there and the step has
-//! tokens left for them. Each is promised the pages of its prompt. A prompt that waits outside can still find what is
-//! computed meanwhile: so one whose beginning another request is just computing waits for that one, its leader, and
-//! lets those behind it go first. When the leader is done, or is preempted, it is asked for again.
+//!    tokens left for them. Each is promised the pages of its prompt. A prompt that waits outside can still find what
+//!    is computed meanwhile: so one whose beginning another request is just computing waits for that one, its leader,
+//!    and lets those behind it go first. When the leader is done, or is preempted, it is asked for again.
 //! 2. Batch: one token of every decoding request, then pieces of prompts until the step's tokens are used up.
 //! 3. Plan: if pages run out, the youngest running request is preempted, and the batch is made again.
 //! 4. Commit and complete (there is no GPU to wait for), append what was sampled, finish who is done.

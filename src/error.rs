@@ -5,6 +5,15 @@ use std::fmt;
 
 use crate::id::{SeqKey, StepId};
 
+/// A number of things in words: `1 page`, `2 pages`.
+pub(crate) struct Count(pub(crate) u64, pub(crate) &'static str);
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}{}", self.0, self.1, if self.0 == 1 { "" } else { "s" })
+    }
+}
+
 /// Why a config was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -78,15 +87,23 @@ impl fmt::Display for ConfigError {
                 write!(f, "page_count {page_count} does not fit 32-bit page ids")
             }
             Self::Budget { bytes, page_bytes } => {
-                write!(f, "a budget of {bytes} bytes is smaller than one page of {page_bytes}")
+                write!(
+                    f,
+                    "a budget of {} is smaller than a page of {page_bytes}",
+                    Count(bytes, "byte")
+                )
             }
             Self::HeadSplit { kv_heads, tp_size } => {
-                write!(f, "{kv_heads} kv heads cannot be divided among {tp_size} ranks")
+                let (heads, ranks) =
+                    (Count(kv_heads.into(), "kv head"), Count(tp_size.into(), "rank"));
+                write!(f, "{heads} cannot be divided among {ranks}")
             }
             Self::Rank { tp_rank, tp_size } => {
                 write!(f, "rank {tp_rank} is not below tp_size {tp_size}")
             }
-            Self::OutOfMemory { bytes } => write!(f, "the host has no memory for {bytes} bytes"),
+            Self::OutOfMemory { bytes } => {
+                write!(f, "the host has no memory for {}", Count(bytes, "byte"))
+            }
             Self::Limit { name, value, max } => write!(f, "{name} {value} is above {max}"),
         }
     }
@@ -239,26 +256,31 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::OutOfPages { wanted, available, after } => {
-                write!(f, "{wanted} pages are needed and {available} are available")?;
+                write!(f, "{} needed, {available} available", Count(wanted, "page"))?;
                 match after {
-                    Some(step) => write!(f, ", enough of them after {step:?}"),
+                    Some(step) => write!(f, ", enough of them after step {}", step.raw()),
                     None => Ok(()),
                 }
             }
-            Self::OutOfSequences { max } => write!(f, "all {max} sequence rows are taken"),
+            Self::OutOfSequences { max } => match max {
+                1 => write!(f, "the only sequence row is taken"),
+                _ => write!(f, "all {max} sequence rows are taken"),
+            },
             Self::OutOfTokens { wanted, available } => {
-                write!(f, "room for {wanted} tokens is needed and {available} would fit")
+                write!(f, "room for {} needed, {available} would fit", Count(wanted, "token"))
             }
-            Self::OutOfSteps { max } => write!(f, "{max} steps are unfinished already"),
+            Self::OutOfSteps { max } => {
+                write!(f, "no more than {} may be unfinished", Count(max.into(), "step"))
+            }
             Self::EmptyPrompt => write!(f, "a prompt has no tokens"),
             Self::PendingToken { position } => {
                 write!(f, "the token at position {position} is the mark for one that is not known")
             }
             Self::StepTokens { tokens, max } => {
-                write!(f, "a step of {tokens} tokens is larger than the limit of {max}")
+                write!(f, "a step of {} is larger than the limit of {max}", Count(tokens, "token"))
             }
             Self::TooLong { len, max } => {
-                write!(f, "a sequence of {len} tokens is longer than the limit of {max}")
+                write!(f, "a sequence of {} is longer than the limit of {max}", Count(len, "token"))
             }
             Self::UnknownSequence { seq } => write!(f, "sequence {seq:?} is unknown or finished"),
             Self::RepeatedSequence { seq } => {
@@ -267,24 +289,31 @@ impl fmt::Display for Error {
             Self::Preempted { seq } => write!(f, "sequence {seq:?} is preempted"),
             Self::NotPreempted { seq } => write!(f, "sequence {seq:?} is not preempted"),
             Self::ExtendLen { seq, len, max } => {
-                write!(f, "sequence {seq:?} cannot be extended by {len} tokens, only by 1 to {max}")
+                let len = Count(len.into(), "token");
+                write!(f, "sequence {seq:?} cannot be extended by {len}, ")?;
+                match max {
+                    0 => write!(f, "it has none to compute"),
+                    1 => write!(f, "only by 1"),
+                    _ => write!(f, "only by 1 to {max}"),
+                }
             }
             Self::EmptyBatch => write!(f, "a batch has no sequences"),
             Self::NotPlanned { seq, len } => {
-                write!(f, "{len} tokens of sequence {seq:?} are not what was planned for it last")
+                let len = Count(len.into(), "token");
+                write!(f, "{len} of sequence {seq:?}: not what was planned for it last")
             }
             Self::PackedLimit { name, value, max } => {
                 write!(f, "{value} {name} do not fit packed arrays, which hold up to {max}")
             }
             Self::RollbackLen { len, min, max } => {
-                write!(f, "a rollback to {len} tokens is outside {min} to {max}")
+                write!(f, "a rollback to {} is outside {min} to {max}", Count(len.into(), "token"))
             }
-            Self::UnknownStep { step } => write!(f, "step {step:?} is not open"),
+            Self::UnknownStep { step } => write!(f, "step {} is not open", step.raw()),
             Self::StepOrder { step, first } => {
-                write!(f, "step {step:?} cannot commit before step {first:?}")
+                write!(f, "step {} cannot commit before step {}", step.raw(), first.raw())
             }
             Self::StepOpen { step } => {
-                write!(f, "step {step:?} is neither committed nor aborted")
+                write!(f, "step {} is neither committed nor aborted", step.raw())
             }
         }
     }

@@ -4,8 +4,8 @@ use std::error::Error as _;
 
 use kvarena::backend::CpuError;
 use kvarena::{
-    Capacity, ConfigError, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend,
-    Namespace, PoolConfig, SeqKey, StepScratch, TokenId,
+    Attend, Backend, Capacity, ConfigError, Cpu, CpuOptions, Engine, EngineConfig, EngineError,
+    Error, Extend, LayerId, Namespace, PoolConfig, SeqKey, StepId, StepScratch, TokenId,
 };
 
 fn engine() -> Engine<Cpu> {
@@ -72,4 +72,36 @@ fn the_mark_of_an_unknown_token_is_no_token() {
     }
     assert_eq!(engine.token_count(seq), Ok(9), "nothing of it was taken");
     engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn errors_are_in_plain_words() {
+    let mut engine = engine();
+    let mut scratch = StepScratch::new();
+    let prompt = vec![TokenId::new(1); 4];
+    let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
+    let said = |error: &dyn std::fmt::Display| format!("{error:#}");
+    let long = engine.plan_batch(&mut scratch, &[Extend { seq, len: 9 }]).expect_err("4 tokens");
+    let end = said(&long);
+    assert!(end.ends_with("cannot be extended by 9 tokens, only by 1 to 4"), "{end}");
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 4 }]).expect("there is room");
+    let (rows, attend) = (vec![0.0; 4 * 64], Attend::new(1, 64));
+    let (layer, mut out) = (LayerId::new(1), vec![0.0; 4 * 64]);
+    let backend = engine.backend_mut();
+    let past = backend.store_cache(&plan, layer, rows[..].into(), rows[..].into());
+    assert_eq!(said(&past.expect_err("one layer")), "there is no layer 1 of 1: the first is 0");
+    let past =
+        backend.attend(&plan, layer, &attend, rows[..].into(), out[..].as_mut().into(), None);
+    assert_eq!(said(&past.expect_err("one layer")), "there is no layer 1 of 1: the first is 0");
+    let step = plan.step();
+    engine.commit(step).expect("it is open");
+    assert_eq!(said(&engine.commit(step).expect_err("it was")), "step 1 is not open");
+
+    let lacking = |wanted, available, after| Error::OutOfPages { wanted, available, after };
+    assert_eq!(said(&lacking(1, 0, None)), "1 page needed, 0 available");
+    let after = Some(StepId::new(3));
+    let text = "2 pages needed, 1 available, enough of them after step 3";
+    assert_eq!(said(&lacking(2, 1, after)), text);
+    assert_eq!(said(&Error::OutOfSteps { max: 1 }), "no more than 1 step may be unfinished");
+    assert_eq!(said(&ConfigError::OutOfMemory { bytes: 1 }), "the host has no memory for 1 byte");
 }

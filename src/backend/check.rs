@@ -10,6 +10,7 @@
 use std::fmt;
 
 use super::{Attend, OpenSteps};
+use crate::error::Count;
 use crate::id::{LayerId, PageId, RowId, SlotId, StepId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy, SlotMapping, TableWrite};
@@ -179,33 +180,39 @@ pub enum PlanError {
 impl fmt::Display for PlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::NotBegun { step } => write!(f, "{step:?} has not begun"),
+            Self::NotBegun { step } => write!(f, "step {} has not begun", step.raw()),
             Self::AlreadyBegun { step, last } => {
-                write!(f, "{step:?} cannot begin after {last:?}")
+                write!(f, "step {} cannot begin after step {}", step.raw(), last.raw())
             }
-            Self::Ended { step } => write!(f, "{step:?} has ended"),
-            Self::OpenSteps { max } => write!(f, "{max} steps are open already"),
+            Self::Ended { step } => write!(f, "step {} has ended", step.raw()),
+            Self::OpenSteps { max } => {
+                write!(f, "no more than {} may be open", Count(max.into(), "step"))
+            }
             Self::Tokens { positions, tokens, slots } => {
                 write!(f, "a plan has {positions} positions, {tokens} tokens and {slots} slots")
             }
             Self::QueryRows { row } => {
                 write!(f, "the query rows of sequence {row} do not follow its neighbour's")
             }
-            Self::Row { row, rows } => write!(f, "{row:?} is not among {rows} page table rows"),
+            Self::Row { row, rows } => missing(f, "page table row", row.raw().into(), rows.into()),
             Self::KvLen { row, kv_len, min, max } => {
-                write!(f, "kv_len {kv_len} of {row:?} is outside {min} to {max}")
+                write!(f, "kv_len {kv_len} of row {} is outside {min} to {max}", row.raw())
             }
-            Self::Slot { slot, slot_count } => write!(f, "{slot:?} is not among {slot_count}"),
+            Self::Slot { slot, slot_count } => missing(f, "slot", slot.raw(), slot_count),
             Self::TableIndex { index, words } => {
-                write!(f, "page table word {index} is not among {words}")
+                missing(f, "page table word", index.into(), words as u64)
             }
             Self::TableValue { index, value, count } => {
                 write!(f, "page table word {index} cannot be {value}: there are {count}")
             }
-            Self::Page { page, page_count } => write!(f, "{page:?} is not among {page_count}"),
-            Self::Layer { layer, layers } => write!(f, "{layer:?} is not among {layers}"),
+            Self::Page { page, page_count } => {
+                missing(f, "page", page.raw().into(), page_count.into())
+            }
+            Self::Layer { layer, layers } => missing(f, "layer", layer.raw().into(), layers.into()),
             Self::Heads { q_heads, kv_heads } => {
-                write!(f, "{q_heads} query heads are not a multiple of {kv_heads} kv heads")
+                let (q, kv) =
+                    (Count(q_heads.into(), "query head"), Count(kv_heads.into(), "kv head"));
+                write!(f, "{q} cannot share {kv}")
             }
             Self::EmptyWindow => write!(f, "a sliding window of 0 tokens"),
             Self::Scale { scale } => write!(f, "scale {scale} is not finite"),
@@ -223,6 +230,11 @@ impl fmt::Display for PlanError {
 }
 
 impl std::error::Error for PlanError {}
+
+/// Says that the last of `count` things is before `index`.
+fn missing(f: &mut fmt::Formatter<'_>, what: &str, index: u64, count: u64) -> fmt::Result {
+    write!(f, "there is no {what} {index} of {count}: the first is 0")
+}
 
 /// Whether a step may begin now (B2, B8).
 pub(super) fn may_begin(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> {

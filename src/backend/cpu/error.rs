@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::backend::PlanError;
+use crate::error::Count;
 use crate::layout::PlaneName;
 
 /// Why the CPU backend refused a call. Nothing was written.
@@ -47,7 +48,9 @@ impl fmt::Display for CpuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Plan(error) => error.fmt(f),
-            Self::OutOfMemory { bytes } => write!(f, "no memory for {bytes} bytes"),
+            Self::OutOfMemory { bytes } => {
+                write!(f, "the host has no memory for {}", Count(bytes, "byte"))
+            }
             Self::Piece { piece, pieces } => {
                 write!(f, "piece {piece} is not among {pieces} of a page")
             }

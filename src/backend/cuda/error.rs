@@ -194,7 +194,7 @@ impl fmt::Display for CudaError {
                 write!(f, "the rows' address or stride is not a multiple of {align} bytes")
             }
             Self::NotStaged { step } => {
-                write!(f, "the plan of step {step:?} was not staged before the capture")
+                write!(f, "the plan of step {} was not staged before the capture", step.raw())
             }
             Self::NotPrepared => {
                 write!(f, "this variant of attention or copy was not prepared before the capture")

@@ -46,11 +46,11 @@ pub struct Args {
     /// Most tokens computed in a step [default: 8192; with --sequential: a whole request]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub step_tokens: Option<u32>,
-    /// Serves everything so often; a step's time is the least of its times, which leaves out what the machine did beside
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Serves everything so often; a step's time is the least of its times, and the rest was the machine's
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
     /// Draws hit rate and page states over the run
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = parse_svg)]
     pub plot: Option<PathBuf>,
     /// Prints one JSON object in place of the table
     #[arg(long)]
@@ -85,6 +85,15 @@ impl Args {
     }
 }
 
+/// A file that a plot can be written to.
+fn parse_svg(text: &str) -> Result<PathBuf, String> {
+    let file = PathBuf::from(text);
+    match file.extension() {
+        Some(ending) if ending.eq_ignore_ascii_case("svg") => Ok(file),
+        _ => Err("a plot is written as SVG: name the file NAME.svg".to_owned()),
+    }
+}
+
 /// A number of bytes, with or without a unit.
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -108,6 +117,14 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn plots_are_svg() {
+        assert_eq!(parse_svg("a/day.SVG"), Ok(PathBuf::from("a/day.SVG")));
+        for other in ["day.png", "day", "svg", ".svg"] {
+            assert!(parse_svg(other).is_err(), "{other}");
+        }
     }
 
     #[test]

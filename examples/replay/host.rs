@@ -75,7 +75,10 @@ pub struct Tally {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepWork {
     pub step: u64,
+    /// The least of all runs.
     pub core_ns: u64,
+    /// The most of all runs: what it is above the least was the machine's.
+    pub most_ns: u64,
     pub admitted: u32,
     /// Tokens of the prompts that were matched at admission, hit or not.
     pub matched_prompt_tokens: u64,
@@ -83,6 +86,13 @@ pub struct StepWork {
     pub evicted_pages: u64,
     pub preempted: u32,
     pub finished: u32,
+}
+
+impl StepWork {
+    /// What the slowest run took longer than the fastest.
+    pub fn machine_ns(&self) -> u64 {
+        self.most_ns - self.core_ns
+    }
 }
 
 /// One point of the plot.
@@ -103,8 +113,9 @@ impl Outcome {
         assert_eq!(self.steps.len(), again.steps.len(), "a replay is exact");
         for (step, again) in self.steps.iter_mut().zip(&again.steps) {
             let core_ns = step.core_ns.min(again.core_ns);
-            *step = StepWork { core_ns, ..*step };
-            assert_eq!(*step, StepWork { core_ns, ..*again }, "a replay is exact");
+            let most_ns = step.most_ns.max(again.most_ns);
+            *step = StepWork { core_ns, most_ns, ..*step };
+            assert_eq!(*step, StepWork { core_ns, most_ns, ..*again }, "a replay is exact");
         }
     }
 }
@@ -192,6 +203,7 @@ impl<'a> Host<'a> {
         self.tally.peak_running = self.tally.peak_running.max(running);
         self.work.step = self.steps.len() as u64 + 1;
         self.work.core_ns = self.core.end_step();
+        self.work.most_ns = self.work.core_ns;
         self.steps.push(std::mem::take(&mut self.work));
         let done = self.tally.requests + self.tally.skipped;
         if done >= self.next_sample {

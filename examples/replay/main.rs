@@ -55,9 +55,9 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let wall_ns = start.elapsed().as_nanos() as u64;
     if let Some(file) = &args.plot {
         let title = format!(
-            "{workload}: {} pages of {} tokens, {}",
-            report::grouped(outcome.page_count.into()),
-            outcome.page_size,
+            "{workload}: {} of {}, {}",
+            report::counted(outcome.page_count.into(), "page"),
+            report::counted(outcome.page_size.into(), "token"),
             schedule(args)
         );
         plot::draw(file, &title, &outcome.samples)?;
@@ -90,7 +90,7 @@ fn schedule(args: &Args) -> String {
     if args.sequential {
         "sequential".to_owned()
     } else {
-        format!("{} at a time", args.concurrency)
+        format!("up to {} at a time", args.concurrency)
     }
 }
 

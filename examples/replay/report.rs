@@ -1,9 +1,14 @@
 //! What a run comes to: a table for people, one JSON object for programs.
 
+use std::cmp::Reverse;
+
 use serde::Serialize;
 
 use crate::core_time::percentile;
 use crate::host::{Outcome, StepWork};
+
+/// Slow steps that are listed.
+const SLOWEST: usize = 5;
 
 /// The figures of a run, or of several: each step's time is then the least of its times. Times are core time, inside
 /// engine calls only, in nanoseconds.
@@ -44,8 +49,10 @@ pub struct Report {
     pub steps_above_1ms: usize,
     /// Runs over which each step's time is the least.
     pub runs: u32,
+    /// What all steps together took longer in their slowest run than in their fastest.
+    pub machine_ns: u64,
     #[serde(skip)]
-    pub slowest: StepWork,
+    pub slowest: Vec<StepWork>,
     /// The whole run by the wall clock, host and workload included.
     pub wall_ns: u64,
 }
@@ -60,7 +67,10 @@ impl Report {
         wall_ns: u64,
     ) -> Self {
         let Outcome { tally, stats, steps, page_count, page_size, .. } = outcome;
-        let slowest = steps.iter().max_by_key(|step| step.core_ns).copied().unwrap_or_default();
+        let machine_ns = steps.iter().map(StepWork::machine_ns).sum();
+        let mut slowest = steps.clone();
+        slowest.sort_by_key(|step| Reverse(step.core_ns));
+        slowest.truncate(SLOWEST);
         let mut steps: Vec<u64> = steps.iter().map(|step| step.core_ns).collect();
         steps.sort_unstable();
         let core_ns = steps.iter().sum::<u64>();
@@ -95,6 +105,7 @@ impl Report {
             step_ns_max: percentile(&steps, 100.0),
             steps_above_1ms: steps.len() - steps.partition_point(|&ns| ns <= 1_000_000),
             runs,
+            machine_ns,
             slowest,
             wall_ns,
         }
@@ -105,7 +116,7 @@ impl Report {
         let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
         let mut rows = vec![
             ("workload", self.workload.clone()),
-            ("pool", format!("{} pages of {} tokens", grouped(self.pages.into()), self.page_size)),
+            ("pool", self.pool()),
             ("schedule", format!("{}, prefix reuse {}", self.schedule, self.prefix)),
             ("requests", grouped(self.requests)),
             ("input tokens", grouped(self.input_tokens)),
@@ -118,33 +129,27 @@ impl Report {
             (
                 "peak pages in use",
                 format!(
-                    "{} ({:.1} % of the pool), {} requests running",
+                    "{} ({:.1} % of the pool), {} running",
                     grouped(self.peak_pages.into()),
                     percent(self.peak_pages.into(), self.pages.into()),
-                    self.peak_running
+                    counted(self.peak_running as u64, "request")
                 ),
             ),
-            ("core time", self.core_time()),
-            ("  per request", time(self.core_ns_per_request as u64)),
-            ("  per input token", format!("{:.2} ns", self.core_ns_per_input_token)),
-            (
-                "  per step",
-                format!(
-                    "p50 {}, p99 {}, max {} over {} steps, {} above 1 ms",
-                    time(self.step_ns_p50),
-                    time(self.step_ns_p99),
-                    time(self.step_ns_max),
-                    grouped(self.steps as u64),
-                    self.steps_above_1ms
-                ),
-            ),
-            ("  slowest step", self.slowest_step()),
+            ("core time, us", self.core_time()),
+            ("core steps, us", self.step_times()),
+            ("machine, us", self.machine()),
         ];
         if self.skipped > 0 {
             let text = format!("{} that do not fit the pool even alone", grouped(self.skipped));
             rows.insert(4, ("  skipped", text));
         }
-        rows.iter().map(|(name, value)| format!("{name:<19} {value}\n")).collect()
+        let lines = rows.iter().map(|(name, value)| format!("{name:<19} {value}\n"));
+        lines.collect::<String>() + &self.slowest_steps()
+    }
+
+    fn pool(&self) -> String {
+        let (pages, tokens) = (u64::from(self.pages), u64::from(self.page_size));
+        format!("{} of {}", counted(pages, "page"), counted(tokens, "token"))
     }
 
     fn awaited(&self) -> String {
@@ -153,23 +158,71 @@ impl Report {
     }
 
     fn core_time(&self) -> String {
-        let least = format!(", each step's least of {} runs,", self.runs);
-        let least = if self.runs > 1 { least.as_str() } else { "" };
-        format!("{}{least} of {} in all", time(self.core_ns), time(self.wall_ns))
+        format!(
+            "{} in all, {} a request, {:.4} an input token",
+            micros(self.core_ns),
+            micros(self.core_ns_per_request as u64),
+            self.core_ns_per_input_token / 1e3
+        )
     }
 
-    fn slowest_step(&self) -> String {
-        let work = self.slowest;
+    fn step_times(&self) -> String {
         format!(
-            "number {}: {} prompts of {} tokens matched, {} tokens planned, {} pages evicted, {} preempted, {} finished",
-            grouped(work.step),
-            work.admitted,
-            grouped(work.matched_prompt_tokens),
-            grouped(work.computed_tokens),
-            grouped(work.evicted_pages),
-            work.preempted,
-            work.finished
+            "p50 {}, p99 {}, max {} over {} steps, {} of them above 1,000",
+            micros(self.step_ns_p50),
+            micros(self.step_ns_p99),
+            micros(self.step_ns_max),
+            grouped(self.steps as u64),
+            grouped(self.steps_above_1ms as u64)
         )
+    }
+
+    fn machine(&self) -> String {
+        if self.runs == 1 {
+            return "unknown of one run: part of the core's (--runs 2 tells them apart)".to_owned();
+        }
+        let machine = micros(self.machine_ns);
+        format!("{machine} more in each step's slowest of {} runs, not counted above", self.runs)
+    }
+
+    /// What the slowest steps did, a line each, with the unit of each column at its head.
+    fn slowest_steps(&self) -> String {
+        const HEADS: [&str; 9] = [
+            "step",
+            "core, us",
+            "machine, us",
+            "prompts",
+            "tokens in them",
+            "tokens planned",
+            "pages evicted",
+            "preempted",
+            "ended",
+        ];
+        let one_run = self.runs == 1;
+        let cells = |work: &StepWork| {
+            [
+                grouped(work.step),
+                micros(work.core_ns),
+                if one_run { "-".to_owned() } else { micros(work.machine_ns()) },
+                grouped(work.admitted.into()),
+                grouped(work.matched_prompt_tokens),
+                grouped(work.computed_tokens),
+                grouped(work.evicted_pages),
+                grouped(work.preempted.into()),
+                grouped(work.finished.into()),
+            ]
+        };
+        let mut lines = vec![HEADS.map(str::to_owned)];
+        lines.extend(self.slowest.iter().map(cells));
+        let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
+        let mut text = "\nthe slowest steps, and what they did\n".to_owned();
+        for line in &lines {
+            for (column, cell) in line.iter().enumerate() {
+                text += &format!("  {cell:>width$}", width = width(column));
+            }
+            text.push('\n');
+        }
+        text
     }
 }
 
@@ -186,19 +239,23 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// Nanoseconds in the unit that suits them.
-fn time(ns: u64) -> String {
-    match ns {
-        0..10_000 => format!("{ns} ns"),
-        10_000..10_000_000 => format!("{:.1} us", ns as f64 / 1e3),
-        10_000_000..10_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
-        _ => format!("{:.1} s", ns as f64 / 1e9),
-    }
+/// `1 page`, `1,234 pages`.
+pub fn counted(number: u64, what: &str) -> String {
+    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
+/// Nanoseconds as microseconds.
+fn micros(ns: u64) -> String {
+    // Rounded to a tenth.
+    let tenths = (ns + 50) / 100;
+    format!("{}.{}", grouped(tenths / 10), tenths % 10)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::Tally;
+    use kvarena::Stats;
 
     #[test]
     fn numbers_are_grouped() {
@@ -209,8 +266,39 @@ mod tests {
     }
 
     #[test]
-    fn times_have_units() {
-        let times = [9_999, 10_000, 12_345_678, 12_345_678_900].map(time);
-        assert_eq!(times.join(", "), "9999 ns, 10.0 us, 12.3 ms, 12.3 s");
+    fn times_are_microseconds() {
+        let times = [0, 49, 50, 9_999, 12_345_678].map(micros);
+        assert_eq!(times.join(" "), "0.0 0.0 0.1 10.0 12,345.7");
+    }
+
+    #[test]
+    fn columns_stand_under_their_heads() {
+        let step = StepWork { step: 1234, core_ns: 2_000, most_ns: 5_500, ..Default::default() };
+        let outcome = Outcome {
+            tally: Tally::default(),
+            stats: Stats::default(),
+            steps: vec![step; 9],
+            samples: Vec::new(),
+            page_count: 1,
+            page_size: 16,
+        };
+        let report = |runs| {
+            Report::new(
+                Outcome { steps: outcome.steps.clone(), samples: Vec::new(), ..outcome },
+                "w".into(),
+                "radix".into(),
+                "s".into(),
+                runs,
+                1,
+            )
+        };
+        let text = report(2).table();
+        let lines: Vec<&str> =
+            text.lines().skip_while(|line| !line.contains("core, us  ")).collect();
+        assert_eq!(lines.len(), 1 + SLOWEST);
+        assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
+        assert!(lines[1].starts_with("  1,234       2.0          3.5"), "{text}");
+        assert!(text.contains("1 page of 16 tokens") && text.contains("31.5 more"), "{text}");
+        assert!(report(1).table().contains("unknown of one run"));
     }
 }

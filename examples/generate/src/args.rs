@@ -8,7 +8,7 @@ use kvarena::{KvDtype, Layout};
 
 /// A small LLM host on kvarena: Llama and Qwen3 models from safetensors, served with continuous batching.
 ///
-/// Without --model it runs the tiny model of the tests' data. Exit codes: 0 done, 1 the run failed, 2 the command line
+/// Without arguments a small model explains words of kvarena. Exit codes: 0 done, 1 the run failed, 2 the command line
 /// or a request cannot be served, 3 the model cannot be used.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "generate", version)]

@@ -5,13 +5,36 @@ use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
-use crate::output::{Form, Printer};
+use crate::output::{Form, Printer, tokens_of};
 use crate::request::Defaults;
 use crate::runner::Runner;
 use crate::server::Server;
 use crate::text::{Message, Text};
 
-/// Chats until the input ends. A turn that cannot be served is reported and left out of the conversation.
+/// What Ctrl-C does, which depends on what the program is doing.
+#[derive(Debug, Default)]
+pub struct Interrupt {
+    /// Set by Ctrl-C: the streams now running are cancelled.
+    pub asked: AtomicBool,
+    /// While a person is asked for the next turn nothing runs that could be cancelled: Ctrl-C ends the program.
+    waiting: AtomicBool,
+}
+
+impl Interrupt {
+    /// Nobody has asked.
+    pub const fn new() -> Self {
+        Self { asked: AtomicBool::new(false), waiting: AtomicBool::new(false) }
+    }
+
+    /// Takes note of a Ctrl-C; true where the program is to end: while it waits for a turn, or where it is the second
+    /// one and nobody took heed of the first.
+    pub fn ask(&self) -> bool {
+        self.asked.swap(true, Ordering::Relaxed) || self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+/// Chats until the input ends, and writes `sign` where it waits for a turn. A turn that cannot be served is reported and
+/// left out of the conversation.
 ///
 /// # Errors
 /// The run failed, or the last turn that could not be served.
@@ -20,15 +43,15 @@ pub fn chat<R: Runner>(
     text: &Text,
     defaults: &Defaults,
     system: Option<&str>,
-    input: impl BufRead,
+    mut input: impl BufRead,
     mut out: impl Write,
-    interrupt: &AtomicBool,
+    sign: &str,
+    interrupt: &Interrupt,
 ) -> Result<()> {
     let system = system.map(|content| Message { role: "system", content: content.into() });
     let mut messages: Vec<Message> = system.into_iter().collect();
     let mut refusal = Ok(());
-    for line in input.lines() {
-        let line = line.map_err(|e| Error::run(format!("cannot read the input: {e}")))?;
+    while let Some(line) = ask(&mut input, &mut out, sign, interrupt)? {
         if line.trim().is_empty() {
             continue;
         }
@@ -43,13 +66,36 @@ pub fn chat<R: Runner>(
                 continue;
             }
         }
-        interrupt.store(false, Ordering::Relaxed);
-        let mut printer = Printer::new(&mut out, text, Form::Live, interrupt);
+        let mut printer = Printer::new(&mut out, text, Form::Live, &interrupt.asked);
         server.run(&mut printer)?;
         printer.finish()?;
         let stream = server.streams().last().expect("a turn was just served");
-        eprintln!("({} prompt tokens reused)", stream.cached_tokens);
+        eprintln!("({} reused)", tokens_of(stream.cached_tokens as usize, "prompt"));
         messages.push(Message { role: "assistant", content: text.decode(&stream.tokens) });
     }
     refusal
+}
+
+/// The next line, or none at the end of the input.
+fn ask(
+    input: &mut impl BufRead,
+    out: &mut impl Write,
+    sign: &str,
+    interrupt: &Interrupt,
+) -> Result<Option<String>> {
+    let wrote = write!(out, "{sign}").and_then(|()| out.flush());
+    wrote.map_err(|e| Error::run(format!("cannot write the output: {e}")))?;
+    let mut line = String::new();
+    // What was asked for while the last turn ran has cancelled it.
+    interrupt.asked.store(false, Ordering::Relaxed);
+    interrupt.waiting.store(true, Ordering::Relaxed);
+    let read = input.read_line(&mut line);
+    interrupt.waiting.store(false, Ordering::Relaxed);
+    let read = read.map_err(|e| Error::run(format!("cannot read the input: {e}")))?;
+    if read == 0 {
+        return Ok(None);
+    }
+    let end = line.trim_end_matches(['\n', '\r']).len();
+    line.truncate(end);
+    Ok(Some(line))
 }

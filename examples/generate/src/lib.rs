@@ -20,6 +20,7 @@ pub mod clock;
 pub mod config;
 pub mod contiguous;
 pub mod cpu;
+pub mod demo;
 pub mod error;
 #[cfg(feature = "cuda")]
 pub mod gpu;

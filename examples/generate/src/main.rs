@@ -1,13 +1,13 @@
 //! `generate`: reads the command line, serves, and says what went wrong.
 
-use std::io::{stdin, stdout};
+use std::io::{IsTerminal, stdin, stdout};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Parser;
 use generate::args::{Args, BackendName};
-use generate::chat::chat;
+use generate::chat::{Interrupt, chat};
 use generate::cpu::CpuRunner;
+use generate::demo;
 use generate::error::{Error, Result};
 use generate::output::{Form, Printer};
 use generate::runner::Runner;
@@ -16,8 +16,8 @@ use generate::setup;
 use generate::text::Text;
 use kvarena::{CpuOptions, Engine};
 
-/// Set by Ctrl-C: the streams now running are cancelled.
-static INTERRUPT: AtomicBool = AtomicBool::new(false);
+/// What Ctrl-C has asked for.
+static INTERRUPT: Interrupt = Interrupt::new();
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
@@ -35,9 +35,8 @@ fn run(args: &Args) -> Result<()> {
         .num_threads(threads)
         .build_global()
         .map_err(|e| Error::run(format!("cannot start {threads} threads: {e}")))?;
-    // The second Ctrl-C finds nobody who took heed of the first.
     let interrupt = || {
-        if INTERRUPT.swap(true, Ordering::Relaxed) {
+        if INTERRUPT.ask() {
             std::process::exit(130);
         }
     };
@@ -89,7 +88,13 @@ fn serve<R: Runner>(args: &Args, text: &Text, server: &mut Server<R>) -> Result<
     if args.chat {
         let defaults = setup::defaults(args, server.runner().config());
         let system = args.system.as_deref();
-        return chat(server, text, &defaults, system, stdin().lock(), stdout().lock(), &INTERRUPT);
+        let sign = if stdin().is_terminal() { "> " } else { "" };
+        let (input, out) = (stdin().lock(), stdout().lock());
+        return chat(server, text, &defaults, system, input, out, sign, &INTERRUPT);
+    }
+    if setup::is_demo(args) && !args.json {
+        let defaults = setup::defaults(args, server.runner().config());
+        return demo::show(server, text, &defaults, stdout().lock(), &INTERRUPT.asked);
     }
     let requests = setup::requests(args, server.runner().config(), text)?;
     let form = match (args.json, &requests[..]) {
@@ -100,7 +105,7 @@ fn serve<R: Runner>(args: &Args, text: &Text, server: &mut Server<R>) -> Result<
     for request in requests {
         server.submit(request)?;
     }
-    let printer = Printer::new(stdout().lock(), text, form, &INTERRUPT);
+    let printer = Printer::new(stdout().lock(), text, form, &INTERRUPT.asked);
     let mut printer = printer.with_first_logits(args.first_logits);
     server.run(&mut printer)?;
     printer.finish()

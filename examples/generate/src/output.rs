@@ -11,6 +11,11 @@ use crate::server::Sink;
 use crate::stream::{Finish, Stream};
 use crate::text::{Decoder, Text};
 
+/// `1 prompt token`, `2 prompt tokens`.
+pub fn tokens_of(count: usize, kind: &str) -> String {
+    format!("{count} {kind} token{}", if count == 1 { "" } else { "s" })
+}
+
 /// Form of the output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {

@@ -6,7 +6,8 @@ use kvarena::{Capacity, EngineConfig, EngineError, KvShape, PoolConfig, PrefixMo
 use serde_json::{Value, json};
 
 use crate::args::{Args, BackendName, Shape, Switch};
-use crate::config::{ModelConfig, read_json};
+use crate::config::ModelConfig;
+use crate::demo;
 use crate::error::{Error, Result};
 use crate::model::{Model, Random};
 use crate::request::{Defaults, Request, read_requests};
@@ -20,7 +21,12 @@ pub const POOL_BYTES: u64 = 1 << 30;
 /// Most unfinished steps; a fork that finds no step left waits instead.
 const STEPS_MAX: u32 = 1024;
 
-/// The model that runs where the user names none.
+/// The model that runs where the user names none: it knows what some words of kvarena mean.
+pub fn glossary_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("data/glossary")
+}
+
+/// The model of the tests, whose words in the reference framework are known.
 pub fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/qwen3-tiny")
 }
@@ -40,12 +46,12 @@ pub fn model(args: &Args) -> Result<(Model, Text)> {
     Ok((model, text))
 }
 
-/// The directory that the command line names, or the tiny model's.
+/// The directory that the command line names, or the glossary's.
 ///
 /// # Errors
 /// It is none.
 pub fn model_dir(args: &Args) -> Result<PathBuf> {
-    let dir = args.model.clone().unwrap_or_else(tiny_model);
+    let dir = args.model.clone().unwrap_or_else(glossary_model);
     match dir.is_dir() {
         true => Ok(dir),
         false => Err(Error::model(format!("{} is not a directory", dir.display()))),
@@ -207,7 +213,15 @@ pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
     }
 }
 
-/// The requests that the command line asks for. Without any and without a model: the golden prompts of the tiny model.
+/// Whether the command line says nothing of what to generate, nor with which model: then it is shown.
+pub fn is_demo(args: &Args) -> bool {
+    let asked =
+        !args.prompt.is_empty() || args.requests.is_some() || args.random_requests.is_some();
+    let named = args.model.is_some() || args.random_model.is_some();
+    !asked && !named && !args.chat
+}
+
+/// The requests that the command line asks for. Without any and without a model: the demo's questions.
 ///
 /// # Errors
 /// A file cannot be read, a line or a prompt makes no request, or there is none.
@@ -226,24 +240,11 @@ pub fn requests(args: &Args, model: &ModelConfig, text: &Text) -> Result<Vec<Req
     if !requests.is_empty() || args.requests.is_some() {
         return Ok(requests);
     }
-    if args.model.is_some() || args.random_model.is_some() {
+    if !is_demo(args) {
         let ways = "--prompt, --requests, --random-requests or --chat";
         return Err(Error::request(format!("nothing to generate: give {ways}")));
     }
-    golden_requests(&defaults)
-}
-
-fn golden_requests(defaults: &Defaults) -> Result<Vec<Request>> {
-    let golden = read_json(&tiny_model().join("golden.json"))?;
-    let cases = golden["cases"].as_array().map_or(&[][..], Vec::as_slice);
-    let request = |case: &Value| {
-        let ids = case["prompt"].as_array().map_or(&[][..], Vec::as_slice);
-        let prompt = ids.iter().filter_map(Value::as_u64).map(|id| id as u32).collect();
-        let mut request = defaults.request(prompt);
-        request.max_new_tokens = defaults.max_new_tokens.or(Some(20));
-        request
-    };
-    Ok(cases.iter().map(request).collect())
+    demo::QUESTIONS.iter().map(|question| demo::request(question, &defaults, text)).collect()
 }
 
 fn random_requests(

@@ -162,7 +162,9 @@ fn requests_that_never_fit() {
     let refuse = |line: &str, options: &[&str], words: &[&str]| {
         let dir = Dir::new();
         let path = dir.write("requests.jsonl", format!("{{\"prompt\": [1]}}\n{line}\n"));
+        let model = common::dir("qwen3-tiny");
         let mut arguments = vec!["--json", "--requests", path.to_str().expect("UTF-8")];
+        arguments.extend(["--model", model.to_str().expect("UTF-8")]);
         arguments.extend(options);
         refuses_arguments(&arguments, REQUEST, words);
     };

@@ -3,26 +3,82 @@
 mod common;
 
 use common::files::Dir;
-use common::generate;
+use common::{generate, tiny};
 use serde_json::{Value, json};
 
 fn lines(out: &str) -> Vec<Value> {
     out.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
 }
 
+/// Without arguments: words, and what the cache saved.
 #[test]
-fn the_command_of_the_readme_runs_without_a_model() {
-    let ran = generate(&["--json"], "");
+fn the_command_of_the_readme_explains_words() {
+    let ran = generate(&[], "");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    let cases = common::cases("qwen3-tiny");
-    for (number, (line, case)) in lines(&ran.out).iter().zip(&cases).enumerate() {
-        assert_eq!(line["index"], number);
-        assert_eq!(line["tokens"], json!(case.tokens));
+    for (question, answer) in [
+        (
+            "> What is a page?",
+            "a page is room for the keys and values of a few tokens in all layers.",
+        ),
+        ("> What is the fence?", "the fence keeps pages that were given up until no kernel can"),
+        ("> Explain eviction.", "eviction drops the prefixes that nobody has used for the longest"),
+    ] {
+        let said = ran.out.split_once(question).map(|(_, rest)| rest.trim_start());
+        assert!(said.is_some_and(|said| said.starts_with(answer)), "{question}: {}", ran.out);
     }
-    assert_eq!(lines(&ran.out).len(), cases.len());
+    let saved: Vec<&str> = ran.out.lines().filter(|line| line.contains("in the cache)")).collect();
+    assert_eq!(saved.len(), 8);
+    assert!(saved[0].contains("(0 of ") && saved[1..].iter().all(|line| line.contains("(32 of ")));
     for word in ["tokens/s", "time to first token", "reuse"] {
         assert!(ran.err.contains(word), "{word} is not in: {}", ran.err);
     }
+    let json = generate(&["--json"], "");
+    assert!(lines(&json.out).iter().all(|line| line["text"].is_string()), "{}", json.out);
+    assert_eq!(lines(&json.out).len(), 8);
+}
+
+#[test]
+fn a_chat_with_the_glossary_knows_its_words() {
+    let ran = generate(&["--chat"], "what is a slot?\nand what is a zebra?\n");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let slot = "a slot is the place of one token in the pool: page times page size plus offset.";
+    let lines: Vec<&str> = ran.out.lines().map(str::trim).collect();
+    assert_eq!(lines.len(), 2, "no prompt sign where nobody sees it: {}", ran.out);
+    assert_eq!(lines[0], slot);
+    assert!(lines[1].starts_with("i do not know that word."), "{}", lines[1]);
+}
+
+/// At the prompt nothing runs that could be cancelled: the first Ctrl-C ends the program.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_at_the_prompt_ends_a_chat() {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_generate"))
+        .args(["--chat", "--quiet"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut input = child.stdin.take().expect("piped");
+    input.write_all(b"what is a page?\n").expect("it reads");
+    let mut said = String::new();
+    // This comes last before the prompt.
+    let mut notes = BufReader::new(child.stderr.take().expect("piped"));
+    notes.read_line(&mut said).expect("a note");
+    assert!(said.ends_with("reused)\n"), "{said}");
+    let ended = loop {
+        // Sent while the program is on its way to the prompt it would cancel nothing, and the next one ends it.
+        let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+        assert!(sent.expect("there is a kill").success());
+        if let Some(status) = child.try_wait().expect("it is ours") {
+            break status;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
+    assert_eq!(ended.code(), Some(130));
+    drop(input);
 }
 
 /// The contract with checkers: `generate --model DIR --requests FILE --json` and its options.
@@ -69,8 +125,13 @@ fn json_lines_in_and_out() {
 
 #[test]
 fn first_logits_are_printed_where_asked_for() {
-    let ran = generate(&["--json", "--first-logits", "8", "--kv-dtype", "f32"], "");
-    for (line, case) in lines(&ran.out).iter().zip(common::cases("qwen3-tiny")) {
+    let cases = common::cases("qwen3-tiny");
+    let request = |case: &common::Case| json!({ "prompt": case.prompt, "max_new_tokens": 1 });
+    let input: Vec<String> = cases.iter().map(|case| request(case).to_string()).collect();
+    let options = ["--requests", "-", "--json", "--first-logits", "8", "--kv-dtype", "f32"];
+    let ran = tiny(&options, &input.join("\n"));
+    assert_eq!(lines(&ran.out).len(), cases.len());
+    for (line, case) in lines(&ran.out).iter().zip(cases) {
         let logits = line["first_logits"].as_array().expect("a list");
         assert_eq!(logits.len(), 8);
         for (actual, expected) in logits.iter().zip(case.first_logits_head) {
@@ -92,7 +153,7 @@ fn samples_share_the_prompt() {
         [&[], &["--overlap"], &["--concurrency", "1"], &small, &["--no-prefix"]];
     for options in options {
         let fixed = ["--requests", "-", "--json", "--kv-dtype", "f32"];
-        let ran = generate(&[&fixed[..], options].concat(), &input);
+        let ran = tiny(&[&fixed[..], options].concat(), &input);
         assert_eq!(ran.code, Some(0), "{}", ran.err);
         let lines = lines(&ran.out);
         assert_eq!(lines.len(), 8);
@@ -142,15 +203,14 @@ fn stop_tokens_end_and_clients_go_away() {
 
 #[test]
 fn a_chat_reuses_its_last_turn() {
-    let ran =
-        generate(&["--chat", "--max-new-tokens", "20", "--page-size", "1"], "344 506 214\n7\n");
+    let ran = tiny(&["--chat", "--max-new-tokens", "20", "--page-size", "1"], "344 506 214\n7\n");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert_eq!(ran.out.lines().count(), 2);
     assert!(ran.out.lines().all(|line| line.split_whitespace().count() == 20));
     // The last token said has no K and V.
     assert!(ran.err.contains("(22 prompt tokens reused)"), "{}", ran.err);
     // A turn that cannot be served is left out of the conversation.
-    let again = generate(&["--chat", "--max-new-tokens", "20"], "344 506 214\n600\nx\n7\n");
+    let again = tiny(&["--chat", "--max-new-tokens", "20"], "344 506 214\n600\nx\n7\n");
     assert_eq!((again.code, again.out), (Some(2), ran.out), "{}", again.err);
 }
 
@@ -182,7 +242,8 @@ fn text_goes_through_the_models_own_tokenizer() {
         assert_eq!(ran.code, Some(0), "{}", ran.err);
         lines(&ran.out).swap_remove(0)
     };
-    let ids = run(&["--prompt", "65 122"]);
+    let tiny = common::dir("qwen3-tiny");
+    let ids = run(&["--model", tiny.to_str().expect("UTF-8"), "--prompt", "65 122"]);
     let text = run(&["--model", path, "--prompt", "Az", "--ignore-eos"]);
     assert_eq!(text["tokens"], ids["tokens"]);
     assert!(text["text"].is_string());

@@ -52,6 +52,12 @@ pub struct Ran {
     pub err: String,
 }
 
+/// Runs the program on the tiny Qwen3 model.
+pub fn tiny(arguments: &[&str], input: &str) -> Ran {
+    let dir = dir("qwen3-tiny");
+    generate(&[&["--model", dir.to_str().expect("UTF-8")], arguments].concat(), input)
+}
+
 /// Runs the program with these arguments and this standard input.
 pub fn generate(arguments: &[&str], input: &str) -> Ran {
     use std::io::Write;

@@ -1,0 +1,74 @@
+//! What is shown where nothing is asked: a small model explains words of kvarena, and the cache says what it saved.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::{Error, Result};
+use crate::output::tokens_of;
+use crate::request::{Defaults, Request};
+use crate::runner::Runner;
+use crate::server::{Server, Sink};
+use crate::stream::Stream;
+use crate::text::{Message, Text};
+
+/// All of them have the system message of the model's chat template before them.
+pub const QUESTIONS: [&str; 8] = [
+    "What is kvarena?",
+    "What is a page?",
+    "What is the prefix tree?",
+    "What does commit mean?",
+    "What is the fence?",
+    "Explain eviction.",
+    "What is a fork?",
+    "And what is reuse?",
+];
+
+/// A question as a turn of a chat.
+///
+/// # Errors
+/// The chat template refuses it.
+pub fn request(question: &str, defaults: &Defaults, text: &Text) -> Result<Request> {
+    let turn = Message { role: "user", content: question.to_owned() };
+    text.chat(&[turn]).map(|prompt| defaults.request(prompt))
+}
+
+/// Asks the first question, then all others at once, and prints the answers with what they found in the cache.
+///
+/// # Errors
+/// The run failed.
+pub fn show<R: Runner>(
+    server: &mut Server<R>,
+    text: &Text,
+    defaults: &Defaults,
+    mut out: impl Write,
+    interrupt: &AtomicBool,
+) -> Result<()> {
+    let mut prompts = Vec::new();
+    for questions in [&QUESTIONS[..1], &QUESTIONS[1..]] {
+        for question in questions {
+            let request = request(question, defaults, text)?;
+            prompts.push(request.prompt.len());
+            server.submit(request)?;
+        }
+        server.run(&mut Quiet { interrupt })?;
+    }
+    let failed = |e| Error::run(format!("cannot write the output: {e}"));
+    let answers = server.streams().iter().filter(|stream| stream.sample == 0);
+    for ((question, prompt), stream) in QUESTIONS.iter().zip(prompts).zip(answers) {
+        let (answer, found) = (text.decode(&stream.tokens), stream.cached_tokens);
+        let saved = format!("{found} of {} were in the cache", tokens_of(prompt, "prompt"));
+        writeln!(out, "> {question}\n  {answer}\n  ({saved})\n").map_err(failed)?;
+    }
+    out.flush().map_err(failed)
+}
+
+/// Says nothing until all have ended.
+struct Quiet<'a> {
+    interrupt: &'a AtomicBool,
+}
+
+impl Sink for Quiet<'_> {
+    fn cancelled(&mut self, _: &Stream) -> bool {
+        self.interrupt.load(Ordering::Relaxed)
+    }
+}

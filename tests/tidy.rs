@@ -221,6 +221,17 @@ fn files_are_short_plain_and_say_what_they_are() {
 }
 
 #[test]
+fn what_a_newcomer_reads_first_fits_a_screen() {
+    for name in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        let text = fs::read_to_string(root().join(name)).expect("it is there");
+        // The cells of a table cannot be wrapped.
+        for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('|')) {
+            assert!(line.len() <= 120, "{name}:{} is {} columns wide", i + 1, line.len());
+        }
+    }
+}
+
+#[test]
 fn architecture_names_every_folder_system_and_invariant() {
     let architecture =
         fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md is there");

@@ -16,15 +16,16 @@ DEVICE u32 ordered(float score) {
 }
 DEVICE u16 logit_of(u32 order) { return order & 0x8000 ? order & 0x7fff : static_cast<u16>(~order); }
 
-DEVICE float gumbel(u64 key, u32 token) {
+// The token's uniform number, above 0.
+DEVICE float uniform(u64 key, u32 token) {
     u32 h = token * 0x9E3779B9u + static_cast<u32>(key);
     h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
     h ^= static_cast<u32>(key >> 32);
     h = (h ^ (h >> 13)) * 0xC2B2AE35u;
     h ^= h >> 16;
-    const float unit = static_cast<float>(h) * 0x1p-32f + 0x1p-33f;  // above 0; 1 gives minus infinity
-    return -__logf(-log1pf(-unit));
+    return static_cast<float>(h) * 0x1p-32f + 0x1p-33f;  // 1 gives minus infinity
 }
+DEVICE float gumbel(float unit) { return -__logf(-log1pf(-unit)); }
 
 extern "C" __global__ void __launch_bounds__(256) sample(const __grid_constant__ SampleParams p) {
     wait_for_previous();
@@ -32,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) sample(const __grid_constant__
     const Draw draw = reinterpret_cast<const Draw*>(p.draws)[row];
     const u32 least = p.thresholds ? reinterpret_cast<const u32*>(p.thresholds)[row] : 0;
     u64 best = 0;
+    float top = __int_as_float(0xff800000);
     for (u32 piece = blockIdx.x * 256 + threadIdx.x; piece < pieces; piece += gridDim.x * 256) {
         const Eight read = eight(p.logits, static_cast<u64>(row) * p.vocab + 8ull * piece);
 #pragma unroll
@@ -40,7 +42,14 @@ extern "C" __global__ void __launch_bounds__(256) sample(const __grid_constant__
             const u32 token = 8 * piece + i;
             if (ordered(logit) < least) continue;
             float score = wide(logit);
-            if (draw.inverse_temperature > 0) score = score * draw.inverse_temperature + gumbel(draw.key, token);
+            if (draw.inverse_temperature > 0) {
+                score *= draw.inverse_temperature;
+                // Noise is at most -log(unit): most tokens need no logarithm to be seen to lose, by a margin for rounding.
+                const float unit = uniform(draw.key, token);
+                if (unit > __expf(score - top) * 1.001f) continue;
+                score += gumbel(unit);
+                top = fmaxf(top, score);
+            }
             // The first of equals has the lowest number.
             const u64 found = static_cast<u64>(ordered(score)) << 32 | (0xffffffffu - token);
             best = found > best ? found : best;

@@ -9,8 +9,8 @@
 #include "common.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024) embed(const __grid_constant__ EmbedParams p) {
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     int token = reinterpret_cast<const int*>(p.tokens)[blockIdx.x];
     if (token < 0) token = reinterpret_cast<const int*>(p.sampled)[-1 - token];
     const u32 at = 8 * threadIdx.x;
@@ -25,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(1024) embed(const __grid_constant__
 }
 
 extern "C" __global__ void __launch_bounds__(1024) rms_norm(const __grid_constant__ NormParams p) {
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     const u32 source = p.draws ? reinterpret_cast<const Draw*>(p.draws)[blockIdx.x].row : blockIdx.x;
     const u32 at = 8 * threadIdx.x;
     float x[8] = {};

@@ -14,8 +14,8 @@ template <int N> struct __align__(2 * N) Piece {
 
 template <int D> DEVICE void rope_store(const RopeStoreParams& p) {
     constexpr int N = D / 64;  // pairs of a lane
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     const u32 warp = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 heads = p.q_heads + 2 * p.kv_heads, groups = (heads + p.heads_each - 1) / p.heads_each;
     const u32 token = warp / groups, first = warp % groups * p.heads_each;

@@ -8,8 +8,8 @@
 #include "common.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) silu_mul(const __grid_constant__ SiluMulParams p) {
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     const u32 at = 8 * (blockIdx.x * 128 + threadIdx.x);
     if (at >= p.width) return;
     const u64 row = static_cast<u64>(blockIdx.y) * p.width;

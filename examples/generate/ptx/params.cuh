@@ -88,10 +88,18 @@ struct FillParams {
 };
 GEN_SIZE(FillParams, 32)
 
-// What a skinny product does with its sums.
-#define SKINNY_SET 0
-#define SKINNY_ADD 1
-#define SKINNY_SILU 2
+struct FoldParams {
+    u64 matrix;  // bf16 [.., cols]
+    u64 weight;  // bf16 [cols]
+    u64 count;
+    u32 cols, reserved;
+};
+GEN_SIZE(FoldParams, 32)
+
+// What a product does with its sums.
+#define PRODUCT_SET 0
+#define PRODUCT_ADD 1
+#define PRODUCT_SILU 2
 
 struct SkinnyParams {
     u64 weight;  // bf16 [outs, ins]; silu: [2, outs, ins], of gate and up
@@ -105,3 +113,20 @@ struct SkinnyParams {
     u32 next_lines;  // of 128 bytes
 };
 GEN_SIZE(SkinnyParams, 72)
+
+// What the copy engine knows of a matrix; the driver makes it.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+struct GemmParams {
+    TensorMap weight;  // bf16 [outs / 8, 1 or (silu) 2, 8, ins], boxes of as many rows as a CTA takes, by 64
+    TensorMap x;       // bf16 [tokens, ins], boxes of as many rows as a CTA takes, by 64
+    u64 y;             // bf16 [tokens, outs]
+    u32 outs, ins, tokens, mode;
+    u32 norm;  // whether x is to be normed (with no weight)
+    float eps;
+    u32 stages;  // of the ring in dynamic shared memory: there is room for it, for f32 [TOKENS, OUTS + 4], and 1,024 bytes
+    u32 reserved[7];
+};
+GEN_SIZE(GemmParams, 320)

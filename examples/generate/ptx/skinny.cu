@@ -49,7 +49,7 @@ template <int TILES, int AHEAD> DEVICE void skinny(const SkinnyParams& p) {
     __shared__ float parts[WARPS][16][OUTS];
     __shared__ float squares[WARPS][16];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, place = lane % 4;
-    const u32 side = p.mode == SKINNY_SILU ? TILES / 2 : TILES;  // tiles that stand side by side
+    const u32 side = p.mode == PRODUCT_SILU ? TILES / 2 : TILES;  // tiles that stand side by side
     const u32 first = blockIdx.x * side * 8, rounds = (p.ins + COLUMNS - 1) / COLUMNS;
     u64 rows[TILES];
 #pragma unroll
@@ -72,8 +72,8 @@ template <int TILES, int AHEAD> DEVICE void skinny(const SkinnyParams& p) {
     // Lines of 128 bytes; all blocks' threads take one each until they are through.
     for (u64 line = blockIdx.x * 256ull + threadIdx.x; line < p.next_lines; line += gridDim.x * 256ull)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(p.next + 128 * line));
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
 
     u64 x[2];
     bool there[2];
@@ -139,13 +139,13 @@ template <int TILES, int AHEAD> DEVICE void skinny(const SkinnyParams& p) {
         for (u32 part = 0; part < WARPS; ++part) {
             sum += parts[part][token][column];
             scale += squares[part][token];
-            if (p.mode == SKINNY_SILU) second += parts[part][token][column + width];
+            if (p.mode == PRODUCT_SILU) second += parts[part][token][column + width];
         }
         scale = p.norm ? rsqrtf(scale / static_cast<float>(p.ins) + p.eps) : 1.0f;
         sum *= scale;
-        if (p.mode == SKINNY_SILU) sum = sum / (1.0f + __expf(-sum)) * (second * scale);
+        if (p.mode == PRODUCT_SILU) sum = sum / (1.0f + __expf(-sum)) * (second * scale);
         u16& out = y[static_cast<u64>(token) * p.outs + first + column];
-        if (p.mode == SKINNY_ADD) sum += wide(out);
+        if (p.mode == PRODUCT_ADD) sum += wide(out);
         out = static_cast<u16>(narrow(sum, 0.0f));
     }
 }

@@ -3,9 +3,10 @@
 
 use generate::gpu::GpuError;
 use generate::gpu::device::Device;
+use generate::gpu::gemm::{Gemm, GemmWay};
 use generate::gpu::kernels::{
-    DeviceDraw, EmbedParams, FillParams, NormParams, RopeStoreParams, SKINNY, SampleParams,
-    SiluMulParams, SkinnyMode, SkinnyParams,
+    DeviceDraw, EmbedParams, FillParams, FoldParams, NormParams, ProductMode, RopeStoreParams,
+    SKINNY, SampleParams, SiluMulParams, SkinnyParams,
 };
 use generate::gpu::twin;
 use generate::model::{Random, Source};
@@ -258,12 +259,12 @@ fn skinny_products() {
         for (number, (ins, tokens)) in
             [(64, 1), (192, 3), (512, 8), (1024, 16), (2048, 9), (4160, 16)].into_iter().enumerate()
         {
-            for mode in [SkinnyMode::Set, SkinnyMode::Add, SkinnyMode::Silu] {
-                if mode == SkinnyMode::Silu && *tiles == 1 {
+            for mode in [ProductMode::Set, ProductMode::Add, ProductMode::Silu] {
+                if mode == ProductMode::Silu && *tiles == 1 {
                     continue;
                 }
                 let outs = 96;
-                let matrices = if mode == SkinnyMode::Silu { 2 } else { 1 };
+                let matrices = if mode == ProductMode::Silu { 2 } else { 1 };
                 let size = (1.0 / ins as f32).sqrt();
                 let weight = numbers.vec(matrices * outs * ins, size);
                 let (x, norm) = (numbers.vec(16 * ins, 1.0), numbers.vec(ins, 1.0));
@@ -290,7 +291,7 @@ fn skinny_products() {
                     eps: EPS,
                     next_lines: (weight.len() / 64) as u32,
                 };
-                let taken = if mode == SkinnyMode::Silu { 4 * tiles } else { 8 * tiles };
+                let taken = if mode == ProductMode::Silu { 4 * tiles } else { 8 * tiles };
                 // SAFETY: all buffers have the sizes that the kernel's source asks for.
                 unsafe {
                     device.kernels.skinny[kernel].launch(
@@ -423,4 +424,79 @@ fn draws() {
             );
         }
     }
+}
+
+#[test]
+fn gemm_products() {
+    let Some(device) = device() else { return };
+    if device.kernels.gemm.is_empty() {
+        println!("not run: needs compute capability 9.0");
+        return;
+    }
+    let mut numbers = Numbers(6);
+    let modes = [ProductMode::Set, ProductMode::Add, ProductMode::Silu];
+    for (outs, ins, tokens) in [
+        (64, 64, 1),
+        (72, 200, 16),
+        (320, 512, 9),
+        (136, 1096, 17),
+        (256, 640, 32),
+        (72, 512, 33),
+        (512, 1024, 64),
+        (264, 1032, 65),
+        (128, 2048, 100),
+        (392, 520, 128),
+        (128, 576, 130),
+        (256, 1024, 256),
+        (64, 512, 300),
+    ] {
+        let size = (1.0 / ins as f32).sqrt();
+        let (weight, x) = (numbers.vec(2 * outs * ins, size), numbers.vec(tokens * ins, 1.0));
+        let before = numbers.vec(tokens * outs, 1.0);
+        let (d_weight, d_x) = (buffer(&device, &weight), buffer(&device, &x));
+        for (mode, norm) in modes.into_iter().flat_map(|mode| [(mode, None), (mode, Some(EPS))]) {
+            let ones = vec![bf16::ONE; ins];
+            let mut expected = before.clone();
+            for (x, y) in x.chunks_exact(ins).zip(expected.chunks_exact_mut(outs)) {
+                let matrices = if mode == ProductMode::Silu { 2 } else { 1 };
+                let norm = norm.map(|eps| (&ones[..], eps));
+                twin::skinny(x, &weight[..matrices * outs * ins], norm, mode, y);
+            }
+            for way in GemmWay::all(outs, ins, tokens) {
+                // What lies past the end is not to be written.
+                let guarded = [&before[..], &before[..8]].concat();
+                let d_y = buffer(&device, &guarded);
+                let (weight, x, y) = (d_weight.address(), d_x.address(), d_y.address());
+                let gemm = Gemm { weight, x, y, outs, ins, tokens, mode, norm };
+                // SAFETY: all buffers have the sizes that the kernel's source asks for.
+                unsafe { way.launch(&device, &gemm) }.unwrap();
+                let what =
+                    format!("{}, {outs} of {ins}, {tokens} rows, {mode:?}, {norm:?}", way.name());
+                let after: Vec<bf16> = read(&d_y, guarded.len());
+                close(&after[..tokens * outs], &expected, &what);
+                assert_eq!(after[tokens * outs..], before[..8], "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn folded_norms() {
+    let Some(device) = device() else { return };
+    let mut numbers = Numbers(7);
+    let (rows, cols) = (37, 136);
+    let (matrix, weight) = (numbers.vec(rows * cols, 1.0), numbers.vec(cols, 1.0));
+    let (d_matrix, d_weight) = (buffer(&device, &matrix), buffer(&device, &weight));
+    let params = FoldParams {
+        matrix: d_matrix.address(),
+        weight: d_weight.address(),
+        count: matrix.len() as u64,
+        cols: cols as u32,
+        reserved: 0,
+    };
+    // SAFETY: the buffers have the sizes that the kernel's source asks for.
+    unsafe { device.kernels.fold.launch(device.raw(), (3, 1), 256, &params) }.unwrap();
+    let product = |(i, x): (usize, &bf16)| bf16::from_f32(x.to_f32() * weight[i % cols].to_f32());
+    let expected: Vec<bf16> = matrix.iter().enumerate().map(product).collect();
+    assert_eq!(read::<bf16>(&d_matrix, matrix.len()), expected);
 }

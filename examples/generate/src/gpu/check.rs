@@ -10,6 +10,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use kvarena::backend::cuda::Cuda;
 use kvarena::{Capacity, Engine, EngineConfig, KvDtype, KvShape, Layout, PoolConfig, PrefixMode};
 
 use super::device::Device;
@@ -90,7 +91,7 @@ pub struct Setting {
     pub stop: Option<u32>,
 }
 
-/// Every combination, each kind of product with one half of them.
+/// Every combination, each kind of product with some of them.
 pub fn settings() -> Vec<Setting> {
     let mut settings = Vec::new();
     for (page_size, layout) in
@@ -98,8 +99,11 @@ pub fn settings() -> Vec<Setting> {
     {
         for (graphs, overlap) in [(true, true), (true, false), (false, true), (false, false)] {
             for way in WAYS {
-                let choice =
-                    if (page_size == 1) == graphs { Choice::First } else { Choice::Skinny };
+                let choice = match ((page_size == 1) == graphs, layout) {
+                    (true, _) => Choice::First,
+                    (false, Layout::PageFirst) => Choice::Skinny,
+                    (false, Layout::LayerFirst) => Choice::Gemm,
+                };
                 let plain = Setting { graphs, overlap, way, choice, ..Setting::default() };
                 settings.push(Setting { page_size, layout, ..plain });
             }
@@ -192,12 +196,9 @@ impl Case {
 
     /// Serves the prompts in a setting.
     fn serve(&self, setting: Setting, sampling: Sampling) -> Result<Heard> {
-        let samples = if setting.way == Way::Forked { 3 } else { 1 };
-        let stop = setting.stop.into_iter().collect();
-        let defaults = Defaults { max_new_tokens: Some(NEW_TOKENS), samples, sampling, stop };
-        let requests: Vec<Request> =
-            self.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
-        let mut server = self.server(setting)?;
+        let requests = self.requests(setting, sampling);
+        let (runner, engine, policy) = self.parts(setting)?;
+        let mut server = Server::new(runner, engine, policy);
         for request in requests {
             server.submit(request)?;
         }
@@ -211,7 +212,19 @@ impl Case {
         Ok(heard)
     }
 
-    fn server(&self, setting: Setting) -> Result<Server<GpuRunner>> {
+    /// The prompts as requests.
+    pub fn requests(&self, setting: Setting, sampling: Sampling) -> Vec<Request> {
+        let samples = if setting.way == Way::Forked { 3 } else { 1 };
+        let stop = setting.stop.into_iter().collect();
+        let defaults = Defaults { max_new_tokens: Some(NEW_TOKENS), samples, sampling, stop };
+        self.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect()
+    }
+
+    /// What a server in a setting is made of.
+    ///
+    /// # Errors
+    /// The GPU cannot serve.
+    pub fn parts(&self, setting: Setting) -> Result<(GpuRunner, Engine<Cuda>, Policy)> {
         let config = &self.model.config;
         let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
         let tokens = if setting.way == Way::Preempting { longest } else { 4096 };
@@ -250,7 +263,7 @@ impl Case {
         let mut engine = Engine::new(engine_config, runner.backend()).map_err(no_engine)?;
         runner.warm(engine.backend_mut(), &[])?;
         runner.forward_mut().fault = setting.fault;
-        Ok(Server::new(runner, engine, policy))
+        Ok((runner, engine, policy))
     }
 
     /// What greedy streams say in a setting, by request and sample.

@@ -9,12 +9,14 @@
 use std::rc::Rc;
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, StagedPlan};
-use kvarena::{Attend, Backend, BatchPlan, KvDtype, LayerId, PlaneName, PoolLayout, SlotMapping};
+use kvarena::{
+    Attend, Backend, BatchPlan, KvDtype, LayerId, PlaneName, PoolLayout, SlotMapping, Strides,
+};
 
 use super::device::Device;
 use super::error::GpuError;
 use super::kernels::{EmbedParams, RopeStoreParams, SampleParams};
-use super::products::{AHEAD_BYTES, Choice, Op, Operands, Products, Widths, padded_rows};
+use super::products::{AHEAD_BYTES, Choice, Op, Operands, Product, Products, Widths, padded_rows};
 use super::weights::Weights;
 use crate::config::ModelConfig;
 
@@ -189,22 +191,34 @@ impl Forward {
         Attend { window, ..Attend::new(q_heads as u32, head_dim as u32) }
     }
 
-    /// Chooses the ways of all products of steps of so many tokens and draws. Spoils the activations.
+    /// Chooses the ways of all products of steps of so many tokens and draws, as [`Products::plan`] does. Spoils the
+    /// activations.
     ///
     /// # Errors
     /// cublasLt's or the driver's.
-    pub fn plan(&mut self, device: &Device, tokens: usize, draws: usize) -> Result<(), GpuError> {
+    pub fn plan(
+        &mut self,
+        device: &Device,
+        (tokens, draws): (usize, usize),
+        unhurried: bool,
+    ) -> Result<(), GpuError> {
         assert!(tokens <= padded_rows(self.limits.tokens) && draws <= self.limits.logits);
-        for op in [Op::Qkv, Op::Out, Op::GateUp, Op::Down, Op::Logits] {
-            let rows = if op == Op::Logits { draws } else { tokens };
-            if rows == 0 || self.products.is_planned(op, rows) {
-                continue;
-            }
-            let operands: Vec<Operands> = match op {
-                Op::Logits => vec![self.logits_operands(0)],
-                _ => (0..self.config.layers).map(|layer| self.operands(op, layer)).collect(),
-            };
-            self.products.plan(device, op, self.widths(op), rows, &operands)?;
+        const LAYER: [Op; 4] = [Op::Qkv, Op::Out, Op::GateUp, Op::Down];
+        if tokens > 0 && !self.products.is_planned(Op::Qkv, tokens) {
+            let layers = 0..self.config.layers;
+            let operands: Vec<Vec<Operands>> = LAYER
+                .map(|op| layers.clone().map(|layer| self.operands(op, layer)).collect())
+                .to_vec();
+            let product = |(op, operands)| Product { op, widths: self.widths(op), operands };
+            let products: Vec<_> =
+                LAYER.into_iter().zip(operands.iter().map(Vec::as_slice)).map(product).collect();
+            self.products.plan(device, tokens, &products, unhurried)?;
+        }
+        if draws > 0 && !self.products.is_planned(Op::Logits, draws) {
+            let (op, widths, operands) =
+                (Op::Logits, self.widths(Op::Logits), &[self.logits_operands(0)][..]);
+            let product = Product { op, widths, operands };
+            self.products.plan(device, draws, &[product], unhurried)?;
         }
         Ok(())
     }
@@ -357,9 +371,7 @@ impl Forward {
             Fault::Page => (layer + 1) % self.config.layers,
             _ => layer,
         };
-        // K and V lie alike, but for where they begin.
-        let [k, v] = [PlaneName::K, PlaneName::V]
-            .map(|plane| layout.strides(plane).expect("the pool is of heads"));
+        let [k, v] = planes(layout);
         let stored = LayerId::new(stored as u32);
         let heads = self.config.q_heads + 2 * self.config.kv_heads;
         // A warp for each head while that fills the device; then it keeps a token's angles.
@@ -438,6 +450,14 @@ impl Forward {
             kernels.sample.launch(device.raw(), (blocks as u32, count as u32), 256, &params)
         }
     }
+}
+
+/// Where K and V lie in the pool: alike, but for where they begin.
+fn planes(layout: &PoolLayout) -> [Strides; 2] {
+    let [k, v] = [PlaneName::K, PlaneName::V]
+        .map(|plane| layout.strides(plane).expect("the pool is of heads"));
+    assert_eq!((k.page, k.slot), (v.page, v.slot), "a slot's K and V have one width");
+    [k, v]
 }
 
 fn qkv_width(config: &ModelConfig) -> usize {

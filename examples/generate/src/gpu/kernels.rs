@@ -10,6 +10,7 @@ use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys;
 
 use super::error::{GpuError, driver};
+use super::gemm::{GEMMS, SHARED_MAX};
 
 macro_rules! params {
     ($($(#[$doc:meta])* $name:ident $bytes:literal { $($field:ident: $type:ty),* $(,)? })*) => {
@@ -58,6 +59,21 @@ params! {
         weight: u64, x: u64, y: u64, norm: u64, draws: u64, next: u64,
         outs: u32, ins: u32, tokens: u32, mode: u32, eps: f32, next_lines: u32,
     }
+    /// Of `fold`.
+    FoldParams 32 { matrix: u64, weight: u64, count: u64, cols: u32, reserved: u32 }
+    /// Of `gemm_*`.
+    GemmParams 320 {
+        weight: TensorMap, x: TensorMap, y: u64, outs: u32, ins: u32, tokens: u32, mode: u32, norm: u32, eps: f32,
+        stages: u32, reserved: [u32; 7],
+    }
+}
+
+/// What the copy engine knows of a matrix.
+#[derive(Clone, Copy, Default, PartialEq, Debug, Pod, Zeroable)]
+#[repr(C, align(64))]
+#[allow(missing_docs)] // told in ptx/params.cuh
+pub struct TensorMap {
+    pub words: [u64; 16],
 }
 
 /// The skinny kernels, and how many tiles of eight columns of y a block of each makes.
@@ -70,15 +86,28 @@ pub const SKINNY: [(&str, usize); 6] = [
     ("skinny_4_2", 4),
 ];
 
-/// What a skinny product does with its sums.
+/// What a product does with its sums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SkinnyMode {
+pub enum ProductMode {
     /// y = sum
     Set = 0,
     /// y += sum
     Add = 1,
     /// y = silu(gate) * up
     Silu = 2,
+}
+
+/// A launch's shape.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Launch {
+    /// CTAs.
+    pub grid: (u32, u32),
+    /// Threads of a CTA.
+    pub block: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// CTAs of a cluster, side by side in x.
+    pub cluster: u32,
 }
 
 /// A loaded kernel that takes a `P`.
@@ -101,13 +130,14 @@ const MARKS: [(&str, &str); 2] = [
 /// Has the driver compile a PTX file. It stays loaded, since graphs keep using it.
 fn module(ptx: &str, capability: u32) -> Result<(sys::CUmodule, bool), GpuError> {
     let mut text = ptx.to_owned();
-    let pdl = capability >= 90 && text.contains(MARKS[0].0);
-    if pdl {
+    let marked = capability >= 90 && text.contains(MARKS[0].0);
+    if marked {
         text = text.replace(".target sm_80", ".target sm_90");
         for (mark, instruction) in MARKS {
             text = text.replace(mark, instruction);
         }
     }
+    let pdl = text.contains(MARKS[0].1);
     let text = CString::new(text).expect("PTX is text");
     let mut module = null_mut();
     // SAFETY: `module` is a valid place for one handle, the text ends with a zero, and there are no options.
@@ -127,6 +157,14 @@ impl<P> Kernel<P> {
         driver("cuModuleGetFunction", result)?;
         Ok(Self { function, pdl, params: PhantomData })
     }
+
+    /// Lets launches ask for so much dynamic shared memory.
+    fn with_shared(self, bytes: usize) -> Result<Self, GpuError> {
+        use sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST;
+        // SAFETY: the function is loaded.
+        let result = unsafe { sys::cuFuncSetAttribute(self.function, MOST, bytes as i32) };
+        driver("cuFuncSetAttribute", result).map(|()| self)
+    }
 }
 
 impl<P: Pod> Kernel<P> {
@@ -145,10 +183,40 @@ impl<P: Pod> Kernel<P> {
         block: u32,
         params: &P,
     ) -> Result<(), GpuError> {
-        let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
-        value.programmaticStreamSerializationAllowed = 1;
-        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        // SAFETY: the caller's.
+        unsafe { self.launch_as(stream, Launch { grid, block, shared: 0, cluster: 1 }, params) }
+    }
+
+    /// Launches it with shared memory and clusters of its own.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    pub unsafe fn launch_as(
+        &self,
+        stream: u64,
+        launch: Launch,
+        params: &P,
+    ) -> Result<(), GpuError> {
+        use sys::CUlaunchAttributeID::{
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as PDL,
+        };
+        let Launch { grid, block, shared, cluster } = launch;
+        let attribute = |id| sys::CUlaunchAttribute {
+            id,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+        };
+        let mut attributes = [attribute(PDL), attribute(CLUSTER)];
+        attributes[0].value.programmaticStreamSerializationAllowed = 1;
+        attributes[1].value.clusterDim.x = cluster;
+        attributes[1].value.clusterDim.y = 1;
+        attributes[1].value.clusterDim.z = 1;
+        // Kernels without clusters need not know of them, nor devices.
+        let own = &mut attributes[usize::from(!self.pdl)..if cluster > 1 { 2 } else { 1 }];
         let config = sys::CUlaunchConfig {
             gridDimX: grid.0,
             gridDimY: grid.1,
@@ -156,13 +224,13 @@ impl<P: Pod> Kernel<P> {
             blockDimX: block,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: 0,
+            sharedMemBytes: shared,
             hStream: stream as usize as sys::CUstream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(self.pdl),
+            attrs: own.as_mut_ptr(),
+            numAttrs: own.len() as u32,
         };
         let mut arguments = [from_ref(params).cast_mut().cast::<c_void>()];
-        // SAFETY: config and attribute outlive the call; the function takes one `P` by value, which the driver copies
+        // SAFETY: config and attributes outlive the call; the function takes one `P` by value, which the driver copies
         // before it returns; the caller answers for the rest.
         let result = unsafe {
             sys::cuLaunchKernelEx(&config, self.function, arguments.as_mut_ptr(), null_mut())
@@ -184,8 +252,11 @@ pub struct Kernels {
     pub sample: Kernel<SampleParams>,
     pub sample_filter: Kernel<SampleParams>,
     pub fill: Kernel<FillParams>,
+    pub fold: Kernel<FoldParams>,
     /// As [`SKINNY`] lists them.
     pub skinny: Vec<Kernel<SkinnyParams>>,
+    /// As [`GEMMS`] lists them; none where the device has not what they need.
+    pub gemm: Vec<Kernel<GemmParams>>,
 }
 
 macro_rules! ptx {
@@ -204,6 +275,13 @@ impl Kernels {
         let sample = module(ptx!("sample"), capability)?;
         let fill = module(ptx!("fill"), capability)?;
         let skinny = module(ptx!("skinny"), capability)?;
+        let mut gemm = Vec::new();
+        if capability == 90 {
+            let loaded = module(ptx!("gemm_sm90a"), capability)?;
+            for kernel in &GEMMS {
+                gemm.push(Kernel::load(loaded, kernel.name)?.with_shared(SHARED_MAX)?);
+            }
+        }
         Ok(Self {
             load_step: Kernel::load(load_step, "load_step")?,
             embed: Kernel::load(norm, "embed")?,
@@ -217,10 +295,12 @@ impl Kernels {
             sample: Kernel::load(sample, "sample")?,
             sample_filter: Kernel::load(sample, "sample_filter")?,
             fill: Kernel::load(fill, "fill")?,
+            fold: Kernel::load(fill, "fold")?,
             skinny: SKINNY
                 .iter()
                 .map(|(name, _)| Kernel::load(skinny, name))
                 .collect::<Result<_, _>>()?,
+            gemm,
         })
     }
 }

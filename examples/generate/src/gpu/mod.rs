@@ -4,7 +4,8 @@
 //! error, libs          what can be missing, where NVIDIA's libraries are
 //! device, kernels      the GPU, its stream; the kernels of ptx/ and what they are given
 //! files, weights       from safetensors, or a seed, to device memory
-//! products             matrix products: by cublasLt, or by a kernel for few rows; which is faster is measured once
+//! products             matrix products: by cublasLt, or by a kernel of ptx/; which is fastest is measured once
+//! gemm                 the ways in which Hopper's kernel for a few dozen rows can spread its work
 //! image                a step's tokens and draws, on their way to the device and back
 //! forward              one step: everything that is launched for it
 //! runner               the seam to the serving loop: graphs, steps in flight, time
@@ -22,6 +23,7 @@ pub mod device;
 pub mod error;
 mod files;
 pub mod forward;
+pub mod gemm;
 mod image;
 pub mod kernels;
 mod libs;

@@ -1,13 +1,13 @@
 //! Matrix products with what stands before and after them, each in the way that was measured to be fastest for its
-//! number of rows: by cublasLt with one of the algorithms that it proposes, or, for a few rows, by `ptx/skinny.cu`, which
-//! takes norm, addition and activation along.
+//! number of rows: by cublasLt with one of the algorithms that it proposes, or by a kernel that takes norm, addition and
+//! activation along: `ptx/skinny.cu` for a few rows, on Hopper `ptx/gemm_sm90a.cu` for a few dozen.
 //!
 //! A way is chosen when a number of rows is first met, and kept. Numbers of rows are rounded up to a few sizes: rows past
 //! the step's hold what earlier steps left there, and nobody reads what comes of them.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::mem::size_of;
+use std::mem::{discriminant, size_of};
 use std::ptr::from_ref;
 
 use cudarc::cublaslt::{result, sys};
@@ -15,21 +15,25 @@ use kvarena::backend::cuda::{CudaEvent, DeviceBuffer};
 
 use super::device::Device;
 use super::error::GpuError;
-use super::kernels::{NormParams, SKINNY, SiluMulParams, SkinnyMode, SkinnyParams};
+use super::gemm::{Gemm, GemmWay};
+use super::kernels::{NormParams, ProductMode, SKINNY, SiluMulParams, SkinnyParams};
 
 const WORKSPACE_BYTES: usize = 64 << 20;
 /// Algorithms asked of cublasLt for numbers of rows that are tuned.
 const ALGORITHMS: usize = 8;
 /// Up to so many rows the skinny kernels serve.
 const SKINNY_ROWS: usize = 16;
-/// Beyond so many rows the first algorithm that cublasLt proposes is taken.
+/// Beyond so many rows the first algorithm that cublasLt proposes is taken, unless there is time to choose.
 const TUNED_ROWS: usize = 512;
-/// Layers whose weights a measurement goes through, so that they do not stay in the cache.
+/// Layers whose weights a measurement goes through, so that they do not stay in the cache; with more rows one is enough.
 const TUNED_LAYERS: usize = 12;
 /// Most bytes of the next product's matrix that are fetched ahead: a few microseconds of memory's time.
 pub(super) const AHEAD_BYTES: usize = 16 << 20;
-/// Launches of a way, of which the fastest counts.
-const REPEATS: usize = 8;
+/// Rounds in which a product's ways are measured: launches of each, of which the fastest counts, and how many of each
+/// kind go on.
+const ROUNDS: [(usize, usize); 2] = [(1, 6), (5, 2)];
+/// Launches of products in a row.
+const LAUNCHES: usize = 5;
 
 /// The products of a model.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -76,6 +80,24 @@ pub struct Widths {
     pub ins: usize,
 }
 
+/// A product of each layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
+    /// Which.
+    pub op: Op,
+    /// Its widths.
+    pub widths: Widths,
+    /// Of each layer.
+    pub operands: &'a [Operands],
+}
+
+impl Product<'_> {
+    /// Layers that a measurement goes through.
+    fn layers(&self, rows: usize) -> usize {
+        self.operands.len().min(if rows > TUNED_ROWS { 1 } else { TUNED_LAYERS })
+    }
+}
+
 /// A product of cublasLt, planned.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
@@ -92,6 +114,8 @@ enum Way {
     CublasLt(Plan),
     /// A kernel of [`SKINNY`].
     Skinny(usize),
+    /// A kernel of `gemm.rs`.
+    Gemm(GemmWay),
 }
 
 /// How ways are chosen.
@@ -104,6 +128,8 @@ pub enum Choice {
     First,
     /// A skinny kernel where one fits: the same in every run.
     Skinny,
+    /// One of `gemm.rs` where one fits: the same in every run.
+    Gemm,
 }
 
 /// The products of one model, and how each is made.
@@ -146,63 +172,115 @@ impl Products {
         self.ways.contains_key(&(op, padded_rows(tokens)))
     }
 
-    /// Chooses the way of a product of so many rows, unless it is chosen. `operands` are those of each layer; what they
-    /// write is spoiled.
+    /// Chooses the ways of products of so many rows that follow each other in every layer: of each alone the fastest few,
+    /// of these the ones that are fastest in a row, since each begins while the one before it ends. What they write is
+    /// spoiled. `unhurried`: nobody waits, so that many rows are worth choosing for, too.
     ///
     /// # Errors
     /// cublasLt knows no way, or something failed.
     pub fn plan(
         &mut self,
         device: &Device,
-        op: Op,
-        widths: Widths,
         tokens: usize,
-        operands: &[Operands],
+        products: &[Product<'_>],
+        unhurried: bool,
     ) -> Result<(), GpuError> {
         let rows = padded_rows(tokens);
-        if self.ways.contains_key(&(op, rows)) {
-            return Ok(());
+        let tune = self.choice == Choice::Fastest && (unhurried || rows <= TUNED_ROWS);
+        let mut lists = Vec::new();
+        for &product in products {
+            lists.push(self.shortlist(device, rows, product, tune)?);
         }
-        let tune = self.choice == Choice::Fastest && rows <= TUNED_ROWS;
-        let mut ways = self.cublaslt_ways(op, widths, rows, if tune { ALGORITHMS } else { 1 })?;
-        let skinny = skinny_ways(op, widths, rows);
-        match self.choice {
-            Choice::Fastest if tune => ways.extend(skinny),
-            Choice::Skinny if !skinny.is_empty() => {
-                ways = vec![skinny[(op as usize + rows) % skinny.len()]]; // each now and then
-            }
-            _ => {}
-        }
-        let mut best = (f32::INFINITY, None);
-        for &way in &ways {
-            if ways.len() == 1 {
-                best.1 = Some(way);
-                break;
-            }
-            let layers = &operands[..operands.len().min(TUNED_LAYERS)];
-            // An algorithm that fails is one not to take.
-            let time = self.measure(device, op, widths, rows, way, layers);
-            let time = time.unwrap_or(f32::INFINITY);
-            if time < best.0 {
-                best = (time, Some(way));
+        let mut chosen: Vec<Way> = lists.iter().map(|list| list[0]).collect();
+        let row =
+            |ways: &[Way]| products.iter().copied().zip(ways.iter().copied()).collect::<Vec<_>>();
+        if products.len() > 1 && lists.iter().any(|list| list.len() > 1) {
+            let mut least = self.measure(device, rows, &row(&chosen), LAUNCHES)?;
+            for (i, &way) in lists
+                .iter()
+                .enumerate()
+                .flat_map(|(i, list)| list[1..].iter().map(move |way| (i, way)))
+            {
+                let mut other = chosen.clone();
+                other[i] = way;
+                let time = self.measure(device, rows, &row(&other), LAUNCHES)?;
+                if time < least {
+                    (least, chosen) = (time, other);
+                }
             }
         }
-        let way = best.1.ok_or(GpuError::NoProduct { shape: [rows, widths.outs, widths.ins] })?;
-        if ways.len() == 1 {
+        for (product, way) in row(&chosen) {
             // Kernels are loaded when they are first launched, which is not to be in a capture.
             // SAFETY: the caller hands over operands for that many rows.
-            unsafe { self.run_way(device, op, widths, rows, way, operands[0]) }?;
+            unsafe {
+                self.run_way(device, product.op, product.widths, rows, way, product.operands[0])
+            }?;
+            self.ways.insert((product.op, rows), way);
         }
-        self.ways.insert((op, rows), way);
         Ok(())
     }
 
+    /// The ways to make a product that are worth trying among others, the fastest first.
+    fn shortlist(
+        &self,
+        device: &Device,
+        rows: usize,
+        product: Product<'_>,
+        tune: bool,
+    ) -> Result<Vec<Way>, GpuError> {
+        let Product { op, widths, .. } = product;
+        let mut ways = self.cublaslt_ways(op, widths, rows, if tune { ALGORITHMS } else { 1 })?;
+        let own = match self.choice {
+            Choice::First => Vec::new(),
+            Choice::Fastest if !tune => Vec::new(),
+            Choice::Fastest => {
+                let mut own = gemm_ways(device, widths, rows);
+                own.retain(|way| way.is_sensible(mode_of(op), widths.outs));
+                let skinny = skinny_ways(op, widths, rows).into_iter();
+                skinny.chain(own.into_iter().map(Way::Gemm)).collect()
+            }
+            Choice::Skinny => skinny_ways(op, widths, rows),
+            Choice::Gemm => gemm_ways(device, widths, rows).into_iter().map(Way::Gemm).collect(),
+        };
+        match self.choice {
+            Choice::Skinny | Choice::Gemm if !own.is_empty() => {
+                return Ok(vec![own[(op as usize + rows) % own.len()]]); // each now and then
+            }
+            _ => ways.extend(own),
+        }
+        for (launches, left) in ROUNDS {
+            if ways.len() == 1 {
+                break;
+            }
+            let mut times: Vec<(f32, Way)> = Vec::new();
+            for &way in &ways {
+                // An algorithm that fails is one not to take.
+                let time = self.measure(device, rows, &[(product, way)], launches);
+                times.extend(time.ok().map(|time| (time, way)));
+            }
+            times.sort_by(|a, b| a.0.total_cmp(&b.0));
+            ways.clear();
+            for (_, way) in times {
+                let kind = discriminant(&way);
+                if ways.iter().filter(|way| discriminant(*way) == kind).count() < left {
+                    ways.push(way);
+                }
+            }
+        }
+        let shape = [rows, widths.outs, widths.ins];
+        if ways.is_empty() { Err(GpuError::NoProduct { shape }) } else { Ok(ways) }
+    }
+
     /// The name of the way of a product, for reports.
-    pub fn way(&self, op: Op, tokens: usize) -> &'static str {
-        match self.ways.get(&(op, padded_rows(tokens))) {
-            Some(Way::CublasLt(_)) => "cublasLt",
-            Some(Way::Skinny(kernel)) => SKINNY[*kernel].0,
-            None => "none",
+    pub fn way(&self, op: Op, tokens: usize) -> String {
+        self.ways.get(&(op, padded_rows(tokens))).map_or("none".into(), |way| self.name_of(way))
+    }
+
+    fn name_of(&self, way: &Way) -> String {
+        match way {
+            Way::CublasLt(_) => "cublasLt".into(),
+            Way::Skinny(kernel) => SKINNY[*kernel].0.into(),
+            Way::Gemm(way) => way.name(),
         }
     }
 
@@ -243,36 +321,31 @@ impl Products {
         let Operands { weight, mut x, mut y, norm, draws, normed, gate_up, next } = operands;
         let (next, next_bytes) = next;
         let (kernels, stream) = (&device.kernels, device.raw());
-        let plan = match way {
-            Way::CublasLt(plan) => plan,
-            Way::Skinny(kernel) => {
-                let tiles = SKINNY[kernel].1;
-                let mode = match op {
-                    Op::Qkv | Op::Logits => SkinnyMode::Set,
-                    Op::Out | Op::Down => SkinnyMode::Add,
-                    Op::GateUp => SkinnyMode::Silu,
-                };
-                let params = SkinnyParams {
-                    weight,
-                    x,
-                    y,
-                    norm,
-                    draws,
-                    outs: outs as u32,
-                    ins: ins as u32,
-                    tokens: tokens as u32,
-                    mode: mode as u32,
-                    eps: self.eps,
-                    next,
-                    next_lines: (next_bytes / 128) as u32,
-                };
-                let taken = if op == Op::GateUp { 4 * tiles } else { 8 * tiles };
-                let grid = ((outs / taken) as u32, 1);
-                // SAFETY: the way was found to fit (`skinny_ways`); the caller answers for the operands.
-                return unsafe { kernels.skinny[kernel].launch(stream, grid, 256, &params) };
-            }
-        };
-        if norm != 0 {
+        let mode = mode_of(op);
+        if let Way::Skinny(kernel) = way {
+            let tiles = SKINNY[kernel].1;
+            let params = SkinnyParams {
+                weight,
+                x,
+                y,
+                norm,
+                draws,
+                outs: outs as u32,
+                ins: ins as u32,
+                tokens: tokens as u32,
+                mode: mode as u32,
+                eps: self.eps,
+                next,
+                next_lines: (next_bytes / 128) as u32,
+            };
+            let taken = if op == Op::GateUp { 4 * tiles } else { 8 * tiles };
+            let grid = ((outs / taken) as u32, 1);
+            // SAFETY: the way was found to fit (`skinny_ways`); the caller answers for the operands.
+            return unsafe { kernels.skinny[kernel].launch(stream, grid, 256, &params) };
+        }
+        // Of layers the norm's weights stand in the matrix, so that the kernel can norm by itself.
+        let norms_itself = norm != 0 && op != Op::Logits && matches!(way, Way::Gemm(_));
+        if norm != 0 && !norms_itself {
             let params =
                 NormParams { x, weight: norm, normed, draws, hidden: ins as u32, eps: self.eps };
             // SAFETY: widths were checked when the forward pass was made; the caller answers for the operands.
@@ -282,6 +355,16 @@ impl Products {
             }?;
             x = normed;
         }
+        let plan = match way {
+            Way::CublasLt(plan) => plan,
+            Way::Gemm(way) => {
+                let norm = norms_itself.then_some(self.eps);
+                let gemm = Gemm { weight, x, y, outs, ins, tokens, mode, norm };
+                // SAFETY: the way was found to fit; the caller answers for the operands.
+                return unsafe { way.launch(device, &gemm) };
+            }
+            Way::Skinny(_) => unreachable!("done above"),
+        };
         if op == Op::GateUp {
             y = gate_up;
         }
@@ -408,22 +491,23 @@ impl Products {
         Ok(proposed[..count as usize].iter().map(|found| plan(found.algo)).collect())
     }
 
-    /// Milliseconds of a way over some layers, as a graph: the least of a few.
+    /// Milliseconds of products in a row over some layers, as a graph: the least of a few.
     fn measure(
         &self,
         device: &Device,
-        op: Op,
-        widths: Widths,
         rows: usize,
-        way: Way,
-        layers: &[Operands],
+        row: &[(Product<'_>, Way)],
+        launches: usize,
     ) -> Result<f32, GpuError> {
         let all = || {
             // Once for each layer; logits have but one matrix, which is larger than the cache in any model of size.
-            layers.iter().try_for_each(|&operands| {
-                // SAFETY: the caller of `plan` hands over operands for that many rows.
-                unsafe { self.run_way(device, op, widths, rows, way, operands) }
-            })
+            for layer in 0..row[0].0.layers(rows) {
+                for &(Product { op, widths, operands }, way) in row {
+                    // SAFETY: the caller of `plan` hands over operands for that many rows.
+                    unsafe { self.run_way(device, op, widths, rows, way, operands[layer]) }?;
+                }
+            }
+            Ok::<_, GpuError>(())
         };
         // Outside of a capture first: kernels are loaded when they are first launched.
         all()?;
@@ -432,7 +516,7 @@ impl Products {
         let mut best = f32::INFINITY;
         let (mut begun, mut done) =
             (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);
-        for _ in 0..REPEATS {
+        for _ in 0..launches {
             begun.record(&device.stream)?;
             // SAFETY: operands and weights live, and nothing of kvarena's is in the graph.
             unsafe { graph.launch(&device.stream) }?;
@@ -441,6 +525,21 @@ impl Products {
             best = best.min(done.elapsed_ms(&begun)?);
         }
         Ok(best)
+    }
+}
+
+fn mode_of(op: Op) -> ProductMode {
+    match op {
+        Op::Qkv | Op::Logits => ProductMode::Set,
+        Op::Out | Op::Down => ProductMode::Add,
+        Op::GateUp => ProductMode::Silu,
+    }
+}
+
+fn gemm_ways(device: &Device, Widths { outs, ins }: Widths, rows: usize) -> Vec<GemmWay> {
+    match device.kernels.gemm.is_empty() {
+        true => Vec::new(),
+        false => GemmWay::all(outs, ins, rows),
     }
 }
 

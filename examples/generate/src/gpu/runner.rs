@@ -142,8 +142,8 @@ impl GpuRunner {
         }
     }
 
-    /// Loads what attention needs, and chooses the ways of decode steps up to so many streams, before the first of them
-    /// waits for it.
+    /// Loads what attention needs, and chooses the ways of decode steps of so many streams, and of whole chunks alone and
+    /// beside them, before the first of them waits for it.
     ///
     /// # Errors
     /// Heads that no kernel serves, or the driver's.
@@ -151,7 +151,13 @@ impl GpuRunner {
         self.forward.prepare(backend)?;
         for &streams in streams {
             let rows = padded_rows(streams);
-            self.forward.plan(&self.device, rows, rows)?;
+            self.forward.plan(&self.device, (rows, rows), true)?;
+        }
+        if let Some(most) = streams.iter().max() {
+            let chunk = self.options.chunk as usize;
+            for tokens in [chunk, chunk + most] {
+                self.forward.plan(&self.device, (tokens, 0), true)?;
+            }
         }
         Ok(())
     }
@@ -233,9 +239,9 @@ impl GpuRunner {
         let Self { device, forward, images, .. } = self;
         let tokens = plan.token_count();
         let rows = forward.logits_rows();
-        forward.plan(device, tokens, draw_count.min(rows))?;
+        forward.plan(device, (tokens, draw_count.min(rows)), false)?;
         if draw_count > rows {
-            forward.plan(device, tokens, draw_count % rows)?;
+            forward.plan(device, (tokens, draw_count % rows), false)?;
         }
         let staged = backend.stage(plan)?;
         self.number += 1;

@@ -4,7 +4,7 @@
 
 use half::bf16;
 
-use super::kernels::SkinnyMode;
+use super::kernels::ProductMode;
 
 /// A row to f32.
 pub fn wide(row: &[bf16]) -> Vec<f32> {
@@ -66,7 +66,7 @@ pub fn skinny(
     x: &[bf16],
     weight: &[bf16],
     norm: Option<(&[bf16], f32)>,
-    mode: SkinnyMode,
+    mode: ProductMode,
     y: &mut [bf16],
 ) {
     let (mut rows, mut scale) = (wide(x), 1.0);
@@ -82,9 +82,9 @@ pub fn skinny(
     };
     for (out, y) in y.iter_mut().enumerate() {
         let value = match mode {
-            SkinnyMode::Set => dot(out),
-            SkinnyMode::Add => y.to_f32() + dot(out),
-            SkinnyMode::Silu => silu(dot(out)) * dot(outs + out),
+            ProductMode::Set => dot(out),
+            ProductMode::Add => y.to_f32() + dot(out),
+            ProductMode::Silu => silu(dot(out)) * dot(outs + out),
         };
         *y = bf16::from_f32(value);
     }

@@ -1,15 +1,16 @@
 //! A model's weights in device memory, all in bf16: q, k and v of a layer in one matrix, gate and up in another.
 //!
-//! One piece of memory holds everything; first each tensor gets its place, then it is filled.
+//! One piece of memory holds everything; first each tensor gets its place, then it is filled. The weights of a layer's norms
+//! are folded into the matrices that read what is normed, and are ones from then on.
 
 use std::path::Path;
 
 use kvarena::backend::cuda::DeviceBuffer;
 
 use super::device::Device;
-use super::error::GpuError;
+use super::error::{GpuError, GpuResult};
 use super::files::Files;
-use super::kernels::FillParams;
+use super::kernels::{FillParams, FoldParams};
 use crate::config::{Family, ModelConfig};
 use crate::error::Result;
 use crate::model::Random;
@@ -184,11 +185,30 @@ impl Weights {
         for address in [&mut embedding, &mut norm, &mut output] {
             *address += base;
         }
+        for layer in &layers {
+            let heads = config.q_heads + 2 * config.kv_heads;
+            fold(device, layer.qkv, heads * config.head_dim, layer.attention_norm, hidden)?;
+            fold(device, layer.gate_up, 2 * config.intermediate, layer.mlp_norm, hidden)?;
+        }
+        device.stream.synchronize().map_err(GpuError::from)?;
         Ok(Self { memory, layers, embedding, norm, output, frequencies: base + frequencies_at })
     }
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> u64 {
         self.memory.bytes()
+    }
+}
+
+/// Multiplies a matrix's columns with a norm's weights, which are ones then.
+fn fold(device: &Device, matrix: u64, rows: usize, weight: u64, cols: usize) -> GpuResult<()> {
+    let (kernels, grid) = (&device.kernels, (8 * device.gpu.multiprocessors(), 1));
+    let count = (rows * cols) as u64;
+    let folding = FoldParams { matrix, weight, count, cols: cols as u32, reserved: 0 };
+    let ones = FillParams { out: weight, count: cols as u64, offset: 1.0, ..FillParams::default() };
+    // SAFETY: both tensors have that many elements.
+    unsafe {
+        kernels.fold.launch(device.raw(), grid, 256, &folding)?;
+        kernels.fill.launch(device.raw(), grid, 256, &ones)
     }
 }

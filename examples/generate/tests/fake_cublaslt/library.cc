@@ -105,6 +105,9 @@ KERNEL(silu_mul, SiluMulParams) {
     }
 }
 
+KERNEL(fold, FoldParams) {
+    for (u64 i = 0; i < p.count; ++i) at<u16>(p.matrix)[i] = narrow(wide(at<u16>(p.matrix)[i]) * wide(at<u16>(p.weight)[i % p.cols]));
+}
 KERNEL(fill, FillParams) {
     for (u64 i = 0; i < p.count; ++i) {
         u64 z = p.seed + (i + 1) * 0x9E3779B97F4A7C15ull;
@@ -182,8 +185,8 @@ static void skinny(const SkinnyParams& p) {
         for (u64 out = 0; out < p.outs; ++out) {
             u16& y = at<u16>(p.y)[row * p.outs + out];
             float sum = scale * dot(x.data(), at<u16>(p.weight) + out * p.ins, p.ins);
-            if (p.mode == SKINNY_ADD) sum += wide(y);
-            if (p.mode == SKINNY_SILU) sum = silu(sum) * scale * dot(x.data(), at<u16>(p.weight) + (p.outs + out) * p.ins, p.ins);
+            if (p.mode == PRODUCT_ADD) sum += wide(y);
+            if (p.mode == PRODUCT_SILU) sum = silu(sum) * scale * dot(x.data(), at<u16>(p.weight) + (p.outs + out) * p.ins, p.ins);
             y = narrow(sum);
         }
     }
@@ -194,6 +197,29 @@ KERNEL(skinny_2_1, SkinnyParams) { skinny(p); }
 KERNEL(skinny_2_2, SkinnyParams) { skinny(p); }
 KERNEL(skinny_4_1, SkinnyParams) { skinny(p); }
 KERNEL(skinny_4_2, SkinnyParams) { skinny(p); }
+
+/* A map of the fake driver begins with the matrix's address. */
+static void gemm(const GemmParams& p) {
+    for (u64 row = 0; row < p.tokens; ++row) {
+        std::vector<float> x(p.ins);
+        for (u32 i = 0; i < p.ins; ++i) x[i] = wide(at<u16>(p.x.words[0])[row * p.ins + i]);
+        const float scale = p.norm ? scale_of(x.data(), p.ins, p.eps) : 1;
+        for (u64 out = 0; out < p.outs; ++out) {
+            u16& y = at<u16>(p.y)[row * p.outs + out];
+            const u16* weight = at<u16>(p.weight.words[0]);
+            float sum = scale * dot(x.data(), weight + out * p.ins, p.ins);
+            if (p.mode == PRODUCT_ADD) sum += wide(y);
+            if (p.mode == PRODUCT_SILU) sum = silu(sum) * scale * dot(x.data(), weight + (p.outs + out) * p.ins, p.ins);
+            y = narrow(sum);
+        }
+    }
+}
+KERNEL(gemm_16_64, GemmParams) { gemm(p); }
+KERNEL(gemm_16_128, GemmParams) { gemm(p); }
+KERNEL(gemm_32_64, GemmParams) { gemm(p); }
+KERNEL(gemm_32_128, GemmParams) { gemm(p); }
+KERNEL(gemm_64_64, GemmParams) { gemm(p); }
+KERNEL(gemm_64_128, GemmParams) { gemm(p); }
 
 /* ---- cublasLt: handles are never given back ------------------------------------------------------------------------ */
 struct Layout { u64 rows, cols; };

@@ -1,0 +1,229 @@
+//! `ptx/gemm_sm90a.cu`'s products: which kernels there are, how their work can be spread, and how it is launched.
+//!
+//! Not here: which of the ways is taken (`products.rs`).
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use super::device::Device;
+use super::error::{GpuError, driver};
+use super::kernels::{GemmParams, Launch, ProductMode, TensorMap};
+
+/// A kernel: what one of its CTAs takes.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmKernel {
+    /// Its entry.
+    pub name: &'static str,
+    /// Rows of x.
+    pub tokens: usize,
+    /// Rows of the matrix.
+    pub outs: usize,
+}
+
+const fn kernel(name: &'static str, tokens: usize, outs: usize) -> GemmKernel {
+    GemmKernel { name, tokens, outs }
+}
+
+/// All of them.
+pub const GEMMS: [GemmKernel; 6] = [
+    kernel("gemm_16_64", 16, 64),
+    kernel("gemm_16_128", 16, 128),
+    kernel("gemm_32_64", 32, 64),
+    kernel("gemm_32_128", 32, 128),
+    kernel("gemm_64_64", 64, 64),
+    kernel("gemm_64_128", 64, 128),
+];
+
+/// Most dynamic shared memory of a CTA: what there is, but for the kernels' own.
+pub(super) const SHARED_MAX: usize = 224 << 10;
+/// Shared memory that a ring may take: of three CTAs on a multiprocessor, of two, of one.
+const BUDGETS: [usize; 3] = [72 << 10, 110 << 10, SHARED_MAX];
+const STAGES_MAX: usize = 24;
+/// Columns of a piece.
+const PIECE: usize = 64;
+/// Bytes by which a kernel aligns its shared memory.
+const SLACK: usize = 1024;
+/// Beyond so many rows of x the matrix would be read too often.
+const ROWS_MAX: usize = 256;
+/// Threads of a CTA, and those that it has more where it norms.
+const THREADS: u32 = 160;
+const SQUARERS: u32 = 64;
+
+/// How work is spread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GemmWay {
+    /// Of [`GEMMS`].
+    pub kernel: usize,
+    /// CTAs that share the columns.
+    pub split: usize,
+    /// Pieces in flight.
+    pub stages: usize,
+}
+
+/// A product for these kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct Gemm {
+    /// `[outs, ins]`; silu: `[2, outs, ins]`.
+    pub weight: u64,
+    /// `[tokens, ins]`
+    pub x: u64,
+    /// `[tokens, outs]`
+    pub y: u64,
+    /// Widths of y and x.
+    pub outs: usize,
+    /// As `outs`.
+    pub ins: usize,
+    /// Rows.
+    pub tokens: usize,
+    /// What becomes of the sums.
+    pub mode: ProductMode,
+    /// Norms x first: no weight, and this is added to the mean square.
+    pub norm: Option<f32>,
+}
+
+impl GemmWay {
+    /// All ways to make a product of so many rows.
+    pub fn all(outs: usize, ins: usize, rows: usize) -> Vec<Self> {
+        let pieces = ins.div_ceil(PIECE);
+        let mut ways = Vec::new();
+        if rows > ROWS_MAX || !ins.is_multiple_of(8) || !outs.is_multiple_of(8) {
+            return ways;
+        }
+        // The narrowest kernels that take all rows, or else the widest.
+        let tokens = GEMMS.iter().map(|kernel| kernel.tokens).find(|&tokens| rows <= tokens);
+        let tokens = tokens.unwrap_or(GEMMS[GEMMS.len() - 1].tokens);
+        for (index, kernel) in GEMMS.iter().enumerate() {
+            let fits = tokens == kernel.tokens;
+            for split in [1, 2, 4, 8].into_iter().filter(|&split| fits && split <= pieces) {
+                let most = pieces.div_ceil(split).min(STAGES_MAX);
+                for budget in BUDGETS {
+                    let stages = ((budget - SLACK) / kernel.stage()).min(most);
+                    let way = Self { kernel: index, split, stages };
+                    // A piece is given back when the next one is there.
+                    let runs = stages >= 2 || stages == most;
+                    if runs && way.shared() <= budget && !ways.contains(&way) {
+                        ways.push(way);
+                    }
+                }
+            }
+        }
+        ways
+    }
+
+    /// Whether a way can be fast: the matrix is work for most of the device, and split no more than that needs.
+    pub fn is_sensible(self, mode: ProductMode, outs: usize) -> bool {
+        let ctas = self.ctas(mode, outs);
+        ctas >= 60 && (self.split == 1 || ctas <= 800)
+    }
+
+    /// Its name, for reports.
+    pub fn name(self) -> String {
+        let Self { kernel, split, stages } = self;
+        format!("{}, split {split}, {stages} stages", GEMMS[kernel].name)
+    }
+
+    fn ctas(self, mode: ProductMode, outs: usize) -> usize {
+        self.split * (matrices(mode) * outs).div_ceil(GEMMS[self.kernel].outs)
+    }
+
+    fn shared(self) -> usize {
+        let kernel = GEMMS[self.kernel];
+        let sums = 4 * kernel.tokens * (kernel.outs + 4);
+        (self.stages * kernel.stage()).max(sums) + SLACK
+    }
+
+    /// Asks for a product.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// The addresses are valid for that many rows until the work is done.
+    pub unsafe fn launch(self, device: &Device, gemm: &Gemm) -> Result<(), GpuError> {
+        let Gemm { weight, x, y, outs, ins, tokens, mode, norm } = *gemm;
+        let kernel = GEMMS[self.kernel];
+        let matrices = matrices(mode) as u64;
+        let row = 2 * ins as u64;
+        let weights = Tensor {
+            address: weight,
+            dims: [ins as u64, 8, matrices, outs as u64 / 8],
+            strides: [row, outs as u64 * row, 8 * row],
+            window: [PIECE as u32, 8, matrices as u32, (kernel.outs / 8) as u32 / matrices as u32],
+        };
+        let rows = Tensor {
+            address: x,
+            dims: [ins as u64, tokens as u64],
+            strides: [row],
+            window: [PIECE as u32, kernel.tokens as u32],
+        };
+        let params = GemmParams {
+            weight: weights.map()?,
+            x: rows.map()?,
+            y,
+            outs: outs as u32,
+            ins: ins as u32,
+            tokens: tokens as u32,
+            mode: mode as u32,
+            norm: u32::from(norm.is_some()),
+            eps: norm.unwrap_or_default(),
+            stages: self.stages as u32,
+            reserved: [0; 7],
+        };
+        let launch = Launch {
+            grid: (self.ctas(mode, outs) as u32, tokens.div_ceil(kernel.tokens) as u32),
+            block: if norm.is_some() { THREADS + SQUARERS } else { THREADS },
+            shared: self.shared() as u32,
+            cluster: self.split as u32,
+        };
+        // SAFETY: grid, block, clusters and shared memory are as the kernel's source says; the caller answers for the
+        // addresses.
+        unsafe { device.kernels.gemm[self.kernel].launch_as(device.raw(), launch, &params) }
+    }
+}
+
+impl GemmKernel {
+    /// Bytes of a piece of the matrix and of x.
+    fn stage(&self) -> usize {
+        2 * PIECE * (self.outs + self.tokens)
+    }
+}
+
+fn matrices(mode: ProductMode) -> usize {
+    if mode == ProductMode::Silu { 2 } else { 1 }
+}
+
+/// bf16 numbers in device memory, innermost dimension first; boxes of it are copied, past its ends zeros.
+struct Tensor<const DIMS: usize, const STRIDES: usize> {
+    address: u64,
+    dims: [u64; DIMS],
+    /// Bytes, of all dimensions but the innermost.
+    strides: [u64; STRIDES],
+    window: [u32; DIMS],
+}
+
+impl<const DIMS: usize, const STRIDES: usize> Tensor<DIMS, STRIDES> {
+    fn map(&self) -> Result<TensorMap, GpuError> {
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        let steps = [1_u32; DIMS];
+        // SAFETY: all arrays live during the call and have as many elements as there are dimensions (strides: one less).
+        let result = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                DIMS as u32,
+                self.address as usize as *mut c_void,
+                self.dims.as_ptr(),
+                self.strides.as_ptr(),
+                self.window.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        driver("cuTensorMapEncodeTiled", result)?;
+        Ok(TensorMap { words: map.opaque })
+    }
+}

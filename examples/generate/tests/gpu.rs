@@ -4,14 +4,26 @@
 
 mod common;
 
+use std::collections::VecDeque;
+use std::ffi::c_void;
 use std::rc::Rc;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use common::generate;
+use cudarc::driver::sys;
+use generate::clock::Clock;
+use generate::config::ModelConfig;
+use generate::error::Error;
 use generate::gpu::GpuError;
 use generate::gpu::check::{self, Case, Setting};
 use generate::gpu::device::Device;
-use kvarena::backend::cuda::CudaError;
+use generate::gpu::products::Choice;
+use generate::gpu::runner::GpuRunner;
+use generate::runner::{Runner, Work};
+use generate::sample::Sampling;
+use generate::server::{Server, Sink};
+use kvarena::backend::cuda::{Cuda, CudaError};
 
 /// The GPU, or none and why.
 fn device() -> Option<Rc<Device>> {
@@ -83,6 +95,114 @@ fn failed_steps_change_nothing() {
         let setting = Setting { fail_every: Some(*fail_every), ..setting };
         let distance = case.distance(setting).expect("served");
         assert!(distance.is_close(), "{setting:?}: {distance:?}");
+    }
+}
+
+/// While the device has not begun step n, step n + 1 is planned, staged and launched: nothing that n still reads changes.
+#[test]
+fn staging_ahead_touches_nothing_in_flight() {
+    let _turn = turn();
+    let Some(device) = device() else { return };
+    let case = Case::golden(&device).expect("the golden model");
+    for (graphs, choice) in [(true, Choice::Gemm), (false, Choice::First)] {
+        let setting = Setting { graphs, choice, ..Setting::default() };
+        let (runner, engine, policy) = case.parts(setting).expect("served");
+        let runner = Held { runner, holds: false, gates: VecDeque::new() };
+        let mut server = Server::new(runner, engine, policy);
+        let mut serve = |holds| {
+            server.runner_mut().holds = holds;
+            let before = server.streams().len();
+            for request in case.requests(setting, Sampling::default()) {
+                server.submit(request).expect("a request");
+            }
+            server.run(&mut Nobody).expect("served");
+            let streams = &server.streams()[before..];
+            streams.iter().map(|stream| stream.tokens.clone()).collect::<Vec<_>>()
+        };
+        // Once for all kernels to be loaded and graphs to be captured, once more as the prefixes are known then.
+        serve(false);
+        let free = serve(false);
+        assert_eq!(serve(true), free, "{setting:?}");
+    }
+}
+
+struct Nobody;
+impl Sink for Nobody {}
+
+/// Where the stream waits until the host lets it on.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+    is_passed: AtomicBool,
+}
+
+impl Gate {
+    /// Called by the driver, in the stream's order.
+    unsafe extern "C" fn pass(gate: *mut c_void) {
+        // SAFETY: `Held::launch` made it of an `Arc`, for this one call.
+        let gate = unsafe { Arc::from_raw(gate.cast::<Self>()) };
+        let is_open = gate.is_open.lock().expect("nobody panicked");
+        drop(gate.opened.wait_while(is_open, |is_open| !*is_open));
+        gate.is_passed.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Lets the device begin a step only when its tokens are asked for, which is when the step after it is launched.
+struct Held {
+    runner: GpuRunner,
+    holds: bool,
+    gates: VecDeque<Arc<Gate>>,
+}
+
+impl Runner for Held {
+    type Backend = Cuda;
+
+    fn config(&self) -> &ModelConfig {
+        self.runner.config()
+    }
+
+    fn before_plan(&mut self) -> Result<(), Error> {
+        self.runner.before_plan()
+    }
+
+    fn launch(&mut self, backend: &mut Cuda, work: &Work, clock: &mut Clock) -> Result<(), Error> {
+        if self.holds {
+            let gate = Arc::new(Gate::default());
+            let (stream, own) = (self.runner.device().raw(), Arc::into_raw(gate.clone()));
+            // SAFETY: the stream lives, and the function takes what `own` points to.
+            let result = unsafe {
+                let stream = stream as usize as sys::CUstream;
+                sys::cuLaunchHostFunc(stream, Some(Gate::pass), own.cast_mut().cast())
+            };
+            assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
+            self.gates.push_back(gate);
+        }
+        self.runner.launch(backend, work, clock)
+    }
+
+    fn collect(
+        &mut self,
+        backend: &mut Cuda,
+        work: &Work,
+        fail: bool,
+        tokens: &mut Vec<u32>,
+        clock: &mut Clock,
+    ) -> Result<(), Error> {
+        if let Some(gate) = self.gates.pop_front() {
+            assert!(!gate.is_passed.load(Ordering::SeqCst), "the device was held back");
+            *gate.is_open.lock().expect("nobody panicked") = true;
+            gate.opened.notify_all();
+        }
+        self.runner.collect(backend, work, fail, tokens, clock)
+    }
+
+    fn settle(&mut self, backend: &mut Cuda) -> Result<(), Error> {
+        self.runner.settle(backend)
+    }
+
+    fn logits(&self, draw: usize) -> &[f32] {
+        self.runner.logits(draw)
     }
 }
 

@@ -33,8 +33,18 @@ impl Interrupt {
     }
 }
 
-/// Chats until the input ends, and writes `sign` where it waits for a turn. A turn that cannot be served is reported and
-/// left out of the conversation.
+/// Where a chat's turns come from, and where the answers go.
+#[derive(Debug)]
+pub struct Console<I, O> {
+    /// A turn a line.
+    pub input: I,
+    /// The answers.
+    pub out: O,
+    /// What is written where a turn is waited for.
+    pub sign: &'static str,
+}
+
+/// Chats until the input ends. A turn that cannot be served is reported and left out of the conversation.
 ///
 /// # Errors
 /// The run failed, or the last turn that could not be served.
@@ -43,15 +53,13 @@ pub fn chat<R: Runner>(
     text: &Text,
     defaults: &Defaults,
     system: Option<&str>,
-    mut input: impl BufRead,
-    mut out: impl Write,
-    sign: &str,
+    mut console: Console<impl BufRead, impl Write>,
     interrupt: &Interrupt,
 ) -> Result<()> {
     let system = system.map(|content| Message { role: "system", content: content.into() });
     let mut messages: Vec<Message> = system.into_iter().collect();
     let mut refusal = Ok(());
-    while let Some(line) = ask(&mut input, &mut out, sign, interrupt)? {
+    while let Some(line) = ask(&mut console, interrupt)? {
         if line.trim().is_empty() {
             continue;
         }
@@ -66,7 +74,7 @@ pub fn chat<R: Runner>(
                 continue;
             }
         }
-        let mut printer = Printer::new(&mut out, text, Form::Live, &interrupt.asked);
+        let mut printer = Printer::new(&mut console.out, text, Form::Live, &interrupt.asked);
         server.run(&mut printer)?;
         printer.finish()?;
         let stream = server.streams().last().expect("a turn was just served");
@@ -78,11 +86,10 @@ pub fn chat<R: Runner>(
 
 /// The next line, or none at the end of the input.
 fn ask(
-    input: &mut impl BufRead,
-    out: &mut impl Write,
-    sign: &str,
+    console: &mut Console<impl BufRead, impl Write>,
     interrupt: &Interrupt,
 ) -> Result<Option<String>> {
+    let Console { input, out, sign } = console;
     let wrote = write!(out, "{sign}").and_then(|()| out.flush());
     wrote.map_err(|e| Error::run(format!("cannot write the output: {e}")))?;
     let mut line = String::new();

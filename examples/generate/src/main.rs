@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use generate::args::{Args, BackendName};
-use generate::chat::{Interrupt, chat};
+use generate::chat::{Console, Interrupt, chat};
 use generate::cpu::CpuRunner;
 use generate::demo;
 use generate::error::{Error, Result};
@@ -89,8 +89,8 @@ fn serve<R: Runner>(args: &Args, text: &Text, server: &mut Server<R>) -> Result<
         let defaults = setup::defaults(args, server.runner().config());
         let system = args.system.as_deref();
         let sign = if stdin().is_terminal() { "> " } else { "" };
-        let (input, out) = (stdin().lock(), stdout().lock());
-        return chat(server, text, &defaults, system, input, out, sign, &INTERRUPT);
+        let console = Console { input: stdin().lock(), out: stdout().lock(), sign };
+        return chat(server, text, &defaults, system, console, &INTERRUPT);
     }
     if setup::is_demo(args) && !args.json {
         let defaults = setup::defaults(args, server.runner().config());

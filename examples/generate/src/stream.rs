@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvarena::SeqKey;
+use kvarena::{Leader, SeqKey};
 
 /// Why a continuation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +33,8 @@ pub struct Stream {
     pub(crate) submitted: Instant,
     /// Its sequence in the engine, while it has one.
     pub(crate) seq: Option<SeqKey>,
+    /// Who computes what it needs, while it waits for that.
+    pub(crate) leader: Option<Leader>,
     /// When it was admitted first, as a count: the youngest is preempted first.
     pub(crate) age: u64,
     /// Whether it was admitted before.
@@ -50,6 +52,7 @@ impl Stream {
             first_token_after: None,
             submitted,
             seq: None,
+            leader: None,
             age: 0,
             admitted: false,
         }

@@ -199,6 +199,36 @@ golden! {
     llama_bf16_overlap: "llama-tiny", Bf16, true;
 }
 
+/// Of equal prompts that come at once one is computed, and the others wait for it.
+#[test]
+fn equal_prompts_are_computed_once() {
+    let name = common::MODELS[0];
+    let model = Model::read(&common::dir(name)).expect("the golden model loads");
+    let longest = common::cases(name).into_iter().max_by_key(|case| case.prompt.len());
+    let longest = longest.expect("there are cases");
+    let request = requests(std::slice::from_ref(&longest)).remove(0);
+    let requests = vec![request; 4];
+    for (way, overlap) in [(Way::AllAtOnce, false), (Way::AllAtOnce, true), (Way::ChunksOf7, true)]
+    {
+        let setting = Setting {
+            dtype: KvDtype::F32,
+            page_size: 1,
+            layout: Layout::PageFirst,
+            prefix: PrefixMode::Radix,
+            way,
+            overlap,
+            fail_every: None,
+        };
+        let ran = serve(&model, &requests, setting);
+        let hits = 3 * (longest.prompt.len() as u64 - 1);
+        assert_eq!(ran.stats.hit_tokens, hits, "{setting:?}: all but the last token");
+        assert_eq!((ran.preemptions, ran.stats.prompts), (0, 4));
+        for number in 0..4 {
+            assert_eq!(ran.heard.tokens[&(number, 0)], longest.tokens, "{setting:?}");
+        }
+    }
+}
+
 #[test]
 fn failed_steps_change_nothing() {
     for name in common::MODELS {

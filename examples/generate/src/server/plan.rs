@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::runner::{Draw, Runner};
 
 impl<R: Runner> Server<R> {
-    /// Admits streams while there are rows and pages: preempted ones first, since they are older.
+    /// Admits streams while there are rows and pages: preempted ones first, since they are older. One whose prompt a
+    /// running stream is just computing waits until that is done, and lets those behind it go first.
     fn admit(&mut self) -> Result<()> {
         while self.running.len() < self.policy.concurrency as usize {
             let index = if let Some(&index) = self.preempted.front() {
@@ -18,11 +19,16 @@ impl<R: Runner> Server<R> {
                 }
                 self.preempted.pop_front();
                 index
-            } else if let Some(&index) = self.waiting.front() {
+            } else if let Some(place) = self.waiting.iter().position(|&index| !self.follows(index))
+            {
+                let index = self.waiting[place];
                 if !self.admit_new(index)? {
+                    if self.streams[index].leader.is_some() {
+                        continue;
+                    }
                     return Ok(());
                 }
-                self.waiting.pop_front();
+                self.waiting.remove(place);
                 index
             } else {
                 return Ok(());
@@ -34,12 +40,24 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Admits a stream that has no sequence; false if there is no room.
+    /// Whether a stream waits for a leader that is still computing.
+    fn follows(&self, index: usize) -> bool {
+        self.streams[index].leader.is_some_and(|leader| self.engine.is_leading(&leader))
+    }
+
+    /// Admits a stream that has no sequence; false if there is no room, or it has a leader now.
     fn admit_new(&mut self, index: usize) -> Result<bool> {
         let stream = &mut self.streams[index];
         let request = &self.requests[stream.request];
         let said = TokenId::from_raw(&stream.tokens);
         let known = [&request.prompt[..], said].concat();
+        stream.leader = match self.engine.admission(request.namespace, &known, 0) {
+            Ok(admission) => admission.leader,
+            Err(error) => return later(error).map(|()| false),
+        };
+        if stream.leader.is_some() {
+            return Ok(false);
+        }
         let seq = match self.engine.admit(request.namespace, &known, 0) {
             Ok(seq) => seq,
             Err(error) => return later(error).map(|()| false),

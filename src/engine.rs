@@ -208,10 +208,12 @@ impl<B: Backend> Engine<B> {
         scratch: &'step mut StepScratch,
         items: &[Extend],
     ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
-        let World { pages, prefixes, sequences, steps, fence, counters, buffers } = &mut self.world;
+        let World { pages, prefixes, sequences, steps, fence, meeting, counters, buffers } =
+            &mut self.world;
         let shape = &self.shape;
         let plan = system::plan_batch::plan_batch(
-            shape, pages, prefixes, sequences, steps, fence, counters, buffers, scratch, items,
+            shape, pages, prefixes, sequences, steps, fence, meeting, counters, buffers, scratch,
+            items,
         );
         let plan = counters.count_refusal(plan)?;
         if let Err(error) = self.backend.begin(&plan) {
@@ -255,7 +257,8 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is.
     pub fn commit(&mut self, step: StepId) -> Result<(), Error> {
-        let World { pages, prefixes, sequences, steps, fence, counters, buffers } = &mut self.world;
+        let World { pages, prefixes, sequences, steps, fence, counters, buffers, .. } =
+            &mut self.world;
         let shape = &self.shape;
         system::commit::commit(
             shape, pages, prefixes, sequences, steps, fence, counters, buffers, step,
@@ -361,7 +364,8 @@ impl<B: Backend> Engine<B> {
         count: u32,
         promise: u32,
     ) -> Result<Forked<'_>, EngineError<B::Error>> {
-        let World { pages, prefixes, sequences, steps, fence, counters, buffers } = &mut self.world;
+        let World { pages, prefixes, sequences, steps, fence, counters, buffers, .. } =
+            &mut self.world;
         let shape = &self.shape;
         let step = system::fork::fork(
             shape, pages, prefixes, sequences, steps, fence, counters, buffers, seq, count, promise,

@@ -98,7 +98,7 @@ pub use layout::{
 };
 pub use plan::{
     Admission, Admitted, BatchPlan, BatchRow, Extend, Leader, OwnedPlan, PackedPlan, PageCopy,
-    Prompt, SlotMapping, StepEnd, StepScratch, TableWrite,
+    Prompt, SharedSpan, SharedSpans, SlotMapping, StepEnd, StepScratch, TableWrite,
 };
 pub use prefix::PrefixMatch;
 pub use stats::Stats;

@@ -21,7 +21,7 @@ use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId, TokenId};
 use crate::memory::{self, OutOfMemory, touch_reserved};
 use crate::page::{PagePool, PageState};
 use crate::plan::{Admitted, PageCopy};
-use crate::prefix::PrefixTree;
+use crate::prefix::{Meeting, PrefixTree};
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
 use crate::step::StepLog;
@@ -38,6 +38,8 @@ pub struct World {
     pub steps: StepLog,
     /// What waits for them.
     pub fence: Fence,
+    /// Where the prefixes of the last batch meet.
+    pub meeting: Meeting,
     /// What has happened so far; its levels are not kept.
     pub counters: Stats,
     /// Buffers of the systems: each empties one before it fills it. Made at capacity, so that none ever grows.
@@ -90,6 +92,7 @@ impl World {
             sequences: SequenceTable::try_new(&shape.table, page_size, hash_bits)?,
             steps: StepLog::try_new(shape.max_steps, shape.table.rows)?,
             fence: Fence::try_new(page_count, shape.max_steps, lock_count(shape))?,
+            meeting: Meeting::try_new(shape.table.rows)?,
             counters: Stats::default(),
             buffers: Buffers {
                 freed: memory::reserved(page_count.into())?,
@@ -105,6 +108,7 @@ impl World {
             world.fence.prefault();
             world.prefixes.try_prefault()?;
             world.sequences.prefault();
+            world.meeting.prefault();
             touch_reserved(&mut world.buffers.freed, PageId::default());
             touch_reserved(&mut world.buffers.pages, PageId::default());
             touch_reserved(&mut world.buffers.tokens, TokenId::default());
@@ -319,6 +323,7 @@ impl EngineShape {
             sequences: SequenceTable::bytes(&self.table, page_size),
             steps: StepLog::bytes(self.max_steps, self.table.rows)
                 + Fence::bytes(page_count, self.max_steps, lock_count(self))
+                + Meeting::bytes(self.table.rows)
                 + buffers,
         }
     }

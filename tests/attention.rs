@@ -88,6 +88,7 @@ impl Arrays {
             positions: &self.positions,
             slot_mapping: SlotMapping::I32(&self.slots),
             table_writes: &self.writes,
+            shared: kvarena::SharedSpans::default(),
         }
     }
 }
@@ -404,6 +405,7 @@ fn the_last_of_2_32_positions_are_seen() {
             positions: &[last],
             slot_mapping: SlotMapping::I32(&[(last % page_size) as i32]),
             table_writes: &[],
+            shared: kvarena::SharedSpans::default(),
         };
         cpu.begin(&plan).expect("the plan is sound");
         let (layer, attend) = (LayerId::new(0), Attend { window: Some(70), ..Attend::new(1, 8) });

@@ -4,14 +4,15 @@ use kvarena::backend::{Backend, CpuRows, CpuRowsMut};
 use kvarena::plan::PlanBytesError;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
+use kvarena::testkit::spans::Spans;
 use kvarena::{
     Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvShape, LayerId, OpenBackend,
-    OwnedPlan, PageId, PoolConfig, PoolLayout, RowId, SlotMapping, StepId, StepScratch, TableShape,
-    TableWrite, TokenId,
+    OwnedPlan, PageId, PoolConfig, PoolLayout, RowId, SharedSpan, SharedSpans, SlotMapping, StepId,
+    StepScratch, TableShape, TableWrite, TokenId,
 };
 
-/// Bytes of the header: magic, step, rows, tokens, table writes, bytes of a slot.
-const HEADER: usize = 48;
+/// Bytes of the header: magic, step, rows, tokens, table writes, bytes of a slot, spans, members.
+const HEADER: usize = 64;
 
 /// The arrays of a random plan, which names nothing that exists.
 struct Arrays {
@@ -21,6 +22,7 @@ struct Arrays {
     narrow: Vec<i32>,
     wide: Vec<i64>,
     writes: Vec<TableWrite>,
+    spans: Spans,
 }
 
 impl Arrays {
@@ -35,6 +37,14 @@ impl Arrays {
             next += extend_len;
         }
         let writes = rng.below(8);
+        let pages = |row: &BatchRow| {
+            let computed = row.kv_len.saturating_sub(row.extend_len) as usize;
+            let page = |at: u64| PageId::new((rng.below(2) + 2 * at) as u32);
+            (0..6).map(page).take(computed).collect()
+        };
+        let tables: Vec<Vec<PageId>> = rows.iter().map(pages).collect();
+        let tables: Vec<_> = tables.iter().map(Vec::as_slice).collect();
+        let spans = Spans::of(&tables, 1);
         let mut word = || rng.bits() as u32;
         Self {
             rows,
@@ -43,6 +53,7 @@ impl Arrays {
             narrow: (0..next).map(|_| word() as i32).collect(),
             wide: (0..next).map(|_| (i64::from(word()) << 32) | i64::from(word())).collect(),
             writes: (0..writes).map(|_| TableWrite { index: word(), value: word() }).collect(),
+            spans,
         }
     }
 
@@ -57,6 +68,7 @@ impl Arrays {
                 false => SlotMapping::I32(&self.narrow),
             },
             table_writes: &self.writes,
+            shared: self.spans.plan(),
         }
     }
 }
@@ -117,6 +129,7 @@ fn headers_that_lie_are_refused() {
             positions: &vec![0; tokens],
             slot_mapping: SlotMapping::I32(&vec![0; tokens]),
             table_writes: &[],
+            shared: kvarena::SharedSpans::default(),
         };
         OwnedPlan::from_bytes(OwnedPlan::from(&plan).as_bytes()).map(|_| ())
     };
@@ -137,10 +150,34 @@ fn headers_that_lie_are_refused() {
         bytes[word * 8..word * 8 + 8].copy_from_slice(&value.to_le_bytes());
         OwnedPlan::from_bytes(&bytes).map(|_| ())
     };
+    let shared = (0..).map(|seed| Arrays::random(&mut Rng::new(seed)).spans);
+    assert!(shared.take(50).any(|spans| !spans.plan().spans.is_empty()));
+    let spans = [SharedSpan { member_start: 0, member_count: 2, begin: 0, end: 3 }];
+    let rows = [row(0, 1, 4), row(1, 1, 4)];
+    let with_members = |members: &[u32]| {
+        let shared = SharedSpans { spans: &spans, members };
+        let plan = BatchPlan {
+            step: StepId::new(1),
+            rows: &rows,
+            tokens: &[TokenId::new(0); 2],
+            positions: &[0; 2],
+            slot_mapping: SlotMapping::I32(&[0; 2]),
+            table_writes: &[],
+            shared,
+        };
+        OwnedPlan::from_bytes(OwnedPlan::from(&plan).as_bytes()).map(|_| ())
+    };
+    assert_eq!(with_members(&[1, 0]), Ok(()));
+    assert_eq!(with_members(&[1, 1]), Err(PlanBytesError::Span { span: 1 }));
+    assert_eq!(with_members(&[1, 2]), Err(PlanBytesError::Span { span: 1 }));
+    assert_eq!(with_members(&[1]), Err(PlanBytesError::Span { span: 0 }));
+
     let length = Err(PlanBytesError::Length { actual: owned.as_bytes().len() });
     assert_eq!(with(0, 0), Err(PlanBytesError::Magic));
     assert_eq!(with(1, u64::MAX), Ok(())); // any step
-    for (word, value) in (2..5).flat_map(|word| [u64::MAX, 1 << 60, 1 << 32].map(|x| (word, x))) {
+    for (word, value) in
+        [2, 3, 4, 6, 7].into_iter().flat_map(|word| [u64::MAX, 1 << 60, 1 << 32].map(|x| (word, x)))
+    {
         assert_eq!(with(word, value), length, "word {word} = {value}");
     }
     for slot_bytes in [0, 1, 5, u64::MAX] {
@@ -168,6 +205,7 @@ fn padding_adds_rows_that_see_nothing_and_tokens_that_store_nothing() {
         assert_eq!(padded.tokens[..tokens], *plan.tokens);
         assert_eq!(padded.positions[..tokens], *plan.positions);
         assert_eq!(padded.table_writes, plan.table_writes);
+        assert_eq!(padded.shared, plan.shared);
         assert_eq!(padded.slot_mapping.len(), tokens + more_tokens);
         for i in 0..tokens + more_tokens {
             let wanted = if i < tokens { plan.slot_mapping.get(i) } else { None };

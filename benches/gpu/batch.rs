@@ -124,6 +124,7 @@ impl Batch {
             positions: &self.positions,
             slot_mapping: SlotMapping::I32(&self.slots),
             table_writes: &self.writes,
+            shared: kvarena::SharedSpans::default(),
         }
     }
 }

@@ -13,7 +13,7 @@ use super::{Attend, OpenSteps};
 use crate::error::Count;
 use crate::id::{LayerId, PageId, RowId, SlotId, StepId};
 use crate::layout::{PoolLayout, TableShape};
-use crate::plan::{BatchPlan, PageCopy, SlotMapping, TableWrite};
+use crate::plan::{BatchPlan, PageCopy, SlotMapping, SpanCheck, TableWrite};
 
 /// An argument of a call that carries numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +82,11 @@ pub enum PlanError {
     QueryRows {
         /// The first sequence that is off; the number of sequences if the sum is.
         row: usize,
+    },
+    /// Shared spans that are not nested as they must be, name no row or one twice, or reach into what is computed now.
+    Span {
+        /// The first that is off; their number, if the members are.
+        span: usize,
     },
     /// A sequence with a row that the page tables do not have.
     Row {
@@ -194,6 +199,7 @@ impl fmt::Display for PlanError {
             Self::QueryRows { row } => {
                 write!(f, "the query rows of sequence {row} do not follow its neighbour's")
             }
+            Self::Span { span } => write!(f, "shared span {span} or its members are off"),
             Self::Row { row, rows } => missing(f, "page table row", row.raw().into(), rows.into()),
             Self::KvLen { row, kv_len, min, max } => {
                 write!(f, "kv_len {kv_len} of row {} is outside {min} to {max}", row.raw())
@@ -310,6 +316,11 @@ fn slot_mapping(plan: &BatchPlan<'_>, slot_count: u64) -> Result<(), PlanError> 
         }
         _ => Ok(()),
     }
+}
+
+/// Checks a plan's shared spans. Cost: the rows, and the members of all spans.
+pub(super) fn spans(seen: &mut SpanCheck, plan: &BatchPlan<'_>) -> Result<(), PlanError> {
+    seen.check(&plan.shared, plan.rows).map_err(|span| PlanError::Span { span })
 }
 
 /// Every word that is written names a chunk or a page, so that attention need not look.

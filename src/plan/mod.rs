@@ -6,6 +6,7 @@
 //! Not here: how a plan is made (`system/plan_batch.rs`).
 
 mod admission;
+mod spans;
 mod step_end;
 
 use std::fmt;
@@ -16,6 +17,8 @@ use bytemuck::{Pod, Zeroable};
 use crate::id::{PageId, RowId, SeqKey, SlotId, StepId, TokenId};
 
 pub use admission::{Admission, Admitted, Leader, Prompt};
+pub(crate) use spans::SpanCheck;
+pub use spans::{SharedSpan, SharedSpans};
 pub use step_end::StepEnd;
 
 /// Most new tokens of one step, padding included: what FlashInfer's 32-bit arrays can number.
@@ -121,6 +124,8 @@ pub struct BatchPlan<'step> {
     pub slot_mapping: SlotMapping<'step>,
     /// What changed in the page tables since the last plan. Indices are distinct, so they may be applied in any order.
     pub table_writes: &'step [TableWrite],
+    /// What several rows read from the same pages. Candidates: a backend may read it once for all of them.
+    pub shared: SharedSpans<'step>,
 }
 
 impl<'step> BatchPlan<'step> {
@@ -172,6 +177,10 @@ impl<'step> BatchPlan<'step> {
                 SlotMapping::I64(slots) => SlotMapping::I64(pad(bump, slots, tokens, |_| -1)),
             },
             table_writes: bump.alloc_slice_copy(self.table_writes),
+            shared: SharedSpans {
+                spans: bump.alloc_slice_copy(self.shared.spans),
+                members: bump.alloc_slice_copy(self.shared.members),
+            },
         }
     }
 }
@@ -239,7 +248,7 @@ impl StepScratch {
 }
 
 /// Marks the byte form, and its version.
-const MAGIC: u64 = u64::from_le_bytes(*b"kvplan01");
+const MAGIC: u64 = u64::from_le_bytes(*b"kvplan02");
 
 /// First words of the byte form; the arrays follow in this order, each padded to 8 bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -251,6 +260,8 @@ struct Header {
     tokens: u64,
     table_writes: u64,
     slot_bytes: u64,
+    spans: u64,
+    members: u64,
 }
 
 const HEADER_WORDS: usize = size_of::<Header>() / 8;
@@ -276,6 +287,11 @@ pub enum PlanBytesError {
         /// The first sequence that is off.
         row: usize,
     },
+    /// Shared spans that are not nested as they must be, name no row or one twice, or reach into what is computed now.
+    Span {
+        /// The first that is off; their number, if the members are.
+        span: usize,
+    },
     /// A [`StepEnd`] that neither completes nor aborts.
     StepEnd {
         /// The number that stands for what it does.
@@ -294,6 +310,7 @@ impl fmt::Display for PlanBytesError {
             Self::Rows { row } => {
                 write!(f, "the query rows of sequence {row} do not follow its neighbour's")
             }
+            Self::Span { span } => write!(f, "shared span {span} or its members are off"),
             Self::StepEnd { kind } => {
                 write!(f, "an end of steps of kind {kind} neither completes nor aborts")
             }
@@ -329,6 +346,8 @@ impl OwnedPlan {
             tokens: plan.token_count() as u64,
             table_writes: plan.table_writes.len() as u64,
             slot_bytes,
+            spans: plan.shared.spans.len() as u64,
+            members: plan.shared.members.len() as u64,
         };
         self.words.clear();
         self.words.extend_from_slice(bytemuck::cast_slice(&[header]));
@@ -340,6 +359,8 @@ impl OwnedPlan {
             SlotMapping::I64(slots) => self.push(bytemuck::cast_slice(slots)),
         }
         self.push(bytemuck::cast_slice(plan.table_writes));
+        self.push(bytemuck::cast_slice(plan.shared.spans));
+        self.push(bytemuck::cast_slice(plan.shared.members));
     }
 
     fn push(&mut self, bytes: &[u8]) {
@@ -378,6 +399,9 @@ impl OwnedPlan {
         }
         let plan = Self { words };
         check_rows(&plan.plan())?;
+        let (shared, rows) = (&plan.plan().shared, plan.plan().rows);
+        let spans = SpanCheck::default().check(shared, rows);
+        spans.map_err(|span| PlanBytesError::Span { span })?;
         Ok(plan)
     }
 
@@ -405,6 +429,10 @@ impl OwnedPlan {
                 SlotMapping::I64(bytemuck::cast_slice(take(tokens * 8)))
             },
             table_writes: bytemuck::cast_slice(take(header.table_writes as usize * 8)),
+            shared: SharedSpans {
+                spans: bytemuck::cast_slice(take(header.spans as usize * size_of::<SharedSpan>())),
+                members: bytemuck::cast_slice(take(header.members as usize * 4)),
+            },
         }
     }
 }
@@ -430,6 +458,8 @@ fn words_of(header: &Header) -> Option<u64> {
         (header.tokens, 4),
         (header.tokens, header.slot_bytes),
         (header.table_writes, 8),
+        (header.spans, size_of::<SharedSpan>() as u64),
+        (header.members, 4),
     ];
     arrays.iter().try_fold(HEADER_WORDS as u64, |sum, &(count, size)| {
         sum.checked_add(count.checked_mul(size)?.div_ceil(8))

@@ -24,6 +24,7 @@ impl PrefixTree {
     /// O(nodes that have only such users then).
     pub(crate) fn defer_unlock(&mut self, node: Option<NodeKey>, step: StepId, fence: &mut Fence) {
         let Some(node) = node else { return };
+        self.branches += 1;
         self.add_deferred(node, step);
         self.begin_deferred(node, fence);
     }
@@ -60,6 +61,7 @@ impl PrefixTree {
         fence: &mut Fence,
         freed: &mut Vec<PageId>,
     ) {
+        self.branches += 1;
         let keep = lock.scope().generation == self.generation;
         let mut at = lock.node();
         while let Some(node) = at {

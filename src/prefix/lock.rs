@@ -52,6 +52,7 @@ impl PrefixTree {
     /// # Panics
     /// If the lock is not of this tree.
     pub fn unlock(&mut self, lock: PrefixLock, fence: &mut Fence, freed: &mut Vec<PageId>) {
+        self.branches += 1;
         let keep = lock.scope().generation == self.generation;
         let mut at = lock.node();
         while let Some(node) = at {
@@ -95,6 +96,7 @@ impl PrefixTree {
     }
 
     fn add_user(&mut self, node: NodeKey, fence: &mut Fence) {
+        self.branches += 1;
         let mut at = Some(node);
         while let Some(node) = at {
             self.stop_deferred(node, fence);

@@ -8,9 +8,10 @@
 //!   [t t t t]   [t t t t|t t t t|t t t t]
 //! ```
 //!
-//! Columns, by access: `link` (a walk reads it), `usage` (locks and eviction read it), and for few nodes `scope` (those
-//! without a parent) and `deferred` (those that fenced locks hold); spans and the child table beside them. Only
-//! `spawn`, `split` and `despawn` touch all of them. Pages come in by `take_in` and go out by `give_out` (`contents`).
+//! Columns, by access: `link` (a walk reads it), `usage` (locks and eviction read it), for few nodes `scope` (those
+//! without a parent) and `deferred` (those that fenced locks hold), and `passed` (where batches meet); spans
+//! and the child table beside them. Only `spawn`, `split` and `despawn` touch all of them. Pages come in by `take_in`
+//! and go out by `give_out` (`contents`).
 //!
 //! * T1. All columns hold the same nodes; nodes <= pages, since no node is empty.
 //! * T2. The child table finds exactly each node, under its parent (or scope) and its first page's tokens; siblings'
@@ -38,6 +39,7 @@ mod evict;
 mod free_entries;
 mod insert;
 mod lock;
+mod meeting;
 mod order;
 mod span;
 mod walk;
@@ -56,6 +58,7 @@ use span::{Span, SpanStore};
 pub(crate) use contents::log::{CachedPage, LogEntry};
 pub use insert::Inserted;
 pub use lock::Stale;
+pub use meeting::Meeting;
 pub use walk::PrefixMatch;
 
 /// Read by every walk. With its version a slot of 32 bytes: half a cache line.
@@ -98,6 +101,8 @@ pub struct PrefixTree {
     deferred: RareColumn<Deferred>,
     /// Nodes that have one.
     deferred_nodes: u32,
+    /// Where a node stands in a [`Meeting`], if it does.
+    passed: RareColumn<u32>,
     order: Order<1>,
     spans: SpanStore,
     children: ChildTable,
@@ -115,6 +120,8 @@ pub struct PrefixTree {
     duplicate_pages: u64,
     /// Counts what makes matches stale: split, trim, eviction, growth, reset.
     epoch: u64,
+    /// Counts changes of who uses which node and of who is whose child.
+    branches: u64,
     #[cfg(test)]
     log: Option<Vec<contents::log::LogEntry>>,
 }
@@ -158,6 +165,7 @@ impl PrefixTree {
             scope: RareColumn::new(page_count)?,
             deferred: RareColumn::new(page_count)?,
             deferred_nodes: 0,
+            passed: RareColumn::new(page_count)?,
             order: Order::new(),
             spans: SpanStore::new(page_count, page_size)?,
             children: ChildTable::new(page_count, hash_bits)?,
@@ -168,6 +176,7 @@ impl PrefixTree {
             published_pages: 0,
             duplicate_pages: 0,
             epoch: 0,
+            branches: 1,
             #[cfg(test)]
             log: None,
         })
@@ -181,9 +190,11 @@ impl PrefixTree {
     }
 
     /// Bytes of one node's columns.
-    const COLUMN_BYTES: u64 =
-        (slot_size::<Link>() + slot_size::<Usage>() + size_of::<Scope>() + size_of::<Deferred>())
-            as u64;
+    const COLUMN_BYTES: u64 = (slot_size::<Link>()
+        + slot_size::<Usage>()
+        + size_of::<Scope>()
+        + size_of::<Deferred>()
+        + size_of::<u32>()) as u64;
 
     /// Bytes of one node: its columns and its child entry.
     pub const BYTES_PER_NODE: u64 = Self::COLUMN_BYTES + ChildTable::BYTES_PER_NODE;
@@ -207,6 +218,7 @@ impl PrefixTree {
         self.children.prefault();
         self.scope.prefault();
         self.deferred.prefault();
+        self.passed.prefault();
         // Filled and emptied in reverse, so that keys come in rising order again.
         let link = Link { parent: None, span: Span::EMPTY };
         let capacity = self.link.capacity();
@@ -276,6 +288,7 @@ impl PrefixTree {
     #[inline]
     fn insert_columns(&mut self, link: Link, scope: Scope, usage: Usage) -> NodeKey {
         assert!(self.link.len() < self.link.capacity(), "T1: nodes cannot outnumber pages");
+        self.branches += 1;
         let node = self.link.insert(link);
         self.usage.insert(node, usage);
         if link.parent.is_none() {

@@ -11,6 +11,7 @@
 //! | [`promise`]: set pages aside, or give them back | reads | reads | writes | | reads |
 //! | [`reclaim`]: evict no more pages than are lacking | writes | writes | | | |
 //! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | reads |
+//! | [`find_spans`]: what several rows read from the same pages | | writes | reads | | |
 //! | [`packed`]: the same batch in FlashInfer's contract | | | reads | reads | |
 //! | [`append`]: tokens become known | | | writes | | |
 //! | [`commit`]: tokens have K and V, whole pages become matchable | writes | writes | writes | writes | writes |
@@ -30,6 +31,7 @@ pub mod admit;
 pub mod append;
 pub mod commit;
 pub mod complete;
+pub mod find_spans;
 pub mod finish;
 pub mod fork;
 pub mod leader;

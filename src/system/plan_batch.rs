@@ -9,12 +9,14 @@ use crate::fence::Fence;
 use crate::id::{PageId, StepId, TokenId};
 use crate::page::PagePool;
 use crate::plan::{
-    BatchPlan, BatchRow, Extend, STEP_TOKENS_MAX, SlotMapping, StepScratch, TableWrite,
+    BatchPlan, BatchRow, Extend, STEP_TOKENS_MAX, SharedSpan, SharedSpans, SlotMapping,
+    StepScratch, TableWrite,
 };
-use crate::prefix::PrefixTree;
+use crate::prefix::{Meeting, PrefixTree};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::stats::Stats;
 use crate::step::{StepItem, StepLog};
+use crate::system::find_spans::find_spans;
 use crate::system::reclaim::reclaim;
 use crate::system::room::Room;
 use crate::world::Buffers;
@@ -46,6 +48,7 @@ pub(crate) fn plan_batch<'step>(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
     fence: &Fence,
+    meeting: &mut Meeting,
     counters: &mut Stats,
     buffers: &mut Buffers,
     scratch: &'step mut StepScratch,
@@ -60,14 +63,15 @@ pub(crate) fn plan_batch<'step>(
     let bump = scratch.reset();
     let new_pages = bump.alloc_slice_fill_copy(needs.pages as usize, PageId::default());
     assert!(pages.alloc(new_pages), "the pages were reclaimed");
+    let shared = find_spans(shape, prefixes, sequences, meeting, items, bump);
     if shape.layout.slots_fit_i32() {
         let slots = bump.alloc_slice_fill_copy(needs.tokens, 0_i32);
         let plan = fill(shape, sequences, steps, items, &needs, new_pages, slots, bump);
-        Ok(BatchPlan { slot_mapping: SlotMapping::I32(slots), ..plan })
+        Ok(BatchPlan { slot_mapping: SlotMapping::I32(slots), shared, ..plan })
     } else {
         let slots = bump.alloc_slice_fill_copy(needs.tokens, 0_i64);
         let plan = fill(shape, sequences, steps, items, &needs, new_pages, slots, bump);
-        Ok(BatchPlan { slot_mapping: SlotMapping::I64(slots), ..plan })
+        Ok(BatchPlan { slot_mapping: SlotMapping::I64(slots), shared, ..plan })
     }
 }
 
@@ -102,12 +106,13 @@ impl EngineShape {
             + rows * size_of::<BatchRow>() as u64
             + tokens * token as u64
             + writes * size_of::<TableWrite>() as u64
+            + rows * (size_of::<SharedSpan>() + size_of::<u32>()) as u64
             + ARRAYS * align_of::<u64>() as u64
     }
 }
 
 /// Arrays of a plan, and the new pages; each may begin at the next multiple of its alignment.
-const ARRAYS: u64 = 6;
+const ARRAYS: u64 = 8;
 
 /// Finds what is wrong with a batch, or what it needs.
 fn check(
@@ -209,7 +214,15 @@ fn fill<'step, T: SlotNumber>(
     assert!(out.writes.len() == 0, "the words that are taken were counted");
     assert!(out.new_pages.is_empty(), "the pages that are taken were counted");
     let slot_mapping = SlotMapping::I32(&[]);
-    BatchPlan { step, rows, tokens, positions, slot_mapping, table_writes }
+    BatchPlan {
+        step,
+        rows,
+        tokens,
+        positions,
+        slot_mapping,
+        table_writes,
+        shared: SharedSpans::default(),
+    }
 }
 
 /// Records a sequence's part in a step.
@@ -371,7 +384,8 @@ mod tests {
         let mut world = World::new(&shape, 32).expect("it is small");
         let mut items = Vec::new();
         for count in 1..=5_u64 {
-            let World { pages, prefixes, sequences, steps, fence, counters, buffers } = &mut world;
+            let World { pages, prefixes, sequences, steps, fence, meeting, counters, buffers } =
+                &mut world;
             let (namespace, prompt) = (Namespace::default(), [TokenId::new(7)]);
             let seq = admit(
                 &shape, pages, prefixes, sequences, fence, counters, buffers, namespace, &prompt, 0,
@@ -388,6 +402,7 @@ mod tests {
                 sequences,
                 steps,
                 fence,
+                meeting,
                 counters,
                 buffers,
                 &mut scratch,

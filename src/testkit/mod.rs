@@ -18,6 +18,7 @@ pub mod prefix_tree;
 pub mod replay;
 pub mod rng;
 pub mod shrink;
+pub mod spans;
 pub mod workload;
 
 pub use crate::memory::ask_for_huge_pages;

@@ -4,6 +4,7 @@
 //! random order, so that nothing in a plan is where a backend might guess it to be.
 
 use super::rng::Rng;
+use super::spans::Spans;
 use crate::id::{PageId, RowId, SlotId, StepId, TokenId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, BatchRow, OwnedPlan, PageCopy, SlotMapping, TableWrite};
@@ -164,6 +165,7 @@ impl Planner {
     /// As [`Planner::grow`].
     pub fn plan(&mut self, items: &[Item]) -> OwnedPlan {
         let (mut rows, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tables = Vec::new();
         for item in items {
             let qo_start = positions.len() as u32;
             let (sequence, extend_len) = match *item {
@@ -179,6 +181,7 @@ impl Planner {
                 // A row that does not exist: nobody may look at it.
                 None => (RowId::new(u32::MAX), 0),
             };
+            tables.push(sequence.map_or(Vec::new(), |sequence| sequence.pages.clone()));
             rows.push(BatchRow { row, qo_start, extend_len, kv_len });
             for i in 0..extend_len {
                 let position = (kv_len + i).saturating_sub(extend_len);
@@ -191,10 +194,23 @@ impl Planner {
                 });
             }
         }
-        self.own(&rows, &positions, &slots)
+        let page_size = self.layout.page_size();
+        let whole = |(row, pages): (&BatchRow, &Vec<PageId>)| {
+            let computed = row.kv_len.saturating_sub(row.extend_len) / page_size;
+            pages[..pages.len().min(computed as usize)].to_vec()
+        };
+        let tables: Vec<_> = rows.iter().zip(&tables).map(whole).collect();
+        let tables: Vec<_> = tables.iter().map(Vec::as_slice).collect();
+        self.own(&rows, &positions, &slots, &Spans::of(&tables, page_size))
     }
 
-    fn own(&mut self, rows: &[BatchRow], positions: &[u32], slots: &[i64]) -> OwnedPlan {
+    fn own(
+        &mut self,
+        rows: &[BatchRow],
+        positions: &[u32],
+        slots: &[i64],
+        shared: &Spans,
+    ) -> OwnedPlan {
         self.step += 1;
         let tokens: Vec<_> = positions.iter().map(|&p| TokenId::new(p + 7)).collect();
         let narrow: Vec<_> = slots.iter().map(|&slot| slot as i32).collect();
@@ -209,6 +225,7 @@ impl Planner {
                 false => SlotMapping::I32(&narrow),
             },
             table_writes: &writes,
+            shared: shared.plan(),
         })
     }
 }

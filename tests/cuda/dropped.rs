@@ -52,6 +52,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
         positions: &[0],
         slot_mapping: SlotMapping::I32(&[0]),
         table_writes: &[],
+        shared: kvarena::SharedSpans::default(),
     };
     cuda.begin(&plan).expect("a valid plan");
     let layer = LayerId::new(0);

@@ -236,6 +236,7 @@ fn rows_of_no_tokens_are_not_staged_for_graphs() {
         positions: &[0, 1, 2, 3, 4, 0],
         slot_mapping: SlotMapping::I32(&[0, 1, 2, 3, 4, 16]),
         table_writes: &[],
+        shared: kvarena::SharedSpans::default(),
     };
     backend.begin(&plan).expect("a valid plan");
     assert_eq!(backend.cuda.stage(&plan), Err(CudaError::EmptyRow { row: 1 }));

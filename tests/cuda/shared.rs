@@ -85,6 +85,7 @@ fn step(cuda: &mut Cuda, step: u64) -> Result<(), CudaError> {
         positions: &[0],
         slot_mapping: SlotMapping::I32(&[0]),
         table_writes: &[],
+        shared: kvarena::SharedSpans::default(),
     };
     cuda.begin(&plan)?;
     let row = DeviceBuffer::of(cuda.gpu(), &[step as u16; 64])?;

@@ -32,6 +32,7 @@ fn plan<'a>(rows: &'a [BatchRow], slots: SlotMapping<'a>) -> BatchPlan<'a> {
         positions: &[0; 64][..rows.len()],
         slot_mapping: slots,
         table_writes: &[],
+        shared: kvarena::SharedSpans::default(),
     }
 }
 

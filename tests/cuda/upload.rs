@@ -21,6 +21,7 @@ fn plan<'a>(step: u64, slots: &'a [i32], table_writes: &'a [TableWrite]) -> Batc
         positions: &[0],
         slot_mapping: SlotMapping::I32(slots),
         table_writes,
+        shared: kvarena::SharedSpans::default(),
     }
 }
 

@@ -25,7 +25,7 @@ use super::{Attend, Backend, OpenBackend, OpenSteps};
 use crate::id::LayerId;
 use crate::layout::{PlaneName, PoolLayout, Strides, TableShape};
 use crate::memory::OutOfMemory;
-use crate::plan::{BatchPlan, PageCopy, StepEnd};
+use crate::plan::{BatchPlan, PageCopy, SpanCheck, StepEnd};
 use attention::Scratch;
 use math::F32x8;
 use number::Number;
@@ -75,6 +75,7 @@ impl OpenBackend for CpuOptions {
                 .map(|name| layout.strides(name).expect("a pool of heads has K and V")),
             words: pool::zeroed::<u32>(table.words() as u64)?,
             steps: OpenSteps::try_new(max_steps).map_err(refused)?,
+            spans: SpanCheck::default(),
             scratch: Vec::new(),
             out: Vec::new(),
             lse: Vec::new(),
@@ -94,6 +95,7 @@ pub struct Cpu {
     /// The page tables. Every word names a chunk or a page that exists.
     words: Box<[u32]>,
     steps: OpenSteps,
+    spans: SpanCheck,
     scratch: Vec<Scratch>,
     /// Results of attention's units: `[query rows, vectors]`, and the log-sum-exp, `[query rows]`.
     out: Vec<F32x8>,
@@ -138,6 +140,7 @@ impl Backend for Cpu {
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
         check::may_begin(&self.steps, plan.step)?;
         check::plan(plan, &self.layout, &self.table)?;
+        check::spans(&mut self.spans, plan)?;
         check::table_writes(plan.table_writes, &self.layout, &self.table)?;
         for write in plan.table_writes {
             self.words[write.index as usize] = write.value;

@@ -28,7 +28,7 @@ use super::tables::Tables;
 use crate::backend::check;
 use crate::id::StepId;
 use crate::layout::PoolLayout;
-use crate::plan::{BatchPlan, BatchRow, SlotMapping, TableWrite};
+use crate::plan::{BatchPlan, BatchRow, SlotMapping, SpanCheck, TableWrite};
 
 /// What a row's decode units are counted as, beside its tokens: its extra ones, and what rounding up may add.
 const ROW_TOKENS: u32 = (DECODE_EXTRA + 1) * DECODE_UNIT;
@@ -81,6 +81,7 @@ pub(super) struct Stage {
     limits: StepLimits,
     layout: PoolLayout,
     staged: Option<Staged>,
+    spans: SpanCheck,
     /// When a kernel may start that reads plan and tables before it waits: the first one after they were sent in order,
     /// whatever follows it by PDL, since it starts later.
     pub(super) start: Start,
@@ -105,6 +106,7 @@ impl Stage {
             limits,
             layout: *layout,
             staged: None,
+            spans: SpanCheck::default(),
             start: Start::InOrder,
         })
     }
@@ -217,7 +219,7 @@ impl Stage {
     }
 
     /// Refuses a plan that would send a kernel outside the pool, the tables or the image, or past what a split counts.
-    fn check(&self, plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
+    fn check(&mut self, plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
         let StepLimits { tokens, rows } = self.limits;
         if plan.token_count() > tokens as usize {
             return Err(CudaError::StepTokens { tokens: plan.token_count(), max: tokens });
@@ -226,6 +228,7 @@ impl Stage {
             return Err(CudaError::StepRows { rows: plan.rows.len(), max: rows });
         }
         check::plan(plan, &self.layout, tables.shape())?;
+        check::spans(&mut self.spans, plan)?;
         let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(ROW_TOKENS)).sum();
         let max = most_seen(self.layout.kv_heads());
         if seen <= max { Ok(()) } else { Err(CudaError::StepSees { tokens: seen, max }) }

@@ -15,6 +15,7 @@ use crate::system::fork::Forked;
 use crate::testkit::model::{AdmissionWant, ForkWant, PlanWant};
 use crate::testkit::op::{Op, Promise, Prompt};
 use crate::testkit::rng::mix;
+use crate::testkit::spans::{Spans, unordered};
 
 impl<B: Inspect> Host<B> {
     /// Makes an op's call on both sides.
@@ -230,6 +231,7 @@ impl<B: Inspect> Host<B> {
             self.words[write.index as usize] = write.value;
         }
         self.compare_rows(plan, want)?;
+        self.compare_spans(plan, want)?;
         self.compare_packed(items, want)?;
         for row in &want.rows {
             let old = (row.kv_len - row.extend_len) as usize;
@@ -239,6 +241,15 @@ impl<B: Inspect> Host<B> {
         self.touched.insert(want.step, pages);
         self.sample(want);
         self.store(plan, want)
+    }
+
+    /// The shared spans are those that the page tables show.
+    fn compare_spans(&self, plan: &BatchPlan<'_>, want: &PlanWant) -> Result<(), String> {
+        let tables: Vec<_> = want.rows.iter().map(|row| row.table.as_slice()).collect();
+        let page_size = self.engine.shape().layout.page_size();
+        let shares = self.engine.shape().shares_prefixes();
+        let naive = if shares { Spans::of(&tables, page_size) } else { Spans::default() };
+        agree("shared spans", &unordered(&plan.shared), &unordered(&naive.plan()))
     }
 
     fn compare_rows(&self, plan: &BatchPlan<'_>, want: &PlanWant) -> Result<(), String> {

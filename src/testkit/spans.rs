@@ -1,0 +1,93 @@
+//! Shared spans by looking at page tables alone: what the core finds from the tree.
+//!
+//! Not here: trees, locks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::id::PageId;
+use crate::plan::{SharedSpan, SharedSpans};
+
+/// Spans and members of a batch, owned.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Spans {
+    spans: Vec<SharedSpan>,
+    members: Vec<u32>,
+}
+
+impl Spans {
+    /// The spans of rows that have these pages, each named by its index.
+    pub fn of(tables: &[&[PageId]], page_size: u32) -> Self {
+        let mut found = Self::default();
+        let all = (0..tables.len() as u32).collect();
+        found.divide(all, 0, tables, page_size);
+        // Rows that share nothing stand behind all spans.
+        let named = found.spans.iter().map(|span| span.places().end).max().unwrap_or(0);
+        found.members.truncate(named);
+        found
+    }
+
+    /// As part of a plan.
+    pub fn plan(&self) -> SharedSpans<'_> {
+        SharedSpans { spans: &self.spans, members: &self.members }
+    }
+
+    /// Rows whose first `from` pages are equal.
+    fn divide(&mut self, rows: Vec<u32>, from: usize, tables: &[&[PageId]], page_size: u32) {
+        let mut groups: BTreeMap<PageId, Vec<u32>> = BTreeMap::new();
+        let mut alone = Vec::new();
+        for row in rows {
+            match tables[row as usize].get(from) {
+                Some(&page) => groups.entry(page).or_default().push(row),
+                None => alone.push(row),
+            }
+        }
+        for group in groups.into_values() {
+            let [first, _, ..] = group[..] else {
+                alone.extend(group);
+                continue;
+            };
+            let common = |&row: &u32| {
+                let pairs = tables[first as usize].iter().zip(tables[row as usize]);
+                pairs.take_while(|(a, b)| a == b).count()
+            };
+            let end = group.iter().map(common).min().expect("two rows");
+            self.spans.push(SharedSpan {
+                member_start: self.members.len() as u32,
+                member_count: group.len() as u32,
+                begin: from as u32 * page_size,
+                end: end as u32 * page_size,
+            });
+            self.divide(group, end, tables, page_size);
+        }
+        self.members.extend(alone);
+    }
+}
+
+/// Spans whatever their order: of each its rows, its begin and its end.
+pub fn unordered(shared: &SharedSpans<'_>) -> BTreeSet<(BTreeSet<u32>, u32, u32)> {
+    let members = |span: &SharedSpan| shared.members[span.places()].iter().copied().collect();
+    shared.spans.iter().map(|span| (members(span), span.begin, span.end)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_that_begin_alike_share() {
+        let table = |pages: &[u32]| pages.iter().copied().map(PageId::new).collect::<Vec<_>>();
+        let tables = [
+            table(&[1, 2, 3, 4]),
+            table(&[7, 8]),
+            table(&[1, 2, 5]),
+            table(&[1, 2, 3, 6]),
+            table(&[]),
+            table(&[1, 2]),
+        ];
+        let tables: Vec<&[PageId]> = tables.iter().map(Vec::as_slice).collect();
+        let found = Spans::of(&tables, 4);
+        let want = [(BTreeSet::from([0, 2, 3, 5]), 0, 8), (BTreeSet::from([0, 3]), 8, 12)];
+        assert_eq!(unordered(&found.plan()), BTreeSet::from(want));
+        assert_eq!(found.members.len(), 4);
+    }
+}

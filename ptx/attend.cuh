@@ -118,6 +118,9 @@ DEVICE float2 load_float2_shared(const float* at) {
     asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(at));
     return v;
 }
+DEVICE void load_float2_shared(float2& v, u64 from, bool some) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.cg.v2.f32 {%0,%1}, [%2]; }" : "+f"(v.x), "+f"(v.y) : "l"(from), "r"(u32(some)));
+}
 DEVICE void store_u32(u64 at, u32 a) { asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(a) : "memory"); }
 DEVICE void store_uint2(u64 at, u32 a, u32 b) {
     asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(at), "r"(a), "r"(b) : "memory");

@@ -13,9 +13,8 @@
 
 // The products are made transposed, tokens by query rows: scores = K * Q^T, output^T = V^T * weights^T. So the tokens fill
 // the tensor core's 16 rows, and query rows take columns by eights: NT is 1 for up to 8 rows, 2 for up to 16.
-template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeParts<T, D, NT, WARPS> {
-    using Parts = DecodeParts<T, D, NT, WARPS>;
-    using Pending = typename Parts::Pending;
+template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodeParts<T, D, NT, WARPS>> struct Decode : Parts {
+    using Cursor = typename Parts::Cursor;
     using Parts::ROW, Parts::ROWS, Parts::FRAGMENTS, Parts::LONG_WORK, Parts::p, Parts::warp, Parts::lane, Parts::work_units;
     using Parts::head_of, Parts::finish, Parts::finish_last, Parts::join_pending;
 
@@ -33,7 +32,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
     struct Shared {
         // Of each warp (but the first; of all at the work chunk's end): what its sums are relative to, and the weights' sums.
         float4 tops[WARPS - 1][NT][4], last_tops[WARPS][NT][4];
-        Pending pending[2];             // at the work chunk's begin, at its end
+        typename Parts::Pendings pending;
         u32 pages[WARPS][STAGES][16];   // of each warp's tiles
         alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
     };
@@ -52,12 +51,12 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
     u32 sums;   // the other warps' output sums, warp 1's first
     u32 pages;  // this warp's page numbers on their way
     u32 heads;  // of each stripe
-    DecodeCursor fetch;
+    Cursor fetch;
     u32 fetch_at, fetch_end;
     bool fetch_more;
     __device__ __forceinline__ Decode(const AttendParams& p, Shared& shared, u32 memory)
-        : Parts(p), shared(shared), rings(memory), ring(memory + threadIdx.x / 32 * STAGES * SLOT),
-          sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[threadIdx.x / 32])) {}
+        : Parts(p), shared(shared), rings(memory), ring(memory + Parts::thread() / 32 * STAGES * SLOT),
+          sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[Parts::thread() / 32])) {}
 
     __device__ __forceinline__ Tile next_tile() {
         while (fetch_more && fetch_at >= fetch_end) {
@@ -123,7 +122,7 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
     __device__ __forceinline__ void run(const DecodeWork& work, u32 unit_begin) {
         const u32 group = p.group;
         heads = p.kv_heads / p.stripes, work_units = work.work_units;
-        DecodeCursor c;
+        Cursor c;
         c.index = work.batch_index, c.row = work.row, c.qo_start = work.qo_start;
         c.extend_len = work.extend_len, c.kv_len = work.kv_len;
         c.start = work.unit_start;
@@ -179,8 +178,8 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
         const u32 v_lane = HALF + (lane / 16 * 8 + lane % 8) * ROW + ((lane / 8 % 2) ^ lane % 8) * 16;
         const u32 q_lane = shared_address(shared.q) + (lane / 16 * 8 + lane % 8) % ROWS * ROW + ((lane / 8 % 2) ^ lane % 8) * 16;
 
-        if (threadIdx.x < 2) shared.pending[threadIdx.x].parts = 0;
-        __syncthreads();
+        Parts::clear(shared.pending);
+        Parts::sync();
         u32 slot = 0;
         bool more, again = false;
         do {
@@ -189,13 +188,13 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
             // Fragments of Q^T: row n * 8 + lane / 4, dims k * 16 + column, + 1, + 8, + 9.
             u32 q[Q_SHARED ? 1 : D / 16][NT][2];
             if constexpr (Q_SHARED) {
-                __syncthreads();
-                for (u32 i = threadIdx.x; i < ROWS * CHUNKS; i += WARPS * 32) {
+                Parts::sync();
+                for (u32 i = Parts::thread(); i < ROWS * CHUNKS; i += WARPS * 32) {
                     const u32 row = i / CHUNKS, piece = i % CHUNKS, query = row / group;
                     const u64 from = q_head + (c.qo_start + query) * p.q_stride + (row - query * group) * ROW + piece * 16;
                     reinterpret_cast<uint4*>(shared.q)[row * CHUNKS + (piece ^ row % 8)] = row < rows ? load_written_uint4(from) : make_uint4(0, 0, 0, 0);
                 }
-                __syncthreads();
+                Parts::sync();
             } else {
 #pragma unroll
                 for (int n = 0; n < NT; ++n) {
@@ -313,21 +312,21 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
                 let_next_start();
                 // The ring is free now.
                 store_sum(ring, shared.last_tops[warp], o, top, sum);
-                __syncthreads();
-                __syncthreads();  // racecheck loses count after the barriers of pairs; one is enough
+                Parts::sync();
+                Parts::sync();  // racecheck loses count after the barriers of pairs; one is enough
                 finish_last(c, rows, rings, STAGES * SLOT, shared.last_tops, shared.pending);
             } else if (warp > 0) {
-                if (again) barrier_wait(WARPS - 1 + warp);
+                if (again) Parts::sync_pair(WARPS - 1 + warp);
                 store_sum(sums + (warp - 1) * SUM, shared.tops[warp - 1], o, top, sum);
-                barrier_wait(warp);
+                Parts::sync_pair(warp);
             } else {
 #pragma unroll 1
                 for (u32 w = 1; w < WARPS; ++w) {
-                    if (again) barrier_wait(WARPS - 1 + w);
-                    barrier_wait(w);
+                    if (again) Parts::sync_pair(WARPS - 1 + w);
+                    Parts::sync_pair(w);
                     add_sum(sums + (w - 1) * SUM, shared.tops[w - 1], o, top, sum);
                 }
-                finish(c, rows, o, top, sum, shared.pending[0]);
+                finish(c, rows, o, top, sum, shared.pending);
             }
             again = true;
             c.next<ROWS>(p, heads);
@@ -366,9 +365,6 @@ template <class T, int D, int NT, int WARPS, int STAGES> struct Decode : DecodeP
             }
         }
     }
-
-    // Named barriers of warp 0 and one other warp.
-    static __device__ __forceinline__ void barrier_wait(u32 id) { asm volatile("barrier.cta.sync %0, 64;" ::"r"(id) : "memory"); }
 };
 
 template <class T, int D, int NT, int WARPS, int STAGES> DEVICE void attend_decode(const AttendParams& p) {

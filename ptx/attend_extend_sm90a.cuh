@@ -88,8 +88,18 @@ struct Ring {
     }
 };
 
+// Items of sequences: neighbouring query rows, and results where an item is no part.
+struct SequenceItems {
+    static constexpr bool SPANS = false;
+    struct Lasts {};
+    DEVICE u32 count(const AttendParams& p) { return items(p); }
+    DEVICE ExtendWork load(const AttendParams& p, u32 item) { return load_work(p, item); }
+    DEVICE u32 cta_count(const AttendParams&) { return gridDim.x; }
+    DEVICE u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(p.counters); }
+};
+
 // head_dim 128; tiles of 128 query rows and 128 tokens.
-template <class T> struct ExtendHopper {
+template <class T, class Items = SequenceItems> struct ExtendHopper {
     static constexpr int D = 128, BM = 128, BN = 128, WARPS = 8, CONSUMERS = 256, PRODUCERS = 128;
     static constexpr int ROW = D * 2;
     static constexpr int TILE = BN * ROW, HALF = TILE / 2;  // bytes of a tile, of its 64 columns
@@ -102,6 +112,7 @@ template <class T> struct ExtendHopper {
         u32 item[2];
         u32 ticket[2];
         u32 last;
+        typename Items::Lasts lasts;
         float4 ended[CONSUMERS];  // of each consumer thread: top and sum of the item that ends
         uint4 offsets[PRODUCERS / 32][3][16];  // of each producer warp's rows: of two tiles of K and V, and of Q
     };
@@ -148,12 +159,13 @@ template <class T> struct ExtendHopper {
     static __device__ __forceinline__ void produce(const AttendParams& p, u32 memory, Shared& shared, ExtendWork work) {
         const u32 thread = threadIdx.x % PRODUCERS;
         const Producer producer{p, shared, memory, thread, thread / 32, thread % 32};
-        const u32 all = items(p);
+        const u32 all = Items::count(p);
         u32 item = blockIdx.x, filled = 0;  // tiles of K
+        if constexpr (Items::SPANS) item = Items::cta(p);
         u32 page = 0, slot = 0;
         auto ask = [&](u32 turn) {
             // Every CTA that has an item asks until it is refused, so items(p) tickets are drawn and the counter wraps to 0.
-            if (thread == 0) shared.ticket[turn % 2] = atomicInc(reinterpret_cast<u32*>(p.counters), all - 1);
+            if (thread == 0) shared.ticket[turn % 2] = atomicInc(Items::tickets(p), all - 1);
         };
         // Begins to look for this lane's token of a tile; those past the end are the last one again.
         auto look = [&](u32 begin) {
@@ -163,8 +175,8 @@ template <class T> struct ExtendHopper {
         // Goes on to the next item.
         auto answer = [&](u32 turn) {
             named_sync(PRODUCE, PRODUCERS);
-            item = min(all, gridDim.x) + shared.ticket[turn % 2];
-            if (item < all) work = load_work(p, item);
+            item = min(all, Items::cta_count(p)) + shared.ticket[turn % 2];
+            if (item < all) work = Items::load(p, item);
         };
         // Past those without tokens; begins to look where the first with some reads.
         auto skip = [&](u32 turn) {
@@ -184,7 +196,9 @@ template <class T> struct ExtendHopper {
             if (is) {
                 ask(turn);
                 const u32 group = p.group, packed = min(work.q_begin + producer.row(), work.extend_len * group - 1), query = packed / group;
-                producer.publish(2, (work.qo_start + query) * p.q_stride + (head * group + packed - query * group) * ROW);
+                u32 token = work.qo_start + query;
+                if constexpr (Items::SPANS) token = Items::token(p, token);
+                producer.publish(2, token * p.q_stride + (head * group + packed - query * group) * ROW);
                 producer.copy(memory + Q + turn % 2 * TILE, p.q, 2);
             }
             if (thread == 0) {
@@ -265,7 +279,7 @@ template <class T> struct ExtendHopper {
 
     static __device__ __forceinline__ void consume(const AttendParams& p, u8* memory, Shared& shared) {
         const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, warpgroup = thread / 128;
-        const u32 tiles_at = shared_address(memory), all = items(p);
+        const u32 tiles_at = shared_address(memory), all = Items::count(p);
         const u32 column = lane % 4 * 2, group = p.group;
         Logits logits = Logits::make(p);
         if (p.negate_q != 0) logits.scale = -logits.scale;
@@ -375,7 +389,9 @@ template <class T> struct ExtendHopper {
             const u32 head = shared.item[turn % 2] % p.kv_heads;
             using End = Finish<T, D, 1, WARPS, FINISH>;
             End::add_up(sum);
-            if ((work.part & 255) == 1) {
+            if constexpr (Items::SPANS) {
+                Items::template part<T>(p, shared.lasts, work, head, factor, o[0], top[0], sum[0]);
+            } else if ((work.part & 255) == 1) {
                 write(p, work, head, tiles_at + Q + turn % 2 * TILE, factor, o[0], top[0], sum[0]);
             } else {
                 End::part(p, reinterpret_cast<float*>(memory + FACTORS), shared.last, work, head, factor, o, top, sum);

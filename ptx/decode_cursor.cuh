@@ -2,8 +2,13 @@
 #pragma once
 #include "attend.cuh"
 
-// A unit: of which sequence, which head, and which of that head's.
-struct DecodeCursor {
+// A sequence's units begin at the first position that it sees.
+struct WholeRows {
+    static constexpr bool WHOLE = true;
+};
+
+// A unit: of which sequence, which head, and which of that head's. `Rows` says where a sequence's begin.
+template <class Rows> struct DecodeCursor {
     u32 index, row, qo_start, extend_len, kv_len;  // the sequence
     u32 start, units, first;                       // its first unit, its units of one head, the first position it sees
     u32 head, at, stop;                            // the segment: units at..stop of the stripe's `head`
@@ -11,7 +16,8 @@ struct DecodeCursor {
 
     __device__ __forceinline__ void measure(const AttendParams& p) {
         const u32 position = kv_len > extend_len ? kv_len - extend_len : 0;
-        first = p.window != 0 && position + 1 > p.window ? position + 1 - p.window : 0;
+        if constexpr (Rows::WHOLE) first = p.window != 0 && position + 1 > p.window ? position + 1 - p.window : 0;
+        else first = Rows::first(p, index);
         units = (kv_len - min(first, kv_len) + DECODE_UNIT - 1) / DECODE_UNIT + DECODE_EXTRA;
     }
     __device__ __forceinline__ void open() { stop = min(units, at + (unit_end - unit)); }

@@ -4,6 +4,7 @@
 
 // NT eights of query rows, as in attend_decode.cuh; a sum's fragments lie as the tensor core's products do.
 template <class T, int D, int NT, int WARPS> struct DecodeParts {
+    using Cursor = DecodeCursor<WholeRows>;
     static constexpr int ROW = D * 2;  // bytes
     static constexpr int ROWS = 8 * NT;
     static constexpr u32 LONG_WORK = 256;  // units; below, a microsecond at its ends is more than one in its middle
@@ -16,13 +17,23 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         u32 first_cta;  // the CTA with the first part
         u32 qo_start, rows, head;
     };
+    using Pendings = Pending[2];  // at the stretch's begin, at its end
+    static __device__ __forceinline__ void clear(Pendings& pending) {
+        if (threadIdx.x < 2) pending[threadIdx.x].parts = 0;
+    }
 
     const AttendParams& p;
     const u32 warp, lane;
     u32 work_units;  // of a work chunk
-    __device__ __forceinline__ explicit DecodeParts(const AttendParams& p) : p(p), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
+    __device__ __forceinline__ explicit DecodeParts(const AttendParams& p, u32 thread = threadIdx.x) : p(p), warp(thread / 32), lane(thread % 32) {}
 
-    __device__ __forceinline__ u32 head_of(const DecodeCursor& c) const { return c.head * p.stripes + blockIdx.x % p.stripes; }
+    // The threads that share a work chunk: here a whole CTA.
+    static __device__ __forceinline__ u32 thread() { return threadIdx.x; }
+    static __device__ __forceinline__ void sync() { __syncthreads(); }
+    // A named barrier of warp 0 and one other warp.
+    static __device__ __forceinline__ void sync_pair(u32 id) { asm volatile("barrier.cta.sync %0, 64;" ::"r"(id) : "memory"); }
+
+    __device__ __forceinline__ u32 head_of(const Cursor& c) const { return c.head * p.stripes + blockIdx.x % p.stripes; }
 
     __device__ __forceinline__ float* part_output(u32 slot) const { return reinterpret_cast<float*>(p.partial) + slot * u64(ROWS * D); }
     __device__ __forceinline__ float* part_tops(u32 slot) const { return part_output(2 * gridDim.x) + slot * u64(2 * ROWS); }
@@ -32,7 +43,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         u32 parts;      // work chunks that the (sequence, head) lies in; 1: the result itself, 0: no tokens, nothing
         u32 first_cta;  // the CTA with the first part
     };
-    __device__ __forceinline__ Target target(const DecodeCursor& c) const {
+    __device__ __forceinline__ Target target(const Cursor& c) const {
         const u32 begin = c.start + c.head * c.units;
         const u32 some = max(1u, c.units - DECODE_EXTRA);  // units with tokens; the rest has nothing to add
         if (c.at >= some) return {0, 0};
@@ -42,7 +53,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
     __device__ __forceinline__ u32* counter(u32 first_cta) const { return reinterpret_cast<u32*>(p.counters) + first_cta; }
 
     // Fragments of a segment's sum from `at` on, of one eight of query rows, go where they belong.
-    template <int COUNT> __device__ __forceinline__ void put(const Target& target, const DecodeCursor& c, u32 rows, u32 at,
+    template <int COUNT> __device__ __forceinline__ void put(const Target& target, const Cursor& c, u32 rows, u32 at,
                                                              const float (&o)[COUNT][4], const float (&top)[2], const float (&sum)[2]) {
         const u32 n = at / (D / 16), m = at % (D / 16);
         if (target.parts == 1) {
@@ -59,8 +70,9 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
     }
 
     // Warp 0: the end of a segment that is not the work chunk's last. A part of it is then the last of its parts by place.
-    __device__ __forceinline__ void finish(const DecodeCursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
-                                           const float (&sum)[NT][2], Pending& pending) {
+    __device__ __forceinline__ void finish(const Cursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
+                                           const float (&sum)[NT][2], Pendings& pendings) {
+        Pending& pending = pendings[0];
         const Target to = target(c);
         if (to.parts == 0) return;
 #pragma unroll
@@ -74,8 +86,8 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         }
     }
 
-    // All warps: the end of the work chunk, each warp some fragments of the sum of all warps' sums, which lie `apart`.
-    __device__ __forceinline__ void finish_last(const DecodeCursor& c, u32 rows, u32 sums, u32 apart, const float4 (&tops)[WARPS][NT][4],
+    // All warps: the end of the stretch, each warp some fragments of the sum of all warps' sums, which lie `apart`.
+    __device__ __forceinline__ void finish_last(const Cursor& c, u32 rows, u32 sums, u32 apart, const float4 (&tops)[WARPS][NT][4],
                                                 Pending (&pending)[2]) {
         constexpr int PER = FRAGMENTS / WARPS;
         static_assert(FRAGMENTS % WARPS == 0 && (D / 16) % PER == 0);

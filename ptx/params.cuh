@@ -163,6 +163,97 @@ KV_AT(ExtendWork, kv_begin, 20);
 KV_AT(ExtendWork, kv_end, 24);
 KV_AT(ExtendWork, part, 28);
 
+// ---- attention that reads shared spans once: attend_shared_* ------------------------------------------------------------
+//
+// Of gridDim.x CTAs the last `span_ctas` work on the spans' items, which are ExtendWork of gathered query rows; the others on what
+// each row has behind its spans, as attend_decode_* does, two work chunks each. Sums of a (row, kv head) in several parts meet by a
+// counter: the last part to arrive joins all of them.
+
+// The plan: SharedHead, then DecodeWork[ceil(decode_ctas / stripes)].
+struct SharedHead {
+    u32 work_count;     // ExtendWork of spans; an item is one of them of one kv head
+    u32 span_ctas;
+    u32 decode_ctas;    // warpgroups that decode: two of each other CTA
+    u32 work_units;     // as in DecodeWork
+};
+KV_SIZE(SharedHead, 16);
+KV_AT(SharedHead, work_count, 0);
+KV_AT(SharedHead, span_ctas, 4);
+KV_AT(SharedHead, decode_ctas, 8);
+KV_AT(SharedHead, work_units, 12);
+
+// What a row of the batch takes from spans, and where its own units are.
+struct RowShare {
+    u32 begin;     // first position behind its spans
+    u32 place;     // its place among the members
+    u32 span;      // the last of its spans
+    u32 parts;     // parts of sums that its spans make; 0: it has none
+    u32 start;     // first of its units in each stripe
+    u32 units;     // its units of one head
+    u32 qo_start;  // its first query row
+    u32 rows;      // its query rows of one kv head
+};
+KV_SIZE(RowShare, 32);
+KV_AT(RowShare, begin, 0);
+KV_AT(RowShare, place, 4);
+KV_AT(RowShare, span, 8);
+KV_AT(RowShare, parts, 12);
+KV_AT(RowShare, start, 16);
+KV_AT(RowShare, units, 20);
+KV_AT(RowShare, qo_start, 24);
+KV_AT(RowShare, rows, 28);
+
+// A span's parts: piece c of its tokens, tile t of its members, head h, query row r of a tile stand at row
+// partial_at + ((c * members + t * SPAN_ROWS / group) * kv_heads + h * members of the tile) * group + r of the spans' sums.
+#define SPAN_ROWS 128
+// Most (row, kv head)s of a step.
+#define LISTED_SUMS 4096
+struct SpanParts {
+    u32 partial_at;
+    u32 pieces;
+    u32 member_start;  // its first member's place
+    u32 member_count;
+    u32 parent;        // the span before it on the way to the root, where there is one
+    u32 reserved[3];
+};
+KV_SIZE(SpanParts, 32);
+KV_AT(SpanParts, partial_at, 0);
+KV_AT(SpanParts, pieces, 4);
+KV_AT(SpanParts, member_start, 8);
+KV_AT(SpanParts, member_count, 12);
+KV_AT(SpanParts, parent, 16);
+
+// A member of spans.
+struct SpanMember {
+    u32 qo_start;     // its query row
+    u32 batch_index;
+};
+KV_SIZE(SpanMember, 8);
+KV_AT(SpanMember, qo_start, 0);
+KV_AT(SpanMember, batch_index, 4);
+
+struct AttendSharedParams {
+    AttendParams attend;  // partial: f32 [2 * decode_ctas + batch * kv_heads, rows, head_dim]; counters: u32 [batch, kv_heads]
+    u64 shares;           // RowShare[batch]
+    u64 spans;            // SpanParts[..]
+    u64 works;            // ExtendWork[work_count]: extend_len members from place qo_start on; part: its partial_at; kv_len 2^30
+    u64 members;          // SpanMember[..]
+    u64 tickets;          // u32, zero between launches
+    u64 tops;             // f32 [as partial, rows, 2]
+    u64 span_partial;     // f32 [.., head_dim]
+    u64 span_tops;        // f32 [.., 2]
+};
+KV_SIZE(AttendSharedParams, 256);
+KV_AT(AttendSharedParams, attend, 0);
+KV_AT(AttendSharedParams, shares, 192);
+KV_AT(AttendSharedParams, spans, 200);
+KV_AT(AttendSharedParams, works, 208);
+KV_AT(AttendSharedParams, members, 216);
+KV_AT(AttendSharedParams, tickets, 224);
+KV_AT(AttendSharedParams, tops, 232);
+KV_AT(AttendSharedParams, span_partial, 240);
+KV_AT(AttendSharedParams, span_tops, 248);
+
 // ---- moving bytes: store_cache, copy_pages, load_plan -----------------------------------------------------------------
 
 struct StoreCacheParams {

@@ -6,7 +6,7 @@ use kvarena::testkit::rng::Rng;
 use kvarena::{Attend, Backend, LayerId, Layout, OpenBackend, PlaneName, SlotId, StepEnd};
 
 use crate::Outcome;
-use crate::batch::{Batch, Noise, pool, table};
+use crate::batch::{Batch, Forest, Noise, pool, table};
 use crate::report::{Rate, Report};
 use crate::timer::Timer;
 
@@ -32,10 +32,20 @@ impl<'a> Bench<'a> {
         (kv_heads, page_size, layout): (u32, u32, Layout),
         (layers, slots): (u32, u32),
     ) -> Outcome<Self> {
+        Self::with_spans(gpu, noise, (kv_heads, page_size, layout), (layers, slots), 0)
+    }
+
+    /// With graphs that read so many spans once.
+    fn with_spans(
+        gpu: &Gpu,
+        noise: &'a Noise,
+        (kv_heads, page_size, layout): (u32, u32, Layout),
+        (layers, slots): (u32, u32),
+        graph_spans: u32,
+    ) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
         let stream = timer.stream.clone();
-        let options =
-            CudaOptions { stream: Some(stream), max_step_tokens: 16_384, ..CudaOptions::new(gpu) };
+        let options = CudaOptions { stream: Some(stream), graph_spans, ..CudaOptions::new(gpu) };
         let slots = slots / layers;
         let cuda = options.open(
             &pool(layers, kv_heads, page_size, slots, layout),
@@ -50,11 +60,18 @@ impl<'a> Bench<'a> {
 
     /// Times one batch; whether a few of its rows are right.
     fn run(&mut self, lens: &[(u32, u32)], q_heads: u32) -> Outcome<(f64, bool)> {
+        let forest = Forest { spans: Vec::new(), own: lens.iter().map(|len| len.1).collect() };
+        let news: Vec<u32> = lens.iter().map(|len| len.0).collect();
+        self.run_forest(&forest, &news, q_heads)
+    }
+
+    /// The same of a batch whose rows share spans.
+    fn run_forest(&mut self, forest: &Forest, news: &[u32], q_heads: u32) -> Outcome<(f64, bool)> {
         self.step += 1;
         let sets = self.layers as usize;
         let layout = *self.cuda.layout();
         let table = table(layout.page_size());
-        let batch = Batch::new(self.step, &layout, &table, lens, &mut self.rng);
+        let batch = Batch::forest(self.step, &layout, &table, forest, news, &mut self.rng);
         let attend = Attend::new(q_heads, HEAD_DIM);
         self.cuda.begin(&batch.plan())?;
         let set = batch.slots.len() as u64 * u64::from(q_heads * HEAD_DIM) * 2;
@@ -67,7 +84,7 @@ impl<'a> Bench<'a> {
             cuda.attend(&batch.plan(), LayerId::new(i as u32), &attend, q, out, None)
         };
         // A graph would hold a launch of the decode kernel beside the extend kernel's.
-        let decodes = lens.iter().all(|&(extend_len, _)| extend_len == 1);
+        let decodes = news.iter().all(|&new| new == 1);
         let us =
             if decodes { timer.graph(sets, attend_set)? } else { timer.row(sets, attend_set)? };
         cuda.end(StepEnd::Complete(batch.plan().step()));
@@ -160,6 +177,42 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
                     report.row("decode", &case, "kvarena", us, Rate::Bytes(bytes(lens)), ok);
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Decode over shared prefixes: spans read once, and each row by itself, by turns.
+pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let all = |rows: usize, len: u32, own: u32| Forest {
+        spans: vec![(0..rows, len)],
+        own: vec![own; rows],
+    };
+    let mut tree = all(64, 4_096, 256);
+    tree.spans.extend((0..8).map(|group| (8 * group..8 * group + 8, 4_096)));
+    let forests = [
+        ("b64 8192+256", all(64, 8_192, 256)),
+        ("b128 2048+512", all(128, 2_048, 512)),
+        ("b256 16384+128", all(256, 16_384, 128)),
+        ("b64 4096+8x4096+256", tree),
+        ("b128 512+512", all(128, 512, 512)),
+        ("b2 8192+256", all(2, 8_192, 256)),
+        ("b8 1024+1024", all(8, 1_024, 1_024)),
+    ];
+    let plain =
+        [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf()), ("b16 4096", vec![4_096; 16])];
+    let plain = plain.map(|(name, own)| (name, Forest { spans: Vec::new(), own }));
+    let noise = Noise::new(gpu)?;
+    let heads = (8, 16, Layout::LayerFirst);
+    let mut flat = Bench::new(gpu, &noise, heads, (4, 1 << 20))?;
+    let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), 64)?;
+    for (name, forest) in forests.iter().chain(&plain) {
+        let news = vec![1; forest.own.len()];
+        let tokens: u32 =
+            forest.own.iter().sum::<u32>() + forest.spans.iter().map(|span| span.1).sum::<u32>();
+        for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
+            let (us, ok) = bench.run_forest(forest, &news, 32)?;
+            report.row("shared", name, kind, us, Rate::Bytes(f64::from(tokens) * 4096.0), ok);
         }
     }
     Ok(())

@@ -3,8 +3,9 @@
 use cust::sys;
 use kvarena::backend::cuda::{DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
+use kvarena::testkit::spans::Spans;
 use kvarena::{
-    BatchPlan, BatchRow, Capacity, KvDtype, KvShape, Layout, PoolConfig, PoolLayout, RowId,
+    BatchPlan, BatchRow, Capacity, KvDtype, KvShape, Layout, PageId, PoolConfig, PoolLayout, RowId,
     SlotMapping, StepId, TableShape, TableWrite, TokenId,
 };
 
@@ -24,9 +25,9 @@ pub fn pool(layers: u32, kv_heads: u32, page_size: u32, slots: u32, layout: Layo
     config.layout().expect("a valid pool")
 }
 
-/// Page tables for 256 sequences, 600,000 tokens.
+/// Page tables for 256 sequences, 5,000,000 tokens.
 pub fn table(page_size: u32) -> TableShape {
-    TableShape::new(page_size, 256, 131_072, 600_000).expect("a valid table")
+    TableShape::new(page_size, 256, 131_072, 5_000_000).expect("a valid table")
 }
 
 /// `count` different numbers below `bound`, in random order.
@@ -40,6 +41,12 @@ pub fn distinct(rng: &mut Rng, count: usize, bound: u32) -> Vec<u32> {
     all
 }
 
+/// A forest of spans over a batch: of each its rows and its tokens, parents first; and what each row has of its own.
+pub struct Forest {
+    pub spans: Vec<(std::ops::Range<usize>, u32)>,
+    pub own: Vec<u32>,
+}
+
 /// One step, owned.
 pub struct Batch {
     step: u64,
@@ -50,21 +57,53 @@ pub struct Batch {
     writes: Vec<TableWrite>,
     /// Pages of each sequence.
     pub pages: Vec<Vec<u32>>,
+    shared: Spans,
 }
 
 impl Batch {
-    /// Sequences of (extend_len, kv_len) over random pages.
-    pub fn new(
+    /// Sequences whose random pages a forest says, whole ones in its spans, with so many new tokens each.
+    pub fn forest(
         step: u64,
         layout: &PoolLayout,
         table: &TableShape,
-        lens: &[(u32, u32)],
+        forest: &Forest,
+        news: &[u32],
         rng: &mut Rng,
     ) -> Self {
         let size = layout.page_size();
-        let count: u32 = lens.iter().map(|(_, kv_len)| kv_len.div_ceil(size)).sum();
+        let lens = forest.own.iter().chain(forest.spans.iter().map(|span| &span.1));
+        let count: u32 = lens.map(|len| len.div_ceil(size)).sum();
         let mut free = distinct(rng, count as usize, layout.page_count()).into_iter();
+        let spans: Vec<Vec<u32>> = forest
+            .spans
+            .iter()
+            .map(|span| free.by_ref().take((span.1 / size) as usize).collect())
+            .collect();
+        let tables: Vec<Vec<u32>> = (0..forest.own.len())
+            .map(|row| {
+                let around = forest.spans.iter().zip(&spans);
+                let shared = around.filter(|(span, _)| span.0.contains(&row));
+                let mut pages: Vec<u32> =
+                    shared.flat_map(|(_, pages)| pages.iter().copied()).collect();
+                pages.extend(free.by_ref().take(forest.own[row].div_ceil(size) as usize));
+                pages
+            })
+            .collect();
+        let around = |row: usize| {
+            forest.spans.iter().filter(move |span| span.0.contains(&row)).map(|span| span.1)
+        };
+        let lens = forest.own.iter().zip(news).enumerate();
+        let lens: Vec<(u32, u32)> =
+            lens.map(|(row, (own, new))| (*new, around(row).sum::<u32>() + own)).collect();
+        let whole = |(pages, &(new, len)): (&Vec<u32>, &(u32, u32))| -> Vec<PageId> {
+            pages[..((len - new) / size) as usize].iter().copied().map(PageId::new).collect()
+        };
+        let whole: Vec<_> = tables.iter().zip(&lens).map(whole).collect();
+        let whole: Vec<&[PageId]> = whole.iter().map(Vec::as_slice).collect();
+        let shared = Spans::of(&whole, size);
+        let lens = lens.as_slice();
         let mut batch = Self {
+            shared,
             step,
             rows: Vec::new(),
             tokens: Vec::new(),
@@ -76,7 +115,7 @@ impl Batch {
         let mut chunk = 0;
         for (i, &(extend_len, kv_len)) in lens.iter().enumerate() {
             let row = RowId::new(i as u32);
-            let pages: Vec<u32> = free.by_ref().take(kv_len.div_ceil(size) as usize).collect();
+            let pages = tables[i].clone();
             for (index, &value) in pages.iter().enumerate() {
                 let index = index as u32;
                 if index.is_multiple_of(table.chunk_pages) {
@@ -113,6 +152,7 @@ impl Batch {
             slots: slots.iter().map(|&slot| slot as i32).collect(),
             writes: Vec::new(),
             pages: Vec::new(),
+            shared: Spans::default(),
         }
     }
 
@@ -124,7 +164,7 @@ impl Batch {
             positions: &self.positions,
             slot_mapping: SlotMapping::I32(&self.slots),
             table_writes: &self.writes,
-            shared: kvarena::SharedSpans::default(),
+            shared: self.shared.plan(),
         }
     }
 }

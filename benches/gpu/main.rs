@@ -4,7 +4,7 @@
 //! replayed (extend: calls in a row), the median over replays, random data, random pages, layers in turn so that the L2
 //! cache does not serve them, planning outside. Prints a table and writes JSON rows to `$OUT/kvarena.json`.
 //!
-//!     cargo bench --features cuda --bench gpu -- [ceil] [store] [copy] [decode] [extend] [plan] [first]
+//!     cargo bench --features cuda --bench gpu -- [ceil] [store] [copy] [decode] [shared] [extend] [plan] [first]
 #![allow(unsafe_code)]
 
 mod attention;
@@ -46,6 +46,9 @@ fn main() -> Outcome<()> {
     }
     if wanted("decode") {
         attention::decode(&gpu, &mut report)?;
+    }
+    if wanted("shared") {
+        attention::shared(&gpu, &mut report)?;
     }
     if wanted("extend") {
         attention::extend(&gpu, &mut report)?;

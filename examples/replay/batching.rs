@@ -294,9 +294,11 @@ impl<'a> Scheduler<'a> {
         loop {
             self.fill_batch();
             let (batch, oldest) = (&self.batch, self.running[0].request);
-            let Host { engine, scratch, core, .. } = &mut *host;
-            match core.measure(|| engine.plan_batch(scratch, batch).map(|plan| plan.step())) {
-                Ok(step) => {
+            let Host { engine, scratch, core, tally, .. } = &mut *host;
+            match core.measure(|| engine.plan_batch(scratch, batch)) {
+                Ok(plan) => {
+                    let step = plan.step();
+                    tally.count_decode(&plan);
                     for (item, &i) in self.batch.iter().zip(&self.batch_of) {
                         self.running[i].planned += item.len;
                     }

@@ -7,7 +7,8 @@ use std::fmt;
 
 use indicatif::ProgressBar;
 use kvarena::{
-    Engine, EngineConfig, EngineError, Error, Namespace, Null, PoolConfig, Stats, StepScratch,
+    BatchPlan, BatchRow, Engine, EngineConfig, EngineError, Error, Namespace, Null, PoolConfig,
+    SharedSpan, Stats, StepScratch,
 };
 
 use crate::core_time::CoreTime;
@@ -69,6 +70,25 @@ pub struct Tally {
     pub peak_pages: u32,
     /// Most requests running at a time.
     pub peak_running: usize,
+    /// Tokens whose K and V decode reads, each sequence by itself.
+    pub decode_tokens_flat: u64,
+    /// The same where what sequences share is read once.
+    pub decode_tokens_shared: u64,
+}
+
+impl Tally {
+    /// Counts what decode reads in a step.
+    pub fn count_decode(&mut self, plan: &BatchPlan<'_>) {
+        let decodes = |row: &&BatchRow| row.extend_len == 1;
+        let flat: u64 = plan.rows.iter().filter(decodes).map(|row| u64::from(row.kv_len)).sum();
+        let again = |span: &SharedSpan| {
+            let members = plan.shared.members[span.places()].iter();
+            let readers = members.filter(|&&row| decodes(&&plan.rows[row as usize])).count();
+            readers.saturating_sub(1) as u64 * u64::from(span.end - span.begin)
+        };
+        self.decode_tokens_flat += flat;
+        self.decode_tokens_shared += flat - plan.shared.spans.iter().map(again).sum::<u64>();
+    }
 }
 
 /// What a step did: explains its core time.
@@ -145,6 +165,8 @@ pub struct Outcome {
     pub samples: Vec<Sample>,
     pub page_count: u32,
     pub page_size: u32,
+    /// K and V of a token, all layers.
+    pub token_bytes: u64,
 }
 
 impl<'a> Host<'a> {
@@ -227,6 +249,7 @@ impl<'a> Host<'a> {
         self.sample(stats);
         let layout = &self.engine.shape().layout;
         let (page_count, page_size) = (layout.page_count(), layout.page_size());
+        let token_bytes = layout.page_bytes() / u64::from(page_size);
         Outcome {
             tally: self.tally,
             stats,
@@ -234,6 +257,7 @@ impl<'a> Host<'a> {
             samples: self.samples,
             page_count,
             page_size,
+            token_bytes,
         }
     }
 }

@@ -34,6 +34,10 @@ pub struct Report {
     /// Requests that waited for another one to compute what they needed, and tokens that came of it meanwhile.
     pub followers: u64,
     pub awaited_tokens: u64,
+    /// Bytes of K and V that decode reads, each sequence by itself.
+    pub decode_bytes_flat: u64,
+    /// The same where what sequences share is read once.
+    pub decode_bytes_shared: u64,
     /// Most pages that running requests used at a time.
     pub peak_pages: u32,
     pub peak_running: usize,
@@ -66,7 +70,7 @@ impl Report {
         runs: u32,
         wall_ns: u64,
     ) -> Self {
-        let Outcome { tally, stats, steps, page_count, page_size, .. } = outcome;
+        let Outcome { tally, stats, steps, page_count, page_size, token_bytes, .. } = outcome;
         let machine_ns = steps.iter().map(StepWork::machine_ns).sum();
         let mut slowest = steps.clone();
         slowest.sort_by_key(|step| Reverse(step.core_ns));
@@ -93,6 +97,8 @@ impl Report {
             preemptions: tally.preemptions,
             followers: tally.followers,
             awaited_tokens: tally.awaited_tokens,
+            decode_bytes_flat: tally.decode_tokens_flat * token_bytes,
+            decode_bytes_shared: tally.decode_tokens_shared * token_bytes,
             peak_pages: tally.peak_pages,
             peak_running: tally.peak_running,
             steps: steps.len(),
@@ -126,6 +132,15 @@ impl Report {
             ("  waited for", self.awaited()),
             ("evicted pages", grouped(self.evicted_pages)),
             ("preemptions", grouped(self.preemptions)),
+            ("decode reads", format!("{} GB", grouped(self.decode_bytes_flat / 1_000_000_000))),
+            (
+                "  spans once",
+                format!(
+                    "{} GB ({:.1} %)",
+                    grouped(self.decode_bytes_shared / 1_000_000_000),
+                    percent(self.decode_bytes_shared, self.decode_bytes_flat)
+                ),
+            ),
             (
                 "peak pages in use",
                 format!(
@@ -281,6 +296,7 @@ mod tests {
             samples: Vec::new(),
             page_count: 1,
             page_size: 16,
+            token_bytes: 1,
         };
         let report = |runs| {
             Report::new(

@@ -10,3 +10,9 @@ fn cuda_keeps_the_contract() {
     let Some(gpu) = gpu() else { return };
     println!("{}", check_backend(|| OnGpuOptions::new(&gpu), seeds(200)));
 }
+
+#[test]
+fn cuda_keeps_the_contract_where_spans_are_read_once() {
+    let Some(gpu) = gpu() else { return };
+    println!("{}", check_backend(|| OnGpuOptions::with_all_spans(&gpu), seeds(200)));
+}

@@ -31,6 +31,11 @@ impl OnGpuOptions {
         Self(CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) })
     }
 
+    /// One that reads spans once wherever rows share some.
+    pub fn with_all_spans(gpu: &Gpu) -> Self {
+        Self(CudaOptions { all_spans: true, ..Self::new(gpu).0 })
+    }
+
     pub fn with_tokens(gpu: &Gpu, max_step_tokens: u32) -> Self {
         Self(CudaOptions { max_step_tokens, ..Self::new(gpu).0 })
     }

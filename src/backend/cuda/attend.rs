@@ -6,6 +6,7 @@
 //!
 //! Not here: the split itself (`split/`), the kernels (`ptx/attend_*.cu`).
 
+use super::attend_shared::{SHARED_VARIANTS_MAX, SharedDecode};
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::image::{Image, StepLimits};
@@ -19,7 +20,7 @@ use super::split::{Split, SplitCount, SplitShape};
 use super::sys;
 use crate::backend::Attend;
 use crate::layout::{KvDtype, PoolLayout};
-use crate::plan::BatchRow;
+use crate::plan::BatchPlan;
 
 /// Variants that the image has room for.
 const VARIANTS_MAX: usize = 8;
@@ -28,9 +29,9 @@ const RESIDENT_MAX: u32 = 8;
 
 /// An attention kernel and the threads of its block.
 #[derive(Clone, Copy, Debug)]
-struct Attention {
-    kernel: Kernel<AttendParams>,
-    threads: u32,
+pub(super) struct Attention<P = AttendParams> {
+    pub(super) kernel: Kernel<P>,
+    pub(super) threads: u32,
 }
 
 macro_rules! attention {
@@ -122,6 +123,8 @@ struct Variant {
     decode: Attention,
     extend: Attention,
     split: Split,
+    /// Reads shared spans once, where a kernel does.
+    shared: Option<SharedDecode>,
     /// What the staged step came to.
     count: SplitCount,
     /// Bytes from the image's splits to this variant's.
@@ -168,14 +171,17 @@ impl Variants {
     }
 
     /// Splits a step for every variant, into the image from `at` on; gives the offset after them.
-    pub(super) fn split(&mut self, rows: &[BatchRow], image: &mut [u8], at: usize) -> usize {
-        let mut end = at;
-        for variant in &mut self.list {
+    pub(super) fn split(&mut self, plan: &BatchPlan<'_>, image: &mut [u8], at: usize) -> usize {
+        let (mut end, count) = (at, self.list.len());
+        for (i, variant) in self.list.iter_mut().enumerate() {
             let bytes = 4 * variant.split.shape().decode_words();
             let words = bytemuck::cast_slice_mut(&mut image[end..end + bytes]);
-            variant.count = variant.split.plan(rows, words);
+            variant.count = variant.split.plan(plan.rows, words);
             variant.image_at = end - at;
             end += bytes;
+            if let Some(shared) = &mut variant.shared {
+                end = shared.split(plan, image, end - at, end, i + 1 == count);
+            }
         }
         end
     }
@@ -221,7 +227,12 @@ impl Variants {
         if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }
-        self.list.push(Variant::new(gpu, layout, key, limits, stream)?);
+        let mut variant = Variant::new(gpu, layout, key, limits, stream)?;
+        if self.list.len() < SHARED_VARIANTS_MAX {
+            let shape = *variant.split.shape();
+            variant.shared = SharedDecode::new(gpu, layout.dtype(), shape, limits, stream)?;
+        }
+        self.list.push(variant);
         Ok(self.list.len() - 1)
     }
 
@@ -248,7 +259,14 @@ impl Variants {
         let decode_start = if capturing { Start::Pdl } else { *start };
         let decode = variant.count.decode_units > 0 || capturing;
         let extend = variant.count.extend_items > 0 || (capturing && !decode_only);
-        if decode {
+        let shared = variant.shared.as_ref();
+        let shared = shared.filter(|shared| shared.serves(&params, image.row_count, capturing));
+        if let Some(shared) = shared.filter(|_| decode) {
+            // SAFETY: the caller answers for the rows.
+            unsafe {
+                shared.launch(gpu, image.splits, image.row_count, params, decode_start, stream)
+            }?;
+        } else if decode {
             params.plan = image.splits + variant.image_at as u64;
             params.partial = variant.partial.address();
             params.counters = variant.counters.address();
@@ -322,6 +340,7 @@ impl Variant {
             decode,
             extend,
             split: Split::new(shape),
+            shared: None,
             count: SplitCount::default(),
             image_at: 0,
             extend_plan: DeviceBuffer::lasting(gpu, 4 * shape.extend_words() as u64)?,

@@ -7,6 +7,10 @@
 pub(super) struct StepLimits {
     pub(super) tokens: u32,
     pub(super) rows: u32,
+    /// Most shared spans of a step that graphs read once; 0: graphs have no room for any.
+    pub(super) graph_spans: u32,
+    /// For tests: every span is read once, be it cheaper or not.
+    pub(super) all_spans: bool,
 }
 
 /// Where the staged plan lies on the device: all that a launch knows of it.

@@ -26,12 +26,26 @@ pub struct CudaOptions {
     /// Most rows of a step, padding included; 0, the default, stands for as many as the page tables
     /// have, and at least 256.
     pub max_step_rows: u32,
+    /// Most spans of a step that decode in a captured graph reads once for all rows that share them
+    /// ([`BatchPlan::shared`](crate::BatchPlan::shared)), up to 64; of more, the first are. 0, the default: graphs read
+    /// each row by itself. What is launched without a graph reads spans once wherever that is cheaper.
+    pub graph_spans: u32,
+    /// For tests: every span that can be is read once, be it cheaper or not.
+    #[doc(hidden)]
+    pub all_spans: bool,
 }
 
 impl CudaOptions {
     /// On `gpu`: the default stream, 16,384 tokens, rows by the tables.
     pub fn new(gpu: &Gpu) -> Self {
-        Self { gpu: gpu.clone(), stream: None, max_step_tokens: 16 << 10, max_step_rows: 0 }
+        Self {
+            gpu: gpu.clone(),
+            stream: None,
+            max_step_tokens: 16 << 10,
+            max_step_rows: 0,
+            graph_spans: 0,
+            all_spans: false,
+        }
     }
 }
 
@@ -46,7 +60,8 @@ impl OpenBackend for CudaOptions {
         table: &TableShape,
         max_steps: u32,
     ) -> Result<Cuda, CudaError> {
-        let Self { gpu, stream, max_step_tokens: tokens, max_step_rows } = self;
+        let Self { gpu, stream, max_step_tokens: tokens, max_step_rows, graph_spans, all_spans } =
+            self;
         let stream = stream.unwrap_or_else(|| CudaStream::default_of(&gpu));
         gpu.check_same(Some(stream.gpu().ordinal()))?;
         gpu.bind()?;
@@ -54,7 +69,7 @@ impl OpenBackend for CudaOptions {
             0 => table.rows.max(256),
             rows => rows,
         };
-        let limits = StepLimits { tokens, rows };
+        let limits = StepLimits { tokens, rows, graph_spans, all_spans };
         // A step takes a slot or two for each variant of attention.
         let uploads = 2 * max_steps as usize + 2;
         Ok(Cuda {

@@ -5,6 +5,7 @@
 //!
 //! Not here: who fills them.
 
+use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
 
 use crate::layout::PAGE_SIZE_MAX;
@@ -89,7 +90,7 @@ pub struct AttendParams {
 }
 
 /// One work chunk of `attend_decode_*`, for a CTA in each stripe: see `ptx/params.cuh`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct DecodeWork {
     /// Units of a work chunk, the same for all: chunk `i` begins at unit `i * work_units`.
@@ -121,7 +122,7 @@ pub struct ExtendHead {
 }
 
 /// Queries by tokens that one CTA of `attend_extend_*` works on, for each kv head.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct ExtendWork {
     /// The sequence's row in the page tables.
@@ -140,6 +141,100 @@ pub struct ExtendWork {
     pub kv_end: u32,
     /// `slot << 16 | index << 8 | parts`: part `index` of `parts`, which share slots `slot..slot + parts`.
     pub part: u32,
+}
+
+/// Query rows of an item of `attend_shared_*`.
+pub const SPAN_ROWS: u32 = 128;
+/// Most (row, kv head)s of a step of `attend_shared_*`.
+pub const LISTED_SUMS: u32 = 4096;
+
+/// The first words of the plan of `attend_shared_*`; `DecodeWork`s follow. See `ptx/params.cuh`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct SharedHead {
+    /// `ExtendWork`s of spans; an item is one of them of one kv head.
+    pub work_count: u32,
+    /// CTAs that work on them.
+    pub span_ctas: u32,
+    /// Warpgroups that decode: two of each other CTA.
+    pub decode_ctas: u32,
+    /// As in [`DecodeWork`].
+    pub work_units: u32,
+}
+
+/// What a row of the batch takes from spans, and where its own units are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct RowShare {
+    /// First position behind its spans.
+    pub begin: u32,
+    /// Its place among the members.
+    pub place: u32,
+    /// The last of its spans.
+    pub span: u32,
+    /// Parts of sums that its spans make; 0: it has none.
+    pub parts: u32,
+    /// First of its units in each stripe.
+    pub start: u32,
+    /// Its units of one head.
+    pub units: u32,
+    /// Its first query row.
+    pub qo_start: u32,
+    /// Its query rows of one kv head.
+    pub rows: u32,
+}
+
+/// Where the partial sums of a span stand: see `ptx/params.cuh`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct SpanParts {
+    /// Its first row of the spans' sums.
+    pub partial_at: u32,
+    /// Pieces that its tokens are cut into.
+    pub pieces: u32,
+    /// Its first member's place.
+    pub member_start: u32,
+    /// Its members.
+    pub member_count: u32,
+    /// The span before it on the way to the root, where there is one.
+    pub parent: u32,
+    /// 0.
+    pub reserved: [u32; 3],
+}
+
+/// A member of spans.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct SpanMember {
+    /// Its query row.
+    pub qo_start: u32,
+    /// Its row of the batch.
+    pub batch_index: u32,
+}
+
+/// What `attend_shared_*` takes, by value.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[repr(C)]
+pub struct AttendSharedParams {
+    /// `plan`: [`SharedHead`]. `partial`: f32 `[2 * decode_ctas + batch * kv_heads, rows, head_dim]`. `counters`: u32
+    /// `[batch, kv_heads]`.
+    pub attend: AttendParams,
+    /// Device address of `RowShare[batch]`.
+    pub shares: u64,
+    /// Device address of `SpanParts[..]`.
+    pub spans: u64,
+    /// Device address of `ExtendWork[work_count]`.
+    pub works: u64,
+    /// Device address of `SpanMember[..]`.
+    pub members: u64,
+    /// Device address of a u32: zero between launches.
+    pub tickets: u64,
+    /// Device address of f32, as `partial`, `[rows, 2]` each.
+    pub tops: u64,
+    /// Device address of f32 `[.., head_dim]`.
+    pub span_partial: u64,
+    /// Device address of f32 `[.., 2]`.
+    pub span_tops: u64,
 }
 
 /// What `store_cache` and its kin take, by value. What the first instructions need stands first.
@@ -279,6 +374,14 @@ layout_is! {
     ExtendHead 16 { work_count 0 }
     ExtendWork 32 {
         row 0 qo_start 4 extend_len 8 kv_len 12 q_begin 16 kv_begin 20 kv_end 24 part 28
+    }
+    SharedHead 16 { work_count 0 span_ctas 4 decode_ctas 8 work_units 12 }
+    RowShare 32 { begin 0 place 4 span 8 parts 12 start 16 units 20 qo_start 24 rows 28 }
+    SpanParts 32 { partial_at 0 pieces 4 member_start 8 member_count 12 parent 16 }
+    SpanMember 8 { qo_start 0 batch_index 4 }
+    AttendSharedParams 256 {
+        attend 0 shares 192 spans 200 works 208 members 216 tickets 224 tops 232 span_partial 240
+        span_tops 248
     }
     StoreCacheParams 88 {
         k 0 v 8 slots 16 k_pool 24 v_pool 32 page_stride 40 k_stride 48 v_stride 52 tokens 56

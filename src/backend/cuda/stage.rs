@@ -16,6 +16,7 @@
 //! Not here: how the split is made (`split/`), the tables themselves (`tables.rs`).
 
 use super::attend::Variants;
+use super::attend_shared::SharedDecode;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::{Image, StepLimits};
@@ -98,7 +99,8 @@ impl Stage {
         let offsets = Offsets::new(tokens, rows, size_of::<i64>());
         // Each new token changes a word of the tables or two; more than that goes in rounds.
         let writes = (2 * tokens + 4 * rows) * size_of::<TableWrite>();
-        let split = Variants::image_bytes(gpu).max(Variants::extend_bytes(gpu, layout, limits));
+        let decode = Variants::image_bytes(gpu) + SharedDecode::image_bytes(gpu, limits);
+        let split = decode.max(Variants::extend_bytes(gpu, layout, limits));
         let bytes = offsets.decode + split + writes;
         Ok(Self {
             image: DeviceBuffer::lasting(gpu, bytes.next_multiple_of(64) as u64)?,
@@ -207,7 +209,7 @@ impl Stage {
         };
         put(bytes, offsets.positions, plan.positions);
         put(bytes, offsets.rows, plan.rows);
-        let image_bytes = variants.split(plan.rows, bytes, offsets.decode);
+        let image_bytes = variants.split(plan, bytes, offsets.decode);
         let writes_at = image_bytes.next_multiple_of(16);
         let fit = writes.len().min((bytes.len() - writes_at) / size_of::<TableWrite>());
         put(bytes, writes_at, &writes[..fit]);
@@ -220,7 +222,7 @@ impl Stage {
 
     /// Refuses a plan that would send a kernel outside the pool, the tables or the image, or past what a split counts.
     fn check(&mut self, plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
-        let StepLimits { tokens, rows } = self.limits;
+        let StepLimits { tokens, rows, .. } = self.limits;
         if plan.token_count() > tokens as usize {
             return Err(CudaError::StepTokens { tokens: plan.token_count(), max: tokens });
         }

@@ -73,7 +73,7 @@ impl Case {
         };
         let page_size = rng.pick(&[1, 2, 3, 7, 16, 16, 64, 256, 257, 341, 512, 1024]);
         let max_len = rng.pick(&[9, 40, 40, 150, 150, 700, 2500]);
-        let table_rows = rng.within(1, 6) as u32;
+        let table_rows = if rng.one_in(4) { rng.within(7, 40) } else { rng.within(1, 6) } as u32;
         let pages = table_rows * u32::div_ceil(max_len, page_size) + rng.below(5) as u32;
         let config = PoolConfig {
             layers: rng.within(1, 3) as u32,

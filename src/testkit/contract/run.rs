@@ -105,8 +105,12 @@ impl<B: TestBackend> World<'_, B> {
             }
         }
         if self.rng.one_in(2) {
-            let parent = self.rng.pick(&self.planner.live());
-            self.fork(parent);
+            // A family now and then, whose members share spans of each other's pasts.
+            let forks = if self.rng.one_in(3) { self.rng.within(2, 24) } else { 1 };
+            for _ in 0..forks {
+                let parent = self.rng.pick(&self.planner.live());
+                self.fork(parent);
+            }
         }
     }
 

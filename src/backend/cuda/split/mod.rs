@@ -14,11 +14,13 @@
 
 mod decode;
 mod extend;
+mod shared;
 
 use crate::plan::BatchRow;
 use decode::DecodeSplit;
 pub use decode::{DECODE_EXTRA, DECODE_UNIT};
 use extend::ExtendSplit;
+pub use shared::{ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit};
 
 /// What a split depends on besides the step. One [`Split`] is made for one shape.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

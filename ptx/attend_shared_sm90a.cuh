@@ -1,0 +1,115 @@
+// Decode attention that reads shared spans once, for Hopper: one launch of two kinds of CTAs (AttendSharedParams).
+//
+// The last CTAs work on the spans' items as attend_extend_sm90a.cuh does, with query rows gathered from all over the batch. In each
+// other CTA two warpgroups have a work chunk each of what rows have behind their spans, as attend_decode.cuh does. A CTA of either
+// kind fills a multiprocessor, so that products and memory are busy at the same time, on different ones; the host shares the
+// multiprocessors out (src/backend/cuda/split/shared.rs). Where no span is, none are of the first kind.
+// Not here: how parts meet (shared_parts.cuh).
+#pragma once
+#include "attend_decode.cuh"
+#include "attend_extend_sm90a.cuh"
+#include "shared_parts.cuh"
+
+// The items of spans: all of them parts.
+template <int ROWS> struct SpanItems {
+    static constexpr bool SPANS = true;
+    using Lasts = ListedSums;
+    static __device__ __forceinline__ const AttendSharedParams& all(const AttendParams& p) { return reinterpret_cast<const AttendSharedParams&>(p); }
+    static __device__ __forceinline__ SharedHead plan(const AttendParams& p) {
+        const uint4 head = load_uint4(p.plan);
+        return {head.x, head.y, head.z, head.w};
+    }
+    static __device__ __forceinline__ u32 count(const AttendParams& p) { return load_u32(p.plan) * p.kv_heads; }
+    // The CTA's number among those that work on spans, which stand behind the others.
+    static __device__ __forceinline__ u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan + 8) / 2; }
+    static __device__ __forceinline__ u32 cta_count(const AttendParams& p) { return load_u32(p.plan + 4); }
+    static __device__ __forceinline__ ExtendWork load(const AttendParams& p, u32 item) {
+        const u64 at = all(p).works + sizeof(ExtendWork) * (item / p.kv_heads);
+        const uint4 a = load_uint4(at), b = load_uint4(at + 16);
+        return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    }
+    static __device__ __forceinline__ u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(all(p).tickets); }
+    static __device__ __forceinline__ u32 token(const AttendParams& p, u32 place) { return load_u32(all(p).members + sizeof(SpanMember) * place); }
+
+    // The end of an item: its sums go to their rows of `span_partial`. Each member is told; where that was the
+    // last part, it is kept to be joined.
+    template <class T> static __device__ __forceinline__ void part(const AttendParams& p, Lasts& lasts, const ExtendWork& work, u32 head, float factor,
+                                                                   const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) {
+        constexpr int D = 128, CONSUMERS = 256, FINISH = 1;
+        const AttendSharedParams& s = all(p);
+        const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, rows = work.extend_len * p.group;
+        const u64 first = work.part + head * rows;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const u32 row = warp * 16 + lane / 4 + 8 * h;
+            if (row >= rows) continue;
+            float* const to = reinterpret_cast<float*>(s.span_partial) + (first + row) * D + lane % 4 * 2;
+#pragma unroll
+            for (int n = 0; n < 16; ++n) *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
+            if (lane % 4 == 0) reinterpret_cast<float2*>(s.span_tops)[first + row] = make_float2(top[h] * factor, sum[h]);
+        }
+        const SharedHead head_of_plan = plan(p);
+        __threadfence();
+        named_sync(FINISH, CONSUMERS);
+        if (thread < work.extend_len) {
+            const u32 index = load_u32(s.members + sizeof(SpanMember) * (work.qo_start + thread) + 4);
+            const RowShare share = load_share(s, index);
+            const OwnParts own = OwnParts::of(share.start, share.units, head, p.stripes, head_of_plan.work_units);
+            if (arrive_last_fenced(row_counter(s, index, head), own.count + share.parts)) lasts.add(index * p.kv_heads + head);
+        }
+    }
+
+    // After the last item, all consumers: joins what was listed.
+    template <class T> static __device__ __forceinline__ void join_listed(const AttendParams& p, const Lasts& lasts) {
+        named_sync(1, 256);
+        __threadfence();
+        const AttendSharedParams& s = all(p);
+        const SharedHead head_of_plan = plan(p);
+        SharedJoin<T, ROWS>::join_all(s, head_of_plan, lasts, threadIdx.x / 32, 8);
+    }
+};
+
+template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedParams& s) {
+    constexpr int WARPS = 4, STAGES = 2, D = 128;
+    using Parts = SharedDecodeParts<T, D, NT, WARPS>;
+    using Tail = Decode<T, D, NT, WARPS, STAGES, Parts>;
+    using Span = ExtendHopper<T, SpanItems<8 * NT>>;
+    static_assert(Tail::BYTES % 1024 == 0 && 2 * Tail::BYTES <= 204800);
+    extern __shared__ __align__(1024) u8 memory[];
+    __shared__ union Both {
+        typename Span::Shared span;
+        typename Tail::Shared tails[2];
+        __device__ Both() {}
+    } shared;
+    const AttendParams& p = s.attend;
+    const bool spans = 2 * blockIdx.x >= load_u32(p.plan + 8);
+    if (spans) {
+        if (threadIdx.x == 0) {
+            shared.span.lasts.count = 0;
+            Ring::init(shared.span.q, Span::PRODUCERS + 1, Span::WARPS);
+            Ring::init(shared.span.k, Span::PRODUCERS, Span::WARPS), Ring::init(shared.span.v, Span::PRODUCERS, Span::WARPS);
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x >= Span::CONSUMERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        wait_for_previous();
+        // There are as many items as CTAs for them, or more.
+        if (spans) Span::produce(p, shared_address(memory), shared.span, SpanItems<8 * NT>::load(p, SpanItems<8 * NT>::cta(p)));
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if (spans) {
+            wait_for_previous();
+            Span::consume(p, memory, shared.span);
+            SpanItems<8 * NT>::template join_listed<T>(p, shared.span.lasts);
+        } else {
+            const u32 chunk = (blockIdx.x * 2 + threadIdx.x / 128) / p.stripes;
+            const u64 at = p.plan + sizeof(SharedHead) + sizeof(DecodeWork) * chunk;
+            const uint4 a = load_uint4(at), b = load_uint4(at + 16);
+            const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            const u32 unit_begin = chunk * work.work_units;
+            if (unit_begin >= work.unit_end) return wait_for_previous();
+            Tail(p, shared.tails[threadIdx.x / 128], shared_address(memory) + threadIdx.x / 128 * Tail::BYTES).run(work, unit_begin);
+        }
+    }
+}

@@ -1,0 +1,268 @@
+// Sums in parts where spans are read once: which parts a (row, kv head) has, where they stand, and their join.
+//
+// A part is rows of dims, and of each row what its sum is relative to and the weights' sum.
+#pragma once
+#include "decode_parts.cuh"
+
+DEVICE RowShare load_share(const AttendSharedParams& p, u32 index) {
+    const u64 at = p.shares + sizeof(RowShare) * static_cast<u64>(index);
+    const uint4 a = load_uint4(at), b = load_uint4(at + 16);
+    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+
+// The parts of a (row, kv head) that are of its own tokens: work chunks that its units lie in.
+struct OwnParts {
+    u32 count;
+    u32 first_cta;  // that has the first
+    DEVICE OwnParts of(u32 start, u32 units, u32 head, u32 stripes, u32 work_units) {
+        const u32 begin = start + head / stripes * units, some = max(1u, units - DECODE_EXTRA), first = begin / work_units;
+        return {(begin + some - 1) / work_units - first + 1, first * stripes + head % stripes};
+    }
+};
+
+// The slot of part `part` of them. A row that lies in one work chunk has a slot of its own.
+DEVICE u32 own_slot(const AttendSharedParams& p, const SharedHead& head, const OwnParts& own, u32 part, u32 index, u32 kv_head) {
+    if (own.count == 1) return 2 * head.decode_ctas + index * p.attend.kv_heads + kv_head;
+    return 2 * (own.first_cta + part * p.attend.stripes) + (part == 0);
+}
+
+DEVICE u32* row_counter(const AttendSharedParams& p, u32 index, u32 kv_head) {
+    return reinterpret_cast<u32*>(p.attend.counters) + index * p.attend.kv_heads + kv_head;
+}
+
+// (row, kv head)s whose sums are in parts, by index * kv_heads + kv head: no more than a step has.
+struct ListedSums {
+    u32 count;
+    u16 listed[LISTED_SUMS];
+    __device__ __forceinline__ void add(u32 sum) { listed[atomicAdd(&count, 1)] = static_cast<u16>(sum); }
+};
+
+// Joins the parts of one (row, kv head): a warp, eight lanes to a query row, four query rows at a time. ROWS: query rows that an own
+// part has room for. Each launch runs this code cold, so that it is short matters more than what it does.
+template <class T, int ROWS> struct SharedJoin {
+    static constexpr int D = 128, BATCH = 8;  // parts whose loads are in flight together
+
+    // Warp `warp` of `warps` joins its share of what is listed, whose records are loaded side by side.
+    static __device__ __forceinline__ void join_all(const AttendSharedParams& p, const SharedHead& plan, const ListedSums& sums, u32 warp, u32 warps) {
+        const u32 count = sums.count, lane = threadIdx.x % 32;
+#pragma unroll 1
+        for (u32 from = warp; from < count; from += 32 * warps) {
+            const u32 mine = from + lane * warps, sum = mine < count ? sums.listed[mine] : 0;
+            const RowShare share = load_share(p, sum / p.attend.kv_heads);
+#pragma unroll 1
+            for (u32 i = 0; i < 32 && from + i * warps < count; ++i) {
+                auto of = [&](u32 field) { return __shfl_sync(~0u, field, i); };
+                const RowShare one = {0, of(share.place), of(share.span), of(share.parts), of(share.start), of(share.units), of(share.qo_start), of(share.rows)};
+                join(p, plan, one, of(sum) / p.attend.kv_heads, of(sum) % p.attend.kv_heads);
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void join(const AttendSharedParams& p, const SharedHead& plan, const RowShare& share, u32 index, u32 kv_head) {
+        const u32 lane = threadIdx.x % 32, group = p.attend.group;
+        const OwnParts own = OwnParts::of(share.start, share.units, kv_head, p.attend.stripes, plan.work_units);
+        const u32 total = own.count + share.parts;
+#pragma unroll 1
+        for (u32 row = lane / 8; row - lane / 8 < share.rows; row += 4) {
+            const bool there = row < share.rows;
+            float top = MINUS_INF, sum = 0.f, o[4][4] = {};
+#pragma unroll 1
+            for (u32 from = 0; from < total; from += BATCH) {
+                // Where the sums of part from + lane % 8 stand, and what they are relative to.
+                const u32 part = from + lane % 8;
+                u64 data = 0, tops = 0;
+                if (part < own.count) {
+                    const u32 slot = own_slot(p, plan, own, part, index, kv_head);
+                    data = p.attend.partial + slot * u64(ROWS * D * 4), tops = p.tops + slot * u64(ROWS * 8);
+                } else if (part < total) {
+                    u32 piece = part - own.count;
+                    uint4 span = load_uint4(p.spans + sizeof(SpanParts) * share.span);
+                    for (u32 at = share.span; piece >= span.y;) {
+                        piece -= span.y;
+                        at = load_u32(p.spans + sizeof(SpanParts) * at + 16);
+                        span = load_uint4(p.spans + sizeof(SpanParts) * at);
+                    }
+                    const u32 members = span.w, whole = SPAN_ROWS / group, nth = share.place - span.z, before = nth / whole * whole;
+                    const u32 at = span.x + ((piece * members + before) * p.attend.kv_heads + kv_head * min(whole, members - before) + nth - before) * group;
+                    data = p.span_partial + at * u64(D * 4), tops = p.span_tops + at * 8ull;
+                }
+                float4 x[BATCH][4];
+                float2 of[BATCH];
+#pragma unroll
+                for (int k = 0; k < BATCH; ++k) {
+                    const u64 of_data = __shfl_sync(~0u, data, k) + row * (D * 4) + lane % 8 * 16, of_tops = __shfl_sync(~0u, tops, k) + row * 8;
+                    const bool is = there && from + k < total;
+                    of[k] = make_float2(MINUS_INF, 0.f);
+                    load_float2_shared(of[k], of_tops, is);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) x[k][i] = make_float4(0.f, 0.f, 0.f, 0.f);
+                    load_float4_shared<0>(x[k][0], of_data, is), load_float4_shared<128>(x[k][1], of_data, is);
+                    load_float4_shared<256>(x[k][2], of_data, is), load_float4_shared<384>(x[k][3], of_data, is);
+                }
+                float above = top;
+#pragma unroll
+                for (int k = 0; k < BATCH; ++k) above = fmaxf(above, of[k].x);
+                const float base = above == MINUS_INF ? 0.f : above, old = exp2_fast(top - base);
+                top = above, sum *= old;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) o[i][0] *= old, o[i][1] *= old, o[i][2] *= old, o[i][3] *= old;
+#pragma unroll
+                for (int k = 0; k < BATCH; ++k) {
+                    const float weight = exp2_fast(of[k].x - base);
+                    sum += of[k].y * weight;
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        o[i][0] += x[k][i].x * weight, o[i][1] += x[k][i].y * weight, o[i][2] += x[k][i].z * weight, o[i][3] += x[k][i].w * weight;
+                }
+            }
+            if (!there) continue;
+            const float inverse = sum > 0.f ? 1.f / sum : 0.f;
+            const u32 query = row / group, q_head = kv_head * group + row - query * group;
+            const u64 token = share.qo_start + query, to = p.attend.out + token * p.attend.out_stride + q_head * (D * 2) + lane % 8 * 8;
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                store_uint2(to + i * 64, pack(T(), o[i][0] * inverse, o[i][1] * inverse), pack(T(), o[i][2] * inverse, o[i][3] * inverse));
+            if (p.attend.lse != 0 && lane % 8 == 0)
+                store_float(p.attend.lse + (token * p.attend.q_heads + q_head) * 4, sum > 0.f ? (top + log2_fast(sum)) * LN_2 : MINUS_INF);
+        }
+    }
+};
+
+// Rows whose units begin behind their spans.
+struct TailRows {
+    static constexpr bool WHOLE = false;
+    static __device__ __forceinline__ u32 first(const AttendParams& p, u32 index) {
+        return load_u32(reinterpret_cast<const AttendSharedParams&>(p).shares + sizeof(RowShare) * static_cast<u64>(index));
+    }
+};
+
+// The decode kernel's parts for one of the two warpgroups of a CTA that have a work chunk each.
+template <class T, int D, int NT, int WARPS> struct SharedDecodeParts : DecodeParts<T, D, NT, WARPS> {
+    using Base = DecodeParts<T, D, NT, WARPS>;
+    using Base::ROWS, Base::FRAGMENTS, Base::p, Base::warp, Base::lane, Base::work_units, Base::write, Base::write_lse;
+    using Cursor = DecodeCursor<TailRows>;
+    using Join = SharedJoin<T, ROWS>;
+    static constexpr u32 THREADS = WARPS * 32;
+
+    const AttendSharedParams& all;
+    SharedHead plan;
+    u32 cta;  // of all that decode
+    __device__ __forceinline__ explicit SharedDecodeParts(const AttendParams& p)
+        : Base(p, thread()), all(reinterpret_cast<const AttendSharedParams&>(p)) {
+        const uint4 head = load_uint4(p.plan);
+        plan = {head.x, head.y, head.z, head.w};
+        cta = blockIdx.x * 2 + threadIdx.x / THREADS;
+    }
+
+    static __device__ __forceinline__ u32 thread() { return threadIdx.x % THREADS; }
+    // Barriers 1 to 12 are those of pairs, 13 and 14 those of warpgroups.
+    static __device__ __forceinline__ void sync() { asm volatile("barrier.cta.sync %0, %1;" ::"r"(13 + threadIdx.x / THREADS), "n"(THREADS) : "memory"); }
+    static __device__ __forceinline__ void sync_pair(u32 id) {
+        asm volatile("barrier.cta.sync %0, 64;" ::"r"(id + threadIdx.x / THREADS * (2 * (WARPS - 1))) : "memory");
+    }
+
+    using Pendings = ListedSums;
+    static __device__ __forceinline__ void clear(Pendings& pendings) {
+        if (thread() == 0) pendings.count = 0;
+    }
+
+    __device__ __forceinline__ u32 head_of(const Cursor& c) const { return c.head * p.stripes + cta % p.stripes; }
+
+    struct Target {
+        u32 parts;  // of the (row, kv head); 1: the result itself, 0: no tokens, nothing
+        u32 slot;
+    };
+    __device__ __forceinline__ Target target(const Cursor& c) const {
+        if (c.at >= max(1u, c.units - DECODE_EXTRA)) return {0, 0};
+        const OwnParts own = OwnParts::of(c.start, c.units, head_of(c), p.stripes, work_units);
+        const u32 parts = own.count + load_u32(all.shares + sizeof(RowShare) * static_cast<u64>(c.index) + 12);
+        return {parts, own.count == 1 ? 2 * plan.decode_ctas + c.index * p.kv_heads + head_of(c) : 2 * cta + (cta == own.first_cta)};
+    }
+
+    // Fragments of a segment's sum from `at` on, of one eight of query rows, go where they belong.
+    template <int COUNT> __device__ __forceinline__ void put(const Target& to, const Cursor& c, u32 rows, u32 at, const float (&o)[COUNT][4],
+                                                             const float (&top)[2], const float (&sum)[2]) {
+        const u32 n = at / (D / 16), m = at % (D / 16);
+        if (to.parts == 1) {
+            if (m == 0) write_lse(n, c.qo_start, rows, head_of(c), top, sum);
+#pragma unroll
+            for (int k = 0; k < COUNT; ++k) write(n, m + k, c.qo_start, rows, head_of(c), o[k], sum);
+            return;
+        }
+        const u32 row = n * 8 + lane % 4 * 2;
+        float* const data = reinterpret_cast<float*>(p.partial) + (to.slot * u64(ROWS) + row) * D + m * 16 + lane / 4;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (row + h >= rows) continue;
+#pragma unroll
+            for (int k = 0; k < COUNT; ++k) data[h * D + k * 16] = o[k][h], data[h * D + k * 16 + 8] = o[k][h + 2];
+            if (lane < 4 && m == 0) reinterpret_cast<float2*>(all.tops)[to.slot * u64(ROWS) + row + h] = make_float2(top[h], sum[h]);
+        }
+    }
+
+    // Warp 0: the end of a segment that is not the work chunk's last.
+    __device__ __forceinline__ void finish(const Cursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
+                                           const float (&sum)[NT][2], Pendings& pendings) {
+        const Target to = target(c);
+        if (to.parts == 0) return;
+#pragma unroll
+        for (int n = 0; n < NT; ++n) put(to, c, rows, n * (D / 16), o[n], top[n], sum[n]);
+        if (to.parts == 1) return;
+        if (lane == 0) pendings.add(c.index * p.kv_heads + head_of(c));
+    }
+
+    // All warps: the end of the work chunk, each warp some fragments of the sum of all warps' sums, which lie `apart`.
+    __device__ __forceinline__ void finish_last(const Cursor& c, u32 rows, u32 sums, u32 apart, const float4 (&tops)[WARPS][NT][4],
+                                                Pendings& pendings) {
+        constexpr int PER = FRAGMENTS / WARPS;
+        const Target to = target(c);
+        if (to.parts == 0) return;
+        const u32 at = warp * PER;
+        float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f}, o[PER][4] = {};
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            const float4 of = tops[w][at / (D / 16)][lane % 4];
+            top[0] = fmaxf(top[0], of.x), top[1] = fmaxf(top[1], of.z);
+        }
+        const float base0 = top[0] == MINUS_INF ? 0.f : top[0], base1 = top[1] == MINUS_INF ? 0.f : top[1];
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            const float4 of = tops[w][at / (D / 16)][lane % 4];
+            const float scale0 = exp2_fast(of.x - base0), scale1 = exp2_fast(of.z - base1);
+            sum[0] += of.y * scale0, sum[1] += of.w * scale1;
+#pragma unroll
+            for (int k = 0; k < PER; ++k) {
+                const float4 x = load_shared_float4(sums + w * apart + (at + k) * 512 + lane * 16);
+                o[k][0] += x.x * scale0, o[k][1] += x.y * scale1, o[k][2] += x.z * scale0, o[k][3] += x.w * scale1;
+            }
+        }
+        put(to, c, rows, at, o, top, sum);
+        if (to.parts > 1 && thread() == 0) pendings.add(c.index * p.kv_heads + head_of(c));
+    }
+
+    // All warps, all parts of this one written: says so, and joins those sums of which it was the last to. Arrivals at the end, side
+    // by side, cost the memory less than one at each segment's end.
+    __device__ __forceinline__ void join_pending(Pendings& pendings) {
+        sync();
+        const u32 count = pendings.count;
+        sync();
+        if (thread() == 0) pendings.count = 0;
+        for (u32 from = 0; from < count; from += THREADS) {
+            const u32 i = from + thread();
+            bool last = false;
+            u32 sum = 0;
+            if (i < count) {
+                sum = pendings.listed[i];
+                const u32 index = sum / p.kv_heads, head = sum % p.kv_heads;
+                const RowShare share = load_share(all, index);
+                const OwnParts own = OwnParts::of(share.start, share.units, head, p.stripes, work_units);
+                last = arrive_last_fenced(row_counter(all, index, head), own.count + share.parts);
+            }
+            sync();  // what stood in the list up to here has been read
+            if (last) pendings.add(sum);
+        }
+        sync();
+        __threadfence();
+        Join::join_all(all, plan, pendings, warp, WARPS);
+    }
+};

@@ -1,0 +1,236 @@
+//! Decode that reads shared spans once: the kernel that serves a variant of attention, and the memory it keeps.
+//!
+//! A step goes through it where its split accepts a span; other steps are launched as if it were not there. A graph
+//! holds it where the host asked for that (`CudaOptions::graph_spans`): then every step that is staged is split for it.
+//!
+//! Not here: the split (`split/shared.rs`), the kernel (`ptx/attend_shared_*.cu`).
+
+use super::attend::Attention;
+use super::error::{CudaError, check};
+use super::gpu::Gpu;
+use super::image::StepLimits;
+use super::kernels::Kernel;
+use super::launch::Start;
+use super::memory::DeviceBuffer;
+use super::params::{
+    AttendParams, AttendSharedParams, DecodeWork, ExtendWork, RowShare, SharedHead, SpanMember,
+    SpanParts,
+};
+use super::raw::{RawStream, raw};
+use super::split::{ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit, SplitShape};
+use super::sys;
+use crate::layout::KvDtype;
+use crate::plan::BatchPlan;
+
+/// Variants of attention that may have it: the image has room for so many.
+pub(super) const SHARED_VARIANTS_MAX: usize = 2;
+/// Rows of an own part's slot.
+const ROWS: usize = 8;
+
+const BF16: Attention<AttendSharedParams> = Attention {
+    kernel: Kernel::new(
+        "attend_shared_bf16_d128_r8_sm90a",
+        include_str!("../../../ptx/attend_shared_bf16_d128_r8_sm90a.ptx"),
+        204_800,
+    ),
+    threads: 384,
+};
+const F16: Attention<AttendSharedParams> = Attention {
+    kernel: Kernel::new(
+        "attend_shared_f16_d128_r8_sm90a",
+        include_str!("../../../ptx/attend_shared_f16_d128_r8_sm90a.ptx"),
+        204_800,
+    ),
+    threads: 384,
+};
+
+/// The kernel for such pools, where there is one.
+pub(super) fn kernel(dtype: KvDtype, shape: &SplitShape) -> Option<Attention<AttendSharedParams>> {
+    let served = shape.head_dim == 128 && shape.window == 0 && shape.group <= ROWS as u32;
+    match dtype {
+        KvDtype::Bf16 if served => Some(BF16),
+        KvDtype::F16 if served => Some(F16),
+        _ => None,
+    }
+}
+
+/// Where the plan's arrays stand, in bytes from its first word; they depend on the number of rows alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Places {
+    works: usize,
+    shares: usize,
+    members: usize,
+    spans: usize,
+    items: usize,
+    end: usize,
+}
+
+impl Places {
+    fn new(works: usize, rows: usize) -> Self {
+        let shares = size_of::<SharedHead>() + works * size_of::<DecodeWork>();
+        let members = shares + rows * size_of::<RowShare>();
+        let spans = (members + rows * size_of::<SpanMember>()).next_multiple_of(32);
+        let items = spans + SPANS_MAX as usize * size_of::<SpanParts>();
+        let end = items + ITEMS_MAX as usize * size_of::<ExtendWork>();
+        Self { works: size_of::<SharedHead>(), shares, members, spans, items, end }
+    }
+}
+
+/// What reads spans once for one variant of attention.
+#[derive(Debug)]
+pub(super) struct SharedDecode {
+    attention: Attention<AttendSharedParams>,
+    split: SharedSplit,
+    multiprocessors: u32,
+    shape: SplitShape,
+    /// Whether graphs hold it.
+    graphs: bool,
+    /// Whether the staged step reads a span once.
+    accepted: bool,
+    /// Bytes from the image's splits to its plan.
+    image_at: usize,
+    /// Partial sums: of tails, then of spans; what each is relative to behind it.
+    partial: DeviceBuffer,
+    /// A counter for each (row, kv head), and the tickets of items.
+    counters: DeviceBuffer,
+}
+
+impl SharedDecode {
+    /// Bytes of the image that its plans may take.
+    pub(super) fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
+        let rows = limits.rows.min(SHARED_ROWS_MAX) as usize;
+        SHARED_VARIANTS_MAX * Places::new(2 * gpu.multiprocessors() as usize, rows).end
+    }
+
+    /// Takes its memory, where a kernel serves such a pool on this device. Graphs hold it where they are to read
+    /// spans once.
+    pub(super) fn new(
+        gpu: &Gpu,
+        dtype: KvDtype,
+        shape: SplitShape,
+        limits: StepLimits,
+        stream: RawStream,
+    ) -> Result<Option<Self>, CudaError> {
+        let Some(attention) = kernel(dtype, &shape).filter(|_| gpu.capability() == 90) else {
+            return Ok(None);
+        };
+        let multiprocessors = gpu.multiprocessors();
+        if multiprocessors < 2 || gpu.resident(&attention.kernel, attention.threads)? == 0 {
+            return Ok(None);
+        }
+        let rows = SharedSplit::rows_max(&shape) as usize;
+        let heads = rows * shape.kv_heads as usize;
+        let counters = DeviceBuffer::lasting(gpu, 4 * (heads as u64 + 1))?;
+        // SAFETY: the range is the buffer allocated above.
+        let result =
+            unsafe { sys::cuMemsetD32Async(counters.address(), 0, heads + 1, raw(stream)) };
+        check("cuMemsetD32Async", result)?;
+        let floats = (Self::own_rows(&shape, multiprocessors) + PARTIAL_ROWS as usize) as u64
+            * u64::from(shape.head_dim + 2);
+        let StepLimits { graph_spans, all_spans, .. } = limits;
+        let spans = if graph_spans > 0 { graph_spans } else { SPANS_MAX };
+        Ok(Some(Self {
+            attention,
+            split: SharedSplit::new(shape, multiprocessors, spans, all_spans),
+            multiprocessors,
+            shape,
+            graphs: graph_spans > 0,
+            accepted: false,
+            image_at: 0,
+            partial: DeviceBuffer::lasting(gpu, 4 * floats)?,
+            counters,
+        }))
+    }
+
+    /// Query rows that the tails' sums have room for.
+    fn own_rows(shape: &SplitShape, multiprocessors: u32) -> usize {
+        let rows = SharedSplit::rows_max(shape) as usize;
+        ROWS * (4 * multiprocessors as usize + rows * shape.kv_heads as usize)
+    }
+
+    /// Splits a step into the image from `end` on, `image_at` bytes from the splits' begin; gives the offset after it.
+    /// `last`: nothing follows it, so that what is not used need not be sent.
+    pub(super) fn split(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        image: &mut [u8],
+        image_at: usize,
+        end: usize,
+        last: bool,
+    ) -> usize {
+        (self.accepted, self.image_at) = (false, image_at);
+        let rows = plan.rows.len();
+        if rows > SharedSplit::rows_max(&self.shape) as usize {
+            return end;
+        }
+        self.accepted = self.split.plan(plan.rows, &plan.shared, self.graphs);
+        let places = Places::new(SharedSplit::work_count(&self.shape, self.multiprocessors), rows);
+        if !self.accepted && !self.graphs {
+            return if last { end } else { end + places.end };
+        }
+        let SharedSplit { head, works, shares, members, spans, items, .. } = &self.split;
+        let block = &mut image[end..end + places.end];
+        put(block, 0, std::slice::from_ref(head));
+        put(block, places.works, works);
+        put(block, places.shares, shares);
+        put(block, places.members, members);
+        put(block, places.spans, spans);
+        let used = put(block, places.items, items);
+        end + if last { used } else { places.end }
+    }
+
+    /// Whether a step of so many rows goes through it.
+    pub(super) fn serves(&self, params: &AttendParams, rows: usize, capturing: bool) -> bool {
+        let asked = if capturing { self.graphs } else { self.accepted };
+        asked && params.scale > 0.0 && rows <= SharedSplit::rows_max(&self.shape) as usize
+    }
+
+    /// Launches it for the staged step, whose splits lie at `splits`.
+    ///
+    /// # Safety
+    /// The addresses in `params` are those of rows for every token of the staged step.
+    pub(super) unsafe fn launch(
+        &self,
+        gpu: &Gpu,
+        splits: u64,
+        rows: usize,
+        mut attend: AttendParams,
+        start: Start,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        let places = Places::new(SharedSplit::work_count(&self.shape, self.multiprocessors), rows);
+        let at = splits + self.image_at as u64;
+        let (own, all) =
+            (Self::own_rows(&self.shape, self.multiprocessors) as u64, u64::from(PARTIAL_ROWS));
+        let row_bytes = 4 * u64::from(self.shape.head_dim);
+        attend.plan = at;
+        attend.partial = self.partial.address();
+        attend.counters = self.counters.address();
+        attend.stripes = self.shape.decode_stripes();
+        let span_partial = attend.partial + own * row_bytes;
+        let tops = span_partial + all * row_bytes;
+        let params = AttendSharedParams {
+            attend,
+            shares: at + places.shares as u64,
+            spans: at + places.spans as u64,
+            works: at + places.items as u64,
+            members: at + places.members as u64,
+            tickets: self.counters.address() + self.counters.bytes() - 4,
+            tops,
+            span_partial,
+            span_tops: tops + own * 8,
+        };
+        let Attention { kernel, threads } = &self.attention;
+        // SAFETY: the caller answers for the rows; plan, sums and counters are this variant's, for this grid.
+        unsafe {
+            gpu.launch(kernel, (self.multiprocessors, 1), (*threads, 1), stream, &params, start)
+        }
+    }
+}
+
+/// Copies records to offset `at`; gives the offset after them.
+fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, records: &[T]) -> usize {
+    let end = at + size_of_val(records);
+    bytes[at..end].copy_from_slice(bytemuck::cast_slice(records));
+    end
+}

@@ -1,0 +1,438 @@
+//! Steps whose rows share spans: which spans are read once, and who works on what then.
+//!
+//! A span is accepted where reading it once is cheaper than reading it by each row; a refused one is left to the spans
+//! below it that are accepted, so that what a row reads by itself is always one tail. Some multiprocessors work on the
+//! spans' items, as the extend kernel does; the others on the rows' tails, as the decode kernel does, two work chunks
+//! each. They are dealt so that both are done at about the same time: products and memory then overlap.
+//!
+//! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; parts of sums do not overlap.
+//!
+//! Cost: O(rows, members of all spans, multiprocessors, items).
+//!
+//! Not here: how spans are found (`plan/spans.rs`), steps without any (`decode.rs`).
+
+use super::super::params::{
+    DecodeWork, ExtendWork, LISTED_SUMS, RowShare, SPAN_ROWS, SharedHead, SpanMember, SpanParts,
+};
+use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape};
+use crate::plan::{BatchRow, SharedSpan, SharedSpans};
+
+/// Tokens of a tile: items are cut at multiples of it.
+const SPAN_TOKENS: u32 = 128;
+/// No shape has more rows that spans are read once for.
+pub const SHARED_ROWS_MAX: u32 = 512;
+/// Accepted spans of a step.
+pub const SPANS_MAX: u32 = 64;
+/// Items of a step, of one kv head each.
+pub const ITEMS_MAX: u32 = 512;
+/// Query rows that the partial sums of spans have room for.
+pub const PARTIAL_ROWS: u32 = 1 << 16;
+/// Most parts that the longest span is cut into.
+const PARTS_MAX: u32 = 12;
+/// `ExtendWork::kv_len` of an item: no query stands in a span.
+const NO_MASK: u32 = 1 << 30;
+/// Multiprocessors are dealt by so many.
+const CTAS_STEP: usize = 3;
+/// No such span.
+const NONE: u32 = u32::MAX;
+
+/// What an H200 takes, in nanoseconds and bytes, measured by `benches/gpu shared`: the model that spans are accepted by,
+/// and multiprocessors dealt.
+mod cost {
+    /// A multiprocessor's tile of products.
+    pub const TILE: f64 = 2050.0;
+    /// An item beside its tiles.
+    pub const ITEM: f64 = 5500.0;
+    /// What items take before the first and after the last, and tails.
+    pub const SPANS: f64 = 7000.0;
+    pub const TAILS: f64 = 5000.0;
+    /// Bytes a nanosecond from memory, and where several read the same from the L2 cache.
+    pub const MEMORY: f64 = 4400.0;
+    pub const CACHE: f64 = 8400.0;
+    /// Bytes of decode units, those without tokens too, that a multiprocessor works off in a nanosecond.
+    pub const UNITS: f64 = 48.0;
+    /// A step that reads each row by itself, beside its bytes.
+    pub const FLAT: f64 = 4000.0;
+}
+
+/// A span that is read once: its eligible members, and the positions that it covers.
+#[derive(Clone, Copy, Debug)]
+struct Accepted {
+    member_start: u32,
+    member_count: u32,
+    begin: u32,
+    end: u32,
+    parent: u32,
+    /// A member's row of the page tables.
+    row: u32,
+}
+
+/// How a step's spans are dealt out.
+#[derive(Clone, Copy, Debug)]
+struct Deal {
+    /// Nanoseconds that the step is thought to take.
+    time: f64,
+    /// Multiprocessors that work on spans.
+    ctas: u32,
+    /// Tokens of a piece.
+    chunk: u32,
+}
+
+/// What the shared kernel is given of a step, made anew for each, in memory that stays.
+#[derive(Clone, Debug)]
+pub struct SharedSplit {
+    shape: SplitShape,
+    multiprocessors: u32,
+    spans_max: u32,
+    free: bool,
+    pub head: SharedHead,
+    pub works: Vec<DecodeWork>,
+    pub shares: Vec<RowShare>,
+    pub members: Vec<SpanMember>,
+    pub spans: Vec<SpanParts>,
+    pub items: Vec<ExtendWork>,
+    accepted: Vec<Accepted>,
+    /// Of each place of the plan's members, the eligible ones before it.
+    eligible: Vec<u32>,
+    /// Where each row's tail ends, in units of one kv head.
+    ends: Vec<u32>,
+    /// Ends of the accepted spans around the one at hand: `(places end, accepted)`.
+    around: Vec<(u32, u32)>,
+}
+
+impl SharedSplit {
+    /// Takes the memory for every split of this shape, whose window is none.
+    /// `spans_max`: most spans that are accepted.
+    /// `free`: all that fit are, whatever they cost.
+    pub fn new(shape: SplitShape, multiprocessors: u32, spans_max: u32, free: bool) -> Self {
+        assert!(shape.window == 0 && multiprocessors > 1);
+        let rows = Self::rows_max(&shape) as usize;
+        Self {
+            shape,
+            multiprocessors,
+            free,
+            spans_max: spans_max.min(SPANS_MAX),
+            head: SharedHead::default(),
+            works: Vec::with_capacity(Self::work_count(&shape, multiprocessors)),
+            shares: Vec::with_capacity(rows),
+            members: Vec::with_capacity(rows),
+            spans: Vec::with_capacity(SPANS_MAX as usize),
+            items: Vec::with_capacity(ITEMS_MAX as usize),
+            accepted: Vec::with_capacity(SPANS_MAX as usize),
+            eligible: Vec::with_capacity(rows + 1),
+            ends: Vec::with_capacity(rows),
+            around: Vec::with_capacity(rows),
+        }
+    }
+
+    /// Most rows of a batch that spans are read once for; where there are more, each row is read by itself.
+    pub fn rows_max(shape: &SplitShape) -> u32 {
+        shape.batch_max.min(SHARED_ROWS_MAX).min(LISTED_SUMS / shape.kv_heads)
+    }
+
+    /// Work chunks of the tails, at most.
+    pub fn work_count(shape: &SplitShape, multiprocessors: u32) -> usize {
+        (2 * multiprocessors).div_ceil(shape.decode_stripes()) as usize
+    }
+
+    /// Whether a row's queries may be gathered: one each.
+    fn is_eligible(row: &BatchRow) -> bool {
+        row.extend_len == 1 && row.kv_len > 0
+    }
+
+    /// Splits a step. `always`: also where no span is accepted, for graphs that hold the shared kernel. False where
+    /// each row is better read by itself, with nothing made unless `always`.
+    pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, always: bool) -> bool {
+        self.accepted.clear();
+        if rows.len() as u32 > Self::rows_max(&self.shape) {
+            return false;
+        }
+        self.accept(rows, shared);
+        if !self.accepted.is_empty() {
+            self.share(rows, shared);
+            self.measure_tails(rows);
+            let deal = self.deal();
+            if self.free || deal.time < self.flat(rows) {
+                self.cut_spans(&deal);
+                self.cut_tails(rows);
+                return true;
+            }
+            self.accepted.clear();
+        }
+        if always {
+            self.share(rows, shared);
+            self.measure_tails(rows);
+            self.clear_spans();
+            self.cut_tails(rows);
+        }
+        false
+    }
+
+    /// Decides which spans are read once, parents first: a child takes over what its parent was refused.
+    fn accept(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
+        self.eligible.clear();
+        let mut count = 0;
+        self.eligible.push(0);
+        for &member in shared.members {
+            count += u32::from(Self::is_eligible(&rows[member as usize]));
+            self.eligible.push(count);
+        }
+        self.around.clear();
+        let (mut items, mut partial_rows) = (0, 0);
+        for span in shared.spans {
+            let (first, last) = (span.places().start, span.places().end);
+            while self.around.pop_if(|around| around.0 <= first as u32).is_some() {}
+            let parent = self.around.last().map_or(NONE, |around| around.1);
+            let begin = self.accepted.get(parent as usize).map_or(0, |parent| parent.end);
+            let members = self.eligible[last] - self.eligible[first];
+            let gain = self.gain(members, span.end - begin);
+            let (more_items, more_rows) = (self.tiles(members), members * self.shape.group);
+            let room = items + more_items <= ITEMS_MAX
+                && (partial_rows + more_rows) * self.shape.kv_heads <= PARTIAL_ROWS
+                && self.accepted.len() < self.spans_max as usize;
+            if gain <= 0.0 || !room {
+                continue;
+            }
+            (items, partial_rows) = (items + more_items, partial_rows + more_rows);
+            self.around.push((last as u32, self.accepted.len() as u32));
+            self.accepted.push(Accepted {
+                member_start: self.eligible[first],
+                member_count: members,
+                begin,
+                end: span.end,
+                parent,
+                row: Self::table_row(rows, shared, span),
+            });
+        }
+    }
+
+    /// Any member's row of the page tables.
+    fn table_row(rows: &[BatchRow], shared: &SharedSpans<'_>, span: &SharedSpan) -> u32 {
+        rows[shared.members[span.places().start] as usize].row.raw()
+    }
+
+    /// Nanoseconds that the step gains if `members` rows' next `len` tokens are read once.
+    fn gain(&self, members: u32, len: u32) -> f64 {
+        if members < 2 {
+            return 0.0;
+        }
+        if self.free {
+            return f64::INFINITY;
+        }
+        let bytes = f64::from(len) * self.token_bytes();
+        let tiles = self.tiles(members) * len.div_ceil(SPAN_TOKENS) * self.shape.kv_heads;
+        let products = f64::from(tiles) * cost::TILE / f64::from(self.multiprocessors);
+        bytes / cost::MEMORY + f64::from(members - 1) * bytes / cost::CACHE
+            - products.max(bytes / cost::MEMORY)
+    }
+
+    /// Nanoseconds of the step if each row is read by itself.
+    fn flat(&self, rows: &[BatchRow]) -> f64 {
+        let shown = rows.iter().zip(&self.shares).filter(|(_, share)| share.rows > 0);
+        let all: f64 =
+            shown.map(|(row, _)| f64::from(row.kv_len)).sum::<f64>() * self.token_bytes();
+        cost::FLAT + (self.distinct_bytes() / cost::MEMORY).max(all / cost::CACHE)
+    }
+
+    /// Bytes of tails and accepted spans.
+    fn distinct_bytes(&self) -> f64 {
+        let units: u32 =
+            self.shares.iter().map(|share| share.units.saturating_sub(DECODE_EXTRA)).sum();
+        let spans: u32 = self.accepted.iter().map(|span| span.end - span.begin).sum();
+        (f64::from(units * DECODE_UNIT) + f64::from(spans)) * self.token_bytes()
+    }
+
+    /// K and V of a token, all heads.
+    fn token_bytes(&self) -> f64 {
+        f64::from(4 * self.shape.kv_heads * self.shape.head_dim)
+    }
+
+    /// Members of a tile of query rows.
+    fn tile_members(&self) -> u32 {
+        SPAN_ROWS / self.shape.group
+    }
+
+    fn tiles(&self, members: u32) -> u32 {
+        members.div_ceil(self.tile_members())
+    }
+
+    /// Each row's share of the accepted spans, and the members in their order.
+    fn share(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
+        let group = self.shape.group;
+        let longest = self.shape.decode_len();
+        self.shares.clear();
+        self.shares.extend(rows.iter().map(|row| RowShare {
+            begin: 0,
+            place: 0,
+            span: NONE,
+            parts: 0,
+            start: 0,
+            units: 0,
+            qo_start: row.qo_start,
+            rows: if row.extend_len <= longest { row.extend_len * group } else { 0 },
+        }));
+        self.members.clear();
+        if self.accepted.is_empty() {
+            return;
+        }
+        for &member in shared.members {
+            let row = &rows[member as usize];
+            if Self::is_eligible(row) {
+                self.shares[member as usize].place = self.members.len() as u32;
+                self.members.push(SpanMember { qo_start: row.qo_start, batch_index: member });
+            }
+        }
+        // Parents stand first, so that a member's last span is its deepest.
+        for (i, span) in self.accepted.iter().enumerate() {
+            let places =
+                span.member_start as usize..(span.member_start + span.member_count) as usize;
+            for member in &self.members[places] {
+                let share = &mut self.shares[member.batch_index as usize];
+                (share.begin, share.span) = (span.end, i as u32);
+            }
+        }
+    }
+
+    /// Where each row's tail ends, in units of one kv head.
+    fn measure_tails(&mut self, rows: &[BatchRow]) {
+        self.ends.clear();
+        let mut end = 0;
+        for (row, share) in rows.iter().zip(&mut self.shares) {
+            if share.rows > 0 {
+                let tokens = row.kv_len - share.begin.min(row.kv_len);
+                share.units = tokens.div_ceil(DECODE_UNIT) + DECODE_EXTRA;
+                end += share.units;
+            }
+            self.ends.push(end);
+        }
+    }
+
+    fn clear_spans(&mut self) {
+        self.items.clear();
+        self.spans.clear();
+        self.head = SharedHead::default();
+    }
+
+    /// Cuts the accepted spans into items.
+    fn cut_spans(&mut self, &Deal { ctas, chunk, .. }: &Deal) {
+        self.clear_spans();
+        let (heads, group, whole) = (self.shape.kv_heads, self.shape.group, self.tile_members());
+        let mut partial_at = 0;
+        for span in &self.accepted {
+            let pieces = (span.end - span.begin).div_ceil(chunk);
+            self.spans.push(SpanParts {
+                partial_at,
+                pieces,
+                member_start: span.member_start,
+                member_count: span.member_count,
+                parent: span.parent,
+                reserved: [0; 3],
+            });
+            for kv_begin in (span.begin..span.end).step_by(chunk as usize) {
+                for first in (0..span.member_count).step_by(whole as usize) {
+                    let members = whole.min(span.member_count - first);
+                    self.items.push(ExtendWork {
+                        row: span.row,
+                        qo_start: span.member_start + first,
+                        extend_len: members,
+                        kv_len: NO_MASK,
+                        q_begin: 0,
+                        kv_begin,
+                        kv_end: span.end.min(kv_begin + chunk),
+                        part: partial_at,
+                    });
+                    partial_at += members * group * heads;
+                }
+            }
+        }
+        assert!(partial_at <= PARTIAL_ROWS, "K4: sums of spans have room");
+        // Longest first; those of one length as they are: at work together they read the same tokens.
+        let length = |item: &ExtendWork| (item.kv_end - item.kv_begin).div_ceil(SPAN_TOKENS);
+        self.items.sort_unstable_by_key(|item| (u32::MAX - length(item), item.part));
+        for share in &mut self.shares {
+            let mut at = share.span;
+            while let Some(span) = self.spans.get(at as usize) {
+                share.parts += span.pieces;
+                at = span.parent;
+            }
+        }
+        self.head.work_count = self.items.len() as u32;
+        self.head.span_ctas = ctas.min(self.head.work_count * heads);
+    }
+
+    /// Pieces of `chunk` tiles of an accepted span.
+    fn pieces(span: &Accepted, chunk: u32) -> u32 {
+        (span.end - span.begin).div_ceil(chunk * SPAN_TOKENS)
+    }
+
+    /// How many multiprocessors work on spans, and the length of a piece, so that spans and tails end soonest.
+    fn deal(&self) -> Deal {
+        let (all, heads) = (self.multiprocessors, self.shape.kv_heads);
+        let units =
+            f64::from(self.ends.last().copied().unwrap_or(0) * DECODE_UNIT) * self.token_bytes();
+        let bytes = self.distinct_bytes() / cost::MEMORY;
+        let longest = self.accepted.iter().map(|span| Self::pieces(span, 1)).max();
+        let longest = longest.expect("a span is accepted");
+        let mut best = Deal { time: f64::INFINITY, ctas: 1, chunk: longest * SPAN_TOKENS };
+        let mut last = 0;
+        for parts in 1..=PARTS_MAX.min(longest) {
+            let chunk = longest.div_ceil(parts);
+            let of = |span: &Accepted| {
+                let pieces = Self::pieces(span, chunk);
+                (pieces * self.tiles(span.member_count), pieces * span.member_count)
+            };
+            let count = self.accepted.iter().map(of);
+            let (items, members) = count.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+            let fits = items <= ITEMS_MAX && members * self.shape.group * heads <= PARTIAL_ROWS;
+            if chunk == last || (parts > 1 && !fits) {
+                continue;
+            }
+            last = chunk;
+            for ctas in (1..all).rev().step_by(CTAS_STEP) {
+                let waves = f64::from((items * heads).div_ceil(ctas));
+                let spans = cost::SPANS + waves * (f64::from(chunk) * cost::TILE + cost::ITEM);
+                let tails = cost::TAILS + units / (f64::from(all - ctas) * cost::UNITS);
+                let time = spans.max(tails).max(cost::TAILS + bytes);
+                if time < best.time {
+                    best = Deal { time, ctas, chunk: chunk * SPAN_TOKENS };
+                }
+            }
+        }
+        best
+    }
+
+    /// Cuts the tails into work chunks, as `decode.rs` cuts whole rows.
+    fn cut_tails(&mut self, rows: &[BatchRow]) {
+        let (stripes, span_ctas) = (self.shape.decode_stripes(), self.head.span_ctas);
+        self.head.decode_ctas = 2 * (self.multiprocessors - span_ctas);
+        let heads = self.shape.kv_heads / stripes;
+        for (i, share) in self.shares.iter_mut().enumerate() {
+            share.start = self.ends[i].saturating_sub(share.units) * heads;
+        }
+        let total = self.ends.last().copied().unwrap_or(0) * heads;
+        let chunks = (self.head.decode_ctas / stripes).max(1);
+        let per = total.div_ceil(chunks).max((total / 16).clamp(1, 32));
+        self.head.work_units = per;
+        self.works.clear();
+        let mut index = 0;
+        for i in 0..Self::work_count(&self.shape, self.multiprocessors) as u32 {
+            let begin = i * per;
+            let mut work = DecodeWork { work_units: per, ..DecodeWork::default() };
+            if begin < total && i < chunks {
+                while self.ends[index] * heads <= begin {
+                    index += 1;
+                }
+                let row = &rows[index];
+                work.unit_end = (begin + per).min(total);
+                work.batch_index = index as u32;
+                work.unit_start = self.shares[index].start;
+                (work.row, work.qo_start) = (row.row.raw(), row.qo_start);
+                (work.extend_len, work.kv_len) = (row.extend_len, row.kv_len);
+            }
+            self.works.push(work);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

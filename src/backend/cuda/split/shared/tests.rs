@@ -1,0 +1,209 @@
+//! K4 by brute force: what the shared kernel reads out of its plan, walked as it walks (`ptx/attend_shared_sm90a.cuh`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+use crate::id::{PageId, RowId};
+use crate::testkit::rng::Rng;
+use crate::testkit::spans::Spans;
+
+const MULTIPROCESSORS: u32 = 132;
+
+fn shape(kv_heads: u32, group: u32) -> SplitShape {
+    SplitShape {
+        kv_heads,
+        group,
+        head_dim: 128,
+        window: 0,
+        decode_ctas: 264,
+        extend_ctas: 132,
+        batch_max: 300,
+        tokens_max: 4096,
+    }
+}
+
+/// Rows over random pages of 16 tokens, many of which begin alike.
+fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
+    let mut tables: Vec<Vec<PageId>> = vec![Vec::new()];
+    let mut next = 0;
+    let (mut rows, mut own) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let mut table = tables[rng.below(tables.len() as u64) as usize].clone();
+        let cut = rng.below(table.len() as u64 + 1) as usize;
+        table.truncate(if rng.one_in(2) { table.len() } else { cut });
+        for _ in 0..rng.pick(&[0, 1, 7, 40, 300]) {
+            table.push(PageId::new(next));
+            next += 1;
+        }
+        let extend_len = rng.pick(&[1, 1, 1, 1, 2, 600]);
+        let kv_len = table.len() as u32 * 16 + extend_len + rng.below(200) as u32;
+        own.push((extend_len, if rng.one_in(12) { 0 } else { kv_len }));
+        tables.push(table);
+    }
+    let mut qo_start = 0;
+    for (i, &(extend_len, kv_len)) in own.iter().enumerate() {
+        rows.push(BatchRow { row: RowId::new(i as u32), qo_start, extend_len, kv_len });
+        qo_start += extend_len;
+    }
+    let padding: &[PageId] = &[];
+    let shown = |(row, table): (&BatchRow, &Vec<PageId>)| row.kv_len > 0 && !table.is_empty();
+    let seen: Vec<&[PageId]> = rows
+        .iter()
+        .zip(&tables[1..])
+        .map(|(row, table)| if shown((row, table)) { table.as_slice() } else { padding })
+        .collect();
+    let spans = Spans::of(&seen, 16);
+    (rows, spans)
+}
+
+/// Parts of a (row, kv head)'s own tokens, as the kernel counts them.
+fn own_parts(split: &SharedSplit, share: &RowShare, head: u32) -> u32 {
+    let (stripes, per) = (split.shape.decode_stripes(), split.head.work_units);
+    let begin = share.start + head / stripes * share.units;
+    let some = (share.units - DECODE_EXTRA).max(1);
+    (begin + some - 1) / per - begin / per + 1
+}
+
+fn check(split: &SharedSplit, rows: &[BatchRow]) {
+    let (heads, group) = (split.shape.kv_heads, split.shape.group);
+    // Each item's part for each of its members and heads: where it is written, and the tokens that it has seen.
+    let mut written = BTreeMap::new();
+    for item in &split.items {
+        assert!(item.kv_begin < item.kv_end && item.extend_len * group <= SPAN_ROWS);
+        for (head, member) in (0..heads).flat_map(|h| (0..item.extend_len).map(move |m| (h, m))) {
+            let at = item.part + (head * item.extend_len + member) * group;
+            let of = (item.qo_start + member, head, item.kv_begin, item.kv_end);
+            assert!(at + group <= PARTIAL_ROWS, "K4: sums have room");
+            assert!(written.insert(at, of).is_none(), "K4: parts do not overlap");
+        }
+    }
+    let starts: Vec<u32> = written.keys().copied().collect();
+    assert!(starts.windows(2).all(|two| two[0] + group <= two[1]), "K4: parts do not overlap");
+
+    // The tails, as the decode kernel walks them: of each (row, head) its units' stretches of tokens, by CTA.
+    let stripes = split.shape.decode_stripes();
+    let striped = heads / stripes;
+    let mut tails: BTreeMap<(usize, u32), Vec<(u32, u32)>> = BTreeMap::new();
+    for cta in 0..split.head.decode_ctas {
+        let Some(work) = split.works.get((cta / stripes) as usize) else { continue };
+        let mut unit = cta / stripes * work.work_units;
+        let mut index = work.batch_index as usize;
+        if unit < work.unit_end {
+            assert_eq!(work.unit_start, split.shares[index].start);
+            assert_eq!(work.row, rows[index].row.raw());
+        }
+        while unit < work.unit_end {
+            while split.shares[index].units == 0
+                || split.shares[index].start + split.shares[index].units * striped <= unit
+            {
+                index += 1;
+            }
+            let share = &split.shares[index];
+            let (turn, at) =
+                ((unit - share.start) / share.units, (unit - share.start) % share.units);
+            let stop = (at + work.unit_end - unit).min(share.units);
+            let token = |units: u32| rows[index].kv_len.min(share.begin + units * DECODE_UNIT);
+            if at < (share.units - DECODE_EXTRA).max(1) {
+                let head = turn * stripes + cta % stripes;
+                tails.entry((index, head)).or_default().push((token(at), token(stop)));
+            }
+            unit += stop - at;
+        }
+    }
+
+    for (index, (row, share)) in rows.iter().zip(&split.shares).enumerate() {
+        if share.rows == 0 {
+            assert!(row.extend_len != 1 && share.parts == 0, "the extend kernel's");
+            continue;
+        }
+        for head in 0..heads {
+            let own = tails.remove(&(index, head)).expect("every row has a tail");
+            assert_eq!(own.len() as u32, own_parts(split, share, head), "arrivals are counted");
+            let mut at = share.begin.min(row.kv_len);
+            for (begin, end) in own {
+                assert_eq!(begin, at, "K4: no gap, no overlap");
+                at = end;
+            }
+            assert_eq!(at, row.kv_len, "K4: the tail ends with the row");
+            // The spans, deepest first, as the join looks for their parts.
+            let (mut span, mut parts, mut seen) = (share.span, 0, BTreeSet::new());
+            while let Some(of) = split.spans.get(span as usize) {
+                assert!(of.parent == NONE || of.parent < span, "parents stand first");
+                for piece in 0..of.pieces {
+                    let (whole, nth) = (SPAN_ROWS / group, share.place - of.member_start);
+                    let before = nth / whole * whole;
+                    let tile = whole.min(of.member_count - before);
+                    let at = (piece * of.member_count + before) * heads + head * tile;
+                    let at = of.partial_at + (at + nth - before) * group;
+                    let (place, of_head, begin, end) = written.remove(&at).expect("a part there");
+                    assert_eq!((place, of_head), (share.place, head));
+                    seen.insert((begin, end));
+                    parts += 1;
+                }
+                span = of.parent;
+            }
+            assert_eq!(parts, share.parts, "arrivals are counted");
+            let end = seen.iter().fold(0, |at, &(begin, end)| {
+                assert_eq!(begin, at, "K4: no gap, no overlap");
+                end
+            });
+            assert_eq!(end, share.begin, "K4: the tail begins where the spans end");
+        }
+    }
+    assert!(tails.is_empty() && written.is_empty(), "K4: nothing beside");
+}
+
+#[test]
+fn every_token_once() {
+    let mut rng = Rng::new(3);
+    let (mut accepted, mut deep) = (0, 0);
+    for _ in 0..150 {
+        let count = rng.pick(&[2, 5, 30, 200]);
+        let (rows, spans) = batch(&mut rng, count);
+        let (kv_heads, group) = rng.pick(&[(1, 1), (2, 8), (8, 4), (3, 3), (8, 1)]);
+        for free in [false, true] {
+            let shape = shape(kv_heads, group);
+            let mut split = SharedSplit::new(shape, MULTIPROCESSORS, SPANS_MAX, free);
+            let any = split.plan(&rows, &spans.plan(), true);
+            assert_eq!(any, !split.spans.is_empty());
+            accepted += u32::from(any);
+            deep += split.spans.iter().filter(|span| span.parent != NONE).count();
+            assert!(split.head.span_ctas < MULTIPROCESSORS);
+            assert!(split.head.span_ctas <= split.head.work_count * kv_heads);
+            check(&split, &rows);
+        }
+    }
+    assert!(accepted > 100 && deep > 100, "{accepted} {deep}");
+}
+
+#[test]
+fn a_warm_split_does_not_allocate() {
+    let mut rng = Rng::new(4);
+    let mut split = SharedSplit::new(shape(8, 4), MULTIPROCESSORS, SPANS_MAX, true);
+    let room = |split: &SharedSplit| {
+        let SharedSplit { works, shares, members, spans, items, .. } = split;
+        let sizes = [works.capacity(), shares.capacity(), members.capacity(), spans.capacity()];
+        (sizes, items.capacity(), split.accepted.capacity(), split.around.capacity())
+    };
+    let before = room(&split);
+    for _ in 0..50 {
+        let (rows, spans) = batch(&mut rng, 300);
+        split.plan(&rows, &spans.plan(), true);
+    }
+    assert_eq!(room(&split), before);
+}
+
+#[test]
+fn spans_are_refused_where_reading_them_again_is_cheaper() {
+    let (mut rows, pages): (Vec<_>, Vec<PageId>) =
+        (Vec::new(), (0..512).map(PageId::new).collect());
+    for i in 0..64 {
+        rows.push(BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 8192 + 256 });
+    }
+    let mut split = SharedSplit::new(shape(8, 4), MULTIPROCESSORS, SPANS_MAX, false);
+    let spans = |pages: &[PageId]| Spans::of(&vec![pages; 64], 16);
+    assert!(split.plan(&rows, &spans(&pages).plan(), false));
+    assert_eq!(split.spans.len(), 1);
+    assert!(!split.plan(&rows, &spans(&pages[..1]).plan(), false), "16 tokens are not worth it");
+    assert!(!split.plan(&rows, &SharedSpans::default(), false));
+}

@@ -82,7 +82,7 @@ impl Tally {
         let decodes = |row: &&BatchRow| row.extend_len == 1;
         let flat: u64 = plan.rows.iter().filter(decodes).map(|row| u64::from(row.kv_len)).sum();
         let again = |span: &SharedSpan| {
-            let members = plan.shared.members[span.places()].iter();
+            let members = plan.shared.members[span.range()].iter();
             let readers = members.filter(|&&row| decodes(&&plan.rows[row as usize])).count();
             readers.saturating_sub(1) as u64 * u64::from(span.end - span.begin)
         };

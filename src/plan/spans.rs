@@ -13,7 +13,7 @@
 //!   not empty. Every member is of a span.
 //! * R2. A member is a row of the batch, and is named once.
 //! * R3. A span ends at or before the first query position of each of its members, and within what each has published:
-//!   so its pages stand at the same places of all their page tables, and any of these may be read.
+//!   so its pages stand at the same indices of all their page tables, and any of these may be read.
 //!
 //! Not here: how they are found (`prefix/meeting.rs`).
 
@@ -36,8 +36,8 @@ pub struct SharedSpan {
 }
 
 impl SharedSpan {
-    /// Its members' places in [`SharedSpans::members`].
-    pub fn places(&self) -> std::ops::Range<usize> {
+    /// Where its members stand in [`SharedSpans::members`].
+    pub fn range(&self) -> std::ops::Range<usize> {
         self.member_start as usize..(self.member_start + self.member_count) as usize
     }
 }
@@ -79,14 +79,14 @@ impl SpanCheck {
             let Some(members_end) = span.member_start.checked_add(span.member_count) else {
                 return off();
             };
-            let is_past = |around: &SharedSpan| around.places().end <= span.member_start as usize;
+            let is_past = |around: &SharedSpan| around.range().end <= span.member_start as usize;
             while self.around.pop_if(|around| is_past(around)).is_some() {}
             let nested = match self.around.last() {
                 Some(parent) => {
                     span.begin == parent.end
                         && span.member_start >= parent.member_start
                         && span.member_count < parent.member_count
-                        && members_end as usize <= parent.places().end
+                        && members_end as usize <= parent.range().end
                 }
                 None => {
                     let follows = span.member_start == roots_end && span.begin == 0;
@@ -101,7 +101,7 @@ impl SpanCheck {
                 let row = &rows[row as usize];
                 row.kv_len.saturating_sub(row.extend_len)
             };
-            if members[span.places()].iter().any(|member| first_query(member) < span.end) {
+            if members[span.range()].iter().any(|member| first_query(member) < span.end) {
                 return off();
             }
             self.around.push(*span);

@@ -21,7 +21,7 @@ impl Spans {
         let all = (0..tables.len() as u32).collect();
         found.divide(all, 0, tables, page_size);
         // Rows that share nothing stand behind all spans.
-        let named = found.spans.iter().map(|span| span.places().end).max().unwrap_or(0);
+        let named = found.spans.iter().map(|span| span.range().end).max().unwrap_or(0);
         found.members.truncate(named);
         found
     }
@@ -65,7 +65,7 @@ impl Spans {
 
 /// Spans whatever their order: of each its rows, its begin and its end.
 pub fn unordered(shared: &SharedSpans<'_>) -> BTreeSet<(BTreeSet<u32>, u32, u32)> {
-    let members = |span: &SharedSpan| shared.members[span.places()].iter().copied().collect();
+    let members = |span: &SharedSpan| shared.members[span.range()].iter().copied().collect();
     shared.spans.iter().map(|span| (members(span), span.begin, span.end)).collect()
 }
 

@@ -10,7 +10,7 @@ use super::attend_shared::{SHARED_VARIANTS_MAX, SharedDecode};
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::image::{Image, StepLimits};
-use super::kernels::Kernel;
+use super::kernels::{Attention, Kernel};
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{AttendParams, DecodeWork};
@@ -26,13 +26,6 @@ use crate::plan::BatchPlan;
 const VARIANTS_MAX: usize = 8;
 /// No kernel has more CTAs than this on one multiprocessor.
 const RESIDENT_MAX: u32 = 8;
-
-/// An attention kernel and the threads of its block.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Attention<P = AttendParams> {
-    pub(super) kernel: Kernel<P>,
-    pub(super) threads: u32,
-}
 
 macro_rules! attention {
     ($name:expr, $threads:literal, $shared:literal) => {

@@ -5,11 +5,10 @@
 //!
 //! Not here: the split (`split/shared.rs`), the kernel (`ptx/attend_shared_*.cu`).
 
-use super::attend::Attention;
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::image::StepLimits;
-use super::kernels::Kernel;
+use super::kernels::{Attention, Kernel};
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{
@@ -56,7 +55,7 @@ pub(super) fn kernel(dtype: KvDtype, shape: &SplitShape) -> Option<Attention<Att
 
 /// Where the plan's arrays stand, in bytes from its first word; they depend on the number of rows alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Places {
+struct Offsets {
     works: usize,
     shares: usize,
     members: usize,
@@ -65,7 +64,7 @@ struct Places {
     end: usize,
 }
 
-impl Places {
+impl Offsets {
     fn new(works: usize, rows: usize) -> Self {
         let shares = size_of::<SharedHead>() + works * size_of::<DecodeWork>();
         let members = shares + rows * size_of::<RowShare>();
@@ -99,7 +98,7 @@ impl SharedDecode {
     /// Bytes of the image that its plans may take.
     pub(super) fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
         let rows = limits.rows.min(SHARED_ROWS_MAX) as usize;
-        SHARED_VARIANTS_MAX * Places::new(2 * gpu.multiprocessors() as usize, rows).end
+        SHARED_VARIANTS_MAX * Offsets::new(2 * gpu.multiprocessors() as usize, rows).end
     }
 
     /// Takes its memory, where a kernel serves such a pool on this device. Graphs hold it where they are to read
@@ -164,19 +163,20 @@ impl SharedDecode {
             return end;
         }
         self.accepted = self.split.plan(plan.rows, &plan.shared, self.graphs);
-        let places = Places::new(SharedSplit::work_count(&self.shape, self.multiprocessors), rows);
+        let offsets =
+            Offsets::new(SharedSplit::work_count(&self.shape, self.multiprocessors), rows);
         if !self.accepted && !self.graphs {
-            return if last { end } else { end + places.end };
+            return if last { end } else { end + offsets.end };
         }
         let SharedSplit { head, works, shares, members, spans, items, .. } = &self.split;
-        let block = &mut image[end..end + places.end];
+        let block = &mut image[end..end + offsets.end];
         put(block, 0, std::slice::from_ref(head));
-        put(block, places.works, works);
-        put(block, places.shares, shares);
-        put(block, places.members, members);
-        put(block, places.spans, spans);
-        let used = put(block, places.items, items);
-        end + if last { used } else { places.end }
+        put(block, offsets.works, works);
+        put(block, offsets.shares, shares);
+        put(block, offsets.members, members);
+        put(block, offsets.spans, spans);
+        let used = put(block, offsets.items, items);
+        end + if last { used } else { offsets.end }
     }
 
     /// Whether a step of so many rows goes through it.
@@ -198,7 +198,8 @@ impl SharedDecode {
         start: Start,
         stream: RawStream,
     ) -> Result<(), CudaError> {
-        let places = Places::new(SharedSplit::work_count(&self.shape, self.multiprocessors), rows);
+        let offsets =
+            Offsets::new(SharedSplit::work_count(&self.shape, self.multiprocessors), rows);
         let at = splits + self.image_at as u64;
         let (own, all) =
             (Self::own_rows(&self.shape, self.multiprocessors) as u64, u64::from(PARTIAL_ROWS));
@@ -211,10 +212,10 @@ impl SharedDecode {
         let tops = span_partial + all * row_bytes;
         let params = AttendSharedParams {
             attend,
-            shares: at + places.shares as u64,
-            spans: at + places.spans as u64,
-            works: at + places.items as u64,
-            members: at + places.members as u64,
+            shares: at + offsets.shares as u64,
+            spans: at + offsets.spans as u64,
+            works: at + offsets.items as u64,
+            members: at + offsets.members as u64,
             tickets: self.counters.address() + self.counters.bytes() - 4,
             tops,
             span_partial,

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::ptr::null_mut;
 
 use super::error::{CudaError, check};
-use super::params::{CopyPagesParams, LoadPlanParams, StoreCacheParams};
+use super::params::{AttendParams, CopyPagesParams, LoadPlanParams, StoreCacheParams};
 use super::pdl::{uses_pdl, with_pdl};
 use super::sys;
 
@@ -28,6 +28,13 @@ impl<P> Kernel<P> {
     pub(super) const fn new(name: &'static str, ptx: &'static str, shared: u32) -> Self {
         Self { name, ptx, shared, params: PhantomData }
     }
+}
+
+/// An attention kernel and the threads of its block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attention<P = AttendParams> {
+    pub(super) kernel: Kernel<P>,
+    pub(super) threads: u32,
 }
 
 pub(super) const STORE_CACHE: Kernel<StoreCacheParams> =

@@ -36,8 +36,8 @@ const CTAS_STEP: usize = 3;
 /// No such span.
 const NONE: u32 = u32::MAX;
 
-/// What an H200 takes, in nanoseconds and bytes, measured by `benches/gpu shared`: the model that spans are accepted by,
-/// and multiprocessors dealt.
+/// What an H200 takes, in nanoseconds and bytes, measured by `benches/gpu shared`: the model that spans are accepted
+/// by, and multiprocessors dealt.
 mod cost {
     /// A multiprocessor's tile of products.
     pub const TILE: f64 = 2050.0;
@@ -96,7 +96,7 @@ pub struct SharedSplit {
     eligible: Vec<u32>,
     /// Where each row's tail ends, in units of one kv head.
     ends: Vec<u32>,
-    /// Ends of the accepted spans around the one at hand: `(places end, accepted)`.
+    /// Ends of the accepted spans around the one at hand: `(end of their members, accepted)`.
     around: Vec<(u32, u32)>,
 }
 
@@ -180,7 +180,7 @@ impl SharedSplit {
         self.around.clear();
         let (mut items, mut partial_rows) = (0, 0);
         for span in shared.spans {
-            let (first, last) = (span.places().start, span.places().end);
+            let (first, last) = (span.range().start, span.range().end);
             while self.around.pop_if(|around| around.0 <= first as u32).is_some() {}
             let parent = self.around.last().map_or(NONE, |around| around.1);
             let begin = self.accepted.get(parent as usize).map_or(0, |parent| parent.end);
@@ -208,7 +208,7 @@ impl SharedSplit {
 
     /// Any member's row of the page tables.
     fn table_row(rows: &[BatchRow], shared: &SharedSpans<'_>, span: &SharedSpan) -> u32 {
-        rows[shared.members[span.places().start] as usize].row.raw()
+        rows[shared.members[span.range().start] as usize].row.raw()
     }
 
     /// Nanoseconds that the step gains if `members` rows' next `len` tokens are read once.
@@ -284,9 +284,9 @@ impl SharedSplit {
         }
         // Parents stand first, so that a member's last span is its deepest.
         for (i, span) in self.accepted.iter().enumerate() {
-            let places =
+            let range =
                 span.member_start as usize..(span.member_start + span.member_count) as usize;
-            for member in &self.members[places] {
+            for member in &self.members[range] {
                 let share = &mut self.shares[member.batch_index as usize];
                 (share.begin, share.span) = (span.end, i as u32);
             }

@@ -135,10 +135,10 @@ impl GpuRunner {
     pub fn backend(&self) -> CudaOptions {
         let rows = padded_rows(self.options.concurrency as usize) as u32;
         CudaOptions {
-            gpu: self.device.gpu.clone(),
             stream: Some(self.device.stream.clone()),
             max_step_tokens: self.options.chunk + rows,
             max_step_rows: rows,
+            ..CudaOptions::new(&self.device.gpu)
         }
     }
 

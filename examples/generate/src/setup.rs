@@ -186,6 +186,7 @@ pub fn policy(args: &Args) -> Policy {
         concurrency: args.concurrency,
         overlap: args.overlap.map_or(gpu, |switch| switch == Switch::On),
         fail_every: args.fail_every,
+        wait_for_leaders: true,
     }
 }
 

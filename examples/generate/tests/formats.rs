@@ -238,7 +238,13 @@ fn serve(model: &Model, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
     };
     let engine =
         Engine::new(EngineConfig::from(pool), CpuOptions::with_threads(1)).expect("an engine");
-    let policy = Policy { chunk: 11, concurrency: 8, overlap: true, fail_every: None };
+    let policy = Policy {
+        chunk: 11,
+        concurrency: 8,
+        overlap: true,
+        fail_every: None,
+        wait_for_leaders: true,
+    };
     let mut server = Server::new(CpuRunner::new(model), engine, policy);
     let defaults = Defaults {
         max_new_tokens: Some(24),

@@ -105,6 +105,7 @@ fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
         concurrency: if setting.way == Way::OneByOne { 1 } else { 16 },
         overlap: setting.overlap,
         fail_every: setting.fail_every,
+        wait_for_leaders: true,
     };
     let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is sound");
     let mut server = Server::new(CpuRunner::new(model), engine, policy);

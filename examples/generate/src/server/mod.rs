@@ -46,6 +46,9 @@ pub struct Policy {
     pub overlap: bool,
     /// Let every so manieth step fail, to see it retried.
     pub fail_every: Option<u64>,
+    /// Let a stream wait for a running one that computes its prompt. How long it waits depends on `overlap`, and so do
+    /// the rows of the steps after it, and the last bits of products on a GPU.
+    pub wait_for_leaders: bool,
 }
 
 /// Who hears of tokens.

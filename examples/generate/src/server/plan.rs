@@ -51,12 +51,16 @@ impl<R: Runner> Server<R> {
         let request = &self.requests[stream.request];
         let said = TokenId::from_raw(&stream.tokens);
         let known = [&request.prompt[..], said].concat();
-        stream.leader = match self.engine.admission(request.namespace, &known, 0) {
-            Ok(admission) => admission.leader,
-            Err(error) => return later(error).map(|()| false),
-        };
-        if stream.leader.is_some() {
-            return Ok(false);
+        // One of before leads no more.
+        stream.leader = None;
+        if self.policy.wait_for_leaders {
+            match self.engine.admission(request.namespace, &known, 0) {
+                Ok(admission) => stream.leader = admission.leader,
+                Err(error) => return later(error).map(|()| false),
+            }
+            if stream.leader.is_some() {
+                return Ok(false);
+            }
         }
         let seq = match self.engine.admit(request.namespace, &known, 0) {
             Ok(seq) => seq,

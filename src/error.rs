@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use crate::id::{SeqKey, StepId};
+use crate::layout::KvDtype;
 
 /// A number of things in words: `1 page`, `2 pages`.
 pub(crate) struct Count(pub(crate) u64, pub(crate) &'static str);
@@ -54,6 +55,11 @@ pub enum ConfigError {
         /// The ranks.
         tp_size: u32,
     },
+    /// Scales made at the store, for numbers that have none.
+    Scaling {
+        /// The pool's.
+        dtype: KvDtype,
+    },
     /// A rank that does not exist.
     Rank {
         /// The rank.
@@ -98,6 +104,7 @@ impl fmt::Display for ConfigError {
                     (Count(kv_heads.into(), "kv head"), Count(tp_size.into(), "rank"));
                 write!(f, "{heads} cannot be divided among {ranks}")
             }
+            Self::Scaling { dtype } => write!(f, "numbers of {dtype:?} have no scales to make"),
             Self::Rank { tp_rank, tp_size } => {
                 write!(f, "rank {tp_rank} is not below tp_size {tp_size}")
             }

@@ -93,8 +93,8 @@ pub use id::{
 #[cfg(feature = "serde")]
 pub use layout::HfError;
 pub use layout::{
-    Capacity, Dtype, KvDtype, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
-    PoolLayout, Strides, TableShape,
+    Capacity, Dtype, KvDtype, KvScales, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
+    PoolLayout, ScaleError, Scaling, Strides, TableShape,
 };
 pub use plan::{
     Admission, Admitted, BatchPlan, BatchRow, Extend, Leader, OwnedPlan, PackedPlan, PageCopy,

@@ -3,7 +3,7 @@
 
 use half::f16;
 use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Elements, Operand};
-use kvarena::testkit::contract::check_backend;
+use kvarena::testkit::contract::{Case, check_backend};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
@@ -14,7 +14,8 @@ use kvarena::{
 
 #[test]
 fn cpu_keeps_the_contract() {
-    let report = check_backend(|| CpuOptions::with_threads(3), 0..220);
+    let options = |case: &Case| CpuOptions { scales: case.scales(), ..CpuOptions::with_threads(3) };
+    let report = check_backend(options, 0..260);
     println!("{report}");
     assert!(report.rows > 100_000, "{report}");
 }

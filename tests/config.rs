@@ -49,8 +49,33 @@ fn a_config_is_what_was_written() {
     let pool = json!({
         "layers": 36, "shape": {"heads": {"kv_heads": 8, "head_dim": 128}}, "dtype": "bf16", "page_size": 16,
         "capacity": {"bytes": 15_032_385_536_u64}, "layout": "layer_first", "tp_size": 2, "tp_rank": 1,
+        "scaling": "static",
     });
     assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON")["pool"], pool);
+}
+
+#[test]
+fn fp8_and_its_scales_are_read_as_they_were_written() {
+    let fp8 = PoolConfig {
+        scaling: Scaling::ByToken,
+        ..pool(2, KvShape::heads(3, 64), KvDtype::Fp8E4M3)
+    };
+    let text = serde_json::to_string(&fp8).expect("a config is JSON");
+    assert!(text.contains(r#""dtype":"fp8_e4m3","scaling":"by_token""#), "{text}");
+    assert_eq!(serde_json::from_str::<PoolConfig>(&text).expect("it was written"), fp8);
+    // Numbers whose decimal form is long.
+    let values: Vec<f32> = (1..=12).map(|x| (x as f32).sqrt() / 448.0).collect();
+    let scales = KvScales::new(2, 3, values).expect("they are above 0");
+    let text = serde_json::to_string(&scales).expect("scales are JSON");
+    assert_eq!(serde_json::from_str::<KvScales>(&text).expect("they were written"), scales);
+    for (wrong, named) in [
+        (json!({"layers": 1, "kv_heads": 1, "values": [1.0]}), "1 scale where 2 belong"),
+        (json!({"layers": 1, "kv_heads": 1, "values": [1.0, 0.0]}), "scale 0 of V, l0, head 0"),
+        (json!({"layers": 1, "kv_heads": 1, "value": [1.0, 1.0]}), "unknown field `value`"),
+    ] {
+        let error = serde_json::from_value::<KvScales>(wrong).expect_err("refused").to_string();
+        assert!(error.contains(named), "{error}");
+    }
 }
 
 #[test]

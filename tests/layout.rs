@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Capacity, ConfigError, EngineConfig, KvDtype, KvShape, LayerId, Layout, PageId, PlaneName,
-    PoolConfig, PoolLayout, RowId, SlotId, TableShape,
+    PoolConfig, PoolLayout, RowId, Scaling, SlotId, TableShape,
 };
 
 const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
@@ -19,7 +19,7 @@ fn small_pools() -> Vec<PoolLayout> {
         let config = PoolConfig {
             layers: rng.within(1, 4) as u32,
             shape: KvShape::heads(rng.within(1, 3) as u32, rng.within(1, 5) as u32),
-            dtype: rng.pick(&[KvDtype::F32, KvDtype::F16, KvDtype::Bf16]),
+            dtype: rng.pick(&[KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3]),
             page_size: rng.within(1, 5) as u32,
             capacity: Capacity::Pages(rng.within(1, 6) as u32),
             layout: LAYOUTS[i % 2],
@@ -269,7 +269,8 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
         let config = PoolConfig {
             layers: number(),
             shape: KvShape::heads(number(), number()),
-            dtype: [KvDtype::F32, KvDtype::F16][number() as usize % 2],
+            dtype: [KvDtype::F32, KvDtype::F16, KvDtype::Fp8E4M3][number() as usize % 3],
+            scaling: Scaling::Static,
             page_size: number() % 1030,
             capacity: match number() % 2 {
                 0 => Capacity::Pages(number()),
@@ -281,6 +282,8 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
         };
         let Ok(pool) = config.layout() else { continue };
         made += 1;
+        let by_token = PoolConfig { scaling: Scaling::ByToken, ..config };
+        check_made_scales(&by_token, &pool);
         let element = u128::from(pool.layers())
             * u128::from(pool.kv_heads())
             * u128::from(pool.head_dim())
@@ -299,6 +302,67 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
         assert_eq!(row.map(|row| row.end), Some(pool.total_bytes()));
     }
     assert!(made > 1000, "{made}");
+}
+
+/// The same pool with scales made at the store, if it can have them: larger by them and by padding.
+fn check_made_scales(by_token: &PoolConfig, given: &PoolLayout) {
+    let made = by_token.layout();
+    if by_token.dtype != KvDtype::Fp8E4M3 {
+        assert_eq!(made, Err(ConfigError::Scaling { dtype: by_token.dtype }));
+        return;
+    }
+    let rows = u128::from(given.page_size()) * u128::from(given.kv_heads());
+    let layers = u128::from(given.layers());
+    let pieces =
+        [1_u128, given.head_dim().into(), 4].map(|bytes| (rows * bytes).next_multiple_of(16));
+    match made {
+        Ok(made) => {
+            let page_bytes = 2 * layers * (pieces[1] + pieces[2]);
+            assert_eq!(u128::from(made.page_bytes()), page_bytes, "{by_token:?}");
+            let token =
+                2 * layers * u128::from(given.kv_heads()) * (u128::from(given.head_dim()) + 4);
+            assert_eq!(by_token.bytes_per_token().map(u128::from), Ok(token));
+            if let Capacity::Bytes(bytes) = by_token.capacity {
+                assert!(bytes - made.total_bytes() < made.page_bytes());
+            }
+        }
+        Err(ConfigError::Overflow { .. } | ConfigError::Budget { .. }) => {}
+        Err(ConfigError::Limit { name: "layers", .. } | ConfigError::PageCount { .. }) => {}
+        Err(error) => panic!("{by_token:?}: {error}"),
+    }
+}
+
+#[test]
+fn scales_made_at_the_store_lie_beside_k_and_v() {
+    // Of 3 heads of 5 and pages of 7: pieces of 105 and of 84 bytes, padded.
+    let pool = PoolConfig {
+        layers: 2,
+        shape: KvShape::heads(3, 5),
+        dtype: KvDtype::Fp8E4M3,
+        page_size: 7,
+        ..Default::default()
+    };
+    let given = pool.layout().expect("a valid pool");
+    assert_eq!((given.page_bytes(), given.planes().len()), (2 * 2 * 105, 2));
+    assert_eq!(pool.bytes_per_token(), Ok(2 * 2 * 3 * 5));
+    assert_eq!(given.scaling(), Some(Scaling::Static));
+    let by_token = PoolConfig { scaling: Scaling::ByToken, ..pool };
+    let made = by_token.layout().expect("a valid pool");
+    assert_eq!((made.page_bytes(), made.planes().len()), (2 * (2 * 112 + 2 * 96), 4));
+    assert_eq!(by_token.bytes_per_token(), Ok(2 * 2 * 3 * (5 + 4)));
+    assert_eq!(made.scaling(), Some(Scaling::ByToken));
+    for (plane, origin) in [(PlaneName::KScales, 4 * 112), (PlaneName::VScales, 4 * 112 + 2 * 96)] {
+        let strides = made.strides(plane).expect("they are made");
+        assert_eq!((strides.origin, strides.layer), (origin, 96));
+        assert_eq!((strides.slot, strides.head, strides.page), (4, 4 * 7, made.page_bytes()));
+        assert_eq!(given.strides(plane), None);
+    }
+    assert_eq!(EngineConfig::from(by_token).bytes().map(|bytes| bytes.kv), Ok(made.total_bytes()));
+    let plain = PoolConfig { dtype: KvDtype::Bf16, ..by_token };
+    let refused = ConfigError::Scaling { dtype: KvDtype::Bf16 };
+    assert_eq!((plain.layout(), plain.bytes_per_token()), (Err(refused), Err(refused)));
+    assert!(refused.to_string().contains("Bf16"));
+    assert_eq!(PoolConfig { scaling: Scaling::Static, ..plain }.layout().unwrap().scaling(), None);
 }
 
 #[test]

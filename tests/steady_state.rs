@@ -7,9 +7,9 @@ use std::alloc::{GlobalAlloc, Layout as Shape, System};
 use std::cell::Cell;
 
 use kvarena::{
-    Backend, Capacity, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Keep, KvShape,
-    LayerId, Namespace, Null, OpenBackend, PoolConfig, PrefixMode, Prompt, SeqKey, StepId,
-    StepScratch, TokenId,
+    Backend, Capacity, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Keep, KvDtype,
+    KvShape, LayerId, Namespace, Null, OpenBackend, PoolConfig, PrefixMode, Prompt, Scaling,
+    SeqKey, StepId, StepScratch, TokenId,
 };
 
 thread_local! {
@@ -358,11 +358,18 @@ fn planning_allocates_nothing() {
 #[test]
 fn storing_on_the_cpu_allocates_nothing() {
     let rows = [0.5_f32; 2 * 64 * SEQUENCES];
-    check(run(config(4, PrefixMode::Radix), CpuOptions::with_threads(1), 50, |cpu, plan| {
-        let rows = &rows[..2 * plan.token_count()];
-        cpu.store_cache(plan, LayerId::new(0), rows.into(), rows.into())
-            .expect("the plan is sound");
-    }));
+    let plain = config(4, PrefixMode::Radix);
+    let fp8 = |scaling| {
+        let pool = PoolConfig { dtype: KvDtype::Fp8E4M3, scaling, ..plain.pool };
+        EngineConfig { pool, ..plain }
+    };
+    for config in [plain, fp8(Scaling::Static), fp8(Scaling::ByToken)] {
+        check(run(config, CpuOptions::with_threads(1), 50, |cpu, plan| {
+            let rows = &rows[..2 * plan.token_count()];
+            cpu.store_cache(plan, LayerId::new(0), rows.into(), rows.into())
+                .expect("the plan is sound");
+        }));
+    }
 }
 
 /// The buffer of a commit's pages holds those of one sequence.

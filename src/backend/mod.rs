@@ -86,7 +86,9 @@ pub trait Backend {
     /// O(steps that end).
     fn end(&mut self, end: StepEnd);
 
-    /// Stores K and V of a step's new tokens, `[tokens, kv_heads, head_dim]` each.
+    /// Stores K and V of a step's new tokens, `[tokens, kv_heads, head_dim]` each. What a quantised pool makes of them
+    /// is the same on every backend, bit by bit: see [`KvDtype::Fp8E4M3`](crate::KvDtype) and
+    /// [`Scaling`](crate::Scaling).
     ///
     /// # Errors
     /// The backend's own.

@@ -8,7 +8,8 @@
 //! 6. [`scheduling`]: who is admitted, who is preempted, what a promise is.
 //! 7. [`tenants`]: prompts that must not share, and a model whose weights change.
 //! 8. [`gpu`]: the whole step on a GPU, beside cudarc or libtorch.
-//! 9. [`errors`]: what to do after each error.
+//! 9. [`fp8`]: K and V in half the bytes, and where their scales come from.
+//! 10. [`errors`]: what to do after each error.
 //!
 //! The programs have no model: K, V and queries are made up, and so are the tokens. Where bytes do not matter the
 //! backend is [`Null`](crate::Null), which has none.
@@ -17,6 +18,7 @@
 //! documentation says.
 
 pub mod errors;
+pub mod fp8;
 pub mod gpu;
 pub mod overlap;
 pub mod ranks;

@@ -1,6 +1,6 @@
 //! What a pool is made for, checked.
 
-use super::dtype::KvDtype;
+use super::dtype::{KvDtype, Scaling};
 #[cfg(any(test, feature = "testkit"))]
 use super::plane::Plane;
 use super::planes::Planes;
@@ -41,6 +41,9 @@ pub struct PoolConfig {
     pub shape: KvShape,
     /// Element type of K and V. Default: f32.
     pub dtype: KvDtype,
+    /// Where the scales of a quantised dtype come from; [`Scaling::Static`] where it is another. Default:
+    /// [`Scaling::Static`].
+    pub scaling: Scaling,
     /// Tokens of one page, 1 to [`PAGE_SIZE_MAX`]. Default: 16.
     #[doc(alias = "block_size")]
     pub page_size: u32,
@@ -62,6 +65,7 @@ impl Default for PoolConfig {
             layers: 1,
             shape: KvShape::heads(1, 64),
             dtype: KvDtype::F32,
+            scaling: Scaling::Static,
             page_size: 16,
             capacity: Capacity::Pages(1024),
             layout: Layout::PageFirst,
@@ -85,7 +89,7 @@ impl PoolConfig {
     /// # Errors
     /// A zero, an overflow, or heads and ranks that do not divide.
     pub fn bytes_per_token(&self) -> Result<u64, ConfigError> {
-        self.check_planes(&self.checked_shape()?.planes(self.dtype))
+        self.check_planes(&self.checked_shape()?.planes(self.dtype, self.scaling))
     }
 
     /// Heads of K and V that this rank holds.
@@ -113,11 +117,11 @@ impl PoolConfig {
     /// Checks the config and computes strides, sizes and the number of pages.
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the value: zeros, sizes that overflow, page counts past `u32`, a byte budget
-    /// smaller than one page, heads that do not divide.
+    /// A [`ConfigError`] that names the value: zeros, scales of what has none, sizes that overflow, page counts past
+    /// `u32`, a byte budget smaller than one page, heads that do not divide.
     pub fn layout(&self) -> Result<PoolLayout, ConfigError> {
         let shape = self.checked_shape()?;
-        self.layout_of(shape, shape.planes(self.dtype))
+        self.layout_of(shape, shape.planes(self.dtype, self.scaling))
     }
 
     /// As [`PoolConfig::layout`], with other planes than the shape's: for tests.
@@ -180,12 +184,15 @@ impl PoolConfig {
         Ok(page_count as u32)
     }
 
-    /// This rank's shape, and no zeros.
+    /// This rank's shape, no zeros, and scales only where there are some.
     fn checked_shape(&self) -> Result<KvShape, ConfigError> {
         if self.layers == 0 {
             return Err(ConfigError::Zero { name: "layers" });
         }
         self.shape.check()?;
+        if self.scaling != Scaling::Static && !self.dtype.is_quantised() {
+            return Err(ConfigError::Scaling { dtype: self.dtype });
+        }
         self.local_shape()
     }
 

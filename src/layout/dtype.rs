@@ -1,4 +1,5 @@
-//! Element types: of what a host hands in and is given ([`Dtype`]), and of what a pool holds ([`KvDtype`]).
+//! Element types: of what a host hands in and is given ([`Dtype`]), of what a pool holds ([`KvDtype`]), and where the
+//! scales of a quantised one come from ([`Scaling`]).
 
 /// Element type of rows: q, k, v, and attention's output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -42,6 +43,11 @@ pub enum KvDtype {
     F16,
     /// bfloat16, 2 bytes.
     Bf16,
+    /// OCP fp8 with 4 bits of exponent and 3 of mantissa (E4M3, "fn": no infinities, largest 448), 1 byte, times a
+    /// scale: see [`Scaling`]. A number is divided by its scale, in f32, and rounded to nearest even; what is beyond
+    /// 448, infinities too, becomes 448 with its sign. NaN becomes 0x7f, and is NaN again.
+    #[cfg_attr(feature = "serde", serde(rename = "fp8_e4m3"))]
+    Fp8E4M3,
 }
 
 impl KvDtype {
@@ -50,17 +56,41 @@ impl KvDtype {
         match self {
             KvDtype::F32 => 4,
             KvDtype::F16 | KvDtype::Bf16 => 2,
+            KvDtype::Fp8E4M3 => 1,
         }
     }
 
-    /// Element type of rows that hold its numbers exactly.
+    /// Whether its numbers are multiples of a scale, and rows are rounded when they are stored.
+    pub const fn is_quantised(self) -> bool {
+        matches!(self, KvDtype::Fp8E4M3)
+    }
+
+    /// Element type of rows that hold its numbers exactly, without their scale.
     pub const fn rows(self) -> Dtype {
         match self {
             KvDtype::F32 => Dtype::F32,
             KvDtype::F16 => Dtype::F16,
-            KvDtype::Bf16 => Dtype::Bf16,
+            KvDtype::Bf16 | KvDtype::Fp8E4M3 => Dtype::Bf16,
         }
     }
+}
+
+/// Where the scales of a quantised pool come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+#[non_exhaustive]
+pub enum Scaling {
+    /// One for each layer, head, and K and V, given when the backend is opened ([`KvScales`](super::KvScales)); 1 where
+    /// none are.
+    #[default]
+    Static,
+    /// One for each token, layer, head, and K and V, made when the token is stored, and stored beside it: the largest
+    /// of the finite numbers, without sign, divided by 448, at least 2^-126; 1 where that number is 0.
+    ByToken,
 }
 
 impl From<Dtype> for KvDtype {

@@ -8,28 +8,32 @@
 //! PageFirst   [P, plane, L, piece]   a page is one contiguous piece: all planes of all layers
 //! ```
 //!
-//! A model with heads has the planes K and V, pieces of `[S, H, D]`. All positions are in bytes.
+//! A model with heads has the planes K and V, pieces of `[S, H, D]`. Where scales are made at the store, each of them
+//! has a plane of scales beside it, pieces of `[H, S]`. All positions are in bytes.
 //!
 //! Pure arithmetic, all of it checked. Not here: memory.
 
 mod config;
 mod dtype;
+mod fingerprint;
 #[cfg(feature = "serde")]
 mod hf;
 mod plane;
 mod planes;
 mod pool;
+mod scales;
 mod shape;
 mod table;
 #[cfg(test)]
 mod tests;
 
 pub use config::{Capacity, PAGE_SIZE_MAX, PoolConfig};
-pub use dtype::{Dtype, KvDtype};
+pub use dtype::{Dtype, KvDtype, Scaling};
 #[cfg(feature = "serde")]
 pub use hf::HfError;
 pub use plane::{Plane, PlaneName, PlaneOrder};
 pub use planes::PLANES_MAX;
 pub use pool::{Layout, PoolLayout, Strides};
+pub use scales::{KvScales, ScaleError};
 pub use shape::KvShape;
 pub use table::TableShape;

@@ -13,6 +13,10 @@ pub enum PlaneName {
     K,
     /// Values.
     V,
+    /// What each number of K is multiplied by, where scales are made at the store: one f32 for each token and head.
+    KScales,
+    /// The same for V.
+    VScales,
     /// Nothing that anyone reads: tests of pools with more planes than K and V.
     #[cfg(any(test, feature = "testkit"))]
     #[doc(hidden)]

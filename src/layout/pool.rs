@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::dtype::KvDtype;
+use super::dtype::{KvDtype, Scaling};
 use super::plane::{Plane, PlaneName, PlaneOrder};
 use super::planes::Planes;
 use super::shape::KvShape;
@@ -90,6 +90,13 @@ impl PoolLayout {
     /// Element type of K and V.
     pub const fn dtype(&self) -> KvDtype {
         self.dtype
+    }
+
+    /// Where the scales of K and V come from; nothing where they have none. O(planes).
+    pub fn scaling(&self) -> Option<Scaling> {
+        let made = self.planes().iter().any(|plane| plane.name == PlaneName::KScales);
+        let scaling = if made { Scaling::ByToken } else { Scaling::Static };
+        self.dtype.is_quantised().then_some(scaling)
     }
 
     /// What each token stores in each layer, in the order in which it lies.

@@ -1,6 +1,6 @@
 //! What a model stores for each token: which planes, and how ranks share them.
 
-use super::dtype::KvDtype;
+use super::dtype::{KvDtype, Scaling};
 use super::plane::{Plane, PlaneName, PlaneOrder};
 use super::planes::Planes;
 use crate::error::ConfigError;
@@ -30,12 +30,20 @@ impl KvShape {
     }
 
     /// What each token stores in each layer.
-    pub(super) fn planes(self, dtype: KvDtype) -> Planes {
+    pub(super) fn planes(self, dtype: KvDtype, scaling: Scaling) -> Planes {
         match self {
             Self::Heads { kv_heads: heads, head_dim: elements } => {
                 let order = PlaneOrder::BySlot;
                 let plane = |name| Plane { name, heads, elements, dtype, order };
-                Planes::new(&[plane(PlaneName::K), plane(PlaneName::V)])
+                let [k, v] = [PlaneName::K, PlaneName::V].map(plane);
+                if !dtype.is_quantised() || scaling == Scaling::Static {
+                    return Planes::new(&[k, v]);
+                }
+                let scale =
+                    Plane { elements: 1, dtype: KvDtype::F32, order: PlaneOrder::ByPage, ..k };
+                let scales = [PlaneName::KScales, PlaneName::VScales];
+                let [k_scales, v_scales] = scales.map(|name| Plane { name, ..scale });
+                Planes::new(&[k, v, k_scales, v_scales])
             }
         }
     }

@@ -1,8 +1,10 @@
 //! Pools of made-up planes against plain enumeration: what shapes to come will ask of the arithmetic.
 
 use super::{
-    Capacity, KvDtype, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout,
+    Capacity, KvDtype, KvScales, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
+    PoolLayout, ScaleError, Scaling,
 };
+use crate::error::ConfigError;
 use crate::id::{LayerId, PageId};
 use crate::testkit::rng::Rng;
 
@@ -162,4 +164,103 @@ fn padding_counts_in_a_page_and_not_in_a_token() {
     let pool = PoolConfig { capacity, ..config }.layout_with(&[k, scale]).expect("a page fits");
     assert_eq!((pool.page_bytes(), pool.page_count()), (page_bytes, 1));
     assert_eq!(config.bytes_per_token(), Ok(5 * 2 * 2 * 3 * 4));
+}
+
+/// Scales that tell their place: thousands are layers, hundreds heads, and V has one more.
+fn told(layers: u32, kv_heads: u32) -> KvScales {
+    let place = |i: u32| (1000 * (i / 2 / kv_heads) + 100 * (i / 2 % kv_heads) + 1 + i % 2) as f32;
+    let values = (0..2 * layers * kv_heads).map(place).collect();
+    KvScales::new(layers, kv_heads, values).expect("they are above 0")
+}
+
+#[test]
+fn a_rank_has_the_scales_of_its_heads() {
+    for (kv_heads, tp_size) in [(8, 1), (8, 2), (8, 8), (2, 8), (3, 6), (6, 3)] {
+        let model = told(3, kv_heads);
+        for tp_rank in 0..tp_size {
+            let shape = KvShape::heads(kv_heads, 2);
+            let dtype = KvDtype::Fp8E4M3;
+            let pool =
+                PoolConfig { layers: 3, shape, dtype, tp_size, tp_rank, ..PoolConfig::default() };
+            let rank = model.local(&pool).expect("they are the model's");
+            let layout = pool.layout().expect("a valid pool");
+            assert_eq!((rank.layers(), rank.kv_heads()), (3, layout.kv_heads()));
+            assert_eq!(rank.check_pool(&layout), Ok(()));
+            let first = pool.first_kv_head().expect("a valid pool");
+            for (layer, head) in (0..3).flat_map(|l| (0..layout.kv_heads()).map(move |h| (l, h))) {
+                let at = (1000 * layer + 100 * (first + head)) as f32;
+                assert_eq!(rank.get(LayerId::new(layer), head), [at + 1.0, at + 2.0]);
+            }
+            // A model's scales are not a rank's, unless it has all heads.
+            assert_eq!(model.check_pool(&layout).is_ok(), tp_size == 1);
+        }
+    }
+}
+
+#[test]
+fn scales_that_make_no_sense_are_refused() {
+    let with = |at: usize, scale: f32| {
+        let mut values = told(2, 3).values().to_vec();
+        values[at] = scale;
+        KvScales::new(2, 3, values)
+    };
+    for scale in [0.0, -0.0, -1.0, f32::INFINITY, f32::NEG_INFINITY] {
+        let (layer, head, plane) = (LayerId::new(1), 2, PlaneName::V);
+        let refused = ScaleError::Value { layer, head, plane, scale };
+        assert_eq!(with(11, scale), Err(refused));
+        assert!(refused.to_string().contains("head 2"));
+    }
+    assert!(matches!(
+        with(6, f32::NAN),
+        Err(ScaleError::Value { head: 0, plane: PlaneName::K, .. })
+    ));
+    assert!(with(11, f32::from_bits(1)).is_ok());
+    let count = |actual, wanted| Err(ScaleError::Count { actual, wanted });
+    assert_eq!(KvScales::new(2, 3, vec![1.0; 11]), count(11, 12));
+    assert_eq!(KvScales::new(u32::MAX, u32::MAX, vec![1.0]), count(1, u64::MAX));
+    assert!(KvScales::new(0, 5, Vec::new()).is_ok());
+    let pool = PoolConfig { layers: 3, shape: KvShape::heads(3, 2), ..PoolConfig::default() };
+    let (layers, kv_heads, pool_layers, pool_kv_heads) = (2, 3, 3, 3);
+    let size = ScaleError::Size { layers, kv_heads, pool_layers, pool_kv_heads };
+    assert_eq!(told(2, 3).local(&pool), Err(size));
+    let ranks = PoolConfig { tp_size: 2, ..pool };
+    let split = ConfigError::HeadSplit { kv_heads: 3, tp_size: 2 };
+    assert_eq!(told(3, 3).local(&ranks), Err(ScaleError::Config(split)));
+}
+
+#[test]
+fn pages_that_mean_the_same_have_one_fingerprint() {
+    let pool = PoolConfig {
+        layers: 2,
+        shape: KvShape::heads(3, 2),
+        dtype: KvDtype::Fp8E4M3,
+        ..PoolConfig::default()
+    };
+    let layout = |pool: PoolConfig| pool.layout().expect("a valid pool");
+    let plain = layout(pool).page_fingerprint(None);
+    // The number itself is part of what is stored elsewhere, so it never changes.
+    assert_eq!(plain, 0x51a4_c355_2b17_72e6);
+    let ones = KvScales::new(2, 3, vec![1.0; 12]).expect("they are above 0");
+    let like = PoolConfig { layout: Layout::LayerFirst, capacity: Capacity::Pages(3), ..pool };
+    assert_eq!(layout(like).page_fingerprint(Some(&ones)), plain);
+    let mut others = vec![
+        plain,
+        layout(pool).page_fingerprint(Some(&told(2, 3))),
+        layout(PoolConfig { scaling: Scaling::ByToken, ..pool }).page_fingerprint(None),
+        layout(PoolConfig { layers: 3, ..pool }).page_fingerprint(None),
+        layout(PoolConfig { page_size: 3, ..pool }).page_fingerprint(None),
+        layout(PoolConfig { shape: KvShape::heads(2, 3), ..pool }).page_fingerprint(None),
+        layout(PoolConfig { dtype: KvDtype::F16, ..pool }).page_fingerprint(None),
+        layout(PoolConfig { dtype: KvDtype::Bf16, ..pool }).page_fingerprint(None),
+    ];
+    for at in 0..12 {
+        let mut values = told(2, 3).values().to_vec();
+        values[at] = f32::from_bits(values[at].to_bits() + 1);
+        let scales = KvScales::new(2, 3, values).expect("they are above 0");
+        others.push(layout(pool).page_fingerprint(Some(&scales)));
+    }
+    let count = others.len();
+    others.sort_unstable();
+    others.dedup();
+    assert_eq!(others.len(), count);
 }

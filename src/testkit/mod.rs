@@ -15,6 +15,7 @@ pub mod op;
 pub mod page_pool;
 pub mod planner;
 pub mod prefix_tree;
+pub mod quantised;
 pub mod replay;
 pub mod rng;
 pub mod shrink;

@@ -9,7 +9,7 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 
 use crate::config::{EngineConfig, PrefixMode};
-use crate::layout::{Capacity, KvDtype, KvShape, Layout, PoolConfig};
+use crate::layout::{Capacity, KvDtype, KvShape, Layout, PoolConfig, Scaling};
 
 /// How to make a prompt out of earlier ones: a shared head and new tokens of a tiny vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
@@ -152,7 +152,7 @@ pub struct SmallConfig {
     pub hash_bits: u32,
     /// PageFirst or LayerFirst.
     pub page_first: bool,
-    /// 0: f32, 1: f16, else bf16.
+    /// 0: f32, 1: f16, 2: bf16, 3: fp8 with scales of 1, else fp8 with scales made at the store.
     pub dtype: u8,
     /// Layers.
     pub layers: u32,
@@ -188,8 +188,10 @@ impl SmallConfig {
             dtype: match self.dtype {
                 0 => KvDtype::F32,
                 1 => KvDtype::F16,
-                _ => KvDtype::Bf16,
+                2 => KvDtype::Bf16,
+                _ => KvDtype::Fp8E4M3,
             },
+            scaling: if self.dtype > 3 { Scaling::ByToken } else { Scaling::Static },
             page_size: self.page_size,
             capacity: Capacity::Pages(self.pages),
             layout: if self.page_first { Layout::PageFirst } else { Layout::LayerFirst },
@@ -219,7 +221,7 @@ impl<'a> Arbitrary<'a> for SmallConfig {
             reuse: u.ratio(4, 5)?,
             hash_bits: *u.choose(&[2, 2, 1, 3, 31])?,
             page_first: u.arbitrary()?,
-            dtype: u.int_in_range(0..=2)?,
+            dtype: u.int_in_range(0..=4)?,
             layers: u.int_in_range(1..=2)?,
             kv_heads: u.int_in_range(1..=2)?,
         })

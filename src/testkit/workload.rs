@@ -174,7 +174,7 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         reuse: !rng.one_in(5),
         hash_bits: rng.pick(&[2, 2, 1, 3, 31]),
         page_first: rng.one_in(2),
-        dtype: rng.below(3) as u8,
+        dtype: rng.below(5) as u8,
         layers: rng.within(1, 2) as u32,
         kv_heads: rng.within(1, 2) as u32,
     }

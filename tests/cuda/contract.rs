@@ -8,11 +8,11 @@ use crate::{gpu, seeds};
 #[test]
 fn cuda_keeps_the_contract() {
     let Some(gpu) = gpu() else { return };
-    println!("{}", check_backend(|| OnGpuOptions::new(&gpu), seeds(200)));
+    println!("{}", check_backend(|_| OnGpuOptions::new(&gpu), seeds(200)));
 }
 
 #[test]
 fn cuda_keeps_the_contract_where_spans_are_read_once() {
     let Some(gpu) = gpu() else { return };
-    println!("{}", check_backend(|| OnGpuOptions::with_all_spans(&gpu), seeds(200)));
+    println!("{}", check_backend(|_| OnGpuOptions::with_all_spans(&gpu), seeds(200)));
 }

@@ -4,8 +4,8 @@ use kvarena::backend::Operand;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, KvDtype, KvShape, LayerId,
-    OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, SlotId, SlotMapping, StepEnd,
-    StepId, TableShape, TableWrite, TokenId,
+    OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, Scaling, SlotId, SlotMapping,
+    StepEnd, StepId, TableShape, TableWrite, TokenId,
 };
 
 use crate::{device, gpu};
@@ -75,6 +75,20 @@ fn free_memory_less_a_reserve_is_a_pool() {
     let cuda = CudaOptions::new(&gpu).open(&layout, &table, 2).expect("a small pool");
     assert_eq!(cuda.pool().bytes(), layout.total_bytes());
     assert!(matches!(pool(free + 1), Err(ConfigError::Budget { bytes: 0, .. })));
+}
+
+#[test]
+fn a_pool_of_fp8_is_not_opened() {
+    let Some(gpu) = gpu() else { return };
+    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    for scaling in [Scaling::Static, Scaling::ByToken] {
+        let dtype = KvDtype::Fp8E4M3;
+        let config = PoolConfig { dtype, scaling, ..PoolConfig::default() };
+        let opened = CudaOptions::new(&gpu).open(&config.layout().expect("a pool"), &table, 2);
+        let error = opened.expect_err("there are no kernels for it");
+        assert_eq!(error, CudaError::PoolDtype { dtype });
+        assert!(error.to_string().contains("Fp8E4M3"));
+    }
 }
 
 #[test]

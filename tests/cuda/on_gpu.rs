@@ -102,6 +102,9 @@ impl TestBackend for OnGpu {
     type Sums = DeviceBuffer;
 
     fn supports(case: &Case) -> bool {
+        if case.layout.dtype().is_quantised() {
+            return false;
+        }
         let dtype = case.layout.dtype().rows();
         let head_dim = match case.layout.dtype() {
             KvDtype::F32 => case.layout.head_dim().is_multiple_of(32),

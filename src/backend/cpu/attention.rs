@@ -24,6 +24,7 @@ use std::thread;
 
 use super::math::{self, F32x8, LANES, accumulate, dots, exp};
 use super::number::Number;
+use super::scales::Row;
 use super::unit::{Job, Unit};
 use crate::backend::Attend;
 
@@ -155,13 +156,19 @@ impl Scratch {
             let page = job.table.page(job.words, unit.row.row, at / page_size);
             let offset = at % page_size;
             let end = tile.end.min(at.saturating_add(page_size - offset));
-            for (strides, tiles) in [(&job.k, &mut self.k), (&job.v, &mut self.v)] {
+            let sides = [(&job.k, &mut self.k), (&job.v, &mut self.v)];
+            for (side, (strides, tiles)) in sides.into_iter().enumerate() {
                 let head = u64::from(unit.first_head) * strides.head;
                 for position in at..end {
                     let byte = strides.row(job.layer, page, offset + (position - at)) + head;
                     let start = byte as usize / size_of::<T>();
                     let row = (position - tile.start) as usize;
                     widen_slot(&job.pool[start..start + width], tiles, row, job);
+                    if T::QUANTISED {
+                        let offset = offset + (position - at);
+                        let slot = Row { side, layer: job.layer, page, offset };
+                        scale_slot(slot, unit, tiles, row, job);
+                    }
                 }
             }
             at = end;
@@ -215,6 +222,19 @@ fn widen_slot<T: Number>(slot: &[T], tiles: &mut [F32x8], row: usize, job: &Job<
     for (head, tile) in slot.chunks_exact(head_dim).zip(tiles) {
         let wide = tile[row * vectors..(row + 1) * vectors].as_flattened_mut();
         T::widen(head, &mut wide[..head_dim]);
+    }
+}
+
+/// Multiplies row `row` of each head's tile by the head's scale in one slot, and nothing of what pads it.
+fn scale_slot<T>(slot: Row, unit: Unit, tiles: &mut [F32x8], row: usize, job: &Job<'_, T>) {
+    let (vectors, head_dim) = (job.vectors(), job.layout.head_dim() as usize);
+    let heads = unit.first_head..unit.first_head + unit.heads;
+    for (head, tile) in heads.zip(tiles.chunks_exact_mut(TILE * vectors)) {
+        let scale = job.scales.of(job.numbers, slot, head);
+        let wide = tile[row * vectors..(row + 1) * vectors].as_flattened_mut();
+        for x in &mut wide[..head_dim] {
+            *x *= scale;
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::backend::PlanError;
 use crate::error::Count;
-use crate::layout::PlaneName;
+use crate::layout::{PlaneName, ScaleError};
 
 /// Why the CPU backend refused a call. Nothing was written.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -24,10 +24,21 @@ pub enum CpuError {
         /// Pieces of a page.
         pieces: u32,
     },
-    /// A plane that the pool does not have, or that holds no rows by slot.
+    /// Scales that are not for this pool.
+    Scales(ScaleError),
+    /// A plane that the pool does not have, or that holds no rows of numbers by slot.
     Plane {
         /// The plane.
         plane: PlaneName,
+    },
+    /// Pages of two pools that do not mean the same bytes: see [`PoolLayout::page_fingerprint`].
+    ///
+    /// [`PoolLayout::page_fingerprint`]: crate::PoolLayout::page_fingerprint
+    PageFingerprint {
+        /// The source's.
+        source: u64,
+        /// The target's.
+        target: u64,
     },
     /// A buffer of another size than one page.
     PageBytes {
@@ -44,6 +55,12 @@ impl From<PlanError> for CpuError {
     }
 }
 
+impl From<ScaleError> for CpuError {
+    fn from(error: ScaleError) -> Self {
+        Self::Scales(error)
+    }
+}
+
 impl fmt::Display for CpuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -53,6 +70,10 @@ impl fmt::Display for CpuError {
             }
             Self::Piece { piece, pieces } => {
                 write!(f, "piece {piece} is not among {pieces} of a page")
+            }
+            Self::Scales(error) => error.fmt(f),
+            Self::PageFingerprint { source, target } => {
+                write!(f, "pages of fingerprint {source:016x} are not those of {target:016x}")
             }
             Self::Plane { plane } => write!(f, "the pool has no rows of {plane:?} by slot"),
             Self::PageBytes { actual, wanted } => {

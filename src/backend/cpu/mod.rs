@@ -6,12 +6,14 @@
 //! Not here: which pages are whose.
 
 mod attention;
+mod e4m3;
 mod error;
 mod math;
 mod number;
 mod pages;
 mod pool;
 mod rows;
+mod scales;
 mod unit;
 
 use std::num::NonZeroUsize;
@@ -23,7 +25,7 @@ pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 use super::check::{self, Operand, PlanError};
 use super::{Attend, Backend, OpenBackend, OpenSteps};
 use crate::id::LayerId;
-use crate::layout::{PlaneName, PoolLayout, Strides, TableShape};
+use crate::layout::{KvScales, PlaneName, PoolLayout, Strides, TableShape};
 use crate::memory::OutOfMemory;
 use crate::plan::{BatchPlan, PageCopy, SpanCheck, StepEnd};
 use attention::Scratch;
@@ -31,13 +33,19 @@ use math::F32x8;
 use number::Number;
 use pages::bytes_of;
 use pool::{Pool, with_number};
+use scales::{Row, Scales};
 use unit::Job;
 
 /// How a [`Cpu`] is to work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct CpuOptions {
     /// Most threads that compute attention, the caller's included; 0 counts as 1. Results do not depend on it.
     pub threads: usize,
+    /// What the numbers of a quantised pool are multiplied by, where scales are given ([`Scaling::Static`]): those of
+    /// what this rank holds ([`KvScales::local`]). Default: `None`, 1 for all.
+    ///
+    /// [`Scaling::Static`]: crate::Scaling::Static
+    pub scales: Option<KvScales>,
 }
 
 impl Default for CpuOptions {
@@ -50,7 +58,7 @@ impl Default for CpuOptions {
 impl CpuOptions {
     /// At most `threads` threads.
     pub const fn with_threads(threads: usize) -> Self {
-        Self { threads }
+        Self { threads, scales: None }
     }
 }
 
@@ -58,7 +66,7 @@ impl OpenBackend for CpuOptions {
     type Backend = Cpu;
 
     /// # Errors
-    /// [`CpuError::OutOfMemory`].
+    /// [`CpuError::OutOfMemory`], or [`CpuError::Scales`] that are not for this pool.
     fn open(
         self,
         layout: &PoolLayout,
@@ -66,6 +74,10 @@ impl OpenBackend for CpuOptions {
         max_steps: u32,
     ) -> Result<Cpu, CpuError> {
         let refused = |error: OutOfMemory| CpuError::OutOfMemory { bytes: error.bytes };
+        if let Some(scales) = &self.scales {
+            scales.check_pool(layout)?;
+        }
+        let wide = if layout.dtype().is_quantised() { layout.head_dim() } else { 0 };
         Ok(Cpu {
             threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
             layout: *layout,
@@ -73,6 +85,8 @@ impl OpenBackend for CpuOptions {
             pool: Pool::new(layout)?,
             kv: [PlaneName::K, PlaneName::V]
                 .map(|name| layout.strides(name).expect("a pool of heads has K and V")),
+            scales: Scales::new(layout, self.scales),
+            wide: pool::zeroed(wide.into())?,
             words: pool::zeroed::<u32>(table.words() as u64)?,
             steps: OpenSteps::try_new(max_steps).map_err(refused)?,
             spans: SpanCheck::default(),
@@ -92,6 +106,9 @@ pub struct Cpu {
     pool: Pool,
     /// Where K and V lie.
     kv: [Strides; 2],
+    scales: Scales,
+    /// Room for one head, where the pool is quantised.
+    wide: Box<[f32]>,
     /// The page tables. Every word names a chunk or a page that exists.
     words: Box<[u32]>,
     steps: OpenSteps,
@@ -113,11 +130,13 @@ impl Cpu {
         &self.words
     }
 
-    /// Bytes taken: pool, page tables, and scratch, which grows to the largest step attended.
+    /// Bytes taken: pool, scales that were given, page tables, and scratch, which grows to the largest step attended.
     pub fn bytes(&self) -> u64 {
         let scratch = self.scratch.iter().map(Scratch::bytes).sum::<usize>()
             + self.out.capacity() * size_of::<F32x8>()
-            + self.lse.capacity() * size_of::<f32>();
+            + self.lse.capacity() * size_of::<f32>()
+            + size_of_val(&*self.wide)
+            + self.scales.bytes();
         self.layout.total_bytes() + (size_of_val(&*self.words) + scratch) as u64
     }
 
@@ -126,6 +145,26 @@ impl Cpu {
         check::is_open(&self.steps, plan.step)?;
         check::plan(plan, &self.layout, &self.table)?;
         check::table_writes(plan.table_writes, &self.layout, &self.table)
+    }
+
+    /// Stores rows of K and V, each with its stride, as multiples of their scales.
+    fn store_quantised(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        rows: [(CpuRows<'_>, usize); 2],
+    ) {
+        let width = self.layout.kv_heads() as usize * self.layout.head_dim() as usize;
+        for i in 0..plan.token_count() {
+            let Some(slot) = plan.slot_mapping.get(i) else { continue };
+            let (page, offset) = self.layout.page_of(slot);
+            for (side, (rows, stride)) in rows.into_iter().enumerate() {
+                let row = Row { side, layer, page, offset };
+                let numbers = rows.elements.slice(i * stride..i * stride + width);
+                let strides = &self.kv[side];
+                self.scales.store(&mut self.pool, strides, row, numbers, &mut self.wide);
+            }
+        }
     }
 }
 
@@ -153,7 +192,8 @@ impl Backend for Cpu {
         self.steps.end(end);
     }
 
-    /// Rows of another type than the pool's are rounded to nearest even.
+    /// Rows of another type than the pool's are rounded to nearest even; a quantised pool's are divided by their scale
+    /// first, and what is then beyond the largest number, infinities too, becomes that number. NaN stays NaN.
     ///
     /// # Errors
     /// A plan whose step is not open or that names what does not exist, or rows that do not fit it.
@@ -170,6 +210,10 @@ impl Backend for Cpu {
         let k_stride = k.check(Operand::K, plan.token_count(), width)?;
         let v_stride = v.check(Operand::V, plan.token_count(), width)?;
         let rows = [(k, k_stride), (v, v_stride)];
+        if self.layout.dtype().is_quantised() {
+            self.store_quantised(plan, layer, rows);
+            return Ok(());
+        }
         with_number!(self.layout.dtype(), T => {
             let pool = self.pool.numbers_mut::<T>();
             for i in 0..plan.token_count() {
@@ -210,6 +254,8 @@ impl Backend for Cpu {
         with_number!(self.layout.dtype(), T => {
             let job = Job {
                 pool: self.pool.numbers::<T>(),
+                numbers: self.pool.numbers(),
+                scales: &self.scales,
                 layout: &self.layout,
                 layer,
                 k,

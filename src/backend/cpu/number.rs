@@ -8,6 +8,9 @@ use half::{bf16, f16};
 
 /// An element type of pools and rows.
 pub(super) trait Number: Pod + Send + Sync {
+    /// Whether numbers of a pool are multiples of a scale.
+    const QUANTISED: bool = false;
+
     /// Exactly.
     fn widen(source: &[Self], target: &mut [f32]);
     /// To nearest, ties to even.

@@ -4,31 +4,103 @@ use std::ops::Range;
 
 use super::Cpu;
 use super::error::CpuError;
+use super::number::Number;
+use super::pool::with_number;
 use super::rows::Elements;
+use super::scales::{Row, byte};
 use crate::backend::check::{self, PlanError};
 use crate::id::{LayerId, PageId, SlotId};
-use crate::layout::{PlaneName, PoolLayout};
+use crate::layout::{Plane, PlaneName, PoolLayout};
+use crate::plan::PageCopy;
 
 impl Cpu {
     /// What one slot holds in a plane, such as K or V: `[heads, elements]`.
     ///
     /// # Errors
-    /// Past the layers or slots, or a plane that the pool does not have by slot.
+    /// Past the layers or slots, or a plane that the pool does not have by slot, or that is quantised: see
+    /// [`Cpu::read_slot`].
     pub fn slot(
         &self,
         plane: PlaneName,
         layer: LayerId,
         slot: SlotId,
     ) -> Result<Elements<'_>, CpuError> {
+        let of = self.check_slot(plane, layer, slot)?;
+        let row = self.layout.row(plane, layer, slot);
+        row.and_then(|row| self.pool.elements(of.dtype, row.start as usize..row.end as usize))
+            .ok_or(CpuError::Plane { plane })
+    }
+
+    /// What one slot stands for in any plane, `[heads, elements]`, quantised numbers times their scale: what attention
+    /// reads.
+    ///
+    /// # Errors
+    /// Past the layers or slots, or a plane that the pool does not have.
+    pub fn read_slot(
+        &self,
+        plane: PlaneName,
+        layer: LayerId,
+        slot: SlotId,
+    ) -> Result<Vec<f32>, CpuError> {
+        let of = self.check_slot(plane, layer, slot)?;
+        let (page, offset) = self.layout.page_of(slot);
+        let strides = self.layout.strides(plane).expect("the pool has it");
+        let row = Row { side: usize::from(plane == PlaneName::V), layer, page, offset };
+        let elements = of.elements as usize;
+        let mut all = vec![0.0; of.heads as usize * elements];
+        for (head, wide) in (0..of.heads).zip(all.chunks_exact_mut(elements)) {
+            with_number!(of.dtype, T => {
+                let start = byte(&strides, row, head) as usize / size_of::<T>();
+                T::widen(&self.pool.numbers()[start..start + elements], wide);
+                if T::QUANTISED {
+                    let scale = self.scales.of(self.pool.numbers(), row, head);
+                    wide.iter_mut().for_each(|x| *x *= scale);
+                }
+            });
+        }
+        Ok(all)
+    }
+
+    /// A plane, where the layer and the slot exist.
+    fn check_slot(
+        &self,
+        plane: PlaneName,
+        layer: LayerId,
+        slot: SlotId,
+    ) -> Result<Plane, CpuError> {
         check::layer(layer, &self.layout)?;
         let slot_count = self.layout.slot_count();
         if slot.raw() >= slot_count {
             return Err(PlanError::Slot { slot, slot_count }.into());
         }
-        let row = self.layout.row(plane, layer, slot);
         let of = self.layout.planes().iter().find(|of| of.name == plane);
-        let (row, of) = row.zip(of).ok_or(CpuError::Plane { plane })?;
-        Ok(self.pool.elements(of.dtype, row.start as usize..row.end as usize))
+        of.copied().ok_or(CpuError::Plane { plane })
+    }
+
+    /// What the bytes of a page mean: see [`PoolLayout::page_fingerprint`].
+    pub fn page_fingerprint(&self) -> u64 {
+        self.layout.page_fingerprint(self.scales.given())
+    }
+
+    /// Copies pages into another pool of equal [fingerprint](Cpu::page_fingerprint), of either layout, in the order
+    /// given.
+    ///
+    /// # Errors
+    /// Pages that do not exist, or a pool in which their bytes mean something else. Nothing was copied.
+    pub fn copy_to_pool(&self, target: &mut Cpu, copies: &[PageCopy]) -> Result<(), CpuError> {
+        let fingerprints = (self.page_fingerprint(), target.page_fingerprint());
+        if let (source, target) = fingerprints
+            && source != target
+        {
+            return Err(CpuError::PageFingerprint { source, target });
+        }
+        check::copies(copies, (self.layout.page_count(), target.layout.page_count()))?;
+        let mut page = vec![0; self.layout.page_bytes() as usize];
+        for copy in copies {
+            self.read_page(copy.source, &mut page)?;
+            target.write_page(copy.target, &page)?;
+        }
+        Ok(())
     }
 
     /// The bytes of one contiguous [piece](PoolLayout::piece) of a page.
@@ -45,7 +117,7 @@ impl Cpu {
     }
 
     /// Copies a page out, `page_bytes` in the order `[plane, layer, piece]`, whatever the layout: to offload it, or to
-    /// move it to another pool with [`Cpu::write_page`].
+    /// move it to another pool, of equal [fingerprint](Cpu::page_fingerprint), with [`Cpu::write_page`].
     ///
     /// # Errors
     /// Past the pages, or into a buffer of another size.

@@ -35,6 +35,10 @@ macro_rules! with_number {
                 type $number = half::bf16;
                 $body
             }
+            $crate::layout::KvDtype::Fp8E4M3 => {
+                type $number = $crate::backend::cpu::e4m3::E4m3;
+                $body
+            }
         }
     };
 }
@@ -68,15 +72,16 @@ impl Pool {
         bytemuck::cast_slice_mut(&mut self.memory)
     }
 
-    /// The numbers in a range of bytes.
-    pub fn elements(&self, dtype: KvDtype, bytes: Range<usize>) -> Elements<'_> {
+    /// The numbers in a range of bytes; nothing where they are multiples of a scale.
+    pub fn elements(&self, dtype: KvDtype, bytes: Range<usize>) -> Option<Elements<'_>> {
         let size = dtype.size() as usize;
         let range = bytes.start / size..bytes.end / size;
-        match dtype {
+        Some(match dtype {
             KvDtype::F32 => Elements::F32(&self.numbers()[range]),
             KvDtype::F16 => Elements::F16(&self.numbers()[range]),
             KvDtype::Bf16 => Elements::Bf16(&self.numbers()[range]),
-        }
+            KvDtype::Fp8E4M3 => return None,
+        })
     }
 }
 

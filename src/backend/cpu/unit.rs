@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::math::LANES;
 use super::rows::CpuRows;
+use super::scales::Scales;
 use crate::backend::Attend;
 use crate::id::LayerId;
 use crate::layout::{PoolLayout, Strides, TableShape};
@@ -21,6 +22,9 @@ const THREAD_WORK: u64 = 1 << 21;
 /// One call of attention: what all units share.
 pub(super) struct Job<'a, T> {
     pub pool: &'a [T],
+    /// All of the pool as f32, where scales may lie.
+    pub numbers: &'a [f32],
+    pub scales: &'a Scales,
     pub layout: &'a PoolLayout,
     pub layer: LayerId,
     /// Where K and V lie.

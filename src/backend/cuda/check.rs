@@ -71,6 +71,7 @@ pub(super) fn check_attend(
     let served = match layout.dtype() {
         KvDtype::F32 => head_dim % 32 == 0 && head_dim <= 256,
         KvDtype::F16 | KvDtype::Bf16 => matches!(head_dim, 64 | 128 | 256),
+        KvDtype::Fp8E4M3 => unreachable!("such pools are not opened"),
     };
     if !served {
         return Err(CudaError::HeadDim { head_dim });

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::backend::PlanError;
 use crate::id::StepId;
+use crate::layout::KvDtype;
 
 /// Why the GPU backend refused or failed.
 #[derive(Clone, PartialEq, Debug)]
@@ -76,6 +77,11 @@ pub enum CudaError {
     EmptyRow {
         /// Which row of the batch.
         row: usize,
+    },
+    /// A pool of an element type that no kernel serves: f32, f16 and bf16 have some.
+    PoolDtype {
+        /// The pool's.
+        dtype: KvDtype,
     },
     /// Two pools whose pages do not have the same bytes.
     PageShape,
@@ -171,6 +177,7 @@ impl fmt::Display for CudaError {
                 write!(f, "rows that see {tokens} tokens together are above the limit of {max}")
             }
             Self::EmptyRow { row } => write!(f, "row {row} of the batch has no tokens"),
+            Self::PoolDtype { dtype } => write!(f, "there are no kernels for pools of {dtype:?}"),
             Self::PageShape => write!(f, "the two pools' pages differ in shape"),
             Self::PageBytes { bytes, max } => {
                 write!(f, "pages of {bytes} bytes are above the {max} that a copy counts")

@@ -53,13 +53,18 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// [`CudaError::OutOfMemory`], a stream of another device, rows of more tokens than kernels count, or the driver's.
+    /// [`CudaError::PoolDtype`] for a quantised pool, [`CudaError::OutOfMemory`], a stream of another device, rows of
+    /// more tokens than kernels count, or the driver's.
     fn open(
         self,
         layout: &PoolLayout,
         table: &TableShape,
         max_steps: u32,
     ) -> Result<Cuda, CudaError> {
+        let dtype = layout.dtype();
+        if dtype.is_quantised() {
+            return Err(CudaError::PoolDtype { dtype });
+        }
         let Self { gpu, stream, max_step_tokens: tokens, max_step_rows, graph_spans, all_spans } =
             self;
         let stream = stream.unwrap_or_else(|| CudaStream::default_of(&gpu));

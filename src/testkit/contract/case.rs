@@ -3,9 +3,10 @@
 use half::{bf16, f16};
 
 use crate::layout::{
-    Capacity, Dtype, KvDtype, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
-    PoolLayout, TableShape,
+    Capacity, Dtype, KvDtype, KvScales, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
+    PoolLayout, Scaling, TableShape,
 };
+use crate::testkit::quantised;
 use crate::testkit::rng::Rng;
 
 /// Largest pool of a random shape: all of it is compared again and again.
@@ -28,12 +29,20 @@ pub struct Case {
     pub q_rows: Dtype,
     /// Most tokens of one sequence.
     pub max_len: u32,
+    /// What the scales that are given are made of; nothing where none are.
+    pub scale_seed: Option<u64>,
 }
 
 impl Case {
     /// Query heads.
     pub fn q_heads(&self) -> u32 {
         self.group * self.layout.kv_heads()
+    }
+
+    /// Scales to open a backend with, where there are some.
+    pub fn scales(&self) -> Option<KvScales> {
+        let (layers, heads) = (self.layout.layers(), self.layout.kv_heads());
+        self.scale_seed.map(|seed| quantised::scales(layers, heads, seed))
     }
 
     /// Elements of one row of k or v.
@@ -79,12 +88,15 @@ impl Case {
             layers: rng.within(1, 3) as u32,
             shape: KvShape::heads(kv_heads, head_dim),
             dtype: dtype.into(),
+            scaling: Scaling::Static,
             page_size,
             capacity: Capacity::Pages(pages),
             layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
             tp_size: 1,
             tp_rank: 0,
         };
+        let config = if rng.one_in(4) { with_fp8(&config, rng) } else { config };
+        let given = config.dtype.is_quantised() && config.scaling == Scaling::Static;
         let tokens = u64::from(table_rows * max_len);
         let max_steps = rng.within(1, 3) as u32;
         let plain = config.layout().expect("a valid pool");
@@ -96,8 +108,15 @@ impl Case {
             kv_rows: rows,
             q_rows: rows,
             max_len,
+            scale_seed: (given && !rng.one_in(8)).then(|| rng.bits()),
         }
     }
+}
+
+/// The same pool of fp8, with scales of either kind.
+fn with_fp8(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
+    let scaling = rng.pick(&[Scaling::Static, Scaling::ByToken]);
+    PoolConfig { dtype: KvDtype::Fp8E4M3, scaling, ..*config }
 }
 
 /// A pool with another plane beside its shape's, of pieces of another size, which no call may touch but copies.

@@ -16,11 +16,11 @@ pub struct Exact {
 }
 
 /// One query row at `position` over `k` and `v`, `[positions, kv_heads, head_dim]`, of which it reads `kv_head`.
-pub fn attention(
+pub fn attention<T: Copy + Into<f64>>(
     attend: &Attend,
     q: &[f32],
-    k: &[f32],
-    v: &[f32],
+    k: &[T],
+    v: &[T],
     (kv_heads, kv_head): (usize, usize),
     position: usize,
 ) -> Exact {
@@ -33,7 +33,7 @@ pub fn attention(
     for j in first..=position {
         let (mut sum, mut mass) = (0.0, 0.0);
         for (&q, &k) in q.iter().zip(&k[start(j)..]) {
-            let product = f64::from(q) * f64::from(k);
+            let product = f64::from(q) * k.into();
             sum += product;
             mass += product.abs();
         }
@@ -49,7 +49,7 @@ pub fn attention(
     for (j, logit) in logits.iter().enumerate() {
         let weight = (logit - max).exp() / sum;
         for ((out, mass), &x) in out.iter_mut().zip(&mut mass).zip(&v[start(first + j)..]) {
-            let part = weight * f64::from(x);
+            let part = weight * x.into();
             *out += part;
             *mass += part.abs();
         }

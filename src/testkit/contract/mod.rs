@@ -7,7 +7,7 @@
 //! * every byte of the pool with a shadow of it, after stores and copies (B3, B5, B7): all pages are poisoned with NaN
 //!   first, so a stray write shows, and so does a stray read, in the outputs. Some pools have a plane beside K and V;
 //! * every output and log-sum-exp with attention in float64 over contiguous K and V (B1, B2, B4). Outputs are poisoned
-//!   too; what lies between strided rows must stay poison.
+//!   too; what lies between strided rows must stay poison. K and V of a quantised pool are what its bytes stand for.
 //!
 //! The bound: `|out - exact| <= unit (4 + max_j scale sum_i |q_i k_i|) sum_j p_j |v_j|`, plus the rounding of `out`'s
 //! type. `unit` is the backend's own: the precision it computes in, times a small constant.
@@ -19,6 +19,7 @@ mod compare;
 mod cpu;
 mod exact;
 mod run;
+mod stored;
 
 use std::fmt;
 use std::ops::Range;
@@ -102,11 +103,12 @@ impl fmt::Display for Report {
     }
 }
 
-/// Checks a backend's contract, one fresh backend a seed.
+/// Checks a backend's contract, one fresh backend a seed, opened with what `options` make of its shape: of the
+/// [scales](Case::scales) above all.
 ///
 /// # Panics
 /// At the first breach; the message names the seed, the shape and the place.
-pub fn check_backend<O>(options: impl Fn() -> O, seeds: Range<u64>) -> Report
+pub fn check_backend<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
 {
@@ -117,7 +119,7 @@ where
             .map(|_| Case::random(&mut rng))
             .find(O::Backend::supports)
             .expect("a backend supports one shape of ten thousand");
-        let backend = options().open(&case.layout, &case.table, case.max_steps);
+        let backend = options(&case).open(&case.layout, &case.table, case.max_steps);
         let backend = backend.expect("a small pool opens");
         run::run(backend, case, seed, rng, &mut report);
         report.runs += 1;

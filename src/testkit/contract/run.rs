@@ -3,20 +3,21 @@
 use std::collections::BTreeSet;
 use std::thread;
 
-use super::case::{Case, HostRows, bytes, round};
+use super::case::{Case, HostRows};
+use super::stored::Stored;
 use super::{Report, TestBackend};
 use crate::backend::Attend;
 use crate::id::{LayerId, PageId, SlotId};
-use crate::layout::PlaneName;
+use crate::layout::{KvScales, PlaneName};
 use crate::plan::{BatchPlan, OwnedPlan, StepEnd, StepScratch};
 use crate::testkit::planner::{Item, Planner, shuffle};
 use crate::testkit::rng::Rng;
 
-/// K and V of one sequence in one layer, contiguous: `[positions, kv_heads, head_dim]`, as rounded to the pool's type.
+/// K and V of one sequence in one layer, contiguous: `[positions, kv_heads, head_dim]`, as the pool holds them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    pub k: Vec<f32>,
-    pub v: Vec<f32>,
+    pub k: Vec<f64>,
+    pub v: Vec<f64>,
 }
 
 /// A plan with the batch it is of, and its inputs: k and v of every layer.
@@ -41,6 +42,8 @@ pub(super) struct Pending<B: TestBackend> {
 pub(super) struct World<'a, B> {
     pub backend: B,
     pub case: Case,
+    /// Scales that the backend was given.
+    pub scales: Option<KvScales>,
     pub seed: u64,
     pub rng: Rng,
     pub planner: Planner,
@@ -65,7 +68,9 @@ pub(super) fn run<B: TestBackend>(
     let shadow = vec![poison; case.layout.page_count() as usize];
     let planner = Planner::new(&case.layout, &case.table, seed);
     let (history, parents) = (Vec::new(), BTreeSet::new());
-    let mut world = World { backend, case, seed, rng, planner, history, parents, shadow, report };
+    let scales = case.scales();
+    let mut world =
+        World { backend, case, scales, seed, rng, planner, history, parents, shadow, report };
     for page in 0..world.shadow.len() {
         world.backend.write_page(PageId::new(page as u32), &world.shadow[page]);
     }
@@ -209,23 +214,25 @@ impl<B: TestBackend> World<'_, B> {
         [k, v]: [&HostRows; 2],
         rows: std::ops::Range<usize>,
     ) {
-        let dtype = self.case.layout.dtype().rows();
-        let history = &mut self.history[sequence][layer];
         for i in rows {
-            history.k.extend(k.row(i).iter().map(|&x| round(dtype, x)));
-            history.v.extend(v.row(i).iter().map(|&x| round(dtype, x)));
+            let [k, v] = [(PlaneName::K, k.row(i)), (PlaneName::V, v.row(i))]
+                .map(|(plane, row)| self.stored(plane, layer, row).values);
+            let history = &mut self.history[sequence][layer];
+            history.k.extend(k);
+            history.v.extend(v);
         }
     }
 
-    /// Rows of K and V lie slot after slot in their piece of the page.
+    fn stored(&self, plane: PlaneName, layer: usize, row: &[f32]) -> Stored {
+        let layer = LayerId::new(layer as u32);
+        Stored::new(&self.case.layout, self.scales.as_ref(), plane, layer, row)
+    }
+
     fn shadow_row(&mut self, plane: PlaneName, layer: usize, slot: SlotId, row: &[f32]) {
-        let layout = &self.case.layout;
+        let stored = self.stored(plane, layer, row);
+        let (layout, layer) = (&self.case.layout, LayerId::new(layer as u32));
         let (page, offset) = layout.page_of(slot);
-        let row = bytes(layout.dtype().rows(), row);
-        let strides = layout.page_strides(plane).expect("the pool has K and V");
-        let at = (strides.origin + layer as u64 * strides.layer) as usize;
-        let at = at + offset as usize * row.len();
-        self.shadow[page.index()][at..at + row.len()].copy_from_slice(&row);
+        stored.write(layout, layer, offset, &mut self.shadow[page.index()]);
     }
 
     /// Begins all steps, runs them, and compares what they gave.

@@ -2,13 +2,14 @@
 
 use crate::backend::{Backend, Cpu, Null};
 use crate::id::{LayerId, Scope, SlotId, TokenId};
-use crate::layout::{PlaneName, PoolLayout};
+use crate::layout::{Plane, PlaneName, PoolLayout, Scaling};
 use crate::plan::BatchPlan;
+use crate::testkit::quantised::value;
 use crate::testkit::rng::mix;
 
 /// A backend whose bytes the replay can write and read.
 pub trait Inspect: Backend {
-    /// Stores a step's K and V of one layer, `[tokens, kv_heads, head_dim]` small whole numbers each.
+    /// Stores a step's K and V of one layer, `[tokens, kv_heads, head_dim]` numbers each that the pool holds exactly.
     ///
     /// # Errors
     /// The backend's own.
@@ -64,7 +65,7 @@ impl Inspect for Cpu {
     }
 
     fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
-        self.slot(plane, layer, slot).ok().map(|numbers| numbers.to_f32())
+        self.read_slot(plane, layer, slot).ok()
     }
 
     fn words(&self) -> Option<&[u32]> {
@@ -82,11 +83,50 @@ pub(super) fn marks(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
     tokens.iter().map(step).collect()
 }
 
-/// What a token stores in one of a pool's planes, `[heads, elements]`: whole numbers below 256, which every dtype holds
-/// exactly.
+/// What a token stores in one of a pool's planes, `[heads, elements]`, as it is read again: numbers that the pool holds
+/// exactly. Those of a quantised pool tell more in their bytes and less in their scales.
 pub(super) fn numbers(layout: &PoolLayout, mark: u64, plane: usize, layer: LayerId) -> Vec<f32> {
     let (all, of) = (layout.planes(), &layout.planes()[plane]);
     let row = all.len() as u64 * u64::from(layer.raw()) + plane as u64;
     let count = u64::from(of.heads * of.elements);
-    (0..count).map(|i| (mix(mark ^ mix(row * count + i)) & 0xff) as f32).collect()
+    let drawn = (0..count).map(|i| (mix(mark ^ mix(row * count + i)) & 0xff) as u8);
+    let source = match of.name {
+        PlaneName::KScales => PlaneName::K,
+        PlaneName::VScales => PlaneName::V,
+        name => name,
+    };
+    let scale = |head| scale(layout, mark ^ mix(row_of(layout, source, layer)), head);
+    if source != of.name {
+        return (0..of.heads).map(scale).collect();
+    }
+    if !of.dtype.is_quantised() {
+        return drawn.map(f32::from).collect();
+    }
+    let drawn: Vec<u8> = drawn.collect();
+    let heads = (0..).zip(drawn.chunks_exact(of.elements as usize));
+    heads.flat_map(|(head, bytes)| head_of(layout, of, bytes, scale(head))).collect()
+}
+
+/// Numbers of one head that its scale is made from, if it is made: the first one is the largest there is.
+fn head_of(layout: &PoolLayout, of: &Plane, bytes: &[u8], scale: f32) -> Vec<f32> {
+    debug_assert_eq!(bytes.len(), of.elements as usize);
+    const LARGEST: u8 = 0x7e;
+    let number = |(i, &byte): (usize, &u8)| {
+        let makes = i == 0 && layout.scaling() == Some(Scaling::ByToken);
+        let byte = if makes || byte & 0x7f > LARGEST { byte & 0x80 | LARGEST } else { byte };
+        value(byte) as f32 * scale
+    };
+    bytes.iter().enumerate().map(number).collect()
+}
+
+/// Powers of two, with which nothing is rounded.
+fn scale(layout: &PoolLayout, mark: u64, head: u32) -> f32 {
+    match layout.scaling() {
+        Some(Scaling::ByToken) => 2_f32.powi((mix(mark ^ u64::from(head)) % 16) as i32 - 8),
+        _ => 1.0,
+    }
+}
+
+fn row_of(layout: &PoolLayout, name: PlaneName, layer: LayerId) -> u64 {
+    u64::from(layout.layers()) * (1 + name as u64) + u64::from(layer.raw())
 }

@@ -1,0 +1,33 @@
+//! What the bytes of a page mean, as one number: pages may move between pools where it is the same.
+
+use super::pool::PoolLayout;
+use super::scales::KvScales;
+
+/// FNV-1a of 64 bits: the same on every machine and in every run.
+struct Fnv(u64);
+
+impl Fnv {
+    fn take(&mut self, number: u32) {
+        for byte in number.to_le_bytes() {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}
+
+impl PoolLayout {
+    /// What the bytes of a page mean: its planes, layers and tokens, and the scales that are given for them, of the
+    /// pool's size. Equal for pools between which pages may be copied, in any process; the pools' layouts and numbers
+    /// of pages do not count, nor which heads of a model a rank holds. O(planes + scales).
+    pub fn page_fingerprint(&self, scales: Option<&KvScales>) -> u64 {
+        let mut all = Fnv(0xcbf2_9ce4_8422_2325);
+        all.take(self.layers());
+        all.take(self.page_size());
+        for plane in self.planes() {
+            let kinds = [plane.name as u32, plane.dtype as u32, plane.order as u32];
+            kinds.into_iter().chain([plane.heads, plane.elements]).for_each(|x| all.take(x));
+        }
+        let scales = scales.filter(|scales| !scales.are_ones());
+        scales.into_iter().flat_map(KvScales::values).for_each(|scale| all.take(scale.to_bits()));
+        all.0
+    }
+}

@@ -1,0 +1,62 @@
+//! Fp8 as it is defined, by search: what a quantised pool must hold.
+
+use crate::layout::KvScales;
+
+/// What a byte of E4M3 stands for.
+pub fn value(byte: u8) -> f64 {
+    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f64::from(byte & 7));
+    let size = match (exponent, byte & 7) {
+        (15, 7) => f64::NAN,
+        (0, _) => mantissa / 8.0 * 2_f64.powi(-6),
+        _ => (1.0 + mantissa / 8.0) * 2_f64.powi(exponent - 7),
+    };
+    if byte & 0x80 == 0 { size } else { -size }
+}
+
+/// The byte whose value is nearest, of two that are as near the one that ends in 0; what is beyond the largest becomes
+/// it, NaN 0x7f.
+pub fn nearest(x: f32) -> u8 {
+    const LARGEST: u8 = 0x7e;
+    if x.is_nan() {
+        return 0x7f;
+    }
+    let size = f64::from(x.abs());
+    let (mut below, mut above) = (0, LARGEST);
+    // The value of `below` is never more than the size, but that of `above` is, or is the largest.
+    while above - below > 1 {
+        let middle = below + (above - below) / 2;
+        if value(middle) <= size { below = middle } else { above = middle }
+    }
+    let (under, over) = (size - value(below), value(above) - size);
+    let even = if below % 2 == 0 { below } else { above };
+    let byte = match under.total_cmp(&over) {
+        std::cmp::Ordering::Less => below,
+        std::cmp::Ordering::Equal => even,
+        std::cmp::Ordering::Greater => above,
+    };
+    byte | if x.is_sign_negative() { 0x80 } else { 0 }
+}
+
+/// The scale of one token's head, where it is made at the store.
+pub fn token_scale(head: &[f32]) -> f32 {
+    let finite = head.iter().filter(|x| x.is_finite()).map(|x| x.abs());
+    match finite.fold(0.0, f32::max) {
+        0.0 => 1.0,
+        largest => (largest / 448.0).max(2_f32.powi(-126)),
+    }
+}
+
+/// One token's head as a quantised pool holds it: a byte a number, and their scale.
+pub fn quantise(head: &[f32], given: Option<f32>) -> (Vec<u8>, f32) {
+    let scale = given.unwrap_or_else(|| token_scale(head));
+    (head.iter().map(|x| nearest(x / scale)).collect(), scale)
+}
+
+/// Scales that differ for each layer and head, and for K and V: what a seed tells, and such that some numbers of the
+/// size of 1 are beyond the largest.
+pub fn scales(layers: u32, kv_heads: u32, seed: u64) -> KvScales {
+    let mut rng = super::rng::Rng::new(seed);
+    let count = 2 * layers as usize * kv_heads as usize;
+    let values = (0..count).map(|_| (1 + rng.below(64)) as f32 / 4096.0).collect();
+    KvScales::new(layers, kv_heads, values).expect("scales above 0")
+}

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::ArgPredicate;
 use clap::{Parser, ValueEnum};
-use kvarena::{KvDtype, Layout};
+use kvarena::{KvDtype, Layout, Scaling};
 
 /// A small LLM host on kvarena: Llama and Qwen3 models from safetensors, served with continuous batching.
 ///
@@ -97,6 +97,18 @@ pub struct Args {
     /// Element type of K and V.
     #[arg(long, default_value = "bf16", ignore_case = true)]
     pub kv_dtype: DtypeName,
+
+    /// Scales of an fp8 pool: made for each token and head at the store, or static, those of --scales.
+    #[arg(long, default_value = "token", ignore_case = true)]
+    pub kv_scales: ScalesName,
+
+    /// Static scales, as --calibrate has written them; without a file all of them are 1.
+    #[arg(long, value_name = "FILE")]
+    pub scales: Option<PathBuf>,
+
+    /// Serve the requests with a pool of f32, on the CPU, and write the static scales that they need to FILE.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["scales", "check", "bench", "chat"])]
+    pub calibrate: Option<PathBuf>,
 
     /// Reuse of prefixes.
     #[arg(long, default_value = "on", num_args = 0..=1, default_missing_value = "on")]
@@ -222,6 +234,9 @@ pub enum DtypeName {
     /// bfloat16
     #[value(alias = "bfloat16")]
     Bf16,
+    /// e4m3, on the CPU alone
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
 }
 
 impl From<DtypeName> for KvDtype {
@@ -230,6 +245,26 @@ impl From<DtypeName> for KvDtype {
             DtypeName::F32 => KvDtype::F32,
             DtypeName::F16 => KvDtype::F16,
             DtypeName::Bf16 => KvDtype::Bf16,
+            DtypeName::Fp8 => KvDtype::Fp8E4M3,
+        }
+    }
+}
+
+/// Where the scales of an fp8 pool come from.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScalesName {
+    /// Given.
+    Static,
+    /// Made at the store, for each token and head.
+    #[value(alias = "by-token")]
+    Token,
+}
+
+impl From<ScalesName> for Scaling {
+    fn from(name: ScalesName) -> Self {
+        match name {
+            ScalesName::Static => Scaling::Static,
+            ScalesName::Token => Scaling::ByToken,
         }
     }
 }

@@ -9,11 +9,13 @@
 //! runner, cpu, gpu                  who computes steps: the seam, the CPU, a GPU (feature `cuda`)
 //! server, tally                     the serving loop, and what it did
 //! args, setup, output, chat         the program around it
+//! calibrate                         static scales of fp8 pools
 //! ```
 
 #![deny(missing_docs, unsafe_code)]
 
 pub mod args;
+pub mod calibrate;
 pub mod chat;
 pub mod checkpoint;
 pub mod clock;

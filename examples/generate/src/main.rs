@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use generate::args::{Args, BackendName};
+use generate::calibrate::{self, Calibrating};
 use generate::chat::{Console, Interrupt, chat};
 use generate::cpu::CpuRunner;
 use generate::demo;
@@ -14,7 +15,7 @@ use generate::runner::Runner;
 use generate::server::Server;
 use generate::setup;
 use generate::text::Text;
-use kvarena::{CpuOptions, Engine};
+use kvarena::Engine;
 
 /// What Ctrl-C has asked for.
 static INTERRUPT: Interrupt = Interrupt::new();
@@ -44,14 +45,22 @@ fn run(args: &Args) -> Result<()> {
     match args.backend {
         BackendName::Cpu => {
             let (model, text) = setup::model(args)?;
-            let threads = |n: u16| CpuOptions::with_threads(n.into());
-            let cpu = args.threads.map_or_else(CpuOptions::default, threads);
+            let cpu = setup::cpu_options(args)?;
             let config = setup::engine_config(args, &model.config, setup::POOL_BYTES)?;
             let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
-            let mut server = Server::new(CpuRunner::new(&model), engine, setup::policy(args));
+            let (runner, policy) = (CpuRunner::new(&model), setup::policy(args));
+            if let Some(path) = &args.calibrate {
+                let mut server = Server::new(Calibrating::new(runner), engine, policy);
+                serve(args, &text, &mut server)?;
+                return calibrate::write(path, &server.runner().scales()?);
+            }
+            let mut server = Server::new(runner, engine, policy);
             serve(args, &text, &mut server)?;
             report(args, &server);
             Ok(())
+        }
+        BackendName::Cuda if args.calibrate.is_some() => {
+            Err(Error::request("--calibrate is for the CPU"))
         }
         BackendName::Cuda => on_gpu(args),
     }

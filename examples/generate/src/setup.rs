@@ -2,10 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use kvarena::{Capacity, EngineConfig, EngineError, KvShape, PoolConfig, PrefixMode};
+use kvarena::{
+    Capacity, CpuOptions, EngineConfig, EngineError, KvDtype, KvShape, PoolConfig, PrefixMode,
+    Scaling,
+};
 use serde_json::{Value, json};
 
-use crate::args::{Args, BackendName, Shape, Switch};
+use crate::args::{Args, BackendName, ScalesName, Shape, Switch};
+use crate::calibrate;
 use crate::config::ModelConfig;
 use crate::demo;
 use crate::error::{Error, Result};
@@ -137,20 +141,22 @@ fn json_of(shape: Shape) -> Value {
 /// # Errors
 /// A size that no engine can have.
 pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Result<EngineConfig> {
+    let dtype = if args.calibrate.is_some() { KvDtype::F32 } else { args.kv_dtype.into() };
     let mut pool = PoolConfig {
         layers: model.layers as u32,
         shape: KvShape::heads(model.kv_heads as u32, model.head_dim as u32),
-        dtype: args.kv_dtype.into(),
+        dtype,
+        scaling: if dtype.is_quantised() { args.kv_scales.into() } else { Scaling::Static },
         page_size: args.page_size,
         capacity: Capacity::Pages(1),
         layout: args.layout.into(),
         ..PoolConfig::default()
     };
-    let bytes_per_token = pool.bytes_per_token().map_err(unusable)?;
+    let page_bytes = pool.layout().map_err(unusable)?.page_bytes();
     let usual = || {
         let tokens = u64::from(args.concurrency).saturating_mul(model.max_len as u64);
-        let tokens = tokens.min(pool_bytes / bytes_per_token).max(1);
-        tokens.div_ceil(u64::from(args.page_size.max(1))) as u32
+        let pages = tokens.div_ceil(u64::from(args.page_size));
+        pages.min(pool_bytes / page_bytes).max(1) as u32
     };
     pool.capacity = Capacity::Pages(args.pages.unwrap_or_else(usual));
     let off = args.no_prefix || args.prefix == Switch::Off;
@@ -166,6 +172,22 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     config.max_tokens = u64::from(args.concurrency) * u64::from(sequence_len);
     config.shape().map_err(unusable)?;
     Ok(config)
+}
+
+/// The CPU backend that the command line asks for.
+///
+/// # Errors
+/// Scales that cannot be read, or that the pool has no use for.
+pub fn cpu_options(args: &Args) -> Result<CpuOptions> {
+    let threads = |n: u16| CpuOptions::with_threads(n.into());
+    let options = args.threads.map_or_else(CpuOptions::default, threads);
+    let Some(path) = &args.scales else { return Ok(options) };
+    let given = KvDtype::from(args.kv_dtype).is_quantised() && args.kv_scales == ScalesName::Static;
+    if !given {
+        let wanted = "--scales are for --kv-dtype fp8 --kv-scales static";
+        return Err(Error::request(wanted));
+    }
+    Ok(CpuOptions { scales: Some(calibrate::read(path)?), ..options })
 }
 
 /// What to say where the engine cannot be made.

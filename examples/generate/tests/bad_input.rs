@@ -210,7 +210,20 @@ fn options_that_make_no_engine() {
     refuse(&["--concurrency", "4294967295"], &["max_sequences"]);
     refuse(&["--threads", "99999999"], &["--threads"]);
     refuse(&["--layout", "diagonal"], &["diagonal"]);
-    refuse(&["--kv-dtype", "fp8"], &["fp8"]);
+    refuse(&["--kv-dtype", "fp4"], &["fp4"]);
+    let static_fp8 = ["--kv-dtype", "fp8", "--kv-scales", "static", "--scales"];
+    refuse(&["--scales", "none.json"], &["--kv-scales static"]);
+    refuse(&["--kv-dtype", "fp8", "--scales", "none.json"], &["--kv-scales static"]);
+    let files = Dir::new();
+    for (text, word) in [
+        (r#"{"layers": 1, "kv_heads": 1, "values": [1.0]}"#, "1 scale"),
+        (r#"{"layers": 1, "kv_heads": 1, "values": [1.0, "x"]}"#, "NaN"),
+        (r#"{"layers": -1, "kv_heads": 1, "values": []}"#, "layers"),
+    ] {
+        let file = files.write("scales.json", text);
+        refuse(&[&static_fp8[..], &[file.to_str().expect("UTF-8")]].concat(), &[word]);
+    }
+    refuse(&["--backend", "cuda", "--calibrate", "none.json"], &["--calibrate"]);
     if !cfg!(feature = "cuda") {
         refuse(&["--backend", "cuda"], &["--features cuda"]);
     }

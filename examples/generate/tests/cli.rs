@@ -123,6 +123,34 @@ fn json_lines_in_and_out() {
     }
 }
 
+/// Static scales are written by one run and read by another, and say other words than scales of 1.
+#[test]
+fn scales_are_measured_and_given() {
+    let files = Dir::new();
+    let file = files.write("scales.json", "");
+    let path = file.to_str().expect("UTF-8");
+    let requests =
+        ["--prompt", "5 6 7 8 9", "--prompt", "9 8 7", "--max-new-tokens", "12", "--json"];
+    let run = |options: &[&str]| {
+        let ran = tiny(&[&requests[..], options].concat(), "");
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        lines(&ran.out)
+    };
+    let plain = run(&["--kv-dtype", "f32"]);
+    assert_eq!(run(&["--calibrate", path]), plain, "to measure changes nothing");
+    let written = std::fs::read_to_string(&file).expect("it was written");
+    assert!(written.starts_with(r#"{"layers":"#), "{written}");
+    let fp8 = ["--kv-dtype", "fp8", "--first-logits", "8"];
+    let given = run(&[&fp8[..], &["--kv-scales", "static", "--scales", path]].concat());
+    let ones = run(&[&fp8[..], &["--kv-scales", "static"]].concat());
+    let made = run(&fp8);
+    assert_eq!((given.len(), made.len()), (2, 2));
+    for (given, others) in given.iter().zip(ones.iter().zip(&made)) {
+        assert_ne!(given["first_logits"], others.0["first_logits"]);
+        assert_ne!(given["first_logits"], others.1["first_logits"]);
+    }
+}
+
 #[test]
 fn first_logits_are_printed_where_asked_for() {
     let cases = common::cases("qwen3-tiny");

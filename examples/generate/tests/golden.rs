@@ -5,15 +5,17 @@ mod common;
 
 use std::collections::BTreeMap;
 
+use generate::calibrate::{self, Calibrating};
 use generate::cpu::CpuRunner;
 use generate::model::Model;
 use generate::request::{Defaults, Request};
+use generate::runner::Runner;
 use generate::sample::Sampling;
 use generate::server::{Policy, Server, Sink};
 use generate::stream::Stream;
 use kvarena::{
-    Capacity, CpuOptions, Engine, EngineConfig, KvDtype, KvShape, Layout, PoolConfig, PrefixMode,
-    Stats,
+    Capacity, Cpu, CpuOptions, Engine, EngineConfig, KvDtype, KvScales, KvShape, Layout,
+    PoolConfig, PrefixMode, Scaling, Stats,
 };
 
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
@@ -81,12 +83,25 @@ fn requests(cases: &[common::Case]) -> Vec<Request> {
 
 /// On the CPU, with one thread: the tests run side by side already.
 fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
+    serve_by(CpuRunner::new(model), requests, setting, Scaling::Static, None).0
+}
+
+/// As [`serve`], by any runner, with scales of either kind.
+fn serve_by<R: Runner<Backend = Cpu>>(
+    runner: R,
+    requests: &[Request],
+    setting: Setting,
+    scaling: Scaling,
+    scales: Option<KvScales>,
+) -> (Ran, Server<R>) {
+    let model = runner.config();
     let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max().expect("a request");
     let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
     let pool = PoolConfig {
-        layers: model.config.layers as u32,
-        shape: KvShape::heads(model.config.kv_heads as u32, model.config.head_dim as u32),
+        layers: model.layers as u32,
+        shape: KvShape::heads(model.kv_heads as u32, model.head_dim as u32),
         dtype: setting.dtype,
+        scaling,
         page_size: setting.page_size,
         capacity: Capacity::Pages(tokens.div_ceil(setting.page_size)),
         layout: setting.layout,
@@ -107,8 +122,9 @@ fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
         fail_every: setting.fail_every,
         wait_for_leaders: true,
     };
-    let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is sound");
-    let mut server = Server::new(CpuRunner::new(model), engine, policy);
+    let options = CpuOptions { scales, ..CpuOptions::with_threads(1) };
+    let engine = Engine::new(config, options).expect("the config is sound");
+    let mut server = Server::new(runner, engine, policy);
     for request in requests {
         server.submit(request.clone()).expect("the request fits");
     }
@@ -116,7 +132,7 @@ fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
     server.run(&mut heard).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
     let (tally, _) = server.tally();
     let (preemptions, aborted) = (tally.preemptions, tally.aborted_steps);
-    Ran { heard, stats: server.engine().stats(), preemptions, aborted }
+    (Ran { heard, stats: server.engine().stats(), preemptions, aborted }, server)
 }
 
 fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
@@ -247,6 +263,72 @@ fn failed_steps_change_nothing() {
                 fail_every: Some(3),
             };
             check(name, &cases, setting, &serve(&model, &requests, setting));
+        }
+    }
+}
+
+/// Root of the mean square, over the first logits of all requests, of what `f` makes of each and its like in f32.
+fn rms(ran: &Ran, exact: &Ran, f: fn(f32, f32) -> f32) -> f64 {
+    let pairs = ran.heard.first_logits.iter().zip(&exact.heard.first_logits);
+    let all = pairs.flat_map(|((_, x), (_, y))| x.iter().zip(y).map(|(&x, &y)| f64::from(f(x, y))));
+    let (count, sum) = all.fold((0.0, 0.0), |(count, sum), x| (count + 1.0, sum + x * x));
+    (sum / count).sqrt()
+}
+
+/// What fp8 changes: printed, and bounded by what bf16 does, which rounds 16 times as finely. Scales are measured, written
+/// and read on the way. The models' weights are random: their words hang on less than those of a trained one.
+#[test]
+fn fp8_changes_what_its_rounding_explains() {
+    for name in common::MODELS {
+        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let cases = common::cases(name);
+        let requests = requests(&cases);
+        let setting = |dtype, way| Setting {
+            dtype,
+            page_size: 16,
+            layout: Layout::PageFirst,
+            prefix: PrefixMode::Radix,
+            way,
+            overlap: false,
+            fail_every: None,
+        };
+        let runner = Calibrating::new(CpuRunner::new(&model));
+        let f32_pool = setting(KvDtype::F32, Way::AllAtOnce);
+        let (exact, server) = serve_by(runner, &requests, f32_pool, Scaling::Static, None);
+        let measured = server.runner().scales().expect("K and V are finite");
+        let file = std::env::temp_dir().join(format!("{name}-{}.json", std::process::id()));
+        calibrate::write(&file, &measured).expect("a file can be written");
+        assert_eq!(calibrate::read(&file).expect("it was written"), measured);
+        std::fs::remove_file(&file).expect("it is there");
+
+        let run = |dtype, way, scaling, scales: &Option<KvScales>| {
+            let (setting, runner) = (setting(dtype, way), CpuRunner::new(&model));
+            serve_by(runner, &requests, setting, scaling, scales.clone()).0
+        };
+        let change = |what: &str, ran: &Ran| {
+            let pairs = ran.heard.tokens.values().zip(exact.heard.tokens.values());
+            let all: usize = exact.heard.tokens.values().map(Vec::len).sum();
+            let same = pairs.clone().flat_map(|(x, y)| x.iter().zip(y)).filter(|(x, y)| x == y);
+            let (tokens, texts) = (all - same.count(), pairs.filter(|(x, y)| x != y).count());
+            let (change, size) = (rms(ran, &exact, |x, y| x - y), rms(ran, &exact, |_, y| y));
+            print!(
+                "{name}, {what}: {tokens} of {all} tokens, {texts} of {} texts differ; ",
+                cases.len()
+            );
+            println!("first logits change by {change:.5} of {size:.5} (RMS)");
+            change
+        };
+        let bf16 = run(KvDtype::Bf16, Way::AllAtOnce, Scaling::Static, &None);
+        let bf16 = change("bf16", &bf16);
+        for (scaling, scales) in [(Scaling::Static, Some(measured)), (Scaling::ByToken, None)] {
+            let fp8 = |way| run(KvDtype::Fp8E4M3, way, scaling, &scales);
+            let ran = fp8(Way::AllAtOnce);
+            // What is stored depends on the token alone, so the words do not on how prompts come.
+            for way in WAYS {
+                assert_eq!(fp8(way).heard.tokens, ran.heard.tokens, "{name} {scaling:?} {way:?}");
+            }
+            let fp8 = change(&format!("fp8, {scaling:?}"), &ran);
+            assert!(fp8 < 32.0 * bf16, "{name} {scaling:?}: {fp8} is more than {bf16} explains");
         }
     }
 }

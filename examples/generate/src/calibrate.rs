@@ -1,0 +1,125 @@
+//! Static scales of an fp8 pool: measured over prompts, written to a file, and read again.
+//!
+//! A scale is the largest number without sign that K or V of a head has in a layer, divided by 448, the largest of fp8.
+
+use std::fs;
+use std::path::Path;
+
+use kvarena::{BatchPlan, Cpu, KvScales, LayerId, PlaneName};
+use serde_json::json;
+
+use crate::clock::Clock;
+use crate::config::{ModelConfig, read_json};
+use crate::error::{Error, Result};
+use crate::runner::{Runner, Work};
+
+/// Hands steps to another runner, and looks at all K and V that they store.
+pub struct Calibrating<R> {
+    inner: R,
+    /// `[layers, kv_heads, K and V]`
+    largest: Vec<f32>,
+}
+
+impl<R: Runner<Backend = Cpu>> Calibrating<R> {
+    /// Nothing is seen yet.
+    pub fn new(inner: R) -> Self {
+        let config = inner.config();
+        let largest = vec![0.0; 2 * config.layers * config.kv_heads];
+        Self { inner, largest }
+    }
+
+    /// What was seen, as scales; 1 where there was nothing but 0.
+    ///
+    /// # Errors
+    /// K or V that are not finite.
+    pub fn scales(&self) -> Result<KvScales> {
+        let config = self.inner.config();
+        let scale = |&largest: &f32| match largest {
+            0.0 => 1.0,
+            largest => (largest / 448.0).max(f32::MIN_POSITIVE),
+        };
+        let values = self.largest.iter().map(scale).collect();
+        KvScales::new(config.layers as u32, config.kv_heads as u32, values)
+            .map_err(|error| Error::run(error.to_string()))
+    }
+
+    fn look(&mut self, backend: &Cpu, plan: &BatchPlan<'_>) -> Result<()> {
+        let (layers, head_dim) = (self.inner.config().layers, self.inner.config().head_dim);
+        let kv_heads = self.inner.config().kv_heads;
+        for slot in (0..plan.token_count()).filter_map(|i| plan.slot_mapping.get(i)) {
+            for layer in 0..layers {
+                for (side, plane) in [PlaneName::K, PlaneName::V].into_iter().enumerate() {
+                    let row = backend
+                        .read_slot(plane, LayerId::new(layer as u32), slot)
+                        .map_err(|error| Error::run(error.to_string()))?;
+                    for (head, numbers) in row.chunks_exact(head_dim).enumerate() {
+                        let seen = &mut self.largest[2 * (layer * kv_heads + head) + side];
+                        *seen = numbers.iter().fold(*seen, |most, x| most.max(x.abs()));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<R: Runner<Backend = Cpu>> Runner for Calibrating<R> {
+    type Backend = Cpu;
+
+    fn config(&self) -> &ModelConfig {
+        self.inner.config()
+    }
+
+    fn launch(&mut self, backend: &mut Cpu, work: &Work, clock: &mut Clock) -> Result<()> {
+        self.inner.launch(backend, work, clock)
+    }
+
+    fn collect(
+        &mut self,
+        backend: &mut Cpu,
+        work: &Work,
+        fail: bool,
+        tokens: &mut Vec<u32>,
+        clock: &mut Clock,
+    ) -> Result<()> {
+        self.inner.collect(backend, work, fail, tokens, clock)?;
+        self.look(backend, &work.plan.plan())
+    }
+
+    fn settle(&mut self, backend: &mut Cpu) -> Result<()> {
+        self.inner.settle(backend)
+    }
+
+    fn logits(&self, draw: usize) -> &[f32] {
+        self.inner.logits(draw)
+    }
+}
+
+/// Writes scales as JSON: `{"layers": .., "kv_heads": .., "values": [..]}`.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write(path: &Path, scales: &KvScales) -> Result<()> {
+    let (layers, kv_heads) = (scales.layers(), scales.kv_heads());
+    let text = json!({"layers": layers, "kv_heads": kv_heads, "values": scales.values()});
+    fs::write(path, format!("{text}\n"))
+        .map_err(|error| Error::run(format!("cannot write {}: {error}", path.display())))
+}
+
+/// Reads scales that [`write`] has written.
+///
+/// # Errors
+/// The file cannot be read, or holds no scales.
+pub fn read(path: &Path) -> Result<KvScales> {
+    let file = read_json(path)?;
+    let refused = |why: String| Error::request(format!("{}: {why}", path.display()));
+    let number = |name: &str| {
+        let number = file[name].as_u64().and_then(|number| u32::try_from(number).ok());
+        number.ok_or_else(|| refused(format!("no number of {name}")))
+    };
+    let values = file["values"].as_array().map_or(&[][..], Vec::as_slice);
+    // What is no number is no scale.
+    let values = values.iter().map(|value| value.as_f64().unwrap_or(f64::NAN) as f32).collect();
+    KvScales::new(number("layers")?, number("kv_heads")?, values)
+        .map_err(|error| refused(error.to_string()))
+}

@@ -15,9 +15,12 @@ fn wanted(plan: &BatchPlan<'_>) -> Value {
         SlotMapping::I64(slots) => slots.to_vec(),
     };
     let writes: Vec<_> = plan.table_writes.iter().map(|w| [w.index, w.value]).collect();
+    let span = |s: &SharedSpan| [s.member_start, s.member_count, s.begin, s.end];
+    let spans: Vec<_> = plan.shared.spans.iter().map(span).collect();
     json!({
         "step": plan.step.raw(), "rows": rows, "positions": plan.positions, "slot_mapping": slots,
         "tokens": plan.tokens.iter().map(|t| t.raw()).collect::<Vec<_>>(), "table_writes": writes,
+        "spans": spans, "members": plan.shared.members,
     })
 }
 
@@ -41,6 +44,18 @@ fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     }
     assert_eq!(plans[3]["tokens"], json!([u32::MAX]));
     assert_eq!(plans[4]["slot_mapping"][1], -1);
+    // Its child shares the pages that it has published.
+    let step = plans[0]["step"].as_u64().expect("a number");
+    for step in [step, step + 1] {
+        engine.append(seq, &[TokenId::new(99)]).expect("there is room");
+        engine.commit(StepId::new(step)).expect("steps commit in order");
+    }
+    let forked = engine.fork(seq, 1, 0).expect("there is room");
+    let both = [seq, forked.children[0]].map(|seq| Extend { seq, len: 1 });
+    let plan = engine.plan_batch(&mut scratch, &both).expect("there is room");
+    assert_eq!(plan.shared.spans.len(), 1, "{:?}", plan.shared);
+    bytes.extend(OwnedPlan::from(&plan).as_bytes());
+    plans.push(wanted(&plan));
 }
 
 #[test]

@@ -6,9 +6,9 @@ import sys
 
 def read_plan(data, start):
     """The plan at `start`, and where the next one starts."""
-    magic, step, rows, tokens, writes, slot_bytes = struct.unpack_from("<8s5Q", data, start)
-    assert magic == b"kvplan01" and slot_bytes in (4, 8), "not a plan of this version"
-    at = start + 48
+    magic, step, rows, tokens, writes, slot_bytes, spans, members = struct.unpack_from("<8s7Q", data, start)
+    assert magic == b"kvplan02" and slot_bytes in (4, 8), "not a plan of this version"
+    at = start + 64
 
     def array(count, item):
         nonlocal at
@@ -23,6 +23,8 @@ def read_plan(data, start):
     plan["positions"] = [position for position, in array(tokens, "I")]
     plan["slot_mapping"] = [slot for slot, in array(tokens, "i" if slot_bytes == 4 else "q")]
     plan["table_writes"] = array(writes, "2I")  # index, value
+    plan["spans"] = array(spans, "4I")  # member_start, member_count, begin, end
+    plan["members"] = [row for row, in array(members, "I")]
     return plan, at
 
 

@@ -28,6 +28,7 @@
 mod chunk_pool;
 mod fronts;
 mod page_table;
+mod record;
 mod row;
 mod token_store;
 
@@ -42,103 +43,10 @@ use fronts::Fronts;
 use page_table::PageTable;
 use token_store::TokenStore;
 
+pub(crate) use record::Entered;
+pub use record::Sequence;
 pub(crate) use row::RowMut;
 use row::Stores;
-
-/// How a sequence came to run, as long as no commit has counted it. Four bytes: rows are to be two lines of memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Entered(u32);
-
-impl Entered {
-    /// It is counted, or a fork.
-    pub const COUNTED: Self = Self(0);
-    /// It was resumed.
-    pub const RESUMED: Self = Self(u32::MAX);
-
-    /// It was admitted with a prompt of so many tokens.
-    pub fn admitted(prompt_len: u32) -> Self {
-        Self(prompt_len)
-    }
-
-    /// Tokens of the prompt of an admitted sequence.
-    pub fn prompt_len(self) -> u32 {
-        self.0
-    }
-}
-
-/// One sequence's numbers. Lengths in tokens unless they say pages.
-#[derive(Debug)]
-pub struct Sequence {
-    /// Its row in the page tables.
-    pub row: RowId,
-    /// Known tokens.
-    pub token_len: u32,
-    /// Tokens with K and V, by committed steps.
-    pub cached_len: u32,
-    /// `cached_len` and what unfinished plans add.
-    pub planned_len: u32,
-    /// Pages of its page table.
-    pub page_len: u32,
-    /// Pages of it that are the tree's.
-    pub published: u32,
-    /// First page that no plan has sent to the backends.
-    pub dirty_from: u32,
-    /// Pages that it shares with the sequence it was forked from, down to the chunks that name them.
-    pub inherited: u32,
-    /// Pages that its page table is promised to have room for. Those that it has are drawn; none while preempted.
-    pub promised: u32,
-    /// What the first commit counts.
-    pub(crate) entered: Entered,
-    /// Its chunks of tokens.
-    chunks: u32,
-    /// Entry of its last page (`page_table.rs`), if it has one.
-    tail: u32,
-    /// Its last known token, if it has one.
-    pub last_token: TokenId,
-    /// Counts preemptions: plan items of an earlier incarnation are skipped.
-    pub incarnation: u32,
-    /// The last step that planned it or copied for it; 0: none in this incarnation.
-    pub last_step: StepId,
-    /// Its last plan item, in the numbering of the step log; 0: none.
-    pub last_item: u64,
-    /// The last plan that named it, to find repeats.
-    pub last_plan: u64,
-    /// The host's namespace.
-    pub namespace: Namespace,
-    /// Its prefix; none while preempted.
-    pub lock: Option<PrefixLock>,
-}
-
-// With its version a slot of 128 bytes: two lines of memory.
-const _: () = assert!(size_of::<Sequence>() <= 120);
-
-impl Sequence {
-    /// Tokens that fit in its last page still, by S1.
-    pub(crate) fn room(&self, page_size: u32) -> u32 {
-        self.page_len * page_size - self.planned_len
-    }
-
-    /// Pages that it lacks to compute `len` more tokens.
-    pub(crate) fn pages_lacking(&self, len: u32, page_size: u32) -> u32 {
-        let room = self.room(page_size);
-        if len <= room { 0 } else { (len - room).div_ceil(page_size) }
-    }
-
-    /// Pages that it is promised and has not drawn.
-    pub(crate) fn undrawn(&self) -> u32 {
-        self.promised.saturating_sub(self.page_len)
-    }
-
-    /// The namespace and generation of its prefix, if it is not preempted.
-    pub(crate) fn scope(&self) -> Option<Scope> {
-        self.lock.as_ref().map(PrefixLock::scope)
-    }
-
-    /// Whether it waits to be resumed, and so has tokens and nothing else.
-    pub fn is_preempted(&self) -> bool {
-        self.lock.is_none()
-    }
-}
 
 /// All sequences.
 pub struct SequenceTable {

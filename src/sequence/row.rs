@@ -2,9 +2,9 @@
 //!
 //! Not here: the stores themselves.
 
-use super::Sequence;
 use super::fronts::Fronts;
 use super::page_table::PageTable;
+use super::record::Sequence;
 use super::token_store::TokenStore;
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, TokenId};

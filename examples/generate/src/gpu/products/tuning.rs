@@ -1,0 +1,279 @@
+//! How the ways of products are chosen: what can make a product, measured alone and then in a row with its neighbours.
+//!
+//! Not here: how a product is made in a way (`products.rs`).
+
+use std::mem::{discriminant, size_of};
+use std::ptr::from_ref;
+
+use cudarc::cublaslt::{result, sys};
+use kvarena::backend::cuda::CudaEvent;
+
+use super::{Op, Plan, Product, Products, WORKSPACE_BYTES, Way, Widths, lt, mode_of, padded_rows};
+use crate::gpu::device::Device;
+use crate::gpu::error::GpuError;
+use crate::gpu::gemm::GemmWay;
+use crate::gpu::kernels::SKINNY;
+
+/// Algorithms asked of cublasLt for numbers of rows that are tuned.
+const ALGORITHMS: usize = 8;
+/// Up to so many rows the skinny kernels serve.
+const SKINNY_ROWS: usize = 16;
+/// Beyond so many rows the first algorithm that cublasLt proposes is taken, unless there is time to choose.
+const TUNED_ROWS: usize = 512;
+/// Layers whose weights a measurement goes through, so that they do not stay in the cache; with more rows one is enough.
+const TUNED_LAYERS: usize = 12;
+/// Rounds in which a product's ways are measured: launches of each, of which the fastest counts, and how many of each
+/// kind go on.
+const ROUNDS: [(usize, usize); 2] = [(1, 6), (5, 2)];
+/// Launches of products in a row.
+const LAUNCHES: usize = 5;
+
+/// How ways are chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Choice {
+    /// The fastest, measured.
+    #[default]
+    Fastest,
+    /// cublasLt's first proposal: the same in every run.
+    First,
+    /// A skinny kernel where one fits: the same in every run.
+    Skinny,
+    /// One of `gemm.rs` where one fits: the same in every run.
+    Gemm,
+}
+
+impl Product<'_> {
+    /// Layers that a measurement goes through.
+    fn layers(&self, rows: usize) -> usize {
+        self.operands.len().min(if rows > TUNED_ROWS { 1 } else { TUNED_LAYERS })
+    }
+}
+
+impl Products {
+    /// Chooses the ways of products of so many rows that follow each other in every layer: of each alone the fastest few,
+    /// of these the ones that are fastest in a row, since each begins while the one before it ends. What they write is
+    /// spoiled. `unhurried`: nobody waits, so that many rows are worth choosing for, too.
+    ///
+    /// # Errors
+    /// cublasLt knows no way, or something failed.
+    pub fn plan(
+        &mut self,
+        device: &Device,
+        tokens: usize,
+        products: &[Product<'_>],
+        unhurried: bool,
+    ) -> Result<(), GpuError> {
+        let rows = padded_rows(tokens);
+        let tune = self.choice == Choice::Fastest && (unhurried || rows <= TUNED_ROWS);
+        let mut lists = Vec::new();
+        for &product in products {
+            lists.push(self.shortlist(device, rows, product, tune)?);
+        }
+        let mut chosen: Vec<Way> = lists.iter().map(|list| list[0]).collect();
+        let row =
+            |ways: &[Way]| products.iter().copied().zip(ways.iter().copied()).collect::<Vec<_>>();
+        if products.len() > 1 && lists.iter().any(|list| list.len() > 1) {
+            let mut least = self.measure(device, rows, &row(&chosen), LAUNCHES)?;
+            for (i, &way) in lists
+                .iter()
+                .enumerate()
+                .flat_map(|(i, list)| list[1..].iter().map(move |way| (i, way)))
+            {
+                let mut other = chosen.clone();
+                other[i] = way;
+                let time = self.measure(device, rows, &row(&other), LAUNCHES)?;
+                if time < least {
+                    (least, chosen) = (time, other);
+                }
+            }
+        }
+        for (product, way) in row(&chosen) {
+            // Kernels are loaded when they are first launched, which is not to be in a capture.
+            // SAFETY: the caller hands over operands for that many rows.
+            unsafe {
+                self.run_way(device, product.op, product.widths, rows, way, product.operands[0])
+            }?;
+            self.ways.insert((product.op, rows), way);
+        }
+        Ok(())
+    }
+
+    /// The ways to make a product that are worth trying among others, the fastest first.
+    fn shortlist(
+        &self,
+        device: &Device,
+        rows: usize,
+        product: Product<'_>,
+        tune: bool,
+    ) -> Result<Vec<Way>, GpuError> {
+        let Product { op, widths, .. } = product;
+        let mut ways = self.cublaslt_ways(op, widths, rows, if tune { ALGORITHMS } else { 1 })?;
+        let own = match self.choice {
+            Choice::First => Vec::new(),
+            Choice::Fastest if !tune => Vec::new(),
+            Choice::Fastest => {
+                let mut own = gemm_ways(device, widths, rows);
+                own.retain(|way| way.is_sensible(mode_of(op), widths.outs));
+                let skinny = skinny_ways(op, widths, rows).into_iter();
+                skinny.chain(own.into_iter().map(Way::Gemm)).collect()
+            }
+            Choice::Skinny => skinny_ways(op, widths, rows),
+            Choice::Gemm => gemm_ways(device, widths, rows).into_iter().map(Way::Gemm).collect(),
+        };
+        match self.choice {
+            Choice::Skinny | Choice::Gemm if !own.is_empty() => {
+                return Ok(vec![own[(op as usize + rows) % own.len()]]); // each now and then
+            }
+            _ => ways.extend(own),
+        }
+        for (launches, left) in ROUNDS {
+            if ways.len() == 1 {
+                break;
+            }
+            let mut times: Vec<(f32, Way)> = Vec::new();
+            for &way in &ways {
+                // An algorithm that fails is one not to take.
+                let time = self.measure(device, rows, &[(product, way)], launches);
+                times.extend(time.ok().map(|time| (time, way)));
+            }
+            times.sort_by(|a, b| a.0.total_cmp(&b.0));
+            ways.clear();
+            for (_, way) in times {
+                let kind = discriminant(&way);
+                if ways.iter().filter(|way| discriminant(*way) == kind).count() < left {
+                    ways.push(way);
+                }
+            }
+        }
+        let shape = [rows, widths.outs, widths.ins];
+        if ways.is_empty() { Err(GpuError::NoProduct { shape }) } else { Ok(ways) }
+    }
+
+    /// What cublasLt proposes for `y = x * weight^T`, all row-major: to it, columns are rows.
+    fn cublaslt_ways(
+        &self,
+        op: Op,
+        Widths { outs, ins }: Widths,
+        rows: usize,
+        most: usize,
+    ) -> Result<Vec<Way>, GpuError> {
+        let outs = if op == Op::GateUp { 2 * outs } else { outs };
+        let (bf16, f32) = (sys::cudaDataType_t::CUDA_R_16BF, sys::cudaDataType_t::CUDA_R_32F);
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let description = result::create_matmul_desc(compute, f32)
+            .map_err(|e| lt("cublasLtMatmulDescCreate", e))?;
+        let turned = 1_i32;
+        // SAFETY: the attribute takes an i32, which lives during the call.
+        unsafe {
+            result::set_matmul_desc_attribute(
+                description,
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
+                from_ref(&turned).cast(),
+                size_of::<i32>(),
+            )
+        }
+        .map_err(|e| lt("cublasLtMatmulDescSetAttribute", e))?;
+        let layout = |rows: usize, cols: usize| {
+            result::create_matrix_layout(bf16, rows as u64, cols as u64, rows as i64)
+                .map_err(|e| lt("cublasLtMatrixLayoutCreate", e))
+        };
+        let layouts = [layout(ins, outs)?, layout(ins, rows)?, layout(outs, rows)?];
+        let preference =
+            result::create_matmul_pref().map_err(|e| lt("cublasLtMatmulPreferenceCreate", e))?;
+        let bytes = WORKSPACE_BYTES;
+        // SAFETY: the attribute takes a size, which lives during the call.
+        unsafe {
+            result::set_matmul_pref_attribute(
+                preference,
+                sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                from_ref(&bytes).cast(),
+                size_of::<usize>(),
+            )
+        }
+        .map_err(|e| lt("cublasLtMatmulPreferenceSetAttribute", e))?;
+        // SAFETY: all bit patterns are valid for these plain numbers.
+        let empty = || unsafe { std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>() };
+        let mut proposed: Vec<_> = (0..most).map(|_| empty()).collect();
+        let mut count = 0;
+        let [weights, xs, ys] = layouts;
+        // SAFETY: all handles live, and there is room for `most` results.
+        let status = unsafe {
+            let status = sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                description,
+                weights,
+                xs,
+                ys,
+                ys,
+                preference,
+                most as i32,
+                proposed.as_mut_ptr(),
+                &mut count,
+            );
+            let _ = result::destroy_matmul_pref(preference);
+            status
+        };
+        status.result().map_err(|e| lt("cublasLtMatmulAlgoGetHeuristic", e))?;
+        if count == 0 {
+            return Err(GpuError::NoProduct { shape: [rows, outs, ins] });
+        }
+        let beta = if matches!(op, Op::Out | Op::Down) { 1.0 } else { 0.0 };
+        let plan = |algorithm| Way::CublasLt(Plan { description, layouts, algorithm, beta });
+        Ok(proposed[..count as usize].iter().map(|found| plan(found.algo)).collect())
+    }
+
+    /// Milliseconds of products in a row over some layers, as a graph: the least of a few.
+    fn measure(
+        &self,
+        device: &Device,
+        rows: usize,
+        row: &[(Product<'_>, Way)],
+        launches: usize,
+    ) -> Result<f32, GpuError> {
+        let all = || {
+            // Once for each layer; logits have but one matrix, which is larger than the cache in any model of size.
+            for layer in 0..row[0].0.layers(rows) {
+                for &(Product { op, widths, operands }, way) in row {
+                    // SAFETY: the caller of `plan` hands over operands for that many rows.
+                    unsafe { self.run_way(device, op, widths, rows, way, operands[layer]) }?;
+                }
+            }
+            Ok::<_, GpuError>(())
+        };
+        // Outside of a capture first: kernels are loaded when they are first launched.
+        all()?;
+        device.stream.synchronize()?;
+        let graph = device.stream.capture(all)?;
+        let mut best = f32::INFINITY;
+        let (mut begun, mut done) =
+            (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);
+        for _ in 0..launches {
+            begun.record(&device.stream)?;
+            // SAFETY: operands and weights live, and nothing of kvarena's is in the graph.
+            unsafe { graph.launch(&device.stream) }?;
+            done.record(&device.stream)?;
+            done.synchronize()?;
+            best = best.min(done.elapsed_ms(&begun)?);
+        }
+        Ok(best)
+    }
+}
+
+fn gemm_ways(device: &Device, Widths { outs, ins }: Widths, rows: usize) -> Vec<GemmWay> {
+    match device.kernels.gemm.is_empty() {
+        true => Vec::new(),
+        false => GemmWay::all(outs, ins, rows),
+    }
+}
+
+/// The skinny kernels that can make a product.
+fn skinny_ways(op: Op, Widths { outs, ins }: Widths, rows: usize) -> Vec<Way> {
+    if rows > SKINNY_ROWS || !ins.is_multiple_of(64) {
+        return Vec::new();
+    }
+    let fits = |&kernel: &usize| match (op, SKINNY[kernel].1) {
+        (Op::GateUp, tiles) => tiles > 1 && outs.is_multiple_of(4 * tiles),
+        (_, tiles) => outs.is_multiple_of(8 * tiles),
+    };
+    (0..SKINNY.len()).filter(fits).map(Way::Skinny).collect()
+}

@@ -252,7 +252,7 @@ struct BatchAttributes {
 impl BatchCopy {
     fn find() -> Option<Self> {
         let mut found = std::ptr::null_mut();
-        // SAFETY: the name is a C string, `found` is a valid place for one pointer.
+        // SAFETY: the name is a C string, `found` is valid memory for one pointer.
         let result =
             unsafe { sys::cuGetProcAddress(c"cuMemcpyBatchAsync".as_ptr(), &mut found, 12_080, 0) };
         if result != 0 || found.is_null() {

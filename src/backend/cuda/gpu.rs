@@ -47,7 +47,7 @@ struct Context {
 impl Context {
     fn retain(device: sys::CUdevice) -> Result<Self, CudaError> {
         let mut handle = null_mut();
-        // SAFETY: `handle` is a valid place for one handle; the device was found.
+        // SAFETY: `handle` is valid memory for one handle; the device was found.
         let result = unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device) };
         check("cuDevicePrimaryCtxRetain", result)?;
         Ok(Self { device, handle: handle as usize as u64 })
@@ -80,7 +80,7 @@ impl Gpu {
         // SAFETY: cuInit takes no pointers and may be called at any time, more than once.
         check("cuInit", unsafe { sys::cuInit(0) }).map_err(no_device)?;
         let mut version = 0;
-        // SAFETY: `version` is a valid place for one i32.
+        // SAFETY: `version` is valid memory for one i32.
         check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
         if version < CUDA_WANTED {
             return Err(CudaError::DriverTooOld { version, wanted: CUDA_WANTED });
@@ -88,11 +88,11 @@ impl Gpu {
         let missing = |_| CudaError::NoDevice { ordinal };
         let number = i32::try_from(ordinal).map_err(|_| CudaError::NoDevice { ordinal })?;
         let mut device = 0;
-        // SAFETY: `device` is a valid place for one device.
+        // SAFETY: `device` is valid memory for one device.
         check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, number) }).map_err(missing)?;
         let attribute = |attribute| {
             let mut value = 0;
-            // SAFETY: `value` is a valid place for one i32; the device was just found.
+            // SAFETY: `value` is valid memory for one i32; the device was just found.
             let result = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) };
             check("cuDeviceGetAttribute", result).map_err(missing).map(|()| value as u32)
         };
@@ -134,7 +134,7 @@ impl Gpu {
     pub fn free_memory(&self) -> Result<u64, CudaError> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both are valid places for one usize each; a context is bound.
+        // SAFETY: both are valid memory for one usize each; a context is bound.
         check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
         Ok(free as u64)
     }

@@ -80,7 +80,7 @@ impl LoadedModule {
         // Of numbers the driver takes the value for the pointer.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let count = options.len() as u32;
-        // SAFETY: `module` is a valid place for one handle, the text ends with a zero, and there are as many options as
+        // SAFETY: `module` is valid memory for one handle, the text ends with a zero, and there are as many options as
         // values: the log's memory, which lives, and its size.
         let result = unsafe {
             let (image, options) = (text.as_ptr().cast(), options.as_mut_ptr());
@@ -97,7 +97,7 @@ impl LoadedModule {
     fn entry(&self, name: &str) -> Result<sys::CUfunction, u32> {
         let name = CString::new(name).expect("a name is text");
         let mut function = null_mut();
-        // SAFETY: `function` is a valid place for one handle, the module is loaded, the name ends with a zero.
+        // SAFETY: `function` is valid memory for one handle, the module is loaded, the name ends with a zero.
         let result = unsafe {
             let module = self.module as usize as sys::CUmodule;
             sys::cuModuleGetFunction(&mut function, module, name.as_ptr())

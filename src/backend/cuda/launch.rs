@@ -95,7 +95,7 @@ impl Gpu {
         self.bind()?;
         let function = self.function(kernel)?.handle;
         let mut blocks = 0;
-        // SAFETY: `blocks` is a valid place for one i32; the function is loaded.
+        // SAFETY: `blocks` is valid memory for one i32; the function is loaded.
         let result = unsafe {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &mut blocks,

@@ -140,9 +140,9 @@ impl Drop for DeviceBuffer {
 fn from_pool(bytes: u64) -> Result<u64, CudaError> {
     let (mut address, mut stream) = (0, ptr::null_mut());
     let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
-    // SAFETY: `stream` is a valid place for one handle; a context is bound.
+    // SAFETY: `stream` is valid memory for one handle; a context is bound.
     check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-    // SAFETY: `address` is a valid place for one device address; the stream lives.
+    // SAFETY: `address` is valid memory for one device address; the stream lives.
     let result = unsafe { sys::cuMemAllocAsync(&mut address, bytes as usize, stream) };
     let taken = check_alloc("cuMemAllocAsync", bytes, result);
     // SAFETY: the stream lives, and nothing but the allocation was asked of it; destroyed once.
@@ -154,7 +154,7 @@ fn from_pool(bytes: u64) -> Result<u64, CudaError> {
 /// Memory of the bound context that is in no pool.
 fn from_device(bytes: u64) -> Result<u64, CudaError> {
     let mut address = 0;
-    // SAFETY: `address` is a valid place for one device address; a context is bound.
+    // SAFETY: `address` is valid memory for one device address; a context is bound.
     let result = unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) };
     check_alloc("cuMemAlloc", bytes, result).map(|()| address)
 }
@@ -229,11 +229,11 @@ impl PinnedBuffer {
         let bytes = bytes.max(1);
         let mut start = ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: `start` is a valid place for one pointer; a context is bound.
+        // SAFETY: `start` is valid memory for one pointer; a context is bound.
         let result = unsafe { sys::cuMemHostAlloc(&mut start, bytes, flags) };
         check_alloc("cuMemHostAlloc", bytes as u64, result)?;
         let mut buffer = Self { gpu: gpu.clone(), start: start.cast(), address: 0, bytes };
-        // SAFETY: `start` was allocated above, device-mapped; `address` is a valid place for one address.
+        // SAFETY: `start` was allocated above, device-mapped; `address` is valid memory for one address.
         let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut buffer.address, start, 0) };
         check("cuMemHostGetDevicePointer", result)?;
         // SAFETY: the range was allocated above and nobody else knows it.

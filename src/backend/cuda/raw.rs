@@ -18,7 +18,7 @@ pub(super) fn raw(stream: RawStream) -> sys::CUstream {
 /// Whether the stream is being captured.
 pub(super) fn is_capturing(stream: RawStream) -> Result<bool, CudaError> {
     let mut status = 0;
-    // SAFETY: `status` is a valid place for one status; the stream is the host's.
+    // SAFETY: `status` is valid memory for one status; the stream is the host's.
     let result = unsafe { sys::cuStreamIsCapturing(raw(stream), &mut status) };
     check("cuStreamIsCapturing", result)?;
     // CU_STREAM_CAPTURE_STATUS_NONE is 0.

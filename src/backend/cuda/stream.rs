@@ -34,7 +34,7 @@ impl CudaStream {
         gpu.bind()?;
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: `stream` is a valid place for one handle; a context is bound.
+        // SAFETY: `stream` is valid memory for one handle; a context is bound.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
         Ok(Self::with(gpu, stream as usize as u64, true))
     }
@@ -102,7 +102,7 @@ impl CudaStream {
         body()?;
         let graph = capture.end()?;
         let mut exec = ptr::null_mut();
-        // SAFETY: `exec` is a valid place for one handle; `graph` was made above.
+        // SAFETY: `exec` is valid memory for one handle; `graph` was made above.
         let result = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) };
         // SAFETY: the graph is destroyed once; what was instantiated lives on by itself.
         unsafe { sys::cuGraphDestroy(graph) };
@@ -139,7 +139,7 @@ impl Capture<'_> {
         let mut graph = ptr::null_mut();
         // The body may have left another context current.
         let _ = self.stream.gpu().bind();
-        // SAFETY: `graph` is a valid place for one handle; the capture was begun in this thread, and ends once.
+        // SAFETY: `graph` is valid memory for one handle; the capture was begun in this thread, and ends once.
         let result = unsafe { sys::cuStreamEndCapture(raw(self.stream.raw()), &mut graph) };
         (graph, result)
     }
@@ -206,7 +206,7 @@ impl CudaEvent {
         let mut event = ptr::null_mut();
         let untimed = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
         let flags = if timed { 0 } else { untimed };
-        // SAFETY: `event` is a valid place for one handle; a context is bound.
+        // SAFETY: `event` is valid memory for one handle; a context is bound.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
         Ok(Self { gpu: gpu.clone(), event: event as usize as u64 })
     }
@@ -272,7 +272,7 @@ impl CudaEvent {
     pub fn elapsed_ms(&self, earlier: &Self) -> Result<f32, CudaError> {
         self.gpu.bind()?;
         let mut ms = 0.0;
-        // SAFETY: `ms` is a valid place for one f32; both events live.
+        // SAFETY: `ms` is valid memory for one f32; both events live.
         let result = unsafe { sys::cuEventElapsedTime(&mut ms, earlier.handle(), self.handle()) };
         check("cuEventElapsedTime", result)?;
         Ok(ms)

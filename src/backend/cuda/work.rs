@@ -155,7 +155,7 @@ fn mark(stream: RawStream) -> Result<u64, CudaError> {
     }
     let mut event = null_mut();
     let untimed = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
-    // SAFETY: `event` is a valid place for one handle; a context is bound.
+    // SAFETY: `event` is valid memory for one handle; a context is bound.
     check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, untimed) })?;
     // SAFETY: event and stream live.
     let recorded = check("cuEventRecord", unsafe { sys::cuEventRecord(event, raw(stream)) });

@@ -39,7 +39,7 @@ impl Device {
     fn check_context(&self) -> Result<(), GpuError> {
         self.gpu.free_memory()?;
         let mut current = std::ptr::null_mut();
-        // SAFETY: `current` is a valid place for one handle.
+        // SAFETY: `current` is valid memory for one handle.
         driver("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
         assert!(!current.cast_const().eq(&null()), "kvarena has bound the primary context");
         Ok(())

@@ -94,7 +94,7 @@ pub struct Forward {
 
 /// Where a step's tokens, draws and answers are on the device.
 #[derive(Clone, Copy, Debug)]
-pub struct StepPlaces {
+pub struct StepAddresses {
     /// i32 tokens.
     pub tokens: u64,
     /// `DeviceDraw`s.
@@ -283,7 +283,7 @@ impl Forward {
         device: &Device,
         backend: &mut Cuda,
         (plan, staged): (&BatchPlan<'_>, StagedPlan),
-        places: StepPlaces,
+        step: StepAddresses,
         parts: Parts,
         mut each: impl FnMut(usize, usize) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
@@ -291,7 +291,7 @@ impl Forward {
         let layout = *backend.layout();
         let pool = backend.pool().address();
         if parts.small {
-            self.embed(device, tokens, places.tokens)?;
+            self.embed(device, tokens, step.tokens)?;
         }
         for index in 0..self.config.layers {
             if parts.products {
@@ -316,14 +316,14 @@ impl Forward {
                 }
             }
         }
-        for first in (0..places.draw_count).step_by(self.limits.logits) {
-            let count = (places.draw_count - first).min(self.limits.logits);
-            let draws = places.draws + 32 * first as u64;
+        for first in (0..step.draw_count).step_by(self.limits.logits) {
+            let count = (step.draw_count - first).min(self.limits.logits);
+            let draws = step.draws + 32 * first as u64;
             if parts.products {
                 self.product(device, Op::Logits, count, self.logits_operands(draws))?;
             }
             if parts.small {
-                self.sample(device, (first, count), places)?;
+                self.sample(device, (first, count), step)?;
             }
             each(first, count)?;
         }
@@ -425,18 +425,18 @@ impl Forward {
         &self,
         device: &Device,
         (first, count): (usize, usize),
-        places: StepPlaces,
+        step: StepAddresses,
     ) -> Result<(), GpuError> {
         let at = |buffer: &DeviceBuffer, bytes: u64| buffer.address() + bytes * first as u64;
-        assert!(first == 0 || !places.filtered || self.thresholds.bytes() > 0);
+        assert!(first == 0 || !step.filtered || self.thresholds.bytes() > 0);
         let params = SampleParams {
             logits: self.logits.address(),
-            draws: places.draws + 32 * first as u64,
-            thresholds: if places.filtered { at(&self.thresholds, 4) } else { 0 },
+            draws: step.draws + 32 * first as u64,
+            thresholds: if step.filtered { at(&self.thresholds, 4) } else { 0 },
             best: at(&self.best, 8),
             counters: at(&self.counters, 4),
             sampled: at(&self.sampled, 4),
-            host: places.answers,
+            host: step.answers,
             vocab: self.config.vocab as u32,
             first: first as u32,
         };
@@ -444,7 +444,7 @@ impl Forward {
         let blocks = (SAMPLE_BLOCKS / count).clamp(1, (self.config.vocab / 2048).max(1));
         // SAFETY: the vocabulary was checked in `new`; logits and the arrays have room for the draws.
         unsafe {
-            if places.filtered {
+            if step.filtered {
                 kernels.sample_filter.launch(device.raw(), (count as u32, 1), 1024, &params)?;
             }
             kernels.sample.launch(device.raw(), (blocks as u32, count as u32), 256, &params)

@@ -140,7 +140,7 @@ fn module(ptx: &str, capability: u32) -> Result<(sys::CUmodule, bool), GpuError>
     let pdl = text.contains(MARKS[0].1);
     let text = CString::new(text).expect("PTX is text");
     let mut module = null_mut();
-    // SAFETY: `module` is a valid place for one handle, the text ends with a zero, and there are no options.
+    // SAFETY: `module` is valid memory for one handle, the text ends with a zero, and there are no options.
     let result = unsafe {
         let image = text.as_ptr().cast();
         sys::cuModuleLoadDataEx(&mut module, image, 0, null_mut(), null_mut())
@@ -152,7 +152,7 @@ impl<P> Kernel<P> {
     fn load((module, pdl): (sys::CUmodule, bool), name: &str) -> Result<Self, GpuError> {
         let name = CString::new(name).expect("a name is text");
         let mut function = null_mut();
-        // SAFETY: `function` is a valid place for one handle, the module is loaded, the name ends with a zero.
+        // SAFETY: `function` is valid memory for one handle, the module is loaded, the name ends with a zero.
         let result = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
         driver("cuModuleGetFunction", result)?;
         Ok(Self { function, pdl, params: PhantomData })

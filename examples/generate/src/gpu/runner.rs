@@ -14,7 +14,7 @@ use kvarena::{BatchPlan, StepScratch};
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult};
-use super::forward::{Forward, Limits, Parts, StepPlaces};
+use super::forward::{Forward, Limits, Parts, StepAddresses};
 use super::image::{Images, SLOTS};
 use super::kernels::DeviceDraw;
 use super::products::{Choice, padded_rows};
@@ -247,7 +247,7 @@ impl GpuRunner {
         self.number += 1;
         let (number, logits) = (self.number, forward.logits_address());
         images.send(device, number, (&work.inputs, tokens), (&self.draws, draw_count))?;
-        let places = StepPlaces {
+        let addresses = StepAddresses {
             tokens: images.tokens(),
             draws: images.draws(),
             answers: images.answers(),
@@ -256,11 +256,12 @@ impl GpuRunner {
         };
         if decode && self.options.graphs {
             let key = (tokens, filtered);
-            if let Entry::Vacant(place) = self.graphs.entry(key) {
+            if let Entry::Vacant(entry) = self.graphs.entry(key) {
                 let body = || {
-                    forward.run(device, backend, (plan, staged), places, Parts::ALL, |_, _| Ok(()))
+                    forward
+                        .run(device, backend, (plan, staged), addresses, Parts::ALL, |_, _| Ok(()))
                 };
-                place.insert(device.stream.capture(body)?);
+                entry.insert(device.stream.capture(body)?);
             }
             // SAFETY: all that the graph names lives as long as this runner and the engine, and is touched in the
             // stream's order; a plan of as many tokens and rows was staged just now.
@@ -271,17 +272,12 @@ impl GpuRunner {
             };
         }
         let kept = &mut self.kept;
-        forward.run(
-            device,
-            backend,
-            (plan, staged),
-            places,
-            Parts::ALL,
-            |first, count| match kept {
+        forward.run(device, backend, (plan, staged), addresses, Parts::ALL, |first, count| {
+            match kept {
                 Some(kept) => kept.keep(device, number, logits, (first, count)),
                 None => Ok(()),
-            },
-        )
+            }
+        })
     }
 
     fn finish(&mut self, tokens: &mut Vec<u32>, clock: &mut Clock) -> GpuResult<()> {
@@ -317,7 +313,7 @@ impl GpuRunner {
     fn measure(&mut self, backend: &mut Cuda, plan: &BatchPlan<'_>) -> GpuResult<()> {
         let Self { device, forward, images, .. } = self;
         let staged = backend.stage(plan)?;
-        let places = StepPlaces {
+        let addresses = StepAddresses {
             tokens: images.tokens(),
             draws: images.draws(),
             answers: images.answers(),
@@ -334,7 +330,7 @@ impl GpuRunner {
         let mut times = [0.0; 4];
         for (time, parts) in times.iter_mut().zip(parts) {
             let graph = device.stream.capture(|| {
-                forward.run(device, backend, (plan, staged), places, parts, |_, _| Ok(()))
+                forward.run(device, backend, (plan, staged), addresses, parts, |_, _| Ok(()))
             })?;
             let mut samples = Vec::new();
             let (mut begun, mut done) =

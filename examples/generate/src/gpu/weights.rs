@@ -1,6 +1,6 @@
 //! A model's weights in device memory, all in bf16: q, k and v of a layer in one matrix, gate and up in another.
 //!
-//! One piece of memory holds everything; first each tensor gets its place, then it is filled. The weights of a layer's norms
+//! One piece of memory holds everything; first each tensor gets its offset, then it is filled. The weights of a layer's norms
 //! are folded into the matrices that read what is normed, and are ones from then on.
 
 use std::path::Path;
@@ -55,25 +55,25 @@ pub struct Weights {
     pub frequencies: u64,
 }
 
-/// A tensor and its place.
-struct Place {
+/// A tensor and where it lies.
+struct NamedTensor {
     name: String,
     shape: Vec<usize>,
     at: u64,
 }
 
-/// Gives tensors their places, one after another.
+/// Lays tensors one after another.
 #[derive(Default)]
-struct Places {
-    list: Vec<Place>,
+struct Offsets {
+    list: Vec<NamedTensor>,
     end: u64,
 }
 
-impl Places {
+impl Offsets {
     fn add(&mut self, name: String, shape: &[usize]) -> u64 {
         let at = self.end;
         self.end += 2 * shape.iter().product::<usize>() as u64;
-        self.list.push(Place { name, shape: shape.to_vec(), at });
+        self.list.push(NamedTensor { name, shape: shape.to_vec(), at });
         at
     }
 
@@ -113,9 +113,9 @@ impl Weights {
     /// What `checkpoint.rs` refuses, or too little memory.
     pub fn read(device: &Device, config: &ModelConfig, dir: &Path) -> Result<Self> {
         let files = Files::open(dir)?;
-        Self::make(device, config, |memory, place| {
-            let bytes = files.bf16(&place.name, &place.shape)?;
-            Ok(memory.write(place.at, &bytes).map_err(GpuError::from)?)
+        Self::make(device, config, |memory, tensor| {
+            let bytes = files.bf16(&tensor.name, &tensor.shape)?;
+            Ok(memory.write(tensor.at, &bytes).map_err(GpuError::from)?)
         })
     }
 
@@ -124,14 +124,14 @@ impl Weights {
     /// # Errors
     /// Too little memory.
     pub fn random(device: &Device, config: &ModelConfig, random: Random) -> Result<Self> {
-        Self::make(device, config, |memory, place| {
-            let (scale, offset) = match place.shape[..] {
+        Self::make(device, config, |memory, tensor| {
+            let (scale, offset) = match tensor.shape[..] {
                 [_, cols] => (Random::scale(cols), 0.0),
                 _ => (0.0, 1.0),
             };
-            let count = place.shape.iter().product::<usize>() as u64;
-            let seed = random.seed_of(&place.name);
-            let out = memory.address() + place.at;
+            let count = tensor.shape.iter().product::<usize>() as u64;
+            let seed = random.seed_of(&tensor.name);
+            let out = memory.address() + tensor.at;
             let params = FillParams { out, count, seed, scale, offset };
             // SAFETY: the tensor has that many elements at that address.
             let filled = unsafe {
@@ -145,27 +145,27 @@ impl Weights {
     fn make(
         device: &Device,
         config: &ModelConfig,
-        mut fill: impl FnMut(&mut DeviceBuffer, &Place) -> Result<()>,
+        mut fill: impl FnMut(&mut DeviceBuffer, &NamedTensor) -> Result<()>,
     ) -> Result<Self> {
         let (vocab, hidden) = (config.vocab, config.hidden);
-        let mut places = Places::default();
+        let mut offsets = Offsets::default();
         let mut layers: Vec<LayerWeights> =
-            (0..config.layers).map(|i| places.layer(config, i)).collect();
-        let mut embedding = places.aligned("model.embed_tokens.weight".into(), &[vocab, hidden]);
-        let mut norm = places.aligned("model.norm.weight".into(), &[hidden]);
+            (0..config.layers).map(|i| offsets.layer(config, i)).collect();
+        let mut embedding = offsets.aligned("model.embed_tokens.weight".into(), &[vocab, hidden]);
+        let mut norm = offsets.aligned("model.norm.weight".into(), &[hidden]);
         let mut output = match config.tied {
             true => embedding,
-            false => places.aligned("lm_head.weight".into(), &[vocab, hidden]),
+            false => offsets.aligned("lm_head.weight".into(), &[vocab, hidden]),
         };
-        let frequencies_at = places.end.next_multiple_of(ALIGN);
+        let frequencies_at = offsets.end.next_multiple_of(ALIGN);
         let wanted = frequencies_at + 4 * config.rope.frequencies.len() as u64;
         let free = device.gpu.free_memory().map_err(GpuError::from)?;
         if wanted > free {
             return Err(GpuError::Memory { wanted, free }.into());
         }
         let mut memory = DeviceBuffer::new(&device.gpu, wanted).map_err(GpuError::from)?;
-        for place in &places.list {
-            fill(&mut memory, place)?;
+        for tensor in &offsets.list {
+            fill(&mut memory, tensor)?;
         }
         memory.write(frequencies_at, &config.rope.frequencies).map_err(GpuError::from)?;
         device.stream.synchronize().map_err(GpuError::from)?;

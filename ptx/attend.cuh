@@ -191,3 +191,13 @@ struct Logits {
     }
     __device__ __forceinline__ float of(float s) const { return cap > 0.f ? capped(s) : s * scale; }
 };
+
+// Enters a query head's sink into a row's sums, once they are all there; gives what the output's sum is worth then. `top`, what sums are
+// relative to, is in base 2. A row without tokens stays one.
+DEVICE float enter_sink(const AttendParams& p, u32 q_head, float& top, float& sum) {
+    if (p.sinks == 0 || !(sum > 0.f)) return 1.f;
+    const float sink = __int_as_float(load_written_u32(p.sinks + 4ull * q_head)) * LOG2_E;
+    const float above = fmaxf(top, sink), worth = exp2_fast(top - above);
+    sum = sum * worth + exp2_fast(sink - above), top = above;
+    return worth;
+}

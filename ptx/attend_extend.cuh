@@ -68,14 +68,15 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
             for (int h = 0; h < 2; ++h) {
                 const u32 packed = warp_row + m * 16 + lane / 4 + 8 * h;
                 if (packed >= rows) continue;
-                const float inverse = sum[m][h] > 0.f ? 1.f / sum[m][h] : 0.f;
                 const u32 query = packed / group;
                 const u64 token = work.qo_start + query, q_head = head * group + (packed - query * group);
+                float relative = top[m][h] * factor, all = sum[m][h];
+                const float worth = enter_sink(p, q_head, relative, all), inverse = all > 0.f ? worth * (1.f / all) : 0.f;
                 const u64 to = p.out + token * p.out_stride + q_head * ROW + column * 2;
 #pragma unroll
                 for (int n = 0; n < D / 8; ++n) store_u32(to + n * 16, pack(T(), o[m][n][2 * h] * inverse, o[m][n][2 * h + 1] * inverse));
                 if (lane % 4 == 0 && p.lse != 0)
-                    store_float(p.lse + (token * p.q_heads + q_head) * 4, sum[m][h] > 0.f ? (top[m][h] * factor + log2_fast(sum[m][h])) * LN_2 : MINUS_INF);
+                    store_float(p.lse + (token * p.q_heads + q_head) * 4, all > 0.f ? (relative + log2_fast(all)) * LN_2 : MINUS_INF);
             }
     }
 
@@ -117,9 +118,9 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
                 all += of.y * scale;
                 factors[i * BM + row] = scale;
             }
-            const float inverse = all > 0.f ? 1.f / all : 0.f;
-            for (u32 i = 0; i < parts; ++i) factors[i * BM + row] *= inverse;
             const u32 packed = work.q_begin + row, query = packed / group;
+            const float worth = enter_sink(p, head * group + (packed - query * group), most, all), inverse = all > 0.f ? worth * (1.f / all) : 0.f;
+            for (u32 i = 0; i < parts; ++i) factors[i * BM + row] *= inverse;
             if (packed < rows && p.lse != 0)
                 store_float(p.lse + ((work.qo_start + query) * static_cast<u64>(p.q_heads) + head * group + (packed - query * group)) * 4,
                             all > 0.f ? (most + log2_fast(all)) * LN_2 : MINUS_INF);

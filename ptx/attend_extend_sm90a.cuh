@@ -251,11 +251,13 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         float inverse[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            inverse[h] = sum[h] > 0.f ? 1.f / sum[h] : 0.f;
-            const u32 packed = row_of(lane / 4 + 8 * h), query = packed / group;
+            const u32 packed = row_of(lane / 4 + 8 * h), query = packed / group, q_head = head * group + (packed - query * group);
+            float relative = top[h] * factor, all = sum[h];
+            const float worth = enter_sink(p, q_head, relative, all);
+            inverse[h] = all > 0.f ? worth * (1.f / all) : 0.f;
             if (lane % 4 == 0 && p.lse != 0 && packed < rows)
-                store_float(p.lse + ((work.qo_start + query) * static_cast<u64>(p.q_heads) + head * group + (packed - query * group)) * 4,
-                            sum[h] > 0.f ? (top[h] * factor + log2_fast(sum[h])) * LN_2 : MINUS_INF);
+                store_float(p.lse + ((work.qo_start + query) * static_cast<u64>(p.q_heads) + q_head) * 4,
+                            all > 0.f ? (relative + log2_fast(all)) * LN_2 : MINUS_INF);
         }
         const u32 packed = row_of(lane % 16), query = packed / group;
         const u64 to = packed < rows ? p.out + (work.qo_start + query) * p.out_stride + (head * group + (packed - query * group)) * ROW : 0;

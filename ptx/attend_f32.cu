@@ -1,6 +1,6 @@
 // attend_f32: attention in f32, one warp a query row and head; for checking, not for speed.
 // Twin:    src/backend/cpu attend              (the specification)
-// Params:  AttendParams, 192 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); plan, partial, counters unused
+// Params:  AttendParams, 200 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); plan, partial, counters unused
 // Shapes:  q, out f32 [tokens, q_heads, head_dim]; head_dim = head_stride / 4, a multiple of 32, at most 256
 // Grid:    x = any (CTAs stride over sequences and heads), block 128, no dynamic shared memory
 // Needs:   q, out, k, v and all strides 4-byte aligned; group 1..=16
@@ -43,10 +43,15 @@ extern "C" __global__ void __launch_bounds__(128, 4) attend_f32(const __grid_con
 #pragma unroll
                 for (u32 i = 0; i < 8; ++i) o[i] = o[i] * old + (i < dims ? weight * load_float(p.v + at + (lane + i * 32) * 4) : 0.f);
             }
+            float worth = 1.f;
+            if (p.sinks != 0 && sum > 0.f) {
+                const float sink = load_float(p.sinks + head * 4), above = fmaxf(top, sink);
+                worth = expf(top - above), sum = sum * worth + expf(sink - above), top = above;
+            }
             const u64 to = p.out + (qo_start + query) * p.out_stride + head * p.head_stride;
 #pragma unroll
             for (u32 i = 0; i < 8; ++i)
-                if (i < dims) store_float(to + (lane + i * 32) * 4, sum > 0.f ? o[i] / sum : 0.f);
+                if (i < dims) store_float(to + (lane + i * 32) * 4, sum > 0.f ? o[i] * worth / sum : 0.f);
             if (lane == 0 && p.lse != 0)
                 store_float(p.lse + ((qo_start + query) * static_cast<u64>(p.q_heads) + head) * 4, sum > 0.f ? top + logf(sum) : MINUS_INF);
         }

@@ -57,9 +57,10 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
                                                              const float (&o)[COUNT][4], const float (&top)[2], const float (&sum)[2]) {
         const u32 n = at / (D / 16), m = at % (D / 16);
         if (target.parts == 1) {
-            if (m == 0) write_lse(n, c.qo_start, rows, head_of(c), top, sum);
+            const Ended ended(*this, n, head_of(c), top, sum);
+            if (m == 0) write_lse(n, c.qo_start, rows, head_of(c), ended);
 #pragma unroll
-            for (int k = 0; k < COUNT; ++k) write(n, m + k, c.qo_start, rows, head_of(c), o[k], sum);
+            for (int k = 0; k < COUNT; ++k) write(n, m + k, c.qo_start, rows, head_of(c), o[k], ended);
             return;
         }
         const u32 slot = 2 * blockIdx.x + (blockIdx.x == target.first_cta);
@@ -195,15 +196,29 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
                         o[k][e] += __shfl_xor_sync(~0u, o[k][e], other);
                     }
             }
-            if (i % (D / 16) == 0) write_lse(n, pending.qo_start, pending.rows, pending.head, top, sum);
+            const Ended ended(*this, n, pending.head, top, sum);
+            if (i % (D / 16) == 0) write_lse(n, pending.qo_start, pending.rows, pending.head, ended);
 #pragma unroll
-            for (int k = 0; k < PER; ++k) write(n, i % (D / 16) + k, pending.qo_start, pending.rows, pending.head, o[k], sum);
+            for (int k = 0; k < PER; ++k) write(n, i % (D / 16) + k, pending.qo_start, pending.rows, pending.head, o[k], ended);
         }
     }
 
+    // The sums of this lane's two query rows of an eight, all parts and the sink in them.
+    struct Ended {
+        float top[2], sum[2], inverse[2];
+        __device__ __forceinline__ Ended(const DecodeParts& d, u32 n, u32 head, const float (&top_of)[2], const float (&sum_of)[2]) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                top[h] = top_of[h], sum[h] = sum_of[h];
+                const float worth = enter_sink(d.p, head * d.p.group + (n * 8 + d.lane % 4 * 2 + h) % d.p.group, top[h], sum[h]);
+                inverse[h] = sum[h] > 0.f ? worth * (1.f / sum[h]) : 0.f;
+            }
+        }
+    };
+
     // A finished fragment: dims m * 16 .. + 16 of query rows n * 8 .. + 8.
-    __device__ __forceinline__ void write(u32 n, u32 m, u32 qo_start, u32 rows, u32 head, const float (&o)[4], const float (&sum)[2]) {
-        const float inverse0 = sum[0] > 0.f ? 1.f / sum[0] : 0.f, inverse1 = sum[1] > 0.f ? 1.f / sum[1] : 0.f;
+    __device__ __forceinline__ void write(u32 n, u32 m, u32 qo_start, u32 rows, u32 head, const float (&o)[4], const Ended& ended) {
+        const float inverse0 = ended.inverse[0], inverse1 = ended.inverse[1];
         const u32 low = transpose(pack(T(), o[0] * inverse0, o[1] * inverse1)), high = transpose(pack(T(), o[2] * inverse0, o[3] * inverse1));
         const u32 row = n * 8 + lane / 4, query = row / p.group;
         if (row >= rows) return;
@@ -211,14 +226,14 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         store_u32(to, low);
         store_u32(to + 16, high);
     }
-    __device__ __forceinline__ void write_lse(u32 n, u32 qo_start, u32 rows, u32 head, const float (&top)[2], const float (&sum)[2]) {
+    __device__ __forceinline__ void write_lse(u32 n, u32 qo_start, u32 rows, u32 head, const Ended& ended) {
         if (p.lse == 0 || lane >= 4) return;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const u32 row = n * 8 + lane * 2 + h, query = row / p.group;
             if (row < rows)
                 store_float(p.lse + ((qo_start + query) * static_cast<u64>(p.q_heads) + head * p.group + (row - query * p.group)) * 4,
-                            sum[h] > 0.f ? (top[h] + log2_fast(sum[h])) * LN_2 : MINUS_INF);
+                            ended.sum[h] > 0.f ? (ended.top[h] + log2_fast(ended.sum[h])) * LN_2 : MINUS_INF);
         }
     }
 };

@@ -67,8 +67,9 @@ struct AttendParams {
     u32 negate_q;         // attend_extend_* only: 1: q is negated, and `scale` with it; it must be above 0 there
     u32 stripes;        // attend_decode_* only: stripes of kv heads
     u32 reserved;       // 0
+    u64 sinks;          // f32 [q_heads], -inf: none; 0: no head has one
 };
-KV_SIZE(AttendParams, 192);
+KV_SIZE(AttendParams, 200);
 KV_AT(AttendParams, q, 0);
 KV_AT(AttendParams, out, 8);
 KV_AT(AttendParams, lse, 16);
@@ -100,6 +101,7 @@ KV_AT(AttendParams, soft_cap, 176);
 KV_AT(AttendParams, negate_q, 180);
 KV_AT(AttendParams, stripes, 184);
 KV_AT(AttendParams, reserved, 188);
+KV_AT(AttendParams, sinks, 192);
 
 // The decode plan: DecodeWork[ceil(gridDim.x / stripes)].
 //
@@ -243,16 +245,16 @@ struct AttendSharedParams {
     u64 span_partial;     // f32 [.., head_dim]
     u64 span_tops;        // f32 [.., 2]
 };
-KV_SIZE(AttendSharedParams, 256);
+KV_SIZE(AttendSharedParams, 264);
 KV_AT(AttendSharedParams, attend, 0);
-KV_AT(AttendSharedParams, shares, 192);
-KV_AT(AttendSharedParams, spans, 200);
-KV_AT(AttendSharedParams, works, 208);
-KV_AT(AttendSharedParams, members, 216);
-KV_AT(AttendSharedParams, tickets, 224);
-KV_AT(AttendSharedParams, tops, 232);
-KV_AT(AttendSharedParams, span_partial, 240);
-KV_AT(AttendSharedParams, span_tops, 248);
+KV_AT(AttendSharedParams, shares, 200);
+KV_AT(AttendSharedParams, spans, 208);
+KV_AT(AttendSharedParams, works, 216);
+KV_AT(AttendSharedParams, members, 224);
+KV_AT(AttendSharedParams, tickets, 232);
+KV_AT(AttendSharedParams, tops, 240);
+KV_AT(AttendSharedParams, span_partial, 248);
+KV_AT(AttendSharedParams, span_tops, 256);
 
 // ---- moving bytes: store_cache, copy_pages, load_plan -----------------------------------------------------------------
 

@@ -116,8 +116,8 @@ template <class T, int ROWS> struct SharedJoin {
                 }
             }
             if (!there) continue;
-            const float inverse = sum > 0.f ? 1.f / sum : 0.f;
             const u32 query = row / group, q_head = kv_head * group + row - query * group;
+            const float worth = enter_sink(p.attend, q_head, top, sum), inverse = sum > 0.f ? worth * (1.f / sum) : 0.f;
             const u64 token = share.qo_start + query, to = p.attend.out + token * p.attend.out_stride + q_head * (D * 2) + lane % 8 * 8;
 #pragma unroll
             for (int i = 0; i < 4; ++i)
@@ -184,9 +184,10 @@ template <class T, int D, int NT, int WARPS> struct SharedDecodeParts : DecodePa
                                                              const float (&top)[2], const float (&sum)[2]) {
         const u32 n = at / (D / 16), m = at % (D / 16);
         if (to.parts == 1) {
-            if (m == 0) write_lse(n, c.qo_start, rows, head_of(c), top, sum);
+            const typename Base::Ended ended(*this, n, head_of(c), top, sum);
+            if (m == 0) write_lse(n, c.qo_start, rows, head_of(c), ended);
 #pragma unroll
-            for (int k = 0; k < COUNT; ++k) write(n, m + k, c.qo_start, rows, head_of(c), o[k], sum);
+            for (int k = 0; k < COUNT; ++k) write(n, m + k, c.qo_start, rows, head_of(c), o[k], ended);
             return;
         }
         const u32 row = n * 8 + lane % 4 * 2;

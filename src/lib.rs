@@ -83,7 +83,7 @@ pub mod testkit;
 #[doc(hidden)]
 pub mod world;
 
-pub use backend::{Attend, Backend, Cpu, CpuOptions, Null, OpenBackend, PlanError};
+pub use backend::{Attend, Backend, Cpu, CpuOptions, Null, OpenBackend, PlanError, Queries};
 pub use config::{EngineConfig, EngineShape, PrefixMode};
 pub use engine::Engine;
 pub use error::{ConfigError, EngineError, Error};

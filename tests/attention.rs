@@ -8,8 +8,8 @@ use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, Layout,
-    OpenBackend, OwnedPlan, PageCopy, PageId, PlanError, PlaneName, PoolConfig, PoolLayout, RowId,
-    SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite, TokenId,
+    OpenBackend, OwnedPlan, PageCopy, PageId, PlanError, PlaneName, PoolConfig, PoolLayout,
+    Queries, RowId, SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite, TokenId,
 };
 
 #[test]
@@ -244,6 +244,39 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
     assert_eq!(attend(Attend { scale: 0.0, ..plain }, 240, 240, 20), Ok(()));
     assert_eq!(attend(plain, 240, 240, 20), Ok(()));
     assert_eq!(all_bytes(&cpu), stored);
+}
+
+#[test]
+fn sinks_that_make_no_sense_are_refused() {
+    let arrays = Arrays::good();
+    let plan = arrays.plan();
+    let mut cpu = opened();
+    cpu.begin(&plan).expect("a valid plan");
+    let (layer, ones) = (LayerId::new(0), [1.0_f32; 240]);
+    let rows = CpuRows::from(&ones[..120]);
+    cpu.store_cache(&plan, layer, rows, rows).expect("valid rows");
+    let mut attend = |sinks: &[f32]| {
+        let mut out = [7.0_f32; 240];
+        let asked = Queries { rows: CpuRows::from(&ones[..]), sinks: Some(sinks) };
+        let to = CpuRowsMut::from(&mut out[..]);
+        cpu.attend_queries(&plan, layer, &Attend::new(4, 12), asked, to, None)?;
+        Ok(out)
+    };
+    let refused = |error| Err(CpuError::Plan(error));
+    let (operand, wanted) = (Operand::Sinks, 4);
+    assert_eq!(attend(&[0.0; 3]), refused(PlanError::Length { operand, actual: 3, wanted }));
+    assert_eq!(attend(&[0.0; 5]), refused(PlanError::Length { operand, actual: 5, wanted }));
+    let sink = f32::INFINITY;
+    assert_eq!(attend(&[0.0, 0.0, sink, 0.0]), refused(PlanError::Sink { head: 2, sink }));
+    let not_a_number = attend(&[0.0, f32::NAN, 0.0, 0.0]);
+    assert!(matches!(not_a_number, Err(CpuError::Plan(PlanError::Sink { head: 1, .. }))));
+    let none = attend(&[f32::NEG_INFINITY; 4]).expect("no head has one");
+    assert!(none.iter().all(|&x| x == 1.0), "V is 1 everywhere");
+    // Head 3's sink is far above its logits.
+    let mut sinks = [f32::NEG_INFINITY; 4];
+    sinks[3] = 1e4;
+    let one = attend(&sinks).expect("a sink");
+    assert!(one.chunks_exact(12).enumerate().all(|(i, head)| head == [f32::from(i % 4 != 3); 12]));
 }
 
 #[test]

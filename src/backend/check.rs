@@ -25,6 +25,8 @@ pub enum Operand {
     K,
     /// Values.
     V,
+    /// Logits that take weight and give no value.
+    Sinks,
     /// Attention's output.
     Out,
     /// Log-sum-exp.
@@ -37,6 +39,7 @@ impl fmt::Display for Operand {
             Self::Q => "q",
             Self::K => "k",
             Self::V => "v",
+            Self::Sinks => "sinks",
             Self::Out => "out",
             Self::Lse => "the log-sum-exp",
         })
@@ -162,6 +165,13 @@ pub enum PlanError {
         /// The cap.
         soft_cap: f32,
     },
+    /// A sink that is NaN or infinity.
+    Sink {
+        /// The query head.
+        head: u32,
+        /// Its sink.
+        sink: f32,
+    },
     /// An argument with another number of elements than the plan asks for.
     Length {
         /// The argument.
@@ -224,6 +234,9 @@ impl fmt::Display for PlanError {
             Self::Scale { scale } => write!(f, "scale {scale} is not finite"),
             Self::SoftCap { soft_cap } => {
                 write!(f, "soft cap {soft_cap} is not above 0 and finite")
+            }
+            Self::Sink { head, sink } => {
+                write!(f, "sink {sink} of query head {head} is not below infinity")
             }
             Self::Length { operand, actual, wanted } => {
                 write!(f, "{operand} has {actual} elements where the plan asks for {wanted}")
@@ -380,6 +393,18 @@ pub(super) fn attend(attend: &Attend, layout: &PoolLayout) -> Result<(), PlanErr
             Err(PlanError::SoftCap { soft_cap })
         }
         _ => Ok(()),
+    }
+}
+
+/// One sink for each query head, each below infinity.
+pub(super) fn sinks(sinks: &[f32], q_heads: u32) -> Result<(), PlanError> {
+    let (actual, wanted) = (sinks.len(), q_heads as usize);
+    if actual != wanted {
+        return Err(PlanError::Length { operand: Operand::Sinks, actual, wanted });
+    }
+    match (0..).zip(sinks).find(|(_, sink)| sink.is_nan() || **sink == f32::INFINITY) {
+        Some((head, &sink)) => Err(PlanError::Sink { head, sink }),
+        None => Ok(()),
     }
 }
 

@@ -45,6 +45,18 @@ impl Attend {
     }
 }
 
+/// Query rows, and what their heads have beside the tokens: what [`Backend::attend_queries`] takes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Queries<R, S> {
+    /// `[tokens, q_heads, head_dim]`
+    pub rows: R,
+    /// A logit for each query head of this rank, f32 `[q_heads]`, which takes weight and gives no value: its
+    /// exponential is added to the sum that the weights are divided by, once for each row, whatever the row sees.
+    /// Neither scaled nor capped; minus infinity: the head has none. [`Cpu`] refuses NaN and infinity.
+    #[doc(alias = "attention_sink")]
+    pub sinks: Option<S>,
+}
+
 /// Who owns the bytes of K and V, and moves them. One rank has one, opened by an [`OpenBackend`].
 ///
 /// The contract, checked for every implementation by `testkit::contract`:
@@ -55,7 +67,8 @@ impl Attend {
 /// * B3. [`store_cache`](Backend::store_cache) writes row `i` of k and v to `slot_mapping[i]`, and nothing else;
 ///   a negative slot writes nothing. Slots of one plan are distinct.
 /// * B4. [`attend`](Backend::attend) reads the slots of positions `0..=p` through the page tables, as last written
-///   by `begin`, and writes every row of `out` (and of the log-sum-exp): padding rows get 0 and minus infinity.
+///   by `begin`, and writes every row of `out` (and of the log-sum-exp): padding rows get 0 and minus infinity, sinks
+///   or none. The log-sum-exp of all other rows holds their sink.
 /// * B5. [`copy_pages`](Backend::copy_pages) copies whole pages, all planes of all layers. Sources and targets are
 ///   disjoint.
 /// * B6. What an asynchronous call returned without error may fail later; [`synchronize`](Backend::synchronize)
@@ -72,6 +85,8 @@ pub trait Backend {
     type Rows<'a>: Copy;
     /// Rows of attention's output to write: `[tokens, q_heads, head_dim]`.
     type RowsMut<'a>;
+    /// Sinks to read: `[q_heads]` in f32.
+    type Sinks<'a>: Copy;
     /// Log-sum-exp to write: `[tokens, q_heads]` in f32, natural logarithm.
     type Lse<'a>;
 
@@ -110,6 +125,22 @@ pub trait Backend {
         layer: LayerId,
         attend: &Attend,
         q: Self::Rows<'_>,
+        out: Self::RowsMut<'_>,
+        lse: Option<Self::Lse<'_>>,
+    ) -> Result<(), Self::Error> {
+        self.attend_queries(plan, layer, attend, Queries { rows: q, sinks: None }, out, lse)
+    }
+
+    /// [`attend`](Backend::attend), for heads that may have sinks.
+    ///
+    /// # Errors
+    /// The backend's own.
+    fn attend_queries(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        q: Queries<Self::Rows<'_>, Self::Sinks<'_>>,
         out: Self::RowsMut<'_>,
         lse: Option<Self::Lse<'_>>,
     ) -> Result<(), Self::Error>;

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use super::{Attend, Backend, OpenBackend};
+use super::{Attend, Backend, OpenBackend, Queries};
 use crate::id::LayerId;
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
@@ -23,6 +23,7 @@ impl Backend for Null {
     type Error = Infallible;
     type Rows<'a> = ();
     type RowsMut<'a> = ();
+    type Sinks<'a> = ();
     type Lse<'a> = ();
 
     fn begin(&mut self, _: &BatchPlan<'_>) -> Result<(), Infallible> {
@@ -41,12 +42,12 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn attend(
+    fn attend_queries(
         &mut self,
         _: &BatchPlan<'_>,
         _: LayerId,
         _: &Attend,
-        _: (),
+        _: Queries<(), ()>,
         _: (),
         _: Option<()>,
     ) -> Result<(), Infallible> {

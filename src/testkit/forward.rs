@@ -18,6 +18,7 @@ macro_rules! forward_backend {
     (@types $field:ident, $inner:ty, $error:expr) => {
         type Rows<'a> = <$inner as $crate::Backend>::Rows<'a>;
         type RowsMut<'a> = <$inner as $crate::Backend>::RowsMut<'a>;
+        type Sinks<'a> = <$inner as $crate::Backend>::Sinks<'a>;
         type Lse<'a> = <$inner as $crate::Backend>::Lse<'a>;
     };
     (@begin $field:ident, $inner:ty, $error:expr) => {
@@ -42,16 +43,16 @@ macro_rules! forward_backend {
         }
     };
     (@attend $field:ident, $inner:ty, $error:expr) => {
-        fn attend(
+        fn attend_queries(
             &mut self,
             plan: &$crate::BatchPlan<'_>,
             layer: $crate::LayerId,
             attend: &$crate::Attend,
-            q: Self::Rows<'_>,
+            q: $crate::Queries<Self::Rows<'_>, Self::Sinks<'_>>,
             out: Self::RowsMut<'_>,
             lse: Option<Self::Lse<'_>>,
         ) -> Result<(), Self::Error> {
-            self.$field.attend(plan, layer, attend, q, out, lse).map_err($error)
+            self.$field.attend_queries(plan, layer, attend, q, out, lse).map_err($error)
         }
     };
     (@copy_pages $field:ident, $inner:ty, $error:expr) => {

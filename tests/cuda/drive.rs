@@ -150,7 +150,15 @@ impl Drive {
                 let kv_head = (self.shape.kv_heads as usize, head / self.shape.group as usize);
                 let position = (row.kv_len - row.extend_len) as usize + token;
                 let q = &q.values[at * head_dim..(at + 1) * head_dim];
-                let exact = attention(attend, q, &history.k, &history.v, kv_head, position);
+                let exact = attention(
+                    attend,
+                    q,
+                    &history.k,
+                    &history.v,
+                    kv_head,
+                    position,
+                    f32::NEG_INFINITY,
+                );
                 let got = &out[at * head_dim..(at + 1) * head_dim];
                 let error: f64 =
                     got.iter().zip(&exact.out).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();

@@ -131,6 +131,10 @@ impl TestBackend for OnGpu {
         input.buffer.rows(0, Some(input.stride))
     }
 
+    fn sinks(input: &GpuRows) -> DeviceRows<'_> {
+        input.buffer.rows(0, None)
+    }
+
     fn output(&mut self, poison: &HostRows) -> GpuRows {
         GpuRows::new(self.cuda.gpu(), poison)
     }

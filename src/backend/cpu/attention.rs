@@ -9,8 +9,8 @@
 //! m' = max(m, max s_j)    l' = l e^(m - m') + sum e^(s_j - m')    o' = o e^(m - m') + sum e^(s_j - m') v_j
 //! ```
 //!
-//! and at the end the output is `o / l`, the log-sum-exp `m + ln l`. A query reads no V but what it sees: what lies
-//! past its position has no effect, whatever it is.
+//! and at the end the output is `o / l`, the log-sum-exp `m + ln l`. A sink is one more logit there, without a value. A
+//! query reads no V but what it sees: what lies past its position has no effect, whatever it is.
 //!
 //! Tiles start at multiples of their size, so a query row's result depends on nothing but the row and what it sees, bit
 //! by bit: neither on the batch and the chunks of a prefill, nor on the pool, nor on the threads, which take units as
@@ -118,6 +118,13 @@ impl Scratch {
             let tile = start.max(seen.start)..seen.end.min(start.saturating_add(TILE as u32));
             self.load_tile(job, unit, tile.clone());
             self.fold_tile(job, unit, tile, out);
+        }
+        if let Some(sinks) = job.sinks {
+            let heads = unit.rows(job.group()).map(|(_, head)| sinks[head]);
+            let rows = out.chunks_exact_mut(job.vectors()).zip(&mut self.softmax);
+            for ((out, softmax), sink) in rows.zip(heads) {
+                enter_sink(sink, softmax, out.as_flattened_mut());
+            }
         }
         let rows = out.chunks_exact_mut(job.vectors()).zip(lse);
         for ((out, lse), (max, sum)) in rows.zip(&self.softmax) {
@@ -287,15 +294,45 @@ fn fold_logits(attend: &Attend, (max, sum): &mut (f32, f32), logits: &mut [f32])
     factor
 }
 
+/// A logit of no value beside all that a row has seen.
+fn enter_sink(sink: f32, (max, sum): &mut (f32, f32), out: &mut [f32]) {
+    if sink == f32::NEG_INFINITY {
+        return;
+    }
+    let new_max = math::max(*max, &[sink]);
+    let factor = exp(*max - new_max);
+    for x in out {
+        *x *= factor;
+    }
+    *sum = *sum * factor + exp(sink - new_max);
+    *max = new_max;
+}
+
 #[cfg(test)]
 mod tests {
-    use super::fold_logits;
+    use super::{enter_sink, fold_logits};
     use crate::backend::Attend;
 
     const LOW: f32 = f32::NEG_INFINITY;
 
     fn plain() -> Attend {
         Attend { scale: 1.0, ..Attend::new(1, 1) }
+    }
+
+    #[test]
+    fn a_sink_takes_weight_and_gives_no_value() {
+        // Two tokens of logit 2, each of weight 1, and a sink as large: a third of the weight.
+        let (mut softmax, mut out) = ((2.0, 2.0), [4.0, -2.0]);
+        enter_sink(2.0, &mut softmax, &mut out);
+        assert_eq!((softmax, out), ((2.0, 3.0), [4.0, -2.0]));
+        enter_sink(LOW, &mut softmax, &mut out);
+        assert_eq!((softmax, out), ((2.0, 3.0), [4.0, -2.0]), "none is as if nothing were said");
+        enter_sink(1000.0, &mut softmax, &mut out);
+        assert_eq!((softmax, out), ((1000.0, 1.0), [0.0, -0.0]));
+        // Beside tokens of no weight at all it has all of it.
+        let (mut softmax, mut out) = ((LOW, 0.0), [0.0; 2]);
+        enter_sink(-3.0, &mut softmax, &mut out);
+        assert_eq!((softmax, out), ((-3.0, 1.0), [0.0; 2]));
     }
 
     #[test]

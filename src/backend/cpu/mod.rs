@@ -23,7 +23,7 @@ pub use error::CpuError;
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
 use super::check::{self, Operand, PlanError};
-use super::{Attend, Backend, OpenBackend, OpenSteps};
+use super::{Attend, Backend, OpenBackend, OpenSteps, Queries};
 use crate::id::LayerId;
 use crate::layout::{KvScales, PlaneName, PoolLayout, Strides, TableShape};
 use crate::memory::OutOfMemory;
@@ -172,6 +172,7 @@ impl Backend for Cpu {
     type Error = CpuError;
     type Rows<'a> = CpuRows<'a>;
     type RowsMut<'a> = CpuRowsMut<'a>;
+    type Sinks<'a> = &'a [f32];
     type Lse<'a> = &'a mut [f32];
 
     /// # Errors
@@ -230,14 +231,14 @@ impl Backend for Cpu {
     }
 
     /// # Errors
-    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, or an [`Attend`] that
-    /// makes no sense.
-    fn attend(
+    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, or an [`Attend`] or
+    /// sinks that make no sense.
+    fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
         layer: LayerId,
         attend: &Attend,
-        q: CpuRows<'_>,
+        Queries { rows: q, sinks }: Queries<CpuRows<'_>, &[f32]>,
         mut out: CpuRowsMut<'_>,
         mut lse: Option<&mut [f32]>,
     ) -> Result<(), CpuError> {
@@ -249,6 +250,7 @@ impl Backend for Cpu {
         let q_stride = q.check(Operand::Q, tokens, width)?;
         let out_stride = out.check(Operand::Out, tokens, width)?;
         rows::check_lse(lse.as_deref(), tokens * q_heads)?;
+        sinks.map_or(Ok(()), |sinks| check::sinks(sinks, attend.q_heads))?;
 
         let [k, v] = self.kv;
         with_number!(self.layout.dtype(), T => {
@@ -264,6 +266,7 @@ impl Backend for Cpu {
                 words: &self.words,
                 rows: plan.rows,
                 attend,
+                sinks,
                 q,
                 q_stride,
                 threads: self.threads,

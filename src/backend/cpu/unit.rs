@@ -34,6 +34,8 @@ pub(super) struct Job<'a, T> {
     pub words: &'a [u32],
     pub rows: &'a [BatchRow],
     pub attend: &'a Attend,
+    /// `[q_heads]`
+    pub sinks: Option<&'a [f32]>,
     pub q: CpuRows<'a>,
     pub q_stride: usize,
     /// Most threads.

@@ -3,7 +3,7 @@
 //! Not here: what else a host asks for (`opened.rs`).
 
 use super::attend::launch_f32;
-use super::check::{attend_strides, check_attend};
+use super::check::{attend_strides, check_attend, check_sinks};
 use super::copy::copy_on_device;
 use super::error::CudaError;
 use super::image::Image;
@@ -11,7 +11,7 @@ use super::memory::{DeviceRows, DeviceRowsMut};
 use super::opened::Cuda;
 use super::params::{AttendParams, magic};
 use super::{raw, store};
-use crate::backend::{Attend, Backend, check};
+use crate::backend::{Attend, Backend, Queries, check};
 use crate::id::LayerId;
 use crate::layout::KvDtype;
 use crate::plan::{BatchPlan, PageCopy, StepEnd};
@@ -20,6 +20,7 @@ impl Backend for Cuda {
     type Error = CudaError;
     type Rows<'a> = DeviceRows<'a>;
     type RowsMut<'a> = DeviceRowsMut<'a>;
+    type Sinks<'a> = DeviceRows<'a>;
     type Lse<'a> = DeviceRowsMut<'a>;
 
     /// Waits only where the host is more than twice `max_steps` steps ahead of the device.
@@ -65,22 +66,23 @@ impl Backend for Cuda {
     }
 
     /// Rows are of the pool's dtype, 16-byte aligned unless it is f32. 16-bit pools: head_dim 64, 128 or 256; f32
-    /// (slow, for checking): a multiple of 32 up to 256. At most 16 query heads for a kv head.
+    /// (slow, for checking): a multiple of 32 up to 256. At most 16 query heads for a kv head. Sinks are packed f32;
+    /// one that is NaN or infinity makes its head's rows nonsense.
     ///
     /// # Errors
     /// A plan whose step is not open or that names what does not exist, rows that do not fit it, an [`Attend`] that no
     /// kernel serves, or the driver's.
-    fn attend(
+    fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
         layer: LayerId,
         attend: &Attend,
-        q: DeviceRows<'_>,
+        Queries { rows: q, sinks }: Queries<DeviceRows<'_>, DeviceRows<'_>>,
         out: DeviceRowsMut<'_>,
         lse: Option<DeviceRowsMut<'_>>,
     ) -> Result<(), CudaError> {
         let sums = lse.as_ref().and_then(|lse| lse.device);
-        [q.device, out.device, sums]
+        [q.device, out.device, sinks.and_then(|sinks| sinks.device), sums]
             .into_iter()
             .try_for_each(|device| self.gpu.check_same(device))?;
         self.gpu.bind()?;
@@ -91,6 +93,7 @@ impl Backend for Cuda {
         let (tokens, dtype) = (plan.token_count(), layout.dtype());
         let (q_stride, out_stride) =
             attend_strides(attend, layout, tokens, &q, &out, lse.as_ref())?;
+        sinks.map_or(Ok(()), |sinks| check_sinks(&sinks, attend.q_heads))?;
         let index = match dtype {
             KvDtype::F32 => None,
             _ => Some(self.variants.prepare(&self.gpu, layout, attend, self.limits, stream)?),
@@ -104,6 +107,7 @@ impl Backend for Cuda {
             q: q.address,
             out: out.address,
             lse: lse.map_or(0, |lse| lse.address),
+            sinks: sinks.map_or(0, |sinks| sinks.address),
             q_stride,
             out_stride,
             ..self.attend_params(image, layer, attend)?

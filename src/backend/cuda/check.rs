@@ -55,6 +55,13 @@ fn check_sums(lse: &DeviceRowsMut<'_>, tokens: usize, heads: usize) -> Result<()
     if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
 }
 
+/// Refuses sinks that are fewer than the query heads, or not aligned.
+pub(super) fn check_sinks(sinks: &DeviceRows<'_>, q_heads: u32) -> Result<(), CudaError> {
+    row_stride(Operand::Sinks, sinks.stride, sinks.bytes, 1, q_heads as usize, Dtype::F32)?;
+    let aligned = sinks.address.is_multiple_of(4);
+    if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
+}
+
 /// What kernels are asked for: a window that no row of the page tables outgrows is none, so that kernels may add it to
 /// positions.
 pub(super) fn check_attend(
@@ -116,6 +123,20 @@ mod tests {
         assert_eq!(strided, Err(stride.into()));
         let odd = check_sums(&sums(4098, None), 3, 8);
         assert_eq!(odd, Err(CudaError::RowsAlignment { align: 4 }));
+    }
+
+    #[test]
+    fn sinks_are_as_many_as_heads_and_aligned() {
+        let sinks = |address, bytes| {
+            // SAFETY: nothing is launched.
+            let mut rows = unsafe { DeviceRows::from_raw(address, None) };
+            rows.bytes = bytes;
+            rows
+        };
+        assert_eq!(check_sinks(&sinks(4096, 32), 8), Ok(()));
+        let length = PlanError::Length { operand: Operand::Sinks, actual: 7, wanted: 8 };
+        assert_eq!(check_sinks(&sinks(4096, 31), 8), Err(length.into()));
+        assert_eq!(check_sinks(&sinks(4098, 32), 8), Err(CudaError::RowsAlignment { align: 4 }));
     }
 
     #[test]

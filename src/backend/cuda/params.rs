@@ -87,6 +87,8 @@ pub struct AttendParams {
     pub stripes: u32,
     /// 0.
     pub reserved: u32,
+    /// Device address of f32 `[q_heads]`, minus infinity: none; 0: no head has one.
+    pub sinks: u64,
 }
 
 /// One work chunk of `attend_decode_*`, for a CTA in each stripe: see `ptx/params.cuh`.
@@ -360,12 +362,12 @@ macro_rules! layout_is {
 
 layout_is! {
     BatchRow 16 { row 0 qo_start 4 extend_len 8 kv_len 12 }
-    AttendParams 192 {
+    AttendParams 200 {
         q 0 out 8 lse 16 k 24 v 32 page_stride 40 slot_stride 48 head_stride 56 q_stride 64
         out_stride 72 table 80 batch_rows 88 plan 96 partial 104 counters 112 page_magic 120
         chunk_magic 128 page_size 136 chunk_pages 140 chunks_per_row 144 chunk_base 148 q_heads 152
         kv_heads 156 group 160 batch 164 window 168 scale 172 soft_cap 176 negate_q 180 stripes 184
-        reserved 188
+        reserved 188 sinks 192
     }
     DecodeWork 32 {
         work_units 0 unit_end 4 batch_index 8 unit_start 12 row 16 qo_start 20 extend_len 24
@@ -379,9 +381,9 @@ layout_is! {
     RowShare 32 { begin 0 place 4 span 8 parts 12 start 16 units 20 qo_start 24 rows 28 }
     SpanParts 32 { partial_at 0 pieces 4 member_start 8 member_count 12 parent 16 }
     SpanMember 8 { qo_start 0 batch_index 4 }
-    AttendSharedParams 256 {
-        attend 0 shares 192 spans 200 works 208 members 216 tickets 224 tops 232 span_partial 240
-        span_tops 248
+    AttendSharedParams 264 {
+        attend 0 shares 200 spans 208 works 216 members 224 tickets 232 tops 240 span_partial 248
+        span_tops 256
     }
     StoreCacheParams 88 {
         k 0 v 8 slots 16 k_pool 24 v_pool 32 page_stride 40 k_stride 48 v_stride 52 tokens 56

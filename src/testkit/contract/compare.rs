@@ -67,7 +67,8 @@ impl<B: TestBackend> World<'_, B> {
         let q = &call.q.row(token)[head * head_dim..(head + 1) * head_dim];
         let History { k, v } = &self.history[sequence][call.layer];
         let heads = (self.case.layout.kv_heads() as usize, head / self.case.group as usize);
-        attention(&call.attend, q, k, v, heads, position)
+        let sink = call.sinks.as_ref().map_or(f32::NEG_INFINITY, |sinks| sinks.values[head]);
+        attention(&call.attend, q, k, v, heads, position, sink)
     }
 
     fn compare_row(

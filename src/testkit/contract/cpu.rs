@@ -72,6 +72,13 @@ impl TestBackend for Cpu {
         CpuRows { stride: input.stride, ..rows }
     }
 
+    fn sinks(input: &OwnedRows) -> &[f32] {
+        match &input.buffer {
+            Numbers::F32(x) => x,
+            other => panic!("sinks are f32: {other:?}"),
+        }
+    }
+
     fn output(&mut self, poison: &HostRows) -> OwnedRows {
         OwnedRows::new(poison)
     }

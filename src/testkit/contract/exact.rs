@@ -15,7 +15,8 @@ pub struct Exact {
     pub logit_mass: f64,
 }
 
-/// One query row at `position` over `k` and `v`, `[positions, kv_heads, head_dim]`, of which it reads `kv_head`.
+/// One query row at `position` over `k` and `v`, `[positions, kv_heads, head_dim]`, of which it reads `kv_head`; its
+/// head has a sink, or minus infinity.
 pub fn attention<T: Copy + Into<f64>>(
     attend: &Attend,
     q: &[f32],
@@ -23,6 +24,7 @@ pub fn attention<T: Copy + Into<f64>>(
     v: &[T],
     (kv_heads, kv_head): (usize, usize),
     position: usize,
+    sink: f32,
 ) -> Exact {
     let head_dim = q.len();
     let start = |j: usize| (j * kv_heads + kv_head) * head_dim;
@@ -43,8 +45,9 @@ pub fn attention<T: Copy + Into<f64>>(
             None => scale * sum,
         });
     }
-    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let sum: f64 = logits.iter().map(|x| (x - max).exp()).sum();
+    let sink = f64::from(sink);
+    let max = logits.iter().copied().fold(sink, f64::max);
+    let sum: f64 = logits.iter().chain([&sink]).map(|x| (x - max).exp()).sum();
     let (mut out, mut mass) = (vec![0.0; head_dim], vec![0.0; head_dim]);
     for (j, logit) in logits.iter().enumerate() {
         let weight = (logit - max).exp() / sum;

@@ -36,7 +36,7 @@ use crate::testkit::rng::{Rng, mix};
 ///
 /// Buffers may lie on a device. Reads are asked for after `synchronize`. These methods panic where they fail.
 pub trait TestBackend: Backend + Send {
-    /// Rows of q, k or v.
+    /// Rows of q, k or v, or sinks.
     type Input;
     /// Rows of attention's output.
     type Output;
@@ -54,6 +54,9 @@ pub trait TestBackend: Backend + Send {
 
     /// The rows of a buffer, as the backend takes them.
     fn rows(input: &Self::Input) -> Self::Rows<'_>;
+
+    /// A buffer of packed f32, as the backend takes sinks.
+    fn sinks(input: &Self::Input) -> Self::Sinks<'_>;
 
     /// A buffer to write to, of the type and stride of these rows, and holding them.
     fn output(&mut self, poison: &HostRows) -> Self::Output;

@@ -6,9 +6,9 @@ use std::thread;
 use super::case::{Case, HostRows};
 use super::stored::Stored;
 use super::{Report, TestBackend};
-use crate::backend::Attend;
+use crate::backend::{Attend, Queries};
 use crate::id::{LayerId, PageId, SlotId};
-use crate::layout::{KvScales, PlaneName};
+use crate::layout::{Dtype, KvScales, PlaneName};
 use crate::plan::{BatchPlan, OwnedPlan, StepEnd, StepScratch};
 use crate::testkit::planner::{Item, Planner, shuffle};
 use crate::testkit::rng::Rng;
@@ -33,10 +33,11 @@ pub(super) struct Pending<B: TestBackend> {
     pub layer: usize,
     pub attend: Attend,
     pub q: HostRows,
+    pub sinks: Option<HostRows>,
     pub out: B::Output,
     pub lse: Option<B::Sums>,
     /// Kept until the backend is done with them.
-    _inputs: [B::Input; 3],
+    _inputs: ([B::Input; 3], Option<B::Input>),
 }
 
 pub(super) struct World<'a, B> {
@@ -313,6 +314,8 @@ impl<B: TestBackend> World<'_, B> {
         let mut poison = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
         poison.values.fill(f32::NAN);
         let q_rows = self.backend.input(&q);
+        let sinks = self.rng.one_in(3).then(|| self.sinks());
+        let sinks_at = sinks.as_ref().map(|sinks| self.backend.input(sinks));
         let mut out = self.backend.output(&poison);
         let mut lse =
             self.rng.one_in(2).then(|| self.backend.sums(tokens * attend.q_heads as usize));
@@ -320,10 +323,27 @@ impl<B: TestBackend> World<'_, B> {
             self.refuses(&plan, &attend, [&k, &v, &q_rows], &mut out);
         }
         let sums = lse.as_mut().map(B::lse);
+        let asked = Queries { rows: B::rows(&q_rows), sinks: sinks_at.as_ref().map(B::sinks) };
         self.backend
-            .attend(&plan, id, &attend, B::rows(&q_rows), B::rows_mut(&mut out), sums)
+            .attend_queries(&plan, id, &attend, asked, B::rows_mut(&mut out), sums)
             .expect("valid attention");
-        Pending { step, layer, attend, q, out, lse, _inputs: [k, v, q_rows] }
+        Pending { step, layer, attend, q, sinks, out, lse, _inputs: ([k, v, q_rows], sinks_at) }
+    }
+
+    /// A sink for each query head, some of them none, some above any other logit.
+    fn sinks(&mut self) -> HostRows {
+        let width = self.case.q_heads() as usize;
+        let mut sinks = HostRows::random(&mut self.rng, Dtype::F32, 1, width);
+        sinks.stride = width;
+        sinks.values.truncate(width);
+        for sink in &mut sinks.values {
+            *sink = match self.rng.below(8) {
+                0 | 1 => f32::NEG_INFINITY,
+                2 => 40.0 * *sink,
+                _ => *sink,
+            };
+        }
+        sinks
     }
 
     fn attend(&mut self) -> Attend {

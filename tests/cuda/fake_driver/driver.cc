@@ -159,6 +159,11 @@ static void attend(const AttendParams& p, const char* name) {
                 sum = sum * old + weight, top = above;
                 for (u32 i = 0; i < dims; ++i) out[i] = out[i] * old + weight * load(type, p.v + offset, i);
             }
+            if (p.sinks && sum > 0) {
+                const float sink = reinterpret_cast<float*>(p.sinks)[head], above = fmaxf(top, sink), old = expf(top - above);
+                sum = sum * old + expf(sink - above), top = above;
+                for (u32 i = 0; i < dims; ++i) out[i] *= old;
+            }
             const u64 to = p.out + (row.qo_start + query) * p.out_stride + head * size;
             for (u32 i = 0; i < dims; ++i) store(type, to, i, sum > 0 ? out[i] / sum : 0);
             if (p.lse) reinterpret_cast<float*>(p.lse)[static_cast<u64>(row.qo_start + query) * p.q_heads + head] = top + logf(sum);

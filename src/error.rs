@@ -60,6 +60,11 @@ pub enum ConfigError {
         /// The pool's.
         dtype: KvDtype,
     },
+    /// Latent rows of a type that they are not stored in.
+    LatentDtype {
+        /// The pool's.
+        dtype: KvDtype,
+    },
     /// A rank that does not exist.
     Rank {
         /// The rank.
@@ -105,6 +110,7 @@ impl fmt::Display for ConfigError {
                 write!(f, "{heads} cannot be divided among {ranks}")
             }
             Self::Scaling { dtype } => write!(f, "numbers of {dtype:?} have no scales to make"),
+            Self::LatentDtype { dtype } => write!(f, "latent rows are not stored as {dtype:?}"),
             Self::Rank { tp_rank, tp_size } => {
                 write!(f, "rank {tp_rank} is not below tp_size {tp_size}")
             }

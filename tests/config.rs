@@ -142,6 +142,11 @@ fn models_of_the_supported_shape_are_read() {
         with(json!({"v_head_dim": 128, "is_encoder_decoder": false})),
         Ok(pool(36, grouped, bf16))
     );
+    // Latent rows, whatever is said of heads.
+    let latent = json!({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 64});
+    let rows = KvShape::Latent { rank: 512, rope: 64 };
+    assert_eq!(with(latent), Ok(pool(36, rows, bf16)));
+    assert_eq!(with(json!({"kv_lora_rank": 0})), Ok(pool(36, grouped, bf16)));
     // A language model among other parts, whose dtype stands beside it.
     let mut text = qwen3();
     text["torch_dtype"] = Value::Null;
@@ -176,7 +181,16 @@ fn other_models_are_refused_by_the_field() {
             json!({"torch_dtype": "int8"}),
             "torch_dtype is \"int8\", not float32, float16 or bfloat16".into(),
         ),
-        (json!({"kv_lora_rank": 512}), "no pool is made for kv_lora_rank: 512".into()),
+        (json!({"kv_lora_rank": 512}), "qk_rope_head_dim is missing".into()),
+        (
+            json!({"kv_lora_rank": "x", "qk_rope_head_dim": 64}),
+            format!("kv_lora_rank is \"x\", {count}"),
+        ),
+        // DeepSeek V3.2 stores keys of an indexer beside the rows.
+        (
+            json!({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}),
+            "no pool is made for index_head_dim: 128".into(),
+        ),
         (json!({"v_head_dim": 64}), "no pool is made for v_head_dim: 64".into()),
         (
             json!({"num_kv_shared_layers": 15}),

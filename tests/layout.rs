@@ -176,11 +176,15 @@ fn ranks_split_or_replicate_the_heads() {
 fn every_config_error_names_its_value() {
     use ConfigError::*;
     let good = PoolConfig::default();
-    let huge = u32::MAX;
+    let (huge, fp8) = (u32::MAX, KvDtype::Fp8E4M3);
     let pools = [
         (PoolConfig { layers: 0, ..good }, Zero { name: "layers" }),
         (PoolConfig { shape: KvShape::heads(0, 64), ..good }, Zero { name: "kv_heads" }),
         (PoolConfig { shape: KvShape::heads(1, 0), ..good }, Zero { name: "head_dim" }),
+        (PoolConfig { shape: latent(0, 64), ..good }, Zero { name: "rank" }),
+        (PoolConfig { shape: latent(512, 0), ..good }, Zero { name: "rope" }),
+        (PoolConfig { shape: latent(huge, 1), ..good }, Overflow { name: "rank + rope" }),
+        (PoolConfig { shape: latent(512, 64), dtype: fp8, ..good }, LatentDtype { dtype: fp8 }),
         (PoolConfig { tp_size: 0, ..good }, Zero { name: "tp_size" }),
         (PoolConfig { page_size: 0, ..good }, Zero { name: "page_size" }),
         (PoolConfig { capacity: Capacity::Pages(0), ..good }, Zero { name: "page_count" }),
@@ -257,6 +261,35 @@ fn every_config_error_names_its_value() {
     assert_eq!(TableShape::new(0, 1, 1, 1), Err(Zero { name: "page_size" }));
 }
 
+const fn latent(rank: u32, rope: u32) -> KvShape {
+    KvShape::Latent { rank, rope }
+}
+
+#[test]
+fn latent_rows_are_one_plane_that_every_rank_holds() {
+    let (shape, dtype) = (latent(512, 64), KvDtype::Bf16);
+    let config = PoolConfig { layers: 61, shape, dtype, tp_size: 128, ..Default::default() };
+    for tp_rank in [0, 5, 127] {
+        let config = PoolConfig { tp_rank, ..config };
+        assert_eq!(config.bytes_per_token(), Ok(61 * 1152));
+        assert_eq!((config.local_kv_heads(), config.first_kv_head()), (Ok(1), Ok(0)));
+        let pool = config.layout().expect("a valid pool");
+        assert_eq!((pool.kv_heads(), pool.head_dim(), pool.value_dim()), (1, 576, 512));
+        assert_eq!((pool.is_latent(), pool.page_bytes()), (true, 61 * 16 * 1152));
+        let [plane] = pool.planes() else { panic!("{pool:?}") };
+        assert_eq!((plane.name, plane.heads, plane.elements), (PlaneName::Latent, 1, 576));
+        let row = pool.row(PlaneName::Latent, LayerId::new(2), pool.slot(PageId::new(3), 5));
+        let start = 3 * pool.page_bytes() + (2 * 16 + 5) * 1152;
+        assert_eq!(row, Some(start..start + 1152));
+        assert_eq!((pool.strides(PlaneName::K), pool.strides(PlaneName::V)), (None, None));
+    }
+    // What V is made of is part of what a page means.
+    let of = |shape| PoolConfig { shape, ..config }.layout().expect("a valid pool");
+    let fingerprint = |shape| of(shape).page_fingerprint(None);
+    assert_ne!(fingerprint(latent(512, 64)), fingerprint(latent(448, 128)));
+    assert_eq!(of(KvShape::heads(128, 64)).value_dim(), 64);
+}
+
 #[test]
 fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
     let mut rng = Rng::new(3);
@@ -268,7 +301,10 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
     for _ in 0..200_000 {
         let config = PoolConfig {
             layers: number(),
-            shape: KvShape::heads(number(), number()),
+            shape: match number() % 3 {
+                0 => latent(number(), number()),
+                _ => KvShape::heads(number(), number()),
+            },
             dtype: [KvDtype::F32, KvDtype::F16, KvDtype::Fp8E4M3][number() as usize % 3],
             scaling: Scaling::Static,
             page_size: number() % 1030,
@@ -289,8 +325,10 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
             * u128::from(pool.head_dim())
             * u128::from(pool.page_size())
             * u128::from(pool.dtype().size());
-        assert_eq!(u128::from(pool.page_bytes()), 2 * element);
-        assert_eq!(u128::from(pool.total_bytes()), 2 * element * u128::from(pool.page_count()));
+        let planes = if pool.is_latent() { 1 } else { 2 };
+        let page_bytes = planes * element;
+        assert_eq!(u128::from(pool.page_bytes()), page_bytes);
+        assert_eq!(u128::from(pool.total_bytes()), page_bytes * u128::from(pool.page_count()));
         if let Capacity::Bytes(bytes) = config.capacity {
             assert!(pool.total_bytes() <= bytes && bytes - pool.total_bytes() < pool.page_bytes());
         }
@@ -298,7 +336,8 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
         let piece = pool.piece(last, pool.pieces_per_page() - 1);
         assert_eq!(piece.end, pool.total_bytes());
         let slot = SlotId::new(pool.slot_count() - 1);
-        let row = pool.row(PlaneName::V, LayerId::new(pool.layers() - 1), slot);
+        let plane = pool.planes().last().expect("a pool has planes").name;
+        let row = pool.row(plane, LayerId::new(pool.layers() - 1), slot);
         assert_eq!(row.map(|row| row.end), Some(pool.total_bytes()));
     }
     assert!(made > 1000, "{made}");

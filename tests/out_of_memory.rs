@@ -144,7 +144,10 @@ fn any_numbers_whatever_make_an_engine_or_an_error() {
         let mut number = || number(&mut rng);
         let pool = PoolConfig {
             layers: number(),
-            shape: KvShape::heads(number(), number()),
+            shape: match number() % 3 {
+                0 => KvShape::Latent { rank: number(), rope: number() },
+                _ => KvShape::heads(number(), number()),
+            },
             dtype: KvDtype::F16,
             page_size: number() % 1100,
             capacity: match number() % 2 {

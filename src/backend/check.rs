@@ -160,6 +160,11 @@ pub enum PlanError {
         /// The scale.
         scale: f32,
     },
+    /// A scale by the length of latent rows, which says nothing of the heads that they stand for.
+    LatentScale {
+        /// The scale.
+        scale: f32,
+    },
     /// A soft cap that is not above 0, or not finite.
     SoftCap {
         /// The cap.
@@ -232,6 +237,9 @@ impl fmt::Display for PlanError {
             }
             Self::EmptyWindow => write!(f, "a sliding window of 0 tokens"),
             Self::Scale { scale } => write!(f, "scale {scale} is not finite"),
+            Self::LatentScale { scale } => {
+                write!(f, "scale {scale} is by the length of latent rows, not of heads")
+            }
             Self::SoftCap { soft_cap } => {
                 write!(f, "soft cap {soft_cap} is not above 0 and finite")
             }
@@ -387,6 +395,9 @@ pub(super) fn attend(attend: &Attend, layout: &PoolLayout) -> Result<(), PlanErr
     }
     if !attend.scale.is_finite() {
         return Err(PlanError::Scale { scale: attend.scale });
+    }
+    if layout.is_latent() && attend.scale == Attend::new(1, layout.head_dim()).scale {
+        return Err(PlanError::LatentScale { scale: attend.scale });
     }
     match attend.soft_cap {
         Some(soft_cap) if !(soft_cap > 0.0 && soft_cap.is_finite()) => {

@@ -25,12 +25,13 @@ use crate::plan::{BatchPlan, PageCopy, StepEnd};
 /// What attention computes, beside the plan.
 ///
 /// `softmax(cap(scale * q k)) v`, where `cap(x) = soft_cap * tanh(x / soft_cap)`; query head `h` reads kv head
-/// `h / (q_heads / kv_heads)`; sums are made in f32 (f64 never).
+/// `h / (q_heads / kv_heads)`, all of them the one row of a latent pool; sums are made in f32 (f64 never).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attend {
     /// Query heads on this rank: a multiple of its kv heads.
     pub q_heads: u32,
-    /// Factor of the logits, usually `1 / sqrt(head_dim)`. Finite; [`Cpu`] takes 0 (every logit is 0), `Cuda` does not.
+    /// Factor of the logits, usually `1 / sqrt(head_dim)`; over latent rows that of a row's length is refused. Finite;
+    /// [`Cpu`] takes 0 (every logit is 0), `Cuda` does not.
     pub scale: f32,
     /// Sliding window: a query at position p sees positions above `p - window` only. At least 1.
     pub window: Option<u32>,
@@ -39,16 +40,23 @@ pub struct Attend {
 }
 
 impl Attend {
-    /// Plain causal attention with `q_heads` query heads, scaled by `1 / sqrt(head_dim)`.
+    /// Plain causal attention with `q_heads` query heads, scaled by `1 / sqrt(head_dim)`. Over latent rows see
+    /// [`Attend::latent`].
     pub fn new(q_heads: u32, head_dim: u32) -> Self {
         Self { q_heads, scale: 1.0 / (head_dim as f32).sqrt(), window: None, soft_cap: None }
+    }
+
+    /// Plain causal attention over latent rows, which do not tell the scale: it is that of the heads whose K and V they
+    /// stand for, `1 / sqrt(head_dim)` of those, times what the model adds for long contexts.
+    pub fn latent(q_heads: u32, scale: f32) -> Self {
+        Self { q_heads, scale, window: None, soft_cap: None }
     }
 }
 
 /// Query rows, and what their heads have beside the tokens: what [`Backend::attend_queries`] takes.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Queries<R, S> {
-    /// `[tokens, q_heads, head_dim]`
+    /// `[tokens, q_heads, head_dim]`; of a latent pool `[tokens, q_heads, rank + rope]`
     pub rows: R,
     /// A logit for each query head of this rank, f32 `[q_heads]`, which takes weight and gives no value: its
     /// exponential is added to the sum that the weights are divided by, once for each row, whatever the row sees.
@@ -83,7 +91,7 @@ pub trait Backend {
     type Error: std::error::Error + 'static;
     /// Rows of q, k or v to read: `[tokens, heads, head_dim]`, contiguous within a row.
     type Rows<'a>: Copy;
-    /// Rows of attention's output to write: `[tokens, q_heads, head_dim]`.
+    /// Rows of attention's output to write: `[tokens, q_heads, head_dim]`; of a latent pool `[tokens, q_heads, rank]`.
     type RowsMut<'a>;
     /// Sinks to read: `[q_heads]` in f32.
     type Sinks<'a>: Copy;
@@ -101,9 +109,9 @@ pub trait Backend {
     /// O(steps that end).
     fn end(&mut self, end: StepEnd);
 
-    /// Stores K and V of a step's new tokens, `[tokens, kv_heads, head_dim]` each. What a quantised pool makes of them
-    /// is the same on every backend, bit by bit: see [`KvDtype::Fp8E4M3`](crate::KvDtype) and
-    /// [`Scaling`](crate::Scaling).
+    /// Stores K and V of a step's new tokens, `[tokens, kv_heads, head_dim]` each; of a latent pool k is the rows,
+    /// `[tokens, rank + rope]`, and v rows of no elements. What a quantised pool makes of them is the same on every
+    /// backend, bit by bit: see [`KvDtype::Fp8E4M3`](crate::KvDtype) and [`Scaling`](crate::Scaling).
     ///
     /// # Errors
     /// The backend's own.

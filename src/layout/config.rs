@@ -92,7 +92,7 @@ impl PoolConfig {
         self.check_planes(&self.checked_shape()?.planes(self.dtype, self.scaling))
     }
 
-    /// Heads of K and V that this rank holds.
+    /// Heads of K and V that this rank holds; 1 where all heads read the same latent rows.
     ///
     /// # Errors
     /// [`ConfigError::Zero`], [`ConfigError::HeadSplit`] where neither number divides the other, [`ConfigError::Rank`]
@@ -118,7 +118,7 @@ impl PoolConfig {
     ///
     /// # Errors
     /// A [`ConfigError`] that names the value: zeros, scales of what has none, sizes that overflow, page counts past
-    /// `u32`, a byte budget smaller than one page, heads that do not divide.
+    /// `u32`, a byte budget smaller than one page, heads that do not divide, latent rows that are quantised.
     pub fn layout(&self) -> Result<PoolLayout, ConfigError> {
         let shape = self.checked_shape()?;
         self.layout_of(shape, shape.planes(self.dtype, self.scaling))
@@ -189,7 +189,7 @@ impl PoolConfig {
         if self.layers == 0 {
             return Err(ConfigError::Zero { name: "layers" });
         }
-        self.shape.check()?;
+        self.shape.check(self.dtype)?;
         if self.scaling != Scaling::Static && !self.dtype.is_quantised() {
             return Err(ConfigError::Scaling { dtype: self.dtype });
         }

@@ -2,6 +2,7 @@
 
 use super::pool::PoolLayout;
 use super::scales::KvScales;
+use super::shape::KvShape;
 
 /// FNV-1a of 64 bits: the same on every machine and in every run.
 struct Fnv(u64);
@@ -25,6 +26,10 @@ impl PoolLayout {
         for plane in self.planes() {
             let kinds = [plane.name as u32, plane.dtype as u32, plane.order as u32];
             kinds.into_iter().chain([plane.heads, plane.elements]).for_each(|x| all.take(x));
+        }
+        // Of which numbers V is made, its planes do not say.
+        if let KvShape::Latent { rank, .. } = self.shape() {
+            all.take(rank);
         }
         let scales = scales.filter(|scales| !scales.are_ones());
         scales.into_iter().flat_map(KvScales::values).for_each(|scale| all.take(scale.to_bits()));

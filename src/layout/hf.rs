@@ -1,7 +1,8 @@
 //! `PoolConfig` from the `config.json` of a Hugging Face model.
 //!
-//! What a model is called does not matter, only what each token stores: heads of K and as many of V, of one length, in
-//! every layer. A field that says otherwise is refused by name, and so is one whose default the model's class decides.
+//! What a model is called does not matter, only what each token stores: heads of K and as many of V, of one length, or
+//! a latent row, in every layer. A field that says otherwise is refused by name, and so is one whose default the
+//! model's class decides.
 //!
 //! Not here: all else of a model.
 
@@ -36,7 +37,7 @@ pub enum HfError {
         /// What would do.
         wanted: &'static str,
     },
-    /// A field says that layers store something else than heads of K and V of one shape.
+    /// A field says that layers store something else than heads of K and V of one shape, or latent rows.
     Unsupported {
         /// The field.
         field: Box<str>,
@@ -62,10 +63,10 @@ impl fmt::Display for HfError {
 
 impl std::error::Error for HfError {}
 
-/// Fields that say, if they are there and not 0 or false, that K and V are not heads of one shape in every layer.
+/// Fields that say, if they are there and not 0 or false, that layers store something else, or not all the same.
 const OTHER_SHAPES: [&str; 15] = [
-    // Latent attention.
-    "kv_lora_rank",
+    // Keys beside the latent rows, by which tokens are chosen.
+    "index_head_dim",
     // Another shape in some layers.
     "global_head_dim",
     "num_global_key_value_heads",
@@ -94,7 +95,8 @@ const LAYER_TYPES: [&str; 3] = ["full_attention", "sliding_attention", "chunked_
 impl PoolConfig {
     /// The pool of a model, from the text of its Hugging Face `config.json`: `layers`, `shape` and `dtype`, which is
     /// the weights' (`dtype` or `torch_dtype`). All else is as in [`PoolConfig::default`] and for the host to set. In a
-    /// model of several parts the language model's is read (`text_config`).
+    /// model of several parts the language model's is read (`text_config`). One with a `kv_lora_rank` stores latent
+    /// rows, whose attention wants a scale from the host: see [`KvShape::Latent`].
     ///
     /// ```
     /// # use kvarena::*;
@@ -122,14 +124,10 @@ impl PoolConfig {
             Some(other) => return Err(whole.unfit("text_config", other, "an object")),
         };
         fields.check_shape()?;
-        let kv_heads = match fields.get("num_key_value_heads") {
-            Some(_) => fields.size("num_key_value_heads")?,
-            None => fields.size("num_attention_heads")?,
-        };
         let dtype = fields.dtype().or_else(|| whole.dtype());
         Ok(Self {
             layers: fields.size("num_hidden_layers")?,
-            shape: KvShape::heads(kv_heads, fields.head_dim()?),
+            shape: fields.shape()?,
             dtype: dtype.unwrap_or_else(|| Err(fields.missing("dtype")))?,
             ..Self::default()
         })
@@ -158,19 +156,36 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses what stores something else than heads of K and V in every layer.
+    /// What each token stores.
+    fn shape(&self) -> Result<KvShape, HfError> {
+        if self.is_latent() {
+            let (rank, rope) = (self.size("kv_lora_rank")?, self.size("qk_rope_head_dim")?);
+            return Ok(KvShape::Latent { rank, rope });
+        }
+        let kv_heads = match self.get("num_key_value_heads") {
+            Some(_) => self.size("num_key_value_heads")?,
+            None => self.size("num_attention_heads")?,
+        };
+        Ok(KvShape::heads(kv_heads, self.head_dim()?))
+    }
+
+    /// Whether layers store latent rows.
+    fn is_latent(&self) -> bool {
+        self.get("kv_lora_rank").is_some_and(says)
+    }
+
+    /// Refuses what stores neither heads of K and V in every layer nor latent rows.
     fn check_shape(&self) -> Result<(), HfError> {
-        let other =
-            |value: &Value| !matches!(value, Value::Bool(false)) && value.as_u64() != Some(0);
         for name in OTHER_SHAPES {
-            if let Some(value) = self.get(name).filter(|value| other(value)) {
+            if let Some(value) = self.get(name).filter(|value| says(value)) {
                 return Err(self.unsupported(name, value));
             }
         }
         if let Some(value @ Value::Bool(true)) = self.get("is_encoder_decoder") {
             return Err(self.unsupported("is_encoder_decoder", value));
         }
-        if let Some(value) = self.get("v_head_dim").filter(|&v| Some(v) != self.get("head_dim")) {
+        let value_dim = self.get("v_head_dim").filter(|_| !self.is_latent());
+        if let Some(value) = value_dim.filter(|&v| Some(v) != self.get("head_dim")) {
             return Err(self.unsupported("v_head_dim", value));
         }
         let Some(types) = self.get("layer_types") else { return Ok(()) };
@@ -222,6 +237,11 @@ impl<'a> Fields<'a> {
     fn unsupported(&self, name: &str, value: &Value) -> HfError {
         HfError::Unsupported { field: self.name(name), value: shown(value) }
     }
+}
+
+/// Whether a field says something, if it is there.
+fn says(value: &Value) -> bool {
+    !matches!(value, Value::Bool(false)) && value.as_u64() != Some(0)
 }
 
 /// A value as JSON, if it is short.

@@ -17,6 +17,8 @@ pub enum PlaneName {
     KScales,
     /// The same for V.
     VScales,
+    /// Rows of which K and V are made: see [`KvShape::Latent`](crate::KvShape::Latent).
+    Latent,
     /// Nothing that anyone reads: tests of pools with more planes than K and V.
     #[cfg(any(test, feature = "testkit"))]
     #[doc(hidden)]

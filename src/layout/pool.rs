@@ -77,14 +77,30 @@ impl PoolLayout {
         self.shape
     }
 
-    /// Heads of K and V on this rank.
+    /// Heads of K and V on this rank; 1 where all heads read the same latent rows.
     pub const fn kv_heads(&self) -> u32 {
         self.shape.kv_heads()
     }
 
-    /// Elements of one head.
+    /// Elements of one head of K, and of q: of a latent pool, those of a whole row.
     pub const fn head_dim(&self) -> u32 {
         self.shape.head_dim()
+    }
+
+    /// Elements of one head of V, and of attention's output: those of a head of K, or of a latent pool its rank.
+    pub const fn value_dim(&self) -> u32 {
+        self.shape.value_dim()
+    }
+
+    /// Whether K and V are of the same latent rows: a store takes no V.
+    pub const fn is_latent(&self) -> bool {
+        matches!(self.shape, KvShape::Latent { .. })
+    }
+
+    /// Elements of one token's row of k and of v, as a store takes them.
+    pub(crate) const fn store_widths(&self) -> [usize; 2] {
+        let k = self.kv_heads() as usize * self.head_dim() as usize;
+        [k, if self.is_latent() { 0 } else { k }]
     }
 
     /// Element type of K and V.

@@ -21,6 +21,26 @@ pub enum KvShape {
         /// Elements of one head.
         head_dim: u32,
     },
+    /// Latent rows, of which all heads make their K and V (multi-head latent attention, arXiv:2405.04434): one plane,
+    /// [`PlaneName::Latent`], of `[rank + rope]` numbers a token. K is the whole row, V its first `rank` numbers. The
+    /// host multiplies what makes K and V of a row into its queries and outputs: q is `[tokens, q_heads, rank + rope]`,
+    /// the output `[tokens, q_heads, rank]`, and the scale is that of the heads before. Every rank holds the rows.
+    ///
+    /// ```
+    /// # use kvarena::*;
+    /// let shape = KvShape::Latent { rank: 512, rope: 64 };
+    /// let deepseek_v3 = PoolConfig { layers: 61, shape, dtype: KvDtype::Bf16, tp_size: 8, ..Default::default() };
+    /// assert_eq!(deepseek_v3.bytes_per_token(), Ok(61 * 1_152));
+    /// ```
+    #[doc(alias = "mla")]
+    Latent {
+        /// Numbers that K and V share.
+        #[doc(alias = "kv_lora_rank")]
+        rank: u32,
+        /// Numbers behind them, of K alone, which turn with the position.
+        #[doc(alias = "qk_rope_head_dim")]
+        rope: u32,
+    },
 }
 
 impl KvShape {
@@ -45,15 +65,26 @@ impl KvShape {
                 let [k_scales, v_scales] = scales.map(|name| Plane { name, ..scale });
                 Planes::new(&[k, v, k_scales, v_scales])
             }
+            Self::Latent { .. } => {
+                let (name, elements) = (PlaneName::Latent, self.head_dim());
+                Planes::new(&[Plane { name, heads: 1, elements, dtype, order: PlaneOrder::BySlot }])
+            }
         }
     }
 
-    /// Refuses what stores nothing.
-    pub(super) fn check(self) -> Result<(), ConfigError> {
+    /// Refuses what stores nothing, and latent rows of a dtype that they are not stored in.
+    pub(super) fn check(self, dtype: KvDtype) -> Result<(), ConfigError> {
         match self {
             Self::Heads { kv_heads: 0, .. } => Err(ConfigError::Zero { name: "kv_heads" }),
             Self::Heads { head_dim: 0, .. } => Err(ConfigError::Zero { name: "head_dim" }),
             Self::Heads { .. } => Ok(()),
+            Self::Latent { rank: 0, .. } => Err(ConfigError::Zero { name: "rank" }),
+            Self::Latent { rope: 0, .. } => Err(ConfigError::Zero { name: "rope" }),
+            Self::Latent { rank, rope } if rank.checked_add(rope).is_none() => {
+                Err(ConfigError::Overflow { name: "rank + rope" })
+            }
+            Self::Latent { .. } if dtype.is_quantised() => Err(ConfigError::LatentDtype { dtype }),
+            Self::Latent { .. } => Ok(()),
         }
     }
 
@@ -71,6 +102,7 @@ impl KvShape {
                     Err(ConfigError::HeadSplit { kv_heads, tp_size: ranks })
                 }
             }
+            Self::Latent { .. } => Ok(self),
         }
     }
 
@@ -78,13 +110,23 @@ impl KvShape {
     pub(super) const fn kv_heads(self) -> u32 {
         match self {
             Self::Heads { kv_heads, .. } => kv_heads,
+            Self::Latent { .. } => 1,
         }
     }
 
-    /// Elements of one head.
+    /// Elements of one head of K. `check` refused a sum past 32 bits.
     pub(super) const fn head_dim(self) -> u32 {
         match self {
             Self::Heads { head_dim, .. } => head_dim,
+            Self::Latent { rank, rope } => rank.saturating_add(rope),
+        }
+    }
+
+    /// Elements of one head of V.
+    pub(super) const fn value_dim(self) -> u32 {
+        match self {
+            Self::Heads { head_dim, .. } => head_dim,
+            Self::Latent { rank, .. } => rank,
         }
     }
 }

@@ -156,7 +156,7 @@ pub struct SmallConfig {
     pub dtype: u8,
     /// Layers.
     pub layers: u32,
-    /// Heads of K and V.
+    /// Heads of K and V; 0: latent rows.
     pub kv_heads: u32,
 }
 
@@ -184,14 +184,22 @@ impl SmallConfig {
     pub fn engine(&self) -> EngineConfig {
         let pool = PoolConfig {
             layers: self.layers,
-            shape: KvShape::heads(self.kv_heads, 2),
+            shape: match self.kv_heads {
+                0 => KvShape::Latent { rank: 3, rope: 2 },
+                kv_heads => KvShape::heads(kv_heads, 2),
+            },
             dtype: match self.dtype {
+                // Latent rows are not quantised.
+                3.. if self.kv_heads == 0 => KvDtype::F32,
                 0 => KvDtype::F32,
                 1 => KvDtype::F16,
                 2 => KvDtype::Bf16,
                 _ => KvDtype::Fp8E4M3,
             },
-            scaling: if self.dtype > 3 { Scaling::ByToken } else { Scaling::Static },
+            scaling: match self.dtype {
+                4.. if self.kv_heads > 0 => Scaling::ByToken,
+                _ => Scaling::Static,
+            },
             page_size: self.page_size,
             capacity: Capacity::Pages(self.pages),
             layout: if self.page_first { Layout::PageFirst } else { Layout::LayerFirst },
@@ -223,7 +231,7 @@ impl<'a> Arbitrary<'a> for SmallConfig {
             page_first: u.arbitrary()?,
             dtype: u.int_in_range(0..=4)?,
             layers: u.int_in_range(1..=2)?,
-            kv_heads: u.int_in_range(1..=2)?,
+            kv_heads: u.int_in_range(0..=2)?,
         })
     }
 }

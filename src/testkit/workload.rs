@@ -176,6 +176,6 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         page_first: rng.one_in(2),
         dtype: rng.below(5) as u8,
         layers: rng.within(1, 2) as u32,
-        kv_heads: rng.within(1, 2) as u32,
+        kv_heads: rng.within(0, 2) as u32,
     }
 }

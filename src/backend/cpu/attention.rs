@@ -34,7 +34,7 @@ const TILE: usize = 32;
 /// Units still to do, and where their results go.
 struct Queue<'a, U> {
     units: U,
-    /// `[query rows, vectors]` of every unit.
+    /// `[query rows, value vectors]` of every unit.
     out: &'a mut [F32x8],
     /// `[query rows]` of every unit.
     lse: &'a mut [f32],
@@ -71,7 +71,8 @@ fn work<T: Number, U: Iterator<Item = Unit>>(
         let mut rest = queue.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(unit) = rest.units.next() else { return };
         let rows = unit.row_count(job.group());
-        let out = rest.out.split_off_mut(..rows * job.vectors()).expect("out holds all units");
+        let out =
+            rest.out.split_off_mut(..rows * job.value_vectors()).expect("out holds all units");
         let lse = rest.lse.split_off_mut(..rows).expect("lse holds all units");
         drop(rest);
         scratch.compute(job, unit, out, lse);
@@ -85,7 +86,7 @@ pub(super) struct Scratch {
     q: Vec<F32x8>,
     /// `[kv heads, TILE, vectors]`
     k: Vec<F32x8>,
-    /// `[kv heads, TILE, vectors]`
+    /// `[kv heads, TILE, vectors]`; unused where K has V in it.
     v: Vec<F32x8>,
     /// `[query rows of a kv head, TILE]`
     logits: Vec<f32>,
@@ -121,12 +122,12 @@ impl Scratch {
         }
         if let Some(sinks) = job.sinks {
             let heads = unit.rows(job.group()).map(|(_, head)| sinks[head]);
-            let rows = out.chunks_exact_mut(job.vectors()).zip(&mut self.softmax);
+            let rows = out.chunks_exact_mut(job.value_vectors()).zip(&mut self.softmax);
             for ((out, softmax), sink) in rows.zip(heads) {
                 enter_sink(sink, softmax, out.as_flattened_mut());
             }
         }
-        let rows = out.chunks_exact_mut(job.vectors()).zip(lse);
+        let rows = out.chunks_exact_mut(job.value_vectors()).zip(lse);
         for ((out, lse), (max, sum)) in rows.zip(&self.softmax) {
             for x in out.as_flattened_mut() {
                 *x /= sum;
@@ -143,7 +144,9 @@ impl Scratch {
         // What pads a head to whole vectors is zeroed here and never written.
         grow(&mut self.q, rows * vectors);
         grow(&mut self.k, unit.heads as usize * TILE * vectors);
-        grow(&mut self.v, unit.heads as usize * TILE * vectors);
+        if !job.layout.is_latent() {
+            grow(&mut self.v, unit.heads as usize * TILE * vectors);
+        }
         grow(&mut self.logits, unit.rows_per_head(group) * TILE);
         self.softmax.clear();
         self.softmax.resize(rows, (f32::NEG_INFINITY, 0.0));
@@ -164,7 +167,8 @@ impl Scratch {
             let offset = at % page_size;
             let end = tile.end.min(at.saturating_add(page_size - offset));
             let sides = [(&job.k, &mut self.k), (&job.v, &mut self.v)];
-            for (side, (strides, tiles)) in sides.into_iter().enumerate() {
+            let count = if job.layout.is_latent() { 1 } else { 2 };
+            for (side, (strides, tiles)) in sides.into_iter().enumerate().take(count) {
                 let head = u64::from(unit.first_head) * strides.head;
                 for position in at..end {
                     let byte = strides.row(job.layer, page, offset + (position - at)) + head;
@@ -190,17 +194,18 @@ impl Scratch {
         tile: Range<u32>,
         out: &mut [F32x8],
     ) {
-        let (group, vectors) = (job.group(), job.vectors());
+        let (group, vectors, value_vectors) = (job.group(), job.vectors(), job.value_vectors());
         let rows = unit.rows_per_head(group);
-        let tiles = self.k.chunks_exact(TILE * vectors).zip(self.v.chunks_exact(TILE * vectors));
+        let v = if job.layout.is_latent() { &self.k } else { &self.v };
+        let tiles = self.k.chunks_exact(TILE * vectors).zip(v.chunks_exact(TILE * vectors));
         let queries = self.q.chunks_exact(rows * vectors).zip(self.softmax.chunks_exact_mut(rows));
-        let heads = tiles.zip(queries.zip(out.chunks_exact_mut(rows * vectors)));
+        let heads = tiles.zip(queries.zip(out.chunks_exact_mut(rows * value_vectors)));
         for ((k, v), ((q, softmax), out)) in heads {
             let logits = &mut self.logits[..rows * TILE];
             multiply(q, k, vectors, tile.len(), logits);
             let rows = softmax.iter_mut().zip(logits.chunks_exact_mut(TILE));
-            for (i, ((softmax, logits), out)) in rows.zip(out.chunks_exact_mut(vectors)).enumerate()
-            {
+            let outs = out.chunks_exact_mut(value_vectors);
+            for (i, ((softmax, logits), out)) in rows.zip(outs).enumerate() {
                 let seen = unit.sees((i / group) as u32, job.attend.window);
                 let (start, end) = (seen.start.max(tile.start), seen.end.min(tile.end));
                 if start >= end {
@@ -209,7 +214,8 @@ impl Scratch {
                 let seen = (start - tile.start) as usize..(end - tile.start) as usize;
                 let weights = &mut logits[seen.clone()];
                 let factor = fold_logits(job.attend, softmax, weights);
-                accumulate(out, factor, weights, &v[seen.start * vectors..seen.end * vectors]);
+                let values = &v[seen.start * vectors..seen.end * vectors];
+                accumulate(out, factor, weights, values, vectors);
             }
         }
     }

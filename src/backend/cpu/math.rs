@@ -58,16 +58,22 @@ fn across<const A: usize, const B: usize>(sums: &[[F32x8; B]; A]) -> [[f32; B]; 
     products
 }
 
-/// `out = factor * out + weights * rows`, with `rows` of `[weights, out]`.
+/// `out = factor * out + weights * rows`, with `rows` of `[weights, apart]`, of which `out` takes the first.
 #[inline(always)]
-pub(super) fn accumulate(out: &mut [F32x8], factor: f32, weights: &[f32], rows: &[F32x8]) {
+pub(super) fn accumulate(
+    out: &mut [F32x8],
+    factor: f32,
+    weights: &[f32],
+    rows: &[F32x8],
+    apart: usize,
+) {
     let len = out.len();
     let whole = len - len % 4;
     for at in (0..whole).step_by(4) {
-        accumulate_part::<4>(&mut out[at..], factor, weights, rows, at, len);
+        accumulate_part::<4>(&mut out[at..], factor, weights, rows, at, apart);
     }
     for at in whole..len {
-        accumulate_part::<1>(&mut out[at..], factor, weights, rows, at, len);
+        accumulate_part::<1>(&mut out[at..], factor, weights, rows, at, apart);
     }
 }
 
@@ -79,7 +85,7 @@ fn accumulate_part<const N: usize>(
     weights: &[f32],
     rows: &[F32x8],
     at: usize,
-    len: usize,
+    apart: usize,
 ) {
     let mut sums = [[0.0; LANES]; N];
     for i in 0..N {
@@ -87,7 +93,7 @@ fn accumulate_part<const N: usize>(
             sums[i][lane] = factor * out[i][lane];
         }
     }
-    for (&weight, row) in weights.iter().zip(rows.chunks_exact(len)) {
+    for (&weight, row) in weights.iter().zip(rows.chunks_exact(apart)) {
         let row = &row[at..at + N];
         for i in 0..N {
             for lane in 0..LANES {
@@ -201,9 +207,12 @@ mod tests {
         assert_eq!(sums, [[dot(&a, &c), dot(&a, &d)], [dot(&b, &c), dot(&b, &d)]]);
 
         let mut out = a.clone();
-        accumulate(&mut out, 0.5, &[2.0, 3.0], &[b.clone(), c.clone()].concat());
+        accumulate(&mut out, 0.5, &[2.0, 3.0], &[b.clone(), c.clone()].concat(), 5);
         for (i, x) in flat(&out).into_iter().enumerate() {
             assert_eq!(x, 0.5 * flat(&a)[i] + 2.0 * flat(&b)[i] + 3.0 * flat(&c)[i]);
         }
+        let mut short = a[..3].to_vec();
+        accumulate(&mut short, 0.5, &[2.0, 3.0], &[b.clone(), c.clone()].concat(), 5);
+        assert_eq!(short, out[..3]);
     }
 }

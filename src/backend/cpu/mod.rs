@@ -83,8 +83,8 @@ impl OpenBackend for CpuOptions {
             layout: *layout,
             table: *table,
             pool: Pool::new(layout)?,
-            kv: [PlaneName::K, PlaneName::V]
-                .map(|name| layout.strides(name).expect("a pool of heads has K and V")),
+            kv: Cpu::kv_planes(layout)
+                .map(|name| layout.strides(name).expect("the pool has its shape's planes")),
             scales: Scales::new(layout, self.scales),
             wide: pool::zeroed(wide.into())?,
             words: pool::zeroed::<u32>(table.words() as u64)?,
@@ -104,7 +104,7 @@ pub struct Cpu {
     layout: PoolLayout,
     table: TableShape,
     pool: Pool,
-    /// Where K and V lie.
+    /// Where K and V lie; latent rows are both.
     kv: [Strides; 2],
     scales: Scales,
     /// Room for one head, where the pool is quantised.
@@ -114,7 +114,7 @@ pub struct Cpu {
     steps: OpenSteps,
     spans: SpanCheck,
     scratch: Vec<Scratch>,
-    /// Results of attention's units: `[query rows, vectors]`, and the log-sum-exp, `[query rows]`.
+    /// Results of attention's units: `[query rows, value vectors]`, and the log-sum-exp, `[query rows]`.
     out: Vec<F32x8>,
     lse: Vec<f32>,
 }
@@ -138,6 +138,11 @@ impl Cpu {
             + size_of_val(&*self.wide)
             + self.scales.bytes();
         self.layout.total_bytes() + (size_of_val(&*self.words) + scratch) as u64
+    }
+
+    /// Where K and V are.
+    fn kv_planes(layout: &PoolLayout) -> [PlaneName; 2] {
+        if layout.is_latent() { [PlaneName::Latent; 2] } else { [PlaneName::K, PlaneName::V] }
     }
 
     /// Checks a plan, and that its step is open.
@@ -207,10 +212,11 @@ impl Backend for Cpu {
     ) -> Result<(), CpuError> {
         self.check_open(plan)?;
         check::layer(layer, &self.layout)?;
-        let width = self.layout.kv_heads() as usize * self.layout.head_dim() as usize;
+        let [width, v_width] = self.layout.store_widths();
         let k_stride = k.check(Operand::K, plan.token_count(), width)?;
-        let v_stride = v.check(Operand::V, plan.token_count(), width)?;
+        let v_stride = v.check(Operand::V, plan.token_count(), v_width)?;
         let rows = [(k, k_stride), (v, v_stride)];
+        let count = if v_width == 0 { 1 } else { 2 };
         if self.layout.dtype().is_quantised() {
             self.store_quantised(plan, layer, rows);
             return Ok(());
@@ -220,7 +226,7 @@ impl Backend for Cpu {
             for i in 0..plan.token_count() {
                 let Some(slot) = plan.slot_mapping.get(i) else { continue };
                 let (page, offset) = self.layout.page_of(slot);
-                for (strides, (rows, stride)) in self.kv.iter().zip(rows) {
+                for (strides, (rows, stride)) in self.kv.iter().zip(rows).take(count) {
                     let target = strides.row(layer, page, offset) as usize / size_of::<T>();
                     let row = rows.elements.slice(i * stride..i * stride + width);
                     row.convert_into(&mut pool[target..target + width]);
@@ -246,8 +252,9 @@ impl Backend for Cpu {
         check::layer(layer, &self.layout)?;
         check::attend(attend, &self.layout)?;
         let (tokens, q_heads) = (plan.token_count(), attend.q_heads as usize);
-        let width = q_heads * self.layout.head_dim() as usize;
-        let q_stride = q.check(Operand::Q, tokens, width)?;
+        let q_width = q_heads * self.layout.head_dim() as usize;
+        let width = q_heads * self.layout.value_dim() as usize;
+        let q_stride = q.check(Operand::Q, tokens, q_width)?;
         let out_stride = out.check(Operand::Out, tokens, width)?;
         rows::check_lse(lse.as_deref(), tokens * q_heads)?;
         sinks.map_or(Ok(()), |sinks| check::sinks(sinks, attend.q_heads))?;
@@ -275,7 +282,7 @@ impl Backend for Cpu {
             if self.scratch.len() < threads {
                 self.scratch.resize_with(threads, Scratch::default);
             }
-            self.out.resize(tokens * q_heads * job.vectors(), F32x8::default());
+            self.out.resize(tokens * q_heads * job.value_vectors(), F32x8::default());
             self.lse.resize(tokens * q_heads, 0.0);
             attention::run(&job, &mut self.scratch[..threads], &mut self.out, &mut self.lse);
             hand_out(&job, &self.out, &self.lse, &mut out, out_stride, lse.as_deref_mut());
@@ -317,12 +324,12 @@ fn hand_out<T: Number>(
     out_stride: usize,
     mut lse: Option<&mut [f32]>,
 ) {
-    let (group, head_dim) = (job.group(), job.layout.head_dim() as usize);
-    let results = results.chunks_exact(job.vectors()).zip(sums);
+    let (group, value_dim) = (job.group(), job.layout.value_dim() as usize);
+    let results = results.chunks_exact(job.value_vectors()).zip(sums);
     for ((token, head), (result, sum)) in job.units().flat_map(|unit| unit.rows(group)).zip(results)
     {
-        let start = token * out_stride + head * head_dim;
-        out.elements.write(start, &result.as_flattened()[..head_dim]);
+        let start = token * out_stride + head * value_dim;
+        out.elements.write(start, &result.as_flattened()[..value_dim]);
         if let Some(lse) = &mut lse {
             lse[token * job.attend.q_heads as usize + head] = *sum;
         }

@@ -27,7 +27,7 @@ pub(super) struct Job<'a, T> {
     pub scales: &'a Scales,
     pub layout: &'a PoolLayout,
     pub layer: LayerId,
-    /// Where K and V lie.
+    /// Where K and V lie, or the latent rows.
     pub k: Strides,
     pub v: Strides,
     pub table: &'a TableShape,
@@ -101,9 +101,14 @@ impl<T> Job<'_, T> {
         (self.attend.q_heads / self.layout.kv_heads()) as usize
     }
 
-    /// [`F32x8`](super::math::F32x8) of one head.
+    /// [`F32x8`](super::math::F32x8) of one head of K.
     pub fn vectors(&self) -> usize {
         (self.layout.head_dim() as usize).div_ceil(LANES)
+    }
+
+    /// Those of one head of V.
+    pub fn value_vectors(&self) -> usize {
+        (self.layout.value_dim() as usize).div_ceil(LANES)
     }
 
     /// All units but those of padding rows, in the order of the query rows.
@@ -134,7 +139,8 @@ impl<T> Job<'_, T> {
 
     /// Threads that the work is worth, by its multiplications.
     pub fn threads(&self) -> usize {
-        let row_work = u64::from(self.attend.q_heads) * u64::from(self.layout.head_dim()) * 2;
+        let dims = u64::from(self.layout.head_dim()) + u64::from(self.layout.value_dim());
+        let row_work = u64::from(self.attend.q_heads) * dims;
         let work = self.rows.iter().fold(0_u64, |sum, row| {
             let seen = row.kv_len.min(self.attend.window.unwrap_or(u32::MAX));
             let pairs = u64::from(row.extend_len) * u64::from(seen);

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::backend::PlanError;
 use crate::id::StepId;
-use crate::layout::KvDtype;
+use crate::layout::{KvDtype, KvShape};
 
 /// Why the GPU backend refused or failed.
 #[derive(Clone, PartialEq, Debug)]
@@ -82,6 +82,11 @@ pub enum CudaError {
     PoolDtype {
         /// The pool's.
         dtype: KvDtype,
+    },
+    /// A pool of a shape that no kernel serves.
+    PoolShape {
+        /// The pool's.
+        shape: KvShape,
     },
     /// Two pools whose pages do not have the same bytes.
     PageShape,
@@ -178,6 +183,7 @@ impl fmt::Display for CudaError {
             }
             Self::EmptyRow { row } => write!(f, "row {row} of the batch has no tokens"),
             Self::PoolDtype { dtype } => write!(f, "there are no kernels for pools of {dtype:?}"),
+            Self::PoolShape { shape } => write!(f, "there are no kernels for pools of {shape:?}"),
             Self::PageShape => write!(f, "the two pools' pages differ in shape"),
             Self::PageBytes { bytes, max } => {
                 write!(f, "pages of {bytes} bytes are above the {max} that a copy counts")

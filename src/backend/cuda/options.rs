@@ -53,8 +53,8 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// [`CudaError::PoolDtype`] for a quantised pool, [`CudaError::OutOfMemory`], a stream of another device, rows of
-    /// more tokens than kernels count, or the driver's.
+    /// [`CudaError::PoolDtype`] for a quantised pool, [`CudaError::PoolShape`] for a latent one,
+    /// [`CudaError::OutOfMemory`], a stream of another device, rows of more tokens than kernels count, or the driver's.
     fn open(
         self,
         layout: &PoolLayout,
@@ -64,6 +64,9 @@ impl OpenBackend for CudaOptions {
         let dtype = layout.dtype();
         if dtype.is_quantised() {
             return Err(CudaError::PoolDtype { dtype });
+        }
+        if layout.is_latent() {
+            return Err(CudaError::PoolShape { shape: layout.shape() });
         }
         let Self { gpu, stream, max_step_tokens: tokens, max_step_rows, graph_spans, all_spans } =
             self;

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use crate::backend::Attend;
 use crate::layout::{
     Capacity, Dtype, KvDtype, KvScales, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
     PoolLayout, Scaling, TableShape,
@@ -45,14 +46,30 @@ impl Case {
         self.scale_seed.map(|seed| quantised::scales(layers, heads, seed))
     }
 
-    /// Elements of one row of k or v.
-    pub fn kv_width(&self) -> usize {
-        self.layout.kv_heads() as usize * self.layout.head_dim() as usize
+    /// Elements of one row of k and of v, as they are stored: v has none where rows are latent.
+    pub fn kv_widths(&self) -> [usize; 2] {
+        self.layout.store_widths()
     }
 
-    /// Elements of one row of q or out.
+    /// Elements of one row of q.
     pub fn q_width(&self) -> usize {
-        self.kv_width() * self.group as usize
+        self.q_heads() as usize * self.layout.head_dim() as usize
+    }
+
+    /// Elements of one row of out.
+    pub fn out_width(&self) -> usize {
+        self.q_heads() as usize * self.layout.value_dim() as usize
+    }
+
+    /// Plain attention of the shape.
+    pub fn attend(&self) -> Attend {
+        match self.layout.shape() {
+            // As if the rows stood for heads of another length than theirs.
+            KvShape::Latent { rank, rope } => {
+                Attend::latent(self.q_heads(), 1.0 / ((rank / 4 + rope) as f32).sqrt())
+            }
+            _ => Attend::new(self.q_heads(), self.layout.head_dim()),
+        }
     }
 
     /// A random shape of at most [`POOL_BYTES`].
@@ -96,6 +113,7 @@ impl Case {
             tp_rank: 0,
         };
         let config = if rng.one_in(4) { with_fp8(&config, rng) } else { config };
+        let (config, group) = if rng.one_in(6) { latent(&config, rng) } else { (config, group) };
         let given = config.dtype.is_quantised() && config.scaling == Scaling::Static;
         let tokens = u64::from(table_rows * max_len);
         let max_steps = rng.within(1, 3) as u32;
@@ -111,6 +129,21 @@ impl Case {
             scale_seed: (given && !rng.one_in(8)).then(|| rng.bits()),
         }
     }
+}
+
+/// The same pool of latent rows, and query heads.
+fn latent(config: &PoolConfig, rng: &mut Rng) -> (PoolConfig, u32) {
+    let dtype = match config.dtype {
+        KvDtype::Fp8E4M3 => KvDtype::Bf16,
+        dtype => dtype,
+    };
+    let (rank, rope, heads) = match rng.below(2) {
+        // What kernels serve.
+        0 => (512, 64, rng.pick(&[1, 2, 3, 8, 16, 16, 17, 40, 64, 128])),
+        _ => (rng.pick(&[1, 8, 16, 20, 70]), rng.pick(&[1, 4, 8, 16, 30]), rng.within(1, 9) as u32),
+    };
+    let shape = KvShape::Latent { rank, rope };
+    (PoolConfig { shape, dtype, scaling: Scaling::Static, ..*config }, heads)
 }
 
 /// The same pool of fp8, with scales of either kind.
@@ -152,7 +185,7 @@ impl HostRows {
         let stride = if rng.one_in(2) { width } else { stride };
         let size = rng.pick(&[0.3, 1.0, 3.0]);
         let mut values = vec![f32::NAN; rows * stride];
-        for row in values.chunks_exact_mut(stride) {
+        for row in values.chunks_exact_mut(stride.max(1)) {
             row[..width].fill_with(|| round(dtype, size * normal(rng)));
         }
         Self { dtype, width, stride, values }

@@ -17,22 +17,22 @@ impl<B: TestBackend> World<'_, B> {
         let lse = call.lse.as_ref().map(|sums| self.backend.read_sums(sums));
         let plan = step.plan.plan();
         let stride = out.len() / plan.token_count();
-        let (width, q_heads) = (self.case.q_width(), self.case.q_heads() as usize);
+        let (width, q_heads) = (self.case.out_width(), self.case.q_heads() as usize);
         let location =
             format!("seed {} {:?} {:?} {:?}", self.seed, self.case, plan.rows, call.attend);
         for row in out.chunks_exact(stride) {
             assert!(row[width..].iter().all(|x| x.is_nan()), "{location}: written between rows");
         }
-        let head_dim = self.case.layout.head_dim() as usize;
+        let value_dim = self.case.layout.value_dim() as usize;
         let pairs: u64 =
             plan.rows.iter().map(|r| u64::from(r.extend_len) * u64::from(r.kv_len)).sum();
-        let work = pairs * width as u64 * 2;
+        let work = pairs * (width + self.case.q_width()) as u64;
         for (i, row) in plan.rows.iter().enumerate() {
             for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h)))
             {
                 let at = (row.qo_start + token) as usize;
-                let start = at * stride + head * head_dim;
-                let got = &out[start..start + head_dim];
+                let start = at * stride + head * value_dim;
+                let got = &out[start..start + value_dim];
                 let sum = lse.as_ref().map(|lse| lse[at * q_heads + head]);
                 let location = || format!("{location}: token {at} head {head}");
                 if row.kv_len == 0 {

@@ -5,9 +5,9 @@ use crate::backend::Attend;
 /// What one query row gives.
 #[derive(Clone, Debug)]
 pub struct Exact {
-    /// The output, `[head_dim]`.
+    /// The output, `[value_dim]`.
     pub out: Vec<f64>,
-    /// `sum_j p_j |v_j|`, `[head_dim]`: what errors of the output are measured by.
+    /// `sum_j p_j |v_j|`, `[value_dim]`: what errors of the output are measured by.
     pub mass: Vec<f64>,
     /// The log-sum-exp.
     pub lse: f64,
@@ -15,8 +15,8 @@ pub struct Exact {
     pub logit_mass: f64,
 }
 
-/// One query row at `position` over `k` and `v`, `[positions, kv_heads, head_dim]`, of which it reads `kv_head`; its
-/// head has a sink, or minus infinity.
+/// One query row at `position` over `k`, `[positions, kv_heads, head_dim]`, and `v`, whose heads may be shorter, of
+/// which it reads `kv_head`; its head has a sink, or minus infinity.
 pub fn attention<T: Copy + Into<f64>>(
     attend: &Attend,
     q: &[f32],
@@ -26,15 +26,15 @@ pub fn attention<T: Copy + Into<f64>>(
     position: usize,
     sink: f32,
 ) -> Exact {
-    let head_dim = q.len();
-    let start = |j: usize| (j * kv_heads + kv_head) * head_dim;
+    let (head_dim, value_dim) = (q.len(), q.len() * v.len() / k.len());
+    let start = |j: usize, dim: usize| (j * kv_heads + kv_head) * dim;
     let first = (position + 1).saturating_sub(attend.window.map_or(usize::MAX, |w| w as usize));
     let scale = f64::from(attend.scale);
     let mut logit_mass = 0.0_f64;
     let mut logits = Vec::new();
     for j in first..=position {
         let (mut sum, mut mass) = (0.0, 0.0);
-        for (&q, &k) in q.iter().zip(&k[start(j)..]) {
+        for (&q, &k) in q.iter().zip(&k[start(j, head_dim)..]) {
             let product = f64::from(q) * k.into();
             sum += product;
             mass += product.abs();
@@ -48,10 +48,12 @@ pub fn attention<T: Copy + Into<f64>>(
     let sink = f64::from(sink);
     let max = logits.iter().copied().fold(sink, f64::max);
     let sum: f64 = logits.iter().chain([&sink]).map(|x| (x - max).exp()).sum();
-    let (mut out, mut mass) = (vec![0.0; head_dim], vec![0.0; head_dim]);
+    let (mut out, mut mass) = (vec![0.0; value_dim], vec![0.0; value_dim]);
     for (j, logit) in logits.iter().enumerate() {
         let weight = (logit - max).exp() / sum;
-        for ((out, mass), &x) in out.iter_mut().zip(&mut mass).zip(&v[start(first + j)..]) {
+        for ((out, mass), &x) in
+            out.iter_mut().zip(&mut mass).zip(&v[start(first + j, value_dim)..])
+        {
             let part = weight * x.into();
             *out += part;
             *mass += part.abs();

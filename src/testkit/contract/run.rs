@@ -13,7 +13,7 @@ use crate::plan::{BatchPlan, OwnedPlan, StepEnd, StepScratch};
 use crate::testkit::planner::{Item, Planner, shuffle};
 use crate::testkit::rng::Rng;
 
-/// K and V of one sequence in one layer, contiguous: `[positions, kv_heads, head_dim]`, as the pool holds them.
+/// K and V of one sequence in one layer, contiguous: `[positions, kv_heads, dims]` each, as the pool holds them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     pub k: Vec<f64>,
@@ -124,16 +124,15 @@ impl<B: TestBackend> World<'_, B> {
     fn bring_in(&mut self, sequence: usize) {
         let len = self.rng.within(1, self.case.max_len.into()) as u32;
         self.planner.grow(sequence, len);
-        let (dtype, width) = (self.case.layout.dtype().rows(), self.case.kv_width());
+        let dtype = self.case.layout.dtype().rows();
         let planned = self.planner.sequence(sequence).expect("just admitted").clone();
         for layer in 0..self.case.layout.layers() as usize {
+            let widths = self.case.kv_widths();
             let [k, v] =
-                [(); 2].map(|()| HostRows::random(&mut self.rng, dtype, len as usize, width));
+                widths.map(|width| HostRows::random(&mut self.rng, dtype, len as usize, width));
             for position in 0..len {
                 let slot = self.planner.slot(&planned, position);
-                for (plane, rows) in [(PlaneName::K, &k), (PlaneName::V, &v)] {
-                    self.shadow_row(plane, layer, slot, rows.row(position as usize));
-                }
+                self.shadow_rows(layer, slot, [&k, &v].map(|rows| rows.row(position as usize)));
             }
             self.remember(sequence, layer, [&k, &v], 0..len as usize);
         }
@@ -192,11 +191,11 @@ impl<B: TestBackend> World<'_, B> {
     /// Random K and V for all layers; extended sequences remember theirs.
     fn inputs(&mut self, plan: &OwnedPlan, items: &[Item]) -> Vec<[HostRows; 2]> {
         let plan = plan.plan();
-        let (dtype, width) = (self.case.kv_rows, self.case.kv_width());
+        let (dtype, widths, tokens) =
+            (self.case.kv_rows, self.case.kv_widths(), plan.token_count());
         let mut all = Vec::new();
         for layer in 0..self.case.layout.layers() as usize {
-            let kv =
-                [(); 2].map(|()| HostRows::random(&mut self.rng, dtype, plan.token_count(), width));
+            let kv = widths.map(|width| HostRows::random(&mut self.rng, dtype, tokens, width));
             for (item, row) in items.iter().zip(plan.rows) {
                 if let Item::Extend { sequence, .. } = *item {
                     let rows = row.qo_start as usize..(row.qo_start + row.extend_len) as usize;
@@ -216,8 +215,13 @@ impl<B: TestBackend> World<'_, B> {
         rows: std::ops::Range<usize>,
     ) {
         for i in rows {
-            let [k, v] = [(PlaneName::K, k.row(i)), (PlaneName::V, v.row(i))]
-                .map(|(plane, row)| self.stored(plane, layer, row).values);
+            let latent = self.case.layout.is_latent();
+            let [k_plane, v_plane] = self.planes();
+            let k = self.stored(k_plane, layer, k.row(i)).values;
+            let v = match latent {
+                true => k[..self.case.layout.value_dim() as usize].to_vec(),
+                false => self.stored(v_plane, layer, v.row(i)).values,
+            };
             let history = &mut self.history[sequence][layer];
             history.k.extend(k);
             history.v.extend(v);
@@ -227,6 +231,22 @@ impl<B: TestBackend> World<'_, B> {
     fn stored(&self, plane: PlaneName, layer: usize, row: &[f32]) -> Stored {
         let layer = LayerId::new(layer as u32);
         Stored::new(&self.case.layout, self.scales.as_ref(), plane, layer, row)
+    }
+
+    /// Where k and v go; latent rows hold both.
+    fn planes(&self) -> [PlaneName; 2] {
+        match self.case.layout.is_latent() {
+            true => [PlaneName::Latent; 2],
+            false => [PlaneName::K, PlaneName::V],
+        }
+    }
+
+    fn shadow_rows(&mut self, layer: usize, slot: SlotId, rows: [&[f32]; 2]) {
+        for (plane, row) in self.planes().into_iter().zip(rows) {
+            if !row.is_empty() {
+                self.shadow_row(plane, layer, slot, row);
+            }
+        }
     }
 
     fn shadow_row(&mut self, plane: PlaneName, layer: usize, slot: SlotId, row: &[f32]) {
@@ -285,10 +305,11 @@ impl<B: TestBackend> World<'_, B> {
     fn refuses_ended(&mut self, step: &Step) {
         let (plan, layer, seed) = (step.plan.plan(), LayerId::new(0), self.seed);
         let (tokens, width) = (plan.token_count(), self.case.q_width());
-        let attend = Attend::new(self.case.q_heads(), self.case.layout.head_dim());
+        let attend = self.case.attend();
         let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
+        let to = HostRows::random(&mut self.rng, self.case.q_rows, tokens, self.case.out_width());
         let [k, v] = [0, 1].map(|i| self.backend.input(&step.kv[0][i]));
-        let (rows, mut out) = (self.backend.input(&q), self.backend.output(&q));
+        let (rows, mut out) = (self.backend.input(&q), self.backend.output(&to));
         let store = self.backend.store_cache(&plan, layer, B::rows(&k), B::rows(&v));
         assert!(store.is_err(), "seed {seed}: a store of {:?}, which has ended", plan.step());
         let (rows, out) = (B::rows(&rows), B::rows_mut(&mut out));
@@ -305,13 +326,13 @@ impl<B: TestBackend> World<'_, B> {
         self.backend.store_cache(&plan, id, B::rows(&k), B::rows(&v)).expect("a valid store");
         for i in 0..plan.token_count() {
             let Some(slot) = plan.slot_mapping.get(i) else { continue };
-            self.shadow_row(PlaneName::K, layer, slot, all[layer][0].row(i));
-            self.shadow_row(PlaneName::V, layer, slot, all[layer][1].row(i));
+            self.shadow_rows(layer, slot, [0, 1].map(|side: usize| all[layer][side].row(i)));
         }
         let attend = self.attend();
         let (tokens, width) = (plan.token_count(), self.case.q_width());
         let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
-        let mut poison = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
+        let out_width = self.case.out_width();
+        let mut poison = HostRows::random(&mut self.rng, self.case.q_rows, tokens, out_width);
         poison.values.fill(f32::NAN);
         let q_rows = self.backend.input(&q);
         let sinks = self.rng.one_in(3).then(|| self.sinks());
@@ -347,8 +368,7 @@ impl<B: TestBackend> World<'_, B> {
     }
 
     fn attend(&mut self) -> Attend {
-        let (q_heads, head_dim) = (self.case.q_heads(), self.case.layout.head_dim());
-        let plain = Attend::new(q_heads, head_dim);
+        let plain = self.case.attend();
         let window = self.rng.pick(&[1, 2, 17, 33, 64, 1000, u32::MAX]);
         let soft_cap = self.rng.pick(&[0.5, 5.0, 30.0]);
         Attend {
@@ -369,6 +389,8 @@ impl<B: TestBackend> World<'_, B> {
     ) {
         let (past, last) = (self.case.layout.layers(), self.case.layout.layers() - 1);
         let seed = self.seed;
+        // That of heads is none for latent rows.
+        let row_scale = Attend::new(1, self.case.layout.head_dim()).scale;
         let store = self.backend.store_cache(plan, LayerId::new(past), B::rows(k), B::rows(v));
         assert!(store.is_err(), "seed {seed}: a store past the layers was taken");
         for (layer, attend) in [
@@ -379,7 +401,11 @@ impl<B: TestBackend> World<'_, B> {
             (last, Attend { soft_cap: Some(f32::INFINITY), ..*attend }),
             (last, Attend { scale: f32::NAN, ..*attend }),
             (last, Attend { scale: f32::NEG_INFINITY, ..*attend }),
+            (last, Attend { scale: row_scale, ..*attend }),
         ] {
+            if attend.scale == row_scale && !self.case.layout.is_latent() {
+                continue;
+            }
             if attend.q_heads % self.case.layout.kv_heads() == 0
                 && attend.q_heads != self.case.q_heads()
             {

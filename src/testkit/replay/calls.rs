@@ -287,8 +287,11 @@ impl<B: Inspect> Host<B> {
             marks.extend_from_slice(&bytes::marks(scope, text)[start..]);
         }
         for layer in (0..layout.layers()).map(LayerId::new) {
-            // A store takes K and V: the planes of a pool of heads, in this order.
+            // A store takes K and V: the planes of a pool of heads, in this order; or all of latent rows.
             let [k, v] = [0, 1].map(|plane| -> Vec<f32> {
+                if plane == 1 && layout.is_latent() {
+                    return Vec::new();
+                }
                 marks.iter().flat_map(|&mark| bytes::numbers(&layout, mark, plane, layer)).collect()
             });
             let stored = self.engine.backend_mut().store(plan, layer, &k, &v);

@@ -83,7 +83,10 @@ pub mod testkit;
 #[doc(hidden)]
 pub mod world;
 
-pub use backend::{Attend, Backend, Cpu, CpuOptions, Null, OpenBackend, PlanError, Queries};
+pub use backend::{
+    Attend, Backend, Cpu, CpuOptions, NO_POSITION, Null, OpenBackend, PlanError, Queries, Select,
+    Selection, SparseBackend,
+};
 pub use config::{EngineConfig, EngineShape, PrefixMode};
 pub use engine::Engine;
 pub use error::{ConfigError, EngineError, Error};
@@ -93,8 +96,8 @@ pub use id::{
 #[cfg(feature = "serde")]
 pub use layout::HfError;
 pub use layout::{
-    Capacity, Dtype, KvDtype, KvScales, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
-    PoolLayout, ScaleError, Scaling, Strides, TableShape,
+    Capacity, Dtype, KvDtype, KvScales, KvShape, LabelChannels, LabelError, Layout, Plane,
+    PlaneName, PlaneOrder, PoolConfig, PoolLayout, ScaleError, Scaling, Strides, TableShape,
 };
 pub use plan::{
     Admission, Admitted, BatchPlan, BatchRow, Extend, Leader, OwnedPlan, PackedPlan, PageCopy,

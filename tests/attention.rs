@@ -3,7 +3,7 @@
 
 use half::f16;
 use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Elements, Operand};
-use kvarena::testkit::contract::{Case, check_backend};
+use kvarena::testkit::contract::{Case, check_backend, check_sparse_backend};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
@@ -14,10 +14,21 @@ use kvarena::{
 
 #[test]
 fn cpu_keeps_the_contract() {
-    let options = |case: &Case| CpuOptions { scales: case.scales(), ..CpuOptions::with_threads(3) };
     let report = check_backend(options, 0..260);
     println!("{report}");
     assert!(report.rows > 100_000, "{report}");
+}
+
+#[test]
+fn cpu_reads_what_a_selection_names() {
+    let report = check_sparse_backend(options, 0..120);
+    println!("{report}");
+    assert!(report.rows > 50_000, "{report}");
+}
+
+fn options(case: &Case) -> CpuOptions {
+    let (scales, labels) = (case.scales(), case.labels());
+    CpuOptions { scales, labels, ..CpuOptions::with_threads(3) }
 }
 
 /// Two layers of two heads of 12 x f16, pages of 3, two sequences of up to 30 tokens.

@@ -285,7 +285,7 @@ fn latent_rows_are_one_plane_that_every_rank_holds() {
     }
     // What V is made of is part of what a page means.
     let of = |shape| PoolConfig { shape, ..config }.layout().expect("a valid pool");
-    let fingerprint = |shape| of(shape).page_fingerprint(None);
+    let fingerprint = |shape| of(shape).page_fingerprint(None, None);
     assert_ne!(fingerprint(latent(512, 64)), fingerprint(latent(448, 128)));
     assert_eq!(of(KvShape::heads(128, 64)).value_dim(), 64);
 }
@@ -307,6 +307,7 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
             },
             dtype: [KvDtype::F32, KvDtype::F16, KvDtype::Fp8E4M3][number() as usize % 3],
             scaling: Scaling::Static,
+            label_channels: 0,
             page_size: number() % 1030,
             capacity: match number() % 2 {
                 0 => Capacity::Pages(number()),

@@ -31,6 +31,8 @@ pub enum Operand {
     Out,
     /// Log-sum-exp.
     Lse,
+    /// Lists of positions.
+    Selection,
 }
 
 impl fmt::Display for Operand {
@@ -42,6 +44,7 @@ impl fmt::Display for Operand {
             Self::Sinks => "sinks",
             Self::Out => "out",
             Self::Lse => "the log-sum-exp",
+            Self::Selection => "the selection",
         })
     }
 }
@@ -177,6 +180,15 @@ pub enum PlanError {
         /// Its sink.
         sink: f32,
     },
+    /// Lists of no positions, or of more than a sequence can have.
+    Top {
+        /// Positions of a list.
+        top: u32,
+        /// The most.
+        max: u64,
+    },
+    /// A selection by labels from a pool that keeps none.
+    NoLabels,
     /// An argument with another number of elements than the plan asks for.
     Length {
         /// The argument.
@@ -246,6 +258,10 @@ impl fmt::Display for PlanError {
             Self::Sink { head, sink } => {
                 write!(f, "sink {sink} of query head {head} is not below infinity")
             }
+            Self::Top { top, max } => {
+                write!(f, "lists of {}, not 1 to {max}", Count(top.into(), "position"))
+            }
+            Self::NoLabels => write!(f, "the pool keeps no labels to select by"),
             Self::Length { operand, actual, wanted } => {
                 write!(f, "{operand} has {actual} elements where the plan asks for {wanted}")
             }

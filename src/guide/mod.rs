@@ -9,7 +9,8 @@
 //! 7. [`tenants`]: prompts that must not share, and a model whose weights change.
 //! 8. [`gpu`]: the whole step on a GPU, beside cudarc or libtorch.
 //! 9. [`fp8`]: K and V in half the bytes, and where their scales come from.
-//! 10. [`errors`]: what to do after each error.
+//! 10. [`sparse`]: a few tokens of a long context instead of all.
+//! 11. [`errors`]: what to do after each error.
 //!
 //! The programs have no model: K, V and queries are made up, and so are the tokens. Where bytes do not matter the
 //! backend is [`Null`](crate::Null), which has none.
@@ -24,6 +25,7 @@ pub mod overlap;
 pub mod ranks;
 pub mod samples;
 pub mod scheduling;
+pub mod sparse;
 pub mod speculation;
 pub mod tenants;
 pub mod the_loop;

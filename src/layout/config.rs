@@ -44,6 +44,9 @@ pub struct PoolConfig {
     /// Where the scales of a quantised dtype come from; [`Scaling::Static`] where it is another. Default:
     /// [`Scaling::Static`].
     pub scaling: Scaling,
+    /// Channels of K that each token keeps once more as *labels*, for sparse reads:
+    /// [`LabelChannels`](super::LabelChannels) say which. At most the elements of a head; latent rows have none. 0: no labels. Default: 0.
+    pub label_channels: u32,
     /// Tokens of one page, 1 to [`PAGE_SIZE_MAX`]. Default: 16.
     #[doc(alias = "block_size")]
     pub page_size: u32,
@@ -66,6 +69,7 @@ impl Default for PoolConfig {
             shape: KvShape::heads(1, 64),
             dtype: KvDtype::F32,
             scaling: Scaling::Static,
+            label_channels: 0,
             page_size: 16,
             capacity: Capacity::Pages(1024),
             layout: Layout::PageFirst,
@@ -89,7 +93,7 @@ impl PoolConfig {
     /// # Errors
     /// A zero, an overflow, or heads and ranks that do not divide.
     pub fn bytes_per_token(&self) -> Result<u64, ConfigError> {
-        self.check_planes(&self.checked_shape()?.planes(self.dtype, self.scaling))
+        self.check_planes(&self.planes(self.checked_shape()?))
     }
 
     /// Heads of K and V that this rank holds; 1 where all heads read the same latent rows.
@@ -121,7 +125,12 @@ impl PoolConfig {
     /// `u32`, a byte budget smaller than one page, heads that do not divide, latent rows that are quantised.
     pub fn layout(&self) -> Result<PoolLayout, ConfigError> {
         let shape = self.checked_shape()?;
-        self.layout_of(shape, shape.planes(self.dtype, self.scaling))
+        self.layout_of(shape, self.planes(shape))
+    }
+
+    /// What one rank's tokens store in each layer.
+    fn planes(&self, shape: KvShape) -> Planes {
+        shape.planes(self.dtype, self.scaling).with_labels(self.label_channels)
     }
 
     /// As [`PoolConfig::layout`], with other planes than the shape's: for tests.
@@ -192,6 +201,11 @@ impl PoolConfig {
         self.shape.check(self.dtype)?;
         if self.scaling != Scaling::Static && !self.dtype.is_quantised() {
             return Err(ConfigError::Scaling { dtype: self.dtype });
+        }
+        let most = self.shape.labels_max();
+        if self.label_channels > most {
+            let (value, max) = (self.label_channels.into(), most.into());
+            return Err(ConfigError::Limit { name: "label_channels", value, max });
         }
         self.local_shape()
     }

@@ -1,5 +1,6 @@
 //! What the bytes of a page mean, as one number: pages may move between pools where it is the same.
 
+use super::labels::LabelChannels;
 use super::pool::PoolLayout;
 use super::scales::KvScales;
 use super::shape::KvShape;
@@ -16,10 +17,15 @@ impl Fnv {
 }
 
 impl PoolLayout {
-    /// What the bytes of a page mean: its planes, layers and tokens, and the scales that are given for them, of the
-    /// pool's size. Equal for pools between which pages may be copied, in any process; the pools' layouts and numbers
-    /// of pages do not count, nor which heads of a model a rank holds. O(planes + scales).
-    pub fn page_fingerprint(&self, scales: Option<&KvScales>) -> u64 {
+    /// What the bytes of a page mean: its planes, layers and tokens, and the scales and label channels that are given
+    /// for them, of the pool's size. Equal for pools between which pages may be copied, in any process; the pools'
+    /// layouts and numbers of pages do not count, nor which heads of a model a rank holds. O(planes + scales +
+    /// channels).
+    pub fn page_fingerprint(
+        &self,
+        scales: Option<&KvScales>,
+        labels: Option<&LabelChannels>,
+    ) -> u64 {
         let mut all = Fnv(0xcbf2_9ce4_8422_2325);
         all.take(self.layers());
         all.take(self.page_size());
@@ -33,6 +39,8 @@ impl PoolLayout {
         }
         let scales = scales.filter(|scales| !scales.are_ones());
         scales.into_iter().flat_map(KvScales::values).for_each(|scale| all.take(scale.to_bits()));
+        let channels = labels.into_iter().flat_map(LabelChannels::values);
+        channels.for_each(|&channel| all.take(channel));
         all.0
     }
 }

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A model with heads has the planes K and V, pieces of `[S, H, D]`. Where scales are made at the store, each of them
-//! has a plane of scales beside it, pieces of `[H, S]`. All positions are in bytes.
+//! has a plane of scales beside it, pieces of `[H, S]`. Sparse reads want a plane of labels, `[S, H, channels]`. All
+//! positions are in bytes.
 //!
 //! Pure arithmetic, all of it checked. Not here: memory.
 
@@ -18,6 +19,7 @@ mod dtype;
 mod fingerprint;
 #[cfg(feature = "serde")]
 mod hf;
+mod labels;
 mod plane;
 mod planes;
 mod pool;
@@ -31,6 +33,7 @@ pub use config::{Capacity, PAGE_SIZE_MAX, PoolConfig};
 pub use dtype::{Dtype, KvDtype, Scaling};
 #[cfg(feature = "serde")]
 pub use hf::HfError;
+pub use labels::{LabelChannels, LabelError};
 pub use plane::{Plane, PlaneName, PlaneOrder};
 pub use planes::PLANES_MAX;
 pub use pool::{Layout, PoolLayout, Strides};

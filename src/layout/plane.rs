@@ -19,6 +19,8 @@ pub enum PlaneName {
     VScales,
     /// Rows of which K and V are made: see [`KvShape::Latent`](crate::KvShape::Latent).
     Latent,
+    /// Some channels of K once more, which sparse reads score tokens by.
+    Labels,
     /// Nothing that anyone reads: tests of pools with more planes than K and V.
     #[cfg(any(test, feature = "testkit"))]
     #[doc(hidden)]

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::plane::Plane;
+use super::plane::{Plane, PlaneName};
 
 /// Most planes of a pool.
 pub const PLANES_MAX: usize = 8;
@@ -25,6 +25,21 @@ impl Planes {
         list[..planes.len()].copy_from_slice(planes);
         let align = planes.iter().map(Plane::align).max().expect("there is a plane");
         Self { list, count: planes.len() as u32, align }
+    }
+
+    /// The same, and `channels` numbers of each head of K once more; none where that is 0. Labels are read whole, and
+    /// by themselves: they are bf16 where K is quantised, and of K's type elsewhere.
+    pub(super) fn with_labels(self, channels: u32) -> Self {
+        if channels == 0 {
+            return self;
+        }
+        let k = self.list[0];
+        let dtype = k.dtype.rows().into();
+        let labels = Plane { name: PlaneName::Labels, elements: channels, dtype, ..k };
+        let mut planes =
+            Self { count: self.count + 1, align: self.align.max(labels.align()), ..self };
+        planes.list[self.count as usize] = labels;
+        planes
     }
 
     pub(super) fn as_slice(&self) -> &[Plane] {

@@ -129,4 +129,12 @@ impl KvShape {
             Self::Latent { rank, .. } => rank,
         }
     }
+
+    /// Most labels of one head of K: latent rows have no heads of their own.
+    pub(super) const fn labels_max(self) -> u32 {
+        match self {
+            Self::Heads { head_dim, .. } => head_dim,
+            Self::Latent { .. } => 0,
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! Pools of made-up planes against plain enumeration: what shapes to come will ask of the arithmetic.
 
 use super::{
-    Capacity, KvDtype, KvScales, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
-    PoolLayout, ScaleError, Scaling,
+    Capacity, KvDtype, KvScales, KvShape, LabelChannels, LabelError, Layout, Plane, PlaneName,
+    PlaneOrder, PoolConfig, PoolLayout, ScaleError, Scaling,
 };
 use crate::error::ConfigError;
 use crate::id::{LayerId, PageId};
@@ -237,30 +237,113 @@ fn pages_that_mean_the_same_have_one_fingerprint() {
         ..PoolConfig::default()
     };
     let layout = |pool: PoolConfig| pool.layout().expect("a valid pool");
-    let plain = layout(pool).page_fingerprint(None);
+    let plain = layout(pool).page_fingerprint(None, None);
     // The number itself is part of what is stored elsewhere, so it never changes.
     assert_eq!(plain, 0x51a4_c355_2b17_72e6);
     let ones = KvScales::new(2, 3, vec![1.0; 12]).expect("they are above 0");
     let like = PoolConfig { layout: Layout::LayerFirst, capacity: Capacity::Pages(3), ..pool };
-    assert_eq!(layout(like).page_fingerprint(Some(&ones)), plain);
+    assert_eq!(layout(like).page_fingerprint(Some(&ones), None), plain);
     let mut others = vec![
         plain,
-        layout(pool).page_fingerprint(Some(&told(2, 3))),
-        layout(PoolConfig { scaling: Scaling::ByToken, ..pool }).page_fingerprint(None),
-        layout(PoolConfig { layers: 3, ..pool }).page_fingerprint(None),
-        layout(PoolConfig { page_size: 3, ..pool }).page_fingerprint(None),
-        layout(PoolConfig { shape: KvShape::heads(2, 3), ..pool }).page_fingerprint(None),
-        layout(PoolConfig { dtype: KvDtype::F16, ..pool }).page_fingerprint(None),
-        layout(PoolConfig { dtype: KvDtype::Bf16, ..pool }).page_fingerprint(None),
+        layout(pool).page_fingerprint(Some(&told(2, 3)), None),
+        layout(PoolConfig { scaling: Scaling::ByToken, ..pool }).page_fingerprint(None, None),
+        layout(PoolConfig { layers: 3, ..pool }).page_fingerprint(None, None),
+        layout(PoolConfig { page_size: 3, ..pool }).page_fingerprint(None, None),
+        layout(PoolConfig { shape: KvShape::heads(2, 3), ..pool }).page_fingerprint(None, None),
+        layout(PoolConfig { dtype: KvDtype::F16, ..pool }).page_fingerprint(None, None),
+        layout(PoolConfig { dtype: KvDtype::Bf16, ..pool }).page_fingerprint(None, None),
     ];
     for at in 0..12 {
         let mut values = told(2, 3).values().to_vec();
         values[at] = f32::from_bits(values[at].to_bits() + 1);
         let scales = KvScales::new(2, 3, values).expect("they are above 0");
-        others.push(layout(pool).page_fingerprint(Some(&scales)));
+        others.push(layout(pool).page_fingerprint(Some(&scales), None));
     }
     let count = others.len();
     others.sort_unstable();
     others.dedup();
     assert_eq!(others.len(), count);
+}
+
+/// Channels 0, 1, .. of each head, shifted by the head's number.
+fn channels(layers: u32, kv_heads: u32, channels: u32) -> LabelChannels {
+    let heads = (0..layers * kv_heads).flat_map(|head| (head..head + channels).collect::<Vec<_>>());
+    LabelChannels::new(layers, kv_heads, channels, heads.collect()).expect("they ascend")
+}
+
+#[test]
+fn labels_lie_beside_k_and_v() {
+    for layout in [Layout::LayerFirst, Layout::PageFirst] {
+        let shape = KvShape::heads(3, 8);
+        let dtype = KvDtype::F16;
+        let plain = PoolConfig { layers: 2, shape, dtype, layout, ..PoolConfig::default() };
+        let pool = PoolConfig { label_channels: 5, ..plain };
+        let token = |config: PoolConfig| config.bytes_per_token().expect("a valid pool");
+        assert_eq!(token(pool) - token(plain), 2 * 3 * 5 * 2);
+        let made = pool.layout().expect("a valid pool");
+        assert_eq!((made.label_channels(), made.planes().len()), (5, 3));
+        let labels = made.planes()[2];
+        let wanted = (PlaneName::Labels, 3, 5, KvDtype::F16, PlaneOrder::BySlot);
+        let Plane { name, heads, elements, dtype, order } = labels;
+        assert_eq!((name, heads, elements, dtype, order), wanted);
+        assert!(made.strides(PlaneName::Labels).is_some());
+        let fp8 = PoolConfig { dtype: KvDtype::Fp8E4M3, scaling: Scaling::ByToken, ..pool };
+        let fp8 = fp8.layout().expect("a valid pool");
+        assert_eq!(
+            (fp8.planes()[4].name, fp8.planes()[4].dtype),
+            (PlaneName::Labels, KvDtype::Bf16)
+        );
+        let wide = PoolConfig { label_channels: 9, ..plain }.layout();
+        assert_eq!(wide, Err(ConfigError::Limit { name: "label_channels", value: 9, max: 8 }));
+    }
+}
+
+#[test]
+fn label_channels_that_do_not_fit_are_refused() {
+    let made = |values: &[u32]| LabelChannels::new(1, 2, 2, values.to_vec());
+    assert_eq!(made(&[0, 1, 2]), Err(LabelError::Count { actual: 3, wanted: 4 }));
+    let layer = LayerId::new(0);
+    let order = |kv_head, channel| Err(LabelError::Order { layer, kv_head, channel });
+    assert_eq!(made(&[0, 0, 2, 3]), order(0, 0));
+    assert_eq!(made(&[0, 1, 3, 2]), order(1, 2));
+    let pool = PoolConfig {
+        shape: KvShape::heads(2, 4),
+        label_channels: 2,
+        tp_size: 2,
+        tp_rank: 1,
+        ..PoolConfig::default()
+    };
+    let model = made(&[0, 3, 1, 2]).expect("they ascend");
+    let local = model.local(&pool).expect("they are the model's");
+    assert_eq!(local.values(), [1, 2]);
+    let layout = pool.layout().expect("a valid pool");
+    let check = |given: Option<&LabelChannels>| LabelChannels::check_pool(given, &layout);
+    assert_eq!(check(Some(&local)), Ok(()));
+    assert_eq!(check(None), Err(LabelError::Missing { channels: 2 }));
+    let size = LabelError::Size { given: [1, 2, 2], pool: [1, 1, 2] };
+    assert_eq!(check(Some(&model)), Err(size));
+    let past = LabelChannels::new(1, 1, 2, vec![1, 4]).expect("they ascend");
+    let error = LabelError::Channel { layer, kv_head: 0, channel: 4, head_dim: 4 };
+    assert_eq!(check(Some(&past)), Err(error));
+    let plain = PoolConfig { label_channels: 0, ..pool }.layout().expect("a valid pool");
+    assert_eq!(LabelChannels::check_pool(Some(&local), &plain), Err(LabelError::NoLabels));
+    assert_eq!(LabelChannels::check_pool(None, &plain), Ok(()));
+    let other = PoolConfig { label_channels: 3, ..pool };
+    let size = LabelError::Size { given: [1, 2, 2], pool: [1, 2, 3] };
+    assert_eq!(model.local(&other), Err(size));
+}
+
+#[test]
+fn label_channels_are_part_of_what_a_page_means() {
+    let pool =
+        PoolConfig { shape: KvShape::heads(2, 8), label_channels: 3, ..PoolConfig::default() };
+    let layout = pool.layout().expect("a valid pool");
+    let of = |values: Vec<u32>| {
+        let labels = LabelChannels::new(1, 2, 3, values).expect("they ascend");
+        layout.page_fingerprint(None, Some(&labels))
+    };
+    let first = of(channels(1, 2, 3).values().to_vec());
+    assert_ne!(first, of(vec![0, 1, 2, 1, 2, 4]));
+    let plain = PoolConfig { label_channels: 0, ..pool }.layout().expect("a valid pool");
+    assert_ne!(first, plain.page_fingerprint(None, None));
 }

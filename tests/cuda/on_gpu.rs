@@ -102,7 +102,8 @@ impl TestBackend for OnGpu {
     type Sums = DeviceBuffer;
 
     fn supports(case: &Case) -> bool {
-        if case.layout.dtype().is_quantised() || case.layout.is_latent() {
+        let layout = &case.layout;
+        if layout.dtype().is_quantised() || layout.is_latent() || layout.label_channels() > 0 {
             return false;
         }
         let dtype = case.layout.dtype().rows();

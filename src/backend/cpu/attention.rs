@@ -92,6 +92,8 @@ pub(super) struct Scratch {
     logits: Vec<f32>,
     /// `[query rows]`: m and l of the online softmax.
     softmax: Vec<(f32, f32)>,
+    /// What a unit that has a list reads.
+    listed: Vec<u32>,
 }
 
 impl Scratch {
@@ -100,6 +102,7 @@ impl Scratch {
         (self.q.capacity() + self.k.capacity() + self.v.capacity()) * size_of::<F32x8>()
             + self.logits.capacity() * size_of::<f32>()
             + self.softmax.capacity() * size_of::<(f32, f32)>()
+            + self.listed.capacity() * size_of::<u32>()
     }
 
     /// One unit, from its queries to its results.
@@ -112,13 +115,9 @@ impl Scratch {
     ) {
         self.load_queries(job, unit);
         out.fill([0.0; LANES]);
-        let seen = unit.sees_in_all(job.attend.window);
-        let tiles = seen.start / TILE as u32..seen.end.div_ceil(TILE as u32);
-        for start in tiles.map(|tile| tile * TILE as u32) {
-            // The last tile of 2^32 positions, and its last page, end past them.
-            let tile = start.max(seen.start)..seen.end.min(start.saturating_add(TILE as u32));
-            self.load_tile(job, unit, tile.clone());
-            self.fold_tile(job, unit, tile, out);
+        match job.listed(unit) {
+            Some(listed) => self.attend_listed(job, unit, listed, out),
+            None => self.attend_seen(job, unit, out),
         }
         if let Some(sinks) = job.sinks {
             let heads = unit.rows(job.group()).map(|(_, head)| sinks[head]);
@@ -128,12 +127,48 @@ impl Scratch {
             }
         }
         let rows = out.chunks_exact_mut(job.value_vectors()).zip(lse);
+        let nothing = unit.has_list() && self.listed.is_empty();
         for ((out, lse), (max, sum)) in rows.zip(&self.softmax) {
+            *lse = max + sum.ln();
+            if nothing {
+                continue; // the sum of no values, 0, over that of no weights
+            }
             for x in out.as_flattened_mut() {
                 *x /= sum;
             }
-            *lse = max + sum.ln();
         }
+    }
+
+    /// All that the unit's queries see.
+    fn attend_seen<T: Number>(&mut self, job: &Job<'_, T>, unit: Unit, out: &mut [F32x8]) {
+        let seen = unit.sees_in_all(job.attend.window);
+        let tiles = seen.start / TILE as u32..seen.end.div_ceil(TILE as u32);
+        for start in tiles.map(|tile| tile * TILE as u32) {
+            // The last tile of 2^32 positions, and its last page, end past them.
+            let tile = start.max(seen.start)..seen.end.min(start.saturating_add(TILE as u32));
+            self.load_tile(job, unit, tile.clone());
+            self.fold_tile(job, unit, tile, out);
+        }
+    }
+
+    /// The positions of a list, of which a unit of one query and one kv head sees each.
+    fn attend_listed<T: Number>(
+        &mut self,
+        job: &Job<'_, T>,
+        unit: Unit,
+        listed: impl Iterator<Item = u32>,
+        out: &mut [F32x8],
+    ) {
+        let mut positions = std::mem::take(&mut self.listed);
+        positions.clear();
+        positions.extend(listed);
+        for tile in positions.chunks(TILE) {
+            for (row, &position) in tile.iter().enumerate() {
+                self.load_slots(job, unit, position..position + 1, row);
+            }
+            self.fold_rows(job, unit, out, tile.len(), |_| 0..tile.len());
+        }
+        self.listed = positions;
     }
 
     /// Widens the unit's queries, and starts their softmax.
@@ -157,32 +192,43 @@ impl Scratch {
         }
     }
 
-    /// Widens K and V of the positions in `tile`, page by page and slot by slot: as they lie in memory.
+    /// Widens K and V of the positions in `tile`, page by page.
     fn load_tile<T: Number>(&mut self, job: &Job<'_, T>, unit: Unit, tile: Range<u32>) {
         let page_size = job.layout.page_size();
-        let width = unit.heads as usize * job.layout.head_dim() as usize;
         let mut at = tile.start;
         while at < tile.end {
-            let page = job.table.page(job.words, unit.row.row, at / page_size);
-            let offset = at % page_size;
-            let end = tile.end.min(at.saturating_add(page_size - offset));
-            let sides = [(&job.k, &mut self.k), (&job.v, &mut self.v)];
-            let count = if job.layout.is_latent() { 1 } else { 2 };
-            for (side, (strides, tiles)) in sides.into_iter().enumerate().take(count) {
-                let head = u64::from(unit.first_head) * strides.head;
-                for position in at..end {
-                    let byte = strides.row(job.layer, page, offset + (position - at)) + head;
-                    let start = byte as usize / size_of::<T>();
-                    let row = (position - tile.start) as usize;
-                    widen_slot(&job.pool[start..start + width], tiles, row, job);
-                    if T::QUANTISED {
-                        let offset = offset + (position - at);
-                        let slot = Row { side, layer: job.layer, page, offset };
-                        scale_slot(slot, unit, tiles, row, job);
-                    }
+            let end = tile.end.min(at.saturating_add(page_size - at % page_size));
+            self.load_slots(job, unit, at..end, (at - tile.start) as usize);
+            at = end;
+        }
+    }
+
+    /// Widens K and V of positions of one page, from row `row` of their tiles on, slot by slot: as they lie in memory.
+    /// Where rows are latent, V is in K's tile.
+    fn load_slots<T: Number>(
+        &mut self,
+        job: &Job<'_, T>,
+        unit: Unit,
+        positions: Range<u32>,
+        row: usize,
+    ) {
+        let (page_size, first) = (job.layout.page_size(), positions.start);
+        let width = unit.heads as usize * job.layout.head_dim() as usize;
+        let page = job.table.page(job.words, unit.row.row, first / page_size);
+        let sides = [(&job.k, &mut self.k), (&job.v, &mut self.v)];
+        let count = if job.layout.is_latent() { 1 } else { 2 };
+        for (side, (strides, tiles)) in sides.into_iter().enumerate().take(count) {
+            let head = u64::from(unit.first_head) * strides.head;
+            for position in positions.clone() {
+                let (offset, row) = (position % page_size, row + (position - first) as usize);
+                let byte = strides.row(job.layer, page, offset) + head;
+                let start = byte as usize / size_of::<T>();
+                widen_slot(&job.pool[start..start + width], tiles, row, job);
+                if T::QUANTISED {
+                    let slot = Row { side, layer: job.layer, page, offset };
+                    scale_slot(slot, unit, tiles, row, job);
                 }
             }
-            at = end;
         }
     }
 
@@ -194,6 +240,23 @@ impl Scratch {
         tile: Range<u32>,
         out: &mut [F32x8],
     ) {
+        self.fold_rows(job, unit, out, tile.len(), |query| {
+            let seen = unit.sees(query, job.attend.window);
+            let (start, end) = (seen.start.max(tile.start), seen.end.min(tile.end));
+            start.saturating_sub(tile.start) as usize..end.saturating_sub(tile.start) as usize
+        });
+    }
+
+    /// Takes a tile of `len` positions into the softmax and the sum of every query row; `sees` says what of the tile a
+    /// query token sees.
+    fn fold_rows<T: Number>(
+        &mut self,
+        job: &Job<'_, T>,
+        unit: Unit,
+        out: &mut [F32x8],
+        len: usize,
+        sees: impl Fn(u32) -> Range<usize>,
+    ) {
         let (group, vectors, value_vectors) = (job.group(), job.vectors(), job.value_vectors());
         let rows = unit.rows_per_head(group);
         let v = if job.layout.is_latent() { &self.k } else { &self.v };
@@ -202,16 +265,14 @@ impl Scratch {
         let heads = tiles.zip(queries.zip(out.chunks_exact_mut(rows * value_vectors)));
         for ((k, v), ((q, softmax), out)) in heads {
             let logits = &mut self.logits[..rows * TILE];
-            multiply(q, k, vectors, tile.len(), logits);
+            multiply(q, k, vectors, len, logits);
             let rows = softmax.iter_mut().zip(logits.chunks_exact_mut(TILE));
             let outs = out.chunks_exact_mut(value_vectors);
             for (i, ((softmax, logits), out)) in rows.zip(outs).enumerate() {
-                let seen = unit.sees((i / group) as u32, job.attend.window);
-                let (start, end) = (seen.start.max(tile.start), seen.end.min(tile.end));
-                if start >= end {
+                let seen = sees((i / group) as u32);
+                if seen.is_empty() {
                     continue;
                 }
-                let seen = (start - tile.start) as usize..(end - tile.start) as usize;
                 let weights = &mut logits[seen.clone()];
                 let factor = fold_logits(job.attend, softmax, weights);
                 let values = &v[seen.start * vectors..seen.end * vectors];

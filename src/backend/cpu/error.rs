@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::backend::PlanError;
 use crate::error::Count;
-use crate::layout::{PlaneName, ScaleError};
+use crate::layout::{LabelError, PlaneName, ScaleError};
 
 /// Why the CPU backend refused a call. Nothing was written.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -26,6 +26,8 @@ pub enum CpuError {
     },
     /// Scales that are not for this pool.
     Scales(ScaleError),
+    /// Label channels that are not for this pool.
+    Labels(LabelError),
     /// A plane that the pool does not have, or that holds no rows of numbers by slot.
     Plane {
         /// The plane.
@@ -61,6 +63,12 @@ impl From<ScaleError> for CpuError {
     }
 }
 
+impl From<LabelError> for CpuError {
+    fn from(error: LabelError) -> Self {
+        Self::Labels(error)
+    }
+}
+
 impl fmt::Display for CpuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -72,6 +80,7 @@ impl fmt::Display for CpuError {
                 write!(f, "piece {piece} is not among {pieces} of a page")
             }
             Self::Scales(error) => error.fmt(f),
+            Self::Labels(error) => error.fmt(f),
             Self::PageFingerprint { source, target } => {
                 write!(f, "pages of fingerprint {source:016x} are not those of {target:016x}")
             }

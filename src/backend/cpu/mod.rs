@@ -8,6 +8,7 @@
 mod attention;
 mod e4m3;
 mod error;
+mod labels;
 mod math;
 mod number;
 mod pages;
@@ -23,12 +24,14 @@ pub use error::CpuError;
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
 use super::check::{self, Operand, PlanError};
+use super::sparse::{self, Select, Selection, SparseBackend};
 use super::{Attend, Backend, OpenBackend, OpenSteps, Queries};
 use crate::id::LayerId;
-use crate::layout::{KvScales, PlaneName, PoolLayout, Strides, TableShape};
+use crate::layout::{KvScales, LabelChannels, PlaneName, PoolLayout, Strides, TableShape};
 use crate::memory::OutOfMemory;
 use crate::plan::{BatchPlan, PageCopy, SpanCheck, StepEnd};
 use attention::Scratch;
+use labels::{Labels, Scorer, SelectScratch};
 use math::F32x8;
 use number::Number;
 use pages::bytes_of;
@@ -46,6 +49,9 @@ pub struct CpuOptions {
     ///
     /// [`Scaling::Static`]: crate::Scaling::Static
     pub scales: Option<KvScales>,
+    /// Which channels of K are labels, where the pool keeps some: those of what this rank holds
+    /// ([`LabelChannels::local`]). Default: `None`.
+    pub labels: Option<LabelChannels>,
 }
 
 impl Default for CpuOptions {
@@ -58,7 +64,7 @@ impl Default for CpuOptions {
 impl CpuOptions {
     /// At most `threads` threads.
     pub const fn with_threads(threads: usize) -> Self {
-        Self { threads, scales: None }
+        Self { threads, scales: None, labels: None }
     }
 }
 
@@ -66,7 +72,7 @@ impl OpenBackend for CpuOptions {
     type Backend = Cpu;
 
     /// # Errors
-    /// [`CpuError::OutOfMemory`], or [`CpuError::Scales`] that are not for this pool.
+    /// [`CpuError::OutOfMemory`], [`CpuError::Scales`] or [`CpuError::Labels`] that are not for this pool.
     fn open(
         self,
         layout: &PoolLayout,
@@ -77,7 +83,10 @@ impl OpenBackend for CpuOptions {
         if let Some(scales) = &self.scales {
             scales.check_pool(layout)?;
         }
-        let wide = if layout.dtype().is_quantised() { layout.head_dim() } else { 0 };
+        LabelChannels::check_pool(self.labels.as_ref(), layout)?;
+        let labels = Labels::new(layout, self.labels);
+        let converts = layout.dtype().is_quantised() || labels.channels().is_some();
+        let wide = if converts { layout.head_dim() } else { 0 };
         Ok(Cpu {
             threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
             layout: *layout,
@@ -86,11 +95,13 @@ impl OpenBackend for CpuOptions {
             kv: Cpu::kv_planes(layout)
                 .map(|name| layout.strides(name).expect("the pool has its shape's planes")),
             scales: Scales::new(layout, self.scales),
+            labels,
             wide: pool::zeroed(wide.into())?,
             words: pool::zeroed::<u32>(table.words() as u64)?,
             steps: OpenSteps::try_new(max_steps).map_err(refused)?,
             spans: SpanCheck::default(),
             scratch: Vec::new(),
+            selects: SelectScratch::default(),
             out: Vec::new(),
             lse: Vec::new(),
         })
@@ -107,13 +118,15 @@ pub struct Cpu {
     /// Where K and V lie; latent rows are both.
     kv: [Strides; 2],
     scales: Scales,
-    /// Room for one head, where the pool is quantised.
+    labels: Labels,
+    /// Room for one head, where the pool is quantised or keeps labels.
     wide: Box<[f32]>,
     /// The page tables. Every word names a chunk or a page that exists.
     words: Box<[u32]>,
     steps: OpenSteps,
     spans: SpanCheck,
     scratch: Vec<Scratch>,
+    selects: SelectScratch,
     /// Results of attention's units: `[query rows, value vectors]`, and the log-sum-exp, `[query rows]`.
     out: Vec<F32x8>,
     lse: Vec<f32>,
@@ -136,7 +149,9 @@ impl Cpu {
             + self.out.capacity() * size_of::<F32x8>()
             + self.lse.capacity() * size_of::<f32>()
             + size_of_val(&*self.wide)
-            + self.scales.bytes();
+            + self.scales.bytes()
+            + self.labels.bytes()
+            + self.selects.bytes();
         self.layout.total_bytes() + (size_of_val(&*self.words) + scratch) as u64
     }
 
@@ -150,6 +165,22 @@ impl Cpu {
         check::is_open(&self.steps, plan.step)?;
         check::plan(plan, &self.layout, &self.table)?;
         check::table_writes(plan.table_writes, &self.layout, &self.table)
+    }
+
+    /// Stores the labels of rows of K, with their stride.
+    fn store_labels(&mut self, plan: &BatchPlan<'_>, layer: LayerId, k: (CpuRows<'_>, usize)) {
+        if self.labels.channels().is_none() {
+            return;
+        }
+        let width = self.layout.kv_heads() as usize * self.layout.head_dim() as usize;
+        let (rows, stride) = k;
+        for i in 0..plan.token_count() {
+            let Some(slot) = plan.slot_mapping.get(i) else { continue };
+            let (page, offset) = self.layout.page_of(slot);
+            let row = Row { side: 0, layer, page, offset };
+            let numbers = rows.elements.slice(i * stride..i * stride + width);
+            self.labels.store(&mut self.pool, row, numbers, &mut self.wide);
+        }
     }
 
     /// Stores rows of K and V, each with its stride, as multiples of their scales.
@@ -170,6 +201,60 @@ impl Cpu {
                 self.scales.store(&mut self.pool, strides, row, numbers, &mut self.wide);
             }
         }
+    }
+
+    /// Attention, of rows that have lists over those.
+    fn attend_rows(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        (attend, selection): (&Attend, Option<Selection<&[u32]>>),
+        Queries { rows: q, sinks }: Queries<CpuRows<'_>, &[f32]>,
+        mut out: CpuRowsMut<'_>,
+        mut lse: Option<&mut [f32]>,
+    ) -> Result<(), CpuError> {
+        self.check_open(plan)?;
+        check::layer(layer, &self.layout)?;
+        check::attend(attend, &self.layout)?;
+        let (tokens, q_heads) = (plan.token_count(), attend.q_heads as usize);
+        let q_width = q_heads * self.layout.head_dim() as usize;
+        let width = q_heads * self.layout.value_dim() as usize;
+        let q_stride = q.check(Operand::Q, tokens, q_width)?;
+        let out_stride = out.check(Operand::Out, tokens, width)?;
+        rows::check_lse(lse.as_deref(), tokens * q_heads)?;
+        sinks.map_or(Ok(()), |sinks| check::sinks(sinks, attend.q_heads))?;
+
+        let [k, v] = self.kv;
+        with_number!(self.layout.dtype(), T => {
+            let job = Job {
+                pool: self.pool.numbers::<T>(),
+                numbers: self.pool.numbers(),
+                scales: &self.scales,
+                layout: &self.layout,
+                layer,
+                k,
+                v,
+                table: &self.table,
+                words: &self.words,
+                rows: plan.rows,
+                attend,
+                sinks,
+                selection,
+                q,
+                q_stride,
+                threads: self.threads,
+            };
+            let threads = job.threads();
+            if self.scratch.len() < threads {
+                self.scratch.resize_with(threads, Scratch::default);
+            }
+            self.out.resize(tokens * q_heads * job.value_vectors(), F32x8::default());
+            self.lse.resize(tokens * q_heads, 0.0);
+            attention::run(&job, &mut self.scratch[..threads], &mut self.out, &mut self.lse);
+            hand_out(&job, &self.out, &self.lse, &mut out, out_stride, lse.as_deref_mut());
+        });
+        pad(plan, width, &mut out, out_stride, attend.q_heads as usize, lse);
+        Ok(())
     }
 }
 
@@ -217,6 +302,7 @@ impl Backend for Cpu {
         let v_stride = v.check(Operand::V, plan.token_count(), v_width)?;
         let rows = [(k, k_stride), (v, v_stride)];
         let count = if v_width == 0 { 1 } else { 2 };
+        self.store_labels(plan, layer, rows[0]);
         if self.layout.dtype().is_quantised() {
             self.store_quantised(plan, layer, rows);
             return Ok(());
@@ -244,51 +330,11 @@ impl Backend for Cpu {
         plan: &BatchPlan<'_>,
         layer: LayerId,
         attend: &Attend,
-        Queries { rows: q, sinks }: Queries<CpuRows<'_>, &[f32]>,
-        mut out: CpuRowsMut<'_>,
-        mut lse: Option<&mut [f32]>,
+        queries: Queries<CpuRows<'_>, &[f32]>,
+        out: CpuRowsMut<'_>,
+        lse: Option<&mut [f32]>,
     ) -> Result<(), CpuError> {
-        self.check_open(plan)?;
-        check::layer(layer, &self.layout)?;
-        check::attend(attend, &self.layout)?;
-        let (tokens, q_heads) = (plan.token_count(), attend.q_heads as usize);
-        let q_width = q_heads * self.layout.head_dim() as usize;
-        let width = q_heads * self.layout.value_dim() as usize;
-        let q_stride = q.check(Operand::Q, tokens, q_width)?;
-        let out_stride = out.check(Operand::Out, tokens, width)?;
-        rows::check_lse(lse.as_deref(), tokens * q_heads)?;
-        sinks.map_or(Ok(()), |sinks| check::sinks(sinks, attend.q_heads))?;
-
-        let [k, v] = self.kv;
-        with_number!(self.layout.dtype(), T => {
-            let job = Job {
-                pool: self.pool.numbers::<T>(),
-                numbers: self.pool.numbers(),
-                scales: &self.scales,
-                layout: &self.layout,
-                layer,
-                k,
-                v,
-                table: &self.table,
-                words: &self.words,
-                rows: plan.rows,
-                attend,
-                sinks,
-                q,
-                q_stride,
-                threads: self.threads,
-            };
-            let threads = job.threads();
-            if self.scratch.len() < threads {
-                self.scratch.resize_with(threads, Scratch::default);
-            }
-            self.out.resize(tokens * q_heads * job.value_vectors(), F32x8::default());
-            self.lse.resize(tokens * q_heads, 0.0);
-            attention::run(&job, &mut self.scratch[..threads], &mut self.out, &mut self.lse);
-            hand_out(&job, &self.out, &self.lse, &mut out, out_stride, lse.as_deref_mut());
-        });
-        pad(plan, width, &mut out, out_stride, attend.q_heads as usize, lse);
-        Ok(())
+        self.attend_rows(plan, layer, (attend, None), queries, out, lse)
     }
 
     /// Copies in the order given.
@@ -313,6 +359,70 @@ impl Backend for Cpu {
     fn synchronize(&mut self) -> Result<(), CpuError> {
         Ok(())
     }
+}
+
+impl SparseBackend for Cpu {
+    type Positions<'a> = &'a [u32];
+    type PositionsMut<'a> = &'a mut [u32];
+
+    /// # Errors
+    /// A plan whose step is not open or that names what does not exist, rows or lists that do not fit it, or a
+    /// [`Select`] that makes no sense.
+    fn select(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        select: &Select,
+        q: CpuRows<'_>,
+        positions: &mut [u32],
+    ) -> Result<(), CpuError> {
+        self.check_open(plan)?;
+        check::layer(layer, &self.layout)?;
+        let longest = check::longest_row(&self.table, self.layout.page_size());
+        sparse::check(select, &self.layout, longest)?;
+        let width = select.q_heads as usize * self.layout.head_dim() as usize;
+        let stride = q.check(Operand::Q, plan.token_count(), width)?;
+        let (top, kv_heads) = (select.top as usize, self.layout.kv_heads() as usize);
+        check_lists(positions.len(), plan.rows.len() * kv_heads * top)?;
+
+        let Self { labels, pool, layout, table, words, selects, .. } = self;
+        let scorer = Scorer { labels, pool, layout, table, words, layer, select };
+        for (row, lists) in plan.rows.iter().zip(positions.chunks_exact_mut(kv_heads * top)) {
+            if !sparse::has_lists(row) {
+                lists.fill(sparse::NO_POSITION);
+                continue;
+            }
+            let start = row.qo_start as usize * stride;
+            let queries = q.elements.slice(start..start + width);
+            for (kv_head, list) in (0..).zip(lists.chunks_exact_mut(top)) {
+                selects.list(&scorer, row, kv_head, queries, list);
+            }
+        }
+        Ok(())
+    }
+
+    fn attend_selected(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        selection: Selection<&[u32]>,
+        queries: Queries<CpuRows<'_>, &[f32]>,
+        out: CpuRowsMut<'_>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), CpuError> {
+        let longest = check::longest_row(&self.table, self.layout.page_size());
+        sparse::check_top(selection.top, longest)?;
+        let lists = plan.rows.len() * self.layout.kv_heads() as usize;
+        check_lists(selection.positions.len(), lists * selection.top as usize)?;
+        self.attend_rows(plan, layer, (attend, Some(selection)), queries, out, lse)
+    }
+}
+
+/// Lists have exactly the positions.
+fn check_lists(actual: usize, wanted: usize) -> Result<(), PlanError> {
+    let operand = Operand::Selection;
+    if actual == wanted { Ok(()) } else { Err(PlanError::Length { operand, actual, wanted }) }
 }
 
 /// Takes the units' results apart into rows of `out` and `lse`.

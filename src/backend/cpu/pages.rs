@@ -79,7 +79,7 @@ impl Cpu {
 
     /// What the bytes of a page mean: see [`PoolLayout::page_fingerprint`].
     pub fn page_fingerprint(&self) -> u64 {
-        self.layout.page_fingerprint(self.scales.given())
+        self.layout.page_fingerprint(self.scales.given(), self.labels.channels())
     }
 
     /// Copies pages into another pool of equal [fingerprint](Cpu::page_fingerprint), of either layout, in the order

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::math::LANES;
 use super::rows::CpuRows;
 use super::scales::Scales;
-use crate::backend::Attend;
+use crate::backend::{Attend, Selection, sparse};
 use crate::id::LayerId;
 use crate::layout::{PoolLayout, Strides, TableShape};
 use crate::plan::BatchRow;
@@ -36,6 +36,8 @@ pub(super) struct Job<'a, T> {
     pub attend: &'a Attend,
     /// `[q_heads]`
     pub sinks: Option<&'a [f32]>,
+    /// What rows of one new token read, where that is not all.
+    pub selection: Option<Selection<&'a [u32]>>,
     pub q: CpuRows<'a>,
     pub q_stride: usize,
     /// Most threads.
@@ -52,8 +54,10 @@ pub(super) struct Unit {
     /// Query tokens.
     pub tokens: u32,
     pub first_head: u32,
-    /// Kv heads.
+    /// Kv heads: one, where it reads a list.
     pub heads: u32,
+    /// Its list's number, where it has one.
+    list: Option<usize>,
 }
 
 impl Unit {
@@ -81,6 +85,11 @@ impl Unit {
     /// All its query rows.
     pub fn row_count(&self, group: usize) -> usize {
         self.heads as usize * self.rows_per_head(group)
+    }
+
+    /// Whether it reads what a list names.
+    pub fn has_list(&self) -> bool {
+        self.list.is_some()
     }
 
     /// Row in q and out, and query head, of each of its query rows.
@@ -118,23 +127,38 @@ impl<T> Job<'_, T> {
     pub fn units(&self) -> impl Iterator<Item = Unit> + Send + use<'_, T> {
         let (group, kv_heads) = (self.group() as u32, self.layout.kv_heads());
         let block = (UNIT_ROWS / group).max(1);
-        let rows = self.rows.iter().filter(|row| row.kv_len > 0);
-        let blocks: u64 = rows.clone().map(|row| u64::from(row.extend_len.div_ceil(block))).sum();
+        let rows = self.rows.iter().enumerate().filter(|(_, row)| row.kv_len > 0);
+        let blocks = rows.clone().map(|(_, row)| u64::from(row.extend_len.div_ceil(block)));
+        let blocks: u64 = blocks.sum();
         let shares = 2 * self.threads() as u64;
         let most = match shares {
             2 => kv_heads,
             _ => (blocks * u64::from(kv_heads) / shares).clamp(1, kv_heads.into()) as u32,
         };
-        rows.flat_map(move |&row| {
+        let has_selection = self.selection.is_some();
+        rows.flat_map(move |(index, &row)| {
+            let selects = has_selection && sparse::has_lists(&row);
+            let most = if selects { 1 } else { most };
             (0..row.extend_len).step_by(block as usize).flat_map(move |first| {
                 let tokens = block.min(row.extend_len - first);
                 let step = (UNIT_ROWS / (tokens * group)).clamp(1, most);
                 (0..kv_heads).step_by(step as usize).map(move |first_head| {
                     let heads = step.min(kv_heads - first_head);
-                    Unit { row, first, tokens, first_head, heads }
+                    let list = index * kv_heads as usize + first_head as usize;
+                    let list = selects.then_some(list);
+                    Unit { row, first, tokens, first_head, heads, list }
                 })
             })
         })
+    }
+
+    /// The positions that a unit reads, where it has a list: those of it that the unit's query sees.
+    pub fn listed(&self, unit: Unit) -> Option<impl Iterator<Item = u32>> {
+        let (selection, list) = (self.selection?, unit.list?);
+        let top = selection.top as usize;
+        let seen = unit.sees(0, self.attend.window);
+        let listed = &selection.positions[list * top..(list + 1) * top];
+        Some(listed.iter().copied().filter(move |position| seen.contains(position)))
     }
 
     /// Threads that the work is worth, by its multiplications.

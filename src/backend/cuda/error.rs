@@ -88,6 +88,8 @@ pub enum CudaError {
         /// The pool's.
         shape: KvShape,
     },
+    /// A pool that keeps labels, which no kernel writes.
+    Labels,
     /// Two pools whose pages do not have the same bytes.
     PageShape,
     /// Pages of more bytes than the copying kernel counts.
@@ -182,6 +184,7 @@ impl fmt::Display for CudaError {
                 write!(f, "rows that see {tokens} tokens together are above the limit of {max}")
             }
             Self::EmptyRow { row } => write!(f, "row {row} of the batch has no tokens"),
+            Self::Labels => f.write_str("there are no kernels for pools that keep labels"),
             Self::PoolDtype { dtype } => write!(f, "there are no kernels for pools of {dtype:?}"),
             Self::PoolShape { shape } => write!(f, "there are no kernels for pools of {shape:?}"),
             Self::PageShape => write!(f, "the two pools' pages differ in shape"),

@@ -53,8 +53,9 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// [`CudaError::PoolDtype`] for a quantised pool, [`CudaError::PoolShape`] for a latent one,
-    /// [`CudaError::OutOfMemory`], a stream of another device, rows of more tokens than kernels count, or the driver's.
+    /// [`CudaError::PoolDtype`] for a quantised pool, [`CudaError::PoolShape`] for a latent one, [`CudaError::Labels`]
+    /// for one that keeps labels, [`CudaError::OutOfMemory`], a stream of another device, rows of more tokens than
+    /// kernels count, or the driver's.
     fn open(
         self,
         layout: &PoolLayout,
@@ -67,6 +68,9 @@ impl OpenBackend for CudaOptions {
         }
         if layout.is_latent() {
             return Err(CudaError::PoolShape { shape: layout.shape() });
+        }
+        if layout.label_channels() > 0 {
+            return Err(CudaError::Labels);
         }
         let Self { gpu, stream, max_step_tokens: tokens, max_step_rows, graph_spans, all_spans } =
             self;

@@ -4,8 +4,8 @@ use half::{bf16, f16};
 
 use crate::backend::Attend;
 use crate::layout::{
-    Capacity, Dtype, KvDtype, KvScales, KvShape, Layout, Plane, PlaneName, PlaneOrder, PoolConfig,
-    PoolLayout, Scaling, TableShape,
+    Capacity, Dtype, KvDtype, KvScales, KvShape, LabelChannels, Layout, Plane, PlaneName,
+    PlaneOrder, PoolConfig, PoolLayout, Scaling, TableShape,
 };
 use crate::testkit::quantised;
 use crate::testkit::rng::Rng;
@@ -32,6 +32,8 @@ pub struct Case {
     pub max_len: u32,
     /// What the scales that are given are made of; nothing where none are.
     pub scale_seed: Option<u64>,
+    /// What the channels of labels are drawn with, where the pool keeps some.
+    pub label_seed: u64,
 }
 
 impl Case {
@@ -44,6 +46,19 @@ impl Case {
     pub fn scales(&self) -> Option<KvScales> {
         let (layers, heads) = (self.layout.layers(), self.layout.kv_heads());
         self.scale_seed.map(|seed| quantised::scales(layers, heads, seed))
+    }
+
+    /// Label channels to open a backend with, where there are some.
+    pub fn labels(&self) -> Option<LabelChannels> {
+        let channels = self.layout.label_channels();
+        (channels > 0).then(|| {
+            let mut rng = Rng::new(self.label_seed);
+            let (layers, heads) = (self.layout.layers(), self.layout.kv_heads());
+            let head = || some_of(&mut rng, self.layout.head_dim(), channels);
+            let values = std::iter::repeat_with(head).take((layers * heads) as usize);
+            let values = values.flatten().collect();
+            LabelChannels::new(layers, heads, channels, values).expect("they ascend")
+        })
     }
 
     /// Elements of one row of k and of v, as they are stored: v has none where rows are latent.
@@ -106,6 +121,11 @@ impl Case {
             shape: KvShape::heads(kv_heads, head_dim),
             dtype: dtype.into(),
             scaling: Scaling::Static,
+            label_channels: if rng.one_in(3) {
+                rng.pick(&[1, 2, 5, 8, 8, 16]).min(head_dim)
+            } else {
+                0
+            },
             page_size,
             capacity: Capacity::Pages(pages),
             layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
@@ -127,6 +147,7 @@ impl Case {
             q_rows: rows,
             max_len,
             scale_seed: (given && !rng.one_in(8)).then(|| rng.bits()),
+            label_seed: rng.bits(),
         }
     }
 }
@@ -143,7 +164,18 @@ fn latent(config: &PoolConfig, rng: &mut Rng) -> (PoolConfig, u32) {
         _ => (rng.pick(&[1, 8, 16, 20, 70]), rng.pick(&[1, 4, 8, 16, 30]), rng.within(1, 9) as u32),
     };
     let shape = KvShape::Latent { rank, rope };
-    (PoolConfig { shape, dtype, scaling: Scaling::Static, ..*config }, heads)
+    (PoolConfig { shape, dtype, scaling: Scaling::Static, label_channels: 0, ..*config }, heads)
+}
+
+/// `count` of the numbers below `end`, ascending.
+fn some_of(rng: &mut Rng, end: u32, count: u32) -> Vec<u32> {
+    let mut left = count;
+    let taken = |&x: &u32| {
+        let taken = rng.below(u64::from(end - x)) < u64::from(left);
+        left -= u32::from(taken);
+        taken
+    };
+    (0..end).filter(taken).collect()
 }
 
 /// The same pool of fp8, with scales of either kind.

@@ -65,13 +65,13 @@ impl<B: TestBackend> World<'_, B> {
         };
         let head_dim = self.case.layout.head_dim() as usize;
         let q = &call.q.row(token)[head * head_dim..(head + 1) * head_dim];
-        let History { k, v } = &self.history[sequence][call.layer];
+        let History { k, v, .. } = &self.history[sequence][call.layer];
         let heads = (self.case.layout.kv_heads() as usize, head / self.case.group as usize);
         let sink = call.sinks.as_ref().map_or(f32::NEG_INFINITY, |sinks| sinks.values[head]);
         attention(&call.attend, q, k, v, heads, position, sink)
     }
 
-    fn compare_row(
+    pub fn compare_row(
         &mut self,
         got: &[f32],
         sum: Option<f32>,

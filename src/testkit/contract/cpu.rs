@@ -3,7 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::{Case, HostRows, TestBackend};
+use super::{Case, HostRows, SparseTestBackend, TestBackend};
 use crate::backend::{Cpu, CpuRows, CpuRowsMut};
 use crate::id::PageId;
 use crate::layout::Dtype;
@@ -118,5 +118,25 @@ impl TestBackend for Cpu {
 
     fn write_page(&mut self, page: PageId, source: &[u8]) {
         Cpu::write_page(self, page, source).expect("a page of the pool");
+    }
+}
+
+impl SparseTestBackend for Cpu {
+    type Lists = Vec<u32>;
+
+    fn lists(&mut self, positions: &[u32]) -> Vec<u32> {
+        positions.to_vec()
+    }
+
+    fn positions(lists: &Vec<u32>) -> &[u32] {
+        lists
+    }
+
+    fn positions_mut(lists: &mut Vec<u32>) -> &mut [u32] {
+        lists
+    }
+
+    fn read_lists(&mut self, lists: &Vec<u32>) -> Vec<u32> {
+        lists.clone()
     }
 }

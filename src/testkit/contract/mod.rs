@@ -1,4 +1,5 @@
-//! The contract of [`Backend`], checked for any implementation: B1 to B8 over random shapes and batches.
+//! The contract of [`Backend`], checked for any implementation: B1 to B8 over random shapes and batches (B9 and B10:
+//! `sparse`).
 //!
 //! A run is one pool and a few rounds. A round brings in, forks and finishes sequences, begins several plans, runs them
 //! layer by layer (through bytes, on another thread, padded: as it falls), ends them (B8: what is asked of their plans
@@ -19,6 +20,7 @@ mod compare;
 mod cpu;
 mod exact;
 mod run;
+mod sparse;
 mod stored;
 
 use std::fmt;
@@ -27,10 +29,12 @@ use std::ops::Range;
 pub use case::{Case, HostRows, bytes, round, rounding, with_spare_plane};
 pub use cpu::{Numbers, OwnedRows};
 pub use exact::{Exact, attention};
+pub use sparse::{SparseTestBackend, check_sparse_backend};
 
 use crate::backend::{Backend, OpenBackend};
 use crate::id::PageId;
 use crate::testkit::rng::{Rng, mix};
+use run::Also;
 
 /// What a test needs of a backend, beyond [`Backend`]: buffers, and the pool's bytes.
 ///
@@ -122,10 +126,23 @@ where
             .map(|_| Case::random(&mut rng))
             .find(O::Backend::supports)
             .expect("a backend supports one shape of ten thousand");
-        let backend = options(&case).open(&case.layout, &case.table, case.max_steps);
-        let backend = backend.expect("a small pool opens");
-        run::run(backend, case, seed, rng, &mut report);
-        report.runs += 1;
+        check_seed(&options, case, seed, (rng, None), &mut report);
     }
     report
+}
+
+/// One run.
+fn check_seed<O>(
+    options: &impl Fn(&Case) -> O,
+    case: Case,
+    seed: u64,
+    (rng, also): (Rng, Option<Also<O::Backend>>),
+    report: &mut Report,
+) where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    let backend = options(&case).open(&case.layout, &case.table, case.max_steps);
+    let backend = backend.expect("a small pool opens");
+    run::run(backend, case, seed, rng, also, report);
+    report.runs += 1;
 }

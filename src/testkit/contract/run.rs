@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::thread;
 
 use super::case::{Case, HostRows};
-use super::stored::Stored;
+use super::stored::{Given, Stored};
 use super::{Report, TestBackend};
 use crate::backend::{Attend, Queries};
 use crate::id::{LayerId, PageId, SlotId};
-use crate::layout::{Dtype, KvScales, PlaneName};
+use crate::layout::{Dtype, PlaneName};
 use crate::plan::{BatchPlan, OwnedPlan, StepEnd, StepScratch};
 use crate::testkit::planner::{Item, Planner, shuffle};
 use crate::testkit::rng::Rng;
@@ -18,6 +18,8 @@ use crate::testkit::rng::Rng;
 pub(super) struct History {
     pub k: Vec<f64>,
     pub v: Vec<f64>,
+    /// `[positions, kv_heads, channels]`, where the pool keeps labels.
+    pub labels: Vec<f32>,
 }
 
 /// A plan with the batch it is of, and its inputs: k and v of every layer.
@@ -40,11 +42,19 @@ pub(super) struct Pending<B: TestBackend> {
     _inputs: ([B::Input; 3], Option<B::Input>),
 }
 
+/// A check of one layer of a step, after its K and V are stored: the step, the layer, and what is asked.
+pub(super) type Also<B> = fn(&mut World<'_, B>, &Step, usize, &Attend, Asked<'_>);
+
+/// Queries, and sinks where there are some.
+pub(super) type Asked<'a> = (&'a HostRows, Option<&'a HostRows>);
+
 pub(super) struct World<'a, B> {
     pub backend: B,
     pub case: Case,
-    /// Scales that the backend was given.
-    pub scales: Option<KvScales>,
+    /// What the backend was given.
+    pub given: Given,
+    /// What more a layer of a step is checked for.
+    pub also: Option<Also<B>>,
     pub seed: u64,
     pub rng: Rng,
     pub planner: Planner,
@@ -63,15 +73,16 @@ pub(super) fn run<B: TestBackend>(
     case: Case,
     seed: u64,
     rng: Rng,
+    also: Option<Also<B>>,
     report: &mut Report,
 ) {
     let poison = vec![0xff; case.layout.page_bytes() as usize];
     let shadow = vec![poison; case.layout.page_count() as usize];
     let planner = Planner::new(&case.layout, &case.table, seed);
     let (history, parents) = (Vec::new(), BTreeSet::new());
-    let scales = case.scales();
+    let given = Given { scales: case.scales(), labels: case.labels() };
     let mut world =
-        World { backend, case, scales, seed, rng, planner, history, parents, shadow, report };
+        World { backend, case, given, also, seed, rng, planner, history, parents, shadow, report };
     for page in 0..world.shadow.len() {
         world.backend.write_page(PageId::new(page as u32), &world.shadow[page]);
     }
@@ -217,7 +228,8 @@ impl<B: TestBackend> World<'_, B> {
         for i in rows {
             let latent = self.case.layout.is_latent();
             let [k_plane, v_plane] = self.planes();
-            let k = self.stored(k_plane, layer, k.row(i)).values;
+            let stored = self.stored(k_plane, layer, k.row(i));
+            let (k, labels) = (stored.values, stored.labels);
             let v = match latent {
                 true => k[..self.case.layout.value_dim() as usize].to_vec(),
                 false => self.stored(v_plane, layer, v.row(i)).values,
@@ -225,12 +237,13 @@ impl<B: TestBackend> World<'_, B> {
             let history = &mut self.history[sequence][layer];
             history.k.extend(k);
             history.v.extend(v);
+            history.labels.extend(labels);
         }
     }
 
     fn stored(&self, plane: PlaneName, layer: usize, row: &[f32]) -> Stored {
         let layer = LayerId::new(layer as u32);
-        Stored::new(&self.case.layout, self.scales.as_ref(), plane, layer, row)
+        Stored::new(&self.case.layout, &self.given, plane, layer, row)
     }
 
     /// Where k and v go; latent rows hold both.
@@ -348,6 +361,9 @@ impl<B: TestBackend> World<'_, B> {
         self.backend
             .attend_queries(&plan, id, &attend, asked, B::rows_mut(&mut out), sums)
             .expect("valid attention");
+        if let Some(also) = self.also {
+            also(self, &steps[step], layer, &attend, (&q, sinks.as_ref()));
+        }
         Pending { step, layer, attend, q, sinks, out, lse, _inputs: ([k, v, q_rows], sinks_at) }
     }
 

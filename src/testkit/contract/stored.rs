@@ -2,7 +2,7 @@
 
 use super::case::{bytes, round};
 use crate::id::{LayerId, PageId};
-use crate::layout::{KvScales, PlaneName, PoolLayout, Scaling};
+use crate::layout::{Dtype, KvScales, LabelChannels, PlaneName, PoolLayout, Scaling};
 use crate::testkit::quantised::{quantise, value};
 
 /// What one token's K or V becomes in one layer.
@@ -14,26 +14,47 @@ pub(super) struct Stored {
     scales: Option<(PlaneName, Vec<f32>)>,
     /// What the bytes stand for, exactly.
     pub values: Vec<f64>,
+    /// Its labels, `[heads, channels]`, where it is K and the pool keeps some.
+    pub labels: Vec<f32>,
+}
+
+/// What a backend was given beside the pool.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Given {
+    pub scales: Option<KvScales>,
+    pub labels: Option<LabelChannels>,
+}
+
+/// The labels of a row of K.
+fn labels(channels: &LabelChannels, dtype: Dtype, layer: LayerId, row: &[f32]) -> Vec<f32> {
+    let heads = row.chunks_exact(row.len() / channels.kv_heads() as usize);
+    let of_head = |(kv_head, numbers): (u32, &[f32])| -> Vec<f32> {
+        let channels = channels.get(layer, kv_head);
+        channels.iter().map(|&channel| round(dtype, numbers[channel as usize])).collect()
+    };
+    (0..).zip(heads).flat_map(of_head).collect()
 }
 
 impl Stored {
     pub fn new(
         layout: &PoolLayout,
-        given: Option<&KvScales>,
+        given: &Given,
         plane: PlaneName,
         layer: LayerId,
         row: &[f32],
     ) -> Self {
+        let dtype = layout.dtype().rows();
+        let channels = given.labels.as_ref().filter(|_| plane == PlaneName::K);
+        let labels = channels.map_or(vec![], |channels| labels(channels, dtype, layer, row));
         let Some(scaling) = layout.scaling() else {
-            let dtype = layout.dtype().rows();
             let values = row.iter().map(|&x| round(dtype, x).into()).collect();
-            return Self { plane, row: bytes(dtype, row), scales: None, values };
+            return Self { plane, row: bytes(dtype, row), scales: None, values, labels };
         };
         let made = scaling == Scaling::ByToken;
         let side = usize::from(plane == PlaneName::V);
         let (mut quantised, mut scales, mut values) = (Vec::new(), Vec::new(), Vec::new());
         for (head, numbers) in (0..).zip(row.chunks_exact(layout.head_dim() as usize)) {
-            let given = given.map_or(1.0, |given| given.get(layer, head)[side]);
+            let given = given.scales.as_ref().map_or(1.0, |given| given.get(layer, head)[side]);
             let (bytes, scale) = quantise(numbers, (!made).then_some(given));
             values.extend(bytes.iter().map(|&byte| f64::from(scale) * value(byte)));
             quantised.extend(bytes);
@@ -41,7 +62,7 @@ impl Stored {
         }
         let scales_plane = [PlaneName::KScales, PlaneName::VScales][side];
         let scales = made.then_some((scales_plane, scales));
-        Self { plane, row: quantised, scales, values }
+        Self { plane, row: quantised, scales, values, labels }
     }
 
     /// Writes it to a page, `[plane, L, piece]`: K and V slot after slot in their piece, scales head after head.
@@ -52,6 +73,10 @@ impl Stored {
         };
         let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
         put(piece(self.plane) + offset as usize * self.row.len(), &self.row);
+        if !self.labels.is_empty() {
+            let labels = bytes(layout.dtype().rows(), &self.labels);
+            put(piece(PlaneName::Labels) + offset as usize * labels.len(), &labels);
+        }
         let Some((plane, scales)) = &self.scales else { return };
         for (head, scale) in scales.iter().enumerate() {
             let at = head * layout.page_size() as usize + offset as usize;

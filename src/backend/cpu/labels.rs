@@ -1,0 +1,184 @@
+//! Labels: stored from K, and what is selected by them.
+//!
+//! Not here: attention over a selection (`attention.rs`).
+
+use super::number::Number;
+use super::pool::{Pool, with_number};
+use super::rows::Elements;
+use super::scales::{Row, byte};
+use crate::backend::Select;
+use crate::id::LayerId;
+use crate::layout::{KvDtype, LabelChannels, PlaneName, PoolLayout, Strides, TableShape};
+use crate::plan::BatchRow;
+
+/// Where a pool's labels lie, and of which channels they are; nothing for a pool without.
+#[derive(Debug)]
+pub(super) struct Labels(Option<Plane>);
+
+#[derive(Debug)]
+struct Plane {
+    channels: LabelChannels,
+    strides: Strides,
+    dtype: KvDtype,
+}
+
+impl Labels {
+    /// Of a pool, for which `channels` are right.
+    pub fn new(layout: &PoolLayout, channels: Option<LabelChannels>) -> Self {
+        let plane = layout.planes().iter().find(|plane| plane.name == PlaneName::Labels);
+        Self(plane.zip(channels).map(|(plane, channels)| {
+            let strides = layout.strides(PlaneName::Labels).expect("the pool has it");
+            Plane { channels, strides, dtype: plane.dtype }
+        }))
+    }
+
+    /// Those that were given.
+    pub fn channels(&self) -> Option<&LabelChannels> {
+        self.0.as_ref().map(|plane| &plane.channels)
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.channels().map_or(0, |channels| size_of_val(channels.values()))
+    }
+
+    /// Stores the labels of one token's K, `[kv_heads, head_dim]`; `wide` is room for one head.
+    pub fn store(&self, pool: &mut Pool, row: Row, k: Elements<'_>, wide: &mut [f32]) {
+        let Some(plane) = &self.0 else { return };
+        let head_dim = wide.len();
+        for (head, start) in (0..k.len()).step_by(head_dim).enumerate() {
+            let head = head as u32;
+            k.slice(start..start + head_dim).convert_into(wide);
+            let at = byte(&plane.strides, row, head) as usize;
+            with_number!(plane.dtype, T => {
+                let channels = plane.channels.get(row.layer, head);
+                let first = at / size_of::<T>();
+                let labels = &mut pool.numbers_mut::<T>()[first..first + channels.len()];
+                for (label, &channel) in labels.iter_mut().zip(channels) {
+                    let channel = channel as usize;
+                    T::narrow(&wide[channel..=channel], std::slice::from_mut(label));
+                }
+            });
+        }
+    }
+
+    /// Reads the labels of one head of a slot.
+    fn read(&self, pool: &Pool, row: Row, head: u32, labels: &mut [f32]) {
+        let plane = self.0.as_ref().expect("the pool has labels");
+        let at = byte(&plane.strides, row, head) as usize;
+        with_number!(plane.dtype, T => {
+            let first = at / size_of::<T>();
+            T::widen(&pool.numbers::<T>()[first..first + labels.len()], labels);
+        });
+    }
+}
+
+/// What lists are made from: a pool, its tables, and what is asked.
+pub(super) struct Scorer<'a> {
+    pub labels: &'a Labels,
+    pub pool: &'a Pool,
+    pub layout: &'a PoolLayout,
+    pub table: &'a TableShape,
+    pub words: &'a [u32],
+    pub layer: LayerId,
+    pub select: &'a Select,
+}
+
+/// What a selection is made in: kept between calls.
+#[derive(Debug, Default)]
+pub(super) struct SelectScratch {
+    /// One query head.
+    head: Vec<f32>,
+    /// The sum of a kv head's queries, in the labels' channels; then a position's labels.
+    query: Vec<f32>,
+    labels: Vec<f32>,
+    /// Score as a number that orders like it, and position: the greater the better.
+    scored: Vec<(u32, u32)>,
+}
+
+impl SelectScratch {
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        (self.head.capacity() + self.query.capacity() + self.labels.capacity()) * size_of::<f32>()
+            + self.scored.capacity() * size_of::<(u32, u32)>()
+    }
+
+    /// The list of one row and kv head; `q` is the row's queries, `[q_heads, head_dim]`.
+    pub fn list(
+        &mut self,
+        of: &Scorer<'_>,
+        row: &BatchRow,
+        kv_head: u32,
+        q: Elements<'_>,
+        list: &mut [u32],
+    ) {
+        self.sum_queries(of, kv_head, q);
+        let own = row.kv_len - 1;
+        let first = row.kv_len.saturating_sub(of.select.window.unwrap_or(row.kv_len));
+        self.scored.clear();
+        for position in first..own {
+            let score = self.score(of, row, kv_head, position);
+            self.scored.push((order(score), position));
+        }
+        let others = list.len() - 1;
+        if self.scored.len() > others {
+            if others > 0 {
+                self.scored.select_nth_unstable_by(others - 1, |a, b| b.cmp(a));
+            }
+            self.scored.truncate(others);
+        }
+        self.scored.sort_unstable_by_key(|&(_, position)| position);
+        let chosen = self.scored.iter().map(|&(_, position)| position).chain([own]);
+        let mut left = list.iter_mut();
+        chosen.zip(&mut left).for_each(|(position, entry)| *entry = position);
+        left.for_each(|entry| *entry = crate::backend::NO_POSITION);
+    }
+
+    fn sum_queries(&mut self, of: &Scorer<'_>, kv_head: u32, q: Elements<'_>) {
+        let head_dim = of.layout.head_dim() as usize;
+        let group = (of.select.q_heads / of.layout.kv_heads()) as usize;
+        let channels = of.labels.channels().expect("the pool has labels").get(of.layer, kv_head);
+        self.head.resize(head_dim, 0.0);
+        self.query.clear();
+        self.query.resize(channels.len(), 0.0);
+        self.labels.resize(channels.len(), 0.0);
+        for head in kv_head as usize * group..(kv_head as usize + 1) * group {
+            q.slice(head * head_dim..(head + 1) * head_dim).convert_into(&mut self.head);
+            for (sum, &channel) in self.query.iter_mut().zip(channels) {
+                *sum += self.head[channel as usize];
+            }
+        }
+    }
+
+    fn score(&mut self, of: &Scorer<'_>, row: &BatchRow, kv_head: u32, position: u32) -> f32 {
+        let page_size = of.layout.page_size();
+        let page = of.table.page(of.words, row.row, position / page_size);
+        let slot = Row { side: 0, layer: of.layer, page, offset: position % page_size };
+        of.labels.read(of.pool, slot, kv_head, &mut self.labels);
+        let products = self.query.iter().zip(&self.labels);
+        products.fold(0.0, |score, (&query, &label)| f32::mul_add(query, label, score))
+    }
+}
+
+/// A number that is greater where the score is: 0 and -0 are equal, NaN is below all others.
+fn order(score: f32) -> u32 {
+    if score.is_nan() {
+        return 0;
+    }
+    let bits = (score + 0.0).to_bits();
+    if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::order;
+
+    #[test]
+    fn scores_are_ordered_as_numbers() {
+        let rising =
+            [f32::NAN, f32::NEG_INFINITY, -2.0, -f32::MIN_POSITIVE, 0.0, 1e-45, 3.0, f32::INFINITY];
+        assert!(rising.windows(2).all(|pair| order(pair[0]) < order(pair[1])));
+        assert_eq!(order(0.0), order(-0.0));
+        assert_eq!(order(f32::NAN), order(-f32::NAN));
+    }
+}

@@ -1,0 +1,260 @@
+//! Channels of K that are kept as labels, for sparse reads.
+//!
+//! Double Sparsity (Yang et al. 2024, arXiv:2408.07092) finds, offline, the few channels of each head whose products
+//! with the queries say most of the logits. Not here: where labels lie (planes), and what is scored by them
+//! (`backend/`).
+
+use std::fmt;
+
+use super::config::PoolConfig;
+use super::plane::PlaneName;
+use super::pool::PoolLayout;
+use crate::error::{ConfigError, Count};
+use crate::id::LayerId;
+
+/// Channels that are labels, `[layers, kv_heads, channels]`: of each head strictly ascending, below `head_dim`.
+///
+/// ```
+/// # use kvarena::{KvShape, LabelChannels, LayerId, PoolConfig};
+/// let shape = KvShape::heads(4, 64);
+/// let pool = PoolConfig { layers: 1, shape, label_channels: 2, tp_size: 2, tp_rank: 1, ..Default::default() };
+/// let model = LabelChannels::new(1, 4, 2, vec![0, 1, 8, 40, 3, 63, 16, 17])?;
+/// let rank = model.local(&pool)?; // for `CpuOptions::labels`
+/// assert_eq!((rank.kv_heads(), rank.get(LayerId::new(0), 0)), (2, &[3, 63][..]));
+/// # Ok::<(), kvarena::LabelError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "Unchecked")
+)]
+pub struct LabelChannels {
+    layers: u32,
+    kv_heads: u32,
+    channels: u32,
+    values: Box<[u32]>,
+}
+
+/// What [`LabelChannels`] are read from.
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Unchecked {
+    layers: u32,
+    kv_heads: u32,
+    channels: u32,
+    values: Vec<u32>,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Unchecked> for LabelChannels {
+    type Error = LabelError;
+
+    fn try_from(read: Unchecked) -> Result<Self, LabelError> {
+        Self::new(read.layers, read.kv_heads, read.channels, read.values)
+    }
+}
+
+impl LabelChannels {
+    /// Channels in the order `[layers, kv_heads, channels]`: of a model, or of what one rank holds. O(values).
+    ///
+    /// # Errors
+    /// Another number of values, or channels of a head that do not ascend.
+    pub fn new(
+        layers: u32,
+        kv_heads: u32,
+        channels: u32,
+        values: Vec<u32>,
+    ) -> Result<Self, LabelError> {
+        // Three 32-bit numbers; what does not fit is no vector's length either.
+        let heads = u64::from(layers) * u64::from(kv_heads);
+        let wanted = heads.saturating_mul(channels.into());
+        if values.len() as u64 != wanted {
+            return Err(LabelError::Count { actual: values.len(), wanted });
+        }
+        let of_heads = values.chunks_exact((channels as usize).max(1));
+        for (row, head) in of_heads.enumerate() {
+            if let Some(at) = head.windows(2).position(|pair| pair[0] >= pair[1]) {
+                let (layer, kv_head) = head_of(row, kv_heads);
+                return Err(LabelError::Order { layer, kv_head, channel: head[at + 1] });
+            }
+        }
+        Ok(Self { layers, kv_heads, channels, values: values.into() })
+    }
+
+    /// Layers.
+    pub const fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// Heads of K.
+    pub const fn kv_heads(&self) -> u32 {
+        self.kv_heads
+    }
+
+    /// Channels of each head.
+    pub const fn channels(&self) -> u32 {
+        self.channels
+    }
+
+    /// All of them, `[layers, kv_heads, channels]`.
+    pub const fn values(&self) -> &[u32] {
+        &self.values
+    }
+
+    /// The channels of one head.
+    ///
+    /// # Panics
+    /// Past the layers or heads.
+    pub fn get(&self, layer: LayerId, head: u32) -> &[u32] {
+        assert!(layer.raw() < self.layers && head < self.kv_heads);
+        let row = layer.index() * self.kv_heads as usize + head as usize;
+        let channels = self.channels as usize;
+        &self.values[row * channels..(row + 1) * channels]
+    }
+
+    /// Those of a model that a pool's rank needs: from its first head on. O(values).
+    ///
+    /// # Errors
+    /// A pool of other layers, heads or channels than these are of, or that is refused itself.
+    pub fn local(&self, pool: &PoolConfig) -> Result<Self, LabelError> {
+        let [first, count] = [pool.first_kv_head()?, pool.local_kv_heads()?].map(|x| x as usize);
+        self.check_size([pool.layers, pool.shape.kv_heads(), pool.label_channels])?;
+        self.check_head_dim(pool.shape.head_dim())?;
+        let channels = self.channels as usize;
+        let layers = self.values.chunks_exact((self.kv_heads as usize * channels).max(1));
+        let values = layers.flat_map(|layer| &layer[first * channels..(first + count) * channels]);
+        Ok(Self { kv_heads: count as u32, values: values.copied().collect(), ..*self })
+    }
+
+    /// Refuses channels that are not those of a pool, as one rank holds it.
+    pub(crate) fn check_pool(given: Option<&Self>, pool: &PoolLayout) -> Result<(), LabelError> {
+        let channels = pool.label_channels();
+        match given {
+            None if channels == 0 => Ok(()),
+            None => Err(LabelError::Missing { channels }),
+            Some(_) if channels == 0 => Err(LabelError::NoLabels),
+            Some(given) => {
+                given.check_size([pool.layers(), pool.kv_heads(), channels])?;
+                given.check_head_dim(pool.head_dim())
+            }
+        }
+    }
+
+    fn check_size(&self, pool: [u32; 3]) -> Result<(), LabelError> {
+        let given = [self.layers, self.kv_heads, self.channels];
+        if given == pool { Ok(()) } else { Err(LabelError::Size { given, pool }) }
+    }
+
+    fn check_head_dim(&self, head_dim: u32) -> Result<(), LabelError> {
+        let Some(at) = self.values.iter().position(|&channel| channel >= head_dim) else {
+            return Ok(());
+        };
+        let (layer, kv_head) = head_of(at / self.channels as usize, self.kv_heads);
+        Err(LabelError::Channel { layer, kv_head, channel: self.values[at], head_dim })
+    }
+}
+
+/// The layer and head of row `row` of `[layers, kv_heads]`.
+fn head_of(row: usize, kv_heads: u32) -> (LayerId, u32) {
+    let heads = kv_heads as usize;
+    (LayerId::new((row / heads) as u32), (row % heads) as u32)
+}
+
+impl PoolLayout {
+    /// Channels of K that each token keeps as labels; 0: none. O(planes).
+    pub fn label_channels(&self) -> u32 {
+        let labels = self.planes().iter().find(|plane| plane.name == PlaneName::Labels);
+        labels.map_or(0, |plane| plane.elements)
+    }
+}
+
+/// Why channels were refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum LabelError {
+    /// Another number of values than layers, heads and channels have.
+    Count {
+        /// Values given.
+        actual: usize,
+        /// Values of so many layers, heads and channels.
+        wanted: u64,
+    },
+    /// A channel that is not above the one before it.
+    Order {
+        /// The layer.
+        layer: LayerId,
+        /// The head.
+        kv_head: u32,
+        /// The channel.
+        channel: u32,
+    },
+    /// A channel past the head's elements.
+    Channel {
+        /// The layer.
+        layer: LayerId,
+        /// The head.
+        kv_head: u32,
+        /// The channel.
+        channel: u32,
+        /// Elements of a head.
+        head_dim: u32,
+    },
+    /// Channels of other layers or heads than the pool's, or another number of them: `[layers, kv_heads, channels]`.
+    Size {
+        /// What was given.
+        given: [u32; 3],
+        /// The pool's: the model's heads for [`LabelChannels::local`], those of its rank for a backend.
+        pool: [u32; 3],
+    },
+    /// None were given for a pool that keeps labels.
+    Missing {
+        /// Channels of each head.
+        channels: u32,
+    },
+    /// Channels for a pool that keeps no labels.
+    NoLabels,
+    /// The pool's config is refused.
+    Config(ConfigError),
+}
+
+impl From<ConfigError> for LabelError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
+impl fmt::Display for LabelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Count { actual, wanted } => {
+                write!(f, "{} where {wanted} belong", Count(actual as u64, "channel"))
+            }
+            Self::Order { layer, kv_head, channel } => {
+                write!(f, "channel {channel} of {layer:?}, head {kv_head}, ")?;
+                f.write_str("is not above the one before it")
+            }
+            Self::Channel { layer, kv_head, channel, head_dim } => {
+                write!(f, "channel {channel} of {layer:?}, head {kv_head}, ")?;
+                write!(f, "is past a head of {}", Count(head_dim.into(), "element"))
+            }
+            Self::Size { given, pool } => {
+                let size = |[layers, heads, channels]: [u32; 3]| {
+                    let layers = Count(layers.into(), "layer");
+                    let heads = Count(heads.into(), "kv head");
+                    format!("{layers}, {heads}, {}", Count(channels.into(), "channel"))
+                };
+                write!(f, "labels of {} for a pool of {}", size(given), size(pool))
+            }
+            Self::Missing { channels } => {
+                let channels = Count(channels.into(), "label");
+                write!(f, "the pool keeps {channels} of a head, and none are named")
+            }
+            Self::NoLabels => write!(f, "the pool keeps no labels"),
+            Self::Config(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for LabelError {}

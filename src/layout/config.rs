@@ -45,7 +45,8 @@ pub struct PoolConfig {
     /// [`Scaling::Static`].
     pub scaling: Scaling,
     /// Channels of K that each token keeps once more as *labels*, for sparse reads:
-    /// [`LabelChannels`](super::LabelChannels) say which. At most the elements of a head; latent rows have none. 0: no labels. Default: 0.
+    /// [`LabelChannels`](super::LabelChannels) say which. At most the elements of a head; latent rows have none. 0: no
+    /// labels. Default: 0.
     pub label_channels: u32,
     /// Tokens of one page, 1 to [`PAGE_SIZE_MAX`]. Default: 16.
     #[doc(alias = "block_size")]

@@ -117,7 +117,7 @@ fn the_engine_over_the_gpu_is_the_model() {
     for seed in seeds(300) {
         let mut workload = Workload::new(seed);
         // fp8 has no kernels, nor have latent rows so short.
-        let drawn = *workload.config();
+        let drawn = workload.config();
         let config =
             SmallConfig { dtype: drawn.dtype % 3, kv_heads: drawn.kv_heads.max(1), ..drawn };
         match replay_on(&config, WatchedOptions(OnGpuOptions::new(&gpu)), &workload.take_ops(200)) {

@@ -160,6 +160,22 @@ DEVICE u64 slot_offset(const AttendParams& p, const Look& look, u32 page) {
     return page * p.page_stride + look.slot * p.slot_stride;
 }
 
+// ---- trees of drafts --------------------------------------------------------------------------------------------------
+
+// What a query with this mask sees of the 32 tokens from `begin` on, a bit each: all before the last 64 of `kv_len`, and none
+// behind the last.
+DEVICE u32 tree_sees(uint2 mask, u32 kv_len, u32 begin) {
+    const int passed = static_cast<int>(begin + 64 - kv_len), word = passed >> 5;
+    const u32 old = __brev(mask.y), late = __brev(mask.x);  // in the order of tokens: the first is kv_len - 64, be there one or not
+    const u32 low = word < 0 ? ~0u : word == 0 ? old : word == 1 ? late : 0, high = word < -1 ? ~0u : word == -1 ? old : word == 0 ? late : 0;
+    return __funnelshift_r(low, high, passed & 31);
+}
+DEVICE uint2 tree_mask(const AttendParams& p, u32 query_row) {
+    uint2 mask;
+    asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(mask.x), "=r"(mask.y) : "l"(p.masks + 8ull * query_row));
+    return mask;
+}
+
 // ---- softmax ----------------------------------------------------------------------------------------------------------
 
 #define LOG2_E 1.4426950408889634f

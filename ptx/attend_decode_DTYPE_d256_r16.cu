@@ -1,7 +1,7 @@
 // attend_decode_DTYPE_d256_r16: attention over paged K and V of up to 16 query rows a kv head, head_dim 256.
 // DTYPE:   bf16 or f16: a file and an entry of each
 // Twin:    src/backend/cpu attend              (the specification; here sums are f32, weights are rounded to the dtype)
-// Params:  AttendParams, 200 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
+// Params:  AttendParams, 208 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
 // Shapes:  q, out [tokens, q_heads, 256]; plan DecodeWork[ceil(grid / stripes)]; partial f32 [2 * grid, 16, 258]; counters u32 [grid]
 // Grid:    x = SplitShape::decode_ctas, block 64, 81,920 bytes of dynamic shared memory
 // Needs:   q, out, k, v and all strides 16-byte aligned; group 9..=16; the plan made for this grid, group and window

@@ -156,6 +156,10 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     struct Shared {
         u64 offsets[2][BN];  // of the tokens of a tile; bit 63: not there
         u64 head_offset;     // of the item's head within a slot
+        uint2 masks[64];       // of its sequence's queries, where that is a tree
+        u8 queries[BM];      // the query of each row then; rows past the last are as the last
+        u32 tree;            // its kv_len; 0 where it is no tree
+        u32 kv_end;          // of the item
         uint4 spans[WARPS];  // of each warp's rows: first and last position, first query's position, first packed row
         u32 row;             // of the item's sequence
         u32 item;
@@ -164,24 +168,55 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     };
     static constexpr u64 NONE = 1ull << 63;
 
+    // What a tree's queries do not see of a tile, 32 tokens at a time: the loop has few registers for them.
+    static __device__ __forceinline__ void hide(float (&s)[MT][BN / 8][4], const Shared& shared, u32 tree, u32 begin) {
+        u32 thread, masks = shared_address(shared.masks);
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        const u32 lane = thread % 32, queries = shared_address(shared.queries) + thread / 32 * 16 * MT + lane / 4;
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+#pragma unroll
+                for (int n = 0; n < BN / 8; n += 4) {
+                    u32 query;
+                    uint2 mask;
+                    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(query) : "r"(queries + m * 16 + 8 * h));
+                    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(mask.x), "=r"(mask.y) : "r"(masks + query * 8));
+                    const u32 seen = tree_sees(mask, tree, begin + n * 8) >> lane % 4 * 2;
+#pragma unroll
+                    for (int i = 0; i < 8; ++i)
+                        if (!(seen >> (i / 2 * 8 + i % 2) & 1)) s[m][n + i / 2][2 * h + i % 2] = MINUS_INF;
+                }
+    }
+
     static __device__ __forceinline__ void one(const AttendParams& p, u8* memory, Shared& shared, u32 item) {
         ExtendWork work = load_work(p, item);
         u32 head = item % p.kv_heads;
         const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
         const u32 group = p.group;
         const u32 q_tile = shared_address(memory), k_tile = q_tile + BM * ROW, v_tile = k_tile + 2 * TILE;
-        auto is_tile = [&](u32 tile) { return work.kv_begin + tile * BN < work.kv_end; };
+        u32 kv_end = work.kv_end;
+        auto is_tile = [&](u32 tile) { return work.kv_begin + tile * BN < kv_end; };
 
         // Look-ups: thread i < BN looks for token i of a tile, a tile before its offset is published.
-        u32 row = work.row;
+        u32 row = work.row & ~TREE_ROW;
         auto look = [&](u32 tile) { return look_up(p, row, work.kv_begin + tile * BN + thread); };
-        auto there = [&](u32 tile) { return thread < BN && work.kv_begin + tile * BN + thread < work.kv_end; };
+        auto there = [&](u32 tile) { return thread < BN && work.kv_begin + tile * BN + thread < kv_end; };
         // The directory's word is the same for many tiles and comes from the L1 cache.
         auto page = [&](u32 tile) { return there(tile) ? load_page(p, look(tile), load_directory(p, look(tile))) : 0; };
         auto publish = [&](u32 tile, u32 page, u64 head_offset) {
             if (thread < BN) shared.offsets[tile % 2][thread] = there(tile) ? slot_offset(p, look(tile), page) + head_offset : NONE;
         };
-        if (thread == 0) shared.head_offset = head * p.head_stride, shared.row = row, shared.item = item;
+        const bool tree = work.row >= TREE_ROW;
+        if (thread == 0) {
+            shared.head_offset = head * p.head_stride, shared.row = row, shared.item = item;
+            shared.tree = tree ? work.kv_len : 0, shared.kv_end = kv_end;
+        }
+        if (tree) {
+            if (thread < work.extend_len) shared.masks[thread] = tree_mask(p, work.qo_start + thread);
+            for (u32 r = thread; r < BM; r += THREADS) shared.queries[r] = min((work.q_begin + r) / group, work.extend_len - 1);
+        }
         const u32 piece = thread % CHUNKS;
         auto copy_tile = [&](u32 tile) {
             const u32 buffer = tile % 2 * TILE;
@@ -229,7 +264,9 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         {
             const u32 position0 = work.kv_len - work.extend_len;  // no tile where kv_len is 0
             const u32 warp_row = work.q_begin + warp * 16 * MT;
-            if (lane == 0) shared.spans[warp] = make_uint4(position0 + warp_row / group, position0 + (warp_row + 16 * MT - 1) / group, position0, warp_row);
+            // Of a tree all of the last 64 tokens are looked at.
+            const u32 first = tree ? min(position0 + warp_row / group, work.kv_len - min(work.kv_len, 65)) : position0 + warp_row / group;
+            if (lane == 0) shared.spans[warp] = make_uint4(first, position0 + (warp_row + 16 * MT - 1) / group, position0, warp_row);
             __syncwarp();
         }
         float o[MT][D / 8][4];
@@ -246,7 +283,9 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             __syncthreads();
             if (is_tile(tile + 1)) copy_tile(tile + 1);
             copy_commit();
-            // The offsets of this tile have been used: those of the next but one take their place.
+            // The offsets of this tile have been used: those of the next but one take their place. What the loop has no registers
+            // for stands in shared memory.
+            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(kv_end) : "r"(shared_address(&shared.kv_end)));
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(row) : "r"(shared_address(&shared.row)));
             u64 head_offset;
             asm volatile("ld.shared.u64 %0, [%1];" : "=l"(head_offset) : "r"(shared_address(&shared.head_offset)));
@@ -294,6 +333,11 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             if (cut) {
                 u32 position0, warp_row;
                 asm volatile("ld.shared.v2.u32 {%0,%1}, [%2 + 8];" : "=r"(position0), "=r"(warp_row) : "r"(span));
+                u32 tree;
+                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(tree) : "r"(shared_address(&shared.tree)));
+                if (tree != 0) {
+                    hide(s, shared, tree, begin);
+                } else
 #pragma unroll
                 for (int m = 0; m < MT; ++m) {
                     const u32 low = position0 + (warp_row + m * 16 + lane / 4) / group, high = position0 + (warp_row + m * 16 + lane / 4 + 8) / group;

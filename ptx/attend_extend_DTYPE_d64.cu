@@ -1,7 +1,7 @@
 // attend_extend_DTYPE_d64: attention of many query rows over paged K and V, head_dim 64.
 // DTYPE:   bf16 or f16: a file and an entry of each
 // Twin:    src/backend/cpu attend              (the specification; here sums are f32, weights are rounded to the dtype)
-// Params:  AttendParams, 200 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
+// Params:  AttendParams, 208 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
 // Shapes:  q, out [tokens, q_heads, 64]; plan ExtendHead, ExtendWork[..]; partial f32 [slots, kv_heads, 128, 66];
 //          counters u32 [1 + slots * kv_heads]
 // Grid:    x = SplitShape::extend_ctas, block 128, 49,152 bytes of dynamic shared memory

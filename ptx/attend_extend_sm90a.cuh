@@ -169,7 +169,7 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         };
         // Begins to look for this lane's token of a tile; those past the end are the last one again.
         auto look = [&](u32 begin) {
-            const Look at = look_up(p, work.row, min(begin + producer.row(), work.kv_end - 1));
+            const Look at = look_up(p, work.row & ~TREE_ROW, min(begin + producer.row(), work.kv_end - 1));
             page = load_page(p, at, load_directory(p, at)), slot = at.slot;
         };
         // Goes on to the next item.
@@ -237,7 +237,7 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
     // What a warp knows of its rows of an item.
     struct Item {
         u32 kv_end;
-        u32 first;  // position of the first row
+        u32 first;  // position of the first row: it sees all up to there
     };
 
     // Where 16 bytes of a row stand in a tile.
@@ -303,6 +303,8 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             if (shared.item[turn % 2] >= all) return false;
             const ExtendWork& work = shared.work[turn % 2];
             item = {work.kv_end, work.kv_len - work.extend_len + (work.q_begin + warp * 16) / group};
+            // Of a tree all of the last 64 tokens are looked at.
+            if (!Items::SPANS && work.row >= TREE_ROW) item.first = min(item.first, work.kv_len - min(work.kv_len, 65));
 #pragma unroll
             for (int k = 0; k < D / 16; ++k) load_matrix(queries[k], tiles_at + Q + turn % 2 * TILE + place(warp * 16 + lane % 16, 2 * k + lane / 16));
             return true;
@@ -323,11 +325,27 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             for (int i = 0; i < BN / 16; ++i) wgmma_output(T(), o[0], weights[i], v + (i * 2048 >> 4));
             wgmma_commit();
         };
+        // What a tree's query does not see; rows past the last are as the last.
+        auto hide = [&](const ExtendWork& work, u32 begin, u32 row) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const uint2 mask = tree_mask(p, work.qo_start + min((row + 8 * h) / group, work.extend_len - 1));
+#pragma unroll
+                for (int n = 0; n < 16; n += 4) {
+                    const u32 at = begin + n * 8, left = work.kv_end - min(work.kv_end, at), there = left < 32 ? (1u << left) - 1 : ~0u;
+                    const u32 seen = (tree_sees(mask, work.kv_len, at) & there) >> column;
+#pragma unroll
+                    for (int i = 0; i < 8; ++i)
+                        if (!(seen >> (i / 2 * 8 + i % 2) & 1)) s[n + i / 2][2 * h + i % 2] = MINUS_INF;
+                }
+            }
+        };
         // What a query does not see, in the tiles that have such tokens.
         auto mask = [&](u32 begin) {
             if (begin + BN - 1 <= item.first && begin + BN <= item.kv_end && p.window == 0) return;
             const ExtendWork& work = shared.work[turn % 2];
             const u32 position0 = work.kv_len - work.extend_len, row = work.q_begin + warp * 16 + lane / 4;
+            if (!Items::SPANS && work.row >= TREE_ROW) return hide(work, begin, row);
             // Of this lane's columns, counted from its first.
             int from[2], to[2];
 #pragma unroll

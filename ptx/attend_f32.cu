@@ -1,6 +1,6 @@
 // attend_f32: attention in f32, one warp a query row and head; for checking, not for speed.
 // Twin:    src/backend/cpu attend              (the specification)
-// Params:  AttendParams, 200 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); plan, partial, counters unused
+// Params:  AttendParams, 208 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); plan, partial, counters unused
 // Shapes:  q, out f32 [tokens, q_heads, head_dim]; head_dim = head_stride / 4, a multiple of 32, at most 256
 // Grid:    x = any (CTAs stride over sequences and heads), block 128, no dynamic shared memory
 // Needs:   q, out, k, v and all strides 4-byte aligned; group 1..=16
@@ -22,6 +22,8 @@ extern "C" __global__ void __launch_bounds__(128, 4) attend_f32(const __grid_con
             const u32 query = pair / p.q_heads, head = pair % p.q_heads;
             const u32 end = kv_len == 0 ? 0 : kv_len - extend_len + query + 1;
             const u32 begin = p.window != 0 && end > p.window ? end - p.window : 0;
+            const bool tree = row.x >= TREE_ROW;
+            const uint2 mask = tree ? tree_mask(p, qo_start + query) : make_uint2(0, 0);
             const u64 q_at = p.q + (qo_start + query) * p.q_stride + head * p.head_stride;
             const u64 in_slot = head / p.group * p.head_stride;
             float q[8], o[8];
@@ -29,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(128, 4) attend_f32(const __grid_con
             for (u32 i = 0; i < 8; ++i) q[i] = i < dims ? load_float(q_at + (lane + i * 32) * 4) : 0.f, o[i] = 0.f;
             float top = MINUS_INF, sum = 0.f;
             for (u32 position = begin; position < end; ++position) {
-                const Look look = look_up(p, row.x, position);
+                if (tree && !(tree_sees(mask, kv_len, position) & 1)) continue;
+                const Look look = look_up(p, row.x & ~TREE_ROW, position);
                 const u64 at = in_slot + slot_offset(p, look, load_page(p, look, load_directory(p, look)));
                 float s = 0.f;
 #pragma unroll

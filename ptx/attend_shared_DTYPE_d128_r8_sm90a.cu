@@ -1,7 +1,7 @@
 // attend_shared_DTYPE_d128_r8_sm90a: decode attention that reads spans shared by several sequences once, on wgmma, head_dim 128.
 // DTYPE:   bf16 or f16: a file and an entry of each
 // Twin:    src/backend/cpu attend              (the specification; here sums are f32, weights are rounded to the dtype)
-// Params:  AttendSharedParams, 264 bytes       (ptx/params.cuh, src/backend/cuda/params.rs)
+// Params:  AttendSharedParams, 272 bytes       (ptx/params.cuh, src/backend/cuda/params.rs)
 // Shapes:  q, out [tokens, q_heads, 128]; the rest stands at AttendSharedParams
 // Grid:    x = multiprocessors, block 384, 204,800 bytes of dynamic shared memory
 // Needs:   compute capability 9.0; no window; group 1..=8; sequences with extend_len * group above 8 are left out; else as

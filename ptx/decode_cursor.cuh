@@ -33,7 +33,7 @@ template <class Rows> struct DecodeCursor {
                 ++index;
                 const uint4 r = load_uint4(p.batch_rows + 16ull * index);
                 row = r.x, qo_start = r.y, extend_len = r.z, kv_len = r.w;
-            } while (extend_len == 0 || extend_len * p.group > ROWS);
+            } while (extend_len == 0 || extend_len * p.group > ROWS || row >= TREE_ROW);
             measure(p);
         }
         open();

@@ -18,8 +18,9 @@ using u64 = unsigned long long;
 #define KV_AT(type, field, at) static_assert(KV_OFFSET(type, field) == at, #type "." #field)
 
 // One sequence of a step (src/plan.rs BatchRow).
+#define TREE_ROW 0x80000000u  // beside `row`, here and in ExtendWork: a tree of drafts, for attend_extend_* alone; it has masks
 struct BatchRow {
-    u32 row;         // its row in the page tables
+    u32 row;         // its row in the page tables, | TREE_ROW
     u32 qo_start;    // first of its query rows
     u32 extend_len;  // its query rows; row qo_start + i stands at position kv_len - extend_len + i
     u32 kv_len;      // tokens with K and V; 0 marks padding: out 0, lse -inf
@@ -68,8 +69,9 @@ struct AttendParams {
     u32 stripes;        // attend_decode_* only: stripes of kv heads
     u32 reserved;       // 0
     u64 sinks;          // f32 [q_heads], -inf: none; 0: no head has one
+    u64 masks;          // u64 [tokens], of trees alone: bit i: the query sees slot kv_len - 1 - i; it sees those before the last 64
 };
-KV_SIZE(AttendParams, 200);
+KV_SIZE(AttendParams, 208);
 KV_AT(AttendParams, q, 0);
 KV_AT(AttendParams, out, 8);
 KV_AT(AttendParams, lse, 16);
@@ -102,6 +104,7 @@ KV_AT(AttendParams, negate_q, 180);
 KV_AT(AttendParams, stripes, 184);
 KV_AT(AttendParams, reserved, 188);
 KV_AT(AttendParams, sinks, 192);
+KV_AT(AttendParams, masks, 200);
 
 // The decode plan: DecodeWork[ceil(gridDim.x / stripes)].
 //
@@ -111,7 +114,7 @@ KV_AT(AttendParams, sinks, 192);
 // same time, and one DecodeWork serves them all.
 //
 // A sequence of more query rows (extend_len * group) than the kernel takes (8 where group <= 8, else 16) has no units: it
-// belongs to the extend kernel; one without query rows has none either.
+// belongs to the extend kernel, and so does a tree; one without query rows has none either.
 //
 // The last DECODE_EXTRA units of a head have no tokens: they stand for what a sequence costs beside its tokens.
 #define DECODE_UNIT 16
@@ -146,7 +149,7 @@ KV_SIZE(ExtendHead, 16);
 KV_AT(ExtendHead, work_count, 0);
 
 struct ExtendWork {
-    u32 row;         // row in the page tables
+    u32 row;         // row in the page tables, | TREE_ROW
     u32 qo_start;    // first query row of the sequence
     u32 extend_len;
     u32 kv_len;
@@ -245,16 +248,16 @@ struct AttendSharedParams {
     u64 span_partial;     // f32 [.., head_dim]
     u64 span_tops;        // f32 [.., 2]
 };
-KV_SIZE(AttendSharedParams, 264);
+KV_SIZE(AttendSharedParams, 272);
 KV_AT(AttendSharedParams, attend, 0);
-KV_AT(AttendSharedParams, shares, 200);
-KV_AT(AttendSharedParams, spans, 208);
-KV_AT(AttendSharedParams, works, 216);
-KV_AT(AttendSharedParams, members, 224);
-KV_AT(AttendSharedParams, tickets, 232);
-KV_AT(AttendSharedParams, tops, 240);
-KV_AT(AttendSharedParams, span_partial, 248);
-KV_AT(AttendSharedParams, span_tops, 256);
+KV_AT(AttendSharedParams, shares, 208);
+KV_AT(AttendSharedParams, spans, 216);
+KV_AT(AttendSharedParams, works, 224);
+KV_AT(AttendSharedParams, members, 232);
+KV_AT(AttendSharedParams, tickets, 240);
+KV_AT(AttendSharedParams, tops, 248);
+KV_AT(AttendSharedParams, span_partial, 256);
+KV_AT(AttendSharedParams, span_tops, 264);
 
 // ---- moving bytes: store_cache, copy_pages, load_plan -----------------------------------------------------------------
 

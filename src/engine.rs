@@ -7,7 +7,7 @@ use crate::config::{EngineConfig, EngineShape};
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::plan::{
-    Admission, Admitted, BatchPlan, Extend, Leader, PackedPlan, Prompt, StepEnd, StepScratch,
+    Admission, Admitted, BatchPlan, Draft, Extend, Leader, PackedPlan, Prompt, StepEnd, StepScratch,
 };
 use crate::prefix::PrefixMatch;
 use crate::sequence::Sequence;
@@ -198,9 +198,9 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::UnknownSequence`],
-    /// [`Error::Preempted`], [`Error::RepeatedSequence`], [`Error::ExtendLen`], [`Error::StepTokens`],
-    /// [`Error::OutOfTokens`] or [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`]: the step is
-    /// aborted, so its number is spent and what was evicted for it stays evicted.
+    /// [`Error::Preempted`], [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`],
+    /// [`Error::StepTokens`], [`Error::OutOfTokens`] or [`Error::OutOfPages`]: nothing has changed.
+    /// [`EngineError::Backend`]: the step is aborted, so its number is spent and what was evicted for it stays evicted.
     ///
     /// A batch whose new pages are all promised is out of pages only until the step that the error names is complete.
     pub fn plan_batch<'step>(
@@ -208,12 +208,29 @@ impl<B: Backend> Engine<B> {
         scratch: &'step mut StepScratch,
         items: &[Extend],
     ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
+        self.plan_drafts(scratch, items, &[])
+    }
+
+    /// [`Engine::plan_batch`] of items of which some are drafts, in the order of the items: chains, or trees with masks
+    /// and positions. The new tokens of a draft are checked together, and a branch of them is kept by `accept` once the
+    /// model has answered: until then the sequence is not planned, committed, preempted, forked or rolled back. It may
+    /// be finished, and the step aborted, after which its drafts are tokens like others. O(as `plan_batch`).
+    ///
+    /// # Errors
+    /// As [`Engine::plan_batch`]; for a draft also [`Error::DraftOrder`], [`Error::ExtendLen`] where a token is not
+    /// known, [`Error::DraftLen`], [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`].
+    pub fn plan_drafts<'step>(
+        &mut self,
+        scratch: &'step mut StepScratch,
+        items: &[Extend],
+        drafts: &[Draft<'_>],
+    ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
         let World { pages, prefixes, sequences, steps, fence, meeting, counters, buffers } =
             &mut self.world;
         let shape = &self.shape;
         let plan = system::plan_batch::plan_batch(
             shape, pages, prefixes, sequences, steps, fence, meeting, counters, buffers, scratch,
-            items,
+            items, drafts,
         );
         let plan = counters.count_refusal(plan)?;
         if let Err(error) = self.backend.begin(&plan) {
@@ -255,7 +272,8 @@ impl<B: Backend> Engine<B> {
     /// O(batch and pages published).
     ///
     /// # Errors
-    /// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is.
+    /// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is,
+    /// [`Error::NotAccepted`] for drafts of which no branch is kept.
     pub fn commit(&mut self, step: StepId) -> Result<(), Error> {
         let World { pages, prefixes, sequences, steps, fence, counters, buffers, .. } =
             &mut self.world;
@@ -324,7 +342,7 @@ impl<B: Backend> Engine<B> {
     /// O(pages released, and prefix nodes that nobody uses from now on: [`Engine::complete`]).
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::Preempted`].
+    /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`].
     pub fn preempt(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
         let World { pages, prefixes, sequences, fence, buffers, .. } = &mut self.world;
         let shape = &self.shape;
@@ -353,11 +371,11 @@ impl<B: Backend> Engine<B> {
     /// [`admit`](Engine::admit), is made to each of them. O(tokens) for each child, and its first plan sends a word for
     /// each 1,024 tokens or so of what they share, and the pages of the rest.
     ///
-    /// # Errors
-    /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`] (the promise),
-    /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`] or [`Error::OutOfPages`]: nothing has
-    /// changed. [`EngineError::Backend`] if the copies failed: there is no child; their pages return with the step of
-    /// the copies, which is the newest, and the parent's computed pages stay published.
+    /// # Errors [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`],
+    /// [`Error::TooLong`] (the promise), [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`] or
+    /// [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`] if the copies failed: there is no child;
+    /// their pages return with the step of the copies, which is the newest, and the parent's computed pages stay
+    /// published.
     pub fn fork(
         &mut self,
         seq: SeqKey,
@@ -388,7 +406,8 @@ impl<B: Backend> Engine<B> {
     /// Roll drafts back before the commit that would publish them, and append before planning on. O(pages released).
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::RollbackLen`] for 0, for less than what is published, or past the tokens.
+    /// [`Error::UnknownSequence`], [`Error::NotAccepted`], [`Error::RollbackLen`] for 0, for less than what is
+    /// published, or past the tokens.
     pub fn rollback(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
         let World { pages, sequences, steps, fence, buffers, .. } = &mut self.world;
         let page_size = self.shape.layout.page_size();

@@ -215,6 +215,88 @@ pub enum Error {
         /// The tokens asked for.
         len: u32,
     },
+    /// A draft of more tokens than a mask has bits.
+    DraftLen {
+        /// Its tokens.
+        len: u64,
+        /// The most that it can have.
+        max: u64,
+    },
+    /// A tree of drafts in which a token follows one behind it.
+    DraftParent {
+        /// The token.
+        token: u32,
+        /// The one that it follows.
+        parent: u32,
+    },
+    /// A draft of a sequence that is not in the batch, or not in its order.
+    DraftOrder {
+        /// The key.
+        seq: SeqKey,
+    },
+    /// A draft with masks or positions that are not one for each new token.
+    DraftArrays {
+        /// The key.
+        seq: SeqKey,
+        /// Its masks.
+        masks: usize,
+        /// Its positions.
+        positions: usize,
+        /// New tokens of its item.
+        len: u32,
+    },
+    /// A mask without its token's own bit, or with bits of slots that are not there, or behind the token.
+    DraftMask {
+        /// The key.
+        seq: SeqKey,
+        /// The token, counted from the item's first.
+        token: u32,
+        /// Its mask.
+        mask: u64,
+        /// Its own bit.
+        own: u64,
+        /// All bits that it may have.
+        most: u64,
+    },
+    /// A draft's position before the first new one, or past its token's slot.
+    DraftPosition {
+        /// The key.
+        seq: SeqKey,
+        /// The token, counted from the item's first.
+        token: u32,
+        /// Its position.
+        position: u32,
+        /// The first that is allowed.
+        min: u32,
+        /// The last that is allowed.
+        max: u32,
+    },
+    /// The sequence's last plan is of drafts: [`accept`](crate::Engine::accept) a branch of them first, or abort the
+    /// step.
+    NotAccepted {
+        /// The key.
+        seq: SeqKey,
+        /// The step that checks the drafts.
+        step: StepId,
+    },
+    /// The step has no drafts of the sequence that wait to be accepted.
+    NotDrafted {
+        /// The key.
+        seq: SeqKey,
+        /// The step asked for.
+        step: StepId,
+    },
+    /// What is to be accepted is no branch: a token that does not follow the one before it, or, as the first, is no
+    /// root. It follows it if it sees just what that sees and itself, at the next position; a root sees all that stands
+    /// before the drafts and itself, at the first position.
+    NotABranch {
+        /// The key.
+        seq: SeqKey,
+        /// Its place in what is to be accepted.
+        place: usize,
+        /// The token, counted from the item's first.
+        token: u32,
+    },
     /// A number that FlashInfer's signed 32-bit arrays cannot hold.
     PackedLimit {
         /// What is counted.
@@ -314,6 +396,44 @@ impl fmt::Display for Error {
             Self::NotPlanned { seq, len } => {
                 let len = Count(len.into(), "token");
                 write!(f, "{len} of sequence {seq:?}: not what was planned for it last")
+            }
+            Self::DraftLen { len, max } => {
+                write!(f, "a draft of {} is larger than {max}", Count(len, "token"))
+            }
+            Self::DraftParent { token, parent } => {
+                write!(f, "draft {token} cannot follow draft {parent}, which is behind it")
+            }
+            Self::DraftOrder { seq } => {
+                write!(f, "a draft of sequence {seq:?}, which is not in the batch in this order")
+            }
+            Self::DraftArrays { seq, masks, positions, len } => {
+                let len = Count(len.into(), "draft");
+                write!(f, "{masks} masks and {positions} positions for {len} of sequence {seq:?}")
+            }
+            Self::DraftMask { seq, token, mask, own, most } => {
+                write!(
+                    f,
+                    "mask {mask:#x} of draft {token} of sequence {seq:?} lacks bit {own:#x} "
+                )?;
+                write!(f, "or has others than {most:#x}")
+            }
+            Self::DraftPosition { seq, token, position, min, max } => {
+                write!(f, "position {position} of draft {token} of sequence {seq:?} ")?;
+                write!(f, "is outside {min} to {max}")
+            }
+            Self::NotAccepted { seq, step } => {
+                write!(f, "no branch of the drafts of sequence {seq:?} ")?;
+                write!(f, "in step {} is accepted yet", step.raw())
+            }
+            Self::NotDrafted { seq, step } => {
+                write!(f, "no drafts of sequence {seq:?} wait in step {}", step.raw())
+            }
+            Self::NotABranch { seq, place, token } => {
+                write!(f, "draft {token} of sequence {seq:?}, accepted at place {place}, ")?;
+                match place {
+                    0 => write!(f, "is no root"),
+                    _ => write!(f, "does not follow the one before it"),
+                }
             }
             Self::PackedLimit { name, value, max } => {
                 write!(f, "{value} {name} do not fit packed arrays, which hold up to {max}")

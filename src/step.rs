@@ -42,6 +42,8 @@ struct Step {
     /// Number of the step's first item.
     first_item: u64,
     open: bool,
+    /// Drafts of it that nobody has accepted.
+    drafts: u32,
 }
 
 /// The steps that are not complete, and their items.
@@ -129,7 +131,7 @@ impl StepLog {
         assert!(self.steps.len() < self.max as usize, "the caller checked the room");
         let held = (self.end - self.base) as usize;
         assert!(held + items <= self.items.len(), "a step has a batch at most");
-        self.steps.push_back(Step { first_item: self.end, open });
+        self.steps.push_back(Step { first_item: self.end, open, drafts: 0 });
         let step = self.newest();
         if open && self.first_open.is_none() {
             self.first_open = Some(step);
@@ -148,6 +150,28 @@ impl StepLog {
         self.items[index] = item;
         self.end += 1;
         number
+    }
+
+    /// One more item of the newest step is of drafts, which wait to be accepted.
+    pub(crate) fn add_draft(&mut self) {
+        self.steps.back_mut().expect("it was just begun").drafts += 1;
+    }
+
+    /// Whether drafts of an open step wait to be accepted, be it of sequences that are gone.
+    pub(crate) fn has_drafts(&self, step: StepId) -> bool {
+        self.open_index(step).is_ok_and(|index| self.steps[index].drafts > 0)
+    }
+
+    /// Drafts of an open step are accepted: their item ends at `end`. What the step samples for the sequence is its
+    /// next token, unless nothing was kept.
+    #[expect(dead_code, reason = "comes with accept")]
+    pub(crate) fn accept(&mut self, step: StepId, number: u64, end: u32) {
+        let index = self.open_index(step).expect("the caller checked the step");
+        self.steps[index].drafts -= 1;
+        let index = self.index(number);
+        let item = &mut self.items[index];
+        item.cut |= end == item.start;
+        item.end = end;
     }
 
     /// The first open step from an index of the log on.

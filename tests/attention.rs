@@ -101,6 +101,7 @@ impl Arrays {
             slot_mapping: SlotMapping::I32(&self.slots),
             table_writes: &self.writes,
             shared: kvarena::SharedSpans::default(),
+            masks: &[],
         }
     }
 }
@@ -451,6 +452,7 @@ fn the_last_of_2_32_positions_are_seen() {
             slot_mapping: SlotMapping::I32(&[(last % page_size) as i32]),
             table_writes: &[],
             shared: kvarena::SharedSpans::default(),
+            masks: &[],
         };
         cpu.begin(&plan).expect("the plan is sound");
         let (layer, attend) = (LayerId::new(0), Attend { window: Some(70), ..Attend::new(1, 8) });

@@ -11,8 +11,8 @@ use kvarena::{
     StepScratch, TableShape, TableWrite, TokenId,
 };
 
-/// Bytes of the header: magic, step, rows, tokens, table writes, bytes of a slot, spans, members.
-const HEADER: usize = 64;
+/// Bytes of the header: magic, step, rows, tokens, table writes, bytes of a slot, spans, members, masks.
+const HEADER: usize = 72;
 
 /// The arrays of a random plan, which names nothing that exists.
 struct Arrays {
@@ -23,6 +23,7 @@ struct Arrays {
     wide: Vec<i64>,
     writes: Vec<TableWrite>,
     spans: Spans,
+    masks: Vec<u64>,
 }
 
 impl Arrays {
@@ -45,6 +46,7 @@ impl Arrays {
         let tables: Vec<Vec<PageId>> = rows.iter().map(pages).collect();
         let tables: Vec<_> = tables.iter().map(Vec::as_slice).collect();
         let spans = Spans::of(&tables, 1);
+        let masks = if rng.one_in(2) { masks(rng, &rows) } else { Vec::new() };
         let mut word = || rng.bits() as u32;
         Self {
             rows,
@@ -54,6 +56,7 @@ impl Arrays {
             wide: (0..next).map(|_| (i64::from(word()) << 32) | i64::from(word())).collect(),
             writes: (0..writes).map(|_| TableWrite { index: word(), value: word() }).collect(),
             spans,
+            masks,
         }
     }
 
@@ -69,8 +72,23 @@ impl Arrays {
             },
             table_writes: &self.writes,
             shared: self.spans.plan(),
+            masks: &self.masks,
         }
     }
+}
+
+/// Some rows see all up to themselves, others what random masks let them.
+fn masks(rng: &mut Rng, rows: &[BatchRow]) -> Vec<u64> {
+    let mut masks = Vec::new();
+    for row in rows {
+        let is_tree = row.kv_len > 0 && rng.one_in(2);
+        masks.extend((0..row.extend_len).map(|token| {
+            let own = 1 << (row.extend_len - 1 - token);
+            let slots = u64::MAX.checked_shr(64_u32.saturating_sub(row.kv_len)).unwrap_or(0);
+            if is_tree { rng.bits() & slots & !(own - 1) | own } else { 0 }
+        }));
+    }
+    masks
 }
 
 #[test]
@@ -130,6 +148,7 @@ fn headers_that_lie_are_refused() {
             slot_mapping: SlotMapping::I32(&vec![0; tokens]),
             table_writes: &[],
             shared: kvarena::SharedSpans::default(),
+            masks: &[],
         };
         OwnedPlan::from_bytes(OwnedPlan::from(&plan).as_bytes()).map(|_| ())
     };
@@ -164,6 +183,7 @@ fn headers_that_lie_are_refused() {
             slot_mapping: SlotMapping::I32(&[0; 2]),
             table_writes: &[],
             shared,
+            masks: &[],
         };
         OwnedPlan::from_bytes(OwnedPlan::from(&plan).as_bytes()).map(|_| ())
     };
@@ -172,11 +192,44 @@ fn headers_that_lie_are_refused() {
     assert_eq!(with_members(&[1, 2]), Err(PlanBytesError::Span { span: 1 }));
     assert_eq!(with_members(&[1]), Err(PlanBytesError::Span { span: 0 }));
 
+    // Rows of 2 tokens of 3, and of 66 of 70; a padding row.
+    let rows = [row(0, 2, 3), row(2, 66, 70), row(68, 1, 0)];
+    let with_masks = |masks: &[u64]| {
+        let plan = BatchPlan {
+            step: StepId::new(1),
+            rows: &rows,
+            tokens: &[TokenId::new(0); 69],
+            positions: &[0; 69],
+            slot_mapping: SlotMapping::I32(&[0; 69]),
+            table_writes: &[],
+            shared: SharedSpans::default(),
+            masks,
+        };
+        OwnedPlan::from_bytes(OwnedPlan::from(&plan).as_bytes()).map(|_| ())
+    };
+    let masks = |of: &[(usize, u64)]| {
+        let mut masks = [0; 69];
+        of.iter().for_each(|&(token, mask)| masks[token] = mask);
+        with_masks(&masks)
+    };
+    let off = |token| Err(PlanBytesError::Mask { token });
+    assert_eq!(with_masks(&[]), Ok(()));
+    assert_eq!(with_masks(&[0; 68]), off(69), "one too few");
+    assert_eq!(masks(&[]), Ok(()));
+    assert_eq!(masks(&[(0, 0b10), (1, 0b111)]), Ok(()));
+    assert_eq!(masks(&[(0, 0b10)]), off(1), "the other token of the row has none");
+    assert_eq!(masks(&[(0, 0b10), (1, 0b110)]), off(1), "without its own bit");
+    assert_eq!(masks(&[(0, 0b11), (1, 0b1)]), off(0), "of a slot behind it");
+    assert_eq!(masks(&[(0, 0b10), (1, 0b1001)]), off(1), "of a slot that is not there");
+    assert_eq!(masks(&[(2, 1)]), off(2), "of a row of more tokens than bits");
+    assert_eq!(masks(&[(68, 1)]), off(68), "of padding");
+
     let length = Err(PlanBytesError::Length { actual: owned.as_bytes().len() });
     assert_eq!(with(0, 0), Err(PlanBytesError::Magic));
     assert_eq!(with(1, u64::MAX), Ok(())); // any step
-    for (word, value) in
-        [2, 3, 4, 6, 7].into_iter().flat_map(|word| [u64::MAX, 1 << 60, 1 << 32].map(|x| (word, x)))
+    for (word, value) in [2, 3, 4, 6, 7, 8]
+        .into_iter()
+        .flat_map(|word| [u64::MAX, 1 << 60, 1 << 32].map(|x| (word, x)))
     {
         assert_eq!(with(word, value), length, "word {word} = {value}");
     }
@@ -206,6 +259,9 @@ fn padding_adds_rows_that_see_nothing_and_tokens_that_store_nothing() {
         assert_eq!(padded.positions[..tokens], *plan.positions);
         assert_eq!(padded.table_writes, plan.table_writes);
         assert_eq!(padded.shared, plan.shared);
+        assert!(padded.masks.is_empty() || padded.masks.len() == tokens + more_tokens);
+        assert_eq!(padded.masks.iter().take(tokens).copied().collect::<Vec<_>>(), plan.masks);
+        assert!(padded.masks.iter().skip(tokens).all(|&mask| mask == 0));
         assert_eq!(padded.slot_mapping.len(), tokens + more_tokens);
         for i in 0..tokens + more_tokens {
             let wanted = if i < tokens { plan.slot_mapping.get(i) } else { None };
@@ -270,7 +326,8 @@ fn begun() -> (Cpu, PoolLayout, OwnedPlan) {
     let extend = |sequence, len| Item::Extend { sequence, len };
     let first = planner.plan(&[extend(a, 7), extend(b, 12)]);
     cpu.begin(&first.plan()).expect("a valid plan");
-    let second = planner.plan(&[extend(b, 1), Item::Padding { len: 1 }, extend(a, 6)]);
+    let items = [extend(b, 1), Item::Padding { len: 1 }, extend(a, 6)];
+    let second = planner.plan_trees(&items, &[false, false, true]);
     (cpu, layout, second)
 }
 
@@ -286,7 +343,7 @@ fn pool_bytes(cpu: &Cpu, layout: &PoolLayout) -> Vec<u8> {
 fn garbled_plans_are_refused_whole_or_stay_within_the_pool() {
     let mut rng = Rng::new(6);
     let (mut read, mut refused, mut stored) = (0, 0, 0);
-    for _ in 0..4000 {
+    for _ in 0..5000 {
         let (mut cpu, layout, plan) = begun();
         let mut bytes = plan.as_bytes().to_vec();
         for _ in 0..rng.within(1, 3) {

@@ -20,7 +20,7 @@ fn wanted(plan: &BatchPlan<'_>) -> Value {
     json!({
         "step": plan.step.raw(), "rows": rows, "positions": plan.positions, "slot_mapping": slots,
         "tokens": plan.tokens.iter().map(|t| t.raw()).collect::<Vec<_>>(), "table_writes": writes,
-        "spans": spans, "members": plan.shared.members,
+        "spans": spans, "members": plan.shared.members, "masks": plan.masks,
     })
 }
 
@@ -54,6 +54,18 @@ fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     let both = [seq, forked.children[0]].map(|seq| Extend { seq, len: 1 });
     let plan = engine.plan_batch(&mut scratch, &both).expect("there is room");
     assert_eq!(plan.shared.spans.len(), 1, "{:?}", plan.shared);
+    bytes.extend(OwnedPlan::from(&plan).as_bytes());
+    plans.push(wanted(&plan));
+    // A tree of drafts.
+    let child = both[1].seq;
+    engine.append(child, &[5, 6, 7].map(TokenId::new)).expect("there is room");
+    let mut tree = DraftTree::new();
+    let start = engine.planned_len(child).expect("it lives");
+    tree.set(start, &[0, 0, 0]).expect("parents stand before");
+    let items = [Extend { seq: child, len: 3 }];
+    let plan = engine.plan_drafts(&mut scratch, &items, &[tree.draft(child)]);
+    let plan = plan.expect("there is room");
+    assert_eq!(plan.masks.len(), 3);
     bytes.extend(OwnedPlan::from(&plan).as_bytes());
     plans.push(wanted(&plan));
 }

@@ -165,6 +165,7 @@ impl Batch {
             slot_mapping: SlotMapping::I32(&self.slots),
             table_writes: &self.writes,
             shared: self.shared.plan(),
+            masks: &[],
         }
     }
 }

@@ -13,7 +13,7 @@ use super::{Attend, OpenSteps};
 use crate::error::Count;
 use crate::id::{LayerId, PageId, RowId, SlotId, StepId};
 use crate::layout::{PoolLayout, TableShape};
-use crate::plan::{BatchPlan, PageCopy, SlotMapping, SpanCheck, TableWrite};
+use crate::plan::{self, BatchPlan, PageCopy, SlotMapping, SpanCheck, TableWrite};
 
 /// An argument of a call that carries numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,6 +93,19 @@ pub enum PlanError {
     Span {
         /// The first that is off; their number, if the members are.
         span: usize,
+    },
+    /// Masks that are not one for each token, or one without its token's own bit, or with bits of slots that are not
+    /// there or behind it, or of more than 64 new tokens.
+    Mask {
+        /// The first token whose mask is off; the number of tokens, if that of the masks is.
+        token: usize,
+        /// Its mask; 0 if there is none.
+        mask: u64,
+    },
+    /// A sliding window for a plan with trees of drafts.
+    TreeWindow {
+        /// The window.
+        window: u32,
     },
     /// A sequence with a row that the page tables do not have.
     Row {
@@ -227,6 +240,12 @@ impl fmt::Display for PlanError {
                 write!(f, "the query rows of sequence {row} do not follow its neighbour's")
             }
             Self::Span { span } => write!(f, "shared span {span} or its members are off"),
+            Self::Mask { token, mask } => {
+                write!(f, "the mask {mask:#x} of token {token}, or the number of masks, is off")
+            }
+            Self::TreeWindow { window } => {
+                write!(f, "a sliding window of {window} for a plan with trees of drafts")
+            }
             Self::Row { row, rows } => missing(f, "page table row", row.raw().into(), rows.into()),
             Self::KvLen { row, kv_len, min, max } => {
                 write!(f, "kv_len {kv_len} of row {} is outside {min} to {max}", row.raw())
@@ -309,7 +328,19 @@ pub(super) fn plan(
         return Err(PlanError::Tokens { positions, tokens, slots });
     }
     rows(plan, longest_row(table, layout.page_size()), table.rows)?;
+    plan::check_masks(plan).map_err(|token| {
+        let mask = plan.masks.get(token).copied().unwrap_or(0);
+        PlanError::Mask { token, mask }
+    })?;
     slot_mapping(plan, layout.slot_count())
+}
+
+/// Windows go by positions, masks by slots: no plan of trees is attended to through a window.
+pub(super) fn window(plan: &BatchPlan<'_>, window: Option<u32>) -> Result<(), PlanError> {
+    match window {
+        Some(window) if !plan.masks.is_empty() => Err(PlanError::TreeWindow { window }),
+        _ => Ok(()),
+    }
 }
 
 /// Most tokens that one row of the page tables names pages for.

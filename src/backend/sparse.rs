@@ -6,7 +6,7 @@
 //! row's sequence. It ascends and names none twice; [`NO_POSITION`] stands for nothing, and so does whatever the row
 //! does not see: past its own position, or before its window.
 //!
-//! Rows of one new token have lists. Those of more read all that they see: a prefill wants all of it.
+//! Rows of one new token have lists. Those of more, and trees, read all that they see: a prefill wants all of it.
 
 use super::{Attend, Backend, PlanError, Queries};
 use crate::id::LayerId;
@@ -84,9 +84,9 @@ pub trait SparseBackend: Backend {
     ) -> Result<(), Self::Error>;
 }
 
-/// Whether a row of the batch reads what its lists name.
-pub(super) const fn has_lists(row: &BatchRow) -> bool {
-    row.kv_len > 0 && row.extend_len == 1
+/// Whether a row of the batch reads what its lists name: a tree's tokens see what their masks say.
+pub(super) fn has_lists(plan: &BatchPlan<'_>, row: &BatchRow) -> bool {
+    row.kv_len > 0 && row.extend_len == 1 && plan.tree(row).is_none()
 }
 
 /// Refuses lists of no positions, and of more than a sequence has.

@@ -71,11 +71,11 @@
 //!
 //! # The byte form
 //!
-//! All numbers are little-endian, `u` unsigned, `i` in two's complement. A header of 64 bytes:
+//! All numbers are little-endian, `u` unsigned, `i` in two's complement. A header of 72 bytes:
 //!
 //! | bytes | | |
 //! |---|---|---|
-//! | 0 to 7 | | the ASCII letters `kvplan02`; the digits are the version |
+//! | 0 to 7 | | the ASCII letters `kvplan03`; the digits are the version |
 //! | 8 to 15 | u64 | `step`, from 1 on, rising |
 //! | 16 to 23 | u64 | `rows`: sequences, padding included |
 //! | 24 to 31 | u64 | `tokens`: new tokens of all sequences, padding included |
@@ -83,8 +83,9 @@
 //! | 40 to 47 | u64 | `slot_bytes`: 4, or 8 for pools of more than 2^31 slots |
 //! | 48 to 55 | u64 | `spans`: of positions that several rows read from the same pages |
 //! | 56 to 63 | u64 | `members`: rows of those spans |
+//! | 64 to 71 | u64 | `masks`: 0, or `tokens` where a row is a tree of drafts |
 //!
-//! Then seven arrays in this order, each padded with zeros to a multiple of 8 bytes, and nothing behind them:
+//! Then eight arrays in this order, each padded with zeros to a multiple of 8 bytes, and nothing behind them:
 //!
 //! | array | element | meaning |
 //! |---|---|---|
@@ -95,6 +96,7 @@
 //! | table_writes | 2 x u32 | [`TableWrite`](crate::TableWrite): `index`, `value`: `words[index] = value` |
 //! | spans | 4 x u32 | [`SharedSpan`](crate::SharedSpan): `member_start`, `member_count`, `begin`, `end`; R1 to R3 |
 //! | members | u32 | row of the batch, by its index |
+//! | masks | u64 | what the token sees of its row's last 64 slots, bit 0 the last one; 0: all up to itself |
 //!
 //! The `qo_start` of the first row is 0, of the next the sum of `extend_len` before it, and all `extend_len` add up to
 //! `tokens`. [`StepEnd::to_bytes`](crate::StepEnd::to_bytes) and [`TableShape`](crate::TableShape) say the rest that a

@@ -6,9 +6,9 @@ import sys
 
 def read_plan(data, start):
     """The plan at `start`, and where the next one starts."""
-    magic, step, rows, tokens, writes, slot_bytes, spans, members = struct.unpack_from("<8s7Q", data, start)
-    assert magic == b"kvplan02" and slot_bytes in (4, 8), "not a plan of this version"
-    at = start + 64
+    magic, step, rows, tokens, writes, slot_bytes, spans, members, masks = struct.unpack_from("<8s8Q", data, start)
+    assert magic == b"kvplan03" and slot_bytes in (4, 8), "not a plan of this version"
+    at = start + 72
 
     def array(count, item):
         nonlocal at
@@ -25,6 +25,7 @@ def read_plan(data, start):
     plan["table_writes"] = array(writes, "2I")  # index, value
     plan["spans"] = array(spans, "4I")  # member_start, member_count, begin, end
     plan["members"] = [row for row, in array(members, "I")]
+    plan["masks"] = [mask for mask, in array(masks, "Q")]  # one a token, or none
     return plan, at
 
 

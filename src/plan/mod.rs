@@ -6,6 +6,7 @@
 //! Not here: how a plan is made (`system/plan_batch.rs`).
 
 mod admission;
+mod draft;
 mod spans;
 mod step_end;
 
@@ -17,6 +18,8 @@ use bytemuck::{Pod, Zeroable};
 use crate::id::{PageId, RowId, SeqKey, SlotId, StepId, TokenId};
 
 pub use admission::{Admission, Admitted, Leader, Prompt};
+pub use draft::{DRAFT_MAX, Draft, DraftTree};
+pub(crate) use draft::{MaskRow, check_len};
 pub(crate) use spans::SpanCheck;
 pub use spans::{SharedSpan, SharedSpans};
 pub use step_end::StepEnd;
@@ -126,6 +129,10 @@ pub struct BatchPlan<'step> {
     pub table_writes: &'step [TableWrite],
     /// What several rows read from the same pages. Candidates: a backend may read it once for all of them.
     pub shared: SharedSpans<'step>,
+    /// Where rows are trees of drafts, one for each new token, else empty: bit `i` says that it sees slot `last - i` of
+    /// its row, own bit set; what lies before the row's last 64 slots is seen. 0 for each token of a row that is no
+    /// tree, which sees all up to itself.
+    pub masks: &'step [u64],
 }
 
 impl<'step> BatchPlan<'step> {
@@ -137,6 +144,13 @@ impl<'step> BatchPlan<'step> {
     /// New tokens of the step, padding included: rows of q, k, v and out.
     pub fn token_count(&self) -> usize {
         self.positions.len()
+    }
+
+    /// The masks of a row that is a tree of drafts; nothing of any other row.
+    pub fn tree(&self, row: &BatchRow) -> Option<&'step [u64]> {
+        let start = row.qo_start as usize;
+        let masks = self.masks.get(start..start + row.extend_len as usize)?;
+        masks.first().is_some_and(|&mask| mask != 0).then_some(masks)
     }
 
     /// The same plan padded to `rows` sequences and `tokens` tokens, for a graph captured at that size.
@@ -180,6 +194,10 @@ impl<'step> BatchPlan<'step> {
             shared: SharedSpans {
                 spans: bump.alloc_slice_copy(self.shared.spans),
                 members: bump.alloc_slice_copy(self.shared.members),
+            },
+            masks: match self.masks {
+                [] => &[],
+                masks => pad(bump, masks, tokens, |_| 0),
             },
         }
     }
@@ -248,7 +266,7 @@ impl StepScratch {
 }
 
 /// Marks the byte form, and its version.
-const MAGIC: u64 = u64::from_le_bytes(*b"kvplan02");
+const MAGIC: u64 = u64::from_le_bytes(*b"kvplan03");
 
 /// First words of the byte form; the arrays follow in this order, each padded to 8 bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -262,6 +280,7 @@ struct Header {
     slot_bytes: u64,
     spans: u64,
     members: u64,
+    masks: u64,
 }
 
 const HEADER_WORDS: usize = size_of::<Header>() / 8;
@@ -292,6 +311,12 @@ pub enum PlanBytesError {
         /// The first that is off; their number, if the members are.
         span: usize,
     },
+    /// Masks that are not one for each token, or one without its token's own bit, or with bits of slots that are not
+    /// there or behind it.
+    Mask {
+        /// The first token whose mask is off; the number of tokens, if that of the masks is.
+        token: usize,
+    },
     /// A [`StepEnd`] that neither completes nor aborts.
     StepEnd {
         /// The number that stands for what it does.
@@ -311,6 +336,7 @@ impl fmt::Display for PlanBytesError {
                 write!(f, "the query rows of sequence {row} do not follow its neighbour's")
             }
             Self::Span { span } => write!(f, "shared span {span} or its members are off"),
+            Self::Mask { token } => write!(f, "the mask of token {token} or their number is off"),
             Self::StepEnd { kind } => {
                 write!(f, "an end of steps of kind {kind} neither completes nor aborts")
             }
@@ -348,6 +374,7 @@ impl OwnedPlan {
             slot_bytes,
             spans: plan.shared.spans.len() as u64,
             members: plan.shared.members.len() as u64,
+            masks: plan.masks.len() as u64,
         };
         self.words.clear();
         self.words.extend_from_slice(bytemuck::cast_slice(&[header]));
@@ -361,6 +388,7 @@ impl OwnedPlan {
         self.push(bytemuck::cast_slice(plan.table_writes));
         self.push(bytemuck::cast_slice(plan.shared.spans));
         self.push(bytemuck::cast_slice(plan.shared.members));
+        self.push(bytemuck::cast_slice(plan.masks));
     }
 
     fn push(&mut self, bytes: &[u8]) {
@@ -402,6 +430,7 @@ impl OwnedPlan {
         let (shared, rows) = (&plan.plan().shared, plan.plan().rows);
         let spans = SpanCheck::default().check(shared, rows);
         spans.map_err(|span| PlanBytesError::Span { span })?;
+        check_masks(&plan.plan()).map_err(|token| PlanBytesError::Mask { token })?;
         Ok(plan)
     }
 
@@ -433,6 +462,7 @@ impl OwnedPlan {
                 spans: bytemuck::cast_slice(take(header.spans as usize * size_of::<SharedSpan>())),
                 members: bytemuck::cast_slice(take(header.members as usize * 4)),
             },
+            masks: bytemuck::cast_slice(take(header.masks as usize * 8)),
         }
     }
 }
@@ -460,6 +490,7 @@ fn words_of(header: &Header) -> Option<u64> {
         (header.table_writes, 8),
         (header.spans, size_of::<SharedSpan>() as u64),
         (header.members, 4),
+        (header.masks, 8),
     ];
     arrays.iter().try_fold(HEADER_WORDS as u64, |sum, &(count, size)| {
         sum.checked_add(count.checked_mul(size)?.div_ceil(8))
@@ -480,4 +511,31 @@ fn check_rows(plan: &BatchPlan<'_>) -> Result<(), PlanBytesError> {
     } else {
         Err(PlanBytesError::Rows { row: plan.rows.len() })
     }
+}
+
+/// Checks masks; rows were checked.
+///
+/// # Errors
+/// The first token whose mask is off; the number of tokens, if that of the masks is.
+pub(crate) fn check_masks(plan: &BatchPlan<'_>) -> Result<(), usize> {
+    if plan.masks.is_empty() {
+        return Ok(());
+    }
+    if plan.masks.len() != plan.token_count() {
+        return Err(plan.token_count());
+    }
+    for row in plan.rows {
+        let start = row.qo_start as usize;
+        let masks = &plan.masks[start..start + row.extend_len as usize];
+        let Some(first) = masks.iter().position(|&mask| mask != 0) else { continue };
+        if row.extend_len > DRAFT_MAX {
+            return Err(start + first);
+        }
+        let bits = MaskRow::new(row.kv_len, row.extend_len);
+        let off = (0..).zip(masks).find(|&(token, &mask)| !bits.allows(token, mask));
+        if let Some((token, _)) = off {
+            return Err(start + token as usize);
+        }
+    }
+    Ok(())
 }

@@ -19,12 +19,16 @@
 //!
 //! planned_len passes token_len by one token for each unfinished step that samples the token of the next.
 //!
+//! A sequence whose last planned tokens are drafts waits until a branch of them is kept (`branches.rs`), and is neither
+//! planned nor committed until then.
+//!
 //! What a sequence computes next is found by `fronts.rs` (S8), for prompts that need the same.
 //!
 //! Tokens and pages of a row lie in chunks of their own stores (`token_store.rs`, `page_table.rs`).
 //!
 //! Not here: prefixes, page states, steps.
 
+mod branches;
 mod chunk_pool;
 mod fronts;
 mod page_table;
@@ -38,11 +42,14 @@ use crate::error::Error;
 use crate::id::{Namespace, PageId, PrefixLock, RowId, Scope, SeqKey, StepId, TokenId};
 use crate::layout::TableShape;
 use crate::memory::{OutOfMemory, reserved};
+use crate::plan::Draft;
+use branches::Branches;
 use chunk_pool::ChunkPool;
 use fronts::Fronts;
 use page_table::PageTable;
 use token_store::TokenStore;
 
+use record::DRAFTED;
 pub(crate) use record::Entered;
 pub use record::Sequence;
 pub(crate) use row::RowMut;
@@ -82,7 +89,8 @@ impl SequenceTable {
         free_rows.extend((0..shape.rows).rev().map(RowId::new));
         let (tokens, pages) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
         let fronts = Fronts::new(shape.rows, hash_bits)?;
-        let stores = Stores { page_size, tokens, pages, fronts };
+        let branches = Branches::new(shape.rows)?;
+        let stores = Stores { page_size, tokens, pages, fronts, branches };
         Ok(Self { max: shape.rows, rows, free_rows, promised: 0, plans: 0, stores })
     }
 
@@ -98,6 +106,7 @@ impl SequenceTable {
         u64::from(shape.rows) * row as u64
             + TokenStore::bytes(shape, page_size)
             + Fronts::bytes(shape.rows)
+            + Branches::bytes(shape.rows)
             + PageTable::bytes(shape)
     }
 
@@ -204,6 +213,30 @@ impl SequenceTable {
     /// [`Error::OutOfTokens`].
     pub(crate) fn check_chunks(&self, chunks: u64) -> Result<(), Error> {
         self.stores.tokens.check_free(chunks)
+    }
+
+    /// The last `len` tokens that are planned of a sequence are drafts, which were checked: until a branch of them is
+    /// kept, it waits. O(`len`).
+    pub(crate) fn begin_draft(&mut self, draft: &Draft<'_>, len: u32) {
+        let sequence = &mut self.rows[draft.seq];
+        sequence.last_plan = DRAFTED;
+        self.stores.branches.set(sequence.row, draft, sequence.planned_len - len, len);
+    }
+
+    /// Checks that a sequence has no drafts that wait.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::NotAccepted`].
+    pub(crate) fn check_accepted(&self, seq: SeqKey) -> Result<(), Error> {
+        let sequence = self.get(seq)?;
+        let step = sequence.last_step;
+        if sequence.is_drafted() { Err(Error::NotAccepted { seq, step }) } else { Ok(()) }
+    }
+
+    /// The first place at which some of a sequence's drafts, by their own places, are no branch.
+    #[expect(dead_code, reason = "comes with accept")]
+    pub(crate) fn not_a_branch(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
+        self.stores.branches.not_a_branch(sequence.row, tokens)
     }
 
     /// Whether no sequence has a front.

@@ -25,6 +25,10 @@ impl Entered {
     }
 }
 
+/// Stands in [`Sequence::last_plan`] while the last plan is of drafts that wait to be accepted: above every number of a
+/// plan, so that the look for repeats finds those too.
+pub(super) const DRAFTED: u64 = u64::MAX;
+
 /// One sequence's numbers. Lengths in tokens unless they say pages.
 #[derive(Debug)]
 pub struct Sequence {
@@ -60,7 +64,7 @@ pub struct Sequence {
     pub last_step: StepId,
     /// Its last plan item, in the numbering of the step log; 0: none.
     pub last_item: u64,
-    /// The last plan that named it, to find repeats.
+    /// The last plan that named it, to find repeats; [`DRAFTED`].
     pub last_plan: u64,
     /// The host's namespace.
     pub namespace: Namespace,
@@ -91,6 +95,16 @@ impl Sequence {
     /// The namespace and generation of its prefix, if it is not preempted.
     pub(crate) fn scope(&self) -> Option<Scope> {
         self.lock.as_ref().map(PrefixLock::scope)
+    }
+
+    /// Whether its last plan is of drafts of which no branch is kept yet.
+    pub(crate) fn is_drafted(&self) -> bool {
+        self.last_plan == DRAFTED
+    }
+
+    /// Its drafts wait no more.
+    pub(crate) fn end_draft(&mut self) {
+        self.last_plan = 0;
     }
 
     /// Whether it waits to be resumed, and so has tokens and nothing else.

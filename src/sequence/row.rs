@@ -2,6 +2,7 @@
 //!
 //! Not here: the stores themselves.
 
+use super::branches::Branches;
 use super::fronts::Fronts;
 use super::page_table::PageTable;
 use super::record::Sequence;
@@ -16,6 +17,7 @@ pub(super) struct Stores {
     pub(super) tokens: TokenStore,
     pub(super) pages: PageTable,
     pub(super) fronts: Fronts,
+    pub(super) branches: Branches,
 }
 
 impl Stores {
@@ -54,6 +56,17 @@ pub(crate) struct Lacking {
 }
 
 impl RowMut<'_> {
+    /// Keeps some of the tokens from `start` on, by their places, in order, and forgets the others and all behind them.
+    /// The caller shrinks the row. O(tokens kept).
+    #[expect(dead_code, reason = "comes with accept")]
+    pub fn keep_tokens(&mut self, start: u32, kept: &[u32]) {
+        let Self { sequence, stores: Stores { tokens, .. } } = self;
+        for (place, &token) in (0..).zip(kept) {
+            let token = tokens.token(sequence.row, start + token);
+            tokens.write_one(sequence.row, start + place, token);
+        }
+    }
+
     /// Checks that the row can hold `len` tokens.
     ///
     /// # Errors

@@ -10,8 +10,8 @@ use crate::step::StepLog;
 use crate::system::release::release_pages;
 use crate::world::Buffers;
 
-/// Aborts a planned step and every one planned after it. Tokens appended meanwhile stay: roll them back if the aborted
-/// steps sampled them. O(items undone).
+/// Aborts a planned step and every one planned after it. Tokens appended meanwhile stay, drafts too: roll them back if
+/// the aborted steps sampled them, or if they are not to be computed one after another. O(items undone).
 ///
 /// # Errors
 /// [`Error::UnknownStep`] for a step that is not open.
@@ -54,6 +54,9 @@ fn undo(
     let Ok(sequence) = sequences.get_mut(item.seq) else { return };
     if sequence.incarnation != item.incarnation {
         return;
+    }
+    if sequence.is_drafted() {
+        sequence.end_draft(); // No plan comes after one of drafts: it is this one.
     }
     sequence.planned_len = sequence.planned_len.min(item.start);
     // What the step would have sent is to be sent again.

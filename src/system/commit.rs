@@ -15,7 +15,8 @@ use crate::world::Buffers;
 /// Commits a planned step. Sequences that were finished or preempted since are skipped. O(batch and pages published).
 ///
 /// # Errors
-/// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is.
+/// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is,
+/// [`Error::NotAccepted`] for drafts of which no branch is kept.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn commit(
     shape: &EngineShape,
@@ -29,6 +30,9 @@ pub(crate) fn commit(
     step: StepId,
 ) -> Result<(), Error> {
     steps.check_commit(step)?;
+    if steps.has_drafts(step) {
+        check_accepted(sequences, steps, step)?;
+    }
     buffers.pages.clear();
     for number in steps.items_of(step) {
         let item = steps.item(number);
@@ -47,6 +51,20 @@ pub(crate) fn commit(
     }
     pages.publish(&buffers.pages);
     steps.close(step);
+    Ok(())
+}
+
+/// Refuses a step with drafts of which no branch is kept, unless their sequence is finished.
+#[cold]
+fn check_accepted(sequences: &SequenceTable, steps: &StepLog, step: StepId) -> Result<(), Error> {
+    for number in steps.items_of(step) {
+        let seq = steps.item(number).seq;
+        // A sequence whose drafts wait is not planned again, so its last item is theirs.
+        let waits = |sequence: &Sequence| sequence.is_drafted() && sequence.last_item == number;
+        if sequences.get(seq).is_ok_and(waits) {
+            return Err(Error::NotAccepted { seq, step });
+        }
+    }
     Ok(())
 }
 

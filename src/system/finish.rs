@@ -49,7 +49,7 @@ pub(crate) fn finish(
 /// or begin to leave).
 ///
 /// # Errors
-/// [`Error::UnknownSequence`], [`Error::Preempted`].
+/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`].
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn preempt(
     shape: &EngineShape,
@@ -62,6 +62,7 @@ pub(crate) fn preempt(
     keep: Keep,
 ) -> Result<(), Error> {
     sequences.running(seq)?;
+    sequences.check_accepted(seq)?;
     release(shape, pages, prefixes, sequences, fence, buffers, seq, keep);
     sequences.clear_pages(seq);
     Ok(())

@@ -35,10 +35,9 @@ pub struct Forked<'a> {
 /// None for the family alone. A child shares chunks of the page table, so its first plan sends a word a chunk for them
 /// instead of one a page. O(tokens) for each child.
 ///
-/// # Errors
-/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfSequences`],
-/// [`Error::OutOfTokens`], where a tail is to be copied [`Error::OutOfSteps`], and [`Error::OutOfPages`] if tails and
-/// promises cannot be had. Nothing changes then.
+/// # Errors [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
+/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], where a tail is to be copied [`Error::OutOfSteps`], and
+/// [`Error::OutOfPages`] if tails and promises cannot be had. Nothing changes then.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn fork(
     shape: &EngineShape,
@@ -54,6 +53,7 @@ pub(crate) fn fork(
     promise: u32,
 ) -> Result<Option<StepId>, Error> {
     let parent = sequences.running(seq)?;
+    sequences.check_accepted(seq)?;
     check_promise(shape, promise)?;
     let (token_len, cached_len) = (parent.token_len, parent.cached_len.min(parent.token_len));
     let page_size = shape.layout.page_size();

@@ -6,11 +6,11 @@ use bytemuck::Zeroable;
 use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
-use crate::id::{PageId, StepId, TokenId};
+use crate::id::{PageId, SeqKey, StepId, TokenId};
 use crate::page::PagePool;
 use crate::plan::{
-    BatchPlan, BatchRow, Extend, STEP_TOKENS_MAX, SharedSpan, SharedSpans, SlotMapping,
-    StepScratch, TableWrite,
+    BatchPlan, BatchRow, Draft, Extend, MaskRow, STEP_TOKENS_MAX, SharedSpan, SharedSpans,
+    SlotMapping, StepScratch, TableWrite, check_len,
 };
 use crate::prefix::{Meeting, PrefixTree};
 use crate::sequence::{Sequence, SequenceTable};
@@ -38,8 +38,9 @@ struct Needs {
 ///
 /// # Errors
 /// [`Error::EmptyBatch`], [`Error::OutOfSteps`]; for an item [`Error::UnknownSequence`], [`Error::Preempted`],
-/// [`Error::RepeatedSequence`], [`Error::ExtendLen`]; [`Error::StepTokens`], [`Error::OutOfTokens`],
-/// [`Error::OutOfPages`]. Nothing changes then.
+/// [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`]; [`Error::StepTokens`],
+/// [`Error::OutOfTokens`]; for a draft [`Error::DraftOrder`], [`Error::ExtendLen`], [`Error::DraftLen`],
+/// [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`]; [`Error::OutOfPages`]. Nothing changes then.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn plan_batch<'step>(
     shape: &EngineShape,
@@ -53,9 +54,11 @@ pub(crate) fn plan_batch<'step>(
     buffers: &mut Buffers,
     scratch: &'step mut StepScratch,
     items: &[Extend],
+    drafts: &[Draft<'_>],
 ) -> Result<BatchPlan<'step>, Error> {
     let plan = sequences.next_plan();
     let needs = check(shape, sequences, steps, items, plan)?;
+    check_drafts(sequences, items, drafts)?;
     Room::new(pages, prefixes, sequences.promised(), fence).check(needs.pages, needs.drawn)?;
     let evicted = reclaim(pages, prefixes, needs.pages, &mut buffers.freed);
     sequences.draw(needs.drawn as u32);
@@ -66,11 +69,11 @@ pub(crate) fn plan_batch<'step>(
     let shared = find_spans(shape, prefixes, sequences, meeting, items, bump);
     if shape.layout.slots_fit_i32() {
         let slots = bump.alloc_slice_fill_copy(needs.tokens, 0_i32);
-        let plan = fill(shape, sequences, steps, items, &needs, new_pages, slots, bump);
+        let plan = fill(shape, sequences, steps, items, drafts, &needs, new_pages, slots, bump);
         Ok(BatchPlan { slot_mapping: SlotMapping::I32(slots), shared, ..plan })
     } else {
         let slots = bump.alloc_slice_fill_copy(needs.tokens, 0_i64);
-        let plan = fill(shape, sequences, steps, items, &needs, new_pages, slots, bump);
+        let plan = fill(shape, sequences, steps, items, drafts, &needs, new_pages, slots, bump);
         Ok(BatchPlan { slot_mapping: SlotMapping::I64(slots), shared, ..plan })
     }
 }
@@ -101,7 +104,7 @@ impl EngineShape {
         let writes = words.min(rows * row_words);
         let new_pages = tokens.min(tokens / page_size + rows).min(self.layout.page_count().into());
         let slot = if self.layout.slots_fit_i32() { size_of::<i32>() } else { size_of::<i64>() };
-        let token = size_of::<TokenId>() + size_of::<u32>() + slot;
+        let token = size_of::<TokenId>() + size_of::<u32>() + slot + size_of::<u64>();
         new_pages * size_of::<PageId>() as u64
             + rows * size_of::<BatchRow>() as u64
             + tokens * token as u64
@@ -112,7 +115,7 @@ impl EngineShape {
 }
 
 /// Arrays of a plan, and the new pages; each may begin at the next multiple of its alignment.
-const ARRAYS: u64 = 8;
+const ARRAYS: u64 = 9;
 
 /// Finds what is wrong with a batch, or what it needs.
 fn check(
@@ -134,8 +137,8 @@ fn check(
         if sequence.is_preempted() {
             return Err(Error::Preempted { seq });
         }
-        if sequence.last_plan == plan {
-            return Err(Error::RepeatedSequence { seq });
+        if sequence.last_plan >= plan {
+            return Err(unplannable(sequence, seq));
         }
         sequence.last_plan = plan;
         let max = extend_max(shape, sequence, steps);
@@ -166,6 +169,61 @@ fn check(
     Ok(needs)
 }
 
+/// Why a sequence that this plan has named already, or whose drafts wait, cannot be planned.
+#[cold]
+fn unplannable(sequence: &Sequence, seq: SeqKey) -> Error {
+    match sequence.is_drafted() {
+        true => Error::NotAccepted { seq, step: sequence.last_step },
+        false => Error::RepeatedSequence { seq },
+    }
+}
+
+/// Finds what is wrong with the drafts of a batch that was checked. They are in its order.
+fn check_drafts(
+    sequences: &SequenceTable,
+    items: &[Extend],
+    drafts: &[Draft<'_>],
+) -> Result<(), Error> {
+    let mut items = items.iter();
+    for draft in drafts {
+        let seq = draft.seq;
+        let item = items.find(|item| item.seq == seq).ok_or(Error::DraftOrder { seq })?;
+        let sequence = sequences.get(seq)?;
+        let (start, len) = (sequence.planned_len, item.len);
+        let max = sequence.token_len.saturating_sub(start);
+        if len > max {
+            return Err(Error::ExtendLen { seq, len, max }); // It is of a token that is not known.
+        }
+        check_len(len.into())?;
+        check_tree(draft, start, len)?;
+    }
+    Ok(())
+}
+
+/// Finds what is wrong with a draft of `len` tokens behind `start` others.
+fn check_tree(draft: &Draft<'_>, start: u32, len: u32) -> Result<(), Error> {
+    let Draft { seq, masks, positions } = *draft;
+    if masks.is_empty() && positions.is_empty() {
+        return Ok(());
+    }
+    if masks.len() != len as usize || positions.len() != len as usize {
+        let (masks, positions) = (masks.len(), positions.len());
+        return Err(Error::DraftArrays { seq, masks, positions, len });
+    }
+    let row = MaskRow::new(start + len, len);
+    for (token, (&mask, &position)) in (0..).zip(masks.iter().zip(positions)) {
+        if !row.allows(token, mask) {
+            let (own, most) = (row.own(token), row.most(token));
+            return Err(Error::DraftMask { seq, token, mask, own, most });
+        }
+        let (min, max) = (start, start + token);
+        if !(min..=max).contains(&position) {
+            return Err(Error::DraftPosition { seq, token, position, min, max });
+        }
+    }
+    Ok(())
+}
+
 /// The most tokens that can be planned for a sequence now: its known ones, or the one that an unfinished step of it
 /// will sample.
 pub(crate) fn extend_max(shape: &EngineShape, sequence: &Sequence, steps: &StepLog) -> u32 {
@@ -184,6 +242,7 @@ fn fill<'step, T: SlotNumber>(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
     items: &[Extend],
+    drafts: &[Draft<'_>],
     needs: &Needs,
     new_pages: &[PageId],
     slots: &mut [T],
@@ -205,14 +264,18 @@ fn fill<'step, T: SlotNumber>(
         slots,
         writes: table_writes.iter_mut(),
     };
-    let mut items = items;
+    let mut rest = items;
     loop {
-        items = &items[out.decode(sequences, steps, items)..];
-        let Some(item) = items.split_off_first() else { break };
+        rest = &rest[out.decode(sequences, steps, rest)..];
+        let Some(item) = rest.split_off_first() else { break };
         out.extend(sequences, steps, item);
     }
     assert!(out.writes.len() == 0, "the words that are taken were counted");
     assert!(out.new_pages.is_empty(), "the pages that are taken were counted");
+    let masks = match drafts {
+        [] => &[],
+        _ => begin_drafts(sequences, steps, items, drafts, rows, positions, bump),
+    };
     let slot_mapping = SlotMapping::I32(&[]);
     BatchPlan {
         step,
@@ -222,7 +285,35 @@ fn fill<'step, T: SlotNumber>(
         slot_mapping,
         table_writes,
         shared: SharedSpans::default(),
+        masks,
     }
+}
+
+/// The drafts wait for a branch to be accepted; their positions are written, and their masks, where one is a tree.
+fn begin_drafts<'step>(
+    sequences: &mut SequenceTable,
+    steps: &mut StepLog,
+    items: &[Extend],
+    drafts: &[Draft<'_>],
+    rows: &[BatchRow],
+    positions: &mut [u32],
+    bump: &'step Bump,
+) -> &'step [u64] {
+    let has_trees = drafts.iter().any(|draft| !draft.masks.is_empty());
+    let masks = bump.alloc_slice_fill_copy(if has_trees { positions.len() } else { 0 }, 0_u64);
+    let mut rows = items.iter().zip(rows);
+    for draft in drafts {
+        let (_, row) = rows.find(|(item, _)| item.seq == draft.seq).expect("checked");
+        sequences.begin_draft(draft, row.extend_len);
+        steps.add_draft();
+        let start = row.qo_start as usize;
+        if !draft.masks.is_empty() {
+            let new = start..start + row.extend_len as usize;
+            masks[new.clone()].copy_from_slice(draft.masks);
+            positions[new].copy_from_slice(draft.positions);
+        }
+    }
+    masks
 }
 
 /// Records a sequence's part in a step.
@@ -407,6 +498,7 @@ mod tests {
                 buffers,
                 &mut scratch,
                 &items,
+                &[],
             );
             match refused.expect_err("no pool is as large") {
                 Error::StepTokens { tokens: named, max: limit } => {

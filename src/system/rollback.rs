@@ -13,7 +13,8 @@ use crate::world::Buffers;
 /// they commit: what a commit has published stays. O(pages released and unfinished steps).
 ///
 /// # Errors
-/// [`Error::UnknownSequence`], [`Error::RollbackLen`] for a length of 0, below what is published, or past the tokens.
+/// [`Error::UnknownSequence`], [`Error::NotAccepted`], [`Error::RollbackLen`] for a length of 0, below what is
+/// published, or past the tokens.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn rollback(
     pages: &mut PagePool,
@@ -25,6 +26,7 @@ pub(crate) fn rollback(
     seq: SeqKey,
     len: u32,
 ) -> Result<(), Error> {
+    sequences.check_accepted(seq)?;
     let sequence = sequences.get_mut(seq)?;
     let (min, max) = ((sequence.published * page_size).max(1), sequence.token_len);
     if len < min || len > max {

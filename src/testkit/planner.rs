@@ -7,7 +7,10 @@ use super::rng::Rng;
 use super::spans::Spans;
 use crate::id::{PageId, RowId, SlotId, StepId, TokenId};
 use crate::layout::{PoolLayout, TableShape};
-use crate::plan::{BatchPlan, BatchRow, OwnedPlan, PageCopy, SlotMapping, TableWrite};
+use crate::plan::{
+    BatchPlan, BatchRow, DRAFT_MAX, DraftTree, MaskRow, OwnedPlan, PageCopy, SlotMapping,
+    TableWrite,
+};
 
 /// One sequence of a [`Planner`].
 #[derive(Clone, Debug)]
@@ -164,6 +167,15 @@ impl Planner {
     /// # Panics
     /// As [`Planner::grow`].
     pub fn plan(&mut self, items: &[Item]) -> OwnedPlan {
+        self.plan_trees(items, &[])
+    }
+
+    /// [`Planner::plan`], where an item of up to 64 tokens for which `is_tree` says so is a random tree, or sees
+    /// whatever random masks let it.
+    ///
+    /// # Panics
+    /// As [`Planner::grow`].
+    pub fn plan_trees(&mut self, items: &[Item], is_tree: &[bool]) -> OwnedPlan {
         let (mut rows, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
         let mut tables = Vec::new();
         for item in items {
@@ -201,7 +213,40 @@ impl Planner {
         };
         let tables: Vec<_> = rows.iter().zip(&tables).map(whole).collect();
         let tables: Vec<_> = tables.iter().map(Vec::as_slice).collect();
-        self.own(&rows, &positions, &slots, &Spans::of(&tables, page_size))
+        let mut masks = vec![0; positions.len()];
+        for (row, _) in rows.iter().zip(is_tree).filter(|(_, is_tree)| **is_tree) {
+            if row.kv_len > 0 && (1..=DRAFT_MAX).contains(&row.extend_len) {
+                let new = row.qo_start as usize..(row.qo_start + row.extend_len) as usize;
+                self.draw_tree(row, &mut positions[new.clone()], &mut masks[new]);
+            }
+        }
+        if masks.iter().all(|&mask| mask == 0) {
+            masks.clear();
+        }
+        self.own(&rows, &positions, &slots, &Spans::of(&tables, page_size), &masks)
+    }
+
+    /// A random tree for a row, or random masks.
+    fn draw_tree(&mut self, row: &BatchRow, positions: &mut [u32], masks: &mut [u64]) {
+        let start = row.kv_len - row.extend_len;
+        if self.rng.one_in(2) {
+            let parent = |token: u32| match self.rng.below(4) {
+                0 => self.rng.below(u64::from(token) + 1) as u32,
+                _ => token.saturating_sub(self.rng.within(1, 3) as u32),
+            };
+            let parents: Vec<_> = (0..row.extend_len).map(parent).collect();
+            let mut tree = DraftTree::new();
+            tree.set(start, &parents).expect("parents stand before");
+            positions.copy_from_slice(tree.positions());
+            masks.copy_from_slice(tree.masks());
+            return;
+        }
+        let bits = MaskRow::new(row.kv_len, row.extend_len);
+        for (token, mask) in (0..).zip(masks) {
+            let (some, few) = (self.rng.bits(), self.rng.bits());
+            let drawn = some & self.rng.pick(&[u64::MAX, few, 0]);
+            *mask = drawn & bits.most(token) | bits.own(token);
+        }
     }
 
     fn own(
@@ -210,6 +255,7 @@ impl Planner {
         positions: &[u32],
         slots: &[i64],
         shared: &Spans,
+        masks: &[u64],
     ) -> OwnedPlan {
         self.step += 1;
         let tokens: Vec<_> = positions.iter().map(|&p| TokenId::new(p + 7)).collect();
@@ -226,6 +272,7 @@ impl Planner {
             },
             table_writes: &writes,
             shared: shared.plan(),
+            masks,
         })
     }
 }

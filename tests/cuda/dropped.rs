@@ -1,4 +1,5 @@
-//! What is dropped while the device still works on it: memory goes back after the work, in whatever order its owners go.
+//! What is dropped while the device still works on it: memory goes back after the work, in whatever order its owners
+//! go.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -53,6 +54,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
         slot_mapping: SlotMapping::I32(&[0]),
         table_writes: &[],
         shared: kvarena::SharedSpans::default(),
+        masks: &[],
     };
     cuda.begin(&plan).expect("a valid plan");
     let layer = LayerId::new(0);

@@ -20,6 +20,7 @@ fn plan<'a>(step: u64, rows: &'a [BatchRow], slots: &'a [i32]) -> BatchPlan<'a> 
         slot_mapping: SlotMapping::I32(slots),
         table_writes: &[],
         shared: kvarena::SharedSpans::default(),
+        masks: &[],
     }
 }
 

@@ -137,7 +137,8 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
         let inputs = drive.inputs(&items, &plan);
         buffers.fill(&inputs);
         if graph.is_none() {
-            // So far only steps outside the graph ran: the variant of attention is known, the padded plan is not staged.
+            // So far only steps outside the graph ran: the variant of attention is known, the padded plan is not
+            // staged.
             backend.cuda.stage(&plan).expect("a valid plan");
             let stream = backend.stream.clone();
             let captured = stream.capture(|| buffers.launch(&mut backend, &plan, &attend));
@@ -237,6 +238,7 @@ fn rows_of_no_tokens_are_not_staged_for_graphs() {
         slot_mapping: SlotMapping::I32(&[0, 1, 2, 3, 4, 16]),
         table_writes: &[],
         shared: kvarena::SharedSpans::default(),
+        masks: &[],
     };
     backend.begin(&plan).expect("a valid plan");
     assert_eq!(backend.cuda.stage(&plan), Err(CudaError::EmptyRow { row: 1 }));

@@ -1,5 +1,5 @@
-//! A process with another CUDA user, such as torch or cudarc: one primary context for both, whatever is current in which
-//! thread.
+//! A process with another CUDA user, such as torch or cudarc: one primary context for both, whatever is current in
+//! which thread.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -86,6 +86,7 @@ fn step(cuda: &mut Cuda, step: u64) -> Result<(), CudaError> {
         slot_mapping: SlotMapping::I32(&[0]),
         table_writes: &[],
         shared: kvarena::SharedSpans::default(),
+        masks: &[],
     };
     cuda.begin(&plan)?;
     let row = DeviceBuffer::of(cuda.gpu(), &[step as u16; 64])?;

@@ -33,6 +33,7 @@ fn plan<'a>(rows: &'a [BatchRow], slots: SlotMapping<'a>) -> BatchPlan<'a> {
         slot_mapping: slots,
         table_writes: &[],
         shared: kvarena::SharedSpans::default(),
+        masks: &[],
     }
 }
 

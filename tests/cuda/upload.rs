@@ -1,4 +1,5 @@
-//! How plans get to the device: through a ring that the host may not run over, and in rounds where one slot is too small.
+//! How plans get to the device: through a ring that the host may not run over, and in rounds where one slot is too
+//! small.
 
 use kvarena::backend::cuda::{Cuda, CudaEvent, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
@@ -22,6 +23,7 @@ fn plan<'a>(step: u64, slots: &'a [i32], table_writes: &'a [TableWrite]) -> Batc
         slot_mapping: SlotMapping::I32(slots),
         table_writes,
         shared: kvarena::SharedSpans::default(),
+        masks: &[],
     }
 }
 

@@ -14,7 +14,8 @@
 //!
 //! Tiles start at multiples of their size, so a query row's result depends on nothing but the row and what it sees, bit
 //! by bit: neither on the batch and the chunks of a prefill, nor on the pool, nor on the threads, which take units as
-//! they come.
+//! they come. A token of a tree goes through what it sees as if nothing lay between: so it too gets what it would get
+//! as the last token of its branch alone.
 //!
 //! Not here: checks, and how the work is cut.
 
@@ -197,8 +198,11 @@ impl Scratch {
         let page_size = job.layout.page_size();
         let mut at = tile.start;
         while at < tile.end {
-            let end = tile.end.min(at.saturating_add(page_size - at % page_size));
-            self.load_slots(job, unit, at..end, (at - tile.start) as usize);
+            // Slot by slot where some may be left out.
+            let place = unit.place(at);
+            let run = if unit.is_tree() { 1 } else { page_size - place % page_size };
+            let end = tile.end.min(at.saturating_add(run));
+            self.load_slots(job, unit, place..place + (end - at), (at - tile.start) as usize);
             at = end;
         }
     }

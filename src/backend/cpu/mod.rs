@@ -216,6 +216,7 @@ impl Cpu {
         self.check_open(plan)?;
         check::layer(layer, &self.layout)?;
         check::attend(attend, &self.layout)?;
+        check::window(plan, attend.window)?;
         let (tokens, q_heads) = (plan.token_count(), attend.q_heads as usize);
         let q_width = q_heads * self.layout.head_dim() as usize;
         let width = q_heads * self.layout.value_dim() as usize;
@@ -236,7 +237,7 @@ impl Cpu {
                 v,
                 table: &self.table,
                 words: &self.words,
-                rows: plan.rows,
+                plan,
                 attend,
                 sinks,
                 selection,
@@ -323,8 +324,8 @@ impl Backend for Cpu {
     }
 
     /// # Errors
-    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, or an [`Attend`] or
-    /// sinks that make no sense.
+    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, an [`Attend`] or sinks
+    /// that make no sense, or a window where rows are trees.
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -388,7 +389,7 @@ impl SparseBackend for Cpu {
         let Self { labels, pool, layout, table, words, selects, .. } = self;
         let scorer = Scorer { labels, pool, layout, table, words, layer, select };
         for (row, lists) in plan.rows.iter().zip(positions.chunks_exact_mut(kv_heads * top)) {
-            if !sparse::has_lists(row) {
+            if !sparse::has_lists(plan, row) {
                 lists.fill(sparse::NO_POSITION);
                 continue;
             }

@@ -11,7 +11,7 @@ use super::scales::Scales;
 use crate::backend::{Attend, Selection, sparse};
 use crate::id::LayerId;
 use crate::layout::{PoolLayout, Strides, TableShape};
-use crate::plan::BatchRow;
+use crate::plan::{BatchPlan, BatchRow};
 
 /// Query rows that a unit has, about.
 const UNIT_ROWS: u32 = 32;
@@ -32,7 +32,7 @@ pub(super) struct Job<'a, T> {
     pub v: Strides,
     pub table: &'a TableShape,
     pub words: &'a [u32],
-    pub rows: &'a [BatchRow],
+    pub plan: &'a BatchPlan<'a>,
     pub attend: &'a Attend,
     /// `[q_heads]`
     pub sinks: Option<&'a [f32]>,
@@ -58,6 +58,8 @@ pub(super) struct Unit {
     pub heads: u32,
     /// Its list's number, where it has one.
     list: Option<usize>,
+    /// What its only token sees of the row's last 64 slots, where the row is a tree; else 0.
+    mask: u64,
 }
 
 impl Unit {
@@ -66,13 +68,35 @@ impl Unit {
         self.row.qo_start as usize + self.first as usize
     }
 
-    /// Positions that query token `i` of the unit sees.
+    /// What query token `i` of the unit sees: numbers in the order of slots, all of them where the row is no tree.
     pub fn sees(&self, i: u32, window: Option<u32>) -> Range<u32> {
+        if self.mask != 0 {
+            return 0..self.row.kv_len.saturating_sub(u64::BITS) + self.mask.count_ones();
+        }
         let end = self.row.kv_len - self.row.extend_len + self.first + i + 1;
         end.saturating_sub(window.unwrap_or(end))..end
     }
 
-    /// Positions that any of its query tokens sees.
+    /// Whether it is of a tree.
+    pub fn is_tree(&self) -> bool {
+        self.mask != 0
+    }
+
+    /// The slot's place in its row of what is seen as number `n`.
+    pub fn place(&self, n: u32) -> u32 {
+        let masked = self.row.kv_len.saturating_sub(u64::BITS);
+        if self.mask == 0 || n < masked {
+            return n;
+        }
+        // The oldest slots are the highest bits.
+        let mut rest = self.mask;
+        for _ in masked..n {
+            rest &= !(1 << rest.ilog2());
+        }
+        self.row.kv_len - 1 - rest.ilog2()
+    }
+
+    /// What any of its query tokens sees.
     pub fn sees_in_all(&self, window: Option<u32>) -> Range<u32> {
         self.sees(0, window).start..self.sees(self.tokens - 1, window).end
     }
@@ -120,33 +144,39 @@ impl<T> Job<'_, T> {
         (self.layout.value_dim() as usize).div_ceil(LANES)
     }
 
-    /// All units but those of padding rows, in the order of the query rows.
+    /// All units but those of padding rows, in the order of the query rows. In a tree each token has units of its own.
     ///
     /// With few query tokens a unit has several kv heads, since those of one slot lie side by side and memory is read
     /// fastest in order; but not so many that threads have nothing to do. Each row's result is the same either way.
     pub fn units(&self) -> impl Iterator<Item = Unit> + Send + use<'_, T> {
         let (group, kv_heads) = (self.group() as u32, self.layout.kv_heads());
         let block = (UNIT_ROWS / group).max(1);
-        let rows = self.rows.iter().enumerate().filter(|(_, row)| row.kv_len > 0);
-        let blocks = rows.clone().map(|(_, row)| u64::from(row.extend_len.div_ceil(block)));
-        let blocks: u64 = blocks.sum();
+        let plan = self.plan;
+        let rows = plan.rows.iter().enumerate().filter(|(_, row)| row.kv_len > 0);
+        let rows = rows.map(move |(index, row)| {
+            let masks = plan.tree(row);
+            (index, row, masks.unwrap_or_default(), if masks.is_some() { 1 } else { block })
+        });
+        let blocks = rows.clone().map(|(_, row, _, block)| row.extend_len.div_ceil(block));
+        let blocks: u64 = blocks.map(u64::from).sum();
         let shares = 2 * self.threads() as u64;
         let most = match shares {
             2 => kv_heads,
             _ => (blocks * u64::from(kv_heads) / shares).clamp(1, kv_heads.into()) as u32,
         };
         let has_selection = self.selection.is_some();
-        rows.flat_map(move |(index, &row)| {
-            let selects = has_selection && sparse::has_lists(&row);
+        rows.flat_map(move |(index, &row, masks, block)| {
+            let selects = has_selection && sparse::has_lists(plan, &row);
             let most = if selects { 1 } else { most };
             (0..row.extend_len).step_by(block as usize).flat_map(move |first| {
+                let mask = masks.get(first as usize).copied().unwrap_or(0);
                 let tokens = block.min(row.extend_len - first);
                 let step = (UNIT_ROWS / (tokens * group)).clamp(1, most);
                 (0..kv_heads).step_by(step as usize).map(move |first_head| {
                     let heads = step.min(kv_heads - first_head);
                     let list = index * kv_heads as usize + first_head as usize;
                     let list = selects.then_some(list);
-                    Unit { row, first, tokens, first_head, heads, list }
+                    Unit { row, first, tokens, first_head, heads, mask, list }
                 })
             })
         })
@@ -165,7 +195,7 @@ impl<T> Job<'_, T> {
     pub fn threads(&self) -> usize {
         let dims = u64::from(self.layout.head_dim()) + u64::from(self.layout.value_dim());
         let row_work = u64::from(self.attend.q_heads) * dims;
-        let work = self.rows.iter().fold(0_u64, |sum, row| {
+        let work = self.plan.rows.iter().fold(0_u64, |sum, row| {
             let seen = row.kv_len.min(self.attend.window.unwrap_or(u32::MAX));
             let pairs = u64::from(row.extend_len) * u64::from(seen);
             sum.saturating_add(pairs.saturating_mul(row_work))

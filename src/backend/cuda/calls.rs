@@ -71,7 +71,7 @@ impl Backend for Cuda {
     ///
     /// # Errors
     /// A plan whose step is not open or that names what does not exist, rows that do not fit it, an [`Attend`] that no
-    /// kernel serves, or the driver's.
+    /// kernel serves, a window where rows are trees, or the driver's.
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -89,6 +89,7 @@ impl Backend for Cuda {
         let stream = self.stream.raw();
         check::is_open(&self.steps, plan.step)?;
         let layout = self.pool.layout();
+        check::window(plan, attend.window)?;
         let attend = &check_attend(attend, layout, self.tables.longest_row())?;
         let (tokens, dtype) = (plan.token_count(), layout.dtype());
         let (q_stride, out_stride) =
@@ -165,6 +166,7 @@ impl Cuda {
             kv_heads: layout.kv_heads(),
             group: attend.q_heads / layout.kv_heads(),
             batch: image.row_count as u32,
+            masks: image.masks,
             window: attend.window.unwrap_or(0),
             scale: attend.scale,
             soft_cap: attend.soft_cap.unwrap_or(0.0),

@@ -21,6 +21,8 @@ pub(super) struct Image {
     pub(super) rows: u64,
     /// The decode splits of each variant of attention.
     pub(super) splits: u64,
+    /// Masks of trees.
+    pub(super) masks: u64,
     pub(super) token_count: usize,
     pub(super) row_count: usize,
     /// Of one entry of `slots`.

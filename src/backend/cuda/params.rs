@@ -89,7 +89,13 @@ pub struct AttendParams {
     pub reserved: u32,
     /// Device address of f32 `[q_heads]`, minus infinity: none; 0: no head has one.
     pub sinks: u64,
+    /// Device address of u64 `[tokens]`, of trees alone: see [`BatchPlan::masks`](crate::BatchPlan::masks).
+    pub masks: u64,
 }
+
+/// Beside a row of the page tables, in the staged rows and in [`ExtendWork`]: the sequence is a tree of drafts, which
+/// `attend_extend_*` alone serves.
+pub const TREE_ROW: u32 = 1 << 31;
 
 /// One work chunk of `attend_decode_*`, for a CTA in each stripe: see `ptx/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
@@ -127,7 +133,7 @@ pub struct ExtendHead {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct ExtendWork {
-    /// The sequence's row in the page tables.
+    /// The sequence's row in the page tables; [`TREE_ROW`].
     pub row: u32,
     /// The sequence's first query row.
     pub qo_start: u32,
@@ -362,12 +368,12 @@ macro_rules! layout_is {
 
 layout_is! {
     BatchRow 16 { row 0 qo_start 4 extend_len 8 kv_len 12 }
-    AttendParams 200 {
+    AttendParams 208 {
         q 0 out 8 lse 16 k 24 v 32 page_stride 40 slot_stride 48 head_stride 56 q_stride 64
         out_stride 72 table 80 batch_rows 88 plan 96 partial 104 counters 112 page_magic 120
         chunk_magic 128 page_size 136 chunk_pages 140 chunks_per_row 144 chunk_base 148 q_heads 152
         kv_heads 156 group 160 batch 164 window 168 scale 172 soft_cap 176 negate_q 180 stripes 184
-        reserved 188 sinks 192
+        reserved 188 sinks 192 masks 200
     }
     DecodeWork 32 {
         work_units 0 unit_end 4 batch_index 8 unit_start 12 row 16 qo_start 20 extend_len 24
@@ -381,9 +387,9 @@ layout_is! {
     RowShare 32 { begin 0 place 4 span 8 parts 12 start 16 units 20 qo_start 24 rows 28 }
     SpanParts 32 { partial_at 0 pieces 4 member_start 8 member_count 12 parent 16 }
     SpanMember 8 { qo_start 0 batch_index 4 }
-    AttendSharedParams 264 {
-        attend 0 shares 200 spans 208 works 216 members 224 tickets 232 tops 240 span_partial 248
-        span_tops 256
+    AttendSharedParams 272 {
+        attend 0 shares 208 spans 216 works 224 members 232 tickets 240 tops 248 span_partial 256
+        span_tops 264
     }
     StoreCacheParams 88 {
         k 0 v 8 slots 16 k_pool 24 v_pool 32 page_stride 40 k_stride 48 v_stride 52 tokens 56

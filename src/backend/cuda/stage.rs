@@ -13,6 +13,9 @@
 //! given are the addresses of the image, which was checked, so that a plan that differs in what it says cannot send it
 //! elsewhere.
 //!
+//! Where a row is a tree of drafts, its place in the page tables is marked in the image, and the masks are sent to a
+//! place of their own, which plans without trees neither send nor have read: so graphs serve both.
+//!
 //! Not here: how the split is made (`split/`), the tables themselves (`tables.rs`).
 
 use super::attend::Variants;
@@ -22,12 +25,13 @@ use super::gpu::Gpu;
 use super::image::{Image, StepLimits};
 use super::launch::Start;
 use super::memory::DeviceBuffer;
+use super::params::TREE_ROW;
 use super::raw::{RawStream, is_capturing};
 use super::ring::{Load, UploadRing};
 use super::split::{DECODE_EXTRA, DECODE_UNIT};
 use super::tables::Tables;
 use crate::backend::check;
-use crate::id::StepId;
+use crate::id::{RowId, StepId};
 use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, BatchRow, SlotMapping, SpanCheck, TableWrite};
 
@@ -83,6 +87,10 @@ pub(super) struct Stage {
     layout: PoolLayout,
     staged: Option<Staged>,
     spans: SpanCheck,
+    /// The masks of the staged plan, if it has any.
+    masks: DeviceBuffer,
+    /// The rows of a plan with trees, which are marked.
+    marked: Vec<BatchRow>,
     /// When a kernel may start that reads plan and tables before it waits: the first one after they were sent in order,
     /// whatever follows it by PDL, since it starts later.
     pub(super) start: Start,
@@ -109,6 +117,11 @@ impl Stage {
             layout: *layout,
             staged: None,
             spans: SpanCheck::default(),
+            masks: DeviceBuffer::lasting(
+                gpu,
+                (tokens * size_of::<u64>()).next_multiple_of(16) as u64,
+            )?,
+            marked: Vec::with_capacity(rows),
             start: Start::InOrder,
         })
     }
@@ -153,6 +166,7 @@ impl Stage {
             positions: at + offsets.positions as u64,
             rows: at + offsets.rows as u64,
             splits: at + offsets.decode as u64,
+            masks: self.masks.address(),
             token_count: tokens,
             row_count: rows,
             slot_bytes,
@@ -201,6 +215,8 @@ impl Stage {
         self.start = Start::InOrder;
         let offsets = Offsets::of(plan);
         let empty = self.load(tables);
+        self.send_masks(gpu, plan, &empty, stream)?;
+        let plan = &BatchPlan { rows: mark_trees(plan, &mut self.marked), ..*plan };
         let mut upload = self.ring.acquire(gpu, stream)?;
         let bytes = upload.bytes();
         match plan.slot_mapping {
@@ -220,6 +236,23 @@ impl Stage {
         Ok(fit)
     }
 
+    /// Sends the masks, where rows are trees.
+    fn send_masks(
+        &mut self,
+        gpu: &Gpu,
+        plan: &BatchPlan<'_>,
+        empty: &Load,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        if plan.masks.is_empty() {
+            return Ok(());
+        }
+        let mut upload = self.ring.acquire(gpu, stream)?;
+        let image_bytes = put(upload.bytes(), 0, plan.masks);
+        let load = Load { image_bytes, image: self.masks.address(), ..*empty };
+        upload.send(gpu, &load, stream)
+    }
+
     /// Refuses a plan that would send a kernel outside the pool, the tables or the image, or past what a split counts.
     fn check(&mut self, plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
         let StepLimits { tokens, rows, .. } = self.limits;
@@ -235,6 +268,19 @@ impl Stage {
         let max = most_seen(self.layout.kv_heads());
         if seen <= max { Ok(()) } else { Err(CudaError::StepSees { tokens: seen, max }) }
     }
+}
+
+/// The plan's rows, those of trees marked; in `marked`, if there are any.
+fn mark_trees<'a>(plan: &BatchPlan<'a>, marked: &'a mut Vec<BatchRow>) -> &'a [BatchRow] {
+    if plan.masks.is_empty() {
+        return plan.rows;
+    }
+    marked.clear();
+    marked.extend(plan.rows.iter().map(|row| match plan.tree(row) {
+        Some(_) => BatchRow { row: RowId::new(row.row.raw() | TREE_ROW), ..*row },
+        None => *row,
+    }));
+    marked
 }
 
 /// Most tokens that the rows of a step may see together: decode units of all kv heads are counted in 31 bits.

@@ -2,7 +2,7 @@
 
 use super::TestBackend;
 use super::case::rounding;
-use super::exact::{Exact, attention};
+use super::exact::{Exact, attention, attention_to};
 use super::run::{History, Pending, Step, World};
 use crate::id::PageId;
 use crate::testkit::planner::Item;
@@ -44,8 +44,9 @@ impl<B: TestBackend> World<'_, B> {
                 if work > EXACT_WORK && self.rng.below(work) > EXACT_WORK {
                     continue;
                 }
+                let mask = plan.tree(row).map(|masks| masks[token as usize]);
                 let position = (row.kv_len - row.extend_len + token) as usize;
-                let exact = self.exact(step, i, &call, (at, head), position);
+                let exact = self.exact(step, i, &call, (at, head), position, mask);
                 self.compare_row(got, sum, &exact, &location);
             }
         }
@@ -58,6 +59,7 @@ impl<B: TestBackend> World<'_, B> {
         call: &Pending<B>,
         (token, head): (usize, usize),
         position: usize,
+        mask: Option<u64>,
     ) -> Exact {
         let (Item::Extend { sequence, .. } | Item::Again { sequence, .. }) = step.items[item]
         else {
@@ -68,7 +70,12 @@ impl<B: TestBackend> World<'_, B> {
         let History { k, v, .. } = &self.history[sequence][call.layer];
         let heads = (self.case.layout.kv_heads() as usize, head / self.case.group as usize);
         let sink = call.sinks.as_ref().map_or(f32::NEG_INFINITY, |sinks| sinks.values[head]);
-        attention(&call.attend, q, k, v, heads, position, sink)
+        let Some(mask) = mask else {
+            return attention(&call.attend, q, k, v, heads, position, sink);
+        };
+        let last = step.plan.plan().rows[item].kv_len as usize - 1;
+        let is_seen = |&at: &usize| last - at >= 64 || mask >> (last - at) & 1 == 1;
+        attention_to(&call.attend, q, k, v, heads, (0..=last).filter(is_seen), sink)
     }
 
     pub fn compare_row(

@@ -1,5 +1,7 @@
 //! Attention as it is defined, in float64 over contiguous K and V.
 
+use std::ops::RangeInclusive;
+
 use crate::backend::Attend;
 
 /// What one query row gives.
@@ -26,31 +28,31 @@ pub fn attention<T: Copy + Into<f64>>(
     position: usize,
     sink: f32,
 ) -> Exact {
-    let seen = sees(attend, position).collect::<Vec<_>>();
-    attention_at((attend, sink), q, k, v, heads, &seen)
+    attention_to(attend, q, k, v, heads, sees(attend, position), sink)
 }
 
 /// The positions that a query at `position` sees.
-pub fn sees(attend: &Attend, position: usize) -> std::ops::RangeInclusive<usize> {
+pub fn sees(attend: &Attend, position: usize) -> RangeInclusive<usize> {
     let first = (position + 1).saturating_sub(attend.window.map_or(usize::MAX, |w| w as usize));
     first..=position
 }
 
-/// One query row over K and V of some positions; with none of them the output is 0.
-pub fn attention_at<T: Copy + Into<f64>>(
-    (attend, sink): (&Attend, f32),
+/// [`attention`] to just these positions, whatever the window; with none of them the output is 0.
+pub fn attention_to<T: Copy + Into<f64>>(
+    attend: &Attend,
     q: &[f32],
     k: &[T],
     v: &[T],
     (kv_heads, kv_head): (usize, usize),
-    positions: &[usize],
+    seen: impl Iterator<Item = usize> + Clone,
+    sink: f32,
 ) -> Exact {
     let (head_dim, value_dim) = (q.len(), q.len() * v.len() / k.len());
     let start = |j: usize, dim: usize| (j * kv_heads + kv_head) * dim;
     let scale = f64::from(attend.scale);
     let mut logit_mass = 0.0_f64;
     let mut logits = Vec::new();
-    for &j in positions {
+    for j in seen.clone() {
         let (mut sum, mut mass) = (0.0, 0.0);
         for (&q, &k) in q.iter().zip(&k[start(j, head_dim)..]) {
             let product = f64::from(q) * k.into();
@@ -67,7 +69,7 @@ pub fn attention_at<T: Copy + Into<f64>>(
     let max = logits.iter().copied().fold(sink, f64::max);
     let sum: f64 = logits.iter().chain([&sink]).map(|x| (x - max).exp()).sum();
     let (mut out, mut mass) = (vec![0.0; value_dim], vec![0.0; value_dim]);
-    for (&j, logit) in positions.iter().zip(&logits) {
+    for (j, logit) in seen.zip(&logits) {
         let weight = (logit - max).exp() / sum;
         for ((out, mass), &x) in out.iter_mut().zip(&mut mass).zip(&v[start(j, value_dim)..]) {
             let part = weight * x.into();

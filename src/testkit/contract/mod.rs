@@ -10,6 +10,8 @@
 //! * every output and log-sum-exp with attention in float64 over contiguous K and V (B1, B2, B4). Outputs are poisoned
 //!   too; what lies between strided rows must stay poison. K and V of a quantised pool are what its bytes stand for.
 //!
+//! Some rows are trees of drafts, or see what random masks let them.
+//!
 //! The bound: `|out - exact| <= unit (4 + max_j scale sum_i |q_i k_i|) sum_j p_j |v_j|`, plus the rounding of `out`'s
 //! type. `unit` is the backend's own: the precision it computes in, times a small constant.
 //!
@@ -28,7 +30,7 @@ use std::ops::Range;
 
 pub use case::{Case, HostRows, bytes, round, rounding, with_spare_plane};
 pub use cpu::{Numbers, OwnedRows};
-pub use exact::{Exact, attention};
+pub use exact::{Exact, attention, attention_to};
 pub use sparse::{SparseTestBackend, check_sparse_backend};
 
 use crate::backend::{Backend, OpenBackend};

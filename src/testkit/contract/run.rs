@@ -172,7 +172,9 @@ impl<B: TestBackend> World<'_, B> {
             let at = self.rng.below(items.len() as u64 + 1) as usize;
             items.insert(at, Item::Padding { len: self.rng.within(1, 3) as u32 });
         }
-        let mut plan = self.planner.plan(&items);
+        let trees = self.rng.one_in(3);
+        let is_tree: Vec<_> = items.iter().map(|_| trees && self.rng.one_in(2)).collect();
+        let mut plan = self.planner.plan_trees(&items, &is_tree);
         if self.rng.one_in(4) {
             let (rows, tokens) = (self.rng.within(1, 2) as usize, self.rng.within(2, 5) as usize);
             let plain = plan.plan();
@@ -341,7 +343,7 @@ impl<B: TestBackend> World<'_, B> {
             let Some(slot) = plan.slot_mapping.get(i) else { continue };
             self.shadow_rows(layer, slot, [0, 1].map(|side: usize| all[layer][side].row(i)));
         }
-        let attend = self.attend();
+        let attend = self.attend(&plan);
         let (tokens, width) = (plan.token_count(), self.case.q_width());
         let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
         let out_width = self.case.out_width();
@@ -383,13 +385,13 @@ impl<B: TestBackend> World<'_, B> {
         sinks
     }
 
-    fn attend(&mut self) -> Attend {
+    fn attend(&mut self, plan: &BatchPlan<'_>) -> Attend {
         let plain = self.case.attend();
         let window = self.rng.pick(&[1, 2, 17, 33, 64, 1000, u32::MAX]);
         let soft_cap = self.rng.pick(&[0.5, 5.0, 30.0]);
         Attend {
             scale: plain.scale * self.rng.pick(&[1.0, 1.0, 0.3, -1.5]),
-            window: self.rng.one_in(3).then_some(window),
+            window: (self.rng.one_in(3) && plan.masks.is_empty()).then_some(window),
             soft_cap: self.rng.one_in(3).then_some(soft_cap),
             ..plain
         }
@@ -409,6 +411,12 @@ impl<B: TestBackend> World<'_, B> {
         let row_scale = Attend::new(1, self.case.layout.head_dim()).scale;
         let store = self.backend.store_cache(plan, LayerId::new(past), B::rows(k), B::rows(v));
         assert!(store.is_err(), "seed {seed}: a store past the layers was taken");
+        if !plan.masks.is_empty() {
+            let windowed = Attend { window: Some(9), ..*attend };
+            let (id, out) = (LayerId::new(last), B::rows_mut(out));
+            let result = self.backend.attend(plan, id, &windowed, B::rows(q), out, None);
+            assert!(result.is_err(), "seed {seed}: a window was taken for trees");
+        }
         for (layer, attend) in [
             (past, *attend),
             (last, Attend { q_heads: attend.q_heads + 1, ..*attend }),

@@ -8,11 +8,12 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::case::HostRows;
-use super::exact::{attention_at, sees};
+use super::exact::{attention_to, sees};
 use super::run::{Also, Asked, History, Step, World};
 use super::{Case, Report, TestBackend, check_seed};
 use crate::backend::{Attend, NO_POSITION, OpenBackend, Queries, Select, Selection, SparseBackend};
 use crate::id::LayerId;
+use crate::plan::BatchRow;
 use crate::testkit::planner::Item;
 use crate::testkit::rng::{Rng, mix};
 
@@ -122,7 +123,7 @@ impl<B: SparseTestBackend> World<'_, B> {
             for kv_head in 0..kv_heads {
                 let mut list = match item {
                     Item::Extend { sequence, .. } | Item::Again { sequence, .. }
-                        if row.extend_len == 1 =>
+                        if row.extend_len == 1 && step.plan.plan().tree(row).is_none() =>
                     {
                         let q = q.row(row.qo_start as usize);
                         let history = &self.history[*sequence][layer];
@@ -203,7 +204,8 @@ impl<B: SparseTestBackend> World<'_, B> {
         let (plan, case, seed) = (step.plan.plan(), self.case, self.seed);
         let (stride, head_dim) = (out.len() / plan.token_count(), case.layout.head_dim() as usize);
         let (q_heads, kv_heads) = (case.q_heads() as usize, case.layout.kv_heads() as usize);
-        for (i, row) in plan.rows.iter().enumerate().filter(|(_, row)| row.extend_len == 1) {
+        let listed = |row: &BatchRow| row.extend_len == 1 && plan.tree(row).is_none();
+        for (i, row) in plan.rows.iter().enumerate().filter(|(_, row)| listed(row)) {
             let at = row.qo_start as usize;
             for head in 0..q_heads {
                 let kv_head = head / case.group as usize;
@@ -230,7 +232,8 @@ impl<B: SparseTestBackend> World<'_, B> {
                 };
                 let History { k, v, .. } = &self.history[sequence][layer];
                 let q = &q.row(at)[head * head_dim..(head + 1) * head_dim];
-                let exact = attention_at((attend, sink), q, k, v, (kv_heads, kv_head), &list);
+                let heads = (kv_heads, kv_head);
+                let exact = attention_to(attend, q, k, v, heads, list.iter().copied(), sink);
                 self.compare_row(got, Some(sum), &exact, &location);
             }
         }

@@ -48,7 +48,7 @@ using Call = void (*)(const void* params, u32 grid_x, u32 grid_y);
 struct Work {
     enum { KERNEL, COPY, FILL, HOST, CALL, NOTHING } kind;
     char name[64];
-    union { StoreCacheParams store; CopyPagesParams pages; LoadPlanParams plan; AttendParams attend; u64 words[24]; } params;
+    union { StoreCacheParams store; CopyPagesParams pages; LoadPlanParams plan; AttendParams attend; u64 words[26]; } params;
     u64 target, source, bytes;
     u32 word;
     void* stream;
@@ -140,15 +140,17 @@ static void attend(const AttendParams& p, const char* name) {
     const u32 *words = reinterpret_cast<u32*>(p.table), *chunks = words + p.chunk_base;
     for (u32 b = 0; b < p.batch; ++b) {
         const BatchRow row = reinterpret_cast<BatchRow*>(p.batch_rows)[b];
-        const bool decodes = row.extend_len * p.group <= most;
+        const bool tree = row.row >= TREE_ROW, decodes = !tree && row.extend_len * p.group <= most;
         if (decodes ? !strncmp(name, "attend_extend", 13) : !strncmp(name, "attend_decode", 13)) continue;
         for (u32 pair = 0; pair < row.extend_len * p.q_heads; ++pair) {
             const u32 query = pair / p.q_heads, head = pair % p.q_heads, end = row.kv_len ? row.kv_len - row.extend_len + query + 1 : 0;
             const u64 size = p.head_stride, q = p.q + (row.qo_start + query) * p.q_stride + head * size;
             float top = -INFINITY, sum = 0, out[256] = {};
             for (u32 position = p.window && end > p.window ? end - p.window : 0; position < end; ++position) {
+                const u32 back = row.kv_len - 1 - position;
+                if (tree && back < 64 && !(reinterpret_cast<u64*>(p.masks)[row.qo_start + query] >> back & 1)) continue;
                 const u32 page = position / p.page_size;
-                const u32 chunk = words[row.row * p.chunks_per_row + page / p.chunk_pages];
+                const u32 chunk = words[(row.row & ~TREE_ROW) * p.chunks_per_row + page / p.chunk_pages];
                 const u64 number = chunks[static_cast<u64>(chunk) * p.chunk_pages + page % p.chunk_pages];
                 const u64 offset = number * p.page_stride + position % p.page_size * p.slot_stride + head / p.group * size;
                 float score = 0;

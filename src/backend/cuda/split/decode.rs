@@ -8,7 +8,7 @@
 //! Not here: sequences with many query rows (`extend.rs`).
 
 use super::super::params::DecodeWork;
-use super::SplitShape;
+use super::{SplitShape, is_tree};
 use crate::plan::BatchRow;
 use core::mem::size_of;
 
@@ -77,7 +77,7 @@ impl DecodeSplit {
         let (longest, mut total) = (shape.decode_len(), 0);
         self.ends.clear();
         self.ends.extend(rows.iter().map(|row| {
-            let decodes = (1..=longest).contains(&row.extend_len);
+            let decodes = (1..=longest).contains(&row.extend_len) & !is_tree(row);
             if decodes { shape.units(row) } else { 0 }
         }));
         for end in &mut self.ends {

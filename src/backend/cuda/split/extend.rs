@@ -84,10 +84,9 @@ impl ExtendSplit {
     /// Makes the items; gives their number, over all kv heads.
     pub fn plan(&mut self, shape: &SplitShape, rows: &[BatchRow]) -> u32 {
         self.whole.clear();
-        let longest = shape.decode_len();
         // Most steps decode only: one pass of vectors says so.
-        if rows.iter().fold(false, |any, row| any | (row.extend_len > longest)) {
-            for row in rows.iter().filter(|row| row.extend_len > longest) {
+        if rows.iter().fold(false, |any, row| any | shape.extends(row)) {
+            for row in rows.iter().filter(|row| shape.extends(row)) {
                 tiles(shape, row, &mut self.whole);
             }
         }

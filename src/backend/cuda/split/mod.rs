@@ -2,9 +2,9 @@
 //!
 //! Two kernels share a step. Sequences with few query rows (`extend_len * group <= decode_rows`) go to the decode
 //! kernel, which reads each token once for all of them and is bound by memory (`decode.rs`); the rest go to the extend
-//! kernel, which is bound by arithmetic (`extend.rs`). Both run on a fixed grid and read what this module wrote, so a
-//! captured graph can be replayed while lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query
-//! tiles), never the context.
+//! kernel, which is bound by arithmetic (`extend.rs`), and so do trees of drafts, which it alone serves. Both run on a
+//! fixed grid and read what this module wrote, so a captured graph can be replayed while lengths, tables and the kind
+//! of work change. Cost: O(batch + CTAs + new query tiles), never the context.
 //!
 //! * K1. Each (sequence with query rows, kv head, token some query sees) is in exactly one share.
 //! * K2. A CTA holds at most two partial sums of the decode plan: of what its work chunk begins with, and ends with.
@@ -16,6 +16,7 @@ mod decode;
 mod extend;
 mod shared;
 
+use super::params::TREE_ROW;
 use crate::plan::BatchRow;
 use decode::DecodeSplit;
 pub use decode::{DECODE_EXTRA, DECODE_UNIT};
@@ -53,6 +54,16 @@ impl SplitShape {
     const fn decode_len(&self) -> u32 {
         self.decode_rows() / self.group
     }
+
+    /// Whether the extend kernel takes a sequence.
+    const fn extends(&self, row: &BatchRow) -> bool {
+        row.extend_len > self.decode_len() || is_tree(row)
+    }
+}
+
+/// Whether a row is marked as a tree of drafts.
+const fn is_tree(row: &BatchRow) -> bool {
+    row.row.raw() >= TREE_ROW
 }
 
 /// What a step's split came to. A kernel without work need not be launched, but in a graph both are.
@@ -86,8 +97,9 @@ impl Split {
         &self.shape
     }
 
-    /// Splits a step. `decode` becomes the decode kernel's words, [`SplitShape::decode_words`] of them: upload them to
-    /// `AttendParams::plan` of `attend_decode_*`. Nothing is allocated.
+    /// Splits a step, whose trees are marked ([`TREE_ROW`]). `decode` becomes the decode kernel's words,
+    /// [`SplitShape::decode_words`] of them: upload them to `AttendParams::plan` of `attend_decode_*`. Nothing is
+    /// allocated.
     pub fn plan(&mut self, rows: &[BatchRow], decode: &mut [u32]) -> SplitCount {
         assert!(
             rows.len() <= self.shape.batch_max as usize,
@@ -150,7 +162,7 @@ mod tests {
     }
 
     fn decodes(shape: &SplitShape, row: &BatchRow) -> bool {
-        row.extend_len * shape.group <= shape.decode_rows()
+        row.extend_len * shape.group <= shape.decode_rows() && row.row.raw() < TREE_ROW
     }
 
     /// What the decode kernel reads out of its plan, walked as it walks. Parts of a sum are counted, written and found
@@ -242,7 +254,19 @@ mod tests {
 
     /// K1 by brute force: the shares of each (sequence, query tile, kv head) join up to what it sees.
     fn check(shape: SplitShape, lens: &[(u32, u32)]) -> (Split, SplitCount, Vec<u32>) {
-        let rows = batch(lens);
+        check_trees(shape, lens, &[])
+    }
+
+    /// [`check`] where some rows are marked as trees.
+    fn check_trees(
+        shape: SplitShape,
+        lens: &[(u32, u32)],
+        trees: &[usize],
+    ) -> (Split, SplitCount, Vec<u32>) {
+        let mut rows = batch(lens);
+        for &tree in trees {
+            rows[tree].row = RowId::new(rows[tree].row.raw() | TREE_ROW);
+        }
         let mut split = Split::new(shape);
         let mut words = vec![u32::MAX; shape.decode_words()];
         let count = split.plan(&rows, &mut words);
@@ -318,6 +342,9 @@ mod tests {
                 .collect();
             println!("round {round}: {shape:?} {lens:?}");
             check(shape, &lens);
+            let may = |(extend_len, kv_len): (u32, u32)| extend_len <= 64 && kv_len > 0;
+            let trees: Vec<_> = (0..lens.len()).filter(|&i| may(lens[i]) && draw(3) == 0).collect();
+            check_trees(shape, &lens, &trees);
         }
     }
 

@@ -13,8 +13,9 @@
 
 use super::super::params::{
     DecodeWork, ExtendWork, LISTED_SUMS, RowShare, SPAN_ROWS, SharedHead, SpanMember, SpanParts,
+    TREE_ROW,
 };
-use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape};
+use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape, is_tree};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
 
 /// Tokens of a tile: items are cut at multiples of it.
@@ -137,7 +138,7 @@ impl SharedSplit {
 
     /// Whether a row's queries may be gathered: one each.
     fn is_eligible(row: &BatchRow) -> bool {
-        row.extend_len == 1 && row.kv_len > 0
+        row.extend_len == 1 && row.kv_len > 0 && !is_tree(row)
     }
 
     /// Splits a step. `always`: also where no span is accepted, for graphs that hold the shared kernel. False where
@@ -208,7 +209,7 @@ impl SharedSplit {
 
     /// Any member's row of the page tables.
     fn table_row(rows: &[BatchRow], shared: &SharedSpans<'_>, span: &SharedSpan) -> u32 {
-        rows[shared.members[span.range().start] as usize].row.raw()
+        rows[shared.members[span.range().start] as usize].row.raw() & !TREE_ROW
     }
 
     /// Nanoseconds that the step gains if `members` rows' next `len` tokens are read once.
@@ -258,8 +259,7 @@ impl SharedSplit {
 
     /// Each row's share of the accepted spans, and the members in their order.
     fn share(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
-        let group = self.shape.group;
-        let longest = self.shape.decode_len();
+        let (shape, group) = (self.shape, self.shape.group);
         self.shares.clear();
         self.shares.extend(rows.iter().map(|row| RowShare {
             begin: 0,
@@ -269,7 +269,7 @@ impl SharedSplit {
             start: 0,
             units: 0,
             qo_start: row.qo_start,
-            rows: if row.extend_len <= longest { row.extend_len * group } else { 0 },
+            rows: if shape.extends(row) { 0 } else { row.extend_len * group },
         }));
         self.members.clear();
         if self.accepted.is_empty() {

@@ -42,7 +42,9 @@ fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
     }
     let mut qo_start = 0;
     for (i, &(extend_len, kv_len)) in own.iter().enumerate() {
-        rows.push(BatchRow { row: RowId::new(i as u32), qo_start, extend_len, kv_len });
+        let tree = kv_len > 0 && extend_len <= 64 && rng.one_in(16);
+        let row = RowId::new(i as u32 | if tree { TREE_ROW } else { 0 });
+        rows.push(BatchRow { row, qo_start, extend_len, kv_len });
         qo_start += extend_len;
     }
     let padding: &[PageId] = &[];
@@ -113,7 +115,8 @@ fn check(split: &SharedSplit, rows: &[BatchRow]) {
 
     for (index, (row, share)) in rows.iter().zip(&split.shares).enumerate() {
         if share.rows == 0 {
-            assert!(row.extend_len != 1 && share.parts == 0, "the extend kernel's");
+            let extends = row.extend_len != 1 || is_tree(row);
+            assert!(extends && share.parts == 0, "the extend kernel's");
             continue;
         }
         for head in 0..heads {

@@ -1,0 +1,193 @@
+//! Drafts: new tokens of a sequence that a step checks, and of which a branch is kept.
+//!
+//! ```text
+//!   slots     .. 5 6 7 | 8 9 10 11 12     new tokens 0 to 4: a root, which is the sequence's last token, and drafts
+//!   parents              -  0  0  1  2        0 - 1 - 3
+//!   positions            8  9  9 10 10          \ 2 - 4
+//!   mask of token 4, from the last slot back: 1 0 1 0 1 | 1 1 1 1 ..
+//! ```
+//!
+//! Bit `i` of a mask stands for slot `last - i` of the row, so bit 0 for its last slot; what lies before the last 64 is
+//! seen. A token has its own bit, and sees no slot behind its own.
+//!
+//! Not here: what becomes of a branch that is kept (`system/accept.rs`).
+
+use crate::error::Error;
+use crate::id::SeqKey;
+
+/// Most new tokens of a draft: a mask has a bit for each.
+pub const DRAFT_MAX: u32 = u64::BITS;
+
+/// Says that the new tokens of one item of a batch are drafts, of which [`accept`](crate::Engine::accept) will keep a
+/// branch; and what each of them sees.
+///
+/// They are the last of the sequence's known tokens, at most [`DRAFT_MAX`], appended in an order in which none stands
+/// before the one that it follows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Draft<'a> {
+    /// The item's sequence.
+    pub seq: SeqKey,
+    /// What each new token sees of the row's last 64 slots: bit `i` is slot `last - i`. Empty, and positions with it,
+    /// for a chain: each token sees all before it, as tokens of other items do.
+    pub masks: &'a [u64],
+    /// Position of each new token: those of a tree count its depth.
+    pub positions: &'a [u32],
+}
+
+impl Draft<'_> {
+    /// Drafts that follow one another.
+    pub const fn chain(seq: SeqKey) -> Self {
+        Self { seq, masks: &[], positions: &[] }
+    }
+}
+
+/// Masks and positions of a tree, made from its parents, in memory that stays.
+///
+/// ```
+/// use kvarena::{DraftTree, Error};
+/// let mut tree = DraftTree::new();
+/// tree.set(8, &[0, 0, 0, 1, 2])?; // 8 tokens stand before it
+/// assert_eq!(tree.positions(), [8, 9, 9, 10, 10]);
+/// assert_eq!(tree.masks()[4], 0b1111_1111_10101);
+/// assert_eq!(tree.set(8, &[0, 2, 0]), Err(Error::DraftParent { token: 1, parent: 2 }));
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct DraftTree {
+    masks: Vec<u64>,
+    positions: Vec<u32>,
+}
+
+impl DraftTree {
+    /// A tree of no tokens.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes the tree of tokens that each follow the one at `parents[i]`, which is before it; a token that names itself
+    /// is a root. `start` tokens of the sequence stand before it: its [`planned_len`](crate::Engine::planned_len).
+    /// O(tokens).
+    ///
+    /// # Errors
+    /// [`Error::DraftLen`], [`Error::DraftParent`]. The tree is as it was.
+    pub fn set(&mut self, start: u32, parents: &[u32]) -> Result<(), Error> {
+        check_len(parents.len() as u64)?;
+        let misplaced = (0..).zip(parents).find(|&(token, &parent)| parent > token);
+        if let Some((token, &parent)) = misplaced {
+            return Err(Error::DraftParent { token, parent });
+        }
+        self.masks.clear();
+        self.positions.clear();
+        let row = MaskRow::new(start.saturating_add(parents.len() as u32), parents.len() as u32);
+        for (token, &parent) in (0..).zip(parents) {
+            let (seen, position) = match parent == token {
+                true => (row.before(), start),
+                false => (self.masks[parent as usize], self.positions[parent as usize] + 1),
+            };
+            self.masks.push(seen | row.own(token));
+            self.positions.push(position);
+        }
+        Ok(())
+    }
+
+    /// The tree as the draft of a sequence.
+    pub fn draft(&self, seq: SeqKey) -> Draft<'_> {
+        Draft { seq, masks: &self.masks, positions: &self.positions }
+    }
+
+    /// What each token sees: see [`Draft::masks`].
+    pub fn masks(&self) -> &[u64] {
+        &self.masks
+    }
+
+    /// Position of each token.
+    pub fn positions(&self) -> &[u32] {
+        &self.positions
+    }
+}
+
+/// Refuses more tokens than a mask has bits.
+pub(crate) fn check_len(len: u64) -> Result<(), Error> {
+    let max = u64::from(DRAFT_MAX);
+    if len > max { Err(Error::DraftLen { len, max }) } else { Ok(()) }
+}
+
+/// Which bits the masks of a row have: of `kv_len` slots, the last `extend_len` of them of its new tokens, 1 to 64.
+#[derive(Clone, Copy)]
+pub(crate) struct MaskRow {
+    kv_len: u32,
+    extend_len: u32,
+}
+
+impl MaskRow {
+    pub fn new(kv_len: u32, extend_len: u32) -> Self {
+        Self { kv_len, extend_len }
+    }
+
+    /// The bit of a new token's own slot.
+    pub fn own(self, token: u32) -> u64 {
+        1 << (self.extend_len - 1 - token)
+    }
+
+    /// Bits of the row's last 64 slots, or of all if it has fewer.
+    fn slots(self) -> u64 {
+        u64::MAX.checked_shr(64_u32.saturating_sub(self.kv_len)).unwrap_or(0)
+    }
+
+    /// Bits of the slots before the new tokens.
+    pub fn before(self) -> u64 {
+        self.slots() & u64::MAX.checked_shl(self.extend_len).unwrap_or(0)
+    }
+
+    /// All bits that a new token may have: those of the slots up to its own.
+    pub fn most(self, token: u32) -> u64 {
+        self.slots() & !(self.own(token) - 1)
+    }
+
+    /// Whether a new token's mask has its own bit, and none that it may not have.
+    pub fn allows(self, token: u32, mask: u64) -> bool {
+        mask & self.own(token) != 0 && mask & !self.most(token) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_is_made_from_its_parents() {
+        let mut tree = DraftTree::new();
+        tree.set(2, &[0, 0, 0, 1, 3]).expect("parents stand before");
+        assert_eq!(tree.masks(), [0b11_10000, 0b11_11000, 0b11_10100, 0b11_11010, 0b11_11011]);
+        assert_eq!(tree.positions(), [2, 3, 3, 4, 5]);
+        // Two roots, and nothing before them.
+        tree.set(0, &[0, 1, 1]).expect("parents stand before");
+        assert_eq!((tree.masks(), tree.positions()), (&[4, 2, 3][..], &[0, 0, 1][..]));
+        // As many as there can be: each its own root, and one chain.
+        let own: Vec<u32> = (0..64).collect();
+        tree.set(1000, &own).expect("64 tokens");
+        assert_eq!((tree.masks()[0], tree.masks()[63]), (1 << 63, 1));
+        let chain: Vec<u32> = (0..64_u32).map(|i| i.saturating_sub(1)).collect();
+        tree.set(1000, &chain).expect("64 tokens");
+        assert_eq!((tree.masks()[0], tree.masks()[63]), (1 << 63, u64::MAX));
+        assert_eq!(tree.positions()[63], 1063);
+        let long = tree.set(0, &[0; 65]);
+        assert_eq!(long, Err(Error::DraftLen { len: 65, max: 64 }));
+        assert_eq!(tree.masks().len(), 64, "an error leaves it as it was");
+    }
+
+    #[test]
+    fn masks_have_bits_of_slots_up_to_their_own() {
+        let row = MaskRow::new(5, 3);
+        assert_eq!([0, 1, 2].map(|token| row.own(token)), [4, 2, 1]);
+        assert_eq!([0, 1, 2].map(|token| row.most(token)), [0b11100, 0b11110, 0b11111]);
+        assert_eq!(row.before(), 0b11000);
+        assert!(row.allows(1, 0b10) && row.allows(1, 0b11110));
+        assert!(!row.allows(1, 0b11100), "its own bit is missing");
+        assert!(!row.allows(1, 0b11), "it sees a later slot");
+        assert!(!row.allows(1, 0b100010), "there is no such slot");
+        let long = MaskRow::new(100, 64);
+        assert_eq!((long.before(), long.most(0), long.most(63)), (0, 1 << 63, u64::MAX));
+        assert_eq!(MaskRow::new(0, 3).most(0), 0, "padding sees nothing");
+    }
+}

@@ -1,0 +1,145 @@
+//! Which drafts of a row follow which, while they wait to be accepted.
+//!
+//! Not here: whether a row has drafts that wait ([`Sequence::is_drafted`](super::Sequence)).
+
+use crate::id::RowId;
+use crate::memory::{OutOfMemory, filled};
+use crate::plan::{DRAFT_MAX, Draft, MaskRow};
+
+/// A token that follows nothing but what stands before the drafts.
+const ROOT: u8 = DRAFT_MAX as u8;
+/// A token that follows nothing that could be kept.
+const NONE: u8 = u8::MAX;
+
+/// For each row the parents of its drafts, by the places of both.
+pub(super) struct Branches {
+    parents: Vec<[u8; DRAFT_MAX as usize]>,
+}
+
+impl Branches {
+    /// For so many rows, 64 bytes each.
+    pub fn new(rows: u32) -> Result<Self, OutOfMemory> {
+        Ok(Self { parents: filled(rows.into(), [NONE; DRAFT_MAX as usize])? })
+    }
+
+    /// Bytes that rows take.
+    pub const fn bytes(rows: u32) -> u64 {
+        rows as u64 * DRAFT_MAX as u64
+    }
+
+    /// Takes over a draft of `len` tokens behind `start` others, which was checked. O(its tokens).
+    pub fn set(&mut self, row: RowId, draft: &Draft<'_>, start: u32, len: u32) {
+        let parents = &mut self.parents[row.index()];
+        parents.fill(NONE);
+        for token in 0..len {
+            parents[token as usize] = match draft.masks {
+                [] => token.checked_sub(1).map_or(ROOT, |before| before as u8),
+                _ => parent(draft, start, len, token, parents),
+            };
+        }
+    }
+
+    /// The first place at which `tokens` is no branch: of a token that does not follow the one before it.
+    pub fn not_a_branch(&self, row: RowId, tokens: &[u32]) -> Option<usize> {
+        let parents = &self.parents[row.index()];
+        let mut before = ROOT;
+        tokens.iter().position(|&token| {
+            let follows = parents.get(token as usize).is_some_and(|&parent| parent == before);
+            before = token as u8;
+            !follows
+        })
+    }
+}
+
+/// The token that a token of a tree follows, given those of all before it.
+fn parent(draft: &Draft<'_>, start: u32, len: u32, token: u32, parents: &[u8]) -> u8 {
+    let row = MaskRow::new(start + len, len);
+    let (mask, position) = (draft.masks[token as usize], draft.positions[token as usize]);
+    let others = mask ^ row.own(token);
+    if others == row.before() {
+        return if position == start { ROOT } else { NONE };
+    }
+    // The last of what it sees of the drafts, if it sees any.
+    let before = (len - 1).checked_sub(others.trailing_zeros());
+    match before.map(|before| before as usize) {
+        Some(before)
+            if draft.masks[before] == others
+                && draft.positions[before] + 1 == position
+                && parents[before] != NONE =>
+        {
+            before as u8
+        }
+        _ => NONE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::SeqKey;
+    use crate::plan::DraftTree;
+
+    fn branches(
+        draft: &Draft<'_>,
+        start: u32,
+        len: u32,
+    ) -> impl Fn(&[u32]) -> Option<usize> + use<> {
+        let mut branches = Branches::new(3).expect("small");
+        branches.set(RowId::new(1), draft, start, len);
+        move |tokens| branches.not_a_branch(RowId::new(1), tokens)
+    }
+
+    #[test]
+    fn branches_of_a_tree_begin_at_a_root() {
+        for start in [0, 5, 1000] {
+            let mut tree = DraftTree::new();
+            tree.set(start, &[0, 0, 0, 1, 2, 3, 6]).expect("parents stand before");
+            let off = branches(&tree.draft(SeqKey::default()), start, 7);
+            for branch in [&[][..], &[0], &[0, 1, 3, 5], &[0, 2, 4], &[6]] {
+                assert_eq!(off(branch), None, "{branch:?}");
+            }
+            assert_eq!(off(&[1]), Some(0));
+            assert_eq!(off(&[0, 0]), Some(1));
+            assert_eq!(off(&[0, 1, 4]), Some(2));
+            assert_eq!(off(&[0, 6]), Some(1));
+            assert_eq!(off(&[0, 7]), Some(1), "there is no such token");
+            assert_eq!(off(&[u32::MAX]), Some(0));
+            assert_eq!(off(&[256]), Some(0));
+        }
+    }
+
+    #[test]
+    fn a_chain_is_a_tree_whose_masks_are_causal() {
+        for len in [1, 5, 64] {
+            let parents: Vec<u32> = (0..len).map(|i: u32| i.saturating_sub(1)).collect();
+            let mut tree = DraftTree::new();
+            tree.set(7, &parents).expect("parents stand before");
+            let chain = Draft::chain(SeqKey::default());
+            for draft in [tree.draft(SeqKey::default()), chain] {
+                let off = branches(&draft, 7, len);
+                let all: Vec<u32> = (0..len).collect();
+                assert_eq!(off(&all), None);
+                assert_eq!(off(&[&all[..], &[len]].concat()), Some(len as usize));
+            }
+        }
+    }
+
+    #[test]
+    fn what_saw_something_else_than_its_branch_is_not_kept() {
+        // Behind 3 tokens: a root, a token behind it that does not see slot 1, and one behind that.
+        let masks = [0b111_100, 0b101_110, 0b101_111];
+        let off = |positions: [u32; 3]| {
+            let draft = Draft { seq: SeqKey::default(), masks: &masks, positions: &positions };
+            branches(&draft, 3, 3)
+        };
+        assert_eq!(off([3, 4, 5])(&[0]), None);
+        assert_eq!(off([3, 4, 5])(&[0, 1]), Some(1));
+        assert_eq!(off([3, 4, 5])(&[1, 2]), Some(0));
+        assert_eq!(off([3, 4, 5])(&[0, 1, 2]), Some(1));
+        // A position that its depth is not.
+        let masks = [0b111_100, 0b111_110, 0b111_111];
+        let draft = Draft { seq: SeqKey::default(), masks: &masks, positions: &[3, 3, 5] };
+        assert_eq!(branches(&draft, 3, 3)(&[0, 1]), Some(1));
+        assert_eq!(branches(&draft, 3, 3)(&[0, 1, 2]), Some(1));
+    }
+}

@@ -6,7 +6,7 @@ use clap::builder::ArgPredicate;
 use clap::{Parser, ValueEnum};
 use kvarena::{KvDtype, Layout, Scaling};
 
-/// A small LLM host on kvarena: Llama and Qwen3 models from safetensors, served with continuous batching.
+/// A small LLM host on kvarena: Llama, Qwen3, DeepSeek V3 and gpt-oss models from safetensors, served with continuous batching.
 ///
 /// Without arguments a small model explains words of kvarena. Exit codes: 0 done, 1 the run failed, 2 the command line
 /// or a request cannot be served, 3 the model cannot be used.

@@ -55,6 +55,14 @@ impl Checkpoint {
         Ok(Matrix::new(rows, cols, self.take(name, &[rows, cols])?))
     }
 
+    /// Takes `count` matrices `[rows, cols]` of one tensor out, one below the other.
+    ///
+    /// # Errors
+    /// It is missing or of another shape.
+    pub fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
+        Ok(Matrix::new(count * rows, cols, self.take(name, &[count, rows, cols])?))
+    }
+
     /// Takes a vector `[len]` out, in f32.
     ///
     /// # Errors

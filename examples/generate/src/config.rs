@@ -4,27 +4,34 @@
 
 use std::path::Path;
 
+use kvarena::KvShape;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
+use crate::experts::ExpertsConfig;
+use crate::latent::LatentConfig;
 use crate::rope::Rope;
 
 /// No real model has as many of anything but bytes; past it a config is damaged.
 const SIZE_MAX: usize = 1 << 24;
 
-/// The two families that differ in their attention: Qwen3 normalises each head of q and k.
+/// The families: what their layers are made of differs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Family {
     /// `LlamaForCausalLM`
     Llama,
-    /// `Qwen3ForCausalLM`
+    /// `Qwen3ForCausalLM`: each head of q and k is normed.
     Qwen3,
+    /// `DeepseekV3ForCausalLM`: latent attention, mixtures of experts.
+    DeepseekV3,
+    /// `GptOssForCausalLM`: sinks, windows, mixtures of experts.
+    GptOss,
 }
 
 /// The shape of a model.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ModelConfig {
-    /// Llama or Qwen3.
+    /// Which family.
     pub family: Family,
     /// Tokens of the vocabulary, and rows of the embedding.
     pub vocab: usize,
@@ -36,10 +43,18 @@ pub struct ModelConfig {
     pub layers: usize,
     /// Query heads.
     pub q_heads: usize,
-    /// Key and value heads, a divisor of `q_heads`.
+    /// Key and value heads, a divisor of `q_heads`; 1 where rows are latent.
     pub kv_heads: usize,
-    /// Elements of one head; even.
+    /// Elements of one head of q and k as attention takes them: those of a whole latent row.
     pub head_dim: usize,
+    /// Elements of one head that attention gives.
+    pub value_dim: usize,
+    /// Factor of the logits.
+    pub scale: f32,
+    /// Latent attention, where the family has it.
+    pub latent: Option<LatentConfig>,
+    /// Mixtures of experts, where the family has them.
+    pub experts: Option<ExpertsConfig>,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f32,
     /// Positions that the model was made for.
@@ -98,9 +113,19 @@ impl ModelConfig {
             let what = format!("{q_heads} query heads cannot share {kv_heads} key and value heads");
             return Err(fields.wrong(&what));
         }
-        let head_dim =
-            fields.size_or("head_dim", default_head_dim(&fields, family, hidden, q_heads)?)?;
-        if !head_dim.is_multiple_of(2) {
+        let latent = match family {
+            Family::DeepseekV3 => Some(LatentConfig::parse(&fields)?),
+            _ => None,
+        };
+        let (kv_heads, head_dim) = match &latent {
+            Some(latent) => (1, latent.rank + latent.rope),
+            None => {
+                let default = default_head_dim(&fields, family, hidden, q_heads)?;
+                (kv_heads, fields.size_or("head_dim", default)?)
+            }
+        };
+        let rotated = latent.map_or(head_dim, |latent| latent.rope);
+        if !rotated.is_multiple_of(2) {
             return Err(
                 fields.wrong(&format!("head_dim {head_dim} is odd, so it cannot be rotated"))
             );
@@ -111,6 +136,18 @@ impl ModelConfig {
         }
         let layers = fields.size("num_hidden_layers")?;
         let default_len = if family == Family::Llama { 2048 } else { 32768 };
+        let rope = Rope::parse(&fields, rotated)?;
+        let scale = match &latent {
+            Some(latent) => rope.logit_factor / ((latent.nope + latent.rope) as f32).sqrt(),
+            None => 1.0 / (head_dim as f32).sqrt(),
+        };
+        if family == Family::DeepseekV3 && fields.flag("attention_bias")? {
+            return Err(fields.wrong("attention_bias is not implemented over latent rows"));
+        }
+        let attention_bias = match fields.get("attention_bias") {
+            None => family == Family::GptOss,
+            Some(_) => fields.flag("attention_bias")?,
+        };
         Ok(Self {
             family,
             vocab: fields.size("vocab_size")?,
@@ -120,15 +157,29 @@ impl ModelConfig {
             q_heads,
             kv_heads,
             head_dim,
+            value_dim: latent.map_or(head_dim, |latent| latent.rank),
+            scale,
+            latent,
+            experts: ExpertsConfig::parse(&fields, family)?,
             norm_eps,
             max_len: fields.size_or("max_position_embeddings", default_len)?,
-            rope: Rope::parse(&fields, head_dim)?,
+            rope,
             tied: fields.flag("tie_word_embeddings")?,
-            attention_bias: fields.flag("attention_bias")?,
+            attention_bias,
             mlp_bias: fields.flag("mlp_bias")?,
             windows: windows(&fields, family, layers)?,
             eos: fields.tokens("eos_token_id")?,
         })
+    }
+}
+
+impl ModelConfig {
+    /// What each token stores in each layer.
+    pub fn kv_shape(&self) -> KvShape {
+        match self.latent {
+            Some(latent) => KvShape::Latent { rank: latent.rank as u32, rope: latent.rope as u32 },
+            None => KvShape::heads(self.kv_heads as u32, self.head_dim as u32),
+        }
     }
 }
 
@@ -158,8 +209,11 @@ fn family(fields: &Fields<'_>) -> Result<Family> {
     match name {
         "LlamaForCausalLM" | "llama" => Ok(Family::Llama),
         "Qwen3ForCausalLM" | "qwen3" => Ok(Family::Qwen3),
+        "DeepseekV3ForCausalLM" | "deepseek_v3" => Ok(Family::DeepseekV3),
+        "GptOssForCausalLM" | "gpt_oss" => Ok(Family::GptOss),
         other => Err(fields.wrong(&format!(
-            "architecture {other:?} is not implemented, only LlamaForCausalLM and Qwen3ForCausalLM"
+            "architecture {other:?} is not implemented, only LlamaForCausalLM, Qwen3ForCausalLM, \
+             DeepseekV3ForCausalLM and GptOssForCausalLM"
         ))),
     }
 }
@@ -170,8 +224,10 @@ fn default_head_dim(
     hidden: usize,
     q_heads: usize,
 ) -> Result<usize> {
-    if family == Family::Qwen3 {
-        return Ok(128);
+    match family {
+        Family::Qwen3 => return Ok(128),
+        Family::GptOss => return Ok(64),
+        Family::Llama | Family::DeepseekV3 => {}
     }
     if fields.get("head_dim").is_none() && !hidden.is_multiple_of(q_heads) {
         let what = format!("hidden_size {hidden} cannot be divided among {q_heads} heads");
@@ -180,13 +236,22 @@ fn default_head_dim(
     Ok((hidden / q_heads).max(1))
 }
 
-/// Qwen3 may slide a window over some layers: those that `layer_types` names, or all from `max_window_layers` on.
+/// Qwen3 may slide a window over some layers: those that `layer_types` names, or all from `max_window_layers` on. gpt-oss
+/// does over every other one, from the first on, unless `layer_types` says which.
 fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<u32>>> {
-    if family == Family::Llama || !fields.flag("use_sliding_window")? {
+    let may = match family {
+        Family::Llama | Family::DeepseekV3 => false,
+        Family::Qwen3 => fields.flag("use_sliding_window")?,
+        Family::GptOss => true,
+    };
+    if !may {
         return Ok(vec![None; layers]);
     }
     let window = Some(fields.size("sliding_window")? as u32);
     let Some(types) = fields.get("layer_types") else {
+        if family == Family::GptOss {
+            return Ok((0..layers).map(|i| window.filter(|_| i % 2 == 0)).collect());
+        }
         let first = fields.size_or("max_window_layers", 28)?;
         return Ok((0..layers).map(|i| window.filter(|_| i >= first)).collect());
     };
@@ -274,6 +339,15 @@ impl<'a> Fields<'a> {
     /// It is no such number.
     pub fn size_or(&self, name: &str, default: usize) -> Result<usize> {
         if self.get(name).is_some() { self.size(name) } else { Ok(default) }
+    }
+
+    /// As [`Fields::size_or`], where it may be 0.
+    ///
+    /// # Errors
+    /// It is no such number.
+    pub fn count_or(&self, name: &str, default: usize) -> Result<usize> {
+        let none = self.get(name).and_then(Value::as_u64) == Some(0);
+        if none { Ok(0) } else { self.size_or(name, default) }
     }
 
     /// A number.

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use crate::clock::Clock;
 use crate::config::ModelConfig;
-use crate::model::{Attention, Model, Pass, Workspace};
+use crate::model::{Asked, Attention, Model, Pass, Workspace};
 use crate::sample::Sampling;
 
 /// K and V of one sequence, layer by layer, in f64 sums.
@@ -20,30 +20,34 @@ impl Attention for Contiguous<'_> {
     fn layer(
         &mut self,
         layer: usize,
-        window: Option<u32>,
-        [q, k, v]: [&[f32]; 3],
+        Asked { window, q, k, v, sinks }: Asked<'_>,
         out: &mut [f32],
     ) -> Result<(), Infallible> {
-        let ModelConfig { q_heads, kv_heads, head_dim, .. } = *self.config;
+        let ModelConfig { q_heads, kv_heads, head_dim, value_dim, .. } = *self.config;
         let (q_row, kv_row) = (q_heads * head_dim, kv_heads * head_dim);
+        let out_row = q_heads * value_dim;
         let first = self.k[layer].len() / kv_row;
         self.k[layer].extend_from_slice(k);
         self.v[layer].extend_from_slice(v);
-        for (i, (q, out)) in q.chunks(q_row).zip(out.chunks_mut(q_row)).enumerate() {
+        // Latent rows begin with what is V.
+        let values = if self.config.latent.is_some() { &self.k[layer] } else { &self.v[layer] };
+        for (i, (q, out)) in q.chunks(q_row).zip(out.chunks_mut(out_row)).enumerate() {
             let seen = first + i + 1;
             let from = seen.saturating_sub(window.unwrap_or(u32::MAX) as usize);
-            for (h, (q, out)) in q.chunks(head_dim).zip(out.chunks_mut(head_dim)).enumerate() {
+            let heads = q.chunks(head_dim).zip(out.chunks_mut(value_dim));
+            for (h, (q, out)) in heads.enumerate() {
                 let at = |p: usize| p * kv_row + h / (q_heads / kv_heads) * head_dim;
                 let logit = |p: usize| {
                     let k = &self.k[layer][at(p)..][..head_dim];
                     let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(q * k)).sum();
-                    dot / (head_dim as f64).sqrt()
+                    dot * f64::from(self.config.scale)
                 };
                 let logits: Vec<f64> = (from..seen).map(logit).collect();
-                let max = logits.iter().copied().fold(f64::MIN, f64::max);
-                let total: f64 = logits.iter().map(|x| (x - max).exp()).sum();
+                let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| sinks[h].into());
+                let max = logits.iter().copied().fold(sink, f64::max);
+                let total: f64 = logits.iter().chain([&sink]).map(|x| (x - max).exp()).sum();
                 for (d, out) in out.iter_mut().enumerate() {
-                    let v = |p: usize| f64::from(self.v[layer][at(p) + d]);
+                    let v = |p: usize| f64::from(values[at(p) + d]);
                     let sum = |(i, x): (usize, &f64)| (x - max).exp() * v(from + i);
                     *out = (logits.iter().enumerate().map(sum).sum::<f64>() / total) as f32;
                 }

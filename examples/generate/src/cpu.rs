@@ -1,12 +1,13 @@
 //! Steps on the CPU: the model in f32, K and V in host memory.
 
 use kvarena::backend::CpuError;
-use kvarena::{Attend, Backend, BatchPlan, Cpu, LayerId};
+use kvarena::{Attend, Backend, BatchPlan, Cpu, LayerId, Queries};
 
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::model::{Attention, Model, Pass, Workspace};
+use crate::experts::Routed;
+use crate::model::{Asked, Attention, Model, Pass, Workspace};
 use crate::runner::{Runner, Work};
 
 /// Runs a model on the CPU.
@@ -26,6 +27,17 @@ impl<'m> CpuRunner<'m> {
     pub fn new(model: &'m Model) -> Self {
         let work = Workspace::default();
         Self { model, work, tokens: vec![], wanted: vec![], rows: vec![], said: vec![] }
+    }
+
+    /// Keeps which experts tokens go to from now on.
+    pub fn keep_routes(mut self) -> Self {
+        self.work.routes = Some(Vec::new());
+        self
+    }
+
+    /// Which experts tokens went to, where that was kept.
+    pub fn routes(&self) -> &[Routed] {
+        self.work.routes.as_deref().unwrap_or_default()
     }
 }
 
@@ -64,7 +76,8 @@ impl Runner for CpuRunner<'_> {
         }
         let plan = work.plan.plan();
         let config = &self.model.config;
-        let attend = Attend::new(config.q_heads as u32, config.head_dim as u32);
+        let plain = Attend::new(config.q_heads as u32, config.head_dim as u32);
+        let attend = Attend { scale: config.scale, ..plain };
         let fail_at = fail.then_some(config.layers / 2);
         let mut attention = Paged { backend, plan, attend, fail_at };
         let pass = Pass { tokens: &self.tokens, positions: plan.positions, wanted: &self.wanted };
@@ -123,15 +136,17 @@ impl Attention for Paged<'_> {
     fn layer(
         &mut self,
         layer: usize,
-        window: Option<u32>,
-        [q, k, v]: [&[f32]; 3],
+        Asked { window, q, k, v, sinks }: Asked<'_>,
         out: &mut [f32],
     ) -> std::result::Result<(), StepError> {
         let attend = Attend { window, ..self.attend };
         let id = LayerId::new(layer as u32);
         let stored = self.backend.store_cache(&self.plan, id, k.into(), v.into());
         stored
-            .and_then(|()| self.backend.attend(&self.plan, id, &attend, q.into(), out.into(), None))
+            .and_then(|()| {
+                let asked = Queries { rows: q.into(), sinks };
+                self.backend.attend_queries(&self.plan, id, &attend, asked, out.into(), None)
+            })
             .map_err(StepError::Backend)?;
         if self.fail_at == Some(layer) { Err(StepError::Injected) } else { Ok(()) }
     }

@@ -1,9 +1,11 @@
-//! A small LLM host on `kvarena`: Llama and Qwen3 from safetensors, served with continuous batching.
+//! A small LLM host on `kvarena`: Llama, Qwen3, DeepSeek V3 and gpt-oss from safetensors, served with continuous batching.
 //!
 //! ```text
 //! error, clock                      what can go wrong, where the time goes
 //! config, rope, checkpoint          a model directory's files
-//! matrix, ops, model, contiguous    the forward pass; knows neither pages nor sequences
+//! matrix, ops, linear               products, what stands between them, projections
+//! latent, experts, model            the forward pass; knows neither pages nor sequences
+//! contiguous                        the same without pages, for checking
 //! sample, text                      from logits to tokens, from tokens to text
 //! request, stream                   what is asked for, and each answer as it grows
 //! runner, cpu, gpu                  who computes steps: the seam, the CPU, a GPU (feature `cuda`)
@@ -24,8 +26,11 @@ pub mod contiguous;
 pub mod cpu;
 pub mod demo;
 pub mod error;
+pub mod experts;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod latent;
+pub mod linear;
 pub mod matrix;
 pub mod model;
 pub mod ops;

@@ -7,7 +7,7 @@
 //! Not here: everything that is not a product (`ops.rs`).
 
 use std::cell::RefCell;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -55,6 +55,15 @@ impl Numbers {
     /// Bytes of one element.
     pub fn size(&self) -> usize {
         if matches!(self, Self::F32(_)) { 4 } else { 2 }
+    }
+
+    /// Those at some places.
+    fn pick(&self, places: impl Iterator<Item = usize>) -> Self {
+        match self {
+            Self::F32(x) => Self::F32(places.map(|i| x[i]).collect()),
+            Self::F16(x) => Self::F16(places.map(|i| x[i]).collect()),
+            Self::Bf16(x) => Self::Bf16(places.map(|i| x[i]).collect()),
+        }
     }
 
     /// All of them in f32.
@@ -127,6 +136,29 @@ impl Matrix {
     /// Row `row` in f32.
     pub fn row(&self, row: usize, wide: &mut [f32]) {
         self.numbers.widen(row * self.cols, &mut wide[..self.cols]);
+    }
+
+    /// Some of the rows.
+    ///
+    /// # Panics
+    /// Past the last.
+    pub fn part(&self, rows: Range<usize>) -> Self {
+        let places = rows.start * self.cols..rows.end * self.cols;
+        Self::new(rows.len(), self.cols, self.numbers.pick(places))
+    }
+
+    /// Every second row, from row `first` on.
+    pub fn every_other(&self, first: usize) -> Self {
+        let rows = (first..self.rows).step_by(2);
+        let places = rows.clone().flat_map(|row| row * self.cols..(row + 1) * self.cols);
+        Self::new(rows.len(), self.cols, self.numbers.pick(places))
+    }
+
+    /// Columns as rows.
+    pub fn turned(&self) -> Self {
+        let places =
+            (0..self.cols).flat_map(|col| (0..self.rows).map(move |row| row * self.cols + col));
+        Self::new(self.cols, self.rows, self.numbers.pick(places))
     }
 
     /// `out[t] = matrix * x[t]` for each of `x`'s rows: `x` is `[tokens, cols]`, `out` is `[tokens, rows]`.

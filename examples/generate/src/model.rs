@@ -1,4 +1,4 @@
-//! Llama and Qwen3: weights, and one forward pass over the new tokens of a step.
+//! A model: weights, and one forward pass over the new tokens of a step.
 //!
 //! The pass knows neither pages nor sequences: it hands q, k and v of each layer to an [`Attention`] and takes the
 //! attended rows back. Not here: reading files (`checkpoint.rs`), pages and backends (`cpu.rs`).
@@ -9,45 +9,63 @@ use crate::checkpoint::Checkpoint;
 use crate::clock::{Clock, Part};
 use crate::config::{Family, ModelConfig};
 use crate::error::Result;
+use crate::experts::{Experts, ExpertsWork, Routed};
+use crate::latent::{Latent, LatentWork};
+use crate::linear::{Linear, Mlp, MlpWork, resize};
 use crate::matrix::{Matrix, Numbers};
 use crate::ops::{self, Angles};
+
+/// What a layer asks of attention.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// Sliding window.
+    pub window: Option<u32>,
+    /// `[tokens, q_heads, head_dim]`
+    pub q: &'a [f32],
+    /// `[tokens, kv_heads, head_dim]`
+    pub k: &'a [f32],
+    /// The same; nothing where rows are latent, whose V is in K.
+    pub v: &'a [f32],
+    /// `[q_heads]`
+    pub sinks: Option<&'a [f32]>,
+}
 
 /// Stores a layer's K and V, and attends.
 pub trait Attention {
     /// What can go wrong.
     type Error;
 
-    /// `q` and `out` are `[tokens, q_heads, head_dim]`, `k` and `v` are `[tokens, kv_heads, head_dim]`.
+    /// `out` is `[tokens, q_heads, value_dim]`.
     ///
     /// # Errors
     /// Its own; the pass then ends with it.
     fn layer(
         &mut self,
         layer: usize,
-        window: Option<u32>,
-        qkv: [&[f32]; 3],
+        asked: Asked<'_>,
         out: &mut [f32],
     ) -> std::result::Result<(), Self::Error>;
 }
 
-/// A projection.
-struct Linear {
-    weight: Matrix,
-    bias: Option<Vec<f32>>,
+/// What makes q, k and v of x.
+enum Projections {
+    Heads { q: Linear, k: Linear, v: Linear, q_norm: Option<Vec<f32>>, k_norm: Option<Vec<f32>> },
+    Latent(Latent),
+}
+
+/// What comes after attention.
+enum Rest {
+    Mlp(Mlp),
+    Experts(Experts),
 }
 
 struct Layer {
     attention_norm: Vec<f32>,
-    q: Linear,
-    k: Linear,
-    v: Linear,
+    projections: Projections,
+    sinks: Option<Vec<f32>>,
     o: Linear,
-    q_norm: Option<Vec<f32>>,
-    k_norm: Option<Vec<f32>>,
     mlp_norm: Vec<f32>,
-    gate: Linear,
-    up: Linear,
-    down: Linear,
+    rest: Rest,
 }
 
 /// A model in memory.
@@ -82,9 +100,13 @@ pub struct Workspace {
     k: Vec<f32>,
     v: Vec<f32>,
     attended: Vec<f32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
+    values: Vec<f32>,
+    mlp: MlpWork,
+    latent: LatentWork,
+    experts: ExpertsWork,
     turned: Vec<f32>,
+    /// Where tokens went, if that is to be kept: in the order of passes, layers and tokens.
+    pub routes: Option<Vec<Routed>>,
     /// `[wanted, vocab]`, of the last pass.
     pub logits: Vec<f32>,
 }
@@ -102,6 +124,14 @@ pub trait Source {
     /// # Errors
     /// It is missing or of another shape.
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>>;
+
+    /// `count` matrices `[rows, cols]` of one tensor, one below the other.
+    ///
+    /// # Errors
+    /// It is missing or of another shape.
+    fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
+        self.matrix(name, count * rows, cols)
+    }
 }
 
 impl Source for Checkpoint {
@@ -111,6 +141,10 @@ impl Source for Checkpoint {
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         Checkpoint::vector(self, name, len)
+    }
+
+    fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
+        Checkpoint::stack(self, name, count, rows, cols)
     }
 }
 
@@ -142,9 +176,7 @@ impl Model {
 
     /// Bytes of all matrices.
     pub fn bytes(&self) -> usize {
-        let layers =
-            self.layers.iter().flat_map(Layer::linears).map(|linear| linear.weight.bytes());
-        layers.sum::<usize>()
+        self.layers.iter().map(Layer::bytes).sum::<usize>()
             + self.embedding.bytes()
             + self.output.as_ref().map_or(0, Matrix::bytes)
     }
@@ -164,7 +196,7 @@ impl Model {
         clock: &mut Clock,
     ) -> std::result::Result<(), A::Error> {
         let (hidden, eps) = (self.config.hidden, self.config.norm_eps);
-        work.angles.set(&self.config.rope.frequencies, pass.positions);
+        work.angles.set(&self.config.rope, pass.positions);
         resize(&mut work.x, pass.tokens.len() * hidden);
         for (row, &token) in work.x.chunks_exact_mut(hidden).zip(pass.tokens) {
             self.embedding.row(token as usize, row);
@@ -172,7 +204,7 @@ impl Model {
         resize(&mut work.normed, work.x.len());
         for (i, layer) in self.layers.iter().enumerate() {
             self.attend(i, layer, attention, work, clock)?;
-            self.mlp(layer, work, clock);
+            self.rest((i, layer), pass.positions, work, clock);
         }
 
         let wanted = pass.wanted.len();
@@ -200,108 +232,149 @@ impl Model {
         let ModelConfig { head_dim, q_heads, kv_heads, norm_eps: eps, .. } = self.config;
         ops::rms_norm(&work.x, &layer.attention_norm, eps, &mut work.normed);
         clock.lap(Part::Elementwise);
-        layer.q.apply(&work.normed, &mut work.q, &mut work.turned);
-        layer.k.apply(&work.normed, &mut work.k, &mut work.turned);
-        layer.v.apply(&work.normed, &mut work.v, &mut work.turned);
-        clock.lap(Part::Products);
-        let q_norm = layer.q_norm.as_deref().map(|w| (w, eps));
-        let k_norm = layer.k_norm.as_deref().map(|w| (w, eps));
-        ops::norm_and_rotate(&mut work.q, q_heads, head_dim, q_norm, &work.angles);
-        ops::norm_and_rotate(&mut work.k, kv_heads, head_dim, k_norm, &work.angles);
-        clock.lap(Part::Elementwise);
-        resize(&mut work.attended, work.q.len());
-        let qkv = [&work.q[..], &work.k[..], &work.v[..]];
-        attention.layer(index, self.config.windows[index], qkv, &mut work.attended)?;
+        match &layer.projections {
+            Projections::Heads { q, k, v, q_norm, k_norm } => {
+                q.apply(&work.normed, &mut work.q, &mut work.turned);
+                k.apply(&work.normed, &mut work.k, &mut work.turned);
+                v.apply(&work.normed, &mut work.v, &mut work.turned);
+                clock.lap(Part::Products);
+                let q_norm = q_norm.as_deref().map(|w| (w, eps));
+                let k_norm = k_norm.as_deref().map(|w| (w, eps));
+                ops::norm_and_rotate(&mut work.q, q_heads, head_dim, q_norm, &work.angles);
+                ops::norm_and_rotate(&mut work.k, kv_heads, head_dim, k_norm, &work.angles);
+                clock.lap(Part::Elementwise);
+            }
+            Projections::Latent(latent) => {
+                let rows = [&mut work.q, &mut work.k];
+                let (x, turned) = (&work.normed, &mut work.turned);
+                latent.project(x, &work.angles, rows, &mut work.latent, turned);
+                work.v.clear();
+                clock.lap(Part::Products);
+            }
+        }
+        resize(&mut work.attended, work.q.len() / head_dim * self.config.value_dim);
+        let asked = Asked {
+            window: self.config.windows[index],
+            q: &work.q,
+            k: &work.k,
+            v: &work.v,
+            sinks: layer.sinks.as_deref(),
+        };
+        attention.layer(index, asked, &mut work.attended)?;
         clock.lap(Part::Attention);
-        layer.o.apply(&work.attended, &mut work.normed, &mut work.turned);
+        let values = match &layer.projections {
+            Projections::Heads { .. } => &work.attended,
+            Projections::Latent(latent) => {
+                let (latent_work, turned) = (&mut work.latent, &mut work.turned);
+                latent.values(&work.attended, &mut work.values, latent_work, turned);
+                &work.values
+            }
+        };
+        layer.o.apply(values, &mut work.normed, &mut work.turned);
         clock.lap(Part::Products);
         ops::add(&mut work.x, &work.normed);
         Ok(())
     }
 
-    /// `x += down(silu(gate) * up)`, all of the normed x.
-    fn mlp(&self, layer: &Layer, work: &mut Workspace, clock: &mut Clock) {
+    /// `x +=` what the MLP or the experts say of the normed x.
+    fn rest(
+        &self,
+        (index, layer): (usize, &Layer),
+        positions: &[u32],
+        work: &mut Workspace,
+        clock: &mut Clock,
+    ) {
+        resize(&mut work.normed, work.x.len());
         ops::rms_norm(&work.x, &layer.mlp_norm, self.config.norm_eps, &mut work.normed);
         clock.lap(Part::Elementwise);
-        layer.gate.apply(&work.normed, &mut work.gate, &mut work.turned);
-        layer.up.apply(&work.normed, &mut work.up, &mut work.turned);
-        clock.lap(Part::Products);
-        ops::silu_times(&mut work.gate, &work.up, self.config.intermediate);
-        clock.lap(Part::Elementwise);
-        layer.down.apply(&work.gate, &mut work.normed, &mut work.turned);
-        clock.lap(Part::Products);
-        ops::add(&mut work.x, &work.normed);
-    }
-}
-
-impl Linear {
-    fn build(
-        source: &mut impl Source,
-        name: &str,
-        rows: usize,
-        cols: usize,
-        bias: bool,
-    ) -> Result<Self> {
-        let weight = source.matrix(&format!("{name}.weight"), rows, cols)?;
-        let bias = match bias {
-            true => Some(source.vector(&format!("{name}.bias"), rows)?),
-            false => None,
-        };
-        Ok(Self { weight, bias })
-    }
-
-    fn apply(&self, x: &[f32], out: &mut Vec<f32>, turned: &mut Vec<f32>) {
-        resize(out, x.len() / self.weight.cols() * self.weight.rows());
-        self.weight.multiply(x, out, turned);
-        ops::add_bias(out, self.bias.as_deref());
+        match &layer.rest {
+            Rest::Mlp(mlp) => {
+                mlp.gate.apply(&work.normed, &mut work.mlp.gate, &mut work.turned);
+                mlp.up.apply(&work.normed, &mut work.mlp.up, &mut work.turned);
+                clock.lap(Part::Products);
+                mlp.activate(&mut work.mlp);
+                clock.lap(Part::Elementwise);
+                mlp.down.apply(&work.mlp.gate, &mut work.normed, &mut work.turned);
+                clock.lap(Part::Products);
+                ops::add(&mut work.x, &work.normed);
+            }
+            Rest::Experts(experts) => {
+                let (said, turned) = (&mut work.values, &mut work.turned);
+                experts.apply(&work.normed, said, &mut work.experts, turned);
+                clock.lap(Part::Products);
+                ops::add(&mut work.x, said);
+                if let Some(routes) = &mut work.routes {
+                    let chosen = positions.iter().zip(experts.routes(&work.experts));
+                    let routed = |(&position, experts)| Routed { layer: index, position, experts };
+                    routes.extend(chosen.map(routed));
+                }
+            }
+        }
     }
 }
 
 impl Layer {
     fn build(config: &ModelConfig, source: &mut impl Source, index: usize) -> Result<Self> {
-        let ModelConfig { hidden, intermediate, head_dim, .. } = *config;
-        let (q_width, kv_width) = (config.q_heads * head_dim, config.kv_heads * head_dim);
+        let ModelConfig { hidden, q_heads, head_dim, .. } = *config;
         let name = |part: &str| format!("model.layers.{index}.{part}");
-        let mut projection = |part: &str, rows, cols| {
-            let bias =
-                if part.starts_with("mlp") { config.mlp_bias } else { config.attention_bias };
-            Linear::build(source, &name(part), rows, cols, bias)
+        let bias = config.attention_bias;
+        let (projections, attended) = match config.latent {
+            Some(latent) => {
+                let (name, size) = (name("self_attn"), (hidden, q_heads));
+                let projections = Latent::build(source, &name, size, latent)?;
+                (Projections::Latent(projections), q_heads * latent.value)
+            }
+            None => (heads(config, source, name)?, q_heads * head_dim),
         };
-        let q = projection("self_attn.q_proj", q_width, hidden)?;
-        let k = projection("self_attn.k_proj", kv_width, hidden)?;
-        let v = projection("self_attn.v_proj", kv_width, hidden)?;
-        let o = projection("self_attn.o_proj", hidden, q_width)?;
-        let gate = projection("mlp.gate_proj", intermediate, hidden)?;
-        let up = projection("mlp.up_proj", intermediate, hidden)?;
-        let down = projection("mlp.down_proj", hidden, intermediate)?;
-        let mut norm = |part: &str, len| source.vector(&name(part), len);
-        let mut head_norm = |part: &str| match config.family {
-            Family::Qwen3 => norm(part, head_dim).map(Some),
-            Family::Llama => Ok(None),
+        let sinks = match config.family {
+            Family::GptOss => Some(source.vector(&name("self_attn.sinks"), q_heads)?),
+            _ => None,
         };
-        Ok(Self {
-            q_norm: head_norm("self_attn.q_norm.weight")?,
-            k_norm: head_norm("self_attn.k_norm.weight")?,
-            attention_norm: norm("input_layernorm.weight", hidden)?,
-            mlp_norm: norm("post_attention_layernorm.weight", hidden)?,
-            q,
-            k,
-            v,
-            o,
-            gate,
-            up,
-            down,
-        })
+        let o = Linear::build(source, &name("self_attn.o_proj"), hidden, attended, bias)?;
+        let rest = match config.experts.filter(|experts| index >= experts.first_layer) {
+            Some(experts) => Rest::Experts(Experts::build(source, &name("mlp"), hidden, experts)?),
+            None => {
+                let size = (hidden, config.intermediate);
+                Rest::Mlp(Mlp::build(source, &name("mlp"), size, config.mlp_bias)?)
+            }
+        };
+        let attention_norm = source.vector(&name("input_layernorm.weight"), hidden)?;
+        let mlp_norm = source.vector(&name("post_attention_layernorm.weight"), hidden)?;
+        Ok(Self { attention_norm, projections, sinks, o, mlp_norm, rest })
     }
 
-    fn linears(&self) -> [&Linear; 7] {
-        [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down]
+    /// Bytes of its matrices.
+    fn bytes(&self) -> usize {
+        let projections: usize = match &self.projections {
+            Projections::Heads { q, k, v, .. } => [q, k, v].map(|x| x.weight.bytes()).iter().sum(),
+            Projections::Latent(latent) => latent.matrices().map(Matrix::bytes).sum(),
+        };
+        let rest: usize = match &self.rest {
+            Rest::Mlp(mlp) => mlp.linears().map(|linear| linear.weight.bytes()).iter().sum(),
+            Rest::Experts(experts) => experts.linears().map(|linear| linear.weight.bytes()).sum(),
+        };
+        projections + self.o.weight.bytes() + rest
     }
 }
 
-/// Sets a buffer's length; what it holds is about to be overwritten.
-fn resize(buffer: &mut Vec<f32>, len: usize) {
-    buffer.resize(len, 0.0);
+/// Projections to heads of q, k and v.
+fn heads(
+    config: &ModelConfig,
+    source: &mut impl Source,
+    name: impl Fn(&str) -> String,
+) -> Result<Projections> {
+    let ModelConfig { hidden, q_heads, kv_heads, head_dim, attention_bias: bias, .. } = *config;
+    let (q_width, kv_width) = (q_heads * head_dim, kv_heads * head_dim);
+    let q = Linear::build(source, &name("self_attn.q_proj"), q_width, hidden, bias)?;
+    let k = Linear::build(source, &name("self_attn.k_proj"), kv_width, hidden, bias)?;
+    let v = Linear::build(source, &name("self_attn.v_proj"), kv_width, hidden, bias)?;
+    let mut norm = |part: &str| match config.family {
+        Family::Qwen3 => source.vector(&name(part), head_dim).map(Some),
+        _ => Ok(None),
+    };
+    let q_norm = norm("self_attn.q_norm.weight")?;
+    let k_norm = norm("self_attn.k_norm.weight")?;
+    Ok(Projections::Heads { q, k, v, q_norm, k_norm })
 }
 
 /// Random weights, for measuring a shape without its checkpoint: for each name another stretch of the SplitMix64 sequence,

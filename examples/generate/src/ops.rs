@@ -2,6 +2,8 @@
 
 use rayon::prelude::*;
 
+use crate::rope::Rope;
+
 /// Below so many elements one core is faster than waking the others.
 const PARALLEL_MIN: usize = 1 << 15;
 
@@ -44,14 +46,14 @@ pub struct Angles {
 
 impl Angles {
     /// Fills in the angles of these positions.
-    pub fn set(&mut self, frequencies: &[f32], positions: &[u32]) {
+    pub fn set(&mut self, rope: &Rope, positions: &[u32]) {
         self.cos.clear();
         self.sin.clear();
         for &position in positions {
-            for f in frequencies {
+            for f in &rope.frequencies {
                 let (sin, cos) = (position as f32 * f).sin_cos();
-                self.cos.push(cos);
-                self.sin.push(sin);
+                self.cos.push(cos * rope.amplitude);
+                self.sin.push(sin * rope.amplitude);
             }
         }
     }
@@ -80,6 +82,46 @@ pub fn norm_and_rotate(
                 low[i] = a * cos[i] - b * sin[i];
                 high[i] = b * cos[i] + a * sin[i];
             }
+        }
+    });
+}
+
+/// Rotates the last `rope` numbers of each head. `x` is `[tokens, heads, head]` by `(heads, head)`. Pairs are neighbours where
+/// they are interleaved, and stay where they are.
+pub fn rotate_ends(
+    x: &mut [f32],
+    (heads, head): (usize, usize),
+    rope: usize,
+    interleaved: bool,
+    angles: &Angles,
+) {
+    let half = rope / 2;
+    let place = |i: usize| if interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) };
+    for_rows(x, heads * head, |t, row| {
+        let at = t * half..(t + 1) * half;
+        let (cos, sin) = (&angles.cos[at.clone()], &angles.sin[at]);
+        for head in row.chunks_exact_mut(head) {
+            let (_, end) = head.split_at_mut(head.len() - rope);
+            for i in 0..half {
+                let (low, high) = place(i);
+                let (a, b) = (end[low], end[high]);
+                end[low] = a * cos[i] - b * sin[i];
+                end[high] = b * cos[i] + a * sin[i];
+            }
+        }
+    });
+}
+
+/// Where gpt-oss clamps.
+pub const SWIGLU_LIMIT: f32 = 7.0;
+
+/// `gate = gate * sigmoid(1.702 gate) * (up + 1)`, the gate clamped from above, up from both sides.
+pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], width: usize) {
+    for_rows(gate, width, |i, gate| {
+        let up = &up[i * width..(i + 1) * width];
+        for (gate, up) in gate.iter_mut().zip(up) {
+            let (x, y) = (gate.min(SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT));
+            *gate = x / (1.0 + (-1.702 * x).exp()) * (y + 1.0);
         }
     });
 }

@@ -1,6 +1,6 @@
 //! Rotary position embedding: from the config's two styles to one table of frequencies.
 //!
-//! Types `default`, `linear` and `llama3`. Not here: the rotation itself (`ops.rs`).
+//! Types `default`, `linear`, `llama3` and `yarn`. Not here: the rotation itself (`ops.rs`).
 
 use std::f64::consts::TAU;
 
@@ -12,6 +12,10 @@ use crate::error::{Error, Result};
 pub struct Rope {
     /// Radians per position, `[head_dim / 2]`.
     pub frequencies: Vec<f32>,
+    /// What rotated numbers are multiplied by.
+    pub amplitude: f32,
+    /// What DeepSeek multiplies the logits by, beside what heads say.
+    pub logit_factor: f32,
 }
 
 impl Rope {
@@ -40,19 +44,21 @@ impl Rope {
         }
         let mut frequencies: Vec<f64> =
             (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
-        if let Some(rope) = parameters.as_ref().or(scaling.as_ref()) {
+        let (mut amplitude, mut logit_factor) = (1.0, 1.0);
+        if let Some(rope) = parameters.as_ref().or(scaling.as_ref())
+            && kind(rope)? == "yarn"
+        {
+            (amplitude, logit_factor) = scale_yarn(rope, theta, &mut frequencies)?;
+        } else if let Some(rope) = parameters.as_ref().or(scaling.as_ref()) {
             scale(fields, rope, &mut frequencies)?;
         }
-        Ok(Self { frequencies: frequencies.into_iter().map(|f| f as f32).collect() })
+        let frequencies = frequencies.into_iter().map(|f| f as f32).collect();
+        Ok(Self { frequencies, amplitude: amplitude as f32, logit_factor: logit_factor as f32 })
     }
 }
 
 fn scale(config: &Fields<'_>, rope: &Fields<'_>, frequencies: &mut [f64]) -> Result<()> {
-    let kind = match rope.text("rope_type")? {
-        Some(kind) => kind,
-        None => rope.text("type")?.unwrap_or("default"),
-    };
-    match kind {
+    match kind(rope)? {
         "default" => Ok(()),
         "linear" => {
             let factor = at_least_one(rope, "factor")?;
@@ -61,11 +67,54 @@ fn scale(config: &Fields<'_>, rope: &Fields<'_>, frequencies: &mut [f64]) -> Res
         }
         "llama3" => scale_llama3(rope, frequencies),
         other => {
-            let what =
-                format!("rope type {other:?} is not implemented, only default, linear and llama3");
-            Err(config.wrong(&what))
+            let what = "default, linear, llama3 and yarn";
+            Err(config.wrong(&format!("rope type {other:?} is not implemented, only {what}")))
         }
     }
+}
+
+fn kind<'a>(rope: &Fields<'a>) -> Result<&'a str> {
+    match rope.text("rope_type")? {
+        Some(kind) => Ok(kind),
+        None => Ok(rope.text("type")?.unwrap_or("default")),
+    }
+}
+
+/// YaRN (arXiv:2309.00071): pairs that turn often over the length trained on keep their frequency, those that turn seldom
+/// are stretched by `factor`, those between are blended by place. Gives the amplitude, and DeepSeek's factor of logits.
+fn scale_yarn(rope: &Fields<'_>, theta: f64, frequencies: &mut [f64]) -> Result<(f64, f64)> {
+    let factor = at_least_one(rope, "factor")?;
+    let trained_len = rope.number("original_max_position_embeddings")?;
+    let (fast, slow) = (rope.number_or("beta_fast", 32.0)?, rope.number_or("beta_slow", 1.0)?);
+    if trained_len <= 0.0 || slow <= 0.0 || fast < slow {
+        return Err(rope.wrong(&format!(
+            "yarn rope needs 0 < beta_slow <= beta_fast and a length, not {slow}, {fast} and {trained_len}"
+        )));
+    }
+    let dim = 2.0 * frequencies.len() as f64;
+    // The place of the pair that turns so often over the length trained on.
+    let place = |turns: f64| dim * (trained_len / (turns * TAU)).ln() / (2.0 * theta.ln());
+    let (mut low, mut high) = (place(fast), place(slow));
+    if rope.get("truncate").is_none() || rope.flag("truncate")? {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    (low, high) = (low.max(0.0), high.min(dim - 1.0));
+    if low == high {
+        high += 0.001;
+    }
+    for (i, f) in frequencies.iter_mut().enumerate() {
+        let stretched = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        *f = *f / factor * stretched + *f * (1.0 - stretched);
+    }
+    let grown = |by: f64| 0.1 * by * factor.ln() + 1.0;
+    let (some, all) = (rope.number_or("mscale", 0.0)?, rope.number_or("mscale_all_dim", 0.0)?);
+    let amplitude = match rope.get("attention_factor") {
+        Some(_) => rope.number("attention_factor")?,
+        None if some != 0.0 && all != 0.0 => grown(some) / grown(all),
+        None => grown(1.0),
+    };
+    let logit_factor = if all == 0.0 { 1.0 } else { grown(all).powi(2) };
+    Ok((amplitude, logit_factor))
 }
 
 /// Llama 3.1: long wavelengths are stretched by `factor`, short ones stay, those between are blended.

@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kvarena::{
-    Capacity, CpuOptions, EngineConfig, EngineError, KvDtype, KvShape, PoolConfig, PrefixMode,
-    Scaling,
+    Capacity, CpuOptions, EngineConfig, EngineError, KvDtype, PoolConfig, PrefixMode, Scaling,
 };
 use serde_json::{Value, json};
 
@@ -144,7 +143,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     let dtype = if args.calibrate.is_some() { KvDtype::F32 } else { args.kv_dtype.into() };
     let mut pool = PoolConfig {
         layers: model.layers as u32,
-        shape: KvShape::heads(model.kv_heads as u32, model.head_dim as u32),
+        shape: model.kv_shape(),
         dtype,
         scaling: if dtype.is_quantised() { args.kv_scales.into() } else { Scaling::Static },
         page_size: args.page_size,

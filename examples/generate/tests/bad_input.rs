@@ -64,8 +64,8 @@ fn configs_that_no_model_here_has() {
     );
     refuses_config(
         "llama-tiny",
-        |c| c["rope_parameters"]["rope_type"] = json!("yarn"),
-        &["yarn", "rope"],
+        |c| c["rope_parameters"]["rope_type"] = json!("dynamic"),
+        &["dynamic", "rope"],
     );
     refuses_config("llama-tiny", |c| c["rope_parameters"] = json!("x"), &["rope_parameters"]);
     refuses_config(

@@ -14,8 +14,8 @@ use generate::sample::Sampling;
 use generate::server::{Policy, Server, Sink};
 use generate::stream::Stream;
 use kvarena::{
-    Capacity, Cpu, CpuOptions, Engine, EngineConfig, KvDtype, KvScales, KvShape, Layout,
-    PoolConfig, PrefixMode, Scaling, Stats,
+    Capacity, Cpu, CpuOptions, Engine, EngineConfig, KvDtype, KvScales, Layout, PoolConfig,
+    PrefixMode, Scaling, Stats,
 };
 
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
@@ -99,7 +99,7 @@ fn serve_by<R: Runner<Backend = Cpu>>(
     let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
     let pool = PoolConfig {
         layers: model.layers as u32,
-        shape: KvShape::heads(model.kv_heads as u32, model.head_dim as u32),
+        shape: model.kv_shape(),
         dtype: setting.dtype,
         scaling,
         page_size: setting.page_size,
@@ -214,6 +214,69 @@ golden! {
     llama_f32_overlap: "llama-tiny", F32, true;
     llama_f16_overlap: "llama-tiny", F16, true;
     llama_bf16_overlap: "llama-tiny", Bf16, true;
+    deepseek_f32: "deepseek-tiny", F32, false;
+    deepseek_f32_overlap: "deepseek-tiny", F32, true;
+    gpt_oss_f32: "gpt-oss-tiny", F32, false;
+    gpt_oss_f32_overlap: "gpt-oss-tiny", F32, true;
+}
+
+/// What pools of 16 bits change in mixtures of experts: each token that is another one, and whether some expert of the
+/// tokens up to there was. Prompts one by one, without reuse, so that both runs compute the same tokens in the same order.
+#[test]
+fn rounded_pools_of_mixtures_say_what_they_change() {
+    for name in common::MIXTURES {
+        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let cases = common::cases(name);
+        let mut changed = Vec::new();
+        for (number, case) in cases.iter().enumerate() {
+            let request = requests(std::slice::from_ref(case));
+            let run = |dtype, scaling| {
+                let setting = Setting {
+                    dtype,
+                    page_size: 16,
+                    layout: Layout::PageFirst,
+                    prefix: PrefixMode::None,
+                    way: Way::OneByOne,
+                    overlap: false,
+                    fail_every: None,
+                };
+                let runner = CpuRunner::new(&model).keep_routes();
+                let (ran, server) = serve_by(runner, &request, setting, scaling, None);
+                (ran.heard.tokens[&(0, 0)].clone(), server.runner().routes().to_vec())
+            };
+            let (exact, exact_routes) = run(KvDtype::F32, Scaling::Static);
+            assert_eq!(exact, case.tokens, "{name}, case {number}");
+            let fp8 = (KvDtype::Fp8E4M3, Scaling::ByToken);
+            let fp8 = (model.config.latent.is_none()).then_some(fp8);
+            let rounded = [KvDtype::F16, KvDtype::Bf16].map(|dtype| (dtype, Scaling::Static));
+            for (dtype, scaling) in rounded.into_iter().chain(fp8) {
+                let (said, routes) = run(dtype, scaling);
+                let at = said.iter().zip(&exact).position(|(x, y)| x != y);
+                let computed = at.map_or(usize::MAX, |at| case.prompt.len() + at);
+                let same = exact_routes
+                    .iter()
+                    .zip(&routes)
+                    .filter(|(x, _)| (x.position as usize) < computed);
+                let flips: Vec<_> = same.filter(|(x, y)| x != y).collect();
+                if let Some((was, is)) = flips.first() {
+                    println!(
+                        "{name}, case {number}, {dtype:?}: {} routes flip, first {was:?} to {:?}",
+                        flips.len(),
+                        is.experts
+                    );
+                }
+                if let Some(at) = at {
+                    println!(
+                        "{name}, case {number}, {dtype:?}: token {at} is {}, not {}",
+                        said[at], exact[at]
+                    );
+                    changed.push((dtype, number));
+                }
+            }
+        }
+        changed.retain(|(dtype, _)| !dtype.is_quantised());
+        assert_eq!(changed, [], "{name}: the prompts were chosen so that 16 bits do");
+    }
 }
 
 /// Of equal prompts that come at once one is computed, and the others wait for it.

@@ -8,7 +8,7 @@ use generate::model::Model;
 
 #[test]
 fn the_model_alone_says_the_golden_tokens() {
-    for name in common::MODELS {
+    for name in common::MODELS.into_iter().chain(common::MIXTURES) {
         let model = Model::read(&common::dir(name)).expect("the golden model loads");
         for (number, case) in common::cases(name).iter().enumerate() {
             for chunk in [usize::MAX, 7] {

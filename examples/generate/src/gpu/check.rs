@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use kvarena::backend::cuda::Cuda;
-use kvarena::{Capacity, Engine, EngineConfig, KvDtype, KvShape, Layout, PoolConfig, PrefixMode};
+use kvarena::{Capacity, Engine, EngineConfig, KvDtype, Layout, PoolConfig, PrefixMode};
 
 use super::device::Device;
 use super::error::GpuError;
@@ -238,7 +238,7 @@ impl Case {
         };
         let pool = PoolConfig {
             layers: config.layers as u32,
-            shape: KvShape::heads(config.kv_heads as u32, config.head_dim as u32),
+            shape: config.kv_shape(),
             dtype: KvDtype::Bf16,
             page_size: setting.page_size,
             capacity: Capacity::Pages(tokens.div_ceil(setting.page_size)),

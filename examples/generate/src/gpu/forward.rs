@@ -18,7 +18,7 @@ use super::error::GpuError;
 use super::kernels::{EmbedParams, RopeStoreParams, SampleParams};
 use super::products::{AHEAD_BYTES, Choice, Op, Operands, Product, Products, Widths, padded_rows};
 use super::weights::Weights;
-use crate::config::ModelConfig;
+use crate::config::{Family, ModelConfig};
 
 /// The widest row that a block of 1,024 threads norms.
 const HIDDEN_MAX: usize = 8192;
@@ -469,6 +469,15 @@ fn qkv_width(config: &ModelConfig) -> usize {
 /// # Errors
 /// Names what it is.
 pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
+    let missing = |what| Err(GpuError::Missing { what });
+    match config.family {
+        Family::Llama | Family::Qwen3 => {}
+        Family::DeepseekV3 => return missing("a latent attention"),
+        Family::GptOss => return missing("a mixture of experts"),
+    }
+    if config.rope.amplitude != 1.0 {
+        return missing("a rope that changes lengths");
+    }
     let (head_dim, group) = (config.head_dim, config.q_heads / config.kv_heads);
     if ![64, 128, 256].contains(&head_dim) || group > 16 {
         return Err(GpuError::Heads { head_dim, group });

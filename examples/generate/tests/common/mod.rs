@@ -8,8 +8,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// The golden models of the root package's test data.
+/// The golden models of the root package's test data with heads of K and V and one MLP a layer.
 pub const MODELS: [&str; 2] = ["qwen3-tiny", "llama-tiny"];
+
+/// Those with experts: latent rows, and sinks.
+pub const MIXTURES: [&str; 2] = ["deepseek-tiny", "gpt-oss-tiny"];
 
 /// A golden model's directory.
 pub fn dir(model: &str) -> PathBuf {

@@ -1,0 +1,318 @@
+//! Mixtures of experts: which experts a token goes to, and the sum of what they say.
+//!
+//! DeepSeek V3: sigmoid scores, chosen with a correction bias from the best groups, weighted without it, beside a shared
+//! expert that all tokens go to. gpt-oss: the softmax of the chosen logits. Sums go by ascending expert.
+
+use crate::config::{Family, Fields};
+use crate::error::Result;
+use crate::linear::{Activation, Linear, Mlp, MlpWork, resize};
+use crate::matrix::Matrix;
+use crate::model::Source;
+use crate::ops::SWIGLU_LIMIT as LIMIT;
+
+/// How scores become weights.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Routing {
+    /// DeepSeek V3.
+    Grouped {
+        /// Groups of neighbouring experts.
+        groups: usize,
+        /// Groups that experts are chosen from: those whose best two experts score most.
+        kept: usize,
+        /// Whether the weights are divided by their sum.
+        normalised: bool,
+        /// What the weights are multiplied by then.
+        scaling: f32,
+    },
+    /// gpt-oss.
+    Softmax,
+}
+
+/// The experts of a model.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ExpertsConfig {
+    /// The first layer that has some.
+    pub first_layer: usize,
+    /// Experts.
+    pub count: usize,
+    /// Experts of one token.
+    pub per_token: usize,
+    /// Width of one.
+    pub intermediate: usize,
+    /// Width of the one that all tokens go to; 0: there is none.
+    pub shared: usize,
+    /// How they are chosen.
+    pub routing: Routing,
+}
+
+impl ExpertsConfig {
+    /// Those of a family that has some.
+    ///
+    /// # Errors
+    /// A field that is missing, does not fit the others, or asks for what is not computed.
+    pub fn parse(fields: &Fields<'_>, family: Family) -> Result<Option<Self>> {
+        let config = match family {
+            Family::Llama | Family::Qwen3 => return Ok(None),
+            Family::DeepseekV3 => Self::deepseek(fields)?,
+            Family::GptOss => {
+                if fields.number_or("swiglu_limit", LIMIT.into())? != f64::from(LIMIT) {
+                    return Err(
+                        fields.wrong(&format!("swiglu_limit is implemented as {LIMIT} only"))
+                    );
+                }
+                Self {
+                    first_layer: 0,
+                    count: fields.size("num_local_experts")?,
+                    per_token: fields.size_or("num_experts_per_tok", 4)?,
+                    intermediate: fields.size("intermediate_size")?,
+                    shared: 0,
+                    routing: Routing::Softmax,
+                }
+            }
+        };
+        let Self { count, per_token, .. } = config;
+        if per_token > count {
+            let what = format!("num_experts_per_tok {per_token} is more than {count} experts");
+            return Err(fields.wrong(&what));
+        }
+        Ok(Some(config))
+    }
+
+    fn deepseek(fields: &Fields<'_>) -> Result<Self> {
+        for (name, wanted) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+            let kind = fields.text(name)?.unwrap_or(wanted);
+            if kind != wanted {
+                let what = format!("{name} {kind:?} is not implemented, only {wanted:?}");
+                return Err(fields.wrong(&what));
+            }
+        }
+        if fields.size_or("moe_layer_freq", 1)? != 1 {
+            return Err(fields.wrong("moe_layer_freq is implemented as 1 only"));
+        }
+        let count = fields.size("n_routed_experts")?;
+        let groups = fields.size_or("n_group", 1)?;
+        let kept = fields.size_or("topk_group", 1)?;
+        let per_group = count / groups;
+        if !count.is_multiple_of(groups) || kept > groups || per_group < 2 {
+            let what =
+                format!("{count} experts do not make {groups} groups, of which {kept} are kept");
+            return Err(fields.wrong(&what));
+        }
+        let per_token = fields.size("num_experts_per_tok")?;
+        if per_token > kept * per_group {
+            let what = format!("num_experts_per_tok {per_token} is more than {kept} groups have");
+            return Err(fields.wrong(&what));
+        }
+        let intermediate = fields.size("moe_intermediate_size")?;
+        let normalised = match fields.get("norm_topk_prob") {
+            Some(_) => fields.flag("norm_topk_prob")?,
+            None => true,
+        };
+        Ok(Self {
+            first_layer: fields.count_or("first_k_dense_replace", 0)?,
+            count,
+            per_token,
+            intermediate,
+            shared: intermediate * fields.count_or("n_shared_experts", 0)?,
+            routing: Routing::Grouped {
+                groups,
+                kept,
+                normalised,
+                scaling: fields.number_or("routed_scaling_factor", 1.0)? as f32,
+            },
+        })
+    }
+}
+
+/// Which experts a token went to in a layer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Routed {
+    /// The layer.
+    pub layer: usize,
+    /// The token's position.
+    pub position: u32,
+    /// Its experts, ascending.
+    pub experts: Vec<usize>,
+}
+
+/// One layer's experts.
+pub struct Experts {
+    config: ExpertsConfig,
+    router: Linear,
+    correction: Option<Vec<f32>>,
+    list: Vec<Mlp>,
+    shared: Option<Mlp>,
+}
+
+/// What experts compute with, reused.
+#[derive(Default)]
+pub struct ExpertsWork {
+    logits: Vec<f32>,
+    /// `[tokens, per_token]`: experts and their weights.
+    chosen: Vec<(usize, f32)>,
+    rows: Vec<usize>,
+    x: Vec<f32>,
+    y: Vec<f32>,
+    mlp: MlpWork,
+}
+
+impl Experts {
+    /// Takes the tensors of `NAME`, a layer's `mlp`.
+    ///
+    /// # Errors
+    /// One is missing or of another shape.
+    pub fn build(
+        source: &mut impl Source,
+        name: &str,
+        hidden: usize,
+        config: ExpertsConfig,
+    ) -> Result<Self> {
+        let ExpertsConfig { count, intermediate, .. } = config;
+        if config.routing == Routing::Softmax {
+            let router = Linear::build(source, &format!("{name}.router"), count, hidden, true)?;
+            let list = packed_experts(source, &format!("{name}.experts"), hidden, config)?;
+            return Ok(Self { config, router, correction: None, list, shared: None });
+        }
+        let router = Linear::build(source, &format!("{name}.gate"), count, hidden, false)?;
+        let correction = source.vector(&format!("{name}.gate.e_score_correction_bias"), count)?;
+        let mut mlp = |part: String, width| {
+            Mlp::build(source, &format!("{name}.{part}"), (hidden, width), false)
+        };
+        let list = (0..count).map(|i| mlp(format!("experts.{i}"), intermediate));
+        let list = list.collect::<Result<_>>()?;
+        let shared = match config.shared {
+            0 => None,
+            width => Some(mlp("shared_experts".into(), width)?),
+        };
+        Ok(Self { config, router, correction: Some(correction), list, shared })
+    }
+
+    /// Its projections.
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        let mlps = self.list.iter().chain(&self.shared);
+        mlps.flat_map(Mlp::linears).chain([&self.router])
+    }
+
+    /// `out[t]` = the weighted sum of what `x[t]`'s experts say, and what the shared one says.
+    pub fn apply(
+        &self,
+        x: &[f32],
+        out: &mut Vec<f32>,
+        work: &mut ExpertsWork,
+        turned: &mut Vec<f32>,
+    ) {
+        let hidden = self.router.weight.cols();
+        self.router.apply(x, &mut work.logits, turned);
+        work.chosen.clear();
+        for logits in work.logits.chunks_exact(self.config.count) {
+            self.choose(logits, &mut work.chosen);
+        }
+        match &self.shared {
+            Some(shared) => shared.apply(x, out, &mut work.mlp, turned),
+            None => {
+                out.clear();
+                resize(out, x.len());
+            }
+        }
+        for (number, expert) in self.list.iter().enumerate() {
+            work.rows.clear();
+            work.x.clear();
+            for (token, chosen) in work.chosen.chunks_exact(self.config.per_token).enumerate() {
+                if chosen.iter().any(|one| one.0 == number) {
+                    work.rows.push(token);
+                    work.x.extend_from_slice(&x[token * hidden..(token + 1) * hidden]);
+                }
+            }
+            if work.rows.is_empty() {
+                continue;
+            }
+            expert.apply(&work.x, &mut work.y, &mut work.mlp, turned);
+            for (&token, said) in work.rows.iter().zip(work.y.chunks_exact(hidden)) {
+                let per_token = self.config.per_token;
+                let chosen = &work.chosen[token * per_token..(token + 1) * per_token];
+                let weight = chosen.iter().find(|one| one.0 == number).expect("it was chosen").1;
+                let out = &mut out[token * hidden..(token + 1) * hidden];
+                out.iter_mut().zip(said).for_each(|(out, said)| *out += weight * said);
+            }
+        }
+    }
+
+    /// Which experts the tokens of the last call went to, ascending.
+    pub fn routes<'a>(&self, work: &'a ExpertsWork) -> impl Iterator<Item = Vec<usize>> + 'a {
+        work.chosen.chunks_exact(self.config.per_token).map(|chosen| {
+            let mut experts: Vec<_> = chosen.iter().map(|one| one.0).collect();
+            experts.sort_unstable();
+            experts
+        })
+    }
+
+    /// One token's experts and their weights.
+    fn choose(&self, logits: &[f32], chosen: &mut Vec<(usize, f32)>) {
+        let first = chosen.len();
+        let take = self.config.per_token;
+        let Routing::Grouped { groups, kept, normalised, scaling } = self.config.routing else {
+            chosen.extend(best(logits, take).into_iter().map(|i| (i, logits[i])));
+            let top = chosen[first].1;
+            chosen[first..].iter_mut().for_each(|one| one.1 = (one.1 - top).exp());
+            let sum: f32 = chosen[first..].iter().map(|one| one.1).sum();
+            chosen[first..].iter_mut().for_each(|one| one.1 /= sum);
+            return;
+        };
+        let scores: Vec<f32> = logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
+        let correction = self.correction.as_ref().expect("grouped routing has one");
+        let mut asked: Vec<f32> = scores.iter().zip(correction).map(|(x, y)| x + y).collect();
+        let size = asked.len() / groups;
+        let of_group = |group: &[f32]| best(group, 2).into_iter().map(|i| group[i]).sum::<f32>();
+        let of_groups: Vec<f32> = asked.chunks_exact(size).map(of_group).collect();
+        let kept = best(&of_groups, kept);
+        for (group, asked) in asked.chunks_exact_mut(size).enumerate() {
+            if !kept.contains(&group) {
+                asked.fill(0.0); // As the reference does, which is not to say: never chosen.
+            }
+        }
+        chosen.extend(best(&asked, take).into_iter().map(|i| (i, scores[i])));
+        let sum: f32 = chosen[first..].iter().map(|one| one.1).sum();
+        let divisor = if normalised { sum + 1e-20 } else { 1.0 };
+        chosen[first..].iter_mut().for_each(|one| one.1 = one.1 / divisor * scaling);
+    }
+}
+
+/// Places of the `count` largest, the largest first; of equal ones those that come first.
+fn best(numbers: &[f32], count: usize) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..numbers.len()).collect();
+    places.sort_by(|&a, &b| numbers[b].total_cmp(&numbers[a]));
+    places.truncate(count);
+    places
+}
+
+/// gpt-oss: all experts in one tensor, turned; rows of gate and up take turns.
+fn packed_experts(
+    source: &mut impl Source,
+    name: &str,
+    hidden: usize,
+    config: ExpertsConfig,
+) -> Result<Vec<Mlp>> {
+    let ExpertsConfig { count, intermediate, .. } = config;
+    let both = 2 * intermediate;
+    let gate_up = source.stack(&format!("{name}.gate_up_proj"), count, hidden, both)?;
+    let gate_up_bias = source.matrix(&format!("{name}.gate_up_proj_bias"), count, both)?;
+    let down = source.stack(&format!("{name}.down_proj"), count, intermediate, hidden)?;
+    let down_bias = source.matrix(&format!("{name}.down_proj_bias"), count, hidden)?;
+    let row = |matrix: &Matrix, i: usize| {
+        let mut row = vec![0.0; matrix.cols()];
+        matrix.row(i, &mut row);
+        row
+    };
+    let mlp = |i: usize| {
+        let turned = gate_up.part(i * hidden..(i + 1) * hidden).turned();
+        let bias = row(&gate_up_bias, i);
+        let half = |side: usize| Linear {
+            weight: turned.every_other(side),
+            bias: Some(bias.iter().skip(side).step_by(2).copied().collect()),
+        };
+        let weight = down.part(i * intermediate..(i + 1) * intermediate).turned();
+        let down = Linear { weight, bias: Some(row(&down_bias, i)) };
+        Mlp { gate: half(0), up: half(1), down, activation: Activation::Clamped }
+    };
+    Ok((0..count).map(mlp).collect())
+}

@@ -1,0 +1,205 @@
+//! Latent attention (DeepSeek V3): one row a token, of which all heads make their K and V.
+//!
+//! What makes K of a row is multiplied into q instead, and what makes V into what was attended, so that attention reads
+//! the rows as they are stored: `q_h (W_h c) = (W_h^T q_h) c`. Of a row the first `rank` numbers are the latent, normed;
+//! the last `rope` are rotated, and so are the last of each head of q.
+
+use crate::config::Fields;
+use crate::error::Result;
+use crate::linear::{Linear, resize};
+use crate::matrix::Matrix;
+use crate::model::Source;
+use crate::ops::{self, Angles};
+
+/// The norms inside have an epsilon of their own, whatever the config says of the others.
+const EPS: f32 = 1e-6;
+
+/// Sizes of a latent attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LatentConfig {
+    /// Width that q is made over, if it is.
+    pub q_rank: Option<usize>,
+    /// Numbers of a row that K and V share.
+    pub rank: usize,
+    /// Rotated ones behind them.
+    pub rope: usize,
+    /// Numbers of a head of K that are not rotated.
+    pub nope: usize,
+    /// Numbers of a head of V.
+    pub value: usize,
+    /// Whether the numbers that turn together are neighbours, or half a head apart.
+    pub interleaved: bool,
+}
+
+impl LatentConfig {
+    /// Reads the sizes.
+    ///
+    /// # Errors
+    /// A field that is missing or makes no sense.
+    pub fn parse(fields: &Fields<'_>) -> Result<Self> {
+        let rope = fields.size("qk_rope_head_dim")?;
+        if !rope.is_multiple_of(2) {
+            return Err(fields.wrong(&format!("qk_rope_head_dim {rope} is odd")));
+        }
+        let interleaved = match fields.get("rope_interleave") {
+            Some(_) => fields.flag("rope_interleave")?,
+            None => true,
+        };
+        Ok(Self {
+            q_rank: fields.get("q_lora_rank").map(|_| fields.size("q_lora_rank")).transpose()?,
+            rank: fields.size("kv_lora_rank")?,
+            rope,
+            nope: fields.size("qk_nope_head_dim")?,
+            value: fields.size("v_head_dim")?,
+            interleaved,
+        })
+    }
+}
+
+/// What makes q of x.
+enum Query {
+    Whole(Linear),
+    /// Over a narrow, normed width.
+    Narrow {
+        down: Linear,
+        norm: Vec<f32>,
+        up: Linear,
+    },
+}
+
+/// One layer's projections.
+pub struct Latent {
+    config: LatentConfig,
+    heads: usize,
+    query: Query,
+    rows: Linear,
+    norm: Vec<f32>,
+    /// For each head, `[rank, nope]`.
+    into_q: Vec<Matrix>,
+    /// For each head, `[value, rank]`.
+    out_of: Vec<Matrix>,
+}
+
+/// What it computes with, reused.
+#[derive(Default)]
+pub struct LatentWork {
+    narrow: Vec<f32>,
+    narrow_normed: Vec<f32>,
+    /// `[tokens, heads, nope + rope]`
+    q: Vec<f32>,
+    /// One head, before and after a product.
+    from: Vec<f32>,
+    to: Vec<f32>,
+    latent: Vec<f32>,
+}
+
+impl Latent {
+    /// Takes the tensors of `NAME`, a layer's `self_attn`.
+    ///
+    /// # Errors
+    /// One is missing or of another shape.
+    pub fn build(
+        source: &mut impl Source,
+        name: &str,
+        (hidden, heads): (usize, usize),
+        config: LatentConfig,
+    ) -> Result<Self> {
+        let LatentConfig { rank, rope, nope, value, .. } = config;
+        let q_width = heads * (nope + rope);
+        let part = |part: &str| format!("{name}.{part}");
+        let query = match config.q_rank {
+            None => Query::Whole(Linear::build(source, &part("q_proj"), q_width, hidden, false)?),
+            Some(narrow) => Query::Narrow {
+                down: Linear::build(source, &part("q_a_proj"), narrow, hidden, false)?,
+                norm: source.vector(&part("q_a_layernorm.weight"), narrow)?,
+                up: Linear::build(source, &part("q_b_proj"), q_width, narrow, false)?,
+            },
+        };
+        let rows_name = part("kv_a_proj_with_mqa");
+        let rows = Linear::build(source, &rows_name, rank + rope, hidden, false)?;
+        let norm = source.vector(&part("kv_a_layernorm.weight"), rank)?;
+        let both = source.matrix(&part("kv_b_proj.weight"), heads * (nope + value), rank)?;
+        let first = |head: usize| head * (nope + value);
+        let into_q = (0..heads).map(|h| both.part(first(h)..first(h) + nope).turned()).collect();
+        let out_of = (0..heads).map(|h| both.part(first(h) + nope..first(h + 1))).collect();
+        Ok(Self { config, heads, query, rows, norm, into_q, out_of })
+    }
+
+    /// Matrices of it.
+    pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let query = match &self.query {
+            Query::Whole(q) => [Some(q), None],
+            Query::Narrow { down, up, .. } => [Some(down), Some(up)],
+        };
+        let linears = query.into_iter().flatten().chain([&self.rows]);
+        linears.map(|linear| &linear.weight).chain(&self.into_q).chain(&self.out_of)
+    }
+
+    /// Rows of q, `[tokens, heads, rank + rope]`, and those to store, `[tokens, rank + rope]`, of the normed x.
+    pub fn project(
+        &self,
+        x: &[f32],
+        angles: &Angles,
+        [q, k]: [&mut Vec<f32>; 2],
+        work: &mut LatentWork,
+        turned: &mut Vec<f32>,
+    ) {
+        let LatentConfig { rank, rope, nope, interleaved, .. } = self.config;
+        match &self.query {
+            Query::Whole(whole) => whole.apply(x, &mut work.q, turned),
+            Query::Narrow { down, norm, up } => {
+                down.apply(x, &mut work.narrow, turned);
+                resize(&mut work.narrow_normed, work.narrow.len());
+                ops::rms_norm(&work.narrow, norm, EPS, &mut work.narrow_normed);
+                up.apply(&work.narrow_normed, &mut work.q, turned);
+            }
+        }
+        ops::rotate_ends(&mut work.q, (self.heads, nope + rope), rope, interleaved, angles);
+        let (head, row) = (nope + rope, rank + rope);
+        let tokens = work.q.len() / (self.heads * head);
+        resize(q, tokens * self.heads * row);
+        for (h, into_q) in self.into_q.iter().enumerate() {
+            work.from.clear();
+            for q in work.q.chunks_exact(head).skip(h).step_by(self.heads) {
+                work.from.extend_from_slice(&q[..nope]);
+            }
+            resize(&mut work.to, tokens * rank);
+            into_q.multiply(&work.from, &mut work.to, turned);
+            let heads = work.q.chunks_exact(head).zip(q.chunks_exact_mut(row)).skip(h);
+            for ((from, q), to) in heads.step_by(self.heads).zip(work.to.chunks_exact(rank)) {
+                q[..rank].copy_from_slice(to);
+                q[rank..].copy_from_slice(&from[nope..]);
+            }
+        }
+        self.rows.apply(x, k, turned);
+        ops::rotate_ends(k, (1, row), rope, interleaved, angles);
+        resize(&mut work.latent, rank);
+        for row in k.chunks_exact_mut(row) {
+            ops::rms_norm(&row[..rank], &self.norm, EPS, &mut work.latent);
+            row[..rank].copy_from_slice(&work.latent);
+        }
+    }
+
+    /// Heads of V, `[tokens, heads, value]`, of what was attended, `[tokens, heads, rank]`.
+    pub fn values(
+        &self,
+        attended: &[f32],
+        out: &mut Vec<f32>,
+        work: &mut LatentWork,
+        turned: &mut Vec<f32>,
+    ) {
+        let LatentConfig { rank, value, .. } = self.config;
+        let tokens = attended.len() / (self.heads * rank);
+        resize(out, tokens * self.heads * value);
+        for (h, out_of) in self.out_of.iter().enumerate() {
+            work.from.clear();
+            for row in attended.chunks_exact(rank).skip(h).step_by(self.heads) {
+                work.from.extend_from_slice(row);
+            }
+            resize(&mut work.to, tokens * value);
+            out_of.multiply(&work.from, &mut work.to, turned);
+            let heads = out.chunks_exact_mut(value).skip(h).step_by(self.heads);
+            heads.zip(work.to.chunks_exact(value)).for_each(|(out, to)| out.copy_from_slice(to));
+        }
+    }
+}

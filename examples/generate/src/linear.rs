@@ -1,0 +1,122 @@
+//! Projections, and the MLP that is made of three of them.
+
+use crate::error::Result;
+use crate::matrix::Matrix;
+use crate::model::Source;
+use crate::ops;
+
+/// A projection.
+pub struct Linear {
+    /// `[out, in]`
+    pub weight: Matrix,
+    /// `[out]`
+    pub bias: Option<Vec<f32>>,
+}
+
+impl Linear {
+    /// Takes `NAME.weight`, `[rows, cols]`, and with `bias` `NAME.bias`.
+    ///
+    /// # Errors
+    /// One is missing or of another shape.
+    pub fn build(
+        source: &mut impl Source,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        bias: bool,
+    ) -> Result<Self> {
+        let weight = source.matrix(&format!("{name}.weight"), rows, cols)?;
+        let bias = match bias {
+            true => Some(source.vector(&format!("{name}.bias"), rows)?),
+            false => None,
+        };
+        Ok(Self { weight, bias })
+    }
+
+    /// `out = weight * x + bias` for rows of x.
+    pub fn apply(&self, x: &[f32], out: &mut Vec<f32>, turned: &mut Vec<f32>) {
+        resize(out, x.len() / self.weight.cols() * self.weight.rows());
+        self.weight.multiply(x, out, turned);
+        ops::add_bias(out, self.bias.as_deref());
+    }
+}
+
+/// What an MLP makes of its gate and its up projection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    /// `silu(gate) * up`
+    Silu,
+    /// gpt-oss: both clamped, `gate * sigmoid(1.702 gate) * (up + 1)`.
+    Clamped,
+}
+
+/// An MLP: `down(activation(gate, up))`.
+pub struct Mlp {
+    /// `[intermediate, hidden]`
+    pub gate: Linear,
+    /// `[intermediate, hidden]`
+    pub up: Linear,
+    /// `[hidden, intermediate]`
+    pub down: Linear,
+    /// What stands between them.
+    pub activation: Activation,
+}
+
+/// What an MLP computes with, reused.
+#[derive(Default)]
+pub struct MlpWork {
+    /// `[tokens, intermediate]`
+    pub gate: Vec<f32>,
+    /// `[tokens, intermediate]`
+    pub up: Vec<f32>,
+}
+
+impl Mlp {
+    /// Takes `NAME.gate_proj`, `NAME.up_proj` and `NAME.down_proj`.
+    ///
+    /// # Errors
+    /// One is missing or of another shape.
+    pub fn build(
+        source: &mut impl Source,
+        name: &str,
+        (hidden, intermediate): (usize, usize),
+        bias: bool,
+    ) -> Result<Self> {
+        let mut projection = |part: &str, rows, cols| {
+            Linear::build(source, &format!("{name}.{part}_proj"), rows, cols, bias)
+        };
+        Ok(Self {
+            gate: projection("gate", intermediate, hidden)?,
+            up: projection("up", intermediate, hidden)?,
+            down: projection("down", hidden, intermediate)?,
+            activation: Activation::Silu,
+        })
+    }
+
+    /// What is to be multiplied by `down`, in `work.gate`.
+    pub fn activate(&self, work: &mut MlpWork) {
+        let width = self.gate.weight.rows();
+        match self.activation {
+            Activation::Silu => ops::silu_times(&mut work.gate, &work.up, width),
+            Activation::Clamped => ops::clamped_swiglu(&mut work.gate, &work.up, width),
+        }
+    }
+
+    /// All of it.
+    pub fn apply(&self, x: &[f32], out: &mut Vec<f32>, work: &mut MlpWork, turned: &mut Vec<f32>) {
+        self.gate.apply(x, &mut work.gate, turned);
+        self.up.apply(x, &mut work.up, turned);
+        self.activate(work);
+        self.down.apply(&work.gate, out, turned);
+    }
+
+    /// Its projections.
+    pub fn linears(&self) -> [&Linear; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+}
+
+/// Sets a buffer's length; what it holds is about to be overwritten.
+pub fn resize(buffer: &mut Vec<f32>, len: usize) {
+    buffer.resize(len, 0.0);
+}

@@ -3,6 +3,7 @@
 //! Not here: the shape of K and V memory (`layout/`), the bytes that an engine takes (`world.rs`).
 
 use crate::error::ConfigError;
+use crate::hash::Hashing;
 use crate::layout::{PoolConfig, PoolLayout, TableShape};
 
 /// Whether prefixes are kept and shared.
@@ -34,6 +35,13 @@ pub struct EngineConfig {
     pub pool: PoolConfig,
     /// Whether prefixes are kept and shared. Default: [`PrefixMode::Radix`].
     pub prefix: PrefixMode,
+    /// How cached pages are hashed, for those who know prefixes by hashes; needs a feature. Only with
+    /// [`PrefixMode::Radix`]: what is not shared has no hashes. Default: none, which costs nothing.
+    pub hashing: Option<Hashing>,
+    /// Pages that wait to be told of ([`Engine::drain_events`](crate::Engine::drain_events)) at most, stored and
+    /// removed ones; 0: nobody is told. Needs `hashing`. Room for what happens between two drains is enough: where it
+    /// is not, the next drain tells of the whole tree. Default: 0, which costs nothing.
+    pub event_pages: u32,
     /// Most sequences at a time, preempted ones included. Default: 256.
     pub max_sequences: u32,
     /// Most tokens of one sequence. Capped at the pool's tokens, and at 2^30. Default: 131,072.
@@ -55,6 +63,8 @@ impl From<PoolConfig> for EngineConfig {
         Self {
             pool,
             prefix: PrefixMode::Radix,
+            hashing: None,
+            event_pages: 0,
             max_sequences: 256,
             max_sequence_len: 128 << 10,
             max_tokens: 4 << 20,
@@ -85,6 +95,10 @@ pub struct EngineShape {
     pub max_steps: u32,
     /// Whether prefixes are kept and shared.
     pub prefix: PrefixMode,
+    /// How cached pages are hashed, if they are.
+    pub hashing: Option<Hashing>,
+    /// Pages that wait to be told of at most.
+    pub event_pages: u32,
     /// Whether all host memory is touched at the start.
     pub prefault: bool,
 }
@@ -119,6 +133,9 @@ impl EngineConfig {
             let name = "max_sequences * max_steps";
             return Err(ConfigError::Limit { name, value: items, max: 1 << 30 });
         }
+        if self.event_pages > 0 && self.hashing.is_none() {
+            return Err(ConfigError::EventsWithoutHashes { event_pages: self.event_pages });
+        }
         let len_max = layout.slot_count().min(1 << 30);
         let max_sequence_len = u64::from(self.max_sequence_len).min(len_max) as u32;
         let table = TableShape::new(
@@ -133,6 +150,8 @@ impl EngineConfig {
             max_sequence_len,
             max_steps: self.max_steps,
             prefix: self.prefix,
+            hashing: self.hashing.filter(|_| self.prefix == PrefixMode::Radix),
+            event_pages: if self.prefix == PrefixMode::Radix { self.event_pages } else { 0 },
             prefault: self.prefault,
         })
     }

@@ -5,6 +5,8 @@
 use crate::backend::{Backend, OpenBackend};
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::{EngineError, Error};
+use crate::event::Event;
+use crate::hash::{NamespaceNames, PageHash};
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::plan::{
     Admission, Admitted, BatchPlan, Draft, Extend, Leader, PackedPlan, Prompt, StepEnd, StepScratch,
@@ -93,6 +95,53 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.match_prefix(namespace, tokens)
     }
 
+    /// The longest cached prefix of a chain of hashes, for callers that have no tokens: the cache as one of blocks by
+    /// chained hashes. The present generation's prefixes match, of whichever namespace the hashes are. 0 pages where
+    /// pages are not hashed ([`EngineConfig::hashing`]). Changes nothing. O(hashes matched).
+    ///
+    /// The answer trusts the hashes, so it is as good as their recipe is; nothing else in the engine does.
+    pub fn match_hashes(&self, chain: &[PageHash]) -> PrefixMatch {
+        self.match_hashed_pages(chain, |_| ())
+    }
+
+    /// [`Engine::match_hashes`] that also hands the matched pages over, in order, piece by piece.
+    pub fn match_hashed_pages(
+        &self,
+        chain: &[PageHash],
+        each: impl FnMut(&[PageId]),
+    ) -> PrefixMatch {
+        self.world.prefixes.match_hashes(chain, each)
+    }
+
+    /// Says what a namespace is called by those who know prefixes by hashes, once, before its first prompt. Does
+    /// nothing where pages are not hashed. The default namespace has no names and needs none. O(names).
+    ///
+    /// # Errors
+    /// [`Error::NamespaceNamed`] if it is called something else already, [`Error::NamesTaken`] if another namespace has
+    /// these names as far as they enter the hashes of [`EngineConfig::hashing`]; some recipes hear none.
+    pub fn name_namespace(
+        &mut self,
+        namespace: Namespace,
+        names: NamespaceNames,
+    ) -> Result<(), Error> {
+        self.world.prefixes.name(namespace, names)
+    }
+
+    /// Hands over what has happened to the cached prefixes since the last drain, in order: pages stored, parents first,
+    /// pages removed, all cleared. Pages that are published again say nothing; neighbours are joined. Where more has
+    /// happened than [`EngineConfig::event_pages`] has room for, all is cleared, and then what is cached now is stored,
+    /// straight from the tree. So an index that is built from events alone is always right once a drain has ended.
+    /// Only the present generation is spoken of. O(pages of the events), after an overflow O(tree).
+    pub fn drain_events(&mut self, sink: impl FnMut(Event<'_>)) {
+        self.world.prefixes.drain_events(sink);
+    }
+
+    /// The next [drain](Engine::drain_events) begins anew, as after an overflow: for somebody who has just begun to
+    /// listen, or has lost track. O(1).
+    pub fn restate_events(&mut self) {
+        self.world.prefixes.restate_events();
+    }
+
     /// What admitting a prompt now would take, whether or when it fits, and who is computing what it needs: for
     /// schedulers that ask before they admit. Changes nothing, not even recency. O(prompt), and where it does not fit
     /// O(unfinished steps and prefix nodes).
@@ -135,9 +184,9 @@ impl<B: Backend> Engine<B> {
     /// were.
     ///
     /// # Errors
-    /// [`Error::EmptyPrompt`], [`Error::TooLong`] (the prompt or the promise), [`Error::PendingToken`],
-    /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfPages`] if the rest of the prompt or of the
-    /// promise cannot fit now.
+    /// [`Error::EmptyPrompt`], [`Error::TooLong`] (the prompt or the promise), [`Error::UnnamedNamespace`] where pages
+    /// are hashed, [`Error::PendingToken`], [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfPages`] if
+    /// the rest of the prompt or of the promise cannot fit now.
     pub fn admit(
         &mut self,
         namespace: Namespace,

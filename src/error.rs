@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-use crate::id::{SeqKey, StepId};
+use crate::id::{Namespace, SeqKey, StepId};
 use crate::layout::KvDtype;
 
 /// A number of things in words: `1 page`, `2 pages`.
@@ -65,6 +65,11 @@ pub enum ConfigError {
         /// The pool's.
         dtype: KvDtype,
     },
+    /// Somebody is to be told of cached pages, which are not hashed and so have no names.
+    EventsWithoutHashes {
+        /// Pages that were to be told of.
+        event_pages: u32,
+    },
     /// A rank that does not exist.
     Rank {
         /// The rank.
@@ -111,6 +116,9 @@ impl fmt::Display for ConfigError {
             }
             Self::Scaling { dtype } => write!(f, "numbers of {dtype:?} have no scales to make"),
             Self::LatentDtype { dtype } => write!(f, "latent rows are not stored as {dtype:?}"),
+            Self::EventsWithoutHashes { event_pages } => {
+                write!(f, "events of {event_pages} pages, but no hashing to name them by")
+            }
             Self::Rank { tp_rank, tp_size } => {
                 write!(f, "rank {tp_rank} is not below tp_size {tp_size}")
             }
@@ -157,6 +165,24 @@ pub enum Error {
     },
     /// A prompt of no tokens.
     EmptyPrompt,
+    /// Pages are hashed, and nobody has said what this namespace is called:
+    /// [`Engine::name_namespace`](crate::Engine::name_namespace).
+    UnnamedNamespace {
+        /// The namespace.
+        namespace: Namespace,
+    },
+    /// The namespace is called something else already; the default one has no names.
+    NamespaceNamed {
+        /// The namespace.
+        namespace: Namespace,
+    },
+    /// Another namespace is called that already, as far as names enter hashes: equal tokens would have equal hashes.
+    NamesTaken {
+        /// The namespace that was to be called so.
+        namespace: Namespace,
+        /// The one that is.
+        by: Namespace,
+    },
     /// A token that is handed in is [`TokenId::PENDING`](crate::TokenId::PENDING), which stands for none.
     PendingToken {
         /// Its position in the sequence.
@@ -368,6 +394,15 @@ impl fmt::Display for Error {
                 write!(f, "no more than {} may be unfinished", Count(max.into(), "step"))
             }
             Self::EmptyPrompt => write!(f, "a prompt has no tokens"),
+            Self::UnnamedNamespace { namespace } => {
+                write!(f, "pages are hashed, and {namespace:?} has not been named")
+            }
+            Self::NamespaceNamed { namespace } => {
+                write!(f, "{namespace:?} is called something else already")
+            }
+            Self::NamesTaken { namespace, by } => {
+                write!(f, "{namespace:?} cannot be called what {by:?} is called in hashes")
+            }
             Self::PendingToken { position } => {
                 write!(f, "the token at position {position} is the mark for one that is not known")
             }

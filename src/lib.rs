@@ -59,10 +59,12 @@ mod bitmap;
 pub mod config;
 pub mod engine;
 pub mod error;
+pub mod event;
 #[doc(hidden)]
 pub mod fence;
 #[cfg(any(doc, doctest))]
 pub mod guide;
+pub mod hash;
 pub mod id;
 pub mod layout;
 mod memory;
@@ -90,6 +92,8 @@ pub use backend::{
 pub use config::{EngineConfig, EngineShape, PrefixMode};
 pub use engine::Engine;
 pub use error::{ConfigError, EngineError, Error};
+pub use event::{Event, Stored};
+pub use hash::{Hashing, NamespaceNames, PageHash, PageHashes};
 pub use id::{
     LayerId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, TokenId,
 };

@@ -104,6 +104,12 @@ impl World {
                 counted: Bitmap::new(page_count, false)?,
             },
         };
+        if let Some(hashing) = shape.hashing {
+            world.prefixes.keep_hashes(hashing, hash_bits)?;
+            if shape.event_pages > 0 {
+                world.prefixes.keep_events(shape.event_pages)?;
+            }
+        }
         if shape.prefault {
             world.fence.prefault();
             world.prefixes.try_prefault()?;
@@ -281,6 +287,10 @@ pub struct EngineBytes {
     pub pages: u64,
     /// The prefix tree.
     pub prefixes: u64,
+    /// Hashes of its pages; what namespaces are called comes on top, when they are named.
+    pub hashes: u64,
+    /// Events that wait to be told.
+    pub events: u64,
     /// Tokens and page tables of sequences.
     pub sequences: u64,
     /// Steps in flight, what waits for them, and the systems' buffers.
@@ -290,7 +300,7 @@ pub struct EngineBytes {
 impl EngineBytes {
     /// Bytes on the host, the backend's left out.
     pub fn host(&self) -> u64 {
-        self.pages + self.prefixes + self.sequences + self.steps
+        self.pages + self.prefixes + self.hashes + self.events + self.sequences + self.steps
     }
 }
 
@@ -320,6 +330,10 @@ impl EngineShape {
             kv_tables: 4 * self.table.words() as u64,
             pages: PagePool::bytes(page_count),
             prefixes: PrefixTree::bytes(page_count, page_size),
+            hashes: self.hashing.map_or(0, |hashing| PrefixTree::hash_bytes(page_count, hashing)),
+            events: self.hashing.map_or(0, |hashing| {
+                PrefixTree::event_bytes(page_count, page_size, hashing, self.event_pages)
+            }),
             sequences: SequenceTable::bytes(&self.table, page_size),
             steps: StepLog::bytes(self.max_steps, self.table.rows)
                 + Fence::bytes(page_count, self.max_steps, lock_count(self))

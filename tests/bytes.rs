@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvarena::{Capacity, Engine, EngineConfig, Null, PoolConfig, PrefixMode};
+use kvarena::{Capacity, Engine, EngineConfig, Hashing, Null, PoolConfig, PrefixMode};
 
 struct Counting;
 
@@ -55,6 +55,10 @@ fn the_config_reports_what_the_engine_takes() {
                 PoolConfig { page_size, capacity: Capacity::Pages(pages), ..Default::default() };
             let mut config = EngineConfig::from(pool);
             check(config);
+            for &hashing in Hashing::ALL {
+                check(EngineConfig { hashing: Some(hashing), ..config });
+                check(EngineConfig { hashing: Some(hashing), event_pages: 10 + pages, ..config });
+            }
             config.prefault = false;
             config.max_sequences = 7;
             config.max_tokens = 100_000;

@@ -37,6 +37,8 @@ fn a_config_is_what_was_written() {
     };
     let config = EngineConfig {
         prefix: PrefixMode::None,
+        hashing: Some(Hashing::VllmSha256Cbor),
+        event_pages: 100,
         max_sequences: 3,
         max_sequence_len: 1000,
         max_tokens: 5000,

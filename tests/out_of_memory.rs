@@ -9,8 +9,8 @@ use std::cell::Cell;
 use kvarena::backend::CpuError;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, KvDtype, KvShape, Null,
-    PoolConfig, PrefixMode,
+    Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, Hashing, KvDtype,
+    KvShape, Null, PoolConfig, PrefixMode,
 };
 
 /// What is smaller than a table is never refused: Rust and slotmap make some such things without asking.
@@ -85,8 +85,12 @@ fn config(prefault: bool) -> EngineConfig {
 
 #[test]
 fn each_refusal_is_an_error() {
-    for prefault in [false, true] {
-        let config = config(prefault);
+    let followed = |plain: EngineConfig| EngineConfig {
+        hashing: Hashing::ALL.last().copied(),
+        event_pages: 1000,
+        ..plain
+    };
+    for config in [config(false), config(true), followed(config(false)), followed(config(true))] {
         let bytes = config.bytes().expect("the config is right").host();
         let mut refusals = 0;
         loop {
@@ -160,6 +164,8 @@ fn any_numbers_whatever_make_an_engine_or_an_error() {
         let config = EngineConfig {
             pool: if small { PoolConfig { page_size: 4, ..Default::default() } } else { pool },
             prefix: PrefixMode::Radix,
+            hashing: Hashing::ALL.get(number() as usize % 8).copied(),
+            event_pages: number(),
             max_sequences: number(),
             max_sequence_len: number(),
             max_tokens: u64::from(number()) * u64::from(number()),

@@ -7,9 +7,9 @@ use std::alloc::{GlobalAlloc, Layout as Shape, System};
 use std::cell::Cell;
 
 use kvarena::{
-    Backend, Capacity, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Keep, KvDtype,
-    KvShape, LayerId, Namespace, Null, OpenBackend, PoolConfig, PrefixMode, Prompt, Scaling,
-    SeqKey, StepId, StepScratch, TokenId,
+    Backend, Capacity, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Hashing, Keep,
+    KvDtype, KvShape, LayerId, Namespace, Null, OpenBackend, PoolConfig, PrefixMode, Prompt,
+    Scaling, SeqKey, StepId, StepScratch, TokenId,
 };
 
 thread_local! {
@@ -138,6 +138,9 @@ impl<B: Backend> Host<B> {
             self.engine.complete(step).expect("it is committed");
         }
         self.finish_some(mix(seed ^ 4));
+        if seed.is_multiple_of(4) {
+            self.engine.drain_events(|event| _ = std::hint::black_box(event));
+        }
     }
 
     fn admit(&mut self, seed: u64) {
@@ -351,6 +354,18 @@ fn planning_allocates_nothing() {
     for page_size in [1, 4, 16] {
         for prefix in [PrefixMode::Radix, PrefixMode::None] {
             check(run(config(page_size, prefix), Null, 100, |_, _| ()));
+        }
+    }
+}
+
+#[test]
+fn hashes_and_events_allocate_nothing() {
+    for &hashing in Hashing::ALL {
+        // Room for little, so that the whole tree is told of, and for all.
+        for event_pages in [8, 1000] {
+            let plain = config(4, PrefixMode::Radix);
+            let config = EngineConfig { hashing: Some(hashing), event_pages, ..plain };
+            check(run(config, Null, 20, |_, _| ()));
         }
     }
 }

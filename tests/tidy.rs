@@ -5,13 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules in the order of dependency. A module uses modules of lower rank only; equals never use one another.
-const RANKS: [(&str, u32); 21] = [
+const RANKS: [(&str, u32); 23] = [
     ("id", 0),
     ("error", 0),
-    ("layout", 0), // These three are one vocabulary: errors name ids, sizes are checked.
+    ("hash", 0),
+    ("layout", 0), // These four are one vocabulary: errors name ids, sizes are checked.
     ("memory", 0), // It knows of nothing.
     ("bitmap", 1),
     ("config", 1),
+    ("event", 1),
     ("fence", 1),
     ("plan", 1),
     ("stats", 1),

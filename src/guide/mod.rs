@@ -10,7 +10,8 @@
 //! 8. [`gpu`]: the whole step on a GPU, beside cudarc or libtorch.
 //! 9. [`fp8`]: K and V in half the bytes, and where their scales come from.
 //! 10. [`sparse`]: a few tokens of a long context instead of all.
-//! 11. [`errors`]: what to do after each error.
+//! 11. [`events`]: routers and stores that follow the cache.
+//! 12. [`errors`]: what to do after each error.
 //!
 //! The programs have no model: K, V and queries are made up, and so are the tokens. Where bytes do not matter the
 //! backend is [`Null`](crate::Null), which has none.
@@ -19,6 +20,7 @@
 //! documentation says.
 
 pub mod errors;
+pub mod events;
 pub mod fp8;
 pub mod gpu;
 pub mod overlap;

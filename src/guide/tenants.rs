@@ -39,6 +39,9 @@
 //! # }
 //! ```
 //!
+//! Where pages are hashed ([`EngineConfig::hashing`](crate::EngineConfig::hashing)), others know a namespace by its
+//! adapter and its salt: [`Engine::name_namespace`](crate::Engine::name_namespace) says them before its first prompt.
+//!
 //! All namespaces have one pool and one order of eviction. A tenant's share is the scheduler's to keep: by how many of
 //! its sequences run and how much they are promised ([`scheduling`](super::scheduling)), or with an engine for each
 //! tenant. A host that must never share has `PrefixMode::None`: only forks share then.

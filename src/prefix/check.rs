@@ -12,7 +12,7 @@ use super::deferred::Deferred;
 type Broken = (&'static str, Option<PageId>);
 
 impl PrefixTree {
-    /// Checks T1 to T8. `locks`: how many locks end at each node; `fenced`: how many of those wait in the fence.
+    /// Checks T1 to T9. `locks`: how many locks end at each node; `fenced`: how many of those wait in the fence.
     pub(crate) fn check(
         &self,
         locks: &HashMap<NodeKey, u32>,
@@ -23,8 +23,11 @@ impl PrefixTree {
         self.check_children()?;
         self.check_locks(locks)?;
         self.check_deferred(fenced, fence)?;
-        self.check_list()?;
-        self.check_spans()
+        let scopes = self.scopes();
+        self.check_list(&scopes)?;
+        self.check_spans()?;
+        let broken = "T9: every page that can match has its hash, and its node is found by it";
+        self.check_hashes(&scopes).map_err(|node| (broken, self.page(node)))
     }
 
     /// The scope that each node's prefix is in, found from the first ancestor whose scope is known: O(nodes), however
@@ -141,9 +144,8 @@ impl PrefixTree {
         Ok(())
     }
 
-    fn check_list(&self) -> Result<(), Broken> {
+    fn check_list(&self, scopes: &HashMap<NodeKey, Scope>) -> Result<(), Broken> {
         let mut seen = HashSet::new();
-        let scopes = self.scopes();
         for node in self.order.iter(&self.usage) {
             self.ensure(seen.insert(node), "T4: the eviction list has no loop", node)?;
             self.ensure(self.usage[node].lock_count == 0, "T4: listed nodes are idle", node)?;

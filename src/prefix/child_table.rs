@@ -88,6 +88,13 @@ impl ChildTable {
         hasher.finish() as u32 & self.hash_mask
     }
 
+    /// Hash of a number that stands for a node's place.
+    pub fn hash_number(&self, number: u64) -> u32 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write_u64(number);
+        hasher.finish() as u32 & self.hash_mask
+    }
+
     fn home(&self, hash: u32) -> usize {
         hash as usize & (self.entries.len() - 1)
     }
@@ -124,12 +131,14 @@ impl ChildTable {
     }
 
     /// Puts `new` in the place of `old`.
+    #[inline(always)]
     pub fn replace(&mut self, hash: u32, old: NodeKey, new: NodeKey) {
         let index = self.index_of(hash, old);
         self.entries[index] = Entry::new(hash, new);
     }
 
-    /// Removes a node.
+    /// Removes a node. Inlined where it is used, however many tables there are.
+    #[inline(always)]
     pub fn remove(&mut self, hash: u32, node: NodeKey) {
         let mut hole = self.index_of(hash, node);
         let mut index = self.next(hole);

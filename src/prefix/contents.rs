@@ -36,6 +36,9 @@ impl PrefixTree {
             let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
             self.adopt(lock, node);
         }
+        if self.chain.is_some() {
+            self.follow_taken(lock, pages.len() as u32);
+        }
         #[cfg(test)]
         self.log_taken(lock, pages.len() as u32);
     }
@@ -45,6 +48,7 @@ impl PrefixTree {
     ///
     /// `present`: whether they are of the present generation, so that they could match. Such pages were evictable: what
     /// is in use stays.
+    #[inline(always)]
     pub(super) fn give_out(
         &mut self,
         node: NodeKey,
@@ -54,11 +58,30 @@ impl PrefixTree {
     ) {
         #[cfg(test)]
         self.log_given(node, count, present);
+        if self.chain.is_some() {
+            self.follow_given(node, count, present);
+        }
         if present {
             self.evictable -= count;
             self.epoch += 1;
         }
         self.spans.trim(&mut self.link[node].span, count, pages);
+    }
+
+    /// Pages that came in are hashed, and then told of. Apart, so that who has no followers pays for a comparison.
+    #[cold]
+    #[inline(never)]
+    fn follow_taken(&mut self, lock: &PrefixLock, count: u32) {
+        self.hash_taken(lock, count);
+        self.tell_taken(lock, count);
+    }
+
+    /// Pages that go out are told of by their hashes, which are forgotten then.
+    #[cold]
+    #[inline(never)]
+    fn follow_given(&mut self, node: NodeKey, count: u32, present: bool) {
+        self.tell_given(node, count, present);
+        self.hash_given(node, count);
     }
 }
 

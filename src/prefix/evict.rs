@@ -48,12 +48,15 @@ impl PrefixTree {
         self.epoch += 1;
         self.generation = self.next_generation();
         self.evictable = 0;
+        self.tell_cleared();
         while let Some(node) = self.order.next() {
             self.drop_idle(node, false, pages);
             self.look_ahead();
         }
     }
 
+    /// Inlined, since eviction calls it for each node.
+    #[inline(always)]
     fn drop_idle(&mut self, node: NodeKey, present: bool, pages: &mut Vec<PageId>) {
         let all = self.link[node].span.pages();
         self.give_out(node, all, present, pages);

@@ -143,6 +143,9 @@ impl PrefixTree {
             self.order.split(&mut self.usage, node, prefix);
         }
         self.epoch += 1;
+        if self.chain.is_some() {
+            return self.hash_split(node, prefix);
+        }
         prefix
     }
 

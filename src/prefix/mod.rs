@@ -25,9 +25,11 @@
 //! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
 //!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
 //! * T8. Idle nodes are all of the present generation: a prefix that can no longer match goes with its last user.
+//! * T9. Where pages are hashed: `chain.rs`.
 //!
 //! Not here: page states and memory. A call that gives pages up appends them to the caller's buffer.
 
+mod chain;
 mod check;
 mod child_table;
 mod column;
@@ -35,6 +37,7 @@ mod contents;
 #[cfg(test)]
 mod deep;
 mod deferred;
+mod events;
 mod evict;
 mod free_entries;
 mod insert;
@@ -46,11 +49,14 @@ mod walk;
 
 use slotmap::{SecondaryMap, SlotMap};
 
+use crate::hash::Hashing;
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, TokenId};
 use crate::memory::{OutOfMemory, reserved};
+use chain::Chain;
 use child_table::ChildTable;
 use column::{RareColumn, column_of, slot_size};
 use deferred::Deferred;
+use events::EventBuffer;
 use order::{Neighbours, Order};
 use span::{Span, SpanStore};
 
@@ -106,6 +112,10 @@ pub struct PrefixTree {
     order: Order<1>,
     spans: SpanStore,
     children: ChildTable,
+    /// Hashes of pages, if somebody is to know prefixes by them.
+    chain: Option<Chain>,
+    /// What others are to be told, if pages are hashed and somebody listens.
+    events: Option<EventBuffer>,
     /// Pages of idle nodes.
     evictable: u32,
     /// Pages of locked nodes.
@@ -169,6 +179,8 @@ impl PrefixTree {
             order: Order::new(),
             spans: SpanStore::new(page_count, page_size)?,
             children: ChildTable::new(page_count, hash_bits)?,
+            chain: None,
+            events: None,
             evictable: 0,
             protected: 0,
             generation: 0,
@@ -187,6 +199,24 @@ impl PrefixTree {
         u64::from(page_count) * Self::COLUMN_BYTES
             + ChildTable::bytes(page_count)
             + SpanStore::bytes(page_count, page_size)
+    }
+
+    /// Bytes that hashes of pages take beside them.
+    pub(crate) fn hash_bytes(page_count: u32, hashing: Hashing) -> u64 {
+        Chain::bytes(page_count, hashing)
+    }
+
+    /// Bytes that events of so many pages take, if they are told of.
+    pub(crate) fn event_bytes(
+        page_count: u32,
+        page_size: u32,
+        hashing: Hashing,
+        capacity: u32,
+    ) -> u64 {
+        match capacity {
+            0 => 0,
+            _ => EventBuffer::bytes(page_count, page_size, hashing.width(), capacity),
+        }
     }
 
     /// Bytes of one node's columns.
@@ -216,6 +246,8 @@ impl PrefixTree {
     pub(crate) fn try_prefault(&mut self) -> Result<(), OutOfMemory> {
         self.spans.prefault();
         self.children.prefault();
+        self.chain.iter_mut().for_each(|chain| chain.prefault());
+        self.events.iter_mut().for_each(|events| events.prefault());
         self.scope.prefault();
         self.deferred.prefault();
         self.passed.prefault();

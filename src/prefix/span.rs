@@ -27,11 +27,6 @@ const NONE: u32 = u32::MAX;
 /// Page ids that are asked for before a span is trimmed.
 const AHEAD: usize = 256;
 
-/// Entries for so many pages.
-fn entry_count(page_count: u32) -> u32 {
-    page_count.saturating_add(page_count / 8)
-}
-
 /// A further run of neighbouring entries.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -78,8 +73,13 @@ pub(super) struct SpanStore {
 }
 
 impl SpanStore {
+    /// Entries for so many pages.
+    pub fn entry_count(page_count: u32) -> u32 {
+        page_count.saturating_add(page_count / 8)
+    }
+
     pub fn new(page_count: u32, page_size: u32) -> Result<Self, OutOfMemory> {
-        let entries = entry_count(page_count);
+        let entries = Self::entry_count(page_count);
         Ok(Self {
             page_size: page_size as usize,
             // Zeroed memory is not touched before it is used.
@@ -99,7 +99,7 @@ impl SpanStore {
     }
 
     pub fn bytes(page_count: u32, page_size: u32) -> u64 {
-        let entries = entry_count(page_count);
+        let entries = Self::entry_count(page_count);
         u64::from(entries) * (u64::from(page_size) * 4 + 4)
             + u64::from(page_count) * size_of::<Extent>() as u64
             + FreeEntries::bytes(entries)
@@ -272,6 +272,7 @@ impl SpanStore {
 
     /// Asks for what a trim of a whole span will read soon, if it is a single run: long ones are read ahead by the
     /// processor.
+    #[inline(always)]
     pub fn prefetch(&self, span: &Span) {
         if span.last == NONE {
             let end = self.end(span);
@@ -296,8 +297,79 @@ impl SpanStore {
         })
     }
 
+    /// The entry of a span's first page.
+    pub fn first_entry(span: &Span) -> u32 {
+        span.start
+    }
+
+    /// The entry of a span's last page.
+    pub fn last_entry(&self, span: &Span) -> u32 {
+        self.end(span) as u32 - 1
+    }
+
+    /// Tokens of an entry's page.
+    pub fn tokens_of(&self, entry: u32) -> &[TokenId] {
+        self.tokens_of_run(entry, 1)
+    }
+
+    /// Tokens of a run of entries.
+    pub fn tokens_of_run(&self, start: u32, len: u32) -> &[TokenId] {
+        &self.tokens[start as usize * self.page_size..(start + len) as usize * self.page_size]
+    }
+
+    /// Pages of a run of entries.
+    pub fn pages_of_run(&self, start: u32, len: u32) -> &[PageId] {
+        &self.pages[start as usize..(start + len) as usize]
+    }
+
+    /// First entry and length of each run of a span's last `count` pages, in order. O(runs).
+    pub fn last_runs(&self, span: &Span, count: u32) -> impl Iterator<Item = (u32, u32)> {
+        let (mut index, mut lacking) = (span.last, count);
+        let (mut start, mut len) = self.run_at(span, index);
+        while lacking > len {
+            lacking -= len;
+            index = self.extents[index as usize].prev;
+            (start, len) = self.run_at(span, index);
+        }
+        let mut next = if index == NONE { span.more } else { self.extents[index as usize].next };
+        let mut run = Some((start + len - lacking, lacking));
+        std::iter::from_fn(move || {
+            let found = run?;
+            run = self.extents.get(next as usize).map(|extent| {
+                next = extent.next;
+                (extent.start, extent.len)
+            });
+            Some(found)
+        })
+    }
+
+    /// First entry and length of each run of a span's last `count` pages, the last run first.
+    pub fn last_runs_back(&self, span: &Span, count: u32) -> impl Iterator<Item = (u32, u32)> {
+        let (mut index, mut lacking) = (span.last, count);
+        std::iter::from_fn(move || {
+            if lacking == 0 {
+                return None;
+            }
+            let (start, len) = self.run_at(span, index);
+            let here = len.min(lacking);
+            lacking -= here;
+            if lacking > 0 {
+                index = self.extents[index as usize].prev;
+            }
+            Some((start + len - here, here))
+        })
+    }
+
+    /// The run of a further extent, or for [`NONE`] the span's own.
+    fn run_at(&self, span: &Span, index: u32) -> (u32, u32) {
+        match self.extents.get(index as usize) {
+            Some(extent) => (extent.start, extent.len),
+            None => (span.start, span.len),
+        }
+    }
+
     /// First entry and length of each run of a span.
-    fn runs(&self, span: &Span) -> impl Iterator<Item = (u32, u32)> {
+    pub fn runs(&self, span: &Span) -> impl Iterator<Item = (u32, u32)> {
         let mut run = Some((span.start, span.len));
         let mut next = span.more;
         std::iter::from_fn(move || {

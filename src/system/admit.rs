@@ -33,7 +33,7 @@ pub(crate) fn admission(
     prompt: &[TokenId],
     promise: u32,
 ) -> Result<Admission, Error> {
-    check_prompt(shape, prompt, promise)?;
+    check_prompt(shape, prefixes, namespace, prompt, promise)?;
     sequences.check_room(1, prompt.len() as u32)?;
     let found = shape
         .shares_prefixes()
@@ -48,9 +48,9 @@ pub(crate) fn admission(
 /// table words are to be sent.
 ///
 /// # Errors
-/// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfSequences`],
-/// [`Error::OutOfTokens`], [`Error::OutOfPages`] if the tokens that are not cached, or those promised, cannot fit now.
-/// Nothing changes then.
+/// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::UnnamedNamespace`], [`Error::PendingToken`],
+/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfPages`] if the tokens that are not cached, or those
+/// promised, cannot fit now. Nothing changes then.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn admit(
     shape: &EngineShape,
@@ -64,7 +64,7 @@ pub(crate) fn admit(
     prompt: &[TokenId],
     promise: u32,
 ) -> Result<SeqKey, Error> {
-    check_prompt(shape, prompt, promise)?;
+    check_prompt(shape, prefixes, namespace, prompt, promise)?;
     sequences.check_room(1, prompt.len() as u32)?;
     let found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
@@ -132,7 +132,7 @@ pub(crate) fn admit_batch(
 ) -> Result<(), Error> {
     let mut chunks = 0;
     for prompt in prompts {
-        check_prompt(shape, prompt.tokens, prompt.promise)?;
+        check_prompt(shape, prefixes, prompt.namespace, prompt.tokens, prompt.promise)?;
         chunks += u64::from(sequences.chunks_for(prompt.tokens.len() as u32));
     }
     sequences.check_rows(prompts.len())?;
@@ -191,7 +191,13 @@ fn ask_all(
 }
 
 /// Checks a prompt and its promise.
-fn check_prompt(shape: &EngineShape, prompt: &[TokenId], promise: u32) -> Result<(), Error> {
+fn check_prompt(
+    shape: &EngineShape,
+    prefixes: &PrefixTree,
+    namespace: Namespace,
+    prompt: &[TokenId],
+    promise: u32,
+) -> Result<(), Error> {
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt);
     }
@@ -200,6 +206,9 @@ fn check_prompt(shape: &EngineShape, prompt: &[TokenId], promise: u32) -> Result
         return Err(Error::TooLong { len, max });
     }
     check_promise(shape, promise)?;
+    if !prefixes.is_named(namespace) {
+        return Err(Error::UnnamedNamespace { namespace });
+    }
     check_known(0, prompt)
 }
 

@@ -34,6 +34,7 @@ pub(crate) fn commit(
         check_accepted(sequences, steps, step)?;
     }
     buffers.pages.clear();
+    prefixes.publish_as_of(step);
     for number in steps.items_of(step) {
         let item = steps.item(number);
         let Ok(row) = sequences.row_mut(item.seq) else { continue };

@@ -21,6 +21,7 @@ pub(crate) fn publish(
 ) {
     let row = sequences.row_mut(seq).expect("the caller looked it up");
     buffers.pages.clear();
+    prefixes.publish_as_of(row.sequence.last_step);
     insert(pages, prefixes, row, fence, buffers);
     pages.publish(&buffers.pages);
 }

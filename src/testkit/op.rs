@@ -9,6 +9,7 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 
 use crate::config::{EngineConfig, PrefixMode};
+use crate::hash::Hashing;
 use crate::layout::{Capacity, KvDtype, KvShape, Layout, PoolConfig, Scaling};
 
 /// How to make a prompt out of earlier ones: a shared head and new tokens of a tiny vocabulary.
@@ -158,6 +159,12 @@ pub struct SmallConfig {
     pub layers: u32,
     /// Heads of K and V; 0: latent rows.
     pub kv_heads: u32,
+    /// 0: pages are not hashed; else how, modulo the recipes that are compiled in.
+    pub hashing: u8,
+    /// Pages that events have room for, where pages are hashed; 0: none.
+    pub event_pages: u8,
+    /// Events are drained after every so many ops; at least 1.
+    pub drain_every: u8,
 }
 
 impl Default for SmallConfig {
@@ -175,11 +182,19 @@ impl Default for SmallConfig {
             dtype: 0,
             layers: 1,
             kv_heads: 1,
+            hashing: 0,
+            event_pages: 0,
+            drain_every: 1,
         }
     }
 }
 
 impl SmallConfig {
+    fn hashing(&self) -> Option<Hashing> {
+        let index = usize::from(self.hashing).checked_sub(1)?;
+        Hashing::ALL.get(index % Hashing::ALL.len().max(1)).copied()
+    }
+
     /// The engine's config.
     pub fn engine(&self) -> EngineConfig {
         let pool = PoolConfig {
@@ -206,6 +221,8 @@ impl SmallConfig {
             ..PoolConfig::default()
         };
         EngineConfig {
+            hashing: self.hashing(),
+            event_pages: self.hashing().map_or(0, |_| self.event_pages.into()),
             pool,
             prefix: if self.reuse { PrefixMode::Radix } else { PrefixMode::None },
             max_sequences: self.sequences,
@@ -232,6 +249,9 @@ impl<'a> Arbitrary<'a> for SmallConfig {
             dtype: u.int_in_range(0..=4)?,
             layers: u.int_in_range(1..=2)?,
             kv_heads: u.int_in_range(0..=2)?,
+            hashing: u.int_in_range(0..=5)?,
+            event_pages: *u.choose(&[0, 1, 4, 12, 200])?,
+            drain_every: u.int_in_range(1..=8)?,
         })
     }
 }

@@ -4,10 +4,12 @@ use std::collections::{HashMap, VecDeque};
 
 use arbitrary::{Arbitrary, Result as Drawn, Unstructured};
 
+use super::index::Index;
 use super::model::Tree;
 use super::replay::agree;
 use super::rng::{Rng, mix};
 use crate::fence::Fence;
+use crate::hash::{Hashing, NamespaceNames};
 use crate::id::{Namespace, PageId, PrefixLock, Scope, StepId, TokenId};
 use crate::prefix::{PrefixMatch, PrefixTree};
 
@@ -98,6 +100,24 @@ pub struct PrefixConfig {
     pub page_size: u32,
     /// Bits of the child table's hashes; fewer than 32, so that a finding replays.
     pub hash_bits: u32,
+    /// 0: pages are not hashed; else how, modulo the recipes that hear names.
+    pub hashing: u8,
+    /// Pages that events have room for, where pages are hashed; 0: none.
+    pub event_pages: u8,
+}
+
+impl PrefixConfig {
+    fn hashing(&self) -> Option<Hashing> {
+        let hear = || Hashing::ALL.iter().copied().filter(|hashing| hashing.hears_names());
+        let index = usize::from(self.hashing).checked_sub(1)?;
+        hear().nth(index % hear().count().max(1))
+    }
+}
+
+/// What a namespace is called.
+fn names(namespace: Namespace) -> NamespaceNames {
+    let salt = (namespace != Namespace::default()).then(|| namespace.raw().to_string());
+    NamespaceNames { salt, ..NamespaceNames::default() }
 }
 
 impl<'a> Arbitrary<'a> for PrefixConfig {
@@ -106,6 +126,8 @@ impl<'a> Arbitrary<'a> for PrefixConfig {
             pages: if u.ratio(1, 4)? { u.int_in_range(60..=300)? } else { u.int_in_range(1..=40)? },
             page_size: u.int_in_range(1..=3)?,
             hash_bits: *u.choose(&[2, 2, 1, 31])?,
+            hashing: u.int_in_range(0..=3)?,
+            event_pages: *u.choose(&[0, 1, 10, 200])?,
         })
     }
 }
@@ -117,6 +139,8 @@ pub fn prefix_ops(seed: u64, count: usize) -> (PrefixConfig, Vec<PrefixOp>) {
         pages: if rng.one_in(4) { rng.within(60, 300) } else { rng.within(1, 40) } as u32,
         page_size: rng.within(1, 3) as u32,
         hash_bits: rng.pick(&[2, 2, 1, 31]),
+        hashing: (seed % 4) as u8,
+        event_pages: [200, 1, 10, 0][(seed / 4 % 4) as usize],
     };
     let usual = [6, 2, 2, 1, 2, 10, 6, 4, 4, 2, 0];
     let mut weights = usual.map(|usual: u64| usual * rng.within(0, 3));
@@ -183,6 +207,7 @@ struct Both {
     completed: u64,
     announced: u64,
     last: Option<Text>,
+    index: Index,
 }
 
 /// Replays ops on a tree.
@@ -195,7 +220,8 @@ pub fn replay_prefix(config: PrefixConfig, ops: &[PrefixOp]) -> Result<(), Strin
     let compared = 1 + config.pages as usize / 512;
     for (index, op) in ops.iter().enumerate() {
         let turn = (index + 1).is_multiple_of(compared) || index + 1 == ops.len();
-        let done = both.apply(*op).and_then(|()| if turn { both.compare() } else { Ok(()) });
+        let done = both.apply(*op).and_then(|()| both.listen());
+        let done = done.and_then(|()| if turn { both.compare() } else { Ok(()) });
         done.map_err(|what| format!("op {index}, {op:?}: {what}"))?;
     }
     Ok(())
@@ -218,10 +244,19 @@ fn sorted(pages: &[PageId]) -> Vec<PageId> {
 
 impl Both {
     fn new(config: PrefixConfig) -> Self {
-        let PrefixConfig { pages, page_size, hash_bits } = config;
+        let PrefixConfig { pages, page_size, hash_bits, .. } = config;
+        let mut tree = PrefixTree::new(pages, page_size, hash_bits);
+        if let Some(hashing) = config.hashing() {
+            tree.keep_hashes(hashing, hash_bits).expect("it is small");
+            let other = Namespace::new(1);
+            tree.name(other, names(other)).expect("nobody else has names");
+            if config.event_pages > 0 {
+                tree.keep_events(config.event_pages.into()).expect("it is small");
+            }
+        }
         Self {
             config,
-            tree: PrefixTree::new(pages, page_size, hash_bits),
+            tree,
             model: Tree::new(page_size, Some(0)),
             free: (0..pages).rev().map(PageId::new).collect(),
             held: Vec::new(),
@@ -233,6 +268,7 @@ impl Both {
             completed: 0,
             announced: 0,
             last: None,
+            index: Index::new(page_size),
         }
     }
 
@@ -263,6 +299,15 @@ impl Both {
             &self.tree.idle_pages(&found),
             &self.model.idle_on_path(scope, &tokens, want.len()),
         )?;
+        if let Some(hashing) = self.config.hashing() {
+            let chain = hashing.chain(&names(scope.namespace), &tokens, self.config.page_size);
+            let mut hashed = Vec::new();
+            let by_hashes = self.tree.match_hashes(&chain, |piece| hashed.extend_from_slice(piece));
+            agree("match_hashes", &hashed, &want)?;
+            if found.pages() > 0 {
+                agree("what match_hashes found", &by_hashes, &found)?;
+            }
+        }
         tokens.truncate(want.len() * self.config.page_size as usize);
         Ok(Kept { found, scope, tokens, changes: self.model.changes() })
     }
@@ -393,6 +438,15 @@ impl Both {
         agree("count of duplicates", &(got.duplicates as usize), &want.duplicates.len())?;
         self.free.extend(duplicates);
         Ok(())
+    }
+
+    /// What is known from events alone is what is cached.
+    fn listen(&mut self) -> Result<(), String> {
+        let Some(hashing) = self.config.hashing().filter(|_| self.config.event_pages > 0) else {
+            return Ok(());
+        };
+        self.tree.drain_events(|event| self.index.hear(event));
+        self.index.agrees(hashing, names, self.model.present())
     }
 
     fn compare(&self) -> Result<(), String> {

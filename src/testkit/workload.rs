@@ -3,7 +3,7 @@
 //! Weights differ from seed to seed, so that some seeds exhaust the pool, some never complete a step, some only fork.
 
 use super::op::{Op, Prompt, SmallConfig};
-use super::rng::Rng;
+use super::rng::{Rng, mix};
 
 const KINDS: usize = 15;
 
@@ -25,7 +25,8 @@ impl Workload {
     /// The workload of a seed.
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        let config = draw_config(&mut rng);
+        let mut config = draw_config(&mut rng);
+        draw_followers(&mut Rng::new(mix(seed)), &mut config);
         // Calls that keep a server going are common in every workload, the rest in some.
         let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3];
         let mut weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
@@ -159,6 +160,13 @@ impl Workload {
     }
 }
 
+/// Who follows the cache: of draws of its own, so that the ops of a seed are the same with any of them.
+fn draw_followers(rng: &mut Rng, config: &mut SmallConfig) {
+    config.hashing = rng.below(6) as u8;
+    config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);
+    config.drain_every = rng.pick(&[1, 1, 2, 8]);
+}
+
 fn draw_config(rng: &mut Rng) -> SmallConfig {
     // Few pages, or enough for every sequence; seldom pages so large that a page table row has several chunks.
     let large = rng.one_in(12);
@@ -177,5 +185,8 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         dtype: rng.below(5) as u8,
         layers: rng.within(1, 2) as u32,
         kv_heads: rng.within(0, 2) as u32,
+        hashing: 0,
+        event_pages: 0,
+        drain_every: 1,
     }
 }

@@ -1,8 +1,9 @@
-//! Each of T1 to T8, broken by hand, is what the audit names.
+//! Each of T1 to T9, broken by hand, is what the audit names.
 
 use std::collections::HashMap;
 
 use crate::fence::Fence;
+use crate::hash::Hashing;
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
 use crate::prefix::deferred::Deferred;
 use crate::prefix::span::Span;
@@ -51,6 +52,9 @@ fn lock(tree: &mut PrefixTree, text: &[u32]) -> PrefixLock {
 impl Sound {
     fn new() -> Self {
         let mut tree = PrefixTree::new(20, 1, 31);
+        if let Some(&hashing) = Hashing::ALL.first() {
+            tree.keep_hashes(hashing, 31).expect("it is small");
+        }
         let mut fence = Fence::new(0, 4, 1);
         let held = lock(&mut tree, &[0, 1]);
         let other = lock(&mut tree, &[8]);
@@ -246,4 +250,25 @@ fn t7_deferred_nodes_are_counted_by_step() {
 #[test]
 fn t8_idle_nodes_are_of_the_present_generation() {
     assert_eq!(broken(|s| s.tree.generation += 1), "T8: idle nodes are of the present generation");
+}
+
+#[test]
+#[cfg(any(feature = "sha256", feature = "xxhash"))]
+fn t9_pages_have_the_hashes_of_their_prefixes() {
+    let found = "T9: every page that can match has its hash, and its node is found by it";
+    let chain = |s: &mut Sound| s.tree.chain.take().expect("it keeps hashes");
+    for node in [|s: &Sound| s.trunk, |s: &Sound| s.child, |s: &Sound| s.other] {
+        let spoil = |s: &mut Sound| {
+            let mut column = chain(s);
+            column.spoil(s.tree.spans.last_entry(&s.tree.link[node(s)].span));
+            s.tree.chain = Some(column);
+        };
+        assert_eq!(broken(spoil), found);
+        let unlist = |s: &mut Sound| {
+            let mut column = chain(s);
+            column.unlist(node(s));
+            s.tree.chain = Some(column);
+        };
+        assert_eq!(broken(unlist), found);
+    }
 }

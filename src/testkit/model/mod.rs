@@ -18,7 +18,7 @@ pub use tree::{Published, Tree};
 
 use crate::config::{EngineShape, PrefixMode};
 use crate::error::Error;
-use crate::id::{PageId, Scope, SeqKey, StepId, TokenId};
+use crate::id::{Namespace, PageId, Scope, SeqKey, StepId, TokenId};
 use crate::stats::Stats;
 use leader::Front;
 use step::Step;
@@ -175,6 +175,11 @@ impl Model {
     /// The state of a page.
     pub fn page(&self, page: PageId) -> PageIs {
         self.pages.state(page)
+    }
+
+    /// Every page that can match: its namespace, and all tokens up to its end.
+    pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId])> {
+        self.tree.present()
     }
 
     /// `Engine::promised`

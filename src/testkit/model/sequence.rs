@@ -2,7 +2,7 @@
 
 use super::{Entered, ForkWant, Given, Lock, Model, PageIs, Sequence, Step};
 use crate::error::Error;
-use crate::id::{Namespace, Scope, SeqKey, StepId, TokenId};
+use crate::id::{Namespace, PageId, Scope, SeqKey, StepId, TokenId};
 use crate::plan::Prompt;
 use crate::system::finish::Keep;
 
@@ -43,6 +43,11 @@ impl Model {
         self.tree.matched(scope, all_but_last(prompt)).len() as u32
     }
 
+    /// The pages of a text's longest cached prefix.
+    pub fn cached_pages(&self, namespace: Namespace, text: &[TokenId]) -> Vec<PageId> {
+        self.tree.matched(self.next_scope(namespace), text)
+    }
+
     /// `Engine::admission`
     pub fn admission(
         &self,
@@ -50,7 +55,7 @@ impl Model {
         prompt: &[TokenId],
         promise: u32,
     ) -> Result<AdmissionWant, Error> {
-        self.check_prompt(prompt, promise)?;
+        self.check_prompt(namespace, prompt, promise)?;
         self.check_rows(1, prompt.len())?;
         let scope = self.next_scope(namespace);
         Ok(self.ask(scope, prompt, promise))
@@ -63,7 +68,7 @@ impl Model {
         prompts: &[Prompt<'_>],
     ) -> Result<Vec<Option<(SeqKey, u32)>>, Error> {
         for prompt in prompts {
-            self.check_prompt(prompt.tokens, prompt.promise)?;
+            self.check_prompt(prompt.namespace, prompt.tokens, prompt.promise)?;
         }
         let max = self.shape.table.rows;
         if self.sequences.len() + prompts.len() > max as usize {
@@ -111,7 +116,7 @@ impl Model {
         prompt: &[TokenId],
         promise: u32,
     ) -> Result<(), Error> {
-        self.check_prompt(prompt, promise)?;
+        self.check_prompt(namespace, prompt, promise)?;
         self.check_rows(1, prompt.len())?;
         let scope = self.next_scope(namespace);
         self.ask(scope, prompt, promise).check()?;
@@ -142,7 +147,13 @@ impl Model {
         if len > max { Err(Error::TooLong { len, max }) } else { Ok(()) }
     }
 
-    fn check_prompt(&self, prompt: &[TokenId], promise: u32) -> Result<(), Error> {
+    /// Every namespace is named, if the hashes of pages hear names.
+    fn check_prompt(
+        &self,
+        namespace: Namespace,
+        prompt: &[TokenId],
+        promise: u32,
+    ) -> Result<(), Error> {
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt);
         }
@@ -151,6 +162,10 @@ impl Model {
             return Err(Error::TooLong { len, max });
         }
         self.check_promise(promise)?;
+        let deaf = self.shape.hashing.is_some_and(|hashing| !hashing.hears_names());
+        if deaf && namespace != Namespace::default() {
+            return Err(Error::UnnamedNamespace { namespace });
+        }
         check_known(0, prompt)
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::id::{PageId, Scope, TokenId};
+use crate::id::{Namespace, PageId, Scope, TokenId};
 
 /// Scope (namespace, generation) and whole pages of tokens.
 pub type Path = (u64, u64, Vec<TokenId>);
@@ -70,6 +70,13 @@ impl Tree {
         let pages = (1..=tokens.len() / self.page_size)
             .map_while(|pages| self.pages.get(&self.path(scope, tokens, pages)));
         pages.map(|held| held.page).collect()
+    }
+
+    /// Every page of the kept generation: its namespace, and all tokens up to its end.
+    pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId])> {
+        let kept = |path: &&Path| self.kept_generation == Some(path.1);
+        let paths = self.pages.keys().filter(kept);
+        paths.map(|(namespace, _, tokens)| (Namespace::new(*namespace), tokens.as_slice()))
     }
 
     /// How many of the first `pages` of a path nobody uses.

@@ -51,12 +51,16 @@ impl<B: Inspect> Host<B> {
     /// Ends every sequence and step. Nothing may be left in use.
     pub(super) fn close(&mut self) -> Result<(), String> {
         while !self.live.is_empty() {
-            self.apply(Op::Finish { pick: 0, publish: true }).and_then(|()| self.compare())?;
+            self.apply(Op::Finish { pick: 0, publish: true })?;
+            self.listen().and_then(|()| self.compare())?;
         }
         while !self.model.open_steps().is_empty() {
-            self.apply(Op::Commit { pick: 0 }).and_then(|()| self.compare())?;
+            self.apply(Op::Commit { pick: 0 })?;
+            self.listen().and_then(|()| self.compare())?;
         }
-        self.apply(Op::Complete { pick: 0 }).and_then(|()| self.compare())?;
+        self.apply(Op::Complete { pick: 0 })?;
+        self.drain_every = 1;
+        self.listen().and_then(|()| self.compare())?;
         let stats = self.engine.stats();
         let left = [stats.private_pages, stats.fenced_pages, stats.protected_pages];
         agree("what is left in use", &left, &[0; 3])?;

@@ -2,8 +2,9 @@
 
 use super::agree;
 use super::bytes::{self, Inspect};
-use super::host::Host;
+use super::host::{Host, OTHER, names};
 use crate::error::Error;
+use crate::event::Event;
 use crate::id::{LayerId, Namespace, PageId, SeqKey, TokenId};
 use crate::plan::{BatchPlan, Extend, Leader, StepScratch};
 use crate::testkit::model::PlanWant;
@@ -102,8 +103,48 @@ impl<B: Inspect> Host<B> {
         for namespace in [0, 1].map(Namespace::new) {
             let got = self.engine.match_prefix(namespace, text).pages();
             agree("match_prefix", &got, &self.model.match_prefix(namespace, text))?;
+            self.compare_hashes(namespace, text)?;
         }
         Ok(())
+    }
+
+    /// Drains the events when it is time, and compares what is known from them alone with what is cached.
+    pub(super) fn listen(&mut self) -> Result<(), String> {
+        let shape = *self.engine.shape();
+        let Some(hashing) = shape.hashing.filter(|_| shape.event_pages > 0) else { return Ok(()) };
+        if !self.ops.is_multiple_of(self.drain_every.into()) {
+            return Ok(());
+        }
+        if self.ops.is_multiple_of(64) {
+            self.engine.restate_events();
+        }
+        let newest = self.engine.newest_step();
+        let mut late = None;
+        self.engine.drain_events(|event| {
+            if let Event::Stored(stored) = event {
+                late = late.or((stored.step > newest).then_some(stored.step));
+            }
+            self.index.hear(event);
+        });
+        agree("steps after which pages may be read", &late, &None)?;
+        self.index.agrees(hashing, names, self.model.present())
+    }
+
+    /// Who has only the hashes of a text finds the same of it.
+    fn compare_hashes(&self, namespace: Namespace, text: &[TokenId]) -> Result<(), String> {
+        let shape = self.engine.shape();
+        let Some(hashing) = shape.hashing else { return Ok(()) };
+        if namespace == OTHER && !hashing.hears_names() {
+            return Ok(());
+        }
+        let chain = hashing.chain(&names(namespace), text, shape.layout.page_size());
+        let mut pages = Vec::new();
+        let found = self.engine.match_hashed_pages(&chain, |piece| pages.extend_from_slice(piece));
+        agree("match_hashes", &pages, &self.model.cached_pages(namespace, text))?;
+        agree("pages by hashes", &(found.pages() as usize), &pages.len())?;
+        // A hash out of place finds nothing: what is found is a prefix.
+        let behind = self.engine.match_hashes(chain.get(1..).unwrap_or_default());
+        agree("match_hashes from the second page", &behind.pages(), &0)
     }
 
     pub(super) fn compare_plan(&self, plan: &BatchPlan<'_>, want: &PlanWant) -> Result<(), String> {

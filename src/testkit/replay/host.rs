@@ -7,8 +7,10 @@ use super::bytes::Inspect;
 use super::{Summary, agree};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::hash::NamespaceNames;
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::plan::StepScratch;
+use crate::testkit::index::Index;
 use crate::testkit::model::Model;
 use crate::testkit::op::{Promise, Prompt};
 use crate::testkit::rng::mix;
@@ -17,6 +19,15 @@ use crate::testkit::rng::mix;
 const VOCABULARY: u64 = 3;
 /// Earlier texts that new prompts may begin like.
 const TEXTS: usize = 12;
+/// The namespace beside the default one.
+pub(super) const OTHER: Namespace = Namespace::new(1);
+
+/// What a namespace is called.
+pub(super) fn names(namespace: Namespace) -> NamespaceNames {
+    let salt = (namespace == OTHER).then(|| "other".to_owned());
+    NamespaceNames { lora: salt.clone(), salt, lora_path: None }
+}
+
 /// An engine, the model, and what a host would know.
 pub(super) struct Host<B> {
     pub(super) engine: Engine<B>,
@@ -34,12 +45,18 @@ pub(super) struct Host<B> {
     pub(super) touched: BTreeMap<StepId, BTreeSet<PageId>>,
     /// Leaders named lately, and the tokens that each was named for.
     pub(super) leaders: VecDeque<(SeqKey, u32)>,
+    /// What is known from events alone, and after how many ops they are drained.
+    pub(super) index: Index,
+    pub(super) drain_every: u8,
     pub(super) ops: u64,
     pub(super) summary: Summary,
 }
 
 impl<B: Inspect> Host<B> {
-    pub(super) fn new(engine: Engine<B>, model: Model) -> Self {
+    pub(super) fn new(mut engine: Engine<B>, model: Model, drain_every: u8) -> Self {
+        // Refused where hashes hear no names: prompts of that namespace are then.
+        _ = engine.name_namespace(OTHER, names(OTHER));
+        let index = Index::new(engine.shape().layout.page_size());
         let words = vec![u32::MAX; engine.shape().table.words()];
         Self {
             engine,
@@ -52,6 +69,8 @@ impl<B: Inspect> Host<B> {
             scratch: StepScratch::new(),
             touched: BTreeMap::new(),
             leaders: VecDeque::new(),
+            index,
+            drain_every: drain_every.max(1),
             ops: 0,
             summary: Summary::default(),
         }
@@ -59,6 +78,10 @@ impl<B: Inspect> Host<B> {
 
     pub(super) fn into_summary(mut self, ops: usize) -> Summary {
         self.summary.ops = ops as u64;
+        let [stored, removed, cleared] = self.index.heard;
+        for (what, count) in [("stored", stored), ("removed", removed), ("cleared", cleared)] {
+            self.summary.answers.insert(format!("events {what}"), count);
+        }
         let stats = self.engine.stats();
         for (what, count) in [
             ("hit tokens", stats.hit_tokens),

@@ -84,17 +84,17 @@ pub fn replay_on<B: Inspect>(
     ops: &[Op],
 ) -> Result<Summary, Mismatch> {
     let nowhere = |what: String| Mismatch { index: None, op: None, what };
-    let (config, hash_bits) = (config.engine(), config.hash_bits);
+    let (hash_bits, drain_every) = (config.hash_bits, config.drain_every);
+    let config = config.engine();
     let shape = config.shape().map_err(|error| nowhere(format!("the config: {error}")))?;
     let engine = Engine::with_hash_bits(config, backend, hash_bits);
     let engine = engine.map_err(|error| nowhere(error.to_string()))?;
-    let mut host = Host::new(engine, Model::new(shape));
+    let mut host = Host::new(engine, Model::new(shape), drain_every);
     for (index, &op) in ops.iter().enumerate() {
-        host.apply(op).and_then(|()| host.compare()).map_err(|what| Mismatch {
-            index: Some(index),
-            op: Some(op),
-            what,
-        })?;
+        host.apply(op)
+            .and_then(|()| host.listen())
+            .and_then(|()| host.compare())
+            .map_err(|what| Mismatch { index: Some(index), op: Some(op), what })?;
     }
     host.close().map_err(|what| nowhere(format!("after the last op: {what}")))?;
     Ok(host.into_summary(ops.len()))

@@ -1,0 +1,120 @@
+//! Recipes of xxHash: numbers of 64 bits. Whoever chooses the tokens can make two texts of one hash, so they are good
+//! for hints to a router and no more.
+//!
+//! Sources: Dynamo 1.6.1 (crates `dynamo-kv-router`, `dynamo-tokens`, `dynamo-kv-hashing`); nano-vllm and MinivLLM
+//! (`compute_hash` of their block managers).
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::xxh64::Xxh64;
+
+use super::names::Named;
+use super::{NamespaceNames, PageHash, Recipe};
+use crate::id::TokenId;
+
+/// What both of Dynamo's hashes begin with.
+const DYNAMO_SEED: u64 = 1337;
+
+/// XXH3-64 of the page, then of the hash before and that.
+pub(super) struct Dynamo;
+
+impl Recipe for Dynamo {
+    const WIDTH: usize = 8;
+
+    fn entering(names: NamespaceNames) -> NamespaceNames {
+        // An empty name is none.
+        let filled = |name: Option<String>| name.filter(|name| !name.is_empty());
+        NamespaceNames { lora: filled(names.lora), salt: filled(names.salt), lora_path: None }
+    }
+
+    fn seed(names: &NamespaceNames) -> PageHash {
+        let part = |name: &Option<String>, seed| {
+            name.as_ref().map_or(0, |name| xxh3_64_with_seed(name.as_bytes(), seed))
+        };
+        let (lora, salt) = (part(&names.lora, 0), part(&names.salt, 1));
+        DYNAMO_SEED.wrapping_add(lora).wrapping_add(salt).into()
+    }
+
+    fn page(named: &Named, before: Option<PageHash>, tokens: &[TokenId]) -> PageHash {
+        let own = xxh3_64_with_seed(little_endian(tokens), named.seed.to_u64());
+        let Some(before) = before else { return own.into() };
+        let mut both = [0; 16];
+        both[..8].copy_from_slice(before.bytes(8));
+        both[8..].copy_from_slice(&own.to_le_bytes());
+        xxh3_64_with_seed(&both, DYNAMO_SEED).into()
+    }
+
+    fn event_id(hash: PageHash) -> u64 {
+        hash.to_u64()
+    }
+}
+
+/// xxHash64 of the hash before and tokens of 64 bits.
+pub(super) struct NanoVllm;
+
+impl Recipe for NanoVllm {
+    const WIDTH: usize = 8;
+
+    fn entering(_: NamespaceNames) -> NamespaceNames {
+        NamespaceNames::default()
+    }
+
+    fn seed(_: &NamespaceNames) -> PageHash {
+        PageHash::default()
+    }
+
+    fn page(_: &Named, before: Option<PageHash>, tokens: &[TokenId]) -> PageHash {
+        const CHUNK: usize = 64;
+        let mut hasher = behind(before);
+        let mut wide = [0_i64; CHUNK];
+        for tokens in tokens.chunks(CHUNK) {
+            let wide = &mut wide[..tokens.len()];
+            wide.iter_mut().zip(tokens).for_each(|(wide, token)| *wide = token.raw().into());
+            hasher.update(bytemuck::cast_slice(wide));
+        }
+        hasher.digest().into()
+    }
+
+    fn event_id(hash: PageHash) -> u64 {
+        hash.to_u64()
+    }
+}
+
+/// xxHash64 of the hash before and tokens of 32 bits.
+pub(super) struct MinivLlm;
+
+impl Recipe for MinivLlm {
+    const WIDTH: usize = 8;
+
+    fn entering(_: NamespaceNames) -> NamespaceNames {
+        NamespaceNames::default()
+    }
+
+    fn seed(_: &NamespaceNames) -> PageHash {
+        PageHash::default()
+    }
+
+    fn page(_: &Named, before: Option<PageHash>, tokens: &[TokenId]) -> PageHash {
+        let mut hasher = behind(before);
+        hasher.update(little_endian(tokens));
+        hasher.digest().into()
+    }
+
+    fn event_id(hash: PageHash) -> u64 {
+        hash.to_u64()
+    }
+}
+
+/// xxHash64, seed 0, that has taken the hash before.
+fn behind(before: Option<PageHash>) -> Xxh64 {
+    let mut hasher = Xxh64::new(0);
+    if let Some(before) = before {
+        hasher.update(before.bytes(8));
+    }
+    hasher
+}
+
+/// Tokens as bytes, lowest first: as they lie on every machine that this is compiled for.
+fn little_endian(tokens: &[TokenId]) -> &[u8] {
+    const { assert!(cfg!(target_endian = "little"), "hashes are of bytes, lowest first") };
+    bytemuck::cast_slice(tokens)
+}

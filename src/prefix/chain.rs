@@ -1,0 +1,252 @@
+//! Hashes of cached pages, there only when the config asks for them: the tree as those see it who know prefixes by
+//! hashes.
+//!
+//! A page's hash lies in a column beside it, by the number of its entry (`span.rs`), so a split moves none and a trim
+//! forgets those of its pages. It is made when the page comes in; only prefixes of the present generation have hashes.
+//! A second child table finds nodes by the hash of their first page: what an old generation leaves in it is found by
+//! nobody, since walks begin at prefixes of the present one, and goes with its node.
+//!
+//! * T9. Every page of the present generation has the hash of its prefix, and every node of it is found by the hash of
+//!   its first page.
+//!
+//! Not here: what a hash is (`hash/`), who is told (`events.rs`).
+
+use crate::error::Error;
+use crate::hash::{Hashing, Names, NamespaceNames, PageHash, PageHashes};
+use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
+use crate::memory::{OutOfMemory, touch, zeroed};
+
+use super::child_table::ChildTable;
+use super::column::RareColumn;
+use super::span::SpanStore;
+use super::{PrefixMatch, PrefixTree};
+
+/// What the hash of a node that is in the table has, so that 0 stands for none.
+const LISTED: u32 = 1 << 31;
+
+/// The column of hashes, and who is found by them.
+pub(super) struct Chain {
+    pub hashing: Hashing,
+    pub names: Names,
+    hashes: Hashes,
+    /// Nodes by the hash of their first page.
+    firsts: ChildTable,
+    /// A node's hash in that table, or 0.
+    listed: RareColumn<u32>,
+}
+
+/// A hash for each entry of the spans' slab.
+struct Hashes {
+    width: usize,
+    bytes: Vec<u8>,
+}
+
+impl Hashes {
+    fn get(&self, entry: u32) -> PageHash {
+        let start = entry as usize * self.width;
+        PageHash::from_bytes(&self.bytes[start..start + self.width])
+    }
+
+    fn set(&mut self, entry: u32, hash: PageHash) {
+        let start = entry as usize * self.width;
+        self.bytes[start..start + self.width].copy_from_slice(hash.bytes(self.width));
+    }
+
+    fn of_run(&self, start: u32, len: u32) -> &[u8] {
+        &self.bytes[start as usize * self.width..(start + len) as usize * self.width]
+    }
+}
+
+impl Chain {
+    pub fn new(page_count: u32, hash_bits: u32, hashing: Hashing) -> Result<Self, OutOfMemory> {
+        let (width, entries) = (hashing.width(), SpanStore::entry_count(page_count));
+        Ok(Self {
+            hashing,
+            names: Names::new(hashing)?,
+            hashes: Hashes { width, bytes: zeroed(u64::from(entries) * width as u64)? },
+            firsts: ChildTable::new(page_count, hash_bits)?,
+            listed: RareColumn::new(page_count)?,
+        })
+    }
+
+    pub fn bytes(page_count: u32, hashing: Hashing) -> u64 {
+        u64::from(SpanStore::entry_count(page_count)) * hashing.width() as u64
+            + ChildTable::bytes(page_count)
+            + u64::from(page_count) * size_of::<u32>() as u64
+    }
+
+    pub fn prefault(&mut self) {
+        touch(&mut self.hashes.bytes);
+        self.firsts.prefault();
+        self.listed.prefault();
+    }
+
+    /// Hashes of a run of entries.
+    pub fn of_run(&self, start: u32, len: u32) -> PageHashes<'_> {
+        PageHashes::new(self.hashing, self.hashes.of_run(start, len))
+    }
+
+    /// The hash of an entry's page.
+    pub fn of(&self, entry: u32) -> PageHash {
+        self.hashes.get(entry)
+    }
+
+    /// What a namespace is called whose prefixes are hashed.
+    pub fn names_of(&self, namespace: Namespace) -> &NamespaceNames {
+        &self.names.get(namespace).expect("what is admitted has names").names
+    }
+
+    fn list(&mut self, node: NodeKey, first: u32) {
+        let hash = self.firsts.hash_number(self.of(first).to_u64()) | LISTED;
+        self.listed[node] = hash;
+        self.firsts.insert(hash, node);
+    }
+
+    /// The nodes of one hash whose first page `is_it` confirms.
+    fn find(&self, hash: PageHash, mut is_it: impl FnMut(NodeKey) -> bool) -> Option<NodeKey> {
+        self.firsts.find(self.firsts.hash_number(hash.to_u64()) | LISTED, &mut is_it)
+    }
+}
+
+impl PrefixTree {
+    /// Keeps hashes from now on. For an empty tree.
+    pub(crate) fn keep_hashes(
+        &mut self,
+        hashing: Hashing,
+        hash_bits: u32,
+    ) -> Result<(), OutOfMemory> {
+        assert!(self.link.is_empty(), "T9: every page has its hash");
+        let page_count = self.link.capacity() as u32;
+        self.chain = Some(Chain::new(page_count, hash_bits, hashing)?);
+        Ok(())
+    }
+
+    /// Whether prefixes of a namespace can be hashed, if they are to be.
+    pub(crate) fn is_named(&self, namespace: Namespace) -> bool {
+        self.chain.as_ref().is_none_or(|chain| chain.names.get(namespace).is_some())
+    }
+
+    /// Calls a namespace something, if prefixes are hashed.
+    ///
+    /// # Errors
+    /// [`Error::NamespaceNamed`], [`Error::NamesTaken`].
+    pub(crate) fn name(
+        &mut self,
+        namespace: Namespace,
+        names: NamespaceNames,
+    ) -> Result<(), Error> {
+        self.chain.as_mut().map_or(Ok(()), |chain| chain.names.name(namespace, names))
+    }
+
+    /// The longest cached prefix of a chain of hashes; its pages go to `each`, in order, piece by piece.
+    /// O(hashes matched).
+    pub fn match_hashes(&self, chain: &[PageHash], mut each: impl FnMut(&[PageId])) -> PrefixMatch {
+        let scope = self.present_scope(Namespace::default());
+        let none = PrefixMatch { scope, node: None, pages_in_node: 0, pages: 0, epoch: self.epoch };
+        let Some(column) = &self.chain else { return none };
+        let (mut found, mut rest) = (none, chain);
+        while let Some(&first) = rest.first() {
+            let node = column.find(first, |node| {
+                let link = &self.link[node];
+                let present = || self.scope[node].generation == self.generation;
+                link.parent == found.node
+                    && (link.parent.is_some() || present())
+                    && column.of(SpanStore::first_entry(&link.span)) == first
+            });
+            let Some(node) = node else { break };
+            if found.node.is_none() {
+                found.scope = self.scope[node];
+            }
+            let mut here = 0;
+            for (start, len) in self.spans.runs(&self.link[node].span) {
+                let same = column.of_run(start, len).iter().zip(&rest[here as usize..]);
+                let same = same.take_while(|(cached, wanted)| cached == *wanted).count() as u32;
+                each(self.spans.pages_of_run(start, same));
+                here += same;
+                if same < len {
+                    break;
+                }
+            }
+            (found.node, found.pages_in_node) = (Some(node), here);
+            found.pages += here;
+            rest = &rest[here as usize..];
+            if here < self.link[node].span.pages() {
+                break;
+            }
+        }
+        found
+    }
+
+    /// The entry of the page before the last `count` of a node.
+    pub(super) fn entry_before(&self, node: NodeKey, count: u32) -> Option<u32> {
+        let link = &self.link[node];
+        if count < link.span.pages() {
+            return self.spans.last_runs(&link.span, count + 1).next().map(|(start, _)| start);
+        }
+        link.parent.map(|parent| self.spans.last_entry(&self.link[parent].span))
+    }
+
+    /// The last `count` pages of a lock's node have come in.
+    pub(super) fn hash_taken(&mut self, lock: &PrefixLock, count: u32) {
+        let Scope { namespace, generation } = lock.scope();
+        if generation != self.generation {
+            return;
+        }
+        let node = lock.node().expect("the lock moved to what came in");
+        let before = self.entry_before(node, count);
+        let Self { chain: Some(chain), spans, link, .. } = self else { return };
+        let span = &link[node].span;
+        let Chain { hashing, names, hashes, .. } = &mut *chain;
+        let named = names.get(namespace).expect("what is admitted has names");
+        let mut hash = before.map(|entry| hashes.get(entry));
+        for (start, len) in spans.last_runs(span, count) {
+            for entry in start..start + len {
+                let page = hashing.page(named, hash, spans.tokens_of(entry));
+                hashes.set(entry, page);
+                hash = Some(page);
+            }
+        }
+        if count == span.pages() {
+            chain.list(node, SpanStore::first_entry(span));
+        }
+    }
+
+    /// The last `count` pages of a node are about to go out.
+    pub(super) fn hash_given(&mut self, node: NodeKey, count: u32) {
+        let Some(chain) = &mut self.chain else { return };
+        if count == self.link[node].span.pages() && chain.listed[node] > 0 {
+            let hash = std::mem::take(&mut chain.listed[node]);
+            chain.firsts.remove(hash, node);
+        }
+    }
+
+    /// The first pages of a node are another's now, its new parent, which is returned.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn hash_split(&mut self, node: NodeKey, prefix: NodeKey) -> NodeKey {
+        let Some(chain) = &mut self.chain else { return prefix };
+        let hash = chain.listed[node];
+        if hash > 0 {
+            chain.firsts.replace(hash, node, prefix);
+            chain.listed[prefix] = hash;
+            chain.list(node, SpanStore::first_entry(&self.link[node].span));
+        }
+        prefix
+    }
+}
+
+#[cfg(all(test, any(feature = "sha256", feature = "xxhash")))]
+impl Chain {
+    /// For tests of the audit.
+    pub fn spoil(&mut self, entry: u32) {
+        let hash = self.of(entry).to_u64();
+        self.hashes.set(entry, PageHash::from(!hash));
+    }
+
+    /// For tests of the audit.
+    pub fn unlist(&mut self, node: NodeKey) {
+        self.firsts.remove(self.listed[node], node);
+    }
+}
+
+mod check;

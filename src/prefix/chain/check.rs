@@ -1,0 +1,45 @@
+//! The audit of hashes: T9 over every node. O(tree).
+
+use std::collections::HashMap;
+
+use super::SpanStore;
+use crate::id::{NodeKey, Scope};
+use crate::prefix::PrefixTree;
+
+impl PrefixTree {
+    /// Checks T9, given the scope of each node: the first node that breaks it.
+    pub(in crate::prefix) fn check_hashes(
+        &self,
+        scopes: &HashMap<NodeKey, Scope>,
+    ) -> Result<(), NodeKey> {
+        let Some(chain) = &self.chain else { return Ok(()) };
+        let mut listed = 0;
+        for (node, link) in &self.link {
+            listed += usize::from(chain.listed[node] > 0);
+            let scope = scopes[&node];
+            if scope.generation != self.generation {
+                continue;
+            }
+            let named = chain.names.get(scope.namespace).ok_or(node)?;
+            let parent = link.parent.map(|parent| self.spans.last_entry(&self.link[parent].span));
+            let mut before = parent.map(|entry| chain.of(entry));
+            for entry in self.spans.entries(&link.span) {
+                let hash = chain.hashing.page(named, before, self.spans.tokens_of(entry));
+                if hash != chain.of(entry) {
+                    return Err(node);
+                }
+                before = Some(hash);
+            }
+            let first = chain.of(SpanStore::first_entry(&link.span));
+            if chain.listed[node] == 0 || chain.find(first, |found| found == node).is_none() {
+                return Err(node);
+            }
+        }
+        // Nobody else is in the table.
+        let all = chain.listed.values().filter(|&&hash| hash > 0).count();
+        if (all, chain.firsts.len()) == (listed, listed) {
+            return Ok(());
+        }
+        Err(self.link.keys().next().unwrap_or_default())
+    }
+}

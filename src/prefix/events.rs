@@ -1,0 +1,339 @@
+//! What the tree says to others waits here, in a bounded buffer that the host drains.
+//!
+//! ```text
+//! records  [stored 2 | removed 1 | stored 3]      so many pages each, oldest first
+//! hashes   [h h      | h         | h h h   ]      of all of them
+//! tokens   [tt tt    |           | tt tt tt]      of those that were stored
+//! ```
+//!
+//! Neighbours are joined: pages that follow what was stored last, and what is removed one after another. Where the
+//! buffer overflows it is emptied, and the next drain says instead that all is cleared, and then the whole tree. So
+//! what a host hears is always enough to know what is cached, however seldom it listens.
+//!
+//! Only the present generation is spoken of: what an old one gives out later may have the hash of what the new one
+//! holds.
+//!
+//! Not here: what an event says (`event.rs`), hashes (`chain.rs`).
+
+use bytemuck::Zeroable;
+use slotmap::{Key, KeyData};
+
+use crate::event::{Event, Stored};
+use crate::hash::{PageHash, PageHashes};
+use crate::id::{Namespace, NodeKey, PrefixLock, Scope, StepId, TokenId};
+use crate::memory::{OutOfMemory, reserved, touch_reserved};
+
+use super::PrefixTree;
+use super::chain::Chain;
+use super::column::RareColumn;
+
+/// One event, but for its hashes and tokens.
+#[derive(Clone, Copy)]
+struct Record {
+    /// Pages.
+    count: u32,
+    /// Of pages that were stored: whose, behind which, and when they may be read.
+    stored: Option<(Namespace, Option<PageHash>, StepId)>,
+}
+
+/// Events that wait.
+pub(super) struct EventBuffer {
+    /// Pages that it has room for.
+    capacity: u32,
+    /// Pages of all records.
+    pages: u32,
+    records: Vec<Record>,
+    hashes: Vec<u8>,
+    tokens: Vec<TokenId>,
+    /// Everything before the records was cleared.
+    cleared: bool,
+    /// There was no room: the records are not enough.
+    overflowed: bool,
+    /// The step that pages are published by.
+    step: StepId,
+    /// The last of those steps.
+    last_step: StepId,
+    /// Where a walk over the whole tree has been.
+    walked: RareColumn<Walked>,
+    /// Walks so far.
+    walks: u64,
+}
+
+/// How a walk comes back to a node on its way down.
+#[derive(Clone, Copy, Default, Zeroable)]
+#[repr(C)]
+struct Walked {
+    /// The child that it came up from; 0: none.
+    below: u64,
+    /// Of the node's prefix.
+    namespace: u64,
+    /// The walk, twice, and one more if the prefix is of the present generation.
+    mark: u64,
+}
+
+impl EventBuffer {
+    pub fn new(
+        page_count: u32,
+        page_size: u32,
+        width: usize,
+        capacity: u32,
+    ) -> Result<Self, OutOfMemory> {
+        let pages = u64::from(capacity);
+        Ok(Self {
+            capacity,
+            pages: 0,
+            records: reserved(pages)?,
+            hashes: reserved(pages * width as u64)?,
+            tokens: reserved(pages * u64::from(page_size))?,
+            cleared: false,
+            overflowed: false,
+            step: StepId::default(),
+            last_step: StepId::default(),
+            walked: RareColumn::new(page_count)?,
+            walks: 0,
+        })
+    }
+
+    pub fn bytes(page_count: u32, page_size: u32, width: usize, capacity: u32) -> u64 {
+        let page = size_of::<Record>() + width + 4 * page_size as usize;
+        u64::from(capacity) * page as u64 + u64::from(page_count) * size_of::<Walked>() as u64
+    }
+
+    pub fn prefault(&mut self) {
+        touch_reserved(&mut self.records, Record { count: 0, stored: None });
+        touch_reserved(&mut self.hashes, 0);
+        touch_reserved(&mut self.tokens, TokenId::default());
+        self.walked.prefault();
+    }
+
+    fn empty(&mut self) {
+        self.pages = 0;
+        self.records.clear();
+        self.hashes.clear();
+        self.tokens.clear();
+    }
+
+    /// Nothing is cached any more.
+    fn clear(&mut self) {
+        self.empty();
+        (self.cleared, self.overflowed) = (true, false);
+    }
+
+    /// The next drain begins anew.
+    fn overflow(&mut self) {
+        self.empty();
+        self.overflowed = true;
+    }
+
+    /// Whether so many pages more can be told of.
+    fn has_room(&mut self, count: u32) -> bool {
+        if !self.overflowed && count > self.capacity - self.pages {
+            self.overflow();
+        }
+        !self.overflowed
+    }
+
+    /// Pages have come in behind `parent`.
+    fn push_stored(
+        &mut self,
+        namespace: Namespace,
+        parent: Option<PageHash>,
+        hashes: PageHashes<'_>,
+        tokens: &[TokenId],
+    ) {
+        let (count, width) = (hashes.len() as u32, hashes.width());
+        if !self.has_room(count) {
+            return;
+        }
+        let last = self.hashes.len().checked_sub(width).map(|at| &self.hashes[at..]);
+        let follows = parent.is_some_and(|parent| last == Some(parent.bytes(width)));
+        match self.records.last_mut() {
+            Some(Record { count: joined, stored: Some((same, _, step)) })
+                if follows && *same == namespace =>
+            {
+                *joined += count;
+                *step = self.step.max(*step);
+            }
+            _ => self.records.push(Record { count, stored: Some((namespace, parent, self.step)) }),
+        }
+        self.pages += count;
+        self.hashes.extend_from_slice(hashes.as_bytes());
+        self.tokens.extend_from_slice(tokens);
+    }
+
+    /// Pages of one run are about to go out. Runs of one span come from the last to the first, so that all of its pages
+    /// stand here with the deepest first.
+    fn push_removed(&mut self, hashes: PageHashes<'_>) {
+        let count = hashes.len() as u32;
+        if !self.has_room(count) {
+            return;
+        }
+        match self.records.last_mut() {
+            Some(Record { count: joined, stored: None }) => *joined += count,
+            _ => self.records.push(Record { count, stored: None }),
+        }
+        self.pages += count;
+        hashes.as_bytes().rchunks(hashes.width()).for_each(|hash| self.hashes.extend(hash));
+    }
+
+    /// Hands all records over, in order.
+    fn drain(&mut self, chain: &Chain, page_size: usize, sink: &mut impl FnMut(Event<'_>)) {
+        if std::mem::take(&mut self.cleared) {
+            sink(Event::Cleared);
+        }
+        let width = chain.hashing.width();
+        let (mut hashes, mut tokens) = (&self.hashes[..], &self.tokens[..]);
+        for record in &self.records {
+            let own;
+            (own, hashes) = hashes.split_at(record.count as usize * width);
+            let own = PageHashes::new(chain.hashing, own);
+            let Some((namespace, parent, step)) = record.stored else {
+                sink(Event::Removed { hashes: own });
+                continue;
+            };
+            let names = chain.names_of(namespace);
+            let own_tokens;
+            (own_tokens, tokens) = tokens.split_at(record.count as usize * page_size);
+            sink(Event::Stored(Stored {
+                namespace,
+                names,
+                parent,
+                hashes: own,
+                tokens: own_tokens,
+                step,
+            }));
+        }
+        self.empty();
+    }
+}
+
+impl PrefixTree {
+    /// Keeps events of so many pages from now on. For an empty tree that keeps hashes.
+    pub(crate) fn keep_events(&mut self, capacity: u32) -> Result<(), OutOfMemory> {
+        let (page_count, page_size) = (self.link.capacity() as u32, self.page_size);
+        let width = self.chain.as_ref().expect("pages are known by their hashes").hashing.width();
+        let events = EventBuffer::new(page_count, page_size, width, capacity)?;
+        self.events = Some(events);
+        Ok(())
+    }
+
+    /// The last `count` pages of a lock's node have come in and are hashed.
+    pub(super) fn tell_taken(&mut self, lock: &PrefixLock, count: u32) {
+        let Scope { namespace, generation } = lock.scope();
+        let node = lock.node().expect("the lock moved to what came in");
+        let before = self.entry_before(node, count);
+        let (Some(events), Some(chain)) = (&mut self.events, &self.chain) else { return };
+        if generation != self.generation {
+            return;
+        }
+        let mut parent = before.map(|entry| chain.of(entry));
+        for (start, len) in self.spans.last_runs(&self.link[node].span, count) {
+            let tokens = self.spans.tokens_of_run(start, len);
+            events.push_stored(namespace, parent, chain.of_run(start, len), tokens);
+            parent = Some(chain.of(start + len - 1));
+        }
+    }
+
+    /// The last `count` pages of a node are about to go out.
+    pub(super) fn tell_given(&mut self, node: NodeKey, count: u32, present: bool) {
+        let (Some(events), Some(chain)) = (&mut self.events, &self.chain) else { return };
+        if present {
+            for (start, len) in self.spans.last_runs_back(&self.link[node].span, count) {
+                events.push_removed(chain.of_run(start, len));
+            }
+        }
+    }
+
+    /// All prefixes of the generation are gone.
+    pub(super) fn tell_cleared(&mut self) {
+        self.events.iter_mut().for_each(|events| events.clear());
+    }
+
+    /// Pages published from now on can be read once `step` is complete.
+    #[inline]
+    pub(crate) fn publish_as_of(&mut self, step: StepId) {
+        if let Some(events) = &mut self.events {
+            events.step = step;
+            events.last_step = events.last_step.max(step);
+        }
+    }
+
+    /// The next drain says that all is cleared, and then all that is cached.
+    pub(crate) fn restate_events(&mut self) {
+        self.events.iter_mut().for_each(|events| events.overflow());
+    }
+
+    /// Hands over what has happened since the last drain, in order; after an overflow instead that all is cleared, and
+    /// then all that is cached, parents first. O(pages of the events), after an overflow O(tree).
+    pub(crate) fn drain_events(&mut self, mut sink: impl FnMut(Event<'_>)) {
+        let Some(mut events) = self.events.take() else { return };
+        if events.overflowed {
+            (events.overflowed, events.cleared) = (false, false);
+            sink(Event::Cleared);
+            self.walk_present(&mut events, &mut sink);
+        } else {
+            let chain = self.chain.as_ref().expect("events name hashes");
+            events.drain(chain, self.page_size as usize, &mut sink);
+        }
+        self.events = Some(events);
+    }
+
+    /// Hands over what is cached, parents first: from each node up to where the walk has been, and down again.
+    fn walk_present(&self, events: &mut EventBuffer, sink: &mut impl FnMut(Event<'_>)) {
+        events.walks += 1;
+        let (walk, step) = (events.walks, events.last_step);
+        let walked = &mut events.walked;
+        for first in self.link.keys() {
+            let (mut at, mut below) = (first, 0);
+            if walked[first].mark / 2 == walk {
+                continue;
+            }
+            // Up, leaving the way back.
+            let above = loop {
+                walked[at] = Walked { below, mark: 2 * walk, ..Walked::default() };
+                match self.link[at].parent {
+                    Some(parent) if walked[parent].mark / 2 == walk => break walked[parent],
+                    Some(parent) => (at, below) = (parent, at.data().as_ffi()),
+                    None => {
+                        let scope = self.scope[at];
+                        let present = u64::from(scope.generation == self.generation);
+                        let (namespace, mark) = (scope.namespace.raw(), 2 * walk + present);
+                        break Walked { namespace, mark, ..Walked::default() };
+                    }
+                }
+            };
+            // And down.
+            loop {
+                let below = walked[at].below;
+                walked[at] = Walked { below, ..above };
+                if above.mark % 2 == 1 {
+                    self.state(at, Namespace::new(above.namespace), step, sink);
+                }
+                match below {
+                    0 => break,
+                    below => at = KeyData::from_ffi(below).into(),
+                }
+            }
+        }
+    }
+
+    /// Hands over one node's pages, run by run.
+    fn state(
+        &self,
+        node: NodeKey,
+        namespace: Namespace,
+        step: StepId,
+        sink: &mut impl FnMut(Event<'_>),
+    ) {
+        let chain = self.chain.as_ref().expect("events name hashes");
+        let names = chain.names_of(namespace);
+        let link = &self.link[node];
+        let mut parent =
+            link.parent.map(|parent| chain.of(self.spans.last_entry(&self.link[parent].span)));
+        for (start, len) in self.spans.runs(&link.span) {
+            let (hashes, tokens) = (chain.of_run(start, len), self.spans.tokens_of_run(start, len));
+            sink(Event::Stored(Stored { namespace, names, parent, hashes, tokens, step }));
+            parent = Some(chain.of(start + len - 1));
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What somebody knows who has only heard events: an index of cached pages, built from nothing else.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::event::{Event, Stored};
+use crate::hash::{Hashing, Named, NamespaceNames, PageHash};
+use crate::id::{Namespace, TokenId};
+
+/// A page that somebody has heard of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Known {
+    /// Whose prefix it is in.
+    pub namespace: Namespace,
+    /// The page before it.
+    pub parent: Option<PageHash>,
+    /// Its tokens.
+    pub tokens: Vec<TokenId>,
+}
+
+/// All pages that somebody has heard of, by their hashes.
+#[derive(Clone, Debug, Default)]
+pub struct Index {
+    page_size: usize,
+    pages: BTreeMap<PageHash, Known>,
+    /// How many events of each kind came: stored, removed, cleared.
+    pub heard: [u64; 3],
+    /// The first thing that cannot be.
+    wrong: Option<String>,
+}
+
+impl Index {
+    /// Nothing is known.
+    pub fn new(page_size: u32) -> Self {
+        Self { page_size: page_size as usize, ..Self::default() }
+    }
+
+    /// Takes an event in.
+    pub fn hear(&mut self, event: Event<'_>) {
+        match event {
+            Event::Stored(stored) => {
+                self.heard[0] += 1;
+                self.store(&stored);
+            }
+            Event::Removed { hashes } => {
+                self.heard[1] += 1;
+                self.ensure(!hashes.is_empty(), || "nothing is removed".to_owned());
+                hashes.iter().for_each(|hash| self.remove(hash));
+            }
+            Event::Cleared => {
+                self.heard[2] += 1;
+                self.pages.clear();
+            }
+        }
+    }
+
+    fn store(&mut self, stored: &Stored<'_>) {
+        let Stored { namespace, mut parent, hashes, tokens, .. } = *stored;
+        let whole = tokens.len() == hashes.len() * self.page_size && !hashes.is_empty();
+        self.ensure(whole, || format!("{} tokens of {} pages", tokens.len(), hashes.len()));
+        for (hash, tokens) in hashes.iter().zip(tokens.chunks(self.page_size)) {
+            if let Some(parent) = parent {
+                let known = self.pages.get(&parent).map(|known| known.namespace);
+                self.ensure(known == Some(namespace), || format!("{hash:?} before {parent:?}"));
+            }
+            let page = Known { namespace, parent, tokens: tokens.to_vec() };
+            let before = self.pages.insert(hash, page);
+            self.ensure(before.is_none(), || format!("{hash:?} is stored twice"));
+            parent = Some(hash);
+        }
+    }
+
+    fn remove(&mut self, hash: PageHash) {
+        let known = self.pages.remove(&hash).is_some();
+        self.ensure(known, || format!("{hash:?} is removed, and was not there"));
+        let below = self.pages.values().any(|page| page.parent == Some(hash));
+        self.ensure(!below, || format!("{hash:?} is removed before what follows it"));
+    }
+
+    fn ensure(&mut self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds && self.wrong.is_none() {
+            self.wrong = Some(what());
+        }
+    }
+
+    /// Compares with what is cached: the namespaces and all tokens up to the end of each cached page, prefixes first.
+    ///
+    /// # Errors
+    /// What was heard and cannot be, or what differs.
+    pub fn agrees<'a>(
+        &self,
+        hashing: Hashing,
+        names: impl Fn(Namespace) -> NamespaceNames,
+        cached: impl Iterator<Item = (Namespace, &'a [TokenId])>,
+    ) -> Result<(), String> {
+        if let Some(wrong) = &self.wrong {
+            return Err(format!("an event that cannot be: {wrong}"));
+        }
+        let mut named = BTreeMap::new();
+        let mut hashes = HashMap::<(Namespace, &[TokenId]), PageHash>::new();
+        // A prefix comes before what follows it.
+        let page = |(namespace, text): (Namespace, &'a [TokenId])| {
+            let (before, tokens) = text.split_at(text.len() - self.page_size);
+            let named =
+                named.entry(namespace).or_insert_with(|| Named::new(hashing, names(namespace)));
+            let parent = hashes.get(&(namespace, before)).copied();
+            assert!(parent.is_some() || before.is_empty(), "what is cached is prefixes");
+            let hash = hashing.page(named, parent, tokens);
+            hashes.insert((namespace, text), hash);
+            (hash, Known { namespace, parent, tokens: tokens.to_vec() })
+        };
+        let want: BTreeMap<_, _> = cached.map(page).collect();
+        if self.pages == want {
+            return Ok(());
+        }
+        let odd = |(hash, page): &(&PageHash, &Known)| want.get(hash) != Some(page);
+        let lacks = |(hash, _): &(&PageHash, &Known)| !self.pages.contains_key(hash);
+        Err(format!(
+            "heard of and not cached: {:?}; cached and not heard of: {:?}",
+            self.pages.iter().find(odd),
+            want.iter().find(lacks)
+        ))
+    }
+}

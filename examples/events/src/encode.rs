@@ -1,0 +1,138 @@
+//! An engine's events as the payload of a message: `[seconds, [event, ..], rank]` in MessagePack, each event a map.
+//!
+//! The keys are those that vLLM 0.33 requires, and `cache_salt` as SGLang 0.5.23 has it. Not here: frames and sequence
+//! numbers (`publisher.rs`).
+
+use kvarena::{Event, Hashing, PageHash, Stored};
+use rmp::encode::{
+    write_array_len, write_f64, write_map_len, write_nil, write_sint, write_str, write_uint,
+};
+
+/// Where the pages are: in the memory of the device.
+const MEDIUM: &str = "GPU";
+
+/// Events of one message.
+pub struct Batch {
+    hashing: Hashing,
+    page_size: u32,
+    events: Vec<u8>,
+    count: u32,
+}
+
+impl Batch {
+    /// No events yet.
+    pub fn new(hashing: Hashing, page_size: u32) -> Self {
+        Self { hashing, page_size, events: Vec::new(), count: 0 }
+    }
+
+    /// Events so far.
+    pub fn len(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Adds an event.
+    pub fn push(&mut self, event: Event<'_>) {
+        match event {
+            Event::Stored(stored) => self.push_stored(&stored),
+            Event::Removed { hashes } => {
+                self.begin(3, "BlockRemoved");
+                self.key("block_hashes");
+                self.array(hashes.len());
+                hashes.iter().for_each(|hash| self.hash(hash));
+                self.text("medium", Some(MEDIUM));
+            }
+            Event::Cleared => self.begin(1, "AllBlocksCleared"),
+            // What this wire has no word for, it does not say.
+            _ => return,
+        }
+        self.count += 1;
+    }
+
+    fn push_stored(&mut self, stored: &Stored<'_>) {
+        let names = stored.names;
+        self.begin(10 + u32::from(names.salt.is_some()), "BlockStored");
+        self.key("block_hashes");
+        self.array(stored.hashes.len());
+        stored.hashes.iter().for_each(|hash| self.hash(hash));
+        self.key("parent_block_hash");
+        match stored.parent {
+            Some(parent) => self.hash(parent),
+            None => self.nil(),
+        }
+        self.key("token_ids");
+        self.array(stored.tokens.len());
+        stored.tokens.iter().for_each(|token| self.number(token.raw().into()));
+        self.key("block_size");
+        self.number(self.page_size.into());
+        self.key("lora_id");
+        self.nil();
+        self.text("medium", Some(MEDIUM));
+        self.text("lora_name", names.lora.as_deref());
+        self.key("group_idx");
+        self.number(0);
+        self.text("kv_cache_spec_kind", Some("full_attention"));
+        if let Some(salt) = &names.salt {
+            self.text("cache_salt", Some(salt));
+        }
+    }
+
+    /// The message of all that was added, which is forgotten.
+    pub fn take(&mut self, seconds: f64, rank: u32) -> Vec<u8> {
+        let mut payload = Vec::with_capacity(self.events.len() + 32);
+        let written = write_array_len(&mut payload, 3)
+            .and_then(|_| {
+                write_f64(&mut payload, seconds)?;
+                write_array_len(&mut payload, self.count)
+            })
+            .map(|_| payload.append(&mut self.events))
+            .and_then(|()| write_uint(&mut payload, rank.into()));
+        written.expect("memory takes all that is written");
+        self.count = 0;
+        payload
+    }
+
+    fn begin(&mut self, fields: u32, kind: &str) {
+        write_map_len(&mut self.events, fields).expect("memory takes it");
+        self.text("type", Some(kind));
+    }
+
+    fn key(&mut self, key: &str) {
+        write_str(&mut self.events, key).expect("memory takes it");
+    }
+
+    fn text(&mut self, key: &str, text: Option<&str>) {
+        self.key(key);
+        match text {
+            Some(text) => self.key(text),
+            None => self.nil(),
+        }
+    }
+
+    fn nil(&mut self) {
+        write_nil(&mut self.events).expect("memory takes it");
+    }
+
+    fn array(&mut self, len: usize) {
+        let len = u32::try_from(len).expect("fewer than 2^32 of anything");
+        write_array_len(&mut self.events, len).expect("memory takes it");
+    }
+
+    fn number(&mut self, number: u64) {
+        write_uint(&mut self.events, number).expect("memory takes it");
+    }
+
+    /// A page's hash as 64 bits: SGLang's have a sign, the others none.
+    fn hash(&mut self, hash: PageHash) {
+        let id = self.hashing.event_id(hash);
+        let written = match self.hashing {
+            Hashing::SglangSha256 => write_sint(&mut self.events, id.cast_signed()),
+            _ => write_uint(&mut self.events, id),
+        };
+        written.expect("memory takes it");
+    }
+}

@@ -1,0 +1,271 @@
+//! Engines without bytes behind a router, and a trace of requests over them: who is sent where, and what that is worth.
+//!
+//! Each engine computes its requests in the order they come, so many tokens a second; a request waits for those before
+//! it. The router knows of an engine what that has said. Not here: how a trace is read, how an outcome is drawn.
+
+use std::fmt;
+
+use kvarena::{Namespace, NamespaceNames, TokenId};
+
+use crate::clock::{resident_bytes, timed};
+use crate::host::{Host, HostConfig};
+use crate::router::Router;
+use crate::trace::Request;
+
+/// Who is sent where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Policy {
+    /// One after another.
+    RoundRobin,
+    /// To the engine that has most of the prompt; of several, one after another.
+    Prefix,
+    /// To the engine that will have computed the prompt first: what it lacks of it, and what waits there.
+    PrefixAndLoad,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Policy; 3] = [Policy::RoundRobin, Policy::Prefix, Policy::PrefixAndLoad];
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::RoundRobin => "round robin",
+            Self::Prefix => "prefix",
+            Self::PrefixAndLoad => "prefix and load",
+        })
+    }
+}
+
+/// A fleet.
+#[derive(Clone, Copy, Debug)]
+pub struct FleetConfig {
+    /// Engines.
+    pub engines: usize,
+    /// Each of them.
+    pub host: HostConfig,
+    /// Tokens that an engine computes in a second.
+    pub rate: f64,
+}
+
+/// What became of a trace.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Who was sent where.
+    pub policy: Policy,
+    /// Requests that were served.
+    pub requests: usize,
+    /// Requests that fit no engine.
+    pub skipped: usize,
+    /// Tokens of their prompts.
+    pub prompt_tokens: u64,
+    /// Those that were cached where they were sent.
+    pub hit_tokens: u64,
+    /// Tokens of prompts that each engine computed.
+    pub computed: Vec<u64>,
+    /// How long each request waited for those before it, in seconds.
+    pub waits: Vec<f64>,
+    /// Events that all engines said, and their bytes.
+    pub events: u64,
+    /// Bytes of all payloads.
+    pub event_bytes: u64,
+    /// From the first request to the last, in seconds.
+    pub seconds: f64,
+    /// Share of prompt tokens that were cached, up to each of some requests.
+    pub rates: Vec<(usize, f64)>,
+    /// Pages that the router's index held in the end.
+    pub index_pages: usize,
+    /// What the published crate took to take all events over, in seconds.
+    pub apply_seconds: f64,
+}
+
+impl Outcome {
+    /// Share of prompt tokens that were cached.
+    pub fn hit_rate(&self) -> f64 {
+        self.hit_tokens as f64 / (self.prompt_tokens as f64).max(1.0)
+    }
+
+    /// What the busiest engine computed, over the mean.
+    pub fn skew(&self) -> f64 {
+        let most = self.computed.iter().max().copied().unwrap_or(0) as f64;
+        let mean = self.computed.iter().sum::<u64>() as f64 / self.computed.len() as f64;
+        most / mean.max(1.0)
+    }
+
+    /// How long a request waited, in seconds: the mean, and what 99 of 100 did not exceed.
+    pub fn wait(&self) -> (f64, f64) {
+        let mut waits = self.waits.clone();
+        waits.sort_by(f64::total_cmp);
+        let mean = waits.iter().sum::<f64>() / (waits.len() as f64).max(1.0);
+        (mean, waits.get(waits.len() * 99 / 100).copied().unwrap_or(0.0))
+    }
+}
+
+/// Points of a curve.
+const POINTS: usize = 200;
+
+/// Sends a trace over a fleet.
+///
+/// # Panics
+/// If an engine cannot be made, or the router does not believe one.
+pub fn run(config: &FleetConfig, policy: Policy, requests: &[Request]) -> Outcome {
+    let host = || Host::new(config.host).expect("the engine's config is right");
+    let mut hosts: Vec<Host> = (0..config.engines).map(|_| host()).collect();
+    let mut router = Router::new(config.host.page_size);
+    let mut free_at = vec![0.0_f64; config.engines];
+    let mut outcome = Outcome {
+        policy,
+        requests: 0,
+        skipped: 0,
+        prompt_tokens: 0,
+        hit_tokens: 0,
+        computed: vec![0; config.engines],
+        waits: Vec::with_capacity(requests.len()),
+        events: 0,
+        event_bytes: 0,
+        seconds: requests.last().map_or(0.0, |last| last.timestamp as f64 / 1e3),
+        rates: Vec::new(),
+        index_pages: 0,
+        apply_seconds: 0.0,
+    };
+    let (mut prompt, mut answer) = (Vec::new(), Vec::new());
+    for (number, request) in requests.iter().enumerate() {
+        request.prompt(&mut prompt);
+        request.answer(number, &mut answer);
+        let now = request.timestamp as f64 / 1e3;
+        let waiting = |engine: usize| (free_at[engine] - now).max(0.0) * config.rate;
+        let engine = choose(config, policy, &router, &prompt, number, waiting);
+        let Some(hit) = hosts[engine].serve(Namespace::default(), &prompt, &answer) else {
+            outcome.skipped += 1;
+            continue;
+        };
+        let computed = prompt.len() as u64 - u64::from(hit);
+        outcome.waits.push((free_at[engine] - now).max(0.0));
+        free_at[engine] = free_at[engine].max(now) + computed as f64 / config.rate;
+        outcome.requests += 1;
+        outcome.prompt_tokens += prompt.len() as u64;
+        outcome.hit_tokens += u64::from(hit);
+        outcome.computed[engine] += computed;
+        if let Some((payload, events)) = hosts[engine].say(now) {
+            outcome.events += u64::from(events);
+            outcome.event_bytes += payload.len() as u64;
+            let applied =
+                timed(&mut outcome.apply_seconds, || router.apply(engine as u64, &payload));
+            applied.expect("the router believes engines");
+        }
+        if number.is_multiple_of((requests.len() / POINTS).max(1)) {
+            outcome.rates.push((number, outcome.hit_rate()));
+        }
+    }
+    outcome.index_pages = router.pages();
+    outcome
+}
+
+fn choose(
+    config: &FleetConfig,
+    policy: Policy,
+    router: &Router,
+    prompt: &[TokenId],
+    number: usize,
+    waiting: impl Fn(usize) -> f64,
+) -> usize {
+    // Where all else is equal, one after another.
+    let turn = |engine: usize| (engine + config.engines - number % config.engines) % config.engines;
+    if policy == Policy::RoundRobin {
+        return number % config.engines;
+    }
+    let mut cached = vec![0; config.engines];
+    for (engine, pages) in router.overlap(&NamespaceNames::default(), prompt) {
+        cached[engine as usize] = pages * config.host.page_size;
+    }
+    let cost = |engine: usize| {
+        let lacks = (prompt.len() as f64) - f64::from(cached[engine]);
+        if policy == Policy::Prefix { lacks } else { lacks + waiting(engine) }
+    };
+    let better = |a: &usize, b: &usize| cost(*a).total_cmp(&cost(*b)).then(turn(*a).cmp(&turn(*b)));
+    (0..config.engines).min_by(better).expect("a fleet has engines")
+}
+
+/// What saying what it has costs one engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    /// What it does.
+    pub what: &'static str,
+    /// Seconds for all requests, core and all.
+    pub seconds: f64,
+    /// Requests served.
+    pub requests: usize,
+    /// Pages stored.
+    pub pages: u64,
+}
+
+/// Serves requests on one engine that says nothing, one that hashes, and so on. The least of some runs counts.
+pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
+    const RUNS: usize = 3;
+    let silent = HostConfig { hashing: None, ..host };
+    let ways: [(&'static str, HostConfig, bool, bool); 4] = [
+        ("nothing", silent, false, false),
+        ("hashes", HostConfig { event_pages: 0, ..host }, false, false),
+        ("hashes, events", host, true, false),
+        ("hashes, events, payloads", host, true, true),
+    ];
+    let texts: Vec<(Vec<TokenId>, Vec<TokenId>)> = requests
+        .iter()
+        .enumerate()
+        .map(|(number, request)| {
+            let (mut prompt, mut answer) = (Vec::new(), Vec::new());
+            request.prompt(&mut prompt);
+            request.answer(number, &mut answer);
+            (prompt, answer)
+        })
+        .collect();
+    let cost = |(what, config, drains, says): (&'static str, HostConfig, bool, bool)| {
+        let run = || {
+            let mut host = Host::new(config).expect("the engine's config is right");
+            let (mut seconds, mut served) = (0.0, 0);
+            timed(&mut seconds, || {
+                for (prompt, answer) in &texts {
+                    served +=
+                        usize::from(host.serve(Namespace::default(), prompt, answer).is_some());
+                    if says {
+                        std::hint::black_box(host.say(0.0));
+                    } else if drains {
+                        host.engine.drain_events(|event| _ = std::hint::black_box(event));
+                    }
+                }
+            });
+            let pages = host.engine.stats().published_pages;
+            Cost { what, seconds, requests: served, pages }
+        };
+        let runs = (0..RUNS).map(|_| run());
+        runs.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).expect("some runs")
+    };
+    ways.into_iter().map(cost).collect()
+}
+
+/// What a page of one engine takes of a router's memory, found by filling an index; none where the system does not say
+/// how much memory there is.
+pub fn index_bytes_a_page(page_size: u32, engines: u64, pages: u32) -> Option<f64> {
+    const CHAT: u32 = 100;
+    let host = HostConfig { page_size, pages: 2 * CHAT, ..HostConfig::default() };
+    let mut host = Host::new(host).expect("the engine's config is right");
+    let mut router = Router::new(page_size);
+    let before = resident_bytes()?;
+    for engine in 0..engines {
+        // Conversations of a hundred pages that no other engine has.
+        for chat in 0..u64::from(pages / CHAT) {
+            let first = (engine * u64::from(pages / CHAT) + chat) * u64::from(CHAT * page_size);
+            let text: Vec<TokenId> =
+                (0..CHAT * page_size).map(|at| TokenId::new(first as u32 + at)).collect();
+            // One engine says what all of them have: that it forgets, nobody hears.
+            host.engine.reset();
+            host.engine.drain_events(|_| ());
+            host.serve(Namespace::default(), &text, &[]).expect("it fits");
+            let (payload, _) = host.say(0.0).expect("it has new pages");
+            router.apply(engine, &payload).expect("the router believes engines");
+        }
+    }
+    let after = resident_bytes()?;
+    Some(after.saturating_sub(before) as f64 / router.pages().max(1) as f64)
+}

@@ -1,0 +1,182 @@
+//! MessagePack, read value by value from bytes that somebody else has written: what is wrong is said with its place.
+//!
+//! Not here: what the values mean (`decode.rs`).
+
+use std::fmt;
+
+/// A value; arrays and maps are their lengths, and their items follow.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Value<'a> {
+    /// Nothing.
+    Nil,
+    /// Yes or no.
+    Bool(bool),
+    /// A number that is not negative.
+    Unsigned(u64),
+    /// A negative number.
+    Negative(i64),
+    /// A number with a fraction.
+    Float(f64),
+    /// Text.
+    Text(&'a str),
+    /// Bytes.
+    Bytes(&'a [u8]),
+    /// So many values follow.
+    Array(usize),
+    /// So many pairs of values follow.
+    Map(usize),
+    /// Something of a type of its own.
+    Extension,
+}
+
+impl Value<'_> {
+    /// What it is, in a word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Value::Nil => "nil",
+            Value::Bool(_) => "a truth value",
+            Value::Unsigned(_) | Value::Negative(_) => "a whole number",
+            Value::Float(_) => "a number with a fraction",
+            Value::Text(_) => "text",
+            Value::Bytes(_) => "bytes",
+            Value::Array(_) => "an array",
+            Value::Map(_) => "a map",
+            Value::Extension => "an extension",
+        }
+    }
+}
+
+/// Why bytes are not MessagePack.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Malformed {
+    /// The bytes end within a value.
+    Short,
+    /// A first byte that no value has.
+    Marker(u8),
+    /// Text that is not UTF-8.
+    Text,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short => write!(f, "the bytes end within a value"),
+            Self::Marker(marker) => write!(f, "no value begins with {marker:#04x}"),
+            Self::Text => write!(f, "text is not UTF-8"),
+        }
+    }
+}
+
+/// Reads values one after another.
+#[derive(Clone, Debug)]
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// From the first byte on.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    /// Bytes read so far: where the next value begins.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Bytes that are left.
+    pub fn rest(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        let taken = self.bytes[self.at..].get(..len).ok_or(Malformed::Short)?;
+        self.at += len;
+        Ok(taken)
+    }
+
+    /// A number of so many bytes, the highest first.
+    fn number(&mut self, len: usize) -> Result<u64, Malformed> {
+        Ok(self.take(len)?.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+    }
+
+    fn text(&mut self, len: u64) -> Result<Value<'a>, Malformed> {
+        let bytes = self.take(len as usize)?;
+        std::str::from_utf8(bytes).map(Value::Text).map_err(|_| Malformed::Text)
+    }
+
+    fn extension(&mut self, len: u64) -> Result<Value<'a>, Malformed> {
+        self.take(len as usize + 1).map(|_| Value::Extension)
+    }
+
+    /// The next value. Where there is none, nothing is read.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn value(&mut self) -> Result<Value<'a>, Malformed> {
+        let start = self.at;
+        let value = self.any();
+        if value.is_err() {
+            self.at = start;
+        }
+        value
+    }
+
+    fn any(&mut self) -> Result<Value<'a>, Malformed> {
+        let marker = self.take(1)?[0];
+        let low = |mask: u8| u64::from(marker & mask);
+        Ok(match marker {
+            0x00..=0x7f => Value::Unsigned(marker.into()),
+            0x80..=0x8f => Value::Map(low(0x0f) as usize),
+            0x90..=0x9f => Value::Array(low(0x0f) as usize),
+            0xa0..=0xbf => self.text(low(0x1f))?,
+            0xc0 => Value::Nil,
+            0xc1 => return Err(Malformed::Marker(marker)),
+            0xc2 | 0xc3 => Value::Bool(marker == 0xc3),
+            0xc4..=0xc6 => {
+                let len = self.number(1 << (marker - 0xc4))?;
+                Value::Bytes(self.take(len as usize)?)
+            }
+            0xc7..=0xc9 => {
+                let len = self.number(1 << (marker - 0xc7))?;
+                self.extension(len)?
+            }
+            0xca => Value::Float(f32::from_bits(self.number(4)? as u32).into()),
+            0xcb => Value::Float(f64::from_bits(self.number(8)?)),
+            0xcc..=0xcf => Value::Unsigned(self.number(1 << (marker - 0xcc))?),
+            0xd0..=0xd3 => {
+                let len = 1 << (marker - 0xd0);
+                let shift = 64 - 8 * len as u32;
+                let number = (self.number(len)? << shift).cast_signed() >> shift;
+                u64::try_from(number).map_or(Value::Negative(number), Value::Unsigned)
+            }
+            0xd4..=0xd8 => self.extension(1 << (marker - 0xd4))?,
+            0xd9..=0xdb => {
+                let len = self.number(1 << (marker - 0xd9))?;
+                self.text(len)?
+            }
+            0xdc | 0xdd => Value::Array(self.number(2 << (marker - 0xdc))? as usize),
+            0xde | 0xdf => Value::Map(self.number(2 << (marker - 0xde))? as usize),
+            0xe0..=0xff => Value::Negative(i64::from(marker.cast_signed())),
+        })
+    }
+
+    /// Passes a value with all that is in it.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn skip(&mut self) -> Result<(), Malformed> {
+        // A length that is a lie ends with the bytes.
+        let mut left: u64 = 1;
+        while left > 0 {
+            left -= 1;
+            left += match self.value()? {
+                Value::Array(len) => len as u64,
+                Value::Map(len) => 2 * len as u64,
+                _ => 0,
+            };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,195 @@
+//! Two engines and a router over real sockets: a prompt goes where it is cached, also after a lost message, after too
+//! many of them, and after a restart.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvarena::{Hashing, Namespace, NamespaceNames, TokenId};
+use kvarena_events::encode::Batch;
+use kvarena_events::host::{Host, HostConfig};
+use kvarena_events::publisher::{Publisher, PublisherConfig};
+use kvarena_events::router::Router;
+use kvarena_events::subscriber::{Heard, Subscriber};
+use tokio::task::JoinHandle;
+
+const CONFIG: HostConfig =
+    HostConfig { page_size: 4, pages: 64, hashing: Some(Hashing::Dynamo), event_pages: 64 };
+
+fn text(from: u32) -> Vec<TokenId> {
+    (from..from + 20).map(TokenId::new).collect()
+}
+
+fn nothing() -> Vec<u8> {
+    Batch::new(Hashing::Dynamo, 4).take(0.0, 0)
+}
+
+/// An engine and its publisher.
+struct Engine {
+    host: Host,
+    publisher: Arc<Publisher>,
+    beat: JoinHandle<()>,
+}
+
+impl Engine {
+    async fn new(config: PublisherConfig) -> Self {
+        let host = Host::new(CONFIG).expect("the config is right");
+        // The ports of an engine that has just gone are free soon.
+        let publisher = loop {
+            match Publisher::bind(config.clone()).await {
+                Ok(publisher) => break Arc::new(publisher),
+                Err(_) => tokio::time::sleep(Duration::from_millis(2)).await,
+            }
+        };
+        // Somebody who has just connected may miss the first messages; there is always one more.
+        let beats = publisher.clone();
+        let beat = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                beats.send(nothing());
+            }
+        });
+        Self { host, publisher, beat }
+    }
+
+    async fn subscriber(&self) -> Subscriber {
+        let Publisher { endpoint, replay_endpoint, .. } = &*self.publisher;
+        Subscriber::connect(endpoint, replay_endpoint).await.expect("somebody is there")
+    }
+
+    fn serve(&mut self, prompt: &[TokenId]) -> Vec<u8> {
+        self.host.serve(Namespace::default(), prompt, &[]).expect("it fits");
+        self.host.say(0.0).expect("something is new").0
+    }
+
+    fn say_all(&mut self) {
+        self.host.engine.restate_events();
+        self.publisher.send(self.host.say(0.0).expect("at least that all is cleared").0);
+    }
+
+    async fn close(self) -> PublisherConfig {
+        self.beat.abort();
+        _ = self.beat.await;
+        let config = PublisherConfig {
+            endpoint: self.publisher.endpoint.clone(),
+            replay_endpoint: self.publisher.replay_endpoint.clone(),
+            ..PublisherConfig::default()
+        };
+        let publisher = Arc::into_inner(self.publisher).expect("nobody else has it");
+        publisher.close().await;
+        config
+    }
+}
+
+/// Hears until the router knows so many pages of a prompt.
+async fn until(
+    router: &mut Router,
+    (number, engine, subscriber): (u64, &mut Engine, &mut Subscriber),
+    prompt: &[TokenId],
+    pages: u32,
+) -> Vec<Heard> {
+    let mut odd = Vec::new();
+    while !router.overlap(&NamespaceNames::default(), prompt).contains(&(number, pages)) {
+        match subscriber.hear().await.expect("the socket is well") {
+            Heard::Payload(payload) => router.believe(number, &payload).expect("it is right"),
+            heard => {
+                router.forget(number);
+                odd.push(heard);
+            }
+        }
+        if engine.publisher.dump_asked() {
+            engine.say_all();
+        }
+    }
+    odd
+}
+
+#[tokio::test]
+async fn a_prompt_goes_where_it_is_cached() {
+    let mut router = Router::new(4);
+    let mut engines = Vec::new();
+    for number in 0..2 {
+        let mut engine = Engine::new(PublisherConfig::default()).await;
+        // Said before anybody listens: it is kept.
+        let payload = engine.serve(&text(1000 * number));
+        engine.publisher.send(payload);
+        let mut subscriber = engine.subscriber().await;
+        let of = (u64::from(number), &mut engine, &mut subscriber);
+        until(&mut router, of, &text(1000 * number), 5).await;
+        engines.push((engine, subscriber));
+    }
+    // And live, after what both have.
+    for (number, (engine, subscriber)) in engines.iter_mut().enumerate() {
+        let both = text(5000);
+        let payload = engine.serve(&both);
+        engine.publisher.send(payload);
+        until(&mut router, (number as u64, engine, subscriber), &both, 5).await;
+    }
+    let found = |from| router.overlap(&NamespaceNames::default(), &text(from));
+    assert_eq!([found(0), found(1000)], [vec![(0, 5)], vec![(1, 5)]]);
+    assert_eq!(found(5000), [(0, 5), (1, 5)]);
+    assert_eq!(found(9000), []);
+}
+
+#[tokio::test]
+async fn what_is_lost_is_asked_for() {
+    let mut router = Router::new(4);
+    let mut engine = Engine::new(PublisherConfig::default()).await;
+    let mut subscriber = engine.subscriber().await;
+    let first = engine.serve(&text(0));
+    engine.publisher.send(first);
+    until(&mut router, (0, &mut engine, &mut subscriber), &text(0), 5).await;
+    // The continuation of a prompt is lost; what follows it would have no parent.
+    let long: Vec<TokenId> = (0..60).map(TokenId::new).collect();
+    let lost = engine.serve(&long[..40]);
+    engine.publisher.lose(lost);
+    let next = engine.serve(&long);
+    engine.publisher.send(next);
+    let odd = until(&mut router, (0, &mut engine, &mut subscriber), &long, 15).await;
+    assert_eq!(odd, [], "the gap was filled in silence");
+}
+
+#[tokio::test]
+async fn what_is_lost_for_good_is_said_anew() {
+    let mut router = Router::new(4);
+    let config = PublisherConfig { keep: 1, ..PublisherConfig::default() };
+    let mut engine = Engine::new(config).await;
+    let mut subscriber = engine.subscriber().await;
+    let first = engine.serve(&text(0));
+    engine.publisher.send(first);
+    until(&mut router, (0, &mut engine, &mut subscriber), &text(0), 5).await;
+    for from in [1000, 2000] {
+        let lost = engine.serve(&text(from));
+        engine.publisher.lose(lost);
+    }
+    engine.publisher.send(nothing());
+    let odd = until(&mut router, (0, &mut engine, &mut subscriber), &text(1000), 5).await;
+    assert!(matches!(odd[..], [Heard::Lost { .. }, ..]), "{odd:?}");
+    for from in [0, 2000] {
+        assert_eq!(router.overlap(&NamespaceNames::default(), &text(from)), [(0, 5)]);
+    }
+    assert_eq!(router.pages(), 15);
+}
+
+#[tokio::test]
+async fn an_engine_that_begins_anew_is_believed_anew() {
+    let mut router = Router::new(4);
+    let mut engine = Engine::new(PublisherConfig::default()).await;
+    let mut subscriber = engine.subscriber().await;
+    let first = engine.serve(&text(0));
+    engine.publisher.send(first);
+    // So many messages that those of the next engine are fewer.
+    (0..5000).for_each(|_| engine.publisher.send(nothing()));
+    let last = engine.serve(&text(500));
+    engine.publisher.send(last);
+    until(&mut router, (0, &mut engine, &mut subscriber), &text(500), 5).await;
+
+    let config = engine.close().await;
+    let mut engine = Engine::new(config).await;
+    // Nobody has heard of this but those who are told everything.
+    let lost = engine.serve(&text(1000));
+    engine.publisher.lose(lost);
+    let odd = until(&mut router, (0, &mut engine, &mut subscriber), &text(1000), 5).await;
+    assert!(odd.contains(&Heard::Restarted), "{odd:?}");
+    assert_eq!(router.overlap(&NamespaceNames::default(), &text(0)), [], "it is no more");
+    assert_eq!(router.pages(), 5);
+}

@@ -1,0 +1,265 @@
+//! Payloads: what vLLM and SGLang write is read, what is written `dynamo-kv-router` reads, and what is wrong is refused.
+
+use dynamo_kv_router::zmq_wire::{RawKvEvent, decode_event_batch};
+use kvarena::{Hashing, Namespace, NamespaceNames, TokenId};
+use kvarena_events::decode::{Message, StoredPages, WireEvent, Wrong, decode};
+use kvarena_events::host::{Host, HostConfig};
+use kvarena_events::msgpack::Malformed;
+use kvarena_events::router::{Router, RouterError};
+use rmp::encode as mp;
+
+/// Made by msgspec as vLLM 0.33.0 and SGLang 0.5.23 declare their events, and decoded by dynamo-kv-router 1.6.1.
+const VLLM: &str = "93cb3ff800000000000091de000ba474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cfdabc1234\
+    567890abb1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6504a76c6f72615f69\
+    64c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b65797391c0a967726f75705f69647800b26b765f6361636865\
+    5f737065635f6b696e64ae66756c6c5f617474656e74696f6e00";
+const SGLANG: &str = "93cb3ff80000000000009187a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391f9b170617265\
+    6e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6504a76c6f72615f6964c0a66d656469756d\
+    a347505500";
+const REMOVED: &str = "93cb3ff80000000000009284a474797065ac426c6f636b52656d6f766564ac626c6f636b5f686173686573920506a66d\
+    656469756da3475055a967726f75705f6964780081a474797065b0416c6c426c6f636b73436c656172656400";
+
+fn bytes(hexadecimal: &str) -> Vec<u8> {
+    let digits: Vec<u8> =
+        hexadecimal.bytes().filter(|digit| !digit.is_ascii_whitespace()).collect();
+    let byte = |pair: &[u8]| {
+        let text = std::str::from_utf8(pair).expect("digits");
+        u8::from_str_radix(text, 16).expect("two digits")
+    };
+    digits.chunks(2).map(byte).collect()
+}
+
+fn four_tokens(hash: u64) -> StoredPages {
+    StoredPages {
+        hashes: vec![hash],
+        tokens: vec![1, 2, 3, 4],
+        page_size: 4,
+        medium: Some("GPU".to_owned()),
+        ..StoredPages::default()
+    }
+}
+
+#[test]
+fn what_other_engines_write_is_read() {
+    let read = |text: &str| decode(&bytes(text)).expect("they write it");
+    let of = |events| Message { seconds: 1.5, events, rank: Some(0) };
+    assert_eq!(read(VLLM), of(vec![WireEvent::Stored(four_tokens(0xdabc_1234_5678_90ab))]));
+    assert_eq!(read(SGLANG), of(vec![WireEvent::Stored(four_tokens((-7_i64).cast_unsigned()))]));
+    let removed = WireEvent::Removed { hashes: vec![5, 6], medium: Some("GPU".to_owned()) };
+    assert_eq!(read(REMOVED), of(vec![removed, WireEvent::Cleared]));
+}
+
+/// One event, as an array, in an envelope without a rank.
+fn array(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut out = Vec::new();
+    mp::write_array_len(&mut out, 3).expect("memory");
+    mp::write_f64(&mut out, 1.5).expect("memory");
+    mp::write_array_len(&mut out, 1).expect("memory");
+    write(&mut out);
+    mp::write_nil(&mut out).expect("memory");
+    out
+}
+
+fn numbers(out: &mut Vec<u8>, numbers: &[u64]) {
+    mp::write_array_len(out, numbers.len() as u32).expect("memory");
+    numbers.iter().for_each(|&number| mp::write_uint(out, number).map(|_| ()).expect("memory"));
+}
+
+#[test]
+fn events_of_older_engines_are_read() {
+    let stored = array(|out| {
+        mp::write_array_len(out, 8).expect("memory");
+        mp::write_str(out, "BlockStored").expect("memory");
+        numbers(out, &[7, 8]);
+        mp::write_uint(out, 6).expect("memory");
+        numbers(out, &[1, 2, 3, 4]);
+        mp::write_uint(out, 2).expect("memory");
+        mp::write_nil(out).expect("memory");
+        mp::write_str(out, "CPU").expect("memory");
+        mp::write_str(out, "adapter").expect("memory");
+    });
+    let want = StoredPages {
+        hashes: vec![7, 8],
+        parent: Some(6),
+        tokens: vec![1, 2, 3, 4],
+        page_size: 2,
+        lora: Some("adapter".to_owned()),
+        medium: Some("CPU".to_owned()),
+        salt: None,
+    };
+    let message = decode(&stored).expect("they wrote it");
+    assert_eq!(
+        message,
+        Message { seconds: 1.5, events: vec![WireEvent::Stored(want)], rank: None }
+    );
+    let cleared = array(|out| {
+        mp::write_array_len(out, 1).expect("memory");
+        mp::write_str(out, "AllBlocksCleared").expect("memory");
+    });
+    assert_eq!(decode(&cleared).expect("they wrote it").events, [WireEvent::Cleared]);
+    let removed = array(|out| {
+        mp::write_array_len(out, 3).expect("memory");
+        mp::write_str(out, "BlockRemoved").expect("memory");
+        numbers(out, &[7]);
+        mp::write_str(out, "GPU").expect("memory");
+    });
+    let want = WireEvent::Removed { hashes: vec![7], medium: Some("GPU".to_owned()) };
+    assert_eq!(decode(&removed).expect("they wrote it").events, [want]);
+}
+
+/// What an engine says of a salted prompt and of its eviction, hashed so.
+fn said(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
+    let config = HostConfig { page_size: 4, pages: 8, hashing: Some(hashing), event_pages: 64 };
+    let mut host = Host::new(config).expect("the config is right");
+    let mut names = NamespaceNames::default();
+    let mut namespace = Namespace::default();
+    if hashing.hears_names() {
+        namespace = Namespace::new(3);
+        names = NamespaceNames {
+            lora: Some("adapter".to_owned()),
+            lora_path: Some("/adapter".to_owned()),
+            salt: Some("red".to_owned()),
+        };
+        host.engine.name_namespace(namespace, names.clone()).expect("nobody else is called that");
+    }
+    for from in [0, 100] {
+        let prompt: Vec<TokenId> = (from..from + 25).map(TokenId::new).collect();
+        host.serve(namespace, &prompt, &[]).expect("it fits");
+    }
+    host.engine.reset();
+    let prompt: Vec<TokenId> = (0..25).map(TokenId::new).collect();
+    host.serve(namespace, &prompt, &[]).expect("it fits");
+    let (payload, count) = host.say(2.5).expect("something has happened");
+    assert_eq!(count, 2, "cleared, then stored");
+    (payload, names)
+}
+
+#[test]
+fn the_published_parser_reads_what_is_written() {
+    for &hashing in Hashing::ALL {
+        let (payload, names) = said(hashing);
+        let ours = decode(&payload).expect("it is right");
+        let [WireEvent::Cleared, WireEvent::Stored(stored)] = &ours.events[..] else {
+            panic!("{ours:?}");
+        };
+        let tokens: Vec<TokenId> = (0..24).map(TokenId::new).collect();
+        let chain = hashing.chain(&names, &tokens, 4);
+        let ids: Vec<u64> = chain.into_iter().map(|hash| hashing.event_id(hash)).collect();
+        assert_eq!(stored.hashes, ids);
+        assert_eq!((&stored.lora, &stored.salt), (&names.lora, &names.salt));
+
+        let theirs = decode_event_batch(&payload).expect("it is right for them too");
+        assert_eq!((theirs.ts, theirs.data_parallel_rank), (2.5, Some(0)));
+        let [RawKvEvent::AllBlocksCleared { .. }, stored] = &theirs.events[..] else {
+            panic!("{theirs:?}");
+        };
+        let RawKvEvent::BlockStored {
+            block_hashes,
+            parent_block_hash,
+            token_ids,
+            block_size,
+            medium,
+            lora_name,
+            cache_namespace,
+            ..
+        } = stored
+        else {
+            panic!("{stored:?}");
+        };
+        let theirs: Vec<u64> = block_hashes.iter().map(|hash| hash.into_u64()).collect();
+        assert_eq!(theirs, ids);
+        assert!(parent_block_hash.is_none());
+        assert_eq!(token_ids[..], *TokenId::as_raw(&tokens));
+        assert_eq!((*block_size, medium.as_deref()), (4, Some("GPU")));
+        assert_eq!((lora_name, cache_namespace), (&names.lora, &names.salt));
+    }
+}
+
+#[test]
+fn what_is_wrong_is_refused_with_its_place() {
+    let good = bytes(VLLM);
+    let refused = |payload: &[u8]| {
+        let error = decode(payload).expect_err("it is wrong");
+        (error.at, error.what)
+    };
+    // An envelope of two: the older form, without a rank.
+    let mut two = good.clone();
+    two[0] = 0x92;
+    assert_eq!(refused(&two), (0, Wrong::Envelope { len: 2 }));
+    assert_eq!(refused(&[0xc0]), (0, Wrong::Kind { wanted: "an array", found: "nil" }));
+    // A type that nobody knows; the place is that of its name.
+    let at = good.windows(11).position(|name| name == b"BlockStored").expect("it is there") - 1;
+    let mut unknown = good.clone();
+    unknown[at + 1..at + 12].copy_from_slice(b"BlockForged");
+    assert_eq!(refused(&unknown), (at, Wrong::EventType { name: "BlockForged".to_owned() }));
+    // A hash of seven bytes, and one of 32, which is vLLM's digest.
+    let at = good.iter().position(|&byte| byte == 0xcf).expect("the hash");
+    let hash = |digest: &[u8]| {
+        let mut payload = good[..at].to_vec();
+        mp::write_bin(&mut payload, digest).expect("memory");
+        payload.extend_from_slice(&good[at + 9..]);
+        payload
+    };
+    assert_eq!(refused(&hash(&[1; 7])), (at, Wrong::HashWidth { bytes: 7 }));
+    let digest: Vec<u8> = (0..32).collect();
+    let message = decode(&hash(&digest)).expect("a digest is a hash");
+    assert_eq!(message.events, [WireEvent::Stored(four_tokens(0x1819_1a1b_1c1d_1e1f))]);
+    // Tokens that are no multiple of the page.
+    let size = good.windows(10).position(|name| name == b"block_size").expect("it is there") + 10;
+    let tokens = good.windows(9).position(|name| name == b"token_ids").expect("it is there") + 9;
+    for page_size in [3, 5, 0] {
+        let mut odd = good.clone();
+        odd[size] = page_size;
+        let what = Wrong::TokenCount { tokens: 4, pages: 1, page_size: page_size.into() };
+        assert_eq!(refused(&odd), (tokens, what));
+    }
+    // A field that is not there, bytes that end, bytes that go on.
+    let mut nameless = good.clone();
+    nameless[size - 1] = b'?';
+    let (_, what) = refused(&nameless);
+    assert_eq!(what, Wrong::Missing { field: "block_size" });
+    let mut longer = good.clone();
+    longer.push(0);
+    assert_eq!(refused(&longer), (good.len(), Wrong::Trailing { bytes: 1 }));
+    for len in 0..good.len() {
+        let (at, what) = refused(&good[..len]);
+        assert_eq!(what, Wrong::Malformed(Malformed::Short));
+        assert!(at <= len);
+    }
+    // A length that is a lie.
+    let lie = [0x93, 0x00, 0xdd, 0xff, 0xff, 0xff, 0xff];
+    assert_eq!(refused(&lie), (7, Wrong::Malformed(Malformed::Short)));
+    let text = decode(&two).expect_err("it is wrong").to_string();
+    assert_eq!(text, "byte 0: a payload of 2 items, not of time, events and rank");
+}
+
+#[test]
+fn no_bytes_make_a_panic() {
+    let good = [VLLM, SGLANG, REMOVED].map(bytes);
+    let mut random = 1_u64;
+    for round in 0..200_000_usize {
+        let mut bytes = good[round % 3].clone();
+        for _ in 0..1 + round % 4 {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            let at = (random >> 33) as usize % bytes.len();
+            bytes[at] = (random >> 24) as u8;
+        }
+        if let Err(error) = decode(&bytes) {
+            assert!(error.at <= bytes.len());
+        }
+    }
+}
+
+#[test]
+fn of_a_wrong_payload_nothing_is_taken_over() {
+    let (payload, names) = said(Hashing::Dynamo);
+    let prompt: Vec<TokenId> = (0..24).map(TokenId::new).collect();
+    let mut router = Router::new(4);
+    // Good events, and then bytes that end.
+    let refused = router.believe(1, &payload[..payload.len() - 1]);
+    assert!(matches!(refused, Err(RouterError::Wire(_))), "{refused:?}");
+    assert_eq!((router.pages(), router.overlap(&names, &prompt)), (0, vec![]));
+    router.believe(1, &payload).expect("it is right");
+    assert_eq!((router.pages(), router.overlap(&names, &prompt)), (6, vec![(1, 6)]));
+    assert_eq!(router.overlap(&NamespaceNames::default(), &prompt), []);
+}

@@ -19,23 +19,23 @@ impl<R: Runner> Server<R> {
                 }
                 self.preempted.pop_front();
                 index
-            } else if let Some(place) = self.waiting.iter().position(|&index| !self.follows(index))
+            } else if let Some(entry) = self.waiting.iter().position(|&index| !self.follows(index))
             {
-                let index = self.waiting[place];
+                let index = self.waiting[entry];
                 if !self.admit_new(index)? {
                     if self.streams[index].leader.is_some() {
                         continue;
                     }
                     return Ok(());
                 }
-                self.waiting.remove(place);
+                self.waiting.remove(entry);
                 index
             } else {
                 return Ok(());
             };
             let age = self.streams[index].age;
-            let place = self.running.partition_point(|&other| self.streams[other].age < age);
-            self.running.insert(place, index);
+            let older = self.running.partition_point(|&other| self.streams[other].age < age);
+            self.running.insert(older, index);
         }
         Ok(())
     }

@@ -1,0 +1,77 @@
+//! Who waits for whom: streams whose prompt a running one is just computing.
+
+mod common;
+
+use generate::cpu::CpuRunner;
+use generate::model::Model;
+use generate::request::{Defaults, Request};
+use generate::sample::Sampling;
+use generate::server::{Policy, Server, Sink};
+use generate::stream::Stream;
+use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, KvShape, PoolConfig};
+
+/// What ended, in that order: request, its tokens, and how many of its prompt's were cached.
+#[derive(Default)]
+struct Ended(Vec<(usize, Vec<u32>, u32)>);
+
+impl Sink for Ended {
+    fn done(&mut self, stream: &Stream, _: bool) {
+        self.0.push((stream.request, stream.tokens.clone(), stream.cached_tokens));
+    }
+}
+
+fn request(prompt: impl Iterator<Item = u32>, new_tokens: u32) -> Request {
+    let defaults = Defaults {
+        max_new_tokens: Some(new_tokens),
+        samples: 1,
+        sampling: Sampling::default(),
+        stop: Vec::new(),
+    };
+    defaults.request(prompt.collect())
+}
+
+/// Serves requests with room for so many sequences, fewer than streams may run.
+fn serve(requests: &[Request], max_sequences: u32) -> Vec<(usize, Vec<u32>, u32)> {
+    let model = Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads");
+    let config = &model.config;
+    let pool = PoolConfig {
+        layers: config.layers as u32,
+        shape: KvShape::heads(config.kv_heads as u32, config.head_dim as u32),
+        page_size: 4,
+        capacity: Capacity::Pages(200),
+        ..PoolConfig::default()
+    };
+    let config = EngineConfig { max_sequences, max_sequence_len: 256, ..EngineConfig::from(pool) };
+    let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is sound");
+    let policy = Policy {
+        chunk: 64,
+        concurrency: 8,
+        overlap: false,
+        fail_every: None,
+        wait_for_leaders: true,
+    };
+    let mut server = Server::new(CpuRunner::new(&model), engine, policy);
+    for request in requests {
+        server.submit(request.clone()).expect("the request fits");
+    }
+    let mut ended = Ended::default();
+    server.run(&mut ended).expect("it serves");
+    server.engine().verify().expect("the state is sound");
+    ended.0
+}
+
+/// The second request waits for the first, which computes its prompt. When that is computed the third has taken the last
+/// row: the second is refused, and is asked again once a row is free. While it still remembered its leader, it was asked
+/// for ever in the same step.
+#[test]
+fn a_refused_follower_forgets_its_leader() {
+    let prompt = || (0..40).map(|i| 7 * i % 500);
+    let other = (0..12).map(|i| 3 * i + 1);
+    let requests = [request(prompt(), 4), request(prompt(), 4), request(other, 9)];
+    let ended = serve(&requests, 2);
+    let order: Vec<usize> = ended.iter().map(|(number, ..)| *number).collect();
+    assert_eq!(order, [0, 1, 2], "the second runs as soon as the first has ended");
+    let [(_, first, _), (_, second, cached), _] = &ended[..] else { panic!("{ended:?}") };
+    assert_eq!(first, second, "equal prompts say the same");
+    assert_eq!(*cached, 36, "whole pages of all but the last token");
+}

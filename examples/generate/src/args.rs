@@ -42,6 +42,23 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
 
+    /// Serve over HTTP as OpenAI does, at an address such as 127.0.0.1:8000; port 0 takes a free one. SIGTERM and
+    /// Ctrl-C let what was taken in end; a second one ends at once.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        conflicts_with_all = ["prompt", "requests", "random_requests", "chat", "calibrate", "bench", "check", "json"]
+    )]
+    pub serve: Option<String>,
+
+    /// With --serve: most streams that wait to be admitted; one more request is answered 429.
+    #[arg(long, value_name = "STREAMS", default_value_t = 1024, value_parser = at_least_one())]
+    pub queue: u32,
+
+    /// With --serve on a GPU: copy logits to the host, so that log-probabilities can be asked for.
+    #[arg(long)]
+    pub logprobs: bool,
+
     /// Print a line {"index": i, "tokens": [...], "cached_tokens": n} for each request.
     #[arg(long)]
     pub json: bool,
@@ -58,9 +75,9 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub n: u32,
 
-    /// 0: greedy.
-    #[arg(long, default_value_t = 0.0)]
-    pub temperature: f32,
+    /// 0: greedy [default: 0, but 1 for what comes over HTTP].
+    #[arg(long)]
+    pub temperature: Option<f32>,
 
     /// Draw from so many of the likeliest tokens; 0: from all.
     #[arg(long, default_value_t = 0)]

@@ -90,6 +90,10 @@ impl<R: Runner<Backend = Cpu>> Runner for Calibrating<R> {
         self.inner.settle(backend)
     }
 
+    fn keeps_logits(&self) -> bool {
+        self.inner.keeps_logits()
+    }
+
     fn logits(&self, draw: usize) -> &[f32] {
         self.inner.logits(draw)
     }

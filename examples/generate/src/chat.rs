@@ -56,14 +56,14 @@ pub fn chat<R: Runner>(
     mut console: Console<impl BufRead, impl Write>,
     interrupt: &Interrupt,
 ) -> Result<()> {
-    let system = system.map(|content| Message { role: "system", content: content.into() });
+    let system = system.map(|content| Message { role: "system".into(), content: content.into() });
     let mut messages: Vec<Message> = system.into_iter().collect();
     let mut refusal = Ok(());
     while let Some(line) = ask(&mut console, interrupt)? {
         if line.trim().is_empty() {
             continue;
         }
-        messages.push(Message { role: "user", content: line });
+        messages.push(Message { role: "user".into(), content: line });
         let prompt = text.chat(&messages);
         match prompt.and_then(|prompt| server.submit(defaults.request(prompt))) {
             Ok(_) => {}
@@ -76,10 +76,10 @@ pub fn chat<R: Runner>(
         }
         let mut printer = Printer::new(&mut console.out, text, Form::Live, &interrupt.asked);
         server.run(&mut printer)?;
+        let (said, cached) = printer.take_last();
         printer.finish()?;
-        let stream = server.streams().last().expect("a turn was just served");
-        eprintln!("({} reused)", tokens_of(stream.cached_tokens as usize, "prompt"));
-        messages.push(Message { role: "assistant", content: text.decode(&stream.tokens) });
+        eprintln!("({} reused)", tokens_of(cached as usize, "prompt"));
+        messages.push(Message { role: "assistant".into(), content: text.decode(&said) });
     }
     refusal
 }

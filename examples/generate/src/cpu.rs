@@ -98,6 +98,10 @@ impl Runner for CpuRunner<'_> {
         backend.synchronize().map_err(|error| Error::run(error.to_string()))
     }
 
+    fn keeps_logits(&self) -> bool {
+        true
+    }
+
     fn logits(&self, draw: usize) -> &[f32] {
         let vocab = self.model.config.vocab;
         &self.work.logits[self.rows[draw] * vocab..][..vocab]

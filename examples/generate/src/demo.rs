@@ -1,5 +1,6 @@
 //! What is shown where nothing is asked: a small model explains words of kvarena, and the cache says what it saved.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +9,7 @@ use crate::output::tokens_of;
 use crate::request::{Defaults, Request};
 use crate::runner::Runner;
 use crate::server::{Server, Sink};
-use crate::stream::Stream;
+use crate::stream::{Finish, Stream};
 use crate::text::{Message, Text};
 
 /// All of them have the system message of the model's chat template before them.
@@ -28,7 +29,7 @@ pub const QUESTIONS: [&str; 8] = [
 /// # Errors
 /// The chat template refuses it.
 pub fn request(question: &str, defaults: &Defaults, text: &Text) -> Result<Request> {
-    let turn = Message { role: "user", content: question.to_owned() };
+    let turn = Message { role: "user".into(), content: question.to_owned() };
     text.chat(&[turn]).map(|prompt| defaults.request(prompt))
 }
 
@@ -43,19 +44,20 @@ pub fn show<R: Runner>(
     mut out: impl Write,
     interrupt: &AtomicBool,
 ) -> Result<()> {
-    let mut prompts = Vec::new();
+    let (mut prompts, mut quiet) = (Vec::new(), Quiet { interrupt, answers: BTreeMap::new() });
     for questions in [&QUESTIONS[..1], &QUESTIONS[1..]] {
         for question in questions {
             let request = request(question, defaults, text)?;
             prompts.push(request.prompt.len());
             server.submit(request)?;
         }
-        server.run(&mut Quiet { interrupt })?;
+        server.run(&mut quiet)?;
     }
     let failed = |e| Error::run(format!("cannot write the output: {e}"));
-    let answers = server.streams().iter().filter(|stream| stream.sample == 0);
-    for ((question, prompt), stream) in QUESTIONS.iter().zip(prompts).zip(answers) {
-        let (answer, found) = (text.decode(&stream.tokens), stream.cached_tokens);
+    for ((question, prompt), (tokens, found)) in
+        QUESTIONS.iter().zip(prompts).zip(quiet.answers.into_values())
+    {
+        let answer = text.decode(&tokens);
         let saved = format!("{found} of {} were in the cache", tokens_of(prompt, "prompt"));
         writeln!(out, "> {question}\n  {answer}\n  ({saved})\n").map_err(failed)?;
     }
@@ -65,10 +67,19 @@ pub fn show<R: Runner>(
 /// Says nothing until all have ended.
 struct Quiet<'a> {
     interrupt: &'a AtomicBool,
+    /// By request: what it said, and how many tokens of its prompt needed no computing.
+    answers: BTreeMap<usize, (Vec<u32>, u32)>,
 }
 
 impl Sink for Quiet<'_> {
-    fn cancelled(&mut self, _: &Stream) -> bool {
-        self.interrupt.load(Ordering::Relaxed)
+    fn done(&mut self, stream: &Stream, _: bool) {
+        if stream.sample == 0 {
+            let answer = (stream.tokens.clone(), stream.cached_tokens);
+            self.answers.insert(stream.request, answer);
+        }
+    }
+
+    fn ends(&mut self, _: &Stream) -> Option<Finish> {
+        self.interrupt.load(Ordering::Relaxed).then_some(Finish::Cancelled)
     }
 }

@@ -1,7 +1,7 @@
 //! A small LLM host on `kvarena`: Llama, Qwen3, DeepSeek V3 and gpt-oss from safetensors, served with continuous batching.
 //!
 //! ```text
-//! error, clock                      what can go wrong, where the time goes
+//! error, clock, histogram           what can go wrong, where the time goes
 //! config, rope, checkpoint          a model directory's files
 //! matrix, ops, linear               products, what stands between them, projections
 //! latent, experts, model            the forward pass; knows neither pages nor sequences
@@ -10,6 +10,7 @@
 //! request, stream                   what is asked for, and each answer as it grows
 //! runner, cpu, gpu                  who computes steps: the seam, the CPU, a GPU (feature `cuda`)
 //! server, tally                     the serving loop, and what it did
+//! http                              OpenAI's API around that loop
 //! args, setup, output, chat         the program around it
 //! calibrate                         static scales of fp8 pools
 //! ```
@@ -29,6 +30,8 @@ pub mod error;
 pub mod experts;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod histogram;
+pub mod http;
 pub mod latent;
 pub mod linear;
 pub mod matrix;

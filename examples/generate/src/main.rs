@@ -10,6 +10,7 @@ use generate::chat::{Console, Interrupt, chat};
 use generate::cpu::CpuRunner;
 use generate::demo;
 use generate::error::{Error, Result};
+use generate::http;
 use generate::output::{Form, Printer};
 use generate::runner::Runner;
 use generate::server::Server;
@@ -36,12 +37,15 @@ fn run(args: &Args) -> Result<()> {
         .num_threads(threads)
         .build_global()
         .map_err(|e| Error::run(format!("cannot start {threads} threads: {e}")))?;
-    let interrupt = || {
-        if INTERRUPT.ask() {
-            std::process::exit(130);
-        }
-    };
-    ctrlc::set_handler(interrupt).map_err(|e| Error::run(format!("cannot catch Ctrl-C: {e}")))?;
+    if args.serve.is_none() {
+        let interrupt = || {
+            if INTERRUPT.ask() {
+                std::process::exit(130);
+            }
+        };
+        ctrlc::set_handler(interrupt)
+            .map_err(|e| Error::run(format!("cannot catch Ctrl-C: {e}")))?;
+    }
     match args.backend {
         BackendName::Cpu => {
             let (model, text) = setup::model(args)?;
@@ -51,11 +55,11 @@ fn run(args: &Args) -> Result<()> {
             let (runner, policy) = (CpuRunner::new(&model), setup::policy(args));
             if let Some(path) = &args.calibrate {
                 let mut server = Server::new(Calibrating::new(runner), engine, policy);
-                serve(args, &text, &mut server)?;
+                serve(args, text, &mut server)?;
                 return calibrate::write(path, &server.runner().scales()?);
             }
             let mut server = Server::new(runner, engine, policy);
-            serve(args, &text, &mut server)?;
+            serve(args, text, &mut server)?;
             report(args, &server);
             Ok(())
         }
@@ -76,7 +80,7 @@ fn on_gpu(args: &Args) -> Result<()> {
         return gpu::bench::run(args, part, &mut stdout().lock());
     }
     let (mut server, text) = gpu::setup::server(args)?;
-    serve(args, &text, &mut server)?;
+    serve(args, text, &mut server)?;
     let times = gpu::report::Times::of(&server);
     if args.json {
         println!("{}", times.json());
@@ -93,7 +97,11 @@ fn on_gpu(_: &Args) -> Result<()> {
     Err(Error::request("a GPU needs a build with --features cuda"))
 }
 
-fn serve<R: Runner>(args: &Args, text: &Text, server: &mut Server<R>) -> Result<()> {
+fn serve<R: Runner>(args: &Args, text: Text, server: &mut Server<R>) -> Result<()> {
+    if let Some(address) = &args.serve {
+        return http::run(args, address, text, server);
+    }
+    let text = &text;
     if args.chat {
         let defaults = setup::defaults(args, server.runner().config());
         let system = args.system.as_deref();
@@ -123,6 +131,6 @@ fn serve<R: Runner>(args: &Args, text: &Text, server: &mut Server<R>) -> Result<
 fn report<R: Runner>(args: &Args, server: &Server<R>) {
     if !args.quiet {
         let (tally, clock) = server.tally();
-        eprint!("{}", tally.report(&server.engine().stats(), clock, server.streams()));
+        eprint!("{}", tally.report(&server.engine().stats(), clock));
     }
 }

@@ -40,6 +40,8 @@ pub struct Printer<'a, W: Write> {
     held: BTreeMap<usize, Held>,
     /// The request whose turn it is.
     turn: usize,
+    /// Of a live stream that ended: its tokens, and its cached ones.
+    last: (Vec<u32>, u32),
     interrupt: &'a AtomicBool,
     failure: Option<io::Error>,
 }
@@ -62,6 +64,7 @@ impl<'a, W: Write> Printer<'a, W> {
             decoder: Decoder::default(),
             held: BTreeMap::new(),
             turn: 0,
+            last: (Vec::new(), 0),
             interrupt,
             failure: None,
         }
@@ -70,6 +73,11 @@ impl<'a, W: Write> Printer<'a, W> {
     /// Prints the first `count` logits of each first token, too.
     pub fn with_first_logits(self, count: usize) -> Self {
         Self { first_logits: count, ..self }
+    }
+
+    /// What the live stream that ended last said, and how many tokens of its prompt were cached.
+    pub fn take_last(&mut self) -> (Vec<u32>, u32) {
+        std::mem::take(&mut self.last)
     }
 
     /// Whether everything could be written.
@@ -142,6 +150,7 @@ impl<W: Write> Sink for Printer<'_, W> {
 
     fn done(&mut self, stream: &Stream, last: bool) {
         if self.form == Form::Live {
+            self.last = (stream.tokens.clone(), stream.cached_tokens);
             self.write("\n");
             return;
         }
@@ -152,7 +161,8 @@ impl<W: Write> Sink for Printer<'_, W> {
         self.release();
     }
 
-    fn cancelled(&mut self, _: &Stream) -> bool {
-        self.failure.is_some() || self.interrupt.load(Ordering::Relaxed)
+    fn ends(&mut self, _: &Stream) -> Option<Finish> {
+        let gone = self.failure.is_some() || self.interrupt.load(Ordering::Relaxed);
+        gone.then_some(Finish::Cancelled)
     }
 }

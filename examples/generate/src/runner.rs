@@ -74,6 +74,14 @@ pub trait Runner {
     /// The run failed.
     fn settle(&mut self, backend: &mut Self::Backend) -> Result<()>;
 
+    /// Most tokens that a step can choose; a step of more cannot be launched.
+    fn draws_max(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Whether logits are kept.
+    fn keeps_logits(&self) -> bool;
+
     /// The logits of a draw of the step collected last; empty where they were not kept.
     fn logits(&self, draw: usize) -> &[f32];
 }

@@ -226,7 +226,8 @@ pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
         max_new_tokens: args.max_new_tokens,
         samples: args.n,
         sampling: Sampling {
-            temperature: args.temperature,
+            // Whoever asks over HTTP is used to draws, who runs the program to one answer.
+            temperature: args.temperature.unwrap_or(if args.serve.is_some() { 1.0 } else { 0.0 }),
             top_k: args.top_k,
             top_p: args.top_p,
             seed: args.seed,

@@ -1,13 +1,21 @@
 //! One continuation of a request: what it has said so far, and where it stands in the engine.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kvarena::{Leader, SeqKey};
+use slotmap::new_key_type;
+
+new_key_type! {
+    /// A request that has not ended.
+    pub(crate) struct RequestKey;
+    /// A stream that has not ended.
+    pub(crate) struct StreamKey;
+}
 
 /// Why a continuation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finish {
-    /// It said a stop token.
+    /// It said a stop token, or its reader found a stop string.
     Stop,
     /// It has all the tokens asked for.
     Length,
@@ -28,8 +36,7 @@ pub struct Stream {
     pub cached_tokens: u32,
     /// Why it ended; none while it goes on.
     pub finish: Option<Finish>,
-    /// From submission to the first token.
-    pub first_token_after: Option<Duration>,
+    pub(crate) asked: RequestKey,
     pub(crate) submitted: Instant,
     /// Its sequence in the engine, while it has one.
     pub(crate) seq: Option<SeqKey>,
@@ -42,14 +49,19 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(request: usize, sample: u32, submitted: Instant) -> Self {
+    /// A stream of a request, which has this key and this number.
+    pub(crate) fn new(
+        (asked, request): (RequestKey, usize),
+        sample: u32,
+        submitted: Instant,
+    ) -> Self {
         Self {
             request,
+            asked,
             sample,
             tokens: Vec::new(),
             cached_tokens: 0,
             finish: None,
-            first_token_after: None,
             submitted,
             seq: None,
             leader: None,

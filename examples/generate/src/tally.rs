@@ -1,12 +1,11 @@
 //! What a run did, and its report.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use kvarena::Stats;
 
 use crate::clock::{Clock, Part};
-use crate::stream::Stream;
+use crate::histogram::Histogram;
 
 /// Counts of a run.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -25,20 +24,22 @@ pub struct Tally {
     pub forks: u64,
     /// Streams whose client went away.
     pub cancelled: u64,
+    /// Tokens of prompts that needed no computing when they were first admitted.
+    pub cached_tokens: u64,
     /// Wall-clock time of serving.
     pub seconds: f64,
+    /// From the end of the step before, or from the start where nothing ran, to a step's end.
+    pub step_time: Histogram,
+    /// From when a request came to each stream's first token.
+    pub first_token: Histogram,
 }
 
 impl Tally {
     /// The report at the end of a run: a few lines for a person.
-    pub fn report(&self, stats: &Stats, clock: &Clock, streams: &[Stream]) -> String {
+    pub fn report(&self, stats: &Stats, clock: &Clock) -> String {
         let mut text = String::new();
         let seconds = self.seconds.max(1e-9);
-        let mut first: Vec<Duration> = streams.iter().filter_map(|s| s.first_token_after).collect();
-        first.sort_unstable();
-        let prompts = streams.iter().filter(|s| s.sample == 0);
-        let cached: u64 = prompts.map(|s| u64::from(s.cached_tokens)).sum();
-        let ms = |time: Option<&Duration>| time.map_or(0.0, |t| t.as_secs_f64() * 1e3);
+        let ms = |seconds: f64| seconds * 1e3;
         let line = |text: &mut String, line: std::fmt::Arguments<'_>| {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{line}");
@@ -57,15 +58,15 @@ impl Tally {
             &mut text,
             format_args!(
                 "time to first token: median {:.1} ms, worst {:.1} ms",
-                ms(first.get(first.len() / 2)),
-                ms(first.last()),
+                ms(self.first_token.quantile(0.5)),
+                ms(self.first_token.greatest()),
             ),
         );
         line(
             &mut text,
             format_args!(
-                "reuse: {cached} of {} prompt tokens needed no computing; {} pages evicted",
-                self.prompt_tokens, stats.evicted_pages,
+                "reuse: {} of {} prompt tokens needed no computing; {} pages evicted",
+                self.cached_tokens, self.prompt_tokens, stats.evicted_pages,
             ),
         );
         line(

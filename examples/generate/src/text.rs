@@ -2,6 +2,7 @@
 //!
 //! All three are optional: a model without `tokenizer.json` takes and gives token ids.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use minijinja::{Environment, ErrorKind, Value as Jinja, context};
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
     /// `system`, `user` or `assistant`
-    pub role: &'static str,
+    pub role: Cow<'static, str>,
     /// What is said.
     pub content: String,
 }
@@ -168,6 +169,10 @@ fn template_of(config: &Value) -> Option<&str> {
     template.as_str().or_else(|| named()?["template"].as_str())
 }
 
+/// So many tokens that make no whole character are given out as they are: a character has four bytes at most, so that
+/// these will not become one.
+const HELD_MAX: usize = 8;
+
 /// Turns tokens into text as they arrive, holding back what is not yet whole characters.
 #[derive(Default)]
 pub struct Decoder {
@@ -187,11 +192,72 @@ impl Decoder {
         }
         let before = text.decode(&self.tokens[self.context..self.given]);
         let now = text.decode(&self.tokens[self.context..]);
-        if now.ends_with('\u{FFFD}') || now.len() <= before.len() {
+        let is_held = self.tokens.len() - self.given < HELD_MAX;
+        if is_held && (now.ends_with('\u{FFFD}') || now.len() <= before.len()) {
             return String::new();
         }
+        self.give(text, &before, &now)
+    }
+
+    /// What was held back, once no more tokens come: with a sign for what is no character.
+    pub fn rest(&mut self, text: &Text) -> String {
+        if !text.has_tokenizer() {
+            return String::new();
+        }
+        let before = text.decode(&self.tokens[self.context..self.given]);
+        let now = text.decode(&self.tokens[self.context..]);
+        self.give(text, &before, &now)
+    }
+
+    fn give(&mut self, text: &Text, before: &str, now: &str) -> String {
         self.context = self.given;
         self.given = self.tokens.len();
-        now.get(before.len()..).unwrap_or_default().to_owned()
+        let new = now.strip_prefix(before).map(str::to_owned);
+        // Bytes that make no character may spoil the context, too.
+        new.unwrap_or_else(|| text.decode(&self.tokens[self.context..]))
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// A tokenizer of single bytes.
+    fn bytes() -> Text {
+        let vocab: serde_json::Map<String, Value> =
+            (0..256).map(|id| (format!("<0x{id:02X}>"), json!(id))).collect();
+        let tokenizer = json!({
+            "version": "1.0",
+            "added_tokens": [],
+            "normalizer": null,
+            "pre_tokenizer": null,
+            "post_processor": null,
+            "decoder": { "type": "ByteFallback" },
+            "model": { "type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": true, "unk_token": null },
+        });
+        let tokenizer = Tokenizer::from_bytes(tokenizer.to_string()).expect("a tokenizer");
+        Text { tokenizer: Some(tokenizer), template: None }
+    }
+
+    #[test]
+    fn characters_are_given_out_whole() {
+        let (text, mut decoder) = (bytes(), Decoder::default());
+        let mut push = |byte: u8| decoder.push(&text, byte.into());
+        assert_eq!(
+            "\u{20ac}!".bytes().map(&mut push).collect::<Vec<_>>(),
+            ["", "", "\u{20ac}", "!"]
+        );
+        assert_eq!((push(0xE2), push(0x82)), (String::new(), String::new()));
+        assert_eq!(decoder.rest(&text), "\u{FFFD}\u{FFFD}", "the end came inside a character");
+        assert_eq!(decoder.rest(&text), "");
+    }
+
+    #[test]
+    fn what_is_no_character_is_not_held_for_ever() {
+        let (text, mut decoder) = (bytes(), Decoder::default());
+        let said: String = (0..100).map(|_| decoder.push(&text, 0x80)).collect();
+        assert!(said.chars().count() > 80 && said.chars().all(|c| c == '\u{FFFD}'), "{said:?}");
+        let said: String = (0..100).map(|i| decoder.push(&text, 97 + i % 26)).collect();
+        assert!(said.ends_with("uv") && said.contains("abc"), "{said:?}");
     }
 }

@@ -233,3 +233,10 @@ fn options_that_make_no_engine() {
         &["--requests"],
     );
 }
+
+#[test]
+fn servers_that_cannot_begin() {
+    refuses_arguments(&["--serve", "nowhere"], REQUEST, &["cannot listen at nowhere"]);
+    refuses_arguments(&["--serve", "127.0.0.1:0", "--chat"], REQUEST, &["--serve", "--chat"]);
+    refuses_arguments(&["--serve", "127.0.0.1:0", "--queue", "0"], REQUEST, &["--queue"]);
+}

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +23,7 @@ use generate::gpu::runner::GpuRunner;
 use generate::runner::{Runner, Work};
 use generate::sample::Sampling;
 use generate::server::{Server, Sink};
+use generate::stream::Stream;
 use kvarena::backend::cuda::{Cuda, CudaError};
 
 /// The GPU, or none and why.
@@ -111,13 +112,12 @@ fn staging_ahead_touches_nothing_in_flight() {
         let mut server = Server::new(runner, engine, policy);
         let mut serve = |holds| {
             server.runner_mut().holds = holds;
-            let before = server.streams().len();
             for request in case.requests(setting, Sampling::default()) {
                 server.submit(request).expect("a request");
             }
-            server.run(&mut Nobody).expect("served");
-            let streams = &server.streams()[before..];
-            streams.iter().map(|stream| stream.tokens.clone()).collect::<Vec<_>>()
+            let mut said = Said::default();
+            server.run(&mut said).expect("served");
+            said.0.into_values().collect::<Vec<_>>()
         };
         // Once for all kernels to be loaded and graphs to be captured, once more as the prefixes are known then.
         serve(false);
@@ -126,8 +126,15 @@ fn staging_ahead_touches_nothing_in_flight() {
     }
 }
 
-struct Nobody;
-impl Sink for Nobody {}
+/// What each stream said, by request and sample.
+#[derive(Default)]
+struct Said(BTreeMap<(usize, u32), Vec<u32>>);
+
+impl Sink for Said {
+    fn done(&mut self, stream: &Stream, _: bool) {
+        self.0.insert((stream.request, stream.sample), stream.tokens.clone());
+    }
+}
 
 /// Where the stream waits until the host lets it on.
 #[derive(Default)]
@@ -199,6 +206,10 @@ impl Runner for Held {
 
     fn settle(&mut self, backend: &mut Cuda) -> Result<(), Error> {
         self.runner.settle(backend)
+    }
+
+    fn keeps_logits(&self) -> bool {
+        self.runner.keeps_logits()
     }
 
     fn logits(&self, draw: usize) -> &[f32] {

@@ -60,9 +60,9 @@ fn serve(requests: &[Request], max_sequences: u32) -> Vec<(usize, Vec<u32>, u32)
     ended.0
 }
 
-/// The second request waits for the first, which computes its prompt. When that is computed the third has taken the last
-/// row: the second is refused, and is asked again once a row is free. While it still remembered its leader, it was asked
-/// for ever in the same step.
+/// The second request waits for the first, which computes its prompt. When that is computed the third has taken the
+/// last row: the second is refused, and is asked again once a row is free. While it still remembered its leader, it was
+/// asked for ever in the same step.
 #[test]
 fn a_refused_follower_forgets_its_leader() {
     let prompt = || (0..40).map(|i| 7 * i % 500);

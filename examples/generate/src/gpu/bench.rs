@@ -73,7 +73,7 @@ pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
     match part {
         Bench::Decode => {
             for batch in batches {
-                print(decode(&mut server, &mut prompts, batch, args.temperature)?)?;
+                print(decode(&mut server, &mut prompts, batch, args.temperature.unwrap_or(0.0))?)?;
             }
             Ok(())
         }

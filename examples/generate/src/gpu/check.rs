@@ -259,6 +259,7 @@ impl Case {
             graphs: setting.graphs,
             choice: setting.choice,
             keep_logits: true,
+            keep_times: true,
         };
         let (device, weights) = (self.device.clone(), self.weights.clone());
         let mut runner = GpuRunner::new(device, config.clone(), weights, options)?;

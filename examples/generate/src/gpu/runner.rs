@@ -38,8 +38,10 @@ pub struct GpuOptions {
     pub graphs: bool,
     /// How the ways of products are chosen.
     pub choice: Choice,
-    /// Copy logits to the host: for checking.
+    /// Copy logits to the host: for checking, and for log-probabilities.
     pub keep_logits: bool,
+    /// Remember when steps were on the device: not where there is no end of them.
+    pub keep_times: bool,
 }
 
 /// When a step was on the device.
@@ -291,7 +293,9 @@ impl GpuRunner {
             let [idle, period] = self.images.times(number)?;
             (period_ms, idle_ms) = (Some(period), idle);
         }
-        self.times.push(StepTime { tokens: flying.tokens, decode, period_ms, idle_ms });
+        if self.options.keep_times {
+            self.times.push(StepTime { tokens: flying.tokens, decode, period_ms, idle_ms });
+        }
         if let Some(kept) = &self.kept {
             self.logits.clear();
             self.logits.extend(kept.of(number, draws).iter().map(|x| x.to_f32()));
@@ -431,6 +435,14 @@ impl Runner for GpuRunner {
         self.flying.clear();
         self.fresh = true;
         Ok(())
+    }
+
+    fn draws_max(&self) -> usize {
+        self.images.draws_max()
+    }
+
+    fn keeps_logits(&self) -> bool {
+        self.kept.is_some()
     }
 
     fn logits(&self, draw: usize) -> &[f32] {

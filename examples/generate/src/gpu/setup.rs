@@ -50,7 +50,8 @@ pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
         concurrency: args.concurrency,
         graphs: args.graphs == Switch::On,
         choice: Choice::Fastest,
-        keep_logits: args.first_logits > 0,
+        keep_logits: args.first_logits > 0 || args.logprobs,
+        keep_times: args.serve.is_none(),
     };
     let runner = GpuRunner::new(device, config, weights, options)?;
     let free = runner.device().gpu.free_memory().map_err(GpuError::from)?;

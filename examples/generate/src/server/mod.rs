@@ -9,29 +9,31 @@
 //! ```
 //!
 //! With overlap, step n + 1 is planned and launched before step n is collected: a token that n will choose is named by
-//! its place there. So whether a stream has said its stop token is seen a step late, and what n + 1 says for it is
+//! its index there. So whether a stream has said its stop token is seen a step late, and what n + 1 says for it is
 //! dropped. A step that fails is aborted, with the one planned after it, and planned again: streams change only in
 //! `accept`. When pages run out, the youngest stream is preempted.
 //!
 //! Not here: who computes (`runner.rs`), what is printed (`output.rs`).
 
+mod limits;
 mod plan;
 mod step;
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use kvarena::{Engine, EngineError, EngineShape, Extend, StepId, StepScratch};
+use kvarena::{Engine, EngineError, Extend, StepId, StepScratch};
+use slotmap::SlotMap;
 
 use crate::clock::{Clock, Part};
 use crate::error::{Error, Result};
 use crate::request::Request;
 use crate::runner::{Runner, Work};
-use crate::stream::Stream;
+use crate::stream::{Finish, RequestKey, Stream, StreamKey};
 use crate::tally::Tally;
 
-/// New tokens where a request does not say how many.
-const USUAL_NEW_TOKENS: u32 = 128;
+pub use limits::Limits;
+
 /// Failures in a row after which a run gives up.
 const FAILURES_MAX: u32 = 4;
 
@@ -56,12 +58,12 @@ pub trait Sink {
     /// A stream said its newest token, chosen from these logits (empty where the runner does not keep them).
     fn token(&mut self, _stream: &Stream, _logits: &[f32]) {}
 
-    /// A stream ended; whether it was the last of its request.
+    /// A stream ended, and is forgotten then; whether it was the last of its request.
     fn done(&mut self, _stream: &Stream, _last: bool) {}
 
-    /// Whether the stream's client has gone away; asked before every step.
-    fn cancelled(&mut self, _stream: &Stream) -> bool {
-        false
+    /// Why the stream is to end now, if it is: its client has gone away, or has read enough. Asked before every step.
+    fn ends(&mut self, _stream: &Stream) -> Option<Finish> {
+        None
     }
 }
 
@@ -71,7 +73,7 @@ struct Flight {
     work: Work,
     step: StepId,
     /// The stream of each of the plan's rows.
-    streams: Vec<usize>,
+    streams: Vec<StreamKey>,
     /// Whose each draw of the work is.
     says: Vec<Say>,
 }
@@ -79,8 +81,24 @@ struct Flight {
 /// Whose a draw is: the stream itself, or a sample that is forked from it then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Say {
-    stream: usize,
+    stream: StreamKey,
     sample: u32,
+}
+
+/// A request of which some stream has not ended.
+struct Asked {
+    request: Request,
+    /// Its streams that have not ended.
+    open: u32,
+}
+
+/// How full a server is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Load {
+    /// Streams that wait to be admitted, or to be resumed.
+    pub waiting: usize,
+    /// Streams that take part in steps.
+    pub running: usize,
 }
 
 /// A runner, an engine and the streams between them.
@@ -88,17 +106,24 @@ pub struct Server<R: Runner> {
     engine: Engine<R::Backend>,
     runner: R,
     policy: Policy,
-    requests: Vec<Request>,
-    /// For each request, its streams that have not ended.
-    open: Vec<u32>,
-    streams: Vec<Stream>,
+    /// Requests submitted so far.
+    submitted: usize,
+    /// Requests and streams that have not ended: those that have are forgotten, so that a server may run for ever.
+    asked: SlotMap<RequestKey, Asked>,
+    streams: SlotMap<StreamKey, Stream>,
     /// Streams without a sequence, first come first served.
-    waiting: VecDeque<usize>,
+    waiting: VecDeque<StreamKey>,
     /// Streams that take part in steps, oldest first.
-    running: Vec<usize>,
+    running: Vec<StreamKey>,
     /// Streams whose sequence is preempted, oldest first.
-    preempted: VecDeque<usize>,
+    preempted: VecDeque<StreamKey>,
     ages: u64,
+    /// The step planned and launched before the last one was collected.
+    ahead: Option<Flight>,
+    /// Steps in a row that failed.
+    failures: u32,
+    /// When the last step ended; none where there was nothing to do since.
+    step_ended: Option<Instant>,
     /// The last step planned, by a batch or a fork.
     last_step: StepId,
     /// Steps that are over, to be planned into again.
@@ -117,13 +142,16 @@ impl<R: Runner> Server<R> {
             engine,
             runner,
             policy,
-            requests: Vec::new(),
-            open: Vec::new(),
-            streams: Vec::new(),
+            submitted: 0,
+            asked: SlotMap::with_key(),
+            streams: SlotMap::with_key(),
             waiting: VecDeque::new(),
             running: Vec::new(),
             preempted: VecDeque::new(),
             ages: 0,
+            ahead: None,
+            failures: 0,
+            step_ended: None,
             last_step: StepId::default(),
             spare: Vec::new(),
             scratch: StepScratch::new(),
@@ -154,9 +182,22 @@ impl<R: Runner> Server<R> {
         self.policy.concurrency = streams;
     }
 
-    /// All streams so far.
-    pub fn streams(&self) -> &[Stream] {
-        &self.streams
+    /// How full it is.
+    pub fn load(&self) -> Load {
+        let waiting = self.waiting.len() + self.preempted.len();
+        Load { waiting, running: self.running.len() }
+    }
+
+    /// What requests may ask for.
+    pub fn limits(&self) -> Limits {
+        let (config, shape) = (self.runner.config(), self.engine.shape());
+        Limits {
+            vocab: config.vocab,
+            positions: config.max_len,
+            pool: shape.max_sequence_len as usize,
+            pages: shape.layout.page_count(),
+            page_size: shape.layout.page_size(),
+        }
     }
 
     /// What was done so far, and where the time went.
@@ -167,109 +208,96 @@ impl<R: Runner> Server<R> {
     /// Takes a request; its number is the count of requests before it.
     ///
     /// # Errors
-    /// It can never be served: an empty prompt, a token that the model does not have, more tokens than the model has
-    /// positions or the pool has slots.
+    /// It can never be served, as [`Limits::check`] says.
     pub fn submit(&mut self, request: Request) -> Result<usize> {
-        let number = self.requests.len();
+        self.submit_since(request, Instant::now())
+    }
+
+    /// As [`Server::submit`], for a request that came at `since`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn submit_since(&mut self, request: Request, since: Instant) -> Result<usize> {
+        let number = self.submitted;
         let request = self
+            .limits()
             .check(request)
             .map_err(|what| Error::request(format!("request {number}: {what}")))?;
-        let now = Instant::now();
-        let stream = Stream::new(number, 0, now);
+        self.submitted += 1;
         self.tally.prompt_tokens += request.prompt.len() as u64;
-        self.waiting.push_back(self.streams.len());
-        self.streams.push(stream);
-        self.requests.push(request);
-        self.open.push(1);
+        let asked = self.asked.insert(Asked { request, open: 1 });
+        let stream = self.streams.insert(Stream::new((asked, number), 0, since));
+        self.waiting.push_back(stream);
         Ok(number)
     }
 
-    fn check(&self, mut request: Request) -> std::result::Result<Request, String> {
-        let (vocab, positions) = (self.runner.config().vocab, self.runner.config().max_len);
-        if request.prompt.is_empty() {
-            return Err("the prompt has no tokens".into());
-        }
-        let foreign = request.prompt.iter().find(|token| token.index() >= vocab);
-        if let Some(token) = foreign {
-            let token = token.raw();
-            return Err(format!("token {token} is past the model's vocabulary of {vocab} tokens"));
-        }
-        if request.samples == 0 {
-            return Err("n is 0 but must be at least 1".into());
-        }
-        let sampling = request.sampling;
-        if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite()) {
-            return Err(format!("temperature {} is not 0 or more", sampling.temperature));
-        }
-        if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
-            return Err(format!("top_p {} is not above 0 and at most 1", sampling.top_p));
-        }
-        let shape = self.engine.shape();
-        let pool = shape.max_sequence_len as usize;
-        let prompt = request.prompt.len();
-        // The last new token is never fed back, so it needs no K and V.
-        let room = (positions.min(pool) + 1).saturating_sub(prompt);
-        let wanted = request.max_new_tokens.map_or(1, |n| n.max(1)) as usize;
-        if wanted > room {
-            let limit = if pool < positions { pool_limit(shape) } else { model_limit(positions) };
-            return Err(format!(
-                "a prompt of {prompt} tokens and {wanted} new ones need K and V of {} tokens, but {limit}",
-                prompt + wanted - 1
-            ));
-        }
-        request.max_new_tokens.get_or_insert(USUAL_NEW_TOKENS.min(room as u32));
-        Ok(request)
+    /// The request of a stream.
+    fn request(&self, stream: &Stream) -> &Request {
+        &self.asked[stream.asked].request
     }
 
     /// Serves until every stream has ended.
     ///
     /// # Errors
-    /// Steps keep failing, or the engine refuses what should work.
+    /// As [`Server::step`].
     pub fn run(&mut self, sink: &mut impl Sink) -> Result<()> {
-        let begun = Instant::now();
-        self.clock.start();
-        let outcome = self.serve(sink);
-        self.tally.seconds += begun.elapsed().as_secs_f64();
-        outcome
+        while self.step(sink)? {}
+        Ok(())
     }
 
-    fn serve(&mut self, sink: &mut impl Sink) -> Result<()> {
-        let mut failures = 0;
-        let mut next = None;
-        loop {
-            self.cancel(sink)?;
-            let planned = match next.take() {
-                Some(flight) => Some(flight),
-                None => self.plan(None)?,
-            };
-            let Some(flight) = planned else { return self.check_idle() };
-            next = if self.policy.overlap { self.plan(Some(&flight))? } else { None };
-            self.clock.lap(Part::Engine);
-            match self.collect(&flight) {
-                Ok(()) => {
-                    failures = 0;
-                    self.accept(flight, next.is_some(), sink)?;
-                }
-                Err(error) => {
-                    failures += 1;
-                    if failures == FAILURES_MAX {
-                        let what =
-                            format!("{FAILURES_MAX} steps in a row failed, the last one: {error}");
-                        return Err(Error::run(what));
-                    }
-                    self.runner.settle(self.engine.backend_mut())?;
-                    // Takes the step planned after it along.
-                    self.engine.abort(flight.step).map_err(refused)?;
-                    self.engine.complete(self.last_step).map_err(refused)?;
-                    self.tally.aborted_steps += 1 + u64::from(next.take().is_some());
-                }
+    /// Serves one step; false where no stream was left. Requests may be submitted between any two steps.
+    ///
+    /// # Errors
+    /// Steps keep failing, or the engine refuses what should work.
+    pub fn step(&mut self, sink: &mut impl Sink) -> Result<bool> {
+        let begun = match self.step_ended.take() {
+            Some(ended) => ended,
+            None => {
+                self.clock.start();
+                Instant::now()
             }
+        };
+        self.cancel(sink)?;
+        let planned = match self.ahead.take() {
+            Some(flight) => Some(flight),
+            None => self.plan(None)?,
+        };
+        let Some(flight) = planned else { return self.check_idle().map(|()| false) };
+        self.ahead = if self.policy.overlap { self.plan(Some(&flight))? } else { None };
+        self.clock.lap(Part::Engine);
+        match self.collect(&flight) {
+            Ok(()) => {
+                self.failures = 0;
+                self.accept(flight, self.ahead.is_some(), sink)?;
+            }
+            Err(error) => self.retry(&flight, error)?,
         }
+        let ended = Instant::now();
+        self.tally.seconds += (ended - begun).as_secs_f64();
+        self.tally.step_time.add(ended - begun);
+        self.step_ended = Some(ended);
+        Ok(true)
+    }
+
+    /// Aborts a step that failed, with the one planned after it, so that both are planned again.
+    fn retry(&mut self, flight: &Flight, error: Error) -> Result<()> {
+        self.failures += 1;
+        if self.failures == FAILURES_MAX {
+            let what = format!("{FAILURES_MAX} steps in a row failed, the last one: {error}");
+            return Err(Error::run(what));
+        }
+        self.runner.settle(self.engine.backend_mut())?;
+        // Takes the step planned after it along.
+        self.engine.abort(flight.step).map_err(refused)?;
+        self.engine.complete(self.last_step).map_err(refused)?;
+        self.tally.aborted_steps += 1 + u64::from(self.ahead.take().is_some());
+        Ok(())
     }
 
     /// Nothing could be planned: fine only if nothing is left.
     fn check_idle(&self) -> Result<()> {
-        let left = self.waiting.len() + self.preempted.len() + self.running.len();
+        let Load { waiting, running } = self.load();
+        let left = waiting + running;
         if left == 0 {
             return Ok(());
         }
@@ -299,13 +327,4 @@ fn refused(error: kvarena::Error) -> Error {
 fn failed<E: std::error::Error + 'static>(error: EngineError<E>) -> Error {
     let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
     Error::run(format!("{error}{}", cause.unwrap_or_default()))
-}
-
-fn model_limit(positions: usize) -> String {
-    format!("the model has {positions} positions")
-}
-
-fn pool_limit(shape: &EngineShape) -> String {
-    let (pages, size) = (shape.layout.page_count(), shape.layout.page_size());
-    format!("the pool holds {} ({pages} pages of {size})", shape.max_sequence_len)
 }

@@ -6,6 +6,7 @@ use super::{Flight, Say, Server, failed, later, refused};
 use crate::clock::Part;
 use crate::error::Result;
 use crate::runner::{Draw, Runner};
+use crate::stream::StreamKey;
 
 impl<R: Runner> Server<R> {
     /// Admits streams while there are rows and pages: preempted ones first, since they are older. One whose prompt a
@@ -41,14 +42,14 @@ impl<R: Runner> Server<R> {
     }
 
     /// Whether a stream waits for a leader that is still computing.
-    fn follows(&self, index: usize) -> bool {
+    fn follows(&self, index: StreamKey) -> bool {
         self.streams[index].leader.is_some_and(|leader| self.engine.is_leading(&leader))
     }
 
     /// Admits a stream that has no sequence; false if there is no room, or it has a leader now.
-    fn admit_new(&mut self, index: usize) -> Result<bool> {
+    fn admit_new(&mut self, index: StreamKey) -> Result<bool> {
         let stream = &mut self.streams[index];
-        let request = &self.requests[stream.request];
+        let request = &self.asked[stream.asked].request;
         let said = TokenId::from_raw(&stream.tokens);
         let known = [&request.prompt[..], said].concat();
         // One of before leads no more.
@@ -72,6 +73,9 @@ impl<R: Runner> Server<R> {
         if !stream.admitted {
             stream.admitted = true;
             stream.cached_tokens = self.engine.cached_len(seq).map_err(refused)?;
+            // Later samples share what the first one has computed, which no prompt's cached tokens are.
+            let first = if stream.sample == 0 { stream.cached_tokens } else { 0 };
+            self.tally.cached_tokens += u64::from(first);
         }
         Ok(true)
     }
@@ -121,7 +125,7 @@ impl<R: Runner> Server<R> {
         says.clear();
         for (&index, row) in streams.iter().zip(plan.rows) {
             let stream = &self.streams[index];
-            let request = &self.requests[stream.request];
+            let request = self.request(stream);
             let last = (row.qo_start + row.extend_len - 1) as usize;
             let own = Say { stream: index, sample: stream.sample };
             if plan.tokens[last] == TokenId::PENDING {
@@ -145,7 +149,7 @@ impl<R: Runner> Server<R> {
     }
 
     /// Chooses what each running stream computes next, oldest first.
-    fn select(&mut self, ahead: bool, streams: &mut Vec<usize>) -> Result<()> {
+    fn select(&mut self, ahead: bool, streams: &mut Vec<StreamKey>) -> Result<()> {
         let mut budget = self.policy.chunk;
         streams.clear();
         self.extends.clear();
@@ -154,7 +158,7 @@ impl<R: Runner> Server<R> {
             let Some(seq) = stream.seq else { continue };
             let known = self.engine.token_count(seq).map_err(refused)?;
             let planned = self.engine.planned_len(seq).map_err(refused)?;
-            let max_new = self.requests[stream.request].max_new_tokens.unwrap_or(0) as usize;
+            let max_new = self.request(stream).max_new_tokens.unwrap_or(0) as usize;
             let len = match known.saturating_sub(planned) {
                 // The step in flight will say a token; the one after it is worth planning unless that is the last.
                 0 => u32::from(ahead && planned == known && stream.tokens.len() + 1 < max_new),

@@ -6,7 +6,7 @@ use super::{Flight, Server, Sink, failed, later, refused};
 use crate::clock::Part;
 use crate::error::Result;
 use crate::runner::Runner;
-use crate::stream::{Finish, Stream};
+use crate::stream::{Finish, Stream, StreamKey};
 
 impl<R: Runner> Server<R> {
     /// Waits for a step's tokens.
@@ -27,11 +27,8 @@ impl<R: Runner> Server<R> {
         self.engine.commit(flight.step).map_err(refused)?;
         self.tally.steps += 1;
         for (draw, say) in flight.says.iter().enumerate() {
-            let stream = &self.streams[say.stream];
             // One that ended after this step was planned says no more.
-            if stream.finish.is_some() {
-                continue;
-            }
+            let Some(stream) = self.streams.get(say.stream) else { continue };
             let index = match say.sample == stream.sample {
                 true => say.stream,
                 false => self.fork(say.stream, say.sample)?,
@@ -47,10 +44,9 @@ impl<R: Runner> Server<R> {
     }
 
     /// Makes another sample of a stream whose prompt is computed, sharing its pages; without room for it now, it waits.
-    fn fork(&mut self, parent: usize, sample: u32) -> Result<usize> {
-        let Stream { request, submitted, seq, .. } = self.streams[parent];
-        let mut stream = Stream::new(request, sample, submitted);
-        let index = self.streams.len();
+    fn fork(&mut self, parent: StreamKey, sample: u32) -> Result<StreamKey> {
+        let Stream { request, asked, submitted, seq, .. } = self.streams[parent];
+        let mut stream = Stream::new((asked, request), sample, submitted);
         let room = self.running.len() < self.policy.concurrency as usize;
         if let Some(parent) = seq.filter(|_| room) {
             match self.engine.fork(parent, 1, 0) {
@@ -63,28 +59,31 @@ impl<R: Runner> Server<R> {
                     stream.cached_tokens = cached;
                     self.ages += 1;
                     stream.age = self.ages;
-                    self.running.push(index);
                     self.tally.forks += 1;
                 }
                 Err(EngineError::Core(error)) => later(error)?,
                 Err(error) => return Err(failed(error)),
             }
         }
-        if stream.seq.is_none() {
-            self.waiting.push_front(index);
+        let runs = stream.seq.is_some();
+        let key = self.streams.insert(stream);
+        match runs {
+            true => self.running.push(key),
+            false => self.waiting.push_front(key),
         }
-        self.streams.push(stream);
-        self.open[request] += 1;
-        Ok(index)
+        self.asked[asked].open += 1;
+        Ok(key)
     }
 
     /// A stream says the token of a draw, and ends or goes on with it.
-    fn say(&mut self, index: usize, draw: usize, sink: &mut impl Sink) -> Result<()> {
+    fn say(&mut self, index: StreamKey, draw: usize, sink: &mut impl Sink) -> Result<()> {
         let stream = &mut self.streams[index];
-        let request = &self.requests[stream.request];
+        let request = &self.asked[stream.asked].request;
         let token = self.tokens[draw];
         stream.tokens.push(token);
-        stream.first_token_after.get_or_insert_with(|| stream.submitted.elapsed());
+        if stream.tokens.len() == 1 {
+            self.tally.first_token.add(stream.submitted.elapsed());
+        }
         self.tally.new_tokens += 1;
         sink.token(stream, self.runner.logits(draw));
         let finish = if request.stop.contains(&token) {
@@ -100,28 +99,31 @@ impl<R: Runner> Server<R> {
         self.end(index, finish, sink)
     }
 
-    /// Ends the streams whose clients have gone away.
+    /// Ends the streams whose clients have gone away or read enough.
     pub(super) fn cancel(&mut self, sink: &mut impl Sink) -> Result<()> {
         let live =
             [&self.running[..], self.preempted.make_contiguous(), self.waiting.make_contiguous()];
         for index in live.concat() {
             let stream = &self.streams[index];
-            let request = &self.requests[stream.request];
+            let request = self.request(stream);
             let gone = request.cancel_after.is_some_and(|n| stream.tokens.len() as u32 >= n);
-            if request.max_new_tokens == Some(0) {
+            let finish = match request.max_new_tokens == Some(0) {
                 // Nothing is asked for: it ends before it takes part in a step.
-                self.end(index, Finish::Length, sink)?;
-            } else if gone || sink.cancelled(stream) {
-                self.tally.cancelled += 1;
-                self.end(index, Finish::Cancelled, sink)?;
+                true => Some(Finish::Length),
+                false if gone => Some(Finish::Cancelled),
+                false => sink.ends(stream),
+            };
+            if let Some(finish) = finish {
+                self.tally.cancelled += u64::from(finish == Finish::Cancelled);
+                self.end(index, finish, sink)?;
             }
         }
         Ok(())
     }
 
     /// Ends a stream; its pages go back, its computed prefix stays.
-    fn end(&mut self, index: usize, finish: Finish, sink: &mut impl Sink) -> Result<()> {
-        let stream = &mut self.streams[index];
+    fn end(&mut self, index: StreamKey, finish: Finish, sink: &mut impl Sink) -> Result<()> {
+        let mut stream = self.streams.remove(index).expect("a stream ends once");
         stream.finish = Some(finish);
         self.running.retain(|&other| other != index);
         self.preempted.retain(|&other| other != index);
@@ -129,9 +131,13 @@ impl<R: Runner> Server<R> {
         if let Some(seq) = stream.seq.take() {
             self.engine.finish(seq).map_err(refused)?;
         }
-        let open = &mut self.open[stream.request];
-        *open -= 1;
-        sink.done(stream, *open == 0);
+        let asked = &mut self.asked[stream.asked];
+        asked.open -= 1;
+        let last = asked.open == 0;
+        if last {
+            self.asked.remove(stream.asked);
+        }
+        sink.done(&stream, last);
         Ok(())
     }
 }

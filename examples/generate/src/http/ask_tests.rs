@@ -1,0 +1,198 @@
+use serde_json::json;
+
+use super::*;
+use crate::sample::Sampling;
+
+/// A model without a tokenizer: texts are token ids.
+fn host() -> Host {
+    let defaults = Defaults {
+        max_new_tokens: None,
+        samples: 1,
+        sampling: Sampling { temperature: 1.0, ..Sampling::default() },
+        stop: vec![4],
+    };
+    let limits = Limits { vocab: 100, positions: 50, pool: 64, pages: 4, page_size: 16 };
+    let model = "tiny".into();
+    Host { model, text: Text::default(), limits, defaults, samples_max: 9, keeps_logits: true }
+}
+
+fn parse(kind: Kind, mut body: Value) -> Result<Ask> {
+    if body.is_object() && body.get("model").is_none() {
+        body["model"] = "tiny".into();
+    }
+    Ask::parse(&host(), kind, body.to_string().as_bytes(), 77)
+}
+
+fn complete(body: Value) -> Result<Ask> {
+    parse(Kind::Completion, body)
+}
+
+fn chat(body: Value) -> Result<Ask> {
+    parse(Kind::Chat, body)
+}
+
+fn prompt_of(request: &Request) -> Vec<u32> {
+    request.prompt.iter().map(|token| token.raw()).collect()
+}
+
+#[test]
+fn what_is_not_said_is_as_openai_has_it() {
+    let ask = complete(json!({ "prompt": "1 2 3" })).expect("served");
+    let [request] = &ask.requests[..] else { panic!("{ask:?}") };
+    assert_eq!(prompt_of(request), [1, 2, 3]);
+    assert_eq!((request.max_new_tokens, request.samples), (Some(16), 1));
+    let sampling = Sampling { temperature: 1.0, seed: 77, ..Sampling::default() };
+    assert_eq!((request.sampling, &request.stop[..]), (sampling, &[4][..]));
+    assert_eq!((ask.stream, ask.include_usage, ask.logprobs), (false, false, None));
+    let ask =
+        chat(json!({ "messages": [{ "role": "user", "content": "1 2 3" }] })).expect("served");
+    assert_eq!(ask.requests[0].max_new_tokens, Some(48), "a chat goes on to the end of the model");
+}
+
+#[test]
+fn what_is_said_counts() {
+    let ask = complete(json!({
+        "prompt": [[1, 2], [3]], "n": 3, "max_tokens": 5, "temperature": 0, "top_p": 0.5, "top_k": 7, "seed": -1,
+        "stop": ["a", "bc"], "stream": true, "stream_options": { "include_usage": true }, "logprobs": 2,
+        "ignore_eos": true, "stop_token_ids": [9], "user": "me", "unheard_of": {},
+    }))
+    .expect("served");
+    let prompts: Vec<_> = ask.requests.iter().map(prompt_of).collect();
+    assert_eq!(prompts, [vec![1, 2], vec![3]]);
+    let sampling = Sampling { temperature: 0.0, top_k: 7, top_p: 0.5, seed: u64::MAX };
+    for request in &ask.requests {
+        assert_eq!((request.sampling, request.max_new_tokens), (sampling, Some(5)));
+        assert_eq!((request.samples, &request.stop[..]), (3, &[9][..]));
+    }
+    assert_eq!(ask.stop, ["a", "bc"]);
+    assert_eq!((ask.stream, ask.include_usage, ask.logprobs), (true, true, Some(2)));
+    let parts = json!([{ "type": "text", "text": "1 " }, { "type": "text", "text": "2" }]);
+    let ask = chat(json!({
+        "messages": [{ "role": "developer", "content": "9" }, { "role": "user", "content": parts }],
+        "max_tokens": 3, "max_completion_tokens": 4, "logprobs": true, "top_logprobs": 1, "stop": "x", "tools": [],
+        "response_format": { "type": "text" }, "frequency_penalty": 0,
+    }))
+    .expect("served");
+    assert_eq!(prompt_of(&ask.requests[0]), [9, 1, 2]);
+    assert_eq!((ask.requests[0].max_new_tokens, ask.logprobs), (Some(4), Some(1)));
+}
+
+#[track_caller]
+fn refuses(answer: Result<Ask>, status: u16, param: &str, words: &str) {
+    let refusal = answer.expect_err("refused");
+    assert_eq!((refusal.status, refusal.param.as_deref()), (status, Some(param)), "{refusal:?}");
+    assert!(refusal.message.contains(words), "{words:?} is not in {refusal:?}");
+    let json = refusal.json();
+    assert_eq!(json["error"]["param"], param);
+    assert!(json["error"]["type"].is_string() && json["error"]["message"].is_string());
+}
+
+#[test]
+fn bodies_that_are_no_request() {
+    for bytes in
+        [&b""[..], b"{", b"{\"model\": \"tiny\", \"prompt\": \"1\"} x", b"\xff\xfe", b"[1]", b"7"]
+    {
+        let refusal = Ask::parse(&host(), Kind::Completion, bytes, 0).expect_err("refused");
+        assert_eq!((refusal.status, refusal.param), (400, None));
+    }
+    let deep = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
+    assert!(Ask::parse(&host(), Kind::Chat, &deep, 0).is_err(), "no stack overflows");
+}
+
+#[test]
+fn fields_of_the_wrong_type_or_range() {
+    let with = |name: &str, value: Value| {
+        let mut body = json!({ "prompt": "1 2 3" });
+        body[name] = value;
+        complete(body)
+    };
+    refuses(with("model", json!("gpt-4")), 404, "model", "gpt-4");
+    refuses(with("model", json!(7)), 400, "model", "7 is no string");
+    for (name, value, words) in [
+        ("n", json!(0), "n is 0"),
+        ("n", json!(1.5), "1.5 is no whole number"),
+        ("n", json!("2"), "is no whole number"),
+        ("n", json!(-1), "-1 is no whole number"),
+        ("n", json!(10), "from 1 to 9"),
+        ("prompt", json!(vec![[1]; 129]), "129"),
+        ("max_tokens", json!(0), "at least 1"),
+        ("max_tokens", json!("many"), "is no whole number"),
+        ("temperature", json!("hot"), "is no number"),
+        ("temperature", json!(-0.1), "-0.1"),
+        ("temperature", json!(2.5), "2.5"),
+        ("top_p", json!(0), "top_p 0"),
+        ("top_p", json!(1.01), "1.01"),
+        ("seed", json!(0.5), "0.5"),
+        ("stop", json!(3), "3 is neither"),
+        ("stop", json!(["a", 3]), "3 is no string"),
+        ("stop", json!(""), "empty"),
+        ("stop", json!(vec!["a"; 17]), "17 stop strings"),
+        ("stream", json!("yes"), "is no boolean"),
+        ("stream_options", json!({ "include_usage": true }), "for streams"),
+        ("logprobs", json!(true), "true is no whole number"),
+        ("logprobs", json!(21), "21"),
+        ("stop_token_ids", json!(["a"]), "no token id"),
+        ("prompt", json!({}), "no text"),
+        ("prompt", json!([]), "empty"),
+        ("prompt", json!(""), "no tokens"),
+        ("prompt", json!([1, "a"]), "no token id"),
+        ("prompt", json!([1, -2]), "-2 is no token id"),
+        ("prompt", json!([100]), "past the model's vocabulary of 100"),
+        ("prompt", json!([[1], true]), "true"),
+        ("prompt", json!(null), "missing"),
+        ("echo", json!(true), "not served"),
+        ("best_of", json!(3), "not served"),
+        ("logit_bias", json!({ "5": 1 }), "not served"),
+        ("presence_penalty", json!(0.5), "not served"),
+    ] {
+        refuses(with(name, value), 400, name, words);
+    }
+}
+
+#[test]
+fn chats_that_make_no_sense() {
+    for (messages, words) in [
+        (json!(null), "missing"),
+        (json!("hello"), "no list"),
+        (json!([]), "empty"),
+        (json!(["hello"]), "messages[0]: role is missing"),
+        (json!([{ "role": "user" }]), "content is missing"),
+        (json!([{ "role": 1, "content": "1" }]), "role: 1"),
+        (json!([{ "role": "user", "content": 1 }]), "content: 1"),
+        (json!([{ "role": "user", "content": [{ "type": "image_url" }] }]), "type text"),
+        (json!([{ "role": "user", "content": "word" }]), "no token id"),
+    ] {
+        refuses(chat(json!({ "messages": messages })), 400, "messages", words);
+    }
+    let with = |name: &str, value: Value| {
+        let mut body = json!({ "messages": [{ "role": "user", "content": "1" }] });
+        body[name] = value;
+        chat(body)
+    };
+    refuses(with("tools", json!([{}])), 400, "tools", "not served");
+    let schema = json!({ "type": "json_schema" });
+    refuses(with("response_format", schema), 400, "response_format", "not served");
+    refuses(with("top_logprobs", json!(2)), 400, "top_logprobs", "logprobs to be true");
+    refuses(with("logprobs", json!(2)), 400, "logprobs", "no boolean");
+}
+
+#[test]
+fn prompts_past_the_limit() {
+    let prompt = |len: u32| json!((0..len).map(|i| i % 7).collect::<Vec<_>>());
+    let ask = complete(json!({ "prompt": prompt(50) })).expect("one token fits");
+    assert_eq!(ask.requests[0].max_new_tokens, Some(1));
+    for body in [json!({ "prompt": prompt(51) }), json!({ "prompt": prompt(40), "max_tokens": 12 })]
+    {
+        let refusal = complete(body).expect_err("too long");
+        assert_eq!((refusal.status, refusal.code), (400, Some("context_length_exceeded")));
+        assert!(refusal.message.contains("50 positions"), "{refusal:?}");
+    }
+}
+
+#[test]
+fn logprobs_need_logits() {
+    let host = Host { keeps_logits: false, ..host() };
+    let body = json!({ "model": "tiny", "prompt": "1", "logprobs": 1 }).to_string();
+    let answer = Ask::parse(&host, Kind::Completion, body.as_bytes(), 0);
+    refuses(answer, 400, "logprobs", "--logprobs");
+}

@@ -1,0 +1,49 @@
+"""Starts and ends `generate --serve`, and reads what it tells monitors. Needs only Python's standard library."""
+
+import signal
+import subprocess
+import urllib.request
+
+
+class Server:
+    """A server at a free port of the loopback; as a context manager it is ended by SIGTERM, and has to end well."""
+
+    def __init__(self, program, *arguments, wrap=()):
+        command = [*wrap, program, "--serve", "127.0.0.1:0", *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        first = self.process.stdout.readline()
+        if not first.startswith("serving "):
+            raise RuntimeError(f"no server: {first!r}, {self.process.communicate()[1]}")
+        _, self.model, _, self.url = first.split()
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path) as answer:
+            return answer.read().decode()
+
+    def metrics(self):
+        """Every sample by its name with labels."""
+        lines = (line for line in self.get("/metrics").splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+    def ask_to_end(self):
+        self.process.send_signal(signal.SIGTERM)
+
+    def end(self):
+        """What it printed after it was asked to end; it has to end with 0, after its audit."""
+        if self.process.poll() is None:
+            self.ask_to_end()
+        out, err = self.process.communicate()
+        if self.process.returncode != 0 or "verified: " not in out:
+            raise RuntimeError(f"it ended with {self.process.returncode}: {out!r}, {err}")
+        self.audit, self.report = out.strip(), err
+        return self.audit
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self.end()
+        else:
+            self.process.kill()
+            print(self.process.communicate()[1])

@@ -259,6 +259,24 @@ KV_AT(AttendSharedParams, tops, 248);
 KV_AT(AttendSharedParams, span_partial, 256);
 KV_AT(AttendSharedParams, span_tops, 264);
 
+// ---- latent rows: attend_latent_* ----------------------------------------------------------------------------------------
+//
+// The Hopper kernel's plan: u32[gridDim.x + 1], the first item of each CTA and their number, padded to 16 bytes, then ExtendWork[..];
+// an item is 64 packed query rows, and `part` as in the extend plan. That of the join: its number of records, the most rows of one,
+// two zeros, then
+
+struct LatentJoin {
+    u32 qo_start;
+    u32 q_begin;
+    u32 rows;  // packed query rows of the sequence
+    u32 part;  // slot << 16 | parts
+};
+KV_SIZE(LatentJoin, 16);
+KV_AT(LatentJoin, qo_start, 0);
+KV_AT(LatentJoin, q_begin, 4);
+KV_AT(LatentJoin, rows, 8);
+KV_AT(LatentJoin, part, 12);
+
 // ---- moving bytes: store_cache, copy_pages, load_plan -----------------------------------------------------------------
 
 struct StoreCacheParams {

@@ -4,13 +4,14 @@
 //! replayed (extend: calls in a row), the median over replays, random data, random pages, layers in turn so that the L2
 //! cache does not serve them, planning outside. Prints a table and writes JSON rows to `$OUT/kvarena.json`.
 //!
-//!     cargo bench --features cuda --bench gpu -- [ceil] [store] [copy] [decode] [shared] [extend] [plan] [first]
+//!     cargo bench --features cuda --bench gpu -- [ceil] [store] [copy] [decode] [shared] [extend] [mla] [plan] [first]
 #![allow(unsafe_code)]
 
 mod attention;
 mod batch;
 mod ceilings;
 mod host;
+mod latent;
 mod moves;
 mod report;
 mod timer;
@@ -52,6 +53,9 @@ fn main() -> Outcome<()> {
     }
     if wanted("extend") {
         attention::extend(&gpu, &mut report)?;
+    }
+    if wanted("mla") {
+        latent::mla(&gpu, &mut report)?;
     }
     if wanted("plan") {
         host::plan_cost(&gpu, &mut report)?;

@@ -93,6 +93,32 @@ fn a_pool_of_fp8_is_not_opened() {
 }
 
 #[test]
+fn latent_rows_and_heads_that_no_kernel_serves_are_refused() {
+    let Some(gpu) = gpu() else { return };
+    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    let open = |rank, rope, dtype| {
+        let (shape, capacity) = (KvShape::Latent { rank, rope }, Capacity::Pages(8));
+        let config = PoolConfig { shape, dtype, capacity, ..PoolConfig::default() };
+        let options = CudaOptions { max_step_tokens: 4, ..CudaOptions::new(&gpu) };
+        options.open(&config.layout().expect("a small pool"), &table, 2)
+    };
+    for (rank, rope) in [(512, 32), (448, 128), (256, 64)] {
+        let error = open(rank, rope, KvDtype::Bf16).expect_err("there are no kernels for it");
+        assert_eq!(error, CudaError::PoolShape { shape: KvShape::Latent { rank, rope } });
+        assert!(error.to_string().contains(&rank.to_string()));
+    }
+    for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+        let mut cuda = open(512, 64, dtype).expect("a small pool");
+        let refused = CudaError::Heads { q_heads: 129, kv_heads: 1 };
+        assert_eq!(cuda.prepare(&Attend::latent(129, 0.1)), Err(refused));
+        let scale = Attend::new(16, 576).scale;
+        let refused = CudaError::Plan(PlanError::LatentScale { scale });
+        assert_eq!(cuda.prepare(&Attend::new(16, 576)), Err(refused));
+        assert_eq!(cuda.prepare(&Attend::latent(128, 0.1)), Ok(()));
+    }
+}
+
+#[test]
 fn steps_out_of_order_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, KvDtype::F32, 64);

@@ -10,7 +10,8 @@ use kvarena::backend::cuda::{
 };
 use kvarena::testkit::contract::{Case, HostRows, TestBackend, bytes};
 use kvarena::{
-    Backend, Dtype, KvDtype, OpenBackend, PageCopy, PageId, PoolLayout, TableShape, forward_backend,
+    Backend, Dtype, KvDtype, KvShape, OpenBackend, PageCopy, PageId, PoolLayout, TableShape,
+    forward_backend,
 };
 
 /// What opens an [`OnGpu`].
@@ -103,11 +104,14 @@ impl TestBackend for OnGpu {
 
     fn supports(case: &Case) -> bool {
         let layout = &case.layout;
-        if layout.dtype().is_quantised() || layout.is_latent() || layout.label_channels() > 0 {
+        if layout.dtype().is_quantised() || layout.label_channels() > 0 {
             return false;
         }
         let dtype = case.layout.dtype().rows();
         let head_dim = match case.layout.dtype() {
+            _ if case.layout.is_latent() => {
+                case.layout.shape() == KvShape::Latent { rank: 512, rope: 64 }
+            }
             KvDtype::F32 => case.layout.head_dim().is_multiple_of(32),
             _ => matches!(case.layout.head_dim(), 64 | 128 | 256),
         };

@@ -6,6 +6,7 @@
 //!
 //! Not here: the split itself (`split/`), the kernels (`ptx/attend_*.cu`).
 
+use super::attend_latent::LatentVariants;
 use super::attend_shared::{SHARED_VARIANTS_MAX, SharedDecode};
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
@@ -134,11 +135,13 @@ struct Variant {
 #[derive(Debug, Default)]
 pub(super) struct Variants {
     list: Vec<Variant>,
+    /// Those of a latent pool, which has no others.
+    pub(super) latent: LatentVariants,
 }
 
 impl Variants {
     pub(super) fn len(&self) -> usize {
-        self.list.len()
+        self.list.len() + self.latent.len()
     }
 
     /// Bytes of the image that the variants' decode splits take.
@@ -147,7 +150,7 @@ impl Variants {
         VARIANTS_MAX * ctas as usize * size_of::<DecodeWork>()
     }
 
-    /// Bytes of the largest extend plan.
+    /// Bytes of the largest extend plan, or that of latent rows.
     pub(super) fn extend_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         let ctas = gpu.multiprocessors() * RESIDENT_MAX;
         let shape = SplitShape {
@@ -160,11 +163,12 @@ impl Variants {
             batch_max: limits.rows,
             tokens_max: limits.tokens,
         };
-        4 * shape.extend_words()
+        (4 * shape.extend_words()).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
     /// Splits a step for every variant, into the image from `at` on; gives the offset after them.
     pub(super) fn split(&mut self, plan: &BatchPlan<'_>, image: &mut [u8], at: usize) -> usize {
+        self.latent.split(plan);
         let (mut end, count) = (at, self.list.len());
         for (i, variant) in self.list.iter_mut().enumerate() {
             let bytes = 4 * variant.split.shape().decode_words();
@@ -187,6 +191,7 @@ impl Variants {
         ring: &mut UploadRing,
         stream: RawStream,
     ) -> Result<(), CudaError> {
+        self.latent.send(gpu, ring, stream)?;
         for variant in &self.list {
             if decode_only && variant.count.extend_items == 0 {
                 continue;

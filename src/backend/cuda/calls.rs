@@ -3,6 +3,7 @@
 //! Not here: what else a host asks for (`opened.rs`).
 
 use super::attend::launch_f32;
+use super::attend_latent;
 use super::check::{attend_strides, check_attend, check_sinks};
 use super::copy::copy_on_device;
 use super::error::CudaError;
@@ -66,8 +67,8 @@ impl Backend for Cuda {
     }
 
     /// Rows are of the pool's dtype, 16-byte aligned unless it is f32. 16-bit pools: head_dim 64, 128 or 256; f32
-    /// (slow, for checking): a multiple of 32 up to 256. At most 16 query heads for a kv head. Sinks are packed f32;
-    /// one that is NaN or infinity makes its head's rows nonsense.
+    /// (slow, for checking): a multiple of 32 up to 256. At most 16 query heads for a kv head, 128 over latent rows.
+    /// Sinks are packed f32; one that is NaN or infinity makes its head's rows nonsense.
     ///
     /// # Errors
     /// A plan whose step is not open or that names what does not exist, rows that do not fit it, an [`Attend`] that no
@@ -96,6 +97,10 @@ impl Backend for Cuda {
             attend_strides(attend, layout, tokens, &q, &out, lse.as_ref())?;
         sinks.map_or(Ok(()), |sinks| check_sinks(&sinks, attend.q_heads))?;
         let index = match dtype {
+            _ if layout.is_latent() => {
+                let latent = &mut self.variants.latent;
+                latent.prepare(&self.gpu, dtype, attend, self.limits, stream)?
+            }
             KvDtype::F32 => None,
             _ => Some(self.variants.prepare(&self.gpu, layout, attend, self.limits, stream)?),
         };
@@ -113,6 +118,16 @@ impl Backend for Cuda {
             out_stride,
             ..self.attend_params(image, layer, attend)?
         };
+        if layout.is_latent() {
+            let latent = &self.variants.latent;
+            // SAFETY: rows were checked above, the plan when it was staged.
+            return unsafe {
+                match index {
+                    Some(index) => latent.launch(&self.gpu, index, params, stream),
+                    None => attend_latent::launch_plain(&self.gpu, dtype, &params, stream),
+                }
+            };
+        }
         let Some(index) = index else {
             // SAFETY: rows were checked above, the plan when it was staged.
             return unsafe { launch_f32(&self.gpu, &params, stream) };

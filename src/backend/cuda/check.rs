@@ -2,6 +2,7 @@
 //!
 //! Not here: what every backend refuses (`backend/check.rs`).
 
+use super::attend_latent::LATENT_HEADS_MAX;
 use super::error::CudaError;
 use super::memory::{DeviceRows, DeviceRowsMut};
 use super::params::KV_HEADS_MAX;
@@ -34,8 +35,9 @@ pub(super) fn attend_strides(
     lse: Option<&DeviceRowsMut<'_>>,
 ) -> Result<(u64, u64), CudaError> {
     let (heads, dtype) = (attend.q_heads as usize, layout.dtype().rows());
-    let width = heads * layout.head_dim() as usize;
-    let q_stride = row_stride(Operand::Q, q.stride, q.bytes, tokens, width, dtype)?;
+    let q_width = heads * layout.head_dim() as usize;
+    let width = heads * layout.value_dim() as usize;
+    let q_stride = row_stride(Operand::Q, q.stride, q.bytes, tokens, q_width, dtype)?;
     let out_stride = row_stride(Operand::Out, out.stride, out.bytes, tokens, width, dtype)?;
     let align = if dtype == Dtype::F32 { 4 } else { 16 };
     if [q.address, out.address, q_stride, out_stride].iter().any(|x| x % align != 0) {
@@ -71,11 +73,13 @@ pub(super) fn check_attend(
 ) -> Result<Attend, CudaError> {
     check::attend(attend, layout)?;
     let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
+    let most = if layout.is_latent() { LATENT_HEADS_MAX } else { 16 };
     let wide = layout.dtype() != KvDtype::F32 && kv_heads > KV_HEADS_MAX;
-    if q_heads / kv_heads > 16 || wide {
+    if q_heads / kv_heads > most || wide {
         return Err(CudaError::Heads { q_heads, kv_heads });
     }
     let served = match layout.dtype() {
+        _ if layout.is_latent() => true,
         KvDtype::F32 => head_dim % 32 == 0 && head_dim <= 256,
         KvDtype::F16 | KvDtype::Bf16 => matches!(head_dim, 64 | 128 | 256),
         KvDtype::Fp8E4M3 => unreachable!("such pools are not opened"),

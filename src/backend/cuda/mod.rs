@@ -24,6 +24,7 @@
 #![allow(unsafe_code)]
 
 mod attend;
+mod attend_latent;
 mod attend_shared;
 mod calls;
 mod check;

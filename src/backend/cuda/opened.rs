@@ -102,8 +102,11 @@ impl Cuda {
         self.gpu.load(&LOAD_PLAN)?;
         let layout = self.pool.layout();
         let attend = check_attend(attend, layout, self.tables.longest_row())?;
-        if layout.dtype() != KvDtype::F32 {
-            let stream = self.stream.raw();
+        let stream = self.stream.raw();
+        if layout.is_latent() {
+            let (latent, dtype) = (&mut self.variants.latent, layout.dtype());
+            latent.prepare(&self.gpu, dtype, &attend, self.limits, stream)?;
+        } else if layout.dtype() != KvDtype::F32 {
             self.variants.prepare(&self.gpu, layout, &attend, self.limits, stream)?;
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! What a host chooses of a [`Cuda`], and how it is opened.
 
 use super::attend::Variants;
+use super::attend_latent;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::StepLimits;
@@ -53,9 +54,9 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// [`CudaError::PoolDtype`] for a quantised pool, [`CudaError::PoolShape`] for a latent one, [`CudaError::Labels`]
-    /// for one that keeps labels, [`CudaError::OutOfMemory`], a stream of another device, rows of more tokens than
-    /// kernels count, or the driver's.
+    /// [`CudaError::PoolDtype`] for a quantised pool, [`CudaError::PoolShape`] for latent rows of other lengths than
+    /// 512 + 64, [`CudaError::Labels`] for a pool that keeps labels, [`CudaError::OutOfMemory`], a stream of another
+    /// device, rows of more tokens than kernels count, or the driver's.
     fn open(
         self,
         layout: &PoolLayout,
@@ -66,9 +67,7 @@ impl OpenBackend for CudaOptions {
         if dtype.is_quantised() {
             return Err(CudaError::PoolDtype { dtype });
         }
-        if layout.is_latent() {
-            return Err(CudaError::PoolShape { shape: layout.shape() });
-        }
+        attend_latent::check_shape(layout)?;
         if layout.label_channels() > 0 {
             return Err(CudaError::Labels);
         }

@@ -245,6 +245,20 @@ pub struct AttendSharedParams {
     pub span_tops: u64,
 }
 
+/// Parts of an item that `attend_latent_join_*` joins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct LatentJoin {
+    /// The sequence's first query row.
+    pub qo_start: u32,
+    /// The item's first packed query row.
+    pub q_begin: u32,
+    /// Packed query rows of the sequence.
+    pub rows: u32,
+    /// `slot << 16 | parts`: the first part's slot, and how many follow one another.
+    pub part: u32,
+}
+
 /// What `store_cache` and its kin take, by value. What the first instructions need stands first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
@@ -391,6 +405,7 @@ layout_is! {
         attend 0 shares 208 spans 216 works 224 members 232 tickets 240 tops 248 span_partial 256
         span_tops 264
     }
+    LatentJoin 16 { qo_start 0 q_begin 4 rows 8 part 12 }
     StoreCacheParams 88 {
         k 0 v 8 slots 16 k_pool 24 v_pool 32 page_stride 40 k_stride 48 v_stride 52 tokens 56
         page_size 60 page_magic 64 slot_stride 72 slot_bytes 76 row_units 80 unit_bytes 84

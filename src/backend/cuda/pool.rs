@@ -22,8 +22,12 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn new(gpu: &Gpu, layout: PoolLayout) -> Result<Self, CudaError> {
-        let [k, v] = [PlaneName::K, PlaneName::V]
-            .map(|name| layout.strides(name).expect("a pool of heads has K and V"));
+        let names = match layout.is_latent() {
+            true => [PlaneName::Latent; 2],
+            false => [PlaneName::K, PlaneName::V],
+        };
+        let [k, v] =
+            names.map(|name| layout.strides(name).expect("the pool has its shape's planes"));
         assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V lie alike");
         let memory = DeviceBuffer::lasting(gpu, layout.total_bytes())?;
         let pages = Pages::of(memory.address(), &layout);
@@ -38,7 +42,7 @@ impl Pool {
         &self.memory
     }
 
-    /// Device addresses of page 0, slot 0 of one layer's K and V.
+    /// Device addresses of page 0, slot 0 of one layer's K and V; latent rows are both.
     pub(super) fn origins(&self, layer: LayerId) -> Result<[u64; 2], CudaError> {
         check::layer(layer, &self.layout)?;
         Ok([self.k, self.v].map(|strides| self.memory.address() + strides.layer_origin(layer)))

@@ -30,20 +30,26 @@ pub(super) fn store(
     stream: RawStream,
 ) -> Result<(), CudaError> {
     let (layout, tokens) = (pool.layout(), image.token_count);
-    let (width, dtype) =
-        (layout.kv_heads() as usize * layout.head_dim() as usize, layout.dtype().rows());
-    let stride = |operand, rows: DeviceRows<'_>| {
+    let ([width, v_width], dtype) = (layout.store_widths(), layout.dtype().rows());
+    let stride = |operand, rows: DeviceRows<'_>, width| {
         let stride = row_stride(operand, rows.stride, rows.bytes, tokens, width, dtype)?;
         u32::try_from(stride).map_err(|_| CudaError::RowStride { bytes: stride })
     };
-    let (k_stride, v_stride) = (stride(Operand::K, k)?, stride(Operand::V, v)?);
-    let row_bytes = (width * dtype.size() as usize) as u64;
+    let k_stride = stride(Operand::K, k, width)?;
+    let mut v_stride = stride(Operand::V, v, v_width)?;
+    let (mut row_bytes, mut v_address) = ((width * dtype.size() as usize) as u64, v.address);
+    let [k_pool, mut v_pool] = pool.origins(layer)?;
+    if layout.is_latent() {
+        // The kernel stores two rows a token: here the two halves of one.
+        row_bytes /= 2;
+        (v_stride, v_address) = (k_stride, k.address.saturating_add(row_bytes));
+        v_pool += row_bytes;
+    }
     let unit_bytes =
-        unit_bytes(&[row_bytes, k_stride.into(), v_stride.into(), k.address, v.address]);
+        unit_bytes(&[row_bytes, k_stride.into(), v_stride.into(), k.address, v_address]);
     if unit_bytes < dtype.size().min(4) {
         return Err(CudaError::RowsAlignment { align: dtype.size() });
     }
-    let [k_pool, v_pool] = pool.origins(layer)?;
     if tokens == 0 {
         return Ok(());
     }
@@ -53,7 +59,7 @@ pub(super) fn store(
     let page_size = if linear { 1 } else { layout.page_size() };
     let params = StoreCacheParams {
         k: k.address,
-        v: v.address,
+        v: v_address,
         slots: image.slots,
         k_pool,
         v_pool,

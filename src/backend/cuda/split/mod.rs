@@ -10,10 +10,13 @@
 //! * K2. A CTA holds at most two partial sums of the decode plan: of what its work chunk begins with, and ends with.
 //! * K3. Parts of one extend item share a run of slots; runs do not overlap and end below the slots there are.
 //!
+//! Over latent rows another kernel does both (`latent.rs`).
+//!
 //! Not here: device memory, launches.
 
 mod decode;
 mod extend;
+mod latent;
 mod shared;
 
 use super::params::TREE_ROW;
@@ -21,6 +24,7 @@ use crate::plan::BatchRow;
 use decode::DecodeSplit;
 pub use decode::{DECODE_EXTRA, DECODE_UNIT};
 use extend::ExtendSplit;
+pub use latent::{LATENT_ROWS, LatentSplit};
 pub use shared::{ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit};
 
 /// What a split depends on besides the step. One [`Split`] is made for one shape.

@@ -1,0 +1,130 @@
+//! Attention over latent rows of 512 + 64: decode with 16 and 128 heads, more than one new token, chunks of a prompt.
+
+use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::testkit::contract::attention;
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend, PlaneName,
+    PoolConfig, SlotId, StepEnd,
+};
+
+use crate::Outcome;
+use crate::batch::{Batch, Forest, Noise, table};
+use crate::report::{Rate, Report};
+use crate::timer::Timer;
+
+const RANK: u32 = 512;
+const ROW: u32 = 576;
+/// Layers that calls take turns over, and their slots: each is far larger than the L2 cache.
+const LAYERS: u32 = 4;
+const SLOTS: u32 = 1 << 19;
+
+struct Bench<'a> {
+    noise: &'a Noise,
+    timer: Timer,
+    cuda: Cuda,
+    q: DeviceBuffer,
+    out: DeviceBuffer,
+    step: u64,
+    rng: Rng,
+}
+
+impl<'a> Bench<'a> {
+    fn new(gpu: &Gpu, noise: &'a Noise, page_size: u32) -> Outcome<Self> {
+        let timer = Timer::new(gpu)?;
+        let config = PoolConfig {
+            layers: LAYERS,
+            shape: KvShape::Latent { rank: RANK, rope: ROW - RANK },
+            dtype: KvDtype::Bf16,
+            page_size,
+            capacity: Capacity::Pages(SLOTS / page_size),
+            layout: Layout::LayerFirst,
+            ..PoolConfig::default()
+        };
+        let stream = Some(timer.stream.clone());
+        let options = CudaOptions { stream, ..CudaOptions::new(gpu) };
+        let cuda = options.open(&config.layout()?, &table(page_size), 2)?;
+        noise.fill(cuda.pool())?;
+        let (q, out) = (noise.buffer(gpu, 512 << 20)?, DeviceBuffer::new(gpu, 512 << 20)?);
+        Ok(Self { noise, timer, cuda, q, out, step: 0, rng: Rng::new(5) })
+    }
+
+    /// Times one batch of (new tokens, tokens); whether a few of its rows are right.
+    fn run(&mut self, lens: &[(u32, u32)], q_heads: u32) -> Outcome<(f64, bool)> {
+        self.step += 1;
+        let layout = *self.cuda.layout();
+        let forest = Forest { spans: Vec::new(), own: lens.iter().map(|len| len.1).collect() };
+        let news: Vec<u32> = lens.iter().map(|len| len.0).collect();
+        let table = table(layout.page_size());
+        let batch = Batch::forest(self.step, &layout, &table, &forest, &news, &mut self.rng);
+        let attend = Attend::latent(q_heads, 192_f32.sqrt().recip());
+        self.cuda.begin(&batch.plan())?;
+        let Self { timer, cuda, q, out, .. } = self;
+        out.fill(0xff)?;
+        let layer = |i| {
+            let (q, out) = (q.rows(0, None), out.rows_mut(0, None));
+            cuda.attend(&batch.plan(), LayerId::new(i as u32), &attend, q, out, None)
+        };
+        let us = timer.graph(LAYERS as usize, layer)?;
+        cuda.end(StepEnd::Complete(batch.plan().step()));
+        Ok((us, self.check(&batch, &attend)?))
+    }
+
+    /// A few (token, head) pairs of a few sequences in the last layer against float64.
+    fn check(&mut self, batch: &Batch, attend: &Attend) -> Outcome<bool> {
+        let layout = *self.cuda.layout();
+        let (mut wrong, mut norm) = (0.0, 0.0);
+        for index in [0, batch.rows.len() / 2, batch.rows.len() - 1] {
+            let row = batch.rows[index];
+            let token = self.rng.below(row.extend_len.into()) as u32;
+            let head = self.rng.below(attend.q_heads.into()) as u32;
+            let position = row.kv_len - row.extend_len + token;
+            let of = |p: u32| {
+                let page = batch.pages[index][(p / layout.page_size()) as usize];
+                let slot = SlotId::new((page * layout.page_size() + p % layout.page_size()).into());
+                let row = layout.row(PlaneName::Latent, LayerId::new(LAYERS - 1), slot);
+                let at = row.expect("the pool has it").start / 2;
+                (at..at + u64::from(ROW)).map(|i| self.noise.at(i))
+            };
+            let k: Vec<f32> = (0..=position).flat_map(of).collect();
+            let v: Vec<f32> =
+                k.chunks(ROW as usize).flat_map(|row| row[..RANK as usize].to_vec()).collect();
+            let at = u64::from((row.qo_start + token) * attend.q_heads + head);
+            let q: Vec<f32> =
+                (0..u64::from(ROW)).map(|i| self.noise.at(at * u64::from(ROW) + i)).collect();
+            let none = f32::NEG_INFINITY;
+            let exact = attention(attend, &q, &k, &v, (1, 0), position as usize, none);
+            let got: Vec<half::bf16> = self.out.read(2 * at * u64::from(RANK), RANK as usize)?;
+            for (x, y) in got.iter().zip(&exact.out) {
+                wrong += (x.to_f64() - y).powi(2);
+                norm += y * y;
+            }
+        }
+        Ok((wrong / norm).sqrt() < 1e-2)
+    }
+}
+
+/// Bytes of the rows are read once; where products take longer, the table's rate says less.
+pub fn mla(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = Noise::new(gpu)?;
+    for page_size in [64, 1] {
+        let mut bench = Bench::new(gpu, &noise, page_size)?;
+        for (batch, new, len) in [
+            (1_usize, 1_u32, 8_192_u32),
+            (16, 1, 4_096),
+            (64, 1, 4_096),
+            (128, 1, 2_048),
+            (64, 2, 4_096),
+            (64, 4, 4_096),
+            (1, 512, 8_192),
+        ] {
+            for heads in [16, 128] {
+                let (us, ok) = bench.run(&vec![(new, len); batch], heads)?;
+                let case = format!("B{batch} q{new} L{len} {heads}q page{page_size}");
+                let bytes = batch as f64 * f64::from(len) * f64::from(2 * ROW);
+                report.row("mla", &case, "kvarena", us, Rate::Bytes(bytes), ok);
+            }
+        }
+    }
+    Ok(())
+}

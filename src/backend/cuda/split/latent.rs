@@ -1,0 +1,278 @@
+//! The items of attention over latent rows.
+//!
+//! An item is a tile of query rows, all heads of a query side by side, and the tokens it sees. They are dealt to the
+//! CTAs in order, about equally many tiles of tokens to each; an item that does not fit is cut, unless whole items do
+//! about as well, since parts cost memory and a join. Cost: O(items + CTAs), never the context.
+//!
+//! * K5. Each (query row, token it sees) is in exactly one part; parts of an item have slots of their own, in a row.
+
+use super::super::params::{ExtendWork, LatentJoin};
+use crate::plan::BatchRow;
+
+/// Query rows of a tile.
+pub const LATENT_ROWS: u32 = 64;
+/// Tokens of a tile.
+const TOKENS: u32 = 64;
+/// What an item costs beside its tiles of tokens, in such tiles: its queries, its results.
+const EXTRA: u32 = 3;
+/// Fewest tiles of tokens that are worth a CTA.
+const LEAST: u32 = 2;
+/// Words of the records.
+const WORK_WORDS: usize = size_of::<ExtendWork>() / 4;
+const JOIN_WORDS: usize = size_of::<LatentJoin>() / 4;
+
+/// Cuts steps for one number of query heads and one window, in memory that stays.
+#[derive(Clone, Debug)]
+pub struct LatentSplit {
+    heads: u32,
+    window: u32,
+    ctas: u32,
+    /// `[joins, most rows of one, 0, 0] | LatentJoin[ctas] | first item of each CTA, and their number | ExtendWork[..]`
+    words: Vec<u32>,
+    used: usize,
+}
+
+impl LatentSplit {
+    /// Takes the memory for steps of so many rows and tokens at most. `window`: 0 for none.
+    pub fn new(heads: u32, window: u32, ctas: u32, (rows, tokens): (u32, u32)) -> Self {
+        assert!(heads > 0 && ctas > 0);
+        let words = vec![0; Self::words_max(heads, ctas, (rows, tokens))];
+        Self { heads, window, ctas, words, used: 0 }
+    }
+
+    /// Most words of a plan, a multiple of 4.
+    pub const fn words_max(heads: u32, ctas: u32, (rows, tokens): (u32, u32)) -> usize {
+        // Each sequence may leave its last tile partly empty; each CTA may cut an item.
+        let tiles = tokens as u64 * heads as u64 / LATENT_ROWS as u64 + rows as u64 + ctas as u64;
+        Self::works_at(ctas) + tiles as usize * WORK_WORDS
+    }
+
+    /// Most parts of a step.
+    pub const fn slots(&self) -> u32 {
+        2 * self.ctas
+    }
+
+    /// Word at which the lists begin.
+    pub const fn lists_at(&self) -> usize {
+        Self::lists(self.ctas)
+    }
+
+    const fn lists(ctas: u32) -> usize {
+        4 + ctas as usize * JOIN_WORDS
+    }
+
+    const fn works_at(ctas: u32) -> usize {
+        Self::lists(ctas) + (ctas as usize + 1).next_multiple_of(4)
+    }
+
+    /// The step's plan, as long as it is.
+    pub fn words(&self) -> &[u32] {
+        &self.words[..self.used]
+    }
+
+    /// Splits a step; gives the number of items that were cut. Nothing is allocated.
+    pub fn plan(&mut self, rows: &[BatchRow]) -> u32 {
+        let (heads, window, ctas) = (self.heads, self.window, self.ctas);
+        let items = || rows.iter().flat_map(move |row| items(row, heads, window));
+        let cost = |work: &ExtendWork| tiles(work) + EXTRA;
+        let total: u64 = items().map(|work| u64::from(cost(&work))).sum();
+        let longest = items().map(|work| cost(&work)).max().unwrap_or(0);
+        // Every CTA may cut an item, which then costs more.
+        let share = (total.div_ceil(ctas.into()) as u32 + EXTRA).max(LEAST + EXTRA);
+        // A little more than the share of whole items is as good.
+        let whole = (share + share / 12).max(longest);
+        let cuts = whole > share + share / 8 + 4 || !fits(items().map(|w| cost(&w)), whole, ctas);
+        let share = if cuts { share } else { whole };
+
+        let (mut cta, mut left, mut count) = (0, share, 0_u32);
+        let (mut joins, mut slot, mut most) = (0, 0, 0);
+        self.list(0, 0);
+        for work in items() {
+            let (mut rest, mut begin, first) = (tiles(&work), work.kv_begin, count);
+            loop {
+                let full = if cuts { left <= EXTRA } else { left < share && rest + EXTRA > left };
+                if full && cta + 1 < ctas {
+                    cta += 1;
+                    left = share;
+                    self.list(cta, count);
+                }
+                let last = !cuts || cta + 1 == ctas;
+                let take = if last { rest } else { rest.min(left.saturating_sub(EXTRA).max(1)) };
+                let end = work.kv_end.min(begin.saturating_add(take.saturating_mul(TOKENS)));
+                self.work(count, ExtendWork { kv_begin: begin, kv_end: end, part: 1, ..work });
+                (begin, rest, count) = (end, rest - take, count + 1);
+                left = left.saturating_sub(take + EXTRA);
+                if rest == 0 {
+                    break;
+                }
+            }
+            let parts = count - first;
+            if parts > 1 {
+                for i in 0..parts {
+                    let at = self.work_at(first + i) + WORK_WORDS - 1;
+                    self.words[at] = slot << 16 | i << 8 | parts;
+                }
+                let rows = work.extend_len * heads;
+                let part = slot << 16 | parts;
+                let join =
+                    LatentJoin { qo_start: work.qo_start, q_begin: work.q_begin, rows, part };
+                self.words[4 + joins * JOIN_WORDS..][..JOIN_WORDS]
+                    .copy_from_slice(bytemuck::cast_slice(&[join]));
+                (joins, slot) = (joins + 1, slot + parts);
+                most = most.max(LATENT_ROWS.min(rows - work.q_begin));
+            }
+        }
+        assert!(slot <= self.slots() && joins <= ctas as usize, "K5: parts have slots");
+        (cta + 1..=ctas).for_each(|cta| self.list(cta, count));
+        self.words[..2].copy_from_slice(&[joins as u32, most]);
+        self.used = self.work_at(count);
+        joins as u32
+    }
+
+    /// A CTA's first item.
+    fn list(&mut self, cta: u32, first: u32) {
+        let at = self.lists_at() + cta as usize;
+        self.words[at] = first;
+    }
+
+    const fn work_at(&self, index: u32) -> usize {
+        Self::works_at(self.ctas) + index as usize * WORK_WORDS
+    }
+
+    fn work(&mut self, index: u32, work: ExtendWork) {
+        let at = self.work_at(index);
+        self.words[at..at + WORK_WORDS].copy_from_slice(bytemuck::cast_slice(&[work]));
+    }
+}
+
+/// Tiles of tokens of an item.
+fn tiles(work: &ExtendWork) -> u32 {
+    (work.kv_end - work.kv_begin).div_ceil(TOKENS)
+}
+
+/// Whether whole items, in order, fit so many CTAs of room `share`.
+fn fits(costs: impl Iterator<Item = u32>, share: u32, ctas: u32) -> bool {
+    let (mut used, mut count) = (0_u32, 1_u32);
+    for cost in costs {
+        if used > 0 && used.saturating_add(cost) > share {
+            (used, count) = (0, count + 1);
+        }
+        used = used.saturating_add(cost);
+    }
+    count <= ctas
+}
+
+/// The items of a sequence, uncut: those of padding have no tokens.
+fn items(row: &BatchRow, heads: u32, window: u32) -> impl Iterator<Item = ExtendWork> + use<> {
+    let BatchRow { row, qo_start, extend_len, kv_len } = *row;
+    let rows = extend_len * heads;
+    (0..rows).step_by(LATENT_ROWS as usize).map(move |q_begin| {
+        let last = (q_begin + LATENT_ROWS).min(rows) - 1;
+        // Positions, counted from 1, of the first and the last query.
+        let seen = |packed: u32| kv_len.saturating_sub(extend_len) + packed / heads + 1;
+        let kv_end = if kv_len == 0 { 0 } else { seen(last) };
+        let first = if window == 0 { 0 } else { seen(q_begin).saturating_sub(window) };
+        let kv_begin = if kv_len == 0 { 0 } else { first / TOKENS * TOKENS };
+        let row = row.raw();
+        ExtendWork { row, qo_start, extend_len, kv_len, q_begin, kv_begin, kv_end, part: 1 }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::RowId;
+    use crate::testkit::rng::Rng;
+
+    fn batch(lens: &[(u32, u32)]) -> Vec<BatchRow> {
+        let mut qo_start = 0;
+        let row = |(i, &(extend_len, kv_len)): (usize, &(u32, u32))| {
+            qo_start += extend_len;
+            let row = RowId::new(i as u32);
+            BatchRow { row, qo_start: qo_start - extend_len, extend_len, kv_len }
+        };
+        lens.iter().enumerate().map(row).collect()
+    }
+
+    /// The items of each CTA, as the kernel reads them, and the joins.
+    fn read(split: &LatentSplit) -> (Vec<Vec<ExtendWork>>, Vec<LatentJoin>) {
+        let (words, ctas) = (split.words(), split.ctas as usize);
+        let lists = &words[split.lists_at()..][..ctas + 1];
+        let works: &[ExtendWork] =
+            bytemuck::cast_slice(&words[LatentSplit::works_at(split.ctas)..]);
+        let cta = |i: usize| works[lists[i] as usize..lists[i + 1] as usize].to_vec();
+        let rows = |join: &LatentJoin| LATENT_ROWS.min(join.rows - join.q_begin);
+        let joins: &[LatentJoin] = bytemuck::cast_slice(&words[4..4 + ctas * JOIN_WORDS]);
+        assert_eq!(lists[ctas] as usize, works.len());
+        let joins = joins[..words[0] as usize].to_vec();
+        assert_eq!(joins.iter().map(rows).max().unwrap_or(0), words[1]);
+        ((0..ctas).map(cta).collect(), joins)
+    }
+
+    /// K5, and how many tiles the busiest CTA has, its items' extra ones with them.
+    fn check(split: &mut LatentSplit, rows: &[BatchRow]) -> u32 {
+        let cut = split.plan(rows);
+        let (ctas, joins) = read(split);
+        assert_eq!(joins.len(), cut as usize);
+        let mut parts = ctas.iter().flatten();
+        let (mut joined, mut slot) = (joins.iter(), 0);
+        for whole in rows.iter().flat_map(|row| items(row, split.heads, split.window)) {
+            let first = parts.next().expect("the item is there");
+            let count = first.part & 255;
+            let mut at = whole.kv_begin;
+            for index in 0..count {
+                let part = if index == 0 { first } else { parts.next().expect("a part") };
+                let wanted = if count == 1 { 1 } else { slot << 16 | index << 8 | count };
+                let (kv_begin, kv_end) = (at, part.kv_end);
+                assert_eq!(*part, ExtendWork { kv_begin, kv_end, part: wanted, ..whole });
+                assert!(count == 1 || kv_begin < kv_end);
+                at = part.kv_end;
+            }
+            assert_eq!(at, whole.kv_end);
+            if count > 1 {
+                let (rows, part) = (whole.extend_len * split.heads, slot << 16 | count);
+                let ExtendWork { qo_start, q_begin, .. } = whole;
+                assert_eq!(joined.next(), Some(&LatentJoin { qo_start, q_begin, rows, part }));
+                slot += count;
+            }
+        }
+        assert_eq!((parts.next(), joined.next()), (None, None));
+        assert!(slot <= split.slots());
+        let load = |works: &Vec<ExtendWork>| works.iter().map(|work| tiles(work) + EXTRA).sum();
+        ctas.iter().map(load).max().expect("there are CTAs")
+    }
+
+    #[test]
+    fn every_token_of_every_query_is_in_one_part() {
+        let mut rng = Rng::new(11);
+        for _ in 0..2000 {
+            let (heads, ctas) = (rng.within(1, 128) as u32, rng.within(1, 140) as u32);
+            let window = rng.pick(&[0, 0, 1, 63, 64, 65, 1000]);
+            let mut split = LatentSplit::new(heads, window, ctas, (40, 4000));
+            let rows = (0..rng.below(40)).map(|_| {
+                let extend_len = rng.pick(&[0, 1, 1, 1, 2, 4, 17, 90]) as u32;
+                let most = rng.pick(&[1, 70, 5000]);
+                let kv_len = extend_len + rng.below(most) as u32;
+                (extend_len, if rng.one_in(9) { 0 } else { kv_len })
+            });
+            let rows: Vec<_> = rows.collect();
+            check(&mut split, &batch(&rows));
+        }
+    }
+
+    #[test]
+    fn work_is_dealt_about_equally() {
+        for (rows, heads, most) in [
+            (vec![(1, 4096); 64], 16, 40),
+            (vec![(1, 4096); 64], 128, 67),
+            (vec![(1, 2048); 128], 128, 70),
+            (vec![(1, 2048); 128], 16, 35),
+            (vec![(1, 4096); 16], 128, 26),
+            (vec![(1, 8192)], 16, LEAST + EXTRA),
+        ] {
+            let mut split = LatentSplit::new(heads, 0, 132, (256, 8192));
+            let load = check(&mut split, &batch(&rows));
+            assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
+        }
+    }
+}

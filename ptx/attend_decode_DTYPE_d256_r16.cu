@@ -4,7 +4,7 @@
 // Params:  AttendParams, 208 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
 // Shapes:  q, out [tokens, q_heads, 256]; plan DecodeWork[ceil(grid / stripes)]; partial f32 [2 * grid, 16, 258]; counters u32 [grid]
 // Grid:    x = SplitShape::decode_ctas, block 64, 81,920 bytes of dynamic shared memory
-// Needs:   q, out, k, v and all strides 16-byte aligned; group 9..=16; the plan made for this grid, group and window
+// Needs:   q, out, k, v and all strides 16-byte aligned; group 1..=16; the plan made for this grid, group and window
 // Build:   ptx/build.py
 #include "attend_decode.cuh"
 

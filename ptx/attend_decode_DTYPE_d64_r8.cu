@@ -2,7 +2,7 @@
 // DTYPE:   bf16 or f16: a file and an entry of each
 // Twin:    src/backend/cpu attend              (the specification; here sums are f32, weights are rounded to the dtype)
 // Params:  AttendParams, 208 bytes             (ptx/params.cuh, src/backend/cuda/params.rs)
-// Shapes:  q, out [tokens, q_heads, 64]; plan DecodeWork[ceil(grid / stripes)]; partial f32 [2 * grid, 16, 66]; counters u32 [grid]
+// Shapes:  q, out [tokens, q_heads, 64]; plan DecodeWork[ceil(grid / stripes)]; partial f32 [2 * grid, 8, 66]; counters u32 [grid]
 // Grid:    x = SplitShape::decode_ctas, block 128, 71,680 bytes of dynamic shared memory
 // Needs:   q, out, k, v and all strides 16-byte aligned; group 1..=8; the plan made for this grid, group and window
 // Build:   ptx/build.py

@@ -140,7 +140,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
 
     // All warps: joins the parts of a segment, each warp some of the fragments.
     __device__ __forceinline__ void join(const Pending& pending) {
-        constexpr int PER = D == 128 && NT == 1 ? 4 : (D / 16) / WARPS < 2 ? 1 : 2;  // fragments at a time
+        constexpr int PER = D == 128 ? 4 : (D / 16) / WARPS < 2 ? 1 : 2;  // fragments at a time
         constexpr int BATCH = D * NT > 256 ? 2 : D == 128 && NT == 1 ? 9 : 8;  // parts whose loads are in flight together
 #pragma unroll 1
         for (u32 i = warp * PER; i < FRAGMENTS; i += WARPS * PER) {

@@ -113,8 +113,7 @@ KV_AT(AttendParams, masks, 200);
 // on chunk c / stripes of stripe c % stripes. So CTAs of different stripes read neighbouring heads of the same tokens at about the
 // same time, and one DecodeWork serves them all.
 //
-// A sequence of more query rows (extend_len * group) than the kernel takes (8 where group <= 8, else 16) has no units: it
-// belongs to the extend kernel, and so does a tree; one without query rows has none either.
+// A sequence of more query rows (extend_len * group) than the kernel takes (8 or 16) has no units: it belongs to the extend kernel, and so does a tree; one without query rows has none either.
 //
 // The last DECODE_EXTRA units of a head have no tokens: they stand for what a sequence costs beside its tokens.
 #define DECODE_UNIT 16

@@ -12,6 +12,13 @@ use crate::timer::Timer;
 
 const HEAD_DIM: u32 = 128;
 
+/// How calls are timed: in a graph, or in a row, where a graph would hold launches of both kernels, whatever a step needs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Graph,
+    Row,
+}
+
 /// A pool filled with noise, and rows for q and out. Calls take turns over the layers; all layers together have as many
 /// slots as the baselines have in one, from which those take another random set of pages each turn.
 struct Bench<'a> {
@@ -59,14 +66,20 @@ impl<'a> Bench<'a> {
     }
 
     /// Times one batch; whether a few of its rows are right.
-    fn run(&mut self, lens: &[(u32, u32)], q_heads: u32) -> Outcome<(f64, bool)> {
+    fn run(&mut self, lens: &[(u32, u32)], q_heads: u32, how: How) -> Outcome<(f64, bool)> {
         let forest = Forest { spans: Vec::new(), own: lens.iter().map(|len| len.1).collect() };
         let news: Vec<u32> = lens.iter().map(|len| len.0).collect();
-        self.run_forest(&forest, &news, q_heads)
+        self.run_forest(&forest, &news, q_heads, how)
     }
 
     /// The same of a batch whose rows share spans.
-    fn run_forest(&mut self, forest: &Forest, news: &[u32], q_heads: u32) -> Outcome<(f64, bool)> {
+    fn run_forest(
+        &mut self,
+        forest: &Forest,
+        news: &[u32],
+        q_heads: u32,
+        how: How,
+    ) -> Outcome<(f64, bool)> {
         self.step += 1;
         let sets = self.layers as usize;
         let layout = *self.cuda.layout();
@@ -83,10 +96,10 @@ impl<'a> Bench<'a> {
             let (q, out) = (q.rows(at, None), out.rows_mut(at, None));
             cuda.attend(&batch.plan(), LayerId::new(i as u32), &attend, q, out, None)
         };
-        // A graph would hold a launch of the decode kernel beside the extend kernel's.
-        let decodes = news.iter().all(|&new| new == 1);
-        let us =
-            if decodes { timer.graph(sets, attend_set)? } else { timer.row(sets, attend_set)? };
+        let us = match how {
+            How::Graph => timer.graph(sets, attend_set)?,
+            How::Row => timer.row(sets, attend_set)?,
+        };
         cuda.end(StepEnd::Complete(batch.plan().step()));
         Ok((us, self.check(&batch, &attend, sets, set)?))
     }
@@ -173,7 +186,7 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
                     q_heads.iter().flat_map(|q_heads| of_set().map(move |shape| (q_heads, shape)))
                 {
                     let rows: Vec<_> = lens.iter().map(|&len| (1, len)).collect();
-                    let (us, ok) = bench.run(&rows, q_heads)?;
+                    let (us, ok) = bench.run(&rows, q_heads, How::Graph)?;
                     let case = format!("{name} {q_heads}q/{kv_heads}kv {}", of(page_size, layout));
                     report.row("decode", &case, "kvarena", us, Rate::Bytes(bytes(lens)), ok);
                 }
@@ -212,8 +225,30 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         let tokens: u32 =
             forest.own.iter().sum::<u32>() + forest.spans.iter().map(|span| span.1).sum::<u32>();
         for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
-            let (us, ok) = bench.run_forest(forest, &news, 32)?;
+            let (us, ok) = bench.run_forest(forest, &news, 32, How::Graph)?;
             report.row("shared", name, kind, us, Rate::Bytes(f64::from(tokens) * 4096.0), ok);
+        }
+    }
+    Ok(())
+}
+
+/// A few new tokens a row, as when drafts are verified.
+pub fn short_queries(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = Noise::new(gpu)?;
+    for (page_size, layout) in &LAYOUTS[..2] {
+        for batch in [16_u32, 64] {
+            let bytes = f64::from(batch) * 4_096.0 * 4_096.0;
+            let sets = ((400e6 / bytes).ceil() as u32).clamp(2, 12);
+            let shape = (8, *page_size, *layout);
+            let mut bench = Bench::new(gpu, &noise, shape, (sets, 1 << 20))?;
+            for new in [1_u32, 2, 4, 8, 16] {
+                let case = format!("b{batch} L4096 q{new} {}", of(*page_size, *layout));
+                for (kind, how) in [("kvarena", How::Row), ("kvarena in a graph", How::Graph)] {
+                    let lens = vec![(new, 4_096); batch as usize];
+                    let (us, ok) = bench.run(&lens, 32, how)?;
+                    report.row("shortq", &case, kind, us, Rate::Bytes(bytes), ok);
+                }
+            }
         }
     }
     Ok(())
@@ -235,7 +270,7 @@ pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
                 let sets = ((256e6 / bytes).ceil() as u32).clamp(1, 8);
                 let mut bench = Bench::new(gpu, &noise, (8, page_size, layout), (sets, 1 << 20))?;
                 let lens = vec![(new, new + cached); b as usize];
-                let (us, ok) = bench.run(&lens, 32)?;
+                let (us, ok) = bench.run(&lens, 32, How::Row)?;
                 let case = format!("B{b} q{new} prefix{cached} {}", of(page_size, layout));
                 report.row("extend", &case, "kvarena", us, Rate::Flop(flop), ok);
             }

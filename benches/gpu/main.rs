@@ -4,7 +4,9 @@
 //! replayed (extend: calls in a row), the median over replays, random data, random pages, layers in turn so that the L2
 //! cache does not serve them, planning outside. Prints a table and writes JSON rows to `$OUT/kvarena.json`.
 //!
-//!     cargo bench --features cuda --bench gpu -- [ceil] [store] [copy] [decode] [shared] [extend] [mla] [plan] [first]
+//!     cargo bench --features cuda --bench gpu -- [SECTION]..
+//!
+//! Sections: ceil, store, copy, decode, shared, shortq, extend, mla, plan, first.
 #![allow(unsafe_code)]
 
 mod attention;
@@ -50,6 +52,9 @@ fn main() -> Outcome<()> {
     }
     if wanted("shared") {
         attention::shared(&gpu, &mut report)?;
+    }
+    if wanted("shortq") {
+        attention::short_queries(&gpu, &mut report)?;
     }
     if wanted("extend") {
         attention::extend(&gpu, &mut report)?;

@@ -17,7 +17,7 @@ use super::memory::DeviceBuffer;
 use super::params::{AttendParams, DecodeWork};
 use super::raw::{RawStream, is_capturing, raw};
 use super::ring::{Load, UploadRing};
-use super::split::{Split, SplitCount, SplitShape};
+use super::split::{DECODE_ROWS, Split, SplitCount, SplitShape};
 use super::sys;
 use crate::backend::Attend;
 use crate::layout::{KvDtype, PoolLayout};
@@ -27,6 +27,8 @@ use crate::plan::BatchPlan;
 const VARIANTS_MAX: usize = 8;
 /// No kernel has more CTAs than this on one multiprocessor.
 const RESIDENT_MAX: u32 = 8;
+/// Those of a decode kernel for more rows than one token's: registers and shared memory leave room for no more.
+const WIDE_RESIDENT: u32 = 2;
 
 macro_rules! attention {
     ($name:expr, $threads:literal, $shared:literal) => {
@@ -43,54 +45,51 @@ macro_rules! attention {
 
 const ATTEND_F32: Attention = attention!("attend_f32", 128, 0);
 
-/// A `match` over dtype, head_dim and group (up to 8, up to 16) with the decode and the extend kernel of each.
+/// The decode kernels of [`DECODE_ROWS`].
+type Decodes = [Option<Attention>; DECODE_ROWS.len()];
+
+/// A `match` over dtype and head_dim with the decode kernels and the extend kernel of each.
 macro_rules! attentions {
     (
         $key:expr,
-        $($dtype:ident $name:literal $head_dim:literal:
-            $threads:literal $r8:literal $r16:literal $extend:literal;)*
+        $($dtype:ident $name:literal $head_dim:literal: $extend:literal,
+            $threads:literal $($rows:literal $shared:literal)*;)*
     ) => {
         Some(match $key {
             $(
-                (KvDtype::$dtype, $head_dim, ..=8) => (
-                    attention!(
-                        concat!("attend_decode_", $name, "_d", $head_dim, "_r8"),
+                (KvDtype::$dtype, $head_dim) => {
+                    let mut decodes = Decodes::default();
+                    let all = [$(attention!(
+                        concat!("attend_decode_", $name, "_d", $head_dim, "_r", $rows),
                         $threads,
-                        $r8
-                    ),
-                    attention!(
+                        $shared
+                    )),*];
+                    for (place, one) in decodes.iter_mut().zip(all) {
+                        *place = Some(one);
+                    }
+                    let extend = attention!(
                         concat!("attend_extend_", $name, "_d", $head_dim),
                         128,
                         $extend
-                    ),
-                ),
-                (KvDtype::$dtype, $head_dim, _) => (
-                    attention!(
-                        concat!("attend_decode_", $name, "_d", $head_dim, "_r16"),
-                        $threads,
-                        $r16
-                    ),
-                    attention!(
-                        concat!("attend_extend_", $name, "_d", $head_dim),
-                        128,
-                        $extend
-                    ),
-                ),
+                    );
+                    (decodes, extend)
+                }
             )*
             _ => return None,
         })
     };
 }
 
-/// The decode and the extend kernel for 16-bit pools. Threads and shared memory are those of the kernels' headers.
-fn kernels(dtype: KvDtype, head_dim: u32, group: u32) -> Option<(Attention, Attention)> {
-    attentions! { (dtype, head_dim, group),
-        Bf16 "bf16" 64: 128 71_680 77_824 49_152;
-        Bf16 "bf16" 128: 128 77_824 90_112 98_304;
-        Bf16 "bf16" 256: 64 73_728 81_920 98_304;
-        F16 "f16" 64: 128 71_680 77_824 49_152;
-        F16 "f16" 128: 128 77_824 90_112 98_304;
-        F16 "f16" 256: 64 73_728 81_920 98_304;
+/// The decode kernels and the extend kernel for 16-bit pools. Threads and shared memory are those of the kernels'
+/// headers.
+fn kernels(dtype: KvDtype, head_dim: u32) -> Option<(Decodes, Attention)> {
+    attentions! { (dtype, head_dim),
+        Bf16 "bf16" 64: 49_152, 128 8 71_680 16 77_824;
+        Bf16 "bf16" 128: 98_304, 128 8 77_824 16 90_112;
+        Bf16 "bf16" 256: 98_304, 64 8 73_728 16 81_920;
+        F16 "f16" 64: 49_152, 128 8 71_680 16 77_824;
+        F16 "f16" 128: 98_304, 128 8 77_824 16 90_112;
+        F16 "f16" 256: 98_304, 64 8 73_728 16 81_920;
     }
 }
 
@@ -114,7 +113,7 @@ type VariantKey = (u32, u32);
 #[derive(Debug)]
 struct Variant {
     key: VariantKey,
-    decode: Attention,
+    decode: Decodes,
     extend: Attention,
     split: Split,
     /// Reads shared spans once, where a kernel does.
@@ -158,12 +157,27 @@ impl Variants {
             group: 16,
             head_dim: layout.head_dim(),
             window: 0,
-            decode_ctas: ctas,
+            decode_ctas: [ctas; DECODE_ROWS.len()],
             extend_ctas: ctas,
             batch_max: limits.rows,
             tokens_max: limits.tokens,
         };
         (4 * shape.extend_words()).max(LatentVariants::plan_bytes(gpu, layout, limits))
+    }
+
+    /// Loads the decode kernels that a step of so many tokens and rows takes: those for more rows than one token's wait for
+    /// the first step that wants them, which no capture can stage.
+    pub(super) fn load(&self, gpu: &Gpu, tokens: usize, rows: usize) -> Result<(), CudaError> {
+        self.list.iter().try_for_each(|variant| {
+            let shape = variant.split.shape();
+            let width = shape.width(tokens, rows);
+            // The narrowest was loaded with the variant.
+            if width == shape.narrowest() {
+                Ok(())
+            } else {
+                gpu.load(&variant.decode_of(width).kernel)
+            }
+        })
     }
 
     /// Splits a step for every variant, into the image from `at` on; gives the offset after them.
@@ -173,7 +187,7 @@ impl Variants {
         for (i, variant) in self.list.iter_mut().enumerate() {
             let bytes = 4 * variant.split.shape().decode_words();
             let words = bytemuck::cast_slice_mut(&mut image[end..end + bytes]);
-            variant.count = variant.split.plan(plan.rows, words);
+            variant.count = variant.split.plan(plan.rows, plan.token_count(), words);
             variant.image_at = end - at;
             end += bytes;
             if let Some(shared) = &mut variant.shared {
@@ -258,7 +272,8 @@ impl Variants {
         let decode = variant.count.decode_units > 0 || capturing;
         let extend = variant.count.extend_items > 0 || (capturing && !decode_only);
         let shared = variant.shared.as_ref();
-        let shared = shared.filter(|shared| shared.serves(&params, image.row_count, capturing));
+        let counts = (image.token_count, image.row_count);
+        let shared = shared.filter(|shared| shared.serves(&params, counts, capturing));
         if let Some(shared) = shared.filter(|_| decode) {
             // SAFETY: the caller answers for the rows.
             unsafe {
@@ -268,11 +283,12 @@ impl Variants {
             params.plan = image.splits + variant.image_at as u64;
             params.partial = variant.partial.address();
             params.counters = variant.counters.address();
-            params.stripes = shape.decode_stripes();
-            let Attention { kernel, threads } = &variant.decode;
+            let width = variant.count.width;
+            params.stripes = shape.decode_stripes(width);
+            let Attention { kernel, threads } = variant.decode_of(width);
             // SAFETY: the caller answers for the rows; plan, partial and counters are this variant's, for this grid.
             unsafe {
-                let grid = (shape.decode_ctas, 1);
+                let grid = (shape.decode_ctas[width], 1);
                 gpu.launch(kernel, grid, (*threads, 1), stream, &params, decode_start)
             }?;
         }
@@ -298,6 +314,11 @@ impl Variants {
 }
 
 impl Variant {
+    /// The decode kernel of a width that steps have.
+    fn decode_of(&self, width: usize) -> &Attention {
+        self.decode[width].as_ref().expect("a width with CTAs has a kernel")
+    }
+
     fn new(
         gpu: &Gpu,
         layout: &PoolLayout,
@@ -306,24 +327,31 @@ impl Variant {
         stream: RawStream,
     ) -> Result<Self, CudaError> {
         let head_dim = layout.head_dim();
-        let (decode, extend) = kernels(layout.dtype(), head_dim, key.0 / layout.kv_heads())
-            .ok_or(CudaError::HeadDim { head_dim })?;
+        let (decode, extend) =
+            kernels(layout.dtype(), head_dim).ok_or(CudaError::HeadDim { head_dim })?;
         let late = hopper(layout.dtype(), head_dim).filter(|_| gpu.capability() == 90);
         let extend = late.unwrap_or(extend);
         let ctas = |attention: &Attention| -> Result<u32, CudaError> {
             let resident = gpu.resident(&attention.kernel, attention.threads)?;
             Ok(gpu.multiprocessors() * resident.clamp(1, RESIDENT_MAX))
         };
-        let shape = SplitShape {
+        let mut shape = SplitShape {
             kv_heads: layout.kv_heads(),
             group: key.0 / layout.kv_heads(),
             head_dim,
             window: key.1,
-            decode_ctas: ctas(&decode)?,
+            decode_ctas: [0; DECODE_ROWS.len()],
             extend_ctas: ctas(&extend)?,
             batch_max: limits.rows,
             tokens_max: limits.tokens,
         };
+        let narrowest = shape.narrowest();
+        let of_group = ctas(decode[narrowest].as_ref().expect("every group has a decode kernel"))?;
+        for (width, ctas) in shape.decode_ctas.iter_mut().enumerate().skip(narrowest) {
+            let most = if width == narrowest { u32::MAX } else { WIDE_RESIDENT };
+            let resident = (of_group / gpu.multiprocessors()).min(most);
+            *ctas = if decode[width].is_some() { resident * gpu.multiprocessors() } else { 0 };
+        }
         let partial = shape.decode_partial_bytes() + shape.extend_partial_bytes();
         let counters = shape.decode_counter_bytes() + shape.extend_counter_bytes();
         let counters = DeviceBuffer::lasting(gpu, counters as u64)?;
@@ -381,24 +409,26 @@ mod tests {
     #[test]
     fn kernels_are_launched_as_they_say() {
         for dtype in [KvDtype::F16, KvDtype::Bf16] {
-            for (head_dim, group) in
-                [64, 128, 256].into_iter().flat_map(|dim| [(dim, 1), (dim, 8), (dim, 9), (dim, 16)])
-            {
+            for head_dim in [64, 128, 256] {
                 let shape = SplitShape {
                     kv_heads: 1,
-                    group,
+                    group: 1,
                     head_dim,
                     window: 0,
-                    decode_ctas: 1,
+                    decode_ctas: [1; DECODE_ROWS.len()],
                     extend_ctas: 1,
                     batch_max: 1,
                     tokens_max: 1,
                 };
-                let (decode, extend) = kernels(dtype, head_dim, group).expect("a served shape");
-                let rows = shape.decode_rows();
-                assert!(decode.kernel.name.ends_with(&format!("d{head_dim}_r{rows}")));
-                let parts = shape.decode_partial_bytes() / 8 / (head_dim + 2) as usize;
-                check(&decode, format!("[2 * grid, {parts}, {}]", head_dim + 2));
+                let (decodes, extend) = kernels(dtype, head_dim).expect("a served shape");
+                assert!(decodes[0].is_some() && decodes[1].is_some(), "every group is served");
+                for (width, decode) in decodes.iter().enumerate() {
+                    let Some(decode) = decode else { continue };
+                    let rows = DECODE_ROWS[width];
+                    assert!(decode.kernel.name.ends_with(&format!("d{head_dim}_r{rows}")));
+                    let parts = shape.width_partial_bytes(width) / 8 / (head_dim + 2) as usize;
+                    check(decode, format!("[2 * grid, {parts}, {}]", head_dim + 2));
+                }
                 let rows = shape.extend_rows();
                 for extend in [Some(extend), hopper(dtype, head_dim)].into_iter().flatten() {
                     check(&extend, format!("[slots, kv_heads, {rows}, {}]", head_dim + 2));

@@ -159,7 +159,7 @@ impl SharedDecode {
     ) -> usize {
         (self.accepted, self.image_at) = (false, image_at);
         let rows = plan.rows.len();
-        if rows > SharedSplit::rows_max(&self.shape) as usize {
+        if !self.takes(plan.token_count(), rows) {
             return end;
         }
         self.accepted = self.split.plan(plan.rows, &plan.shared, self.graphs);
@@ -179,10 +179,20 @@ impl SharedDecode {
         end + if last { used } else { offsets.end }
     }
 
-    /// Whether a step of so many rows goes through it.
-    pub(super) fn serves(&self, params: &AttendParams, rows: usize, capturing: bool) -> bool {
+    /// Whether steps of so many tokens and rows may go through it: those of the narrowest decode kernel.
+    fn takes(&self, tokens: usize, rows: usize) -> bool {
+        self.shape.width(tokens, rows) == 0 && rows <= SharedSplit::rows_max(&self.shape) as usize
+    }
+
+    /// Whether the staged step does, of so many tokens and rows.
+    pub(super) fn serves(
+        &self,
+        params: &AttendParams,
+        (tokens, rows): (usize, usize),
+        capturing: bool,
+    ) -> bool {
         let asked = if capturing { self.graphs } else { self.accepted };
-        asked && params.scale > 0.0 && rows <= SharedSplit::rows_max(&self.shape) as usize
+        asked && params.scale > 0.0 && self.takes(tokens, rows)
     }
 
     /// Launches it for the staged step, whose splits lie at `splits`.
@@ -207,7 +217,7 @@ impl SharedDecode {
         attend.plan = at;
         attend.partial = self.partial.address();
         attend.counters = self.counters.address();
-        attend.stripes = self.shape.decode_stripes();
+        attend.stripes = self.shape.decode_stripes(0);
         let span_partial = attend.partial + own * row_bytes;
         let tops = span_partial + all * row_bytes;
         let params = AttendSharedParams {

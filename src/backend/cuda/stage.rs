@@ -211,6 +211,7 @@ impl Stage {
         tables: &Tables,
         stream: RawStream,
     ) -> Result<usize, CudaError> {
+        variants.load(gpu, plan.token_count(), plan.rows.len())?;
         self.staged = None;
         self.start = Start::InOrder;
         let offsets = Offsets::of(plan);

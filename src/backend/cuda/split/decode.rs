@@ -17,35 +17,94 @@ pub const DECODE_UNIT: u32 = 16;
 /// Units without tokens that end a head of a sequence: what it costs beside its tokens, and who writes a padding
 /// row's zeros.
 pub const DECODE_EXTRA: u32 = 6;
-/// Query rows that `partial` of the decode kernel has room for in a slot.
-const PARTIAL_ROWS: u32 = 16;
+/// Query rows that the decode kernels take for one sequence and kv head: `attend_decode_*_r8` and so on.
+pub const DECODE_ROWS: [u32; 2] = [8, 16];
 /// Words of a work chunk.
 pub(super) const DECODE_WORDS: usize = size_of::<DecodeWork>() / 4;
 
 impl SplitShape {
-    /// Query rows that the decode kernel takes for one sequence and kv head: `attend_decode_*_r8` or `_r16`.
-    pub const fn decode_rows(&self) -> u32 {
-        if self.group > 8 { 16 } else { 8 }
+    /// The narrowest decode kernel of the group: its place in [`DECODE_ROWS`].
+    pub const fn narrowest(&self) -> usize {
+        if self.group > 8 { 1 } else { 0 }
     }
 
-    /// Words of the decode plan: a [`DecodeWork`] for each work chunk, which the CTAs of all stripes share.
+    /// The decode kernel for steps of so many tokens and rows: the narrowest that takes a row of as many tokens as there
+    /// are for each, or the narrowest of all where none does. Nothing else of a step matters, so that a graph, whose
+    /// kernels stay, serves each of these numbers.
+    pub const fn width(&self, tokens: usize, rows: usize) -> usize {
+        let narrowest = self.narrowest();
+        if tokens <= rows || rows == 0 {
+            return narrowest;
+        }
+        let wanted = tokens.div_ceil(rows) * self.group as usize;
+        let mut width = narrowest;
+        while width < DECODE_ROWS.len() {
+            if self.decode_ctas[width] > 0 && wanted <= DECODE_ROWS[width] as usize {
+                return width;
+            }
+            width += 1;
+        }
+        narrowest
+    }
+
+    /// Most new tokens of a sequence that a decode kernel takes.
+    pub const fn decode_len(&self, width: usize) -> u32 {
+        DECODE_ROWS[width] / self.group
+    }
+
+    /// Words of the largest decode plan: a [`DecodeWork`] for each work chunk, which the CTAs of all stripes share.
     pub const fn decode_words(&self) -> usize {
-        self.decode_ctas.div_ceil(self.decode_stripes()) as usize * DECODE_WORDS
+        let (mut most, mut width) = (0, self.narrowest());
+        while width < DECODE_ROWS.len() {
+            let words = self.width_words(width);
+            most = if words > most { words } else { most };
+            width += 1;
+        }
+        most
     }
 
-    /// Bytes of the decode kernel's `partial`.
+    /// Words of a decode kernel's plan.
+    pub(super) const fn width_words(&self, width: usize) -> usize {
+        let ctas = self.decode_ctas[width];
+        if ctas == 0 {
+            0
+        } else {
+            ctas.div_ceil(self.decode_stripes(width)) as usize * DECODE_WORDS
+        }
+    }
+
+    /// Bytes of a decode kernel's `partial`.
+    pub const fn width_partial_bytes(&self, width: usize) -> usize {
+        let slots = 2 * self.decode_ctas[width] as usize;
+        slots * (DECODE_ROWS[width] * (self.head_dim + 2) * 4) as usize
+    }
+
+    /// Bytes of the `partial` that all decode kernels use.
     pub const fn decode_partial_bytes(&self) -> usize {
-        2 * self.decode_ctas as usize * (PARTIAL_ROWS * (self.head_dim + 2) * 4) as usize
+        let (mut most, mut width) = (0, 0);
+        while width < DECODE_ROWS.len() {
+            let bytes = self.width_partial_bytes(width);
+            most = if bytes > most { bytes } else { most };
+            width += 1;
+        }
+        most
     }
 
-    /// Bytes of the decode kernel's `counters`.
+    /// Bytes of the decode kernels' `counters`.
     pub const fn decode_counter_bytes(&self) -> usize {
-        self.decode_ctas as usize * 4
+        let (mut most, mut width) = (0, 0);
+        while width < DECODE_ROWS.len() {
+            let ctas = self.decode_ctas[width];
+            most = if ctas > most { ctas } else { most };
+            width += 1;
+        }
+        most as usize * 4
     }
 
     /// Stripes of a decode plan: the most that divide the kv heads, up to 8.
-    pub const fn decode_stripes(&self) -> u32 {
-        let mut stripes = if self.decode_ctas < 8 { self.decode_ctas } else { 8 };
+    pub const fn decode_stripes(&self, width: usize) -> u32 {
+        let ctas = self.decode_ctas[width];
+        let mut stripes = if ctas < 8 { ctas } else { 8 };
         while !self.kv_heads.is_multiple_of(stripes) {
             stripes -= 1;
         }
@@ -72,9 +131,15 @@ impl DecodeSplit {
         Self { ends: Vec::with_capacity(shape.batch_max as usize) }
     }
 
-    /// Cuts the units into work chunks; gives their number.
-    pub fn plan(&mut self, shape: &SplitShape, rows: &[BatchRow], words: &mut [u32]) -> u32 {
-        let (longest, mut total) = (shape.decode_len(), 0);
+    /// Cuts the units into work chunks for a decode kernel; gives their number.
+    pub fn plan(
+        &mut self,
+        shape: &SplitShape,
+        width: usize,
+        rows: &[BatchRow],
+        words: &mut [u32],
+    ) -> u32 {
+        let (longest, mut total) = (shape.decode_len(width), 0);
         self.ends.clear();
         self.ends.extend(rows.iter().map(|row| {
             let decodes = (1..=longest).contains(&row.extend_len) & !is_tree(row);
@@ -84,13 +149,14 @@ impl DecodeSplit {
             total += *end;
             *end = total;
         }
-        let stripes = shape.decode_stripes();
+        let stripes = shape.decode_stripes(width);
         let heads = shape.kv_heads / stripes;
         let total = total * heads;
         // Where there is little to do, fewer parts to join are worth more than CTAs that share it.
         let least = (total / 16).clamp(1, 32);
-        let per = total.div_ceil(shape.decode_ctas / stripes).max(least);
+        let per = total.div_ceil(shape.decode_ctas[width] / stripes).max(least);
         let mut index = 0;
+        let words = &mut words[..shape.width_words(width)];
         let (works, []) = words.as_chunks_mut::<DECODE_WORDS>() else {
             unreachable!("a work chunk is whole")
         };

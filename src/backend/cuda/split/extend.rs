@@ -6,7 +6,7 @@
 //! Not here: sequences with few query rows (`decode.rs`).
 
 use super::super::params::{ExtendHead, ExtendWork};
-use super::SplitShape;
+use super::{SplitShape, extends};
 use crate::plan::BatchRow;
 use core::mem::size_of;
 
@@ -82,11 +82,12 @@ impl ExtendSplit {
     }
 
     /// Makes the items; gives their number, over all kv heads.
-    pub fn plan(&mut self, shape: &SplitShape, rows: &[BatchRow]) -> u32 {
+    /// `longest`: most new tokens of a sequence that decode takes.
+    pub fn plan(&mut self, shape: &SplitShape, longest: u32, rows: &[BatchRow]) -> u32 {
         self.whole.clear();
         // Most steps decode only: one pass of vectors says so.
-        if rows.iter().fold(false, |any, row| any | shape.extends(row)) {
-            for row in rows.iter().filter(|row| shape.extends(row)) {
+        if rows.iter().fold(false, |any, row| any | extends(longest, row)) {
+            for row in rows.iter().filter(|row| extends(longest, row)) {
                 tiles(shape, row, &mut self.whole);
             }
         }

@@ -1,7 +1,8 @@
 //! Who works on what: cuts a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
 //!
-//! Two kernels share a step. Sequences with few query rows (`extend_len * group <= decode_rows`) go to the decode
-//! kernel, which reads each token once for all of them and is bound by memory (`decode.rs`); the rest go to the extend
+//! Two kernels share a step. Sequences with few query rows (`extend_len * group`: up to 8 or 16, by the step's
+//! [width](SplitShape::width)) go to a decode kernel, which reads each token once for all of them and is bound by
+//! memory (`decode.rs`); the rest go to the extend
 //! kernel, which is bound by arithmetic (`extend.rs`), and so do trees of drafts, which it alone serves. Both run on a
 //! fixed grid and read what this module wrote, so a captured graph can be replayed while lengths, tables and the kind
 //! of work change. Cost: O(batch + CTAs + new query tiles), never the context.
@@ -22,7 +23,7 @@ mod shared;
 use super::params::TREE_ROW;
 use crate::plan::BatchRow;
 use decode::DecodeSplit;
-pub use decode::{DECODE_EXTRA, DECODE_UNIT};
+pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT};
 use extend::ExtendSplit;
 pub use latent::{LATENT_ROWS, LatentSplit};
 pub use shared::{ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit};
@@ -38,8 +39,8 @@ pub struct SplitShape {
     pub head_dim: u32,
     /// Sliding window; 0: none.
     pub window: u32,
-    /// Grid of the decode kernel: multiprocessors times its resident CTAs.
-    pub decode_ctas: u32,
+    /// Grids of the decode kernels of [`DECODE_ROWS`]: multiprocessors times resident CTAs; 0 where there is none.
+    pub decode_ctas: [u32; DECODE_ROWS.len()],
     /// Grid of the extend kernel.
     pub extend_ctas: u32,
     /// Most batch rows.
@@ -53,16 +54,11 @@ impl SplitShape {
     const fn first_seen(&self, position: u32) -> u32 {
         if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
     }
+}
 
-    /// Most new tokens of a sequence that the decode kernel takes.
-    const fn decode_len(&self) -> u32 {
-        self.decode_rows() / self.group
-    }
-
-    /// Whether the extend kernel takes a sequence.
-    const fn extends(&self, row: &BatchRow) -> bool {
-        row.extend_len > self.decode_len() || is_tree(row)
-    }
+/// Whether the extend kernel takes a sequence, where decode takes `longest` new tokens.
+const fn extends(longest: u32, row: &BatchRow) -> bool {
+    row.extend_len > longest || is_tree(row)
 }
 
 /// Whether a row is marked as a tree of drafts.
@@ -73,6 +69,8 @@ const fn is_tree(row: &BatchRow) -> bool {
 /// What a step's split came to. A kernel without work need not be launched, but in a graph both are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SplitCount {
+    /// The decode kernel: its place in [`DECODE_ROWS`].
+    pub width: usize,
     /// Units of the decode kernel.
     pub decode_units: u32,
     /// Items of the extend kernel.
@@ -90,7 +88,8 @@ pub struct Split {
 impl Split {
     /// Takes the memory for every split of this shape.
     pub fn new(shape: SplitShape) -> Self {
-        assert!(shape.kv_heads > 0 && shape.decode_ctas > 0 && shape.extend_ctas > 0);
+        assert!(shape.kv_heads > 0 && shape.extend_ctas > 0);
+        assert!(shape.decode_ctas[shape.narrowest()] > 0);
         assert!(matches!(shape.group, 1..=16));
         assert!(matches!(shape.head_dim, 64 | 128 | 256));
         Self { shape, decode: DecodeSplit::new(&shape), extend: ExtendSplit::new(&shape) }
@@ -103,16 +102,17 @@ impl Split {
 
     /// Splits a step, whose trees are marked ([`TREE_ROW`]). `decode` becomes the decode kernel's words,
     /// [`SplitShape::decode_words`] of them: upload them to `AttendParams::plan` of `attend_decode_*`. Nothing is
-    /// allocated.
-    pub fn plan(&mut self, rows: &[BatchRow], decode: &mut [u32]) -> SplitCount {
+    /// allocated. `tokens`: of the step, padding included.
+    pub fn plan(&mut self, rows: &[BatchRow], tokens: usize, decode: &mut [u32]) -> SplitCount {
         assert!(
             rows.len() <= self.shape.batch_max as usize,
             "more rows than the split has room for"
         );
         assert_eq!(decode.len(), self.shape.decode_words());
-        let decode_units = self.decode.plan(&self.shape, rows, decode);
-        let extend_items = self.extend.plan(&self.shape, rows);
-        SplitCount { decode_units, extend_items }
+        let width = self.shape.width(tokens, rows.len());
+        let decode_units = self.decode.plan(&self.shape, width, rows, decode);
+        let extend_items = self.extend.plan(&self.shape, self.shape.decode_len(width), rows);
+        SplitCount { width, decode_units, extend_items }
     }
 
     /// The extend kernel's words: upload them to `AttendParams::plan` of `attend_extend_*`.
@@ -147,7 +147,7 @@ mod tests {
             group: 4,
             head_dim: 128,
             window: 0,
-            decode_ctas: 264,
+            decode_ctas: [264; 2],
             extend_ctas: 264,
             batch_max: 300,
             tokens_max: 70_000,
@@ -165,26 +165,31 @@ mod tests {
         lens.iter().enumerate().map(row).collect()
     }
 
-    fn decodes(shape: &SplitShape, row: &BatchRow) -> bool {
-        row.extend_len * shape.group <= shape.decode_rows() && row.row.raw() < TREE_ROW
+    fn decodes(shape: &SplitShape, width: usize, row: &BatchRow) -> bool {
+        row.extend_len * shape.group <= DECODE_ROWS[width] && row.row.raw() < TREE_ROW
     }
 
     /// What the decode kernel reads out of its plan, walked as it walks. Parts of a sum are counted, written and found
     /// as in ptx/decode_parts.cuh.
-    fn decode_shares(shape: &SplitShape, words: &[u32], rows: &[BatchRow]) -> Vec<Share> {
-        let stripes = shape.decode_stripes();
+    fn decode_shares(
+        shape: &SplitShape,
+        width: usize,
+        words: &[u32],
+        rows: &[BatchRow],
+    ) -> Vec<Share> {
+        let stripes = shape.decode_stripes(width);
         let heads = shape.kv_heads / stripes;
         assert!(shape.kv_heads.is_multiple_of(stripes));
         let mut starts = vec![0];
         for row in rows {
             let units = match row.extend_len {
-                1.. if decodes(shape, row) => shape.units(row) * heads,
+                1.. if decodes(shape, width, row) => shape.units(row) * heads,
                 _ => 0,
             };
             starts.push(starts[starts.len() - 1] + units);
         }
         let (mut shares, mut joins) = (Vec::new(), BTreeMap::new());
-        for cta in 0..shape.decode_ctas {
+        for cta in 0..shape.decode_ctas[width] {
             let chunk = cta / stripes;
             let work = &words[chunk as usize * DECODE_WORDS..][..DECODE_WORDS];
             let (mut unit, end) = (chunk * work[0], work[1]);
@@ -273,8 +278,9 @@ mod tests {
         }
         let mut split = Split::new(shape);
         let mut words = vec![u32::MAX; shape.decode_words()];
-        let count = split.plan(&rows, &mut words);
-        let mut shares = decode_shares(&shape, &words, &rows);
+        let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
+        let count = split.plan(&rows, tokens, &mut words);
+        let mut shares = decode_shares(&shape, count.width, &words, &rows);
         let decoded = shares.len();
         shares.extend(extend_shares(&shape, &split));
         assert_eq!(shares.len() - decoded, count.extend_items as usize);
@@ -283,7 +289,7 @@ mod tests {
         let mut left = shares.as_slice();
         for row in rows.iter().filter(|row| row.extend_len > 0) {
             let cached_len = row.kv_len.saturating_sub(row.extend_len);
-            let size = if decodes(&shape, row) { 16 } else { shape.extend_rows() };
+            let size = if decodes(&shape, count.width, row) { 16 } else { shape.extend_rows() };
             for q_begin in (0..row.extend_len * shape.group).step_by(size as usize) {
                 let last = ((q_begin + size - 1) / shape.group).min(row.extend_len - 1);
                 let seen = cached_len + last + 1;
@@ -332,13 +338,14 @@ mod tests {
                 group: 1 + draw(16),
                 head_dim: [64, 128, 256][draw(3) as usize],
                 window: [0, 0, 1, 100, 4096][draw(5) as usize],
-                decode_ctas: 1 + draw(300),
+                decode_ctas: [1 + draw(300), 1 + draw(300)],
                 extend_ctas: 1 + draw(300),
                 ..shape()
             };
+            let longest = [4, 10, 3000][draw(3) as usize];
             let lens: Vec<_> = (0..draw(40))
                 .map(|_| {
-                    let extend_len = [1, 1, draw(8), draw(3000)][draw(4) as usize];
+                    let extend_len = [1, 1, draw(8), draw(longest)][draw(4) as usize];
                     let cached_len = [0, draw(100), draw(20_000)][draw(3) as usize];
                     let padding = extend_len > 0 && draw(10) == 0;
                     (extend_len, if padding { 0 } else { extend_len + cached_len })
@@ -375,8 +382,9 @@ mod tests {
         let mut words = vec![0; shape().decode_words()];
         let room = |split: &Split| (split.decode.ends.capacity(), split.extend.capacities());
         let before = room(&split);
-        split.plan(&batch(&[(60_000, 131_072)]), &mut words);
-        split.plan(&batch(&[(512, 8192), (1, 100)]), &mut words);
+        split.plan(&batch(&[(60_000, 131_072)]), 60_000, &mut words);
+        split.plan(&batch(&[(512, 8192), (1, 100)]), 513, &mut words);
+        split.plan(&batch(&[(8, 8192), (6, 100)]), 14, &mut words);
         assert_eq!(room(&split), before);
     }
 }

@@ -15,7 +15,7 @@ use super::super::params::{
     DecodeWork, ExtendWork, LISTED_SUMS, RowShare, SPAN_ROWS, SharedHead, SpanMember, SpanParts,
     TREE_ROW,
 };
-use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape, is_tree};
+use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape, extends, is_tree};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
 
 /// Tokens of a tile: items are cut at multiples of it.
@@ -102,7 +102,7 @@ pub struct SharedSplit {
 }
 
 impl SharedSplit {
-    /// Takes the memory for every split of this shape, whose window is none.
+    /// Takes the memory for every split of this shape, whose window is none and whose group is 8 at most.
     /// `spans_max`: most spans that are accepted.
     /// `free`: all that fit are, whatever they cost.
     pub fn new(shape: SplitShape, multiprocessors: u32, spans_max: u32, free: bool) -> Self {
@@ -133,7 +133,7 @@ impl SharedSplit {
 
     /// Work chunks of the tails, at most.
     pub fn work_count(shape: &SplitShape, multiprocessors: u32) -> usize {
-        (2 * multiprocessors).div_ceil(shape.decode_stripes()) as usize
+        (2 * multiprocessors).div_ceil(shape.decode_stripes(0)) as usize
     }
 
     /// Whether a row's queries may be gathered: one each.
@@ -269,7 +269,7 @@ impl SharedSplit {
             start: 0,
             units: 0,
             qo_start: row.qo_start,
-            rows: if shape.extends(row) { 0 } else { row.extend_len * group },
+            rows: if extends(shape.decode_len(0), row) { 0 } else { row.extend_len * group },
         }));
         self.members.clear();
         if self.accepted.is_empty() {
@@ -403,7 +403,7 @@ impl SharedSplit {
 
     /// Cuts the tails into work chunks, as `decode.rs` cuts whole rows.
     fn cut_tails(&mut self, rows: &[BatchRow]) {
-        let (stripes, span_ctas) = (self.shape.decode_stripes(), self.head.span_ctas);
+        let (stripes, span_ctas) = (self.shape.decode_stripes(0), self.head.span_ctas);
         self.head.decode_ctas = 2 * (self.multiprocessors - span_ctas);
         let heads = self.shape.kv_heads / stripes;
         for (i, share) in self.shares.iter_mut().enumerate() {

@@ -15,7 +15,7 @@ fn shape(kv_heads: u32, group: u32) -> SplitShape {
         group,
         head_dim: 128,
         window: 0,
-        decode_ctas: 264,
+        decode_ctas: [264; 2],
         extend_ctas: 132,
         batch_max: 300,
         tokens_max: 4096,
@@ -60,7 +60,7 @@ fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
 
 /// Parts of a (row, kv head)'s own tokens, as the kernel counts them.
 fn own_parts(split: &SharedSplit, share: &RowShare, head: u32) -> u32 {
-    let (stripes, per) = (split.shape.decode_stripes(), split.head.work_units);
+    let (stripes, per) = (split.shape.decode_stripes(0), split.head.work_units);
     let begin = share.start + head / stripes * share.units;
     let some = (share.units - DECODE_EXTRA).max(1);
     (begin + some - 1) / per - begin / per + 1
@@ -83,7 +83,7 @@ fn check(split: &SharedSplit, rows: &[BatchRow]) {
     assert!(starts.windows(2).all(|two| two[0] + group <= two[1]), "K4: parts do not overlap");
 
     // The tails, as the decode kernel walks them: of each (row, head) its units' stretches of tokens, by CTA.
-    let stripes = split.shape.decode_stripes();
+    let stripes = split.shape.decode_stripes(0);
     let striped = heads / stripes;
     let mut tails: BTreeMap<(usize, u32), Vec<(u32, u32)>> = BTreeMap::new();
     for cta in 0..split.head.decode_ctas {

@@ -12,7 +12,7 @@ use crate::timer::Timer;
 
 const HEAD_DIM: u32 = 128;
 
-/// How calls are timed: in a graph, or in a row, where a graph would hold launches of both kernels, whatever a step needs.
+/// How calls are timed: in a graph, or in a row, since a graph holds launches of both kernels whatever a step needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Graph,

@@ -165,8 +165,8 @@ impl Variants {
         (4 * shape.extend_words()).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
-    /// Loads the decode kernels that a step of so many tokens and rows takes: those for more rows than one token's wait for
-    /// the first step that wants them, which no capture can stage.
+    /// Loads the decode kernels that a step of so many tokens and rows takes: those for more rows than one token's wait
+    /// for the first step that wants them, which no capture can stage.
     pub(super) fn load(&self, gpu: &Gpu, tokens: usize, rows: usize) -> Result<(), CudaError> {
         self.list.iter().try_for_each(|variant| {
             let shape = variant.split.shape();

@@ -28,9 +28,9 @@ impl SplitShape {
         if self.group > 8 { 1 } else { 0 }
     }
 
-    /// The decode kernel for steps of so many tokens and rows: the narrowest that takes a row of as many tokens as there
-    /// are for each, or the narrowest of all where none does. Nothing else of a step matters, so that a graph, whose
-    /// kernels stay, serves each of these numbers.
+    /// The decode kernel for steps of so many tokens and rows: the narrowest that takes a row of as many tokens as
+    /// there are for each, or the narrowest of all where none does. Nothing else of a step matters, so that a graph,
+    /// whose kernels stay, serves each of these numbers.
     pub const fn width(&self, tokens: usize, rows: usize) -> usize {
         let narrowest = self.narrowest();
         if tokens <= rows || rows == 0 {

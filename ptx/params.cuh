@@ -349,6 +349,50 @@ KV_AT(CopyPagesParams, unit_bytes, 64);
 KV_AT(CopyPagesParams, reserved, 68);
 KV_AT(CopyPagesParams, copies, 72);
 
+#define COMPACTIONS_MAX 200
+struct Compaction {
+    u32 row;    // in the page tables
+    u32 first;  // place in the row that the first slot goes to, the next to the next
+    u64 keep;   // bit i: place first + i is kept
+};
+struct CompactSlotsParams {
+    u64 pool;            // layer l, page p, slot s, run r: pool + l * layer_stride + p * page_stride + s * slot_stride + r * run_stride
+    u64 layer_stride;    // bytes
+    u64 page_stride;     // bytes
+    u64 slot_stride;     // bytes
+    u64 run_stride;      // bytes
+    u64 table;           // as in AttendParams
+    u32 page_size;
+    u32 chunk_pages;
+    u32 chunks_per_row;
+    u32 chunk_base;
+    u32 layers;
+    u32 runs;            // pieces of memory that a slot has in a layer
+    u32 run_units;       // units of one
+    u32 unit_bytes;      // 16, 4 or 2
+    Compaction compactions[COMPACTIONS_MAX];
+};
+KV_SIZE(Compaction, 16);
+KV_AT(Compaction, row, 0);
+KV_AT(Compaction, first, 4);
+KV_AT(Compaction, keep, 8);
+KV_SIZE(CompactSlotsParams, 3280);
+KV_AT(CompactSlotsParams, pool, 0);
+KV_AT(CompactSlotsParams, layer_stride, 8);
+KV_AT(CompactSlotsParams, page_stride, 16);
+KV_AT(CompactSlotsParams, slot_stride, 24);
+KV_AT(CompactSlotsParams, run_stride, 32);
+KV_AT(CompactSlotsParams, table, 40);
+KV_AT(CompactSlotsParams, page_size, 48);
+KV_AT(CompactSlotsParams, chunk_pages, 52);
+KV_AT(CompactSlotsParams, chunks_per_row, 56);
+KV_AT(CompactSlotsParams, chunk_base, 60);
+KV_AT(CompactSlotsParams, layers, 64);
+KV_AT(CompactSlotsParams, runs, 68);
+KV_AT(CompactSlotsParams, run_units, 72);
+KV_AT(CompactSlotsParams, unit_bytes, 76);
+KV_AT(CompactSlotsParams, compactions, 80);
+
 struct TableWrite {
     u32 index;
     u32 value;

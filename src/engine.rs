@@ -9,7 +9,8 @@ use crate::event::Event;
 use crate::hash::{NamespaceNames, PageHash};
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::plan::{
-    Admission, Admitted, BatchPlan, Draft, Extend, Leader, PackedPlan, Prompt, StepEnd, StepScratch,
+    Admission, Admitted, BatchPlan, Branch, Compaction, Draft, Extend, Leader, PackedPlan, Prompt,
+    StepEnd, StepScratch,
 };
 use crate::prefix::PrefixMatch;
 use crate::sequence::Sequence;
@@ -261,9 +262,10 @@ impl<B: Backend> Engine<B> {
     }
 
     /// [`Engine::plan_batch`] of items of which some are drafts, in the order of the items: chains, or trees with masks
-    /// and positions. The new tokens of a draft are checked together, and a branch of them is kept by `accept` once the
-    /// model has answered: until then the sequence is not planned, committed, preempted, forked or rolled back. It may
-    /// be finished, and the step aborted, after which its drafts are tokens like others. O(as `plan_batch`).
+    /// and positions. The new tokens of a draft are checked together, and [`accept`](Engine::accept) keeps a branch of
+    /// them once the model has answered: until then the sequence is not planned, committed, preempted, forked or rolled
+    /// back. It may be finished, and the step aborted, after which its drafts are tokens like others. O(as
+    /// `plan_batch`).
     ///
     /// # Errors
     /// As [`Engine::plan_batch`]; for a draft also [`Error::DraftOrder`], [`Error::ExtendLen`] where a token is not
@@ -314,6 +316,48 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfTokens`].
     pub fn append(&mut self, seq: SeqKey, tokens: &[TokenId]) -> Result<(), Error> {
         system::append::append(&self.shape, &mut self.world.sequences, seq, tokens)
+    }
+
+    /// Keeps a branch of the drafts that a step checks of a sequence, and forgets the others, with all that was
+    /// appended behind them: the sequence ends with what is kept, and goes on with [`append`](Engine::append). `tokens`
+    /// are counted from the item's first: a root, a token that follows it, and so on; none, and all drafts are
+    /// forgotten. K and V of the branch are moved together on the backend, in its order, so `accept` comes after all
+    /// that the step asks of it, and before the commit. O(tokens kept, and pages released).
+    ///
+    /// Where the branch was not in one piece, what was moved is returned: other ranks' backends need
+    /// [`Backend::compact`] too, before the next plan.
+    ///
+    /// # Errors
+    /// [`EngineError::Core`] with [`Error::UnknownStep`], [`Error::UnknownSequence`], [`Error::Preempted`],
+    /// [`Error::NotDrafted`], [`Error::NotABranch`], or [`Error::RollbackLen`] if no token would be left: nothing has
+    /// changed. [`EngineError::Backend`] if the move failed: the drafts wait still, but their K and V are lost, so the
+    /// step is to be aborted.
+    pub fn accept(
+        &mut self,
+        step: StepId,
+        seq: SeqKey,
+        tokens: &[u32],
+    ) -> Result<&[Compaction], EngineError<B::Error>> {
+        self.accept_batch(step, &[Branch { seq, tokens }])
+    }
+
+    /// [`Engine::accept`] of many sequences of a step, in the order of its items, all or none: one call of the backend.
+    ///
+    /// # Errors
+    /// As [`Engine::accept`], and [`Error::RepeatedSequence`] for a sequence that stands twice or out of order.
+    pub fn accept_batch(
+        &mut self,
+        step: StepId,
+        branches: &[Branch<'_>],
+    ) -> Result<&[Compaction], EngineError<B::Error>> {
+        let World { pages, sequences, steps, fence, buffers, .. } = &mut self.world;
+        let page_size = self.shape.layout.page_size();
+        system::accept::check(sequences, steps, buffers, step, branches)?;
+        if !buffers.compactions.is_empty() {
+            self.backend.compact(&buffers.compactions).map_err(EngineError::Backend)?;
+        }
+        system::accept::accept(pages, sequences, steps, fence, buffers, page_size, step, branches);
+        Ok(&self.world.buffers.compactions)
     }
 
     /// Commits a step: its tokens have K and V, or will have in the order of the backend's stream. `cached_len`
@@ -489,13 +533,14 @@ impl<B: Backend> Engine<B> {
     }
 
     /// The most tokens that a plan can extend a sequence by now: its known ones that no plan covers, or the one that an
-    /// unfinished step of it will sample (not where a rollback has cut that step). 0: append first, or resume.
+    /// unfinished step of it will sample (not where a rollback has cut that step). 0: append first, or accept, or
+    /// resume.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
     pub fn extend_max(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.sequence(seq)?;
-        if sequence.is_preempted() {
+        if sequence.is_preempted() || sequence.is_drafted() {
             return Ok(0);
         }
         Ok(system::plan_batch::extend_max(&self.shape, sequence, &self.world.steps))

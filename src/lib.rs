@@ -104,9 +104,9 @@ pub use layout::{
     PlaneName, PlaneOrder, PoolConfig, PoolLayout, ScaleError, Scaling, Strides, TableShape,
 };
 pub use plan::{
-    Admission, Admitted, BatchPlan, BatchRow, DRAFT_MAX, Draft, DraftTree, Extend, Leader,
-    OwnedPlan, PackedPlan, PageCopy, Prompt, SharedSpan, SharedSpans, SlotMapping, StepEnd,
-    StepScratch, TableWrite,
+    Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree,
+    Extend, Leader, OwnedPlan, PackedPlan, PageCopy, Prompt, SharedSpan, SharedSpans, SlotMapping,
+    StepEnd, StepScratch, TableWrite,
 };
 pub use prefix::PrefixMatch;
 pub use stats::Stats;

@@ -164,7 +164,6 @@ impl StepLog {
 
     /// Drafts of an open step are accepted: their item ends at `end`. What the step samples for the sequence is its
     /// next token, unless nothing was kept.
-    #[expect(dead_code, reason = "comes with accept")]
     pub(crate) fn accept(&mut self, step: StepId, number: u64, end: u32) {
         let index = self.open_index(step).expect("the caller checked the step");
         self.steps[index].drafts -= 1;
@@ -233,6 +232,12 @@ impl StepLog {
     /// An item by number.
     pub(crate) fn item(&self, number: u64) -> StepItem {
         self.items[self.index(number)]
+    }
+
+    /// An item by number, if its step is open. Number 0 is no item.
+    pub(crate) fn open_item(&self, number: u64) -> Option<StepItem> {
+        let is_open = number >= self.base && number < self.end && self.is_open_item(number);
+        is_open.then(|| self.item(number))
     }
 
     /// Whether an item's step is unfinished and will sample its sequence's next token. Number 0 is no item.

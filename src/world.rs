@@ -20,9 +20,9 @@ use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId, TokenId};
 use crate::memory::{self, OutOfMemory, touch_reserved};
 use crate::page::{PagePool, PageState};
-use crate::plan::{Admitted, PageCopy};
+use crate::plan::{Admitted, Compaction, PageCopy};
 use crate::prefix::{Meeting, PrefixTree};
-use crate::sequence::SequenceTable;
+use crate::sequence::{Sequence, SequenceTable};
 use crate::stats::Stats;
 use crate::step::StepLog;
 
@@ -64,6 +64,8 @@ pub(crate) struct Buffers {
     pub children: Vec<SeqKey>,
     /// Copies that a fork made.
     pub copies: Vec<PageCopy>,
+    /// What backends have to move of drafts that are accepted.
+    pub compactions: Vec<Compaction>,
     /// What a batch's admission answered.
     pub admitted: Vec<Admitted>,
     /// Pages that a batch's admission has counted.
@@ -100,6 +102,7 @@ impl World {
                 tokens: memory::reserved(shape.max_sequence_len.into())?,
                 children: memory::reserved(shape.table.rows.into())?,
                 copies: memory::reserved(shape.table.rows.into())?,
+                compactions: memory::reserved(shape.table.rows.into())?,
                 admitted: memory::reserved(shape.table.rows.into())?,
                 counted: Bitmap::new(page_count, false)?,
             },
@@ -120,6 +123,7 @@ impl World {
             touch_reserved(&mut world.buffers.tokens, TokenId::default());
             touch_reserved(&mut world.buffers.children, SeqKey::default());
             touch_reserved(&mut world.buffers.copies, PageCopy::zeroed());
+            touch_reserved(&mut world.buffers.compactions, Compaction::default());
             touch_reserved(&mut world.buffers.admitted, Admitted::default());
         }
         Ok(world)
@@ -160,6 +164,7 @@ impl World {
         let fenced = self.count_locks(|holder| holder == LockHolder::Fence);
         self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
         self.check_sequences().map_err(broken)?;
+        self.check_drafts().map_err(|invariant| broken((invariant, None)))?;
         self.check_promises().map_err(|invariant| broken((invariant, None)))?;
         self.check_owners().map_err(broken)
     }
@@ -218,6 +223,24 @@ impl World {
             return Err(("S8: sequences are found by their fronts, running ones only", None));
         }
         Ok(())
+    }
+
+    fn check_drafts(&self) -> Result<(), &'static str> {
+        let waits = |s: &Sequence| {
+            let item = self.steps.open_item(s.last_item);
+            item.is_some_and(|item| {
+                s.cached_len <= item.start
+                    && item.end == s.planned_len
+                    && s.planned_len <= s.token_len
+            })
+        };
+        let mut drafted = self.sequences.iter().filter(|(_, s)| s.is_drafted());
+        match drafted.all(|(_, s)| waits(s)) {
+            true => Ok(()),
+            false => {
+                Err("S9: drafts that wait are the last item of their sequence, in an open step")
+            }
+        }
     }
 
     fn check_promises(&self) -> Result<(), &'static str> {
@@ -320,7 +343,10 @@ impl EngineShape {
     pub fn bytes(&self) -> EngineBytes {
         let (page_count, page_size) = (self.layout.page_count(), self.layout.page_size());
         let row_pages = self.max_sequence_len.div_ceil(page_size);
-        let rows = size_of::<SeqKey>() + size_of::<PageCopy>() + size_of::<Admitted>();
+        let rows = size_of::<SeqKey>()
+            + size_of::<PageCopy>()
+            + size_of::<Compaction>()
+            + size_of::<Admitted>();
         let buffers = 4 * (u64::from(page_count) + u64::from(row_pages) + 1)
             + 4 * u64::from(self.max_sequence_len)
             + u64::from(self.table.rows) * rows as u64

@@ -7,9 +7,9 @@ use std::alloc::{GlobalAlloc, Layout as Shape, System};
 use std::cell::Cell;
 
 use kvarena::{
-    Backend, Capacity, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Hashing, Keep,
-    KvDtype, KvShape, LayerId, Namespace, Null, OpenBackend, PoolConfig, PrefixMode, Prompt,
-    Scaling, SeqKey, StepId, StepScratch, TokenId,
+    Backend, Capacity, CpuOptions, DraftTree, Engine, EngineConfig, EngineError, Error, Extend,
+    Hashing, Keep, KvDtype, KvShape, LayerId, Namespace, Null, OpenBackend, PoolConfig, PrefixMode,
+    Prompt, Scaling, SeqKey, StepId, StepScratch, TokenId,
 };
 
 thread_local! {
@@ -86,6 +86,7 @@ struct Host<B> {
     prompt: Vec<TokenId>,
     items: Vec<Extend>,
     open: Vec<StepId>,
+    tree: DraftTree,
     done: Done,
 }
 
@@ -98,6 +99,7 @@ struct Done {
     preemptions: u64,
     resumes: u64,
     rollbacks: u64,
+    drafts: u64,
     promises: u64,
     followers: u64,
     batches: u64,
@@ -118,6 +120,7 @@ impl<B: Backend> Host<B> {
             prompt: Vec::with_capacity(tokens),
             items: Vec::with_capacity(SEQUENCES),
             open: Vec::with_capacity(3),
+            tree: DraftTree::new(),
             done: Done::default(),
         }
     }
@@ -131,6 +134,7 @@ impl<B: Backend> Host<B> {
         self.admit(seed);
         self.disturb(mix(seed ^ 1));
         self.plan(mix(seed ^ 2), store);
+        self.draft(mix(seed ^ 9), store);
         // One to two steps stay in flight.
         if self.open.len() > 1 + (mix(seed ^ 3) % 2) as usize {
             let step = self.open.remove(0);
@@ -277,6 +281,34 @@ impl<B: Backend> Host<B> {
         }
     }
 
+    /// Drafts for one sequence that waits for nothing, and keeps a branch of them.
+    fn draft(&mut self, seed: u64, store: &mut impl FnMut(&mut B, &kvarena::BatchPlan<'_>)) {
+        let Some(&seq) = self.live.get(mix(seed) as usize % self.live.len().max(1)) else { return };
+        let start = self.engine.planned_len(seq).expect("it is live");
+        let known = self.engine.token_count(seq).expect("it is live");
+        let drafts = [1, 2, 3].map(TokenId::new);
+        if known != start || self.engine.append(seq, &drafts).is_err() {
+            return;
+        }
+        self.tree.set(start, &[0, 0, 0]).expect("parents stand before");
+        let (items, drafts) = ([Extend { seq, len: 3 }], [self.tree.draft(seq)]);
+        match self.engine.plan_drafts(&mut self.scratch[seed as usize % 3], &items, &drafts) {
+            Ok(plan) => {
+                store(self.engine.backend_mut(), &plan);
+                let step = plan.step();
+                self.open.push(step);
+                let moved = self.engine.accept(step, seq, &[0, 2]).expect("it is a branch");
+                assert_eq!(moved.len(), 1);
+                self.done.drafts += 1;
+            }
+            Err(EngineError::Core(error)) if error.is_shortage() => {
+                self.engine.rollback(seq, start).expect("they are not computed");
+                self.done.refusals += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     /// Commits and completes everything.
     fn settle(&mut self) {
         for step in self.open.drain(..) {
@@ -342,9 +374,19 @@ fn run<B: Backend>(
 fn check(done: Done) {
     println!("{done:?}");
     let Done {
-        prefills, decodes, forks, preemptions, resumes, rollbacks, aborts, finishes, ..
+        prefills,
+        decodes,
+        forks,
+        preemptions,
+        resumes,
+        rollbacks,
+        drafts,
+        aborts,
+        finishes,
+        ..
     } = done;
-    for count in [prefills, decodes, forks, preemptions, resumes, rollbacks, aborts, finishes] {
+    let all = [prefills, decodes, forks, preemptions, resumes, rollbacks, drafts, aborts, finishes];
+    for count in all {
         assert!(count > 3, "too little happened: {done:?}");
     }
 }

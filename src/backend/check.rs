@@ -13,7 +13,7 @@ use super::{Attend, OpenSteps};
 use crate::error::Count;
 use crate::id::{LayerId, PageId, RowId, SlotId, StepId};
 use crate::layout::{PoolLayout, TableShape};
-use crate::plan::{self, BatchPlan, PageCopy, SlotMapping, SpanCheck, TableWrite};
+use crate::plan::{self, BatchPlan, Compaction, PageCopy, SlotMapping, SpanCheck, TableWrite};
 
 /// An argument of a call that carries numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,6 +123,15 @@ pub enum PlanError {
         /// The fewest.
         min: u32,
         /// The most.
+        max: u64,
+    },
+    /// A slot to be kept that is past what a row of the page tables holds.
+    Place {
+        /// The row.
+        row: RowId,
+        /// The slot's place in it.
+        place: u64,
+        /// Most slots of a row.
         max: u64,
     },
     /// A slot past the pool.
@@ -249,6 +258,9 @@ impl fmt::Display for PlanError {
             Self::Row { row, rows } => missing(f, "page table row", row.raw().into(), rows.into()),
             Self::KvLen { row, kv_len, min, max } => {
                 write!(f, "kv_len {kv_len} of row {} is outside {min} to {max}", row.raw())
+            }
+            Self::Place { row, place, max } => {
+                write!(f, "place {place} of row {} is past its {max} slots", row.raw())
             }
             Self::Slot { slot, slot_count } => missing(f, "slot", slot.raw(), slot_count),
             Self::TableIndex { index, words } => {
@@ -429,6 +441,22 @@ pub(super) fn copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), Plan
     copies
         .iter()
         .try_for_each(|copy| page(copy.source, counts.0).and_then(|()| page(copy.target, counts.1)))
+}
+
+/// Slots of rows that exist.
+pub(super) fn compactions(
+    compactions: &[Compaction],
+    layout: &PoolLayout,
+    table: &TableShape,
+) -> Result<(), PlanError> {
+    let max = longest_row(table, layout.page_size());
+    compactions.iter().try_for_each(|&compaction| {
+        let (row, end) = (compaction.row, compaction.end());
+        if row.raw() >= table.rows {
+            return Err(PlanError::Row { row, rows: table.rows });
+        }
+        if end <= max { Ok(()) } else { Err(PlanError::Place { row, place: end - 1, max }) }
+    })
 }
 
 /// An attention that makes sense for the pool's kv heads.

@@ -22,7 +22,7 @@ pub use open_steps::OpenSteps;
 pub use sparse::{NO_POSITION, Select, Selection, SparseBackend};
 
 use crate::id::LayerId;
-use crate::plan::{BatchPlan, PageCopy, StepEnd};
+use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
 
 /// What attention computes, beside the plan.
 ///
@@ -88,6 +88,9 @@ pub struct Queries<R, S> {
 ///   refused, and nothing is written: by then their pages may be another sequence's. What was asked for while the step
 ///   was open takes effect all the same, so a step may end as soon as all of it is asked for. A backend that holds no
 ///   bytes need not refuse.
+/// * B11. [`compact`](Backend::compact) moves the slots that are kept of each row, found through its page table as last
+///   written by `begin`, to the places from `first` on, all planes of all layers; nothing else is written. All of a
+///   row's are read before one is written; rows are distinct.
 pub trait Backend {
     /// What can go wrong.
     type Error: std::error::Error + 'static;
@@ -160,6 +163,12 @@ pub trait Backend {
     /// # Errors
     /// The backend's own.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Self::Error>;
+
+    /// Moves slots of rows together, all planes of all layers.
+    ///
+    /// # Errors
+    /// The backend's own.
+    fn compact(&mut self, compactions: &[Compaction]) -> Result<(), Self::Error>;
 
     /// Waits for everything asked for.
     ///

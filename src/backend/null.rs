@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use super::{Attend, Backend, OpenBackend, Queries};
 use crate::id::LayerId;
 use crate::layout::{PoolLayout, TableShape};
-use crate::plan::{BatchPlan, PageCopy, StepEnd};
+use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
 
 /// Holds no K and V; every call succeeds and does nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,6 +55,10 @@ impl Backend for Null {
     }
 
     fn copy_pages(&mut self, _: &[PageCopy]) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn compact(&mut self, _: &[Compaction]) -> Result<(), Infallible> {
         Ok(())
     }
 

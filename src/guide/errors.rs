@@ -33,6 +33,9 @@
 //! | `RollbackLen` | fork before drafting so far, or finish and admit again |
 //! | `StepTokens`, `PackedLimit` | a smaller batch |
 //! | `UnknownStep`, `StepOrder`, `StepOpen` | commit in the order of plans, and complete after it |
+//! | `NotAccepted` | accept a branch of the drafts, or abort the step; then do it again |
+//! | `DraftLen`, `DraftParent`, `DraftOrder`, `DraftArrays`, `DraftMask`, `DraftPosition` | mend the drafter |
+//! | `NotDrafted`, `NotABranch` | mend the verifier: keep a root, then what follows it |
 //! | `UnknownSequence`, `Preempted`, `NotPreempted` | mend the scheduler: it has lost track of a request |
 //! | `EmptyBatch`, `RepeatedSequence`, `NotPlanned` | mend the scheduler: its batch is wrong |
 //!

@@ -3,7 +3,7 @@
 //! 1. [`the_loop`]: admit, plan, store and attend, append, commit, complete.
 //! 2. [`overlap`]: plan a step before the last one's tokens are known.
 //! 3. [`samples`]: many answers to one prompt.
-//! 4. [`speculation`]: drafts, and rolling back those that are wrong.
+//! 4. [`speculation`]: drafts, in chains and trees, and keeping the branch that is right.
 //! 5. [`ranks`]: workers of tensor parallelism, in threads or processes; the byte form of plans, read by Python.
 //! 6. [`scheduling`]: who is admitted, who is preempted, what a promise is.
 //! 7. [`tenants`]: prompts that must not share, and a model whose weights change.

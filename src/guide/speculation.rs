@@ -1,7 +1,10 @@
-//! Speculation: a small model drafts tokens, the large one checks them all in one step, and wrong ones are rolled back.
+//! Speculation: a small model drafts tokens, the large one checks them all in one step, and a branch of them is kept.
 //!
-//! The order matters. Drafts are appended and planned; the model runs; wrong drafts are rolled back *before* the
-//! commit, which would publish pages with them; then the token that the model wants instead is appended.
+//! Drafts are appended in an order in which none stands before the one that it follows, and planned as such with
+//! [`plan_drafts`](crate::Engine::plan_drafts): a chain, or a tree, whose masks and positions a
+//! [`DraftTree`](crate::DraftTree) makes from parents. The model runs once; [`accept`](crate::Engine::accept) keeps
+//! what it agrees with, moves K and V of that branch together, and forgets the rest; then the token that the model
+//! wants next is appended. Until a branch is kept nothing is committed, so nothing of the others is ever published.
 //!
 //! ```
 //! use kvarena::*;
@@ -17,37 +20,51 @@
 //! engine.commit(prefill)?;
 //! engine.complete(prefill)?;
 //!
-//! // How many of the four drafts are right, in each round.
-//! for right in [4, 2, 0] {
-//!     let known = engine.token_count(seq)?;
-//!     let last = engine.tokens(seq)?.last().expect("it has tokens");
-//!     let draft = |i| last.raw() + 1 + i + if i < right { 0 } else { 1000 };
-//!     let drafts: Vec<_> = (0..4).map(|i| TokenId::new(draft(i))).collect();
+//! let mut tree = DraftTree::new();
+//! // Two guesses at each place, one of which is right: the first branch is wrong in its second token.
+//! for round in 0..2 {
+//!     let last = engine.tokens(seq)?.last().expect("it has tokens").raw();
+//!     // The root is the last token, which has no K and V yet. Two tokens follow it, and one follows each of those.
+//!     let parents = [0, 0, 0, 1, 2];
+//!     let drafts = [last + 50, last + 1, last + 51, last + 2].map(TokenId::new);
+//!     tree.set(engine.planned_len(seq)?, &parents)?;
 //!
 //!     engine.append(seq, &drafts)?;
-//!     let len = engine.extend_max(seq)?; // the last token, which has no K and V yet, and the drafts
-//!     assert_eq!(len, 5);
-//!     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }])?;
-//!     // One row of logits for each: what follows the last token, what follows the first draft, ...
+//!     let items = [Extend { seq, len: 5 }];
+//!     let plan = engine.plan_drafts(&mut scratch, &items, &[tree.draft(seq)])?;
+//!     assert_eq!(plan.positions[0] + 2, plan.positions[4]); // by depth: for the model's own use
+//!     // store_cache and attend as ever. One row of logits for each token: what follows it on its branch.
 //!     let wanted: Vec<_> = plan.tokens.iter().map(|&token| model(token)).collect();
-//!     let step = plan.step();
+//!     let (step, tokens) = (plan.step(), plan.tokens.to_vec());
 //!
-//!     let accepted = drafts.iter().zip(&wanted).take_while(|(draft, wanted)| draft == wanted).count();
-//!     assert_eq!(accepted, right as usize);
-//!     engine.rollback(seq, known + accepted as u32)?; // does nothing where all were right
-//!     engine.append(seq, &[wanted[accepted]])?; // one more token in any case
+//!     // From the root down, to whichever child is what the model wants. let mut kept = vec![0_u32]; let child = |of:
+//!     u32| (of + 1..5).find(|&i| parents[i as usize] == of && tokens[i as usize] == wanted[of as usize]); while let
+//!     Some(next) = kept.last().and_then(|&last| child(last)) {
+//!         kept.push(next);
+//!     }
+//!     assert_eq!(kept, [0, 2, 4]);
+//!     let moved = engine.accept(step, seq, &kept)?;
+//!     assert_eq!(moved.len(), 1); // for other ranks' backends
+//!     engine.append(seq, &[wanted[4]])?;
 //!     engine.commit(step)?;
 //!     engine.complete(step)?;
-//!     assert_eq!(engine.cached_len(seq)?, known + accepted as u32);
+//!     assert_eq!(engine.cached_len(seq)?, 9 + 3 * round);
 //! }
 //! let tokens: Vec<u32> = engine.tokens(seq)?.map(TokenId::raw).collect();
-//! assert_eq!(tokens, (0..16).collect::<Vec<_>>()); // 7, then 5, 3 and 1 more
+//! assert_eq!(tokens, (0..13).collect::<Vec<_>>()); // three a step, with one right guess of two
 //! engine.verify()?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! What is published cannot be rolled back: the answer is `RollbackLen`. A tree of drafts is made with
-//! [`fork`](crate::Engine::fork).
+//! A chain needs no masks, and any attention serves it, windows too: [`Draft::chain`](crate::Draft::chain). What is
+//! kept of it is a run from its start, and nothing is moved. A host may also plan it with `plan_batch` as tokens like
+//! others, and [`rollback`](crate::Engine::rollback) those that are wrong *before* the commit, which would publish
+//! them.
+//!
+//! A server keeps the branches of all its sequences at once: [`accept_batch`](crate::Engine::accept_batch). Where a
+//! step fails, [`abort`](crate::Engine::abort) it, and roll the drafts back: they are tokens like others then.
+//!
+//! What is published cannot be rolled back: the answer is `RollbackLen`.
 //!
 //! Not here: an edited turn of a conversation, which is a new prompt: the cache finds what is still the same.

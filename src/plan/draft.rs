@@ -12,8 +12,10 @@
 //!
 //! Not here: what becomes of a branch that is kept (`system/accept.rs`).
 
+use bytemuck::{Pod, Zeroable};
+
 use crate::error::Error;
-use crate::id::SeqKey;
+use crate::id::{RowId, SeqKey};
 
 /// Most new tokens of a draft: a mask has a bit for each.
 pub const DRAFT_MAX: u32 = u64::BITS;
@@ -106,6 +108,48 @@ impl DraftTree {
     }
 }
 
+/// What is to be kept of a sequence's drafts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Branch<'a> {
+    /// The sequence.
+    pub seq: SeqKey,
+    /// Tokens, counted from the item's first: a root, one that follows it, and so on; rising. None: all are forgotten.
+    pub tokens: &'a [u32],
+}
+
+/// Slots of one row that are kept, and move together, 16 bytes. All are read before one is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct Compaction {
+    /// The row in the page tables.
+    pub row: RowId,
+    /// Place in the row that the first of them moves to; the next to the next.
+    pub first: u32,
+    /// Which are kept of the 64 places from `first` on: bit `i` is place `first + i`.
+    pub keep: u64,
+}
+
+impl Compaction {
+    /// Each place that moves, from the first on, and where to. One after another they never read what was written.
+    pub fn moves(self) -> impl Iterator<Item = (u32, u32)> {
+        let mut rest = self.keep;
+        let next = move || {
+            let bit = rest.trailing_zeros();
+            let some = rest != 0;
+            rest &= rest.wrapping_sub(1);
+            some.then_some(bit)
+        };
+        let kept = std::iter::from_fn(next).zip(0..);
+        kept.filter(|(from, to)| from != to)
+            .map(move |(from, to)| (self.first + from, self.first + to))
+    }
+
+    /// The place after the last that is kept.
+    pub(crate) fn end(self) -> u64 {
+        u64::from(self.first) + u64::from(u64::BITS - self.keep.leading_zeros())
+    }
+}
+
 /// Refuses more tokens than a mask has bits.
 pub(crate) fn check_len(len: u64) -> Result<(), Error> {
     let max = u64::from(DRAFT_MAX);
@@ -174,6 +218,17 @@ mod tests {
         let long = tree.set(0, &[0; 65]);
         assert_eq!(long, Err(Error::DraftLen { len: 65, max: 64 }));
         assert_eq!(tree.masks().len(), 64, "an error leaves it as it was");
+    }
+
+    #[test]
+    fn kept_slots_move_together() {
+        let moves = |keep| Compaction { row: RowId::new(0), first: 7, keep }.moves().collect();
+        let (none, some): (Vec<_>, Vec<_>) = (moves(0b111), moves(0b1011_0101));
+        assert_eq!((none, some), (vec![], vec![(9, 8), (11, 9), (12, 10), (14, 11)]));
+        let all: Vec<_> = moves(u64::MAX);
+        assert!(all.is_empty());
+        assert_eq!(moves(1 << 63), [(70, 7)]);
+        assert_eq!(Compaction { first: 7, keep: 0b101, ..Compaction::default() }.end(), 10);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::id::{PageId, RowId, SeqKey, SlotId, StepId, TokenId};
 
 pub use admission::{Admission, Admitted, Leader, Prompt};
-pub use draft::{DRAFT_MAX, Draft, DraftTree};
+pub use draft::{Branch, Compaction, DRAFT_MAX, Draft, DraftTree};
 pub(crate) use draft::{MaskRow, check_len};
 pub(crate) use spans::SpanCheck;
 pub use spans::{SharedSpan, SharedSpans};

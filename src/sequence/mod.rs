@@ -20,7 +20,9 @@
 //! planned_len passes token_len by one token for each unfinished step that samples the token of the next.
 //!
 //! A sequence whose last planned tokens are drafts waits until a branch of them is kept (`branches.rs`), and is neither
-//! planned nor committed until then.
+//! planned nor committed until then:
+//!
+//! * S9. They are its last item, which is of an open step; all their tokens are known, and none of them is computed.
 //!
 //! What a sequence computes next is found by `fronts.rs` (S8), for prompts that need the same.
 //!
@@ -234,7 +236,6 @@ impl SequenceTable {
     }
 
     /// The first place at which some of a sequence's drafts, by their own places, are no branch.
-    #[expect(dead_code, reason = "comes with accept")]
     pub(crate) fn not_a_branch(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
         self.stores.branches.not_a_branch(sequence.row, tokens)
     }

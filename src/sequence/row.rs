@@ -58,7 +58,6 @@ pub(crate) struct Lacking {
 impl RowMut<'_> {
     /// Keeps some of the tokens from `start` on, by their places, in order, and forgets the others and all behind them.
     /// The caller shrinks the row. O(tokens kept).
-    #[expect(dead_code, reason = "comes with accept")]
     pub fn keep_tokens(&mut self, start: u32, kept: &[u32]) {
         let Self { sequence, stores: Stores { tokens, .. } } = self;
         for (place, &token) in (0..).zip(kept) {

@@ -14,6 +14,7 @@
 //! | [`find_spans`]: what several rows read from the same pages | | writes | reads | | |
 //! | [`packed`]: the same batch in FlashInfer's contract | | | reads | reads | |
 //! | [`append`]: tokens become known | | | writes | | |
+//! | [`accept`]: of drafts a branch is kept | writes | | writes | writes | writes |
 //! | [`commit`]: tokens have K and V, whole pages become matchable | writes | writes | writes | writes | writes |
 //! | [`publish`]: whole pages into the tree, duplicates out | writes | writes | writes | | writes |
 //! | [`complete`]: the fence returns what waited | writes | writes | | writes | writes |
@@ -27,6 +28,7 @@
 //! Each decides before its first write: an error leaves the tables as they were.
 
 pub mod abort;
+pub mod accept;
 pub mod admit;
 pub mod append;
 pub mod commit;

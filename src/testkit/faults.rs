@@ -7,7 +7,7 @@ use super::replay::Inspect;
 use crate::backend::{Backend, OpenBackend};
 use crate::id::{LayerId, SlotId};
 use crate::layout::{PlaneName, PoolLayout, TableShape};
-use crate::plan::{BatchPlan, PageCopy};
+use crate::plan::{BatchPlan, Compaction, PageCopy};
 
 /// When a call fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,8 +18,8 @@ pub enum Fault {
     After,
 }
 
-/// Forwards to a backend, but some calls of `begin` and `copy_pages` fail: those that an engine makes. Around
-/// what opens a backend, it opens one that fails.
+/// Forwards to a backend, but some calls of `begin`, `copy_pages` and `compact` fail: those that an engine makes.
+/// Around what opens a backend, it opens one that fails.
 #[derive(Clone, Debug)]
 pub struct Failing<B> {
     inner: B,
@@ -126,6 +126,10 @@ impl<B: Backend> Backend for Failing<B> {
 
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Self::Error> {
         self.call(|inner| inner.copy_pages(copies))
+    }
+
+    fn compact(&mut self, compactions: &[Compaction]) -> Result<(), Self::Error> {
+        self.call(|inner| inner.compact(compactions))
     }
 }
 

@@ -7,7 +7,7 @@
 /// impl<B: Backend> Backend for Failing<B> {
 ///     type Error = Failed<B::Error>;
 ///     forward_backend!(inner: B, Failed::Inner; types, end, store_cache, attend, synchronize);
-///     // .. `begin` and `copy_pages`, which may fail.
+///     // .. `begin`, `copy_pages` and `compact`, which may fail.
 /// }
 /// ```
 #[macro_export(local_inner_macros)]
@@ -58,6 +58,11 @@ macro_rules! forward_backend {
     (@copy_pages $field:ident, $inner:ty, $error:expr) => {
         fn copy_pages(&mut self, copies: &[$crate::PageCopy]) -> Result<(), Self::Error> {
             self.$field.copy_pages(copies).map_err($error)
+        }
+    };
+    (@compact $field:ident, $inner:ty, $error:expr) => {
+        fn compact(&mut self, compactions: &[$crate::Compaction]) -> Result<(), Self::Error> {
+            self.$field.compact(compactions).map_err($error)
         }
     };
     (@synchronize $field:ident, $inner:ty, $error:expr) => {

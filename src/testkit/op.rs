@@ -128,6 +128,24 @@ pub enum Op {
         /// The length: that many tokens fewer than now, modulo what can be forgotten and a little more.
         fewer: u8,
     },
+    /// `append` of drafts, and `plan_drafts`, and storing K and V of their tokens.
+    Draft {
+        /// The first sequence, modulo those live.
+        first: u8,
+        /// How many from there on, modulo the live ones.
+        count: u8,
+        /// How many drafts each gets, what tokens, and who follows whom.
+        seed: u8,
+        /// Below 8: something about a draft is wrong; below 32 sequences whose drafts wait are kept in.
+        twist: u8,
+    },
+    /// `accept_batch`
+    Accept {
+        /// Below 224 the first step whose drafts wait, else any, as with commit.
+        pick: u8,
+        /// Which branches; below 8: something about one is wrong.
+        seed: u8,
+    },
     /// `reset`
     Reset,
 }

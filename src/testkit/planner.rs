@@ -8,8 +8,8 @@ use super::spans::Spans;
 use crate::id::{PageId, RowId, SlotId, StepId, TokenId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{
-    BatchPlan, BatchRow, DRAFT_MAX, DraftTree, MaskRow, OwnedPlan, PageCopy, SlotMapping,
-    TableWrite,
+    BatchPlan, BatchRow, Compaction, DRAFT_MAX, DraftTree, MaskRow, OwnedPlan, PageCopy,
+    SlotMapping, TableWrite,
 };
 
 /// One sequence of a [`Planner`].
@@ -25,6 +25,13 @@ pub struct Planned {
     chunks: Vec<u32>,
     /// Leading pages that it does not own.
     shared: usize,
+}
+
+impl Planned {
+    /// The first place in it that is on a page of its own.
+    pub fn own_from(&self, page_size: u32) -> u32 {
+        self.shared as u32 * page_size
+    }
 }
 
 /// One item of a batch.
@@ -96,6 +103,11 @@ impl Planner {
         self.sequences.get(index)?.as_ref()
     }
 
+    /// Whether plans have carried all changes of the page tables.
+    pub fn is_sent(&self) -> bool {
+        self.writes.is_empty()
+    }
+
     /// Indices of the live sequences.
     pub fn live(&self) -> Vec<usize> {
         (0..self.sequences.len()).filter(|&i| self.sequences[i].is_some()).collect()
@@ -144,6 +156,23 @@ impl Planner {
         let target = self.free_pages.pop().expect("a free page");
         push_page(sequence, target, &self.table, &mut self.free_chunks, &mut self.writes);
         Some((child, Some(PageCopy { source, target })))
+    }
+
+    /// Keeps of a sequence's last tokens those of `keep`, from place `first` on, and gives back the pages behind.
+    ///
+    /// # Panics
+    /// If the sequence is finished.
+    pub fn compact(&mut self, index: usize, first: u32, keep: u64) -> Compaction {
+        let sequence = self.sequences[index].as_mut().expect("a live sequence");
+        sequence.len = first + keep.count_ones();
+        let pages = sequence.len.div_ceil(self.layout.page_size()) as usize;
+        while sequence.pages.len() > pages {
+            self.free_pages.extend(sequence.pages.pop());
+            if sequence.pages.len().is_multiple_of(self.table.chunk_pages as usize) {
+                self.free_chunks.extend(sequence.chunks.pop());
+            }
+        }
+        Compaction { row: sequence.row, first, keep }
     }
 
     /// Gives a sequence's row, chunks and own pages back, to be reused at once.

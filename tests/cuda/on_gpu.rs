@@ -93,7 +93,7 @@ impl Backend for OnGpu {
     type Error = CudaError;
     forward_backend!(
         cuda: Cuda, identity;
-        types, begin, end, store_cache, attend, copy_pages, synchronize
+        types, begin, end, store_cache, attend, copy_pages, compact, synchronize
     );
 }
 

@@ -10,8 +10,8 @@ use kvarena::testkit::op::SmallConfig;
 use kvarena::testkit::replay::{Inspect, Summary, replay_on};
 use kvarena::testkit::workload::Workload;
 use kvarena::{
-    Backend, BatchPlan, KvDtype, LayerId, OpenBackend, PageCopy, PlaneName, PoolLayout, SlotId,
-    TableShape, forward_backend,
+    Backend, BatchPlan, Compaction, KvDtype, LayerId, OpenBackend, PageCopy, PlaneName, PoolLayout,
+    SlotId, TableShape, forward_backend,
 };
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
@@ -66,6 +66,11 @@ impl Backend for Watched {
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
         self.pool.take();
         self.gpu.copy_pages(copies)
+    }
+
+    fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
+        self.pool.take();
+        self.gpu.compact(compactions)
     }
 }
 

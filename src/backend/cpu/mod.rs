@@ -29,7 +29,7 @@ use super::{Attend, Backend, OpenBackend, OpenSteps, Queries};
 use crate::id::LayerId;
 use crate::layout::{KvScales, LabelChannels, PlaneName, PoolLayout, Strides, TableShape};
 use crate::memory::OutOfMemory;
-use crate::plan::{BatchPlan, PageCopy, SpanCheck, StepEnd};
+use crate::plan::{BatchPlan, Compaction, PageCopy, SpanCheck, StepEnd};
 use attention::Scratch;
 use labels::{Labels, Scorer, SelectScratch};
 use math::F32x8;
@@ -350,6 +350,18 @@ impl Backend for Cpu {
                 let source = bytes_of(&self.layout, copy.source, piece);
                 let target = bytes_of(&self.layout, copy.target, piece).start;
                 bytes.copy_within(source, target);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// Rows or slots that do not exist.
+    fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CpuError> {
+        check::compactions(compactions, &self.layout, &self.table)?;
+        for compaction in compactions {
+            for (from, to) in compaction.moves() {
+                self.move_slot(compaction.row, from, to);
             }
         }
         Ok(())

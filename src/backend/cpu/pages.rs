@@ -9,7 +9,7 @@ use super::pool::with_number;
 use super::rows::Elements;
 use super::scales::{Row, byte};
 use crate::backend::check::{self, PlanError};
-use crate::id::{LayerId, PageId, SlotId};
+use crate::id::{LayerId, PageId, RowId, SlotId};
 use crate::layout::{Plane, PlaneName, PoolLayout};
 use crate::plan::PageCopy;
 
@@ -145,6 +145,28 @@ impl Cpu {
             self.pool.bytes_mut()[target].copy_from_slice(source);
         }
         Ok(())
+    }
+
+    /// Copies what one slot of a row holds to another, by their places in the row: head by head, which lie apart in
+    /// some planes.
+    pub(super) fn move_slot(&mut self, row: RowId, from: u32, to: u32) {
+        let page_size = self.layout.page_size();
+        let slot =
+            |place| (self.table.page(&self.words, row, place / page_size), place % page_size);
+        let (source, target) = (slot(from), slot(to));
+        for plane in self.layout.planes() {
+            let strides = self.layout.strides(plane.name).expect("the plane is the pool's");
+            let len = plane.elements as usize * plane.dtype.size() as usize;
+            for layer in (0..self.layout.layers()).map(LayerId::new) {
+                let at = |(page, offset), head| {
+                    (strides.row(layer, page, offset) + strides.head * u64::from(head)) as usize
+                };
+                for head in 0..plane.heads {
+                    let (source, target) = (at(source, head), at(target, head));
+                    self.pool.bytes_mut().copy_within(source..source + len, target);
+                }
+            }
+        }
     }
 
     fn check_page(&self, page: PageId, actual: usize) -> Result<(), CpuError> {

@@ -5,6 +5,7 @@
 use super::attend::launch_f32;
 use super::attend_latent;
 use super::check::{attend_strides, check_attend, check_sinks};
+use super::compact::compact;
 use super::copy::copy_on_device;
 use super::error::CudaError;
 use super::image::Image;
@@ -15,7 +16,7 @@ use super::{raw, store};
 use crate::backend::{Attend, Backend, Queries, check};
 use crate::id::LayerId;
 use crate::layout::KvDtype;
-use crate::plan::{BatchPlan, PageCopy, StepEnd};
+use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
 
 impl Backend for Cuda {
     type Error = CudaError;
@@ -144,6 +145,14 @@ impl Backend for Cuda {
         let pages = self.pool.pages();
         check::copies(copies, (pages.count, pages.count))?;
         copy_on_device(&self.gpu, pages, pages, copies, self.stream.raw())
+    }
+
+    /// # Errors
+    /// Rows or slots that do not exist, or the driver's.
+    fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        check::compactions(compactions, self.pool.layout(), self.tables.shape())?;
+        compact(&self.gpu, &self.pool, &self.tables, compactions, self.stream.raw())
     }
 
     /// # Errors

@@ -9,7 +9,9 @@ use std::marker::PhantomData;
 use std::ptr::null_mut;
 
 use super::error::{CudaError, check};
-use super::params::{AttendParams, CopyPagesParams, LoadPlanParams, StoreCacheParams};
+use super::params::{
+    AttendParams, CompactSlotsParams, CopyPagesParams, LoadPlanParams, StoreCacheParams,
+};
 use super::pdl::{uses_pdl, with_pdl};
 use super::sys;
 
@@ -45,6 +47,8 @@ pub(super) const STORE_CACHE_ANY: Kernel<StoreCacheParams> =
     Kernel::new("store_cache_any", include_str!("../../../ptx/store_cache.ptx"), 0);
 pub(super) const COPY_PAGES: Kernel<CopyPagesParams> =
     Kernel::new("copy_pages", include_str!("../../../ptx/copy_pages.ptx"), 0);
+pub(super) const COMPACT_SLOTS: Kernel<CompactSlotsParams> =
+    Kernel::new("compact_slots", include_str!("../../../ptx/compact_slots.ptx"), 0);
 pub(super) const LOAD_PLAN: Kernel<LoadPlanParams> =
     Kernel::new("load_plan", include_str!("../../../ptx/load_plan.ptx"), 0);
 

@@ -28,6 +28,7 @@ mod attend_latent;
 mod attend_shared;
 mod calls;
 mod check;
+mod compact;
 mod copy;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod driver;

@@ -8,7 +8,9 @@ use super::copy::CopyStreams;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::StepLimits;
-use super::kernels::{COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
+use super::kernels::{
+    COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING,
+};
 use super::memory::DeviceBuffer;
 use super::pool::Pool;
 use super::stage::Stage;
@@ -99,6 +101,7 @@ impl Cuda {
         self.gpu.load(&STORE_CACHE_ANY)?;
         self.gpu.load(&STORE_CACHE_STREAMING)?;
         self.gpu.load(&COPY_PAGES)?;
+        self.gpu.load(&COMPACT_SLOTS)?;
         self.gpu.load(&LOAD_PLAN)?;
         let layout = self.pool.layout();
         let attend = check_attend(attend, layout, self.tables.longest_row())?;

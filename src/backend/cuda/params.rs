@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
 
 use crate::layout::PAGE_SIZE_MAX;
-use crate::plan::{BatchRow, PageCopy, TableWrite};
+use crate::plan::{BatchRow, Compaction, PageCopy, TableWrite};
 
 /// Most tokens of a page: `attend_decode_*` keeps a slot of it in ten bits of a word.
 pub const PAGE_TOKENS_MAX: u32 = 1024;
@@ -328,6 +328,46 @@ pub struct CopyPagesParams {
     pub copies: [PageCopy; COPY_PAGES_MAX],
 }
 
+/// Rows that one launch of `compact_slots` takes.
+pub const COMPACTIONS_MAX: usize = 200;
+
+/// What `compact_slots` takes, by value: the rows too, so that nothing is uploaded.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CompactSlotsParams {
+    /// Device address: layer l, page p, slot s, run r at
+    /// `pool + l * layer_stride + p * page_stride + s * slot_stride + r * run_stride`.
+    pub pool: u64,
+    /// Bytes from layer to layer.
+    pub layer_stride: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from slot to slot.
+    pub slot_stride: u64,
+    /// Bytes from run to run.
+    pub run_stride: u64,
+    /// Device address of the page tables.
+    pub table: u64,
+    /// Tokens of a page.
+    pub page_size: u32,
+    /// Pages of a chunk.
+    pub chunk_pages: u32,
+    /// Words of one row's directory.
+    pub chunks_per_row: u32,
+    /// Words of all directories.
+    pub chunk_base: u32,
+    /// Layers, of all planes that lie alike.
+    pub layers: u32,
+    /// Pieces of memory that a slot has in a layer.
+    pub runs: u32,
+    /// Units of one.
+    pub run_units: u32,
+    /// 16, 4 or 2: what a thread moves at once.
+    pub unit_bytes: u32,
+    /// As many as the grid's y.
+    pub compactions: [Compaction; COMPACTIONS_MAX],
+}
+
 /// What `load_plan` takes, by value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
@@ -415,6 +455,12 @@ layout_is! {
         source 0 target 8 source_page_stride 16 source_piece_stride 24 target_page_stride 32
         target_piece_stride 40 piece_magic 48 piece_units 56 page_units 60 unit_bytes 64 reserved 68
         copies 72
+    }
+    Compaction 16 { row 0 first 4 keep 8 }
+    CompactSlotsParams 3280 {
+        pool 0 layer_stride 8 page_stride 16 slot_stride 24 run_stride 32 table 40 page_size 48
+        chunk_pages 52 chunks_per_row 56 chunk_base 60 layers 64 runs 68 run_units 72 unit_bytes 76
+        compactions 80
     }
     TableWrite 8 { index 0 value 4 }
     LoadPlanParams 64 {

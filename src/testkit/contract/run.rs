@@ -7,9 +7,9 @@ use super::case::{Case, HostRows};
 use super::stored::{Given, Stored};
 use super::{Report, TestBackend};
 use crate::backend::{Attend, Queries};
-use crate::id::{LayerId, PageId, SlotId};
+use crate::id::{LayerId, PageId, RowId, SlotId};
 use crate::layout::{Dtype, PlaneName};
-use crate::plan::{BatchPlan, OwnedPlan, StepEnd, StepScratch};
+use crate::plan::{BatchPlan, Compaction, OwnedPlan, StepEnd, StepScratch};
 use crate::testkit::planner::{Item, Planner, shuffle};
 use crate::testkit::rng::Rng;
 
@@ -105,6 +105,66 @@ impl<B: TestBackend> World<'_, B> {
         }
         self.compare_pool();
         self.report.steps += steps.len() as u64;
+        if self.rng.one_in(2) {
+            self.compact();
+            self.compare_pool();
+        }
+    }
+
+    /// Keeps some of the last tokens of some sequences, whose page tables have been sent.
+    fn compact(&mut self) {
+        let (mut compactions, mut refused) = (Vec::new(), Compaction::default());
+        for sequence in self.planner.live() {
+            let planned = self.planner.sequence(sequence).expect("it lives").clone();
+            if planned.len == 0 || self.parents.contains(&sequence) || !self.planner.is_sent() {
+                continue;
+            }
+            // Nobody else's tail page, and none that is shared.
+            let own = planned.own_from(self.case.layout.page_size());
+            let most = (planned.len - own.min(planned.len)).min(u64::BITS);
+            if most == 0 {
+                continue;
+            }
+            let len = self.rng.within(1, most.into()) as u32;
+            let first = planned.len - len;
+            let keep = self.rng.bits() & (u64::MAX >> (u64::BITS - len));
+            for (from, to) in (Compaction { row: planned.row, first, keep }).moves() {
+                let [source, target] = [from, to]
+                    .map(|place| self.case.layout.page_of(self.planner.slot(&planned, place)));
+                self.shadow_move(source, target);
+            }
+            for history in &mut self.history[sequence] {
+                let tokens = planned.len as usize;
+                keep_rows(&mut history.k, tokens, first as usize, keep);
+                keep_rows(&mut history.v, tokens, first as usize, keep);
+                keep_rows(&mut history.labels, tokens, first as usize, keep);
+            }
+            compactions.push(self.planner.compact(sequence, first, keep));
+        }
+        self.backend.compact(&compactions).expect("slots of rows");
+        refused.row = RowId::new(self.case.table.rows);
+        assert!(self.backend.compact(&[refused]).is_err(), "a row past the tables was taken");
+        let far = Compaction { row: RowId::new(0), first: u32::MAX - 64, keep: 1 };
+        assert!(self.backend.compact(&[far]).is_err(), "a place past the row was taken");
+    }
+
+    /// One slot's bytes in all planes and layers, from one place of the shadow to another.
+    fn shadow_move(&mut self, source: (PageId, u32), target: (PageId, u32)) {
+        let layout = self.case.layout;
+        for plane in layout.planes() {
+            let strides = layout.page_strides(plane.name).expect("the plane is the pool's");
+            let len = plane.elements as usize * plane.dtype.size() as usize;
+            for layer in (0..layout.layers()).map(LayerId::new) {
+                for head in 0..u64::from(plane.heads) {
+                    let at = |offset| {
+                        let row = strides.row(layer, PageId::new(0), offset);
+                        (row + head * strides.head) as usize
+                    };
+                    let bytes = self.shadow[source.0.index()][at(source.1)..][..len].to_vec();
+                    self.shadow[target.0.index()][at(target.1)..][..len].copy_from_slice(&bytes);
+                }
+            }
+        }
     }
 
     /// Finishes, admits and forks some sequences. At least one lives.
@@ -441,4 +501,14 @@ impl<B: TestBackend> World<'_, B> {
             assert!(result.is_err(), "seed {seed}: {attend:?} in layer {layer} was taken");
         }
     }
+}
+
+/// Keeps of the rows from `first` on, one for each of `tokens`, those whose bit is 1.
+fn keep_rows<T: Clone>(rows: &mut Vec<T>, tokens: usize, first: usize, keep: u64) {
+    let row = rows.len() / tokens;
+    let kept = (0..tokens - first).filter(|bit| keep >> bit & 1 == 1);
+    let kept: Vec<T> =
+        kept.flat_map(|bit| rows[(first + bit) * row..(first + bit + 1) * row].to_vec()).collect();
+    rows.truncate(first * row);
+    rows.extend(kept);
 }

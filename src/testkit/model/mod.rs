@@ -3,6 +3,7 @@
 //! Written from the semantics (ARCHITECTURE.md and the documentation of `Engine`), not from the engine's code. It is
 //! slow on purpose: it searches where the engine knows, and counts where the engine keeps counters.
 
+mod draft;
 mod leader;
 mod pages;
 mod sequence;

@@ -291,7 +291,7 @@ impl Model {
     }
 
     /// A sequence releases its pages past the first `keep`, none of them published.
-    fn trim(&mut self, seq: SeqKey, keep: usize) {
+    pub(super) fn trim(&mut self, seq: SeqKey, keep: usize) {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         assert!(keep >= sequence.published, "the model trims what is published");
         let pages = sequence.table.split_off(keep.min(sequence.table.len()));
@@ -330,6 +330,7 @@ impl Model {
     /// `Engine::preempt`
     pub fn preempt(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
         self.running(seq)?;
+        self.check_accepted(seq)?;
         if keep == Keep::Publish && self.shares() {
             self.publish(seq);
         }
@@ -378,6 +379,8 @@ impl Model {
 
     /// `Engine::rollback`
     pub fn rollback(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
+        self.sequence(seq)?;
+        self.check_accepted(seq)?;
         let sequence = self.sequence(seq)?;
         let min = (self.published_len(seq)).max(1);
         let max = sequence.tokens.len() as u32;
@@ -401,6 +404,8 @@ impl Model {
 
     /// `Engine::fork`, with `keys` as in [`Model::admit`], one for each child.
     pub fn fork(&mut self, keys: &[SeqKey], seq: SeqKey, promise: u32) -> Result<ForkWant, Error> {
+        self.running(seq)?;
+        self.check_accepted(seq)?;
         let parent = self.running(seq)?;
         self.check_promise(promise)?;
         let page_size = self.page_size();

@@ -1,28 +1,37 @@
 //! Steps: planned, committed or aborted, and gone once complete.
 
+use super::draft::{DraftToken, tokens_of};
 use super::{Entered, Model, PageIs};
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
-use crate::plan::Extend;
+use crate::plan::{Draft, Extend};
 
 /// One item of a step: it computes tokens `start..end` of a sequence.
 #[derive(Clone, Debug)]
-struct Item {
-    seq: SeqKey,
+pub(super) struct Item {
+    pub seq: SeqKey,
     incarnation: u32,
-    start: usize,
-    end: usize,
-    /// A rollback has cut it.
-    cut: bool,
+    pub start: usize,
+    pub end: usize,
+    /// A rollback has cut it, or nothing of its drafts was kept.
+    pub cut: bool,
+    /// Its tokens, where they are drafts that wait to be accepted.
+    pub draft: Option<Vec<DraftToken>>,
+}
+
+impl Item {
+    pub(super) fn is_of(&self, seq: SeqKey, incarnation: u32) -> bool {
+        (self.seq, self.incarnation) == (seq, incarnation)
+    }
 }
 
 /// A step that is not complete.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     /// What it plans or has planned; nothing once aborted.
-    items: Vec<Item>,
+    pub(super) items: Vec<Item>,
     /// Neither committed nor aborted.
-    open: bool,
+    pub(super) open: bool,
 }
 
 impl Step {
@@ -71,6 +80,8 @@ pub struct PlanWant {
     pub positions: Vec<u32>,
     /// Their slots.
     pub slots: Vec<i64>,
+    /// Their masks, if any has one.
+    pub masks: Vec<u64>,
 }
 
 impl Model {
@@ -122,6 +133,7 @@ impl Model {
     fn check_items(&self, items: &[Extend]) -> Result<(), Error> {
         for (i, &Extend { seq, len }) in items.iter().enumerate() {
             let max = self.extend_max(seq)?;
+            self.check_accepted(seq)?;
             if items[..i].iter().any(|before| before.seq == seq) {
                 return Err(Error::RepeatedSequence { seq });
             }
@@ -164,12 +176,22 @@ impl Model {
 
     /// `Engine::plan_batch`
     pub fn plan_batch(&mut self, items: &[Extend]) -> Result<PlanWant, Error> {
+        self.plan_drafts(items, &[])
+    }
+
+    /// `Engine::plan_drafts`
+    pub fn plan_drafts(
+        &mut self,
+        items: &[Extend],
+        drafts: &[Draft<'_>],
+    ) -> Result<PlanWant, Error> {
         if items.is_empty() {
             return Err(Error::EmptyBatch);
         }
         self.check_steps()?;
         self.check_items(items)?;
         self.check_room(items)?;
+        self.check_drafts(items, drafts)?;
         let needed = items.iter().map(|item| self.pages_for(item)).sum();
         self.check_pages(needed, self.drawn_by(items))?;
         let mut pages = self.take_pages(needed).into_iter();
@@ -177,7 +199,11 @@ impl Model {
         let mut plan = PlanWant { step: StepId::new(step), ..PlanWant::default() };
         for item in items {
             let count = self.pages_for(item);
-            self.plan_item(step, item, pages.by_ref().take(count), &mut plan);
+            let draft = drafts.iter().find(|draft| draft.seq == item.seq);
+            self.plan_item(step, item, draft, pages.by_ref().take(count), &mut plan);
+        }
+        if plan.masks.iter().all(|&mask| mask == 0) {
+            plan.masks.clear();
         }
         Ok(plan)
     }
@@ -186,6 +212,7 @@ impl Model {
         &mut self,
         step: u64,
         item: &Extend,
+        draft: Option<&Draft<'_>>,
         pages: impl Iterator<Item = PageId>,
         plan: &mut PlanWant,
     ) {
@@ -205,11 +232,15 @@ impl Model {
         for position in start..end {
             let page = sequence.table[position / page_size].index();
             plan.tokens.push(*sequence.tokens.get(position).unwrap_or(&TokenId::PENDING));
-            plan.positions.push(position as u32);
+            let place = position - start;
+            let tree = draft.filter(|draft| !draft.masks.is_empty());
+            plan.positions.push(tree.map_or(position as u32, |tree| tree.positions[place]));
+            plan.masks.push(tree.map_or(0, |tree| tree.masks[place]));
             plan.slots.push((page * page_size + position % page_size) as i64);
         }
-        let item =
-            Item { seq: item.seq, incarnation: sequence.incarnation, start, end, cut: false };
+        let (seq, incarnation) = (item.seq, sequence.incarnation);
+        let draft = draft.map(|draft| tokens_of(draft, start, end - start));
+        let item = Item { seq, incarnation, start, end, cut: false, draft };
         self.steps.get_mut(&step).expect("just made").items.push(item);
     }
 
@@ -233,6 +264,11 @@ impl Model {
         }
         if open[0] != step {
             return Err(Error::StepOrder { step, first: open[0] });
+        }
+        for item in &self.steps[&step.raw()].items {
+            if self.alive(item) && item.draft.is_some() {
+                return Err(Error::NotAccepted { seq: item.seq, step });
+            }
         }
         let state = self.steps.get_mut(&step.raw()).expect("it is open");
         state.open = false;

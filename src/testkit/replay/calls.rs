@@ -39,6 +39,8 @@ impl<B: Inspect> Host<B> {
             Op::Promise { pick, promise } => self.promise_more(pick, promise),
             Op::Fork { pick, count, promise } => self.fork(pick, count % 4, promise),
             Op::Rollback { pick, fewer } => self.rollback(pick, fewer),
+            Op::Draft { first, count, seed, twist } => self.draft(first, count, seed, twist),
+            Op::Accept { pick, seed } => self.accept(pick, seed),
             Op::Reset => {
                 self.engine.reset();
                 self.model.reset();
@@ -164,6 +166,9 @@ impl<B: Inspect> Host<B> {
         let seqs = seqs.take(if twist == 3 { 0 } else { 1 + usize::from(count) % live });
         let mut seqs: Vec<_> =
             seqs.copied().filter(|&seq| twist == 2 || !self.model.is_preempted(seq)).collect();
+        if !matches!(twist, 0 | 2) {
+            seqs.retain(|&seq| self.model.waiting(seq).is_none());
+        }
         match twist {
             0 => seqs.extend(seqs.first().copied()),
             1 => seqs.push(self.pick(255)),
@@ -184,17 +189,16 @@ impl<B: Inspect> Host<B> {
     }
 
     fn plan(&mut self, items: &[Extend]) -> Result<(), String> {
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let failures = self.engine.backend().failures();
-        let planned = self.engine.plan_batch(&mut scratch, items);
-        let got = planned.as_ref().map(OwnedPlan::from);
-        let got = got.map_err(|error| match error {
-            EngineError::Core(error) => Some(*error),
-            _ => None,
-        });
-        self.scratch = scratch;
-        let want = self.model.plan_batch(items);
-        let want = self.model.counted(want);
+        self.plan_with(items, &[])
+    }
+
+    pub(super) fn compare_planned(
+        &mut self,
+        items: &[Extend],
+        got: Result<OwnedPlan, Option<Error>>,
+        want: Result<PlanWant, Error>,
+        failures: u64,
+    ) -> Result<(), String> {
         match (got, want) {
             (Ok(plan), Ok(want)) => {
                 self.answer("plan_batch", &Ok(plan.plan().step), &Ok(want.step))?;
@@ -288,7 +292,17 @@ impl<B: Inspect> Host<B> {
             let scope = self.model.scope(row.seq).map_err(|error| error.to_string())?;
             let text = &self.texts[&row.seq][..row.kv_len as usize];
             let start = (row.kv_len - row.extend_len) as usize;
-            marks.extend_from_slice(&bytes::marks(scope, text)[start..]);
+            if self.model.waiting(row.seq).is_none() {
+                marks.extend_from_slice(&bytes::marks(scope, text)[start..]);
+                continue;
+            }
+            // K and V of a draft are those of its own branch.
+            for token in 0..row.extend_len as usize {
+                let seen = self.model.drafts_seen(row.seq, token);
+                let branch = seen.into_iter().map(|at| text[start + at]);
+                let text: Vec<_> = text[..start].iter().copied().chain(branch).collect();
+                marks.extend(bytes::marks(scope, &text).last());
+            }
         }
         for layer in (0..layout.layers()).map(LayerId::new) {
             // A store takes K and V: the planes of a pool of heads, in this order; or all of latent rows.
@@ -305,7 +319,10 @@ impl<B: Inspect> Host<B> {
     }
 
     fn append(&mut self, pick: u8, spec: u8, seed: u8) -> Result<(), String> {
-        let seq = self.pick(pick);
+        self.append_to(self.pick(pick), spec, seed)
+    }
+
+    pub(super) fn append_to(&mut self, seq: SeqKey, spec: u8, seed: u8) -> Result<(), String> {
         let max = self.engine.shape().max_sequence_len as usize;
         let count = match spec {
             255 => max + 1,
@@ -413,7 +430,7 @@ impl<B: Inspect> Host<B> {
     }
 
     /// Known tokens of a sequence; none if it is finished.
-    fn known(&self, seq: SeqKey) -> usize {
+    pub(super) fn known(&self, seq: SeqKey) -> usize {
         self.model.tokens(seq).map_or(0, <[TokenId]>::len)
     }
 

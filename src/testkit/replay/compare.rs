@@ -154,6 +154,7 @@ impl<B: Inspect> Host<B> {
             want.rows.iter().map(|row| (row.qo_start, row.extend_len, row.kv_len)).collect();
         agree("the plan's rows", &rows, &rows_want)?;
         agree("the plan's tokens", &plan.tokens.to_vec(), &want.tokens)?;
+        agree("the plan's masks", &plan.masks.to_vec(), &want.masks)?;
         agree("the plan's positions", &plan.positions.to_vec(), &want.positions)?;
         let slots = (0..plan.slot_mapping.len())
             .map(|i| plan.slot_mapping.get(i).map_or(-1, |slot| slot.raw() as i64));

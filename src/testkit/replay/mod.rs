@@ -8,6 +8,7 @@
 mod bytes;
 mod calls;
 mod compare;
+mod drafts;
 mod host;
 
 use std::collections::BTreeMap;

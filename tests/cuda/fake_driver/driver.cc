@@ -48,7 +48,7 @@ using Call = void (*)(const void* params, u32 grid_x, u32 grid_y);
 struct Work {
     enum { KERNEL, COPY, FILL, HOST, CALL, NOTHING } kind;
     char name[64];
-    union { StoreCacheParams store; CopyPagesParams pages; LoadPlanParams plan; AttendParams attend; u64 words[26]; } params;
+    union { StoreCacheParams store; CopyPagesParams pages; CompactSlotsParams compact; LoadPlanParams plan; AttendParams attend; u64 words[26]; } params;
     u64 target, source, bytes;
     u32 word;
     void* stream;
@@ -98,6 +98,27 @@ static void copy_pages(const CopyPagesParams& p, u64 copies) {
         for (u64 piece = 0; piece < pieces; ++piece)
             memcpy(at(p.target + p.copies[i].target * p.target_page_stride + piece * p.target_piece_stride),
                    at(p.source + p.copies[i].source * p.source_page_stride + piece * p.source_piece_stride), bytes);
+}
+static void compact_slots(const CompactSlotsParams& p, u64 rows) {
+    const u32 *words = reinterpret_cast<u32*>(p.table), *chunks = words + p.chunk_base;
+    for (u64 i = 0; i < rows; ++i) {
+        const Compaction& c = p.compactions[i];
+        auto slot = [&](u32 place) {
+            const u32 page = place / p.page_size;
+            const u64 chunk = words[c.row * p.chunks_per_row + page / p.chunk_pages];
+            return p.pool + chunks[chunk * p.chunk_pages + page % p.chunk_pages] * p.page_stride + place % p.page_size * p.slot_stride;
+        };
+        u32 to = c.first;
+        for (u32 bit = 0; bit < 64; ++bit)
+            if (c.keep >> bit & 1) {
+                const u64 source = slot(c.first + bit), target = slot(to++);
+                for (u64 layer = 0; layer < p.layers; ++layer)
+                    for (u64 run = 0; run < p.runs; ++run) {
+                        const u64 offset = layer * p.layer_stride + run * p.run_stride;
+                        memmove(at(target + offset), at(source + offset), static_cast<u64>(p.run_units) * p.unit_bytes);
+                    }
+            }
+    }
 }
 static void load_plan(const LoadPlanParams& p) {
     memcpy(at(p.image), at(p.source), 16ull * p.units);
@@ -184,6 +205,7 @@ static void run(const Work& work) {
     if (work.kind != Work::KERNEL) return;
     if (!strncmp(work.name, "store_cache", 11)) store_cache(work.params.store);
     if (!strcmp(work.name, "copy_pages")) copy_pages(work.params.pages, work.bytes);
+    if (!strcmp(work.name, "compact_slots")) compact_slots(work.params.compact, work.bytes);
     if (!strcmp(work.name, "load_plan")) load_plan(work.params.plan);
     // The fake kernels leave nothing in parts.
     if (!strncmp(work.name, "attend", 6) && strncmp(work.name, "attend_latent_join", 18)) attend(work.params.attend, work.name);
@@ -339,8 +361,8 @@ static int launch(const char* name, const u32* grid, void** arguments, void* str
     work.stream = stream;
     snprintf(work.name, sizeof work.name, "%s", name);
     work.bytes = grid_y;
-    const bool store = !strncmp(name, "store_cache", 11), pages = !strcmp(name, "copy_pages"), plan = !strcmp(name, "load_plan");
-    const size_t bytes = store ? sizeof(StoreCacheParams) : pages ? sizeof(CopyPagesParams) : plan ? sizeof(LoadPlanParams) : sizeof(AttendParams);
+    const bool store = !strncmp(name, "store_cache", 11), pages = !strcmp(name, "copy_pages"), compact = !strcmp(name, "compact_slots"), plan = !strcmp(name, "load_plan");
+    const size_t bytes = store ? sizeof(StoreCacheParams) : pages ? sizeof(CopyPagesParams) : compact ? sizeof(CompactSlotsParams) : plan ? sizeof(LoadPlanParams) : sizeof(AttendParams);
     memcpy(&work.params, arguments[0], bytes);
     return ask(work);
 }

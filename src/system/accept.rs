@@ -1,0 +1,85 @@
+//! After verification: a branch of a sequence's drafts is kept, the others are forgotten.
+//!
+//! K and V of a branch stand among those of the others, so a backend moves them together, before the commit: a slot is
+//! nothing but its token's place in the sequence.
+
+use crate::error::Error;
+use crate::fence::Fence;
+use crate::id::StepId;
+use crate::page::PagePool;
+use crate::plan::{Branch, Compaction};
+use crate::sequence::SequenceTable;
+use crate::step::StepLog;
+use crate::system::release::release_pages;
+use crate::world::Buffers;
+
+/// Checks the branches that are to be kept of a step's drafts; what backends have to move is left in the buffers.
+/// O(tokens kept).
+///
+/// # Errors [`Error::UnknownStep`]; for a branch [`Error::UnknownSequence`], [`Error::Preempted`],
+/// [`Error::NotDrafted`], [`Error::RepeatedSequence`] for one that stands twice or out of order, [`Error::NotABranch`],
+/// [`Error::RollbackLen`] where no token would be left.
+pub(crate) fn check(
+    sequences: &SequenceTable,
+    steps: &StepLog,
+    buffers: &mut Buffers,
+    step: StepId,
+    branches: &[Branch<'_>],
+) -> Result<(), Error> {
+    steps.check_abort(step)?;
+    buffers.compactions.clear();
+    let mut before = 0;
+    for &Branch { seq, tokens } in branches {
+        let sequence = sequences.running(seq)?;
+        let number = sequence.last_item;
+        if !sequence.is_drafted() || !steps.items_of(step).contains(&number) {
+            return Err(Error::NotDrafted { seq, step });
+        }
+        if number <= before {
+            return Err(Error::RepeatedSequence { seq });
+        }
+        before = number;
+        if let Some(place) = sequences.not_a_branch(sequence, tokens) {
+            return Err(Error::NotABranch { seq, place, token: tokens[place] });
+        }
+        let (first, max) = (steps.item(number).start, sequence.token_len);
+        if first == 0 && tokens.is_empty() {
+            return Err(Error::RollbackLen { len: 0, min: 1, max });
+        }
+        let keep = tokens.iter().fold(0, |keep, token| keep | 1_u64 << token);
+        // The first ones stay where they are.
+        if keep & keep.wrapping_add(1) != 0 {
+            buffers.compactions.push(Compaction { row: sequence.row, first, keep });
+        }
+    }
+    Ok(())
+}
+
+/// Keeps branches that were checked, and whose slots were moved. O(tokens kept, and pages released).
+#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
+pub(crate) fn accept(
+    pages: &mut PagePool,
+    sequences: &mut SequenceTable,
+    steps: &mut StepLog,
+    fence: &mut Fence,
+    buffers: &mut Buffers,
+    page_size: u32,
+    step: StepId,
+    branches: &[Branch<'_>],
+) {
+    for &Branch { seq, tokens } in branches {
+        let mut row = sequences.row_mut(seq).expect("checked");
+        let (number, last_step) = (row.sequence.last_item, row.sequence.last_step);
+        let start = steps.item(number).start;
+        let end = start + tokens.len() as u32;
+        row.keep_tokens(start, tokens);
+        row.sequence.end_draft();
+        row.sequence.planned_len = end;
+        steps.accept(step, number, end);
+        buffers.freed.clear();
+        sequences.truncate_pages(seq, end.div_ceil(page_size), &mut buffers.freed);
+        sequences.truncate_tokens(seq, end);
+        sequences.row_mut(seq).expect("checked").advance_front();
+        release_pages(pages, fence, last_step, &buffers.freed);
+    }
+}

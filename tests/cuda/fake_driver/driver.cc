@@ -158,7 +158,7 @@ static void store(Type type, u64 row, u64 i, float value) {
 static void attend(const AttendParams& p, const char* name) {
     const Type type = strstr(name, "bf16") ? BF16 : strstr(name, "_f16") ? F16 : F32;
     const bool latent = !strncmp(name, "attend_latent", 13);
-    const u32 bytes = type == F32 ? 4 : 2, dims = p.head_stride / bytes, values = latent ? 512 : dims, most = p.group > 8 ? 16 : 8;
+    const u32 bytes = type == F32 ? 4 : 2, dims = p.head_stride / bytes, values = latent ? 512 : dims, most = p.group > 8 || strstr(name, "_r16") ? 16 : 8;  /* what extend takes too where decode takes 16 comes out the same */
     const u64 v_pool = latent ? p.k : p.v;
     const u32 *words = reinterpret_cast<u32*>(p.table), *chunks = words + p.chunk_base;
     for (u32 b = 0; b < p.batch; ++b) {

@@ -20,6 +20,18 @@ DEVICE u32 pack(f16, float low, float high) {
     return bits;
 }
 
+// Rows of T over K and V of fp8: kernels take it in place of T, and are told apart by it.
+template <class T> struct Fp8 {};
+template <class T> struct RowsOf {
+    using Type = T;
+};
+template <class T> struct RowsOf<Fp8<T>> {
+    using Type = T;
+};
+template <class T> DEVICE constexpr bool over_fp8(T) { return false; }
+template <class T> DEVICE constexpr bool over_fp8(Fp8<T>) { return true; }
+template <class T> DEVICE u32 pack(Fp8<T>, float low, float high) { return pack(T(), low, high); }
+
 // c[16, 8] += a[16, 16] * b[16, 8]
 DEVICE void mma(bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -31,6 +43,8 @@ DEVICE void mma(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+template <class T> DEVICE void mma(Fp8<T>, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(T(), c, a, b0, b1); }
 
 // Four 8x8 matrices of 16-bit elements; lane i names row i % 8 of matrix i / 8.
 DEVICE void load_matrix(u32 (&r)[4], u32 at) {

@@ -16,7 +16,7 @@
 template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodeParts<T, D, NT, WARPS>> struct Decode : Parts {
     using Cursor = typename Parts::Cursor;
     using Parts::ROW, Parts::ROWS, Parts::FRAGMENTS, Parts::LONG_WORK, Parts::p, Parts::warp, Parts::lane, Parts::work_units;
-    using Parts::head_of, Parts::finish, Parts::finish_last, Parts::join_pending;
+    using Parts::head_of, Parts::finish, Parts::finish_last, Parts::join_pending, Parts::store_sum, Parts::add_sum;
 
     static constexpr int LINE = 128;               // bytes that a prefetch brings
     static constexpr int CHUNKS = D / 8;           // 16-byte pieces of a row
@@ -332,38 +332,6 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
             c.next<ROWS>(p, heads);
         } while (more);
         join_pending(shared.pending);
-    }
-
-    // A warp's sum stays in its lanes' order: what a lane writes, the same lane of another warp reads.
-    __device__ __forceinline__ void store_sum(u32 to, float4 (&tops)[NT][4], const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
-                                              const float (&sum)[NT][2]) {
-#pragma unroll
-        for (int n = 0; n < NT; ++n) {
-#pragma unroll
-            for (int m = 0; m < D / 16; ++m) store_shared_float4(to + (n * (D / 16) + m) * 512 + lane * 16, o[n][m]);
-            if (lane < 4) tops[n][lane] = make_float4(top[n][0], sum[n][0], top[n][1], sum[n][1]);
-        }
-    }
-    // Adds a warp's sum to this one's.
-    __device__ __forceinline__ void add_sum(u32 from, const float4 (&tops)[NT][4], float (&o)[NT][D / 16][4], float (&top)[NT][2],
-                                            float (&sum)[NT][2]) {
-#pragma unroll
-        for (int n = 0; n < NT; ++n) {
-            const float4 of = tops[n][lane % 4];
-            const float above0 = fmaxf(top[n][0], of.x), above1 = fmaxf(top[n][1], of.z);
-            const float base0 = above0 == MINUS_INF ? 0.f : above0, base1 = above1 == MINUS_INF ? 0.f : above1;
-            const float old0 = exp2_fast(top[n][0] - base0), old1 = exp2_fast(top[n][1] - base1);
-            const float new0 = exp2_fast(of.x - base0), new1 = exp2_fast(of.z - base1);
-            top[n][0] = above0, top[n][1] = above1;
-            sum[n][0] = sum[n][0] * old0 + of.y * new0, sum[n][1] = sum[n][1] * old1 + of.w * new1;
-#pragma unroll
-            for (int m = 0; m < D / 16; ++m) {
-                const float4 x = load_shared_float4(from + (n * (D / 16) + m) * 512 + lane * 16);
-                float(&y)[4] = o[n][m];
-                y[0] = y[0] * old0 + x.x * new0, y[1] = y[1] * old1 + x.y * new1;
-                y[2] = y[2] * old0 + x.z * new0, y[3] = y[3] * old1 + x.w * new1;
-            }
-        }
     }
 };
 

@@ -4,8 +4,11 @@
 // each gathered token serves them all) and a range of positions. CTAs take items longest first. K and V tiles are double
 // buffered; while one is worked on, the next is copied, and the page numbers of those after it are looked up. Where an
 // item is cut into parts over its tokens, each leaves its sum in `partial`, and the last to arrive joins them.
+//
+// Over fp8 (T is Fp8 of a type) what is copied are bytes, which become a tile of numbers before it is worked on.
 #pragma once
 #include "attend.cuh"
+#include "fp8.cuh"
 
 DEVICE u32 items(const AttendParams& p) { return load_u32(p.plan) * p.kv_heads; }
 DEVICE ExtendWork load_work(const AttendParams& p, u32 item) {
@@ -144,6 +147,16 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
     }
 };
 
+// Scales of the tokens of two tiles of K and V, by token.
+template <int BN> struct TileScales {
+    float scales[2][2][BN];
+    u64 scale_offsets[2][BN];  // but for the head's
+    u64 scale_head;
+    float factor;  // of the item's logits
+    float capped;  // the same before a cap
+};
+template <> struct TileScales<0> {};
+
 template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     static constexpr int THREADS = WARPS * 32;
     static constexpr int BM = 16 * MT * WARPS;  // query rows
@@ -152,8 +165,9 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     static constexpr int TILE = BN * ROW;       // bytes of a K (or V) tile
     static constexpr int ROWS_PER_COPY = THREADS / CHUNKS;
     static constexpr int BYTES = BM * ROW + 4 * TILE;  // dynamic shared memory
+    enum { FP8 = over_fp8(T()) };
 
-    struct Shared {
+    struct Shared : TileScales<FP8 ? BN : 0> {
         u64 offsets[2][BN];  // of the tokens of a tile; bit 63: not there
         u64 head_offset;     // of the item's head within a slot
         uint2 masks[64];       // of its sequence's queries, where that is a tree
@@ -190,12 +204,30 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 }
     }
 
+    // Bytes of a tile become numbers; K's first, V's behind.
+    static __device__ __forceinline__ void widen_tile(const AttendFp8Params& fp8, Shared& shared, u32 tile, u32 from, u32 to) {
+        constexpr int PIECES = D / 16;
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < 2 * BN * PIECES; i += THREADS) {
+            const u32 row = i / PIECES, token = row % BN, piece = i % PIECES * 2;
+            // Of K the scales go into the logits: rounded with its numbers their error would be as great as all products are together.
+            const bool scaled = fp8.scales.by_token && row >= BN;
+            const float scale = scaled ? shared.scales[tile % 2][1][token] : 1.f;
+            u32 bytes[4], wide[8];
+            asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(bytes[0]), "=r"(bytes[1]), "=r"(bytes[2]), "=r"(bytes[3]) : "r"(from + i * 16) : "memory");
+#pragma unroll
+            for (int j = 0; j < 4; ++j) widen_row(typename RowsOf<T>::Type(), bytes[j], scaled, scale, wide[2 * j], wide[2 * j + 1]);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) store_shared_uint4(to + row * ROW + ((piece + j) ^ token % 8) * 16, wide + 4 * j);
+        }
+    }
+
     static __device__ __forceinline__ void one(const AttendParams& p, u8* memory, Shared& shared, u32 item) {
         ExtendWork work = load_work(p, item);
         u32 head = item % p.kv_heads;
         const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
         const u32 group = p.group;
-        const u32 q_tile = shared_address(memory), k_tile = q_tile + BM * ROW, v_tile = k_tile + 2 * TILE;
+        const u32 q_tile = shared_address(memory), k_tile = q_tile + BM * ROW, v_tile = k_tile + (FP8 ? 1 : 2) * TILE;
         u32 kv_end = work.kv_end;
         auto is_tile = [&](u32 tile) { return work.kv_begin + tile * BN < kv_end; };
 
@@ -207,6 +239,10 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         auto page = [&](u32 tile) { return there(tile) ? load_page(p, look(tile), load_directory(p, look(tile))) : 0; };
         auto publish = [&](u32 tile, u32 page, u64 head_offset) {
             if (thread < BN) shared.offsets[tile % 2][thread] = there(tile) ? slot_offset(p, look(tile), page) + head_offset : NONE;
+            if constexpr (FP8) {
+                if (thread < BN && fp8_of(p).scales.by_token)
+                    shared.scale_offsets[tile % 2][thread] = page * fp8_of(p).scales.page_stride + look(tile).slot * 4;
+            }
         };
         const bool tree = work.row >= TREE_ROW;
         if (thread == 0) {
@@ -217,8 +253,32 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             if (thread < work.extend_len) shared.masks[thread] = tree_mask(p, work.qo_start + thread);
             for (u32 r = thread; r < BM; r += THREADS) shared.queries[r] = min((work.q_begin + r) / group, work.extend_len - 1);
         }
+        if constexpr (FP8)
+            if (thread == 0) shared.scale_head = static_cast<u64>(head) * fp8_of(p).scales.head_stride;
         const u32 piece = thread % CHUNKS;
         auto copy_tile = [&](u32 tile) {
+            if constexpr (FP8) {
+                constexpr int PIECES = D / 16, TOKENS = THREADS / PIECES;
+                // The thread's number is asked for again: the loop has no registers for addresses.
+                u32 thread;
+                asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+                const u32 to = q_tile + BM * ROW + 2 * TILE + tile % 2 * TILE + thread * 16;
+#pragma unroll
+                for (int i = 0; i < BN / TOKENS; ++i) {
+                    const u64 offset = shared.offsets[tile % 2][thread / PIECES + i * TOKENS];
+                    const bool is = !(offset & NONE);
+                    const u64 from = thread % PIECES * 16 + (is ? offset : 0);
+                    copy16(to + i * THREADS * 16, p.k + from, is);
+                    copy16(to + i * THREADS * 16 + TILE / 2, p.v + from, is);
+                }
+                if (fp8_of(p).scales.by_token && thread < BN) {
+                    const bool is = !(shared.offsets[tile % 2][thread] & NONE);
+                    const u64 at = (is ? shared.scale_offsets[tile % 2][thread] : 0) + shared.scale_head;
+                    const u32 scales = shared_address(&shared.scales[tile % 2][0][thread]);
+                    copy4(scales, fp8_of(p).scales.k + at, is), copy4(scales + BN * 4, fp8_of(p).scales.v + at, is);
+                }
+                return;
+            }
             const u32 buffer = tile % 2 * TILE;
 #pragma unroll
             for (int i = 0; i < BN / ROWS_PER_COPY; ++i) {
@@ -258,7 +318,12 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
             }
         }
-        const float factor = p.soft_cap > 0.f ? 1.f : Logits::make(p).scale;
+        float factor = p.soft_cap > 0.f ? 1.f : Logits::make(p).scale;
+        if constexpr (FP8) {
+            const float scale = head_scale(fp8_of(p), fp8_of(p).scales.k, head);
+            if (!(p.soft_cap > 0.f)) factor *= scale;
+            if (thread == 0) shared.factor = factor, shared.capped = Logits::make(p).scale * scale;
+        }
         // Positions of the warp's rows, in shared memory: the loop has no registers for them.
         const u32 span = shared_address(&shared.spans[warp]);
         {
@@ -283,6 +348,11 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             __syncthreads();
             if (is_tile(tile + 1)) copy_tile(tile + 1);
             copy_commit();
+            if constexpr (FP8) {
+                widen_tile(fp8_of(p), shared, tile, k_tile + 2 * TILE + tile % 2 * TILE, k_tile);
+                __syncthreads();
+                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(factor) : "r"(shared_address(&shared.factor)));
+            }
             // The offsets of this tile have been used: those of the next but one take their place. What the loop has no registers
             // for stands in shared memory.
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(kv_end) : "r"(shared_address(&shared.kv_end)));
@@ -304,13 +374,13 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(warp_first), "=r"(warp_last) : "r"(span));
             if (begin > warp_last) continue;
             const bool cut = begin + BN - 1 > warp_first || (p.window != 0 && begin + p.window <= warp_last);
-            const u32 kb = k_tile + tile % 2 * TILE, vb = v_tile + tile % 2 * TILE;
+            const u32 place = FP8 ? 0 : tile % 2 * TILE, kb = k_tile + place, vb = v_tile + place;
             float s[MT][BN / 8][4];
 #pragma unroll
             for (int m = 0; m < MT; ++m)
 #pragma unroll
                 for (int n = 0; n < BN / 8; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.f;
-#pragma unroll(4)
+#pragma unroll(FP8 ? 2 : 4)
             for (int k = 0; k < D / 16; ++k) {
                 u32 q[MT][4];
 #pragma unroll
@@ -323,8 +393,21 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                     for (int m = 0; m < MT; ++m) mma(T(), s[m][2 * n], q[m], b[0], b[1]), mma(T(), s[m][2 * n + 1], q[m], b[2], b[3]);
                 }
             }
+            if constexpr (FP8) {
+                if (fp8_of(p).scales.by_token) {
+                    const u32 scales = shared_address(shared.scales[tile % 2][0]) + column * 4;
+#pragma unroll
+                    for (int n = 0; n < BN / 8; ++n) {
+                        float even, odd;
+                        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(even), "=f"(odd) : "r"(scales + n * 32));
+#pragma unroll
+                        for (int m = 0; m < MT; ++m) s[m][n][0] *= even, s[m][n][1] *= odd, s[m][n][2] *= even, s[m][n][3] *= odd;
+                    }
+                }
+            }
             if (p.soft_cap > 0.f) {
-                const Logits logits = Logits::make(p);
+                Logits logits = Logits::make(p);
+                if constexpr (FP8) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(logits.scale) : "r"(shared_address(&shared.capped)));
 #pragma unroll
                 for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -399,6 +482,11 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         // Loaded again rather than kept in registers that the loop has no room for.
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(item) : "r"(shared_address(&shared.item)));
         work = load_work(p, item), head = item % p.kv_heads;
+        if constexpr (FP8) {
+            const float scale = head_scale(fp8_of(p), fp8_of(p).scales.v, head);
+#pragma unroll
+            for (int i = 0; i < MT * (D / 8) * 4; ++i) o[i / 4 / (D / 8)][i / 4 % (D / 8)][i % 4] *= scale;
+        }
 
         Finish<T, D, MT, WARPS>::run(p, reinterpret_cast<float*>(memory + BM * ROW), shared.last, work, head, factor, o, top, sum);
     }

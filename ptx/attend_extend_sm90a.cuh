@@ -6,6 +6,8 @@
 // are on their way, across the ends of items too. The consumers take turns at issuing, so that one's softmax runs under the
 // other's products.
 //
+// Over fp8 the producers copy bytes into memory of their own, two units of 16 rows ahead, and write them to the rings as numbers.
+//
 // ptxas decides half of the speed: what to look for in the machine code stands in NOTES.md, extend versions 3 and 6.
 #pragma once
 #include "attend_extend.cuh"
@@ -98,15 +100,24 @@ struct SequenceItems {
     DEVICE u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(p.counters); }
 };
 
+// Of fp8 by token: each producer warp's rows' scales, K's of four tiles, which the consumers read after K, V's of three.
+template <bool IS> struct TokenScales {};
+template <> struct TokenScales<true> {
+    float k_scales[4][4][32], v_scales[4][3][32];
+    float head_scales[2];  // K's, of the items whose Q is in the ring
+};
+
 // head_dim 128; tiles of 128 query rows and 128 tokens.
 template <class T, class Items = SequenceItems> struct ExtendHopper {
+    using Rows = typename RowsOf<T>::Type;
+    enum { FP8 = over_fp8(T()), UNITS = 3, UNIT = 2048 };  // of fp8: on their way for a warp, bytes of one
     static constexpr int D = 128, BM = 128, BN = 128, WARPS = 8, CONSUMERS = 256, PRODUCERS = 128;
     static constexpr int ROW = D * 2;
     static constexpr int TILE = BN * ROW, HALF = TILE / 2;  // bytes of a tile, of its 64 columns
     static constexpr int Q = 0, K = 2 * TILE, V = 4 * TILE, FACTORS = 6 * TILE;  // offsets in dynamic shared memory
     enum { FINISH = 1, PRODUCE = 2, TURN = 3, ROWS = 5 };  // named barriers; TURN + w and ROWS + w are warpgroup w's
 
-    struct Shared {
+    struct Shared : TokenScales<FP8 != 0> {
         Ring q, k, v;
         ExtendWork work[2];  // of the items whose Q is in the ring
         u32 item[2];
@@ -145,6 +156,33 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
                 copy16(mine + i * 2048 + 1024, base + (static_cast<u64>(two.w) << 32 | two.z), true);
             }
         }
+        // Copies half `half` of this warp's rows of a tile of fp8 as bytes: 16 rows, 16 bytes a lane of every fourth.
+        __device__ __forceinline__ void copy_unit(u32 to, u64 base, u32 list, u32 half) const {
+            const u64* const offsets = reinterpret_cast<const u64*>(shared.offsets[warp][list]) + half * 16 + lane / 8;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) copy16(to + i * 512 + lane * 16, base + lane % 8 * 16 + offsets[i * 4], true);
+        }
+        // Writes such bytes to their tile.
+        __device__ __forceinline__ void widen_unit(u32 from, u32 to, u32 half, bool scaled, const float* scales) const {
+#pragma unroll 2
+            for (int i = 0; i < 4; ++i) {
+                const u32 mine = i * 4 + lane / 8, row = mine * 8 + warp * 2 + half, piece = lane % 8 * 2;
+                const float scale = scaled ? scales[half * 16 + mine] : 1.f;
+                u32 bytes[4], wide[8];
+                asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(bytes[0]), "=r"(bytes[1]), "=r"(bytes[2]), "=r"(bytes[3])
+                             : "r"(from + i * 512 + lane * 16) : "memory");
+#pragma unroll
+                for (int j = 0; j < 4; ++j) widen_row(Rows(), bytes[j], scaled, scale, wide[2 * j], wide[2 * j + 1]);
+                // Half of the lanes write their second piece first, so that eight at a time meet all banks.
+                const bool second = piece >= 8;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const u32 a = wide[j], b = wide[j + 4];
+                    wide[j] = second ? b : a, wide[j + 4] = second ? a : b;
+                }
+                store_shared_uint4(to + place(row, piece + second), wide), store_shared_uint4(to + place(row, piece + !second), wide + 4);
+            }
+        }
         // The result of an item without tokens.
         __device__ __forceinline__ void blank(const ExtendWork& work, u32 head) const {
             for (u32 i = thread; i < BM * 16; i += PRODUCERS) {
@@ -155,6 +193,53 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             }
         }
     };
+
+    // K and V of an item of fp8, in units: of the first K, then of each K the two and of the V before it the two.
+    template <class Look> static __device__ __forceinline__ void produce_fp8(const Producer& producer, const ExtendWork& work, u32 head, u32& filled,
+                                                                             u32& page, u32& slot, Look& look) {
+        const AttendParams& p = producer.p;
+        Shared& shared = producer.shared;
+        const u32 warp = producer.warp, lane = producer.lane;
+        const u32 units = (work.kv_end - work.kv_begin + BN - 1) / BN * 4, own = producer.memory + 6 * TILE + warp * UNITS * UNIT;
+        auto is_v = [&](u32 unit) { return unit >= 2 && ((unit - 2) % 4 >= 2 || unit + 2 >= units); };
+        auto tile_of = [&](u32 unit) { return unit < 2 ? 0 : (unit - 2) / 4 + !is_v(unit); };
+        auto copy = [&](u32 unit) {
+            if (unit < units) {
+                const u32 tile = tile_of(unit), half = unit % 2;
+                const bool v = is_v(unit);
+                if (!v && half == 0) {
+                    producer.publish(tile % 2, page * p.page_stride + slot * p.slot_stride + head * p.head_stride);
+                    if (fp8_of(p).scales.by_token) {
+                        const u64 at = page * fp8_of(p).scales.page_stride + static_cast<u64>(head) * fp8_of(p).scales.head_stride + slot * 4;
+                        copy4(shared_address(&shared.k_scales[warp][(filled + tile) % 4][lane]), fp8_of(p).scales.k + at, true);
+                        copy4(shared_address(&shared.v_scales[warp][tile % 3][lane]), fp8_of(p).scales.v + at, true);
+                    }
+                }
+                producer.copy_unit(own + unit % UNITS * UNIT, v ? p.v : p.k, tile % 2, half);
+                if (!v && half == 1 && work.kv_begin + (tile + 1) * BN < work.kv_end) look(work.kv_begin + (tile + 1) * BN);
+            }
+            copy_commit();
+        };
+        copy(0), copy(1);
+        for (u32 unit = 0; unit < units; ++unit) {
+            copy(unit + 2);
+            copy_wait<2>();
+            __syncwarp();
+            const u32 tile = tile_of(unit), half = unit % 2, n = filled + tile;
+            const bool v = is_v(unit);
+            Ring& ring = v ? shared.v : shared.k;
+            if (half == 0) ring.wait_empty(n);
+            // A number of V times its scale is rounded; a logit's error would be as great as all its products are together.
+            const bool scaled = v && fp8_of(p).scales.by_token;
+            producer.widen_unit(own + unit % UNITS * UNIT, producer.memory + (v ? V : K) + n % 2 * TILE, half, scaled, shared.v_scales[warp][tile % 3]);
+            if (half == 1) {
+                fence_async();
+                barrier_arrive(shared_address(ring.full + n % 2));
+            }
+        }
+        filled += units / 4;
+        __syncwarp();
+    }
 
     static __device__ __forceinline__ void produce(const AttendParams& p, u32 memory, Shared& shared, ExtendWork work) {
         const u32 thread = threadIdx.x % PRODUCERS;
@@ -203,11 +288,18 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             }
             if (thread == 0) {
                 shared.work[turn % 2] = work, shared.item[turn % 2] = item;
+                if constexpr (FP8) shared.head_scales[turn % 2] = head_scale(fp8_of(p), fp8_of(p).scales.k, head);
                 barrier_arrive(shared_address(shared.q.full + turn % 2));
             }
             shared.q.fill(turn);
             if (!is) return;
 
+            if constexpr (FP8) {
+                produce_fp8(producer, work, head, filled, page, slot, look);
+                answer(turn);
+                skip(turn);
+                continue;
+            }
             const u32 before = filled;
             auto copy_v = [&](u32 n) {
                 shared.v.wait_empty(n);
@@ -238,6 +330,11 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
     struct Item {
         u32 kv_end;
         u32 first;  // position of the first row: it sees all up to there
+    };
+
+    struct ToLogits {
+        float factor;
+        Logits logits;
     };
 
     // Where 16 bytes of a row stand in a tile.
@@ -304,10 +401,20 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             const ExtendWork& work = shared.work[turn % 2];
             item = {work.kv_end, work.kv_len - work.extend_len + (work.q_begin + warp * 16) / group};
             // Of a tree all of the last 64 tokens are looked at.
-            if (!Items::SPANS && work.row >= TREE_ROW) item.first = min(item.first, work.kv_len - min(work.kv_len, 65));
+            if (!FP8 && !Items::SPANS && work.row >= TREE_ROW) item.first = min(item.first, work.kv_len - min(work.kv_len, 65));
 #pragma unroll
             for (int k = 0; k < D / 16; ++k) load_matrix(queries[k], tiles_at + Q + turn % 2 * TILE + place(warp * 16 + lane % 16, 2 * k + lane / 16));
             return true;
+        };
+        // What makes logits of scores. Over fp8 K's head has a scale, which is asked for where it is needed: there are no registers for it.
+        auto to_logits = [&]() -> ToLogits {
+            if constexpr (FP8) {
+                float scale;
+                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(scale) : "r"(shared_address(shared.head_scales + turn % 2)) : "memory");
+                return {plain ? factor * scale : factor, {logits.scale * scale, logits.cap}};
+            } else {
+                return {factor, logits};
+            }
         };
         // Tile n of all is multiplied with Q, or its weights with V.
         auto scores = [&](u32 n) {
@@ -315,14 +422,14 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
 #pragma unroll
             for (int i = 0; i < D / 16; ++i) {
                 const u32 step = (i / 4 * HALF + i % 4 * 32) >> 4;
-                wgmma_scores(T(), s, queries[i], k + step, i > 0);
+                wgmma_scores(Rows(), s, queries[i], k + step, i > 0);
             }
             wgmma_commit();
         };
         auto outputs = [&](u32 n) {
             const u64 v = v_matrix + (n % 2 * TILE >> 4);
 #pragma unroll
-            for (int i = 0; i < BN / 16; ++i) wgmma_output(T(), o[0], weights[i], v + (i * 2048 >> 4));
+            for (int i = 0; i < BN / 16; ++i) wgmma_output(Rows(), o[0], weights[i], v + (i * 2048 >> 4));
             wgmma_commit();
         };
         // What a tree's query does not see; rows past the last are as the last.
@@ -345,7 +452,7 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             if (begin + BN - 1 <= item.first && begin + BN <= item.kv_end && p.window == 0) return;
             const ExtendWork& work = shared.work[turn % 2];
             const u32 position0 = work.kv_len - work.extend_len, row = work.q_begin + warp * 16 + lane / 4;
-            if (!Items::SPANS && work.row >= TREE_ROW) return hide(work, begin, row);
+            if (!FP8 && !Items::SPANS && work.row >= TREE_ROW) return hide(work, begin, row);
             // Of this lane's columns, counted from its first.
             int from[2], to[2];
 #pragma unroll
@@ -362,10 +469,25 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         };
         // Turns the scores of the tile at `begin` into weights. True where sums so far are to be scaled: where a weight
         // would pass 2^8.
-        auto soften = [&](u32 begin) -> bool {
+        auto soften = [&](u32 n, u32 begin, const ToLogits& by) -> bool {
+            const float factor = by.factor;
+            if constexpr (FP8) {
+                if (fp8_of(p).scales.by_token) {
+                    // Tokens 8 * i + column are row i of the warp that copied them, tokens + 1 row 16 + i.
+                    const u32 scales = shared_address(shared.k_scales[lane % 4][n % 4]);
+#pragma unroll
+                    for (int i = 0; i < 16; i += 4) {
+                        const float4 even = load_shared_float4(scales + i * 4), odd = load_shared_float4(scales + 64 + i * 4);
+                        s[i][0] *= even.x, s[i][1] *= odd.x, s[i][2] *= even.x, s[i][3] *= odd.x;
+                        s[i + 1][0] *= even.y, s[i + 1][1] *= odd.y, s[i + 1][2] *= even.y, s[i + 1][3] *= odd.y;
+                        s[i + 2][0] *= even.z, s[i + 2][1] *= odd.z, s[i + 2][2] *= even.z, s[i + 2][3] *= odd.z;
+                        s[i + 3][0] *= even.w, s[i + 3][1] *= odd.w, s[i + 3][2] *= even.w, s[i + 3][3] *= odd.w;
+                    }
+                }
+            }
             if (!plain) {
 #pragma unroll
-                for (int i = 0; i < 64; ++i) s[i / 4][i % 4] = logits.of(s[i / 4][i % 4]);
+                for (int i = 0; i < 64; ++i) s[i / 4][i % 4] = by.logits.of(s[i / 4][i % 4]);
             }
             mask(begin);
             float above[2];
@@ -409,12 +531,19 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             const u32 head = shared.item[turn % 2] % p.kv_heads;
             using End = Finish<T, D, 1, WARPS, FINISH>;
             End::add_up(sum);
+            if constexpr (FP8) {
+                const float scale = head_scale(fp8_of(p), fp8_of(p).scales.v, head);
+#pragma unroll
+                for (int i = 0; i < 64; ++i) o[0][i / 4][i % 4] *= scale;
+            }
             if constexpr (Items::SPANS) {
                 Items::template part<T>(p, shared.lasts, work, head, factor, o[0], top[0], sum[0]);
             } else if ((work.part & 255) == 1) {
-                write(p, work, head, tiles_at + Q + turn % 2 * TILE, factor, o[0], top[0], sum[0]);
+                write(p, work, head, tiles_at + Q + turn % 2 * TILE, FP8 ? 1.f : factor, o[0], top[0], sum[0]);
             } else {
-                End::part(p, reinterpret_cast<float*>(memory + FACTORS), shared.last, work, head, factor, o, top, sum);
+                // Over fp8 Q's place has to do, which all have read by then.
+                u8* const factors = memory + (FP8 ? Q + turn % 2 * TILE : FACTORS);
+                End::part(p, reinterpret_cast<float*>(factors), shared.last, work, head, FP8 ? 1.f : factor, o, top, sum);
             }
             __syncwarp();
             shared.q.release(turn);
@@ -422,6 +551,14 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         auto clear = [&]() {
 #pragma unroll
             for (int n = 0; n < 16; ++n) o[0][n][0] = o[0][n][1] = o[0][n][2] = o[0][n][3] = 0.f;
+        };
+
+        // What the sums of the item that ends are relative to (over fp8 in base 2), and begins anew.
+        auto put_away = [&]() {
+            const float factor = to_logits().factor;
+            shared.ended[thread] = FP8 ? make_float4(top[0][0] * factor, top[0][1] * factor, sum[0][0], sum[0][1])
+                                       : make_float4(top[0][0], top[0][1], sum[0][0], sum[0][1]);
+            top[0][0] = top[0][1] = MINUS_INF, sum[0][0] = sum[0][1] = 0.f;
         };
 
         if (warpgroup == 1) named_arrive(TURN, CONSUMERS);
@@ -435,7 +572,7 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         named_arrive(TURN + 1 - warpgroup, CONSUMERS);
         wgmma_wait<0>(s);
         shared.k.release(0);
-        soften(shared.work[turn % 2].kv_begin);
+        soften(0, shared.work[turn % 2].kv_begin, to_logits());
         shared.v.wait_full(0);
         round();
         // At the loop's head tile n, counted over all items, is of item `turn`, begins at token `begin` and has weights; no
@@ -445,6 +582,8 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             const bool ends = begin >= item.kv_end;
             bool more = true;
             if (ends) {
+                // The next item's factor is another one.
+                if constexpr (FP8) put_away();
                 ++turn;
                 more = next();
                 turn -= !more;  // the last item's number stays
@@ -461,10 +600,9 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             wgmma_wait<1>(s);
             if (more) shared.k.release(n + 1);
             if (ends) {
-                shared.ended[thread] = make_float4(top[0][0], top[0][1], sum[0][0], sum[0][1]);
-                top[0][0] = top[0][1] = MINUS_INF, sum[0][0] = sum[0][1] = 0.f;
+                if constexpr (!FP8) put_away();
             }
-            const bool grow = soften(begin);
+            const bool grow = soften(n + 1, begin, to_logits());
             // A loop, which keeps ptxas from waiting for the outputs before it softens.
             if (more) shared.v.wait_full(n + 1);
             wgmma_wait<0>(o[0]);
@@ -498,10 +636,10 @@ template <class T> DEVICE void attend_extend_hopper(const AttendParams& p) {
     }
     __syncthreads();
     if (threadIdx.x >= E::CONSUMERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(E::FP8 ? 56 : 40));
         E::produce(p, shared_address(memory), shared, first);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(E::FP8 ? 224 : 232));
         E::consume(p, memory, shared);
     }
 }

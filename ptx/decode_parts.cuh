@@ -2,7 +2,8 @@
 #pragma once
 #include "decode_cursor.cuh"
 
-// NT eights of query rows, as in attend_decode.cuh; a sum's fragments lie as the tensor core's products do.
+// NT eights of query rows, as in attend_decode.cuh; a sum's fragments lie as the tensor core's products do: their row i is dim i, but
+// over fp8 rows i and i + 8 are dims 2 * i and 2 * i + 1.
 template <class T, int D, int NT, int WARPS> struct DecodeParts {
     using Cursor = DecodeCursor<WholeRows>;
     static constexpr int ROW = D * 2;  // bytes
@@ -37,6 +38,38 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
 
     __device__ __forceinline__ float* part_output(u32 slot) const { return reinterpret_cast<float*>(p.partial) + slot * u64(ROWS * D); }
     __device__ __forceinline__ float* part_tops(u32 slot) const { return part_output(2 * gridDim.x) + slot * u64(2 * ROWS); }
+
+    // A warp's sum stays in its lanes' order: what a lane writes, the same lane of another warp reads.
+    __device__ __forceinline__ void store_sum(u32 to, float4 (&tops)[NT][4], const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
+                                              const float (&sum)[NT][2]) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+            for (int m = 0; m < D / 16; ++m) store_shared_float4(to + (n * (D / 16) + m) * 512 + lane * 16, o[n][m]);
+            if (lane < 4) tops[n][lane] = make_float4(top[n][0], sum[n][0], top[n][1], sum[n][1]);
+        }
+    }
+    // Adds a warp's sum to this one's.
+    __device__ __forceinline__ void add_sum(u32 from, const float4 (&tops)[NT][4], float (&o)[NT][D / 16][4], float (&top)[NT][2],
+                                            float (&sum)[NT][2]) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            const float4 of = tops[n][lane % 4];
+            const float above0 = fmaxf(top[n][0], of.x), above1 = fmaxf(top[n][1], of.z);
+            const float base0 = above0 == MINUS_INF ? 0.f : above0, base1 = above1 == MINUS_INF ? 0.f : above1;
+            const float old0 = exp2_fast(top[n][0] - base0), old1 = exp2_fast(top[n][1] - base1);
+            const float new0 = exp2_fast(of.x - base0), new1 = exp2_fast(of.z - base1);
+            top[n][0] = above0, top[n][1] = above1;
+            sum[n][0] = sum[n][0] * old0 + of.y * new0, sum[n][1] = sum[n][1] * old1 + of.w * new1;
+#pragma unroll
+            for (int m = 0; m < D / 16; ++m) {
+                const float4 x = load_shared_float4(from + (n * (D / 16) + m) * 512 + lane * 16);
+                float(&y)[4] = o[n][m];
+                y[0] = y[0] * old0 + x.x * new0, y[1] = y[1] * old1 + x.y * new1;
+                y[2] = y[2] * old0 + x.z * new0, y[3] = y[3] * old1 + x.w * new1;
+            }
+        }
+    }
 
     // Where a segment's sums go.
     struct Target {
@@ -219,6 +252,17 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
     // A finished fragment: dims m * 16 .. + 16 of query rows n * 8 .. + 8.
     __device__ __forceinline__ void write(u32 n, u32 m, u32 qo_start, u32 rows, u32 head, const float (&o)[4], const Ended& ended) {
         const float inverse0 = ended.inverse[0], inverse1 = ended.inverse[1];
+        if constexpr (over_fp8(T())) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const u32 row = n * 8 + lane % 4 * 2 + h, query = row / p.group;
+                const float inverse = h ? inverse1 : inverse0;
+                if (row < rows)
+                    store_u32(p.out + (qo_start + query) * p.out_stride + (head * p.group + (row - query * p.group)) * ROW + m * 32 + lane / 4 * 4,
+                              pack(T(), o[h] * inverse, o[h + 2] * inverse));
+            }
+            return;
+        }
         const u32 low = transpose(pack(T(), o[0] * inverse0, o[1] * inverse1)), high = transpose(pack(T(), o[2] * inverse0, o[3] * inverse1));
         const u32 row = n * 8 + lane / 4, query = row / p.group;
         if (row >= rows) return;

@@ -106,6 +106,30 @@ KV_AT(AttendParams, reserved, 188);
 KV_AT(AttendParams, sinks, 192);
 KV_AT(AttendParams, masks, 200);
 
+// Where the scales of one layer of fp8 are.
+struct LayerScales {
+    u64 k;            // f32: head h's at k + h * head_stride; by token that of page p, slot s at + p * page_stride + s * 4
+    u64 v;            // the same of V
+    u64 page_stride;  // bytes
+    u32 head_stride;  // bytes
+    u32 by_token;     // 1: each token has a scale of its own
+};
+KV_SIZE(LayerScales, 32);
+KV_AT(LayerScales, k, 0);
+KV_AT(LayerScales, v, 8);
+KV_AT(LayerScales, page_stride, 16);
+KV_AT(LayerScales, head_stride, 24);
+KV_AT(LayerScales, by_token, 28);
+
+// Attention over fp8: attend_decode_fp8_*, attend_extend_fp8_* and attend_fp8_f32. K and V are bytes, and so are their strides.
+struct AttendFp8Params {
+    AttendParams attend;
+    LayerScales scales;
+};
+KV_SIZE(AttendFp8Params, 240);
+KV_AT(AttendFp8Params, attend, 0);
+KV_AT(AttendFp8Params, scales, 208);
+
 // The decode plan: DecodeWork[ceil(gridDim.x / stripes)].
 //
 // A unit is DECODE_UNIT tokens of one kv head of one sequence. The kv heads are striped: stripe s has heads s, s + stripes,
@@ -311,6 +335,58 @@ KV_AT(StoreCacheParams, slot_stride, 72);
 KV_AT(StoreCacheParams, slot_bytes, 76);
 KV_AT(StoreCacheParams, row_units, 80);
 KV_AT(StoreCacheParams, unit_bytes, 84);
+
+// What store_cache_fp8* take. Rows are [tokens, kv_heads, head_dim] of `rows`, and become bytes and, by token, scales.
+#define ROWS_F32 0
+#define ROWS_F16 1
+#define ROWS_BF16 2
+struct StoreFp8Params {
+    u64 k;                  // rows to store, k_stride bytes apart
+    u64 v;                  // the same, v_stride bytes apart
+    u64 slots;              // i32 or i64 [tokens]; negative: nothing is written
+    u64 k_pool;             // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride
+    u64 v_pool;             // this layer's V, same strides
+    u64 k_scales;           // as in LayerScales; written by token, read otherwise
+    u64 v_scales;
+    u64 page_stride;        // bytes
+    u64 scale_page_stride;  // bytes
+    u64 page_magic;         // slot / page_size is the high half of slot * page_magic, where page_size is not 1
+    u32 k_stride;           // bytes
+    u32 v_stride;           // bytes
+    u32 tokens;
+    u32 page_size;          // slots of a page
+    u32 slot_stride;        // bytes
+    u32 scale_head_stride;  // bytes
+    u32 slot_bytes;         // 4 or 8
+    u32 kv_heads;
+    u32 head_dim;
+    u32 rows;               // ROWS_F32, ROWS_F16 or ROWS_BF16
+    u32 by_token;
+    u32 reserved;           // 0
+};
+KV_SIZE(StoreFp8Params, 128);
+KV_AT(StoreFp8Params, k, 0);
+KV_AT(StoreFp8Params, v, 8);
+KV_AT(StoreFp8Params, slots, 16);
+KV_AT(StoreFp8Params, k_pool, 24);
+KV_AT(StoreFp8Params, v_pool, 32);
+KV_AT(StoreFp8Params, k_scales, 40);
+KV_AT(StoreFp8Params, v_scales, 48);
+KV_AT(StoreFp8Params, page_stride, 56);
+KV_AT(StoreFp8Params, scale_page_stride, 64);
+KV_AT(StoreFp8Params, page_magic, 72);
+KV_AT(StoreFp8Params, k_stride, 80);
+KV_AT(StoreFp8Params, v_stride, 84);
+KV_AT(StoreFp8Params, tokens, 88);
+KV_AT(StoreFp8Params, page_size, 92);
+KV_AT(StoreFp8Params, slot_stride, 96);
+KV_AT(StoreFp8Params, scale_head_stride, 100);
+KV_AT(StoreFp8Params, slot_bytes, 104);
+KV_AT(StoreFp8Params, kv_heads, 108);
+KV_AT(StoreFp8Params, head_dim, 112);
+KV_AT(StoreFp8Params, rows, 116);
+KV_AT(StoreFp8Params, by_token, 120);
+KV_AT(StoreFp8Params, reserved, 124);
 
 // The pages to copy travel inside the parameters (4,096 bytes at most), so that nothing needs to be uploaded.
 #define COPY_PAGES_MAX 448

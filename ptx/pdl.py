@@ -1,9 +1,13 @@
-"""PTX with the instructions of pdl.cuh in place of their marks, as src/backend/cuda/pdl.rs makes it."""
-INSTRUCTIONS = {".target sm_80": ".target sm_90", "// pdl: wait": "griddepcontrol.wait;", "// pdl: launch dependents": "griddepcontrol.launch_dependents;"}
+"""PTX with the instructions of pdl.cuh and e4m3.cuh in place of their marks, as src/backend/cuda/pdl.rs makes it."""
+INSTRUCTIONS = {"// pdl: wait": "griddepcontrol.wait;", "// pdl: launch dependents": "griddepcontrol.launch_dependents;"}
+NEWER, OLDER = "// sm_90: ", "// sm_80"
 
 
 def with_pdl(text):
-    if "// pdl: wait" in text:
-        for mark, instruction in INSTRUCTIONS.items():
-            text = text.replace(mark, instruction)
+    if "// pdl: wait" not in text and NEWER not in text:
+        return text
+    lines = (line for line in text.replace(".target sm_80", ".target sm_90").split("\n") if not line.endswith(OLDER))
+    text = "\n".join(lines).replace(NEWER, "")
+    for mark, instruction in INSTRUCTIONS.items():
+        text = text.replace(mark, instruction)
     return text

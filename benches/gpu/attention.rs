@@ -149,7 +149,7 @@ impl<'a> Bench<'a> {
 }
 
 /// Lengths of the Zipf batch: 128 to 32,768, sum 93,488.
-fn zipf() -> Vec<u32> {
+pub fn zipf() -> Vec<u32> {
     let power = 256_f64.ln() / 64_f64.ln();
     let len = |i: u32| (32_768.0 / f64::from(i + 1).powf(power)).round().max(128.0) as u32;
     let mut lens: Vec<u32> = (0..64).map(len).collect();

@@ -6,12 +6,13 @@
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
-//! Sections: ceil, store, copy, decode, shared, shortq, extend, mla, plan, first.
+//! Sections: ceil, store, copy, decode, shared, shortq, extend, fp8, mla, plan, first.
 #![allow(unsafe_code)]
 
 mod attention;
 mod batch;
 mod ceilings;
+mod fp8;
 mod host;
 mod latent;
 mod moves;
@@ -58,6 +59,9 @@ fn main() -> Outcome<()> {
     }
     if wanted("extend") {
         attention::extend(&gpu, &mut report)?;
+    }
+    if wanted("fp8") {
+        fp8::run(&gpu, &mut report)?;
     }
     if wanted("mla") {
         latent::mla(&gpu, &mut report)?;

@@ -34,7 +34,7 @@ for what in "${@:-test}"; do
         done
         ;;
     bench)
-        ./gpu_bench first ceil store copy decode extend plan >"$OUT/bench.txt" || failed=1
+        ./gpu_bench first ceil store copy decode extend fp8 plan >"$OUT/bench.txt" || failed=1
         if [ -d flashinfer ]; then
             python3 flashinfer/bench_flashinfer.py --only ceil,store,decode,prefill --no-jit >"$OUT/flashinfer.txt" 2>&1
             python3 compare.py "$OUT/kvarena.json" "$OUT/flashinfer.json"

@@ -40,5 +40,9 @@
 //! ```
 //!
 //! Pages move between pools where their bytes mean the same: where
-//! [`page_fingerprint`](crate::PoolLayout::page_fingerprint) is equal, of which given scales are a part. `Cuda` refuses
-//! such pools: it has no kernels for them.
+//! [`page_fingerprint`](crate::PoolLayout::page_fingerprint) is equal, of which given scales are a part.
+//!
+//! On a GPU `CudaOptions` has the same `scales`, uploaded once, and `rows`: the type of the rows that the host hands in
+//! and is given, bf16 unless it says f16 or f32. The bytes and scales that the store makes are the CPU's, bit by bit.
+//! Attention has an error of the rows' type over what the bytes stand for; where scales are by token, prefill rounds a
+//! number times its scale to the rows' type first. Spans that rows share are read by each row.

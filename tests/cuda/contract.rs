@@ -1,6 +1,6 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
-use kvarena::testkit::contract::check_backend;
+use kvarena::testkit::contract::{check_backend, check_fp8};
 
 use crate::on_gpu::OnGpuOptions;
 use crate::{gpu, seeds};
@@ -8,11 +8,21 @@ use crate::{gpu, seeds};
 #[test]
 fn cuda_keeps_the_contract() {
     let Some(gpu) = gpu() else { return };
-    println!("{}", check_backend(|_| OnGpuOptions::new(&gpu), seeds(200)));
+    println!("{}", check_backend(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(200)));
+}
+
+/// Pools of fp8 alone, of which the others draw one in four.
+#[test]
+fn cuda_keeps_the_contract_over_fp8() {
+    let Some(gpu) = gpu() else { return };
+    println!("{}", check_fp8(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(200)));
 }
 
 #[test]
 fn cuda_keeps_the_contract_where_spans_are_read_once() {
     let Some(gpu) = gpu() else { return };
-    println!("{}", check_backend(|_| OnGpuOptions::with_all_spans(&gpu), seeds(200)));
+    println!(
+        "{}",
+        check_backend(|case| OnGpuOptions::with_all_spans(&gpu).for_case(case), seeds(200))
+    );
 }

@@ -2,9 +2,11 @@
 
 use kvarena::testkit::contract::{HostRows, attention, round};
 use kvarena::testkit::planner::{Item, Planner};
+use kvarena::testkit::quantised::{quantise, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, BatchPlan, Capacity, Dtype, KvShape, Layout, PoolConfig, PoolLayout, TableShape,
+    Attend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, Layout, PoolConfig, PoolLayout, Scaling,
+    TableShape,
 };
 
 /// A model's shape, and how its pool lies.
@@ -14,7 +16,9 @@ pub struct Shape {
     pub kv_heads: u32,
     pub group: u32,
     pub head_dim: u32,
+    /// Of rows, and of the pool where that is not of fp8.
     pub dtype: Dtype,
+    pub fp8: Option<Scaling>,
     pub page_size: u32,
     pub layout: Layout,
     pub capacity: Capacity,
@@ -27,7 +31,8 @@ impl Shape {
         PoolConfig {
             layers: self.layers,
             shape: KvShape::heads(self.kv_heads, self.head_dim),
-            dtype: self.dtype.into(),
+            dtype: self.fp8.map_or(self.dtype.into(), |_| KvDtype::Fp8E4M3),
+            scaling: self.fp8.unwrap_or_default(),
             page_size: self.page_size,
             capacity: self.capacity,
             layout: self.layout,
@@ -42,6 +47,18 @@ impl Shape {
     pub fn table(&self) -> TableShape {
         let tokens = u64::from(self.sequences) * u64::from(self.max_len);
         TableShape::new(self.page_size, self.sequences, self.max_len, tokens).expect("a table")
+    }
+
+    /// What rows of K or V are once they are stored; scales that are given are 1.
+    fn stored(&self, rows: &[f32]) -> Vec<f64> {
+        let Some(scaling) = self.fp8 else { return rows.iter().map(|&x| x.into()).collect() };
+        let given = (scaling == Scaling::Static).then_some(1.0);
+        let heads = rows.chunks_exact(self.head_dim as usize).map(|head| quantise(head, given));
+        heads
+            .flat_map(|(bytes, scale)| {
+                bytes.into_iter().map(move |byte| value(byte) * f64::from(scale))
+            })
+            .collect()
     }
 
     pub fn attend(&self) -> Attend {
@@ -60,8 +77,8 @@ pub struct LayerInputs {
 /// K and V of one sequence in one layer, `[positions, kv_heads, head_dim]`.
 #[derive(Clone, Debug, Default)]
 struct History {
-    k: Vec<f32>,
-    v: Vec<f32>,
+    k: Vec<f64>,
+    v: Vec<f64>,
 }
 
 /// Sequences with their whole K and V on the host.
@@ -95,20 +112,38 @@ impl Drive {
         HostRows { dtype, width, stride: width, values }
     }
 
+    /// Remembers K and V of a sequence that has none in this layer.
+    pub fn remember(&mut self, sequence: usize, layer: usize, k: &HostRows, v: &HostRows) {
+        let (k, v) = (self.shape.stored(&k.values), self.shape.stored(&v.values));
+        self.history[sequence][layer] = History { k, v };
+    }
+
     /// Random q, k and v of every layer for a plan of these items, padded or not; remembers K and V.
     pub fn inputs(&mut self, items: &[Item], plan: &BatchPlan<'_>) -> Vec<LayerInputs> {
         let tokens = plan.token_count();
         let width = (self.shape.kv_heads * self.shape.head_dim) as usize;
+        self.inputs_of(items, plan, |drive| drive.rows(tokens, width))
+    }
+
+    /// The same with K and V of the caller's making.
+    pub fn inputs_of(
+        &mut self,
+        items: &[Item],
+        plan: &BatchPlan<'_>,
+        mut rows: impl FnMut(&mut Self) -> HostRows,
+    ) -> Vec<LayerInputs> {
+        let tokens = plan.token_count();
+        let width = (self.shape.kv_heads * self.shape.head_dim) as usize;
         let mut layers = Vec::new();
         for layer in 0..self.shape.layers as usize {
-            let (k, v) = (self.rows(tokens, width), self.rows(tokens, width));
+            let (k, v) = (rows(self), rows(self));
             for (item, row) in items.iter().zip(plan.rows) {
                 let Item::Extend { sequence, .. } = *item else { continue };
                 let start = row.qo_start as usize * width;
                 let end = start + row.extend_len as usize * width;
                 let history = &mut self.history[sequence][layer];
-                history.k.extend(&k.values[start..end]);
-                history.v.extend(&v.values[start..end]);
+                history.k.extend(self.shape.stored(&k.values[start..end]));
+                history.v.extend(self.shape.stored(&v.values[start..end]));
             }
             let q = self.rows(tokens, width * self.shape.group as usize);
             layers.push(LayerInputs { q, k, v });

@@ -3,9 +3,9 @@
 use kvarena::backend::Operand;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, KvDtype, KvShape, LayerId,
-    OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, Scaling, SlotId, SlotMapping,
-    StepEnd, StepId, TableShape, TableWrite, TokenId,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, KvDtype, KvScales, KvShape,
+    LayerId, OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, ScaleError, Scaling,
+    SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite, TokenId,
 };
 
 use crate::{device, gpu};
@@ -79,17 +79,34 @@ fn free_memory_less_a_reserve_is_a_pool() {
 }
 
 #[test]
-fn a_pool_of_fp8_is_not_opened() {
+fn scales_and_rows_that_are_not_the_pools_are_refused() {
     let Some(gpu) = gpu() else { return };
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
-    for scaling in [Scaling::Static, Scaling::ByToken] {
-        let dtype = KvDtype::Fp8E4M3;
-        let config = PoolConfig { dtype, scaling, ..PoolConfig::default() };
-        let opened = CudaOptions::new(&gpu).open(&config.layout().expect("a pool"), &table, 2);
-        let error = opened.expect_err("there are no kernels for it");
-        assert_eq!(error, CudaError::PoolDtype { dtype });
-        assert!(error.to_string().contains("Fp8E4M3"));
+    let open = |dtype, scaling, heads, rows| {
+        let capacity = Capacity::Pages(4);
+        let shape = KvShape::heads(2, 64);
+        let config = PoolConfig { shape, dtype, scaling, capacity, ..PoolConfig::default() };
+        let layers = config.layers;
+        let scales = KvScales::new(layers, heads, vec![0.5; 2 * (layers * heads) as usize]);
+        let scales = (heads > 0).then(|| scales.expect("sound scales"));
+        let options = CudaOptions { scales, rows, ..CudaOptions::new(&gpu) };
+        options.open(&config.layout().expect("a pool"), &table, 2).map(|cuda| cuda.rows())
+    };
+    let fp8 = KvDtype::Fp8E4M3;
+    assert_eq!(open(fp8, Scaling::Static, 2, None), Ok(Dtype::Bf16));
+    assert_eq!(open(fp8, Scaling::ByToken, 0, Some(Dtype::F32)), Ok(Dtype::F32));
+    assert_eq!(open(KvDtype::F16, Scaling::Static, 0, Some(Dtype::F16)), Ok(Dtype::F16));
+    let size = open(fp8, Scaling::Static, 3, None);
+    assert!(matches!(size, Err(CudaError::Scales(ScaleError::Size { .. }))), "{size:?}");
+    for (dtype, scaling) in [(fp8, Scaling::ByToken), (KvDtype::Bf16, Scaling::Static)] {
+        let given = open(dtype, scaling, 2, None);
+        assert_eq!(given, Err(CudaError::Scales(ScaleError::NotStatic)));
     }
+    let (rows, pool) = (Dtype::F16, KvDtype::Bf16);
+    assert_eq!(
+        open(pool, Scaling::Static, 0, Some(rows)),
+        Err(CudaError::RowsDtype { rows, pool })
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::Item;
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, Layout, OpenBackend, PlanError,
-    RowId, SlotMapping, StepEnd, StepId, StepScratch, TokenId,
+    RowId, Scaling, SlotMapping, StepEnd, StepId, StepScratch, TokenId,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
@@ -87,6 +87,7 @@ fn shape(layout: Layout, page_size: u32) -> Shape {
         group: 4,
         head_dim: 128,
         dtype: Dtype::Bf16,
+        fp8: None,
         page_size,
         layout,
         capacity: Capacity::Pages(12_000 / page_size),
@@ -171,6 +172,19 @@ fn decode_graphs_replay() {
 fn mixed_graphs_replay() {
     let Some(gpu) = gpu() else { return };
     replay(&gpu, shape(Layout::PageFirst, 16), 6, 200, 120);
+}
+
+#[test]
+fn graphs_over_fp8_replay() {
+    let Some(gpu) = gpu() else { return };
+    for (scaling, layout) in
+        [(Scaling::Static, Layout::LayerFirst), (Scaling::ByToken, Layout::PageFirst)]
+    {
+        let fp8 = |page_size| Shape { fp8: Some(scaling), ..shape(layout, page_size) };
+        replay(&gpu, fp8(1), 8, 8, 1);
+        replay(&gpu, fp8(16), 8, 8, 1);
+        replay(&gpu, fp8(16), 6, 200, 120);
+    }
 }
 
 #[test]

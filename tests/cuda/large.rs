@@ -22,6 +22,7 @@ fn run(gpu: &Gpu, layout: Layout, page_size: u32, bytes: u64, layers: u32) {
         group: 4,
         head_dim: 128,
         dtype: Dtype::Bf16,
+        fp8: None,
         page_size,
         layout,
         capacity: Capacity::Bytes(bytes),

@@ -9,6 +9,7 @@ mod copies;
 mod drive;
 mod dropped;
 mod errors;
+mod fp8;
 mod graph;
 mod large;
 mod on_gpu;

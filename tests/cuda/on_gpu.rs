@@ -10,7 +10,7 @@ use kvarena::backend::cuda::{
 };
 use kvarena::testkit::contract::{Case, HostRows, TestBackend, bytes};
 use kvarena::{
-    Backend, Dtype, KvDtype, KvShape, OpenBackend, PageCopy, PageId, PoolLayout, TableShape,
+    Backend, Dtype, KvScales, KvShape, OpenBackend, PageCopy, PageId, PoolLayout, TableShape,
     forward_backend,
 };
 
@@ -35,6 +35,20 @@ impl OnGpuOptions {
     /// One that reads spans once wherever rows share some.
     pub fn with_all_spans(gpu: &Gpu) -> Self {
         Self(CudaOptions { all_spans: true, ..Self::new(gpu).0 })
+    }
+
+    /// With rows of a type.
+    pub fn of_rows(gpu: &Gpu, rows: Dtype) -> Self {
+        Self(CudaOptions { rows: Some(rows), ..Self::new(gpu).0 })
+    }
+
+    /// For a case of the contract: its rows, and its scales where it has some.
+    pub fn for_case(self, case: &Case) -> Self {
+        Self(CudaOptions { rows: Some(case.kv_rows), scales: case.scales(), ..self.0 })
+    }
+
+    pub fn with_scales(self, scales: Option<KvScales>) -> Self {
+        Self(CudaOptions { scales, ..self.0 })
     }
 
     pub fn with_tokens(gpu: &Gpu, max_step_tokens: u32) -> Self {
@@ -104,26 +118,25 @@ impl TestBackend for OnGpu {
 
     fn supports(case: &Case) -> bool {
         let layout = &case.layout;
-        if layout.dtype().is_quantised() || layout.label_channels() > 0 {
+        let (dtype, latent) = (layout.dtype(), layout.is_latent());
+        if layout.label_channels() > 0 || (latent && dtype.is_quantised()) {
             return false;
         }
-        let dtype = case.layout.dtype().rows();
-        let head_dim = match case.layout.dtype() {
-            _ if case.layout.is_latent() => {
-                case.layout.shape() == KvShape::Latent { rank: 512, rope: 64 }
-            }
-            KvDtype::F32 => case.layout.head_dim().is_multiple_of(32),
+        let rows = if dtype.is_quantised() { case.kv_rows } else { dtype.rows() };
+        let head_dim = match rows {
+            _ if latent => layout.shape() == KvShape::Latent { rank: 512, rope: 64 },
+            Dtype::F32 => case.layout.head_dim().is_multiple_of(32),
             _ => matches!(case.layout.head_dim(), 64 | 128 | 256),
         };
-        head_dim && case.kv_rows == dtype && case.q_rows == dtype
+        head_dim && case.kv_rows == rows && case.q_rows == rows
     }
 
-    /// Sums in f32 over weights that are rounded to the pool's type.
+    /// Sums in f32 over weights that are rounded to the rows' type.
     fn unit(&self, case: &Case) -> f64 {
-        match case.layout.dtype() {
-            KvDtype::F32 => 2_f64.powi(-21),
-            KvDtype::F16 => 2_f64.powi(-13),
-            KvDtype::Bf16 => 2_f64.powi(-10),
+        match case.q_rows {
+            Dtype::F32 => 2_f64.powi(-21),
+            Dtype::F16 => 2_f64.powi(-13),
+            Dtype::Bf16 => 2_f64.powi(-10),
             other => panic!("{other:?}"),
         }
     }

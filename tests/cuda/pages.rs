@@ -3,7 +3,7 @@
 use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::TestBackend;
 use kvarena::testkit::planner::Item;
-use kvarena::{Attend, Backend, Capacity, Dtype, LayerId, Layout, OpenBackend, StepEnd};
+use kvarena::{Attend, Backend, Capacity, Dtype, LayerId, Layout, OpenBackend, Scaling, StepEnd};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
@@ -12,8 +12,9 @@ use crate::on_gpu::{OnGpu, OnGpuOptions};
 /// Sequences that end about a page's edge are stored, then extended, then decoded a token at a time.
 fn run(gpu: &Gpu, shape: Shape, window: Option<u32>) {
     let mut drive = Drive::new(shape, u64::from(shape.page_size));
-    let mut backend =
-        OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
+    let mut backend = OnGpuOptions::of_rows(gpu, shape.dtype)
+        .open(&shape.pool(), &shape.table(), 2)
+        .expect("a small pool");
     let attend = Attend { window, ..shape.attend() };
     let ends = [2 * shape.page_size - 20, shape.page_size - 20, shape.page_size + 1];
     let ends = ends.map(|len| (drive.admit(), len));
@@ -46,6 +47,17 @@ fn run(gpu: &Gpu, shape: Shape, window: Option<u32>) {
 #[test]
 fn slots_of_large_pages_are_found() {
     let Some(gpu) = gpu() else { return };
+    find_slots(&gpu, [None; 2]);
+}
+
+#[test]
+fn slots_of_large_pages_of_fp8_are_found() {
+    let Some(gpu) = gpu() else { return };
+    find_slots(&gpu, [Some(Scaling::Static), Some(Scaling::ByToken)]);
+    find_slots(&gpu, [Some(Scaling::ByToken), Some(Scaling::Static)]);
+}
+
+fn find_slots(gpu: &Gpu, kinds: [Option<Scaling>; 2]) {
     let shapes = [
         (Dtype::Bf16, 64, 8),
         (Dtype::F16, 64, 9),
@@ -58,7 +70,7 @@ fn slots_of_large_pages_are_found() {
     ];
     for page_size in [255, 256, 257, 341, 512, 1024] {
         for (i, (dtype, head_dim, group)) in shapes.into_iter().enumerate() {
-            let layout = [Layout::PageFirst, Layout::LayerFirst][i % 2];
+            let (layout, fp8) = ([Layout::PageFirst, Layout::LayerFirst][i % 2], kinds[i / 2 % 2]);
             let (capacity, max_len) = (Capacity::Pages(9), 3 * page_size);
             let (layers, kv_heads, sequences) = (1, 2, 3);
             let shape = Shape {
@@ -67,13 +79,14 @@ fn slots_of_large_pages_are_found() {
                 group,
                 head_dim,
                 dtype,
+                fp8,
                 page_size,
                 layout,
                 capacity,
                 sequences,
                 max_len,
             };
-            run(&gpu, shape, (i % 3 == 1).then_some(page_size + 3));
+            run(gpu, shape, (i % 3 == 1).then_some(page_size + 3));
         }
     }
 }

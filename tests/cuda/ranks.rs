@@ -82,6 +82,7 @@ fn two_ranks_are_one_gpu() {
         group: 4,
         head_dim: 128,
         dtype: Dtype::Bf16,
+        fp8: None,
         page_size: 16,
         layout: Layout::PageFirst,
         capacity: Capacity::Pages(600),

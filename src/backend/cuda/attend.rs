@@ -1,4 +1,4 @@
-//! Attention launches: which kernels serve a pool, and the memory that each variant of attention keeps.
+//! Attention launches, and the memory that each variant of attention keeps.
 //!
 //! A *variant* has its own query heads and sliding window: a step is split for each. A model has one variant,
 //! or two where local and global layers alternate. The first launch of a variant makes its memory; from then on every
@@ -6,21 +6,22 @@
 //!
 //! Not here: the split itself (`split/`), the kernels (`ptx/attend_*.cu`).
 
+use super::attend_kernels::{AttentionKernel, Decodes, hopper, kernels, plain};
 use super::attend_latent::LatentVariants;
 use super::attend_shared::{SHARED_VARIANTS_MAX, SharedDecode};
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::image::{Image, StepLimits};
-use super::kernels::{Attention, Kernel};
 use super::launch::Start;
 use super::memory::DeviceBuffer;
-use super::params::{AttendParams, DecodeWork};
+use super::params::{AttendParams, DecodeWork, LayerScales};
+use super::pool::Pool;
 use super::raw::{RawStream, is_capturing, raw};
 use super::ring::{Load, UploadRing};
 use super::split::{DECODE_ROWS, Split, SplitCount, SplitShape};
 use super::sys;
 use crate::backend::Attend;
-use crate::layout::{KvDtype, PoolLayout};
+use crate::layout::PoolLayout;
 use crate::plan::BatchPlan;
 
 /// Variants that the image has room for.
@@ -30,82 +31,6 @@ const RESIDENT_MAX: u32 = 8;
 /// Those of a decode kernel for more rows than one token's: registers and shared memory leave room for no more.
 const WIDE_RESIDENT: u32 = 2;
 
-macro_rules! attention {
-    ($name:expr, $threads:literal, $shared:literal) => {
-        Attention {
-            kernel: Kernel::new(
-                $name,
-                include_str!(concat!("../../../ptx/", $name, ".ptx")),
-                $shared,
-            ),
-            threads: $threads,
-        }
-    };
-}
-
-const ATTEND_F32: Attention = attention!("attend_f32", 128, 0);
-
-/// The decode kernels of [`DECODE_ROWS`].
-type Decodes = [Option<Attention>; DECODE_ROWS.len()];
-
-/// A `match` over dtype and head_dim with the decode kernels and the extend kernel of each.
-macro_rules! attentions {
-    (
-        $key:expr,
-        $($dtype:ident $name:literal $head_dim:literal: $extend:literal,
-            $threads:literal $($rows:literal $shared:literal)*;)*
-    ) => {
-        Some(match $key {
-            $(
-                (KvDtype::$dtype, $head_dim) => {
-                    let mut decodes = Decodes::default();
-                    let all = [$(attention!(
-                        concat!("attend_decode_", $name, "_d", $head_dim, "_r", $rows),
-                        $threads,
-                        $shared
-                    )),*];
-                    for (place, one) in decodes.iter_mut().zip(all) {
-                        *place = Some(one);
-                    }
-                    let extend = attention!(
-                        concat!("attend_extend_", $name, "_d", $head_dim),
-                        128,
-                        $extend
-                    );
-                    (decodes, extend)
-                }
-            )*
-            _ => return None,
-        })
-    };
-}
-
-/// The decode kernels and the extend kernel for 16-bit pools. Threads and shared memory are those of the kernels'
-/// headers.
-fn kernels(dtype: KvDtype, head_dim: u32) -> Option<(Decodes, Attention)> {
-    attentions! { (dtype, head_dim),
-        Bf16 "bf16" 64: 49_152, 128 8 71_680 16 77_824;
-        Bf16 "bf16" 128: 98_304, 128 8 77_824 16 90_112;
-        Bf16 "bf16" 256: 98_304, 64 8 73_728 16 81_920;
-        F16 "f16" 64: 49_152, 128 8 71_680 16 77_824;
-        F16 "f16" 128: 98_304, 128 8 77_824 16 90_112;
-        F16 "f16" 256: 98_304, 64 8 73_728 16 81_920;
-    }
-}
-
-/// The extend kernel that only compute capability 9.0 runs, where there is one.
-fn hopper(dtype: KvDtype, head_dim: u32) -> Option<Attention> {
-    Some(match (dtype, head_dim) {
-        (KvDtype::Bf16, 128) => {
-            attention!("attend_extend_bf16_d128_sm90a", 384, 204_800)
-        }
-        (KvDtype::F16, 128) => {
-            attention!("attend_extend_f16_d128_sm90a", 384, 204_800)
-        }
-        _ => return None,
-    })
-}
-
 /// Query heads and window (0: none).
 type VariantKey = (u32, u32);
 
@@ -114,7 +39,9 @@ type VariantKey = (u32, u32);
 struct Variant {
     key: VariantKey,
     decode: Decodes,
-    extend: Attention,
+    extend: AttentionKernel,
+    /// In its place where rows are trees, and in graphs, which serve those too: where it knows none.
+    trees: Option<AttentionKernel>,
     split: Split,
     /// Reads shared spans once, where a kernel does.
     shared: Option<SharedDecode>,
@@ -130,7 +57,7 @@ struct Variant {
     counters: DeviceBuffer,
 }
 
-/// The variants of attention met so far. A pool of f32 needs none.
+/// The variants of attention met so far. Rows of f32 need none.
 #[derive(Debug, Default)]
 pub(super) struct Variants {
     list: Vec<Variant>,
@@ -172,11 +99,7 @@ impl Variants {
             let shape = variant.split.shape();
             let width = shape.width(tokens, rows);
             // The narrowest was loaded with the variant.
-            if width == shape.narrowest() {
-                Ok(())
-            } else {
-                gpu.load(&variant.decode_of(width).kernel)
-            }
+            if width == shape.narrowest() { Ok(()) } else { variant.decode_of(width).load(gpu) }
         })
     }
 
@@ -220,11 +143,11 @@ impl Variants {
         Ok(())
     }
 
-    /// The variant's index, making its memory where it is new. f32 pools have no variants.
+    /// The variant's index, making its memory where it is new. Rows of f32 have no variants.
     pub(super) fn prepare(
         &mut self,
         gpu: &Gpu,
-        layout: &PoolLayout,
+        pool: &Pool,
         attend: &Attend,
         limits: StepLimits,
         stream: RawStream,
@@ -239,10 +162,10 @@ impl Variants {
         if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }
-        let mut variant = Variant::new(gpu, layout, key, limits, stream)?;
+        let mut variant = Variant::new(gpu, pool, key, limits, stream)?;
         if self.list.len() < SHARED_VARIANTS_MAX {
             let shape = *variant.split.shape();
-            variant.shared = SharedDecode::new(gpu, layout.dtype(), shape, limits, stream)?;
+            variant.shared = SharedDecode::new(gpu, pool.layout().dtype(), shape, limits, stream)?;
         }
         self.list.push(variant);
         Ok(self.list.len() - 1)
@@ -252,13 +175,13 @@ impl Variants {
     /// can need.
     ///
     /// # Safety
-    /// The addresses in `params` are those of rows for every token of the staged step.
+    /// The addresses in `params` are those of rows for every token of the staged step, `scales` the layer's.
     pub(super) unsafe fn launch(
         &self,
         gpu: &Gpu,
         index: usize,
         image: &Image,
-        mut params: AttendParams,
+        (mut params, scales): (AttendParams, LayerScales),
         start: &mut Start,
         stream: RawStream,
     ) -> Result<(), CudaError> {
@@ -285,12 +208,9 @@ impl Variants {
             params.counters = variant.counters.address();
             let width = variant.count.width;
             params.stripes = shape.decode_stripes(width);
-            let Attention { kernel, threads } = variant.decode_of(width);
+            let (kernel, blocks) = (variant.decode_of(width), shape.decode_ctas[width]);
             // SAFETY: the caller answers for the rows; plan, partial and counters are this variant's, for this grid.
-            unsafe {
-                let grid = (shape.decode_ctas[width], 1);
-                gpu.launch(kernel, grid, (*threads, 1), stream, &params, decode_start)
-            }?;
+            unsafe { kernel.launch(gpu, blocks, params, scales, decode_start, stream) }?;
         }
         if extend {
             // Its search for the greatest logit comes before the scale, which must not turn its sign then.
@@ -299,12 +219,10 @@ impl Variants {
             params.plan = variant.extend_plan.address();
             params.partial = variant.partial.address() + shape.decode_partial_bytes() as u64;
             params.counters = variant.counters.address() + shape.decode_counter_bytes() as u64;
-            let Attention { kernel, threads } = &variant.extend;
+            let trees = variant.trees.as_ref().filter(|_| image.trees || capturing);
+            let (kernel, blocks) = (trees.unwrap_or(&variant.extend), shape.extend_ctas);
             // SAFETY: as above.
-            unsafe {
-                let grid = (shape.extend_ctas, 1);
-                gpu.launch(kernel, grid, (*threads, 1), stream, &params, Start::InOrder)
-            }?;
+            unsafe { kernel.launch(gpu, blocks, params, scales, Start::InOrder, stream) }?;
         }
         if !capturing && (decode || extend) {
             *start = Start::Pdl;
@@ -315,25 +233,29 @@ impl Variants {
 
 impl Variant {
     /// The decode kernel of a width that steps have.
-    fn decode_of(&self, width: usize) -> &Attention {
+    fn decode_of(&self, width: usize) -> &AttentionKernel {
         self.decode[width].as_ref().expect("a width with CTAs has a kernel")
     }
 
     fn new(
         gpu: &Gpu,
-        layout: &PoolLayout,
+        pool: &Pool,
         key: VariantKey,
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Self, CudaError> {
-        let head_dim = layout.head_dim();
+        let (layout, rows) = (pool.layout(), pool.rows());
+        let (head_dim, fp8) = (layout.head_dim(), layout.dtype().is_quantised());
         let (decode, extend) =
-            kernels(layout.dtype(), head_dim).ok_or(CudaError::HeadDim { head_dim })?;
-        let late = hopper(layout.dtype(), head_dim).filter(|_| gpu.capability() == 90);
+            kernels(fp8, rows, head_dim).ok_or(CudaError::HeadDim { head_dim })?;
+        let late = hopper(fp8, rows, head_dim).filter(|_| gpu.capability() == 90);
+        // Over fp8 that one has no registers for trees. Both read the same plan, whatever the number of blocks.
+        let trees = late.filter(|_| fp8).map(|_| extend);
+        // A capture loads nothing.
+        trees.as_ref().map_or(Ok(()), |kernel| kernel.load(gpu))?;
         let extend = late.unwrap_or(extend);
-        let ctas = |attention: &Attention| -> Result<u32, CudaError> {
-            let resident = gpu.resident(&attention.kernel, attention.threads)?;
-            Ok(gpu.multiprocessors() * resident.clamp(1, RESIDENT_MAX))
+        let ctas = |kernel: &AttentionKernel| -> Result<u32, CudaError> {
+            Ok(gpu.multiprocessors() * kernel.resident(gpu)?.clamp(1, RESIDENT_MAX))
         };
         let mut shape = SplitShape {
             kv_heads: layout.kv_heads(),
@@ -365,6 +287,7 @@ impl Variant {
             key,
             decode,
             extend,
+            trees,
             split: Split::new(shape),
             shared: None,
             count: SplitCount::default(),
@@ -376,76 +299,18 @@ impl Variant {
     }
 }
 
-/// Launches attention in f32, for pools that check rather than serve.
+/// Launches attention in f32, for rows that check rather than serve.
 ///
 /// # Safety
 /// The addresses in `params` are those of rows for every token of the staged step.
 pub(super) unsafe fn launch_f32(
     gpu: &Gpu,
-    params: &AttendParams,
+    params: AttendParams,
+    scales: LayerScales,
+    fp8: bool,
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let Attention { kernel, threads } = &ATTEND_F32;
-    let grid = (8 * gpu.multiprocessors(), 1);
+    let blocks = 8 * gpu.multiprocessors();
     // SAFETY: the caller answers for the rows.
-    unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, params, Start::InOrder) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a kernel's source says of itself, and its PTX.
-    fn source(kernel: &Kernel<AttendParams>) -> String {
-        let file = kernel.name.replace("_bf16", "_DTYPE").replace("_f16", "_DTYPE");
-        let path = format!("{}/ptx/{file}.cu", env!("CARGO_MANIFEST_DIR"));
-        std::fs::read_to_string(path).expect("every kernel has a source")
-    }
-
-    fn thousands(n: u32) -> String {
-        format!("{},{:03}", n / 1000, n % 1000)
-    }
-
-    #[test]
-    fn kernels_are_launched_as_they_say() {
-        for dtype in [KvDtype::F16, KvDtype::Bf16] {
-            for head_dim in [64, 128, 256] {
-                let shape = SplitShape {
-                    kv_heads: 1,
-                    group: 1,
-                    head_dim,
-                    window: 0,
-                    decode_ctas: [1; DECODE_ROWS.len()],
-                    extend_ctas: 1,
-                    batch_max: 1,
-                    tokens_max: 1,
-                };
-                let (decodes, extend) = kernels(dtype, head_dim).expect("a served shape");
-                assert!(decodes[0].is_some() && decodes[1].is_some(), "every group is served");
-                for (width, decode) in decodes.iter().enumerate() {
-                    let Some(decode) = decode else { continue };
-                    let rows = DECODE_ROWS[width];
-                    assert!(decode.kernel.name.ends_with(&format!("d{head_dim}_r{rows}")));
-                    let parts = shape.width_partial_bytes(width) / 8 / (head_dim + 2) as usize;
-                    check(decode, format!("[2 * grid, {parts}, {}]", head_dim + 2));
-                }
-                let rows = shape.extend_rows();
-                for extend in [Some(extend), hopper(dtype, head_dim)].into_iter().flatten() {
-                    check(&extend, format!("[slots, kv_heads, {rows}, {}]", head_dim + 2));
-                }
-            }
-        }
-    }
-
-    fn check(Attention { kernel, threads }: &Attention, partial: String) {
-        let text = source(kernel);
-        let launch = format!("block {threads}, {} bytes of dynamic", thousands(kernel.shared));
-        for wanted in [launch, format!("partial f32 {partial}")] {
-            assert!(text.contains(&wanted), "{}: {wanted}", kernel.name);
-        }
-        let entry = format!(".entry {}(", kernel.name);
-        let (_, after) = kernel.ptx.split_once(&entry).expect("the entry is in the PTX");
-        assert!(!after.contains(".entry"), "{}: nothing else is compiled with it", kernel.name);
-        assert!(after.contains(&format!(".maxntid {threads}, 1, 1")), "{}", kernel.name);
-    }
+    unsafe { plain(fp8).launch(gpu, blocks, params, scales, Start::InOrder, stream) }
 }

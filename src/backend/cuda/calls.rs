@@ -12,10 +12,10 @@ use super::image::Image;
 use super::memory::{DeviceRows, DeviceRowsMut};
 use super::opened::Cuda;
 use super::params::{AttendParams, magic};
-use super::{raw, store};
+use super::{raw, store, store_fp8};
 use crate::backend::{Attend, Backend, Queries, check};
 use crate::id::LayerId;
-use crate::layout::KvDtype;
+use crate::layout::Dtype;
 use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
 
 impl Backend for Cuda {
@@ -48,7 +48,7 @@ impl Backend for Cuda {
         self.steps.end(end);
     }
 
-    /// Rows are of the pool's dtype.
+    /// Rows are of the pool's dtype, those of a quantised pool of [`Cuda::rows`].
     ///
     /// # Errors
     /// A plan whose step is not open or that names what does not exist, rows that do not fit it, or the driver's.
@@ -64,12 +64,16 @@ impl Backend for Cuda {
         let stream = self.stream.raw();
         check::is_open(&self.steps, plan.step)?;
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
+        if self.pool.layout().dtype().is_quantised() {
+            return store_fp8::store(&self.gpu, &self.pool, &image, layer, [k, v], stream);
+        }
         store::store(&self.gpu, &self.pool, &image, layer, [k, v], stream)
     }
 
-    /// Rows are of the pool's dtype, 16-byte aligned unless it is f32. 16-bit pools: head_dim 64, 128 or 256; f32
-    /// (slow, for checking): a multiple of 32 up to 256. At most 16 query heads for a kv head, 128 over latent rows.
-    /// Sinks are packed f32; one that is NaN or infinity makes its head's rows nonsense.
+    /// Rows are of the pool's dtype, those of a quantised pool of [`Cuda::rows`], 16-byte aligned unless that is f32.
+    /// Rows of 16 bits: head_dim 64, 128 or 256; f32 (slow, for checking): a multiple of 32 up to 256. At most 16 query
+    /// heads for a kv head, 128 over latent rows. Sinks are packed f32; one that is NaN or infinity makes its head's
+    /// rows nonsense.
     ///
     /// # Errors
     /// A plan whose step is not open or that names what does not exist, rows that do not fit it, an [`Attend`] that no
@@ -90,20 +94,20 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         check::is_open(&self.steps, plan.step)?;
-        let layout = self.pool.layout();
         check::window(plan, attend.window)?;
-        let attend = &check_attend(attend, layout, self.tables.longest_row())?;
-        let (tokens, dtype) = (plan.token_count(), layout.dtype());
+        let attend = &check_attend(attend, &self.pool, self.tables.longest_row())?;
+        let tokens = plan.token_count();
         let (q_stride, out_stride) =
-            attend_strides(attend, layout, tokens, &q, &out, lse.as_ref())?;
+            attend_strides(attend, &self.pool, tokens, &q, &out, lse.as_ref())?;
         sinks.map_or(Ok(()), |sinks| check_sinks(&sinks, attend.q_heads))?;
-        let index = match dtype {
-            _ if layout.is_latent() => {
+        let (latent_pool, dtype) = (self.pool.layout().is_latent(), self.pool.layout().dtype());
+        let index = match self.pool.rows() {
+            _ if latent_pool => {
                 let latent = &mut self.variants.latent;
                 latent.prepare(&self.gpu, dtype, attend, self.limits, stream)?
             }
-            KvDtype::F32 => None,
-            _ => Some(self.variants.prepare(&self.gpu, layout, attend, self.limits, stream)?),
+            Dtype::F32 => None,
+            _ => Some(self.variants.prepare(&self.gpu, &self.pool, attend, self.limits, stream)?),
         };
         let image =
             &self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
@@ -119,7 +123,7 @@ impl Backend for Cuda {
             out_stride,
             ..self.attend_params(image, layer, attend)?
         };
-        if layout.is_latent() {
+        if latent_pool {
             let latent = &self.variants.latent;
             // SAFETY: rows were checked above, the plan when it was staged.
             return unsafe {
@@ -129,13 +133,16 @@ impl Backend for Cuda {
                 }
             };
         }
+        // The layer exists: its parameters do.
+        let scales = self.pool.scales(layer);
         let Some(index) = index else {
+            let fp8 = self.pool.layout().dtype().is_quantised();
             // SAFETY: rows were checked above, the plan when it was staged.
-            return unsafe { launch_f32(&self.gpu, &params, stream) };
+            return unsafe { launch_f32(&self.gpu, params, scales, fp8, stream) };
         };
         let start = &mut self.stage.start;
         // SAFETY: rows were checked above, the plan when it was staged.
-        unsafe { self.variants.launch(&self.gpu, index, image, params, start, stream) }
+        unsafe { self.variants.launch(&self.gpu, index, image, (params, scales), start, stream) }
     }
 
     /// # Errors

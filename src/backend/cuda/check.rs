@@ -6,9 +6,10 @@ use super::attend_latent::LATENT_HEADS_MAX;
 use super::error::CudaError;
 use super::memory::{DeviceRows, DeviceRowsMut};
 use super::params::KV_HEADS_MAX;
+use super::pool::Pool;
 use crate::backend::Attend;
 use crate::backend::check::{self, Operand, PlanError};
-use crate::layout::{Dtype, KvDtype, PoolLayout};
+use crate::layout::{Dtype, PoolLayout};
 
 /// Bytes from row to row, if the rows fit. `width` elements a row.
 pub(super) fn row_stride(
@@ -28,15 +29,15 @@ pub(super) fn row_stride(
 /// Bytes from row to row of an attention's q and of its output, if they and the log-sum-exp fit.
 pub(super) fn attend_strides(
     attend: &Attend,
-    layout: &PoolLayout,
+    pool: &Pool,
     tokens: usize,
     q: &DeviceRows<'_>,
     out: &DeviceRowsMut<'_>,
     lse: Option<&DeviceRowsMut<'_>>,
 ) -> Result<(u64, u64), CudaError> {
-    let (heads, dtype) = (attend.q_heads as usize, layout.dtype().rows());
-    let q_width = heads * layout.head_dim() as usize;
-    let width = heads * layout.value_dim() as usize;
+    let (heads, dtype) = (attend.q_heads as usize, pool.rows());
+    let q_width = heads * pool.layout().head_dim() as usize;
+    let width = heads * pool.layout().value_dim() as usize;
     let q_stride = row_stride(Operand::Q, q.stride, q.bytes, tokens, q_width, dtype)?;
     let out_stride = row_stride(Operand::Out, out.stride, out.bytes, tokens, width, dtype)?;
     let align = if dtype == Dtype::F32 { 4 } else { 16 };
@@ -68,21 +69,30 @@ pub(super) fn check_sinks(sinks: &DeviceRows<'_>, q_heads: u32) -> Result<(), Cu
 /// positions.
 pub(super) fn check_attend(
     attend: &Attend,
+    pool: &Pool,
+    longest_row: u64,
+) -> Result<Attend, CudaError> {
+    served(attend, pool.layout(), pool.rows(), longest_row)
+}
+
+/// The same of a pool's layout and rows.
+fn served(
+    attend: &Attend,
     layout: &PoolLayout,
+    rows: Dtype,
     longest_row: u64,
 ) -> Result<Attend, CudaError> {
     check::attend(attend, layout)?;
     let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
     let most = if layout.is_latent() { LATENT_HEADS_MAX } else { 16 };
-    let wide = layout.dtype() != KvDtype::F32 && kv_heads > KV_HEADS_MAX;
+    let wide = rows != Dtype::F32 && kv_heads > KV_HEADS_MAX;
     if q_heads / kv_heads > most || wide {
         return Err(CudaError::Heads { q_heads, kv_heads });
     }
-    let served = match layout.dtype() {
+    let served = match rows {
         _ if layout.is_latent() => true,
-        KvDtype::F32 => head_dim % 32 == 0 && head_dim <= 256,
-        KvDtype::F16 | KvDtype::Bf16 => matches!(head_dim, 64 | 128 | 256),
-        KvDtype::Fp8E4M3 => unreachable!("such pools are not opened"),
+        Dtype::F32 => head_dim % 32 == 0 && head_dim <= 256,
+        Dtype::F16 | Dtype::Bf16 => matches!(head_dim, 64 | 128 | 256),
     };
     if !served {
         return Err(CudaError::HeadDim { head_dim });
@@ -99,7 +109,15 @@ pub(super) fn check_attend(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Capacity, KvShape, PoolConfig};
+    use crate::layout::{Capacity, KvDtype, KvShape, PoolConfig};
+
+    fn check_attend(
+        attend: &Attend,
+        layout: &PoolLayout,
+        longest_row: u64,
+    ) -> Result<Attend, CudaError> {
+        served(attend, layout, layout.dtype().rows(), longest_row)
+    }
 
     #[test]
     fn rows_are_measured_in_bytes() {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::backend::PlanError;
 use crate::id::StepId;
-use crate::layout::{KvDtype, KvShape};
+use crate::layout::{Dtype, KvDtype, KvShape, ScaleError};
 
 /// Why the GPU backend refused or failed.
 #[derive(Clone, PartialEq, Debug)]
@@ -78,10 +78,14 @@ pub enum CudaError {
         /// Which row of the batch.
         row: usize,
     },
-    /// A pool of an element type that no kernel serves: f32, f16 and bf16 have some.
-    PoolDtype {
+    /// Scales that are not for this pool.
+    Scales(ScaleError),
+    /// Rows of another type than the pool's, which is not quantised.
+    RowsDtype {
+        /// The rows'.
+        rows: Dtype,
         /// The pool's.
-        dtype: KvDtype,
+        pool: KvDtype,
     },
     /// A pool of a shape that no kernel serves.
     PoolShape {
@@ -92,6 +96,14 @@ pub enum CudaError {
     Labels,
     /// Two pools whose pages do not have the same bytes.
     PageShape,
+    /// Two pools in which a page's bytes mean something else: see
+    /// [`PoolLayout::page_fingerprint`](crate::PoolLayout::page_fingerprint).
+    PageFingerprint {
+        /// The source's.
+        source: u64,
+        /// The target's.
+        target: u64,
+    },
     /// Pages of more bytes than the copying kernel counts.
     PageBytes {
         /// Bytes of one page.
@@ -185,9 +197,15 @@ impl fmt::Display for CudaError {
             }
             Self::EmptyRow { row } => write!(f, "row {row} of the batch has no tokens"),
             Self::Labels => f.write_str("there are no kernels for pools that keep labels"),
-            Self::PoolDtype { dtype } => write!(f, "there are no kernels for pools of {dtype:?}"),
             Self::PoolShape { shape } => write!(f, "there are no kernels for pools of {shape:?}"),
+            Self::Scales(error) => error.fmt(f),
+            Self::RowsDtype { rows, pool } => {
+                write!(f, "rows of {rows:?} are not what a pool of {pool:?} holds")
+            }
             Self::PageShape => write!(f, "the two pools' pages differ in shape"),
+            Self::PageFingerprint { source, target } => {
+                write!(f, "pages of fingerprint {source:#x} mean something else than {target:#x}")
+            }
             Self::PageBytes { bytes, max } => {
                 write!(f, "pages of {bytes} bytes are above the {max} that a copy counts")
             }
@@ -223,6 +241,12 @@ impl fmt::Display for CudaError {
 }
 
 impl std::error::Error for CudaError {}
+
+impl From<ScaleError> for CudaError {
+    fn from(error: ScaleError) -> Self {
+        Self::Scales(error)
+    }
+}
 
 impl From<PlanError> for CudaError {
     fn from(error: PlanError) -> Self {

@@ -23,6 +23,8 @@ pub(super) struct Image {
     pub(super) splits: u64,
     /// Masks of trees.
     pub(super) masks: u64,
+    /// Whether rows are trees.
+    pub(super) trees: bool,
     pub(super) token_count: usize,
     pub(super) row_count: usize,
     /// Of one entry of `slots`.

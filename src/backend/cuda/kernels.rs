@@ -11,6 +11,7 @@ use std::ptr::null_mut;
 use super::error::{CudaError, check};
 use super::params::{
     AttendParams, CompactSlotsParams, CopyPagesParams, LoadPlanParams, StoreCacheParams,
+    StoreFp8Params,
 };
 use super::pdl::{uses_pdl, with_pdl};
 use super::sys;
@@ -45,6 +46,10 @@ pub(super) const STORE_CACHE_STREAMING: Kernel<StoreCacheParams> =
     Kernel::new("store_cache_streaming", include_str!("../../../ptx/store_cache.ptx"), 0);
 pub(super) const STORE_CACHE_ANY: Kernel<StoreCacheParams> =
     Kernel::new("store_cache_any", include_str!("../../../ptx/store_cache.ptx"), 0);
+pub(super) const STORE_FP8: Kernel<StoreFp8Params> =
+    Kernel::new("store_cache_fp8", include_str!("../../../ptx/store_cache_fp8.ptx"), 0);
+pub(super) const STORE_FP8_ANY: Kernel<StoreFp8Params> =
+    Kernel::new("store_cache_fp8_any", include_str!("../../../ptx/store_cache_fp8.ptx"), 0);
 pub(super) const COPY_PAGES: Kernel<CopyPagesParams> =
     Kernel::new("copy_pages", include_str!("../../../ptx/copy_pages.ptx"), 0);
 pub(super) const COMPACT_SLOTS: Kernel<CompactSlotsParams> =

@@ -24,6 +24,7 @@
 #![allow(unsafe_code)]
 
 mod attend;
+mod attend_kernels;
 mod attend_latent;
 mod attend_shared;
 mod calls;
@@ -47,9 +48,11 @@ mod pdl;
 mod pool;
 mod raw;
 mod ring;
+mod scales;
 mod split;
 mod stage;
 mod store;
+mod store_fp8;
 mod stream;
 mod sys;
 mod tables;

@@ -10,6 +10,7 @@ use super::gpu::Gpu;
 use super::image::StepLimits;
 use super::kernels::{
     COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING,
+    STORE_FP8, STORE_FP8_ANY,
 };
 use super::memory::DeviceBuffer;
 use super::pool::Pool;
@@ -17,7 +18,7 @@ use super::stage::Stage;
 use super::stream::{CudaEvent, CudaStream};
 use super::tables::Tables;
 use crate::backend::{Attend, OpenSteps, check};
-use crate::layout::{KvDtype, PoolLayout};
+use crate::layout::{Dtype, PoolLayout};
 use crate::plan::BatchPlan;
 
 /// K and V on a GPU. [`CudaOptions`](super::CudaOptions) open one.
@@ -77,6 +78,16 @@ impl Cuda {
         self.pool.memory()
     }
 
+    /// Element type of the host's rows: of k, v, q and out.
+    pub fn rows(&self) -> Dtype {
+        self.pool.rows()
+    }
+
+    /// What the bytes of a page mean: see [`PoolLayout::page_fingerprint`].
+    pub fn page_fingerprint(&self) -> u64 {
+        self.pool.fingerprint()
+    }
+
     /// Bytes of plans sent to the device so far.
     pub fn uploaded_bytes(&self) -> u64 {
         self.stage.sent_bytes()
@@ -97,20 +108,24 @@ impl Cuda {
     /// An [`Attend`] that no kernel serves, or the driver's.
     pub fn prepare(&mut self, attend: &Attend) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        self.gpu.load(&STORE_CACHE)?;
-        self.gpu.load(&STORE_CACHE_ANY)?;
-        self.gpu.load(&STORE_CACHE_STREAMING)?;
+        if self.pool.layout().dtype().is_quantised() {
+            self.gpu.load(&STORE_FP8)?;
+            self.gpu.load(&STORE_FP8_ANY)?;
+        } else {
+            self.gpu.load(&STORE_CACHE)?;
+            self.gpu.load(&STORE_CACHE_ANY)?;
+            self.gpu.load(&STORE_CACHE_STREAMING)?;
+        }
         self.gpu.load(&COPY_PAGES)?;
         self.gpu.load(&COMPACT_SLOTS)?;
         self.gpu.load(&LOAD_PLAN)?;
-        let layout = self.pool.layout();
-        let attend = check_attend(attend, layout, self.tables.longest_row())?;
-        let stream = self.stream.raw();
+        let attend = check_attend(attend, &self.pool, self.tables.longest_row())?;
+        let (stream, layout) = (self.stream.raw(), self.pool.layout());
         if layout.is_latent() {
             let (latent, dtype) = (&mut self.variants.latent, layout.dtype());
             latent.prepare(&self.gpu, dtype, &attend, self.limits, stream)?;
-        } else if layout.dtype() != KvDtype::F32 {
-            self.variants.prepare(&self.gpu, layout, &attend, self.limits, stream)?;
+        } else if self.pool.rows() != Dtype::F32 {
+            self.variants.prepare(&self.gpu, &self.pool, &attend, self.limits, stream)?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use super::stage::Stage;
 use super::stream::CudaStream;
 use super::tables::Tables;
 use crate::backend::{OpenBackend, OpenSteps};
-use crate::layout::{PoolLayout, TableShape};
+use crate::layout::{Dtype, KvScales, PoolLayout, TableShape};
 
 /// How a [`Cuda`] is to work.
 #[derive(Clone, Debug)]
@@ -31,6 +31,13 @@ pub struct CudaOptions {
     /// ([`BatchPlan::shared`](crate::BatchPlan::shared)), up to 64; of more, the first are. 0, the default: graphs read
     /// each row by itself. What is launched without a graph reads spans once wherever that is cheaper.
     pub graph_spans: u32,
+    /// What the numbers of a quantised pool are multiplied by, where scales are given
+    /// ([`Scaling::Static`](crate::Scaling::Static)): those of what this rank holds ([`KvScales::local`]). Uploaded
+    /// once. Default: `None`, 1 for all.
+    pub scales: Option<KvScales>,
+    /// Element type of the host's rows, where the pool is quantised: of k and v before they are stored, of q and out.
+    /// Other pools take rows of their own type. Default: `None`, the pool's ([`KvDtype::rows`](crate::KvDtype::rows)).
+    pub rows: Option<Dtype>,
     /// For tests: every span that can be is read once, be it cheaper or not.
     #[doc(hidden)]
     pub all_spans: bool,
@@ -45,6 +52,8 @@ impl CudaOptions {
             max_step_tokens: 16 << 10,
             max_step_rows: 0,
             graph_spans: 0,
+            scales: None,
+            rows: None,
             all_spans: false,
         }
     }
@@ -54,25 +63,32 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// [`CudaError::PoolDtype`] for a quantised pool, [`CudaError::PoolShape`] for latent rows of other lengths than
-    /// 512 + 64, [`CudaError::Labels`] for a pool that keeps labels, [`CudaError::OutOfMemory`], a stream of another
-    /// device, rows of more tokens than kernels count, or the driver's.
+    /// [`CudaError::PoolShape`] for latent rows of other lengths than 512 + 64 or of fp8, [`CudaError::Labels`] for a
+    /// pool that keeps labels, [`CudaError::OutOfMemory`], [`CudaError::Scales`] that are not for this pool,
+    /// [`CudaError::RowsDtype`], a stream of another device, rows of more tokens than kernels count, or the driver's.
     fn open(
         self,
         layout: &PoolLayout,
         table: &TableShape,
         max_steps: u32,
     ) -> Result<Cuda, CudaError> {
-        let dtype = layout.dtype();
-        if dtype.is_quantised() {
-            return Err(CudaError::PoolDtype { dtype });
+        let Self { gpu, stream, max_step_tokens: tokens, max_step_rows, graph_spans, .. } = self;
+        let (scales, all_spans) = (self.scales.as_ref(), self.all_spans);
+        if let Some(scales) = scales {
+            scales.check_pool(layout)?;
+        }
+        let (dtype, own) = (layout.dtype(), layout.dtype().rows());
+        let rows_dtype = self.rows.unwrap_or(own);
+        if rows_dtype != own && !dtype.is_quantised() {
+            return Err(CudaError::RowsDtype { rows: rows_dtype, pool: dtype });
         }
         attend_latent::check_shape(layout)?;
+        if layout.is_latent() && dtype.is_quantised() {
+            return Err(CudaError::PoolShape { shape: layout.shape() });
+        }
         if layout.label_channels() > 0 {
             return Err(CudaError::Labels);
         }
-        let Self { gpu, stream, max_step_tokens: tokens, max_step_rows, graph_spans, all_spans } =
-            self;
         let stream = stream.unwrap_or_else(|| CudaStream::default_of(&gpu));
         gpu.check_same(Some(stream.gpu().ordinal()))?;
         gpu.bind()?;
@@ -84,7 +100,7 @@ impl OpenBackend for CudaOptions {
         // A step takes a slot or two for each variant of attention.
         let uploads = 2 * max_steps as usize + 2;
         Ok(Cuda {
-            pool: Pool::new(&gpu, *layout)?,
+            pool: Pool::new(&gpu, *layout, rows_dtype, scales)?,
             tables: Tables::new(&gpu, *table, layout, stream.raw())?,
             stage: Stage::new(&gpu, layout, limits, uploads)?,
             variants: Variants::default(),

@@ -12,11 +12,12 @@ use crate::backend::check;
 use crate::plan::PageCopy;
 
 impl Cuda {
-    /// Copies pages into another pool of the same page shape on the same device, of either layout, on `stream`. The
-    /// host orders that stream after the steps that write the pages.
+    /// Copies pages into another pool of equal [fingerprint](Cuda::page_fingerprint) on the same device, of either
+    /// layout, on `stream`. The host orders that stream after the steps that write the pages.
     ///
     /// # Errors
-    /// Pages that do not exist, pages of another shape, a pool on another device, or the driver's.
+    /// Pages that do not exist, pages of another shape or whose bytes mean something else, a pool on another device, or
+    /// the driver's.
     pub fn copy_to_pool(
         &self,
         target: &mut Cuda,
@@ -25,7 +26,16 @@ impl Cuda {
     ) -> Result<CudaEvent, CudaError> {
         self.gpu.bind()?;
         self.gpu.check_same(Some(target.gpu.ordinal()))?;
+        let fingerprints = (self.pool.fingerprint(), target.pool.fingerprint());
         let (source, target) = (self.pool.pages(), target.pool.pages());
+        if !source.is_like(target) {
+            return Err(CudaError::PageShape);
+        }
+        if let (source, target) = fingerprints
+            && source != target
+        {
+            return Err(CudaError::PageFingerprint { source, target });
+        }
         check::copies(copies, (source.count, target.count))?;
         copy_on_device(&self.gpu, source, target, copies, stream.raw())?;
         stream.mark()

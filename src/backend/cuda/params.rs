@@ -97,6 +97,33 @@ pub struct AttendParams {
 /// `attend_extend_*` alone serves.
 pub const TREE_ROW: u32 = 1 << 31;
 
+/// What `attend_decode_fp8_*`, `attend_extend_fp8_*` and `attend_fp8_f32` take, by value.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[repr(C)]
+pub struct AttendFp8Params {
+    /// K and V are bytes, and so are their strides.
+    pub attend: AttendParams,
+    /// K's and V's scales in this layer.
+    pub scales: LayerScales,
+}
+
+/// Where the scales of one layer of a quantised pool are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct LayerScales {
+    /// Device address of f32: head h's at `k + h * head_stride`, by token that of page p, slot s at
+    /// `+ p * page_stride + s * 4`.
+    pub k: u64,
+    /// The same of V.
+    pub v: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from head to head.
+    pub head_stride: u32,
+    /// 1: each token has a scale of its own.
+    pub by_token: u32,
+}
+
 /// One work chunk of `attend_decode_*`, for a CTA in each stripe: see `ptx/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
@@ -295,6 +322,63 @@ pub struct StoreCacheParams {
     pub unit_bytes: u32,
 }
 
+/// Rows of f32, to `store_cache_fp8_any`.
+pub const ROWS_F32: u32 = 0;
+/// Rows of f16.
+pub const ROWS_F16: u32 = 1;
+/// Rows of bf16.
+pub const ROWS_BF16: u32 = 2;
+
+/// What `store_cache_fp8` and its kin take, by value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct StoreFp8Params {
+    /// Device address of the rows of K to store, `k_stride` apart.
+    pub k: u64,
+    /// The same of V, `v_stride` apart.
+    pub v: u64,
+    /// Device address of i32 or i64 `[tokens]`; negative: nothing is written.
+    pub slots: u64,
+    /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`.
+    pub k_pool: u64,
+    /// Device address of this layer's V, same strides.
+    pub v_pool: u64,
+    /// As in [`LayerScales`]; written by token, read otherwise.
+    pub k_scales: u64,
+    /// The same of V.
+    pub v_scales: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from page to page of scales.
+    pub scale_page_stride: u64,
+    /// See [`wide_magic`], of `page_size`.
+    pub page_magic: u64,
+    /// Bytes from row to row of K.
+    pub k_stride: u32,
+    /// Bytes from row to row of V.
+    pub v_stride: u32,
+    /// Rows.
+    pub tokens: u32,
+    /// Slots of a page.
+    pub page_size: u32,
+    /// Bytes from slot to slot.
+    pub slot_stride: u32,
+    /// Bytes from head to head of scales.
+    pub scale_head_stride: u32,
+    /// 4 or 8.
+    pub slot_bytes: u32,
+    /// K and V heads.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// [`ROWS_F32`], [`ROWS_F16`] or [`ROWS_BF16`].
+    pub rows: u32,
+    /// 1: each token has a scale of its own.
+    pub by_token: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
 /// Pages that one launch of `copy_pages` takes.
 pub const COPY_PAGES_MAX: usize = 448;
 
@@ -429,6 +513,8 @@ layout_is! {
         kv_heads 156 group 160 batch 164 window 168 scale 172 soft_cap 176 negate_q 180 stripes 184
         reserved 188 sinks 192 masks 200
     }
+    LayerScales 32 { k 0 v 8 page_stride 16 head_stride 24 by_token 28 }
+    AttendFp8Params 240 { attend 0 scales 208 }
     DecodeWork 32 {
         work_units 0 unit_end 4 batch_index 8 unit_start 12 row 16 qo_start 20 extend_len 24
         kv_len 28
@@ -449,6 +535,12 @@ layout_is! {
     StoreCacheParams 88 {
         k 0 v 8 slots 16 k_pool 24 v_pool 32 page_stride 40 k_stride 48 v_stride 52 tokens 56
         page_size 60 page_magic 64 slot_stride 72 slot_bytes 76 row_units 80 unit_bytes 84
+    }
+    StoreFp8Params 128 {
+        k 0 v 8 slots 16 k_pool 24 v_pool 32 k_scales 40 v_scales 48 page_stride 56
+        scale_page_stride 64 page_magic 72 k_stride 80 v_stride 84 tokens 88 page_size 92
+        slot_stride 96 scale_head_stride 100 slot_bytes 104 kv_heads 108 head_dim 112 rows 116
+        by_token 120 reserved 124
     }
     PageCopy 8 { source 0 target 4 }
     CopyPagesParams 3656 {
@@ -476,7 +568,7 @@ mod tests {
     /// Slots of 257 to 1,024 once ran into the flags beside them.
     #[test]
     fn decode_kernels_keep_the_slot_of_the_largest_page() {
-        for dtype in ["bf16", "f16"] {
+        for dtype in ["bf16", "f16", "fp8_bf16", "fp8_f16"] {
             for (head_dim, rows) in [64, 128, 256].into_iter().flat_map(|d| [(d, 8), (d, 16)]) {
                 let folder = env!("CARGO_MANIFEST_DIR");
                 let path = format!("{folder}/ptx/attend_decode_{dtype}_d{head_dim}_r{rows}.ptx");

@@ -1,6 +1,6 @@
-//! The instructions of programmatic dependent launch (PDL, `launch.rs`), which need compute capability 9.0. The PTX is
-//! for 8.0 and newer, so they stand in it as comments (`ptx/pdl.cuh`), which become instructions here where the device
-//! has them.
+//! The instructions that need compute capability 9.0: of programmatic dependent launch (PDL, `launch.rs`), of fp8. The
+//! PTX is for 8.0 and newer, so they stand in it as comments (`ptx/pdl.cuh`, `ptx/e4m3.cuh`), which become instructions
+//! here where the device has them.
 //!
 //! Not here: who launches what.
 
@@ -12,12 +12,19 @@ const MARKS: [(&str, &str); 2] = [
     ("// pdl: launch dependents", "griddepcontrol.launch_dependents;"),
 ];
 
+/// What begins a line that stands for itself where the device is newer, and what ends one that is then left out
+/// (`ptx/e4m3.cuh`).
+const NEWER: &str = "// sm_90: ";
+const OLDER: &str = "// sm_80";
+
 /// PTX for a device: with the instructions in place of the marks, where it has them.
 pub(super) fn with_pdl(ptx: &str, capability: u32) -> Cow<'_, str> {
-    if capability < 90 || !ptx.contains(MARKS[0].0) {
+    if capability < 90 || !(ptx.contains(MARKS[0].0) || ptx.contains(NEWER)) {
         return Cow::Borrowed(ptx);
     }
     let ptx = ptx.replace(".target sm_80", ".target sm_90");
+    let lines: Vec<&str> = ptx.split('\n').filter(|line| !line.ends_with(OLDER)).collect();
+    let ptx = lines.join("\n").replace(NEWER, "");
     Cow::Owned(MARKS.iter().fold(ptx, |ptx, (mark, instruction)| ptx.replace(mark, instruction)))
 }
 
@@ -28,7 +35,7 @@ pub(super) fn uses_pdl(ptx: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{MARKS, uses_pdl};
+    use super::{MARKS, NEWER, OLDER, uses_pdl, with_pdl};
 
     #[test]
     fn every_kernel_of_a_pdl_file_waits() {
@@ -73,5 +80,13 @@ mod tests {
         for (mark, instruction) in MARKS {
             assert!(script.contains(&format!("\"{mark}\": \"{instruction}\"")), "{mark}");
         }
+        assert!(script.contains(&format!("\"{NEWER}\", \"{OLDER}\"")));
+    }
+
+    #[test]
+    fn newer_devices_get_newer_lines() {
+        let ptx = ".target sm_80\n\ta; // sm_80\n// sm_90: b;\n\tc;";
+        assert_eq!(with_pdl(ptx, 89), ptx);
+        assert_eq!(with_pdl(ptx, 90), ".target sm_90\nb;\n\tc;");
     }
 }

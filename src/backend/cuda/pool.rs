@@ -5,9 +5,11 @@
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::memory::DeviceBuffer;
+use super::params::LayerScales;
+use super::scales::Scales;
 use crate::backend::check;
 use crate::id::LayerId;
-use crate::layout::{PLANES_MAX, PlaneName, PoolLayout, Strides};
+use crate::layout::{Dtype, KvScales, PLANES_MAX, PlaneName, PoolLayout, Strides};
 
 /// A pool in device memory. Not initialised: no kernel reads a slot that was not stored.
 #[derive(Debug)]
@@ -18,10 +20,21 @@ pub(super) struct Pool {
     /// As K's but for the origin: kernels take one set of strides for both.
     v: Strides,
     pages: Pages,
+    scales: Scales,
+    /// Element type of the host's rows.
+    rows: Dtype,
+    /// What a page's bytes mean.
+    fingerprint: u64,
 }
 
 impl Pool {
-    pub(super) fn new(gpu: &Gpu, layout: PoolLayout) -> Result<Self, CudaError> {
+    /// With scales that are right for it.
+    pub(super) fn new(
+        gpu: &Gpu,
+        layout: PoolLayout,
+        rows: Dtype,
+        scales: Option<&KvScales>,
+    ) -> Result<Self, CudaError> {
         let names = match layout.is_latent() {
             true => [PlaneName::Latent; 2],
             false => [PlaneName::K, PlaneName::V],
@@ -31,7 +44,22 @@ impl Pool {
         assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V lie alike");
         let memory = DeviceBuffer::lasting(gpu, layout.total_bytes())?;
         let pages = Pages::of(memory.address(), &layout);
-        Ok(Self { memory, layout, k, v, pages })
+        let fingerprint = layout.page_fingerprint(scales, None);
+        let scales = Scales::new(gpu, &layout, scales, memory.address())?;
+        Ok(Self { memory, layout, k, v, pages, scales, rows, fingerprint })
+    }
+
+    pub(super) fn rows(&self) -> Dtype {
+        self.rows
+    }
+
+    pub(super) fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// Scales of a layer that the pool has; none where its numbers have none.
+    pub(super) fn scales(&self, layer: LayerId) -> LayerScales {
+        self.scales.of(layer)
     }
 
     pub(super) fn layout(&self) -> &PoolLayout {

@@ -89,6 +89,8 @@ pub(super) struct Stage {
     spans: SpanCheck,
     /// The masks of the staged plan, if it has any.
     masks: DeviceBuffer,
+    /// Whether it has.
+    trees: bool,
     /// The rows of a plan with trees, which are marked.
     marked: Vec<BatchRow>,
     /// When a kernel may start that reads plan and tables before it waits: the first one after they were sent in order,
@@ -117,6 +119,7 @@ impl Stage {
             layout: *layout,
             staged: None,
             spans: SpanCheck::default(),
+            trees: false,
             masks: DeviceBuffer::lasting(
                 gpu,
                 (tokens * size_of::<u64>()).next_multiple_of(16) as u64,
@@ -167,6 +170,7 @@ impl Stage {
             rows: at + offsets.rows as u64,
             splits: at + offsets.decode as u64,
             masks: self.masks.address(),
+            trees: self.trees,
             token_count: tokens,
             row_count: rows,
             slot_bytes,
@@ -213,6 +217,7 @@ impl Stage {
     ) -> Result<usize, CudaError> {
         variants.load(gpu, plan.token_count(), plan.rows.len())?;
         self.staged = None;
+        self.trees = !plan.masks.is_empty();
         self.start = Start::InOrder;
         let offsets = Offsets::of(plan);
         let empty = self.load(tables);

@@ -1,6 +1,6 @@
 //! store_cache launches: which of three kernels, and with how many threads a row.
 //!
-//! Not here: the plan that says which slots (`stage.rs`).
+//! Not here: the plan that says which slots (`stage.rs`), quantised pools (`store_fp8.rs`).
 
 use super::check::row_stride;
 use super::copy::unit_bytes;

@@ -121,12 +121,34 @@ pub fn check_backend<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Repo
 where
     O: OpenBackend<Backend: TestBackend>,
 {
+    check_cases(options, seeds, |_| true)
+}
+
+/// The same over quantised pools alone.
+///
+/// # Panics
+/// As [`check_backend`].
+pub fn check_fp8<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    check_cases(options, seeds, |case| case.layout.dtype().is_quantised())
+}
+
+fn check_cases<O>(
+    options: impl Fn(&Case) -> O,
+    seeds: Range<u64>,
+    wanted: impl Fn(&Case) -> bool,
+) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
     let mut report = Report::default();
     for seed in seeds {
         let mut rng = Rng::new(mix(seed));
         let case = (0..10_000)
             .map(|_| Case::random(&mut rng))
-            .find(O::Backend::supports)
+            .find(|case| wanted(case) && O::Backend::supports(case))
             .expect("a backend supports one shape of ten thousand");
         check_seed(&options, case, seed, (rng, None), &mut report);
     }

@@ -48,7 +48,7 @@ using Call = void (*)(const void* params, u32 grid_x, u32 grid_y);
 struct Work {
     enum { KERNEL, COPY, FILL, HOST, CALL, NOTHING } kind;
     char name[64];
-    union { StoreCacheParams store; CopyPagesParams pages; CompactSlotsParams compact; LoadPlanParams plan; AttendParams attend; u64 words[26]; } params;
+    union { StoreCacheParams store; StoreFp8Params store_fp8; CopyPagesParams pages; CompactSlotsParams compact; LoadPlanParams plan; AttendParams attend; AttendFp8Params attend_fp8; u64 words[30]; } params;
     u64 target, source, bytes;
     u32 word;
     void* stream;
@@ -146,6 +146,7 @@ static float load(Type type, u64 row, u64 i) {
 }
 static void store(Type type, u64 row, u64 i, float value) {
     if (type == F32) return void(reinterpret_cast<float*>(row)[i] = value);
+    if (isnan(value)) return void(reinterpret_cast<u16*>(row)[i] = 0x7fff);
     const u32 bits = bits_of(value);
     u32 narrow = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     if (type == F16) {
@@ -155,10 +156,51 @@ static void store(Type type, u64 row, u64 i, float value) {
     }
     reinterpret_cast<u16*>(row)[i] = narrow;
 }
-static void attend(const AttendParams& p, const char* name) {
+
+/* ---- fp8 ---------------------------------------------------------------------------------------------------------- */
+
+static float e4m3(u8 byte) {
+    const u32 exponent = byte >> 3 & 15, rest = byte & 7;
+    const float size = (byte & 127) == 127 ? NAN : ldexpf(exponent ? 8 + rest : rest, static_cast<int>(exponent ? exponent : 1) - 10);
+    return byte >> 7 ? -size : size;
+}
+static u8 to_e4m3(float x) {
+    if (isnan(x)) return 0x7f;
+    const float size = fminf(fabsf(x), 448);
+    const int exponent = size < 0.015625f ? -6 : ilogbf(size);
+    const u32 rounded = (static_cast<u32>(exponent + 6) << 3) + static_cast<u32>(nearbyintf(ldexpf(size, 3 - exponent)));
+    return static_cast<u8>(rounded | (signbit(x) ? 0x80 : 0));
+}
+static void store_fp8(const StoreFp8Params& p) {
+    const Type type = p.rows == ROWS_BF16 ? BF16 : p.rows == ROWS_F16 ? F16 : F32;
+    const u64 head_bytes = p.head_dim * (type == F32 ? 4 : 2);
+    for (u64 i = 0; i < 2ull * p.tokens * p.kv_heads; ++i) {
+        const u64 token = i / 2 / p.kv_heads, head = i / 2 % p.kv_heads;
+        const bool v = i % 2;
+        const long long slot = p.slot_bytes == 4 ? reinterpret_cast<int*>(p.slots)[token] : reinterpret_cast<long long*>(p.slots)[token];
+        if (slot < 0) continue;
+        const u64 from = (v ? p.v + token * p.v_stride : p.k + token * p.k_stride) + head * head_bytes;
+        const u64 page = slot / p.page_size, offset = slot % p.page_size;
+        const u64 to = (v ? p.v_pool : p.k_pool) + page * p.page_stride + offset * p.slot_stride + head * p.head_dim;
+        float& scale = *reinterpret_cast<float*>((v ? p.v_scales : p.k_scales) + head * p.scale_head_stride +
+                                                 (p.by_token ? page * p.scale_page_stride + offset * 4 : 0));
+        if (p.by_token) {
+            float most = 0;
+            for (u32 d = 0; d < p.head_dim; ++d) most = isfinite(load(type, from, d)) ? fmaxf(most, fabsf(load(type, from, d))) : most;
+            scale = most == 0 ? 1 : fmaxf(most / 448, 1.17549435e-38f);
+        }
+        for (u32 d = 0; d < p.head_dim; ++d) at(to)[d] = static_cast<char>(to_e4m3(load(type, from, d) / scale));
+    }
+}
+
+/* A number of K or of V, of whatever the pool holds. */
+static float load_cache(Type type, const LayerScales* scales, u64 row, u64 i, float scale) {
+    return scales ? e4m3(reinterpret_cast<u8*>(row)[i]) * scale : load(type, row, i);
+}
+static void attend(const AttendParams& p, const char* name, const LayerScales* scales) {
     const Type type = strstr(name, "bf16") ? BF16 : strstr(name, "_f16") ? F16 : F32;
     const bool latent = !strncmp(name, "attend_latent", 13);
-    const u32 bytes = type == F32 ? 4 : 2, dims = p.head_stride / bytes, values = latent ? 512 : dims, most = p.group > 8 || strstr(name, "_r16") ? 16 : 8;  /* what extend takes too where decode takes 16 comes out the same */
+    const u32 row_size = type == F32 ? 4 : 2, dims = p.head_stride / (scales ? 1 : row_size), values = latent ? 512 : dims, most = strstr(name, "_r16") ? 16 : strstr(name, "_r8") || p.group <= 8 ? 8 : 16;
     const u64 v_pool = latent ? p.k : p.v;
     const u32 *words = reinterpret_cast<u32*>(p.table), *chunks = words + p.chunk_base;
     for (u32 b = 0; b < p.batch; ++b) {
@@ -167,7 +209,7 @@ static void attend(const AttendParams& p, const char* name) {
         if (decodes ? !strncmp(name, "attend_extend", 13) : !strncmp(name, "attend_decode", 13)) continue;
         for (u32 pair = 0; pair < row.extend_len * p.q_heads; ++pair) {
             const u32 query = pair / p.q_heads, head = pair % p.q_heads, end = row.kv_len ? row.kv_len - row.extend_len + query + 1 : 0;
-            const u64 size = p.head_stride, q = p.q + (row.qo_start + query) * p.q_stride + head * size;
+            const u64 size = dims * row_size, kv_head = head / p.group, q = p.q + (row.qo_start + query) * p.q_stride + head * size;
             float top = -INFINITY, sum = 0, out[512] = {};
             for (u32 position = p.window && end > p.window ? end - p.window : 0; position < end; ++position) {
                 const u32 back = row.kv_len - 1 - position;
@@ -175,22 +217,27 @@ static void attend(const AttendParams& p, const char* name) {
                 const u32 page = position / p.page_size;
                 const u32 chunk = words[(row.row & ~TREE_ROW) * p.chunks_per_row + page / p.chunk_pages];
                 const u64 number = chunks[static_cast<u64>(chunk) * p.chunk_pages + page % p.chunk_pages];
-                const u64 offset = number * p.page_stride + position % p.page_size * p.slot_stride + head / p.group * size;
+                const u64 offset = number * p.page_stride + position % p.page_size * p.slot_stride + kv_head * p.head_stride;
+                float k_scale = 1, v_scale = 1;
+                if (scales) {
+                    const u64 place = kv_head * scales->head_stride + (scales->by_token ? number * scales->page_stride + position % p.page_size * 4 : 0);
+                    k_scale = *reinterpret_cast<float*>(scales->k + place), v_scale = *reinterpret_cast<float*>(scales->v + place);
+                }
                 float score = 0;
-                for (u32 i = 0; i < dims; ++i) score += load(type, q, i) * load(type, p.k + offset, i);
+                for (u32 i = 0; i < dims; ++i) score += load(type, q, i) * load_cache(type, scales, p.k + offset, i, k_scale);
                 score *= p.negate_q ? -p.scale : p.scale;
                 if (p.soft_cap > 0) score = p.soft_cap * tanhf(score / p.soft_cap);
                 const float above = fmaxf(top, score), old = expf(top - above), weight = expf(score - above);
                 sum = sum * old + weight, top = above;
-                for (u32 i = 0; i < values; ++i) out[i] = out[i] * old + weight * load(type, v_pool + offset, i);
+                for (u32 i = 0; i < values; ++i) out[i] = out[i] * old + weight * load_cache(type, scales, v_pool + offset, i, v_scale);
             }
             if (p.sinks && sum > 0) {
                 const float sink = reinterpret_cast<float*>(p.sinks)[head], above = fmaxf(top, sink), old = expf(top - above);
                 sum = sum * old + expf(sink - above), top = above;
                 for (u32 i = 0; i < values; ++i) out[i] *= old;
             }
-            const u64 to = p.out + (row.qo_start + query) * p.out_stride + head * values * bytes;
-            for (u32 i = 0; i < values; ++i) store(type, to, i, sum > 0 ? out[i] / sum : 0);
+            const u64 to = p.out + (row.qo_start + query) * p.out_stride + head * values * row_size;
+            for (u32 i = 0; i < values; ++i) store(type, to, i, sum != 0 ? out[i] / sum : 0);
             if (p.lse) reinterpret_cast<float*>(p.lse)[static_cast<u64>(row.qo_start + query) * p.q_heads + head] = top + logf(sum);
         }
     }
@@ -203,12 +250,14 @@ static void run(const Work& work) {
     if (work.kind == Work::HOST) reinterpret_cast<void (*)(void*)>(work.target)(reinterpret_cast<void*>(work.source));
     if (work.kind == Work::CALL) work.call(&work.params, work.grid_x, work.grid_y);
     if (work.kind != Work::KERNEL) return;
-    if (!strncmp(work.name, "store_cache", 11)) store_cache(work.params.store);
+    const bool fp8 = strstr(work.name, "_fp8");
+    if (!strncmp(work.name, "store_cache", 11)) fp8 ? store_fp8(work.params.store_fp8) : store_cache(work.params.store);
     if (!strcmp(work.name, "copy_pages")) copy_pages(work.params.pages, work.bytes);
     if (!strcmp(work.name, "compact_slots")) compact_slots(work.params.compact, work.bytes);
     if (!strcmp(work.name, "load_plan")) load_plan(work.params.plan);
     // The fake kernels leave nothing in parts.
-    if (!strncmp(work.name, "attend", 6) && strncmp(work.name, "attend_latent_join", 18)) attend(work.params.attend, work.name);
+    if (!strncmp(work.name, "attend", 6) && strncmp(work.name, "attend_latent_join", 18))
+        attend(work.params.attend, work.name, fp8 ? &work.params.attend_fp8.scales : NULL);
 }
 static bool step() {
     Lock lock(queue_lock);
@@ -361,8 +410,12 @@ static int launch(const char* name, const u32* grid, void** arguments, void* str
     work.stream = stream;
     snprintf(work.name, sizeof work.name, "%s", name);
     work.bytes = grid_y;
-    const bool store = !strncmp(name, "store_cache", 11), pages = !strcmp(name, "copy_pages"), compact = !strcmp(name, "compact_slots"), plan = !strcmp(name, "load_plan");
-    const size_t bytes = store ? sizeof(StoreCacheParams) : pages ? sizeof(CopyPagesParams) : compact ? sizeof(CompactSlotsParams) : plan ? sizeof(LoadPlanParams) : sizeof(AttendParams);
+    const bool store = !strncmp(name, "store_cache", 11), fp8 = strstr(name, "_fp8"), pages = !strcmp(name, "copy_pages"), compact = !strcmp(name, "compact_slots"), plan = !strcmp(name, "load_plan");
+    const size_t bytes = store     ? fp8 ? sizeof(StoreFp8Params) : sizeof(StoreCacheParams)
+                         : pages   ? sizeof(CopyPagesParams)
+                         : compact ? sizeof(CompactSlotsParams)
+                         : plan    ? sizeof(LoadPlanParams)
+                         : fp8     ? sizeof(AttendFp8Params) : sizeof(AttendParams);
     memcpy(&work.params, arguments[0], bytes);
     return ask(work);
 }

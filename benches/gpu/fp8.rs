@@ -1,0 +1,294 @@
+//! Pools of fp8, with scales that are given and by token, beside bf16: decode, extend, store. LayerFirst.
+
+use cust::sys;
+use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::testkit::contract::attention;
+use kvarena::testkit::quantised::{scales, value};
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Attend, Backend, Capacity, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName,
+    PoolConfig, PoolLayout, Scaling, SlotId, StepEnd,
+};
+
+use crate::Outcome;
+use crate::attention::zipf;
+use crate::batch::{Batch, Forest, Noise, distinct, table};
+use crate::report::{Rate, Report};
+use crate::timer::Timer;
+
+const HEAD_DIM: u32 = 128;
+const KV_HEADS: u32 = 8;
+const Q_HEADS: u32 = 32;
+
+/// What a pool holds.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Bf16,
+    Fp8(Scaling),
+}
+
+const KINDS: [(Kind, &str); 3] = [
+    (Kind::Bf16, "bf16"),
+    (Kind::Fp8(Scaling::Static), "fp8 static"),
+    (Kind::Fp8(Scaling::ByToken), "fp8 by token"),
+];
+
+impl Kind {
+    fn pool(self, layers: u32, page_size: u32, slots: u32) -> PoolLayout {
+        let (dtype, scaling) = match self {
+            Self::Bf16 => (KvDtype::Bf16, Scaling::Static),
+            Self::Fp8(scaling) => (KvDtype::Fp8E4M3, scaling),
+        };
+        let config = PoolConfig {
+            layers,
+            shape: KvShape::heads(KV_HEADS, HEAD_DIM),
+            dtype,
+            scaling,
+            page_size,
+            capacity: Capacity::Pages(slots / page_size),
+            layout: Layout::LayerFirst,
+            ..PoolConfig::default()
+        };
+        config.layout().expect("a valid pool")
+    }
+
+    fn scales(self, layers: u32) -> Option<KvScales> {
+        (self == Self::Fp8(Scaling::Static)).then(|| scales(layers, KV_HEADS, 1))
+    }
+}
+
+/// Bytes that are numbers, and scales of tokens, repeated through device memory as [`Noise`] is.
+struct Fp8Noise {
+    bytes: (Vec<u8>, DeviceBuffer),
+    scales: (Vec<f32>, DeviceBuffer),
+}
+
+impl Fp8Noise {
+    fn new(gpu: &Gpu) -> Outcome<Self> {
+        let mut rng = Rng::new(43);
+        // Up to 12, of either sign.
+        let bytes: Vec<u8> =
+            (0..24_000_008).map(|_| rng.below(0x54) as u8 | (rng.below(2) as u8) << 7).collect();
+        let scales: Vec<f32> =
+            (0..1_000_003).map(|_| (1 + rng.below(100)) as f32 / 256.0).collect();
+        let on_gpu = (DeviceBuffer::of(gpu, &bytes)?, DeviceBuffer::of(gpu, &scales)?);
+        Ok(Self { bytes: (bytes, on_gpu.0), scales: (scales, on_gpu.1) })
+    }
+
+    /// Fills a pool: its scales where it has planes of them, bytes elsewhere.
+    fn fill(&self, cuda: &Cuda) {
+        let (layout, pool) = (cuda.layout(), cuda.pool());
+        repeat(&self.bytes.1, pool.address(), pool.bytes());
+        if let Some(scales) = layout.strides(PlaneName::KScales) {
+            repeat(&self.scales.1, pool.address() + scales.origin, pool.bytes() - scales.origin);
+        }
+    }
+}
+
+/// Copies `source` again and again, from its begin on.
+fn repeat(source: &DeviceBuffer, target: u64, bytes: u64) {
+    for at in (0..bytes).step_by(source.bytes() as usize) {
+        let count = (bytes - at).min(source.bytes());
+        // SAFETY: both ranges are inside their buffers.
+        let result = unsafe { sys::cuMemcpyDtoD_v2(target + at, source.address(), count as usize) };
+        assert_eq!(result as u32, 0, "cuMemcpyDtoD");
+    }
+    // SAFETY: takes no pointers.
+    assert_eq!(unsafe { sys::cuCtxSynchronize() } as u32, 0, "cuCtxSynchronize");
+}
+
+/// A filled pool, and rows for q and out.
+struct Bench<'a> {
+    noise: (&'a Noise, &'a Fp8Noise),
+    scales: Option<KvScales>,
+    timer: Timer,
+    cuda: Cuda,
+    q: DeviceBuffer,
+    out: DeviceBuffer,
+    layers: u32,
+    step: u64,
+    rng: Rng,
+}
+
+impl<'a> Bench<'a> {
+    fn new(
+        gpu: &Gpu,
+        noise: (&'a Noise, &'a Fp8Noise),
+        kind: Kind,
+        page_size: u32,
+        layers: u32,
+    ) -> Outcome<Self> {
+        let timer = Timer::new(gpu)?;
+        let (stream, scales) = (Some(timer.stream.clone()), kind.scales(layers));
+        let options = CudaOptions { stream, scales: scales.clone(), ..CudaOptions::new(gpu) };
+        let pool = kind.pool(layers, page_size, (1 << 20) / layers);
+        let cuda = options.open(&pool, &table(page_size), 2)?;
+        match kind {
+            Kind::Bf16 => noise.0.fill(cuda.pool())?,
+            Kind::Fp8(_) => noise.1.fill(&cuda),
+        }
+        let bytes = 512 << 20;
+        let (q, out) = (noise.0.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
+        Ok(Self { noise, scales, timer, cuda, q, out, layers, step: 0, rng: Rng::new(5) })
+    }
+
+    /// Times one batch of new and all tokens; whether a few of its rows are right.
+    fn run(&mut self, lens: &[(u32, u32)]) -> Outcome<(f64, bool)> {
+        self.step += 1;
+        let forest = Forest { spans: Vec::new(), own: lens.iter().map(|len| len.1).collect() };
+        let news: Vec<u32> = lens.iter().map(|len| len.0).collect();
+        let layout = *self.cuda.layout();
+        let table = table(layout.page_size());
+        let batch = Batch::forest(self.step, &layout, &table, &forest, &news, &mut self.rng);
+        let attend = Attend::new(Q_HEADS, HEAD_DIM);
+        self.cuda.begin(&batch.plan())?;
+        let set = batch.slots.len() as u64 * u64::from(Q_HEADS * HEAD_DIM) * 2;
+        let rows = self.q.bytes() / set;
+        let Self { timer, cuda, q, out, .. } = self;
+        out.fill(0xff)?;
+        let attend_set = |i| {
+            let at = i as u64 % rows * set;
+            let (q, out) = (q.rows(at, None), out.rows_mut(at, None));
+            cuda.attend(&batch.plan(), LayerId::new(i as u32), &attend, q, out, None)
+        };
+        let decodes = news.iter().all(|&new| new == 1);
+        let sets = self.layers as usize;
+        let us =
+            if decodes { timer.graph(sets, attend_set)? } else { timer.row(sets, attend_set)? };
+        cuda.end(StepEnd::Complete(batch.plan().step()));
+        Ok((us, self.check(&batch, &attend, set)?))
+    }
+
+    /// One head's K or V at a slot.
+    fn stored(&self, plane: PlaneName, layer: LayerId, slot: SlotId, head: u32) -> Vec<f64> {
+        let layout = self.cuda.layout();
+        let at = layout.row(plane, layer, slot).expect("the pool has it").start;
+        if layout.dtype() == KvDtype::Bf16 {
+            let first = at / 2 + u64::from(head * HEAD_DIM);
+            return (first..first + u64::from(HEAD_DIM))
+                .map(|i| self.noise.0.at(i).into())
+                .collect();
+        }
+        let side = usize::from(plane == PlaneName::V);
+        let scale = if let Some(scales) =
+            layout.strides([PlaneName::KScales, PlaneName::VScales][side])
+        {
+            let (page, offset) = layout.page_of(slot);
+            let planes = layout.strides(PlaneName::KScales).expect("by token").origin;
+            let at = (scales.row(layer, page, offset) + scales.head * u64::from(head) - planes) / 4;
+            let all = &self.noise.1.scales.0;
+            all[(at % all.len() as u64) as usize]
+        } else {
+            self.scales.as_ref().expect("they are given").get(layer, head)[side]
+        };
+        let (all, first) = (&self.noise.1.bytes.0, at + u64::from(head * HEAD_DIM));
+        let byte = |i: u64| all[(i % all.len() as u64) as usize];
+        (first..first + u64::from(HEAD_DIM)).map(|i| value(byte(i)) * f64::from(scale)).collect()
+    }
+
+    /// A few (token, head) pairs of a few sequences against float64.
+    fn check(&mut self, batch: &Batch, attend: &Attend, set: u64) -> Outcome<bool> {
+        let page_size = self.cuda.layout().page_size();
+        let rows = self.q.bytes() / set;
+        let (mut wrong, mut norm) = (0.0, 0.0);
+        for index in [0, batch.rows.len() - 1] {
+            let row = batch.rows[index];
+            for token in [0, row.extend_len - 1] {
+                let layer = self.rng.below(self.layers.into()) as u32;
+                let head = self.rng.below(Q_HEADS.into()) as u32;
+                let kv_head = head / (Q_HEADS / KV_HEADS);
+                let position = row.kv_len - row.extend_len + token;
+                let read = |plane| -> Vec<f64> {
+                    let of = |p: u32| {
+                        let page = batch.pages[index][(p / page_size) as usize];
+                        let slot = SlotId::new((page * page_size + p % page_size).into());
+                        self.stored(plane, LayerId::new(layer), slot, kv_head)
+                    };
+                    (0..=position).flat_map(of).collect()
+                };
+                let (k, v) = (read(PlaneName::K), read(PlaneName::V));
+                let at = u64::from(layer) % rows * set
+                    + 2 * u64::from(HEAD_DIM) * u64::from((row.qo_start + token) * Q_HEADS + head);
+                let first = at / 2;
+                let q: Vec<f32> =
+                    (first..first + u64::from(HEAD_DIM)).map(|i| self.noise.0.at(i)).collect();
+                let exact =
+                    attention(attend, &q, &k, &v, (1, 0), position as usize, f32::NEG_INFINITY);
+                let got: Vec<half::bf16> = self.out.read(at, HEAD_DIM as usize)?;
+                for (x, y) in got.iter().zip(&exact.out) {
+                    wrong += (x.to_f64() - y).powi(2);
+                    norm += y * y;
+                }
+            }
+        }
+        Ok((wrong / norm).sqrt() < 1e-2)
+    }
+}
+
+pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = (Noise::new(gpu)?, Fp8Noise::new(gpu)?);
+    let noise = (&noise.0, &noise.1);
+    let decode = [
+        ("b64 L4096", vec![4_096; 64]),
+        ("b256 L1024", vec![1_024; 256]),
+        ("b16 L4096", vec![4_096; 16]),
+        ("b64 zipf", zipf()),
+        ("b1 L8192", vec![8_192]),
+    ];
+    for (page_size, (kind, name)) in [1, 16].into_iter().flat_map(|p| KINDS.map(|kind| (p, kind))) {
+        let mut bench = Bench::new(gpu, noise, kind, page_size, 4)?;
+        for (case, lens) in &decode {
+            let rows: Vec<_> = lens.iter().map(|&len| (1, len)).collect();
+            let (us, ok) = bench.run(&rows)?;
+            let tokens = f64::from(lens.iter().sum::<u32>());
+            let row = bench.cuda.layout().page_bytes() / u64::from(4 * page_size);
+            let case = format!("decode {case} page{page_size}");
+            report.row("fp8", &case, name, us, Rate::Bytes(tokens * row as f64), ok);
+        }
+    }
+    for (kind, name) in KINDS {
+        let mut bench = Bench::new(gpu, noise, kind, 16, 1)?;
+        for (b, new, cached) in [(8, 2_048, 30_720), (1, 2_048, 0)] {
+            let (q, p) = (f64::from(new), f64::from(cached));
+            let flop = f64::from(b) * 4.0 * 128.0 * 32.0 * (q * p + q * (q + 1.0) / 2.0);
+            let (us, ok) = bench.run(&vec![(new, new + cached); b as usize])?;
+            let case = format!("extend B{b} q{new} prefix{cached} page16");
+            report.row("fp8", &case, name, us, Rate::Flop(flop), ok);
+        }
+    }
+    store(gpu, noise.0, report)
+}
+
+/// Rows of bf16 into each kind of pool.
+fn store(gpu: &Gpu, noise: &Noise, report: &mut Report) -> Outcome<()> {
+    let (tokens, slots, sets) = (65_536_u32, 349_520, 3);
+    for (page_size, (kind, name)) in [1, 16].into_iter().flat_map(|p| KINDS.map(|kind| (p, kind))) {
+        let mut timer = Timer::new(gpu)?;
+        let mut rng = Rng::new(3);
+        let options = CudaOptions {
+            stream: Some(timer.stream.clone()),
+            scales: kind.scales(sets),
+            max_step_tokens: tokens,
+            ..CudaOptions::new(gpu)
+        };
+        let pool = kind.pool(sets, page_size, slots);
+        let mut cuda = options.open(&pool, &table(page_size), 2)?;
+        let batch =
+            Batch::stores(1, &distinct(&mut rng, tokens as usize, pool.slot_count() as u32));
+        cuda.begin(&batch.plan())?;
+        let set_bytes = u64::from(tokens * KV_HEADS * HEAD_DIM) * 2;
+        let k = noise.buffer(gpu, set_bytes * u64::from(sets))?;
+        let v = noise.buffer(gpu, set_bytes * u64::from(sets))?;
+        let us = timer.graph(sets as usize, |i| {
+            let (layer, at) = (LayerId::new(i as u32), i as u64 * set_bytes);
+            cuda.store_cache(&batch.plan(), layer, k.rows(at, None), v.rows(at, None))
+        })?;
+        cuda.end(StepEnd::Complete(batch.plan().step()));
+        // Tests compare what is stored; bytes read and written.
+        let written = pool.page_bytes() as f64 / f64::from(sets * page_size);
+        let bytes = f64::from(tokens) * (4_100.0 + written);
+        let case = format!("store T{tokens} page{page_size}");
+        report.row("fp8", &case, name, us, Rate::Bytes(bytes), true);
+    }
+    Ok(())
+}

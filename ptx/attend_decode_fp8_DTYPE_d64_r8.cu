@@ -1,0 +1,13 @@
+// attend_decode_fp8_DTYPE_d64_r8: attention over paged K and V of fp8, of up to 8 query rows a kv head, head_dim 64.
+// DTYPE:   bf16 or f16, of q and out: a file and an entry of each
+// Twin:    src/backend/cpu attend              (the specification; here sums are f32, weights are rounded to the dtype)
+// Params:  AttendFp8Params, 240 bytes          (ptx/params.cuh, src/backend/cuda/params.rs)
+// Shapes:  q, out [tokens, q_heads, 64]; plan DecodeWork[ceil(grid / stripes)]; partial f32 [2 * grid, 8, 66]; counters u32 [grid]
+// Grid:    x = SplitShape::decode_ctas, block 128, 71,680 bytes of dynamic shared memory
+// Needs:   q, out, k, v and all strides 16-byte aligned; group 1..=8; the plan made for this grid, group and window
+// Build:   ptx/build.py
+#include "attend_decode_fp8.cuh"
+
+extern "C" __global__ void __launch_bounds__(128, 3) attend_decode_fp8_DTYPE_d64_r8(const __grid_constant__ AttendFp8Params params) {
+    attend_decode_fp8<DTYPE, 64, 1, 4, 32, 4>(params);
+}

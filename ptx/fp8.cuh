@@ -1,0 +1,77 @@
+// What attention over fp8 shares: numbers of E4M3 as factors of tensor-core products, and rows of q beside them.
+#pragma once
+#include "attend.cuh"
+#include "e4m3.cuh"
+
+DEVICE float load_float(u64 at) { return __uint_as_float(load_u32(at)); }
+DEVICE void load_written_two(u64 at, u32& a, u32& b) {
+    asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "l"(at) : "memory");
+}
+
+// Four bytes, two of each of two tokens, as pairs of tokens: low is of the first byte of each, high of the second.
+DEVICE void widen_pairs(f16, u32 bytes, u32& low, u32& high) { widen(__byte_perm(bytes, 0, 0x3120), low, high); }
+DEVICE void widen_pairs(bf16, u32 bytes, u32& low, u32& high) {
+    u32 first, second;
+    widen(bytes, first, second);
+    low = pack(bf16(), low_half(first), low_half(second)), high = pack(bf16(), high_half(first), high_half(second));
+}
+
+// Four bytes of a row as numbers of T, times a scale where they have one of their own.
+DEVICE void widen_row(f16, u32 bytes, bool scaled, float scale, u32& low, u32& high) {
+    widen(bytes, low, high);
+    if (scaled) low = pack(f16(), low_half(low) * scale, high_half(low) * scale), high = pack(f16(), low_half(high) * scale, high_half(high) * scale);
+}
+DEVICE void widen_row(bf16, u32 bytes, bool, float scale, u32& low, u32& high) {
+    u32 first, second;
+    widen(bytes, first, second);
+    low = pack(bf16(), low_half(first) * scale, high_half(first) * scale), high = pack(bf16(), low_half(second) * scale, high_half(second) * scale);
+}
+DEVICE void store_shared_uint4(u32 at, const u32* v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
+
+// The parameters around those of a kernel over fp8.
+DEVICE const AttendFp8Params& fp8_of(const AttendParams& p) { return reinterpret_cast<const AttendFp8Params&>(p); }
+// A head's scale among `scales`; 1 where tokens have scales of their own.
+DEVICE float head_scale(const AttendFp8Params& p, u64 scales, u32 head) {
+    return p.scales.by_token ? 1.f : load_float(scales + static_cast<u64>(head) * p.scales.head_stride);
+}
+
+// ---- rows of q as f16 -------------------------------------------------------------------------------------------------
+
+// Of four numbers the greatest, without sign, as bits of f32.
+DEVICE u32 largest(f16, u32, u32) { return 0; }
+DEVICE u32 largest(bf16, u32 a, u32 b) {
+    return max(max(a << 16 & 0x7fffffff, a & 0x7fff0000), max(b << 16 & 0x7fffffff, b & 0x7fff0000));
+}
+// The power of two by which the greatest number of a row comes to 2^14 or more, below f16's end. f16 stays as it is.
+DEVICE float finest(f16, u32) { return 1.f; }
+DEVICE float finest(bf16, u32 most) {
+    const u32 exponent = most >> 23;  // 0: all are 0, or nearly; 255: not finite, which no factor changes
+    return __uint_as_float(min(268 - exponent, 250u) << 23);
+}
+DEVICE float inverse_power(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
+DEVICE u32 to_f16(f16, u32 two, float) { return two; }
+DEVICE u32 to_f16(bf16, u32 two, float up) { return pack(f16(), __uint_as_float(two << 16) * up, __uint_as_float(two & 0xffff0000) * up); }
+
+// ---- weights times scales ---------------------------------------------------------------------------------------------
+
+// bf16 holds a weight times any scale.
+template <class T> struct Range {
+    __device__ __forceinline__ float of(float scale) const { return scale; }
+    __device__ __forceinline__ float unit() const { return 1.f; }
+};
+// f16 does not: scales are relative to a power of two that is not far below the greatest met.
+template <> struct Range<f16> {
+    float base = 0.f;  // 0: all are 0 so far
+    // Takes in a warp's scales, one of each lane; gives what sums so far are to be multiplied by.
+    __device__ __forceinline__ float include(float scale) {
+        const u32 most = __reduce_max_sync(~0u, __float_as_uint(scale)) & 0x7f800000;
+        if (most <= __float_as_uint(base)) return 1.f;
+        const float old = base;
+        base = __uint_as_float(most);
+        return old * inverse_power(base);
+    }
+    __device__ __forceinline__ float of(float scale) const { return scale * inverse_power(base); }
+    __device__ __forceinline__ float unit() const { return base > 0.f ? base : 1.f; }
+};

@@ -1,0 +1,249 @@
+//! Which attention kernels serve a pool: by its rows, its head_dim and its group, and whether it holds fp8.
+//!
+//! Not here: their memory and their launches (`attend.rs`), the kernels (`ptx/attend_*.cu`).
+
+use super::error::CudaError;
+use super::gpu::Gpu;
+use super::kernels::{Attention, Kernel};
+use super::launch::Start;
+use super::params::{AttendFp8Params, AttendParams, LayerScales};
+use super::raw::RawStream;
+use super::split::DECODE_ROWS;
+use crate::layout::Dtype;
+
+/// A kernel over pools that hold rows as they are, or over fp8.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AttentionKernel {
+    Plain(Attention),
+    Fp8(Attention<AttendFp8Params>),
+}
+
+impl From<Attention> for AttentionKernel {
+    fn from(attention: Attention) -> Self {
+        Self::Plain(attention)
+    }
+}
+
+impl From<Attention<AttendFp8Params>> for AttentionKernel {
+    fn from(attention: Attention<AttendFp8Params>) -> Self {
+        Self::Fp8(attention)
+    }
+}
+
+impl AttentionKernel {
+    /// Blocks that one multiprocessor holds at a time.
+    pub(super) fn resident(&self, gpu: &Gpu) -> Result<u32, CudaError> {
+        match self {
+            Self::Plain(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
+            Self::Fp8(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
+        }
+    }
+
+    /// Loads it now rather than at its first launch.
+    pub(super) fn load(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        match self {
+            Self::Plain(Attention { kernel, .. }) => gpu.load(kernel),
+            Self::Fp8(Attention { kernel, .. }) => gpu.load(kernel),
+        }
+    }
+
+    /// Launches it on so many blocks.
+    ///
+    /// # Safety
+    /// As of [`Gpu::launch`], of the parameters and the scales.
+    pub(super) unsafe fn launch(
+        &self,
+        gpu: &Gpu,
+        blocks: u32,
+        attend: AttendParams,
+        scales: LayerScales,
+        start: Start,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        let grid = (blocks, 1);
+        match self {
+            Self::Plain(Attention { kernel, threads }) => {
+                // SAFETY: the caller's.
+                unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &attend, start) }
+            }
+            Self::Fp8(Attention { kernel, threads }) => {
+                let params = AttendFp8Params { attend, scales };
+                // SAFETY: the caller's.
+                unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &params, start) }
+            }
+        }
+    }
+}
+
+macro_rules! attention {
+    ($name:expr, $threads:literal, $shared:literal) => {
+        Attention {
+            kernel: Kernel::new(
+                $name,
+                include_str!(concat!("../../../ptx/", $name, ".ptx")),
+                $shared,
+            ),
+            threads: $threads,
+        }
+    };
+}
+
+const ATTEND_F32: Attention = attention!("attend_f32", 128, 0);
+const ATTEND_FP8_F32: Attention<AttendFp8Params> = attention!("attend_fp8_f32", 128, 0);
+
+/// The kernel for rows of f32.
+pub(super) fn plain(fp8: bool) -> AttentionKernel {
+    if fp8 { ATTEND_FP8_F32.into() } else { ATTEND_F32.into() }
+}
+
+/// The decode kernels of [`DECODE_ROWS`].
+pub(super) type Decodes = [Option<AttentionKernel>; DECODE_ROWS.len()];
+
+/// A `match` over dtype of rows and head_dim with the decode kernels and the extend kernel of each.
+macro_rules! attentions {
+    (
+        $key:expr, $params:ty,
+        $($dtype:ident $name:literal $head_dim:literal:
+            $extend_threads:literal $extend:literal, $threads:literal $($rows:literal $shared:literal)*;)*
+    ) => {
+        match $key {
+            $(
+                (Dtype::$dtype, $head_dim) => {
+                    let mut decodes = Decodes::default();
+                    let mut places = decodes.iter_mut();
+                    $({
+                        const DECODE: Attention<$params> = attention!(
+                            concat!("attend_decode_", $name, "_d", $head_dim, "_r", $rows),
+                            $threads,
+                            $shared
+                        );
+                        *places.next().expect("there is a place for each") = Some(DECODE.into());
+                    })*
+                    const EXTEND: Attention<$params> = attention!(
+                        concat!("attend_extend_", $name, "_d", $head_dim),
+                        $extend_threads,
+                        $extend
+                    );
+                    Some((decodes, EXTEND.into()))
+                }
+            )*
+            _ => None,
+        }
+    };
+}
+
+/// The decode kernels and the extend kernel for rows of 16 bits. Threads and shared memory are those of the kernels'
+/// headers.
+pub(super) fn kernels(fp8: bool, rows: Dtype, head_dim: u32) -> Option<(Decodes, AttentionKernel)> {
+    let key = (rows, head_dim);
+    if fp8 {
+        return attentions! { key, AttendFp8Params,
+            Bf16 "fp8_bf16" 64: 128 49_152, 128 8 71_680 16 77_824;
+            Bf16 "fp8_bf16" 128: 256 98_304, 128 8 77_824 16 90_112;
+            Bf16 "fp8_bf16" 256: 128 98_304, 64 8 57_344 16 49_152;
+            F16 "fp8_f16" 64: 128 49_152, 128 8 71_680 16 77_824;
+            F16 "fp8_f16" 128: 256 98_304, 128 8 77_824 16 90_112;
+            F16 "fp8_f16" 256: 128 98_304, 64 8 57_344 16 49_152;
+        };
+    }
+    attentions! { key, AttendParams,
+        Bf16 "bf16" 64: 128 49_152, 128 8 71_680 16 77_824;
+        Bf16 "bf16" 128: 128 98_304, 128 8 77_824 16 90_112;
+        Bf16 "bf16" 256: 128 98_304, 64 8 73_728 16 81_920;
+        F16 "f16" 64: 128 49_152, 128 8 71_680 16 77_824;
+        F16 "f16" 128: 128 98_304, 128 8 77_824 16 90_112;
+        F16 "f16" 256: 128 98_304, 64 8 73_728 16 81_920;
+    }
+}
+
+/// The extend kernel that only compute capability 9.0 runs, where there is one.
+pub(super) fn hopper(fp8: bool, rows: Dtype, head_dim: u32) -> Option<AttentionKernel> {
+    const BF16: Attention = attention!("attend_extend_bf16_d128_sm90a", 384, 204_800);
+    const F16: Attention = attention!("attend_extend_f16_d128_sm90a", 384, 204_800);
+    const FP8_BF16: Attention<AttendFp8Params> =
+        attention!("attend_extend_fp8_bf16_d128_sm90a", 384, 221_184);
+    const FP8_F16: Attention<AttendFp8Params> =
+        attention!("attend_extend_fp8_f16_d128_sm90a", 384, 221_184);
+    Some(match (fp8, rows, head_dim) {
+        (false, Dtype::Bf16, 128) => BF16.into(),
+        (false, Dtype::F16, 128) => F16.into(),
+        (true, Dtype::Bf16, 128) => FP8_BF16.into(),
+        (true, Dtype::F16, 128) => FP8_F16.into(),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::split::SplitShape;
+    use super::*;
+
+    /// Name, PTX, shared memory and threads.
+    fn parts(kernel: &AttentionKernel) -> (&'static str, &'static str, u32, u32) {
+        match kernel {
+            AttentionKernel::Plain(Attention { kernel, threads }) => {
+                (kernel.name, kernel.ptx, kernel.shared, *threads)
+            }
+            AttentionKernel::Fp8(Attention { kernel, threads }) => {
+                (kernel.name, kernel.ptx, kernel.shared, *threads)
+            }
+        }
+    }
+
+    /// What a kernel's source says of itself.
+    fn source(name: &str) -> String {
+        let file = name.replace("_bf16", "_DTYPE").replace("_f16", "_DTYPE");
+        let path = format!("{}/ptx/{file}.cu", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(path).expect("every kernel has a source")
+    }
+
+    fn thousands(n: u32) -> String {
+        format!("{},{:03}", n / 1000, n % 1000)
+    }
+
+    #[test]
+    fn kernels_are_launched_as_they_say() {
+        for (fp8, dtype) in
+            [false, true].into_iter().flat_map(|fp8| [(fp8, Dtype::F16), (fp8, Dtype::Bf16)])
+        {
+            for head_dim in [64, 128, 256] {
+                let shape = SplitShape {
+                    kv_heads: 1,
+                    group: 1,
+                    head_dim,
+                    window: 0,
+                    decode_ctas: [1; DECODE_ROWS.len()],
+                    extend_ctas: 1,
+                    batch_max: 1,
+                    tokens_max: 1,
+                };
+                let (decodes, extend) = kernels(fp8, dtype, head_dim).expect("a served shape");
+                assert!(decodes[0].is_some() && decodes[1].is_some(), "every group is served");
+                for (width, decode) in decodes.iter().enumerate() {
+                    let Some(decode) = decode else { continue };
+                    let rows = DECODE_ROWS[width];
+                    assert!(parts(decode).0.ends_with(&format!("d{head_dim}_r{rows}")));
+                    let slots = shape.width_partial_bytes(width) / 8 / (head_dim + 2) as usize;
+                    check(decode, format!("[2 * grid, {slots}, {}]", head_dim + 2));
+                }
+                let rows = shape.extend_rows();
+                for extend in [Some(extend), hopper(fp8, dtype, head_dim)].into_iter().flatten() {
+                    check(&extend, format!("[slots, kv_heads, {rows}, {}]", head_dim + 2));
+                }
+            }
+        }
+    }
+
+    fn check(kernel: &AttentionKernel, partial: String) {
+        let (name, ptx, shared, threads) = parts(kernel);
+        let text = source(name);
+        let launch = format!("block {threads}, {} bytes of dynamic", thousands(shared));
+        for wanted in [launch, format!("partial f32 {partial}")] {
+            assert!(text.contains(&wanted), "{name}: {wanted}");
+        }
+        let entry = format!(".entry {name}(");
+        let (_, after) = ptx.split_once(&entry).expect("the entry is in the PTX");
+        assert!(!after.contains(".entry"), "{name}: nothing else is compiled with it");
+        assert!(after.contains(&format!(".maxntid {threads}, 1, 1")), "{name}");
+    }
+}

@@ -1,0 +1,97 @@
+//! store_cache launches into quantised pools: rows become bytes, and scales where the pool makes them.
+//!
+//! Not here: pools that hold rows as they are (`store.rs`), the plan that says which slots (`stage.rs`).
+
+use super::check::row_stride;
+use super::error::CudaError;
+use super::gpu::Gpu;
+use super::image::Image;
+use super::kernels::{STORE_FP8, STORE_FP8_ANY};
+use super::launch::Start;
+use super::memory::DeviceRows;
+use super::params::{LayerScales, ROWS_BF16, ROWS_F16, ROWS_F32, StoreFp8Params, wide_magic};
+use super::pool::Pool;
+use super::raw::RawStream;
+use crate::backend::Operand;
+use crate::id::LayerId;
+use crate::layout::Dtype;
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Elements of a thread of the kernel that is fast.
+const UNIT: u32 = 16;
+
+/// Stores the rows of the staged plan.
+pub(super) fn store(
+    gpu: &Gpu,
+    pool: &Pool,
+    image: &Image,
+    layer: LayerId,
+    [k, v]: [DeviceRows<'_>; 2],
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let (layout, tokens, dtype) = (pool.layout(), image.token_count, pool.rows());
+    let (kv_heads, head_dim) = (layout.kv_heads(), layout.head_dim());
+    let width = kv_heads as usize * head_dim as usize;
+    let stride = |operand, rows: DeviceRows<'_>| {
+        let stride = row_stride(operand, rows.stride, rows.bytes, tokens, width, dtype)?;
+        u32::try_from(stride).map_err(|_| CudaError::RowStride { bytes: stride })
+    };
+    let (k_stride, v_stride) = (stride(Operand::K, k)?, stride(Operand::V, v)?);
+    let multiples = [u64::from(k_stride), u64::from(v_stride), k.address, v.address];
+    let aligned = |bytes: u64| multiples.iter().all(|n| n.is_multiple_of(bytes));
+    if !aligned(dtype.size().into()) {
+        return Err(CudaError::RowsAlignment { align: dtype.size() });
+    }
+    let [k_pool, v_pool] = pool.origins(layer)?;
+    if tokens == 0 {
+        return Ok(());
+    }
+    let LayerScales { k: k_scales, v: v_scales, page_stride, head_stride, by_token } =
+        pool.scales(layer);
+    let params = StoreFp8Params {
+        k: k.address,
+        v: v.address,
+        slots: image.slots,
+        k_pool,
+        v_pool,
+        k_scales,
+        v_scales,
+        page_stride: pool.strides().page,
+        scale_page_stride: page_stride,
+        page_magic: wide_magic(layout.page_size().into()),
+        k_stride,
+        v_stride,
+        tokens: tokens as u32,
+        page_size: layout.page_size(),
+        slot_stride: pool.strides().slot as u32,
+        scale_head_stride: head_stride,
+        slot_bytes: image.slot_bytes as u32,
+        kv_heads,
+        head_dim,
+        rows: match dtype {
+            Dtype::F32 => ROWS_F32,
+            Dtype::F16 => ROWS_F16,
+            Dtype::Bf16 => ROWS_BF16,
+        },
+        by_token,
+        reserved: 0,
+    };
+    let units = width as u32 / UNIT;
+    let fast = dtype != Dtype::F32
+        && matches!(head_dim, 64 | 128 | 256)
+        && units <= THREADS
+        && aligned(16)
+        && params.slot_bytes == 4;
+    let (kernel, grid, block) = if fast {
+        let y = THREADS / units;
+        (&STORE_FP8, params.tokens.div_ceil(y), (units, y))
+    } else {
+        // A warp a head.
+        let warps = u64::from(params.tokens) * u64::from(kv_heads);
+        let grid = u32::try_from(warps.div_ceil(8)).expect("a step of fewer tokens");
+        (&STORE_FP8_ANY, grid, (THREADS, 1))
+    };
+    // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above), scales its own.
+    unsafe { gpu.launch(kernel, (grid, 1), block, stream, &params, Start::Pdl) }
+}

@@ -1,0 +1,351 @@
+//! Pools of fp8 where it is easy to be wrong: numbers between two bytes and beyond them, bytes that no row becomes, scales
+//! far apart, pools whose pages mean something else.
+
+use kvarena::backend::CpuRows;
+use kvarena::backend::cuda::CudaError;
+use kvarena::testkit::contract::{HostRows, Numbers, TestBackend, round};
+use kvarena::testkit::planner::Item;
+use kvarena::testkit::quantised::{scales, value};
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Backend, Capacity, Cpu, CpuOptions, Dtype, KvDtype, KvScales, KvShape, LayerId, Layout,
+    OpenBackend, PageCopy, PageId, PoolConfig, PoolLayout, Scaling, StepEnd, TableShape,
+};
+
+use crate::drive::{Drive, Shape};
+use crate::gpu;
+use crate::on_gpu::{OnGpu, OnGpuOptions};
+
+const TOKENS: usize = 192;
+
+fn pool(scaling: Scaling, head_dim: u32, layout: Layout) -> PoolLayout {
+    let (shape, capacity) = (KvShape::heads(3, head_dim), Capacity::Pages(40));
+    let dtype = KvDtype::Fp8E4M3;
+    let config = PoolConfig {
+        layers: 2,
+        shape,
+        dtype,
+        scaling,
+        page_size: 5,
+        capacity,
+        layout,
+        ..PoolConfig::default()
+    };
+    config.layout().expect("a valid pool")
+}
+
+/// Rows that are hard to round: each number is near the middle between two bytes times a scale, or is one of those that
+/// have a rule of their own.
+fn hard_rows(
+    dtype: Dtype,
+    width: usize,
+    head_dim: usize,
+    given: Option<&KvScales>,
+    side: usize,
+) -> HostRows {
+    let mut rng = Rng::new(side as u64 + 7);
+    let special = [
+        0.0,
+        -0.0,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MAX,
+        f32::MIN_POSITIVE,
+        1e-40,
+        448.0,
+        464.0,
+        465.0,
+    ];
+    let mut values = Vec::new();
+    for _ in 0..TOKENS {
+        for head in 0..width / head_dim {
+            // Of a head in four all numbers are alike hard; some heads are of zeros, or have special ones.
+            let kind = rng.below(8);
+            let largest = round(
+                dtype,
+                [1.0, 1.75, 0.3, 3.5 * 13.0 / 64.0][rng.below(4) as usize]
+                    * 2_f32.powi(rng.below(12) as i32 - 6),
+            );
+            let scale = given
+                .map_or(largest / 448.0, |given| given.get(LayerId::new(0), head as u32)[side]);
+            let mut number = || match kind {
+                0 => 0.0,
+                1 => rng.pick(&special),
+                _ => {
+                    let byte = rng.below(0x7e) as u8;
+                    let middle = (value(byte) + value(byte + 1)) / 2.0 * f64::from(scale);
+                    let near = middle as f32 * [1.0, 1.0, 0.999, 1.001][rng.below(4) as usize];
+                    round(dtype, if rng.one_in(2) { near } else { -near })
+                }
+            };
+            let start = values.len();
+            values.extend((0..head_dim).map(|_| number()).map(|x| round(dtype, x)));
+            if kind > 1 && given.is_none() {
+                values[start] = largest;
+            }
+        }
+    }
+    HostRows { dtype, width, stride: width, values }
+}
+
+fn cpu_rows(rows: &HostRows) -> Numbers {
+    match rows.dtype {
+        Dtype::F32 => Numbers::F32(rows.values.clone()),
+        Dtype::F16 => Numbers::F16(rows.values.iter().map(|&x| half::f16::from_f32(x)).collect()),
+        _ => Numbers::Bf16(rows.values.iter().map(|&x| half::bf16::from_f32(x)).collect()),
+    }
+}
+
+fn as_rows(numbers: &Numbers) -> CpuRows<'_> {
+    match numbers {
+        Numbers::F32(x) => CpuRows::from(&x[..]),
+        Numbers::F16(x) => CpuRows::from(&x[..]),
+        Numbers::Bf16(x) => CpuRows::from(&x[..]),
+    }
+}
+
+#[test]
+fn stores_are_the_cpus_bit_by_bit() {
+    let Some(gpu) = gpu() else { return };
+    let table = TableShape::new(5, 4, 200, 800).expect("a table");
+    for (scaling, layout) in [
+        (Scaling::Static, Layout::LayerFirst),
+        (Scaling::Static, Layout::PageFirst),
+        (Scaling::ByToken, Layout::LayerFirst),
+        (Scaling::ByToken, Layout::PageFirst),
+    ] {
+        for (dtype, head_dim) in [
+            (Dtype::Bf16, 128),
+            (Dtype::F16, 64),
+            (Dtype::Bf16, 256),
+            (Dtype::F16, 128),
+            (Dtype::F32, 128),
+            (Dtype::F32, 32),
+            (Dtype::Bf16, 20),
+        ] {
+            for seed in [None, Some(1), Some(2)].into_iter().take(if scaling == Scaling::Static {
+                3
+            } else {
+                1
+            }) {
+                let pool = pool(scaling, head_dim, layout);
+                let given = seed.map(|seed| scales(2, 3, seed));
+                let options = CpuOptions { scales: given.clone(), ..CpuOptions::with_threads(1) };
+                let mut cpu: Cpu = options.open(&pool, &table, 1).expect("a small pool");
+                let options = OnGpuOptions::of_rows(&gpu, dtype).with_scales(given.clone());
+                let mut backend = options.open(&pool, &table, 1).expect("a small pool");
+                let blank = vec![0; pool.page_bytes() as usize];
+                (0..40).for_each(|page| backend.write_page(PageId::new(page), &blank));
+                let mut planner = kvarena::testkit::planner::Planner::new(&pool, &table, 3);
+                let sequence = planner.admit().expect("a row");
+                let plan = planner.plan(&[Item::Extend { sequence, len: TOKENS as u32 }]);
+                let plan = plan.plan();
+                cpu.begin(&plan).expect("a valid plan");
+                backend.begin(&plan).expect("a valid plan");
+                let width = 3 * head_dim as usize;
+                let by_token = scaling == Scaling::ByToken;
+                let ones = KvScales::new(2, 3, vec![1.0; 12]).expect("sound scales");
+                let known = (!by_token).then(|| given.clone().unwrap_or(ones));
+                let [k, v] = [0, 1]
+                    .map(|side| hard_rows(dtype, width, head_dim as usize, known.as_ref(), side));
+                let id = LayerId::new(0);
+                let (ck, cv) = (cpu_rows(&k), cpu_rows(&v));
+                cpu.store_cache(&plan, id, as_rows(&ck), as_rows(&cv)).expect("a store");
+                let [k, v] = [&k, &v].map(|rows| backend.input(rows));
+                backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+                backend.synchronize().expect("nothing failed");
+                let [mut wanted, mut got] = [(); 2].map(|()| vec![0; pool.page_bytes() as usize]);
+                for page in 0..40 {
+                    cpu.read_page(PageId::new(page), &mut wanted).expect("a page");
+                    backend.read_page(PageId::new(page), &mut got);
+                    let first = got.iter().zip(&wanted).position(|(a, b)| a != b);
+                    if let Some(at) = first {
+                        panic!(
+                            "{scaling:?} {layout:?} {dtype:?} {head_dim} {seed:?}: page {page} byte {at}: {:#x} is not {:#x}",
+                            got[at], wanted[at]
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn shape(scaling: Scaling, dtype: Dtype, head_dim: u32, group: u32) -> Shape {
+    Shape {
+        layers: 1,
+        kv_heads: 2,
+        group,
+        head_dim,
+        dtype,
+        fp8: Some(scaling),
+        page_size: 16,
+        layout: Layout::LayerFirst,
+        capacity: Capacity::Pages(64),
+        sequences: 2,
+        max_len: 512,
+    }
+}
+
+/// Attention over rows of fp8 whose every byte stands for a number, subnormal ones too; then over one NaN in V, and in K.
+#[test]
+fn every_byte_is_read_as_it_is() {
+    let Some(gpu) = gpu() else { return };
+    for (dtype, head_dim, group) in [
+        (Dtype::Bf16, 128, 4),
+        (Dtype::F16, 128, 16),
+        (Dtype::Bf16, 64, 8),
+        (Dtype::F16, 256, 2),
+        (Dtype::Bf16, 256, 16),
+        (Dtype::F32, 64, 2),
+    ] {
+        for new in [1, 90] {
+            let shape = shape(Scaling::Static, dtype, head_dim, group);
+            let mut drive = Drive::new(shape, 9);
+            let mut backend = OnGpuOptions::of_rows(&gpu, dtype)
+                .open(&shape.pool(), &shape.table(), 2)
+                .expect("a small pool");
+            let sequence = drive.admit();
+            // Small scales of V would hide what is small.
+            let items = [Item::Extend { sequence, len: 300 }];
+            let width = 2 * head_dim as usize;
+            let plan = drive.planner.plan(&items);
+            let plan = plan.plan();
+            let mut rng = Rng::new(4);
+            let small = |rng: &mut Rng| {
+                let byte = (rng.below(0x40) as u8) | if rng.one_in(2) { 0x80 } else { 0 };
+                value(byte) as f32
+            };
+            let rows = |rng: &mut Rng| {
+                let values = (0..300 * width).map(|_| round(dtype, small(rng))).collect();
+                HostRows { dtype, width, stride: width, values }
+            };
+            let (k, v) = (rows(&mut rng), rows(&mut rng));
+            drive.remember(sequence, 0, &k, &v);
+            backend.begin(&plan).expect("a valid plan");
+            let [k, v] = [&k, &v].map(|rows| backend.input(rows));
+            let id = LayerId::new(0);
+            backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+            backend.synchronize().expect("nothing failed");
+            backend.end(StepEnd::Complete(plan.step()));
+            let items = [Item::Again { sequence, len: new }];
+            let attend = shape.attend();
+            let slot =
+                drive.planner.slot(&drive.planner.sequence(sequence).expect("live").clone(), 40);
+            let mut nans = [0; 2];
+            for turn in 0..3 {
+                let plan = drive.planner.plan(&items);
+                let plan = plan.plan();
+                let q = drive.rows(new as usize, width * group as usize);
+                backend.begin(&plan).expect("a valid plan");
+                let mut out = backend.output(&q);
+                let mut lse = backend.sums(new as usize * attend.q_heads as usize);
+                let (rows, to, sums) =
+                    (backend.input(&q), OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
+                backend
+                    .attend(&plan, id, &attend, OnGpu::rows(&rows), to, Some(sums))
+                    .expect("attention");
+                backend.synchronize().expect("nothing failed");
+                let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+                if turn == 0 {
+                    drive.check(&items, &plan, (0, &q), &attend, (&out, &lse), 40);
+                } else {
+                    nans[turn - 1] = out.iter().filter(|x| x.is_nan()).count();
+                }
+                backend.end(StepEnd::Complete(plan.step()));
+                // One byte of V, then of K, of head 0.
+                let plane = [kvarena::PlaneName::V, kvarena::PlaneName::K][turn.min(1)];
+                let (page, offset) = shape.pool().page_of(slot);
+                let mut bytes = vec![0; shape.pool().page_bytes() as usize];
+                backend.read_page(page, &mut bytes);
+                let strides = shape.pool().page_strides(plane).expect("the pool has it");
+                bytes[strides.row(id, PageId::new(0), offset) as usize + 5] =
+                    [0x7f, 0xff][turn.min(1)];
+                backend.write_page(page, &bytes);
+            }
+            // Of V the one dim of each query of the head; of K all dims.
+            let queries = (new * group) as usize;
+            assert_eq!(
+                nans,
+                [queries, queries * head_dim as usize],
+                "{dtype:?} {head_dim} {group} {new}"
+            );
+        }
+    }
+}
+
+/// Scales of a sequence's tokens that lie far apart, rows of zeros among them, whose scale is 1.
+#[test]
+fn scales_by_token_may_lie_far_apart() {
+    let Some(gpu) = gpu() else { return };
+    for (dtype, powers) in [(Dtype::Bf16, 60), (Dtype::F16, 10), (Dtype::F32, 60)] {
+        for (head_dim, group, new) in
+            [(128, 4, 1), (128, 4, 60), (64, 12, 1), (256, 1, 1), (64, 2, 90)]
+        {
+            let shape = shape(Scaling::ByToken, dtype, head_dim, group);
+            let mut drive = Drive::new(shape, 10);
+            let mut backend = OnGpuOptions::of_rows(&gpu, dtype)
+                .open(&shape.pool(), &shape.table(), 2)
+                .expect("a small pool");
+            let sequence = drive.admit();
+            let width = 2 * head_dim as usize;
+            for step in 0..2 {
+                let len = if step == 0 { 300 } else { new };
+                let items = [Item::Extend { sequence, len }];
+                let plan = drive.planner.plan(&items);
+                let plan = plan.plan();
+                let mut inputs = drive.inputs_of(&items, &plan, |drive| {
+                    let mut rows = drive.rows(len as usize, width);
+                    for row in rows.values.chunks_exact_mut(width) {
+                        // All of a sequence is small but a few tokens.
+                        let power = if drive.rng.one_in(40) { 0 } else { -powers };
+                        let zero = drive.rng.one_in(9);
+                        row.iter_mut().for_each(|x| {
+                            *x = if zero { 0.0 } else { round(dtype, *x * 2_f32.powi(power)) }
+                        });
+                    }
+                    rows
+                });
+                let rows = inputs.remove(0);
+                backend.begin(&plan).expect("a valid plan");
+                let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|rows| backend.input(rows));
+                let id = LayerId::new(0);
+                backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+                if step == 1 {
+                    let attend = shape.attend();
+                    let mut out = backend.output(&rows.q);
+                    let mut lse = backend.sums(len as usize * attend.q_heads as usize);
+                    let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
+                    backend
+                        .attend(&plan, id, &attend, OnGpu::rows(&q), to, Some(sums))
+                        .expect("attention");
+                    backend.synchronize().expect("nothing failed");
+                    let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+                    drive.check(&items, &plan, (0, &rows.q), &attend, (&out, &lse), 60);
+                }
+                backend.synchronize().expect("nothing failed");
+                backend.end(StepEnd::Complete(plan.step()));
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_that_mean_something_else_are_not_copied() {
+    let Some(gpu) = gpu() else { return };
+    let table = TableShape::new(5, 2, 16, 32).expect("a table");
+    let layout = pool(Scaling::Static, 64, Layout::LayerFirst);
+    let open = |seed: Option<u64>| {
+        let options = OnGpuOptions::new(&gpu).with_scales(seed.map(|seed| scales(2, 3, seed)));
+        options.open(&layout, &table, 1).expect("a small pool")
+    };
+    let (source, mut same, mut other) = (open(Some(1)), open(Some(1)), open(None));
+    let copy = [PageCopy { source: PageId::new(0), target: PageId::new(1) }];
+    source.cuda.copy_to_pool(&mut same.cuda, &copy, &source.stream).expect("a copy");
+    let refused = source.cuda.copy_to_pool(&mut other.cuda, &copy, &source.stream);
+    let fingerprints = (source.cuda.page_fingerprint(), other.cuda.page_fingerprint());
+    assert_ne!(fingerprints.0, fingerprints.1);
+    let error = CudaError::PageFingerprint { source: fingerprints.0, target: fingerprints.1 };
+    assert_eq!(refused.err(), Some(error));
+}

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use kvarena::{
-    Capacity, CpuOptions, EngineConfig, EngineError, KvDtype, PoolConfig, PrefixMode, Scaling,
+    Capacity, CpuOptions, EngineConfig, EngineError, KvDtype, KvScales, PoolConfig, PrefixMode,
+    Scaling,
 };
 use serde_json::{Value, json};
 
@@ -180,13 +181,21 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
 pub fn cpu_options(args: &Args) -> Result<CpuOptions> {
     let threads = |n: u16| CpuOptions::with_threads(n.into());
     let options = args.threads.map_or_else(CpuOptions::default, threads);
-    let Some(path) = &args.scales else { return Ok(options) };
+    Ok(CpuOptions { scales: scales(args)?, ..options })
+}
+
+/// The static scales that the command line names.
+///
+/// # Errors
+/// As [`cpu_options`].
+pub fn scales(args: &Args) -> Result<Option<KvScales>> {
+    let Some(path) = &args.scales else { return Ok(None) };
     let given = KvDtype::from(args.kv_dtype).is_quantised() && args.kv_scales == ScalesName::Static;
     if !given {
         let wanted = "--scales are for --kv-dtype fp8 --kv-scales static";
         return Err(Error::request(wanted));
     }
-    Ok(CpuOptions { scales: Some(calibrate::read(path)?), ..options })
+    calibrate::read(path).map(Some)
 }
 
 /// What to say where the engine cannot be made.

@@ -88,8 +88,20 @@ pub struct Forward {
     thresholds: DeviceBuffer,
     /// Frequencies with neighbours swapped, for [`Fault::Rotary`].
     swapped: DeviceBuffer,
+    /// Where a quantised pool has the backend store.
+    rotated: Option<Rotated>,
     /// What is wrong on purpose.
     pub fault: Fault,
+}
+
+/// Rows of K and V of a step, one after another, on their way to a quantised pool.
+#[derive(Debug)]
+struct Rotated {
+    /// 0, 1, ..
+    slots: DeviceBuffer,
+    k: DeviceBuffer,
+    v: DeviceBuffer,
+    row_bytes: u64,
 }
 
 /// Where a step's tokens, draws and answers are on the device.
@@ -147,6 +159,7 @@ impl Forward {
             counters: device.zeros(4 * limits.draws)?,
             thresholds: device.zeros(4 * limits.draws)?,
             swapped: DeviceBuffer::of(&device.gpu, &swapped)?,
+            rotated: None,
             fault: Fault::None,
             config,
             weights,
@@ -174,11 +187,19 @@ impl Forward {
         self.logits.address()
     }
 
-    /// Loads what attention needs.
+    /// Loads what attention needs, and takes what a quantised pool does.
     ///
     /// # Errors
     /// Heads that no kernel serves, or the driver's.
-    pub fn prepare(&self, backend: &mut Cuda) -> Result<(), GpuError> {
+    pub fn prepare(&mut self, device: &Device, backend: &mut Cuda) -> Result<(), GpuError> {
+        if backend.layout().dtype().is_quantised() && self.rotated.is_none() {
+            let rows = padded_rows(self.limits.tokens);
+            let row_bytes = 2 * (self.config.kv_heads * self.config.head_dim) as u64;
+            let buffer = || device.zeros(rows * row_bytes as usize);
+            let slots: Vec<i32> = (0..rows as i32).collect();
+            let slots = DeviceBuffer::of(&device.gpu, &slots)?;
+            self.rotated = Some(Rotated { slots, k: buffer()?, v: buffer()?, row_bytes });
+        }
         for layer in 0..self.config.layers {
             backend.prepare(&self.attend(layer))?;
         }
@@ -305,6 +326,10 @@ impl Forward {
             if parts.small {
                 let step = (tokens, staged, plan.slot_mapping);
                 self.rotate_and_store(device, index, (&layout, pool), step)?;
+                if let Some(Rotated { k, v, .. }) = &self.rotated {
+                    let layer = LayerId::new(self.stored_layer(index) as u32);
+                    backend.store_cache(plan, layer, k.rows(0, None), v.rows(0, None))?;
+                }
             }
             if parts.attention {
                 self.attend_layer(backend, plan, index)?;
@@ -359,6 +384,14 @@ impl Forward {
         unsafe { device.kernels.embed.launch(device.raw(), (tokens as u32, 1), block, &params) }
     }
 
+    /// Where a layer's K and V go.
+    fn stored_layer(&self, layer: usize) -> usize {
+        match self.fault {
+            Fault::Page => (layer + 1) % self.config.layers,
+            _ => layer,
+        }
+    }
+
     fn rotate_and_store(
         &self,
         device: &Device,
@@ -367,16 +400,12 @@ impl Forward {
         (tokens, staged, slots): (usize, StagedPlan, SlotMapping<'_>),
     ) -> Result<(), GpuError> {
         let weights = &self.weights.layers[layer];
-        let stored = match self.fault {
-            Fault::Page => (layer + 1) % self.config.layers,
-            _ => layer,
-        };
         let [k, v] = planes(layout);
-        let stored = LayerId::new(stored as u32);
+        let stored = LayerId::new(self.stored_layer(layer) as u32);
         let heads = self.config.q_heads + 2 * self.config.kv_heads;
         // A warp for each head while that fills the device; then it keeps a token's angles.
         let heads_each = (tokens * heads / 16384).clamp(1, heads);
-        let params = RopeStoreParams {
+        let mut params = RopeStoreParams {
             qkv: self.qkv.address(),
             positions: staged.positions + if self.fault == Fault::Position { 4 } else { 0 },
             slots: staged.slot_mapping,
@@ -399,6 +428,11 @@ impl Forward {
             eps: self.config.norm_eps,
             reserved: 0,
         };
+        if let Some(Rotated { slots, k, v, row_bytes }) = &self.rotated {
+            (params.slots, params.slot_bytes, params.page_size) = (slots.address(), 4, 1);
+            (params.k_pool, params.v_pool) = (k.address(), v.address());
+            (params.page_stride, params.slot_stride) = (*row_bytes, *row_bytes);
+        }
         let warps = tokens * heads.div_ceil(heads_each);
         let kernel = &device.kernels.rope_store[self.config.head_dim.ilog2() as usize - 6];
         // SAFETY: head_dim was checked in `new`; the staged plan's slots were checked against the pool; qkv has room.
@@ -499,13 +533,13 @@ pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
     Ok(())
 }
 
-/// Refuses pools of other types than the activations'.
+/// Refuses pools that are neither of the activations' type nor of fp8.
 ///
 /// # Errors
 /// Names it.
 pub fn check_dtype(dtype: KvDtype) -> Result<(), GpuError> {
     match dtype {
-        KvDtype::Bf16 => Ok(()),
-        _ => Err(GpuError::Missing { what: "a cache of another type than bf16" }),
+        KvDtype::Bf16 | KvDtype::Fp8E4M3 => Ok(()),
+        _ => Err(GpuError::Missing { what: "a cache of another type than bf16 or fp8" }),
     }
 }

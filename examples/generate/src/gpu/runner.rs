@@ -150,7 +150,7 @@ impl GpuRunner {
     /// # Errors
     /// Heads that no kernel serves, or the driver's.
     pub fn warm(&mut self, backend: &mut Cuda, streams: &[usize]) -> GpuResult<()> {
-        self.forward.prepare(backend)?;
+        self.forward.prepare(&self.device, backend)?;
         for &streams in streams {
             let rows = padded_rows(streams);
             self.forward.plan(&self.device, (rows, rows), true)?;

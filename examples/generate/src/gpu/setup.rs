@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use kvarena::backend::cuda::CudaOptions;
 use kvarena::{Engine, KvDtype};
 
 use super::device::Device;
@@ -56,7 +57,8 @@ pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
     let runner = GpuRunner::new(device, config, weights, options)?;
     let free = runner.device().gpu.free_memory().map_err(GpuError::from)?;
     let config = setup::engine_config(args, &runner.forward().config, free - free / RESERVE)?;
-    let mut engine = Engine::new(config, runner.backend()).map_err(setup::no_engine)?;
+    let options = CudaOptions { scales: setup::scales(args)?, ..runner.backend() };
+    let mut engine = Engine::new(config, options).map_err(setup::no_engine)?;
     let mut runner = runner;
     let sizes: Vec<usize> = (1..=args.concurrency as usize).collect();
     runner.warm(engine.backend_mut(), &sizes)?;

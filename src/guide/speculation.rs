@@ -37,9 +37,11 @@
 //!     let wanted: Vec<_> = plan.tokens.iter().map(|&token| model(token)).collect();
 //!     let (step, tokens) = (plan.step(), plan.tokens.to_vec());
 //!
-//!     // From the root down, to whichever child is what the model wants. let mut kept = vec![0_u32]; let child = |of:
-//!     u32| (of + 1..5).find(|&i| parents[i as usize] == of && tokens[i as usize] == wanted[of as usize]); while let
-//!     Some(next) = kept.last().and_then(|&last| child(last)) {
+//!     // From the root down, to whichever child is what the model wants.
+//!     let mut kept = vec![0_u32];
+//!     let fits = |of: u32, i: u32| parents[i as usize] == of && tokens[i as usize] == wanted[of as usize];
+//!     let child = |of: u32| (of + 1..5).find(|&i| fits(of, i));
+//!     while let Some(next) = kept.last().and_then(|&last| child(last)) {
 //!         kept.push(next);
 //!     }
 //!     assert_eq!(kept, [0, 2, 4]);

@@ -64,7 +64,7 @@ pub struct Sequence {
     pub last_step: StepId,
     /// Its last plan item, in the numbering of the step log; 0: none.
     pub last_item: u64,
-    /// The last plan that named it, to find repeats; [`DRAFTED`].
+    /// The last plan that named it, to find repeats; `u64::MAX` while its drafts wait to be accepted.
     pub last_plan: u64,
     /// The host's namespace.
     pub namespace: Namespace,

@@ -100,6 +100,7 @@ DEVICE u32 load_u32(u64 at) {
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(at));
     return value;
 }
+DEVICE float load_float(u64 at) { return __uint_as_float(load_u32(at)); }
 DEVICE uint4 load_uint4(u64 at) {
     uint4 v;
     asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));

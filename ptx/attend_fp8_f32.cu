@@ -5,67 +5,24 @@
 // Grid:    any x (CTAs stride over sequences and heads), block 128, no dynamic shared memory
 // Needs:   q, out and their strides 4-byte aligned; group 1..=16
 // Build:   ptx/build.py
+#include "attend_plain.cuh"
 #include "fp8.cuh"
 
-DEVICE float load_byte(u64 at) {
-    u32 byte, low, high;
-    asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(at));
-    widen(byte, low, high);
-    return low_half(low);
-}
+struct CachedFp8 {
+    enum : u32 { BYTES = 1 };
+    const AttendFp8Params& p;
+    DEVICE float load(u64 at) {
+        u32 byte, low, high;
+        asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(at));
+        widen(byte, low, high);
+        return low_half(low);
+    }
+    __device__ __forceinline__ float2 scales(u32 kv_head, u32 page, u32 slot) const {
+        const u64 at = static_cast<u64>(kv_head) * p.scales.head_stride + (p.scales.by_token ? page * p.scales.page_stride + slot * 4 : 0);
+        return make_float2(load_float(p.scales.k + at), load_float(p.scales.v + at));
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(128, 4) attend_fp8_f32(const __grid_constant__ AttendFp8Params params) {
-    const AttendParams& p = params.attend;
-    const u32 lane = threadIdx.x % 32, dims = static_cast<u32>(p.head_stride / 32);  // of one lane
-    const u32 warp = blockIdx.x * 4 + threadIdx.x / 32, warps = gridDim.x * 4;
-    u32 passed = 0;  // (query, head) pairs of the sequences before
-    for (u32 b = 0; b < p.batch; ++b) {
-        const uint4 row = load_uint4(p.batch_rows + 16ull * b);
-        const u32 qo_start = row.y, extend_len = row.z, kv_len = row.w;
-        const u32 pairs = extend_len * p.q_heads;
-        for (u32 pair = (warp + warps - passed % warps) % warps; pair < pairs; pair += warps) {
-            const u32 query = pair / p.q_heads, head = pair % p.q_heads;
-            const u32 end = kv_len == 0 ? 0 : kv_len - extend_len + query + 1;
-            const u32 begin = p.window != 0 && end > p.window ? end - p.window : 0;
-            const bool tree = row.x >= TREE_ROW;
-            const uint2 mask = tree ? tree_mask(p, qo_start + query) : make_uint2(0, 0);
-            const u64 q_at = p.q + (qo_start + query) * p.q_stride + head * p.head_stride * 4;
-            const u64 in_slot = head / p.group * p.head_stride;
-            float q[8], o[8];
-#pragma unroll
-            for (u32 i = 0; i < 8; ++i) q[i] = i < dims ? load_float(q_at + (lane + i * 32) * 4) : 0.f, o[i] = 0.f;
-            float top = MINUS_INF, sum = 0.f;
-            for (u32 position = begin; position < end; ++position) {
-                if (tree && !(tree_sees(mask, kv_len, position) & 1)) continue;
-                const Look look = look_up(p, row.x & ~TREE_ROW, position);
-                const u32 page = load_page(p, look, load_directory(p, look));
-                const u64 at = in_slot + slot_offset(p, look, page);
-                const u64 scale_at = static_cast<u64>(head / p.group) * params.scales.head_stride + (params.scales.by_token ? page * params.scales.page_stride + look.slot * 4 : 0);
-                const float k_scale = load_float(params.scales.k + scale_at), v_scale = load_float(params.scales.v + scale_at);
-                float s = 0.f;
-#pragma unroll
-                for (u32 i = 0; i < 8; ++i) s += i < dims ? q[i] * load_byte(p.k + at + lane + i * 32) : 0.f;
-#pragma unroll
-                for (int i = 16; i > 0; i /= 2) s += __shfl_xor_sync(~0u, s, i);
-                s *= k_scale * p.scale;
-                if (p.soft_cap > 0.f) s = p.soft_cap * tanhf(s / p.soft_cap);
-                const float above = fmaxf(top, s), old = expf(top - above), weight = expf(s - above);
-                sum = sum * old + weight, top = above;
-#pragma unroll
-                for (u32 i = 0; i < 8; ++i) o[i] = o[i] * old + (i < dims ? weight * v_scale * load_byte(p.v + at + lane + i * 32) : 0.f);
-            }
-            float worth = 1.f;
-            if (p.sinks != 0 && sum > 0.f) {
-                const float sink = load_float(p.sinks + head * 4), above = fmaxf(top, sink);
-                worth = expf(top - above), sum = sum * worth + expf(sink - above), top = above;
-            }
-            const u64 to = p.out + (qo_start + query) * p.out_stride + head * p.head_stride * 4;
-#pragma unroll
-            for (u32 i = 0; i < 8; ++i)
-                if (i < dims) store_float(to + (lane + i * 32) * 4, sum != 0.f ? o[i] * worth / sum : 0.f);
-            if (lane == 0 && p.lse != 0)
-                store_float(p.lse + ((qo_start + query) * static_cast<u64>(p.q_heads) + head) * 4, sum != 0.f ? top + logf(sum) : MINUS_INF);
-        }
-        passed += pairs;
-    }
+    attend_plain(params.attend, CachedFp8{params});
 }

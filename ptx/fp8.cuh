@@ -3,7 +3,6 @@
 #include "attend.cuh"
 #include "e4m3.cuh"
 
-DEVICE float load_float(u64 at) { return __uint_as_float(load_u32(at)); }
 DEVICE void load_written_two(u64 at, u32& a, u32& b) {
     asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "l"(at) : "memory");
 }

@@ -49,40 +49,15 @@ impl Recipe for Dynamo {
 }
 
 /// xxHash64 of the hash before and tokens of 64 bits.
-pub(super) struct NanoVllm;
-
-impl Recipe for NanoVllm {
-    const WIDTH: usize = 8;
-
-    fn entering(_: NamespaceNames) -> NamespaceNames {
-        NamespaceNames::default()
-    }
-
-    fn seed(_: &NamespaceNames) -> PageHash {
-        PageHash::default()
-    }
-
-    fn page(_: &Named, before: Option<PageHash>, tokens: &[TokenId]) -> PageHash {
-        const CHUNK: usize = 64;
-        let mut hasher = behind(before);
-        let mut wide = [0_i64; CHUNK];
-        for tokens in tokens.chunks(CHUNK) {
-            let wide = &mut wide[..tokens.len()];
-            wide.iter_mut().zip(tokens).for_each(|(wide, token)| *wide = token.raw().into());
-            hasher.update(bytemuck::cast_slice(wide));
-        }
-        hasher.digest().into()
-    }
-
-    fn event_id(hash: PageHash) -> u64 {
-        hash.to_u64()
-    }
-}
+pub(super) type NanoVllm = XxHash64<true>;
 
 /// xxHash64 of the hash before and tokens of 32 bits.
-pub(super) struct MinivLlm;
+pub(super) type MinivLlm = XxHash64<false>;
 
-impl Recipe for MinivLlm {
+/// xxHash64 of the hash before and tokens, each of 64 bits where `WIDE`, else of 32.
+pub(super) struct XxHash64<const WIDE: bool>;
+
+impl<const WIDE: bool> Recipe for XxHash64<WIDE> {
     const WIDTH: usize = 8;
 
     fn entering(_: NamespaceNames) -> NamespaceNames {
@@ -95,7 +70,11 @@ impl Recipe for MinivLlm {
 
     fn page(_: &Named, before: Option<PageHash>, tokens: &[TokenId]) -> PageHash {
         let mut hasher = behind(before);
-        hasher.update(little_endian(tokens));
+        if WIDE {
+            update_wide(&mut hasher, tokens);
+        } else {
+            hasher.update(little_endian(tokens));
+        }
         hasher.digest().into()
     }
 
@@ -111,6 +90,17 @@ fn behind(before: Option<PageHash>) -> Xxh64 {
         hasher.update(before.bytes(8));
     }
     hasher
+}
+
+/// Takes tokens as numbers of 64 bits.
+fn update_wide(hasher: &mut Xxh64, tokens: &[TokenId]) {
+    const CHUNK: usize = 64;
+    let mut wide = [0_i64; CHUNK];
+    for tokens in tokens.chunks(CHUNK) {
+        let wide = &mut wide[..tokens.len()];
+        wide.iter_mut().zip(tokens).for_each(|(wide, token)| *wide = token.raw().into());
+        hasher.update(bytemuck::cast_slice(wide));
+    }
 }
 
 /// Tokens as bytes, lowest first: as they lie on every machine that this is compiled for.

@@ -39,7 +39,7 @@ impl Branches {
         }
     }
 
-    /// The first place at which `tokens` is no branch: of a token that does not follow the one before it.
+    /// Where `tokens` first is no branch: the index of a token that does not follow the one before it.
     pub fn not_a_branch(&self, row: RowId, tokens: &[u32]) -> Option<usize> {
         let parents = &self.parents[row.index()];
         let mut before = ROOT;

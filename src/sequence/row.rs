@@ -56,13 +56,13 @@ pub(crate) struct Lacking {
 }
 
 impl RowMut<'_> {
-    /// Keeps some of the tokens from `start` on, by their places, in order, and forgets the others and all behind them.
+    /// Keeps some of the tokens from `start` on, by their index, in order, and forgets the others and all behind them.
     /// The caller shrinks the row. O(tokens kept).
     pub fn keep_tokens(&mut self, start: u32, kept: &[u32]) {
         let Self { sequence, stores: Stores { tokens, .. } } = self;
-        for (place, &token) in (0..).zip(kept) {
+        for (to, &token) in (0..).zip(kept) {
             let token = tokens.token(sequence.row, start + token);
-            tokens.write_one(sequence.row, start + place, token);
+            tokens.write_one(sequence.row, start + to, token);
         }
     }
 

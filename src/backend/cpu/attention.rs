@@ -199,10 +199,10 @@ impl Scratch {
         let mut at = tile.start;
         while at < tile.end {
             // Slot by slot where some may be left out.
-            let place = unit.place(at);
-            let run = if unit.is_tree() { 1 } else { page_size - place % page_size };
+            let first = unit.table_index(at);
+            let run = if unit.is_tree() { 1 } else { page_size - first % page_size };
             let end = tile.end.min(at.saturating_add(run));
-            self.load_slots(job, unit, place..place + (end - at), (at - tile.start) as usize);
+            self.load_slots(job, unit, first..first + (end - at), (at - tile.start) as usize);
             at = end;
         }
     }

@@ -65,7 +65,7 @@ impl Scales {
         match self {
             Self::Ones => 1.0,
             Self::Static(given) => given.get(row.layer, head)[row.side],
-            Self::ByToken(planes) => pool[place(&planes[row.side], row, head)],
+            Self::ByToken(planes) => pool[scale_at(&planes[row.side], row, head)],
         }
     }
 
@@ -83,7 +83,7 @@ impl Scales {
             let head = head as u32;
             numbers.slice(start..start + head_dim).convert_into(wide);
             if let Self::ByToken(planes) = self {
-                let at = place(&planes[row.side], row, head);
+                let at = scale_at(&planes[row.side], row, head);
                 pool.numbers_mut()[at] = token_scale(wide);
             }
             let scale = self.of(pool.numbers(), row, head);
@@ -101,7 +101,7 @@ pub(super) fn byte(strides: &Strides, row: Row, head: u32) -> u64 {
 }
 
 /// Where a head's scale lies, among all of the pool's f32.
-fn place(strides: &Strides, row: Row, head: u32) -> usize {
+fn scale_at(strides: &Strides, row: Row, head: u32) -> usize {
     byte(strides, row, head) as usize / size_of::<f32>()
 }
 

@@ -82,8 +82,8 @@ impl Unit {
         self.mask != 0
     }
 
-    /// The slot's place in its row of what is seen as number `n`.
-    pub fn place(&self, n: u32) -> u32 {
+    /// The position in its row's page table of what is seen as number `n`.
+    pub fn table_index(&self, n: u32) -> u32 {
         let masked = self.row.kv_len.saturating_sub(u64::BITS);
         if self.mask == 0 || n < masked {
             return n;

@@ -80,15 +80,18 @@ impl Engine {
     }
 }
 
-/// Hears until the router knows so many pages of a prompt.
+/// Hears until the router knows so many pages of each prompt: of a subscriber that falls behind, all is said anew.
 async fn until(
     router: &mut Router,
     (number, engine, subscriber): (u64, &mut Engine, &mut Subscriber),
-    prompt: &[TokenId],
+    prompts: &[&[TokenId]],
     pages: u32,
 ) -> Vec<Heard> {
     let mut odd = Vec::new();
-    while !router.overlap(&NamespaceNames::default(), prompt).contains(&(number, pages)) {
+    let known = |router: &Router, prompt| {
+        router.overlap(&NamespaceNames::default(), prompt).contains(&(number, pages))
+    };
+    while !prompts.iter().all(|prompt| known(router, prompt)) {
         match subscriber.hear().await.expect("the socket is well") {
             Heard::Payload(payload) => router.believe(number, &payload).expect("it is right"),
             heard => {
@@ -114,7 +117,7 @@ async fn a_prompt_goes_where_it_is_cached() {
         engine.publisher.send(payload);
         let mut subscriber = engine.subscriber().await;
         let of = (u64::from(number), &mut engine, &mut subscriber);
-        until(&mut router, of, &text(1000 * number), 5).await;
+        until(&mut router, of, &[&text(1000 * number)], 5).await;
         engines.push((engine, subscriber));
     }
     // And live, after what both have.
@@ -122,7 +125,8 @@ async fn a_prompt_goes_where_it_is_cached() {
         let both = text(5000);
         let payload = engine.serve(&both);
         engine.publisher.send(payload);
-        until(&mut router, (number as u64, engine, subscriber), &both, 5).await;
+        let own = text(1000 * number as u32);
+        until(&mut router, (number as u64, engine, subscriber), &[&both, &own], 5).await;
     }
     let found = |from| router.overlap(&NamespaceNames::default(), &text(from));
     assert_eq!([found(0), found(1000)], [vec![(0, 5)], vec![(1, 5)]]);
@@ -137,14 +141,14 @@ async fn what_is_lost_is_asked_for() {
     let mut subscriber = engine.subscriber().await;
     let first = engine.serve(&text(0));
     engine.publisher.send(first);
-    until(&mut router, (0, &mut engine, &mut subscriber), &text(0), 5).await;
+    until(&mut router, (0, &mut engine, &mut subscriber), &[&text(0)], 5).await;
     // The continuation of a prompt is lost; what follows it would have no parent.
     let long: Vec<TokenId> = (0..60).map(TokenId::new).collect();
     let lost = engine.serve(&long[..40]);
     engine.publisher.lose(lost);
     let next = engine.serve(&long);
     engine.publisher.send(next);
-    let odd = until(&mut router, (0, &mut engine, &mut subscriber), &long, 15).await;
+    let odd = until(&mut router, (0, &mut engine, &mut subscriber), &[&long], 15).await;
     assert_eq!(odd, [], "the gap was filled in silence");
 }
 
@@ -156,13 +160,13 @@ async fn what_is_lost_for_good_is_said_anew() {
     let mut subscriber = engine.subscriber().await;
     let first = engine.serve(&text(0));
     engine.publisher.send(first);
-    until(&mut router, (0, &mut engine, &mut subscriber), &text(0), 5).await;
+    until(&mut router, (0, &mut engine, &mut subscriber), &[&text(0)], 5).await;
     for from in [1000, 2000] {
         let lost = engine.serve(&text(from));
         engine.publisher.lose(lost);
     }
     engine.publisher.send(nothing());
-    let odd = until(&mut router, (0, &mut engine, &mut subscriber), &text(1000), 5).await;
+    let odd = until(&mut router, (0, &mut engine, &mut subscriber), &[&text(1000)], 5).await;
     assert!(matches!(odd[..], [Heard::Lost { .. }, ..]), "{odd:?}");
     for from in [0, 2000] {
         assert_eq!(router.overlap(&NamespaceNames::default(), &text(from)), [(0, 5)]);
@@ -181,14 +185,14 @@ async fn an_engine_that_begins_anew_is_believed_anew() {
     (0..5000).for_each(|_| engine.publisher.send(nothing()));
     let last = engine.serve(&text(500));
     engine.publisher.send(last);
-    until(&mut router, (0, &mut engine, &mut subscriber), &text(500), 5).await;
+    until(&mut router, (0, &mut engine, &mut subscriber), &[&text(500)], 5).await;
 
     let config = engine.close().await;
     let mut engine = Engine::new(config).await;
     // Nobody has heard of this but those who are told everything.
     let lost = engine.serve(&text(1000));
     engine.publisher.lose(lost);
-    let odd = until(&mut router, (0, &mut engine, &mut subscriber), &text(1000), 5).await;
+    let odd = until(&mut router, (0, &mut engine, &mut subscriber), &[&text(1000)], 5).await;
     assert!(odd.contains(&Heard::Restarted), "{odd:?}");
     assert_eq!(router.overlap(&NamespaceNames::default(), &text(0)), [], "it is no more");
     assert_eq!(router.pages(), 5);

@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# The CUDA backend's tests on a machine without a GPU: everything but the kernels, over a driver that runs on the CPU
+# The CUDA backend's tests on a machine without a GPU, kernels and all, over a driver that runs their PTX on the CPU
 # (tests/cuda/fake_driver/driver.cc). Needs .ci/cuda-stub.sh to build.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 out=target/fake-driver
-mkdir -p "$out"
-"${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$out/libcuda.so.1" tests/cuda/fake_driver/driver.cc
+tests/cuda/fake_driver/build.sh
 export LD_LIBRARY_PATH=$PWD/$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 # Without an error: else all tests would be skipped.
 KVARENA_GPU_ERROR=None KVARENA_SEEDS=${KVARENA_SEEDS:-0..25} cargo test --features cuda,testkit --test cuda

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Builds the driver that runs kernels on the CPU: target/fake-driver/libcuda.so.1, or where the argument says.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:-$here/../../../target/fake-driver}
+mkdir -p "$out/objects"
+flags="-std=c++20 -O3 -march=native -ffp-contract=off -fno-math-errno -fPIC -Wall -Werror"
+jobs=()
+for source in "$here"/driver.cc "$here"/ptx/*.cc; do
+    object=$out/objects/$(basename "$source" .cc).o
+    # What a header says may be anywhere.
+    newest=$(ls -t "$source" "$here"/ptx/*.h "$0" | head -1)
+    [[ -e $object && ! $newest -nt $object ]] && continue
+    "${CXX:-c++}" $flags -c "$source" -o "$object" &
+    jobs+=($!)
+done
+for job in ${jobs[@]+"${jobs[@]}"}; do wait "$job"; done
+"${CXX:-c++}" -shared -o "$out/libcuda.so.1" "$out"/objects/*.o

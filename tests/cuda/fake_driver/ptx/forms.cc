@@ -1,0 +1,24 @@
+/* All that the machine knows, by name. */
+#include "forms.h"
+#include <unordered_map>
+
+namespace ptx {
+const Form* find_form(const std::string& opcode, u32 width) {
+    static std::unordered_map<std::string, Form>* const known = [] {
+        Forms forms;
+        add_arithmetic(forms), add_conversions(forms), add_control(forms), add_memory(forms), add_matrix(forms);
+        auto* map = new std::unordered_map<std::string, Form>();
+        for (Form& form : forms) map->try_emplace(form.opcode, form);
+        return map;
+    }();
+    if (width == 0) {
+        const auto found = known->find(opcode);
+        return found == known->end() ? nullptr : &found->second;
+    }
+    const std::string key = opcode + " " + std::to_string(width);
+    if (const auto found = known->find(key); found != known->end()) return &found->second;
+    Form form;
+    form.opcode = key;
+    return load_or_store(opcode, width, form) ? &known->try_emplace(key, form).first->second : nullptr;
+}
+}  // namespace ptx

@@ -1,0 +1,215 @@
+/* Who runs when: lanes of a warp, warps of a CTA, CTAs of a launch. One at a time, always in the same order.
+ *
+ * Lanes of a warp that stand at the same instruction are a group and run together. The group that stands first in the text runs,
+ * so that lanes that parted meet again where their ways do. What must be done by several lanes together waits until all are there.
+ * A warp runs until all its groups wait for something, or its slice of instructions is used up. */
+#include "machine.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <algorithm>
+#include <memory>
+
+namespace ptx {
+namespace {
+/* Instructions that a warp does before the next one's turn. A small one mixes the warps finely. */
+u64 setting(const char* name, u64 otherwise) {
+    const char* value = getenv(name);
+    return value ? strtoull(value, nullptr, 10) : otherwise;
+}
+
+const char* text_of(const Entry& entry, u32 line) {
+    if (line == 0 || line > entry.lines.size()) return "";
+    const char* text = entry.lines[line - 1].c_str();
+    return text + strspn(text, " \t");
+}
+void describe(const Warp& warp) {
+    const Entry& entry = *warp.cta->launch->entry;
+    auto group = [&](u32 pc, u32 lanes) {
+        if (!lanes) return;
+        const u32 line = pc < entry.code.size() ? entry.code[pc].line : 0;
+        fprintf(stderr, "  CTA %u,%u,%u warp %u lanes %08x at line %u: %.100s\n", warp.cta->index[0], warp.cta->index[1], warp.cta->index[2],
+                warp.index, lanes, line, text_of(entry, line));
+    };
+    group(warp.pc, warp.lanes);
+    for (u32 i = 0; i < warp.other_count; ++i) group(warp.others[i].pc, warp.others[i].lanes);
+}
+
+// ---- groups of a warp -------------------------------------------------------------------------------------------------
+
+void find_next(Warp& warp) {
+    warp.next_pc = ~0u;
+    for (u32 i = 0; i < warp.other_count; ++i)
+        if (warp.others[i].pc >= warp.pc) warp.next_pc = std::min(warp.next_pc, warp.others[i].pc);
+}
+/* Puts the group that runs among the others; with those that stand there already. */
+void set_down(Warp& warp, bool blocked) {
+    if (!warp.lanes) return;
+    for (u32 i = 0; i < warp.other_count; ++i)
+        if (warp.others[i].pc == warp.pc) {
+            warp.others[i].lanes |= warp.lanes, warp.others[i].blocked = false, warp.lanes = 0;
+            return;
+        }
+    warp.others[warp.other_count++] = {warp.pc, warp.lanes, blocked}, warp.lanes = 0;
+}
+/* Takes up the first group that is not blocked and stands at `from` or after it. */
+bool take_up(Warp& warp, u32 from) {
+    u32 best = ~0u;
+    for (u32 i = 0; i < warp.other_count; ++i)
+        if (!warp.others[i].blocked && warp.others[i].pc >= from && (best == ~0u || warp.others[i].pc < warp.others[best].pc)) best = i;
+    if (best == ~0u) return false;
+    warp.pc = warp.others[best].pc, warp.lanes = warp.others[best].lanes;
+    warp.others[best] = warp.others[--warp.other_count];
+    find_next(warp);
+    return true;
+}
+bool all_here(Warp& warp, const Instruction& in) {
+    u32 wanted = warp.alive;
+    if (in.together == Together::MEMBERS) {
+        const u32* members = column<u32>(warp, in.target);
+        wanted &= members[__builtin_ctz(warp.lanes)];
+    }
+    return !(wanted & ~warp.lanes);
+}
+
+/* Runs a warp for a slice; whether it did anything. */
+bool run_slice(Warp& warp, u64 slice) {
+    const Entry& entry = *warp.cta->launch->entry;
+    const Instruction* const code = entry.code.data();
+    const u32 end = static_cast<u32>(entry.code.size());
+    bool did = false;
+    for (u32 i = 0; i < warp.other_count; ++i) warp.others[i].blocked = false;
+    if (!warp.lanes && !take_up(warp, 0)) return false;
+    for (; slice > 0; --slice) {
+        const Instruction& in = code[warp.pc];
+        const u32 guard = warp.predicates[in.guard] ^ in.flip;
+        warp.active = warp.lanes & guard;
+        Outcome outcome = Outcome::NEXT;
+        if (in.together != Together::NONE && warp.lanes != ~0u && !all_here(warp, in)) outcome = Outcome::BLOCKED;
+        else if (warp.active) outcome = in.run(warp, in);
+        if (outcome == Outcome::NEXT) {
+            did = true;
+            if (++warp.pc < warp.next_pc && warp.pc < end) continue;
+            if (warp.pc >= end) warp.alive &= ~warp.lanes, warp.lanes = 0;
+        } else if (outcome == Outcome::JUMPED) {
+            did = true;
+            if (warp.lanes && warp.other_count == 0) continue;
+        }
+        if (!warp.lanes)  // they returned, and maybe others waited for them
+            for (u32 i = 0; i < warp.other_count; ++i) warp.others[i].blocked = false;
+        set_down(warp, outcome == Outcome::BLOCKED);
+        if (!take_up(warp, 0)) return did;
+    }
+    // Lanes that spin must not keep the others from what they spin for.
+    if (warp.other_count > 0) {
+        const u32 after = warp.pc + 1;
+        set_down(warp, false);
+        if (!take_up(warp, after)) take_up(warp, 0);
+    }
+    return did;
+}
+
+// ---- CTAs -------------------------------------------------------------------------------------------------------------
+
+void start_warp(Cta& cta, u32 index) {
+    const Launch& launch = *cta.launch;
+    const Entry& entry = *launch.entry;
+    Warp& warp = cta.warps[index];
+    const u32 predicates_at = (entry.file_bytes + 63) / 64 * 64;
+    warp.memory.resize(predicates_at + 4 * entry.predicates + 64);
+    warp.file = warp.memory.data() + (-reinterpret_cast<u64>(warp.memory.data()) & 63);
+    warp.predicates = reinterpret_cast<u32*>(warp.file + predicates_at);
+    memset(warp.file + entry.constants.size(), 0xff, predicates_at - entry.constants.size());  // never zeros by chance
+    memset(warp.predicates, 0xaa, 4 * entry.predicates);
+    memcpy(warp.file, entry.constants.data(), entry.constants.size());
+    warp.predicates[TRUE_PREDICATE] = ~0u, warp.predicates[FALSE_PREDICATE] = 0;
+    const u32 threads = launch.block[0] * launch.block[1] * launch.block[2];
+    for (u32 which = 0; which < u32(Special::COUNT); ++which) {
+        if (entry.specials[which] == NO_COLUMN) continue;
+        u32* to = column<u32>(warp, entry.specials[which]);
+        for (u32 lane = 0; lane < LANES; ++lane) {
+            const u32 thread = index * LANES + lane, x = launch.block[0], y = launch.block[1];
+            switch (Special(which)) {
+                case Special::TID_X: to[lane] = thread % x; break;
+                case Special::TID_Y: to[lane] = thread / x % y; break;
+                case Special::TID_Z: to[lane] = thread / x / y; break;
+                case Special::NTID_X: case Special::NTID_Y: case Special::NTID_Z: to[lane] = launch.block[which - u32(Special::NTID_X)]; break;
+                case Special::CTAID_X: case Special::CTAID_Y: case Special::CTAID_Z: to[lane] = cta.index[which - u32(Special::CTAID_X)]; break;
+                case Special::LANEID: to[lane] = lane; break;
+                case Special::WARPID: to[lane] = index; break;
+                default: to[lane] = launch.grid[which - u32(Special::NCTAID_X)]; break;
+            }
+        }
+    }
+    const u32 left = threads - index * LANES;
+    warp.lanes = warp.alive = left >= LANES ? ~0u : (1u << left) - 1;
+    warp.pc = 0, warp.next_pc = ~0u, warp.other_count = 0, warp.index = index, warp.cta = &cta, warp.at_barrier = false;
+    warp.copies.clear(), warp.products.clear(), warp.product_groups = 0;
+    memset(warp.copy_groups, 0, sizeof warp.copy_groups);
+}
+void start_cta(Cta& cta, Launch& launch, u64 number) {
+    cta.launch = &launch;
+    cta.index[0] = number % launch.grid[0], cta.index[1] = number / launch.grid[0] % launch.grid[1];
+    cta.index[2] = static_cast<u32>(number / launch.grid[0] / launch.grid[1]);
+    cta.shared.assign(launch.entry->dynamic_shared_at + launch.dynamic_shared - SHARED_BASE, 0xff);  // as nans, never zeros by chance
+    memset(cta.barriers, 0, sizeof cta.barriers);
+    const u32 threads = launch.block[0] * launch.block[1] * launch.block[2];
+    cta.warps.resize((threads + LANES - 1) / LANES);
+    cta.warps_left = static_cast<u32>(cta.warps.size());
+    for (u32 i = 0; i < cta.warps.size(); ++i) start_warp(cta, i);
+}
+bool run_cta(Cta& cta, u64 slice) {
+    bool did = false;
+    for (Warp& warp : cta.warps) {
+        if (!warp.alive) continue;
+        did |= run_slice(warp, slice);
+        if (!warp.alive) --cta.warps_left, did = true;
+    }
+    return did;
+}
+}  // namespace
+
+void fail(const Warp& warp, const Instruction& in, u32 lane, const char* format, ...) {
+    const Cta& cta = *warp.cta;
+    fprintf(stderr, "%s: CTA %u,%u,%u warp %u lane %u: ", cta.launch->entry->name.c_str(), cta.index[0], cta.index[1], cta.index[2], warp.index, lane);
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "\n  line %u: %.200s\n", in.line, text_of(*cta.launch->entry, in.line));
+    abort();
+}
+
+void run(Launch& launch, u32 resident) {
+    static std::vector<std::unique_ptr<Cta>> spare;
+    static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), rounds_most = setting("FAKE_DRIVER_ROUNDS", 1 << 15);
+    const u64 count = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
+    std::vector<std::unique_ptr<Cta>> ctas;
+    u64 started = 0, rounds = 0;
+    bool did = false;
+    while (started < count || !ctas.empty()) {
+        // CTAs that wait for others, or spin: the next one starts.
+        if (started < count && ctas.size() < resident && (ctas.empty() || !did || rounds % 64 == 63)) {
+            if (spare.empty()) spare.push_back(std::make_unique<Cta>());
+            ctas.push_back(std::move(spare.back())), spare.pop_back();
+            start_cta(*ctas.back(), launch, started++);
+        } else if (!did || ++rounds > rounds_most) {
+            fprintf(stderr, "%s: %s:\n", launch.entry->name.c_str(), did ? "its warps run for ever" : "all warps wait");
+            for (auto& cta : ctas)
+                for (const Warp& warp : cta->warps) describe(warp);
+            abort();
+        }
+        did = false;
+        for (auto& cta : ctas) did |= run_cta(*cta, slice);
+        for (size_t i = 0; i < ctas.size();) {
+            if (ctas[i]->warps_left) { ++i; continue; }
+            spare.push_back(std::move(ctas[i])), ctas.erase(ctas.begin() + i), rounds = 0;
+        }
+    }
+}
+
+u32 occupancy(const Entry& entry, u32 threads, u32 dynamic_shared) {
+    const u32 shared = entry.dynamic_shared_at + dynamic_shared;  // with the 1 KiB of each CTA that is the system's
+    return std::min({2048 / std::max(threads, 1u), 228 * 1024 / shared, 2u});
+}
+}  // namespace ptx

@@ -1,0 +1,116 @@
+/* What runs: warps of CTAs of a launch. Each instruction's function takes a warp and what it has to do. */
+#pragma once
+#include <string.h>
+#include "program.h"
+
+namespace ptx {
+struct Launch;
+struct Cta;
+
+/* Device memory that a kernel may touch. */
+struct Range { u64 start, bytes; };
+/* Memory the address lies in, of the driver's; none: zero bytes. */
+Range find_memory(u64 address);
+
+/* A copy that was begun (cp.async): done when somebody waits for it, so that whoever does not is seen. Or an arrival that is due
+   when the copies before it are done (cp.async.mbarrier.arrive). */
+struct AsyncCopy {
+    u32 lanes;
+    bool arrives;
+    u32 bytes;
+    u32 to[LANES], size[LANES], group[LANES];
+    u64 from[LANES];
+    const Instruction* instruction;
+};
+/* A product that was begun (wgmma): done when somebody waits for it. */
+struct AsyncProduct {
+    void (*run)(Warp&, const AsyncProduct&);
+    const Instruction* instruction;
+    u32 group;
+    bool add;
+    u64 a_matrix, b_matrix;
+    u32 a[4][LANES];
+};
+
+/* Lanes of a warp that stand at one instruction. */
+struct Group { u32 pc, lanes; bool blocked; };
+
+struct Warp {
+    u8* file;            // columns
+    u32* predicates;
+    u32 active;          // lanes that do the instruction
+    u32 pc, lanes;       // the group that runs
+    u32 alive;           // lanes that have not returned
+    u32 next_pc;         // the smallest at or after `pc` where others stand
+    Group others[LANES];
+    u32 other_count;
+    u32 index;           // in its CTA
+    Cta* cta;
+    bool at_barrier;     // it has arrived, and waits
+    u32 barrier_generation;
+    std::vector<AsyncCopy> copies;
+    u32 copy_groups[LANES];  // committed
+    std::vector<AsyncProduct> products;
+    u32 product_groups;
+    std::vector<u8> memory;  // what `file` and `predicates` point into
+};
+
+struct Barrier { u32 arrived, expected, generation; bool any, every; bool result_any, result_every; };
+
+struct Cta {
+    Launch* launch;
+    u32 index[3];
+    std::vector<u8> shared;  // begins at SHARED_BASE
+    std::vector<Warp> warps;
+    Barrier barriers[16];
+    u32 warps_left;
+};
+
+struct Launch {
+    const Entry* entry;
+    std::vector<u8> params;
+    u32 grid[3], block[3], dynamic_shared;
+    Range known;         // where global memory was last touched
+};
+
+/* Runs a launch until its end. `resident`: most CTAs that the device holds at once. */
+void run(Launch& launch, u32 resident);
+/* CTAs of the entry that one multiprocessor holds. */
+u32 occupancy(const Entry& entry, u32 threads, u32 dynamic_shared);
+
+/* Ends the process: what a kernel did that it may not, and where. */
+[[noreturn]] void fail(const Warp& warp, const Instruction& instruction, u32 lane, const char* format, ...);
+
+template <class T> T* column(Warp& warp, u32 offset) { return reinterpret_cast<T*>(warp.file + offset); }
+
+/* Puts f(lane) into a column, where the lane is active. */
+template <class T, class F> inline void each_lane(Warp& warp, T* to, F f) {
+    if (warp.active == ~0u) {
+#pragma GCC ivdep
+        for (u32 i = 0; i < LANES; ++i) to[i] = f(i);
+        return;
+    }
+    alignas(64) T all[LANES];
+    for (u32 i = 0; i < LANES; ++i) all[i] = f(i);
+    const u32 active = warp.active;
+#pragma GCC ivdep
+    for (u32 i = 0; i < LANES; ++i) to[i] = active >> i & 1 ? all[i] : to[i];
+}
+/* Lanes where f is true. */
+template <class F> inline u32 which_lanes(F f) {
+    u32 which = 0;
+    for (u32 i = 0; i < LANES; ++i) which |= f(i) ? 1u << i : 0;
+    return which;
+}
+inline void set_predicate(Warp& warp, u32 predicate, u32 value) {
+    u32& to = warp.predicates[predicate];
+    to = (to & ~warp.active) | (value & warp.active);
+}
+template <class F> inline void active_lanes(const Warp& warp, F f) {
+    for (u32 rest = warp.active; rest; rest &= rest - 1) f(static_cast<u32>(__builtin_ctz(rest)));
+}
+
+/* Shared memory at an address, where an access of so many bytes is whole and aligned. */
+u8* shared_at(Warp& warp, const Instruction& instruction, u32 lane, u64 address, u32 bytes);
+u8* global_at(Warp& warp, const Instruction& instruction, u32 lane, u64 address, u32 bytes);
+}  // namespace ptx

@@ -1,0 +1,350 @@
+/* Loads and stores, atomics, copies in flight (cp.async), and barriers that count arrivals (mbarrier).
+ *
+ * Each access is checked: that it is aligned, and lies in the CTA's shared memory, or in memory that the driver gave out. A copy in
+ * flight is done when somebody waits for it, no sooner: who reads without waiting reads what was there before. */
+#include <algorithm>
+#include "forms.h"
+
+namespace ptx {
+u8* shared_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes) {
+    std::vector<u8>& shared = warp.cta->shared;
+    if (address < SHARED_BASE || address + bytes > SHARED_BASE + shared.size())
+        fail(warp, in, lane, "shared memory at 0x%llx, %u bytes; the CTA's is 0x%x .. 0x%llx", static_cast<long long>(address), bytes, SHARED_BASE,
+             static_cast<long long>(SHARED_BASE + shared.size()));
+    if (address % bytes != 0) fail(warp, in, lane, "shared memory at 0x%llx, not aligned to %u bytes", static_cast<long long>(address), bytes);
+    return shared.data() + (address - SHARED_BASE);
+}
+u8* global_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes) {
+    Range& known = warp.cta->launch->known;
+    if (address - known.start >= known.bytes || known.bytes - (address - known.start) < bytes) {
+        const Range found = find_memory(address);
+        if (found.bytes == 0) fail(warp, in, lane, "global memory at 0x%llx, which is nobody's", static_cast<long long>(address));
+        if (found.bytes - (address - found.start) < bytes)
+            fail(warp, in, lane, "global memory at 0x%llx, %u bytes, past the end of %llu bytes at 0x%llx", static_cast<long long>(address), bytes,
+                 static_cast<long long>(found.bytes), static_cast<long long>(found.start));
+        known = found;
+    }
+    if (address % bytes != 0) fail(warp, in, lane, "global memory at 0x%llx, not aligned to %u bytes", static_cast<long long>(address), bytes);
+    return reinterpret_cast<u8*>(address);
+}
+
+namespace {
+enum class Space { GLOBAL, SHARED, PARAM };
+
+u8* param_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes) {
+    std::vector<u8>& params = warp.cta->launch->params;
+    if (address + bytes > params.size() || address % bytes != 0)
+        fail(warp, in, lane, "parameter at %lld, %u bytes, of %zu", static_cast<long long>(address), bytes, params.size());
+    return params.data() + address;
+}
+template <Space SPACE> u8* memory_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes) {
+    if constexpr (SPACE == Space::GLOBAL) return global_at(warp, in, lane, address, bytes);
+    else if constexpr (SPACE == Space::SHARED) return shared_at(warp, in, lane, address, bytes);
+    else return param_at(warp, in, lane, address, bytes);
+}
+
+/* The three words of an address: a column, whether it has 8 bytes a lane, an offset of 31 bits. */
+struct Addresses {
+    u64 of[LANES];
+    Addresses(Warp& warp, const u32* at) {
+        const i64 offset = static_cast<i32>(at[2] << 1) >> 1;
+        if (at[1]) {
+            const u64* base = column<u64>(warp, at[0]);
+            for (u32 i = 0; i < LANES; ++i) of[i] = base[i] + offset;
+        } else {
+            const u32* base = column<u32>(warp, at[0]);
+            for (u32 i = 0; i < LANES; ++i) of[i] = static_cast<u32>(base[i] + offset);
+        }
+    }
+};
+
+// ---- loads and stores -------------------------------------------------------------------------------------------------
+
+/* COUNT items of type T, each into a register of type R, which may be wider. */
+template <Space SPACE, class T, class R, u32 COUNT> Outcome load(Warp& warp, const Instruction& in) {
+    const Addresses addresses(warp, in.at + COUNT);
+    active_lanes(warp, [&](u32 lane) {
+        T items[COUNT];
+        memcpy(items, memory_at<SPACE>(warp, in, lane, addresses.of[lane], sizeof items), sizeof items);
+        for (u32 k = 0; k < COUNT; ++k) column<R>(warp, in.at[k])[lane] = static_cast<R>(items[k]);
+    });
+    return Outcome::NEXT;
+}
+template <Space SPACE, class T, class R, u32 COUNT> Outcome store(Warp& warp, const Instruction& in) {
+    const Addresses addresses(warp, in.at);
+    active_lanes(warp, [&](u32 lane) {
+        T items[COUNT];
+        for (u32 k = 0; k < COUNT; ++k) items[k] = static_cast<T>(column<R>(warp, in.at[3 + k])[lane]);
+        memcpy(memory_at<SPACE>(warp, in, lane, addresses.of[lane], sizeof items), items, sizeof items);
+    });
+    return Outcome::NEXT;
+}
+template <Space SPACE, class T, class R> Handler access(bool loads, u32 count) {
+    if (count == 1) return loads ? load<SPACE, T, R, 1> : store<SPACE, T, R, 1>;
+    if (count == 2) return loads ? load<SPACE, T, R, 2> : store<SPACE, T, R, 2>;
+    return loads ? load<SPACE, T, R, 4> : store<SPACE, T, R, 4>;
+}
+/* By an item's bytes and sign, and the register's bytes. */
+template <Space SPACE> Handler access_of(bool loads, u32 count, u32 bytes, bool is_signed, u32 width) {
+    const u32 kind = bytes * 10 + width;
+    if (is_signed && loads) {
+        if (kind == 12) return access<SPACE, int8_t, i16>(loads, count);
+        if (kind == 14) return access<SPACE, int8_t, i32>(loads, count);
+        if (kind == 24) return access<SPACE, i16, i32>(loads, count);
+        if (kind == 48) return access<SPACE, i32, i64>(loads, count);
+    }
+    switch (kind) {
+        case 12: return access<SPACE, u8, u16>(loads, count);
+        case 14: return access<SPACE, u8, u32>(loads, count);
+        case 22: return access<SPACE, u16, u16>(loads, count);
+        case 24: return access<SPACE, u16, u32>(loads, count);
+        case 44: return access<SPACE, u32, u32>(loads, count);
+        case 48: return access<SPACE, u32, u64>(loads, count);
+        case 88: return access<SPACE, u64, u64>(loads, count);
+    }
+    return nullptr;
+}
+
+// ---- atomics ----------------------------------------------------------------------------------------------------------
+
+template <Space SPACE, class T, bool GIVES, class F> Form atomic_form(std::string opcode, F) {
+    const std::string operand = " " + token<T>();
+    return {std::move(opcode), GIVES ? "=" + token<T>() + " @" + operand : "@" + operand, [](Warp& warp, const Instruction& in) {
+                const u32* at = in.at + GIVES;
+                const Addresses addresses(warp, at);
+                T operands[LANES];
+                memcpy(operands, column<T>(warp, at[3]), sizeof operands);
+                active_lanes(warp, [&](u32 lane) {
+                    T* place = reinterpret_cast<T*>(memory_at<SPACE>(warp, in, lane, addresses.of[lane], sizeof(T)));
+                    const T old = *place;
+                    *place = F{}(old, operands[lane]);
+                    if (GIVES) column<T>(warp, in.at[0])[lane] = old;
+                });
+                return Outcome::NEXT;
+            }};
+}
+template <class T, class F> void add_atomic(Forms& forms, const std::string& operation, F f) {
+    for (const char* order : {"", "acq_rel.gpu.", "relaxed.gpu.", "release.gpu.", "acquire.gpu."}) {
+        forms.push_back(atomic_form<Space::GLOBAL, T, true>(std::string("atom.") + order + "global." + operation, f));
+        forms.push_back(atomic_form<Space::GLOBAL, T, false>(std::string("red.") + order + "global." + operation, f));
+    }
+    forms.push_back(atomic_form<Space::SHARED, T, true>("atom.shared." + operation, f));
+    forms.push_back(atomic_form<Space::SHARED, T, false>("red.shared." + operation, f));
+}
+
+// ---- copies in flight -------------------------------------------------------------------------------------------------
+
+Outcome copy_async(Warp& warp, const Instruction& in) {
+    const u32 bytes = in.number;
+    const Addresses to(warp, in.at), from(warp, in.at + 3);
+    const u32* sizes = in.at[6] == NO_COLUMN ? nullptr : column<u32>(warp, in.at[6]);
+    AsyncCopy& copy = warp.copies.emplace_back();
+    copy.lanes = warp.active, copy.arrives = false, copy.bytes = bytes, copy.instruction = &in;
+    memcpy(copy.group, warp.copy_groups, sizeof copy.group);
+    active_lanes(warp, [&](u32 lane) {
+        const u32 size = sizes ? std::min(sizes[lane], bytes) : bytes;
+        copy.to[lane] = static_cast<u32>(to.of[lane]), copy.from[lane] = from.of[lane], copy.size[lane] = size;
+        shared_at(warp, in, lane, to.of[lane], bytes);
+        if (size > 0) global_at(warp, in, lane, from.of[lane], bytes);  // what it does not read must be aligned, too
+    });
+    return Outcome::NEXT;
+}
+void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address);
+
+/* Does what was begun, of each lane in its order, where `wanted` says so of a lane and the group; all that comes before an arrival
+   that is wanted was asked for, too. */
+template <class F> void settle(Warp& warp, F wanted) {
+    for (AsyncCopy& copy : warp.copies)
+        for (u32 rest = copy.lanes; rest; rest &= rest - 1) {
+            const u32 lane = static_cast<u32>(__builtin_ctz(rest));
+            if (!wanted(copy, lane)) continue;
+            copy.lanes &= ~(1u << lane);
+            if (copy.arrives) { arrive_at(warp, *copy.instruction, lane, copy.to[lane]); continue; }
+            u8* to = shared_at(warp, *copy.instruction, lane, copy.to[lane], copy.bytes);
+            if (copy.size[lane] > 0) memcpy(to, global_at(warp, *copy.instruction, lane, copy.from[lane], copy.size[lane]), copy.size[lane]);
+            memset(to + copy.size[lane], 0, copy.bytes - copy.size[lane]);
+        }
+    std::erase_if(warp.copies, [](const AsyncCopy& copy) { return copy.lanes == 0; });
+}
+Outcome commit_copies(Warp& warp, const Instruction&) {
+    active_lanes(warp, [&](u32 lane) { ++warp.copy_groups[lane]; });
+    return Outcome::NEXT;
+}
+Outcome wait_copies(Warp& warp, const Instruction& in) {
+    settle(warp, [&](const AsyncCopy& copy, u32 lane) {
+        return warp.active >> lane & 1 && !copy.arrives && copy.group[lane] + in.number < warp.copy_groups[lane];
+    });
+    return Outcome::NEXT;
+}
+Outcome wait_all_copies(Warp& warp, const Instruction&) {
+    settle(warp, [&](const AsyncCopy& copy, u32 lane) { return warp.active >> lane & 1 && !copy.arrives; });
+    return Outcome::NEXT;
+}
+Outcome arrive_when_copied(Warp& warp, const Instruction& in) {
+    const Addresses barrier(warp, in.at);
+    AsyncCopy& copy = warp.copies.emplace_back();
+    copy.lanes = warp.active, copy.arrives = true, copy.bytes = 0, copy.instruction = &in;
+    for (u32 lane = 0; lane < LANES; ++lane) copy.to[lane] = static_cast<u32>(barrier.of[lane]);
+    return Outcome::NEXT;
+}
+/* What is due at a barrier, of all warps: done when somebody looks whether it is. */
+void settle_for(Cta& cta, u32 address) {
+    for (Warp& warp : cta.warps) {
+        u32 due[LANES] = {};  // of each lane's entries, how many up to the last arrival there
+        bool any = false;
+        for (u32 i = 0; i < warp.copies.size(); ++i) {
+            const AsyncCopy& copy = warp.copies[i];
+            if (!copy.arrives) continue;
+            for (u32 rest = copy.lanes; rest; rest &= rest - 1) {
+                const u32 lane = static_cast<u32>(__builtin_ctz(rest));
+                if (copy.to[lane] == address) due[lane] = i + 1, any = true;
+            }
+        }
+        if (!any) continue;
+        const AsyncCopy* first = warp.copies.data();
+        settle(warp, [&](const AsyncCopy& copy, u32 lane) { return static_cast<u32>(&copy - first) < due[lane]; });
+    }
+}
+
+// ---- barriers that count arrivals ---------------------------------------------------------------------------------------
+
+/* As the machine keeps one in the 8 bytes that are its own. */
+struct Counter {
+    u64 pending : 20, expected : 20, phase : 1, set_up : 3;
+    i64 bytes : 20;
+};
+static_assert(sizeof(Counter) == 8);
+constexpr u32 SET_UP = 5;
+
+Counter& counter_at(Warp& warp, const Instruction& in, u32 lane, u64 address) {
+    Counter& counter = *reinterpret_cast<Counter*>(shared_at(warp, in, lane, address, 8));
+    if (counter.set_up != SET_UP) fail(warp, in, lane, "there is no mbarrier at 0x%llx", static_cast<long long>(address));
+    return counter;
+}
+void advance(Counter& counter) {
+    if (counter.pending == 0 && counter.bytes == 0) counter.phase ^= 1, counter.pending = counter.expected;
+}
+void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address) {
+    Counter& counter = counter_at(warp, in, lane, address);
+    if (counter.pending == 0) fail(warp, in, lane, "more arrivals at an mbarrier than it counts");
+    --counter.pending, advance(counter);
+}
+Outcome counter_init(Warp& warp, const Instruction& in) {
+    const Addresses addresses(warp, in.at);
+    const u32* count = column<u32>(warp, in.at[3]);
+    active_lanes(warp, [&](u32 lane) {
+        Counter& counter = *reinterpret_cast<Counter*>(shared_at(warp, in, lane, addresses.of[lane], 8));
+        if (count[lane] == 0 || count[lane] >= 1 << 20) fail(warp, in, lane, "an mbarrier for %u arrivals", count[lane]);
+        counter = {count[lane], count[lane], 0, SET_UP, 0};
+    });
+    return Outcome::NEXT;
+}
+Outcome counter_invalidate(Warp& warp, const Instruction& in) {
+    const Addresses addresses(warp, in.at);
+    active_lanes(warp, [&](u32 lane) { counter_at(warp, in, lane, addresses.of[lane]).set_up = 0; });
+    return Outcome::NEXT;
+}
+Outcome counter_arrive(Warp& warp, const Instruction& in) {
+    const Addresses addresses(warp, in.at + 1);
+    active_lanes(warp, [&](u32 lane) { arrive_at(warp, in, lane, addresses.of[lane]); });
+    return Outcome::NEXT;
+}
+Outcome counter_expect(Warp& warp, const Instruction& in) {
+    const Addresses addresses(warp, in.at + 1);
+    const u32* bytes = column<u32>(warp, in.at[4]);
+    active_lanes(warp, [&](u32 lane) {
+        Counter& counter = counter_at(warp, in, lane, addresses.of[lane]);
+        counter.bytes += bytes[lane];
+        arrive_at(warp, in, lane, addresses.of[lane]);
+    });
+    return Outcome::NEXT;
+}
+/* Whether the phase of this parity is over. Lanes may ask at different barriers. */
+u32 lanes_past(Warp& warp, const Instruction& in) {
+    const Addresses addresses(warp, in.at + 1);
+    const u32* parity = column<u32>(warp, in.at[4]);
+    u32 past = 0, settled = 0;
+    active_lanes(warp, [&](u32 lane) {
+        const u32 address = static_cast<u32>(addresses.of[lane]);
+        auto over = [&] { return counter_at(warp, in, lane, address).phase != (parity[lane] & 1); };
+        if (!over() && settled != address) settle_for(*warp.cta, address), settled = address;
+        past |= over() ? 1u << lane : 0;
+    });
+    return past;
+}
+Outcome counter_test(Warp& warp, const Instruction& in) {
+    return set_predicate(warp, in.at[0], lanes_past(warp, in)), Outcome::NEXT;
+}
+/* A warp may be held here until the phase is over, and is. */
+Outcome counter_wait(Warp& warp, const Instruction& in) {
+    const u32 past = lanes_past(warp, in);
+    if (!past) return Outcome::BLOCKED;
+    return set_predicate(warp, in.at[0], past), Outcome::NEXT;
+}
+}  // namespace
+
+bool load_or_store(const std::string& opcode, u32 width, Form& form) {
+    const bool loads = opcode.starts_with("ld.");
+    u32 count = 1, bytes = 0;
+    bool is_signed = false;
+    Space space{};
+    bool has_space = false;
+    for (size_t at = 3; at <= opcode.size();) {
+        const size_t end = std::min(opcode.find('.', at), opcode.size());
+        const std::string part = opcode.substr(at, end - at);
+        at = end + 1;
+        if (part == "global" || part == "shared" || part == "shared::cta" || part == "param") {
+            has_space = true, space = part == "global" ? Space::GLOBAL : part == "param" ? Space::PARAM : Space::SHARED;
+        } else if (part == "v2" || part == "v4") {
+            count = static_cast<u32>(part[1] - '0');
+        } else if (part.size() >= 2 && std::string("usbf").find(part[0]) != std::string::npos && isdigit(part[1])) {
+            is_signed = part[0] == 's', bytes = static_cast<u32>(std::stoi(part.substr(1))) / 8;
+        } else if (part != "nc" && part != "cg" && part != "ca" && part != "cs" && part != "cv" && part != "wb" && part != "wt" && part != "volatile" &&
+                   part != "relaxed" && part != "acquire" && part != "release" && part != "gpu" && part != "cta" && part != "sys" &&
+                   !part.starts_with("L1::") && !part.starts_with("L2::")) {
+            return false;
+        }
+    }
+    if (!has_space || (space == Space::PARAM && !loads)) return false;
+    form.run = space == Space::GLOBAL   ? access_of<Space::GLOBAL>(loads, count, bytes, is_signed, width)
+               : space == Space::SHARED ? access_of<Space::SHARED>(loads, count, bytes, is_signed, width)
+                                        : access_of<Space::PARAM>(loads, count, bytes, is_signed, width);
+    const std::string data = std::to_string(width) + (count > 1 ? "*" + std::to_string(count) : "");
+    form.operands = loads ? "=" + data + " @" : "@ " + data;
+    return form.run != nullptr;
+}
+
+void add_memory(Forms& forms) {
+    for (const char* type : {"u32", "s32"}) add_atomic<u32>(forms, std::string("add.") + type, [](u32 x, u32 y) { return x + y; });
+    add_atomic<u32>(forms, "inc.u32", [](u32 x, u32 y) { return x >= y ? 0 : x + 1; });
+    add_atomic<u32>(forms, "max.u32", [](u32 x, u32 y) { return x > y ? x : y; });
+    add_atomic<u32>(forms, "min.u32", [](u32 x, u32 y) { return x < y ? x : y; });
+    add_atomic<u32>(forms, "or.b32", [](u32 x, u32 y) { return x | y; });
+    add_atomic<u32>(forms, "and.b32", [](u32 x, u32 y) { return x & y; });
+    add_atomic<u32>(forms, "exch.b32", [](u32, u32 y) { return y; });
+    add_atomic<float>(forms, "add.f32", [](float x, float y) { return x + y; });
+    add_atomic<u64>(forms, "add.u64", [](u64 x, u64 y) { return x + y; });
+    add_atomic<u64>(forms, "max.u64", [](u64 x, u64 y) { return x > y ? x : y; });
+    add_atomic<u64>(forms, "exch.b64", [](u64, u64 y) { return y; });
+    for (const char* kind : {"cp.async.cg.shared.global", "cp.async.ca.shared.global", "cp.async.cg.shared.global.L2::128B", "cp.async.ca.shared.global.L2::128B"})
+        forms.push_back({kind, "@ @ # ?4", copy_async});
+    forms.push_back({"cp.async.cg.shared.global.L2::cache_hint", "@ @ # 4 .", copy_async});
+    for (const char* state : {"", ".shared", ".shared::cta"}) {
+        const std::string at = std::string(state) + ".b64";
+        forms.insert(forms.end(), {
+            {"cp.async.mbarrier.arrive.noinc" + at, "@", arrive_when_copied},
+            {"mbarrier.init" + at, "@ 4", counter_init},
+            {"mbarrier.inval" + at, "@", counter_invalidate},
+            {"mbarrier.arrive" + at, "=8 @", counter_arrive},
+            {"mbarrier.arrive.expect_tx" + at, "=8 @ 4", counter_expect},
+            {"mbarrier.test_wait.parity" + at, "=p @ 4", counter_test},
+            {"mbarrier.try_wait.parity" + at, "=p @ 4", counter_wait},
+        });
+    }
+    forms.insert(forms.end(), {
+        {"cp.async.commit_group", "", commit_copies},
+        {"cp.async.wait_group", "#", wait_copies},
+        {"cp.async.wait_all", "", wait_all_copies},
+    });
+}
+}  // namespace ptx

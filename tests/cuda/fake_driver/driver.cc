@@ -19,6 +19,8 @@
  *     export LD_LIBRARY_PATH=$PWD/target/fake-driver CUDA_LIBRARY_PATH=$PWD/target/cuda-stub KVARENA_GPU_ERROR=None
  *     KVARENA_SEEDS=0..1 cargo test --features cuda,testkit --test cuda -- fp8:: --nocapture
  *
+ * FAKE_DRIVER_PTX=FOLDER: text of modules is written there, and read from there if it is: kernels are changed without building.
+ * FAKE_DRIVER_STATISTICS=1: what ran, when the process ends; 2: which instructions never did.
  * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_CAPABILITY (90); FAKE_DRIVER_SLICE (4096): instructions that a warp
  * does before the next one's turn, of which a few mix the warps finely. */
 #include <dlfcn.h>
@@ -27,6 +29,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -244,14 +248,42 @@ static std::string first_entry(const char* text) {
     const char* name = strstr(text, ".entry ");
     return name ? std::string(name + 7, strcspn(name + 7, "(\n ")) : "";
 }
+static auto& modules = *new std::map<std::string, std::shared_ptr<ptx::Module>>();  /* by their text; never given back */
+
+/* At the end, of each kernel that ran: launches, instructions done by warps, how much of its text ever was; what was not, by lines. */
+__attribute__((destructor)) static void print_statistics() {
+    const u64 wanted = setting("FAKE_DRIVER_STATISTICS", 0);
+    if (!wanted) return;
+    for (auto& [text, module] : modules) {
+        if (!module) continue;
+        for (const ptx::Entry& entry : module->entries) {
+            u64 ran = 0;
+            for (u8 done : entry.done) ran += done;
+            fprintf(stderr, "%-36s %8llu launches %12llu instructions %3llu %% of %zu\n", entry.name.c_str(), 0ull + entry.launches,
+                    0ull + entry.instructions, 100ull * ran / entry.code.size(), entry.code.size());
+            for (size_t i = 0; wanted > 1 && i < entry.code.size(); ++i)
+                if (!entry.done[i]) fprintf(stderr, "  %u: %s\n", entry.code[i].line, entry.lines[entry.code[i].line - 1].c_str());
+        }
+    }
+}
+/* The text, or the file of its first kernel's name in FAKE_DRIVER_PTX; where there is none it is written, to be changed. */
+static std::string find_text(const char* text) {
+    const char* folder = getenv("FAKE_DRIVER_PTX");
+    const std::string kernel = first_entry(text);
+    if (!folder || kernel.empty()) return text;
+    const std::string path = std::string(folder) + "/" + kernel + ".ptx";
+    if (std::ifstream file(path); file) return std::string(std::istreambuf_iterator<char>(file), {});
+    std::ofstream(path) << text;
+    return text;
+}
 API int cuModuleLoadDataEx(Module** module, const void* image, u32 count, int* options, void** values) {
-    static std::map<std::string, std::shared_ptr<ptx::Module>> known;
-    const char *text = static_cast<const char*>(image), *isa = strstr(text, ".version ");
+    const std::string whole = find_text(static_cast<const char*>(image));
+    const char *text = whole.c_str(), *isa = strstr(text, ".version ");
     const u64 version = setting("FAKE_DRIVER_VERSION", 12040), newest = 80 + version % 1000 / 10;  /* CUDA 12.0 has 8.0 */
     if (!isa || 10 * (isa[9] - '0') + (isa[11] - '0') > static_cast<int>(newest)) return 222;
     if (of_process(first_entry(text))) return *module = new Module{text, nullptr}, OK;
     Lock lock(queue_lock);
-    auto& decoded = known[text];
+    auto& decoded = modules[whole];
     std::string error;
     if (!decoded) {
         decoded = std::make_shared<ptx::Module>();

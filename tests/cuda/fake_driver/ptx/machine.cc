@@ -77,16 +77,18 @@ bool run_slice(Warp& warp, u64 slice) {
     const Entry& entry = *warp.cta->launch->entry;
     const Instruction* const code = entry.code.data();
     const u32 end = static_cast<u32>(entry.code.size());
+    u8* const marks = entry.done.data();
     bool did = false;
     for (u32 i = 0; i < warp.other_count; ++i) warp.others[i].blocked = false;
     if (!warp.lanes && !take_up(warp, 0)) return false;
     for (; slice > 0; --slice) {
-        const Instruction& in = code[warp.pc];
+        const u32 pc = warp.pc;
+        const Instruction& in = code[pc];
         const u32 guard = warp.predicates[in.guard] ^ in.flip;
         warp.active = warp.lanes & guard;
         Outcome outcome = Outcome::NEXT;
         if (in.together != Together::NONE && warp.lanes != ~0u && !all_here(warp, in)) outcome = Outcome::BLOCKED;
-        else if (warp.active) outcome = in.run(warp, in);
+        else if (warp.active) outcome = in.run(warp, in), marks[pc] = 1, ++entry.instructions;
         if (outcome == Outcome::NEXT) {
             did = true;
             if (++warp.pc < warp.next_pc && warp.pc < end) continue;
@@ -183,6 +185,7 @@ void fail(const Warp& warp, const Instruction& in, u32 lane, const char* format,
 void run(Launch& launch, u32 resident) {
     static std::vector<std::unique_ptr<Cta>> spare;
     static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), rounds_most = setting("FAKE_DRIVER_ROUNDS", 1 << 15);
+    ++launch.entry->launches;
     const u64 count = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
     std::vector<std::unique_ptr<Cta>> ctas;
     u64 started = 0, rounds = 0;

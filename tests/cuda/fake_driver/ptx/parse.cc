@@ -444,7 +444,7 @@ bool parse(const char* text, Module& module, std::string& error) {
         const size_t length = strcspn(at, "\n");
         lines.emplace_back(at, length), at += length;
     }
-    for (Entry& entry : module.entries) entry.lines = lines;
+    for (Entry& entry : module.entries) entry.lines = lines, entry.done.resize(entry.code.size());
     return true;
 }
 }  // namespace ptx

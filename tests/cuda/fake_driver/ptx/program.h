@@ -62,6 +62,8 @@ struct Entry {
     u32 param_bytes, static_shared, dynamic_shared_at, local_bytes;
     u32 threads_most;                    // .maxntid
     std::vector<std::string> lines;      // of the text, for messages
+    mutable std::vector<u8> done;        // which instructions were ever done; counts, for statistics
+    mutable u64 launches = 0, instructions = 0;
 };
 constexpr u32 NO_COLUMN = ~0u, LANES = 32;
 constexpr u32 TRUE_PREDICATE = 0, FALSE_PREDICATE = 1;  // that are never written

@@ -60,8 +60,8 @@ pub enum ConfigError {
         /// The pool's.
         dtype: KvDtype,
     },
-    /// Latent rows of a type that they are not stored in.
-    LatentDtype {
+    /// Given scales for latent rows, which are scaled by token.
+    LatentScaling {
         /// The pool's.
         dtype: KvDtype,
     },
@@ -115,7 +115,9 @@ impl fmt::Display for ConfigError {
                 write!(f, "{heads} cannot be divided among {ranks}")
             }
             Self::Scaling { dtype } => write!(f, "numbers of {dtype:?} have no scales to make"),
-            Self::LatentDtype { dtype } => write!(f, "latent rows are not stored as {dtype:?}"),
+            Self::LatentScaling { dtype } => {
+                write!(f, "latent rows of {dtype:?} are scaled by token, not by given scales")
+            }
             Self::EventsWithoutHashes { event_pages } => {
                 write!(f, "events of {event_pages} pages, but no hashing to name them by")
             }

@@ -184,7 +184,7 @@ fn every_config_error_names_its_value() {
         (PoolConfig { shape: latent(0, 64), ..good }, Zero { name: "rank" }),
         (PoolConfig { shape: latent(512, 0), ..good }, Zero { name: "rope" }),
         (PoolConfig { shape: latent(huge, 1), ..good }, Overflow { name: "rank + rope" }),
-        (PoolConfig { shape: latent(512, 64), dtype: fp8, ..good }, LatentDtype { dtype: fp8 }),
+        (PoolConfig { shape: latent(512, 64), dtype: fp8, ..good }, LatentScaling { dtype: fp8 }),
         (PoolConfig { tp_size: 0, ..good }, Zero { name: "tp_size" }),
         (PoolConfig { page_size: 0, ..good }, Zero { name: "page_size" }),
         (PoolConfig { capacity: Capacity::Pages(0), ..good }, Zero { name: "page_count" }),
@@ -288,6 +288,29 @@ fn latent_rows_are_one_plane_that_every_rank_holds() {
     let fingerprint = |shape| of(shape).page_fingerprint(None, None);
     assert_ne!(fingerprint(latent(512, 64)), fingerprint(latent(448, 128)));
     assert_eq!(of(KvShape::heads(128, 64)).value_dim(), 64);
+}
+
+#[test]
+fn quantised_latent_rows_are_bytes_a_scale_and_a_rope() {
+    let (dtype, scaling) = (KvDtype::Fp8E4M3, Scaling::ByToken);
+    let shape = latent(512, 64);
+    let config = PoolConfig { layers: 61, shape, dtype, scaling, tp_size: 8, ..Default::default() };
+    assert_eq!(config.bytes_per_token(), Ok(61 * (512 + 2 * 64 + 4)));
+    let pool = config.layout().expect("a valid pool");
+    assert_eq!((pool.head_dim(), pool.value_dim()), (576, 512));
+    assert_eq!((pool.scaling(), pool.is_latent()), (Some(Scaling::ByToken), true));
+    let planes = pool.planes().iter().map(|plane| (plane.name, plane.elements, plane.dtype));
+    let wanted = [
+        (PlaneName::Latent, 512, dtype),
+        (PlaneName::Rope, 64, KvDtype::Bf16),
+        (PlaneName::KScales, 1, KvDtype::F32),
+    ];
+    assert!(planes.eq(wanted), "{pool:?}");
+    assert_eq!(pool.page_bytes(), 61 * 16 * 644);
+    // Planes of odd rows too begin where their numbers may.
+    let (shape, layers) = (latent(3, 1), 1);
+    let odd = PoolConfig { shape, layers, page_size: 1, ..config }.layout().expect("a valid pool");
+    assert_eq!(odd.page_bytes(), 3 * 16);
 }
 
 #[test]

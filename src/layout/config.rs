@@ -123,7 +123,7 @@ impl PoolConfig {
     ///
     /// # Errors
     /// A [`ConfigError`] that names the value: zeros, scales of what has none, sizes that overflow, page counts past
-    /// `u32`, a byte budget smaller than one page, heads that do not divide, latent rows that are quantised.
+    /// `u32`, a byte budget smaller than one page, heads that do not divide, given scales for latent rows.
     pub fn layout(&self) -> Result<PoolLayout, ConfigError> {
         let shape = self.checked_shape()?;
         self.layout_of(shape, self.planes(shape))
@@ -199,7 +199,7 @@ impl PoolConfig {
         if self.layers == 0 {
             return Err(ConfigError::Zero { name: "layers" });
         }
-        self.shape.check(self.dtype)?;
+        self.shape.check(self.dtype, self.scaling)?;
         if self.scaling != Scaling::Static && !self.dtype.is_quantised() {
             return Err(ConfigError::Scaling { dtype: self.dtype });
         }

@@ -13,12 +13,16 @@ pub enum PlaneName {
     K,
     /// Values.
     V,
-    /// What each number of K is multiplied by, where scales are made at the store: one f32 for each token and head.
+    /// What each number of K is multiplied by, where scales are made at the store: one f32 for each token and head. Of
+    /// latent rows: what each quantised number is multiplied by.
     KScales,
     /// The same for V.
     VScales,
-    /// Rows of which K and V are made: see [`KvShape::Latent`](crate::KvShape::Latent).
+    /// Rows of which K and V are made: see [`KvShape::Latent`](crate::KvShape::Latent). Where they are quantised, the
+    /// numbers that K and V share.
     Latent,
+    /// The numbers of latent rows that turn with the position, where the others are quantised.
+    Rope,
     /// Some channels of K once more, which sparse reads score tokens by.
     Labels,
     /// Nothing that anyone reads: tests of pools with more planes than K and V.

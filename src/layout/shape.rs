@@ -26,6 +26,9 @@ pub enum KvShape {
     /// host multiplies what makes K and V of a row into its queries and outputs: q is `[tokens, q_heads, rank + rope]`,
     /// the output `[tokens, q_heads, rank]`, and the scale is that of the heads before. Every rank holds the rows.
     ///
+    /// Quantised, the numbers that K and V share are bytes times a scale of the token ([`Scaling::ByToken`] alone), and
+    /// the others are bf16 in a plane of their own, [`PlaneName::Rope`].
+    ///
     /// ```
     /// # use kvarena::*;
     /// let shape = KvShape::Latent { rank: 512, rope: 64 };
@@ -65,15 +68,28 @@ impl KvShape {
                 let [k_scales, v_scales] = scales.map(|name| Plane { name, ..scale });
                 Planes::new(&[k, v, k_scales, v_scales])
             }
-            Self::Latent { .. } => {
+            Self::Latent { rank, rope } => {
                 let (name, elements) = (PlaneName::Latent, self.head_dim());
-                Planes::new(&[Plane { name, heads: 1, elements, dtype, order: PlaneOrder::BySlot }])
+                let row = Plane { name, heads: 1, elements, dtype, order: PlaneOrder::BySlot };
+                if !dtype.is_quantised() {
+                    return Planes::new(&[row]);
+                }
+                let dtype = dtype.rows().into();
+                let scale = Plane {
+                    name: PlaneName::KScales,
+                    elements: 1,
+                    dtype: KvDtype::F32,
+                    order: PlaneOrder::ByPage,
+                    ..row
+                };
+                let rope = Plane { name: PlaneName::Rope, elements: rope, dtype, ..row };
+                Planes::new(&[Plane { elements: rank, ..row }, rope, scale])
             }
         }
     }
 
-    /// Refuses what stores nothing, and latent rows of a dtype that they are not stored in.
-    pub(super) fn check(self, dtype: KvDtype) -> Result<(), ConfigError> {
+    /// Refuses what stores nothing, and given scales for latent rows.
+    pub(super) fn check(self, dtype: KvDtype, scaling: Scaling) -> Result<(), ConfigError> {
         match self {
             Self::Heads { kv_heads: 0, .. } => Err(ConfigError::Zero { name: "kv_heads" }),
             Self::Heads { head_dim: 0, .. } => Err(ConfigError::Zero { name: "head_dim" }),
@@ -83,7 +99,9 @@ impl KvShape {
             Self::Latent { rank, rope } if rank.checked_add(rope).is_none() => {
                 Err(ConfigError::Overflow { name: "rank + rope" })
             }
-            Self::Latent { .. } if dtype.is_quantised() => Err(ConfigError::LatentDtype { dtype }),
+            Self::Latent { .. } if dtype.is_quantised() && scaling == Scaling::Static => {
+                Err(ConfigError::LatentScaling { dtype })
+            }
             Self::Latent { .. } => Ok(()),
         }
     }

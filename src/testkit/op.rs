@@ -222,15 +222,14 @@ impl SmallConfig {
                 kv_heads => KvShape::heads(kv_heads, 2),
             },
             dtype: match self.dtype {
-                // Latent rows are not quantised.
-                3.. if self.kv_heads == 0 => KvDtype::F32,
                 0 => KvDtype::F32,
                 1 => KvDtype::F16,
                 2 => KvDtype::Bf16,
                 _ => KvDtype::Fp8E4M3,
             },
             scaling: match self.dtype {
-                4.. if self.kv_heads > 0 => Scaling::ByToken,
+                3 if self.kv_heads == 0 => Scaling::ByToken, // Latent rows know no other.
+                4.. => Scaling::ByToken,
                 _ => Scaling::Static,
             },
             page_size: self.page_size,

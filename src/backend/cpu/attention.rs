@@ -23,9 +23,11 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use half::bf16;
+
 use super::math::{self, F32x8, LANES, accumulate, dots, exp};
 use super::number::Number;
-use super::scales::Row;
+use super::scales::{Row, byte};
 use super::unit::{Job, Unit};
 use crate::backend::Attend;
 
@@ -217,7 +219,7 @@ impl Scratch {
         row: usize,
     ) {
         let (page_size, first) = (job.layout.page_size(), positions.start);
-        let width = unit.heads as usize * job.layout.head_dim() as usize;
+        let width = unit.heads as usize * stored_dim(job);
         let page = job.table.page(job.words, unit.row.row, first / page_size);
         let sides = [(&job.k, &mut self.k), (&job.v, &mut self.v)];
         let count = if job.layout.is_latent() { 1 } else { 2 };
@@ -231,6 +233,7 @@ impl Scratch {
                 if T::QUANTISED {
                     let slot = Row { side, layer: job.layer, page, offset };
                     scale_slot(slot, unit, tiles, row, job);
+                    widen_rope(slot, tiles, row, job);
                 }
             }
         }
@@ -293,24 +296,39 @@ fn grow<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
     }
 }
 
+/// Numbers of one head that lie side by side: all of K's but where latent rows are quantised.
+fn stored_dim<T: Number>(job: &Job<'_, T>) -> usize {
+    let dim = if T::QUANTISED { job.layout.value_dim() } else { job.layout.head_dim() };
+    dim as usize
+}
+
 /// Widens one slot's heads, each to row `row` of its tile.
 fn widen_slot<T: Number>(slot: &[T], tiles: &mut [F32x8], row: usize, job: &Job<'_, T>) {
-    let (vectors, head_dim) = (job.vectors(), job.layout.head_dim() as usize);
+    let (vectors, dim) = (job.vectors(), stored_dim(job));
     let tiles = tiles.chunks_exact_mut(TILE * vectors);
-    for (head, tile) in slot.chunks_exact(head_dim).zip(tiles) {
+    for (head, tile) in slot.chunks_exact(dim).zip(tiles) {
         let wide = tile[row * vectors..(row + 1) * vectors].as_flattened_mut();
-        T::widen(head, &mut wide[..head_dim]);
+        T::widen(head, &mut wide[..dim]);
     }
 }
 
+/// Widens what of a latent row is not quantised, behind what is.
+fn widen_rope<T: Number>(slot: Row, tiles: &mut [F32x8], row: usize, job: &Job<'_, T>) {
+    let Some((strides, pool)) = job.rope else { return };
+    let (vectors, dim, row_len) = (job.vectors(), stored_dim(job), job.layout.head_dim() as usize);
+    let start = byte(strides, slot, 0) as usize / size_of::<bf16>();
+    let wide = tiles[row * vectors..(row + 1) * vectors].as_flattened_mut();
+    bf16::widen(&pool[start..start + row_len - dim], &mut wide[dim..row_len]);
+}
+
 /// Multiplies row `row` of each head's tile by the head's scale in one slot, and nothing of what pads it.
-fn scale_slot<T>(slot: Row, unit: Unit, tiles: &mut [F32x8], row: usize, job: &Job<'_, T>) {
-    let (vectors, head_dim) = (job.vectors(), job.layout.head_dim() as usize);
+fn scale_slot<T: Number>(slot: Row, unit: Unit, tiles: &mut [F32x8], row: usize, job: &Job<'_, T>) {
+    let (vectors, dim) = (job.vectors(), stored_dim(job));
     let heads = unit.first_head..unit.first_head + unit.heads;
     for (head, tile) in heads.zip(tiles.chunks_exact_mut(TILE * vectors)) {
         let scale = job.scales.of(job.numbers, slot, head);
         let wide = tile[row * vectors..(row + 1) * vectors].as_flattened_mut();
-        for x in &mut wide[..head_dim] {
+        for x in &mut wide[..dim] {
             *x *= scale;
         }
     }

@@ -20,6 +20,8 @@ mod unit;
 use std::num::NonZeroUsize;
 use std::thread;
 
+use half::bf16;
+
 pub use error::CpuError;
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
@@ -94,6 +96,7 @@ impl OpenBackend for CpuOptions {
             pool: Pool::new(layout)?,
             kv: Cpu::kv_planes(layout)
                 .map(|name| layout.strides(name).expect("the pool has its shape's planes")),
+            rope: layout.strides(PlaneName::Rope),
             scales: Scales::new(layout, self.scales),
             labels,
             wide: pool::zeroed(wide.into())?,
@@ -117,6 +120,8 @@ pub struct Cpu {
     pool: Pool,
     /// Where K and V lie; latent rows are both.
     kv: [Strides; 2],
+    /// Where the rest of latent rows lies, if they are quantised.
+    rope: Option<Strides>,
     scales: Scales,
     labels: Labels,
     /// Room for one head, where the pool is quantised or keeps labels.
@@ -183,22 +188,31 @@ impl Cpu {
         }
     }
 
-    /// Stores rows of K and V, each with its stride, as multiples of their scales.
+    /// Stores rows of K and V, each with its stride, as multiples of their scales; the rope of latent rows as it is.
     fn store_quantised(
         &mut self,
         plan: &BatchPlan<'_>,
         layer: LayerId,
         rows: [(CpuRows<'_>, usize); 2],
     ) {
-        let width = self.layout.kv_heads() as usize * self.layout.head_dim() as usize;
+        let count = if self.layout.is_latent() { 1 } else { 2 };
+        let dim = self.layout.value_dim() as usize;
+        let width = self.layout.kv_heads() as usize * dim;
         for i in 0..plan.token_count() {
             let Some(slot) = plan.slot_mapping.get(i) else { continue };
             let (page, offset) = self.layout.page_of(slot);
-            for (side, (rows, stride)) in rows.into_iter().enumerate() {
+            for (side, (rows, stride)) in rows.into_iter().enumerate().take(count) {
                 let row = Row { side, layer, page, offset };
                 let numbers = rows.elements.slice(i * stride..i * stride + width);
                 let strides = &self.kv[side];
-                self.scales.store(&mut self.pool, strides, row, numbers, &mut self.wide);
+                self.scales.store(&mut self.pool, strides, row, numbers, &mut self.wide[..dim]);
+            }
+            if let Some(strides) = &self.rope {
+                let (rows, stride) = rows[0];
+                let start = i * stride + width;
+                let row = rows.elements.slice(start..start + self.layout.head_dim() as usize - dim);
+                let target = strides.row(layer, page, offset) as usize / size_of::<bf16>();
+                row.convert_into(&mut self.pool.numbers_mut::<bf16>()[target..target + row.len()]);
             }
         }
     }
@@ -230,6 +244,7 @@ impl Cpu {
             let job = Job {
                 pool: self.pool.numbers::<T>(),
                 numbers: self.pool.numbers(),
+                rope: self.rope.as_ref().map(|strides| (strides, self.pool.numbers())),
                 scales: &self.scales,
                 layout: &self.layout,
                 layer,

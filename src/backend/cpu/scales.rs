@@ -42,8 +42,10 @@ impl Scales {
     pub fn new(layout: &PoolLayout, given: Option<KvScales>) -> Self {
         match (layout.scaling(), given) {
             (Some(Scaling::ByToken), _) => {
-                let names = [PlaneName::KScales, PlaneName::VScales];
-                Self::ByToken(names.map(|name| layout.strides(name).expect("they are made")))
+                // Where V is of K's numbers, so are its scales.
+                let v = if layout.is_latent() { PlaneName::KScales } else { PlaneName::VScales };
+                let strides = |name| layout.strides(name).expect("they are made");
+                Self::ByToken([PlaneName::KScales, v].map(strides))
             }
             (_, Some(given)) => Self::Static(given),
             (_, None) => Self::Ones,

@@ -5,6 +5,8 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
+use half::bf16;
+
 use super::math::LANES;
 use super::rows::CpuRows;
 use super::scales::Scales;
@@ -24,6 +26,8 @@ pub(super) struct Job<'a, T> {
     pub pool: &'a [T],
     /// All of the pool as f32, where scales may lie.
     pub numbers: &'a [f32],
+    /// Where the rest of latent rows lies, if they are quantised, and all of the pool in its type.
+    pub rope: Option<(&'a Strides, &'a [bf16])>,
     pub scales: &'a Scales,
     pub layout: &'a PoolLayout,
     pub layer: LayerId,

@@ -154,9 +154,9 @@ impl Case {
 
 /// The same pool of latent rows, and query heads.
 fn latent(config: &PoolConfig, rng: &mut Rng) -> (PoolConfig, u32) {
-    let dtype = match config.dtype {
-        KvDtype::Fp8E4M3 => KvDtype::Bf16,
-        dtype => dtype,
+    let scaling = match config.dtype {
+        KvDtype::Fp8E4M3 => Scaling::ByToken,
+        _ => Scaling::Static,
     };
     let (rank, rope, heads) = match rng.below(2) {
         // What kernels serve.
@@ -164,7 +164,7 @@ fn latent(config: &PoolConfig, rng: &mut Rng) -> (PoolConfig, u32) {
         _ => (rng.pick(&[1, 8, 16, 20, 70]), rng.pick(&[1, 4, 8, 16, 30]), rng.within(1, 9) as u32),
     };
     let shape = KvShape::Latent { rank, rope };
-    (PoolConfig { shape, dtype, scaling: Scaling::Static, label_channels: 0, ..*config }, heads)
+    (PoolConfig { shape, scaling, label_channels: 0, ..*config }, heads)
 }
 
 /// `count` of the numbers below `end`, ascending.

@@ -10,6 +10,8 @@ pub(super) struct Stored {
     plane: PlaneName,
     /// `[heads, elements]`
     row: Vec<u8>,
+    /// What of a quantised latent row is stored as it is.
+    rope: Vec<u8>,
     /// Where scales are made, the plane of them and one for each head.
     scales: Option<(PlaneName, Vec<f32>)>,
     /// What the bytes stand for, exactly.
@@ -48,12 +50,15 @@ impl Stored {
         let labels = channels.map_or(vec![], |channels| labels(channels, dtype, layer, row));
         let Some(scaling) = layout.scaling() else {
             let values = row.iter().map(|&x| round(dtype, x).into()).collect();
-            return Self { plane, row: bytes(dtype, row), scales: None, values, labels };
+            let rope = Vec::new();
+            return Self { plane, row: bytes(dtype, row), rope, scales: None, values, labels };
         };
         let made = scaling == Scaling::ByToken;
         let side = usize::from(plane == PlaneName::V);
         let (mut quantised, mut scales, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        for (head, numbers) in (0..).zip(row.chunks_exact(layout.head_dim() as usize)) {
+        let dim = layout.value_dim() as usize;
+        let (row, rope) = row.split_at(layout.kv_heads() as usize * dim);
+        for (head, numbers) in (0..).zip(row.chunks_exact(dim)) {
             let given = given.scales.as_ref().map_or(1.0, |given| given.get(layer, head)[side]);
             let (bytes, scale) = quantise(numbers, (!made).then_some(given));
             values.extend(bytes.iter().map(|&byte| f64::from(scale) * value(byte)));
@@ -62,7 +67,9 @@ impl Stored {
         }
         let scales_plane = [PlaneName::KScales, PlaneName::VScales][side];
         let scales = made.then_some((scales_plane, scales));
-        Self { plane, row: quantised, scales, values, labels }
+        values.extend(rope.iter().map(|&x| f64::from(round(dtype, x))));
+        let rope = bytes(dtype, rope);
+        Self { plane, row: quantised, rope, scales, values, labels }
     }
 
     /// Writes it to a page, `[plane, L, piece]`: K and V slot after slot in their piece, scales head after head.
@@ -73,6 +80,9 @@ impl Stored {
         };
         let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
         put(piece(self.plane) + offset as usize * self.row.len(), &self.row);
+        if !self.rope.is_empty() {
+            put(piece(PlaneName::Rope) + offset as usize * self.rope.len(), &self.rope);
+        }
         if !self.labels.is_empty() {
             let labels = bytes(layout.dtype().rows(), &self.labels);
             put(piece(PlaneName::Labels) + offset as usize * labels.len(), &labels);

@@ -91,6 +91,7 @@ pub(super) fn numbers(layout: &PoolLayout, mark: u64, plane: usize, layer: Layer
     let count = u64::from(of.heads * of.elements);
     let drawn = (0..count).map(|i| (mix(mark ^ mix(row * count + i)) & 0xff) as u8);
     let source = match of.name {
+        PlaneName::KScales if layout.is_latent() => PlaneName::Latent,
         PlaneName::KScales => PlaneName::K,
         PlaneName::VScales => PlaneName::V,
         name => name,

@@ -9,6 +9,7 @@ use super::bytes::{self, Inspect};
 use super::host::Host;
 use crate::error::{EngineError, Error};
 use crate::id::{LayerId, Namespace, SeqKey, StepId, TokenId};
+use crate::layout::PlaneName;
 use crate::plan::{self, Admitted, BatchPlan, Extend, OwnedPlan};
 use crate::system::finish::Keep;
 use crate::system::fork::Forked;
@@ -305,12 +306,16 @@ impl<B: Inspect> Host<B> {
             }
         }
         for layer in (0..layout.layers()).map(LayerId::new) {
-            // A store takes K and V: the planes of a pool of heads, in this order; or all of latent rows.
-            let [k, v] = [0, 1].map(|plane| -> Vec<f32> {
-                if plane == 1 && layout.is_latent() {
-                    return Vec::new();
-                }
-                marks.iter().flat_map(|&mark| bytes::numbers(&layout, mark, plane, layer)).collect()
+            // A store takes K and V, each of a plane; or latent rows, of one plane or of two.
+            let rows = [&[PlaneName::K, PlaneName::Latent, PlaneName::Rope][..], &[PlaneName::V]];
+            let [k, v] = rows.map(|names| -> Vec<f32> {
+                let stored = |&plane: &usize| names.contains(&layout.planes()[plane].name);
+                let planes = (0..layout.planes().len()).filter(stored);
+                let row = |&mark: &u64| {
+                    let planes = planes.clone();
+                    planes.flat_map(move |plane| bytes::numbers(&layout, mark, plane, layer))
+                };
+                marks.iter().flat_map(row).collect()
             });
             let stored = self.engine.backend_mut().store(plan, layer, &k, &v);
             stored.map_err(|error| error.to_string())?;

@@ -6,6 +6,8 @@ use clap::builder::ArgPredicate;
 use clap::{Parser, ValueEnum};
 use kvarena::{KvDtype, Layout, Scaling};
 
+use crate::sparse::Sparse;
+
 /// A small LLM host on kvarena: Llama, Qwen3, DeepSeek V3 and gpt-oss models from safetensors, served with continuous batching.
 ///
 /// Without arguments a small model explains words of kvarena. Exit codes: 0 done, 1 the run failed, 2 the command line
@@ -126,6 +128,24 @@ pub struct Args {
     /// Serve the requests with a pool of f32, on the CPU, and write the static scales that they need to FILE.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["scales", "check", "bench", "chat"])]
     pub calibrate: Option<PathBuf>,
+
+    /// Streams that generate read the K positions of their context that CHANNELS channels of K find, and no others
+    /// [CHANNELS: 16]. The requests are served twice, the first time reading all, to choose the channels and to say
+    /// how many words change. On the CPU.
+    #[arg(long, value_name = "K[,CHANNELS]", conflicts_with_all = ["calibrate", "check", "bench"])]
+    pub sparse: Option<Sparse>,
+
+    /// With --sparse: the channels, as --save-labels has written them; the requests are then served once.
+    #[arg(long, value_name = "FILE", requires = "sparse")]
+    pub labels: Option<PathBuf>,
+
+    /// With --sparse: write the channels that were chosen to FILE.
+    #[arg(long, value_name = "FILE", requires = "sparse", conflicts_with_all = ["labels", "serve", "chat"])]
+    pub save_labels: Option<PathBuf>,
+
+    /// With --sparse: say how much of attention's weight the positions hold, beside the best ones; slow.
+    #[arg(long, requires = "sparse", conflicts_with_all = ["serve", "chat"])]
+    pub recall: bool,
 
     /// Reuse of prefixes.
     #[arg(long, default_value = "on", num_args = 0..=1, default_missing_value = "on")]

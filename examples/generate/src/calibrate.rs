@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use kvarena::{BatchPlan, Cpu, KvScales, LayerId, PlaneName};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::clock::Clock;
 use crate::config::{ModelConfig, read_json};
@@ -105,9 +105,8 @@ impl<R: Runner<Backend = Cpu>> Runner for Calibrating<R> {
 /// The file cannot be written.
 pub fn write(path: &Path, scales: &KvScales) -> Result<()> {
     let (layers, kv_heads) = (scales.layers(), scales.kv_heads());
-    let text = json!({"layers": layers, "kv_heads": kv_heads, "values": scales.values()});
-    fs::write(path, format!("{text}\n"))
-        .map_err(|error| Error::run(format!("cannot write {}: {error}", path.display())))
+    let table = json!({"layers": layers, "kv_heads": kv_heads, "values": scales.values()});
+    write_table(path, &table)
 }
 
 /// Reads scales that [`write`] has written.
@@ -115,15 +114,49 @@ pub fn write(path: &Path, scales: &KvScales) -> Result<()> {
 /// # Errors
 /// The file cannot be read, or holds no scales.
 pub fn read(path: &Path) -> Result<KvScales> {
-    let file = read_json(path)?;
-    let refused = |why: String| Error::request(format!("{}: {why}", path.display()));
-    let number = |name: &str| {
-        let number = file[name].as_u64().and_then(|number| u32::try_from(number).ok());
-        number.ok_or_else(|| refused(format!("no number of {name}")))
-    };
-    let values = file["values"].as_array().map_or(&[][..], Vec::as_slice);
+    let table = Table::read(path)?;
     // What is no number is no scale.
-    let values = values.iter().map(|value| value.as_f64().unwrap_or(f64::NAN) as f32).collect();
-    KvScales::new(number("layers")?, number("kv_heads")?, values)
-        .map_err(|error| refused(error.to_string()))
+    let values = table.values(|value| Some(value.as_f64().unwrap_or(f64::NAN) as f32))?;
+    KvScales::new(table.number("layers")?, table.number("kv_heads")?, values)
+        .map_err(|error| table.refused(error.to_string()))
+}
+
+/// Writes what was measured over prompts.
+pub(crate) fn write_table(path: &Path, table: &Value) -> Result<()> {
+    fs::write(path, format!("{table}\n"))
+        .map_err(|error| Error::run(format!("cannot write {}: {error}", path.display())))
+}
+
+/// A file that [`write_table`] has written.
+pub(crate) struct Table<'a> {
+    path: &'a Path,
+    file: Value,
+}
+
+impl<'a> Table<'a> {
+    pub(crate) fn read(path: &'a Path) -> Result<Self> {
+        let file = read_json(path).map_err(|error| Error::request(error.message))?;
+        Ok(Self { path, file })
+    }
+
+    /// Says that the file is wrong.
+    pub(crate) fn refused(&self, why: String) -> Error {
+        Error::request(format!("{}: {why}", self.path.display()))
+    }
+
+    /// A size.
+    pub(crate) fn number(&self, name: &str) -> Result<u32> {
+        let number = self.file[name].as_u64().and_then(|number| u32::try_from(number).ok());
+        number.ok_or_else(|| self.refused(format!("no number of {name}")))
+    }
+
+    /// The list `values`, each as `convert` takes it.
+    pub(crate) fn values<T>(&self, convert: impl Fn(&Value) -> Option<T>) -> Result<Vec<T>> {
+        let values = self.file["values"].as_array().map_or(&[][..], Vec::as_slice);
+        let convert = |value| {
+            convert(value)
+                .ok_or_else(|| self.refused(format!("{value} cannot be among the values")))
+        };
+        values.iter().map(convert).collect()
+    }
 }

@@ -9,6 +9,8 @@ use crate::error::{Error, Result};
 use crate::experts::Routed;
 use crate::model::{Asked, Attention, Model, Pass, Workspace};
 use crate::runner::{Runner, Work};
+use crate::sparse::channels::Measured;
+use crate::sparse::reader::Reader;
 
 /// Runs a model on the CPU.
 pub struct CpuRunner<'m> {
@@ -20,13 +22,43 @@ pub struct CpuRunner<'m> {
     rows: Vec<usize>,
     /// What the last step chose.
     said: Vec<u32>,
+    measured: Option<Measured>,
+    reader: Option<Reader>,
 }
 
 impl<'m> CpuRunner<'m> {
     /// Runs this model.
     pub fn new(model: &'m Model) -> Self {
-        let work = Workspace::default();
-        Self { model, work, tokens: vec![], wanted: vec![], rows: vec![], said: vec![] }
+        Self {
+            model,
+            work: Workspace::default(),
+            tokens: Vec::new(),
+            wanted: Vec::new(),
+            rows: Vec::new(),
+            said: Vec::new(),
+            measured: None,
+            reader: None,
+        }
+    }
+
+    /// Measures from now on what each channel of K is worth.
+    pub fn measure(self) -> Self {
+        Self { measured: Some(Measured::new(&self.model.config)), ..self }
+    }
+
+    /// What was measured, where it was.
+    pub fn measured(&self) -> Option<&Measured> {
+        self.measured.as_ref()
+    }
+
+    /// Reads from now on what labels find; the backend's pool keeps them.
+    pub fn read_sparsely(self, reader: Reader) -> Self {
+        Self { reader: Some(reader), ..self }
+    }
+
+    /// Who reads what labels find.
+    pub fn reader(&self) -> Option<&Reader> {
+        self.reader.as_ref()
     }
 
     /// Keeps which experts tokens go to from now on.
@@ -79,7 +111,8 @@ impl Runner for CpuRunner<'_> {
         let plain = Attend::new(config.q_heads as u32, config.head_dim as u32);
         let attend = Attend { scale: config.scale, ..plain };
         let fail_at = fail.then_some(config.layers / 2);
-        let mut attention = Paged { backend, plan, attend, fail_at };
+        let (measured, reader) = (self.measured.as_mut(), self.reader.as_mut());
+        let mut attention = Paged { backend, plan, attend, fail_at, measured, reader };
         let pass = Pass { tokens: &self.tokens, positions: plan.positions, wanted: &self.wanted };
         self.model
             .forward(pass, &mut attention, &mut self.work, clock)
@@ -132,6 +165,8 @@ struct Paged<'a> {
     attend: Attend,
     /// The layer after which the step is to fail, if any.
     fail_at: Option<usize>,
+    measured: Option<&'a mut Measured>,
+    reader: Option<&'a mut Reader>,
 }
 
 impl Attention for Paged<'_> {
@@ -145,11 +180,19 @@ impl Attention for Paged<'_> {
     ) -> std::result::Result<(), StepError> {
         let attend = Attend { window, ..self.attend };
         let id = LayerId::new(layer as u32);
+        if let Some(measured) = &mut self.measured {
+            measured.look(layer, q, k);
+        }
         let stored = self.backend.store_cache(&self.plan, id, k.into(), v.into());
         stored
-            .and_then(|()| {
-                let asked = Queries { rows: q.into(), sinks };
-                self.backend.attend_queries(&self.plan, id, &attend, asked, out.into(), None)
+            .and_then(|()| match &mut self.reader {
+                Some(reader) => {
+                    reader.attend(self.backend, (&self.plan, id), &attend, (q, sinks), out)
+                }
+                None => {
+                    let asked = Queries { rows: q.into(), sinks };
+                    self.backend.attend_queries(&self.plan, id, &attend, asked, out.into(), None)
+                }
             })
             .map_err(StepError::Backend)?;
         if self.fail_at == Some(layer) { Err(StepError::Injected) } else { Ok(()) }

@@ -13,6 +13,7 @@
 //! http                              OpenAI's API around that loop
 //! args, setup, output, chat         the program around it
 //! calibrate                         static scales of fp8 pools
+//! sparse                            reading some of a long context
 //! ```
 
 #![deny(missing_docs, unsafe_code)]
@@ -44,6 +45,7 @@ pub mod runner;
 pub mod sample;
 pub mod server;
 pub mod setup;
+pub mod sparse;
 pub mod stream;
 pub mod tally;
 pub mod text;

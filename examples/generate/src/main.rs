@@ -1,6 +1,6 @@
 //! `generate`: reads the command line, serves, and says what went wrong.
 
-use std::io::{IsTerminal, stdin, stdout};
+use std::io::{IsTerminal, StdoutLock, stdin, stdout};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -11,12 +11,20 @@ use generate::cpu::CpuRunner;
 use generate::demo;
 use generate::error::{Error, Result};
 use generate::http;
+use generate::model::Model;
 use generate::output::{Form, Printer};
+use generate::request::Request;
 use generate::runner::Runner;
 use generate::server::Server;
 use generate::setup;
+use generate::sparse::Sparse;
+use generate::sparse::change::{Change, Count, Said};
+use generate::sparse::channels;
+use generate::sparse::reader::Reader;
+use generate::sparse::recall::Recall;
 use generate::text::Text;
-use kvarena::Engine;
+use kvarena::{CpuOptions, Engine, EngineConfig, LabelChannels};
+use serde_json::json;
 
 /// What Ctrl-C has asked for.
 static INTERRUPT: Interrupt = Interrupt::new();
@@ -47,26 +55,104 @@ fn run(args: &Args) -> Result<()> {
             .map_err(|e| Error::run(format!("cannot catch Ctrl-C: {e}")))?;
     }
     match args.backend {
-        BackendName::Cpu => {
-            let (model, text) = setup::model(args)?;
-            let cpu = setup::cpu_options(args)?;
-            let config = setup::engine_config(args, &model.config, setup::POOL_BYTES)?;
-            let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
-            let (runner, policy) = (CpuRunner::new(&model), setup::policy(args));
-            if let Some(path) = &args.calibrate {
-                let mut server = Server::new(Calibrating::new(runner), engine, policy);
-                serve(args, text, &mut server)?;
-                return calibrate::write(path, &server.runner().scales()?);
-            }
-            let mut server = Server::new(runner, engine, policy);
-            serve(args, text, &mut server)?;
-            report(args, &server);
-            Ok(())
-        }
+        BackendName::Cpu => on_cpu(args),
         BackendName::Cuda if args.calibrate.is_some() => {
             Err(Error::request("--calibrate is for the CPU"))
         }
+        BackendName::Cuda if args.sparse.is_some() => {
+            Err(Error::request("--sparse is for the CPU"))
+        }
         BackendName::Cuda => on_gpu(args),
+    }
+}
+
+fn on_cpu(args: &Args) -> Result<()> {
+    let (model, text) = setup::model(args)?;
+    let cpu = setup::cpu_options(args)?;
+    let config = setup::engine_config(args, &model.config, setup::POOL_BYTES)?;
+    if let Some(sparse) = args.sparse {
+        return sparsely(args, sparse, &model, text, (cpu, config));
+    }
+    let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
+    let (runner, policy) = (CpuRunner::new(&model), setup::policy(args));
+    if let Some(path) = &args.calibrate {
+        let mut server = Server::new(Calibrating::new(runner), engine, policy);
+        serve(args, text, &mut server)?;
+        return calibrate::write(path, &server.runner().scales()?);
+    }
+    let mut server = Server::new(runner, engine, policy);
+    serve(args, text, &mut server)?;
+    report(args, &server);
+    Ok(())
+}
+
+/// Streams that generate read what labels find.
+fn sparsely(
+    args: &Args,
+    sparse: Sparse,
+    model: &Model,
+    text: Text,
+    (cpu, config): (CpuOptions, EngineConfig),
+) -> Result<()> {
+    let given = args.labels.as_deref().map(channels::read).transpose()?;
+    let count = sparse.channels(given.as_ref().map(LabelChannels::channels))?;
+    let (kept, table) = sparse.engine(&config, count)?;
+    let given = given.map(|labels| labels.local(&kept.pool)).transpose();
+    let given = given.map_err(|error| Error::request(format!("--labels: {error}")))?;
+    let open = |config, labels| {
+        Engine::new(config, CpuOptions { labels, ..cpu.clone() }).map_err(setup::no_engine)
+    };
+    let reader = Reader::new(sparse.top, args.recall.then(|| Recall::new(table)));
+    let runner = CpuRunner::new(model).read_sparsely(reader);
+    let policy = setup::policy(args);
+    if args.chat || args.serve.is_some() {
+        let wanted = || Error::request("--sparse with --chat or --serve needs --labels");
+        let engine = open(kept, Some(given.ok_or_else(wanted)?))?;
+        let mut server = Server::new(runner, engine, policy);
+        serve(args, text, &mut server)?;
+        report(args, &server);
+        return Ok(());
+    }
+    let requests = setup::requests(args, &model.config, &text)?;
+    let mut said = Said::new(&INTERRUPT.asked);
+    let labels = match given {
+        Some(labels) if !args.recall => labels,
+        given => {
+            // All is read once: to find the channels, and to see what changes then.
+            let mut server =
+                Server::new(CpuRunner::new(model).measure(), open(config, None)?, policy);
+            submit(&mut server, &requests)?;
+            server.run(&mut said)?;
+            let measured = server.runner().measured().expect("it measures");
+            given.map_or_else(|| measured.best(count), Ok)?
+        }
+    };
+    if let Some(path) = &args.save_labels {
+        channels::write(path, &labels)?;
+    }
+    let mut server = Server::new(runner, open(kept, Some(labels))?, policy);
+    submit(&mut server, &requests)?;
+    let mut printer = printer(args, &text, &requests);
+    let mut change = Change::new(&mut printer, &said);
+    server.run(&mut change)?;
+    let change = change.count();
+    printer.finish()?;
+    report(args, &server);
+    report_sparse(args, change, server.runner().reader().and_then(Reader::recall));
+    Ok(())
+}
+
+fn report_sparse(args: &Args, change: Count, recall: Option<&Recall>) {
+    if args.json {
+        let recall = recall.map(Recall::json);
+        println!("{}", json!({"report": {"change": change.json(), "recall": recall}}));
+    }
+    if args.quiet {
+        return;
+    }
+    eprintln!("{change}");
+    if let Some(recall) = recall {
+        eprintln!("{recall}");
     }
 }
 
@@ -114,18 +200,28 @@ fn serve<R: Runner>(args: &Args, text: Text, server: &mut Server<R>) -> Result<(
         return demo::show(server, text, &defaults, stdout().lock(), &INTERRUPT.asked);
     }
     let requests = setup::requests(args, server.runner().config(), text)?;
-    let form = match (args.json, &requests[..]) {
+    submit(server, &requests)?;
+    let mut printer = printer(args, text, &requests);
+    server.run(&mut printer)?;
+    printer.finish()
+}
+
+fn submit<R: Runner>(server: &mut Server<R>, requests: &[Request]) -> Result<()> {
+    requests.iter().try_for_each(|request| server.submit(request.clone()).map(drop))
+}
+
+fn printer<'a>(
+    args: &Args,
+    text: &'a Text,
+    requests: &[Request],
+) -> Printer<'a, StdoutLock<'static>> {
+    let form = match (args.json, requests) {
         (true, _) => Form::Json,
         (false, [only]) if only.samples == 1 => Form::Live,
         (false, _) => Form::Blocks,
     };
-    for request in requests {
-        server.submit(request)?;
-    }
     let printer = Printer::new(stdout().lock(), text, form, &INTERRUPT.asked);
-    let mut printer = printer.with_first_logits(args.first_logits);
-    server.run(&mut printer)?;
-    printer.finish()
+    printer.with_first_logits(args.first_logits)
 }
 
 fn report<R: Runner>(args: &Args, server: &Server<R>) {

@@ -224,6 +224,24 @@ fn options_that_make_no_engine() {
         refuse(&[&static_fp8[..], &[file.to_str().expect("UTF-8")]].concat(), &[word]);
     }
     refuse(&["--backend", "cuda", "--calibrate", "none.json"], &["--calibrate"]);
+    refuse(&["--backend", "cuda", "--sparse", "8"], &["--sparse"]);
+    refuse(&["--sparse", "0"], &["--sparse", "\"0\""]);
+    refuse(&["--sparse", "8,0"], &["--sparse", "\"0\""]);
+    refuse(&["--sparse", "8,x"], &["--sparse", "\"x\""]);
+    let tiny = common::dir("qwen3-tiny");
+    let tiny = ["--model", tiny.to_str().expect("UTF-8")];
+    refuse(&[&tiny[..], &["--sparse", "2049"]].concat(), &["--sparse 2049", "2048 tokens"]);
+    refuse(&[&tiny[..], &["--sparse", "8,65"]].concat(), &["label_channels", "65", "64"]);
+    refuse(&[&tiny[..], &["--sparse", "8", "--labels", "none.json"]].concat(), &["none.json"]);
+    let latent = common::dir("deepseek-tiny");
+    refuse(&["--model", latent.to_str().expect("UTF-8"), "--sparse", "8"], &["label_channels"]);
+    refuse(&["--labels", "none.json"], &["--sparse"]);
+    refuse(&["--recall"], &["--sparse"]);
+    let labels = files
+        .write("labels.json", r#"{"layers": 1, "kv_heads": 1, "channels": 2, "values": [3, 1]}"#);
+    let labels = labels.to_str().expect("UTF-8");
+    refuse(&[&tiny[..], &["--sparse", "8", "--labels", labels]].concat(), &["channel 1"]);
+    refuses_arguments(&["--chat", "--sparse", "8"], REQUEST, &["--labels"]);
     if !cfg!(feature = "cuda") {
         refuse(&["--backend", "cuda"], &["--features cuda"]);
     }

@@ -1,0 +1,174 @@
+//! How much of attention's weight sparse reads hold, over random K of the structure that trained models have.
+//!
+//! ```sh
+//! cargo run --release --manifest-path examples/generate/Cargo.toml --example recall
+//! ```
+//!
+//! A few channels of a head carry most of its products, some of them the same number for every token; tokens come in
+//! stretches of one topic, and a query asks for the tokens of a topic or two. Channels are measured on the prompt, and
+//! recall on queries after it. `generate --sparse K,CHANNELS --recall` says the same of a model.
+
+use std::error::Error;
+
+use generate::sample::splitmix;
+use generate::sparse::channels::Measured;
+use generate::sparse::reader::Reader;
+use generate::sparse::recall::Recall;
+use kvarena::{
+    Attend, Backend, Capacity, CpuOptions, Engine, EngineConfig, Extend, KvDtype, KvShape,
+    LabelChannels, LayerId, Namespace, PoolConfig, StepScratch, TokenId,
+};
+
+const KV_HEADS: usize = 2;
+const GROUP: usize = 4;
+const HEAD_DIM: usize = 128;
+const PROMPT: usize = 4096;
+const QUERIES: usize = 32;
+const TOPICS: u64 = 64;
+/// Beside a topic's vector, of deviation 1.
+const NOISE: f32 = 0.7;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let data = Data::new(7);
+    println!(
+        "a prompt of {PROMPT} tokens, heads of {HEAD_DIM}, {GROUP} query heads a kv head, {QUERIES} queries"
+    );
+    println!(
+        "channels   K: mean and least recall, the share of all weight that they hold, and the best would"
+    );
+    for channels in [8, 16, 32, 64, 128] {
+        let labels = data.measured().best(channels)?;
+        for top in [64, 256, 1024] {
+            let recall = data.recall(labels.clone(), top)?;
+            let ([mean, held, best], least) = (recall.means(), recall.least);
+            println!("{channels:8} {top:4}: {mean:.3} {least:.3}, {held:.3} {best:.3}");
+        }
+    }
+    Ok(())
+}
+
+/// Rows of q, `[tokens, q_heads, head_dim]`, and of k.
+struct Data {
+    q: Vec<f32>,
+    k: Vec<f32>,
+}
+
+impl Data {
+    fn new(seed: u64) -> Self {
+        let mut random = Random { state: seed };
+        let heads: Vec<Head> = (0..KV_HEADS).map(|_| Head::new(&mut random)).collect();
+        let (mut q, mut k, mut topic) = (Vec::new(), Vec::new(), 0);
+        for _ in 0..PROMPT + QUERIES {
+            if random.below(16) == 0 {
+                topic = random.below(TOPICS);
+            }
+            let asked = [random.below(TOPICS), random.below(TOPICS)];
+            for head in &heads {
+                k.extend(head.key(topic, &mut random));
+                for of in 0..GROUP {
+                    q.extend(head.query(asked[of % 2], &mut random));
+                }
+            }
+        }
+        Self { q, k }
+    }
+
+    /// What channels are worth, by the prompt.
+    fn measured(&self) -> Measured {
+        let mut measured = Measured::of(1, KV_HEADS, HEAD_DIM);
+        let width = PROMPT * KV_HEADS * HEAD_DIM;
+        measured.look(0, &self.q[..GROUP * width], &self.k[..width]);
+        measured
+    }
+
+    /// What the queries after the prompt read.
+    fn recall(&self, labels: LabelChannels, top: u32) -> Result<Recall, Box<dyn Error>> {
+        let tokens = (PROMPT + QUERIES) as u32;
+        let pool = PoolConfig {
+            shape: KvShape::heads(KV_HEADS as u32, HEAD_DIM as u32),
+            dtype: KvDtype::Bf16,
+            capacity: Capacity::Pages(tokens.div_ceil(16)),
+            label_channels: labels.channels(),
+            ..PoolConfig::default()
+        };
+        let config = EngineConfig { max_sequence_len: tokens, ..EngineConfig::from(pool) };
+        let options = CpuOptions { labels: Some(labels), ..CpuOptions::default() };
+        let mut engine = Engine::new(config, options)?;
+        let mut reader = Reader::new(top, Some(Recall::new(engine.shape().table)));
+        let prompt: Vec<TokenId> = (0..tokens).map(TokenId::new).collect();
+        let seq = engine.admit(Namespace::default(), &prompt, 0)?;
+        let (mut scratch, layer) = (StepScratch::new(), LayerId::new(0));
+        let attend = Attend::new((KV_HEADS * GROUP) as u32, HEAD_DIM as u32);
+        let width = KV_HEADS * HEAD_DIM;
+        let mut out = vec![0.0; GROUP * width];
+        let mut done = 0;
+        while done < tokens {
+            let len = if done == 0 { PROMPT as u32 } else { 1 };
+            let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }])?;
+            let rows = done as usize * width..(done + len) as usize * width;
+            let k = &self.k[rows.clone()];
+            engine.backend_mut().store_cache(&plan, layer, k.into(), k.into())?;
+            if len == 1 {
+                let q = &self.q[GROUP * rows.start..GROUP * rows.end];
+                let asked = (&plan, layer);
+                reader.attend(engine.backend_mut(), asked, &attend, (q, None), &mut out)?;
+            }
+            let step = plan.step();
+            engine.commit(step)?;
+            engine.complete(step)?;
+            done += len;
+        }
+        Ok(reader.recall().expect("it looks").clone())
+    }
+}
+
+/// How a kv head's channels differ.
+struct Head {
+    /// Deviation of each channel of q and of k: of rank r it goes as `1 / sqrt(r)`.
+    widths: Vec<f32>,
+    /// The same for every key; of few channels not 0.
+    means: Vec<f32>,
+    /// `[topics, head_dim]`
+    topics: Vec<f32>,
+}
+
+impl Head {
+    fn new(random: &mut Random) -> Self {
+        let mut ranks: Vec<usize> = (1..=HEAD_DIM).collect();
+        for i in 0..HEAD_DIM {
+            ranks.swap(i, random.below(HEAD_DIM as u64) as usize);
+        }
+        Self {
+            widths: ranks.iter().map(|&rank| 4.0 / (rank as f32).sqrt()).collect(),
+            means: ranks.iter().map(|&rank| if rank % 32 == 2 { 8.0 } else { 0.0 }).collect(),
+            topics: (0..TOPICS as usize * HEAD_DIM).map(|_| random.normal()).collect(),
+        }
+    }
+
+    fn key(&self, topic: u64, random: &mut Random) -> Vec<f32> {
+        let query = self.query(topic, random);
+        query.iter().zip(&self.means).map(|(x, mean)| x + mean).collect()
+    }
+
+    fn query(&self, topic: u64, random: &mut Random) -> Vec<f32> {
+        let topic = &self.topics[topic as usize * HEAD_DIM..][..HEAD_DIM];
+        let near = topic.iter().zip(&self.widths);
+        near.map(|(x, width)| width * (x + NOISE * random.normal())).collect()
+    }
+}
+
+struct Random {
+    state: u64,
+}
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        splitmix(&mut self.state) % end
+    }
+
+    /// Of mean 0 and deviation 1: a sum of twelve uniform numbers.
+    fn normal(&mut self) -> f32 {
+        let unit = |state: &mut u64| (splitmix(state) >> 40) as f32 / (1 << 24) as f32;
+        (0..12).map(|_| unit(&mut self.state)).sum::<f32>() - 6.0
+    }
+}

@@ -1,0 +1,122 @@
+//! Which channels of K are labels: found offline, as Double Sparsity does (Yang et al. 2024, arXiv:2408.07092).
+//!
+//! A channel's worth is the mean, over all queries and keys that were seen, of the absolute value of what it adds to a
+//! score: `|q * k|`, where q is the sum of the kv head's queries, as [`select`](kvarena::SparseBackend::select) takes
+//! it. Of a product of two numbers that is the product of their means.
+
+use std::path::Path;
+
+use kvarena::LabelChannels;
+use serde_json::json;
+
+use crate::calibrate::{Table, write_table};
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+
+/// Sums of what was seen of each channel.
+pub struct Measured {
+    layers: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    /// `[layers, kv_heads, head_dim]`: of absolute values of summed queries, and of keys.
+    q: Vec<f64>,
+    k: Vec<f64>,
+}
+
+impl Measured {
+    /// Nothing is seen yet of a model.
+    pub fn new(config: &ModelConfig) -> Self {
+        Self::of(config.layers, config.kv_heads, config.head_dim)
+    }
+
+    /// Nothing is seen yet of so many layers, heads and channels.
+    pub fn of(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
+        let zeros = vec![0.0; layers * kv_heads * head_dim];
+        Self { layers, kv_heads, head_dim, q: zeros.clone(), k: zeros }
+    }
+
+    /// Looks at q, `[tokens, q_heads, head_dim]`, and k, `[tokens, kv_heads, head_dim]`, of a layer.
+    pub fn look(&mut self, layer: usize, q: &[f32], k: &[f32]) {
+        let width = self.kv_heads * self.head_dim;
+        let (q_sums, k_sums) = (&mut self.q[layer * width..], &mut self.k[layer * width..]);
+        let group = q.len() / k.len();
+        for (q, k) in q.chunks_exact(group * width).zip(k.chunks_exact(width)) {
+            for (at, &k) in k.iter().enumerate() {
+                let (head, channel) = (at / self.head_dim, at % self.head_dim);
+                let queries = (head * group..(head + 1) * group).map(|h| h * self.head_dim);
+                let q: f32 = queries.map(|start| q[start + channel]).sum();
+                q_sums[at] += f64::from(q.abs());
+                k_sums[at] += f64::from(k.abs());
+            }
+        }
+    }
+
+    /// Of each head the `count` channels worth most; of equals the lower ones.
+    ///
+    /// # Errors
+    /// Numbers that are not finite.
+    ///
+    /// # Panics
+    /// If a head has fewer channels.
+    pub fn best(&self, count: u32) -> Result<LabelChannels> {
+        let worth: Vec<f64> = self.q.iter().zip(&self.k).map(|(q, k)| q * k).collect();
+        if !worth.iter().all(|worth| worth.is_finite()) {
+            return Err(Error::run("q or K is not finite: no channels can be chosen"));
+        }
+        let mut values = Vec::with_capacity(self.layers * self.kv_heads * count as usize);
+        for worth in worth.chunks_exact(self.head_dim) {
+            let mut channels: Vec<u32> = (0..self.head_dim as u32).collect();
+            channels.sort_by(|&a, &b| worth[b as usize].total_cmp(&worth[a as usize]));
+            let best = &mut channels[..count as usize];
+            best.sort_unstable();
+            values.extend_from_slice(best);
+        }
+        LabelChannels::new(self.layers as u32, self.kv_heads as u32, count, values)
+            .map_err(|error| Error::run(error.to_string()))
+    }
+}
+
+/// Writes channels as JSON: `{"layers": .., "kv_heads": .., "channels": .., "values": [..]}`.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write(path: &Path, labels: &LabelChannels) -> Result<()> {
+    let (layers, kv_heads) = (labels.layers(), labels.kv_heads());
+    let (channels, values) = (labels.channels(), labels.values());
+    let table =
+        json!({"layers": layers, "kv_heads": kv_heads, "channels": channels, "values": values});
+    write_table(path, &table)
+}
+
+/// Reads channels that [`write`] has written.
+///
+/// # Errors
+/// The file cannot be read, or holds no channels.
+pub fn read(path: &Path) -> Result<LabelChannels> {
+    let table = Table::read(path)?;
+    let values = table.values(|value| u32::try_from(value.as_u64()?).ok())?;
+    let [layers, kv_heads, channels] =
+        ["layers", "kv_heads", "channels"].map(|name| table.number(name));
+    LabelChannels::new(layers?, kv_heads?, channels?, values)
+        .map_err(|error| table.refused(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Measured;
+    use kvarena::LayerId;
+
+    #[test]
+    fn channels_of_great_products_are_chosen() {
+        let mut measured = Measured::of(1, 2, 4);
+        // Two query heads of each kv head: those of the first cancel out in channel 0.
+        let q = [9.0, 1.0, 1.0, 0.0, -9.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+        let k = [9.0, 2.0, -3.0, 9.0, 1.0, -1.0, 1.0, 1.0];
+        measured.look(0, &q, &k);
+        let best = measured.best(2).expect("finite");
+        assert_eq!(best.get(LayerId::new(0), 0), [1, 2]);
+        assert_eq!(best.get(LayerId::new(0), 1), [0, 1], "of equals the lower ones");
+        measured.look(0, &[f32::NAN; 16], &k);
+        assert!(measured.best(2).is_err());
+    }
+}

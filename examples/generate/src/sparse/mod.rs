@@ -1,0 +1,85 @@
+//! Sparse reads: streams that generate attend to the positions that labels find, and to no others.
+//!
+//! ```text
+//! channels   which channels of K are labels: measured on a pass that reads all, kept in a file
+//! reader     attention of a step over chosen positions
+//! recall     how much of attention's weight they hold
+//! change     which words they change
+//! ```
+
+pub mod change;
+pub mod channels;
+pub mod reader;
+pub mod recall;
+
+use std::str::FromStr;
+
+use kvarena::{EngineConfig, PoolConfig, TableShape};
+
+use crate::error::{Error, Result};
+
+/// Channels of a head where the command line does not say.
+const CHANNELS: u32 = 16;
+
+/// `K[,CHANNELS]`: positions that a stream reads, and labels to find them by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sparse {
+    /// Positions for each kv head, at least 1.
+    pub top: u32,
+    /// Channels of a head, if that was said; at least 1.
+    pub channels: Option<u32>,
+}
+
+impl FromStr for Sparse {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let number = |text: &str| match text.parse() {
+            Ok(0) | Err(_) => Err(format!("{text:?} is no count of at least 1")),
+            Ok(number) => Ok(number),
+        };
+        let (top, channels) = match text.split_once(',') {
+            Some((top, channels)) => (top, Some(number(channels)?)),
+            None => (text, None),
+        };
+        Ok(Self { top: number(top)?, channels })
+    }
+}
+
+impl Sparse {
+    /// Channels of a head: those that were said, else of a file's `given`, else as many as usual.
+    ///
+    /// # Errors
+    /// A file of another number than was said.
+    pub fn channels(&self, given: Option<u32>) -> Result<u32> {
+        match (self.channels, given) {
+            (Some(said), Some(given)) if said != given => {
+                let message = format!("--labels hold {given} channels of a head, not {said}");
+                Err(Error::request(message))
+            }
+            (said, given) => Ok(given.or(said).unwrap_or(CHANNELS)),
+        }
+    }
+
+    /// The same engine over a pool that keeps so many channels, and the shape of its page tables.
+    ///
+    /// # Errors
+    /// A pool that cannot keep them, or more positions than a sequence may have.
+    pub fn engine(
+        &self,
+        config: &EngineConfig,
+        channels: u32,
+    ) -> Result<(EngineConfig, TableShape)> {
+        let pool = PoolConfig { label_channels: channels, ..config.pool };
+        let config = EngineConfig { pool, ..*config };
+        let shape = config.shape().map_err(|error| {
+            Error::request(format!("--sparse with {channels} channels: {error}"))
+        })?;
+        let (top, longest) = (self.top, shape.max_sequence_len);
+        if top > longest {
+            let message = format!("--sparse {top}: a sequence has at most {longest} tokens");
+            return Err(Error::request(message));
+        }
+        Ok((config, shape.table))
+    }
+}

@@ -1,0 +1,50 @@
+//! Attention of a step over the positions that labels find.
+
+use kvarena::backend::CpuError;
+use kvarena::{Attend, BatchPlan, Cpu, LayerId, Queries, Select, Selection, SparseBackend};
+
+use super::recall::Recall;
+
+/// Selects, and attends to what was selected.
+pub struct Reader {
+    top: u32,
+    /// `[rows, kv_heads, top]`
+    positions: Vec<u32>,
+    recall: Option<Recall>,
+}
+
+impl Reader {
+    /// A reader of `top` positions; with `recall`, it looks at what they miss.
+    pub fn new(top: u32, recall: Option<Recall>) -> Self {
+        Self { top, positions: Vec::new(), recall }
+    }
+
+    /// What the positions hold, where that was to be looked at.
+    pub fn recall(&self) -> Option<&Recall> {
+        self.recall.as_ref()
+    }
+
+    /// Attention of a layer: rows of one new token read what is selected for them, others all that they see.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn attend(
+        &mut self,
+        backend: &mut Cpu,
+        (plan, layer): (&BatchPlan<'_>, LayerId),
+        attend: &Attend,
+        (q, sinks): (&[f32], Option<&[f32]>),
+        out: &mut [f32],
+    ) -> Result<(), CpuError> {
+        let (top, kv_heads) = (self.top, backend.layout().kv_heads());
+        let select = Select { q_heads: attend.q_heads, top, window: attend.window };
+        self.positions.resize(plan.rows.len() * kv_heads as usize * top as usize, 0);
+        backend.select(plan, layer, &select, q.into(), &mut self.positions)?;
+        if let Some(recall) = &mut self.recall {
+            recall.look(backend, (plan, layer), attend, q, (&self.positions, top))?;
+        }
+        let selection = Selection { positions: &self.positions[..], top };
+        let asked = Queries { rows: q.into(), sinks };
+        backend.attend_selected(plan, layer, attend, selection, asked, out.into(), None)
+    }
+}

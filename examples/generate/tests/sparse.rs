@@ -1,0 +1,108 @@
+//! Sparse reads from outside: the words below K tokens, what changes above, recall, and channels in files.
+
+mod common;
+
+use common::files::Dir;
+use common::{Ran, generate};
+use serde_json::{Value, json};
+
+/// Heads of 64, of 32, and of 64 with sinks and windows of 32 in every other layer.
+const MODELS: [&str; 3] = ["qwen3-tiny", "llama-tiny", "gpt-oss-tiny"];
+
+fn run(model: &str, options: &[&str]) -> Ran {
+    let requests = Dir::new();
+    let request = |case: &common::Case| json!({"prompt": case.prompt, "max_new_tokens": 20});
+    let lines: Vec<String> =
+        common::cases(model).iter().map(|case| request(case).to_string()).collect();
+    let file = requests.write("requests.jsonl", lines.join("\n"));
+    let dir = common::dir(model);
+    let paths = [dir.to_str().expect("UTF-8"), file.to_str().expect("UTF-8")];
+    let fixed = ["--model", paths[0], "--requests", paths[1], "--json", "--threads", "1"];
+    generate(&[&fixed[..], options].concat(), "")
+}
+
+/// What streams said, and the report.
+fn served(model: &str, options: &[&str]) -> (Vec<Value>, Value) {
+    let ran = run(model, options);
+    assert_eq!(ran.code, Some(0), "{model} {options:?}: {}", ran.err);
+    let mut lines: Vec<Value> =
+        ran.out.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
+    let report = lines.pop().expect("a report")["report"].take();
+    (lines.into_iter().map(|mut line| line["tokens"].take()).collect(), report)
+}
+
+#[test]
+fn up_to_k_tokens_the_words_are_those_of_reading_all() {
+    for model in MODELS {
+        let golden = common::cases(model);
+        let golden: Vec<Value> = golden.iter().map(|case| json!(case.tokens)).collect();
+        let options: [&[&str]; 4] = [
+            &["--sparse", "400,1", "--kv-dtype", "f32"],
+            &["--sparse", "400", "--page-size", "1", "--chunk", "7", "--overlap"],
+            &["--sparse", "400,32", "--kv-dtype", "f16", "--layout", "layer-first"],
+            &["--sparse", "2048,8", "--fail-every", "3", "--kv-dtype", "f32"],
+        ];
+        for options in options {
+            let (said, report) = served(model, options);
+            assert_eq!(said, golden, "{model} {options:?}");
+            assert_eq!(report["change"]["changed_tokens"], 0);
+            assert_eq!(report["change"]["tokens"], 20 * golden.len());
+        }
+    }
+}
+
+/// Above K tokens words may change: how many is printed, and what of attention's weight is read.
+#[test]
+fn above_k_tokens_recall_says_what_labels_find() {
+    for model in MODELS {
+        let mean = |sparse: &str| {
+            let (_, report) = served(model, &["--sparse", sparse, "--kv-dtype", "f32", "--recall"]);
+            println!("{model}, --sparse {sparse}: {report}");
+            let recall = &report["recall"];
+            let number = |name: &str| recall[name].as_f64().expect("a number");
+            let (mean, least) = (number("mean"), number("least"));
+            assert!(0.0 < least && least <= mean && mean <= 1.0 + 1e-9, "{model}: {recall}");
+            assert!(number("held") <= number("best") + 1e-9, "{model}: {recall}");
+            mean
+        };
+        let head_dim = if model == "llama-tiny" { "32" } else { "64" };
+        for top in ["16", "32"] {
+            let of = |channels: &str| mean(&format!("{top},{channels}"));
+            let [few, some, all] = [of("1"), of("16"), of(head_dim)];
+            of("32");
+            assert!(few < all && some < all, "{model}, {top}: {few}, {some}, {all}");
+            assert!(few < some, "{model}, {top}: {few}, {some}");
+        }
+    }
+}
+
+#[test]
+fn channels_are_kept_in_a_file() {
+    let files = Dir::new();
+    let file = files.write("labels.json", "");
+    let path = file.to_str().expect("UTF-8");
+    let (chosen, report) = served("qwen3-tiny", &["--sparse", "24,8", "--save-labels", path]);
+    assert!(report["change"]["tokens"].is_number() && report["recall"].is_null(), "{report}");
+    let written = std::fs::read_to_string(&file).expect("it was written");
+    assert!(written.starts_with(r#"{"layers":3,"kv_heads":2,"channels":8,"#), "{written}");
+    for options in
+        [&["--sparse", "24", "--labels", path][..], &["--sparse", "24,8", "--labels", path]]
+    {
+        let (given, report) = served("qwen3-tiny", options);
+        assert_eq!(given, chosen);
+        assert!(report["change"].is_null(), "all is read in no pass: {report}");
+    }
+    let (given, again) = served("qwen3-tiny", &["--sparse", "24", "--labels", path, "--recall"]);
+    assert_eq!((given, &again["change"]), (chosen, &report["change"]));
+    // Channels of another model, and another number of them.
+    let refused = |model, options: &[&str], word: &str| {
+        let ran = run(model, options);
+        assert_eq!(ran.code, Some(2), "{}", ran.err);
+        assert!(ran.err.contains(word), "{}", ran.err);
+    };
+    refused("gpt-oss-tiny", &["--sparse", "24", "--labels", path], "4 layers");
+    refused("qwen3-tiny", &["--sparse", "24,9", "--labels", path], "8 channels");
+    let chat = ["--sparse", "24", "--labels", path, "--chat", "--quiet"];
+    let ran = common::tiny(&[&chat[..], &["--max-new-tokens", "3"]].concat(), "344 506 214\n");
+    assert_eq!((ran.code, ran.out.split_whitespace().count()), (Some(0), 3), "{}", ran.err);
+}

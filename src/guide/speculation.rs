@@ -64,6 +64,10 @@
 //! others, and [`rollback`](crate::Engine::rollback) those that are wrong *before* the commit, which would publish
 //! them.
 //!
+//! What is said need not be greedy: where each place is drawn with the noise that it would have without drafts, what is
+//! said with drafts is what would be said without. `examples/generate --draft` does so, with drafts from the text
+//! itself.
+//!
 //! A server keeps the branches of all its sequences at once: [`accept_batch`](crate::Engine::accept_batch). Where a
 //! step fails, [`abort`](crate::Engine::abort) it, and roll the drafts back: they are tokens like others then.
 //!

@@ -6,6 +6,7 @@ use clap::builder::ArgPredicate;
 use clap::{Parser, ValueEnum};
 use kvarena::{KvDtype, Layout, Scaling};
 
+use crate::draft::DRAFTS_MAX;
 use crate::sparse::Sparse;
 
 /// A small LLM host on kvarena: Llama, Qwen3, DeepSeek V3 and gpt-oss models from safetensors, served with continuous batching.
@@ -28,7 +29,7 @@ pub struct Args {
     pub prompt: Vec<String>,
 
     /// A file of JSON lines, `-` for standard input: {"prompt": [ids] or "text", "max_new_tokens": N}, and optionally n,
-    /// temperature, top_k, top_p, seed, stop_token_ids, cancel_after, namespace.
+    /// temperature, top_k, top_p, seed, stop_token_ids, cancel_after, namespace, prediction.
     #[arg(long, value_name = "FILE")]
     pub requests: Option<PathBuf>,
 
@@ -163,9 +164,24 @@ pub struct Args {
     #[arg(long, value_name = "STREAMS", default_value_t = 16, value_parser = at_least_one())]
     pub concurrency: u32,
 
-    /// Plan each step before the last one's tokens are known; a GPU does so unless told --overlap off.
+    /// Plan each step before the last one's tokens are known; a GPU does so unless told --overlap off, or to
+    /// draft.
     #[arg(long, num_args = 0..=1, default_missing_value = "on")]
     pub overlap: Option<Switch>,
+
+    /// Draft up to N tokens of each stream from what it and its prompt have said (and a request's "prediction"), and check
+    /// them beside its next token: a step says as many more as come true. The tokens are the same.
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFTS_MAX)),
+        conflicts_with_all = ["calibrate", "bench", "check", "sparse"]
+    )]
+    pub draft: Option<u32>,
+
+    /// With --draft: several continuations at a time, as a tree.
+    #[arg(long, requires = "draft")]
+    pub draft_tree: bool,
 
     /// Replay decode steps as graphs, on a GPU.
     #[arg(long, default_value = "on")]

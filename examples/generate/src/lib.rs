@@ -7,7 +7,7 @@
 //! latent, experts, model            the forward pass; knows neither pages nor sequences
 //! contiguous                        the same without pages, for checking
 //! sample, text                      from logits to tokens, from tokens to text
-//! request, stream                   what is asked for, and each answer as it grows
+//! request, stream, draft            what is asked for, each answer as it grows, guesses at how it goes on
 //! runner, cpu, gpu                  who computes steps: the seam, the CPU, a GPU (feature `cuda`)
 //! server, tally                     the serving loop, and what it did
 //! http                              OpenAI's API around that loop
@@ -27,6 +27,7 @@ pub mod config;
 pub mod contiguous;
 pub mod cpu;
 pub mod demo;
+pub mod draft;
 pub mod error;
 pub mod experts;
 #[cfg(feature = "cuda")]

@@ -74,7 +74,7 @@ fn on_cpu(args: &Args) -> Result<()> {
         return sparsely(args, sparse, &model, text, (cpu, config));
     }
     let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
-    let (runner, policy) = (CpuRunner::new(&model), setup::policy(args));
+    let (runner, policy) = (CpuRunner::new(&model), setup::policy(args, &model.config)?);
     if let Some(path) = &args.calibrate {
         let mut server = Server::new(Calibrating::new(runner), engine, policy);
         serve(args, text, &mut server)?;
@@ -104,7 +104,7 @@ fn sparsely(
     };
     let reader = Reader::new(sparse.top, args.recall.then(|| Recall::new(table)));
     let runner = CpuRunner::new(model).read_sparsely(reader);
-    let policy = setup::policy(args);
+    let policy = setup::policy(args, &model.config)?;
     if args.chat || args.serve.is_some() {
         let wanted = || Error::request("--sparse with --chat or --serve needs --labels");
         let engine = open(kept, Some(given.ok_or_else(wanted)?))?;

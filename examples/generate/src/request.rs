@@ -27,6 +27,8 @@ pub struct Request {
     pub cancel_after: Option<u32>,
     /// Keeps prefixes of different tenants apart.
     pub namespace: Namespace,
+    /// What the answer may be like, where drafts are looked for beside the prompt: a text that is to be edited, say.
+    pub prediction: Vec<u32>,
 }
 
 /// What a request's fields are where it does not name them.
@@ -53,6 +55,7 @@ impl Defaults {
             stop: self.stop.clone(),
             cancel_after: None,
             namespace: Namespace::default(),
+            prediction: Vec::new(),
         }
     }
 }
@@ -83,7 +86,9 @@ fn parse_line(
 ) -> std::result::Result<Request, String> {
     let value: Value = serde_json::from_str(line).map_err(|e| format!("not valid JSON: {e}"))?;
     let fields = Line { value: &value };
-    let mut request = defaults.request(fields.prompt(text)?);
+    let prompt = fields.tokens("prompt", text)?.ok_or("prompt is missing")?;
+    let mut request = defaults.request(prompt);
+    request.prediction = fields.tokens("prediction", text)?.unwrap_or_default();
     request.max_new_tokens = fields.whole("max_new_tokens")?.or(defaults.max_new_tokens);
     request.samples = fields.whole("n")?.unwrap_or(defaults.samples);
     request.cancel_after = fields.whole("cancel_after")?;
@@ -113,17 +118,18 @@ impl Line<'_> {
         self.value.get(name).filter(|value| !value.is_null())
     }
 
-    fn prompt(&self, text: &Text) -> std::result::Result<Vec<u32>, String> {
-        match self.get("prompt") {
-            Some(Value::String(prompt)) => text.encode(prompt).map_err(|e| e.message),
+    fn tokens(&self, name: &str, text: &Text) -> std::result::Result<Option<Vec<u32>>, String> {
+        let tokens = match self.get(name) {
+            Some(Value::String(words)) => text.encode(words).map_err(|e| e.message),
             Some(Value::Array(ids)) => {
                 let token = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
-                let wrong = |id: &Value| format!("prompt: {id} is no token id");
+                let wrong = |id: &Value| format!("{name}: {id} is no token id");
                 ids.iter().map(|id| token(id).ok_or_else(|| wrong(id))).collect()
             }
-            Some(_) => Err("prompt: neither a text nor a list of token ids".into()),
-            None => Err("prompt is missing".into()),
-        }
+            Some(_) => Err(format!("{name}: neither a text nor a list of token ids")),
+            None => return Ok(None),
+        };
+        tokens.map(Some)
     }
 
     fn whole<T: TryFrom<u64>>(&self, name: &str) -> std::result::Result<Option<T>, String> {

@@ -12,6 +12,7 @@ use crate::args::{Args, BackendName, ScalesName, Shape, Switch};
 use crate::calibrate;
 use crate::config::ModelConfig;
 use crate::demo;
+use crate::draft::Drafting;
 use crate::error::{Error, Result};
 use crate::model::{Model, Random};
 use crate::request::{Defaults, Request, read_requests};
@@ -209,15 +210,45 @@ fn unusable(error: kvarena::ConfigError) -> Error {
 }
 
 /// The batching that the command line asks for.
-pub fn policy(args: &Args) -> Policy {
+///
+/// # Errors
+/// Drafts that cannot be checked.
+pub fn policy(args: &Args, model: &ModelConfig) -> Result<Policy> {
     let gpu = args.backend == BackendName::Cuda;
-    Policy {
+    let drafts = drafting(args, model)?;
+    Ok(Policy {
         chunk: chunk(args),
         concurrency: args.concurrency,
-        overlap: args.overlap.map_or(gpu, |switch| switch == Switch::On),
+        overlap: args.overlap.map_or(gpu && drafts.is_none(), |switch| switch == Switch::On),
         fail_every: args.fail_every,
         wait_for_leaders: true,
+        drafts,
+    })
+}
+
+/// The drafts that the command line asks for.
+///
+/// # Errors
+/// A GPU; steps that are planned ahead, which drafts cannot be; trees where a layer has a window, through which no backend
+/// attends to them.
+fn drafting(args: &Args, model: &ModelConfig) -> Result<Option<Drafting>> {
+    let Some(tokens) = args.draft else { return Ok(None) };
+    if args.backend == BackendName::Cuda {
+        return Err(Error::request("--draft is for the CPU"));
     }
+    if args.overlap == Some(Switch::On) {
+        let what = "--draft follows a token that is known, and --overlap on plans before it is";
+        return Err(Error::request(what));
+    }
+    let mut windows = model.windows.iter().zip(0..);
+    if let Some((window, layer)) = windows.find_map(|(w, layer)| w.map(|w| (w, layer)))
+        && args.draft_tree
+    {
+        return Err(Error::request(format!(
+            "--draft-tree is not for a model with sliding windows, such as {window} of layer {layer}: --draft alone is"
+        )));
+    }
+    Ok(Some(Drafting { tokens, tree: args.draft_tree }))
 }
 
 /// Prompt tokens of a step.

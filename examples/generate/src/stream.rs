@@ -2,8 +2,10 @@
 
 use std::time::Instant;
 
-use kvarena::{Leader, SeqKey};
+use kvarena::{Draft, Leader, SeqKey};
 use slotmap::new_key_type;
+
+use crate::draft::Drafter;
 
 new_key_type! {
     /// A request that has not ended.
@@ -46,6 +48,8 @@ pub struct Stream {
     pub(crate) age: u64,
     /// Whether it was admitted before.
     pub(crate) admitted: bool,
+    /// Its drafts.
+    pub(crate) drafter: Drafter,
 }
 
 impl Stream {
@@ -67,6 +71,12 @@ impl Stream {
             leader: None,
             age: 0,
             admitted: false,
+            drafter: Drafter::default(),
         }
+    }
+
+    /// The drafts that a step checks, if there are any.
+    pub(crate) fn drafts(&self) -> Option<Draft<'_>> {
+        self.drafter.planned(self.seq?)
     }
 }

@@ -26,6 +26,12 @@ pub struct Tally {
     pub cancelled: u64,
     /// Tokens of prompts that needed no computing when they were first admitted.
     pub cached_tokens: u64,
+    /// Drafts that steps checked.
+    pub drafted: u64,
+    /// Those that came true.
+    pub accepted: u64,
+    /// Streams whose drafts were checked, counted in each step.
+    pub checks: u64,
     /// Wall-clock time of serving.
     pub seconds: f64,
     /// From the end of the step before, or from the start where nothing ran, to a step's end.
@@ -76,6 +82,16 @@ impl Tally {
                 self.forks, self.preemptions, self.aborted_steps, self.cancelled
             ),
         );
+        if self.checks > 0 {
+            let each = self.accepted as f64 / self.checks as f64;
+            line(
+                &mut text,
+                format_args!(
+                    "drafts: {} of {} came true, {each:.2} of a stream in a step that checked some",
+                    self.accepted, self.drafted
+                ),
+            );
+        }
         let _ = write!(text, "time:");
         for part in Part::ALL.into_iter().filter(|&part| !clock.spent(part).is_zero()) {
             let share = clock.spent(part).as_secs_f64() / seconds * 100.0;

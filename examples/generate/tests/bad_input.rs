@@ -170,6 +170,8 @@ fn requests_that_never_fit() {
     };
     refuse(r#"{"prompt": [1, 512]}"#, &[], &["request 1", "token 512", "512 tokens"]);
     refuse(r#"{"prompt": [1, 4294967295]}"#, &[], &["request 1", "token 4294967295"]);
+    refuse(r#"{"prompt": [1], "prediction": [3, 600]}"#, &[], &["request 1", "token 600"]);
+    refuse(r#"{"prompt": [1], "prediction": 7}"#, &[], &[":2:", "prediction"]);
     refuse(r#"{"prompt": [1, 4294967296]}"#, &[], &[":2:", "4294967296"]);
     refuse(r#"{"prompt": [-1]}"#, &[], &[":2:", "-1"]);
     refuse(r#"{"prompt": []}"#, &[], &["request 1", "no tokens"]);
@@ -250,6 +252,22 @@ fn options_that_make_no_engine() {
         REQUEST,
         &["--requests"],
     );
+}
+
+#[test]
+fn drafts_that_cannot_be_checked() {
+    let refuse = |options: &[&str], words: &[&str]| {
+        refuses_arguments(&[&["--prompt", "1"], options].concat(), REQUEST, words);
+    };
+    refuse(&["--draft", "0"], &["--draft"]);
+    refuse(&["--draft", "64"], &["--draft", "64", "63"]);
+    refuse(&["--draft-tree"], &["--draft <N>"]);
+    refuse(&["--draft", "3", "--overlap", "on"], &["--draft", "--overlap on"]);
+    refuse(&["--draft", "3", "--calibrate", "none.json"], &["--draft", "--calibrate"]);
+    let windows = common::dir("gpt-oss-tiny");
+    let windows = ["--model", windows.to_str().expect("UTF-8"), "--draft", "3", "--draft-tree"];
+    refuse(&windows, &["--draft-tree", "sliding windows", "layer 0"]);
+    refuses_arguments(&[&windows[..], &["--serve", "127.0.0.1:0"]].concat(), REQUEST, &["windows"]);
 }
 
 #[test]

@@ -84,11 +84,13 @@ fn ctrl_c_at_the_prompt_ends_a_chat() {
 /// The contract with checkers: `generate --model DIR --requests FILE --json` and its options.
 #[test]
 fn json_lines_in_and_out() {
-    let options: [&[&str]; 5] = [
+    let options: [&[&str]; 7] = [
         &[],
         &["--page-size", "1", "--layout", "layer-first", "--kv-dtype", "f32", "--concurrency", "1"],
         &["--page-size", "64", "--pages", "3", "--kv-dtype", "f16", "--prefix", "off"],
         &["--chunk", "7", "--overlap", "--no-prefix"],
+        &["--draft", "3"],
+        &["--draft", "9", "--draft-tree", "--chunk", "7", "--fail-every", "4", "--page-size", "1"],
         &["--fail-every", "5", "--overlap", "--backend", "cpu", "--prefix", "on", "--threads", "1"],
     ];
     for model in common::MODELS {
@@ -214,9 +216,13 @@ fn stop_tokens_end_and_clients_go_away() {
     ];
     let input = requests.map(|request| request.to_string()).join("\n");
     let dir = common::dir("llama-tiny");
-    for options in
-        [&[][..], &["--overlap"], &["--chunk", "9"], &["--overlap", "--concurrency", "1"]]
-    {
+    for options in [
+        &[][..],
+        &["--overlap"],
+        &["--chunk", "9"],
+        &["--overlap", "--concurrency", "1"],
+        &["--draft", "7", "--draft-tree"],
+    ] {
         let fixed = ["--model", dir.to_str().expect("UTF-8"), "--requests", "-", "--json"];
         let ran = generate(&[&fixed[..], options].concat(), &input);
         assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -227,6 +233,28 @@ fn stop_tokens_end_and_clients_go_away() {
         }
         assert!(ran.err.contains("cancelled 2"), "{}", ran.err);
     }
+}
+
+/// An answer that was foretold takes few steps, and the report says how much came true.
+#[test]
+fn what_is_foretold_comes_true() {
+    let case = &common::cases("qwen3-tiny")[4];
+    let prediction = [&case.prompt[case.prompt.len() - 2..], &case.tokens].concat();
+    let request = json!({ "prompt": case.prompt, "max_new_tokens": 20, "prediction": prediction });
+    let run = |options: &[&str]| {
+        let fixed = ["--requests", "-", "--json", "--kv-dtype", "f32"];
+        let ran = tiny(&[&fixed[..], options].concat(), &request.to_string());
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        assert_eq!(lines(&ran.out)[0]["tokens"], json!(case.tokens), "{options:?}");
+        ran.err
+    };
+    assert!(!run(&[]).contains("drafts:"), "none were asked for");
+    // Of 20 tokens the prompt gives the first, and each check up to 7.
+    let said = run(&["--draft", "6"]);
+    assert!(said.contains(" 4 steps of"), "{said}");
+    let drafts = "drafts: 16 of 16 came true, 5.33 of a stream in a step that checked some\n";
+    assert!(said.contains(drafts), "{said}");
+    assert!(run(&["--draft", "6", "--draft-tree"]).contains(" came true"));
 }
 
 #[test]

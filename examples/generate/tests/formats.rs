@@ -244,6 +244,7 @@ fn serve(model: &Model, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
         overlap: true,
         fail_every: None,
         wait_for_leaders: true,
+        drafts: None,
     };
     let mut server = Server::new(CpuRunner::new(model), engine, policy);
     let defaults = Defaults {

@@ -3,137 +3,15 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-
+use common::serving::{Ran, Setting, WAYS, Way, requests, serve, serve_by};
 use generate::calibrate::{self, Calibrating};
 use generate::cpu::CpuRunner;
 use generate::model::Model;
-use generate::request::{Defaults, Request};
-use generate::runner::Runner;
-use generate::sample::Sampling;
-use generate::server::{Policy, Server, Sink};
-use generate::stream::Stream;
-use kvarena::{
-    Capacity, Cpu, CpuOptions, Engine, EngineConfig, KvDtype, KvScales, Layout, PoolConfig,
-    PrefixMode, Scaling, Stats,
-};
+use kvarena::{KvDtype, KvScales, Layout, PrefixMode, Scaling, Stats};
 
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
 const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
 const PREFIXES: [PrefixMode; 2] = [PrefixMode::Radix, PrefixMode::None];
-
-/// How prompts come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
-    OneByOne,
-    AllAtOnce,
-    ChunksOf7,
-    /// Room for the longest request and no more.
-    SmallPool,
-}
-
-const WAYS: [Way; 4] = [Way::OneByOne, Way::AllAtOnce, Way::ChunksOf7, Way::SmallPool];
-
-#[derive(Clone, Copy, Debug)]
-struct Setting {
-    dtype: KvDtype,
-    page_size: u32,
-    layout: Layout,
-    prefix: PrefixMode,
-    way: Way,
-    overlap: bool,
-    fail_every: Option<u64>,
-}
-
-/// Keeps what streams say.
-#[derive(Default)]
-struct Heard {
-    tokens: BTreeMap<(usize, u32), Vec<u32>>,
-    cached: Vec<u32>,
-    first_logits: BTreeMap<usize, Vec<f32>>,
-}
-
-impl Sink for Heard {
-    fn token(&mut self, stream: &Stream, logits: &[f32]) {
-        self.first_logits.entry(stream.request).or_insert_with(|| logits.to_vec());
-    }
-
-    fn done(&mut self, stream: &Stream, _: bool) {
-        self.tokens.insert((stream.request, stream.sample), stream.tokens.clone());
-        self.cached.push(stream.cached_tokens);
-    }
-}
-
-struct Ran {
-    heard: Heard,
-    stats: Stats,
-    preemptions: u64,
-    aborted: u64,
-}
-
-fn requests(cases: &[common::Case]) -> Vec<Request> {
-    let defaults = Defaults {
-        max_new_tokens: Some(20),
-        samples: 1,
-        sampling: Sampling::default(),
-        stop: Vec::new(),
-    };
-    cases.iter().map(|case| defaults.request(case.prompt.clone())).collect()
-}
-
-/// On the CPU, with one thread: the tests run side by side already.
-fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
-    serve_by(CpuRunner::new(model), requests, setting, Scaling::Static, None).0
-}
-
-/// As [`serve`], by any runner, with scales of either kind.
-fn serve_by<R: Runner<Backend = Cpu>>(
-    runner: R,
-    requests: &[Request],
-    setting: Setting,
-    scaling: Scaling,
-    scales: Option<KvScales>,
-) -> (Ran, Server<R>) {
-    let model = runner.config();
-    let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max().expect("a request");
-    let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
-    let pool = PoolConfig {
-        layers: model.layers as u32,
-        shape: model.kv_shape(),
-        dtype: setting.dtype,
-        scaling,
-        page_size: setting.page_size,
-        capacity: Capacity::Pages(tokens.div_ceil(setting.page_size)),
-        layout: setting.layout,
-        ..PoolConfig::default()
-    };
-    let config = EngineConfig {
-        prefix: setting.prefix,
-        max_sequences: 16,
-        max_sequence_len: 2048,
-        max_tokens: 16 * 2048,
-        max_steps: 20,
-        ..EngineConfig::from(pool)
-    };
-    let policy = Policy {
-        chunk: if setting.way == Way::ChunksOf7 { 7 } else { 512 },
-        concurrency: if setting.way == Way::OneByOne { 1 } else { 16 },
-        overlap: setting.overlap,
-        fail_every: setting.fail_every,
-        wait_for_leaders: true,
-    };
-    let options = CpuOptions { scales, ..CpuOptions::with_threads(1) };
-    let engine = Engine::new(config, options).expect("the config is sound");
-    let mut server = Server::new(runner, engine, policy);
-    for request in requests {
-        server.submit(request.clone()).expect("the request fits");
-    }
-    let mut heard = Heard::default();
-    server.run(&mut heard).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
-    let (tally, _) = server.tally();
-    let (preemptions, aborted) = (tally.preemptions, tally.aborted_steps);
-    (Ran { heard, stats: server.engine().stats(), preemptions, aborted }, server)
-}
 
 fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
     for (number, case) in cases.iter().enumerate() {
@@ -159,12 +37,16 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
         assert!(ran.stats.hit_tokens > 0, "{name}, {setting:?}: prompts share prefixes");
     }
     if setting.way == Way::SmallPool {
-        assert!(ran.preemptions > 0, "{name}, {setting:?}: the pool is too small for all");
+        assert!(ran.tally.preemptions > 0, "{name}, {setting:?}: the pool is too small for all");
         let evicted = ran.stats.evicted_pages > 0;
         assert_eq!(evicted, setting.prefix == PrefixMode::Radix, "{name}, {setting:?}");
     }
     let failed = setting.fail_every.is_some();
-    assert_eq!(ran.aborted > 0, failed, "{name}, {setting:?}: steps fail where asked for");
+    assert_eq!(
+        ran.tally.aborted_steps > 0,
+        failed,
+        "{name}, {setting:?}: steps fail where asked for"
+    );
 }
 
 /// Every combination with these.
@@ -173,9 +55,15 @@ fn settings(dtypes: &[KvDtype], overlaps: &[bool]) -> Vec<Setting> {
     for (&dtype, &overlap) in dtypes.iter().flat_map(|d| overlaps.iter().map(move |o| (d, o))) {
         for (page_size, layout) in PAGE_SIZES.iter().flat_map(|&s| LAYOUTS.map(|l| (s, l))) {
             for (prefix, way) in PREFIXES.iter().flat_map(|&p| WAYS.map(|w| (p, w))) {
-                let fail_every = None;
-                let setting =
-                    Setting { dtype, page_size, layout, prefix, way, overlap, fail_every };
+                let setting = Setting {
+                    dtype,
+                    page_size,
+                    layout,
+                    prefix,
+                    way,
+                    overlap,
+                    ..Setting::default()
+                };
                 settings.push(setting);
             }
         }
@@ -233,12 +121,9 @@ fn rounded_pools_of_mixtures_say_what_they_change() {
             let run = |dtype, scaling| {
                 let setting = Setting {
                     dtype,
-                    page_size: 16,
-                    layout: Layout::PageFirst,
                     prefix: PrefixMode::None,
                     way: Way::OneByOne,
-                    overlap: false,
-                    fail_every: None,
+                    ..Setting::default()
                 };
                 let runner = CpuRunner::new(&model).keep_routes();
                 let (ran, server) = serve_by(runner, &request, setting, scaling, None);
@@ -292,19 +177,11 @@ fn equal_prompts_are_computed_once() {
     let requests = vec![request; 4];
     for (way, overlap) in [(Way::AllAtOnce, false), (Way::AllAtOnce, true), (Way::ChunksOf7, true)]
     {
-        let setting = Setting {
-            dtype: KvDtype::F32,
-            page_size: 1,
-            layout: Layout::PageFirst,
-            prefix: PrefixMode::Radix,
-            way,
-            overlap,
-            fail_every: None,
-        };
+        let setting = Setting { page_size: 1, way, overlap, ..Setting::default() };
         let ran = serve(&model, &requests, setting);
         let hits = 3 * (longest.prompt.len() as u64 - 1);
         assert_eq!(ran.stats.hit_tokens, hits, "{setting:?}: all but the last token");
-        assert_eq!((ran.preemptions, ran.stats.prompts), (0, 4));
+        assert_eq!((ran.tally.preemptions, ran.stats.prompts), (0, 4));
         for number in 0..4 {
             assert_eq!(ran.heard.tokens[&(number, 0)], longest.tokens, "{setting:?}");
         }
@@ -318,15 +195,7 @@ fn failed_steps_change_nothing() {
         let cases = common::cases(name);
         let requests = requests(&cases);
         for (way, overlap) in WAYS.iter().flat_map(|&way| [(way, false), (way, true)]) {
-            let setting = Setting {
-                dtype: KvDtype::F32,
-                page_size: 16,
-                layout: Layout::PageFirst,
-                prefix: PrefixMode::Radix,
-                way,
-                overlap,
-                fail_every: Some(3),
-            };
+            let setting = Setting { way, overlap, fail_every: Some(3), ..Setting::default() };
             check(name, &cases, setting, &serve(&model, &requests, setting));
         }
     }
@@ -348,15 +217,7 @@ fn fp8_changes_what_its_rounding_explains() {
         let model = Model::read(&common::dir(name)).expect("the golden model loads");
         let cases = common::cases(name);
         let requests = requests(&cases);
-        let setting = |dtype, way| Setting {
-            dtype,
-            page_size: 16,
-            layout: Layout::PageFirst,
-            prefix: PrefixMode::Radix,
-            way,
-            overlap: false,
-            fail_every: None,
-        };
+        let setting = |dtype, way| Setting { dtype, way, ..Setting::default() };
         let runner = Calibrating::new(CpuRunner::new(&model));
         let f32_pool = setting(KvDtype::F32, Way::AllAtOnce);
         let (exact, server) = serve_by(runner, &requests, f32_pool, Scaling::Static, None);

@@ -49,6 +49,7 @@ fn serve(requests: &[Request], max_sequences: u32) -> Vec<(usize, Vec<u32>, u32)
         overlap: false,
         fail_every: None,
         wait_for_leaders: true,
+        drafts: None,
     };
     let mut server = Server::new(CpuRunner::new(&model), engine, policy);
     for request in requests {

@@ -235,6 +235,7 @@ impl Case {
             fail_every: setting.fail_every,
             // Draws are compared with and without overlap: steps of other rows differ in their last bits.
             wait_for_leaders: false,
+            drafts: None,
         };
         let pool = PoolConfig {
             layers: config.layers as u32,

@@ -41,6 +41,7 @@ pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
         (None, shape) => (setup::config_of(shape.expect("no directory"))?, Text::default()),
     };
     check_shape(&config)?;
+    let policy = setup::policy(args, &config)?;
     let device = Rc::new(Device::open()?);
     let weights = Rc::new(match &dir {
         Some(dir) => Weights::read(&device, &config, dir)?,
@@ -62,5 +63,5 @@ pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
     let mut runner = runner;
     let sizes: Vec<usize> = (1..=args.concurrency as usize).collect();
     runner.warm(engine.backend_mut(), &sizes)?;
-    Ok((Server::new(runner, engine, setup::policy(args)), text))
+    Ok((Server::new(runner, engine, policy), text))
 }

@@ -74,6 +74,8 @@ impl Board {
             ("prompt_tokens", "Tokens of all prompts.", tally.prompt_tokens),
             ("cached_tokens", "Tokens of prompts that needed no computing.", tally.cached_tokens),
             ("new_tokens", "Tokens generated.", tally.new_tokens),
+            ("drafted_tokens", "Drafts that steps checked.", tally.drafted),
+            ("accepted_tokens", "Drafts that came true.", tally.accepted),
             ("steps", "Steps committed.", tally.steps),
             ("aborted_steps", "Steps that failed, or were planned after one.", tally.aborted_steps),
         ] {

@@ -35,9 +35,10 @@ impl Limits {
         if request.prompt.is_empty() {
             return Err("the prompt has no tokens".into());
         }
-        let foreign = request.prompt.iter().find(|token| token.index() >= self.vocab);
-        if let Some(token) = foreign {
-            let (token, vocab) = (token.raw(), self.vocab);
+        let prompt = request.prompt.iter().map(|token| token.raw());
+        let mut given = prompt.chain(request.prediction.iter().copied());
+        if let Some(token) = given.find(|&token| token as usize >= self.vocab) {
+            let vocab = self.vocab;
             return Err(format!("token {token} is past the model's vocabulary of {vocab} tokens"));
         }
         if request.samples == 0 {

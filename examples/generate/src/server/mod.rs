@@ -5,7 +5,8 @@
 //! plan     one new token of every stream that generates, and a chunk of the prompts that are not computed yet
 //! launch   the runner starts the step
 //! collect  the runner waits for its tokens
-//! accept   commit and complete the step, take its tokens, fork samples, finish what has ended
+//! accept   keep the drafts that came true, commit and complete the step, take its tokens, fork samples, finish what
+//!          has ended
 //! ```
 //!
 //! With overlap, step n + 1 is planned and launched before step n is collected: a token that n will choose is named by
@@ -15,6 +16,7 @@
 //!
 //! Not here: who computes (`runner.rs`), what is printed (`output.rs`).
 
+mod drafts;
 mod limits;
 mod plan;
 mod step;
@@ -26,12 +28,14 @@ use kvarena::{Engine, EngineError, Extend, StepId, StepScratch};
 use slotmap::SlotMap;
 
 use crate::clock::{Clock, Part};
+use crate::draft::Drafting;
 use crate::error::{Error, Result};
 use crate::request::Request;
 use crate::runner::{Runner, Work};
 use crate::stream::{Finish, RequestKey, Stream, StreamKey};
 use crate::tally::Tally;
 
+use drafts::Branches;
 pub use limits::Limits;
 
 /// Failures in a row after which a run gives up.
@@ -51,6 +55,8 @@ pub struct Policy {
     /// Let a stream wait for a running one that computes its prompt. How long it waits depends on `overlap`, and so do
     /// the rows of the steps after it, and the last bits of products on a GPU.
     pub wait_for_leaders: bool,
+    /// Check drafts beside each stream's next token; not with `overlap`, which plans before that token is known.
+    pub drafts: Option<Drafting>,
 }
 
 /// Who hears of tokens.
@@ -74,15 +80,17 @@ struct Flight {
     step: StepId,
     /// The stream of each of the plan's rows.
     streams: Vec<StreamKey>,
-    /// Whose each draw of the work is.
+    /// Whose the draws of the work are, in order.
     says: Vec<Say>,
 }
 
-/// Whose a draw is: the stream itself, or a sample that is forked from it then.
+/// Whose draws are: the stream itself, or a sample that is forked from it then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Say {
     stream: StreamKey,
     sample: u32,
+    /// The first draw; each of the stream's drafts has one more.
+    draw: usize,
 }
 
 /// A request of which some stream has not ended.
@@ -131,6 +139,8 @@ pub struct Server<R: Runner> {
     scratch: StepScratch,
     extends: Vec<Extend>,
     tokens: Vec<u32>,
+    /// What came true of each stream's drafts in the step that is accepted.
+    branches: Branches,
     clock: Clock,
     tally: Tally,
 }
@@ -138,6 +148,7 @@ pub struct Server<R: Runner> {
 impl<R: Runner> Server<R> {
     /// A server without requests.
     pub fn new(runner: R, engine: Engine<R::Backend>, policy: Policy) -> Self {
+        assert!(!policy.overlap || policy.drafts.is_none(), "drafts follow a token that is known");
         Self {
             engine,
             runner,
@@ -157,6 +168,7 @@ impl<R: Runner> Server<R> {
             scratch: StepScratch::new(),
             extends: Vec::new(),
             tokens: Vec::new(),
+            branches: Branches::default(),
             clock: Clock::default(),
             tally: Tally::default(),
         }
@@ -290,6 +302,7 @@ impl<R: Runner> Server<R> {
         // Takes the step planned after it along.
         self.engine.abort(flight.step).map_err(refused)?;
         self.engine.complete(self.last_step).map_err(refused)?;
+        self.withdraw(&flight.streams)?;
         self.tally.aborted_steps += 1 + u64::from(self.ahead.take().is_some());
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! What the next step computes: admission, a plan, and preemption where pages run out.
 
-use kvarena::{EngineError, Extend, Keep, TokenId};
+use kvarena::{Draft, EngineError, Extend, Keep, TokenId};
 
 use super::{Flight, Say, Server, failed, later, refused};
 use crate::clock::Part;
@@ -80,18 +80,24 @@ impl<R: Runner> Server<R> {
         Ok(true)
     }
 
-    /// Plans a step and launches it. `before`: the step still in flight; then nobody is preempted for this one.
+    /// Plans a step and launches it. `before`: the step still in flight; then nobody is preempted for this one. Drafts
+    /// are given up before anybody is preempted.
     pub(super) fn plan(&mut self, before: Option<&Flight>) -> Result<Option<Flight>> {
         let ahead = before.is_some();
         self.admit()?;
         let mut flight = self.spare.pop().unwrap_or_default();
+        let mut drafting = self.policy.drafts;
         loop {
             self.select(ahead, &mut flight.streams)?;
             if flight.streams.is_empty() {
                 return Ok(None);
             }
+            drafting.map_or(Ok(()), |rule| self.draft(rule, &flight.streams))?;
             self.runner.before_plan()?;
-            let shortage = match self.engine.plan_batch(&mut self.scratch, &self.extends) {
+            let drafts = flight.streams.iter().filter_map(|&key| self.streams[key].drafts());
+            let drafts: Vec<Draft<'_>> = drafts.collect();
+            let planned = self.engine.plan_drafts(&mut self.scratch, &self.extends, &drafts);
+            let shortage = match planned {
                 Ok(plan) => {
                     flight.work.plan.copy_from(&plan);
                     flight.step = plan.step();
@@ -107,6 +113,10 @@ impl<R: Runner> Server<R> {
             };
             if ahead {
                 return Ok(None);
+            }
+            if self.withdraw(&flight.streams)? {
+                drafting = None;
+                continue;
             }
             if self.running.len() == 1 {
                 return Err(failed(shortage));
@@ -127,22 +137,28 @@ impl<R: Runner> Server<R> {
             let stream = &self.streams[index];
             let request = self.request(stream);
             let last = (row.qo_start + row.extend_len - 1) as usize;
-            let own = Say { stream: index, sample: stream.sample };
+            let sample = stream.sample;
             if plan.tokens[last] == TokenId::PENDING {
                 let mut said = before.iter().flat_map(|before| &before.says);
-                let draw = said.position(|say| *say == own);
-                work.inputs[last] = -1 - draw.expect("the step before chooses it") as i32;
+                let say = said.find(|say| (say.stream, say.sample) == (index, sample));
+                work.inputs[last] = -1 - say.expect("the step before chooses it").draw as i32;
             }
             let seq = stream.seq.expect("a stream that is planned has a sequence");
             // One with more to compute says nothing yet.
             if row.kv_len < self.engine.token_count(seq).map_err(refused)? {
                 continue;
             }
-            let index = row.kv_len - request.prompt.len() as u32;
-            let forks = if stream.sample == 0 && index == 0 { request.samples.max(1) } else { 1 };
-            for sample in (1..forks).chain([stream.sample]) {
-                work.draws.push(Draw { row: last, sampling: request.sampling, sample, index });
-                says.push(Say { sample, ..own });
+            // With drafts each token says what follows it there; else the last one does.
+            let first = if stream.drafts().is_some() { row.qo_start as usize } else { last };
+            let number = |row: usize| plan.positions[row] + 1 - request.prompt.len() as u32;
+            let forked = sample == 0 && number(first) == 0;
+            let forks = if forked { request.samples.max(1) } else { 1 };
+            for sample in (1..forks).chain([sample]) {
+                says.push(Say { stream: index, sample, draw: work.draws.len() });
+                work.draws.extend((first..=last).map(|row| {
+                    let (sampling, index) = (request.sampling, number(row));
+                    Draw { row, sampling, sample, index }
+                }));
             }
         }
         Ok(())

@@ -24,16 +24,21 @@ impl<R: Runner> Server<R> {
         ahead: bool,
         sink: &mut impl Sink,
     ) -> Result<()> {
+        self.keep(&flight)?;
         self.engine.commit(flight.step).map_err(refused)?;
         self.tally.steps += 1;
-        for (draw, say) in flight.says.iter().enumerate() {
+        for (i, say) in flight.says.iter().enumerate() {
             // One that ended after this step was planned says no more.
             let Some(stream) = self.streams.get(say.stream) else { continue };
             let index = match say.sample == stream.sample {
                 true => say.stream,
                 false => self.fork(say.stream, say.sample)?,
             };
-            self.say(index, draw, sink)?;
+            for n in 0..self.branches.of(i).len() {
+                let branch = self.branches.of(i);
+                let (draw, is_last) = (say.draw + branch[n] as usize, n + 1 == branch.len());
+                self.say(index, (draw, is_last), sink)?;
+            }
         }
         // A fork's step comes after one planned ahead, and is completed with the step after that.
         let done = if ahead { flight.step } else { self.last_step };
@@ -75,8 +80,14 @@ impl<R: Runner> Server<R> {
         Ok(key)
     }
 
-    /// A stream says the token of a draw, and ends or goes on with it.
-    fn say(&mut self, index: StreamKey, draw: usize, sink: &mut impl Sink) -> Result<()> {
+    /// A stream says the token of a draw. The last one of a step is new to the engine: the stream ends or goes on with
+    /// it.
+    fn say(
+        &mut self,
+        index: StreamKey,
+        (draw, is_last): (usize, bool),
+        sink: &mut impl Sink,
+    ) -> Result<()> {
         let stream = &mut self.streams[index];
         let request = &self.asked[stream.asked].request;
         let token = self.tokens[draw];
@@ -86,6 +97,9 @@ impl<R: Runner> Server<R> {
         }
         self.tally.new_tokens += 1;
         sink.token(stream, self.runner.logits(draw));
+        if !is_last {
+            return Ok(());
+        }
         let finish = if request.stop.contains(&token) {
             Finish::Stop
         } else if stream.tokens.len() as u32 >= request.max_new_tokens.unwrap_or(0) {

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test takes what it needs
 
 pub mod files;
+pub mod serving;
 
 use std::path::{Path, PathBuf};
 

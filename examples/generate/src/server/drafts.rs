@@ -1,0 +1,132 @@
+//! Drafts of streams: guessed before a step is planned, checked by it, kept as far as they came true.
+//!
+//! A draft is checked with the draw that its place has, so that what is said is what would have been said without
+//! drafts, greedy or not. A step may say more tokens of a stream than one: never more than it may still say.
+//!
+//! Drafts are a stream's tokens in the engine only while a step checks them. A step that does not fit the pool with them
+//! is planned without, before anybody is preempted.
+
+use kvarena::{Branch, TokenId};
+
+use super::{Flight, Server, failed, later, refused};
+use crate::draft::Drafting;
+use crate::error::Result;
+use crate::runner::Runner;
+use crate::stream::StreamKey;
+
+impl<R: Runner> Server<R> {
+    /// Appends drafts to the streams that are about to compute one token, and has them checked with it.
+    pub(super) fn draft(&mut self, rule: Drafting, streams: &[StreamKey]) -> Result<()> {
+        for (&key, extend) in streams.iter().zip(&mut self.extends) {
+            let stream = &mut self.streams[key];
+            let request = &self.asked[stream.asked].request;
+            let said = stream.tokens.len();
+            let known = request.prompt.len() + said;
+            let planned = self.engine.planned_len(extend.seq).map_err(refused)?;
+            // A prompt, or what a resumed stream has to compute again, comes first.
+            if said == 0 || planned as usize + 1 != known {
+                continue;
+            }
+            let cancel = request.cancel_after.unwrap_or(u32::MAX);
+            let most = request.max_new_tokens.unwrap_or(0).min(cancel) as usize;
+            // The step says one token more than it has drafts.
+            let depth = most.saturating_sub(said + 1);
+            let room = self.engine.shape().max_sequence_len as usize - known;
+            let drafter = &mut stream.drafter;
+            let prompt = request.prompt.iter().map(|token| token.raw());
+            let prediction = request.prediction.iter().copied();
+            let text = prediction.chain(prompt).chain(stream.tokens.iter().copied());
+            drafter.history.extend(text.skip(drafter.history.len()));
+            let rule = Drafting { tokens: rule.tokens.min(room as u32), ..rule };
+            drafter.history.guess(rule, depth, &mut drafter.drafts);
+            let appended =
+                self.engine.append(extend.seq, TokenId::from_raw(drafter.drafts.guesses()));
+            if let Err(error) = appended {
+                drafter.drafts.clear();
+                later(error)?;
+            }
+            if !drafter.drafts.is_chain() {
+                drafter.tree.set(planned, drafter.drafts.parents()).map_err(refused)?;
+            }
+            extend.len += drafter.drafts.len() as u32;
+        }
+        Ok(())
+    }
+
+    /// Takes the drafts of these streams back, which no step checks. Whether there were any.
+    pub(super) fn withdraw(&mut self, streams: &[StreamKey]) -> Result<bool> {
+        let mut some = false;
+        for &key in streams {
+            let Some(stream) = self.streams.get_mut(key) else { continue };
+            let drafts = &mut stream.drafter.drafts;
+            let seq = stream.seq.filter(|_| !drafts.is_empty());
+            drafts.clear();
+            if let Some(seq) = seq {
+                let known = self.asked[stream.asked].request.prompt.len() + stream.tokens.len();
+                self.engine.rollback(seq, known as u32).map_err(refused)?;
+                some = true;
+            }
+        }
+        Ok(some)
+    }
+
+    /// Keeps what came true of the drafts that a step has checked, before its commit; `branches` has then which draws
+    /// each of its streams says.
+    pub(super) fn keep(&mut self, flight: &Flight) -> Result<()> {
+        let Self { engine, streams, asked, tokens, tally, branches, .. } = self;
+        branches.clear();
+        for say in &flight.says {
+            let start = branches.numbers.len();
+            let kept = &mut branches.numbers;
+            match streams.get(say.stream) {
+                Some(stream) if !stream.drafter.drafts.is_empty() => {
+                    let (drafts, stop) =
+                        (&stream.drafter.drafts, &asked[stream.asked].request.stop);
+                    let said = &tokens[say.draw..][..=drafts.len()];
+                    drafts.branch(said, |token| stop.contains(&token), kept);
+                    tally.checks += 1;
+                    tally.drafted += drafts.len() as u64;
+                }
+                _ => kept.push(0),
+            }
+            tally.accepted += (kept.len() - start - 1) as u64;
+            branches.ends.push(branches.numbers.len());
+        }
+        let drafted = flight.says.iter().enumerate().filter_map(|(i, say)| {
+            let stream = streams.get(say.stream).filter(|stream| !stream.drafter.drafts.is_empty());
+            let seq = stream.and_then(|stream| stream.seq)?;
+            Some(Branch { seq, tokens: branches.of(i) })
+        });
+        let drafted: Vec<Branch<'_>> = drafted.collect();
+        if !drafted.is_empty() {
+            engine.accept_batch(flight.step, &drafted).map_err(failed)?;
+        }
+        for say in &flight.says {
+            if let Some(stream) = streams.get_mut(say.stream) {
+                stream.drafter.drafts.clear();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What came true for each stream of a step: numbers of its drafts, the root first.
+#[derive(Default)]
+pub(super) struct Branches {
+    numbers: Vec<u32>,
+    /// Where each ends.
+    ends: Vec<usize>,
+}
+
+impl Branches {
+    fn clear(&mut self) {
+        self.numbers.clear();
+        self.ends.clear();
+    }
+
+    /// The branch of a stream.
+    pub fn of(&self, index: usize) -> &[u32] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.numbers[start..self.ends[index]]
+    }
+}

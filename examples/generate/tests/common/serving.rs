@@ -1,0 +1,148 @@
+//! Serving the golden prompts in a setting, and what is heard then.
+
+use std::collections::BTreeMap;
+
+use generate::cpu::CpuRunner;
+use generate::draft::Drafting;
+use generate::model::Model;
+use generate::request::{Defaults, Request};
+use generate::runner::Runner;
+use generate::sample::Sampling;
+use generate::server::{Policy, Server, Sink};
+use generate::stream::Stream;
+use generate::tally::Tally;
+use kvarena::{
+    Capacity, Cpu, CpuOptions, Engine, EngineConfig, KvDtype, KvScales, Layout, PoolConfig,
+    PrefixMode, Scaling, Stats,
+};
+
+use super::Case;
+
+/// How prompts come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    OneByOne,
+    AllAtOnce,
+    ChunksOf7,
+    /// Room for the longest request and no more.
+    SmallPool,
+}
+
+pub const WAYS: [Way; 4] = [Way::OneByOne, Way::AllAtOnce, Way::ChunksOf7, Way::SmallPool];
+
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    pub dtype: KvDtype,
+    pub page_size: u32,
+    pub layout: Layout,
+    pub prefix: PrefixMode,
+    pub way: Way,
+    pub overlap: bool,
+    pub fail_every: Option<u64>,
+    pub drafts: Option<Drafting>,
+}
+
+impl Default for Setting {
+    fn default() -> Self {
+        Self {
+            dtype: KvDtype::F32,
+            page_size: 16,
+            layout: Layout::PageFirst,
+            prefix: PrefixMode::Radix,
+            way: Way::AllAtOnce,
+            overlap: false,
+            fail_every: None,
+            drafts: None,
+        }
+    }
+}
+
+/// Keeps what streams say.
+#[derive(Default)]
+pub struct Heard {
+    pub tokens: BTreeMap<(usize, u32), Vec<u32>>,
+    pub cached: Vec<u32>,
+    pub first_logits: BTreeMap<usize, Vec<f32>>,
+}
+
+impl Sink for Heard {
+    fn token(&mut self, stream: &Stream, logits: &[f32]) {
+        self.first_logits.entry(stream.request).or_insert_with(|| logits.to_vec());
+    }
+
+    fn done(&mut self, stream: &Stream, _: bool) {
+        self.tokens.insert((stream.request, stream.sample), stream.tokens.clone());
+        self.cached.push(stream.cached_tokens);
+    }
+}
+
+pub struct Ran {
+    pub heard: Heard,
+    pub stats: Stats,
+    pub tally: Tally,
+}
+
+pub fn requests(cases: &[Case]) -> Vec<Request> {
+    let defaults = Defaults {
+        max_new_tokens: Some(20),
+        samples: 1,
+        sampling: Sampling::default(),
+        stop: Vec::new(),
+    };
+    cases.iter().map(|case| defaults.request(case.prompt.clone())).collect()
+}
+
+/// On the CPU, with one thread: the tests run side by side already.
+pub fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
+    serve_by(CpuRunner::new(model), requests, setting, Scaling::Static, None).0
+}
+
+/// As [`serve`], by any runner, with scales of either kind.
+pub fn serve_by<R: Runner<Backend = Cpu>>(
+    runner: R,
+    requests: &[Request],
+    setting: Setting,
+    scaling: Scaling,
+    scales: Option<KvScales>,
+) -> (Ran, Server<R>) {
+    let model = runner.config();
+    let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max().expect("a request");
+    let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
+    let pool = PoolConfig {
+        layers: model.layers as u32,
+        shape: model.kv_shape(),
+        dtype: setting.dtype,
+        scaling,
+        page_size: setting.page_size,
+        capacity: Capacity::Pages(tokens.div_ceil(setting.page_size)),
+        layout: setting.layout,
+        ..PoolConfig::default()
+    };
+    let config = EngineConfig {
+        prefix: setting.prefix,
+        max_sequences: 16,
+        max_sequence_len: 2048,
+        max_tokens: 16 * 2048,
+        max_steps: 20,
+        ..EngineConfig::from(pool)
+    };
+    let policy = Policy {
+        chunk: if setting.way == Way::ChunksOf7 { 7 } else { 512 },
+        concurrency: if setting.way == Way::OneByOne { 1 } else { 16 },
+        overlap: setting.overlap,
+        fail_every: setting.fail_every,
+        wait_for_leaders: true,
+        drafts: setting.drafts,
+    };
+    let options = CpuOptions { scales, ..CpuOptions::with_threads(1) };
+    let engine = Engine::new(config, options).expect("the config is sound");
+    let mut server = Server::new(runner, engine, policy);
+    for request in requests {
+        server.submit(request.clone()).expect("the request fits");
+    }
+    let mut heard = Heard::default();
+    server.run(&mut heard).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
+    server.engine().verify().unwrap_or_else(|broken| panic!("{setting:?}: {broken}"));
+    let tally = server.tally().0.clone();
+    (Ran { heard, stats: server.engine().stats(), tally }, server)
+}

@@ -1,0 +1,221 @@
+//! Drafts: what is said with them is what is said without, whatever came true of them.
+//!
+//! A step with drafts multiplies other numbers of rows, whose sums round differently in their last bits: so a word may
+//! be another where two logits are that close, as it may where prompts come together. None of the golden ones is,
+//! whatever the pool rounds to.
+
+mod common;
+
+use common::MIXTURES;
+use common::serving::{Ran, Setting, WAYS, Way, requests, serve, serve_by};
+use generate::cpu::CpuRunner;
+use generate::draft::Drafting;
+use generate::model::Model;
+use generate::request::Request;
+use generate::sample::Sampling;
+use kvarena::{KvDtype, PrefixMode, Scaling};
+
+const GPT_OSS: &str = MIXTURES[1];
+
+const fn chain(tokens: u32) -> Drafting {
+    Drafting { tokens, tree: false }
+}
+
+const fn tree(tokens: u32) -> Drafting {
+    Drafting { tokens, tree: true }
+}
+
+/// Those that a model is served with: one with windows is drafted for in chains.
+fn rules(name: &str) -> Vec<Drafting> {
+    let chains = [1, 4, 63].map(chain);
+    let trees = [2, 5, 63].map(tree);
+    if name == GPT_OSS { chains.to_vec() } else { [chains, trees].concat() }
+}
+
+/// A model, and its golden prompts. Of every other one the answer is foretold twice, each time with other mistakes;
+/// what the models say repeats itself too seldom.
+fn read(name: &str) -> (Model, Vec<Request>) {
+    let model = Model::read(&common::dir(name)).expect("the golden model loads");
+    let cases = common::cases(name);
+    let mut requests = requests(&cases);
+    for (request, case) in requests.iter_mut().zip(&cases).step_by(2) {
+        for wrong in [5, 7] {
+            let answer = case.prompt.iter().chain(&case.tokens).enumerate();
+            let mistaken = answer.map(|(i, &token)| token ^ u32::from(i % wrong == wrong - 1));
+            request.prediction.extend(mistaken);
+        }
+    }
+    (model, requests)
+}
+
+#[track_caller]
+fn same(what: &str, drafted: &Ran, plain: &Ran) {
+    assert_eq!(drafted.heard.tokens, plain.heard.tokens, "{what}");
+    assert_eq!(drafted.tally.new_tokens, plain.tally.new_tokens, "{what}");
+    let left = |ran: &Ran| (ran.stats.sequences, ran.stats.steps, ran.stats.private_pages);
+    assert_eq!(left(drafted), (0, 0, 0), "{what}: everything is given back");
+}
+
+/// Pools of f32, in every way: the golden words.
+fn golden(name: &str) {
+    let (model, requests) = read(name);
+    let cases = common::cases(name);
+    let (mut accepted, mut branched) = (0, 0);
+    for way in WAYS {
+        for (page_size, prefix) in
+            [(1, PrefixMode::Radix), (16, PrefixMode::Radix), (16, PrefixMode::None)]
+        {
+            let setting = Setting { page_size, way, prefix, ..Setting::default() };
+            let plain = serve(&model, &requests, setting);
+            for (number, case) in cases.iter().enumerate() {
+                assert_eq!(plain.heard.tokens[&(number, 0)], case.tokens, "{name} {number}");
+            }
+            let all = way == Way::OneByOne && page_size == 16;
+            for rule in rules(name).into_iter().filter(|rule| all || [4, 5].contains(&rule.tokens))
+            {
+                let setting = Setting { drafts: Some(rule), ..setting };
+                let ran = serve(&model, &requests, setting);
+                same(&format!("{name}, {setting:?}"), &ran, &plain);
+                let tally = &ran.tally;
+                assert!(tally.accepted <= tally.drafted && tally.checks <= tally.drafted);
+                if way == Way::OneByOne {
+                    let saved = plain.tally.steps - tally.steps;
+                    assert_eq!(saved, tally.accepted, "each is a step less for the only stream");
+                }
+                accepted += tally.accepted;
+                branched += u64::from(rule.tree) * tally.accepted;
+                if all && prefix == PrefixMode::Radix {
+                    let (checks, steps) = (tally.checks, plain.tally.steps);
+                    println!(
+                        "{name}, {rule:?}: {} of {} came true in {checks} checks, {} steps of {steps} left",
+                        tally.accepted, tally.drafted, tally.steps
+                    );
+                }
+            }
+        }
+    }
+    assert!(accepted > 0 && (branched > 0 || name == GPT_OSS), "{name}: some came true");
+}
+
+macro_rules! golden {
+    ($($test:ident: $model:expr;)*) => {
+        $(#[test]
+        fn $test() {
+            golden($model);
+        })*
+    };
+}
+
+golden! {
+    qwen3: "qwen3-tiny";
+    llama: "llama-tiny";
+    deepseek: "deepseek-tiny";
+    gpt_oss: "gpt-oss-tiny";
+}
+
+/// What pools that round say without drafts, they say with them.
+#[test]
+fn rounded_pools_say_the_same_with_drafts() {
+    for name in common::MODELS.into_iter().chain(MIXTURES) {
+        let (model, requests) = read(name);
+        let static_scales = [KvDtype::F16, KvDtype::Bf16].map(|dtype| (dtype, Scaling::Static));
+        let fp8 = [Scaling::Static, Scaling::ByToken].map(|scaling| (KvDtype::Fp8E4M3, scaling));
+        let fp8 = if model.config.latent.is_some() { &[][..] } else { &fp8 };
+        for &(dtype, scaling) in static_scales.iter().chain(fp8) {
+            for page_size in [1, 16] {
+                let run = |drafts| {
+                    let setting = Setting { dtype, page_size, drafts, ..Setting::default() };
+                    let runner = CpuRunner::new(&model);
+                    serve_by(runner, &requests, setting, scaling, None).0
+                };
+                let plain = run(None);
+                for rule in rules(name) {
+                    let what = format!("{name}, {dtype:?}, {scaling:?}, {page_size}, {rule:?}");
+                    same(&what, &run(Some(rule)), &plain);
+                }
+            }
+        }
+    }
+}
+
+/// A draft is checked with the draw of its place: draws with a temperature are the same too, and so are samples.
+#[test]
+fn samples_and_draws_are_the_same_with_drafts() {
+    let (model, mut requests) = read("qwen3-tiny");
+    for (temperature, top_k) in [(0.0, 0), (0.3, 0), (0.05, 5)] {
+        for request in &mut requests {
+            request.samples = 3;
+            request.sampling = Sampling { temperature, top_k, seed: 11, ..Sampling::default() };
+        }
+        let run = |way, drafts| {
+            serve(&model, &requests, Setting { way, drafts, page_size: 4, ..Setting::default() })
+        };
+        for way in WAYS {
+            let plain = run(way, None);
+            for rule in [chain(4), tree(9)] {
+                let ran = run(way, Some(rule));
+                same(&format!("{temperature}, {way:?}, {rule:?}"), &ran, &plain);
+                assert!(ran.tally.accepted > 0, "{temperature}, {way:?}, {rule:?}");
+            }
+        }
+    }
+}
+
+/// A stop token, a client that goes away, and the length asked for end a stream where they do without drafts.
+#[test]
+fn streams_end_where_they_do_without_drafts() {
+    let (model, plain) = read("qwen3-tiny");
+    let said = serve(&model, &plain, Setting::default()).heard.tokens;
+    for n in 0..20 {
+        let ends: [fn(&mut Request, u32, &[u32]); 3] = [
+            |request, n, said| request.stop = vec![said[n as usize]],
+            |request, n, _| request.cancel_after = Some(n + 1),
+            |request, n, _| request.max_new_tokens = Some(n),
+        ];
+        for (i, end) in ends.into_iter().enumerate() {
+            let mut requests = plain.clone();
+            for (number, request) in requests.iter_mut().enumerate() {
+                end(request, n, &said[&(number, 0)]);
+            }
+            let run = |drafts| serve(&model, &requests, Setting { drafts, ..Setting::default() });
+            let plain = run(None);
+            for rule in [chain(6), tree(20)] {
+                same(&format!("{n}, end {i}, {rule:?}"), &run(Some(rule)), &plain);
+            }
+        }
+    }
+}
+
+/// Steps that fail are aborted, and their drafts with them.
+#[test]
+fn failed_steps_change_nothing_of_drafts() {
+    for name in common::MODELS {
+        let (model, requests) = read(name);
+        for way in WAYS {
+            let plain = serve(&model, &requests, Setting { way, ..Setting::default() });
+            for rule in rules(name) {
+                let (drafts, fail_every) = (Some(rule), Some(3));
+                let setting = Setting { way, drafts, fail_every, ..Setting::default() };
+                let ran = serve(&model, &requests, setting);
+                same(&format!("{name}, {setting:?}"), &ran, &plain);
+                assert!(ran.tally.aborted_steps > 0);
+            }
+        }
+    }
+}
+
+/// Where pages are short, drafts are given up before a stream is preempted: nobody is preempted for them.
+#[test]
+fn nobody_is_preempted_for_drafts() {
+    let (model, requests) = read("qwen3-tiny");
+    let one = &requests[..1];
+    let run = |drafts| {
+        let setting = Setting { page_size: 1, way: Way::SmallPool, drafts, ..Setting::default() };
+        serve(&model, one, setting)
+    };
+    // The pool has room for the last token but one of the only stream, and no more.
+    let (plain, ran) = (run(None), run(Some(tree(63))));
+    same("one stream", &ran, &plain);
+    assert_eq!((plain.tally.preemptions, ran.tally.preemptions), (0, 0));
+    assert!(ran.tally.accepted > 0);
+}

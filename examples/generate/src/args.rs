@@ -195,6 +195,10 @@ pub struct Args {
     #[arg(long, default_value = "cpu", default_value_ifs = [("bench", ArgPredicate::IsPresent, "cuda"), ("check", ArgPredicate::Equals("true".into()), "cuda")])]
     pub backend: BackendName,
 
+    /// GPUs that the model is spread over: each has a part of the heads (tensor parallel, through NCCL).
+    #[arg(long, value_name = "GPUS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub tp: u32,
+
     /// Measure a random model on a GPU: {"part", "model", "batch", "context", "ms" or "tokens_s", ..} a row.
     #[arg(long, value_name = "PART", conflicts_with_all = ["chat", "prompt", "model", "check"])]
     pub bench: Option<Bench>,

@@ -55,6 +55,7 @@ fn run(args: &Args) -> Result<()> {
             .map_err(|e| Error::run(format!("cannot catch Ctrl-C: {e}")))?;
     }
     match args.backend {
+        BackendName::Cpu if args.tp > 1 => Err(Error::request("--tp is for GPUs")),
         BackendName::Cpu => on_cpu(args),
         BackendName::Cuda if args.calibrate.is_some() => {
             Err(Error::request("--calibrate is for the CPU"))
@@ -160,14 +161,30 @@ fn report_sparse(args: &Args, change: Count, recall: Option<&Recall>) {
 fn on_gpu(args: &Args) -> Result<()> {
     use generate::gpu;
     if args.check {
-        return gpu::check::run(&mut stdout().lock());
+        let out = &mut stdout().lock();
+        return match args.tp {
+            1 => gpu::check::run(out),
+            ranks => gpu::check::run_ranks(ranks as usize, out),
+        };
     }
     if let Some(part) = args.bench {
         return gpu::bench::run(args, part, &mut stdout().lock());
     }
-    let (mut server, text) = gpu::setup::server(args)?;
+    match args.tp {
+        1 => gpu::setup::server(args).and_then(|(server, text)| serve_on_gpu(args, text, server)),
+        _ => gpu::setup::ranks_server(args)
+            .and_then(|(server, text)| serve_on_gpu(args, text, server)),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn serve_on_gpu(
+    args: &Args,
+    text: Text,
+    mut server: Server<impl generate::gpu::runner::OnGpu>,
+) -> Result<()> {
     serve(args, text, &mut server)?;
-    let times = gpu::report::Times::of(&server);
+    let times = generate::gpu::report::Times::of(&server);
     if args.json {
         println!("{}", times.json());
     }

@@ -12,19 +12,24 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use common::generate;
 use cudarc::driver::sys;
+use generate::args::Shape;
 use generate::clock::Clock;
 use generate::config::ModelConfig;
 use generate::error::Error;
 use generate::gpu::GpuError;
 use generate::gpu::check::{self, Case, Setting};
 use generate::gpu::device::Device;
+use generate::gpu::nccl::Comm;
 use generate::gpu::products::Choice;
 use generate::gpu::runner::GpuRunner;
+use generate::gpu::weights::{Share, Weights};
+use generate::model::Random;
 use generate::runner::{Runner, Work};
 use generate::sample::Sampling;
 use generate::server::{Server, Sink};
+use generate::setup;
 use generate::stream::Stream;
-use kvarena::backend::cuda::{Cuda, CudaError};
+use kvarena::backend::cuda::{Cuda, CudaError, PinnedBuffer};
 
 /// The GPU, or none and why.
 fn device() -> Option<Rc<Device>> {
@@ -65,6 +70,100 @@ fn the_gpu_says_what_the_cpu_says() {
     assert!(outcome.is_ok(), "{said}{outcome:?}");
     assert_eq!(said.matches(": ok,").count(), 2 * check::settings().len());
     assert_eq!(said.matches(" found: ").count(), 6);
+}
+
+/// The weights at an address.
+fn weights_at(device: &Device, address: u64, count: usize) -> Vec<u16> {
+    let mut memory = PinnedBuffer::new(&device.gpu, 2 * count).expect("memory");
+    // SAFETY: the tensor has that many numbers, and the copy is waited for.
+    unsafe { device.copy_to_host(&mut memory, 0, address, 2 * count) }.expect("a copy");
+    device.stream.synchronize().expect("it is done");
+    bytemuck::cast_slice(memory.as_slice()).to_vec()
+}
+
+/// What the ranks of a spread model have is, together, what one GPU has.
+#[test]
+fn shares_make_a_whole() {
+    let _turn = turn();
+    let Some(device) = device() else { return };
+    let config = setup::config_of(Shape::LlamaTiny64).expect("a shape");
+    let random =
+        |share| Weights::random(&device, &config, share, Random { seed: 3 }).expect("weights");
+    let whole = random(Share::WHOLE);
+    let ModelConfig { hidden, head_dim, q_heads, kv_heads, intermediate, .. } = config;
+    let ranks = 2;
+    for rank in 0..ranks {
+        let part = random(Share { rank, ranks });
+        for (own, all) in part.layers.iter().zip(&whole.layers) {
+            // Some rows of matrices that stand one after another.
+            let rows = |own: u64, all: u64, heights: &[usize]| {
+                let (mut at, mut from) = (0, 0);
+                for height in heights {
+                    let count = height / ranks * hidden;
+                    let expected =
+                        weights_at(&device, all + 2 * (from + rank * count) as u64, count);
+                    assert!(weights_at(&device, own + 2 * at as u64, count) == expected);
+                    (at, from) = (at + count, from + height * hidden);
+                }
+            };
+            rows(own.qkv, all.qkv, &[q_heads, kv_heads, kv_heads].map(|heads| heads * head_dim));
+            rows(own.gate_up, all.gate_up, &[intermediate, intermediate]);
+            // Some columns of a matrix.
+            let cols = |own: u64, all: u64, width: usize| {
+                let all = weights_at(&device, all, hidden * width);
+                let own = weights_at(&device, own, hidden * width / ranks);
+                let part = width / ranks;
+                for (own, all) in own.chunks(part).zip(all.chunks(width)) {
+                    assert!(own == &all[rank * part..][..part]);
+                }
+            };
+            cols(own.o, all.o, q_heads * head_dim);
+            cols(own.down, all.down, intermediate);
+        }
+        assert!(part.bytes() < whole.bytes());
+    }
+    let odd = Share { rank: 0, ranks: 3 };
+    assert!(matches!(odd.of(&config), Err(GpuError::Ranks { ranks: 3, what: "query heads" })));
+}
+
+/// A model that is spread over two GPUs says what it says on one.
+#[test]
+fn two_gpus_say_what_one_says() {
+    let _turn = turn();
+    if device().is_none() || Device::open_number(1).is_err() || Comm::version().is_err() {
+        return;
+    }
+    let mut said = Vec::new();
+    let checked = check::run_ranks(2, &mut said);
+    let said = String::from_utf8_lossy(&said);
+    assert!(checked.is_ok(), "{checked:?}: {said}");
+    assert_eq!(said.matches("draws agree").count(), 2, "{said}");
+}
+
+/// Without NCCL, or a model that can be spread, several GPUs are refused by name.
+#[test]
+fn several_gpus_are_refused_by_name() {
+    let _turn = turn();
+    let ran = generate(&["--tp", "2"], "");
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    if device().is_none() {
+        return;
+    }
+    let ran = generate(&["--backend", "cuda", "--tp", "2"], "");
+    assert_eq!(ran.code, Some(3), "{}", ran.err);
+    assert!(ran.err.contains("its heads of K and V"), "the glossary's model has one: {}", ran.err);
+    let (code, words) = match Comm::version() {
+        Err(_) => (3, "libnccl.so.2"),
+        // tests/fake_cublaslt/nccl.cc
+        Ok(_) if std::env::var_os("FAKE_NCCL_REFUSES").is_some() => {
+            (1, "ncclCommInitAll failed: it is a fake")
+        }
+        Ok(_) => return,
+    };
+    let shape = ["--random-model", "llama-tiny-64", "--random-requests", "1:9"];
+    let ran = generate(&[&["--backend", "cuda", "--tp", "2"], &shape[..]].concat(), "");
+    assert_eq!(ran.code, Some(code), "{}", ran.err);
+    assert!(ran.err.contains(words), "{}", ran.err);
 }
 
 /// A stop token is seen while the step after it is in flight: what that one says is dropped, and others go on.

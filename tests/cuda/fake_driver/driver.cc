@@ -2,9 +2,10 @@
  * there is no GPU (tests/cuda/fake_driver/run.sh).
  *
  * Device memory is host memory. Work is only queued: it is done when somebody waits, oldest first, or one piece whenever
- * somebody asks whether it is. So whoever does not wait where they must is seen. All streams are one queue, and a capture takes in all
- * of them; what the driver forbids in a capture is refused with its codes. Whoever waits for a stream sees its work done and what was
- * asked of others before it, no more.
+ * somebody asks whether it is. So whoever does not wait where they must is seen. All streams of a device are one queue, and a capture
+ * takes in all of them; what the driver forbids in a capture is refused with its codes. Whoever waits for a stream sees its work done
+ * and what was asked of others before it, no more. Work that has to meet another device's is done when both have come to it: whoever
+ * waits for it does the other's work too.
  *
  * PTX of a newer ISA than the driver's version is refused, and what the machine does not know, with a log that names it. A kernel that
  * touches memory that is nobody's, or waits for ever, ends the process with a message: who, where, and the line of PTX.
@@ -29,6 +30,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <condition_variable>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -54,13 +56,15 @@ static u64 setting(const char* name, u64 otherwise) {
 constexpr u32 MULTIPROCESSORS = 4;
 
 /* Contexts: number 16 and on are the devices' primary ones. */
-static int retained[16];
+constexpr u32 DEVICES = 16;
+static int retained[DEVICES];
 static thread_local u64 current;
-static bool bound() { return current - 16 < 16 && retained[current - 16] > 0; }
+static bool bound() { return current - 16 < DEVICES && retained[current - 16] > 0; }
 
 /* ---- work --------------------------------------------------------------------------------------------------------- */
 
 using Call = void (*)(const void* params, u32 grid_x, u32 grid_y);
+using Ready = bool (*)(const void* params);
 
 struct Work {
     enum { KERNEL, COPY, FILL, HOST, CALL, NOTHING } kind;
@@ -69,32 +73,43 @@ struct Work {
     u32 word;
     void* stream;
     Call call;
+    Ready ready;  /* where there is one, asked until it says so */
     const ptx::Entry* entry;
     u32 grid[3], block[3], shared;
     Work* next;
 };
-struct Line { Work *first, **end; };
-struct Event { u64 at; bool captured; };
+struct Line {
+    Work* first = NULL;
+    Work** end = &first;
+};
 struct Stream { bool fresh, gone; };  /* nothing was launched in order since the last load_plan */
+struct Device {
+    Line queue;
+    Line* capture = NULL;  /* where work goes instead */
+    int broken = OK;       /* what every call answers from then on that work or waiting is asked of */
+    u64 asked = 0, done = 0;
+};
 
-static Line queue = {NULL, &queue.first};
-static Line* capture;  /* where work goes instead */
-static int broken;     /* what every call answers from then on that work or waiting is asked of */
-static u64 asked, done;
+struct Event { Device* device; u64 at; bool captured; };  /* how much of the device's work is before it */
+
+static Device devices[DEVICES + 1];  /* the last one is that of threads without */
+static Device& here() { return devices[bound() ? current - 16 : DEVICES]; }
 static std::recursive_mutex queue_lock;
+static std::condition_variable_any more;  /* work was asked for */
 using Lock = std::lock_guard<std::recursive_mutex>;
 
-static Work* add(Line* line, const Work& work) {
+static void add(Line* line, const Work& work) {
     Work* copy = static_cast<Work*>(malloc(sizeof(Work)));
     *copy = work, copy->next = NULL;
     *line->end = copy, line->end = &copy->next;
-    return copy;
 }
 static int ask(const Work& work) {
     Lock lock(queue_lock);
-    if (broken || !bound()) return broken ? broken : NO_CONTEXT;
-    if (!capture) ++asked;
-    add(capture ? capture : &queue, work);
+    Device& device = here();
+    if (device.broken || !bound()) return device.broken ? device.broken : NO_CONTEXT;
+    if (!device.capture) ++device.asked;
+    add(device.capture ? device.capture : &device.queue, work);
+    more.notify_all();
     return OK;
 }
 
@@ -115,29 +130,49 @@ static void run(const Work& work) {
     if (work.kind == Work::CALL) work.call(work.params, work.grid[0], work.grid[1]);
     if (work.kind == Work::KERNEL) run_kernel(work);
 }
-static bool step() {
+/* Does a device's oldest piece of work, unless there is none or it cannot be done yet. */
+static bool step(Device& device) {
     Lock lock(queue_lock);
-    Work* work = queue.first;
-    if (!work) return false;
-    queue.first = work->next;
-    if (!queue.first) queue.end = &queue.first;
-    run(*work), free(work), ++done;
-    return queue.first != NULL;
+    Work* work = device.queue.first;
+    if (!work || (work->ready && !work->ready(work->params))) return false;
+    device.queue.first = work->next;
+    if (!device.queue.first) device.queue.end = &device.queue.first;
+    run(*work), free(work), ++device.done;
+    more.notify_all();  /* who waits for what it met */
+    return true;
+}
+/* One piece of work, another device's where ours waits for it. */
+static bool advance(Device& device) {
+    if (step(device)) return true;
+    bool any = false;
+    for (Device& other : devices) any |= &other != &device && device.queue.first && step(other);
+    return any;
+}
+/* Until so many pieces of a device's work are done. */
+static void reach(Device& device, u64 count) {
+    std::unique_lock<std::recursive_mutex> lock(queue_lock);
+    while (device.done < count)
+        if (!advance(device)) more.wait(lock);
 }
 static int wait() {
-    if (capture || !bound()) return capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
-    while (step()) {}
-    return broken;
+    Device& device = here();
+    if (device.capture || !bound()) return device.capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
+    reach(device, device.asked);
+    return device.broken;
 }
 static int wait_for(void* stream) {
     if (!stream) return wait();
-    if (capture || !bound()) return capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
-    Lock lock(queue_lock);
-    u64 last = 0, n = 0;
-    for (Work* work = queue.first; work; work = work->next)
-        if (++n, work->stream == stream) last = n;
-    while (last--) step();
-    return broken;
+    Device& device = here();
+    if (device.capture || !bound()) return device.capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
+    u64 last;
+    {
+        Lock lock(queue_lock);
+        u64 n = last = device.done;
+        for (Work* work = device.queue.first; work; work = work->next)
+            if (++n, work->stream == stream) last = n;
+    }
+    reach(device, last);
+    return device.broken;
 }
 
 static std::map<u64, u64> allocations;  // bytes by address
@@ -177,7 +212,7 @@ API int cuCtxSynchronize() { return wait(); }
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
 API int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = *total = 1ull << 33, OK; }
 static int take(void** memory, size_t bytes) {
-    if (capture || !bound()) return capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
+    if (here().capture || !bound()) return here().capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
     if (bytes > 1ull << 33) return NO_MEMORY;
     *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!*memory) return NO_MEMORY;
@@ -196,9 +231,10 @@ static int give_back(void* memory) {
     if (!bound()) return NO_CONTEXT;
     const u64 start = reinterpret_cast<u64>(memory), end = start + malloc_usable_size(memory);
     bool used = false;
-    for (Work* work = queue.first; work; work = work->next)
-        for (u64* word = work->params; word != &work->bytes; ++word) used |= start <= *word && *word < end;
-    return used ? broken = ILLEGAL_ADDRESS : (allocations.erase(start), free(memory), OK);
+    for (const Device& device : devices)
+        for (Work* work = device.queue.first; work; work = work->next)
+            for (u64* word = work->params; word != &work->bytes; ++word) used |= start <= *word && *word < end;
+    return used ? here().broken = ILLEGAL_ADDRESS : (allocations.erase(start), free(memory), OK);
 }
 API int cuMemFree_v2(u64 address) { return give_back(at(address)); }
 API int cuMemFreeHost(void* memory) { return give_back(memory); }
@@ -208,10 +244,10 @@ static int copy(u64 target, u64 source, size_t bytes, void* stream = NULL) {
     return ask(work);
 }
 API int cuMemcpyHtoD_v2(u64 to, const void* from, size_t bytes) {
-    return capture ? CAPTURE_UNSUPPORTED : (copy(to, reinterpret_cast<u64>(from), bytes), wait());
+    return here().capture ? CAPTURE_UNSUPPORTED : (copy(to, reinterpret_cast<u64>(from), bytes), wait());
 }
 API int cuMemcpyDtoH_v2(void* to, u64 from, size_t bytes) {
-    return capture ? CAPTURE_UNSUPPORTED : (copy(reinterpret_cast<u64>(to), from, bytes), wait());
+    return here().capture ? CAPTURE_UNSUPPORTED : (copy(reinterpret_cast<u64>(to), from, bytes), wait());
 }
 API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* stream) {
     return copy(to, reinterpret_cast<u64>(from), bytes, stream);
@@ -219,13 +255,26 @@ API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* strea
 API int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void* stream) {
     return copy(reinterpret_cast<u64>(to), from, bytes, stream);
 }
+/* Between rows in device memory alone. */
+struct Copy2D {
+    size_t from_x, from_y; u32 from_kind; const void* from_host; u64 from; void* from_array; size_t from_pitch;
+    size_t to_x, to_y; u32 to_kind; void* to_host; u64 to; void* to_array; size_t to_pitch;
+    size_t width, height;
+};
+API int cuMemcpy2DAsync_v2(const Copy2D* call, void* stream) {
+    if (call->from_kind != 2 || call->to_kind != 2 || call->from_x || call->from_y || call->to_x || call->to_y) return INVALID;
+    int result = OK;
+    for (size_t row = 0; row < call->height && result == OK; row++)
+        result = copy(call->to + row * call->to_pitch, call->from + row * call->from_pitch, call->width, stream);
+    return result;
+}
 API int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
     Work work = {Work::HOST};
     work.stream = stream, work.target = reinterpret_cast<u64>(function), work.source = reinterpret_cast<u64>(data);
     return ask(work);
 }
 static int copy_batch(u64* to, u64* from, size_t* bytes, size_t count, void*, size_t*, size_t, size_t*, void* stream) {
-    if (capture) return CAPTURE_UNSUPPORTED;
+    if (here().capture) return CAPTURE_UNSUPPORTED;
     int answer = OK;
     for (size_t i = 0; i < count && !answer; ++i) answer = copy(to[i], from[i], bytes[i], stream);
     return answer;
@@ -310,12 +359,16 @@ API int cuTensorMapEncodeTiled(u64* map, int, u32, u64 address, const u64*, cons
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const Function* function, int threads, size_t shared) {
     return *blocks = function->entry ? ptx::occupancy(*function->entry, threads, shared) : 2, OK;
 }
-API int fake_ask(Call call, const void* params, size_t bytes, u32 grid_x, u32 grid_y, void* stream) {
+/* A call, done in the stream's order; where `ready` is given, not before that says so. */
+API int fake_ask_when(Ready ready, Call call, const void* params, size_t bytes, u32 grid_x, u32 grid_y, void* stream) {
     Work work = {Work::CALL};
-    work.call = call, work.grid[0] = grid_x, work.grid[1] = grid_y, work.stream = stream;
+    work.ready = ready, work.call = call, work.grid[0] = grid_x, work.grid[1] = grid_y, work.stream = stream;
     if (bytes > sizeof work.params) return INVALID;
     memcpy(work.params, params, bytes);
     return ask(work);
+}
+API int fake_ask(Call call, const void* params, size_t bytes, u32 grid_x, u32 grid_y, void* stream) {
+    return fake_ask_when(NULL, call, params, bytes, grid_x, grid_y, stream);
 }
 struct LaunchConfig { u32 grid[3], block[3], shared; Stream* stream; void* attributes; u32 attribute_count; };
 static int launch(const Function& function, const LaunchConfig& config, void** arguments) {
@@ -340,8 +393,8 @@ API int cuLaunchKernelEx(const LaunchConfig* config, const Function* function, v
     Stream& stream = config->stream ? *config->stream : default_stream;
     const bool pdl = config->attribute_count > 0, decodes = function->name.starts_with("attend_decode");
     Lock lock(queue_lock);
-    if (capture && pdl && setting("FAKE_DRIVER_VERSION", 12040) < 12030) return INVALID;
-    if (!capture) {
+    if (here().capture && pdl && setting("FAKE_DRIVER_VERSION", 12040) < 12030) return INVALID;
+    if (!here().capture) {
         if (pdl && stream.fresh && decodes) return INVALID;
         stream.fresh = function->name == "load_plan" || (stream.fresh && pdl);
     }
@@ -360,42 +413,46 @@ API int cuStreamCreate(void** stream, u32) { return *stream = calloc(1, sizeof(S
 static bool gone(const Stream* stream) { return stream && stream->gone; }
 API int cuStreamDestroy_v2(Stream* stream) { return gone(stream) ? BAD_HANDLE : (stream->gone = true, OK); }
 API int cuStreamSynchronize(Stream* stream) { return gone(stream) ? BAD_HANDLE : wait_for(stream); }
-API int cuStreamQuery(Stream* stream) { return gone(stream) ? BAD_HANDLE : capture ? CAPTURE_UNSUPPORTED : step() ? NOT_READY : OK; }
-API int cuStreamIsCapturing(void*, int* status) { return *status = capture != NULL, OK; }
+API int cuStreamQuery(Stream* stream) {
+    Device& device = here();
+    if (gone(stream) || device.capture) return gone(stream) ? BAD_HANDLE : CAPTURE_UNSUPPORTED;
+    advance(device);
+    return device.queue.first ? NOT_READY : OK;
+}
+API int cuStreamIsCapturing(void*, int* status) { return *status = here().capture != NULL, OK; }
 API int cuEventCreate(void** event, u32) { return *event = calloc(1, sizeof(Event)), OK; }
 API int cuEventDestroy_v2(void* event) { return free(event), OK; }
 API int cuEventRecord(Event* event, Stream* stream) {
-    return gone(stream) ? BAD_HANDLE : (event->at = asked, event->captured = capture != NULL, OK);
+    return gone(stream) ? BAD_HANDLE : (*event = {&here(), here().asked, here().capture != NULL}, OK);
 }
 API int cuStreamWaitEvent(void* stream, Event* event, u32) {
-    if (capture && !event->captured && event->at > 0) return CAPTURE_ISOLATION;
-    if (!capture && event->captured) return CAPTURED_EVENT;
+    if (here().capture && !event->captured && event->at > 0) return CAPTURE_ISOLATION;
+    if (!here().capture && event->captured) return CAPTURED_EVENT;
     Work work = {Work::NOTHING};
     work.stream = stream;
     return ask(work);  /* what the event stands for comes before it */
 }
 API int cuEventQuery(Event* event) {
     if (event->captured) return CAPTURED_EVENT;
-    if (capture) return CAPTURE_UNSUPPORTED;
-    if (done < event->at) step();
-    return done < event->at ? NOT_READY : OK;
+    if (here().capture) return CAPTURE_UNSUPPORTED;
+    if (!event->device) return OK;
+    if (event->device->done < event->at) advance(*event->device);
+    return event->device->done < event->at ? NOT_READY : OK;
 }
 API int cuEventSynchronize(Event* event) {
     if (event->captured) return CAPTURED_EVENT;
-    if (capture || !bound()) return capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
-    while (done < event->at) step();  /* and not what comes after it */
-    return broken;
+    if (here().capture || !bound()) return here().capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
+    if (event->device) reach(*event->device, event->at);  /* and not what comes after it */
+    return here().broken;
 }
 API int cuEventElapsedTime(float* ms, Event*, Event*) { return *ms = 0, OK; }
 API int cuStreamBeginCapture_v2(void*, int) {
-    if (capture) return INVALID;
-    capture = static_cast<Line*>(malloc(sizeof(Line)));
-    return capture->first = NULL, capture->end = &capture->first, OK;
+    if (here().capture) return INVALID;
+    return here().capture = new Line(), OK;
 }
-API int cuStreamEndCapture(void*, Line** graph) { return *graph = capture, capture = NULL, OK; }
+API int cuStreamEndCapture(void*, Line** graph) { return *graph = here().capture, here().capture = NULL, OK; }
 API int cuGraphInstantiateWithFlags(Line** exec, Line* graph, u64) {
-    *exec = static_cast<Line*>(malloc(sizeof(Line)));
-    (*exec)->first = NULL, (*exec)->end = &(*exec)->first;
+    *exec = new Line();
     for (Work* work = graph->first; work; work = work->next) add(*exec, *work);
     return OK;
 }
@@ -404,11 +461,11 @@ API int cuGraphDestroy(Line* graph) {
         Work* next = work->next;
         free(work), work = next;
     }
-    return free(graph), OK;
+    return delete graph, OK;
 }
 API int cuGraphExecDestroy(Line* graph) { return cuGraphDestroy(graph); }
 API int cuGraphLaunch(Line* graph, void* stream) {
-    if (capture) return CAPTURE_UNSUPPORTED;
+    if (here().capture) return CAPTURE_UNSUPPORTED;
     int answer = OK;
     for (Work* work = graph->first; work && !answer; work = work->next) {
         Work again = *work;

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::products::Op;
 use super::report::{idle, median_ms};
-use super::runner::GpuRunner;
-use super::setup::server;
+use super::runner::OnGpu;
+use super::setup::{ranks_server, server};
 use crate::args::{Args, Bench, DtypeName, Shape};
 use crate::clock::Part;
 use crate::error::{Error, Result};
@@ -63,27 +63,49 @@ pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
         first_logits: 0,
         ..args.clone()
     };
-    let (mut server, _) = server(&args)?;
+    match args.tp {
+        1 => rows(&args, part, &batches, &mut server(&args)?.0, out),
+        _ => rows(&args, part, &batches, &mut ranks_server(&args)?.0, out),
+    }
+}
+
+fn rows(
+    args: &Args,
+    part: Bench,
+    batches: &[usize],
+    server: &mut Server<impl OnGpu>,
+    out: &mut impl Write,
+) -> Result<()> {
+    let shape = args.random_model.unwrap_or(Shape::Qwen3_0_6B);
     let mut prompts = Prompts { state: args.seed ^ 0xBE4C };
     let mut print = |mut row: Value| -> Result<()> {
         row["model"] = shape.name().into();
+        if args.tp > 1 {
+            row["tp"] = args.tp.into();
+        }
         let line = if args.json { row.to_string() } else { plain(&row) };
         writeln!(out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
     };
     match part {
         Bench::Decode => {
-            for batch in batches {
-                print(decode(&mut server, &mut prompts, batch, args.temperature.unwrap_or(0.0))?)?;
+            for &batch in batches {
+                let alone = args.tp == 1;
+                print(decode(
+                    server,
+                    &mut prompts,
+                    (batch, alone),
+                    args.temperature.unwrap_or(0.0),
+                )?)?;
             }
             Ok(())
         }
         Bench::Offline => {
-            warm(&mut server, &mut prompts, 0.6)?;
-            print(offline(&mut server, &mut prompts)?)
+            warm(server, &mut prompts, 0.6)?;
+            print(offline(server, &mut prompts)?)
         }
         Bench::Prefill => {
-            prefill(&mut server, &mut prompts)?;
-            print(prefill(&mut server, &mut prompts)?)
+            prefill(server, &mut prompts)?;
+            print(prefill(server, &mut prompts)?)
         }
     }
 }
@@ -93,12 +115,12 @@ fn plain(row: &Value) -> String {
     fields.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
 }
 
-fn submit(server: &mut Server<GpuRunner>, requests: Vec<Request>) -> Result<()> {
+fn submit(server: &mut Server<impl OnGpu>, requests: Vec<Request>) -> Result<()> {
     requests.into_iter().try_for_each(|request| server.submit(request).map(|_| ()))
 }
 
 /// Captures the graphs of all sizes.
-fn warm(server: &mut Server<GpuRunner>, prompts: &mut Prompts, temperature: f32) -> Result<()> {
+fn warm(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, temperature: f32) -> Result<()> {
     let mut before = 0;
     for streams in 1..=256 {
         let size = super::products::padded_rows(streams);
@@ -113,15 +135,15 @@ fn warm(server: &mut Server<GpuRunner>, prompts: &mut Prompts, temperature: f32)
 }
 
 /// The parts of time that the host spends, in microseconds since the run began.
-fn host_us(server: &Server<GpuRunner>) -> [f64; 3] {
+fn host_us(server: &Server<impl OnGpu>) -> [f64; 3] {
     let (_, clock) = server.tally();
     [Part::Engine, Part::Launch, Part::Wait].map(|part| clock.spent(part).as_secs_f64() * 1e6)
 }
 
 fn decode(
-    server: &mut Server<GpuRunner>,
+    server: &mut Server<impl OnGpu>,
     prompts: &mut Prompts,
-    batch: usize,
+    (batch, alone): (usize, bool),
     temperature: f32,
 ) -> Result<Value> {
     // Once to capture graphs and to measure the parts, once for the time of steps.
@@ -129,18 +151,21 @@ fn decode(
         (0..batch).map(|_| prompts.request(CONTEXT, steps, temperature)).collect()
     };
     submit(server, requests(prompts, FIRST_STEPS))?;
-    server.runner_mut().measure_parts(batch);
+    if alone {
+        // One rank's parts would wait for the others' sums for ever.
+        server.runner_mut().gpu_mut().measure_parts(batch);
+    }
     server.run(&mut Nobody)?;
-    let parts = server.runner_mut().take_parts().unwrap_or_default();
-    server.runner_mut().take_times();
+    let parts = server.runner_mut().gpu_mut().take_parts().unwrap_or_default();
+    server.runner_mut().gpu_mut().take_times();
     let before = host_us(server);
     submit(server, requests(prompts, DECODE_STEPS + 1))?;
     server.run(&mut Nobody)?;
     let after = host_us(server);
-    let times = server.runner_mut().take_times();
+    let times = server.runner_mut().gpu_mut().take_times();
     let [engine, launch, wait] = [0, 1, 2].map(|i| (after[i] - before[i]) / times.len() as f64);
     let decodes: Vec<_> = times.iter().copied().filter(|t| t.decode && t.tokens == batch).collect();
-    let products = server.runner().forward().products();
+    let products = server.runner().gpu().forward().products();
     let ways: Vec<String> = [Op::Qkv, Op::Out, Op::GateUp, Op::Down, Op::Logits]
         .map(|op| products.way(op, batch))
         .to_vec();
@@ -163,7 +188,7 @@ fn decode(
     }))
 }
 
-fn offline(server: &mut Server<GpuRunner>, prompts: &mut Prompts) -> Result<Value> {
+fn offline(server: &mut Server<impl OnGpu>, prompts: &mut Prompts) -> Result<Value> {
     let list: Value = serde_json::from_str(OFFLINE).expect("the list is JSON");
     let field = |item: &Value, name: &str| item[name].as_u64().expect("a number");
     let items = list.as_array().expect("a list");
@@ -172,12 +197,12 @@ fn offline(server: &mut Server<GpuRunner>, prompts: &mut Prompts) -> Result<Valu
         prompts.request(len as usize, new as u32, 0.6)
     });
     submit(server, requests.collect())?;
-    server.runner_mut().take_times();
+    server.runner_mut().gpu_mut().take_times();
     let seconds = server.tally().0.seconds;
     server.run(&mut Nobody)?;
     let seconds = server.tally().0.seconds - seconds;
     let outputs: u64 = items.iter().map(|item| field(item, "output_tokens")).sum();
-    let times = server.runner_mut().take_times();
+    let times = server.runner_mut().gpu_mut().take_times();
     let whole = |decode| {
         let wanted = times.iter().filter(|time| time.decode == decode);
         wanted.filter_map(|time| time.period_ms).map(f64::from).sum::<f64>() / 1e3
@@ -197,13 +222,13 @@ fn offline(server: &mut Server<GpuRunner>, prompts: &mut Prompts) -> Result<Valu
     }))
 }
 
-fn prefill(server: &mut Server<GpuRunner>, prompts: &mut Prompts) -> Result<Value> {
+fn prefill(server: &mut Server<impl OnGpu>, prompts: &mut Prompts) -> Result<Value> {
     submit(server, (0..PREFILL_PROMPTS).map(|_| prompts.request(CONTEXT, 1, 0.0)).collect())?;
-    server.runner_mut().take_times();
+    server.runner_mut().gpu_mut().take_times();
     let seconds = server.tally().0.seconds;
     server.run(&mut Nobody)?;
     let seconds = server.tally().0.seconds - seconds;
-    let times = server.runner_mut().take_times();
+    let times = server.runner_mut().gpu_mut().take_times();
     Ok(json!({
         "part": "prefill",
         "batch": PREFILL_PROMPTS,

@@ -17,14 +17,16 @@ use super::device::Device;
 use super::error::GpuError;
 use super::forward::{Fault, check_shape};
 use super::products::Choice;
+use super::ranks::{RanksRunner, Source};
 use super::runner::{GpuOptions, GpuRunner};
-use super::weights::Weights;
+use super::weights::{Share, Weights};
 use crate::args::Shape;
 use crate::config::{ModelConfig, read_json};
 use crate::contiguous;
 use crate::error::{Error, Result};
 use crate::model::{Model, Random};
 use crate::request::{Defaults, Request};
+use crate::runner::Runner;
 use crate::sample::Sampling;
 use crate::server::{Policy, Server, Sink};
 use crate::setup::{config_of, no_engine, tiny_model};
@@ -119,6 +121,9 @@ pub struct Case {
     device: Rc<Device>,
     model: Model,
     weights: Rc<Weights>,
+    source: Source,
+    /// GPUs that it is spread over.
+    pub ranks: usize,
     prompts: Vec<Vec<u32>>,
     /// The reference's logits of streams seen before.
     reference: HashMap<Vec<u32>, Vec<f32>>,
@@ -167,8 +172,7 @@ impl Case {
     pub fn golden(device: &Rc<Device>) -> Result<Self> {
         let dir = tiny_model();
         let model = Model::read(&dir)?;
-        let weights = Rc::new(Weights::read(device, &model.config, &dir)?);
-        Self::new("qwen3-tiny", device, model, weights, prompts(dir)?)
+        Self::new("qwen3-tiny", device, model, Source::Files(dir.clone()), prompts(dir)?)
     }
 
     /// A seeded Llama with heads of 64, with the prompts of the golden one.
@@ -177,29 +181,46 @@ impl Case {
     /// As [`Case::golden`].
     pub fn seeded(device: &Rc<Device>) -> Result<Self> {
         let (config, mut random) = (config_of(Shape::LlamaTiny64)?, Random { seed: 64 });
-        let weights = Rc::new(Weights::random(device, &config, random)?);
         let model = Model::build(config, &mut random)?;
         let prompts = prompts(tiny_model().with_file_name("llama-tiny"))?;
-        Self::new("llama-tiny-64", device, model, weights, prompts)
+        Self::new("llama-tiny-64", device, model, Source::Random(64), prompts)
     }
 
     fn new(
         name: &'static str,
         device: &Rc<Device>,
         model: Model,
-        weights: Rc<Weights>,
+        source: Source,
         prompts: Vec<Vec<u32>>,
     ) -> Result<Self> {
         let device = device.clone();
-        Ok(Self { name, device, model, weights, prompts, reference: HashMap::new() })
+        let weights = Rc::new(source.weights(&device, &model.config, Share::WHOLE)?);
+        let reference = HashMap::new();
+        Ok(Self { name, device, model, weights, source, ranks: 1, prompts, reference })
     }
 
     /// Serves the prompts in a setting.
     fn serve(&self, setting: Setting, sampling: Sampling) -> Result<Heard> {
-        let requests = self.requests(setting, sampling);
-        let (runner, engine, policy) = self.parts(setting)?;
-        let mut server = Server::new(runner, engine, policy);
-        for request in requests {
+        if self.ranks == 1 {
+            let (runner, engine, policy) = self.parts(setting)?;
+            return self.serve_by(Server::new(runner, engine, policy), setting, sampling);
+        }
+        let (engine_config, policy, options) = self.shape(setting)?;
+        let config = &self.model.config;
+        let mut runner = RanksRunner::new(config, &self.source, options, self.ranks)?;
+        let mut engine = Engine::new(engine_config, runner.backend()).map_err(no_engine)?;
+        let (table, max_steps) = (engine.shape().table, engine.shape().max_steps);
+        runner.warm(engine.backend_mut(), (table, max_steps), &[])?;
+        self.serve_by(Server::new(runner, engine, policy), setting, sampling)
+    }
+
+    fn serve_by(
+        &self,
+        mut server: Server<impl Runner>,
+        setting: Setting,
+        sampling: Sampling,
+    ) -> Result<Heard> {
+        for request in self.requests(setting, sampling) {
             server.submit(request)?;
         }
         let mut heard = Heard::default();
@@ -225,7 +246,19 @@ impl Case {
     /// # Errors
     /// The GPU cannot serve.
     pub fn parts(&self, setting: Setting) -> Result<(GpuRunner, Engine<Cuda>, Policy)> {
-        let config = &self.model.config;
+        let (engine_config, policy, options) = self.shape(setting)?;
+        let (device, weights) = (self.device.clone(), self.weights.clone());
+        let mut runner = GpuRunner::new(device, self.model.config.clone(), weights, options)?;
+        let mut engine = Engine::new(engine_config, runner.backend()).map_err(no_engine)?;
+        runner.warm(engine.backend_mut(), &[])?;
+        runner.forward_mut().fault = setting.fault;
+        Ok((runner, engine, policy))
+    }
+
+    /// The sizes of a server in a setting, on each GPU.
+    fn shape(&self, setting: Setting) -> Result<(EngineConfig, Policy, GpuOptions)> {
+        let share = Share { rank: 0, ranks: self.ranks };
+        let config = &share.of(&self.model.config)?;
         let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
         let tokens = if setting.way == Way::Preempting { longest } else { 4096 };
         let policy = Policy {
@@ -262,12 +295,7 @@ impl Case {
             keep_logits: true,
             keep_times: true,
         };
-        let (device, weights) = (self.device.clone(), self.weights.clone());
-        let mut runner = GpuRunner::new(device, config.clone(), weights, options)?;
-        let mut engine = Engine::new(engine_config, runner.backend()).map_err(no_engine)?;
-        runner.warm(engine.backend_mut(), &[])?;
-        runner.forward_mut().fault = setting.fault;
-        Ok((runner, engine, policy))
+        Ok((engine_config, policy, options))
     }
 
     /// What greedy streams say in a setting, by request and sample.
@@ -362,6 +390,53 @@ fn prompts(dir: PathBuf) -> Result<Vec<Vec<u32>>> {
 pub fn samplings() -> [Sampling; 3] {
     let warm = Sampling { temperature: 0.8, seed: 5, ..Sampling::default() };
     [warm, Sampling { top_k: 20, ..warm }, Sampling { top_k: 50, top_p: 0.7, ..warm }]
+}
+
+/// Checks models that are spread over so many GPUs: every ninth setting, since each takes its GPUs anew, steps that fail, and
+/// draws.
+///
+/// # Errors
+/// The GPUs cannot serve, or something is not as it should be.
+pub fn run_ranks(ranks: usize, out: &mut impl Write) -> Result<()> {
+    let device = Rc::new(Device::open()?);
+    let mut failures = 0;
+    for mut case in [Case::golden(&device)?, Case::seeded(&device)?] {
+        let name = case.name;
+        let one = case.words(Setting::default())?;
+        case.ranks = ranks;
+        let same = case.words(Setting::default())? == one;
+        let say = |out: &mut dyn Write, line: String| {
+            writeln!(out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
+        };
+        say(out, format!("{name}: on {ranks} GPUs the same words as on one: {same}"))?;
+        for setting in settings().into_iter().step_by(9) {
+            let distance = case.distance(setting)?;
+            failures += usize::from(!distance.is_close());
+            let verdict = if distance.is_close() { "ok" } else { "WRONG" };
+            let Distance { token, logits, tokens } = distance;
+            say(
+                out,
+                format!(
+                    "{name}: {verdict}, worst token {token:.4}, logits {logits:.5}, {tokens} tokens, {setting:?}"
+                ),
+            )?;
+        }
+        let failing = Setting { fail_every: Some(5), ..Setting::default() };
+        let distance = case.distance(failing)?;
+        failures += usize::from(!distance.is_close());
+        say(out, format!("{name}: with failing steps {distance:?}"))?;
+        match case.draws_agree(samplings()[2]) {
+            Ok(tokens) => say(out, format!("{name}: {tokens} draws agree"))?,
+            Err(error) => {
+                failures += 1;
+                say(out, format!("{name}: {error}"))?;
+            }
+        }
+    }
+    match failures {
+        0 => Ok(()),
+        n => Err(Error::run(format!("{n} of the checks failed"))),
+    }
 }
 
 /// Checks everything, with a line for each setting.

@@ -24,9 +24,18 @@ impl Device {
     /// Takes the first GPU into use.
     ///
     /// # Errors
-    /// No driver, no device, no cublasLt, or a driver that refuses the kernels.
+    /// As [`Device::open_number`].
     pub fn open() -> Result<Self, GpuError> {
-        let gpu = Gpu::new(0)?;
+        Self::open_number(0)
+    }
+
+    /// Takes a GPU into use, whose context is then this thread's.
+    ///
+    /// # Errors
+    /// No driver, no such device, no cublasLt, or a driver that refuses the kernels.
+    pub fn open_number(number: u32) -> Result<Self, GpuError> {
+        let gpu = Gpu::new(number)?;
+        gpu.bind()?;
         load_cublaslt()?;
         let stream = CudaStream::new(&gpu)?;
         let kernels = Kernels::load(gpu.capability())?;

@@ -34,6 +34,25 @@ pub enum GpuError {
         /// The library's status.
         status: u32,
     },
+    /// NCCL, which several GPUs need, is in none of the folders.
+    NoNccl {
+        /// What was found instead.
+        why: String,
+    },
+    /// A call of NCCL failed.
+    Nccl {
+        /// Its name.
+        call: &'static str,
+        /// What it says.
+        what: String,
+    },
+    /// The model cannot be spread over so many GPUs.
+    Ranks {
+        /// GPUs asked for.
+        ranks: usize,
+        /// What they do not divide.
+        what: &'static str,
+    },
     /// cublasLt knows no way to make a product.
     NoProduct {
         /// Rows of x, columns of y, columns of x.
@@ -83,6 +102,14 @@ impl fmt::Display for GpuError {
             Self::Driver { call, code } => write!(f, "{call} failed with CUDA error {code}"),
             Self::NoCublasLt { why } => write!(f, "no cublasLt can be used: {why}"),
             Self::CublasLt { call, status } => write!(f, "{call} failed with status {status}"),
+            Self::NoNccl { why } => write!(f, "no NCCL can be used: {why}"),
+            Self::Nccl { call, what } => write!(f, "{call} failed: {what}"),
+            Self::Ranks { ranks, what } => {
+                write!(
+                    f,
+                    "the model cannot be spread over {ranks} GPUs: they do not divide its {what}"
+                )
+            }
             Self::NoProduct { shape: [m, n, k] } => {
                 write!(f, "cublasLt knows no product of {m} x {k} with {k} x {n}")
             }
@@ -135,6 +162,8 @@ impl GpuError {
                     | CudaError::OutOfMemory { .. }
             ),
             Self::NoCublasLt { .. }
+            | Self::NoNccl { .. }
+            | Self::Ranks { .. }
             | Self::Memory { .. }
             | Self::Heads { .. }
             | Self::Width { .. }

@@ -16,6 +16,7 @@ use kvarena::{
 use super::device::Device;
 use super::error::GpuError;
 use super::kernels::{EmbedParams, RopeStoreParams, SampleParams};
+use super::nccl::Comm;
 use super::products::{AHEAD_BYTES, Choice, Op, Operands, Product, Products, Widths, padded_rows};
 use super::weights::Weights;
 use crate::config::{Family, ModelConfig};
@@ -72,6 +73,8 @@ pub struct Forward {
     /// Its shape.
     pub config: ModelConfig,
     weights: Rc<Weights>,
+    /// To the other ranks, where there are any.
+    comm: Option<Comm>,
     products: Products,
     limits: Limits,
     x: DeviceBuffer,
@@ -120,7 +123,7 @@ pub struct StepAddresses {
 }
 
 impl Forward {
-    /// Memory for the activations of steps up to `limits`.
+    /// Memory for the activations of steps up to `limits`, of a whole model or of a rank's share.
     ///
     /// # Errors
     /// A shape that the kernels do not serve, or too little memory.
@@ -130,6 +133,7 @@ impl Forward {
         weights: Rc<Weights>,
         limits: Limits,
         choice: Choice,
+        comm: Option<Comm>,
     ) -> Result<Self, GpuError> {
         check_shape(&config)?;
         let rows = padded_rows(limits.tokens);
@@ -145,8 +149,9 @@ impl Forward {
         let rows_of = |width: usize| device.zeros(2 * rows * width);
         let mut swapped = config.rope.frequencies.clone();
         swapped.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
+        let leads = comm.as_ref().is_none_or(|comm| comm.rank == 0);
         Ok(Self {
-            products: Products::new(device, config.norm_eps, choice)?,
+            products: Products::new(device, config.norm_eps, choice, leads)?,
             x: rows_of(hidden)?,
             normed: rows_of(hidden)?,
             qkv: rows_of(qkv)?,
@@ -163,6 +168,7 @@ impl Forward {
             fault: Fault::None,
             config,
             weights,
+            comm,
             limits,
         })
     }
@@ -338,8 +344,14 @@ impl Forward {
                 for op in [Op::Out, Op::GateUp, Op::Down] {
                     let operands = self.operands(op, index);
                     self.product(device, op, tokens, operands)?;
+                    if op != Op::GateUp {
+                        self.sum_up(device, tokens)?;
+                    }
                 }
             }
+        }
+        if !self.leads() {
+            return self.share(device, step.draw_count);
         }
         for first in (0..step.draw_count).step_by(self.limits.logits) {
             let count = (step.draw_count - first).min(self.limits.logits);
@@ -352,7 +364,30 @@ impl Forward {
             }
             each(first, count)?;
         }
-        Ok(())
+        self.share(device, step.draw_count)
+    }
+
+    /// Whether this rank chooses tokens: the first one does, since ranks may round differently.
+    fn leads(&self) -> bool {
+        self.comm.as_ref().is_none_or(|comm| comm.rank == 0)
+    }
+
+    /// Makes x the sum of all ranks'.
+    fn sum_up(&self, device: &Device, tokens: usize) -> Result<(), GpuError> {
+        let Some(comm) = &self.comm else { return Ok(()) };
+        // SAFETY: x has room for the step's rows, and each rank asks for the same step.
+        unsafe { comm.sum(self.x.address(), tokens * self.config.hidden, device.raw()) }
+    }
+
+    /// Gives all ranks the tokens that the first one chose, for the next step to read.
+    fn share(&self, device: &Device, draws: usize) -> Result<(), GpuError> {
+        match &self.comm {
+            // SAFETY: there is room for the step's draws, and each rank asks for the same step.
+            Some(comm) if draws > 0 => unsafe {
+                comm.share(self.sampled.address(), draws, device.raw())
+            },
+            _ => Ok(()),
+        }
     }
 
     fn product(

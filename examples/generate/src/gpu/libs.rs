@@ -1,5 +1,5 @@
-//! Finds cublasLt where toolkits and Python's wheels put it, and loads it by its path: asked for by name afterwards
-//! (as `cudarc` does), the dynamic linker answers with what is loaded already.
+//! Finds cublasLt and NCCL where toolkits and Python's wheels put them, and loads them by their paths: asked for
+//! cublasLt by name afterwards (as `cudarc` does), the dynamic linker answers with what is loaded already.
 
 use std::path::{Path, PathBuf};
 
@@ -9,28 +9,41 @@ use super::error::GpuError;
 
 /// Folders to look in first, with `:` between.
 const FOLDERS: &str = "GENERATE_CUDA_LIB";
-const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
+const CUBLASLT: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
+const NCCL: [&str; 1] = ["libnccl.so.2"];
 
 /// Loads cublasLt and never unloads it.
 pub(super) fn load_cublaslt() -> Result<(), GpuError> {
+    match load(&CUBLASLT) {
+        Ok(library) => {
+            std::mem::forget(library);
+            Ok(())
+        }
+        Err(why) => Err(GpuError::NoCublasLt { why }),
+    }
+}
+
+/// Loads NCCL, or says why not.
+pub(super) fn load_nccl() -> Result<Library, String> {
+    load(&NCCL)
+}
+
+fn load(names: &[&str]) -> Result<Library, String> {
     let mut why =
-        format!("{} is in none of the folders; {FOLDERS} may name one", NAMES.join(" or "));
+        format!("{} is in none of the folders; {FOLDERS} may name one", names.join(" or "));
     let folders = folders();
-    for name in NAMES {
+    for name in names {
         let found = folders.iter().map(|folder| folder.join(name)).filter(|path| path.exists());
         for path in found.chain([PathBuf::from(name)]) {
             // SAFETY: loading NVIDIA's library runs its initialisers, which is what it is loaded for.
             match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
-                Ok(library) => {
-                    std::mem::forget(library);
-                    return Ok(());
-                }
+                Ok(library) => return Ok(library),
                 Err(error) if path.is_absolute() => why = error.to_string(),
                 Err(_) => {}
             }
         }
     }
-    Err(GpuError::NoCublasLt { why })
+    Err(why)
 }
 
 /// Where the library may be, most wanted first.

@@ -8,6 +8,7 @@
 //! gemm                 the ways in which Hopper's kernel for a few dozen rows can spread its work
 //! image                a step's tokens and draws, on their way to the device and back
 //! forward              one step: everything that is launched for it
+//! nccl, ranks          a model spread over several GPUs: sums over them, one engine's plans on all
 //! runner               the seam to the serving loop: graphs, steps in flight, time
 //! twin                 the kernels' specification, on the CPU
 //! setup, report        from the command line to a server; what the device did meanwhile
@@ -27,7 +28,9 @@ pub mod gemm;
 mod image;
 pub mod kernels;
 mod libs;
+pub mod nccl;
 pub mod products;
+pub mod ranks;
 pub mod report;
 pub mod runner;
 pub mod setup;

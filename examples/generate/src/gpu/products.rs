@@ -109,6 +109,9 @@ pub struct Products {
     ways: HashMap<(Op, usize), Way>,
     eps: f32,
     choice: Choice,
+    /// Whether the output's and the down product are added to x. Of several ranks one does, and the others' take the
+    /// place of x, so that their sum is what one GPU would have.
+    adds: bool,
 }
 
 /// The rows that a product is made of for so many tokens.
@@ -130,10 +133,10 @@ impl Products {
     ///
     /// # Errors
     /// cublasLt's, or no memory.
-    pub fn new(device: &Device, eps: f32, choice: Choice) -> Result<Self, GpuError> {
+    pub fn new(device: &Device, eps: f32, choice: Choice, adds: bool) -> Result<Self, GpuError> {
         let handle = result::create_handle().map_err(|e| lt("cublasLtCreate", e))?;
         let workspace = device.zeros(WORKSPACE_BYTES)?;
-        Ok(Self { handle, workspace, ways: HashMap::new(), eps, choice })
+        Ok(Self { handle, workspace, ways: HashMap::new(), eps, choice, adds })
     }
 
     /// Whether a product of so many rows has its way.
@@ -191,7 +194,7 @@ impl Products {
         let Operands { weight, mut x, mut y, norm, draws, normed, gate_up, next } = operands;
         let (next, next_bytes) = next;
         let (kernels, stream) = (&device.kernels, device.raw());
-        let mode = mode_of(op);
+        let mode = self.mode_of(op);
         if let Way::Skinny(kernel) = way {
             let tiles = SKINNY[kernel].1;
             let params = SkinnyParams {
@@ -250,6 +253,14 @@ impl Products {
         Ok(())
     }
 
+    fn mode_of(&self, op: Op) -> ProductMode {
+        match op {
+            Op::Out | Op::Down if self.adds => ProductMode::Add,
+            Op::GateUp => ProductMode::Silu,
+            _ => ProductMode::Set,
+        }
+    }
+
     /// # Safety
     /// As [`Products::run`].
     unsafe fn multiply(
@@ -286,13 +297,5 @@ impl Products {
             )
         };
         result.map_err(|e| lt("cublasLtMatmul", e))
-    }
-}
-
-fn mode_of(op: Op) -> ProductMode {
-    match op {
-        Op::Qkv | Op::Logits => ProductMode::Set,
-        Op::Out | Op::Down => ProductMode::Add,
-        Op::GateUp => ProductMode::Silu,
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::runner::{GpuRunner, StepTime};
+use super::runner::{OnGpu, StepTime};
 use crate::clock::Part;
 use crate::server::Server;
 
@@ -21,8 +21,8 @@ pub struct Times {
 
 impl Times {
     /// Of all that a server did.
-    pub fn of(server: &Server<GpuRunner>) -> Self {
-        let times = server.runner().times();
+    pub fn of(server: &Server<impl OnGpu>) -> Self {
+        let times = server.runner().gpu().times();
         let steps = times.len().max(1) as f64;
         let (_, clock) = server.tally();
         let us = |part| clock.spent(part).as_secs_f64() * 1e6 / steps;

@@ -17,6 +17,7 @@ use super::error::{GpuError, GpuResult};
 use super::forward::{Forward, Limits, Parts, StepAddresses};
 use super::image::{Images, SLOTS};
 use super::kernels::DeviceDraw;
+use super::nccl::Comm;
 use super::products::{Choice, padded_rows};
 use super::weights::Weights;
 use crate::clock::{Clock, Part};
@@ -100,6 +101,20 @@ impl GpuRunner {
         weights: Rc<Weights>,
         options: GpuOptions,
     ) -> GpuResult<Self> {
+        Self::of_rank(device, config, weights, options, None)
+    }
+
+    /// The same of a rank's share of a model, with what connects it to the others.
+    ///
+    /// # Errors
+    /// As [`GpuRunner::new`].
+    pub fn of_rank(
+        device: Rc<Device>,
+        config: ModelConfig,
+        weights: Rc<Weights>,
+        options: GpuOptions,
+        comm: Option<Comm>,
+    ) -> GpuResult<Self> {
         let rows = padded_rows(options.concurrency as usize);
         let tokens = options.chunk as usize + rows;
         let draws = DRAWS_MAX.max(rows);
@@ -113,7 +128,7 @@ impl GpuRunner {
             }
             false => None,
         };
-        let forward = Forward::new(&device, config, weights, limits, options.choice)?;
+        let forward = Forward::new(&device, config, weights, limits, options.choice, comm)?;
         Ok(Self {
             device,
             forward,
@@ -353,6 +368,25 @@ impl GpuRunner {
         self.parts = Some(times);
         self.fresh = true;
         Ok(())
+    }
+}
+
+/// A runner whose first GPU, which tells the time and chooses the tokens, is a [`GpuRunner`]'s.
+pub trait OnGpu: Runner {
+    /// That runner.
+    fn gpu(&self) -> &GpuRunner;
+
+    /// That runner.
+    fn gpu_mut(&mut self) -> &mut GpuRunner;
+}
+
+impl OnGpu for GpuRunner {
+    fn gpu(&self) -> &GpuRunner {
+        self
+    }
+
+    fn gpu_mut(&mut self) -> &mut GpuRunner {
+        self
     }
 }
 

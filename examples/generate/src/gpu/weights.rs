@@ -4,11 +4,13 @@
 //! are folded into the matrices that read what is normed, and are ones from then on.
 
 use std::path::Path;
+use std::ptr::{null, null_mut};
 
+use cudarc::driver::sys;
 use kvarena::backend::cuda::DeviceBuffer;
 
 use super::device::Device;
-use super::error::{GpuError, GpuResult};
+use super::error::{GpuError, GpuResult, driver};
 use super::files::Files;
 use super::kernels::{FillParams, FoldParams};
 use crate::config::{Family, ModelConfig};
@@ -55,31 +57,88 @@ pub struct Weights {
     pub frequencies: u64,
 }
 
+/// Which rank of how many a model's share is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Share {
+    /// The rank's number.
+    pub rank: usize,
+    /// How many ranks there are.
+    pub ranks: usize,
+}
+
+impl Share {
+    /// All of it.
+    pub const WHOLE: Self = Self { rank: 0, ranks: 1 };
+
+    /// The shape of the rank's model: its part of the heads and of the MLP's width.
+    ///
+    /// # Errors
+    /// They cannot be parted so.
+    pub fn of(self, config: &ModelConfig) -> GpuResult<ModelConfig> {
+        let ModelConfig { q_heads, kv_heads, intermediate, .. } = *config;
+        let part = |value: usize, what| match value.is_multiple_of(self.ranks) {
+            true => Ok(value / self.ranks),
+            false => Err(GpuError::Ranks { ranks: self.ranks, what }),
+        };
+        Ok(ModelConfig {
+            q_heads: part(q_heads, "query heads")?,
+            kv_heads: part(kv_heads, "heads of K and V")?,
+            intermediate: part(intermediate, "intermediate size")?,
+            ..config.clone()
+        })
+    }
+}
+
+/// What of a tensor a rank has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Cut {
+    Whole,
+    /// Its part of the rows.
+    Rows,
+    /// Its part of each row.
+    Cols,
+}
+
 /// A tensor and where it lies.
 struct NamedTensor {
     name: String,
+    /// Of the whole tensor.
     shape: Vec<usize>,
+    cut: Cut,
     at: u64,
 }
 
+impl NamedTensor {
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
 /// Lays tensors one after another.
-#[derive(Default)]
 struct Offsets {
     list: Vec<NamedTensor>,
     end: u64,
+    ranks: usize,
 }
 
 impl Offsets {
-    fn add(&mut self, name: String, shape: &[usize]) -> u64 {
+    fn add(&mut self, name: String, shape: &[usize], cut: Cut) -> u64 {
         let at = self.end;
-        self.end += 2 * shape.iter().product::<usize>() as u64;
-        self.list.push(NamedTensor { name, shape: shape.to_vec(), at });
+        let cut = if self.ranks == 1 { Cut::Whole } else { cut };
+        let tensor = NamedTensor { name, shape: shape.to_vec(), cut, at };
+        let parts = if cut == Cut::Whole { 1 } else { self.ranks };
+        self.end += 2 * (tensor.elements() / parts) as u64;
+        self.list.push(tensor);
         at
     }
 
     fn aligned(&mut self, name: String, shape: &[usize]) -> u64 {
+        self.aligned_part(name, shape, Cut::Whole)
+    }
+
+    fn aligned_part(&mut self, name: String, shape: &[usize], cut: Cut) -> u64 {
         self.end = self.end.next_multiple_of(ALIGN);
-        self.add(name, shape)
+        self.add(name, shape, cut)
     }
 
     fn layer(&mut self, config: &ModelConfig, index: usize) -> LayerWeights {
@@ -89,15 +148,16 @@ impl Offsets {
         let mut weights = LayerWeights {
             attention_norm: self.aligned(name("input_layernorm"), &[hidden]),
             mlp_norm: self.aligned(name("post_attention_layernorm"), &[hidden]),
-            qkv: self.aligned(name("self_attn.q_proj"), &[q, hidden]),
+            qkv: self.aligned_part(name("self_attn.q_proj"), &[q, hidden], Cut::Rows),
             ..LayerWeights::default()
         };
-        self.add(name("self_attn.k_proj"), &[kv, hidden]);
-        self.add(name("self_attn.v_proj"), &[kv, hidden]);
-        weights.o = self.aligned(name("self_attn.o_proj"), &[hidden, q]);
-        weights.gate_up = self.aligned(name("mlp.gate_proj"), &[intermediate, hidden]);
-        self.add(name("mlp.up_proj"), &[intermediate, hidden]);
-        weights.down = self.aligned(name("mlp.down_proj"), &[hidden, intermediate]);
+        self.add(name("self_attn.k_proj"), &[kv, hidden], Cut::Rows);
+        self.add(name("self_attn.v_proj"), &[kv, hidden], Cut::Rows);
+        weights.o = self.aligned_part(name("self_attn.o_proj"), &[hidden, q], Cut::Cols);
+        let (gate, up) = (name("mlp.gate_proj"), name("mlp.up_proj"));
+        weights.gate_up = self.aligned_part(gate, &[intermediate, hidden], Cut::Rows);
+        self.add(up, &[intermediate, hidden], Cut::Rows);
+        weights.down = self.aligned_part(name("mlp.down_proj"), &[hidden, intermediate], Cut::Cols);
         if config.family == Family::Qwen3 {
             weights.q_norm = self.aligned(name("self_attn.q_norm"), &[head_dim]);
             weights.k_norm = self.aligned(name("self_attn.k_norm"), &[head_dim]);
@@ -107,31 +167,36 @@ impl Offsets {
 }
 
 impl Weights {
-    /// Copies a model directory's tensors to the device.
+    /// Copies a share of a model directory's tensors to the device; `config` is the whole model's.
     ///
     /// # Errors
-    /// What `checkpoint.rs` refuses, or too little memory.
-    pub fn read(device: &Device, config: &ModelConfig, dir: &Path) -> Result<Self> {
+    /// What `checkpoint.rs` refuses, a model that cannot be parted so, or too little memory.
+    pub fn read(device: &Device, config: &ModelConfig, share: Share, dir: &Path) -> Result<Self> {
         let files = Files::open(dir)?;
-        Self::make(device, config, |memory, tensor| {
+        Self::make(device, config, share, |memory, at, tensor| {
             let bytes = files.bf16(&tensor.name, &tensor.shape)?;
-            Ok(memory.write(tensor.at, &bytes).map_err(GpuError::from)?)
+            Ok(memory.write(at, &bytes).map_err(GpuError::from)?)
         })
     }
 
-    /// Makes the weights that [`Random`] makes, on the device.
+    /// Makes a share of the weights that [`Random`] makes, on the device.
     ///
     /// # Errors
-    /// Too little memory.
-    pub fn random(device: &Device, config: &ModelConfig, random: Random) -> Result<Self> {
-        Self::make(device, config, |memory, tensor| {
+    /// A model that cannot be parted so, or too little memory.
+    pub fn random(
+        device: &Device,
+        config: &ModelConfig,
+        share: Share,
+        random: Random,
+    ) -> Result<Self> {
+        Self::make(device, config, share, |memory, at, tensor| {
             let (scale, offset) = match tensor.shape[..] {
                 [_, cols] => (Random::scale(cols), 0.0),
                 _ => (0.0, 1.0),
             };
-            let count = tensor.shape.iter().product::<usize>() as u64;
+            let count = tensor.elements() as u64;
             let seed = random.seed_of(&tensor.name);
-            let out = memory.address() + tensor.at;
+            let out = memory.address() + at;
             let params = FillParams { out, count, seed, scale, offset };
             // SAFETY: the tensor has that many elements at that address.
             let filled = unsafe {
@@ -144,13 +209,15 @@ impl Weights {
 
     fn make(
         device: &Device,
-        config: &ModelConfig,
-        mut fill: impl FnMut(&mut DeviceBuffer, &NamedTensor) -> Result<()>,
+        whole: &ModelConfig,
+        share: Share,
+        mut fill: impl FnMut(&mut DeviceBuffer, u64, &NamedTensor) -> Result<()>,
     ) -> Result<Self> {
+        let config = &share.of(whole)?;
         let (vocab, hidden) = (config.vocab, config.hidden);
-        let mut offsets = Offsets::default();
+        let mut offsets = Offsets { list: Vec::new(), end: 0, ranks: share.ranks };
         let mut layers: Vec<LayerWeights> =
-            (0..config.layers).map(|i| offsets.layer(config, i)).collect();
+            (0..config.layers).map(|i| offsets.layer(whole, i)).collect();
         let mut embedding = offsets.aligned("model.embed_tokens.weight".into(), &[vocab, hidden]);
         let mut norm = offsets.aligned("model.norm.weight".into(), &[hidden]);
         let mut output = match config.tied {
@@ -158,14 +225,24 @@ impl Weights {
             false => offsets.aligned("lm_head.weight".into(), &[vocab, hidden]),
         };
         let frequencies_at = offsets.end.next_multiple_of(ALIGN);
-        let wanted = frequencies_at + 4 * config.rope.frequencies.len() as u64;
+        let parted = offsets.list.iter().filter(|tensor| tensor.cut != Cut::Whole);
+        let scratch = 2 * parted.map(NamedTensor::elements).max().unwrap_or(0) as u64;
+        let own = frequencies_at + 4 * config.rope.frequencies.len() as u64;
+        let wanted = own + scratch;
         let free = device.gpu.free_memory().map_err(GpuError::from)?;
         if wanted > free {
             return Err(GpuError::Memory { wanted, free }.into());
         }
-        let mut memory = DeviceBuffer::new(&device.gpu, wanted).map_err(GpuError::from)?;
+        let mut memory = DeviceBuffer::new(&device.gpu, own).map_err(GpuError::from)?;
+        let mut scratch =
+            DeviceBuffer::new(&device.gpu, scratch.max(ALIGN)).map_err(GpuError::from)?;
         for tensor in &offsets.list {
-            fill(&mut memory, tensor)?;
+            if tensor.cut == Cut::Whole {
+                fill(&mut memory, tensor.at, tensor)?;
+                continue;
+            }
+            fill(&mut scratch, 0, tensor)?;
+            part(device, tensor, share, scratch.address(), memory.address() + tensor.at)?;
         }
         memory.write(frequencies_at, &config.rope.frequencies).map_err(GpuError::from)?;
         device.stream.synchronize().map_err(GpuError::from)?;
@@ -198,6 +275,44 @@ impl Weights {
     pub fn bytes(&self) -> u64 {
         self.memory.bytes()
     }
+}
+
+/// Copies a rank's part of a tensor that lies whole at `source`, and waits for it.
+fn part(
+    device: &Device,
+    tensor: &NamedTensor,
+    share: Share,
+    source: u64,
+    target: u64,
+) -> GpuResult<()> {
+    let [rows, cols] = tensor.shape[..] else { unreachable!("norms are whole") };
+    let (rows, width, first) = match tensor.cut {
+        Cut::Rows => (rows / share.ranks, cols, share.rank * (rows / share.ranks) * cols),
+        _ => (rows, cols / share.ranks, share.rank * (cols / share.ranks)),
+    };
+    let device_memory = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    let copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: device_memory,
+        srcHost: null(),
+        srcDevice: source + 2 * first as u64,
+        srcArray: null_mut(),
+        srcPitch: 2 * cols,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: device_memory,
+        dstHost: null_mut(),
+        dstDevice: target,
+        dstArray: null_mut(),
+        dstPitch: 2 * width,
+        WidthInBytes: 2 * width,
+        Height: rows,
+    };
+    let stream = device.raw() as usize as sys::CUstream;
+    // SAFETY: source and target have room for the tensor and the part of it; the struct lives through the call.
+    driver("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) })?;
+    Ok(device.stream.synchronize()?)
 }
 
 /// Multiplies a matrix's columns with a norm's weights, which are ones then.

@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# The GPU part of examples/generate on a machine without a GPU: everything but the kernels, over a driver and a cublasLt that
-# run on the CPU (tests/cuda/fake_driver, library.cc). Needs .ci/cuda-stub.sh and the library of tests/cuda/fake_driver/run.sh.
+# The GPU part of examples/generate on a machine without a GPU: everything but the kernels, over a driver, a cublasLt and
+# an NCCL that run on the CPU (tests/cuda/fake_driver, library.cc, nccl.cc). Needs .ci/cuda-stub.sh and the library of tests/cuda/fake_driver/run.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../../../.."
-driver=$PWD/target/fake-driver lt=$PWD/target/fake-cublaslt
-mkdir -p "$lt"
+driver=$PWD/target/fake-driver lt=$PWD/target/fake-cublaslt nccl=$PWD/target/fake-nccl
+mkdir -p "$lt" "$nccl"
 # Sums in any order, as on a GPU, or they would not be vectors.
 "${CXX:-c++}" -std=c++17 -O3 -fassociative-math -fno-signed-zeros -fno-trapping-math -fPIC -shared -Wall -Werror \
     -o "$lt/libcublasLt.so.13" examples/generate/tests/fake_cublaslt/library.cc
+"${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$nccl/libnccl.so.2" examples/generate/tests/fake_cublaslt/nccl.cc
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 cd examples/generate
-LD_LIBRARY_PATH=$driver:$lt cargo test --release --features cuda --test gpu --test gpu_kernels
+LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --features cuda --test gpu --test gpu_kernels
 # What a machine without a driver, without a device, or without cublasLt is told.
 for path in "" "$lt" "$driver"; do
     LD_LIBRARY_PATH=$path cargo test --release --quiet --features cuda --test gpu what_cannot_run
 done
 FAKE_DRIVER_DEVICES=0 LD_LIBRARY_PATH=$driver:$lt cargo test --release --quiet --features cuda --test gpu what_cannot_run
+# Or with no NCCL, or one that refuses.
+LD_LIBRARY_PATH=$driver:$lt cargo test --release --quiet --features cuda --test gpu several_gpus
+FAKE_NCCL_REFUSES=1 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --quiet --features cuda --test gpu several_gpus

@@ -1,0 +1,426 @@
+//! A model spread over several GPUs (tensor parallel): each rank has its part of the heads and of the MLP's width, and its
+//! own pool for the K and V of its heads.
+//!
+//! ```text
+//! main thread     Server, Engine, GpuRunner of rank 0 --- Message ---> threads of the others: GpuRunner, Cuda
+//!                 plan, launch, collect                                launch the same plan on their GPU
+//! GPUs            a sum over all ranks after attention's output and after the MLP; rank 0 chooses the tokens
+//! ```
+//!
+//! One engine plans for all: pages and slots are the same on every rank, so the others need no tables, just each plan,
+//! the ends of steps and the copies of forks, in the order in which the engine made them (the core's guide, `ranks`).
+//! Sums are launched by each rank's own thread in its own stream, in graphs too; that they meet is NCCL's part.
+//!
+//! A rank that fails while others wait for its sum cannot be reported by them: it says so and ends the program.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions};
+use kvarena::{
+    Attend, Backend, BatchPlan, Compaction, LayerId, OpenBackend, OwnedPlan, PageCopy, PoolLayout,
+    Queries, StepEnd, TableShape,
+};
+
+use super::device::Device;
+use super::error::{GpuError, GpuResult};
+use super::forward::check_shape;
+use super::nccl::Comm;
+use super::runner::{GpuOptions, GpuRunner, OnGpu};
+use super::weights::{Share, Weights};
+use crate::clock::Clock;
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::model::Random;
+use crate::runner::{Runner, Work};
+
+/// Where a model's weights come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A directory.
+    Files(PathBuf),
+    /// Random numbers of this seed.
+    Random(u64),
+}
+
+impl Source {
+    /// Makes a share of the weights on a device.
+    ///
+    /// # Errors
+    /// As [`Weights::read`] and [`Weights::random`].
+    pub fn weights(&self, device: &Device, config: &ModelConfig, share: Share) -> Result<Weights> {
+        match self {
+            Self::Files(dir) => Weights::read(device, config, share, dir),
+            Self::Random(seed) => Weights::random(device, config, share, Random { seed: *seed }),
+        }
+    }
+}
+
+/// What rank 0 tells the others.
+enum Message {
+    /// The pool is to be made.
+    Open(PoolLayout, TableShape, u32, Sender<Result<()>>),
+    /// The ways of steps of so many streams are to be chosen.
+    Warm(Vec<usize>),
+    /// A step was planned and is to be launched.
+    Launch(Work),
+    /// Rank 0 has collected a step.
+    Collect,
+    /// All that was launched is to be waited for, and forgotten.
+    Settle(Sender<()>),
+    /// Steps have ended.
+    End(StepEnd),
+    /// Pages are to be copied.
+    Copy(Vec<PageCopy>),
+    /// Accepted drafts are to be moved together.
+    Compact(Vec<Compaction>),
+}
+
+/// The other ranks, as rank 0 knows them.
+pub struct Others {
+    senders: Vec<Sender<Message>>,
+    threads: Vec<JoinHandle<()>>,
+    /// The least memory that one of them has left, in bytes.
+    pub free: u64,
+}
+
+/// A rank's part of the model, to be made by its thread.
+struct Seed {
+    config: ModelConfig,
+    source: Source,
+    options: GpuOptions,
+    comm: Comm,
+}
+
+impl Others {
+    /// Starts a thread for each rank but the first, and waits until all have their weights.
+    ///
+    /// # Errors
+    /// A GPU that cannot be used, or too little memory.
+    pub fn start(
+        comms: Vec<Comm>,
+        config: &ModelConfig,
+        source: &Source,
+        options: GpuOptions,
+    ) -> Result<Self> {
+        let (mut senders, mut threads, mut ready) = (Vec::new(), Vec::new(), Vec::new());
+        for comm in comms {
+            let (sender, messages) = channel();
+            let (tell, told) = channel();
+            let options = GpuOptions { keep_logits: false, keep_times: false, ..options };
+            let seed = Seed { config: config.clone(), source: source.clone(), options, comm };
+            threads.push(thread::spawn(move || follow(seed, &messages, &tell)));
+            senders.push(sender);
+            ready.push(told);
+        }
+        let mut free = u64::MAX;
+        for told in ready {
+            free = free.min(told.recv().map_err(|_| lost())??);
+        }
+        Ok(Self { senders, threads, free })
+    }
+
+    fn tell(&self, message: impl Fn() -> Message) {
+        for sender in &self.senders {
+            // A rank that has gone has ended the program.
+            let _ = sender.send(message());
+        }
+    }
+
+    /// Tells all, and waits for their answers.
+    fn ask<T>(&self, message: impl Fn(Sender<T>) -> Message) -> Result<Vec<T>> {
+        let (sender, answers) = channel();
+        self.tell(|| message(sender.clone()));
+        drop(sender);
+        self.senders.iter().map(|_| answers.recv().map_err(|_| lost())).collect()
+    }
+}
+
+fn lost() -> Error {
+    Error::run("a rank's thread has ended")
+}
+
+/// A rank's thread: does what rank 0 does, on its own GPU.
+fn follow(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>) {
+    let rank = seed.comm.rank;
+    let begin = || -> Result<(GpuRunner, u64)> {
+        let share = Share { rank, ranks: seed.comm.ranks };
+        let device = Rc::new(Device::open_number(rank as u32)?);
+        let weights = Rc::new(seed.source.weights(&device, &seed.config, share)?);
+        let config = share.of(&seed.config)?;
+        let runner = GpuRunner::of_rank(device, config, weights, seed.options, Some(seed.comm))?;
+        let free = runner.device().gpu.free_memory().map_err(GpuError::from)?;
+        Ok((runner, free))
+    };
+    let mut runner = match begin() {
+        Ok((runner, free)) => {
+            let _ = ready.send(Ok(free));
+            runner
+        }
+        Err(error) => {
+            let _ = ready.send(Err(error));
+            return;
+        }
+    };
+    let mut backend = None;
+    for message in messages {
+        if let Err(error) = obey(&mut runner, &mut backend, message) {
+            eprintln!("generate: rank {rank}: {error}");
+            std::process::exit(error.fault as i32);
+        }
+    }
+    let _ = runner.device().stream.synchronize();
+}
+
+fn obey(runner: &mut GpuRunner, backend: &mut Option<Cuda>, message: Message) -> Result<()> {
+    let mut clock = Clock::default();
+    if let Message::Open(layout, table, max_steps, opened) = message {
+        let open = runner.backend().open(&layout, &table, max_steps).map_err(GpuError::from);
+        let _ = opened.send(match open {
+            Ok(open) => {
+                *backend = Some(open);
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        });
+        return Ok(());
+    }
+    let backend = backend.as_mut().ok_or_else(|| Error::run("the pool comes first"))?;
+    match message {
+        Message::Open(..) => {}
+        Message::Warm(streams) => runner.warm(backend, &streams)?,
+        Message::Launch(work) => {
+            runner.before_plan()?;
+            backend.begin(&work.plan.plan()).map_err(GpuError::from)?;
+            runner.launch(backend, &work, &mut clock)?;
+        }
+        Message::Collect => {
+            // Its tokens are rank 0's.
+            runner.collect(backend, &Work::default(), false, &mut Vec::new(), &mut clock)?;
+        }
+        Message::Settle(settled) => {
+            runner.settle(backend)?;
+            let _ = settled.send(());
+        }
+        Message::End(end) => backend.end(end),
+        Message::Copy(copies) => backend.copy_pages(&copies).map_err(GpuError::from)?,
+        Message::Compact(compactions) => backend.compact(&compactions).map_err(GpuError::from)?,
+    }
+    Ok(())
+}
+
+/// Opens the pools of all ranks as one backend.
+pub struct RanksOptions {
+    own: CudaOptions,
+    others: Rc<Others>,
+}
+
+/// The pools of all ranks: that of rank 0, and word to the others.
+pub struct Ranks {
+    own: Cuda,
+    others: Rc<Others>,
+}
+
+impl OpenBackend for RanksOptions {
+    type Backend = Ranks;
+
+    fn open(
+        self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        max_steps: u32,
+    ) -> std::result::Result<Ranks, CudaError> {
+        let own = self.own.open(layout, table, max_steps)?;
+        Ok(Ranks { own, others: self.others })
+    }
+}
+
+impl Backend for Ranks {
+    type Error = CudaError;
+    // Rows are on each rank's own GPU, and its own backend is asked to store and attend.
+    type Rows<'a> = ();
+    type RowsMut<'a> = ();
+    type Sinks<'a> = ();
+    type Lse<'a> = ();
+
+    fn begin(&mut self, plan: &BatchPlan<'_>) -> std::result::Result<(), CudaError> {
+        // The others begin it with its launch, which comes next.
+        self.own.begin(plan)
+    }
+
+    fn end(&mut self, end: StepEnd) {
+        self.others.tell(|| Message::End(end));
+        self.own.end(end);
+    }
+
+    fn store_cache(
+        &mut self,
+        _: &BatchPlan<'_>,
+        _: LayerId,
+        (): (),
+        (): (),
+    ) -> std::result::Result<(), CudaError> {
+        unreachable!("each rank stores its own rows")
+    }
+
+    fn attend_queries(
+        &mut self,
+        _: &BatchPlan<'_>,
+        _: LayerId,
+        _: &Attend,
+        _: Queries<(), ()>,
+        (): (),
+        _: Option<()>,
+    ) -> std::result::Result<(), CudaError> {
+        unreachable!("each rank attends for its own rows")
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> std::result::Result<(), CudaError> {
+        self.others.tell(|| Message::Copy(copies.to_vec()));
+        self.own.copy_pages(copies)
+    }
+
+    fn compact(&mut self, compactions: &[Compaction]) -> std::result::Result<(), CudaError> {
+        self.others.tell(|| Message::Compact(compactions.to_vec()));
+        self.own.compact(compactions)
+    }
+
+    fn synchronize(&mut self) -> std::result::Result<(), CudaError> {
+        self.own.synchronize()
+    }
+}
+
+/// Runs a model on several GPUs.
+pub struct RanksRunner {
+    own: GpuRunner,
+    others: Rc<Others>,
+}
+
+impl RanksRunner {
+    /// Takes a GPU for each rank into use, and gives each its share of the weights.
+    ///
+    /// # Errors
+    /// Fewer GPUs, no NCCL, a model that cannot be spread so, or too little memory.
+    pub fn new(
+        config: &ModelConfig,
+        source: &Source,
+        options: GpuOptions,
+        ranks: usize,
+    ) -> Result<Self> {
+        let share = Share { rank: 0, ranks };
+        let own_config = share.of(config)?;
+        check_shape(&own_config)?;
+        let mut comms = Comm::connect(ranks)?;
+        let others = Others::start(comms.split_off(1), config, source, options)?;
+        let device = Rc::new(Device::open()?);
+        let weights = Rc::new(source.weights(&device, config, share)?);
+        let own = GpuRunner::of_rank(device, own_config, weights, options, comms.pop())?;
+        Ok(Self { own, others: Rc::new(others) })
+    }
+
+    /// The least memory that a GPU has left, in bytes.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn free_memory(&self) -> GpuResult<u64> {
+        Ok(self.own.device().gpu.free_memory()?.min(self.others.free))
+    }
+
+    /// Opens the pools of all ranks.
+    pub fn backend(&self) -> RanksOptions {
+        RanksOptions { own: self.own.backend(), others: Rc::clone(&self.others) }
+    }
+
+    /// Opens the others' pools like that of rank 0, and chooses the ways of steps as [`GpuRunner::warm`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn warm(
+        &mut self,
+        backend: &mut Ranks,
+        (table, max_steps): (TableShape, u32),
+        streams: &[usize],
+    ) -> Result<()> {
+        let layout = *backend.own.layout();
+        let opened = self.others.ask(|answer| Message::Open(layout, table, max_steps, answer))?;
+        opened.into_iter().collect::<Result<()>>()?;
+        self.others.tell(|| Message::Warm(streams.to_vec()));
+        self.own.warm(&mut backend.own, streams)?;
+        // They may be slower to choose.
+        self.others.ask(Message::Settle).map(|_| ())
+    }
+}
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        self.senders.clear();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl OnGpu for RanksRunner {
+    fn gpu(&self) -> &GpuRunner {
+        &self.own
+    }
+
+    fn gpu_mut(&mut self) -> &mut GpuRunner {
+        &mut self.own
+    }
+}
+
+/// A copy of a step's work.
+fn copy(work: &Work) -> Work {
+    let mut plan = OwnedPlan::new();
+    plan.copy_from(&work.plan.plan());
+    Work { plan, inputs: work.inputs.clone(), draws: work.draws.clone() }
+}
+
+impl Runner for RanksRunner {
+    type Backend = Ranks;
+
+    fn config(&self) -> &ModelConfig {
+        self.own.config()
+    }
+
+    fn before_plan(&mut self) -> Result<()> {
+        self.own.before_plan()
+    }
+
+    fn launch(&mut self, backend: &mut Ranks, work: &Work, clock: &mut Clock) -> Result<()> {
+        self.others.tell(|| Message::Launch(copy(work)));
+        self.own.launch(&mut backend.own, work, clock)
+    }
+
+    fn collect(
+        &mut self,
+        backend: &mut Ranks,
+        work: &Work,
+        fail: bool,
+        tokens: &mut Vec<u32>,
+        clock: &mut Clock,
+    ) -> Result<()> {
+        self.others.tell(|| Message::Collect);
+        self.own.collect(&mut backend.own, work, fail, tokens, clock)
+    }
+
+    fn settle(&mut self, backend: &mut Ranks) -> Result<()> {
+        self.own.settle(&mut backend.own)?;
+        self.others.ask(Message::Settle).map(|_| ())
+    }
+
+    fn draws_max(&self) -> usize {
+        self.own.draws_max()
+    }
+
+    fn keeps_logits(&self) -> bool {
+        self.own.keeps_logits()
+    }
+
+    fn logits(&self, draw: usize) -> &[f32] {
+        self.own.logits(draw)
+    }
+}

@@ -8,7 +8,8 @@
  * waits for it does the other's work too.
  *
  * PTX of a newer ISA than the driver's version is refused, and what the machine does not know, with a log that names it. A kernel that
- * touches memory that is nobody's, or waits for ever, ends the process with a message: who, where, and the line of PTX.
+ * touches memory that is nobody's, whose warps touch shared memory in no order, or that waits for ever, ends the process with a message:
+ * who, where, and the line of PTX.
  *
  * A kernel of which the process has a function fake_NAME is that: it takes the parameters, of fake_NAME_bytes bytes, and the grid;
  * and whoever has work that is no kernel queues it by fake_ask (examples/generate/tests/fake_cublaslt).
@@ -22,8 +23,11 @@
  *
  * FAKE_DRIVER_PTX=FOLDER: text of modules is written there, and read from there if it is: kernels are changed without building.
  * FAKE_DRIVER_STATISTICS=1: what ran, when the process ends; 2: which instructions never did.
- * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_CAPABILITY (90); FAKE_DRIVER_SLICE (4096): instructions that a warp
- * does before the next one's turn, of which a few mix the warps finely. */
+ * FAKE_DRIVER_EARLY=1: copies and products in flight are done at once, not as late as they may be: shows what is overwritten too soon.
+ * FAKE_DRIVER_RACES=0: does not look for warps that touch the same shared memory in no order (ptx/races.h).
+ * FAKE_DRIVER_SLICE (4096): instructions that a warp does before the next one's turn; a few mix the warps finely.
+ * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_CAPABILITY (90: with 80 the plain kernels run),
+ * FAKE_DRIVER_MULTIPROCESSORS (4). */
 #include <dlfcn.h>
 #include <malloc.h>
 #include <math.h>
@@ -40,6 +44,7 @@
 
 #include "ptx/machine.h"
 
+using ptx::setting;
 using ptx::u32;
 using ptx::u64;
 using ptx::u8;
@@ -48,12 +53,7 @@ using ptx::u8;
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_DEVICE = 101, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
        ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
 
-static u64 setting(const char* name, u64 otherwise) {
-    const char* value = getenv(name);
-    return value ? strtoull(value, NULL, 10) : otherwise;
-}
-
-constexpr u32 MULTIPROCESSORS = 4;
+static const u32 MULTIPROCESSORS = setting("FAKE_DRIVER_MULTIPROCESSORS", 4);
 
 /* Contexts: number 16 and on are the devices' primary ones. */
 constexpr u32 DEVICES = 16;

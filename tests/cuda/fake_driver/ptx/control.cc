@@ -43,12 +43,17 @@ void release(Warp& warp, const Instruction& in, Barrier& barrier) {
     if (barrier.arrived > expected) fail(warp, in, 0, "%u threads came to a barrier for %u", barrier.arrived, expected);
     if (barrier.arrived < expected) return;
     barrier.arrived = 0, ++barrier.generation;
+    if (Races& races = warp.cta->races; races.wanted) {
+        const size_t number = &barrier - warp.cta->barriers;
+        races.passed[number] = races.gathered[number];
+    }
     barrier.result_any = barrier.any, barrier.result_every = barrier.every;
 }
 void come(Warp& warp, const Instruction& in, Barrier& barrier, u32 which) {
     if (barrier.arrived == 0) barrier.any = false, barrier.every = true;
     barrier.any |= (warp.alive & which) != 0, barrier.every &= !(warp.alive & ~which);
     barrier.arrived += LANES;
+    if (Races& races = warp.cta->races; races.wanted) races.leave(warp.index, races.gathered[&barrier - warp.cta->barriers]);
     warp.barrier_generation = barrier.generation;
     release(warp, in, barrier);
 }
@@ -59,6 +64,7 @@ bool pass(Warp& warp, const Instruction& in, u32 number, u32 expected, u32 which
     if (!warp.at_barrier) come(warp, in, barrier, which), warp.at_barrier = true;
     else if (warp.barrier_generation == barrier.generation) release(warp, in, barrier);
     if (warp.barrier_generation == barrier.generation) return false;
+    if (Races& races = warp.cta->races; races.wanted) races.take(warp.index, races.passed[number]);
     return warp.at_barrier = false, true;
 }
 Outcome sync(Warp& warp, const Instruction& in) {

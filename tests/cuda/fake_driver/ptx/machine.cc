@@ -11,13 +11,13 @@
 #include <memory>
 
 namespace ptx {
-namespace {
-/* Instructions that a warp does before the next one's turn. A small one mixes the warps finely. */
 u64 setting(const char* name, u64 otherwise) {
     const char* value = getenv(name);
     return value ? strtoull(value, nullptr, 10) : otherwise;
 }
+const bool early = setting("FAKE_DRIVER_EARLY", 0) != 0;
 
+namespace {
 const char* text_of(const Entry& entry, u32 line) {
     if (line == 0 || line > entry.lines.size()) return "";
     const char* text = entry.lines[line - 1].c_str();
@@ -159,6 +159,7 @@ void start_cta(Cta& cta, Launch& launch, u64 number) {
     cta.warps.resize((threads + LANES - 1) / LANES);
     cta.warps_left = static_cast<u32>(cta.warps.size());
     for (u32 i = 0; i < cta.warps.size(); ++i) start_warp(cta, i);
+    cta.races.start(cta);
 }
 bool run_cta(Cta& cta, u64 slice) {
     bool did = false;
@@ -184,6 +185,7 @@ void fail(const Warp& warp, const Instruction& in, u32 lane, const char* format,
 
 void run(Launch& launch, u32 resident) {
     static std::vector<std::unique_ptr<Cta>> spare;
+    // Instructions that a warp does before the next one's turn. A small number mixes the warps finely.
     static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), rounds_most = setting("FAKE_DRIVER_ROUNDS", 1 << 15);
     ++launch.entry->launches;
     const u64 count = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];

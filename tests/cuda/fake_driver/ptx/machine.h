@@ -2,6 +2,7 @@
 #pragma once
 #include <string.h>
 #include "program.h"
+#include "races.h"
 
 namespace ptx {
 struct Launch;
@@ -21,6 +22,7 @@ struct AsyncCopy {
     u32 to[LANES], size[LANES], group[LANES];
     u64 from[LANES];
     const Instruction* instruction;
+    Clock known;         // what an arrival leaves at its barrier
 };
 /* A product that was begun (wgmma): done when somebody waits for it. */
 struct AsyncProduct {
@@ -64,6 +66,7 @@ struct Cta {
     std::vector<Warp> warps;
     Barrier barriers[16];
     u32 warps_left;
+    Races races;
 };
 
 struct Launch {
@@ -72,6 +75,10 @@ struct Launch {
     u32 grid[3], block[3], dynamic_shared;
     Range known;         // where global memory was last touched
 };
+
+/* Whether copies and products are done as soon as they are asked for, and no longer as late as they may be. */
+extern const bool early;
+u64 setting(const char* name, u64 otherwise);
 
 /* Runs a launch until its end. `resident`: most CTAs that the device holds at once. */
 void run(Launch& launch, u32 resident);

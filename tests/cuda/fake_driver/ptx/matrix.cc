@@ -87,7 +87,9 @@ u64 row_address(Warp& warp, const u32* at, u32 lane) {
 template <u32 COUNT, bool TRANSPOSED> Outcome load_matrix(Warp& warp, const Instruction& in) {
     alignas(64) u16 pieces[COUNT][64];
     for (u32 lane = 0; lane < 8 * COUNT; ++lane) {
-        const u8* row = shared_at(warp, in, lane, row_address(warp, in.at + COUNT, lane), 16);
+        const u64 address = row_address(warp, in.at + COUNT, lane);
+        const u8* row = shared_at(warp, in, lane, address, 16);
+        touch(warp, in, lane, address, 16, false);
         memcpy(pieces[lane / 8] + lane % 8 * 8, row, 16);
     }
     for (u32 i = 0; i < COUNT; ++i) {
@@ -103,7 +105,8 @@ template <u32 COUNT, bool TRANSPOSED> Outcome store_matrix(Warp& warp, const Ins
         if (TRANSPOSED) transpose(piece);
         for (u32 row = 0; row < 8; ++row) {
             const u32 lane = i * 8 + row;
-            memcpy(shared_at(warp, in, lane, row_address(warp, in.at, lane), 16), piece + row * 8, 16);
+            const u64 address = row_address(warp, in.at, lane);
+            memcpy(shared_at(warp, in, lane, address, 16), piece + row * 8, 16), touch(warp, in, lane, address, 16, true);
         }
     }
     return Outcome::NEXT;
@@ -147,7 +150,7 @@ void read_pieces(Warp& warp, const Instruction& in, const Matrix& matrix, bool r
     for (u32 eighth = 0; eighth < 2; ++eighth) {
         for (u32 i = 0; i < 8; ++i) {
             const u64 address = row_major ? matrix.row_major(at, eighth * 8 + i) : matrix.k_major(at + i, eighth);
-            memcpy(pieces[eighth] + i * 8, shared_at(warp, in, 0, address, 16), 16);
+            memcpy(pieces[eighth] + i * 8, shared_at(warp, in, 0, address, 16), 16), touch(warp, in, 0, address, 16, false);
         }
         if (row_major) transpose(pieces[eighth]);
     }
@@ -194,6 +197,7 @@ template <bool BF16, u32 N, bool REGISTERS> Outcome begin_product(Warp& warp, co
     if (!REGISTERS) product.a_matrix = *column<u64>(warp, at[0]);
     at += REGISTERS ? 4 : 1;
     product.b_matrix = *column<u64>(warp, at[0]), product.add = warp.predicates[at[1]] & 1;
+    if (early) product.run(warp, product), warp.products.pop_back();
     return Outcome::NEXT;
 }
 Outcome commit_products(Warp& warp, const Instruction&) { return ++warp.product_groups, Outcome::NEXT; }

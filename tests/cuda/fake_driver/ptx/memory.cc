@@ -37,10 +37,12 @@ u8* param_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes
         fail(warp, in, lane, "parameter at %lld, %u bytes, of %zu", static_cast<long long>(address), bytes, params.size());
     return params.data() + address;
 }
-template <Space SPACE> u8* memory_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes) {
+template <Space SPACE, bool WRITES> u8* memory_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes) {
     if constexpr (SPACE == Space::GLOBAL) return global_at(warp, in, lane, address, bytes);
-    else if constexpr (SPACE == Space::SHARED) return shared_at(warp, in, lane, address, bytes);
-    else return param_at(warp, in, lane, address, bytes);
+    else if constexpr (SPACE == Space::SHARED) {
+        u8* const place = shared_at(warp, in, lane, address, bytes);
+        return touch(warp, in, lane, address, bytes, WRITES), place;
+    } else return param_at(warp, in, lane, address, bytes);
 }
 
 /* The three words of an address: a column, whether it has 8 bytes a lane, an offset of 31 bits. */
@@ -65,7 +67,7 @@ template <Space SPACE, class T, class R, u32 COUNT> Outcome load(Warp& warp, con
     const Addresses addresses(warp, in.at + COUNT);
     active_lanes(warp, [&](u32 lane) {
         T items[COUNT];
-        memcpy(items, memory_at<SPACE>(warp, in, lane, addresses.of[lane], sizeof items), sizeof items);
+        memcpy(items, memory_at<SPACE, false>(warp, in, lane, addresses.of[lane], sizeof items), sizeof items);
         for (u32 k = 0; k < COUNT; ++k) column<R>(warp, in.at[k])[lane] = static_cast<R>(items[k]);
     });
     return Outcome::NEXT;
@@ -75,7 +77,7 @@ template <Space SPACE, class T, class R, u32 COUNT> Outcome store(Warp& warp, co
     active_lanes(warp, [&](u32 lane) {
         T items[COUNT];
         for (u32 k = 0; k < COUNT; ++k) items[k] = static_cast<T>(column<R>(warp, in.at[3 + k])[lane]);
-        memcpy(memory_at<SPACE>(warp, in, lane, addresses.of[lane], sizeof items), items, sizeof items);
+        memcpy(memory_at<SPACE, true>(warp, in, lane, addresses.of[lane], sizeof items), items, sizeof items);
     });
     return Outcome::NEXT;
 }
@@ -110,12 +112,13 @@ template <Space SPACE> Handler access_of(bool loads, u32 count, u32 bytes, bool 
 template <Space SPACE, class T, bool GIVES, class F> Form atomic_form(std::string opcode, F) {
     const std::string operand = " " + token<T>();
     return {std::move(opcode), GIVES ? "=" + token<T>() + " @" + operand : "@" + operand, [](Warp& warp, const Instruction& in) {
-                const u32* at = in.at + GIVES;
-                const Addresses addresses(warp, at);
+                const u32* words = in.at + GIVES;
+                const Addresses addresses(warp, words);
                 T operands[LANES];
-                memcpy(operands, column<T>(warp, at[3]), sizeof operands);
+                memcpy(operands, column<T>(warp, words[3]), sizeof operands);
                 active_lanes(warp, [&](u32 lane) {
-                    T* place = reinterpret_cast<T*>(memory_at<SPACE>(warp, in, lane, addresses.of[lane], sizeof(T)));
+                    auto at = SPACE == Space::SHARED ? shared_at : global_at;
+                    T* place = reinterpret_cast<T*>(at(warp, in, lane, addresses.of[lane], sizeof(T)));
                     const T old = *place;
                     *place = F{}(old, operands[lane]);
                     if (GIVES) column<T>(warp, in.at[0])[lane] = old;
@@ -134,6 +137,25 @@ template <class T, class F> void add_atomic(Forms& forms, const std::string& ope
 
 // ---- copies in flight -------------------------------------------------------------------------------------------------
 
+void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address, Clock* known);
+
+/* Does what was begun, of each lane in its order, where `wanted` says so of a lane's copy or arrival. */
+template <class F> void settle(Warp& warp, F wanted) {
+    for (AsyncCopy& copy : warp.copies)
+        for (u32 rest = copy.lanes; rest; rest &= rest - 1) {
+            const u32 lane = static_cast<u32>(__builtin_ctz(rest));
+            if (!wanted(copy, lane)) continue;
+            copy.lanes &= ~(1u << lane);
+            if (copy.arrives) { arrive_at(warp, *copy.instruction, lane, copy.to[lane], &copy.known); continue; }
+            u8* to = shared_at(warp, *copy.instruction, lane, copy.to[lane], copy.bytes);
+            if (copy.size[lane] > 0) memcpy(to, global_at(warp, *copy.instruction, lane, copy.from[lane], copy.size[lane]), copy.size[lane]);
+            memset(to + copy.size[lane], 0, copy.bytes - copy.size[lane]);
+        }
+    std::erase_if(warp.copies, [](const AsyncCopy& copy) { return copy.lanes == 0; });
+}
+void settle_all(Warp& warp) {
+    settle(warp, [](const AsyncCopy&, u32) { return true; });
+}
 Outcome copy_async(Warp& warp, const Instruction& in) {
     const u32 bytes = in.number;
     const Addresses to(warp, in.at), from(warp, in.at + 3);
@@ -144,40 +166,37 @@ Outcome copy_async(Warp& warp, const Instruction& in) {
     active_lanes(warp, [&](u32 lane) {
         const u32 size = sizes ? std::min(sizes[lane], bytes) : bytes;
         copy.to[lane] = static_cast<u32>(to.of[lane]), copy.from[lane] = from.of[lane], copy.size[lane] = size;
-        shared_at(warp, in, lane, to.of[lane], bytes);
+        shared_at(warp, in, lane, to.of[lane], bytes), touch(warp, in, lane, to.of[lane], bytes, true);
         if (size > 0) global_at(warp, in, lane, from.of[lane], bytes);  // what it does not read must be aligned, too
     });
+    if (early) settle_all(warp);
     return Outcome::NEXT;
-}
-void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address);
-
-/* Does what was begun, of each lane in its order, where `wanted` says so of a lane and the group; all that comes before an arrival
-   that is wanted was asked for, too. */
-template <class F> void settle(Warp& warp, F wanted) {
-    for (AsyncCopy& copy : warp.copies)
-        for (u32 rest = copy.lanes; rest; rest &= rest - 1) {
-            const u32 lane = static_cast<u32>(__builtin_ctz(rest));
-            if (!wanted(copy, lane)) continue;
-            copy.lanes &= ~(1u << lane);
-            if (copy.arrives) { arrive_at(warp, *copy.instruction, lane, copy.to[lane]); continue; }
-            u8* to = shared_at(warp, *copy.instruction, lane, copy.to[lane], copy.bytes);
-            if (copy.size[lane] > 0) memcpy(to, global_at(warp, *copy.instruction, lane, copy.from[lane], copy.size[lane]), copy.size[lane]);
-            memset(to + copy.size[lane], 0, copy.bytes - copy.size[lane]);
-        }
-    std::erase_if(warp.copies, [](const AsyncCopy& copy) { return copy.lanes == 0; });
 }
 Outcome commit_copies(Warp& warp, const Instruction&) {
     active_lanes(warp, [&](u32 lane) { ++warp.copy_groups[lane]; });
     return Outcome::NEXT;
 }
+/* What was copied is written by now, for who waits for this warp; an arrival that is due after it tells others of it by itself. */
+void touch_copied(Warp& warp, const AsyncCopy& copy, u32 lane) {
+    if (!warp.cta->races.wanted) return;
+    for (const AsyncCopy* later = &copy; later <= &warp.copies.back(); ++later)
+        if (later->arrives && later->lanes >> lane & 1) return;
+    touch(warp, *copy.instruction, lane, copy.to[lane], copy.bytes, true);
+}
 Outcome wait_copies(Warp& warp, const Instruction& in) {
     settle(warp, [&](const AsyncCopy& copy, u32 lane) {
-        return warp.active >> lane & 1 && !copy.arrives && copy.group[lane] + in.number < warp.copy_groups[lane];
+        const bool waited = warp.active >> lane & 1 && !copy.arrives && copy.group[lane] + in.number < warp.copy_groups[lane];
+        if (waited) touch_copied(warp, copy, lane);
+        return waited;
     });
     return Outcome::NEXT;
 }
 Outcome wait_all_copies(Warp& warp, const Instruction&) {
-    settle(warp, [&](const AsyncCopy& copy, u32 lane) { return warp.active >> lane & 1 && !copy.arrives; });
+    settle(warp, [&](const AsyncCopy& copy, u32 lane) {
+        const bool waited = warp.active >> lane & 1 && !copy.arrives;
+        if (waited) touch_copied(warp, copy, lane);
+        return waited;
+    });
     return Outcome::NEXT;
 }
 Outcome arrive_when_copied(Warp& warp, const Instruction& in) {
@@ -185,6 +204,8 @@ Outcome arrive_when_copied(Warp& warp, const Instruction& in) {
     AsyncCopy& copy = warp.copies.emplace_back();
     copy.lanes = warp.active, copy.arrives = true, copy.bytes = 0, copy.instruction = &in;
     for (u32 lane = 0; lane < LANES; ++lane) copy.to[lane] = static_cast<u32>(barrier.of[lane]);
+    if (Races& races = warp.cta->races; races.wanted) races.leave(warp.index, copy.known);
+    if (early) settle_all(warp);
     return Outcome::NEXT;
 }
 /* What is due at a barrier, of all warps: done when somebody looks whether it is. */
@@ -224,7 +245,15 @@ Counter& counter_at(Warp& warp, const Instruction& in, u32 lane, u64 address) {
 void advance(Counter& counter) {
     if (counter.pending == 0 && counter.bytes == 0) counter.phase ^= 1, counter.pending = counter.expected;
 }
-void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address) {
+/* `known`: what the warp knew when it asked to arrive; none: now. */
+void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address, Clock* known) {
+    if (Races& races = warp.cta->races; races.wanted) {
+        Clock now;
+        if (!known) races.leave(warp.index, now), known = &now;
+        Clock& left = races.counters[static_cast<u32>(address)];
+        left.resize(known->size());
+        for (u32 i = 0; i < left.size(); ++i) left[i] = std::max(left[i], (*known)[i]);
+    }
     Counter& counter = counter_at(warp, in, lane, address);
     if (counter.pending == 0) fail(warp, in, lane, "more arrivals at an mbarrier than it counts");
     --counter.pending, advance(counter);
@@ -246,7 +275,7 @@ Outcome counter_invalidate(Warp& warp, const Instruction& in) {
 }
 Outcome counter_arrive(Warp& warp, const Instruction& in) {
     const Addresses addresses(warp, in.at + 1);
-    active_lanes(warp, [&](u32 lane) { arrive_at(warp, in, lane, addresses.of[lane]); });
+    active_lanes(warp, [&](u32 lane) { arrive_at(warp, in, lane, addresses.of[lane], nullptr); });
     return Outcome::NEXT;
 }
 Outcome counter_expect(Warp& warp, const Instruction& in) {
@@ -255,7 +284,7 @@ Outcome counter_expect(Warp& warp, const Instruction& in) {
     active_lanes(warp, [&](u32 lane) {
         Counter& counter = counter_at(warp, in, lane, addresses.of[lane]);
         counter.bytes += bytes[lane];
-        arrive_at(warp, in, lane, addresses.of[lane]);
+        arrive_at(warp, in, lane, addresses.of[lane], nullptr);
     });
     return Outcome::NEXT;
 }
@@ -268,7 +297,9 @@ u32 lanes_past(Warp& warp, const Instruction& in) {
         const u32 address = static_cast<u32>(addresses.of[lane]);
         auto over = [&] { return counter_at(warp, in, lane, address).phase != (parity[lane] & 1); };
         if (!over() && settled != address) settle_for(*warp.cta, address), settled = address;
-        past |= over() ? 1u << lane : 0;
+        if (!over()) return;
+        past |= 1u << lane;
+        if (Races& races = warp.cta->races; races.wanted) races.take(warp.index, races.counters[address]);
     });
     return past;
 }

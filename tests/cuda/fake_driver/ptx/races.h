@@ -1,0 +1,32 @@
+/* Finds what warps of a CTA do to shared memory in no order: one writes what another reads or writes, and nothing between them makes one
+ * wait for the other. The machine runs warps in one order of many; this says whether another might give something else.
+ *
+ * Each warp counts its own time, and knows up to which time of the others it has waited (a vector clock). Who arrives at a barrier
+ * leaves there what it knows; who passes takes it. Each word of memory remembers who wrote it and who read it, and when: whoever
+ * comes next must know of that time. Lanes of one warp are not told apart. */
+#pragma once
+#include <unordered_map>
+#include <vector>
+#include "program.h"
+
+namespace ptx {
+struct Cta;
+using Clock = std::vector<u32>;  // a time of each warp
+
+struct Races {
+    struct Word { u32 writer, written, write_line, read_line; };
+    bool wanted = false;
+    std::vector<Clock> warps;
+    std::vector<Word> words;                   // of shared memory
+    std::vector<u32> reads;                    // of each word, each warp's last
+    std::unordered_map<u32, Clock> counters;   // mbarriers, by their address
+    Clock gathered[16], passed[16];            // barriers
+
+    void start(const Cta& cta);
+    /* The warp leaves what it knows; its time goes on. */
+    void leave(u32 warp, Clock& at);
+    void take(u32 warp, const Clock& at);
+};
+/* A warp reads or writes shared memory. */
+void touch(Warp& warp, const Instruction& instruction, u32 lane, u64 address, u32 bytes, bool writes);
+}  // namespace ptx

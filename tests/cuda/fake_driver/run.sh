@@ -9,6 +9,11 @@ export LD_LIBRARY_PATH=$PWD/$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/tar
 # Without an error: else all tests would be skipped.
 KVARENA_GPU_ERROR=None KVARENA_SEEDS=${KVARENA_SEEDS:-0..25} cargo test --features cuda,testkit --test cuda
 
+# Plain kernels, which older devices run; and warps finely mixed, with copies and products done at once.
+contract() { KVARENA_GPU_ERROR=None env "$@" cargo test --quiet --features cuda,testkit --test cuda contract::; }
+contract FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..24
+contract FAKE_DRIVER_EARLY=1 FAKE_DRIVER_SLICE=50 KVARENA_SEEDS=40..56
+
 # Unit tests that want a driver; and the oldest one that serves.
 KVARENA_GPU_ERROR=None cargo test --quiet --features cuda,testkit --lib backend::cuda
 KVARENA_GPU_ERROR=None KVARENA_SEEDS=0..5 FAKE_DRIVER_VERSION=12000 cargo test --quiet --features cuda,testkit --test cuda -- contract:: graph:: errors::

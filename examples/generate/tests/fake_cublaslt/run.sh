@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The GPU part of examples/generate on a machine without a GPU: everything but the kernels, over a driver, a cublasLt and
-# an NCCL that run on the CPU (tests/cuda/fake_driver, library.cc, nccl.cc). Needs .ci/cuda-stub.sh and the library of tests/cuda/fake_driver/run.sh.
+# The GPU part of examples/generate on a machine without a GPU: all but its own kernels, over a driver, a cublasLt and an NCCL
+# that run on the CPU (tests/cuda/fake_driver, library.cc, nccl.cc). Needs .ci/cuda-stub.sh and the library of
+# tests/cuda/fake_driver/run.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../../../.."
 driver=$PWD/target/fake-driver lt=$PWD/target/fake-cublaslt nccl=$PWD/target/fake-nccl

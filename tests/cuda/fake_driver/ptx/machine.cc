@@ -186,7 +186,7 @@ void fail(const Warp& warp, const Instruction& in, u32 lane, const char* format,
 void run(Launch& launch, u32 resident) {
     static std::vector<std::unique_ptr<Cta>> spare;
     // Instructions that a warp does before the next one's turn. A small number mixes the warps finely.
-    static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), rounds_most = setting("FAKE_DRIVER_ROUNDS", 1 << 15);
+    static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), rounds_most = (1 << 27) / slice;
     ++launch.entry->launches;
     const u64 count = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
     std::vector<std::unique_ptr<Cta>> ctas;

@@ -350,13 +350,15 @@ impl<B: Backend> Engine<B> {
         step: StepId,
         branches: &[Branch<'_>],
     ) -> Result<&[Compaction], EngineError<B::Error>> {
-        let World { pages, sequences, steps, fence, buffers, .. } = &mut self.world;
+        let World { pages, sequences, steps, fence, counters, buffers, .. } = &mut self.world;
         let page_size = self.shape.layout.page_size();
         system::accept::check(sequences, steps, buffers, step, branches)?;
         if !buffers.compactions.is_empty() {
             self.backend.compact(&buffers.compactions).map_err(EngineError::Backend)?;
         }
-        system::accept::accept(pages, sequences, steps, fence, buffers, page_size, step, branches);
+        system::accept::accept(
+            pages, sequences, steps, fence, counters, buffers, page_size, step, branches,
+        );
         Ok(&self.world.buffers.compactions)
     }
 

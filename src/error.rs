@@ -209,7 +209,7 @@ pub enum Error {
         /// The key.
         seq: SeqKey,
     },
-    /// The sequence stands twice in one batch.
+    /// The sequence stands twice in one batch, or, among branches to accept, out of its order.
     RepeatedSequence {
         /// The key.
         seq: SeqKey,
@@ -416,7 +416,7 @@ impl fmt::Display for Error {
             }
             Self::UnknownSequence { seq } => write!(f, "sequence {seq:?} is unknown or finished"),
             Self::RepeatedSequence { seq } => {
-                write!(f, "sequence {seq:?} stands twice in one batch")
+                write!(f, "sequence {seq:?} stands twice in one batch, or out of its order")
             }
             Self::Preempted { seq } => write!(f, "sequence {seq:?} is preempted"),
             Self::NotPreempted { seq } => write!(f, "sequence {seq:?} is not preempted"),

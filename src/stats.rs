@@ -73,6 +73,12 @@ stats! {
         forks,
         /// Sequences rolled back.
         rollbacks,
+        /// Drafts of sequences that were checked: a branch of each is kept, be it of no tokens.
+        drafts,
+        /// Tokens of those drafts, roots included.
+        draft_tokens,
+        /// Tokens that were kept of them.
+        accepted_tokens,
         /// Pages that became matchable.
         published_pages,
         /// Computed pages released because the tree had the same tokens already.
@@ -158,13 +164,17 @@ impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "tokens: {} of {} prompts, {} hit ({:.1} %), {} hit by resumes, {} computed",
+            "tokens: {} of {} prompts, {} hit ({:.1} %), {} hit by resumes, {} computed, \
+             {} of {} in {} drafts accepted",
             self.prompt_tokens,
             self.prompts,
             self.hit_tokens,
             100.0 * self.hit_rate(),
             self.resume_hit_tokens,
             self.computed_tokens,
+            self.accepted_tokens,
+            self.draft_tokens,
+            self.drafts,
         )?;
         writeln!(
             f,
@@ -209,6 +219,9 @@ mod tests {
             prompt_tokens: 40,
             hit_tokens: 10,
             admissions: 4,
+            drafts: 2,
+            draft_tokens: 12,
+            accepted_tokens: 5,
             free_pages: 7,
             sequences: 1,
             ..Stats::default()
@@ -217,10 +230,11 @@ mod tests {
 
     #[test]
     fn a_difference_is_what_happened_since() {
-        let later = Stats { prompts: 5, hit_tokens: 30, free_pages: 2, ..some() };
+        let later =
+            Stats { prompts: 5, hit_tokens: 30, accepted_tokens: 9, free_pages: 2, ..some() };
         let since = later - some();
-        let want =
-            Stats { prompts: 2, hit_tokens: 20, free_pages: 2, sequences: 1, ..Stats::default() };
+        let levels = Stats { free_pages: 2, sequences: 1, ..Stats::default() };
+        let want = Stats { prompts: 2, hit_tokens: 20, accepted_tokens: 4, ..levels };
         assert_eq!(since, want);
     }
 
@@ -229,7 +243,7 @@ mod tests {
         let text = some().to_string();
         assert_eq!(text.lines().count(), 4);
         assert!(text.starts_with(
-            "tokens: 40 of 3 prompts, 10 hit (25.0 %), 0 hit by resumes, 0 computed\n"
+            "tokens: 40 of 3 prompts, 10 hit (25.0 %), 0 hit by resumes, 0 computed, 5 of 12 in 2 drafts accepted\n"
         ));
         assert!(text.ends_with("0 fenced, 0 promised; 1 sequences, 0 steps"));
     }
@@ -246,6 +260,7 @@ mod tests {
         assert_eq!(names.len(), metrics.len());
         assert!(
             metrics.contains(&"kvarena_prompts_total 3")
+                && metrics.contains(&"kvarena_accepted_tokens_total 5")
                 && metrics.contains(&"kvarena_free_pages 7")
         );
         let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';

@@ -37,7 +37,7 @@
 //! | `DraftLen`, `DraftParent`, `DraftOrder`, `DraftArrays`, `DraftMask`, `DraftPosition` | mend the drafter |
 //! | `NotDrafted`, `NotABranch` | mend the verifier: keep a root, then what follows it |
 //! | `UnknownSequence`, `Preempted`, `NotPreempted` | mend the scheduler: it has lost track of a request |
-//! | `EmptyBatch`, `RepeatedSequence`, `NotPlanned` | mend the scheduler: its batch is wrong |
+//! | `EmptyBatch`, `RepeatedSequence`, `NotPlanned` | mend the scheduler: its batch is wrong, or out of order |
 //!
 //! ```
 //! use kvarena::*;

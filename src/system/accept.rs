@@ -9,7 +9,8 @@ use crate::id::StepId;
 use crate::page::PagePool;
 use crate::plan::{Branch, Compaction};
 use crate::sequence::SequenceTable;
-use crate::step::StepLog;
+use crate::stats::Stats;
+use crate::step::{StepItem, StepLog};
 use crate::system::release::release_pages;
 use crate::world::Buffers;
 
@@ -62,6 +63,7 @@ pub(crate) fn accept(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
     fence: &mut Fence,
+    counters: &mut Stats,
     buffers: &mut Buffers,
     page_size: u32,
     step: StepId,
@@ -70,7 +72,10 @@ pub(crate) fn accept(
     for &Branch { seq, tokens } in branches {
         let mut row = sequences.row_mut(seq).expect("checked");
         let (number, last_step) = (row.sequence.last_item, row.sequence.last_step);
-        let start = steps.item(number).start;
+        let StepItem { start, end: drafted, .. } = steps.item(number);
+        counters.drafts += 1;
+        counters.draft_tokens += u64::from(drafted - start);
+        counters.accepted_tokens += tokens.len() as u64;
         let end = start + tokens.len() as u32;
         row.keep_tokens(start, tokens);
         row.sequence.end_draft();

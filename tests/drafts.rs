@@ -1,0 +1,342 @@
+//! Drafts from outside: every refusal by its value, with the state as it was, and what is said in numbers and words.
+//!
+//! Not here: random programs of drafts beside the model (`tests/replay.rs`), what the tokens of a tree see
+//! (`tests/trees.rs`).
+
+use kvarena::{
+    Branch, Capacity, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, Keep,
+    Namespace, Null, PoolConfig, SeqKey, StepId, StepScratch, TokenId,
+};
+
+/// An engine with sequences of some known tokens, of which the first `COMPUTED` are computed.
+struct Bench {
+    engine: Engine<Null>,
+    scratch: StepScratch,
+    seqs: Vec<SeqKey>,
+}
+
+const COMPUTED: u32 = 5;
+
+impl Bench {
+    /// Each sequence knows so many tokens beyond the computed ones.
+    fn new(known: &[u32]) -> Self {
+        let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
+        let config = EngineConfig { max_tokens: 1024, max_steps: 4, ..pool.into() };
+        let mut engine = Engine::new(config, Null).expect("the config is right");
+        let mut scratch = StepScratch::new();
+        let mut items = Vec::new();
+        for i in 0..known.len() as u32 {
+            let prompt: Vec<_> = (0..COMPUTED).map(|n| TokenId::new(100 * i + n)).collect();
+            let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
+            items.push(Extend { seq, len: COMPUTED });
+        }
+        let step = engine.plan_batch(&mut scratch, &items).expect("there is room").step();
+        for (item, &more) in items.iter().zip(known) {
+            let more: Vec<_> = (0..more).map(|n| TokenId::new(50 + n)).collect();
+            engine.append(item.seq, &more).expect("there is room");
+        }
+        engine.commit(step).expect("it is open");
+        engine.complete(step).expect("it is committed");
+        Self { engine, scratch, seqs: items.iter().map(|item| item.seq).collect() }
+    }
+
+    /// Plans sequences with so many new tokens each.
+    fn plan(&mut self, items: &[(usize, u32)], drafts: &[Draft<'_>]) -> Result<StepId, Error> {
+        let items: Vec<_> =
+            items.iter().map(|&(i, len)| Extend { seq: self.seqs[i], len }).collect();
+        let planned = self.engine.plan_drafts(&mut self.scratch, &items, drafts);
+        planned.map(|plan| plan.step()).map_err(core)
+    }
+
+    /// Everything that a host can see, but for how many calls were refused for want of room.
+    fn state(&self) -> impl PartialEq + std::fmt::Debug + use<> {
+        let of = |&seq: &SeqKey| {
+            let engine = &self.engine;
+            let tokens = engine.tokens(seq).map(|tokens| tokens.collect::<Vec<_>>());
+            let table = engine.page_table(seq).map(|table| table.collect::<Vec<_>>());
+            let lens = [engine.cached_len(seq), engine.planned_len(seq), engine.extend_max(seq)];
+            (tokens, table, lens)
+        };
+        self.engine.verify().expect("all invariants hold");
+        let mut stats = self.engine.stats();
+        stats.refusals = 0;
+        (stats, self.engine.newest_step(), self.seqs.iter().map(of).collect::<Vec<_>>())
+    }
+
+    /// A call that is refused with `want`, and changes nothing.
+    #[track_caller]
+    fn refuses<T: std::fmt::Debug>(
+        &mut self,
+        want: Error,
+        call: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) {
+        let before = self.state();
+        assert_eq!(call(self).expect_err("it is to be refused"), want);
+        assert_eq!(self.state(), before, "after {want}");
+    }
+}
+
+fn core<E: std::fmt::Debug>(error: EngineError<E>) -> Error {
+    match error {
+        EngineError::Core(error) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn set(parents: &[u32]) -> DraftTree {
+    let mut tree = DraftTree::new();
+    tree.set(COMPUTED, parents).expect("parents stand before");
+    tree
+}
+
+#[test]
+fn a_tree_is_refused_as_it_was() {
+    let mut tree = set(&[0, 0, 1]);
+    let before = (tree.masks().to_vec(), tree.positions().to_vec());
+    for (parents, error) in [
+        (&[1, 0][..], Error::DraftParent { token: 0, parent: 1 }),
+        (&[0, 0, 7], Error::DraftParent { token: 2, parent: 7 }),
+        (&[0; 65], Error::DraftLen { len: 65, max: 64 }),
+    ] {
+        assert_eq!(tree.set(9, parents), Err(error));
+        assert_eq!((tree.masks().to_vec(), tree.positions().to_vec()), before);
+    }
+}
+
+#[test]
+fn drafts_of_other_items_are_refused() {
+    let mut bench = Bench::new(&[3, 3, 3]);
+    let [a, b, c] = [0, 1, 2].map(|i| bench.seqs[i]);
+    let stranger = SeqKey::default();
+    for (drafts, seq) in [
+        (vec![c], c), // It is not in the batch.
+        (vec![stranger], stranger),
+        (vec![b, a], a),
+        (vec![a, a], a),
+    ] {
+        let drafts: Vec<_> = drafts.into_iter().map(Draft::chain).collect();
+        bench.refuses(Error::DraftOrder { seq }, |bench| bench.plan(&[(0, 3), (1, 3)], &drafts));
+    }
+    // In the items' order, whatever that is.
+    bench.plan(&[(1, 3), (0, 3)], &[Draft::chain(b), Draft::chain(a)]).expect("it is in order");
+}
+
+#[test]
+fn drafts_of_tokens_that_are_not_known_or_too_many_are_refused() {
+    let mut bench = Bench::new(&[1, 65]);
+    let [a, b] = [0, 1].map(|i| bench.seqs[i]);
+    let len = Error::ExtendLen { seq: a, len: 2, max: 1 };
+    bench.refuses(len, |bench| bench.plan(&[(0, 2)], &[Draft::chain(a)]));
+    let long = Error::DraftLen { len: 65, max: 64 };
+    bench.refuses(long, |bench| bench.plan(&[(1, 65)], &[Draft::chain(b)]));
+    // The next token of a step in flight may be planned, but is no draft: nobody knows it.
+    bench.plan(&[(0, 1)], &[]).expect("there is room");
+    let pending = Error::ExtendLen { seq: a, len: 1, max: 0 };
+    bench.refuses(pending, |bench| bench.plan(&[(0, 1)], &[Draft::chain(a)]));
+    bench.plan(&[(0, 1), (1, 64)], &[Draft::chain(b)]).expect("64 are not too many");
+}
+
+#[test]
+fn masks_and_positions_that_make_no_sense_are_refused() {
+    let mut bench = Bench::new(&[3]);
+    let seq = bench.seqs[0];
+    let tree = set(&[0, 0, 0]);
+    let (masks, positions) = (tree.masks(), tree.positions());
+    assert_eq!((masks, positions), (&[0b1111_1100, 0b1111_1110, 0b1111_1101][..], &[5, 6, 6][..]));
+    let arrays = |masks, positions| Error::DraftArrays { seq, masks, positions, len: 3 };
+    for (m, p) in [(3, 2), (2, 3), (3, 0), (0, 3), (2, 2)] {
+        let draft = Draft { seq, masks: &masks[..m], positions: &positions[..p] };
+        bench.refuses(arrays(m, p), |bench| bench.plan(&[(0, 3)], &[draft]));
+    }
+    let (long_masks, long_positions) = ([1; 4], [5; 4]);
+    let draft = Draft { seq, masks: &long_masks, positions: &long_positions };
+    bench.refuses(arrays(4, 4), |bench| bench.plan(&[(0, 3)], &[draft]));
+
+    // Without its own bit, with a later one's, with that of a slot that is not there.
+    let most = [0b1111_1100, 0b1111_1110, 0b1111_1111];
+    for (token, mask) in [
+        (0, 0b1111_1000),
+        (0, 0b1111_1110),
+        (0, 0b1_1111_1100),
+        (1, 0b1111_1100),
+        (1, 0b1111_1111),
+        (2, 0),
+        (2, 1 << 63 | 1),
+    ] {
+        let mut masks = masks.to_vec();
+        masks[token] = mask;
+        let (own, most) = (4 >> token, most[token]);
+        let error = Error::DraftMask { seq, token: token as u32, mask, own, most };
+        let draft = Draft { seq, masks: &masks, positions };
+        bench.refuses(error, |bench| bench.plan(&[(0, 3)], &[draft]));
+    }
+
+    for (token, position) in [(0, 4), (0, 6), (1, 4), (1, 7), (2, 0), (2, 8), (2, u32::MAX)] {
+        let mut positions = positions.to_vec();
+        positions[token] = position;
+        let (token, min) = (token as u32, COMPUTED);
+        let error = Error::DraftPosition { seq, token, position, min, max: min + token };
+        let draft = Draft { seq, masks, positions: &positions };
+        bench.refuses(error, |bench| bench.plan(&[(0, 3)], &[draft]));
+    }
+    bench.plan(&[(0, 3)], &[tree.draft(seq)]).expect("this one makes sense");
+}
+
+#[test]
+fn drafts_that_do_not_fit_take_nothing() {
+    let mut bench = Bench::new(&[40, 60, 60, 60, 60]);
+    let items: Vec<_> = (0..5).map(|i| (i, [40, 60, 60, 60, 60][i])).collect();
+    let drafts: Vec<_> = bench.seqs.iter().map(|&seq| Draft::chain(seq)).collect();
+    // Each has 2 pages of 64: 3 tokens of room, so 37 and 57 tokens in pages of 4.
+    let error = Error::OutOfPages { wanted: 70, available: 54, after: None };
+    bench.refuses(error, |bench| bench.plan(&items, &drafts));
+}
+
+#[test]
+fn drafts_that_wait_keep_their_sequence_as_it_is() {
+    let mut bench = Bench::new(&[3, 3]);
+    let [seq, other] = [0, 1].map(|i| bench.seqs[i]);
+    let step = bench.plan(&[(0, 3), (1, 3)], &[Draft::chain(seq)]).expect("there is room");
+    assert_eq!(bench.engine.extend_max(seq), Ok(0));
+    bench.engine.append(seq, &[TokenId::new(9)]).expect("behind the drafts");
+    let error = Error::NotAccepted { seq, step };
+    bench.refuses(error, |bench| bench.plan(&[(0, 1)], &[]));
+    bench.refuses(error, |bench| bench.plan(&[(0, 1)], &[Draft::chain(seq)]));
+    bench.refuses(error, |bench| bench.engine.commit(step));
+    bench.refuses(error, |bench| bench.engine.preempt(seq, Keep::Publish));
+    bench.refuses(error, |bench| bench.engine.rollback(seq, 6));
+    bench.refuses(error, |bench| bench.engine.fork(seq, 1, 0).map(|_| ()).map_err(core));
+    // Aborted, they are tokens like others.
+    bench.engine.abort(step).expect("it is open");
+    assert_eq!(bench.engine.extend_max(seq), Ok(4));
+    bench.engine.rollback(seq, 6).expect("they are drafts no more");
+    let step = bench.plan(&[(0, 1), (1, 3)], &[Draft::chain(other)]).expect("there is room");
+    // Finished, they are nobody's.
+    bench.engine.finish(other).expect("it lives");
+    bench.engine.commit(step).expect("nobody's drafts wait");
+    bench.engine.verify().expect("all invariants hold");
+    assert_eq!(bench.engine.stats().drafts, 0, "no branch was kept");
+}
+
+#[test]
+fn what_cannot_be_accepted_is_refused() {
+    let mut bench = Bench::new(&[5, 3, 3, 1]);
+    let [a, b, c, plain] = [0, 1, 2, 3].map(|i| bench.seqs[i]);
+    let tree = set(&[0, 0, 0, 1, 2]);
+    let drafts = [tree.draft(a), Draft::chain(b)];
+    let step = bench.plan(&[(0, 5), (1, 3), (3, 1)], &drafts).expect("there is room");
+    let later = bench.plan(&[(2, 3)], &[Draft::chain(c)]).expect("there is room");
+    let refuses = |bench: &mut Bench, error, step, branches: &[Branch<'_>]| {
+        let accept = |bench: &mut Bench| {
+            bench.engine.accept_batch(step, branches).map(<[_]>::to_vec).map_err(core)
+        };
+        bench.refuses(error, accept);
+    };
+    let branch = |seq, tokens| Branch { seq, tokens };
+
+    for unknown in [StepId::new(1), StepId::new(4), StepId::new(0)] {
+        refuses(&mut bench, Error::UnknownStep { step: unknown }, unknown, &[branch(a, &[0])]);
+    }
+    let stranger = SeqKey::default();
+    let unknown = Error::UnknownSequence { seq: stranger };
+    refuses(&mut bench, unknown, step, &[branch(a, &[0]), branch(stranger, &[0])]);
+    // Of no drafts, and of another step's.
+    let none = |seq| Error::NotDrafted { seq, step };
+    refuses(&mut bench, none(plain), step, &[branch(plain, &[0])]);
+    refuses(&mut bench, none(c), step, &[branch(a, &[0]), branch(c, &[0])]);
+    refuses(&mut bench, Error::NotDrafted { seq: a, step: later }, later, &[branch(a, &[0])]);
+    // Twice, and out of order.
+    let twice = [branch(a, &[0]), branch(a, &[0])];
+    refuses(&mut bench, Error::RepeatedSequence { seq: a }, step, &twice);
+    let turned = [branch(b, &[0]), branch(a, &[0])];
+    refuses(&mut bench, Error::RepeatedSequence { seq: a }, step, &turned);
+    // The tree is 0 - 1 - 3 and 0 - 2 - 4.
+    for (tokens, place) in [
+        (&[1][..], 0),
+        (&[5], 0),
+        (&[u32::MAX], 0),
+        (&[0, 0], 1),
+        (&[0, 3], 1),
+        (&[0, 1, 4], 2),
+        (&[0, 2, 3], 2),
+        (&[0, 1, 3, 4], 3),
+        (&[0, 1, 3, 64], 3),
+    ] {
+        let error = Error::NotABranch { seq: a, place, token: tokens[place] };
+        refuses(&mut bench, error, step, &[branch(a, tokens), branch(b, &[0, 1, 2])]);
+    }
+    let error = Error::NotABranch { seq: b, place: 1, token: 2 };
+    refuses(&mut bench, error, step, &[branch(a, &[0, 2, 4]), branch(b, &[0, 2])]);
+
+    let good = [branch(a, &[0, 2, 4]), branch(b, &[])];
+    let moved = bench.engine.accept_batch(step, &good).expect("two branches").to_vec();
+    assert_eq!((moved.len(), moved[0].first, moved[0].keep), (1, COMPUTED, 0b10101));
+    let lens = [a, b].map(|seq| bench.engine.token_count(seq));
+    assert_eq!(lens, [Ok(COMPUTED + 3), Ok(COMPUTED)]);
+    // What is kept is kept once.
+    refuses(&mut bench, none(a), step, &[branch(a, &[0])]);
+    bench.engine.commit(step).expect("all branches are kept");
+    refuses(&mut bench, Error::UnknownStep { step }, step, &[branch(b, &[])]);
+    // A sequence that is preempted has no drafts.
+    bench.engine.preempt(plain, Keep::Publish).expect("it runs");
+    refuses(&mut bench, Error::Preempted { seq: plain }, later, &[branch(plain, &[0])]);
+    bench.engine.accept(later, c, &[0, 1]).expect("a branch");
+    bench.engine.commit(later).expect("it is accepted");
+
+    let stats = bench.engine.stats();
+    assert_eq!((stats.drafts, stats.draft_tokens, stats.accepted_tokens), (3, 5 + 3 + 3, 3 + 2));
+    assert!(stats.to_string().contains(", 5 of 11 in 3 drafts accepted\n"), "{stats}");
+    let text = stats.prometheus().to_string();
+    for line in ["drafts_total 3", "draft_tokens_total 11", "accepted_tokens_total 5"] {
+        assert!(text.contains(&format!("\nkvarena_{line}\n")), "{line} is not in:\n{text}");
+    }
+    let since = stats - stats;
+    assert_eq!((since.drafts, since.draft_tokens, since.accepted_tokens), (0, 0, 0));
+}
+
+#[test]
+fn a_sequence_keeps_a_token() {
+    let pool = PoolConfig { page_size: 4, ..Default::default() };
+    let engine = Engine::new(pool, Null).expect("the config is right");
+    let mut bench = Bench { engine, scratch: StepScratch::new(), seqs: Vec::new() };
+    // All of its prompt is drafts.
+    let prompt = [1, 2, 3].map(TokenId::new);
+    let seq = bench.engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
+    bench.seqs.push(seq);
+    let step = bench.plan(&[(0, 3)], &[Draft::chain(seq)]).expect("there is room");
+    bench.refuses(Error::RollbackLen { len: 0, min: 1, max: 3 }, |bench| {
+        bench.engine.accept(step, seq, &[]).map(<[_]>::to_vec).map_err(core)
+    });
+    bench.engine.accept(step, seq, &[0]).expect("one is left");
+    bench.engine.commit(step).expect("it is accepted");
+}
+
+#[test]
+fn refusals_are_in_plain_words() {
+    let (seq, step) = (SeqKey::default(), StepId::new(7));
+    for (error, words) in [
+        (Error::DraftLen { len: 65, max: 64 }, "a draft of 65 tokens is larger than 64"),
+        (Error::DraftParent { token: 1, parent: 2 }, "draft 1 cannot follow draft 2, which is"),
+        (Error::DraftOrder { seq }, "which is not in the batch in this order"),
+        (
+            Error::DraftArrays { seq, masks: 1, positions: 0, len: 1 },
+            "1 masks and 0 positions for 1 draft of",
+        ),
+        (
+            Error::DraftMask { seq, token: 1, mask: 4, own: 2, most: 62 },
+            "mask 0x4 of draft 1 of sequence SeqKey(null) lacks bit 0x2 or has others than 0x3e",
+        ),
+        (
+            Error::DraftPosition { seq, token: 1, position: 9, min: 5, max: 6 },
+            "position 9 of draft 1 of sequence SeqKey(null) is outside 5 to 6",
+        ),
+        (Error::NotAccepted { seq, step }, "in step 7 is accepted yet"),
+        (Error::NotDrafted { seq, step }, "wait in step 7"),
+        (Error::NotABranch { seq, place: 0, token: 3 }, "accepted at place 0, is no root"),
+        (Error::NotABranch { seq, place: 1, token: 3 }, "does not follow the one before it"),
+        (Error::RepeatedSequence { seq }, "stands twice in one batch, or out of its order"),
+    ] {
+        assert!(error.to_string().contains(words), "{error}");
+        assert!(!error.is_shortage(), "{error}: waiting does not help");
+    }
+}

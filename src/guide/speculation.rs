@@ -71,6 +71,10 @@
 //! A server keeps the branches of all its sequences at once: [`accept_batch`](crate::Engine::accept_batch). Where a
 //! step fails, [`abort`](crate::Engine::abort) it, and roll the drafts back: they are tokens like others then.
 //!
+//! [`Stats`](crate::Stats) counts drafts, their tokens, and those that were kept: what a drafter is worth. Positions of
+//! a tree count its depth, so no sliding window serves it: a model with windows is drafted for in chains, and a backend
+//! that such a layer was prepared on refuses trees before anything of them runs.
+//!
 //! What is published cannot be rolled back: the answer is `RollbackLen`.
 //!
 //! Not here: an edited turn of a conversation, which is a new prompt: the cache finds what is still the same.

@@ -135,6 +135,41 @@ fn latent_rows_and_heads_that_no_kernel_serves_are_refused() {
     }
 }
 
+/// Where a layer is prepared for with a window, a plan with trees is refused before anything of it runs.
+#[test]
+fn trees_are_refused_where_a_window_is_prepared() {
+    let Some(gpu) = gpu() else { return };
+    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    for dtype in [KvDtype::Bf16, KvDtype::F32] {
+        let (shape, capacity) = (KvShape::heads(1, 64), Capacity::Pages(8));
+        let config = PoolConfig { shape, dtype, capacity, ..PoolConfig::default() };
+        let options = CudaOptions { max_step_tokens: 4, ..CudaOptions::new(&gpu) };
+        let layout = config.layout().expect("a small pool");
+        let mut cuda = options.open(&layout, &table, 4).expect("a small pool");
+        let rows = [BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 3, kv_len: 3 }];
+        let plan = |step, masks| BatchPlan {
+            step: StepId::new(step),
+            rows: &rows,
+            tokens: &[TokenId::PENDING; 3],
+            positions: if masks == [0; 0] { &[0, 1, 2] } else { &[0, 1, 1] },
+            slot_mapping: SlotMapping::I32(&[0, 1, 2]),
+            table_writes: &[],
+            shared: kvarena::SharedSpans::default(),
+            masks,
+        };
+        let (tree, plain): (&[u64], &[u64]) = (&[4, 6, 5], &[]);
+        let attend = Attend::new(2, 64);
+        cuda.prepare(&attend).expect("a served shape");
+        cuda.begin(&plan(1, tree)).expect("there is no window yet");
+        cuda.prepare(&Attend { window: Some(2), ..attend }).expect("a served shape");
+        let refused = CudaError::Plan(PlanError::TreeWindow { window: 2 });
+        assert_eq!(cuda.begin(&plan(2, tree)), Err(refused.clone()));
+        assert_eq!(cuda.stage(&plan(1, tree)).err(), Some(refused));
+        cuda.begin(&plan(2, plain)).expect("the step has not begun, and has no trees now");
+        cuda.stage(&plan(2, plain)).expect("it has begun");
+    }
+}
+
 #[test]
 fn steps_out_of_order_are_refused() {
     let Some(gpu) = gpu() else { return };

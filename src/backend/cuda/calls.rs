@@ -28,12 +28,13 @@ impl Backend for Cuda {
     /// Waits only where the host is more than twice `max_steps` steps ahead of the device.
     ///
     /// # Errors
-    /// A plan that names what does not exist or is too large, whose step does not follow the last one, while the stream
-    /// is captured, or the driver's.
+    /// A plan that names what does not exist or is too large, whose step does not follow the last one, with trees where
+    /// a window was [prepared](Cuda::prepare), while the stream is captured, or the driver's.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let step = plan.step;
         check::may_begin(&self.steps, step)?;
+        check::window(plan, self.window)?;
         let stream = self.stream.raw();
         // A replay would take the plan out of a slot that holds another one by then.
         if raw::is_capturing(stream)? {

@@ -33,6 +33,8 @@ pub struct Cuda {
     pub(super) limits: StepLimits,
     pub(super) copy_streams: Option<CopyStreams>,
     pub(super) steps: OpenSteps,
+    /// A window that attention was prepared for: then no plan may have trees.
+    pub(super) window: Option<u32>,
 }
 
 /// Device addresses of the staged plan's arrays, for the host's own kernels.
@@ -104,6 +106,10 @@ impl Cuda {
     /// Loads the kernels and makes the memory for one variant of attention now, rather than at its first launch. A
     /// capture needs that to have happened.
     ///
+    /// A host prepares all that its model's layers attend with: where some have a window, plans with trees of drafts
+    /// are refused from then on as soon as they begin ([`PlanError::TreeWindow`](crate::PlanError)), and not at the
+    /// first such layer.
+    ///
     /// # Errors
     /// An [`Attend`] that no kernel serves, or the driver's.
     pub fn prepare(&mut self, attend: &Attend) -> Result<(), CudaError> {
@@ -127,6 +133,7 @@ impl Cuda {
         } else if self.pool.rows() != Dtype::F32 {
             self.variants.prepare(&self.gpu, &self.pool, &attend, self.limits, stream)?;
         }
+        self.window = self.window.or(attend.window);
         Ok(())
     }
 
@@ -139,12 +146,13 @@ impl Cuda {
     /// row of none would make room for.
     ///
     /// # Errors
-    /// A plan whose step is not open, that does not fit or has a row of no tokens, or while the stream
-    /// is captured.
+    /// A plan whose step is not open, that does not fit or has a row of no tokens, with trees where a window was
+    /// [prepared](Cuda::prepare), or while the stream is captured.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         check::is_open(&self.steps, plan.step)?;
+        check::window(plan, self.window)?;
         if let Some(row) = plan.rows.iter().position(|row| row.extend_len == 0) {
             return Err(CudaError::EmptyRow { row });
         }

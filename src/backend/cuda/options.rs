@@ -107,6 +107,7 @@ impl OpenBackend for CudaOptions {
             limits,
             copy_streams: None,
             steps: OpenSteps::new(max_steps),
+            window: None,
             gpu,
             stream,
         })

@@ -3,7 +3,10 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvarena::{Capacity, Engine, EngineConfig, Hashing, Null, PoolConfig, PrefixMode};
+use kvarena::{
+    Capacity, CpuOptions, Engine, EngineConfig, Hashing, KvDtype, KvShape, Null, PoolConfig,
+    PrefixMode, Scaling,
+};
 
 struct Counting;
 
@@ -47,8 +50,10 @@ fn check(config: EngineConfig) {
     );
 }
 
+/// One test, as what others take meanwhile would be counted.
 #[test]
 fn the_config_reports_what_the_engine_takes() {
+    check_pools();
     for pages in [1, 1_000, 100_000] {
         for page_size in [1, 3, 16, 1024] {
             let pool =
@@ -69,6 +74,51 @@ fn the_config_reports_what_the_engine_takes() {
             config.max_sequences = 1;
             config.max_steps = 1 << 18;
             check(config);
+        }
+    }
+}
+
+/// K and V too, with the scales that a pool of fp8 keeps beside them.
+fn check_pools() {
+    for (dtype, scaling) in [
+        (KvDtype::Bf16, Scaling::Static),
+        (KvDtype::Fp8E4M3, Scaling::Static),
+        (KvDtype::Fp8E4M3, Scaling::ByToken),
+    ] {
+        for page_size in [1, 3, 16] {
+            let pool = PoolConfig {
+                layers: 3,
+                shape: KvShape::heads(5, 40),
+                dtype,
+                scaling,
+                page_size,
+                capacity: Capacity::Pages(6_000 / page_size),
+                ..Default::default()
+            };
+            let config = EngineConfig::from(pool);
+            let bytes = config.bytes().expect("the config is right");
+            let tokens = u64::from(6_000 / page_size * page_size);
+            // K and V, and where scales are made a number for each token, head, layer and plane.
+            let heads = tokens * 3 * 2 * 5;
+            let numbers = heads * 40 * u64::from(dtype.size());
+            let scales = if scaling == Scaling::ByToken { heads * 4 } else { 0 };
+            // K, V and scales of a page and layer each begin at a multiple of 16 bytes then.
+            let pieces = tokens / u64::from(page_size) * 3 * 2 * 2;
+            let padding = if scales > 0 { pieces * 15 } else { 0 };
+            assert!(
+                (numbers + scales..=numbers + scales + padding).contains(&bytes.kv),
+                "{bytes:?}"
+            );
+            let reported = bytes.host() + bytes.kv + bytes.kv_tables;
+            let before = LIVE.load(Ordering::Relaxed);
+            let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("it is right");
+            let measured = LIVE.load(Ordering::Relaxed) - before;
+            drop(engine);
+            let slack = reported / 100 + 4096;
+            assert!(
+                measured <= reported + slack && reported <= measured + slack,
+                "{config:?} reports {reported} bytes and takes {measured}"
+            );
         }
     }
 }

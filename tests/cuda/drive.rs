@@ -1,6 +1,6 @@
 //! Batches over a pool, with float64 attention beside them: for tests that drive the backend in their own way.
 
-use kvarena::testkit::contract::{HostRows, attention, round};
+use kvarena::testkit::contract::{HostRows, attention_to, round};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::quantised::{quantise, value};
 use kvarena::testkit::rng::Rng;
@@ -184,16 +184,22 @@ impl Drive {
                 let history = &self.history[sequence][layer];
                 let kv_head = (self.shape.kv_heads as usize, head / self.shape.group as usize);
                 let position = (row.kv_len - row.extend_len) as usize + token;
+                let mask = plan.tree(row).map(|masks| masks[token]);
+                let seen: Vec<_> = (0..=position)
+                    .filter(|&place| match mask {
+                        // Bit i is the row's last slot but i; what lies before the last 64 is seen.
+                        Some(mask) => {
+                            let bit = mask.checked_shr(row.kv_len - 1 - place as u32);
+                            bit.is_none_or(|bits| bits & 1 == 1)
+                        }
+                        None => {
+                            attend.window.is_none_or(|window| place + window as usize > position)
+                        }
+                    })
+                    .collect();
                 let q = &q.values[at * head_dim..(at + 1) * head_dim];
-                let exact = attention(
-                    attend,
-                    q,
-                    &history.k,
-                    &history.v,
-                    kv_head,
-                    position,
-                    f32::NEG_INFINITY,
-                );
+                let (k, v, seen) = (&history.k, &history.v, seen.into_iter());
+                let exact = attention_to(attend, q, k, v, kv_head, seen, f32::NEG_INFINITY);
                 let got = &out[at * head_dim..(at + 1) * head_dim];
                 let error: f64 =
                     got.iter().zip(&exact.out).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();

@@ -98,6 +98,11 @@ fn shape(layout: Layout, page_size: u32) -> Shape {
 
 /// Replays for steps of `rows` rows and `tokens` tokens, each row extending by up to `len`.
 fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
+    replay_trees(gpu, shape, (rows, tokens, len), false);
+}
+
+/// The same where about every other step has rows that are trees, or sees what random masks let it.
+fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64), trees: bool) {
     let mut drive = Drive::new(shape, 11);
     let mut backend =
         OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
@@ -132,7 +137,11 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
                 items.push(Item::Extend { sequence, len: 1 + more as u32 });
             }
         }
-        let plan = drive.planner.plan(&items);
+        let mut is_tree = Vec::new();
+        if trees && drive.rng.one_in(2) {
+            is_tree = items.iter().map(|_| drive.rng.one_in(2)).collect();
+        }
+        let plan = drive.planner.plan_trees(&items, &is_tree);
         backend.begin(&plan.plan()).expect("a valid plan");
         let plan = plan.plan().padded(&mut scratch, rows, tokens);
         let inputs = drive.inputs(&items, &plan);
@@ -172,6 +181,17 @@ fn decode_graphs_replay() {
 fn mixed_graphs_replay() {
     let Some(gpu) = gpu() else { return };
     replay(&gpu, shape(Layout::PageFirst, 16), 6, 200, 120);
+}
+
+/// One graph serves steps with trees and without, whatever it was captured with.
+#[test]
+fn graphs_with_trees_replay() {
+    let Some(gpu) = gpu() else { return };
+    // Rows of up to 8 tokens, as drafts are; and of up to 64 and more, which are trees up to 64.
+    replay_trees(&gpu, shape(Layout::PageFirst, 16), (8, 40, 8), true);
+    replay_trees(&gpu, shape(Layout::LayerFirst, 1), (5, 200, 70), true);
+    let fp8 = Shape { fp8: Some(Scaling::ByToken), ..shape(Layout::PageFirst, 16) };
+    replay_trees(&gpu, fp8, (8, 40, 8), true);
 }
 
 #[test]

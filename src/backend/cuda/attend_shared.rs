@@ -245,3 +245,27 @@ fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, records: &[T]) -> usize {
     bytes[at..end].copy_from_slice(bytemuck::cast_slice(records));
     end
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Spans over pools of fp8 are read by each row for itself, as those over f32 are.
+    #[test]
+    fn spans_are_read_once_from_pools_of_16_bits_alone() {
+        let shape = SplitShape {
+            kv_heads: 8,
+            group: 4,
+            head_dim: 128,
+            window: 0,
+            decode_ctas: [132, 0],
+            extend_ctas: 132,
+            batch_max: 64,
+            tokens_max: 64,
+        };
+        for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3] {
+            let is_served = matches!(dtype, KvDtype::F16 | KvDtype::Bf16);
+            assert_eq!(kernel(dtype, &shape).is_some(), is_served, "{dtype:?}");
+        }
+    }
+}

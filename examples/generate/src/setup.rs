@@ -229,13 +229,10 @@ pub fn policy(args: &Args, model: &ModelConfig) -> Result<Policy> {
 /// The drafts that the command line asks for.
 ///
 /// # Errors
-/// A GPU; steps that are planned ahead, which drafts cannot be; trees where a layer has a window, through which no backend
+/// Steps that are planned ahead, which drafts cannot be; trees where a layer has a window, through which no backend
 /// attends to them.
 fn drafting(args: &Args, model: &ModelConfig) -> Result<Option<Drafting>> {
     let Some(tokens) = args.draft else { return Ok(None) };
-    if args.backend == BackendName::Cuda {
-        return Err(Error::request("--draft is for the CPU"));
-    }
     if args.overlap == Some(Switch::On) {
         let what = "--draft follows a token that is known, and --overlap on plans before it is";
         return Err(Error::request(what));

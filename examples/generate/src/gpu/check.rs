@@ -23,6 +23,7 @@ use super::weights::{Share, Weights};
 use crate::args::Shape;
 use crate::config::{ModelConfig, read_json};
 use crate::contiguous;
+use crate::draft::Drafting;
 use crate::error::{Error, Result};
 use crate::model::{Model, Random};
 use crate::request::{Defaults, Request};
@@ -66,6 +67,7 @@ impl Default for Setting {
             fault: Fault::None,
             fail_every: None,
             stop: None,
+            drafts: None,
         }
     }
 }
@@ -91,6 +93,8 @@ pub struct Setting {
     pub fail_every: Option<u64>,
     /// A token that ends a stream.
     pub stop: Option<u32>,
+    /// Drafts that steps check; not with `overlap`.
+    pub drafts: Option<Drafting>,
 }
 
 /// Every combination, each kind of product with some of them.
@@ -111,7 +115,21 @@ pub fn settings() -> Vec<Setting> {
             }
         }
     }
+    settings.extend(drafted());
     settings
+}
+
+/// Drafts in every way, with graphs and without: chains that the decode kernel takes, and trees.
+fn drafted() -> impl Iterator<Item = Setting> {
+    let pages = [(1, Layout::LayerFirst), (16, Layout::PageFirst)];
+    let graphs = pages.into_iter().flat_map(|pages| [(pages, true), (pages, false)]);
+    graphs.flat_map(|((page_size, layout), graphs)| {
+        let tree = (page_size == 1) == graphs;
+        let drafts = Some(Drafting { tokens: if tree { 9 } else { 4 }, tree });
+        let choice = if graphs { Choice::First } else { Choice::Gemm };
+        let plain = Setting { page_size, layout, graphs, choice, drafts, ..Setting::default() };
+        WAYS.map(move |way| Setting { way, overlap: false, ..plain })
+    })
 }
 
 /// A model on both sides, and prompts for it.
@@ -125,6 +143,8 @@ pub struct Case {
     /// GPUs that it is spread over.
     pub ranks: usize,
     prompts: Vec<Vec<u32>>,
+    /// What it says to each, where drafts are to come true.
+    foretold: Vec<Vec<u32>>,
     /// The reference's logits of streams seen before.
     reference: HashMap<Vec<u32>, Vec<f32>>,
 }
@@ -195,8 +215,8 @@ impl Case {
     ) -> Result<Self> {
         let device = device.clone();
         let weights = Rc::new(source.weights(&device, &model.config, Share::WHOLE)?);
-        let reference = HashMap::new();
-        Ok(Self { name, device, model, weights, source, ranks: 1, prompts, reference })
+        let (foretold, reference) = (Vec::new(), HashMap::new());
+        Ok(Self { name, device, model, weights, source, ranks: 1, prompts, foretold, reference })
     }
 
     /// Serves the prompts in a setting.
@@ -230,6 +250,9 @@ impl Case {
         if preempted != (setting.way == Way::Preempting) {
             return Err(Error::run(format!("{setting:?}: preempted {preempted}")));
         }
+        if setting.drafts.is_some() && server.tally().0.accepted == 0 {
+            return Err(Error::run(format!("{setting:?}: no draft came true")));
+        }
         Ok(heard)
     }
 
@@ -238,7 +261,18 @@ impl Case {
         let samples = if setting.way == Way::Forked { 3 } else { 1 };
         let stop = setting.stop.into_iter().collect();
         let defaults = Defaults { max_new_tokens: Some(NEW_TOKENS), samples, sampling, stop };
-        self.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect()
+        let mut requests: Vec<_> =
+            self.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
+        for ((request, prompt), said) in requests.iter_mut().zip(&self.prompts).zip(&self.foretold)
+        {
+            // Twice, with other mistakes: where a tree branches.
+            for wrong in [5, 7] {
+                let text = prompt.iter().chain(said).enumerate();
+                let mistaken = text.map(|(i, &token)| token ^ u32::from(i % wrong == wrong - 1));
+                request.prediction.extend(mistaken);
+            }
+        }
+        requests
     }
 
     /// What a server in a setting is made of.
@@ -268,7 +302,7 @@ impl Case {
             fail_every: setting.fail_every,
             // Draws are compared with and without overlap: steps of other rows differ in their last bits.
             wait_for_leaders: false,
-            drafts: None,
+            drafts: setting.drafts,
         };
         let pool = PoolConfig {
             layers: config.layers as u32,
@@ -290,6 +324,7 @@ impl Case {
         let options = GpuOptions {
             chunk: policy.chunk,
             concurrency: policy.concurrency,
+            drafts: setting.drafts.map_or(0, |rule| rule.tokens),
             graphs: setting.graphs,
             choice: setting.choice,
             keep_logits: true,
@@ -311,6 +346,9 @@ impl Case {
     /// # Errors
     /// The run failed.
     pub fn distance(&mut self, setting: Setting) -> Result<Distance> {
+        if setting.drafts.is_some() && self.foretold.is_empty() {
+            self.foretold = self.words(Setting::default())?.into_values().collect();
+        }
         let heard = self.serve(setting, Sampling::default())?;
         let vocab = self.model.config.vocab;
         let mut distance = Distance::default();

@@ -1,8 +1,9 @@
 //! Steps on a GPU, behind the serving loop's seam: graphs, steps in flight, where the time goes.
 //!
-//! A decode step (one token of each stream) is padded to one of a few sizes, and its launches are captured as a graph
-//! when that size is first met; other steps are launched one kernel at a time. The tokens that a step chooses stay on
-//! the device, where the next step reads them, so that it can be launched before they are known here.
+//! A decode step (one token of each stream, and its drafts) is padded to one of a few sizes, and its launches are
+//! captured as a graph when that size is first met; other steps are launched one kernel at a time. The tokens that a
+//! step chooses stay on the device, where the next step reads them, so that it can be launched before they are known
+//! here.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -27,6 +28,8 @@ use crate::runner::{Draw, Runner, Work};
 
 /// Most tokens chosen in one step.
 const DRAWS_MAX: usize = 4096;
+/// Most rows of logits that are made at a time for drafts.
+const DRAFT_LOGITS_MAX: usize = 1024;
 
 /// How a [`GpuRunner`] is to work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +38,8 @@ pub struct GpuOptions {
     pub chunk: u32,
     /// Most streams at a time.
     pub concurrency: u32,
+    /// Most drafts of a stream.
+    pub drafts: u32,
     /// Replay decode steps as graphs.
     pub graphs: bool,
     /// How the ways of products are chosen.
@@ -45,12 +50,35 @@ pub struct GpuOptions {
     pub keep_times: bool,
 }
 
+impl GpuOptions {
+    /// Most tokens of a stream in a decode step.
+    fn width(&self) -> usize {
+        1 + self.drafts as usize
+    }
+
+    /// Rows and tokens of the largest padded decode step.
+    fn decode_max(&self) -> (usize, usize) {
+        let streams = self.concurrency as usize;
+        padded_step(streams, streams * self.width())
+    }
+}
+
+/// The rows and tokens that a decode step is padded to. Where streams have drafts, there is a row of padding, which the
+/// tokens of padding are of.
+fn padded_step(rows: usize, tokens: usize) -> (usize, usize) {
+    if tokens == rows {
+        return (padded_rows(rows), padded_rows(rows));
+    }
+    let more = padded_rows(rows + 1);
+    (more, padded_rows(tokens + more - rows))
+}
+
 /// When a step was on the device.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepTime {
     /// Its tokens.
     pub tokens: usize,
-    /// Whether each stream had one of them.
+    /// Whether each stream had one of them, and its drafts.
     pub decode: bool,
     /// Milliseconds from the end of the step before to its own end; none for the first of a run.
     pub period_ms: Option<f32>,
@@ -75,7 +103,8 @@ pub struct GpuRunner {
     forward: Forward,
     images: Images,
     options: GpuOptions,
-    graphs: HashMap<(usize, bool), CudaGraph>,
+    /// By rows, tokens, and whether some draw leaves tokens out.
+    graphs: HashMap<(usize, usize, bool), CudaGraph>,
     scratch: StepScratch,
     draws: Vec<DeviceDraw>,
     /// Number of the step launched last.
@@ -116,13 +145,14 @@ impl GpuRunner {
         comm: Option<Comm>,
     ) -> GpuResult<Self> {
         let rows = padded_rows(options.concurrency as usize);
-        let tokens = options.chunk as usize + rows;
-        let draws = DRAWS_MAX.max(rows);
-        let limits = Limits { tokens, logits: rows, draws };
+        let (_, decode) = options.decode_max();
+        let tokens = options.chunk as usize + decode;
+        let draws = DRAWS_MAX.max(decode);
+        let limits = Limits { tokens, logits: decode.min(rows.max(DRAFT_LOGITS_MAX)), draws };
         let images = Images::new(&device, padded_rows(tokens), draws)?;
         let kept = match options.keep_logits {
             true => {
-                let (draws, vocab) = (4 * rows, config.vocab);
+                let (draws, vocab) = (decode.max(4 * rows), config.vocab);
                 let memory = PinnedBuffer::new(&device.gpu, SLOTS * draws * 2 * vocab)?;
                 Some(Kept { memory, draws, vocab })
             }
@@ -150,11 +180,11 @@ impl GpuRunner {
 
     /// Opens the backend for this runner's steps, on its stream.
     pub fn backend(&self) -> CudaOptions {
-        let rows = padded_rows(self.options.concurrency as usize) as u32;
+        let (rows, tokens) = self.options.decode_max();
         CudaOptions {
             stream: Some(self.device.stream.clone()),
-            max_step_tokens: self.options.chunk + rows,
-            max_step_rows: rows,
+            max_step_tokens: self.options.chunk + tokens as u32,
+            max_step_rows: rows as u32,
             ..CudaOptions::new(&self.device.gpu)
         }
     }
@@ -166,13 +196,16 @@ impl GpuRunner {
     /// Heads that no kernel serves, or the driver's.
     pub fn warm(&mut self, backend: &mut Cuda, streams: &[usize]) -> GpuResult<()> {
         self.forward.prepare(&self.device, backend)?;
-        for &streams in streams {
-            let rows = padded_rows(streams);
-            self.forward.plan(&self.device, (rows, rows), true)?;
+        let width = self.options.width();
+        for (&streams, width) in streams.iter().flat_map(|streams| [(streams, 1), (streams, width)])
+        {
+            let (_, tokens) = padded_step(streams, streams * width);
+            let logits = tokens.min(self.forward.logits_rows());
+            self.forward.plan(&self.device, (tokens, logits), true)?;
         }
         if let Some(most) = streams.iter().max() {
             let chunk = self.options.chunk as usize;
-            for tokens in [chunk, chunk + most] {
+            for tokens in [chunk, chunk + most, chunk + most * width] {
                 self.forward.plan(&self.device, (tokens, 0), true)?;
             }
         }
@@ -215,17 +248,19 @@ impl GpuRunner {
         let filtered = work.draws.iter().any(|draw| draw.sampling.filters());
         self.draws.clear();
         self.draws.extend(work.draws.iter().map(device_draw));
-        // One token of each stream, and room to choose as many.
-        let size = padded_rows(rows);
-        let decode = tokens == rows && draws <= size;
+        // One token of each stream and its drafts, and room to choose as many.
+        let longest = plan.rows.iter().map(|row| row.extend_len as usize).max();
+        let (size, most) = padded_step(rows, tokens);
+        let decode =
+            longest.is_some_and(|longest| longest <= self.options.width()) && draws <= most;
         let mut scratch = std::mem::take(&mut self.scratch);
         let padded;
         let (plan, draw_count) = match decode {
-            true if size > rows => {
-                padded = plan.padded(&mut scratch, size, size);
-                (padded, size)
+            true if most > tokens => {
+                padded = plan.padded(&mut scratch, size, most);
+                (padded, most)
             }
-            true => (plan, size),
+            true => (plan, most),
             false => (plan, draws),
         };
         let outcome = self.start_padded(backend, &plan, work, (decode, draw_count, filtered));
@@ -254,7 +289,7 @@ impl GpuRunner {
         (decode, draw_count, filtered): (bool, usize, bool),
     ) -> GpuResult<()> {
         let Self { device, forward, images, .. } = self;
-        let tokens = plan.token_count();
+        let (tokens, batch) = (plan.token_count(), plan.rows.len());
         let rows = forward.logits_rows();
         forward.plan(device, (tokens, draw_count.min(rows)), false)?;
         if draw_count > rows {
@@ -271,8 +306,10 @@ impl GpuRunner {
             draw_count,
             filtered,
         };
-        if decode && self.options.graphs {
-            let key = (tokens, filtered);
+        // A graph's logits are copied after all of it.
+        let keeps = self.kept.is_none() || draw_count <= rows;
+        if decode && self.options.graphs && keeps {
+            let key = (batch, tokens, filtered);
             if let Entry::Vacant(entry) = self.graphs.entry(key) {
                 let body = || {
                     forward

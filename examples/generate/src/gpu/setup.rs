@@ -77,6 +77,7 @@ fn options(args: &Args) -> GpuOptions {
     GpuOptions {
         chunk: setup::chunk(args),
         concurrency: args.concurrency,
+        drafts: args.draft.unwrap_or(0),
         graphs: args.graphs == Switch::On,
         choice: Choice::Fastest,
         keep_logits: args.first_logits > 0 || args.logprobs,

@@ -415,6 +415,25 @@ def test_a_pool_too_small_for_all():
         assert now["kvarena_preemptions_total"] > 0 and now["generate_aborted_steps_total"] > 0
 
 
+def test_drafts_change_no_answer():
+    """Nor do they outlive their steps: all pages are given back."""
+    asks = [dict(messages=question(word), temperature=0) for word in WORDS]
+    asks += [dict(messages=question(word), temperature=0.9, seed=5, n=2, max_tokens=60) for word in WORDS]
+    asks += [dict(messages=question("page"), temperature=0, stop=["values", "memory"])]
+    said = []
+    for arguments in [(), ("--draft", "4"), ("--draft", "9", "--draft-tree")]:
+        with Server(PROGRAM, *arguments) as server:
+            ai = client(server)
+            answers = [ai.chat.completions.create(model=server.model, **ask) for ask in asks]
+            said.append([[(c.message.content, c.finish_reason) for c in answer.choices] for answer in answers])
+            until(lambda: at_rest(server))
+            now = server.metrics()
+            drafted, accepted = (now[f"generate_{name}_tokens_total"] for name in ("drafted", "accepted"))
+            assert (0 < accepted <= drafted) == bool(arguments), (arguments, drafted, accepted)
+            assert accepted <= now["kvarena_accepted_tokens_total"] <= now["kvarena_draft_tokens_total"], now
+    assert said[0] == said[1] == said[2]
+
+
 def main():
     tests = {name: test for name, test in globals().items() if name.startswith("test_")}
     wanted = sys.argv[2:] or list(tests)

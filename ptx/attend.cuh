@@ -32,6 +32,16 @@ template <class T> DEVICE constexpr bool over_fp8(T) { return false; }
 template <class T> DEVICE constexpr bool over_fp8(Fp8<T>) { return true; }
 template <class T> DEVICE u32 pack(Fp8<T>, float low, float high) { return pack(T(), low, high); }
 
+// Rows of T whose tokens are places in lists (attend_selected_*): in place of T, too.
+template <class T> struct Listed {};
+template <class T> struct RowsOf<Listed<T>> {
+    using Type = T;
+};
+template <class T> DEVICE constexpr bool is_listed(T) { return false; }
+template <class T> DEVICE constexpr bool is_listed(Listed<T>) { return true; }
+template <class T> DEVICE constexpr bool over_fp8(Listed<T>) { return false; }
+template <class T> DEVICE u32 pack(Listed<T>, float low, float high) { return pack(T(), low, high); }
+
 // c[16, 8] += a[16, 16] * b[16, 8]
 DEVICE void mma(bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -44,6 +54,7 @@ DEVICE void mma(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+template <class T> DEVICE void mma(Listed<T>, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(T(), c, a, b0, b1); }
 template <class T> DEVICE void mma(Fp8<T>, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(T(), c, a, b0, b1); }
 
 // Four 8x8 matrices of 16-bit elements; lane i names row i % 8 of matrix i / 8.
@@ -117,6 +128,9 @@ DEVICE uint4 load_written_uint4(u64 at) {
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
     return v;
 }
+// A word by which a decode kernel finds a token: of the tables, or of a list.
+template <class T> DEVICE u32 load_page_word(T, u64 at) { return load_u32(at); }
+template <class T> DEVICE u32 load_page_word(Listed<T>, u64 at) { return load_written_u32(at); }
 // Written by other CTAs of this launch: not from the L1 cache.
 DEVICE float4 load_float4_shared(const float* at) {
     float4 v;

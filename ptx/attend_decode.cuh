@@ -58,6 +58,10 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         : Parts(p), shared(shared), rings(memory), ring(memory + Parts::thread() / 32 * STAGES * SLOT),
           sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[Parts::thread() / 32])) {}
 
+    // Lists (attend_selected_*) name slots, and are made by the launch before: `directory` of a tile is a list then, `in_chunk` a place in
+    // it, and a slot stands where a page's number does.
+    __device__ __forceinline__ const Lists& lists() const { return reinterpret_cast<const AttendSelectedParams*>(&p)->lists; }
+
     __device__ __forceinline__ Tile next_tile() {
         while (fetch_more && fetch_at >= fetch_end) {
             fetch_more = fetch.next<ROWS>(p, heads);
@@ -65,6 +69,11 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         }
         const u32 position = fetch_at + lane % 16;
         const bool valid = fetch_more && position < fetch_end;
+        if constexpr (is_listed(T())) {
+            fetch_at += STEP;
+            const u32 head = head_of(fetch);
+            return {(valid ? VALID : 0) + (fetch_more ? SOME : 0) + (head << HEAD), fetch.index * p.kv_heads + head, position};
+        }
         const Look look = look_up(p, fetch.row, position);
         const u32 rest = look.slot + (valid ? VALID : 0) + (fetch_more ? SOME : 0) + (head_of(fetch) << HEAD);
         const Tile tile = {rest, valid ? load_directory(p, look) : 0, look.in_chunk};
@@ -72,6 +81,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         return tile;
     }
     __device__ __forceinline__ u64 page_at(const Tile& tile) const {
+        if constexpr (is_listed(T())) return lists().listed + 4 * (static_cast<u64>(tile.directory) * lists().top + tile.in_chunk);
         return p.table + 4 * (p.chunk_base + static_cast<u64>(tile.directory) * p.chunk_pages + tile.in_chunk);
     }
     // The tile's page numbers, on their way to shared memory with the copies of an earlier tile.
@@ -84,9 +94,15 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         return page;
     }
 
+    // Of a slot of the pool.
+    __device__ __forceinline__ u64 slot_bytes(u32 slot) const {
+        const u64 page = p.page_size == 1 ? slot : __umul64hi(slot, lists().page_magic);
+        return page * p.page_stride + (slot - page * p.page_size) * p.slot_stride;
+    }
     __device__ __forceinline__ void copy_tile(u32 rest, u32 page, u32 slot) {
         if (rest & SOME) {
-            const u64 mine = page * p.page_stride + rest % VALID * p.slot_stride;
+            if constexpr (is_listed(T())) rest &= page == NO_POSITION ? ~VALID : ~0u;
+            const u64 mine = is_listed(T()) ? slot_bytes(page) : page * p.page_stride + rest % VALID * p.slot_stride;
             const u64 base = (rest >> HEAD) * p.head_stride + (lane % CHUNKS) * 16;
             const u64 k = p.k + base, v = p.v + base;
             const u32 valid = __ballot_sync(~0u, (rest & VALID) != 0);
@@ -143,15 +159,15 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
 #pragma unroll
             for (int i = 0; i < 2 * STAGES; ++i) tiles[i] = next_tile();
 #pragma unroll
-            for (int i = 0; i < STAGES; ++i) words[i] = tiles[i].rest & VALID ? load_u32(page_at(tiles[i])) : 0;
+            for (int i = 0; i < STAGES; ++i) words[i] = tiles[i].rest & VALID ? load_page_word(T(), page_at(tiles[i])) : 0;
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) copy_pages(tiles[STAGES + i], i);
             next = next_tile();
-            if (work_units < LONG_WORK) {
+            if (!is_listed(T()) && work_units < LONG_WORK) {
 #pragma unroll
                 for (int i = 0; i < STAGES; ++i) prefetch_tile(tiles[i].rest, words[i]);
             }
-            wait_for_previous();
+            if constexpr (!is_listed(T())) wait_for_previous();
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) {
                 copy_tile(tiles[i].rest, words[i], i);
@@ -218,6 +234,8 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
 
             const u32 end = c.end();
             const u32 position0 = c.kv_len - c.extend_len;  // of the first query; no tile where kv_len is 0
+            u32 named = 0;  // tokens of the list
+            if constexpr (is_listed(T())) named = load_written_u32(lists().counts + 4ull * (c.index * p.kv_heads + head_of(c)));
             u32 at = c.begin_of(warp);
             while (at < end) {
                 copy_wait<STAGES - 1>();
@@ -246,7 +264,15 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
                         s[n][i] += s2[n][i];
                         s[n][i] = logits.of(s[n][i]);
                     }
-                if (at + 15 > position0 || p.window != 0) {
+                if constexpr (is_listed(T())) {
+                    if (at + 16 > named) {
+#pragma unroll
+                        for (int n = 0; n < NT; ++n)
+#pragma unroll
+                            for (int i = 0; i < 4; ++i)
+                                if (at + lane / 4 + i / 2 * 8 >= named) s[n][i] = MINUS_INF;
+                    }
+                } else if (at + 15 > position0 || p.window != 0) {
 #pragma unroll
                     for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -343,7 +369,11 @@ template <class T, int D, int NT, int WARPS, int STAGES> DEVICE void attend_deco
     const uint4 a = load_uint4(at), b = load_uint4(at + 16);
     const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
     const u32 unit_begin = work_index * work.work_units;
-    // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
-    if (unit_begin >= work.unit_end) return wait_for_previous();
+    // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it. Lists are what the one
+    // before makes.
+    if constexpr (is_listed(T())) {
+        wait_for_previous();
+        if (unit_begin >= work.unit_end) return;
+    } else if (unit_begin >= work.unit_end) return wait_for_previous();
     Decode<T, D, NT, WARPS, STAGES>(p, shared, shared_address(memory)).run(work, unit_begin);
 }

@@ -106,7 +106,8 @@ def assemble(ptxas, kernel, arch):
 
 def params():
     """What differs between the sizes and offsets that params.cuh and params.rs assert, and between their constants."""
-    c, rust = (HERE / "params.cuh").read_text(), RUST.read_text()
+    c = (HERE / "params.cuh").read_text()
+    rust = RUST.read_text() + "".join(file.read_text() for file in sorted(RUST.with_suffix("").glob("*.rs")))
     left = {(name,): int(n) for name, n in re.findall(r"(?m)^KV_SIZE\((\w+), (\d+)\)", c)}
     left |= {(name, field): int(n) for name, field, n in re.findall(r"(?m)^KV_AT\((\w+), (\w+), (\d+)\)", c)}
     right = {}

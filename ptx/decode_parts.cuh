@@ -91,7 +91,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         const u32 n = at / (D / 16), m = at % (D / 16);
         if (target.parts == 1) {
             const Ended ended(*this, n, head_of(c), top, sum);
-            if (m == 0) write_lse(n, c.qo_start, rows, head_of(c), ended);
+            if (m == 0) write_lse(n, c.qo_start, rows, head_of(c), ended, c.kv_len > 0);
 #pragma unroll
             for (int k = 0; k < COUNT; ++k) write(n, m + k, c.qo_start, rows, head_of(c), o[k], ended);
             return;
@@ -270,8 +270,22 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         store_u32(to, low);
         store_u32(to + 16, high);
     }
-    __device__ __forceinline__ void write_lse(u32 n, u32 qo_start, u32 rows, u32 head, const Ended& ended) {
+    // A list may name nothing: the sum is then the sink's alone, but for padding.
+    __device__ __forceinline__ void write_lse(u32 n, u32 qo_start, u32 rows, u32 head, const Ended& ended, bool sees = true) {
         if (p.lse == 0 || lane >= 4) return;
+        if constexpr (is_listed(T())) {
+            if (sees && p.sinks != 0) {
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const u32 row = n * 8 + lane * 2 + h, q_head = head * p.group + row;
+                    if (row < rows)
+                        store_float(p.lse + (qo_start * static_cast<u64>(p.q_heads) + q_head) * 4,
+                                    ended.sum[h] > 0.f ? (ended.top[h] + log2_fast(ended.sum[h])) * LN_2
+                                                       : __int_as_float(load_written_u32(p.sinks + 4ull * q_head)));
+                }
+                return;
+            }
+        }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const u32 row = n * 8 + lane * 2 + h, query = row / p.group;

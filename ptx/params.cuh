@@ -282,6 +282,102 @@ KV_AT(AttendSharedParams, tops, 248);
 KV_AT(AttendSharedParams, span_partial, 256);
 KV_AT(AttendSharedParams, span_tops, 264);
 
+// ---- sparse reads: store_labels, score_labels_*, select_top, resolve_selection, attend_selected_* -------------------------
+
+// Tokens that a CTA of score_labels_* scores at a time.
+#define SCORE_TOKENS 256
+// kv heads that it scores for.
+#define SCORE_HEADS 8
+
+struct StoreLabelsParams {
+    u64 k;             // rows to store: [tokens, kv_heads, head_dim] of 16 bits, k_stride bytes apart
+    u64 slots;         // i32 or i64 [tokens]; negative: nothing is written
+    u64 channels;      // u32 [kv_heads, channel_count]: this layer's
+    u64 labels;        // this layer's: page p, slot s, head h at labels + p * page_stride + s * slot_stride + h * head_stride
+    u64 page_stride;   // bytes
+    u64 slot_stride;   // bytes
+    u64 head_stride;   // bytes
+    u64 k_stride;      // bytes
+    u64 page_magic;    // slot / page_size is the high half of slot * page_magic, where page_size is not 1
+    u32 page_size;     // slots of a page
+    u32 tokens;
+    u32 kv_heads;
+    u32 head_dim;
+    u32 channel_count;
+    u32 slot_bytes;    // 4 or 8
+};
+KV_SIZE(StoreLabelsParams, 96);
+KV_AT(StoreLabelsParams, k, 0);
+KV_AT(StoreLabelsParams, slots, 8);
+KV_AT(StoreLabelsParams, channels, 16);
+KV_AT(StoreLabelsParams, labels, 24);
+KV_AT(StoreLabelsParams, page_stride, 32);
+KV_AT(StoreLabelsParams, slot_stride, 40);
+KV_AT(StoreLabelsParams, head_stride, 48);
+KV_AT(StoreLabelsParams, k_stride, 56);
+KV_AT(StoreLabelsParams, page_magic, 64);
+KV_AT(StoreLabelsParams, page_size, 72);
+KV_AT(StoreLabelsParams, tokens, 76);
+KV_AT(StoreLabelsParams, kv_heads, 80);
+KV_AT(StoreLabelsParams, head_dim, 84);
+KV_AT(StoreLabelsParams, channel_count, 88);
+KV_AT(StoreLabelsParams, slot_bytes, 92);
+
+// What score_labels_*, select_top and resolve_selection take. A batch row has lists if it has one query row and is no tree. Its
+// scores begin at key chunk starts[b]: those of head h at keys + ((starts[b] * kv_heads + h * (starts[b + 1] - starts[b])) * SCORE_TOKENS,
+// one for each position, greater where the score is.
+struct SelectParams {
+    AttendParams attend;  // its q, tables, batch and window; k: this layer's labels, with their strides
+    u64 channels;         // u32 [kv_heads, channel_count]: this layer's
+    u64 starts;           // u32 [batch + 1]: chunks of SCORE_TOKENS positions of the rows with lists, before each row and in all
+    u64 keys;             // u32 [key_chunks, kv_heads, SCORE_TOKENS]
+    u64 positions;        // u32 [batch, kv_heads, top]: ascending, NO_POSITION behind the last
+    u64 listed;           // u32 [batch, kv_heads, top]: slots of the positions that a row sees, NO_POSITION behind the last
+    u64 counts;           // u32 [batch, kv_heads]: how many
+    u32 channel_count;
+    u32 head_dim;
+    u32 top;
+    u32 key_chunks;
+};
+#define NO_POSITION 4294967295
+KV_SIZE(SelectParams, 272);
+KV_AT(SelectParams, attend, 0);
+KV_AT(SelectParams, channels, 208);
+KV_AT(SelectParams, starts, 216);
+KV_AT(SelectParams, keys, 224);
+KV_AT(SelectParams, positions, 232);
+KV_AT(SelectParams, listed, 240);
+KV_AT(SelectParams, counts, 248);
+KV_AT(SelectParams, channel_count, 256);
+KV_AT(SelectParams, head_dim, 260);
+KV_AT(SelectParams, top, 264);
+KV_AT(SelectParams, key_chunks, 268);
+
+// Lists of slots, as resolve_selection makes them.
+struct Lists {
+    u64 listed;      // as in SelectParams
+    u64 counts;
+    u64 page_magic;  // slot / page_size is the high half of slot * page_magic, where page_size is not 1
+    u32 top;
+    u32 reserved;    // 0
+};
+KV_SIZE(Lists, 32);
+KV_AT(Lists, listed, 0);
+KV_AT(Lists, counts, 8);
+KV_AT(Lists, page_magic, 16);
+KV_AT(Lists, top, 24);
+KV_AT(Lists, reserved, 28);
+
+// attend_selected_*: decode over lists. A row's tokens are places in its lists: kv_len of batch_rows is the most that one has, and
+// 0 query rows mean that it has none.
+struct AttendSelectedParams {
+    AttendParams attend;  // window 0
+    Lists lists;
+};
+KV_SIZE(AttendSelectedParams, 240);
+KV_AT(AttendSelectedParams, attend, 0);
+KV_AT(AttendSelectedParams, lists, 208);
+
 // ---- latent rows: attend_latent_* ----------------------------------------------------------------------------------------
 //
 // The Hopper kernel's plan: u32[gridDim.x + 1], the first item of each CTA and their number, padded to 16 bytes, then ExtendWork[..];

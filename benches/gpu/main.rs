@@ -6,7 +6,7 @@
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
-//! Sections: ceil, store, copy, decode, shared, shortq, extend, fp8, mla, plan, first.
+//! Sections: ceil, store, copy, decode, shared, shortq, extend, fp8, mla, sparse, plan, first.
 #![allow(unsafe_code)]
 
 mod attention;
@@ -17,6 +17,7 @@ mod host;
 mod latent;
 mod moves;
 mod report;
+mod sparse;
 mod timer;
 
 use kvarena::backend::cuda::Gpu;
@@ -65,6 +66,9 @@ fn main() -> Outcome<()> {
     }
     if wanted("mla") {
         latent::mla(&gpu, &mut report)?;
+    }
+    if wanted("sparse") {
+        sparse::run(&gpu, &mut report)?;
     }
     if wanted("plan") {
         host::plan_cost(&gpu, &mut report)?;

@@ -47,5 +47,10 @@
 //! # }
 //! ```
 //!
+//! On a GPU lists are in device memory, the backend's or the host's own; `CudaOptions::labels` takes the channels, and
+//! `Cuda::prepare_selected` makes the memory before a capture. Pools of bf16 and f16 have kernels, for up to 8 query
+//! heads of a kv head. Scores of all rows have room for `CudaOptions::select_tokens` tokens, by default as many as the
+//! pool has slots: rows that share a prefix count it each.
+//!
 //! Labels cost `kv_heads * label_channels` numbers for each token and layer. Their channels count in
 //! [`page_fingerprint`](crate::PoolLayout::page_fingerprint), as scales do.

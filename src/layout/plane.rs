@@ -68,11 +68,12 @@ impl Plane {
         self.heads as u128 * self.head_bytes() as u128
     }
 
-    /// What pieces are multiples of, so that those of every plane begin where their elements may.
+    /// What pieces are multiples of, so that those of every plane begin where their elements may: those of few numbers
+    /// a head at what kernels move at once, which K and V beside them begin at then.
     pub(super) const fn align(&self) -> u64 {
-        match self.order {
-            PlaneOrder::BySlot => self.dtype.size() as u64,
-            PlaneOrder::ByPage => 16,
+        match (self.name, self.order) {
+            (PlaneName::Labels, _) | (_, PlaneOrder::ByPage) => 16,
+            (_, PlaneOrder::BySlot) => self.dtype.size() as u64,
         }
     }
 }

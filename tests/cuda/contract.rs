@@ -1,6 +1,6 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
-use kvarena::testkit::contract::{check_backend, check_fp8};
+use kvarena::testkit::contract::{Case, check_backend, check_fp8, check_sparse_backend};
 
 use crate::on_gpu::OnGpuOptions;
 use crate::{gpu, seeds};
@@ -16,6 +16,14 @@ fn cuda_keeps_the_contract() {
 fn cuda_keeps_the_contract_over_fp8() {
     let Some(gpu) = gpu() else { return };
     println!("{}", check_fp8(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(200)));
+}
+
+/// Pools that keep labels alone: selections bit by bit, and attention over them and over any others.
+#[test]
+fn cuda_keeps_the_contract_of_sparse_reads() {
+    let Some(gpu) = gpu() else { return };
+    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
+    println!("{}", check_sparse_backend(options, seeds(200)));
 }
 
 #[test]

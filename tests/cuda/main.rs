@@ -17,6 +17,7 @@ mod pages;
 mod ranks;
 mod replay;
 mod shared;
+mod sparse;
 mod staged;
 mod upload;
 

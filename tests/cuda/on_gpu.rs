@@ -8,10 +8,10 @@ use kvarena::backend::cuda::{
     Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu,
     HostPages,
 };
-use kvarena::testkit::contract::{Case, HostRows, TestBackend, bytes};
+use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes};
 use kvarena::{
-    Backend, Dtype, KvScales, KvShape, OpenBackend, PageCopy, PageId, PoolLayout, TableShape,
-    forward_backend,
+    Attend, Backend, BatchPlan, Dtype, KvScales, KvShape, LayerId, OpenBackend, PageCopy, PageId,
+    PoolLayout, Queries, Select, Selection, SparseBackend, TableShape, forward_backend,
 };
 
 /// What opens an [`OnGpu`].
@@ -42,9 +42,10 @@ impl OnGpuOptions {
         Self(CudaOptions { rows: Some(rows), ..Self::new(gpu).0 })
     }
 
-    /// For a case of the contract: its rows, and its scales where it has some.
+    /// For a case of the contract: its rows, and its scales and labels where it has some.
     pub fn for_case(self, case: &Case) -> Self {
-        Self(CudaOptions { rows: Some(case.kv_rows), scales: case.scales(), ..self.0 })
+        let (scales, labels) = (case.scales(), case.labels());
+        Self(CudaOptions { rows: Some(case.kv_rows), scales, labels, ..self.0 })
     }
 
     pub fn with_scales(self, scales: Option<KvScales>) -> Self {
@@ -70,6 +71,55 @@ impl OnGpu {
         self.window.take().unwrap_or_else(|| {
             HostPages::new(self.cuda.gpu(), self.cuda.layout(), 1).expect("a pinned page")
         })
+    }
+}
+
+impl SparseBackend for OnGpu {
+    type Positions<'a> = DeviceRows<'a>;
+    type PositionsMut<'a> = DeviceRowsMut<'a>;
+
+    fn select(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        select: &Select,
+        q: DeviceRows<'_>,
+        positions: DeviceRowsMut<'_>,
+    ) -> Result<(), CudaError> {
+        self.cuda.select(plan, layer, select, q, positions)
+    }
+
+    fn attend_selected(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        selection: Selection<DeviceRows<'_>>,
+        queries: Queries<DeviceRows<'_>, DeviceRows<'_>>,
+        out: DeviceRowsMut<'_>,
+        lse: Option<DeviceRowsMut<'_>>,
+    ) -> Result<(), CudaError> {
+        self.cuda.attend_selected(plan, layer, attend, selection, queries, out, lse)
+    }
+}
+
+impl SparseTestBackend for OnGpu {
+    type Lists = DeviceBuffer;
+
+    fn lists(&mut self, positions: &[u32]) -> DeviceBuffer {
+        DeviceBuffer::of(self.cuda.gpu(), positions).expect("memory")
+    }
+
+    fn positions(lists: &DeviceBuffer) -> DeviceRows<'_> {
+        lists.rows(0, None)
+    }
+
+    fn positions_mut(lists: &mut DeviceBuffer) -> DeviceRowsMut<'_> {
+        lists.rows_mut(0, None)
+    }
+
+    fn read_lists(&mut self, lists: &DeviceBuffer) -> Vec<u32> {
+        lists.read(0, lists.bytes() as usize / size_of::<u32>()).expect("numbers")
     }
 }
 
@@ -119,7 +169,10 @@ impl TestBackend for OnGpu {
     fn supports(case: &Case) -> bool {
         let layout = &case.layout;
         let (dtype, latent) = (layout.dtype(), layout.is_latent());
-        if layout.label_channels() > 0 || (latent && dtype.is_quantised()) {
+        if latent && dtype.is_quantised() {
+            return false;
+        }
+        if layout.label_channels() > 0 && (dtype.size() != 2 || case.group > 8) {
             return false;
         }
         let rows = if dtype.is_quantised() { case.kv_rows } else { dtype.rows() };

@@ -1,12 +1,12 @@
 //! Attention launches, and the memory that each variant of attention keeps.
 //!
-//! A *variant* has its own query heads and sliding window: a step is split for each. A model has one variant,
-//! or two where local and global layers alternate. The first launch of a variant makes its memory; from then on every
-//! step is split for it when its plan is staged.
+//! A *variant* has its own query heads, sliding window and length of lists: a step is split for each. A model has one
+//! variant, or two where local and global layers alternate. The first launch of a variant makes its memory; from then
+//! on every step is split for it when its plan is staged.
 //!
 //! Not here: the split itself (`split/`), the kernels (`ptx/attend_*.cu`).
 
-use super::attend_kernels::{AttentionKernel, Decodes, hopper, kernels, plain};
+use super::attend_kernels::{AttentionKernel, Beside, Decodes, hopper, kernels, plain, selected};
 use super::attend_latent::LatentVariants;
 use super::attend_shared::{SHARED_VARIANTS_MAX, SharedDecode};
 use super::error::{CudaError, check};
@@ -14,25 +14,34 @@ use super::gpu::Gpu;
 use super::image::{Image, StepLimits};
 use super::launch::Start;
 use super::memory::DeviceBuffer;
-use super::params::{AttendParams, DecodeWork, LayerScales};
+use super::params::{AttendParams, DecodeWork, LayerScales, Lists, wide_magic};
 use super::pool::Pool;
 use super::raw::{RawStream, is_capturing, raw};
 use super::ring::{Load, UploadRing};
-use super::split::{DECODE_ROWS, Split, SplitCount, SplitShape};
+use super::split::{DECODE_ROWS, SELECTED_ROWS, Split, SplitCount, SplitShape};
 use super::sys;
 use crate::backend::Attend;
 use crate::layout::PoolLayout;
-use crate::plan::BatchPlan;
+use crate::plan::{BatchPlan, BatchRow};
 
-/// Variants that the image has room for.
+/// Variants that the image has room for; twice as many where the pool keeps labels.
 const VARIANTS_MAX: usize = 8;
 /// No kernel has more CTAs than this on one multiprocessor.
 const RESIDENT_MAX: u32 = 8;
 /// Those of a decode kernel for more rows than one token's: registers and shared memory leave room for no more.
 const WIDE_RESIDENT: u32 = 2;
 
-/// Query heads and window (0: none).
-type VariantKey = (u32, u32);
+/// Query heads, window (0: none) and positions of a list (0: none, all is read).
+type VariantKey = (u32, u32, u32);
+
+/// Slots that the positions of a step's lists stand for, as kernels make them.
+#[derive(Debug)]
+pub(super) struct ListBuffers {
+    /// u32 `[rows, kv_heads, top]`.
+    pub listed: DeviceBuffer,
+    /// u32 `[rows, kv_heads]`.
+    pub counts: DeviceBuffer,
+}
 
 /// One variant of attention: its split, and the memory of its two kernels.
 #[derive(Debug)]
@@ -43,6 +52,8 @@ struct Variant {
     /// In its place where rows are trees, and in graphs, which serve those too: where it knows none.
     trees: Option<AttentionKernel>,
     split: Split,
+    /// Where attention is over lists.
+    lists: Option<ListBuffers>,
     /// Reads shared spans once, where a kernel does.
     shared: Option<SharedDecode>,
     /// What the staged step came to.
@@ -71,9 +82,9 @@ impl Variants {
     }
 
     /// Bytes of the image that the variants' decode splits take.
-    pub(super) fn image_bytes(gpu: &Gpu) -> usize {
-        let ctas = gpu.multiprocessors() * RESIDENT_MAX;
-        VARIANTS_MAX * ctas as usize * size_of::<DecodeWork>()
+    pub(super) fn image_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
+        let works = (gpu.multiprocessors() * RESIDENT_MAX) as usize * size_of::<DecodeWork>();
+        variants_max(layout) * (works + limits.rows as usize * size_of::<BatchRow>())
     }
 
     /// Bytes of the largest extend plan, or that of latent rows.
@@ -84,6 +95,7 @@ impl Variants {
             group: 16,
             head_dim: layout.head_dim(),
             window: 0,
+            top: 0,
             decode_ctas: [ctas; DECODE_ROWS.len()],
             extend_ctas: ctas,
             batch_max: limits.rows,
@@ -109,10 +121,18 @@ impl Variants {
         let (mut end, count) = (at, self.list.len());
         for (i, variant) in self.list.iter_mut().enumerate() {
             let bytes = 4 * variant.split.shape().decode_words();
-            let words = bytemuck::cast_slice_mut(&mut image[end..end + bytes]);
-            variant.count = variant.split.plan(plan.rows, plan.token_count(), words);
+            let (words, rest) = image[end..].split_at_mut(bytes);
+            let words = bytemuck::cast_slice_mut(words);
             variant.image_at = end - at;
             end += bytes;
+            if variant.lists.is_some() {
+                let places = &mut rest[..size_of_val(plan.rows)];
+                end += places.len();
+                let places = bytemuck::cast_slice_mut(places);
+                variant.count = variant.split.plan_selected(plan.rows, places, words);
+                continue;
+            }
+            variant.count = variant.split.plan(plan.rows, plan.token_count(), words);
             if let Some(shared) = &mut variant.shared {
                 end = shared.split(plan, image, end - at, end, i + 1 == count);
             }
@@ -148,27 +168,33 @@ impl Variants {
         &mut self,
         gpu: &Gpu,
         pool: &Pool,
-        attend: &Attend,
+        (attend, top): (&Attend, u32),
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<usize, CudaError> {
-        let key = (attend.q_heads, attend.window.unwrap_or(0));
+        let key = (attend.q_heads, attend.window.unwrap_or(0), top);
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(index);
         }
-        if self.list.len() == VARIANTS_MAX {
-            return Err(CudaError::Variants { max: VARIANTS_MAX });
+        let max = variants_max(pool.layout());
+        if self.list.len() == max {
+            return Err(CudaError::Variants { max });
         }
         if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }
         let mut variant = Variant::new(gpu, pool, key, limits, stream)?;
-        if self.list.len() < SHARED_VARIANTS_MAX {
+        if top == 0 && self.list.len() < SHARED_VARIANTS_MAX {
             let shape = *variant.split.shape();
             variant.shared = SharedDecode::new(gpu, pool.layout().dtype(), shape, limits, stream)?;
         }
         self.list.push(variant);
         Ok(self.list.len() - 1)
+    }
+
+    /// Where the slots of a variant over lists go.
+    pub(super) fn lists(&self, index: usize) -> Option<&ListBuffers> {
+        self.list[index].lists.as_ref()
     }
 
     /// Launches the kernels that the staged step needs; while capturing, all that a step of so many tokens and rows
@@ -208,9 +234,18 @@ impl Variants {
             params.counters = variant.counters.address();
             let width = variant.count.width;
             params.stripes = shape.decode_stripes(width);
+            let mut beside = Beside { scales, ..Beside::default() };
+            let seen = (params.batch_rows, params.window);
+            if let Some(buffers) = &variant.lists {
+                beside.lists = buffers.params(shape, params.page_size);
+                // Behind the split: a row's places for its tokens, of which it sees all.
+                params.batch_rows = params.plan + 4 * shape.decode_words() as u64;
+                params.window = 0;
+            }
             let (kernel, blocks) = (variant.decode_of(width), shape.decode_ctas[width]);
             // SAFETY: the caller answers for the rows; plan, partial and counters are this variant's, for this grid.
-            unsafe { kernel.launch(gpu, blocks, params, scales, decode_start, stream) }?;
+            unsafe { kernel.launch(gpu, blocks, params, beside, decode_start, stream) }?;
+            (params.batch_rows, params.window) = seen;
         }
         if extend {
             // Its search for the greatest logit comes before the scale, which must not turn its sign then.
@@ -221,13 +256,38 @@ impl Variants {
             params.counters = variant.counters.address() + shape.decode_counter_bytes() as u64;
             let trees = variant.trees.as_ref().filter(|_| image.trees || capturing);
             let (kernel, blocks) = (trees.unwrap_or(&variant.extend), shape.extend_ctas);
+            let beside = Beside { scales, ..Beside::default() };
             // SAFETY: as above.
-            unsafe { kernel.launch(gpu, blocks, params, scales, Start::InOrder, stream) }?;
+            unsafe { kernel.launch(gpu, blocks, params, beside, Start::InOrder, stream) }?;
         }
         if !capturing && (decode || extend) {
             *start = Start::Pdl;
         }
         Ok(())
+    }
+}
+
+/// Most variants over a pool.
+fn variants_max(layout: &PoolLayout) -> usize {
+    if layout.label_channels() > 0 { 2 * VARIANTS_MAX } else { VARIANTS_MAX }
+}
+
+impl ListBuffers {
+    /// For as many rows as a step has.
+    fn new(gpu: &Gpu, shape: &SplitShape) -> Result<Self, CudaError> {
+        let lists = u64::from(shape.batch_max) * u64::from(shape.kv_heads);
+        let listed = DeviceBuffer::lasting(gpu, 4 * lists * u64::from(shape.top))?;
+        Ok(Self { listed, counts: DeviceBuffer::lasting(gpu, 4 * lists)? })
+    }
+
+    fn params(&self, shape: &SplitShape, page_size: u32) -> Lists {
+        Lists {
+            listed: self.listed.address(),
+            counts: self.counts.address(),
+            page_magic: wide_magic(page_size.into()),
+            top: shape.top,
+            reserved: 0,
+        }
     }
 }
 
@@ -246,8 +306,16 @@ impl Variant {
     ) -> Result<Self, CudaError> {
         let (layout, rows) = (pool.layout(), pool.rows());
         let (head_dim, fp8) = (layout.head_dim(), layout.dtype().is_quantised());
-        let (decode, extend) =
+        let (mut decode, extend) =
             kernels(fp8, rows, head_dim).ok_or(CudaError::HeadDim { head_dim })?;
+        let (q_heads, kv_heads) = (key.0, layout.kv_heads());
+        if key.2 > 0 {
+            if q_heads / kv_heads > SELECTED_ROWS {
+                return Err(CudaError::Heads { q_heads, kv_heads });
+            }
+            let over_lists = selected(rows, head_dim).filter(|_| !fp8);
+            decode = [Some(over_lists.ok_or(CudaError::Lists { dtype: layout.dtype() })?), None];
+        }
         let late = hopper(fp8, rows, head_dim).filter(|_| gpu.capability() == 90);
         // Over fp8 that one has no registers for trees. Both read the same plan, whatever the number of blocks.
         let trees = late.filter(|_| fp8).map(|_| extend);
@@ -258,10 +326,11 @@ impl Variant {
             Ok(gpu.multiprocessors() * kernel.resident(gpu)?.clamp(1, RESIDENT_MAX))
         };
         let mut shape = SplitShape {
-            kv_heads: layout.kv_heads(),
-            group: key.0 / layout.kv_heads(),
+            kv_heads,
+            group: q_heads / kv_heads,
             head_dim,
             window: key.1,
+            top: key.2,
             decode_ctas: [0; DECODE_ROWS.len()],
             extend_ctas: ctas(&extend)?,
             batch_max: limits.rows,
@@ -289,6 +358,7 @@ impl Variant {
             extend,
             trees,
             split: Split::new(shape),
+            lists: if key.2 > 0 { Some(ListBuffers::new(gpu, &shape)?) } else { None },
             shared: None,
             count: SplitCount::default(),
             image_at: 0,
@@ -311,6 +381,7 @@ pub(super) unsafe fn launch_f32(
     stream: RawStream,
 ) -> Result<(), CudaError> {
     let blocks = 8 * gpu.multiprocessors();
+    let beside = Beside { scales, ..Beside::default() };
     // SAFETY: the caller answers for the rows.
-    unsafe { plain(fp8).launch(gpu, blocks, params, scales, Start::InOrder, stream) }
+    unsafe { plain(fp8).launch(gpu, blocks, params, beside, Start::InOrder, stream) }
 }

@@ -6,16 +6,24 @@ use super::error::CudaError;
 use super::gpu::Gpu;
 use super::kernels::{Attention, Kernel};
 use super::launch::Start;
-use super::params::{AttendFp8Params, AttendParams, LayerScales};
+use super::params::{AttendFp8Params, AttendParams, AttendSelectedParams, LayerScales, Lists};
 use super::raw::RawStream;
 use super::split::DECODE_ROWS;
 use crate::layout::Dtype;
 
-/// A kernel over pools that hold rows as they are, or over fp8.
+/// A kernel over pools that hold rows as they are, or over fp8, or over lists.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AttentionKernel {
     Plain(Attention),
     Fp8(Attention<AttendFp8Params>),
+    Selected(Attention<AttendSelectedParams>),
+}
+
+/// What some kernels take beside [`AttendParams`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Beside {
+    pub scales: LayerScales,
+    pub lists: Lists,
 }
 
 impl From<Attention> for AttentionKernel {
@@ -36,6 +44,7 @@ impl AttentionKernel {
         match self {
             Self::Plain(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
             Self::Fp8(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
+            Self::Selected(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
         }
     }
 
@@ -44,19 +53,20 @@ impl AttentionKernel {
         match self {
             Self::Plain(Attention { kernel, .. }) => gpu.load(kernel),
             Self::Fp8(Attention { kernel, .. }) => gpu.load(kernel),
+            Self::Selected(Attention { kernel, .. }) => gpu.load(kernel),
         }
     }
 
     /// Launches it on so many blocks.
     ///
     /// # Safety
-    /// As of [`Gpu::launch`], of the parameters and the scales.
+    /// As of [`Gpu::launch`], of the parameters, the scales and the lists.
     pub(super) unsafe fn launch(
         &self,
         gpu: &Gpu,
         blocks: u32,
         attend: AttendParams,
-        scales: LayerScales,
+        Beside { scales, lists }: Beside,
         start: Start,
         stream: RawStream,
     ) -> Result<(), CudaError> {
@@ -68,6 +78,11 @@ impl AttentionKernel {
             }
             Self::Fp8(Attention { kernel, threads }) => {
                 let params = AttendFp8Params { attend, scales };
+                // SAFETY: the caller's.
+                unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &params, start) }
+            }
+            Self::Selected(Attention { kernel, threads }) => {
+                let params = AttendSelectedParams { attend, lists };
                 // SAFETY: the caller's.
                 unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &params, start) }
             }
@@ -156,6 +171,33 @@ pub(super) fn kernels(fp8: bool, rows: Dtype, head_dim: u32) -> Option<(Decodes,
     }
 }
 
+/// The kernel over lists, for rows of 16 bits and groups of up to 8.
+pub(super) fn selected(rows: Dtype, head_dim: u32) -> Option<AttentionKernel> {
+    macro_rules! selected {
+        ($($dtype:ident $name:literal $head_dim:literal $threads:literal $shared:literal;)*) => {
+            match (rows, head_dim) {
+                $((Dtype::$dtype, $head_dim) => {
+                    const KERNEL: Attention<AttendSelectedParams> = attention!(
+                        concat!("attend_selected_", $name, "_d", $head_dim, "_r8"),
+                        $threads,
+                        $shared
+                    );
+                    Some(AttentionKernel::Selected(KERNEL))
+                })*
+                _ => None,
+            }
+        };
+    }
+    selected! {
+        Bf16 "bf16" 64 128 71_680;
+        Bf16 "bf16" 128 128 77_824;
+        Bf16 "bf16" 256 64 73_728;
+        F16 "f16" 64 128 71_680;
+        F16 "f16" 128 128 77_824;
+        F16 "f16" 256 64 73_728;
+    }
+}
+
 /// The extend kernel that only compute capability 9.0 runs, where there is one.
 pub(super) fn hopper(fp8: bool, rows: Dtype, head_dim: u32) -> Option<AttentionKernel> {
     const BF16: Attention = attention!("attend_extend_bf16_d128_sm90a", 384, 204_800);
@@ -187,6 +229,9 @@ mod tests {
             AttentionKernel::Fp8(Attention { kernel, threads }) => {
                 (kernel.name, kernel.ptx, kernel.shared, *threads)
             }
+            AttentionKernel::Selected(Attention { kernel, threads }) => {
+                (kernel.name, kernel.ptx, kernel.shared, *threads)
+            }
         }
     }
 
@@ -212,6 +257,7 @@ mod tests {
                     group: 1,
                     head_dim,
                     window: 0,
+                    top: 0,
                     decode_ctas: [1; DECODE_ROWS.len()],
                     extend_ctas: 1,
                     batch_max: 1,
@@ -226,6 +272,9 @@ mod tests {
                     let slots = shape.width_partial_bytes(width) / 8 / (head_dim + 2) as usize;
                     check(decode, format!("[2 * grid, {slots}, {}]", head_dim + 2));
                 }
+                let listed = selected(dtype, head_dim).expect("a served shape");
+                let slots = shape.width_partial_bytes(0) / 8 / (head_dim + 2) as usize;
+                check(&listed, format!("[2 * grid, {slots}, {}]", head_dim + 2));
                 let rows = shape.extend_rows();
                 for extend in [Some(extend), hopper(fp8, dtype, head_dim)].into_iter().flatten() {
                     check(&extend, format!("[slots, kv_heads, {rows}, {}]", head_dim + 2));

@@ -258,6 +258,7 @@ mod tests {
             group: 4,
             head_dim: 128,
             window: 0,
+            top: 0,
             decode_ctas: [132, 0],
             extend_ctas: 132,
             batch_max: 64,

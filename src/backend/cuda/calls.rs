@@ -13,7 +13,7 @@ use super::memory::{DeviceRows, DeviceRowsMut};
 use super::opened::Cuda;
 use super::params::{AttendParams, magic};
 use super::{raw, store, store_fp8};
-use crate::backend::{Attend, Backend, Queries, check};
+use crate::backend::{Attend, Backend, Queries, Selection, check};
 use crate::id::LayerId;
 use crate::layout::Dtype;
 use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
@@ -68,7 +68,10 @@ impl Backend for Cuda {
         if self.pool.layout().dtype().is_quantised() {
             return store_fp8::store(&self.gpu, &self.pool, &image, layer, [k, v], stream);
         }
-        store::store(&self.gpu, &self.pool, &image, layer, [k, v], stream)
+        store::store(&self.gpu, &self.pool, &image, layer, [k, v], stream)?;
+        self.labels
+            .as_ref()
+            .map_or(Ok(()), |labels| labels.store(&self.gpu, &self.pool, &image, layer, k, stream))
     }
 
     /// Rows are of the pool's dtype, those of a quantised pool of [`Cuda::rows`], 16-byte aligned unless that is f32.
@@ -84,66 +87,11 @@ impl Backend for Cuda {
         plan: &BatchPlan<'_>,
         layer: LayerId,
         attend: &Attend,
-        Queries { rows: q, sinks }: Queries<DeviceRows<'_>, DeviceRows<'_>>,
+        queries: Queries<DeviceRows<'_>, DeviceRows<'_>>,
         out: DeviceRowsMut<'_>,
         lse: Option<DeviceRowsMut<'_>>,
     ) -> Result<(), CudaError> {
-        let sums = lse.as_ref().and_then(|lse| lse.device);
-        [q.device, out.device, sinks.and_then(|sinks| sinks.device), sums]
-            .into_iter()
-            .try_for_each(|device| self.gpu.check_same(device))?;
-        self.gpu.bind()?;
-        let stream = self.stream.raw();
-        check::is_open(&self.steps, plan.step)?;
-        check::window(plan, attend.window)?;
-        let attend = &check_attend(attend, &self.pool, self.tables.longest_row())?;
-        let tokens = plan.token_count();
-        let (q_stride, out_stride) =
-            attend_strides(attend, &self.pool, tokens, &q, &out, lse.as_ref())?;
-        sinks.map_or(Ok(()), |sinks| check_sinks(&sinks, attend.q_heads))?;
-        let (latent_pool, dtype) = (self.pool.layout().is_latent(), self.pool.layout().dtype());
-        let index = match self.pool.rows() {
-            _ if latent_pool => {
-                let latent = &mut self.variants.latent;
-                latent.prepare(&self.gpu, dtype, attend, self.limits, stream)?
-            }
-            Dtype::F32 => None,
-            _ => Some(self.variants.prepare(&self.gpu, &self.pool, attend, self.limits, stream)?),
-        };
-        let image =
-            &self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
-        if tokens == 0 {
-            return Ok(());
-        }
-        let params = AttendParams {
-            q: q.address,
-            out: out.address,
-            lse: lse.map_or(0, |lse| lse.address),
-            sinks: sinks.map_or(0, |sinks| sinks.address),
-            q_stride,
-            out_stride,
-            ..self.attend_params(image, layer, attend)?
-        };
-        if latent_pool {
-            let latent = &self.variants.latent;
-            // SAFETY: rows were checked above, the plan when it was staged.
-            return unsafe {
-                match index {
-                    Some(index) => latent.launch(&self.gpu, index, params, stream),
-                    None => attend_latent::launch_plain(&self.gpu, dtype, &params, stream),
-                }
-            };
-        }
-        // The layer exists: its parameters do.
-        let scales = self.pool.scales(layer);
-        let Some(index) = index else {
-            let fp8 = self.pool.layout().dtype().is_quantised();
-            // SAFETY: rows were checked above, the plan when it was staged.
-            return unsafe { launch_f32(&self.gpu, params, scales, fp8, stream) };
-        };
-        let start = &mut self.stage.start;
-        // SAFETY: rows were checked above, the plan when it was staged.
-        unsafe { self.variants.launch(&self.gpu, index, image, (params, scales), start, stream) }
+        self.attend_rows(plan, layer, (attend, None), queries, out, lse)
     }
 
     /// # Errors
@@ -171,8 +119,84 @@ impl Backend for Cuda {
 }
 
 impl Cuda {
+    /// Attention, of rows that have lists over those.
+    pub(super) fn attend_rows(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        (attend, selection): (&Attend, Option<Selection<DeviceRows<'_>>>),
+        Queries { rows: q, sinks }: Queries<DeviceRows<'_>, DeviceRows<'_>>,
+        out: DeviceRowsMut<'_>,
+        lse: Option<DeviceRowsMut<'_>>,
+    ) -> Result<(), CudaError> {
+        let sums = lse.as_ref().and_then(|lse| lse.device);
+        [q.device, out.device, sinks.and_then(|sinks| sinks.device), sums]
+            .into_iter()
+            .try_for_each(|device| self.gpu.check_same(device))?;
+        self.gpu.bind()?;
+        let stream = self.stream.raw();
+        check::is_open(&self.steps, plan.step)?;
+        check::window(plan, attend.window)?;
+        let attend = &check_attend(attend, &self.pool, self.tables.longest_row())?;
+        let tokens = plan.token_count();
+        let (q_stride, out_stride) =
+            attend_strides(attend, &self.pool, tokens, &q, &out, lse.as_ref())?;
+        sinks.map_or(Ok(()), |sinks| check_sinks(&sinks, attend.q_heads))?;
+        selection.as_ref().map_or(Ok(()), |selection| self.check_selection(plan, selection))?;
+        let (latent_pool, dtype) = (self.pool.layout().is_latent(), self.pool.layout().dtype());
+        let index = match self.pool.rows() {
+            _ if latent_pool => {
+                let latent = &mut self.variants.latent;
+                latent.prepare(&self.gpu, dtype, attend, self.limits, stream)?
+            }
+            Dtype::F32 => None,
+            _ => {
+                let top = selection.as_ref().map_or(0, |selection| selection.top);
+                let variant = (attend, top);
+                Some(self.variants.prepare(&self.gpu, &self.pool, variant, self.limits, stream)?)
+            }
+        };
+        let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
+        if tokens == 0 {
+            return Ok(());
+        }
+        let params = AttendParams {
+            q: q.address,
+            out: out.address,
+            lse: lse.map_or(0, |lse| lse.address),
+            sinks: sinks.map_or(0, |sinks| sinks.address),
+            q_stride,
+            out_stride,
+            ..self.attend_params(&image, layer, attend)?
+        };
+        if latent_pool {
+            let latent = &self.variants.latent;
+            // SAFETY: rows were checked above, the plan when it was staged.
+            return unsafe {
+                match index {
+                    Some(index) => latent.launch(&self.gpu, index, params, stream),
+                    None => attend_latent::launch_plain(&self.gpu, dtype, &params, stream),
+                }
+            };
+        }
+        // The layer exists: its parameters do.
+        let scales = self.pool.scales(layer);
+        let Some(index) = index else {
+            let fp8 = self.pool.layout().dtype().is_quantised();
+            // SAFETY: rows were checked above, the plan when it was staged.
+            return unsafe { launch_f32(&self.gpu, params, scales, fp8, stream) };
+        };
+        if let Some(selection) = &selection {
+            // SAFETY: the lists were checked above, the plan when it was staged.
+            unsafe { self.resolve(index, params, selection) }?;
+        }
+        let start = &mut self.stage.start;
+        // SAFETY: rows were checked above, the plan when it was staged.
+        unsafe { self.variants.launch(&self.gpu, index, &image, (params, scales), start, stream) }
+    }
+
     /// What attention of one layer takes but the host's rows.
-    fn attend_params(
+    pub(super) fn attend_params(
         &self,
         image: &Image,
         layer: LayerId,

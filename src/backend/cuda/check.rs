@@ -7,8 +7,8 @@ use super::error::CudaError;
 use super::memory::{DeviceRows, DeviceRowsMut};
 use super::params::KV_HEADS_MAX;
 use super::pool::Pool;
-use crate::backend::Attend;
 use crate::backend::check::{self, Operand, PlanError};
+use crate::backend::{Attend, sparse};
 use crate::layout::{Dtype, PoolLayout};
 
 /// Bytes from row to row, if the rows fit. `width` elements a row.
@@ -63,6 +63,30 @@ pub(super) fn check_sinks(sinks: &DeviceRows<'_>, q_heads: u32) -> Result<(), Cu
     row_stride(Operand::Sinks, sinks.stride, sinks.bytes, 1, q_heads as usize, Dtype::F32)?;
     let aligned = sinks.address.is_multiple_of(4);
     if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
+}
+
+/// Refuses lists of positions, at an address with a stride and bytes, that are not packed, too few or not aligned.
+pub(super) fn check_lists(
+    (address, stride, bytes): (u64, Option<usize>, u64),
+    lists: usize,
+    top: u32,
+) -> Result<(), CudaError> {
+    let (operand, width) = (Operand::Selection, top as usize);
+    row_stride(operand, stride, bytes, lists, width, Dtype::F32)?;
+    if let Some(stride) = stride.filter(|&stride| stride != width) {
+        return Err(PlanError::Stride { operand, stride, width }.into());
+    }
+    if address.is_multiple_of(4) { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
+}
+
+/// Refuses lists of no or too many positions, and pools that no kernel over lists serves.
+pub(super) fn check_pool(top: u32, layout: &PoolLayout, longest_row: u64) -> Result<(), CudaError> {
+    sparse::check_top(top, longest_row)?;
+    let dtype = layout.dtype();
+    let served = !layout.is_latent() && !dtype.is_quantised() && dtype.size() == 2;
+    // A slot that is no slot says that a place is empty.
+    let counted = layout.slot_count() < u64::from(u32::MAX);
+    if served && counted { Ok(()) } else { Err(CudaError::Lists { dtype }) }
 }
 
 /// What kernels are asked for: a window that no row of the page tables outgrows is none, so that kernels may add it to

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::backend::PlanError;
 use crate::id::StepId;
-use crate::layout::{Dtype, KvDtype, KvShape, ScaleError};
+use crate::layout::{Dtype, KvDtype, KvShape, LabelError, ScaleError};
 
 /// Why the GPU backend refused or failed.
 #[derive(Clone, PartialEq, Debug)]
@@ -92,8 +92,21 @@ pub enum CudaError {
         /// The pool's.
         shape: KvShape,
     },
-    /// A pool that keeps labels, which no kernel writes.
-    Labels,
+    /// Channels that are not for this pool.
+    Labels(LabelError),
+    /// Labels of a pool, or lists over one, that no kernel serves: latent rows, fp8 or f32, or 2^32 slots and more.
+    Lists {
+        /// The pool's.
+        dtype: KvDtype,
+    },
+    /// Rows of one new token that see more tokens together than a selection has room for:
+    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens).
+    SelectTokens {
+        /// The tokens, rounded up for each row.
+        tokens: u64,
+        /// The most that there is room for.
+        max: u64,
+    },
     /// Two pools whose pages do not have the same bytes.
     PageShape,
     /// Two pools in which a page's bytes mean something else: see
@@ -196,7 +209,13 @@ impl fmt::Display for CudaError {
                 write!(f, "rows that see {tokens} tokens together are above the limit of {max}")
             }
             Self::EmptyRow { row } => write!(f, "row {row} of the batch has no tokens"),
-            Self::Labels => f.write_str("there are no kernels for pools that keep labels"),
+            Self::Labels(error) => error.fmt(f),
+            Self::Lists { dtype } => {
+                write!(f, "there are no kernels for selections over this pool of {dtype:?}")
+            }
+            Self::SelectTokens { tokens, max } => {
+                write!(f, "a selection from {tokens} tokens is above the limit of {max}")
+            }
             Self::PoolShape { shape } => write!(f, "there are no kernels for pools of {shape:?}"),
             Self::Scales(error) => error.fmt(f),
             Self::RowsDtype { rows, pool } => {
@@ -245,6 +264,12 @@ impl std::error::Error for CudaError {}
 impl From<ScaleError> for CudaError {
     fn from(error: ScaleError) -> Self {
         Self::Scales(error)
+    }
+}
+
+impl From<LabelError> for CudaError {
+    fn from(error: LabelError) -> Self {
+        Self::Labels(error)
     }
 }
 

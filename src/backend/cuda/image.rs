@@ -19,6 +19,8 @@ pub(super) struct Image {
     pub(super) slots: u64,
     pub(super) positions: u64,
     pub(super) rows: u64,
+    /// Where rows' scores begin, in pools that keep labels.
+    pub(super) starts: u64,
     /// The decode splits of each variant of attention.
     pub(super) splits: u64,
     /// Masks of trees.

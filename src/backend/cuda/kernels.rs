@@ -10,8 +10,8 @@ use std::ptr::null_mut;
 
 use super::error::{CudaError, check};
 use super::params::{
-    AttendParams, CompactSlotsParams, CopyPagesParams, LoadPlanParams, StoreCacheParams,
-    StoreFp8Params,
+    AttendParams, CompactSlotsParams, CopyPagesParams, LoadPlanParams, SelectParams,
+    StoreCacheParams, StoreFp8Params, StoreLabelsParams,
 };
 use super::pdl::{uses_pdl, with_pdl};
 use super::sys;
@@ -50,6 +50,16 @@ pub(super) const STORE_FP8: Kernel<StoreFp8Params> =
     Kernel::new("store_cache_fp8", include_str!("../../../ptx/store_cache_fp8.ptx"), 0);
 pub(super) const STORE_FP8_ANY: Kernel<StoreFp8Params> =
     Kernel::new("store_cache_fp8_any", include_str!("../../../ptx/store_cache_fp8.ptx"), 0);
+pub(super) const STORE_LABELS: Kernel<StoreLabelsParams> =
+    Kernel::new("store_labels", include_str!("../../../ptx/store_labels.ptx"), 0);
+pub(super) const SCORE_LABELS_BF16: Kernel<SelectParams> =
+    Kernel::new("score_labels_bf16", include_str!("../../../ptx/score_labels_bf16.ptx"), 0);
+pub(super) const SCORE_LABELS_F16: Kernel<SelectParams> =
+    Kernel::new("score_labels_f16", include_str!("../../../ptx/score_labels_f16.ptx"), 0);
+pub(super) const SELECT_TOP: Kernel<SelectParams> =
+    Kernel::new("select_top", include_str!("../../../ptx/select_top.ptx"), 0);
+pub(super) const RESOLVE_SELECTION: Kernel<SelectParams> =
+    Kernel::new("resolve_selection", include_str!("../../../ptx/resolve_selection.ptx"), 0);
 pub(super) const COPY_PAGES: Kernel<CopyPagesParams> =
     Kernel::new("copy_pages", include_str!("../../../ptx/copy_pages.ptx"), 0);
 pub(super) const COMPACT_SLOTS: Kernel<CompactSlotsParams> =

@@ -3,15 +3,16 @@
 //! Not here: those calls (`calls.rs`), copies of pages to other memory (`page_moves.rs`), opening (`options.rs`).
 
 use super::attend::Variants;
-use super::check::check_attend;
+use super::check::{check_attend, check_pool};
 use super::copy::CopyStreams;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::StepLimits;
 use super::kernels::{
-    COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING,
-    STORE_FP8, STORE_FP8_ANY,
+    COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, RESOLVE_SELECTION, STORE_CACHE, STORE_CACHE_ANY,
+    STORE_CACHE_STREAMING, STORE_FP8, STORE_FP8_ANY,
 };
+use super::labels::Labels;
 use super::memory::DeviceBuffer;
 use super::pool::Pool;
 use super::stage::Stage;
@@ -27,6 +28,8 @@ pub struct Cuda {
     pub(super) gpu: Gpu,
     pub(super) stream: CudaStream,
     pub(super) pool: Pool,
+    /// Where it keeps some.
+    pub(super) labels: Option<Labels>,
     pub(super) tables: Tables,
     pub(super) stage: Stage,
     pub(super) variants: Variants,
@@ -122,6 +125,10 @@ impl Cuda {
             self.gpu.load(&STORE_CACHE_ANY)?;
             self.gpu.load(&STORE_CACHE_STREAMING)?;
         }
+        if let Some(labels) = &mut self.labels {
+            labels.load(&self.gpu, self.pool.rows())?;
+            labels.used = true;
+        }
         self.gpu.load(&COPY_PAGES)?;
         self.gpu.load(&COMPACT_SLOTS)?;
         self.gpu.load(&LOAD_PLAN)?;
@@ -131,9 +138,24 @@ impl Cuda {
             let (latent, dtype) = (&mut self.variants.latent, layout.dtype());
             latent.prepare(&self.gpu, dtype, &attend, self.limits, stream)?;
         } else if self.pool.rows() != Dtype::F32 {
-            self.variants.prepare(&self.gpu, &self.pool, &attend, self.limits, stream)?;
+            let limits = self.limits;
+            self.variants.prepare(&self.gpu, &self.pool, (&attend, 0), limits, stream)?;
         }
         self.window = self.window.or(attend.window);
+        Ok(())
+    }
+
+    /// The same for attention over lists of `top` positions.
+    ///
+    /// # Errors
+    /// As [`Cuda::prepare`]; a `top` of 0 or above a sequence's tokens, a pool that no such kernel serves.
+    pub fn prepare_selected(&mut self, attend: &Attend, top: u32) -> Result<(), CudaError> {
+        self.prepare(attend)?;
+        check_pool(top, self.pool.layout(), self.tables.longest_row())?;
+        self.gpu.load(&RESOLVE_SELECTION)?;
+        let attend = check_attend(attend, &self.pool, self.tables.longest_row())?;
+        let (limits, stream) = (self.limits, self.stream.raw());
+        self.variants.prepare(&self.gpu, &self.pool, (&attend, top), limits, stream)?;
         Ok(())
     }
 
@@ -147,7 +169,8 @@ impl Cuda {
     ///
     /// # Errors
     /// A plan whose step is not open, that does not fit or has a row of no tokens, with trees where a window was
-    /// [prepared](Cuda::prepare), or while the stream is captured.
+    /// [prepared](Cuda::prepare), that a selection has no room for where there was one, or while the stream is
+    /// captured.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();
@@ -155,6 +178,9 @@ impl Cuda {
         check::window(plan, self.window)?;
         if let Some(row) = plan.rows.iter().position(|row| row.extend_len == 0) {
             return Err(CudaError::EmptyRow { row });
+        }
+        if let Some(labels) = self.labels.as_ref().filter(|labels| labels.used) {
+            labels.check(plan)?;
         }
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
         Ok(StagedPlan { slot_mapping: image.slots, positions: image.positions, rows: image.rows })

@@ -5,13 +5,14 @@ use super::attend_latent;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::StepLimits;
+use super::labels::Labels;
 use super::opened::Cuda;
 use super::pool::Pool;
 use super::stage::Stage;
 use super::stream::CudaStream;
 use super::tables::Tables;
 use crate::backend::{OpenBackend, OpenSteps};
-use crate::layout::{Dtype, KvScales, PoolLayout, TableShape};
+use crate::layout::{Dtype, KvScales, LabelChannels, PoolLayout, TableShape};
 
 /// How a [`Cuda`] is to work.
 #[derive(Clone, Debug)]
@@ -38,6 +39,13 @@ pub struct CudaOptions {
     /// Element type of the host's rows, where the pool is quantised: of k and v before they are stored, of q and out.
     /// Other pools take rows of their own type. Default: `None`, the pool's ([`KvDtype::rows`](crate::KvDtype::rows)).
     pub rows: Option<Dtype>,
+    /// Which channels of K are labels, where the pool keeps some: those of what this rank holds
+    /// ([`LabelChannels::local`]). Uploaded once. Default: `None`.
+    pub labels: Option<LabelChannels>,
+    /// Most tokens that rows of one new token may see together in a step that selects by labels, each row's rounded up
+    /// to 256; four bytes of device memory for each and kv head, where the pool keeps labels. Rows that share pages
+    /// count them each. Default: 0, as many as the pool has slots, and 256 for each row.
+    pub select_tokens: u64,
     /// For tests: every span that can be is read once, be it cheaper or not.
     #[doc(hidden)]
     pub all_spans: bool,
@@ -54,6 +62,8 @@ impl CudaOptions {
             graph_spans: 0,
             scales: None,
             rows: None,
+            labels: None,
+            select_tokens: 0,
             all_spans: false,
         }
     }
@@ -63,9 +73,10 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// [`CudaError::PoolShape`] for latent rows of other lengths than 512 + 64 or of fp8, [`CudaError::Labels`] for a
-    /// pool that keeps labels, [`CudaError::OutOfMemory`], [`CudaError::Scales`] that are not for this pool,
-    /// [`CudaError::RowsDtype`], a stream of another device, rows of more tokens than kernels count, or the driver's.
+    /// [`CudaError::PoolShape`] for latent rows of other lengths than 512 + 64 or of fp8, [`CudaError::Lists`] for a
+    /// pool of f32 or fp8 that keeps labels, [`CudaError::OutOfMemory`], [`CudaError::Scales`] or [`CudaError::Labels`]
+    /// that are not for this pool, [`CudaError::RowsDtype`], a stream of another device, rows of more tokens than
+    /// kernels count, or the driver's.
     fn open(
         self,
         layout: &PoolLayout,
@@ -86,8 +97,10 @@ impl OpenBackend for CudaOptions {
         if layout.is_latent() && dtype.is_quantised() {
             return Err(CudaError::PoolShape { shape: layout.shape() });
         }
-        if layout.label_channels() > 0 {
-            return Err(CudaError::Labels);
+        LabelChannels::check_pool(self.labels.as_ref(), layout)?;
+        let has_labels = layout.label_channels() > 0;
+        if has_labels && (own == Dtype::F32 || dtype.is_quantised()) {
+            return Err(CudaError::Lists { dtype });
         }
         let stream = stream.unwrap_or_else(|| CudaStream::default_of(&gpu));
         gpu.check_same(Some(stream.gpu().ordinal()))?;
@@ -99,8 +112,18 @@ impl OpenBackend for CudaOptions {
         let limits = StepLimits { tokens, rows, graph_spans, all_spans };
         // A step takes a slot or two for each variant of attention.
         let uploads = 2 * max_steps as usize + 2;
+        let pool = Pool::new(&gpu, *layout, rows_dtype, (scales, self.labels.as_ref()))?;
+        let room = match self.select_tokens {
+            0 => layout.slot_count(),
+            tokens => tokens,
+        };
+        let labels = match &self.labels {
+            Some(channels) => Some(Labels::new(&gpu, &pool, channels, (room, rows))?),
+            None => None,
+        };
         Ok(Cuda {
-            pool: Pool::new(&gpu, *layout, rows_dtype, scales)?,
+            pool,
+            labels,
             tables: Tables::new(&gpu, *table, layout, stream.raw())?,
             stage: Stage::new(&gpu, layout, limits, uploads)?,
             variants: Variants::default(),

@@ -8,6 +8,12 @@
 use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
 
+mod sparse;
+
+pub use sparse::{
+    AttendSelectedParams, Lists, SCORE_HEADS, SCORE_TOKENS, SelectParams, StoreLabelsParams,
+};
+
 use crate::layout::PAGE_SIZE_MAX;
 use crate::plan::{BatchRow, Compaction, PageCopy, TableWrite};
 
@@ -503,6 +509,8 @@ macro_rules! layout_is {
         )*};
     };
 }
+
+use layout_is;
 
 layout_is! {
     BatchRow 16 { row 0 qo_start 4 extend_len 8 kv_len 12 }

@@ -9,7 +9,7 @@ use super::params::LayerScales;
 use super::scales::Scales;
 use crate::backend::check;
 use crate::id::LayerId;
-use crate::layout::{Dtype, KvScales, PLANES_MAX, PlaneName, PoolLayout, Strides};
+use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolLayout, Strides};
 
 /// A pool in device memory. Not initialised: no kernel reads a slot that was not stored.
 #[derive(Debug)]
@@ -28,12 +28,12 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// With scales that are right for it.
+    /// With scales and channels that are right for it.
     pub(super) fn new(
         gpu: &Gpu,
         layout: PoolLayout,
         rows: Dtype,
-        scales: Option<&KvScales>,
+        (scales, labels): (Option<&KvScales>, Option<&LabelChannels>),
     ) -> Result<Self, CudaError> {
         let names = match layout.is_latent() {
             true => [PlaneName::Latent; 2],
@@ -44,7 +44,7 @@ impl Pool {
         assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V lie alike");
         let memory = DeviceBuffer::lasting(gpu, layout.total_bytes())?;
         let pages = Pages::of(memory.address(), &layout);
-        let fingerprint = layout.page_fingerprint(scales, None);
+        let fingerprint = layout.page_fingerprint(scales, labels);
         let scales = Scales::new(gpu, &layout, scales, memory.address())?;
         Ok(Self { memory, layout, k, v, pages, scales, rows, fingerprint })
     }

@@ -3,7 +3,7 @@
 //! A plan's image is one piece of memory, sent together with its table writes by one launch:
 //!
 //! ```text
-//! slots [tokens] | positions [tokens] | rows [rows] | decode split of each variant
+//! slots [tokens] | positions [tokens] | rows [rows] | starts of scores [rows + 1] | decode split of each variant
 //! ```
 //!
 //! Its addresses depend on the numbers of tokens and rows alone, so a graph that was captured with one plan can be
@@ -14,7 +14,8 @@
 //! elsewhere.
 //!
 //! Where a row is a tree of drafts, its place in the page tables is marked in the image, and the masks are sent to a
-//! place of their own, which plans without trees neither send nor have read: so graphs serve both.
+//! place of their own, which plans without trees neither send nor have read: so graphs serve both. Starts of scores are
+//! there where the pool keeps labels.
 //!
 //! Not here: how the split is made (`split/`), the tables themselves (`tables.rs`).
 
@@ -23,6 +24,7 @@ use super::attend_shared::SharedDecode;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::{Image, StepLimits};
+use super::labels;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::TREE_ROW;
@@ -62,19 +64,22 @@ impl Staged {
 struct Offsets {
     positions: usize,
     rows: usize,
+    starts: usize,
     decode: usize,
 }
 
 impl Offsets {
     /// For a plan of these numbers.
-    fn of(plan: &BatchPlan<'_>) -> Self {
-        Self::new(plan.token_count(), plan.rows.len(), slot_bytes(plan))
+    fn of(plan: &BatchPlan<'_>, layout: &PoolLayout) -> Self {
+        Self::new(plan.token_count(), plan.rows.len(), slot_bytes(plan), layout)
     }
 
-    fn new(tokens: usize, rows: usize, slot_bytes: usize) -> Self {
+    fn new(tokens: usize, rows: usize, slot_bytes: usize, layout: &PoolLayout) -> Self {
         let positions = (tokens * slot_bytes).next_multiple_of(16);
         let rows_at = positions + (tokens * 4).next_multiple_of(16);
-        Self { positions, rows: rows_at, decode: rows_at + rows * size_of::<BatchRow>() }
+        let starts = rows_at + rows * size_of::<BatchRow>();
+        let words = if layout.label_channels() > 0 { rows + 1 } else { 0 };
+        Self { positions, rows: rows_at, starts, decode: starts + (4 * words).next_multiple_of(16) }
     }
 }
 
@@ -106,10 +111,11 @@ impl Stage {
         uploads: usize,
     ) -> Result<Self, CudaError> {
         let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
-        let offsets = Offsets::new(tokens, rows, size_of::<i64>());
+        let offsets = Offsets::new(tokens, rows, size_of::<i64>(), layout);
         // Each new token changes a word of the tables or two; more than that goes in rounds.
         let writes = (2 * tokens + 4 * rows) * size_of::<TableWrite>();
-        let decode = Variants::image_bytes(gpu) + SharedDecode::image_bytes(gpu, limits);
+        let decode =
+            Variants::image_bytes(gpu, layout, limits) + SharedDecode::image_bytes(gpu, limits);
         let split = decode.max(Variants::extend_bytes(gpu, layout, limits));
         let bytes = offsets.decode + split + writes;
         Ok(Self {
@@ -163,11 +169,13 @@ impl Stage {
     /// Where the staged arrays lie.
     fn lies(&self, staged: Staged) -> Image {
         let Staged { tokens, rows, slot_bytes, .. } = staged;
-        let (at, offsets) = (self.image.address(), Offsets::new(tokens, rows, slot_bytes));
+        let at = self.image.address();
+        let offsets = Offsets::new(tokens, rows, slot_bytes, &self.layout);
         Image {
             slots: at,
             positions: at + offsets.positions as u64,
             rows: at + offsets.rows as u64,
+            starts: at + offsets.starts as u64,
             splits: at + offsets.decode as u64,
             masks: self.masks.address(),
             trees: self.trees,
@@ -219,7 +227,7 @@ impl Stage {
         self.staged = None;
         self.trees = !plan.masks.is_empty();
         self.start = Start::InOrder;
-        let offsets = Offsets::of(plan);
+        let offsets = Offsets::of(plan, &self.layout);
         let empty = self.load(tables);
         self.send_masks(gpu, plan, &empty, stream)?;
         let plan = &BatchPlan { rows: mark_trees(plan, &mut self.marked), ..*plan };
@@ -231,6 +239,10 @@ impl Stage {
         };
         put(bytes, offsets.positions, plan.positions);
         put(bytes, offsets.rows, plan.rows);
+        if offsets.decode > offsets.starts {
+            let mut at = offsets.starts;
+            labels::starts(plan.rows, |start| at = put(bytes, at, &[start]));
+        }
         let image_bytes = variants.split(plan, bytes, offsets.decode);
         let writes_at = image_bytes.next_multiple_of(16);
         let fit = writes.len().min((bytes.len() - writes_at) / size_of::<TableWrite>());

@@ -11,13 +11,15 @@
 //! * K2. A CTA holds at most two partial sums of the decode plan: of what its work chunk begins with, and ends with.
 //! * K3. Parts of one extend item share a run of slots; runs do not overlap and end below the slots there are.
 //!
-//! Over latent rows another kernel does both (`latent.rs`).
+//! Over latent rows another kernel does both (`latent.rs`). Over lists (`selected.rs`) a kernel like decode reads what
+//! they name.
 //!
 //! Not here: device memory, launches.
 
 mod decode;
 mod extend;
 mod latent;
+mod selected;
 mod shared;
 
 use super::params::TREE_ROW;
@@ -26,6 +28,7 @@ use decode::DecodeSplit;
 pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT};
 use extend::ExtendSplit;
 pub use latent::{LATENT_ROWS, LatentSplit};
+pub use selected::SELECTED_ROWS;
 pub use shared::{ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit};
 
 /// What a split depends on besides the step. One [`Split`] is made for one shape.
@@ -39,6 +42,8 @@ pub struct SplitShape {
     pub head_dim: u32,
     /// Sliding window; 0: none.
     pub window: u32,
+    /// Positions of a list, where attention is over lists; else 0.
+    pub top: u32,
     /// Grids of the decode kernels of [`DECODE_ROWS`]: multiprocessors times resident CTAs; 0 where there is none.
     pub decode_ctas: [u32; DECODE_ROWS.len()],
     /// Grid of the extend kernel.
@@ -147,6 +152,7 @@ mod tests {
             group: 4,
             head_dim: 128,
             window: 0,
+            top: 0,
             decode_ctas: [264; 2],
             extend_ctas: 264,
             batch_max: 300,

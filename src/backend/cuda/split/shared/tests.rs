@@ -15,6 +15,7 @@ fn shape(kv_heads: u32, group: u32) -> SplitShape {
         group,
         head_dim: 128,
         window: 0,
+        top: 0,
         decode_ctas: [264; 2],
         extend_ctas: 132,
         batch_max: 300,

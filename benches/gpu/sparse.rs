@@ -1,0 +1,197 @@
+//! Sparse reads beside dense decode of the same pool: labels scored, positions selected, and attention over these.
+
+use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::testkit::contract::attention;
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Attend, Backend, Capacity, KvDtype, KvShape, LabelChannels, LayerId, Layout, OpenBackend,
+    PlaneName, PoolConfig, Queries, Select, Selection, SlotId, SparseBackend, StepEnd,
+};
+
+use crate::Outcome;
+use crate::batch::{Batch, Forest, Noise, table};
+use crate::report::{Rate, Report};
+use crate::timer::Timer;
+
+const HEAD_DIM: u32 = 128;
+const KV_HEADS: u32 = 8;
+const Q_HEADS: u32 = 32;
+const PAGE_SIZE: u32 = 16;
+/// Layers that calls take turns over; each is far larger than the L2 cache.
+const LAYERS: u32 = 4;
+/// Positions of a list.
+const TOP: u32 = 1024;
+
+struct Bench<'a> {
+    noise: &'a Noise,
+    timer: Timer,
+    cuda: Cuda,
+    channels: LabelChannels,
+    q: DeviceBuffer,
+    out: DeviceBuffer,
+    lists: DeviceBuffer,
+    rng: Rng,
+}
+
+impl<'a> Bench<'a> {
+    /// Over a pool of noise, labels too, for so many tokens.
+    fn new(gpu: &Gpu, noise: &'a Noise, channels: u32, tokens: u32) -> Outcome<Self> {
+        let timer = Timer::new(gpu)?;
+        let config = PoolConfig {
+            layers: LAYERS,
+            shape: KvShape::heads(KV_HEADS, HEAD_DIM),
+            dtype: KvDtype::Bf16,
+            page_size: PAGE_SIZE,
+            capacity: Capacity::Pages(tokens / PAGE_SIZE),
+            layout: Layout::LayerFirst,
+            label_channels: channels,
+            ..PoolConfig::default()
+        };
+        let some: Vec<u32> = (0..channels).map(|i| i * (HEAD_DIM / channels)).collect();
+        let channels = LabelChannels::new(
+            LAYERS,
+            KV_HEADS,
+            channels,
+            some.repeat((LAYERS * KV_HEADS) as usize),
+        )?;
+        let (stream, labels) = (Some(timer.stream.clone()), Some(channels.clone()));
+        let options = CudaOptions { stream, labels, ..CudaOptions::new(gpu) };
+        let cuda = options.open(&config.layout()?, &table(PAGE_SIZE), 2)?;
+        noise.fill(cuda.pool())?;
+        let (q, out) = (noise.buffer(gpu, 1 << 20)?, DeviceBuffer::new(gpu, 1 << 20)?);
+        let lists = DeviceBuffer::new(gpu, u64::from(4 * 32 * KV_HEADS * TOP))?;
+        Ok(Self { noise, timer, cuda, channels, q, out, lists, rng: Rng::new(5) })
+    }
+
+    /// Times a batch of rows of one new token each.
+    fn run(&mut self, rows: u32, len: u32, report: &mut Report) -> Outcome<()> {
+        let layout = *self.cuda.layout();
+        let forest = Forest { spans: Vec::new(), own: vec![len; rows as usize] };
+        let news = vec![1; rows as usize];
+        let batch = Batch::forest(1, &layout, &table(PAGE_SIZE), &forest, &news, &mut self.rng);
+        let plan = batch.plan();
+        self.cuda.begin(&plan)?;
+        let select = Select { q_heads: Q_HEADS, top: TOP, window: None };
+        let attend = Attend::new(Q_HEADS, HEAD_DIM);
+        let Self { timer, cuda, q, out, lists, .. } = self;
+        let sets = LAYERS as usize;
+        let layer = |i: usize| LayerId::new(i as u32);
+        let dense = timer.graph(sets, |i| {
+            let (q, out) = (q.rows(0, None), out.rows_mut(0, None));
+            cuda.attend(&plan, layer(i), &attend, q, out, None)
+        })?;
+        let selecting = timer.graph(sets, |i| {
+            cuda.select(&plan, layer(i), &select, q.rows(0, None), lists.rows_mut(0, None))
+        })?;
+        let over_lists = timer.graph(sets, |i| {
+            let selection = Selection { positions: lists.rows(0, None), top: TOP };
+            let (q, out) = (Queries { rows: q.rows(0, None), sinks: None }, out.rows_mut(0, None));
+            cuda.attend_selected(&plan, layer(i), &attend, selection, q, out, None)
+        })?;
+        out.fill(0xff)?;
+        let both = timer.graph(sets, |i| {
+            cuda.select(&plan, layer(i), &select, q.rows(0, None), lists.rows_mut(0, None))?;
+            let selection = Selection { positions: lists.rows(0, None), top: TOP };
+            let (q, out) = (Queries { rows: q.rows(0, None), sinks: None }, out.rows_mut(0, None));
+            cuda.attend_selected(&plan, layer(i), &attend, selection, q, out, None)
+        })?;
+        cuda.end(StepEnd::Complete(plan.step()));
+        let right = self.check(&batch, &attend)?;
+        let channels = self.channels.channels();
+        let case = format!("B{rows} L{len} K{TOP} {channels} channels");
+        let tokens = f64::from(rows) * f64::from(len) * f64::from(KV_HEADS) * 2.0;
+        let labels = tokens * f64::from(channels);
+        let listed = f64::from(rows * TOP * KV_HEADS) * f64::from(2 * 2 * HEAD_DIM);
+        let whole = tokens * f64::from(2 * HEAD_DIM);
+        report.row("sparse", &case, "dense decode", dense, Rate::Bytes(whole), true);
+        report.row("sparse", &case, "select", selecting, Rate::Bytes(labels), right[0]);
+        report.row("sparse", &case, "attend_selected", over_lists, Rate::Bytes(listed), right[1]);
+        let bytes = Rate::Bytes(labels + listed);
+        report.row("sparse", &case, "both", both, bytes, right[0] && right[1]);
+        println!("       both take {:.1} % of dense decode", 100.0 * both / dense);
+        Ok(())
+    }
+
+    /// Some lists of the last layer against a sort, and what was attended to by them against float64.
+    fn check(&mut self, batch: &Batch, attend: &Attend) -> Outcome<[bool; 2]> {
+        let (mut right, mut wrong, mut norm) = (true, 0.0, 0.0);
+        for index in [0, batch.rows.len() / 2, batch.rows.len() - 1] {
+            let head = self.rng.below(Q_HEADS.into()) as u32;
+            let kv_head = head / (Q_HEADS / KV_HEADS);
+            let start = 4 * u64::from((index as u32 * KV_HEADS + kv_head) * TOP);
+            let list: Vec<u32> = self.lists.read(start, TOP as usize)?;
+            right &= list == self.best(batch, index, kv_head);
+            let rows = |plane| -> Vec<f32> {
+                let row = |&position| self.row(batch, index, plane, (position, kv_head));
+                list.iter().flat_map(row).collect()
+            };
+            let (k, v) = (rows(PlaneName::K), rows(PlaneName::V));
+            let at = u64::from(batch.rows[index].qo_start * Q_HEADS + head) * u64::from(HEAD_DIM);
+            let q: Vec<f32> = (0..u64::from(HEAD_DIM)).map(|i| self.noise.at(at + i)).collect();
+            let none = f32::NEG_INFINITY;
+            let exact = attention(attend, &q, &k, &v, (1, 0), list.len() - 1, none);
+            let got: Vec<half::bf16> = self.out.read(2 * at, HEAD_DIM as usize)?;
+            for (x, y) in got.iter().zip(&exact.out) {
+                wrong += (x.to_f64() - y).powi(2);
+                norm += y * y;
+            }
+        }
+        Ok([right, (wrong / norm).sqrt() < 1e-2])
+    }
+
+    /// One head of a position in a plane of the last layer.
+    fn row(
+        &self,
+        batch: &Batch,
+        index: usize,
+        plane: PlaneName,
+        (position, kv_head): (u32, u32),
+    ) -> Vec<f32> {
+        let layout = self.cuda.layout();
+        let page = batch.pages[index][(position / PAGE_SIZE) as usize];
+        let slot = SlotId::new((page * PAGE_SIZE + position % PAGE_SIZE).into());
+        let row = layout.row(plane, LayerId::new(LAYERS - 1), slot).expect("the pool has it");
+        let elements = (row.end - row.start) / 2 / u64::from(KV_HEADS);
+        let at = row.start / 2 + u64::from(kv_head) * elements;
+        (at..at + elements).map(|i| self.noise.at(i)).collect()
+    }
+
+    /// The list that a row and kv head should have.
+    fn best(&self, batch: &Batch, index: usize, kv_head: u32) -> Vec<u32> {
+        let row = batch.rows[index];
+        let group = Q_HEADS / KV_HEADS;
+        let query = |&channel: &u32| {
+            let heads = (kv_head * group..(kv_head + 1) * group).map(|head| {
+                let head = row.qo_start * Q_HEADS + head;
+                self.noise.at(u64::from(head * HEAD_DIM + channel))
+            });
+            heads.fold(0.0_f32, |sum, x| sum + x)
+        };
+        let channels = self.channels.get(LayerId::new(LAYERS - 1), kv_head);
+        let query: Vec<f32> = channels.iter().map(query).collect();
+        let score = |position: u32| {
+            let labels = self.row(batch, index, PlaneName::Labels, (position, kv_head));
+            query.iter().zip(labels).fold(0.0_f32, |score, (&q, label)| q.mul_add(label, score))
+        };
+        let own = row.kv_len - 1;
+        let mut scored: Vec<(f32, u32)> = (0..own).map(|p| (score(p), p)).collect();
+        scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
+        let mut list: Vec<u32> = scored[..TOP as usize - 1].iter().map(|x| x.1).collect();
+        list.push(own);
+        list.sort_unstable();
+        list
+    }
+}
+
+/// Contexts of 32,768 and 131,072 tokens.
+pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = Noise::new(gpu)?;
+    for channels in [16, 32] {
+        let mut bench = Bench::new(gpu, &noise, channels, 1 << 20)?;
+        bench.run(32, 32_768, report)?;
+        drop(bench);
+        let mut bench = Bench::new(gpu, &noise, channels, 1 << 20)?;
+        bench.run(4, 131_072, report)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! The calls of [`SparseBackend`] on a GPU. Lists are packed u32 in device memory.
+//!
+//! Not here: labels and scores (`labels.rs`), attention over lists (`attend.rs`).
+
+use super::check::{check_lists, check_pool, row_stride};
+use super::error::CudaError;
+use super::kernels::RESOLVE_SELECTION;
+use super::launch::Start;
+use super::memory::{DeviceRows, DeviceRowsMut};
+use super::opened::Cuda;
+use super::params::{AttendParams, SelectParams};
+use super::raw;
+use crate::backend::{Attend, Operand, PlanError, Queries, Select, Selection, SparseBackend};
+use crate::backend::{check, sparse};
+use crate::id::LayerId;
+use crate::plan::BatchPlan;
+
+impl SparseBackend for Cuda {
+    type Positions<'a> = DeviceRows<'a>;
+    type PositionsMut<'a> = DeviceRowsMut<'a>;
+
+    /// # Errors
+    /// As of attention; [`CudaError::SelectTokens`], where rows with lists see more tokens together than
+    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens) has room for.
+    fn select(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        select: &Select,
+        q: DeviceRows<'_>,
+        positions: DeviceRowsMut<'_>,
+    ) -> Result<(), CudaError> {
+        let devices = [q.device, positions.device];
+        devices.into_iter().try_for_each(|device| self.gpu.check_same(device))?;
+        self.gpu.bind()?;
+        let (stream, layout) = (self.stream.raw(), *self.pool.layout());
+        check::is_open(&self.steps, plan.step)?;
+        check::layer(layer, &layout)?;
+        let longest = self.tables.longest_row();
+        sparse::check(select, &layout, longest)?;
+        let labels = self.labels.as_mut().ok_or(PlanError::NoLabels)?;
+        let width = select.q_heads as usize * layout.head_dim() as usize;
+        let (tokens, dtype) = (plan.token_count(), self.pool.rows());
+        let q_stride = row_stride(Operand::Q, q.stride, q.bytes, tokens, width, dtype)?;
+        if [q.address, q_stride].iter().any(|x| x % 2 != 0) {
+            return Err(CudaError::RowsAlignment { align: 2 });
+        }
+        let lists = plan.rows.len() * layout.kv_heads() as usize;
+        let DeviceRowsMut { address, stride, bytes, .. } = positions;
+        check_lists((address, stride, bytes), lists, select.top)?;
+        labels.check(plan)?;
+        if !labels.used {
+            if raw::is_capturing(stream)? {
+                return Err(CudaError::NotPrepared);
+            }
+            labels.load(&self.gpu, dtype)?;
+            labels.used = true;
+        }
+        let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
+        if plan.rows.is_empty() {
+            return Ok(());
+        }
+        let window = select.window.filter(|&window| u64::from(window) < longest);
+        let attend = Attend { window, ..Attend::new(select.q_heads, layout.head_dim()) };
+        let params = self.attend_params(&image, layer, &attend)?;
+        let params = AttendParams { q: q.address, q_stride, ..params };
+        let capturing = raw::is_capturing(stream)?;
+        // A graph is launched in order as a whole.
+        let start = if capturing { Start::Pdl } else { self.stage.start };
+        let labels = self.labels.as_ref().expect("the pool keeps labels");
+        let (of, list) = ((layer, params), (address, select.top));
+        // SAFETY: q and the lists were checked above, the plan when it was staged.
+        unsafe { labels.select(&self.gpu, &self.pool, &image, of, list, (start, stream)) }?;
+        if !capturing {
+            self.stage.start = Start::Pdl;
+        }
+        Ok(())
+    }
+
+    /// Over 16-bit pools of any channels, and without, of up to 8 query heads for a kv head.
+    ///
+    /// # Errors
+    /// As of attention; [`CudaError::Lists`] over pools that no such kernel serves.
+    fn attend_selected(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        selection: Selection<DeviceRows<'_>>,
+        queries: Queries<DeviceRows<'_>, DeviceRows<'_>>,
+        out: DeviceRowsMut<'_>,
+        lse: Option<DeviceRowsMut<'_>>,
+    ) -> Result<(), CudaError> {
+        self.attend_rows(plan, layer, (attend, Some(selection)), queries, out, lse)
+    }
+}
+
+impl Cuda {
+    /// Refuses lists that are not those of a plan.
+    pub(super) fn check_selection(
+        &self,
+        plan: &BatchPlan<'_>,
+        selection: &Selection<DeviceRows<'_>>,
+    ) -> Result<(), CudaError> {
+        check_pool(selection.top, self.pool.layout(), self.tables.longest_row())?;
+        self.gpu.check_same(selection.positions.device)?;
+        let DeviceRows { address, stride, bytes, .. } = selection.positions;
+        let lists = plan.rows.len() * self.pool.layout().kv_heads() as usize;
+        check_lists((address, stride, bytes), lists, selection.top)
+    }
+
+    /// Finds the slots of a selection for a variant's kernel, in front of which this is launched.
+    ///
+    /// # Safety
+    /// The lists were checked, and `params` are the staged plan's.
+    pub(super) unsafe fn resolve(
+        &mut self,
+        index: usize,
+        params: AttendParams,
+        selection: &Selection<DeviceRows<'_>>,
+    ) -> Result<(), CudaError> {
+        let stream = self.stream.raw();
+        let buffers = self.variants.lists(index).expect("the variant is over lists");
+        let lists = params.batch * params.kv_heads;
+        let params = SelectParams {
+            attend: params,
+            positions: selection.positions.address,
+            listed: buffers.listed.address(),
+            counts: buffers.counts.address(),
+            top: selection.top,
+            ..SelectParams::default()
+        };
+        let capturing = raw::is_capturing(stream)?;
+        let start = if capturing { Start::Pdl } else { self.stage.start };
+        let (grid, block) = ((lists, 1), (256, 1));
+        // SAFETY: the caller's; the buffers have room for the rows of every step.
+        unsafe { self.gpu.launch(&RESOLVE_SELECTION, grid, block, stream, &params, start) }?;
+        if !capturing {
+            self.stage.start = Start::Pdl;
+        }
+        Ok(())
+    }
+}

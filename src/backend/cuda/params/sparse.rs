@@ -1,0 +1,119 @@
+//! What the kernels of sparse reads are given.
+
+use core::mem::{offset_of, size_of};
+
+use super::AttendParams;
+
+/// Tokens that a CTA of `score_labels_*` scores at a time.
+pub const SCORE_TOKENS: u32 = 256;
+/// Heads of K and V that it scores for.
+pub const SCORE_HEADS: u32 = 8;
+/// As [`crate::backend::NO_POSITION`].
+const NO_POSITION: u32 = 4294967295;
+
+const _: () = assert!(NO_POSITION == crate::backend::NO_POSITION);
+
+/// What `store_labels` takes, by value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct StoreLabelsParams {
+    /// Device address of the rows of K to store, `k_stride` apart, of 16 bits.
+    pub k: u64,
+    /// Device address of i32 or i64 `[tokens]`; negative: nothing is written.
+    pub slots: u64,
+    /// Device address of u32 `[kv_heads, channel_count]`, this layer's.
+    pub channels: u64,
+    /// Device address of this layer's labels: page p, slot s, head h at
+    /// `labels + p * page_stride + s * slot_stride + h * head_stride`.
+    pub labels: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from slot to slot.
+    pub slot_stride: u64,
+    /// Bytes from head to head.
+    pub head_stride: u64,
+    /// Bytes from row to row of K.
+    pub k_stride: u64,
+    /// See [`wide_magic`](super::wide_magic), of `page_size`.
+    pub page_magic: u64,
+    /// Slots of a page.
+    pub page_size: u32,
+    /// Rows.
+    pub tokens: u32,
+    /// Heads of K.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Labels of a head.
+    pub channel_count: u32,
+    /// 4 or 8.
+    pub slot_bytes: u32,
+}
+
+/// What `score_labels_*`, `select_top` and `resolve_selection` take, by value.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[repr(C)]
+pub struct SelectParams {
+    /// Of these q, tables, batch and window; `k`: this layer's labels, with their strides.
+    pub attend: AttendParams,
+    /// Device address of u32 `[kv_heads, channel_count]`, this layer's.
+    pub channels: u64,
+    /// Device address of u32 `[batch + 1]`: chunks of [`SCORE_TOKENS`] positions of the rows with lists, before each
+    /// row and in all.
+    pub starts: u64,
+    /// Device address of u32 `[key_chunks, kv_heads, SCORE_TOKENS]`.
+    pub keys: u64,
+    /// Device address of u32 `[batch, kv_heads, top]`.
+    pub positions: u64,
+    /// Device address of u32 `[batch, kv_heads, top]`: slots of the positions that a row sees.
+    pub listed: u64,
+    /// Device address of u32 `[batch, kv_heads]`: how many.
+    pub counts: u64,
+    /// Labels of a head.
+    pub channel_count: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Positions of a list.
+    pub top: u32,
+    /// Chunks that there is room for.
+    pub key_chunks: u32,
+}
+
+/// Lists of slots, as `resolve_selection` makes them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct Lists {
+    /// As in [`SelectParams`].
+    pub listed: u64,
+    /// As in [`SelectParams`].
+    pub counts: u64,
+    /// See [`wide_magic`](super::wide_magic), of the page size.
+    pub page_magic: u64,
+    /// Positions of a list.
+    pub top: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// What `attend_selected_*` take, by value: tokens are places in lists, and so are the lengths of `batch_rows`.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[repr(C)]
+pub struct AttendSelectedParams {
+    /// Of no window.
+    pub attend: AttendParams,
+    /// Where the tokens stand.
+    pub lists: Lists,
+}
+
+super::layout_is! {
+    StoreLabelsParams 96 {
+        k 0 slots 8 channels 16 labels 24 page_stride 32 slot_stride 40 head_stride 48 k_stride 56
+        page_magic 64 page_size 72 tokens 76 kv_heads 80 head_dim 84 channel_count 88 slot_bytes 92
+    }
+    SelectParams 272 {
+        attend 0 channels 208 starts 216 keys 224 positions 232 listed 240 counts 248
+        channel_count 256 head_dim 260 top 264 key_chunks 268
+    }
+    Lists 32 { listed 0 counts 8 page_magic 16 top 24 reserved 28 }
+    AttendSelectedParams 240 { attend 0 lists 208 }
+}

@@ -1,6 +1,8 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
-use kvarena::testkit::contract::{Case, check_backend, check_fp8, check_sparse_backend};
+use kvarena::testkit::contract::{
+    Case, check_backend, check_fp8, check_latent, check_spans, check_sparse_backend,
+};
 
 use crate::on_gpu::OnGpuOptions;
 use crate::{gpu, seeds};
@@ -29,8 +31,15 @@ fn cuda_keeps_the_contract_of_sparse_reads() {
 #[test]
 fn cuda_keeps_the_contract_where_spans_are_read_once() {
     let Some(gpu) = gpu() else { return };
-    println!(
-        "{}",
-        check_backend(|case| OnGpuOptions::with_all_spans(&gpu).for_case(case), seeds(200))
-    );
+    let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
+    // A few of them launch the kernel that does.
+    let seeds = seeds(50);
+    println!("{}", check_spans(options, 2 * seeds.start..2 * seeds.end));
+}
+
+/// Latent rows alone, of which others draw one pool in twelve.
+#[test]
+fn cuda_keeps_the_contract_over_latent_rows() {
+    let Some(gpu) = gpu() else { return };
+    println!("{}", check_latent(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(100)));
 }

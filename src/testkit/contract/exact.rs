@@ -11,6 +11,9 @@ pub struct Exact {
     pub out: Vec<f64>,
     /// `sum_j p_j |v_j|`, `[value_dim]`: what errors of the output are measured by.
     pub mass: Vec<f64>,
+    /// `sum_j |v_j|` over the tokens whose weight is below 2^-14 of the greatest, in parts of all weights,
+    /// `[value_dim]`: what errors of weights in f16 are measured by, which has no finer numbers than 2^-24.
+    pub faint: Vec<f64>,
     /// The log-sum-exp.
     pub lse: f64,
     /// The largest `scale sum_i |q_i k_i|`: what errors of the logits are measured by.
@@ -66,16 +69,24 @@ pub fn attention_to<T: Copy + Into<f64>>(
         });
     }
     let sink = f64::from(sink);
-    let max = logits.iter().copied().fold(sink, f64::max);
+    let greatest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let max = greatest.max(sink);
     let sum: f64 = logits.iter().chain([&sink]).map(|x| (x - max).exp()).sum();
-    let (mut out, mut mass) = (vec![0.0; value_dim], vec![0.0; value_dim]);
+    let mut sums = [const { Vec::new() }; 3];
+    sums.iter_mut().for_each(|sums| sums.resize(value_dim, 0.0));
+    let [mut out, mut mass, mut faint] = sums;
     for (j, logit) in seen.zip(&logits) {
         let weight = (logit - max).exp() / sum;
-        for ((out, mass), &x) in out.iter_mut().zip(&mut mass).zip(&v[start(j, value_dim)..]) {
+        let values = v[start(j, value_dim)..].iter().take(value_dim).enumerate();
+        let is_faint = (logit - greatest).exp() < 2_f64.powi(-14);
+        for (i, &x) in values {
             let part = weight * x.into();
-            *out += part;
-            *mass += part.abs();
+            out[i] += part;
+            mass[i] += part.abs();
+            if is_faint {
+                faint[i] += x.into().abs() * (greatest - max).exp() / sum;
+            }
         }
     }
-    Exact { out, mass, lse: max + sum.ln(), logit_mass }
+    Exact { out, mass, faint, lse: max + sum.ln(), logit_mass }
 }

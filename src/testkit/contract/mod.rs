@@ -35,6 +35,7 @@ pub use sparse::{SparseTestBackend, check_sparse_backend};
 
 use crate::backend::{Backend, OpenBackend};
 use crate::id::PageId;
+use crate::layout::{KvDtype, KvShape};
 use crate::testkit::rng::{Rng, mix};
 use run::Also;
 
@@ -133,6 +134,35 @@ where
     O: OpenBackend<Backend: TestBackend>,
 {
     check_cases(options, seeds, |case| case.layout.dtype().is_quantised())
+}
+
+/// The same over pools of 16 bits and heads of 128, with rows for families of sequences: as kernels read spans once that
+/// their members share.
+///
+/// # Panics
+/// As [`check_backend`].
+pub fn check_spans<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    check_cases(options, seeds, |case| {
+        let layout = &case.layout;
+        let is_plain = layout.dtype() == KvDtype::from(case.q_rows) && layout.dtype().size() == 2;
+        let has_families = case.table.rows >= 7 && case.max_len >= 150;
+        is_plain && !layout.is_latent() && layout.head_dim() == 128 && has_families
+    })
+}
+
+/// The same over latent rows of 512 + 64 alone, as kernels read them, of long sequences.
+///
+/// # Panics
+/// As [`check_backend`].
+pub fn check_latent<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    let shape = KvShape::Latent { rank: 512, rope: 64 };
+    check_cases(options, seeds, |case| case.layout.shape() == shape && case.max_len >= 700)
 }
 
 fn check_cases<O>(

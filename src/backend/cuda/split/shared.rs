@@ -148,7 +148,9 @@ impl SharedSplit {
         if rows.len() as u32 > Self::rows_max(&self.shape) {
             return false;
         }
-        self.accept(rows, shared);
+        if self.span_ctas_max() > 0 {
+            self.accept(rows, shared);
+        }
         if !self.accepted.is_empty() {
             self.share(rows, shared);
             self.measure_tails(rows);
@@ -360,6 +362,11 @@ impl SharedSplit {
         self.head.span_ctas = ctas.min(self.head.work_count * heads);
     }
 
+    /// Most multiprocessors that work on spans: each of the others has two CTAs for tails, which want one a stripe.
+    const fn span_ctas_max(&self) -> u32 {
+        self.multiprocessors.saturating_sub(self.shape.decode_stripes(0).div_ceil(2))
+    }
+
     /// Pieces of `chunk` tiles of an accepted span.
     fn pieces(span: &Accepted, chunk: u32) -> u32 {
         (span.end - span.begin).div_ceil(chunk * SPAN_TOKENS)
@@ -388,7 +395,7 @@ impl SharedSplit {
                 continue;
             }
             last = chunk;
-            for ctas in (1..all).rev().step_by(CTAS_STEP) {
+            for ctas in (1..=self.span_ctas_max()).rev().step_by(CTAS_STEP) {
                 let waves = f64::from((items * heads).div_ceil(ctas));
                 let spans = cost::SPANS + waves * (f64::from(chunk) * cost::TILE + cost::ITEM);
                 let tails = cost::TAILS + units / (f64::from(all - ctas) * cost::UNITS);

@@ -9,15 +9,15 @@ use crate::testkit::spans::Spans;
 
 const MULTIPROCESSORS: u32 = 132;
 
-fn shape(kv_heads: u32, group: u32) -> SplitShape {
+fn shape(kv_heads: u32, group: u32, multiprocessors: u32) -> SplitShape {
     SplitShape {
         kv_heads,
         group,
         head_dim: 128,
         window: 0,
         top: 0,
-        decode_ctas: [264; 2],
-        extend_ctas: 132,
+        decode_ctas: [2 * multiprocessors; 2],
+        extend_ctas: multiprocessors,
         batch_max: 300,
         tokens_max: 4096,
     }
@@ -161,18 +161,18 @@ fn check(split: &SharedSplit, rows: &[BatchRow]) {
 fn every_token_once() {
     let mut rng = Rng::new(3);
     let (mut accepted, mut deep) = (0, 0);
-    for _ in 0..150 {
+    for _ in 0..200 {
         let count = rng.pick(&[2, 5, 30, 200]);
         let (rows, spans) = batch(&mut rng, count);
         let (kv_heads, group) = rng.pick(&[(1, 1), (2, 8), (8, 4), (3, 3), (8, 1)]);
         for free in [false, true] {
-            let shape = shape(kv_heads, group);
-            let mut split = SharedSplit::new(shape, MULTIPROCESSORS, SPANS_MAX, free);
+            let all = rng.pick(&[2, 3, 4, 5, 16, 132, 132, 132]);
+            let mut split = SharedSplit::new(shape(kv_heads, group, all), all, SPANS_MAX, free);
             let any = split.plan(&rows, &spans.plan(), true);
             assert_eq!(any, !split.spans.is_empty());
             accepted += u32::from(any);
             deep += split.spans.iter().filter(|span| span.parent != NONE).count();
-            assert!(split.head.span_ctas < MULTIPROCESSORS);
+            assert!(split.head.span_ctas < all);
             assert!(split.head.span_ctas <= split.head.work_count * kv_heads);
             check(&split, &rows);
         }
@@ -180,10 +180,27 @@ fn every_token_once() {
     assert!(accepted > 100 && deep > 100, "{accepted} {deep}");
 }
 
+/// Where nearly all of the work is a span's, most multiprocessors are given to it, but each stripe of the tails keeps a CTA.
+#[test]
+fn every_stripe_of_the_tails_keeps_a_cta() {
+    let pages: Vec<PageId> = (0..16_384).map(PageId::new).collect();
+    let row =
+        |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 16_384 * 16 + 1 };
+    let (rows, spans): (Vec<_>, _) = ((0..16).map(row).collect(), Spans::of(&[&pages[..]; 16], 16));
+    for all in [2, 3, 4, 5, 8, 132] {
+        let mut split = SharedSplit::new(shape(8, 4, all), all, SPANS_MAX, true);
+        let any = split.plan(&rows, &spans.plan(), true);
+        assert_eq!(any, 2 * all > split.shape.decode_stripes(0) + 1, "{all}");
+        assert!(split.head.decode_ctas >= split.shape.decode_stripes(0), "{all}");
+        check(&split, &rows);
+    }
+}
+
 #[test]
 fn a_warm_split_does_not_allocate() {
     let mut rng = Rng::new(4);
-    let mut split = SharedSplit::new(shape(8, 4), MULTIPROCESSORS, SPANS_MAX, true);
+    let mut split =
+        SharedSplit::new(shape(8, 4, MULTIPROCESSORS), MULTIPROCESSORS, SPANS_MAX, true);
     let room = |split: &SharedSplit| {
         let SharedSplit { works, shares, members, spans, items, .. } = split;
         let sizes = [works.capacity(), shares.capacity(), members.capacity(), spans.capacity()];
@@ -204,7 +221,8 @@ fn spans_are_refused_where_reading_them_again_is_cheaper() {
     for i in 0..64 {
         rows.push(BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 8192 + 256 });
     }
-    let mut split = SharedSplit::new(shape(8, 4), MULTIPROCESSORS, SPANS_MAX, false);
+    let mut split =
+        SharedSplit::new(shape(8, 4, MULTIPROCESSORS), MULTIPROCESSORS, SPANS_MAX, false);
     let spans = |pages: &[PageId]| Spans::of(&vec![pages; 64], 16);
     assert!(split.plan(&rows, &spans(&pages).plan(), false));
     assert_eq!(split.spans.len(), 1);

@@ -130,6 +130,30 @@ KV_SIZE(AttendFp8Params, 240);
 KV_AT(AttendFp8Params, attend, 0);
 KV_AT(AttendFp8Params, scales, 208);
 
+// Where what is not quantised of one layer's latent rows of fp8 is.
+struct LayerRope {
+    u64 at;           // bf16 [elements]: of page p, slot s at + p * page_stride + s * slot_stride
+    u64 page_stride;  // bytes
+    u32 slot_stride;  // bytes
+    u32 elements;
+};
+KV_SIZE(LayerRope, 24);
+KV_AT(LayerRope, at, 0);
+KV_AT(LayerRope, page_stride, 8);
+KV_AT(LayerRope, slot_stride, 16);
+KV_AT(LayerRope, elements, 20);
+
+// Attention over latent rows of fp8: attend_latent_fp8_*. K's bytes are V's too, and so are K's scales.
+struct AttendLatentFp8Params {
+    AttendParams attend;
+    LayerScales scales;
+    LayerRope rope;
+};
+KV_SIZE(AttendLatentFp8Params, 264);
+KV_AT(AttendLatentFp8Params, attend, 0);
+KV_AT(AttendLatentFp8Params, scales, 208);
+KV_AT(AttendLatentFp8Params, rope, 240);
+
 // The decode plan: DecodeWork[ceil(gridDim.x / stripes)].
 //
 // A unit is DECODE_UNIT tokens of one kv head of one sequence. The kv heads are striped: stripe s has heads s, s + stripes,
@@ -483,6 +507,15 @@ KV_AT(StoreFp8Params, head_dim, 112);
 KV_AT(StoreFp8Params, rows, 116);
 KV_AT(StoreFp8Params, by_token, 120);
 KV_AT(StoreFp8Params, reserved, 124);
+
+// What store_latent_fp8 takes: rows of k alone, of which the first `store.head_dim` numbers become bytes, `rope.elements` more bf16.
+struct StoreLatentFp8Params {
+    StoreFp8Params store;
+    LayerRope rope;
+};
+KV_SIZE(StoreLatentFp8Params, 152);
+KV_AT(StoreLatentFp8Params, store, 0);
+KV_AT(StoreLatentFp8Params, rope, 128);
 
 // The pages to copy travel inside the parameters (4,096 bytes at most), so that nothing needs to be uploaded.
 #define COPY_PAGES_MAX 448

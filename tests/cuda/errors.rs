@@ -113,18 +113,26 @@ fn scales_and_rows_that_are_not_the_pools_are_refused() {
 fn latent_rows_and_heads_that_no_kernel_serves_are_refused() {
     let Some(gpu) = gpu() else { return };
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
-    let open = |rank, rope, dtype| {
+    let open = |rank, rope, dtype: KvDtype| {
         let (shape, capacity) = (KvShape::Latent { rank, rope }, Capacity::Pages(8));
-        let config = PoolConfig { shape, dtype, capacity, ..PoolConfig::default() };
+        let made = dtype.is_quantised();
+        let scaling = if made { Scaling::ByToken } else { Scaling::Static };
+        let config = PoolConfig { shape, dtype, scaling, capacity, ..PoolConfig::default() };
         let options = CudaOptions { max_step_tokens: 4, ..CudaOptions::new(&gpu) };
         options.open(&config.layout().expect("a small pool"), &table, 2)
     };
-    for (rank, rope) in [(512, 32), (448, 128), (256, 64)] {
-        let error = open(rank, rope, KvDtype::Bf16).expect_err("there are no kernels for it");
+    for (rank, rope, dtype) in [
+        (512, 32, KvDtype::Bf16),
+        (448, 128, KvDtype::Bf16),
+        (256, 64, KvDtype::Bf16),
+        (512, 32, KvDtype::Fp8E4M3),
+        (576, 64, KvDtype::Fp8E4M3),
+    ] {
+        let error = open(rank, rope, dtype).expect_err("there are no kernels for it");
         assert_eq!(error, CudaError::PoolShape { shape: KvShape::Latent { rank, rope } });
         assert!(error.to_string().contains(&rank.to_string()));
     }
-    for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+    for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3] {
         let mut cuda = open(512, 64, dtype).expect("a small pool");
         let refused = CudaError::Heads { q_heads: 129, kv_heads: 1 };
         assert_eq!(cuda.prepare(&Attend::latent(129, 0.1)), Err(refused));

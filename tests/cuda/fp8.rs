@@ -2,7 +2,7 @@
 //! far apart, pools whose pages mean something else.
 
 use kvarena::backend::CpuRows;
-use kvarena::backend::cuda::CudaError;
+use kvarena::backend::cuda::{CudaError, Gpu};
 use kvarena::testkit::contract::{HostRows, Numbers, TestBackend, round};
 use kvarena::testkit::planner::Item;
 use kvarena::testkit::quantised::{scales, value};
@@ -18,8 +18,8 @@ use crate::on_gpu::{OnGpu, OnGpuOptions};
 
 const TOKENS: usize = 192;
 
-fn pool(scaling: Scaling, head_dim: u32, layout: Layout) -> PoolLayout {
-    let (shape, capacity) = (KvShape::heads(3, head_dim), Capacity::Pages(40));
+fn pool(shape: KvShape, scaling: Scaling, layout: Layout) -> PoolLayout {
+    let capacity = Capacity::Pages(40);
     let dtype = KvDtype::Fp8E4M3;
     let config = PoolConfig {
         layers: 2,
@@ -105,10 +105,47 @@ fn as_rows(numbers: &Numbers) -> CpuRows<'_> {
     }
 }
 
+/// Stores the same rows on the CPU and on the GPU, and compares all bytes of the pools.
+fn stores_alike(
+    gpu: &Gpu,
+    pool: &PoolLayout,
+    given: Option<&KvScales>,
+    [k, v]: [HostRows; 2],
+    case: &str,
+) {
+    let table = TableShape::new(5, 4, 200, 800).expect("a table");
+    let options = CpuOptions { scales: given.cloned(), ..CpuOptions::with_threads(1) };
+    let mut cpu: Cpu = options.open(pool, &table, 1).expect("a small pool");
+    let options = OnGpuOptions::of_rows(gpu, k.dtype).with_scales(given.cloned());
+    let mut backend = options.open(pool, &table, 1).expect("a small pool");
+    let blank = vec![0; pool.page_bytes() as usize];
+    (0..40).for_each(|page| backend.write_page(PageId::new(page), &blank));
+    let mut planner = kvarena::testkit::planner::Planner::new(pool, &table, 3);
+    let sequence = planner.admit().expect("a row");
+    let plan = planner.plan(&[Item::Extend { sequence, len: TOKENS as u32 }]);
+    let plan = plan.plan();
+    cpu.begin(&plan).expect("a valid plan");
+    backend.begin(&plan).expect("a valid plan");
+    let id = LayerId::new(0);
+    let (ck, cv) = (cpu_rows(&k), cpu_rows(&v));
+    cpu.store_cache(&plan, id, as_rows(&ck), as_rows(&cv)).expect("a store");
+    let [k, v] = [&k, &v].map(|rows| backend.input(rows));
+    backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+    backend.synchronize().expect("nothing failed");
+    let [mut wanted, mut got] = [(); 2].map(|()| vec![0; pool.page_bytes() as usize]);
+    for page in 0..40 {
+        cpu.read_page(PageId::new(page), &mut wanted).expect("a page");
+        backend.read_page(PageId::new(page), &mut got);
+        if let Some(at) = got.iter().zip(&wanted).position(|(a, b)| a != b) {
+            let (got, wanted) = (got[at], wanted[at]);
+            panic!("{case}: page {page} byte {at}: {got:#x} is not {wanted:#x}");
+        }
+    }
+}
+
 #[test]
 fn stores_are_the_cpus_bit_by_bit() {
     let Some(gpu) = gpu() else { return };
-    let table = TableShape::new(5, 4, 200, 800).expect("a table");
     for (scaling, layout) in [
         (Scaling::Static, Layout::LayerFirst),
         (Scaling::Static, Layout::PageFirst),
@@ -124,50 +161,49 @@ fn stores_are_the_cpus_bit_by_bit() {
             (Dtype::F32, 32),
             (Dtype::Bf16, 20),
         ] {
-            for seed in [None, Some(1), Some(2)].into_iter().take(if scaling == Scaling::Static {
-                3
-            } else {
-                1
-            }) {
-                let pool = pool(scaling, head_dim, layout);
+            let by_token = scaling == Scaling::ByToken;
+            for seed in [None, Some(1), Some(2)].into_iter().take(if by_token { 1 } else { 3 }) {
+                let pool = pool(KvShape::heads(3, head_dim), scaling, layout);
                 let given = seed.map(|seed| scales(2, 3, seed));
-                let options = CpuOptions { scales: given.clone(), ..CpuOptions::with_threads(1) };
-                let mut cpu: Cpu = options.open(&pool, &table, 1).expect("a small pool");
-                let options = OnGpuOptions::of_rows(&gpu, dtype).with_scales(given.clone());
-                let mut backend = options.open(&pool, &table, 1).expect("a small pool");
-                let blank = vec![0; pool.page_bytes() as usize];
-                (0..40).for_each(|page| backend.write_page(PageId::new(page), &blank));
-                let mut planner = kvarena::testkit::planner::Planner::new(&pool, &table, 3);
-                let sequence = planner.admit().expect("a row");
-                let plan = planner.plan(&[Item::Extend { sequence, len: TOKENS as u32 }]);
-                let plan = plan.plan();
-                cpu.begin(&plan).expect("a valid plan");
-                backend.begin(&plan).expect("a valid plan");
                 let width = 3 * head_dim as usize;
-                let by_token = scaling == Scaling::ByToken;
                 let ones = KvScales::new(2, 3, vec![1.0; 12]).expect("sound scales");
                 let known = (!by_token).then(|| given.clone().unwrap_or(ones));
-                let [k, v] = [0, 1]
+                let rows = [0, 1]
                     .map(|side| hard_rows(dtype, width, head_dim as usize, known.as_ref(), side));
-                let id = LayerId::new(0);
-                let (ck, cv) = (cpu_rows(&k), cpu_rows(&v));
-                cpu.store_cache(&plan, id, as_rows(&ck), as_rows(&cv)).expect("a store");
-                let [k, v] = [&k, &v].map(|rows| backend.input(rows));
-                backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
-                backend.synchronize().expect("nothing failed");
-                let [mut wanted, mut got] = [(); 2].map(|()| vec![0; pool.page_bytes() as usize]);
-                for page in 0..40 {
-                    cpu.read_page(PageId::new(page), &mut wanted).expect("a page");
-                    backend.read_page(PageId::new(page), &mut got);
-                    let first = got.iter().zip(&wanted).position(|(a, b)| a != b);
-                    if let Some(at) = first {
-                        panic!(
-                            "{scaling:?} {layout:?} {dtype:?} {head_dim} {seed:?}: page {page} byte {at}: {:#x} is not {:#x}",
-                            got[at], wanted[at]
-                        );
-                    }
-                }
+                let case = format!("{scaling:?} {layout:?} {dtype:?} {head_dim} {seed:?}");
+                stores_alike(&gpu, &pool, given.as_ref(), rows, &case);
             }
+        }
+    }
+}
+
+/// The rope too: ties between numbers of bf16, what is beyond the largest, and every kind of NaN.
+#[test]
+fn stores_of_latent_rows_are_the_cpus_bit_by_bit() {
+    let Some(gpu) = gpu() else { return };
+    let (rank, rope) = (512, 64);
+    for layout in [Layout::LayerFirst, Layout::PageFirst] {
+        for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+            let pool = pool(KvShape::Latent { rank, rope }, Scaling::ByToken, layout);
+            let latent = hard_rows(dtype, rank as usize, rank as usize, None, 0);
+            let mut rng = Rng::new(11);
+            let mut number = || {
+                let high = (rng.bits() as u32) << 16;
+                let low = rng.pick(&[0, 1, 0x7fff, 0x8000, 0x8001, 0xffff]);
+                let any = f32::from_bits(high | low);
+                let sizes =
+                    [any, rng.below(1 << 13) as f32 / 512.0, f32::from_bits(high | 0x7f80_0000)];
+                round(dtype, rng.pick(&sizes))
+            };
+            let mut values = Vec::new();
+            for row in latent.values.chunks_exact(rank as usize) {
+                values.extend_from_slice(row);
+                values.extend((0..rope).map(|_| number()));
+            }
+            let width = (rank + rope) as usize;
+            let k = HostRows { dtype, width, stride: width, values };
+            let v = HostRows { dtype, width: 0, stride: 0, values: vec![] };
+            stores_alike(&gpu, &pool, None, [k, v], &format!("{layout:?} {dtype:?}"));
         }
     }
 }
@@ -335,7 +371,7 @@ fn scales_by_token_may_lie_far_apart() {
 fn pages_that_mean_something_else_are_not_copied() {
     let Some(gpu) = gpu() else { return };
     let table = TableShape::new(5, 2, 16, 32).expect("a table");
-    let layout = pool(Scaling::Static, 64, Layout::LayerFirst);
+    let layout = pool(KvShape::heads(3, 64), Scaling::Static, Layout::LayerFirst);
     let open = |seed: Option<u64>| {
         let options = OnGpuOptions::new(&gpu).with_scales(seed.map(|seed| scales(2, 3, seed)));
         options.open(&layout, &table, 1).expect("a small pool")

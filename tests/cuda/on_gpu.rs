@@ -169,9 +169,6 @@ impl TestBackend for OnGpu {
     fn supports(case: &Case) -> bool {
         let layout = &case.layout;
         let (dtype, latent) = (layout.dtype(), layout.is_latent());
-        if latent && dtype.is_quantised() {
-            return false;
-        }
         if layout.label_channels() > 0 && (dtype.size() != 2 || case.group > 8) {
             return false;
         }

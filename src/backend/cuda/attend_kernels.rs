@@ -6,17 +6,21 @@ use super::error::CudaError;
 use super::gpu::Gpu;
 use super::kernels::{Attention, Kernel};
 use super::launch::Start;
-use super::params::{AttendFp8Params, AttendParams, AttendSelectedParams, LayerScales, Lists};
+use super::params::{
+    AttendFp8Params, AttendLatentFp8Params, AttendParams, AttendSelectedParams, LayerRope,
+    LayerScales, Lists,
+};
 use super::raw::RawStream;
 use super::split::DECODE_ROWS;
 use crate::layout::Dtype;
 
-/// A kernel over pools that hold rows as they are, or over fp8, or over lists.
+/// A kernel over pools that hold rows as they are, or over fp8, or over lists, or over latent rows of fp8.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AttentionKernel {
     Plain(Attention),
     Fp8(Attention<AttendFp8Params>),
     Selected(Attention<AttendSelectedParams>),
+    LatentFp8(Attention<AttendLatentFp8Params>),
 }
 
 /// What some kernels take beside [`AttendParams`].
@@ -24,6 +28,7 @@ pub(super) enum AttentionKernel {
 pub(super) struct Beside {
     pub scales: LayerScales,
     pub lists: Lists,
+    pub rope: LayerRope,
 }
 
 impl From<Attention> for AttentionKernel {
@@ -38,6 +43,12 @@ impl From<Attention<AttendFp8Params>> for AttentionKernel {
     }
 }
 
+impl From<Attention<AttendLatentFp8Params>> for AttentionKernel {
+    fn from(attention: Attention<AttendLatentFp8Params>) -> Self {
+        Self::LatentFp8(attention)
+    }
+}
+
 impl AttentionKernel {
     /// Blocks that one multiprocessor holds at a time.
     pub(super) fn resident(&self, gpu: &Gpu) -> Result<u32, CudaError> {
@@ -45,6 +56,7 @@ impl AttentionKernel {
             Self::Plain(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
             Self::Fp8(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
             Self::Selected(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
+            Self::LatentFp8(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
         }
     }
 
@@ -54,19 +66,20 @@ impl AttentionKernel {
             Self::Plain(Attention { kernel, .. }) => gpu.load(kernel),
             Self::Fp8(Attention { kernel, .. }) => gpu.load(kernel),
             Self::Selected(Attention { kernel, .. }) => gpu.load(kernel),
+            Self::LatentFp8(Attention { kernel, .. }) => gpu.load(kernel),
         }
     }
 
     /// Launches it on so many blocks.
     ///
     /// # Safety
-    /// As of [`Gpu::launch`], of the parameters, the scales and the lists.
+    /// As of [`Gpu::launch`], of the parameters and of what stands beside them.
     pub(super) unsafe fn launch(
         &self,
         gpu: &Gpu,
         blocks: u32,
         attend: AttendParams,
-        Beside { scales, lists }: Beside,
+        Beside { scales, lists, rope }: Beside,
         start: Start,
         stream: RawStream,
     ) -> Result<(), CudaError> {
@@ -83,6 +96,11 @@ impl AttentionKernel {
             }
             Self::Selected(Attention { kernel, threads }) => {
                 let params = AttendSelectedParams { attend, lists };
+                // SAFETY: the caller's.
+                unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &params, start) }
+            }
+            Self::LatentFp8(Attention { kernel, threads }) => {
+                let params = AttendLatentFp8Params { attend, scales, rope };
                 // SAFETY: the caller's.
                 unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &params, start) }
             }
@@ -216,12 +234,14 @@ pub(super) fn hopper(fp8: bool, rows: Dtype, head_dim: u32) -> Option<AttentionK
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::split::SplitShape;
     use super::*;
 
     /// Name, PTX, shared memory and threads.
-    fn parts(kernel: &AttentionKernel) -> (&'static str, &'static str, u32, u32) {
+    pub(in super::super) fn parts(
+        kernel: &AttentionKernel,
+    ) -> (&'static str, &'static str, u32, u32) {
         match kernel {
             AttentionKernel::Plain(Attention { kernel, threads }) => {
                 (kernel.name, kernel.ptx, kernel.shared, *threads)
@@ -232,11 +252,14 @@ mod tests {
             AttentionKernel::Selected(Attention { kernel, threads }) => {
                 (kernel.name, kernel.ptx, kernel.shared, *threads)
             }
+            AttentionKernel::LatentFp8(Attention { kernel, threads }) => {
+                (kernel.name, kernel.ptx, kernel.shared, *threads)
+            }
         }
     }
 
     /// What a kernel's source says of itself.
-    fn source(name: &str) -> String {
+    pub(in super::super) fn source(name: &str) -> String {
         let file = name.replace("_bf16", "_DTYPE").replace("_f16", "_DTYPE");
         let path = format!("{}/ptx/{file}.cu", env!("CARGO_MANIFEST_DIR"));
         std::fs::read_to_string(path).expect("every kernel has a source")

@@ -1,21 +1,25 @@
 //! Attention over latent rows: which pools are served, the memory that each variant of it keeps, and its launches.
 //!
-//! On compute capability 9.0 16-bit pools have a kernel whose work is split on the host; all others have a plain one.
+//! On compute capability 9.0 16-bit pools have a kernel whose work is split on the host; all others, those of fp8 too,
+//! have a plain one.
 //!
 //! Not here: the split (`split/latent.rs`), the kernels (`ptx/attend_latent*`).
 
+use super::attend_kernels::{AttentionKernel, Beside};
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::StepLimits;
 use super::kernels::{Attention, Kernel};
 use super::launch::Start;
 use super::memory::DeviceBuffer;
-use super::params::AttendParams;
+use super::params::{AttendLatentFp8Params, AttendParams};
+use super::pool::Pool;
 use super::raw::{RawStream, is_capturing};
 use super::ring::{Load, UploadRing};
 use super::split::{LATENT_ROWS, LatentSplit};
 use crate::backend::Attend;
-use crate::layout::{KvDtype, KvShape, PoolLayout};
+use crate::id::LayerId;
+use crate::layout::{Dtype, KvDtype, KvShape, PoolLayout};
 use crate::plan::BatchPlan;
 
 /// Numbers of a row that kernels serve.
@@ -37,6 +41,9 @@ macro_rules! plain {
 const F32: Attention = plain!("attend_latent_f32");
 const BF16: Attention = plain!("attend_latent_bf16");
 const F16: Attention = plain!("attend_latent_f16");
+const FP8_F32: Attention<AttendLatentFp8Params> = plain!("attend_latent_fp8_f32");
+const FP8_BF16: Attention<AttendLatentFp8Params> = plain!("attend_latent_fp8_bf16");
+const FP8_F16: Attention<AttendLatentFp8Params> = plain!("attend_latent_fp8_f16");
 
 /// Refuses latent rows of other lengths than kernels serve.
 pub(super) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
@@ -46,13 +53,20 @@ pub(super) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
 }
 
 /// The kernel of every GPU.
-fn plain(dtype: KvDtype) -> Attention {
-    match dtype {
-        KvDtype::F32 => F32,
-        KvDtype::Bf16 => BF16,
-        KvDtype::F16 => F16,
-        KvDtype::Fp8E4M3 => unreachable!("latent rows are not quantised"),
+fn plain(fp8: bool, rows: Dtype) -> AttentionKernel {
+    match (fp8, rows) {
+        (false, Dtype::F32) => F32.into(),
+        (false, Dtype::Bf16) => BF16.into(),
+        (false, Dtype::F16) => F16.into(),
+        (true, Dtype::F32) => FP8_F32.into(),
+        (true, Dtype::Bf16) => FP8_BF16.into(),
+        (true, Dtype::F16) => FP8_F16.into(),
     }
+}
+
+/// That of a pool.
+fn plain_of(pool: &Pool) -> AttentionKernel {
+    plain(pool.layout().dtype().is_quantised(), pool.rows())
 }
 
 /// The kernel of compute capability 9.0, and that which joins what it left in parts.
@@ -122,13 +136,14 @@ impl LatentVariants {
     pub(super) fn prepare(
         &mut self,
         gpu: &Gpu,
-        dtype: KvDtype,
+        pool: &Pool,
         attend: &Attend,
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Option<usize>, CudaError> {
-        let Some(kernels) = hopper(dtype).filter(|_| gpu.capability() == 90) else {
-            gpu.load(&plain(dtype).kernel)?;
+        let late = hopper(pool.layout().dtype()).filter(|_| gpu.capability() == 90);
+        let Some(kernels) = late else {
+            plain_of(pool).load(gpu)?;
             return Ok(None);
         };
         let key = (attend.q_heads, attend.window.unwrap_or(0));
@@ -223,39 +238,43 @@ impl LatentVariants {
 /// Launches the kernel of every GPU.
 ///
 /// # Safety
-/// The addresses in `params` are those of rows for every token of the staged step.
+/// The addresses in `params` are those of rows for every token of the staged step, and of the layer.
 pub(super) unsafe fn launch_plain(
     gpu: &Gpu,
-    dtype: KvDtype,
-    params: &AttendParams,
+    pool: &Pool,
+    layer: LayerId,
+    params: AttendParams,
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let Attention { kernel, threads } = plain(dtype);
-    let grid = (8 * gpu.multiprocessors(), 1);
-    // SAFETY: the caller answers for the rows.
-    unsafe { gpu.launch(&kernel, grid, (threads, 1), stream, params, Start::InOrder) }
+    let blocks = 8 * gpu.multiprocessors();
+    let (scales, rope) = (pool.scales(layer), pool.rope(layer).unwrap_or_default());
+    let beside = Beside { scales, rope, ..Beside::default() };
+    // SAFETY: the caller answers for the rows; scales and rope are the layer's.
+    unsafe { plain_of(pool).launch(gpu, blocks, params, beside, Start::InOrder, stream) }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::attend_kernels::tests::{parts, source};
     use super::*;
 
     #[test]
     fn kernels_are_launched_as_they_say() {
-        for dtype in [KvDtype::F16, KvDtype::Bf16] {
-            let [main, join] = hopper(dtype).expect("it has one");
-            for Attention { kernel, threads } in [main, join, plain(dtype)] {
-                let file = kernel.name.replace("_bf16", "_DTYPE").replace("_f16", "_DTYPE");
-                let path = format!("{}/ptx/{file}.cu", env!("CARGO_MANIFEST_DIR"));
-                let text = std::fs::read_to_string(path).expect("every kernel has a source");
-                let bytes = match kernel.shared {
+        let dtypes = [(Dtype::F32, None), (Dtype::F16, Some(KvDtype::F16))];
+        for (rows, dtype) in [dtypes[0], dtypes[1], (Dtype::Bf16, Some(KvDtype::Bf16))] {
+            let late = dtype.and_then(hopper).map(|kernels| kernels.map(AttentionKernel::from));
+            let plain = [false, true].map(|fp8| plain(fp8, rows));
+            for kernel in late.into_iter().flatten().chain(plain) {
+                let (name, ptx, shared, threads) = parts(&kernel);
+                let text = source(name);
+                let bytes = match shared {
                     0 => "no".into(),
                     bytes => format!("{},{:03} bytes of", bytes / 1000, bytes % 1000),
                 };
                 let launch = format!("block {threads}, {bytes} dynamic shared memory");
-                assert!(text.contains(&launch), "{}: {launch}", kernel.name);
-                assert!(kernel.ptx.contains(&format!(".entry {}(", kernel.name)));
-                assert!(kernel.ptx.contains(&format!(".maxntid {threads}, 1, 1")));
+                assert!(text.contains(&launch), "{name}: {launch}");
+                assert!(ptx.contains(&format!(".entry {name}(")));
+                assert!(ptx.contains(&format!(".maxntid {threads}, 1, 1")));
             }
         }
     }

@@ -143,11 +143,11 @@ impl Cuda {
             attend_strides(attend, &self.pool, tokens, &q, &out, lse.as_ref())?;
         sinks.map_or(Ok(()), |sinks| check_sinks(&sinks, attend.q_heads))?;
         selection.as_ref().map_or(Ok(()), |selection| self.check_selection(plan, selection))?;
-        let (latent_pool, dtype) = (self.pool.layout().is_latent(), self.pool.layout().dtype());
+        let latent_pool = self.pool.layout().is_latent();
         let index = match self.pool.rows() {
             _ if latent_pool => {
                 let latent = &mut self.variants.latent;
-                latent.prepare(&self.gpu, dtype, attend, self.limits, stream)?
+                latent.prepare(&self.gpu, &self.pool, attend, self.limits, stream)?
             }
             Dtype::F32 => None,
             _ => {
@@ -170,12 +170,12 @@ impl Cuda {
             ..self.attend_params(&image, layer, attend)?
         };
         if latent_pool {
-            let latent = &self.variants.latent;
+            let (gpu, pool, latent) = (&self.gpu, &self.pool, &self.variants.latent);
             // SAFETY: rows were checked above, the plan when it was staged.
             return unsafe {
                 match index {
-                    Some(index) => latent.launch(&self.gpu, index, params, stream),
-                    None => attend_latent::launch_plain(&self.gpu, dtype, &params, stream),
+                    Some(index) => latent.launch(gpu, index, params, stream),
+                    None => attend_latent::launch_plain(gpu, pool, layer, params, stream),
                 }
             };
         }

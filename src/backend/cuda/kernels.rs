@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use super::error::{CudaError, check};
 use super::params::{
     AttendParams, CompactSlotsParams, CopyPagesParams, LoadPlanParams, SelectParams,
-    StoreCacheParams, StoreFp8Params, StoreLabelsParams,
+    StoreCacheParams, StoreFp8Params, StoreLabelsParams, StoreLatentFp8Params,
 };
 use super::pdl::{uses_pdl, with_pdl};
 use super::sys;
@@ -50,6 +50,8 @@ pub(super) const STORE_FP8: Kernel<StoreFp8Params> =
     Kernel::new("store_cache_fp8", include_str!("../../../ptx/store_cache_fp8.ptx"), 0);
 pub(super) const STORE_FP8_ANY: Kernel<StoreFp8Params> =
     Kernel::new("store_cache_fp8_any", include_str!("../../../ptx/store_cache_fp8.ptx"), 0);
+pub(super) const STORE_LATENT_FP8: Kernel<StoreLatentFp8Params> =
+    Kernel::new("store_latent_fp8", include_str!("../../../ptx/store_latent_fp8.ptx"), 0);
 pub(super) const STORE_LABELS: Kernel<StoreLabelsParams> =
     Kernel::new("store_labels", include_str!("../../../ptx/store_labels.ptx"), 0);
 pub(super) const SCORE_LABELS_BF16: Kernel<SelectParams> =

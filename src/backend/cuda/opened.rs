@@ -10,7 +10,7 @@ use super::gpu::Gpu;
 use super::image::StepLimits;
 use super::kernels::{
     COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, RESOLVE_SELECTION, STORE_CACHE, STORE_CACHE_ANY,
-    STORE_CACHE_STREAMING, STORE_FP8, STORE_FP8_ANY,
+    STORE_CACHE_STREAMING, STORE_FP8, STORE_FP8_ANY, STORE_LATENT_FP8,
 };
 use super::labels::Labels;
 use super::memory::DeviceBuffer;
@@ -117,7 +117,10 @@ impl Cuda {
     /// An [`Attend`] that no kernel serves, or the driver's.
     pub fn prepare(&mut self, attend: &Attend) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        if self.pool.layout().dtype().is_quantised() {
+        let layout = self.pool.layout();
+        if layout.dtype().is_quantised() && layout.is_latent() {
+            self.gpu.load(&STORE_LATENT_FP8)?;
+        } else if layout.dtype().is_quantised() {
             self.gpu.load(&STORE_FP8)?;
             self.gpu.load(&STORE_FP8_ANY)?;
         } else {
@@ -133,10 +136,10 @@ impl Cuda {
         self.gpu.load(&COMPACT_SLOTS)?;
         self.gpu.load(&LOAD_PLAN)?;
         let attend = check_attend(attend, &self.pool, self.tables.longest_row())?;
-        let (stream, layout) = (self.stream.raw(), self.pool.layout());
-        if layout.is_latent() {
-            let (latent, dtype) = (&mut self.variants.latent, layout.dtype());
-            latent.prepare(&self.gpu, dtype, &attend, self.limits, stream)?;
+        let stream = self.stream.raw();
+        if self.pool.layout().is_latent() {
+            let latent = &mut self.variants.latent;
+            latent.prepare(&self.gpu, &self.pool, &attend, self.limits, stream)?;
         } else if self.pool.rows() != Dtype::F32 {
             let limits = self.limits;
             self.variants.prepare(&self.gpu, &self.pool, (&attend, 0), limits, stream)?;

@@ -73,8 +73,8 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// [`CudaError::PoolShape`] for latent rows of other lengths than 512 + 64 or of fp8, [`CudaError::Lists`] for a
-    /// pool of f32 or fp8 that keeps labels, [`CudaError::OutOfMemory`], [`CudaError::Scales`] or [`CudaError::Labels`]
+    /// [`CudaError::PoolShape`] for latent rows of other lengths than 512 + 64, [`CudaError::Lists`] for a pool of f32
+    /// or fp8 that keeps labels, [`CudaError::OutOfMemory`], [`CudaError::Scales`] or [`CudaError::Labels`]
     /// that are not for this pool, [`CudaError::RowsDtype`], a stream of another device, rows of more tokens than
     /// kernels count, or the driver's.
     fn open(
@@ -94,9 +94,6 @@ impl OpenBackend for CudaOptions {
             return Err(CudaError::RowsDtype { rows: rows_dtype, pool: dtype });
         }
         attend_latent::check_shape(layout)?;
-        if layout.is_latent() && dtype.is_quantised() {
-            return Err(CudaError::PoolShape { shape: layout.shape() });
-        }
         LabelChannels::check_pool(self.labels.as_ref(), layout)?;
         let has_labels = layout.label_channels() > 0;
         if has_labels && (own == Dtype::F32 || dtype.is_quantised()) {

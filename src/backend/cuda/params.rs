@@ -8,8 +8,10 @@
 use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
 
+mod latent;
 mod sparse;
 
+pub use latent::{AttendLatentFp8Params, LayerRope, StoreLatentFp8Params};
 pub use sparse::{
     AttendSelectedParams, Lists, SCORE_HEADS, SCORE_TOKENS, SelectParams, StoreLabelsParams,
 };

@@ -5,7 +5,7 @@
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::memory::DeviceBuffer;
-use super::params::LayerScales;
+use super::params::{LayerRope, LayerScales};
 use super::scales::Scales;
 use crate::backend::check;
 use crate::id::LayerId;
@@ -19,6 +19,8 @@ pub(super) struct Pool {
     k: Strides,
     /// As K's but for the origin: kernels take one set of strides for both.
     v: Strides,
+    /// Where the rest of latent rows lies, if they are quantised.
+    rope: Option<Strides>,
     pages: Pages,
     scales: Scales,
     /// Element type of the host's rows.
@@ -46,7 +48,8 @@ impl Pool {
         let pages = Pages::of(memory.address(), &layout);
         let fingerprint = layout.page_fingerprint(scales, labels);
         let scales = Scales::new(gpu, &layout, scales, memory.address())?;
-        Ok(Self { memory, layout, k, v, pages, scales, rows, fingerprint })
+        let rope = layout.strides(PlaneName::Rope);
+        Ok(Self { memory, layout, k, v, rope, pages, scales, rows, fingerprint })
     }
 
     pub(super) fn rows(&self) -> Dtype {
@@ -60,6 +63,16 @@ impl Pool {
     /// Scales of a layer that the pool has; none where its numbers have none.
     pub(super) fn scales(&self, layer: LayerId) -> LayerScales {
         self.scales.of(layer)
+    }
+
+    /// Where a layer that the pool has keeps what is not quantised of its latent rows of fp8.
+    pub(super) fn rope(&self, layer: LayerId) -> Option<LayerRope> {
+        self.rope.as_ref().map(|strides| LayerRope {
+            at: self.memory.address() + strides.layer_origin(layer),
+            page_stride: strides.page,
+            slot_stride: strides.slot as u32,
+            elements: self.layout.head_dim() - self.layout.value_dim(),
+        })
     }
 
     pub(super) fn layout(&self) -> &PoolLayout {

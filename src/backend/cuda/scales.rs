@@ -34,8 +34,10 @@ impl Scales {
         Ok(match layout.scaling() {
             None => Self::None,
             Some(Scaling::ByToken) => {
-                let names = [PlaneName::KScales, PlaneName::VScales];
-                let planes = names.map(|name| layout.strides(name).expect("they are made"));
+                // Where V is of K's numbers, so are its scales.
+                let v = if layout.is_latent() { PlaneName::KScales } else { PlaneName::VScales };
+                let planes = [PlaneName::KScales, v]
+                    .map(|name| layout.strides(name).expect("they are made"));
                 assert_eq!(Strides { origin: planes[0].origin, ..planes[1] }, planes[0]);
                 Self::ByToken { pool, planes }
             }

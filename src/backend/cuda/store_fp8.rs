@@ -6,10 +6,12 @@ use super::check::row_stride;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::Image;
-use super::kernels::{STORE_FP8, STORE_FP8_ANY};
+use super::kernels::{STORE_FP8, STORE_FP8_ANY, STORE_LATENT_FP8};
 use super::launch::Start;
 use super::memory::DeviceRows;
-use super::params::{LayerScales, ROWS_BF16, ROWS_F16, ROWS_F32, StoreFp8Params, wide_magic};
+use super::params::{
+    LayerScales, ROWS_BF16, ROWS_F16, ROWS_F32, StoreFp8Params, StoreLatentFp8Params, wide_magic,
+};
 use super::pool::Pool;
 use super::raw::RawStream;
 use crate::backend::Operand;
@@ -31,14 +33,16 @@ pub(super) fn store(
     stream: RawStream,
 ) -> Result<(), CudaError> {
     let (layout, tokens, dtype) = (pool.layout(), image.token_count, pool.rows());
-    let (kv_heads, head_dim) = (layout.kv_heads(), layout.head_dim());
-    let width = kv_heads as usize * head_dim as usize;
-    let stride = |operand, rows: DeviceRows<'_>| {
+    // Of latent rows what is quantised.
+    let (kv_heads, head_dim) = (layout.kv_heads(), layout.value_dim());
+    let [width, v_width] = layout.store_widths();
+    let stride = |operand, rows: DeviceRows<'_>, width| {
         let stride = row_stride(operand, rows.stride, rows.bytes, tokens, width, dtype)?;
         u32::try_from(stride).map_err(|_| CudaError::RowStride { bytes: stride })
     };
-    let (k_stride, v_stride) = (stride(Operand::K, k)?, stride(Operand::V, v)?);
-    let multiples = [u64::from(k_stride), u64::from(v_stride), k.address, v.address];
+    let (k_stride, v_stride) = (stride(Operand::K, k, width)?, stride(Operand::V, v, v_width)?);
+    let multiples = [u64::from(k_stride), k.address, u64::from(v_stride), v.address];
+    let multiples = if layout.is_latent() { &multiples[..2] } else { &multiples };
     let aligned = |bytes: u64| multiples.iter().all(|n| n.is_multiple_of(bytes));
     if !aligned(dtype.size().into()) {
         return Err(CudaError::RowsAlignment { align: dtype.size() });
@@ -77,6 +81,13 @@ pub(super) fn store(
         by_token,
         reserved: 0,
     };
+    if let Some(rope) = pool.rope(layer) {
+        let params = StoreLatentFp8Params { store: params, rope };
+        // A warp a token.
+        let (grid, block) = ((params.store.tokens.div_ceil(8), 1), (THREADS, 1));
+        // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above), planes its own.
+        return unsafe { gpu.launch(&STORE_LATENT_FP8, grid, block, stream, &params, Start::Pdl) };
+    }
     let units = width as u32 / UNIT;
     let fast = dtype != Dtype::F32
         && matches!(head_dim, 64 | 128 | 256)

@@ -12,6 +12,7 @@ mod errors;
 mod fp8;
 mod graph;
 mod large;
+mod latent;
 mod on_gpu;
 mod pages;
 mod ranks;

@@ -1,0 +1,135 @@
+//! Graphs over latent rows give bit by bit what the same steps give when they are launched.
+
+use kvarena::backend::cuda::{CudaError, DeviceBuffer, Gpu};
+use kvarena::testkit::contract::bytes;
+use kvarena::testkit::planner::{Item, Planner};
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Attend, Backend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, LayerId, OpenBackend,
+    PoolConfig, Scaling, StepEnd, StepScratch, TableShape,
+};
+
+use crate::gpu;
+use crate::on_gpu::{OnGpu, OnGpuOptions};
+
+const SHAPE: KvShape = KvShape::Latent { rank: 512, rope: 64 };
+const HEADS: usize = 5;
+const ROWS: usize = 4;
+const LONGEST: u32 = 120;
+
+/// Rows of bf16 at fixed addresses.
+struct Buffers {
+    q: DeviceBuffer,
+    k: DeviceBuffer,
+    out: DeviceBuffer,
+    lse: DeviceBuffer,
+    tokens: usize,
+}
+
+impl Buffers {
+    fn new(gpu: &Gpu, tokens: usize) -> Self {
+        let buffer = |bytes| DeviceBuffer::new(gpu, (tokens * bytes) as u64).expect("memory");
+        let (q, k, out) = (buffer(2 * HEADS * 576), buffer(2 * 576), buffer(2 * HEADS * 512));
+        Self { q, k, out, lse: buffer(4 * HEADS), tokens }
+    }
+
+    /// Writes random rows, and poison where outputs go.
+    fn fill(&mut self, seed: u64) {
+        let mut rng = Rng::new(seed);
+        for (buffer, width) in [(&mut self.q, HEADS * 576), (&mut self.k, 576)] {
+            let number = || (rng.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0;
+            let values: Vec<f32> =
+                std::iter::repeat_with(number).take(self.tokens * width).collect();
+            buffer.write(0, &bytes(Dtype::Bf16, &values)).expect("a copy");
+        }
+        self.out.fill(0xff).expect("a fill");
+        self.lse.fill(0xff).expect("a fill");
+    }
+
+    /// Asks for all of a step.
+    fn launch(&mut self, gpu: &mut OnGpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        let (id, rows) = (LayerId::new(0), self.k.rows(0, None));
+        gpu.cuda.store_cache(plan, id, rows, self.k.rows(0, None))?;
+        let (out, lse) = (self.out.rows_mut(0, None), self.lse.rows_mut(0, None));
+        gpu.cuda.attend(plan, id, &attend(), self.q.rows(0, None), out, Some(lse))
+    }
+
+    fn results(&self) -> (Vec<u16>, Vec<u32>) {
+        let out = self.out.read(0, self.tokens * HEADS * 512).expect("numbers");
+        (out, self.lse.read(0, self.tokens * HEADS).expect("numbers"))
+    }
+}
+
+fn attend() -> Attend {
+    Attend::latent(HEADS as u32, 192_f32.sqrt().recip())
+}
+
+/// Steps of [`ROWS`] rows, of which the last is padding, and so many tokens.
+fn replay(gpu: &Gpu, dtype: KvDtype, tokens: usize) {
+    let scaling = if dtype.is_quantised() { Scaling::ByToken } else { Scaling::Static };
+    let (page_size, capacity) = (7, Capacity::Pages(80));
+    let config =
+        PoolConfig { shape: SHAPE, dtype, scaling, page_size, capacity, ..PoolConfig::default() };
+    let layout = config.layout().expect("a valid pool");
+    let table = TableShape::new(page_size, 4, LONGEST, 480).expect("a table");
+    let open = || {
+        let options = OnGpuOptions::of_rows(gpu, Dtype::Bf16);
+        options.open(&layout, &table, 2).expect("a small pool")
+    };
+    let (mut launched, mut replayed) = (open(), open());
+    replayed.cuda.prepare(&attend()).expect("a served shape");
+    let (mut buffers, mut others) = (Buffers::new(gpu, tokens), Buffers::new(gpu, tokens));
+    let (mut planner, mut scratch) = (Planner::new(&layout, &table, 5), StepScratch::new());
+    let mut rng = Rng::new(6);
+    let mut graph = None;
+    for step in 0..12 {
+        if step % 4 == 3 {
+            planner.finish(planner.live()[0]);
+        }
+        while planner.live().len() < ROWS - 1 {
+            planner.admit().expect("a row");
+        }
+        let mut left = (tokens - ROWS) as u64;
+        let mut items = Vec::new();
+        for sequence in planner.live() {
+            let room = LONGEST - planner.sequence(sequence).expect("live").len;
+            let more = rng.below((left + 1).min(u64::from(room.max(1))));
+            left -= more;
+            if room > 0 {
+                items.push(Item::Extend { sequence, len: 1 + more as u32 });
+            }
+        }
+        let plan = planner.plan(&items);
+        for backend in [&mut launched, &mut replayed] {
+            backend.begin(&plan.plan()).expect("a valid plan");
+        }
+        let plan = plan.plan().padded(&mut scratch, ROWS, tokens);
+        buffers.fill(step);
+        others.fill(step);
+        others.launch(&mut launched, &plan).expect("a valid step");
+        replayed.cuda.stage(&plan).expect("a valid plan");
+        let stream = replayed.stream.clone();
+        let graph = graph.get_or_insert_with(|| {
+            stream.capture(|| buffers.launch(&mut replayed, &plan)).expect("a capture")
+        });
+        // SAFETY: backend and buffers are there until the end, and a padded plan was just staged.
+        unsafe { graph.launch(&stream) }.expect("a replay");
+        for backend in [&mut launched, &mut replayed] {
+            backend.end(StepEnd::Complete(plan.step()));
+            backend.synchronize().expect("nothing failed");
+        }
+        let (results, wanted) = (buffers.results(), others.results());
+        assert!(results == wanted, "{dtype:?}, {tokens} tokens, step {step}");
+        let poison = results.1.contains(&u32::MAX);
+        assert!(!poison, "{dtype:?}, {tokens} tokens, step {step}: a number that nobody wrote");
+    }
+}
+
+#[test]
+fn graphs_over_latent_rows_replay() {
+    let Some(gpu) = gpu() else { return };
+    for dtype in [KvDtype::Bf16, KvDtype::Fp8E4M3] {
+        replay(&gpu, dtype, ROWS);
+        replay(&gpu, dtype, 40);
+    }
+}

@@ -136,7 +136,7 @@ where
     check_cases(options, seeds, |case| case.layout.dtype().is_quantised())
 }
 
-/// The same over pools of 16 bits and heads of 128, with rows for families of sequences: as kernels read spans once that
+/// The same over pools of 16 bits and heads of 128, with rows for families of sequences: kernels read spans once that
 /// their members share.
 ///
 /// # Panics

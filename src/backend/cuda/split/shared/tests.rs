@@ -180,7 +180,8 @@ fn every_token_once() {
     assert!(accepted > 100 && deep > 100, "{accepted} {deep}");
 }
 
-/// Where nearly all of the work is a span's, most multiprocessors are given to it, but each stripe of the tails keeps a CTA.
+/// Where nearly all of the work is a span's, most multiprocessors are given to it, but each stripe of the tails keeps a
+/// CTA.
 #[test]
 fn every_stripe_of_the_tails_keeps_a_cta() {
     let pages: Vec<PageId> = (0..16_384).map(PageId::new).collect();

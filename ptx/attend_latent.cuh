@@ -2,8 +2,11 @@
 //
 // A warp takes one query and HEADS of its heads, which read the same rows, one token after another. A lane has the numbers 2 i and
 // 2 i + 1 of a row for i = lane, lane + 32, ..: those of the first RANK numbers are V too.
+// Cached says how a lane reads its numbers of a row: load(parameters, look-up, lane, numbers).
 #pragma once
 #include "attend.cuh"
+
+enum : int { RANK = 512, ROPE = 64, PAIRS = (RANK + ROPE) / 64, VALUES = RANK / 64 };
 
 struct f32 {};
 
@@ -24,8 +27,17 @@ DEVICE float2 load_pair(f16, u64 at, u32 i) {
 DEVICE void store_pair(f32, u64 at, u32 i, float x, float y) { store_float(at + i * 8ull, x), store_float(at + i * 8ull + 4, y); }
 template <class T> DEVICE void store_pair(T, u64 at, u32 i, float x, float y) { store_u32(at + i * 4ull, pack(T(), x, y)); }
 
-template <class T, int SIZE> DEVICE void attend_latent(const AttendParams& p) {
-    constexpr int RANK = 512, ROPE = 64, HEADS = 4, PAIRS = (RANK + ROPE) / 64, VALUES = RANK / 64;
+// Rows of T, as they are.
+template <class T> struct CachedLatent {
+    DEVICE void load(const AttendParams& p, const Look& look, u32 lane, float2 (&k)[PAIRS]) {
+        const u64 from = p.k + slot_offset(p, look, load_page(p, look, load_directory(p, look)));
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) k[i] = load_pair(T(), from, lane + i * 32);
+    }
+};
+
+template <class T, int SIZE, class Cached> DEVICE void attend_latent(const AttendParams& p, const Cached& cached) {
+    constexpr int HEADS = 4;
     const u32 lane = threadIdx.x % 32, warp = blockIdx.x * 4 + threadIdx.x / 32, warps = gridDim.x * 4;
     const u32 groups = (p.q_heads + HEADS - 1) / HEADS;
     u32 passed = 0;  // (query, heads) of the sequences before
@@ -53,10 +65,8 @@ template <class T, int SIZE> DEVICE void attend_latent(const AttendParams& p) {
             for (u32 position = begin; position < end; ++position) {
                 if (tree && !(tree_sees(mask, kv_len, position) & 1)) continue;
                 const Look look = look_up(p, row.x & ~TREE_ROW, position);
-                const u64 from = p.k + slot_offset(p, look, load_page(p, look, load_directory(p, look)));
                 float2 k[PAIRS];
-#pragma unroll
-                for (int i = 0; i < PAIRS; ++i) k[i] = load_pair(T(), from, lane + i * 32);
+                cached.load(p, look, lane, k);
 #pragma unroll
                 for (int h = 0; h < HEADS; ++h) {
                     float s = 0.f;

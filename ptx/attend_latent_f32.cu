@@ -9,5 +9,5 @@
 #include "attend_latent.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 2) attend_latent_f32(const __grid_constant__ AttendParams params) {
-    attend_latent<f32, 4>(params);
+    attend_latent<f32, 4>(params, CachedLatent<f32>());
 }

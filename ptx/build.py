@@ -105,8 +105,8 @@ def assemble(ptxas, kernel, arch):
 
 
 def params():
-    """What differs between the sizes and offsets that params.cuh and params.rs assert, and between their constants."""
-    c = (HERE / "params.cuh").read_text()
+    """What differs between the sizes, offsets and constants of the two *params.cuh and those of params.rs."""
+    c = "".join((HERE / name).read_text() for name in ("params.cuh", "move_params.cuh"))
     rust = RUST.read_text() + "".join(file.read_text() for file in sorted(RUST.with_suffix("").glob("*.rs")))
     left = {(name,): int(n) for name, n in re.findall(r"(?m)^KV_SIZE\((\w+), (\d+)\)", c)}
     left |= {(name, field): int(n) for name, field, n in re.findall(r"(?m)^KV_AT\((\w+), (\w+), (\d+)\)", c)}
@@ -116,7 +116,7 @@ def params():
     left |= {(n,): int(v) for n, v in re.findall(r"(?m)^#define (\w+) (\d+)$", c)}
     constants = rust + (RUST.parent / "split/decode.rs").read_text()
     right |= {(n,): int(v) for n, v in re.findall(r"const (\w+): \w+ = (\d+);", constants) if (n,) in left}
-    return [f"params: {'.'.join(key)} is {left.get(key)} in params.cuh, {right.get(key)} in Rust"
+    return [f"params: {'.'.join(key)} is {left.get(key)} in C, {right.get(key)} in Rust"
             for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)]
 
 

@@ -1,6 +1,6 @@
 // What the kernels that move bytes share: loads and stores of one unit (16, 4 or 2 bytes), division by a constant.
 #pragma once
-#include "params.cuh"
+#include "move_params.cuh"
 
 #define DEVICE static __device__ __forceinline__
 

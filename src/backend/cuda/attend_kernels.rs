@@ -4,7 +4,7 @@
 
 use super::error::CudaError;
 use super::gpu::Gpu;
-use super::kernels::{Attention, Kernel};
+use super::kernels::Attention;
 use super::launch::Start;
 use super::params::{
     AttendFp8Params, AttendLatentFp8Params, AttendParams, AttendSelectedParams, LayerRope,
@@ -108,10 +108,11 @@ impl AttentionKernel {
     }
 }
 
+/// A kernel of attention, by its name: `attention!(name, threads, bytes of shared memory)`.
 macro_rules! attention {
     ($name:expr, $threads:literal, $shared:literal) => {
-        Attention {
-            kernel: Kernel::new(
+        $crate::backend::cuda::kernels::Attention {
+            kernel: $crate::backend::cuda::kernels::Kernel::new(
                 $name,
                 include_str!(concat!("../../../ptx/", $name, ".ptx")),
                 $shared,
@@ -120,6 +121,8 @@ macro_rules! attention {
         }
     };
 }
+
+pub(super) use attention;
 
 const ATTEND_F32: Attention = attention!("attend_f32", 128, 0);
 const ATTEND_FP8_F32: Attention<AttendFp8Params> = attention!("attend_fp8_f32", 128, 0);

@@ -5,11 +5,11 @@
 //!
 //! Not here: the split (`split/latent.rs`), the kernels (`ptx/attend_latent*`).
 
-use super::attend_kernels::{AttentionKernel, Beside};
+use super::attend_kernels::{AttentionKernel, Beside, attention};
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::StepLimits;
-use super::kernels::{Attention, Kernel};
+use super::kernels::Attention;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{AttendLatentFp8Params, AttendParams};
@@ -29,21 +29,12 @@ const VARIANTS_MAX: usize = 8;
 /// Most query heads over latent rows.
 pub(super) const LATENT_HEADS_MAX: u32 = 128;
 
-macro_rules! plain {
-    ($name:literal) => {
-        Attention {
-            kernel: Kernel::new($name, include_str!(concat!("../../../ptx/", $name, ".ptx")), 0),
-            threads: 128,
-        }
-    };
-}
-
-const F32: Attention = plain!("attend_latent_f32");
-const BF16: Attention = plain!("attend_latent_bf16");
-const F16: Attention = plain!("attend_latent_f16");
-const FP8_F32: Attention<AttendLatentFp8Params> = plain!("attend_latent_fp8_f32");
-const FP8_BF16: Attention<AttendLatentFp8Params> = plain!("attend_latent_fp8_bf16");
-const FP8_F16: Attention<AttendLatentFp8Params> = plain!("attend_latent_fp8_f16");
+const F32: Attention = attention!("attend_latent_f32", 128, 0);
+const BF16: Attention = attention!("attend_latent_bf16", 128, 0);
+const F16: Attention = attention!("attend_latent_f16", 128, 0);
+const FP8_F32: Attention<AttendLatentFp8Params> = attention!("attend_latent_fp8_f32", 128, 0);
+const FP8_BF16: Attention<AttendLatentFp8Params> = attention!("attend_latent_fp8_bf16", 128, 0);
+const FP8_F16: Attention<AttendLatentFp8Params> = attention!("attend_latent_fp8_f16", 128, 0);
 
 /// Refuses latent rows of other lengths than kernels serve.
 pub(super) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
@@ -71,26 +62,14 @@ fn plain_of(pool: &Pool) -> AttentionKernel {
 
 /// The kernel of compute capability 9.0, and that which joins what it left in parts.
 fn hopper(dtype: KvDtype) -> Option<[Attention; 2]> {
-    macro_rules! of {
-        ($name:literal, $shared:literal, $threads:literal) => {
-            Attention {
-                kernel: Kernel::new(
-                    $name,
-                    include_str!(concat!("../../../ptx/", $name, ".ptx")),
-                    $shared,
-                ),
-                threads: $threads,
-            }
-        };
-    }
     match dtype {
         KvDtype::Bf16 => Some([
-            of!("attend_latent_bf16_sm90a", 229_376, 384),
-            of!("attend_latent_join_bf16_sm90a", 0, 128),
+            attention!("attend_latent_bf16_sm90a", 384, 229_376),
+            attention!("attend_latent_join_bf16_sm90a", 128, 0),
         ]),
         KvDtype::F16 => Some([
-            of!("attend_latent_f16_sm90a", 229_376, 384),
-            of!("attend_latent_join_f16_sm90a", 0, 128),
+            attention!("attend_latent_f16_sm90a", 384, 229_376),
+            attention!("attend_latent_join_f16_sm90a", 128, 0),
         ]),
         KvDtype::F32 | KvDtype::Fp8E4M3 => None,
     }

@@ -5,10 +5,11 @@
 //!
 //! Not here: the split (`split/shared.rs`), the kernel (`ptx/attend_shared_*.cu`).
 
+use super::attend_kernels::attention;
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::image::StepLimits;
-use super::kernels::{Attention, Kernel};
+use super::kernels::Attention;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{
@@ -26,22 +27,10 @@ pub(super) const SHARED_VARIANTS_MAX: usize = 2;
 /// Rows of an own part's slot.
 const ROWS: usize = 8;
 
-const BF16: Attention<AttendSharedParams> = Attention {
-    kernel: Kernel::new(
-        "attend_shared_bf16_d128_r8_sm90a",
-        include_str!("../../../ptx/attend_shared_bf16_d128_r8_sm90a.ptx"),
-        204_800,
-    ),
-    threads: 384,
-};
-const F16: Attention<AttendSharedParams> = Attention {
-    kernel: Kernel::new(
-        "attend_shared_f16_d128_r8_sm90a",
-        include_str!("../../../ptx/attend_shared_f16_d128_r8_sm90a.ptx"),
-        204_800,
-    ),
-    threads: 384,
-};
+const BF16: Attention<AttendSharedParams> =
+    attention!("attend_shared_bf16_d128_r8_sm90a", 384, 204_800);
+const F16: Attention<AttendSharedParams> =
+    attention!("attend_shared_f16_d128_r8_sm90a", 384, 204_800);
 
 /// The kernel for such pools, where there is one.
 pub(super) fn kernel(dtype: KvDtype, shape: &SplitShape) -> Option<Attention<AttendSharedParams>> {

@@ -26,6 +26,18 @@ pub(super) fn row_stride(
     Ok((stride as u64).saturating_mul(size))
 }
 
+/// [`row_stride`] of rows to store, in 32 bits as the kernels take it.
+pub(super) fn store_stride(
+    operand: Operand,
+    rows: &DeviceRows<'_>,
+    tokens: usize,
+    width: usize,
+    dtype: Dtype,
+) -> Result<u32, CudaError> {
+    let stride = row_stride(operand, rows.stride, rows.bytes, tokens, width, dtype)?;
+    u32::try_from(stride).map_err(|_| CudaError::RowStride { bytes: stride })
+}
+
 /// Bytes from row to row of an attention's q and of its output, if they and the log-sum-exp fit.
 pub(super) fn attend_strides(
     attend: &Attend,

@@ -2,7 +2,7 @@
 //!
 //! Not here: the plan that says which slots (`stage.rs`), quantised pools (`store_fp8.rs`).
 
-use super::check::row_stride;
+use super::check::store_stride;
 use super::copy::unit_bytes;
 use super::error::CudaError;
 use super::gpu::Gpu;
@@ -31,12 +31,8 @@ pub(super) fn store(
 ) -> Result<(), CudaError> {
     let (layout, tokens) = (pool.layout(), image.token_count);
     let ([width, v_width], dtype) = (layout.store_widths(), layout.dtype().rows());
-    let stride = |operand, rows: DeviceRows<'_>, width| {
-        let stride = row_stride(operand, rows.stride, rows.bytes, tokens, width, dtype)?;
-        u32::try_from(stride).map_err(|_| CudaError::RowStride { bytes: stride })
-    };
-    let k_stride = stride(Operand::K, k, width)?;
-    let mut v_stride = stride(Operand::V, v, v_width)?;
+    let k_stride = store_stride(Operand::K, &k, tokens, width, dtype)?;
+    let mut v_stride = store_stride(Operand::V, &v, tokens, v_width, dtype)?;
     let (mut row_bytes, mut v_address) = ((width * dtype.size() as usize) as u64, v.address);
     let [k_pool, mut v_pool] = pool.origins(layer)?;
     if layout.is_latent() {

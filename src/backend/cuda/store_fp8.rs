@@ -2,7 +2,7 @@
 //!
 //! Not here: pools that hold rows as they are (`store.rs`), the plan that says which slots (`stage.rs`).
 
-use super::check::row_stride;
+use super::check::store_stride;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::Image;
@@ -36,11 +36,8 @@ pub(super) fn store(
     // Of latent rows what is quantised.
     let (kv_heads, head_dim) = (layout.kv_heads(), layout.value_dim());
     let [width, v_width] = layout.store_widths();
-    let stride = |operand, rows: DeviceRows<'_>, width| {
-        let stride = row_stride(operand, rows.stride, rows.bytes, tokens, width, dtype)?;
-        u32::try_from(stride).map_err(|_| CudaError::RowStride { bytes: stride })
-    };
-    let (k_stride, v_stride) = (stride(Operand::K, k, width)?, stride(Operand::V, v, v_width)?);
+    let k_stride = store_stride(Operand::K, &k, tokens, width, dtype)?;
+    let v_stride = store_stride(Operand::V, &v, tokens, v_width, dtype)?;
     let multiples = [u64::from(k_stride), k.address, u64::from(v_stride), v.address];
     let multiples = if layout.is_latent() { &multiples[..2] } else { &multiples };
     let aligned = |bytes: u64| multiples.iter().all(|n| n.is_multiple_of(bytes));

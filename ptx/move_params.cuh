@@ -1,0 +1,210 @@
+// Parameters of the kernels that move bytes: store_cache, copy_pages, compact_slots, load_plan. As in params.cuh.
+#pragma once
+#include "params.cuh"
+
+struct StoreCacheParams {
+    u64 k;            // rows to store: [tokens, kv_heads, head_dim], k_stride bytes apart
+    u64 v;            // the same, v_stride bytes apart
+    u64 slots;        // i32 or i64 [tokens]; negative: nothing is written
+    u64 k_pool;       // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride
+    u64 v_pool;       // this layer's V, same strides
+    u64 page_stride;  // bytes
+    u32 k_stride;     // bytes
+    u32 v_stride;     // bytes
+    u32 tokens;
+    u32 page_size;    // slots of a page; 1 also where pages follow one another without a gap
+    u64 page_magic;   // slot / page_size is the high half of slot * page_magic, where page_size is not 1
+    u32 slot_stride;  // bytes
+    u32 slot_bytes;   // 4 or 8
+    u32 row_units;    // units of a row: kv_heads * head_dim * dtype size / unit_bytes
+    u32 unit_bytes;   // 16, 4 or 2: what a thread moves at once
+};
+KV_SIZE(StoreCacheParams, 88);
+KV_AT(StoreCacheParams, k, 0);
+KV_AT(StoreCacheParams, v, 8);
+KV_AT(StoreCacheParams, slots, 16);
+KV_AT(StoreCacheParams, k_pool, 24);
+KV_AT(StoreCacheParams, v_pool, 32);
+KV_AT(StoreCacheParams, page_stride, 40);
+KV_AT(StoreCacheParams, k_stride, 48);
+KV_AT(StoreCacheParams, v_stride, 52);
+KV_AT(StoreCacheParams, tokens, 56);
+KV_AT(StoreCacheParams, page_size, 60);
+KV_AT(StoreCacheParams, page_magic, 64);
+KV_AT(StoreCacheParams, slot_stride, 72);
+KV_AT(StoreCacheParams, slot_bytes, 76);
+KV_AT(StoreCacheParams, row_units, 80);
+KV_AT(StoreCacheParams, unit_bytes, 84);
+
+// What store_cache_fp8* take. Rows are [tokens, kv_heads, head_dim] of `rows`, and become bytes and, by token, scales.
+#define ROWS_F32 0
+#define ROWS_F16 1
+#define ROWS_BF16 2
+struct StoreFp8Params {
+    u64 k;                  // rows to store, k_stride bytes apart
+    u64 v;                  // the same, v_stride bytes apart
+    u64 slots;              // i32 or i64 [tokens]; negative: nothing is written
+    u64 k_pool;             // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride
+    u64 v_pool;             // this layer's V, same strides
+    u64 k_scales;           // as in LayerScales; written by token, read otherwise
+    u64 v_scales;
+    u64 page_stride;        // bytes
+    u64 scale_page_stride;  // bytes
+    u64 page_magic;         // slot / page_size is the high half of slot * page_magic, where page_size is not 1
+    u32 k_stride;           // bytes
+    u32 v_stride;           // bytes
+    u32 tokens;
+    u32 page_size;          // slots of a page
+    u32 slot_stride;        // bytes
+    u32 scale_head_stride;  // bytes
+    u32 slot_bytes;         // 4 or 8
+    u32 kv_heads;
+    u32 head_dim;
+    u32 rows;               // ROWS_F32, ROWS_F16 or ROWS_BF16
+    u32 by_token;
+    u32 reserved;           // 0
+};
+KV_SIZE(StoreFp8Params, 128);
+KV_AT(StoreFp8Params, k, 0);
+KV_AT(StoreFp8Params, v, 8);
+KV_AT(StoreFp8Params, slots, 16);
+KV_AT(StoreFp8Params, k_pool, 24);
+KV_AT(StoreFp8Params, v_pool, 32);
+KV_AT(StoreFp8Params, k_scales, 40);
+KV_AT(StoreFp8Params, v_scales, 48);
+KV_AT(StoreFp8Params, page_stride, 56);
+KV_AT(StoreFp8Params, scale_page_stride, 64);
+KV_AT(StoreFp8Params, page_magic, 72);
+KV_AT(StoreFp8Params, k_stride, 80);
+KV_AT(StoreFp8Params, v_stride, 84);
+KV_AT(StoreFp8Params, tokens, 88);
+KV_AT(StoreFp8Params, page_size, 92);
+KV_AT(StoreFp8Params, slot_stride, 96);
+KV_AT(StoreFp8Params, scale_head_stride, 100);
+KV_AT(StoreFp8Params, slot_bytes, 104);
+KV_AT(StoreFp8Params, kv_heads, 108);
+KV_AT(StoreFp8Params, head_dim, 112);
+KV_AT(StoreFp8Params, rows, 116);
+KV_AT(StoreFp8Params, by_token, 120);
+KV_AT(StoreFp8Params, reserved, 124);
+
+// What store_latent_fp8 takes: rows of k alone, of which the first `store.head_dim` numbers become bytes, `rope.elements` more bf16.
+struct StoreLatentFp8Params {
+    StoreFp8Params store;
+    LayerRope rope;
+};
+KV_SIZE(StoreLatentFp8Params, 152);
+KV_AT(StoreLatentFp8Params, store, 0);
+KV_AT(StoreLatentFp8Params, rope, 128);
+
+// The pages to copy travel inside the parameters (4,096 bytes at most), so that nothing needs to be uploaded.
+#define COPY_PAGES_MAX 448
+struct PageCopy {
+    u32 source;
+    u32 target;
+};
+struct CopyPagesParams {
+    u64 source;               // piece i of page p at source + p * source_page_stride + i * source_piece_stride
+    u64 target;
+    u64 source_page_stride;   // bytes
+    u64 source_piece_stride;  // bytes
+    u64 target_page_stride;   // bytes
+    u64 target_piece_stride;  // bytes
+    u64 piece_magic;          // n / piece_units is the high half of n * piece_magic; 0: one unit a piece
+    u32 piece_units;          // units of one piece
+    u32 page_units;           // units of one page
+    u32 unit_bytes;           // 16, 4 or 2
+    u32 reserved;             // 0
+    PageCopy copies[COPY_PAGES_MAX];
+};
+KV_SIZE(PageCopy, 8);
+KV_AT(PageCopy, source, 0);
+KV_AT(PageCopy, target, 4);
+KV_SIZE(CopyPagesParams, 3656);
+KV_AT(CopyPagesParams, source, 0);
+KV_AT(CopyPagesParams, target, 8);
+KV_AT(CopyPagesParams, source_page_stride, 16);
+KV_AT(CopyPagesParams, source_piece_stride, 24);
+KV_AT(CopyPagesParams, target_page_stride, 32);
+KV_AT(CopyPagesParams, target_piece_stride, 40);
+KV_AT(CopyPagesParams, piece_magic, 48);
+KV_AT(CopyPagesParams, piece_units, 56);
+KV_AT(CopyPagesParams, page_units, 60);
+KV_AT(CopyPagesParams, unit_bytes, 64);
+KV_AT(CopyPagesParams, reserved, 68);
+KV_AT(CopyPagesParams, copies, 72);
+
+#define COMPACTIONS_MAX 200
+struct Compaction {
+    u32 row;    // in the page tables
+    u32 first;  // place in the row that the first slot goes to, the next to the next
+    u64 keep;   // bit i: place first + i is kept
+};
+struct CompactSlotsParams {
+    u64 pool;            // layer l, page p, slot s, run r: pool + l * layer_stride + p * page_stride + s * slot_stride + r * run_stride
+    u64 layer_stride;    // bytes
+    u64 page_stride;     // bytes
+    u64 slot_stride;     // bytes
+    u64 run_stride;      // bytes
+    u64 table;           // as in AttendParams
+    u32 page_size;
+    u32 chunk_pages;
+    u32 chunks_per_row;
+    u32 chunk_base;
+    u32 layers;
+    u32 runs;            // pieces of memory that a slot has in a layer
+    u32 run_units;       // units of one
+    u32 unit_bytes;      // 16, 4 or 2
+    Compaction compactions[COMPACTIONS_MAX];
+};
+KV_SIZE(Compaction, 16);
+KV_AT(Compaction, row, 0);
+KV_AT(Compaction, first, 4);
+KV_AT(Compaction, keep, 8);
+KV_SIZE(CompactSlotsParams, 3280);
+KV_AT(CompactSlotsParams, pool, 0);
+KV_AT(CompactSlotsParams, layer_stride, 8);
+KV_AT(CompactSlotsParams, page_stride, 16);
+KV_AT(CompactSlotsParams, slot_stride, 24);
+KV_AT(CompactSlotsParams, run_stride, 32);
+KV_AT(CompactSlotsParams, table, 40);
+KV_AT(CompactSlotsParams, page_size, 48);
+KV_AT(CompactSlotsParams, chunk_pages, 52);
+KV_AT(CompactSlotsParams, chunks_per_row, 56);
+KV_AT(CompactSlotsParams, chunk_base, 60);
+KV_AT(CompactSlotsParams, layers, 64);
+KV_AT(CompactSlotsParams, runs, 68);
+KV_AT(CompactSlotsParams, run_units, 72);
+KV_AT(CompactSlotsParams, unit_bytes, 76);
+KV_AT(CompactSlotsParams, compactions, 80);
+
+struct TableWrite {
+    u32 index;
+    u32 value;
+};
+struct LoadPlanParams {
+    u64 source;     // pinned host memory
+    u64 image;      // device memory, `units` long
+    u64 words;      // u32: the page tables
+    u64 counter;    // u32 in device memory, zero between launches
+    u64 done;       // u64 in pinned host memory: becomes `ticket` when the source may be written again
+    u64 ticket;
+    u32 units;      // 16-byte units of the image
+    u32 writes_at;  // bytes from the source to TableWrite[writes]
+    u32 writes;
+    u32 reserved;   // 0
+};
+KV_SIZE(TableWrite, 8);
+KV_AT(TableWrite, index, 0);
+KV_AT(TableWrite, value, 4);
+KV_SIZE(LoadPlanParams, 64);
+KV_AT(LoadPlanParams, source, 0);
+KV_AT(LoadPlanParams, image, 8);
+KV_AT(LoadPlanParams, words, 16);
+KV_AT(LoadPlanParams, counter, 24);
+KV_AT(LoadPlanParams, done, 32);
+KV_AT(LoadPlanParams, ticket, 40);
+KV_AT(LoadPlanParams, units, 48);
+KV_AT(LoadPlanParams, writes_at, 52);
+KV_AT(LoadPlanParams, writes, 56);
+KV_AT(LoadPlanParams, reserved, 60);

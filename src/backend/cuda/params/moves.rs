@@ -1,0 +1,228 @@
+//! What the kernels that move bytes are given: the mirror of `ptx/move_params.cuh`.
+
+use core::mem::{offset_of, size_of};
+
+use super::layout_is;
+use crate::plan::{Compaction, PageCopy, TableWrite};
+
+/// What `store_cache` and its kin take, by value. What the first instructions need stands first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct StoreCacheParams {
+    /// Device address of the rows of K to store, `k_stride` apart.
+    pub k: u64,
+    /// The same of V, `v_stride` apart.
+    pub v: u64,
+    /// Device address of i32 or i64 `[tokens]`; negative: nothing is written.
+    pub slots: u64,
+    /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`.
+    pub k_pool: u64,
+    /// Device address of this layer's V, same strides.
+    pub v_pool: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from row to row of K.
+    pub k_stride: u32,
+    /// Bytes from row to row of V.
+    pub v_stride: u32,
+    /// Rows.
+    pub tokens: u32,
+    /// Slots of a page; 1 also where pages follow one another without a gap.
+    pub page_size: u32,
+    /// See [`wide_magic`], of `page_size`.
+    pub page_magic: u64,
+    /// Bytes from slot to slot.
+    pub slot_stride: u32,
+    /// 4 or 8.
+    pub slot_bytes: u32,
+    /// Units of a row.
+    pub row_units: u32,
+    /// 16, 4 or 2: what a thread moves at once.
+    pub unit_bytes: u32,
+}
+
+/// Rows of f32, to `store_cache_fp8_any`.
+pub const ROWS_F32: u32 = 0;
+/// Rows of f16.
+pub const ROWS_F16: u32 = 1;
+/// Rows of bf16.
+pub const ROWS_BF16: u32 = 2;
+
+/// What `store_cache_fp8` and its kin take, by value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct StoreFp8Params {
+    /// Device address of the rows of K to store, `k_stride` apart.
+    pub k: u64,
+    /// The same of V, `v_stride` apart.
+    pub v: u64,
+    /// Device address of i32 or i64 `[tokens]`; negative: nothing is written.
+    pub slots: u64,
+    /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`.
+    pub k_pool: u64,
+    /// Device address of this layer's V, same strides.
+    pub v_pool: u64,
+    /// As in [`LayerScales`]; written by token, read otherwise.
+    pub k_scales: u64,
+    /// The same of V.
+    pub v_scales: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from page to page of scales.
+    pub scale_page_stride: u64,
+    /// See [`wide_magic`], of `page_size`.
+    pub page_magic: u64,
+    /// Bytes from row to row of K.
+    pub k_stride: u32,
+    /// Bytes from row to row of V.
+    pub v_stride: u32,
+    /// Rows.
+    pub tokens: u32,
+    /// Slots of a page.
+    pub page_size: u32,
+    /// Bytes from slot to slot.
+    pub slot_stride: u32,
+    /// Bytes from head to head of scales.
+    pub scale_head_stride: u32,
+    /// 4 or 8.
+    pub slot_bytes: u32,
+    /// K and V heads.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// [`ROWS_F32`], [`ROWS_F16`] or [`ROWS_BF16`].
+    pub rows: u32,
+    /// 1: each token has a scale of its own.
+    pub by_token: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Pages that one launch of `copy_pages` takes.
+pub const COPY_PAGES_MAX: usize = 448;
+
+/// What `copy_pages` takes, by value: the pages to copy too, so that nothing is uploaded.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CopyPagesParams {
+    /// Device address: piece i of page p at `source + p * source_page_stride + i * source_piece_stride`.
+    pub source: u64,
+    /// Device address of the target, with its strides.
+    pub target: u64,
+    /// Bytes from page to page.
+    pub source_page_stride: u64,
+    /// Bytes from piece to piece.
+    pub source_piece_stride: u64,
+    /// Bytes from page to page.
+    pub target_page_stride: u64,
+    /// Bytes from piece to piece.
+    pub target_piece_stride: u64,
+    /// See [`wide_magic`], of `piece_units`.
+    pub piece_magic: u64,
+    /// Units of one piece.
+    pub piece_units: u32,
+    /// Units of one page.
+    pub page_units: u32,
+    /// 16, 4 or 2: what a thread moves at once.
+    pub unit_bytes: u32,
+    /// 0.
+    pub reserved: u32,
+    /// As many as the grid's y.
+    pub copies: [PageCopy; COPY_PAGES_MAX],
+}
+
+/// Rows that one launch of `compact_slots` takes.
+pub const COMPACTIONS_MAX: usize = 200;
+
+/// What `compact_slots` takes, by value: the rows too, so that nothing is uploaded.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CompactSlotsParams {
+    /// Device address: layer l, page p, slot s, run r at
+    /// `pool + l * layer_stride + p * page_stride + s * slot_stride + r * run_stride`.
+    pub pool: u64,
+    /// Bytes from layer to layer.
+    pub layer_stride: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from slot to slot.
+    pub slot_stride: u64,
+    /// Bytes from run to run.
+    pub run_stride: u64,
+    /// Device address of the page tables.
+    pub table: u64,
+    /// Tokens of a page.
+    pub page_size: u32,
+    /// Pages of a chunk.
+    pub chunk_pages: u32,
+    /// Words of one row's directory.
+    pub chunks_per_row: u32,
+    /// Words of all directories.
+    pub chunk_base: u32,
+    /// Layers, of all planes that lie alike.
+    pub layers: u32,
+    /// Pieces of memory that a slot has in a layer.
+    pub runs: u32,
+    /// Units of one.
+    pub run_units: u32,
+    /// 16, 4 or 2: what a thread moves at once.
+    pub unit_bytes: u32,
+    /// As many as the grid's y.
+    pub compactions: [Compaction; COMPACTIONS_MAX],
+}
+
+/// What `load_plan` takes, by value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct LoadPlanParams {
+    /// Device address of pinned host memory.
+    pub source: u64,
+    /// Device address of the image.
+    pub image: u64,
+    /// Device address of the page tables.
+    pub words: u64,
+    /// Device address of a u32: zero between launches.
+    pub counter: u64,
+    /// Device address of a u64 in pinned host memory: becomes `ticket` when the source may be written again.
+    pub done: u64,
+    /// See `done`.
+    pub ticket: u64,
+    /// 16-byte units of the image.
+    pub units: u32,
+    /// Bytes from the source to `TableWrite[writes]`.
+    pub writes_at: u32,
+    /// Table writes.
+    pub writes: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+layout_is! {
+    StoreCacheParams 88 {
+        k 0 v 8 slots 16 k_pool 24 v_pool 32 page_stride 40 k_stride 48 v_stride 52 tokens 56
+        page_size 60 page_magic 64 slot_stride 72 slot_bytes 76 row_units 80 unit_bytes 84
+    }
+    StoreFp8Params 128 {
+        k 0 v 8 slots 16 k_pool 24 v_pool 32 k_scales 40 v_scales 48 page_stride 56
+        scale_page_stride 64 page_magic 72 k_stride 80 v_stride 84 tokens 88 page_size 92
+        slot_stride 96 scale_head_stride 100 slot_bytes 104 kv_heads 108 head_dim 112 rows 116
+        by_token 120 reserved 124
+    }
+    PageCopy 8 { source 0 target 4 }
+    CopyPagesParams 3656 {
+        source 0 target 8 source_page_stride 16 source_piece_stride 24 target_page_stride 32
+        target_piece_stride 40 piece_magic 48 piece_units 56 page_units 60 unit_bytes 64 reserved 68
+        copies 72
+    }
+    Compaction 16 { row 0 first 4 keep 8 }
+    CompactSlotsParams 3280 {
+        pool 0 layer_stride 8 page_stride 16 slot_stride 24 run_stride 32 table 40 page_size 48
+        chunk_pages 52 chunks_per_row 56 chunk_base 60 layers 64 runs 68 run_units 72 unit_bytes 76
+        compactions 80
+    }
+    TableWrite 8 { index 0 value 4 }
+    LoadPlanParams 64 {
+        source 0 image 8 words 16 counter 24 done 32 ticket 40 units 48 writes_at 52 writes 56
+        reserved 60
+    }
+}

@@ -169,7 +169,7 @@ impl TestBackend for OnGpu {
     fn supports(case: &Case) -> bool {
         let layout = &case.layout;
         let (dtype, latent) = (layout.dtype(), layout.is_latent());
-        if layout.label_channels() > 0 && (dtype.size() != 2 || case.group > 8) {
+        if layout.label_channels() > 0 && dtype.size() != 2 {
             return false;
         }
         let rows = if dtype.is_quantised() { case.kv_rows } else { dtype.rows() };

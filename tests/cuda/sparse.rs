@@ -357,8 +357,9 @@ fn what_no_kernel_serves_is_refused() {
     let cuda = engine.backend_mut();
     let attend = |q_heads| Attend::new(q_heads, HEAD_DIM);
     assert_eq!(cuda.prepare_selected(&attend(8), 16), Ok(()));
-    let heads = CudaError::Heads { q_heads: 18, kv_heads: 2 };
-    assert_eq!(cuda.prepare_selected(&attend(18), 16), Err(heads));
+    assert_eq!(cuda.prepare_selected(&attend(32), 16), Ok(()), "groups of 16");
+    let heads = CudaError::Heads { q_heads: 34, kv_heads: 2 };
+    assert_eq!(cuda.prepare_selected(&attend(34), 16), Err(heads));
     let top = |top| Err(CudaError::Plan(PlanError::Top { top, max: 2048 }));
     for wrong in [0, 2049] {
         assert_eq!(cuda.prepare_selected(&attend(8), wrong), top(wrong));

@@ -18,7 +18,7 @@ use super::params::{AttendParams, DecodeWork, LayerScales, Lists, wide_magic};
 use super::pool::Pool;
 use super::raw::{RawStream, is_capturing, raw};
 use super::ring::{Load, UploadRing};
-use super::split::{DECODE_ROWS, SELECTED_ROWS, Split, SplitCount, SplitShape};
+use super::split::{DECODE_ROWS, Split, SplitCount, SplitShape};
 use super::sys;
 use crate::backend::Attend;
 use crate::layout::PoolLayout;
@@ -309,13 +309,6 @@ impl Variant {
         let (mut decode, extend) =
             kernels(fp8, rows, head_dim).ok_or(CudaError::HeadDim { head_dim })?;
         let (q_heads, kv_heads) = (key.0, layout.kv_heads());
-        if key.2 > 0 {
-            if q_heads / kv_heads > SELECTED_ROWS {
-                return Err(CudaError::Heads { q_heads, kv_heads });
-            }
-            let over_lists = selected(rows, head_dim).filter(|_| !fp8);
-            decode = [Some(over_lists.ok_or(CudaError::Lists { dtype: layout.dtype() })?), None];
-        }
         let late = hopper(fp8, rows, head_dim).filter(|_| gpu.capability() == 90);
         // Over fp8 that one has no registers for trees. Both read the same plan, whatever the number of blocks.
         let trees = late.filter(|_| fp8).map(|_| extend);
@@ -337,6 +330,13 @@ impl Variant {
             tokens_max: limits.tokens,
         };
         let narrowest = shape.narrowest();
+        if key.2 > 0 {
+            let over_lists = selected(rows, head_dim).filter(|_| !fp8);
+            let over_lists = over_lists.ok_or(CudaError::Lists { dtype: layout.dtype() })?;
+            // Rows of one token have lists, so no step takes a wider one.
+            decode = Decodes::default();
+            decode[narrowest] = over_lists[narrowest];
+        }
         let of_group = ctas(decode[narrowest].as_ref().expect("every group has a decode kernel"))?;
         for (width, ctas) in shape.decode_ctas.iter_mut().enumerate().skip(narrowest) {
             let most = if width == narrowest { u32::MAX } else { WIDE_RESIDENT };

@@ -192,30 +192,30 @@ pub(super) fn kernels(fp8: bool, rows: Dtype, head_dim: u32) -> Option<(Decodes,
     }
 }
 
-/// The kernel over lists, for rows of 16 bits and groups of up to 8.
-pub(super) fn selected(rows: Dtype, head_dim: u32) -> Option<AttentionKernel> {
+/// The kernels over lists, for rows of 16 bits: as many as there are decode kernels, of the same threads and memory.
+pub(super) fn selected(rows: Dtype, head_dim: u32) -> Option<Decodes> {
     macro_rules! selected {
-        ($($dtype:ident $name:literal $head_dim:literal $threads:literal $shared:literal;)*) => {
+        ($($dtype:ident $name:literal $head_dim:literal: $threads:literal $($rows:literal $shared:literal)*;)*) => {
             match (rows, head_dim) {
-                $((Dtype::$dtype, $head_dim) => {
+                $((Dtype::$dtype, $head_dim) => Some([$({
                     const KERNEL: Attention<AttendSelectedParams> = attention!(
-                        concat!("attend_selected_", $name, "_d", $head_dim, "_r8"),
+                        concat!("attend_selected_", $name, "_d", $head_dim, "_r", $rows),
                         $threads,
                         $shared
                     );
                     Some(AttentionKernel::Selected(KERNEL))
-                })*
+                }),*]),)*
                 _ => None,
             }
         };
     }
     selected! {
-        Bf16 "bf16" 64 128 71_680;
-        Bf16 "bf16" 128 128 77_824;
-        Bf16 "bf16" 256 64 73_728;
-        F16 "f16" 64 128 71_680;
-        F16 "f16" 128 128 77_824;
-        F16 "f16" 256 64 73_728;
+        Bf16 "bf16" 64: 128 8 71_680 16 77_824;
+        Bf16 "bf16" 128: 128 8 77_824 16 90_112;
+        Bf16 "bf16" 256: 64 8 73_728 16 81_920;
+        F16 "f16" 64: 128 8 71_680 16 77_824;
+        F16 "f16" 128: 128 8 77_824 16 90_112;
+        F16 "f16" 256: 64 8 73_728 16 81_920;
     }
 }
 
@@ -299,8 +299,11 @@ pub(super) mod tests {
                     check(decode, format!("[2 * grid, {slots}, {}]", head_dim + 2));
                 }
                 let listed = selected(dtype, head_dim).expect("a served shape");
-                let slots = shape.width_partial_bytes(0) / 8 / (head_dim + 2) as usize;
-                check(&listed, format!("[2 * grid, {slots}, {}]", head_dim + 2));
+                for (width, listed) in listed.iter().enumerate() {
+                    let slots = shape.width_partial_bytes(width) / 8 / (head_dim + 2) as usize;
+                    let listed = listed.as_ref().expect("every group is served");
+                    check(listed, format!("[2 * grid, {slots}, {}]", head_dim + 2));
+                }
                 let rows = shape.extend_rows();
                 for extend in [Some(extend), hopper(fp8, dtype, head_dim)].into_iter().flatten() {
                     check(&extend, format!("[slots, kv_heads, {rows}, {}]", head_dim + 2));

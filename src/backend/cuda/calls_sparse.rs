@@ -77,7 +77,7 @@ impl SparseBackend for Cuda {
         Ok(())
     }
 
-    /// Over 16-bit pools of any channels, and without, of up to 8 query heads for a kv head.
+    /// Over 16-bit pools of any channels, and without.
     ///
     /// # Errors
     /// As of attention; [`CudaError::Lists`] over pools that no such kernel serves.

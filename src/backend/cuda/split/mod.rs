@@ -28,7 +28,6 @@ use decode::DecodeSplit;
 pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT};
 use extend::ExtendSplit;
 pub use latent::{LATENT_ROWS, LatentSplit};
-pub use selected::SELECTED_ROWS;
 pub use shared::{ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit};
 
 /// What a split depends on besides the step. One [`Split`] is made for one shape.

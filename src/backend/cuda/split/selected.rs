@@ -6,9 +6,6 @@
 use super::{Split, SplitCount, SplitShape, is_tree};
 use crate::plan::BatchRow;
 
-/// Query rows of a kernel over lists: `attend_selected_*_r8`.
-pub const SELECTED_ROWS: u32 = 8;
-
 impl SplitShape {
     /// A row as the kernel over lists takes it: with places for tokens, or without query rows.
     fn places(&self, row: &BatchRow) -> BatchRow {

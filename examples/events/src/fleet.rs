@@ -66,11 +66,11 @@ pub struct Outcome {
     pub computed: Vec<u64>,
     /// How long each request waited for those before it, in seconds.
     pub waits: Vec<f64>,
-    /// Events that all engines said, and their bytes.
+    /// Events that all engines said.
     pub events: u64,
     /// Bytes of all payloads.
     pub event_bytes: u64,
-    /// From the first request to the last, in seconds.
+    /// When the last request came, in seconds since the trace began.
     pub seconds: f64,
     /// Share of prompt tokens that were cached, up to each of some requests.
     pub rates: Vec<(usize, f64)>,

@@ -1,5 +1,5 @@
 //! Times by their size: counts in buckets, each 1/16 of the power of two that it lies in, so that a quantile is right
-//! to 6 % however many times were added, and in 9 KB.
+//! to 6 % however many times were added, and in 5 KB.
 
 use std::fmt::{self, Write};
 use std::time::Duration;

@@ -229,8 +229,7 @@ impl Case {
         let config = &self.model.config;
         let mut runner = RanksRunner::new(config, &self.source, options, self.ranks)?;
         let mut engine = Engine::new(engine_config, runner.backend()).map_err(no_engine)?;
-        let (table, max_steps) = (engine.shape().table, engine.shape().max_steps);
-        runner.warm(engine.backend_mut(), (table, max_steps), &[])?;
+        runner.warm(engine.backend_mut(), &[])?;
         self.serve_by(Server::new(runner, engine, policy), setting, sampling)
     }
 

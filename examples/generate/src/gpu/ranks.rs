@@ -176,39 +176,38 @@ fn follow(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>)
 
 fn obey(runner: &mut GpuRunner, backend: &mut Option<Cuda>, message: Message) -> Result<()> {
     let mut clock = Clock::default();
-    if let Message::Open(layout, table, max_steps, opened) = message {
-        let open = runner.backend().open(&layout, &table, max_steps).map_err(GpuError::from);
-        let _ = opened.send(match open {
-            Ok(open) => {
-                *backend = Some(open);
-                Ok(())
-            }
-            Err(error) => Err(error.into()),
-        });
-        return Ok(());
-    }
-    let backend = backend.as_mut().ok_or_else(|| Error::run("the pool comes first"))?;
     match message {
-        Message::Open(..) => {}
-        Message::Warm(streams) => runner.warm(backend, &streams)?,
+        Message::Open(layout, table, max_steps, opened) => {
+            let open = runner.backend().open(&layout, &table, max_steps);
+            let open = open.map(|open| *backend = Some(open));
+            let _ = opened.send(open.map_err(|error| GpuError::from(error).into()));
+        }
+        Message::Warm(streams) => runner.warm(pool(backend)?, &streams)?,
         Message::Launch(work) => {
+            let backend = pool(backend)?;
             runner.before_plan()?;
             backend.begin(&work.plan.plan()).map_err(GpuError::from)?;
             runner.launch(backend, &work, &mut clock)?;
         }
         Message::Collect => {
             // Its tokens are rank 0's.
-            runner.collect(backend, &Work::default(), false, &mut Vec::new(), &mut clock)?;
+            let (work, mut tokens) = (Work::default(), Vec::new());
+            runner.collect(pool(backend)?, &work, false, &mut tokens, &mut clock)?;
         }
         Message::Settle(settled) => {
-            runner.settle(backend)?;
+            runner.settle(pool(backend)?)?;
             let _ = settled.send(());
         }
-        Message::End(end) => backend.end(end),
-        Message::Copy(copies) => backend.copy_pages(&copies).map_err(GpuError::from)?,
-        Message::Compact(compactions) => backend.compact(&compactions).map_err(GpuError::from)?,
+        Message::End(end) => pool(backend)?.end(end),
+        Message::Copy(copies) => pool(backend)?.copy_pages(&copies).map_err(GpuError::from)?,
+        Message::Compact(moves) => pool(backend)?.compact(&moves).map_err(GpuError::from)?,
     }
     Ok(())
+}
+
+/// The pool of a rank that has been told to open it.
+fn pool(backend: &mut Option<Cuda>) -> Result<&mut Cuda> {
+    backend.as_mut().ok_or_else(|| Error::run("the pool comes first"))
 }
 
 /// Opens the pools of all ranks as one backend.
@@ -221,6 +220,9 @@ pub struct RanksOptions {
 pub struct Ranks {
     own: Cuda,
     others: Rc<Others>,
+    /// What the others open theirs with.
+    table: TableShape,
+    max_steps: u32,
 }
 
 impl OpenBackend for RanksOptions {
@@ -233,7 +235,7 @@ impl OpenBackend for RanksOptions {
         max_steps: u32,
     ) -> std::result::Result<Ranks, CudaError> {
         let own = self.own.open(layout, table, max_steps)?;
-        Ok(Ranks { own, others: self.others })
+        Ok(Ranks { own, others: self.others, table: *table, max_steps })
     }
 }
 
@@ -337,17 +339,13 @@ impl RanksRunner {
     ///
     /// # Errors
     /// As there.
-    pub fn warm(
-        &mut self,
-        backend: &mut Ranks,
-        (table, max_steps): (TableShape, u32),
-        streams: &[usize],
-    ) -> Result<()> {
-        let layout = *backend.own.layout();
+    pub fn warm(&mut self, backend: &mut Ranks, streams: &[usize]) -> Result<()> {
+        let Ranks { own, table, max_steps, .. } = backend;
+        let (layout, table, max_steps) = (*own.layout(), *table, *max_steps);
         let opened = self.others.ask(|answer| Message::Open(layout, table, max_steps, answer))?;
         opened.into_iter().collect::<Result<()>>()?;
         self.others.tell(|| Message::Warm(streams.to_vec()));
-        self.own.warm(&mut backend.own, streams)?;
+        self.own.warm(own, streams)?;
         // They may be slower to choose.
         self.others.ask(Message::Settle).map(|_| ())
     }

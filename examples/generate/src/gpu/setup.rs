@@ -56,8 +56,7 @@ pub fn ranks_server(args: &Args) -> Result<(Server<RanksRunner>, Text)> {
     let free = runner.free_memory()?;
     let config = setup::engine_config(args, runner.config(), free - free / RESERVE)?;
     let mut engine = Engine::new(config, runner.backend()).map_err(setup::no_engine)?;
-    let (table, max_steps) = (engine.shape().table, engine.shape().max_steps);
-    runner.warm(engine.backend_mut(), (table, max_steps), &sizes(args))?;
+    runner.warm(engine.backend_mut(), &sizes(args))?;
     Ok((Server::new(runner, engine, policy), text))
 }
 

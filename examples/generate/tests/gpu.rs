@@ -126,9 +126,10 @@ fn shares_make_a_whole() {
     assert!(matches!(odd.of(&config), Err(GpuError::Ranks { ranks: 3, what: "query heads" })));
 }
 
-/// A model that is spread over two GPUs says what it says on one.
+/// A model that is spread over two GPUs is as close to the reference as on one. Its words need not be the same: sums over
+/// ranks round differently.
 #[test]
-fn two_gpus_say_what_one_says() {
+fn two_gpus_are_as_close_as_one() {
     let _turn = turn();
     if device().is_none() || Device::open_number(1).is_err() || Comm::version().is_err() {
         return;
@@ -137,6 +138,8 @@ fn two_gpus_say_what_one_says() {
     let checked = check::run_ranks(2, &mut said);
     let said = String::from_utf8_lossy(&said);
     assert!(checked.is_ok(), "{checked:?}: {said}");
+    let every_ninth = check::settings().into_iter().step_by(9).count();
+    assert_eq!(said.matches(": ok,").count(), 2 * (every_ninth + 1), "{said}");
     assert_eq!(said.matches("draws agree").count(), 2, "{said}");
 }
 

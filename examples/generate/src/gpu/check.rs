@@ -1,29 +1,32 @@
 //! Whether the GPU says the words that the CPU would: `generate --check`.
 //!
+//! ```text
+//! settings     how requests are served, and drawn
+//! report       all that is looked at, with a line for each
+//! ```
+//!
 //! Rounding differs, so tokens may where two logits are close. Therefore each stream that the device said is put
 //! through the f32 reference: the reference's logit of each token that the device took must be within
 //! [`TOKEN_BOUND`] of the best one, and the RMS difference of all logits within [`LOGITS_BOUND`]; both in standard
 //! deviations of the logits. A fault put in on purpose must fail that.
 
+mod report;
+mod settings;
+
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write;
 use std::path::PathBuf;
 use std::rc::Rc;
 
 use kvarena::backend::cuda::Cuda;
-use kvarena::{Capacity, Engine, EngineConfig, KvDtype, Layout, PoolConfig, PrefixMode};
+use kvarena::{Capacity, Engine, EngineConfig, KvDtype, PoolConfig, PrefixMode};
 
 use super::device::Device;
-use super::error::GpuError;
-use super::forward::{Fault, check_shape};
-use super::products::Choice;
 use super::ranks::{RanksRunner, Source};
 use super::runner::{GpuOptions, GpuRunner};
 use super::weights::{Share, Weights};
 use crate::args::Shape;
-use crate::config::{ModelConfig, read_json};
+use crate::config::read_json;
 use crate::contiguous;
-use crate::draft::Drafting;
 use crate::error::{Error, Result};
 use crate::model::{Model, Random};
 use crate::request::{Defaults, Request};
@@ -33,104 +36,14 @@ use crate::server::{Policy, Server, Sink};
 use crate::setup::{config_of, no_engine, tiny_model};
 use crate::stream::Stream;
 
+pub use report::{run, run_ranks};
+pub use settings::{Setting, WAYS, Way, samplings, settings};
+
 /// How far below the best logit that of a token may be.
 pub const TOKEN_BOUND: f64 = 0.1;
 /// The RMS difference that logits may have.
 pub const LOGITS_BOUND: f64 = 0.03;
 const NEW_TOKENS: u32 = 20;
-
-/// How requests come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
-    /// All at once.
-    AllAtOnce,
-    /// Prompts in chunks of seven tokens.
-    Chunked,
-    /// A pool with room for the longest request and no more.
-    Preempting,
-    /// Three samples of each.
-    Forked,
-}
-
-/// All ways.
-pub const WAYS: [Way; 4] = [Way::AllAtOnce, Way::Chunked, Way::Preempting, Way::Forked];
-
-impl Default for Setting {
-    fn default() -> Self {
-        Self {
-            page_size: 16,
-            layout: Layout::PageFirst,
-            graphs: true,
-            overlap: true,
-            way: Way::AllAtOnce,
-            choice: Choice::First,
-            fault: Fault::None,
-            fail_every: None,
-            stop: None,
-            drafts: None,
-        }
-    }
-}
-
-/// One combination of settings.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Setting {
-    /// Tokens of a page.
-    pub page_size: u32,
-    /// Order of K and V.
-    pub layout: Layout,
-    /// Decode steps are replayed.
-    pub graphs: bool,
-    /// Steps are launched ahead.
-    pub overlap: bool,
-    /// How requests come.
-    pub way: Way,
-    /// How products are made.
-    pub choice: Choice,
-    /// What is wrong on purpose.
-    pub fault: Fault,
-    /// Every so manieth step fails.
-    pub fail_every: Option<u64>,
-    /// A token that ends a stream.
-    pub stop: Option<u32>,
-    /// Drafts that steps check; not with `overlap`.
-    pub drafts: Option<Drafting>,
-}
-
-/// Every combination, each kind of product with some of them.
-pub fn settings() -> Vec<Setting> {
-    let mut settings = Vec::new();
-    for (page_size, layout) in
-        [1, 16].into_iter().flat_map(|s| [Layout::PageFirst, Layout::LayerFirst].map(|l| (s, l)))
-    {
-        for (graphs, overlap) in [(true, true), (true, false), (false, true), (false, false)] {
-            for way in WAYS {
-                let choice = match ((page_size == 1) == graphs, layout) {
-                    (true, _) => Choice::First,
-                    (false, Layout::PageFirst) => Choice::Skinny,
-                    (false, Layout::LayerFirst) => Choice::Gemm,
-                };
-                let plain = Setting { graphs, overlap, way, choice, ..Setting::default() };
-                settings.push(Setting { page_size, layout, ..plain });
-            }
-        }
-    }
-    settings.extend(drafted());
-    settings
-}
-
-/// Drafts in every way, with graphs and without: chains that the decode kernel takes, and trees.
-fn drafted() -> impl Iterator<Item = Setting> {
-    let pages = [(1, Layout::LayerFirst), (16, Layout::PageFirst)];
-    let graphs = pages.into_iter().flat_map(|pages| [(pages, true), (pages, false)]);
-    graphs.flat_map(|((page_size, layout), graphs)| {
-        let tree = (page_size == 1) == graphs;
-        let drafts = Some(Drafting { tokens: if tree { 9 } else { 4 }, tree });
-        let choice = if graphs { Choice::First } else { Choice::Gemm };
-        let plain = Setting { page_size, layout, graphs, choice, drafts, ..Setting::default() };
-        WAYS.map(move |way| Setting { way, overlap: false, ..plain })
-    })
-}
 
 /// A model on both sides, and prompts for it.
 pub struct Case {
@@ -421,110 +334,4 @@ fn prompts(dir: PathBuf) -> Result<Vec<Vec<u32>>> {
         ids.iter().filter_map(|id| id.as_u64()).map(|id| id as u32).collect()
     };
     Ok(cases.iter().map(ids).collect())
-}
-
-/// Draws that leave out none, some, and most tokens.
-pub fn samplings() -> [Sampling; 3] {
-    let warm = Sampling { temperature: 0.8, seed: 5, ..Sampling::default() };
-    [warm, Sampling { top_k: 20, ..warm }, Sampling { top_k: 50, top_p: 0.7, ..warm }]
-}
-
-/// Checks models that are spread over so many GPUs: every ninth setting, since each takes its GPUs anew, steps that fail, and
-/// draws.
-///
-/// # Errors
-/// The GPUs cannot serve, or something is not as it should be.
-pub fn run_ranks(ranks: usize, out: &mut impl Write) -> Result<()> {
-    let device = Rc::new(Device::open()?);
-    let mut failures = 0;
-    for mut case in [Case::golden(&device)?, Case::seeded(&device)?] {
-        let name = case.name;
-        let one = case.words(Setting::default())?;
-        case.ranks = ranks;
-        let same = case.words(Setting::default())? == one;
-        let say = |out: &mut dyn Write, line: String| {
-            writeln!(out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
-        };
-        say(out, format!("{name}: on {ranks} GPUs the same words as on one: {same}"))?;
-        for setting in settings().into_iter().step_by(9) {
-            let distance = case.distance(setting)?;
-            failures += usize::from(!distance.is_close());
-            let verdict = if distance.is_close() { "ok" } else { "WRONG" };
-            let Distance { token, logits, tokens } = distance;
-            say(
-                out,
-                format!(
-                    "{name}: {verdict}, worst token {token:.4}, logits {logits:.5}, {tokens} tokens, {setting:?}"
-                ),
-            )?;
-        }
-        let failing = Setting { fail_every: Some(5), ..Setting::default() };
-        let distance = case.distance(failing)?;
-        failures += usize::from(!distance.is_close());
-        say(out, format!("{name}: with failing steps {distance:?}"))?;
-        match case.draws_agree(samplings()[2]) {
-            Ok(tokens) => say(out, format!("{name}: {tokens} draws agree"))?,
-            Err(error) => {
-                failures += 1;
-                say(out, format!("{name}: {error}"))?;
-            }
-        }
-    }
-    match failures {
-        0 => Ok(()),
-        n => Err(Error::run(format!("{n} of the checks failed"))),
-    }
-}
-
-/// Checks everything, with a line for each setting.
-///
-/// # Errors
-/// The GPU cannot serve, or something is not as it should be.
-pub fn run(out: &mut impl Write) -> Result<()> {
-    let device = Rc::new(Device::open()?);
-    let mut failures = 0;
-    let mut say = |line: String| {
-        writeln!(out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
-    };
-    for mut case in [Case::golden(&device)?, Case::seeded(&device)?] {
-        let name = case.name;
-        for setting in settings() {
-            let distance = case.distance(setting)?;
-            failures += usize::from(!distance.is_close());
-            let verdict = if distance.is_close() { "ok" } else { "WRONG" };
-            let Distance { token, logits, tokens } = distance;
-            say(format!(
-                "{name}: {verdict}, worst token {token:.4}, logits {logits:.5}, {tokens} tokens, {setting:?}"
-            ))?;
-        }
-        for fault in [Fault::Page, Fault::Position, Fault::Rotary] {
-            let plain = settings()[0];
-            let distance = case.distance(Setting { fault, ..plain })?;
-            failures += usize::from(distance.is_close());
-            let verdict = if distance.is_close() { "NOT FOUND" } else { "found" };
-            let Distance { token, logits, .. } = distance;
-            say(format!(
-                "{name}: fault {fault:?} {verdict}: token {token:.3}, logits {logits:.4}"
-            ))?;
-        }
-        for sampling in samplings() {
-            match case.draws_agree(sampling) {
-                Ok(tokens) => say(format!("{name}: {tokens} draws agree, {sampling:?}"))?,
-                Err(error) => {
-                    failures += 1;
-                    say(format!("{name}: {error}"))?;
-                }
-            }
-        }
-    }
-    // Heads of 32 are not served, and told by name.
-    let narrow = ModelConfig::read(&tiny_model().with_file_name("llama-tiny"))?;
-    if !matches!(check_shape(&narrow), Err(GpuError::Heads { head_dim: 32, .. })) {
-        failures += 1;
-        say("llama-tiny: heads of 32 are not refused".into())?;
-    }
-    match failures {
-        0 => say("all as the CPU says".into()),
-        n => Err(Error::run(format!("{n} of the checks failed"))),
-    }
 }

@@ -3,6 +3,7 @@
 //! The work is that of a published engine's benchmark, so that numbers compare: prompts of random tokens below 10,000,
 //! stop tokens ignored; offline at temperature 0.6, prefill greedy, decode greedy unless told otherwise. A decode row's `ms`
 //! is as that engine measures, the median of 128 steps after prompts of 1,024; `ms_at_context` that of the first nine.
+//! Times of a step's parts are null over several ranks: one rank's parts would wait for the others' sums for ever.
 
 use std::io::Write;
 
@@ -64,19 +65,18 @@ pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
         ..args.clone()
     };
     match args.tp {
-        1 => rows(&args, part, &batches, &mut server(&args)?.0, out),
-        _ => rows(&args, part, &batches, &mut ranks_server(&args)?.0, out),
+        1 => rows(&args, (part, shape), &batches, &mut server(&args)?.0, out),
+        _ => rows(&args, (part, shape), &batches, &mut ranks_server(&args)?.0, out),
     }
 }
 
 fn rows(
     args: &Args,
-    part: Bench,
+    (part, shape): (Bench, Shape),
     batches: &[usize],
     server: &mut Server<impl OnGpu>,
     out: &mut impl Write,
 ) -> Result<()> {
-    let shape = args.random_model.unwrap_or(Shape::Qwen3_0_6B);
     let mut prompts = Prompts { state: args.seed ^ 0xBE4C };
     let mut print = |mut row: Value| -> Result<()> {
         row["model"] = shape.name().into();
@@ -88,14 +88,9 @@ fn rows(
     };
     match part {
         Bench::Decode => {
+            let (alone, temperature) = (args.tp == 1, args.temperature.unwrap_or(0.0));
             for &batch in batches {
-                let alone = args.tp == 1;
-                print(decode(
-                    server,
-                    &mut prompts,
-                    (batch, alone),
-                    args.temperature.unwrap_or(0.0),
-                )?)?;
+                print(decode(server, &mut prompts, (batch, alone), temperature)?)?;
             }
             Ok(())
         }
@@ -152,11 +147,11 @@ fn decode(
     };
     submit(server, requests(prompts, FIRST_STEPS))?;
     if alone {
-        // One rank's parts would wait for the others' sums for ever.
         server.runner_mut().gpu_mut().measure_parts(batch);
     }
     server.run(&mut Nobody)?;
-    let parts = server.runner_mut().gpu_mut().take_parts().unwrap_or_default();
+    let parts = server.runner_mut().gpu_mut().take_parts();
+    let part_ms = |part: usize| parts.map(|parts| parts[part]);
     server.runner_mut().gpu_mut().take_times();
     let before = host_us(server);
     submit(server, requests(prompts, DECODE_STEPS + 1))?;
@@ -176,10 +171,10 @@ fn decode(
         "ms": median_ms(&decodes, batch),
         // Of the first steps, before the contexts have grown.
         "ms_at_context": median_ms(&decodes[..decodes.len().min(9)], batch),
-        "attention_ms": parts[1],
-        "products_ms": parts[2],
-        "small_ms": parts[3],
-        "graph_ms": parts[0],
+        "attention_ms": part_ms(1),
+        "products_ms": part_ms(2),
+        "small_ms": part_ms(3),
+        "graph_ms": part_ms(0),
         "gpu_idle": idle(&decodes[1.min(decodes.len())..]),
         "engine_us": engine,
         "launch_us": launch,

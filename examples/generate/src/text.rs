@@ -219,23 +219,18 @@ impl Decoder {
 }
 
 #[cfg(test)]
+#[path = "../tests/common/byte_tokenizer.rs"]
+mod byte_tokenizer;
+
+#[cfg(test)]
 mod test {
+    use super::byte_tokenizer::byte_tokenizer;
     use super::*;
 
-    /// A tokenizer of single bytes.
+    /// A model that takes single bytes.
     fn bytes() -> Text {
-        let vocab: serde_json::Map<String, Value> =
-            (0..256).map(|id| (format!("<0x{id:02X}>"), json!(id))).collect();
-        let tokenizer = json!({
-            "version": "1.0",
-            "added_tokens": [],
-            "normalizer": null,
-            "pre_tokenizer": null,
-            "post_processor": null,
-            "decoder": { "type": "ByteFallback" },
-            "model": { "type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": true, "unk_token": null },
-        });
-        let tokenizer = Tokenizer::from_bytes(tokenizer.to_string()).expect("a tokenizer");
+        let tokenizer = byte_tokenizer(256).to_string();
+        let tokenizer = Tokenizer::from_bytes(tokenizer).expect("a tokenizer");
         Text { tokenizer: Some(tokenizer), template: None }
     }
 

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::byte_tokenizer::byte_tokenizer;
 use common::files::Dir;
 use common::{generate, tiny};
 use serde_json::{Value, json};
@@ -270,21 +271,10 @@ fn a_chat_reuses_its_last_turn() {
     assert_eq!((again.code, again.out), (Some(2), ran.out), "{}", again.err);
 }
 
-/// A tokenizer of single bytes, enough to see text, templates and streaming go through.
+/// A model with a tokenizer of single bytes.
 fn with_tokenizer(tokens: u32) -> Dir {
     let dir = Dir::with_config("qwen3-tiny", |config| config["eos_token_id"] = json!(223));
-    let vocab: serde_json::Map<String, Value> =
-        (0..tokens).map(|id| (format!("<0x{id:02X}>"), json!(id))).collect();
-    let tokenizer = json!({
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": null,
-        "pre_tokenizer": null,
-        "post_processor": null,
-        "decoder": { "type": "ByteFallback" },
-        "model": { "type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": true, "unk_token": null },
-    });
-    dir.write("tokenizer.json", tokenizer.to_string());
+    dir.write("tokenizer.json", byte_tokenizer(tokens).to_string());
     dir
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each test takes what it needs
 
+pub mod byte_tokenizer;
 pub mod files;
 pub mod serving;
 

@@ -308,9 +308,9 @@ KV_AT(AttendSharedParams, span_tops, 264);
 
 // ---- sparse reads: store_labels, score_labels_*, select_top, resolve_selection, attend_selected_* -------------------------
 
-// Tokens that a CTA of score_labels_* scores at a time.
+// Tokens of a chunk of keys.
 #define SCORE_TOKENS 256
-// kv heads that it scores for.
+// kv heads that a CTA of score_labels_* scores for; half as many of 32 channels.
 #define SCORE_HEADS 8
 
 struct StoreLabelsParams {

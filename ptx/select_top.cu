@@ -3,42 +3,74 @@
 // Twin:    src/backend/cpu/labels.rs list      (the specification)
 // Params:  SelectParams, 272 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); q, tables, labels, listed, counts unused
 // Shapes:  keys as starts says; positions u32 [batch, kv_heads, top]
-// Grid:    x = batch * kv_heads, block 1024
+// Grid:    x = batch * kv_heads, block 512, 66,816 bytes of dynamic shared memory
 // Needs:   keys of every position that such a row sees but its own; a row past key_chunks gets its own alone
 // Build:   ptx/build.py
 #include "select.cuh"
 
-#define WARPS 32
+// The list is that of all keys above the least one that is wanted, and of as many that are equal to it as there is room for. To find the
+// least one by digits takes four passes over the keys; so a sample says which keys may be wanted, one pass finds these few, and the least
+// one is looked for among them. Where they turn out too few or too many it is looked for among all.
+#define THREADS 512
+#define WARPS 16
+// Keys that may be wanted, at most, and keys of a sample.
+#define CANDIDATES 4096
+#define SAMPLE 2048
+// Positions that are listed at a time, a bit each.
+#define SPAN 131072
+// Counters of a digit: lanes use different ones, so that few wait for one another.
+#define COLUMNS 8
 
-// The least key of the best `wanted` of the keys from first to end, by digits of 8 bits from the highest on; and how many keys that are
-// equal to it are too many.
+struct Shared {
+    union {
+        uint4 histogram[256][COLUMNS / 4];
+        u32 marks[2][SPAN / 32];  // positions above the least key, and those that are equal
+    };
+    u32 keys[CANDIDATES], positions[CANDIDATES];
+    u32 sums[256], found[3], candidates, warp_sums[2][WARPS];
+};
+
+// The number of the lowest bit that is set, of some.
+DEVICE u32 lowest(u32 bits) { return __popc((bits & -bits) - 1); }
+
+// Where keys are: those of a row, or the candidates.
+struct RowKeys {
+    u64 first;
+    __device__ __forceinline__ u32 at(u32 i) const { return load_written_u32(first + 4ull * i); }
+};
+struct SharedKeys {
+    const u32* keys;
+    __device__ __forceinline__ u32 at(u32 i) const { return keys[i]; }
+};
+
+// The least key of the best `wanted` of `count` keys, by digits of 8 bits from the highest on; and how many keys that are equal to it are
+// too many. Of fewer digits than 4 the others are 0.
 struct Least {
     u32 key, skipped;
 };
-DEVICE Least find_least(u64 keys, u32 first, u32 end, u32 wanted, u32* histogram, u32* sums, u32* found) {
+template <int DIGITS, class Keys> DEVICE Least find_least(const Keys& keys, u32 count, u32 wanted, Shared& s) {
     const u32 thread = threadIdx.x, lane = thread % 32;
+    u32* const counters = reinterpret_cast<u32*>(s.histogram);
     u32 known = 0, mask = 0, equal = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        // A column for each lane, so that lanes of a warp never wait for one another.
-        for (u32 i = thread; i < 256 * 32; i += 1024) histogram[i] = 0;
+    for (int shift = 24; shift >= 32 - 8 * DIGITS; shift -= 8) {
+        s.histogram[thread / 2][thread % 2] = {};
         __syncthreads();
-        for (u32 at = first + thread; at < end; at += 1024) {
-            const u32 key = load_written_u32(keys + 4ull * at);
-            if ((key & mask) == known) atomicAdd(&histogram[(key >> shift & 255) * 32 + lane], 1u);
+#pragma unroll 4
+        for (u32 i = thread; i < count; i += THREADS) {
+            const u32 key = keys.at(i);
+            if ((key & mask) == known) atomicAdd(&counters[(key >> shift & 255) * COLUMNS + lane % COLUMNS], 1u);
         }
         __syncthreads();
-        u32 sum = 0;
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) sum += histogram[thread / 4 * 32 + (thread % 4 + i * 4)];
+        const uint4 four = s.histogram[thread / 2][thread % 2];
+        u32 sum = four.x + four.y + four.z + four.w;
         sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (thread % 4 == 0) sums[thread / 4] = sum;
+        if (thread % 2 == 0) s.sums[thread / 2] = sum;
         __syncthreads();
         // Lane i has the digits 255 - 8 * i down to 248 - 8 * i.
         if (thread < 32) {
             u32 mine = 0;
 #pragma unroll
-            for (u32 i = 0; i < 8; ++i) mine += sums[255 - lane * 8 - i];
+            for (u32 i = 0; i < 8; ++i) mine += s.sums[255 - lane * 8 - i];
             u32 above = mine;
 #pragma unroll
             for (u32 i = 1; i < 32; i *= 2) {
@@ -48,64 +80,160 @@ DEVICE Least find_least(u64 keys, u32 first, u32 end, u32 wanted, u32* histogram
             above -= mine;
             if (above < wanted && above + mine >= wanted) {
                 u32 digit = 255 - lane * 8;
-                while (above + sums[digit] < wanted) above += sums[digit], --digit;
-                found[0] = digit, found[1] = wanted - above, found[2] = sums[digit];
+                while (above + s.sums[digit] < wanted) above += s.sums[digit], --digit;
+                s.found[0] = digit, s.found[1] = wanted - above, s.found[2] = s.sums[digit];
             }
         }
         __syncthreads();
-        known |= found[0] << shift, mask |= 255u << shift;
-        wanted = found[1], equal = found[2];
-        __syncthreads();
+        known |= s.found[0] << shift, mask |= 255u << shift;
+        wanted = s.found[1], equal = s.found[2];
     }
+    __syncthreads();
     return {known, equal - wanted};
 }
 
-extern "C" __global__ void __launch_bounds__(1024) select_top(const __grid_constant__ SelectParams params) {
-    __shared__ u32 histogram[256 * 32], sums[256], found[3], greater[WARPS], equal[WARPS];
+// A key that some more than `wanted` of the row's keys are likely not below: that of a sample, three standard deviations on the safe side.
+DEVICE u32 guess(const RowKeys& keys, u32 count, u32 wanted, Shared& s) {
+#pragma unroll
+    for (u32 i = threadIdx.x; i < SAMPLE; i += THREADS) s.keys[i] = keys.at(static_cast<u32>(static_cast<u64>(i) * count / SAMPLE));
+    __syncthreads();
+    const float mean = static_cast<float>(wanted) * SAMPLE / count;
+    return find_least<2>(SharedKeys{s.keys}, SAMPLE, static_cast<u32>(mean + 3.f * sqrtf(mean) + 2.f), s).key;
+}
+
+// The bits first..end of four.
+DEVICE u32 bits_between(u32 first, u32 end) { return (1u << min(end, 4u)) - (1u << min(first, min(end, 4u))); }
+
+// Gathers the positions first..end whose key is `least` or more, and their keys, in any order; gives their number, of which the first
+// CANDIDATES are kept.
+DEVICE u32 gather(u64 keys, u32 first, u32 end, u32 least, Shared& s) {
+    const u32 lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) s.candidates = 0;
+    __syncthreads();
+    // Sixteen keys of a thread at a time, four of them in a row.
+    for (u32 begin = first & ~3u; begin < end; begin += 16 * THREADS) {
+        const u32 own = begin + 4 * threadIdx.x;
+        uint4 words[4];
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            words[j] = {};
+            if (own + j * 4 * THREADS < end) words[j] = load_written_uint4(keys + 4ull * (own + j * 4 * THREADS));
+        }
+        u32 hits = 0;
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            const u32 at = own + j * 4 * THREADS;
+            const u32 seen = at < end ? bits_between(first > at ? first - at : 0, end - at) : 0;
+            const u32 four = (words[j].x >= least) | (words[j].y >= least) << 1 | (words[j].z >= least) << 2 | (words[j].w >= least) << 3;
+            hits |= (four & seen) << j * 4;
+        }
+        // A place for each, counted by one lane for its warp.
+        u32 place = __popc(hits);
+#pragma unroll
+        for (u32 i = 1; i < 32; i *= 2) {
+            const u32 other = __shfl_up_sync(~0u, place, i);
+            if (lane >= i) place += other;
+        }
+        const u32 all = __shfl_sync(~0u, place, 31);
+        if (all == 0) continue;
+        u32 base = 0;
+        if (lane == 0) base = atomicAdd(&s.candidates, all);
+        place += __shfl_sync(~0u, base, 0) - __popc(hits);
+        for (; hits != 0 && place < CANDIDATES; hits &= hits - 1, ++place) {
+            const u32 bit = lowest(hits);
+            s.positions[place] = own + bit / 4 * 4 * THREADS + bit % 4;
+        }
+    }
+    __syncthreads();
+    const u32 candidates = s.candidates;
+    for (u32 i = threadIdx.x; i < min(candidates, static_cast<u32>(CANDIDATES)); i += THREADS) s.keys[i] = load_written_u32(keys + 4ull * s.positions[i]);
+    __syncthreads();
+    return candidates;
+}
+
+// Lists the positions marked in so many words of `s.marks`, `begin` on: those above the least key, and of the equals those after the first
+// `skipped`. `more` and `same`: how many of each there were before, brought up to date.
+DEVICE void list_marked(u64 list, u32 begin, u32 words, u32 skipped, u32& more, u32& same, Shared& s) {
+    const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const u32 per = (words + THREADS - 1) / THREADS, from = min(words, thread * per), to = min(words, from + per);
+    u32 mores = 0, sames = 0;
+    for (u32 i = from; i < to; ++i) mores += __popc(s.marks[0][i]), sames += __popc(s.marks[1][i]);
+    u32 before_more = mores, before_same = sames;
+#pragma unroll
+    for (u32 i = 1; i < 32; i *= 2) {
+        const u32 a = __shfl_up_sync(~0u, before_more, i), b = __shfl_up_sync(~0u, before_same, i);
+        if (lane >= i) before_more += a, before_same += b;
+    }
+    if (lane == 31) s.warp_sums[0][warp] = before_more, s.warp_sums[1][warp] = before_same;
+    __syncthreads();
+    before_more += more - mores, before_same += same - sames;
+    for (u32 i = 0; i < WARPS; ++i) {
+        if (i < warp) before_more += s.warp_sums[0][i], before_same += s.warp_sums[1][i];
+        more += s.warp_sums[0][i], same += s.warp_sums[1][i];
+    }
+    for (u32 i = from; i < to; ++i) {
+        const u32 above = s.marks[0][i], equal = s.marks[1][i];
+        for (u32 left = above | equal; left != 0; left &= left - 1) {
+            const u32 bit = lowest(left);
+            const u32 taken = before_same > skipped ? before_same - skipped : 0;  // of the equals before
+            const bool is_more = above >> bit & 1;
+            if (is_more || before_same >= skipped) store_u32(list + 4ull * (before_more + taken), begin + i * 32 + bit);
+            is_more ? ++before_more : ++before_same;
+        }
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) select_top(const __grid_constant__ SelectParams params) {
+    extern __shared__ __align__(16) char memory[];
+    Shared& s = *reinterpret_cast<Shared*>(memory);
     const AttendParams& p = params.attend;
     const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const u32 index = blockIdx.x / p.kv_heads, head = blockIdx.x % p.kv_heads;
     const Seeing row = seeing(p, index);
     const Chunks chunks = chunks_of(params, index);
     wait_for_previous();
+    let_next_start();
     const u64 list = params.positions + 4ull * blockIdx.x * params.top;
     u32 chosen = 0;
     if (row.lists) {
-        const u32 first = chunks.end <= params.key_chunks ? row.first : row.own, end = row.own;
-        const u32 others = params.top - 1;
+        const u32 first = chunks.end <= params.key_chunks ? row.first : row.own, end = row.own, count = end - first;
+        const u32 wanted = min(params.top - 1, count);
         const u64 keys = keys_of(params, chunks, head);
-        const bool all = end - first <= others;
-        const Least least = all || others == 0 ? Least{~0u, ~0u} : find_least(keys, first, end, others, histogram, sums, found);
-        // Warps have pieces of the positions, in order, and find where theirs go by counting first.
-        const u32 piece = ((end - first + 1023) / 1024) * 32, from = first + min(warp * piece, end - first), to = min(end, from + piece);
+        const RowKeys row_keys{keys + 4ull * first};
+        const bool all = wanted == count;
+        u32 candidates = CANDIDATES + 1;
+        Least least = {};
+        if (!all && wanted > 0) {
+            if (wanted <= CANDIDATES / 2) candidates = gather(keys, first, end, count <= CANDIDATES ? 0 : guess(row_keys, count, wanted, s), s);
+            if (candidates < wanted) candidates = CANDIDATES + 1;
+            least = candidates <= CANDIDATES ? find_least<4>(SharedKeys{s.keys}, candidates, wanted, s) : find_least<4>(row_keys, count, wanted, s);
+        }
         u32 more = 0, same = 0;
-        for (u32 at = from + lane; at < to && !all; at += 32) {
-            const u32 key = load_written_u32(keys + 4ull * at);
-            more += key > least.key, same += key == least.key;
+        for (u32 begin = first; begin < end && wanted > 0; begin += SPAN) {
+            const u32 some = min(end - begin, static_cast<u32>(SPAN)), words = (some + 31) / 32;
+            if (candidates <= CANDIDATES) {
+                for (u32 i = thread; i < words; i += THREADS) s.marks[0][i] = s.marks[1][i] = 0;
+                __syncthreads();
+                for (u32 i = thread; i < candidates; i += THREADS) {
+                    const u32 key = s.keys[i], at = s.positions[i] - begin;
+                    if (key >= least.key && at < some) atomicOr(&s.marks[key == least.key][at / 32], 1u << at % 32);
+                }
+            } else {
+                for (u32 word = warp; word < words; word += WARPS) {
+                    const u32 at = word * 32 + lane;
+                    const u32 key = at < some && !all ? load_written_u32(keys + 4ull * (begin + at)) : 0;
+                    const u32 above = __ballot_sync(~0u, at < some && (all || key > least.key));
+                    const u32 equal = __ballot_sync(~0u, at < some && !all && key == least.key);
+                    if (lane == 0) s.marks[0][word] = above, s.marks[1][word] = equal;
+                }
+            }
+            __syncthreads();
+            list_marked(list, begin, words, least.skipped, more, same, s);
         }
-#pragma unroll
-        for (u32 i = 16; i > 0; i /= 2) more += __shfl_xor_sync(~0u, more, i), same += __shfl_xor_sync(~0u, same, i);
-        if (lane == 0) greater[warp] = all ? to - from : more, equal[warp] = same;
-        __syncthreads();
-        more = same = 0;
-        u32 all_more = 0, all_same = 0;
-        for (u32 i = 0; i < WARPS; ++i) {
-            if (i == warp) more = all_more, same = all_same;
-            all_more += greater[i], all_same += equal[i];
-        }
-        for (u32 begin = from; begin < to; begin += 32) {
-            const u32 at = begin + lane;
-            const u32 key = at < to && !all ? load_written_u32(keys + 4ull * at) : 0;
-            const bool is_more = at < to && (all || key > least.key), is_same = at < to && !all && key == least.key;
-            const u32 mores = __ballot_sync(~0u, is_more), sames = __ballot_sync(~0u, is_same);
-            const u32 place = more + before(mores, lane), rank = same + before(sames, lane);
-            const u32 taken = rank > least.skipped ? rank - least.skipped : 0;  // of the equals before
-            if (is_more || (is_same && rank >= least.skipped)) store_u32(list + 4ull * (place + taken), at);
-            more += __popc(mores), same += __popc(sames);
-        }
-        chosen = all ? end - first : others;
+        chosen = wanted;
         if (thread == 0) store_u32(list + 4ull * chosen, row.own);
         ++chosen;
     }
-    for (u32 i = chosen + thread; i < params.top; i += 1024) store_u32(list + 4ull * i, NO_POSITION);
+    for (u32 i = chosen + thread; i < params.top; i += THREADS) store_u32(list + 4ull * i, NO_POSITION);
 }

@@ -97,7 +97,15 @@ impl Both {
         let options = CpuOptions { labels: given.clone(), ..CpuOptions::with_threads(2) };
         Self {
             cpu: Engine::new(config, options).expect("a small pool"),
-            gpu: open(gpu, CudaOptions { labels: given, ..CudaOptions::new(gpu) }, config),
+            gpu: open(
+                gpu,
+                CudaOptions {
+                    labels: given,
+                    max_step_tokens: tokens.max(16_384),
+                    ..CudaOptions::new(gpu)
+                },
+                config,
+            ),
             device: gpu.clone(),
             scratch: [StepScratch::new(), StepScratch::new()],
             kind,
@@ -226,6 +234,28 @@ fn long_rows_are_selected_as_on_the_cpu() {
         }
         both.decode(&seqs[1..2], Asked { top: 64, window: None }, &mut rng);
     }
+}
+
+/// The best of more keys than are looked through as they are: a sample says which may be wanted. Where many are equal
+/// these are too many, and all are looked through.
+#[test]
+fn rows_of_many_keys_are_selected_as_on_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    for (channels, kind) in [(16, Kind::Equal), (16, Kind::Nan), (16, Kind::Fine), (32, Kind::Fine)]
+    {
+        let mut both = Both::new(&gpu, (channels, 16, 16_384), kind);
+        let mut rng = Rng::new(channels.into());
+        let seqs = both.fill(&[6000, 4100], &mut rng);
+        for (top, window) in [(64, None), (1500, None), (2500, None), (64, Some(5000))] {
+            both.decode(&seqs, Asked { top, window }, &mut rng);
+        }
+    }
+    // More positions than are listed at a time.
+    let mut both = Both::new(&gpu, (16, 16, 140_032), Kind::Fine);
+    let mut rng = Rng::new(1);
+    let seqs = both.fill(&[140_000], &mut rng);
+    both.decode(&seqs, Asked { top: 64, window: None }, &mut rng);
+    both.decode(&seqs, Asked { top: 3000, window: None }, &mut rng);
 }
 
 /// Memory of one layer of a step of decode rows, at fixed addresses.

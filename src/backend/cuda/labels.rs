@@ -23,7 +23,10 @@ use crate::layout::{Dtype, LabelChannels, PlaneName, PoolLayout, Strides};
 use crate::plan::{BatchPlan, BatchRow};
 
 /// CTAs of `score_labels_*` for each multiprocessor.
-const SCORE_RESIDENT: u32 = 4;
+const SCORE_RESIDENT: u32 = 3;
+/// Threads of a block of `score_labels_*` and of `select_top`.
+const SCORE_THREADS: u32 = 128;
+const TOP_THREADS: u32 = 512;
 
 /// The labels of a pool.
 #[derive(Debug)]
@@ -179,11 +182,12 @@ impl Labels {
         };
         let score = if pool.rows() == Dtype::F16 { &SCORE_LABELS_F16 } else { &SCORE_LABELS_BF16 };
         let kv_heads = layout.kv_heads();
-        let grid = (SCORE_RESIDENT * gpu.multiprocessors(), kv_heads.div_ceil(SCORE_HEADS));
+        let heads = if self.channel_count == 32 { SCORE_HEADS / 2 } else { SCORE_HEADS };
+        let grid = (SCORE_RESIDENT * gpu.multiprocessors(), kv_heads.div_ceil(heads));
         // SAFETY: the caller's; the kernel leaves out rows that there is no room for.
-        unsafe { gpu.launch(score, grid, (256, 1), stream, &params, start) }?;
+        unsafe { gpu.launch(score, grid, (SCORE_THREADS, 1), stream, &params, start) }?;
         let grid = (image.row_count as u32 * kv_heads, 1);
         // SAFETY: the caller's.
-        unsafe { gpu.launch(&SELECT_TOP, grid, (1024, 1), stream, &params, Start::Pdl) }
+        unsafe { gpu.launch(&SELECT_TOP, grid, (TOP_THREADS, 1), stream, &params, Start::Pdl) }
     }
 }

@@ -4,9 +4,9 @@ use core::mem::{offset_of, size_of};
 
 use super::AttendParams;
 
-/// Tokens that a CTA of `score_labels_*` scores at a time.
+/// Tokens of a chunk of keys.
 pub const SCORE_TOKENS: u32 = 256;
-/// Heads of K and V that it scores for.
+/// Heads of K and V that a CTA of `score_labels_*` scores for; half as many of 32 channels.
 pub const SCORE_HEADS: u32 = 8;
 /// As [`crate::backend::NO_POSITION`].
 const NO_POSITION: u32 = 4294967295;

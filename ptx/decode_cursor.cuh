@@ -7,6 +7,9 @@ struct WholeRows {
     static constexpr bool WHOLE = true;
 };
 
+// Whether trees of drafts have units; an overload says of which `Rows` they do.
+template <class Rows> DEVICE constexpr bool knows_trees(Rows) { return false; }
+
 // A unit: of which sequence, which head, and which of that head's. `Rows` says where a sequence's begin.
 template <class Rows> struct DecodeCursor {
     u32 index, row, qo_start, extend_len, kv_len;  // the sequence
@@ -33,7 +36,7 @@ template <class Rows> struct DecodeCursor {
                 ++index;
                 const uint4 r = load_uint4(p.batch_rows + 16ull * index);
                 row = r.x, qo_start = r.y, extend_len = r.z, kv_len = r.w;
-            } while (extend_len == 0 || extend_len * p.group > ROWS || row >= TREE_ROW);
+            } while (extend_len == 0 || extend_len * p.group > ROWS || (!knows_trees(Rows()) && row >= TREE_ROW));
             measure(p);
         }
         open();

@@ -34,7 +34,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
     // A named barrier of warp 0 and one other warp.
     static __device__ __forceinline__ void sync_pair(u32 id) { asm volatile("barrier.cta.sync %0, 64;" ::"r"(id) : "memory"); }
 
-    __device__ __forceinline__ u32 head_of(const Cursor& c) const { return c.head * p.stripes + blockIdx.x % p.stripes; }
+    template <class At> __device__ __forceinline__ u32 head_of(const At& c) const { return c.head * p.stripes + blockIdx.x % p.stripes; }
 
     __device__ __forceinline__ float* part_output(u32 slot) const { return reinterpret_cast<float*>(p.partial) + slot * u64(ROWS * D); }
     __device__ __forceinline__ float* part_tops(u32 slot) const { return part_output(2 * gridDim.x) + slot * u64(2 * ROWS); }
@@ -76,7 +76,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         u32 parts;      // work chunks that the (sequence, head) lies in; 1: the result itself, 0: no tokens, nothing
         u32 first_cta;  // the CTA with the first part
     };
-    __device__ __forceinline__ Target target(const Cursor& c) const {
+    template <class At> __device__ __forceinline__ Target target(const At& c) const {
         const u32 begin = c.start + c.head * c.units;
         const u32 some = max(1u, c.units - DECODE_EXTRA);  // units with tokens; the rest has nothing to add
         if (c.at >= some) return {0, 0};

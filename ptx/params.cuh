@@ -18,7 +18,7 @@ using u64 = unsigned long long;
 #define KV_AT(type, field, at) static_assert(KV_OFFSET(type, field) == at, #type "." #field)
 
 // One sequence of a step (src/plan.rs BatchRow).
-#define TREE_ROW 0x80000000u  // beside `row`, here and in ExtendWork: a tree of drafts, for attend_extend_* alone; it has masks
+#define TREE_ROW 0x80000000u  // beside `row`, here and in ExtendWork: a tree of drafts, which has masks
 struct BatchRow {
     u32 row;         // its row in the page tables, | TREE_ROW
     u32 qo_start;    // first of its query rows
@@ -161,7 +161,8 @@ KV_AT(AttendLatentFp8Params, rope, 240);
 // on chunk c / stripes of stripe c % stripes. So CTAs of different stripes read neighbouring heads of the same tokens at about the
 // same time, and one DecodeWork serves them all.
 //
-// A sequence of more query rows (extend_len * group) than the kernel takes (8 or 16) has no units: it belongs to the extend kernel, and so does a tree; one without query rows has none either.
+// A sequence of more query rows (extend_len * group) than the kernel takes (8, 16 or 64) has no units: it belongs to the extend kernel,
+// and so does a tree, which attend_decode_*_r64_sm90a alone serves here; one without query rows has none either.
 //
 // The last DECODE_EXTRA units of a head have no tokens: they stand for what a sequence costs beside its tokens.
 #define DECODE_UNIT 16

@@ -1,7 +1,7 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
 use kvarena::testkit::contract::{
-    Case, check_backend, check_fp8, check_latent, check_spans, check_sparse_backend,
+    Case, check_backend, check_fp8, check_latent, check_short, check_spans, check_sparse_backend,
 };
 
 use crate::on_gpu::OnGpuOptions;
@@ -35,6 +35,13 @@ fn cuda_keeps_the_contract_where_spans_are_read_once() {
     // A few of them launch the kernel that does.
     let seeds = seeds(50);
     println!("{}", check_spans(options, 2 * seeds.start..2 * seeds.end));
+}
+
+/// Pools of 16 bits and heads of 128 alone, over which a kernel takes 17 to 64 query rows at once.
+#[test]
+fn cuda_keeps_the_contract_of_short_queries() {
+    let Some(gpu) = gpu() else { return };
+    println!("{}", check_short(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(100)));
 }
 
 /// Latent rows alone, of which others draw one pool in twelve.

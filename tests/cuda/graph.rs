@@ -183,6 +183,14 @@ fn mixed_graphs_replay() {
     replay(&gpu, shape(Layout::PageFirst, 16), 6, 200, 120);
 }
 
+/// A few new tokens a row, as when drafts are verified; and some rows of more than a decode kernel takes.
+#[test]
+fn graphs_of_short_queries_replay() {
+    let Some(gpu) = gpu() else { return };
+    replay(&gpu, shape(Layout::PageFirst, 16), 8, 48, 6);
+    replay(&gpu, shape(Layout::LayerFirst, 1), 8, 100, 40);
+}
+
 /// One graph serves steps with trees and without, whatever it was captured with.
 #[test]
 fn graphs_with_trees_replay() {

@@ -6,7 +6,9 @@
 //!
 //! Not here: the split itself (`split/`), the kernels (`ptx/attend_*.cu`).
 
-use super::attend_kernels::{AttentionKernel, Beside, Decodes, hopper, kernels, plain, selected};
+use super::attend_kernels::{
+    AttentionKernel, Beside, Decodes, hopper, hopper_decode, kernels, plain, selected,
+};
 use super::attend_latent::LatentVariants;
 use super::attend_shared::{SHARED_VARIANTS_MAX, SharedDecode};
 use super::error::{CudaError, check};
@@ -309,7 +311,13 @@ impl Variant {
         let (mut decode, extend) =
             kernels(fp8, rows, head_dim).ok_or(CudaError::HeadDim { head_dim })?;
         let (q_heads, kv_heads) = (key.0, layout.kv_heads());
-        let late = hopper(fp8, rows, head_dim).filter(|_| gpu.capability() == 90);
+        let is_hopper = gpu.capability() == 90;
+        decode[2] = hopper_decode(fp8, rows, head_dim).filter(|_| is_hopper);
+        if decode[2].is_some() && q_heads / kv_heads <= DECODE_ROWS[0] {
+            // The wider one is as fast, and knows trees.
+            decode[1] = None;
+        }
+        let late = hopper(fp8, rows, head_dim).filter(|_| is_hopper);
         // Over fp8 that one has no registers for trees. Both read the same plan, whatever the number of blocks.
         let trees = late.filter(|_| fp8).map(|_| extend);
         // A capture loads nothing.

@@ -132,7 +132,7 @@ pub(super) fn plain(fp8: bool) -> AttentionKernel {
     if fp8 { ATTEND_FP8_F32.into() } else { ATTEND_F32.into() }
 }
 
-/// The decode kernels of [`DECODE_ROWS`].
+/// The decode kernels of [`DECODE_ROWS`]; the last is there on compute capability 9.0 alone ([`hopper_decode`]).
 pub(super) type Decodes = [Option<AttentionKernel>; DECODE_ROWS.len()];
 
 /// A `match` over dtype of rows and head_dim with the decode kernels and the extend kernel of each.
@@ -204,7 +204,7 @@ pub(super) fn selected(rows: Dtype, head_dim: u32) -> Option<Decodes> {
                         $shared
                     );
                     Some(AttentionKernel::Selected(KERNEL))
-                }),*]),)*
+                },)* None]),)*
                 _ => None,
             }
         };
@@ -217,6 +217,17 @@ pub(super) fn selected(rows: Dtype, head_dim: u32) -> Option<Decodes> {
         F16 "f16" 128: 128 8 77_824 16 90_112;
         F16 "f16" 256: 64 8 73_728 16 81_920;
     }
+}
+
+/// The decode kernel for the most query rows, which only compute capability 9.0 runs, where there is one.
+pub(super) fn hopper_decode(fp8: bool, rows: Dtype, head_dim: u32) -> Option<AttentionKernel> {
+    const BF16: Attention = attention!("attend_decode_bf16_d128_r64_sm90a", 256, 114_688);
+    const F16: Attention = attention!("attend_decode_f16_d128_r64_sm90a", 256, 114_688);
+    Some(match (fp8, rows, head_dim) {
+        (false, Dtype::Bf16, 128) => BF16.into(),
+        (false, Dtype::F16, 128) => F16.into(),
+        _ => return None,
+    })
 }
 
 /// The extend kernel that only compute capability 9.0 runs, where there is one.
@@ -289,17 +300,19 @@ pub(super) mod tests {
                     batch_max: 1,
                     tokens_max: 1,
                 };
-                let (decodes, extend) = kernels(fp8, dtype, head_dim).expect("a served shape");
+                let (mut decodes, extend) = kernels(fp8, dtype, head_dim).expect("a served shape");
                 assert!(decodes[0].is_some() && decodes[1].is_some(), "every group is served");
+                decodes[2] = hopper_decode(fp8, dtype, head_dim);
                 for (width, decode) in decodes.iter().enumerate() {
                     let Some(decode) = decode else { continue };
                     let rows = DECODE_ROWS[width];
-                    assert!(parts(decode).0.ends_with(&format!("d{head_dim}_r{rows}")));
+                    let target = if width == 2 { "_sm90a" } else { "" };
+                    assert!(parts(decode).0.ends_with(&format!("d{head_dim}_r{rows}{target}")));
                     let slots = shape.width_partial_bytes(width) / 8 / (head_dim + 2) as usize;
                     check(decode, format!("[2 * grid, {slots}, {}]", head_dim + 2));
                 }
                 let listed = selected(dtype, head_dim).expect("a served shape");
-                for (width, listed) in listed.iter().enumerate() {
+                for (width, listed) in listed.iter().take(2).enumerate() {
                     let slots = shape.width_partial_bytes(width) / 8 / (head_dim + 2) as usize;
                     let listed = listed.as_ref().expect("every group is served");
                     check(listed, format!("[2 * grid, {slots}, {}]", head_dim + 2));

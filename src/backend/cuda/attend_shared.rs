@@ -148,7 +148,7 @@ impl SharedDecode {
     ) -> usize {
         (self.accepted, self.image_at) = (false, image_at);
         let rows = plan.rows.len();
-        if !self.takes(plan.token_count(), rows) {
+        if !self.takes(plan) {
             return end;
         }
         self.accepted = self.split.plan(plan.rows, &plan.shared, self.graphs);
@@ -168,9 +168,18 @@ impl SharedDecode {
         end + if last { used } else { offsets.end }
     }
 
-    /// Whether steps of so many tokens and rows may go through it: those of the narrowest decode kernel.
-    fn takes(&self, tokens: usize, rows: usize) -> bool {
+    /// Whether graphs of so many tokens and rows may hold it: those of the narrowest decode kernel.
+    fn fits(&self, tokens: usize, rows: usize) -> bool {
         self.shape.width(tokens, rows) == 0 && rows <= SharedSplit::rows_max(&self.shape) as usize
+    }
+
+    /// Whether a step may go through it. Without graphs that is also one of another width, if no row is for that width
+    /// alone: the chunk of a prompt beside many that decode.
+    fn takes(&self, plan: &BatchPlan<'_>) -> bool {
+        let (tokens, rows) = (plan.token_count(), plan.rows.len());
+        let width = self.shape.width(tokens, rows);
+        let others = !self.graphs && rows <= SharedSplit::rows_max(&self.shape) as usize;
+        self.fits(tokens, rows) || (others && self.shape.take_alike([0, width], plan.rows))
     }
 
     /// Whether the staged step does, of so many tokens and rows.
@@ -180,8 +189,8 @@ impl SharedDecode {
         (tokens, rows): (usize, usize),
         capturing: bool,
     ) -> bool {
-        let asked = if capturing { self.graphs } else { self.accepted };
-        asked && params.scale > 0.0 && self.takes(tokens, rows)
+        let asked = if capturing { self.graphs && self.fits(tokens, rows) } else { self.accepted };
+        asked && params.scale > 0.0
     }
 
     /// Launches it for the staged step, whose splits lie at `splits`.
@@ -248,7 +257,7 @@ mod tests {
             head_dim: 128,
             window: 0,
             top: 0,
-            decode_ctas: [132, 0],
+            decode_ctas: [132, 0, 0],
             extend_ctas: 132,
             batch_max: 64,
             tokens_max: 64,

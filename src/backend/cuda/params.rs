@@ -107,7 +107,7 @@ pub struct AttendParams {
 }
 
 /// Beside a row of the page tables, in the staged rows and in [`ExtendWork`]: the sequence is a tree of drafts, which
-/// `attend_extend_*` alone serves.
+/// `attend_extend_*` and `attend_decode_*_r64_sm90a` serve.
 pub const TREE_ROW: u32 = 1 << 31;
 
 /// What `attend_decode_fp8_*`, `attend_extend_fp8_*` and `attend_fp8_f32` take, by value.

@@ -153,6 +153,21 @@ where
     })
 }
 
+/// The same over pools of 16 bits and heads of 128 alone, as kernels read them for several new tokens a row.
+///
+/// # Panics
+/// As [`check_backend`].
+pub fn check_short<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    check_cases(options, seeds, |case| {
+        let layout = &case.layout;
+        let is_plain = layout.dtype() == KvDtype::from(case.q_rows) && layout.dtype().size() == 2;
+        is_plain && !layout.is_latent() && layout.head_dim() == 128 && case.max_len >= 40
+    })
+}
+
 /// The same over latent rows of 512 + 64 alone, as kernels read them, of long sequences.
 ///
 /// # Panics

@@ -8,7 +8,7 @@
 //! Not here: sequences with many query rows (`extend.rs`).
 
 use super::super::params::DecodeWork;
-use super::{SplitShape, is_tree};
+use super::{Decoded, SplitShape};
 use crate::plan::BatchRow;
 use core::mem::size_of;
 
@@ -17,8 +17,11 @@ pub const DECODE_UNIT: u32 = 16;
 /// Units without tokens that end a head of a sequence: what it costs beside its tokens, and who writes a padding
 /// row's zeros.
 pub const DECODE_EXTRA: u32 = 6;
-/// Query rows that the decode kernels take for one sequence and kv head: `attend_decode_*_r8` and so on.
-pub const DECODE_ROWS: [u32; 2] = [8, 16];
+/// Query rows that the decode kernels take for one sequence and kv head: `attend_decode_*_r8` and so on. The last is
+/// for Hopper alone.
+pub const DECODE_ROWS: [u32; 3] = [8, 16, 64];
+/// The first of them that serves trees of drafts.
+const TREES_FROM: usize = 2;
 /// Words of a work chunk.
 pub(super) const DECODE_WORDS: usize = size_of::<DecodeWork>() / 4;
 
@@ -47,9 +50,9 @@ impl SplitShape {
         narrowest
     }
 
-    /// Most new tokens of a sequence that a decode kernel takes.
-    pub const fn decode_len(&self, width: usize) -> u32 {
-        DECODE_ROWS[width] / self.group
+    /// Which sequences a decode kernel takes.
+    pub(super) const fn decoded(&self, width: usize) -> Decoded {
+        Decoded::new(DECODE_ROWS[width] / self.group, width >= TREES_FROM)
     }
 
     /// Words of the largest decode plan: a [`DecodeWork`] for each work chunk, which the CTAs of all stripes share.
@@ -139,12 +142,10 @@ impl DecodeSplit {
         rows: &[BatchRow],
         words: &mut [u32],
     ) -> u32 {
-        let (longest, mut total) = (shape.decode_len(width), 0);
+        let (decoded, mut total) = (shape.decoded(width), 0);
         self.ends.clear();
-        self.ends.extend(rows.iter().map(|row| {
-            let decodes = (1..=longest).contains(&row.extend_len) & !is_tree(row);
-            if decodes { shape.units(row) } else { 0 }
-        }));
+        self.ends
+            .extend(rows.iter().map(|row| if decoded.has(row) { shape.units(row) } else { 0 }));
         for end in &mut self.ends {
             total += *end;
             *end = total;

@@ -6,7 +6,7 @@
 //! Not here: sequences with few query rows (`decode.rs`).
 
 use super::super::params::{ExtendHead, ExtendWork};
-use super::{SplitShape, extends};
+use super::{Decoded, SplitShape};
 use crate::plan::BatchRow;
 use core::mem::size_of;
 
@@ -82,12 +82,11 @@ impl ExtendSplit {
     }
 
     /// Makes the items; gives their number, over all kv heads.
-    /// `longest`: most new tokens of a sequence that decode takes.
-    pub fn plan(&mut self, shape: &SplitShape, longest: u32, rows: &[BatchRow]) -> u32 {
+    pub fn plan(&mut self, shape: &SplitShape, decoded: Decoded, rows: &[BatchRow]) -> u32 {
         self.whole.clear();
         // Most steps decode only: one pass of vectors says so.
-        if rows.iter().fold(false, |any, row| any | extends(longest, row)) {
-            for row in rows.iter().filter(|row| extends(longest, row)) {
+        if rows.iter().fold(false, |any, row| any | decoded.leaves(row)) {
+            for row in rows.iter().filter(|row| decoded.leaves(row)) {
                 tiles(shape, row, &mut self.whole);
             }
         }

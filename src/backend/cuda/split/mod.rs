@@ -1,11 +1,11 @@
 //! Who works on what: cuts a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
 //!
-//! Two kernels share a step. Sequences with few query rows (`extend_len * group`: up to 8 or 16, by the step's
+//! Two kernels share a step. Sequences with few query rows (`extend_len * group`: up to 8, 16 or 64, by the step's
 //! [width](SplitShape::width)) go to a decode kernel, which reads each token once for all of them and is bound by
-//! memory (`decode.rs`); the rest go to the extend
-//! kernel, which is bound by arithmetic (`extend.rs`), and so do trees of drafts, which it alone serves. Both run on a
-//! fixed grid and read what this module wrote, so a captured graph can be replayed while lengths, tables and the kind
-//! of work change. Cost: O(batch + CTAs + new query tiles), never the context.
+//! memory (`decode.rs`); the rest go to the extend kernel, which is bound by arithmetic (`extend.rs`), and so do trees
+//! of drafts where the decode kernel knows none. Both run on a fixed grid and read what this module wrote, so a
+//! captured graph can be replayed while lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query
+//! tiles), never the context.
 //!
 //! * K1. Each (sequence with query rows, kv head, token some query sees) is in exactly one share.
 //! * K2. A CTA holds at most two partial sums of the decode plan: of what its work chunk begins with, and ends with.
@@ -58,11 +58,38 @@ impl SplitShape {
     const fn first_seen(&self, position: u32) -> u32 {
         if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
     }
+
+    /// Whether decode kernels of two widths take the same of these sequences, and so leave the same.
+    pub fn take_alike(&self, widths: [usize; 2], rows: &[BatchRow]) -> bool {
+        let [one, other] = widths.map(|width| self.decoded(width));
+        rows.iter().all(|row| one.leaves(row) == other.leaves(row))
+    }
 }
 
-/// Whether the extend kernel takes a sequence, where decode takes `longest` new tokens.
-const fn extends(longest: u32, row: &BatchRow) -> bool {
-    row.extend_len > longest || is_tree(row)
+/// Which sequences a decode kernel takes; the extend kernel takes all others.
+#[derive(Clone, Copy, Debug)]
+struct Decoded {
+    /// Most new tokens.
+    longest: u32,
+    /// Rows beyond it are trees that it knows nothing of (or padding without a row, which is then left, too).
+    last_row: u32,
+}
+
+impl Decoded {
+    /// Sequences of up to so many new tokens, trees among them or not.
+    const fn new(longest: u32, trees: bool) -> Self {
+        Self { longest, last_row: if trees { u32::MAX } else { TREE_ROW - 1 } }
+    }
+
+    /// Whether the decode kernel has units of a sequence: of one without new tokens neither has anything.
+    fn has(self, row: &BatchRow) -> bool {
+        (1..=self.longest).contains(&row.extend_len) & (row.row.raw() <= self.last_row)
+    }
+
+    /// Whether the extend kernel has items of a sequence.
+    const fn leaves(self, row: &BatchRow) -> bool {
+        row.extend_len > self.longest || row.row.raw() > self.last_row
+    }
 }
 
 /// Whether a row is marked as a tree of drafts.
@@ -115,7 +142,7 @@ impl Split {
         assert_eq!(decode.len(), self.shape.decode_words());
         let width = self.shape.width(tokens, rows.len());
         let decode_units = self.decode.plan(&self.shape, width, rows, decode);
-        let extend_items = self.extend.plan(&self.shape, self.shape.decode_len(width), rows);
+        let extend_items = self.extend.plan(&self.shape, self.shape.decoded(width), rows);
         SplitCount { width, decode_units, extend_items }
     }
 
@@ -152,7 +179,7 @@ mod tests {
             head_dim: 128,
             window: 0,
             top: 0,
-            decode_ctas: [264; 2],
+            decode_ctas: [264; 3],
             extend_ctas: 264,
             batch_max: 300,
             tokens_max: 70_000,
@@ -164,14 +191,17 @@ mod tests {
         let mut qo_start = 0;
         let row = |(i, &(extend_len, kv_len)): (usize, &(u32, u32))| {
             qo_start += extend_len;
-            let row = RowId::new(i as u32);
-            BatchRow { row, qo_start: qo_start - extend_len, extend_len, kv_len }
+            // Padding may have no row.
+            let row = if kv_len == 0 && i % 2 == 1 { u32::MAX } else { i as u32 };
+            let (row, qo_start) = (RowId::new(row), qo_start - extend_len);
+            BatchRow { row, qo_start, extend_len, kv_len }
         };
         lens.iter().enumerate().map(row).collect()
     }
 
     fn decodes(shape: &SplitShape, width: usize, row: &BatchRow) -> bool {
-        row.extend_len * shape.group <= DECODE_ROWS[width] && row.row.raw() < TREE_ROW
+        let is_tree = row.row.raw() >= TREE_ROW;
+        row.extend_len * shape.group <= DECODE_ROWS[width] && (!is_tree || DECODE_ROWS[width] == 64)
     }
 
     /// What the decode kernel reads out of its plan, walked as it walks. Parts of a sum are counted, written and found
@@ -294,7 +324,7 @@ mod tests {
         let mut left = shares.as_slice();
         for row in rows.iter().filter(|row| row.extend_len > 0) {
             let cached_len = row.kv_len.saturating_sub(row.extend_len);
-            let size = if decodes(&shape, count.width, row) { 16 } else { shape.extend_rows() };
+            let size = if decodes(&shape, count.width, row) { 64 } else { shape.extend_rows() };
             for q_begin in (0..row.extend_len * shape.group).step_by(size as usize) {
                 let last = ((q_begin + size - 1) / shape.group).min(row.extend_len - 1);
                 let seen = cached_len + last + 1;
@@ -343,7 +373,7 @@ mod tests {
                 group: 1 + draw(16),
                 head_dim: [64, 128, 256][draw(3) as usize],
                 window: [0, 0, 1, 100, 4096][draw(5) as usize],
-                decode_ctas: [1 + draw(300), 1 + draw(300)],
+                decode_ctas: [1 + draw(300), 1 + draw(300), draw(2) * (1 + draw(300))],
                 extend_ctas: 1 + draw(300),
                 ..shape()
             };
@@ -362,6 +392,17 @@ mod tests {
             let trees: Vec<_> = (0..lens.len()).filter(|&i| may(lens[i]) && draw(3) == 0).collect();
             check_trees(shape, &lens, &trees);
         }
+    }
+
+    /// A chunk of a prompt beside rows that decode, and steps of which some rows are for a wider kernel alone.
+    #[test]
+    fn widths_take_alike_what_neither_or_the_narrower_takes() {
+        let alike = |lens: &[(u32, u32)]| shape().take_alike([0, 2], &batch(lens));
+        assert!(alike(&[(1, 100), (2, 50), (0, 0), (512, 700)]));
+        assert!(!alike(&[(1, 100), (5, 50), (512, 700)]));
+        let mut rows = batch(&[(1, 100), (2, 50)]);
+        rows[1].row = RowId::new(rows[1].row.raw() | TREE_ROW);
+        assert!(!shape().take_alike([0, 2], &rows), "a tree");
     }
 
     #[test]

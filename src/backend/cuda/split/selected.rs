@@ -3,7 +3,7 @@
 //! A row with lists has the places of one of them for tokens: as many as it names at most. Other rows read all that
 //! they see, and belong to the extend kernel, short ones too.
 
-use super::{Split, SplitCount, SplitShape, is_tree};
+use super::{Decoded, Split, SplitCount, SplitShape, is_tree};
 use crate::plan::BatchRow;
 
 impl SplitShape {
@@ -33,7 +33,7 @@ impl Split {
         let whole = SplitShape { window: 0, ..self.shape };
         let decode_units = self.decode.plan(&whole, width, places, decode);
         // A row of one token is no extend item, whatever its group.
-        let extend_items = self.extend.plan(&self.shape, 1, rows);
+        let extend_items = self.extend.plan(&self.shape, Decoded::new(1, false), rows);
         SplitCount { width, decode_units, extend_items }
     }
 }
@@ -56,7 +56,7 @@ mod tests {
             head_dim: 128,
             window: 100,
             top: 64,
-            decode_ctas: [10, 0],
+            decode_ctas: [10, 0, 0],
             extend_ctas: 10,
             batch_max: 8,
             tokens_max: 100,

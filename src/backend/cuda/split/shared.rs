@@ -15,7 +15,7 @@ use super::super::params::{
     DecodeWork, ExtendWork, LISTED_SUMS, RowShare, SPAN_ROWS, SharedHead, SpanMember, SpanParts,
     TREE_ROW,
 };
-use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape, extends, is_tree};
+use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape, is_tree};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
 
 /// Tokens of a tile: items are cut at multiples of it.
@@ -261,7 +261,7 @@ impl SharedSplit {
 
     /// Each row's share of the accepted spans, and the members in their order.
     fn share(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
-        let (shape, group) = (self.shape, self.shape.group);
+        let (decoded, group) = (self.shape.decoded(0), self.shape.group);
         self.shares.clear();
         self.shares.extend(rows.iter().map(|row| RowShare {
             begin: 0,
@@ -271,7 +271,7 @@ impl SharedSplit {
             start: 0,
             units: 0,
             qo_start: row.qo_start,
-            rows: if extends(shape.decode_len(0), row) { 0 } else { row.extend_len * group },
+            rows: if decoded.leaves(row) { 0 } else { row.extend_len * group },
         }));
         self.members.clear();
         if self.accepted.is_empty() {

@@ -16,7 +16,7 @@ fn shape(kv_heads: u32, group: u32, multiprocessors: u32) -> SplitShape {
         head_dim: 128,
         window: 0,
         top: 0,
-        decode_ctas: [2 * multiprocessors; 2],
+        decode_ctas: [2 * multiprocessors; 3],
         extend_ctas: multiprocessors,
         batch_max: 300,
         tokens_max: 4096,

@@ -257,14 +257,13 @@ fn prompts(body: Body<'_>, text: &Text) -> Result<Vec<Vec<u32>>> {
     let ids = |list: &[Value]| -> Result<Vec<u32>> {
         list.iter().map(|id| token(id).map_err(wrong)).collect()
     };
-    let encode = |prompt: &str| text.encode(prompt).map_err(|e| wrong(e.message));
     let one = |prompt: &Value| match prompt {
-        Value::String(prompt) => encode(prompt),
+        Value::String(prompt) => text.encode(prompt).map_err(|e| wrong(e.message)),
         Value::Array(list) => ids(list),
         other => Err(wrong(format!("prompt: {} is no text and no list of tokens", brief(other)))),
     };
     match body.get("prompt") {
-        Some(Value::String(prompt)) => Ok(vec![encode(prompt)?]),
+        None => Err(wrong("prompt is missing".into())),
         Some(Value::Array(list)) => match &list[..] {
             [] => Err(wrong("prompt: the list is empty".into())),
             [Value::Number(_), ..] => Ok(vec![ids(list)?]),
@@ -273,10 +272,7 @@ fn prompts(body: Body<'_>, text: &Text) -> Result<Vec<Vec<u32>>> {
             }
             many => many.iter().map(one).collect(),
         },
-        Some(other) => {
-            Err(wrong(format!("prompt: {} is no text and no list of tokens", brief(other))))
-        }
-        None => Err(wrong("prompt is missing".into())),
+        Some(prompt) => Ok(vec![one(prompt)?]),
     }
 }
 

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use super::answer::Answer;
 use super::ask::{Ask, Host, Kind};
 use super::board::Board;
+use super::choice::Piece;
 use super::job::{Event, Job, Ticket};
 use super::queue::{Queue, Refused};
 use super::refusal::Refusal;
@@ -93,10 +94,8 @@ async fn begin(app: Arc<App>, kind: Kind, body: Sent) -> Result<Response, Refusa
         Refused::Full => Refusal::full(app.queue.waiting()),
         Refused::Closed => Refusal::closing(),
     })?;
-    match ask.stream {
-        true => Ok(events(Talk { answer, ticket, is_over: false })),
-        false => whole(Talk { answer, ticket, is_over: false }).await,
-    }
+    let talk = Talk { answer, ticket, is_over: false };
+    if ask.stream { Ok(events(talk)) } else { whole(talk).await }
 }
 
 /// A client and its answer. Once it is dropped the client has gone away, and what it asked for is cancelled.
@@ -108,7 +107,7 @@ struct Talk {
 
 impl Talk {
     /// What is new with an event; none stands for the engine's end.
-    fn hear(&mut self, event: Option<Event>) -> Result<Option<super::choice::Piece>, Refusal> {
+    fn hear(&mut self, event: Option<Event>) -> Result<Option<Piece>, Refusal> {
         let lost = || Event::Failed("the engine has stopped".into());
         let piece = self.answer.hear(event.unwrap_or_else(lost))?;
         if let Some(piece) = piece.as_ref().filter(|piece| piece.finish.is_some()) {

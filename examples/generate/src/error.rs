@@ -49,3 +49,11 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// An error's sentence, and that of its cause.
+pub fn with_cause(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}

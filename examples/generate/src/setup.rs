@@ -13,7 +13,7 @@ use crate::calibrate;
 use crate::config::ModelConfig;
 use crate::demo;
 use crate::draft::Drafting;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, with_cause};
 use crate::model::{Model, Random};
 use crate::request::{Defaults, Request, read_requests};
 use crate::sample::{Sampling, splitmix};
@@ -201,8 +201,7 @@ pub fn scales(args: &Args) -> Result<Option<KvScales>> {
 
 /// What to say where the engine cannot be made.
 pub fn no_engine<E: std::error::Error + 'static>(error: EngineError<E>) -> Error {
-    let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
-    Error::run(format!("cannot make the engine: {error}{}", cause.unwrap_or_default()))
+    Error::run(format!("cannot make the engine: {}", with_cause(&error)))
 }
 
 fn unusable(error: kvarena::ConfigError) -> Error {

@@ -16,7 +16,7 @@ use generate::sample::Sampling;
 use generate::server::{Policy, Server, Sink};
 use generate::stream::Stream;
 use half::{bf16, f16};
-use kvarena::{Capacity, CpuOptions, Dtype, Engine, EngineConfig, KvDtype, KvShape, PoolConfig};
+use kvarena::{Capacity, CpuOptions, Dtype, Engine, EngineConfig, KvDtype, PoolConfig};
 use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
@@ -230,7 +230,7 @@ fn models_of_other_shapes() {
 fn serve(model: &Model, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
     let pool = PoolConfig {
         layers: model.config.layers as u32,
-        shape: KvShape::heads(model.config.kv_heads as u32, model.config.head_dim as u32),
+        shape: model.config.kv_shape(),
         dtype: KvDtype::F32,
         page_size: 4,
         capacity: Capacity::Pages(64),

@@ -8,7 +8,7 @@ use generate::request::{Defaults, Request};
 use generate::sample::Sampling;
 use generate::server::{Policy, Server, Sink};
 use generate::stream::Stream;
-use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, KvShape, PoolConfig};
+use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, PoolConfig};
 
 /// What ended, in that order: request, its tokens, and how many of its prompt's were cached.
 #[derive(Default)]
@@ -36,7 +36,7 @@ fn serve(requests: &[Request], max_sequences: u32) -> Vec<(usize, Vec<u32>, u32)
     let config = &model.config;
     let pool = PoolConfig {
         layers: config.layers as u32,
-        shape: KvShape::heads(config.kv_heads as u32, config.head_dim as u32),
+        shape: config.kv_shape(),
         page_size: 4,
         capacity: Capacity::Pages(200),
         ..PoolConfig::default()

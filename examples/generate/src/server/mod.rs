@@ -29,7 +29,7 @@ use slotmap::SlotMap;
 
 use crate::clock::{Clock, Part};
 use crate::draft::Drafting;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, with_cause};
 use crate::request::Request;
 use crate::runner::{Runner, Work};
 use crate::stream::{Finish, RequestKey, Stream, StreamKey};
@@ -338,6 +338,5 @@ fn refused(error: kvarena::Error) -> Error {
 }
 
 fn failed<E: std::error::Error + 'static>(error: EngineError<E>) -> Error {
-    let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
-    Error::run(format!("{error}{}", cause.unwrap_or_default()))
+    Error::run(with_cause(&error))
 }

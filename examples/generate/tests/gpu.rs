@@ -6,11 +6,11 @@ mod common;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use common::generate;
+use common::gpu::device;
 use cudarc::driver::sys;
 use generate::args::Shape;
 use generate::clock::Clock;
@@ -30,26 +30,6 @@ use generate::server::{Server, Sink};
 use generate::setup;
 use generate::stream::Stream;
 use kvarena::backend::cuda::{Cuda, CudaError, PinnedBuffer};
-
-/// The GPU, or none and why.
-fn device() -> Option<Rc<Device>> {
-    match Device::open() {
-        Ok(device) => Some(Rc::new(device)),
-        Err(
-            error @ (GpuError::NoCublasLt { .. }
-            | GpuError::Cuda(
-                CudaError::NoDriver
-                | CudaError::NoDevice { .. }
-                | CudaError::DriverTooOld { .. }
-                | CudaError::DeviceTooOld { .. },
-            )),
-        ) => {
-            println!("not run on a GPU: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
 
 /// Tests share the GPU one after another: what one captures is not to meet what another loads.
 fn turn() -> MutexGuard<'static, ()> {

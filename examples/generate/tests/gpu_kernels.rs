@@ -1,72 +1,18 @@
-//! Each small kernel against its specification, where there is a GPU.
+//! Each small kernel against its specification, where there is a GPU. The products' are in `gpu_products.rs`.
 #![cfg(feature = "cuda")]
 
-use generate::gpu::GpuError;
-use generate::gpu::device::Device;
-use generate::gpu::gemm::{Gemm, GemmWay};
+mod common;
+
+use common::gpu::{EPS, Numbers, buffer, close, device, read};
 use generate::gpu::kernels::{
-    DeviceDraw, EmbedParams, FillParams, FoldParams, NormParams, ProductMode, RopeStoreParams,
-    SKINNY, SampleParams, SiluMulParams, SkinnyParams,
+    DeviceDraw, EmbedParams, FillParams, FoldParams, NormParams, RopeStoreParams, SampleParams,
+    SiluMulParams,
 };
 use generate::gpu::twin;
 use generate::model::{Random, Source};
-use generate::sample::{Sampling, gumbel, splitmix};
+use generate::sample::{Sampling, gumbel};
 use half::bf16;
-use kvarena::backend::cuda::{CudaError, DeviceBuffer, PinnedBuffer};
-
-fn device() -> Option<Device> {
-    match Device::open() {
-        Ok(device) => Some(device),
-        Err(
-            error @ (GpuError::NoCublasLt { .. }
-            | GpuError::Cuda(
-                CudaError::NoDriver
-                | CudaError::NoDevice { .. }
-                | CudaError::DriverTooOld { .. }
-                | CudaError::DeviceTooOld { .. },
-            )),
-        ) => {
-            println!("not run on a GPU: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
-/// Numbers around 0 of about this size.
-struct Numbers(u64);
-
-impl Numbers {
-    fn vec(&mut self, len: usize, size: f32) -> Vec<bf16> {
-        let mut one = || (splitmix(&mut self.0) >> 40) as f32 / (1 << 23) as f32 - 1.0;
-        (0..len).map(|_| bf16::from_f32((one() + one()) * size)).collect()
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (splitmix(&mut self.0) % end as u64) as usize
-    }
-}
-
-fn buffer<T: bytemuck::Pod>(device: &Device, items: &[T]) -> DeviceBuffer {
-    DeviceBuffer::of(&device.gpu, items).expect("memory")
-}
-
-fn read<T: bytemuck::Pod>(buffer: &DeviceBuffer, len: usize) -> Vec<T> {
-    buffer.read(0, len).expect("a copy")
-}
-
-/// Within two roundings to bf16 of what is expected, and a bit of the largest number.
-fn close(actual: &[bf16], expected: &[bf16], what: &str) {
-    assert_eq!(actual.len(), expected.len(), "{what}");
-    let largest = expected.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max);
-    for (i, (a, b)) in actual.iter().zip(expected).enumerate() {
-        let (a, b) = (a.to_f32(), b.to_f32());
-        let bound = b.abs() / 64.0 + largest / 512.0;
-        assert!((a - b).abs() <= bound, "{what}: number {i} is {a}, not {b}");
-    }
-}
-
-const EPS: f32 = 1e-6;
+use kvarena::backend::cuda::PinnedBuffer;
 
 #[test]
 fn embed_and_norm() {
@@ -252,78 +198,6 @@ fn activation() {
 }
 
 #[test]
-fn skinny_products() {
-    let Some(device) = device() else { return };
-    let mut numbers = Numbers(4);
-    for (kernel, (name, tiles)) in SKINNY.iter().enumerate() {
-        for (number, (ins, tokens)) in
-            [(64, 1), (192, 3), (512, 8), (1024, 16), (2048, 9), (4160, 16)].into_iter().enumerate()
-        {
-            for mode in [ProductMode::Set, ProductMode::Add, ProductMode::Silu] {
-                if mode == ProductMode::Silu && *tiles == 1 {
-                    continue;
-                }
-                let outs = 96;
-                let matrices = if mode == ProductMode::Silu { 2 } else { 1 };
-                let size = (1.0 / ins as f32).sqrt();
-                let weight = numbers.vec(matrices * outs * ins, size);
-                let (x, norm) = (numbers.vec(16 * ins, 1.0), numbers.vec(ins, 1.0));
-                let y = numbers.vec(tokens * outs, 1.0);
-                let normed = number % 2 == 0;
-                let draws: Vec<DeviceDraw> = (0..tokens)
-                    .map(|_| DeviceDraw { row: numbers.below(16) as u32, ..Default::default() })
-                    .collect();
-                let gathered = number % 3 == 0;
-                let (d_weight, d_x, d_norm) =
-                    (buffer(&device, &weight), buffer(&device, &x), buffer(&device, &norm));
-                let (d_y, d_draws) = (buffer(&device, &y), buffer(&device, &draws));
-                let params = SkinnyParams {
-                    weight: d_weight.address(),
-                    x: d_x.address(),
-                    y: d_y.address(),
-                    norm: if normed { d_norm.address() } else { 0 },
-                    draws: if gathered { d_draws.address() } else { 0 },
-                    next: d_weight.address(),
-                    outs: outs as u32,
-                    ins: ins as u32,
-                    tokens: tokens as u32,
-                    mode: mode as u32,
-                    eps: EPS,
-                    next_lines: (weight.len() / 64) as u32,
-                };
-                let taken = if mode == ProductMode::Silu { 4 * tiles } else { 8 * tiles };
-                // SAFETY: all buffers have the sizes that the kernel's source asks for.
-                unsafe {
-                    device.kernels.skinny[kernel].launch(
-                        device.raw(),
-                        ((outs / taken) as u32, 1),
-                        256,
-                        &params,
-                    )
-                }
-                .unwrap();
-                let mut expected = y.clone();
-                for (token, y) in expected.chunks_exact_mut(outs).enumerate() {
-                    let row = if gathered { draws[token].row as usize } else { token };
-                    twin::skinny(
-                        &x[row * ins..][..ins],
-                        &weight,
-                        normed.then_some((&norm[..], EPS)),
-                        mode,
-                        y,
-                    );
-                }
-                close(
-                    &read(&d_y, tokens * outs),
-                    &expected,
-                    &format!("{name}, {ins} columns, {tokens} rows, {mode:?}"),
-                );
-            }
-        }
-    }
-}
-
-#[test]
 fn random_weights() {
     let Some(device) = device() else { return };
     let mut random = Random { seed: 9 };
@@ -422,60 +296,6 @@ fn draws() {
                 "{vocab}, {sampling:?}: {} is not {expected}",
                 tokens[i]
             );
-        }
-    }
-}
-
-#[test]
-fn gemm_products() {
-    let Some(device) = device() else { return };
-    if device.kernels.gemm.is_empty() {
-        println!("not run: needs compute capability 9.0");
-        return;
-    }
-    let mut numbers = Numbers(6);
-    let modes = [ProductMode::Set, ProductMode::Add, ProductMode::Silu];
-    for (outs, ins, tokens) in [
-        (64, 64, 1),
-        (72, 200, 16),
-        (320, 512, 9),
-        (136, 1096, 17),
-        (256, 640, 32),
-        (72, 512, 33),
-        (512, 1024, 64),
-        (264, 1032, 65),
-        (128, 2048, 100),
-        (392, 520, 128),
-        (128, 576, 130),
-        (256, 1024, 256),
-        (64, 512, 300),
-    ] {
-        let size = (1.0 / ins as f32).sqrt();
-        let (weight, x) = (numbers.vec(2 * outs * ins, size), numbers.vec(tokens * ins, 1.0));
-        let before = numbers.vec(tokens * outs, 1.0);
-        let (d_weight, d_x) = (buffer(&device, &weight), buffer(&device, &x));
-        for (mode, norm) in modes.into_iter().flat_map(|mode| [(mode, None), (mode, Some(EPS))]) {
-            let ones = vec![bf16::ONE; ins];
-            let mut expected = before.clone();
-            for (x, y) in x.chunks_exact(ins).zip(expected.chunks_exact_mut(outs)) {
-                let matrices = if mode == ProductMode::Silu { 2 } else { 1 };
-                let norm = norm.map(|eps| (&ones[..], eps));
-                twin::skinny(x, &weight[..matrices * outs * ins], norm, mode, y);
-            }
-            for way in GemmWay::all(outs, ins, tokens) {
-                // What lies past the end is not to be written.
-                let guarded = [&before[..], &before[..8]].concat();
-                let d_y = buffer(&device, &guarded);
-                let (weight, x, y) = (d_weight.address(), d_x.address(), d_y.address());
-                let gemm = Gemm { weight, x, y, outs, ins, tokens, mode, norm };
-                // SAFETY: all buffers have the sizes that the kernel's source asks for.
-                unsafe { way.launch(&device, &gemm) }.unwrap();
-                let what =
-                    format!("{}, {outs} of {ins}, {tokens} rows, {mode:?}, {norm:?}", way.name());
-                let after: Vec<bf16> = read(&d_y, guarded.len());
-                close(&after[..tokens * outs], &expected, &what);
-                assert_eq!(after[tokens * outs..], before[..8], "{what}");
-            }
         }
     }
 }

@@ -4,6 +4,8 @@
 
 pub mod byte_tokenizer;
 pub mod files;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 pub mod serving;
 
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@ mkdir -p "$lt" "$nccl"
 "${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$nccl/libnccl.so.2" examples/generate/tests/fake_cublaslt/nccl.cc
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 cd examples/generate
-LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --features cuda --test gpu --test gpu_kernels
+LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --features cuda --test gpu --test gpu_kernels --test gpu_products
 # What a machine without a driver, without a device, or without cublasLt is told.
 for path in "" "$lt" "$driver"; do
     LD_LIBRARY_PATH=$path cargo test --release --quiet --features cuda --test gpu what_cannot_run

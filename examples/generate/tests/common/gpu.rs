@@ -1,0 +1,64 @@
+//! What the tests on a GPU share: the device where there is one, numbers, and how close results are to be.
+
+use std::rc::Rc;
+
+use generate::gpu::GpuError;
+use generate::gpu::device::Device;
+use generate::sample::splitmix;
+use half::bf16;
+use kvarena::backend::cuda::{CudaError, DeviceBuffer};
+
+/// The GPU, or none and why.
+pub fn device() -> Option<Rc<Device>> {
+    match Device::open() {
+        Ok(device) => Some(Rc::new(device)),
+        Err(
+            error @ (GpuError::NoCublasLt { .. }
+            | GpuError::Cuda(
+                CudaError::NoDriver
+                | CudaError::NoDevice { .. }
+                | CudaError::DriverTooOld { .. }
+                | CudaError::DeviceTooOld { .. },
+            )),
+        ) => {
+            println!("not run on a GPU: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Numbers around 0 of about this size.
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn vec(&mut self, len: usize, size: f32) -> Vec<bf16> {
+        let mut one = || (splitmix(&mut self.0) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+        (0..len).map(|_| bf16::from_f32((one() + one()) * size)).collect()
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        (splitmix(&mut self.0) % end as u64) as usize
+    }
+}
+
+pub fn buffer<T: bytemuck::Pod>(device: &Device, items: &[T]) -> DeviceBuffer {
+    DeviceBuffer::of(&device.gpu, items).expect("memory")
+}
+
+pub fn read<T: bytemuck::Pod>(buffer: &DeviceBuffer, len: usize) -> Vec<T> {
+    buffer.read(0, len).expect("a copy")
+}
+
+/// Within two roundings to bf16 of what is expected, and a bit of the largest number.
+pub fn close(actual: &[bf16], expected: &[bf16], what: &str) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    let largest = expected.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max);
+    for (i, (a, b)) in actual.iter().zip(expected).enumerate() {
+        let (a, b) = (a.to_f32(), b.to_f32());
+        let bound = b.abs() / 64.0 + largest / 512.0;
+        assert!((a - b).abs() <= bound, "{what}: number {i} is {a}, not {b}");
+    }
+}
+
+pub const EPS: f32 = 1e-6;

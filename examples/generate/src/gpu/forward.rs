@@ -9,20 +9,17 @@
 use std::rc::Rc;
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, StagedPlan};
-use kvarena::{
-    Attend, Backend, BatchPlan, KvDtype, LayerId, PlaneName, PoolLayout, SlotMapping, Strides,
-};
+use kvarena::{Attend, Backend, BatchPlan, LayerId, PlaneName, PoolLayout, SlotMapping, Strides};
 
 use super::device::Device;
 use super::error::GpuError;
 use super::kernels::{EmbedParams, RopeStoreParams, SampleParams};
 use super::nccl::Comm;
 use super::products::{AHEAD_BYTES, Choice, Op, Operands, Product, Products, Widths, padded_rows};
+use super::shape::check_shape;
 use super::weights::Weights;
-use crate::config::{Family, ModelConfig};
+use crate::config::ModelConfig;
 
-/// The widest row that a block of 1,024 threads norms.
-const HIDDEN_MAX: usize = 8192;
 /// Blocks that sampling is spread over.
 const SAMPLE_BLOCKS: usize = 512;
 
@@ -75,6 +72,8 @@ pub struct Forward {
     weights: Rc<Weights>,
     /// To the other ranks, where there are any.
     comm: Option<Comm>,
+    /// Whether this rank chooses tokens: the first one does, since ranks may round differently.
+    leads: bool,
     products: Products,
     limits: Limits,
     x: DeviceBuffer,
@@ -169,6 +168,7 @@ impl Forward {
             config,
             weights,
             comm,
+            leads,
             limits,
         })
     }
@@ -312,7 +312,7 @@ impl Forward {
         (plan, staged): (&BatchPlan<'_>, StagedPlan),
         step: StepAddresses,
         parts: Parts,
-        mut each: impl FnMut(usize, usize) -> Result<(), GpuError>,
+        each: impl FnMut(usize, usize) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
         let tokens = plan.token_count();
         let layout = *backend.layout();
@@ -350,9 +350,20 @@ impl Forward {
                 }
             }
         }
-        if !self.leads() {
-            return self.share(device, step.draw_count);
+        if self.leads {
+            self.choose(device, step, parts, each)?;
         }
+        self.share(device, step.draw_count)
+    }
+
+    /// Makes logits of the last rows, so many at a time, and chooses tokens by them.
+    fn choose(
+        &self,
+        device: &Device,
+        step: StepAddresses,
+        parts: Parts,
+        mut each: impl FnMut(usize, usize) -> Result<(), GpuError>,
+    ) -> Result<(), GpuError> {
         for first in (0..step.draw_count).step_by(self.limits.logits) {
             let count = (step.draw_count - first).min(self.limits.logits);
             let draws = step.draws + 32 * first as u64;
@@ -364,12 +375,7 @@ impl Forward {
             }
             each(first, count)?;
         }
-        self.share(device, step.draw_count)
-    }
-
-    /// Whether this rank chooses tokens: the first one does, since ranks may round differently.
-    fn leads(&self) -> bool {
-        self.comm.as_ref().is_none_or(|comm| comm.rank == 0)
+        Ok(())
     }
 
     /// Makes x the sum of all ranks'.
@@ -531,50 +537,4 @@ fn planes(layout: &PoolLayout) -> [Strides; 2] {
 
 fn qkv_width(config: &ModelConfig) -> usize {
     (config.q_heads + 2 * config.kv_heads) * config.head_dim
-}
-
-/// Refuses what the kernels do not serve.
-///
-/// # Errors
-/// Names what it is.
-pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
-    let missing = |what| Err(GpuError::Missing { what });
-    match config.family {
-        Family::Llama | Family::Qwen3 => {}
-        Family::DeepseekV3 => return missing("a latent attention"),
-        Family::GptOss => return missing("a mixture of experts"),
-    }
-    if config.rope.amplitude != 1.0 {
-        return missing("a rope that changes lengths");
-    }
-    let (head_dim, group) = (config.head_dim, config.q_heads / config.kv_heads);
-    if ![64, 128, 256].contains(&head_dim) || group > 16 {
-        return Err(GpuError::Heads { head_dim, group });
-    }
-    let ModelConfig { hidden, intermediate, vocab, .. } = *config;
-    let width = |name, value, wanted| Err(GpuError::Width { name, value, wanted });
-    if !hidden.is_multiple_of(8) || hidden > HIDDEN_MAX {
-        return width("hidden_size", hidden, "a multiple of 8 up to 8,192");
-    }
-    if !intermediate.is_multiple_of(8) {
-        return width("intermediate_size", intermediate, "a multiple of 8");
-    }
-    if !vocab.is_multiple_of(8) {
-        return width("vocab_size", vocab, "a multiple of 8");
-    }
-    if config.attention_bias || config.mlp_bias {
-        return Err(GpuError::Missing { what: "a bias" });
-    }
-    Ok(())
-}
-
-/// Refuses pools that are neither of the activations' type nor of fp8.
-///
-/// # Errors
-/// Names it.
-pub fn check_dtype(dtype: KvDtype) -> Result<(), GpuError> {
-    match dtype {
-        KvDtype::Bf16 | KvDtype::Fp8E4M3 => Ok(()),
-        _ => Err(GpuError::Missing { what: "a cache of another type than bf16 or fp8" }),
-    }
 }

@@ -6,8 +6,8 @@
 //! files, weights       from safetensors, or a seed, to device memory
 //! products             matrix products: by cublasLt, or by a kernel of ptx/; which is fastest is measured once
 //! gemm                 the ways in which Hopper's kernel for a few dozen rows can spread its work
-//! image                a step's tokens and draws, on their way to the device and back
-//! forward              one step: everything that is launched for it
+//! image, kept          a step's tokens and draws, on their way to the device and back; logits that are kept
+//! shape, forward       which models are served; one step: everything that is launched for it
 //! nccl, ranks          a model spread over several GPUs: sums over them, one engine's plans on all
 //! runner               the seam to the serving loop: graphs, steps in flight, time
 //! twin                 the kernels' specification, on the CPU
@@ -26,6 +26,7 @@ mod files;
 pub mod forward;
 pub mod gemm;
 mod image;
+mod kept;
 pub mod kernels;
 mod libs;
 pub mod nccl;
@@ -34,6 +35,7 @@ pub mod ranks;
 pub mod report;
 pub mod runner;
 pub mod setup;
+pub mod shape;
 pub mod twin;
 pub mod weights;
 

@@ -26,9 +26,9 @@ use kvarena::{
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult};
-use super::forward::check_shape;
 use super::nccl::Comm;
 use super::runner::{GpuOptions, GpuRunner, OnGpu};
+use super::shape::check_shape;
 use super::weights::{Share, Weights};
 use crate::clock::Clock;
 use crate::config::ModelConfig;

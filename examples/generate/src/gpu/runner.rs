@@ -9,14 +9,14 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use half::bf16;
-use kvarena::backend::cuda::{Cuda, CudaEvent, CudaGraph, CudaOptions, PinnedBuffer};
+use kvarena::backend::cuda::{Cuda, CudaEvent, CudaGraph, CudaOptions};
 use kvarena::{BatchPlan, StepScratch};
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult};
 use super::forward::{Forward, Limits, Parts, StepAddresses};
-use super::image::{Images, SLOTS};
+use super::image::Images;
+use super::kept::Kept;
 use super::kernels::DeviceDraw;
 use super::nccl::Comm;
 use super::products::{Choice, padded_rows};
@@ -151,11 +151,7 @@ impl GpuRunner {
         let limits = Limits { tokens, logits: decode.min(rows.max(DRAFT_LOGITS_MAX)), draws };
         let images = Images::new(&device, padded_rows(tokens), draws)?;
         let kept = match options.keep_logits {
-            true => {
-                let (draws, vocab) = (decode.max(4 * rows), config.vocab);
-                let memory = PinnedBuffer::new(&device.gpu, SLOTS * draws * 2 * vocab)?;
-                Some(Kept { memory, draws, vocab })
-            }
+            true => Some(Kept::new(&device, decode.max(4 * rows), config.vocab)?),
             false => None,
         };
         let forward = Forward::new(&device, config, weights, limits, options.choice, comm)?;
@@ -424,40 +420,6 @@ impl OnGpu for GpuRunner {
 
     fn gpu_mut(&mut self) -> &mut GpuRunner {
         self
-    }
-}
-
-/// Logits on the host, of as many draws of a step as there is room for.
-#[derive(Debug)]
-struct Kept {
-    /// bf16 `[SLOTS][draws][vocab]`
-    memory: PinnedBuffer,
-    draws: usize,
-    vocab: usize,
-}
-
-impl Kept {
-    /// Copies the logits of some of a step's draws, to be read when the step is done.
-    fn keep(
-        &mut self,
-        device: &Device,
-        number: u64,
-        logits: u64,
-        (first, count): (usize, usize),
-    ) -> GpuResult<()> {
-        let count = count.min(self.draws.saturating_sub(first));
-        let at = 2 * (self.start(number) + first * self.vocab);
-        // SAFETY: there are logits of that many draws; the slot is read when the step is done.
-        unsafe { device.copy_to_host(&mut self.memory, at, logits, 2 * count * self.vocab) }
-    }
-
-    fn start(&self, number: u64) -> usize {
-        (number as usize % SLOTS) * self.draws * self.vocab
-    }
-
-    fn of(&self, number: u64, draws: usize) -> &[bf16] {
-        let all: &[bf16] = bytemuck::cast_slice(self.memory.as_slice());
-        &all[self.start(number)..][..draws.min(self.draws) * self.vocab]
     }
 }
 

@@ -7,10 +7,10 @@ use kvarena::{Engine, KvDtype};
 
 use super::device::Device;
 use super::error::GpuError;
-use super::forward::{check_dtype, check_shape};
 use super::products::Choice;
 use super::ranks::{RanksRunner, Source};
 use super::runner::{GpuOptions, GpuRunner};
+use super::shape::{check_dtype, check_shape};
 use super::weights::Share;
 use crate::args::{Args, Switch};
 use crate::config::ModelConfig;

@@ -9,7 +9,8 @@ use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::gpu::GpuError;
 use crate::gpu::device::Device;
-use crate::gpu::forward::{Fault, check_shape};
+use crate::gpu::forward::Fault;
+use crate::gpu::shape::check_shape;
 use crate::sample::Sampling;
 use crate::setup::tiny_model;
 

@@ -1,0 +1,55 @@
+//! Logits that are kept on the host: for checking, and for log-probabilities.
+
+use half::bf16;
+use kvarena::backend::cuda::PinnedBuffer;
+
+use super::device::Device;
+use super::error::GpuResult;
+use super::image::SLOTS;
+
+/// Logits on the host, of as many draws of a step as there is room for.
+#[derive(Debug)]
+pub struct Kept {
+    /// bf16 `[SLOTS][draws][vocab]`
+    memory: PinnedBuffer,
+    draws: usize,
+    vocab: usize,
+}
+
+impl Kept {
+    /// Room for so many draws of each step in flight, of `vocab` logits each.
+    ///
+    /// # Errors
+    /// The driver's, where memory is short.
+    pub fn new(device: &Device, draws: usize, vocab: usize) -> GpuResult<Self> {
+        let memory = PinnedBuffer::new(&device.gpu, SLOTS * draws * 2 * vocab)?;
+        Ok(Self { memory, draws, vocab })
+    }
+
+    /// Copies the logits of some of a step's draws, to be read when the step is done.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn keep(
+        &mut self,
+        device: &Device,
+        number: u64,
+        logits: u64,
+        (first, count): (usize, usize),
+    ) -> GpuResult<()> {
+        let count = count.min(self.draws.saturating_sub(first));
+        let at = 2 * (self.start(number) + first * self.vocab);
+        // SAFETY: there are logits of that many draws; the slot is read when the step is done.
+        unsafe { device.copy_to_host(&mut self.memory, at, logits, 2 * count * self.vocab) }
+    }
+
+    fn start(&self, number: u64) -> usize {
+        (number as usize % SLOTS) * self.draws * self.vocab
+    }
+
+    /// The logits of a step's draws, as many as there is room for: bf16 `[draws, vocab]`. The step is done.
+    pub fn of(&self, number: u64, draws: usize) -> &[bf16] {
+        let all: &[bf16] = bytemuck::cast_slice(self.memory.as_slice());
+        &all[self.start(number)..][..draws.min(self.draws) * self.vocab]
+    }
+}

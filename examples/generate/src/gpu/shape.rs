@@ -1,0 +1,55 @@
+//! Which models and pools the kernels serve.
+
+use kvarena::KvDtype;
+
+use super::error::GpuError;
+use crate::config::{Family, ModelConfig};
+
+/// The widest row that a block of 1,024 threads norms.
+const HIDDEN_MAX: usize = 8192;
+
+/// Refuses what the kernels do not serve.
+///
+/// # Errors
+/// Names what it is.
+pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
+    let missing = |what| Err(GpuError::Missing { what });
+    match config.family {
+        Family::Llama | Family::Qwen3 => {}
+        Family::DeepseekV3 => return missing("a latent attention"),
+        Family::GptOss => return missing("a mixture of experts"),
+    }
+    if config.rope.amplitude != 1.0 {
+        return missing("a rope that changes lengths");
+    }
+    let (head_dim, group) = (config.head_dim, config.q_heads / config.kv_heads);
+    if ![64, 128, 256].contains(&head_dim) || group > 16 {
+        return Err(GpuError::Heads { head_dim, group });
+    }
+    let ModelConfig { hidden, intermediate, vocab, .. } = *config;
+    let width = |name, value, wanted| Err(GpuError::Width { name, value, wanted });
+    if !hidden.is_multiple_of(8) || hidden > HIDDEN_MAX {
+        return width("hidden_size", hidden, "a multiple of 8 up to 8,192");
+    }
+    if !intermediate.is_multiple_of(8) {
+        return width("intermediate_size", intermediate, "a multiple of 8");
+    }
+    if !vocab.is_multiple_of(8) {
+        return width("vocab_size", vocab, "a multiple of 8");
+    }
+    if config.attention_bias || config.mlp_bias {
+        return Err(GpuError::Missing { what: "a bias" });
+    }
+    Ok(())
+}
+
+/// Refuses pools that are neither of the activations' type nor of fp8.
+///
+/// # Errors
+/// Names it.
+pub fn check_dtype(dtype: KvDtype) -> Result<(), GpuError> {
+    match dtype {
+        KvDtype::Bf16 | KvDtype::Fp8E4M3 => Ok(()),
+        _ => Err(GpuError::Missing { what: "a cache of another type than bf16 or fp8" }),
+    }
+}

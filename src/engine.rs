@@ -105,7 +105,7 @@ impl<B: Backend> Engine<B> {
         self.match_hashed_pages(chain, |_| ())
     }
 
-    /// [`Engine::match_hashes`] that also hands the matched pages over, in order, piece by piece.
+    /// [`Engine::match_hashes`] that also hands the matched pages over, in order, piece by piece. O(hashes matched).
     pub fn match_hashed_pages(
         &self,
         chain: &[PageHash],
@@ -466,7 +466,8 @@ impl<B: Backend> Engine<B> {
     /// [`admit`](Engine::admit), is made to each of them. O(tokens) for each child, and its first plan sends a word for
     /// each 1,024 tokens or so of what they share, and the pages of the rest.
     ///
-    /// # Errors [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`],
+    /// # Errors
+    /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`],
     /// [`Error::TooLong`] (the promise), [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`] or
     /// [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`] if the copies failed: there is no child;
     /// their pages return with the step of the copies, which is the newest, and the parent's computed pages stay

@@ -77,8 +77,9 @@ pub struct Queries<R, S> {
 /// * B3. [`store_cache`](Backend::store_cache) writes row `i` of k and v to `slot_mapping[i]`, and nothing else;
 ///   a negative slot writes nothing. Slots of one plan are distinct.
 /// * B4. [`attend`](Backend::attend) reads the slots of positions `0..=p` through the page tables, as last written
-///   by `begin`, and writes every row of `out` (and of the log-sum-exp): padding rows get 0 and minus infinity, sinks
-///   or none. The log-sum-exp of all other rows holds their sink.
+///   by `begin`; of a row that is a tree of drafts those that [`masks`](BatchPlan::masks) name, and no window then. It
+///   writes every row of `out` (and of the log-sum-exp): padding rows get 0 and minus infinity, sinks or none. The
+///   log-sum-exp of all other rows holds their sink.
 /// * B5. [`copy_pages`](Backend::copy_pages) copies whole pages, all planes of all layers. Sources and targets are
 ///   disjoint.
 /// * B6. What an asynchronous call returned without error may fail later; [`synchronize`](Backend::synchronize)

@@ -197,6 +197,9 @@ impl Hashing {
     }
 
     /// The chain of a text's whole pages: of each, what it is called with all before it. O(tokens).
+    ///
+    /// # Panics
+    /// If `page_size` is 0.
     pub fn chain(
         self,
         names: &NamespaceNames,

@@ -11,6 +11,8 @@
 //!
 //! Not here: what a hash is (`hash/`), who is told (`events.rs`).
 
+mod check;
+
 use crate::error::Error;
 use crate::hash::{Hashing, Names, NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
@@ -248,5 +250,3 @@ impl Chain {
         self.firsts.remove(self.listed[node], node);
     }
 }
-
-mod check;

@@ -17,7 +17,8 @@ use crate::world::Buffers;
 /// Checks the branches that are to be kept of a step's drafts; what backends have to move is left in the buffers.
 /// O(tokens kept).
 ///
-/// # Errors [`Error::UnknownStep`]; for a branch [`Error::UnknownSequence`], [`Error::Preempted`],
+/// # Errors
+/// [`Error::UnknownStep`]; for a branch [`Error::UnknownSequence`], [`Error::Preempted`],
 /// [`Error::NotDrafted`], [`Error::RepeatedSequence`] for one that stands twice or out of order, [`Error::NotABranch`],
 /// [`Error::RollbackLen`] where no token would be left.
 pub(crate) fn check(

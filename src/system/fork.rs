@@ -35,7 +35,8 @@ pub struct Forked<'a> {
 /// None for the family alone. A child shares chunks of the page table, so its first plan sends a word a chunk for them
 /// instead of one a page. O(tokens) for each child.
 ///
-/// # Errors [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
+/// # Errors
+/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
 /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], where a tail is to be copied [`Error::OutOfSteps`], and
 /// [`Error::OutOfPages`] if tails and promises cannot be had. Nothing changes then.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]

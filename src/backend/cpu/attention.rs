@@ -27,7 +27,7 @@ use half::bf16;
 
 use super::math::{self, F32x8, LANES, accumulate, dots, exp};
 use super::number::Number;
-use super::scales::{Row, byte};
+use super::scales::{Row, byte, side_count};
 use super::unit::{Job, Unit};
 use crate::backend::Attend;
 
@@ -222,8 +222,7 @@ impl Scratch {
         let width = unit.heads as usize * stored_dim(job);
         let page = job.table.page(job.words, unit.row.row, first / page_size);
         let sides = [(&job.k, &mut self.k), (&job.v, &mut self.v)];
-        let count = if job.layout.is_latent() { 1 } else { 2 };
-        for (side, (strides, tiles)) in sides.into_iter().enumerate().take(count) {
+        for (side, (strides, tiles)) in sides.into_iter().enumerate().take(side_count(job.layout)) {
             let head = u64::from(unit.first_head) * strides.head;
             for position in positions.clone() {
                 let (offset, row) = (position % page_size, row + (position - first) as usize);

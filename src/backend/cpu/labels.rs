@@ -6,7 +6,7 @@ use super::number::Number;
 use super::pool::{Pool, with_number};
 use super::rows::Elements;
 use super::scales::{Row, byte};
-use crate::backend::Select;
+use crate::backend::{NO_POSITION, Select};
 use crate::id::LayerId;
 use crate::layout::{KvDtype, LabelChannels, PlaneName, PoolLayout, Strides, TableShape};
 use crate::plan::BatchRow;
@@ -131,7 +131,7 @@ impl SelectScratch {
         let chosen = self.scored.iter().map(|&(_, position)| position).chain([own]);
         let mut left = list.iter_mut();
         chosen.zip(&mut left).for_each(|(position, entry)| *entry = position);
-        left.for_each(|entry| *entry = crate::backend::NO_POSITION);
+        left.for_each(|entry| *entry = NO_POSITION);
     }
 
     fn sum_queries(&mut self, of: &Scorer<'_>, kv_head: u32, q: Elements<'_>) {

@@ -38,7 +38,7 @@ use math::F32x8;
 use number::Number;
 use pages::bytes_of;
 use pool::{Pool, with_number};
-use scales::{Row, Scales};
+use scales::{Row, Scales, side_count};
 use unit::Job;
 
 /// How a [`Cpu`] is to work.
@@ -195,7 +195,7 @@ impl Cpu {
         layer: LayerId,
         rows: [(CpuRows<'_>, usize); 2],
     ) {
-        let count = if self.layout.is_latent() { 1 } else { 2 };
+        let count = side_count(&self.layout);
         let dim = self.layout.value_dim() as usize;
         let width = self.layout.kv_heads() as usize * dim;
         for i in 0..plan.token_count() {
@@ -317,7 +317,7 @@ impl Backend for Cpu {
         let k_stride = k.check(Operand::K, plan.token_count(), width)?;
         let v_stride = v.check(Operand::V, plan.token_count(), v_width)?;
         let rows = [(k, k_stride), (v, v_stride)];
-        let count = if v_width == 0 { 1 } else { 2 };
+        let count = side_count(&self.layout);
         self.store_labels(plan, layer, rows[0]);
         if self.layout.dtype().is_quantised() {
             self.store_quantised(plan, layer, rows);

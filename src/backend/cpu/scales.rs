@@ -97,6 +97,11 @@ impl Scales {
     }
 }
 
+/// What a token stores of K and V: both, or one row where V is made of K's numbers.
+pub(super) fn side_count(layout: &PoolLayout) -> usize {
+    if layout.is_latent() { 1 } else { 2 }
+}
+
 /// First byte of a row's head.
 pub(super) fn byte(strides: &Strides, row: Row, head: u32) -> u64 {
     strides.row(row.layer, row.page, row.offset) + strides.head * u64::from(head)

@@ -14,6 +14,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::BatchPlan;
 use crate::error::Error;
 use crate::id::{RowId, SeqKey};
 
@@ -192,6 +193,33 @@ impl MaskRow {
     pub fn allows(self, token: u32, mask: u64) -> bool {
         mask & self.own(token) != 0 && mask & !self.most(token) == 0
     }
+}
+
+/// Checks masks; rows were checked.
+///
+/// # Errors
+/// The first token whose mask is off; the number of tokens, if that of the masks is.
+pub(crate) fn check_masks(plan: &BatchPlan<'_>) -> Result<(), usize> {
+    if plan.masks.is_empty() {
+        return Ok(());
+    }
+    if plan.masks.len() != plan.token_count() {
+        return Err(plan.token_count());
+    }
+    for row in plan.rows {
+        let start = row.qo_start as usize;
+        let masks = &plan.masks[start..start + row.extend_len as usize];
+        let Some(first) = masks.iter().position(|&mask| mask != 0) else { continue };
+        if row.extend_len > DRAFT_MAX {
+            return Err(start + first);
+        }
+        let bits = MaskRow::new(row.kv_len, row.extend_len);
+        let off = (0..).zip(masks).find(|&(token, &mask)| !bits.allows(token, mask));
+        if let Some((token, _)) = off {
+            return Err(start + token as usize);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

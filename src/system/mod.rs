@@ -11,6 +11,7 @@
 //! | [`promise`]: set pages aside, or give them back | reads | reads | writes | | reads |
 //! | [`reclaim`]: evict no more pages than are lacking | writes | writes | | | |
 //! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | reads |
+//! | [`plan_drafts`]: refuse drafts, or write what they see | | | writes | writes | |
 //! | [`find_spans`]: what several rows read from the same pages | | writes | reads | | |
 //! | [`packed`]: the same batch in FlashInfer's contract | | | reads | reads | |
 //! | [`append`]: tokens become known | | | writes | | |
@@ -39,6 +40,7 @@ pub mod fork;
 pub mod leader;
 pub mod packed;
 pub mod plan_batch;
+pub mod plan_drafts;
 pub mod promise;
 pub mod publish;
 pub mod reclaim;

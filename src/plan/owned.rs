@@ -1,0 +1,258 @@
+//! The byte form of a plan: [`OwnedPlan`], one buffer that other threads and processes can read.
+//!
+//! Not here: what a plan says (`mod.rs`).
+
+use std::fmt;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{BatchPlan, BatchRow, SharedSpan, SharedSpans, SlotMapping, SpanCheck, check_masks};
+use crate::id::StepId;
+
+/// Marks the byte form, and its version.
+const MAGIC: u64 = u64::from_le_bytes(*b"kvplan03");
+
+/// First words of the byte form; the arrays follow in this order, each padded to 8 bytes.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Header {
+    magic: u64,
+    step: u64,
+    rows: u64,
+    tokens: u64,
+    table_writes: u64,
+    slot_bytes: u64,
+    spans: u64,
+    members: u64,
+    masks: u64,
+}
+
+const HEADER_WORDS: usize = size_of::<Header>() / 8;
+
+/// Why bytes are not a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum PlanBytesError {
+    /// The first bytes are not those of a plan of this version.
+    Magic,
+    /// The length is not what the header says.
+    Length {
+        /// Bytes given.
+        actual: usize,
+    },
+    /// A slot is neither 4 nor 8 bytes.
+    SlotBytes {
+        /// The header's number.
+        slot_bytes: u64,
+    },
+    /// The sequences' query rows do not follow one another, or do not add up to the tokens.
+    Rows {
+        /// The first sequence that is off.
+        row: usize,
+    },
+    /// Shared spans that are not nested as they must be, name no row or one twice, or reach into what is computed now.
+    Span {
+        /// The first that is off; their number, if the members are.
+        span: usize,
+    },
+    /// Masks that are not one for each token, or one without its token's own bit, or with bits of slots that are not
+    /// there or behind it, or of more than 64 new tokens.
+    Mask {
+        /// The first token whose mask is off; the number of tokens, if that of the masks is.
+        token: usize,
+    },
+    /// A [`StepEnd`] that neither completes nor aborts.
+    StepEnd {
+        /// The number that stands for what it does.
+        kind: u64,
+    },
+}
+
+impl fmt::Display for PlanBytesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Magic => write!(f, "the bytes are not a plan of this version"),
+            Self::Length { actual } => write!(f, "{actual} bytes are not what the header says"),
+            Self::SlotBytes { slot_bytes } => {
+                write!(f, "slots of {slot_bytes} bytes are neither 4 nor 8")
+            }
+            Self::Rows { row } => {
+                write!(f, "the query rows of sequence {row} do not follow its neighbour's")
+            }
+            Self::Span { span } => write!(f, "shared span {span} or its members are off"),
+            Self::Mask { token } => write!(f, "the mask of token {token} or their number is off"),
+            Self::StepEnd { kind } => {
+                write!(f, "an end of steps of kind {kind} neither completes nor aborts")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PlanBytesError {}
+
+/// A plan in one buffer: `Send`, reusable, and a byte string for other processes (tensor-parallel ranks, GPU workers).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnedPlan {
+    /// Words rather than bytes, so that every array inside is aligned. Empty: no plan yet.
+    words: Vec<u64>,
+}
+
+impl OwnedPlan {
+    /// No plan yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes over a plan, reusing the buffer.
+    pub fn copy_from(&mut self, plan: &BatchPlan<'_>) {
+        let slot_bytes = match plan.slot_mapping {
+            SlotMapping::I32(_) => 4,
+            SlotMapping::I64(_) => 8,
+        };
+        let header = Header {
+            magic: MAGIC,
+            step: plan.step.raw(),
+            rows: plan.rows.len() as u64,
+            tokens: plan.token_count() as u64,
+            table_writes: plan.table_writes.len() as u64,
+            slot_bytes,
+            spans: plan.shared.spans.len() as u64,
+            members: plan.shared.members.len() as u64,
+            masks: plan.masks.len() as u64,
+        };
+        self.words.clear();
+        self.words.extend_from_slice(bytemuck::cast_slice(&[header]));
+        self.push(bytemuck::cast_slice(plan.rows));
+        self.push(bytemuck::cast_slice(plan.tokens));
+        self.push(bytemuck::cast_slice(plan.positions));
+        match plan.slot_mapping {
+            SlotMapping::I32(slots) => self.push(bytemuck::cast_slice(slots)),
+            SlotMapping::I64(slots) => self.push(bytemuck::cast_slice(slots)),
+        }
+        self.push(bytemuck::cast_slice(plan.table_writes));
+        self.push(bytemuck::cast_slice(plan.shared.spans));
+        self.push(bytemuck::cast_slice(plan.shared.members));
+        self.push(bytemuck::cast_slice(plan.masks));
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        let start = self.words.len();
+        self.words.resize(start + bytes.len().div_ceil(8), 0);
+        bytemuck::cast_slice_mut(&mut self.words[start..])[..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// The byte form, little-endian; [`guide::ranks`](crate::guide::ranks) specifies it to the bit, with a reader.
+    pub fn as_bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words)
+    }
+
+    /// Reads the byte form.
+    ///
+    /// # Errors
+    /// [`PlanBytesError`], for bytes that no `OwnedPlan` ever was. Whether rows, pages and slots exist is up to the
+    /// backend, which knows its pool.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, PlanBytesError> {
+        let length = PlanBytesError::Length { actual: bytes.len() };
+        if !bytes.len().is_multiple_of(8) || bytes.len() < HEADER_WORDS * 8 {
+            return Err(length);
+        }
+        let mut words = vec![0_u64; bytes.len() / 8];
+        bytemuck::cast_slice_mut(&mut words).copy_from_slice(bytes);
+        let header = *header(&words);
+        if header.magic != MAGIC {
+            return Err(PlanBytesError::Magic);
+        }
+        if header.slot_bytes != 4 && header.slot_bytes != 8 {
+            return Err(PlanBytesError::SlotBytes { slot_bytes: header.slot_bytes });
+        }
+        let wanted = words_of(&header).ok_or(length)?;
+        if wanted != words.len() as u64 {
+            return Err(length);
+        }
+        let plan = Self { words };
+        check_rows(&plan.plan())?;
+        let (shared, rows) = (&plan.plan().shared, plan.plan().rows);
+        let spans = SpanCheck::default().check(shared, rows);
+        spans.map_err(|span| PlanBytesError::Span { span })?;
+        check_masks(&plan.plan()).map_err(|token| PlanBytesError::Mask { token })?;
+        Ok(plan)
+    }
+
+    /// The plan inside.
+    ///
+    /// # Panics
+    /// If there is none yet.
+    pub fn plan(&self) -> BatchPlan<'_> {
+        let header = header(&self.words);
+        let (rows, tokens) = (header.rows as usize, header.tokens as usize);
+        let mut rest: &[u8] = &self.as_bytes()[HEADER_WORDS * 8..];
+        let mut take = |len: usize| {
+            let (array, after) = rest.split_at(len.next_multiple_of(8));
+            rest = after;
+            &array[..len]
+        };
+        BatchPlan {
+            step: StepId::new(header.step),
+            rows: bytemuck::cast_slice(take(rows * size_of::<BatchRow>())),
+            tokens: bytemuck::cast_slice(take(tokens * 4)),
+            positions: bytemuck::cast_slice(take(tokens * 4)),
+            slot_mapping: if header.slot_bytes == 4 {
+                SlotMapping::I32(bytemuck::cast_slice(take(tokens * 4)))
+            } else {
+                SlotMapping::I64(bytemuck::cast_slice(take(tokens * 8)))
+            },
+            table_writes: bytemuck::cast_slice(take(header.table_writes as usize * 8)),
+            shared: SharedSpans {
+                spans: bytemuck::cast_slice(take(header.spans as usize * size_of::<SharedSpan>())),
+                members: bytemuck::cast_slice(take(header.members as usize * 4)),
+            },
+            masks: bytemuck::cast_slice(take(header.masks as usize * 8)),
+        }
+    }
+}
+
+impl From<&BatchPlan<'_>> for OwnedPlan {
+    fn from(plan: &BatchPlan<'_>) -> Self {
+        let mut owned = Self::new();
+        owned.copy_from(plan);
+        owned
+    }
+}
+
+fn header(words: &[u64]) -> &Header {
+    assert!(words.len() >= HEADER_WORDS, "an OwnedPlan is read before a plan was copied into it");
+    &bytemuck::cast_slice::<u64, Header>(&words[..HEADER_WORDS])[0]
+}
+
+/// Words of the whole byte form, or nothing on overflow.
+fn words_of(header: &Header) -> Option<u64> {
+    let arrays = [
+        (header.rows, size_of::<BatchRow>() as u64),
+        (header.tokens, 4),
+        (header.tokens, 4),
+        (header.tokens, header.slot_bytes),
+        (header.table_writes, 8),
+        (header.spans, size_of::<SharedSpan>() as u64),
+        (header.members, 4),
+        (header.masks, 8),
+    ];
+    arrays.iter().try_fold(HEADER_WORDS as u64, |sum, &(count, size)| {
+        sum.checked_add(count.checked_mul(size)?.div_ceil(8))
+    })
+}
+
+fn check_rows(plan: &BatchPlan<'_>) -> Result<(), PlanBytesError> {
+    let mut next = 0_u64;
+    for (i, row) in plan.rows.iter().enumerate() {
+        let padding = row.kv_len == 0;
+        if u64::from(row.qo_start) != next || (row.kv_len < row.extend_len && !padding) {
+            return Err(PlanBytesError::Rows { row: i });
+        }
+        next += u64::from(row.extend_len);
+    }
+    if next == plan.token_count() as u64 {
+        Ok(())
+    } else {
+        Err(PlanBytesError::Rows { row: plan.rows.len() })
+    }
+}

@@ -293,13 +293,14 @@ impl<B: Backend> Engine<B> {
 
     /// The page tables of a planned batch in FlashInfer's contract, for hosts that bring their own kernels: of the
     /// items of one plan in its order, or of some of them (a host may have one kernel for prefill and another for
-    /// decode), as long as their step is not complete and nothing was planned or rolled back for them since.
+    /// decode), as long as their step is not complete and nothing was planned or rolled back for them since. Drafts
+    /// that are a chain are packed as tokens like others; a tree has masks, which that contract lacks, and is refused.
     /// O(pages of the items).
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`] for an item that is not what was planned
-    /// last for its sequence, or is out of order; [`Error::PackedLimit`] for a pool or a batch whose numbers do not fit
-    /// that contract's signed 32 bits.
+    /// last for its sequence, or is out of order; [`Error::PackedTree`]; [`Error::PackedLimit`] for a pool or a batch
+    /// whose numbers do not fit that contract's signed 32 bits.
     pub fn packed<'step>(
         &self,
         scratch: &'step mut StepScratch,

@@ -325,6 +325,12 @@ pub enum Error {
         /// The token, counted from the item's first.
         token: u32,
     },
+    /// A tree of drafts in packed arrays, which say nothing of masks: kernels over them would let each token see all
+    /// before it.
+    PackedTree {
+        /// The key.
+        seq: SeqKey,
+    },
     /// A number that FlashInfer's signed 32-bit arrays cannot hold.
     PackedLimit {
         /// What is counted.
@@ -471,6 +477,9 @@ impl fmt::Display for Error {
                     0 => write!(f, "is no root"),
                     _ => write!(f, "does not follow the one before it"),
                 }
+            }
+            Self::PackedTree { seq } => {
+                write!(f, "packed arrays cannot say what the tree of sequence {seq:?} sees")
             }
             Self::PackedLimit { name, value, max } => {
                 write!(f, "{value} {name} do not fit packed arrays, which hold up to {max}")

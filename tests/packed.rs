@@ -1,8 +1,8 @@
 //! Packed arrays are of what was planned, or there are none.
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, Error, Extend, Namespace, Null, PoolConfig, SeqKey,
-    StepScratch, TokenId,
+    Capacity, Draft, DraftTree, Engine, EngineConfig, Error, Extend, Namespace, Null, PoolConfig,
+    SeqKey, StepScratch, TokenId,
 };
 
 fn engine() -> Engine<Null> {
@@ -58,4 +58,36 @@ fn what_was_undone_is_not_packed() {
     assert_eq!(packed(&engine, &[first]), Ok(vec![0, 6]), "the plan before stands");
     engine.rollback(seq, 5).expect("nothing is published");
     assert!(packed(&engine, &[first]).is_err(), "a rollback has cut it");
+}
+
+/// Packed arrays have no masks: kernels over them attend causally, which is right for a chain alone.
+#[test]
+fn a_tree_is_not_packed() {
+    let mut engine = engine();
+    let seq = admit(&mut engine, 0);
+    let mut scratch = StepScratch::new();
+    let prompt = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room").step();
+    engine.append(seq, &[1, 2, 3].map(TokenId::new)).expect("room");
+    engine.commit(prompt).expect("open");
+    let items = [Extend { seq, len: 3 }];
+    let mut tree = DraftTree::new();
+    for (parents, is_chain) in [([0, 0, 1], true), ([0, 0, 0], false), ([0, 1, 1], false)] {
+        tree.set(10, &parents).expect("parents stand before");
+        let step =
+            engine.plan_drafts(&mut scratch, &items, &[tree.draft(seq)]).expect("room").step();
+        let want = if is_chain { Ok(vec![0, 3]) } else { Err(Error::PackedTree { seq }) };
+        assert_eq!(packed(&engine, &items), want, "{parents:?}");
+        engine.abort(step).expect("open");
+    }
+    // A chain that is named as one, and positions that are not those of a chain.
+    let step = engine.plan_drafts(&mut scratch, &items, &[Draft::chain(seq)]).expect("room").step();
+    assert_eq!(packed(&engine, &items), Ok(vec![0, 3]));
+    engine.abort(step).expect("open");
+    tree.set(10, &[0, 0, 1]).expect("parents stand before");
+    let draft = Draft { positions: &[10, 10, 11], ..tree.draft(seq) };
+    let step = engine.plan_drafts(&mut scratch, &items, &[draft]).expect("room").step();
+    assert_eq!(packed(&engine, &items), Err(Error::PackedTree { seq }));
+    // What is kept of it stands in one piece, as any text does.
+    engine.accept(step, seq, &[0]).expect("a root");
+    assert_eq!(packed(&engine, &[Extend { seq, len: 1 }]), Ok(vec![0, 1]));
 }

@@ -39,6 +39,15 @@ impl Branches {
         }
     }
 
+    /// Whether `len` drafts follow one another from a root on: then each sees all before it. O(`len`).
+    pub fn is_chain(&self, row: RowId, len: u32) -> bool {
+        let befores = [ROOT].into_iter().chain(0..);
+        befores
+            .zip(&self.parents[row.index()])
+            .take(len as usize)
+            .all(|(before, &parent)| before == parent)
+    }
+
     /// Where `tokens` first is no branch: the index of a token that does not follow the one before it.
     pub fn not_a_branch(&self, row: RowId, tokens: &[u32]) -> Option<usize> {
         let parents = &self.parents[row.index()];
@@ -119,6 +128,9 @@ mod tests {
                 let off = branches(&draft, 7, len);
                 let all: Vec<u32> = (0..len).collect();
                 assert_eq!(off(&all), None);
+                let mut branches = Branches::new(1).expect("small");
+                branches.set(RowId::new(0), &draft, 7, len);
+                assert!(branches.is_chain(RowId::new(0), len));
                 assert_eq!(off(&[&all[..], &[len]].concat()), Some(len as usize));
             }
         }

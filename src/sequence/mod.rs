@@ -235,6 +235,11 @@ impl SequenceTable {
         if sequence.is_drafted() { Err(Error::NotAccepted { seq, step }) } else { Ok(()) }
     }
 
+    /// Whether a sequence has `len` drafts that wait and do not each see all before them.
+    pub(crate) fn is_tree(&self, sequence: &Sequence, len: u32) -> bool {
+        sequence.is_drafted() && !self.stores.branches.is_chain(sequence.row, len)
+    }
+
     /// The first place at which some of a sequence's drafts, by their own places, are no branch.
     pub(crate) fn not_a_branch(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
         self.stores.branches.not_a_branch(sequence.row, tokens)

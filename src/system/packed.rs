@@ -13,7 +13,8 @@ use crate::step::StepLog;
 /// the cost that plans avoid.
 ///
 /// # Errors
-/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`], [`Error::PackedLimit`].
+/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`], [`Error::PackedTree`],
+/// [`Error::PackedLimit`].
 pub(crate) fn packed<'step>(
     sequences: &SequenceTable,
     steps: &StepLog,
@@ -27,6 +28,9 @@ pub(crate) fn packed<'step>(
         // Items rise within a batch, so each stands at most once.
         if sequence.last_item <= before || !is_planned(sequence, steps, len) {
             return Err(Error::NotPlanned { seq, len });
+        }
+        if sequences.is_tree(sequence, len) {
+            return Err(Error::PackedTree { seq });
         }
         before = sequence.last_item;
         page_count += u64::from(sequence.page_len);

@@ -53,6 +53,16 @@ impl Model {
         Ok(())
     }
 
+    /// Whether drafts of a sequence wait of which some do not see all before them, each at the next position.
+    pub fn has_tree(&self, seq: SeqKey) -> bool {
+        let Some((_, start, tokens)) = self.drafts(seq) else { return false };
+        let old = (start + tokens.len()).saturating_sub(BITS);
+        let mut tokens = (start..).zip(tokens);
+        !tokens.all(|(place, (seen, position))| {
+            seen.iter().copied().eq(old..=place) && *position == place
+        })
+    }
+
     /// The places among a sequence's drafts that a token sees, itself the last.
     pub fn drafts_seen(&self, seq: SeqKey, token: usize) -> Vec<usize> {
         let Some((_, start, tokens)) = self.drafts(seq) else { return Vec::new() };

@@ -163,7 +163,12 @@ impl<B: Inspect> Host<B> {
 
     pub(super) fn compare_packed(&self, items: &[Extend], want: &PlanWant) -> Result<(), String> {
         let mut scratch = StepScratch::new();
-        let packed = self.engine.packed(&mut scratch, items).map_err(|error| error.to_string())?;
+        let packed = self.engine.packed(&mut scratch, items);
+        if let Some(item) = items.iter().find(|item| self.model.has_tree(item.seq)) {
+            let refused = Err(Error::PackedTree { seq: item.seq });
+            return agree("packed arrays of a tree", &packed.map(|_| ()), &refused);
+        }
+        let packed = packed.map_err(|error| error.to_string())?;
         let page_size = self.engine.shape().layout.page_size();
         let (mut qo, mut kv, mut indices, mut last) = (vec![0], vec![0], Vec::new(), Vec::new());
         for row in &want.rows {

@@ -1,10 +1,13 @@
 //! What a correct caller can meet. Our own broken invariant stops the program instead.
 
+mod config;
+
 use std::error::Error as StdError;
 use std::fmt;
 
 use crate::id::{Namespace, SeqKey, StepId};
-use crate::layout::KvDtype;
+
+pub use config::ConfigError;
 
 /// A number of things in words: `1 page`, `2 pages`.
 pub(crate) struct Count(pub(crate) u64, pub(crate) &'static str);
@@ -14,125 +17,6 @@ impl fmt::Display for Count {
         write!(f, "{} {}{}", self.0, self.1, if self.0 == 1 { "" } else { "s" })
     }
 }
-
-/// Why a config was refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// A size that must be at least 1 is 0.
-    Zero {
-        /// The field.
-        name: &'static str,
-    },
-    /// A product does not fit 64 bits, or this machine's address space.
-    Overflow {
-        /// What was computed.
-        name: &'static str,
-    },
-    /// More tokens a page than pools are laid out for.
-    PageSize {
-        /// The value.
-        page_size: u32,
-        /// The largest that is allowed.
-        max: u32,
-    },
-    /// More pages than 32-bit page ids can name.
-    PageCount {
-        /// The value.
-        page_count: u64,
-    },
-    /// A byte budget below one page.
-    Budget {
-        /// The budget.
-        bytes: u64,
-        /// What one page takes.
-        page_bytes: u64,
-    },
-    /// Neither of heads and ranks divides the other.
-    HeadSplit {
-        /// The model's heads of K and V.
-        kv_heads: u32,
-        /// The ranks.
-        tp_size: u32,
-    },
-    /// Scales made at the store, for numbers that have none.
-    Scaling {
-        /// The pool's.
-        dtype: KvDtype,
-    },
-    /// Given scales for latent rows, which are scaled by token.
-    LatentScaling {
-        /// The pool's.
-        dtype: KvDtype,
-    },
-    /// Somebody is to be told of cached pages, which are not hashed and so have no names.
-    EventsWithoutHashes {
-        /// Pages that were to be told of.
-        event_pages: u32,
-    },
-    /// A rank that does not exist.
-    Rank {
-        /// The rank.
-        tp_rank: u32,
-        /// The ranks.
-        tp_size: u32,
-    },
-    /// The host does not give the memory that the tables ask for.
-    OutOfMemory {
-        /// Bytes of all tables together: [`EngineBytes::host`](crate::world::EngineBytes::host).
-        bytes: u64,
-    },
-    /// A limit is larger than this crate's tables can index.
-    Limit {
-        /// The field.
-        name: &'static str,
-        /// The value.
-        value: u64,
-        /// The largest that is allowed.
-        max: u64,
-    },
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Zero { name } => write!(f, "{name} is 0 but must be at least 1"),
-            Self::Overflow { name } => write!(f, "{name} overflows"),
-            Self::PageSize { page_size, max } => write!(f, "page_size {page_size} is above {max}"),
-            Self::PageCount { page_count } => {
-                write!(f, "page_count {page_count} does not fit 32-bit page ids")
-            }
-            Self::Budget { bytes, page_bytes } => {
-                write!(
-                    f,
-                    "a budget of {} is smaller than a page of {page_bytes}",
-                    Count(bytes, "byte")
-                )
-            }
-            Self::HeadSplit { kv_heads, tp_size } => {
-                let (heads, ranks) =
-                    (Count(kv_heads.into(), "kv head"), Count(tp_size.into(), "rank"));
-                write!(f, "{heads} cannot be divided among {ranks}")
-            }
-            Self::Scaling { dtype } => write!(f, "numbers of {dtype:?} have no scales to make"),
-            Self::LatentScaling { dtype } => {
-                write!(f, "latent rows of {dtype:?} are scaled by token, not by given scales")
-            }
-            Self::EventsWithoutHashes { event_pages } => {
-                write!(f, "events of {event_pages} pages, but no hashing to name them by")
-            }
-            Self::Rank { tp_rank, tp_size } => {
-                write!(f, "rank {tp_rank} is not below tp_size {tp_size}")
-            }
-            Self::OutOfMemory { bytes } => {
-                write!(f, "the host has no memory for {}", Count(bytes, "byte"))
-            }
-            Self::Limit { name, value, max } => write!(f, "{name} {value} is above {max}"),
-        }
-    }
-}
-
-impl StdError for ConfigError {}
 
 /// Why the engine refused a call. The state is as it was before the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

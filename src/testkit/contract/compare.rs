@@ -3,7 +3,8 @@
 use super::TestBackend;
 use super::case::rounding;
 use super::exact::{Exact, attention, attention_to};
-use super::run::{History, Pending, Step, World};
+use super::history::History;
+use super::run::{Pending, Step, World};
 use crate::id::PageId;
 use crate::layout::Dtype;
 use crate::testkit::planner::Item;

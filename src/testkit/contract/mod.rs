@@ -21,7 +21,9 @@ mod case;
 mod compare;
 mod cpu;
 mod exact;
+mod history;
 mod run;
+mod shadow;
 mod sparse;
 mod stored;
 

@@ -4,23 +4,15 @@ use std::collections::BTreeSet;
 use std::thread;
 
 use super::case::{Case, HostRows};
-use super::stored::{Given, Stored};
+use super::history::History;
+use super::stored::Given;
 use super::{Report, TestBackend};
 use crate::backend::{Attend, Queries};
-use crate::id::{LayerId, PageId, RowId, SlotId};
-use crate::layout::{Dtype, PlaneName};
+use crate::id::{LayerId, PageId, RowId};
+use crate::layout::Dtype;
 use crate::plan::{BatchPlan, Compaction, OwnedPlan, StepEnd, StepScratch};
 use crate::testkit::planner::{Item, Planner, shuffle};
 use crate::testkit::rng::Rng;
-
-/// K and V of one sequence in one layer, contiguous: `[positions, kv_heads, dims]` each, as the pool holds them.
-#[derive(Clone, Debug, Default)]
-pub(super) struct History {
-    pub k: Vec<f64>,
-    pub v: Vec<f64>,
-    /// `[positions, kv_heads, channels]`, where the pool keeps labels.
-    pub labels: Vec<f32>,
-}
 
 /// A plan with the batch it is of, and its inputs: k and v of every layer.
 pub(super) struct Step {
@@ -134,10 +126,7 @@ impl<B: TestBackend> World<'_, B> {
                 self.shadow_move(source, target);
             }
             for history in &mut self.history[sequence] {
-                let tokens = planned.len as usize;
-                keep_rows(&mut history.k, tokens, first as usize, keep);
-                keep_rows(&mut history.v, tokens, first as usize, keep);
-                keep_rows(&mut history.labels, tokens, first as usize, keep);
+                history.keep(planned.len, first, keep);
             }
             compactions.push(self.planner.compact(sequence, first, keep));
         }
@@ -146,25 +135,6 @@ impl<B: TestBackend> World<'_, B> {
         assert!(self.backend.compact(&[refused]).is_err(), "a row past the tables was taken");
         let far = Compaction { row: RowId::new(0), first: u32::MAX - 64, keep: 1 };
         assert!(self.backend.compact(&[far]).is_err(), "a place past the row was taken");
-    }
-
-    /// One slot's bytes in all planes and layers, from one place of the shadow to another.
-    fn shadow_move(&mut self, source: (PageId, u32), target: (PageId, u32)) {
-        let layout = self.case.layout;
-        for plane in layout.planes() {
-            let strides = layout.page_strides(plane.name).expect("the plane is the pool's");
-            let len = plane.elements as usize * plane.dtype.size() as usize;
-            for layer in (0..layout.layers()).map(LayerId::new) {
-                for head in 0..u64::from(plane.heads) {
-                    let at = |offset| {
-                        let row = strides.row(layer, PageId::new(0), offset);
-                        (row + head * strides.head) as usize
-                    };
-                    let bytes = self.shadow[source.0.index()][at(source.1)..][..len].to_vec();
-                    self.shadow[target.0.index()][at(target.1)..][..len].copy_from_slice(&bytes);
-                }
-            }
-        }
     }
 
     /// Finishes, admits and forks some sequences. At least one lives.
@@ -278,57 +248,6 @@ impl<B: TestBackend> World<'_, B> {
             all.push(kv);
         }
         all
-    }
-
-    fn remember(
-        &mut self,
-        sequence: usize,
-        layer: usize,
-        [k, v]: [&HostRows; 2],
-        rows: std::ops::Range<usize>,
-    ) {
-        for i in rows {
-            let latent = self.case.layout.is_latent();
-            let [k_plane, v_plane] = self.planes();
-            let stored = self.stored(k_plane, layer, k.row(i));
-            let (k, labels) = (stored.values, stored.labels);
-            let v = match latent {
-                true => k[..self.case.layout.value_dim() as usize].to_vec(),
-                false => self.stored(v_plane, layer, v.row(i)).values,
-            };
-            let history = &mut self.history[sequence][layer];
-            history.k.extend(k);
-            history.v.extend(v);
-            history.labels.extend(labels);
-        }
-    }
-
-    fn stored(&self, plane: PlaneName, layer: usize, row: &[f32]) -> Stored {
-        let layer = LayerId::new(layer as u32);
-        Stored::new(&self.case.layout, &self.given, plane, layer, row)
-    }
-
-    /// Where k and v go; latent rows hold both.
-    fn planes(&self) -> [PlaneName; 2] {
-        match self.case.layout.is_latent() {
-            true => [PlaneName::Latent; 2],
-            false => [PlaneName::K, PlaneName::V],
-        }
-    }
-
-    fn shadow_rows(&mut self, layer: usize, slot: SlotId, rows: [&[f32]; 2]) {
-        for (plane, row) in self.planes().into_iter().zip(rows) {
-            if !row.is_empty() {
-                self.shadow_row(plane, layer, slot, row);
-            }
-        }
-    }
-
-    fn shadow_row(&mut self, plane: PlaneName, layer: usize, slot: SlotId, row: &[f32]) {
-        let stored = self.stored(plane, layer, row);
-        let (layout, layer) = (&self.case.layout, LayerId::new(layer as u32));
-        let (page, offset) = layout.page_of(slot);
-        stored.write(layout, layer, offset, &mut self.shadow[page.index()]);
     }
 
     /// Begins all steps, runs them, and compares what they gave.
@@ -501,14 +420,4 @@ impl<B: TestBackend> World<'_, B> {
             assert!(result.is_err(), "seed {seed}: {attend:?} in layer {layer} was taken");
         }
     }
-}
-
-/// Keeps of the rows from `first` on, one for each of `tokens`, those whose bit is 1.
-fn keep_rows<T: Clone>(rows: &mut Vec<T>, tokens: usize, first: usize, keep: u64) {
-    let row = rows.len() / tokens;
-    let kept = (0..tokens - first).filter(|bit| keep >> bit & 1 == 1);
-    let kept: Vec<T> =
-        kept.flat_map(|bit| rows[(first + bit) * row..(first + bit + 1) * row].to_vec()).collect();
-    rows.truncate(first * row);
-    rows.extend(kept);
 }

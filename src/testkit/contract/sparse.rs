@@ -9,7 +9,8 @@ use std::ops::Range;
 
 use super::case::HostRows;
 use super::exact::{attention_to, sees};
-use super::run::{Also, Asked, History, Step, World};
+use super::history::History;
+use super::run::{Also, Asked, Step, World};
 use super::{Case, Report, TestBackend, check_seed};
 use crate::backend::{Attend, NO_POSITION, OpenBackend, Queries, Select, Selection, SparseBackend};
 use crate::id::LayerId;

@@ -1,0 +1,30 @@
+//! K and V of sequences as numbers, which attention is compared by.
+
+/// K and V of one sequence in one layer, contiguous: `[positions, kv_heads, dims]` each, as the pool holds them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct History {
+    pub k: Vec<f64>,
+    pub v: Vec<f64>,
+    /// `[positions, kv_heads, channels]`, where the pool keeps labels.
+    pub labels: Vec<f32>,
+}
+
+impl History {
+    /// Keeps of the places from `first` on, of `tokens` in all, those whose bit is 1.
+    pub fn keep(&mut self, tokens: u32, first: u32, keep: u64) {
+        let (tokens, first) = (tokens as usize, first as usize);
+        keep_rows(&mut self.k, tokens, first, keep);
+        keep_rows(&mut self.v, tokens, first, keep);
+        keep_rows(&mut self.labels, tokens, first, keep);
+    }
+}
+
+/// Keeps of the rows from `first` on, one for each of `tokens`, those whose bit is 1.
+fn keep_rows<T: Clone>(rows: &mut Vec<T>, tokens: usize, first: usize, keep: u64) {
+    let row = rows.len() / tokens;
+    let kept = (0..tokens - first).filter(|bit| keep >> bit & 1 == 1);
+    let kept: Vec<T> =
+        kept.flat_map(|bit| rows[(first + bit) * row..(first + bit + 1) * row].to_vec()).collect();
+    rows.truncate(first * row);
+    rows.extend(kept);
+}

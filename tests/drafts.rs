@@ -9,7 +9,7 @@ use kvarena::{
 };
 
 /// An engine with sequences of some known tokens, of which the first `COMPUTED` are computed.
-struct Bench {
+struct Host {
     engine: Engine<Null>,
     scratch: StepScratch,
     seqs: Vec<SeqKey>,
@@ -17,7 +17,7 @@ struct Bench {
 
 const COMPUTED: u32 = 5;
 
-impl Bench {
+impl Host {
     /// Each sequence knows so many tokens beyond the computed ones.
     fn new(known: &[u32]) -> Self {
         let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
@@ -105,8 +105,8 @@ fn a_tree_is_refused_as_it_was() {
 
 #[test]
 fn drafts_of_other_items_are_refused() {
-    let mut bench = Bench::new(&[3, 3, 3]);
-    let [a, b, c] = [0, 1, 2].map(|i| bench.seqs[i]);
+    let mut host = Host::new(&[3, 3, 3]);
+    let [a, b, c] = [0, 1, 2].map(|i| host.seqs[i]);
     let stranger = SeqKey::default();
     for (drafts, seq) in [
         (vec![c], c), // It is not in the batch.
@@ -115,42 +115,42 @@ fn drafts_of_other_items_are_refused() {
         (vec![a, a], a),
     ] {
         let drafts: Vec<_> = drafts.into_iter().map(Draft::chain).collect();
-        bench.refuses(Error::DraftOrder { seq }, |bench| bench.plan(&[(0, 3), (1, 3)], &drafts));
+        host.refuses(Error::DraftOrder { seq }, |host| host.plan(&[(0, 3), (1, 3)], &drafts));
     }
     // In the items' order, whatever that is.
-    bench.plan(&[(1, 3), (0, 3)], &[Draft::chain(b), Draft::chain(a)]).expect("it is in order");
+    host.plan(&[(1, 3), (0, 3)], &[Draft::chain(b), Draft::chain(a)]).expect("it is in order");
 }
 
 #[test]
 fn drafts_of_tokens_that_are_not_known_or_too_many_are_refused() {
-    let mut bench = Bench::new(&[1, 65]);
-    let [a, b] = [0, 1].map(|i| bench.seqs[i]);
+    let mut host = Host::new(&[1, 65]);
+    let [a, b] = [0, 1].map(|i| host.seqs[i]);
     let len = Error::ExtendLen { seq: a, len: 2, max: 1 };
-    bench.refuses(len, |bench| bench.plan(&[(0, 2)], &[Draft::chain(a)]));
+    host.refuses(len, |host| host.plan(&[(0, 2)], &[Draft::chain(a)]));
     let long = Error::DraftLen { len: 65, max: 64 };
-    bench.refuses(long, |bench| bench.plan(&[(1, 65)], &[Draft::chain(b)]));
+    host.refuses(long, |host| host.plan(&[(1, 65)], &[Draft::chain(b)]));
     // The next token of a step in flight may be planned, but is no draft: nobody knows it.
-    bench.plan(&[(0, 1)], &[]).expect("there is room");
+    host.plan(&[(0, 1)], &[]).expect("there is room");
     let pending = Error::ExtendLen { seq: a, len: 1, max: 0 };
-    bench.refuses(pending, |bench| bench.plan(&[(0, 1)], &[Draft::chain(a)]));
-    bench.plan(&[(0, 1), (1, 64)], &[Draft::chain(b)]).expect("64 are not too many");
+    host.refuses(pending, |host| host.plan(&[(0, 1)], &[Draft::chain(a)]));
+    host.plan(&[(0, 1), (1, 64)], &[Draft::chain(b)]).expect("64 are not too many");
 }
 
 #[test]
 fn masks_and_positions_that_make_no_sense_are_refused() {
-    let mut bench = Bench::new(&[3]);
-    let seq = bench.seqs[0];
+    let mut host = Host::new(&[3]);
+    let seq = host.seqs[0];
     let tree = set(&[0, 0, 0]);
     let (masks, positions) = (tree.masks(), tree.positions());
     assert_eq!((masks, positions), (&[0b1111_1100, 0b1111_1110, 0b1111_1101][..], &[5, 6, 6][..]));
     let arrays = |masks, positions| Error::DraftArrays { seq, masks, positions, len: 3 };
     for (m, p) in [(3, 2), (2, 3), (3, 0), (0, 3), (2, 2)] {
         let draft = Draft { seq, masks: &masks[..m], positions: &positions[..p] };
-        bench.refuses(arrays(m, p), |bench| bench.plan(&[(0, 3)], &[draft]));
+        host.refuses(arrays(m, p), |host| host.plan(&[(0, 3)], &[draft]));
     }
     let (long_masks, long_positions) = ([1; 4], [5; 4]);
     let draft = Draft { seq, masks: &long_masks, positions: &long_positions };
-    bench.refuses(arrays(4, 4), |bench| bench.plan(&[(0, 3)], &[draft]));
+    host.refuses(arrays(4, 4), |host| host.plan(&[(0, 3)], &[draft]));
 
     // Without its own bit, with a later one's, with that of a slot that is not there.
     let most = [0b1111_1100, 0b1111_1110, 0b1111_1111];
@@ -168,7 +168,7 @@ fn masks_and_positions_that_make_no_sense_are_refused() {
         let (own, most) = (4 >> token, most[token]);
         let error = Error::DraftMask { seq, token: token as u32, mask, own, most };
         let draft = Draft { seq, masks: &masks, positions };
-        bench.refuses(error, |bench| bench.plan(&[(0, 3)], &[draft]));
+        host.refuses(error, |host| host.plan(&[(0, 3)], &[draft]));
     }
 
     for (token, position) in [(0, 4), (0, 6), (1, 4), (1, 7), (2, 0), (2, 8), (2, u32::MAX)] {
@@ -177,79 +177,79 @@ fn masks_and_positions_that_make_no_sense_are_refused() {
         let (token, min) = (token as u32, COMPUTED);
         let error = Error::DraftPosition { seq, token, position, min, max: min + token };
         let draft = Draft { seq, masks, positions: &positions };
-        bench.refuses(error, |bench| bench.plan(&[(0, 3)], &[draft]));
+        host.refuses(error, |host| host.plan(&[(0, 3)], &[draft]));
     }
-    bench.plan(&[(0, 3)], &[tree.draft(seq)]).expect("this one makes sense");
+    host.plan(&[(0, 3)], &[tree.draft(seq)]).expect("this one makes sense");
 }
 
 #[test]
 fn drafts_that_do_not_fit_take_nothing() {
-    let mut bench = Bench::new(&[40, 60, 60, 60, 60]);
+    let mut host = Host::new(&[40, 60, 60, 60, 60]);
     let items: Vec<_> = (0..5).map(|i| (i, [40, 60, 60, 60, 60][i])).collect();
-    let drafts: Vec<_> = bench.seqs.iter().map(|&seq| Draft::chain(seq)).collect();
+    let drafts: Vec<_> = host.seqs.iter().map(|&seq| Draft::chain(seq)).collect();
     // Each has 2 pages of 64: 3 tokens of room, so 37 and 57 tokens in pages of 4.
     let error = Error::OutOfPages { wanted: 70, available: 54, after: None };
-    bench.refuses(error, |bench| bench.plan(&items, &drafts));
+    host.refuses(error, |host| host.plan(&items, &drafts));
 }
 
 #[test]
 fn drafts_that_wait_keep_their_sequence_as_it_is() {
-    let mut bench = Bench::new(&[3, 3]);
-    let [seq, other] = [0, 1].map(|i| bench.seqs[i]);
-    let step = bench.plan(&[(0, 3), (1, 3)], &[Draft::chain(seq)]).expect("there is room");
-    assert_eq!(bench.engine.extend_max(seq), Ok(0));
-    bench.engine.append(seq, &[TokenId::new(9)]).expect("behind the drafts");
+    let mut host = Host::new(&[3, 3]);
+    let [seq, other] = [0, 1].map(|i| host.seqs[i]);
+    let step = host.plan(&[(0, 3), (1, 3)], &[Draft::chain(seq)]).expect("there is room");
+    assert_eq!(host.engine.extend_max(seq), Ok(0));
+    host.engine.append(seq, &[TokenId::new(9)]).expect("behind the drafts");
     let error = Error::NotAccepted { seq, step };
-    bench.refuses(error, |bench| bench.plan(&[(0, 1)], &[]));
-    bench.refuses(error, |bench| bench.plan(&[(0, 1)], &[Draft::chain(seq)]));
-    bench.refuses(error, |bench| bench.engine.commit(step));
-    bench.refuses(error, |bench| bench.engine.preempt(seq, Keep::Publish));
-    bench.refuses(error, |bench| bench.engine.rollback(seq, 6));
-    bench.refuses(error, |bench| bench.engine.fork(seq, 1, 0).map(|_| ()).map_err(core));
+    host.refuses(error, |host| host.plan(&[(0, 1)], &[]));
+    host.refuses(error, |host| host.plan(&[(0, 1)], &[Draft::chain(seq)]));
+    host.refuses(error, |host| host.engine.commit(step));
+    host.refuses(error, |host| host.engine.preempt(seq, Keep::Publish));
+    host.refuses(error, |host| host.engine.rollback(seq, 6));
+    host.refuses(error, |host| host.engine.fork(seq, 1, 0).map(|_| ()).map_err(core));
     // Aborted, they are tokens like others.
-    bench.engine.abort(step).expect("it is open");
-    assert_eq!(bench.engine.extend_max(seq), Ok(4));
-    bench.engine.rollback(seq, 6).expect("they are drafts no more");
-    let step = bench.plan(&[(0, 1), (1, 3)], &[Draft::chain(other)]).expect("there is room");
+    host.engine.abort(step).expect("it is open");
+    assert_eq!(host.engine.extend_max(seq), Ok(4));
+    host.engine.rollback(seq, 6).expect("they are drafts no more");
+    let step = host.plan(&[(0, 1), (1, 3)], &[Draft::chain(other)]).expect("there is room");
     // Finished, they are nobody's.
-    bench.engine.finish(other).expect("it lives");
-    bench.engine.commit(step).expect("nobody's drafts wait");
-    bench.engine.verify().expect("all invariants hold");
-    assert_eq!(bench.engine.stats().drafts, 0, "no branch was kept");
+    host.engine.finish(other).expect("it lives");
+    host.engine.commit(step).expect("nobody's drafts wait");
+    host.engine.verify().expect("all invariants hold");
+    assert_eq!(host.engine.stats().drafts, 0, "no branch was kept");
 }
 
 #[test]
 fn what_cannot_be_accepted_is_refused() {
-    let mut bench = Bench::new(&[5, 3, 3, 1]);
-    let [a, b, c, plain] = [0, 1, 2, 3].map(|i| bench.seqs[i]);
+    let mut host = Host::new(&[5, 3, 3, 1]);
+    let [a, b, c, plain] = [0, 1, 2, 3].map(|i| host.seqs[i]);
     let tree = set(&[0, 0, 0, 1, 2]);
     let drafts = [tree.draft(a), Draft::chain(b)];
-    let step = bench.plan(&[(0, 5), (1, 3), (3, 1)], &drafts).expect("there is room");
-    let later = bench.plan(&[(2, 3)], &[Draft::chain(c)]).expect("there is room");
-    let refuses = |bench: &mut Bench, error, step, branches: &[Branch<'_>]| {
-        let accept = |bench: &mut Bench| {
-            bench.engine.accept_batch(step, branches).map(<[_]>::to_vec).map_err(core)
+    let step = host.plan(&[(0, 5), (1, 3), (3, 1)], &drafts).expect("there is room");
+    let later = host.plan(&[(2, 3)], &[Draft::chain(c)]).expect("there is room");
+    let refuses = |host: &mut Host, error, step, branches: &[Branch<'_>]| {
+        let accept = |host: &mut Host| {
+            host.engine.accept_batch(step, branches).map(<[_]>::to_vec).map_err(core)
         };
-        bench.refuses(error, accept);
+        host.refuses(error, accept);
     };
     let branch = |seq, tokens| Branch { seq, tokens };
 
     for unknown in [StepId::new(1), StepId::new(4), StepId::new(0)] {
-        refuses(&mut bench, Error::UnknownStep { step: unknown }, unknown, &[branch(a, &[0])]);
+        refuses(&mut host, Error::UnknownStep { step: unknown }, unknown, &[branch(a, &[0])]);
     }
     let stranger = SeqKey::default();
     let unknown = Error::UnknownSequence { seq: stranger };
-    refuses(&mut bench, unknown, step, &[branch(a, &[0]), branch(stranger, &[0])]);
+    refuses(&mut host, unknown, step, &[branch(a, &[0]), branch(stranger, &[0])]);
     // Of no drafts, and of another step's.
     let none = |seq| Error::NotDrafted { seq, step };
-    refuses(&mut bench, none(plain), step, &[branch(plain, &[0])]);
-    refuses(&mut bench, none(c), step, &[branch(a, &[0]), branch(c, &[0])]);
-    refuses(&mut bench, Error::NotDrafted { seq: a, step: later }, later, &[branch(a, &[0])]);
+    refuses(&mut host, none(plain), step, &[branch(plain, &[0])]);
+    refuses(&mut host, none(c), step, &[branch(a, &[0]), branch(c, &[0])]);
+    refuses(&mut host, Error::NotDrafted { seq: a, step: later }, later, &[branch(a, &[0])]);
     // Twice, and out of order.
     let twice = [branch(a, &[0]), branch(a, &[0])];
-    refuses(&mut bench, Error::RepeatedSequence { seq: a }, step, &twice);
+    refuses(&mut host, Error::RepeatedSequence { seq: a }, step, &twice);
     let turned = [branch(b, &[0]), branch(a, &[0])];
-    refuses(&mut bench, Error::RepeatedSequence { seq: a }, step, &turned);
+    refuses(&mut host, Error::RepeatedSequence { seq: a }, step, &turned);
     // The tree is 0 - 1 - 3 and 0 - 2 - 4.
     for (tokens, place) in [
         (&[1][..], 0),
@@ -263,27 +263,27 @@ fn what_cannot_be_accepted_is_refused() {
         (&[0, 1, 3, 64], 3),
     ] {
         let error = Error::NotABranch { seq: a, place, token: tokens[place] };
-        refuses(&mut bench, error, step, &[branch(a, tokens), branch(b, &[0, 1, 2])]);
+        refuses(&mut host, error, step, &[branch(a, tokens), branch(b, &[0, 1, 2])]);
     }
     let error = Error::NotABranch { seq: b, place: 1, token: 2 };
-    refuses(&mut bench, error, step, &[branch(a, &[0, 2, 4]), branch(b, &[0, 2])]);
+    refuses(&mut host, error, step, &[branch(a, &[0, 2, 4]), branch(b, &[0, 2])]);
 
     let good = [branch(a, &[0, 2, 4]), branch(b, &[])];
-    let moved = bench.engine.accept_batch(step, &good).expect("two branches").to_vec();
+    let moved = host.engine.accept_batch(step, &good).expect("two branches").to_vec();
     assert_eq!((moved.len(), moved[0].first, moved[0].keep), (1, COMPUTED, 0b10101));
-    let lens = [a, b].map(|seq| bench.engine.token_count(seq));
+    let lens = [a, b].map(|seq| host.engine.token_count(seq));
     assert_eq!(lens, [Ok(COMPUTED + 3), Ok(COMPUTED)]);
     // What is kept is kept once.
-    refuses(&mut bench, none(a), step, &[branch(a, &[0])]);
-    bench.engine.commit(step).expect("all branches are kept");
-    refuses(&mut bench, Error::UnknownStep { step }, step, &[branch(b, &[])]);
+    refuses(&mut host, none(a), step, &[branch(a, &[0])]);
+    host.engine.commit(step).expect("all branches are kept");
+    refuses(&mut host, Error::UnknownStep { step }, step, &[branch(b, &[])]);
     // A sequence that is preempted has no drafts.
-    bench.engine.preempt(plain, Keep::Publish).expect("it runs");
-    refuses(&mut bench, Error::Preempted { seq: plain }, later, &[branch(plain, &[0])]);
-    bench.engine.accept(later, c, &[0, 1]).expect("a branch");
-    bench.engine.commit(later).expect("it is accepted");
+    host.engine.preempt(plain, Keep::Publish).expect("it runs");
+    refuses(&mut host, Error::Preempted { seq: plain }, later, &[branch(plain, &[0])]);
+    host.engine.accept(later, c, &[0, 1]).expect("a branch");
+    host.engine.commit(later).expect("it is accepted");
 
-    let stats = bench.engine.stats();
+    let stats = host.engine.stats();
     assert_eq!((stats.drafts, stats.draft_tokens, stats.accepted_tokens), (3, 5 + 3 + 3, 3 + 2));
     assert!(stats.to_string().contains(", 5 of 11 in 3 drafts accepted\n"), "{stats}");
     let text = stats.prometheus().to_string();
@@ -298,17 +298,17 @@ fn what_cannot_be_accepted_is_refused() {
 fn a_sequence_keeps_a_token() {
     let pool = PoolConfig { page_size: 4, ..Default::default() };
     let engine = Engine::new(pool, Null).expect("the config is right");
-    let mut bench = Bench { engine, scratch: StepScratch::new(), seqs: Vec::new() };
+    let mut host = Host { engine, scratch: StepScratch::new(), seqs: Vec::new() };
     // All of its prompt is drafts.
     let prompt = [1, 2, 3].map(TokenId::new);
-    let seq = bench.engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
-    bench.seqs.push(seq);
-    let step = bench.plan(&[(0, 3)], &[Draft::chain(seq)]).expect("there is room");
-    bench.refuses(Error::RollbackLen { len: 0, min: 1, max: 3 }, |bench| {
-        bench.engine.accept(step, seq, &[]).map(<[_]>::to_vec).map_err(core)
+    let seq = host.engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
+    host.seqs.push(seq);
+    let step = host.plan(&[(0, 3)], &[Draft::chain(seq)]).expect("there is room");
+    host.refuses(Error::RollbackLen { len: 0, min: 1, max: 3 }, |host| {
+        host.engine.accept(step, seq, &[]).map(<[_]>::to_vec).map_err(core)
     });
-    bench.engine.accept(step, seq, &[0]).expect("one is left");
-    bench.engine.commit(step).expect("it is accepted");
+    host.engine.accept(step, seq, &[0]).expect("one is left");
+    host.engine.commit(step).expect("it is accepted");
 }
 
 #[test]

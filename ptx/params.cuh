@@ -17,7 +17,7 @@ using u64 = unsigned long long;
 #endif
 #define KV_AT(type, field, at) static_assert(KV_OFFSET(type, field) == at, #type "." #field)
 
-// One sequence of a step (src/plan.rs BatchRow).
+// One sequence of a step (src/plan/mod.rs BatchRow).
 #define TREE_ROW 0x80000000u  // beside `row`, here and in ExtendWork: a tree of drafts, which has masks
 struct BatchRow {
     u32 row;         // its row in the page tables, | TREE_ROW
@@ -35,7 +35,8 @@ KV_AT(BatchRow, kv_len, 12);
 #define PAGE_TOKENS_MAX 1024
 #define KV_HEADS_MAX 65535
 
-// Attention: the kernels attend_decode_*, attend_extend_* and attend_f32 take the same struct.
+// Attention: the kernels attend_decode_*, attend_extend_*, attend_f32, attend_latent_* and attend_latent_join_* take the same struct;
+// others have it in front of their own (fp8, shared, selected).
 struct AttendParams {
     u64 q;              // [tokens, q_heads, head_dim], rows q_stride apart, 16-byte aligned
     u64 out;            // [tokens, q_heads, head_dim], rows out_stride apart, 16-byte aligned
@@ -51,7 +52,8 @@ struct AttendParams {
     u64 batch_rows;     // BatchRow[batch]
     u64 plan;           // u32: the planner's words for this kernel (src/backend/cuda/split/), 16-byte aligned
     u64 partial;        // f32 scratch for split sums, 16-byte aligned
-    u64 counters;       // u32, zero before the first launch; each launch leaves them zero
+    u64 counters;       // u32, zero before the first launch; each launch leaves them zero. attend_latent_*_sm90a and their join: f32 [slots, 64, 2],
+                        // the tops of partial sums
     u64 page_magic;     // ceil(2^32 / page_size): position / page_size == position * page_magic >> 32
     u64 chunk_magic;    // ceil(2^32 / chunk_pages)
     u32 page_size;      // tokens of a page, 1..=PAGE_TOKENS_MAX
@@ -60,7 +62,7 @@ struct AttendParams {
     u32 chunk_base;     // words of all directories: rows * chunks_per_row
     u32 q_heads;
     u32 kv_heads;       // attend_decode_*: at most KV_HEADS_MAX
-    u32 group;          // q_heads / kv_heads, 1..=16
+    u32 group;          // q_heads / kv_heads, 1..=16, of latent rows 1..=128
     u32 batch;          // batch rows, padding included
     u32 window;         // sliding window: a query at p sees positions above p - window; 0: none
     float scale;        // factor of the logits

@@ -27,13 +27,15 @@ use crate::plan::BatchRow;
 /// Most tokens of a page: `attend_decode_*` keeps a slot of it in ten bits of a word.
 pub const PAGE_TOKENS_MAX: u32 = 1024;
 
-/// Most K and V heads of a 16-bit pool: `attend_decode_*` keeps a head in sixteen bits of that word.
+/// Most K and V heads where rows have 16 bits, over pools of fp8 too: `attend_decode_*` keeps a head in sixteen bits of
+/// that word.
 pub const KV_HEADS_MAX: u32 = 65535;
 
 const _: () =
     assert!(PAGE_SIZE_MAX <= PAGE_TOKENS_MAX, "attend_decode.cuh has no bits for the slot");
 
-/// What `attend_decode_*`, `attend_extend_*` and `attend_f32` take, by value.
+/// What `attend_decode_*`, `attend_extend_*`, `attend_f32`, `attend_latent_*` and `attend_latent_join_*` take, by value;
+/// others have it in front of their own.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
 pub struct AttendParams {
@@ -66,7 +68,8 @@ pub struct AttendParams {
     pub plan: u64,
     /// Device address of f32 scratch for partial sums, 16-byte aligned.
     pub partial: u64,
-    /// Device address of u32 counters: zero before the first launch; each launch leaves them zero.
+    /// Device address of u32 counters: zero before the first launch; each launch leaves them zero. Of
+    /// `attend_latent_*_sm90a` and their join: f32 `[slots, 64, 2]`, the tops of partial sums.
     pub counters: u64,
     /// `ceil(2^32 / page_size)`: see [`magic`].
     pub page_magic: u64,
@@ -84,7 +87,7 @@ pub struct AttendParams {
     pub q_heads: u32,
     /// K and V heads.
     pub kv_heads: u32,
-    /// `q_heads / kv_heads`, 1 to 16.
+    /// `q_heads / kv_heads`, 1 to 16, of latent rows to 128.
     pub group: u32,
     /// Batch rows, padding included.
     pub batch: u32,

@@ -2,7 +2,7 @@
 //!
 //! Not here: labels and scores (`labels.rs`), attention over lists (`attend.rs`).
 
-use super::check::{check_lists, check_pool, row_stride};
+use super::check::{check_packed, check_pool, row_stride};
 use super::error::CudaError;
 use super::kernels::RESOLVE_SELECTION;
 use super::launch::Start;
@@ -47,7 +47,8 @@ impl SparseBackend for Cuda {
         }
         let lists = plan.rows.len() * layout.kv_heads() as usize;
         let DeviceRowsMut { address, stride, bytes, .. } = positions;
-        check_lists((address, stride, bytes), lists, select.top)?;
+        let packed = (address, stride, bytes);
+        check_packed(Operand::Selection, packed, lists, select.top as usize)?;
         labels.check(plan)?;
         if !labels.used {
             if raw::is_capturing(stream)? {
@@ -106,7 +107,8 @@ impl Cuda {
         self.gpu.check_same(selection.positions.device)?;
         let DeviceRows { address, stride, bytes, .. } = selection.positions;
         let lists = plan.rows.len() * self.pool.layout().kv_heads() as usize;
-        check_lists((address, stride, bytes), lists, selection.top)
+        let packed = (address, stride, bytes);
+        check_packed(Operand::Selection, packed, lists, selection.top as usize)
     }
 
     /// Finds the slots of a selection for a variant's kernel, in front of which this is launched.

@@ -56,18 +56,10 @@ pub(super) fn attend_strides(
     if [q.address, out.address, q_stride, out_stride].iter().any(|x| x % align != 0) {
         return Err(CudaError::RowsAlignment { align: align as u32 });
     }
-    lse.map_or(Ok(()), |lse| check_sums(lse, tokens, heads))?;
-    Ok((q_stride, out_stride))
-}
-
-/// Refuses a log-sum-exp that is not packed, too short or not aligned.
-fn check_sums(lse: &DeviceRowsMut<'_>, tokens: usize, heads: usize) -> Result<(), CudaError> {
-    row_stride(Operand::Lse, lse.stride, lse.bytes, tokens, heads, Dtype::F32)?;
-    if let Some(stride) = lse.stride.filter(|&stride| stride != heads) {
-        return Err(PlanError::Stride { operand: Operand::Lse, stride, width: heads }.into());
+    if let Some(&DeviceRowsMut { address, stride, bytes, .. }) = lse {
+        check_packed(Operand::Lse, (address, stride, bytes), tokens, heads)?;
     }
-    let aligned = lse.address.is_multiple_of(4);
-    if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
+    Ok((q_stride, out_stride))
 }
 
 /// Refuses sinks that are fewer than the query heads, or not aligned.
@@ -77,14 +69,14 @@ pub(super) fn check_sinks(sinks: &DeviceRows<'_>, q_heads: u32) -> Result<(), Cu
     if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
 }
 
-/// Refuses lists of positions, at an address with a stride and bytes, that are not packed, too few or not aligned.
-pub(super) fn check_lists(
+/// Refuses rows of so many words, at an address with a stride and bytes, that are not packed, too few or not aligned.
+pub(super) fn check_packed(
+    operand: Operand,
     (address, stride, bytes): (u64, Option<usize>, u64),
-    lists: usize,
-    top: u32,
+    rows: usize,
+    width: usize,
 ) -> Result<(), CudaError> {
-    let (operand, width) = (Operand::Selection, top as usize);
-    row_stride(operand, stride, bytes, lists, width, Dtype::F32)?;
+    row_stride(operand, stride, bytes, rows, width, Dtype::F32)?;
     if let Some(stride) = stride.filter(|&stride| stride != width) {
         return Err(PlanError::Stride { operand, stride, width }.into());
     }
@@ -171,16 +163,17 @@ mod tests {
     }
 
     #[test]
-    fn log_sum_exp_is_packed_and_aligned() {
-        // SAFETY: nothing is launched.
-        let sums = |address, stride| unsafe { DeviceRowsMut::from_raw(address, stride) };
-        assert_eq!(check_sums(&sums(4096, None), 3, 8), Ok(()));
-        assert_eq!(check_sums(&sums(4096, Some(8)), 3, 8), Ok(()));
-        let strided = check_sums(&sums(4096, Some(9)), 3, 8);
+    fn sums_and_lists_are_packed_and_aligned() {
+        let sums = |address, stride| check_packed(Operand::Lse, (address, stride, 96), 3, 8);
+        assert_eq!(sums(4096, None), Ok(()));
+        assert_eq!(sums(4096, Some(8)), Ok(()));
+        let wide = check_packed(Operand::Lse, (4096, Some(9), 1 << 20), 3, 8);
         let stride = PlanError::Stride { operand: Operand::Lse, stride: 9, width: 8 };
-        assert_eq!(strided, Err(stride.into()));
-        let odd = check_sums(&sums(4098, None), 3, 8);
-        assert_eq!(odd, Err(CudaError::RowsAlignment { align: 4 }));
+        assert_eq!(wide, Err(stride.into()));
+        assert_eq!(sums(4098, None), Err(CudaError::RowsAlignment { align: 4 }));
+        let operand = Operand::Selection;
+        let short = PlanError::Length { operand, actual: 23, wanted: 24 };
+        assert_eq!(check_packed(operand, (4096, None, 95), 3, 8), Err(short.into()));
     }
 
     #[test]

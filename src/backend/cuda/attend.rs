@@ -218,8 +218,7 @@ impl Variants {
         // One token a row, or none: every sequence decodes, whichever step the graph is replayed for.
         let decode_only = image.token_count <= image.row_count;
         let capturing = is_capturing(stream)?;
-        // A graph is launched in order as a whole.
-        let decode_start = if capturing { Start::Pdl } else { *start };
+        let decode_start = start.first(capturing);
         let decode = variant.count.decode_units > 0 || capturing;
         let extend = variant.count.extend_items > 0 || (capturing && !decode_only);
         let shared = variant.shared.as_ref();
@@ -262,8 +261,8 @@ impl Variants {
             // SAFETY: as above.
             unsafe { kernel.launch(gpu, blocks, params, beside, Start::InOrder, stream) }?;
         }
-        if !capturing && (decode || extend) {
-            *start = Start::Pdl;
+        if decode || extend {
+            start.launched(capturing);
         }
         Ok(())
     }

@@ -5,7 +5,6 @@
 use super::check::{check_packed, check_pool, row_stride};
 use super::error::CudaError;
 use super::kernels::RESOLVE_SELECTION;
-use super::launch::Start;
 use super::memory::{DeviceRows, DeviceRowsMut};
 use super::opened::Cuda;
 use super::params::{AttendParams, SelectParams};
@@ -66,15 +65,12 @@ impl SparseBackend for Cuda {
         let params = self.attend_params(&image, layer, &attend)?;
         let params = AttendParams { q: q.address, q_stride, ..params };
         let capturing = raw::is_capturing(stream)?;
-        // A graph is launched in order as a whole.
-        let start = if capturing { Start::Pdl } else { self.stage.start };
+        let start = self.stage.start.first(capturing);
         let labels = self.labels.as_ref().expect("the pool keeps labels");
         let (of, list) = ((layer, params), (address, select.top));
         // SAFETY: q and the lists were checked above, the plan when it was staged.
         unsafe { labels.select(&self.gpu, &self.pool, &image, of, list, (start, stream)) }?;
-        if !capturing {
-            self.stage.start = Start::Pdl;
-        }
+        self.stage.start.launched(capturing);
         Ok(())
     }
 
@@ -133,13 +129,11 @@ impl Cuda {
             ..SelectParams::default()
         };
         let capturing = raw::is_capturing(stream)?;
-        let start = if capturing { Start::Pdl } else { self.stage.start };
+        let start = self.stage.start.first(capturing);
         let (grid, block) = ((lists, 1), (256, 1));
         // SAFETY: the caller's; the buffers have room for the rows of every step.
         unsafe { self.gpu.launch(&RESOLVE_SELECTION, grid, block, stream, &params, start) }?;
-        if !capturing {
-            self.stage.start = Start::Pdl;
-        }
+        self.stage.start.launched(capturing);
         Ok(())
     }
 }

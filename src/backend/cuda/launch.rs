@@ -78,6 +78,21 @@ pub(super) enum Start {
     Pdl,
 }
 
+impl Start {
+    /// When a kernel may start that can be the first one after `load_plan`. A graph is launched in order as a whole, so
+    /// in a capture it may be by PDL.
+    pub fn first(self, capturing: bool) -> Self {
+        if capturing { Self::Pdl } else { self }
+    }
+
+    /// Such a kernel was launched: those behind it start later, and so see the plan. A capture launches nothing.
+    pub fn launched(&mut self, capturing: bool) {
+        if !capturing {
+            *self = Self::Pdl;
+        }
+    }
+}
+
 impl Gpu {
     /// The kernel's handle. The context is bound.
     pub(super) fn function<P>(&self, kernel: &Kernel<P>) -> Result<Function, CudaError> {

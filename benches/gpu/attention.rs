@@ -7,7 +7,7 @@ use kvarena::{Attend, Backend, LayerId, Layout, OpenBackend, PlaneName, SlotId, 
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, pool, table};
-use crate::report::{Rate, Report};
+use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
 const HEAD_DIM: u32 = 128;
@@ -67,7 +67,7 @@ impl<'a> Bench<'a> {
 
     /// Times one batch; whether a few of its rows are right.
     fn run(&mut self, lens: &[(u32, u32)], q_heads: u32, how: How) -> Outcome<(f64, bool)> {
-        let forest = Forest { spans: Vec::new(), own: lens.iter().map(|len| len.1).collect() };
+        let forest = Forest::alone(lens.iter().map(|len| len.1));
         let news: Vec<u32> = lens.iter().map(|len| len.0).collect();
         self.run_forest(&forest, &news, q_heads, how)
     }
@@ -109,7 +109,7 @@ impl<'a> Bench<'a> {
         let layout = *self.cuda.layout();
         let rows = self.q.bytes() / set;
         let (group, count) = (attend.q_heads / layout.kv_heads(), batch.rows.len());
-        let (mut wrong, mut norm) = (0.0, 0.0);
+        let mut distance = Distance::default();
         for index in [0, count / 2, count - 1] {
             let row = batch.rows[index];
             for token in [0, row.extend_len - 1] {
@@ -138,13 +138,10 @@ impl<'a> Bench<'a> {
                 let none = f32::NEG_INFINITY;
                 let exact = attention(attend, &q, &k, &v, (1, 0), position as usize, none);
                 let got: Vec<half::bf16> = self.out.read(at, HEAD_DIM as usize)?;
-                for (x, y) in got.iter().zip(&exact.out) {
-                    wrong += (x.to_f64() - y).powi(2);
-                    norm += y * y;
-                }
+                distance.add(&got, &exact.out);
             }
         }
-        Ok((wrong / norm).sqrt() < 1e-2)
+        Ok(distance.is_small())
     }
 }
 
@@ -215,7 +212,7 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     ];
     let plain =
         [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf()), ("b16 4096", vec![4_096; 16])];
-    let plain = plain.map(|(name, own)| (name, Forest { spans: Vec::new(), own }));
+    let plain = plain.map(|(name, own)| (name, Forest::alone(own)));
     let noise = Noise::new(gpu)?;
     let heads = (8, 16, Layout::LayerFirst);
     let mut flat = Bench::new(gpu, &noise, heads, (4, 1 << 20))?;
@@ -265,14 +262,13 @@ pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
                     continue;
                 }
                 let (q, p) = (f64::from(new), f64::from(cached));
-                let flop = f64::from(b) * 4.0 * 128.0 * 32.0 * (q * p + q * (q + 1.0) / 2.0);
                 let bytes = f64::from(b) * ((q + p) * 4096.0 + q * 16_384.0);
                 let sets = ((256e6 / bytes).ceil() as u32).clamp(1, 8);
                 let mut bench = Bench::new(gpu, &noise, (8, page_size, layout), (sets, 1 << 20))?;
                 let lens = vec![(new, new + cached); b as usize];
                 let (us, ok) = bench.run(&lens, 32, How::Row)?;
                 let case = format!("B{b} q{new} prefix{cached} {}", of(page_size, layout));
-                report.row("extend", &case, "kvarena", us, Rate::Flop(flop), ok);
+                report.row("extend", &case, "kvarena", us, Rate::extend(b, new, cached), ok);
             }
         }
     }

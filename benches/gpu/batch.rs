@@ -47,6 +47,13 @@ pub struct Forest {
     pub own: Vec<u32>,
 }
 
+impl Forest {
+    /// Rows that share nothing.
+    pub fn alone(own: impl IntoIterator<Item = u32>) -> Self {
+        Self { spans: Vec::new(), own: own.into_iter().collect() }
+    }
+}
+
 /// One step, owned.
 pub struct Batch {
     step: u64,

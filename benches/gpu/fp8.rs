@@ -13,7 +13,7 @@ use kvarena::{
 use crate::Outcome;
 use crate::attention::zipf;
 use crate::batch::{Batch, Forest, Noise, distinct, table};
-use crate::report::{Rate, Report};
+use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
 const HEAD_DIM: u32 = 128;
@@ -135,7 +135,7 @@ impl<'a> Bench<'a> {
     /// Times one batch of new and all tokens; whether a few of its rows are right.
     fn run(&mut self, lens: &[(u32, u32)]) -> Outcome<(f64, bool)> {
         self.step += 1;
-        let forest = Forest { spans: Vec::new(), own: lens.iter().map(|len| len.1).collect() };
+        let forest = Forest::alone(lens.iter().map(|len| len.1));
         let news: Vec<u32> = lens.iter().map(|len| len.0).collect();
         let layout = *self.cuda.layout();
         let table = table(layout.page_size());
@@ -190,7 +190,7 @@ impl<'a> Bench<'a> {
     fn check(&mut self, batch: &Batch, attend: &Attend, set: u64) -> Outcome<bool> {
         let page_size = self.cuda.layout().page_size();
         let rows = self.q.bytes() / set;
-        let (mut wrong, mut norm) = (0.0, 0.0);
+        let mut distance = Distance::default();
         for index in [0, batch.rows.len() - 1] {
             let row = batch.rows[index];
             for token in [0, row.extend_len - 1] {
@@ -215,13 +215,10 @@ impl<'a> Bench<'a> {
                 let exact =
                     attention(attend, &q, &k, &v, (1, 0), position as usize, f32::NEG_INFINITY);
                 let got: Vec<half::bf16> = self.out.read(at, HEAD_DIM as usize)?;
-                for (x, y) in got.iter().zip(&exact.out) {
-                    wrong += (x.to_f64() - y).powi(2);
-                    norm += y * y;
-                }
+                distance.add(&got, &exact.out);
             }
         }
-        Ok((wrong / norm).sqrt() < 1e-2)
+        Ok(distance.is_small())
     }
 }
 
@@ -249,11 +246,9 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     for (kind, name) in KINDS {
         let mut bench = Bench::new(gpu, noise, kind, 16, 1)?;
         for (b, new, cached) in [(8, 2_048, 30_720), (1, 2_048, 0)] {
-            let (q, p) = (f64::from(new), f64::from(cached));
-            let flop = f64::from(b) * 4.0 * 128.0 * 32.0 * (q * p + q * (q + 1.0) / 2.0);
             let (us, ok) = bench.run(&vec![(new, new + cached); b as usize])?;
             let case = format!("extend B{b} q{new} prefix{cached} page16");
-            report.row("fp8", &case, name, us, Rate::Flop(flop), ok);
+            report.row("fp8", &case, name, us, Rate::extend(b, new, cached), ok);
         }
     }
     store(gpu, noise.0, report)

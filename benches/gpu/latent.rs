@@ -10,7 +10,7 @@ use kvarena::{
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, table};
-use crate::report::{Rate, Report};
+use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
 const RANK: u32 = 512;
@@ -53,7 +53,7 @@ impl<'a> Bench<'a> {
     fn run(&mut self, lens: &[(u32, u32)], q_heads: u32) -> Outcome<(f64, bool)> {
         self.step += 1;
         let layout = *self.cuda.layout();
-        let forest = Forest { spans: Vec::new(), own: lens.iter().map(|len| len.1).collect() };
+        let forest = Forest::alone(lens.iter().map(|len| len.1));
         let news: Vec<u32> = lens.iter().map(|len| len.0).collect();
         let table = table(layout.page_size());
         let batch = Batch::forest(self.step, &layout, &table, &forest, &news, &mut self.rng);
@@ -73,7 +73,7 @@ impl<'a> Bench<'a> {
     /// A few (token, head) pairs of a few sequences in the last layer against float64.
     fn check(&mut self, batch: &Batch, attend: &Attend) -> Outcome<bool> {
         let layout = *self.cuda.layout();
-        let (mut wrong, mut norm) = (0.0, 0.0);
+        let mut distance = Distance::default();
         for index in [0, batch.rows.len() / 2, batch.rows.len() - 1] {
             let row = batch.rows[index];
             let token = self.rng.below(row.extend_len.into()) as u32;
@@ -95,12 +95,9 @@ impl<'a> Bench<'a> {
             let none = f32::NEG_INFINITY;
             let exact = attention(attend, &q, &k, &v, (1, 0), position as usize, none);
             let got: Vec<half::bf16> = self.out.read(2 * at * u64::from(RANK), RANK as usize)?;
-            for (x, y) in got.iter().zip(&exact.out) {
-                wrong += (x.to_f64() - y).powi(2);
-                norm += y * y;
-            }
+            distance.add(&got, &exact.out);
         }
-        Ok((wrong / norm).sqrt() < 1e-2)
+        Ok(distance.is_small())
     }
 }
 

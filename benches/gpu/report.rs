@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use half::bf16;
+
 use crate::Outcome;
 
 /// What a row counts per second.
@@ -13,6 +15,37 @@ pub enum Rate {
     Flop(f64),
     /// Nothing.
     None,
+}
+
+impl Rate {
+    /// Operations of attention of 32 heads of 128: so many rows of `new` tokens each, behind `cached` others.
+    pub fn extend(rows: u32, new: u32, cached: u32) -> Self {
+        let (new, cached) = (f64::from(new), f64::from(cached));
+        let pairs = new * cached + new * (new + 1.0) / 2.0;
+        Self::Flop(f64::from(rows) * 4.0 * 128.0 * 32.0 * pairs)
+    }
+}
+
+/// How far rows are from exact ones: the norm of the difference over theirs.
+#[derive(Debug, Default)]
+pub struct Distance {
+    wrong: f64,
+    norm: f64,
+}
+
+impl Distance {
+    /// Takes in a row.
+    pub fn add(&mut self, row: &[bf16], exact: &[f64]) {
+        for (x, y) in row.iter().zip(exact) {
+            self.wrong += (x.to_f64() - y).powi(2);
+            self.norm += y * y;
+        }
+    }
+
+    /// Whether it is what rounding to bf16 may do.
+    pub fn is_small(&self) -> bool {
+        (self.wrong / self.norm).sqrt() < 1e-2
+    }
 }
 
 /// Rows so far.

@@ -10,7 +10,7 @@ use kvarena::{
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, table};
-use crate::report::{Rate, Report};
+use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
 const HEAD_DIM: u32 = 128;
@@ -66,7 +66,7 @@ impl<'a> Bench<'a> {
     /// Times a batch of rows of one new token each.
     fn run(&mut self, rows: u32, len: u32, report: &mut Report) -> Outcome<()> {
         let layout = *self.cuda.layout();
-        let forest = Forest { spans: Vec::new(), own: vec![len; rows as usize] };
+        let forest = Forest::alone(vec![len; rows as usize]);
         let news = vec![1; rows as usize];
         let batch = Batch::forest(1, &layout, &table(PAGE_SIZE), &forest, &news, &mut self.rng);
         let plan = batch.plan();
@@ -114,7 +114,7 @@ impl<'a> Bench<'a> {
 
     /// Some lists of the last layer against a sort, and what was attended to by them against float64.
     fn check(&mut self, batch: &Batch, attend: &Attend) -> Outcome<[bool; 2]> {
-        let (mut right, mut wrong, mut norm) = (true, 0.0, 0.0);
+        let (mut right, mut distance) = (true, Distance::default());
         for index in [0, batch.rows.len() / 2, batch.rows.len() - 1] {
             let head = self.rng.below(Q_HEADS.into()) as u32;
             let kv_head = head / (Q_HEADS / KV_HEADS);
@@ -131,12 +131,9 @@ impl<'a> Bench<'a> {
             let none = f32::NEG_INFINITY;
             let exact = attention(attend, &q, &k, &v, (1, 0), list.len() - 1, none);
             let got: Vec<half::bf16> = self.out.read(2 * at, HEAD_DIM as usize)?;
-            for (x, y) in got.iter().zip(&exact.out) {
-                wrong += (x.to_f64() - y).powi(2);
-                norm += y * y;
-            }
+            distance.add(&got, &exact.out);
         }
-        Ok([right, (wrong / norm).sqrt() < 1e-2])
+        Ok([right, distance.is_small()])
     }
 
     /// One head of a position in a plane of the last layer.

@@ -12,7 +12,7 @@ mod latent;
 mod moves;
 mod sparse;
 
-pub use latent::{AttendLatentFp8Params, LayerRope, StoreLatentFp8Params};
+pub use latent::{AttendLatentFp8Params, LatentJoin, LayerRope, StoreLatentFp8Params};
 pub use moves::{
     COMPACTIONS_MAX, COPY_PAGES_MAX, CompactSlotsParams, CopyPagesParams, LoadPlanParams,
     ROWS_BF16, ROWS_F16, ROWS_F32, StoreCacheParams, StoreFp8Params,
@@ -288,20 +288,6 @@ pub struct AttendSharedParams {
     pub span_tops: u64,
 }
 
-/// Parts of an item that `attend_latent_join_*` joins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub struct LatentJoin {
-    /// The sequence's first query row.
-    pub qo_start: u32,
-    /// The item's first packed query row.
-    pub q_begin: u32,
-    /// Packed query rows of the sequence.
-    pub rows: u32,
-    /// `slot << 16 | parts`: the first part's slot, and how many follow one another.
-    pub part: u32,
-}
-
 /// The factor that divides by `divisor`: `n / divisor == n * magic >> 32`.
 ///
 /// Exact for all 32-bit `n` where `divisor` is a power of two, else for `n < 2^32 / divisor`.
@@ -357,7 +343,6 @@ layout_is! {
         attend 0 shares 208 spans 216 works 224 members 232 tickets 240 tops 248 span_partial 256
         span_tops 264
     }
-    LatentJoin 16 { qo_start 0 q_begin 4 rows 8 part 12 }
 }
 
 #[cfg(test)]

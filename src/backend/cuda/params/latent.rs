@@ -1,8 +1,24 @@
-//! What the kernels over latent rows of fp8 are given.
+//! What kernels over latent rows are given that no others are.
 
 use core::mem::{offset_of, size_of};
 
+use bytemuck::{Pod, Zeroable};
+
 use super::{AttendParams, LayerScales, StoreFp8Params};
+
+/// Parts of an item that `attend_latent_join_*` joins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct LatentJoin {
+    /// The sequence's first query row.
+    pub qo_start: u32,
+    /// The item's first packed query row.
+    pub q_begin: u32,
+    /// Packed query rows of the sequence.
+    pub rows: u32,
+    /// `slot << 16 | parts`: the first part's slot, and how many follow one another.
+    pub part: u32,
+}
 
 /// Where what is not quantised of one layer's latent rows of fp8 is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -41,6 +57,7 @@ pub struct StoreLatentFp8Params {
 }
 
 super::layout_is! {
+    LatentJoin 16 { qo_start 0 q_begin 4 rows 8 part 12 }
     LayerRope 24 { at 0 page_stride 8 slot_stride 16 elements 20 }
     AttendLatentFp8Params 264 { attend 0 scales 208 rope 240 }
     StoreLatentFp8Params 152 { store 0 rope 128 }

@@ -12,13 +12,14 @@ pub mod cuda;
 mod null;
 mod open;
 mod open_steps;
+mod plan_error;
 mod sparse;
 
-pub use check::{Operand, PlanError};
 pub use cpu::{Cpu, CpuError, CpuOptions, CpuRows, CpuRowsMut, Elements, ElementsMut};
 pub use null::Null;
 pub use open::OpenBackend;
 pub use open_steps::OpenSteps;
+pub use plan_error::{Operand, PlanError};
 pub use sparse::{NO_POSITION, Select, Selection, SparseBackend};
 
 use crate::id::LayerId;

@@ -25,9 +25,8 @@ use half::bf16;
 pub use error::CpuError;
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
-use super::check::{self, Operand, PlanError};
 use super::sparse::{self, Select, Selection, SparseBackend};
-use super::{Attend, Backend, OpenBackend, OpenSteps, Queries};
+use super::{Attend, Backend, OpenBackend, OpenSteps, Operand, PlanError, Queries, check};
 use crate::id::LayerId;
 use crate::layout::{KvScales, LabelChannels, PlaneName, PoolLayout, Strides, TableShape};
 use crate::memory::OutOfMemory;

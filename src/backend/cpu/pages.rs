@@ -8,7 +8,7 @@ use super::number::Number;
 use super::pool::with_number;
 use super::rows::Elements;
 use super::scales::{Row, byte};
-use crate::backend::check::{self, PlanError};
+use crate::backend::{PlanError, check};
 use crate::id::{LayerId, PageId, RowId, SlotId};
 use crate::layout::{Plane, PlaneName, PoolLayout};
 use crate::plan::PageCopy;

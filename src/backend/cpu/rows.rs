@@ -5,7 +5,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::number::{Number, convert};
-use crate::backend::check::{Operand, PlanError, row_stride};
+use crate::backend::check::row_stride;
+use crate::backend::{Operand, PlanError};
 use crate::layout::Dtype;
 
 /// Numbers to read, in any element type.

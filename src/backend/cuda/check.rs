@@ -7,8 +7,7 @@ use super::error::CudaError;
 use super::memory::{DeviceRows, DeviceRowsMut};
 use super::params::KV_HEADS_MAX;
 use super::pool::Pool;
-use crate::backend::check::{self, Operand, PlanError};
-use crate::backend::{Attend, sparse};
+use crate::backend::{Attend, Operand, PlanError, check, sparse};
 use crate::layout::{Dtype, PoolLayout};
 
 /// Bytes from row to row, if the rows fit. `width` elements a row.

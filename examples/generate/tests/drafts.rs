@@ -13,6 +13,7 @@ use generate::draft::Drafting;
 use generate::model::Model;
 use generate::request::Request;
 use generate::sample::Sampling;
+use generate::tally::Tally;
 use kvarena::{KvDtype, PrefixMode, Scaling};
 
 const GPT_OSS: &str = MIXTURES[1];
@@ -200,6 +201,40 @@ fn failed_steps_change_nothing_of_drafts() {
                 same(&format!("{name}, {setting:?}"), &ran, &plain);
                 assert!(ran.tally.aborted_steps > 0);
             }
+        }
+    }
+}
+
+/// A stream that is resumed computes what it had said again, a piece at a time: a piece of one token is not yet the token
+/// that drafts follow.
+#[test]
+fn a_resumed_stream_has_no_drafts_before_its_last_token() {
+    let (model, requests) = read("qwen3-tiny");
+    // Prompts so short that all have said something when the pool is full.
+    let words = &requests.last().expect("prompts").prompt;
+    let short = [3, 2, 2, 1].into_iter().zip(words.chunks(8));
+    let mut short: Vec<Request> = short
+        .map(|(len, words)| Request { prompt: words[..len].to_vec(), ..requests[0].clone() })
+        .collect();
+    for chunk in [1, 2] {
+        // Without prefixes everything is computed again.
+        let (way, prefix) = (Way::SmallPool, PrefixMode::None);
+        let setting = Setting { way, chunk, prefix, page_size: 4, ..Setting::default() };
+        let plain = serve(&model, &short, setting);
+        assert!(plain.tally.preemptions > 0, "chunks of {chunk}");
+        for (number, request) in short.iter_mut().enumerate() {
+            let prompt = request.prompt.iter().map(|token| token.raw());
+            let said = plain.heard.tokens[&(number, 0)].iter().copied();
+            request.prediction = prompt.chain(said).collect();
+        }
+        for rule in [chain(4), tree(9)] {
+            let ran = serve(&model, &short, Setting { drafts: Some(rule), ..setting });
+            same(&format!("chunks of {chunk}, {rule:?}"), &ran, &plain);
+            let Tally { preemptions, accepted, .. } = ran.tally;
+            assert!(
+                preemptions > 0 && accepted > 0,
+                "{chunk}, {rule:?}: {preemptions}, {accepted}"
+            );
         }
     }
 }

@@ -37,6 +37,8 @@ pub struct Setting {
     pub layout: Layout,
     pub prefix: PrefixMode,
     pub way: Way,
+    /// Prompt tokens of a step, where the way does not say.
+    pub chunk: u32,
     pub overlap: bool,
     pub fail_every: Option<u64>,
     pub drafts: Option<Drafting>,
@@ -50,6 +52,7 @@ impl Default for Setting {
             layout: Layout::PageFirst,
             prefix: PrefixMode::Radix,
             way: Way::AllAtOnce,
+            chunk: 512,
             overlap: false,
             fail_every: None,
             drafts: None,
@@ -127,7 +130,7 @@ pub fn serve_by<R: Runner<Backend = Cpu>>(
         ..EngineConfig::from(pool)
     };
     let policy = Policy {
-        chunk: if setting.way == Way::ChunksOf7 { 7 } else { 512 },
+        chunk: if setting.way == Way::ChunksOf7 { 7 } else { setting.chunk },
         concurrency: if setting.way == Way::OneByOne { 1 } else { 16 },
         overlap: setting.overlap,
         fail_every: setting.fail_every,

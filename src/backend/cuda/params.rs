@@ -34,8 +34,8 @@ pub const KV_HEADS_MAX: u32 = 65535;
 const _: () =
     assert!(PAGE_SIZE_MAX <= PAGE_TOKENS_MAX, "attend_decode.cuh has no bits for the slot");
 
-/// What `attend_decode_*`, `attend_extend_*`, `attend_f32`, `attend_latent_*` and `attend_latent_join_*` take, by value;
-/// others have it in front of their own.
+/// What `attend_decode_*`, `attend_extend_*`, `attend_f32`, `attend_latent_*` and `attend_latent_join_*` take, by
+/// value; others have it in front of their own.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
 pub struct AttendParams {

@@ -61,7 +61,7 @@ pub enum PlanBytesError {
         /// The first token whose mask is off; the number of tokens, if that of the masks is.
         token: usize,
     },
-    /// A [`StepEnd`] that neither completes nor aborts.
+    /// A [`StepEnd`](super::StepEnd) that neither completes nor aborts.
     StepEnd {
         /// The number that stands for what it does.
         kind: u64,

@@ -36,6 +36,10 @@ pub struct Stream {
     pub tokens: Vec<u32>,
     /// Prompt tokens that needed no computing when it was first admitted.
     pub cached_tokens: u32,
+    /// Drafts of it that steps have checked.
+    pub drafted: u32,
+    /// Those of them that came true.
+    pub accepted: u32,
     /// Why it ended; none while it goes on.
     pub finish: Option<Finish>,
     pub(crate) asked: RequestKey,
@@ -65,6 +69,8 @@ impl Stream {
             sample,
             tokens: Vec::new(),
             cached_tokens: 0,
+            drafted: 0,
+            accepted: 0,
             finish: None,
             submitted,
             seq: None,

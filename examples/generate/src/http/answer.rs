@@ -22,6 +22,10 @@ pub struct Answer {
     begun: Vec<bool>,
     /// For each prompt: its first choice, and its tokens that needed no computing.
     prompts: Vec<(u32, u32)>,
+    /// For each choice: drafts of it that were checked, and those that came true.
+    drafts: Vec<[u32; 2]>,
+    /// Whether the answer was foretold, so that the counts of drafts belong to its usage.
+    is_foretold: bool,
     prompt_tokens: usize,
     include_usage: bool,
     logprobs: Option<u32>,
@@ -52,6 +56,8 @@ impl Answer {
             id: format!("{prefix}-{number}"),
             created: since.as_secs(),
             begun: vec![false; choices.len()],
+            drafts: vec![[0; 2]; choices.len()],
+            is_foretold: ask.requests.iter().any(|request| !request.prediction.is_empty()),
             choices,
             prompts,
             prompt_tokens: ask.requests.iter().map(|request| request.prompt.len()).sum(),
@@ -67,7 +73,8 @@ impl Answer {
     pub fn hear(&mut self, event: Event) -> Result<Option<Piece>, Refusal> {
         let text = &self.host.text;
         match event {
-            Event::Token { choice, token, cached, logprob } => {
+            Event::Token { choice, token, cached, drafts, logprob } => {
+                self.drafts[choice as usize] = drafts;
                 if let Some(prompt) = self.prompts.iter_mut().find(|(first, _)| *first == choice) {
                     prompt.1 = cached;
                 }
@@ -168,12 +175,20 @@ impl Answer {
     fn usage(&self) -> Value {
         let said: u32 = self.choices.iter().map(Choice::tokens).sum();
         let cached: u32 = self.prompts.iter().map(|(_, cached)| cached).sum();
-        json!({
+        let mut usage = json!({
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": said,
             "total_tokens": self.prompt_tokens + said as usize,
             "prompt_tokens_details": { "cached_tokens": cached },
-        })
+        });
+        if self.is_foretold {
+            let [drafted, accepted] = [0, 1].map(|i| self.drafts.iter().map(|d| d[i]).sum::<u32>());
+            usage["completion_tokens_details"] = json!({
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            });
+        }
+        usage
     }
 
     fn name(&self, token: u32) -> Named {

@@ -28,7 +28,9 @@ fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
 
 fn token(choice: u32, token: u32) -> Event {
     let logprob = Logprob { own: -0.5, top: vec![(token, -0.5), (9, -1.0)] };
-    Event::Token { choice, token, cached: 2, logprob: Some(logprob) }
+    // Counts grow with each token; the last ones hold.
+    let drafts = [5 + token, token];
+    Event::Token { choice, token, cached: 2, drafts, logprob: Some(logprob) }
 }
 
 /// Two prompts with two choices each: the first two end in all ways, and so do the others.
@@ -78,6 +80,19 @@ fn a_whole_completion() {
     });
     assert_eq!((&said["usage"], &said["object"]), (&usage, &json!("text_completion")));
     assert_eq!((&said["id"], &said["model"]), (&json!("cmpl-12"), &json!("tiny")));
+}
+
+#[test]
+fn drafts_are_counted_where_the_answer_was_foretold() {
+    let mut plain = answer(Kind::Chat, None);
+    let all = pieces(&mut plain);
+    assert!(plain.whole(all)["usage"].get("completion_tokens_details").is_none());
+    let mut foretold = Answer { is_foretold: true, ..answer(Kind::Chat, None) };
+    let all = pieces(&mut foretold);
+    // The last tokens of the choices are 8, 7, 4 and 3.
+    let details = json!({ "accepted_prediction_tokens": 22, "rejected_prediction_tokens": 20 });
+    assert_eq!(foretold.usage_chunk()["usage"]["completion_tokens_details"], details);
+    assert_eq!(foretold.whole(all)["usage"]["completion_tokens_details"], details);
 }
 
 #[test]

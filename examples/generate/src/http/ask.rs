@@ -89,7 +89,8 @@ impl Ask {
             Some(options) => options.flag("include_usage")?,
             None => false,
         };
-        let template = template(body, host, kind, seed)?;
+        let mut template = template(body, host, kind, seed)?;
+        template.prediction = prediction(body, host)?;
         let prompts = match kind {
             Kind::Completion => prompts(body, &host.text)?,
             Kind::Chat => vec![messages(body, &host.text)?],
@@ -276,6 +277,22 @@ fn prompts(body: Body<'_>, text: &Text) -> Result<Vec<Vec<u32>>> {
     }
 }
 
+/// What the answer may be like; nothing where that is not said. It changes no answer, so it is as good as none where
+/// nothing is drafted.
+fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
+    let Some(value) = body.get("prediction") else { return Ok(Vec::new()) };
+    let wrong = |what: String| Refusal::field("prediction", format!("prediction: {what}"));
+    if value["type"] != "content" {
+        return Err(wrong(format!("{} is not of type content", brief(value))));
+    }
+    let tokens = host.text.encode(&content(value).map_err(wrong)?).map_err(|e| wrong(e.message))?;
+    let vocab = host.limits.vocab;
+    match tokens.iter().find(|&&token| token as usize >= vocab) {
+        Some(token) => Err(wrong(format!("token {token} is past the model's {vocab} tokens"))),
+        None => Ok(tokens),
+    }
+}
+
 /// The prompt of a chat, by the model's own template.
 fn messages(body: Body<'_>, text: &Text) -> Result<Vec<u32>> {
     let wrong = |what: String| Refusal::field("messages", what);
@@ -299,13 +316,17 @@ fn message(value: &Value) -> std::result::Result<Message, String> {
         Value::Null => return Err("role is missing".into()),
         other => return Err(format!("role: {} is no string", brief(other))),
     };
-    let content = match &value["content"] {
-        Value::String(content) => content.clone(),
-        Value::Array(parts) => parts.iter().map(part).collect::<std::result::Result<_, _>>()?,
-        Value::Null => return Err("content is missing".into()),
-        other => return Err(format!("content: {} is no text", brief(other))),
-    };
-    Ok(Message { role: role.into(), content })
+    Ok(Message { role: role.into(), content: content(value)? })
+}
+
+/// The text of a message or of a prediction.
+fn content(value: &Value) -> std::result::Result<String, String> {
+    match &value["content"] {
+        Value::String(content) => Ok(content.clone()),
+        Value::Array(parts) => parts.iter().map(part).collect(),
+        Value::Null => Err("content is missing".into()),
+        other => Err(format!("content: {} is no text", brief(other))),
+    }
 }
 
 /// A part of a message; only texts are served.

@@ -77,6 +77,41 @@ fn what_is_said_counts() {
     assert_eq!((ask.requests[0].max_new_tokens, ask.logprobs), (Some(4), Some(1)));
 }
 
+#[test]
+fn what_is_foretold_is_a_text_or_parts_of_it() {
+    let with = |prediction: Value| {
+        let user = json!([{ "role": "user", "content": "1 2 3" }]);
+        chat(json!({ "messages": user, "prediction": prediction }))
+    };
+    let foretold = |content: Value| {
+        let ask = with(json!({ "type": "content", "content": content })).expect("served");
+        assert_eq!(prompt_of(&ask.requests[0]), [1, 2, 3]);
+        ask.requests[0].prediction.clone()
+    };
+    assert_eq!(foretold(json!("4 5")), [4, 5]);
+    let parts = json!([{ "type": "text", "text": "4 " }, { "type": "text", "text": "6" }]);
+    assert_eq!(foretold(parts), [4, 6]);
+    assert!(with(Value::Null).expect("served").requests[0].prediction.is_empty());
+    let ask = complete(json!({
+        "prompt": ["1", "2"], "prediction": { "type": "content", "content": "7" },
+    }));
+    assert!(ask.expect("served").requests.iter().all(|request| request.prediction == [7]));
+    for (prediction, words) in [
+        (json!("4 5"), "is not of type content"),
+        (json!({ "content": "4" }), "is not of type content"),
+        (json!({ "type": "content" }), "content is missing"),
+        (json!({ "type": "content", "content": 4 }), "4 is no text"),
+        (
+            json!({ "type": "content", "content": [{ "type": "image_url" }] }),
+            "no part of type text",
+        ),
+        (json!({ "type": "content", "content": "4 x" }), "\"x\" is no token id"),
+        (json!({ "type": "content", "content": "4 100" }), "100"),
+    ] {
+        refuses(with(prediction), 400, "prediction", words);
+    }
+}
+
 #[track_caller]
 fn refuses(answer: Result<Ask>, status: u16, param: &str, words: &str) {
     let refusal = answer.expect_err("refused");

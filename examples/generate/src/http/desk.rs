@@ -92,6 +92,7 @@ impl Sink for Desk {
             choice: job.first_choice + stream.sample,
             token,
             cached: stream.cached_tokens,
+            drafts: [stream.drafted, stream.accepted],
             logprob: known.map(|top| logprob(logits, token, top as usize)),
         };
         let _ = job.events.send(event);

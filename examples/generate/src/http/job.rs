@@ -37,6 +37,8 @@ pub enum Event {
         token: u32,
         /// Tokens of the prompt that needed no computing.
         cached: u32,
+        /// Drafts of the choice that were checked so far, and those of them that came true.
+        drafts: [u32; 2],
         /// How likely it was, if that is wanted and known.
         logprob: Option<Logprob>,
     },

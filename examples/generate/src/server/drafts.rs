@@ -78,18 +78,22 @@ impl<R: Runner> Server<R> {
         for say in &flight.says {
             let start = branches.numbers.len();
             let kept = &mut branches.numbers;
-            match streams.get(say.stream) {
+            match streams.get_mut(say.stream) {
                 Some(stream) if !stream.drafter.drafts.is_empty() => {
                     let (drafts, stop) =
                         (&stream.drafter.drafts, &asked[stream.asked].request.stop);
                     let said = &tokens[say.draw..][..=drafts.len()];
                     drafts.branch(said, |token| stop.contains(&token), kept);
+                    let (drafted, accepted) =
+                        (drafts.len() as u32, (kept.len() - start - 1) as u32);
                     tally.checks += 1;
-                    tally.drafted += drafts.len() as u64;
+                    tally.drafted += u64::from(drafted);
+                    tally.accepted += u64::from(accepted);
+                    stream.drafted += drafted;
+                    stream.accepted += accepted;
                 }
                 _ => kept.push(0),
             }
-            tally.accepted += (kept.len() - start - 1) as u64;
             branches.ends.push(branches.numbers.len());
         }
         let drafted = flight.says.iter().enumerate().filter_map(|(i, say)| {

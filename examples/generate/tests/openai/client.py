@@ -434,6 +434,25 @@ def test_drafts_change_no_answer():
     assert said[0] == said[1] == said[2]
 
 
+def test_a_prediction_is_drafted_from():
+    """It changes no answer, and what came true of it is counted; without drafts it has no effect."""
+    prediction = {"type": "content", "content": PAGE.replace("tokens", "words")}
+    for arguments in [(), ("--draft", "6"), ("--draft", "9", "--draft-tree")]:
+        with Server(PROGRAM, *arguments) as server:
+            ask = dict(model=server.model, messages=question("page"), temperature=0, prediction=prediction)
+            answer = client(server).chat.completions.create(**ask)
+            assert answer.choices[0].message.content == PAGE, answer
+            details = answer.usage.completion_tokens_details
+            accepted, rejected = details.accepted_prediction_tokens, details.rejected_prediction_tokens
+            assert (accepted > 0 and rejected > 0) if arguments else (accepted, rejected) == (0, 0), details
+            assert accepted < answer.usage.completion_tokens
+            options = dict(stream=True, stream_options={"include_usage": True})
+            *_, last = client(server).chat.completions.create(**ask, **options)
+            assert last.usage.completion_tokens_details == details, last
+            wrong = dict(ask, prediction={"type": "text", "content": PAGE})
+            refused(openai.BadRequestError, lambda: client(server).chat.completions.create(**wrong), 400, "prediction")
+
+
 def main():
     tests = {name: test for name, test in globals().items() if name.startswith("test_")}
     wanted = sys.argv[2:] or list(tests)

@@ -3,7 +3,7 @@
 // Twin:    src/backend/cpu attend              (the specification; here sums are f32, weights are rounded to the dtype)
 // Params:  AttendParams, 208 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); counters: f32 [slots, 64, 2]
 // Shapes:  q [tokens, q_heads, 576], out [tokens, q_heads, 512]; k: rows of 576, of which V is the first 512;
-//          plan u32 [grid + 1], ExtendWork[..]; partial f32 [slots, 64, 512]
+//          plan: latent_plan.cuh; partial f32 [slots, 64, 512]
 // Grid:    x = multiprocessors, block 384, 229,376 bytes of dynamic shared memory
 // Needs:   q, out, k and all strides 16-byte aligned; the plan made for this grid, group and window
 // Build:   ptx/build.py

@@ -1,7 +1,7 @@
 // attend_latent_join_DTYPE_sm90a: joins what attend_latent_DTYPE_sm90a left in parts, and enters sinks.
 // DTYPE:   bf16 or f16: a file and an entry of each
 // Params:  AttendParams, 208 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); counters: f32 [slots, 64, 2]
-// Shapes:  out [tokens, q_heads, 512]; plan: their number, the most rows of one, two zeros, LatentJoin[..]; partial f32 [slots, 64, 512]
+// Shapes:  out [tokens, q_heads, 512]; plan: their number, the most rows and parts of one, a zero, LatentJoin[..]; partial f32 [slots, 64, 512]
 // Grid:    x = any, block 128, no dynamic shared memory
 // Build:   ptx/build.py
 #include "attend_latent_sm90a.cuh"

@@ -5,9 +5,10 @@
 // warpgroups one scores tiles of 64 tokens and makes weights; two multiply weights with V, which is K's tile, 256 columns each, and
 // gather the tile after the next with cp.async as soon as they are done with a place, as [9][64][64 columns] in the 128-byte swizzled
 // layout that wgmma reads. So the next tile is scored and softened under this one's outputs.
+//
+// Where all sequences of a step have 32 query rows or fewer, its items are those of attend_latent_few_sm90a.cuh.
 #pragma once
-#include "attend_extend_sm90a.cuh"
-#include "pdl.cuh"
+#include "attend_latent_few_sm90a.cuh"
 
 #define WG_64(c, at) \
     WG_FOUR((c)[at]), WG_FOUR((c)[at + 1]), WG_FOUR((c)[at + 2]), WG_FOUR((c)[at + 3]), WG_FOUR((c)[at + 4]), WG_FOUR((c)[at + 5]), \
@@ -62,13 +63,6 @@ template <class T> struct LatentHopper {
         float top[BM], sum[BM];   // of the item that ends
     };
 
-    static __device__ __forceinline__ u64 pieces(const AttendParams& p) { return p.plan + ((gridDim.x + 1) * 4 + 15 & ~15u); }
-    static __device__ __forceinline__ ExtendWork load(const AttendParams& p, u32 index) {
-        const u64 at = pieces(p) + sizeof(ExtendWork) * static_cast<u64>(index);
-        const uint4 a = load_uint4(at), b = load_uint4(at + 16);
-        return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    }
-
     // ---- copies: by the warpgroups that make outputs, 4 blocks of columns each, and half of the rows' last ----------------------
 
     // Of rows 32 PART .. + 32 warp w copies 8 w .. + 8; a lane holds the `offset` of the row that `row_of` says.
@@ -97,7 +91,7 @@ template <class T> struct LatentHopper {
         u32 n = 0;  // tiles of all items
         wait_for_previous();
         for (u32 turn = 0; index < end; ++index) {
-            const ExtendWork work = load(p, index);
+            const ExtendWork work = load_latent_work(p, index);
             if (work.kv_begin == work.kv_end) continue;
             const bool tree = work.row >= TREE_ROW;
             u32 first_seen = work.kv_len - work.extend_len + work.q_begin / p.group + 1;
@@ -108,11 +102,11 @@ template <class T> struct LatentHopper {
                 barrier_wait(shared_address(shared.k_full + n % 2), n / 2 % 2);
                 fence_async();
                 wgmma_fence();
-                const u64 k = k_matrix + (n % 2 * TILE >> 4);
+                const u64 k = further(k_matrix, n % 2 * TILE >> 4);
 #pragma unroll
                 for (int i = 0; i < (RANK + ROPE) / 16; ++i) {
                     const u32 step = (i / 4 * BLOCK + i % 4 * 32) >> 4;
-                    wgmma_latent_scores(T(), s, q_matrix + step, k + step, i > 0);
+                    wgmma_latent_scores(T(), s, further(q_matrix, step), further(k, step), i > 0);
                 }
                 wgmma_commit();
                 wgmma_wait_scores(s);
@@ -208,7 +202,7 @@ template <class T> struct LatentHopper {
         // Goes on to an item that has tokens.
         __device__ __forceinline__ void item() {
             for (; index < end; ++index) {
-                work = load(p, index);
+                work = load_latent_work(p, index);
                 if (work.kv_begin < work.kv_end) break;
             }
             begin = work.kv_begin;
@@ -222,7 +216,7 @@ template <class T> struct LatentHopper {
     };
 
     static __device__ __forceinline__ void output(const AttendParams& p, u32 memory, Shared& shared, u32 index, u32 end) {
-        const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, half = threadIdx.x / GROUP, row0 = warp * 16 + lane / 4;
+        const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, half = __shfl_sync(~0u, threadIdx.x / GROUP, 0), row0 = warp * 16 + lane / 4;
         const u32 mine = row_of(warp, lane);
         const u64 v_matrix = matrix_descriptor(memory + K + half * 4 * BLOCK, BLOCK), weights_matrix = matrix_descriptor(memory + P, 16);
         Copies next{p, index, end, 0, 0, 0, {}};
@@ -260,7 +254,7 @@ template <class T> struct LatentHopper {
         float o[32][4];
         u32 n = 0;  // tiles of all items
         for (; index < end; ++index) {
-            const ExtendWork work = load(p, index);
+            const ExtendWork work = load_latent_work(p, index);
             float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f};
 #pragma unroll
             for (int i = 0; i < 32; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
@@ -279,11 +273,11 @@ template <class T> struct LatentHopper {
                 // Where the next tile is there, its scores come first, so that it is softened under these outputs.
                 if (begin + BN < work.kv_end && barrier_is_over(shared_address(shared.k_full + (n + 1) % 2), (n + 1) / 2 % 2))
                     barrier_wait(shared_address(&shared.scored), (n + 1) % 2);
-                const u64 v = v_matrix + (n % 2 * TILE >> 4);
+                const u64 v = further(v_matrix, n % 2 * TILE >> 4);
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < BN / 16; ++i) {
-                    wgmma_latent_output(T(), o, weights_matrix + (i * 32 >> 4), v + (i * 2048 >> 4));
+                    wgmma_latent_output(T(), o, further(weights_matrix, i * 32 >> 4), further(v, i * 2048 >> 4));
                     if (i % 2 == 1) wgmma_commit();
                 }
                 // The tile after the next is copied to its place by halves, as soon as all four warps are done with their columns there.
@@ -295,6 +289,7 @@ template <class T> struct LatentHopper {
                 named_sync(1 + half, GROUP);
                 copy_second();
             }
+            if (index + 1 == end) let_next_start();
             finish(p, work, half, o, top, sum);
         }
     }
@@ -326,13 +321,22 @@ template <class T> struct LatentHopper {
     }
 };
 
-template <class T> DEVICE void attend_latent_hopper(const AttendParams& p) {
+// A CTA of items of few query rows: one warpgroup copies, one multiplies.
+template <class Few> DEVICE void attend_latent_few(const AttendParams& p, u32 memory, typename Few::Shared& shared, u32 index, u32 end) {
+    if (threadIdx.x == 0) shared.init(Few::THREADS);
+    __syncthreads();
+    const u32 role = threadIdx.x / Few::THREADS;
+    if (role == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 120;");
+        Few::produce(p, memory, shared, index, end);
+    } else if (role == 0) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+        Few::consume(p, memory, shared, index, end);
+    } else wait_for_previous();
+}
+
+template <class T> DEVICE void attend_latent_wide(const AttendParams& p, u32 memory, typename LatentHopper<T>::Shared& shared, u32 index, u32 end) {
     using E = LatentHopper<T>;
-    extern __shared__ __align__(1024) u8 memory[];
-    __shared__ typename E::Shared shared;
-    const u32 index = load_u32(p.plan + blockIdx.x * 4), end = load_u32(p.plan + blockIdx.x * 4 + 4);
-    // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
-    if (index >= end) return wait_for_previous();
     if (threadIdx.x == 0) {
         // All threads that copy arrive; those that make weights; a lane of each warp that is done with something.
         barrier_init(shared_address(shared.k_full), 2 * E::GROUP), barrier_init(shared_address(shared.k_full + 1), 2 * E::GROUP);
@@ -343,36 +347,63 @@ template <class T> DEVICE void attend_latent_hopper(const AttendParams& p) {
     __syncthreads();
     if (threadIdx.x / E::GROUP == E::SCORES) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
-        E::score(p, shared_address(memory), shared, index, end);
+        E::score(p, memory, shared, index, end);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
-        E::output(p, shared_address(memory), shared, index, end);
+        E::output(p, memory, shared, index, end);
     }
 }
 
-// Joins the parts of items that were cut: a warp 128 columns of a row.
+template <class T> DEVICE void attend_latent_hopper(const AttendParams& p) {
+    using Few = LatentFew<T, 16>;
+    using More = LatentFew<T, 32>;
+    extern __shared__ __align__(1024) u8 memory[];
+    // Of one kind of items only.
+    __shared__ union {
+        typename LatentHopper<T>::Shared wide;
+        typename Few::Shared few;
+        typename More::Shared more;
+    } state;
+    const u32 index = latent_begin(p), end = latent_end(p), width = latent_width(p), at = shared_address(memory);
+    // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
+    if (index >= end) return wait_for_previous();
+    // Apart from the begin on, or else the compiler spills.
+    if (width == 16) attend_latent_few<Few>(p, at, state.few, index, end);
+    else if (width == 32) attend_latent_few<More>(p, at, state.more, index, end);
+    else attend_latent_wide<T>(p, at, state.wide, index, end);
+}
+
+// Joins the parts of items that were cut, 128 columns of a row at a time: a warp each, or where some have more than BATCH parts four,
+// which share them.
 template <class T> DEVICE void attend_latent_join(const AttendParams& p) {
-    constexpr int RANK = 512, BM = 64, BATCH = 8;
-    const u32 lane = threadIdx.x % 32, warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, warps = gridDim.x * (blockDim.x / 32);
+    constexpr int RANK = 512, BATCH = 8, WARPS = 4;
+    __shared__ float2 tops[WARPS];
+    __shared__ float4 sums[WARPS][32];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint4 head = load_uint4(p.plan);
     const u32 most = head.y, count = head.x * most * 4;
+    const bool shared = head.z > BATCH;
+    let_next_start();
     wait_for_previous();
-    for (u32 at = warp; at < count; at += warps) {
+    const u32 stride = shared ? gridDim.x : gridDim.x * WARPS;
+    for (u32 at = shared ? blockIdx.x : blockIdx.x * WARPS + warp; at < count; at += stride) {
         const uint4 join = load_uint4(p.plan + 16 + 16ull * (at / (most * 4)));
         const u32 row = at / 4 % most, columns = at % 4 * 128, packed = join.y + row, parts = join.w & 65535, slot = join.w >> 16;
         if (packed >= join.z) continue;
         float top = MINUS_INF, sum = 0.f;
         float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
-        const u64 data = p.partial + ((slot * u64(BM) + row) * RANK + columns + lane * 4) * 4, tops = p.counters + (slot * u64(BM) + row) * 8;
-        for (u32 from = 0; from < parts; from += BATCH) {
+        const u64 data = p.partial + ((slot * u64(LATENT_ROWS) + row) * RANK + columns + lane * 4) * 4;
+        const u64 of_row = p.counters + (slot * u64(LATENT_ROWS) + row) * 8;
+        const u32 share = shared ? (parts + WARPS - 1) / WARPS : parts, begin = shared ? warp * share : 0, end = min(parts, begin + share);
+        for (u32 from = begin; from < end; from += BATCH) {
             float4 x[BATCH];
             float2 of[BATCH];
 #pragma unroll
             for (int k = 0; k < BATCH; ++k) {
-                const bool is = from + k < parts;
+                const bool is = from + k < end;
                 of[k] = make_float2(MINUS_INF, 0.f), x[k] = make_float4(0.f, 0.f, 0.f, 0.f);
-                load_float2_shared(of[k], tops + (from + k) * u64(BM * 8), is);
-                load_float4_shared<0>(x[k], data + (from + k) * u64(BM * RANK * 4), is);
+                load_float2_shared(of[k], of_row + (from + k) * u64(LATENT_ROWS * 8), is);
+                load_float4_shared<0>(x[k], data + (from + k) * u64(LATENT_ROWS * RANK * 4), is);
             }
             float above = top;
 #pragma unroll
@@ -384,6 +415,23 @@ template <class T> DEVICE void attend_latent_join(const AttendParams& p) {
                 const float weight = exp2_fast(of[k].x - base);
                 sum += of[k].y * weight;
                 o.x += x[k].x * weight, o.y += x[k].y * weight, o.z += x[k].z * weight, o.w += x[k].w * weight;
+            }
+        }
+        if (shared) {
+            __syncthreads();
+            if (lane == 0) tops[warp] = make_float2(top, sum);
+            sums[warp][lane] = o;
+            __syncthreads();
+            if (warp != 0) continue;
+            top = fmaxf(fmaxf(tops[0].x, tops[1].x), fmaxf(tops[2].x, tops[3].x));
+            const float base = top == MINUS_INF ? 0.f : top;
+            sum = 0.f, o = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) {
+                const float weight = exp2_fast(tops[w].x - base);
+                const float4 x = sums[w][lane];
+                sum += tops[w].y * weight;
+                o.x += x.x * weight, o.y += x.y * weight, o.z += x.z * weight, o.w += x.w * weight;
             }
         }
         const u32 query = packed / p.group, head = packed - query * p.group;

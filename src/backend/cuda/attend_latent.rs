@@ -19,7 +19,7 @@ use super::ring::{Load, UploadRing};
 use super::split::{LATENT_ROWS, LatentSplit};
 use crate::backend::Attend;
 use crate::id::LayerId;
-use crate::layout::{Dtype, KvDtype, KvShape, PoolLayout};
+use crate::layout::{Dtype, KvShape, PoolLayout};
 use crate::plan::BatchPlan;
 
 /// Numbers of a row that kernels serve.
@@ -61,17 +61,15 @@ fn plain_of(pool: &Pool) -> AttentionKernel {
 }
 
 /// The kernel of compute capability 9.0, and that which joins what it left in parts.
-fn hopper(dtype: KvDtype) -> Option<[Attention; 2]> {
-    match dtype {
-        KvDtype::Bf16 => Some([
-            attention!("attend_latent_bf16_sm90a", 384, 229_376),
-            attention!("attend_latent_join_bf16_sm90a", 128, 0),
-        ]),
-        KvDtype::F16 => Some([
-            attention!("attend_latent_f16_sm90a", 384, 229_376),
-            attention!("attend_latent_join_f16_sm90a", 128, 0),
-        ]),
-        KvDtype::F32 | KvDtype::Fp8E4M3 => None,
+fn hopper(fp8: bool, rows: Dtype) -> Option<[AttentionKernel; 2]> {
+    const BF16: Attention = attention!("attend_latent_bf16_sm90a", 384, 229_376);
+    const F16: Attention = attention!("attend_latent_f16_sm90a", 384, 229_376);
+    const JOIN_BF16: Attention = attention!("attend_latent_join_bf16_sm90a", 128, 0);
+    const JOIN_F16: Attention = attention!("attend_latent_join_f16_sm90a", 128, 0);
+    match (fp8, rows) {
+        (false, Dtype::Bf16) => Some([BF16.into(), JOIN_BF16.into()]),
+        (false, Dtype::F16) => Some([F16.into(), JOIN_F16.into()]),
+        (true, _) | (_, Dtype::F32) => None,
     }
 }
 
@@ -80,7 +78,7 @@ fn hopper(dtype: KvDtype) -> Option<[Attention; 2]> {
 struct Variant {
     /// Query heads, and window (0: none).
     key: (u32, u32),
-    kernels: [Attention; 2],
+    kernels: [AttentionKernel; 2],
     split: LatentSplit,
     /// Items of the staged step that were cut.
     cut: u32,
@@ -107,8 +105,8 @@ impl LatentVariants {
         if !layout.is_latent() {
             return 0;
         }
-        let sizes = (limits.rows, limits.tokens);
-        4 * LatentSplit::words_max(LATENT_HEADS_MAX, gpu.multiprocessors(), sizes)
+        let (sizes, fp8) = ((limits.rows, limits.tokens), layout.dtype().is_quantised());
+        4 * LatentSplit::words_max(LATENT_HEADS_MAX, gpu.multiprocessors(), sizes, fp8)
     }
 
     /// The variant's index, making its memory where it is new; nothing where the plain kernel serves.
@@ -120,7 +118,8 @@ impl LatentVariants {
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Option<usize>, CudaError> {
-        let late = hopper(pool.layout().dtype()).filter(|_| gpu.capability() == 90);
+        let fp8 = pool.layout().dtype().is_quantised();
+        let late = hopper(fp8, pool.rows()).filter(|_| gpu.capability() == 90);
         let Some(kernels) = late else {
             plain_of(pool).load(gpu)?;
             return Ok(None);
@@ -135,14 +134,11 @@ impl LatentVariants {
         if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }
-        for Attention { kernel, .. } in &kernels {
-            gpu.load(kernel)?;
-        }
-        let ctas = gpu.multiprocessors();
-        let split = LatentSplit::new(key.0, key.1, ctas, (limits.rows, limits.tokens));
+        kernels.iter().try_for_each(|kernel| kernel.load(gpu))?;
+        let (ctas, sizes) = (gpu.multiprocessors(), (limits.rows, limits.tokens));
+        let split = LatentSplit::new(key.0, key.1, ctas, sizes, fp8);
         let rows = u64::from(split.slots()) * u64::from(LATENT_ROWS);
-        let words =
-            LatentSplit::words_max(key.0, ctas, (limits.rows, limits.tokens)).next_multiple_of(4);
+        let words = LatentSplit::words_max(key.0, ctas, sizes, fp8).next_multiple_of(4);
         self.list.push(Variant {
             key,
             kernels,
@@ -183,35 +179,41 @@ impl LatentVariants {
     /// Launches attention of the staged step; while capturing, all that a step can need.
     ///
     /// # Safety
-    /// The addresses in `params` are those of rows for every token of the staged step.
+    /// The addresses in `params` are those of rows for every token of the staged step, and of the layer.
     pub(super) unsafe fn launch(
         &self,
         gpu: &Gpu,
-        index: usize,
+        pool: &Pool,
+        (index, layer): (usize, LayerId),
         mut params: AttendParams,
+        start: &mut Start,
         stream: RawStream,
     ) -> Result<(), CudaError> {
         let Variant { kernels: [main, join], split, cut, plan, partial, tops, .. } =
             &self.list[index];
-        let ctas = gpu.multiprocessors();
+        let (ctas, capturing) = (gpu.multiprocessors(), is_capturing(stream)?);
         params.partial = partial.address();
         params.counters = tops.address();
         params.plan = plan.address() + 4 * split.lists_at() as u64;
-        // SAFETY: the caller answers for the rows; plan and sums are this variant's, for this grid.
-        unsafe {
-            let threads = (main.threads, 1);
-            gpu.launch(&main.kernel, (ctas, 1), threads, stream, &params, Start::InOrder)
-        }?;
-        if *cut == 0 && !is_capturing(stream)? {
+        let first = start.first(capturing);
+        let beside = beside(pool, layer);
+        // SAFETY: the caller answers for the rows; plan and sums are this variant's, for this grid; scales and rope are
+        // the layer's.
+        unsafe { main.launch(gpu, ctas, params, beside, first, stream) }?;
+        start.launched(capturing);
+        if *cut == 0 && !capturing {
             return Ok(());
         }
         params.plan = plan.address();
         // SAFETY: as above.
-        unsafe {
-            let threads = (join.threads, 1);
-            gpu.launch(&join.kernel, (8 * ctas, 1), threads, stream, &params, Start::InOrder)
-        }
+        unsafe { join.launch(gpu, 8 * ctas, params, beside, Start::Pdl, stream) }
     }
+}
+
+/// What kernels over fp8 take beside the rest.
+fn beside(pool: &Pool, layer: LayerId) -> Beside {
+    let (scales, rope) = (pool.scales(layer), pool.rope(layer).unwrap_or_default());
+    Beside { scales, rope, ..Beside::default() }
 }
 
 /// Launches the kernel of every GPU.
@@ -226,10 +228,11 @@ pub(super) unsafe fn launch_plain(
     stream: RawStream,
 ) -> Result<(), CudaError> {
     let blocks = 8 * gpu.multiprocessors();
-    let (scales, rope) = (pool.scales(layer), pool.rope(layer).unwrap_or_default());
-    let beside = Beside { scales, rope, ..Beside::default() };
     // SAFETY: the caller answers for the rows; scales and rope are the layer's.
-    unsafe { plain_of(pool).launch(gpu, blocks, params, beside, Start::InOrder, stream) }
+    unsafe {
+        let kernel = plain_of(pool);
+        kernel.launch(gpu, blocks, params, beside(pool, layer), Start::InOrder, stream)
+    }
 }
 
 #[cfg(test)]
@@ -239,11 +242,10 @@ mod tests {
 
     #[test]
     fn kernels_are_launched_as_they_say() {
-        let dtypes = [(Dtype::F32, None), (Dtype::F16, Some(KvDtype::F16))];
-        for (rows, dtype) in [dtypes[0], dtypes[1], (Dtype::Bf16, Some(KvDtype::Bf16))] {
-            let late = dtype.and_then(hopper).map(|kernels| kernels.map(AttentionKernel::from));
+        for rows in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            let late = [false, true].map(|fp8| hopper(fp8, rows)).into_iter().flatten();
             let plain = [false, true].map(|fp8| plain(fp8, rows));
-            for kernel in late.into_iter().flatten().chain(plain) {
+            for kernel in late.flatten().chain(plain) {
                 let (name, ptx, shared, threads) = parts(&kernel);
                 let text = source(name);
                 let bytes = match shared {

@@ -1,22 +1,42 @@
 //! The items of attention over latent rows.
 //!
-//! An item is a tile of query rows, all heads of a query side by side, and the tokens it sees. They are dealt to the
-//! CTAs in order, about equally many tiles of tokens to each; an item that does not fit is cut, unless whole items do
-//! about as well, since parts cost memory and a join. Cost: O(items + CTAs), never the context.
+//! An item is a tile of query rows, all heads of a query side by side, and the tokens it sees. Tiles are as wide as the
+//! step's sequences want them, since few query rows have a schedule of their own (`ptx/attend_latent_few_sm90a.cuh`).
+//! They are dealt to the CTAs in order, about equally many units of tokens to each; an item that does not fit is cut,
+//! unless whole items do about as well, since parts cost memory and a join. Cost: O(items + CTAs), never the context.
+//!
+//! Tiles of one sequence read the same rows, so they are to be worked on at the same time: cut ones are, and whole ones
+//! where the sequences' first tiles are dealt before their second ones.
 //!
 //! * K5. Each (query row, token it sees) is in exactly one part; parts of an item have slots of their own, in a row.
 
 use super::super::params::{ExtendWork, LatentJoin};
 use crate::plan::BatchRow;
 
-/// Query rows of a tile.
+/// Most query rows of an item; its sums take as much memory, however many it has.
 pub const LATENT_ROWS: u32 = 64;
-/// Tokens of a tile.
-const TOKENS: u32 = 64;
-/// What an item costs beside its tiles of tokens, in such tiles: its queries, its results.
-const EXTRA: u32 = 3;
-/// Fewest tiles of tokens that are worth a CTA.
-const LEAST: u32 = 2;
+
+/// A kind of items.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Width {
+    /// Most query rows of an item.
+    rows: u32,
+    /// Tokens of a unit, in which items are cut.
+    tokens: u32,
+    /// What an item costs beside its units of tokens, in such units: its queries, its results.
+    extra: u32,
+    /// Fewest units of tokens that are worth a CTA.
+    least: u32,
+}
+
+/// Items of few query rows take memory's time, wide ones that of products.
+const WIDTHS: [Width; 3] = [
+    Width { rows: 16, tokens: 16, extra: 9, least: 8 },
+    Width { rows: 32, tokens: 16, extra: 9, least: 8 },
+    Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2 },
+];
+/// Most tiles of a sequence that are dealt in turns.
+const TURNS: usize = 4;
 /// Words of the records.
 const WORK_WORDS: usize = size_of::<ExtendWork>() / 4;
 const JOIN_WORDS: usize = size_of::<LatentJoin>() / 4;
@@ -27,23 +47,36 @@ pub struct LatentSplit {
     heads: u32,
     window: u32,
     ctas: u32,
-    /// `[joins, most rows of one, 0, 0] | LatentJoin[ctas] | first item of each CTA, and their number | ExtendWork[..]`
+    /// Of those that the kernel has.
+    widths: &'static [Width],
+    /// `[joins, most rows of one, most parts of one, 0] | LatentJoin[ctas] | first item of each CTA, their number, rows
+    /// of an item | ExtendWork[..]`
     words: Vec<u32>,
     used: usize,
+    /// In which the items were dealt.
+    turns: usize,
 }
 
 impl LatentSplit {
-    /// Takes the memory for steps of so many rows and tokens at most. `window`: 0 for none.
-    pub fn new(heads: u32, window: u32, ctas: u32, (rows, tokens): (u32, u32)) -> Self {
+    /// Takes the memory for steps of so many rows and tokens at most. `window`: 0 for none; `fp8`: whether rows are of
+    /// it.
+    pub fn new(heads: u32, window: u32, ctas: u32, limits: (u32, u32), fp8: bool) -> Self {
         assert!(heads > 0 && ctas > 0);
-        let words = vec![0; Self::words_max(heads, ctas, (rows, tokens))];
-        Self { heads, window, ctas, words, used: 0 }
+        let words = vec![0; Self::words_max(heads, ctas, limits, fp8)];
+        Self { heads, window, ctas, widths: Self::widths(fp8), words, used: 0, turns: 1 }
+    }
+
+    /// Over fp8 no kernel has wide items.
+    const fn widths(fp8: bool) -> &'static [Width] {
+        if fp8 { WIDTHS.split_at(2).0 } else { &WIDTHS }
     }
 
     /// Most words of a plan, a multiple of 4.
-    pub const fn words_max(heads: u32, ctas: u32, (rows, tokens): (u32, u32)) -> usize {
+    pub const fn words_max(heads: u32, ctas: u32, (rows, tokens): (u32, u32), fp8: bool) -> usize {
+        let widths = Self::widths(fp8);
         // Each sequence may leave its last tile partly empty; each CTA may cut an item.
-        let tiles = tokens as u64 * heads as u64 / LATENT_ROWS as u64 + rows as u64 + ctas as u64;
+        let tiles = tokens as u64 * heads as u64 / widths[widths.len() - 1].rows as u64;
+        let tiles = tiles + rows as u64 + ctas as u64;
         Self::works_at(ctas) + tiles as usize * WORK_WORDS
     }
 
@@ -62,7 +95,7 @@ impl LatentSplit {
     }
 
     const fn works_at(ctas: u32) -> usize {
-        Self::lists(ctas) + (ctas as usize + 1).next_multiple_of(4)
+        Self::lists(ctas) + (ctas as usize + 2).next_multiple_of(4)
     }
 
     /// The step's plan, as long as it is.
@@ -70,38 +103,51 @@ impl LatentSplit {
         &self.words[..self.used]
     }
 
+    /// The kind of a step's items: the narrowest into which each sequence's query rows go, or else the widest.
+    fn width(&self, rows: &[BatchRow]) -> Width {
+        let most = rows.iter().map(|row| row.extend_len.saturating_mul(self.heads)).max();
+        let fits = |width: &&Width| width.rows >= most.unwrap_or(0);
+        *self.widths.iter().find(fits).unwrap_or(&self.widths[self.widths.len() - 1])
+    }
+
     /// Splits a step; gives the number of items that were cut. Nothing is allocated.
     pub fn plan(&mut self, rows: &[BatchRow]) -> u32 {
-        let (heads, window, ctas) = (self.heads, self.window, self.ctas);
-        let items = || rows.iter().flat_map(move |row| items(row, heads, window));
-        let cost = |work: &ExtendWork| tiles(work) + EXTRA;
-        let total: u64 = items().map(|work| u64::from(cost(&work))).sum();
-        let longest = items().map(|work| cost(&work)).max().unwrap_or(0);
+        let width = self.width(rows);
+        let (heads, ctas, extra) = (self.heads, self.ctas, width.extra);
+        let wanted = Items { width, heads, window: self.window };
+        let items = |turns| wanted.all(rows, turns);
+        let units = |work: &ExtendWork| wanted.units(work);
+        let cost = |work: &ExtendWork| units(work) + extra;
+        let total: u64 = items(1).map(|work| u64::from(cost(&work))).sum();
+        let longest = items(1).map(|work| cost(&work)).max().unwrap_or(0);
+        let tiles = rows.iter().map(|row| (row.extend_len * heads).div_ceil(width.rows) as usize);
+        let turns = tiles.max().unwrap_or(0).clamp(1, TURNS);
         // Every CTA may cut an item, which then costs more.
-        let share = (total.div_ceil(ctas.into()) as u32 + EXTRA).max(LEAST + EXTRA);
+        let share = (total.div_ceil(ctas.into()) as u32 + extra).max(width.least + extra);
         // A little more than the share of whole items is as good.
         let whole = (share + share / 12).max(longest);
-        let cuts = whole > share + share / 8 + 4 || !fits(items().map(|w| cost(&w)), whole, ctas);
-        let share = if cuts { share } else { whole };
+        let cuts =
+            whole > share + share / 8 + 4 || !fits(items(turns).map(|w| cost(&w)), whole, ctas);
+        let (share, turns) = if cuts { (share, 1) } else { (whole, turns) };
 
         let (mut cta, mut left, mut count) = (0, share, 0_u32);
-        let (mut joins, mut slot, mut most) = (0, 0, 0);
+        let (mut joins, mut slot, mut most_rows, mut most_parts) = (0, 0, 0, 0);
         self.list(0, 0);
-        for work in items() {
-            let (mut rest, mut begin, first) = (tiles(&work), work.kv_begin, count);
+        for work in items(turns) {
+            let (mut rest, mut begin, first) = (units(&work), work.kv_begin, count);
             loop {
-                let full = if cuts { left <= EXTRA } else { left < share && rest + EXTRA > left };
+                let full = if cuts { left <= extra } else { left < share && rest + extra > left };
                 if full && cta + 1 < ctas {
                     cta += 1;
                     left = share;
                     self.list(cta, count);
                 }
                 let last = !cuts || cta + 1 == ctas;
-                let take = if last { rest } else { rest.min(left.saturating_sub(EXTRA).max(1)) };
-                let end = work.kv_end.min(begin.saturating_add(take.saturating_mul(TOKENS)));
+                let take = if last { rest } else { rest.min(left.saturating_sub(extra).max(1)) };
+                let end = work.kv_end.min(begin.saturating_add(take.saturating_mul(width.tokens)));
                 self.work(count, ExtendWork { kv_begin: begin, kv_end: end, part: 1, ..work });
                 (begin, rest, count) = (end, rest - take, count + 1);
-                left = left.saturating_sub(take + EXTRA);
+                left = left.saturating_sub(take + extra);
                 if rest == 0 {
                     break;
                 }
@@ -119,12 +165,15 @@ impl LatentSplit {
                 self.words[4 + joins * JOIN_WORDS..][..JOIN_WORDS]
                     .copy_from_slice(bytemuck::cast_slice(&[join]));
                 (joins, slot) = (joins + 1, slot + parts);
-                most = most.max(LATENT_ROWS.min(rows - work.q_begin));
+                most_rows = most_rows.max(width.rows.min(rows - work.q_begin));
+                most_parts = most_parts.max(parts);
             }
         }
         assert!(slot <= self.slots() && joins <= ctas as usize, "K5: parts have slots");
         (cta + 1..=ctas).for_each(|cta| self.list(cta, count));
-        self.words[..2].copy_from_slice(&[joins as u32, most]);
+        self.list(ctas + 1, width.rows);
+        self.words[..4].copy_from_slice(&[joins as u32, most_rows, most_parts, 0]);
+        self.turns = turns;
         self.used = self.work_at(count);
         joins as u32
     }
@@ -145,11 +194,6 @@ impl LatentSplit {
     }
 }
 
-/// Tiles of tokens of an item.
-fn tiles(work: &ExtendWork) -> u32 {
-    (work.kv_end - work.kv_begin).div_ceil(TOKENS)
-}
-
 /// Whether whole items, in order, fit so many CTAs of room `share`.
 fn fits(costs: impl Iterator<Item = u32>, share: u32, ctas: u32) -> bool {
     let (mut used, mut count) = (0_u32, 1_u32);
@@ -162,20 +206,42 @@ fn fits(costs: impl Iterator<Item = u32>, share: u32, ctas: u32) -> bool {
     count <= ctas
 }
 
-/// The items of a sequence, uncut: those of padding have no tokens.
-fn items(row: &BatchRow, heads: u32, window: u32) -> impl Iterator<Item = ExtendWork> + use<> {
-    let BatchRow { row, qo_start, extend_len, kv_len } = *row;
-    let rows = extend_len * heads;
-    (0..rows).step_by(LATENT_ROWS as usize).map(move |q_begin| {
-        let last = (q_begin + LATENT_ROWS).min(rows) - 1;
-        // Positions, counted from 1, of the first and the last query.
-        let seen = |packed: u32| kv_len.saturating_sub(extend_len) + packed / heads + 1;
-        let kv_end = if kv_len == 0 { 0 } else { seen(last) };
-        let first = if window == 0 { 0 } else { seen(q_begin).saturating_sub(window) };
-        let kv_begin = if kv_len == 0 { 0 } else { first / TOKENS * TOKENS };
-        let row = row.raw();
-        ExtendWork { row, qo_start, extend_len, kv_len, q_begin, kv_begin, kv_end, part: 1 }
-    })
+/// How sequences become items.
+#[derive(Clone, Copy)]
+struct Items {
+    width: Width,
+    heads: u32,
+    window: u32,
+}
+
+impl Items {
+    /// The items of a step: each `turns`th of every sequence, from its first on, then from its second.
+    fn all(self, rows: &[BatchRow], turns: usize) -> impl Iterator<Item = ExtendWork> {
+        let of = move |row, turn| self.of(row).skip(turn).step_by(turns);
+        (0..turns).flat_map(move |turn| rows.iter().flat_map(move |row| of(row, turn)))
+    }
+
+    /// The items of a sequence, uncut: those of padding have no tokens.
+    fn of(self, row: &BatchRow) -> impl Iterator<Item = ExtendWork> + use<> {
+        let Self { width, heads, window } = self;
+        let BatchRow { row, qo_start, extend_len, kv_len } = *row;
+        let rows = extend_len * heads;
+        (0..rows).step_by(width.rows as usize).map(move |q_begin| {
+            let last = (q_begin + width.rows).min(rows) - 1;
+            // Positions, counted from 1, of the first and the last query.
+            let seen = |packed: u32| kv_len.saturating_sub(extend_len) + packed / heads + 1;
+            let kv_end = if kv_len == 0 { 0 } else { seen(last) };
+            let first = if window == 0 { 0 } else { seen(q_begin).saturating_sub(window) };
+            let kv_begin = if kv_len == 0 { 0 } else { first / width.tokens * width.tokens };
+            let row = row.raw();
+            ExtendWork { row, qo_start, extend_len, kv_len, q_begin, kv_begin, kv_end, part: 1 }
+        })
+    }
+
+    /// Units of tokens of an item.
+    const fn units(&self, work: &ExtendWork) -> u32 {
+        (work.kv_end - work.kv_begin).div_ceil(self.width.tokens)
+    }
 }
 
 #[cfg(test)]
@@ -201,22 +267,32 @@ mod tests {
         let works: &[ExtendWork] =
             bytemuck::cast_slice(&words[LatentSplit::works_at(split.ctas)..]);
         let cta = |i: usize| works[lists[i] as usize..lists[i + 1] as usize].to_vec();
-        let rows = |join: &LatentJoin| LATENT_ROWS.min(join.rows - join.q_begin);
+        let width = words[split.lists_at() + ctas + 1];
+        let rows = |join: &LatentJoin| width.min(join.rows - join.q_begin);
         let joins: &[LatentJoin] = bytemuck::cast_slice(&words[4..4 + ctas * JOIN_WORDS]);
         assert_eq!(lists[ctas] as usize, works.len());
         let joins = joins[..words[0] as usize].to_vec();
         assert_eq!(joins.iter().map(rows).max().unwrap_or(0), words[1]);
+        assert_eq!(joins.iter().map(|join| join.part & 65535).max().unwrap_or(0), words[2]);
         ((0..ctas).map(cta).collect(), joins)
     }
 
-    /// K5, and how many tiles the busiest CTA has, its items' extra ones with them.
+    /// K5, and how many units the busiest CTA has, its items' extra ones with them.
     fn check(split: &mut LatentSplit, rows: &[BatchRow]) -> u32 {
         let cut = split.plan(rows);
         let (ctas, joins) = read(split);
         assert_eq!(joins.len(), cut as usize);
         let mut parts = ctas.iter().flatten();
         let (mut joined, mut slot) = (joins.iter(), 0);
-        for whole in rows.iter().flat_map(|row| items(row, split.heads, split.window)) {
+        let width = split.width(rows);
+        let most = rows.iter().map(|row| row.extend_len * split.heads).max().unwrap_or(0);
+        let widest = split.widths[split.widths.len() - 1].rows;
+        assert!(width.rows >= most.min(widest) && (width.rows == 16 || most > width.rows / 2));
+        assert_eq!(split.words()[split.lists_at() + split.ctas as usize + 1], width.rows);
+        let items = Items { width, heads: split.heads, window: split.window };
+        let all = rows.iter().flat_map(|row| items.of(row)).count();
+        assert_eq!(items.all(rows, split.turns).count(), all);
+        for whole in items.all(rows, split.turns) {
             let first = parts.next().expect("the item is there");
             let count = first.part & 255;
             let mut at = whole.kv_begin;
@@ -238,7 +314,8 @@ mod tests {
         }
         assert_eq!((parts.next(), joined.next()), (None, None));
         assert!(slot <= split.slots());
-        let load = |works: &Vec<ExtendWork>| works.iter().map(|work| tiles(work) + EXTRA).sum();
+        let load =
+            |works: &Vec<ExtendWork>| works.iter().map(|w| items.units(w) + width.extra).sum();
         ctas.iter().map(load).max().expect("there are CTAs")
     }
 
@@ -248,7 +325,7 @@ mod tests {
         for _ in 0..2000 {
             let (heads, ctas) = (rng.within(1, 128) as u32, rng.within(1, 140) as u32);
             let window = rng.pick(&[0, 0, 1, 63, 64, 65, 1000]);
-            let mut split = LatentSplit::new(heads, window, ctas, (40, 4000));
+            let mut split = LatentSplit::new(heads, window, ctas, (40, 4000), rng.one_in(3));
             let rows = (0..rng.below(40)).map(|_| {
                 let extend_len = rng.pick(&[0, 1, 1, 1, 2, 4, 17, 90]) as u32;
                 let most = rng.pick(&[1, 70, 5000]);
@@ -261,16 +338,28 @@ mod tests {
     }
 
     #[test]
+    fn whole_tiles_of_a_sequence_are_worked_on_at_the_same_time() {
+        let mut split = LatentSplit::new(128, 0, 132, (256, 8192), false);
+        assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
+        let (ctas, _) = read(&split);
+        for (first, second) in ctas[..64].iter().zip(&ctas[64..128]) {
+            let rows = |works: &[ExtendWork]| works.iter().map(|work| work.row).collect::<Vec<_>>();
+            assert_eq!((rows(first), first.len()), (rows(second), 2));
+        }
+    }
+
+    #[test]
     fn work_is_dealt_about_equally() {
         for (rows, heads, most) in [
-            (vec![(1, 4096); 64], 16, 40),
+            (vec![(1, 4096); 64], 16, 140),
             (vec![(1, 4096); 64], 128, 67),
             (vec![(1, 2048); 128], 128, 70),
-            (vec![(1, 2048); 128], 16, 35),
+            (vec![(1, 2048); 128], 16, 137),
+            (vec![(1, 2048); 128], 32, 137),
             (vec![(1, 4096); 16], 128, 26),
-            (vec![(1, 8192)], 16, LEAST + EXTRA),
+            (vec![(1, 8192)], 16, 17),
         ] {
-            let mut split = LatentSplit::new(heads, 0, 132, (256, 8192));
+            let mut split = LatentSplit::new(heads, 0, 132, (256, 8192), false);
             let load = check(&mut split, &batch(&rows));
             assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
         }

@@ -9,6 +9,7 @@
 // what it gives for those is left out.
 #pragma once
 #include "attend_extend_sm90a.cuh"
+#include "e4m3.cuh"
 #include "latent_plan.cuh"
 #include "pdl.cuh"
 
@@ -56,7 +57,13 @@ DEVICE void store_matrix_transposed(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-template <class T, int ROWS> struct LatentFew {
+// Of fp8 each token's scale, in each place.
+template <bool IS> struct PlaceScales {};
+template <> struct PlaceScales<true> {
+    float scales[3][64];
+};
+
+template <class T, int ROWS, bool FP8 = false> struct LatentFew {
     static constexpr int RANK = 512, ROPE = 64, WARPS = 4, THREADS = 128;  // warps and threads of a warpgroup
     static constexpr int BLOCKS = (RANK + ROPE) / 64, N = ROWS / 8;        // of 64 columns; of 8 query rows
     static constexpr int GROUP = BLOCKS * 1024, PLACE = 8 * GROUP;         // bytes of 8 rows, of 64
@@ -65,7 +72,7 @@ template <class T, int ROWS> struct LatentFew {
     // Tokens of a place.
     static __device__ __forceinline__ u32 size(u32 place) { return place + 1 == PLACES ? 64 - ROWS : 64; }
 
-    struct Shared {
+    struct Shared : PlaceScales<FP8> {
         u64 full[PLACES], empty[PLACES];
         u64 q_full, q_empty;
         uint4 grows;                           // of each warp, whether a weight would be too large
@@ -182,6 +189,106 @@ template <class T, int ROWS> struct LatentFew {
         }
     }
 
+    // ---- copies of fp8: two warpgroups ----------------------------------------------------------------------------------
+    //
+    // A warp has rows 8 w .. + 8 of a tile: of each a lane has 16 numbers, as bytes in its registers while they are on their way, and 16
+    // bytes of two of the 64 that are bf16. Numbers are written as they stand; their scales go into logits and weights.
+
+    struct Bytes {
+        uint4 row[8], rope[2];
+        float scale;  // of the row lane % 8
+    };
+    static __device__ __forceinline__ uint4 load_once(u64 at) {
+        uint4 v;
+        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+        return v;
+    }
+    // This warp's rows of a tile.
+    static __device__ __forceinline__ void load_tile(const AttendParams& p, Bytes& bytes, const Found& tile, u32 lane) {
+        const auto& [attend, scales, rope] = reinterpret_cast<const AttendLatentFp8Params&>(p);
+#pragma unroll
+        for (int row = 0; row < 8; ++row) {
+            const u32 page = __shfl_sync(~0u, tile.page, row), slot = __shfl_sync(~0u, tile.slot, row);
+            bytes.row[row] = load_once(p.k + page * p.page_stride + slot * p.slot_stride + lane * 16);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const u32 page = __shfl_sync(~0u, tile.page, i * 4 + lane / 8), slot = __shfl_sync(~0u, tile.slot, i * 4 + lane / 8);
+            bytes.rope[i] = load_once(rope.at + page * rope.page_stride + slot * static_cast<u64>(rope.slot_stride) + lane % 8 * 16);
+        }
+        bytes.scale = __uint_as_float(load_written_u32(scales.k + tile.page * scales.page_stride + tile.slot * 4));
+    }
+    static __device__ __forceinline__ void store(u32 at, const uint4& v) {
+        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    }
+    static __device__ __forceinline__ void store_row(u32 group, const Bytes& bytes, int row, u32 lane) {
+        const u32 words[4] = {bytes.row[row].x, bytes.row[row].y, bytes.row[row].z, bytes.row[row].w};
+        u32 wide[8];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            u32 low, high;
+            widen(words[i], low, high);
+            wide[2 * i] = pack(T(), low_half(low), high_half(low)), wide[2 * i + 1] = pack(T(), low_half(high), high_half(high));
+        }
+        const uint4 a = make_uint4(wide[0], wide[1], wide[2], wide[3]), b = make_uint4(wide[4], wide[5], wide[6], wide[7]);
+        // Half of the lanes write their second piece first, so that eight at a time meet all banks.
+        const bool second = lane / 4 % 2 != 0;
+        const u32 to = group + lane / 4 * 1024, piece = lane % 4 * 2;
+        store(to + within(row, piece + second), second ? b : a), store(to + within(row, piece + !second), second ? a : b);
+    }
+
+    static __device__ __forceinline__ void produce_fp8(const AttendParams& p, u32 memory, Shared& shared, u32 index, u32 end) {
+        const u32 warp = threadIdx.x / 32 - WARPS, lane = threadIdx.x % 32;
+        const LayerRope& rope = reinterpret_cast<const AttendLatentFp8Params&>(p).rope;
+        Walk walk{p, index, end, 0, {}};
+        walk.item();
+        Found found[PLACES];
+        // Asks for this warp's rows of a tile; what the launch before still writes, it writes to the L2 cache.
+        auto ask = [&](const Found& tile) {
+            if (tile.left == 0) return;
+            prefetch(p.k + offset(p, tile) + lane / 8 * 128);
+            if (lane < 8) prefetch(rope.at + tile.page * rope.page_stride + tile.slot * static_cast<u64>(rope.slot_stride));
+        };
+        // Of each 16 tokens all are there if one is: what is multiplied has numbers.
+        auto has = [&](const Found& tile, u32 place) { return warp / 2 * 16 < min(tile.left, size(place)); };
+#pragma unroll
+        for (int place = 0; place < PLACES; ++place) found[place] = look(walk, warp * 8 + lane % 8, size(place));
+#pragma unroll
+        for (int place = 0; place < PLACES; ++place) ask(found[place]);
+        wait_for_previous();
+        Bytes bytes;
+        if (has(found[0], 0)) load_tile(p, bytes, found[0], lane);
+        u32 turns = 0;
+        for (u32 round = 0;; ++round) {
+#pragma unroll
+            for (int place = 0; place < PLACES; ++place) {
+                const Found tile = found[place], next = found[(place + 1) % PLACES];
+                if (tile.left == 0) return;
+                const bool here = has(tile, place), then = has(next, (place + 1) % PLACES);
+                const u32 group = memory + place * PLACE + warp * GROUP;
+                barrier_wait(shared_address(shared.empty + place), round % 2 ^ 1);
+                if (here) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) store(group + 8 * 1024 + within(i * 4 + lane / 8, lane % 8), bytes.rope[i]);
+                    if (lane < 8) shared.scales[place][warp * 8 + lane] = bytes.scale;
+#pragma unroll
+                    for (int row = 0; row < 8; ++row) store_row(group, bytes, row, lane);
+                }
+                fence_async();
+                barrier_arrive(shared_address(shared.full + place));
+                // Behind the fence, which waits for loads too.
+                if (then) load_tile(p, bytes, next, lane);
+                if (tile.first != 0) {
+                    barrier_wait(shared_address(&shared.q_empty), turns++ % 2 ^ 1);
+                    copy_queries(p, memory, tile.first - 1, warp, 2 * WARPS, lane);
+                    barrier_arrive_copied(shared_address(&shared.q_full));
+                }
+                ask(found[(place + 2) % PLACES]);
+                found[place] = look(walk, warp * 8 + lane % 8, size(place));
+            }
+        }
+    }
+
     // ---- products: one warpgroup ----------------------------------------------------------------------------------------
 
     // Logits of what a query does not see, and of no token, become minus infinity.
@@ -221,17 +328,26 @@ template <class T, int ROWS> struct LatentFew {
             for (u32 begin = work.kv_begin; begin < work.kv_end;) {
                 const u32 tokens = min(size(place), work.kv_end - begin), matrix = place * (PLACE >> 4);
                 const bool last = begin + tokens == work.kv_end;
-                float s[N][4];
+                // Of fp8 a row's last numbers have no scale, so their products stand apart.
+                float s[N][4], apart[N][4], scale[2] = {1.f, 1.f};
                 barrier_wait(shared_address(shared.full + place), round % 2);
                 fence_async();
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < (RANK + ROPE) / 16; ++i) {
                     const u32 step = (i / 4 * 1024 + i % 4 * 32) >> 4;
-                    wgmma_few_scores(T(), s, further(k_matrix, matrix + step), further(q_matrix, step), i > 0);
+                    const bool rope = FP8 && i >= RANK / 16;
+                    wgmma_few_scores(T(), rope ? apart : s, further(k_matrix, matrix + step), further(q_matrix, step), rope ? i > RANK / 16 : i > 0);
                 }
                 wgmma_commit();
                 wgmma_wait_few(s);
+                if constexpr (FP8) {
+                    wgmma_wait_few(apart);
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) scale[h] = shared.scales[place][token + 8 * h];
+#pragma unroll
+                    for (int i = 0; i < 4 * N; ++i) s[i / 4][i % 4] = s[i / 4][i % 4] * scale[i % 4 / 2] + apart[i / 4][i % 4];
+                }
                 if (last && lane == 0) barrier_arrive(shared_address(&shared.q_empty));
 #pragma unroll
                 for (int i = 0; i < 4 * N; ++i) s[i / 4][i % 4] = logits.of(s[i / 4][i % 4]);
@@ -244,7 +360,7 @@ template <class T, int ROWS> struct LatentFew {
                 if (warp * 16 < tokens) {
 #pragma unroll
                     for (int i = 0; i < N; i += 2) {
-                        auto two = [&](int i, int h) { return pack(T(), s[i][2 * h], s[i][2 * h + 1]); };
+                        auto two = [&](int i, int h) { return pack(T(), s[i][2 * h] * scale[h], s[i][2 * h + 1] * scale[h]); };
                         const u32 row = i * 8 + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
                         store_matrix_transposed(memory + P + row * 128 + (piece ^ row % 8) * 16, two(i, 0), two(i, 1), two(i + 1, 0), two(i + 1, 1));
                     }

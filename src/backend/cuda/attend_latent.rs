@@ -1,7 +1,7 @@
 //! Attention over latent rows: which pools are served, the memory that each variant of it keeps, and its launches.
 //!
-//! On compute capability 9.0 16-bit pools have a kernel whose work is split on the host; all others, those of fp8 too,
-//! have a plain one.
+//! On compute capability 9.0 16-bit pools and those of fp8 with rows of bf16 have a kernel whose work is split on the
+//! host; all others have a plain one.
 //!
 //! Not here: the split (`split/latent.rs`), the kernels (`ptx/attend_latent*`).
 
@@ -64,12 +64,15 @@ fn plain_of(pool: &Pool) -> AttentionKernel {
 fn hopper(fp8: bool, rows: Dtype) -> Option<[AttentionKernel; 2]> {
     const BF16: Attention = attention!("attend_latent_bf16_sm90a", 384, 229_376);
     const F16: Attention = attention!("attend_latent_f16_sm90a", 384, 229_376);
+    const FP8_BF16: Attention<AttendLatentFp8Params> =
+        attention!("attend_latent_fp8_bf16_sm90a", 384, 229_376);
     const JOIN_BF16: Attention = attention!("attend_latent_join_bf16_sm90a", 128, 0);
     const JOIN_F16: Attention = attention!("attend_latent_join_f16_sm90a", 128, 0);
     match (fp8, rows) {
         (false, Dtype::Bf16) => Some([BF16.into(), JOIN_BF16.into()]),
         (false, Dtype::F16) => Some([F16.into(), JOIN_F16.into()]),
-        (true, _) | (_, Dtype::F32) => None,
+        (true, Dtype::Bf16) => Some([FP8_BF16.into(), JOIN_BF16.into()]),
+        (true, Dtype::F16) | (_, Dtype::F32) => None,
     }
 }
 

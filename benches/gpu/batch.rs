@@ -205,7 +205,12 @@ impl Noise {
 
     /// Fills device memory.
     pub fn fill(&self, target: &DeviceBuffer) -> Outcome<()> {
-        let mut at = 0;
+        self.fill_from(target, 0)
+    }
+
+    /// Fills what stands behind the first `begin` bytes.
+    pub fn fill_from(&self, target: &DeviceBuffer, begin: u64) -> Outcome<()> {
+        let mut at = begin;
         while at < target.bytes() {
             let bytes = (target.bytes() - at).min(self.device.bytes());
             // SAFETY: both ranges are inside their buffers.

@@ -58,13 +58,13 @@ impl Kind {
 }
 
 /// Bytes that are numbers, and scales of tokens, repeated through device memory as [`Noise`] is.
-struct Fp8Noise {
+pub struct Fp8Noise {
     bytes: (Vec<u8>, DeviceBuffer),
     scales: (Vec<f32>, DeviceBuffer),
 }
 
 impl Fp8Noise {
-    fn new(gpu: &Gpu) -> Outcome<Self> {
+    pub fn new(gpu: &Gpu) -> Outcome<Self> {
         let mut rng = Rng::new(43);
         // Up to 12, of either sign.
         let bytes: Vec<u8> =
@@ -75,13 +75,29 @@ impl Fp8Noise {
         Ok(Self { bytes: (bytes, on_gpu.0), scales: (scales, on_gpu.1) })
     }
 
-    /// Fills a pool: its scales where it has planes of them, bytes elsewhere.
-    fn fill(&self, cuda: &Cuda) {
+    /// The number at a byte of the pool.
+    pub fn number(&self, at: u64) -> f64 {
+        let all = &self.bytes.0;
+        value(all[(at % all.len() as u64) as usize])
+    }
+
+    /// The scale in so many bytes from their plane's begin.
+    pub fn scale(&self, at: u64) -> f32 {
+        let all = &self.scales.0;
+        all[(at / 4 % all.len() as u64) as usize]
+    }
+
+    /// Fills a pool: its scales where it has planes of them, `rope` behind what latent rows have of fp8, bytes elsewhere.
+    pub fn fill(&self, cuda: &Cuda, rope: &Noise) -> Outcome<()> {
         let (layout, pool) = (cuda.layout(), cuda.pool());
         repeat(&self.bytes.1, pool.address(), pool.bytes());
+        if let Some(strides) = layout.strides(PlaneName::Rope) {
+            rope.fill_from(pool, strides.origin)?;
+        }
         if let Some(scales) = layout.strides(PlaneName::KScales) {
             repeat(&self.scales.1, pool.address() + scales.origin, pool.bytes() - scales.origin);
         }
+        Ok(())
     }
 }
 
@@ -125,7 +141,7 @@ impl<'a> Bench<'a> {
         let cuda = options.open(&pool, &table(page_size), 2)?;
         match kind {
             Kind::Bf16 => noise.0.fill(cuda.pool())?,
-            Kind::Fp8(_) => noise.1.fill(&cuda),
+            Kind::Fp8(_) => noise.1.fill(&cuda, noise.0)?,
         }
         let bytes = 512 << 20;
         let (q, out) = (noise.0.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
@@ -170,20 +186,18 @@ impl<'a> Bench<'a> {
                 .collect();
         }
         let side = usize::from(plane == PlaneName::V);
-        let scale = if let Some(scales) =
-            layout.strides([PlaneName::KScales, PlaneName::VScales][side])
-        {
-            let (page, offset) = layout.page_of(slot);
-            let planes = layout.strides(PlaneName::KScales).expect("by token").origin;
-            let at = (scales.row(layer, page, offset) + scales.head * u64::from(head) - planes) / 4;
-            let all = &self.noise.1.scales.0;
-            all[(at % all.len() as u64) as usize]
-        } else {
-            self.scales.as_ref().expect("they are given").get(layer, head)[side]
-        };
-        let (all, first) = (&self.noise.1.bytes.0, at + u64::from(head * HEAD_DIM));
-        let byte = |i: u64| all[(i % all.len() as u64) as usize];
-        (first..first + u64::from(HEAD_DIM)).map(|i| value(byte(i)) * f64::from(scale)).collect()
+        let scale =
+            if let Some(scales) = layout.strides([PlaneName::KScales, PlaneName::VScales][side]) {
+                let (page, offset) = layout.page_of(slot);
+                let planes = layout.strides(PlaneName::KScales).expect("by token").origin;
+                let at = scales.row(layer, page, offset) + scales.head * u64::from(head);
+                self.noise.1.scale(at - planes)
+            } else {
+                self.scales.as_ref().expect("they are given").get(layer, head)[side]
+            };
+        let first = at + u64::from(head * HEAD_DIM);
+        let number = |i| self.noise.1.number(i) * f64::from(scale);
+        (first..first + u64::from(HEAD_DIM)).map(number).collect()
     }
 
     /// A few (token, head) pairs of a few sequences against float64.

@@ -1,15 +1,17 @@
-//! Attention over latent rows of 512 + 64: decode with 16 and 128 heads, more than one new token, chunks of a prompt.
+//! Attention over latent rows of 512 + 64, of bf16 and of fp8: decode with 16 and 128 heads, more than one new token,
+//! chunks of a prompt.
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend, PlaneName,
-    PoolConfig, SlotId, StepEnd,
+    PoolConfig, Scaling, SlotId, StepEnd,
 };
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, table};
+use crate::fp8::Fp8Noise;
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
@@ -21,6 +23,7 @@ const SLOTS: u32 = 1 << 19;
 
 struct Bench<'a> {
     noise: &'a Noise,
+    bytes: &'a Fp8Noise,
     timer: Timer,
     cuda: Cuda,
     q: DeviceBuffer,
@@ -30,12 +33,18 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(gpu: &Gpu, noise: &'a Noise, page_size: u32) -> Outcome<Self> {
+    fn new(
+        gpu: &Gpu,
+        (noise, bytes): (&'a Noise, &'a Fp8Noise),
+        fp8: bool,
+        page_size: u32,
+    ) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
         let config = PoolConfig {
             layers: LAYERS,
             shape: KvShape::Latent { rank: RANK, rope: ROW - RANK },
-            dtype: KvDtype::Bf16,
+            dtype: if fp8 { KvDtype::Fp8E4M3 } else { KvDtype::Bf16 },
+            scaling: if fp8 { Scaling::ByToken } else { Scaling::Static },
             page_size,
             capacity: Capacity::Pages(SLOTS / page_size),
             layout: Layout::LayerFirst,
@@ -44,9 +53,13 @@ impl<'a> Bench<'a> {
         let stream = Some(timer.stream.clone());
         let options = CudaOptions { stream, ..CudaOptions::new(gpu) };
         let cuda = options.open(&config.layout()?, &table(page_size), 2)?;
-        noise.fill(cuda.pool())?;
+        if fp8 {
+            bytes.fill(&cuda, noise)?
+        } else {
+            noise.fill(cuda.pool())?
+        }
         let (q, out) = (noise.buffer(gpu, 512 << 20)?, DeviceBuffer::new(gpu, 512 << 20)?);
-        Ok(Self { noise, timer, cuda, q, out, step: 0, rng: Rng::new(5) })
+        Ok(Self { noise, bytes, timer, cuda, q, out, step: 0, rng: Rng::new(5) })
     }
 
     /// Times one batch of (new tokens, tokens); whether a few of its rows are right.
@@ -70,6 +83,25 @@ impl<'a> Bench<'a> {
         Ok((us, self.check(&batch, &attend)?))
     }
 
+    /// A row of the last layer.
+    fn row(&self, slot: SlotId) -> impl Iterator<Item = f64> + use<'a> {
+        let (layout, layer) = (self.cuda.layout(), LayerId::new(LAYERS - 1));
+        let (noise, bytes) = (self.noise, self.bytes);
+        let at = |plane| layout.row(plane, layer, slot).expect("a plane of rows").start;
+        let latent = at(PlaneName::Latent);
+        let scales = layout.strides(PlaneName::KScales).map(|scales| {
+            let (page, offset) = layout.page_of(slot);
+            let scale = bytes.scale(scales.row(layer, page, offset) - scales.origin);
+            let rope = layout.strides(PlaneName::Rope).expect("beside scales");
+            (f64::from(scale), at(PlaneName::Rope) - rope.origin)
+        });
+        (0..u64::from(ROW)).map(move |i| match scales {
+            None => noise.at(latent / 2 + i).into(),
+            Some((scale, _)) if i < u64::from(RANK) => bytes.number(latent + i) * scale,
+            Some((_, rope)) => noise.at(rope / 2 + i - u64::from(RANK)).into(),
+        })
+    }
+
     /// A few (token, head) pairs of a few sequences in the last layer against float64.
     fn check(&mut self, batch: &Batch, attend: &Attend) -> Outcome<bool> {
         let layout = *self.cuda.layout();
@@ -79,15 +111,13 @@ impl<'a> Bench<'a> {
             let token = self.rng.below(row.extend_len.into()) as u32;
             let head = self.rng.below(attend.q_heads.into()) as u32;
             let position = row.kv_len - row.extend_len + token;
-            let of = |p: u32| {
+            let mut k = Vec::new();
+            for p in 0..=position {
                 let page = batch.pages[index][(p / layout.page_size()) as usize];
-                let slot = SlotId::new((page * layout.page_size() + p % layout.page_size()).into());
-                let row = layout.row(PlaneName::Latent, LayerId::new(LAYERS - 1), slot);
-                let at = row.expect("the pool has it").start / 2;
-                (at..at + u64::from(ROW)).map(|i| self.noise.at(i))
-            };
-            let k: Vec<f32> = (0..=position).flat_map(of).collect();
-            let v: Vec<f32> =
+                let slot = (page * layout.page_size() + p % layout.page_size()).into();
+                k.extend(self.row(SlotId::new(slot)));
+            }
+            let v: Vec<f64> =
                 k.chunks(ROW as usize).flat_map(|row| row[..RANK as usize].to_vec()).collect();
             let at = u64::from((row.qo_start + token) * attend.q_heads + head);
             let q: Vec<f32> =
@@ -103,9 +133,11 @@ impl<'a> Bench<'a> {
 
 /// Bytes of the rows are read once; where products take longer, the table's rate says less.
 pub fn mla(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
-    let noise = Noise::new(gpu)?;
-    for page_size in [64, 1] {
-        let mut bench = Bench::new(gpu, &noise, page_size)?;
+    let noise = (Noise::new(gpu)?, Fp8Noise::new(gpu)?);
+    let noise = (&noise.0, &noise.1);
+    for (fp8, page_size) in [(false, 64), (false, 1), (true, 64), (true, 1)] {
+        let mut bench = Bench::new(gpu, noise, fp8, page_size)?;
+        let (kind, row) = if fp8 { ("fp8", 644) } else { ("bf16", 2 * ROW) };
         for (batch, new, len) in [
             (1_usize, 1_u32, 8_192_u32),
             (16, 1, 4_096),
@@ -118,8 +150,8 @@ pub fn mla(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             for heads in [16, 128] {
                 let (us, ok) = bench.run(&vec![(new, len); batch], heads)?;
                 let case = format!("B{batch} q{new} L{len} {heads}q page{page_size}");
-                let bytes = batch as f64 * f64::from(len) * f64::from(2 * ROW);
-                report.row("mla", &case, "kvarena", us, Rate::Bytes(bytes), ok);
+                let bytes = batch as f64 * f64::from(len) * f64::from(row);
+                report.row("mla", &case, kind, us, Rate::Bytes(bytes), ok);
             }
         }
     }

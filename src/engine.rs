@@ -9,8 +9,8 @@ use crate::event::Event;
 use crate::hash::{NamespaceNames, PageHash};
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::plan::{
-    Admission, Admitted, BatchPlan, Branch, Compaction, Draft, Extend, Leader, PackedPlan, Prompt,
-    StepEnd, StepScratch,
+    Admission, Admitted, BatchPlan, Branch, Compaction, Draft, Extend, Leader, PackedLevels,
+    PackedPlan, Prompt, StepEnd, StepScratch,
 };
 use crate::prefix::PrefixMatch;
 use crate::sequence::Sequence;
@@ -308,6 +308,23 @@ impl<B: Backend> Engine<B> {
     ) -> Result<PackedPlan<'step>, Error> {
         let World { sequences, steps, .. } = &self.world;
         system::packed::packed(sequences, steps, &self.shape.layout, items, scratch.reset())
+    }
+
+    /// The same with what several sequences share listed once: as [`packed`](Engine::packed), in the levels of
+    /// FlashInfer's cascade, of all items of a plan. `plan` is that plan, padded or not. O(items x levels + pages).
+    ///
+    /// # Errors
+    /// As [`packed`](Engine::packed); [`Error::PackedRows`] and [`Error::NotPlanned`] where the plan is not of these
+    /// items.
+    pub fn packed_levels<'step>(
+        &self,
+        scratch: &'step mut StepScratch,
+        plan: &BatchPlan<'_>,
+        items: &[Extend],
+    ) -> Result<PackedLevels<'step>, Error> {
+        let (World { sequences, steps, .. }, layout) = (&self.world, &self.shape.layout);
+        let bump = scratch.reset();
+        system::packed_levels::packed_levels(sequences, steps, layout, plan, items, bump)
     }
 
     /// Appends tokens to a sequence: sampled, drafted, or the next turn of a conversation. May come after the

@@ -105,8 +105,8 @@ pub use layout::{
 };
 pub use plan::{
     Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree,
-    Extend, Leader, OwnedPlan, PackedPlan, PageCopy, Prompt, SharedSpan, SharedSpans, SlotMapping,
-    StepEnd, StepScratch, TableWrite,
+    Extend, Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, Prompt, SharedSpan, SharedSpans,
+    SlotMapping, StepEnd, StepScratch, TableWrite,
 };
 pub use prefix::PrefixMatch;
 pub use stats::Stats;

@@ -1,8 +1,8 @@
 //! Packed arrays are of what was planned, or there are none.
 
 use kvarena::{
-    Capacity, Draft, DraftTree, Engine, EngineConfig, Error, Extend, Namespace, Null, PoolConfig,
-    SeqKey, StepScratch, TokenId,
+    Capacity, Draft, DraftTree, Engine, EngineConfig, Error, Extend, Namespace, Null, OwnedPlan,
+    PackedPlan, PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 fn engine() -> Engine<Null> {
@@ -90,4 +90,60 @@ fn a_tree_is_not_packed() {
     // What is kept of it stands in one piece, as any text does.
     engine.accept(step, seq, &[0]).expect("a root");
     assert_eq!(packed(&engine, &[Extend { seq, len: 1 }]), Ok(vec![0, 1]));
+}
+
+/// Two branches of one conversation, and a sequence that shares nothing: what the levels list, and a plan of others.
+#[test]
+fn levels_list_what_is_shared_once() {
+    let mut engine = engine();
+    let mut scratch = [StepScratch::new(), StepScratch::new()];
+    let text = |first: u32, second: std::ops::Range<u32>| -> Vec<TokenId> {
+        (0..first).chain(second).map(TokenId::new).collect()
+    };
+    let root = text(9, 0..0);
+    let first = engine.admit(Namespace::default(), &root, 0).expect("room");
+    let items = [Extend { seq: first, len: 9 }];
+    let step = engine.plan_batch(&mut scratch[0], &items).expect("room").step();
+    engine.commit(step).expect("open");
+    engine.complete(step).expect("committed");
+    // Pages of 4: all three have the first one, the last two another.
+    let texts = [text(4, 90..93), text(0, 50..53), text(9, 0..0), text(8, 70..72)];
+    let seqs =
+        texts.each_ref().map(|text| engine.admit(Namespace::default(), text, 0).expect("room"));
+    let items = [3, 3, 1, 2].into_iter().zip(seqs).map(|(len, seq)| Extend { seq, len });
+    let items: Vec<_> = items.collect();
+    let [of_plan, of_levels] = &mut scratch;
+    let plan = engine.plan_batch(of_plan, &items).expect("room");
+    let mut padding = StepScratch::new();
+    for plan in [plan, plan.padded(&mut padding, 6, 16)] {
+        let packed = engine.packed_levels(of_levels, &plan, &items).expect("planned");
+        // Rows 2 and 3 have two pages in common, row 0 has one of them, row 1 none.
+        assert_eq!(packed.order, [2, 3, 0, 1]);
+        let levels = packed.levels;
+        assert_eq!(levels.len(), 3);
+        let read = |level: usize| {
+            let PackedPlan { qo_indptr, kv_indptr, kv_last_page_len, .. } = levels[level];
+            (qo_indptr.to_vec(), kv_indptr.to_vec(), kv_last_page_len.to_vec())
+        };
+        assert_eq!(read(0), (vec![0, 6, 9], vec![0, 1, 1], vec![4, 0]));
+        assert_eq!(read(1), (vec![0, 3, 9], vec![0, 1, 1], vec![4, 0]));
+        assert_eq!(read(2), (vec![0, 1, 3, 6, 9], vec![0, 1, 2, 3, 4], vec![1, 2, 3, 3]));
+    }
+    let levels = |items: &[Extend]| {
+        engine
+            .packed_levels(&mut StepScratch::new(), &plan, items)
+            .map(|packed| packed.levels.len())
+    };
+    assert_eq!(levels(&items), Ok(3));
+    assert_eq!(levels(&items[..3]), Err(Error::PackedRows { items: 3, rows: 4 }));
+    let old = plan.step();
+    let mut bytes = OwnedPlan::new();
+    bytes.copy_from(&plan);
+    engine.abort(old).expect("open");
+    // A plan of the same rows, other tokens of them.
+    let others = items.iter().map(|&Extend { seq, .. }| Extend { seq, len: 1 });
+    let others: Vec<_> = others.collect();
+    engine.plan_batch(of_plan, &others).expect("room");
+    let stale = engine.packed_levels(of_levels, &bytes.plan(), &others).map(|_| ());
+    assert_eq!(stale, Err(Error::NotPlanned { seq: others[0].seq, len: 1 }));
 }

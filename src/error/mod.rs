@@ -215,6 +215,13 @@ pub enum Error {
         /// The key.
         seq: SeqKey,
     },
+    /// A plan that is not of the items that it is to be packed for.
+    PackedRows {
+        /// The items.
+        items: usize,
+        /// The plan's rows.
+        rows: usize,
+    },
     /// A number that FlashInfer's signed 32-bit arrays cannot hold.
     PackedLimit {
         /// What is counted.
@@ -364,6 +371,9 @@ impl fmt::Display for Error {
             }
             Self::PackedTree { seq } => {
                 write!(f, "packed arrays cannot say what the tree of sequence {seq:?} sees")
+            }
+            Self::PackedRows { items, rows } => {
+                write!(f, "a plan of {} is not of {items} items", Count(rows as u64, "row"))
             }
             Self::PackedLimit { name, value, max } => {
                 write!(f, "{value} {name} do not fit packed arrays, which hold up to {max}")

@@ -235,6 +235,22 @@ pub struct PackedPlan<'step> {
     pub kv_last_page_len: &'step [i32],
 }
 
+/// A batch as FlashInfer's `MultiLevelCascadeAttentionWrapper` takes it: what several rows share is in one level once,
+/// for all of them together.
+///
+/// Each level attends all of the batch's new tokens to some of their pages; their results, merged by their log-sum-exp,
+/// are attention to all. In a level, sequence `i` of [`PackedPlan`] is an entry: some rows that stand side by side, and
+/// the pages that all of them read there; without pages, `kv_last_page_len` 0 then, they read nothing. What is shared
+/// lies before every query, so that the last level alone is causal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PackedLevels<'step> {
+    /// `[batch]`: the plan's rows by their indices, in the order in which `qo_indptr` counts their new tokens. Gather q
+    /// by it, and scatter the output.
+    pub order: &'step [u32],
+    /// What is shared, by most rows first, then what each row has for itself.
+    pub levels: &'step [PackedPlan<'step>],
+}
+
 /// Memory that a plan lives in; reused, so that a warm step allocates nothing. One for each step in flight.
 #[derive(Debug, Default)]
 pub struct StepScratch {

@@ -13,7 +13,7 @@
 //! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | reads |
 //! | [`plan_drafts`]: refuse drafts, or write what they see | | | writes | writes | |
 //! | [`find_spans`]: what several rows read from the same pages | | writes | reads | | |
-//! | [`packed`]: the same batch in FlashInfer's contract | | | reads | reads | |
+//! | [`packed`], [`packed_levels`]: the same batch in FlashInfer's contract | | | reads | reads | |
 //! | [`append`]: tokens become known | | | writes | | |
 //! | [`accept`]: of drafts a branch is kept | writes | | writes | writes | writes |
 //! | [`commit`]: tokens have K and V, whole pages become matchable | writes | writes | writes | writes | writes |
@@ -39,6 +39,7 @@ pub mod finish;
 pub mod fork;
 pub mod leader;
 pub mod packed;
+pub mod packed_levels;
 pub mod plan_batch;
 pub mod plan_drafts;
 pub mod promise;

@@ -22,24 +22,11 @@ pub(crate) fn packed<'step>(
     items: &[Extend],
     bump: &'step Bump,
 ) -> Result<PackedPlan<'step>, Error> {
-    let (mut page_count, mut token_count, mut before) = (0_u64, 0_u64, 0);
-    for &Extend { seq, len } in items {
-        let sequence = sequences.running(seq)?;
-        // Items rise within a batch, so each stands at most once.
-        if sequence.last_item <= before || !is_planned(sequence, steps, len) {
-            return Err(Error::NotPlanned { seq, len });
-        }
-        if sequences.is_tree(sequence, len) {
-            return Err(Error::PackedTree { seq });
-        }
-        before = sequence.last_item;
-        page_count += u64::from(sequence.page_len);
-        token_count += u64::from(len);
-    }
-    check_limits(layout.page_count().into(), page_count, token_count)?;
+    let Totals { pages, tokens } = check_items(sequences, steps, items)?;
+    check_limits(layout.page_count().into(), pages, tokens)?;
     let qo_indptr = bump.alloc_slice_fill_copy(items.len() + 1, 0_i32);
     let kv_indptr = bump.alloc_slice_fill_copy(items.len() + 1, 0_i32);
-    let kv_indices = bump.alloc_slice_fill_copy(page_count as usize, 0_i32);
+    let kv_indices = bump.alloc_slice_fill_copy(pages as usize, 0_i32);
     let kv_last_page_len = bump.alloc_slice_fill_copy(items.len(), 0_i32);
     let mut at = 0;
     for (i, item) in items.iter().enumerate() {
@@ -56,8 +43,37 @@ pub(crate) fn packed<'step>(
     Ok(PackedPlan { qo_indptr, kv_indptr, kv_indices, kv_last_page_len })
 }
 
+/// Pages and new tokens of a batch's items.
+pub(super) struct Totals {
+    pub pages: u64,
+    pub tokens: u64,
+}
+
+/// Refuses items that are not planned as they are, or cannot be packed.
+pub(super) fn check_items(
+    sequences: &SequenceTable,
+    steps: &StepLog,
+    items: &[Extend],
+) -> Result<Totals, Error> {
+    let (mut totals, mut before) = (Totals { pages: 0, tokens: 0 }, 0);
+    for &Extend { seq, len } in items {
+        let sequence = sequences.running(seq)?;
+        // Items rise within a batch, so each stands at most once.
+        if sequence.last_item <= before || !is_planned(sequence, steps, len) {
+            return Err(Error::NotPlanned { seq, len });
+        }
+        if sequences.is_tree(sequence, len) {
+            return Err(Error::PackedTree { seq });
+        }
+        before = sequence.last_item;
+        totals.pages += u64::from(sequence.page_len);
+        totals.tokens += u64::from(len);
+    }
+    Ok(totals)
+}
+
 /// Refuses numbers that the contract's signed 32-bit arrays cannot hold: page numbers, and the sums of both kinds.
-fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
+pub(super) fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
     let max = i32::MAX as u64;
     // Page numbers count from 0.
     let numbers =

@@ -1,0 +1,182 @@
+//! A planned batch as FlashInfer's multi-level cascade takes it, for hosts that bring their own attention kernels.
+
+use bumpalo::Bump;
+
+use super::packed::{check_items, check_limits};
+use crate::error::Error;
+use crate::id::PageId;
+use crate::layout::PoolLayout;
+use crate::plan::{BatchPlan, Extend, PackedLevels, PackedPlan, SharedSpan};
+use crate::sequence::SequenceTable;
+use crate::step::StepLog;
+
+/// The page tables of a plan's items, what several of them share once. O(items x levels + pages).
+///
+/// # Errors
+/// As [`packed`](super::packed::packed), and [`Error::PackedRows`].
+pub(crate) fn packed_levels<'step>(
+    sequences: &SequenceTable,
+    steps: &StepLog,
+    layout: &PoolLayout,
+    plan: &BatchPlan<'_>,
+    items: &[Extend],
+    bump: &'step Bump,
+) -> Result<PackedLevels<'step>, Error> {
+    let totals = check_items(sequences, steps, items)?;
+    check_limits(layout.page_count().into(), totals.pages, totals.tokens)?;
+    check_rows(sequences, plan, items)?;
+    let spans = plan.shared.spans;
+    let depths = depths(spans, bump);
+    let levels = depths.iter().map(|&depth| depth as usize + 1).max().unwrap_or(0);
+    let order = order(plan.shared.members, items.len(), bump);
+    let writer = Writer { sequences, items, page_size: layout.page_size(), order, bump };
+    let list = bump.alloc_slice_fill_with(levels + 1, |level| {
+        if level == levels {
+            return writer.own(spans);
+        }
+        let at_level = spans.iter().zip(depths).filter(|&(_, &depth)| depth as usize == level);
+        writer.shared(at_level.map(|(span, _)| span))
+    });
+    Ok(PackedLevels { order, levels: list })
+}
+
+/// Refuses items that are not the rows of a plan; it may have rows of padding behind them.
+fn check_rows(
+    sequences: &SequenceTable,
+    plan: &BatchPlan<'_>,
+    items: &[Extend],
+) -> Result<(), Error> {
+    let padding = plan.rows.get(items.len()..).unwrap_or_default();
+    if plan.rows.len() < items.len() || padding.iter().any(|row| row.kv_len > 0) {
+        return Err(Error::PackedRows { items: items.len(), rows: plan.rows.len() });
+    }
+    for (&Extend { seq, len }, row) in items.iter().zip(plan.rows) {
+        let sequence = sequences.running(seq)?;
+        let is = (sequence.row, len, sequence.planned_len);
+        if (row.row, row.extend_len, row.kv_len) != is {
+            return Err(Error::NotPlanned { seq, len });
+        }
+    }
+    Ok(())
+}
+
+/// How many spans are around each; they stand parents first.
+fn depths<'step>(spans: &[SharedSpan], bump: &'step Bump) -> &'step [u32] {
+    let depths = bump.alloc_slice_fill_copy(spans.len(), 0_u32);
+    // By depth, where the members of the last span of it end.
+    let ends = bump.alloc_slice_fill_copy(spans.len(), 0_usize);
+    let mut depth = 0;
+    for (i, span) in spans.iter().enumerate() {
+        while depth > 0 && ends[depth - 1] <= span.member_start as usize {
+            depth -= 1;
+        }
+        depths[i] = depth as u32;
+        ends[depth] = span.range().end;
+        depth += 1;
+    }
+    depths
+}
+
+/// The rows by their indices: those of each span side by side, then those of none.
+fn order<'step>(members: &[u32], rows: usize, bump: &'step Bump) -> &'step [u32] {
+    let is_member = bump.alloc_slice_fill_copy(rows, false);
+    for &member in members {
+        is_member[member as usize] = true;
+    }
+    let mut others = (0..rows as u32).filter(|&row| !is_member[row as usize]);
+    bump.alloc_slice_fill_with(rows, |place| match members.get(place) {
+        Some(&member) => member,
+        None => others.next().expect("members are distinct rows"),
+    })
+}
+
+/// Writes levels of a batch.
+struct Writer<'a, 'step> {
+    sequences: &'a SequenceTable,
+    items: &'a [Extend],
+    page_size: u32,
+    order: &'step [u32],
+    bump: &'step Bump,
+}
+
+/// An entry of a level: rows by their places in the order, up to `place_end`, and the pages that they read.
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    place_end: usize,
+    page_begin: u32,
+    page_end: u32,
+    last_page_len: u32,
+}
+
+impl<'step> Writer<'_, 'step> {
+    /// A level of spans, in the order of their members; rows of none read nothing there.
+    fn shared<'s>(&self, spans: impl Iterator<Item = &'s SharedSpan> + Clone) -> PackedPlan<'step> {
+        let most = 2 * spans.clone().count() + 1;
+        let entries = self.bump.alloc_slice_fill_copy(most, Entry::default());
+        let (mut count, mut place) = (0, 0);
+        let mut put = |entry: Entry| {
+            if entry.place_end > place {
+                (entries[count], place) = (entry, entry.place_end);
+                count += 1;
+            }
+        };
+        for span in spans {
+            let members = span.range();
+            put(Entry { place_end: members.start, ..Entry::default() });
+            put(Entry {
+                place_end: members.end,
+                page_begin: span.begin / self.page_size,
+                page_end: span.end / self.page_size,
+                last_page_len: self.page_size,
+            });
+        }
+        put(Entry { place_end: self.order.len(), ..Entry::default() });
+        self.write(&entries[..count])
+    }
+
+    /// The last level: of each row what stands behind all its spans.
+    fn own(&self, spans: &[SharedSpan]) -> PackedPlan<'step> {
+        let entries = self.bump.alloc_slice_fill_copy(self.order.len(), Entry::default());
+        // Children come behind their parents, and read on where these end.
+        for span in spans {
+            entries[span.range()].iter_mut().for_each(|e| e.page_begin = span.end / self.page_size);
+        }
+        for (place, entry) in entries.iter_mut().enumerate() {
+            let sequence = self.sequence(place);
+            entry.place_end = place + 1;
+            entry.page_end = sequence.page_len;
+            entry.last_page_len = (sequence.planned_len - 1) % self.page_size + 1;
+        }
+        self.write(entries)
+    }
+
+    fn sequence(&self, place: usize) -> &crate::sequence::Sequence {
+        let seq = self.items[self.order[place] as usize].seq;
+        self.sequences.running(seq).expect("the items were checked")
+    }
+
+    fn write(&self, entries: &[Entry]) -> PackedPlan<'step> {
+        let pages: u32 = entries.iter().map(|entry| entry.page_end - entry.page_begin).sum();
+        let qo_indptr = self.bump.alloc_slice_fill_copy(entries.len() + 1, 0_i32);
+        let kv_indptr = self.bump.alloc_slice_fill_copy(entries.len() + 1, 0_i32);
+        let kv_indices = self.bump.alloc_slice_fill_copy(pages as usize, 0_i32);
+        let kv_last_page_len = self.bump.alloc_slice_fill_copy(entries.len(), 0_i32);
+        let (mut place, mut at) = (0, 0);
+        for (i, entry) in entries.iter().enumerate() {
+            // All rows of an entry have the same pages there.
+            let row = self.sequence(place);
+            for piece in self.sequences.page_pieces(row, entry.page_begin, entry.page_end) {
+                let pages: &[i32] = bytemuck::cast_slice(PageId::as_raw(piece));
+                kv_indices[at..at + pages.len()].copy_from_slice(pages);
+                at += pages.len();
+            }
+            let rows = &self.order[place..entry.place_end];
+            let tokens: u32 = rows.iter().map(|&row| self.items[row as usize].len).sum();
+            place = entry.place_end;
+            qo_indptr[i + 1] = qo_indptr[i] + tokens as i32;
+            kv_indptr[i + 1] = at as i32;
+            kv_last_page_len[i] = entry.last_page_len as i32;
+        }
+        PackedPlan { qo_indptr, kv_indptr, kv_indices, kv_last_page_len }
+    }
+}

@@ -222,11 +222,16 @@ impl StepLog {
         }
     }
 
-    /// Numbers of a step's items.
+    /// Numbers of the items of a step that is not complete.
     pub(crate) fn items_of(&self, step: StepId) -> std::ops::Range<u64> {
         let index = (step.raw() - self.completed.raw() - 1) as usize;
         let next = self.steps.get(index + 1);
         self.steps[index].first_item..next.map_or(self.end, |next| next.first_item)
+    }
+
+    /// Whether an item is of a step; of one that is complete or was never planned, none is.
+    pub(crate) fn is_item_of(&self, number: u64, step: StepId) -> bool {
+        (self.completed < step && step <= self.newest()) && self.items_of(step).contains(&number)
     }
 
     /// An item by number.

@@ -1,8 +1,8 @@
 //! Packed arrays are of what was planned, or there are none.
 
 use kvarena::{
-    Capacity, Draft, DraftTree, Engine, EngineConfig, Error, Extend, Namespace, Null, OwnedPlan,
-    PackedPlan, PoolConfig, SeqKey, StepScratch, TokenId,
+    BatchPlan, Capacity, Draft, DraftTree, Engine, EngineConfig, Error, Extend, Namespace, Null,
+    OwnedPlan, PackedPlan, PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 fn engine() -> Engine<Null> {
@@ -65,7 +65,7 @@ fn what_was_undone_is_not_packed() {
 fn a_tree_is_not_packed() {
     let mut engine = engine();
     let seq = admit(&mut engine, 0);
-    let mut scratch = StepScratch::new();
+    let (mut scratch, mut levels) = (StepScratch::new(), StepScratch::new());
     let prompt = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room").step();
     engine.append(seq, &[1, 2, 3].map(TokenId::new)).expect("room");
     engine.commit(prompt).expect("open");
@@ -85,11 +85,14 @@ fn a_tree_is_not_packed() {
     engine.abort(step).expect("open");
     tree.set(10, &[0, 0, 1]).expect("parents stand before");
     let draft = Draft { positions: &[10, 10, 11], ..tree.draft(seq) };
-    let step = engine.plan_drafts(&mut scratch, &items, &[draft]).expect("room").step();
+    let plan = engine.plan_drafts(&mut scratch, &items, &[draft]).expect("room");
     assert_eq!(packed(&engine, &items), Err(Error::PackedTree { seq }));
     // What is kept of it stands in one piece, as any text does.
-    engine.accept(step, seq, &[0]).expect("a root");
-    assert_eq!(packed(&engine, &[Extend { seq, len: 1 }]), Ok(vec![0, 1]));
+    engine.accept(plan.step(), seq, &[0]).expect("a root");
+    let kept = [Extend { seq, len: 1 }];
+    assert_eq!(packed(&engine, &kept), Ok(vec![0, 1]));
+    let levels = engine.packed_levels(&mut levels, &plan, &kept).map(|_| ());
+    assert_eq!(levels, Err(Error::NotPlanned { seq, len: 1 }), "the plan is of all drafts");
 }
 
 /// Two branches of one conversation, and a sequence that shares nothing: what the levels list, and a plan of others.
@@ -146,4 +149,38 @@ fn levels_list_what_is_shared_once() {
     engine.plan_batch(of_plan, &others).expect("room");
     let stale = engine.packed_levels(of_levels, &bytes.plan(), &others).map(|_| ());
     assert_eq!(stale, Err(Error::NotPlanned { seq: others[0].seq, len: 1 }));
+}
+
+/// A plan that was undone is kept, and another sequence has got its row: with as many tokens, it looks like the plan.
+#[test]
+fn a_plan_that_was_undone_has_no_levels() {
+    let mut engine = engine();
+    let mut scratch = StepScratch::new();
+    let extend = |seq| [Extend { seq, len: 10 }];
+    let first = admit(&mut engine, 0);
+    let undone = OwnedPlan::from(&engine.plan_batch(&mut scratch, &extend(first)).expect("room"));
+    engine.abort(undone.plan().step()).expect("open");
+    engine.finish(first).expect("it is there");
+    let second = admit(&mut engine, 100);
+    let planned = OwnedPlan::from(&engine.plan_batch(&mut scratch, &extend(second)).expect("room"));
+    let (plan, undone) = (planned.plan(), undone.plan());
+    assert_eq!(plan.rows, undone.rows, "what rows say is the same");
+    let levels = |engine: &Engine<Null>, plan: &BatchPlan<'_>| {
+        let mut scratch = StepScratch::new();
+        engine.packed_levels(&mut scratch, plan, &extend(second)).map(|packed| packed.levels.len())
+    };
+    assert_eq!(levels(&engine, &plan), Ok(1));
+    let refused = Err(Error::NotPlanned { seq: second, len: 10 });
+    assert_eq!(levels(&engine, &undone), refused);
+    // The second word of the bytes is the step.
+    for step in [0, 1_000, u64::MAX] {
+        let mut bytes = planned.as_bytes().to_vec();
+        bytes[8..16].copy_from_slice(&step.to_le_bytes());
+        let never = OwnedPlan::from_bytes(&bytes).expect("any step");
+        assert_eq!(levels(&engine, &never.plan()), refused, "step {step} was never planned");
+    }
+    engine.commit(plan.step()).expect("open");
+    assert_eq!(levels(&engine, &plan), Ok(1));
+    engine.complete(plan.step()).expect("committed");
+    assert_eq!(levels(&engine, &plan), refused, "it is complete");
 }

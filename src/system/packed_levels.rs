@@ -24,7 +24,7 @@ pub(crate) fn packed_levels<'step>(
 ) -> Result<PackedLevels<'step>, Error> {
     let totals = check_items(sequences, steps, items)?;
     check_limits(layout.page_count().into(), totals.pages, totals.tokens)?;
-    check_rows(sequences, plan, items)?;
+    check_plan(sequences, steps, plan, items)?;
     let spans = plan.shared.spans;
     let depths = depths(spans, bump);
     let levels = depths.iter().map(|&depth| depth as usize + 1).max().unwrap_or(0);
@@ -40,9 +40,11 @@ pub(crate) fn packed_levels<'step>(
     Ok(PackedLevels { order, levels: list })
 }
 
-/// Refuses items that are not the rows of a plan; it may have rows of padding behind them.
-fn check_rows(
+/// Refuses a plan that is not of these items, which are planned, in order. It may have rows of padding behind theirs: a
+/// host that pads for its graphs has that plan at hand, and to padding there is nothing to list.
+fn check_plan(
     sequences: &SequenceTable,
+    steps: &StepLog,
     plan: &BatchPlan<'_>,
     items: &[Extend],
 ) -> Result<(), Error> {
@@ -50,10 +52,10 @@ fn check_rows(
     if plan.rows.len() < items.len() || padding.iter().any(|row| row.kv_len > 0) {
         return Err(Error::PackedRows { items: items.len(), rows: plan.rows.len() });
     }
+    // As many items of its step as it has rows are those rows. What was accepted of drafts is fewer tokens than they.
     for (&Extend { seq, len }, row) in items.iter().zip(plan.rows) {
         let sequence = sequences.running(seq)?;
-        let is = (sequence.row, len, sequence.planned_len);
-        if (row.row, row.extend_len, row.kv_len) != is {
+        if !steps.is_item_of(sequence.last_item, plan.step) || row.extend_len != len {
             return Err(Error::NotPlanned { seq, len });
         }
     }

@@ -291,11 +291,12 @@ impl<B: Backend> Engine<B> {
         Ok(plan)
     }
 
-    /// The page tables of a planned batch in FlashInfer's contract, for hosts that bring their own kernels: of the
-    /// items of one plan in its order, or of some of them (a host may have one kernel for prefill and another for
-    /// decode), as long as their step is not complete and nothing was planned or rolled back for them since. Drafts
-    /// that are a chain are packed as tokens like others; a tree has masks, which that contract lacks, and is refused.
-    /// O(pages of the items).
+    /// The page tables of a planned batch in FlashInfer's contract, for hosts that bring their own kernels.
+    ///
+    /// `items` are those of one plan in its order, or some of them (a host may have one kernel for prefill and another
+    /// for decode), as long as their step is not complete and nothing was planned or rolled back for them since. Drafts
+    /// that are a chain are packed as tokens like others, and what was [accepted](Engine::accept) of drafts as an item
+    /// of so many tokens; a tree has masks, which that contract lacks, and is refused. O(pages of the items).
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`] for an item that is not what was planned
@@ -310,12 +311,17 @@ impl<B: Backend> Engine<B> {
         system::packed::packed(sequences, steps, &self.shape.layout, items, scratch.reset())
     }
 
-    /// The same with what several sequences share listed once: as [`packed`](Engine::packed), in the levels of
-    /// FlashInfer's cascade, of all items of a plan. `plan` is that plan, padded or not. O(items x levels + pages).
+    /// [`packed`](Engine::packed) in the levels of FlashInfer's cascade: what several sequences share is listed once.
+    ///
+    /// `plan` is this engine's, padded or not, and `items` are all of its items, none accepted in part since.
+    /// O(items x levels + pages).
     ///
     /// # Errors
     /// As [`packed`](Engine::packed); [`Error::PackedRows`] and [`Error::NotPlanned`] where the plan is not of these
     /// items.
+    ///
+    /// # Panics
+    /// If the plan is another engine's, maybe: its step and lengths may look like this one's, but not its spans.
     pub fn packed_levels<'step>(
         &self,
         scratch: &'step mut StepScratch,

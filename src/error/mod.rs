@@ -373,7 +373,8 @@ impl fmt::Display for Error {
                 write!(f, "packed arrays cannot say what the tree of sequence {seq:?} sees")
             }
             Self::PackedRows { items, rows } => {
-                write!(f, "a plan of {} is not of {items} items", Count(rows as u64, "row"))
+                let (rows, items) = (Count(rows as u64, "row"), Count(items as u64, "item"));
+                write!(f, "a plan of {rows} is not of {items}")
             }
             Self::PackedLimit { name, value, max } => {
                 write!(f, "{value} {name} do not fit packed arrays, which hold up to {max}")

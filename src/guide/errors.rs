@@ -32,7 +32,7 @@
 //! | `ExtendLen { max: 0, .. }` | the sequence has nothing to compute: append first |
 //! | `RollbackLen` | fork before drafting so far, or finish and admit again |
 //! | `StepTokens`, `PackedLimit` | a smaller batch |
-//! | `PackedRows` | the plan of these items |
+//! | `PackedRows` | give the plan of these items, and all of them |
 //! | `PackedTree` | drafts in a chain, or the backend's own attention |
 //! | `UnknownStep`, `StepOrder`, `StepOpen` | commit in the order of plans, and complete after it |
 //! | `NotAccepted` | accept a branch of the drafts, or abort the step; then do it again |

@@ -220,7 +220,7 @@ fn pad<'a, T: Copy>(
 ///
 /// Sequence `i` has query rows `qo_indptr[i]..qo_indptr[i + 1]` and pages
 /// `kv_indices[kv_indptr[i]..kv_indptr[i + 1]]`, the last of which holds `kv_last_page_len[i]` tokens,
-/// `1 <= kv_last_page_len <= page_size`.
+/// `1 <= kv_last_page_len <= page_size`; 0 where there are no pages, which is in [`PackedLevels`] alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedPlan<'step> {
     /// `[batch + 1]`
@@ -240,14 +240,15 @@ pub struct PackedPlan<'step> {
 ///
 /// Each level attends all of the batch's new tokens to some of their pages; their results, merged by their log-sum-exp,
 /// are attention to all. In a level, sequence `i` of [`PackedPlan`] is an entry: some rows that stand side by side, and
-/// the pages that all of them read there; without pages, `kv_last_page_len` 0 then, they read nothing. What is shared
-/// lies before every query, so that the last level alone is causal.
+/// the pages that all of them read there; without pages they read nothing. What is shared lies before every query, so
+/// that the last level alone is causal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedLevels<'step> {
-    /// `[batch]`: the plan's rows by their indices, in the order in which `qo_indptr` counts their new tokens. Gather q
-    /// by it, and scatter the output.
+    /// `[items]`: the plan's rows by their indices, padding left out, in the order in which `qo_indptr` counts their
+    /// new tokens. Gather q by it, and scatter the output.
     pub order: &'step [u32],
-    /// What is shared, by most rows first, then what each row has for itself.
+    /// At least one. First the shared spans, outermost first: level `n` has those with `n` others around them. The last
+    /// has what each row reads for itself.
     pub levels: &'step [PackedPlan<'step>],
 }
 

@@ -235,8 +235,8 @@ impl SequenceTable {
         if sequence.is_drafted() { Err(Error::NotAccepted { seq, step }) } else { Ok(()) }
     }
 
-    /// Whether a sequence has `len` drafts that wait and do not each see all before them.
-    pub(crate) fn is_tree(&self, sequence: &Sequence, len: u32) -> bool {
+    /// Whether a sequence has `len` drafts that wait and do not each see all before them. O(`len`).
+    pub(crate) fn has_tree(&self, sequence: &Sequence, len: u32) -> bool {
         sequence.is_drafted() && !self.stores.branches.is_chain(sequence.row, len)
     }
 

@@ -22,58 +22,43 @@ pub(crate) fn packed<'step>(
     items: &[Extend],
     bump: &'step Bump,
 ) -> Result<PackedPlan<'step>, Error> {
-    let Totals { pages, tokens } = check_items(sequences, steps, items)?;
-    check_limits(layout.page_count().into(), pages, tokens)?;
-    let qo_indptr = bump.alloc_slice_fill_copy(items.len() + 1, 0_i32);
-    let kv_indptr = bump.alloc_slice_fill_copy(items.len() + 1, 0_i32);
-    let kv_indices = bump.alloc_slice_fill_copy(pages as usize, 0_i32);
-    let kv_last_page_len = bump.alloc_slice_fill_copy(items.len(), 0_i32);
-    let mut at = 0;
-    for (i, item) in items.iter().enumerate() {
+    let pages = check_items(sequences, steps, layout, items)?;
+    let mut packer = Packer::new(items.len(), pages, bump);
+    for item in items {
         let sequence = sequences.running(item.seq)?;
-        for piece in sequences.page_pieces(sequence, 0, sequence.page_len) {
-            let pages: &[i32] = bytemuck::cast_slice(PageId::as_raw(piece));
-            kv_indices[at..at + pages.len()].copy_from_slice(pages);
-            at += pages.len();
-        }
-        qo_indptr[i + 1] = qo_indptr[i] + item.len as i32;
-        kv_indptr[i + 1] = at as i32;
-        kv_last_page_len[i] = ((sequence.planned_len - 1) % layout.page_size() + 1) as i32;
+        let pages = sequences.page_pieces(sequence, 0, sequence.page_len);
+        packer.push(item.len, pages, last_page_len(sequence, layout.page_size()));
     }
-    Ok(PackedPlan { qo_indptr, kv_indptr, kv_indices, kv_last_page_len })
+    Ok(packer.finish())
 }
 
-/// Pages and new tokens of a batch's items.
-pub(super) struct Totals {
-    pub pages: u64,
-    pub tokens: u64,
-}
-
-/// Refuses items that are not planned as they are, or cannot be packed.
+/// Refuses items that are not planned as they are, or cannot be packed; gives the number of their pages.
 pub(super) fn check_items(
     sequences: &SequenceTable,
     steps: &StepLog,
+    layout: &PoolLayout,
     items: &[Extend],
-) -> Result<Totals, Error> {
-    let (mut totals, mut before) = (Totals { pages: 0, tokens: 0 }, 0);
+) -> Result<usize, Error> {
+    let (mut pages, mut tokens, mut before) = (0, 0, 0);
     for &Extend { seq, len } in items {
         let sequence = sequences.running(seq)?;
         // Items rise within a batch, so each stands at most once.
         if sequence.last_item <= before || !is_planned(sequence, steps, len) {
             return Err(Error::NotPlanned { seq, len });
         }
-        if sequences.is_tree(sequence, len) {
+        if sequences.has_tree(sequence, len) {
             return Err(Error::PackedTree { seq });
         }
         before = sequence.last_item;
-        totals.pages += u64::from(sequence.page_len);
-        totals.tokens += u64::from(len);
+        pages += u64::from(sequence.page_len);
+        tokens += u64::from(len);
     }
-    Ok(totals)
+    check_limits(layout.page_count().into(), pages, tokens)?;
+    Ok(pages as usize)
 }
 
 /// Refuses numbers that the contract's signed 32-bit arrays cannot hold: page numbers, and the sums of both kinds.
-pub(super) fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
+fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
     let max = i32::MAX as u64;
     // Page numbers count from 0.
     let numbers =
@@ -89,6 +74,60 @@ fn is_planned(sequence: &Sequence, steps: &StepLog, len: u32) -> bool {
     steps.samples_next(sequence.last_item) && {
         let item = steps.item(sequence.last_item);
         (item.end, item.end - item.start) == (sequence.planned_len, len)
+    }
+}
+
+/// Tokens in the last page of a sequence, as it stands after its plan.
+pub(super) const fn last_page_len(sequence: &Sequence, page_size: u32) -> u32 {
+    (sequence.planned_len - 1) % page_size + 1
+}
+
+/// Packed arrays while they are filled, entry by entry. Their sums are below the limits.
+pub(super) struct Packer<'step> {
+    qo_indptr: &'step mut [i32],
+    kv_indptr: &'step mut [i32],
+    kv_indices: &'step mut [i32],
+    kv_last_page_len: &'step mut [i32],
+    entries: usize,
+    pages: usize,
+}
+
+impl<'step> Packer<'step> {
+    /// Arrays of so many entries, and pages in all.
+    pub fn new(entries: usize, pages: usize, bump: &'step Bump) -> Self {
+        Self {
+            qo_indptr: bump.alloc_slice_fill_copy(entries + 1, 0),
+            kv_indptr: bump.alloc_slice_fill_copy(entries + 1, 0),
+            kv_indices: bump.alloc_slice_fill_copy(pages, 0),
+            kv_last_page_len: bump.alloc_slice_fill_copy(entries, 0),
+            entries: 0,
+            pages: 0,
+        }
+    }
+
+    /// The next entry: its new tokens, and the pages that they read.
+    pub fn push<'a>(
+        &mut self,
+        tokens: u32,
+        pieces: impl Iterator<Item = &'a [PageId]>,
+        last_page_len: u32,
+    ) {
+        for piece in pieces {
+            let pages: &[i32] = bytemuck::cast_slice(PageId::as_raw(piece));
+            self.kv_indices[self.pages..self.pages + pages.len()].copy_from_slice(pages);
+            self.pages += pages.len();
+        }
+        let entry = self.entries;
+        self.qo_indptr[entry + 1] = self.qo_indptr[entry] + tokens as i32;
+        self.kv_indptr[entry + 1] = self.pages as i32;
+        self.kv_last_page_len[entry] = last_page_len as i32;
+        self.entries += 1;
+    }
+
+    /// The arrays, once all is in them.
+    pub fn finish(self) -> PackedPlan<'step> {
+        let Self { qo_indptr, kv_indptr, kv_indices, kv_last_page_len, .. } = self;
+        PackedPlan { qo_indptr, kv_indptr, kv_indices, kv_last_page_len }
     }
 }
 

@@ -2,12 +2,11 @@
 
 use bumpalo::Bump;
 
-use super::packed::{check_items, check_limits};
+use super::packed::{Packer, check_items, last_page_len};
 use crate::error::Error;
-use crate::id::PageId;
 use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, Extend, PackedLevels, PackedPlan, SharedSpan};
-use crate::sequence::SequenceTable;
+use crate::sequence::{Sequence, SequenceTable};
 use crate::step::StepLog;
 
 /// The page tables of a plan's items, what several of them share once. O(items x levels + pages).
@@ -22,8 +21,7 @@ pub(crate) fn packed_levels<'step>(
     items: &[Extend],
     bump: &'step Bump,
 ) -> Result<PackedLevels<'step>, Error> {
-    let totals = check_items(sequences, steps, items)?;
-    check_limits(layout.page_count().into(), totals.pages, totals.tokens)?;
+    check_items(sequences, steps, layout, items)?;
     check_plan(sequences, steps, plan, items)?;
     let spans = plan.shared.spans;
     let depths = depths(spans, bump);
@@ -147,38 +145,29 @@ impl<'step> Writer<'_, 'step> {
             let sequence = self.sequence(place);
             entry.place_end = place + 1;
             entry.page_end = sequence.page_len;
-            entry.last_page_len = (sequence.planned_len - 1) % self.page_size + 1;
+            entry.last_page_len = last_page_len(sequence, self.page_size);
         }
         self.write(entries)
     }
 
-    fn sequence(&self, place: usize) -> &crate::sequence::Sequence {
+    fn sequence(&self, place: usize) -> &Sequence {
         let seq = self.items[self.order[place] as usize].seq;
         self.sequences.running(seq).expect("the items were checked")
     }
 
     fn write(&self, entries: &[Entry]) -> PackedPlan<'step> {
         let pages: u32 = entries.iter().map(|entry| entry.page_end - entry.page_begin).sum();
-        let qo_indptr = self.bump.alloc_slice_fill_copy(entries.len() + 1, 0_i32);
-        let kv_indptr = self.bump.alloc_slice_fill_copy(entries.len() + 1, 0_i32);
-        let kv_indices = self.bump.alloc_slice_fill_copy(pages as usize, 0_i32);
-        let kv_last_page_len = self.bump.alloc_slice_fill_copy(entries.len(), 0_i32);
-        let (mut place, mut at) = (0, 0);
-        for (i, entry) in entries.iter().enumerate() {
+        let mut packer = Packer::new(entries.len(), pages as usize, self.bump);
+        let mut place = 0;
+        for entry in entries {
             // All rows of an entry have the same pages there.
-            let row = self.sequence(place);
-            for piece in self.sequences.page_pieces(row, entry.page_begin, entry.page_end) {
-                let pages: &[i32] = bytemuck::cast_slice(PageId::as_raw(piece));
-                kv_indices[at..at + pages.len()].copy_from_slice(pages);
-                at += pages.len();
-            }
+            let first = self.sequence(place);
+            let pieces = self.sequences.page_pieces(first, entry.page_begin, entry.page_end);
             let rows = &self.order[place..entry.place_end];
-            let tokens: u32 = rows.iter().map(|&row| self.items[row as usize].len).sum();
+            let tokens = rows.iter().map(|&row| self.items[row as usize].len).sum();
+            packer.push(tokens, pieces, entry.last_page_len);
             place = entry.place_end;
-            qo_indptr[i + 1] = qo_indptr[i] + tokens as i32;
-            kv_indptr[i + 1] = at as i32;
-            kv_last_page_len[i] = entry.last_page_len as i32;
         }
-        PackedPlan { qo_indptr, kv_indptr, kv_indices, kv_last_page_len }
+        packer.finish()
     }
 }

@@ -241,8 +241,7 @@ impl<B: Inspect> Host<B> {
         }
         self.compare_rows(plan, want)?;
         self.compare_spans(plan, want)?;
-        self.compare_packed(items, want)?;
-        self.compare_packed_levels(plan, items, want)?;
+        self.compare_packed(plan, items, want)?;
         for row in &want.rows {
             let old = (row.kv_len - row.extend_len) as usize;
             self.compare_untouched(&row.table[old.div_ceil(self.page_size())..])?;

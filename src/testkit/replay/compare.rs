@@ -6,7 +6,7 @@ use super::host::{Host, OTHER, names};
 use crate::error::Error;
 use crate::event::Event;
 use crate::id::{LayerId, Namespace, PageId, SeqKey, TokenId};
-use crate::plan::{BatchPlan, Extend, Leader, SharedSpan, StepScratch};
+use crate::plan::{BatchPlan, Leader};
 use crate::testkit::model::PlanWant;
 
 impl<B: Inspect> Host<B> {
@@ -159,91 +159,5 @@ impl<B: Inspect> Host<B> {
         let slots = (0..plan.slot_mapping.len())
             .map(|i| plan.slot_mapping.get(i).map_or(-1, |slot| slot.raw() as i64));
         agree("the plan's slots", &slots.collect::<Vec<_>>(), &want.slots)
-    }
-
-    pub(super) fn compare_packed(&self, items: &[Extend], want: &PlanWant) -> Result<(), String> {
-        let mut scratch = StepScratch::new();
-        let packed = self.engine.packed(&mut scratch, items);
-        if let Some(item) = items.iter().find(|item| self.model.has_tree(item.seq)) {
-            let refused = Err(Error::PackedTree { seq: item.seq });
-            return agree("packed arrays of a tree", &packed.map(|_| ()), &refused);
-        }
-        let packed = packed.map_err(|error| error.to_string())?;
-        let page_size = self.engine.shape().layout.page_size();
-        let (mut qo, mut kv, mut indices, mut last) = (vec![0], vec![0], Vec::new(), Vec::new());
-        for row in &want.rows {
-            qo.push((row.qo_start + row.extend_len) as i32);
-            indices.extend(row.table.iter().map(|page| page.raw() as i32));
-            kv.push(indices.len() as i32);
-            last.push(((row.kv_len - 1) % page_size + 1) as i32);
-        }
-        agree("qo_indptr", &packed.qo_indptr.to_vec(), &qo)?;
-        agree("kv_indptr", &packed.kv_indptr.to_vec(), &kv)?;
-        agree("kv_indices", &packed.kv_indices.to_vec(), &indices)?;
-        agree("kv_last_page_len", &packed.kv_last_page_len.to_vec(), &last)?;
-        let off = |item: &Extend| Extend { len: item.len + 1, ..*item };
-        let backwards: Vec<_> = items.iter().rev().copied().collect();
-        for (wrong, items) in [("longer", vec![off(&items[0])]), ("reversed", backwards)] {
-            let mut scratch = StepScratch::new();
-            let refused = self.engine.packed(&mut scratch, &items).is_err();
-            agree(wrong, &refused, &(wrong == "longer" || items.len() > 1))?;
-        }
-        Ok(())
-    }
-
-    /// The levels of a batch: each row's pages are in them once, and each page of a span once for all its rows.
-    pub(super) fn compare_packed_levels(
-        &self,
-        plan: &BatchPlan<'_>,
-        items: &[Extend],
-        want: &PlanWant,
-    ) -> Result<(), String> {
-        let mut scratch = StepScratch::new();
-        let packed = self.engine.packed_levels(&mut scratch, plan, items);
-        if let Some(item) = items.iter().find(|item| self.model.has_tree(item.seq)) {
-            let refused = Err(Error::PackedTree { seq: item.seq });
-            return agree("levels of a tree", &packed.map(|_| ()), &refused);
-        }
-        let packed = packed.map_err(|error| error.to_string())?;
-        let mut order = packed.order.to_vec();
-        order.sort_unstable();
-        agree("the order of rows", &order, &(0..items.len() as u32).collect())?;
-        let page_size = self.engine.shape().layout.page_size() as i32;
-        let mut tables = vec![Vec::new(); items.len()];
-        let mut lens = vec![0; items.len()];
-        for level in packed.levels {
-            let (mut rows, mut tokens) = (packed.order.iter(), 0);
-            for (i, last) in level.kv_last_page_len.iter().enumerate() {
-                let pages =
-                    &level.kv_indices[level.kv_indptr[i] as usize..level.kv_indptr[i + 1] as usize];
-                while tokens < level.qo_indptr[i + 1] {
-                    let row = *rows.next().ok_or("more tokens than the rows have")? as usize;
-                    tokens += items[row].len as i32;
-                    if !pages.is_empty() {
-                        agree("whole pages before others", &(lens[row] % page_size), &0)?;
-                        lens[row] += (pages.len() as i32 - 1) * page_size + last;
-                    }
-                    tables[row].extend_from_slice(pages);
-                }
-                agree("rows of an entry are whole", &tokens, &level.qo_indptr[i + 1])?;
-            }
-            agree("rows of a level", &rows.len(), &0)?;
-        }
-        for (row, (table, len)) in want.rows.iter().zip(tables.iter().zip(lens)) {
-            let pages: Vec<_> = row.table.iter().map(|page| page.raw() as i32).collect();
-            agree("pages of a row in its levels", table, &pages)?;
-            agree("tokens of a row in its levels", &(len as u32), &row.kv_len)?;
-        }
-        let listed: usize = packed.levels.iter().map(|level| level.kv_indices.len()).sum();
-        let flat: usize = want.rows.iter().map(|row| row.table.len()).sum();
-        let saved = |span: &SharedSpan| {
-            (span.member_count as usize - 1) * ((span.end - span.begin) as i32 / page_size) as usize
-        };
-        let saved: usize = plan.shared.spans.iter().map(saved).sum();
-        agree("pages that are listed", &listed, &(flat - saved))?;
-        let fewer =
-            self.engine.packed_levels(&mut StepScratch::new(), plan, &items[1..]).map(|_| ());
-        let refused = Err(Error::PackedRows { items: items.len() - 1, rows: items.len() });
-        agree("levels of fewer items", &fewer, &refused)
     }
 }

@@ -10,6 +10,7 @@ mod calls;
 mod compare;
 mod drafts;
 mod host;
+mod packed;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,10 @@
 //! K and V of sequences as numbers, which attention is compared by.
+//!
+//! Not here: the bytes of the pool (`shadow.rs`).
+
+use super::stored::{Given, Stored, planes};
+use crate::id::LayerId;
+use crate::layout::PoolLayout;
 
 /// K and V of one sequence in one layer, contiguous: `[positions, kv_heads, dims]` each, as the pool holds them.
 #[derive(Clone, Debug, Default)]
@@ -10,6 +16,24 @@ pub(super) struct History {
 }
 
 impl History {
+    /// One more token's rows of k and v, as the pool holds them.
+    pub fn push(
+        &mut self,
+        layout: &PoolLayout,
+        given: &Given,
+        layer: LayerId,
+        [k, v]: [&[f32]; 2],
+    ) {
+        let [k_plane, v_plane] = planes(layout);
+        let stored = Stored::new(layout, given, k_plane, layer, k);
+        self.v.extend(match layout.is_latent() {
+            true => stored.values[..layout.value_dim() as usize].to_vec(),
+            false => Stored::new(layout, given, v_plane, layer, v).values,
+        });
+        self.k.extend(stored.values);
+        self.labels.extend(stored.labels);
+    }
+
     /// Keeps of the places from `first` on, of `tokens` in all, those whose bit is 1.
     pub fn keep(&mut self, tokens: u32, first: u32, keep: u64) {
         let (tokens, first) = (tokens as usize, first as usize);

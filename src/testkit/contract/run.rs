@@ -182,6 +182,21 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
+    /// Some rows of k and v come behind what a sequence has in a layer.
+    fn remember(
+        &mut self,
+        sequence: usize,
+        layer: usize,
+        [k, v]: [&HostRows; 2],
+        rows: std::ops::Range<usize>,
+    ) {
+        let history = &mut self.history[sequence][layer];
+        for i in rows {
+            let layer = LayerId::new(layer as u32);
+            history.push(&self.case.layout, &self.given, layer, [k.row(i), v.row(i)]);
+        }
+    }
+
     fn fork(&mut self, parent: usize) {
         let Some((_, copy)) = self.planner.fork(parent) else { return };
         self.parents.insert(parent);

@@ -27,6 +27,11 @@ pub(super) struct Given {
     pub labels: Option<LabelChannels>,
 }
 
+/// Where k and v go; latent rows hold both.
+pub(super) fn planes(layout: &PoolLayout) -> [PlaneName; 2] {
+    if layout.is_latent() { [PlaneName::Latent; 2] } else { [PlaneName::K, PlaneName::V] }
+}
+
 /// The labels of a row of K.
 fn labels(channels: &LabelChannels, dtype: Dtype, layer: LayerId, row: &[f32]) -> Vec<f32> {
     let heads = row.chunks_exact(row.len() / channels.kv_heads() as usize);

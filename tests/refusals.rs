@@ -8,7 +8,7 @@ use kvarena::{
     NO_POSITION, OpenBackend, PageCopy, PageId, PlanError, PlaneName, PoolConfig, Queries, RowId,
     Select, Selection, SlotId, SparseBackend, StepId, TableShape,
 };
-use small_cpu::{Arrays, all_bytes, config, opened, pool};
+use small_cpu::{Arrays, all_bytes, config, longest_row, opened, pool};
 
 #[test]
 fn plans_that_name_what_does_not_exist_are_refused() {
@@ -21,65 +21,45 @@ fn plans_that_name_what_does_not_exist_are_refused() {
     let row = RowId::new(1);
     let (_, table) = pool();
     let words = table.words();
-    let max = u64::from(table.chunks_per_row * table.chunk_pages * 3);
+    let max = longest_row();
     let cases = [
         (
             spoilt(&|a| a.tokens.truncate(4)),
-            CpuError::Plan(PlanError::Tokens { positions: 5, tokens: 4, slots: 5 }),
+            PlanError::Tokens { positions: 5, tokens: 4, slots: 5 },
         ),
-        (
-            spoilt(&|a| a.slots.push(0)),
-            CpuError::Plan(PlanError::Tokens { positions: 5, tokens: 5, slots: 6 }),
-        ),
-        (spoilt(&|a| a.rows[0].qo_start = 1), CpuError::Plan(PlanError::QueryRows { row: 0 })),
-        (spoilt(&|a| a.rows[0].extend_len = 4), CpuError::Plan(PlanError::QueryRows { row: 1 })),
-        (spoilt(&|a| a.rows.clear()), CpuError::Plan(PlanError::QueryRows { row: 0 })),
+        (spoilt(&|a| a.slots.push(0)), PlanError::Tokens { positions: 5, tokens: 5, slots: 6 }),
+        (spoilt(&|a| a.rows[0].qo_start = 1), PlanError::QueryRows { row: 0 }),
+        (spoilt(&|a| a.rows[0].extend_len = 4), PlanError::QueryRows { row: 1 }),
+        (spoilt(&|a| a.rows.clear()), PlanError::QueryRows { row: 0 }),
         (
             spoilt(&|a| a.rows[0].row = RowId::new(2)),
-            CpuError::Plan(PlanError::Row { row: RowId::new(2), rows: 2 }),
+            PlanError::Row { row: RowId::new(2), rows: 2 },
         ),
-        (
-            spoilt(&|a| a.rows[0].kv_len = 4),
-            CpuError::Plan(PlanError::KvLen { row, kv_len: 4, min: 5, max }),
-        ),
-        (
-            spoilt(&|a| a.rows[0].kv_len = 2000),
-            CpuError::Plan(PlanError::KvLen { row, kv_len: 2000, min: 5, max }),
-        ),
-        (
-            spoilt(&|a| a.slots[4] = 60),
-            CpuError::Plan(PlanError::Slot { slot: SlotId::new(60), slot_count: 60 }),
-        ),
-        (spoilt(&|a| a.masks = vec![0; 4]), CpuError::Plan(PlanError::Mask { token: 5, mask: 0 })),
+        (spoilt(&|a| a.rows[0].kv_len = 4), PlanError::KvLen { row, kv_len: 4, min: 5, max }),
+        (spoilt(&|a| a.rows[0].kv_len = 2000), PlanError::KvLen { row, kv_len: 2000, min: 5, max }),
+        (spoilt(&|a| a.slots[4] = 60), PlanError::Slot { slot: SlotId::new(60), slot_count: 60 }),
+        (spoilt(&|a| a.masks = vec![0; 4]), PlanError::Mask { token: 5, mask: 0 }),
         (
             // Slots 0 to 4 are bits 4 to 0: the third token is said to see the fourth.
             spoilt(&|a| a.masks = vec![0b10000, 0b11000, 0b11110, 0b11110, 0b11111]),
-            CpuError::Plan(PlanError::Mask { token: 2, mask: 0b11110 }),
+            PlanError::Mask { token: 2, mask: 0b11110 },
         ),
         (
             spoilt(&|a| a.writes[1].index = words as u32),
-            CpuError::Plan(PlanError::TableIndex { index: words as u32, words }),
+            PlanError::TableIndex { index: words as u32, words },
         ),
         (
             spoilt(&|a| a.writes[0].value = 2),
-            CpuError::Plan(PlanError::TableValue {
-                index: good.writes[0].index,
-                value: 2,
-                count: 2,
-            }),
+            PlanError::TableValue { index: good.writes[0].index, value: 2, count: 2 },
         ),
         (
             spoilt(&|a| a.writes[2].value = 20),
-            CpuError::Plan(PlanError::TableValue {
-                index: good.writes[2].index,
-                value: 20,
-                count: 20,
-            }),
+            PlanError::TableValue { index: good.writes[2].index, value: 20, count: 20 },
         ),
     ];
     for (arrays, error) in cases {
         let mut cpu = opened();
-        assert_eq!(cpu.begin(&arrays.plan()), Err(error));
+        assert_eq!(cpu.begin(&arrays.plan()), refused(error));
         assert!(cpu.table_words().iter().all(|&word| word == 0), "{error}");
         // The step may begin once it is mended. A spoilt plan of a step that has begun is refused too.
         cpu.begin(&good.plan()).expect("a valid plan");
@@ -87,13 +67,13 @@ fn plans_that_name_what_does_not_exist_are_refused() {
         let mut out = vec![7.0; q.len()];
         let layer = LayerId::new(0);
         let rows = CpuRows::from(&kv[..]);
-        assert_eq!(cpu.store_cache(&arrays.plan(), layer, rows, rows), Err(error));
+        assert_eq!(cpu.store_cache(&arrays.plan(), layer, rows, rows), refused(error));
         let out_rows = CpuRowsMut::from(&mut out[..]);
         let (q, attend) = (CpuRows::from(&q[..]), Attend::new(4, 12));
-        assert_eq!(cpu.attend(&arrays.plan(), layer, &attend, q, out_rows, None), Err(error));
+        assert_eq!(cpu.attend(&arrays.plan(), layer, &attend, q, out_rows, None), refused(error));
         assert!(out.iter().all(|&x| x == 7.0), "{error}");
         assert!(all_bytes(&cpu).iter().all(|&x| x == 0), "{error}");
-        assert!(!error.to_string().is_empty());
+        assert!(!CpuError::Plan(error).to_string().is_empty());
     }
 }
 
@@ -106,18 +86,16 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
     let layer = LayerId::new(1);
     let all = vec![1.0_f32; 1000];
     let rows = |len: usize| CpuRows::from(&all[..len]);
-    let length = |operand, actual, wanted| {
-        Err(CpuError::Plan(PlanError::Length { operand, actual, wanted }))
-    };
+    let length = |operand, actual, wanted| refused(PlanError::Length { operand, actual, wanted });
 
     let mut store = |layer, k, v| cpu.store_cache(&plan, LayerId::new(layer), k, v);
-    let past = CpuError::Plan(PlanError::Layer { layer: LayerId::new(2), layers: 2 });
-    assert_eq!(store(2, rows(120), rows(120)), Err(past));
+    let past = PlanError::Layer { layer: LayerId::new(2), layers: 2 };
+    assert_eq!(store(2, rows(120), rows(120)), refused(past));
     assert_eq!(store(1, rows(119), rows(120)), length(Operand::K, 119, 120));
     assert_eq!(store(1, rows(120), rows(121)), length(Operand::V, 121, 120));
     assert_eq!(store(1, rows(143).strided(30), rows(120)), length(Operand::K, 143, 144));
-    let stride = CpuError::Plan(PlanError::Stride { operand: Operand::V, stride: 23, width: 24 });
-    assert_eq!(store(1, rows(120), rows(120).strided(23)), Err(stride));
+    let stride = PlanError::Stride { operand: Operand::V, stride: 23, width: 24 };
+    assert_eq!(store(1, rows(120), rows(120).strided(23)), refused(stride));
     assert_eq!(store(1, rows(144).strided(30), rows(120).strided(24)), Ok(()));
     let stored = all_bytes(&cpu);
 
@@ -136,16 +114,14 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
     assert_eq!(attend(plain, 240, 239, 20), length(Operand::Out, 239, 240));
     assert_eq!(attend(plain, 240, 240, 19), length(Operand::Lse, 19, 20));
     for q_heads in [0, 1, 3] {
-        let refused = Err(CpuError::Plan(PlanError::Heads { q_heads, kv_heads: 2 }));
+        let refused = refused(PlanError::Heads { q_heads, kv_heads: 2 });
         assert_eq!(attend(Attend { q_heads, ..plain }, 240, 240, 20), refused);
     }
     let window = Some(0);
-    assert_eq!(
-        attend(Attend { window, ..plain }, 240, 240, 20),
-        Err(CpuError::Plan(PlanError::EmptyWindow))
-    );
+    let empty = refused(PlanError::EmptyWindow);
+    assert_eq!(attend(Attend { window, ..plain }, 240, 240, 20), empty);
     for soft_cap in [0.0, -1.0, f32::INFINITY] {
-        let refused = Err(CpuError::Plan(PlanError::SoftCap { soft_cap }));
+        let refused = refused(PlanError::SoftCap { soft_cap });
         let soft_cap = Some(soft_cap);
         assert_eq!(attend(Attend { soft_cap, ..plain }, 240, 240, 20), refused);
     }
@@ -155,7 +131,7 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
         Err(CpuError::Plan(PlanError::SoftCap { .. }))
     ));
     for scale in [f32::INFINITY, f32::NEG_INFINITY] {
-        let refused = Err(CpuError::Plan(PlanError::Scale { scale }));
+        let refused = refused(PlanError::Scale { scale });
         assert_eq!(attend(Attend { scale, ..plain }, 240, 240, 20), refused);
     }
     let not_a_number = Attend { scale: f32::NAN, ..plain };
@@ -208,14 +184,14 @@ fn calls_out_of_turn_are_refused() {
     let mut bytes = vec![0; 24];
     let rows = CpuRows::from(&[0.0_f32; 120][..]);
     let mut cpu = opened();
-    let not_begun = Err(CpuError::Plan(PlanError::NotBegun { step: StepId::new(1) }));
+    let not_begun = refused(PlanError::NotBegun { step: StepId::new(1) });
     assert_eq!(cpu.store_cache(&plan, layer, rows, rows), not_begun);
     cpu.begin(&plan).expect("a valid plan");
     let last = StepId::new(1);
-    assert_eq!(cpu.begin(&plan), Err(CpuError::Plan(PlanError::AlreadyBegun { step: last, last })));
+    assert_eq!(cpu.begin(&plan), refused(PlanError::AlreadyBegun { step: last, last }));
 
     let page = PageId::new(20);
-    let past = Err(CpuError::Plan(PlanError::Page { page, page_count: 20 }));
+    let past = refused(PlanError::Page { page, page_count: 20 });
     assert_eq!(cpu.copy_pages(&[PageCopy { source: page, target: PageId::new(1) }]), past);
     assert_eq!(cpu.copy_pages(&[PageCopy { source: PageId::new(1), target: page }]), past);
     assert_eq!(cpu.read_page(page, &mut bytes), past);
@@ -225,10 +201,10 @@ fn calls_out_of_turn_are_refused() {
     assert_eq!(cpu.write_page(PageId::new(1), &bytes), size);
     assert_eq!(cpu.page_piece(PageId::new(1), 1), Err(CpuError::Piece { piece: 1, pieces: 1 }));
     let slot = SlotId::new(60);
-    let past = Err(CpuError::Plan(PlanError::Slot { slot, slot_count: 60 }));
+    let past = refused(PlanError::Slot { slot, slot_count: 60 });
     assert_eq!(cpu.slot(PlaneName::K, layer, slot), past);
     let layer = LayerId::new(2);
-    let past = Err(CpuError::Plan(PlanError::Layer { layer, layers: 2 }));
+    let past = refused(PlanError::Layer { layer, layers: 2 });
     assert_eq!(cpu.slot(PlaneName::V, layer, SlotId::new(0)), past);
 }
 
@@ -268,9 +244,8 @@ fn slots_that_a_row_does_not_have_are_not_moved() {
     let arrays = Arrays::good();
     let mut cpu = opened();
     cpu.begin(&arrays.plan()).expect("a valid plan");
-    let (_, table) = pool();
     let (row, past) = (RowId::new(1), RowId::new(2));
-    let max = u64::from(table.chunks_per_row * table.chunk_pages * 3);
+    let max = longest_row();
     let keep = |row, first, keep| Compaction { row, first, keep };
     let last = max as u32 - 1;
     assert_eq!(cpu.compact(&[keep(past, 0, 1)]), refused(PlanError::Row { row: past, rows: 2 }));
@@ -306,7 +281,7 @@ fn selections_that_make_no_sense_are_refused() {
     assert_eq!(none, Some(CpuError::Labels(LabelError::NoLabels)));
     let mut cpu = open(&labelled, Some(labels)).expect("they are the pool's");
     cpu.begin(&plan).expect("a valid plan");
-    let max = u64::from(table.chunks_per_row * table.chunk_pages * 3);
+    let max = longest_row();
     let mut ask = |top, lists: &mut [u32]| {
         let select = Select { top, ..select };
         cpu.select(&plan, layer, &select, CpuRows::from(&q[..]), lists)

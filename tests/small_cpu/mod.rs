@@ -26,11 +26,19 @@ pub fn pool() -> (PoolLayout, TableShape) {
     (config().layout().expect("a valid pool"), table)
 }
 
+/// Most tokens of a row of those tables: what its chunks have room for.
+pub fn longest_row() -> u64 {
+    let (layout, table) = pool();
+    u64::from(table.chunks_per_row * table.chunk_pages * layout.page_size())
+}
+
+/// The CPU backend over that pool, for two steps at a time.
 pub fn opened() -> Cpu {
     let (layout, table) = pool();
     CpuOptions::with_threads(1).open(&layout, &table, 2).expect("a small pool")
 }
 
+/// The bytes of all pages, in their order.
 pub fn all_bytes(cpu: &Cpu) -> Vec<u8> {
     let layout = *cpu.layout();
     let mut bytes = vec![0; layout.total_bytes() as usize];
@@ -53,6 +61,7 @@ pub struct Arrays {
 }
 
 impl Arrays {
+    /// A valid plan: a prompt of five tokens in row 1, on pages 7 and 2.
     pub fn good() -> Self {
         let (_, table) = pool();
         let row = RowId::new(1);
@@ -71,6 +80,7 @@ impl Arrays {
         }
     }
 
+    /// The plan that the arrays are now, valid or not.
     pub fn plan(&self) -> BatchPlan<'_> {
         BatchPlan {
             step: StepId::new(self.step),

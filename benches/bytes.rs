@@ -1,5 +1,5 @@
-//! Bookkeeping bytes of a prefix tree that is full, and of its pages' states: from the structures' own sizes, and as the
-//! system measures them.
+//! Bookkeeping bytes of a prefix tree that is full, and of its pages' states: from the structures' own sizes, and as
+//! the system measures them.
 //!
 //! ```text
 //! cargo bench --bench bytes

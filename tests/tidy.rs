@@ -43,6 +43,9 @@ fn files(folder: &Path, extension: &str) -> Vec<(PathBuf, String)> {
     let Ok(entries) = fs::read_dir(folder) else { return found };
     for entry in entries {
         let path = entry.expect("a folder can be listed").path();
+        if path.ends_with("target") {
+            continue; // What cargo builds.
+        }
         if path.is_dir() {
             found.extend(files(&path, extension));
         } else if path.extension().is_some_and(|e| e == extension) {
@@ -218,6 +221,17 @@ fn files_are_short_plain_and_say_what_they_are() {
         assert!(lines <= LINES_MAX, "{shown} has {lines} lines of code");
         for (i, line) in text.lines().enumerate() {
             assert!(line.len() <= 120, "{shown}:{} is {} columns wide", i + 1, line.len());
+        }
+    }
+}
+
+#[test]
+fn lines_beside_the_sources_are_no_wider() {
+    let folders = ["tests", "benches", "fuzz/fuzz_targets", "examples/replay", "examples/events"];
+    let files = folders.iter().flat_map(|folder| files(&root().join(folder), "rs"));
+    for (path, text) in files {
+        for (i, line) in text.lines().enumerate() {
+            assert!(line.len() <= 120, "{}:{} is wide", path.display(), i + 1);
         }
     }
 }

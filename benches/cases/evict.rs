@@ -106,7 +106,7 @@ impl Evict {
 }
 
 /// What an eviction has to read, in slabs as large as the tree's: of a leaf, whose turn a list says, half a line of
-/// each of two columns, its entry of a child table, and its page ids, which are copied. Nothing is written but the copy.
+/// each of two columns, its entry of a child table, and its page ids, which are copied. Nothing is written but these.
 pub struct EvictFloor {
     columns: [Vec<[u32; 8]>; 2],
     table: Vec<[u32; 3]>,

@@ -64,8 +64,8 @@ impl Cache {
         self.tree.page_size() as usize
     }
 
-    /// Match, lock, take pages (evicting the lacking ones), insert, unlock: the life of a request that computes the rest
-    /// of `tokens`. Tokens past the last whole page are left out. Returns the pages matched.
+    /// Match, lock, take pages (evicting the lacking ones), insert, unlock: the life of a request that computes the
+    /// rest of `tokens`. Tokens past the last whole page are left out. Returns the pages matched.
     pub fn cycle(&mut self, tokens: &[TokenId]) -> u32 {
         let found = self.tree.match_prefix(NAMESPACE, tokens);
         let mut lock = self.tree.lock(&found, &mut self.fence).expect("the match is fresh");

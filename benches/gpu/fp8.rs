@@ -87,7 +87,8 @@ impl Fp8Noise {
         all[(at / 4 % all.len() as u64) as usize]
     }
 
-    /// Fills a pool: its scales where it has planes of them, `rope` behind what latent rows have of fp8, bytes elsewhere.
+    /// Fills a pool: its scales where it has planes of them, `rope` behind what latent rows have of fp8, bytes
+    /// elsewhere.
     pub fn fill(&self, cuda: &Cuda, rope: &Noise) -> Outcome<()> {
         let (layout, pool) = (cuda.layout(), cuda.pool());
         repeat(&self.bytes.1, pool.address(), pool.bytes());

@@ -1,8 +1,8 @@
 //! A generated workload: multi-turn chats over shared system prompts, so that the example runs anywhere.
 //!
-//! Each turn's prompt is the whole conversation so far, answers included, and a new question. Popular assistants (system
-//! prompts) and busy users follow Zipf's law; now and then somebody pastes a document, or
-//! the model thinks at length.
+//! Each turn's prompt is the whole conversation so far, answers included, and a new question. Popular assistants
+//! (system prompts) and busy users follow Zipf's law; now and then somebody pastes a document, or the model thinks at
+//! length.
 
 use crate::request::{Piece, Request};
 use crate::rng::{Rng, Zipf};

@@ -127,8 +127,8 @@ pub struct Sample {
 }
 
 impl Outcome {
-    /// Keeps the least time of each step. A replay is exact, so `again`, a run of the same requests, did the same steps:
-    /// what one of the two took longer for was not the core's work.
+    /// Keeps the least time of each step. A replay is exact, so `again`, a run of the same requests, did the same
+    /// steps: what one of the two took longer for was not the core's work.
     pub fn keep_least(&mut self, again: &Outcome) {
         assert_eq!(self.steps.len(), again.steps.len(), "a replay is exact");
         for (step, again) in self.steps.iter_mut().zip(&again.steps) {

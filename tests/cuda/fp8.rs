@@ -1,5 +1,5 @@
-//! Pools of fp8 where it is easy to be wrong: numbers between two bytes and beyond them, bytes that no row becomes, scales
-//! far apart, pools whose pages mean something else.
+//! Pools of fp8 where it is easy to be wrong: numbers between two bytes and beyond them, bytes that no row becomes,
+//! scales far apart, pools whose pages mean something else.
 
 use kvarena::backend::CpuRows;
 use kvarena::backend::cuda::{CudaError, Gpu};
@@ -224,7 +224,7 @@ fn shape(scaling: Scaling, dtype: Dtype, head_dim: u32, group: u32) -> Shape {
     }
 }
 
-/// Attention over rows of fp8 whose every byte stands for a number, subnormal ones too; then over one NaN in V, and in K.
+/// Attention over rows of fp8 whose every byte stands for a number, subnormal ones too; then over a NaN in V, and in K.
 #[test]
 fn every_byte_is_read_as_it_is() {
     let Some(gpu) = gpu() else { return };

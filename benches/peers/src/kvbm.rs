@@ -1,5 +1,5 @@
-//! `kvbm-logical`: NVIDIA's block manager, with its LRU backend. Hashing the tokens is part of each call, since a request
-//! comes as tokens. A match locks what it finds, and dropping it unlocks, so a hit includes both.
+//! `kvbm-logical`: NVIDIA's block manager, with its LRU backend. Hashing the tokens is part of each call, since a
+//! request comes as tokens. A match locks what it finds, and dropping it unlocks, so a hit includes both.
 
 use dynamo_tokens::TokenBlockSequence;
 use kvarena::TokenId;

@@ -1,7 +1,7 @@
 //! A message's payload, read: events of vLLM and SGLang, as maps or, from engines before June 2026, as arrays.
 //!
-//! All of a payload is read and checked before any of it is handed over, and what is wrong is said with the place of the
-//! byte. Not here: MessagePack (`msgpack.rs`), which message is next (`subscriber.rs`).
+//! All of a payload is read and checked before any of it is handed over, and what is wrong is said with the place of
+//! the byte. Not here: MessagePack (`msgpack.rs`), which message is next (`subscriber.rs`).
 
 use std::fmt;
 

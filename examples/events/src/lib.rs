@@ -1,5 +1,5 @@
-//! What an engine holds, said to others on the wire of vLLM and SGLang: a publisher over ZeroMQ, a subscriber that finds
-//! what it lost, a router that believes both, and a fleet of engines behind it.
+//! What an engine holds, said to others on the wire of vLLM and SGLang: a publisher over ZeroMQ, a subscriber that
+//! finds what it lost, a router that believes both, and a fleet of engines behind it.
 //!
 //! ```text
 //! engine --drain_events--> [encode] --payload--> [publisher] ==PUB==> [subscriber] --payload--> [router]

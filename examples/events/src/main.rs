@@ -135,8 +135,8 @@ fn fleet(engines: usize, options: &Options) -> Result<(), Box<dyn Error>> {
     let last = outcomes.last().expect("there are policies");
     let apply = last.apply_seconds / last.seconds.max(1e-9);
     println!(
-        "\nthe router's index took over {} events in {:.2} s: {:.4}% of one core for the trace's {:.0} s, so by time one \
-         core holds {:.0} such engines",
+        "\nthe router's index took over {} events in {:.2} s: {:.4}% of one core for the trace's {:.0} s, so by time \
+         one core holds {:.0} such engines",
         last.events,
         last.apply_seconds,
         100.0 * apply,

@@ -1,4 +1,4 @@
-//! Payloads: what vLLM and SGLang write is read, what is written `dynamo-kv-router` reads, and what is wrong is refused.
+//! Payloads: what vLLM and SGLang write is read, `dynamo-kv-router` reads what is written, what is wrong is refused.
 
 use dynamo_kv_router::zmq_wire::{RawKvEvent, decode_event_batch};
 use kvarena::{Hashing, Namespace, NamespaceNames, TokenId};
@@ -9,11 +9,13 @@ use kvarena_events::router::{Router, RouterError};
 use rmp::encode as mp;
 
 /// Made by msgspec as vLLM 0.33.0 and SGLang 0.5.23 declare their events, and decoded by dynamo-kv-router 1.6.1.
-const VLLM: &str = "93cb3ff800000000000091de000ba474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cfdabc1234\
+const VLLM: &str = "\
+    93cb3ff800000000000091de000ba474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cfdabc1234\
     567890abb1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6504a76c6f72615f69\
     64c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b65797391c0a967726f75705f69647800b26b765f6361636865\
     5f737065635f6b696e64ae66756c6c5f617474656e74696f6e00";
-const SGLANG: &str = "93cb3ff80000000000009187a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391f9b170617265\
+const SGLANG: &str = "\
+    93cb3ff80000000000009187a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391f9b170617265\
     6e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6504a76c6f72615f6964c0a66d656469756d\
     a347505500";
 const REMOVED: &str = "93cb3ff80000000000009284a474797065ac426c6f636b52656d6f766564ac626c6f636b5f686173686573920506a66d\

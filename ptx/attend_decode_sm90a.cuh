@@ -2,9 +2,9 @@
 //
 // Half of a CTA are producers: they gather a segment's Q and then its tiles of K and V with cp.async into a ring, in the 128-byte
 // swizzled layout that wgmma reads, and run on across segments. The other half, a warpgroup, multiplies and softens tile by tile. Two
-// CTAs are at work on a multiprocessor, so one's softmax runs under the other's products. What instructions and products they save counts:
-// a tile takes nearly as long as its bytes.
-// Not here: how a CTA goes through its chunk (decode_cursor.cuh).
+// CTAs are at work on a multiprocessor, so one's softmax runs under the other's products. Every instruction and product counts all the
+// same: they take nearly as long as a tile's bytes.
+// Not here: how a CTA goes through its chunk (decode_cursor.cuh), where parts go (decode_parts.cuh).
 #pragma once
 #include "attend_extend_sm90a.cuh"
 #include "decode_parts.cuh"

@@ -1,4 +1,5 @@
-// Attention over latent rows for Hopper where a step's sequences have few query rows each, ROWS = 16 or 32: memory is what it takes.
+// Attention over latent rows for Hopper where a step's sequences have few query rows each, ROWS = 16 or 32: it is bound by memory.
+// Over rows of fp8 items are of this kind alone.
 //
 // Products are transposed: tokens are the 64 rows of a matrix product and query rows its columns, so that nothing is multiplied
 // that is no query, queries and weights take little room, and the output stands in one warpgroup's registers. That warpgroup scores,
@@ -92,8 +93,10 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
     static __device__ __forceinline__ u32 within(u32 row, u32 piece) { return row * 128 + (piece ^ row) * 16; }
 
     // ---- copies: one warpgroup ------------------------------------------------------------------------------------------
+    //
+    // A warp has rows 8 w .. + 8 and 8 w + 32 .. + 40 of a tile.
 
-    // The tiles that are still to be looked for; a warp has rows 8 w .. + 8 and 8 w + 32 .. + 40, a lane one of those 16.
+    // The tiles that are still to be looked for, each lane for one row of them.
     struct Walk {
         const AttendParams& p;
         u32 index, end, begin;

@@ -18,7 +18,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         u32 first_cta;  // the CTA with the first part
         u32 qo_start, rows, head;
     };
-    using Pendings = Pending[2];  // at the stretch's begin, at its end
+    using Pendings = Pending[2];  // at the work chunk's begin, at its end
     static __device__ __forceinline__ void clear(Pendings& pending) {
         if (threadIdx.x < 2) pending[threadIdx.x].parts = 0;
     }
@@ -120,7 +120,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         }
     }
 
-    // All warps: the end of the stretch, each warp some fragments of the sum of all warps' sums, which lie `apart`.
+    // All warps: the end of the work chunk, each warp some fragments of the sum of all warps' sums, which lie `apart`.
     __device__ __forceinline__ void finish_last(const Cursor& c, u32 rows, u32 sums, u32 apart, const float4 (&tops)[WARPS][NT][4],
                                                 Pending (&pending)[2]) {
         constexpr int PER = FRAGMENTS / WARPS;

@@ -1,5 +1,6 @@
-// Parameters of the kernels of attention, by value, one struct each; those that move bytes have theirs in move_params.cuh. The Rust mirror is src/backend/cuda/params.rs; both sides assert
-// the same sizes and offsets, and `ptx/build.py --check` compares the two lists of numbers.
+// Parameters of the kernels of attention, by value, one struct each; those that move bytes have theirs in move_params.cuh. The Rust
+// mirror is src/backend/cuda/params.rs and its folder; both sides assert the same sizes and offsets, and `ptx/build.py --check`
+// compares the two lists of numbers.
 //
 // No padding, no bool; device addresses and byte strides are u64, everything else is 32-bit.
 #pragma once
@@ -36,7 +37,7 @@ KV_AT(BatchRow, kv_len, 12);
 #define KV_HEADS_MAX 65535
 
 // Attention: the kernels attend_decode_*, attend_extend_*, attend_f32, attend_latent_* and attend_latent_join_* take the same struct;
-// others have it in front of their own (fp8, shared, selected).
+// others have it in front of their own (over fp8, shared spans, sparse reads).
 struct AttendParams {
     u64 q;              // [tokens, q_heads, head_dim], rows q_stride apart, 16-byte aligned
     u64 out;            // [tokens, q_heads, head_dim], rows out_stride apart, 16-byte aligned
@@ -52,8 +53,8 @@ struct AttendParams {
     u64 batch_rows;     // BatchRow[batch]
     u64 plan;           // u32: the planner's words for this kernel (src/backend/cuda/split/), 16-byte aligned
     u64 partial;        // f32 scratch for split sums, 16-byte aligned
-    u64 counters;       // u32, zero before the first launch; each launch leaves them zero. attend_latent_*_sm90a and their join: f32 [slots, 64, 2],
-                        // the tops of partial sums
+    u64 counters;       // u32, zero before the first launch; each launch leaves them zero. attend_latent_*_sm90a and their join:
+                        // f32 [slots, 64, 2]: what each row of a part is relative to, and the sum of its weights
     u64 page_magic;     // ceil(2^32 / page_size): position / page_size == position * page_magic >> 32
     u64 chunk_magic;    // ceil(2^32 / chunk_pages)
     u32 page_size;      // tokens of a page, 1..=PAGE_TOKENS_MAX
@@ -67,7 +68,7 @@ struct AttendParams {
     u32 window;         // sliding window: a query at p sees positions above p - window; 0: none
     float scale;        // factor of the logits
     float soft_cap;     // logits become soft_cap * tanh(logits / soft_cap); 0: none
-    u32 negate_q;         // attend_extend_* only: 1: q is negated, and `scale` with it; it must be above 0 there
+    u32 negate_q;       // attend_extend_* only: 1: q is negated, and `scale` with it; it must be above 0 there
     u32 stripes;        // attend_decode_* only: stripes of kv heads
     u32 reserved;       // 0
     u64 sinks;          // f32 [q_heads], -inf: none; 0: no head has one
@@ -407,9 +408,8 @@ KV_AT(AttendSelectedParams, lists, 208);
 
 // ---- latent rows: attend_latent_* ----------------------------------------------------------------------------------------
 //
-// The Hopper kernel's plan: u32[gridDim.x + 1], the first item of each CTA and their number, padded to 16 bytes, then ExtendWork[..];
-// an item is 64 packed query rows, and `part` as in the extend plan. That of the join: its number of records, the most rows of one,
-// two zeros, then
+// The plan of the kernels of Hopper stands in latent_plan.cuh: its items are ExtendWork of up to 16, 32 or 64 packed query rows, with
+// `part` as in the extend plan. That of the join: its number of records, the most rows and the most parts of one, a zero, then
 
 struct LatentJoin {
     u32 qo_start;

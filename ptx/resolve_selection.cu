@@ -1,6 +1,6 @@
 // resolve_selection: the slots of the positions that lists name and their rows see, in their order, and how many they are. Rows without
 // lists are left out.
-// Twin:    src/backend/cpu/attention.rs listed (the specification)
+// Twin:    src/backend/cpu/unit.rs listed      (the specification)
 // Params:  SelectParams, 272 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); q, labels, keys, starts unused
 // Shapes:  positions, listed u32 [batch, kv_heads, top]; counts u32 [batch, kv_heads]
 // Grid:    x = batch * kv_heads, block 256

@@ -4,7 +4,8 @@
 // Twin:    src/backend/cpu/labels.rs score, order (the specification, bit by bit)
 // Params:  SelectParams, 272 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); positions, listed, counts unused
 // Shapes:  q [tokens, q_heads, head_dim]; channels u32 [kv_heads, channel_count]; labels as K, channel_count wide; keys as starts says
-// Grid:    x = any (warps share the positions), y = ceil(kv_heads / heads of a CTA: 8, of 32 channels 4), block 128, 71,680 bytes of dynamic shared memory
+// Grid:    x = any (warps share the positions), y = ceil(kv_heads / heads of a CTA: 8, of 32 channels 4),
+//          block 128, 71,680 bytes of dynamic shared memory
 // Needs:   q 2-byte aligned; channel_count up to 256; labels 2-byte aligned. Rows past key_chunks are left out
 // Build:   ptx/build.py
 #include "select.cuh"

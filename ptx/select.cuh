@@ -34,5 +34,5 @@ DEVICE u64 keys_of(const SelectParams& p, const Chunks& chunks, u32 head) {
     return p.keys + 4ull * SCORE_TOKENS * (static_cast<u64>(chunks.begin) * p.attend.kv_heads + static_cast<u64>(head) * (chunks.end - chunks.begin));
 }
 
-// The sum of `count` over the lanes before this one, of whom each has one or none.
+// How many of the lanes before this one a ballot names.
 DEVICE u32 before(u32 ballot, u32 lane) { return __popc(ballot & ((1u << lane) - 1)); }

@@ -1,4 +1,5 @@
-//! Which attention kernels serve a pool: by its rows, its head_dim and its group, and whether it holds fp8.
+//! Which attention kernels serve a pool: by its rows and its head_dim, whether it holds fp8, whether lists are read,
+//! and what only compute capability 9.0 runs.
 //!
 //! Not here: their memory and their launches (`attend.rs`), the kernels (`ptx/attend_*.cu`).
 

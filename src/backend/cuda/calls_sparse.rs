@@ -74,7 +74,7 @@ impl SparseBackend for Cuda {
         Ok(())
     }
 
-    /// Over 16-bit pools of any channels, and without.
+    /// Over 16-bit pools, with labels of any number of channels or without.
     ///
     /// # Errors
     /// As of attention; [`CudaError::Lists`] over pools that no such kernel serves.

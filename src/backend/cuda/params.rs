@@ -69,7 +69,8 @@ pub struct AttendParams {
     /// Device address of f32 scratch for partial sums, 16-byte aligned.
     pub partial: u64,
     /// Device address of u32 counters: zero before the first launch; each launch leaves them zero. Of
-    /// `attend_latent_*_sm90a` and their join: f32 `[slots, 64, 2]`, the tops of partial sums.
+    /// `attend_latent_*_sm90a` and their join: f32 `[slots, 64, 2]`, what each row of a part is relative to, and the
+    /// sum of its weights.
     pub counters: u64,
     /// `ceil(2^32 / page_size)`: see [`magic`].
     pub page_magic: u64,

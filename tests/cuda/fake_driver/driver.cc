@@ -5,7 +5,7 @@
  * somebody asks whether it is. So whoever does not wait where they must is seen. All streams of a device are one queue, and a capture
  * takes in all of them; what the driver forbids in a capture is refused with its codes. Whoever waits for a stream sees its work done
  * and what was asked of others before it, no more. Work that has to meet another device's is done when both have come to it: whoever
- * waits for it does the other's work too.
+ * waits for it does the other's work too. So it is with a kernel that polls what another device's may write (loads of .sys).
  *
  * PTX of a newer ISA than the driver's version is refused, and what the machine does not know, with a log that names it. A kernel that
  * touches memory that is nobody's, whose warps touch shared memory in no order, or that waits for ever, ends the process with a message:
@@ -26,6 +26,7 @@
  * FAKE_DRIVER_EARLY=1: copies and products in flight are done at once, not as late as they may be: shows what is overwritten too soon.
  * FAKE_DRIVER_RACES=0: does not look for warps that touch the same shared memory in no order (ptx/races.h).
  * FAKE_DRIVER_SLICE (4096): instructions that a warp does before the next one's turn; a few mix the warps finely.
+ * FAKE_DRIVER_PEERS=0: no device reaches another's memory.
  * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_CAPABILITY (90: with 80 the plain kernels run),
  * FAKE_DRIVER_MULTIPROCESSORS (4). */
 #include <dlfcn.h>
@@ -34,6 +35,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <chrono>
 #include <condition_variable>
 #include <fstream>
 #include <iterator>
@@ -51,7 +53,7 @@ using ptx::u8;
 
 #define API __attribute__((visibility("default")))
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_DEVICE = 101, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-       ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
+       ILLEGAL_ADDRESS = 700, PEER_ACCESS_ALREADY_ENABLED = 704, CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
 
 static const u32 MULTIPROCESSORS = setting("FAKE_DRIVER_MULTIPROCESSORS", 4);
 
@@ -75,6 +77,7 @@ struct Work {
     Call call;
     Ready ready;  /* where there is one, asked until it says so */
     const ptx::Entry* entry;
+    ptx::Running* running;  /* once it is begun */
     u32 grid[3], block[3], shared;
     Work* next;
 };
@@ -93,6 +96,8 @@ struct Device {
 struct Event { Device* device; u64 at; bool captured; };  /* how much of the device's work is before it */
 
 static Device devices[DEVICES + 1];  /* the last one is that of threads without */
+static bool reaches[DEVICES][DEVICES];  /* whose kernels may touch whose memory */
+static Device* running_on = devices;  /* whose work is done just now */
 static Device& here() { return devices[bound() ? current - 16 : DEVICES]; }
 static std::recursive_mutex queue_lock;
 static std::condition_variable_any more;  /* work was asked for */
@@ -114,30 +119,37 @@ static int ask(const Work& work) {
 }
 
 static char* at(u64 address) { return reinterpret_cast<char*>(address); }
-static void run_kernel(const Work& work) {
+/* Whether it is done. */
+static bool run_kernel(Work& work) {
+    if (work.running) return work.running->go_on();
     ptx::Launch launch;
     launch.entry = work.entry, launch.dynamic_shared = work.shared, launch.known = {};
     const u8* params = reinterpret_cast<const u8*>(work.params);
     launch.params.assign(params, params + work.entry->param_bytes);
     memcpy(launch.grid, work.grid, sizeof launch.grid), memcpy(launch.block, work.block, sizeof launch.block);
-    ptx::run(launch, MULTIPROCESSORS * ptx::occupancy(*work.entry, work.block[0] * work.block[1] * work.block[2], work.shared));
+    const u32 threads = work.block[0] * work.block[1] * work.block[2];
+    work.running = new ptx::Running(launch, MULTIPROCESSORS * ptx::occupancy(*work.entry, threads, work.shared));
+    return work.running->go_on();
 }
-static void run(const Work& work) {
+/* Whether it is done. */
+static bool run(Work& work) {
     if (work.kind == Work::COPY) memcpy(at(work.target), at(work.source), work.bytes);
     if (work.kind == Work::FILL)
         for (u64 i = 0; i < work.bytes / 4; ++i) reinterpret_cast<u32*>(work.target)[i] = work.word;
     if (work.kind == Work::HOST) reinterpret_cast<void (*)(void*)>(work.target)(reinterpret_cast<void*>(work.source));
     if (work.kind == Work::CALL) work.call(work.params, work.grid[0], work.grid[1]);
-    if (work.kind == Work::KERNEL) run_kernel(work);
+    return work.kind != Work::KERNEL || run_kernel(work);
 }
-/* Does a device's oldest piece of work, unless there is none or it cannot be done yet. */
+/* Does a device's oldest piece of work, unless there is none or it waits for another device. */
 static bool step(Device& device) {
     Lock lock(queue_lock);
     Work* work = device.queue.first;
     if (!work || (work->ready && !work->ready(work->params))) return false;
+    running_on = &device;
+    if (!run(*work)) return false;
     device.queue.first = work->next;
     if (!device.queue.first) device.queue.end = &device.queue.first;
-    run(*work), free(work), ++device.done;
+    delete work->running, free(work), ++device.done;
     more.notify_all();  /* who waits for what it met */
     return true;
 }
@@ -152,7 +164,7 @@ static bool advance(Device& device) {
 static void reach(Device& device, u64 count) {
     std::unique_lock<std::recursive_mutex> lock(queue_lock);
     while (device.done < count)
-        if (!advance(device)) more.wait(lock);
+        if (!advance(device)) more.wait_for(lock, std::chrono::milliseconds(10));  /* or a kernel that waits asks again */
 }
 static int wait() {
     Device& device = here();
@@ -175,13 +187,16 @@ static int wait_for(void* stream) {
     return device.broken;
 }
 
-static std::map<u64, u64> allocations;  // bytes by address
+/* By address. Another device's kernels reach what is no pool's, once they may. */
+struct Allocation { u64 bytes; Device* device; bool pooled, pinned; };
+static std::map<u64, Allocation> allocations;
 ptx::Range ptx::find_memory(u64 address) {
     Lock lock(queue_lock);
     auto after = allocations.upper_bound(address);
     if (after == allocations.begin()) return {0, 0};
-    --after;
-    return address - after->first < after->second ? Range{after->first, after->second} : Range{0, 0};
+    const auto& [start, memory] = *--after;
+    if (memory.device != running_on && !memory.pinned && (memory.pooled || !reaches[running_on - devices][memory.device - devices])) return {0, 0};
+    return address - start < memory.bytes ? Range{start, memory.bytes} : Range{0, 0};
 }
 
 extern "C" {
@@ -201,28 +216,40 @@ API int cuDevicePrimaryCtxRetain(void** context, int device) {
 }
 API int cuDevicePrimaryCtxRelease_v2(int device) {
     Lock lock(queue_lock);
-    return --retained[device], OK;
+    if (--retained[device] == 0)
+        for (u32 other = 0; other < DEVICES; ++other) reaches[device][other] = reaches[other][device] = false;
+    return OK;
 }
 API int cuCtxSetCurrent(void* context) { return current = reinterpret_cast<u64>(context), OK; }
 API int cuCtxGetCurrent(void** context) { return *context = reinterpret_cast<void*>(current), OK; }
 API int cuCtxCreate_v2(void** context, u32, int) { return cuCtxSetCurrent(*context = malloc(1)); }
 API int cuCtxDestroy_v2(void* context) { return free(context), OK; }
 API int cuCtxSynchronize() { return wait(); }
+API int cuDeviceCanAccessPeer(int* can, int device, int other) {
+    return *can = device != other && setting("FAKE_DRIVER_PEERS", 1), OK;
+}
+API int cuCtxEnablePeerAccess(void* context, u32 flags) {
+    const u64 other = reinterpret_cast<u64>(context) - 16;
+    if (!bound() || other >= DEVICES || other == current - 16 || flags || !setting("FAKE_DRIVER_PEERS", 1)) return INVALID;
+    Lock lock(queue_lock);
+    bool& can = reaches[current - 16][other];
+    return can ? PEER_ACCESS_ALREADY_ENABLED : (can = true, OK);
+}
 
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
 API int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = *total = 1ull << 33, OK; }
-static int take(void** memory, size_t bytes) {
+static int take(void** memory, size_t bytes, bool pooled = false, bool pinned = false) {
     if (here().capture || !bound()) return here().capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
     if (bytes > 1ull << 33) return NO_MEMORY;
     *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!*memory) return NO_MEMORY;
     memset(*memory, 0xa5, bytes < 1 << 20 ? bytes : 1 << 20);  /* never zeros by chance */
     Lock lock(queue_lock);
-    return allocations[reinterpret_cast<u64>(*memory)] = bytes, OK;
+    return allocations[reinterpret_cast<u64>(*memory)] = {bytes, &here(), pooled, pinned}, OK;
 }
 API int cuMemAlloc_v2(u64* address, size_t bytes) { return take(reinterpret_cast<void**>(address), bytes); }
-API int cuMemAllocAsync(u64* address, size_t bytes, void*) { return take(reinterpret_cast<void**>(address), bytes); }
-API int cuMemHostAlloc(void** memory, size_t bytes, u32) { return take(memory, bytes); }
+API int cuMemAllocAsync(u64* address, size_t bytes, void*) { return take(reinterpret_cast<void**>(address), bytes, true); }
+API int cuMemHostAlloc(void** memory, size_t bytes, u32) { return take(memory, bytes, false, true); }
 API int cuMemHostGetDevicePointer_v2(u64* address, void* memory, u32) { return *address = reinterpret_cast<u64>(memory), OK; }
 /* Freeing need not wait: so says neither call's documentation. Memory that queued work names is not given back, as if the
    work had met what others put there. */

@@ -79,6 +79,7 @@ bool run_slice(Warp& warp, u64 slice) {
     const u32 end = static_cast<u32>(entry.code.size());
     u8* const marks = entry.done.data();
     bool did = false;
+    warp.polled = false;
     for (u32 i = 0; i < warp.other_count; ++i) warp.others[i].blocked = false;
     if (!warp.lanes && !take_up(warp, 0)) return false;
     for (; slice > 0; --slice) {
@@ -91,6 +92,7 @@ bool run_slice(Warp& warp, u64 slice) {
         else if (warp.active) outcome = in.run(warp, in), marks[pc] = 1, ++entry.instructions;
         if (outcome == Outcome::NEXT) {
             did = true;
+            if (in.polls) slice = 1, warp.polled = true;
             if (++warp.pc < warp.next_pc && warp.pc < end) continue;
             if (warp.pc >= end) warp.alive &= ~warp.lanes, warp.lanes = 0;
         } else if (outcome == Outcome::JUMPED) {
@@ -183,34 +185,38 @@ void fail(const Warp& warp, const Instruction& in, u32 lane, const char* format,
     abort();
 }
 
-void run(Launch& launch, u32 resident) {
-    static std::vector<std::unique_ptr<Cta>> spare;
+static std::vector<std::unique_ptr<Cta>> spare;
+
+Running::Running(const Launch& launch, u32 resident) : launch(launch), resident(resident) { ++launch.entry->launches; }
+Running::~Running() = default;
+bool Running::go_on() {
     // Instructions that a warp does before the next one's turn. A small number mixes the warps finely.
-    static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), rounds_most = (1 << 27) / slice;
-    ++launch.entry->launches;
+    static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), rounds_most = (1 << 27) / slice, polls_most = 1 << 21;
     const u64 count = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
-    std::vector<std::unique_ptr<Cta>> ctas;
-    u64 started = 0, rounds = 0;
-    bool did = false;
     while (started < count || !ctas.empty()) {
+        if (polled && ++polls % 32 == 0) return false;
         // CTAs that wait for others, or spin: the next one starts.
-        if (started < count && ctas.size() < resident && (ctas.empty() || !did || rounds % 64 == 63)) {
+        if (started < count && ctas.size() < resident && (ctas.empty() || !did || (rounds + polls) % 64 == 63)) {
             if (spare.empty()) spare.push_back(std::make_unique<Cta>());
             ctas.push_back(std::move(spare.back())), spare.pop_back();
             start_cta(*ctas.back(), launch, started++);
-        } else if (!did || ++rounds > rounds_most) {
+        } else if (!did || (polled ? polls : ++rounds) > (polled ? polls_most : rounds_most)) {
             fprintf(stderr, "%s: %s:\n", launch.entry->name.c_str(), did ? "its warps run for ever" : "all warps wait");
             for (auto& cta : ctas)
                 for (const Warp& warp : cta->warps) describe(warp);
             abort();
         }
-        did = false;
-        for (auto& cta : ctas) did |= run_cta(*cta, slice);
+        did = polled = false;
+        for (auto& cta : ctas) {
+            did |= run_cta(*cta, slice);
+            for (const Warp& warp : cta->warps) polled |= warp.alive && warp.polled;
+        }
         for (size_t i = 0; i < ctas.size();) {
             if (ctas[i]->warps_left) { ++i; continue; }
-            spare.push_back(std::move(ctas[i])), ctas.erase(ctas.begin() + i), rounds = 0;
+            spare.push_back(std::move(ctas[i])), ctas.erase(ctas.begin() + i), rounds = polls = 0;
         }
     }
+    return true;
 }
 
 u32 occupancy(const Entry& entry, u32 threads, u32 dynamic_shared) {

@@ -1,6 +1,7 @@
 /* What runs: warps of CTAs of a launch. Each instruction's function takes a warp and what it has to do. */
 #pragma once
 #include <string.h>
+#include <memory>
 #include "program.h"
 #include "races.h"
 
@@ -49,6 +50,7 @@ struct Warp {
     u32 index;           // in its CTA
     Cta* cta;
     bool at_barrier;     // it has arrived, and waits
+    bool polled;         // in its last slice
     u32 barrier_generation;
     std::vector<AsyncCopy> copies;
     u32 copy_groups[LANES];  // committed
@@ -80,8 +82,21 @@ struct Launch {
 extern const bool early;
 u64 setting(const char* name, u64 otherwise);
 
-/* Runs a launch until its end. `resident`: most CTAs that the device holds at once. */
-void run(Launch& launch, u32 resident);
+/* A launch under way. `resident`: most CTAs that the device holds at once. */
+class Running {
+  public:
+    Running(const Launch& launch, u32 resident);
+    ~Running();
+    /* Runs until its end, which it says; or until it has polled for a while, as if it waited for another device's kernel. */
+    bool go_on();
+
+  private:
+    Launch launch;
+    u32 resident;
+    std::vector<std::unique_ptr<Cta>> ctas;
+    u64 started = 0, rounds = 0, polls = 0;
+    bool did = false, polled = false;
+};
 /* CTAs of the entry that one multiprocessor holds. */
 u32 occupancy(const Entry& entry, u32 threads, u32 dynamic_shared);
 

@@ -282,7 +282,7 @@ struct Parser {
         const Form* form = find_form(name, width);
         if (!form) wrong("unknown instruction " + name);
         const bool guarded = guard != TRUE_PREDICATE;
-        Instruction decoded{form->run, nullptr, guard, flip, 0, 0, its_line, form->together};
+        Instruction decoded{form->run, nullptr, guard, flip, 0, 0, its_line, form->together, name.starts_with("ld.") && name.find(".sys.") != string::npos};
         const u32 first_operand = static_cast<u32>(draft.operands.size());
         operand_starts.push_back(static_cast<u32>(entry->operands.size()));
         if (guarded) draft.operands.push_back({guard, true, false, true});

@@ -35,6 +35,7 @@ struct Instruction {
     u32 number;          // the operand that is a number
     u32 line;            // of the text
     Together together;
+    bool polls;          // loads what another device may write (.sys): it may be asked again and again
 };
 
 /* An opcode that the machine knows. `operands` has a word for each, in the text's order:

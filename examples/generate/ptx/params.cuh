@@ -81,6 +81,22 @@ struct SampleParams {
 };
 GEN_SIZE(SampleParams, 64)
 
+// Most blocks of sum_ranks, and most ranks.
+#define SUM_BLOCKS 64
+#define RANKS_MAX 8
+
+struct SumRanksParams {
+    u64 x;                   // bf16 [units, 8]
+    u64 y;                   // bf16 [units, 8]: this rank's part of what is added
+    u64 inboxes[RANKS_MAX];  // of each rank, bf16 [2, ranks, capacity, 8], as this one's GPU reaches it
+    u64 turns;               // u32 [SUM_BLOCKS]: how many sums each block has made
+    u64 reserved;
+    u32 units;     // of 16 bytes
+    u32 capacity;  // most units
+    u32 rank, ranks;
+};
+GEN_SIZE(SumRanksParams, 112)
+
 struct FillParams {
     u64 out;  // bf16 [count]
     u64 count, seed;

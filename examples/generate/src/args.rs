@@ -195,9 +195,13 @@ pub struct Args {
     #[arg(long, default_value = "cpu", default_value_ifs = [("bench", ArgPredicate::IsPresent, "cuda"), ("check", ArgPredicate::Equals("true".into()), "cuda")])]
     pub backend: BackendName,
 
-    /// GPUs that the model is spread over: each has a part of the heads (tensor parallel, through NCCL).
+    /// GPUs that the model is spread over: each has a part of the heads (tensor parallel; needs NCCL).
     #[arg(long, value_name = "GPUS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
     pub tp: u32,
+
+    /// What sums over GPUs go through [default: peer where each GPU reaches the others' memory, else nccl].
+    #[arg(long, value_name = "WAY")]
+    pub sums: Option<SumsName>,
 
     /// Measure a random model on a GPU: {"part", "model", "batch", "context", "ms" or "tokens_s", ..} a row.
     #[arg(long, value_name = "PART", conflicts_with_all = ["chat", "prompt", "model", "check"])]
@@ -257,6 +261,27 @@ pub enum Bench {
     Decode,
     /// 64 prompts of 1,024 tokens.
     Prefill,
+    /// Sums over GPUs of so many rows as --batch says, alone.
+    Sums,
+}
+
+/// What sums over GPUs go through.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SumsName {
+    /// A kernel that writes to the other GPUs' memory, where sums are short; NCCL for the rest.
+    Peer,
+    /// NCCL.
+    Nccl,
+}
+
+impl SumsName {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Peer => "peer",
+            Self::Nccl => "nccl",
+        }
+    }
 }
 
 /// Orders of K and V.

@@ -164,7 +164,7 @@ fn on_gpu(args: &Args) -> Result<()> {
         let out = &mut stdout().lock();
         return match args.tp {
             1 => gpu::check::run(out),
-            ranks => gpu::check::run_ranks(ranks as usize, out),
+            ranks => gpu::check::run_ranks(ranks as usize, args.sums, out),
         };
     }
     if let Some(part) = args.bench {

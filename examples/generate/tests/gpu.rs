@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use common::generate;
 use common::gpu::device;
 use cudarc::driver::sys;
-use generate::args::Shape;
+use generate::args::{Shape, SumsName};
 use generate::clock::Clock;
 use generate::config::ModelConfig;
 use generate::error::Error;
@@ -114,13 +114,16 @@ fn two_gpus_are_as_close_as_one() {
     if device().is_none() || Device::open_number(1).is_err() || Comm::version().is_err() {
         return;
     }
-    let mut said = Vec::new();
-    let checked = check::run_ranks(2, &mut said);
-    let said = String::from_utf8_lossy(&said);
-    assert!(checked.is_ok(), "{checked:?}: {said}");
-    let every_ninth = check::settings().into_iter().step_by(9).count();
-    assert_eq!(said.matches(": ok,").count(), 2 * (every_ninth + 1), "{said}");
-    assert_eq!(said.matches("draws agree").count(), 2, "{said}");
+    // Over memory of each other, where they reach it; and through NCCL.
+    for sums in [None, Some(SumsName::Nccl)] {
+        let mut said = Vec::new();
+        let checked = check::run_ranks(2, sums, &mut said);
+        let said = String::from_utf8_lossy(&said);
+        assert!(checked.is_ok(), "{sums:?}, {checked:?}: {said}");
+        let every_ninth = check::settings().into_iter().step_by(9).count();
+        assert_eq!(said.matches(": ok,").count(), 2 * (every_ninth + 1), "{sums:?}: {said}");
+        assert_eq!(said.matches("draws agree").count(), 2, "{sums:?}: {said}");
+    }
 }
 
 /// Without NCCL, or a model that can be spread, several GPUs are refused by name.

@@ -5,6 +5,8 @@
 //! is as that engine measures, the median of 128 steps after prompts of 1,024; `ms_at_context` that of the first nine.
 //! Times of a step's parts are null over several ranks: one rank's parts would wait for the others' sums for ever.
 
+mod sums;
+
 use std::io::Write;
 
 use serde_json::{Value, json};
@@ -13,7 +15,8 @@ use super::products::Op;
 use super::report::{idle, median_ms};
 use super::runner::OnGpu;
 use super::setup::{ranks_server, server};
-use crate::args::{Args, Bench, DtypeName, Shape};
+use super::sums::Link;
+use crate::args::{Args, Bench, DtypeName, Shape, SumsName};
 use crate::clock::Part;
 use crate::error::{Error, Result};
 use crate::request::{Defaults, Request};
@@ -56,6 +59,7 @@ pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
         Bench::Decode => batches.iter().copied().max().unwrap_or(1) as u32,
         Bench::Offline => 256,
         Bench::Prefill => PREFILL_PROMPTS as u32,
+        Bench::Sums => return sums::run(args, shape, &batches, out),
     };
     let args = Args {
         random_model: Some(shape),
@@ -78,14 +82,8 @@ fn rows(
     out: &mut impl Write,
 ) -> Result<()> {
     let mut prompts = Prompts { state: args.seed ^ 0xBE4C };
-    let mut print = |mut row: Value| -> Result<()> {
-        row["model"] = shape.name().into();
-        if args.tp > 1 {
-            row["tp"] = args.tp.into();
-        }
-        let line = if args.json { row.to_string() } else { plain(&row) };
-        writeln!(out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
-    };
+    let sums = server.runner().gpu().forward().link().map(Link::sums);
+    let mut print = |row| print(args, shape, sums, row, out);
     match part {
         Bench::Decode => {
             let (alone, temperature) = (args.tp == 1, args.temperature.unwrap_or(0.0));
@@ -102,7 +100,25 @@ fn rows(
             prefill(server, &mut prompts)?;
             print(prefill(server, &mut prompts)?)
         }
+        Bench::Sums => unreachable!("they need no server"),
     }
+}
+
+/// A row as a line, with what it is of.
+fn print(
+    args: &Args,
+    shape: Shape,
+    sums: Option<SumsName>,
+    mut row: Value,
+    out: &mut impl Write,
+) -> Result<()> {
+    row["model"] = shape.name().into();
+    if let Some(sums) = sums {
+        row["tp"] = args.tp.into();
+        row["sums"] = sums.name().into();
+    }
+    let line = if args.json { row.to_string() } else { plain(&row) };
+    writeln!(out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
 }
 
 fn plain(row: &Value) -> String {

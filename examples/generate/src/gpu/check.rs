@@ -24,7 +24,7 @@ use super::device::Device;
 use super::ranks::{RanksRunner, Source};
 use super::runner::{GpuOptions, GpuRunner};
 use super::weights::{Share, Weights};
-use crate::args::Shape;
+use crate::args::{Shape, SumsName};
 use crate::config::read_json;
 use crate::contiguous;
 use crate::error::{Error, Result};
@@ -55,6 +55,8 @@ pub struct Case {
     source: Source,
     /// GPUs that it is spread over.
     pub ranks: usize,
+    /// What their sums go through.
+    pub sums: Option<SumsName>,
     prompts: Vec<Vec<u32>>,
     /// What it says to each, where drafts are to come true.
     foretold: Vec<Vec<u32>>,
@@ -129,7 +131,8 @@ impl Case {
         let device = device.clone();
         let weights = Rc::new(source.weights(&device, &model.config, Share::WHOLE)?);
         let (foretold, reference) = (Vec::new(), HashMap::new());
-        Ok(Self { name, device, model, weights, source, ranks: 1, prompts, foretold, reference })
+        let (ranks, sums) = (1, None);
+        Ok(Self { name, device, model, weights, source, ranks, sums, prompts, foretold, reference })
     }
 
     /// Serves the prompts in a setting.
@@ -239,6 +242,7 @@ impl Case {
             drafts: setting.drafts.map_or(0, |rule| rule.tokens),
             graphs: setting.graphs,
             choice: setting.choice,
+            sums: self.sums,
             keep_logits: true,
             keep_times: true,
         };

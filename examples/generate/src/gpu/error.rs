@@ -46,6 +46,13 @@ pub enum GpuError {
         /// What it says.
         what: String,
     },
+    /// A GPU cannot reach another one's memory.
+    NoPeer {
+        /// The GPU.
+        gpu: u32,
+        /// The other one.
+        peer: u32,
+    },
     /// The model cannot be spread over so many GPUs.
     Ranks {
         /// GPUs asked for.
@@ -104,6 +111,12 @@ impl fmt::Display for GpuError {
             Self::CublasLt { call, status } => write!(f, "{call} failed with status {status}"),
             Self::NoNccl { why } => write!(f, "no NCCL can be used: {why}"),
             Self::Nccl { call, what } => write!(f, "{call} failed: {what}"),
+            Self::NoPeer { gpu, peer } => {
+                write!(
+                    f,
+                    "GPU {gpu} cannot reach the memory of GPU {peer}: sums have to go through NCCL"
+                )
+            }
             Self::Ranks { ranks, what } => {
                 write!(
                     f,
@@ -163,6 +176,7 @@ impl GpuError {
             ),
             Self::NoCublasLt { .. }
             | Self::NoNccl { .. }
+            | Self::NoPeer { .. }
             | Self::Ranks { .. }
             | Self::Memory { .. }
             | Self::Heads { .. }

@@ -14,9 +14,9 @@ use kvarena::{Attend, Backend, BatchPlan, LayerId, PlaneName, PoolLayout, SlotMa
 use super::device::Device;
 use super::error::GpuError;
 use super::kernels::{EmbedParams, RopeStoreParams, SampleParams};
-use super::nccl::Comm;
 use super::products::{AHEAD_BYTES, Choice, Op, Operands, Product, Products, Widths, padded_rows};
 use super::shape::check_shape;
+use super::sums::Link;
 use super::weights::Weights;
 use crate::config::ModelConfig;
 
@@ -71,7 +71,10 @@ pub struct Forward {
     pub config: ModelConfig,
     weights: Rc<Weights>,
     /// To the other ranks, where there are any.
-    comm: Option<Comm>,
+    link: Option<Link>,
+    /// Up to so many rows ranks add their parts to x, which all have: the output's and the down product are such parts.
+    /// With more rows, the first rank's products are added to its x, and the others' take its place, to be summed.
+    part_rows: usize,
     /// Whether this rank chooses tokens: the first one does, since ranks may round differently.
     leads: bool,
     products: Products,
@@ -132,7 +135,7 @@ impl Forward {
         weights: Rc<Weights>,
         limits: Limits,
         choice: Choice,
-        comm: Option<Comm>,
+        link: Option<Link>,
     ) -> Result<Self, GpuError> {
         check_shape(&config)?;
         let rows = padded_rows(limits.tokens);
@@ -148,9 +151,11 @@ impl Forward {
         let rows_of = |width: usize| device.zeros(2 * rows * width);
         let mut swapped = config.rope.frequencies.clone();
         swapped.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
-        let leads = comm.as_ref().is_none_or(|comm| comm.rank == 0);
+        let leads = link.as_ref().is_none_or(|link| link.rank() == 0);
+        let part_rows = link.as_ref().map_or(0, |link| link.rows(hidden));
+        let adds_from = if leads { part_rows + 1 } else { usize::MAX };
         Ok(Self {
-            products: Products::new(device, config.norm_eps, choice, leads)?,
+            products: Products::new(device, config.norm_eps, choice, adds_from)?,
             x: rows_of(hidden)?,
             normed: rows_of(hidden)?,
             qkv: rows_of(qkv)?,
@@ -167,7 +172,8 @@ impl Forward {
             fault: Fault::None,
             config,
             weights,
-            comm,
+            link,
+            part_rows,
             leads,
             limits,
         })
@@ -176,6 +182,11 @@ impl Forward {
     /// Bytes of weights.
     pub fn weight_bytes(&self) -> u64 {
         self.weights.bytes()
+    }
+
+    /// What connects this rank to the others.
+    pub fn link(&self) -> Option<&Link> {
+        self.link.as_ref()
     }
 
     /// The products' ways.
@@ -212,6 +223,23 @@ impl Forward {
         Ok(())
     }
 
+    /// Makes sums over ranks ready: kernels are loaded when they are first launched, and NCCL connects when it is first asked,
+    /// neither of which is to be in a capture or while somebody waits. Every rank does so at the same time. Spoils x.
+    ///
+    /// # Errors
+    /// The driver's or NCCL's.
+    pub fn warm_sums(&self, device: &Device) -> Result<(), GpuError> {
+        let Some(link) = &self.link else { return Ok(()) };
+        let most = padded_rows(self.limits.tokens) * self.config.hidden;
+        // SAFETY: no numbers need no memory, and x has that many; the device is this rank's.
+        unsafe {
+            if self.part_rows > 0 {
+                link.add(device, 0, 0, 0)?;
+            }
+            link.sum(device, self.x.address(), most)
+        }
+    }
+
     fn attend(&self, layer: usize) -> Attend {
         let ModelConfig { q_heads, head_dim, .. } = self.config;
         let window = self.config.windows[layer];
@@ -234,7 +262,7 @@ impl Forward {
         if tokens > 0 && !self.products.is_planned(Op::Qkv, tokens) {
             let layers = 0..self.config.layers;
             let operands: Vec<Vec<Operands>> = LAYER
-                .map(|op| layers.clone().map(|layer| self.operands(op, layer)).collect())
+                .map(|op| layers.clone().map(|layer| self.operands(op, layer, tokens)).collect())
                 .to_vec();
             let product = |(op, operands)| Product { op, widths: self.widths(op), operands };
             let products: Vec<_> =
@@ -262,13 +290,14 @@ impl Forward {
         Widths { outs, ins }
     }
 
-    fn operands(&self, op: Op, index: usize) -> Operands {
+    fn operands(&self, op: Op, index: usize, tokens: usize) -> Operands {
         let layer = &self.weights.layers[index];
+        let sum = if self.are_parts(tokens) { &self.normed } else { &self.x };
         let (weight, x, y, norm) = match op {
             Op::Qkv => (layer.qkv, &self.x, &self.qkv, layer.attention_norm),
-            Op::Out => (layer.o, &self.attended, &self.x, 0),
+            Op::Out => (layer.o, &self.attended, sum, 0),
             Op::GateUp => (layer.gate_up, &self.x, &self.activated, layer.mlp_norm),
-            Op::Down => (layer.down, &self.activated, &self.x, 0),
+            Op::Down => (layer.down, &self.activated, sum, 0),
             Op::Logits => unreachable!("logits have no layer"),
         };
         let (next, after) = match op {
@@ -322,7 +351,7 @@ impl Forward {
         }
         for index in 0..self.config.layers {
             if parts.products {
-                let mut operands = self.operands(Op::Qkv, index);
+                let mut operands = self.operands(Op::Qkv, index, tokens);
                 if index == 0 {
                     // The embedding's kernel has done it.
                     (operands.x, operands.norm) = (operands.normed, 0);
@@ -342,7 +371,7 @@ impl Forward {
             }
             if parts.products {
                 for op in [Op::Out, Op::GateUp, Op::Down] {
-                    let operands = self.operands(op, index);
+                    let operands = self.operands(op, index, tokens);
                     self.product(device, op, tokens, operands)?;
                     if op != Op::GateUp {
                         self.sum_up(device, tokens)?;
@@ -378,20 +407,29 @@ impl Forward {
         Ok(())
     }
 
-    /// Makes x the sum of all ranks'.
+    /// Whether the output's and the down product of such a step are parts of what is added to x.
+    fn are_parts(&self, tokens: usize) -> bool {
+        padded_rows(tokens) <= self.part_rows
+    }
+
+    /// Makes x what one GPU would have, of what the ranks have.
     fn sum_up(&self, device: &Device, tokens: usize) -> Result<(), GpuError> {
-        let Some(comm) = &self.comm else { return Ok(()) };
-        // SAFETY: x has room for the step's rows, and each rank asks for the same step.
-        unsafe { comm.sum(self.x.address(), tokens * self.config.hidden, device.raw()) }
+        let Some(link) = &self.link else { return Ok(()) };
+        let (x, count) = (self.x.address(), tokens * self.config.hidden);
+        // SAFETY: x and parts have room for the step's rows, and each rank asks for the same step.
+        unsafe {
+            match self.are_parts(tokens) {
+                true => link.add(device, x, self.normed.address(), count),
+                false => link.sum(device, x, count),
+            }
+        }
     }
 
     /// Gives all ranks the tokens that the first one chose, for the next step to read.
     fn share(&self, device: &Device, draws: usize) -> Result<(), GpuError> {
-        match &self.comm {
+        match &self.link {
             // SAFETY: there is room for the step's draws, and each rank asks for the same step.
-            Some(comm) if draws > 0 => unsafe {
-                comm.share(self.sampled.address(), draws, device.raw())
-            },
+            Some(link) if draws > 0 => unsafe { link.share(device, self.sampled.address(), draws) },
             _ => Ok(()),
         }
     }

@@ -52,6 +52,11 @@ params! {
         logits: u64, draws: u64, thresholds: u64, best: u64, counters: u64, sampled: u64, host: u64,
         vocab: u32, first: u32,
     }
+    /// Of `sum_ranks`.
+    SumRanksParams 112 {
+        x: u64, y: u64, inboxes: [u64; RANKS_MAX], turns: u64, reserved: u64,
+        units: u32, capacity: u32, rank: u32, ranks: u32,
+    }
     /// Of `fill`.
     FillParams 32 { out: u64, count: u64, seed: u64, scale: f32, offset: f32 }
     /// Of `skinny_*`.
@@ -85,6 +90,11 @@ pub const SKINNY: [(&str, usize); 6] = [
     ("skinny_4_1", 4),
     ("skinny_4_2", 4),
 ];
+
+/// Most blocks of `sum_ranks`, and most ranks: as in ptx/params.cuh.
+pub const SUM_BLOCKS: usize = 64;
+/// As there.
+pub const RANKS_MAX: usize = 8;
 
 /// What a product does with its sums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -251,6 +261,7 @@ pub struct Kernels {
     pub silu_mul: Kernel<SiluMulParams>,
     pub sample: Kernel<SampleParams>,
     pub sample_filter: Kernel<SampleParams>,
+    pub sum_ranks: Kernel<SumRanksParams>,
     pub fill: Kernel<FillParams>,
     pub fold: Kernel<FoldParams>,
     /// As [`SKINNY`] lists them.
@@ -273,6 +284,7 @@ impl Kernels {
         let rope = module(ptx!("rope_store"), capability)?;
         let silu = module(ptx!("silu_mul"), capability)?;
         let sample = module(ptx!("sample"), capability)?;
+        let sum_ranks = module(ptx!("sum_ranks"), capability)?;
         let fill = module(ptx!("fill"), capability)?;
         let skinny = module(ptx!("skinny"), capability)?;
         let mut gemm = Vec::new();
@@ -294,6 +306,7 @@ impl Kernels {
             silu_mul: Kernel::load(silu, "silu_mul")?,
             sample: Kernel::load(sample, "sample")?,
             sample_filter: Kernel::load(sample, "sample_filter")?,
+            sum_ranks: Kernel::load(sum_ranks, "sum_ranks")?,
             fill: Kernel::load(fill, "fill")?,
             fold: Kernel::load(fill, "fold")?,
             skinny: SKINNY

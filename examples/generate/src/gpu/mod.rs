@@ -8,7 +8,8 @@
 //! gemm                 the ways in which Hopper's kernel for a few dozen rows can spread its work
 //! image, kept          a step's tokens and draws, on their way to the device and back; logits that are kept
 //! shape, forward       which models are served; one step: everything that is launched for it
-//! nccl, ranks          a model spread over several GPUs: sums over them, one engine's plans on all
+//! nccl, peers, sums    what connects several GPUs: NCCL, memory that each writes to, sums over one or the other
+//! ranks                a model spread over them: one engine's plans on all
 //! runner               the seam to the serving loop: graphs, steps in flight, time
 //! twin                 the kernels' specification, on the CPU
 //! setup, report        from the command line to a server; what the device did meanwhile
@@ -30,12 +31,14 @@ mod kept;
 pub mod kernels;
 mod libs;
 pub mod nccl;
+pub mod peers;
 pub mod products;
 pub mod ranks;
 pub mod report;
 pub mod runner;
 pub mod setup;
 pub mod shape;
+pub mod sums;
 pub mod twin;
 pub mod weights;
 

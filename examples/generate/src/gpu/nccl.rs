@@ -1,4 +1,5 @@
-//! Sums over the ranks of a model: the few calls of NCCL that are needed, from `libnccl.so.2`.
+//! What ranks of a model do through NCCL: the few calls that are needed, from `libnccl.so.2`. Short sums need not
+//! (`peers.rs`).
 //!
 //! The library is found as cublasLt is. Its own binding in `cudarc` asks for names without the version alone, which
 //! wheels do not have; so these six functions are looked up here.

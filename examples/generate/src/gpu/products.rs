@@ -109,9 +109,9 @@ pub struct Products {
     ways: HashMap<(Op, usize), Way>,
     eps: f32,
     choice: Choice,
-    /// Whether the output's and the down product are added to x. Of several ranks one does, and the others' take the
-    /// place of x, so that their sum is what one GPU would have.
-    adds: bool,
+    /// From so many rows on the output's and the down product are added to what they write to; with fewer they take its
+    /// place. Of several ranks at most one adds, so that their sum is what one GPU would have.
+    adds_from: usize,
 }
 
 /// The rows that a product is made of for so many tokens.
@@ -133,10 +133,15 @@ impl Products {
     ///
     /// # Errors
     /// cublasLt's, or no memory.
-    pub fn new(device: &Device, eps: f32, choice: Choice, adds: bool) -> Result<Self, GpuError> {
+    pub fn new(
+        device: &Device,
+        eps: f32,
+        choice: Choice,
+        adds_from: usize,
+    ) -> Result<Self, GpuError> {
         let handle = result::create_handle().map_err(|e| lt("cublasLtCreate", e))?;
         let workspace = device.zeros(WORKSPACE_BYTES)?;
-        Ok(Self { handle, workspace, ways: HashMap::new(), eps, choice, adds })
+        Ok(Self { handle, workspace, ways: HashMap::new(), eps, choice, adds_from })
     }
 
     /// Whether a product of so many rows has its way.
@@ -194,7 +199,7 @@ impl Products {
         let Operands { weight, mut x, mut y, norm, draws, normed, gate_up, next } = operands;
         let (next, next_bytes) = next;
         let (kernels, stream) = (&device.kernels, device.raw());
-        let mode = self.mode_of(op);
+        let mode = self.mode_of(op, padded_rows(tokens));
         if let Way::Skinny(kernel) = way {
             let tiles = SKINNY[kernel].1;
             let params = SkinnyParams {
@@ -253,9 +258,9 @@ impl Products {
         Ok(())
     }
 
-    fn mode_of(&self, op: Op) -> ProductMode {
+    fn mode_of(&self, op: Op, rows: usize) -> ProductMode {
         match op {
-            Op::Out | Op::Down if self.adds => ProductMode::Add,
+            Op::Out | Op::Down if rows >= self.adds_from => ProductMode::Add,
             Op::GateUp => ProductMode::Silu,
             _ => ProductMode::Set,
         }

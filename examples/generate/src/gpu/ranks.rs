@@ -9,7 +9,8 @@
 //!
 //! One engine plans for all: pages and slots are the same on every rank, so the others need no tables, just each plan,
 //! the ends of steps and the copies of forks, in the order in which the engine made them (the core's guide, `ranks`).
-//! Sums are launched by each rank's own thread in its own stream, in graphs too; that they meet is NCCL's part.
+//! Sums are launched by each rank's own thread in its own stream, in graphs too: that they meet is what `peers.rs` and
+//! NCCL are for.
 //!
 //! A rank that fails while others wait for its sum cannot be reported by them: it says so and ends the program.
 
@@ -26,9 +27,9 @@ use kvarena::{
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult};
-use super::nccl::Comm;
 use super::runner::{GpuOptions, GpuRunner, OnGpu};
 use super::shape::check_shape;
+use super::sums::Link;
 use super::weights::{Share, Weights};
 use crate::clock::Clock;
 use crate::config::ModelConfig;
@@ -91,7 +92,7 @@ struct Seed {
     config: ModelConfig,
     source: Source,
     options: GpuOptions,
-    comm: Comm,
+    link: Link,
 }
 
 impl Others {
@@ -100,17 +101,17 @@ impl Others {
     /// # Errors
     /// A GPU that cannot be used, or too little memory.
     pub fn start(
-        comms: Vec<Comm>,
+        links: Vec<Link>,
         config: &ModelConfig,
         source: &Source,
         options: GpuOptions,
     ) -> Result<Self> {
         let (mut senders, mut threads, mut ready) = (Vec::new(), Vec::new(), Vec::new());
-        for comm in comms {
+        for link in links {
             let (sender, messages) = channel();
             let (tell, told) = channel();
             let options = GpuOptions { keep_logits: false, keep_times: false, ..options };
-            let seed = Seed { config: config.clone(), source: source.clone(), options, comm };
+            let seed = Seed { config: config.clone(), source: source.clone(), options, link };
             threads.push(thread::spawn(move || follow(seed, &messages, &tell)));
             senders.push(sender);
             ready.push(told);
@@ -144,13 +145,13 @@ fn lost() -> Error {
 
 /// A rank's thread: does what rank 0 does, on its own GPU.
 fn follow(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>) {
-    let rank = seed.comm.rank;
+    let rank = seed.link.rank();
     let begin = || -> Result<(GpuRunner, u64)> {
-        let share = Share { rank, ranks: seed.comm.ranks };
+        let share = Share { rank, ranks: seed.link.ranks() };
         let device = Rc::new(Device::open_number(rank as u32)?);
         let weights = Rc::new(seed.source.weights(&device, &seed.config, share)?);
         let config = share.of(&seed.config)?;
-        let runner = GpuRunner::of_rank(device, config, weights, seed.options, Some(seed.comm))?;
+        let runner = GpuRunner::of_rank(device, config, weights, seed.options, Some(seed.link))?;
         let free = runner.device().gpu.free_memory().map_err(GpuError::from)?;
         Ok((runner, free))
     };
@@ -314,11 +315,11 @@ impl RanksRunner {
         let share = Share { rank: 0, ranks };
         let own_config = share.of(config)?;
         check_shape(&own_config)?;
-        let mut comms = Comm::connect(ranks)?;
-        let others = Others::start(comms.split_off(1), config, source, options)?;
+        let mut links = Link::connect(ranks, options.sums)?;
+        let others = Others::start(links.split_off(1), config, source, options)?;
         let device = Rc::new(Device::open()?);
         let weights = Rc::new(source.weights(&device, config, share)?);
-        let own = GpuRunner::of_rank(device, own_config, weights, options, comms.pop())?;
+        let own = GpuRunner::of_rank(device, own_config, weights, options, links.pop())?;
         Ok(Self { own, others: Rc::new(others) })
     }
 

@@ -3,6 +3,8 @@
 use serde_json::{Value, json};
 
 use super::runner::{OnGpu, StepTime};
+use super::sums::Link;
+use crate::args::SumsName;
 use crate::clock::Part;
 use crate::server::Server;
 
@@ -17,6 +19,8 @@ pub struct Times {
     pub decode_idle: f64,
     /// Microseconds a step in the engine's calls, and in asking for the step.
     pub host_us: [f64; 2],
+    /// What sums over GPUs went through, where there are several.
+    pub sums: Option<SumsName>,
 }
 
 impl Times {
@@ -32,15 +36,21 @@ impl Times {
             idle: idle(times),
             decode_idle: idle(&decode),
             host_us: [us(Part::Engine), us(Part::Launch)],
+            sums: server.runner().gpu().forward().link().map(Link::sums),
         }
     }
 
     /// A line for a person.
     pub fn text(&self) -> String {
         let [engine, launch] = self.host_us;
+        let sums = match self.sums {
+            Some(SumsName::Peer) => "; short sums over GPUs in each other's memory",
+            Some(SumsName::Nccl) => "; sums over GPUs through NCCL",
+            None => "",
+        };
         format!(
             "GPU: {} steps ({} of decode), idle {:.2} % ({:.2} % between decode steps); a step takes {engine:.1} us of \
-             the engine's calls and {launch:.1} us of launching\n",
+             the engine's calls and {launch:.1} us of launching{sums}\n",
             self.steps[0],
             self.steps[1],
             100.0 * self.idle,
@@ -50,14 +60,18 @@ impl Times {
 
     /// The same for a program.
     pub fn json(&self) -> Value {
-        json!({ "report": {
+        let mut report = json!({
             "steps": self.steps[0],
             "decode_steps": self.steps[1],
             "gpu_idle": self.idle,
             "gpu_idle_decode": self.decode_idle,
             "engine_us": self.host_us[0],
             "launch_us": self.host_us[1],
-        } })
+        });
+        if let Some(sums) = self.sums {
+            report["sums"] = sums.name().into();
+        }
+        json!({ "report": report })
     }
 }
 

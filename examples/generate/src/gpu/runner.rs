@@ -18,9 +18,10 @@ use super::forward::{Forward, Limits, Parts, StepAddresses};
 use super::image::Images;
 use super::kept::Kept;
 use super::kernels::DeviceDraw;
-use super::nccl::Comm;
 use super::products::{Choice, padded_rows};
+use super::sums::Link;
 use super::weights::Weights;
+use crate::args::SumsName;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -44,6 +45,8 @@ pub struct GpuOptions {
     pub graphs: bool,
     /// How the ways of products are chosen.
     pub choice: Choice,
+    /// What sums over ranks go through; unless told, what the GPUs can.
+    pub sums: Option<SumsName>,
     /// Copy logits to the host: for checking, and for log-probabilities.
     pub keep_logits: bool,
     /// Remember when steps were on the device: not where there is no end of them.
@@ -142,7 +145,7 @@ impl GpuRunner {
         config: ModelConfig,
         weights: Rc<Weights>,
         options: GpuOptions,
-        comm: Option<Comm>,
+        link: Option<Link>,
     ) -> GpuResult<Self> {
         let rows = padded_rows(options.concurrency as usize);
         let (_, decode) = options.decode_max();
@@ -154,7 +157,7 @@ impl GpuRunner {
             true => Some(Kept::new(&device, decode.max(4 * rows), config.vocab)?),
             false => None,
         };
-        let forward = Forward::new(&device, config, weights, limits, options.choice, comm)?;
+        let forward = Forward::new(&device, config, weights, limits, options.choice, link)?;
         Ok(Self {
             device,
             forward,
@@ -192,6 +195,7 @@ impl GpuRunner {
     /// Heads that no kernel serves, or the driver's.
     pub fn warm(&mut self, backend: &mut Cuda, streams: &[usize]) -> GpuResult<()> {
         self.forward.prepare(&self.device, backend)?;
+        self.forward.warm_sums(&self.device)?;
         let width = self.options.width();
         for (&streams, width) in streams.iter().flat_map(|streams| [(streams, 1), (streams, width)])
         {

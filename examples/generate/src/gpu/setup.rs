@@ -80,6 +80,7 @@ fn options(args: &Args) -> GpuOptions {
         graphs: args.graphs == Switch::On,
         choice: Choice::Fastest,
         keep_logits: args.first_logits > 0 || args.logprobs,
+        sums: args.sums,
         keep_times: args.serve.is_none(),
     }
 }

@@ -56,6 +56,15 @@ pub fn silu_mul(gate_up: &[bf16]) -> Vec<bf16> {
     narrow(&gate.iter().zip(up).map(one).collect::<Vec<_>>())
 }
 
+/// `x` and what each rank adds to it, in the order of ranks.
+pub fn sum_ranks(x: &[bf16], ranks: &[&[bf16]]) -> Vec<bf16> {
+    let one = |i: usize| {
+        let parts = ranks.iter().map(|part| part[i].to_f32());
+        x[i].to_f32() + parts.reduce(|sum, part| sum + part).unwrap_or_default()
+    };
+    narrow(&(0..x.len()).map(one).collect::<Vec<_>>())
+}
+
 fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }

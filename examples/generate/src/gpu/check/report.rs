@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use super::settings::{Setting, samplings, settings};
 use super::{Case, Distance};
+use crate::args::SumsName;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::gpu::GpuError;
@@ -109,12 +110,12 @@ pub fn run(out: &mut impl Write) -> Result<()> {
 ///
 /// # Errors
 /// The GPUs cannot serve, or something is not as it should be.
-pub fn run_ranks(ranks: usize, out: &mut impl Write) -> Result<()> {
+pub fn run_ranks(ranks: usize, sums: Option<SumsName>, out: &mut impl Write) -> Result<()> {
     let device = Rc::new(Device::open()?);
     let mut report = Report { out, failures: 0 };
     for mut case in [Case::golden(&device)?, Case::seeded(&device)?] {
         let one = case.words(Setting::default())?;
-        case.ranks = ranks;
+        (case.ranks, case.sums) = (ranks, sums);
         let (name, same) = (case.name, case.words(Setting::default())? == one);
         report.say(format_args!("{name}: on {ranks} GPUs the same words as on one: {same}"))?;
         for setting in settings().into_iter().step_by(9) {

@@ -113,7 +113,7 @@ impl Products {
             Choice::Fastest if !tune => Vec::new(),
             Choice::Fastest => {
                 let mut own = gemm_ways(device, widths, rows);
-                own.retain(|way| way.is_sensible(self.mode_of(op), widths.outs));
+                own.retain(|way| way.is_sensible(self.mode_of(op, rows), widths.outs));
                 let skinny = skinny_ways(op, widths, rows).into_iter();
                 skinny.chain(own.into_iter().map(Way::Gemm)).collect()
             }
@@ -217,7 +217,7 @@ impl Products {
         if count == 0 {
             return Err(GpuError::NoProduct { shape: [rows, outs, ins] });
         }
-        let beta = if self.mode_of(op) == ProductMode::Add { 1.0 } else { 0.0 };
+        let beta = if self.mode_of(op, rows) == ProductMode::Add { 1.0 } else { 0.0 };
         let plan = |algorithm| Way::CublasLt(Plan { description, layouts, algorithm, beta });
         Ok(proposed[..count as usize].iter().map(|found| plan(found.algo)).collect())
     }

@@ -1,0 +1,102 @@
+//! What connects the ranks of a model: short sums go over memory that they share, where their GPUs reach each other's;
+//! everything else through NCCL.
+
+use super::device::Device;
+use super::error::GpuError;
+use super::nccl::Comm;
+use super::peers::Peers;
+use crate::args::SumsName;
+
+/// One rank's end of what connects them all.
+#[derive(Debug)]
+pub struct Link {
+    comm: Comm,
+    peers: Option<Peers>,
+}
+
+impl Link {
+    /// Connects the first GPUs, a rank each; without a wish for sums over peers where they can be made.
+    ///
+    /// # Errors
+    /// As [`Comm::connect`] and [`Peers::connect`]; but that a GPU does not reach another one is an error only where sums
+    /// over peers are wished for.
+    pub fn connect(ranks: usize, sums: Option<SumsName>) -> Result<Vec<Self>, GpuError> {
+        let comms = Comm::connect(ranks)?;
+        let none = || (0..ranks).map(|_| None).collect();
+        let peers: Vec<Option<Peers>> = match sums {
+            Some(SumsName::Nccl) => none(),
+            wish => match Peers::connect(&(0..ranks as u32).collect::<Vec<_>>()) {
+                Ok(peers) => peers.into_iter().map(Some).collect(),
+                Err(GpuError::NoPeer { .. }) if wish.is_none() => none(),
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(comms.into_iter().zip(peers).map(|(comm, peers)| Self { comm, peers }).collect())
+    }
+
+    /// This rank's number.
+    pub fn rank(&self) -> usize {
+        self.comm.rank
+    }
+
+    /// How many there are.
+    pub fn ranks(&self) -> usize {
+        self.comm.ranks
+    }
+
+    /// What short sums go over.
+    pub fn sums(&self) -> SumsName {
+        if self.peers.is_some() { SumsName::Peer } else { SumsName::Nccl }
+    }
+
+    /// Most rows of such a width that [`Link::add`] takes; 0: none.
+    pub fn rows(&self, width: usize) -> usize {
+        self.peers.as_ref().map_or(0, |peers| peers.most() / width)
+    }
+
+    /// Adds to x the sum over all ranks of y, over peers.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Panics
+    /// If there are more rows than [`Link::rows`].
+    ///
+    /// # Safety
+    /// As [`Peers::add`].
+    pub unsafe fn add(
+        &self,
+        device: &Device,
+        x: u64,
+        y: u64,
+        count: usize,
+    ) -> Result<(), GpuError> {
+        let peers = self.peers.as_ref().expect("no rows are more than `rows`");
+        // SAFETY: the caller's.
+        unsafe { peers.add(device, x, y, count) }
+    }
+
+    /// Replaces numbers in bf16 by their sums over all ranks, through NCCL.
+    ///
+    /// # Errors
+    /// NCCL's.
+    ///
+    /// # Safety
+    /// As [`Comm::sum`].
+    pub unsafe fn sum(&self, device: &Device, x: u64, count: usize) -> Result<(), GpuError> {
+        // SAFETY: the caller's.
+        unsafe { self.comm.sum(x, count, device.raw()) }
+    }
+
+    /// Replaces numbers of 32 bits by those of the first rank, through NCCL.
+    ///
+    /// # Errors
+    /// NCCL's.
+    ///
+    /// # Safety
+    /// As [`Comm::share`].
+    pub unsafe fn share(&self, device: &Device, at: u64, count: usize) -> Result<(), GpuError> {
+        // SAFETY: the caller's.
+        unsafe { self.comm.share(at, count, device.raw()) }
+    }
+}

@@ -314,8 +314,6 @@ KV_AT(AttendSharedParams, span_tops, 264);
 
 // Tokens of a chunk of keys.
 #define SCORE_TOKENS 256
-// kv heads that a CTA of score_labels_* scores for; half as many of 32 channels.
-#define SCORE_HEADS 8
 
 struct StoreLabelsParams {
     u64 k;             // rows to store: [tokens, kv_heads, head_dim] of 16 bits, k_stride bytes apart
@@ -362,13 +360,17 @@ struct SelectParams {
     u64 positions;        // u32 [batch, kv_heads, top]: ascending, NO_POSITION behind the last
     u64 listed;           // u32 [batch, kv_heads, top]: slots of the positions that a row sees, NO_POSITION behind the last
     u64 counts;           // u32 [batch, kv_heads]: how many
+    u64 gathered;         // [batch * kv_heads, CANDIDATES] (key, position) of u32, where lists have several CTAs of select_top
+    u64 gather_counters;  // u32 [batch * kv_heads, 2]: 0 before and after
     u32 channel_count;
     u32 head_dim;
     u32 top;
     u32 key_chunks;
 };
 #define NO_POSITION 4294967295
-KV_SIZE(SelectParams, 272);
+// Keys of a list that may be wanted, at most.
+#define CANDIDATES 4096
+KV_SIZE(SelectParams, 288);
 KV_AT(SelectParams, attend, 0);
 KV_AT(SelectParams, channels, 208);
 KV_AT(SelectParams, starts, 216);
@@ -376,10 +378,12 @@ KV_AT(SelectParams, keys, 224);
 KV_AT(SelectParams, positions, 232);
 KV_AT(SelectParams, listed, 240);
 KV_AT(SelectParams, counts, 248);
-KV_AT(SelectParams, channel_count, 256);
-KV_AT(SelectParams, head_dim, 260);
-KV_AT(SelectParams, top, 264);
-KV_AT(SelectParams, key_chunks, 268);
+KV_AT(SelectParams, gathered, 256);
+KV_AT(SelectParams, gather_counters, 264);
+KV_AT(SelectParams, channel_count, 272);
+KV_AT(SelectParams, head_dim, 276);
+KV_AT(SelectParams, top, 280);
+KV_AT(SelectParams, key_chunks, 284);
 
 // Lists of slots, as resolve_selection makes them.
 struct Lists {

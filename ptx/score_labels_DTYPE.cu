@@ -2,21 +2,29 @@
 // like it.
 // DTYPE:   bf16 or f16: a file and an entry of each
 // Twin:    src/backend/cpu/labels.rs score, order (the specification, bit by bit)
-// Params:  SelectParams, 272 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); positions, listed, counts unused
+// Params:  SelectParams, 288 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); positions, listed, counts, gathered unused
 // Shapes:  q [tokens, q_heads, head_dim]; channels u32 [kv_heads, channel_count]; labels as K, channel_count wide; keys as starts says
-// Grid:    x = any (warps share the positions), y = ceil(kv_heads / heads of a CTA: 8, of 32 channels 4),
-//          block 128, 71,680 bytes of dynamic shared memory
+// Grid:    x = kv_heads or more (warps share positions and heads), block 128, 70,656 bytes of dynamic shared memory
 // Needs:   q 2-byte aligned; channel_count up to 256; labels 2-byte aligned. Rows past key_chunks are left out
 // Build:   ptx/build.py
 #include "select.cuh"
 
-// Each warp goes through a run of pieces of 32 positions by itself: a lane has a position of each. Labels of 16 or 32 channels that are
-// aligned to 16 bytes are copied to shared memory a piece ahead, 256 bytes of each token in a row, since lanes that load them for
-// themselves touch a line of the cache each and get no more than a third of the memory's bandwidth (measured on an H200).
+// Each warp goes through a run of pieces of 32 positions by itself, for a few heads: a lane has a position of each, and the queries of
+// all. Labels of 16 or 32 channels that are aligned to 16 bytes are copied to shared memory some pieces ahead, 128 bytes of each token in
+// a row, since lanes that load them for themselves touch a line of the cache each and get no more than a third of the memory's bandwidth
+// (measured on an H200).
 constexpr u32 PIECE = 32, PIECES = SCORE_TOKENS / PIECE;
-constexpr u32 UNITS = 16;                    // of 16 bytes, that a token has for the heads of a CTA
-constexpr u32 ROW_PITCH = (UNITS + 1) * 16;  // so that lanes' rows begin in different banks
-constexpr u32 STAGE_BYTES = PIECE * ROW_PITCH, WARP_BYTES = 2 * STAGE_BYTES + 512;  // and a row's queries
+constexpr u32 STAGES = 4;
+constexpr u32 UNITS = 8;  // of 16 bytes, that a token has for the heads of a warp
+constexpr u32 STAGE_BYTES = PIECE * UNITS * 16;
+constexpr u32 NO_SLOT = ~0u;
+
+// What a warp has in shared memory.
+struct Own {
+    char stages[STAGES][STAGE_BYTES];  // unit u of token t in place u ^ t % 8, so that lanes' tokens are in different banks
+    float queries[UNITS * 8];
+    u32 pages[STAGES][PIECE], slots[STAGES][PIECE];  // of pieces that are to be copied; NO_SLOT: of a piece there is nothing to
+};
 
 DEVICE float load_number(u64 at) {
     u16 bits;
@@ -37,50 +45,90 @@ DEVICE uint4 load_shared_uint4(u32 at) {
 
 // Greater where the score is: 0 and -0 are equal, NaN is below all others.
 DEVICE u32 order(float score) {
-    if (score != score) return 0;
-    const u32 bits = __float_as_int(__fadd_rn(score, 0.f));
-    return bits >> 31 ? ~bits : bits | 1u << 31;
+    const int bits = __float_as_int(__fadd_rn(score, 0.f));
+    return score != score ? 0 : bits ^ (bits >> 31 | 1 << 31);
 }
 
-// A piece of a row, and where this lane's labels are.
-struct Piece {
-    u32 index;     // of the row in the batch
-    u32 position;  // of this lane
-    bool scored;   // whether the row sees it, and it is not the own one
-    u64 labels;    // of the CTA's first head
-};
-DEVICE Piece piece_at(const SelectParams& params, u32 index, u32 number, u32 first_head) {
-    const AttendParams& p = params.attend;
-    const Seeing row = seeing(p, index);
-    Piece piece = {index, (number - PIECES * chunks_of(params, index).begin) * PIECE + threadIdx.x % 32, false, 0};
-    piece.scored = piece.position >= row.first && piece.position < row.own;
-    if (piece.scored) {
-        const Look look = look_up(p, row.row, piece.position);
-        piece.labels = p.k + slot_offset(p, look, load_page(p, look, load_directory(p, look))) + first_head * p.head_stride;
+// A piece among those of all rows, and its row.
+struct Cursor {
+    u32 number, index;
+    u32 begin, end;  // pieces of the row
+    Seeing row;      // nothing is seen of one past key_chunks
+
+    // At a piece that is there: the last row that begins there or before, of which the others have none.
+    static __device__ __forceinline__ Cursor make(const SelectParams& params, u32 number) {
+        u32 begun = 0;
+#pragma unroll 4
+        for (u32 i = threadIdx.x % 32; i < params.attend.batch; i += 32) begun += load_u32(params.starts + 4ull * i) <= number / PIECES;
+        Cursor cursor = {number, __reduce_add_sync(~0u, begun) - 1, 0, 0, {}};
+        cursor.read_row(params);
+        return cursor;
     }
-    return piece;
+    __device__ __forceinline__ void read_row(const SelectParams& params) {
+        const Chunks chunks = chunks_of(params, index);
+        begin = chunks.begin * PIECES, end = chunks.end * PIECES;
+        row = seeing(params.attend, index);
+        if (chunks.end > params.key_chunks) row.own = row.first;
+    }
+    // To the next piece, where there is one before `last`; whether it is another row's.
+    __device__ __forceinline__ bool next(const SelectParams& params, u32 last) {
+        if (++number >= last || number < end) return false;
+        do {
+            ++index;
+        } while (load_u32(params.starts + 4ull * index + 4) * PIECES <= number);
+        read_row(params);
+        return true;
+    }
+    // Of this lane.
+    __device__ __forceinline__ u32 position() const { return (number - begin) * PIECE + threadIdx.x % 32; }
+    __device__ __forceinline__ bool sees(u32 position) const { return position >= row.first && position < row.own; }
+    // Whether any of its positions is seen.
+    __device__ __forceinline__ bool some() const {
+        const u32 from = (number - begin) * PIECE;
+        return max(from, row.first) < min(from + PIECE, row.own);
+    }
+};
+
+// The heads of K that a warp scores for.
+struct Heads {
+    u32 first, count;
+};
+
+// Begins to look for the pages of a piece, if it is there; a position that is not seen gets the place of one that is.
+DEVICE void look_ahead(const AttendParams& p, const Cursor& at, u32 last, Own& own, u32 stage) {
+    const u32 lane = threadIdx.x % 32;
+    u32 slot = NO_SLOT;
+    if (at.number < last && at.some()) {
+        const Look found = look_up(p, at.row.row, min(max(at.position(), at.row.first), at.row.own - 1));
+        const u64 page = p.table + 4 * (p.chunk_base + static_cast<u64>(load_directory(p, found)) * p.chunk_pages + found.in_chunk);
+        copy4(shared_address(&own.pages[stage][lane]), page, true);
+        slot = found.slot;
+    }
+    own.slots[stage][lane] = slot;
 }
 
-// Begins to copy the labels of a piece.
-template <u32 EIGHTS> DEVICE void copy_labels(const Piece& piece, u32 heads, u64 head_stride, u32 to) {
-    const u32 lane = threadIdx.x % 32, unit = lane % UNITS, head = unit / EIGHTS;
-    const u64 in_row = head * head_stride + unit % EIGHTS * 16;
+// Begins to copy the labels of a piece whose pages are there.
+template <u32 EIGHTS> DEVICE void copy_labels(const AttendParams& p, const Heads& heads, Own& own, u32 stage) {
+    const u32 lane = threadIdx.x % 32, slot = own.slots[stage][lane], unit = lane % UNITS, head = unit / EIGHTS;
+    if (__shfl_sync(~0u, slot, 0) == NO_SLOT) return;
+    const u64 labels = p.k + own.pages[stage][lane] * p.page_stride + slot * p.slot_stride;
+    const u64 in_row = (heads.first + head) * p.head_stride + unit % EIGHTS * 16;
+    const u32 to = shared_address(own.stages[stage]);
 #pragma unroll
-    for (u32 i = 0; i < PIECE; i += 2) {
+    for (u32 i = 0; i < PIECE; i += 32 / UNITS) {
         const u32 token = i + lane / UNITS;
-        const u64 labels = __shfl_sync(~0u, piece.labels, token);
-        if (labels != 0 && head < heads) copy16(to + token * ROW_PITCH + unit * 16, labels + in_row, true);
+        copy16_once(to + token * (UNITS * 16) + (unit ^ token % 8) * 16, __shfl_sync(~0u, labels, token) + in_row, head < heads.count);
     }
 }
 
 // The sums of the kv heads' queries of a row, in their labels' channels, [heads, channel_count]. Loads wait for no others but a channel's.
-DEVICE void sum_queries(const SelectParams& params, u64 row, u32 first_head, u32 heads, float* queries) {
+DEVICE void sum_queries(const SelectParams& params, u64 row, const Heads& heads, float* queries) {
     const AttendParams& p = params.attend;
     const u32 count = params.channel_count;
     __syncwarp();
-#pragma unroll 4
-    for (u32 i = threadIdx.x % 32; i < heads * count; i += 32) {
-        const u32 head = first_head + i / count, channel = load_channel(params.channels + 4ull * (first_head * count + i));
+#pragma unroll 2
+    for (u32 i = threadIdx.x % 32; i < heads.count * count; i += 32) {
+        const u32 head = heads.first + i / count, channel = load_channel(params.channels + 4ull * (heads.first * count + i));
         float sum = 0.f;
         for (u32 of = 0; of < p.group; of += 4) {
             float some[4];
@@ -95,86 +143,134 @@ DEVICE void sum_queries(const SelectParams& params, u64 row, u32 first_head, u32
     __syncwarp();
 }
 
-// The scores of a piece go to their keys, products in the order of channels.
-template <u32 EIGHTS> DEVICE void score(const SelectParams& params, const Piece& piece, u32 first_head, u32 heads, const float* queries, u32 staged) {
-    const u32 count = params.channel_count;
-    const Chunks chunks = chunks_of(params, piece.index);
-    const u64 keys = keys_of(params, chunks, first_head) + 4ull * piece.position, key_stride = 4ull * SCORE_TOKENS * (chunks.end - chunks.begin);
-    for (u32 head = 0; head < heads; ++head) {
-        const float* const query = queries + head * count;
+// The key of this lane's position of a piece, for the warp's first head; how far apart those of its heads are.
+struct Keys {
+    u64 first, stride;
+    static __device__ __forceinline__ Keys make(const SelectParams& params, const Cursor& at, const Heads& heads) {
+        const Chunks chunks = {at.begin / PIECES, at.end / PIECES};
+        Keys keys = {keys_of(params, chunks, heads.first) + 4ull * at.position(), 4ull * SCORE_TOKENS * (chunks.end - chunks.begin)};
+        // Or else the compiler multiplies for each head and piece anew.
+        asm volatile("" : "+l"(keys.first), "+l"(keys.stride));
+        return keys;
+    }
+};
+
+// Products are added in the order of channels.
+template <u32 EIGHTS> DEVICE void score_staged(const Keys& keys, const Heads& heads, bool seen, const float (&queries)[UNITS * 8], u32 staged) {
+    const u32 lane = threadIdx.x % 32, row = staged + lane * (UNITS * 16) + lane % 8 * 16;
+    u64 key = keys.first;
+#pragma unroll
+    for (u32 head = 0; head < UNITS / EIGHTS; ++head) {
         float score = 0.f;
-        if constexpr (EIGHTS == 0) {
-            const u64 labels = piece.labels + head * params.attend.head_stride;
-            for (u32 i = 0; i < count && piece.scored; ++i) score = __fmaf_rn(query[i], load_number(labels + 2ull * i), score);
-        } else {
 #pragma unroll
-            for (u32 i = 0; i < EIGHTS; ++i) {
-                const uint4 words = load_shared_uint4(staged + threadIdx.x % 32 * ROW_PITCH + (head * EIGHTS + i) * 16);
-                const u32 pairs[4] = {words.x, words.y, words.z, words.w};
+        for (u32 unit = head * EIGHTS; unit < (head + 1) * EIGHTS; ++unit) {
+            const uint4 words = load_shared_uint4(row ^ unit * 16);
+            const u32 pairs[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-                for (u32 k = 0; k < 4; ++k) {
-                    score = __fmaf_rn(query[i * 8 + k * 2], widen(DTYPE(), pairs[k] & 0xffff), score);
-                    score = __fmaf_rn(query[i * 8 + k * 2 + 1], widen(DTYPE(), pairs[k] >> 16), score);
-                }
+            for (u32 i = 0; i < 4; ++i) {
+                score = __fmaf_rn(queries[unit * 8 + i * 2], widen(DTYPE(), pairs[i] & 0xffff), score);
+                score = __fmaf_rn(queries[unit * 8 + i * 2 + 1], widen(DTYPE(), pairs[i] >> 16), score);
             }
         }
-        if (piece.scored) store_u32(keys + head * key_stride, order(score));
+        if (seen && head < heads.count) store_u32(key, order(score));
+        key += keys.stride;
     }
 }
 
-// EIGHTS: the labels of a head are so many times 8 channels, which are copied ahead; 0: of any number, and read where they are.
-template <u32 EIGHTS, u32 HEADS> DEVICE void score_pieces(const SelectParams& params, char* shared) {
+// Labels where they are.
+DEVICE void score_read(const SelectParams& params, const Cursor& at, const Keys& keys, const Heads& heads, const float* queries) {
     const AttendParams& p = params.attend;
-    const u32 first_head = blockIdx.y * HEADS;
-    if (first_head >= p.kv_heads) return;
-    const u32 heads = min(HEADS, p.kv_heads - first_head);
-    const u32 warp = blockIdx.x * 4 + threadIdx.x / 32, warps = gridDim.x * 4;
-    const u32 all = PIECES * min(load_u32(params.starts + 4ull * p.batch), params.key_chunks);
-    const u32 per = (all + warps - 1) / warps, begin = min(all, warp * per), end = min(all, begin + per);
-    if (begin == end) return;
-    char* const own = shared + threadIdx.x / 32 * WARP_BYTES;
-    float* const queries = reinterpret_cast<float*>(EIGHTS == 0 ? own : own + 2 * STAGE_BYTES);
-    // The row with the first piece: the last of those that begin there or before, of which the others have none.
-    u32 index = 0;
-    for (u32 step = 1u << 31; step > 0; step /= 2)
-        if (index + step < p.batch && load_u32(params.starts + 4ull * (index + step)) <= begin / PIECES) index += step;
-    Piece last = {};
-    u32 summed = ~0u;
-    for (u32 number = begin; number <= end; ++number) {
-        Piece next = {};
-        bool more = number < end;
-        while (more && number / PIECES >= chunks_of(params, index).end) ++index;
-        more = more && chunks_of(params, index).end <= params.key_chunks;
-        if (more) next = piece_at(params, index, number, first_head);
-        const u32 staged = shared_address(own), turn = (number - begin) % 2 * STAGE_BYTES;
-        if constexpr (EIGHTS > 0) {
-            // Lanes read the stage that is written now a piece ago.
-            __syncwarp();
-            copy_labels<EIGHTS>(next, heads, p.head_stride, staged + turn);
-            copy_commit();
-            copy_wait<1>();
-            __syncwarp();
+    if (!at.sees(at.position())) return;
+    const Look found = look_up(p, at.row.row, at.position());
+    const u64 labels = p.k + slot_offset(p, found, load_page(p, found, load_directory(p, found)));
+    for (u32 head = 0; head < heads.count; ++head) {
+        const u64 from = labels + (heads.first + head) * p.head_stride;
+        float score = 0.f;
+        for (u32 i = 0; i < params.channel_count; ++i) score = __fmaf_rn(queries[head * params.channel_count + i], load_number(from + 2ull * i), score);
+        store_u32(keys.first + head * keys.stride, order(score));
+    }
+}
+
+// A warp's pieces begin..end of the labels of some heads.
+struct Run {
+    u32 begin, end;
+    Heads heads;
+    static __device__ __forceinline__ Run make(const SelectParams& params, u32 heads) {
+        const u32 warp = blockIdx.x * 4 + threadIdx.x / 32, warps = gridDim.x * 4, kv_heads = params.attend.kv_heads;
+        const u32 parts = (kv_heads + heads - 1) / heads, runs = warps / parts, run = warp / parts, first = warp % parts * heads;
+        const u32 all = PIECES * min(load_u32(params.starts + 4ull * params.attend.batch), params.key_chunks);
+        const u32 per = (all + runs - 1) / runs;
+        return {min(all, run * per), min(all, (run + 1) * per), {first, min(heads, kv_heads - first)}};
+    }
+};
+
+// EIGHTS: the labels of a head are so many times 8 channels. A piece's labels are copied while the two before it are, its pages three
+// pieces earlier, since both come from memory.
+template <u32 EIGHTS> DEVICE void score_copied(const SelectParams& params, Own& own) {
+    const AttendParams& p = params.attend;
+    const Run run = Run::make(params, UNITS / EIGHTS);
+    if (run.begin == run.end) return wait_for_previous();
+    Cursor at = Cursor::make(params, run.begin), ahead = at;
+    auto look_next = [&](u32 stage) {
+        look_ahead(p, ahead, run.end, own, stage);
+        ahead.next(params, run.end);
+    };
+#pragma unroll 1
+    for (u32 stage = 0; stage < STAGES - 1; ++stage) look_next(stage);
+    copy_commit();
+    wait_for_previous();
+    copy_wait<0>();
+    auto copy_next = [&](u32 stage) {
+        copy_labels<EIGHTS>(p, run.heads, own, stage);
+        look_next((stage + STAGES - 1) % STAGES);
+        copy_commit();
+    };
+#pragma unroll 1
+    for (u32 stage = 0; stage < STAGES - 1; ++stage) copy_next(stage);
+    float queries[UNITS * 8];
+    Keys keys = {};
+    bool other_row = true;
+    for (u32 stage = 0; at.number < run.end; stage = (stage + 1) % STAGES) {
+        if (other_row) {
+            sum_queries(params, p.q + at.row.qo_start * p.q_stride, run.heads, own.queries);
+#pragma unroll
+            for (u32 i = 0; i < UNITS * 8; ++i) queries[i] = own.queries[i];
+            keys = Keys::make(params, at, run.heads);
         }
-        if (__any_sync(~0u, last.scored)) {
-            if (summed != last.index) sum_queries(params, p.q + seeing(p, last.index).qo_start * p.q_stride, first_head, heads, queries);
-            summed = last.index;
-            score<EIGHTS>(params, last, first_head, heads, queries, staged + STAGE_BYTES - turn);
-        }
-        last = next;
+        copy_wait<STAGES - 2>();
+        // Each lane has copied its part of this piece, and read its part of the one before, whose stage is written now.
+        __syncwarp();
+        copy_next((stage + STAGES - 1) % STAGES);
+        if (at.some()) score_staged<EIGHTS>(keys, run.heads, at.sees(at.position()), queries, shared_address(own.stages[stage]));
+        other_row = at.next(params, run.end);
+        keys.first += 4 * PIECE;
+    }
+}
+
+// Labels of any number of channels, read where they are.
+DEVICE void score_in_place(const SelectParams& params, float* queries) {
+    const AttendParams& p = params.attend;
+    const Run run = Run::make(params, 4);
+    wait_for_previous();
+    if (run.begin == run.end) return;
+    Cursor at = Cursor::make(params, run.begin);
+    for (bool other_row = true; at.number < run.end; other_row = at.next(params, run.end)) {
+        if (other_row) sum_queries(params, p.q + at.row.qo_start * p.q_stride, run.heads, queries);
+        score_read(params, at, Keys::make(params, at, run.heads), run.heads, queries);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(128, 3) score_labels_DTYPE(const __grid_constant__ SelectParams params) {
-    extern __shared__ __align__(16) char shared[];
+    extern __shared__ __align__(128) char shared[];
+    Own& own = reinterpret_cast<Own*>(shared)[threadIdx.x / 32];
     const AttendParams& p = params.attend;
-    wait_for_previous();
     let_next_start();
     const bool whole = ((p.k | p.page_stride | p.slot_stride | p.head_stride) & 15) == 0;
-    if (params.channel_count == 32) {
-        whole ? score_pieces<4, 4>(params, shared) : score_pieces<0, 4>(params, shared);
-    } else if (params.channel_count == 16 && whole) {
-        score_pieces<2, 8>(params, shared);
+    if (params.channel_count == 16 && whole) {
+        score_copied<2>(params, own);
+    } else if (params.channel_count == 32 && whole) {
+        score_copied<4>(params, own);
     } else {
-        score_pieces<0, 8>(params, shared);
+        score_in_place(params, reinterpret_cast<float*>(own.stages));
     }
 }

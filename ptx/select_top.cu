@@ -1,9 +1,9 @@
 // select_top: of each row with lists and each kv head the `top` positions with the greatest scores, ascending: the own one always, of equals
 // the later. Those of other rows name nothing.
 // Twin:    src/backend/cpu/labels.rs list      (the specification)
-// Params:  SelectParams, 272 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); q, tables, labels, listed, counts unused
+// Params:  SelectParams, 288 bytes             (ptx/params.cuh, src/backend/cuda/params.rs); q, tables, labels, listed, counts unused
 // Shapes:  keys as starts says; positions u32 [batch, kv_heads, top]
-// Grid:    x = batch * kv_heads, block 512, 66,816 bytes of dynamic shared memory
+// Grid:    x = batch * kv_heads, y = CTAs that a long list may have, block 512, 66,816 bytes of dynamic shared memory
 // Needs:   keys of every position that such a row sees but its own; a row past key_chunks gets its own alone
 // Build:   ptx/build.py
 #include "select.cuh"
@@ -11,11 +11,14 @@
 // The list is that of all keys above the least one that is wanted, and of as many that are equal to it as there is room for. To find the
 // least one by digits takes four passes over the keys; so a sample says which keys may be wanted, one pass finds these few, and the least
 // one is looked for among them. Where they turn out too few or too many it is looked for among all.
+//
+// The keys of a long list are gathered by several CTAs; the last to be done with its part goes on with what all have found.
 #define THREADS 512
 #define WARPS 16
-// Keys that may be wanted, at most, and keys of a sample.
-#define CANDIDATES 4096
-#define SAMPLE 2048
+// Keys of a sample.
+#define SAMPLE (4 * THREADS)
+// Keys that are worth a CTA.
+#define PART 8192
 // Positions that are listed at a time, a bit each.
 #define SPAN 131072
 // Counters of a digit: lanes use different ones, so that few wait for one another.
@@ -29,6 +32,8 @@ struct Shared {
     u32 keys[CANDIDATES], positions[CANDIDATES];
     u32 sums[256], found[3], candidates, warp_sums[2][WARPS];
 };
+
+static_assert(sizeof(Shared) <= 66816);
 
 // The number of the lowest bit that is set, of some.
 DEVICE u32 lowest(u32 bits) { return __popc((bits & -bits) - 1); }
@@ -87,18 +92,22 @@ template <int DIGITS, class Keys> DEVICE Least find_least(const Keys& keys, u32 
         __syncthreads();
         known |= s.found[0] << shift, mask |= 255u << shift;
         wanted = s.found[1], equal = s.found[2];
+        // All that begin like this are wanted, whatever their other digits.
+        if (wanted == equal) break;
     }
     __syncthreads();
     return {known, equal - wanted};
 }
 
-// A key that some more than `wanted` of the row's keys are likely not below: that of a sample, three standard deviations on the safe side.
-DEVICE u32 guess(const RowKeys& keys, u32 count, u32 wanted, Shared& s) {
-#pragma unroll
-    for (u32 i = threadIdx.x; i < SAMPLE; i += THREADS) s.keys[i] = keys.at(static_cast<u32>(static_cast<u64>(i) * count / SAMPLE));
+// A key that some more than `wanted` of the keys first..end are likely not below: that of a sample, of four neighbours at each of THREADS
+// places. Neighbours may be alike, so it is four and a half standard deviations of single ones on the safe side.
+DEVICE u32 guess(u64 keys, u32 first, u32 end, u32 wanted, Shared& s) {
+    const u32 from = (first + 3) & ~3u, fours = (end - from) / 4;
+    const uint4 some = load_written_uint4(keys + 4ull * (from + 4 * static_cast<u32>(static_cast<u64>(threadIdx.x) * fours / THREADS)));
+    reinterpret_cast<uint4*>(s.keys)[threadIdx.x] = some;
     __syncthreads();
-    const float mean = static_cast<float>(wanted) * SAMPLE / count;
-    return find_least<2>(SharedKeys{s.keys}, SAMPLE, static_cast<u32>(mean + 3.f * sqrtf(mean) + 2.f), s).key;
+    const float mean = static_cast<float>(wanted) * SAMPLE / (end - first);
+    return find_least<2>(SharedKeys{s.keys}, SAMPLE, static_cast<u32>(mean + 4.5f * sqrtf(mean) + 2.f), s).key;
 }
 
 // The bits first..end of four.
@@ -149,6 +158,39 @@ DEVICE u32 gather(u64 keys, u32 first, u32 end, u32 least, Shared& s) {
     for (u32 i = threadIdx.x; i < min(candidates, static_cast<u32>(CANDIDATES)); i += THREADS) s.keys[i] = load_written_u32(keys + 4ull * s.positions[i]);
     __syncthreads();
     return candidates;
+}
+
+DEVICE uint2 load_gathered(u64 at) {
+    uint2 v;
+    asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at) : "memory");
+    return v;
+}
+
+// Puts the candidates of this part of a list to those of its other parts. The last part to come here gets them all, and their number as
+// `candidates`; whether this is it.
+DEVICE bool join_parts(const SelectParams& params, u32 parts, u32& candidates, Shared& s) {
+    const u64 all = params.gathered + 8ull * CANDIDATES * blockIdx.x;
+    u32* const counters = reinterpret_cast<u32*>(params.gather_counters) + 2 * blockIdx.x;
+    if (threadIdx.x == 0) s.found[0] = atomicAdd(counters, candidates);
+    __syncthreads();
+    const u32 own = min(candidates, static_cast<u32>(CANDIDATES)), base = min(s.found[0], static_cast<u32>(CANDIDATES));
+    for (u32 i = threadIdx.x; i < min(own, CANDIDATES - base); i += THREADS) store_uint2(all + 8ull * (base + i), s.keys[i], s.positions[i]);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s.found[1] = arrive_last_fenced(counters + 1, parts);
+        // For the next launch.
+        if (s.found[1]) s.found[0] = atomicExch(counters, 0);
+    }
+    __syncthreads();
+    if (!s.found[1]) return false;
+    candidates = s.found[0];
+    for (u32 i = threadIdx.x; i < min(candidates, static_cast<u32>(CANDIDATES)); i += THREADS) {
+        const uint2 one = load_gathered(all + 8ull * i);
+        s.keys[i] = one.x, s.positions[i] = one.y;
+    }
+    __syncthreads();
+    return true;
 }
 
 // Lists the positions marked in so many words of `s.marks`, `begin` on: those above the least key, and of the equals those after the first
@@ -202,10 +244,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_top(const __grid
         const u64 keys = keys_of(params, chunks, head);
         const RowKeys row_keys{keys + 4ull * first};
         const bool all = wanted == count;
+        const bool some = !all && wanted > 0;
         u32 candidates = CANDIDATES + 1;
         Least least = {};
-        if (!all && wanted > 0) {
-            if (wanted <= CANDIDATES / 2) candidates = gather(keys, first, end, count <= CANDIDATES ? 0 : guess(row_keys, count, wanted, s), s);
+        if (some && wanted <= CANDIDATES / 2) {
+            const u32 parts = min((count + PART - 1) / PART, gridDim.y), part = (count + parts - 1) / parts;
+            if (blockIdx.y >= parts) return;
+            const u32 from = first + blockIdx.y * part, to = min(end, from + part);
+            candidates = gather(keys, from, to, count <= CANDIDATES ? 0 : guess(keys, first, end, wanted, s), s);
+            if (parts > 1 && !join_parts(params, parts, candidates, s)) return;
+        } else if (blockIdx.y > 0) {
+            return;
+        }
+        if (some) {
             if (candidates < wanted) candidates = CANDIDATES + 1;
             least = candidates <= CANDIDATES ? find_least<4>(SharedKeys{s.keys}, candidates, wanted, s) : find_least<4>(row_keys, count, wanted, s);
         }
@@ -234,6 +285,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) select_top(const __grid
         chosen = wanted;
         if (thread == 0) store_u32(list + 4ull * chosen, row.own);
         ++chosen;
+    } else if (blockIdx.y > 0) {
+        return;
     }
     for (u32 i = chosen + thread; i < params.top; i += THREADS) store_u32(list + 4ull * i, NO_POSITION);
 }

@@ -237,17 +237,20 @@ fn long_rows_are_selected_as_on_the_cpu() {
 }
 
 /// The best of more keys than are looked through as they are: a sample says which may be wanted. Where many are equal
-/// these are too many, and all are looked through.
+/// these are too many, and all are looked through. Long lists are gathered by several CTAs, where few lists leave room.
 #[test]
 fn rows_of_many_keys_are_selected_as_on_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for (channels, kind) in [(16, Kind::Equal), (16, Kind::Nan), (16, Kind::Fine), (32, Kind::Fine)]
     {
-        let mut both = Both::new(&gpu, (channels, 16, 16_384), kind);
+        let mut both = Both::new(&gpu, (channels, 16, 40_000), kind);
         let mut rng = Rng::new(channels.into());
-        let seqs = both.fill(&[6000, 4100], &mut rng);
+        let seqs = both.fill(&[6000, 4100, 20_000], &mut rng);
         for (top, window) in [(64, None), (1500, None), (2500, None), (64, Some(5000))] {
-            both.decode(&seqs, Asked { top, window }, &mut rng);
+            both.decode(&seqs[..2], Asked { top, window }, &mut rng);
+        }
+        for (top, window) in [(64, None), (1500, None), (2500, None), (64, Some(8194))] {
+            both.decode(&seqs[2..], Asked { top, window }, &mut rng);
         }
     }
     // More positions than are listed at a time.

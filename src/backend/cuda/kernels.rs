@@ -55,9 +55,9 @@ pub(super) const STORE_LATENT_FP8: Kernel<StoreLatentFp8Params> =
 pub(super) const STORE_LABELS: Kernel<StoreLabelsParams> =
     Kernel::new("store_labels", include_str!("../../../ptx/store_labels.ptx"), 0);
 pub(super) const SCORE_LABELS_BF16: Kernel<SelectParams> =
-    Kernel::new("score_labels_bf16", include_str!("../../../ptx/score_labels_bf16.ptx"), 71_680);
+    Kernel::new("score_labels_bf16", include_str!("../../../ptx/score_labels_bf16.ptx"), 70_656);
 pub(super) const SCORE_LABELS_F16: Kernel<SelectParams> =
-    Kernel::new("score_labels_f16", include_str!("../../../ptx/score_labels_f16.ptx"), 71_680);
+    Kernel::new("score_labels_f16", include_str!("../../../ptx/score_labels_f16.ptx"), 70_656);
 pub(super) const SELECT_TOP: Kernel<SelectParams> =
     Kernel::new("select_top", include_str!("../../../ptx/select_top.ptx"), 66_816);
 pub(super) const RESOLVE_SELECTION: Kernel<SelectParams> =

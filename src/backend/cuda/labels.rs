@@ -13,7 +13,7 @@ use super::kernels::{SCORE_LABELS_BF16, SCORE_LABELS_F16, SELECT_TOP, STORE_LABE
 use super::launch::Start;
 use super::memory::{DeviceBuffer, DeviceRows};
 use super::params::{
-    AttendParams, SCORE_HEADS, SCORE_TOKENS, SelectParams, StoreLabelsParams, TREE_ROW, wide_magic,
+    AttendParams, CANDIDATES, SCORE_TOKENS, SelectParams, StoreLabelsParams, TREE_ROW, wide_magic,
 };
 use super::pool::Pool;
 use super::raw::RawStream;
@@ -27,6 +27,9 @@ const SCORE_RESIDENT: u32 = 3;
 /// Threads of a block of `score_labels_*` and of `select_top`.
 const SCORE_THREADS: u32 = 128;
 const TOP_THREADS: u32 = 512;
+/// CTAs of `select_top` for each multiprocessor, and for each list, at most.
+const TOP_RESIDENT: u32 = 2;
+const TOP_PARTS: u32 = 8;
 
 /// The labels of a pool.
 #[derive(Debug)]
@@ -40,6 +43,9 @@ pub(super) struct Labels {
     /// u32 `[key_chunks, kv_heads, SCORE_TOKENS]`.
     keys: DeviceBuffer,
     key_chunks: u32,
+    /// (key, position) of u32 `[lists that have several CTAs, CANDIDATES]`, and u32 `[those, 2]` of zeros.
+    gathered: DeviceBuffer,
+    gather_counters: DeviceBuffer,
     /// Whether something was selected, so that plans which do not fit are refused before a graph is replayed.
     pub(super) used: bool,
 }
@@ -74,8 +80,13 @@ impl Labels {
         let key_chunks = tokens.div_ceil(SCORE_TOKENS.into()) + u64::from(rows);
         let key_chunks = u32::try_from(key_chunks).unwrap_or(u32::MAX);
         let chunk_bytes = 4 * u64::from(layout.kv_heads()) * u64::from(SCORE_TOKENS);
+        let divided = u64::from(gpu.multiprocessors() * TOP_RESIDENT / 2);
+        let mut gather_counters = DeviceBuffer::lasting(gpu, 8 * divided)?;
+        gather_counters.fill(0)?;
         Ok(Self {
             channels,
+            gathered: DeviceBuffer::lasting(gpu, 8 * u64::from(CANDIDATES) * divided)?,
+            gather_counters,
             channel_count: given.channels(),
             strides: layout.strides(PlaneName::Labels).expect("the pool keeps labels"),
             pool: pool.memory().address(),
@@ -174,6 +185,8 @@ impl Labels {
             starts: image.starts,
             keys: self.keys.address(),
             positions,
+            gathered: self.gathered.address(),
+            gather_counters: self.gather_counters.address(),
             channel_count: self.channel_count,
             head_dim: layout.head_dim(),
             top,
@@ -182,11 +195,13 @@ impl Labels {
         };
         let score = if pool.rows() == Dtype::F16 { &SCORE_LABELS_F16 } else { &SCORE_LABELS_BF16 };
         let kv_heads = layout.kv_heads();
-        let heads = if self.channel_count == 32 { SCORE_HEADS / 2 } else { SCORE_HEADS };
-        let grid = (SCORE_RESIDENT * gpu.multiprocessors(), kv_heads.div_ceil(heads));
+        let grid = (kv_heads.max(SCORE_RESIDENT * gpu.multiprocessors()), 1);
         // SAFETY: the caller's; the kernel leaves out rows that there is no room for.
         unsafe { gpu.launch(score, grid, (SCORE_THREADS, 1), stream, &params, start) }?;
-        let grid = (image.row_count as u32 * kv_heads, 1);
+        let lists = image.row_count as u32 * kv_heads;
+        // One CTA each, unless two find room: so there is scratch for all that are divided.
+        let parts = (TOP_RESIDENT * gpu.multiprocessors() / lists).clamp(1, TOP_PARTS);
+        let grid = (lists, parts);
         // SAFETY: the caller's.
         unsafe { gpu.launch(&SELECT_TOP, grid, (TOP_THREADS, 1), stream, &params, Start::Pdl) }
     }

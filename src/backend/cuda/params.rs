@@ -18,7 +18,7 @@ pub use moves::{
     ROWS_BF16, ROWS_F16, ROWS_F32, StoreCacheParams, StoreFp8Params,
 };
 pub use sparse::{
-    AttendSelectedParams, Lists, SCORE_HEADS, SCORE_TOKENS, SelectParams, StoreLabelsParams,
+    AttendSelectedParams, CANDIDATES, Lists, SCORE_TOKENS, SelectParams, StoreLabelsParams,
 };
 
 use crate::layout::PAGE_SIZE_MAX;

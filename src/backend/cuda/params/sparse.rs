@@ -6,8 +6,8 @@ use super::AttendParams;
 
 /// Tokens of a chunk of keys.
 pub const SCORE_TOKENS: u32 = 256;
-/// Heads of K and V that a CTA of `score_labels_*` scores for; half as many of 32 channels.
-pub const SCORE_HEADS: u32 = 8;
+/// Keys of a list that may be wanted, at most, which `select_top` gathers.
+pub const CANDIDATES: u32 = 4096;
 /// As [`crate::backend::NO_POSITION`].
 const NO_POSITION: u32 = 4294967295;
 
@@ -69,6 +69,11 @@ pub struct SelectParams {
     pub listed: u64,
     /// Device address of u32 `[batch, kv_heads]`: how many.
     pub counts: u64,
+    /// Device address of (key, position) of u32 `[batch * kv_heads, CANDIDATES]`, where lists have several CTAs of
+    /// `select_top`.
+    pub gathered: u64,
+    /// Device address of u32 `[batch * kv_heads, 2]`, 0 before and after.
+    pub gather_counters: u64,
     /// Labels of a head.
     pub channel_count: u32,
     /// Elements of a head.
@@ -110,9 +115,9 @@ super::layout_is! {
         k 0 slots 8 channels 16 labels 24 page_stride 32 slot_stride 40 head_stride 48 k_stride 56
         page_magic 64 page_size 72 tokens 76 kv_heads 80 head_dim 84 channel_count 88 slot_bytes 92
     }
-    SelectParams 272 {
-        attend 0 channels 208 starts 216 keys 224 positions 232 listed 240 counts 248
-        channel_count 256 head_dim 260 top 264 key_chunks 268
+    SelectParams 288 {
+        attend 0 channels 208 starts 216 keys 224 positions 232 listed 240 counts 248 gathered 256 gather_counters 264
+        channel_count 272 head_dim 276 top 280 key_chunks 284
     }
     Lists 32 { listed 0 counts 8 page_magic 16 top 24 reserved 28 }
     AttendSelectedParams 240 { attend 0 lists 208 }

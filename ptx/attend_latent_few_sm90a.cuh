@@ -35,6 +35,9 @@ WG_FEW(f16, "f16", "32", 4, WG_OUT_32, WG_32, "16", "17", "18")
 #undef WG_FEW
 DEVICE void wgmma_wait_few(float (&c)[2][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_16(c)::"memory"); }
 DEVICE void wgmma_wait_few(float (&c)[4][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_32(c)::"memory"); }
+// Of two sums at once, or else ptxas waits for each product.
+DEVICE void wgmma_wait_few(float (&c)[2][4], float (&d)[2][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_16(c), WG_16(d)::"memory"); }
+DEVICE void wgmma_wait_few(float (&c)[4][4], float (&d)[4][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_32(c), WG_32(d)::"memory"); }
 DEVICE void wgmma_wait_few(float (&c)[8][2][4]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_16(c[0]), WG_16(c[1]), WG_16(c[2]), WG_16(c[3]), WG_16(c[4]), WG_16(c[5]), WG_16(c[6]),
                  WG_16(c[7])::"memory");
@@ -343,9 +346,9 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                     wgmma_few_scores(T(), rope ? apart : s, further(k_matrix, matrix + step), further(q_matrix, step), rope ? i > RANK / 16 : i > 0);
                 }
                 wgmma_commit();
-                wgmma_wait_few(s);
+                if constexpr (!FP8) wgmma_wait_few(s);
                 if constexpr (FP8) {
-                    wgmma_wait_few(apart);
+                    wgmma_wait_few(s, apart);
 #pragma unroll
                     for (int h = 0; h < 2; ++h) scale[h] = shared.scales[place][token + 8 * h];
 #pragma unroll

@@ -17,10 +17,10 @@ template <int ROWS> DEVICE void attend(const AttendParams& p, typename LatentFew
     if (threadIdx.x == 0) shared.init(2 * E::THREADS);
     __syncthreads();
     if (threadIdx.x < E::THREADS) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
         E::consume(p, shared_address(memory), shared, latent_begin(p), latent_end(p));
     } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 136;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 144;");
         E::produce_fp8(p, shared_address(memory), shared, latent_begin(p), latent_end(p));
     }
 }

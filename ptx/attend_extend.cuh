@@ -216,7 +216,10 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             u32 bytes[4], wide[8];
             asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(bytes[0]), "=r"(bytes[1]), "=r"(bytes[2]), "=r"(bytes[3]) : "r"(from + i * 16) : "memory");
 #pragma unroll
-            for (int j = 0; j < 4; ++j) widen_row(typename RowsOf<T>::Type(), bytes[j], scaled, scale, wide[2 * j], wide[2 * j + 1]);
+            for (int j = 0; j < 4; ++j) {
+                if (scaled) widen_row<true>(typename RowsOf<T>::Type(), bytes[j], scale, wide[2 * j], wide[2 * j + 1]);
+                else widen_row<false>(typename RowsOf<T>::Type(), bytes[j], 1.f, wide[2 * j], wide[2 * j + 1]);
+            }
 #pragma unroll
             for (int j = 0; j < 2; ++j) store_shared_uint4(to + row * ROW + ((piece + j) ^ token % 8) * 16, wide + 4 * j);
         }

@@ -159,28 +159,34 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         // Copies half `half` of this warp's rows of a tile of fp8 as bytes: 16 rows, 16 bytes a lane of every fourth.
         __device__ __forceinline__ void copy_unit(u32 to, u64 base, u32 list, u32 half) const {
             const u64* const offsets = reinterpret_cast<const u64*>(shared.offsets[warp][list]) + half * 16 + lane / 8;
+            u64 rows[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) copy16(to + i * 512 + lane * 16, base + lane % 8 * 16 + offsets[i * 4], true);
+            for (int i = 0; i < 4; ++i) rows[i] = offsets[i * 4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) copy16(to + i * 512 + lane * 16, base + lane % 8 * 16 + rows[i], true);
         }
-        // Writes such bytes to their tile.
-        __device__ __forceinline__ void widen_unit(u32 from, u32 to, u32 half, bool scaled, const float* scales) const {
-#pragma unroll 2
+        // Writes such bytes to their tile. Of a row a lane has the 8 bytes of piece lane % 8 and those of the one 8 pieces on, and in every
+        // second row it takes these first: so reads and writes meet all banks.
+        template <bool SCALED> __device__ __forceinline__ void widen_unit(u32 from, u32 to, u32 half, const float* scales) const {
+            const u32 piece = lane % 8, flip = lane / 8 % 2, row = warp * 2 + half;
+            u32 bytes[4][2][2];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+                for (int j = 0; j < 2; ++j)
+                    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(bytes[i][j][0]), "=r"(bytes[i][j][1])
+                                 : "r"(from + i * 512 + (lane / 8 * 128 + piece * 8 + flip * 64 ^ j * 64)) : "memory");
+            to += lane / 8 * 1024 + row * 128 + (piece ^ row) * 16;
+#pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const u32 mine = i * 4 + lane / 8, row = mine * 8 + warp * 2 + half, piece = lane % 8 * 2;
-                const float scale = scaled ? scales[half * 16 + mine] : 1.f;
-                u32 bytes[4], wide[8];
-                asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(bytes[0]), "=r"(bytes[1]), "=r"(bytes[2]), "=r"(bytes[3])
-                             : "r"(from + i * 512 + lane * 16) : "memory");
+                const float scale = SCALED ? scales[half * 16 + i * 4 + lane / 8] : 1.f;
 #pragma unroll
-                for (int j = 0; j < 4; ++j) widen_row(Rows(), bytes[j], scaled, scale, wide[2 * j], wide[2 * j + 1]);
-                // Half of the lanes write their second piece first, so that eight at a time meet all banks.
-                const bool second = piece >= 8;
+                for (int j = 0; j < 2; ++j) {
+                    u32 wide[4];
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const u32 a = wide[j], b = wide[j + 4];
-                    wide[j] = second ? b : a, wide[j + 4] = second ? a : b;
+                    for (int k = 0; k < 2; ++k) widen_row<SCALED>(Rows(), bytes[i][j][k], scale, wide[2 * k], wide[2 * k + 1]);
+                    store_shared_uint4(to + i * 4096 + (flip ^ j) * HALF, wide);
                 }
-                store_shared_uint4(to + place(row, piece + second), wide), store_shared_uint4(to + place(row, piece + !second), wide + 4);
             }
         }
         // The result of an item without tokens.
@@ -229,9 +235,10 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             const bool v = is_v(unit);
             Ring& ring = v ? shared.v : shared.k;
             if (half == 0) ring.wait_empty(n);
+            const u32 from = own + unit % UNITS * UNIT, to = producer.memory + (v ? V : K) + n % 2 * TILE;
             // A number of V times its scale is rounded; a logit's error would be as great as all its products are together.
-            const bool scaled = v && fp8_of(p).scales.by_token;
-            producer.widen_unit(own + unit % UNITS * UNIT, producer.memory + (v ? V : K) + n % 2 * TILE, half, scaled, shared.v_scales[warp][tile % 3]);
+            if (v && fp8_of(p).scales.by_token) producer.template widen_unit<true>(from, to, half, shared.v_scales[warp][tile % 3]);
+            else producer.template widen_unit<false>(from, to, half, nullptr);
             if (half == 1) {
                 fence_async();
                 barrier_arrive(shared_address(ring.full + n % 2));

@@ -16,13 +16,14 @@ DEVICE void widen_pairs(bf16, u32 bytes, u32& low, u32& high) {
 }
 
 // Four bytes of a row as numbers of T, times a scale where they have one of their own.
-DEVICE void widen_row(f16, u32 bytes, bool scaled, float scale, u32& low, u32& high) {
+template <bool SCALED> DEVICE void widen_row(f16, u32 bytes, float scale, u32& low, u32& high) {
     widen(bytes, low, high);
-    if (scaled) low = pack(f16(), low_half(low) * scale, high_half(low) * scale), high = pack(f16(), low_half(high) * scale, high_half(high) * scale);
+    if (SCALED) low = pack(f16(), low_half(low) * scale, high_half(low) * scale), high = pack(f16(), low_half(high) * scale, high_half(high) * scale);
 }
-DEVICE void widen_row(bf16, u32 bytes, bool, float scale, u32& low, u32& high) {
+template <bool SCALED> DEVICE void widen_row(bf16, u32 bytes, float scale, u32& low, u32& high) {
     u32 first, second;
     widen(bytes, first, second);
+    if (!SCALED) scale = 1.f;
     low = pack(bf16(), low_half(first) * scale, high_half(first) * scale), high = pack(bf16(), low_half(second) * scale, high_half(second) * scale);
 }
 DEVICE void store_shared_uint4(u32 at, const u32* v) {

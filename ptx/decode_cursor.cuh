@@ -5,6 +5,16 @@
 // A sequence's units begin at the first position that it sees.
 struct WholeRows {
     static constexpr bool WHOLE = true;
+    enum : u32 { EXTRA = DECODE_EXTRA };  // units without tokens
+};
+struct WholeFp8Rows : WholeRows {
+    enum : u32 { EXTRA = DECODE_EXTRA_FP8 };
+};
+template <bool FP8> struct WholeRowsOf {
+    using Type = WholeRows;
+};
+template <> struct WholeRowsOf<true> {
+    using Type = WholeFp8Rows;
 };
 
 // Whether trees of drafts have units; an overload says of which `Rows` they do.
@@ -12,6 +22,7 @@ template <class Rows> DEVICE constexpr bool knows_trees(Rows) { return false; }
 
 // A unit: of which sequence, which head, and which of that head's. `Rows` says where a sequence's begin.
 template <class Rows> struct DecodeCursor {
+    enum : u32 { EXTRA = Rows::EXTRA };
     u32 index, row, qo_start, extend_len, kv_len;  // the sequence
     u32 start, units, first;                       // its first unit, its units of one head, the first position it sees
     u32 head, at, stop;                            // the segment: units at..stop of the stripe's `head`
@@ -21,7 +32,7 @@ template <class Rows> struct DecodeCursor {
         const u32 position = kv_len > extend_len ? kv_len - extend_len : 0;
         if constexpr (Rows::WHOLE) first = p.window != 0 && position + 1 > p.window ? position + 1 - p.window : 0;
         else first = Rows::first(p, index);
-        units = (kv_len - min(first, kv_len) + DECODE_UNIT - 1) / DECODE_UNIT + DECODE_EXTRA;
+        units = (kv_len - min(first, kv_len) + DECODE_UNIT - 1) / DECODE_UNIT + EXTRA;
     }
     __device__ __forceinline__ void open() { stop = min(units, at + (unit_end - unit)); }
     // The next segment, or false at the end of the work chunk.

@@ -5,7 +5,7 @@
 // NT eights of query rows, as in attend_decode.cuh; a sum's fragments lie as the tensor core's products do: their row i is dim i, but
 // over fp8 rows i and i + 8 are dims 2 * i and 2 * i + 1.
 template <class T, int D, int NT, int WARPS> struct DecodeParts {
-    using Cursor = DecodeCursor<WholeRows>;
+    using Cursor = DecodeCursor<typename WholeRowsOf<over_fp8(T())>::Type>;
     static constexpr int ROW = D * 2;  // bytes
     static constexpr int ROWS = 8 * NT;
     static constexpr u32 LONG_WORK = 256;  // units; below, a microsecond at its ends is more than one in its middle
@@ -78,7 +78,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
     };
     template <class At> __device__ __forceinline__ Target target(const At& c) const {
         const u32 begin = c.start + c.head * c.units;
-        const u32 some = max(1u, c.units - DECODE_EXTRA);  // units with tokens; the rest has nothing to add
+        const u32 some = max(1u, c.units - At::EXTRA);  // units with tokens; the rest has nothing to add
         if (c.at >= some) return {0, 0};
         const u32 first = begin / work_units;
         return {(begin + some - 1) / work_units - first + 1, first * p.stripes + blockIdx.x % p.stripes};

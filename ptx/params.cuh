@@ -167,9 +167,11 @@ KV_AT(AttendLatentFp8Params, rope, 240);
 // A sequence of more query rows (extend_len * group) than the kernel takes (8, 16 or 64) has no units: it belongs to the extend kernel,
 // and so does a tree, which attend_decode_*_r64_sm90a alone serves here; one without query rows has none either.
 //
-// The last DECODE_EXTRA units of a head have no tokens: they stand for what a sequence costs beside its tokens.
+// The last DECODE_EXTRA units of a head have no tokens: they stand for what a sequence costs beside its tokens. That is as long over
+// fp8, whose units take half the time.
 #define DECODE_UNIT 16
 #define DECODE_EXTRA 6
+#define DECODE_EXTRA_FP8 12
 struct DecodeWork {
     u32 work_units;     // of a work chunk, the same for all: chunk i begins at unit i * work_units
     u32 unit_end;       // not above its begin where it has no units

@@ -131,6 +131,7 @@ template <class T, int ROWS> struct SharedJoin {
 // Rows whose units begin behind their spans.
 struct TailRows {
     static constexpr bool WHOLE = false;
+    enum : u32 { EXTRA = DECODE_EXTRA };
     static __device__ __forceinline__ u32 first(const AttendParams& p, u32 index) {
         return load_u32(reinterpret_cast<const AttendSharedParams&>(p).shares + sizeof(RowShare) * static_cast<u64>(index));
     }

@@ -20,7 +20,7 @@ use super::params::{AttendParams, DecodeWork, LayerScales, Lists, wide_magic};
 use super::pool::Pool;
 use super::raw::{RawStream, is_capturing, raw};
 use super::ring::{Load, UploadRing};
-use super::split::{DECODE_ROWS, Split, SplitCount, SplitShape};
+use super::split::{DECODE_EXTRA, DECODE_EXTRA_FP8, DECODE_ROWS, Split, SplitCount, SplitShape};
 use super::sys;
 use crate::backend::Attend;
 use crate::layout::PoolLayout;
@@ -98,6 +98,7 @@ impl Variants {
             head_dim: layout.head_dim(),
             window: 0,
             top: 0,
+            extra: DECODE_EXTRA,
             decode_ctas: [ctas; DECODE_ROWS.len()],
             extend_ctas: ctas,
             batch_max: limits.rows,
@@ -331,6 +332,7 @@ impl Variant {
             head_dim,
             window: key.1,
             top: key.2,
+            extra: if fp8 { DECODE_EXTRA_FP8 } else { DECODE_EXTRA },
             decode_ctas: [0; DECODE_ROWS.len()],
             extend_ctas: ctas(&extend)?,
             batch_max: limits.rows,

@@ -250,7 +250,7 @@ pub(super) fn hopper(fp8: bool, rows: Dtype, head_dim: u32) -> Option<AttentionK
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::split::SplitShape;
+    use super::super::split::{DECODE_EXTRA, SplitShape};
     use super::*;
 
     /// Name, PTX, shared memory and threads.
@@ -297,6 +297,7 @@ pub(super) mod tests {
                     head_dim,
                     window: 0,
                     top: 0,
+                    extra: DECODE_EXTRA,
                     decode_ctas: [1; DECODE_ROWS.len()],
                     extend_ctas: 1,
                     batch_max: 1,

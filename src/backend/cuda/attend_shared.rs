@@ -246,6 +246,7 @@ fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, records: &[T]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::split::DECODE_EXTRA;
     use super::*;
 
     /// Spans over pools of fp8 are read by each row for itself, as those over f32 are.
@@ -257,6 +258,7 @@ mod tests {
             head_dim: 128,
             window: 0,
             top: 0,
+            extra: DECODE_EXTRA,
             decode_ctas: [132, 0, 0],
             extend_ctas: 132,
             batch_max: 64,

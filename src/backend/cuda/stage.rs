@@ -30,7 +30,7 @@ use super::memory::DeviceBuffer;
 use super::params::TREE_ROW;
 use super::raw::{RawStream, is_capturing};
 use super::ring::{Load, UploadRing};
-use super::split::{DECODE_EXTRA, DECODE_UNIT};
+use super::split::{DECODE_EXTRA_FP8, DECODE_UNIT};
 use super::tables::Tables;
 use crate::backend::check;
 use crate::id::{RowId, StepId};
@@ -38,7 +38,7 @@ use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, BatchRow, SlotMapping, SpanCheck, TableWrite};
 
 /// What a row's decode units are counted as, beside its tokens: its extra ones, and what rounding up may add.
-const ROW_TOKENS: u32 = (DECODE_EXTRA + 1) * DECODE_UNIT;
+const ROW_TOKENS: u32 = (DECODE_EXTRA_FP8 + 1) * DECODE_UNIT;
 
 /// Which plan the image holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

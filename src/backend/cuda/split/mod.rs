@@ -25,7 +25,7 @@ mod shared;
 use super::params::TREE_ROW;
 use crate::plan::BatchRow;
 use decode::DecodeSplit;
-pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT};
+pub use decode::{DECODE_EXTRA, DECODE_EXTRA_FP8, DECODE_ROWS, DECODE_UNIT};
 use extend::ExtendSplit;
 pub use latent::{LATENT_ROWS, LatentSplit};
 pub use shared::{ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit};
@@ -43,6 +43,8 @@ pub struct SplitShape {
     pub window: u32,
     /// Positions of a list, where attention is over lists; else 0.
     pub top: u32,
+    /// [`DECODE_EXTRA`], or [`DECODE_EXTRA_FP8`] over fp8.
+    pub extra: u32,
     /// Grids of the decode kernels of [`DECODE_ROWS`]: multiprocessors times resident CTAs; 0 where there is none.
     pub decode_ctas: [u32; DECODE_ROWS.len()],
     /// Grid of the extend kernel.
@@ -179,6 +181,7 @@ mod tests {
             head_dim: 128,
             window: 0,
             top: 0,
+            extra: DECODE_EXTRA,
             decode_ctas: [264; 3],
             extend_ctas: 264,
             batch_max: 300,
@@ -245,7 +248,7 @@ mod tests {
                 let (turn, at) = ((unit - starts[index]) / units, (unit - starts[index]) % units);
                 let stop = (at + end - unit).min(units);
                 partial += u32::from(at > 0 || stop < units);
-                let (begin, some) = (unit - at, (units - DECODE_EXTRA).max(1));
+                let (begin, some) = (unit - at, (units - shape.extra).max(1));
                 let (first, last) = (begin / work[0], (begin + some - 1) / work[0]);
                 if at < some && first < last {
                     let first_cta = first * stripes + cta % stripes;
@@ -373,6 +376,7 @@ mod tests {
                 group: 1 + draw(16),
                 head_dim: [64, 128, 256][draw(3) as usize],
                 window: [0, 0, 1, 100, 4096][draw(5) as usize],
+                extra: [DECODE_EXTRA, DECODE_EXTRA_FP8][draw(2) as usize],
                 decode_ctas: [1 + draw(300), 1 + draw(300), draw(2) * (1 + draw(300))],
                 extend_ctas: 1 + draw(300),
                 ..shape()

@@ -40,6 +40,7 @@ impl Split {
 
 #[cfg(test)]
 mod tests {
+    use super::super::DECODE_EXTRA;
     use super::*;
     use crate::backend::cuda::params::TREE_ROW;
     use crate::id::RowId;
@@ -56,6 +57,7 @@ mod tests {
             head_dim: 128,
             window: 100,
             top: 64,
+            extra: DECODE_EXTRA,
             decode_ctas: [10, 0, 0],
             extend_ctas: 10,
             batch_max: 8,

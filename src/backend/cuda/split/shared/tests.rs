@@ -16,6 +16,7 @@ fn shape(kv_heads: u32, group: u32, multiprocessors: u32) -> SplitShape {
         head_dim: 128,
         window: 0,
         top: 0,
+        extra: DECODE_EXTRA,
         decode_ctas: [2 * multiprocessors; 3],
         extend_ctas: multiprocessors,
         batch_max: 300,

@@ -132,20 +132,21 @@ pub struct Args {
 
     /// Streams that generate read the K positions of their context that CHANNELS channels of K find, and no others
     /// [CHANNELS: 16]. The requests are served twice, the first time reading all, to choose the channels and to say
-    /// how many words change. On the CPU.
-    #[arg(long, value_name = "K[,CHANNELS]", conflicts_with_all = ["calibrate", "check", "bench"])]
+    /// how many words change. A --bench of random weights takes the first channels.
+    #[arg(long, value_name = "K[,CHANNELS]", conflicts_with_all = ["calibrate", "check"])]
     pub sparse: Option<Sparse>,
 
-    /// With --sparse: the channels, as --save-labels has written them; the requests are then served once.
+    /// With --sparse: the channels, as --save-labels has written them; the requests are then served once. Over several
+    /// GPUs, a chat or HTTP this is needed.
     #[arg(long, value_name = "FILE", requires = "sparse")]
     pub labels: Option<PathBuf>,
 
     /// With --sparse: write the channels that were chosen to FILE.
-    #[arg(long, value_name = "FILE", requires = "sparse", conflicts_with_all = ["labels", "serve", "chat"])]
+    #[arg(long, value_name = "FILE", requires = "sparse", conflicts_with_all = ["labels", "serve", "chat", "bench"])]
     pub save_labels: Option<PathBuf>,
 
-    /// With --sparse: say how much of attention's weight the positions hold, beside the best ones; slow.
-    #[arg(long, requires = "sparse", conflicts_with_all = ["serve", "chat"])]
+    /// With --sparse: say how much of attention's weight the positions hold, beside the best ones; slow. On the CPU.
+    #[arg(long, requires = "sparse", conflicts_with_all = ["serve", "chat", "bench"])]
     pub recall: bool,
 
     /// Reuse of prefixes.
@@ -211,6 +212,10 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = at_least_one())]
     pub batch: Vec<u32>,
 
+    /// Prompt tokens of a stream of --bench decode and prefill.
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_one())]
+    pub context: u32,
+
     /// Check that a GPU says the words that the CPU would, in every setting.
     #[arg(long, conflicts_with_all = ["chat", "prompt", "requests"])]
     pub check: bool,
@@ -257,9 +262,9 @@ impl Shape {
 pub enum Bench {
     /// 256 requests of mixed lengths, at once.
     Offline,
-    /// Steps of one token for each of so many streams, at a context of 1,024.
+    /// Steps of one token for each of so many streams, after a context.
     Decode,
-    /// 64 prompts of 1,024 tokens.
+    /// 64 prompts.
     Prefill,
     /// Sums over GPUs of so many rows as --batch says, alone.
     Sums,
@@ -316,7 +321,7 @@ pub enum DtypeName {
     /// bfloat16
     #[value(alias = "bfloat16")]
     Bf16,
-    /// e4m3, on the CPU alone
+    /// e4m3
     #[value(alias = "fp8_e4m3")]
     Fp8,
 }

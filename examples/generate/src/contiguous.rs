@@ -6,12 +6,15 @@ use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::model::{Asked, Attention, Model, Pass, Workspace};
 use crate::sample::Sampling;
+use crate::sparse::channels::Measured;
 
 /// K and V of one sequence, layer by layer, in f64 sums.
 struct Contiguous<'a> {
     config: &'a ModelConfig,
     k: Vec<Vec<f32>>,
     v: Vec<Vec<f32>>,
+    /// Who measures q and K, if anybody does.
+    measured: Option<&'a mut Measured>,
 }
 
 impl Attention for Contiguous<'_> {
@@ -26,6 +29,9 @@ impl Attention for Contiguous<'_> {
         let ModelConfig { q_heads, kv_heads, head_dim, value_dim, .. } = *self.config;
         let (q_row, kv_row) = (q_heads * head_dim, kv_heads * head_dim);
         let out_row = q_heads * value_dim;
+        if let Some(measured) = &mut self.measured {
+            measured.look(layer, q, k);
+        }
         let first = self.k[layer].len() / kv_row;
         self.k[layer].extend_from_slice(k);
         self.v[layer].extend_from_slice(v);
@@ -60,7 +66,7 @@ impl Attention for Contiguous<'_> {
 impl<'a> Contiguous<'a> {
     fn new(config: &'a ModelConfig) -> Self {
         let layers = vec![Vec::new(); config.layers];
-        Self { config, k: layers.clone(), v: layers }
+        Self { config, k: layers.clone(), v: layers, measured: None }
     }
 }
 
@@ -73,6 +79,16 @@ pub fn logits(model: &Model, stream: &[u32], from: usize) -> Vec<f32> {
     let pass = Pass { tokens: stream, positions: &positions, wanted: &wanted };
     let Ok(()) = model.forward(pass, &mut attention, &mut work, &mut clock);
     work.logits
+}
+
+/// Measures what each channel of K is worth over a stream.
+pub fn measure(model: &Model, stream: &[u32], measured: &mut Measured) {
+    let mut attention = Contiguous::new(&model.config);
+    attention.measured = Some(measured);
+    let (mut work, mut clock) = (Workspace::default(), Clock::default());
+    let positions: Vec<u32> = (0..stream.len() as u32).collect();
+    let pass = Pass { tokens: stream, positions: &positions, wanted: &[] };
+    let Ok(()) = model.forward(pass, &mut attention, &mut work, &mut clock);
 }
 
 /// Greedy tokens, and the logits of the first.

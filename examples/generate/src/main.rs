@@ -60,9 +60,6 @@ fn run(args: &Args) -> Result<()> {
         BackendName::Cuda if args.calibrate.is_some() => {
             Err(Error::request("--calibrate is for the CPU"))
         }
-        BackendName::Cuda if args.sparse.is_some() => {
-            Err(Error::request("--sparse is for the CPU"))
-        }
         BackendName::Cuda => on_gpu(args),
     }
 }
@@ -170,6 +167,9 @@ fn on_gpu(args: &Args) -> Result<()> {
     if let Some(part) = args.bench {
         return gpu::bench::run(args, part, &mut stdout().lock());
     }
+    if args.sparse.is_some() && args.labels.is_none() {
+        return measured_on_gpu(args);
+    }
     match args.tp {
         1 => gpu::setup::server(args).and_then(|(server, text)| serve_on_gpu(args, text, server)),
         _ => gpu::setup::ranks_server(args)
@@ -184,15 +184,54 @@ fn serve_on_gpu(
     mut server: Server<impl generate::gpu::runner::OnGpu>,
 ) -> Result<()> {
     serve(args, text, &mut server)?;
-    let times = generate::gpu::report::Times::of(&server);
+    report_on_gpu(args, &server);
+    Ok(())
+}
+
+/// Streams that generate read what labels find: their channels are measured while all is read once.
+#[cfg(feature = "cuda")]
+fn measured_on_gpu(args: &Args) -> Result<()> {
+    use generate::gpu::setup::Loaded;
+    use generate::gpu::sparse::Reading;
+    let Some(sparse) = args.sparse else { unreachable!("the command line asks for it") };
+    let loaded = Loaded::new(args)?;
+    let requests = setup::requests(args, &loaded.config, &loaded.text)?;
+    let mut runner = loaded.runner(args)?;
+    runner.measure_channels()?;
+    let mut said = Said::new(&INTERRUPT.asked);
+    let mut server = loaded.server(args, runner, None)?;
+    submit(&mut server, &requests)?;
+    server.run(&mut said)?;
+    // The same runner, so that both passes make products alike.
+    let mut runner = server.into_runner();
+    let measured = runner.take_measured().expect("it measures");
+    let labels = measured.best(sparse.channels(None)?)?;
+    if let Some(path) = &args.save_labels {
+        channels::write(path, &labels)?;
+    }
+    let reading = Some(Reading { top: sparse.top, labels });
+    let mut server = loaded.server(args, runner, reading)?;
+    submit(&mut server, &requests)?;
+    let mut printer = printer(args, &loaded.text, &requests);
+    let mut change = Change::new(&mut printer, &said);
+    server.run(&mut change)?;
+    let change = change.count();
+    printer.finish()?;
+    report_on_gpu(args, &server);
+    report_sparse(args, change, None);
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn report_on_gpu(args: &Args, server: &Server<impl generate::gpu::runner::OnGpu>) {
+    let times = generate::gpu::report::Times::of(server);
     if args.json {
         println!("{}", times.json());
     }
-    report(args, &server);
+    report(args, server);
     if !args.quiet {
         eprint!("{}", times.text());
     }
-    Ok(())
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -226,7 +226,6 @@ fn options_that_make_no_engine() {
         refuse(&[&static_fp8[..], &[file.to_str().expect("UTF-8")]].concat(), &[word]);
     }
     refuse(&["--backend", "cuda", "--calibrate", "none.json"], &["--calibrate"]);
-    refuse(&["--backend", "cuda", "--sparse", "8"], &["--sparse"]);
     refuse(&["--sparse", "0"], &["--sparse", "\"0\""]);
     refuse(&["--sparse", "8,0"], &["--sparse", "\"0\""]);
     refuse(&["--sparse", "8,x"], &["--sparse", "\"x\""]);
@@ -239,6 +238,8 @@ fn options_that_make_no_engine() {
     refuse(&["--model", latent.to_str().expect("UTF-8"), "--sparse", "8"], &["label_channels"]);
     refuse(&["--labels", "none.json"], &["--sparse"]);
     refuse(&["--recall"], &["--sparse"]);
+    refuse(&["--sparse", "8", "--draft", "3"], &["--sparse", "--draft"]);
+    refuse(&["--sparse", "8", "--check"], &["--sparse", "--check"]);
     let labels = files
         .write("labels.json", r#"{"layers": 1, "kv_heads": 1, "channels": 2, "values": [3, 1]}"#);
     let labels = labels.to_str().expect("UTF-8");

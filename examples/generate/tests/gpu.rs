@@ -49,7 +49,7 @@ fn the_gpu_says_what_the_cpu_says() {
     let said = String::from_utf8(said).expect("UTF-8");
     assert!(outcome.is_ok(), "{said}{outcome:?}");
     assert_eq!(said.matches(": ok,").count(), 2 * check::settings().len());
-    assert_eq!(said.matches(" found: ").count(), 6);
+    assert_eq!(said.matches(" found: ").count(), 8);
 }
 
 /// The weights at an address.

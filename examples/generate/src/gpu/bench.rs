@@ -2,7 +2,8 @@
 //!
 //! The work is that of a published engine's benchmark, so that numbers compare: prompts of random tokens below 10,000,
 //! stop tokens ignored; offline at temperature 0.6, prefill greedy, decode greedy unless told otherwise. A decode row's `ms`
-//! is as that engine measures, the median of 128 steps after prompts of 1,024; `ms_at_context` that of the first nine.
+//! is as that engine measures, the median of 128 steps after prompts of 1,024 (`--context`); `ms_at_context` that of the first
+//! nine. With `--sparse` a row says what streams read.
 //! Times of a step's parts are null over several ranks: one rank's parts would wait for the others' sums for ever.
 
 mod sums;
@@ -25,7 +26,6 @@ use crate::server::{Server, Sink};
 
 /// Prompt and output tokens of the offline requests, in order.
 const OFFLINE: &str = include_str!("offline.json");
-const CONTEXT: usize = 1024;
 const DECODE_STEPS: u32 = 128;
 /// Enough steps for the streams of the largest batch to meet: each begins when its prompt is computed.
 const FIRST_STEPS: u32 = 64;
@@ -37,6 +37,8 @@ impl Sink for Nobody {}
 /// Random prompts.
 struct Prompts {
     state: u64,
+    /// Tokens that they are of.
+    vocab: u64,
 }
 
 impl Prompts {
@@ -44,7 +46,8 @@ impl Prompts {
         let sampling = Sampling { temperature, seed: self.state, ..Sampling::default() };
         let defaults =
             Defaults { max_new_tokens: Some(new_tokens), samples: 1, sampling, stop: Vec::new() };
-        defaults.request((0..len).map(|_| (splitmix(&mut self.state) % 10_000) as u32).collect())
+        let mut token = || (splitmix(&mut self.state) % self.vocab) as u32;
+        defaults.request((0..len).map(|_| token()).collect())
     }
 }
 
@@ -81,14 +84,16 @@ fn rows(
     server: &mut Server<impl OnGpu>,
     out: &mut impl Write,
 ) -> Result<()> {
-    let mut prompts = Prompts { state: args.seed ^ 0xBE4C };
+    let vocab = server.runner().config().vocab.min(10_000) as u64;
+    let mut prompts = Prompts { state: args.seed ^ 0xBE4C, vocab };
     let sums = server.runner().gpu().forward().link().map(Link::sums);
     let mut print = |row| print(args, shape, sums, row, out);
+    let context = args.context as usize;
     match part {
         Bench::Decode => {
             let (alone, temperature) = (args.tp == 1, args.temperature.unwrap_or(0.0));
             for &batch in batches {
-                print(decode(server, &mut prompts, (batch, alone), temperature)?)?;
+                print(decode(server, &mut prompts, (batch, context, alone), temperature)?)?;
             }
             Ok(())
         }
@@ -97,8 +102,8 @@ fn rows(
             print(offline(server, &mut prompts)?)
         }
         Bench::Prefill => {
-            prefill(server, &mut prompts)?;
-            print(prefill(server, &mut prompts)?)
+            prefill(server, &mut prompts, context)?;
+            print(prefill(server, &mut prompts, context)?)
         }
         Bench::Sums => unreachable!("they need no server"),
     }
@@ -116,6 +121,9 @@ fn print(
     if let Some(sums) = sums {
         row["tp"] = args.tp.into();
         row["sums"] = sums.name().into();
+    }
+    if let Some(sparse) = args.sparse {
+        row["sparse"] = sparse.top.into();
     }
     let line = if args.json { row.to_string() } else { plain(&row) };
     writeln!(out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
@@ -154,12 +162,12 @@ fn host_us(server: &Server<impl OnGpu>) -> [f64; 3] {
 fn decode(
     server: &mut Server<impl OnGpu>,
     prompts: &mut Prompts,
-    (batch, alone): (usize, bool),
+    (batch, context, alone): (usize, usize, bool),
     temperature: f32,
 ) -> Result<Value> {
     // Once to capture graphs and to measure the parts, once for the time of steps.
     let requests = |prompts: &mut Prompts, steps| -> Vec<Request> {
-        (0..batch).map(|_| prompts.request(CONTEXT, steps, temperature)).collect()
+        (0..batch).map(|_| prompts.request(context, steps, temperature)).collect()
     };
     submit(server, requests(prompts, FIRST_STEPS))?;
     if alone {
@@ -183,7 +191,7 @@ fn decode(
     Ok(json!({
         "part": "decode",
         "batch": batch,
-        "context": CONTEXT,
+        "context": context,
         "ms": median_ms(&decodes, batch),
         // Of the first steps, before the contexts have grown.
         "ms_at_context": median_ms(&decodes[..decodes.len().min(9)], batch),
@@ -233,8 +241,13 @@ fn offline(server: &mut Server<impl OnGpu>, prompts: &mut Prompts) -> Result<Val
     }))
 }
 
-fn prefill(server: &mut Server<impl OnGpu>, prompts: &mut Prompts) -> Result<Value> {
-    submit(server, (0..PREFILL_PROMPTS).map(|_| prompts.request(CONTEXT, 1, 0.0)).collect())?;
+fn prefill(
+    server: &mut Server<impl OnGpu>,
+    prompts: &mut Prompts,
+    context: usize,
+) -> Result<Value> {
+    let requests = (0..PREFILL_PROMPTS).map(|_| prompts.request(context, 1, 0.0));
+    submit(server, requests.collect())?;
     server.runner_mut().gpu_mut().take_times();
     let seconds = server.tally().0.seconds;
     server.run(&mut Nobody)?;
@@ -243,8 +256,8 @@ fn prefill(server: &mut Server<impl OnGpu>, prompts: &mut Prompts) -> Result<Val
     Ok(json!({
         "part": "prefill",
         "batch": PREFILL_PROMPTS,
-        "context": CONTEXT,
-        "tokens_s": (PREFILL_PROMPTS * CONTEXT) as f64 / seconds,
+        "context": context,
+        "tokens_s": (PREFILL_PROMPTS * context) as f64 / seconds,
         "seconds": seconds,
         "steps": times.len(),
         "gpu_idle": idle(&times),

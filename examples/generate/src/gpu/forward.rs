@@ -16,9 +16,11 @@ use super::error::GpuError;
 use super::kernels::{EmbedParams, RopeStoreParams, SampleParams};
 use super::products::{AHEAD_BYTES, Choice, Op, Operands, Product, Products, Widths, padded_rows};
 use super::shape::check_shape;
+use super::sparse::{Chosen, Gauge};
 use super::sums::Link;
 use super::weights::Weights;
 use crate::config::ModelConfig;
+use crate::sparse::channels::Measured;
 
 /// Blocks that sampling is spread over.
 const SAMPLE_BLOCKS: usize = 512;
@@ -35,6 +37,8 @@ pub enum Fault {
     Position,
     /// Frequencies of neighbouring pairs are swapped.
     Rotary,
+    /// Other channels are labels.
+    Labels,
 }
 
 /// Which parts of a step are launched: all, but where their time is measured one by one.
@@ -93,13 +97,17 @@ pub struct Forward {
     thresholds: DeviceBuffer,
     /// Frequencies with neighbours swapped, for [`Fault::Rotary`].
     swapped: DeviceBuffer,
-    /// Where a quantised pool has the backend store.
+    /// Where the backend stores, as into a quantised pool and into one with labels, or K is measured.
     rotated: Option<Rotated>,
+    /// What rows of one new token read, where that is not all.
+    chosen: Option<Chosen>,
+    /// Who measures channels, where somebody does.
+    gauge: Option<Gauge>,
     /// What is wrong on purpose.
     pub fault: Fault,
 }
 
-/// Rows of K and V of a step, one after another, on their way to a quantised pool.
+/// Rows of K and V of a step, one after another, on their way to the backend's store.
 #[derive(Debug)]
 struct Rotated {
     /// 0, 1, ..
@@ -169,6 +177,8 @@ impl Forward {
             thresholds: device.zeros(4 * limits.draws)?,
             swapped: DeviceBuffer::of(&device.gpu, &swapped)?,
             rotated: None,
+            chosen: None,
+            gauge: None,
             fault: Fault::None,
             config,
             weights,
@@ -204,12 +214,49 @@ impl Forward {
         self.logits.address()
     }
 
-    /// Loads what attention needs, and takes what a quantised pool does.
+    /// Rows of one new token, of which a step has at most so many, read `top` positions from now on.
+    ///
+    /// # Errors
+    /// The driver's, where memory is short.
+    pub fn read_sparsely(
+        &mut self,
+        device: &Device,
+        top: u32,
+        rows: usize,
+    ) -> Result<(), GpuError> {
+        self.chosen = Some(Chosen::new(device, top, (rows, self.config.kv_heads))?);
+        Ok(())
+    }
+
+    /// Measures from now on what each channel of K is worth, of steps that no graph replays.
+    ///
+    /// # Errors
+    /// The driver's, where memory is short.
+    pub fn measure_channels(&mut self, device: &Device) -> Result<(), GpuError> {
+        self.gauge = Some(Gauge::new(device, &self.config, padded_rows(self.limits.tokens))?);
+        Ok(())
+    }
+
+    /// Whether that is measured.
+    pub fn is_measuring(&self) -> bool {
+        self.gauge.is_some()
+    }
+
+    /// What was measured, where it was; nothing is from now on.
+    pub fn take_measured(&mut self) -> Option<Measured> {
+        self.gauge.take().map(Gauge::measured)
+    }
+
+    /// Loads what attention needs, and takes what the pool's stores do.
     ///
     /// # Errors
     /// Heads that no kernel serves, or the driver's.
     pub fn prepare(&mut self, device: &Device, backend: &mut Cuda) -> Result<(), GpuError> {
-        if backend.layout().dtype().is_quantised() && self.rotated.is_none() {
+        let layout = backend.layout();
+        let apart = layout.dtype().is_quantised() || layout.label_channels() > 0;
+        if !(apart || self.is_measuring()) {
+            self.rotated = None;
+        } else if self.rotated.is_none() {
             let rows = padded_rows(self.limits.tokens);
             let row_bytes = 2 * (self.config.kv_heads * self.config.head_dim) as u64;
             let buffer = || device.zeros(rows * row_bytes as usize);
@@ -218,7 +265,10 @@ impl Forward {
             self.rotated = Some(Rotated { slots, k: buffer()?, v: buffer()?, row_bytes });
         }
         for layer in 0..self.config.layers {
-            backend.prepare(&self.attend(layer))?;
+            match &self.chosen {
+                Some(chosen) => backend.prepare_selected(&self.attend(layer), chosen.top)?,
+                None => backend.prepare(&self.attend(layer))?,
+            }
         }
         Ok(())
     }
@@ -362,6 +412,9 @@ impl Forward {
                 let step = (tokens, staged, plan.slot_mapping);
                 self.rotate_and_store(device, index, (&layout, pool), step)?;
                 if let Some(Rotated { k, v, .. }) = &self.rotated {
+                    if let Some(gauge) = &mut self.gauge {
+                        gauge.look(device, plan, index, [self.qkv.address(), k.address()])?;
+                    }
                     let layer = LayerId::new(self.stored_layer(index) as u32);
                     backend.store_cache(plan, layer, k.rows(0, None), v.rows(0, None))?;
                 }
@@ -531,7 +584,11 @@ impl Forward {
             let q = DeviceRows::from_raw(self.qkv.address(), stride);
             (q, DeviceRowsMut::from_raw(self.attended.address(), None))
         };
-        Ok(backend.attend(plan, LayerId::new(layer as u32), &attend, q, out, None)?)
+        let layer = LayerId::new(layer as u32);
+        match &mut self.chosen {
+            Some(chosen) => chosen.attend(backend, (plan, layer), &attend, q, out),
+            None => Ok(backend.attend(plan, layer, &attend, q, out, None)?),
+        }
     }
 
     fn sample(

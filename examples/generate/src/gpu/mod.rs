@@ -8,6 +8,7 @@
 //! gemm                 the ways in which Hopper's kernel for a few dozen rows can spread its work
 //! image, kept          a step's tokens and draws, on their way to the device and back; logits that are kept
 //! shape, forward       which models are served; one step: everything that is launched for it
+//! sparse               which positions streams read, and which channels find them
 //! nccl, peers, sums    what connects several GPUs: NCCL, memory that each writes to, sums over one or the other
 //! ranks                a model spread over them: one engine's plans on all
 //! runner               the seam to the serving loop: graphs, steps in flight, time
@@ -38,6 +39,7 @@ pub mod report;
 pub mod runner;
 pub mod setup;
 pub mod shape;
+pub mod sparse;
 pub mod sums;
 pub mod twin;
 pub mod weights;

@@ -29,6 +29,7 @@ use super::device::Device;
 use super::error::{GpuError, GpuResult};
 use super::runner::{GpuOptions, GpuRunner, OnGpu};
 use super::shape::check_shape;
+use super::sparse::Reading;
 use super::sums::Link;
 use super::weights::{Share, Weights};
 use crate::clock::Clock;
@@ -61,8 +62,8 @@ impl Source {
 
 /// What rank 0 tells the others.
 enum Message {
-    /// The pool is to be made.
-    Open(PoolLayout, TableShape, u32, Sender<Result<()>>),
+    /// The pool is to be made, for streams that read so: the whole model's channels.
+    Open(Option<Reading>, PoolLayout, TableShape, u32, Sender<Result<()>>),
     /// The ways of steps of so many streams are to be chosen.
     Warm(Vec<usize>),
     /// A step was planned and is to be launched.
@@ -145,9 +146,9 @@ fn lost() -> Error {
 
 /// A rank's thread: does what rank 0 does, on its own GPU.
 fn follow(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>) {
-    let rank = seed.link.rank();
+    let (rank, model) = (seed.link.rank(), seed.config.clone());
+    let share = Share { rank, ranks: seed.link.ranks() };
     let begin = || -> Result<(GpuRunner, u64)> {
-        let share = Share { rank, ranks: seed.link.ranks() };
         let device = Rc::new(Device::open_number(rank as u32)?);
         let weights = Rc::new(seed.source.weights(&device, &seed.config, share)?);
         let config = share.of(&seed.config)?;
@@ -167,7 +168,7 @@ fn follow(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>)
     };
     let mut backend = None;
     for message in messages {
-        if let Err(error) = obey(&mut runner, &mut backend, message) {
+        if let Err(error) = obey(&mut runner, &mut backend, (&model, share), message) {
             eprintln!("generate: rank {rank}: {error}");
             std::process::exit(error.fault as i32);
         }
@@ -175,10 +176,18 @@ fn follow(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>)
     let _ = runner.device().stream.synchronize();
 }
 
-fn obey(runner: &mut GpuRunner, backend: &mut Option<Cuda>, message: Message) -> Result<()> {
+fn obey(
+    runner: &mut GpuRunner,
+    backend: &mut Option<Cuda>,
+    (model, share): (&ModelConfig, Share),
+    message: Message,
+) -> Result<()> {
     let mut clock = Clock::default();
     match message {
-        Message::Open(layout, table, max_steps, opened) => {
+        Message::Open(reading, layout, table, max_steps, opened) => {
+            if let Some(reading) = reading {
+                runner.read_sparsely(reading.of_rank(model, share)?)?;
+            }
             let open = runner.backend().open(&layout, &table, max_steps);
             let open = open.map(|open| *backend = Some(open));
             let _ = opened.send(open.map_err(|error| GpuError::from(error).into()));
@@ -299,6 +308,8 @@ impl Backend for Ranks {
 pub struct RanksRunner {
     own: GpuRunner,
     others: Rc<Others>,
+    /// What streams that generate read, where that is not all: of the whole model.
+    reading: Option<Reading>,
 }
 
 impl RanksRunner {
@@ -320,7 +331,18 @@ impl RanksRunner {
         let device = Rc::new(Device::open()?);
         let weights = Rc::new(source.weights(&device, config, share)?);
         let own = GpuRunner::of_rank(device, own_config, weights, options, links.pop())?;
-        Ok(Self { own, others: Rc::new(others) })
+        Ok(Self { own, others: Rc::new(others), reading: None })
+    }
+
+    /// Streams that generate read what labels find; `reading` is the whole `model`'s. Before the pools are opened.
+    ///
+    /// # Errors
+    /// Channels of another model, or too little memory.
+    pub fn read_sparsely(&mut self, model: &ModelConfig, reading: Reading) -> Result<()> {
+        let ranks = model.kv_heads / self.config().kv_heads;
+        self.own.read_sparsely(reading.of_rank(model, Share { rank: 0, ranks })?)?;
+        self.reading = Some(reading);
+        Ok(())
     }
 
     /// The least memory that a GPU has left, in bytes.
@@ -343,7 +365,9 @@ impl RanksRunner {
     pub fn warm(&mut self, backend: &mut Ranks, streams: &[usize]) -> Result<()> {
         let Ranks { own, table, max_steps, .. } = backend;
         let (layout, table, max_steps) = (*own.layout(), *table, *max_steps);
-        let opened = self.others.ask(|answer| Message::Open(layout, table, max_steps, answer))?;
+        let reading = || self.reading.clone();
+        let open = |answer| Message::Open(reading(), layout, table, max_steps, answer);
+        let opened = self.others.ask(open)?;
         opened.into_iter().collect::<Result<()>>()?;
         self.others.tell(|| Message::Warm(streams.to_vec()));
         self.own.warm(own, streams)?;

@@ -19,6 +19,7 @@ use super::image::Images;
 use super::kept::Kept;
 use super::kernels::DeviceDraw;
 use super::products::{Choice, padded_rows};
+use super::sparse::Reading;
 use super::sums::Link;
 use super::weights::Weights;
 use crate::args::SumsName;
@@ -26,6 +27,7 @@ use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::runner::{Draw, Runner, Work};
+use crate::sparse::channels::Measured;
 
 /// Most tokens chosen in one step.
 const DRAWS_MAX: usize = 4096;
@@ -114,6 +116,8 @@ pub struct GpuRunner {
     number: u64,
     flying: VecDeque<Flying>,
     fresh: bool,
+    /// What streams that generate read, where that is not all: of this rank.
+    reading: Option<Reading>,
     kept: Option<Kept>,
     logits: Vec<f32>,
     times: Vec<StepTime>,
@@ -169,6 +173,7 @@ impl GpuRunner {
             number: 0,
             flying: VecDeque::new(),
             fresh: true,
+            reading: None,
             kept,
             logits: Vec::new(),
             times: Vec::new(),
@@ -177,10 +182,49 @@ impl GpuRunner {
         })
     }
 
+    /// Streams that generate read what labels find, in backends that are opened from now on.
+    ///
+    /// # Errors
+    /// The driver's, where memory is short.
+    pub fn read_sparsely(&mut self, reading: Reading) -> GpuResult<()> {
+        let (rows, _) = self.options.decode_max();
+        self.forward.read_sparsely(&self.device, reading.top, rows)?;
+        self.reading = Some(reading);
+        self.forget();
+        Ok(())
+    }
+
+    /// Measures what each channel of K is worth, in backends that are opened from now on: steps are waited for, layer by
+    /// layer.
+    ///
+    /// # Errors
+    /// The driver's, where memory is short.
+    pub fn measure_channels(&mut self) -> GpuResult<()> {
+        self.forget();
+        self.forward.measure_channels(&self.device)
+    }
+
+    /// What was measured, where it was; nothing is from now on.
+    pub fn take_measured(&mut self) -> Option<Measured> {
+        self.forget();
+        self.forward.take_measured()
+    }
+
+    /// Another backend will be opened: graphs name the last one.
+    fn forget(&mut self) {
+        self.graphs.clear();
+        self.times.clear();
+        self.fresh = true;
+    }
+
     /// Opens the backend for this runner's steps, on its stream.
     pub fn backend(&self) -> CudaOptions {
         let (rows, tokens) = self.options.decode_max();
+        // Streams that share pages count them each, so they may see more than the pool has.
+        let seen = u64::from(self.options.concurrency) * self.forward.config.max_len as u64;
         CudaOptions {
+            labels: self.reading.as_ref().map(|reading| reading.labels.clone()),
+            select_tokens: seen,
             stream: Some(self.device.stream.clone()),
             max_step_tokens: self.options.chunk + tokens as u32,
             max_step_rows: rows as u32,
@@ -308,7 +352,7 @@ impl GpuRunner {
         };
         // A graph's logits are copied after all of it.
         let keeps = self.kept.is_none() || draw_count <= rows;
-        if decode && self.options.graphs && keeps {
+        if decode && self.options.graphs && keeps && !forward.is_measuring() {
             let key = (batch, tokens, filtered);
             if let Entry::Vacant(entry) = self.graphs.entry(key) {
                 let body = || {

@@ -189,6 +189,11 @@ impl<R: Runner> Server<R> {
         &mut self.runner
     }
 
+    /// Who computed its steps; the engine goes.
+    pub fn into_runner(self) -> R {
+        self.runner
+    }
+
     /// Changes how many streams run at a time.
     pub fn set_concurrency(&mut self, streams: u32) {
         self.policy.concurrency = streams;

@@ -14,6 +14,7 @@ use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 
 /// Sums of what was seen of each channel.
+#[derive(Debug)]
 pub struct Measured {
     layers: usize,
     kv_heads: usize,

@@ -5,12 +5,14 @@
 //! reader     attention of a step over chosen positions
 //! recall     how much of attention's weight they hold
 //! change     which words they change
+//! reference  logits of streams whose tokens are given
 //! ```
 
 pub mod change;
 pub mod channels;
 pub mod reader;
 pub mod recall;
+pub mod reference;
 
 use std::str::FromStr;
 

@@ -12,7 +12,7 @@ mkdir -p "$lt" "$nccl"
 "${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$nccl/libnccl.so.2" examples/generate/tests/fake_cublaslt/nccl.cc
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 cd examples/generate
-LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --features cuda --test gpu --test gpu_kernels --test gpu_products --test gpu_sums
+LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --features cuda --test gpu --test gpu_kernels --test gpu_products --test gpu_sparse --test gpu_sums
 # Sums over more ranks, finely mixed; and what devices that do not reach each other's memory do.
 FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --quiet --features cuda --test gpu_sums
 FAKE_DRIVER_PEERS=0 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --quiet --features cuda --test gpu_sums what_sums

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::rc::Rc;
 
-use super::settings::{Setting, samplings, settings};
+use super::settings::{FEW, Setting, samplings, settings};
 use super::{Case, Distance};
 use crate::args::SumsName;
 use crate::config::ModelConfig;
@@ -34,7 +34,7 @@ impl<W: Write> Report<'_, W> {
         let distance = case.distance(setting)?;
         self.failures += usize::from(!distance.is_close());
         let verdict = if distance.is_close() { "ok" } else { "WRONG" };
-        let (name, Distance { token, logits, tokens }) = (case.name, distance);
+        let (name, Distance { token, logits, tokens, .. }) = (case.name, distance);
         self.say(format_args!(
             "{name}: {verdict}, worst token {token:.4}, logits {logits:.5}, {tokens} tokens, {setting:?}"
         ))
@@ -42,7 +42,8 @@ impl<W: Write> Report<'_, W> {
 
     /// Whether a fault that is put in on purpose shows.
     fn fault(&mut self, case: &mut Case, fault: Fault) -> Result<()> {
-        let distance = case.distance(Setting { fault, ..settings()[0] })?;
+        let sparse = (fault == Fault::Labels).then_some(FEW);
+        let distance = case.distance(Setting { fault, sparse, ..settings()[0] })?;
         self.failures += usize::from(distance.is_close());
         let verdict = if distance.is_close() { "NOT FOUND" } else { "found" };
         let (name, Distance { token, logits, .. }) = (case.name, distance);
@@ -94,7 +95,7 @@ pub fn run(out: &mut impl Write) -> Result<()> {
         for setting in settings() {
             report.setting(&mut case, setting)?;
         }
-        for fault in [Fault::Page, Fault::Position, Fault::Rotary] {
+        for fault in [Fault::Page, Fault::Position, Fault::Rotary, Fault::Labels] {
             report.fault(&mut case, fault)?;
         }
         for sampling in samplings() {

@@ -7,6 +7,11 @@ use crate::gpu::forward::Fault;
 use crate::gpu::products::Choice;
 use crate::sample::Sampling;
 
+/// As many positions as the longest stream of the check has.
+pub const ALL: u32 = 147;
+/// Fewer than most streams have.
+pub const FEW: u32 = 24;
+
 /// How requests come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
@@ -46,6 +51,8 @@ pub struct Setting {
     pub stop: Option<u32>,
     /// Drafts that steps check; not with `overlap`.
     pub drafts: Option<Drafting>,
+    /// Positions that streams that generate read, if not all.
+    pub sparse: Option<u32>,
 }
 
 impl Default for Setting {
@@ -61,6 +68,7 @@ impl Default for Setting {
             fail_every: None,
             stop: None,
             drafts: None,
+            sparse: None,
         }
     }
 }
@@ -84,6 +92,7 @@ pub fn settings() -> Vec<Setting> {
         }
     }
     settings.extend(drafted());
+    settings.extend(sparse());
     settings
 }
 
@@ -99,6 +108,23 @@ fn drafted() -> impl Iterator<Item = Setting> {
         let plain = Setting { page_size, layout, graphs, choice, drafts, ..Setting::default() };
         WAYS.map(move |way| Setting { way, overlap: false, ..plain })
     })
+}
+
+/// Sparse reads of as many positions as streams have, in every way; and of fewer, where each prompt is computed once and in
+/// parts of more than a token, so that the reference knows who read what.
+fn sparse() -> impl Iterator<Item = Setting> {
+    let pages = [(1, Layout::LayerFirst), (16, Layout::PageFirst)];
+    let launched = [(true, true), (false, false), (true, false)];
+    let settings = pages.into_iter().zip([(true, true), (false, false)]);
+    let all = settings.flat_map(|((page_size, layout), (graphs, overlap))| {
+        let plain = Setting { page_size, layout, graphs, overlap, ..Setting::default() };
+        WAYS.map(move |way| Setting { way, sparse: Some(ALL), ..plain })
+    });
+    let few = launched.into_iter().zip(pages.into_iter().cycle());
+    all.chain(few.flat_map(|((graphs, overlap), (page_size, layout))| {
+        let plain = Setting { page_size, layout, graphs, overlap, ..Setting::default() };
+        [Way::AllAtOnce, Way::Forked].map(|way| Setting { way, sparse: Some(FEW), ..plain })
+    }))
 }
 
 /// Draws that leave out none, some, and most tokens.

@@ -1,0 +1,156 @@
+//! Sparse reads on a GPU: channels for a pool's labels, attention over what these find, and how channels are measured.
+//!
+//! Rows of one new token read a selection, which each layer writes anew at one address, so that graphs can name it. A
+//! measuring pass copies q and K of each layer to the host, where [`Measured`] looks at them; it is slow, and done once.
+
+use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
+use kvarena::{
+    Attend, Backend, BatchPlan, LabelChannels, LayerId, PoolConfig, Queries, Select, Selection,
+    SlotMapping, SparseBackend,
+};
+
+use super::device::Device;
+use super::error::GpuResult;
+use super::weights::Share;
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::sparse::channels::Measured;
+
+/// What streams that generate read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reading {
+    /// Positions for each kv head.
+    pub top: u32,
+    /// The channels that find them: of a whole model, or of a rank's heads.
+    pub labels: LabelChannels,
+}
+
+impl Reading {
+    /// The part of a whole model's that a rank has.
+    ///
+    /// # Errors
+    /// Channels of another model.
+    pub fn of_rank(&self, model: &ModelConfig, share: Share) -> Result<Self> {
+        let pool = PoolConfig {
+            layers: model.layers as u32,
+            shape: model.kv_shape(),
+            label_channels: self.labels.channels(),
+            tp_size: share.ranks as u32,
+            tp_rank: share.rank as u32,
+            ..PoolConfig::default()
+        };
+        let labels = self.labels.local(&pool);
+        let labels = labels.map_err(|error| Error::request(format!("--labels: {error}")))?;
+        Ok(Self { labels, ..*self })
+    }
+}
+
+/// Positions on the device.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    pub(super) top: u32,
+    /// u32 `[rows, kv_heads, top]`, of one layer after another.
+    positions: DeviceBuffer,
+}
+
+impl Chosen {
+    /// Room for `top` positions of each kv head, for so many rows.
+    pub(super) fn new(
+        device: &Device,
+        top: u32,
+        (rows, kv_heads): (usize, usize),
+    ) -> GpuResult<Self> {
+        Ok(Self { top, positions: device.zeros(4 * rows * kv_heads * top as usize)? })
+    }
+
+    /// Attention of a layer: rows of one new token read what is selected for them, others all that they see.
+    pub(super) fn attend(
+        &mut self,
+        backend: &mut Cuda,
+        (plan, layer): (&BatchPlan<'_>, LayerId),
+        attend: &Attend,
+        q: DeviceRows<'_>,
+        out: DeviceRowsMut<'_>,
+    ) -> GpuResult<()> {
+        if plan.rows.iter().all(|row| row.extend_len != 1) {
+            return Ok(backend.attend(plan, layer, attend, q, out, None)?);
+        }
+        let select = Select { q_heads: attend.q_heads, top: self.top, window: attend.window };
+        backend.select(plan, layer, &select, q, self.positions.rows_mut(0, None))?;
+        let selection = Selection { positions: self.positions.rows(0, None), top: self.top };
+        let asked = Queries { rows: q, sinks: None };
+        Ok(backend.attend_selected(plan, layer, attend, selection, asked, out, None)?)
+    }
+}
+
+/// Measures on the host what each channel of K is worth.
+#[derive(Debug)]
+pub(super) struct Gauge {
+    measured: Measured,
+    /// bf16 rows of q, k and v, and then of K: `[tokens, qkv + kv]`
+    rows: PinnedBuffer,
+    /// Numbers of q, of qkv and of K in a row.
+    widths: [usize; 3],
+}
+
+impl Gauge {
+    /// Nothing is seen yet; steps have at most so many tokens.
+    pub(super) fn new(device: &Device, config: &ModelConfig, tokens: usize) -> GpuResult<Self> {
+        let [q, k] = [config.q_heads, config.kv_heads].map(|heads| heads * config.head_dim);
+        let widths = [q, q + 2 * k, k];
+        let rows = PinnedBuffer::new(&device.gpu, 2 * tokens * (widths[1] + k))?;
+        Ok(Self { measured: Measured::new(config), rows, widths })
+    }
+
+    /// Looks at a layer's rotated rows of qkv and of K, which are waited for.
+    pub(super) fn look(
+        &mut self,
+        device: &Device,
+        plan: &BatchPlan<'_>,
+        layer: usize,
+        [qkv, k]: [u64; 2],
+    ) -> GpuResult<()> {
+        // Padding comes last, and is stored nowhere.
+        let tokens = match plan.slot_mapping {
+            SlotMapping::I32(slots) => slots.iter().filter(|&&slot| slot >= 0).count(),
+            SlotMapping::I64(slots) => slots.iter().filter(|&&slot| slot >= 0).count(),
+        };
+        let [q_width, qkv_width, k_width] = self.widths;
+        let k_at = tokens * qkv_width;
+        // SAFETY: the step's rows are that long, and nobody touches the copies before they are waited for.
+        unsafe {
+            device.copy_to_host(&mut self.rows, 0, qkv, 2 * k_at)?;
+            device.copy_to_host(&mut self.rows, 2 * k_at, k, 2 * tokens * k_width)?;
+        }
+        device.stream.synchronize()?;
+        let rows: &[half::bf16] = bytemuck::cast_slice(self.rows.as_slice());
+        let (q, k) = rows.split_at(k_at);
+        let wide = |row: &[half::bf16]| row.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+        for (q, k) in q.chunks_exact(qkv_width).zip(k.chunks_exact(k_width)) {
+            self.measured.look(layer, &wide(&q[..q_width]), &wide(k));
+        }
+        Ok(())
+    }
+
+    /// What was measured.
+    pub(super) fn measured(self) -> Measured {
+        self.measured
+    }
+}
+
+/// The first channels of each head, to measure time by where weights are random and none is worth more than others.
+pub fn first_channels(model: &ModelConfig, count: u32) -> Result<LabelChannels> {
+    let (layers, kv_heads) = (model.layers as u32, model.kv_heads as u32);
+    let values = (0..layers * kv_heads).flat_map(|_| 0..count).collect();
+    LabelChannels::new(layers, kv_heads, count, values)
+        .map_err(|error| Error::request(format!("--sparse: {error}")))
+}
+
+/// What of so many bytes is for K and V, beside the labels of so many channels and the scores by them, if each of so many
+/// streams is as long as the model allows.
+pub(super) fn pool_bytes(model: &ModelConfig, (streams, channels): (u32, u32), bytes: u64) -> u64 {
+    let ModelConfig { kv_heads, head_dim, max_len, .. } = *model;
+    let scores = 4 * kv_heads as u64 * u64::from(streams) * max_len as u64;
+    let (rows, channels) = (2 * head_dim as u64, u64::from(channels));
+    bytes.saturating_sub(scores) / (rows + channels) * rows
+}

@@ -1,0 +1,70 @@
+//! What a stream says that reads sparsely, its tokens being given: for checking.
+
+use kvarena::{
+    Capacity, CpuOptions, Engine, EngineConfig, EngineError, Extend, KvDtype, LabelChannels,
+    Namespace, PoolConfig, StepScratch, TokenId,
+};
+
+use super::reader::Reader;
+use crate::clock::Clock;
+use crate::cpu::CpuRunner;
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::runner::{Draw, Runner, Work};
+use crate::sample::Sampling;
+
+/// The logits after each token of a stream from number `from` on, `[len - from, vocab]`, on the CPU over a pool of bf16:
+/// one step reads all, up to that token, and each token after it reads `top` positions.
+///
+/// # Errors
+/// Channels that are not the model's, or no such stream.
+pub fn logits(
+    model: &Model,
+    stream: &[u32],
+    from: usize,
+    (top, labels): (u32, &LabelChannels),
+) -> Result<Vec<f32>> {
+    let pool = PoolConfig {
+        layers: model.config.layers as u32,
+        shape: model.config.kv_shape(),
+        dtype: KvDtype::Bf16,
+        label_channels: labels.channels(),
+        capacity: Capacity::Pages(stream.len().div_ceil(16) as u32 + 1),
+        ..PoolConfig::default()
+    };
+    let labels = Some(labels.clone());
+    let mut engine = Engine::new(
+        EngineConfig { max_sequences: 1, ..EngineConfig::from(pool) },
+        CpuOptions { labels, ..CpuOptions::default() },
+    )
+    .map_err(|error| Error::run(error.to_string()))?;
+    let mut runner = CpuRunner::new(model).read_sparsely(Reader::new(top, None));
+    let tokens: Vec<TokenId> = stream.iter().copied().map(TokenId::new).collect();
+    let seq = engine.admit(Namespace::default(), &tokens, 0).map_err(refused)?;
+    let (mut scratch, mut work) = (StepScratch::new(), Work::default());
+    let (mut logits, mut said) = (Vec::new(), Vec::new());
+    let steps = [(0, from + 1)].into_iter().chain((from + 1..stream.len()).map(|at| (at, 1)));
+    for (start, len) in steps {
+        let items = [Extend { seq, len: len as u32 }];
+        let plan = engine.plan_batch(&mut scratch, &items).map_err(failed)?;
+        let step = plan.step();
+        work.plan.copy_from(&plan);
+        work.inputs = stream[start..start + len].iter().map(|&token| token as i32).collect();
+        work.draws =
+            vec![Draw { row: len - 1, sampling: Sampling::default(), sample: 0, index: 0 }];
+        let backend = engine.backend_mut();
+        runner.collect(backend, &work, false, &mut said, &mut Clock::default())?;
+        logits.extend_from_slice(runner.logits(0));
+        engine.commit(step).map_err(refused)?;
+        engine.complete(step).map_err(refused)?;
+    }
+    Ok(logits)
+}
+
+fn refused(error: kvarena::Error) -> Error {
+    Error::run(error.to_string())
+}
+
+fn failed<E: std::error::Error>(error: EngineError<E>) -> Error {
+    Error::run(error.to_string())
+}

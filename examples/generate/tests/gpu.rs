@@ -190,8 +190,9 @@ fn staging_ahead_touches_nothing_in_flight() {
     let _turn = turn();
     let Some(device) = device() else { return };
     let case = Case::golden(&device).expect("the golden model");
-    for (graphs, choice) in [(true, Choice::Gemm), (false, Choice::First)] {
-        let setting = Setting { graphs, choice, ..Setting::default() };
+    let launched = [(true, Choice::Gemm, None), (false, Choice::First, None)];
+    for (graphs, choice, sparse) in launched.into_iter().chain([(true, Choice::First, Some(24))]) {
+        let setting = Setting { graphs, choice, sparse, ..Setting::default() };
         let (runner, engine, policy) = case.parts(setting).expect("served");
         let runner = Held { runner, holds: false, gates: VecDeque::new() };
         let mut server = Server::new(runner, engine, policy);

@@ -27,7 +27,8 @@ use crate::server::{Server, Sink};
 /// Prompt and output tokens of the offline requests, in order.
 const OFFLINE: &str = include_str!("offline.json");
 const DECODE_STEPS: u32 = 128;
-/// Enough steps for the streams of the largest batch to meet: each begins when its prompt is computed.
+/// Enough steps for the streams of the largest batch to meet, as each begins when its prompt is computed: if that takes no
+/// more than half as many steps, else so many more.
 const FIRST_STEPS: u32 = 64;
 const PREFILL_PROMPTS: usize = 64;
 
@@ -169,7 +170,9 @@ fn decode(
     let requests = |prompts: &mut Prompts, steps| -> Vec<Request> {
         (0..batch).map(|_| prompts.request(context, steps, temperature)).collect()
     };
-    submit(server, requests(prompts, FIRST_STEPS))?;
+    let chunks = (batch * context).div_ceil(server.policy().chunk as usize) as u32;
+    let more = chunks.saturating_sub(FIRST_STEPS / 2);
+    submit(server, requests(prompts, FIRST_STEPS + more))?;
     if alone {
         server.runner_mut().gpu_mut().measure_parts(batch);
     }
@@ -178,7 +181,7 @@ fn decode(
     let part_ms = |part: usize| parts.map(|parts| parts[part]);
     server.runner_mut().gpu_mut().take_times();
     let before = host_us(server);
-    submit(server, requests(prompts, DECODE_STEPS + 1))?;
+    submit(server, requests(prompts, DECODE_STEPS + 1 + more))?;
     server.run(&mut Nobody)?;
     let after = host_us(server);
     let times = server.runner_mut().gpu_mut().take_times();

@@ -189,6 +189,11 @@ impl<R: Runner> Server<R> {
         &mut self.runner
     }
 
+    /// How it batches.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
     /// Who computed its steps; the engine goes.
     pub fn into_runner(self) -> R {
         self.runner

@@ -1,5 +1,6 @@
-//! Sparse reads on a GPU, where there is one (or a driver on the CPU that stands for one), from outside: what is said, what is
-//! reported, channels in files, and what is refused before a GPU is asked for. `generate --check` compares the words.
+//! Sparse reads on a GPU, where there is one (or a driver on the CPU that stands for one), from outside: what is said,
+//! what is reported, channels in files, and what is refused before a GPU is asked for. `generate --check` compares the
+//! words.
 #![cfg(feature = "cuda")]
 
 mod common;

@@ -2,8 +2,8 @@
 //!
 //! The work is that of a published engine's benchmark, so that numbers compare: prompts of random tokens below 10,000,
 //! stop tokens ignored; offline at temperature 0.6, prefill greedy, decode greedy unless told otherwise. A decode row's `ms`
-//! is as that engine measures, the median of 128 steps after prompts of 1,024 (`--context`); `ms_at_context` that of the first
-//! nine. With `--sparse` a row says what streams read.
+//! is as that engine measures, the median of 128 steps after prompts of 1,024 (`--context`); `ms_at_context` that of the
+//! first nine. With `--sparse` a row says what streams read.
 //! Times of a step's parts are null over several ranks: one rank's parts would wait for the others' sums for ever.
 
 mod sums;
@@ -27,8 +27,8 @@ use crate::server::{Server, Sink};
 /// Prompt and output tokens of the offline requests, in order.
 const OFFLINE: &str = include_str!("offline.json");
 const DECODE_STEPS: u32 = 128;
-/// Enough steps for the streams of the largest batch to meet, as each begins when its prompt is computed: if that takes no
-/// more than half as many steps, else so many more.
+/// Enough steps for the streams of the largest batch to meet, as each begins when its prompt is computed: if that takes
+/// no more than half as many steps, else so many more.
 const FIRST_STEPS: u32 = 64;
 const PREFILL_PROMPTS: usize = 64;
 

@@ -272,7 +272,7 @@ impl Case {
                 (_, Some(_)) => 100,
                 _ => 512,
             },
-            // Room for all, since a sample that waits computes its first token beside what its pages lack of the prompt.
+            // Room for all: a sample that waits computes its first token beside what its pages lack of the prompt.
             concurrency: if setting.sparse.is_some() { 24 } else { 16 },
             overlap: setting.overlap,
             fail_every: setting.fail_every,

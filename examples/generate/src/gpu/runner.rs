@@ -194,8 +194,8 @@ impl GpuRunner {
         Ok(())
     }
 
-    /// Measures what each channel of K is worth, in backends that are opened from now on: steps are waited for, layer by
-    /// layer.
+    /// Measures what each channel of K is worth, in backends that are opened from now on: steps are waited for, layer
+    /// by layer.
     ///
     /// # Errors
     /// The driver's, where memory is short.

@@ -114,8 +114,8 @@ pub fn ranks_server(args: &Args) -> Result<(Server<RanksRunner>, Text)> {
     Ok((Server::new(runner, engine, policy), text))
 }
 
-/// An engine for what is `free` of a GPU's memory, whose pool keeps so many channels, if any. Where the command line asks
-/// for sparse reads, an engine without channels has no more pages than one with them.
+/// An engine for what is `free` of a GPU's memory, whose pool keeps so many channels, if any. Where the command line
+/// asks for sparse reads, an engine without channels has no more pages than one with them.
 fn engine_config(
     args: &Args,
     model: &ModelConfig,

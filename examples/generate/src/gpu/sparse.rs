@@ -1,7 +1,7 @@
 //! Sparse reads on a GPU: channels for a pool's labels, attention over what these find, and how channels are measured.
 //!
 //! Rows of one new token read a selection, which each layer writes anew at one address, so that graphs can name it. A
-//! measuring pass copies q and K of each layer to the host, where [`Measured`] looks at them; it is slow, and done once.
+//! measuring pass copies q and K of each layer to the host, where [`Measured`] looks at them: slow, and done once.
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 use kvarena::{
@@ -146,8 +146,8 @@ pub fn first_channels(model: &ModelConfig, count: u32) -> Result<LabelChannels> 
         .map_err(|error| Error::request(format!("--sparse: {error}")))
 }
 
-/// What of so many bytes is for K and V, beside the labels of so many channels and the scores by them, if each of so many
-/// streams is as long as the model allows.
+/// What of so many bytes is for K and V, beside the labels of so many channels and the scores by them, if each of so
+/// many streams is as long as the model allows.
 pub(super) fn pool_bytes(model: &ModelConfig, (streams, channels): (u32, u32), bytes: u64) -> u64 {
     let ModelConfig { kv_heads, head_dim, max_len, .. } = *model;
     let scores = 4 * kv_heads as u64 * u64::from(streams) * max_len as u64;

@@ -13,8 +13,8 @@ use crate::model::Model;
 use crate::runner::{Draw, Runner, Work};
 use crate::sample::Sampling;
 
-/// The logits after each token of a stream from number `from` on, `[len - from, vocab]`, on the CPU over a pool of bf16:
-/// one step reads all, up to that token, and each token after it reads `top` positions.
+/// The logits after each token of a stream from number `from` on, `[len - from, vocab]`, on the CPU over a pool of
+/// bf16: one step reads all, up to that token, and each token after it reads `top` positions.
 ///
 /// # Errors
 /// Channels that are not the model's, or no such stream.

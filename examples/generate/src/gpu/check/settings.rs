@@ -110,8 +110,8 @@ fn drafted() -> impl Iterator<Item = Setting> {
     })
 }
 
-/// Sparse reads of as many positions as streams have, in every way; and of fewer, where each prompt is computed once and in
-/// parts of more than a token, so that the reference knows who read what.
+/// Sparse reads of as many positions as streams have, in every way; and of fewer, where each prompt is computed once and
+/// in parts of more than a token, so that the reference knows who read what.
 fn sparse() -> impl Iterator<Item = Setting> {
     let pages = [(1, Layout::LayerFirst), (16, Layout::PageFirst)];
     let launched = [(true, true), (false, false), (true, false)];

@@ -286,6 +286,10 @@ impl Forward {
             if self.part_rows > 0 {
                 link.add(device, 0, 0, 0)?;
             }
+            // NCCL goes other ways for other lengths, and connects for each when it first does.
+            for doubled in (0..).map(|times| 4096 << times).take_while(|&count| count < most) {
+                link.sum(device, self.x.address(), doubled)?;
+            }
             link.sum(device, self.x.address(), most)
         }
     }

@@ -34,9 +34,9 @@ for what in "${@:-test}"; do
         done
         ;;
     bench)
-        ./gpu_bench first ceil store copy decode extend fp8 plan >"$OUT/bench.txt" || failed=1
+        ./gpu_bench first ceil store copy decode shared shortq extend fp8 mla sparse plan >"$OUT/bench.txt" || failed=1
         if [ -d flashinfer ]; then
-            python3 flashinfer/bench_flashinfer.py --only ceil,store,decode,prefill --no-jit >"$OUT/flashinfer.txt" 2>&1
+            python3 flashinfer/bench_flashinfer.py --only ceil,store,decode,prefill,cascade,fp8,mla,shortq --no-jit >"$OUT/flashinfer.txt" 2>&1
             python3 compare.py "$OUT/kvarena.json" "$OUT/flashinfer.json"
             grep -vE "^(decode|extend)" "$OUT/bench.txt"
         else

@@ -204,25 +204,20 @@ struct Run {
     }
 };
 
+// Looks for the pages of the next piece, and goes on to the one after it.
+DEVICE void look_next(const SelectParams& params, const Run& run, Cursor& ahead, Own& own, u32 stage) {
+    look_ahead(params.attend, ahead, run.end, own, stage);
+    ahead.next(params, run.end);
+}
+
 // EIGHTS: the labels of a head are so many times 8 channels. A piece's labels are copied while the two before it are, its pages three
-// pieces earlier, since both come from memory.
-template <u32 EIGHTS> DEVICE void score_copied(const SelectParams& params, Own& own) {
+// pieces earlier, since both come from memory; those of the first pieces were asked for.
+template <u32 EIGHTS> DEVICE void score_copied(const SelectParams& params, const Run& run, Cursor& at, Cursor& ahead, Own& own) {
     const AttendParams& p = params.attend;
-    const Run run = Run::make(params, UNITS / EIGHTS);
-    if (run.begin == run.end) return wait_for_previous();
-    Cursor at = Cursor::make(params, run.begin), ahead = at;
-    auto look_next = [&](u32 stage) {
-        look_ahead(p, ahead, run.end, own, stage);
-        ahead.next(params, run.end);
-    };
-#pragma unroll 1
-    for (u32 stage = 0; stage < STAGES - 1; ++stage) look_next(stage);
-    copy_commit();
-    wait_for_previous();
     copy_wait<0>();
     auto copy_next = [&](u32 stage) {
         copy_labels<EIGHTS>(p, run.heads, own, stage);
-        look_next((stage + STAGES - 1) % STAGES);
+        look_next(params, run, ahead, own, (stage + STAGES - 1) % STAGES);
         copy_commit();
     };
 #pragma unroll 1
@@ -248,12 +243,8 @@ template <u32 EIGHTS> DEVICE void score_copied(const SelectParams& params, Own& 
 }
 
 // Labels of any number of channels, read where they are.
-DEVICE void score_in_place(const SelectParams& params, float* queries) {
+DEVICE void score_in_place(const SelectParams& params, const Run& run, Cursor& at, float* queries) {
     const AttendParams& p = params.attend;
-    const Run run = Run::make(params, 4);
-    wait_for_previous();
-    if (run.begin == run.end) return;
-    Cursor at = Cursor::make(params, run.begin);
     for (bool other_row = true; at.number < run.end; other_row = at.next(params, run.end)) {
         if (other_row) sum_queries(params, p.q + at.row.qo_start * p.q_stride, run.heads, queries);
         score_read(params, at, Keys::make(params, at, run.heads), run.heads, queries);
@@ -265,12 +256,17 @@ extern "C" __global__ void __launch_bounds__(128, 3) score_labels_DTYPE(const __
     Own& own = reinterpret_cast<Own*>(shared)[threadIdx.x / 32];
     const AttendParams& p = params.attend;
     let_next_start();
-    const bool whole = ((p.k | p.page_stride | p.slot_stride | p.head_stride) & 15) == 0;
-    if (params.channel_count == 16 && whole) {
-        score_copied<2>(params, own);
-    } else if (params.channel_count == 32 && whole) {
-        score_copied<4>(params, own);
-    } else {
-        score_in_place(params, reinterpret_cast<float*>(own.stages));
+    const bool whole = ((p.k | p.page_stride | p.slot_stride | p.head_stride) & 15) == 0, copied = whole && (params.channel_count == 16 || params.channel_count == 32);
+    const Run run = Run::make(params, copied && params.channel_count == 32 ? 2 : 4);
+    if (run.begin == run.end) return wait_for_previous();
+    Cursor at = Cursor::make(params, run.begin), ahead = at;
+    if (copied) {
+#pragma unroll 1
+        for (u32 stage = 0; stage < STAGES - 1; ++stage) look_next(params, run, ahead, own, stage);
+        copy_commit();
     }
+    wait_for_previous();
+    if (!copied) score_in_place(params, run, at, reinterpret_cast<float*>(own.stages));
+    else if (params.channel_count == 32) score_copied<4>(params, run, at, ahead, own);
+    else score_copied<2>(params, run, at, ahead, own);
 }

@@ -82,6 +82,19 @@ template <bool EVERY> Outcome sync_reduce(Warp& warp, const Instruction& in) {
     return Outcome::NEXT;
 }
 
+// ---- registers --------------------------------------------------------------------------------------------------------
+
+/* A warp takes no more than others of its CTA gave back, and waits for these. */
+template <bool MORE> Outcome set_registers(Warp& warp, const Instruction& in) {
+    const u32 wanted = in.number;
+    if (MORE ? wanted < warp.registers : wanted > warp.registers) fail(warp, in, 0, "a lane has %u registers", warp.registers);
+    u32& left = warp.cta->registers_left;
+    const i32 taken = static_cast<i32>(wanted - warp.registers) * static_cast<i32>(LANES);
+    if (taken > static_cast<i32>(left)) return Outcome::BLOCKED;
+    left -= taken, warp.registers = wanted;
+    return Outcome::NEXT;
+}
+
 // ---- lanes of a warp --------------------------------------------------------------------------------------------------
 
 enum class Shuffle { IDX, BFLY, UP, DOWN };
@@ -162,7 +175,7 @@ void add_control(Forms& forms) {
         {"membar.cta", "", nothing}, {"membar.gl", "", nothing}, {"membar.sys", "", nothing}, {"fence.acq_rel.gpu", "", nothing},
         {"fence.acq_rel.cta", "", nothing}, {"fence.acq_rel.sys", "", nothing}, {"fence.sc.gpu", "", nothing},
         {"fence.proxy.async.shared::cta", "", nothing}, {"fence.proxy.async", "", nothing}, {"fence.mbarrier_init.release.cluster", "", nothing},
-        {"setmaxnreg.inc.sync.aligned.u32", ".", nothing, W}, {"setmaxnreg.dec.sync.aligned.u32", ".", nothing, W},
+        {"setmaxnreg.inc.sync.aligned.u32", "#", set_registers<true>, W}, {"setmaxnreg.dec.sync.aligned.u32", "#", set_registers<false>, W},
         {"prefetch.global.L2", ".", nothing}, {"prefetch.global.L1", ".", nothing}, {"nanosleep.u32", ".", nothing},
         {"createpolicy.fractional.L2::evict_first.b64", "=8 .", [](Warp& warp, const Instruction& in) {
              return each_lane(warp, column<u64>(warp, in.at[0]), [](u32) { return u64(0); }), Outcome::NEXT;

@@ -148,6 +148,8 @@ void start_warp(Cta& cta, u32 index) {
     const u32 left = threads - index * LANES;
     warp.lanes = warp.alive = left >= LANES ? ~0u : (1u << left) - 1;
     warp.pc = 0, warp.next_pc = ~0u, warp.other_count = 0, warp.index = index, warp.cta = &cta, warp.at_barrier = false;
+    // All that its launch bounds allow, which ptxas gives a kernel that moves registers.
+    warp.registers = std::min(65536 / (entry.threads_most * entry.resident_least) / 8 * 8, 255u);
     warp.copies.clear(), warp.products.clear(), warp.product_groups = 0;
     memset(warp.copy_groups, 0, sizeof warp.copy_groups);
 }
@@ -159,7 +161,7 @@ void start_cta(Cta& cta, Launch& launch, u64 number) {
     memset(cta.barriers, 0, sizeof cta.barriers);
     const u32 threads = launch.block[0] * launch.block[1] * launch.block[2];
     cta.warps.resize((threads + LANES - 1) / LANES);
-    cta.warps_left = static_cast<u32>(cta.warps.size());
+    cta.warps_left = static_cast<u32>(cta.warps.size()), cta.registers_left = 0;
     for (u32 i = 0; i < cta.warps.size(); ++i) start_warp(cta, i);
     cta.races.start(cta);
 }

@@ -48,6 +48,7 @@ struct Warp {
     Group others[LANES];
     u32 other_count;
     u32 index;           // in its CTA
+    u32 registers;       // of a lane, as setmaxnreg left them
     Cta* cta;
     bool at_barrier;     // it has arrived, and waits
     bool polled;         // in its last slice
@@ -68,6 +69,7 @@ struct Cta {
     std::vector<Warp> warps;
     Barrier barriers[16];
     u32 warps_left;
+    u32 registers_left;  // that its warps gave back
     Races races;
 };
 

@@ -374,7 +374,7 @@ struct Parser {
         *entry = Entry{};
         entry->name = word();
         std::fill_n(entry->specials, u32(Special::COUNT), NO_COLUMN);
-        entry->predicates = 2, entry->threads_most = 1024;
+        entry->predicates = 2, entry->threads_most = 1024, entry->resident_least = 1;
         draft = {}, constants.clear(), operand_starts.clear(), scopes.clear();
         const auto symbols_of_file = symbols;
         const u32 shared_of_file = shared_end;
@@ -389,6 +389,7 @@ struct Parser {
             do threads *= static_cast<u32>(number());
             while (next(','));
             if (directive == ".maxntid") entry->threads_most = threads;
+            if (directive == ".minnctapersm") entry->resident_least = threads;
         }
         body();
         place_operands();

@@ -62,6 +62,7 @@ struct Entry {
     u32 file_bytes, predicates;
     u32 param_bytes, static_shared, dynamic_shared_at, local_bytes;
     u32 threads_most;                    // .maxntid
+    u32 resident_least;                  // CTAs of a multiprocessor: .minnctapersm
     std::vector<std::string> lines;      // of the text, for messages
     mutable std::vector<u8> done;        // which instructions were ever done; counts, for statistics
     mutable u64 launches = 0, instructions = 0;

@@ -6,7 +6,8 @@
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
-//! Sections: ceil, store, copy, decode, shared, shortq, extend, fp8, mla, sparse, plan, first.
+//! Sections: ceil, store, copy, decode, shared, spans, shortq, extend, fp8, mla, sparse, plan, first; and spans-small,
+//! for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;
@@ -17,6 +18,7 @@ mod host;
 mod latent;
 mod moves;
 mod report;
+mod spans;
 mod sparse;
 mod timer;
 
@@ -54,6 +56,12 @@ fn main() -> Outcome<()> {
     }
     if wanted("shared") {
         attention::shared(&gpu, &mut report)?;
+    }
+    if wanted("spans") {
+        spans::run(&gpu, spans::Sizes::FULL, &mut report)?;
+    }
+    if asked.iter().any(|a| a == "spans-small") {
+        spans::run(&gpu, spans::Sizes::SMALL, &mut report)?;
     }
     if wanted("shortq") {
         attention::short_queries(&gpu, &mut report)?;

@@ -7,6 +7,8 @@ use crate::Outcome;
 /// A stream and two events.
 pub struct Timer {
     pub stream: CudaStream,
+    /// Microseconds of calls that are timed together.
+    pub together: f64,
     start: CudaEvent,
     end: CudaEvent,
 }
@@ -14,7 +16,8 @@ pub struct Timer {
 impl Timer {
     pub fn new(gpu: &Gpu) -> Outcome<Self> {
         let stream = CudaStream::new(gpu)?;
-        Ok(Self { stream, start: CudaEvent::new(gpu, true)?, end: CudaEvent::new(gpu, true)? })
+        let (start, end) = (CudaEvent::new(gpu, true)?, CudaEvent::new(gpu, true)?);
+        Ok(Self { stream, together: 10_000.0, start, end })
     }
 
     /// Microseconds that `work` takes on the stream.
@@ -61,7 +64,7 @@ impl Timer {
         })? / calls as f64)
     }
 
-    /// How many calls take 10 ms, warm.
+    /// How many calls take 10 ms, or what is to be timed together, warm.
     fn calls(
         &mut self,
         sets: usize,
@@ -72,7 +75,7 @@ impl Timer {
         }
         self.stream.synchronize()?;
         let estimate = self.once(|| (0..sets).try_for_each(&mut launch))? / sets as f64;
-        let calls = ((10_000.0 / estimate).ceil() as usize).clamp(sets, 2_000);
+        let calls = ((self.together / estimate).ceil() as usize).clamp(sets, 2_000);
         Ok(calls.div_ceil(sets) * sets)
     }
 }

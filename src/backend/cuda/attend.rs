@@ -20,7 +20,9 @@ use super::params::{AttendParams, DecodeWork, LayerScales, Lists, wide_magic};
 use super::pool::Pool;
 use super::raw::{RawStream, is_capturing, raw};
 use super::ring::{Load, UploadRing};
-use super::split::{DECODE_EXTRA, DECODE_EXTRA_FP8, DECODE_ROWS, Split, SplitCount, SplitShape};
+use super::split::{
+    DECODE_EXTRA, DECODE_EXTRA_FP8, DECODE_ROWS, SpanWork, Split, SplitCount, SplitShape,
+};
 use super::sys;
 use crate::backend::Attend;
 use crate::layout::PoolLayout;
@@ -81,6 +83,11 @@ pub(super) struct Variants {
 impl Variants {
     pub(super) fn len(&self) -> usize {
         self.list.len() + self.latent.len()
+    }
+
+    /// What the staged step's time is made of, if the first variant reads a span of it once.
+    pub(super) fn span_work(&self) -> Option<SpanWork> {
+        self.list.first()?.shared.as_ref()?.work()
     }
 
     /// Bytes of the image that the variants' decode splits take.

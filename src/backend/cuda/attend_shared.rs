@@ -17,7 +17,9 @@ use super::params::{
     SpanParts,
 };
 use super::raw::{RawStream, raw};
-use super::split::{ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit, SplitShape};
+use super::split::{
+    ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit, SpanWork, SplitShape,
+};
 use super::sys;
 use crate::layout::KvDtype;
 use crate::plan::BatchPlan;
@@ -166,6 +168,11 @@ impl SharedDecode {
         put(block, offsets.spans, spans);
         let used = put(block, offsets.items, items);
         end + if last { used } else { offsets.end }
+    }
+
+    /// What the staged step's time is made of, if it reads a span once.
+    pub(super) fn work(&self) -> Option<SpanWork> {
+        self.accepted.then_some(self.split.work)
     }
 
     /// Whether graphs of so many tokens and rows may hold it: those of the narrowest decode kernel.

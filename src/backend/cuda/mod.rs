@@ -67,4 +67,6 @@ pub use memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 pub use opened::{Cuda, StagedPlan};
 pub use options::CudaOptions;
 pub use raw::RawStream;
+#[doc(hidden)]
+pub use split::{SpanCosts, SpanWork};
 pub use stream::{CudaEvent, CudaGraph, CudaStream};

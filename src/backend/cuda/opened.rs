@@ -15,6 +15,7 @@ use super::kernels::{
 use super::labels::Labels;
 use super::memory::DeviceBuffer;
 use super::pool::Pool;
+use super::split::SpanWork;
 use super::stage::Stage;
 use super::stream::{CudaEvent, CudaStream};
 use super::tables::Tables;
@@ -96,6 +97,12 @@ impl Cuda {
     /// Bytes of plans sent to the device so far.
     pub fn uploaded_bytes(&self) -> u64 {
         self.stage.sent_bytes()
+    }
+
+    /// For `benches/gpu`: what the staged step's time is made of, if it reads a span once.
+    #[doc(hidden)]
+    pub fn span_work(&self) -> Option<SpanWork> {
+        self.variants.span_work()
     }
 
     /// The page tables as they are on the device, after waiting for everything asked for. For tests.

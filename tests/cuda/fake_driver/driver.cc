@@ -276,6 +276,9 @@ API int cuMemcpyHtoD_v2(u64 to, const void* from, size_t bytes) {
 API int cuMemcpyDtoH_v2(void* to, u64 from, size_t bytes) {
     return here().capture ? CAPTURE_UNSUPPORTED : (copy(reinterpret_cast<u64>(to), from, bytes), wait());
 }
+API int cuMemcpyDtoD_v2(u64 to, u64 from, size_t bytes) {
+    return here().capture ? CAPTURE_UNSUPPORTED : (copy(to, from, bytes), wait());
+}
 API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* stream) {
     return copy(to, reinterpret_cast<u64>(from), bytes, stream);
 }

@@ -28,7 +28,9 @@ use decode::DecodeSplit;
 pub use decode::{DECODE_EXTRA, DECODE_EXTRA_FP8, DECODE_ROWS, DECODE_UNIT};
 use extend::ExtendSplit;
 pub use latent::{LATENT_ROWS, LatentSplit};
-pub use shared::{ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit};
+pub use shared::{
+    ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit, SpanCosts, SpanWork,
+};
 
 /// What a split depends on besides the step. One [`Split`] is made for one shape.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

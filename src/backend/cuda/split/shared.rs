@@ -9,7 +9,9 @@
 //!
 //! Cost: O(rows, members of all spans, multiprocessors, items).
 //!
-//! Not here: how spans are found (`plan/spans.rs`), steps without any (`decode.rs`).
+//! Not here: how spans are found (`plan/spans.rs`), what they cost (`shared/cost.rs`), steps without (`decode.rs`).
+
+mod cost;
 
 use super::super::params::{
     DecodeWork, ExtendWork, LISTED_SUMS, RowShare, SPAN_ROWS, SharedHead, SpanMember, SpanParts,
@@ -17,6 +19,7 @@ use super::super::params::{
 };
 use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape, is_tree};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
+pub use cost::{SpanCosts, SpanWork};
 
 /// Tokens of a tile: items are cut at multiples of it.
 const SPAN_TOKENS: u32 = 128;
@@ -36,25 +39,7 @@ const NO_MASK: u32 = 1 << 30;
 const CTAS_STEP: usize = 3;
 /// No such span.
 const NONE: u32 = u32::MAX;
-
-/// What an H200 takes, in nanoseconds and bytes, measured by `benches/gpu shared`: the model that spans are accepted
-/// by, and multiprocessors dealt.
-mod cost {
-    /// A multiprocessor's tile of products.
-    pub const TILE: f64 = 2050.0;
-    /// An item beside its tiles.
-    pub const ITEM: f64 = 5500.0;
-    /// What items take before the first and after the last, and tails.
-    pub const SPANS: f64 = 7000.0;
-    pub const TAILS: f64 = 5000.0;
-    /// Bytes a nanosecond from memory, and where several read the same from the L2 cache.
-    pub const MEMORY: f64 = 4400.0;
-    pub const CACHE: f64 = 8400.0;
-    /// Bytes of decode units, those without tokens too, that a multiprocessor works off in a nanosecond.
-    pub const UNITS: f64 = 48.0;
-    /// A step that reads each row by itself, beside its bytes.
-    pub const FLAT: f64 = 4000.0;
-}
+const COSTS: SpanCosts = SpanCosts::H200;
 
 /// A span that is read once: its eligible members, and the positions that it covers.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +56,9 @@ struct Accepted {
 /// How a step's spans are dealt out.
 #[derive(Clone, Copy, Debug)]
 struct Deal {
-    /// Nanoseconds that the step is thought to take.
+    /// What the step's time is made of.
+    work: SpanWork,
+    /// Nanoseconds that it is thought to take.
     time: f64,
     /// Multiprocessors that work on spans.
     ctas: u32,
@@ -92,6 +79,8 @@ pub struct SharedSplit {
     pub members: Vec<SpanMember>,
     pub spans: Vec<SpanParts>,
     pub items: Vec<ExtendWork>,
+    /// What the step's time is made of, if spans were to be read once.
+    pub work: SpanWork,
     accepted: Vec<Accepted>,
     /// Of each place of the plan's members, the eligible ones before it.
     eligible: Vec<u32>,
@@ -119,6 +108,7 @@ impl SharedSplit {
             members: Vec::with_capacity(rows),
             spans: Vec::with_capacity(SPANS_MAX as usize),
             items: Vec::with_capacity(ITEMS_MAX as usize),
+            work: SpanWork::default(),
             accepted: Vec::with_capacity(SPANS_MAX as usize),
             eligible: Vec::with_capacity(rows + 1),
             ends: Vec::with_capacity(rows),
@@ -155,7 +145,8 @@ impl SharedSplit {
             self.share(rows, shared);
             self.measure_tails(rows);
             let deal = self.deal();
-            if self.free || deal.time < self.flat(rows) {
+            self.work = SpanWork { row_bytes: self.row_bytes(rows), ..deal.work };
+            if self.free || deal.time < COSTS.flat(&self.work) {
                 self.cut_spans(&deal);
                 self.cut_tails(rows);
                 return true;
@@ -224,17 +215,15 @@ impl SharedSplit {
         }
         let bytes = f64::from(len) * self.token_bytes();
         let tiles = self.tiles(members) * len.div_ceil(SPAN_TOKENS) * self.shape.kv_heads;
-        let products = f64::from(tiles) * cost::TILE / f64::from(self.multiprocessors);
-        bytes / cost::MEMORY + f64::from(members - 1) * bytes / cost::CACHE
-            - products.max(bytes / cost::MEMORY)
+        let products = f64::from(tiles) * COSTS.tile / f64::from(self.multiprocessors);
+        bytes / COSTS.memory + f64::from(members - 1) * bytes / COSTS.cache
+            - products.max(bytes / COSTS.memory)
     }
 
-    /// Nanoseconds of the step if each row is read by itself.
-    fn flat(&self, rows: &[BatchRow]) -> f64 {
+    /// Bytes that the rows read, each by itself.
+    fn row_bytes(&self, rows: &[BatchRow]) -> f64 {
         let shown = rows.iter().zip(&self.shares).filter(|(_, share)| share.rows > 0);
-        let all: f64 =
-            shown.map(|(row, _)| f64::from(row.kv_len)).sum::<f64>() * self.token_bytes();
-        cost::FLAT + (self.distinct_bytes() / cost::MEMORY).max(all / cost::CACHE)
+        shown.map(|(row, _)| f64::from(row.kv_len)).sum::<f64>() * self.token_bytes()
     }
 
     /// Bytes of tails and accepted spans.
@@ -375,12 +364,13 @@ impl SharedSplit {
     /// How many multiprocessors work on spans, and the length of a piece, so that spans and tails end soonest.
     fn deal(&self) -> Deal {
         let (all, heads) = (self.multiprocessors, self.shape.kv_heads);
-        let units =
-            f64::from(self.ends.last().copied().unwrap_or(0) * DECODE_UNIT) * self.token_bytes();
-        let bytes = self.distinct_bytes() / cost::MEMORY;
+        let units = self.ends.last().copied().unwrap_or(0) * DECODE_UNIT;
+        let unit_bytes = f64::from(units) * self.token_bytes();
+        let bytes = self.distinct_bytes();
         let longest = self.accepted.iter().map(|span| Self::pieces(span, 1)).max();
         let longest = longest.expect("a span is accepted");
-        let mut best = Deal { time: f64::INFINITY, ctas: 1, chunk: longest * SPAN_TOKENS };
+        let (work, time) = (SpanWork::default(), f64::INFINITY);
+        let mut best = Deal { work, time, ctas: 1, chunk: longest * SPAN_TOKENS };
         let mut last = 0;
         for parts in 1..=PARTS_MAX.min(longest) {
             let chunk = longest.div_ceil(parts);
@@ -396,12 +386,17 @@ impl SharedSplit {
             }
             last = chunk;
             for ctas in (1..=self.span_ctas_max()).rev().step_by(CTAS_STEP) {
-                let waves = f64::from((items * heads).div_ceil(ctas));
-                let spans = cost::SPANS + waves * (f64::from(chunk) * cost::TILE + cost::ITEM);
-                let tails = cost::TAILS + units / (f64::from(all - ctas) * cost::UNITS);
-                let time = spans.max(tails).max(cost::TAILS + bytes);
+                let work = SpanWork {
+                    waves: f64::from((items * heads).div_ceil(ctas)),
+                    tiles: f64::from(chunk),
+                    unit_bytes,
+                    tail_ctas: f64::from(all - ctas),
+                    bytes,
+                    row_bytes: 0.0,
+                };
+                let time = COSTS.once(&work);
                 if time < best.time {
-                    best = Deal { time, ctas, chunk: chunk * SPAN_TOKENS };
+                    best = Deal { work, time, ctas, chunk: chunk * SPAN_TOKENS };
                 }
             }
         }

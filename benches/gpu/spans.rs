@@ -1,0 +1,407 @@
+//! Whether spans are read once where that is cheaper, and what the model of their costs is worth.
+//!
+//! Simple shapes, to which the model's constants are fitted, and random forests. Each is timed with each row read by
+//! itself, as the split chooses, and with every span read once; results are compared with the first. Prints how far
+//! the choice is from the better of both, and how far the model from what was measured; all of it goes to
+//! `$OUT/spans.csv`.
+//!
+//! Not here: the model (`src/backend/cuda/split/shared/cost.rs`).
+
+use std::fmt::Write;
+use std::ops::Range;
+
+use half::bf16;
+use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu, SpanCosts, SpanWork};
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Attend, Backend, BatchPlan, LayerId, Layout, OpenBackend, SharedSpans, StepEnd, StepId,
+};
+
+use crate::Outcome;
+use crate::batch::{Batch, Forest, Noise, pool, table};
+use crate::report::{Distance, Rate, Report};
+use crate::timer::Timer;
+
+const HEAD_DIM: u32 = 128;
+const PAGE: u32 = 16;
+const LAYERS: u32 = 8;
+/// Tokens that the rows of a batch may have, the shared ones counted for each: what the page tables have room for.
+const SEEN_MAX: u64 = 4_300_000;
+
+/// How large forests are.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    /// Random forests for each number of heads.
+    forests: usize,
+    rows: u32,
+    /// Tokens of a span, and of a row's own, at most.
+    shared: u32,
+    own: u32,
+    /// Of a layer.
+    slots: u32,
+    /// Microseconds of calls that are timed together.
+    together: f64,
+}
+
+impl Sizes {
+    pub const FULL: Self = Self {
+        forests: 200,
+        rows: 256,
+        shared: 16_384,
+        own: 1_024,
+        slots: 131_072,
+        together: 1_000.0,
+    };
+    /// For a look at the section where a driver runs kernels on the CPU, and has no clock.
+    pub const SMALL: Self =
+        Self { forests: 3, rows: 8, shared: 256, own: 32, slots: 4_096, together: 0.0 };
+}
+
+/// What is read how.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Flat,
+    Chosen,
+    Once,
+}
+
+/// Microseconds of a forest, and what they are made of.
+struct Timed {
+    flat: f64,
+    chosen: f64,
+    once: f64,
+    /// Whether the split chose to read a span once.
+    accepted: bool,
+    /// With every span read once.
+    work: SpanWork,
+}
+
+impl Timed {
+    fn better(&self) -> f64 {
+        self.flat.min(self.once)
+    }
+}
+
+/// Two backends over pools of the same numbers: one chooses, one reads every span once.
+struct Bench {
+    timer: Timer,
+    choosing: Cuda,
+    all: Cuda,
+    q: DeviceBuffer,
+    out: DeviceBuffer,
+    q_heads: u32,
+    step: u64,
+    rng: Rng,
+}
+
+impl Bench {
+    fn new(gpu: &Gpu, noise: &Noise, heads: (u32, u32), sizes: &Sizes) -> Outcome<Self> {
+        let (q_heads, kv_heads) = heads;
+        let mut timer = Timer::new(gpu)?;
+        timer.together = sizes.together;
+        let open = |all_spans| -> Outcome<Cuda> {
+            let stream = Some(timer.stream.clone());
+            let options = CudaOptions { stream, all_spans, ..CudaOptions::new(gpu) };
+            let layout = pool(LAYERS, kv_heads, PAGE, sizes.slots, Layout::LayerFirst);
+            let mut cuda = options.open(&layout, &table(PAGE), 2)?;
+            noise.fill(cuda.pool())?;
+            cuda.prepare(&Attend::new(q_heads, HEAD_DIM))?;
+            Ok(cuda)
+        };
+        let (choosing, all) = (open(false)?, open(true)?);
+        let bytes = u64::from(LAYERS * sizes.rows * q_heads * HEAD_DIM) * 2;
+        let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
+        Ok(Self { timer, choosing, all, q, out, q_heads, step: 0, rng: Rng::new(5) })
+    }
+
+    /// Times a forest each way; `report` is told of results that differ.
+    fn run(&mut self, case: &str, forest: &Forest, report: &mut Report) -> Outcome<Timed> {
+        let layout = *self.choosing.layout();
+        let news = vec![1; forest.own.len()];
+        let batch = Batch::forest(0, &layout, &table(PAGE), forest, &news, &mut self.rng);
+        let bytes = distinct(forest) as f64 * f64::from(layout.kv_heads() * HEAD_DIM * 4);
+        let sets = ((400e6 / bytes).ceil() as usize).clamp(2, LAYERS as usize);
+        let (flat, _, exact) = self.time(&batch, How::Flat, sets)?;
+        let exact: Vec<f64> = exact.iter().map(|x| x.to_f64()).collect();
+        let mut compared = |how, kind| -> Outcome<(f64, Option<SpanWork>)> {
+            let (us, work, got) = self.time(&batch, how, sets)?;
+            let mut distance = Distance::default();
+            distance.add(&got, &exact);
+            if !distance.is_small() {
+                report.row("spans", case, kind, us, Rate::Bytes(bytes), false);
+            }
+            Ok((us, work))
+        };
+        let (chosen, accepted) = compared(How::Chosen, "as chosen")?;
+        let (once, work) = compared(How::Once, "spans once")?;
+        let accepted = accepted.is_some();
+        Ok(Timed { flat, chosen, once, accepted, work: work.unwrap_or_default() })
+    }
+
+    /// Microseconds, the work where a span is read once, and one layer's rows of out.
+    fn time(
+        &mut self,
+        batch: &Batch,
+        how: How,
+        sets: usize,
+    ) -> Outcome<(f64, Option<SpanWork>, Vec<bf16>)> {
+        self.step += 1;
+        let plan = batch.plan();
+        let shared = if how == How::Flat { SharedSpans::default() } else { plan.shared };
+        let plan = BatchPlan { step: StepId::new(self.step), shared, ..plan };
+        let cuda = if how == How::Once { &mut self.all } else { &mut self.choosing };
+        let elements = batch.rows.len() * (self.q_heads * HEAD_DIM) as usize;
+        let attend = Attend::new(self.q_heads, HEAD_DIM);
+        let (q, out) = (&self.q, &mut self.out);
+        out.fill(0xff)?;
+        cuda.begin(&plan)?;
+        // Not in a graph: there the choice is one of kernels that are in it.
+        let us = self.timer.row(sets, |i| {
+            let at = (i * elements * 2) as u64;
+            let (q, out) = (q.rows(at, None), out.rows_mut(at, None));
+            cuda.attend(&plan, LayerId::new(i as u32), &attend, q, out, None)
+        })?;
+        let work = cuda.span_work();
+        cuda.end(StepEnd::Complete(plan.step));
+        Ok((us, work, self.out.read(0, elements)?))
+    }
+}
+
+/// Tokens of a forest.
+fn distinct(forest: &Forest) -> u64 {
+    let spans = forest.spans.iter().map(|span| span.1);
+    forest.own.iter().copied().chain(spans).map(u64::from).sum()
+}
+
+/// A number in `low..=high`, each octave as likely.
+fn spread(rng: &mut Rng, low: u32, high: u32) -> u32 {
+    let part = (rng.bits() >> 11) as f64 / (1_u64 << 53) as f64;
+    let number = f64::from(low) * (f64::from(high) / f64::from(low)).powf(part);
+    (number.round() as u32).min(high)
+}
+
+/// A span of these rows, and others below it.
+fn grow(forest: &mut Forest, rng: &mut Rng, rows: Range<usize>, depth: u64, longest: u32) {
+    if rows.len() < 2 || depth == 0 {
+        return;
+    }
+    forest.spans.push((rows.clone(), spread(rng, 128, longest) / PAGE * PAGE));
+    let pieces = rng.within(2, rows.len().min(8) as u64) as usize;
+    let of = rows.len().div_ceil(pieces);
+    for start in rows.clone().step_by(of) {
+        if !rng.one_in(4) {
+            grow(forest, rng, start..rows.end.min(start + of), depth - 1, longest);
+        }
+    }
+}
+
+/// Whether the pool and the tables have room for it, and it is no larger than is asked for.
+fn fits(forest: &Forest, sizes: &Sizes) -> bool {
+    let rows = forest.own.len() as u32;
+    let is_small = rows <= sizes.rows
+        && forest.own.iter().all(|&own| own <= sizes.own)
+        && forest.spans.iter().all(|span| span.1 <= sizes.shared);
+    // Each row's own tokens end in a page that may not be full.
+    let has_slots = distinct(forest) + u64::from(PAGE * rows) <= sizes.slots.into();
+    let shared = forest.spans.iter().map(|span| span.0.len() as u64 * u64::from(span.1));
+    let seen = shared.chain(forest.own.iter().copied().map(u64::from)).sum::<u64>();
+    is_small && has_slots && seen <= SEEN_MAX
+}
+
+/// One that has spans, and that there is room for.
+fn random(rng: &mut Rng, sizes: &Sizes) -> Forest {
+    loop {
+        let rows = spread(rng, 2, sizes.rows) as usize;
+        let mut forest = Forest::alone((0..rows).map(|_| spread(rng, 16, sizes.own)));
+        let (depth, trees) = (rng.within(1, 4), rng.pick(&[1, 1, 1, 2, 4]));
+        let of = rows.div_ceil(trees);
+        for start in (0..rows).step_by(of) {
+            grow(&mut forest, rng, start..rows.min(start + of), depth, sizes.shared);
+        }
+        if !forest.spans.is_empty() && fits(&forest, sizes) {
+            return forest;
+        }
+    }
+}
+
+/// Shapes of which one thing each is most of the time: products, tails, bytes, what is read again, parts to join.
+fn simple(sizes: &Sizes) -> Vec<(String, Forest)> {
+    let all = |rows: u32, len: u32, own: u32| {
+        let own = vec![own; rows as usize];
+        (format!("b{rows} {len}+{}", own[0]), Forest { spans: vec![(0..own.len(), len)], own })
+    };
+    let groups = |rows: usize, of: usize, len: u32, own: u32| {
+        let spans = (0..rows).step_by(of).map(|start| (start..start + of, len)).collect();
+        (format!("b{rows} by {of} {len}+{own}"), Forest { spans, own: vec![own; rows] })
+    };
+    let mut shapes = Vec::new();
+    for rows in [32, 64, 128, 256] {
+        shapes.extend([1_024, 4_096, 16_384].map(|len| all(rows, len, 16)));
+    }
+    for rows in [16, 64, 96] {
+        shapes.extend([256, 1_024].map(|own| all(rows, 512, own)));
+    }
+    shapes.extend([
+        all(2, 8_192, 256),
+        all(8, 8_192, 64),
+        all(8, 1_024, 1_024),
+        all(16, 2_048, 64),
+    ]);
+    shapes.extend([groups(64, 8, 2_048, 128), groups(64, 4, 1_024, 128), groups(128, 2, 512, 64)]);
+    shapes.extend([groups(256, 16, 1_024, 64), groups(64, 32, 4_096, 256)]);
+    shapes.extend([all(8, 256, 32), groups(8, 2, 128, 32)]);
+    shapes.into_iter().filter(|(_, forest)| fits(forest, sizes)).collect()
+}
+
+const NAMES: [&str; 8] = ["tile", "item", "spans", "tails", "memory", "cache", "units", "flat"];
+
+fn values(costs: &SpanCosts) -> [f64; 8] {
+    let SpanCosts { tile, item, spans, tails, memory, cache, units, flat } = *costs;
+    [tile, item, spans, tails, memory, cache, units, flat]
+}
+
+fn costs([tile, item, spans, tails, memory, cache, units, flat]: [f64; 8]) -> SpanCosts {
+    SpanCosts { tile, item, spans, tails, memory, cache, units, flat }
+}
+
+/// What the model thinks of what was measured, as factors: of each row by itself, of every span once.
+fn factors(costs: &SpanCosts, timed: &Timed) -> [f64; 2] {
+    let (flat, once) = (costs.flat(&timed.work), costs.once(&timed.work));
+    [flat / timed.flat / 1e3, once / timed.once / 1e3]
+}
+
+/// Mean square of the factors' logarithms.
+fn error(costs: &SpanCosts, all: &[&Timed]) -> f64 {
+    let squares = all.iter().flat_map(|timed| factors(costs, timed)).map(|x| x.ln().powi(2));
+    squares.sum::<f64>() / (2 * all.len()) as f64
+}
+
+/// The constants of least error, looked for one at a time from those of the code on.
+fn fit(all: &[&Timed]) -> SpanCosts {
+    let mut best = values(&SpanCosts::H200);
+    let mut least = error(&costs(best), all);
+    let mut by = 1.2;
+    while by > 1.002 {
+        let before = least;
+        for i in 0..best.len() {
+            for factor in [by, 1.0 / by] {
+                let mut tried = best;
+                tried[i] *= factor;
+                let error = error(&costs(tried), all);
+                if error < least {
+                    (best, least) = (tried, error);
+                }
+            }
+        }
+        if least >= before || least.is_nan() {
+            by = by.sqrt();
+        }
+    }
+    costs(best)
+}
+
+/// Mean and greatest distance of the model from what was measured, in percent: of flat steps, of others.
+fn distances(costs: &SpanCosts, all: &[&Timed]) -> String {
+    let of = |which: usize| {
+        let off: Vec<f64> =
+            all.iter().map(|timed| 100.0 * (factors(costs, timed)[which] - 1.0)).collect();
+        let count = off.len() as f64;
+        let bias = off.iter().sum::<f64>() / count;
+        let mean = off.iter().map(|x| x.abs()).sum::<f64>() / count;
+        let worst =
+            off.iter().fold(0_f64, |worst, &x| if x.abs() > worst.abs() { x } else { worst });
+        format!("{mean:.1} % off ({bias:+.1} % on the mean, at worst {worst:+.1} %)")
+    };
+    format!("flat {}, once {}", of(0), of(1))
+}
+
+/// Prints how far a choice is from the better of both, on the mean, and from flat at worst.
+fn verdict(what: &str, all: &[(String, Timed)], chosen: impl Fn(&Timed) -> f64) {
+    let over: f64 = all.iter().map(|(_, timed)| chosen(timed) / timed.better()).sum();
+    let worse = |timed: &Timed| chosen(timed) / timed.flat;
+    let worst = all.iter().max_by(|a, b| worse(&a.1).total_cmp(&worse(&b.1)));
+    let (case, timed) = worst.expect("forests were timed");
+    let (over, worst) = (100.0 * (over / all.len() as f64 - 1.0), 100.0 * (worse(timed) - 1.0));
+    println!(
+        "  {what}: {over:+.2} % of the better of both on the mean, of flat at worst {worst:+.1} % ({case})"
+    );
+}
+
+fn summarize(shapes: &[(String, Timed)], forests: &[(String, Timed)]) {
+    // A step of which no span could be read once says nothing of the model.
+    let known = |all: &'_ [(String, Timed)]| -> Vec<usize> {
+        (0..all.len()).filter(|&i| all[i].1.work.bytes > 0.0).collect()
+    };
+    let of = |all| known(all).into_iter().map(|i: usize| &all[i].1).collect::<Vec<&Timed>>();
+    let (shapes, random) = (of(shapes), of(forests));
+    let fitted = fit(&shapes);
+    println!("  constant      code    fitted");
+    for ((name, code), new) in NAMES.iter().zip(values(&SpanCosts::H200)).zip(values(&fitted)) {
+        println!("  {name:9}{code:9.0} {new:9.0}");
+    }
+    for (name, costs) in [("the code's", &SpanCosts::H200), ("fitted", &fitted)] {
+        println!("  {name} constants: simple shapes {}", distances(costs, &shapes));
+        println!("  {name} constants: forests {}", distances(costs, &random));
+    }
+    let accepted = forests.iter().filter(|(_, timed)| timed.accepted).count();
+    let better = forests.iter().filter(|(_, timed)| timed.once < timed.flat).count();
+    println!("  of {} forests {accepted} read spans once, {better} better did", forests.len());
+    verdict("as chosen", forests, |timed| timed.chosen);
+    verdict("always flat", forests, |timed| timed.flat);
+    verdict("always once", forests, |timed| timed.once);
+    verdict("all or nothing by the fitted constants", forests, |timed| {
+        let is_better =
+            timed.work.bytes > 0.0 && fitted.once(&timed.work) < fitted.flat(&timed.work);
+        if is_better { timed.once } else { timed.flat }
+    });
+}
+
+fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Timed) {
+    let Timed { flat, chosen, once, accepted, work } = timed;
+    let SpanWork { waves, tiles, unit_bytes, tail_ctas, bytes, row_bytes } = work;
+    let (rows, spans) = (forest.own.len(), forest.spans.len());
+    let _ =
+        write!(csv, "{heads},{case},{rows},{spans},{flat:.3},{chosen:.3},{once:.3},{accepted},");
+    let _ = writeln!(csv, "{waves},{tiles},{unit_bytes},{tail_ctas},{bytes},{row_bytes}");
+}
+
+/// All of it. Simple shapes are rows of the report, the forests' medians are.
+pub fn run(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
+    let noise = Noise::new(gpu)?;
+    let mut csv = String::from("heads,case,rows,spans,flat,chosen,once,accepted,");
+    csv += "waves,tiles,unit_bytes,tail_ctas,bytes,row_bytes\n";
+    for (q_heads, kv_heads) in [(32, 8)] {
+        let heads = format!("{q_heads}q/{kv_heads}kv");
+        let mut bench = Bench::new(gpu, &noise, (q_heads, kv_heads), &sizes)?;
+        let mut shapes = Vec::new();
+        for (name, forest) in simple(&sizes) {
+            let case = format!("{name} {heads}");
+            let timed = bench.run(&case, &forest, report)?;
+            let bytes = Rate::Bytes(distinct(&forest) as f64 * f64::from(kv_heads * HEAD_DIM * 4));
+            let kinds =
+                [("flat", timed.flat), ("as chosen", timed.chosen), ("spans once", timed.once)];
+            for (kind, us) in kinds {
+                report.row("spans", &case, kind, us, bytes, true);
+            }
+            line(&mut csv, &heads, &name, &forest, &timed);
+            shapes.push((case, timed));
+        }
+        let (mut forests, mut rng) = (Vec::new(), Rng::new(14));
+        for i in 0..sizes.forests {
+            let forest = random(&mut rng, &sizes);
+            let case = format!(
+                "forest {i} of {} rows, {} spans {heads}",
+                forest.own.len(),
+                forest.spans.len()
+            );
+            let timed = bench.run(&case, &forest, report)?;
+            line(&mut csv, &heads, &format!("forest {i}"), &forest, &timed);
+            forests.push((case, timed));
+        }
+        println!("spans, {heads}:");
+        summarize(&shapes, &forests);
+    }
+    let folder = std::env::var("OUT").unwrap_or_else(|_| ".".into());
+    std::fs::write(format!("{folder}/spans.csv"), csv)?;
+    Ok(())
+}

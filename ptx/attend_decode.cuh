@@ -24,7 +24,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
     static constexpr int SLOT = 2 * HALF;          // also 16 rows of D floats
     static constexpr int STEP = 16 * WARPS;        // tokens between one warp's tiles
     static constexpr int TOKENS_PER_COPY = 32 / CHUNKS;
-    static constexpr bool Q_SHARED = D * NT > 256; // where registers do not hold the query fragments
+    static constexpr bool Q_SHARED = D * NT > Parts::Q_REGISTERS; // where registers do not hold the query fragments
 
     static constexpr int SUM = FRAGMENTS * 512;      // bytes of a warp's output sum
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory

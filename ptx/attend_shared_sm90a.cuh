@@ -74,7 +74,7 @@ template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedPa
     using Parts = SharedDecodeParts<T, D, NT, WARPS>;
     using Tail = Decode<T, D, NT, WARPS, STAGES, Parts>;
     using Span = ExtendHopper<T, SpanItems<8 * NT>>;
-    static_assert(Tail::BYTES % 1024 == 0 && 2 * Tail::BYTES <= 204800);
+    static_assert(Tail::BYTES % 1024 == 0 && 2 * Tail::BYTES <= Span::FACTORS);
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ union Both {
         typename Span::Shared span;
@@ -92,12 +92,18 @@ template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedPa
         __syncthreads();
     }
     if (threadIdx.x >= Span::CONSUMERS) {
+        if (NT > 1 && !spans) {
+            // Of 16 query rows a tail wants what registers it can have.
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+            return wait_for_previous();
+        }
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         wait_for_previous();
         // There are as many items as CTAs for them, or more.
         if (spans) Span::produce(p, shared_address(memory), shared.span, SpanItems<8 * NT>::load(p, SpanItems<8 * NT>::cta(p)));
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if (NT > 1 && !spans) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        else asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         if (spans) {
             wait_for_previous();
             Span::consume(p, memory, shared.span);

@@ -8,6 +8,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
     using Cursor = DecodeCursor<typename WholeRowsOf<over_fp8(T())>::Type>;
     static constexpr int ROW = D * 2;  // bytes
     static constexpr int ROWS = 8 * NT;
+    enum { Q_REGISTERS = 256 };  // D * NT up to which registers hold the query fragments
     static constexpr u32 LONG_WORK = 256;  // units; below, a microsecond at its ends is more than one in its middle
     static constexpr int FRAGMENTS = NT * (D / 16);  // of a warp's output sum, 16 bytes a lane each
 

@@ -144,6 +144,7 @@ template <class T, int D, int NT, int WARPS> struct SharedDecodeParts : DecodePa
     using Cursor = DecodeCursor<TailRows>;
     using Join = SharedJoin<T, ROWS>;
     static constexpr u32 THREADS = WARPS * 32;
+    enum { Q_REGISTERS = 128 };
 
     const AttendSharedParams& all;
     SharedHead plan;

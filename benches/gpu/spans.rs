@@ -370,7 +370,7 @@ pub fn run(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let mut csv = String::from("heads,case,rows,spans,flat,chosen,once,accepted,");
     csv += "waves,tiles,unit_bytes,tail_ctas,bytes,row_bytes\n";
-    for (q_heads, kv_heads) in [(32, 8)] {
+    for (q_heads, kv_heads) in [(32, 8), (64, 4)] {
         let heads = format!("{q_heads}q/{kv_heads}kv");
         let mut bench = Bench::new(gpu, &noise, (q_heads, kv_heads), &sizes)?;
         let mut shapes = Vec::new();

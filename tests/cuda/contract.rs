@@ -2,6 +2,7 @@
 
 use kvarena::testkit::contract::{
     Case, check_backend, check_fp8, check_latent, check_short, check_spans, check_sparse_backend,
+    check_wide_spans,
 };
 
 use crate::on_gpu::OnGpuOptions;
@@ -35,6 +36,14 @@ fn cuda_keeps_the_contract_where_spans_are_read_once() {
     // A few of them launch the kernel that does.
     let seeds = seeds(50);
     println!("{}", check_spans(options, 2 * seeds.start..2 * seeds.end));
+}
+
+/// Groups of 9 to 16: the kernel for 16 query rows of a tail.
+#[test]
+fn cuda_keeps_the_contract_where_wide_groups_read_spans_once() {
+    let Some(gpu) = gpu() else { return };
+    let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
+    println!("{}", check_wide_spans(options, seeds(50)));
 }
 
 /// Pools of 16 bits and heads of 128 alone, over which a kernel takes 17 to 64 query rows at once.

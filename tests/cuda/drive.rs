@@ -101,6 +101,15 @@ impl Drive {
         self.planner.admit().expect("a free row")
     }
 
+    /// A child of a sequence whose pages are full, with all that it has.
+    pub fn fork(&mut self, sequence: usize) -> usize {
+        let (child, copy) = self.planner.fork(sequence).expect("a free row");
+        assert!(copy.is_none(), "pages are full");
+        let history = self.history[sequence].clone();
+        self.history.push(history);
+        child
+    }
+
     /// `rows` rows of random numbers of the pool's type.
     pub fn rows(&mut self, rows: usize, width: usize) -> HostRows {
         let dtype = self.shape.dtype;

@@ -16,7 +16,7 @@ use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 
 /// Buffers at fixed addresses, one of each for a layer, for steps of up to `tokens` tokens.
-struct Buffers {
+pub struct Buffers {
     layers: Vec<[DeviceBuffer; 4]>,
     lse: Vec<DeviceBuffer>,
     heads: usize,
@@ -24,7 +24,7 @@ struct Buffers {
 }
 
 impl Buffers {
-    fn new(gpu: &Gpu, shape: &Shape, tokens: usize) -> Self {
+    pub fn new(gpu: &Gpu, shape: &Shape, tokens: usize) -> Self {
         let heads = (shape.kv_heads * shape.group) as usize;
         let width = heads * shape.head_dim as usize;
         let bytes = (tokens * width * shape.dtype.size() as usize) as u64;
@@ -35,7 +35,7 @@ impl Buffers {
     }
 
     /// Writes a step's inputs, and poison where its outputs go.
-    fn fill(&mut self, inputs: &[LayerInputs]) {
+    pub fn fill(&mut self, inputs: &[LayerInputs]) {
         for (([q, k, v, out], lse), layer) in self.layers.iter_mut().zip(&mut self.lse).zip(inputs)
         {
             for (buffer, rows) in [(q, &layer.q), (k, &layer.k), (v, &layer.v)] {
@@ -47,7 +47,7 @@ impl Buffers {
     }
 
     /// Asks for all layers of a step.
-    fn launch(
+    pub fn launch(
         &mut self,
         gpu: &mut OnGpu,
         plan: &BatchPlan<'_>,
@@ -62,7 +62,17 @@ impl Buffers {
         Ok(())
     }
 
-    fn check(
+    /// A step's rows of out.
+    fn numbers(&self, dtype: Dtype, out: &DeviceBuffer, tokens: usize) -> Vec<f32> {
+        let out: Vec<u16> = out.read(0, tokens * self.width).expect("numbers");
+        let number = |bits| match dtype {
+            Dtype::F16 => half::f16::from_bits(bits).to_f32(),
+            _ => half::bf16::from_bits(bits).to_f32(),
+        };
+        out.into_iter().map(number).collect()
+    }
+
+    pub fn check(
         &self,
         drive: &mut Drive,
         items: &[Item],
@@ -72,8 +82,7 @@ impl Buffers {
     ) {
         let tokens = plan.token_count();
         for (layer, ([_, _, _, out], lse)) in self.layers.iter().zip(&self.lse).enumerate() {
-            let out: Vec<half::bf16> = out.read(0, tokens * self.width).expect("numbers");
-            let out: Vec<f32> = out.into_iter().map(half::bf16::to_f32).collect();
+            let out = self.numbers(drive.shape.dtype, out, tokens);
             let lse: Vec<f32> = lse.read(0, tokens * self.heads).expect("numbers");
             drive.check(items, plan, (layer, &inputs[layer].q), attend, (&out, &lse), 40);
         }

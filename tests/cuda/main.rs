@@ -18,6 +18,7 @@ mod pages;
 mod ranks;
 mod replay;
 mod shared;
+mod spans;
 mod sparse;
 mod staged;
 mod upload;

@@ -32,6 +32,11 @@ impl OnGpuOptions {
         Self(CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) })
     }
 
+    /// As the options say, on a stream of its own.
+    pub fn of(gpu: &Gpu, options: CudaOptions) -> Self {
+        Self(CudaOptions { stream: Self::new(gpu).0.stream, ..options })
+    }
+
     /// One that reads spans once wherever rows share some.
     pub fn with_all_spans(gpu: &Gpu) -> Self {
         Self(CudaOptions { all_spans: true, ..Self::new(gpu).0 })

@@ -18,7 +18,8 @@ use super::params::{
 };
 use super::raw::{RawStream, raw};
 use super::split::{
-    ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit, SpanWork, SplitShape,
+    DECODE_ROWS, ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit, SpanWork,
+    SplitShape,
 };
 use super::sys;
 use crate::layout::KvDtype;
@@ -26,20 +27,21 @@ use crate::plan::BatchPlan;
 
 /// Variants of attention that may have it: the image has room for so many.
 pub(super) const SHARED_VARIANTS_MAX: usize = 2;
-/// Rows of an own part's slot.
-const ROWS: usize = 8;
 
-const BF16: Attention<AttendSharedParams> =
-    attention!("attend_shared_bf16_d128_r8_sm90a", 384, 204_800);
-const F16: Attention<AttendSharedParams> =
-    attention!("attend_shared_f16_d128_r8_sm90a", 384, 204_800);
-
-/// The kernel for such pools, where there is one.
+/// The kernel for such pools, where there is one: of the rows that the narrowest decode kernel of the group has.
 pub(super) fn kernel(dtype: KvDtype, shape: &SplitShape) -> Option<Attention<AttendSharedParams>> {
-    let served = shape.head_dim == 128 && shape.window == 0 && shape.group <= ROWS as u32;
+    const BF16: [Attention<AttendSharedParams>; 2] = [
+        attention!("attend_shared_bf16_d128_r8_sm90a", 384, 204_800),
+        attention!("attend_shared_bf16_d128_r16_sm90a", 384, 196_608),
+    ];
+    const F16: [Attention<AttendSharedParams>; 2] = [
+        attention!("attend_shared_f16_d128_r8_sm90a", 384, 204_800),
+        attention!("attend_shared_f16_d128_r16_sm90a", 384, 196_608),
+    ];
+    let served = shape.head_dim == 128 && shape.window == 0;
     match dtype {
-        KvDtype::Bf16 if served => Some(BF16),
-        KvDtype::F16 if served => Some(F16),
+        KvDtype::Bf16 if served => Some(BF16[shape.narrowest()]),
+        KvDtype::F16 if served => Some(F16[shape.narrowest()]),
         _ => None,
     }
 }
@@ -134,8 +136,8 @@ impl SharedDecode {
 
     /// Query rows that the tails' sums have room for.
     fn own_rows(shape: &SplitShape, multiprocessors: u32) -> usize {
-        let rows = SharedSplit::rows_max(shape) as usize;
-        ROWS * (4 * multiprocessors as usize + rows * shape.kv_heads as usize)
+        let (rows, part) = (SharedSplit::rows_max(shape), DECODE_ROWS[shape.narrowest()]);
+        part as usize * (4 * multiprocessors + rows * shape.kv_heads) as usize
     }
 
     /// Splits a step into the image from `end` on, `image_at` bytes from the splits' begin; gives the offset after it.
@@ -177,7 +179,8 @@ impl SharedDecode {
 
     /// Whether graphs of so many tokens and rows may hold it: those of the narrowest decode kernel.
     fn fits(&self, tokens: usize, rows: usize) -> bool {
-        self.shape.width(tokens, rows) == 0 && rows <= SharedSplit::rows_max(&self.shape) as usize
+        self.shape.width(tokens, rows) == self.shape.narrowest()
+            && rows <= SharedSplit::rows_max(&self.shape) as usize
     }
 
     /// Whether a step may go through it. Without graphs that is also one of another width, if no row is for that width
@@ -186,7 +189,8 @@ impl SharedDecode {
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
         let width = self.shape.width(tokens, rows);
         let others = !self.graphs && rows <= SharedSplit::rows_max(&self.shape) as usize;
-        self.fits(tokens, rows) || (others && self.shape.take_alike([0, width], plan.rows))
+        self.fits(tokens, rows)
+            || (others && self.shape.take_alike([self.shape.narrowest(), width], plan.rows))
     }
 
     /// Whether the staged step does, of so many tokens and rows.
@@ -222,7 +226,7 @@ impl SharedDecode {
         attend.plan = at;
         attend.partial = self.partial.address();
         attend.counters = self.counters.address();
-        attend.stripes = self.shape.decode_stripes(0);
+        attend.stripes = self.shape.decode_stripes(self.shape.narrowest());
         let span_partial = attend.partial + own * row_bytes;
         let tops = span_partial + all * row_bytes;
         let params = AttendSharedParams {
@@ -253,24 +257,43 @@ fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, records: &[T]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::attend_kernels::tests::source;
     use super::super::split::DECODE_EXTRA;
     use super::*;
 
-    /// Spans over pools of fp8 are read by each row for itself, as those over f32 are.
-    #[test]
-    fn spans_are_read_once_from_pools_of_16_bits_alone() {
-        let shape = SplitShape {
+    fn shape(group: u32) -> SplitShape {
+        SplitShape {
             kv_heads: 8,
-            group: 4,
+            group,
             head_dim: 128,
             window: 0,
             top: 0,
             extra: DECODE_EXTRA,
-            decode_ctas: [132, 0, 0],
+            decode_ctas: [132; 3],
             extend_ctas: 132,
             batch_max: 64,
             tokens_max: 64,
-        };
+        }
+    }
+
+    #[test]
+    fn each_group_has_a_kernel_which_is_launched_as_it_says() {
+        for (group, rows) in [(1, 8), (8, 8), (9, 16), (16, 16)] {
+            for dtype in [KvDtype::F16, KvDtype::Bf16] {
+                let Attention { kernel, threads } = kernel(dtype, &shape(group)).expect("one is");
+                assert!(kernel.name.ends_with(&format!("_d128_r{rows}_sm90a")), "{group}");
+                assert!(kernel.ptx.contains(&format!(".entry {}(", kernel.name)));
+                let bytes = format!("{},{:03}", kernel.shared / 1000, kernel.shared % 1000);
+                let launch = format!("block {threads}, {bytes} bytes of dynamic");
+                assert!(source(kernel.name).contains(&launch), "{}", kernel.name);
+            }
+        }
+    }
+
+    /// Spans over pools of fp8 are read by each row for itself, as those over f32 are.
+    #[test]
+    fn spans_are_read_once_from_pools_of_16_bits_alone() {
+        let shape = shape(4);
         for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3] {
             let is_served = matches!(dtype, KvDtype::F16 | KvDtype::Bf16);
             assert_eq!(kernel(dtype, &shape).is_some(), is_served, "{dtype:?}");

@@ -147,12 +147,30 @@ pub fn check_spans<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
 {
-    check_cases(options, seeds, |case| {
-        let layout = &case.layout;
-        let is_plain = layout.dtype() == KvDtype::from(case.q_rows) && layout.dtype().size() == 2;
-        let has_families = case.table.rows >= 7 && case.max_len >= 150;
-        is_plain && !layout.is_latent() && layout.head_dim() == 128 && has_families
+    check_cases(options, seeds, has_families)
+}
+
+/// [`check_spans`] of groups of 9 to 16, which others seldom draw, up to 64 query heads of several kv heads.
+///
+/// # Panics
+/// As [`check_backend`].
+pub fn check_wide_spans<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    check_drawn(options, seeds, |rng| {
+        let mut case = Case::random(rng);
+        case.group = rng.within(9, 16) as u32;
+        (has_families(&case) && case.q_heads() <= 64).then_some(case)
     })
+}
+
+/// Whether kernels may read spans once that members of families share.
+fn has_families(case: &Case) -> bool {
+    let layout = &case.layout;
+    let is_plain = layout.dtype() == KvDtype::from(case.q_rows) && layout.dtype().size() == 2;
+    let has_room = case.table.rows >= 7 && case.max_len >= 150;
+    is_plain && !layout.is_latent() && layout.head_dim() == 128 && has_room
 }
 
 /// The same over pools of 16 bits and heads of 128 alone, as kernels read them for several new tokens a row.
@@ -190,12 +208,24 @@ fn check_cases<O>(
 where
     O: OpenBackend<Backend: TestBackend>,
 {
+    check_drawn(options, seeds, |rng| Some(Case::random(rng)).filter(&wanted))
+}
+
+/// Draws until there is a case that the backend supports.
+fn check_drawn<O>(
+    options: impl Fn(&Case) -> O,
+    seeds: Range<u64>,
+    draw: impl Fn(&mut Rng) -> Option<Case>,
+) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
     let mut report = Report::default();
     for seed in seeds {
         let mut rng = Rng::new(mix(seed));
         let case = (0..10_000)
-            .map(|_| Case::random(&mut rng))
-            .find(|case| wanted(case) && O::Backend::supports(case))
+            .filter_map(|_| draw(&mut rng))
+            .find(O::Backend::supports)
             .expect("a backend supports one shape of ten thousand");
         check_seed(&options, case, seed, (rng, None), &mut report);
     }

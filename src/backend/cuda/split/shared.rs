@@ -91,7 +91,7 @@ pub struct SharedSplit {
 }
 
 impl SharedSplit {
-    /// Takes the memory for every split of this shape, whose window is none and whose group is 8 at most.
+    /// Takes the memory for every split of this shape, whose window is none.
     /// `spans_max`: most spans that are accepted.
     /// `free`: all that fit are, whatever they cost.
     pub fn new(shape: SplitShape, multiprocessors: u32, spans_max: u32, free: bool) -> Self {
@@ -123,7 +123,7 @@ impl SharedSplit {
 
     /// Work chunks of the tails, at most.
     pub fn work_count(shape: &SplitShape, multiprocessors: u32) -> usize {
-        (2 * multiprocessors).div_ceil(shape.decode_stripes(0)) as usize
+        (2 * multiprocessors).div_ceil(shape.decode_stripes(shape.narrowest())) as usize
     }
 
     /// Whether a row's queries may be gathered: one each.
@@ -250,7 +250,7 @@ impl SharedSplit {
 
     /// Each row's share of the accepted spans, and the members in their order.
     fn share(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
-        let (decoded, group) = (self.shape.decoded(0), self.shape.group);
+        let (decoded, group) = (self.shape.decoded(self.shape.narrowest()), self.shape.group);
         self.shares.clear();
         self.shares.extend(rows.iter().map(|row| RowShare {
             begin: 0,
@@ -351,9 +351,14 @@ impl SharedSplit {
         self.head.span_ctas = ctas.min(self.head.work_count * heads);
     }
 
+    /// Stripes of kv heads that the tails are cut in.
+    const fn stripes(&self) -> u32 {
+        self.shape.decode_stripes(self.shape.narrowest())
+    }
+
     /// Most multiprocessors that work on spans: each of the others has two CTAs for tails, which want one a stripe.
     const fn span_ctas_max(&self) -> u32 {
-        self.multiprocessors.saturating_sub(self.shape.decode_stripes(0).div_ceil(2))
+        self.multiprocessors.saturating_sub(self.stripes().div_ceil(2))
     }
 
     /// Pieces of `chunk` tiles of an accepted span.
@@ -405,7 +410,7 @@ impl SharedSplit {
 
     /// Cuts the tails into work chunks, as `decode.rs` cuts whole rows.
     fn cut_tails(&mut self, rows: &[BatchRow]) {
-        let (stripes, span_ctas) = (self.shape.decode_stripes(0), self.head.span_ctas);
+        let (stripes, span_ctas) = (self.stripes(), self.head.span_ctas);
         self.head.decode_ctas = 2 * (self.multiprocessors - span_ctas);
         let heads = self.shape.kv_heads / stripes;
         for (i, share) in self.shares.iter_mut().enumerate() {

@@ -62,7 +62,7 @@ fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
 
 /// Parts of a (row, kv head)'s own tokens, as the kernel counts them.
 fn own_parts(split: &SharedSplit, share: &RowShare, head: u32) -> u32 {
-    let (stripes, per) = (split.shape.decode_stripes(0), split.head.work_units);
+    let (stripes, per) = (split.stripes(), split.head.work_units);
     let begin = share.start + head / stripes * share.units;
     let some = (share.units - DECODE_EXTRA).max(1);
     (begin + some - 1) / per - begin / per + 1
@@ -85,7 +85,7 @@ fn check(split: &SharedSplit, rows: &[BatchRow]) {
     assert!(starts.windows(2).all(|two| two[0] + group <= two[1]), "K4: parts do not overlap");
 
     // The tails, as the decode kernel walks them: of each (row, head) its units' stretches of tokens, by CTA.
-    let stripes = split.shape.decode_stripes(0);
+    let stripes = split.stripes();
     let striped = heads / stripes;
     let mut tails: BTreeMap<(usize, u32), Vec<(u32, u32)>> = BTreeMap::new();
     for cta in 0..split.head.decode_ctas {
@@ -165,7 +165,8 @@ fn every_token_once() {
     for _ in 0..200 {
         let count = rng.pick(&[2, 5, 30, 200]);
         let (rows, spans) = batch(&mut rng, count);
-        let (kv_heads, group) = rng.pick(&[(1, 1), (2, 8), (8, 4), (3, 3), (8, 1)]);
+        let (kv_heads, group) =
+            rng.pick(&[(1, 1), (2, 8), (8, 4), (3, 3), (8, 1), (4, 16), (2, 9)]);
         for free in [false, true] {
             let all = rng.pick(&[2, 3, 4, 5, 16, 132, 132, 132]);
             let mut split = SharedSplit::new(shape(kv_heads, group, all), all, SPANS_MAX, free);
@@ -192,8 +193,8 @@ fn every_stripe_of_the_tails_keeps_a_cta() {
     for all in [2, 3, 4, 5, 8, 132] {
         let mut split = SharedSplit::new(shape(8, 4, all), all, SPANS_MAX, true);
         let any = split.plan(&rows, &spans.plan(), true);
-        assert_eq!(any, 2 * all > split.shape.decode_stripes(0) + 1, "{all}");
-        assert!(split.head.decode_ctas >= split.shape.decode_stripes(0), "{all}");
+        assert_eq!(any, 2 * all > split.stripes() + 1, "{all}");
+        assert!(split.head.decode_ctas >= split.stripes(), "{all}");
         check(&split, &rows);
     }
 }

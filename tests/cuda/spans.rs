@@ -1,0 +1,115 @@
+//! Decode steps of families of sequences, whose spans the kernel for that reads once, in a graph and outside of one.
+
+use kvarena::backend::cuda::{CudaOptions, Gpu};
+use kvarena::testkit::planner::Item;
+use kvarena::{Backend, Capacity, Dtype, Layout, OpenBackend, StepEnd, StepScratch};
+
+use crate::drive::{Drive, Shape};
+use crate::gpu;
+use crate::graph::Buffers;
+use crate::on_gpu::{OnGpu, OnGpuOptions};
+
+/// Rows of a decode step: sequences, and one of padding.
+const ROWS: usize = 13;
+
+fn shape(kv_heads: u32, group: u32, dtype: Dtype) -> Shape {
+    Shape {
+        layers: 1,
+        kv_heads,
+        group,
+        head_dim: 128,
+        dtype,
+        fp8: None,
+        page_size: 16,
+        layout: Layout::LayerFirst,
+        capacity: Capacity::Pages(400),
+        sequences: ROWS as u32,
+        max_len: 900,
+    }
+}
+
+/// New tokens of these sequences, without a graph.
+fn extend(gpu: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers, items: &[Item]) {
+    let (attend, plan) = (drive.shape.attend(), drive.planner.plan(items));
+    let inputs = drive.inputs(items, &plan.plan());
+    buffers.fill(&inputs);
+    gpu.begin(&plan.plan()).expect("a valid plan");
+    buffers.launch(gpu, &plan.plan(), &attend).expect("a valid step");
+    gpu.synchronize().expect("nothing failed");
+    buffers.check(drive, items, &plan.plan(), &inputs, &attend);
+    gpu.end(StepEnd::Complete(plan.plan().step()));
+}
+
+/// Families of two generations, and one sequence that shares nothing.
+fn grow(backend: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers) -> Vec<usize> {
+    let (first, alone) = (drive.admit(), drive.admit());
+    let items = [(first, 304), (alone, 90)].map(|(sequence, len)| Item::Extend { sequence, len });
+    extend(backend, drive, buffers, &items);
+    let mut all = vec![first];
+    for (parents, children, len) in [(1, 3, 144), (4, 7, 0)] {
+        for i in 0..children {
+            let child = drive.fork(all[i % parents]);
+            if len > 0 {
+                extend(backend, drive, buffers, &[Item::Extend { sequence: child, len }]);
+            }
+            all.push(child);
+        }
+    }
+    all.push(alone);
+    all
+}
+
+fn decode(gpu: &Gpu, shape: Shape, graph: bool) {
+    let mut drive = Drive::new(shape, 21);
+    let options = CudaOptions { all_spans: true, ..CudaOptions::new(gpu) };
+    let options = CudaOptions { graph_spans: if graph { 64 } else { 0 }, ..options };
+    let opened = OnGpuOptions::of(gpu, options).open(&shape.pool(), &shape.table(), 4);
+    let mut backend = opened.expect("a small pool");
+    let attend = shape.attend();
+    let mut buffers = Buffers::new(gpu, &shape, 400);
+    let all = grow(&mut backend, &mut drive, &mut buffers);
+    let (mut scratch, mut captured) = (StepScratch::new(), None);
+    for step in 0..5 {
+        // Others each time, so that spans come and go.
+        let some = all.iter().enumerate().filter(|(i, _)| step == 0 || (i + step) % 4 > 0);
+        let items: Vec<_> = some.map(|(_, &sequence)| Item::Extend { sequence, len: 1 }).collect();
+        let plan = drive.planner.plan(&items);
+        backend.begin(&plan.plan()).expect("a valid plan");
+        let plan = plan.plan().padded(&mut scratch, ROWS, ROWS);
+        let inputs = drive.inputs(&items, &plan);
+        buffers.fill(&inputs);
+        backend.cuda.stage(&plan).expect("a valid plan");
+        assert!(backend.cuda.span_work().is_some(), "a span is read once");
+        if graph {
+            if captured.is_none() {
+                let stream = backend.stream.clone();
+                let graph = stream.capture(|| buffers.launch(&mut backend, &plan, &attend));
+                captured = Some(graph.expect("a capture"));
+            }
+            let graph = captured.as_ref().expect("captured above");
+            // SAFETY: backend and buffers are there until the end, and a padded plan was just staged.
+            unsafe { graph.launch(&backend.stream) }.expect("a replay");
+        } else {
+            buffers.launch(&mut backend, &plan, &attend).expect("a valid step");
+        }
+        backend.synchronize().expect("nothing failed");
+        buffers.check(&mut drive, &items, &plan, &inputs, &attend);
+        backend.end(StepEnd::Complete(plan.step()));
+    }
+}
+
+#[test]
+fn families_decode() {
+    let Some(gpu) = gpu() else { return };
+    if gpu.capability() != 90 {
+        println!("skipped: no kernel of this device reads spans once");
+        return;
+    }
+    for (kv_heads, group, dtype) in
+        [(2, 4, Dtype::Bf16), (1, 8, Dtype::F16), (2, 16, Dtype::Bf16), (3, 9, Dtype::F16)]
+    {
+        for graph in [false, true] {
+            decode(&gpu, shape(kv_heads, group, dtype), graph);
+        }
+    }
+}

@@ -37,7 +37,7 @@ use crate::id::{RowId, StepId};
 use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, BatchRow, SlotMapping, SpanCheck, TableWrite};
 
-/// What a row's decode units are counted as, beside its tokens: its extra ones, and what rounding up may add.
+/// What a row's decode units are counted as at most, beside its tokens: its extra ones, and what rounding up may add.
 const ROW_TOKENS: u32 = (DECODE_EXTRA_FP8 + 1) * DECODE_UNIT;
 
 /// Which plan the image holds.

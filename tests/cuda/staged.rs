@@ -117,7 +117,7 @@ fn rows_that_see_too_much_are_refused() {
     cuda.prepare(&Attend::new(1, WIDTH as u32)).expect("a served shape");
     let rows = rows(40, 1 << 31);
     let max = 1 << 35;
-    let tokens = 40 * ((1 << 31) + 13 * 16);
+    let tokens = 40 * ((1 << 31) + 7 * 16);
     let error = cuda.begin(&plan(&rows, SlotMapping::I32(&[-1; 40])));
     assert_eq!(error, Err(CudaError::StepSees { tokens, max }));
     cuda.begin(&plan(&rows[..15], SlotMapping::I32(&[-1; 15]))).expect("a valid plan");

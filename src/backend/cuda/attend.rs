@@ -20,9 +20,7 @@ use super::params::{AttendParams, DecodeWork, LayerScales, Lists, wide_magic};
 use super::pool::Pool;
 use super::raw::{RawStream, is_capturing, raw};
 use super::ring::{Load, UploadRing};
-use super::split::{
-    DECODE_EXTRA, DECODE_EXTRA_FP8, DECODE_ROWS, SpanWork, Split, SplitCount, SplitShape,
-};
+use super::split::{DECODE_ROWS, SpanWork, Split, SplitCount, SplitShape, decode_extra};
 use super::sys;
 use crate::backend::Attend;
 use crate::layout::PoolLayout;
@@ -105,7 +103,7 @@ impl Variants {
             head_dim: layout.head_dim(),
             window: 0,
             top: 0,
-            extra: DECODE_EXTRA,
+            extra: decode_extra(layout.dtype().is_quantised()),
             decode_ctas: [ctas; DECODE_ROWS.len()],
             extend_ctas: ctas,
             batch_max: limits.rows,
@@ -339,7 +337,7 @@ impl Variant {
             head_dim,
             window: key.1,
             top: key.2,
-            extra: if fp8 { DECODE_EXTRA_FP8 } else { DECODE_EXTRA },
+            extra: decode_extra(fp8),
             decode_ctas: [0; DECODE_ROWS.len()],
             extend_ctas: ctas(&extend)?,
             batch_max: limits.rows,

@@ -30,15 +30,12 @@ use super::memory::DeviceBuffer;
 use super::params::TREE_ROW;
 use super::raw::{RawStream, is_capturing};
 use super::ring::{Load, UploadRing};
-use super::split::{DECODE_EXTRA_FP8, DECODE_UNIT};
+use super::split::{DECODE_UNIT, decode_extra};
 use super::tables::Tables;
 use crate::backend::check;
 use crate::id::{RowId, StepId};
 use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, BatchRow, SlotMapping, SpanCheck, TableWrite};
-
-/// What a row's decode units are counted as at most, beside its tokens: its extra ones, and what rounding up may add.
-const ROW_TOKENS: u32 = (DECODE_EXTRA_FP8 + 1) * DECODE_UNIT;
 
 /// Which plan the image holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -282,7 +279,9 @@ impl Stage {
         }
         check::plan(plan, &self.layout, tables.shape())?;
         check::spans(&mut self.spans, plan)?;
-        let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(ROW_TOKENS)).sum();
+        // A row's decode units beside its tokens: its extra ones, and what rounding up may add.
+        let beside = (decode_extra(self.layout.dtype().is_quantised()) + 1) * DECODE_UNIT;
+        let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(beside)).sum();
         let max = most_seen(self.layout.kv_heads());
         if seen <= max { Ok(()) } else { Err(CudaError::StepSees { tokens: seen, max }) }
     }

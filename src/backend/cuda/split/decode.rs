@@ -19,6 +19,12 @@ pub const DECODE_UNIT: u32 = 16;
 pub const DECODE_EXTRA: u32 = 6;
 /// The same over fp8, whose units take half the time.
 pub const DECODE_EXTRA_FP8: u32 = 12;
+
+/// Such units of a pool.
+pub const fn decode_extra(is_quantised: bool) -> u32 {
+    if is_quantised { DECODE_EXTRA_FP8 } else { DECODE_EXTRA }
+}
+
 /// Query rows that the decode kernels take for one sequence and kv head: `attend_decode_*_r8` and so on. The last is
 /// for Hopper alone.
 pub const DECODE_ROWS: [u32; 3] = [8, 16, 64];

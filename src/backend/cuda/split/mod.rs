@@ -25,7 +25,7 @@ mod shared;
 use super::params::TREE_ROW;
 use crate::plan::BatchRow;
 use decode::DecodeSplit;
-pub use decode::{DECODE_EXTRA, DECODE_EXTRA_FP8, DECODE_ROWS, DECODE_UNIT};
+pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT, decode_extra};
 use extend::ExtendSplit;
 pub use latent::{LATENT_ROWS, LatentSplit};
 pub use shared::{
@@ -45,7 +45,7 @@ pub struct SplitShape {
     pub window: u32,
     /// Positions of a list, where attention is over lists; else 0.
     pub top: u32,
-    /// [`DECODE_EXTRA`], or [`DECODE_EXTRA_FP8`] over fp8.
+    /// [`decode_extra`] of the pool.
     pub extra: u32,
     /// Grids of the decode kernels of [`DECODE_ROWS`]: multiprocessors times resident CTAs; 0 where there is none.
     pub decode_ctas: [u32; DECODE_ROWS.len()],
@@ -378,7 +378,7 @@ mod tests {
                 group: 1 + draw(16),
                 head_dim: [64, 128, 256][draw(3) as usize],
                 window: [0, 0, 1, 100, 4096][draw(5) as usize],
-                extra: [DECODE_EXTRA, DECODE_EXTRA_FP8][draw(2) as usize],
+                extra: decode_extra(draw(2) == 1),
                 decode_ctas: [1 + draw(300), 1 + draw(300), draw(2) * (1 + draw(300))],
                 extend_ctas: 1 + draw(300),
                 ..shape()

@@ -4,7 +4,10 @@
 //! embed | for each layer: qkv, rotate and store, attend, out, gate and up, down | logits, sample
 //! ```
 //!
-//! Not here: how products are made (`products.rs`), where tokens come from (`image.rs`), when (`runner.rs`).
+//! Not here: what each product reads and writes (`forward/operands.rs`), how it is made (`products.rs`), where tokens come
+//! from (`image.rs`), when (`runner.rs`).
+
+mod operands;
 
 use std::rc::Rc;
 
@@ -14,13 +17,14 @@ use kvarena::{Attend, Backend, BatchPlan, LayerId, PlaneName, PoolLayout, SlotMa
 use super::device::Device;
 use super::error::GpuError;
 use super::kernels::{EmbedParams, RopeStoreParams, SampleParams};
-use super::products::{AHEAD_BYTES, Choice, Op, Operands, Product, Products, Widths, padded_rows};
+use super::products::{Choice, Op, Products, padded_rows};
 use super::shape::check_shape;
 use super::sparse::{Chosen, Gauge};
 use super::sums::Link;
 use super::weights::Weights;
 use crate::config::ModelConfig;
 use crate::sparse::channels::Measured;
+use operands::qkv_width;
 
 /// Blocks that sampling is spread over.
 const SAMPLE_BLOCKS: usize = 512;
@@ -160,7 +164,8 @@ impl Forward {
         let mut swapped = config.rope.frequencies.clone();
         swapped.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
         let leads = link.as_ref().is_none_or(|link| link.rank() == 0);
-        let part_rows = link.as_ref().map_or(0, |link| link.rows(hidden));
+        let peers = link.as_ref().and_then(Link::peers);
+        let part_rows = peers.map_or(0, |peers| peers.most() / hidden);
         let adds_from = if leads { part_rows + 1 } else { usize::MAX };
         Ok(Self {
             products: Products::new(device, config.norm_eps, choice, adds_from)?,
@@ -283,8 +288,8 @@ impl Forward {
         let most = padded_rows(self.limits.tokens) * self.config.hidden;
         // SAFETY: no numbers need no memory, and x has that many; the device is this rank's.
         unsafe {
-            if self.part_rows > 0 {
-                link.add(device, 0, 0, 0)?;
+            if let Some(peers) = link.peers() {
+                peers.add(device, 0, 0, 0)?;
             }
             // NCCL goes other ways for other lengths, and connects for each when it first does.
             for doubled in (0..).map(|times| 4096 << times).take_while(|&count| count < most) {
@@ -298,89 +303,6 @@ impl Forward {
         let ModelConfig { q_heads, head_dim, .. } = self.config;
         let window = self.config.windows[layer];
         Attend { window, ..Attend::new(q_heads as u32, head_dim as u32) }
-    }
-
-    /// Chooses the ways of all products of steps of so many tokens and draws, as [`Products::plan`] does. Spoils the
-    /// activations.
-    ///
-    /// # Errors
-    /// cublasLt's or the driver's.
-    pub fn plan(
-        &mut self,
-        device: &Device,
-        (tokens, draws): (usize, usize),
-        unhurried: bool,
-    ) -> Result<(), GpuError> {
-        assert!(tokens <= padded_rows(self.limits.tokens) && draws <= self.limits.logits);
-        const LAYER: [Op; 4] = [Op::Qkv, Op::Out, Op::GateUp, Op::Down];
-        if tokens > 0 && !self.products.is_planned(Op::Qkv, tokens) {
-            let layers = 0..self.config.layers;
-            let operands: Vec<Vec<Operands>> = LAYER
-                .map(|op| layers.clone().map(|layer| self.operands(op, layer, tokens)).collect())
-                .to_vec();
-            let product = |(op, operands)| Product { op, widths: self.widths(op), operands };
-            let products: Vec<_> =
-                LAYER.into_iter().zip(operands.iter().map(Vec::as_slice)).map(product).collect();
-            self.products.plan(device, tokens, &products, unhurried)?;
-        }
-        if draws > 0 && !self.products.is_planned(Op::Logits, draws) {
-            let (op, widths, operands) =
-                (Op::Logits, self.widths(Op::Logits), &[self.logits_operands(0)][..]);
-            let product = Product { op, widths, operands };
-            self.products.plan(device, draws, &[product], unhurried)?;
-        }
-        Ok(())
-    }
-
-    fn widths(&self, op: Op) -> Widths {
-        let ModelConfig { hidden, intermediate, vocab, q_heads, head_dim, .. } = self.config;
-        let (outs, ins) = match op {
-            Op::Qkv => (qkv_width(&self.config), hidden),
-            Op::Out => (hidden, q_heads * head_dim),
-            Op::GateUp => (intermediate, hidden),
-            Op::Down => (hidden, intermediate),
-            Op::Logits => (vocab, hidden),
-        };
-        Widths { outs, ins }
-    }
-
-    fn operands(&self, op: Op, index: usize, tokens: usize) -> Operands {
-        let layer = &self.weights.layers[index];
-        let sum = if self.are_parts(tokens) { &self.normed } else { &self.x };
-        let (weight, x, y, norm) = match op {
-            Op::Qkv => (layer.qkv, &self.x, &self.qkv, layer.attention_norm),
-            Op::Out => (layer.o, &self.attended, sum, 0),
-            Op::GateUp => (layer.gate_up, &self.x, &self.activated, layer.mlp_norm),
-            Op::Down => (layer.down, &self.activated, sum, 0),
-            Op::Logits => unreachable!("logits have no layer"),
-        };
-        let (next, after) = match op {
-            Op::Qkv => (layer.o, Op::Out),
-            Op::Out => (layer.gate_up, Op::GateUp),
-            Op::GateUp => (layer.down, Op::Down),
-            _ => match self.weights.layers.get(index + 1) {
-                Some(layer) => (layer.qkv, Op::Qkv),
-                None => (self.weights.output, Op::Logits),
-            },
-        };
-        let Widths { outs, ins } = self.widths(after);
-        let next = (next, (2 * outs * ins).min(AHEAD_BYTES));
-        let (x, y) = (x.address(), y.address());
-        let (normed, gate_up) = (self.normed.address(), self.gate_up.address());
-        Operands { weight, x, y, norm, draws: 0, normed, gate_up, next }
-    }
-
-    fn logits_operands(&self, draws: u64) -> Operands {
-        Operands {
-            weight: self.weights.output,
-            x: self.x.address(),
-            y: self.logits.address(),
-            norm: self.weights.norm,
-            draws,
-            normed: self.normed.address(),
-            gate_up: 0,
-            next: (0, 0),
-        }
     }
 
     /// Asks for a step of a staged plan, whose products are planned. Of steps with more draws than rows of logits,
@@ -464,20 +386,17 @@ impl Forward {
         Ok(())
     }
 
-    /// Whether the output's and the down product of such a step are parts of what is added to x.
-    fn are_parts(&self, tokens: usize) -> bool {
-        padded_rows(tokens) <= self.part_rows
-    }
-
     /// Makes x what one GPU would have, of what the ranks have.
     fn sum_up(&self, device: &Device, tokens: usize) -> Result<(), GpuError> {
         let Some(link) = &self.link else { return Ok(()) };
         let (x, count) = (self.x.address(), tokens * self.config.hidden);
         // SAFETY: x and parts have room for the step's rows, and each rank asks for the same step.
         unsafe {
-            match self.are_parts(tokens) {
-                true => link.add(device, x, self.normed.address(), count),
-                false => link.sum(device, x, count),
+            match link.peers() {
+                Some(peers) if self.are_parts(tokens) => {
+                    peers.add(device, x, self.normed.address(), count)
+                }
+                _ => link.sum(device, x, count),
             }
         }
     }
@@ -489,17 +408,6 @@ impl Forward {
             Some(link) if draws > 0 => unsafe { link.share(device, self.sampled.address(), draws) },
             _ => Ok(()),
         }
-    }
-
-    fn product(
-        &self,
-        device: &Device,
-        op: Op,
-        tokens: usize,
-        operands: Operands,
-    ) -> Result<(), GpuError> {
-        // SAFETY: weights and activations live as long as the model, and have room for that many rows, rounded up.
-        unsafe { self.products.run(device, op, self.widths(op), tokens, operands) }
     }
 
     fn embed(&self, device: &Device, tokens: usize, at: u64) -> Result<(), GpuError> {
@@ -632,8 +540,4 @@ fn planes(layout: &PoolLayout) -> [Strides; 2] {
         .map(|plane| layout.strides(plane).expect("the pool is of heads"));
     assert_eq!((k.page, k.slot), (v.page, v.slot), "a slot's K and V have one width");
     [k, v]
-}
-
-fn qkv_width(config: &ModelConfig) -> usize {
-    (config.q_heads + 2 * config.kv_heads) * config.head_dim
 }

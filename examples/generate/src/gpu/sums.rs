@@ -49,31 +49,9 @@ impl Link {
         if self.peers.is_some() { SumsName::Peer } else { SumsName::Nccl }
     }
 
-    /// Most rows of such a width that [`Link::add`] takes; 0: none.
-    pub fn rows(&self, width: usize) -> usize {
-        self.peers.as_ref().map_or(0, |peers| peers.most() / width)
-    }
-
-    /// Adds to x the sum over all ranks of y, over peers.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Panics
-    /// If there are more rows than [`Link::rows`].
-    ///
-    /// # Safety
-    /// As [`Peers::add`].
-    pub unsafe fn add(
-        &self,
-        device: &Device,
-        x: u64,
-        y: u64,
-        count: usize,
-    ) -> Result<(), GpuError> {
-        let peers = self.peers.as_ref().expect("no rows are more than `rows`");
-        // SAFETY: the caller's.
-        unsafe { peers.add(device, x, y, count) }
+    /// What short sums are made over, if not through NCCL too.
+    pub fn peers(&self) -> Option<&Peers> {
+        self.peers.as_ref()
     }
 
     /// Replaces numbers in bf16 by their sums over all ranks, through NCCL.

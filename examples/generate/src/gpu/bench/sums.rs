@@ -83,9 +83,10 @@ fn row_times(
     (rows, width): (usize, usize),
 ) -> GpuResult<[Option<f32>; 2]> {
     let count = rows * width;
-    let peer = (rows <= link.rows(width)).then(|| {
+    let peers = link.peers().filter(|peers| count <= peers.most());
+    let peer = peers.map(|peers| {
         // SAFETY: both have that many numbers, and all ranks do the same.
-        sum_us(device, || unsafe { link.add(device, x, y, count) })
+        sum_us(device, || unsafe { peers.add(device, x, y, count) })
     });
     // SAFETY: as above.
     let nccl = sum_us(device, || unsafe { link.sum(device, x, count) })?;

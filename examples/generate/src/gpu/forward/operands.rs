@@ -1,0 +1,112 @@
+//! The products of a step: which matrix each has, what it reads and writes, and what the next one is to fetch.
+
+use super::super::device::Device;
+use super::super::error::GpuError;
+use super::super::products::{AHEAD_BYTES, Op, Operands, Product, Widths, padded_rows};
+use super::Forward;
+use crate::config::ModelConfig;
+
+impl Forward {
+    /// Chooses the ways of all products of steps of so many tokens and draws, as [`Products::plan`] does. Spoils the
+    /// activations.
+    ///
+    /// # Errors
+    /// cublasLt's or the driver's.
+    pub fn plan(
+        &mut self,
+        device: &Device,
+        (tokens, draws): (usize, usize),
+        unhurried: bool,
+    ) -> Result<(), GpuError> {
+        assert!(tokens <= padded_rows(self.limits.tokens) && draws <= self.limits.logits);
+        const LAYER: [Op; 4] = [Op::Qkv, Op::Out, Op::GateUp, Op::Down];
+        if tokens > 0 && !self.products.is_planned(Op::Qkv, tokens) {
+            let layers = 0..self.config.layers;
+            let operands: Vec<Vec<Operands>> = LAYER
+                .map(|op| layers.clone().map(|layer| self.operands(op, layer, tokens)).collect())
+                .to_vec();
+            let product = |(op, operands)| Product { op, widths: self.widths(op), operands };
+            let products: Vec<_> =
+                LAYER.into_iter().zip(operands.iter().map(Vec::as_slice)).map(product).collect();
+            self.products.plan(device, tokens, &products, unhurried)?;
+        }
+        if draws > 0 && !self.products.is_planned(Op::Logits, draws) {
+            let (op, widths, operands) =
+                (Op::Logits, self.widths(Op::Logits), &[self.logits_operands(0)][..]);
+            let product = Product { op, widths, operands };
+            self.products.plan(device, draws, &[product], unhurried)?;
+        }
+        Ok(())
+    }
+
+    fn widths(&self, op: Op) -> Widths {
+        let ModelConfig { hidden, intermediate, vocab, q_heads, head_dim, .. } = self.config;
+        let (outs, ins) = match op {
+            Op::Qkv => (qkv_width(&self.config), hidden),
+            Op::Out => (hidden, q_heads * head_dim),
+            Op::GateUp => (intermediate, hidden),
+            Op::Down => (hidden, intermediate),
+            Op::Logits => (vocab, hidden),
+        };
+        Widths { outs, ins }
+    }
+
+    pub(super) fn operands(&self, op: Op, index: usize, tokens: usize) -> Operands {
+        let layer = &self.weights.layers[index];
+        let sum = if self.are_parts(tokens) { &self.normed } else { &self.x };
+        let (weight, x, y, norm) = match op {
+            Op::Qkv => (layer.qkv, &self.x, &self.qkv, layer.attention_norm),
+            Op::Out => (layer.o, &self.attended, sum, 0),
+            Op::GateUp => (layer.gate_up, &self.x, &self.activated, layer.mlp_norm),
+            Op::Down => (layer.down, &self.activated, sum, 0),
+            Op::Logits => unreachable!("logits have no layer"),
+        };
+        let (next, after) = match op {
+            Op::Qkv => (layer.o, Op::Out),
+            Op::Out => (layer.gate_up, Op::GateUp),
+            Op::GateUp => (layer.down, Op::Down),
+            _ => match self.weights.layers.get(index + 1) {
+                Some(layer) => (layer.qkv, Op::Qkv),
+                None => (self.weights.output, Op::Logits),
+            },
+        };
+        let Widths { outs, ins } = self.widths(after);
+        let next = (next, (2 * outs * ins).min(AHEAD_BYTES));
+        let (x, y) = (x.address(), y.address());
+        let (normed, gate_up) = (self.normed.address(), self.gate_up.address());
+        Operands { weight, x, y, norm, draws: 0, normed, gate_up, next }
+    }
+
+    pub(super) fn logits_operands(&self, draws: u64) -> Operands {
+        Operands {
+            weight: self.weights.output,
+            x: self.x.address(),
+            y: self.logits.address(),
+            norm: self.weights.norm,
+            draws,
+            normed: self.normed.address(),
+            gate_up: 0,
+            next: (0, 0),
+        }
+    }
+
+    /// Whether the output's and the down product of such a step are parts of what is added to x.
+    pub(super) fn are_parts(&self, tokens: usize) -> bool {
+        padded_rows(tokens) <= self.part_rows
+    }
+
+    pub(super) fn product(
+        &self,
+        device: &Device,
+        op: Op,
+        tokens: usize,
+        operands: Operands,
+    ) -> Result<(), GpuError> {
+        // SAFETY: weights and activations live as long as the model, and have room for that many rows, rounded up.
+        unsafe { self.products.run(device, op, self.widths(op), tokens, operands) }
+    }
+}
+
+pub(super) fn qkv_width(config: &ModelConfig) -> usize {
+    (config.q_heads + 2 * config.kv_heads) * config.head_dim
+}

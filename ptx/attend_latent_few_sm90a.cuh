@@ -9,8 +9,8 @@
 // of the places, of 64, 64 and 64 - ROWS tokens, then the queries. A product of 64 rows over the last place goes on into the queries;
 // what it gives for those is left out.
 #pragma once
-#include "attend_extend_sm90a.cuh"
 #include "e4m3.cuh"
+#include "hopper.cuh"
 #include "latent_plan.cuh"
 #include "pdl.cuh"
 
@@ -346,14 +346,13 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                     wgmma_few_scores(T(), rope ? apart : s, further(k_matrix, matrix + step), further(q_matrix, step), rope ? i > RANK / 16 : i > 0);
                 }
                 wgmma_commit();
-                if constexpr (!FP8) wgmma_wait_few(s);
                 if constexpr (FP8) {
                     wgmma_wait_few(s, apart);
 #pragma unroll
                     for (int h = 0; h < 2; ++h) scale[h] = shared.scales[place][token + 8 * h];
 #pragma unroll
                     for (int i = 0; i < 4 * N; ++i) s[i / 4][i % 4] = s[i / 4][i % 4] * scale[i % 4 / 2] + apart[i / 4][i % 4];
-                }
+                } else wgmma_wait_few(s);
                 if (last && lane == 0) barrier_arrive(shared_address(&shared.q_empty));
 #pragma unroll
                 for (int i = 0; i < 4 * N; ++i) s[i / 4][i % 4] = logits.of(s[i / 4][i % 4]);

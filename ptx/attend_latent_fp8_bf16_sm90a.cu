@@ -16,6 +16,7 @@ template <int ROWS> DEVICE void attend(const AttendParams& p, typename LatentFew
     if (latent_begin(p) >= latent_end(p)) return wait_for_previous();
     if (threadIdx.x == 0) shared.init(2 * E::THREADS);
     __syncthreads();
+    // A lane of each warpgroup: 504 together, which is what the CTA has at its launch. More would be waited for for ever.
     if (threadIdx.x < E::THREADS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
         E::consume(p, shared_address(memory), shared, latent_begin(p), latent_end(p));

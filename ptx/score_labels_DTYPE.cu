@@ -26,6 +26,8 @@ struct Own {
     u32 pages[STAGES][PIECE], slots[STAGES][PIECE];  // of pieces that are to be copied; NO_SLOT: of a piece there is nothing to
 };
 
+static_assert(4 * sizeof(Own) == 70656);
+
 DEVICE float load_number(u64 at) {
     u16 bits;
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(bits) : "l"(at));

@@ -31,7 +31,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
 
     struct Shared {
         // Of each warp (but the first; of all at the work chunk's end): what its sums are relative to, and the weights' sums.
-        float4 tops[WARPS - 1][NT][4], last_tops[WARPS][NT][4];
+        float4 tops[WARPS > 1 ? WARPS - 1 : 1][NT][4], last_tops[WARPS][NT][4];
         typename Parts::Pendings pending;
         u32 pages[WARPS][STAGES][16];   // of each warp's tiles
         alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
@@ -333,7 +333,10 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
 #pragma unroll
                     for (int i = 4; i < 32; i *= 2) sum[n][h] += __shfl_xor_sync(~0u, sum[n][h], i);
             more = c.unit + (c.stop - c.at) < c.unit_end;
-            if (!more) {
+            if constexpr (WARPS == 1) {
+                if (!more) let_next_start();
+                finish(c, rows, o, top, sum, shared.pending);
+            } else if (!more) {
                 copy_wait<0>();
                 let_next_start();
                 // The ring is free now.

@@ -1,7 +1,7 @@
 // Decode attention that reads shared spans once, for Hopper: one launch of two kinds of CTAs (AttendSharedParams).
 //
 // The last CTAs work on the spans' items as attend_extend_sm90a.cuh does, with query rows gathered from all over the batch. In each
-// other CTA two warpgroups have a work chunk each of what rows have behind their spans, as attend_decode.cuh does. A CTA of either
+// other CTA eight warps have a work chunk each of what rows have behind their spans, as attend_decode.cuh does. A CTA of either
 // kind fills a multiprocessor, so that products and memory are busy at the same time, on different ones; the host shares the
 // multiprocessors out (src/backend/cuda/split/shared.rs). Where no span is, none are of the first kind.
 // Not here: how parts meet (shared_parts.cuh).
@@ -13,7 +13,7 @@
 // The items of spans: all of them parts.
 template <int ROWS> struct SpanItems {
     static constexpr bool SPANS = true;
-    using Lasts = ListedSums;
+    using Lasts = ListedSums<LISTED_SUMS>;
     static __device__ __forceinline__ const AttendSharedParams& all(const AttendParams& p) { return reinterpret_cast<const AttendSharedParams&>(p); }
     static __device__ __forceinline__ SharedHead plan(const AttendParams& p) {
         const uint4 head = load_uint4(p.plan);
@@ -21,7 +21,7 @@ template <int ROWS> struct SpanItems {
     }
     static __device__ __forceinline__ u32 count(const AttendParams& p) { return load_u32(p.plan) * p.kv_heads; }
     // The CTA's number among those that work on spans, which stand behind the others.
-    static __device__ __forceinline__ u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan + 8) / 2; }
+    static __device__ __forceinline__ u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan + 8) / TAIL_WARPS; }
     static __device__ __forceinline__ u32 cta_count(const AttendParams& p) { return load_u32(p.plan + 4); }
     static __device__ __forceinline__ ExtendWork load(const AttendParams& p, u32 item) {
         const u64 at = all(p).works + sizeof(ExtendWork) * (item / p.kv_heads);
@@ -70,24 +70,20 @@ template <int ROWS> struct SpanItems {
 };
 
 template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedParams& s) {
-    constexpr int WARPS = 4, STAGES = 2, D = 128;
-    using Parts = SharedDecodeParts<T, D, NT, WARPS>;
-    using Tail = Decode<T, D, NT, WARPS, STAGES, Parts>;
+    constexpr int STAGES = 2, D = 128;
+    using Tail = Decode<T, D, NT, 1, STAGES, SharedDecodeParts<T, D, NT>>;
     using Span = ExtendHopper<T, SpanItems<8 * NT>>;
-    static_assert(Tail::BYTES % 1024 == 0 && 2 * Tail::BYTES <= Span::FACTORS);
+    static_assert(Span::CONSUMERS == 32 * TAIL_WARPS);
+    static_assert(Tail::BYTES % 1024 == 0 && TAIL_WARPS * (Tail::BYTES + sizeof(typename Tail::Shared)) <= Span::FACTORS);
     extern __shared__ __align__(1024) u8 memory[];
-    __shared__ union Both {
-        typename Span::Shared span;
-        typename Tail::Shared tails[2];
-        __device__ Both() {}
-    } shared;
+    __shared__ typename Span::Shared shared;
     const AttendParams& p = s.attend;
-    const bool spans = 2 * blockIdx.x >= load_u32(p.plan + 8);
+    const bool spans = TAIL_WARPS * blockIdx.x >= load_u32(p.plan + 8);
     if (spans) {
         if (threadIdx.x == 0) {
-            shared.span.lasts.count = 0;
-            Ring::init(shared.span.q, Span::PRODUCERS + 1, Span::WARPS);
-            Ring::init(shared.span.k, Span::PRODUCERS, Span::WARPS), Ring::init(shared.span.v, Span::PRODUCERS, Span::WARPS);
+            shared.lasts.count = 0;
+            Ring::init(shared.q, Span::PRODUCERS + 1, Span::WARPS);
+            Ring::init(shared.k, Span::PRODUCERS, Span::WARPS), Ring::init(shared.v, Span::PRODUCERS, Span::WARPS);
         }
         __syncthreads();
     }
@@ -100,22 +96,23 @@ template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedPa
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         wait_for_previous();
         // There are as many items as CTAs for them, or more.
-        if (spans) Span::produce(p, shared_address(memory), shared.span, SpanItems<8 * NT>::load(p, SpanItems<8 * NT>::cta(p)));
+        if (spans) Span::produce(p, shared_address(memory), shared, SpanItems<8 * NT>::load(p, SpanItems<8 * NT>::cta(p)));
     } else {
         if (NT > 1 && !spans) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         else asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         if (spans) {
             wait_for_previous();
-            Span::consume(p, memory, shared.span);
-            SpanItems<8 * NT>::template join_listed<T>(p, shared.span.lasts);
+            Span::consume(p, memory, shared);
+            SpanItems<8 * NT>::template join_listed<T>(p, shared.lasts);
         } else {
-            const u32 chunk = (blockIdx.x * 2 + threadIdx.x / 128) / p.stripes;
+            const u32 warp = threadIdx.x / 32, chunk = (blockIdx.x * TAIL_WARPS + warp) / p.stripes;
             const u64 at = p.plan + sizeof(SharedHead) + sizeof(DecodeWork) * chunk;
             const uint4 a = load_uint4(at), b = load_uint4(at + 16);
             const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
             const u32 unit_begin = chunk * work.work_units;
             if (unit_begin >= work.unit_end) return wait_for_previous();
-            Tail(p, shared.tails[threadIdx.x / 128], shared_address(memory) + threadIdx.x / 128 * Tail::BYTES).run(work, unit_begin);
+            typename Tail::Shared* const state = reinterpret_cast<typename Tail::Shared*>(memory + TAIL_WARPS * Tail::BYTES);
+            Tail(p, state[warp], shared_address(memory) + warp * Tail::BYTES).run(work, unit_begin);
         }
     }
 }

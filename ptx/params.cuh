@@ -224,20 +224,20 @@ KV_AT(ExtendWork, part, 28);
 // ---- attention that reads shared spans once: attend_shared_* ------------------------------------------------------------
 //
 // Of gridDim.x CTAs the last `span_ctas` work on the spans' items, which are ExtendWork of gathered query rows; the others on what
-// each row has behind its spans, as attend_decode_* does, two work chunks each. Sums of a (row, kv head) in several parts meet by a
+// each row has behind its spans, as attend_decode_* does, a work chunk a warp. Sums of a (row, kv head) in several parts meet by a
 // counter: the last part to arrive joins all of them.
 
-// The plan: SharedHead, then DecodeWork[ceil(decode_ctas / stripes)].
+// The plan: SharedHead, then DecodeWork[ceil(decode_warps / stripes)].
 struct SharedHead {
     u32 work_count;     // ExtendWork of spans; an item is one of them of one kv head
     u32 span_ctas;
-    u32 decode_ctas;    // warpgroups that decode: two of each other CTA
+    u32 decode_warps;   // TAIL_WARPS of each other CTA
     u32 work_units;     // as in DecodeWork
 };
 KV_SIZE(SharedHead, 16);
 KV_AT(SharedHead, work_count, 0);
 KV_AT(SharedHead, span_ctas, 4);
-KV_AT(SharedHead, decode_ctas, 8);
+KV_AT(SharedHead, decode_warps, 8);
 KV_AT(SharedHead, work_units, 12);
 
 // What a row of the batch takes from spans, and where its own units are.
@@ -264,8 +264,10 @@ KV_AT(RowShare, rows, 28);
 // A span's parts: piece c of its tokens, tile t of its members, head h, query row r of a tile stand at row
 // partial_at + ((c * members + t * SPAN_ROWS / group) * kv_heads + h * members of the tile) * group + r of the spans' sums.
 #define SPAN_ROWS 128
-// Most (row, kv head)s of a step.
+// Most (row, kv head)s of a step, and of a stripe.
 #define LISTED_SUMS 4096
+#define LISTED_TAILS 512
+#define TAIL_WARPS 8
 struct SpanParts {
     u32 partial_at;
     u32 pieces;
@@ -291,7 +293,7 @@ KV_AT(SpanMember, qo_start, 0);
 KV_AT(SpanMember, batch_index, 4);
 
 struct AttendSharedParams {
-    AttendParams attend;  // partial: f32 [2 * decode_ctas + batch * kv_heads, rows, head_dim]; counters: u32 [batch, kv_heads]
+    AttendParams attend;  // partial: f32 [2 * decode_warps + batch * kv_heads, rows, head_dim]; counters: u32 [batch, kv_heads]
     u64 shares;           // RowShare[batch]
     u64 spans;            // SpanParts[..]
     u64 works;            // ExtendWork[work_count]: extend_len members from place qo_start on; part: its partial_at; kv_len 2^30

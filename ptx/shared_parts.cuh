@@ -13,7 +13,7 @@ DEVICE RowShare load_share(const AttendSharedParams& p, u32 index) {
 // The parts of a (row, kv head) that are of its own tokens: work chunks that its units lie in.
 struct OwnParts {
     u32 count;
-    u32 first_cta;  // that has the first
+    u32 first_warp;  // that has the first
     DEVICE OwnParts of(u32 start, u32 units, u32 head, u32 stripes, u32 work_units) {
         const u32 begin = start + head / stripes * units, some = max(1u, units - DECODE_EXTRA), first = begin / work_units;
         return {(begin + some - 1) / work_units - first + 1, first * stripes + head % stripes};
@@ -22,18 +22,18 @@ struct OwnParts {
 
 // The slot of part `part` of them. A row that lies in one work chunk has a slot of its own.
 DEVICE u32 own_slot(const AttendSharedParams& p, const SharedHead& head, const OwnParts& own, u32 part, u32 index, u32 kv_head) {
-    if (own.count == 1) return 2 * head.decode_ctas + index * p.attend.kv_heads + kv_head;
-    return 2 * (own.first_cta + part * p.attend.stripes) + (part == 0);
+    if (own.count == 1) return 2 * head.decode_warps + index * p.attend.kv_heads + kv_head;
+    return 2 * (own.first_warp + part * p.attend.stripes) + (part == 0);
 }
 
 DEVICE u32* row_counter(const AttendSharedParams& p, u32 index, u32 kv_head) {
     return reinterpret_cast<u32*>(p.attend.counters) + index * p.attend.kv_heads + kv_head;
 }
 
-// (row, kv head)s whose sums are in parts, by index * kv_heads + kv head: no more than a step has.
-struct ListedSums {
+// (row, kv head)s whose sums are in parts, by index * kv_heads + kv head.
+template <u32 MOST> struct ListedSums {
     u32 count;
-    u16 listed[LISTED_SUMS];
+    u16 listed[MOST];
     __device__ __forceinline__ void add(u32 sum) { listed[atomicAdd(&count, 1)] = static_cast<u16>(sum); }
 };
 
@@ -43,7 +43,8 @@ template <class T, int ROWS> struct SharedJoin {
     static constexpr int D = 128, BATCH = 8;  // parts whose loads are in flight together
 
     // Warp `warp` of `warps` joins its share of what is listed, whose records are loaded side by side.
-    static __device__ __forceinline__ void join_all(const AttendSharedParams& p, const SharedHead& plan, const ListedSums& sums, u32 warp, u32 warps) {
+    template <u32 MOST>
+    static __device__ __forceinline__ void join_all(const AttendSharedParams& p, const SharedHead& plan, const ListedSums<MOST>& sums, u32 warp, u32 warps) {
         const u32 count = sums.count, lane = threadIdx.x % 32;
 #pragma unroll 1
         for (u32 from = warp; from < count; from += 32 * warps) {
@@ -137,120 +138,78 @@ struct TailRows {
     }
 };
 
-// The decode kernel's parts for one of the two warpgroups of a CTA that have a work chunk each.
-template <class T, int D, int NT, int WARPS> struct SharedDecodeParts : DecodeParts<T, D, NT, WARPS> {
-    using Base = DecodeParts<T, D, NT, WARPS>;
-    using Base::ROWS, Base::FRAGMENTS, Base::p, Base::warp, Base::lane, Base::work_units, Base::write, Base::write_lse;
+// The decode kernel's parts for warps that have a work chunk each. Tails are short: what the end of one costs, seven other warps hide.
+template <class T, int D, int NT> struct SharedDecodeParts : DecodeParts<T, D, NT, 1> {
+    using Base = DecodeParts<T, D, NT, 1>;
+    using Base::ROWS, Base::p, Base::lane, Base::work_units, Base::write, Base::write_lse;
     using Cursor = DecodeCursor<TailRows>;
     using Join = SharedJoin<T, ROWS>;
-    static constexpr u32 THREADS = WARPS * 32;
     enum { Q_REGISTERS = 128 };
 
     const AttendSharedParams& all;
     SharedHead plan;
-    u32 cta;  // of all that decode
+    u32 number;  // of all warps that decode
     __device__ __forceinline__ explicit SharedDecodeParts(const AttendParams& p)
         : Base(p, thread()), all(reinterpret_cast<const AttendSharedParams&>(p)) {
         const uint4 head = load_uint4(p.plan);
         plan = {head.x, head.y, head.z, head.w};
-        cta = blockIdx.x * 2 + threadIdx.x / THREADS;
+        number = blockIdx.x * TAIL_WARPS + threadIdx.x / 32;
     }
 
-    static __device__ __forceinline__ u32 thread() { return threadIdx.x % THREADS; }
-    // Barriers 1 to 12 are those of pairs, 13 and 14 those of warpgroups.
-    static __device__ __forceinline__ void sync() { asm volatile("barrier.cta.sync %0, %1;" ::"r"(13 + threadIdx.x / THREADS), "n"(THREADS) : "memory"); }
-    static __device__ __forceinline__ void sync_pair(u32 id) {
-        asm volatile("barrier.cta.sync %0, 64;" ::"r"(id + threadIdx.x / THREADS * (2 * (WARPS - 1))) : "memory");
-    }
+    static __device__ __forceinline__ u32 thread() { return threadIdx.x % 32; }
+    static __device__ __forceinline__ void sync() { __syncwarp(); }
 
-    using Pendings = ListedSums;
+    using Pendings = ListedSums<LISTED_TAILS>;
     static __device__ __forceinline__ void clear(Pendings& pendings) {
         if (thread() == 0) pendings.count = 0;
     }
 
-    __device__ __forceinline__ u32 head_of(const Cursor& c) const { return c.head * p.stripes + cta % p.stripes; }
+    __device__ __forceinline__ u32 head_of(const Cursor& c) const { return c.head * p.stripes + number % p.stripes; }
 
-    struct Target {
-        u32 parts;  // of the (row, kv head); 1: the result itself, 0: no tokens, nothing
-        u32 slot;
-    };
-    __device__ __forceinline__ Target target(const Cursor& c) const {
-        if (c.at >= max(1u, c.units - DECODE_EXTRA)) return {0, 0};
-        const OwnParts own = OwnParts::of(c.start, c.units, head_of(c), p.stripes, work_units);
+    // The end of a segment: its sum is the result, or a part of it, or of no tokens.
+    __device__ __forceinline__ void finish(const Cursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
+                                           const float (&sum)[NT][2], Pendings& pendings) {
+        if (c.at >= max(1u, c.units - DECODE_EXTRA)) return;
+        const u32 head = head_of(c);
+        const OwnParts own = OwnParts::of(c.start, c.units, head, p.stripes, work_units);
         const u32 parts = own.count + load_u32(all.shares + sizeof(RowShare) * static_cast<u64>(c.index) + 12);
-        return {parts, own.count == 1 ? 2 * plan.decode_ctas + c.index * p.kv_heads + head_of(c) : 2 * cta + (cta == own.first_cta)};
+        const u32 slot = own.count == 1 ? 2 * plan.decode_warps + c.index * p.kv_heads + head : 2 * number + (number == own.first_warp);
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            if (parts == 1) put_result(c, rows, head, n, o[n], top[n], sum[n]);
+            else put_part(slot, rows, n, o[n], top[n], sum[n]);
+        }
+        if (parts > 1 && lane == 0) pendings.add(c.index * p.kv_heads + head);
     }
 
-    // Fragments of a segment's sum from `at` on, of one eight of query rows, go where they belong.
-    template <int COUNT> __device__ __forceinline__ void put(const Target& to, const Cursor& c, u32 rows, u32 at, const float (&o)[COUNT][4],
-                                                             const float (&top)[2], const float (&sum)[2]) {
-        const u32 n = at / (D / 16), m = at % (D / 16);
-        if (to.parts == 1) {
-            const typename Base::Ended ended(*this, n, head_of(c), top, sum);
-            if (m == 0) write_lse(n, c.qo_start, rows, head_of(c), ended);
+    // Of one eight of query rows.
+    __device__ __forceinline__ void put_result(const Cursor& c, u32 rows, u32 head, u32 n, const float (&o)[D / 16][4], const float (&top)[2],
+                                               const float (&sum)[2]) {
+        const typename Base::Ended ended(*this, n, head, top, sum);
+        write_lse(n, c.qo_start, rows, head, ended);
 #pragma unroll
-            for (int k = 0; k < COUNT; ++k) write(n, m + k, c.qo_start, rows, head_of(c), o[k], ended);
-            return;
-        }
+        for (int m = 0; m < D / 16; ++m) write(n, m, c.qo_start, rows, head, o[m], ended);
+    }
+    __device__ __forceinline__ void put_part(u32 slot, u32 rows, u32 n, const float (&o)[D / 16][4], const float (&top)[2], const float (&sum)[2]) {
         const u32 row = n * 8 + lane % 4 * 2;
-        float* const data = reinterpret_cast<float*>(p.partial) + (to.slot * u64(ROWS) + row) * D + m * 16 + lane / 4;
+        float* const data = reinterpret_cast<float*>(p.partial) + (slot * u64(ROWS) + row) * D + lane / 4;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (row + h >= rows) continue;
 #pragma unroll
-            for (int k = 0; k < COUNT; ++k) data[h * D + k * 16] = o[k][h], data[h * D + k * 16 + 8] = o[k][h + 2];
-            if (lane < 4 && m == 0) reinterpret_cast<float2*>(all.tops)[to.slot * u64(ROWS) + row + h] = make_float2(top[h], sum[h]);
+            for (int m = 0; m < D / 16; ++m) data[h * D + m * 16] = o[m][h], data[h * D + m * 16 + 8] = o[m][h + 2];
+            if (lane < 4) reinterpret_cast<float2*>(all.tops)[slot * u64(ROWS) + row + h] = make_float2(top[h], sum[h]);
         }
     }
 
-    // Warp 0: the end of a segment that is not the work chunk's last.
-    __device__ __forceinline__ void finish(const Cursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
-                                           const float (&sum)[NT][2], Pendings& pendings) {
-        const Target to = target(c);
-        if (to.parts == 0) return;
-#pragma unroll
-        for (int n = 0; n < NT; ++n) put(to, c, rows, n * (D / 16), o[n], top[n], sum[n]);
-        if (to.parts == 1) return;
-        if (lane == 0) pendings.add(c.index * p.kv_heads + head_of(c));
-    }
-
-    // All warps: the end of the work chunk, each warp some fragments of the sum of all warps' sums, which lie `apart`.
-    __device__ __forceinline__ void finish_last(const Cursor& c, u32 rows, u32 sums, u32 apart, const float4 (&tops)[WARPS][NT][4],
-                                                Pendings& pendings) {
-        constexpr int PER = FRAGMENTS / WARPS;
-        const Target to = target(c);
-        if (to.parts == 0) return;
-        const u32 at = warp * PER;
-        float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f}, o[PER][4] = {};
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) {
-            const float4 of = tops[w][at / (D / 16)][lane % 4];
-            top[0] = fmaxf(top[0], of.x), top[1] = fmaxf(top[1], of.z);
-        }
-        const float base0 = top[0] == MINUS_INF ? 0.f : top[0], base1 = top[1] == MINUS_INF ? 0.f : top[1];
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) {
-            const float4 of = tops[w][at / (D / 16)][lane % 4];
-            const float scale0 = exp2_fast(of.x - base0), scale1 = exp2_fast(of.z - base1);
-            sum[0] += of.y * scale0, sum[1] += of.w * scale1;
-#pragma unroll
-            for (int k = 0; k < PER; ++k) {
-                const float4 x = load_shared_float4(sums + w * apart + (at + k) * 512 + lane * 16);
-                o[k][0] += x.x * scale0, o[k][1] += x.y * scale1, o[k][2] += x.z * scale0, o[k][3] += x.w * scale1;
-            }
-        }
-        put(to, c, rows, at, o, top, sum);
-        if (to.parts > 1 && thread() == 0) pendings.add(c.index * p.kv_heads + head_of(c));
-    }
-
-    // All warps, all parts of this one written: says so, and joins those sums of which it was the last to. Arrivals at the end, side
-    // by side, cost the memory less than one at each segment's end.
+    // All parts of this warp are written: says so, and joins those sums of which it was the last to. Arrivals at the end, side by
+    // side, cost the memory less than one at each segment's end.
     __device__ __forceinline__ void join_pending(Pendings& pendings) {
         sync();
         const u32 count = pendings.count;
         sync();
         if (thread() == 0) pendings.count = 0;
-        for (u32 from = 0; from < count; from += THREADS) {
+        for (u32 from = 0; from < count; from += 32) {
             const u32 i = from + thread();
             bool last = false;
             u32 sum = 0;
@@ -266,6 +225,6 @@ template <class T, int D, int NT, int WARPS> struct SharedDecodeParts : DecodePa
         }
         sync();
         __threadfence();
-        Join::join_all(all, plan, pendings, warp, WARPS);
+        Join::join_all(all, plan, pendings, 0, 1);
     }
 };

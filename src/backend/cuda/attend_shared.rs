@@ -14,7 +14,7 @@ use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{
     AttendParams, AttendSharedParams, DecodeWork, ExtendWork, RowShare, SharedHead, SpanMember,
-    SpanParts,
+    SpanParts, TAIL_WARPS,
 };
 use super::raw::{RawStream, raw};
 use super::split::{
@@ -91,7 +91,7 @@ impl SharedDecode {
     /// Bytes of the image that its plans may take.
     pub(super) fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
         let rows = limits.rows.min(SHARED_ROWS_MAX) as usize;
-        SHARED_VARIANTS_MAX * Offsets::new(2 * gpu.multiprocessors() as usize, rows).end
+        SHARED_VARIANTS_MAX * Offsets::new((TAIL_WARPS * gpu.multiprocessors()) as usize, rows).end
     }
 
     /// Takes its memory, where a kernel serves such a pool on this device. Graphs hold it where they are to read
@@ -137,7 +137,7 @@ impl SharedDecode {
     /// Query rows that the tails' sums have room for.
     fn own_rows(shape: &SplitShape, multiprocessors: u32) -> usize {
         let (rows, part) = (SharedSplit::rows_max(shape), DECODE_ROWS[shape.narrowest()]);
-        part as usize * (4 * multiprocessors + rows * shape.kv_heads) as usize
+        part as usize * (2 * TAIL_WARPS * multiprocessors + rows * shape.kv_heads) as usize
     }
 
     /// Splits a step into the image from `end` on, `image_at` bytes from the splits' begin; gives the offset after it.

@@ -199,6 +199,10 @@ pub struct ExtendWork {
 pub const SPAN_ROWS: u32 = 128;
 /// Most (row, kv head)s of a step of `attend_shared_*`.
 pub const LISTED_SUMS: u32 = 4096;
+/// Most of them in a stripe.
+pub const LISTED_TAILS: u32 = 512;
+/// Warps of a CTA of `attend_shared_*` that decode.
+pub const TAIL_WARPS: u32 = 8;
 
 /// The first words of the plan of `attend_shared_*`; `DecodeWork`s follow. See `ptx/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
@@ -208,8 +212,8 @@ pub struct SharedHead {
     pub work_count: u32,
     /// CTAs that work on them.
     pub span_ctas: u32,
-    /// Warpgroups that decode: two of each other CTA.
-    pub decode_ctas: u32,
+    /// Warps that decode: [`TAIL_WARPS`] of each other CTA.
+    pub decode_warps: u32,
     /// As in [`DecodeWork`].
     pub work_units: u32,
 }
@@ -268,7 +272,7 @@ pub struct SpanMember {
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
 pub struct AttendSharedParams {
-    /// `plan`: [`SharedHead`]. `partial`: f32 `[2 * decode_ctas + batch * kv_heads, rows, head_dim]`. `counters`: u32
+    /// `plan`: [`SharedHead`]. `partial`: f32 `[2 * decode_warps + batch * kv_heads, rows, head_dim]`. `counters`: u32
     /// `[batch, kv_heads]`.
     pub attend: AttendParams,
     /// Device address of `RowShare[batch]`.
@@ -336,7 +340,7 @@ layout_is! {
     ExtendWork 32 {
         row 0 qo_start 4 extend_len 8 kv_len 12 q_begin 16 kv_begin 20 kv_end 24 part 28
     }
-    SharedHead 16 { work_count 0 span_ctas 4 decode_ctas 8 work_units 12 }
+    SharedHead 16 { work_count 0 span_ctas 4 decode_warps 8 work_units 12 }
     RowShare 32 { begin 0 place 4 span 8 parts 12 start 16 units 20 qo_start 24 rows 28 }
     SpanParts 32 { partial_at 0 pieces 4 member_start 8 member_count 12 parent 16 }
     SpanMember 8 { qo_start 0 batch_index 4 }

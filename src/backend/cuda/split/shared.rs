@@ -2,8 +2,8 @@
 //!
 //! A span is accepted where reading it once is cheaper than reading it by each row; a refused one is left to the spans
 //! below it that are accepted, so that what a row reads by itself is always one tail. Some multiprocessors work on the
-//! spans' items, as the extend kernel does; the others on the rows' tails, as the decode kernel does, two work chunks
-//! each. They are dealt so that both are done at about the same time: products and memory then overlap.
+//! spans' items, as the extend kernel does; the others on the rows' tails, as the decode kernel does, a work chunk a warp.
+//! They are dealt so that both are done at about the same time: products and memory then overlap.
 //!
 //! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; parts of sums do not overlap.
 //!
@@ -14,8 +14,8 @@
 mod cost;
 
 use super::super::params::{
-    DecodeWork, ExtendWork, LISTED_SUMS, RowShare, SPAN_ROWS, SharedHead, SpanMember, SpanParts,
-    TREE_ROW,
+    DecodeWork, ExtendWork, LISTED_SUMS, LISTED_TAILS, RowShare, SPAN_ROWS, SharedHead, SpanMember,
+    SpanParts, TAIL_WARPS, TREE_ROW,
 };
 use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape, is_tree};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
@@ -118,12 +118,14 @@ impl SharedSplit {
 
     /// Most rows of a batch that spans are read once for; where there are more, each row is read by itself.
     pub fn rows_max(shape: &SplitShape) -> u32 {
-        shape.batch_max.min(SHARED_ROWS_MAX).min(LISTED_SUMS / shape.kv_heads)
+        let striped = shape.kv_heads / shape.decode_stripes(shape.narrowest());
+        let listed = (LISTED_SUMS / shape.kv_heads).min(LISTED_TAILS / striped);
+        shape.batch_max.min(SHARED_ROWS_MAX).min(listed)
     }
 
     /// Work chunks of the tails, at most.
     pub fn work_count(shape: &SplitShape, multiprocessors: u32) -> usize {
-        (2 * multiprocessors).div_ceil(shape.decode_stripes(shape.narrowest())) as usize
+        (TAIL_WARPS * multiprocessors).div_ceil(shape.decode_stripes(shape.narrowest())) as usize
     }
 
     /// Whether a row's queries may be gathered: one each.
@@ -356,9 +358,9 @@ impl SharedSplit {
         self.shape.decode_stripes(self.shape.narrowest())
     }
 
-    /// Most multiprocessors that work on spans: each of the others has two CTAs for tails, which want one a stripe.
+    /// Most multiprocessors that work on spans: tails want a warp of the others for each stripe.
     const fn span_ctas_max(&self) -> u32 {
-        self.multiprocessors.saturating_sub(self.stripes().div_ceil(2))
+        self.multiprocessors.saturating_sub(self.stripes().div_ceil(TAIL_WARPS))
     }
 
     /// Pieces of `chunk` tiles of an accepted span.
@@ -411,14 +413,14 @@ impl SharedSplit {
     /// Cuts the tails into work chunks, as `decode.rs` cuts whole rows.
     fn cut_tails(&mut self, rows: &[BatchRow]) {
         let (stripes, span_ctas) = (self.stripes(), self.head.span_ctas);
-        self.head.decode_ctas = 2 * (self.multiprocessors - span_ctas);
+        self.head.decode_warps = TAIL_WARPS * (self.multiprocessors - span_ctas);
         let heads = self.shape.kv_heads / stripes;
         for (i, share) in self.shares.iter_mut().enumerate() {
             share.start = self.ends[i].saturating_sub(share.units) * heads;
         }
         let total = self.ends.last().copied().unwrap_or(0) * heads;
-        let chunks = (self.head.decode_ctas / stripes).max(1);
-        let per = total.div_ceil(chunks).max((total / 16).clamp(1, 32));
+        let chunks = (self.head.decode_warps / stripes).max(1);
+        let per = total.div_ceil(chunks).max((total / 32).clamp(1, 16));
         self.head.work_units = per;
         self.works.clear();
         let mut index = 0;

@@ -84,13 +84,13 @@ fn check(split: &SharedSplit, rows: &[BatchRow]) {
     let starts: Vec<u32> = written.keys().copied().collect();
     assert!(starts.windows(2).all(|two| two[0] + group <= two[1]), "K4: parts do not overlap");
 
-    // The tails, as the decode kernel walks them: of each (row, head) its units' stretches of tokens, by CTA.
+    // The tails, as the decode kernel walks them: of each (row, head) its units' stretches of tokens, by warp.
     let stripes = split.stripes();
     let striped = heads / stripes;
     let mut tails: BTreeMap<(usize, u32), Vec<(u32, u32)>> = BTreeMap::new();
-    for cta in 0..split.head.decode_ctas {
-        let Some(work) = split.works.get((cta / stripes) as usize) else { continue };
-        let mut unit = cta / stripes * work.work_units;
+    for warp in 0..split.head.decode_warps {
+        let Some(work) = split.works.get((warp / stripes) as usize) else { continue };
+        let mut unit = warp / stripes * work.work_units;
         let mut index = work.batch_index as usize;
         if unit < work.unit_end {
             assert_eq!(work.unit_start, split.shares[index].start);
@@ -108,7 +108,7 @@ fn check(split: &SharedSplit, rows: &[BatchRow]) {
             let stop = (at + work.unit_end - unit).min(share.units);
             let token = |units: u32| rows[index].kv_len.min(share.begin + units * DECODE_UNIT);
             if at < (share.units - DECODE_EXTRA).max(1) {
-                let head = turn * stripes + cta % stripes;
+                let head = turn * stripes + warp % stripes;
                 tails.entry((index, head)).or_default().push((token(at), token(stop)));
             }
             unit += stop - at;
@@ -183,9 +183,9 @@ fn every_token_once() {
 }
 
 /// Where nearly all of the work is a span's, most multiprocessors are given to it, but each stripe of the tails keeps a
-/// CTA.
+/// warp.
 #[test]
-fn every_stripe_of_the_tails_keeps_a_cta() {
+fn every_stripe_of_the_tails_keeps_a_warp() {
     let pages: Vec<PageId> = (0..16_384).map(PageId::new).collect();
     let row =
         |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 16_384 * 16 + 1 };
@@ -193,8 +193,8 @@ fn every_stripe_of_the_tails_keeps_a_cta() {
     for all in [2, 3, 4, 5, 8, 132] {
         let mut split = SharedSplit::new(shape(8, 4, all), all, SPANS_MAX, true);
         let any = split.plan(&rows, &spans.plan(), true);
-        assert_eq!(any, 2 * all > split.stripes() + 1, "{all}");
-        assert!(split.head.decode_ctas >= split.stripes(), "{all}");
+        assert_eq!(any, all > 1, "{all}");
+        assert!(split.head.decode_warps >= split.stripes(), "{all}");
         check(&split, &rows);
     }
 }

@@ -55,23 +55,23 @@ pub fn first_step(gpu: &Gpu, start: Instant, report: &mut Report) -> Outcome<()>
     Ok(())
 }
 
-/// Host time of `plan_batch` for 256 sequences of 4,096 tokens that decode: the core's plan, the checks, the split, the
-/// upload and the table writes; and of the core's plan alone.
+/// Host time of `plan_batch` for 256 sequences of 4,096 tokens that decode, nothing or 2,048 tokens shared: the core's
+/// plan, the checks, the split, the upload and the table writes; and of the core's plan alone.
 pub fn plan_cost(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
-    for page_size in [1, 16] {
+    for (page_size, shared) in [(1, 0), (16, 0), (1, 2_048), (16, 2_048)] {
         let stream = CudaStream::new(gpu)?;
         let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
         let mut engine = Engine::new(config(page_size, 1, 1 << 21), options)?;
         engine.backend_mut().prepare(&Attend::new(32, 128))?;
         let sent = |engine: &Engine<Cuda>| engine.backend().uploaded_bytes();
         let before = sent(&engine);
-        let us = plan_times(&mut engine)?;
+        let us = plan_times(&mut engine, shared)?;
         let bytes = (sent(&engine) - before) / u64::from(256 + ROUNDS);
-        let case = format!("256 x 4,096 page{page_size}");
+        let case = format!("256 x 4,096, {shared} shared, page{page_size}");
         report.row("plan", &case, "plan_batch with begin", us, Rate::None, true);
         println!("       {bytes} bytes up a step, prefills included");
         let mut engine = Engine::new(config(page_size, 1, 1 << 21), Null)?;
-        let us = plan_times(&mut engine)?;
+        let us = plan_times(&mut engine, shared)?;
         report.row("plan", &case, "plan_batch alone", us, Rate::None, true);
     }
     Ok(())
@@ -80,16 +80,18 @@ pub fn plan_cost(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
 const ROUNDS: u32 = 300;
 
 /// The median of some decode steps; sequences are finished and forgotten at the end.
-fn plan_times<B: Backend>(engine: &mut Engine<B>) -> Outcome<f64>
+fn plan_times<B: Backend>(engine: &mut Engine<B>, shared: u32) -> Outcome<f64>
 where
     B::Error: Send + Sync,
 {
     let mut scratch = StepScratch::new();
     let mut items = Vec::new();
     for i in 0..256 {
-        let prompt: Vec<_> = (0..4_096).map(|t| TokenId::new(i * 5_000 + t)).collect();
+        let token = |t: u32| TokenId::new(if t < shared { t } else { i * 5_000 + t });
+        let prompt: Vec<_> = (0..4_096).map(token).collect();
         let seq = engine.admit(Namespace::default(), &prompt, 0)?;
-        let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 4_096 }])?.step();
+        let len = engine.extend_max(seq)?;
+        let step = engine.plan_batch(&mut scratch, &[Extend { seq, len }])?.step();
         engine.commit(step)?;
         engine.backend_mut().synchronize()?;
         engine.complete(step)?;

@@ -1,6 +1,6 @@
 //! Whether spans are read once where that is cheaper, and what the model of their costs is worth.
 //!
-//! Simple shapes, to which the model's constants are fitted, and random forests. Each is timed with each row read by
+//! Simple shapes and random forests, to all of which the model's constants are fitted. Each is timed with each row read by
 //! itself, as the split chooses, and with every span read once; results are compared with the first. Prints how far
 //! the choice is from the better of both, and how far the model from what was measured; all of it goes to
 //! `$OUT/spans.csv`.
@@ -253,15 +253,18 @@ fn simple(sizes: &Sizes) -> Vec<(String, Forest)> {
     shapes.into_iter().filter(|(_, forest)| fits(forest, sizes)).collect()
 }
 
-const NAMES: [&str; 8] = ["tile", "item", "spans", "tails", "memory", "cache", "units", "flat"];
+const NAMES: [&str; 11] =
+    ["tile", "item", "spans", "tails", "units", "part", "memory", "flat", "own", "first", "again"];
 
-fn values(costs: &SpanCosts) -> [f64; 8] {
-    let SpanCosts { tile, item, spans, tails, memory, cache, units, flat } = *costs;
-    [tile, item, spans, tails, memory, cache, units, flat]
+fn values(costs: &SpanCosts) -> [f64; 11] {
+    let SpanCosts { tile, item, spans, tails, units, part, memory, .. } = *costs;
+    let SpanCosts { flat, own, first, again, .. } = *costs;
+    [tile, item, spans, tails, units, part, memory, flat, own, first, again]
 }
 
-fn costs([tile, item, spans, tails, memory, cache, units, flat]: [f64; 8]) -> SpanCosts {
-    SpanCosts { tile, item, spans, tails, memory, cache, units, flat }
+fn costs(values: [f64; 11]) -> SpanCosts {
+    let [tile, item, spans, tails, units, part, memory, flat, own, first, again] = values;
+    SpanCosts { tile, item, spans, tails, units, part, memory, flat, own, first, again }
 }
 
 /// What the model thinks of what was measured, as factors: of each row by itself, of every span once.
@@ -277,8 +280,8 @@ fn error(costs: &SpanCosts, all: &[&Timed]) -> f64 {
 }
 
 /// The constants of least error, looked for one at a time from those of the code on.
-fn fit(all: &[&Timed]) -> SpanCosts {
-    let mut best = values(&SpanCosts::H200);
+fn fit(code: &SpanCosts, all: &[&Timed]) -> SpanCosts {
+    let mut best = values(code);
     let mut least = error(&costs(best), all);
     let mut by = 1.2;
     while by > 1.002 {
@@ -327,19 +330,20 @@ fn verdict(what: &str, all: &[(String, Timed)], chosen: impl Fn(&Timed) -> f64) 
     );
 }
 
-fn summarize(shapes: &[(String, Timed)], forests: &[(String, Timed)]) {
+fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, Timed)]) {
     // A step of which no span could be read once says nothing of the model.
     let known = |all: &'_ [(String, Timed)]| -> Vec<usize> {
-        (0..all.len()).filter(|&i| all[i].1.work.bytes > 0.0).collect()
+        (0..all.len()).filter(|&i| all[i].1.work.items > 0.0).collect()
     };
     let of = |all| known(all).into_iter().map(|i: usize| &all[i].1).collect::<Vec<&Timed>>();
     let (shapes, random) = (of(shapes), of(forests));
-    let fitted = fit(&shapes);
+    let all: Vec<&Timed> = shapes.iter().chain(&random).copied().collect();
+    let fitted = fit(code, &all);
     println!("  constant      code    fitted");
-    for ((name, code), new) in NAMES.iter().zip(values(&SpanCosts::H200)).zip(values(&fitted)) {
-        println!("  {name:9}{code:9.0} {new:9.0}");
+    for ((name, code), new) in NAMES.iter().zip(values(code)).zip(values(&fitted)) {
+        println!("  {name:9}{code:9.1} {new:9.1}");
     }
-    for (name, costs) in [("the code's", &SpanCosts::H200), ("fitted", &fitted)] {
+    for (name, costs) in [("the code's", code), ("fitted", &fitted)] {
         println!("  {name} constants: simple shapes {}", distances(costs, &shapes));
         println!("  {name} constants: forests {}", distances(costs, &random));
     }
@@ -350,26 +354,27 @@ fn summarize(shapes: &[(String, Timed)], forests: &[(String, Timed)]) {
     verdict("always flat", forests, |timed| timed.flat);
     verdict("always once", forests, |timed| timed.once);
     verdict("all or nothing by the fitted constants", forests, |timed| {
-        let is_better =
-            timed.work.bytes > 0.0 && fitted.once(&timed.work) < fitted.flat(&timed.work);
+        let is_better = timed.work.items > 0.0 && fitted.is_better_once(&timed.work);
         if is_better { timed.once } else { timed.flat }
     });
 }
 
 fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Timed) {
     let Timed { flat, chosen, once, accepted, work } = timed;
-    let SpanWork { waves, tiles, unit_bytes, tail_ctas, bytes, row_bytes } = work;
+    let SpanWork { items, tiles, longest, whole, span_ctas, .. } = work;
+    let SpanWork { unit_bytes, tail_ctas, parts, own_bytes, span_bytes, row_bytes, .. } = work;
     let (rows, spans) = (forest.own.len(), forest.spans.len());
     let _ =
         write!(csv, "{heads},{case},{rows},{spans},{flat:.3},{chosen:.3},{once:.3},{accepted},");
-    let _ = writeln!(csv, "{waves},{tiles},{unit_bytes},{tail_ctas},{bytes},{row_bytes}");
+    let _ = write!(csv, "{items},{tiles},{longest},{whole},{span_ctas},");
+    let _ = writeln!(csv, "{unit_bytes},{tail_ctas},{parts},{own_bytes},{span_bytes},{row_bytes}");
 }
 
 /// All of it. Simple shapes are rows of the report, the forests' medians are.
 pub fn run(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let mut csv = String::from("heads,case,rows,spans,flat,chosen,once,accepted,");
-    csv += "waves,tiles,unit_bytes,tail_ctas,bytes,row_bytes\n";
+    csv += "items,tiles,longest,whole,span_ctas,unit_bytes,tail_ctas,parts,own_bytes,span_bytes,row_bytes\n";
     for (q_heads, kv_heads) in [(32, 8), (64, 4)] {
         let heads = format!("{q_heads}q/{kv_heads}kv");
         let mut bench = Bench::new(gpu, &noise, (q_heads, kv_heads), &sizes)?;
@@ -399,7 +404,7 @@ pub fn run(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
             forests.push((case, timed));
         }
         println!("spans, {heads}:");
-        summarize(&shapes, &forests);
+        summarize(&SpanCosts::H200[usize::from(q_heads / kv_heads > 8)], &shapes, &forests);
     }
     let folder = std::env::var("OUT").unwrap_or_else(|_| ".".into());
     std::fs::write(format!("{folder}/spans.csv"), csv)?;

@@ -35,11 +35,8 @@ pub const PARTIAL_ROWS: u32 = 1 << 16;
 const PARTS_MAX: u32 = 12;
 /// `ExtendWork::kv_len` of an item: no query stands in a span.
 const NO_MASK: u32 = 1 << 30;
-/// Multiprocessors are dealt by so many.
-const CTAS_STEP: usize = 3;
 /// No such span.
 const NONE: u32 = u32::MAX;
-const COSTS: SpanCosts = SpanCosts::H200;
 
 /// A span that is read once: its eligible members, and the positions that it covers.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +68,7 @@ struct Deal {
 pub struct SharedSplit {
     shape: SplitShape,
     multiprocessors: u32,
+    costs: SpanCosts,
     spans_max: u32,
     free: bool,
     pub head: SharedHead,
@@ -100,6 +98,7 @@ impl SharedSplit {
         Self {
             shape,
             multiprocessors,
+            costs: SpanCosts::H200[shape.narrowest()],
             free,
             spans_max: spans_max.min(SPANS_MAX),
             head: SharedHead::default(),
@@ -148,7 +147,7 @@ impl SharedSplit {
             self.measure_tails(rows);
             let deal = self.deal();
             self.work = SpanWork { row_bytes: self.row_bytes(rows), ..deal.work };
-            if self.free || deal.time < COSTS.flat(&self.work) {
+            if self.free || self.costs.is_better_once(&self.work) {
                 self.cut_spans(&deal);
                 self.cut_tails(rows);
                 return true;
@@ -217,9 +216,9 @@ impl SharedSplit {
         }
         let bytes = f64::from(len) * self.token_bytes();
         let tiles = self.tiles(members) * len.div_ceil(SPAN_TOKENS) * self.shape.kv_heads;
-        let products = f64::from(tiles) * COSTS.tile / f64::from(self.multiprocessors);
-        bytes / COSTS.memory + f64::from(members - 1) * bytes / COSTS.cache
-            - products.max(bytes / COSTS.memory)
+        let tiles = f64::from(tiles) / f64::from(self.multiprocessors);
+        let parts = f64::from(members * self.shape.kv_heads);
+        self.costs.gain(f64::from(members), bytes, tiles, parts)
     }
 
     /// Bytes that the rows read, each by itself.
@@ -228,12 +227,13 @@ impl SharedSplit {
         shown.map(|(row, _)| f64::from(row.kv_len)).sum::<f64>() * self.token_bytes()
     }
 
-    /// Bytes of tails and accepted spans.
-    fn distinct_bytes(&self) -> f64 {
+    /// Bytes of tails, and of accepted spans.
+    fn distinct_bytes(&self) -> (f64, f64) {
         let units: u32 =
             self.shares.iter().map(|share| share.units.saturating_sub(DECODE_EXTRA)).sum();
         let spans: u32 = self.accepted.iter().map(|span| span.end - span.begin).sum();
-        (f64::from(units * DECODE_UNIT) + f64::from(spans)) * self.token_bytes()
+        let bytes = |tokens: u32| f64::from(tokens) * self.token_bytes();
+        (bytes(units * DECODE_UNIT), bytes(spans))
     }
 
     /// K and V of a token, all heads.
@@ -363,51 +363,74 @@ impl SharedSplit {
         self.multiprocessors.saturating_sub(self.stripes().div_ceil(TAIL_WARPS))
     }
 
-    /// Pieces of `chunk` tiles of an accepted span.
-    fn pieces(span: &Accepted, chunk: u32) -> u32 {
-        (span.end - span.begin).div_ceil(chunk * SPAN_TOKENS)
+    /// Tiles of an accepted span's tokens.
+    fn token_tiles(span: &Accepted) -> u32 {
+        (span.end - span.begin).div_ceil(SPAN_TOKENS)
+    }
+
+    /// What the accepted spans are, cut in pieces of `chunk` tiles, or `None` where there is no room for it.
+    fn cut(&self, chunk: u32) -> Option<SpanWork> {
+        let (heads, group) = (self.shape.kv_heads, self.shape.group);
+        let (mut items, mut whole, mut tiles, mut parts) = (0, 0, 0, 0);
+        for span in &self.accepted {
+            let (high, long) = (self.tiles(span.member_count), Self::token_tiles(span));
+            let pieces = long.div_ceil(chunk);
+            items += pieces * high;
+            whole += long / chunk * high;
+            tiles += long * high;
+            parts += pieces * span.member_count * heads;
+        }
+        let fits = items <= ITEMS_MAX && parts * group <= PARTIAL_ROWS;
+        let float = |number: u32| f64::from(number);
+        fits.then_some(SpanWork {
+            items: float(items * heads),
+            tiles: float(tiles * heads),
+            longest: float(chunk),
+            whole: float(whole * heads),
+            parts: float(parts),
+            ..SpanWork::default()
+        })
+    }
+
+    /// How many multiprocessors work on spans so that spans and tails end soonest. With one more, spans end no later and
+    /// tails no sooner, so the best number is where they change places, or the one before.
+    fn balance(&self, work: &SpanWork) -> (u32, SpanWork) {
+        let dealt = |ctas: u32| SpanWork {
+            span_ctas: f64::from(ctas),
+            tail_ctas: f64::from(self.multiprocessors - ctas),
+            ..*work
+        };
+        let (mut low, mut high) = (1, self.span_ctas_max());
+        while low < high {
+            let middle = low.midpoint(high);
+            let [spans, tails] = self.costs.sides(&dealt(middle));
+            if spans <= tails { high = middle } else { low = middle + 1 }
+        }
+        let [one, other] = [low, (low - 1).max(1)].map(|ctas| (ctas, dealt(ctas)));
+        if self.costs.once(&other.1) < self.costs.once(&one.1) { other } else { one }
     }
 
     /// How many multiprocessors work on spans, and the length of a piece, so that spans and tails end soonest.
     fn deal(&self) -> Deal {
-        let (all, heads) = (self.multiprocessors, self.shape.kv_heads);
         let units = self.ends.last().copied().unwrap_or(0) * DECODE_UNIT;
         let unit_bytes = f64::from(units) * self.token_bytes();
-        let bytes = self.distinct_bytes();
-        let longest = self.accepted.iter().map(|span| Self::pieces(span, 1)).max();
+        let (own_bytes, span_bytes) = self.distinct_bytes();
+        let longest = self.accepted.iter().map(Self::token_tiles).max();
         let longest = longest.expect("a span is accepted");
-        let (work, time) = (SpanWork::default(), f64::INFINITY);
-        let mut best = Deal { work, time, ctas: 1, chunk: longest * SPAN_TOKENS };
+        let mut best: Option<Deal> = None;
         let mut last = 0;
-        for parts in 1..=PARTS_MAX.min(longest) {
-            let chunk = longest.div_ceil(parts);
-            let of = |span: &Accepted| {
-                let pieces = Self::pieces(span, chunk);
-                (pieces * self.tiles(span.member_count), pieces * span.member_count)
-            };
-            let count = self.accepted.iter().map(of);
-            let (items, members) = count.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
-            let fits = items <= ITEMS_MAX && members * self.shape.group * heads <= PARTIAL_ROWS;
-            if chunk == last || (parts > 1 && !fits) {
-                continue;
-            }
+        for pieces in 1..=PARTS_MAX.min(longest) {
+            let chunk = longest.div_ceil(pieces);
+            let Some(spans) = self.cut(chunk).filter(|_| chunk != last) else { continue };
             last = chunk;
-            for ctas in (1..=self.span_ctas_max()).rev().step_by(CTAS_STEP) {
-                let work = SpanWork {
-                    waves: f64::from((items * heads).div_ceil(ctas)),
-                    tiles: f64::from(chunk),
-                    unit_bytes,
-                    tail_ctas: f64::from(all - ctas),
-                    bytes,
-                    row_bytes: 0.0,
-                };
-                let time = COSTS.once(&work);
-                if time < best.time {
-                    best = Deal { work, time, ctas, chunk: chunk * SPAN_TOKENS };
-                }
+            let (ctas, work) =
+                self.balance(&SpanWork { unit_bytes, own_bytes, span_bytes, ..spans });
+            let time = self.costs.once(&work);
+            if best.is_none_or(|best| time < best.time) {
+                best = Some(Deal { work, time, ctas, chunk: chunk * SPAN_TOKENS });
             }
         }
-        best
+        best.expect("whole spans that are accepted have room")
     }
 
     /// Cuts the tails into work chunks, as `decode.rs` cuts whole rows.

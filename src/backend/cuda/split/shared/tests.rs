@@ -232,3 +232,34 @@ fn spans_are_refused_where_reading_them_again_is_cheaper() {
     assert!(!split.plan(&rows, &spans(&pages[..1]).plan(), false), "16 tokens are not worth it");
     assert!(!split.plan(&rows, &SharedSpans::default(), false));
 }
+
+/// One more multiprocessor never makes spans later, nor tails sooner; so the deal by halves is that of all numbers.
+#[test]
+fn multiprocessors_are_dealt_as_well_as_by_trying_each_number() {
+    let mut rng = Rng::new(6);
+    for _ in 0..300 {
+        let (kv_heads, group) = rng.pick(&[(8, 4), (4, 16), (1, 1)]);
+        let all = rng.pick(&[2, 3, 16, 132]);
+        let split = SharedSplit::new(shape(kv_heads, group, all), all, SPANS_MAX, false);
+        let number = |rng: &mut Rng, most: u64| (1 + rng.below(most)) as f64;
+        let longest = number(&mut rng, 40);
+        let whole = number(&mut rng, 300);
+        let items = whole + rng.below(300) as f64;
+        let short = (rng.below(1000) as f64 / 1000.0) * longest;
+        let work = SpanWork {
+            items,
+            tiles: whole * longest + (items - whole) * short,
+            longest,
+            whole,
+            unit_bytes: number(&mut rng, 400_000_000),
+            ..SpanWork::default()
+        };
+        let (_, dealt) = split.balance(&work);
+        let times = (1..=split.span_ctas_max()).map(|ctas| {
+            let tail_ctas = f64::from(all - ctas);
+            split.costs.once(&SpanWork { span_ctas: f64::from(ctas), tail_ctas, ..work })
+        });
+        let least = times.fold(f64::INFINITY, f64::min);
+        assert_eq!(split.costs.once(&dealt), least, "{work:?}");
+    }
+}

@@ -31,8 +31,8 @@ template <int ROWS> struct SpanItems {
     static __device__ __forceinline__ u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(all(p).tickets); }
     static __device__ __forceinline__ u32 token(const AttendParams& p, u32 place) { return load_u32(all(p).members + sizeof(SpanMember) * place); }
 
-    // The end of an item: its sums go to their rows of `span_partial`. Each member is told; where that was the
-    // last part, it is kept to be joined.
+    // The end of an item: its sums go to their rows of `span_partial`. Each member's row is told; where that was the
+    // last of its parts, it is kept to be joined.
     template <class T> static __device__ __forceinline__ void part(const AttendParams& p, Lasts& lasts, const ExtendWork& work, u32 head, float factor,
                                                                    const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) {
         constexpr int D = 128, CONSUMERS = 256, FINISH = 1;
@@ -55,7 +55,7 @@ template <int ROWS> struct SpanItems {
             const u32 index = load_u32(s.members + sizeof(SpanMember) * (work.qo_start + thread) + 4);
             const RowShare share = load_share(s, index);
             const OwnParts own = OwnParts::of(share.start, share.units, head, p.stripes, head_of_plan.work_units);
-            if (arrive_last_fenced(row_counter(s, index, head), own.count + share.parts)) lasts.add(index * p.kv_heads + head);
+            if (arrive_last_fenced(row_counter(s, index, head), arrivals(own, share))) lasts.add(index * p.kv_heads + head);
         }
     }
 

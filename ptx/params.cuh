@@ -242,14 +242,14 @@ KV_AT(SharedHead, work_units, 12);
 
 // What a row of the batch takes from spans, and where its own units are.
 struct RowShare {
-    u32 begin;     // first position behind its spans
-    u32 place;     // its place among the members
-    u32 span;      // the last of its spans
-    u32 parts;     // parts of sums that its spans make; 0: it has none
-    u32 start;     // first of its units in each stripe
-    u32 units;     // its units of one head
-    u32 qo_start;  // its first query row
-    u32 rows;      // its query rows of one kv head
+    u32 begin;       // first position behind its spans
+    u32 place;       // its first new token's place among the members
+    u32 span;        // the last of its spans
+    u32 parts;       // parts that its spans make of each new token's sum; 0: it has none
+    u32 start;       // first of its units in each stripe
+    u32 units;       // its units of one head
+    u32 qo_start;    // its first query row
+    u32 extend_len;  // its new tokens
 };
 KV_SIZE(RowShare, 32);
 KV_AT(RowShare, begin, 0);
@@ -259,7 +259,7 @@ KV_AT(RowShare, parts, 12);
 KV_AT(RowShare, start, 16);
 KV_AT(RowShare, units, 20);
 KV_AT(RowShare, qo_start, 24);
-KV_AT(RowShare, rows, 28);
+KV_AT(RowShare, extend_len, 28);
 
 // A span's parts: piece c of its tokens, tile t of its members, head h, query row r of a tile stand at row
 // partial_at + ((c * members + t * SPAN_ROWS / group) * kv_heads + h * members of the tile) * group + r of the spans' sums.
@@ -283,7 +283,7 @@ KV_AT(SpanParts, member_start, 8);
 KV_AT(SpanParts, member_count, 12);
 KV_AT(SpanParts, parent, 16);
 
-// A member of spans.
+// A member of spans: one of a row's new tokens, which stand side by side.
 struct SpanMember {
     u32 qo_start;     // its query row
     u32 batch_index;

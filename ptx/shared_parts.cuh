@@ -20,6 +20,9 @@ struct OwnParts {
     }
 };
 
+// Who arrives for a (row, kv head): its own parts, and of each part of its spans each of its new tokens, which may lie in two items.
+DEVICE u32 arrivals(const OwnParts& own, const RowShare& share) { return own.count + share.parts * share.extend_len; }
+
 // The slot of part `part` of them. A row that lies in one work chunk has a slot of its own.
 DEVICE u32 own_slot(const AttendSharedParams& p, const SharedHead& head, const OwnParts& own, u32 part, u32 index, u32 kv_head) {
     if (own.count == 1) return 2 * head.decode_warps + index * p.attend.kv_heads + kv_head;
@@ -53,23 +56,24 @@ template <class T, int ROWS> struct SharedJoin {
 #pragma unroll 1
             for (u32 i = 0; i < 32 && from + i * warps < count; ++i) {
                 auto of = [&](u32 field) { return __shfl_sync(~0u, field, i); };
-                const RowShare one = {0, of(share.place), of(share.span), of(share.parts), of(share.start), of(share.units), of(share.qo_start), of(share.rows)};
+                const RowShare one = {0, of(share.place), of(share.span), of(share.parts), of(share.start), of(share.units), of(share.qo_start), of(share.extend_len)};
                 join(p, plan, one, of(sum) / p.attend.kv_heads, of(sum) % p.attend.kv_heads);
             }
         }
     }
 
     static __device__ __forceinline__ void join(const AttendSharedParams& p, const SharedHead& plan, const RowShare& share, u32 index, u32 kv_head) {
-        const u32 lane = threadIdx.x % 32, group = p.attend.group;
+        const u32 lane = threadIdx.x % 32, group = p.attend.group, rows = share.extend_len * group;
         const OwnParts own = OwnParts::of(share.start, share.units, kv_head, p.attend.stripes, plan.work_units);
         const u32 total = own.count + share.parts;
 #pragma unroll 1
-        for (u32 row = lane / 8; row - lane / 8 < share.rows; row += 4) {
-            const bool there = row < share.rows;
+        for (u32 row = lane / 8; row - lane / 8 < rows; row += 4) {
+            const bool there = row < rows;
+            const u32 query = row / group;
             float top = MINUS_INF, sum = 0.f, o[4][4] = {};
 #pragma unroll 1
             for (u32 from = 0; from < total; from += BATCH) {
-                // Where the sums of part from + lane % 8 stand, and what they are relative to.
+                // Where the sums of part from + lane % 8 stand for this lane's query, and what they are relative to.
                 const u32 part = from + lane % 8;
                 u64 data = 0, tops = 0;
                 if (part < own.count) {
@@ -83,7 +87,7 @@ template <class T, int ROWS> struct SharedJoin {
                         at = load_u32(p.spans + sizeof(SpanParts) * at + 16);
                         span = load_uint4(p.spans + sizeof(SpanParts) * at);
                     }
-                    const u32 members = span.w, whole = SPAN_ROWS / group, nth = share.place - span.z, before = nth / whole * whole;
+                    const u32 members = span.w, whole = SPAN_ROWS / group, nth = share.place - span.z, before = (nth + query) / whole * whole;
                     const u32 at = span.x + ((piece * members + before) * p.attend.kv_heads + kv_head * min(whole, members - before) + nth - before) * group;
                     data = p.span_partial + at * u64(D * 4), tops = p.span_tops + at * 8ull;
                 }
@@ -91,7 +95,7 @@ template <class T, int ROWS> struct SharedJoin {
                 float2 of[BATCH];
 #pragma unroll
                 for (int k = 0; k < BATCH; ++k) {
-                    const u64 of_data = __shfl_sync(~0u, data, k) + row * (D * 4) + lane % 8 * 16, of_tops = __shfl_sync(~0u, tops, k) + row * 8;
+                    const u64 of_data = __shfl_sync(~0u, data, k, 8) + row * (D * 4) + lane % 8 * 16, of_tops = __shfl_sync(~0u, tops, k, 8) + row * 8;
                     const bool is = there && from + k < total;
                     of[k] = make_float2(MINUS_INF, 0.f);
                     load_float2_shared(of[k], of_tops, is);
@@ -117,7 +121,7 @@ template <class T, int ROWS> struct SharedJoin {
                 }
             }
             if (!there) continue;
-            const u32 query = row / group, q_head = kv_head * group + row - query * group;
+            const u32 q_head = kv_head * group + row - query * group;
             const float worth = enter_sink(p.attend, q_head, top, sum), inverse = sum > 0.f ? worth * (1.f / sum) : 0.f;
             const u64 token = share.qo_start + query, to = p.attend.out + token * p.attend.out_stride + q_head * (D * 2) + lane % 8 * 8;
 #pragma unroll
@@ -218,7 +222,7 @@ template <class T, int D, int NT> struct SharedDecodeParts : DecodeParts<T, D, N
                 const u32 index = sum / p.kv_heads, head = sum % p.kv_heads;
                 const RowShare share = load_share(all, index);
                 const OwnParts own = OwnParts::of(share.start, share.units, head, p.stripes, work_units);
-                last = arrive_last_fenced(row_counter(all, index, head), own.count + share.parts);
+                last = arrive_last_fenced(row_counter(all, index, head), arrivals(own, share));
             }
             sync();  // what stood in the list up to here has been read
             if (last) pendings.add(sum);

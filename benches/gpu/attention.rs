@@ -193,22 +193,52 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
+/// Rows of which all share so many tokens, each with some of its own.
+fn alike(rows: usize, len: u32, own: u32) -> Forest {
+    Forest { spans: vec![(0..rows, len)], own: vec![own; rows] }
+}
+
+/// A few new tokens a row, as when drafts are verified, over shared prefixes: as [`shared`].
+pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = Noise::new(gpu)?;
+    let heads = (8, 16, Layout::LayerFirst);
+    let mut flat = Bench::new(gpu, &noise, heads, (4, 1 << 20))?;
+    let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), 64)?;
+    let forests = [
+        ("b64 8192+256", alike(64, 8_192, 256)),
+        ("b16 4096+1024", alike(16, 4_096, 1_024)),
+        ("b64 4096", Forest::alone(vec![4_096; 64])),
+        ("b16 4096", Forest::alone(vec![4_096; 16])),
+    ];
+    for (name, forest) in &forests {
+        for new in [1, 2, 4, 8] {
+            let news = vec![new; forest.own.len()];
+            let tokens: u32 = forest.own.iter().chain(forest.spans.iter().map(|s| &s.1)).sum();
+            let bytes = Rate::Bytes(f64::from(tokens) * 4096.0);
+            for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
+                for (how, of) in [(How::Graph, "graph"), (How::Row, "row")] {
+                    let (us, ok) = bench.run_forest(forest, &news, 32, how)?;
+                    let case = format!("{name} q{new} {of}");
+                    report.row("sharedq", &case, kind, us, bytes, ok);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Decode over shared prefixes: spans read once, and each row by itself, by turns.
 pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
-    let all = |rows: usize, len: u32, own: u32| Forest {
-        spans: vec![(0..rows, len)],
-        own: vec![own; rows],
-    };
-    let mut tree = all(64, 4_096, 256);
+    let mut tree = alike(64, 4_096, 256);
     tree.spans.extend((0..8).map(|group| (8 * group..8 * group + 8, 4_096)));
     let forests = [
-        ("b64 8192+256", all(64, 8_192, 256)),
-        ("b128 2048+512", all(128, 2_048, 512)),
-        ("b256 16384+128", all(256, 16_384, 128)),
+        ("b64 8192+256", alike(64, 8_192, 256)),
+        ("b128 2048+512", alike(128, 2_048, 512)),
+        ("b256 16384+128", alike(256, 16_384, 128)),
         ("b64 4096+8x4096+256", tree),
-        ("b128 512+512", all(128, 512, 512)),
-        ("b2 8192+256", all(2, 8_192, 256)),
-        ("b8 1024+1024", all(8, 1_024, 1_024)),
+        ("b128 512+512", alike(128, 512, 512)),
+        ("b2 8192+256", alike(2, 8_192, 256)),
+        ("b8 1024+1024", alike(8, 1_024, 1_024)),
     ];
     let plain =
         [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf()), ("b16 4096", vec![4_096; 16])];

@@ -6,8 +6,8 @@
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
-//! Sections: ceil, store, copy, decode, shared, spans, shortq, extend, fp8, mla, sparse, plan, first; and spans-small,
-//! for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
+//! Sections: ceil, store, copy, decode, shared, sharedq, spans, shortq, extend, fp8, mla, sparse, plan, first; and
+//! spans-small, for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;
@@ -56,6 +56,9 @@ fn main() -> Outcome<()> {
     }
     if wanted("shared") {
         attention::shared(&gpu, &mut report)?;
+    }
+    if wanted("sharedq") {
+        attention::shared_short(&gpu, &mut report)?;
     }
     if wanted("spans") {
         spans::run(&gpu, spans::Sizes::FULL, &mut report)?;

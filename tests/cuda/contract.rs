@@ -1,8 +1,8 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
 use kvarena::testkit::contract::{
-    Case, check_backend, check_fp8, check_latent, check_short, check_spans, check_sparse_backend,
-    check_wide_spans,
+    Case, check_backend, check_fp8, check_latent, check_short, check_short_spans, check_spans,
+    check_sparse_backend, check_wide_spans,
 };
 
 use crate::on_gpu::OnGpuOptions;
@@ -44,6 +44,14 @@ fn cuda_keeps_the_contract_where_wide_groups_read_spans_once() {
     let Some(gpu) = gpu() else { return };
     let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
     println!("{}", check_wide_spans(options, seeds(50)));
+}
+
+/// A few new tokens a row, members of spans all of them.
+#[test]
+fn cuda_keeps_the_contract_where_short_queries_read_spans_once() {
+    let Some(gpu) = gpu() else { return };
+    let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
+    println!("{}", check_short_spans(options, seeds(50)));
 }
 
 /// Pools of 16 bits and heads of 128 alone, over which a kernel takes 17 to 64 query rows at once.

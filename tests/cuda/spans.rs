@@ -1,7 +1,9 @@
-//! Decode steps of families of sequences, whose spans the kernel for that reads once, in a graph and outside of one.
+//! Decode steps of families of sequences, whose spans the kernel for that reads once, in a graph and outside of one: of
+//! one new token a row, and of a few.
 
 use kvarena::backend::cuda::{CudaOptions, Gpu};
 use kvarena::testkit::planner::Item;
+use kvarena::testkit::rng::Rng;
 use kvarena::{Backend, Capacity, Dtype, Layout, OpenBackend, StepEnd, StepScratch};
 
 use crate::drive::{Drive, Shape};
@@ -59,7 +61,14 @@ fn grow(backend: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers) -> Vec<us
     all
 }
 
-fn decode(gpu: &Gpu, shape: Shape, graph: bool) {
+/// A few steps of the items that are drawn, and which of them are trees; in a graph of `mean` tokens a row.
+fn decode(
+    gpu: &Gpu,
+    shape: Shape,
+    graph: bool,
+    mean: usize,
+    mut draw: impl FnMut(&[usize]) -> (Vec<Item>, Vec<bool>),
+) {
     let mut drive = Drive::new(shape, 21);
     let options = CudaOptions { all_spans: true, ..CudaOptions::new(gpu) };
     let options = CudaOptions { graph_spans: if graph { 64 } else { 0 }, ..options };
@@ -72,10 +81,14 @@ fn decode(gpu: &Gpu, shape: Shape, graph: bool) {
     for step in 0..5 {
         // Others each time, so that spans come and go.
         let some = all.iter().enumerate().filter(|(i, _)| step == 0 || (i + step) % 4 > 0);
-        let items: Vec<_> = some.map(|(_, &sequence)| Item::Extend { sequence, len: 1 }).collect();
-        let plan = drive.planner.plan(&items);
+        let some: Vec<_> = some.map(|(_, &sequence)| sequence).collect();
+        let (items, is_tree) = draw(&some);
+        let plan = drive.planner.plan_trees(&items, &is_tree);
         backend.begin(&plan.plan()).expect("a valid plan");
-        let plan = plan.plan().padded(&mut scratch, ROWS, ROWS);
+        let plan = plan.plan();
+        let more = ROWS - items.len();
+        let tokens = if graph { mean * ROWS } else { plan.token_count() + more };
+        let plan = plan.padded(&mut scratch, ROWS, tokens);
         let inputs = drive.inputs(&items, &plan);
         buffers.fill(&inputs);
         backend.cuda.stage(&plan).expect("a valid plan");
@@ -109,7 +122,42 @@ fn families_decode() {
         [(2, 4, Dtype::Bf16), (1, 8, Dtype::F16), (2, 16, Dtype::Bf16), (3, 9, Dtype::F16)]
     {
         for graph in [false, true] {
-            decode(&gpu, shape(kv_heads, group, dtype), graph);
+            decode(&gpu, shape(kv_heads, group, dtype), graph, 1, |some| {
+                let one = |&sequence: &usize| Item::Extend { sequence, len: 1 };
+                (some.iter().map(one).collect(), Vec::new())
+            });
+        }
+    }
+}
+
+/// Rows of up to as many query rows as a tail has room for; in graphs also longer ones, and trees of drafts, which the
+/// extend kernel reads.
+#[test]
+fn families_verify_drafts() {
+    let Some(gpu) = gpu() else { return };
+    if gpu.capability() != 90 {
+        println!("skipped: no kernel of this device reads spans once");
+        return;
+    }
+    for (kv_heads, group, dtype, mean) in [
+        (2, 4, Dtype::Bf16, 2_u32),
+        (2, 4, Dtype::F16, 4),
+        (1, 8, Dtype::F16, 2),
+        (3, 1, Dtype::Bf16, 8),
+        (2, 3, Dtype::Bf16, 5),
+    ] {
+        for graph in [false, true] {
+            let mut rng = Rng::new(31);
+            decode(&gpu, shape(kv_heads, group, dtype), graph, mean as usize, |some| {
+                let mut item = |&sequence: &usize| {
+                    // As many as leave room for a row of padding.
+                    let most = if graph && rng.one_in(8) { 8.max(mean) } else { mean };
+                    Item::Extend { sequence, len: rng.within(1, most.into()) as u32 }
+                };
+                let items: Vec<_> = some.iter().map(&mut item).collect();
+                let is_tree = items.iter().map(|_| graph && rng.one_in(8)).collect();
+                (items, is_tree)
+            });
         }
     }
 }

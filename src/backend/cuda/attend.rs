@@ -112,12 +112,16 @@ impl Variants {
         (4 * shape.extend_words()).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
-    /// Loads the decode kernels that a step of so many tokens and rows takes: those for more rows than one token's wait
-    /// for the first step that wants them, which no capture can stage.
-    pub(super) fn load(&self, gpu: &Gpu, tokens: usize, rows: usize) -> Result<(), CudaError> {
+    /// Loads the decode kernels that a step takes: those for more rows than one token's wait for the first step that
+    /// wants them, which no capture can stage.
+    pub(super) fn load(&self, gpu: &Gpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        let (tokens, rows) = (plan.token_count(), plan.rows.len());
         self.list.iter().try_for_each(|variant| {
             let shape = variant.split.shape();
-            let width = shape.width(tokens, rows);
+            let shared = variant.shared.as_ref();
+            shared.map_or(Ok(()), |shared| shared.load(gpu, plan))?;
+            let tails = shared.and_then(|shared| shared.graph_tails(plan));
+            let width = shape.width_of(tails, tokens, rows);
             // The narrowest was loaded with the variant.
             if width == shape.narrowest() { Ok(()) } else { variant.decode_of(width).load(gpu) }
         })
@@ -140,7 +144,8 @@ impl Variants {
                 variant.count = variant.split.plan_selected(plan.rows, places, words);
                 continue;
             }
-            variant.count = variant.split.plan(plan.rows, plan.token_count(), words);
+            let tails = variant.shared.as_ref().and_then(|shared| shared.graph_tails(plan));
+            variant.count = variant.split.plan(plan.rows, plan.token_count(), tails, words);
             if let Some(shared) = &mut variant.shared {
                 end = shared.split(plan, image, end - at, end, i + 1 == count);
             }
@@ -225,16 +230,14 @@ impl Variants {
         let decode_only = image.token_count <= image.row_count;
         let capturing = is_capturing(stream)?;
         let decode_start = start.first(capturing);
-        let decode = variant.count.decode_units > 0 || capturing;
-        let extend = variant.count.extend_items > 0 || (capturing && !decode_only);
         let shared = variant.shared.as_ref();
-        let counts = (image.token_count, image.row_count);
-        let shared = shared.filter(|shared| shared.serves(&params, counts, capturing));
-        if let Some(shared) = shared.filter(|_| decode) {
+        let shared = shared.filter(|shared| shared.serves(&params, capturing));
+        let left = variant.count.extend_items > 0 && !shared.is_some_and(SharedDecode::is_whole);
+        let extend = left || (capturing && !decode_only);
+        let decode = variant.count.decode_units > 0 || capturing || shared.is_some();
+        if let Some(shared) = shared {
             // SAFETY: the caller answers for the rows.
-            unsafe {
-                shared.launch(gpu, image.splits, image.row_count, params, decode_start, stream)
-            }?;
+            unsafe { shared.launch(gpu, image.splits, params, decode_start, stream) }?;
         } else if decode {
             params.plan = image.splits + variant.image_at as u64;
             params.partial = variant.partial.address();

@@ -2,6 +2,7 @@
 //!
 //! A step goes through it where its split accepts a span; other steps are launched as if it were not there. A graph
 //! holds it where the host asked for that (`CudaOptions::graph_spans`): then every step that is staged is split for it.
+//! Rows of a few new tokens take a kernel whose tails have room for them ([`TAIL_ROWS`]).
 //!
 //! Not here: the split (`split/shared.rs`), the kernel (`ptx/attend_shared_*.cu`).
 
@@ -18,8 +19,8 @@ use super::params::{
 };
 use super::raw::{RawStream, raw};
 use super::split::{
-    DECODE_ROWS, ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit, SpanWork,
-    SplitShape,
+    ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit, SpanWork, SplitShape,
+    TAIL_ROWS,
 };
 use super::sys;
 use crate::layout::KvDtype;
@@ -28,26 +29,29 @@ use crate::plan::BatchPlan;
 /// Variants of attention that may have it: the image has room for so many.
 pub(super) const SHARED_VARIANTS_MAX: usize = 2;
 
-/// The kernel for such pools, where there is one: of the rows that the narrowest decode kernel of the group has.
-pub(super) fn kernel(dtype: KvDtype, shape: &SplitShape) -> Option<Attention<AttendSharedParams>> {
-    const BF16: [Attention<AttendSharedParams>; 2] = [
+/// A kernel for tails of each of [`TAIL_ROWS`].
+type Kernels = [Attention<AttendSharedParams>; TAIL_ROWS.len()];
+
+/// The kernels for such pools, where there are some.
+pub(super) fn kernels(dtype: KvDtype, shape: &SplitShape) -> Option<Kernels> {
+    const BF16: Kernels = [
         attention!("attend_shared_bf16_d128_r8_sm90a", 384, 204_800),
         attention!("attend_shared_bf16_d128_r16_sm90a", 384, 196_608),
     ];
-    const F16: [Attention<AttendSharedParams>; 2] = [
+    const F16: Kernels = [
         attention!("attend_shared_f16_d128_r8_sm90a", 384, 204_800),
         attention!("attend_shared_f16_d128_r16_sm90a", 384, 196_608),
     ];
     let served = shape.head_dim == 128 && shape.window == 0;
     match dtype {
-        KvDtype::Bf16 if served => Some(BF16[shape.narrowest()]),
-        KvDtype::F16 if served => Some(F16[shape.narrowest()]),
+        KvDtype::Bf16 if served => Some(BF16),
+        KvDtype::F16 if served => Some(F16),
         _ => None,
     }
 }
 
-/// Where the plan's arrays stand, in bytes from its first word; they depend on the number of rows alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Where the plan's arrays stand, in bytes from its first word; they depend on the step's numbers alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Offsets {
     works: usize,
     shares: usize,
@@ -58,10 +62,11 @@ struct Offsets {
 }
 
 impl Offsets {
-    fn new(works: usize, rows: usize) -> Self {
+    /// For so many work chunks, rows, and new tokens of members.
+    fn new(works: usize, rows: usize, member_count: usize) -> Self {
         let shares = size_of::<SharedHead>() + works * size_of::<DecodeWork>();
         let members = shares + rows * size_of::<RowShare>();
-        let spans = (members + rows * size_of::<SpanMember>()).next_multiple_of(32);
+        let spans = (members + member_count * size_of::<SpanMember>()).next_multiple_of(32);
         let items = spans + SPANS_MAX as usize * size_of::<SpanParts>();
         let end = items + ITEMS_MAX as usize * size_of::<ExtendWork>();
         Self { works: size_of::<SharedHead>(), shares, members, spans, items, end }
@@ -71,16 +76,21 @@ impl Offsets {
 /// What reads spans once for one variant of attention.
 #[derive(Debug)]
 pub(super) struct SharedDecode {
-    attention: Attention<AttendSharedParams>,
+    kernels: Kernels,
     split: SharedSplit,
     multiprocessors: u32,
     shape: SplitShape,
     /// Whether graphs hold it.
     graphs: bool,
-    /// Whether the staged step reads a span once.
+    /// Which of the kernels the staged step may go through, if any.
+    tails: Option<usize>,
+    /// Whether it reads a span once.
     accepted: bool,
+    /// Whether that kernel leaves no row of it to the extend kernel.
+    whole: bool,
     /// Bytes from the image's splits to its plan.
     image_at: usize,
+    offsets: Offsets,
     /// Partial sums: of tails, then of spans; what each is relative to behind it.
     partial: DeviceBuffer,
     /// A counter for each (row, kv head), and the tickets of items.
@@ -91,7 +101,10 @@ impl SharedDecode {
     /// Bytes of the image that its plans may take.
     pub(super) fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
         let rows = limits.rows.min(SHARED_ROWS_MAX) as usize;
-        SHARED_VARIANTS_MAX * Offsets::new((TAIL_WARPS * gpu.multiprocessors()) as usize, rows).end
+        // Of groups of one.
+        let members = (limits.tokens as usize).min(rows * TAIL_ROWS[TAIL_ROWS.len() - 1] as usize);
+        SHARED_VARIANTS_MAX
+            * Offsets::new((TAIL_WARPS * gpu.multiprocessors()) as usize, rows, members).end
     }
 
     /// Takes its memory, where a kernel serves such a pool on this device. Graphs hold it where they are to read
@@ -103,9 +116,10 @@ impl SharedDecode {
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Option<Self>, CudaError> {
-        let Some(attention) = kernel(dtype, &shape).filter(|_| gpu.capability() == 90) else {
+        let Some(kernels) = kernels(dtype, &shape).filter(|_| gpu.capability() == 90) else {
             return Ok(None);
         };
+        let attention = &kernels[shape.narrowest()];
         let multiprocessors = gpu.multiprocessors();
         if multiprocessors < 2 || gpu.resident(&attention.kernel, attention.threads)? == 0 {
             return Ok(None);
@@ -122,13 +136,16 @@ impl SharedDecode {
         let StepLimits { graph_spans, all_spans, .. } = limits;
         let spans = if graph_spans > 0 { graph_spans } else { SPANS_MAX };
         Ok(Some(Self {
-            attention,
+            kernels,
             split: SharedSplit::new(shape, multiprocessors, spans, all_spans),
             multiprocessors,
             shape,
             graphs: graph_spans > 0,
+            tails: None,
             accepted: false,
+            whole: false,
             image_at: 0,
+            offsets: Offsets::default(),
             partial: DeviceBuffer::lasting(gpu, 4 * floats)?,
             counters,
         }))
@@ -136,8 +153,35 @@ impl SharedDecode {
 
     /// Query rows that the tails' sums have room for.
     fn own_rows(shape: &SplitShape, multiprocessors: u32) -> usize {
-        let (rows, part) = (SharedSplit::rows_max(shape), DECODE_ROWS[shape.narrowest()]);
+        let (rows, part) = (SharedSplit::rows_max(shape), TAIL_ROWS[TAIL_ROWS.len() - 1]);
         part as usize * (2 * TAIL_WARPS * multiprocessors + rows * shape.kv_heads) as usize
+    }
+
+    /// The kernel that a step could go through: of those that any could, the only one that a graph holds.
+    fn tails_of(&self, plan: &BatchPlan<'_>) -> Option<usize> {
+        let (tokens, rows) = (plan.token_count(), plan.rows.len());
+        if rows > SharedSplit::rows_max(&self.shape) as usize {
+            return None;
+        }
+        if self.graphs {
+            return self.shape.graph_tails(tokens, rows);
+        }
+        self.shape.step_tails(tokens, plan.rows)
+    }
+
+    /// The same where graphs hold that kernel: what it takes is then no other's.
+    pub(super) fn graph_tails(&self, plan: &BatchPlan<'_>) -> Option<usize> {
+        if self.graphs { self.tails_of(plan) } else { None }
+    }
+
+    /// Loads the kernel that a step may go through, which no capture can.
+    pub(super) fn load(&self, gpu: &Gpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        if !self.graphs && plan.shared.spans.is_empty() {
+            return Ok(());
+        }
+        // The narrowest was loaded with the variant.
+        let wide = self.tails_of(plan).filter(|&tails| tails > self.shape.narrowest());
+        wide.map_or(Ok(()), |tails| gpu.load(&self.kernels[tails].kernel))
     }
 
     /// Splits a step into the image from `end` on, `image_at` bytes from the splits' begin; gives the offset after it.
@@ -151,13 +195,14 @@ impl SharedDecode {
         last: bool,
     ) -> usize {
         (self.accepted, self.image_at) = (false, image_at);
-        let rows = plan.rows.len();
-        if !self.takes(plan) {
-            return end;
-        }
-        self.accepted = self.split.plan(plan.rows, &plan.shared, self.graphs);
-        let offsets =
-            Offsets::new(SharedSplit::work_count(&self.shape, self.multiprocessors), rows);
+        self.tails = self.tails_of(plan);
+        let Some(tails) = self.tails else { return end };
+        self.accepted = self.split.plan(plan.rows, &plan.shared, tails, self.graphs);
+        self.whole = self.shape.leaves_none(tails, plan.rows);
+        let (tokens, rows) = (plan.token_count(), plan.rows.len());
+        let works = SharedSplit::work_count(&self.shape, self.multiprocessors);
+        let offsets = Offsets::new(works, rows, self.shape.members_max(tails, tokens, rows));
+        self.offsets = offsets;
         if !self.accepted && !self.graphs {
             return if last { end } else { end + offsets.end };
         }
@@ -177,31 +222,15 @@ impl SharedDecode {
         self.accepted.then_some(self.split.work)
     }
 
-    /// Whether graphs of so many tokens and rows may hold it: those of the narrowest decode kernel.
-    fn fits(&self, tokens: usize, rows: usize) -> bool {
-        self.shape.width(tokens, rows) == self.shape.narrowest()
-            && rows <= SharedSplit::rows_max(&self.shape) as usize
-    }
-
-    /// Whether a step may go through it. Without graphs that is also one of another width, if no row is for that width
-    /// alone: the chunk of a prompt beside many that decode.
-    fn takes(&self, plan: &BatchPlan<'_>) -> bool {
-        let (tokens, rows) = (plan.token_count(), plan.rows.len());
-        let width = self.shape.width(tokens, rows);
-        let others = !self.graphs && rows <= SharedSplit::rows_max(&self.shape) as usize;
-        self.fits(tokens, rows)
-            || (others && self.shape.take_alike([self.shape.narrowest(), width], plan.rows))
-    }
-
-    /// Whether the staged step does, of so many tokens and rows.
-    pub(super) fn serves(
-        &self,
-        params: &AttendParams,
-        (tokens, rows): (usize, usize),
-        capturing: bool,
-    ) -> bool {
-        let asked = if capturing { self.graphs && self.fits(tokens, rows) } else { self.accepted };
+    /// Whether the staged step goes through it; while capturing, whether steps of its numbers do.
+    pub(super) fn serves(&self, params: &AttendParams, capturing: bool) -> bool {
+        let asked = if capturing { self.graphs && self.tails.is_some() } else { self.accepted };
         asked && params.scale > 0.0
+    }
+
+    /// Whether nothing of the staged step is left to the extend kernel then.
+    pub(super) fn is_whole(&self) -> bool {
+        self.whole
     }
 
     /// Launches it for the staged step, whose splits lie at `splits`.
@@ -212,14 +241,11 @@ impl SharedDecode {
         &self,
         gpu: &Gpu,
         splits: u64,
-        rows: usize,
         mut attend: AttendParams,
         start: Start,
         stream: RawStream,
     ) -> Result<(), CudaError> {
-        let offsets =
-            Offsets::new(SharedSplit::work_count(&self.shape, self.multiprocessors), rows);
-        let at = splits + self.image_at as u64;
+        let (offsets, at) = (&self.offsets, splits + self.image_at as u64);
         let (own, all) =
             (Self::own_rows(&self.shape, self.multiprocessors) as u64, u64::from(PARTIAL_ROWS));
         let row_bytes = 4 * u64::from(self.shape.head_dim);
@@ -240,7 +266,8 @@ impl SharedDecode {
             span_partial,
             span_tops: tops + own * 8,
         };
-        let Attention { kernel, threads } = &self.attention;
+        let tails = self.tails.expect("the staged step goes through it");
+        let Attention { kernel, threads } = &self.kernels[tails];
         // SAFETY: the caller answers for the rows; plan, sums and counters are this variant's, for this grid.
         unsafe {
             gpu.launch(kernel, (self.multiprocessors, 1), (*threads, 1), stream, &params, start)
@@ -280,7 +307,8 @@ mod tests {
     fn each_group_has_a_kernel_which_is_launched_as_it_says() {
         for (group, rows) in [(1, 8), (8, 8), (9, 16), (16, 16)] {
             for dtype in [KvDtype::F16, KvDtype::Bf16] {
-                let Attention { kernel, threads } = kernel(dtype, &shape(group)).expect("one is");
+                let kernels = kernels(dtype, &shape(group)).expect("they are");
+                let Attention { kernel, threads } = kernels[shape(group).narrowest()];
                 assert!(kernel.name.ends_with(&format!("_d128_r{rows}_sm90a")), "{group}");
                 assert!(kernel.ptx.contains(&format!(".entry {}(", kernel.name)));
                 let bytes = format!("{},{:03}", kernel.shared / 1000, kernel.shared % 1000);
@@ -296,7 +324,7 @@ mod tests {
         let shape = shape(4);
         for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3] {
             let is_served = matches!(dtype, KvDtype::F16 | KvDtype::Bf16);
-            assert_eq!(kernel(dtype, &shape).is_some(), is_served, "{dtype:?}");
+            assert_eq!(kernels(dtype, &shape).is_some(), is_served, "{dtype:?}");
         }
     }
 }

@@ -30,7 +30,8 @@ pub struct CudaOptions {
     pub max_step_rows: u32,
     /// Most spans of a step that decode in a captured graph reads once for all rows that share them
     /// ([`BatchPlan::shared`](crate::BatchPlan::shared)), up to 64; of more, the first are. 0, the default: graphs read
-    /// each row by itself. What is launched without a graph reads spans once wherever that is cheaper.
+    /// each row by itself. What is launched without a graph reads spans once wherever that is cheaper. Rows of a few
+    /// new tokens take part: up to 8 query rows of a kv head, in graphs of more tokens a row up to 16.
     pub graph_spans: u32,
     /// What the numbers of a quantised pool are multiplied by, where scales are given
     /// ([`Scaling::Static`](crate::Scaling::Static)): those of what this rank holds ([`KvScales::local`]). Uploaded

@@ -224,11 +224,11 @@ pub struct SharedHead {
 pub struct RowShare {
     /// First position behind its spans.
     pub begin: u32,
-    /// Its place among the members.
+    /// Its first new token's place among the members.
     pub place: u32,
     /// The last of its spans.
     pub span: u32,
-    /// Parts of sums that its spans make; 0: it has none.
+    /// Parts that its spans make of each new token's sum; 0: it has none.
     pub parts: u32,
     /// First of its units in each stripe.
     pub start: u32,
@@ -236,8 +236,8 @@ pub struct RowShare {
     pub units: u32,
     /// Its first query row.
     pub qo_start: u32,
-    /// Its query rows of one kv head.
-    pub rows: u32,
+    /// Its new tokens; 0: it is left to the extend kernel.
+    pub extend_len: u32,
 }
 
 /// Where the partial sums of a span stand: see `ptx/params.cuh`.
@@ -258,7 +258,7 @@ pub struct SpanParts {
     pub reserved: [u32; 3],
 }
 
-/// A member of spans.
+/// A member of spans: one of a row's new tokens, which stand side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SpanMember {
@@ -341,7 +341,7 @@ layout_is! {
         row 0 qo_start 4 extend_len 8 kv_len 12 q_begin 16 kv_begin 20 kv_end 24 part 28
     }
     SharedHead 16 { work_count 0 span_ctas 4 decode_warps 8 work_units 12 }
-    RowShare 32 { begin 0 place 4 span 8 parts 12 start 16 units 20 qo_start 24 rows 28 }
+    RowShare 32 { begin 0 place 4 span 8 parts 12 start 16 units 20 qo_start 24 extend_len 28 }
     SpanParts 32 { partial_at 0 pieces 4 member_start 8 member_count 12 parent 16 }
     SpanMember 8 { qo_start 0 batch_index 4 }
     AttendSharedParams 272 {

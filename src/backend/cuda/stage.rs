@@ -220,7 +220,7 @@ impl Stage {
         tables: &Tables,
         stream: RawStream,
     ) -> Result<usize, CudaError> {
-        variants.load(gpu, plan.token_count(), plan.rows.len())?;
+        variants.load(gpu, plan)?;
         self.staged = None;
         self.trees = !plan.masks.is_empty();
         self.start = Start::InOrder;

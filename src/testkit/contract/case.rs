@@ -30,6 +30,8 @@ pub struct Case {
     pub q_rows: Dtype,
     /// Most tokens of one sequence.
     pub max_len: u32,
+    /// Most new tokens of a row.
+    pub extend_max: u32,
     /// What the scales that are given are made of; nothing where none are.
     pub scale_seed: Option<u64>,
     /// What the channels of labels are drawn with, where the pool keeps some.
@@ -146,6 +148,7 @@ impl Case {
             kv_rows: rows,
             q_rows: rows,
             max_len,
+            extend_max: u32::MAX,
             scale_seed: (given && !rng.one_in(8)).then(|| rng.bits()),
             label_seed: rng.bits(),
         }

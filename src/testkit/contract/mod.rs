@@ -165,6 +165,24 @@ where
     })
 }
 
+/// [`check_spans`] of rows of 1 to 8 new tokens, as when drafts are verified: trees among them, prompts beside some.
+///
+/// # Panics
+/// As [`check_backend`].
+pub fn check_short_spans<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    check_drawn(options, seeds, |rng| {
+        let mut case = Case::random(rng);
+        case.group = rng.within(1, 8) as u32;
+        // What a kernel's 8 or 16 query rows of a tail have room for, more, or any prompt.
+        case.extend_max =
+            rng.pick(&[8 / case.group, 16 / case.group, 16 / case.group, 8, u32::MAX]);
+        (has_families(&case) && case.q_heads() <= 32).then_some(case)
+    })
+}
+
 /// Whether kernels may read spans once that members of families share.
 fn has_families(case: &Case) -> bool {
     let layout = &case.layout;

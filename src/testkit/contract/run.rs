@@ -242,6 +242,7 @@ impl<B: TestBackend> World<'_, B> {
             return Some(Item::Again { sequence, len });
         }
         let most = u64::from(self.rng.pick(&[1, 1, 1, 5, 40, 200]).min(room));
+        let most = most.min(self.case.extend_max.into());
         let len = self.rng.within(u64::from(most > 0), most) as u32;
         (len > 0).then_some(Item::Extend { sequence, len })
     }

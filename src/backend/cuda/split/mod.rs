@@ -30,6 +30,7 @@ use extend::ExtendSplit;
 pub use latent::{LATENT_ROWS, LatentSplit};
 pub use shared::{
     ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit, SpanCosts, SpanWork,
+    TAIL_ROWS,
 };
 
 /// What a split depends on besides the step. One [`Split`] is made for one shape.
@@ -61,12 +62,6 @@ impl SplitShape {
     /// First position that the query at `position` sees.
     const fn first_seen(&self, position: u32) -> u32 {
         if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
-    }
-
-    /// Whether decode kernels of two widths take the same of these sequences, and so leave the same.
-    pub fn take_alike(&self, widths: [usize; 2], rows: &[BatchRow]) -> bool {
-        let [one, other] = widths.map(|width| self.decoded(width));
-        rows.iter().all(|row| one.leaves(row) == other.leaves(row))
     }
 }
 
@@ -137,16 +132,25 @@ impl Split {
 
     /// Splits a step, whose trees are marked ([`TREE_ROW`]). `decode` becomes the decode kernel's words,
     /// [`SplitShape::decode_words`] of them: upload them to `AttendParams::plan` of `attend_decode_*`. Nothing is
-    /// allocated. `tokens`: of the step, padding included.
-    pub fn plan(&mut self, rows: &[BatchRow], tokens: usize, decode: &mut [u32]) -> SplitCount {
+    /// allocated. `tokens`: of the step, padding included. `tails`: of the kernel that reads spans once, where graphs
+    /// of such steps hold it ([`TAIL_ROWS`]): the extend kernel has what that one leaves. The decode kernel, for calls
+    /// that it does not serve, may then take some of that, too.
+    pub fn plan(
+        &mut self,
+        rows: &[BatchRow],
+        tokens: usize,
+        tails: Option<usize>,
+        decode: &mut [u32],
+    ) -> SplitCount {
         assert!(
             rows.len() <= self.shape.batch_max as usize,
             "more rows than the split has room for"
         );
         assert_eq!(decode.len(), self.shape.decode_words());
-        let width = self.shape.width(tokens, rows.len());
+        let width = self.shape.width_of(tails, tokens, rows.len());
         let decode_units = self.decode.plan(&self.shape, width, rows, decode);
-        let extend_items = self.extend.plan(&self.shape, self.shape.decoded(width), rows);
+        let decoded = self.shape.decoded(tails.unwrap_or(width));
+        let extend_items = self.extend.plan(&self.shape, decoded, rows);
         SplitCount { width, decode_units, extend_items }
     }
 
@@ -319,7 +323,7 @@ mod tests {
         let mut split = Split::new(shape);
         let mut words = vec![u32::MAX; shape.decode_words()];
         let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
-        let count = split.plan(&rows, tokens, &mut words);
+        let count = split.plan(&rows, tokens, None, &mut words);
         let mut shares = decode_shares(&shape, count.width, &words, &rows);
         let decoded = shares.len();
         shares.extend(extend_shares(&shape, &split));
@@ -400,17 +404,6 @@ mod tests {
         }
     }
 
-    /// A chunk of a prompt beside rows that decode, and steps of which some rows are for a wider kernel alone.
-    #[test]
-    fn widths_take_alike_what_neither_or_the_narrower_takes() {
-        let alike = |lens: &[(u32, u32)]| shape().take_alike([0, 2], &batch(lens));
-        assert!(alike(&[(1, 100), (2, 50), (0, 0), (512, 700)]));
-        assert!(!alike(&[(1, 100), (5, 50), (512, 700)]));
-        let mut rows = batch(&[(1, 100), (2, 50)]);
-        rows[1].row = RowId::new(rows[1].row.raw() | TREE_ROW);
-        assert!(!shape().take_alike([0, 2], &rows), "a tree");
-    }
-
     #[test]
     fn decode_shares_are_equal() {
         let lens: Vec<_> = (0..64).map(|i| (1, 32_768 / (i + 1))).collect();
@@ -434,9 +427,9 @@ mod tests {
         let mut words = vec![0; shape().decode_words()];
         let room = |split: &Split| (split.decode.ends.capacity(), split.extend.capacities());
         let before = room(&split);
-        split.plan(&batch(&[(60_000, 131_072)]), 60_000, &mut words);
-        split.plan(&batch(&[(512, 8192), (1, 100)]), 513, &mut words);
-        split.plan(&batch(&[(8, 8192), (6, 100)]), 14, &mut words);
+        split.plan(&batch(&[(60_000, 131_072)]), 60_000, None, &mut words);
+        split.plan(&batch(&[(512, 8192), (1, 100)]), 513, None, &mut words);
+        split.plan(&batch(&[(8, 8192), (6, 100)]), 14, None, &mut words);
         assert_eq!(room(&split), before);
     }
 }

@@ -5,6 +5,9 @@
 //! spans' items, as the extend kernel does; the others on the rows' tails, as the decode kernel does, a work chunk a warp.
 //! They are dealt so that both are done at about the same time: products and memory then overlap.
 //!
+//! A row's new tokens are members side by side, as a span ends before the first of them: each sees all of it. Rows with
+//! more query rows than a tail has room for, and trees of drafts, are left to the extend kernel.
+//!
 //! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; parts of sums do not overlap.
 //!
 //! Cost: O(rows, members of all spans, multiprocessors, items).
@@ -17,12 +20,14 @@ use super::super::params::{
     DecodeWork, ExtendWork, LISTED_SUMS, LISTED_TAILS, RowShare, SPAN_ROWS, SharedHead, SpanMember,
     SpanParts, TAIL_WARPS, TREE_ROW,
 };
-use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape, is_tree};
+use super::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT, Decoded, SplitShape};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
 pub use cost::{SpanCosts, SpanWork};
 
 /// Tokens of a tile: items are cut at multiples of it.
 const SPAN_TOKENS: u32 = 128;
+/// Kernels whose tails have room for so many query rows: `attend_shared_*_r8_sm90a` and so on.
+pub const TAIL_ROWS: [u32; 2] = [DECODE_ROWS[0], DECODE_ROWS[1]];
 /// No shape has more rows that spans are read once for.
 pub const SHARED_ROWS_MAX: u32 = 512;
 /// Accepted spans of a step.
@@ -38,7 +43,14 @@ const NO_MASK: u32 = 1 << 30;
 /// No such span.
 const NONE: u32 = u32::MAX;
 
-/// A span that is read once: its eligible members, and the positions that it covers.
+/// Eligible rows, and their new tokens.
+#[derive(Clone, Copy, Debug, Default)]
+struct Eligible {
+    rows: u32,
+    tokens: u32,
+}
+
+/// A span that is read once: its eligible members' new tokens, and the positions that it covers.
 #[derive(Clone, Copy, Debug)]
 struct Accepted {
     member_start: u32,
@@ -71,6 +83,8 @@ pub struct SharedSplit {
     costs: SpanCosts,
     spans_max: u32,
     free: bool,
+    /// Rows that the kernel of the step takes.
+    taken: Decoded,
     pub head: SharedHead,
     pub works: Vec<DecodeWork>,
     pub shares: Vec<RowShare>,
@@ -81,11 +95,68 @@ pub struct SharedSplit {
     pub work: SpanWork,
     accepted: Vec<Accepted>,
     /// Of each place of the plan's members, the eligible ones before it.
-    eligible: Vec<u32>,
+    eligible: Vec<Eligible>,
     /// Where each row's tail ends, in units of one kv head.
     ends: Vec<u32>,
     /// Ends of the accepted spans around the one at hand: `(end of their members, accepted)`.
     around: Vec<(u32, u32)>,
+}
+
+impl SplitShape {
+    /// The kernel that reads spans once in graphs of so many tokens and rows: its place in [`TAIL_ROWS`]. Nothing else
+    /// of a step matters. None where rows are too long on the mean for all but a wide decode kernel.
+    pub const fn graph_tails(&self, tokens: usize, rows: usize) -> Option<usize> {
+        let narrowest = self.narrowest();
+        let mean = if rows == 0 { 0 } else { tokens.div_ceil(rows) };
+        let mut tails = narrowest;
+        while tails < TAIL_ROWS.len() {
+            if mean * self.group as usize <= TAIL_ROWS[tails] as usize {
+                return Some(tails);
+            }
+            tails += 1;
+        }
+        if self.width(tokens, rows) == narrowest { Some(narrowest) } else { None }
+    }
+
+    /// The same for a step that no graph holds, whose split is that of a step without spans: the kernel must leave what
+    /// the decode kernel leaves, or nothing. None where none does, since rows are trees or have more query rows.
+    pub fn step_tails(&self, tokens: usize, rows: &[BatchRow]) -> Option<usize> {
+        let (narrowest, widest) = (self.narrowest(), TAIL_ROWS.len() - 1);
+        if tokens <= rows.len() {
+            return Some(narrowest);
+        }
+        let flat = self.decoded(self.width(tokens, rows.len()));
+        let serves = |tails: usize| {
+            let taken = self.decoded(tails);
+            self.leaves_none(tails, rows)
+                || rows.iter().all(|row| taken.leaves(row) == flat.leaves(row))
+        };
+        // Tails of fewer query rows are faster.
+        let [few, more] = [narrowest, widest].map(|tails| self.decoded(tails));
+        let is_wide = rows.iter().any(|row| few.leaves(row) && more.has(row));
+        let wanted = if is_wide { [widest, narrowest] } else { [narrowest; 2] };
+        wanted.into_iter().find(|&tails| serves(tails))
+    }
+
+    /// Whether the kernel of `tails` leaves no row to the extend kernel.
+    pub fn leaves_none(&self, tails: usize, rows: &[BatchRow]) -> bool {
+        let taken = self.decoded(tails);
+        rows.iter().all(|row| !taken.leaves(row))
+    }
+
+    /// The decode kernel of a step, which takes all that the kernel of `tails` does, where a graph holds that.
+    pub fn width_of(&self, tails: Option<usize>, tokens: usize, rows: usize) -> usize {
+        let mut width = self.width(tokens, rows).max(tails.unwrap_or(0));
+        while self.decode_ctas[width] == 0 {
+            width += 1;
+        }
+        width
+    }
+
+    /// Most new tokens of members, in a step of so many tokens and rows.
+    pub fn members_max(&self, tails: usize, tokens: usize, rows: usize) -> usize {
+        tokens.min(rows * (TAIL_ROWS[tails] / self.group) as usize)
+    }
 }
 
 impl SharedSplit {
@@ -100,11 +171,16 @@ impl SharedSplit {
             multiprocessors,
             costs: SpanCosts::H200[shape.narrowest()],
             free,
+            taken: shape.decoded(shape.narrowest()),
             spans_max: spans_max.min(SPANS_MAX),
             head: SharedHead::default(),
             works: Vec::with_capacity(Self::work_count(&shape, multiprocessors)),
             shares: Vec::with_capacity(rows),
-            members: Vec::with_capacity(rows),
+            members: Vec::with_capacity(shape.members_max(
+                TAIL_ROWS.len() - 1,
+                shape.tokens_max as usize,
+                rows,
+            )),
             spans: Vec::with_capacity(SPANS_MAX as usize),
             items: Vec::with_capacity(ITEMS_MAX as usize),
             work: SpanWork::default(),
@@ -127,15 +203,23 @@ impl SharedSplit {
         (TAIL_WARPS * multiprocessors).div_ceil(shape.decode_stripes(shape.narrowest())) as usize
     }
 
-    /// Whether a row's queries may be gathered: one each.
-    fn is_eligible(row: &BatchRow) -> bool {
-        row.extend_len == 1 && row.kv_len > 0 && !is_tree(row)
+    /// Whether a row's queries may be gathered.
+    fn is_eligible(&self, row: &BatchRow) -> bool {
+        self.taken.has(row) && row.kv_len > 0
     }
 
-    /// Splits a step. `always`: also where no span is accepted, for graphs that hold the shared kernel. False where
-    /// each row is better read by itself, with nothing made unless `always`.
-    pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, always: bool) -> bool {
+    /// Splits a step for the kernel of `tails` ([`TAIL_ROWS`]). `always`: also where no span is accepted, for graphs
+    /// that hold that kernel. False where each row is better read by itself, with nothing made unless `always`.
+    pub fn plan(
+        &mut self,
+        rows: &[BatchRow],
+        shared: &SharedSpans<'_>,
+        tails: usize,
+        always: bool,
+    ) -> bool {
         self.accepted.clear();
+        self.taken = self.shape.decoded(tails);
+        self.costs = SpanCosts::H200[tails];
         if rows.len() as u32 > Self::rows_max(&self.shape) {
             return false;
         }
@@ -166,10 +250,14 @@ impl SharedSplit {
     /// Decides which spans are read once, parents first: a child takes over what its parent was refused.
     fn accept(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
         self.eligible.clear();
-        let mut count = 0;
-        self.eligible.push(0);
+        let mut count = Eligible::default();
+        self.eligible.push(count);
         for &member in shared.members {
-            count += u32::from(Self::is_eligible(&rows[member as usize]));
+            let row = &rows[member as usize];
+            if self.is_eligible(row) {
+                count.rows += 1;
+                count.tokens += row.extend_len;
+            }
             self.eligible.push(count);
         }
         self.around.clear();
@@ -179,8 +267,9 @@ impl SharedSplit {
             while self.around.pop_if(|around| around.0 <= first as u32).is_some() {}
             let parent = self.around.last().map_or(NONE, |around| around.1);
             let begin = self.accepted.get(parent as usize).map_or(0, |parent| parent.end);
-            let members = self.eligible[last] - self.eligible[first];
-            let gain = self.gain(members, span.end - begin);
+            let (before, up_to) = (self.eligible[first], self.eligible[last]);
+            let (member_rows, members) = (up_to.rows - before.rows, up_to.tokens - before.tokens);
+            let gain = self.gain(member_rows, members, span.end - begin);
             let (more_items, more_rows) = (self.tiles(members), members * self.shape.group);
             let room = items + more_items <= ITEMS_MAX
                 && (partial_rows + more_rows) * self.shape.kv_heads <= PARTIAL_ROWS
@@ -191,7 +280,7 @@ impl SharedSplit {
             (items, partial_rows) = (items + more_items, partial_rows + more_rows);
             self.around.push((last as u32, self.accepted.len() as u32));
             self.accepted.push(Accepted {
-                member_start: self.eligible[first],
+                member_start: before.tokens,
                 member_count: members,
                 begin,
                 end: span.end,
@@ -206,9 +295,9 @@ impl SharedSplit {
         rows[shared.members[span.range().start] as usize].row.raw() & !TREE_ROW
     }
 
-    /// Nanoseconds that the step gains if `members` rows' next `len` tokens are read once.
-    fn gain(&self, members: u32, len: u32) -> f64 {
-        if members < 2 {
+    /// Nanoseconds that the step gains if `rows` rows' next `len` tokens are read once for all their new tokens.
+    fn gain(&self, rows: u32, members: u32, len: u32) -> f64 {
+        if rows < 2 {
             return 0.0;
         }
         if self.free {
@@ -218,12 +307,12 @@ impl SharedSplit {
         let tiles = self.tiles(members) * len.div_ceil(SPAN_TOKENS) * self.shape.kv_heads;
         let tiles = f64::from(tiles) / f64::from(self.multiprocessors);
         let parts = f64::from(members * self.shape.kv_heads);
-        self.costs.gain(f64::from(members), bytes, tiles, parts)
+        self.costs.gain(f64::from(rows), bytes, tiles, parts)
     }
 
     /// Bytes that the rows read, each by itself.
     fn row_bytes(&self, rows: &[BatchRow]) -> f64 {
-        let shown = rows.iter().zip(&self.shares).filter(|(_, share)| share.rows > 0);
+        let shown = rows.iter().zip(&self.shares).filter(|(_, share)| share.extend_len > 0);
         shown.map(|(row, _)| f64::from(row.kv_len)).sum::<f64>() * self.token_bytes()
     }
 
@@ -252,7 +341,7 @@ impl SharedSplit {
 
     /// Each row's share of the accepted spans, and the members in their order.
     fn share(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
-        let (decoded, group) = (self.shape.decoded(self.shape.narrowest()), self.shape.group);
+        let taken = self.taken;
         self.shares.clear();
         self.shares.extend(rows.iter().map(|row| RowShare {
             begin: 0,
@@ -262,7 +351,7 @@ impl SharedSplit {
             start: 0,
             units: 0,
             qo_start: row.qo_start,
-            rows: if decoded.leaves(row) { 0 } else { row.extend_len * group },
+            extend_len: if taken.leaves(row) { 0 } else { row.extend_len },
         }));
         self.members.clear();
         if self.accepted.is_empty() {
@@ -270,9 +359,11 @@ impl SharedSplit {
         }
         for &member in shared.members {
             let row = &rows[member as usize];
-            if Self::is_eligible(row) {
+            if self.is_eligible(row) {
                 self.shares[member as usize].place = self.members.len() as u32;
-                self.members.push(SpanMember { qo_start: row.qo_start, batch_index: member });
+                let queries = row.qo_start..row.qo_start + row.extend_len;
+                let of = |qo_start| SpanMember { qo_start, batch_index: member };
+                self.members.extend(queries.map(of));
             }
         }
         // Parents stand first, so that a member's last span is its deepest.
@@ -291,7 +382,7 @@ impl SharedSplit {
         self.ends.clear();
         let mut end = 0;
         for (row, share) in rows.iter().zip(&mut self.shares) {
-            if share.rows > 0 {
+            if share.extend_len > 0 {
                 let tokens = row.kv_len - share.begin.min(row.kv_len);
                 share.units = tokens.div_ceil(DECODE_UNIT) + DECODE_EXTRA;
                 end += share.units;

@@ -33,14 +33,16 @@ void touch(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes, 
     for (u64 at = address / 4; at <= (address + bytes - 1) / 4; ++at) {
         Races::Word& word = races.words[at - SHARED_BASE / 4];
         u32* const reads = &races.reads[(at - SHARED_BASE / 4) * count];
-        if (word.written > 0 && word.writer != warp.index && word.written > clock[word.writer])
+        const u64 first = std::max(address, at * 4) - at * 4, end = std::min(address + bytes, at * 4 + 4) - at * 4;
+        const u32 mask = (1u << end) - (1u << first);
+        if (word.written > 0 && word.writer != warp.index && (word.mask & mask) != 0 && word.written > clock[word.writer])
             fail(warp, in, lane, "%s shared memory at 0x%llx, which warp %u wrote at line %u, and nothing makes one wait for the other",
                  writes ? "writes" : "reads", static_cast<long long>(at * 4), word.writer, word.write_line);
         for (u32 other = 0; writes && other < count; ++other)
             if (other != warp.index && reads[other] > clock[other])
                 fail(warp, in, lane, "writes shared memory at 0x%llx, which warp %u read (at line %u or before), and nothing makes one wait for the other",
                      static_cast<long long>(at * 4), other, word.read_line);
-        if (writes) word.writer = warp.index, word.written = clock[warp.index], word.write_line = in.line;
+        if (writes) word.writer = warp.index, word.mask = mask, word.written = clock[warp.index], word.write_line = in.line;
         else reads[warp.index] = clock[warp.index], word.read_line = in.line;
     }
 }

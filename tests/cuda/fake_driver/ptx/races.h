@@ -3,7 +3,8 @@
  *
  * Each warp counts its own time, and knows up to which time of the others it has waited (a vector clock). Who arrives at a barrier
  * leaves there what it knows; who passes takes it. Each word of memory remembers who wrote it and who read it, and when: whoever
- * comes next must know of that time. Lanes of one warp are not told apart. */
+ * comes next must know of that time. Warps may write different bytes of a word; the last of them is remembered. Lanes of one warp are
+ * not told apart. */
 #pragma once
 #include <unordered_map>
 #include <vector>
@@ -14,7 +15,7 @@ struct Cta;
 using Clock = std::vector<u32>;  // a time of each warp
 
 struct Races {
-    struct Word { u32 writer, written, write_line, read_line; };
+    struct Word { u32 writer, mask, written, write_line, read_line; };  // mask: its bytes that were written last
     bool wanted = false;
     std::vector<Clock> warps;
     std::vector<Word> words;                   // of shared memory

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::super::{Split, is_tree};
 use super::*;
 use crate::id::{PageId, RowId};
 use crate::testkit::rng::Rng;
@@ -37,7 +38,8 @@ fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
             table.push(PageId::new(next));
             next += 1;
         }
-        let extend_len = rng.pick(&[1, 1, 1, 1, 2, 600]);
+        let short = rng.within(1, 8) as u32;
+        let extend_len = rng.pick(&[1, 1, short, short, 20, 600]);
         let kv_len = table.len() as u32 * 16 + extend_len + rng.below(200) as u32;
         own.push((extend_len, if rng.one_in(12) { 0 } else { kv_len }));
         tables.push(table);
@@ -60,6 +62,12 @@ fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
     (rows, spans)
 }
 
+/// Whether the kernel of `tails` takes a row.
+fn takes(shape: &SplitShape, tails: usize, row: &BatchRow) -> bool {
+    let rows = row.extend_len * shape.group;
+    (1..=TAIL_ROWS[tails]).contains(&rows) && !is_tree(row)
+}
+
 /// Parts of a (row, kv head)'s own tokens, as the kernel counts them.
 fn own_parts(split: &SharedSplit, share: &RowShare, head: u32) -> u32 {
     let (stripes, per) = (split.stripes(), split.head.work_units);
@@ -68,7 +76,7 @@ fn own_parts(split: &SharedSplit, share: &RowShare, head: u32) -> u32 {
     (begin + some - 1) / per - begin / per + 1
 }
 
-fn check(split: &SharedSplit, rows: &[BatchRow]) {
+fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     let (heads, group) = (split.shape.kv_heads, split.shape.group);
     // Each item's part for each of its members and heads: where it is written, and the tokens that it has seen.
     let mut written = BTreeMap::new();
@@ -116,11 +124,11 @@ fn check(split: &SharedSplit, rows: &[BatchRow]) {
     }
 
     for (index, (row, share)) in rows.iter().zip(&split.shares).enumerate() {
-        if share.rows == 0 {
-            let extends = row.extend_len != 1 || is_tree(row);
-            assert!(extends && share.parts == 0, "the extend kernel's");
+        if !takes(&split.shape, width, row) {
+            assert_eq!((share.extend_len, share.parts), (0, 0), "the extend kernel's");
             continue;
         }
+        assert_eq!((share.qo_start, share.extend_len), (row.qo_start, row.extend_len));
         for head in 0..heads {
             let own = tails.remove(&(index, head)).expect("every row has a tail");
             assert_eq!(own.len() as u32, own_parts(split, share, head), "arrivals are counted");
@@ -130,38 +138,55 @@ fn check(split: &SharedSplit, rows: &[BatchRow]) {
                 at = end;
             }
             assert_eq!(at, row.kv_len, "K4: the tail ends with the row");
-            // The spans, deepest first, as the join looks for their parts.
-            let (mut span, mut parts, mut seen) = (share.span, 0, BTreeSet::new());
-            while let Some(of) = split.spans.get(span as usize) {
-                assert!(of.parent == NONE || of.parent < span, "parents stand first");
-                for piece in 0..of.pieces {
-                    let (whole, nth) = (SPAN_ROWS / group, share.place - of.member_start);
-                    let before = nth / whole * whole;
-                    let tile = whole.min(of.member_count - before);
-                    let at = (piece * of.member_count + before) * heads + head * tile;
-                    let at = of.partial_at + (at + nth - before) * group;
-                    let (place, of_head, begin, end) = written.remove(&at).expect("a part there");
-                    assert_eq!((place, of_head), (share.place, head));
-                    seen.insert((begin, end));
-                    parts += 1;
+            for query in 0..row.extend_len {
+                // The spans, deepest first, as the join looks for their parts.
+                let (mut span, mut parts, mut seen) = (share.span, 0, BTreeSet::new());
+                while let Some(of) = split.spans.get(span as usize) {
+                    assert!(of.parent == NONE || of.parent < span, "parents stand first");
+                    for piece in 0..of.pieces {
+                        let (whole, nth) =
+                            (SPAN_ROWS / group, share.place + query - of.member_start);
+                        let before = nth / whole * whole;
+                        let tile = whole.min(of.member_count - before);
+                        let at = (piece * of.member_count + before) * heads + head * tile;
+                        let at = of.partial_at + (at + nth - before) * group;
+                        let (place, of_head, begin, end) =
+                            written.remove(&at).expect("a part there");
+                        assert_eq!((place, of_head), (share.place + query, head));
+                        let member = split.members[place as usize];
+                        let wanted = (row.qo_start + query, index as u32);
+                        assert_eq!((member.qo_start, member.batch_index), wanted);
+                        seen.insert((begin, end));
+                        parts += 1;
+                    }
+                    span = of.parent;
                 }
-                span = of.parent;
+                assert_eq!(parts, share.parts, "arrivals are counted");
+                let end = seen.iter().fold(0, |at, &(begin, end)| {
+                    assert_eq!(begin, at, "K4: no gap, no overlap");
+                    end
+                });
+                assert_eq!(end, share.begin, "K4: the tail begins where the spans end");
             }
-            assert_eq!(parts, share.parts, "arrivals are counted");
-            let end = seen.iter().fold(0, |at, &(begin, end)| {
-                assert_eq!(begin, at, "K4: no gap, no overlap");
-                end
-            });
-            assert_eq!(end, share.begin, "K4: the tail begins where the spans end");
         }
     }
     assert!(tails.is_empty() && written.is_empty(), "K4: nothing beside");
 }
 
+/// Items of spans that end within a row's new tokens.
+fn straddled(split: &SharedSplit) -> usize {
+    let ends = |span: &Accepted| {
+        let members = span.member_start..span.member_start + span.member_count;
+        members.step_by(split.tile_members() as usize).skip(1).collect::<Vec<_>>()
+    };
+    let row = |place: u32| split.members[place as usize].batch_index;
+    split.accepted.iter().flat_map(ends).filter(|&end| row(end - 1) == row(end)).count()
+}
+
 #[test]
 fn every_token_once() {
     let mut rng = Rng::new(3);
-    let (mut accepted, mut deep) = (0, 0);
+    let (mut accepted, mut deep, mut straddling) = (0, 0, 0);
     for _ in 0..200 {
         let count = rng.pick(&[2, 5, 30, 200]);
         let (rows, spans) = batch(&mut rng, count);
@@ -169,17 +194,22 @@ fn every_token_once() {
             rng.pick(&[(1, 1), (2, 8), (8, 4), (3, 3), (8, 1), (4, 16), (2, 9)]);
         for free in [false, true] {
             let all = rng.pick(&[2, 3, 4, 5, 16, 132, 132, 132]);
-            let mut split = SharedSplit::new(shape(kv_heads, group, all), all, SPANS_MAX, free);
-            let any = split.plan(&rows, &spans.plan(), true);
+            let shape = shape(kv_heads, group, all);
+            let tails = rng.within(shape.narrowest() as u64, 1) as usize;
+            let mut split = SharedSplit::new(shape, all, SPANS_MAX, free);
+            let any = split.plan(&rows, &spans.plan(), tails, true);
             assert_eq!(any, !split.spans.is_empty());
+            let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
+            assert!(split.members.len() <= shape.members_max(tails, tokens, rows.len()));
+            straddling += straddled(&split);
             accepted += u32::from(any);
             deep += split.spans.iter().filter(|span| span.parent != NONE).count();
             assert!(split.head.span_ctas < all);
             assert!(split.head.span_ctas <= split.head.work_count * kv_heads);
-            check(&split, &rows);
+            check(&split, tails, &rows);
         }
     }
-    assert!(accepted > 100 && deep > 100, "{accepted} {deep}");
+    assert!(accepted > 100 && deep > 100 && straddling > 20, "{accepted} {deep} {straddling}");
 }
 
 /// Where nearly all of the work is a span's, most multiprocessors are given to it, but each stripe of the tails keeps a
@@ -192,10 +222,10 @@ fn every_stripe_of_the_tails_keeps_a_warp() {
     let (rows, spans): (Vec<_>, _) = ((0..16).map(row).collect(), Spans::of(&[&pages[..]; 16], 16));
     for all in [2, 3, 4, 5, 8, 132] {
         let mut split = SharedSplit::new(shape(8, 4, all), all, SPANS_MAX, true);
-        let any = split.plan(&rows, &spans.plan(), true);
+        let any = split.plan(&rows, &spans.plan(), 0, true);
         assert_eq!(any, all > 1, "{all}");
         assert!(split.head.decode_warps >= split.stripes(), "{all}");
-        check(&split, &rows);
+        check(&split, 0, &rows);
     }
 }
 
@@ -212,7 +242,7 @@ fn a_warm_split_does_not_allocate() {
     let before = room(&split);
     for _ in 0..50 {
         let (rows, spans) = batch(&mut rng, 300);
-        split.plan(&rows, &spans.plan(), true);
+        split.plan(&rows, &spans.plan(), rng.below(2) as usize, true);
     }
     assert_eq!(room(&split), before);
 }
@@ -227,10 +257,69 @@ fn spans_are_refused_where_reading_them_again_is_cheaper() {
     let mut split =
         SharedSplit::new(shape(8, 4, MULTIPROCESSORS), MULTIPROCESSORS, SPANS_MAX, false);
     let spans = |pages: &[PageId]| Spans::of(&vec![pages; 64], 16);
-    assert!(split.plan(&rows, &spans(&pages).plan(), false));
+    assert!(split.plan(&rows, &spans(&pages).plan(), 0, false));
     assert_eq!(split.spans.len(), 1);
-    assert!(!split.plan(&rows, &spans(&pages[..1]).plan(), false), "16 tokens are not worth it");
-    assert!(!split.plan(&rows, &SharedSpans::default(), false));
+    assert!(!split.plan(&rows, &spans(&pages[..1]).plan(), 0, false), "16 tokens are not worth it");
+    assert!(!split.plan(&rows, &SharedSpans::default(), 0, false));
+}
+
+/// Rows of (new tokens, tokens, whether they are a tree).
+fn rows_of(lens: &[(u32, u32, bool)]) -> Vec<BatchRow> {
+    let mut qo_start = 0;
+    let row = |(i, &(extend_len, kv_len, tree)): (usize, &(u32, u32, bool))| {
+        qo_start += extend_len;
+        let row = RowId::new(i as u32 | if tree { TREE_ROW } else { 0 });
+        BatchRow { row, qo_start: qo_start - extend_len, extend_len, kv_len }
+    };
+    lens.iter().enumerate().map(row).collect()
+}
+
+/// Of Hopper: there a kernel of 64 query rows is the next after that of 8.
+fn hopper() -> SplitShape {
+    let plain = shape(8, 4, MULTIPROCESSORS);
+    SplitShape { decode_ctas: [264, 0, 264], ..plain }
+}
+
+/// Without a graph a step has the split of one without spans: what the kernel leaves is what the decode kernel leaves,
+/// or nothing.
+#[test]
+fn a_step_goes_through_the_kernel_that_takes_its_rows() {
+    let tails = |lens: &[(u32, u32, bool)]| {
+        let rows = rows_of(lens);
+        let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
+        hopper().step_tails(tokens, &rows)
+    };
+    let (one, two, four) = ((1, 100, false), (2, 100, false), (4, 100, false));
+    let (eight, chunk, tree) = ((8, 100, false), (512, 700, false), (2, 100, true));
+    assert_eq!(tails(&[one, one]), Some(0));
+    assert_eq!(tails(&[one, two, two]), Some(0));
+    assert_eq!(tails(&[four, four]), Some(1));
+    assert_eq!(tails(&[one, one, one, four]), Some(1), "the decode kernel would leave one of them");
+    assert_eq!(tails(&[one, two, chunk]), Some(0), "both leave the chunk");
+    assert_eq!(tails(&[one, four, chunk]), Some(0), "two rows are left by either");
+    assert_eq!(tails(&[four, eight]), None, "a row for a wide kernel alone");
+    assert_eq!(tails(&[one, one, tree]), Some(0), "both leave the tree");
+    assert_eq!(tails(&[four, four, tree]), None, "a tree that a wide kernel takes");
+}
+
+/// In a graph numbers decide, and the extend kernel has what that kernel leaves.
+#[test]
+fn a_graph_has_the_kernel_of_its_numbers() {
+    let shape = hopper();
+    let tails = |tokens| shape.graph_tails(tokens, 16);
+    assert_eq!([16, 32, 33, 64].map(tails), [Some(0), Some(0), Some(1), Some(1)]);
+    assert_eq!(
+        [65, 256, 257].map(tails),
+        [None, None, Some(0)],
+        "a wide decode kernel's, no kernel's"
+    );
+    let rows = rows_of(&[(4, 100, false), (4, 100, true), (9, 100, false), (1, 100, false)]);
+    let mut split = Split::new(shape);
+    let mut words = vec![0; shape.decode_words()];
+    let mut items = |tails| split.plan(&rows, 16, tails, &mut words).extend_items;
+    assert_eq!([None, Some(0), Some(1)].map(&mut items), [0, 3 * 8, 2 * 8]);
+    let widths = [None, Some(0), Some(1)].map(|tails| shape.width_of(tails, 16, 16));
+    assert_eq!(widths, [0, 0, 2]);
 }
 
 /// One more multiprocessor never makes spans later, nor tails sooner; so the deal by halves is that of all numbers.

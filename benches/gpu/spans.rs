@@ -1,7 +1,7 @@
 //! Whether spans are read once where that is cheaper, and what the model of their costs is worth.
 //!
-//! Simple shapes and random forests, to all of which the model's constants are fitted. Each is timed with each row read by
-//! itself, as the split chooses, and with every span read once; results are compared with the first. Prints how far
+//! Simple shapes and random forests, to all of which the model's constants are fitted. Each is timed with each row read
+//! by itself, as the split chooses, and with every span read once; results are compared with the first. Prints how far
 //! the choice is from the better of both, and how far the model from what was measured; all of it goes to
 //! `$OUT/spans.csv`.
 //!
@@ -374,7 +374,8 @@ fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Time
 pub fn run(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let mut csv = String::from("heads,case,rows,spans,flat,chosen,once,accepted,");
-    csv += "items,tiles,longest,whole,span_ctas,unit_bytes,tail_ctas,parts,own_bytes,span_bytes,row_bytes\n";
+    csv += "items,tiles,longest,whole,span_ctas,";
+    csv += "unit_bytes,tail_ctas,parts,own_bytes,span_bytes,row_bytes\n";
     for (q_heads, kv_heads) in [(32, 8), (64, 4)] {
         let heads = format!("{q_heads}q/{kv_heads}kv");
         let mut bench = Bench::new(gpu, &noise, (q_heads, kv_heads), &sizes)?;

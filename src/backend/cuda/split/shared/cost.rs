@@ -86,12 +86,12 @@ impl SpanCosts {
             again: 7840.0,
         },
     ];
-    /// A step that reads spans once is to be faster by this factor: so that it seldom is slower, whatever the model's error.
+    /// A step that reads spans once is to be faster by this factor, so that the model's error seldom makes it slower.
     const MARGIN: f64 = 1.15;
 
     /// Nanoseconds until the multiprocessors for spans are done, and until those for tails are.
     pub fn sides(&self, work: &SpanWork) -> [f64; 2] {
-        // Items go to whoever is free, longest first: the longest in turns of their own, then those of all other lengths.
+        // Items go to whoever is free, longest first: the longest in turns of their own, then all others.
         let turns = (work.whole / work.span_ctas).ceil();
         let others = ((work.items / work.span_ctas).ceil() - turns).max(0.0);
         let short = (work.tiles - work.whole * work.longest) / (work.items - work.whole).max(1.0);

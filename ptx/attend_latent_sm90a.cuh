@@ -1,10 +1,12 @@
 // Attention over latent rows for Hopper: decode and extend by one kernel, on warpgroup matrix products.
 //
 // An item is a tile of 64 packed query rows (all heads of a query side by side) and a range of positions; each CTA has a list of
-// them, about equally long together, and an item that is cut between CTAs leaves sums in `partial` for attend_latent_join_*. Of three
-// warpgroups one scores tiles of 64 tokens and makes weights; two multiply weights with V, which is K's tile, 256 columns each, and
-// gather the tile after the next with cp.async as soon as they are done with a place, as [9][64][64 columns] in the 128-byte swizzled
-// layout that wgmma reads. So the next tile is scored and softened under this one's outputs.
+// them, about equally long together, and an item that is cut between CTAs leaves sums in `partial` for attend_latent_join_*.
+//
+// Of three warpgroups two multiply: each has half of the output's columns, and scores and softens every other tile of 64 tokens, so that one's
+// products run under the other's softmax. Weights are multiplied with the own half of V, which is K's tile, out of registers, and handed
+// to the other warpgroup through shared memory for its half. The third gathers rows with cp.async, each half of a tile's columns as soon
+// as both are done with what stood there, as [9][64][64 columns] in the 128-byte swizzled layout that wgmma reads.
 //
 // Where all sequences of a step have 32 query rows or fewer, its items are those of attend_latent_few_sm90a.cuh.
 #pragma once
@@ -36,10 +38,18 @@
         asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." name "." name " " WG_OUT_256 ", %128, %129, 1, 1, 1, 0, 1;" \
                      : WG_64(c, 0), WG_64(c, 16) : "l"(a), "l"(b)); \
     }
+// The same with a in registers.
+#define WG_LATENT_OUTPUT_OWN(type, name) \
+    DEVICE void wgmma_latent_output(type, float (&c)[32][4], const u32 (&a)[4], u64 b) { \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." name "." name " " WG_OUT_256 ", {%128,%129,%130,%131}, %132, 1, 1, 1, 1;" \
+                     : WG_64(c, 0), WG_64(c, 16) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)); \
+    }
 WG_LATENT_SCORES(bf16, "bf16")
 WG_LATENT_SCORES(f16, "f16")
 WG_LATENT_OUTPUT(bf16, "bf16")
 WG_LATENT_OUTPUT(f16, "f16")
+WG_LATENT_OUTPUT_OWN(bf16, "bf16")
+WG_LATENT_OUTPUT_OWN(f16, "f16")
 DEVICE void wgmma_wait_scores(float (&c)[8][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_32(c)::"memory"); }
 DEVICE void wgmma_wait_outputs(float (&c)[32][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_64(c, 0), WG_64(c, 16)::"memory"); }
 
@@ -47,250 +57,313 @@ template <class T> struct LatentHopper {
     static constexpr int RANK = 512, ROPE = 64, BM = 64, BN = 64, WARPS = 4, GROUP = 128;  // warps and threads of a warpgroup
     static constexpr int ROW = (RANK + ROPE) * 2;        // bytes
     static constexpr int BLOCK = 64 * 128;               // bytes of 64 columns of a tile
-    static constexpr int BLOCKS = (RANK + ROPE) / 64;
+    static constexpr int BLOCKS = (RANK + ROPE) / 64, HALF = 4;  // of a tile, of half of V's columns
     static constexpr int TILE = BLOCKS * BLOCK;
     static constexpr int Q = 0, K = TILE, P = 3 * TILE;  // offsets in dynamic shared memory
     static constexpr int BYTES = P + BLOCK;
-    static constexpr u32 SCORES = 2;                     // the warpgroup that scores
+    static constexpr u32 COPIES = 2;                     // the warpgroup that copies
 
+    // Tile n of all items stands in place n % 2, and warpgroup n % 2 scores it.
     struct Shared {
-        u64 k_full[2];            // tiles of the ring
+        u64 full[2][2], empty[2][2];  // of each place both halves of V's columns; the rope's with the half of who scores
         u64 q_full, q_empty;
-        u64 scored;               // a tile
-        u64 p_full, p_empty;      // a tile's weights, and what belongs to them
-        float scale[BM];          // what sums before it are multiplied by
-        u32 grows[WARPS];         // whether that is anything but 1 in a warp's rows
-        float top[BM], sum[BM];   // of the item that ends
-    };
-
-    // ---- copies: by the warpgroups that make outputs, 4 blocks of columns each, and half of the rows' last ----------------------
-
-    // Of rows 32 PART .. + 32 warp w copies 8 w .. + 8; a lane holds the `offset` of the row that `row_of` says.
-    static __device__ __forceinline__ u32 row_of(u32 warp, u32 lane) { return lane / 8 % 2 * 32 + warp * 8 + lane % 8; }
-    template <int PART> static __device__ __forceinline__ void copy(u32 to, u64 base, u64 offset, u32 half, u32 warp, u32 lane, u32 rows) {
-        base += lane % 8 * 16 + half * 512;
-#pragma unroll 1
-        for (u32 i = 0; i < 2; ++i) {
-            const u32 row = PART * 32 + warp * 8 + i * 4 + lane / 8;
-            const u64 from = base + __shfl_sync(~0u, offset, PART * 8 + i * 4 + lane / 8);
-            if (row >= rows) continue;
-            const u32 at = to + half * 4 * BLOCK + row * 128 + (lane % 8 ^ row % 8) * 16;
-#pragma unroll
-            for (int b = 0; b < 4; ++b) copy16(at + b * BLOCK, from + b * 128, true);
-            if (PART == half) copy16(at + (8 - 4 * half) * BLOCK, from + (8 - 4 * half) * 128, true);
-        }
-    }
-
-    // ---- scores: one warpgroup ------------------------------------------------------------------------------------------
-
-    static __device__ __forceinline__ void score(const AttendParams& p, u32 memory, Shared& shared, u32 index, u32 end) {
-        const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, column = lane % 4 * 2, row0 = warp * 16 + lane / 4;
-        const Logits logits = Logits::make(p);
-        const u64 q_matrix = matrix_descriptor(memory + Q, 16), k_matrix = matrix_descriptor(memory + K, 16);
-        float s[8][4];
-        u32 n = 0;  // tiles of all items
-        wait_for_previous();
-        for (u32 turn = 0; index < end; ++index) {
-            const ExtendWork work = load_latent_work(p, index);
-            if (work.kv_begin == work.kv_end) continue;
-            const bool tree = work.row >= TREE_ROW;
-            u32 first_seen = work.kv_len - work.extend_len + work.q_begin / p.group + 1;
-            if (tree) first_seen = min(first_seen, work.kv_len - min(work.kv_len, 64));
-            float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f};
-            barrier_wait(shared_address(&shared.q_full), turn % 2);
-            for (u32 begin = work.kv_begin; begin < work.kv_end; begin += BN, ++n) {
-                barrier_wait(shared_address(shared.k_full + n % 2), n / 2 % 2);
-                fence_async();
-                wgmma_fence();
-                const u64 k = further(k_matrix, n % 2 * TILE >> 4);
-#pragma unroll
-                for (int i = 0; i < (RANK + ROPE) / 16; ++i) {
-                    const u32 step = (i / 4 * BLOCK + i % 4 * 32) >> 4;
-                    wgmma_latent_scores(T(), s, further(q_matrix, step), further(k, step), i > 0);
-                }
-                wgmma_commit();
-                wgmma_wait_scores(s);
-                const bool last = begin + BN >= work.kv_end;
-                if (lane == 0) barrier_arrive(shared_address(&shared.scored));
-                if (last && lane == 0) barrier_arrive(shared_address(&shared.q_empty));
-#pragma unroll
-                for (int i = 0; i < 32; ++i) s[i / 4][i % 4] = logits.of(s[i / 4][i % 4]);
-                if (begin + BN > min(first_seen, work.kv_end) || p.window != 0) {
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        // Of this thread's columns, counted from its first.
-                        const u32 seen = work.kv_len - work.extend_len + (work.q_begin + row0 + 8 * h) / p.group + 1, at = begin + column;
-                        const int to = static_cast<int>(min(seen, work.kv_end) - at);
-                        const int from = p.window != 0 && seen > p.window ? static_cast<int>(seen - p.window - at) : 0;
-#pragma unroll
-                        for (int i = 0; i < 16; ++i)
-                            if (i / 2 * 8 + i % 2 < from || i / 2 * 8 + i % 2 >= to) s[i / 2][2 * h + i % 2] = MINUS_INF;
-                        if (!tree) continue;
-                        // Rows past the last are as the last.
-                        const u32 query = min((work.q_begin + row0 + 8 * h) / p.group, work.extend_len - 1);
-                        const uint2 mask = tree_mask(p, work.qo_start + query);
-#pragma unroll
-                        for (int n = 0; n < 8; n += 4) {
-                            const u32 some = tree_sees(mask, work.kv_len, begin + n * 8) >> column;
-#pragma unroll
-                            for (int i = 0; i < 8; ++i)
-                                if (!(some >> (i / 2 * 8 + i % 2) & 1)) s[n + i / 2][2 * h + i % 2] = MINUS_INF;
-                        }
-                    }
-                }
-                float above[2];
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    above[h] = top[h];
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) above[h] = fmaxf(above[h], fmaxf(s[i][2 * h], s[i][2 * h + 1]));
-                    above[h] = fmaxf(above[h], __shfl_xor_sync(~0u, above[h], 1));
-                    above[h] = fmaxf(above[h], __shfl_xor_sync(~0u, above[h], 2));
-                }
-                // Weights are relative to a logit that was the greatest once, and moves only when a weight would pass 2^8.
-                const bool grow = __any_sync(~0u, above[0] > top[0] + 8.f || above[1] > top[1] + 8.f);
-                float scale[2] = {1.f, 1.f};
-                if (grow) {
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        scale[h] = above[h] == MINUS_INF ? 1.f : exp2_fast(top[h] - above[h]);
-                        sum[h] *= scale[h], top[h] = above[h];
-                    }
-                }
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    // A row that has seen nothing yet must not subtract minus infinity from itself.
-                    const float less = top[h] == MINUS_INF ? 0.f : top[h];
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) {
-                        s[i][2 * h] = exp2_fast(s[i][2 * h] - less), s[i][2 * h + 1] = exp2_fast(s[i][2 * h + 1] - less);
-                        sum[h] += s[i][2 * h] + s[i][2 * h + 1];
-                    }
-                }
-                barrier_wait(shared_address(&shared.p_empty), n % 2 ^ 1);
-                if (lane == 0) shared.grows[warp] = grow;
-                if (lane % 4 == 0) shared.scale[row0] = scale[0], shared.scale[row0 + 8] = scale[1];
-                const u32 weights = memory + P;
-#pragma unroll
-                for (int i = 0; i < 8; i += 2) {
-                    auto two = [&](int i, int h) { return pack(T(), s[i][2 * h], s[i][2 * h + 1]); };
-                    const u32 row = warp * 16 + lane % 16, piece = i + lane / 16;
-                    store_matrix(weights + row * 128 + (piece ^ row % 8) * 16, two(i, 0), two(i, 1), two(i + 1, 0), two(i + 1, 1));
-                }
-                if (last) {
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
-                        sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
-                        if (lane % 4 == 0) shared.top[row0 + 8 * h] = top[h], shared.sum[row0 + 8 * h] = sum[h];
-                    }
-                }
-                fence_async();
-                barrier_arrive(shared_address(&shared.p_full));
-            }
-            ++turn;
-        }
-    }
-
-    // ---- outputs: two warpgroups ------------------------------------------------------------------------------------------
-
-    // The tiles that are still to be copied, of this item and those after it.
-    struct Copies {
-        const AttendParams& p;
-        u32 index, end, begin, page, slot;  // of the item; of its next tile
-        ExtendWork work;
-        // Goes on to an item that has tokens.
-        __device__ __forceinline__ void item() {
-            for (; index < end; ++index) {
-                work = load_latent_work(p, index);
-                if (work.kv_begin < work.kv_end) break;
-            }
-            begin = work.kv_begin;
-        }
-        // Begins to look for a token of the tile; those past the end are the last one again.
-        __device__ __forceinline__ void look(u32 row) {
-            if (index >= end) return;
-            const Look at = look_up(p, work.row & ~TREE_ROW, min(begin + row, work.kv_end - 1));
-            page = load_page(p, at, load_directory(p, at)), slot = at.slot;
+        u64 weighed[2];               // each warpgroup's tile: its weights are there, and what they are relative to
+        u32 ahead[2];                 // whether a warpgroup scores before it uses the other's weights
+        float top[BM];
+        float sum[2][2][BM];          // of every other item, each warpgroup's tiles
+        // All threads that copy arrive; those that make weights; a lane of each warp that is done with something.
+        __device__ __forceinline__ void init() {
+            for (u32 i = 0; i < 4; ++i) barrier_init(shared_address(full[0] + i), GROUP / 2), barrier_init(shared_address(empty[0] + i), WARPS);
+            barrier_init(shared_address(&q_full), GROUP), barrier_init(shared_address(&q_empty), 2 * WARPS);
+            barrier_init(shared_address(weighed), GROUP), barrier_init(shared_address(weighed + 1), GROUP);
         }
     };
 
-    static __device__ __forceinline__ void output(const AttendParams& p, u32 memory, Shared& shared, u32 index, u32 end) {
-        const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, half = __shfl_sync(~0u, threadIdx.x / GROUP, 0), row0 = warp * 16 + lane / 4;
-        const u32 mine = row_of(warp, lane);
-        const u64 v_matrix = matrix_descriptor(memory + K + half * 4 * BLOCK, BLOCK), weights_matrix = matrix_descriptor(memory + P, 16);
-        Copies next{p, index, end, 0, 0, 0, {}};
-        next.item();
-        next.look(mine);
+    // ---- copies: one warpgroup, of which two warps have half of V's columns each -------------------------------------------
+
+    // Rows first .. + COUNT of a half's columns; lane i holds the offset of row first + i. A copy is of 128 bytes of 4 rows: 512 of one row
+    // take longer.
+    template <int COUNT> static __device__ __forceinline__ void copy_half(u32 tile, u64 base, u64 offset, u32 first, u32 half, u32 lane) {
+        base += half * (HALF * 128) + lane % 8 * 16;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i += 8) {
+            // Both addresses before the copies, or else the next waits until these have read theirs.
+            u64 from[2];
+#pragma unroll
+            for (int k = 0; k < 2; ++k) from[k] = base + __shfl_sync(~0u, offset, i + k * 4 + lane / 8);
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                const u32 row = first + i + k * 4 + lane / 8, to = tile + half * HALF * BLOCK + row * 128 + (lane % 8 ^ row % 8) * 16;
+#pragma unroll
+                for (int b = 0; b < HALF; ++b) copy16(to + b * BLOCK, from[k] + b * 128, true);
+            }
+        }
+    }
+    template <int COUNT> static __device__ __forceinline__ void copy_rope(u32 tile, u64 base, u64 offset, u32 first, u32 lane) {
+        base += RANK * 2 + lane % 8 * 16;
+        u64 from[COUNT / 4];
+#pragma unroll
+        for (u32 i = 0; i < COUNT / 4; ++i) from[i] = base + __shfl_sync(~0u, offset, i * 4 + lane / 8);
+#pragma unroll
+        for (u32 i = 0; i < COUNT / 4; ++i) {
+            const u32 row = first + i * 4 + lane / 8;
+            copy16(tile + (BLOCKS - 1) * BLOCK + row * 128 + (lane % 8 ^ row % 8) * 16, from[i], true);
+        }
+    }
+
+    // Rows past the last are the last one again.
+    static __device__ __forceinline__ void copy_queries(const AttendParams& p, u32 memory, u32 index, u32 warp, u32 lane) {
+        const ExtendWork work = load_latent_work(p, index);
+        const u32 rows = work.extend_len * p.group - work.q_begin, first = warp * (BM / WARPS);
+        const u32 packed = work.q_begin + min(first + lane % (BM / WARPS), rows - 1), query = packed / p.group;
+        const u64 offset = (work.qo_start + query) * p.q_stride + (packed - query * p.group) * static_cast<u64>(ROW);
+        copy_half<BM / WARPS>(memory + Q, p.q, offset, first, 0, lane), copy_half<BM / WARPS>(memory + Q, p.q, offset, first, 1, lane);
+        copy_rope<BM / WARPS>(memory + Q, p.q, offset, first, lane);
+    }
+
+    static __device__ __forceinline__ void copy(const AttendParams& p, u32 memory, Shared& shared, u32 index, u32 end) {
+        const u32 warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, half = warp / 2, first = warp % 2 * 32;
+        using Looks = LatentFew<T, 16>;
+        typename Looks::Walk walk{p, index, end, 0, {}};
+        walk.item();
+        typename Looks::Found tile = Looks::look(walk, first + lane, BN), next = Looks::look(walk, first + lane, BN);
         wait_for_previous();
-        u32 copied = 0, turns = 0;
-        // Copies half of the next tile's rows to their place, which is free.
-        auto copy_first = [&]() {
-            if (next.index >= end) return;
-            copy<0>(memory + K + copied % 2 * TILE, p.k, next.page * p.page_stride + next.slot * p.slot_stride, half, warp, lane, BN);
-        };
-        // The other half, and before its item's first tile the queries; goes on to the tile after it.
-        auto copy_second = [&]() {
-            if (next.index >= end) return;
-            copy<1>(memory + K + copied % 2 * TILE, p.k, next.page * p.page_stride + next.slot * p.slot_stride, half, warp, lane, BN);
-            barrier_arrive_copied(shared_address(shared.k_full + copied % 2));
-            if (next.begin == next.work.kv_begin) {
-                const ExtendWork& work = next.work;
-                const u32 rows = min(work.extend_len * p.group - work.q_begin, static_cast<u32>(BM));
-                const u32 packed = work.q_begin + min(mine, rows - 1), query = packed / p.group;
-                const u64 offset = (work.qo_start + query) * p.q_stride + (packed - query * p.group) * static_cast<u64>(ROW);
-                barrier_wait(shared_address(&shared.q_empty), turns % 2 ^ 1);
-                copy<0>(memory + Q, p.q, offset, half, warp, lane, rows), copy<1>(memory + Q, p.q, offset, half, warp, lane, rows);
+        u32 turns = 0;
+        for (u32 n = 0; tile.left != 0; ++n) {
+            const u32 place = n % 2, to = memory + K + place * TILE;
+            barrier_wait(shared_address(&shared.empty[place][half]), n / 2 % 2 ^ 1);
+            const u64 offset = Looks::offset(p, tile);
+            copy_half<32>(to, p.k, offset, first, half, lane);
+            if (place == half) copy_rope<32>(to, p.k, offset, first, lane);
+            barrier_arrive_copied(shared_address(&shared.full[place][half]));
+            if (tile.first != 0) {
+                barrier_wait(shared_address(&shared.q_empty), turns++ % 2 ^ 1);
+                copy_queries(p, memory, tile.first - 1, warp, lane);
                 barrier_arrive_copied(shared_address(&shared.q_full));
-                ++turns;
             }
-            ++copied;
-            next.begin += BN;
-            if (next.begin >= next.work.kv_end) ++next.index, next.item();
-            next.look(mine);
-        };
-        copy_first(), copy_second();
-        copy_first(), copy_second();
-        float o[32][4];
-        u32 n = 0;  // tiles of all items
-        for (; index < end; ++index) {
-            const ExtendWork work = load_latent_work(p, index);
-            float top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f};
+            tile = next;
+            next = Looks::look(walk, first + lane, BN);
+        }
+    }
+
+    // ---- products: two warpgroups -----------------------------------------------------------------------------------------
+
+    // What a thread has of an item: two rows of half of the columns, and what they are relative to.
+    struct Sums {
+        float o[32][4], top[2], sum[2];
+        __device__ __forceinline__ void clear() {
+            top[0] = top[1] = MINUS_INF, sum[0] = sum[1] = 0.f;
 #pragma unroll
             for (int i = 0; i < 32; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
-            for (u32 begin = work.kv_begin; begin < work.kv_end; begin += BN, ++n) {
-                barrier_wait(shared_address(&shared.p_full), n % 2);
+        }
+        // Makes them relative to `above`, which is not less.
+        __device__ __forceinline__ void raise(const float (&above)[2]) {
+            float scale[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                scale[h] = above[h] == MINUS_INF ? 1.f : exp2_fast(top[h] - above[h]);
+                sum[h] *= scale[h], top[h] = above[h];
+            }
+#pragma unroll
+            for (int i = 0; i < 32; ++i) o[i][0] *= scale[0], o[i][1] *= scale[0], o[i][2] *= scale[1], o[i][3] *= scale[1];
+        }
+    };
+
+    // Logits of what a query does not see, and of no token, become minus infinity.
+    static __device__ __forceinline__ void mask(const AttendParams& p, const ExtendWork& work, u32 begin, u32 row0, u32 column, float (&s)[8][4]) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            // Of this thread's columns, counted from its first.
+            const u32 seen = work.kv_len - work.extend_len + (work.q_begin + row0 + 8 * h) / p.group + 1, at = begin + column;
+            const int to = static_cast<int>(min(seen, work.kv_end) - at);
+            const int from = p.window != 0 && seen > p.window ? static_cast<int>(seen - p.window - at) : 0;
+#pragma unroll
+            for (int i = 0; i < 16; ++i)
+                if (i / 2 * 8 + i % 2 < from || i / 2 * 8 + i % 2 >= to) s[i / 2][2 * h + i % 2] = MINUS_INF;
+            if (work.row < TREE_ROW) continue;
+            // Rows past the last are as the last.
+            const u32 query = min((work.q_begin + row0 + 8 * h) / p.group, work.extend_len - 1);
+            const uint2 bits = tree_mask(p, work.qo_start + query);
+#pragma unroll
+            for (int n = 0; n < 8; n += 4) {
+                const u32 some = tree_sees(bits, work.kv_len, begin + n * 8) >> column;
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    if (!(some >> (i / 2 * 8 + i % 2) & 1)) s[n + i / 2][2 * h + i % 2] = MINUS_INF;
+            }
+        }
+    }
+
+    static __device__ __forceinline__ float most(const float (&s)[8][4], int h) {
+        float most = s[0][2 * h];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) most = fmaxf(most, fmaxf(s[i][2 * h], s[i][2 * h + 1]));
+        return most;
+    }
+    // Weights are relative to a logit that was a row's greatest once, and moves only when a weight would pass 2^8: whether one would in
+    // any of the warp's rows. Logits are `factor` times s.
+    static __device__ __forceinline__ bool grows(const float (&s)[8][4], float factor, const Sums& sums) {
+        const bool first = most(s, 0) * factor > sums.top[0] + 8.f, second = most(s, 1) * factor > sums.top[1] + 8.f;
+        return __any_sync(~0u, first | second);
+    }
+    // Makes sums relative to what is the greatest logit now.
+    static __device__ __forceinline__ void grow(const float (&s)[8][4], float factor, Sums& sums) {
+        float above[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float all = most(s, h);
+            all = fmaxf(all, __shfl_xor_sync(~0u, all, 1));
+            above[h] = fmaxf(sums.top[h], fmaxf(all, __shfl_xor_sync(~0u, all, 2)) * factor);
+        }
+        sums.raise(above);
+    }
+    // Makes weights of s, and what products take of them.
+    static __device__ __forceinline__ void weigh(float (&s)[8][4], float factor, const Sums& sums, u32 (&weights)[BN / 16][4]) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            // A row that has seen nothing yet must not subtract minus infinity from itself.
+            const float less = sums.top[h] == MINUS_INF ? 0.f : sums.top[h];
+#pragma unroll
+            for (int i = 0; i < 16; ++i) s[i / 2][2 * h + i % 2] = exp2_fast(s[i / 2][2 * h + i % 2] * factor - less);
+        }
+#pragma unroll
+        for (int i = 0; i < BN / 4; ++i) weights[i / 4][i % 4] = pack(T(), s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
+    }
+
+    // Begins to multiply the queries with the warpgroup's tile, each half of it when it is there.
+    static __device__ __forceinline__ void score(Shared& shared, u32 half, u32 round, u64 q_matrix, u64 k_matrix, float (&s)[8][4]) {
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            const u32 of = half ^ part ^ 1, blocks = of * (HALF * BLOCK >> 4);
+            barrier_wait(shared_address(&shared.full[half][of]), round);
+            fence_async();
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < RANK / 32; ++i) {
+                const u32 step = blocks + ((i / 4 * BLOCK + i % 4 * 32) >> 4);
+                wgmma_latent_scores(T(), s, further(q_matrix, step), further(k_matrix, step), part + i > 0);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < ROPE / 16; ++i) {
+            const u32 step = ((BLOCKS - 1) * BLOCK + i * 32) >> 4;
+            wgmma_latent_scores(T(), s, further(q_matrix, step), further(k_matrix, step), 1);
+        }
+        wgmma_commit();
+    }
+
+    // Whether the warpgroup's tile is there before the other's weights are: all its warps are told the same, since a product is all warps'.
+    static __device__ __forceinline__ bool comes_first(Shared& shared, u32 half, u32 warp, u32 lane, u32 other_round, u32 round) {
+        if (warp == 0) {
+            bool first = false;
+            while (!first && !barrier_is_over(shared_address(shared.weighed + (1 - half)), other_round))
+                first = barrier_is_over(shared_address(shared.full[half]), round) && barrier_is_over(shared_address(shared.full[half] + 1), round);
+            if (lane == 0) shared.ahead[half] = first;
+        }
+        named_sync(2 + half, GROUP);
+        return *const_cast<volatile u32*>(&shared.ahead[half]) != 0;
+    }
+
+    static __device__ __forceinline__ void multiply(const AttendParams& p, u32 memory, Shared& shared, u32 index, u32 end) {
+        const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, column = lane % 4 * 2, row0 = warp * 16 + lane / 4;
+        const u32 half = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
+        const Logits logits = Logits::make(p);
+        // Where logits are products times a positive number, it is left to what makes weights.
+        const bool scaled = !(logits.cap > 0.f) && logits.scale > 0.f;
+        const float factor = scaled ? logits.scale : 1.f;
+        const u64 q_matrix = matrix_descriptor(memory + Q, 16), weights_matrix = matrix_descriptor(memory + P, 16);
+        const u64 k_matrix = matrix_descriptor(memory + K + half * TILE, 16);
+        // Half of V: of the tiles that this warpgroup scores, and of the other's.
+        const u64 own_matrix = matrix_descriptor(memory + K + half * (TILE + HALF * BLOCK), BLOCK);
+        const u64 other_matrix = matrix_descriptor(memory + K + (1 - half) * TILE + half * (HALF * BLOCK), BLOCK);
+        const u32 weights = memory + P + (warp * 16 + lane % 16) * 128;
+        Sums sums;
+        u32 before = 0, turns = 0;  // tiles of the items before
+        wait_for_previous();
+        for (u32 item = 0; index < end; ++index, ++item) {
+            const ExtendWork work = load_latent_work(p, index);
+            const u32 tiles = (work.kv_end - work.kv_begin + BN - 1) / BN;
+            u32 first_seen = work.kv_len - work.extend_len + work.q_begin / p.group + 1;
+            if (work.row >= TREE_ROW) first_seen = min(first_seen, work.kv_len - min(work.kv_len, 64));
+            sums.clear();
+            if (tiles > 0) barrier_wait(shared_address(&shared.q_full), turns++ % 2);
+            // With an own tile the other's before it; at last the other's alone, if it is the last.
+            u32 i = (before + half) % 2;
+            if (tiles == 1 && i == 1 && lane == 0) barrier_arrive(shared_address(&shared.q_empty));
+            for (; i <= tiles; i += 2) {
+                const u32 round = (before + i) / 2 % 2;
+                // The other's weights times this half of its tile's V.
+                auto outputs = [&]() {
+                    barrier_wait(shared_address(shared.weighed + (1 - half)), (before + i - 1) / 2 % 2);
+                    fence_async();
+                    const float above[2] = {shared.top[row0], shared.top[row0 + 8]};
+                    if (__any_sync(~0u, above[0] != sums.top[0] || above[1] != sums.top[1])) sums.raise(above);
+                    wgmma_fence();
+#pragma unroll
+                    for (int k = 0; k < BN / 16; ++k) wgmma_latent_output(T(), sums.o, further(weights_matrix, k * 32 >> 4), further(other_matrix, k * 2048 >> 4));
+                    wgmma_commit();
+                };
+                auto release = [&]() {
+                    if (lane == 0) barrier_arrive(shared_address(&shared.empty[1 - half][half]));
+                };
+                // Scores come first where their tile is there before the other's weights are.
+                bool ahead = false;
+                if (i > 0) {
+                    if (i < tiles) ahead = comes_first(shared, half, warp, lane, (before + i - 1) / 2 % 2, round);
+                    if (!ahead) outputs(), wgmma_wait_outputs(sums.o), release();
+                }
+                if (i == tiles) break;
+                float s[8][4];
+                score(shared, half, round, q_matrix, k_matrix, s);
+                wgmma_wait_scores(s);
+                if (i + 2 >= tiles && lane == 0) barrier_arrive(shared_address(&shared.q_empty));
+                const u32 begin = work.kv_begin + i * BN;
+                if (!scaled || begin + BN > min(first_seen, work.kv_end) || p.window != 0) {
+                    if (!scaled) {
+#pragma unroll
+                        for (int k = 0; k < 32; ++k) s[k / 4][k % 4] = logits.of(s[k / 4][k % 4]);
+                    }
+                    mask(p, work, begin, row0, column, s);
+                }
+                if (ahead) outputs();
+                if (grows(s, factor, sums)) {
+                    wgmma_wait_outputs(sums.o);
+                    grow(s, factor, sums);
+                }
+                u32 packed[BN / 16][4];
+                weigh(s, factor, sums, packed);
+                // The last weights are used up, too.
+                wgmma_wait_outputs(sums.o);
+                if (ahead) release();
+#pragma unroll
+                for (int k = 0; k < BN / 16; ++k)
+                    store_matrix(weights + ((2 * k + lane / 16) ^ lane % 8) * 16, packed[k][0], packed[k][1], packed[k][2], packed[k][3]);
+                if (lane % 4 == 0) shared.top[row0] = sums.top[0], shared.top[row0 + 8] = sums.top[1];
                 fence_async();
-                if (shared.grows[warp]) {
-                    const float scale0 = shared.scale[row0], scale1 = shared.scale[row0 + 8];
-#pragma unroll
-                    for (int i = 0; i < 32; ++i) o[i][0] *= scale0, o[i][1] *= scale0, o[i][2] *= scale1, o[i][3] *= scale1;
-                }
-                if (begin + BN >= work.kv_end) {
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) top[h] = shared.top[row0 + 8 * h], sum[h] = shared.sum[row0 + 8 * h];
-                }
-                // Where the next tile is there, its scores come first, so that it is softened under these outputs.
-                if (begin + BN < work.kv_end && barrier_is_over(shared_address(shared.k_full + (n + 1) % 2), (n + 1) / 2 % 2))
-                    barrier_wait(shared_address(&shared.scored), (n + 1) % 2);
-                const u64 v = further(v_matrix, n % 2 * TILE >> 4);
+                barrier_arrive(shared_address(shared.weighed + half));
                 wgmma_fence();
 #pragma unroll
-                for (int i = 0; i < BN / 16; ++i) {
-                    wgmma_latent_output(T(), o, further(weights_matrix, i * 32 >> 4), further(v, i * 2048 >> 4));
-                    if (i % 2 == 1) wgmma_commit();
-                }
-                // The tile after the next is copied to its place by halves, as soon as all four warps are done with their columns there.
-                asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                named_sync(1 + half, GROUP);
-                copy_first();
-                wgmma_wait_outputs(o);
-                if (lane == 0) barrier_arrive(shared_address(&shared.p_empty));
-                named_sync(1 + half, GROUP);
-                copy_second();
+                for (int k = 0; k < BN / 16; ++k) wgmma_latent_output(T(), sums.o, packed[k], further(own_matrix, k * 2048 >> 4));
+                wgmma_commit();
+#pragma unroll
+                for (int k = 0; k < 32; ++k) sums.sum[k % 4 / 2] += s[k / 4][k % 4];
+                wgmma_wait_outputs(sums.o);
+                if (lane == 0) barrier_arrive(shared_address(&shared.empty[half][half]));
             }
+            before += tiles;
             if (index + 1 == end) let_next_start();
-            finish(p, work, half, o, top, sum);
+            // Rows' sums are of both warpgroups' tiles.
+            float sum[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                sum[h] = sums.sum[h] + __shfl_xor_sync(~0u, sums.sum[h], 1);
+                sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
+                if (lane % 4 == 0) shared.sum[item % 2][half][row0 + 8 * h] = sum[h];
+            }
+            named_sync(1, 2 * GROUP);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) sum[h] = shared.sum[item % 2][0][row0 + 8 * h] + shared.sum[item % 2][1][row0 + 8 * h];
+            finish(p, work, half, sums.o, sums.top, sum);
         }
     }
 
@@ -337,20 +410,14 @@ template <class Few> DEVICE void attend_latent_few(const AttendParams& p, u32 me
 
 template <class T> DEVICE void attend_latent_wide(const AttendParams& p, u32 memory, typename LatentHopper<T>::Shared& shared, u32 index, u32 end) {
     using E = LatentHopper<T>;
-    if (threadIdx.x == 0) {
-        // All threads that copy arrive; those that make weights; a lane of each warp that is done with something.
-        barrier_init(shared_address(shared.k_full), 2 * E::GROUP), barrier_init(shared_address(shared.k_full + 1), 2 * E::GROUP);
-        barrier_init(shared_address(&shared.q_full), 2 * E::GROUP), barrier_init(shared_address(&shared.q_empty), E::WARPS);
-        barrier_init(shared_address(&shared.scored), E::WARPS);
-        barrier_init(shared_address(&shared.p_full), E::GROUP), barrier_init(shared_address(&shared.p_empty), 2 * E::WARPS);
-    }
+    if (threadIdx.x == 0) shared.init();
     __syncthreads();
-    if (threadIdx.x / E::GROUP == E::SCORES) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
-        E::score(p, memory, shared, index, end);
+    if (threadIdx.x / E::GROUP == E::COPIES) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        E::copy(p, memory, shared, index, end);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
-        E::output(p, memory, shared, index, end);
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+        E::multiply(p, memory, shared, index, end);
     }
 }
 

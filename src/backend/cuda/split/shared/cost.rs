@@ -119,8 +119,8 @@ impl SpanCosts {
         self.once(work) * Self::MARGIN < self.flat(work)
     }
 
-    /// Nanoseconds gained where `members` rows read a span of so many bytes once, with so many tiles of products for each
-    /// multiprocessor, and make so many parts of sums of it.
+    /// Nanoseconds gained where `members` rows read a span of so many bytes once, with so many tiles of products for
+    /// each multiprocessor, and make so many parts of sums of it.
     pub fn gain(&self, members: f64, bytes: f64, tiles: f64, parts: f64) -> f64 {
         let flat = bytes / self.first + (members - 1.0) * bytes / self.again;
         flat - (tiles * self.tile).max(bytes / self.memory) - parts * self.part

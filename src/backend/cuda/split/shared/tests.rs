@@ -322,6 +322,22 @@ fn a_graph_has_the_kernel_of_its_numbers() {
     assert_eq!(widths, [0, 0, 2]);
 }
 
+/// More new tokens are more products, but a row reads its tail once.
+#[test]
+fn products_are_counted_by_new_tokens() {
+    let pages: Vec<PageId> = (0..512).map(PageId::new).collect();
+    let work = |new: u32| {
+        let rows = rows_of(&vec![(new, 8192 + 256, false); 64]);
+        let mut split =
+            SharedSplit::new(shape(8, 4, MULTIPROCESSORS), MULTIPROCESSORS, SPANS_MAX, false);
+        let spans = Spans::of(&vec![&pages[..]; 64], 16);
+        assert!(split.plan(&rows, &spans.plan(), usize::from(new > 2), false));
+        (split.work.tiles, split.work.unit_bytes)
+    };
+    let (tiles, units) = work(1);
+    assert_eq!([work(2), work(4)], [(2.0 * tiles, units), (4.0 * tiles, units)]);
+}
+
 /// One more multiprocessor never makes spans later, nor tails sooner; so the deal by halves is that of all numbers.
 #[test]
 fn multiprocessors_are_dealt_as_well_as_by_trying_each_number() {

@@ -2,8 +2,8 @@
 //!
 //! A span is accepted where reading it once is cheaper than reading it by each row; a refused one is left to the spans
 //! below it that are accepted, so that what a row reads by itself is always one tail. Some multiprocessors work on the
-//! spans' items, as the extend kernel does; the others on the rows' tails, as the decode kernel does, a work chunk a warp.
-//! They are dealt so that both are done at about the same time: products and memory then overlap.
+//! spans' items, as the extend kernel does; the others on the rows' tails, as the decode kernel does, a work chunk a
+//! warp. They are dealt so that both are done at about the same time: products and memory then overlap.
 //!
 //! A row's new tokens are members side by side, as a span ends before the first of them: each sees all of it. Rows with
 //! more query rows than a tail has room for, and trees of drafts, are left to the extend kernel.
@@ -483,8 +483,8 @@ impl SharedSplit {
         })
     }
 
-    /// How many multiprocessors work on spans so that spans and tails end soonest. With one more, spans end no later and
-    /// tails no sooner, so the best number is where they change places, or the one before.
+    /// How many multiprocessors work on spans so that spans and tails end soonest. With one more, spans end no later
+    /// and tails no sooner, so the best number is where they change places, or the one before.
     fn balance(&self, work: &SpanWork) -> (u32, SpanWork) {
         let dealt = |ctas: u32| SpanWork {
             span_ctas: f64::from(ctas),

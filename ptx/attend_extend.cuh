@@ -17,14 +17,30 @@ DEVICE ExtendWork load_work(const AttendParams& p, u32 item) {
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
+// Items of sequences: neighbouring query rows, and results where an item is no part.
+struct SequenceTiles {
+    enum { SPANS = 0 };
+    struct Lasts {};
+    DEVICE u32 count(const AttendParams& p) { return items(p); }
+    DEVICE ExtendWork load(const AttendParams& p, u32 item) { return load_work(p, item); }
+    DEVICE u32 cta(const AttendParams&) { return blockIdx.x; }
+    DEVICE u32 cta_count(const AttendParams&) { return gridDim.x; }
+    DEVICE u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(p.counters); }
+};
+// What items of rows of T are.
+template <class T> struct ItemsOf {
+    using Type = SequenceTiles;
+};
+
 // A CTA's items, one after another.
 template <class E> DEVICE void run_items(const AttendParams& p, u8* memory, typename E::Shared& shared) {
-    for (u32 item = blockIdx.x; item < items(p);) {
-        // Every CTA that has an item asks until it is refused, so items(p) tickets are drawn and the counter wraps to 0.
-        if (threadIdx.x == 0) shared.ticket = atomicInc(reinterpret_cast<u32*>(p.counters), items(p) - 1);
+    using Items = typename E::Items;
+    for (u32 item = Items::cta(p); item < Items::count(p);) {
+        // Every CTA that has an item asks until it is refused, so as many tickets as items are drawn and the counter wraps to 0.
+        if (threadIdx.x == 0) shared.ticket = atomicInc(Items::tickets(p), Items::count(p) - 1);
         E::one(p, memory, shared, item);
         __syncthreads();
-        item = min(items(p), gridDim.x) + shared.ticket;
+        item = min(Items::count(p), Items::cta_count(p)) + shared.ticket;
         __syncthreads();
     }
 }
@@ -158,6 +174,7 @@ template <int BN> struct TileScales {
 template <> struct TileScales<0> {};
 
 template <class T, int D, int MT, int WARPS, int BN> struct Extend {
+    using Items = typename ItemsOf<T>::Type;
     static constexpr int THREADS = WARPS * 32;
     static constexpr int BM = 16 * MT * WARPS;  // query rows
     static constexpr int CHUNKS = D / 8;        // 16-byte pieces of a row
@@ -167,7 +184,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     static constexpr int BYTES = BM * ROW + 4 * TILE;  // dynamic shared memory
     enum { FP8 = over_fp8(T()) };
 
-    struct Shared : TileScales<FP8 ? BN : 0> {
+    struct Shared : TileScales<FP8 ? BN : 0>, Items::Lasts {
         u64 offsets[2][BN];  // of the tokens of a tile; bit 63: not there
         u64 head_offset;     // of the item's head within a slot
         uint2 masks[64];       // of its sequence's queries, where that is a tree
@@ -226,7 +243,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     }
 
     static __device__ __forceinline__ void one(const AttendParams& p, u8* memory, Shared& shared, u32 item) {
-        ExtendWork work = load_work(p, item);
+        ExtendWork work = Items::load(p, item);
         u32 head = item % p.kv_heads;
         const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
         const u32 group = p.group;
@@ -247,7 +264,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                     shared.scale_offsets[tile % 2][thread] = page * fp8_of(p).scales.page_stride + look(tile).slot * 4;
             }
         };
-        const bool tree = work.row >= TREE_ROW;
+        const bool tree = !Items::SPANS && work.row >= TREE_ROW;
         if (thread == 0) {
             shared.head_offset = head * p.head_stride, shared.row = row, shared.item = item;
             shared.tree = tree ? work.kv_len : 0, shared.kv_end = kv_end;
@@ -303,7 +320,9 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         for (int i = 0; i < BM / ROWS_PER_COPY; ++i) {
             const u32 row = thread / CHUNKS + i * ROWS_PER_COPY, packed = work.q_begin + row;
             const u32 query = packed / group;
-            const u64 from = p.q + (work.qo_start + query) * p.q_stride + (head * group + packed - query * group) * ROW + piece * 16;
+            u32 token = work.qo_start + query;
+            if constexpr (Items::SPANS) token = packed < rows ? Items::token(p, token) : 0;
+            const u64 from = p.q + token * p.q_stride + (head * group + packed - query * group) * ROW + piece * 16;
             copy16(q_tile + row * ROW + (piece ^ row % 8) * 16, packed < rows ? from : p.q, packed < rows);
         }
         publish(0, page0, head * p.head_stride), publish(1, page1, head * p.head_stride);
@@ -376,7 +395,9 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             u32 warp_first, warp_last;
             asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(warp_first), "=r"(warp_last) : "r"(span));
             if (begin > warp_last) continue;
-            const bool cut = begin + BN - 1 > warp_first || (p.window != 0 && begin + p.window <= warp_last);
+            bool cut = begin + BN - 1 > warp_first || (p.window != 0 && begin + p.window <= warp_last);
+            // Queries see all of a span: what is cut are the tokens behind it.
+            if constexpr (Items::SPANS) cut = begin + BN > kv_end;
             const u32 place = FP8 ? 0 : tile % 2 * TILE, kb = k_tile + place, vb = v_tile + place;
             float s[MT][BN / 8][4];
 #pragma unroll
@@ -421,7 +442,13 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 asm volatile("ld.shared.v2.u32 {%0,%1}, [%2 + 8];" : "=r"(position0), "=r"(warp_row) : "r"(span));
                 u32 tree;
                 asm volatile("ld.shared.u32 %0, [%1];" : "=r"(tree) : "r"(shared_address(&shared.tree)));
-                if (tree != 0) {
+                if constexpr (Items::SPANS) {
+#pragma unroll
+                    for (int m = 0; m < MT; ++m)
+#pragma unroll
+                        for (int i = 0; i < BN / 2; ++i)
+                            if (begin + i / 4 * 8 + column + i % 2 >= kv_end) s[m][i / 4][i % 4] = MINUS_INF;
+                } else if (tree != 0) {
                     hide(s, shared, tree, begin);
                 } else
 #pragma unroll
@@ -484,14 +511,19 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         copy_wait<0>();
         // Loaded again rather than kept in registers that the loop has no room for.
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(item) : "r"(shared_address(&shared.item)));
-        work = load_work(p, item), head = item % p.kv_heads;
+        work = Items::load(p, item), head = item % p.kv_heads;
         if constexpr (FP8) {
             const float scale = head_scale(fp8_of(p), fp8_of(p).scales.v, head);
 #pragma unroll
             for (int i = 0; i < MT * (D / 8) * 4; ++i) o[i / 4 / (D / 8)][i / 4 % (D / 8)][i % 4] *= scale;
         }
 
-        Finish<T, D, MT, WARPS>::run(p, reinterpret_cast<float*>(memory + BM * ROW), shared.last, work, head, factor, o, top, sum);
+        if constexpr (Items::SPANS) {
+            Finish<T, D, MT, WARPS>::add_up(sum);
+            Items::part(p, shared, work, head, factor, o, top, sum);
+        } else {
+            Finish<T, D, MT, WARPS>::run(p, reinterpret_cast<float*>(memory + BM * ROW), shared.last, work, head, factor, o, top, sum);
+        }
     }
 };
 

@@ -11,25 +11,8 @@
 #include "shared_parts.cuh"
 
 // The items of spans: all of them parts.
-template <int ROWS> struct SpanItems {
-    static constexpr bool SPANS = true;
+template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
     using Lasts = ListedSums<LISTED_SUMS>;
-    static __device__ __forceinline__ const AttendSharedParams& all(const AttendParams& p) { return reinterpret_cast<const AttendSharedParams&>(p); }
-    static __device__ __forceinline__ SharedHead plan(const AttendParams& p) {
-        const uint4 head = load_uint4(p.plan);
-        return {head.x, head.y, head.z, head.w};
-    }
-    static __device__ __forceinline__ u32 count(const AttendParams& p) { return load_u32(p.plan) * p.kv_heads; }
-    // The CTA's number among those that work on spans, which stand behind the others.
-    static __device__ __forceinline__ u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan + 8) / TAIL_WARPS; }
-    static __device__ __forceinline__ u32 cta_count(const AttendParams& p) { return load_u32(p.plan + 4); }
-    static __device__ __forceinline__ ExtendWork load(const AttendParams& p, u32 item) {
-        const u64 at = all(p).works + sizeof(ExtendWork) * (item / p.kv_heads);
-        const uint4 a = load_uint4(at), b = load_uint4(at + 16);
-        return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    }
-    static __device__ __forceinline__ u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(all(p).tickets); }
-    static __device__ __forceinline__ u32 token(const AttendParams& p, u32 place) { return load_u32(all(p).members + sizeof(SpanMember) * place); }
 
     // The end of an item: its sums go to their rows of `span_partial`. Each member's row is told; where that was the
     // last of its parts, it is kept to be joined.
@@ -65,7 +48,7 @@ template <int ROWS> struct SpanItems {
         __threadfence();
         const AttendSharedParams& s = all(p);
         const SharedHead head_of_plan = plan(p);
-        SharedJoin<T, ROWS>::join_all(s, head_of_plan, lasts, threadIdx.x / 32, 8);
+        SharedJoin<T, 128, ROWS, SPAN_ROWS>::join_all(s, head_of_plan, lasts, threadIdx.x / 32, 8);
     }
 };
 

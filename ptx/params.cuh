@@ -231,7 +231,7 @@ KV_AT(ExtendWork, part, 28);
 struct SharedHead {
     u32 work_count;     // ExtendWork of spans; an item is one of them of one kv head
     u32 span_ctas;
-    u32 decode_warps;   // TAIL_WARPS of each other CTA
+    u32 decode_warps;   // TAIL_WARPS of each other CTA, or as many as its kernel has
     u32 work_units;     // as in DecodeWork
 };
 KV_SIZE(SharedHead, 16);
@@ -264,10 +264,15 @@ KV_AT(RowShare, extend_len, 28);
 // A span's parts: piece c of its tokens, tile t of its members, head h, query row r of a tile stand at row
 // partial_at + ((c * members + t * SPAN_ROWS / group) * kv_heads + h * members of the tile) * group + r of the spans' sums.
 #define SPAN_ROWS 128
+// The same of head_dim 256.
+#define SPAN_ROWS_256 64
 // Most (row, kv head)s of a step, and of a stripe.
 #define LISTED_SUMS 4096
 #define LISTED_TAILS 512
 #define TAIL_WARPS 8
+// The same of the kernels for any device, and of those for head_dim 256.
+#define TAIL_WARPS_ANY 4
+#define TAIL_WARPS_256 2
 struct SpanParts {
     u32 partial_at;
     u32 pieces;

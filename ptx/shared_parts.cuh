@@ -10,6 +10,27 @@ DEVICE RowShare load_share(const AttendSharedParams& p, u32 index) {
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
+// What all kernels read of the spans' items in the plan. TAILS: warps of a CTA that work on tails.
+template <int TAILS> struct SpanPlan {
+    enum { SPANS = 1 };
+    DEVICE const AttendSharedParams& all(const AttendParams& p) { return reinterpret_cast<const AttendSharedParams&>(p); }
+    DEVICE SharedHead plan(const AttendParams& p) {
+        const uint4 head = load_uint4(p.plan);
+        return {head.x, head.y, head.z, head.w};
+    }
+    DEVICE u32 count(const AttendParams& p) { return load_u32(p.plan) * p.kv_heads; }
+    // The CTA's number among those that work on spans, which stand behind the others.
+    DEVICE u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan + 8) / TAILS; }
+    DEVICE u32 cta_count(const AttendParams& p) { return load_u32(p.plan + 4); }
+    DEVICE ExtendWork load(const AttendParams& p, u32 item) {
+        const u64 at = all(p).works + sizeof(ExtendWork) * (item / p.kv_heads);
+        const uint4 a = load_uint4(at), b = load_uint4(at + 16);
+        return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    }
+    DEVICE u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(all(p).tickets); }
+    DEVICE u32 token(const AttendParams& p, u32 place) { return load_u32(all(p).members + sizeof(SpanMember) * place); }
+};
+
 // The parts of a (row, kv head) that are of its own tokens: work chunks that its units lie in.
 struct OwnParts {
     u32 count;
@@ -40,10 +61,16 @@ template <u32 MOST> struct ListedSums {
     __device__ __forceinline__ void add(u32 sum) { listed[atomicAdd(&count, 1)] = static_cast<u16>(sum); }
 };
 
+// A row's share of a lane's, 128 bytes apart; where `some` is false x stays.
+template <int COUNT, int AT = 0> DEVICE void load_row(float4 (&x)[COUNT], u64 from, bool some) {
+    load_float4_shared<AT * 128>(x[AT], from, some);
+    if constexpr (AT + 1 < COUNT) load_row<COUNT, AT + 1>(x, from, some);
+}
+
 // Joins the parts of one (row, kv head): a warp, eight lanes to a query row, four query rows at a time. ROWS: query rows that an own
-// part has room for. Each launch runs this code cold, so that it is short matters more than what it does.
-template <class T, int ROWS> struct SharedJoin {
-    static constexpr int D = 128, BATCH = 8;  // parts whose loads are in flight together
+// part has room for; TILE: query rows of an item. Each launch runs this code cold, so that it is short matters more than what it does.
+template <class T, int D, int ROWS, int TILE> struct SharedJoin {
+    enum { BATCH = D > 128 ? 4 : 8, FOURS = D / 32 };  // parts whose loads are in flight together; float4 of a lane
 
     // Warp `warp` of `warps` joins its share of what is listed, whose records are loaded side by side.
     template <u32 MOST>
@@ -70,7 +97,7 @@ template <class T, int ROWS> struct SharedJoin {
         for (u32 row = lane / 8; row - lane / 8 < rows; row += 4) {
             const bool there = row < rows;
             const u32 query = row / group;
-            float top = MINUS_INF, sum = 0.f, o[4][4] = {};
+            float top = MINUS_INF, sum = 0.f, o[FOURS][4] = {};
 #pragma unroll 1
             for (u32 from = 0; from < total; from += BATCH) {
                 // Where the sums of part from + lane % 8 stand for this lane's query, and what they are relative to.
@@ -87,11 +114,11 @@ template <class T, int ROWS> struct SharedJoin {
                         at = load_u32(p.spans + sizeof(SpanParts) * at + 16);
                         span = load_uint4(p.spans + sizeof(SpanParts) * at);
                     }
-                    const u32 members = span.w, whole = SPAN_ROWS / group, nth = share.place - span.z, before = (nth + query) / whole * whole;
+                    const u32 members = span.w, whole = TILE / group, nth = share.place - span.z, before = (nth + query) / whole * whole;
                     const u32 at = span.x + ((piece * members + before) * p.attend.kv_heads + kv_head * min(whole, members - before) + nth - before) * group;
                     data = p.span_partial + at * u64(D * 4), tops = p.span_tops + at * 8ull;
                 }
-                float4 x[BATCH][4];
+                float4 x[BATCH][FOURS];
                 float2 of[BATCH];
 #pragma unroll
                 for (int k = 0; k < BATCH; ++k) {
@@ -100,9 +127,8 @@ template <class T, int ROWS> struct SharedJoin {
                     of[k] = make_float2(MINUS_INF, 0.f);
                     load_float2_shared(of[k], of_tops, is);
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) x[k][i] = make_float4(0.f, 0.f, 0.f, 0.f);
-                    load_float4_shared<0>(x[k][0], of_data, is), load_float4_shared<128>(x[k][1], of_data, is);
-                    load_float4_shared<256>(x[k][2], of_data, is), load_float4_shared<384>(x[k][3], of_data, is);
+                    for (int i = 0; i < FOURS; ++i) x[k][i] = make_float4(0.f, 0.f, 0.f, 0.f);
+                    load_row(x[k], of_data, is);
                 }
                 float above = top;
 #pragma unroll
@@ -110,13 +136,13 @@ template <class T, int ROWS> struct SharedJoin {
                 const float base = above == MINUS_INF ? 0.f : above, old = exp2_fast(top - base);
                 top = above, sum *= old;
 #pragma unroll
-                for (int i = 0; i < 4; ++i) o[i][0] *= old, o[i][1] *= old, o[i][2] *= old, o[i][3] *= old;
+                for (int i = 0; i < FOURS; ++i) o[i][0] *= old, o[i][1] *= old, o[i][2] *= old, o[i][3] *= old;
 #pragma unroll
                 for (int k = 0; k < BATCH; ++k) {
                     const float weight = exp2_fast(of[k].x - base);
                     sum += of[k].y * weight;
 #pragma unroll
-                    for (int i = 0; i < 4; ++i)
+                    for (int i = 0; i < FOURS; ++i)
                         o[i][0] += x[k][i].x * weight, o[i][1] += x[k][i].y * weight, o[i][2] += x[k][i].z * weight, o[i][3] += x[k][i].w * weight;
                 }
             }
@@ -125,7 +151,7 @@ template <class T, int ROWS> struct SharedJoin {
             const float worth = enter_sink(p.attend, q_head, top, sum), inverse = sum > 0.f ? worth * (1.f / sum) : 0.f;
             const u64 token = share.qo_start + query, to = p.attend.out + token * p.attend.out_stride + q_head * (D * 2) + lane % 8 * 8;
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
+            for (int i = 0; i < FOURS; ++i)
                 store_uint2(to + i * 64, pack(T(), o[i][0] * inverse, o[i][1] * inverse), pack(T(), o[i][2] * inverse, o[i][3] * inverse));
             if (p.attend.lse != 0 && lane % 8 == 0)
                 store_float(p.attend.lse + (token * p.attend.q_heads + q_head) * 4, sum > 0.f ? (top + log2_fast(sum)) * LN_2 : MINUS_INF);
@@ -142,12 +168,13 @@ struct TailRows {
     }
 };
 
-// The decode kernel's parts for warps that have a work chunk each. Tails are short: what the end of one costs, seven other warps hide.
-template <class T, int D, int NT> struct SharedDecodeParts : DecodeParts<T, D, NT, 1> {
+// The decode kernel's parts for warps that have a work chunk each, TAILS of a CTA. Tails are short: what the end of one costs, other
+// warps hide. TILE: query rows of an item.
+template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS> struct SharedDecodeParts : DecodeParts<T, D, NT, 1> {
     using Base = DecodeParts<T, D, NT, 1>;
     using Base::ROWS, Base::p, Base::lane, Base::work_units, Base::write, Base::write_lse;
     using Cursor = DecodeCursor<TailRows>;
-    using Join = SharedJoin<T, ROWS>;
+    using Join = SharedJoin<T, D, ROWS, TILE>;
     enum { Q_REGISTERS = 128 };
 
     const AttendSharedParams& all;
@@ -157,7 +184,7 @@ template <class T, int D, int NT> struct SharedDecodeParts : DecodeParts<T, D, N
         : Base(p, thread()), all(reinterpret_cast<const AttendSharedParams&>(p)) {
         const uint4 head = load_uint4(p.plan);
         plan = {head.x, head.y, head.z, head.w};
-        number = blockIdx.x * TAIL_WARPS + threadIdx.x / 32;
+        number = blockIdx.x * TAILS + threadIdx.x / 32;
     }
 
     static __device__ __forceinline__ u32 thread() { return threadIdx.x % 32; }

@@ -14,12 +14,12 @@ use crate::on_gpu::{OnGpu, OnGpuOptions};
 /// Rows of a decode step: sequences, and one of padding.
 const ROWS: usize = 13;
 
-fn shape(kv_heads: u32, group: u32, dtype: Dtype) -> Shape {
+fn shape(kv_heads: u32, group: u32, head_dim: u32, dtype: Dtype) -> Shape {
     Shape {
         layers: 1,
         kv_heads,
         group,
-        head_dim: 128,
+        head_dim,
         dtype,
         fp8: None,
         page_size: 16,
@@ -114,15 +114,18 @@ fn decode(
 #[test]
 fn families_decode() {
     let Some(gpu) = gpu() else { return };
-    if gpu.capability() != 90 {
-        println!("skipped: no kernel of this device reads spans once");
-        return;
-    }
-    for (kv_heads, group, dtype) in
-        [(2, 4, Dtype::Bf16), (1, 8, Dtype::F16), (2, 16, Dtype::Bf16), (3, 9, Dtype::F16)]
-    {
+    for (kv_heads, group, head_dim, dtype) in [
+        (2, 4, 128, Dtype::Bf16),
+        (1, 8, 128, Dtype::F16),
+        (2, 16, 128, Dtype::Bf16),
+        (3, 9, 128, Dtype::F16),
+        (2, 8, 64, Dtype::Bf16),
+        (3, 12, 64, Dtype::F16),
+        (2, 4, 256, Dtype::F16),
+        (1, 16, 256, Dtype::Bf16),
+    ] {
         for graph in [false, true] {
-            decode(&gpu, shape(kv_heads, group, dtype), graph, 1, |some| {
+            decode(&gpu, shape(kv_heads, group, head_dim, dtype), graph, 1, |some| {
                 let one = |&sequence: &usize| Item::Extend { sequence, len: 1 };
                 (some.iter().map(one).collect(), Vec::new())
             });
@@ -136,20 +139,18 @@ fn families_decode() {
 #[test]
 fn families_verify_drafts() {
     let Some(gpu) = gpu() else { return };
-    if gpu.capability() != 90 {
-        println!("skipped: no kernel of this device reads spans once");
-        return;
-    }
-    for (kv_heads, group, dtype, mean) in [
-        (2, 4, Dtype::Bf16, 2_u32),
-        (2, 4, Dtype::F16, 4),
-        (1, 8, Dtype::F16, 2),
-        (3, 1, Dtype::Bf16, 8),
-        (2, 3, Dtype::Bf16, 5),
+    for (kv_heads, group, head_dim, dtype, mean) in [
+        (2, 4, 128, Dtype::Bf16, 2_u32),
+        (2, 4, 128, Dtype::F16, 4),
+        (1, 8, 128, Dtype::F16, 2),
+        (3, 1, 128, Dtype::Bf16, 8),
+        (2, 3, 128, Dtype::Bf16, 5),
+        (2, 4, 64, Dtype::Bf16, 2),
+        (2, 3, 256, Dtype::F16, 5),
     ] {
         for graph in [false, true] {
             let (mut rng, mut first) = (Rng::new(31), true);
-            decode(&gpu, shape(kv_heads, group, dtype), graph, mean as usize, |some| {
+            decode(&gpu, shape(kv_heads, group, head_dim, dtype), graph, mean as usize, |some| {
                 let all = std::mem::take(&mut first);
                 let mut item = |&sequence: &usize| {
                     let most = if graph && rng.one_in(8) { 8.max(mean) } else { mean };

@@ -15,12 +15,12 @@ use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{
     AttendParams, AttendSharedParams, DecodeWork, ExtendWork, RowShare, SharedHead, SpanMember,
-    SpanParts, TAIL_WARPS,
+    SpanParts,
 };
 use super::raw::{RawStream, raw};
 use super::split::{
-    ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedSplit, SpanWork, SplitShape,
-    TAIL_ROWS,
+    ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanWork,
+    SplitShape, TAIL_ROWS,
 };
 use super::sys;
 use crate::layout::KvDtype;
@@ -32,8 +32,53 @@ pub(super) const SHARED_VARIANTS_MAX: usize = 2;
 /// A kernel for tails of each of [`TAIL_ROWS`].
 type Kernels = [Attention<AttendSharedParams>; TAIL_ROWS.len()];
 
+/// Most CTAs of a kernel for any device that a multiprocessor is given: registers leave room for no more.
+const RESIDENT: u32 = 2;
+/// Most work chunks of a multiprocessor.
+const CHUNKS: u32 = 8;
+
+/// A `match` over dtype and head_dim with the kernels of each.
+macro_rules! general {
+    ($key:expr, $($dtype:ident $name:literal $head_dim:literal: $($rows:literal $shared:literal)*;)*) => {
+        match $key {
+            $((KvDtype::$dtype, $head_dim) => {
+                const KERNELS: Kernels = [$(attention!(
+                    concat!("attend_shared_", $name, "_d", $head_dim, "_r", $rows),
+                    128,
+                    $shared
+                )),*];
+                Some(KERNELS)
+            })*
+            _ => None,
+        }
+    };
+}
+
 /// The kernels for such pools, where there are some.
-pub(super) fn kernels(dtype: KvDtype, shape: &SplitShape) -> Option<Kernels> {
+pub(super) fn kernels(capability: u32, dtype: KvDtype, shape: &SplitShape) -> Option<Kernels> {
+    if shape.window > 0 {
+        return None;
+    }
+    if is_hopper(capability, shape) {
+        return hopper_kernels(dtype);
+    }
+    general! { (dtype, shape.head_dim),
+        Bf16 "bf16" 64: 8 75_776 16 81_920;
+        Bf16 "bf16" 128: 8 100_480 16 100_480;
+        Bf16 "bf16" 256: 8 99_840 16 99_840;
+        F16 "f16" 64: 8 75_776 16 81_920;
+        F16 "f16" 128: 8 100_480 16 100_480;
+        F16 "f16" 256: 8 99_840 16 99_840;
+    }
+}
+
+/// Whether kernels of compute capability 9.0 alone serve such pools.
+fn is_hopper(capability: u32, shape: &SplitShape) -> bool {
+    capability == 90 && shape.head_dim == 128
+}
+
+/// Those kernels.
+fn hopper_kernels(dtype: KvDtype) -> Option<Kernels> {
     const BF16: Kernels = [
         attention!("attend_shared_bf16_d128_r8_sm90a", 384, 204_800),
         attention!("attend_shared_bf16_d128_r16_sm90a", 384, 196_608),
@@ -42,10 +87,9 @@ pub(super) fn kernels(dtype: KvDtype, shape: &SplitShape) -> Option<Kernels> {
         attention!("attend_shared_f16_d128_r8_sm90a", 384, 204_800),
         attention!("attend_shared_f16_d128_r16_sm90a", 384, 196_608),
     ];
-    let served = shape.head_dim == 128 && shape.window == 0;
     match dtype {
-        KvDtype::Bf16 if served => Some(BF16),
-        KvDtype::F16 if served => Some(F16),
+        KvDtype::Bf16 => Some(BF16),
+        KvDtype::F16 => Some(F16),
         _ => None,
     }
 }
@@ -78,7 +122,7 @@ impl Offsets {
 pub(super) struct SharedDecode {
     kernels: Kernels,
     split: SharedSplit,
-    multiprocessors: u32,
+    grid: SharedGrid,
     shape: SplitShape,
     /// Whether graphs hold it.
     graphs: bool,
@@ -104,7 +148,7 @@ impl SharedDecode {
         // Of groups of one.
         let members = (limits.tokens as usize).min(rows * TAIL_ROWS[TAIL_ROWS.len() - 1] as usize);
         SHARED_VARIANTS_MAX
-            * Offsets::new((TAIL_WARPS * gpu.multiprocessors()) as usize, rows, members).end
+            * Offsets::new((CHUNKS * gpu.multiprocessors()) as usize, rows, members).end
     }
 
     /// Takes its memory, where a kernel serves such a pool on this device. Graphs hold it where they are to read
@@ -116,12 +160,18 @@ impl SharedDecode {
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Option<Self>, CudaError> {
-        let Some(kernels) = kernels(dtype, &shape).filter(|_| gpu.capability() == 90) else {
+        let (capability, multiprocessors) = (gpu.capability(), gpu.multiprocessors());
+        let Some(kernels) = kernels(capability, dtype, &shape) else {
             return Ok(None);
         };
         let attention = &kernels[shape.narrowest()];
-        let multiprocessors = gpu.multiprocessors();
-        if multiprocessors < 2 || gpu.resident(&attention.kernel, attention.threads)? == 0 {
+        let resident = gpu.resident(&attention.kernel, attention.threads)?.min(RESIDENT);
+        let grid = if is_hopper(capability, &shape) {
+            SharedGrid::hopper(multiprocessors)
+        } else {
+            SharedGrid::general(multiprocessors, resident, shape.head_dim)
+        };
+        if resident == 0 || !grid.serves(&shape) {
             return Ok(None);
         }
         let rows = SharedSplit::rows_max(&shape) as usize;
@@ -131,14 +181,14 @@ impl SharedDecode {
         let result =
             unsafe { sys::cuMemsetD32Async(counters.address(), 0, heads + 1, raw(stream)) };
         check("cuMemsetD32Async", result)?;
-        let floats = (Self::own_rows(&shape, multiprocessors) + PARTIAL_ROWS as usize) as u64
+        let floats = (Self::own_rows(&shape, &grid) + PARTIAL_ROWS as usize) as u64
             * u64::from(shape.head_dim + 2);
         let StepLimits { graph_spans, all_spans, .. } = limits;
         let spans = if graph_spans > 0 { graph_spans } else { SPANS_MAX };
         Ok(Some(Self {
             kernels,
-            split: SharedSplit::new(shape, multiprocessors, spans, all_spans),
-            multiprocessors,
+            split: SharedSplit::new(shape, grid, spans, all_spans),
+            grid,
             shape,
             graphs: graph_spans > 0,
             tails: None,
@@ -152,9 +202,9 @@ impl SharedDecode {
     }
 
     /// Query rows that the tails' sums have room for.
-    fn own_rows(shape: &SplitShape, multiprocessors: u32) -> usize {
+    fn own_rows(shape: &SplitShape, grid: &SharedGrid) -> usize {
         let (rows, part) = (SharedSplit::rows_max(shape), TAIL_ROWS[TAIL_ROWS.len() - 1]);
-        part as usize * (2 * TAIL_WARPS * multiprocessors + rows * shape.kv_heads) as usize
+        part as usize * (2 * grid.warps * grid.ctas + rows * shape.kv_heads) as usize
     }
 
     /// The kernel that a step could go through: of those that any could, the only one that a graph holds.
@@ -200,7 +250,7 @@ impl SharedDecode {
         self.accepted = self.split.plan(plan.rows, &plan.shared, tails, self.graphs);
         self.whole = self.shape.leaves_none(tails, plan.rows);
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
-        let works = SharedSplit::work_count(&self.shape, self.multiprocessors);
+        let works = self.grid.work_count(&self.shape);
         let offsets = Offsets::new(works, rows, self.shape.members_max(tails, tokens, rows));
         self.offsets = offsets;
         if !self.accepted && !self.graphs {
@@ -246,8 +296,7 @@ impl SharedDecode {
         stream: RawStream,
     ) -> Result<(), CudaError> {
         let (offsets, at) = (&self.offsets, splits + self.image_at as u64);
-        let (own, all) =
-            (Self::own_rows(&self.shape, self.multiprocessors) as u64, u64::from(PARTIAL_ROWS));
+        let (own, all) = (Self::own_rows(&self.shape, &self.grid) as u64, u64::from(PARTIAL_ROWS));
         let row_bytes = 4 * u64::from(self.shape.head_dim);
         attend.plan = at;
         attend.partial = self.partial.address();
@@ -269,9 +318,7 @@ impl SharedDecode {
         let tails = self.tails.expect("the staged step goes through it");
         let Attention { kernel, threads } = &self.kernels[tails];
         // SAFETY: the caller answers for the rows; plan, sums and counters are this variant's, for this grid.
-        unsafe {
-            gpu.launch(kernel, (self.multiprocessors, 1), (*threads, 1), stream, &params, start)
-        }
+        unsafe { gpu.launch(kernel, (self.grid.ctas, 1), (*threads, 1), stream, &params, start) }
     }
 }
 
@@ -288,11 +335,11 @@ mod tests {
     use super::super::split::DECODE_EXTRA;
     use super::*;
 
-    fn shape(group: u32) -> SplitShape {
+    fn shape(group: u32, head_dim: u32) -> SplitShape {
         SplitShape {
             kv_heads: 8,
             group,
-            head_dim: 128,
+            head_dim,
             window: 0,
             top: 0,
             extra: DECODE_EXTRA,
@@ -305,15 +352,21 @@ mod tests {
 
     #[test]
     fn each_group_has_a_kernel_which_is_launched_as_it_says() {
-        for (group, rows) in [(1, 8), (8, 8), (9, 16), (16, 16)] {
-            for dtype in [KvDtype::F16, KvDtype::Bf16] {
-                let kernels = kernels(dtype, &shape(group)).expect("they are");
-                let Attention { kernel, threads } = kernels[shape(group).narrowest()];
-                assert!(kernel.name.ends_with(&format!("_d128_r{rows}_sm90a")), "{group}");
-                assert!(kernel.ptx.contains(&format!(".entry {}(", kernel.name)));
-                let bytes = format!("{},{:03}", kernel.shared / 1000, kernel.shared % 1000);
-                let launch = format!("block {threads}, {bytes} bytes of dynamic");
-                assert!(source(kernel.name).contains(&launch), "{}", kernel.name);
+        let devices = [(80, 64), (80, 128), (80, 256), (89, 128), (90, 64), (90, 128), (90, 256)];
+        for (capability, head_dim) in devices {
+            for (group, rows) in [(1, 8), (8, 8), (9, 16), (16, 16)] {
+                for dtype in [KvDtype::F16, KvDtype::Bf16] {
+                    let shape = shape(group, head_dim);
+                    let kernels = kernels(capability, dtype, &shape).expect("they are");
+                    let Attention { kernel, threads } = kernels[shape.narrowest()];
+                    let target = if (capability, head_dim) == (90, 128) { "_sm90a" } else { "" };
+                    let end = format!("_d{head_dim}_r{rows}{target}");
+                    assert!(kernel.name.ends_with(&end), "{} {end}", kernel.name);
+                    assert!(kernel.ptx.contains(&format!(".entry {}(", kernel.name)));
+                    let bytes = format!("{},{:03}", kernel.shared / 1000, kernel.shared % 1000);
+                    let launch = format!("block {threads}, {bytes} bytes of dynamic");
+                    assert!(source(kernel.name).contains(&launch), "{}", kernel.name);
+                }
             }
         }
     }
@@ -321,10 +374,14 @@ mod tests {
     /// Spans over pools of fp8 are read by each row for itself, as those over f32 are.
     #[test]
     fn spans_are_read_once_from_pools_of_16_bits_alone() {
-        let shape = shape(4);
-        for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3] {
-            let is_served = matches!(dtype, KvDtype::F16 | KvDtype::Bf16);
-            assert_eq!(kernels(dtype, &shape).is_some(), is_served, "{dtype:?}");
+        let with_window = SplitShape { window: 64, ..shape(4, 128) };
+        for (capability, head_dim) in [(80, 128), (90, 128), (90, 64)] {
+            for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3] {
+                let is_served = matches!(dtype, KvDtype::F16 | KvDtype::Bf16);
+                let found = kernels(capability, dtype, &shape(4, head_dim));
+                assert_eq!(found.is_some(), is_served, "{dtype:?}");
+                assert!(kernels(capability, dtype, &with_window).is_none());
+            }
         }
     }
 }

@@ -197,12 +197,17 @@ pub struct ExtendWork {
 
 /// Query rows of an item of `attend_shared_*`.
 pub const SPAN_ROWS: u32 = 128;
+/// The same of head_dim 256.
+pub const SPAN_ROWS_256: u32 = 64;
 /// Most (row, kv head)s of a step of `attend_shared_*`.
 pub const LISTED_SUMS: u32 = 4096;
 /// Most of them in a stripe.
 pub const LISTED_TAILS: u32 = 512;
 /// Warps of a CTA of `attend_shared_*` that decode.
 pub const TAIL_WARPS: u32 = 8;
+/// The same of the kernels for any device, and of those for head_dim 256.
+pub const TAIL_WARPS_ANY: u32 = 4;
+pub const TAIL_WARPS_256: u32 = 2;
 
 /// The first words of the plan of `attend_shared_*`; `DecodeWork`s follow. See `ptx/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]

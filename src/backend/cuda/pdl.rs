@@ -60,8 +60,9 @@ mod tests {
             for kernel in ptx.split(".entry").skip(1) {
                 let wait = if kernel.contains(MARKS[0].0) { MARKS[0].0 } else { MARKS[0].1 };
                 // The last one: CTAs without work wait, too, and those waits may stand in front.
-                // Where warps have different roles, each waits by itself: one role's text stands before another's wait.
-                let roles = kernel.contains("setmaxnreg");
+                // Where warps or CTAs have different roles each waits by itself: one's text is before another's wait.
+                let name = kernel.trim_start();
+                let roles = kernel.contains("setmaxnreg") || name.starts_with("attend_shared_");
                 let split = if roles { kernel.split_once(wait) } else { kernel.rsplit_once(wait) };
                 let (before, _) = split.expect("a kernel of PDL waits");
                 // Plan and tables may be read before; a prefetch reads nothing.

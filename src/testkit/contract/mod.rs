@@ -188,7 +188,8 @@ fn has_families(case: &Case) -> bool {
     let layout = &case.layout;
     let is_plain = layout.dtype() == KvDtype::from(case.q_rows) && layout.dtype().size() == 2;
     let has_room = case.table.rows >= 7 && case.max_len >= 150;
-    is_plain && !layout.is_latent() && layout.head_dim() == 128 && has_room
+    let is_served = matches!(layout.head_dim(), 64 | 128 | 256);
+    is_plain && !layout.is_latent() && is_served && has_room
 }
 
 /// The same over pools of 16 bits and heads of 128 alone, as kernels read them for several new tokens a row.

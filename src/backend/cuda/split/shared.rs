@@ -1,24 +1,24 @@
 //! Steps whose rows share spans: which spans are read once, and who works on what then.
 //!
 //! A span is accepted where reading it once is cheaper than reading it by each row; a refused one is left to the spans
-//! below it that are accepted, so that what a row reads by itself is always one tail. Some multiprocessors work on the
-//! spans' items, as the extend kernel does; the others on the rows' tails, as the decode kernel does, a work chunk a
-//! warp. They are dealt so that both are done at about the same time: products and memory then overlap.
+//! below it that are accepted, so that what a row reads by itself is always one tail. Some CTAs work on the spans'
+//! items, as the extend kernel does; the others on the rows' tails, as the decode kernel does, a work chunk a warp
+//! ([`SharedGrid`]). They are dealt so that both are done at about the same time: products and memory then overlap.
 //!
 //! A row's new tokens are members side by side, as a span ends before the first of them: each sees all of it. Rows with
 //! more query rows than a tail has room for, and trees of drafts, are left to the extend kernel.
 //!
 //! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; parts of sums do not overlap.
 //!
-//! Cost: O(rows, members of all spans, multiprocessors, items).
+//! Cost: O(rows, members of all spans, CTAs, items).
 //!
 //! Not here: how spans are found (`plan/spans.rs`), what they cost (`shared/cost.rs`), steps without (`decode.rs`).
 
 mod cost;
 
 use super::super::params::{
-    DecodeWork, ExtendWork, LISTED_SUMS, LISTED_TAILS, RowShare, SPAN_ROWS, SharedHead, SpanMember,
-    SpanParts, TAIL_WARPS, TREE_ROW,
+    DecodeWork, ExtendWork, LISTED_SUMS, LISTED_TAILS, RowShare, SPAN_ROWS, SPAN_ROWS_256,
+    SharedHead, SpanMember, SpanParts, TAIL_WARPS, TAIL_WARPS_256, TAIL_WARPS_ANY, TREE_ROW,
 };
 use super::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT, Decoded, SplitShape};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
@@ -42,6 +42,56 @@ const PARTS_MAX: u32 = 12;
 const NO_MASK: u32 = 1 << 30;
 /// No such span.
 const NONE: u32 = u32::MAX;
+
+/// How the kernels that read spans once for a variant lie on a device.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SharedGrid {
+    /// CTAs of a launch.
+    pub ctas: u32,
+    /// Those of a multiprocessor.
+    pub resident: u32,
+    /// Warps of a CTA that work on tails.
+    pub warps: u32,
+    /// Query rows of an item, at most.
+    pub rows: u32,
+    /// Of each of [`TAIL_ROWS`].
+    pub costs: [SpanCosts; TAIL_ROWS.len()],
+}
+
+impl SharedGrid {
+    /// The kernels of Hopper for head_dim 128: a CTA fills a multiprocessor.
+    pub const fn hopper(multiprocessors: u32) -> Self {
+        Self {
+            ctas: multiprocessors,
+            resident: 1,
+            warps: TAIL_WARPS,
+            rows: SPAN_ROWS,
+            costs: SpanCosts::H200,
+        }
+    }
+
+    /// All others.
+    pub fn general(multiprocessors: u32, resident: u32, head_dim: u32) -> Self {
+        let is_wide = head_dim > 128;
+        Self {
+            ctas: multiprocessors * resident,
+            resident,
+            warps: if is_wide { TAIL_WARPS_256 } else { TAIL_WARPS_ANY },
+            rows: if is_wide { SPAN_ROWS_256 } else { SPAN_ROWS },
+            costs: [0, 1].map(|tails| SpanCosts::general(head_dim, tails).of_ctas(resident)),
+        }
+    }
+
+    /// Whether there is a work chunk for each stripe of the tails.
+    pub fn serves(&self, shape: &SplitShape) -> bool {
+        self.ctas > 1 && self.warps * self.ctas >= shape.decode_stripes(shape.narrowest())
+    }
+
+    /// Work chunks of the tails, at most.
+    pub fn work_count(&self, shape: &SplitShape) -> usize {
+        (self.warps * self.ctas).div_ceil(shape.decode_stripes(shape.narrowest())) as usize
+    }
+}
 
 /// Eligible rows, and their new tokens.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,7 +119,7 @@ struct Deal {
     work: SpanWork,
     /// Nanoseconds that it is thought to take.
     time: f64,
-    /// Multiprocessors that work on spans.
+    /// CTAs that work on spans.
     ctas: u32,
     /// Tokens of a piece.
     chunk: u32,
@@ -79,7 +129,7 @@ struct Deal {
 #[derive(Clone, Debug)]
 pub struct SharedSplit {
     shape: SplitShape,
-    multiprocessors: u32,
+    grid: SharedGrid,
     costs: SpanCosts,
     spans_max: u32,
     free: bool,
@@ -163,18 +213,18 @@ impl SharedSplit {
     /// Takes the memory for every split of this shape, whose window is none.
     /// `spans_max`: most spans that are accepted.
     /// `free`: all that fit are, whatever they cost.
-    pub fn new(shape: SplitShape, multiprocessors: u32, spans_max: u32, free: bool) -> Self {
-        assert!(shape.window == 0 && multiprocessors > 1);
+    pub fn new(shape: SplitShape, grid: SharedGrid, spans_max: u32, free: bool) -> Self {
+        assert!(shape.window == 0 && grid.serves(&shape));
         let rows = Self::rows_max(&shape) as usize;
         Self {
             shape,
-            multiprocessors,
-            costs: SpanCosts::H200[shape.narrowest()],
+            grid,
+            costs: grid.costs[shape.narrowest()],
             free,
             taken: shape.decoded(shape.narrowest()),
             spans_max: spans_max.min(SPANS_MAX),
             head: SharedHead::default(),
-            works: Vec::with_capacity(Self::work_count(&shape, multiprocessors)),
+            works: Vec::with_capacity(grid.work_count(&shape)),
             shares: Vec::with_capacity(rows),
             members: Vec::with_capacity(shape.members_max(
                 TAIL_ROWS.len() - 1,
@@ -198,11 +248,6 @@ impl SharedSplit {
         shape.batch_max.min(SHARED_ROWS_MAX).min(listed)
     }
 
-    /// Work chunks of the tails, at most.
-    pub fn work_count(shape: &SplitShape, multiprocessors: u32) -> usize {
-        (TAIL_WARPS * multiprocessors).div_ceil(shape.decode_stripes(shape.narrowest())) as usize
-    }
-
     /// Whether a row's queries may be gathered.
     fn is_eligible(&self, row: &BatchRow) -> bool {
         self.taken.has(row) && row.kv_len > 0
@@ -219,7 +264,7 @@ impl SharedSplit {
     ) -> bool {
         self.accepted.clear();
         self.taken = self.shape.decoded(tails);
-        self.costs = SpanCosts::H200[tails];
+        self.costs = self.grid.costs[tails];
         if rows.len() as u32 > Self::rows_max(&self.shape) {
             return false;
         }
@@ -305,7 +350,7 @@ impl SharedSplit {
         }
         let bytes = f64::from(len) * self.token_bytes();
         let tiles = self.tiles(members) * len.div_ceil(SPAN_TOKENS) * self.shape.kv_heads;
-        let tiles = f64::from(tiles) / f64::from(self.multiprocessors);
+        let tiles = f64::from(tiles) / f64::from(self.grid.ctas);
         let parts = f64::from(members * self.shape.kv_heads);
         self.costs.gain(f64::from(rows), bytes, tiles, parts)
     }
@@ -332,7 +377,7 @@ impl SharedSplit {
 
     /// Members of a tile of query rows.
     fn tile_members(&self) -> u32 {
-        SPAN_ROWS / self.shape.group
+        self.grid.rows / self.shape.group
     }
 
     fn tiles(&self, members: u32) -> u32 {
@@ -449,9 +494,9 @@ impl SharedSplit {
         self.shape.decode_stripes(self.shape.narrowest())
     }
 
-    /// Most multiprocessors that work on spans: tails want a warp of the others for each stripe.
+    /// Most CTAs that work on spans: tails want a warp of the others for each stripe.
     const fn span_ctas_max(&self) -> u32 {
-        self.multiprocessors.saturating_sub(self.stripes().div_ceil(TAIL_WARPS))
+        self.grid.ctas.saturating_sub(self.stripes().div_ceil(self.grid.warps))
     }
 
     /// Tiles of an accepted span's tokens.
@@ -483,12 +528,12 @@ impl SharedSplit {
         })
     }
 
-    /// How many multiprocessors work on spans so that spans and tails end soonest. With one more, spans end no later
-    /// and tails no sooner, so the best number is where they change places, or the one before.
+    /// How many CTAs work on spans so that spans and tails end soonest. With one more, spans end no later and
+    /// tails no sooner, so the best number is where they change places, or the one before.
     fn balance(&self, work: &SpanWork) -> (u32, SpanWork) {
         let dealt = |ctas: u32| SpanWork {
             span_ctas: f64::from(ctas),
-            tail_ctas: f64::from(self.multiprocessors - ctas),
+            tail_ctas: f64::from(self.grid.ctas - ctas),
             ..*work
         };
         let (mut low, mut high) = (1, self.span_ctas_max());
@@ -501,7 +546,7 @@ impl SharedSplit {
         if self.costs.once(&other.1) < self.costs.once(&one.1) { other } else { one }
     }
 
-    /// How many multiprocessors work on spans, and the length of a piece, so that spans and tails end soonest.
+    /// How many CTAs work on spans, and the length of a piece, so that spans and tails end soonest.
     fn deal(&self) -> Deal {
         let units = self.ends.last().copied().unwrap_or(0) * DECODE_UNIT;
         let unit_bytes = f64::from(units) * self.token_bytes();
@@ -527,7 +572,7 @@ impl SharedSplit {
     /// Cuts the tails into work chunks, as `decode.rs` cuts whole rows.
     fn cut_tails(&mut self, rows: &[BatchRow]) {
         let (stripes, span_ctas) = (self.stripes(), self.head.span_ctas);
-        self.head.decode_warps = TAIL_WARPS * (self.multiprocessors - span_ctas);
+        self.head.decode_warps = self.grid.warps * (self.grid.ctas - span_ctas);
         let heads = self.shape.kv_heads / stripes;
         for (i, share) in self.shares.iter_mut().enumerate() {
             share.start = self.ends[i].saturating_sub(share.units) * heads;
@@ -538,7 +583,7 @@ impl SharedSplit {
         self.head.work_units = per;
         self.works.clear();
         let mut index = 0;
-        for i in 0..Self::work_count(&self.shape, self.multiprocessors) as u32 {
+        for i in 0..self.grid.work_count(&self.shape) as u32 {
             let begin = i * per;
             let mut work = DecodeWork { work_units: per, ..DecodeWork::default() };
             if begin < total && i < chunks {

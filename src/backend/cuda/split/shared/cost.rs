@@ -1,4 +1,4 @@
-//! What a step takes whose rows share spans: the model that spans are accepted by, and multiprocessors dealt.
+//! What a step takes whose rows share spans: the model that spans are accepted by, and CTAs dealt.
 //!
 //! `benches/gpu spans` compares it with what steps take, and fits its constants.
 
@@ -40,11 +40,11 @@ pub struct SpanWork {
     pub longest: f64,
     /// Items as long as that.
     pub whole: f64,
-    /// Multiprocessors that work on spans.
+    /// CTAs that work on spans.
     pub span_ctas: f64,
     /// Bytes of the tails' units.
     pub unit_bytes: f64,
-    /// Multiprocessors that work on tails.
+    /// CTAs that work on tails.
     pub tail_ctas: f64,
     /// Parts that spans make of sums.
     pub parts: f64,
@@ -86,6 +86,28 @@ impl SpanCosts {
             again: 7840.0,
         },
     ];
+
+    /// Of the kernels for any device, a whole multiprocessor's, by head_dim and place of the tail's kernel. Fitted to
+    /// what H200s took of head_dim 64 and 256 flat, and to older forms of these kernels; of 128 products are those of
+    /// the extend kernel.
+    pub fn general(head_dim: u32, tails: usize) -> Self {
+        let [narrow, of] = [Self::H200[0], Self::H200[tails]];
+        let (tile, units, part, of_flat) = match head_dim {
+            64 => (2200.0, 55.0, 3.0, [6500.0, 4950.0, 2430.0, 7490.0]),
+            128 => (3700.0, 90.0, 5.0, [7000.0, 6350.0, 3040.0, 6940.0]),
+            _ => (5100.0, 70.0, 9.0, [10_600.0, 5720.0, 2820.0, 6160.0]),
+        };
+        let [flat, own, first, again] = of_flat;
+        let (units, part) = (units * of.units / narrow.units, part * of.part / narrow.part);
+        Self { tile, units, part, flat, own, first, again, ..of }
+    }
+
+    /// The same of CTAs, so many of which share a multiprocessor.
+    pub fn of_ctas(self, resident: u32) -> Self {
+        let resident = f64::from(resident);
+        Self { tile: self.tile * resident, units: self.units / resident, ..self }
+    }
+
     /// A step that reads spans once is to be faster by this factor, so that the model's error seldom makes it slower.
     const MARGIN: f64 = 1.15;
 

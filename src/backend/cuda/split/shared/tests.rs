@@ -10,6 +10,13 @@ use crate::testkit::spans::Spans;
 
 const MULTIPROCESSORS: u32 = 132;
 
+/// The kernels of Hopper for head_dim 128, or those of a head_dim for any device.
+fn grid(multiprocessors: u32, general: Option<u32>) -> SharedGrid {
+    general.map_or(SharedGrid::hopper(multiprocessors), |head_dim| {
+        SharedGrid::general(multiprocessors, if head_dim == 128 { 1 } else { 2 }, head_dim)
+    })
+}
+
 fn shape(kv_heads: u32, group: u32, multiprocessors: u32) -> SplitShape {
     SplitShape {
         kv_heads,
@@ -81,7 +88,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     // Each item's part for each of its members and heads: where it is written, and the tokens that it has seen.
     let mut written = BTreeMap::new();
     for item in &split.items {
-        assert!(item.kv_begin < item.kv_end && item.extend_len * group <= SPAN_ROWS);
+        assert!(item.kv_begin < item.kv_end && item.extend_len * group <= split.grid.rows);
         for (head, member) in (0..heads).flat_map(|h| (0..item.extend_len).map(move |m| (h, m))) {
             let at = item.part + (head * item.extend_len + member) * group;
             let of = (item.qo_start + member, head, item.kv_begin, item.kv_end);
@@ -145,7 +152,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
                     assert!(of.parent == NONE || of.parent < span, "parents stand first");
                     for piece in 0..of.pieces {
                         let (whole, nth) =
-                            (SPAN_ROWS / group, share.place + query - of.member_start);
+                            (split.grid.rows / group, share.place + query - of.member_start);
                         let before = nth / whole * whole;
                         let tile = whole.min(of.member_count - before);
                         let at = (piece * of.member_count + before) * heads + head * tile;
@@ -196,7 +203,11 @@ fn every_token_once() {
             let all = rng.pick(&[2, 3, 4, 5, 16, 132, 132, 132]);
             let shape = shape(kv_heads, group, all);
             let tails = rng.within(shape.narrowest() as u64, 1) as usize;
-            let mut split = SharedSplit::new(shape, all, SPANS_MAX, free);
+            let grid = grid(all, rng.pick(&[None, None, Some(64), Some(128), Some(256)]));
+            if !grid.serves(&shape) {
+                continue;
+            }
+            let mut split = SharedSplit::new(shape, grid, SPANS_MAX, free);
             let any = split.plan(&rows, &spans.plan(), tails, true);
             assert_eq!(any, !split.spans.is_empty());
             let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
@@ -204,7 +215,7 @@ fn every_token_once() {
             straddling += straddled(&split);
             accepted += u32::from(any);
             deep += split.spans.iter().filter(|span| span.parent != NONE).count();
-            assert!(split.head.span_ctas < all);
+            assert!(split.head.span_ctas < grid.ctas);
             assert!(split.head.span_ctas <= split.head.work_count * kv_heads);
             check(&split, tails, &rows);
         }
@@ -221,7 +232,8 @@ fn every_stripe_of_the_tails_keeps_a_warp() {
         |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 16_384 * 16 + 1 };
     let (rows, spans): (Vec<_>, _) = ((0..16).map(row).collect(), Spans::of(&[&pages[..]; 16], 16));
     for all in [2, 3, 4, 5, 8, 132] {
-        let mut split = SharedSplit::new(shape(8, 4, all), all, SPANS_MAX, true);
+        let mut split =
+            SharedSplit::new(shape(8, 4, all), SharedGrid::hopper(all), SPANS_MAX, true);
         let any = split.plan(&rows, &spans.plan(), 0, true);
         assert_eq!(any, all > 1, "{all}");
         assert!(split.head.decode_warps >= split.stripes(), "{all}");
@@ -232,8 +244,12 @@ fn every_stripe_of_the_tails_keeps_a_warp() {
 #[test]
 fn a_warm_split_does_not_allocate() {
     let mut rng = Rng::new(4);
-    let mut split =
-        SharedSplit::new(shape(8, 4, MULTIPROCESSORS), MULTIPROCESSORS, SPANS_MAX, true);
+    let mut split = SharedSplit::new(
+        shape(8, 4, MULTIPROCESSORS),
+        SharedGrid::hopper(MULTIPROCESSORS),
+        SPANS_MAX,
+        true,
+    );
     let room = |split: &SharedSplit| {
         let SharedSplit { works, shares, members, spans, items, .. } = split;
         let sizes = [works.capacity(), shares.capacity(), members.capacity(), spans.capacity()];
@@ -254,8 +270,12 @@ fn spans_are_refused_where_reading_them_again_is_cheaper() {
     for i in 0..64 {
         rows.push(BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 8192 + 256 });
     }
-    let mut split =
-        SharedSplit::new(shape(8, 4, MULTIPROCESSORS), MULTIPROCESSORS, SPANS_MAX, false);
+    let mut split = SharedSplit::new(
+        shape(8, 4, MULTIPROCESSORS),
+        SharedGrid::hopper(MULTIPROCESSORS),
+        SPANS_MAX,
+        false,
+    );
     let spans = |pages: &[PageId]| Spans::of(&vec![pages; 64], 16);
     assert!(split.plan(&rows, &spans(&pages).plan(), 0, false));
     assert_eq!(split.spans.len(), 1);
@@ -328,14 +348,31 @@ fn products_are_counted_by_new_tokens() {
     let pages: Vec<PageId> = (0..512).map(PageId::new).collect();
     let work = |new: u32| {
         let rows = rows_of(&vec![(new, 8192 + 256, false); 64]);
-        let mut split =
-            SharedSplit::new(shape(8, 4, MULTIPROCESSORS), MULTIPROCESSORS, SPANS_MAX, false);
+        let mut split = SharedSplit::new(
+            shape(8, 4, MULTIPROCESSORS),
+            grid(MULTIPROCESSORS, None),
+            SPANS_MAX,
+            false,
+        );
         let spans = Spans::of(&vec![&pages[..]; 64], 16);
         assert!(split.plan(&rows, &spans.plan(), usize::from(new > 2), false));
         (split.work.tiles, split.work.unit_bytes)
     };
     let (tiles, units) = work(1);
     assert_eq!([work(2), work(4)], [(2.0 * tiles, units), (4.0 * tiles, units)]);
+}
+
+/// Each stripe of the tails has a warp, and spans a CTA: a device too small for that reads each row by itself.
+#[test]
+fn devices_with_fewer_warps_than_stripes_are_refused() {
+    let serves = |kv_heads, head_dim, ctas| {
+        let grid = SharedGrid { ctas, ..SharedGrid::general(ctas, 1, head_dim) };
+        grid.serves(&shape(kv_heads, 4, 132))
+    };
+    assert_eq!([1, 2].map(|ctas| serves(8, 64, ctas)), [false, true]);
+    assert!(serves(1, 64, 2) && !serves(1, 64, 1), "spans want a CTA");
+    let warps = SharedGrid::general(1, 1, 256).warps;
+    assert_eq!([8 / warps - 1, 8 / warps].map(|ctas| serves(8, 256, ctas)), [false, true]);
 }
 
 /// One more multiprocessor never makes spans later, nor tails sooner; so the deal by halves is that of all numbers.
@@ -345,7 +382,12 @@ fn multiprocessors_are_dealt_as_well_as_by_trying_each_number() {
     for _ in 0..300 {
         let (kv_heads, group) = rng.pick(&[(8, 4), (4, 16), (1, 1)]);
         let all = rng.pick(&[2, 3, 16, 132]);
-        let split = SharedSplit::new(shape(kv_heads, group, all), all, SPANS_MAX, false);
+        let split = SharedSplit::new(
+            shape(kv_heads, group, all),
+            SharedGrid::hopper(all),
+            SPANS_MAX,
+            false,
+        );
         let number = |rng: &mut Rng, most: u64| (1 + rng.below(most)) as f64;
         let longest = number(&mut rng, 40);
         let whole = number(&mut rng, 300);

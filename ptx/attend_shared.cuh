@@ -1,0 +1,106 @@
+// Decode attention that reads shared spans once: one launch of two kinds of CTAs (AttendSharedParams).
+//
+// The last CTAs work on the spans' items as attend_extend.cuh does, with query rows gathered from all over the batch; in the others each
+// warp has a work chunk of what rows have behind their spans, as attend_decode.cuh does. Multiprocessors hold two CTAs, of one kind or of
+// both, and the host shares the CTAs out (src/backend/cuda/split/shared.rs). Where no span is, none are of the first kind.
+// Not here: how parts meet (shared_parts.cuh), the kernels of Hopper for head_dim 128 (attend_shared_sm90a.cuh).
+#pragma once
+#include "attend_decode.cuh"
+#include "attend_extend.cuh"
+#include "shared_parts.cuh"
+
+// Rows of T whose items are those of spans: the extend kernel takes it in place of T. ROWS: query rows of a tail.
+template <class T, int ROWS, int TAILS> struct Gathered {};
+template <class T, int ROWS, int TAILS> struct RowsOf<Gathered<T, ROWS, TAILS>> {
+    using Type = T;
+};
+template <class T, int ROWS, int TAILS> DEVICE constexpr bool over_fp8(Gathered<T, ROWS, TAILS>) { return false; }
+template <class T, int ROWS, int TAILS> DEVICE u32 pack(Gathered<T, ROWS, TAILS>, float low, float high) { return pack(T(), low, high); }
+template <class T, int ROWS, int TAILS> DEVICE void mma(Gathered<T, ROWS, TAILS>, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    mma(T(), c, a, b0, b1);
+}
+
+// The items of spans: all of them parts.
+template <class T, int ROWS, int TAILS> struct SpanTiles : SpanPlan<TAILS> {
+    using Plan = SpanPlan<TAILS>;
+    struct Lasts {
+        ListedSums<SPAN_ROWS> lasts;  // of an item's members' rows those of which it was the last part
+    };
+
+    // The end of an item: its sums go to their rows of `span_partial`. Each member's row is told; where that was the last of its parts, it
+    // is joined.
+    template <class Shared, int MT, int EIGHTS>
+    static __device__ __forceinline__ void part(const AttendParams& p, Shared& shared, const ExtendWork& work, u32 head, float factor,
+                                                const float (&o)[MT][EIGHTS][4], const float (&top)[MT][2], const float (&sum)[MT][2]) {
+        constexpr int D = EIGHTS * 8, WARPS = 4, TILE = 16 * MT * WARPS;
+        const AttendSharedParams& s = Plan::all(p);
+        const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, rows = work.extend_len * p.group;
+        const u64 first = work.part + head * rows;
+        if (thread == 0) shared.lasts.count = 0;
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const u32 row = (warp * MT + m) * 16 + lane / 4 + 8 * h;
+                if (row >= rows) continue;
+                float* const to = reinterpret_cast<float*>(s.span_partial) + (first + row) * D + lane % 4 * 2;
+#pragma unroll
+                for (int n = 0; n < EIGHTS; ++n) *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[m][n][2 * h], o[m][n][2 * h + 1]);
+                if (lane % 4 == 0) reinterpret_cast<float2*>(s.span_tops)[first + row] = make_float2(top[m][h] * factor, sum[m][h]);
+            }
+        const SharedHead head_of_plan = Plan::plan(p);
+        __threadfence();
+        __syncthreads();
+        if (thread < work.extend_len) {
+            const u32 index = load_u32(s.members + sizeof(SpanMember) * (work.qo_start + thread) + 4);
+            const RowShare share = load_share(s, index);
+            const OwnParts own = OwnParts::of(share.start, share.units, head, p.stripes, head_of_plan.work_units);
+            if (arrive_last_fenced(row_counter(s, index, head), arrivals(own, share))) shared.lasts.add(index * p.kv_heads + head);
+        }
+        __syncthreads();
+        if (shared.lasts.count == 0) return;
+        __threadfence();
+        SharedJoin<T, D, ROWS, TILE>::join_all(s, head_of_plan, shared.lasts, warp, WARPS);
+    }
+};
+template <class T, int ROWS, int TAILS> struct ItemsOf<Gathered<T, ROWS, TAILS>> {
+    using Type = SpanTiles<T, ROWS, TAILS>;
+};
+
+// Both kinds as their own kernels of a head_dim are.
+template <int D> struct SharedTiles;
+template <> struct SharedTiles<64> {
+    enum { MT = 2, BN = 64, TILE = SPAN_ROWS, TAILS = TAIL_WARPS_ANY, STAGES = 4 };
+};
+template <> struct SharedTiles<128> {
+    enum { MT = 2, BN = 64, TILE = SPAN_ROWS, TAILS = TAIL_WARPS_ANY, STAGES = 2 };
+};
+template <> struct SharedTiles<256> {
+    enum { MT = 1, BN = 32, TILE = SPAN_ROWS_256, TAILS = TAIL_WARPS_256, STAGES = 2 };
+};
+
+// NT: eights of query rows of a tail; BYTES: of dynamic shared memory, which has all that a CTA of either kind keeps there.
+template <class T, int D, int NT, int BYTES> DEVICE void attend_shared(const AttendSharedParams& s) {
+    using Of = SharedTiles<D>;
+    constexpr int TAILS = Of::TAILS;
+    using Span = Extend<Gathered<T, 8 * NT, TAILS>, D, Of::MT, 4, Of::BN>;
+    using Tail = Decode<T, D, NT, 1, Of::STAGES, SharedDecodeParts<T, D, NT, TAILS, Of::TILE>>;
+    static_assert(Span::BM == Of::TILE && Span::BYTES + sizeof(typename Span::Shared) <= BYTES);
+    static_assert(TAILS * (Tail::BYTES + sizeof(typename Tail::Shared)) <= BYTES);
+    static_assert(Span::BYTES % 512 == 0 && Tail::BYTES % 512 == 0);
+    extern __shared__ __align__(1024) u8 memory[];
+    const AttendParams& p = s.attend;
+    if (blockIdx.x * TAILS >= load_u32(p.plan + 8)) {
+        wait_for_previous();
+        return run_items<Span>(p, memory, reinterpret_cast<typename Span::Shared&>(memory[Span::BYTES]));
+    }
+    const u32 warp = threadIdx.x / 32, chunk = (blockIdx.x * TAILS + warp) / p.stripes;
+    if (warp >= TAILS) return wait_for_previous();
+    const u64 at = p.plan + sizeof(SharedHead) + sizeof(DecodeWork) * chunk;
+    const uint4 a = load_uint4(at), b = load_uint4(at + 16);
+    const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    const u32 unit_begin = chunk * work.work_units;
+    if (unit_begin >= work.unit_end) return wait_for_previous();
+    typename Tail::Shared* const state = reinterpret_cast<typename Tail::Shared*>(memory + TAILS * Tail::BYTES);
+    Tail(p, state[warp], shared_address(memory) + warp * Tail::BYTES).run(work, unit_begin);
+}

@@ -3,10 +3,10 @@
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
-use kvarena::{Attend, Backend, LayerId, Layout, OpenBackend, PlaneName, SlotId, StepEnd};
+use kvarena::{Attend, Backend, KvShape, LayerId, Layout, OpenBackend, PlaneName, SlotId, StepEnd};
 
 use crate::Outcome;
-use crate::batch::{Batch, Forest, Noise, pool, table};
+use crate::batch::{Batch, Forest, Noise, pool_of, table};
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
@@ -39,14 +39,15 @@ impl<'a> Bench<'a> {
         (kv_heads, page_size, layout): (u32, u32, Layout),
         (layers, slots): (u32, u32),
     ) -> Outcome<Self> {
-        Self::with_spans(gpu, noise, (kv_heads, page_size, layout), (layers, slots), 0)
+        let shape = KvShape::heads(kv_heads, HEAD_DIM);
+        Self::with_spans(gpu, noise, (shape, page_size, layout), (layers, slots), 0)
     }
 
     /// With graphs that read so many spans once.
     fn with_spans(
         gpu: &Gpu,
         noise: &'a Noise,
-        (kv_heads, page_size, layout): (u32, u32, Layout),
+        (shape, page_size, layout): (KvShape, u32, Layout),
         (layers, slots): (u32, u32),
         graph_spans: u32,
     ) -> Outcome<Self> {
@@ -54,11 +55,8 @@ impl<'a> Bench<'a> {
         let stream = timer.stream.clone();
         let options = CudaOptions { stream: Some(stream), graph_spans, ..CudaOptions::new(gpu) };
         let slots = slots / layers;
-        let cuda = options.open(
-            &pool(layers, kv_heads, page_size, slots, layout),
-            &table(page_size),
-            2,
-        )?;
+        let pool = pool_of(shape, layers, page_size, slots, layout);
+        let cuda = options.open(&pool, &table(page_size), 2)?;
         noise.fill(cuda.pool())?;
         let bytes = 512 << 20;
         let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
@@ -85,9 +83,9 @@ impl<'a> Bench<'a> {
         let layout = *self.cuda.layout();
         let table = table(layout.page_size());
         let batch = Batch::forest(self.step, &layout, &table, forest, news, &mut self.rng);
-        let attend = Attend::new(q_heads, HEAD_DIM);
+        let attend = Attend::new(q_heads, layout.head_dim());
         self.cuda.begin(&batch.plan())?;
-        let set = batch.slots.len() as u64 * u64::from(q_heads * HEAD_DIM) * 2;
+        let set = batch.slots.len() as u64 * u64::from(q_heads * layout.head_dim()) * 2;
         let rows = self.q.bytes() / set;
         let Self { timer, cuda, q, out, .. } = self;
         out.fill(0xff)?;
@@ -107,7 +105,7 @@ impl<'a> Bench<'a> {
     /// A few (token, head) pairs of a few sequences against float64.
     fn check(&mut self, batch: &Batch, attend: &Attend, sets: usize, set: u64) -> Outcome<bool> {
         let layout = *self.cuda.layout();
-        let rows = self.q.bytes() / set;
+        let (rows, head_dim) = (self.q.bytes() / set, layout.head_dim());
         let (group, count) = (attend.q_heads / layout.kv_heads(), batch.rows.len());
         let mut distance = Distance::default();
         for index in [0, count / 2, count - 1] {
@@ -124,20 +122,20 @@ impl<'a> Bench<'a> {
                         let slot = SlotId::new(slot.into());
                         let row = layout.row(plane, LayerId::new(layer), slot);
                         let at =
-                            row.expect("the pool has it").start / 2 + u64::from(kv_head * HEAD_DIM);
-                        (at..at + u64::from(HEAD_DIM)).map(|i| self.noise.at(i))
+                            row.expect("the pool has it").start / 2 + u64::from(kv_head * head_dim);
+                        (at..at + u64::from(head_dim)).map(|i| self.noise.at(i))
                     };
                     (0..=position).flat_map(of).collect()
                 };
                 let (k, v) = (read(PlaneName::K), read(PlaneName::V));
                 let at = u64::from(layer) % rows * set
-                    + 2 * u64::from(HEAD_DIM)
+                    + 2 * u64::from(head_dim)
                         * u64::from((row.qo_start + token) * attend.q_heads + head);
                 let q: Vec<f32> =
-                    (at / 2..at / 2 + u64::from(HEAD_DIM)).map(|i| self.noise.at(i)).collect();
+                    (at / 2..at / 2 + u64::from(head_dim)).map(|i| self.noise.at(i)).collect();
                 let none = f32::NEG_INFINITY;
                 let exact = attention(attend, &q, &k, &v, (1, 0), position as usize, none);
-                let got: Vec<half::bf16> = self.out.read(at, HEAD_DIM as usize)?;
+                let got: Vec<half::bf16> = self.out.read(at, head_dim as usize)?;
                 distance.add(&got, &exact.out);
             }
         }
@@ -201,8 +199,8 @@ fn alike(rows: usize, len: u32, own: u32) -> Forest {
 /// A few new tokens a row, as when drafts are verified, over shared prefixes: as [`shared`].
 pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
-    let heads = (8, 16, Layout::LayerFirst);
-    let mut flat = Bench::new(gpu, &noise, heads, (4, 1 << 20))?;
+    let heads = (KvShape::heads(8, HEAD_DIM), 16, Layout::LayerFirst);
+    let mut flat = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), 0)?;
     let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), 64)?;
     let forests = [
         ("b64 8192+256", alike(64, 8_192, 256)),
@@ -244,16 +242,22 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf()), ("b16 4096", vec![4_096; 16])];
     let plain = plain.map(|(name, own)| (name, Forest::alone(own)));
     let noise = Noise::new(gpu)?;
-    let heads = (8, 16, Layout::LayerFirst);
-    let mut flat = Bench::new(gpu, &noise, heads, (4, 1 << 20))?;
-    let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), 64)?;
-    for (name, forest) in forests.iter().chain(&plain) {
-        let news = vec![1; forest.own.len()];
-        let tokens: u32 =
-            forest.own.iter().sum::<u32>() + forest.spans.iter().map(|span| span.1).sum::<u32>();
-        for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
-            let (us, ok) = bench.run_forest(forest, &news, 32, How::Graph)?;
-            report.row("shared", name, kind, us, Rate::Bytes(f64::from(tokens) * 4096.0), ok);
+    for head_dim in [128, 64, 256] {
+        let heads = (KvShape::heads(8, head_dim), 16, Layout::LayerFirst);
+        let mut flat = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), 0)?;
+        let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), 64)?;
+        for (name, forest) in forests.iter().chain(&plain) {
+            let news = vec![1; forest.own.len()];
+            let tokens: u32 = forest.own.iter().sum::<u32>()
+                + forest.spans.iter().map(|span| span.1).sum::<u32>();
+            let bytes = Rate::Bytes(f64::from(tokens) * f64::from(8 * head_dim * 4));
+            // Without it where that is 128, as in the other sections.
+            let of = if head_dim == 128 { String::new() } else { format!(" d{head_dim}") };
+            let case = format!("{name}{of}");
+            for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
+                let (us, ok) = bench.run_forest(forest, &news, 32, How::Graph)?;
+                report.row("shared", &case, kind, us, bytes, ok);
+            }
         }
     }
     Ok(())

@@ -13,9 +13,20 @@ use crate::Outcome;
 
 /// A pool of the shapes of the bench: bf16, head_dim 128.
 pub fn pool(layers: u32, kv_heads: u32, page_size: u32, slots: u32, layout: Layout) -> PoolLayout {
+    pool_of(KvShape::heads(kv_heads, 128), layers, page_size, slots, layout)
+}
+
+/// A pool of other shapes.
+pub fn pool_of(
+    shape: KvShape,
+    layers: u32,
+    page_size: u32,
+    slots: u32,
+    layout: Layout,
+) -> PoolLayout {
     let config = PoolConfig {
         layers,
-        shape: KvShape::heads(kv_heads, 128),
+        shape,
         dtype: KvDtype::Bf16,
         page_size,
         capacity: Capacity::Pages(slots / page_size),

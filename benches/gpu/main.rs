@@ -6,8 +6,8 @@
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
-//! Sections: ceil, store, copy, decode, shared, sharedq, spans, shortq, extend, fp8, mla, sparse, plan, first; and
-//! spans-small, for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
+//! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, shortq, extend, fp8, mla, sparse, plan,
+//! first; and spans-small, for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;
@@ -61,10 +61,14 @@ fn main() -> Outcome<()> {
         attention::shared_short(&gpu, &mut report)?;
     }
     if wanted("spans") {
-        spans::run(&gpu, spans::Sizes::FULL, &mut report)?;
+        spans::run(&gpu, spans::Sizes::FULL, &spans::HEADS_128, &mut report)?;
+    }
+    if wanted("spans-dims") {
+        spans::run(&gpu, spans::Sizes::FEWER, &spans::OTHER_HEADS, &mut report)?;
     }
     if asked.iter().any(|a| a == "spans-small") {
-        spans::run(&gpu, spans::Sizes::SMALL, &mut report)?;
+        spans::run(&gpu, spans::Sizes::SMALL, &spans::HEADS_128, &mut report)?;
+        spans::run(&gpu, spans::Sizes::SMALL, &spans::OTHER_HEADS, &mut report)?;
     }
     if wanted("shortq") {
         attention::short_queries(&gpu, &mut report)?;

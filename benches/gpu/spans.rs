@@ -3,7 +3,7 @@
 //! Simple shapes and random forests, to all of which the model's constants are fitted. Each is timed with each row read
 //! by itself, as the split chooses, and with every span read once; results are compared with the first. Prints how far
 //! the choice is from the better of both, and how far the model from what was measured; all of it goes to
-//! `$OUT/spans.csv`.
+//! `$OUT/spans-d128.csv`, or that of the first head_dim.
 //!
 //! Not here: the model (`src/backend/cuda/split/shared/cost.rs`).
 
@@ -14,19 +14,23 @@ use half::bf16;
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu, SpanCosts, SpanWork};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, LayerId, Layout, OpenBackend, SharedSpans, StepEnd, StepId,
+    Attend, Backend, BatchPlan, KvShape, LayerId, Layout, OpenBackend, SharedSpans, StepEnd, StepId,
 };
 
 use crate::Outcome;
-use crate::batch::{Batch, Forest, Noise, pool, table};
+use crate::batch::{Batch, Forest, Noise, pool_of, table};
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
-const HEAD_DIM: u32 = 128;
 const PAGE: u32 = 16;
 const LAYERS: u32 = 8;
 /// Tokens that the rows of a batch may have, the shared ones counted for each: what the page tables have room for.
 const SEEN_MAX: u64 = 4_300_000;
+
+/// Query heads, kv heads, head_dim.
+pub type Heads = (u32, u32, u32);
+pub const HEADS_128: [Heads; 2] = [(32, 8, 128), (64, 4, 128)];
+pub const OTHER_HEADS: [Heads; 2] = [(32, 8, 64), (32, 8, 256)];
 
 /// How large forests are.
 #[derive(Clone, Copy)]
@@ -52,6 +56,8 @@ impl Sizes {
         slots: 131_072,
         together: 1_000.0,
     };
+    /// Fewer, of more head_dims.
+    pub const FEWER: Self = Self { forests: 60, ..Self::FULL };
     /// For a look at the section where a driver runs kernels on the CPU, and has no clock.
     pub const SMALL: Self =
         Self { forests: 3, rows: 8, shared: 256, own: 32, slots: 4_096, together: 0.0 };
@@ -95,21 +101,22 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(gpu: &Gpu, noise: &Noise, heads: (u32, u32), sizes: &Sizes) -> Outcome<Self> {
-        let (q_heads, kv_heads) = heads;
+    fn new(gpu: &Gpu, noise: &Noise, heads: &Heads, sizes: &Sizes) -> Outcome<Self> {
+        let &(q_heads, kv_heads, head_dim) = heads;
         let mut timer = Timer::new(gpu)?;
         timer.together = sizes.together;
         let open = |all_spans| -> Outcome<Cuda> {
             let stream = Some(timer.stream.clone());
             let options = CudaOptions { stream, all_spans, ..CudaOptions::new(gpu) };
-            let layout = pool(LAYERS, kv_heads, PAGE, sizes.slots, Layout::LayerFirst);
+            let shape = KvShape::heads(kv_heads, head_dim);
+            let layout = pool_of(shape, LAYERS, PAGE, sizes.slots, Layout::LayerFirst);
             let mut cuda = options.open(&layout, &table(PAGE), 2)?;
             noise.fill(cuda.pool())?;
-            cuda.prepare(&Attend::new(q_heads, HEAD_DIM))?;
+            cuda.prepare(&Attend::new(q_heads, head_dim))?;
             Ok(cuda)
         };
         let (choosing, all) = (open(false)?, open(true)?);
-        let bytes = u64::from(LAYERS * sizes.rows * q_heads * HEAD_DIM) * 2;
+        let bytes = u64::from(LAYERS * sizes.rows * q_heads * head_dim) * 2;
         let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
         Ok(Self { timer, choosing, all, q, out, q_heads, step: 0, rng: Rng::new(5) })
     }
@@ -119,7 +126,7 @@ impl Bench {
         let layout = *self.choosing.layout();
         let news = vec![1; forest.own.len()];
         let batch = Batch::forest(0, &layout, &table(PAGE), forest, &news, &mut self.rng);
-        let bytes = distinct(forest) as f64 * f64::from(layout.kv_heads() * HEAD_DIM * 4);
+        let bytes = distinct(forest) as f64 * f64::from(layout.kv_heads() * layout.head_dim() * 4);
         let sets = ((400e6 / bytes).ceil() as usize).clamp(2, LAYERS as usize);
         let (flat, _, exact) = self.time(&batch, How::Flat, sets)?;
         let exact: Vec<f64> = exact.iter().map(|x| x.to_f64()).collect();
@@ -150,8 +157,9 @@ impl Bench {
         let shared = if how == How::Flat { SharedSpans::default() } else { plan.shared };
         let plan = BatchPlan { step: StepId::new(self.step), shared, ..plan };
         let cuda = if how == How::Once { &mut self.all } else { &mut self.choosing };
-        let elements = batch.rows.len() * (self.q_heads * HEAD_DIM) as usize;
-        let attend = Attend::new(self.q_heads, HEAD_DIM);
+        let head_dim = cuda.layout().head_dim();
+        let elements = batch.rows.len() * (self.q_heads * head_dim) as usize;
+        let attend = Attend::new(self.q_heads, head_dim);
         let (q, out) = (&self.q, &mut self.out);
         out.fill(0xff)?;
         cuda.begin(&plan)?;
@@ -371,19 +379,20 @@ fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Time
 }
 
 /// All of it. Simple shapes are rows of the report, the forests' medians are.
-pub fn run(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
+pub fn run(gpu: &Gpu, sizes: Sizes, all: &[Heads], report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let mut csv = String::from("heads,case,rows,spans,flat,chosen,once,accepted,");
     csv += "items,tiles,longest,whole,span_ctas,";
     csv += "unit_bytes,tail_ctas,parts,own_bytes,span_bytes,row_bytes\n";
-    for (q_heads, kv_heads) in [(32, 8), (64, 4)] {
-        let heads = format!("{q_heads}q/{kv_heads}kv");
-        let mut bench = Bench::new(gpu, &noise, (q_heads, kv_heads), &sizes)?;
+    for of in all {
+        let (q_heads, kv_heads, head_dim) = of;
+        let heads = format!("{q_heads}q/{kv_heads}kv d{head_dim}");
+        let mut bench = Bench::new(gpu, &noise, of, &sizes)?;
         let mut shapes = Vec::new();
         for (name, forest) in simple(&sizes) {
             let case = format!("{name} {heads}");
             let timed = bench.run(&case, &forest, report)?;
-            let bytes = Rate::Bytes(distinct(&forest) as f64 * f64::from(kv_heads * HEAD_DIM * 4));
+            let bytes = Rate::Bytes(distinct(&forest) as f64 * f64::from(kv_heads * head_dim * 4));
             let kinds =
                 [("flat", timed.flat), ("as chosen", timed.chosen), ("spans once", timed.once)];
             for (kind, us) in kinds {
@@ -405,9 +414,12 @@ pub fn run(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
             forests.push((case, timed));
         }
         println!("spans, {heads}:");
-        summarize(&SpanCosts::H200[usize::from(q_heads / kv_heads > 8)], &shapes, &forests);
+        let tails = usize::from(q_heads / kv_heads > 8);
+        let hopper = gpu.capability() == 90 && *head_dim == 128;
+        let general = SpanCosts::general(*head_dim, tails);
+        summarize(if hopper { &SpanCosts::H200[tails] } else { &general }, &shapes, &forests);
     }
     let folder = std::env::var("OUT").unwrap_or_else(|_| ".".into());
-    std::fs::write(format!("{folder}/spans.csv"), csv)?;
+    std::fs::write(format!("{folder}/spans-d{}.csv", all[0].2), csv)?;
     Ok(())
 }

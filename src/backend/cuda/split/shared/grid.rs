@@ -1,0 +1,120 @@
+//! Which kernel reads a step's spans once, and how its CTAs lie on a device.
+//!
+//! Not here: what each CTA works on (`split/shared.rs`), the kernels' names (`attend_shared.rs`).
+
+use super::super::super::params::{
+    SPAN_ROWS, SPAN_ROWS_256, TAIL_WARPS, TAIL_WARPS_256, TAIL_WARPS_ANY,
+};
+use super::super::{DECODE_ROWS, SplitShape};
+use super::SpanCosts;
+use crate::plan::BatchRow;
+
+/// Kernels whose tails have room for so many query rows: `attend_shared_*_r8_sm90a` and so on.
+pub const TAIL_ROWS: [u32; 2] = [DECODE_ROWS[0], DECODE_ROWS[1]];
+
+/// How the kernels that read spans once for a variant lie on a device.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SharedGrid {
+    /// CTAs of a launch.
+    pub ctas: u32,
+    /// Those of a multiprocessor.
+    pub resident: u32,
+    /// Warps of a CTA that work on tails.
+    pub warps: u32,
+    /// Query rows of an item, at most.
+    pub rows: u32,
+    /// Of each of [`TAIL_ROWS`].
+    pub costs: [SpanCosts; TAIL_ROWS.len()],
+}
+
+impl SharedGrid {
+    /// The kernels of Hopper for head_dim 128: a CTA fills a multiprocessor.
+    pub const fn hopper(multiprocessors: u32) -> Self {
+        Self {
+            ctas: multiprocessors,
+            resident: 1,
+            warps: TAIL_WARPS,
+            rows: SPAN_ROWS,
+            costs: SpanCosts::H200,
+        }
+    }
+
+    /// All others.
+    pub fn general(multiprocessors: u32, resident: u32, head_dim: u32) -> Self {
+        let is_wide = head_dim > 128;
+        Self {
+            ctas: multiprocessors * resident,
+            resident,
+            warps: if is_wide { TAIL_WARPS_256 } else { TAIL_WARPS_ANY },
+            rows: if is_wide { SPAN_ROWS_256 } else { SPAN_ROWS },
+            costs: [0, 1].map(|tails| SpanCosts::general(head_dim, tails).of_ctas(resident)),
+        }
+    }
+
+    /// Whether there is a work chunk for each stripe of the tails.
+    pub fn serves(&self, shape: &SplitShape) -> bool {
+        self.ctas > 1 && self.warps * self.ctas >= shape.decode_stripes(shape.narrowest())
+    }
+
+    /// Work chunks of the tails, at most.
+    pub fn work_count(&self, shape: &SplitShape) -> usize {
+        (self.warps * self.ctas).div_ceil(shape.decode_stripes(shape.narrowest())) as usize
+    }
+}
+
+impl SplitShape {
+    /// The kernel that reads spans once in graphs of so many tokens and rows: its place in [`TAIL_ROWS`]. Nothing else
+    /// of a step matters. None where rows are too long on the mean for all but a wide decode kernel.
+    pub const fn graph_tails(&self, tokens: usize, rows: usize) -> Option<usize> {
+        let narrowest = self.narrowest();
+        let mean = if rows == 0 { 0 } else { tokens.div_ceil(rows) };
+        let mut tails = narrowest;
+        while tails < TAIL_ROWS.len() {
+            if mean * self.group as usize <= TAIL_ROWS[tails] as usize {
+                return Some(tails);
+            }
+            tails += 1;
+        }
+        if self.width(tokens, rows) == narrowest { Some(narrowest) } else { None }
+    }
+
+    /// The same for a step that no graph holds, whose split is that of a step without spans: the kernel must leave what
+    /// the decode kernel leaves, or nothing. None where none does, since rows are trees or have more query rows.
+    pub fn step_tails(&self, tokens: usize, rows: &[BatchRow]) -> Option<usize> {
+        let (narrowest, widest) = (self.narrowest(), TAIL_ROWS.len() - 1);
+        if tokens <= rows.len() {
+            return Some(narrowest);
+        }
+        let flat = self.decoded(self.width(tokens, rows.len()));
+        let serves = |tails: usize| {
+            let taken = self.decoded(tails);
+            self.leaves_none(tails, rows)
+                || rows.iter().all(|row| taken.leaves(row) == flat.leaves(row))
+        };
+        // Tails of fewer query rows are faster.
+        let [few, more] = [narrowest, widest].map(|tails| self.decoded(tails));
+        let is_wide = rows.iter().any(|row| few.leaves(row) && more.has(row));
+        let wanted = if is_wide { [widest, narrowest] } else { [narrowest; 2] };
+        wanted.into_iter().find(|&tails| serves(tails))
+    }
+
+    /// Whether the kernel of `tails` leaves no row to the extend kernel.
+    pub fn leaves_none(&self, tails: usize, rows: &[BatchRow]) -> bool {
+        let taken = self.decoded(tails);
+        rows.iter().all(|row| !taken.leaves(row))
+    }
+
+    /// The decode kernel of a step, which takes all that the kernel of `tails` does, where a graph holds that.
+    pub fn width_of(&self, tails: Option<usize>, tokens: usize, rows: usize) -> usize {
+        let mut width = self.width(tokens, rows).max(tails.unwrap_or(0));
+        while self.decode_ctas[width] == 0 {
+            width += 1;
+        }
+        width
+    }
+
+    /// Most new tokens of members, in a step of so many tokens and rows.
+    pub fn members_max(&self, tails: usize, tokens: usize, rows: usize) -> usize {
+        tokens.min(rows * (TAIL_ROWS[tails] / self.group) as usize)
+    }
+}

@@ -237,9 +237,17 @@ impl<'a> Bench<'a> {
     }
 }
 
-pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+/// Decode, extend and store, as they are asked for.
+pub fn run(gpu: &Gpu, parts: [bool; 3], report: &mut Report) -> Outcome<()> {
     let noise = (Noise::new(gpu)?, Fp8Noise::new(gpu)?);
     let noise = (&noise.0, &noise.1);
+    for (run, _) in [decode, extend, store].into_iter().zip(parts).filter(|(_, asked)| *asked) {
+        run(gpu, noise, report)?;
+    }
+    Ok(())
+}
+
+fn decode(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
     let decode = [
         ("b64 L4096", vec![4_096; 64]),
         ("b256 L1024", vec![1_024; 256]),
@@ -258,6 +266,10 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             report.row("fp8", &case, name, us, Rate::Bytes(tokens * row as f64), ok);
         }
     }
+    Ok(())
+}
+
+fn extend(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
     for (kind, name) in KINDS {
         let mut bench = Bench::new(gpu, noise, kind, 16, 1)?;
         for (b, new, cached) in [(8, 2_048, 30_720), (1, 2_048, 0)] {
@@ -266,11 +278,11 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             report.row("fp8", &case, name, us, Rate::extend(b, new, cached), ok);
         }
     }
-    store(gpu, noise.0, report)
+    Ok(())
 }
 
 /// Rows of bf16 into each kind of pool.
-fn store(gpu: &Gpu, noise: &Noise, report: &mut Report) -> Outcome<()> {
+fn store(gpu: &Gpu, (noise, _): (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
     let (tokens, slots, sets) = (65_536_u32, 349_520, 3);
     for (page_size, (kind, name)) in [1, 16].into_iter().flat_map(|p| KINDS.map(|kind| (p, kind))) {
         let mut timer = Timer::new(gpu)?;

@@ -6,8 +6,8 @@
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
-//! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, shortq, extend, fp8, mla, sparse, plan,
-//! first; and spans-small, for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
+//! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, shortq, extend, fp8 (and its parts
+//! fp8-decode, fp8-extend, fp8-store alone), mla, sparse, plan, first; and spans-small, for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;
@@ -76,8 +76,9 @@ fn main() -> Outcome<()> {
     if wanted("extend") {
         attention::extend(&gpu, &mut report)?;
     }
-    if wanted("fp8") {
-        fp8::run(&gpu, &mut report)?;
+    let fp8 = ["fp8-decode", "fp8-extend", "fp8-store"].map(|part| wanted("fp8") || wanted(part));
+    if fp8.contains(&true) {
+        fp8::run(&gpu, fp8, &mut report)?;
     }
     if wanted("mla") {
         latent::mla(&gpu, &mut report)?;

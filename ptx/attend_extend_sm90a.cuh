@@ -6,11 +6,14 @@
 // are on their way, across the ends of items too. The consumers take turns at issuing, so that one's softmax runs under the
 // other's products.
 //
-// Over fp8 the producers copy bytes into memory of their own, two units of 16 rows ahead, and write them to the rings as numbers.
+// Over fp8 the producers load bytes into registers, a tile of K or V ahead, and write them to the rings as numbers: K as f16, which
+// holds all of them, so Q is f16 too (fp8.cuh), and V as well. V of scales by token is multiplied by them and is of the dtype of Q,
+// since f16 does not hold all such products.
 //
 // ptxas decides half of the speed: what to look for in the machine code stands in NOTES.md, extend versions 3 and 6.
 #pragma once
 #include "attend_extend.cuh"
+#include "fp8.cuh"
 #include "hopper.cuh"
 
 // Items of sequences: neighbouring query rows, and results where an item is no part.
@@ -23,24 +26,40 @@ struct SequenceItems {
     DEVICE u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(p.counters); }
 };
 
-// Of fp8 by token: each producer warp's rows' scales, K's of four tiles, which the consumers read after K, V's of three.
-template <bool IS> struct TokenScales {};
-template <> struct TokenScales<true> {
-    float k_scales[4][4][32], v_scales[4][3][32];
+// The scales of K and V.
+enum class Scales { NONE, STATIC, BY_TOKEN };
+template <Scales> struct SharedScales {};
+template <> struct SharedScales<Scales::STATIC> {
     float head_scales[2];  // K's, of the items whose Q is in the ring
+};
+// Each producer warp's rows' scales, K's of four tiles, which the consumers read after K, V's of three. A consumer reads those of one
+// warp, its neighbours those of the others: they lie in different banks.
+template <> struct SharedScales<Scales::BY_TOKEN> {
+    float k_scales[4][4][36], v_scales[4][3][32];
+};
+
+template <bool, class A, class B> struct Either {
+    using Type = A;
+};
+template <class A, class B> struct Either<false, A, B> {
+    using Type = B;
 };
 
 // head_dim 128; tiles of 128 query rows and 128 tokens.
-template <class T, class Items = SequenceItems> struct ExtendHopper {
+template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> struct ExtendHopper {
+    enum { FP8 = over_fp8(T()), BY_TOKEN = SCALES == Scales::BY_TOKEN };
+    static_assert((SCALES != Scales::NONE) == (FP8 != 0));
     using Rows = typename RowsOf<T>::Type;
-    enum { FP8 = over_fp8(T()), UNITS = 3, UNIT = 2048 };  // of fp8: on their way for a warp, bytes of one
+    // What is multiplied with K, and with V.
+    using Keys = typename Either<FP8, f16, Rows>::Type;
+    using Values = typename Either<FP8 && !BY_TOKEN, f16, Rows>::Type;
     static constexpr int D = 128, BM = 128, BN = 128, WARPS = 8, CONSUMERS = 256, PRODUCERS = 128;
     static constexpr int ROW = D * 2;
     static constexpr int TILE = BN * ROW, HALF = TILE / 2;  // bytes of a tile, of its 64 columns
     static constexpr int Q = 0, K = 2 * TILE, V = 4 * TILE, FACTORS = 6 * TILE;  // offsets in dynamic shared memory
     enum { FINISH = 1, PRODUCE = 2, TURN = 3, ROWS = 5 };  // named barriers; TURN + w and ROWS + w are warpgroup w's
 
-    struct Shared : TokenScales<FP8 != 0> {
+    struct Shared : SharedScales<SCALES> {
         Ring q, k, v;
         ExtendWork work[2];  // of the items whose Q is in the ring
         u32 item[2];
@@ -60,6 +79,14 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         Shared& shared;
         u32 memory, thread, warp, lane;
 
+        // The same thread, of fp8 one whose number is asked for again: there are no registers for what is made of it.
+        __device__ __forceinline__ Producer again() const {
+            if constexpr (!FP8) return *this;
+            u32 thread;
+            asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+            thread -= CONSUMERS;
+            return {p, shared, memory, thread, thread / 32, thread % 32};
+        }
         __device__ __forceinline__ u32 row() const { return lane % 16 * 8 + warp * 2 + lane / 16; }
         __device__ __forceinline__ void publish(u32 list, u64 offset) const {
             __syncwarp();  // what stood there has been read
@@ -79,37 +106,39 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
                 copy16(mine + i * 2048 + 1024, base + (static_cast<u64>(two.w) << 32 | two.z), true);
             }
         }
-        // Copies half `half` of this warp's rows of a tile of fp8 as bytes: 16 rows, 16 bytes a lane of every fourth.
-        __device__ __forceinline__ void copy_unit(u32 to, u64 base, u32 list, u32 half) const {
-            const u64* const offsets = reinterpret_cast<const u64*>(shared.offsets[warp][list]) + half * 16 + lane / 8;
-            u64 rows[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) rows[i] = offsets[i * 4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) copy16(to + i * 512 + lane * 16, base + lane % 8 * 16 + rows[i], true);
+        // A quarter of this warp's rows of a tile of fp8 goes through registers: a lane has 16 bytes of two rows, of every second piece
+        // in the rows of one parity, so that its numbers' pieces and its neighbours' lie in all banks.
+        static __device__ __forceinline__ u32 quarter_row(u32 lane) { return lane / 4 % 2 * 16 + lane / 16 * 8; }  // the first, among the lanes' rows
+        // Where in shared memory it finds these rows' offsets, and what they are added to.
+        struct From {
+            u32 offsets;
+            u64 base;
+        };
+        __device__ __forceinline__ From from(u64 base, u32 list) const {
+            return {shared_address(shared.offsets[warp][list] + quarter_row(lane) / 2), base + (lane % 4 * 16 + lane / 8 % 2 * 64)};
         }
-        // Writes such bytes to their tile. Of a row a lane has the 8 bytes of piece lane % 8 and those of the one 8 pieces on, and in every
-        // second row it takes these first: so reads and writes meet all banks.
-        template <bool SCALED> __device__ __forceinline__ void widen_unit(u32 from, u32 to, u32 half, const float* scales) const {
-            const u32 piece = lane % 8, flip = lane / 8 % 2, row = warp * 2 + half;
-            u32 bytes[4][2][2];
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int j = 0; j < 2; ++j)
-                    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(bytes[i][j][0]), "=r"(bytes[i][j][1])
-                                 : "r"(from + i * 512 + (lane / 8 * 128 + piece * 8 + flip * 64 ^ j * 64)) : "memory");
-            to += lane / 8 * 1024 + row * 128 + (piece ^ row) * 16;
+        static __device__ __forceinline__ void load_quarter(u32 (&bytes)[2][4], const From& from, u32 quarter) {
+            u64 first, second;
+            asm volatile("ld.shared.v2.u64 {%0,%1}, [%2];" : "=l"(first), "=l"(second) : "r"(from.offsets + quarter * 16) : "memory");
+            load_bytes(bytes[0], from.base + first);
+            load_bytes(bytes[1], from.base + second);
+        }
+        // Where a lane writes, from the begin of a tile.
+        __device__ __forceinline__ u32 quarter_at() const {
+            const u32 row = warp * 2 + lane / 4 % 2;
+            return lane / 8 % 2 * HALF + lane / 16 * 8192 + row * 128 + (lane % 4 * 2 ^ row) * 16;
+        }
+        // Writes them to their tile as numbers. The consumers' fence before their products is the one that this wants.
+        template <class N, bool SCALED> __device__ __forceinline__ void widen_quarter(const u32 (&bytes)[2][4], u32 to, u32 quarter, const float* scales) const {
+            float2 scale = make_float2(1.f, 1.f);
+            if (SCALED) scale = *reinterpret_cast<const float2*>(scales + quarter_row(lane) + quarter * 2);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float scale = SCALED ? scales[half * 16 + i * 4 + lane / 8] : 1.f;
+                u32 wide[4];
 #pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    u32 wide[4];
-#pragma unroll
-                    for (int k = 0; k < 2; ++k) widen_row<SCALED>(Rows(), bytes[i][j][k], scale, wide[2 * k], wide[2 * k + 1]);
-                    store_shared_uint4(to + i * 4096 + (flip ^ j) * HALF, wide);
-                }
+                for (int k = 0; k < 2; ++k)
+                    widen_row<SCALED>(N(), bytes[i / 2][i % 2 * 2 + k], i < 2 ? scale.x : scale.y, wide[2 * k], wide[2 * k + 1]);
+                store_shared_uint4((to ^ i % 2 * 16) + quarter * 2048 + i / 2 * 1024, wide);
             }
         }
         // The result of an item without tokens.
@@ -123,51 +152,63 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         }
     };
 
-    // K and V of an item of fp8, in units: of the first K, then of each K the two and of the V before it the two.
+    // K and V of an item of fp8: the first K, then each K and the V before it, then the last V.
     template <class Look> static __device__ __forceinline__ void produce_fp8(const Producer& producer, const ExtendWork& work, u32 head, u32& filled,
-                                                                             u32& page, u32& slot, Look& look) {
+                                                                             u32& page, Look& look) {
         const AttendParams& p = producer.p;
         Shared& shared = producer.shared;
-        const u32 warp = producer.warp, lane = producer.lane;
-        const u32 units = (work.kv_end - work.kv_begin + BN - 1) / BN * 4, own = producer.memory + 6 * TILE + warp * UNITS * UNIT;
-        auto is_v = [&](u32 unit) { return unit >= 2 && ((unit - 2) % 4 >= 2 || unit + 2 >= units); };
-        auto tile_of = [&](u32 unit) { return unit < 2 ? 0 : (unit - 2) / 4 + !is_v(unit); };
-        auto copy = [&](u32 unit) {
-            if (unit < units) {
-                const u32 tile = tile_of(unit), half = unit % 2;
-                const bool v = is_v(unit);
-                if (!v && half == 0) {
-                    producer.publish(tile % 2, page * p.page_stride + slot * p.slot_stride + head * p.head_stride);
-                    if (fp8_of(p).scales.by_token) {
-                        const u64 at = page * fp8_of(p).scales.page_stride + static_cast<u64>(head) * fp8_of(p).scales.head_stride + slot * 4;
-                        copy4(shared_address(&shared.k_scales[warp][(filled + tile) % 4][lane]), fp8_of(p).scales.k + at, true);
-                        copy4(shared_address(&shared.v_scales[warp][tile % 3][lane]), fp8_of(p).scales.v + at, true);
-                    }
-                }
-                producer.copy_unit(own + unit % UNITS * UNIT, v ? p.v : p.k, tile % 2, half);
-                if (!v && half == 1 && work.kv_begin + (tile + 1) * BN < work.kv_end) look(work.kv_begin + (tile + 1) * BN);
+        const u32 tiles = (work.kv_end - work.kv_begin + BN - 1) / BN, last = 2 * tiles - 1;
+        u32 bytes[4][2][4];  // of each quarter of a tile of K or V
+        auto publish = [&](u32 tile) {
+            const Producer again = producer.again();
+            // Its slot is found again: there is no register that keeps it.
+            const u32 slot = look_up(p, 0, min(work.kv_begin + tile * BN + again.row(), work.kv_end - 1)).slot;
+            again.publish(tile % 2, page * p.page_stride + slot * p.slot_stride + head * p.head_stride);
+            if constexpr (BY_TOKEN) {
+                const LayerScales& scales = fp8_of(p).scales;
+                const u64 at = page * scales.page_stride + static_cast<u64>(head) * scales.head_stride + slot * 4;
+                copy4(shared_address(&shared.k_scales[(filled + tile) % 4][again.warp][again.lane]), scales.k + at, true);
+                copy4(shared_address(&shared.v_scales[again.warp][tile % 3][again.lane]), scales.v + at, true);
+                copy_commit();
             }
-            copy_commit();
+            if (tile + 1 < tiles) look(work.kv_begin + (tile + 1) * BN);
         };
-        copy(0), copy(1);
-        for (u32 unit = 0; unit < units; ++unit) {
-            copy(unit + 2);
-            copy_wait<2>();
-            __syncwarp();
-            const u32 tile = tile_of(unit), half = unit % 2, n = filled + tile;
-            const bool v = is_v(unit);
+        publish(0);
+#pragma unroll
+        for (u32 quarter = 0; quarter < 4; ++quarter) Producer::load_quarter(bytes[quarter], producer.again().from(p.k, 0), quarter);
+        bool v = false;
+        for (u32 part = 0, tile = 0; part <= last; ++part) {
+            // The next one is loaded meanwhile; after the last it again, for nobody: loads under a condition take registers.
+            const u32 next = min(part + 1, last), n = filled + tile, to = producer.memory + (v ? V : K) + n % 2 * TILE + producer.again().quarter_at();
+            const bool next_v = next == last || next % 2 == 0;
+            const u32 next_tile = next == last ? tiles - 1 : next_v ? part / 2 : part / 2 + 1;
             Ring& ring = v ? shared.v : shared.k;
-            if (half == 0) ring.wait_empty(n);
-            const u32 from = own + unit % UNITS * UNIT, to = producer.memory + (v ? V : K) + n % 2 * TILE;
-            // A number of V times its scale is rounded; a logit's error would be as great as all its products are together.
-            if (v && fp8_of(p).scales.by_token) producer.template widen_unit<true>(from, to, half, shared.v_scales[warp][tile % 3]);
-            else producer.template widen_unit<false>(from, to, half, nullptr);
-            if (half == 1) {
-                fence_async();
-                barrier_arrive(shared_address(ring.full + n % 2));
+            if constexpr (BY_TOKEN) {
+                copy_wait<0>();
+                __syncwarp();
             }
+            typename Producer::From from;
+            ring.wait_empty(n);
+#pragma unroll
+            for (u32 quarter = 0; quarter < 4; ++quarter) {
+                if constexpr (BY_TOKEN) {
+                    // A number of V times its scale is rounded; a logit's error would be as great as all its products are together.
+                    const Producer again = producer.again();
+                    if (v) again.template widen_quarter<Values, true>(bytes[quarter], to, quarter, shared.v_scales[again.warp][tile % 3]);
+                    else again.template widen_quarter<Keys, false>(bytes[quarter], to, quarter, nullptr);
+                } else {
+                    producer.template widen_quarter<f16, false>(bytes[quarter], to, quarter, nullptr);
+                }
+                if (quarter == 0) {
+                    if (!next_v) publish(next_tile);
+                    from = producer.again().from(next_v ? p.v : p.k, next_tile % 2);
+                }
+                Producer::load_quarter(bytes[quarter], from, quarter);
+            }
+            barrier_arrive(shared_address(ring.full + n % 2));
+            v = next_v, tile = next_tile;
         }
-        filled += units / 4;
+        filled += tiles;
         __syncwarp();
     }
 
@@ -184,7 +225,7 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         };
         // Begins to look for this lane's token of a tile; those past the end are the last one again.
         auto look = [&](u32 begin) {
-            const Look at = look_up(p, work.row & ~TREE_ROW, min(begin + producer.row(), work.kv_end - 1));
+            const Look at = look_up(p, work.row & ~TREE_ROW, min(begin + producer.again().row(), work.kv_end - 1));
             page = load_page(p, at, load_directory(p, at)), slot = at.slot;
         };
         // Goes on to the next item.
@@ -210,22 +251,22 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             shared.q.wait_empty(turn);
             if (is) {
                 ask(turn);
-                const u32 group = p.group, packed = min(work.q_begin + producer.row(), work.extend_len * group - 1), query = packed / group;
+                const u32 group = p.group, packed = min(work.q_begin + producer.again().row(), work.extend_len * group - 1), query = packed / group;
                 u32 token = work.qo_start + query;
                 if constexpr (Items::SPANS) token = Items::token(p, token);
-                producer.publish(2, token * p.q_stride + (head * group + packed - query * group) * ROW);
-                producer.copy(memory + Q + turn % 2 * TILE, p.q, 2);
+                producer.again().publish(2, token * p.q_stride + (head * group + packed - query * group) * ROW);
+                producer.again().copy(memory + Q + turn % 2 * TILE, p.q, 2);
             }
             if (thread == 0) {
                 shared.work[turn % 2] = work, shared.item[turn % 2] = item;
-                if constexpr (FP8) shared.head_scales[turn % 2] = head_scale(fp8_of(p), fp8_of(p).scales.k, head);
+                if constexpr (SCALES == Scales::STATIC) shared.head_scales[turn % 2] = head_scale(fp8_of(p), fp8_of(p).scales.k, head);
                 barrier_arrive(shared_address(shared.q.full + turn % 2));
             }
             shared.q.fill(turn);
             if (!is) return;
 
             if constexpr (FP8) {
-                produce_fp8(producer, work, head, filled, page, slot, look);
+                produce_fp8(producer, work, head, filled, page, look);
                 answer(turn);
                 skip(turn);
                 continue;
@@ -260,11 +301,6 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
     struct Item {
         u32 kv_end;
         u32 first;  // position of the first row: it sees all up to there
-    };
-
-    struct ToLogits {
-        float factor;
-        Logits logits;
     };
 
     // Where 16 bytes of a row stand in a tile.
@@ -311,9 +347,10 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         const u32 tiles_at = shared_address(memory), all = Items::count(p);
         const u32 column = lane % 4 * 2, group = p.group;
         Logits logits = Logits::make(p);
-        if (p.negate_q != 0) logits.scale = -logits.scale;
+        // Over fp8 Q is negated itself.
+        if (!FP8 && p.negate_q != 0) logits.scale = -logits.scale;
         // Whether the greatest score gives the greatest logit, so that the scale may come after the search for it.
-        const bool plain = logits.cap <= 0.f && logits.scale > 0.f;
+        const bool plain = logits.cap <= 0.f && (FP8 || logits.scale > 0.f);
         const float factor = plain ? logits.scale : 1.f;
 
         float o[1][16][4], s[16][4];
@@ -322,8 +359,36 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         u32 queries[D / 16][4];
         const u64 k_matrix = matrix_descriptor(tiles_at + K, 16), v_matrix = matrix_descriptor(tiles_at + V, HALF);
 
-        // The next item, if there is one: number `turn` of this CTA's.
-        u32 turn = 0;
+        // Over fp8: what makes logits of the scores of this thread's two rows, their head's scale of K and the powers of two of Q included.
+        float factors[2] = {factor, factor};
+        auto factor_of = [&](int h) -> float { return !FP8 ? factor : plain ? factors[h] : 1.f; };
+        u32 turn = 0;  // number of the item among this CTA's
+        // Rows of Q as f16.
+        auto widen_queries = [&]() {
+            if (p.negate_q != 0) {
+#pragma unroll
+                for (int i = 0; i < D / 16 * 4; ++i) queries[i / 4][i % 4] ^= 0x80008000;
+            }
+            u32 most[2] = {0, 0};
+#pragma unroll
+            for (int i = 0; i < D / 16 * 2; ++i) most[i % 2] = max(most[i % 2], largest(Rows(), queries[i / 2][i % 2], queries[i / 2][i % 2 + 2]));
+            float by = logits.scale;
+            if constexpr (SCALES == Scales::STATIC) {
+                float scale;
+                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(scale) : "r"(shared_address(shared.head_scales + turn % 2)) : "memory");
+                by *= scale;
+            }
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                most[h] = max(most[h], __shfl_xor_sync(~0u, most[h], 1));
+                most[h] = max(most[h], __shfl_xor_sync(~0u, most[h], 2));
+                const float up = finest(Rows(), most[h]);
+                factors[h] = fmaxf(by * inverse_power(up), 0x1p-126f);  // never 0, which makes no number of minus infinity
+#pragma unroll
+                for (int i = 0; i < D / 16 * 2; ++i) queries[i / 2][i % 2 * 2 + h] = to_f16(Rows(), queries[i / 2][i % 2 * 2 + h], up);
+            }
+        };
+        // The next item, if there is one.
         Item item;
         auto next = [&]() -> bool {
             shared.q.wait_full(turn);
@@ -334,17 +399,8 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             if (!FP8 && !Items::SPANS && work.row >= TREE_ROW) item.first = min(item.first, work.kv_len - min(work.kv_len, 65));
 #pragma unroll
             for (int k = 0; k < D / 16; ++k) load_matrix(queries[k], tiles_at + Q + turn % 2 * TILE + place(warp * 16 + lane % 16, 2 * k + lane / 16));
+            if constexpr (FP8) widen_queries();
             return true;
-        };
-        // What makes logits of scores. Over fp8 K's head has a scale, which is asked for where it is needed: there are no registers for it.
-        auto to_logits = [&]() -> ToLogits {
-            if constexpr (FP8) {
-                float scale;
-                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(scale) : "r"(shared_address(shared.head_scales + turn % 2)) : "memory");
-                return {plain ? factor * scale : factor, {logits.scale * scale, logits.cap}};
-            } else {
-                return {factor, logits};
-            }
         };
         // Tile n of all is multiplied with Q, or its weights with V.
         auto scores = [&](u32 n) {
@@ -352,14 +408,14 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
 #pragma unroll
             for (int i = 0; i < D / 16; ++i) {
                 const u32 step = (i / 4 * HALF + i % 4 * 32) >> 4;
-                wgmma_scores(Rows(), s, queries[i], k + step, i > 0);
+                wgmma_scores(Keys(), s, queries[i], k + step, i > 0);
             }
             wgmma_commit();
         };
         auto outputs = [&](u32 n) {
             const u64 v = v_matrix + (n % 2 * TILE >> 4);
 #pragma unroll
-            for (int i = 0; i < BN / 16; ++i) wgmma_output(Rows(), o[0], weights[i], v + (i * 2048 >> 4));
+            for (int i = 0; i < BN / 16; ++i) wgmma_output(Values(), o[0], weights[i], v + (i * 2048 >> 4));
             wgmma_commit();
         };
         // What a tree's query does not see; rows past the last are as the last.
@@ -399,25 +455,25 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         };
         // Turns the scores of the tile at `begin` into weights. True where sums so far are to be scaled: where a weight
         // would pass 2^8.
-        auto soften = [&](u32 n, u32 begin, const ToLogits& by) -> bool {
-            const float factor = by.factor;
-            if constexpr (FP8) {
-                if (fp8_of(p).scales.by_token) {
-                    // Tokens 8 * i + column are row i of the warp that copied them, tokens + 1 row 16 + i.
-                    const u32 scales = shared_address(shared.k_scales[lane % 4][n % 4]);
+        auto soften = [&](u32 n, u32 begin) -> bool {
+            if constexpr (BY_TOKEN) {
+                // Tokens 8 * i + column are row i of the warp that copied them, tokens + 1 row 16 + i.
+                const u32 scales = shared_address(shared.k_scales[n % 4][lane % 4]);
 #pragma unroll
-                    for (int i = 0; i < 16; i += 4) {
-                        const float4 even = load_shared_float4(scales + i * 4), odd = load_shared_float4(scales + 64 + i * 4);
-                        s[i][0] *= even.x, s[i][1] *= odd.x, s[i][2] *= even.x, s[i][3] *= odd.x;
-                        s[i + 1][0] *= even.y, s[i + 1][1] *= odd.y, s[i + 1][2] *= even.y, s[i + 1][3] *= odd.y;
-                        s[i + 2][0] *= even.z, s[i + 2][1] *= odd.z, s[i + 2][2] *= even.z, s[i + 2][3] *= odd.z;
-                        s[i + 3][0] *= even.w, s[i + 3][1] *= odd.w, s[i + 3][2] *= even.w, s[i + 3][3] *= odd.w;
-                    }
+                for (int i = 0; i < 16; i += 4) {
+                    const float4 even = load_shared_float4(scales + i * 4), odd = load_shared_float4(scales + 64 + i * 4);
+                    s[i][0] *= even.x, s[i][1] *= odd.x, s[i][2] *= even.x, s[i][3] *= odd.x;
+                    s[i + 1][0] *= even.y, s[i + 1][1] *= odd.y, s[i + 1][2] *= even.y, s[i + 1][3] *= odd.y;
+                    s[i + 2][0] *= even.z, s[i + 2][1] *= odd.z, s[i + 2][2] *= even.z, s[i + 2][3] *= odd.z;
+                    s[i + 3][0] *= even.w, s[i + 3][1] *= odd.w, s[i + 3][2] *= even.w, s[i + 3][3] *= odd.w;
                 }
             }
             if (!plain) {
 #pragma unroll
-                for (int i = 0; i < 64; ++i) s[i / 4][i % 4] = by.logits.of(s[i / 4][i % 4]);
+                for (int i = 0; i < 64; ++i) {
+                    const Logits of_row = {FP8 ? factors[i % 4 / 2] : logits.scale, logits.cap};
+                    s[i / 4][i % 4] = of_row.of(s[i / 4][i % 4]);
+                }
             }
             mask(begin);
             float above[2];
@@ -429,18 +485,18 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
                 above[h] = fmaxf(above[h], __shfl_xor_sync(~0u, above[h], 1));
                 above[h] = fmaxf(above[h], __shfl_xor_sync(~0u, above[h], 2));
             }
-            const bool grow = __any_sync(~0u, (above[0] - top[0][0]) * factor > 8.f || (above[1] - top[0][1]) * factor > 8.f);
+            const bool grow = __any_sync(~0u, (above[0] - top[0][0]) * factor_of(0) > 8.f || (above[1] - top[0][1]) * factor_of(1) > 8.f);
             if (grow) {
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    scale[h] = above[h] == MINUS_INF ? 1.f : exp2_fast((top[0][h] - above[h]) * factor);
+                    scale[h] = above[h] == MINUS_INF ? 1.f : exp2_fast((top[0][h] - above[h]) * factor_of(h));
                     sum[0][h] *= scale[h], top[0][h] = above[h];
                 }
             }
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 // A row that has seen nothing yet must not subtract minus infinity from itself.
-                const float less = top[0][h] == MINUS_INF ? 0.f : -top[0][h] * factor;
+                const float factor = factor_of(h), less = top[0][h] == MINUS_INF ? 0.f : -top[0][h] * factor;
 #pragma unroll
                 for (int n = 0; n < 16; ++n) {
                     s[n][2 * h] = exp2_fast(fmaf(s[n][2 * h], factor, less)), s[n][2 * h + 1] = exp2_fast(fmaf(s[n][2 * h + 1], factor, less));
@@ -452,8 +508,8 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         auto round = [&]() {
 #pragma unroll
             for (int k = 0; k < BN / 16; ++k) {
-                weights[k][0] = pack(T(), s[2 * k][0], s[2 * k][1]), weights[k][1] = pack(T(), s[2 * k][2], s[2 * k][3]);
-                weights[k][2] = pack(T(), s[2 * k + 1][0], s[2 * k + 1][1]), weights[k][3] = pack(T(), s[2 * k + 1][2], s[2 * k + 1][3]);
+                weights[k][0] = pack(Values(), s[2 * k][0], s[2 * k][1]), weights[k][1] = pack(Values(), s[2 * k][2], s[2 * k][3]);
+                weights[k][2] = pack(Values(), s[2 * k + 1][0], s[2 * k + 1][1]), weights[k][3] = pack(Values(), s[2 * k + 1][2], s[2 * k + 1][3]);
             }
         };
         auto finish = [&](u32 turn, const float (&top)[1][2], float (&sum)[1][2]) {
@@ -461,7 +517,7 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             const u32 head = shared.item[turn % 2] % p.kv_heads;
             using End = Finish<T, D, 1, WARPS, FINISH>;
             End::add_up(sum);
-            if constexpr (FP8) {
+            if constexpr (SCALES == Scales::STATIC) {
                 const float scale = head_scale(fp8_of(p), fp8_of(p).scales.v, head);
 #pragma unroll
                 for (int i = 0; i < 64; ++i) o[0][i / 4][i % 4] *= scale;
@@ -485,8 +541,7 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
 
         // What the sums of the item that ends are relative to (over fp8 in base 2), and begins anew.
         auto put_away = [&]() {
-            const float factor = to_logits().factor;
-            shared.ended[thread] = FP8 ? make_float4(top[0][0] * factor, top[0][1] * factor, sum[0][0], sum[0][1])
+            shared.ended[thread] = FP8 ? make_float4(top[0][0] * factor_of(0), top[0][1] * factor_of(1), sum[0][0], sum[0][1])
                                        : make_float4(top[0][0], top[0][1], sum[0][0], sum[0][1]);
             top[0][0] = top[0][1] = MINUS_INF, sum[0][0] = sum[0][1] = 0.f;
         };
@@ -502,7 +557,7 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
         named_arrive(TURN + 1 - warpgroup, CONSUMERS);
         wgmma_wait<0>(s);
         shared.k.release(0);
-        soften(0, shared.work[turn % 2].kv_begin, to_logits());
+        soften(0, shared.work[turn % 2].kv_begin);
         shared.v.wait_full(0);
         round();
         // At the loop's head tile n, counted over all items, is of item `turn`, begins at token `begin` and has weights; no
@@ -512,7 +567,7 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             const bool ends = begin >= item.kv_end;
             bool more = true;
             if (ends) {
-                // The next item's factor is another one.
+                // The next item's factors are others.
                 if constexpr (FP8) put_away();
                 ++turn;
                 more = next();
@@ -532,7 +587,7 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
             if (ends) {
                 if constexpr (!FP8) put_away();
             }
-            const bool grow = soften(n + 1, begin, to_logits());
+            const bool grow = soften(n + 1, begin);
             // A loop, which keeps ptxas from waiting for the outputs before it softens.
             if (more) shared.v.wait_full(n + 1);
             wgmma_wait<0>(o[0]);
@@ -553,8 +608,8 @@ template <class T, class Items = SequenceItems> struct ExtendHopper {
     }
 };
 
-template <class T> DEVICE void attend_extend_hopper(const AttendParams& p) {
-    using E = ExtendHopper<T>;
+template <class T, Scales SCALES = Scales::NONE> DEVICE void attend_extend_hopper(const AttendParams& p) {
+    using E = ExtendHopper<T, SCALES>;
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename E::Shared shared;
     const ExtendWork first = load_work(p, blockIdx.x);  // there is room for one, and it comes along with their number

@@ -55,7 +55,7 @@ template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
 template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedParams& s) {
     constexpr int STAGES = 2, D = 128;
     using Tail = Decode<T, D, NT, 1, STAGES, SharedDecodeParts<T, D, NT>>;
-    using Span = ExtendHopper<T, SpanItems<8 * NT>>;
+    using Span = ExtendHopper<T, Scales::NONE, SpanItems<8 * NT>>;
     static_assert(Span::CONSUMERS == 32 * TAIL_WARPS);
     static_assert(Tail::BYTES % 1024 == 0 && TAIL_WARPS * (Tail::BYTES + sizeof(typename Tail::Shared)) <= Span::FACTORS);
     extern __shared__ __align__(1024) u8 memory[];

@@ -26,6 +26,10 @@ template <bool SCALED> DEVICE void widen_row(bf16, u32 bytes, float scale, u32& 
     if (!SCALED) scale = 1.f;
     low = pack(bf16(), low_half(first) * scale, high_half(first) * scale), high = pack(bf16(), low_half(second) * scale, high_half(second) * scale);
 }
+// 16 bytes that other CTAs read as well, from the L2 cache.
+DEVICE void load_bytes(u32 (&v)[4], u64 at) {
+    asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(at) : "memory");
+}
 DEVICE void store_shared_uint4(u32 at, const u32* v) {
     asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }

@@ -8,7 +8,7 @@ use kvarena::testkit::planner::Item;
 use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, Capacity, Cpu, CpuOptions, Dtype, KvDtype, KvScales, KvShape, LayerId, Layout,
+    Attend, Backend, Capacity, Cpu, CpuOptions, Dtype, KvDtype, KvScales, KvShape, LayerId, Layout,
     OpenBackend, PageCopy, PageId, PoolConfig, PoolLayout, Scaling, StepEnd, TableShape,
 };
 
@@ -361,6 +361,64 @@ fn scales_by_token_may_lie_far_apart() {
                     drive.check(&items, &plan, (0, &rows.q), &attend, (&out, &lse), 60);
                 }
                 backend.synchronize().expect("nothing failed");
+                backend.end(StepEnd::Complete(plan.step()));
+            }
+        }
+    }
+}
+
+/// Rows of q that lie far apart, and rows of zeros: each is multiplied by a power of two of its own. With scales of
+/// either sign.
+#[test]
+fn queries_may_lie_far_apart() {
+    let Some(gpu) = gpu() else { return };
+    // The logits of some are about 1 in each case.
+    for (dtype, powers, up) in [
+        (Dtype::Bf16, [-90, -40, 0, 16], 0),
+        (Dtype::Bf16, [-90, -44, -40, -30], 40),
+        (Dtype::F16, [-9, -4, 0, 5], 0),
+    ] {
+        for (scaling, scale, soft_cap, new) in [
+            (Scaling::Static, 0.1, None, 60),
+            (Scaling::Static, -0.1, None, 60),
+            (Scaling::Static, -0.1, Some(5.0), 60),
+            (Scaling::ByToken, -0.1, None, 60),
+            (Scaling::ByToken, 0.1, Some(5.0), 60),
+            (Scaling::Static, -0.1, None, 1),
+            (Scaling::ByToken, 0.1, None, 1),
+        ] {
+            let shape = shape(scaling, dtype, 128, 4);
+            let scale = scale * 2_f32.powi(up);
+            let attend = Attend { scale, soft_cap, ..shape.attend() };
+            let mut drive = Drive::new(shape, 12);
+            let mut backend = OnGpuOptions::of_rows(&gpu, dtype)
+                .open(&shape.pool(), &shape.table(), 2)
+                .expect("a small pool");
+            let sequence = drive.admit();
+            for len in [200, new] {
+                let items = [Item::Extend { sequence, len }];
+                let plan = drive.planner.plan(&items);
+                let plan = plan.plan();
+                let mut rows = drive.inputs(&items, &plan).remove(0);
+                for row in rows.q.values.chunks_exact_mut(128) {
+                    let power = drive.rng.pick(&powers);
+                    let zero = drive.rng.one_in(7);
+                    let factor = if zero { 0.0 } else { 2_f32.powi(power) };
+                    row.iter_mut().for_each(|x| *x = round(dtype, *x * factor));
+                }
+                backend.begin(&plan).expect("a valid plan");
+                let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|rows| backend.input(rows));
+                let id = LayerId::new(0);
+                backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+                let mut out = backend.output(&rows.q);
+                let mut lse = backend.sums(len as usize * attend.q_heads as usize);
+                let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
+                backend
+                    .attend(&plan, id, &attend, OnGpu::rows(&q), to, Some(sums))
+                    .expect("attention");
+                backend.synchronize().expect("nothing failed");
+                let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+                drive.check(&items, &plan, (0, &rows.q), &attend, (&out, &lse), 60);
                 backend.end(StepEnd::Complete(plan.step()));
             }
         }

@@ -325,7 +325,7 @@ impl Variant {
             // The wider one is as fast, and knows trees.
             decode[1] = None;
         }
-        let late = hopper(fp8, rows, head_dim).filter(|_| is_hopper);
+        let late = hopper(layout.scaling(), rows, head_dim).filter(|_| is_hopper);
         // Over fp8 that one has no registers for trees. Both read the same plan, whatever the number of blocks.
         let trees = late.filter(|_| fp8).map(|_| extend);
         // A capture loads nothing.

@@ -13,7 +13,7 @@ use super::params::{
 };
 use super::raw::RawStream;
 use super::split::DECODE_ROWS;
-use crate::layout::Dtype;
+use crate::layout::{Dtype, Scaling};
 
 /// A kernel over pools that hold rows as they are, or over fp8, or over lists, or over latent rows of fp8.
 #[derive(Clone, Copy, Debug)]
@@ -232,18 +232,28 @@ pub(super) fn hopper_decode(fp8: bool, rows: Dtype, head_dim: u32) -> Option<Att
 }
 
 /// The extend kernel that only compute capability 9.0 runs, where there is one.
-pub(super) fn hopper(fp8: bool, rows: Dtype, head_dim: u32) -> Option<AttentionKernel> {
+pub(super) fn hopper(
+    scaling: Option<Scaling>,
+    rows: Dtype,
+    head_dim: u32,
+) -> Option<AttentionKernel> {
     const BF16: Attention = attention!("attend_extend_bf16_d128_sm90a", 384, 204_800);
     const F16: Attention = attention!("attend_extend_f16_d128_sm90a", 384, 204_800);
     const FP8_BF16: Attention<AttendFp8Params> =
-        attention!("attend_extend_fp8_bf16_d128_sm90a", 384, 221_184);
+        attention!("attend_extend_fp8_bf16_d128_sm90a", 384, 196_608);
     const FP8_F16: Attention<AttendFp8Params> =
-        attention!("attend_extend_fp8_f16_d128_sm90a", 384, 221_184);
-    Some(match (fp8, rows, head_dim) {
-        (false, Dtype::Bf16, 128) => BF16.into(),
-        (false, Dtype::F16, 128) => F16.into(),
-        (true, Dtype::Bf16, 128) => FP8_BF16.into(),
-        (true, Dtype::F16, 128) => FP8_F16.into(),
+        attention!("attend_extend_fp8_f16_d128_sm90a", 384, 196_608);
+    const FP8_TOKEN_BF16: Attention<AttendFp8Params> =
+        attention!("attend_extend_fp8_token_bf16_d128_sm90a", 384, 196_608);
+    const FP8_TOKEN_F16: Attention<AttendFp8Params> =
+        attention!("attend_extend_fp8_token_f16_d128_sm90a", 384, 196_608);
+    Some(match (scaling, rows, head_dim) {
+        (None, Dtype::Bf16, 128) => BF16.into(),
+        (None, Dtype::F16, 128) => F16.into(),
+        (Some(Scaling::Static), Dtype::Bf16, 128) => FP8_BF16.into(),
+        (Some(Scaling::Static), Dtype::F16, 128) => FP8_F16.into(),
+        (Some(Scaling::ByToken), Dtype::Bf16, 128) => FP8_TOKEN_BF16.into(),
+        (Some(Scaling::ByToken), Dtype::F16, 128) => FP8_TOKEN_F16.into(),
         _ => return None,
     })
 }
@@ -321,7 +331,10 @@ pub(super) mod tests {
                     check(listed, format!("[2 * grid, {slots}, {}]", head_dim + 2));
                 }
                 let rows = shape.extend_rows();
-                for extend in [Some(extend), hopper(fp8, dtype, head_dim)].into_iter().flatten() {
+                let scalings: &[_] =
+                    if fp8 { &[Some(Scaling::Static), Some(Scaling::ByToken)] } else { &[None] };
+                let late = scalings.iter().filter_map(|&scaling| hopper(scaling, dtype, head_dim));
+                for extend in late.chain([extend]) {
                     check(&extend, format!("[slots, kv_heads, {rows}, {}]", head_dim + 2));
                 }
             }

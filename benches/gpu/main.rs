@@ -7,7 +7,8 @@
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
 //! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, shortq, extend, fp8 (and its parts
-//! fp8-decode, fp8-extend, fp8-store alone), mla, sparse, plan, first; and spans-small, for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
+//! fp8-decode, fp8-extend, fp8-store alone), mla, sparse, plan, first; and spans-small, for a look at what spans does
+//! where the driver is the tests' (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;

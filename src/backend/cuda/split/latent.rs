@@ -6,7 +6,8 @@
 //! unless whole items do about as well, since parts cost memory and a join. Cost: O(items + CTAs), never the context.
 //!
 //! Tiles of one sequence read the same rows, so they are to be worked on at the same time: cut ones are, and whole ones
-//! where the sequences' first tiles are dealt before their second ones.
+//! where the sequences' first tiles are dealt before their second ones. Where clusters may share an item ([`PAIR`]),
+//! two tiles side by side are one item of a cluster, and lists are of clusters.
 //!
 //! * K5. Each (query row, token it sees) is in exactly one part; parts of an item have slots of their own, in a row.
 

@@ -15,8 +15,8 @@ use super::raw::RawStream;
 use super::split::DECODE_ROWS;
 use crate::layout::Dtype;
 
-/// A kernel over pools that hold rows as they are, or over fp8, or over lists, or over latent rows of fp8 or for the copy
-/// engine.
+/// A kernel over pools that hold rows as they are, or over fp8, or over lists, or over latent rows of fp8 or for the
+/// copy engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AttentionKernel {
     Plain(Attention),

@@ -8,6 +8,11 @@
 // to the other warpgroup through shared memory for its half. The third gathers rows with cp.async, each half of a tile's columns as soon
 // as both are done with what stood there, as [9][64][64 columns] in the 128-byte swizzled layout that wgmma reads.
 //
+// Where the plan's items have 128 query rows, the two CTAs of a cluster share one (a pair): each has 64 of its rows, and both walk the same
+// tiles. Each asks the copy engine for half of a whole tile's rows, which it writes to both, so that the L2 cache gives a row once; a
+// place is free when both CTAs are done with it. A tile that ends within is gathered by each CTA for itself, since a box would bring rows
+// that nobody stored.
+//
 // Where all sequences of a step have 32 query rows or fewer, its items are those of attend_latent_few_sm90a.cuh.
 #pragma once
 #include "attend_latent_few_sm90a.cuh"
@@ -51,7 +56,10 @@ WG_LATENT_OUTPUT(f16, "f16")
 WG_LATENT_OUTPUT_OWN(bf16, "bf16")
 WG_LATENT_OUTPUT_OWN(f16, "f16")
 DEVICE void wgmma_wait_scores(float (&c)[8][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_32(c)::"memory"); }
-DEVICE void wgmma_wait_outputs(float (&c)[32][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_64(c, 0), WG_64(c, 16)::"memory"); }
+// Until no more than N groups are on their way.
+template <int N = 0> DEVICE void wgmma_wait_outputs(float (&c)[32][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %128;" : WG_64(c, 0), WG_64(c, 16) : "n"(N) : "memory");
+}
 
 template <class T> struct LatentHopper {
     static constexpr int RANK = 512, ROPE = 64, BM = 64, BN = 64, WARPS = 4, GROUP = 128;  // warps and threads of a warpgroup
@@ -68,12 +76,12 @@ template <class T> struct LatentHopper {
         u64 full[2][2], empty[2][2];  // of each place both halves of V's columns; the rope's with the half of who scores
         u64 q_full, q_empty;
         u64 weighed[2];               // each warpgroup's tile: its weights are there, and what they are relative to
-        u32 ahead[2];                 // whether a warpgroup scores before it uses the other's weights
         float top[BM];
         float sum[2][2][BM];          // of every other item, each warpgroup's tiles
-        // All threads that copy arrive; those that make weights; a lane of each warp that is done with something.
-        __device__ __forceinline__ void init() {
-            for (u32 i = 0; i < 4; ++i) barrier_init(shared_address(full[0] + i), GROUP / 2), barrier_init(shared_address(empty[0] + i), WARPS);
+        // All threads that copy arrive; those that make weights; a lane of each warp that is done with something, a place's of all `ctas`
+        // that it is written for.
+        __device__ __forceinline__ void init(u32 ctas) {
+            for (u32 i = 0; i < 4; ++i) barrier_init(shared_address(full[0] + i), GROUP / 2), barrier_init(shared_address(empty[0] + i), ctas * WARPS);
             barrier_init(shared_address(&q_full), GROUP), barrier_init(shared_address(&q_empty), 2 * WARPS);
             barrier_init(shared_address(weighed), GROUP), barrier_init(shared_address(weighed + 1), GROUP);
         }
@@ -111,17 +119,50 @@ template <class T> struct LatentHopper {
         }
     }
 
+    // An item, from this CTA's rows on; of a pair there may be none.
+    static __device__ __forceinline__ ExtendWork load_own_work(const AttendParams& p, u32 index, u32 ctas) {
+        ExtendWork work = load_latent_work(p, index);
+        if (ctas == 2) work.q_begin += cluster_rank() * BM;
+        return work;
+    }
+
     // Rows past the last are the last one again.
-    static __device__ __forceinline__ void copy_queries(const AttendParams& p, u32 memory, u32 index, u32 warp, u32 lane) {
-        const ExtendWork work = load_latent_work(p, index);
-        const u32 rows = work.extend_len * p.group - work.q_begin, first = warp * (BM / WARPS);
-        const u32 packed = work.q_begin + min(first + lane % (BM / WARPS), rows - 1), query = packed / p.group;
+    static __device__ __forceinline__ void copy_queries(const AttendParams& p, u32 memory, u32 index, u32 ctas, u32 warp, u32 lane) {
+        const ExtendWork work = load_own_work(p, index, ctas);
+        const u32 rows = work.extend_len * p.group, first = warp * (BM / WARPS);
+        const u32 packed = min(work.q_begin + first + lane % (BM / WARPS), rows - 1), query = packed / p.group;
         const u64 offset = (work.qo_start + query) * p.q_stride + (packed - query * p.group) * static_cast<u64>(ROW);
         copy_half<BM / WARPS>(memory + Q, p.q, offset, first, 0, lane), copy_half<BM / WARPS>(memory + Q, p.q, offset, first, 1, lane);
         copy_rope<BM / WARPS>(memory + Q, p.q, offset, first, lane);
     }
 
-    static __device__ __forceinline__ void copy(const AttendParams& p, u32 memory, Shared& shared, u32 index, u32 end) {
+    // Asks for the queries that are copied soon.
+    static __device__ __forceinline__ void ask_queries(const AttendParams& p, u32 index, u32 ctas, u32 warp, u32 lane) {
+        const ExtendWork work = load_own_work(p, index, ctas);
+        const u32 packed = min(work.q_begin + warp * (BM / WARPS) + lane % (BM / WARPS), work.extend_len * p.group - 1), query = packed / p.group;
+        const u64 from = p.q + (work.qo_start + query) * p.q_stride + (packed - query * p.group) * static_cast<u64>(ROW);
+        for (u32 b = lane / (BM / WARPS); b < BLOCKS; b += 2) prefetch(from + b * 128);
+    }
+
+    // What both CTAs read of a whole tile: of its two halves of rows each brings one, by one warp for each half of the columns; a lane has
+    // a box where it has its first row. Every thread arrives, as where it copies rows.
+    template <class Found> static __device__ __forceinline__ void copy_boxes(const AttendLatentRowsParams& all, u32 tile, u32 full, const Found& found,
+                                                                             u32 half, u32 warp, u32 lane, bool rope, u64 policy) {
+        if (warp % 2 != cluster_rank()) return barrier_arrive(full);
+        if (lane == 0) barrier_arrive_expecting(full, (HALF + rope) * BLOCK);
+        else barrier_arrive(full);
+        if (lane % all.box_rows != 0) return;
+        const u32 to = tile + (warp % 2 * 32 + lane) * 128;
+#pragma unroll
+        for (u32 b = 0; b < HALF; ++b)
+            copy_box_to_both(to + (half * HALF + b) * BLOCK, all.rows, full, (half * HALF + b) * 64, found.slot, found.page, policy);
+        if (rope) copy_box_to_both(to + (BLOCKS - 1) * BLOCK, all.rows, full, RANK, found.slot, found.page, policy);
+    }
+
+    static __device__ __forceinline__ void copy(const AttendLatentRowsParams& all, u32 memory, Shared& shared, u32 index, u32 end, u32 ctas) {
+        const AttendParams& p = all.attend;
+        u64 policy;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
         const u32 warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, half = warp / 2, first = warp % 2 * 32;
         using Looks = LatentFew<T, 16>;
         typename Looks::Walk walk{p, index, end, 0, {}};
@@ -132,17 +173,22 @@ template <class T> struct LatentHopper {
         for (u32 n = 0; tile.left != 0; ++n) {
             const u32 place = n % 2, to = memory + K + place * TILE;
             barrier_wait(shared_address(&shared.empty[place][half]), n / 2 % 2 ^ 1);
-            const u64 offset = Looks::offset(p, tile);
-            copy_half<32>(to, p.k, offset, first, half, lane);
-            if (place == half) copy_rope<32>(to, p.k, offset, first, lane);
-            barrier_arrive_copied(shared_address(&shared.full[place][half]));
+            const u32 full = shared_address(&shared.full[place][half]);
+            if (ctas == 2 && tile.left >= BN) copy_boxes(all, to, full, tile, half, warp, lane, place == half, policy);
+            else {
+                const u64 offset = Looks::offset(p, tile);
+                copy_half<32>(to, p.k, offset, first, half, lane);
+                if (place == half) copy_rope<32>(to, p.k, offset, first, lane);
+                barrier_arrive_copied(full);
+            }
             if (tile.first != 0) {
                 barrier_wait(shared_address(&shared.q_empty), turns++ % 2 ^ 1);
-                copy_queries(p, memory, tile.first - 1, warp, lane);
+                copy_queries(p, memory, tile.first - 1, ctas, warp, lane);
                 barrier_arrive_copied(shared_address(&shared.q_full));
             }
             tile = next;
             next = Looks::look(walk, first + lane, BN);
+            if (next.first != 0) ask_queries(p, next.first - 1, ctas, warp, lane);
         }
     }
 
@@ -230,41 +276,36 @@ template <class T> struct LatentHopper {
         for (int i = 0; i < BN / 4; ++i) weights[i / 4][i % 4] = pack(T(), s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
     }
 
-    // Begins to multiply the queries with the warpgroup's tile, each half of it when it is there.
-    static __device__ __forceinline__ void score(Shared& shared, u32 half, u32 round, u64 q_matrix, u64 k_matrix, float (&s)[8][4]) {
+    // Begins to multiply the queries with half of the columns of the warpgroup's tile, when they are there: the half that its own outputs
+    // freed, which is there first, then the other one and the rope.
+    template <int PART> static __device__ __forceinline__ void score(Shared& shared, u32 half, u32 round, u64 q_matrix, u64 k_matrix, float (&s)[8][4]) {
+        const u32 of = half ^ PART, blocks = of * (HALF * BLOCK >> 4);
+        barrier_wait(shared_address(&shared.full[half][of]), round);
+        fence_async();
+        wgmma_fence();
 #pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            const u32 of = half ^ part ^ 1, blocks = of * (HALF * BLOCK >> 4);
-            barrier_wait(shared_address(&shared.full[half][of]), round);
-            fence_async();
-            wgmma_fence();
-#pragma unroll
-            for (int i = 0; i < RANK / 32; ++i) {
-                const u32 step = blocks + ((i / 4 * BLOCK + i % 4 * 32) >> 4);
-                wgmma_latent_scores(T(), s, further(q_matrix, step), further(k_matrix, step), part + i > 0);
-            }
+        for (int i = 0; i < RANK / 32; ++i) {
+            const u32 step = blocks + ((i / 4 * BLOCK + i % 4 * 32) >> 4);
+            wgmma_latent_scores(T(), s, further(q_matrix, step), further(k_matrix, step), PART + i > 0);
         }
+        if constexpr (PART == 1) {
 #pragma unroll
-        for (int i = 0; i < ROPE / 16; ++i) {
-            const u32 step = ((BLOCKS - 1) * BLOCK + i * 32) >> 4;
-            wgmma_latent_scores(T(), s, further(q_matrix, step), further(k_matrix, step), 1);
+            for (int i = 0; i < ROPE / 16; ++i) {
+                const u32 step = ((BLOCKS - 1) * BLOCK + i * 32) >> 4;
+                wgmma_latent_scores(T(), s, further(q_matrix, step), further(k_matrix, step), 1);
+            }
         }
         wgmma_commit();
     }
 
-    // Whether the warpgroup's tile is there before the other's weights are: all its warps are told the same, since a product is all warps'.
-    static __device__ __forceinline__ bool comes_first(Shared& shared, u32 half, u32 warp, u32 lane, u32 other_round, u32 round) {
-        if (warp == 0) {
-            bool first = false;
-            while (!first && !barrier_is_over(shared_address(shared.weighed + (1 - half)), other_round))
-                first = barrier_is_over(shared_address(shared.full[half]), round) && barrier_is_over(shared_address(shared.full[half] + 1), round);
-            if (lane == 0) shared.ahead[half] = first;
-        }
-        named_sync(2 + half, GROUP);
-        return *const_cast<volatile u32*>(&shared.ahead[half]) != 0;
+    // A place is no longer read by this warp: told to each CTA that writes it.
+    static __device__ __forceinline__ void release(u64& empty, u32 ctas) {
+        const u32 lane = threadIdx.x % 32;
+        if (ctas == 2 && lane == 1) barrier_arrive_of(shared_address(&empty), cluster_rank() ^ 1);
+        if (lane == 0) barrier_arrive(shared_address(&empty));
     }
 
-    static __device__ __forceinline__ void multiply(const AttendParams& p, u32 memory, Shared& shared, u32 index, u32 end) {
+    static __device__ __forceinline__ void multiply(const AttendParams& p, u32 memory, Shared& shared, u32 index, u32 end, u32 ctas) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, column = lane % 4 * 2, row0 = warp * 16 + lane / 4;
         const u32 half = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
         const Logits logits = Logits::make(p);
@@ -281,7 +322,7 @@ template <class T> struct LatentHopper {
         u32 before = 0, turns = 0;  // tiles of the items before
         wait_for_previous();
         for (u32 item = 0; index < end; ++index, ++item) {
-            const ExtendWork work = load_latent_work(p, index);
+            const ExtendWork work = load_own_work(p, index, ctas);
             const u32 tiles = (work.kv_end - work.kv_begin + BN - 1) / BN;
             u32 first_seen = work.kv_len - work.extend_len + work.q_begin / p.group + 1;
             if (work.row >= TREE_ROW) first_seen = min(first_seen, work.kv_len - min(work.kv_len, 64));
@@ -303,18 +344,18 @@ template <class T> struct LatentHopper {
                     for (int k = 0; k < BN / 16; ++k) wgmma_latent_output(T(), sums.o, further(weights_matrix, k * 32 >> 4), further(other_matrix, k * 2048 >> 4));
                     wgmma_commit();
                 };
-                auto release = [&]() {
-                    if (lane == 0) barrier_arrive(shared_address(&shared.empty[1 - half][half]));
-                };
-                // Scores come first where their tile is there before the other's weights are.
-                bool ahead = false;
-                if (i > 0) {
-                    if (i < tiles) ahead = comes_first(shared, half, warp, lane, (before + i - 1) / 2 % 2, round);
-                    if (!ahead) outputs(), wgmma_wait_outputs(sums.o), release();
+                auto release_other = [&]() { release(shared.empty[1 - half][half], ctas); };
+                if (i == tiles) {
+                    if (i > 0) outputs(), wgmma_wait_outputs(sums.o), release_other();
+                    break;
                 }
-                if (i == tiles) break;
+                // Half of the scores, while the other makes its weights; then what waits for those, which frees a place; then the rest, while
+                // the other's next tile is on its way.
                 float s[8][4];
-                score(shared, half, round, q_matrix, k_matrix, s);
+                score<0>(shared, half, round, q_matrix, k_matrix, s);
+                if (i > 0) outputs();
+                score<1>(shared, half, round, q_matrix, k_matrix, s);
+                if (i > 0) wgmma_wait_outputs<1>(sums.o), release_other();
                 wgmma_wait_scores(s);
                 if (i + 2 >= tiles && lane == 0) barrier_arrive(shared_address(&shared.q_empty));
                 const u32 begin = work.kv_begin + i * BN;
@@ -325,16 +366,9 @@ template <class T> struct LatentHopper {
                     }
                     mask(p, work, begin, row0, column, s);
                 }
-                if (ahead) outputs();
-                if (grows(s, factor, sums)) {
-                    wgmma_wait_outputs(sums.o);
-                    grow(s, factor, sums);
-                }
+                if (grows(s, factor, sums)) grow(s, factor, sums);
                 u32 packed[BN / 16][4];
                 weigh(s, factor, sums, packed);
-                // The last weights are used up, too.
-                wgmma_wait_outputs(sums.o);
-                if (ahead) release();
 #pragma unroll
                 for (int k = 0; k < BN / 16; ++k)
                     store_matrix(weights + ((2 * k + lane / 16) ^ lane % 8) * 16, packed[k][0], packed[k][1], packed[k][2], packed[k][3]);
@@ -348,7 +382,7 @@ template <class T> struct LatentHopper {
 #pragma unroll
                 for (int k = 0; k < 32; ++k) sums.sum[k % 4 / 2] += s[k / 4][k % 4];
                 wgmma_wait_outputs(sums.o);
-                if (lane == 0) barrier_arrive(shared_address(&shared.empty[half][half]));
+                release(shared.empty[half][half], ctas);
             }
             before += tiles;
             if (index + 1 == end) let_next_start();
@@ -363,32 +397,49 @@ template <class T> struct LatentHopper {
             named_sync(1, 2 * GROUP);
 #pragma unroll
             for (int h = 0; h < 2; ++h) sum[h] = shared.sum[item % 2][0][row0 + 8 * h] + shared.sum[item % 2][1][row0 + 8 * h];
-            finish(p, work, half, sums.o, sums.top, sum);
+            finish(p, work, ctas, half, sums.o, sums.top, sum);
         }
     }
 
-    static __device__ __forceinline__ void finish(const AttendParams& p, const ExtendWork& work, u32 half, const float (&o)[32][4],
+    // Of two lanes whose numbers differ by `bit` the lower one's b and the upper one's a change places.
+    static __device__ __forceinline__ void swap_between_lanes(u32& a, u32& b, u32 bit, u32 lane) {
+        const bool upper = (lane & bit) != 0;
+        const u32 other = __shfl_xor_sync(~0u, upper ? a : b, bit);
+        if (upper) a = other;
+        else b = other;
+    }
+
+    static __device__ __forceinline__ void finish(const AttendParams& p, const ExtendWork& work, u32 ctas, u32 half, const float (&o)[32][4],
                                                   const float (&top)[2], const float (&sum)[2]) {
-        const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, group = p.group, rows = work.extend_len * group - work.q_begin;
-        const u32 parts = work.part & 255, slot = (work.part >> 16) + (work.part >> 8 & 255);
+        const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, group = p.group, rows = work.extend_len * group;
+        const u32 parts = work.part & 255, slot = ((work.part >> 16) + (work.part >> 8 & 255)) * ctas + (ctas == 2 ? cluster_rank() : 0);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const u32 row = warp * 16 + lane / 4 + 8 * h;
             float relative = top[h], all = sum[h];
-            if (row >= rows) continue;
+            const bool is = work.q_begin + row < rows;
             if (parts > 1) {
+                if (!is) continue;
                 float* const to = reinterpret_cast<float*>(p.partial) + (slot * u64(BM) + row) * RANK + half * 256 + lane % 4 * 2;
 #pragma unroll
                 for (int i = 0; i < 32; ++i) *reinterpret_cast<float2*>(to + i * 8) = make_float2(o[i][2 * h], o[i][2 * h + 1]);
                 if (half == 0 && lane % 4 == 0) reinterpret_cast<float2*>(p.counters)[slot * BM + row] = make_float2(relative, all);
                 continue;
             }
-            const u32 packed = work.q_begin + row, query = packed / group, head = packed - query * group;
+            const u32 packed = min(work.q_begin + row, rows - 1), query = packed / group, head = packed - query * group;
             const float worth = enter_sink(p, head, relative, all), inverse = all > 0.f ? worth * (1.f / all) : 0.f;
-            const u64 token = work.qo_start + query, to = p.out + token * p.out_stride + head * (RANK * 2) + half * 512 + lane % 4 * 4;
+            const u64 token = work.qo_start + query, to = p.out + token * p.out_stride + head * (RANK * 2) + half * 512 + lane % 4 * 16;
+            // Four lanes have a row's columns in turns of two: each gets eight in a row.
 #pragma unroll
-            for (int i = 0; i < 32; ++i) store_u32(to + i * 16, pack(T(), o[i][2 * h] * inverse, o[i][2 * h + 1] * inverse));
-            if (half == 0 && lane % 4 == 0 && p.lse != 0)
+            for (int i = 0; i < 32; i += 4) {
+                u32 words[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) words[k] = pack(T(), o[i + k][2 * h] * inverse, o[i + k][2 * h + 1] * inverse);
+                swap_between_lanes(words[0], words[1], 1, lane), swap_between_lanes(words[2], words[3], 1, lane);
+                swap_between_lanes(words[0], words[2], 2, lane), swap_between_lanes(words[1], words[3], 2, lane);
+                if (is) store_uint4(to + i * 16, words[0], words[1], words[2], words[3]);
+            }
+            if (is && half == 0 && lane % 4 == 0 && p.lse != 0)
                 store_float(p.lse + (token * p.q_heads + head) * 4, all > 0.f ? (relative + log2_fast(all)) * LN_2 : MINUS_INF);
         }
     }
@@ -408,20 +459,27 @@ template <class Few> DEVICE void attend_latent_few(const AttendParams& p, u32 me
     } else wait_for_previous();
 }
 
-template <class T> DEVICE void attend_latent_wide(const AttendParams& p, u32 memory, typename LatentHopper<T>::Shared& shared, u32 index, u32 end) {
+// `ctas`: that share an item.
+template <class T>
+DEVICE void attend_latent_wide(const AttendLatentRowsParams& all, u32 memory, typename LatentHopper<T>::Shared& shared, u32 index, u32 end, u32 ctas) {
     using E = LatentHopper<T>;
-    if (threadIdx.x == 0) shared.init();
+    if (threadIdx.x == 0) shared.init(ctas), barriers_made();
     __syncthreads();
+    // Neither CTA arrives or writes before the other's barriers are there.
+    if (ctas == 2) cluster_sync();
     if (threadIdx.x / E::GROUP == E::COPIES) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-        E::copy(p, memory, shared, index, end);
+        E::copy(all, memory, shared, index, end, ctas);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-        E::multiply(p, memory, shared, index, end);
+        E::multiply(all.attend, memory, shared, index, end, ctas);
     }
+    // Nor does it end before the other has arrived for the last time.
+    if (ctas == 2) cluster_sync();
 }
 
-template <class T> DEVICE void attend_latent_hopper(const AttendParams& p) {
+template <class T> DEVICE void attend_latent_hopper(const AttendLatentRowsParams& all) {
+    const AttendParams& p = all.attend;
     using Few = LatentFew<T, 16>;
     using More = LatentFew<T, 32>;
     extern __shared__ __align__(1024) u8 memory[];
@@ -431,13 +489,16 @@ template <class T> DEVICE void attend_latent_hopper(const AttendParams& p) {
         typename Few::Shared few;
         typename More::Shared more;
     } state;
-    const u32 index = latent_begin(p), end = latent_end(p), width = latent_width(p), at = shared_address(memory);
+    // All loads at once, of the CTA's list and of its pair's.
+    const u32 width = latent_width(p), ctas = width == LATENT_PAIR_ROWS ? 2 : 1, at = shared_address(memory);
+    const u32 own[2] = {latent_begin(p), latent_end(p)}, pair[2] = {latent_begin(p, blockIdx.x / 2), latent_end(p, blockIdx.x / 2)};
+    const u32 index = ctas == 2 ? pair[0] : own[0], end = ctas == 2 ? pair[1] : own[1];
     // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
     if (index >= end) return wait_for_previous();
     // Apart from the begin on, or else the compiler spills.
     if (width == 16) attend_latent_few<Few>(p, at, state.few, index, end);
     else if (width == 32) attend_latent_few<More>(p, at, state.more, index, end);
-    else attend_latent_wide<T>(p, at, state.wide, index, end);
+    else attend_latent_wide<T>(all, at, state.wide, index, end, ctas);
 }
 
 // Joins the parts of items that were cut, 128 columns of a row at a time: a warp each, or where some have more than BATCH parts four,
@@ -448,6 +509,7 @@ template <class T> DEVICE void attend_latent_join(const AttendParams& p) {
     __shared__ float4 sums[WARPS][32];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint4 head = load_uint4(p.plan);
+    const u64 between = head.w;  // rows from a part's slot to the next
     const u32 most = head.y, count = head.x * most * 4;
     const bool shared = head.z > BATCH;
     let_next_start();
@@ -459,8 +521,8 @@ template <class T> DEVICE void attend_latent_join(const AttendParams& p) {
         if (packed >= join.z) continue;
         float top = MINUS_INF, sum = 0.f;
         float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
-        const u64 data = p.partial + ((slot * u64(LATENT_ROWS) + row) * RANK + columns + lane * 4) * 4;
-        const u64 of_row = p.counters + (slot * u64(LATENT_ROWS) + row) * 8;
+        const u64 data = p.partial + ((slot * between + row) * RANK + columns + lane * 4) * 4;
+        const u64 of_row = p.counters + (slot * between + row) * 8;
         const u32 share = shared ? (parts + WARPS - 1) / WARPS : parts, begin = shared ? warp * share : 0, end = min(parts, begin + share);
         for (u32 from = begin; from < end; from += BATCH) {
             float4 x[BATCH];
@@ -469,8 +531,8 @@ template <class T> DEVICE void attend_latent_join(const AttendParams& p) {
             for (int k = 0; k < BATCH; ++k) {
                 const bool is = from + k < end;
                 of[k] = make_float2(MINUS_INF, 0.f), x[k] = make_float4(0.f, 0.f, 0.f, 0.f);
-                load_float2_shared(of[k], of_row + (from + k) * u64(LATENT_ROWS * 8), is);
-                load_float4_shared<0>(x[k], data + (from + k) * u64(LATENT_ROWS * RANK * 4), is);
+                load_float2_shared(of[k], of_row + (from + k) * (between * 8), is);
+                load_float4_shared<0>(x[k], data + (from + k) * (between * (RANK * 4)), is);
             }
             float above = top;
 #pragma unroll

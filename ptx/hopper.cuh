@@ -61,9 +61,37 @@ DEVICE bool barrier_is_over(u32 at, u32 parity) {
     asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(is) : "r"(at), "r"(parity) : "memory");
     return is != 0;
 }
+// Arrives, and lets the phase go on only when so many bytes more have come by the copy engine.
+DEVICE void barrier_arrive_expecting(u32 at, u32 bytes) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(at), "r"(bytes) : "memory");
+}
 // A named barrier: of all its `count` threads, some may go on without waiting.
 DEVICE void named_sync(u32 id, u32 count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
 DEVICE void named_arrive(u32 id, u32 count) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory"); }
+
+// ---- clusters ---------------------------------------------------------------------------------------------------------
+
+DEVICE u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// Arrives at the barrier that CTA `rank` of the cluster has at the same place, by a thread that has read what others will write. Nothing
+// that it wrote is told by it: `.release.cluster` would wait for all that the thread has under way in global memory, too.
+DEVICE void barrier_arrive_of(u32 at, u32 rank) {
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }"
+                 ::"r"(at), "r"(rank) : "memory");
+}
+// Barriers that were made are seen by the other CTAs and by the copy engine.
+DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Waits for all threads of the cluster, and for nothing that they wrote.
+DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory"); }
+// A box of a tensor into the shared memory of both CTAs of a cluster, at the same place, and its bytes to both barriers.
+DEVICE void copy_box_to_both(u32 to, const TensorMap& map, u32 barrier, u32 column, u32 slot, u32 page, u64 policy) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6, %7;"
+                 ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(slot), "r"(page), "h"(static_cast<u16>(3)), "l"(policy) : "memory");
+}
 
 // Two tiles that one side fills and the other empties, in turn: tile n of all that pass stands in place n % 2.
 struct Ring {

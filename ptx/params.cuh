@@ -157,6 +157,22 @@ KV_AT(AttendLatentFp8Params, attend, 0);
 KV_AT(AttendLatentFp8Params, scales, 208);
 KV_AT(AttendLatentFp8Params, rope, 240);
 
+// Attention over latent rows of 16 bits: attend_latent_*_sm90a. `rows` is what cuTensorMapEncodeTiled makes of the layer's rows as [pages,
+// slots, 576], in boxes of [1, box_rows, 64], swizzled by 128 bytes.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+struct AttendLatentRowsParams {
+    AttendParams attend;
+    u32 box_rows;  // a power of two up to 32 of which a page has a multiple; 0: there is no map
+    u32 reserved[11];
+    TensorMap rows;
+};
+KV_SIZE(AttendLatentRowsParams, 384);
+KV_AT(AttendLatentRowsParams, attend, 0);
+KV_AT(AttendLatentRowsParams, box_rows, 208);
+KV_AT(AttendLatentRowsParams, rows, 256);
+
 // The decode plan: DecodeWork[ceil(gridDim.x / stripes)].
 //
 // A unit is DECODE_UNIT tokens of one kv head of one sequence. The kv heads are striped: stripe s has heads s, s + stripes,

@@ -1,8 +1,8 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
 use kvarena::testkit::contract::{
-    Case, check_backend, check_fp8, check_latent, check_short, check_short_spans, check_spans,
-    check_sparse_backend, check_wide_spans,
+    Case, check_backend, check_fp8, check_latent, check_latent_pairs, check_short,
+    check_short_spans, check_spans, check_sparse_backend, check_wide_spans,
 };
 
 use crate::on_gpu::OnGpuOptions;
@@ -66,4 +66,11 @@ fn cuda_keeps_the_contract_of_short_queries() {
 fn cuda_keeps_the_contract_over_latent_rows() {
     let Some(gpu) = gpu() else { return };
     println!("{}", check_latent(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(100)));
+}
+
+/// Clusters of two CTAs that share what they read, of which others draw one pool in a few hundred.
+#[test]
+fn cuda_keeps_the_contract_over_latent_rows_of_pairs() {
+    let Some(gpu) = gpu() else { return };
+    println!("{}", check_latent_pairs(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(60)));
 }

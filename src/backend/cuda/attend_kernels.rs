@@ -8,20 +8,22 @@ use super::gpu::Gpu;
 use super::kernels::Attention;
 use super::launch::Start;
 use super::params::{
-    AttendFp8Params, AttendLatentFp8Params, AttendParams, AttendSelectedParams, LayerRope,
-    LayerScales, Lists,
+    AttendFp8Params, AttendLatentFp8Params, AttendLatentRowsParams, AttendParams,
+    AttendSelectedParams, LayerRope, LayerScales, Lists, RowBoxes,
 };
 use super::raw::RawStream;
 use super::split::DECODE_ROWS;
 use crate::layout::{Dtype, Scaling};
 
-/// A kernel over pools that hold rows as they are, or over fp8, or over lists, or over latent rows of fp8.
+/// A kernel over pools that hold rows as they are, or over fp8, or over lists, or over latent rows of fp8 or for the
+/// copy engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AttentionKernel {
     Plain(Attention),
     Fp8(Attention<AttendFp8Params>),
     Selected(Attention<AttendSelectedParams>),
     LatentFp8(Attention<AttendLatentFp8Params>),
+    LatentRows(Attention<AttendLatentRowsParams>),
 }
 
 /// What some kernels take beside [`AttendParams`].
@@ -30,6 +32,7 @@ pub(super) struct Beside {
     pub scales: LayerScales,
     pub lists: Lists,
     pub rope: LayerRope,
+    pub boxes: RowBoxes,
 }
 
 impl From<Attention> for AttentionKernel {
@@ -50,6 +53,12 @@ impl From<Attention<AttendLatentFp8Params>> for AttentionKernel {
     }
 }
 
+impl From<Attention<AttendLatentRowsParams>> for AttentionKernel {
+    fn from(attention: Attention<AttendLatentRowsParams>) -> Self {
+        Self::LatentRows(attention)
+    }
+}
+
 impl AttentionKernel {
     /// Blocks that one multiprocessor holds at a time.
     pub(super) fn resident(&self, gpu: &Gpu) -> Result<u32, CudaError> {
@@ -58,6 +67,7 @@ impl AttentionKernel {
             Self::Fp8(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
             Self::Selected(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
             Self::LatentFp8(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
+            Self::LatentRows(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
         }
     }
 
@@ -68,6 +78,7 @@ impl AttentionKernel {
             Self::Fp8(Attention { kernel, .. }) => gpu.load(kernel),
             Self::Selected(Attention { kernel, .. }) => gpu.load(kernel),
             Self::LatentFp8(Attention { kernel, .. }) => gpu.load(kernel),
+            Self::LatentRows(Attention { kernel, .. }) => gpu.load(kernel),
         }
     }
 
@@ -80,7 +91,7 @@ impl AttentionKernel {
         gpu: &Gpu,
         blocks: u32,
         attend: AttendParams,
-        Beside { scales, lists, rope }: Beside,
+        Beside { scales, lists, rope, boxes }: Beside,
         start: Start,
         stream: RawStream,
     ) -> Result<(), CudaError> {
@@ -102,6 +113,12 @@ impl AttentionKernel {
             }
             Self::LatentFp8(Attention { kernel, threads }) => {
                 let params = AttendLatentFp8Params { attend, scales, rope };
+                // SAFETY: the caller's.
+                unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &params, start) }
+            }
+            Self::LatentRows(Attention { kernel, threads }) => {
+                let (box_rows, rows, reserved) = (boxes.rows, boxes.map, [0; 11]);
+                let params = AttendLatentRowsParams { attend, box_rows, reserved, rows };
                 // SAFETY: the caller's.
                 unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &params, start) }
             }
@@ -278,6 +295,9 @@ pub(super) mod tests {
                 (kernel.name, kernel.ptx, kernel.shared, *threads)
             }
             AttentionKernel::LatentFp8(Attention { kernel, threads }) => {
+                (kernel.name, kernel.ptx, kernel.shared, *threads)
+            }
+            AttentionKernel::LatentRows(Attention { kernel, threads }) => {
                 (kernel.name, kernel.ptx, kernel.shared, *threads)
             }
         }

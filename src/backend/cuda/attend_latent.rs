@@ -12,10 +12,11 @@ use super::image::StepLimits;
 use super::kernels::Attention;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
-use super::params::{AttendLatentFp8Params, AttendParams};
+use super::params::{AttendLatentFp8Params, AttendLatentRowsParams, AttendParams};
 use super::pool::Pool;
 use super::raw::{RawStream, is_capturing};
 use super::ring::{Load, UploadRing};
+use super::row_boxes;
 use super::split::{LATENT_ROWS, LatentSplit};
 use crate::backend::Attend;
 use crate::id::LayerId;
@@ -62,8 +63,10 @@ fn plain_of(pool: &Pool) -> AttentionKernel {
 
 /// The kernel of compute capability 9.0, and that which joins what it left in parts.
 fn hopper(fp8: bool, rows: Dtype) -> Option<[AttentionKernel; 2]> {
-    const BF16: Attention = attention!("attend_latent_bf16_sm90a", 384, 229_376);
-    const F16: Attention = attention!("attend_latent_f16_sm90a", 384, 229_376);
+    const BF16: Attention<AttendLatentRowsParams> =
+        attention!("attend_latent_bf16_sm90a", 384, 229_376);
+    const F16: Attention<AttendLatentRowsParams> =
+        attention!("attend_latent_f16_sm90a", 384, 229_376);
     const FP8_BF16: Attention<AttendLatentFp8Params> =
         attention!("attend_latent_fp8_bf16_sm90a", 384, 229_376);
     const JOIN_BF16: Attention = attention!("attend_latent_join_bf16_sm90a", 128, 0);
@@ -74,6 +77,12 @@ fn hopper(fp8: bool, rows: Dtype) -> Option<[AttentionKernel; 2]> {
         (true, Dtype::Bf16) => Some([FP8_BF16.into(), JOIN_BF16.into()]),
         (true, Dtype::F16) | (_, Dtype::F32) => None,
     }
+}
+
+/// Its CTAs: where there are clusters of two, an even number.
+fn ctas(gpu: &Gpu, fp8: bool) -> u32 {
+    let all = gpu.multiprocessors();
+    if fp8 { all } else { (all & !1).max(2) }
 }
 
 /// One variant of attention over latent rows, where a step is split for it.
@@ -109,7 +118,7 @@ impl LatentVariants {
             return 0;
         }
         let (sizes, fp8) = ((limits.rows, limits.tokens), layout.dtype().is_quantised());
-        4 * LatentSplit::words_max(LATENT_HEADS_MAX, gpu.multiprocessors(), sizes, fp8)
+        4 * LatentSplit::words_max(LATENT_HEADS_MAX, ctas(gpu, fp8), sizes, fp8)
     }
 
     /// The variant's index, making its memory where it is new; nothing where the plain kernel serves.
@@ -138,8 +147,9 @@ impl LatentVariants {
             return Err(CudaError::NotPrepared);
         }
         kernels.iter().try_for_each(|kernel| kernel.load(gpu))?;
-        let (ctas, sizes) = (gpu.multiprocessors(), (limits.rows, limits.tokens));
-        let split = LatentSplit::new(key.0, key.1, ctas, sizes, fp8);
+        let (ctas, sizes) = (ctas(gpu, fp8), (limits.rows, limits.tokens));
+        let pairs = !fp8 && row_boxes::rows(pool.layout()) > 0;
+        let split = LatentSplit::new(key.0, key.1, ctas, sizes, fp8).in_pairs(pairs);
         let rows = u64::from(split.slots()) * u64::from(LATENT_ROWS);
         let words = LatentSplit::words_max(key.0, ctas, sizes, fp8).next_multiple_of(4);
         self.list.push(Variant {
@@ -194,12 +204,16 @@ impl LatentVariants {
     ) -> Result<(), CudaError> {
         let Variant { kernels: [main, join], split, cut, plan, partial, tops, .. } =
             &self.list[index];
-        let (ctas, capturing) = (gpu.multiprocessors(), is_capturing(stream)?);
+        let fp8 = pool.layout().dtype().is_quantised();
+        let (ctas, capturing) = (ctas(gpu, fp8), is_capturing(stream)?);
         params.partial = partial.address();
         params.counters = tops.address();
         params.plan = plan.address() + 4 * split.lists_at() as u64;
         let first = start.first(capturing);
-        let beside = beside(pool, layer);
+        let beside = match fp8 {
+            true => beside(pool, layer),
+            false => Beside { boxes: row_boxes::of(pool, layer)?, ..Beside::default() },
+        };
         // SAFETY: the caller answers for the rows; plan and sums are this variant's, for this grid; scales and rope are
         // the layer's.
         unsafe { main.launch(gpu, ctas, params, beside, first, stream) }?;

@@ -50,6 +50,7 @@ mod pdl;
 mod pool;
 mod raw;
 mod ring;
+mod row_boxes;
 mod scales;
 mod split;
 mod stage;

@@ -12,7 +12,10 @@ mod latent;
 mod moves;
 mod sparse;
 
-pub use latent::{AttendLatentFp8Params, LatentJoin, LayerRope, StoreLatentFp8Params};
+pub use latent::{
+    AttendLatentFp8Params, AttendLatentRowsParams, LatentJoin, LayerRope, RowBoxes,
+    StoreLatentFp8Params, TensorMap,
+};
 pub use moves::{
     COMPACTIONS_MAX, COPY_PAGES_MAX, CompactSlotsParams, CopyPagesParams, LoadPlanParams,
     ROWS_BF16, ROWS_F16, ROWS_F32, StoreCacheParams, StoreFp8Params,

@@ -219,6 +219,23 @@ where
     check_cases(options, seeds, |case| case.layout.shape() == shape && case.max_len >= 700)
 }
 
+/// The same of 16 bits with many query heads, over pages of eights: what two CTAs of a cluster share.
+///
+/// # Panics
+/// As [`check_backend`].
+pub fn check_latent_pairs<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    let shape = KvShape::Latent { rank: 512, rope: 64 };
+    check_cases(options, seeds, |case| {
+        let layout = &case.layout;
+        let is_served =
+            layout.shape() == shape && matches!(layout.dtype(), KvDtype::Bf16 | KvDtype::F16);
+        is_served && case.q_heads() >= 40 && layout.page_size() % 8 == 0 && case.max_len >= 150
+    })
+}
+
 fn check_cases<O>(
     options: impl Fn(&Case) -> O,
     seeds: Range<u64>,

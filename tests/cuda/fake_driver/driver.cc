@@ -382,9 +382,14 @@ API int cuModuleGetFunction(Function** function, Module* module, const char* nam
     return NOT_FOUND;
 }
 API int cuFuncSetAttribute(Function*, int, int) { return OK; }
-/* What it knows of a matrix is where it begins. */
-API int cuTensorMapEncodeTiled(u64* map, int, u32, u64 address, const u64*, const u64*, const u32*, const u32*, int, int, int, int) {
-    return *map = address, OK;
+/* What the machine knows of a tensor (ptx/memory.cc), which are those of latent rows; of any other, where it begins. */
+API int cuTensorMapEncodeTiled(u64* map, int kind, u32 dims, u64 address, const u64* sizes, const u64* strides, const u32* window, const u32* steps,
+                               int interleave, int swizzle, int, int) {
+    if (dims != 3) return *map = address, OK;
+    const bool fits = reinterpret_cast<u64>(map) % 64 == 0 && address % 16 == 0 && strides[0] % 16 == 0 && strides[1] % 16 == 0 && steps[0] == 1 && steps[1] == 1;
+    if (!fits || (kind != 6 && kind != 9) || interleave != 0 || swizzle != 3 || window[0] != 64 || window[1] > 256 || window[2] != 1) return INVALID;
+    const u64 words[] = {0x7e4503, address, sizes[0], sizes[1], sizes[2], strides[0], strides[1], window[0] | u64(window[1]) << 32, window[2]};
+    return memcpy(map, words, sizeof words), OK;
 }
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const Function* function, int threads, size_t shared) {
     return *blocks = function->entry ? ptx::occupancy(*function->entry, threads, shared) : 2, OK;
@@ -409,7 +414,7 @@ static int launch(const Function& function, const LaunchConfig& config, void** a
     const ptx::Entry& entry = *function.entry;
     const u64 threads = u64(config.block[0]) * config.block[1] * config.block[2];
     if (threads == 0 || threads > entry.threads_most || u64(config.grid[0]) * config.grid[1] * config.grid[2] == 0) return INVALID;
-    if (ptx::occupancy(entry, static_cast<u32>(threads), config.shared) == 0) return INVALID;
+    if (ptx::occupancy(entry, static_cast<u32>(threads), config.shared) == 0 || config.grid[0] % entry.cluster != 0) return INVALID;
     Work work = {Work::KERNEL};
     work.stream = config.stream, work.entry = &entry, work.shared = config.shared;
     if (entry.param_bytes > sizeof work.params) return INVALID;
@@ -431,7 +436,8 @@ API int cuLaunchKernelEx(const LaunchConfig* config, const Function* function, v
     return launch(*function, *config, arguments);
 }
 API int cuGetProcAddress(const char* name, void** found, int, u64) {
-    *found = !strcmp(name, "cuLaunchKernelEx")     ? reinterpret_cast<void*>(cuLaunchKernelEx)
+    *found = !strcmp(name, "cuLaunchKernelEx")         ? reinterpret_cast<void*>(cuLaunchKernelEx)
+             : !strcmp(name, "cuTensorMapEncodeTiled") ? reinterpret_cast<void*>(cuTensorMapEncodeTiled)
              : !strcmp(name, "cuMemcpyBatchAsync") ? reinterpret_cast<void*>(copy_batch)
                                                    : NULL;
     return *found ? OK : NOT_FOUND;

@@ -46,6 +46,37 @@ pub struct AttendLatentFp8Params {
     pub rope: LayerRope,
 }
 
+/// What `cuTensorMapEncodeTiled` writes: a tensor in device memory, for the copy engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C, align(64))]
+pub struct TensorMap {
+    /// The driver's.
+    pub words: [u64; 16],
+}
+
+/// Latent rows of one layer, for the copy engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RowBoxes {
+    /// Rows that come at once, a power of two up to 32 of which a page has a multiple; 0: there is no map.
+    pub rows: u32,
+    /// `[pages, slots, 576]` in boxes of `[1, rows, 64]`, swizzled by 128 bytes.
+    pub map: TensorMap,
+}
+
+/// What `attend_latent_DTYPE_sm90a` take, by value.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[repr(C)]
+pub struct AttendLatentRowsParams {
+    /// K is V too.
+    pub attend: AttendParams,
+    /// [`RowBoxes::rows`].
+    pub box_rows: u32,
+    /// 0.
+    pub reserved: [u32; 11],
+    /// [`RowBoxes::map`].
+    pub rows: TensorMap,
+}
+
 /// What `store_latent_fp8` takes, by value: rows of K alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
@@ -60,5 +91,6 @@ super::layout_is! {
     LatentJoin 16 { qo_start 0 q_begin 4 rows 8 part 12 }
     LayerRope 24 { at 0 page_stride 8 slot_stride 16 elements 20 }
     AttendLatentFp8Params 264 { attend 0 scales 208 rope 240 }
+    AttendLatentRowsParams 384 { attend 0 box_rows 208 rows 256 }
     StoreLatentFp8Params 152 { store 0 rope 128 }
 }

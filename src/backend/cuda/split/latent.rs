@@ -6,7 +6,8 @@
 //! unless whole items do about as well, since parts cost memory and a join. Cost: O(items + CTAs), never the context.
 //!
 //! Tiles of one sequence read the same rows, so they are to be worked on at the same time: cut ones are, and whole ones
-//! where the sequences' first tiles are dealt before their second ones.
+//! where the sequences' first tiles are dealt before their second ones. Where clusters may share an item ([`PAIR`]),
+//! two tiles side by side are one item of a cluster, and lists are of clusters.
 //!
 //! * K5. Each (query row, token it sees) is in exactly one part; parts of an item have slots of their own, in a row.
 
@@ -27,14 +28,18 @@ struct Width {
     extra: u32,
     /// Fewest units of tokens that are worth a CTA.
     least: u32,
+    /// CTAs that share an item, each with as many of its rows: those of a cluster, which read the same tokens.
+    ctas: u32,
 }
 
 /// Items of few query rows take memory's time, wide ones that of products.
 const WIDTHS: [Width; 3] = [
-    Width { rows: 16, tokens: 16, extra: 9, least: 8 },
-    Width { rows: 32, tokens: 16, extra: 9, least: 8 },
-    Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2 },
+    Width { rows: 16, tokens: 16, extra: 9, least: 8, ctas: 1 },
+    Width { rows: 32, tokens: 16, extra: 9, least: 8, ctas: 1 },
+    Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1 },
 ];
+/// Two wide items of the same tokens as one.
+const PAIR: Width = Width { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
 /// Most tiles of a sequence that are dealt in turns.
 const TURNS: usize = 4;
 /// Words of the records.
@@ -49,8 +54,10 @@ pub struct LatentSplit {
     ctas: u32,
     /// Of those that the kernel has.
     widths: &'static [Width],
-    /// `[joins, most rows of one, most parts of one, 0] | LatentJoin[ctas] | first item of each CTA, their number, rows
-    /// of an item | ExtendWork[..]`
+    /// Whether it has [`PAIR`] too.
+    pairs: bool,
+    /// `[joins, most rows of one, most parts of one, rows between parts] | LatentJoin[ctas] | first item of each CTA or
+    /// pair of them, their number, rows of an item | ExtendWork[..]`
     words: Vec<u32>,
     used: usize,
     /// In which the items were dealt.
@@ -63,7 +70,14 @@ impl LatentSplit {
     pub fn new(heads: u32, window: u32, ctas: u32, limits: (u32, u32), fp8: bool) -> Self {
         assert!(heads > 0 && ctas > 0);
         let words = vec![0; Self::words_max(heads, ctas, limits, fp8)];
-        Self { heads, window, ctas, widths: Self::widths(fp8), words, used: 0, turns: 1 }
+        let (widths, pairs) = (Self::widths(fp8), false);
+        Self { heads, window, ctas, widths, pairs, words, used: 0, turns: 1 }
+    }
+
+    /// Whether two CTAs may share an item: their number is even then.
+    pub fn in_pairs(self, pairs: bool) -> Self {
+        assert!(!pairs || self.ctas.is_multiple_of(2));
+        Self { pairs, ..self }
     }
 
     /// Over fp8 no kernel has wide items.
@@ -103,17 +117,23 @@ impl LatentSplit {
         &self.words[..self.used]
     }
 
-    /// The kind of a step's items: the narrowest into which each sequence's query rows go, or else the widest.
+    /// The kind of a step's items: the narrowest into which each sequence's query rows go, or else the widest; pairs
+    /// where few of their CTAs have no rows.
     fn width(&self, rows: &[BatchRow]) -> Width {
-        let most = rows.iter().map(|row| row.extend_len.saturating_mul(self.heads)).max();
-        let fits = |width: &&Width| width.rows >= most.unwrap_or(0);
-        *self.widths.iter().find(fits).unwrap_or(&self.widths[self.widths.len() - 1])
+        let rows = rows.iter().map(|row| row.extend_len.saturating_mul(self.heads));
+        let most = rows.clone().max().unwrap_or(0);
+        let widest = self.widths[self.widths.len() - 1];
+        let found = *self.widths.iter().find(|width| width.rows >= most).unwrap_or(&widest);
+        let tiles = |rows_of: u32| rows.clone().map(|rows| u64::from(rows.div_ceil(rows_of))).sum();
+        let (alone, paired): (u64, u64) = (tiles(LATENT_ROWS), 2 * tiles(PAIR.rows));
+        let pays = self.pairs && found == widest && paired <= alone + alone / 8;
+        if pays { PAIR } else { found }
     }
 
     /// Splits a step; gives the number of items that were cut. Nothing is allocated.
     pub fn plan(&mut self, rows: &[BatchRow]) -> u32 {
         let width = self.width(rows);
-        let (heads, ctas, extra) = (self.heads, self.ctas, width.extra);
+        let (heads, ctas, extra) = (self.heads, self.ctas / width.ctas, width.extra);
         let wanted = Items { width, heads, window: self.window };
         let items = |turns| wanted.all(rows, turns);
         let units = |work: &ExtendWork| wanted.units(work);
@@ -169,10 +189,12 @@ impl LatentSplit {
                 most_parts = most_parts.max(parts);
             }
         }
-        assert!(slot <= self.slots() && joins <= ctas as usize, "K5: parts have slots");
-        (cta + 1..=ctas).for_each(|cta| self.list(cta, count));
-        self.list(ctas + 1, width.rows);
-        self.words[..4].copy_from_slice(&[joins as u32, most_rows, most_parts, 0]);
+        let fit = slot * width.ctas <= self.slots() && joins <= ctas as usize;
+        assert!(fit, "K5: parts have slots");
+        (cta + 1..=self.ctas).for_each(|cta| self.list(cta, count));
+        self.list(self.ctas + 1, width.rows);
+        let between = LATENT_ROWS * width.ctas;
+        self.words[..4].copy_from_slice(&[joins as u32, most_rows, most_parts, between]);
         self.turns = turns;
         self.used = self.work_at(count);
         joins as u32
@@ -263,6 +285,7 @@ mod tests {
     /// The items of each CTA, as the kernel reads them, and the joins.
     fn read(split: &LatentSplit) -> (Vec<Vec<ExtendWork>>, Vec<LatentJoin>) {
         let (words, ctas) = (split.words(), split.ctas as usize);
+        assert_eq!(words[3], LATENT_ROWS.max(words[split.lists_at() + ctas + 1]));
         let lists = &words[split.lists_at()..][..ctas + 1];
         let works: &[ExtendWork] =
             bytemuck::cast_slice(&words[LatentSplit::works_at(split.ctas)..]);
@@ -288,6 +311,9 @@ mod tests {
         let most = rows.iter().map(|row| row.extend_len * split.heads).max().unwrap_or(0);
         let widest = split.widths[split.widths.len() - 1].rows;
         assert!(width.rows >= most.min(widest) && (width.rows == 16 || most > width.rows / 2));
+        assert!(width.rows != PAIR.rows || split.pairs);
+        // A cluster's CTAs have one list.
+        assert!(ctas[(split.ctas / width.ctas) as usize..].iter().all(Vec::is_empty));
         assert_eq!(split.words()[split.lists_at() + split.ctas as usize + 1], width.rows);
         let items = Items { width, heads: split.heads, window: split.window };
         let all = rows.iter().flat_map(|row| items.of(row)).count();
@@ -313,7 +339,7 @@ mod tests {
             }
         }
         assert_eq!((parts.next(), joined.next()), (None, None));
-        assert!(slot <= split.slots());
+        assert!(slot * width.ctas <= split.slots());
         let load =
             |works: &Vec<ExtendWork>| works.iter().map(|w| items.units(w) + width.extra).sum();
         ctas.iter().map(load).max().expect("there are CTAs")
@@ -325,7 +351,9 @@ mod tests {
         for _ in 0..2000 {
             let (heads, ctas) = (rng.within(1, 128) as u32, rng.within(1, 140) as u32);
             let window = rng.pick(&[0, 0, 1, 63, 64, 65, 1000]);
-            let mut split = LatentSplit::new(heads, window, ctas, (40, 4000), rng.one_in(3));
+            let fp8 = rng.one_in(3);
+            let pairs = !fp8 && ctas % 2 == 0 && rng.one_in(2);
+            let mut split = LatentSplit::new(heads, window, ctas, (40, 4000), fp8).in_pairs(pairs);
             let rows = (0..rng.below(40)).map(|_| {
                 let extend_len = rng.pick(&[0, 1, 1, 1, 2, 4, 17, 90]) as u32;
                 let most = rng.pick(&[1, 70, 5000]);
@@ -349,6 +377,24 @@ mod tests {
     }
 
     #[test]
+    fn pairs_have_both_halves_of_what_they_read() {
+        let mut split = LatentSplit::new(128, 0, 132, (256, 8192), false).in_pairs(true);
+        assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
+        let (lists, _) = read(&split);
+        assert!(lists[..64].iter().all(|works| works.len() == 2 && works[0].q_begin == 0));
+        assert!(lists[64..].iter().all(Vec::is_empty));
+        // One tile of rows, or three, would leave a CTA of each pair or of every second one without rows.
+        for (heads, rows) in [(64, LATENT_ROWS), (96, 128), (128, 128), (40, 128)] {
+            let mut split = LatentSplit::new(heads, 0, 132, (256, 8192), false).in_pairs(true);
+            split.plan(&batch(&[(1 + u32::from(heads == 40), 2048); 9]));
+            assert_eq!(split.words()[split.lists_at() + 133], rows, "{heads} heads");
+        }
+        let mut split = LatentSplit::new(64, 0, 132, (256, 8192), false).in_pairs(true);
+        split.plan(&batch(&[(3, 2048); 9]));
+        assert_eq!(split.words()[split.lists_at() + 133], LATENT_ROWS);
+    }
+
+    #[test]
     fn work_is_dealt_about_equally() {
         for (rows, heads, most) in [
             (vec![(1, 4096); 64], 16, 140),
@@ -359,9 +405,11 @@ mod tests {
             (vec![(1, 4096); 16], 128, 26),
             (vec![(1, 8192)], 16, 17),
         ] {
-            let mut split = LatentSplit::new(heads, 0, 132, (256, 8192), false);
-            let load = check(&mut split, &batch(&rows));
-            assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
+            for pairs in [false, true] {
+                let split = LatentSplit::new(heads, 0, 132, (256, 8192), false);
+                let load = check(&mut split.in_pairs(pairs), &batch(&rows));
+                assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
+            }
         }
     }
 }

@@ -82,6 +82,39 @@ template <bool EVERY> Outcome sync_reduce(Warp& warp, const Instruction& in) {
     return Outcome::NEXT;
 }
 
+// ---- the barrier of a cluster -----------------------------------------------------------------------------------------
+
+/* It is over when all lanes of the cluster that have not ended arrived. */
+void release_cluster(Cluster& cluster) {
+    u32 alive = 0;
+    for (const Cta* cta : cluster.ctas)
+        for (const Warp& warp : cta->warps) alive += static_cast<u32>(__builtin_popcount(warp.alive));
+    if (cluster.arrived < alive) return;
+    cluster.arrived = 0, ++cluster.generation, cluster.passed = cluster.gathered;
+}
+Outcome arrive_cluster(Warp& warp, const Instruction& in) {
+    Cluster& cluster = *warp.cta->cluster;
+    active_lanes(warp, [&](u32 lane) {
+        if (warp.cluster_arrived[lane]) fail(warp, in, lane, "it arrives again at its cluster's barrier, and has not waited");
+        warp.cluster_arrived[lane] = true, warp.cluster_generation[lane] = cluster.generation, ++cluster.arrived;
+    });
+    if (Races& races = warp.cta->races; races.wanted) races.leave(warp.index, cluster.gathered);
+    return release_cluster(cluster), Outcome::NEXT;
+}
+Outcome wait_cluster(Warp& warp, const Instruction& in) {
+    Cluster& cluster = *warp.cta->cluster;
+    release_cluster(cluster);
+    bool over = true;
+    active_lanes(warp, [&](u32 lane) {
+        if (!warp.cluster_arrived[lane]) fail(warp, in, lane, "it waits at its cluster's barrier, where it has not arrived");
+        over &= warp.cluster_generation[lane] != cluster.generation;
+    });
+    if (!over) return Outcome::BLOCKED;
+    active_lanes(warp, [&](u32 lane) { warp.cluster_arrived[lane] = false; });
+    if (Races& races = warp.cta->races; races.wanted) races.take(warp.index, cluster.passed);
+    return Outcome::NEXT;
+}
+
 // ---- registers --------------------------------------------------------------------------------------------------------
 
 /* A warp takes no more than others of its CTA gave back, and waits for these. */
@@ -164,6 +197,8 @@ void add_control(Forms& forms) {
         {"bar.arrive", "4 4", arrive_only, W}, {"barrier.cta.arrive", "4 4", arrive_only, W},
         {"bar.red.or.pred", "=p # p", sync_reduce<false>, W}, {"bar.red.and.pred", "=p # p", sync_reduce<true>, W},
         {"bar.warp.sync", "m", nothing, M},
+        {"barrier.cluster.arrive.relaxed", "", arrive_cluster}, {"barrier.cluster.wait", "", wait_cluster},
+        {"barrier.cluster.arrive.release", "", arrive_cluster}, {"barrier.cluster.wait.acquire", "", wait_cluster},
         {"shfl.sync.idx.b32", "=4|p 4 4 4 m", shuffle<Shuffle::IDX>, M}, {"shfl.sync.bfly.b32", "=4|p 4 4 4 m", shuffle<Shuffle::BFLY>, M},
         {"shfl.sync.up.b32", "=4|p 4 4 4 m", shuffle<Shuffle::UP>, M}, {"shfl.sync.down.b32", "=4|p 4 4 4 m", shuffle<Shuffle::DOWN>, M},
         {"vote.sync.ballot.b32", "=4 p m", ballot, M}, {"vote.sync.any.pred", "=p p m", any, M}, {"vote.sync.all.pred", "=p p m", all, M},

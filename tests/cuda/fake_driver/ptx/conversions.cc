@@ -56,6 +56,7 @@ void add_conversions(Forms& forms) {
         lanes("cvt.rn.f16x2.e4m3x2", [](u16 x) { return e4m3_to_half(x >> 8) << 16 | e4m3_to_half(x & 255); }),
         lanes("cvt.rn.satfinite.e4m3x2.f32", [](float high, float low) { return u16(float_to_e4m3(high) << 8 | float_to_e4m3(low)); }),
         lanes("cvta.to.global.u64", [](u64 x) { return x; }),
+        lanes("cvta.param.u64", [](u64 x) { return x; }),
         lanes("cvta.to.shared.u64", [](u64 x) { return x; }),
         {"mov.b64 {}", "=4*2 8", unpack<u64, u32>},
         {"mov.b32 {}", "=2*2 4", unpack<u32, u16>},

@@ -141,6 +141,8 @@ void start_warp(Cta& cta, u32 index) {
                 case Special::CTAID_X: case Special::CTAID_Y: case Special::CTAID_Z: to[lane] = cta.index[which - u32(Special::CTAID_X)]; break;
                 case Special::LANEID: to[lane] = lane; break;
                 case Special::WARPID: to[lane] = index; break;
+                case Special::CLUSTER_RANK: to[lane] = cta.rank; break;
+                case Special::CLUSTER_SIZE: to[lane] = static_cast<u32>(cta.cluster->ctas.size()); break;
                 default: to[lane] = launch.grid[which - u32(Special::NCTAID_X)]; break;
             }
         }
@@ -151,7 +153,7 @@ void start_warp(Cta& cta, u32 index) {
     // All that its launch bounds allow, which ptxas gives a kernel that moves registers.
     warp.registers = std::min(65536 / (entry.threads_most * entry.resident_least) / 8 * 8, 255u);
     warp.copies.clear(), warp.products.clear(), warp.product_groups = 0;
-    memset(warp.copy_groups, 0, sizeof warp.copy_groups);
+    memset(warp.copy_groups, 0, sizeof warp.copy_groups), memset(warp.cluster_arrived, 0, sizeof warp.cluster_arrived);
 }
 void start_cta(Cta& cta, Launch& launch, u64 number) {
     cta.launch = &launch;
@@ -162,6 +164,7 @@ void start_cta(Cta& cta, Launch& launch, u64 number) {
     const u32 threads = launch.block[0] * launch.block[1] * launch.block[2];
     cta.warps.resize((threads + LANES - 1) / LANES);
     cta.warps_left = static_cast<u32>(cta.warps.size()), cta.registers_left = 0;
+    cta.boxes.clear();
     for (u32 i = 0; i < cta.warps.size(); ++i) start_warp(cta, i);
     cta.races.start(cta);
 }
@@ -172,6 +175,10 @@ bool run_cta(Cta& cta, u64 slice) {
         did |= run_slice(warp, slice);
         if (!warp.alive) --cta.warps_left, did = true;
     }
+    if (cta.warps_left == 0 && did) end(cta);
+    // What the copy engine still brings would be written to whoever comes next.
+    if (cta.warps_left == 0 && !cta.boxes.empty())
+        fail(*cta.boxes[0].asked, *cta.boxes[0].instruction, cta.boxes[0].lane, "CTA %u of the cluster ended while a box was on its way to it", cta.rank);
     return did;
 }
 }  // namespace
@@ -198,10 +205,15 @@ bool Running::go_on() {
     while (started < count || !ctas.empty()) {
         if (polled && ++polls % 32 == 0) return false;
         // CTAs that wait for others, or spin: the next one starts.
-        if (started < count && ctas.size() < resident && (ctas.empty() || !did || (rounds + polls) % 64 == 63)) {
-            if (spare.empty()) spare.push_back(std::make_unique<Cta>());
-            ctas.push_back(std::move(spare.back())), spare.pop_back();
-            start_cta(*ctas.back(), launch, started++);
+        const u32 together = launch.entry->cluster;
+        if (started < count && ctas.size() + together <= std::max(resident, together) && (ctas.empty() || !did || (rounds + polls) % 64 == 63)) {
+            auto cluster = std::make_shared<Cluster>();
+            for (u32 rank = 0; rank < together; ++rank) {
+                if (spare.empty()) spare.push_back(std::make_unique<Cta>());
+                ctas.push_back(std::move(spare.back())), spare.pop_back();
+                ctas.back()->cluster = cluster, ctas.back()->rank = rank, cluster->ctas.push_back(ctas.back().get());
+            }
+            for (Cta* cta : cluster->ctas) start_cta(*cta, launch, started++);
         } else if (!did || (polled ? polls : ++rounds) > (polled ? polls_most : rounds_most)) {
             fprintf(stderr, "%s: %s:\n", launch.entry->name.c_str(), did ? "its warps run for ever" : "all warps wait");
             for (auto& cta : ctas)
@@ -214,7 +226,9 @@ bool Running::go_on() {
             for (const Warp& warp : cta->warps) polled |= warp.alive && warp.polled;
         }
         for (size_t i = 0; i < ctas.size();) {
-            if (ctas[i]->warps_left) { ++i; continue; }
+            bool left = false;  // a cluster's CTAs go together, so that who reaches for one that has ended is seen
+            for (const Cta* cta : ctas[i]->cluster->ctas) left |= cta->warps_left != 0;
+            if (left) { ++i; continue; }
             spare.push_back(std::move(ctas[i])), ctas.erase(ctas.begin() + i), rounds = polls = 0;
         }
     }

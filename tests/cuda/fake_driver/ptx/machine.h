@@ -8,6 +8,7 @@
 namespace ptx {
 struct Launch;
 struct Cta;
+struct Warp;
 
 /* Device memory that a kernel may touch. */
 struct Range { u64 start, bytes; };
@@ -24,6 +25,16 @@ struct AsyncCopy {
     u64 from[LANES];
     const Instruction* instruction;
     Clock known;         // what an arrival leaves at its barrier
+};
+/* A box of a tensor that the copy engine was asked for (cp.async.bulk.tensor), in one CTA that gets it: done when somebody waits at that
+   CTA's barrier, which then counts its bytes. */
+struct BoxCopy {
+    Warp* asked;         // of the CTA that asked
+    u32 lane;
+    const Instruction* instruction;
+    u32 to, barrier, rows;
+    std::vector<u64> from;  // each row of 128 bytes; 0: outside of the tensor
+    Clock known;
 };
 /* A product that was begun (wgmma): done when somebody waits for it. */
 struct AsyncProduct {
@@ -55,6 +66,8 @@ struct Warp {
     u32 barrier_generation;
     std::vector<AsyncCopy> copies;
     u32 copy_groups[LANES];  // committed
+    u32 cluster_generation[LANES];  // at which a lane arrived at its cluster's barrier
+    bool cluster_arrived[LANES];    // and has not waited
     std::vector<AsyncProduct> products;
     u32 product_groups;
     std::vector<u8> memory;  // what `file` and `predicates` point into
@@ -62,14 +75,24 @@ struct Warp {
 
 struct Barrier { u32 arrived, expected, generation; bool any, every; bool result_any, result_every; };
 
+/* CTAs that run together and may reach each other's shared memory. */
+struct Cluster {
+    std::vector<Cta*> ctas;
+    u32 arrived = 0, generation = 0;  // lanes at barrier.cluster
+    Clock gathered, passed;
+};
+
 struct Cta {
     Launch* launch;
+    std::shared_ptr<Cluster> cluster;
+    u32 rank;            // in its cluster
     u32 index[3];
     std::vector<u8> shared;  // begins at SHARED_BASE
     std::vector<Warp> warps;
     Barrier barriers[16];
     u32 warps_left;
     u32 registers_left;  // that its warps gave back
+    std::vector<BoxCopy> boxes;  // on their way to it
     Races races;
 };
 
@@ -136,5 +159,7 @@ template <class F> inline void active_lanes(const Warp& warp, F f) {
 
 /* Shared memory at an address, where an access of so many bytes is whole and aligned. */
 u8* shared_at(Warp& warp, const Instruction& instruction, u32 lane, u64 address, u32 bytes);
+/* The same of another CTA of the cluster, which must not have ended. */
+u8* shared_at(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u64 address, u32 bytes);
 u8* global_at(Warp& warp, const Instruction& instruction, u32 lane, u64 address, u32 bytes);
 }  // namespace ptx

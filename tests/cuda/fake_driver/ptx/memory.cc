@@ -14,6 +14,14 @@ u8* shared_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 byte
     if (address % bytes != 0) fail(warp, in, lane, "shared memory at 0x%llx, not aligned to %u bytes", static_cast<long long>(address), bytes);
     return shared.data() + (address - SHARED_BASE);
 }
+u8* shared_at(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, u32 bytes) {
+    if (cta.warps_left == 0) fail(warp, in, lane, "shared memory of CTA %u of the cluster, which has ended", cta.rank);
+    std::vector<u8>& shared = cta.shared;
+    if (address < SHARED_BASE || address + bytes > SHARED_BASE + shared.size() || address % bytes != 0)
+        fail(warp, in, lane, "shared memory of CTA %u of the cluster at 0x%llx, %u bytes, not aligned or past its 0x%llx", cta.rank,
+             static_cast<long long>(address), bytes, static_cast<long long>(SHARED_BASE + shared.size()));
+    return shared.data() + (address - SHARED_BASE);
+}
 u8* global_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes) {
     Range& known = warp.cta->launch->known;
     if (address - known.start >= known.bytes || known.bytes - (address - known.start) < bytes) {
@@ -117,8 +125,8 @@ template <Space SPACE, class T, bool GIVES, class F> Form atomic_form(std::strin
                 T operands[LANES];
                 memcpy(operands, column<T>(warp, words[3]), sizeof operands);
                 active_lanes(warp, [&](u32 lane) {
-                    auto at = SPACE == Space::SHARED ? shared_at : global_at;
-                    T* place = reinterpret_cast<T*>(at(warp, in, lane, addresses.of[lane], sizeof(T)));
+                    T* place = reinterpret_cast<T*>(SPACE == Space::SHARED ? shared_at(warp, in, lane, addresses.of[lane], sizeof(T))
+                                                                           : global_at(warp, in, lane, addresses.of[lane], sizeof(T)));
                     const T old = *place;
                     *place = F{}(old, operands[lane]);
                     if (GIVES) column<T>(warp, in.at[0])[lane] = old;
@@ -138,6 +146,7 @@ template <class T, class F> void add_atomic(Forms& forms, const std::string& ope
 // ---- copies in flight -------------------------------------------------------------------------------------------------
 
 void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address, Clock* known);
+void arrive_at(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, Clock* known);
 
 /* Does what was begun, of each lane in its order, where `wanted` says so of a lane's copy or arrival. */
 template <class F> void settle(Warp& warp, F wanted) {
@@ -208,8 +217,11 @@ Outcome arrive_when_copied(Warp& warp, const Instruction& in) {
     if (early) settle_all(warp);
     return Outcome::NEXT;
 }
-/* What is due at a barrier, of all warps: done when somebody looks whether it is. */
+void settle_boxes(Cta& cta, u32 barrier);
+
+/* What is due at a barrier, of all warps and of the copy engine: done when somebody looks whether it is. */
 void settle_for(Cta& cta, u32 address) {
+    settle_boxes(cta, address);
     for (Warp& warp : cta.warps) {
         u32 due[LANES] = {};  // of each lane's entries, how many up to the last arrival there
         bool any = false;
@@ -237,24 +249,30 @@ struct Counter {
 static_assert(sizeof(Counter) == 8);
 constexpr u32 SET_UP = 5;
 
-Counter& counter_at(Warp& warp, const Instruction& in, u32 lane, u64 address) {
-    Counter& counter = *reinterpret_cast<Counter*>(shared_at(warp, in, lane, address, 8));
+Counter& counter_at(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address) {
+    Counter& counter = *reinterpret_cast<Counter*>(&cta == warp.cta ? shared_at(warp, in, lane, address, 8) : shared_at(warp, cta, in, lane, address, 8));
     if (counter.set_up != SET_UP) fail(warp, in, lane, "there is no mbarrier at 0x%llx", static_cast<long long>(address));
     return counter;
 }
+Counter& counter_at(Warp& warp, const Instruction& in, u32 lane, u64 address) { return counter_at(warp, *warp.cta, in, lane, address); }
 void advance(Counter& counter) {
     if (counter.pending == 0 && counter.bytes == 0) counter.phase ^= 1, counter.pending = counter.expected;
 }
 /* `known`: what the warp knew when it asked to arrive; none: now. */
-void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address, Clock* known) {
+void leave_at(Cta& cta, u32 address, const Clock& known) {
+    Clock& left = cta.races.counters[address];
+    left.resize(known.size());
+    for (u32 i = 0; i < left.size(); ++i) left[i] = std::max(left[i], known[i]);
+}
+void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address, Clock* known) { arrive_at(warp, *warp.cta, in, lane, address, known); }
+void arrive_at(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, Clock* known) {
+    reach(warp, cta, in, lane, static_cast<u32>(address));
     if (Races& races = warp.cta->races; races.wanted) {
         Clock now;
         if (!known) races.leave(warp.index, now), known = &now;
-        Clock& left = races.counters[static_cast<u32>(address)];
-        left.resize(known->size());
-        for (u32 i = 0; i < left.size(); ++i) left[i] = std::max(left[i], (*known)[i]);
+        leave_at(cta, static_cast<u32>(address), *known);
     }
-    Counter& counter = counter_at(warp, in, lane, address);
+    Counter& counter = counter_at(warp, cta, in, lane, address);
     if (counter.pending == 0) fail(warp, in, lane, "more arrivals at an mbarrier than it counts");
     --counter.pending, advance(counter);
 }
@@ -265,6 +283,10 @@ Outcome counter_init(Warp& warp, const Instruction& in) {
         Counter& counter = *reinterpret_cast<Counter*>(shared_at(warp, in, lane, addresses.of[lane], 8));
         if (count[lane] == 0 || count[lane] >= 1 << 20) fail(warp, in, lane, "an mbarrier for %u arrivals", count[lane]);
         counter = {count[lane], count[lane], 0, SET_UP, 0};
+        if (Races& races = warp.cta->races; races.wanted) {
+            const u32 self = races.first + warp.index;
+            races.made[static_cast<u32>(addresses.of[lane])] = {self, races.warps[warp.index][self]};
+        }
     });
     return Outcome::NEXT;
 }
@@ -288,6 +310,93 @@ Outcome counter_expect(Warp& warp, const Instruction& in) {
     });
     return Outcome::NEXT;
 }
+// ---- clusters, and the copy engine ------------------------------------------------------------------------------------
+
+Cta& cta_of(Warp& warp, const Instruction& in, u32 lane, u32 rank) {
+    const Cluster& cluster = *warp.cta->cluster;
+    if (rank >= cluster.ctas.size()) fail(warp, in, lane, "there is no CTA %u in a cluster of %zu", rank, cluster.ctas.size());
+    return *cluster.ctas[rank];
+}
+Outcome map_shared(Warp& warp, const Instruction& in) {
+    const u32 *address = column<u32>(warp, in.at[1]), *rank = column<u32>(warp, in.at[2]);
+    u32 there[LANES] = {};
+    active_lanes(warp, [&](u32 lane) {
+        shared_at(warp, in, lane, address[lane], 1), cta_of(warp, in, lane, rank[lane]);
+        there[lane] = address[lane] | (rank[lane] + 1) << RANK_SHIFT;
+    });
+    return each_lane(warp, column<u32>(warp, in.at[0]), [&](u32 lane) { return there[lane]; }), Outcome::NEXT;
+}
+Outcome counter_arrive_cluster(Warp& warp, const Instruction& in) {
+    const Addresses addresses(warp, in.at + 1);
+    active_lanes(warp, [&](u32 lane) {
+        const u32 address = static_cast<u32>(addresses.of[lane]), rank = address >> RANK_SHIFT;
+        Cta& cta = rank == 0 ? *warp.cta : cta_of(warp, in, lane, rank - 1);
+        arrive_at(warp, cta, in, lane, address & ((1 << RANK_SHIFT) - 1), nullptr);
+    });
+    return Outcome::NEXT;
+}
+
+/* What cuTensorMapEncodeTiled of this driver writes (driver.cc): three dimensions of two bytes, boxes of rows of 128 bytes, swizzled. */
+struct Tensor {
+    u64 mark, address, sizes[3], strides[2];
+    u32 window[3];
+};
+
+void settle_boxes(Cta& cta, u32 barrier) {
+    for (const BoxCopy& box : cta.boxes) {
+        if (box.barrier != barrier) continue;
+        for (u32 row = 0; row < box.rows; ++row)
+            for (u32 piece = 0; piece < 128; piece += 16) {
+                u32 to = box.to + row * 128 + piece;
+                to ^= (to >> 7 & 7) << 4;
+                u8* const place = shared_at(*box.asked, cta, *box.instruction, box.lane, to, 16);
+                if (box.from[row]) memcpy(place, reinterpret_cast<const u8*>(box.from[row] + piece), 16);
+                else memset(place, 0, 16);
+            }
+        Counter& counter = counter_at(*box.asked, cta, *box.instruction, box.lane, barrier);
+        counter.bytes -= box.rows * 128;
+        if (cta.races.wanted) leave_at(cta, barrier, box.known);
+        advance(counter);
+    }
+    std::erase_if(cta.boxes, [&](const BoxCopy& box) { return box.barrier == barrier; });
+}
+/* [to], [tensor, {column, slot, page}], [barrier], mask of CTAs */
+Outcome copy_box(Warp& warp, const Instruction& in) {
+    const Addresses to(warp, in.at), map(warp, in.at + 3), barrier(warp, in.at + 9);
+    const u32 *column0 = column<u32>(warp, in.at[6]), *slot = column<u32>(warp, in.at[7]), *page = column<u32>(warp, in.at[8]);
+    const u16* mask = column<u16>(warp, in.at[12]);
+    active_lanes(warp, [&](u32 lane) {
+        Tensor tensor;
+        if (map.of[lane] % 64 != 0) fail(warp, in, lane, "a tensor map that is not aligned to 64 bytes");
+        memcpy(&tensor, param_at(warp, in, lane, map.of[lane], 64), 64), memcpy(&tensor.window[2], param_at(warp, in, lane, map.of[lane] + 64, 4), 4);
+        if (tensor.mark != 0x7e4503) fail(warp, in, lane, "that is no tensor map");
+        const u32 rows = tensor.window[1];
+        BoxCopy box{&warp, lane, &in, static_cast<u32>(to.of[lane]), static_cast<u32>(barrier.of[lane]), rows, {}, {}};
+        if (box.to % 128 != 0) fail(warp, in, lane, "a box goes to 0x%x, not aligned to 128 bytes", box.to);
+        for (u32 row = 0; row < rows; ++row) {
+            const bool inside = column0[lane] + u64(64) <= tensor.sizes[0] && slot[lane] + u64(row) < tensor.sizes[1] && page[lane] < tensor.sizes[2];
+            const u64 from = tensor.address + column0[lane] * u64(2) + (slot[lane] + row) * tensor.strides[0] + page[lane] * tensor.strides[1];
+            box.from.push_back(inside ? from : 0);
+            for (u32 piece = 0; inside && piece < 128; piece += 16) global_at(warp, in, lane, from + piece, 16);
+        }
+        if (mask[lane] == 0) fail(warp, in, lane, "a box for no CTA");
+        for (u32 rank = 0; mask[lane] >> rank; ++rank) {
+            if (!(mask[lane] >> rank & 1)) continue;
+            Cta& cta = cta_of(warp, in, lane, rank);
+            shared_at(warp, cta, in, lane, box.to, 128), shared_at(warp, cta, in, lane, box.to + (rows - 1) * 128, 128);
+            reach(warp, cta, in, lane, box.barrier), touch(warp, cta, in, lane, box.to, rows * 128, true), counter_at(warp, cta, in, lane, box.barrier);
+            cta.boxes.push_back(box);
+        }
+        Clock known;
+        if (Races& races = warp.cta->races; races.wanted) races.leave(warp.index, known);
+        for (u32 rank = 0; mask[lane] >> rank; ++rank)
+            if (mask[lane] >> rank & 1) cta_of(warp, in, lane, rank).boxes.back().known = known;
+        for (u32 rank = 0; early && mask[lane] >> rank; ++rank)
+            if (mask[lane] >> rank & 1) settle_boxes(cta_of(warp, in, lane, rank), box.barrier);
+    });
+    return Outcome::NEXT;
+}
+
 /* Whether the phase of this parity is over. Lanes may ask at different barriers. */
 u32 lanes_past(Warp& warp, const Instruction& in) {
     const Addresses addresses(warp, in.at + 1);
@@ -373,6 +482,9 @@ void add_memory(Forms& forms) {
         });
     }
     forms.insert(forms.end(), {
+        {"mapa.shared::cluster.u32", "=4 4 4", map_shared},
+        {"mbarrier.arrive.shared::cluster.b64", "=8 @", counter_arrive_cluster},
+        {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint", "@ T @ 2 .", copy_box},
         {"cp.async.commit_group", "", commit_copies},
         {"cp.async.wait_group", "#", wait_copies},
         {"cp.async.wait_all", "", wait_all_copies},

@@ -158,7 +158,8 @@ struct Parser {
             space();
             if (isdigit(static_cast<u8>(*at))) text.number = number();
             else text.name = word();
-            if (next('+')) text.number = number();
+            if (next(',')) text.list.push_back(operand());
+            else if (next('+')) text.number = number();
             else if (space(), *at == '-') text.number = number();
             return expect(']'), text;
         }
@@ -182,7 +183,8 @@ struct Parser {
     }
     static Special special(string_view name) {
         static const char* const names[] = {"%tid.x", "%tid.y", "%tid.z", "%ntid.x", "%ntid.y", "%ntid.z", "%ctaid.x", "%ctaid.y",
-                                            "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%laneid", "%warpid"};
+                                            "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%laneid", "%warpid",
+                                            "%cluster_ctarank", "%cluster_nctarank"};
         for (u32 i = 0; i < u32(Special::COUNT); ++i)
             if (name == names[i]) return Special(i);
         return Special::COUNT;
@@ -304,6 +306,7 @@ struct Parser {
                 decoded.number = static_cast<u32>(token == "##" ? decoded.number << 1 | (text.number & 1) : text.number);
             } else if (token == "L") scopes.back().jumps.push_back({static_cast<u32>(entry->code.size()), text.name});
             else if (token == "@") push_address(text);
+            else if (token == "T") push_address(text), push(text.list.empty() ? text : text.list[0], "4*3", guarded);
             else if (token == "m") decoded.target = static_cast<u32>(entry->operands.size() - operand_starts.back()), push(text, "4", false);
             else push(text, token, guarded);
         }
@@ -374,7 +377,7 @@ struct Parser {
         *entry = Entry{};
         entry->name = word();
         std::fill_n(entry->specials, u32(Special::COUNT), NO_COLUMN);
-        entry->predicates = 2, entry->threads_most = 1024, entry->resident_least = 1;
+        entry->predicates = 2, entry->threads_most = 1024, entry->resident_least = entry->cluster = 1;
         draft = {}, constants.clear(), operand_starts.clear(), scopes.clear();
         const auto symbols_of_file = symbols;
         const u32 shared_of_file = shared_end;
@@ -385,11 +388,13 @@ struct Parser {
         if (next('(')) parameters();
         while (!next('{')) {
             const string_view directive = word();
+            if (directive == ".explicitcluster") continue;
             u32 threads = 1;
             do threads *= static_cast<u32>(number());
             while (next(','));
             if (directive == ".maxntid") entry->threads_most = threads;
             if (directive == ".minnctapersm") entry->resident_least = threads;
+            if (directive == ".reqnctapercluster") entry->cluster = threads;
         }
         body();
         place_operands();

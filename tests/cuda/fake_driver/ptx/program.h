@@ -41,7 +41,7 @@ struct Instruction {
 /* An opcode that the machine knows. `operands` has a word for each, in the text's order:
  *   4      a column of 4 bytes a lane that is read (2, 4 or 8)    =4  written   +4  read and written   =4*8  eight in braces
  *   p =p   a predicate                                           =4|p  a column, and maybe a predicate
- *   @      an address in brackets          #  a number, known at once          ##  a bit of it          m  lanes that take part
+ *   T      a tensor's box in brackets: an address, three columns      @      an address in brackets          #  a number, known at once          ##  a bit of it          m  lanes that take part
  *   L      a label                                               .  says nothing to the machine   ?4  may be left out */
 struct Form {
     std::string opcode, operands;
@@ -51,7 +51,7 @@ struct Form {
 /* The form of an opcode. Of loads and stores the registers' width says the rest (0 where none is named). */
 const Form* find_form(const std::string& opcode, u32 width);
 
-enum class Special : u8 { TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, LANEID, WARPID, COUNT };
+enum class Special : u8 { TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, LANEID, WARPID, CLUSTER_RANK, CLUSTER_SIZE, COUNT };
 
 struct Entry {
     std::string name;
@@ -63,6 +63,7 @@ struct Entry {
     u32 param_bytes, static_shared, dynamic_shared_at, local_bytes;
     u32 threads_most;                    // .maxntid
     u32 resident_least;                  // CTAs of a multiprocessor: .minnctapersm
+    u32 cluster;                         // CTAs of a cluster, along x: .reqnctapercluster
     std::vector<std::string> lines;      // of the text, for messages
     mutable std::vector<u8> done;        // which instructions were ever done; counts, for statistics
     mutable u64 launches = 0, instructions = 0;
@@ -70,6 +71,7 @@ struct Entry {
 constexpr u32 NO_COLUMN = ~0u, LANES = 32;
 constexpr u32 TRUE_PREDICATE = 0, FALSE_PREDICATE = 1;  // that are never written
 constexpr u32 SHARED_BASE = 1024;  // shared memory begins here, so that address 0 is a mistake
+constexpr u32 RANK_SHIFT = 24;     // of an address in a cluster: 1 + the CTA's rank stands there, 0: the own one
 
 struct Module {
     std::vector<Entry> entries;

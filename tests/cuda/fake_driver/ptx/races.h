@@ -1,4 +1,4 @@
-/* Finds what warps of a CTA do to shared memory in no order: one writes what another reads or writes, and nothing between them makes one
+/* Finds what warps of a CTA, or of a cluster, do to shared memory in no order: one writes what another reads or writes, and nothing between them makes one
  * wait for the other. The machine runs warps in one order of many; this says whether another might give something else.
  *
  * Each warp counts its own time, and knows up to which time of the others it has waited (a vector clock). Who arrives at a barrier
@@ -17,10 +17,13 @@ using Clock = std::vector<u32>;  // a time of each warp
 struct Races {
     struct Word { u32 writer, mask, written, write_line, read_line; };  // mask: its bytes that were written last
     bool wanted = false;
+    u32 first = 0;                             // of this CTA's warps among those of its cluster, which clocks are of
     std::vector<Clock> warps;
     std::vector<Word> words;                   // of shared memory
     std::vector<u32> reads;                    // of each word, each warp's last
     std::unordered_map<u32, Clock> counters;   // mbarriers, by their address
+    std::unordered_map<u32, std::pair<u32, u32>> made;  // mbarriers: by which warp, and when
+    Clock reached;                             // when other CTAs' warps last did something here
     Clock gathered[16], passed[16];            // barriers
 
     void start(const Cta& cta);
@@ -28,6 +31,12 @@ struct Races {
     void leave(u32 warp, Clock& at);
     void take(u32 warp, const Clock& at);
 };
-/* A warp reads or writes shared memory. */
+/* A warp arrives at an mbarrier of another CTA of the cluster, or has bytes brought to it: that must be there by then, and the CTA may not
+ * end before. */
+void reach(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u32 barrier);
+/* The CTA ends: all that others did here came before. */
+void end(Cta& cta);
+/* A warp reads or writes shared memory: its CTA's, or that of another one of the cluster. */
 void touch(Warp& warp, const Instruction& instruction, u32 lane, u64 address, u32 bytes, bool writes);
+void touch(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u64 address, u32 bytes, bool writes);
 }  // namespace ptx

@@ -23,6 +23,7 @@ struct SequenceTiles {
     struct Lasts {};
     DEVICE u32 count(const AttendParams& p) { return items(p); }
     DEVICE ExtendWork load(const AttendParams& p, u32 item) { return load_work(p, item); }
+    DEVICE u32 head(const AttendParams& p, u32 item) { return item % p.kv_heads; }
     DEVICE u32 cta(const AttendParams&) { return blockIdx.x; }
     DEVICE u32 cta_count(const AttendParams&) { return gridDim.x; }
     DEVICE u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(p.counters); }
@@ -244,7 +245,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
 
     static __device__ __forceinline__ void one(const AttendParams& p, u8* memory, Shared& shared, u32 item) {
         ExtendWork work = Items::load(p, item);
-        u32 head = item % p.kv_heads;
+        u32 head = Items::head(p, item);
         const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
         const u32 group = p.group;
         const u32 q_tile = shared_address(memory), k_tile = q_tile + BM * ROW, v_tile = k_tile + (FP8 ? 1 : 2) * TILE;
@@ -511,7 +512,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         copy_wait<0>();
         // Loaded again rather than kept in registers that the loop has no room for.
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(item) : "r"(shared_address(&shared.item)));
-        work = Items::load(p, item), head = item % p.kv_heads;
+        work = Items::load(p, item), head = Items::head(p, item);
         if constexpr (FP8) {
             const float scale = head_scale(fp8_of(p), fp8_of(p).scales.v, head);
 #pragma unroll

@@ -217,11 +217,13 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         const Producer producer{p, shared, memory, thread, thread / 32, thread % 32};
         const u32 all = Items::count(p);
         u32 item = blockIdx.x, filled = 0;  // tiles of K
-        if constexpr (Items::SPANS) item = Items::cta(p);
+        u32 listed = 0;                     // of spans the item's place, whose number is its head
+        if constexpr (Items::SPANS) listed = Items::cta(p), item = Items::head(p, listed);
         u32 page = 0, slot = 0;
         auto ask = [&](u32 turn) {
             // Every CTA that has an item asks until it is refused, so items(p) tickets are drawn and the counter wraps to 0.
-            if (thread == 0) shared.ticket[turn % 2] = atomicInc(Items::tickets(p), all - 1);
+            if constexpr (!Items::SPANS)
+                if (thread == 0) shared.ticket[turn % 2] = atomicInc(Items::tickets(p), all - 1);
         };
         // Begins to look for this lane's token of a tile; those past the end are the last one again.
         auto look = [&](u32 begin) {
@@ -230,13 +232,18 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         };
         // Goes on to the next item.
         auto answer = [&](u32 turn) {
-            named_sync(PRODUCE, PRODUCERS);
-            item = min(all, Items::cta_count(p)) + shared.ticket[turn % 2];
-            if (item < all) work = Items::load(p, item);
+            if constexpr (Items::SPANS) {
+                listed = Items::next(p, listed), item = all;
+                if (listed != 0) work = Items::load(p, listed), item = Items::head(p, listed);
+            } else {
+                named_sync(PRODUCE, PRODUCERS);
+                item = min(all, Items::cta_count(p)) + shared.ticket[turn % 2];
+                if (item < all) work = Items::load(p, item);
+            }
         };
         // Past those without tokens; begins to look where the first with some reads.
         auto skip = [&](u32 turn) {
-            while (item < all && work.kv_begin == work.kv_end) {
+            while (!Items::SPANS && item < all && work.kv_begin == work.kv_end) {
                 producer.blank(work, item % p.kv_heads);
                 named_sync(PRODUCE, PRODUCERS);
                 ask(turn);
@@ -255,6 +262,9 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 u32 token = work.qo_start + query;
                 if constexpr (Items::SPANS) token = Items::token(p, token);
                 producer.again().publish(2, token * p.q_stride + (head * group + packed - query * group) * ROW);
+                // What a launch may read of the one before it begins with Q.
+                if constexpr (Items::SPANS)
+                    if (turn == 0) Items::begin();
                 producer.again().copy(memory + Q + turn % 2 * TILE, p.q, 2);
             }
             if (thread == 0) {

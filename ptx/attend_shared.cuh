@@ -9,6 +9,18 @@
 #include "attend_extend.cuh"
 #include "shared_parts.cuh"
 
+// Both kinds as their own kernels of a head_dim are. JOINED: parts of a sum that are in registers at once.
+template <int D> struct SharedTiles;
+template <> struct SharedTiles<64> {
+    enum { MT = 2, BN = 64, TILE = SPAN_ROWS, TAILS = TAIL_WARPS_ANY, STAGES = 4, JOINED = 8 };
+};
+template <> struct SharedTiles<128> {
+    enum { MT = 2, BN = 64, TILE = SPAN_ROWS, TAILS = TAIL_WARPS_ANY, STAGES = 2, JOINED = 4 };
+};
+template <> struct SharedTiles<256> {
+    enum { MT = 1, BN = 32, TILE = SPAN_ROWS_256, TAILS = TAIL_WARPS_256, STAGES = 2, JOINED = 2 };
+};
+
 // Rows of T whose items are those of spans: the extend kernel takes it in place of T. ROWS: query rows of a tail.
 template <class T, int ROWS, int TAILS> struct Gathered {};
 template <class T, int ROWS, int TAILS> struct RowsOf<Gathered<T, ROWS, TAILS>> {
@@ -24,19 +36,23 @@ template <class T, int ROWS, int TAILS> DEVICE void mma(Gathered<T, ROWS, TAILS>
 template <class T, int ROWS, int TAILS> struct SpanTiles : SpanPlan<TAILS> {
     using Plan = SpanPlan<TAILS>;
     struct Lasts {
-        ListedSums<SPAN_ROWS> lasts;  // of an item's members' rows those of which it was the last part
+        SpanEnds lasts;
     };
+    // With a length that the compiler knows: the loop has few registers.
+    DEVICE ExtendWork load(const AttendParams& p, u32 item) {
+        ExtendWork work = Plan::load(p, item);
+        work.kv_len = 1u << 30;
+        return work;
+    }
 
-    // The end of an item: its sums go to their rows of `span_partial`. Each member's row is told; where that was the last of its parts, it
-    // is joined.
+    // The end of an item: its sums go to their rows of `span_partial`.
     template <class Shared, int MT, int EIGHTS>
     static __device__ __forceinline__ void part(const AttendParams& p, Shared& shared, const ExtendWork& work, u32 head, float factor,
                                                 const float (&o)[MT][EIGHTS][4], const float (&top)[MT][2], const float (&sum)[MT][2]) {
-        constexpr int D = EIGHTS * 8, WARPS = 4, TILE = 16 * MT * WARPS;
+        constexpr int D = EIGHTS * 8;
         const AttendSharedParams& s = Plan::all(p);
         const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, rows = work.extend_len * p.group;
-        const u64 first = work.part + head * rows;
-        if (thread == 0) shared.lasts.count = 0;
+        const u64 first = work.part;
 #pragma unroll
         for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -48,51 +64,54 @@ template <class T, int ROWS, int TAILS> struct SpanTiles : SpanPlan<TAILS> {
                 for (int n = 0; n < EIGHTS; ++n) *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[m][n][2 * h], o[m][n][2 * h + 1]);
                 if (lane % 4 == 0) reinterpret_cast<float2*>(s.span_tops)[first + row] = make_float2(top[m][h] * factor, sum[m][h]);
             }
-        const SharedHead head_of_plan = Plan::plan(p);
-        __threadfence();
         __syncthreads();
-        if (thread < work.extend_len) {
-            const u32 index = load_u32(s.members + sizeof(SpanMember) * (work.qo_start + thread) + 4);
-            const RowShare share = load_share(s, index);
-            const OwnParts own = OwnParts::of(share.start, share.units, head, p.stripes, head_of_plan.work_units);
-            if (arrive_last_fenced(row_counter(s, index, head), arrivals(own, share))) shared.lasts.add(index * p.kv_heads + head);
+        if (thread == 0) {
+            const ExtendWork whole = Plan::load(p, shared.item);
+            shared.lasts.tell(s, Plan::cta(p), Plan::parts(whole), Plan::piece(whole));
         }
-        __syncthreads();
-        if (shared.lasts.count == 0) return;
-        __threadfence();
-        SharedJoin<T, D, ROWS, TILE>::join_all(s, head_of_plan, shared.lasts, warp, WARPS);
+    }
+
+    // After the last item: joins what is complete.
+    template <int D, class Shared> static __device__ __forceinline__ void join_listed(const AttendParams& p, Shared& shared) {
+        using Join = SharedJoin<T, D, ROWS, SharedTiles<D>::TILE, SharedTiles<D>::JOINED>;
+        // The thread's number is asked for again: the loop before has no register for it.
+        u32 thread;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        shared.lasts.template meet<Plan, Join>(Plan::all(p), thread, 4, [] { __syncthreads(); });
     }
 };
 template <class T, int ROWS, int TAILS> struct ItemsOf<Gathered<T, ROWS, TAILS>> {
     using Type = SpanTiles<T, ROWS, TAILS>;
 };
 
-// Both kinds as their own kernels of a head_dim are.
-template <int D> struct SharedTiles;
-template <> struct SharedTiles<64> {
-    enum { MT = 2, BN = 64, TILE = SPAN_ROWS, TAILS = TAIL_WARPS_ANY, STAGES = 4 };
-};
-template <> struct SharedTiles<128> {
-    enum { MT = 2, BN = 64, TILE = SPAN_ROWS, TAILS = TAIL_WARPS_ANY, STAGES = 2 };
-};
-template <> struct SharedTiles<256> {
-    enum { MT = 1, BN = 32, TILE = SPAN_ROWS_256, TAILS = TAIL_WARPS_256, STAGES = 2 };
-};
+// A CTA's items, one after another.
+template <class Span, int D> DEVICE void run_listed(const AttendParams& p, u8* memory, typename Span::Shared& shared) {
+    using Items = typename Span::Items;
+    for (u32 item = Items::cta(p);;) {
+        Span::one(p, memory, shared, item);
+        // Loaded again rather than kept in a register.
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(item) : "r"(shared_address(&shared.item)));
+        item = Items::next(p, item);
+        if (item == 0) break;
+        __syncthreads();
+    }
+    Items::template join_listed<D>(p, shared);
+}
 
 // NT: eights of query rows of a tail; BYTES: of dynamic shared memory, which has all that a CTA of either kind keeps there.
 template <class T, int D, int NT, int BYTES> DEVICE void attend_shared(const AttendSharedParams& s) {
     using Of = SharedTiles<D>;
     constexpr int TAILS = Of::TAILS;
     using Span = Extend<Gathered<T, 8 * NT, TAILS>, D, Of::MT, 4, Of::BN>;
-    using Tail = Decode<T, D, NT, 1, Of::STAGES, SharedDecodeParts<T, D, NT, TAILS, Of::TILE>>;
+    using Tail = Decode<T, D, NT, 1, Of::STAGES, SharedDecodeParts<T, D, NT, TAILS, Of::TILE, Of::JOINED>>;
     static_assert(Span::BM == Of::TILE && Span::BYTES + sizeof(typename Span::Shared) <= BYTES);
     static_assert(TAILS * (Tail::BYTES + sizeof(typename Tail::Shared)) <= BYTES);
     static_assert(Span::BYTES % 512 == 0 && Tail::BYTES % 512 == 0);
     extern __shared__ __align__(1024) u8 memory[];
     const AttendParams& p = s.attend;
-    if (blockIdx.x * TAILS >= load_u32(p.plan + 8)) {
+    if (blockIdx.x * TAILS >= load_u32(p.plan)) {
         wait_for_previous();
-        return run_items<Span>(p, memory, reinterpret_cast<typename Span::Shared&>(memory[Span::BYTES]));
+        return run_listed<Span, D>(p, memory, reinterpret_cast<typename Span::Shared&>(memory[Span::BYTES]));
     }
     const u32 warp = threadIdx.x / 32, chunk = (blockIdx.x * TAILS + warp) / p.stripes;
     if (warp >= TAILS) return wait_for_previous();

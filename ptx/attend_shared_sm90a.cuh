@@ -12,16 +12,18 @@
 
 // The items of spans: all of them parts.
 template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
-    using Lasts = ListedSums<LISTED_SUMS>;
+    // The producers hand a kv head on as the item's number.
+    DEVICE u32 count(const AttendParams& p) { return p.kv_heads; }
+    DEVICE void begin() { wait_for_previous(); }
+    using Lasts = SpanEnds;
 
-    // The end of an item: its sums go to their rows of `span_partial`. Each member's row is told; where that was the
-    // last of its parts, it is kept to be joined.
+    // The end of an item: its sums go to their rows of `span_partial`.
     template <class T> static __device__ __forceinline__ void part(const AttendParams& p, Lasts& lasts, const ExtendWork& work, u32 head, float factor,
                                                                    const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) {
         constexpr int D = 128, CONSUMERS = 256, FINISH = 1;
         const AttendSharedParams& s = all(p);
         const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, rows = work.extend_len * p.group;
-        const u64 first = work.part + head * rows;
+        const u64 first = work.part;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const u32 row = warp * 16 + lane / 4 + 8 * h;
@@ -31,24 +33,13 @@ template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
             for (int n = 0; n < 16; ++n) *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
             if (lane % 4 == 0) reinterpret_cast<float2*>(s.span_tops)[first + row] = make_float2(top[h] * factor, sum[h]);
         }
-        const SharedHead head_of_plan = plan(p);
-        __threadfence();
         named_sync(FINISH, CONSUMERS);
-        if (thread < work.extend_len) {
-            const u32 index = load_u32(s.members + sizeof(SpanMember) * (work.qo_start + thread) + 4);
-            const RowShare share = load_share(s, index);
-            const OwnParts own = OwnParts::of(share.start, share.units, head, p.stripes, head_of_plan.work_units);
-            if (arrive_last_fenced(row_counter(s, index, head), arrivals(own, share))) lasts.add(index * p.kv_heads + head);
-        }
+        if (thread == 0) lasts.tell(s, SpanItems::cta(p), SpanItems::parts(work), SpanItems::piece(work));
     }
 
-    // After the last item, all consumers: joins what was listed.
-    template <class T> static __device__ __forceinline__ void join_listed(const AttendParams& p, const Lasts& lasts) {
-        named_sync(1, 256);
-        __threadfence();
-        const AttendSharedParams& s = all(p);
-        const SharedHead head_of_plan = plan(p);
-        SharedJoin<T, 128, ROWS, SPAN_ROWS>::join_all(s, head_of_plan, lasts, threadIdx.x / 32, 8);
+    // After the last item, all consumers: joins what is complete.
+    template <class T> static __device__ __forceinline__ void join_listed(const AttendParams& p, Lasts& lasts) {
+        lasts.template meet<SpanItems, SharedJoin<T, 128, ROWS, SPAN_ROWS, 8>>(all(p), threadIdx.x, 8, [] { named_sync(1, 256); });
     }
 };
 
@@ -61,10 +52,9 @@ template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedPa
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename Span::Shared shared;
     const AttendParams& p = s.attend;
-    const bool spans = TAIL_WARPS * blockIdx.x >= load_u32(p.plan + 8);
+    const bool spans = TAIL_WARPS * blockIdx.x >= load_u32(p.plan);
     if (spans) {
         if (threadIdx.x == 0) {
-            shared.lasts.count = 0;
             Ring::init(shared.q, Span::PRODUCERS + 1, Span::WARPS);
             Ring::init(shared.k, Span::PRODUCERS, Span::WARPS), Ring::init(shared.v, Span::PRODUCERS, Span::WARPS);
         }
@@ -77,9 +67,9 @@ template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedPa
             return wait_for_previous();
         }
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        wait_for_previous();
-        // There are as many items as CTAs for them, or more.
-        if (spans) Span::produce(p, shared_address(memory), shared, SpanItems<8 * NT>::load(p, SpanItems<8 * NT>::cta(p)));
+        if (!spans) return wait_for_previous();
+        // Each CTA for spans has an item; the previous launch is waited for where Q is read.
+        Span::produce(p, shared_address(memory), shared, SpanItems<8 * NT>::load(p, SpanItems<8 * NT>::cta(p)));
     } else {
         if (NT > 1 && !spans) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         else asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

@@ -239,29 +239,38 @@ KV_AT(ExtendWork, part, 28);
 
 // ---- attention that reads shared spans once: attend_shared_* ------------------------------------------------------------
 //
-// Of gridDim.x CTAs the last `span_ctas` work on the spans' items, which are ExtendWork of gathered query rows; the others on what
-// each row has behind its spans, as attend_decode_* does, a work chunk a warp. Sums of a (row, kv head) in several parts meet by a
-// counter: the last part to arrive joins all of them.
+// Of gridDim.x CTAs the last `span_ctas` work on the spans' items, products of gathered query rows; the others on what each row has
+// behind its spans, as attend_decode_* does, a work chunk a warp. Sums of a (row, kv head) in several parts meet by a counter: the last
+// part to arrive joins all of them.
+//
+// A query tile is up to SPAN_ROWS query rows of a span's members, which see all of it: as many tiles as it has 128 tokens. All query
+// tiles' tiles, head by head, are dealt in equal shares: CTA c for spans has tiles c * work_tiles.. (c + 1) * work_tiles, and an item for
+// each query tile that these lie in. What an item takes beside its tiles counts as some behind each query tile.
 
 // The plan: SharedHead, then DecodeWork[ceil(decode_warps / stripes)].
 struct SharedHead {
-    u32 work_count;     // ExtendWork of spans; an item is one of them of one kv head
-    u32 span_ctas;
     u32 decode_warps;   // TAIL_WARPS of each other CTA, or as many as its kernel has
     u32 work_units;     // as in DecodeWork
+    u32 span_ctas;
+    u32 work_tiles;     // of a CTA
+    u32 head_tiles;     // of all query tiles, and between them, of one kv head
+    u32 head_rows;      // query rows of all query tiles, of one kv head
+    u32 reserved[2];
 };
-KV_SIZE(SharedHead, 16);
-KV_AT(SharedHead, work_count, 0);
-KV_AT(SharedHead, span_ctas, 4);
-KV_AT(SharedHead, decode_warps, 8);
-KV_AT(SharedHead, work_units, 12);
+KV_SIZE(SharedHead, 32);
+KV_AT(SharedHead, decode_warps, 0);
+KV_AT(SharedHead, work_units, 4);
+KV_AT(SharedHead, span_ctas, 8);
+KV_AT(SharedHead, work_tiles, 12);
+KV_AT(SharedHead, head_tiles, 16);
+KV_AT(SharedHead, head_rows, 20);
 
 // What a row of the batch takes from spans, and where its own units are.
 struct RowShare {
     u32 begin;       // first position behind its spans
     u32 place;       // its first new token's place among the members
     u32 span;        // the last of its spans
-    u32 parts;       // parts that its spans make of each new token's sum; 0: it has none
+    u32 depth;       // its spans
     u32 start;       // first of its units in each stripe
     u32 units;       // its units of one head
     u32 qo_start;    // its first query row
@@ -271,15 +280,17 @@ KV_SIZE(RowShare, 32);
 KV_AT(RowShare, begin, 0);
 KV_AT(RowShare, place, 4);
 KV_AT(RowShare, span, 8);
-KV_AT(RowShare, parts, 12);
+KV_AT(RowShare, depth, 12);
 KV_AT(RowShare, start, 16);
 KV_AT(RowShare, units, 20);
 KV_AT(RowShare, qo_start, 24);
 KV_AT(RowShare, extend_len, 28);
 
-// A span's parts: piece c of its tokens, tile t of its members, head h, query row r of a tile stand at row
-// partial_at + ((c * members + t * SPAN_ROWS / group) * kv_heads + h * members of the tile) * group + r of the spans' sums.
+// Query rows of a query tile, at most. The part that CTA c has of its sum stands at row (2 * c + whether it is the first) * SPAN_ROWS of
+// the spans' sums; where one CTA has all of it, at row 2 * span_ctas * SPAN_ROWS + head * head_rows + the query rows of those before it.
 #define SPAN_ROWS 128
+// The place of no span.
+#define NO_SPAN 0xffffffffu
 // The same of head_dim 256.
 #define SPAN_ROWS_256 64
 // Most (row, kv head)s of a step, and of a stripe.
@@ -290,19 +301,58 @@ KV_AT(RowShare, extend_len, 28);
 #define TAIL_WARPS_ANY 4
 #define TAIL_WARPS_256 2
 struct SpanParts {
-    u32 partial_at;
-    u32 pieces;
+    u32 tile_at;       // the first tile of its first query tile, of each kv head
+    u32 tiles;         // of one of its query tiles
     u32 member_start;  // its first member's place
     u32 member_count;
     u32 parent;        // the span before it on the way to the root, where there is one
-    u32 reserved[3];
+    u32 row_at;        // query rows of query tiles before it
+    u32 stride;        // tiles from one of its query tiles to the next: those between count as work
+    u32 reserved;
 };
 KV_SIZE(SpanParts, 32);
-KV_AT(SpanParts, partial_at, 0);
-KV_AT(SpanParts, pieces, 4);
+KV_AT(SpanParts, tile_at, 0);
+KV_AT(SpanParts, tiles, 4);
 KV_AT(SpanParts, member_start, 8);
 KV_AT(SpanParts, member_count, 12);
 KV_AT(SpanParts, parent, 16);
+KV_AT(SpanParts, row_at, 20);
+KV_AT(SpanParts, stride, 24);
+
+// Where the CTAs that have parts of one query tile's sum meet, so that each joins some of its rows; the first of them names it.
+struct SpanMeeting {
+    u64 state;  // parts that are there; from bit 16 on, by piece, those whose CTAs have ceased to wait for the others
+    u32 left;   // CTAs that look no more
+    u32 reserved;
+};
+KV_SIZE(SpanMeeting, 16);
+KV_AT(SpanMeeting, state, 0);
+KV_AT(SpanMeeting, left, 8);
+
+// Tiles of one query tile. CTA c's first stands at place c.
+struct SpanItem {
+    u32 row;           // of the page tables
+    u32 member_start;  // the query tile's first member's place
+    u32 member_count;
+    u16 head;
+    u16 parts;         // items of the query tile, each of another CTA
+    u16 next;          // the CTA's next item's place; 0: there is none
+    u16 piece;         // which of them it is: CTA c's is of the CTAs from c - piece on
+    u32 kv_begin;
+    u32 kv_end;
+    u32 part;          // row of the spans' sums where its own stand
+};
+KV_SIZE(SpanItem, 32);
+KV_AT(SpanItem, row, 0);
+KV_AT(SpanItem, member_start, 4);
+KV_AT(SpanItem, member_count, 8);
+KV_AT(SpanItem, head, 12);
+KV_AT(SpanItem, parts, 14);
+KV_AT(SpanItem, next, 16);
+KV_AT(SpanItem, piece, 18);
+KV_AT(SpanItem, kv_begin, 20);
+KV_AT(SpanItem, kv_end, 24);
+KV_AT(SpanItem, part, 28);
 
 // A member of spans: one of a row's new tokens, which stand side by side.
 struct SpanMember {
@@ -317,9 +367,9 @@ struct AttendSharedParams {
     AttendParams attend;  // partial: f32 [2 * decode_warps + batch * kv_heads, rows, head_dim]; counters: u32 [batch, kv_heads]
     u64 shares;           // RowShare[batch]
     u64 spans;            // SpanParts[..]
-    u64 works;            // ExtendWork[work_count]: extend_len members from place qo_start on; part: its partial_at; kv_len 2^30
+    u64 items;            // SpanItem[..]
     u64 members;          // SpanMember[..]
-    u64 tickets;          // u32, zero between launches
+    u64 meetings;         // SpanMeeting[span_ctas], zero between launches
     u64 tops;             // f32 [as partial, rows, 2]
     u64 span_partial;     // f32 [.., head_dim]
     u64 span_tops;        // f32 [.., 2]
@@ -328,9 +378,9 @@ KV_SIZE(AttendSharedParams, 272);
 KV_AT(AttendSharedParams, attend, 0);
 KV_AT(AttendSharedParams, shares, 208);
 KV_AT(AttendSharedParams, spans, 216);
-KV_AT(AttendSharedParams, works, 224);
+KV_AT(AttendSharedParams, items, 224);
 KV_AT(AttendSharedParams, members, 232);
-KV_AT(AttendSharedParams, tickets, 240);
+KV_AT(AttendSharedParams, meetings, 240);
 KV_AT(AttendSharedParams, tops, 248);
 KV_AT(AttendSharedParams, span_partial, 256);
 KV_AT(AttendSharedParams, span_tops, 264);

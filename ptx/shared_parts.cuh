@@ -10,24 +10,34 @@ DEVICE RowShare load_share(const AttendSharedParams& p, u32 index) {
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
+DEVICE SharedHead load_shared_head(const AttendParams& p) {
+    const uint4 a = load_uint4(p.plan), b = load_uint4(p.plan + 16);
+    return {a.x, a.y, a.z, a.w, b.x, b.y, {}};
+}
+
+DEVICE SpanParts load_span(const AttendSharedParams& p, u32 span) {
+    const u64 at = p.spans + sizeof(SpanParts) * static_cast<u64>(span);
+    const uint4 a = load_uint4(at), b = load_uint4(at + 16);
+    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z};
+}
+
 // What all kernels read of the spans' items in the plan. TAILS: warps of a CTA that work on tails.
 template <int TAILS> struct SpanPlan {
     enum { SPANS = 1 };
     DEVICE const AttendSharedParams& all(const AttendParams& p) { return reinterpret_cast<const AttendSharedParams&>(p); }
-    DEVICE SharedHead plan(const AttendParams& p) {
-        const uint4 head = load_uint4(p.plan);
-        return {head.x, head.y, head.z, head.w};
-    }
-    DEVICE u32 count(const AttendParams& p) { return load_u32(p.plan) * p.kv_heads; }
-    // The CTA's number among those that work on spans, which stand behind the others.
-    DEVICE u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan + 8) / TAILS; }
-    DEVICE u32 cta_count(const AttendParams& p) { return load_u32(p.plan + 4); }
+    // Place of the first item of this CTA: those that work on spans stand behind the others.
+    DEVICE u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan) / TAILS; }
+    // A query tile is as an extend chunk that sees all it reads. What a chunk's length is has room for more.
     DEVICE ExtendWork load(const AttendParams& p, u32 item) {
-        const u64 at = all(p).works + sizeof(ExtendWork) * (item / p.kv_heads);
+        const u64 at = place(p, item);
         const uint4 a = load_uint4(at), b = load_uint4(at + 16);
-        return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        return {a.x, a.y, a.z, 1u << 30 | b.x >> 16 << 12 | a.w >> 16, 0, b.y, b.z, b.w};
     }
-    DEVICE u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(all(p).tickets); }
+    DEVICE u32 parts(const ExtendWork& work) { return work.kv_len & 0xfff; }
+    DEVICE u32 piece(const ExtendWork& work) { return work.kv_len >> 12 & 0xfff; }
+    DEVICE u32 head(const AttendParams& p, u32 item) { return load_u32(place(p, item) + 12) & 0xffff; }
+    DEVICE u32 next(const AttendParams& p, u32 item) { return load_u32(place(p, item) + 16) & 0xffff; }
+    DEVICE u64 place(const AttendParams& p, u32 item) { return all(p).items + sizeof(SpanItem) * static_cast<u64>(item); }
     DEVICE u32 token(const AttendParams& p, u32 place) { return load_u32(all(p).members + sizeof(SpanMember) * place); }
 };
 
@@ -41,18 +51,46 @@ struct OwnParts {
     }
 };
 
-// Who arrives for a (row, kv head): its own parts, and of each part of its spans each of its new tokens, which may lie in two items.
-DEVICE u32 arrivals(const OwnParts& own, const RowShare& share) { return own.count + share.parts * share.extend_len; }
-
-// The slot of part `part` of them. A row that lies in one work chunk has a slot of its own.
-DEVICE u32 own_slot(const AttendSharedParams& p, const SharedHead& head, const OwnParts& own, u32 part, u32 index, u32 kv_head) {
-    if (own.count == 1) return 2 * head.decode_warps + index * p.attend.kv_heads + kv_head;
-    return 2 * (own.first_warp + part * p.attend.stripes) + (part == 0);
-}
-
 DEVICE u32* row_counter(const AttendSharedParams& p, u32 index, u32 kv_head) {
     return reinterpret_cast<u32*>(p.attend.counters) + index * p.attend.kv_heads + kv_head;
 }
+
+// What arrives for a (row, kv head): its own parts, and for each of its new tokens, which may lie in two query tiles, each of its spans.
+DEVICE u32 arrivals(const OwnParts& own, const RowShare& share) { return own.count + share.depth * share.extend_len; }
+// What is to be said for a member of a query tile when all parts of its sum are there.
+struct Arrival {
+    u32* counter;
+    u32 of;
+    u32 sum;  // index * kv_heads + kv head
+    DEVICE Arrival of_member(const AttendSharedParams& p, const SharedHead& plan, u32 place, u32 head) {
+        const u32 index = load_u32(p.members + sizeof(SpanMember) * place + 4);
+        const RowShare share = load_share(p, index);
+        const OwnParts own = OwnParts::of(share.start, share.units, head, p.attend.stripes, plan.work_units);
+        return {row_counter(p, index, head), arrivals(own, share), index * p.attend.kv_heads + head};
+    }
+    // Whether the member's row wants nothing else.
+    __device__ __forceinline__ bool is_last() const { return arrive_last_fenced(counter, of); }
+};
+
+// The slot of part `part` of them. A row that lies in one work chunk has a slot of its own.
+DEVICE u32 own_slot(const AttendSharedParams& p, const SharedHead& head, const OwnParts& own, u32 part, u32 sum) {
+    if (own.count == 1) return 2 * head.decode_warps + sum;
+    return 2 * (own.first_warp + part * p.attend.stripes) + (part == 0);
+}
+
+// The parts that a span makes of the sum of one of its members' new tokens: those of the CTAs that its query tile's tiles are dealt to.
+template <int TILE> struct QueryTileParts {
+    u32 count;
+    u32 row;  // of the spans' sums: the first part's
+    DEVICE QueryTileParts of(const SharedHead& plan, const SpanParts& span, u32 place, u32 head, u32 group) {
+        const u32 whole = TILE / group, nth = place - span.member_start, query_tile = nth / whole, in_tile = (nth - query_tile * whole) * group;
+        const u32 begin = head * plan.head_tiles + span.tile_at + query_tile * span.stride, first = begin / plan.work_tiles;
+        const u32 count = (begin + span.tiles - 1) / plan.work_tiles - first + 1;
+        const u32 alone = 2 * plan.span_ctas * TILE + head * plan.head_rows + span.row_at + nth * group;
+        return {count, count == 1 ? alone : (2 * first + 1) * TILE + in_tile};
+    }
+    __device__ __forceinline__ u32 row_of(u32 part) const { return part == 0 ? row : row + (2 * part - 1) * TILE; }
+};
 
 // (row, kv head)s whose sums are in parts, by index * kv_heads + kv head.
 template <u32 MOST> struct ListedSums {
@@ -61,100 +99,216 @@ template <u32 MOST> struct ListedSums {
     __device__ __forceinline__ void add(u32 sum) { listed[atomicAdd(&count, 1)] = static_cast<u16>(sum); }
 };
 
+// The CTAs that have parts of one query tile's sum share its members out among them, since to join all of them takes one CTA as long as four
+// tiles. So each waits for the others when it has done its items, but not for long: they may not run at the same time. Who comes last
+// does what is left by those that have ceased to wait.
+struct Meeting {
+    enum : u32 { LISTED = 48, TRIES = 96 };  // pieces that can be known as left; looks at the state
+    u32 parts, piece;
+    bool mine, last;
+    u64 before;  // the state when the last came
+
+    DEVICE u64 at(const AttendSharedParams& p, u32 cta, u32 piece) { return p.meetings + sizeof(SpanMeeting) * static_cast<u64>(cta - piece); }
+    DEVICE u64 add(u64 at, u64 amount) {
+        u64 before;
+        asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(at), "l"(amount) : "memory");
+        return before;
+    }
+    // One thread, when a part has been written: the state before.
+    DEVICE u64 come(const AttendSharedParams& p, u32 cta, u32 piece) { return add(at(p, cta, piece), 1); }
+    // One thread, when all items are done. `came`: what `come` gave.
+    DEVICE Meeting wait(const AttendSharedParams& p, u32 cta, u32 parts, u32 piece, u64 came) {
+        const u64 state = at(p, cta, piece);
+        auto all = [&](u64 seen) { return static_cast<u32>(seen & 0xffff) == parts; };
+        const bool last = all(came + 1);
+        bool mine = last;
+        for (u32 i = 0; piece < LISTED && !mine && i < TRIES; ++i) {
+            u64 seen;
+            asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(state) : "memory");
+            mine = all(seen);
+        }
+        if (piece < LISTED && !mine) mine = all(add(state, 1ull << (16 + piece)));
+        if (arrive_last_fenced(reinterpret_cast<u32*>(state + 8), parts)) store_uint2(state, 0, 0);
+        return {parts, piece, mine, last, came};
+    }
+    // Whether this CTA speaks for a member of the query tile.
+    __device__ __forceinline__ bool has(u32 member) const {
+        const u32 of = member % parts;
+        return of == piece ? mine : last && (of >= LISTED || (before >> (16 + of) & 1));
+    }
+};
+
 // A row's share of a lane's, 128 bytes apart; where `some` is false x stays.
 template <int COUNT, int AT = 0> DEVICE void load_row(float4 (&x)[COUNT], u64 from, bool some) {
     load_float4_shared<AT * 128>(x[AT], from, some);
     if constexpr (AT + 1 < COUNT) load_row<COUNT, AT + 1>(x, from, some);
 }
 
-// Joins the parts of one (row, kv head): a warp, eight lanes to a query row, four query rows at a time. ROWS: query rows that an own
-// part has room for; TILE: query rows of an item. Each launch runs this code cold, so that it is short matters more than what it does.
-template <class T, int D, int ROWS, int TILE> struct SharedJoin {
-    enum { BATCH = D > 128 ? 4 : 8, FOURS = D / 32 };  // parts whose loads are in flight together; float4 of a lane
+// Joins the parts of (row, kv head)s: a warp, eight lanes to a query row, four query rows at a time. ROWS: query rows that an own part
+// has room for; TILE: query rows of a query tile; BATCH: parts whose loads are in flight together. Each launch runs this code cold, so that it is short matters more than what it does.
+template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
+    enum { FOURS = D / 32 };  // float4 of a lane
 
-    // Warp `warp` of `warps` joins its share of what is listed, whose records are loaded side by side.
+    // Up to BATCH parts of this lane's query row: where part lane % 8 of them stands and what it is relative to.
+    struct Turn {
+        u64 data, tops;
+        u32 token, q_head;
+        bool there, ends;  // the row; its sum, with these parts
+    };
+
+    // A query row of a (row, kv head): what stays while its parts are located.
+    struct Place {
+        OwnParts own;
+        u32 sum, kv_head, row, head_row;  // row: of the (row, kv head)'s; head_row: of its token's
+        u32 token, member, span, rows;
+        DEVICE Place of(const AttendParams& p, const SharedHead& plan, const RowShare& share, u32 sum, u32 row) {
+            const u32 kv_head = sum % p.kv_heads, query = row / p.group;
+            const OwnParts own = OwnParts::of(share.start, share.units, kv_head, p.stripes, plan.work_units);
+            const u32 rows = share.extend_len * p.group;
+            return {own, sum, kv_head, row, row - query * p.group, share.qo_start + query, share.place + query, share.span, rows};
+        }
+    };
+
+    // Its parts from `from` on.
+    static __device__ __forceinline__ Turn locate(const AttendSharedParams& p, const SharedHead& plan, const Place& of, u32 from) {
+        const u32 group = p.attend.group, part = from + threadIdx.x % 8;
+        const bool there = of.row < of.rows;
+        Turn turn = {0, 0, of.token, of.kv_head * group + of.head_row, there, false};
+        if (there && part < of.own.count) {
+            const u64 at = own_slot(p, plan, of.own, part, of.sum) * u64(ROWS) + of.row;
+            turn.data = p.attend.partial + at * (D * 4), turn.tops = p.tops + at * 8;
+        }
+        u32 count = of.own.count;
+        for (u32 at = of.span; there && at != NO_SPAN;) {
+            const SpanParts span = load_span(p, at);
+            const auto parts = QueryTileParts<TILE>::of(plan, span, of.member, of.kv_head, group);
+            if (part >= count && part < count + parts.count) {
+                const u64 at = parts.row_of(part - count) + of.head_row;
+                turn.data = p.span_partial + at * (D * 4), turn.tops = p.span_tops + at * 8;
+            }
+            count += parts.count, at = span.parent;
+        }
+        turn.ends = !__any_sync(~0u, there && from + BATCH < count);
+        return turn;
+    }
+
+    // Warp `warp` of `warps` joins its share of what is listed, whose records are loaded side by side. While parts are on their way the
+    // next are looked for.
     template <u32 MOST>
     static __device__ __forceinline__ void join_all(const AttendSharedParams& p, const SharedHead& plan, const ListedSums<MOST>& sums, u32 warp, u32 warps) {
         const u32 count = sums.count, lane = threadIdx.x % 32;
 #pragma unroll 1
-        for (u32 from = warp; from < count; from += 32 * warps) {
-            const u32 mine = from + lane * warps, sum = mine < count ? sums.listed[mine] : 0;
-            const RowShare share = load_share(p, sum / p.attend.kv_heads);
-#pragma unroll 1
-            for (u32 i = 0; i < 32 && from + i * warps < count; ++i) {
-                auto of = [&](u32 field) { return __shfl_sync(~0u, field, i); };
-                const RowShare one = {0, of(share.place), of(share.span), of(share.parts), of(share.start), of(share.units), of(share.qo_start), of(share.extend_len)};
-                join(p, plan, one, of(sum) / p.attend.kv_heads, of(sum) % p.attend.kv_heads);
-            }
-        }
-    }
-
-    static __device__ __forceinline__ void join(const AttendSharedParams& p, const SharedHead& plan, const RowShare& share, u32 index, u32 kv_head) {
-        const u32 lane = threadIdx.x % 32, group = p.attend.group, rows = share.extend_len * group;
-        const OwnParts own = OwnParts::of(share.start, share.units, kv_head, p.attend.stripes, plan.work_units);
-        const u32 total = own.count + share.parts;
-#pragma unroll 1
-        for (u32 row = lane / 8; row - lane / 8 < rows; row += 4) {
-            const bool there = row < rows;
-            const u32 query = row / group;
+        for (u32 first = warp; first < count; first += 32 * warps) {
+            const u32 mine = first + lane * warps, listed = mine < count ? sums.listed[mine] : 0;
+            const RowShare share = load_share(p, listed / p.attend.kv_heads);
             float top = MINUS_INF, sum = 0.f, o[FOURS][4] = {};
+            Turn turn = {};
+            bool is = false;
+            Place place = {};
+            u32 i = 0, row = lane / 8, from = 0;  // of the turn after this one
 #pragma unroll 1
-            for (u32 from = 0; from < total; from += BATCH) {
-                // Where the sums of part from + lane % 8 stand for this lane's query, and what they are relative to.
-                const u32 part = from + lane % 8;
-                u64 data = 0, tops = 0;
-                if (part < own.count) {
-                    const u32 slot = own_slot(p, plan, own, part, index, kv_head);
-                    data = p.attend.partial + slot * u64(ROWS * D * 4), tops = p.tops + slot * u64(ROWS * 8);
-                } else if (part < total) {
-                    u32 piece = part - own.count;
-                    uint4 span = load_uint4(p.spans + sizeof(SpanParts) * share.span);
-                    for (u32 at = share.span; piece >= span.y;) {
-                        piece -= span.y;
-                        at = load_u32(p.spans + sizeof(SpanParts) * at + 16);
-                        span = load_uint4(p.spans + sizeof(SpanParts) * at);
-                    }
-                    const u32 members = span.w, whole = TILE / group, nth = share.place - span.z, before = (nth + query) / whole * whole;
-                    const u32 at = span.x + ((piece * members + before) * p.attend.kv_heads + kv_head * min(whole, members - before) + nth - before) * group;
-                    data = p.span_partial + at * u64(D * 4), tops = p.span_tops + at * 8ull;
-                }
+            for (;;) {
                 float4 x[BATCH][FOURS];
                 float2 of[BATCH];
 #pragma unroll
                 for (int k = 0; k < BATCH; ++k) {
-                    const u64 of_data = __shfl_sync(~0u, data, k, 8) + row * (D * 4) + lane % 8 * 16, of_tops = __shfl_sync(~0u, tops, k, 8) + row * 8;
-                    const bool is = there && from + k < total;
+                    const u64 data = __shfl_sync(~0u, turn.data, k, 8), tops = __shfl_sync(~0u, turn.tops, k, 8);
                     of[k] = make_float2(MINUS_INF, 0.f);
-                    load_float2_shared(of[k], of_tops, is);
+                    load_float2_shared(of[k], tops, data != 0);
 #pragma unroll
-                    for (int i = 0; i < FOURS; ++i) x[k][i] = make_float4(0.f, 0.f, 0.f, 0.f);
-                    load_row(x[k], of_data, is);
+                    for (int n = 0; n < FOURS; ++n) x[k][n] = make_float4(0.f, 0.f, 0.f, 0.f);
+                    load_row(x[k], data + lane % 8 * 16, data != 0);
                 }
-                float above = top;
-#pragma unroll
-                for (int k = 0; k < BATCH; ++k) above = fmaxf(above, of[k].x);
-                const float base = above == MINUS_INF ? 0.f : above, old = exp2_fast(top - base);
-                top = above, sum *= old;
-#pragma unroll
-                for (int i = 0; i < FOURS; ++i) o[i][0] *= old, o[i][1] *= old, o[i][2] *= old, o[i][3] *= old;
-#pragma unroll
-                for (int k = 0; k < BATCH; ++k) {
-                    const float weight = exp2_fast(of[k].x - base);
-                    sum += of[k].y * weight;
-#pragma unroll
-                    for (int i = 0; i < FOURS; ++i)
-                        o[i][0] += x[k][i].x * weight, o[i][1] += x[k][i].y * weight, o[i][2] += x[k][i].z * weight, o[i][3] += x[k][i].w * weight;
+                const bool more = i < 32 && first + i * warps < count;
+                Turn next = {};
+                if (more) {
+                    auto of = [&](u32 field) { return __shfl_sync(~0u, field, i); };
+                    if (from == 0) {
+                        const RowShare one = {0, of(share.place), of(share.span), 0, of(share.start), of(share.units), of(share.qo_start), of(share.extend_len)};
+                        place = Place::of(p.attend, plan, one, of(listed), row);
+                    }
+                    next = locate(p, plan, place, from);
+                    from += BATCH;
+                    if (next.ends) from = 0, row += 4;
+                    if (row - lane / 8 >= place.rows) row = lane / 8, ++i;
                 }
+                if (is) add(x, of, top, sum, o);
+                if (is && turn.ends) {
+                    if (turn.there) put(p.attend, turn, top, sum, o);
+                    top = MINUS_INF, sum = 0.f;
+#pragma unroll
+                    for (int n = 0; n < FOURS; ++n) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
+                }
+                if (!more) break;
+                turn = next, is = true;
             }
-            if (!there) continue;
-            const u32 q_head = kv_head * group + row - query * group;
-            const float worth = enter_sink(p.attend, q_head, top, sum), inverse = sum > 0.f ? worth * (1.f / sum) : 0.f;
-            const u64 token = share.qo_start + query, to = p.attend.out + token * p.attend.out_stride + q_head * (D * 2) + lane % 8 * 8;
+        }
+    }
+
+    // Adds parts, which are relative to `of[..].x`, to a sum.
+    static __device__ __forceinline__ void add(const float4 (&x)[BATCH][FOURS], const float2 (&of)[BATCH], float& top, float& sum, float (&o)[FOURS][4]) {
+        float above = top;
 #pragma unroll
-            for (int i = 0; i < FOURS; ++i)
-                store_uint2(to + i * 64, pack(T(), o[i][0] * inverse, o[i][1] * inverse), pack(T(), o[i][2] * inverse, o[i][3] * inverse));
-            if (p.attend.lse != 0 && lane % 8 == 0)
-                store_float(p.attend.lse + (token * p.attend.q_heads + q_head) * 4, sum > 0.f ? (top + log2_fast(sum)) * LN_2 : MINUS_INF);
+        for (int k = 0; k < BATCH; ++k) above = fmaxf(above, of[k].x);
+        const float base = above == MINUS_INF ? 0.f : above, old = exp2_fast(top - base);
+        top = above, sum *= old;
+#pragma unroll
+        for (int n = 0; n < FOURS; ++n) o[n][0] *= old, o[n][1] *= old, o[n][2] *= old, o[n][3] *= old;
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            const float weight = exp2_fast(of[k].x - base);
+            sum += of[k].y * weight;
+#pragma unroll
+            for (int n = 0; n < FOURS; ++n)
+                o[n][0] += x[k][n].x * weight, o[n][1] += x[k][n].y * weight, o[n][2] += x[k][n].z * weight, o[n][3] += x[k][n].w * weight;
+        }
+    }
+
+    // A query row's result, a part of it from each of eight lanes.
+    static __device__ __forceinline__ void put(const AttendParams& p, const Turn& turn, float top, float sum, const float (&o)[FOURS][4]) {
+        const u32 lane = threadIdx.x % 8;
+        const float worth = enter_sink(p, turn.q_head, top, sum), inverse = sum > 0.f ? worth * (1.f / sum) : 0.f;
+        const u64 token = turn.token, to = p.out + token * p.out_stride + turn.q_head * (D * 2) + lane * 8;
+#pragma unroll
+        for (int n = 0; n < FOURS; ++n)
+            store_uint2(to + n * 64, pack(T(), o[n][0] * inverse, o[n][1] * inverse), pack(T(), o[n][2] * inverse, o[n][3] * inverse));
+        if (p.lse != 0 && lane == 0)
+            store_float(p.lse + (token * p.q_heads + turn.q_head) * 4, sum > 0.f ? (top + log2_fast(sum)) * LN_2 : MINUS_INF);
+    }
+};
+
+// A CTA's items when all are done.
+struct SpanEnds : ListedSums<SPAN_ROWS> {
+    u64 came[2];  // of the CTA's first item, its last
+    Meeting meeting;
+
+    // One thread, behind a barrier of all that wrote: the end of an item.
+    __device__ __forceinline__ void tell(const AttendSharedParams& p, u32 cta, u32 parts, u32 piece) {
+        if (parts == 1) return;
+        __threadfence();
+        came[piece == 0] = Meeting::come(p, cta, piece);
+    }
+    // All threads, `warps` of them: joins what is complete. `sync` is a barrier of them.
+    template <class Items, class Join, class Sync> __device__ __forceinline__ void meet(const AttendSharedParams& p, u32 thread, u32 warps, Sync sync) {
+        const SharedHead plan = load_shared_head(p.attend);
+        const u32 cta = Items::cta(p.attend);
+        for (u32 item = cta;;) {
+            const ExtendWork work = Items::load(p.attend, item);
+            const u32 parts = Items::parts(work), piece = Items::piece(work), next = Items::next(p.attend, item);
+            Arrival arrival;
+            if (thread < work.extend_len) arrival = Arrival::of_member(p, plan, work.qo_start + thread, Items::head(p.attend, item));
+            if (thread == 0) {
+                count = 0;
+                meeting = parts == 1 ? Meeting{1, 0, true, false, 0} : Meeting::wait(p, cta, parts, piece, came[piece == 0]);
+            }
+            sync();
+            if (thread < work.extend_len && meeting.has(thread) && arrival.is_last()) add(arrival.sum);
+            sync();
+            __threadfence();
+            Join::join_all(p, plan, *this, thread / 32, warps);
+            if (next == 0) return;
+            item = next;
+            sync();
         }
     }
 };
@@ -169,21 +323,20 @@ struct TailRows {
 };
 
 // The decode kernel's parts for warps that have a work chunk each, TAILS of a CTA. Tails are short: what the end of one costs, other
-// warps hide. TILE: query rows of an item.
-template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS> struct SharedDecodeParts : DecodeParts<T, D, NT, 1> {
+// warps hide. TILE and BATCH as in SharedJoin.
+template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, int BATCH = 8> struct SharedDecodeParts : DecodeParts<T, D, NT, 1> {
     using Base = DecodeParts<T, D, NT, 1>;
     using Base::ROWS, Base::p, Base::lane, Base::work_units, Base::write, Base::write_lse;
     using Cursor = DecodeCursor<TailRows>;
-    using Join = SharedJoin<T, D, ROWS, TILE>;
+    using Join = SharedJoin<T, D, ROWS, TILE, BATCH>;
     enum { Q_REGISTERS = 128 };
 
     const AttendSharedParams& all;
-    SharedHead plan;
+    u32 decode_warps;
     u32 number;  // of all warps that decode
     __device__ __forceinline__ explicit SharedDecodeParts(const AttendParams& p)
         : Base(p, thread()), all(reinterpret_cast<const AttendSharedParams&>(p)) {
-        const uint4 head = load_uint4(p.plan);
-        plan = {head.x, head.y, head.z, head.w};
+        decode_warps = load_u32(p.plan);
         number = blockIdx.x * TAILS + threadIdx.x / 32;
     }
 
@@ -204,7 +357,7 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS> 
         const u32 head = head_of(c);
         const OwnParts own = OwnParts::of(c.start, c.units, head, p.stripes, work_units);
         const u32 parts = own.count + load_u32(all.shares + sizeof(RowShare) * static_cast<u64>(c.index) + 12);
-        const u32 slot = own.count == 1 ? 2 * plan.decode_warps + c.index * p.kv_heads + head : 2 * number + (number == own.first_warp);
+        const u32 slot = own.count == 1 ? 2 * decode_warps + c.index * p.kv_heads + head : 2 * number + (number == own.first_warp);
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
             if (parts == 1) put_result(c, rows, head, n, o[n], top[n], sum[n]);
@@ -219,9 +372,15 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS> 
         const typename Base::Ended ended(*this, n, head, top, sum);
         write_lse(n, c.qo_start, rows, head, ended);
 #pragma unroll
-        for (int m = 0; m < D / 16; ++m) write(n, m, c.qo_start, rows, head, o[m], ended);
+        for (int m = 0; m < D / 16; ++m) {
+            // Not known to the compiler, which else keeps an address for each.
+            u32 at = m;
+            asm volatile("" : "+r"(at));
+            write(n, at, c.qo_start, rows, head, o[m], ended);
+        }
     }
     __device__ __forceinline__ void put_part(u32 slot, u32 rows, u32 n, const float (&o)[D / 16][4], const float (&top)[2], const float (&sum)[2]) {
+
         const u32 row = n * 8 + lane % 4 * 2;
         float* const data = reinterpret_cast<float*>(p.partial) + (slot * u64(ROWS) + row) * D + lane / 4;
 #pragma unroll
@@ -236,6 +395,7 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS> 
     // All parts of this warp are written: says so, and joins those sums of which it was the last to. Arrivals at the end, side by
     // side, cost the memory less than one at each segment's end.
     __device__ __forceinline__ void join_pending(Pendings& pendings) {
+        const SharedHead plan = load_shared_head(p);
         sync();
         const u32 count = pendings.count;
         sync();

@@ -232,7 +232,7 @@ fn random(rng: &mut Rng, sizes: &Sizes) -> Forest {
     }
 }
 
-/// Shapes of which one thing each is most of the time: products, tails, bytes, what is read again, parts to join.
+/// Shapes of which one thing each is most of the time: products, tails, bytes, what is read again.
 fn simple(sizes: &Sizes) -> Vec<(String, Forest)> {
     let all = |rows: u32, len: u32, own: u32| {
         let own = vec![own; rows as usize];
@@ -261,18 +261,18 @@ fn simple(sizes: &Sizes) -> Vec<(String, Forest)> {
     shapes.into_iter().filter(|(_, forest)| fits(forest, sizes)).collect()
 }
 
-const NAMES: [&str; 11] =
-    ["tile", "item", "spans", "tails", "units", "part", "memory", "flat", "own", "first", "again"];
+const NAMES: [&str; 9] =
+    ["tile", "spans", "tails", "units", "memory", "flat", "own", "first", "again"];
 
-fn values(costs: &SpanCosts) -> [f64; 11] {
-    let SpanCosts { tile, item, spans, tails, units, part, memory, .. } = *costs;
+fn values(costs: &SpanCosts) -> [f64; 9] {
+    let SpanCosts { tile, spans, tails, units, memory, .. } = *costs;
     let SpanCosts { flat, own, first, again, .. } = *costs;
-    [tile, item, spans, tails, units, part, memory, flat, own, first, again]
+    [tile, spans, tails, units, memory, flat, own, first, again]
 }
 
-fn costs(values: [f64; 11]) -> SpanCosts {
-    let [tile, item, spans, tails, units, part, memory, flat, own, first, again] = values;
-    SpanCosts { tile, item, spans, tails, units, part, memory, flat, own, first, again }
+fn costs(values: [f64; 9]) -> SpanCosts {
+    let [tile, spans, tails, units, memory, flat, own, first, again] = values;
+    SpanCosts { tile, spans, tails, units, memory, flat, own, first, again }
 }
 
 /// What the model thinks of what was measured, as factors: of each row by itself, of every span once.
@@ -341,7 +341,7 @@ fn verdict(what: &str, all: &[(String, Timed)], chosen: impl Fn(&Timed) -> f64) 
 fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, Timed)]) {
     // A step of which no span could be read once says nothing of the model.
     let known = |all: &'_ [(String, Timed)]| -> Vec<usize> {
-        (0..all.len()).filter(|&i| all[i].1.work.items > 0.0).collect()
+        (0..all.len()).filter(|&i| all[i].1.work.work_tiles > 0.0).collect()
     };
     let of = |all| known(all).into_iter().map(|i: usize| &all[i].1).collect::<Vec<&Timed>>();
     let (shapes, random) = (of(shapes), of(forests));
@@ -362,28 +362,26 @@ fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, T
     verdict("always flat", forests, |timed| timed.flat);
     verdict("always once", forests, |timed| timed.once);
     verdict("all or nothing by the fitted constants", forests, |timed| {
-        let is_better = timed.work.items > 0.0 && fitted.is_better_once(&timed.work);
+        let is_better = timed.work.work_tiles > 0.0 && fitted.is_better_once(&timed.work);
         if is_better { timed.once } else { timed.flat }
     });
 }
 
 fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Timed) {
     let Timed { flat, chosen, once, accepted, work } = timed;
-    let SpanWork { items, tiles, longest, whole, span_ctas, .. } = work;
-    let SpanWork { unit_bytes, tail_ctas, parts, own_bytes, span_bytes, row_bytes, .. } = work;
+    let SpanWork { work_tiles, unit_bytes, tail_ctas, own_bytes, span_bytes, row_bytes, .. } = work;
     let (rows, spans) = (forest.own.len(), forest.spans.len());
     let _ =
         write!(csv, "{heads},{case},{rows},{spans},{flat:.3},{chosen:.3},{once:.3},{accepted},");
-    let _ = write!(csv, "{items},{tiles},{longest},{whole},{span_ctas},");
-    let _ = writeln!(csv, "{unit_bytes},{tail_ctas},{parts},{own_bytes},{span_bytes},{row_bytes}");
+    let _ =
+        writeln!(csv, "{work_tiles},{unit_bytes},{tail_ctas},{own_bytes},{span_bytes},{row_bytes}");
 }
 
 /// All of it. Simple shapes are rows of the report, the forests' medians are.
 pub fn run(gpu: &Gpu, sizes: Sizes, all: &[Heads], report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let mut csv = String::from("heads,case,rows,spans,flat,chosen,once,accepted,");
-    csv += "items,tiles,longest,whole,span_ctas,";
-    csv += "unit_bytes,tail_ctas,parts,own_bytes,span_bytes,row_bytes\n";
+    csv += "work_tiles,unit_bytes,tail_ctas,own_bytes,span_bytes,row_bytes\n";
     for of in all {
         let (q_heads, kv_heads, head_dim) = of;
         let heads = format!("{q_heads}q/{kv_heads}kv d{head_dim}");

@@ -14,13 +14,12 @@ use super::kernels::Attention;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{
-    AttendParams, AttendSharedParams, DecodeWork, ExtendWork, RowShare, SharedHead, SpanMember,
-    SpanParts,
+    AttendParams, AttendSharedParams, DecodeWork, RowShare, SharedHead, SpanItem, SpanMeeting,
+    SpanMember, SpanParts,
 };
 use super::raw::{RawStream, raw};
 use super::split::{
-    ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanWork,
-    SplitShape, TAIL_ROWS,
+    ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanWork, SplitShape, TAIL_ROWS,
 };
 use super::sys;
 use crate::layout::KvDtype;
@@ -112,7 +111,7 @@ impl Offsets {
         let members = shares + rows * size_of::<RowShare>();
         let spans = (members + member_count * size_of::<SpanMember>()).next_multiple_of(32);
         let items = spans + SPANS_MAX as usize * size_of::<SpanParts>();
-        let end = items + ITEMS_MAX as usize * size_of::<ExtendWork>();
+        let end = items + ITEMS_MAX as usize * size_of::<SpanItem>();
         Self { works: size_of::<SharedHead>(), shares, members, spans, items, end }
     }
 }
@@ -137,7 +136,7 @@ pub(super) struct SharedDecode {
     offsets: Offsets,
     /// Partial sums: of tails, then of spans; what each is relative to behind it.
     partial: DeviceBuffer,
-    /// A counter for each (row, kv head), and the tickets of items.
+    /// A meeting for each CTA, then a counter for each (row, kv head).
     counters: DeviceBuffer,
 }
 
@@ -176,13 +175,14 @@ impl SharedDecode {
         }
         let rows = SharedSplit::rows_max(&shape) as usize;
         let heads = rows * shape.kv_heads as usize;
-        let counters = DeviceBuffer::lasting(gpu, 4 * (heads as u64 + 1))?;
+        let counters = DeviceBuffer::lasting(gpu, (Self::meeting_bytes(&grid) + 4 * heads) as u64)?;
         // SAFETY: the range is the buffer allocated above.
-        let result =
-            unsafe { sys::cuMemsetD32Async(counters.address(), 0, heads + 1, raw(stream)) };
+        let result = unsafe {
+            sys::cuMemsetD32Async(counters.address(), 0, counters.bytes() as usize / 4, raw(stream))
+        };
         check("cuMemsetD32Async", result)?;
-        let floats = (Self::own_rows(&shape, &grid) + PARTIAL_ROWS as usize) as u64
-            * u64::from(shape.head_dim + 2);
+        let rows = Self::own_rows(&shape, &grid) + grid.partial_rows();
+        let floats = rows as u64 * u64::from(shape.head_dim + 2);
         let StepLimits { graph_spans, all_spans, .. } = limits;
         let spans = if graph_spans > 0 { graph_spans } else { SPANS_MAX };
         Ok(Some(Self {
@@ -199,6 +199,11 @@ impl SharedDecode {
             partial: DeviceBuffer::lasting(gpu, 4 * floats)?,
             counters,
         }))
+    }
+
+    /// Bytes of a meeting for each CTA.
+    fn meeting_bytes(grid: &SharedGrid) -> usize {
+        grid.ctas as usize * size_of::<SpanMeeting>()
     }
 
     /// Query rows that the tails' sums have room for.
@@ -296,11 +301,12 @@ impl SharedDecode {
         stream: RawStream,
     ) -> Result<(), CudaError> {
         let (offsets, at) = (&self.offsets, splits + self.image_at as u64);
-        let (own, all) = (Self::own_rows(&self.shape, &self.grid) as u64, u64::from(PARTIAL_ROWS));
+        let own = Self::own_rows(&self.shape, &self.grid) as u64;
+        let all = self.grid.partial_rows() as u64;
         let row_bytes = 4 * u64::from(self.shape.head_dim);
         attend.plan = at;
         attend.partial = self.partial.address();
-        attend.counters = self.counters.address();
+        attend.counters = self.counters.address() + Self::meeting_bytes(&self.grid) as u64;
         attend.stripes = self.shape.decode_stripes(self.shape.narrowest());
         let span_partial = attend.partial + own * row_bytes;
         let tops = span_partial + all * row_bytes;
@@ -308,9 +314,9 @@ impl SharedDecode {
             attend,
             shares: at + offsets.shares as u64,
             spans: at + offsets.spans as u64,
-            works: at + offsets.items as u64,
+            items: at + offsets.items as u64,
             members: at + offsets.members as u64,
-            tickets: self.counters.address() + self.counters.bytes() - 4,
+            meetings: self.counters.address(),
             tops,
             span_partial,
             span_tops: tops + own * 8,

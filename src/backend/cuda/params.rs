@@ -200,6 +200,8 @@ pub struct ExtendWork {
 
 /// Query rows of an item of `attend_shared_*`.
 pub const SPAN_ROWS: u32 = 128;
+/// The place of no span.
+pub const NO_SPAN: u32 = u32::MAX;
 /// The same of head_dim 256.
 pub const SPAN_ROWS_256: u32 = 64;
 /// Most (row, kv head)s of a step of `attend_shared_*`.
@@ -216,14 +218,20 @@ pub const TAIL_WARPS_256: u32 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SharedHead {
-    /// `ExtendWork`s of spans; an item is one of them of one kv head.
-    pub work_count: u32,
-    /// CTAs that work on them.
-    pub span_ctas: u32,
-    /// Warps that decode: [`TAIL_WARPS`] of each other CTA.
+    /// Warps that decode: [`TAIL_WARPS`] of each CTA that does not work on spans.
     pub decode_warps: u32,
     /// As in [`DecodeWork`].
     pub work_units: u32,
+    /// CTAs that work on spans.
+    pub span_ctas: u32,
+    /// Tiles of each of these.
+    pub work_tiles: u32,
+    /// Tiles of all query tiles, and between them, of one kv head.
+    pub head_tiles: u32,
+    /// Query rows of all query tiles, of one kv head.
+    pub head_rows: u32,
+    /// 0.
+    pub reserved: [u32; 2],
 }
 
 /// What a row of the batch takes from spans, and where its own units are.
@@ -236,8 +244,8 @@ pub struct RowShare {
     pub place: u32,
     /// The last of its spans.
     pub span: u32,
-    /// Parts that its spans make of each new token's sum; 0: it has none.
-    pub parts: u32,
+    /// Its spans.
+    pub depth: u32,
     /// First of its units in each stripe.
     pub start: u32,
     /// Its units of one head.
@@ -252,18 +260,60 @@ pub struct RowShare {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SpanParts {
-    /// Its first row of the spans' sums.
-    pub partial_at: u32,
-    /// Pieces that its tokens are cut into.
-    pub pieces: u32,
+    /// The first tile of its first query tile, of each kv head.
+    pub tile_at: u32,
+    /// Tiles of one of its query tiles.
+    pub tiles: u32,
     /// Its first member's place.
     pub member_start: u32,
     /// Its members.
     pub member_count: u32,
-    /// The span before it on the way to the root, where there is one.
+    /// The span before it on the way to the root, or [`NO_SPAN`].
     pub parent: u32,
+    /// Query rows of query tiles before it.
+    pub row_at: u32,
+    /// Tiles from one of its query tiles to the next: those between count as work.
+    pub stride: u32,
     /// 0.
-    pub reserved: [u32; 3],
+    pub reserved: u32,
+}
+
+/// Where the CTAs that have parts of one query tile's sum meet; see `ptx/params.cuh`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct SpanMeeting {
+    /// Parts that are there; from bit 16 on, CTAs that have ceased to wait.
+    pub state: u64,
+    /// CTAs that look no more.
+    pub left: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Tiles of one query tile of query rows of a span. The first of a CTA for spans stands at the CTA's place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct SpanItem {
+    /// Row of the page tables.
+    pub row: u32,
+    /// Place of the query tile's first member.
+    pub member_start: u32,
+    /// The query tile's members.
+    pub member_count: u32,
+    /// The kv head.
+    pub head: u16,
+    /// Items of the query tile, each of another CTA.
+    pub parts: u16,
+    /// Place of the CTA's next item; 0: there is none.
+    pub next: u16,
+    /// Which of the query tile's items it is.
+    pub piece: u16,
+    /// First position to read.
+    pub kv_begin: u32,
+    /// End of the positions to read.
+    pub kv_end: u32,
+    /// Row of the spans' sums where its own stand.
+    pub part: u32,
 }
 
 /// A member of spans: one of a row's new tokens, which stand side by side.
@@ -287,12 +337,12 @@ pub struct AttendSharedParams {
     pub shares: u64,
     /// Device address of `SpanParts[..]`.
     pub spans: u64,
-    /// Device address of `ExtendWork[work_count]`.
-    pub works: u64,
+    /// Device address of `SpanItem[..]`.
+    pub items: u64,
     /// Device address of `SpanMember[..]`.
     pub members: u64,
-    /// Device address of a u32: zero between launches.
-    pub tickets: u64,
+    /// Device address of [`SpanMeeting`]s, one for each CTA that works on spans: zero between launches.
+    pub meetings: u64,
     /// Device address of f32, as `partial`, `[rows, 2]` each.
     pub tops: u64,
     /// Device address of f32 `[.., head_dim]`.
@@ -348,12 +398,18 @@ layout_is! {
     ExtendWork 32 {
         row 0 qo_start 4 extend_len 8 kv_len 12 q_begin 16 kv_begin 20 kv_end 24 part 28
     }
-    SharedHead 16 { work_count 0 span_ctas 4 decode_warps 8 work_units 12 }
-    RowShare 32 { begin 0 place 4 span 8 parts 12 start 16 units 20 qo_start 24 extend_len 28 }
-    SpanParts 32 { partial_at 0 pieces 4 member_start 8 member_count 12 parent 16 }
+    SharedHead 32 {
+        decode_warps 0 work_units 4 span_ctas 8 work_tiles 12 head_tiles 16 head_rows 20
+    }
+    RowShare 32 { begin 0 place 4 span 8 depth 12 start 16 units 20 qo_start 24 extend_len 28 }
+    SpanParts 32 { tile_at 0 tiles 4 member_start 8 member_count 12 parent 16 row_at 20 stride 24 }
+    SpanItem 32 {
+        row 0 member_start 4 member_count 8 head 12 parts 14 next 16 piece 18 kv_begin 20 kv_end 24 part 28
+    }
     SpanMember 8 { qo_start 0 batch_index 4 }
+    SpanMeeting 16 { state 0 left 8 }
     AttendSharedParams 272 {
-        attend 0 shares 208 spans 216 works 224 members 232 tickets 240 tops 248 span_partial 256
+        attend 0 shares 208 spans 216 items 224 members 232 meetings 240 tops 248 span_partial 256
         span_tops 264
     }
 }

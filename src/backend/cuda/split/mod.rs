@@ -29,8 +29,7 @@ pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT, decode_extra};
 use extend::ExtendSplit;
 pub use latent::{LATENT_ROWS, LatentSplit};
 pub use shared::{
-    ITEMS_MAX, PARTIAL_ROWS, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanCosts,
-    SpanWork, TAIL_ROWS,
+    ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanCosts, SpanWork, TAIL_ROWS,
 };
 
 /// What a split depends on besides the step. One [`Split`] is made for one shape.

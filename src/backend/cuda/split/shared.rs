@@ -5,6 +5,9 @@
 //! items, as the extend kernel does; the others on the rows' tails, as the decode kernel does, a work chunk a warp
 //! ([`SharedGrid`]). They are dealt so that both are done at about the same time: products and memory then overlap.
 //!
+//! A span's query rows are worked on in query tiles, each over all of the span's tokens. All these tiles, head by head,
+//! are dealt to the CTAs for spans in equal shares, so a CTA has parts of the sums of two query tiles at most.
+//!
 //! A row's new tokens are members side by side, as a span ends before the first of them: each sees all of it. Rows with
 //! more query rows than a tail has room for, and trees of drafts, are left to the extend kernel.
 //!
@@ -19,30 +22,26 @@ mod cost;
 mod grid;
 
 use super::super::params::{
-    DecodeWork, ExtendWork, LISTED_SUMS, LISTED_TAILS, RowShare, SharedHead, SpanMember, SpanParts,
-    TREE_ROW,
+    DecodeWork, LISTED_SUMS, LISTED_TAILS, NO_SPAN, RowShare, SharedHead, SpanItem, SpanMember,
+    SpanParts, TREE_ROW,
 };
 use super::{DECODE_EXTRA, DECODE_UNIT, Decoded, SplitShape};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
 pub use cost::{SpanCosts, SpanWork};
 pub use grid::{SharedGrid, TAIL_ROWS};
 
-/// Tokens of a tile: items are cut at multiples of it.
-const SPAN_TOKENS: u32 = 128;
 /// No shape has more rows that spans are read once for.
 pub const SHARED_ROWS_MAX: u32 = 512;
 /// Accepted spans of a step.
 pub const SPANS_MAX: u32 = 64;
-/// Items of a step, of one kv head each.
-pub const ITEMS_MAX: u32 = 512;
-/// Query rows that the partial sums of spans have room for.
-pub const PARTIAL_ROWS: u32 = 1 << 16;
-/// Most parts that the longest span is cut into.
-const PARTS_MAX: u32 = 12;
-/// `ExtendWork::kv_len` of an item: no query stands in a span.
-const NO_MASK: u32 = 1 << 30;
-/// No such span.
-const NONE: u32 = u32::MAX;
+/// Tokens of a tile.
+const SPAN_TOKENS: u32 = 128;
+/// Items of a step.
+pub const ITEMS_MAX: u32 = 2048;
+/// Lengths of the CTAs' shares of spans that are tried.
+const SHARES_TRIED: u32 = 16;
+/// Query rows of all query tiles of a step.
+pub const PARTIAL_ROWS: u32 = 1 << 15;
 
 /// Eligible rows, and their new tokens.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,12 +67,10 @@ struct Accepted {
 struct Deal {
     /// What the step's time is made of.
     work: SpanWork,
-    /// Nanoseconds that it is thought to take.
-    time: f64,
     /// CTAs that work on spans.
     ctas: u32,
-    /// Tokens of a piece.
-    chunk: u32,
+    /// Tiles of each of them.
+    tiles: u32,
 }
 
 /// What the shared kernel is given of a step, made anew for each, in memory that stays.
@@ -91,7 +88,7 @@ pub struct SharedSplit {
     pub shares: Vec<RowShare>,
     pub members: Vec<SpanMember>,
     pub spans: Vec<SpanParts>,
-    pub items: Vec<ExtendWork>,
+    pub items: Vec<SpanItem>,
     /// What the step's time is made of, if spans were to be read once.
     pub work: SpanWork,
     accepted: Vec<Accepted>,
@@ -200,23 +197,26 @@ impl SharedSplit {
             self.eligible.push(count);
         }
         self.around.clear();
-        let (mut items, mut partial_rows) = (0, 0);
+        let (mut query_tiles, mut partial_rows) = (0, 0);
         for span in shared.spans {
             let (first, last) = (span.range().start, span.range().end);
             while self.around.pop_if(|around| around.0 <= first as u32).is_some() {}
-            let parent = self.around.last().map_or(NONE, |around| around.1);
+            let parent = self.around.last().map_or(NO_SPAN, |around| around.1);
             let begin = self.accepted.get(parent as usize).map_or(0, |parent| parent.end);
             let (before, up_to) = (self.eligible[first], self.eligible[last]);
             let (member_rows, members) = (up_to.rows - before.rows, up_to.tokens - before.tokens);
             let gain = self.gain(member_rows, members, span.end - begin);
-            let (more_items, more_rows) = (self.tiles(members), members * self.shape.group);
-            let room = items + more_items <= ITEMS_MAX
+            let (more_query_tiles, more_rows) =
+                (self.query_tiles(members), members * self.shape.group);
+            let room = (query_tiles + more_query_tiles) * self.shape.kv_heads + self.grid.ctas
+                <= ITEMS_MAX
                 && (partial_rows + more_rows) * self.shape.kv_heads <= PARTIAL_ROWS
                 && self.accepted.len() < self.spans_max as usize;
             if gain <= 0.0 || !room {
                 continue;
             }
-            (items, partial_rows) = (items + more_items, partial_rows + more_rows);
+            (query_tiles, partial_rows) =
+                (query_tiles + more_query_tiles, partial_rows + more_rows);
             self.around.push((last as u32, self.accepted.len() as u32));
             self.accepted.push(Accepted {
                 member_start: before.tokens,
@@ -243,10 +243,10 @@ impl SharedSplit {
             return f64::INFINITY;
         }
         let bytes = f64::from(len) * self.token_bytes();
-        let tiles = self.tiles(members) * len.div_ceil(SPAN_TOKENS) * self.shape.kv_heads;
+        let tiles = len.div_ceil(SPAN_TOKENS) + self.grid.item_tiles;
+        let tiles = self.query_tiles(members) * tiles * self.shape.kv_heads;
         let tiles = f64::from(tiles) / f64::from(self.grid.ctas);
-        let parts = f64::from(members * self.shape.kv_heads);
-        self.costs.gain(f64::from(rows), bytes, tiles, parts)
+        self.costs.gain(f64::from(rows), bytes, tiles)
     }
 
     /// Bytes that the rows read, each by itself.
@@ -269,12 +269,12 @@ impl SharedSplit {
         f64::from(4 * self.shape.kv_heads * self.shape.head_dim)
     }
 
-    /// Members of a tile of query rows.
+    /// Members of a query tile, at most.
     fn tile_members(&self) -> u32 {
         self.grid.rows / self.shape.group
     }
 
-    fn tiles(&self, members: u32) -> u32 {
+    fn query_tiles(&self, members: u32) -> u32 {
         members.div_ceil(self.tile_members())
     }
 
@@ -285,8 +285,8 @@ impl SharedSplit {
         self.shares.extend(rows.iter().map(|row| RowShare {
             begin: 0,
             place: 0,
-            span: NONE,
-            parts: 0,
+            span: NO_SPAN,
+            depth: 0,
             start: 0,
             units: 0,
             qo_start: row.qo_start,
@@ -337,50 +337,98 @@ impl SharedSplit {
     }
 
     /// Cuts the accepted spans into items.
-    fn cut_spans(&mut self, &Deal { ctas, chunk, .. }: &Deal) {
+    fn cut_spans(&mut self, deal: &Deal) {
         self.clear_spans();
-        let (heads, group, whole) = (self.shape.kv_heads, self.shape.group, self.tile_members());
-        let mut partial_at = 0;
-        for span in &self.accepted {
-            let pieces = (span.end - span.begin).div_ceil(chunk);
-            self.spans.push(SpanParts {
-                partial_at,
-                pieces,
-                member_start: span.member_start,
-                member_count: span.member_count,
-                parent: span.parent,
-                reserved: [0; 3],
-            });
-            for kv_begin in (span.begin..span.end).step_by(chunk as usize) {
-                for first in (0..span.member_count).step_by(whole as usize) {
-                    let members = whole.min(span.member_count - first);
-                    self.items.push(ExtendWork {
-                        row: span.row,
-                        qo_start: span.member_start + first,
-                        extend_len: members,
-                        kv_len: NO_MASK,
-                        q_begin: 0,
-                        kv_begin,
-                        kv_end: span.end.min(kv_begin + chunk),
-                        part: partial_at,
-                    });
-                    partial_at += members * group * heads;
+        let heads = self.shape.kv_heads;
+        self.head.span_ctas = deal.ctas;
+        self.head.work_tiles = deal.tiles;
+        self.list_spans();
+        self.items.resize(deal.ctas as usize, SpanItem::default());
+        let mut last = None;
+        for head in 0..heads {
+            for span in 0..self.spans.len() {
+                for query_tile in 0..self.query_tiles(self.spans[span].member_count) {
+                    self.cut_query_tile(head, span, query_tile, &mut last);
                 }
             }
         }
-        assert!(partial_at <= PARTIAL_ROWS, "K4: sums of spans have room");
-        // Longest first; those of one length as they are: at work together they read the same tokens.
-        let length = |item: &ExtendWork| (item.kv_end - item.kv_begin).div_ceil(SPAN_TOKENS);
-        self.items.sort_unstable_by_key(|item| (u32::MAX - length(item), item.part));
+        assert!(self.items.len() <= ITEMS_MAX as usize, "K4: there is room for items");
+    }
+
+    /// The accepted spans' records, and what each row has of them.
+    fn list_spans(&mut self) {
+        for span in &self.accepted {
+            let tiles = Self::token_tiles(span);
+            let stride = self.stride(tiles, self.head.work_tiles);
+            self.spans.push(SpanParts {
+                tile_at: self.head.head_tiles,
+                tiles,
+                member_start: span.member_start,
+                member_count: span.member_count,
+                parent: span.parent,
+                row_at: self.head.head_rows,
+                stride,
+                reserved: 0,
+            });
+            self.head.head_tiles += stride * self.query_tiles(span.member_count);
+            self.head.head_rows += span.member_count * self.shape.group;
+        }
+        assert!(self.head.head_rows * self.shape.kv_heads <= PARTIAL_ROWS, "K4: sums have room");
         for share in &mut self.shares {
             let mut at = share.span;
             while let Some(span) = self.spans.get(at as usize) {
-                share.parts += span.pieces;
+                share.depth += 1;
                 at = span.parent;
             }
         }
-        self.head.work_count = self.items.len() as u32;
-        self.head.span_ctas = ctas.min(self.head.work_count * heads);
+    }
+
+    /// Items of a query tile, one for each CTA that it is dealt to. `last`: the item before, and its CTA.
+    fn cut_query_tile(
+        &mut self,
+        head: u32,
+        span: usize,
+        query_tile: u32,
+        last: &mut Option<(usize, u32)>,
+    ) {
+        let (of, accepted) = (self.spans[span], self.accepted[span]);
+        let (whole, per, rows) = (self.tile_members(), self.head.work_tiles, self.grid.rows);
+        let first_member = query_tile * whole;
+        let begin = head * self.head.head_tiles + of.tile_at + query_tile * of.stride;
+        let end = begin + of.tiles;
+        let (first, last_cta) = (begin / per, (end - 1) / per);
+        let alone = 2 * self.head.span_ctas * rows
+            + head * self.head.head_rows
+            + of.row_at
+            + first_member * self.shape.group;
+        for cta in first..=last_cta {
+            let (from, to) = ((cta * per).max(begin) - begin, ((cta + 1) * per).min(end) - begin);
+            let is_whole = from == 0 && to == of.tiles;
+            let item = SpanItem {
+                row: accepted.row,
+                member_start: of.member_start + first_member,
+                member_count: whole.min(of.member_count - first_member),
+                head: head as u16,
+                parts: (last_cta - first + 1) as u16,
+                next: 0,
+                piece: (cta - first) as u16,
+                kv_begin: accepted.begin + from * SPAN_TOKENS,
+                kv_end: accepted.end.min(accepted.begin + to * SPAN_TOKENS),
+                part: if is_whole { alone } else { (2 * cta + u32::from(cta == first)) * rows },
+            };
+            let place = match *last {
+                Some((before, of)) if of == cta => {
+                    self.items[before].next = self.items.len() as u16;
+                    self.items.push(item);
+                    self.items.len() - 1
+                }
+                _ => {
+                    self.items[cta as usize] = item;
+                    cta as usize
+                }
+            };
+            *last = Some((place, cta));
+        }
     }
 
     /// Stripes of kv heads that the tails are cut in.
@@ -398,69 +446,76 @@ impl SharedSplit {
         (span.end - span.begin).div_ceil(SPAN_TOKENS)
     }
 
-    /// What the accepted spans are, cut in pieces of `chunk` tiles, or `None` where there is no room for it.
-    fn cut(&self, chunk: u32) -> Option<SpanWork> {
-        let (heads, group) = (self.shape.kv_heads, self.shape.group);
-        let (mut items, mut whole, mut tiles, mut parts) = (0, 0, 0, 0);
-        for span in &self.accepted {
-            let (high, long) = (self.tiles(span.member_count), Self::token_tiles(span));
-            let pieces = long.div_ceil(chunk);
-            items += pieces * high;
-            whole += long / chunk * high;
-            tiles += long * high;
-            parts += pieces * span.member_count * heads;
-        }
-        let fits = items <= ITEMS_MAX && parts * group <= PARTIAL_ROWS;
-        let float = |number: u32| f64::from(number);
-        fits.then_some(SpanWork {
-            items: float(items * heads),
-            tiles: float(tiles * heads),
-            longest: float(chunk),
-            whole: float(whole * heads),
-            parts: float(parts),
-            ..SpanWork::default()
-        })
+    /// Tiles from one query tile of `tiles` to the next, where a CTA has `per`. If few more fill whole CTAs, they are
+    /// added: no CTA has two items then. Else as many as an item takes as long as beside its own.
+    fn stride(&self, tiles: u32, per: u32) -> u32 {
+        let up = tiles.next_multiple_of(per);
+        up.min(tiles + self.grid.item_tiles)
     }
 
-    /// How many CTAs work on spans so that spans and tails end soonest. With one more, spans end no later and
-    /// tails no sooner, so the best number is where they change places, or the one before.
-    fn balance(&self, work: &SpanWork) -> (u32, SpanWork) {
-        let dealt = |ctas: u32| SpanWork {
-            span_ctas: f64::from(ctas),
+    /// Tiles of all accepted spans' query tiles and those between.
+    fn all_tiles(&self, per: u32) -> u32 {
+        let mut strides = self.accepted.iter().map(|span| {
+            let tiles = Self::token_tiles(span);
+            (tiles, self.stride(tiles, per), self.query_tiles(span.member_count))
+        });
+        let of_head =
+            strides.clone().map(|(_, stride, query_tiles)| stride * query_tiles).sum::<u32>();
+        let behind = strides.next_back().map_or(0, |(tiles, stride, _)| stride - tiles);
+        of_head * self.shape.kv_heads - behind
+    }
+
+    /// The step's work where so many CTAs are for spans.
+    fn dealt(&self, work: &SpanWork, tiles: u32, ctas: u32) -> SpanWork {
+        SpanWork {
+            work_tiles: f64::from(tiles.div_ceil(ctas)),
             tail_ctas: f64::from(self.grid.ctas - ctas),
             ..*work
-        };
-        let (mut low, mut high) = (1, self.span_ctas_max());
-        while low < high {
-            let middle = low.midpoint(high);
-            let [spans, tails] = self.costs.sides(&dealt(middle));
-            if spans <= tails { high = middle } else { low = middle + 1 }
         }
-        let [one, other] = [low, (low - 1).max(1)].map(|ctas| (ctas, dealt(ctas)));
-        if self.costs.once(&other.1) < self.costs.once(&one.1) { other } else { one }
     }
 
-    /// How many CTAs work on spans, and the length of a piece, so that spans and tails end soonest.
+    /// How many CTAs work on `tiles` so that spans and tails end soonest. With one more, spans end no later and
+    /// tails no sooner, so the best number is where they change places, or the one before.
+    fn balance(&self, work: &SpanWork, tiles: u32) -> u32 {
+        let sides = |ctas| self.costs.sides(&self.dealt(work, tiles, ctas));
+        let later = |ctas| sides(ctas).into_iter().fold(0.0, f64::max);
+        let (mut low, mut high) = (1, self.span_ctas_max().min(tiles));
+        while low < high {
+            let middle = low.midpoint(high);
+            let [spans, tails] = sides(middle);
+            if spans <= tails { high = middle } else { low = middle + 1 }
+        }
+        let other = (low - 1).max(1);
+        if later(other) < later(low) { other } else { low }
+    }
+
+    /// How many CTAs work on spans, so that spans and tails end soonest.
     fn deal(&self) -> Deal {
         let units = self.ends.last().copied().unwrap_or(0) * DECODE_UNIT;
         let unit_bytes = f64::from(units) * self.token_bytes();
         let (own_bytes, span_bytes) = self.distinct_bytes();
-        let longest = self.accepted.iter().map(Self::token_tiles).max();
-        let longest = longest.expect("a span is accepted");
+        let work = SpanWork { unit_bytes, own_bytes, span_bytes, ..SpanWork::default() };
+        let all = self.all_tiles(1);
+        let least = all.div_ceil(self.balance(&work, all));
+        // Memory may want a longer share than that, or query tiles fit another one better.
         let mut best: Option<Deal> = None;
-        let mut last = 0;
-        for pieces in 1..=PARTS_MAX.min(longest) {
-            let chunk = longest.div_ceil(pieces);
-            let Some(spans) = self.cut(chunk).filter(|_| chunk != last) else { continue };
-            last = chunk;
-            let (ctas, work) =
-                self.balance(&SpanWork { unit_bytes, own_bytes, span_bytes, ..spans });
-            let time = self.costs.once(&work);
-            if best.is_none_or(|best| time < best.time) {
-                best = Some(Deal { work, time, ctas, chunk: chunk * SPAN_TOKENS });
+        for more in 0.. {
+            if more >= SHARES_TRIED && best.is_some() {
+                break;
+            }
+            let tiles = least + (least * more).div_ceil(8);
+            let all = self.all_tiles(tiles);
+            // Of these CTAs none is without a tile.
+            let ctas = all.div_ceil(tiles);
+            if ctas <= self.span_ctas_max() {
+                let work = self.dealt(&work, all, ctas);
+                let sooner = |best: &Deal| self.costs.once(&work) < self.costs.once(&best.work);
+                if best.as_ref().is_none_or(sooner) {
+                    best = Some(Deal { work, ctas, tiles });
+                }
             }
         }
-        best.expect("whole spans that are accepted have room")
+        best.expect("one CTA has room")
     }
 
     /// Cuts the tails into work chunks, as `decode.rs` cuts whole rows.

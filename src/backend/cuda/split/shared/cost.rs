@@ -7,16 +7,12 @@
 pub struct SpanCosts {
     /// A multiprocessor's tile of products.
     pub tile: f64,
-    /// An item beside its tiles.
-    pub item: f64,
-    /// What items take before the first and after the last.
+    /// What spans take beside their tiles.
     pub spans: f64,
     /// What tails take beside their units.
     pub tails: f64,
     /// Bytes of decode units, those without tokens too, that a multiprocessor works off.
     pub units: f64,
-    /// A part of a sum that a span makes.
-    pub part: f64,
     /// Bytes from memory where spans are read once.
     pub memory: f64,
     /// A step that reads each row by itself, beside its bytes.
@@ -32,22 +28,12 @@ pub struct SpanCosts {
 /// What a step's time is made of.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct SpanWork {
-    /// Items, of one kv head each.
-    pub items: f64,
-    /// Their tiles.
-    pub tiles: f64,
-    /// The longest item's tiles.
-    pub longest: f64,
-    /// Items as long as that.
-    pub whole: f64,
-    /// CTAs that work on spans.
-    pub span_ctas: f64,
+    /// Tiles of each CTA that works on spans.
+    pub work_tiles: f64,
     /// Bytes of the tails' units.
     pub unit_bytes: f64,
     /// CTAs that work on tails.
     pub tail_ctas: f64,
-    /// Parts that spans make of sums.
-    pub parts: f64,
     /// Bytes of K and V of the tails.
     pub own_bytes: f64,
     /// Bytes of K and V of the spans, each counted once.
@@ -60,30 +46,26 @@ impl SpanCosts {
     /// Of H200s and rows of 128, by the query rows that a tail's kernel has room for: 8, and 16.
     pub const H200: [Self; 2] = [
         Self {
-            tile: 2200.0,
-            item: 3900.0,
-            spans: 7400.0,
-            tails: 9500.0,
-            units: 100.0,
-            part: 4.0,
-            memory: 4100.0,
+            tile: 2180.0,
+            spans: 13_400.0,
+            tails: 6500.0,
+            units: 86.0,
+            memory: 3520.0,
             flat: 7000.0,
-            own: 6350.0,
-            first: 3040.0,
+            own: 6300.0,
+            first: 3000.0,
             again: 6940.0,
         },
         Self {
-            tile: 1850.0,
-            item: 580.0,
-            spans: 22_600.0,
-            tails: 17_700.0,
-            units: 58.0,
-            part: 6.5,
-            memory: 4400.0,
+            tile: 2570.0,
+            spans: 16_000.0,
+            tails: 25_100.0,
+            units: 60.0,
+            memory: 3000.0,
             flat: 10_200.0,
-            own: 4700.0,
-            first: 2710.0,
-            again: 7840.0,
+            own: 4640.0,
+            first: 2690.0,
+            again: 7830.0,
         },
     ];
 
@@ -92,14 +74,14 @@ impl SpanCosts {
     /// the extend kernel.
     pub fn general(head_dim: u32, tails: usize) -> Self {
         let [narrow, of] = [Self::H200[0], Self::H200[tails]];
-        let (tile, units, part, of_flat) = match head_dim {
-            64 => (2200.0, 55.0, 3.0, [6500.0, 4950.0, 2430.0, 7490.0]),
-            128 => (3700.0, 90.0, 5.0, [7000.0, 6350.0, 3040.0, 6940.0]),
-            _ => (5100.0, 70.0, 9.0, [10_600.0, 5720.0, 2820.0, 6160.0]),
+        let (tile, units, of_flat) = match head_dim {
+            64 => (2300.0, 55.0, [6500.0, 4950.0, 2430.0, 7490.0]),
+            128 => (3700.0, 90.0, [7000.0, 6300.0, 3000.0, 6940.0]),
+            _ => (6000.0, 60.0, [10_600.0, 5720.0, 2820.0, 6160.0]),
         };
         let [flat, own, first, again] = of_flat;
-        let (units, part) = (units * of.units / narrow.units, part * of.part / narrow.part);
-        Self { tile, units, part, flat, own, first, again, ..of }
+        let units = units * of.units / narrow.units;
+        Self { tile, units, flat, own, first, again, ..of }
     }
 
     /// The same of CTAs, so many of which share a multiprocessor.
@@ -109,25 +91,21 @@ impl SpanCosts {
     }
 
     /// A step that reads spans once is to be faster by this factor, so that the model's error seldom makes it slower.
-    const MARGIN: f64 = 1.15;
+    const MARGIN: f64 = 1.2;
 
     /// Nanoseconds until the multiprocessors for spans are done, and until those for tails are.
     pub fn sides(&self, work: &SpanWork) -> [f64; 2] {
-        // Items go to whoever is free, longest first: the longest in turns of their own, then all others.
-        let turns = (work.whole / work.span_ctas).ceil();
-        let others = ((work.items / work.span_ctas).ceil() - turns).max(0.0);
-        let short = (work.tiles - work.whole * work.longest) / (work.items - work.whole).max(1.0);
-        let of = |turns: f64, tiles: f64| turns * (tiles * self.tile + self.item);
-        let shared = (work.tiles * self.tile + work.items * self.item) / work.span_ctas;
-        let spans = self.spans + shared.max(of(turns, work.longest) + of(others, short));
-        [spans, self.tails + work.unit_bytes / (work.tail_ctas * self.units)]
+        let tails = self.tails + work.unit_bytes / (work.tail_ctas * self.units);
+        [self.spans + work.work_tiles * self.tile, tails]
     }
 
-    /// Nanoseconds of a step that reads spans once.
+    /// Nanoseconds of a step that reads spans once: both sides and what memory gives hinder one another where they take
+    /// about as long.
     pub fn once(&self, work: &SpanWork) -> f64 {
         let [spans, tails] = self.sides(work);
         let bytes = self.tails + (work.own_bytes + work.span_bytes) / self.memory;
-        spans.max(tails).max(bytes) + work.parts * self.part
+        let fourth = |x: f64| (x * x) * (x * x);
+        (fourth(spans) + fourth(tails) + fourth(bytes)).sqrt().sqrt()
     }
 
     /// Nanoseconds of a step that reads each row by itself.
@@ -142,9 +120,9 @@ impl SpanCosts {
     }
 
     /// Nanoseconds gained where `members` rows read a span of so many bytes once, with so many tiles of products for
-    /// each multiprocessor, and make so many parts of sums of it.
-    pub fn gain(&self, members: f64, bytes: f64, tiles: f64, parts: f64) -> f64 {
+    /// each multiprocessor.
+    pub fn gain(&self, members: f64, bytes: f64, tiles: f64) -> f64 {
         let flat = bytes / self.first + (members - 1.0) * bytes / self.again;
-        flat - (tiles * self.tile).max(bytes / self.memory) - parts * self.part
+        flat - (tiles * self.tile).max(bytes / self.memory)
     }
 }

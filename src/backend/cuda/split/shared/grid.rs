@@ -6,7 +6,7 @@ use super::super::super::params::{
     SPAN_ROWS, SPAN_ROWS_256, TAIL_WARPS, TAIL_WARPS_256, TAIL_WARPS_ANY,
 };
 use super::super::{DECODE_ROWS, SplitShape};
-use super::SpanCosts;
+use super::{PARTIAL_ROWS, SpanCosts};
 use crate::plan::BatchRow;
 
 /// Kernels whose tails have room for so many query rows: `attend_shared_*_r8_sm90a` and so on.
@@ -21,8 +21,10 @@ pub struct SharedGrid {
     pub resident: u32,
     /// Warps of a CTA that work on tails.
     pub warps: u32,
-    /// Query rows of an item, at most.
+    /// Query rows of a query tile, at most.
     pub rows: u32,
+    /// Tiles that an item takes as long as beside its own.
+    pub item_tiles: u32,
     /// Of each of [`TAIL_ROWS`].
     pub costs: [SpanCosts; TAIL_ROWS.len()],
 }
@@ -35,6 +37,7 @@ impl SharedGrid {
             resident: 1,
             warps: TAIL_WARPS,
             rows: SPAN_ROWS,
+            item_tiles: 4,
             costs: SpanCosts::H200,
         }
     }
@@ -47,8 +50,14 @@ impl SharedGrid {
             resident,
             warps: if is_wide { TAIL_WARPS_256 } else { TAIL_WARPS_ANY },
             rows: if is_wide { SPAN_ROWS_256 } else { SPAN_ROWS },
+            item_tiles: 3,
             costs: [0, 1].map(|tails| SpanCosts::general(head_dim, tails).of_ctas(resident)),
         }
+    }
+
+    /// Query rows that the spans' sums have room for.
+    pub const fn partial_rows(&self) -> usize {
+        (2 * self.ctas * self.rows + PARTIAL_ROWS) as usize
     }
 
     /// Whether there is a work chunk for each stripe of the tails.

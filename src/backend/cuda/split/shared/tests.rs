@@ -83,19 +83,44 @@ fn own_parts(split: &SharedSplit, share: &RowShare, head: u32) -> u32 {
     (begin + some - 1) / per - begin / per + 1
 }
 
+/// The items of a CTA for spans, as it goes on from one to the next.
+fn items_of(split: &SharedSplit, cta: u32) -> impl Iterator<Item = &SpanItem> {
+    let next = |item: &&SpanItem| (item.next > 0).then(|| &split.items[usize::from(item.next)]);
+    std::iter::successors(Some(&split.items[cta as usize]), next)
+}
+
+/// Where a span's parts of a member's sum are and how many there are, as the join reckons.
+fn parts_of(split: &SharedSplit, span: &SpanParts, place: u32, head: u32) -> Vec<u32> {
+    let (rows, group, per) = (split.grid.rows, split.shape.group, split.head.work_tiles);
+    let (whole, nth) = (rows / group, place - span.member_start);
+    let in_tile = nth % whole * group;
+    let begin = head * split.head.head_tiles + span.tile_at + nth / whole * span.stride;
+    let (first, last) = (begin / per, (begin + span.tiles - 1) / per);
+    if first == last {
+        let alone = 2 * split.head.span_ctas * rows + head * split.head.head_rows;
+        return vec![alone + span.row_at + nth * group];
+    }
+    (first..=last).map(|cta| (2 * cta + u32::from(cta == first)) * rows + in_tile).collect()
+}
+
 fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     let (heads, group) = (split.shape.kv_heads, split.shape.group);
-    // Each item's part for each of its members and heads: where it is written, and the tokens that it has seen.
+    // Each item's part for each of its members: where it is written, and the tokens that it has seen.
     let mut written = BTreeMap::new();
-    for item in &split.items {
-        assert!(item.kv_begin < item.kv_end && item.extend_len * group <= split.grid.rows);
-        for (head, member) in (0..heads).flat_map(|h| (0..item.extend_len).map(move |m| (h, m))) {
-            let at = item.part + (head * item.extend_len + member) * group;
-            let of = (item.qo_start + member, head, item.kv_begin, item.kv_end);
-            assert!(at + group <= PARTIAL_ROWS, "K4: sums have room");
+    let mut count = 0;
+    let items = |cta| items_of(split, cta).map(move |item| (cta, item));
+    for (cta, item) in (0..split.head.span_ctas).flat_map(items) {
+        assert!(item.piece < item.parts && u32::from(item.piece) <= cta, "K4: CTAs meet");
+        assert!(item.kv_begin < item.kv_end && item.member_count * group <= split.grid.rows);
+        for member in 0..item.member_count {
+            let at = item.part + member * group;
+            let of = (item.member_start + member, u32::from(item.head), item.kv_begin, item.kv_end);
+            assert!((at + group) as usize <= split.grid.partial_rows(), "K4: sums have room");
             assert!(written.insert(at, of).is_none(), "K4: parts do not overlap");
         }
+        count += 1;
     }
+    assert_eq!(count, split.items.len(), "each item is one CTA's");
     let starts: Vec<u32> = written.keys().copied().collect();
     assert!(starts.windows(2).all(|two| two[0] + group <= two[1]), "K4: parts do not overlap");
 
@@ -132,7 +157,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
 
     for (index, (row, share)) in rows.iter().zip(&split.shares).enumerate() {
         if !takes(&split.shape, width, row) {
-            assert_eq!((share.extend_len, share.parts), (0, 0), "the extend kernel's");
+            assert_eq!((share.extend_len, share.depth), (0, 0), "the extend kernel's");
             continue;
         }
         assert_eq!((share.qo_start, share.extend_len), (row.qo_start, row.extend_len));
@@ -147,16 +172,10 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
             assert_eq!(at, row.kv_len, "K4: the tail ends with the row");
             for query in 0..row.extend_len {
                 // The spans, deepest first, as the join looks for their parts.
-                let (mut span, mut parts, mut seen) = (share.span, 0, BTreeSet::new());
+                let (mut span, mut depth, mut seen) = (share.span, 0, BTreeSet::new());
                 while let Some(of) = split.spans.get(span as usize) {
-                    assert!(of.parent == NONE || of.parent < span, "parents stand first");
-                    for piece in 0..of.pieces {
-                        let (whole, nth) =
-                            (split.grid.rows / group, share.place + query - of.member_start);
-                        let before = nth / whole * whole;
-                        let tile = whole.min(of.member_count - before);
-                        let at = (piece * of.member_count + before) * heads + head * tile;
-                        let at = of.partial_at + (at + nth - before) * group;
+                    assert!(of.parent == NO_SPAN || of.parent < span, "parents stand first");
+                    for at in parts_of(split, of, share.place + query, head) {
                         let (place, of_head, begin, end) =
                             written.remove(&at).expect("a part there");
                         assert_eq!((place, of_head), (share.place + query, head));
@@ -164,11 +183,11 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
                         let wanted = (row.qo_start + query, index as u32);
                         assert_eq!((member.qo_start, member.batch_index), wanted);
                         seen.insert((begin, end));
-                        parts += 1;
                     }
+                    depth += 1;
                     span = of.parent;
                 }
-                assert_eq!(parts, share.parts, "arrivals are counted");
+                assert_eq!(depth, share.depth, "arrivals are counted");
                 let end = seen.iter().fold(0, |at, &(begin, end)| {
                     assert_eq!(begin, at, "K4: no gap, no overlap");
                     end
@@ -214,9 +233,8 @@ fn every_token_once() {
             assert!(split.members.len() <= shape.members_max(tails, tokens, rows.len()));
             straddling += straddled(&split);
             accepted += u32::from(any);
-            deep += split.spans.iter().filter(|span| span.parent != NONE).count();
+            deep += split.spans.iter().filter(|span| span.parent != NO_SPAN).count();
             assert!(split.head.span_ctas < grid.ctas);
-            assert!(split.head.span_ctas <= split.head.work_count * kv_heads);
             check(&split, tails, &rows);
         }
     }
@@ -356,10 +374,12 @@ fn products_are_counted_by_new_tokens() {
         );
         let spans = Spans::of(&vec![&pages[..]; 64], 16);
         assert!(split.plan(&rows, &spans.plan(), usize::from(new > 2), false));
-        (split.work.tiles, split.work.unit_bytes)
+        let query_tiles: u32 =
+            split.spans.iter().map(|span| split.query_tiles(span.member_count)).sum();
+        (query_tiles, split.work.unit_bytes)
     };
     let (tiles, units) = work(1);
-    assert_eq!([work(2), work(4)], [(2.0 * tiles, units), (4.0 * tiles, units)]);
+    assert_eq!([work(2), work(4)], [(2 * tiles, units), (4 * tiles, units)]);
 }
 
 /// Each stripe of the tails has a warp, and spans a CTA: a device too small for that reads each row by itself.
@@ -382,31 +402,44 @@ fn multiprocessors_are_dealt_as_well_as_by_trying_each_number() {
     for _ in 0..300 {
         let (kv_heads, group) = rng.pick(&[(8, 4), (4, 16), (1, 1)]);
         let all = rng.pick(&[2, 3, 16, 132]);
-        let split = SharedSplit::new(
-            shape(kv_heads, group, all),
-            SharedGrid::hopper(all),
-            SPANS_MAX,
-            false,
-        );
-        let number = |rng: &mut Rng, most: u64| (1 + rng.below(most)) as f64;
-        let longest = number(&mut rng, 40);
-        let whole = number(&mut rng, 300);
-        let items = whole + rng.below(300) as f64;
-        let short = (rng.below(1000) as f64 / 1000.0) * longest;
-        let work = SpanWork {
-            items,
-            tiles: whole * longest + (items - whole) * short,
-            longest,
-            whole,
-            unit_bytes: number(&mut rng, 400_000_000),
-            ..SpanWork::default()
+        let shape = shape(kv_heads, group, all);
+        let split = SharedSplit::new(shape, SharedGrid::hopper(all), SPANS_MAX, false);
+        let tiles = 1 + rng.below(10_000) as u32;
+        let unit_bytes = (1 + rng.below(400_000_000)) as f64;
+        let work = SpanWork { unit_bytes, ..SpanWork::default() };
+        let later = |ctas| {
+            let [spans, tails] = split.costs.sides(&split.dealt(&work, tiles, ctas));
+            spans.max(tails)
         };
-        let (_, dealt) = split.balance(&work);
-        let times = (1..=split.span_ctas_max()).map(|ctas| {
-            let tail_ctas = f64::from(all - ctas);
-            split.costs.once(&SpanWork { span_ctas: f64::from(ctas), tail_ctas, ..work })
-        });
-        let least = times.fold(f64::INFINITY, f64::min);
-        assert_eq!(split.costs.once(&dealt), least, "{work:?}");
+        let most = split.span_ctas_max().min(tiles);
+        let least = (1..=most).map(later).fold(f64::INFINITY, f64::min);
+        assert_eq!(later(split.balance(&work, tiles)), least, "{work:?}");
+    }
+}
+
+/// All CTAs for spans have as many tiles but the last, whatever the spans' lengths are.
+#[test]
+fn tiles_are_dealt_in_equal_shares() {
+    let mut rng = Rng::new(7);
+    let shape = shape(8, 4, MULTIPROCESSORS);
+    let mut split = SharedSplit::new(shape, SharedGrid::hopper(MULTIPROCESSORS), SPANS_MAX, true);
+    for _ in 0..50 {
+        let (rows, spans) = batch(&mut rng, 30);
+        if !split.plan(&rows, &spans.plan(), 1, true) {
+            continue;
+        }
+        let tiles = |cta| -> u32 {
+            items_of(&split, cta).map(|item| (item.kv_end - item.kv_begin).div_ceil(128)).sum()
+        };
+        let last = split.head.span_ctas - 1;
+        let between = split.spans.iter().map(|span| span.stride - span.tiles).max().unwrap_or(0);
+        for cta in 0..split.head.span_ctas {
+            let items = items_of(&split, cta).count() as u32;
+            let most = split.head.work_tiles;
+            // Before the first item, and behind each.
+            let without = (items + 1) * between;
+            let least = if cta == last { 1 } else { most.saturating_sub(without).max(1) };
+            assert!((least..=most).contains(&tiles(cta)), "{items} items");
+        }
     }
 }

@@ -10,7 +10,7 @@
 #include "attend_extend_sm90a.cuh"
 #include "shared_parts.cuh"
 
-// The items of spans: all of them parts.
+// The items of spans, which leave sums.
 template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
     // The producers hand a kv head on as the item's number.
     DEVICE u32 count(const AttendParams& p) { return p.kv_heads; }

@@ -380,7 +380,6 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
         }
     }
     __device__ __forceinline__ void put_part(u32 slot, u32 rows, u32 n, const float (&o)[D / 16][4], const float (&top)[2], const float (&sum)[2]) {
-
         const u32 row = n * 8 + lane % 4 * 2;
         float* const data = reinterpret_cast<float*>(p.partial) + (slot * u64(ROWS) + row) * D + lane / 4;
 #pragma unroll

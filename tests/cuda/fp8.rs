@@ -8,11 +8,12 @@ use kvarena::testkit::planner::Item;
 use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Capacity, Cpu, CpuOptions, Dtype, KvDtype, KvScales, KvShape, LayerId, Layout,
-    OpenBackend, PageCopy, PageId, PoolConfig, PoolLayout, Scaling, StepEnd, TableShape,
+    Attend, Backend, BatchPlan, Capacity, Cpu, CpuOptions, Dtype, KvDtype, KvScales, KvShape,
+    LayerId, Layout, OpenBackend, PageCopy, PageId, PoolConfig, PoolLayout, Scaling, StepEnd,
+    TableShape,
 };
 
-use crate::drive::{Drive, Shape};
+use crate::drive::{Drive, LayerInputs, Shape};
 use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 
@@ -344,27 +345,37 @@ fn scales_by_token_may_lie_far_apart() {
                     rows
                 });
                 let rows = inputs.remove(0);
-                backend.begin(&plan).expect("a valid plan");
-                let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|rows| backend.input(rows));
-                let id = LayerId::new(0);
-                backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
-                if step == 1 {
-                    let attend = shape.attend();
-                    let mut out = backend.output(&rows.q);
-                    let mut lse = backend.sums(len as usize * attend.q_heads as usize);
-                    let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
-                    backend
-                        .attend(&plan, id, &attend, OnGpu::rows(&q), to, Some(sums))
-                        .expect("attention");
-                    backend.synchronize().expect("nothing failed");
-                    let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
-                    drive.check(&items, &plan, (0, &rows.q), &attend, (&out, &lse), 60);
-                }
-                backend.synchronize().expect("nothing failed");
-                backend.end(StepEnd::Complete(plan.step()));
+                let attend = (step == 1).then(|| shape.attend());
+                run_step(&mut drive, &mut backend, &items, &plan, &rows, attend.as_ref());
             }
         }
     }
+}
+
+/// A step of one layer: stores its rows; where it attends, what comes of it is checked.
+fn run_step(
+    drive: &mut Drive,
+    backend: &mut OnGpu,
+    items: &[Item],
+    plan: &BatchPlan<'_>,
+    rows: &LayerInputs,
+    attend: Option<&Attend>,
+) {
+    backend.begin(plan).expect("a valid plan");
+    let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|rows| backend.input(rows));
+    let id = LayerId::new(0);
+    backend.store_cache(plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+    if let Some(attend) = attend {
+        let mut out = backend.output(&rows.q);
+        let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
+        let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
+        backend.attend(plan, id, attend, OnGpu::rows(&q), to, Some(sums)).expect("attention");
+        backend.synchronize().expect("nothing failed");
+        let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+        drive.check(items, plan, (0, &rows.q), attend, (&out, &lse), 60);
+    }
+    backend.synchronize().expect("nothing failed");
+    backend.end(StepEnd::Complete(plan.step()));
 }
 
 /// Rows of q that lie far apart, and rows of zeros: each is multiplied by a power of two of its own. With scales of
@@ -406,20 +417,7 @@ fn queries_may_lie_far_apart() {
                     let factor = if zero { 0.0 } else { 2_f32.powi(power) };
                     row.iter_mut().for_each(|x| *x = round(dtype, *x * factor));
                 }
-                backend.begin(&plan).expect("a valid plan");
-                let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|rows| backend.input(rows));
-                let id = LayerId::new(0);
-                backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
-                let mut out = backend.output(&rows.q);
-                let mut lse = backend.sums(len as usize * attend.q_heads as usize);
-                let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
-                backend
-                    .attend(&plan, id, &attend, OnGpu::rows(&q), to, Some(sums))
-                    .expect("attention");
-                backend.synchronize().expect("nothing failed");
-                let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
-                drive.check(&items, &plan, (0, &rows.q), &attend, (&out, &lse), 60);
-                backend.end(StepEnd::Complete(plan.step()));
+                run_step(&mut drive, &mut backend, &items, &plan, &rows, Some(&attend));
             }
         }
     }

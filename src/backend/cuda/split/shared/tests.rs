@@ -235,6 +235,7 @@ fn every_token_once() {
             accepted += u32::from(any);
             deep += split.spans.iter().filter(|span| span.parent != NO_SPAN).count();
             assert!(split.head.span_ctas < grid.ctas);
+            assert!(split.head.span_ctas as usize <= split.items.len());
             check(&split, tails, &rows);
         }
     }
@@ -374,9 +375,8 @@ fn products_are_counted_by_new_tokens() {
         );
         let spans = Spans::of(&vec![&pages[..]; 64], 16);
         assert!(split.plan(&rows, &spans.plan(), usize::from(new > 2), false));
-        let query_tiles: u32 =
-            split.spans.iter().map(|span| split.query_tiles(span.member_count)).sum();
-        (query_tiles, split.work.unit_bytes)
+        let tiles = |span: &SpanParts| span.tiles * split.query_tiles(span.member_count);
+        (split.spans.iter().map(tiles).sum::<u32>(), split.work.unit_bytes)
     };
     let (tiles, units) = work(1);
     assert_eq!([work(2), work(4)], [(2 * tiles, units), (4 * tiles, units)]);

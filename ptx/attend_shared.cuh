@@ -32,18 +32,12 @@ template <class T, int ROWS, int TAILS> DEVICE void mma(Gathered<T, ROWS, TAILS>
     mma(T(), c, a, b0, b1);
 }
 
-// The items of spans: all of them parts.
+// The items of spans, which leave sums.
 template <class T, int ROWS, int TAILS> struct SpanTiles : SpanPlan<TAILS> {
     using Plan = SpanPlan<TAILS>;
     struct Lasts {
         SpanEnds lasts;
     };
-    // With a length that the compiler knows: the loop has few registers.
-    DEVICE ExtendWork load(const AttendParams& p, u32 item) {
-        ExtendWork work = Plan::load(p, item);
-        work.kv_len = 1u << 30;
-        return work;
-    }
 
     // The end of an item: its sums go to their rows of `span_partial`.
     template <class Shared, int MT, int EIGHTS>
@@ -65,19 +59,13 @@ template <class T, int ROWS, int TAILS> struct SpanTiles : SpanPlan<TAILS> {
                 if (lane % 4 == 0) reinterpret_cast<float2*>(s.span_tops)[first + row] = make_float2(top[m][h] * factor, sum[m][h]);
             }
         __syncthreads();
-        if (thread == 0) {
-            const ExtendWork whole = Plan::load(p, shared.item);
-            shared.lasts.tell(s, Plan::cta(p), Plan::parts(whole), Plan::piece(whole));
-        }
+        if (thread == 0) shared.lasts.tell(s, Plan::cta(p), Plan::parts(work), Plan::piece(work));
     }
 
     // After the last item: joins what is complete.
     template <int D, class Shared> static __device__ __forceinline__ void join_listed(const AttendParams& p, Shared& shared) {
         using Join = SharedJoin<T, D, ROWS, SharedTiles<D>::TILE, SharedTiles<D>::JOINED>;
-        // The thread's number is asked for again: the loop before has no register for it.
-        u32 thread;
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-        shared.lasts.template meet<Plan, Join>(Plan::all(p), thread, 4, [] { __syncthreads(); });
+        shared.lasts.template meet<Plan, Join>(Plan::all(p), threadIdx.x, 4, [] { __syncthreads(); });
     }
 };
 template <class T, int ROWS, int TAILS> struct ItemsOf<Gathered<T, ROWS, TAILS>> {

@@ -94,6 +94,7 @@ template <int TILE> struct QueryTileParts {
 
 // (row, kv head)s whose sums are in parts, by index * kv_heads + kv head.
 template <u32 MOST> struct ListedSums {
+    static_assert(LISTED_SUMS <= 1 << 16, "a sum's number is a u16");
     u32 count;
     u16 listed[MOST];
     __device__ __forceinline__ void add(u32 sum) { listed[atomicAdd(&count, 1)] = static_cast<u16>(sum); }

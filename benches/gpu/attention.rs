@@ -1,6 +1,6 @@
 //! Decode and extend attention over random pages.
 
-use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu, GraphScope};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
 use kvarena::{Attend, Backend, KvShape, LayerId, Layout, OpenBackend, PlaneName, SlotId, StepEnd};
@@ -12,7 +12,8 @@ use crate::timer::Timer;
 
 const HEAD_DIM: u32 = 128;
 
-/// How calls are timed: in a graph, or in a row, since a graph holds launches of both kernels whatever a step needs.
+/// How calls are timed: in a graph, or in a row, since a graph of a size holds launches of both kernels whatever a step
+/// needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Graph,
@@ -40,20 +41,20 @@ impl<'a> Bench<'a> {
         (layers, slots): (u32, u32),
     ) -> Outcome<Self> {
         let shape = KvShape::heads(kv_heads, HEAD_DIM);
-        Self::with_spans(gpu, noise, (shape, page_size, layout), (layers, slots), 0)
+        Self::with_graphs(gpu, noise, (shape, page_size, layout), (layers, slots), GraphScope::Size)
     }
 
-    /// With graphs that read so many spans once.
-    fn with_spans(
+    /// With graphs of a scope: those of a size read no span once.
+    fn with_graphs(
         gpu: &Gpu,
         noise: &'a Noise,
         (shape, page_size, layout): (KvShape, u32, Layout),
         (layers, slots): (u32, u32),
-        graph_spans: u32,
+        graphs: GraphScope,
     ) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
         let stream = timer.stream.clone();
-        let options = CudaOptions { stream: Some(stream), graph_spans, ..CudaOptions::new(gpu) };
+        let options = CudaOptions { stream: Some(stream), graphs, ..CudaOptions::new(gpu) };
         let slots = slots / layers;
         let pool = pool_of(shape, layers, page_size, slots, layout);
         let cuda = options.open(&pool, &table(page_size), 2)?;
@@ -200,8 +201,8 @@ fn alike(rows: usize, len: u32, own: u32) -> Forest {
 pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let heads = (KvShape::heads(8, HEAD_DIM), 16, Layout::LayerFirst);
-    let mut flat = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), 0)?;
-    let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), 64)?;
+    let mut flat = Bench::with_graphs(gpu, &noise, heads, (4, 1 << 20), GraphScope::Size)?;
+    let mut once = Bench::with_graphs(gpu, &noise, heads, (4, 1 << 20), GraphScope::Kernels)?;
     let forests = [
         ("b64 8192+256", alike(64, 8_192, 256)),
         ("b16 4096+1024", alike(16, 4_096, 1_024)),
@@ -244,8 +245,8 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     for head_dim in [128, 64, 256] {
         let heads = (KvShape::heads(8, head_dim), 16, Layout::LayerFirst);
-        let mut flat = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), 0)?;
-        let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), 64)?;
+        let mut flat = Bench::with_graphs(gpu, &noise, heads, (4, 1 << 20), GraphScope::Size)?;
+        let mut once = Bench::with_graphs(gpu, &noise, heads, (4, 1 << 20), GraphScope::Kernels)?;
         for (name, forest) in forests.iter().chain(&plain) {
             let news = vec![1; forest.own.len()];
             let tokens: u32 = forest.own.iter().sum::<u32>()

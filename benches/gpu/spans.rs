@@ -163,7 +163,6 @@ impl Bench {
         let (q, out) = (&self.q, &mut self.out);
         out.fill(0xff)?;
         cuda.begin(&plan)?;
-        // Not in a graph: there the choice is one of kernels that are in it.
         let us = self.timer.row(sets, |i| {
             let at = (i * elements * 2) as u64;
             let (q, out) = (q.rows(at, None), out.rows_mut(at, None));

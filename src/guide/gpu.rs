@@ -68,6 +68,6 @@
 //! ```
 //!
 //! Where one stream orders all work on the pool, a step may be completed as soon as it is launched. A decode step can
-//! be captured in a graph: `Cuda::stage` has the order of calls.
+//! be captured in a graph: `Cuda::stage` has the order of calls, and gives the key of the graphs that it may replay.
 //!
 //! Not here: several devices ([`ranks`](super::ranks)).

@@ -1,9 +1,12 @@
 //! A graph is captured once and replayed over many steps, while tables, lengths and the batch change; between replays
 //! other steps run outside of it.
 
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kvarena::backend::cuda::{CudaError, DeviceBuffer, Gpu};
+use kvarena::backend::cuda::{
+    CudaError, CudaGraph, CudaOptions, DeviceBuffer, Gpu, GraphKey, GraphScope,
+};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::Item;
 use kvarena::{
@@ -110,16 +113,32 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
     replay_trees(gpu, shape, (rows, tokens, len), false);
 }
 
-/// The same where about every other step has rows that are trees, or sees what random masks let it.
-fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64), trees: bool) {
+/// The same where about every other step has rows that are trees, or sees what random masks let it. One graph serves
+/// all steps of a size, or each those that take the same kernels.
+fn replay_trees(gpu: &Gpu, shape: Shape, sizes: (usize, usize, u64), trees: bool) {
+    assert_eq!(replay_in(gpu, shape, sizes, trees, GraphScope::Size), 1);
+    let graphs = replay_in(gpu, shape, sizes, trees, GraphScope::Kernels);
+    // Whether the decode kernel has work, and the extend kernel, and that of trees.
+    assert!((1..=6).contains(&graphs), "{graphs} graphs");
+}
+
+/// How many graphs that took.
+fn replay_in(
+    gpu: &Gpu,
+    shape: Shape,
+    (rows, tokens, len): (usize, usize, u64),
+    trees: bool,
+    graphs: GraphScope,
+) -> usize {
     let mut drive = Drive::new(shape, 11);
-    let mut backend =
-        OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let options = CudaOptions { graphs, ..CudaOptions::new(gpu) };
+    let opened = OnGpuOptions::of(gpu, options).open(&shape.pool(), &shape.table(), 4);
+    let mut backend = opened.expect("a small pool");
     let attend = shape.attend();
     let mut buffers = Buffers::new(gpu, &shape, tokens.max(700));
     let mut scratch = StepScratch::new();
-    let mut graph = None;
-    for step in 0..40 {
+    let mut graphs: HashMap<GraphKey, CudaGraph> = HashMap::new();
+    for step in 0..25 {
         // A step outside the graph: a new sequence with a long prompt, in place of an old one.
         if step % 5 == 0 {
             if drive.planner.live().len() >= rows {
@@ -155,16 +174,13 @@ fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64
         let plan = plan.plan().padded(&mut scratch, rows, tokens);
         let inputs = drive.inputs(&items, &plan);
         buffers.fill(&inputs);
-        if graph.is_none() {
-            // So far only steps outside the graph ran: the variant of attention is known, the padded plan is not
-            // staged.
-            backend.cuda.stage(&plan).expect("a valid plan");
+        // A step outside of graphs ran: the variant of attention is known.
+        let staged = backend.cuda.stage(&plan).expect("a valid plan");
+        let graph = graphs.entry(staged.graph).or_insert_with(|| {
             let stream = backend.stream.clone();
             let captured = stream.capture(|| buffers.launch(&mut backend, &plan, &attend));
-            graph = Some(captured.expect("a capture"));
-        }
-        backend.cuda.stage(&plan).expect("a valid plan");
-        let graph = graph.as_ref().expect("captured above");
+            captured.expect("a capture")
+        });
         // SAFETY: backend and buffers are there until the end, and a padded plan was just staged.
         unsafe { graph.launch(&backend.stream) }.expect("a replay");
         // All of the step is asked for.
@@ -174,6 +190,7 @@ fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64
         backend.synchronize().expect("nothing failed");
         buffers.check(&mut drive, &items, &plan, &inputs, &attend);
     }
+    graphs.len()
 }
 
 #[test]

@@ -13,6 +13,7 @@ use super::attend_latent::LatentVariants;
 use super::attend_shared::{SHARED_VARIANTS_MAX, SharedDecode};
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
+use super::graph_key::{GraphScope, KEY_VARIANTS};
 use super::image::{Image, StepLimits};
 use super::launch::Start;
 use super::memory::DeviceBuffer;
@@ -120,8 +121,7 @@ impl Variants {
             let shape = variant.split.shape();
             let shared = variant.shared.as_ref();
             shared.map_or(Ok(()), |shared| shared.load(gpu, plan))?;
-            let tails = shared.and_then(|shared| shared.graph_tails(plan));
-            let width = shape.width_of(tails, tokens, rows);
+            let width = shape.width(tokens, rows);
             // The narrowest was loaded with the variant.
             if width == shape.narrowest() { Ok(()) } else { variant.decode_of(width).load(gpu) }
         })
@@ -144,8 +144,7 @@ impl Variants {
                 variant.count = variant.split.plan_selected(plan.rows, places, words);
                 continue;
             }
-            let tails = variant.shared.as_ref().and_then(|shared| shared.graph_tails(plan));
-            variant.count = variant.split.plan(plan.rows, plan.token_count(), tails, words);
+            variant.count = variant.split.plan(plan.rows, plan.token_count(), words);
             if let Some(shared) = &mut variant.shared {
                 end = shared.split(plan, image, end - at, end, i + 1 == count);
             }
@@ -210,8 +209,20 @@ impl Variants {
         self.list[index].lists.as_ref()
     }
 
-    /// Launches the kernels that the staged step needs; while capturing, all that a step of so many tokens and rows
-    /// can need.
+    /// What a graph's key says of each variant: which kernels the staged step takes.
+    pub(super) fn key(&self, trees: bool) -> [u8; KEY_VARIANTS] {
+        let mut kernels = [0; KEY_VARIANTS];
+        for (key, variant) in kernels.iter_mut().zip(&self.list) {
+            *key = variant.key_of(trees);
+        }
+        if self.list.is_empty() {
+            self.latent.key(&mut kernels);
+        }
+        kernels
+    }
+
+    /// Launches the kernels that the staged step needs; in a capture that serves all of its size, those that a step of
+    /// so many tokens and rows can need.
     ///
     /// # Safety
     /// The addresses in `params` are those of rows for every token of the staged step, `scales` the layer's.
@@ -229,12 +240,11 @@ impl Variants {
         // One token a row, or none: every sequence decodes, whichever step the graph is replayed for.
         let decode_only = image.token_count <= image.row_count;
         let capturing = is_capturing(stream)?;
+        let all = capturing && image.scope == GraphScope::Size;
         let decode_start = start.first(capturing);
-        let shared = variant.shared.as_ref();
-        let shared = shared.filter(|shared| shared.serves(&params, capturing));
-        let left = variant.count.extend_items > 0 && !shared.is_some_and(SharedDecode::is_whole);
-        let extend = left || (capturing && !decode_only);
-        let decode = variant.count.decode_units > 0 || capturing || shared.is_some();
+        let shared = variant.shared.as_ref().filter(|shared| !all && shared.serves(&params));
+        let extend = variant.leaves(shared) || (all && !decode_only);
+        let decode = variant.count.decode_units > 0 || all || shared.is_some();
         if let Some(shared) = shared {
             // SAFETY: the caller answers for the rows.
             unsafe { shared.launch(gpu, image.splits, params, decode_start, stream) }?;
@@ -264,7 +274,7 @@ impl Variants {
             params.plan = variant.extend_plan.address();
             params.partial = variant.partial.address() + shape.decode_partial_bytes() as u64;
             params.counters = variant.counters.address() + shape.decode_counter_bytes() as u64;
-            let trees = variant.trees.as_ref().filter(|_| image.trees || capturing);
+            let trees = variant.trees.as_ref().filter(|_| image.trees || all);
             let (kernel, blocks) = (trees.unwrap_or(&variant.extend), shape.extend_ctas);
             let beside = Beside { scales, ..Beside::default() };
             // SAFETY: as above.
@@ -302,6 +312,23 @@ impl ListBuffers {
 }
 
 impl Variant {
+    /// Which kernels the staged step takes, `trees` among its rows or not.
+    fn key_of(&self, trees: bool) -> u8 {
+        let shared = self.shared.as_ref().filter(|shared| shared.tails().is_some());
+        let tails = shared.and_then(SharedDecode::tails).map_or(0, |tails| tails as u8 + 1);
+        let decode = u8::from(self.count.decode_units > 0);
+        let extend = match self.leaves(shared) {
+            true => 1 + u8::from(trees),
+            false => 0,
+        };
+        decode | extend << 1 | (self.count.width as u8) << 3 | tails << 5
+    }
+
+    /// Whether the staged step leaves something to the extend kernel.
+    fn leaves(&self, shared: Option<&SharedDecode>) -> bool {
+        self.count.extend_items > 0 && !shared.is_some_and(SharedDecode::is_whole)
+    }
+
     /// The decode kernel of a width that steps have.
     fn decode_of(&self, width: usize) -> &AttentionKernel {
         self.decode[width].as_ref().expect("a width with CTAs has a kernel")

@@ -8,6 +8,7 @@
 use super::attend_kernels::{AttentionKernel, Beside, attention};
 use super::error::CudaError;
 use super::gpu::Gpu;
+use super::graph_key::{GraphScope, KEY_VARIANTS};
 use super::image::StepLimits;
 use super::kernels::Attention;
 use super::launch::Start;
@@ -189,7 +190,14 @@ impl LatentVariants {
         Ok(())
     }
 
-    /// Launches attention of the staged step; while capturing, all that a step can need.
+    /// What a graph's key says of each variant: whether the staged step has sums to join.
+    pub(super) fn key(&self, kernels: &mut [u8; KEY_VARIANTS]) {
+        for (key, variant) in kernels.iter_mut().zip(&self.list) {
+            *key = u8::from(variant.cut > 0);
+        }
+    }
+
+    /// Launches attention of the staged step; in a capture that serves all of its size, all that such a step can need.
     ///
     /// # Safety
     /// The addresses in `params` are those of rows for every token of the staged step, and of the layer.
@@ -197,7 +205,7 @@ impl LatentVariants {
         &self,
         gpu: &Gpu,
         pool: &Pool,
-        (index, layer): (usize, LayerId),
+        (index, layer, scope): (usize, LayerId, GraphScope),
         mut params: AttendParams,
         start: &mut Start,
         stream: RawStream,
@@ -218,7 +226,7 @@ impl LatentVariants {
         // the layer's.
         unsafe { main.launch(gpu, ctas, params, beside, first, stream) }?;
         start.launched(capturing);
-        if *cut == 0 && !capturing {
+        if *cut == 0 && !(capturing && scope == GraphScope::Size) {
             return Ok(());
         }
         params.plan = plan.address();

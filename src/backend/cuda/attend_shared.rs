@@ -1,7 +1,7 @@
 //! Decode that reads shared spans once: the kernel that serves a variant of attention, and the memory it keeps.
 //!
-//! A step goes through it where its split accepts a span; other steps are launched as if it were not there. A graph
-//! holds it where the host asked for that (`CudaOptions::graph_spans`): then every step that is staged is split for it.
+//! A step goes through it where its split accepts a span; other steps are launched as if it were not there. So do
+//! captured steps, where graphs serve steps of the same kernels alone (`GraphScope::Kernels`).
 //! Rows of a few new tokens take a kernel whose tails have room for them ([`TAIL_ROWS`]).
 //!
 //! Not here: the split (`split/shared.rs`), the kernel (`ptx/attend_shared_*.cu`).
@@ -123,8 +123,6 @@ pub(super) struct SharedDecode {
     split: SharedSplit,
     grid: SharedGrid,
     shape: SplitShape,
-    /// Whether graphs hold it.
-    graphs: bool,
     /// Which of the kernels the staged step may go through, if any.
     tails: Option<usize>,
     /// Whether it reads a span once.
@@ -150,8 +148,7 @@ impl SharedDecode {
             * Offsets::new((CHUNKS * gpu.multiprocessors()) as usize, rows, members).end
     }
 
-    /// Takes its memory, where a kernel serves such a pool on this device. Graphs hold it where they are to read
-    /// spans once.
+    /// Takes its memory, where a kernel serves such a pool on this device.
     pub(super) fn new(
         gpu: &Gpu,
         dtype: KvDtype,
@@ -183,14 +180,11 @@ impl SharedDecode {
         check("cuMemsetD32Async", result)?;
         let rows = Self::own_rows(&shape, &grid) + grid.partial_rows();
         let floats = rows as u64 * u64::from(shape.head_dim + 2);
-        let StepLimits { graph_spans, all_spans, .. } = limits;
-        let spans = if graph_spans > 0 { graph_spans } else { SPANS_MAX };
         Ok(Some(Self {
             kernels,
-            split: SharedSplit::new(shape, grid, spans, all_spans),
+            split: SharedSplit::new(shape, grid, limits.all_spans),
             grid,
             shape,
-            graphs: graph_spans > 0,
             tails: None,
             accepted: false,
             whole: false,
@@ -212,26 +206,18 @@ impl SharedDecode {
         part as usize * (2 * grid.warps * grid.ctas + rows * shape.kv_heads) as usize
     }
 
-    /// The kernel that a step could go through: of those that any could, the only one that a graph holds.
+    /// The kernel that a step could go through.
     fn tails_of(&self, plan: &BatchPlan<'_>) -> Option<usize> {
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
         if rows > SharedSplit::rows_max(&self.shape) as usize {
             return None;
         }
-        if self.graphs {
-            return self.shape.graph_tails(tokens, rows);
-        }
         self.shape.step_tails(tokens, plan.rows)
-    }
-
-    /// The same where graphs hold that kernel: what it takes is then no other's.
-    pub(super) fn graph_tails(&self, plan: &BatchPlan<'_>) -> Option<usize> {
-        if self.graphs { self.tails_of(plan) } else { None }
     }
 
     /// Loads the kernel that a step may go through, which no capture can.
     pub(super) fn load(&self, gpu: &Gpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
-        if !self.graphs && plan.shared.spans.is_empty() {
+        if plan.shared.spans.is_empty() {
             return Ok(());
         }
         // The narrowest was loaded with the variant.
@@ -251,14 +237,15 @@ impl SharedDecode {
     ) -> usize {
         (self.accepted, self.image_at) = (false, image_at);
         self.tails = self.tails_of(plan);
-        let Some(tails) = self.tails else { return end };
-        self.accepted = self.split.plan(plan.rows, &plan.shared, tails, self.graphs);
-        self.whole = self.shape.leaves_none(tails, plan.rows);
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
         let works = self.grid.work_count(&self.shape);
-        let offsets = Offsets::new(works, rows, self.shape.members_max(tails, tokens, rows));
+        let offsets = Offsets::new(works, rows, self.shape.members_max(tokens, rows));
         self.offsets = offsets;
-        if !self.accepted && !self.graphs {
+        if let Some(tails) = self.tails {
+            self.accepted = self.split.plan(plan.rows, &plan.shared, tails);
+            self.whole = self.shape.leaves_none(tails, plan.rows);
+        }
+        if !self.accepted {
             return if last { end } else { end + offsets.end };
         }
         let SharedSplit { head, works, shares, members, spans, items, .. } = &self.split;
@@ -277,10 +264,14 @@ impl SharedDecode {
         self.accepted.then_some(self.split.work)
     }
 
-    /// Whether the staged step goes through it; while capturing, whether steps of its numbers do.
-    pub(super) fn serves(&self, params: &AttendParams, capturing: bool) -> bool {
-        let asked = if capturing { self.graphs && self.tails.is_some() } else { self.accepted };
-        asked && params.scale > 0.0
+    /// The kernel that the staged step goes through, if any: its place in [`TAIL_ROWS`].
+    pub(super) fn tails(&self) -> Option<usize> {
+        self.tails.filter(|_| self.accepted)
+    }
+
+    /// Whether the staged step goes through it where attention has these numbers.
+    pub(super) fn serves(&self, params: &AttendParams) -> bool {
+        self.accepted && params.scale > 0.0
     }
 
     /// Whether nothing of the staged step is left to the extend kernel then.

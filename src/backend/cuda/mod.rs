@@ -36,6 +36,7 @@ mod copy;
 mod driver;
 mod error;
 mod gpu;
+mod graph_key;
 mod host_pages;
 mod image;
 mod kernels;
@@ -63,6 +64,7 @@ mod work;
 
 pub use error::CudaError;
 pub use gpu::Gpu;
+pub use graph_key::{GraphKey, GraphScope};
 pub use host_pages::HostPages;
 pub use memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 pub use opened::{Cuda, StagedPlan};

@@ -7,7 +7,8 @@ use super::check::{check_attend, check_pool};
 use super::copy::CopyStreams;
 use super::error::CudaError;
 use super::gpu::Gpu;
-use super::image::StepLimits;
+use super::graph_key::GraphKey;
+use super::image::{Image, StepLimits};
 use super::kernels::{
     COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, RESOLVE_SELECTION, STORE_CACHE, STORE_CACHE_ANY,
     STORE_CACHE_STREAMING, STORE_FP8, STORE_FP8_ANY, STORE_LATENT_FP8,
@@ -41,7 +42,7 @@ pub struct Cuda {
     pub(super) window: Option<u32>,
 }
 
-/// Device addresses of the staged plan's arrays, for the host's own kernels.
+/// Device addresses of the staged plan's arrays, for the host's own kernels, and which graphs it may replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StagedPlan {
@@ -51,6 +52,8 @@ pub struct StagedPlan {
     pub positions: u64,
     /// [`BatchRow`](crate::BatchRow) `[rows]`.
     pub rows: u64,
+    /// Which graphs may be replayed for it.
+    pub graph: GraphKey,
 }
 
 impl Cuda {
@@ -173,9 +176,9 @@ impl Cuda {
     /// [padded](BatchPlan::padded) counts as another one.
     ///
     /// A launch does this by itself where needed. A graph cannot: capture the launches of a plan that is staged, and
-    /// replay the graph after staging any plan of as many tokens and rows, with slots of the same width. Each row has
-    /// at least one token: a graph of as many tokens as rows holds no kernel for rows of more than one, which another
-    /// row of none would make room for.
+    /// replay the graph after staging any plan with the same [`StagedPlan::graph`]. Each row has at least one token: a
+    /// graph of as many tokens as rows holds no kernel for rows of more than one, which another row of none would make
+    /// room for.
     ///
     /// # Errors
     /// A plan whose step is not open, that does not fit or has a row of no tokens, with trees where a window was
@@ -193,7 +196,9 @@ impl Cuda {
             labels.check(plan)?;
         }
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
-        Ok(StagedPlan { slot_mapping: image.slots, positions: image.positions, rows: image.rows })
+        let graph = self.stage.key(&image, &self.variants);
+        let Image { slots, positions, rows, .. } = image;
+        Ok(StagedPlan { slot_mapping: slots, positions, rows, graph })
     }
 
     /// Marks the stream's end: when the event is done, so is every step launched so far, and the engine may be told

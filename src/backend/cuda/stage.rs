@@ -7,11 +7,11 @@
 //! ```
 //!
 //! Its addresses depend on the numbers of tokens and rows alone, so a graph that was captured with one plan can be
-//! replayed for any later plan of (or padded to) the same numbers. There is one image: work on one stream is done in
-//! order, so the next plan may be sent as soon as the last launch of this one is asked for. A launch with another plan
-//! than the staged one stages it first. Plans are told apart by step, numbers and width of the slots: what a launch is
-//! given are the addresses of the image, which was checked, so that a plan that differs in what it says cannot send it
-//! elsewhere.
+//! replayed for any later plan of (or padded to) the same numbers whose kernels it holds ([`GraphKey`]). There is one
+//! image: work on one stream is done in order, so the next plan may be sent as soon as the last launch of this one is
+//! asked for. A launch with another plan than the staged one stages it first. Plans are told apart by step, numbers and
+//! width of the slots: what a launch is given are the addresses of the image, which was checked, so that a plan that
+//! differs in what it says cannot send it elsewhere.
 //!
 //! Where a row is a tree of drafts, its place in the page tables is marked in the image, and the masks are sent to a
 //! place of their own, which plans without trees neither send nor have read: so graphs serve both. Starts of scores are
@@ -23,6 +23,7 @@ use super::attend::Variants;
 use super::attend_shared::SharedDecode;
 use super::error::CudaError;
 use super::gpu::Gpu;
+use super::graph_key::{GraphKey, GraphScope};
 use super::image::{Image, StepLimits};
 use super::labels;
 use super::launch::Start;
@@ -179,7 +180,18 @@ impl Stage {
             token_count: tokens,
             row_count: rows,
             slot_bytes,
+            scope: self.limits.graphs,
         }
+    }
+
+    /// Which graphs the staged plan may replay.
+    pub(super) fn key(&self, image: &Image, variants: &Variants) -> GraphKey {
+        let kernels = match image.scope {
+            GraphScope::Size => Default::default(),
+            GraphScope::Kernels => variants.key(image.trees),
+        };
+        let Image { token_count, row_count, slot_bytes, .. } = *image;
+        GraphKey { tokens: token_count, rows: row_count, slot_bytes, kernels }
     }
 
     /// Sends a plan's arrays and applies its table writes.

@@ -171,7 +171,7 @@ impl CudaGraph {
     /// # Safety
     /// A graph knows addresses only. All that the captured calls were given is still there until the work is done:
     /// backends, rows, host pages, which nobody touches meanwhile. In the stream's order before it, the backend has
-    /// [staged](super::Cuda::stage) a plan of as many tokens and rows as the captured one, and slots of the same width.
+    /// [staged](super::Cuda::stage) a plan with the captured one's [`GraphKey`](super::GraphKey).
     pub unsafe fn launch(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let exec = self.exec as usize as sys::CUgraphExec;

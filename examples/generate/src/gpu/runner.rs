@@ -1,15 +1,15 @@
 //! Steps on a GPU, behind the serving loop's seam: graphs, steps in flight, where the time goes.
 //!
 //! A decode step (one token of each stream, and its drafts) is padded to one of a few sizes, and its launches are
-//! captured as a graph when that size is first met; other steps are launched one kernel at a time. The tokens that a
-//! step chooses stay on the device, where the next step reads them, so that it can be launched before they are known
-//! here.
+//! captured as a graph when that size is first met, and again where steps of that size take other kernels; other steps
+//! are launched one kernel at a time. The tokens that a step chooses stay on the device, where the next step reads them,
+//! so that it can be launched before they are known here.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use kvarena::backend::cuda::{Cuda, CudaEvent, CudaGraph, CudaOptions};
+use kvarena::backend::cuda::{Cuda, CudaEvent, CudaGraph, CudaOptions, GraphKey, GraphScope};
 use kvarena::{BatchPlan, StepScratch};
 
 use super::device::Device;
@@ -108,8 +108,8 @@ pub struct GpuRunner {
     forward: Forward,
     images: Images,
     options: GpuOptions,
-    /// By rows, tokens, and whether some draw leaves tokens out.
-    graphs: HashMap<(usize, usize, bool), CudaGraph>,
+    /// By the steps that they serve, and whether some draw leaves tokens out.
+    graphs: HashMap<(GraphKey, bool), CudaGraph>,
     scratch: StepScratch,
     draws: Vec<DeviceDraw>,
     /// Number of the step launched last.
@@ -228,6 +228,7 @@ impl GpuRunner {
             stream: Some(self.device.stream.clone()),
             max_step_tokens: self.options.chunk + tokens as u32,
             max_step_rows: rows as u32,
+            graphs: GraphScope::Kernels,
             ..CudaOptions::new(&self.device.gpu)
         }
     }
@@ -333,7 +334,7 @@ impl GpuRunner {
         (decode, draw_count, filtered): (bool, usize, bool),
     ) -> GpuResult<()> {
         let Self { device, forward, images, .. } = self;
-        let (tokens, batch) = (plan.token_count(), plan.rows.len());
+        let tokens = plan.token_count();
         let rows = forward.logits_rows();
         forward.plan(device, (tokens, draw_count.min(rows)), false)?;
         if draw_count > rows {
@@ -353,7 +354,7 @@ impl GpuRunner {
         // A graph's logits are copied after all of it.
         let keeps = self.kept.is_none() || draw_count <= rows;
         if decode && self.options.graphs && keeps && !forward.is_measuring() {
-            let key = (batch, tokens, filtered);
+            let key = (staged.graph, filtered);
             if let Entry::Vacant(entry) = self.graphs.entry(key) {
                 let body = || {
                     forward
@@ -362,7 +363,7 @@ impl GpuRunner {
                 entry.insert(device.stream.capture(body)?);
             }
             // SAFETY: all that the graph names lives as long as this runner and the engine, and is touched in the
-            // stream's order; a plan of as many tokens and rows was staged just now.
+            // stream's order; a plan with this key was staged just now.
             unsafe { self.graphs[&key].launch(&device.stream) }?;
             return match &mut self.kept {
                 Some(kept) => kept.keep(device, number, logits, (0, draw_count)),

@@ -131,24 +131,16 @@ impl Split {
 
     /// Splits a step, whose trees are marked ([`TREE_ROW`]). `decode` becomes the decode kernel's words,
     /// [`SplitShape::decode_words`] of them: upload them to `AttendParams::plan` of `attend_decode_*`. Nothing is
-    /// allocated. `tokens`: of the step, padding included. `tails`: of the kernel that reads spans once, where graphs
-    /// of such steps hold it ([`TAIL_ROWS`]): the extend kernel has what that one leaves. The decode kernel, for calls
-    /// that it does not serve, may then take some of that, too.
-    pub fn plan(
-        &mut self,
-        rows: &[BatchRow],
-        tokens: usize,
-        tails: Option<usize>,
-        decode: &mut [u32],
-    ) -> SplitCount {
+    /// allocated. `tokens`: of the step, padding included.
+    pub fn plan(&mut self, rows: &[BatchRow], tokens: usize, decode: &mut [u32]) -> SplitCount {
         assert!(
             rows.len() <= self.shape.batch_max as usize,
             "more rows than the split has room for"
         );
         assert_eq!(decode.len(), self.shape.decode_words());
-        let width = self.shape.width_of(tails, tokens, rows.len());
+        let width = self.shape.width(tokens, rows.len());
         let decode_units = self.decode.plan(&self.shape, width, rows, decode);
-        let decoded = self.shape.decoded(tails.unwrap_or(width));
+        let decoded = self.shape.decoded(width);
         let extend_items = self.extend.plan(&self.shape, decoded, rows);
         SplitCount { width, decode_units, extend_items }
     }
@@ -322,7 +314,7 @@ mod tests {
         let mut split = Split::new(shape);
         let mut words = vec![u32::MAX; shape.decode_words()];
         let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
-        let count = split.plan(&rows, tokens, None, &mut words);
+        let count = split.plan(&rows, tokens, &mut words);
         let mut shares = decode_shares(&shape, count.width, &words, &rows);
         let decoded = shares.len();
         shares.extend(extend_shares(&shape, &split));
@@ -426,9 +418,9 @@ mod tests {
         let mut words = vec![0; shape().decode_words()];
         let room = |split: &Split| (split.decode.ends.capacity(), split.extend.capacities());
         let before = room(&split);
-        split.plan(&batch(&[(60_000, 131_072)]), 60_000, None, &mut words);
-        split.plan(&batch(&[(512, 8192), (1, 100)]), 513, None, &mut words);
-        split.plan(&batch(&[(8, 8192), (6, 100)]), 14, None, &mut words);
+        split.plan(&batch(&[(60_000, 131_072)]), 60_000, &mut words);
+        split.plan(&batch(&[(512, 8192), (1, 100)]), 513, &mut words);
+        split.plan(&batch(&[(8, 8192), (6, 100)]), 14, &mut words);
         assert_eq!(room(&split), before);
     }
 }

@@ -79,7 +79,6 @@ pub struct SharedSplit {
     shape: SplitShape,
     grid: SharedGrid,
     costs: SpanCosts,
-    spans_max: u32,
     free: bool,
     /// Rows that the kernel of the step takes.
     taken: Decoded,
@@ -101,10 +100,9 @@ pub struct SharedSplit {
 }
 
 impl SharedSplit {
-    /// Takes the memory for every split of this shape, whose window is none.
-    /// `spans_max`: most spans that are accepted.
-    /// `free`: all that fit are, whatever they cost.
-    pub fn new(shape: SplitShape, grid: SharedGrid, spans_max: u32, free: bool) -> Self {
+    /// Takes the memory for every split of this shape, whose window is none. `free`: all spans that fit are accepted,
+    /// whatever they cost.
+    pub fn new(shape: SplitShape, grid: SharedGrid, free: bool) -> Self {
         assert!(shape.window == 0 && grid.serves(&shape));
         let rows = Self::rows_max(&shape) as usize;
         Self {
@@ -113,15 +111,10 @@ impl SharedSplit {
             costs: grid.costs[shape.narrowest()],
             free,
             taken: shape.decoded(shape.narrowest()),
-            spans_max: spans_max.min(SPANS_MAX),
             head: SharedHead::default(),
             works: Vec::with_capacity(grid.work_count(&shape)),
             shares: Vec::with_capacity(rows),
-            members: Vec::with_capacity(shape.members_max(
-                TAIL_ROWS.len() - 1,
-                shape.tokens_max as usize,
-                rows,
-            )),
+            members: Vec::with_capacity(shape.members_max(shape.tokens_max as usize, rows)),
             spans: Vec::with_capacity(SPANS_MAX as usize),
             items: Vec::with_capacity(ITEMS_MAX as usize),
             work: SpanWork::default(),
@@ -144,15 +137,8 @@ impl SharedSplit {
         self.taken.has(row) && row.kv_len > 0
     }
 
-    /// Splits a step for the kernel of `tails` ([`TAIL_ROWS`]). `always`: also where no span is accepted, for graphs
-    /// that hold that kernel. False where each row is better read by itself, with nothing made unless `always`.
-    pub fn plan(
-        &mut self,
-        rows: &[BatchRow],
-        shared: &SharedSpans<'_>,
-        tails: usize,
-        always: bool,
-    ) -> bool {
+    /// Splits a step for the kernel of `tails` ([`TAIL_ROWS`]). False where each row is better read by itself.
+    pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, tails: usize) -> bool {
         self.accepted.clear();
         self.taken = self.shape.decoded(tails);
         self.costs = self.grid.costs[tails];
@@ -162,25 +148,19 @@ impl SharedSplit {
         if self.span_ctas_max() > 0 {
             self.accept(rows, shared);
         }
-        if !self.accepted.is_empty() {
-            self.share(rows, shared);
-            self.measure_tails(rows);
-            let deal = self.deal();
-            self.work = SpanWork { row_bytes: self.row_bytes(rows), ..deal.work };
-            if self.free || self.costs.is_better_once(&self.work) {
-                self.cut_spans(&deal);
-                self.cut_tails(rows);
-                return true;
-            }
-            self.accepted.clear();
+        if self.accepted.is_empty() {
+            return false;
         }
-        if always {
-            self.share(rows, shared);
-            self.measure_tails(rows);
-            self.clear_spans();
-            self.cut_tails(rows);
+        self.share(rows, shared);
+        self.measure_tails(rows);
+        let deal = self.deal();
+        self.work = SpanWork { row_bytes: self.row_bytes(rows), ..deal.work };
+        if !self.free && !self.costs.is_better_once(&self.work) {
+            return false;
         }
-        false
+        self.cut_spans(&deal);
+        self.cut_tails(rows);
+        true
     }
 
     /// Decides which spans are read once, parents first: a child takes over what its parent was refused.
@@ -211,7 +191,7 @@ impl SharedSplit {
             let room = (query_tiles + more_query_tiles) * self.shape.kv_heads + self.grid.ctas
                 <= ITEMS_MAX
                 && (partial_rows + more_rows) * self.shape.kv_heads <= PARTIAL_ROWS
-                && self.accepted.len() < self.spans_max as usize;
+                && self.accepted.len() < SPANS_MAX as usize;
             if gain <= 0.0 || !room {
                 continue;
             }
@@ -293,9 +273,6 @@ impl SharedSplit {
             extend_len: if taken.leaves(row) { 0 } else { row.extend_len },
         }));
         self.members.clear();
-        if self.accepted.is_empty() {
-            return;
-        }
         for &member in shared.members {
             let row = &rows[member as usize];
             if self.is_eligible(row) {
@@ -330,15 +307,11 @@ impl SharedSplit {
         }
     }
 
-    fn clear_spans(&mut self) {
+    /// Cuts the accepted spans into items.
+    fn cut_spans(&mut self, deal: &Deal) {
         self.items.clear();
         self.spans.clear();
         self.head = SharedHead::default();
-    }
-
-    /// Cuts the accepted spans into items.
-    fn cut_spans(&mut self, deal: &Deal) {
-        self.clear_spans();
         let heads = self.shape.kv_heads;
         self.head.span_ctas = deal.ctas;
         self.head.work_tiles = deal.tiles;

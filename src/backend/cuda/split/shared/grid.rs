@@ -72,23 +72,9 @@ impl SharedGrid {
 }
 
 impl SplitShape {
-    /// The kernel that reads spans once in graphs of so many tokens and rows: its place in [`TAIL_ROWS`]. Nothing else
-    /// of a step matters. None where rows are too long on the mean for all but a wide decode kernel.
-    pub const fn graph_tails(&self, tokens: usize, rows: usize) -> Option<usize> {
-        let narrowest = self.narrowest();
-        let mean = if rows == 0 { 0 } else { tokens.div_ceil(rows) };
-        let mut tails = narrowest;
-        while tails < TAIL_ROWS.len() {
-            if mean * self.group as usize <= TAIL_ROWS[tails] as usize {
-                return Some(tails);
-            }
-            tails += 1;
-        }
-        if self.width(tokens, rows) == narrowest { Some(narrowest) } else { None }
-    }
-
-    /// The same for a step that no graph holds, whose split is that of a step without spans: the kernel must leave what
-    /// the decode kernel leaves, or nothing. None where none does, since rows are trees or have more query rows.
+    /// The kernel that reads spans once for a step, whose split is that of a step without spans: its place in
+    /// [`TAIL_ROWS`]. It must leave what the decode kernel leaves, or nothing. None where none does, since rows are
+    /// trees or have more query rows.
     pub fn step_tails(&self, tokens: usize, rows: &[BatchRow]) -> Option<usize> {
         let (narrowest, widest) = (self.narrowest(), TAIL_ROWS.len() - 1);
         if tokens <= rows.len() {
@@ -113,17 +99,8 @@ impl SplitShape {
         rows.iter().all(|row| !taken.leaves(row))
     }
 
-    /// The decode kernel of a step, which takes all that the kernel of `tails` does, where a graph holds that.
-    pub fn width_of(&self, tails: Option<usize>, tokens: usize, rows: usize) -> usize {
-        let mut width = self.width(tokens, rows).max(tails.unwrap_or(0));
-        while self.decode_ctas[width] == 0 {
-            width += 1;
-        }
-        width
-    }
-
     /// Most new tokens of members, in a step of so many tokens and rows.
-    pub fn members_max(&self, tails: usize, tokens: usize, rows: usize) -> usize {
-        tokens.min(rows * (TAIL_ROWS[tails] / self.group) as usize)
+    pub fn members_max(&self, tokens: usize, rows: usize) -> usize {
+        tokens.min(rows * (TAIL_ROWS[TAIL_ROWS.len() - 1] / self.group) as usize)
     }
 }

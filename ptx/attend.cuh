@@ -117,6 +117,11 @@ DEVICE uint4 load_uint4(u64 at) {
     asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
     return v;
 }
+DEVICE uint2 load_uint2(u64 at) {
+    uint2 v;
+    asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+    return v;
+}
 // Of what the launch before may write: after the wait.
 DEVICE u32 load_written_u32(u64 at) {
     u32 value;

@@ -354,7 +354,13 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             const u32 warp_row = work.q_begin + warp * 16 * MT;
             // Of a tree all of the last 64 tokens are looked at.
             const u32 first = tree ? min(position0 + warp_row / group, work.kv_len - min(work.kv_len, 65)) : position0 + warp_row / group;
-            if (lane == 0) shared.spans[warp] = make_uint4(first, position0 + (warp_row + 16 * MT - 1) / group, position0, warp_row);
+            if constexpr (Items::SPANS) {
+                // A span ends before its members do. Stored by an address that is made here, not one that is kept over the items.
+                const u32 rows[4] = {min(first, work.kv_end - 1), position0 + (warp_row + 16 * MT - 1) / group, position0, warp_row};
+                if (lane == 0) store_shared_uint4(span, rows);
+            } else if (lane == 0) {
+                shared.spans[warp] = make_uint4(first, position0 + (warp_row + 16 * MT - 1) / group, position0, warp_row);
+            }
             __syncwarp();
         }
         float o[MT][D / 8][4];
@@ -397,8 +403,6 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(warp_first), "=r"(warp_last) : "r"(span));
             if (begin > warp_last) continue;
             bool cut = begin + BN - 1 > warp_first || (p.window != 0 && begin + p.window <= warp_last);
-            // Queries see all of a span: what is cut are the tokens behind it.
-            if constexpr (Items::SPANS) cut = begin + BN > kv_end;
             const u32 place = FP8 ? 0 : tile % 2 * TILE, kb = k_tile + place, vb = v_tile + place;
             float s[MT][BN / 8][4];
 #pragma unroll
@@ -442,13 +446,18 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 u32 position0, warp_row;
                 asm volatile("ld.shared.v2.u32 {%0,%1}, [%2 + 8];" : "=r"(position0), "=r"(warp_row) : "r"(span));
                 u32 tree;
-                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(tree) : "r"(shared_address(&shared.tree)));
+                if constexpr (!Items::SPANS) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(tree) : "r"(shared_address(&shared.tree)));
                 if constexpr (Items::SPANS) {
+                    u32 end;
+                    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(end) : "r"(shared_address(&shared.kv_end)));
 #pragma unroll
-                    for (int m = 0; m < MT; ++m)
+                    for (int i = 0; i < 2 * MT; ++i) {
+                        const u32 query = position0 + (warp_row + lane / 4 + 8 * i) / group;
+                        const int to = min(query + 1, end) - begin - column;
 #pragma unroll
-                        for (int i = 0; i < BN / 2; ++i)
-                            if (begin + i / 4 * 8 + column + i % 2 >= kv_end) s[m][i / 4][i % 4] = MINUS_INF;
+                        for (int n = 0; n < BN / 4; ++n)
+                            if (n / 2 * 8 + n % 2 >= to) s[i / 2][n / 2][i % 2 * 2 + n % 2] = MINUS_INF;
+                    }
                 } else if (tree != 0) {
                     hide(s, shared, tree, begin);
                 } else

@@ -63,7 +63,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         Ring q, k, v;
         ExtendWork work[2];  // of the items whose Q is in the ring
         u32 item[2];
-        u32 ticket[2];
+        u32 ticket[2];  // of spans, which draw none, the item's place
         u32 last;
         typename Items::Lasts lasts;
         float4 ended[CONSUMERS];  // of each consumer thread: top and sum of the item that ends
@@ -269,6 +269,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             }
             if (thread == 0) {
                 shared.work[turn % 2] = work, shared.item[turn % 2] = item;
+                if constexpr (Items::SPANS) shared.ticket[turn % 2] = listed;
                 if constexpr (SCALES == Scales::STATIC) shared.head_scales[turn % 2] = head_scale(fp8_of(p), fp8_of(p).scales.k, head);
                 barrier_arrive(shared_address(shared.q.full + turn % 2));
             }
@@ -533,7 +534,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 for (int i = 0; i < 64; ++i) o[0][i / 4][i % 4] *= scale;
             }
             if constexpr (Items::SPANS) {
-                Items::template part<T>(p, shared.lasts, work, head, factor, o[0], top[0], sum[0]);
+                Items::template part<T>(p, shared.lasts, work, shared.ticket[turn % 2], factor, o[0], top[0], sum[0]);
             } else if ((work.part & 255) == 1) {
                 write(p, work, head, tiles_at + Q + turn % 2 * TILE, FP8 ? 1.f : factor, o[0], top[0], sum[0]);
             } else {

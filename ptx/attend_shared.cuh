@@ -59,7 +59,7 @@ template <class T, int ROWS, int TAILS> struct SpanTiles : SpanPlan<TAILS> {
                 if (lane % 4 == 0) reinterpret_cast<float2*>(s.span_tops)[first + row] = make_float2(top[m][h] * factor, sum[m][h]);
             }
         __syncthreads();
-        if (thread == 0) shared.lasts.tell(s, Plan::cta(p), Plan::parts(work), Plan::piece(work));
+        if (thread == 0) shared.lasts.tell(s, Plan::cta(p), Plan::piece(p, shared.item));
     }
 
     // After the last item: joins what is complete.

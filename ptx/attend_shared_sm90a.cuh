@@ -18,12 +18,13 @@ template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
     using Lasts = SpanEnds;
 
     // The end of an item: its sums go to their rows of `span_partial`.
-    template <class T> static __device__ __forceinline__ void part(const AttendParams& p, Lasts& lasts, const ExtendWork& work, u32 head, float factor,
+    template <class T> static __device__ __forceinline__ void part(const AttendParams& p, Lasts& lasts, const ExtendWork& work, u32 item, float factor,
                                                                    const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) {
         constexpr int D = 128, CONSUMERS = 256, FINISH = 1;
         const AttendSharedParams& s = all(p);
         const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, rows = work.extend_len * p.group;
         const u64 first = work.part;
+        const auto piece = SpanItems::piece(p, item);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const u32 row = warp * 16 + lane / 4 + 8 * h;
@@ -34,7 +35,7 @@ template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
             if (lane % 4 == 0) reinterpret_cast<float2*>(s.span_tops)[first + row] = make_float2(top[h] * factor, sum[h]);
         }
         named_sync(FINISH, CONSUMERS);
-        if (thread == 0) lasts.tell(s, SpanItems::cta(p), SpanItems::parts(work), SpanItems::piece(work));
+        if (thread == 0) lasts.tell(s, SpanItems::cta(p), piece);
     }
 
     // After the last item, all consumers: joins what is complete.

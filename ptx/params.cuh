@@ -329,15 +329,16 @@ KV_SIZE(SpanMeeting, 16);
 KV_AT(SpanMeeting, state, 0);
 KV_AT(SpanMeeting, left, 8);
 
-// Tiles of one query tile. CTA c's first stands at place c.
+// Tiles of one query tile: of a span, or of a row's own tokens, where it has more query rows than a tail has room for. CTA c's first stands at place c.
 struct SpanItem {
     u32 row;           // of the page tables
     u32 member_start;  // the query tile's first member's place
-    u32 member_count;
     u16 head;
     u16 parts;         // items of the query tile, each of another CTA
     u16 next;          // the CTA's next item's place; 0: there is none
     u16 piece;         // which of them it is: CTA c's is of the CTAs from c - piece on
+    u16 member_count;
+    u16 behind;        // of a row's own tokens: one more than there are behind kv_end, or 65535; 0: members see all
     u32 kv_begin;
     u32 kv_end;
     u32 part;          // row of the spans' sums where its own stand
@@ -345,11 +346,12 @@ struct SpanItem {
 KV_SIZE(SpanItem, 32);
 KV_AT(SpanItem, row, 0);
 KV_AT(SpanItem, member_start, 4);
-KV_AT(SpanItem, member_count, 8);
-KV_AT(SpanItem, head, 12);
-KV_AT(SpanItem, parts, 14);
-KV_AT(SpanItem, next, 16);
-KV_AT(SpanItem, piece, 18);
+KV_AT(SpanItem, head, 8);
+KV_AT(SpanItem, parts, 10);
+KV_AT(SpanItem, next, 12);
+KV_AT(SpanItem, piece, 14);
+KV_AT(SpanItem, member_count, 16);
+KV_AT(SpanItem, behind, 18);
 KV_AT(SpanItem, kv_begin, 20);
 KV_AT(SpanItem, kv_end, 24);
 KV_AT(SpanItem, part, 28);

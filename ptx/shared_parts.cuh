@@ -27,27 +27,35 @@ template <int TAILS> struct SpanPlan {
     DEVICE const AttendSharedParams& all(const AttendParams& p) { return reinterpret_cast<const AttendSharedParams&>(p); }
     // Place of the first item of this CTA: those that work on spans stand behind the others.
     DEVICE u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan) / TAILS; }
-    // A query tile is as an extend chunk that sees all it reads. What a chunk's length is has room for more.
+    // A query tile is as an extend chunk, of a sequence so long that all it reads is seen, or of the row whose own tokens it reads.
     DEVICE ExtendWork load(const AttendParams& p, u32 item) {
         const u64 at = place(p, item);
-        const uint4 a = load_uint4(at), b = load_uint4(at + 16);
-        return {a.x, a.y, a.z, 1u << 30 | b.x >> 16 << 12 | a.w >> 16, 0, b.y, b.z, b.w};
+        const uint2 a = load_uint2(at);
+        const uint4 b = load_uint4(at + 16);
+        const u32 behind = b.x >> 16;
+        return {a.x, a.y, b.x & 0xffff, behind == 0 ? 1u << 30 : b.z + behind - 1, 0, b.y, b.z, b.w};
     }
-    DEVICE u32 parts(const ExtendWork& work) { return work.kv_len & 0xfff; }
-    DEVICE u32 piece(const ExtendWork& work) { return work.kv_len >> 12 & 0xfff; }
-    DEVICE u32 head(const AttendParams& p, u32 item) { return load_u32(place(p, item) + 12) & 0xffff; }
-    DEVICE u32 next(const AttendParams& p, u32 item) { return load_u32(place(p, item) + 16) & 0xffff; }
+    // Its place among its query tile's items, and their number.
+    struct Piece {
+        u32 parts, piece;
+    };
+    DEVICE Piece piece(const AttendParams& p, u32 item) {
+        const uint2 a = load_uint2(place(p, item) + 8);
+        return {a.x >> 16, a.y >> 16};
+    }
+    DEVICE u32 head(const AttendParams& p, u32 item) { return load_u32(place(p, item) + 8) & 0xffff; }
+    DEVICE u32 next(const AttendParams& p, u32 item) { return load_u32(place(p, item) + 12) & 0xffff; }
     DEVICE u64 place(const AttendParams& p, u32 item) { return all(p).items + sizeof(SpanItem) * static_cast<u64>(item); }
     DEVICE u32 token(const AttendParams& p, u32 place) { return load_u32(all(p).members + sizeof(SpanMember) * place); }
 };
 
-// The parts of a (row, kv head) that are of its own tokens: work chunks that its units lie in.
+// The parts of a (row, kv head) that are of its own tokens: work chunks that its units lie in. A row without units has items there.
 struct OwnParts {
     u32 count;
     u32 first_warp;  // that has the first
     DEVICE OwnParts of(u32 start, u32 units, u32 head, u32 stripes, u32 work_units) {
-        const u32 begin = start + head / stripes * units, some = max(1u, units - DECODE_EXTRA), first = begin / work_units;
-        return {(begin + some - 1) / work_units - first + 1, first * stripes + head % stripes};
+        const u32 begin = start + head / stripes * units, some = max(1, int(units) - int(DECODE_EXTRA)), first = begin / work_units;
+        return {units == 0 ? 0 : (begin + some - 1) / work_units - first + 1, first * stripes + head % stripes};
     }
 };
 
@@ -284,10 +292,10 @@ struct SpanEnds : ListedSums<SPAN_ROWS> {
     Meeting meeting;
 
     // One thread, behind a barrier of all that wrote: the end of an item.
-    __device__ __forceinline__ void tell(const AttendSharedParams& p, u32 cta, u32 parts, u32 piece) {
-        if (parts == 1) return;
+    template <class Of> __device__ __forceinline__ void tell(const AttendSharedParams& p, u32 cta, const Of& of) {
+        if (of.parts == 1) return;
         __threadfence();
-        came[piece == 0] = Meeting::come(p, cta, piece);
+        came[of.piece == 0] = Meeting::come(p, cta, of.piece);
     }
     // All threads, `warps` of them: joins what is complete. `sync` is a barrier of them.
     template <class Items, class Join, class Sync> __device__ __forceinline__ void meet(const AttendSharedParams& p, u32 thread, u32 warps, Sync sync) {
@@ -295,7 +303,8 @@ struct SpanEnds : ListedSums<SPAN_ROWS> {
         const u32 cta = Items::cta(p.attend);
         for (u32 item = cta;;) {
             const ExtendWork work = Items::load(p.attend, item);
-            const u32 parts = Items::parts(work), piece = Items::piece(work), next = Items::next(p.attend, item);
+            const auto [parts, piece] = Items::piece(p.attend, item);
+            const u32 next = Items::next(p.attend, item);
             Arrival arrival;
             if (thread < work.extend_len) arrival = Arrival::of_member(p, plan, work.qo_start + thread, Items::head(p.attend, item));
             if (thread == 0) {

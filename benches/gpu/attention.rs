@@ -1,9 +1,12 @@
 //! Decode and extend attention over random pages.
 
-use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu, GraphScope};
+use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
-use kvarena::{Attend, Backend, KvShape, LayerId, Layout, OpenBackend, PlaneName, SlotId, StepEnd};
+use kvarena::{
+    Attend, Backend, BatchPlan, KvShape, LayerId, Layout, OpenBackend, PlaneName, SharedSpans,
+    SlotId, StepEnd,
+};
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, pool_of, table};
@@ -12,8 +15,7 @@ use crate::timer::Timer;
 
 const HEAD_DIM: u32 = 128;
 
-/// How calls are timed: in a graph, or in a row, since a graph of a size holds launches of both kernels whatever a step
-/// needs.
+/// How calls are timed: in a graph, or launched one by one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Graph,
@@ -29,6 +31,8 @@ struct Bench<'a> {
     q: DeviceBuffer,
     out: DeviceBuffer,
     layers: u32,
+    /// Whether spans may be read once.
+    spans: bool,
     step: u64,
     rng: Rng,
 }
@@ -41,27 +45,27 @@ impl<'a> Bench<'a> {
         (layers, slots): (u32, u32),
     ) -> Outcome<Self> {
         let shape = KvShape::heads(kv_heads, HEAD_DIM);
-        Self::with_graphs(gpu, noise, (shape, page_size, layout), (layers, slots), GraphScope::Size)
+        Self::with_spans(gpu, noise, (shape, page_size, layout), (layers, slots), false)
     }
 
-    /// With graphs of a scope: those of a size read no span once.
-    fn with_graphs(
+    /// Where spans may be read once, or each row reads by itself.
+    fn with_spans(
         gpu: &Gpu,
         noise: &'a Noise,
         (shape, page_size, layout): (KvShape, u32, Layout),
         (layers, slots): (u32, u32),
-        graphs: GraphScope,
+        spans: bool,
     ) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
         let stream = timer.stream.clone();
-        let options = CudaOptions { stream: Some(stream), graphs, ..CudaOptions::new(gpu) };
+        let options = CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) };
         let slots = slots / layers;
         let pool = pool_of(shape, layers, page_size, slots, layout);
         let cuda = options.open(&pool, &table(page_size), 2)?;
         noise.fill(cuda.pool())?;
         let bytes = 512 << 20;
         let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
-        Ok(Self { noise, timer, cuda, q, out, layers, step: 0, rng: Rng::new(5) })
+        Ok(Self { noise, timer, cuda, q, out, layers, spans, step: 0, rng: Rng::new(5) })
     }
 
     /// Times one batch; whether a few of its rows are right.
@@ -85,7 +89,10 @@ impl<'a> Bench<'a> {
         let table = table(layout.page_size());
         let batch = Batch::forest(self.step, &layout, &table, forest, news, &mut self.rng);
         let attend = Attend::new(q_heads, layout.head_dim());
-        self.cuda.begin(&batch.plan())?;
+        let plan = batch.plan();
+        let shared = if self.spans { plan.shared } else { SharedSpans::default() };
+        let plan = BatchPlan { shared, ..plan };
+        self.cuda.begin(&plan)?;
         let set = batch.slots.len() as u64 * u64::from(q_heads * layout.head_dim()) * 2;
         let rows = self.q.bytes() / set;
         let Self { timer, cuda, q, out, .. } = self;
@@ -93,13 +100,13 @@ impl<'a> Bench<'a> {
         let attend_set = |i| {
             let at = i as u64 % rows * set;
             let (q, out) = (q.rows(at, None), out.rows_mut(at, None));
-            cuda.attend(&batch.plan(), LayerId::new(i as u32), &attend, q, out, None)
+            cuda.attend(&plan, LayerId::new(i as u32), &attend, q, out, None)
         };
         let us = match how {
             How::Graph => timer.graph(sets, attend_set)?,
             How::Row => timer.row(sets, attend_set)?,
         };
-        cuda.end(StepEnd::Complete(batch.plan().step()));
+        cuda.end(StepEnd::Complete(plan.step()));
         Ok((us, self.check(&batch, &attend, sets, set)?))
     }
 
@@ -201,8 +208,8 @@ fn alike(rows: usize, len: u32, own: u32) -> Forest {
 pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let heads = (KvShape::heads(8, HEAD_DIM), 16, Layout::LayerFirst);
-    let mut flat = Bench::with_graphs(gpu, &noise, heads, (4, 1 << 20), GraphScope::Size)?;
-    let mut once = Bench::with_graphs(gpu, &noise, heads, (4, 1 << 20), GraphScope::Kernels)?;
+    let mut flat = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), false)?;
+    let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), true)?;
     let forests = [
         ("b64 8192+256", alike(64, 8_192, 256)),
         ("b16 4096+1024", alike(16, 4_096, 1_024)),
@@ -210,16 +217,13 @@ pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         ("b16 4096", Forest::alone(vec![4_096; 16])),
     ];
     for (name, forest) in &forests {
-        for new in [1, 2, 4, 8] {
+        for new in [1, 2, 4, 8, 16] {
             let news = vec![new; forest.own.len()];
             let tokens: u32 = forest.own.iter().chain(forest.spans.iter().map(|s| &s.1)).sum();
             let bytes = Rate::Bytes(f64::from(tokens) * 4096.0);
             for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
-                for (how, of) in [(How::Graph, "graph"), (How::Row, "row")] {
-                    let (us, ok) = bench.run_forest(forest, &news, 32, how)?;
-                    let case = format!("{name} q{new} {of}");
-                    report.row("sharedq", &case, kind, us, bytes, ok);
-                }
+                let (us, ok) = bench.run_forest(forest, &news, 32, How::Graph)?;
+                report.row("sharedq", &format!("{name} q{new}"), kind, us, bytes, ok);
             }
         }
     }
@@ -245,8 +249,8 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     for head_dim in [128, 64, 256] {
         let heads = (KvShape::heads(8, head_dim), 16, Layout::LayerFirst);
-        let mut flat = Bench::with_graphs(gpu, &noise, heads, (4, 1 << 20), GraphScope::Size)?;
-        let mut once = Bench::with_graphs(gpu, &noise, heads, (4, 1 << 20), GraphScope::Kernels)?;
+        let mut flat = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), false)?;
+        let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), true)?;
         for (name, forest) in forests.iter().chain(&plain) {
             let news = vec![1; forest.own.len()];
             let tokens: u32 = forest.own.iter().sum::<u32>()

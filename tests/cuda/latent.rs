@@ -1,6 +1,8 @@
 //! Graphs over latent rows give bit by bit what the same steps give when they are launched.
 
-use kvarena::backend::cuda::{CudaError, DeviceBuffer, Gpu};
+use std::collections::HashMap;
+
+use kvarena::backend::cuda::{CudaError, CudaGraph, DeviceBuffer, Gpu, GraphKey};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
@@ -81,7 +83,7 @@ fn replay(gpu: &Gpu, dtype: KvDtype, tokens: usize) {
     let (mut buffers, mut others) = (Buffers::new(gpu, tokens), Buffers::new(gpu, tokens));
     let (mut planner, mut scratch) = (Planner::new(&layout, &table, 5), StepScratch::new());
     let mut rng = Rng::new(6);
-    let mut graph = None;
+    let mut graphs: HashMap<GraphKey, CudaGraph> = HashMap::new();
     for step in 0..12 {
         if step % 4 == 3 {
             planner.finish(planner.live()[0]);
@@ -107,9 +109,9 @@ fn replay(gpu: &Gpu, dtype: KvDtype, tokens: usize) {
         buffers.fill(step);
         others.fill(step);
         others.launch(&mut launched, &plan).expect("a valid step");
-        replayed.cuda.stage(&plan).expect("a valid plan");
+        let staged = replayed.cuda.stage(&plan).expect("a valid plan");
         let stream = replayed.stream.clone();
-        let graph = graph.get_or_insert_with(|| {
+        let graph = graphs.entry(staged.graph).or_insert_with(|| {
             stream.capture(|| buffers.launch(&mut replayed, &plan)).expect("a capture")
         });
         // SAFETY: backend and buffers are there until the end, and a padded plan was just staged.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use kvarena::backend::cuda::{CudaGraph, CudaOptions, Gpu, GraphKey, GraphScope};
+use kvarena::backend::cuda::{CudaGraph, CudaOptions, Gpu, GraphKey};
 use kvarena::testkit::planner::Item;
 use kvarena::testkit::rng::Rng;
 use kvarena::{Backend, Capacity, Dtype, Layout, OpenBackend, StepEnd, StepScratch};
@@ -73,7 +73,6 @@ fn decode(
 ) {
     let mut drive = Drive::new(shape, 21);
     let options = CudaOptions { all_spans: true, ..CudaOptions::new(gpu) };
-    let options = CudaOptions { graphs: GraphScope::Kernels, ..options };
     let opened = OnGpuOptions::of(gpu, options).open(&shape.pool(), &shape.table(), 4);
     let mut backend = opened.expect("a small pool");
     let attend = shape.attend();
@@ -91,7 +90,8 @@ fn decode(
         backend.begin(&plan.plan()).expect("a valid plan");
         let plan = plan.plan();
         let more = ROWS - items.len();
-        let tokens = if graph { mean * ROWS } else { plan.token_count() + more };
+        let least = plan.token_count() + more;
+        let tokens = if graph { least.max(mean * ROWS) } else { least };
         let plan = plan.padded(&mut scratch, ROWS, tokens);
         let inputs = drive.inputs(&items, &plan);
         buffers.fill(&inputs);
@@ -141,8 +141,8 @@ fn families_decode() {
     }
 }
 
-/// Rows of up to as many query rows as a tail has room for; in graphs also longer ones, and trees of drafts, which the
-/// extend kernel reads. In the first step all are as long as they may be: of groups of 3 then, an item of 42 members
+/// Rows of up to as many query rows as a tail has room for, or as items have; in graphs also longer ones, and trees of
+/// drafts, which the extend kernel reads. In the first step all are as long as they may be: of groups of 3 then, an item of 42 members
 /// ends within a row's.
 #[test]
 fn families_verify_drafts() {
@@ -155,13 +155,18 @@ fn families_verify_drafts() {
         (2, 3, 128, Dtype::Bf16, 5),
         (2, 4, 64, Dtype::Bf16, 2),
         (2, 3, 256, Dtype::F16, 5),
+        // Rows that have items of their own instead of a tail.
+        (2, 4, 128, Dtype::Bf16, 8),
+        (1, 8, 128, Dtype::F16, 8),
+        (2, 4, 64, Dtype::F16, 8),
+        (1, 8, 256, Dtype::Bf16, 6),
     ] {
         for graph in [false, true] {
             let (mut rng, mut first) = (Rng::new(31), true);
             decode(&gpu, shape(kv_heads, group, head_dim, dtype), graph, mean as usize, |some| {
                 let all = std::mem::take(&mut first);
                 let mut item = |&sequence: &usize| {
-                    let most = if graph && rng.one_in(8) { 8.max(mean) } else { mean };
+                    let most = if graph && rng.one_in(8) { 18.max(mean) } else { mean };
                     let len = rng.within(1, most.into()) as u32;
                     Item::Extend { sequence, len: if all { mean } else { len } }
                 };

@@ -318,7 +318,7 @@ fn a_graph_selects_for_the_step_that_is_staged() {
     let Both { gpu: engine, scratch: [_, scratch], .. } = &mut both;
     let items: Vec<Extend> = seqs.iter().map(|&seq| Extend { seq, len: 1 }).collect();
     let mut buffers = Buffers::new(&gpu, seqs.len(), &mut rng);
-    let mut graph = None;
+    let (mut graph, mut key) = (None, None);
     for round in 0..12 {
         let plan = engine.plan_batch(scratch, &items).expect("room");
         let stream = engine.backend().stream().clone();
@@ -330,8 +330,10 @@ fn a_graph_selects_for_the_step_that_is_staged() {
             cuda.stage(&plan).expect("a valid plan");
             graph = Some(stream.capture(|| buffers.launch(cuda, &plan)).expect("a graph"));
         }
+        let staged = cuda.stage(&plan).expect("a valid plan");
+        assert_eq!(*key.get_or_insert(staged.graph), staged.graph);
         buffers.take();
-        // SAFETY: the plan is staged, of as many rows as the captured one, and the buffers live.
+        // SAFETY: the plan is staged, with the key of the captured one, and the buffers live.
         unsafe { graph.as_ref().expect("made above").launch(&stream) }.expect("a launch");
         stream.synchronize().expect("nothing failed");
         let replayed = buffers.take();

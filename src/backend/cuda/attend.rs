@@ -13,7 +13,7 @@ use super::attend_latent::LatentVariants;
 use super::attend_shared::{SHARED_VARIANTS_MAX, SharedDecode};
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
-use super::graph_key::{GraphScope, KEY_VARIANTS};
+use super::graph_key::KEY_VARIANTS;
 use super::image::{Image, StepLimits};
 use super::launch::Start;
 use super::memory::DeviceBuffer;
@@ -34,8 +34,8 @@ const RESIDENT_MAX: u32 = 8;
 /// Those of a decode kernel for more rows than one token's: registers and shared memory leave room for no more.
 const WIDE_RESIDENT: u32 = 2;
 
-/// Query heads, window (0: none) and positions of a list (0: none, all is read).
-type VariantKey = (u32, u32, u32);
+/// Query heads, window (0: none), positions of a list (0: none, all is read), and whether logits have their scores' sign.
+type VariantKey = (u32, u32, u32, bool);
 
 /// Slots that the positions of a step's lists stand for, as kernels make them.
 #[derive(Debug)]
@@ -144,10 +144,14 @@ impl Variants {
                 variant.count = variant.split.plan_selected(plan.rows, places, words);
                 continue;
             }
-            variant.count = variant.split.plan(plan.rows, plan.token_count(), words);
             if let Some(shared) = &mut variant.shared {
-                end = shared.split(plan, image, end - at, end, i + 1 == count);
+                let (image_at, last) = (end - at, i + 1 == count);
+                end += shared.split(plan, rest, image_at, last);
             }
+            variant.count = match variant.shared.as_ref().and_then(SharedDecode::taken) {
+                Some(taken) => variant.split.plan_left(plan.rows, taken),
+                None => variant.split.plan(plan.rows, plan.token_count(), words),
+            };
         }
         end
     }
@@ -184,7 +188,7 @@ impl Variants {
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<usize, CudaError> {
-        let key = (attend.q_heads, attend.window.unwrap_or(0), top);
+        let key = (attend.q_heads, attend.window.unwrap_or(0), top, attend.scale > 0.0);
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(index);
         }
@@ -196,7 +200,7 @@ impl Variants {
             return Err(CudaError::NotPrepared);
         }
         let mut variant = Variant::new(gpu, pool, key, limits, stream)?;
-        if top == 0 && self.list.len() < SHARED_VARIANTS_MAX {
+        if top == 0 && attend.scale > 0.0 && self.list.len() < SHARED_VARIANTS_MAX {
             let shape = *variant.split.shape();
             variant.shared = SharedDecode::new(gpu, pool.layout().dtype(), shape, limits, stream)?;
         }
@@ -221,8 +225,7 @@ impl Variants {
         kernels
     }
 
-    /// Launches the kernels that the staged step needs; in a capture that serves all of its size, those that a step of
-    /// so many tokens and rows can need.
+    /// Launches the kernels that the staged step needs.
     ///
     /// # Safety
     /// The addresses in `params` are those of rows for every token of the staged step, `scales` the layer's.
@@ -237,14 +240,11 @@ impl Variants {
     ) -> Result<(), CudaError> {
         let variant = &self.list[index];
         let shape = variant.split.shape();
-        // One token a row, or none: every sequence decodes, whichever step the graph is replayed for.
-        let decode_only = image.token_count <= image.row_count;
         let capturing = is_capturing(stream)?;
-        let all = capturing && image.scope == GraphScope::Size;
         let decode_start = start.first(capturing);
-        let shared = variant.shared.as_ref().filter(|shared| !all && shared.serves(&params));
-        let extend = variant.leaves(shared) || (all && !decode_only);
-        let decode = variant.count.decode_units > 0 || all || shared.is_some();
+        let shared = variant.shared.as_ref().filter(|shared| shared.taken().is_some());
+        let extend = variant.count.extend_items > 0;
+        let decode = variant.count.decode_units > 0 || shared.is_some();
         if let Some(shared) = shared {
             // SAFETY: the caller answers for the rows.
             unsafe { shared.launch(gpu, image.splits, params, decode_start, stream) }?;
@@ -274,7 +274,7 @@ impl Variants {
             params.plan = variant.extend_plan.address();
             params.partial = variant.partial.address() + shape.decode_partial_bytes() as u64;
             params.counters = variant.counters.address() + shape.decode_counter_bytes() as u64;
-            let trees = variant.trees.as_ref().filter(|_| image.trees || all);
+            let trees = variant.trees.as_ref().filter(|_| image.trees);
             let (kernel, blocks) = (trees.unwrap_or(&variant.extend), shape.extend_ctas);
             let beside = Beside { scales, ..Beside::default() };
             // SAFETY: as above.
@@ -314,19 +314,14 @@ impl ListBuffers {
 impl Variant {
     /// Which kernels the staged step takes, `trees` among its rows or not.
     fn key_of(&self, trees: bool) -> u8 {
-        let shared = self.shared.as_ref().filter(|shared| shared.tails().is_some());
-        let tails = shared.and_then(SharedDecode::tails).map_or(0, |tails| tails as u8 + 1);
+        let taken = self.shared.as_ref().and_then(SharedDecode::taken);
+        let tails = taken.map_or(0, |taken| taken.tails as u8 + 1);
         let decode = u8::from(self.count.decode_units > 0);
-        let extend = match self.leaves(shared) {
-            true => 1 + u8::from(trees),
-            false => 0,
+        let extend = match self.count.extend_items {
+            0 => 0,
+            _ => 1 + u8::from(trees),
         };
         decode | extend << 1 | (self.count.width as u8) << 3 | tails << 5
-    }
-
-    /// Whether the staged step leaves something to the extend kernel.
-    fn leaves(&self, shared: Option<&SharedDecode>) -> bool {
-        self.count.extend_items > 0 && !shared.is_some_and(SharedDecode::is_whole)
     }
 
     /// The decode kernel of a width that steps have.

@@ -8,7 +8,7 @@
 use super::attend_kernels::{AttentionKernel, Beside, attention};
 use super::error::CudaError;
 use super::gpu::Gpu;
-use super::graph_key::{GraphScope, KEY_VARIANTS};
+use super::graph_key::KEY_VARIANTS;
 use super::image::StepLimits;
 use super::kernels::Attention;
 use super::launch::Start;
@@ -197,7 +197,7 @@ impl LatentVariants {
         }
     }
 
-    /// Launches attention of the staged step; in a capture that serves all of its size, all that such a step can need.
+    /// Launches attention of the staged step.
     ///
     /// # Safety
     /// The addresses in `params` are those of rows for every token of the staged step, and of the layer.
@@ -205,7 +205,7 @@ impl LatentVariants {
         &self,
         gpu: &Gpu,
         pool: &Pool,
-        (index, layer, scope): (usize, LayerId, GraphScope),
+        (index, layer): (usize, LayerId),
         mut params: AttendParams,
         start: &mut Start,
         stream: RawStream,
@@ -226,7 +226,7 @@ impl LatentVariants {
         // the layer's.
         unsafe { main.launch(gpu, ctas, params, beside, first, stream) }?;
         start.launched(capturing);
-        if *cut == 0 && !(capturing && scope == GraphScope::Size) {
+        if *cut == 0 {
             return Ok(());
         }
         params.plan = plan.address();

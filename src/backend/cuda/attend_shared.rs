@@ -1,7 +1,6 @@
 //! Decode that reads shared spans once: the kernel that serves a variant of attention, and the memory it keeps.
 //!
-//! A step goes through it where its split accepts a span; other steps are launched as if it were not there. So do
-//! captured steps, where graphs serve steps of the same kernels alone (`GraphScope::Kernels`).
+//! A step goes through it where its split accepts a span; other steps are launched as if it were not there.
 //! Rows of a few new tokens take a kernel whose tails have room for them ([`TAIL_ROWS`]).
 //!
 //! Not here: the split (`split/shared.rs`), the kernel (`ptx/attend_shared_*.cu`).
@@ -19,7 +18,8 @@ use super::params::{
 };
 use super::raw::{RawStream, raw};
 use super::split::{
-    ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanWork, SplitShape, TAIL_ROWS,
+    ITEM_ROWS, ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanWork,
+    SplitShape, TAIL_ROWS, Taken,
 };
 use super::sys;
 use crate::layout::KvDtype;
@@ -106,11 +106,13 @@ struct Offsets {
 
 impl Offsets {
     /// For so many work chunks, rows, and new tokens of members.
-    fn new(works: usize, rows: usize, member_count: usize) -> Self {
+    fn new(works: usize, (tokens, rows): (usize, usize), member_count: usize) -> Self {
         let shares = size_of::<SharedHead>() + works * size_of::<DecodeWork>();
         let members = shares + rows * size_of::<RowShare>();
         let spans = (members + member_count * size_of::<SpanMember>()).next_multiple_of(32);
-        let items = spans + SPANS_MAX as usize * size_of::<SpanParts>();
+        // Rows of several new tokens may have items of their own.
+        let span_count = SPANS_MAX as usize + if tokens > rows { rows } else { 0 };
+        let items = spans + span_count * size_of::<SpanParts>();
         let end = items + ITEMS_MAX as usize * size_of::<SpanItem>();
         Self { works: size_of::<SharedHead>(), shares, members, spans, items, end }
     }
@@ -123,12 +125,8 @@ pub(super) struct SharedDecode {
     split: SharedSplit,
     grid: SharedGrid,
     shape: SplitShape,
-    /// Which of the kernels the staged step may go through, if any.
-    tails: Option<usize>,
-    /// Whether it reads a span once.
-    accepted: bool,
-    /// Whether that kernel leaves no row of it to the extend kernel.
-    whole: bool,
+    /// What the staged step goes through, if it reads a span once.
+    taken: Option<Taken>,
     /// Bytes from the image's splits to its plan.
     image_at: usize,
     offsets: Offsets,
@@ -143,9 +141,10 @@ impl SharedDecode {
     pub(super) fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
         let rows = limits.rows.min(SHARED_ROWS_MAX) as usize;
         // Of groups of one.
-        let members = (limits.tokens as usize).min(rows * TAIL_ROWS[TAIL_ROWS.len() - 1] as usize);
+        let members = (limits.tokens as usize).min(rows * ITEM_ROWS as usize);
         SHARED_VARIANTS_MAX
-            * Offsets::new((CHUNKS * gpu.multiprocessors()) as usize, rows, members).end
+            * Offsets::new((CHUNKS * gpu.multiprocessors()) as usize, (usize::MAX, rows), members)
+                .end
     }
 
     /// Takes its memory, where a kernel serves such a pool on this device.
@@ -185,9 +184,7 @@ impl SharedDecode {
             split: SharedSplit::new(shape, grid, limits.all_spans),
             grid,
             shape,
-            tails: None,
-            accepted: false,
-            whole: false,
+            taken: None,
             image_at: 0,
             offsets: Offsets::default(),
             partial: DeviceBuffer::lasting(gpu, 4 * floats)?,
@@ -206,13 +203,12 @@ impl SharedDecode {
         part as usize * (2 * grid.warps * grid.ctas + rows * shape.kv_heads) as usize
     }
 
-    /// The kernel that a step could go through.
-    fn tails_of(&self, plan: &BatchPlan<'_>) -> Option<usize> {
-        let (tokens, rows) = (plan.token_count(), plan.rows.len());
-        if rows > SharedSplit::rows_max(&self.shape) as usize {
+    /// What of a step could go through it.
+    fn taken_of(&self, plan: &BatchPlan<'_>) -> Option<Taken> {
+        if plan.rows.len() > SharedSplit::rows_max(&self.shape) as usize {
             return None;
         }
-        self.shape.step_tails(tokens, plan.rows)
+        self.shape.taken(&self.grid, plan.token_count(), plan.rows)
     }
 
     /// Loads the kernel that a step may go through, which no capture can.
@@ -221,62 +217,49 @@ impl SharedDecode {
             return Ok(());
         }
         // The narrowest was loaded with the variant.
-        let wide = self.tails_of(plan).filter(|&tails| tails > self.shape.narrowest());
-        wide.map_or(Ok(()), |tails| gpu.load(&self.kernels[tails].kernel))
+        let wide = self.taken_of(plan).filter(|taken| taken.tails > self.shape.narrowest());
+        wide.map_or(Ok(()), |taken| gpu.load(&self.kernels[taken.tails].kernel))
     }
 
-    /// Splits a step into the image from `end` on, `image_at` bytes from the splits' begin; gives the offset after it.
-    /// `last`: nothing follows it, so that what is not used need not be sent.
+    /// Splits a step into the image, of which `image` is what begins `image_at` bytes behind the splits' begin; gives
+    /// the bytes that are taken. `last`: nothing follows it, so that what is not used need not be sent.
     pub(super) fn split(
         &mut self,
         plan: &BatchPlan<'_>,
         image: &mut [u8],
         image_at: usize,
-        end: usize,
         last: bool,
     ) -> usize {
-        (self.accepted, self.image_at) = (false, image_at);
-        self.tails = self.tails_of(plan);
+        self.image_at = image_at;
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
         let works = self.grid.work_count(&self.shape);
-        let offsets = Offsets::new(works, rows, self.shape.members_max(tokens, rows));
+        let offsets = Offsets::new(works, (tokens, rows), self.shape.members_max(tokens, rows));
         self.offsets = offsets;
-        if let Some(tails) = self.tails {
-            self.accepted = self.split.plan(plan.rows, &plan.shared, tails);
-            self.whole = self.shape.leaves_none(tails, plan.rows);
-        }
-        if !self.accepted {
-            return if last { end } else { end + offsets.end };
+        let taken = if plan.shared.spans.is_empty() { None } else { self.taken_of(plan) };
+        let split = &mut self.split;
+        self.taken = taken.filter(|&taken| split.plan(plan.rows, &plan.shared, taken));
+        if self.taken.is_none() {
+            return if last { 0 } else { offsets.end };
         }
         let SharedSplit { head, works, shares, members, spans, items, .. } = &self.split;
-        let block = &mut image[end..end + offsets.end];
+        let block = &mut image[..offsets.end];
         put(block, 0, std::slice::from_ref(head));
         put(block, offsets.works, works);
         put(block, offsets.shares, shares);
         put(block, offsets.members, members);
         put(block, offsets.spans, spans);
         let used = put(block, offsets.items, items);
-        end + if last { used } else { offsets.end }
+        if last { used } else { offsets.end }
     }
 
     /// What the staged step's time is made of, if it reads a span once.
     pub(super) fn work(&self) -> Option<SpanWork> {
-        self.accepted.then_some(self.split.work)
+        self.taken.map(|_| self.split.work)
     }
 
-    /// The kernel that the staged step goes through, if any: its place in [`TAIL_ROWS`].
-    pub(super) fn tails(&self) -> Option<usize> {
-        self.tails.filter(|_| self.accepted)
-    }
-
-    /// Whether the staged step goes through it where attention has these numbers.
-    pub(super) fn serves(&self, params: &AttendParams) -> bool {
-        self.accepted && params.scale > 0.0
-    }
-
-    /// Whether nothing of the staged step is left to the extend kernel then.
-    pub(super) fn is_whole(&self) -> bool {
-        self.whole
+    /// What of the staged step goes through it, if anything does.
+    pub(super) fn taken(&self) -> Option<&Taken> {
+        self.taken.as_ref()
     }
 
     /// Launches it for the staged step, whose splits lie at `splits`.
@@ -312,8 +295,8 @@ impl SharedDecode {
             span_partial,
             span_tops: tops + own * 8,
         };
-        let tails = self.tails.expect("the staged step goes through it");
-        let Attention { kernel, threads } = &self.kernels[tails];
+        let taken = self.taken.expect("the staged step goes through it");
+        let Attention { kernel, threads } = &self.kernels[taken.tails];
         // SAFETY: the caller answers for the rows; plan, sums and counters are this variant's, for this grid.
         unsafe { gpu.launch(kernel, (self.grid.ctas, 1), (*threads, 1), stream, &params, start) }
     }

@@ -171,12 +171,11 @@ impl Cuda {
         };
         if latent_pool {
             let (gpu, pool, latent) = (&self.gpu, &self.pool, &self.variants.latent);
-            let of = |index| (index, layer, image.scope);
             let start = &mut self.stage.start;
             // SAFETY: rows were checked above, the plan when it was staged.
             return unsafe {
                 match index {
-                    Some(index) => latent.launch(gpu, pool, of(index), params, start, stream),
+                    Some(index) => latent.launch(gpu, pool, (index, layer), params, start, stream),
                     None => attend_latent::launch_plain(gpu, pool, layer, params, stream),
                 }
             };

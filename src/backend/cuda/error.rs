@@ -73,11 +73,6 @@ pub enum CudaError {
         /// The most that is allowed.
         max: u64,
     },
-    /// A row of no tokens, in a plan that is staged for graphs.
-    EmptyRow {
-        /// Which row of the batch.
-        row: usize,
-    },
     /// Scales that are not for this pool.
     Scales(ScaleError),
     /// Rows of another type than the pool's, which is not quantised.
@@ -208,7 +203,6 @@ impl fmt::Display for CudaError {
             Self::StepSees { tokens, max } => {
                 write!(f, "rows that see {tokens} tokens together are above the limit of {max}")
             }
-            Self::EmptyRow { row } => write!(f, "row {row} of the batch has no tokens"),
             Self::Labels(error) => error.fmt(f),
             Self::Lists { dtype } => {
                 write!(f, "there are no kernels for selections over this pool of {dtype:?}")

@@ -2,15 +2,11 @@
 //!
 //! Not here: what is in it, and how it comes there (`stage.rs`).
 
-use super::graph_key::GraphScope;
-
 /// How large a step may be, and what is said of all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StepLimits {
     pub(super) tokens: u32,
     pub(super) rows: u32,
-    /// What graphs hold.
-    pub(super) graphs: GraphScope,
     /// For tests: every span is read once, be it cheaper or not.
     pub(super) all_spans: bool,
 }
@@ -33,6 +29,4 @@ pub(super) struct Image {
     pub(super) row_count: usize,
     /// Of one entry of `slots`.
     pub(super) slot_bytes: usize,
-    /// Which steps a graph serves that holds the launches of this one.
-    pub(super) scope: GraphScope,
 }

@@ -64,7 +64,7 @@ mod work;
 
 pub use error::CudaError;
 pub use gpu::Gpu;
-pub use graph_key::{GraphKey, GraphScope};
+pub use graph_key::GraphKey;
 pub use host_pages::HostPages;
 pub use memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 pub use opened::{Cuda, StagedPlan};

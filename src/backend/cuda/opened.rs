@@ -176,22 +176,16 @@ impl Cuda {
     /// [padded](BatchPlan::padded) counts as another one.
     ///
     /// A launch does this by itself where needed. A graph cannot: capture the launches of a plan that is staged, and
-    /// replay the graph after staging any plan with the same [`StagedPlan::graph`]. Each row has at least one token: a
-    /// graph of as many tokens as rows holds no kernel for rows of more than one, which another row of none would make
-    /// room for.
+    /// replay the graph after staging any plan with the same [`StagedPlan::graph`].
     ///
     /// # Errors
-    /// A plan whose step is not open, that does not fit or has a row of no tokens, with trees where a window was
-    /// [prepared](Cuda::prepare), that a selection has no room for where there was one, or while the stream is
-    /// captured.
+    /// A plan whose step is not open, that does not fit, with trees where a window was [prepared](Cuda::prepare), that
+    /// a selection has no room for where there was one, or while the stream is captured.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         check::is_open(&self.steps, plan.step)?;
         check::window(plan, self.window)?;
-        if let Some(row) = plan.rows.iter().position(|row| row.extend_len == 0) {
-            return Err(CudaError::EmptyRow { row });
-        }
         if let Some(labels) = self.labels.as_ref().filter(|labels| labels.used) {
             labels.check(plan)?;
         }

@@ -4,7 +4,6 @@ use super::attend::Variants;
 use super::attend_latent;
 use super::error::CudaError;
 use super::gpu::Gpu;
-use super::graph_key::GraphScope;
 use super::image::StepLimits;
 use super::labels::Labels;
 use super::opened::Cuda;
@@ -29,10 +28,6 @@ pub struct CudaOptions {
     /// Most rows of a step, padding included; 0, the default, stands for as many as the page tables
     /// have, and at least 256.
     pub max_step_rows: u32,
-    /// What a captured graph holds, and so which steps it serves. Default: [`GraphScope::Size`]; with
-    /// [`GraphScope::Kernels`] decode reads what rows share once
-    /// ([`BatchPlan::shared`](crate::BatchPlan::shared)) in graphs, too.
-    pub graphs: GraphScope,
     /// What the numbers of a quantised pool are multiplied by, where scales are given
     /// ([`Scaling::Static`](crate::Scaling::Static)): those of what this rank holds ([`KvScales::local`]). Uploaded
     /// once. Default: `None`, 1 for all.
@@ -60,7 +55,6 @@ impl CudaOptions {
             stream: None,
             max_step_tokens: 16 << 10,
             max_step_rows: 0,
-            graphs: GraphScope::Size,
             scales: None,
             rows: None,
             labels: None,
@@ -84,7 +78,7 @@ impl OpenBackend for CudaOptions {
         table: &TableShape,
         max_steps: u32,
     ) -> Result<Cuda, CudaError> {
-        let Self { gpu, stream, max_step_tokens: tokens, max_step_rows, graphs, .. } = self;
+        let Self { gpu, stream, max_step_tokens: tokens, max_step_rows, .. } = self;
         let (scales, all_spans) = (self.scales.as_ref(), self.all_spans);
         if let Some(scales) = scales {
             scales.check_pool(layout)?;
@@ -107,7 +101,7 @@ impl OpenBackend for CudaOptions {
             0 => table.rows.max(256),
             rows => rows,
         };
-        let limits = StepLimits { tokens, rows, graphs, all_spans };
+        let limits = StepLimits { tokens, rows, all_spans };
         // A step takes a slot or two for each variant of attention.
         let uploads = 2 * max_steps as usize + 2;
         let pool = Pool::new(&gpu, *layout, rows_dtype, (scales, self.labels.as_ref()))?;

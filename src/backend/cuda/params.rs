@@ -290,7 +290,7 @@ pub struct SpanMeeting {
     pub reserved: u32,
 }
 
-/// Tiles of one query tile of query rows of a span. The first of a CTA for spans stands at the CTA's place.
+/// Tiles of one query tile, of a span or of a row's own tokens. The first of a CTA for spans stands at the CTA's place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SpanItem {
@@ -298,8 +298,6 @@ pub struct SpanItem {
     pub row: u32,
     /// Place of the query tile's first member.
     pub member_start: u32,
-    /// The query tile's members.
-    pub member_count: u32,
     /// The kv head.
     pub head: u16,
     /// Items of the query tile, each of another CTA.
@@ -308,6 +306,10 @@ pub struct SpanItem {
     pub next: u16,
     /// Which of the query tile's items it is.
     pub piece: u16,
+    /// The query tile's members.
+    pub member_count: u16,
+    /// Of a row's own tokens: one more than there are behind `kv_end`, or the most that fit; 0: members see all.
+    pub behind: u16,
     /// First position to read.
     pub kv_begin: u32,
     /// End of the positions to read.
@@ -404,7 +406,8 @@ layout_is! {
     RowShare 32 { begin 0 place 4 span 8 depth 12 start 16 units 20 qo_start 24 extend_len 28 }
     SpanParts 32 { tile_at 0 tiles 4 member_start 8 member_count 12 parent 16 row_at 20 stride 24 }
     SpanItem 32 {
-        row 0 member_start 4 member_count 8 head 12 parts 14 next 16 piece 18 kv_begin 20 kv_end 24 part 28
+        row 0 member_start 4 head 8 parts 10 next 12 piece 14 member_count 16 behind 18 kv_begin 20
+        kv_end 24 part 28
     }
     SpanMember 8 { qo_start 0 batch_index 4 }
     SpanMeeting 16 { state 0 left 8 }

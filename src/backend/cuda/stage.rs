@@ -23,7 +23,7 @@ use super::attend::Variants;
 use super::attend_shared::SharedDecode;
 use super::error::CudaError;
 use super::gpu::Gpu;
-use super::graph_key::{GraphKey, GraphScope};
+use super::graph_key::GraphKey;
 use super::image::{Image, StepLimits};
 use super::labels;
 use super::launch::Start;
@@ -180,18 +180,13 @@ impl Stage {
             token_count: tokens,
             row_count: rows,
             slot_bytes,
-            scope: self.limits.graphs,
         }
     }
 
     /// Which graphs the staged plan may replay.
     pub(super) fn key(&self, image: &Image, variants: &Variants) -> GraphKey {
-        let kernels = match image.scope {
-            GraphScope::Size => Default::default(),
-            GraphScope::Kernels => variants.key(image.trees),
-        };
-        let Image { token_count, row_count, slot_bytes, .. } = *image;
-        GraphKey { tokens: token_count, rows: row_count, slot_bytes, kernels }
+        let Image { token_count: tokens, row_count: rows, slot_bytes, trees, .. } = *image;
+        GraphKey { tokens, rows, slot_bytes, kernels: variants.key(trees) }
     }
 
     /// Sends a plan's arrays and applies its table writes.

@@ -9,7 +9,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use kvarena::backend::cuda::{Cuda, CudaEvent, CudaGraph, CudaOptions, GraphKey, GraphScope};
+use kvarena::backend::cuda::{Cuda, CudaEvent, CudaGraph, CudaOptions, GraphKey};
 use kvarena::{BatchPlan, StepScratch};
 
 use super::device::Device;
@@ -228,7 +228,6 @@ impl GpuRunner {
             stream: Some(self.device.stream.clone()),
             max_step_tokens: self.options.chunk + tokens as u32,
             max_step_rows: rows as u32,
-            graphs: GraphScope::Kernels,
             ..CudaOptions::new(&self.device.gpu)
         }
     }

@@ -6,7 +6,7 @@
 //! Not here: sequences with few query rows (`decode.rs`).
 
 use super::super::params::{ExtendHead, ExtendWork};
-use super::{Decoded, SplitShape};
+use super::SplitShape;
 use crate::plan::BatchRow;
 use core::mem::size_of;
 
@@ -81,12 +81,17 @@ impl ExtendSplit {
         }
     }
 
-    /// Makes the items; gives their number, over all kv heads.
-    pub fn plan(&mut self, shape: &SplitShape, decoded: Decoded, rows: &[BatchRow]) -> u32 {
+    /// Makes the items of the rows that are left to it; gives their number, over all kv heads.
+    pub fn plan(
+        &mut self,
+        shape: &SplitShape,
+        rows: &[BatchRow],
+        is_left: impl Fn(&BatchRow) -> bool,
+    ) -> u32 {
         self.whole.clear();
         // Most steps decode only: one pass of vectors says so.
-        if rows.iter().fold(false, |any, row| any | decoded.leaves(row)) {
-            for row in rows.iter().filter(|row| decoded.leaves(row)) {
+        if rows.iter().fold(false, |any, row| any | is_left(row)) {
+            for row in rows.iter().filter(|row| is_left(row)) {
                 tiles(shape, row, &mut self.whole);
             }
         }

@@ -29,7 +29,8 @@ pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT, decode_extra};
 use extend::ExtendSplit;
 pub use latent::{LATENT_ROWS, LatentSplit};
 pub use shared::{
-    ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanCosts, SpanWork, TAIL_ROWS,
+    ITEM_ROWS, ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanCosts, SpanWork,
+    TAIL_ROWS, Taken,
 };
 
 /// What a split depends on besides the step. One [`Split`] is made for one shape.
@@ -141,8 +142,15 @@ impl Split {
         let width = self.shape.width(tokens, rows.len());
         let decode_units = self.decode.plan(&self.shape, width, rows, decode);
         let decoded = self.shape.decoded(width);
-        let extend_items = self.extend.plan(&self.shape, decoded, rows);
+        let extend_items = self.extend.plan(&self.shape, rows, |row| decoded.leaves(row));
         SplitCount { width, decode_units, extend_items }
+    }
+
+    /// The same of a step that a kernel reads spans of once: the extend kernel has what that one leaves, the decode
+    /// kernel nothing.
+    pub fn plan_left(&mut self, rows: &[BatchRow], taken: &Taken) -> SplitCount {
+        let extend_items = self.extend.plan(&self.shape, rows, |row| taken.leaves(row));
+        SplitCount { extend_items, ..SplitCount::default() }
     }
 
     /// The extend kernel's words: upload them to `AttendParams::plan` of `attend_extend_*`.

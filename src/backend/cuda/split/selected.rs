@@ -33,7 +33,8 @@ impl Split {
         let whole = SplitShape { window: 0, ..self.shape };
         let decode_units = self.decode.plan(&whole, width, places, decode);
         // A row of one token is no extend item, whatever its group.
-        let extend_items = self.extend.plan(&self.shape, Decoded::new(1, false), rows);
+        let extend_items =
+            self.extend.plan(&self.shape, rows, |row| Decoded::new(1, false).leaves(row));
         SplitCount { width, decode_units, extend_items }
     }
 }

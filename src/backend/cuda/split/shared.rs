@@ -8,8 +8,9 @@
 //! A span's query rows are worked on in query tiles, each over all of the span's tokens. All these tiles, head by head,
 //! are dealt to the CTAs for spans in equal shares, so a CTA has parts of the sums of two query tiles at most.
 //!
-//! A row's new tokens are members side by side, as a span ends before the first of them: each sees all of it. Rows with
-//! more query rows than a tail has room for, and trees of drafts, are left to the extend kernel.
+//! A row's new tokens are members side by side, as a span ends before the first of them: each sees all of it. A row with
+//! more query rows than a tail has room for, up to 64, has items of its own tokens instead: they are cut as a span of
+//! which it is the only member, below its others. Longer rows and trees of drafts are left to the extend kernel.
 //!
 //! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; parts of sums do not overlap.
 //!
@@ -25,10 +26,10 @@ use super::super::params::{
     DecodeWork, LISTED_SUMS, LISTED_TAILS, NO_SPAN, RowShare, SharedHead, SpanItem, SpanMember,
     SpanParts, TREE_ROW,
 };
-use super::{DECODE_EXTRA, DECODE_UNIT, Decoded, SplitShape};
+use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
 pub use cost::{SpanCosts, SpanWork};
-pub use grid::{SharedGrid, TAIL_ROWS};
+pub use grid::{ITEM_ROWS, SharedGrid, TAIL_ROWS, Taken};
 
 /// No shape has more rows that spans are read once for.
 pub const SHARED_ROWS_MAX: u32 = 512;
@@ -37,11 +38,11 @@ pub const SPANS_MAX: u32 = 64;
 /// Tokens of a tile.
 const SPAN_TOKENS: u32 = 128;
 /// Items of a step.
-pub const ITEMS_MAX: u32 = 2048;
+pub const ITEMS_MAX: u32 = 4096;
 /// Lengths of the CTAs' shares of spans that are tried.
 const SHARES_TRIED: u32 = 16;
 /// Query rows of all query tiles of a step.
-pub const PARTIAL_ROWS: u32 = 1 << 15;
+pub const PARTIAL_ROWS: u32 = 1 << 16;
 
 /// Eligible rows, and their new tokens.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,7 +51,7 @@ struct Eligible {
     tokens: u32,
 }
 
-/// A span that is read once: its eligible members' new tokens, and the positions that it covers.
+/// A span that is read once, or a row's own tokens: its eligible members' new tokens, and the positions that it covers.
 #[derive(Clone, Copy, Debug)]
 struct Accepted {
     member_start: u32,
@@ -60,6 +61,15 @@ struct Accepted {
     parent: u32,
     /// A member's row of the page tables.
     row: u32,
+    /// Whether these are tokens of that row alone, its new ones too.
+    own: bool,
+}
+
+impl Accepted {
+    /// Of a row's own tokens: one more than there are behind `end`, as far as the kernel has to know.
+    fn behind(&self, end: u32) -> u16 {
+        if self.own { (self.end - end).saturating_add(1).min(0xffff) as u16 } else { 0 }
+    }
 }
 
 /// How a step's spans are dealt out.
@@ -81,7 +91,7 @@ pub struct SharedSplit {
     costs: SpanCosts,
     free: bool,
     /// Rows that the kernel of the step takes.
-    taken: Decoded,
+    taken: Taken,
     pub head: SharedHead,
     pub works: Vec<DecodeWork>,
     pub shares: Vec<RowShare>,
@@ -110,15 +120,15 @@ impl SharedSplit {
             grid,
             costs: grid.costs[shape.narrowest()],
             free,
-            taken: shape.decoded(shape.narrowest()),
+            taken: Taken::new(&shape, &grid, shape.narrowest()),
             head: SharedHead::default(),
             works: Vec::with_capacity(grid.work_count(&shape)),
             shares: Vec::with_capacity(rows),
             members: Vec::with_capacity(shape.members_max(shape.tokens_max as usize, rows)),
-            spans: Vec::with_capacity(SPANS_MAX as usize),
+            spans: Vec::with_capacity(SPANS_MAX as usize + rows),
             items: Vec::with_capacity(ITEMS_MAX as usize),
             work: SpanWork::default(),
-            accepted: Vec::with_capacity(SPANS_MAX as usize),
+            accepted: Vec::with_capacity(SPANS_MAX as usize + rows),
             eligible: Vec::with_capacity(rows + 1),
             ends: Vec::with_capacity(rows),
             around: Vec::with_capacity(rows),
@@ -134,14 +144,13 @@ impl SharedSplit {
 
     /// Whether a row's queries may be gathered.
     fn is_eligible(&self, row: &BatchRow) -> bool {
-        self.taken.has(row) && row.kv_len > 0
+        !self.taken.leaves(row) && row.extend_len > 0 && row.kv_len > 0
     }
 
-    /// Splits a step for the kernel of `tails` ([`TAIL_ROWS`]). False where each row is better read by itself.
-    pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, tails: usize) -> bool {
+    /// Splits a step for a kernel that takes these rows. False where each row is better read by itself.
+    pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: Taken) -> bool {
         self.accepted.clear();
-        self.taken = self.shape.decoded(tails);
-        self.costs = self.grid.costs[tails];
+        (self.taken, self.costs) = (taken, self.grid.costs[taken.tails]);
         if rows.len() as u32 > Self::rows_max(&self.shape) {
             return false;
         }
@@ -152,6 +161,7 @@ impl SharedSplit {
             return false;
         }
         self.share(rows, shared);
+        self.add_rows(rows);
         self.measure_tails(rows);
         let deal = self.deal();
         self.work = SpanWork { row_bytes: self.row_bytes(rows), ..deal.work };
@@ -177,7 +187,11 @@ impl SharedSplit {
             self.eligible.push(count);
         }
         self.around.clear();
-        let (mut query_tiles, mut partial_rows) = (0, 0);
+        // Rows with items of their own have a query tile each.
+        let with_items = || rows.iter().filter(|row| self.taken.has_items(row));
+        let mut query_tiles = with_items().count() as u32;
+        let mut partial_rows =
+            with_items().map(|row| row.extend_len * self.shape.group).sum::<u32>();
         for span in shared.spans {
             let (first, last) = (span.range().start, span.range().end);
             while self.around.pop_if(|around| around.0 <= first as u32).is_some() {}
@@ -195,8 +209,8 @@ impl SharedSplit {
             if gain <= 0.0 || !room {
                 continue;
             }
-            (query_tiles, partial_rows) =
-                (query_tiles + more_query_tiles, partial_rows + more_rows);
+            query_tiles += more_query_tiles;
+            partial_rows += more_rows;
             self.around.push((last as u32, self.accepted.len() as u32));
             self.accepted.push(Accepted {
                 member_start: before.tokens,
@@ -205,6 +219,7 @@ impl SharedSplit {
                 end: span.end,
                 parent,
                 row: Self::table_row(rows, shared, span),
+                own: false,
             });
         }
     }
@@ -239,9 +254,11 @@ impl SharedSplit {
     fn distinct_bytes(&self) -> (f64, f64) {
         let units: u32 =
             self.shares.iter().map(|share| share.units.saturating_sub(DECODE_EXTRA)).sum();
-        let spans: u32 = self.accepted.iter().map(|span| span.end - span.begin).sum();
+        let of = |own| self.accepted.iter().filter(move |span| span.own == own);
+        let [spans, items] =
+            [false, true].map(|own| of(own).map(|span| span.end - span.begin).sum::<u32>());
         let bytes = |tokens: u32| f64::from(tokens) * self.token_bytes();
-        (bytes(units * DECODE_UNIT), bytes(spans))
+        (bytes(units * DECODE_UNIT + items), bytes(spans))
     }
 
     /// K and V of a token, all heads.
@@ -276,10 +293,7 @@ impl SharedSplit {
         for &member in shared.members {
             let row = &rows[member as usize];
             if self.is_eligible(row) {
-                self.shares[member as usize].place = self.members.len() as u32;
-                let queries = row.qo_start..row.qo_start + row.extend_len;
-                let of = |qo_start| SpanMember { qo_start, batch_index: member };
-                self.members.extend(queries.map(of));
+                self.add_members(member, row);
             }
         }
         // Parents stand first, so that a member's last span is its deepest.
@@ -293,12 +307,43 @@ impl SharedSplit {
         }
     }
 
+    /// A row's new tokens, side by side.
+    fn add_members(&mut self, batch_index: u32, row: &BatchRow) {
+        self.shares[batch_index as usize].place = self.members.len() as u32;
+        let queries = row.qo_start..row.qo_start + row.extend_len;
+        self.members.extend(queries.map(|qo_start| SpanMember { qo_start, batch_index }));
+    }
+
+    /// The rows that have items of their own tokens.
+    fn add_rows(&mut self, rows: &[BatchRow]) {
+        for (i, row) in rows.iter().enumerate() {
+            if !self.taken.has_items(row) {
+                continue;
+            }
+            if self.shares[i].span == NO_SPAN {
+                self.add_members(i as u32, row);
+            }
+            let share = &mut self.shares[i];
+            let own = Accepted {
+                member_start: share.place,
+                member_count: row.extend_len,
+                begin: share.begin,
+                end: row.kv_len,
+                parent: share.span,
+                row: row.row.raw(),
+                own: true,
+            };
+            (share.begin, share.span) = (row.kv_len, self.accepted.len() as u32);
+            self.accepted.push(own);
+        }
+    }
+
     /// Where each row's tail ends, in units of one kv head.
     fn measure_tails(&mut self, rows: &[BatchRow]) {
         self.ends.clear();
         let mut end = 0;
         for (row, share) in rows.iter().zip(&mut self.shares) {
-            if share.extend_len > 0 {
+            if self.taken.has_tail(row) {
                 let tokens = row.kv_len - share.begin.min(row.kv_len);
                 share.units = tokens.div_ceil(DECODE_UNIT) + DECODE_EXTRA;
                 end += share.units;
@@ -377,16 +422,18 @@ impl SharedSplit {
         for cta in first..=last_cta {
             let (from, to) = ((cta * per).max(begin) - begin, ((cta + 1) * per).min(end) - begin);
             let is_whole = from == 0 && to == of.tiles;
+            let kv_end = accepted.end.min(accepted.begin + to * SPAN_TOKENS);
             let item = SpanItem {
                 row: accepted.row,
                 member_start: of.member_start + first_member,
-                member_count: whole.min(of.member_count - first_member),
                 head: head as u16,
                 parts: (last_cta - first + 1) as u16,
                 next: 0,
                 piece: (cta - first) as u16,
+                member_count: whole.min(of.member_count - first_member) as u16,
+                behind: accepted.behind(kv_end),
                 kv_begin: accepted.begin + from * SPAN_TOKENS,
-                kv_end: accepted.end.min(accepted.begin + to * SPAN_TOKENS),
+                kv_end,
                 part: if is_whole { alone } else { (2 * cta + u32::from(cta == first)) * rows },
             };
             let place = match *last {

@@ -5,12 +5,50 @@
 use super::super::super::params::{
     SPAN_ROWS, SPAN_ROWS_256, TAIL_WARPS, TAIL_WARPS_256, TAIL_WARPS_ANY,
 };
-use super::super::{DECODE_ROWS, SplitShape};
+use super::super::{DECODE_ROWS, Decoded, SplitShape, is_tree};
 use super::{PARTIAL_ROWS, SpanCosts};
 use crate::plan::BatchRow;
 
 /// Kernels whose tails have room for so many query rows: `attend_shared_*_r8_sm90a` and so on.
 pub const TAIL_ROWS: [u32; 2] = [DECODE_ROWS[0], DECODE_ROWS[1]];
+
+/// Most query rows of a row that has items of its own in place of a tail.
+pub const ITEM_ROWS: u32 = 64;
+
+/// Which rows a kernel that reads spans once takes; the extend kernel takes all others.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// The kernel: its place in [`TAIL_ROWS`].
+    pub tails: usize,
+    /// Rows that have a tail.
+    with_tails: Decoded,
+    /// Most new tokens of a row that has items of its own instead: all of them are in one query tile.
+    longest: u32,
+}
+
+impl Taken {
+    /// By the kernel of `tails`.
+    pub fn new(shape: &SplitShape, grid: &SharedGrid, tails: usize) -> Self {
+        let longest = ITEM_ROWS.min(grid.rows) / shape.group;
+        Self { tails, with_tails: shape.decoded(tails), longest }
+    }
+
+    /// Whether a row has a tail.
+    pub fn has_tail(&self, row: &BatchRow) -> bool {
+        self.with_tails.has(row)
+    }
+
+    /// Whether it has items of its own.
+    pub fn has_items(&self, row: &BatchRow) -> bool {
+        let is_long = row.extend_len > self.with_tails.longest && row.extend_len <= self.longest;
+        is_long && row.kv_len > 0 && !is_tree(row)
+    }
+
+    /// Whether the extend kernel has it.
+    pub fn leaves(&self, row: &BatchRow) -> bool {
+        self.with_tails.leaves(row) && !self.has_items(row)
+    }
+}
 
 /// How the kernels that read spans once for a variant lie on a device.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -72,35 +110,25 @@ impl SharedGrid {
 }
 
 impl SplitShape {
-    /// The kernel that reads spans once for a step, whose split is that of a step without spans: its place in
-    /// [`TAIL_ROWS`]. It must leave what the decode kernel leaves, or nothing. None where none does, since rows are
-    /// trees or have more query rows.
-    pub fn step_tails(&self, tokens: usize, rows: &[BatchRow]) -> Option<usize> {
+    /// What a kernel that reads spans once would take of a step. None where it would leave a row that the decode kernel
+    /// takes: a tree.
+    pub fn taken(&self, grid: &SharedGrid, tokens: usize, rows: &[BatchRow]) -> Option<Taken> {
         let (narrowest, widest) = (self.narrowest(), TAIL_ROWS.len() - 1);
         if tokens <= rows.len() {
-            return Some(narrowest);
+            // There is no room for items of rows' own; none has one, but where others have no token.
+            return Some(Taken { longest: 0, ..Taken::new(self, grid, narrowest) });
         }
-        let flat = self.decoded(self.width(tokens, rows.len()));
-        let serves = |tails: usize| {
-            let taken = self.decoded(tails);
-            self.leaves_none(tails, rows)
-                || rows.iter().all(|row| taken.leaves(row) == flat.leaves(row))
-        };
         // Tails of fewer query rows are faster.
         let [few, more] = [narrowest, widest].map(|tails| self.decoded(tails));
         let is_wide = rows.iter().any(|row| few.leaves(row) && more.has(row));
-        let wanted = if is_wide { [widest, narrowest] } else { [narrowest; 2] };
-        wanted.into_iter().find(|&tails| serves(tails))
-    }
-
-    /// Whether the kernel of `tails` leaves no row to the extend kernel.
-    pub fn leaves_none(&self, tails: usize, rows: &[BatchRow]) -> bool {
-        let taken = self.decoded(tails);
-        rows.iter().all(|row| !taken.leaves(row))
+        let taken = Taken::new(self, grid, if is_wide { widest } else { narrowest });
+        let flat = self.decoded(self.width(tokens, rows.len()));
+        let is_left = |row: &BatchRow| taken.leaves(row) && flat.has(row) && row.kv_len > 0;
+        (!rows.iter().any(is_left)).then_some(taken)
     }
 
     /// Most new tokens of members, in a step of so many tokens and rows.
     pub fn members_max(&self, tokens: usize, rows: usize) -> usize {
-        tokens.min(rows * (TAIL_ROWS[TAIL_ROWS.len() - 1] / self.group) as usize)
+        tokens.min(rows * (ITEM_ROWS / self.group) as usize)
     }
 }

@@ -69,15 +69,25 @@ fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
     (rows, spans)
 }
 
-/// Whether the kernel of `tails` takes a row.
-fn takes(shape: &SplitShape, tails: usize, row: &BatchRow) -> bool {
-    let rows = row.extend_len * shape.group;
-    (1..=TAIL_ROWS[tails]).contains(&rows) && !is_tree(row)
+/// Query rows of a row that the kernel of `tails` takes, and whether they have items of their own.
+fn takes(split: &SharedSplit, tails: usize, row: &BatchRow) -> Option<bool> {
+    let (rows, most) = (row.extend_len * split.shape.group, 64.min(split.grid.rows));
+    let has_items = rows > TAIL_ROWS[tails];
+    let is_taken = rows > 0 && !is_tree(row) && rows <= if has_items { most } else { rows };
+    (is_taken && !(has_items && row.kv_len == 0)).then_some(has_items)
+}
+
+/// What a split's kernel of `tails` takes.
+fn taken(split: &SharedSplit, tails: usize) -> Taken {
+    Taken::new(&split.shape, &split.grid, tails)
 }
 
 /// Parts of a (row, kv head)'s own tokens, as the kernel counts them.
 fn own_parts(split: &SharedSplit, share: &RowShare, head: u32) -> u32 {
     let (stripes, per) = (split.stripes(), split.head.work_units);
+    if share.units == 0 {
+        return 0;
+    }
     let begin = share.start + head / stripes * share.units;
     let some = (share.units - DECODE_EXTRA).max(1);
     (begin + some - 1) / per - begin / per + 1
@@ -111,10 +121,20 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     let items = |cta| items_of(split, cta).map(move |item| (cta, item));
     for (cta, item) in (0..split.head.span_ctas).flat_map(items) {
         assert!(item.piece < item.parts && u32::from(item.piece) <= cta, "K4: CTAs meet");
-        assert!(item.kv_begin < item.kv_end && item.member_count * group <= split.grid.rows);
-        for member in 0..item.member_count {
+        let member_count = u32::from(item.member_count);
+        assert!(item.kv_begin < item.kv_end && member_count * group <= split.grid.rows);
+        let first = split.members[item.member_start as usize].batch_index as usize;
+        if item.behind > 0 {
+            // All of a row's new tokens, which see what stands before them.
+            assert_eq!(item.kv_end + u32::from(item.behind) - 1, rows[first].kv_len);
+            assert_eq!((item.row, member_count), (rows[first].row.raw(), rows[first].extend_len));
+        }
+        for member in 0..member_count {
             let at = item.part + member * group;
             let of = (item.member_start + member, u32::from(item.head), item.kv_begin, item.kv_end);
+            let index = split.members[of.0 as usize].batch_index as usize;
+            let position = rows[index].kv_len - rows[index].extend_len;
+            assert!(item.behind > 0 || item.kv_end <= position, "members see all of a span");
             assert!((at + group) as usize <= split.grid.partial_rows(), "K4: sums have room");
             assert!(written.insert(at, of).is_none(), "K4: parts do not overlap");
         }
@@ -156,13 +176,16 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     }
 
     for (index, (row, share)) in rows.iter().zip(&split.shares).enumerate() {
-        if !takes(&split.shape, width, row) {
+        let Some(has_items) = takes(split, width, row) else {
             assert_eq!((share.extend_len, share.depth), (0, 0), "the extend kernel's");
+            assert!(split.taken.leaves(row) || row.extend_len == 0);
             continue;
-        }
+        };
+        assert!(!split.taken.leaves(row));
         assert_eq!((share.qo_start, share.extend_len), (row.qo_start, row.extend_len));
         for head in 0..heads {
-            let own = tails.remove(&(index, head)).expect("every row has a tail");
+            let own = tails.remove(&(index, head)).unwrap_or_default();
+            assert_eq!(own.is_empty(), has_items, "every row has a tail or items");
             assert_eq!(own.len() as u32, own_parts(split, share, head), "arrivals are counted");
             let mut at = share.begin.min(row.kv_len);
             for (begin, end) in own {
@@ -212,7 +235,7 @@ fn straddled(split: &SharedSplit) -> usize {
 #[test]
 fn every_token_once() {
     let mut rng = Rng::new(3);
-    let (mut accepted, mut deep, mut straddling) = (0, 0, 0);
+    let (mut accepted, mut deep, mut straddling, mut own) = (0, 0, 0, 0);
     for _ in 0..200 {
         let count = rng.pick(&[2, 5, 30, 200]);
         let (rows, spans) = batch(&mut rng, count);
@@ -227,13 +250,14 @@ fn every_token_once() {
                 continue;
             }
             let mut split = SharedSplit::new(shape, grid, free);
-            let any = split.plan(&rows, &spans.plan(), tails);
+            let any = split.plan(&rows, &spans.plan(), Taken::new(&shape, &grid, tails));
             if !any {
                 continue;
             }
             let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
             assert!(split.members.len() <= shape.members_max(tokens, rows.len()));
             straddling += straddled(&split);
+            own += split.items.iter().filter(|item| item.behind > 0).count();
             accepted += 1;
             deep += split.spans.iter().filter(|span| span.parent != NO_SPAN).count();
             assert!(split.head.span_ctas < grid.ctas);
@@ -241,7 +265,8 @@ fn every_token_once() {
             check(&split, tails, &rows);
         }
     }
-    assert!(accepted > 100 && deep > 100 && straddling > 20, "{accepted} {deep} {straddling}");
+    assert!(accepted > 100 && deep > 100, "{accepted} {deep}");
+    assert!(straddling > 20 && own > 1000, "{straddling} {own}");
 }
 
 /// Where nearly all of the work is a span's, most multiprocessors are given to it, but each stripe of the tails keeps a
@@ -254,7 +279,7 @@ fn every_stripe_of_the_tails_keeps_a_warp() {
     let (rows, spans): (Vec<_>, _) = ((0..16).map(row).collect(), Spans::of(&[&pages[..]; 16], 16));
     for all in [2, 3, 4, 5, 8, 132] {
         let mut split = SharedSplit::new(shape(8, 4, all), SharedGrid::hopper(all), true);
-        let any = split.plan(&rows, &spans.plan(), 0);
+        let any = split.plan(&rows, &spans.plan(), taken(&split, 0));
         assert_eq!(any, all > 1, "{all}");
         if !any {
             continue;
@@ -277,7 +302,8 @@ fn a_warm_split_does_not_allocate() {
     let before = room(&split);
     for _ in 0..50 {
         let (rows, spans) = batch(&mut rng, 300);
-        split.plan(&rows, &spans.plan(), rng.below(2) as usize);
+        let tails = taken(&split, rng.below(2) as usize);
+        split.plan(&rows, &spans.plan(), tails);
     }
     assert_eq!(room(&split), before);
 }
@@ -292,10 +318,11 @@ fn spans_are_refused_where_reading_them_again_is_cheaper() {
     let mut split =
         SharedSplit::new(shape(8, 4, MULTIPROCESSORS), SharedGrid::hopper(MULTIPROCESSORS), false);
     let spans = |pages: &[PageId]| Spans::of(&vec![pages; 64], 16);
-    assert!(split.plan(&rows, &spans(&pages).plan(), 0));
+    let tails = taken(&split, 0);
+    assert!(split.plan(&rows, &spans(&pages).plan(), tails));
     assert_eq!(split.spans.len(), 1);
-    assert!(!split.plan(&rows, &spans(&pages[..1]).plan(), 0), "16 tokens are not worth it");
-    assert!(!split.plan(&rows, &SharedSpans::default(), 0));
+    assert!(!split.plan(&rows, &spans(&pages[..1]).plan(), tails), "16 tokens are not worth it");
+    assert!(!split.plan(&rows, &SharedSpans::default(), tails));
 }
 
 /// Rows of (new tokens, tokens, whether they are a tree).
@@ -315,25 +342,28 @@ fn hopper() -> SplitShape {
     SplitShape { decode_ctas: [264, 0, 264], ..plain }
 }
 
-/// A step has the split of one without spans: what the kernel leaves is what the decode kernel leaves,
-/// or nothing.
+/// The kernel whose tails have room for most rows, unless it leaves one that the decode kernel takes.
 #[test]
 fn a_step_goes_through_the_kernel_that_takes_its_rows() {
     let tails = |lens: &[(u32, u32, bool)]| {
         let rows = rows_of(lens);
         let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
-        hopper().step_tails(tokens, &rows)
+        let grid = grid(MULTIPROCESSORS, None);
+        let taken = hopper().taken(&grid, tokens, &rows)?;
+        Some((taken.tails, rows.iter().filter(|row| taken.has_items(row)).count()))
     };
     let (one, two, four) = ((1, 100, false), (2, 100, false), (4, 100, false));
     let (eight, chunk, tree) = ((8, 100, false), (512, 700, false), (2, 100, true));
-    assert_eq!(tails(&[one, one]), Some(0));
-    assert_eq!(tails(&[one, two, two]), Some(0));
-    assert_eq!(tails(&[four, four]), Some(1));
-    assert_eq!(tails(&[one, one, one, four]), Some(1), "the decode kernel would leave one of them");
-    assert_eq!(tails(&[one, two, chunk]), Some(0), "both leave the chunk");
-    assert_eq!(tails(&[one, four, chunk]), Some(0), "two rows are left by either");
-    assert_eq!(tails(&[four, eight]), None, "a row for a wide kernel alone");
-    assert_eq!(tails(&[one, one, tree]), Some(0), "both leave the tree");
+    let padding = (5, 0, false);
+    assert_eq!(tails(&[one, one]), Some((0, 0)));
+    assert_eq!(tails(&[one, two, two]), Some((0, 0)));
+    assert_eq!(tails(&[four, four]), Some((1, 0)));
+    assert_eq!(tails(&[one, one, one, four]), Some((1, 0)));
+    assert_eq!(tails(&[one, two, chunk]), Some((0, 0)), "the chunk is left by both");
+    assert_eq!(tails(&[one, eight, chunk]), Some((0, 1)));
+    assert_eq!(tails(&[four, eight]), Some((1, 1)), "a row with items of its own");
+    assert_eq!(tails(&[eight, eight, padding]), Some((0, 2)), "zeros are left");
+    assert_eq!(tails(&[one, one, tree]), Some((0, 0)), "the tree is left by both");
     assert_eq!(tails(&[four, four, tree]), None, "a tree that a wide kernel takes");
 }
 
@@ -346,7 +376,8 @@ fn products_are_counted_by_new_tokens() {
         let mut split =
             SharedSplit::new(shape(8, 4, MULTIPROCESSORS), grid(MULTIPROCESSORS, None), false);
         let spans = Spans::of(&vec![&pages[..]; 64], 16);
-        assert!(split.plan(&rows, &spans.plan(), usize::from(new > 2)));
+        let tails = taken(&split, usize::from(new > 2));
+        assert!(split.plan(&rows, &spans.plan(), tails));
         let tiles = |span: &SpanParts| span.tiles * split.query_tiles(span.member_count);
         (split.spans.iter().map(tiles).sum::<u32>(), split.work.unit_bytes)
     };
@@ -395,9 +426,10 @@ fn tiles_are_dealt_in_equal_shares() {
     let mut rng = Rng::new(7);
     let shape = shape(8, 4, MULTIPROCESSORS);
     let mut split = SharedSplit::new(shape, SharedGrid::hopper(MULTIPROCESSORS), true);
+    let tails = taken(&split, 1);
     for _ in 0..50 {
         let (rows, spans) = batch(&mut rng, 30);
-        if !split.plan(&rows, &spans.plan(), 1) {
+        if !split.plan(&rows, &spans.plan(), tails) {
             continue;
         }
         let tiles = |cta| -> u32 {

@@ -1,5 +1,5 @@
-//! A graph is captured once for each key and replayed over many steps, while tables, lengths and the batch change; between replays
-//! other steps run outside of it.
+//! A graph is captured once for each key and replayed over many steps, while tables, lengths and the batch change;
+//! between replays other steps run outside of it.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -142,8 +142,8 @@ fn families_decode() {
 }
 
 /// Rows of up to as many query rows as a tail has room for, or as items have; in graphs also longer ones, and trees of
-/// drafts, which the extend kernel reads. In the first step all are as long as they may be: of groups of 3 then, an item of 42 members
-/// ends within a row's.
+/// drafts, which the extend kernel reads. In the first step all are as long as they may be: of groups of 3 then, an
+/// item of 42 members ends within a row's.
 #[test]
 fn families_verify_drafts() {
     let Some(gpu) = gpu() else { return };

@@ -216,6 +216,10 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_one())]
     pub context: u32,
 
+    /// How many of them all streams of --bench decode begin with.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub common: u32,
+
     /// Check that a GPU says the words that the CPU would, in every setting.
     #[arg(long, conflicts_with_all = ["chat", "prompt", "requests"])]
     pub check: bool,

@@ -34,7 +34,8 @@ const RESIDENT_MAX: u32 = 8;
 /// Those of a decode kernel for more rows than one token's: registers and shared memory leave room for no more.
 const WIDE_RESIDENT: u32 = 2;
 
-/// Query heads, window (0: none), positions of a list (0: none, all is read), and whether logits have their scores' sign.
+/// Query heads, window (0: none), positions of a list (0: none, all is read), and whether logits have the sign of their
+/// scores.
 type VariantKey = (u32, u32, u32, bool);
 
 /// Slots that the positions of a step's lists stand for, as kernels make them.

@@ -40,6 +40,8 @@ struct Prompts {
     state: u64,
     /// Tokens that they are of.
     vocab: u64,
+    /// How many they have in common, at their begin.
+    common: usize,
 }
 
 impl Prompts {
@@ -47,8 +49,11 @@ impl Prompts {
         let sampling = Sampling { temperature, seed: self.state, ..Sampling::default() };
         let defaults =
             Defaults { max_new_tokens: Some(new_tokens), samples: 1, sampling, stop: Vec::new() };
-        let mut token = || (splitmix(&mut self.state) % self.vocab) as u32;
-        defaults.request((0..len).map(|_| token()).collect())
+        let (vocab, mut fixed) = (self.vocab, 0xC0);
+        let token = |state: &mut u64| (splitmix(state) % vocab) as u32;
+        let tokens =
+            (0..len).map(|i| token(if i < self.common { &mut fixed } else { &mut self.state }));
+        defaults.request(tokens.collect())
     }
 }
 
@@ -86,7 +91,8 @@ fn rows(
     out: &mut impl Write,
 ) -> Result<()> {
     let vocab = server.runner().config().vocab.min(10_000) as u64;
-    let mut prompts = Prompts { state: args.seed ^ 0xBE4C, vocab };
+    let common = if part == Bench::Decode { args.common as usize } else { 0 };
+    let mut prompts = Prompts { state: args.seed ^ 0xBE4C, vocab, common };
     let sums = server.runner().gpu().forward().link().map(Link::sums);
     let mut print = |row| print(args, shape, sums, row, out);
     let context = args.context as usize;
@@ -195,6 +201,7 @@ fn decode(
         "part": "decode",
         "batch": batch,
         "context": context,
+        "common": prompts.common,
         "ms": median_ms(&decodes, batch),
         // Of the first steps, before the contexts have grown.
         "ms_at_context": median_ms(&decodes[..decodes.len().min(9)], batch),

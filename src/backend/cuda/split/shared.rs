@@ -8,9 +8,9 @@
 //! A span's query rows are worked on in query tiles, each over all of the span's tokens. All these tiles, head by head,
 //! are dealt to the CTAs for spans in equal shares, so a CTA has parts of the sums of two query tiles at most.
 //!
-//! A row's new tokens are members side by side, as a span ends before the first of them: each sees all of it. A row with
-//! more query rows than a tail has room for, up to 64, has items of its own tokens instead: they are cut as a span of
-//! which it is the only member, below its others. Longer rows and trees of drafts are left to the extend kernel.
+//! A row's new tokens are members side by side, as a span ends before the first of them: each sees all of it. A row
+//! with more query rows than a tail has room for, up to 64, has items of its own tokens instead: they are cut as a span
+//! of which it is the only member, below its others. Longer rows and trees of drafts are left to the extend kernel.
 //!
 //! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; parts of sums do not overlap.
 //!

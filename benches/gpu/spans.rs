@@ -413,7 +413,8 @@ pub fn run(gpu: &Gpu, sizes: Sizes, all: &[Heads], report: &mut Report) -> Outco
         println!("spans, {heads}:");
         let tails = usize::from(q_heads / kv_heads > 8);
         let hopper = gpu.capability() == 90 && *head_dim == 128;
-        let general = SpanCosts::general(*head_dim, tails);
+        // Whose CTAs share a multiprocessor, and are what is fitted.
+        let general = SpanCosts::general(*head_dim, tails).of_ctas(if hopper { 1 } else { 2 });
         summarize(if hopper { &SpanCosts::H200[tails] } else { &general }, &shapes, &forests);
     }
     let folder = std::env::var("OUT").unwrap_or_else(|_| ".".into());

@@ -54,8 +54,8 @@ pub struct SharedSpans<'step> {
 /// What the check of spans remembers, in memory that stays.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpanCheck {
-    /// A bit for each row that was named.
-    named: Vec<u64>,
+    /// Which rows were named. Bytes, since bits of one word would wait for one another.
+    named: Vec<bool>,
     /// The spans around the one at hand.
     around: Vec<SharedSpan>,
 }
@@ -101,7 +101,8 @@ impl SpanCheck {
                 let row = &rows[row as usize];
                 row.kv_len.saturating_sub(row.extend_len)
             };
-            if members[span.range()].iter().any(|member| first_query(member) < span.end) {
+            let first = members[span.range()].iter().map(first_query).fold(u32::MAX, u32::min);
+            if first < span.end {
                 return off();
             }
             self.around.push(*span);
@@ -112,16 +113,12 @@ impl SpanCheck {
     /// R2.
     fn check_members(&mut self, members: &[u32], rows: usize) -> Result<(), ()> {
         self.named.clear();
-        self.named.resize(if members.is_empty() { 0 } else { rows.div_ceil(64) }, 0);
+        self.named.resize(if members.is_empty() { 0 } else { rows }, false);
         for &member in members {
-            if member as usize >= rows {
-                return Err(());
+            match self.named.get_mut(member as usize) {
+                Some(named) if !*named => *named = true,
+                _ => return Err(()),
             }
-            let (word, bit) = (&mut self.named[member as usize / 64], 1 << (member % 64));
-            if *word & bit != 0 {
-                return Err(());
-            }
-            *word |= bit;
         }
         Ok(())
     }

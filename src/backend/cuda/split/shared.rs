@@ -56,9 +56,13 @@ struct Eligible {
 struct Accepted {
     member_start: u32,
     member_count: u32,
+    /// Query tiles of their new tokens.
+    query_tiles: u32,
     begin: u32,
     end: u32,
     parent: u32,
+    /// Accepted spans around it, and itself.
+    depth: u32,
     /// A member's row of the page tables.
     row: u32,
     /// Whether these are tokens of that row alone, its new ones too.
@@ -103,8 +107,8 @@ pub struct SharedSplit {
     accepted: Vec<Accepted>,
     /// Of each place of the plan's members, the eligible ones before it.
     eligible: Vec<Eligible>,
-    /// Where each row's tail ends, in units of one kv head.
-    ends: Vec<u32>,
+    /// Units of all tails, of one kv head.
+    units: u32,
     /// Ends of the accepted spans around the one at hand: `(end of their members, accepted)`.
     around: Vec<(u32, u32)>,
 }
@@ -130,7 +134,7 @@ impl SharedSplit {
             work: SpanWork::default(),
             accepted: Vec::with_capacity(SPANS_MAX as usize + rows),
             eligible: Vec::with_capacity(rows + 1),
-            ends: Vec::with_capacity(rows),
+            units: 0,
             around: Vec::with_capacity(rows),
         }
     }
@@ -142,29 +146,24 @@ impl SharedSplit {
         shape.batch_max.min(SHARED_ROWS_MAX).min(listed)
     }
 
-    /// Whether a row's queries may be gathered.
-    fn is_eligible(&self, row: &BatchRow) -> bool {
-        !self.taken.leaves(row) && row.extend_len > 0 && row.kv_len > 0
-    }
-
     /// Splits a step for a kernel that takes these rows. False where each row is better read by itself.
     pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: Taken) -> bool {
         self.accepted.clear();
         (self.taken, self.costs) = (taken, self.grid.costs[taken.tails]);
-        if rows.len() as u32 > Self::rows_max(&self.shape) {
+        if rows.len() as u32 > Self::rows_max(&self.shape) || self.span_ctas_max() == 0 {
             return false;
         }
-        if self.span_ctas_max() > 0 {
-            self.accept(rows, shared);
-        }
+        self.list_rows(rows);
+        self.list_members(rows, shared);
+        self.accept(rows, shared);
         if self.accepted.is_empty() {
             return false;
         }
-        self.share(rows, shared);
-        self.add_rows(rows);
-        self.measure_tails(rows);
+        self.assign();
+        self.add_items(rows);
+        let row_tokens = self.measure_tails(rows);
         let deal = self.deal();
-        self.work = SpanWork { row_bytes: self.row_bytes(rows), ..deal.work };
+        self.work = SpanWork { row_bytes: row_tokens * self.token_bytes(), ..deal.work };
         if !self.free && !self.costs.is_better_once(&self.work) {
             return false;
         }
@@ -173,30 +172,49 @@ impl SharedSplit {
         true
     }
 
-    /// Decides which spans are read once, parents first: a child takes over what its parent was refused.
-    fn accept(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
+    /// Each row's share, with nothing in it yet.
+    fn list_rows(&mut self, rows: &[BatchRow]) {
+        let taken = self.taken;
+        self.shares.clear();
+        self.shares.extend(rows.iter().map(|row| RowShare {
+            begin: 0,
+            place: 0,
+            span: NO_SPAN,
+            depth: 0,
+            start: 0,
+            units: 0,
+            qo_start: row.qo_start,
+            extend_len: if taken.leaves(row) { 0 } else { row.extend_len },
+        }));
+    }
+
+    /// The members whose queries may be gathered, in their order, and how many there are before each place.
+    fn list_members(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
+        self.members.clear();
         self.eligible.clear();
         let mut count = Eligible::default();
         self.eligible.push(count);
         for &member in shared.members {
-            let row = &rows[member as usize];
-            if self.is_eligible(row) {
+            let (row, share) = (&rows[member as usize], &mut self.shares[member as usize]);
+            if share.extend_len > 0 && row.kv_len > 0 {
                 count.rows += 1;
-                count.tokens += row.extend_len;
+                count.tokens += share.extend_len;
+                add_members(&mut self.members, share, member);
             }
             self.eligible.push(count);
         }
+    }
+
+    /// Decides which spans are read once, parents first: a child takes over what its parent was refused.
+    fn accept(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
         self.around.clear();
-        // Rows with items of their own have a query tile each.
-        let with_items = || rows.iter().filter(|row| self.taken.has_items(row));
-        let mut query_tiles = with_items().count() as u32;
-        let mut partial_rows =
-            with_items().map(|row| row.extend_len * self.shape.group).sum::<u32>();
+        let (mut query_tiles, mut partial_rows) = self.taken_by_items(rows);
         for span in shared.spans {
             let (first, last) = (span.range().start, span.range().end);
             while self.around.pop_if(|around| around.0 <= first as u32).is_some() {}
             let parent = self.around.last().map_or(NO_SPAN, |around| around.1);
-            let begin = self.accepted.get(parent as usize).map_or(0, |parent| parent.end);
+            let (begin, depth) =
+                self.accepted.get(parent as usize).map_or((0, 0), |of| (of.end, of.depth));
             let (before, up_to) = (self.eligible[first], self.eligible[last]);
             let (member_rows, members) = (up_to.rows - before.rows, up_to.tokens - before.tokens);
             let gain = self.gain(member_rows, members, span.end - begin);
@@ -215,13 +233,26 @@ impl SharedSplit {
             self.accepted.push(Accepted {
                 member_start: before.tokens,
                 member_count: members,
+                query_tiles: more_query_tiles,
                 begin,
                 end: span.end,
                 parent,
+                depth: depth + 1,
                 row: Self::table_row(rows, shared, span),
                 own: false,
             });
         }
+    }
+
+    /// Query tiles and query rows of rows' own items: such a row has one query tile.
+    fn taken_by_items(&self, rows: &[BatchRow]) -> (u32, u32) {
+        if !self.taken.may_have_items() {
+            return (0, 0);
+        }
+        let with_items = rows.iter().filter(|row| self.taken.has_items(row));
+        with_items.fold((0, 0), |(query_tiles, query_rows), row| {
+            (query_tiles + 1, query_rows + row.extend_len * self.shape.group)
+        })
     }
 
     /// Any member's row of the page tables.
@@ -244,16 +275,10 @@ impl SharedSplit {
         self.costs.gain(f64::from(rows), bytes, tiles)
     }
 
-    /// Bytes that the rows read, each by itself.
-    fn row_bytes(&self, rows: &[BatchRow]) -> f64 {
-        let shown = rows.iter().zip(&self.shares).filter(|(_, share)| share.extend_len > 0);
-        shown.map(|(row, _)| f64::from(row.kv_len)).sum::<f64>() * self.token_bytes()
-    }
-
     /// Bytes of tails, and of accepted spans.
     fn distinct_bytes(&self) -> (f64, f64) {
-        let units: u32 =
-            self.shares.iter().map(|share| share.units.saturating_sub(DECODE_EXTRA)).sum();
+        let with_tails = self.shares.iter().filter(|share| share.units > 0).count() as u32;
+        let units = self.units - with_tails * DECODE_EXTRA;
         let of = |own| self.accepted.iter().filter(move |span| span.own == own);
         let [spans, items] =
             [false, true].map(|own| of(own).map(|span| span.end - span.begin).sum::<u32>());
@@ -275,61 +300,40 @@ impl SharedSplit {
         members.div_ceil(self.tile_members())
     }
 
-    /// Each row's share of the accepted spans, and the members in their order.
-    fn share(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
-        let taken = self.taken;
-        self.shares.clear();
-        self.shares.extend(rows.iter().map(|row| RowShare {
-            begin: 0,
-            place: 0,
-            span: NO_SPAN,
-            depth: 0,
-            start: 0,
-            units: 0,
-            qo_start: row.qo_start,
-            extend_len: if taken.leaves(row) { 0 } else { row.extend_len },
-        }));
-        self.members.clear();
-        for &member in shared.members {
-            let row = &rows[member as usize];
-            if self.is_eligible(row) {
-                self.add_members(member, row);
-            }
-        }
-        // Parents stand first, so that a member's last span is its deepest.
+    /// Gives each row its deepest span. Parents stand first, so that a member's last one is that.
+    fn assign(&mut self) {
         for (i, span) in self.accepted.iter().enumerate() {
             let range =
                 span.member_start as usize..(span.member_start + span.member_count) as usize;
             for member in &self.members[range] {
                 let share = &mut self.shares[member.batch_index as usize];
-                (share.begin, share.span) = (span.end, i as u32);
+                (share.begin, share.span, share.depth) = (span.end, i as u32, span.depth);
             }
         }
     }
 
-    /// A row's new tokens, side by side.
-    fn add_members(&mut self, batch_index: u32, row: &BatchRow) {
-        self.shares[batch_index as usize].place = self.members.len() as u32;
-        let queries = row.qo_start..row.qo_start + row.extend_len;
-        self.members.extend(queries.map(|qo_start| SpanMember { qo_start, batch_index }));
-    }
-
-    /// The rows that have items of their own tokens.
-    fn add_rows(&mut self, rows: &[BatchRow]) {
+    /// The items of rows' own tokens.
+    fn add_items(&mut self, rows: &[BatchRow]) {
+        if !self.taken.may_have_items() {
+            return;
+        }
         for (i, row) in rows.iter().enumerate() {
             if !self.taken.has_items(row) {
                 continue;
             }
             if self.shares[i].span == NO_SPAN {
-                self.add_members(i as u32, row);
+                add_members(&mut self.members, &mut self.shares[i], i as u32);
             }
             let share = &mut self.shares[i];
+            share.depth += 1;
             let own = Accepted {
                 member_start: share.place,
                 member_count: row.extend_len,
+                query_tiles: 1,
                 begin: share.begin,
                 end: row.kv_len,
                 parent: share.span,
+                depth: share.depth,
                 row: row.row.raw(),
                 own: true,
             };
@@ -338,18 +342,21 @@ impl SharedSplit {
         }
     }
 
-    /// Where each row's tail ends, in units of one kv head.
-    fn measure_tails(&mut self, rows: &[BatchRow]) {
-        self.ends.clear();
-        let mut end = 0;
+    /// Where each row's tail begins, and its units of one kv head. Gives the tokens that rows read, each by itself.
+    fn measure_tails(&mut self, rows: &[BatchRow]) -> f64 {
+        let heads = self.shape.kv_heads / self.stripes();
+        let (mut units, mut row_tokens) = (0, 0_u64);
         for (row, share) in rows.iter().zip(&mut self.shares) {
+            share.start = units * heads;
             if self.taken.has_tail(row) {
                 let tokens = row.kv_len - share.begin.min(row.kv_len);
                 share.units = tokens.div_ceil(DECODE_UNIT) + DECODE_EXTRA;
-                end += share.units;
+                units += share.units;
             }
-            self.ends.push(end);
+            row_tokens += u64::from(if share.extend_len > 0 { row.kv_len } else { 0 });
         }
+        self.units = units;
+        row_tokens as f64
     }
 
     /// Cuts the accepted spans into items.
@@ -365,7 +372,7 @@ impl SharedSplit {
         let mut last = None;
         for head in 0..heads {
             for span in 0..self.spans.len() {
-                for query_tile in 0..self.query_tiles(self.spans[span].member_count) {
+                for query_tile in 0..self.accepted[span].query_tiles {
                     self.cut_query_tile(head, span, query_tile, &mut last);
                 }
             }
@@ -373,7 +380,7 @@ impl SharedSplit {
         assert!(self.items.len() <= ITEMS_MAX as usize, "K4: there is room for items");
     }
 
-    /// The accepted spans' records, and what each row has of them.
+    /// The accepted spans' records.
     fn list_spans(&mut self) {
         for span in &self.accepted {
             let tiles = Self::token_tiles(span);
@@ -388,17 +395,10 @@ impl SharedSplit {
                 stride,
                 reserved: 0,
             });
-            self.head.head_tiles += stride * self.query_tiles(span.member_count);
+            self.head.head_tiles += stride * span.query_tiles;
             self.head.head_rows += span.member_count * self.shape.group;
         }
         assert!(self.head.head_rows * self.shape.kv_heads <= PARTIAL_ROWS, "K4: sums have room");
-        for share in &mut self.shares {
-            let mut at = share.span;
-            while let Some(span) = self.spans.get(at as usize) {
-                share.depth += 1;
-                at = span.parent;
-            }
-        }
     }
 
     /// Items of a query tile, one for each CTA that it is dealt to. `last`: the item before, and its CTA.
@@ -414,7 +414,12 @@ impl SharedSplit {
         let first_member = query_tile * whole;
         let begin = head * self.head.head_tiles + of.tile_at + query_tile * of.stride;
         let end = begin + of.tiles;
-        let (first, last_cta) = (begin / per, (end - 1) / per);
+        // Query tiles stand in their CTAs' order.
+        let mut first = last.map_or(0, |(_, cta)| cta);
+        while (first + 1) * per <= begin {
+            first += 1;
+        }
+        let last_cta = if end <= (first + 1) * per { first } else { (end - 1) / per };
         let alone = 2 * self.head.span_ctas * rows
             + head * self.head.head_rows
             + of.row_at
@@ -477,7 +482,7 @@ impl SharedSplit {
     fn all_tiles(&self, per: u32) -> u32 {
         let mut strides = self.accepted.iter().map(|span| {
             let tiles = Self::token_tiles(span);
-            (tiles, self.stride(tiles, per), self.query_tiles(span.member_count))
+            (tiles, self.stride(tiles, per), span.query_tiles)
         });
         let of_head =
             strides.clone().map(|(_, stride, query_tiles)| stride * query_tiles).sum::<u32>();
@@ -511,14 +516,13 @@ impl SharedSplit {
 
     /// How many CTAs work on spans, so that spans and tails end soonest.
     fn deal(&self) -> Deal {
-        let units = self.ends.last().copied().unwrap_or(0) * DECODE_UNIT;
-        let unit_bytes = f64::from(units) * self.token_bytes();
+        let unit_bytes = f64::from(self.units * DECODE_UNIT) * self.token_bytes();
         let (own_bytes, span_bytes) = self.distinct_bytes();
         let work = SpanWork { unit_bytes, own_bytes, span_bytes, ..SpanWork::default() };
         let all = self.all_tiles(1);
         let least = all.div_ceil(self.balance(&work, all));
         // Memory may want a longer share than that, or query tiles fit another one better.
-        let mut best: Option<Deal> = None;
+        let mut best: Option<(f64, Deal)> = None;
         for more in 0.. {
             if more >= SHARES_TRIED && best.is_some() {
                 break;
@@ -529,13 +533,13 @@ impl SharedSplit {
             let ctas = all.div_ceil(tiles);
             if ctas <= self.span_ctas_max() {
                 let work = self.dealt(&work, all, ctas);
-                let sooner = |best: &Deal| self.costs.once(&work) < self.costs.once(&best.work);
-                if best.as_ref().is_none_or(sooner) {
-                    best = Some(Deal { work, ctas, tiles });
+                let once = self.costs.once(&work);
+                if best.as_ref().is_none_or(|best| once < best.0) {
+                    best = Some((once, Deal { work, ctas, tiles }));
                 }
             }
         }
-        best.expect("one CTA has room")
+        best.expect("one CTA has room").1
     }
 
     /// Cuts the tails into work chunks, as `decode.rs` cuts whole rows.
@@ -543,10 +547,7 @@ impl SharedSplit {
         let (stripes, span_ctas) = (self.stripes(), self.head.span_ctas);
         self.head.decode_warps = self.grid.warps * (self.grid.ctas - span_ctas);
         let heads = self.shape.kv_heads / stripes;
-        for (i, share) in self.shares.iter_mut().enumerate() {
-            share.start = self.ends[i].saturating_sub(share.units) * heads;
-        }
-        let total = self.ends.last().copied().unwrap_or(0) * heads;
+        let total = self.units * heads;
         let chunks = (self.head.decode_warps / stripes).max(1);
         let per = total.div_ceil(chunks).max((total / 32).clamp(1, 16));
         self.head.work_units = per;
@@ -556,7 +557,8 @@ impl SharedSplit {
             let begin = i * per;
             let mut work = DecodeWork { work_units: per, ..DecodeWork::default() };
             if begin < total && i < chunks {
-                while self.ends[index] * heads <= begin {
+                let end = |share: &RowShare| share.start + share.units * heads;
+                while end(&self.shares[index]) <= begin {
                     index += 1;
                 }
                 let row = &rows[index];
@@ -568,6 +570,16 @@ impl SharedSplit {
             }
             self.works.push(work);
         }
+    }
+}
+
+/// Lists a row's new tokens, at least one, side by side.
+fn add_members(members: &mut Vec<SpanMember>, share: &mut RowShare, batch_index: u32) {
+    share.place = members.len() as u32;
+    let first = SpanMember { qo_start: share.qo_start, batch_index };
+    members.push(first);
+    for more in 1..share.extend_len {
+        members.push(SpanMember { qo_start: first.qo_start + more, ..first });
     }
 }
 

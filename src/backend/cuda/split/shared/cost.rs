@@ -52,7 +52,7 @@ impl SpanCosts {
             units: 86.0,
             memory: 3520.0,
             flat: 7000.0,
-            own: 6300.0,
+            own: 4600.0,
             first: 3000.0,
             again: 6940.0,
         },
@@ -70,18 +70,28 @@ impl SpanCosts {
     ];
 
     /// Of the kernels for any device, a whole multiprocessor's, by head_dim and place of the tail's kernel. Fitted to
-    /// what H200s took of head_dim 64 and 256 flat, and to older forms of these kernels; of 128 products are those of
-    /// the extend kernel.
+    /// what H200s took of head_dim 64, and of 256 flat, else to older forms of these kernels; of 128 products are those
+    /// of the extend kernel.
     pub fn general(head_dim: u32, tails: usize) -> Self {
         let [narrow, of] = [Self::H200[0], Self::H200[tails]];
-        let (tile, units, of_flat) = match head_dim {
-            64 => (2300.0, 55.0, [6500.0, 4950.0, 2430.0, 7490.0]),
-            128 => (3700.0, 90.0, [7000.0, 6300.0, 3000.0, 6940.0]),
-            _ => (6000.0, 60.0, [10_600.0, 5720.0, 2820.0, 6160.0]),
+        let as_128 = [narrow.spans, narrow.tails, narrow.memory];
+        let (tile, units, [spans, tails, memory], of_flat) = match head_dim {
+            64 => (2425.0, 63.0, [8840.0, 7900.0, 3850.0], [6500.0, 4200.0, 2430.0, 7490.0]),
+            128 => (3700.0, 90.0, as_128, [7000.0, 4600.0, 3000.0, 6940.0]),
+            _ => (6000.0, 60.0, as_128, [10_600.0, 4400.0, 2820.0, 6160.0]),
         };
         let [flat, own, first, again] = of_flat;
-        let units = units * of.units / narrow.units;
-        Self { tile, units, flat, own, first, again, ..of }
+        Self {
+            tile,
+            spans: spans * of.spans / narrow.spans,
+            tails: tails * of.tails / narrow.tails,
+            units: units * of.units / narrow.units,
+            memory: memory * of.memory / narrow.memory,
+            flat,
+            own,
+            first,
+            again,
+        }
     }
 
     /// The same of CTAs, so many of which share a multiprocessor.

@@ -38,6 +38,11 @@ impl Taken {
         self.with_tails.has(row)
     }
 
+    /// Whether a row may have items of its own.
+    pub const fn may_have_items(&self) -> bool {
+        self.longest > self.with_tails.longest
+    }
+
     /// Whether it has items of its own.
     pub fn has_items(&self, row: &BatchRow) -> bool {
         let is_long = row.extend_len > self.with_tails.longest && row.extend_len <= self.longest;

@@ -6,7 +6,7 @@ mod small_cpu;
 
 use half::f16;
 use kvarena::backend::{Backend, CpuRows, CpuRowsMut, Elements};
-use kvarena::testkit::contract::{Case, check_backend, check_sparse_backend};
+use kvarena::testkit::contract::{Case, check_backend, check_served, check_sparse_backend};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
@@ -21,6 +21,14 @@ fn cpu_keeps_the_contract() {
     let report = check_backend(options, 0..260);
     println!("{report}");
     assert!(report.rows > 100_000, "{report}");
+}
+
+/// An engine's own plans: texts that begin alike.
+#[test]
+fn an_engine_serves_texts_over_the_cpu() {
+    let report = check_served(options, 0..12, |_| {});
+    println!("{report}");
+    assert!(report.rows > 10_000, "{report}");
 }
 
 #[test]

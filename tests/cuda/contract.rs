@@ -1,7 +1,7 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
 use kvarena::testkit::contract::{
-    Case, check_backend, check_fp8, check_latent, check_latent_pairs, check_short,
+    Case, check_backend, check_fp8, check_latent, check_latent_pairs, check_served, check_short,
     check_short_spans, check_spans, check_sparse_backend, check_wide_spans,
 };
 
@@ -36,6 +36,19 @@ fn cuda_keeps_the_contract_where_spans_are_read_once() {
     // A few of them launch the kernel that does.
     let seeds = seeds(50);
     println!("{}", check_spans(options, 2 * seeds.start..2 * seeds.end));
+}
+
+/// An engine's own plans: texts that begin alike, over 16 bits and fp8, with every span that its tree finds read once.
+#[test]
+fn an_engine_serves_texts_that_share_spans() {
+    let Some(gpu) = gpu() else { return };
+    let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
+    let (seeds, mut once) = (seeds(60), 0);
+    let report = check_served(options, seeds.clone(), |backend| {
+        once += u32::from(backend.cuda.span_work().is_some());
+    });
+    println!("{report}; {once} launches read a span once");
+    assert!(once > 0 || seeds.count() < 5, "no span is read once");
 }
 
 /// Groups of 9 to 16: the kernel for 16 query rows of a tail.

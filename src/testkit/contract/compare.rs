@@ -1,10 +1,10 @@
 //! What a backend gave against what it should have given.
 
-use super::TestBackend;
 use super::case::rounding;
 use super::exact::{Exact, attention, attention_to};
 use super::history::History;
 use super::run::{Pending, Step, World};
+use super::{Report, TestBackend};
 use crate::id::PageId;
 use crate::layout::Dtype;
 use crate::testkit::planner::Item;
@@ -87,30 +87,8 @@ impl<B: TestBackend> World<'_, B> {
         exact: &Exact,
         location: &dyn Fn() -> String,
     ) {
-        let unit = self.backend.unit(&self.case) * (4.0 + exact.logit_mass);
-        let rounding = rounding(self.case.q_rows);
-        // f16 has no finer numbers than 2^-24: neither for results nor for weights.
-        let step = 2_f64.powi(-25);
-        let weights = if self.case.q_rows == Dtype::F16 { step } else { 0.0 };
-        let sums = exact.out.iter().zip(&exact.mass).zip(&exact.faint);
-        for (&got, ((&wanted, &mass), &faint)) in got.iter().zip(sums) {
-            let rounded = rounding * wanted.abs() * 1.01 + step + weights * faint;
-            let error = (f64::from(got) - wanted).abs() - rounded;
-            let part = error / (unit * mass);
-            assert!(
-                error <= unit * mass,
-                "{}: {got} is not {wanted}: {part} of the bound",
-                location()
-            );
-            self.report.worst_out = self.report.worst_out.max(part);
-        }
-        if let Some(sum) = sum {
-            let bound = unit + self.backend.unit(&self.case) * exact.lse.abs();
-            let part = (f64::from(sum) - exact.lse).abs() / bound;
-            assert!(part <= 1.0, "{}: {sum} is not {}: {part} of the bound", location(), exact.lse);
-            self.report.worst_lse = self.report.worst_lse.max(part);
-        }
-        self.report.rows += 1;
+        let bound = (self.backend.unit(&self.case), self.case.q_rows);
+        compare_row(bound, got, sum, exact, location, self.report);
     }
 
     /// Every byte of the pool.
@@ -126,4 +104,35 @@ impl<B: TestBackend> World<'_, B> {
             }
         }
     }
+}
+
+/// A row of one head, of a backend of this unit and rows of this type.
+pub(super) fn compare_row(
+    (unit, q_rows): (f64, Dtype),
+    got: &[f32],
+    sum: Option<f32>,
+    exact: &Exact,
+    location: &dyn Fn() -> String,
+    report: &mut Report,
+) {
+    let of_lse = unit * exact.lse.abs();
+    let unit = unit * (4.0 + exact.logit_mass);
+    let rounding = rounding(q_rows);
+    // f16 has no finer numbers than 2^-24: neither for results nor for weights.
+    let step = 2_f64.powi(-25);
+    let weights = if q_rows == Dtype::F16 { step } else { 0.0 };
+    let sums = exact.out.iter().zip(&exact.mass).zip(&exact.faint);
+    for (&got, ((&wanted, &mass), &faint)) in got.iter().zip(sums) {
+        let rounded = rounding * wanted.abs() * 1.01 + step + weights * faint;
+        let error = (f64::from(got) - wanted).abs() - rounded;
+        let part = error / (unit * mass);
+        assert!(error <= unit * mass, "{}: {got} is not {wanted}: {part} of the bound", location());
+        report.worst_out = report.worst_out.max(part);
+    }
+    if let Some(sum) = sum {
+        let part = (f64::from(sum) - exact.lse).abs() / (unit + of_lse);
+        assert!(part <= 1.0, "{}: {sum} is not {}: {part} of the bound", location(), exact.lse);
+        report.worst_lse = report.worst_lse.max(part);
+    }
+    report.rows += 1;
 }

@@ -23,6 +23,7 @@ mod cpu;
 mod exact;
 mod history;
 mod run;
+mod served;
 mod shadow;
 mod sparse;
 mod stored;
@@ -33,6 +34,7 @@ use std::ops::Range;
 pub use case::{Case, HostRows, bytes, round, rounding, with_spare_plane};
 pub use cpu::{Numbers, OwnedRows};
 pub use exact::{Exact, attention, attention_to};
+pub use served::check_served;
 pub use sparse::{SparseTestBackend, check_sparse_backend};
 
 use crate::backend::{Backend, OpenBackend};

@@ -1,0 +1,389 @@
+//! An engine served over the backend: texts that begin alike, step by step, with every output compared with float64.
+//!
+//! K and V of a token are made of all the text up to it, as a model makes them. So what the tree shares is right only
+//! if the tokens are the same, and what a backend reads once for several rows (the spans that the tree finds) has to
+//! be what each of them would have read.
+//!
+//! Not here: engine and tables against their model (`testkit/replay`), plans that no engine made (`run.rs`).
+
+use std::ops::Range;
+
+use super::case::{Case, HostRows};
+use super::compare::compare_row;
+use super::exact::attention;
+use super::history::History;
+use super::stored::Given;
+use super::{Report, TestBackend};
+use crate::backend::{OpenBackend, Queries};
+use crate::config::EngineConfig;
+use crate::engine::Engine;
+use crate::error::{EngineError, Error};
+use crate::id::{LayerId, Namespace, SeqKey, StepId, TokenId};
+use crate::layout::{Capacity, Dtype, KvDtype, KvShape, Layout, PoolConfig, Scaling, TableShape};
+use crate::plan::{BatchPlan, Extend, StepScratch};
+use crate::system::finish::Keep;
+use crate::testkit::rng::{Rng, mix};
+
+/// Query rows of a call that are compared, about.
+const ROWS_COMPARED: u64 = 64;
+
+/// K and V of one layer, as numbers of what the pool holds, and as they are handed in.
+#[derive(Clone, Default)]
+struct Layer {
+    history: History,
+    rows: Vec<[Vec<f32>; 2]>,
+}
+
+/// A sequence with its text, and K and V of all of it.
+#[derive(Clone)]
+struct Text {
+    seq: SeqKey,
+    tokens: Vec<TokenId>,
+    layers: Vec<Layer>,
+    preempted: bool,
+}
+
+/// A host that serves texts.
+struct Server<'a, B: TestBackend> {
+    engine: Engine<B>,
+    scratch: StepScratch,
+    case: Case,
+    given: Given,
+    rng: Rng,
+    seed: u64,
+    /// What texts begin with.
+    beginnings: Vec<Vec<TokenId>>,
+    texts: Vec<Text>,
+    /// Steps that are not complete.
+    open: Vec<StepId>,
+    report: &'a mut Report,
+}
+
+/// Serves texts over engines, one a seed, each opened with what `options` make of its shape. `looked` sees the backend
+/// after each step's attention.
+///
+/// # Panics
+/// At the first output that is off; the message names the seed, the shape and the place.
+pub fn check_served<O>(
+    options: impl Fn(&Case) -> O,
+    seeds: Range<u64>,
+    mut looked: impl FnMut(&O::Backend),
+) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    let mut report = Report::default();
+    for seed in seeds {
+        let mut rng = Rng::new(mix(seed));
+        let (case, config) = std::iter::repeat_with(|| draw(&mut rng))
+            .find(|(case, _)| O::Backend::supports(case))
+            .expect("a backend supports some shape");
+        let engine = Engine::new(config, options(&case)).expect("a small engine opens");
+        let given = Given { scales: case.scales(), labels: None };
+        let beginnings = [20, 70, 150].map(|most| random_text(&mut rng, most)).to_vec();
+        let (scratch, texts, open) = (StepScratch::new(), Vec::new(), Vec::new());
+        let report = &mut report;
+        let mut server =
+            Server { engine, scratch, case, given, rng, seed, beginnings, texts, open, report };
+        for _ in 0..24 {
+            server.round(&mut looked);
+        }
+        report.runs += 1;
+    }
+    report
+}
+
+/// A shape that kernels serve, with room for some of the texts.
+fn draw(rng: &mut Rng) -> (Case, EngineConfig) {
+    let rows = rng.pick(&[Dtype::F16, Dtype::Bf16]);
+    let is_fp8 = rng.one_in(3);
+    let scaling = rng.pick(&[Scaling::Static, Scaling::ByToken]);
+    let page_size = rng.pick(&[1, 2, 5, 16, 16, 64]);
+    let (sequences, len) = (rng.within(4, 14) as u32, 300);
+    let pool = PoolConfig {
+        layers: rng.within(1, 2) as u32,
+        shape: KvShape::heads(rng.pick(&[1, 2, 3]), rng.pick(&[64, 128, 128, 256])),
+        dtype: if is_fp8 { KvDtype::Fp8E4M3 } else { rows.into() },
+        scaling: if is_fp8 { scaling } else { Scaling::Static },
+        page_size,
+        capacity: Capacity::Pages((sequences * rng.pick(&[60, 120, 300])).div_ceil(page_size) + 5),
+        layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
+        ..PoolConfig::default()
+    };
+    let config = EngineConfig {
+        max_sequences: sequences,
+        max_sequence_len: len,
+        max_tokens: u64::from(sequences * len),
+        max_steps: 4,
+        prefault: false,
+        ..EngineConfig::from(pool)
+    };
+    let case = Case {
+        layout: pool.layout().expect("a valid pool"),
+        table: TableShape::new(page_size, sequences, len, config.max_tokens)
+            .expect("a small table"),
+        max_steps: config.max_steps,
+        group: rng.pick(&[1, 2, 4, 4, 8, 12]),
+        kv_rows: rows,
+        q_rows: rows,
+        max_len: len,
+        extend_max: u32::MAX,
+        scale_seed: (is_fp8 && scaling == Scaling::Static).then(|| rng.bits()),
+        label_seed: 0,
+    };
+    (case, config)
+}
+
+fn random_text(rng: &mut Rng, most: u64) -> Vec<TokenId> {
+    (0..rng.within(1, most)).map(|_| TokenId::new(rng.below(3) as u32)).collect()
+}
+
+impl<B: TestBackend> Server<'_, B> {
+    fn round(&mut self, looked: &mut impl FnMut(&B)) {
+        self.change_texts();
+        let items = self.items();
+        if items.is_empty() {
+            return;
+        }
+        let mut scratch = std::mem::take(&mut self.scratch);
+        match self.engine.plan_batch(&mut scratch, &items) {
+            Ok(plan) => {
+                self.step(&items, &plan, looked);
+                self.open.push(plan.step());
+                self.engine.commit(plan.step()).expect("it is the next one");
+            }
+            Err(EngineError::Core(Error::OutOfPages { .. } | Error::OutOfSteps { .. })) => {
+                self.complete();
+                self.finish_one();
+            }
+            Err(error) => panic!("seed {}: {error}", self.seed),
+        }
+        self.scratch = scratch;
+        self.engine.verify().expect("nothing is broken");
+        self.report.steps += 1;
+        if self.rng.one_in(2) {
+            self.complete();
+        }
+    }
+
+    /// Admits, forks, cuts, preempts, resumes and finishes some.
+    fn change_texts(&mut self) {
+        if self.rng.one_in(5) {
+            self.finish_one();
+        }
+        for _ in 0..self.rng.within(0, 3) {
+            self.admit();
+        }
+        if !self.texts.is_empty() && self.rng.one_in(3) {
+            self.fork();
+        }
+        let Some(i) = self.any() else { return };
+        let (text, len) = (&mut self.texts[i], self.rng.within(1, 8) as usize);
+        match self.rng.below(6) {
+            0 if self.engine.preempt(text.seq, Keep::Publish).is_ok() => text.preempted = true,
+            1 if text.tokens.len() > len => {
+                let left = text.tokens.len() - len;
+                if self.engine.rollback(text.seq, left as u32).is_ok() {
+                    cut(text, left);
+                }
+            }
+            _ => {}
+        }
+        for text in self.texts.iter_mut().filter(|text| text.preempted) {
+            text.preempted = self.engine.resume(text.seq, 0).is_err();
+        }
+    }
+
+    /// A text, if there is any.
+    fn any(&mut self) -> Option<usize> {
+        let count = self.texts.len() as u64;
+        (count > 0).then(|| self.rng.below(count) as usize)
+    }
+
+    fn finish_one(&mut self) {
+        if let Some(i) = self.any() {
+            let text = self.texts.swap_remove(i);
+            self.engine.finish(text.seq).expect("it is live");
+        }
+    }
+
+    fn complete(&mut self) {
+        self.engine.backend_mut().synchronize().expect("nothing failed");
+        for step in self.open.drain(..) {
+            self.engine.complete(step).expect("it is committed, and its turn");
+        }
+    }
+
+    /// One that begins like the others, or like what another one is by now.
+    fn admit(&mut self) {
+        let mut tokens = match self.any() {
+            Some(i) if self.rng.one_in(3) => self.texts[i].tokens.clone(),
+            _ => self.beginnings[self.rng.below(3) as usize].clone(),
+        };
+        tokens.truncate(200);
+        tokens.extend(random_text(&mut self.rng, 30));
+        let Ok(seq) = self.engine.admit(Namespace::default(), &tokens, 0) else { return };
+        let layers = vec![Layer::default(); self.case.layout.layers() as usize];
+        let mut text = Text { seq, tokens, layers, preempted: false };
+        self.remember(&mut text);
+        self.texts.push(text);
+    }
+
+    fn fork(&mut self) {
+        let (i, count) = (self.any().expect("a text"), self.rng.within(1, 4) as u32);
+        let parent = self.texts[i].clone();
+        let Ok(forked) = self.engine.fork(parent.seq, count, 0) else { return };
+        let child = |&seq: &SeqKey| Text { seq, ..parent.clone() };
+        self.texts.extend(forked.children.iter().map(child));
+        self.open.extend(forked.step);
+    }
+
+    /// Appends tokens to those that have none to compute, and draws a batch.
+    fn items(&mut self) -> Vec<Extend> {
+        let mut items = Vec::new();
+        let new_tokens = self.rng.pick(&[1, 1, 1, 4, 9]);
+        for i in 0..self.texts.len() {
+            if self.texts[i].preempted || self.rng.one_in(6) {
+                continue;
+            }
+            let seq = self.texts[i].seq;
+            let of = self.engine.sequence(seq).expect("it is live");
+            let known = of.token_len - of.planned_len;
+            let len = if known > 0 {
+                self.rng.pick(&[known, known, known.div_ceil(2)])
+            } else {
+                let more = random_text(&mut self.rng, new_tokens);
+                if self.engine.append(seq, &more).is_err() {
+                    continue;
+                }
+                self.texts[i].tokens.extend(&more);
+                let mut text = self.texts[i].clone();
+                self.remember(&mut text);
+                self.texts[i] = text;
+                more.len() as u32
+            };
+            items.push(Extend { seq, len });
+        }
+        items
+    }
+
+    /// K and V of the tokens that have none yet.
+    fn remember(&self, text: &mut Text) {
+        let widths = self.case.kv_widths();
+        let mut key = 0;
+        for (position, token) in text.tokens.iter().enumerate() {
+            key = mix(key ^ u64::from(token.raw()) << 32 ^ position as u64);
+            for (i, layer) in text.layers.iter_mut().enumerate() {
+                if position < layer.rows.len() {
+                    continue;
+                }
+                let mut rng = Rng::new(mix(key + i as u64));
+                let rows = widths.map(|width| {
+                    HostRows::random(&mut rng, self.case.kv_rows, 1, width).row(0).to_vec()
+                });
+                let id = LayerId::new(i as u32);
+                layer.history.push(&self.case.layout, &self.given, id, [&rows[0], &rows[1]]);
+                layer.rows.push(rows);
+            }
+        }
+    }
+
+    /// The text of a sequence.
+    fn text(&self, seq: SeqKey) -> &Text {
+        self.texts.iter().find(|text| text.seq == seq).expect("it is live")
+    }
+
+    /// Stores K and V, attends, and compares, layer by layer.
+    fn step(&mut self, items: &[Extend], plan: &BatchPlan<'_>, looked: &mut impl FnMut(&B)) {
+        let attend = self.case.attend();
+        let (tokens, q_width) = (plan.token_count(), self.case.q_width());
+        for layer in 0..self.case.layout.layers() as usize {
+            let [k, v] = self.new_rows(items, plan, layer);
+            let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, q_width);
+            let values = vec![f32::NAN; tokens * self.case.out_width()];
+            let width = self.case.out_width();
+            let poison = HostRows { dtype: self.case.q_rows, width, stride: width, values };
+            let (backend, id) = (self.engine.backend_mut(), LayerId::new(layer as u32));
+            let [k, v, q_rows] = [&k, &v, &q].map(|rows| backend.input(rows));
+            let mut out = backend.output(&poison);
+            let mut lse = backend.sums(tokens * attend.q_heads as usize);
+            backend.store_cache(plan, id, B::rows(&k), B::rows(&v)).expect("a valid store");
+            let asked = Queries { rows: B::rows(&q_rows), sinks: None };
+            let (to, sums) = (B::rows_mut(&mut out), Some(B::lse(&mut lse)));
+            backend.attend_queries(plan, id, &attend, asked, to, sums).expect("valid attention");
+            backend.synchronize().expect("nothing failed");
+            looked(backend);
+            let got = (backend.read_output(&out), backend.read_sums(&lse));
+            self.compare(items, plan, layer, &q, got);
+        }
+    }
+
+    /// K and V of the plan's tokens.
+    fn new_rows(&self, items: &[Extend], plan: &BatchPlan<'_>, layer: usize) -> [HostRows; 2] {
+        let widths = self.case.kv_widths();
+        let mut rows = widths.map(|width| HostRows {
+            dtype: self.case.kv_rows,
+            width,
+            stride: width,
+            values: vec![f32::NAN; plan.token_count() * width],
+        });
+        for (item, row) in items.iter().zip(plan.rows) {
+            let of = &self.text(item.seq).layers[layer].rows;
+            let new = &of[(row.kv_len - row.extend_len) as usize..row.kv_len as usize];
+            for (token, kv) in (row.qo_start as usize..).zip(new) {
+                for (rows, values) in rows.iter_mut().zip(kv) {
+                    rows.values[token * rows.width..][..rows.width].copy_from_slice(values);
+                }
+            }
+        }
+        rows
+    }
+
+    /// Some rows of each item.
+    fn compare(
+        &mut self,
+        items: &[Extend],
+        plan: &BatchPlan<'_>,
+        layer: usize,
+        q: &HostRows,
+        (out, lse): (Vec<f32>, Vec<f32>),
+    ) {
+        let attend = self.case.attend();
+        let (q_heads, head_dim) = (attend.q_heads as usize, self.case.layout.head_dim() as usize);
+        let all = plan.token_count() as u64 * q_heads as u64;
+        let unit = self.engine.backend().unit(&self.case);
+        for (item, row) in items.iter().zip(plan.rows) {
+            for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h)))
+            {
+                let is_first = token == 0 && head == 0;
+                if !is_first && self.rng.below(all) >= ROWS_COMPARED {
+                    continue;
+                }
+                let at = (row.qo_start + token) as usize;
+                let position = (row.kv_len - row.extend_len + token) as usize;
+                let query = &q.row(at)[head * head_dim..][..head_dim];
+                let History { k, v, .. } = &self.text(item.seq).layers[layer].history;
+                let heads = (self.case.layout.kv_heads() as usize, head / self.case.group as usize);
+                let exact = attention(&attend, query, k, v, heads, position, f32::NEG_INFINITY);
+                let got = &out[(at * q_heads + head) * head_dim..][..head_dim];
+                let sum = Some(lse[at * q_heads + head]);
+                let (seed, case) = (self.seed, &self.case);
+                let location =
+                    || format!("seed {seed} {case:?} {:?}: token {at} head {head}", plan.shared);
+                compare_row((unit, case.q_rows), got, sum, &exact, &location, self.report);
+            }
+        }
+    }
+}
+
+/// Keeps the first `len` tokens.
+fn cut(text: &mut Text, len: usize) {
+    let all = text.tokens.len();
+    text.tokens.truncate(len);
+    for Layer { history, rows } in &mut text.layers {
+        rows.truncate(len);
+        for numbers in [&mut history.k, &mut history.v] {
+            numbers.truncate(numbers.len() / all * len);
+        }
+    }
+}

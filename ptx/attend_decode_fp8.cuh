@@ -4,9 +4,9 @@
 // as K's: in each 16 of them dims 4 * i and 4 * i + 1 stand where 2 * i and 2 * i + 1 would, and 4 * i + 2 and 4 * i + 3 eight
 // further. V transposed comes as two tokens of two dims, so that an output fragment's rows i and i + 8 are dims 2 * i and 2 * i + 1.
 //
-// K is multiplied as f16, which holds its numbers, so Q is f16 too: rows of bf16 are brought to where f16 is finest by a power
-// of two each. V and the weights are T: a weight that bf16 holds may be too small for f16, once it is multiplied by a scale.
-// A head's scales go into the logits and the outputs, a token's into its logit and its weight.
+// K and V are multiplied as f16, which holds their numbers, so Q and the weights are f16 too: rows of bf16 are brought to where f16 is
+// finest by a power of two each, weights to where f16 holds them (fp8.cuh). A head's scales go into the logits and the outputs, a token's
+// into its logit and its weight.
 #pragma once
 #include "pdl.cuh"
 #include "decode_parts.cuh"
@@ -25,7 +25,6 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     static constexpr int STEP = TOKENS * WARPS;    // tokens between one warp's tiles
     static constexpr int TOKENS_PER_COPY = 32 / CHUNKS;
     static constexpr bool Q_SHARED = D * NT > 256; // where registers do not hold the query fragments
-    static constexpr bool NARROW = sizeof(Range<T>) > 1; // weights times scales may not fit T
 
     static constexpr int SUM = FRAGMENTS * 512;    // bytes of a warp's output sum, for which its tiles have room
     static_assert(SUM <= STAGES * SLOT);
@@ -35,6 +34,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         // Of each warp (but the first; of all at the work chunk's end): what its sums are relative to, and the weights' sums.
         float4 tops[WARPS - 1][NT][4], last_tops[WARPS][NT][4];
         typename Parts::Pendings pending;
+        alignas(16) u64 offsets[WARPS][TOKENS]; // of each warp's tile that is copied next
         u32 pages[WARPS][STAGES][TOKENS];       // of each warp's tiles
         float scales[WARPS][STAGES][2][TOKENS]; // of each tile's K and V, by token
         alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
@@ -56,6 +56,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     u32 sums;    // the other warps' output sums, warp 1's first
     u32 pages;   // this warp's page numbers on their way
     u32 scales;  // this warp's scales
+    u32 offsets; // this warp's
     u32 heads;   // of each stripe
     Cursor fetch;
     u32 fetch_at, fetch_end;
@@ -63,7 +64,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     __device__ __forceinline__ DecodeFp8(const AttendFp8Params& fp8, Shared& shared, u32 memory)
         : Parts(fp8.attend), shared(shared), fp8(fp8), rings(memory), ring(memory + Parts::thread() / 32 * STAGES * SLOT),
           sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[Parts::thread() / 32])),
-          scales(shared_address(shared.scales[Parts::thread() / 32])) {}
+          scales(shared_address(shared.scales[Parts::thread() / 32])), offsets(shared_address(shared.offsets[Parts::thread() / 32])) {}
 
     // A piece of a row stands at its place XOR this: eight rows that ldmatrix takes lie in different banks.
     static __device__ __forceinline__ u32 swizzle(u32 token) { return D == 64 ? token / 2 % 4 : token % 8; }
@@ -95,21 +96,34 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         return page;
     }
 
+    // A lane copies a piece of two neighbouring rows of every PER: where its rows stand differs by constants, and where two of them come
+    // from is one load of the warp's list.
+    static constexpr int PER = 2 * TOKENS_PER_COPY;
     __device__ __forceinline__ void copy_tile(u32 rest, u32 page, u32 slot) {
         if (rest & SOME) {
-            const u64 mine = page * p.page_stride + rest % VALID * p.slot_stride;
-            const u64 base = (rest >> HEAD) * p.head_stride + (lane % CHUNKS) * 16;
-            const u64 k = p.k + base, v = p.v + base;
-            const u32 valid = __ballot_sync(~0u, (rest & VALID) != 0);
-            const u32 at = ring + slot * SLOT + (lane / CHUNKS) * D;
-#pragma unroll(Q_SHARED ? 2 : 16)
-            for (int i = 0; i < TOKENS / TOKENS_PER_COPY; ++i) {
-                const u32 token = i * TOKENS_PER_COPY + lane / CHUNKS;
-                const u64 offset = __shfl_sync(~0u, mine, token);
-                const u32 to = at + i * TOKENS_PER_COPY * D + ((lane % CHUNKS ^ swizzle(token)) * 16);
-                const bool is = valid >> token & 1;
-                copy16_once(to, k + offset, is);
-                copy16_once(to + HALF, v + offset, is);
+            const u32 piece = lane % CHUNKS, first = lane / CHUNKS * 2;
+            // A tile's tokens are the first lanes'; of 16 tokens the other lanes know the same.
+            const u32 valid = __ballot_sync(~0u, (rest & VALID) != 0) & (~0u >> (32 - TOKENS));
+            const int left = __popc(valid) - static_cast<int>(first);
+            const u64 base = (rest >> HEAD) * p.head_stride + piece * 16, k = p.k + base, v = p.v + base;
+            __syncwarp();  // what stood there has been read
+            if (TOKENS == 32 || lane < TOKENS) put_offset(lane, page * p.page_stride + rest % VALID * p.slot_stride);
+            __syncwarp();
+            const u32 at = ring + slot * SLOT + first * D;
+            const u32 to[2] = {at + (piece ^ swizzle(first)) * 16, at + D + (piece ^ swizzle(first + 1)) * 16};
+            constexpr int COUNT = TOKENS / PER, BATCH = COUNT < 4 ? COUNT : 4;  // loads of the list that go before copies
+#pragma unroll 1
+            for (int begin = 0; begin < COUNT; begin += BATCH) {
+                u64 offset[BATCH][2];
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i) two_offsets((begin + i) * PER + first, offset[i]);
+#pragma unroll
+                for (int i = 0; i < BATCH * 2; ++i) {
+                    const int row = (begin + i / 2) * PER + i % 2;
+                    const u32 here = (to[i % 2] ^ (swizzle((begin + i / 2) * PER) * 16)) + (begin + i / 2) * (PER * D);
+                    copy16_once(here, k + offset[i / 2][i % 2], left > row);
+                    copy16_once(here + HALF, v + offset[i / 2][i % 2], left > row);
+                }
             }
             if (fp8.scales.by_token && lane < TOKENS) {
                 const u64 scale = page * fp8.scales.page_stride + static_cast<u64>(rest >> HEAD) * fp8.scales.head_stride + rest % VALID * 4;
@@ -118,6 +132,14 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                 copy4(to + 4 * TOKENS, fp8.scales.v + scale, (rest & VALID) != 0);
             }
         }
+    }
+
+    // The warp's list: where each of its next tile's tokens is, which a lane each has looked up.
+    __device__ __forceinline__ void put_offset(u32 token, u64 offset) const {
+        asm volatile("st.shared.u64 [%0], %1;" ::"r"(offsets + token * 8), "l"(offset) : "memory");
+    }
+    __device__ __forceinline__ void two_offsets(u32 token, u64 (&offset)[2]) const {
+        asm volatile("ld.shared.v2.u64 {%0,%1}, [%2];" : "=l"(offset[0]), "=l"(offset[1]) : "r"(offsets + token * 8) : "memory");
     }
 
     // The same tile, as far as the L2 cache. This may come before the wait for the launch before: what that one still writes, it
@@ -263,7 +285,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
             for (int n = 0; n < NT; ++n) factor[n][0] *= logits.scale * k_scale, factor[n][1] *= logits.scale * k_scale;
             float o[NT][D / 16][4];
             float top[NT][2], sum[NT][2];  // of the thread's two query rows: what weights are relative to; this thread's tokens
-            Range<T> range;                // of V's scales
+            const bool by_token = fp8.scales.by_token;
+            float lift = by_token ? MINUS_INF : LIFT;  // of `top`, by which weights are f16
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 top[n][0] = top[n][1] = MINUS_INF, sum[n][0] = sum[n][1] = 0.f;
@@ -312,7 +335,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                         }
                     }
                 }
-                if (fp8.scales.by_token) {
+                if (by_token) {
 #pragma unroll
                     for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
@@ -354,7 +377,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                         if constexpr (BLOCKS == 2) most[n][h] = fmaxf(most[n][h], fmaxf(s[1][n][h], s[1][n][h + 2]));
                         grew |= most[n][h] > top[n][h] + 8.f;
                     }
-                if (__any_sync(~0u, grew)) {
+                const float lifted = by_token ? fmaxf(lift, lift_of(token_scale(slot, 1, lane % TOKENS))) : lift;
+                if (__any_sync(~0u, grew) || lifted != lift) {
 #pragma unroll
                     for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -364,16 +388,17 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                             above = fmaxf(above, __shfl_xor_sync(~0u, above, 8));
                             above = fmaxf(top[n][h], fmaxf(above, __shfl_xor_sync(~0u, above, 16)));
                             // A row that has seen nothing yet must not subtract minus infinity from itself.
-                            const float scale = above == MINUS_INF ? 1.f : exp2_fast(top[n][h] - above);
+                            const float scale = above == MINUS_INF ? 1.f : exp2_fast(top[n][h] + (by_token ? lift - lifted : 0.f) - above);
                             sum[n][h] *= scale, top[n][h] = above;
 #pragma unroll
                             for (int m = 0; m < D / 16; ++m) o[n][m][h] *= scale, o[n][m][h + 2] *= scale;
                         }
+                    lift = lifted;
                 }
                 u32 w[BLOCKS][NT][2];
 #pragma unroll
                 for (int n = 0; n < NT; ++n) {
-                    const float less0 = top[n][0] == MINUS_INF ? 0.f : top[n][0], less1 = top[n][1] == MINUS_INF ? 0.f : top[n][1];
+                    const float less0 = top[n][0] == MINUS_INF ? 0.f : top[n][0] + lift, less1 = top[n][1] == MINUS_INF ? 0.f : top[n][1] + lift;
 #pragma unroll
                     for (int block = 0; block < BLOCKS; ++block) {
                         float(&x)[4] = s[block][n];
@@ -382,19 +407,12 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                         sum[n][0] += x[0] + x[2], sum[n][1] += x[1] + x[3];
                     }
                 }
-                if (fp8.scales.by_token) {
-                    if constexpr (NARROW) {
-                        const float grow = range.include(token_scale(slot, 1, lane % TOKENS));
-                        if (grow != 1.f) {
-#pragma unroll
-                            for (int i = 0; i < NT * (D / 16) * 4; ++i) o[i / 4 / (D / 16)][i / 4 % (D / 16)][i % 4] *= grow;
-                        }
-                    }
+                if (by_token) {
 #pragma unroll
                     for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
-                            const float scale = range.of(token_scale(slot, 1, block * 16 + half * 8 + lane / 4));
+                            const float scale = token_scale(slot, 1, block * 16 + half * 8 + lane / 4);
 #pragma unroll
                             for (int n = 0; n < NT; ++n) s[block][n][2 * half] *= scale, s[block][n][2 * half + 1] *= scale;
                         }
@@ -403,21 +421,21 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                 for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
                     for (int n = 0; n < NT; ++n) {
-                        w[block][n][0] = transpose(pack(T(), s[block][n][0], s[block][n][1]));
-                        w[block][n][1] = transpose(pack(T(), s[block][n][2], s[block][n][3]));
+                        w[block][n][0] = transpose(pack(f16(), s[block][n][0], s[block][n][1]));
+                        w[block][n][1] = transpose(pack(f16(), s[block][n][2], s[block][n][3]));
                     }
 #pragma unroll
                 for (int m = 0; m < D / 16; m += 2 / BLOCKS) {
                     u32 bytes[4], a[4][2];
                     load_matrix_transposed(bytes, base + (v_lane ^ (m * 16)));
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) widen_pairs(T(), bytes[i], a[i][0], a[i][1]);
+                    for (int i = 0; i < 4; ++i) widen_pairs(bytes[i], a[i][0], a[i][1]);
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         const u32 v[4] = {a[2 * i][0], a[2 * i][1], a[2 * i + 1][0], a[2 * i + 1][1]};
                         const int block = BLOCKS == 2 ? i : 0, piece = BLOCKS == 2 ? m : m + i;
 #pragma unroll
-                        for (int n = 0; n < NT; ++n) mma(T(), o[n][piece], v, w[block][n][0], w[block][n][1]);
+                        for (int n = 0; n < NT; ++n) mma(f16(), o[n][piece], v, w[block][n][0], w[block][n][1]);
                     }
                 }
                 __syncwarp();
@@ -427,9 +445,12 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
             }
 
             // The segment's end.
-            const float unit = v_scale * range.unit();
 #pragma unroll
-            for (int i = 0; i < NT * (D / 16) * 4; ++i) o[i / 4 / (D / 16)][i / 4 % (D / 16)][i % 4] *= unit;
+            for (int i = 0; i < NT * (D / 16) * 4; ++i) o[i / 4 / (D / 16)][i / 4 % (D / 16)][i % 4] *= v_scale;
+#pragma unroll
+            for (int n = 0; n < NT; ++n)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) top[n][h] += lift;  // a logit that is worth a weight of 1
 #pragma unroll
             for (int n = 0; n < NT; ++n)
 #pragma unroll

@@ -8,12 +8,7 @@ DEVICE void load_written_two(u64 at, u32& a, u32& b) {
 }
 
 // Four bytes, two of each of two tokens, as pairs of tokens: low is of the first byte of each, high of the second.
-DEVICE void widen_pairs(f16, u32 bytes, u32& low, u32& high) { widen(__byte_perm(bytes, 0, 0x3120), low, high); }
-DEVICE void widen_pairs(bf16, u32 bytes, u32& low, u32& high) {
-    u32 first, second;
-    widen(bytes, first, second);
-    low = pack(bf16(), low_half(first), low_half(second)), high = pack(bf16(), high_half(first), high_half(second));
-}
+DEVICE void widen_pairs(u32 bytes, u32& low, u32& high) { widen(__byte_perm(bytes, 0, 0x3120), low, high); }
 
 // Four bytes of a row as numbers of T, times a scale where they have one of their own.
 template <bool SCALED> DEVICE void widen_row(f16, u32 bytes, float scale, u32& low, u32& high) {
@@ -57,6 +52,18 @@ DEVICE float finest(bf16, u32 most) {
 DEVICE float inverse_power(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
 DEVICE u32 to_f16(f16, u32 two, float) { return two; }
 DEVICE u32 to_f16(bf16, u32 two, float up) { return pack(f16(), __uint_as_float(two << 16) * up, __uint_as_float(two & 0xffff0000) * up); }
+
+// ---- weights as f16 ---------------------------------------------------------------------------------------------------
+
+// V is multiplied as f16, so weights are f16 too, whatever the rows' dtype. They are relative to a logit that others may pass by 2^8; times
+// 2^6 (-LIFT) they stay below 2^15, which f16 holds, as it holds those 2^-30 as great as that logit's.
+#define LIFT -6.f
+// By token a weight is multiplied by its V's scale, so weights are relative to more: this logarithm of a power of two near the greatest scale
+// met, and LIFT. Of a warp's scales, one or more of each lane; none counts as less than 2^-80, so that sums of weights stay in f32.
+DEVICE float lift_of(float scale) {
+    const u32 power = __reduce_max_sync(~0u, __float_as_uint(scale)) >> 23;
+    return static_cast<float>(static_cast<int>(max(power, 47u)) - 127) + LIFT;
+}
 
 // ---- weights times scales ---------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ impl SplitShape {
 }
 
 /// Which sequences a decode kernel takes; the extend kernel takes all others.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Decoded {
     /// Most new tokens.
     longest: u32,

@@ -16,18 +16,19 @@
 //!
 //! Cost: O(rows, members of all spans, CTAs, items).
 //!
-//! Not here: how spans are found (`plan/spans.rs`), what they cost (`shared/cost.rs`), which kernel reads them
-//! (`shared/grid.rs`), steps without (`decode.rs`).
+//! Not here: how spans are found (`plan/spans.rs`), which are accepted (`shared/accept.rs`), what they cost
+//! (`shared/cost.rs`), which kernel reads them (`shared/grid.rs`), steps without (`decode.rs`).
 
+mod accept;
 mod cost;
 mod grid;
 
 use super::super::params::{
-    DecodeWork, LISTED_SUMS, LISTED_TAILS, NO_SPAN, RowShare, SharedHead, SpanItem, SpanMember,
-    SpanParts, TREE_ROW,
+    DecodeWork, LISTED_SUMS, LISTED_TAILS, RowShare, SharedHead, SpanItem, SpanMember, SpanParts,
 };
 use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape};
-use crate::plan::{BatchRow, SharedSpan, SharedSpans};
+use crate::plan::{BatchRow, SharedSpans};
+use accept::{Before, Eligible};
 pub use cost::{SpanCosts, SpanWork};
 pub use grid::{ITEM_ROWS, SharedGrid, TAIL_ROWS, Taken};
 
@@ -43,13 +44,6 @@ pub const ITEMS_MAX: u32 = 4096;
 const SHARES_TRIED: u32 = 16;
 /// Query rows of all query tiles of a step.
 pub const PARTIAL_ROWS: u32 = 1 << 16;
-
-/// Eligible rows, and their new tokens.
-#[derive(Clone, Copy, Debug, Default)]
-struct Eligible {
-    rows: u32,
-    tokens: u32,
-}
 
 /// A span that is read once, or a row's own tokens: its eligible members' new tokens, and the positions that it covers.
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +101,10 @@ pub struct SharedSplit {
     accepted: Vec<Accepted>,
     /// Of each place of the plan's members, the eligible ones before it.
     eligible: Vec<Eligible>,
+    /// What that was made of.
+    before: Before,
+    /// Whether `items` and `spans` are those of what is accepted now.
+    is_cut: bool,
     /// Units of all tails, of one kv head.
     units: u32,
     /// Ends of the accepted spans around the one at hand: `(end of their members, accepted)`.
@@ -134,6 +132,8 @@ impl SharedSplit {
             work: SpanWork::default(),
             accepted: Vec::with_capacity(SPANS_MAX as usize + rows),
             eligible: Vec::with_capacity(rows + 1),
+            before: Before::new(rows),
+            is_cut: false,
             units: 0,
             around: Vec::with_capacity(rows),
         }
@@ -148,19 +148,13 @@ impl SharedSplit {
 
     /// Splits a step for a kernel that takes these rows. False where each row is better read by itself.
     pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: Taken) -> bool {
-        self.accepted.clear();
-        (self.taken, self.costs) = (taken, self.grid.costs[taken.tails]);
         if rows.len() as u32 > Self::rows_max(&self.shape) || self.span_ctas_max() == 0 {
             return false;
         }
-        self.list_rows(rows);
-        self.list_members(rows, shared);
-        self.accept(rows, shared);
+        self.accept(rows, shared, taken);
         if self.accepted.is_empty() {
             return false;
         }
-        self.assign();
-        self.add_items(rows);
         let row_tokens = self.measure_tails(rows);
         let deal = self.deal();
         self.work = SpanWork { row_bytes: row_tokens * self.token_bytes(), ..deal.work };
@@ -170,109 +164,6 @@ impl SharedSplit {
         self.cut_spans(&deal);
         self.cut_tails(rows);
         true
-    }
-
-    /// Each row's share, with nothing in it yet.
-    fn list_rows(&mut self, rows: &[BatchRow]) {
-        let taken = self.taken;
-        self.shares.clear();
-        self.shares.extend(rows.iter().map(|row| RowShare {
-            begin: 0,
-            place: 0,
-            span: NO_SPAN,
-            depth: 0,
-            start: 0,
-            units: 0,
-            qo_start: row.qo_start,
-            extend_len: if taken.leaves(row) { 0 } else { row.extend_len },
-        }));
-    }
-
-    /// The members whose queries may be gathered, in their order, and how many there are before each place.
-    fn list_members(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
-        self.members.clear();
-        self.eligible.clear();
-        let mut count = Eligible::default();
-        self.eligible.push(count);
-        for &member in shared.members {
-            let (row, share) = (&rows[member as usize], &mut self.shares[member as usize]);
-            if share.extend_len > 0 && row.kv_len > 0 {
-                count.rows += 1;
-                count.tokens += share.extend_len;
-                add_members(&mut self.members, share, member);
-            }
-            self.eligible.push(count);
-        }
-    }
-
-    /// Decides which spans are read once, parents first: a child takes over what its parent was refused.
-    fn accept(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
-        self.around.clear();
-        let (mut query_tiles, mut partial_rows) = self.taken_by_items(rows);
-        for span in shared.spans {
-            let (first, last) = (span.range().start, span.range().end);
-            while self.around.pop_if(|around| around.0 <= first as u32).is_some() {}
-            let parent = self.around.last().map_or(NO_SPAN, |around| around.1);
-            let (begin, depth) =
-                self.accepted.get(parent as usize).map_or((0, 0), |of| (of.end, of.depth));
-            let (before, up_to) = (self.eligible[first], self.eligible[last]);
-            let (member_rows, members) = (up_to.rows - before.rows, up_to.tokens - before.tokens);
-            let gain = self.gain(member_rows, members, span.end - begin);
-            let (more_query_tiles, more_rows) =
-                (self.query_tiles(members), members * self.shape.group);
-            let room = (query_tiles + more_query_tiles) * self.shape.kv_heads + self.grid.ctas
-                <= ITEMS_MAX
-                && (partial_rows + more_rows) * self.shape.kv_heads <= PARTIAL_ROWS
-                && self.accepted.len() < SPANS_MAX as usize;
-            if gain <= 0.0 || !room {
-                continue;
-            }
-            query_tiles += more_query_tiles;
-            partial_rows += more_rows;
-            self.around.push((last as u32, self.accepted.len() as u32));
-            self.accepted.push(Accepted {
-                member_start: before.tokens,
-                member_count: members,
-                query_tiles: more_query_tiles,
-                begin,
-                end: span.end,
-                parent,
-                depth: depth + 1,
-                row: Self::table_row(rows, shared, span),
-                own: false,
-            });
-        }
-    }
-
-    /// Query tiles and query rows of rows' own items: such a row has one query tile.
-    fn taken_by_items(&self, rows: &[BatchRow]) -> (u32, u32) {
-        if !self.taken.may_have_items() {
-            return (0, 0);
-        }
-        let with_items = rows.iter().filter(|row| self.taken.has_items(row));
-        with_items.fold((0, 0), |(query_tiles, query_rows), row| {
-            (query_tiles + 1, query_rows + row.extend_len * self.shape.group)
-        })
-    }
-
-    /// Any member's row of the page tables.
-    fn table_row(rows: &[BatchRow], shared: &SharedSpans<'_>, span: &SharedSpan) -> u32 {
-        rows[shared.members[span.range().start] as usize].row.raw() & !TREE_ROW
-    }
-
-    /// Nanoseconds that the step gains if `rows` rows' next `len` tokens are read once for all their new tokens.
-    fn gain(&self, rows: u32, members: u32, len: u32) -> f64 {
-        if rows < 2 {
-            return 0.0;
-        }
-        if self.free {
-            return f64::INFINITY;
-        }
-        let bytes = f64::from(len) * self.token_bytes();
-        let tiles = len.div_ceil(SPAN_TOKENS) + self.grid.item_tiles;
-        let tiles = self.query_tiles(members) * tiles * self.shape.kv_heads;
-        let tiles = f64::from(tiles) / f64::from(self.grid.ctas);
-        self.costs.gain(f64::from(rows), bytes, tiles)
     }
 
     /// Bytes of tails, and of accepted spans.
@@ -300,48 +191,6 @@ impl SharedSplit {
         members.div_ceil(self.tile_members())
     }
 
-    /// Gives each row its deepest span. Parents stand first, so that a member's last one is that.
-    fn assign(&mut self) {
-        for (i, span) in self.accepted.iter().enumerate() {
-            let range =
-                span.member_start as usize..(span.member_start + span.member_count) as usize;
-            for member in &self.members[range] {
-                let share = &mut self.shares[member.batch_index as usize];
-                (share.begin, share.span, share.depth) = (span.end, i as u32, span.depth);
-            }
-        }
-    }
-
-    /// The items of rows' own tokens.
-    fn add_items(&mut self, rows: &[BatchRow]) {
-        if !self.taken.may_have_items() {
-            return;
-        }
-        for (i, row) in rows.iter().enumerate() {
-            if !self.taken.has_items(row) {
-                continue;
-            }
-            if self.shares[i].span == NO_SPAN {
-                add_members(&mut self.members, &mut self.shares[i], i as u32);
-            }
-            let share = &mut self.shares[i];
-            share.depth += 1;
-            let own = Accepted {
-                member_start: share.place,
-                member_count: row.extend_len,
-                query_tiles: 1,
-                begin: share.begin,
-                end: row.kv_len,
-                parent: share.span,
-                depth: share.depth,
-                row: row.row.raw(),
-                own: true,
-            };
-            (share.begin, share.span) = (row.kv_len, self.accepted.len() as u32);
-            self.accepted.push(own);
-        }
-    }
-
     /// Where each row's tail begins, and its units of one kv head. Gives the tokens that rows read, each by itself.
     fn measure_tails(&mut self, rows: &[BatchRow]) -> f64 {
         let heads = self.shape.kv_heads / self.stripes();
@@ -359,8 +208,12 @@ impl SharedSplit {
         row_tokens as f64
     }
 
-    /// Cuts the accepted spans into items.
+    /// Cuts the accepted spans into items, unless they are cut like that.
     fn cut_spans(&mut self, deal: &Deal) {
+        if self.is_cut && (self.head.span_ctas, self.head.work_tiles) == (deal.ctas, deal.tiles) {
+            return;
+        }
+        self.is_cut = true;
         self.items.clear();
         self.spans.clear();
         self.head = SharedHead::default();
@@ -570,16 +423,6 @@ impl SharedSplit {
             }
             self.works.push(work);
         }
-    }
-}
-
-/// Lists a row's new tokens, at least one, side by side.
-fn add_members(members: &mut Vec<SpanMember>, share: &mut RowShare, batch_index: u32) {
-    share.place = members.len() as u32;
-    let first = SpanMember { qo_start: share.qo_start, batch_index };
-    members.push(first);
-    for more in 1..share.extend_len {
-        members.push(SpanMember { qo_start: first.qo_start + more, ..first });
     }
 }
 

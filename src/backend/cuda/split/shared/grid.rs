@@ -16,7 +16,7 @@ pub const TAIL_ROWS: [u32; 2] = [DECODE_ROWS[0], DECODE_ROWS[1]];
 pub const ITEM_ROWS: u32 = 64;
 
 /// Which rows a kernel that reads spans once takes; the extend kernel takes all others.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
     /// The kernel: its place in [`TAIL_ROWS`].
     pub tails: usize,

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::super::super::params::{NO_SPAN, TREE_ROW};
 use super::super::is_tree;
 use super::*;
 use crate::id::{PageId, RowId};
+use crate::plan::SharedSpan;
 use crate::testkit::rng::Rng;
 use crate::testkit::spans::Spans;
 
@@ -297,7 +299,8 @@ fn a_warm_split_does_not_allocate() {
     let room = |split: &SharedSplit| {
         let SharedSplit { works, shares, members, spans, items, .. } = split;
         let sizes = [works.capacity(), shares.capacity(), members.capacity(), spans.capacity()];
-        (sizes, items.capacity(), split.accepted.capacity(), split.around.capacity())
+        let accepted = [split.accepted.capacity(), split.around.capacity()];
+        (sizes, items.capacity(), accepted, split.before.capacity())
     };
     let before = room(&split);
     for _ in 0..50 {
@@ -306,6 +309,65 @@ fn a_warm_split_does_not_allocate() {
         split.plan(&rows, &spans.plan(), tails);
     }
     assert_eq!(room(&split), before);
+}
+
+/// Rows of one new token each, and spans without the last in so many.
+fn decoding(rng: &mut Rng, dropped: usize) -> (Vec<BatchRow>, Vec<SharedSpan>, Vec<u32>) {
+    let count = rng.within(2, 60);
+    let (mut rows, shared) = batch(rng, count);
+    for (i, row) in rows.iter_mut().enumerate() {
+        (row.row, row.qo_start, row.extend_len) = (RowId::new(i as u32), i as u32, 1);
+    }
+    let shared = shared.plan();
+    let spans = &shared.spans[..shared.spans.len().saturating_sub(dropped)];
+    (rows, spans.to_vec(), shared.members.to_vec())
+}
+
+/// A step's split is what it would be had there been none before it, whatever differs between the two.
+#[test]
+fn what_stays_from_step_to_step_changes_nothing() {
+    let mut rng = Rng::new(5);
+    let told = |split: &SharedSplit, is_once: bool| {
+        let SharedSplit { head, works, shares, members, spans, items, .. } = split.clone();
+        is_once.then_some((head, works, shares, members, spans, items))
+    };
+    let mut kept = 0;
+    for round in 0..100 {
+        let shape = shape(rng.pick(&[1, 2, 8]), rng.pick(&[1, 4, 8, 16]), MULTIPROCESSORS);
+        let grid = grid(MULTIPROCESSORS, rng.pick(&[None, Some(64), Some(256)]));
+        let fresh = SharedSplit::new(shape, grid, rng.one_in(2));
+        let mut split = fresh.clone();
+        let (mut rows, mut spans, mut members) = decoding(&mut rng, 0);
+        for step in 0..16 {
+            let shared = SharedSpans { spans: &spans, members: &members };
+            let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
+            if let Some(taken) = shape.taken(&grid, tokens, &rows) {
+                let mut alone = fresh.clone();
+                let is_once = alone.plan(&rows, &shared, taken);
+                let all = format!("round {round} step {step}");
+                kept += u32::from(split.before.is_like(&rows, &shared, taken) && is_once);
+                assert_eq!(split.plan(&rows, &shared, taken), is_once, "{all}");
+                assert_eq!(told(&split, is_once), told(&alone, is_once), "{all}");
+            }
+            let place = rng.below(rows.len() as u64) as usize;
+            let row = &mut rows[place];
+            match rng.below(12) {
+                0 => row.row = RowId::new(rng.below(400) as u32),
+                1 => row.qo_start += 1,
+                2 => row.extend_len = rng.within(0, 3) as u32,
+                3 => row.kv_len = if row.kv_len == 0 { 20_000 } else { 0 },
+                4 => (rows, spans, members) = decoding(&mut rng, 1),
+                5 => spans.truncate(spans.len().max(1) - 1),
+                6 if members.len() > 1 => members.swap(0, 1),
+                _ => {
+                    let more = rng.pick(&[1, 1, 16]);
+                    let some = rows.iter_mut().filter(|row| row.kv_len > 0);
+                    some.for_each(|row| row.kv_len += more);
+                }
+            }
+        }
+    }
+    assert!(kept > 200, "{kept}");
 }
 
 #[test]

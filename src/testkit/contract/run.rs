@@ -42,6 +42,8 @@ pub(super) type Asked<'a> = (&'a HostRows, Option<&'a HostRows>);
 
 pub(super) struct World<'a, B> {
     pub backend: B,
+    /// Windows, and signs of the scale, that were asked for.
+    kinds: BTreeSet<(Option<u32>, bool)>,
     pub case: Case,
     /// What the backend was given.
     pub given: Given,
@@ -59,6 +61,9 @@ pub(super) struct World<'a, B> {
     pub report: &'a mut Report,
 }
 
+/// Kinds of attention that a backend is asked for, but for the plainest.
+const KINDS_MAX: usize = 7;
+
 /// One seed.
 pub(super) fn run<B: TestBackend>(
     backend: B,
@@ -71,10 +76,22 @@ pub(super) fn run<B: TestBackend>(
     let poison = vec![0xff; case.layout.page_bytes() as usize];
     let shadow = vec![poison; case.layout.page_count() as usize];
     let planner = Planner::new(&case.layout, &case.table, seed);
-    let (history, parents) = (Vec::new(), BTreeSet::new());
+    let (history, parents, kinds) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
     let given = Given { scales: case.scales(), labels: case.labels() };
-    let mut world =
-        World { backend, case, given, also, seed, rng, planner, history, parents, shadow, report };
+    let mut world = World {
+        backend,
+        kinds,
+        case,
+        given,
+        also,
+        seed,
+        rng,
+        planner,
+        history,
+        parents,
+        shadow,
+        report,
+    };
     for page in 0..world.shadow.len() {
         world.backend.write_page(PageId::new(page as u32), &world.shadow[page]);
     }
@@ -384,12 +401,14 @@ impl<B: TestBackend> World<'_, B> {
         let plain = self.case.attend();
         let window = self.rng.pick(&[1, 2, 17, 33, 64, 1000, u32::MAX]);
         let soft_cap = self.rng.pick(&[0.5, 5.0, 30.0]);
-        Attend {
-            scale: plain.scale * self.rng.pick(&[1.0, 1.0, 0.3, -1.5]),
-            window: (self.rng.one_in(3) && plan.masks.is_empty()).then_some(window),
-            soft_cap: self.rng.one_in(3).then_some(soft_cap),
-            ..plain
-        }
+        let scale = plain.scale * self.rng.pick(&[1.0, 1.0, 0.3, -1.5]);
+        let window = (self.rng.one_in(3) && plan.masks.is_empty()).then_some(window);
+        let soft_cap = self.rng.one_in(3).then_some(soft_cap);
+        // A backend may keep memory for each kind, and have room for few.
+        let has_room = self.kinds.len() < KINDS_MAX || self.kinds.contains(&(window, scale > 0.0));
+        let (scale, window) = if has_room { (scale, window) } else { (plain.scale, None) };
+        self.kinds.insert((window, scale > 0.0));
+        Attend { scale, window, soft_cap, ..plain }
     }
 
     /// What makes no sense is refused, and leaves nothing behind (compared later).

@@ -232,9 +232,10 @@ DEVICE float divide_fast(float a, float b) { return __fdividef(a, b); }
 struct Logits {
     float scale;  // without a cap: scale * log2(e); with one: 2 * log2(e) * scale / cap
     float cap;    // soft_cap * log2(e), or 0
-    DEVICE Logits make(const AttendParams& p) {
+    DEVICE Logits make(const AttendParams& p) { return make(p, p.scale); }
+    DEVICE Logits make(const AttendParams& p, const float& scale) {
         const bool capped = p.soft_cap > 0.f;
-        return {capped ? 2.f * LOG2_E * p.scale / p.soft_cap : p.scale * LOG2_E, p.soft_cap * LOG2_E};
+        return {capped ? 2.f * LOG2_E * scale / p.soft_cap : scale * LOG2_E, p.soft_cap * LOG2_E};
     }
     __device__ __forceinline__ float capped(float s) const {
         return cap - divide_fast(2.f * cap, exp2_fast(s * scale) + 1.f);

@@ -32,7 +32,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
 
     struct Shared {
         // Of each warp (but the first; of all at the work chunk's end): what its sums are relative to, and the weights' sums.
-        float4 tops[WARPS - 1][NT][4], last_tops[WARPS][NT][4];
+        float4 tops[WARPS > 1 ? WARPS - 1 : 1][NT][4], last_tops[WARPS][NT][4];
         typename Parts::Pendings pending;
         alignas(16) u64 offsets[WARPS][TOKENS]; // of each warp's tile that is copied next
         u32 pages[WARPS][STAGES][TOKENS];       // of each warp's tiles
@@ -50,7 +50,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     static_assert(PAGE_TOKENS_MAX <= VALID && SOME < 1 << HEAD && KV_HEADS_MAX <= ~0u >> HEAD, "a field of `rest` is too narrow");
 
     Shared& shared;
-    const AttendFp8Params& fp8;
+    const typename Parts::Fp8Params& fp8;
     u32 rings;   // of all warps
     u32 ring;    // this warp's
     u32 sums;    // the other warps' output sums, warp 1's first
@@ -61,10 +61,22 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     Cursor fetch;
     u32 fetch_at, fetch_end;
     bool fetch_more;
-    __device__ __forceinline__ DecodeFp8(const AttendFp8Params& fp8, Shared& shared, u32 memory)
-        : Parts(fp8.attend), shared(shared), fp8(fp8), rings(memory), ring(memory + Parts::thread() / 32 * STAGES * SLOT),
+    __device__ __forceinline__ DecodeFp8(const AttendParams& p, Shared& shared, u32 memory)
+        : Parts(p), shared(shared), fp8(reinterpret_cast<const typename Parts::Fp8Params&>(p)), rings(memory),
+          ring(memory + Parts::thread() / 32 * STAGES * SLOT),
           sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[Parts::thread() / 32])),
           scales(shared_address(shared.scales[Parts::thread() / 32])), offsets(shared_address(shared.offsets[Parts::thread() / 32])) {}
+
+    // The same number, which the compiler does not know where a warp works alone: it would keep what is made of it over all segments, and
+    // has no registers for that.
+    static __device__ __forceinline__ u32 anew(u32 x) {
+        if constexpr (WARPS == 1) asm volatile("" : "+r"(x));
+        return x;
+    }
+    static __device__ __forceinline__ float anew(float x) {
+        if constexpr (WARPS == 1) asm volatile("" : "+f"(x));
+        return x;
+    }
 
     // A piece of a row stands at its place XOR this: eight rows that ldmatrix takes lie in different banks.
     static __device__ __forceinline__ u32 swizzle(u32 token) { return D == 64 ? token / 2 % 4 : token % 8; }
@@ -111,7 +123,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
             __syncwarp();
             const u32 at = ring + slot * SLOT + first * D;
             const u32 to[2] = {at + (piece ^ swizzle(first)) * 16, at + D + (piece ^ swizzle(first + 1)) * 16};
-            constexpr int COUNT = TOKENS / PER, BATCH = COUNT < 4 ? COUNT : 4;  // loads of the list that go before copies
+            constexpr int COUNT = TOKENS / PER, BATCH = COUNT < 4 ? COUNT : WARPS == 1 ? 2 : 4;  // loads of the list that go before copies
 #pragma unroll 1
             for (int begin = 0; begin < COUNT; begin += BATCH) {
                 u64 offset[BATCH][2];
@@ -243,9 +255,10 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
             if constexpr (Q_SHARED) {
                 static_assert(D / 8 == 32);
                 Parts::sync();
+                const u32 piece = anew(lane);
                 for (u32 row = warp; row < ROWS; row += WARPS) {
                     const u32 query = row / group;
-                    const u64 from = q_head + (c.qo_start + query) * p.q_stride + (row - query * group) * ROW + lane * 16;
+                    const u64 from = q_head + (c.qo_start + query) * p.q_stride + (row - query * group) * ROW + piece * 16;
                     uint4 words = row < rows ? load_written_uint4(from) : make_uint4(0, 0, 0, 0);
                     u32 most = max(largest(T(), words.x, words.y), largest(T(), words.z, words.w));
 #pragma unroll
@@ -281,12 +294,13 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                     for (int h = 0; h < 2; ++h) factor[n][h] = __shfl_sync(~0u, down, (column + h) * 4);
                 }
             }
+            const float scale = WARPS == 1 ? Logits::make(p, anew(p.scale)).scale : logits.scale;
 #pragma unroll
-            for (int n = 0; n < NT; ++n) factor[n][0] *= logits.scale * k_scale, factor[n][1] *= logits.scale * k_scale;
+            for (int n = 0; n < NT; ++n) factor[n][0] *= scale * k_scale, factor[n][1] *= scale * k_scale;
             float o[NT][D / 16][4];
             float top[NT][2], sum[NT][2];  // of the thread's two query rows: what weights are relative to; this thread's tokens
             const bool by_token = fp8.scales.by_token;
-            float lift = by_token ? MINUS_INF : LIFT;  // of `top`, by which weights are f16
+            float lift = by_token ? MINUS_INF : anew(LIFT);  // of `top`, by which weights are f16
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 top[n][0] = top[n][1] = MINUS_INF, sum[n][0] = sum[n][1] = 0.f;
@@ -458,7 +472,10 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
 #pragma unroll
                     for (int i = 4; i < 32; i *= 2) sum[n][h] += __shfl_xor_sync(~0u, sum[n][h], i);
             more = c.unit + (c.stop - c.at) < c.unit_end;
-            if (!more) {
+            if constexpr (WARPS == 1) {
+                if (!more) let_next_start();
+                finish(c, rows, o, top, sum, shared.pending);
+            } else if (!more) {
                 copy_wait<0>();
                 let_next_start();
                 // The ring is free now.
@@ -498,5 +515,5 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES> DEVICE void
     const u32 unit_begin = work_index * work.work_units;
     // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
     if (unit_begin >= work.unit_end) return wait_for_previous();
-    Kernel(fp8, shared, shared_address(memory)).run(work, unit_begin);
+    Kernel(p, shared, shared_address(memory)).run(work, unit_begin);
 }

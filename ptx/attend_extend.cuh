@@ -26,6 +26,7 @@ struct SequenceTiles {
     DEVICE u32 head(const AttendParams& p, u32 item) { return item % p.kv_heads; }
     DEVICE u32 cta(const AttendParams&) { return blockIdx.x; }
     DEVICE u32 cta_count(const AttendParams&) { return gridDim.x; }
+    DEVICE const AttendFp8Params& fp8(const AttendParams& p) { return fp8_of(p); }
     DEVICE u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(p.counters); }
 };
 // What items of rows of T are.
@@ -164,15 +165,16 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
     }
 };
 
-// Scales of the tokens of two tiles of K and V, by token.
-template <int BN> struct TileScales {
+// Scales of the tokens of two tiles of K and V, by token. Each base is its class's first: the compiler takes a pointer to another for one
+// that may be null.
+template <int BN, class Lasts> struct TileScales : Lasts {
     float scales[2][2][BN];
     u64 scale_offsets[2][BN];  // but for the head's
     u64 scale_head;
     float factor;  // of the item's logits
     float capped;  // the same before a cap
 };
-template <> struct TileScales<0> {};
+template <class Lasts> struct TileScales<0, Lasts> : Lasts {};
 
 template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     using Items = typename ItemsOf<T>::Type;
@@ -185,7 +187,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     static constexpr int BYTES = BM * ROW + 4 * TILE;  // dynamic shared memory
     enum { FP8 = over_fp8(T()) };
 
-    struct Shared : TileScales<FP8 ? BN : 0>, Items::Lasts {
+    struct Shared : TileScales<FP8 ? BN : 0, typename Items::Lasts> {
         u64 offsets[2][BN];  // of the tokens of a tile; bit 63: not there
         u64 head_offset;     // of the item's head within a slot
         uint2 masks[64];       // of its sequence's queries, where that is a tree
@@ -223,7 +225,8 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     }
 
     // Bytes of a tile become numbers; K's first, V's behind.
-    static __device__ __forceinline__ void widen_tile(const AttendFp8Params& fp8, Shared& shared, u32 tile, u32 from, u32 to) {
+    template <class Params>
+    static __device__ __forceinline__ void widen_tile(const Params& fp8, Shared& shared, u32 tile, u32 from, u32 to) {
         constexpr int PIECES = D / 16;
 #pragma unroll 1
         for (u32 i = threadIdx.x; i < 2 * BN * PIECES; i += THREADS) {
@@ -261,8 +264,8 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         auto publish = [&](u32 tile, u32 page, u64 head_offset) {
             if (thread < BN) shared.offsets[tile % 2][thread] = there(tile) ? slot_offset(p, look(tile), page) + head_offset : NONE;
             if constexpr (FP8) {
-                if (thread < BN && fp8_of(p).scales.by_token)
-                    shared.scale_offsets[tile % 2][thread] = page * fp8_of(p).scales.page_stride + look(tile).slot * 4;
+                if (thread < BN && Items::fp8(p).scales.by_token)
+                    shared.scale_offsets[tile % 2][thread] = page * Items::fp8(p).scales.page_stride + look(tile).slot * 4;
             }
         };
         const bool tree = !Items::SPANS && work.row >= TREE_ROW;
@@ -275,7 +278,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             for (u32 r = thread; r < BM; r += THREADS) shared.queries[r] = min((work.q_begin + r) / group, work.extend_len - 1);
         }
         if constexpr (FP8)
-            if (thread == 0) shared.scale_head = static_cast<u64>(head) * fp8_of(p).scales.head_stride;
+            if (thread == 0) shared.scale_head = static_cast<u64>(head) * Items::fp8(p).scales.head_stride;
         const u32 piece = thread % CHUNKS;
         auto copy_tile = [&](u32 tile) {
             if constexpr (FP8) {
@@ -292,11 +295,11 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                     copy16(to + i * THREADS * 16, p.k + from, is);
                     copy16(to + i * THREADS * 16 + TILE / 2, p.v + from, is);
                 }
-                if (fp8_of(p).scales.by_token && thread < BN) {
+                if (Items::fp8(p).scales.by_token && thread < BN) {
                     const bool is = !(shared.offsets[tile % 2][thread] & NONE);
                     const u64 at = (is ? shared.scale_offsets[tile % 2][thread] : 0) + shared.scale_head;
                     const u32 scales = shared_address(&shared.scales[tile % 2][0][thread]);
-                    copy4(scales, fp8_of(p).scales.k + at, is), copy4(scales + BN * 4, fp8_of(p).scales.v + at, is);
+                    copy4(scales, Items::fp8(p).scales.k + at, is), copy4(scales + BN * 4, Items::fp8(p).scales.v + at, is);
                 }
                 return;
             }
@@ -342,8 +345,14 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             }
         }
         float factor = p.soft_cap > 0.f ? 1.f : Logits::make(p).scale;
-        if constexpr (FP8) {
-            const float scale = head_scale(fp8_of(p), fp8_of(p).scales.k, head);
+        if constexpr (FP8 && Items::SPANS) {
+            // Of a number that the compiler does not know: else it keeps two for all items.
+            float scale = p.scale;
+            asm volatile("" : "+f"(scale));
+            factor = Logits::make(p, scale).scale * head_scale(Items::fp8(p), Items::fp8(p).scales.k, head);
+            if (thread == 0) shared.factor = p.soft_cap > 0.f ? 1.f : factor, shared.capped = factor;
+        } else if constexpr (FP8) {
+            const float scale = head_scale(Items::fp8(p), Items::fp8(p).scales.k, head);
             if (!(p.soft_cap > 0.f)) factor *= scale;
             if (thread == 0) shared.factor = factor, shared.capped = Logits::make(p).scale * scale;
         }
@@ -378,7 +387,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             if (is_tile(tile + 1)) copy_tile(tile + 1);
             copy_commit();
             if constexpr (FP8) {
-                widen_tile(fp8_of(p), shared, tile, k_tile + 2 * TILE + tile % 2 * TILE, k_tile);
+                widen_tile(Items::fp8(p), shared, tile, k_tile + 2 * TILE + tile % 2 * TILE, k_tile);
                 __syncthreads();
                 asm volatile("ld.shared.f32 %0, [%1];" : "=f"(factor) : "r"(shared_address(&shared.factor)));
             }
@@ -423,7 +432,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 }
             }
             if constexpr (FP8) {
-                if (fp8_of(p).scales.by_token) {
+                if (Items::fp8(p).scales.by_token) {
                     const u32 scales = shared_address(shared.scales[tile % 2][0]) + column * 4;
 #pragma unroll
                     for (int n = 0; n < BN / 8; ++n) {
@@ -523,7 +532,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(item) : "r"(shared_address(&shared.item)));
         work = Items::load(p, item), head = Items::head(p, item);
         if constexpr (FP8) {
-            const float scale = head_scale(fp8_of(p), fp8_of(p).scales.v, head);
+            const float scale = head_scale(Items::fp8(p), Items::fp8(p).scales.v, head);
 #pragma unroll
             for (int i = 0; i < MT * (D / 8) * 4; ++i) o[i / 4 / (D / 8)][i / 4 % (D / 8)][i % 4] *= scale;
         }

@@ -24,9 +24,9 @@ template <> struct SharedTiles<256> {
 // Rows of T whose items are those of spans: the extend kernel takes it in place of T. ROWS: query rows of a tail.
 template <class T, int ROWS, int TAILS> struct Gathered {};
 template <class T, int ROWS, int TAILS> struct RowsOf<Gathered<T, ROWS, TAILS>> {
-    using Type = T;
+    using Type = typename RowsOf<T>::Type;
 };
-template <class T, int ROWS, int TAILS> DEVICE constexpr bool over_fp8(Gathered<T, ROWS, TAILS>) { return false; }
+template <class T, int ROWS, int TAILS> DEVICE constexpr bool over_fp8(Gathered<T, ROWS, TAILS>) { return over_fp8(T()); }
 template <class T, int ROWS, int TAILS> DEVICE u32 pack(Gathered<T, ROWS, TAILS>, float low, float high) { return pack(T(), low, high); }
 template <class T, int ROWS, int TAILS> DEVICE void mma(Gathered<T, ROWS, TAILS>, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     mma(T(), c, a, b0, b1);
@@ -86,17 +86,13 @@ template <class Span, int D> DEVICE void run_listed(const AttendParams& p, u8* m
     Items::template join_listed<D>(p, shared);
 }
 
-// NT: eights of query rows of a tail; BYTES: of dynamic shared memory, which has all that a CTA of either kind keeps there.
-template <class T, int D, int NT, int BYTES> DEVICE void attend_shared(const AttendSharedParams& s) {
-    using Of = SharedTiles<D>;
-    constexpr int TAILS = Of::TAILS;
-    using Span = Extend<Gathered<T, 8 * NT, TAILS>, D, Of::MT, 4, Of::BN>;
-    using Tail = Decode<T, D, NT, 1, Of::STAGES, SharedDecodeParts<T, D, NT, TAILS, Of::TILE, Of::JOINED>>;
-    static_assert(Span::BM == Of::TILE && Span::BYTES + sizeof(typename Span::Shared) <= BYTES);
+// What a CTA does. BYTES: of dynamic shared memory, which has all that one of either kind keeps there.
+template <class Span, class Tail, int D, int BYTES> DEVICE void run_shared(const AttendParams& p) {
+    constexpr int TAILS = SharedTiles<D>::TAILS;
+    static_assert(Span::BM == SharedTiles<D>::TILE && Span::BYTES + sizeof(typename Span::Shared) <= BYTES);
     static_assert(TAILS * (Tail::BYTES + sizeof(typename Tail::Shared)) <= BYTES);
     static_assert(Span::BYTES % 512 == 0 && Tail::BYTES % 512 == 0);
     extern __shared__ __align__(1024) u8 memory[];
-    const AttendParams& p = s.attend;
     if (blockIdx.x * TAILS >= load_u32(p.plan)) {
         wait_for_previous();
         return run_listed<Span, D>(p, memory, reinterpret_cast<typename Span::Shared&>(memory[Span::BYTES]));
@@ -110,4 +106,12 @@ template <class T, int D, int NT, int BYTES> DEVICE void attend_shared(const Att
     if (unit_begin >= work.unit_end) return wait_for_previous();
     typename Tail::Shared* const state = reinterpret_cast<typename Tail::Shared*>(memory + TAILS * Tail::BYTES);
     Tail(p, state[warp], shared_address(memory) + warp * Tail::BYTES).run(work, unit_begin);
+}
+
+// NT: eights of query rows of a tail.
+template <class T, int D, int NT, int BYTES> DEVICE void attend_shared(const AttendSharedParams& s) {
+    using Of = SharedTiles<D>;
+    using Span = Extend<Gathered<T, 8 * NT, Of::TAILS>, D, Of::MT, 4, Of::BN>;
+    using Tail = Decode<T, D, NT, 1, Of::STAGES, SharedDecodeParts<T, D, NT, Of::TAILS, Of::TILE, Of::JOINED>>;
+    run_shared<Span, Tail, D, BYTES>(s.attend);
 }

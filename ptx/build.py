@@ -82,7 +82,7 @@ def compile_ptx(nvrtc, kernel):
 
 
 # Compute capability 9.0 has kernels of its own in their place (src/backend/cuda/attend_shared.rs).
-NOT_ON_90 = re.compile(r"attend_shared_\w+_d128_r\d+")
+NOT_ON_90 = re.compile(r"attend_shared_(bf16|f16)_d128_r\d+")
 
 
 def targets(kernel, of_all):

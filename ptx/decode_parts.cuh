@@ -6,6 +6,7 @@
 // over fp8 rows i and i + 8 are dims 2 * i and 2 * i + 1.
 template <class T, int D, int NT, int WARPS> struct DecodeParts {
     using Cursor = DecodeCursor<typename WholeRowsOf<over_fp8(T())>::Type>;
+    using Fp8Params = AttendFp8Params;  // what a kernel over fp8 takes
     static constexpr int ROW = D * 2;  // bytes
     static constexpr int ROWS = 8 * NT;
     enum { Q_REGISTERS = 256 };  // D * NT up to which registers hold the query fragments

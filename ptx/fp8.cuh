@@ -32,7 +32,7 @@ DEVICE void store_shared_uint4(u32 at, const u32* v) {
 // The parameters around those of a kernel over fp8.
 DEVICE const AttendFp8Params& fp8_of(const AttendParams& p) { return reinterpret_cast<const AttendFp8Params&>(p); }
 // A head's scale among `scales`; 1 where tokens have scales of their own.
-DEVICE float head_scale(const AttendFp8Params& p, u64 scales, u32 head) {
+template <class Params> DEVICE float head_scale(const Params& p, u64 scales, u32 head) {
     return p.scales.by_token ? 1.f : load_float(scales + static_cast<u64>(head) * p.scales.head_stride);
 }
 

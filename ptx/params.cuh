@@ -387,6 +387,15 @@ KV_AT(AttendSharedParams, tops, 248);
 KV_AT(AttendSharedParams, span_partial, 256);
 KV_AT(AttendSharedParams, span_tops, 264);
 
+// The same over fp8: attend_shared_fp8_*.
+struct AttendSharedFp8Params {
+    AttendSharedParams shared;
+    LayerScales scales;
+};
+KV_SIZE(AttendSharedFp8Params, 304);
+KV_AT(AttendSharedFp8Params, shared, 0);
+KV_AT(AttendSharedFp8Params, scales, 272);
+
 // ---- sparse reads: store_labels, score_labels_*, select_top, resolve_selection, attend_selected_* -------------------------
 
 // Tokens of a chunk of keys.

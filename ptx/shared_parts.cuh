@@ -25,6 +25,7 @@ DEVICE SpanParts load_span(const AttendSharedParams& p, u32 span) {
 template <int TAILS> struct SpanPlan {
     enum { SPANS = 1 };
     DEVICE const AttendSharedParams& all(const AttendParams& p) { return reinterpret_cast<const AttendSharedParams&>(p); }
+    DEVICE const AttendSharedFp8Params& fp8(const AttendParams& p) { return reinterpret_cast<const AttendSharedFp8Params&>(p); }
     // Place of the first item of this CTA: those that work on spans stand behind the others.
     DEVICE u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan) / TAILS; }
     // A query tile is as an extend chunk, of a sequence so long that all it reads is seen, or of the row whose own tokens it reads.
@@ -338,15 +339,16 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
     using Base = DecodeParts<T, D, NT, 1>;
     using Base::ROWS, Base::p, Base::lane, Base::work_units, Base::write, Base::write_lse;
     using Cursor = DecodeCursor<TailRows>;
+    using Fp8Params = AttendSharedFp8Params;
     using Join = SharedJoin<T, D, ROWS, TILE, BATCH>;
     enum { Q_REGISTERS = 128 };
 
     const AttendSharedParams& all;
-    u32 decode_warps;
-    u32 number;  // of all warps that decode
+    u32 decode_warps;  // but over fp8, whose loop has no register for it
+    u32 number;        // of all warps that decode
     __device__ __forceinline__ explicit SharedDecodeParts(const AttendParams& p)
         : Base(p, thread()), all(reinterpret_cast<const AttendSharedParams&>(p)) {
-        decode_warps = load_u32(p.plan);
+        if constexpr (!over_fp8(T())) decode_warps = load_u32(p.plan);
         number = blockIdx.x * TAILS + threadIdx.x / 32;
     }
 
@@ -367,7 +369,8 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
         const u32 head = head_of(c);
         const OwnParts own = OwnParts::of(c.start, c.units, head, p.stripes, work_units);
         const u32 parts = own.count + load_u32(all.shares + sizeof(RowShare) * static_cast<u64>(c.index) + 12);
-        const u32 slot = own.count == 1 ? 2 * decode_warps + c.index * p.kv_heads + head : 2 * number + (number == own.first_warp);
+        const u32 warps = over_fp8(T()) ? load_u32(p.plan) : decode_warps;
+        const u32 slot = own.count == 1 ? 2 * warps + c.index * p.kv_heads + head : 2 * number + (number == own.first_warp);
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
             if (parts == 1) put_result(c, rows, head, n, o[n], top[n], sum[n]);
@@ -391,12 +394,14 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
     }
     __device__ __forceinline__ void put_part(u32 slot, u32 rows, u32 n, const float (&o)[D / 16][4], const float (&top)[2], const float (&sum)[2]) {
         const u32 row = n * 8 + lane % 4 * 2;
-        float* const data = reinterpret_cast<float*>(p.partial) + (slot * u64(ROWS) + row) * D + lane / 4;
+        // Of a fragment's two numbers over fp8 the second is of the next dim; else of the eighth.
+        constexpr u32 NEXT = over_fp8(T()) ? 1 : 8;
+        float* const data = reinterpret_cast<float*>(p.partial) + (slot * u64(ROWS) + row) * D + lane / 4 * (over_fp8(T()) ? 2 : 1);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (row + h >= rows) continue;
 #pragma unroll
-            for (int m = 0; m < D / 16; ++m) data[h * D + m * 16] = o[m][h], data[h * D + m * 16 + 8] = o[m][h + 2];
+            for (int m = 0; m < D / 16; ++m) data[h * D + m * 16] = o[m][h], data[h * D + m * 16 + NEXT] = o[m][h + 2];
             if (lane < 4) reinterpret_cast<float2*>(all.tops)[slot * u64(ROWS) + row + h] = make_float2(top[h], sum[h]);
         }
     }

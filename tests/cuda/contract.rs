@@ -1,8 +1,9 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
 use kvarena::testkit::contract::{
-    Case, check_backend, check_fp8, check_latent, check_latent_pairs, check_served, check_short,
-    check_short_spans, check_spans, check_sparse_backend, check_wide_spans,
+    Case, check_backend, check_fp8, check_fp8_spans, check_latent, check_latent_pairs,
+    check_served, check_short, check_short_spans, check_spans, check_sparse_backend,
+    check_wide_spans,
 };
 
 use crate::on_gpu::OnGpuOptions;
@@ -49,6 +50,14 @@ fn an_engine_serves_texts_that_share_spans() {
     });
     println!("{report}; {once} launches read a span once");
     assert!(once > 0 || seeds.count() < 5, "no span is read once");
+}
+
+/// Bytes with scales of heads or of tokens, and few or many query rows of a tail.
+#[test]
+fn cuda_keeps_the_contract_where_spans_of_fp8_are_read_once() {
+    let Some(gpu) = gpu() else { return };
+    let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
+    println!("{}", check_fp8_spans(options, seeds(100)));
 }
 
 /// Groups of 9 to 16: the kernel for 16 query rows of a tail.

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use kvarena::backend::cuda::{CudaGraph, CudaOptions, Gpu, GraphKey};
 use kvarena::testkit::planner::Item;
 use kvarena::testkit::rng::Rng;
-use kvarena::{Backend, Capacity, Dtype, Layout, OpenBackend, StepEnd, StepScratch};
+use kvarena::{Backend, Capacity, Dtype, Layout, OpenBackend, Scaling, StepEnd, StepScratch};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
@@ -72,7 +72,8 @@ fn decode(
     mut draw: impl FnMut(&[usize]) -> (Vec<Item>, Vec<bool>),
 ) {
     let mut drive = Drive::new(shape, 21);
-    let options = CudaOptions { all_spans: true, ..CudaOptions::new(gpu) };
+    let rows = Some(shape.dtype);
+    let options = CudaOptions { all_spans: true, rows, ..CudaOptions::new(gpu) };
     let opened = OnGpuOptions::of(gpu, options).open(&shape.pool(), &shape.table(), 4);
     let mut backend = opened.expect("a small pool");
     let attend = shape.attend();
@@ -141,9 +142,59 @@ fn families_decode() {
     }
 }
 
+/// The same over a pool of fp8.
+fn over_fp8(
+    (kv_heads, group, head_dim, dtype): (u32, u32, u32, Dtype),
+    scaling: Scaling,
+    page_size: u32,
+) -> Shape {
+    let shape = shape(kv_heads, group, head_dim, dtype);
+    // Forks take whole pages.
+    Shape { fp8: Some(scaling), page_size, capacity: Capacity::Pages(6400 / page_size), ..shape }
+}
+
+#[test]
+fn families_decode_over_fp8() {
+    let Some(gpu) = gpu() else { return };
+    for (of, scaling, page_size) in [
+        ((2, 4, 128, Dtype::Bf16), Scaling::Static, 16),
+        ((1, 8, 128, Dtype::F16), Scaling::ByToken, 8),
+        ((2, 16, 128, Dtype::Bf16), Scaling::ByToken, 16),
+        ((3, 9, 128, Dtype::F16), Scaling::Static, 1),
+        ((2, 8, 64, Dtype::Bf16), Scaling::ByToken, 2),
+        ((3, 12, 64, Dtype::F16), Scaling::Static, 16),
+        ((2, 4, 256, Dtype::F16), Scaling::ByToken, 16),
+        ((1, 16, 256, Dtype::Bf16), Scaling::Static, 4),
+    ] {
+        for graph in [false, true] {
+            decode(&gpu, over_fp8(of, scaling, page_size), graph, 1, |some| {
+                let one = |&sequence: &usize| Item::Extend { sequence, len: 1 };
+                (some.iter().map(one).collect(), Vec::new())
+            });
+        }
+    }
+}
+
 /// Rows of up to as many query rows as a tail has room for, or as items have; in graphs also longer ones, and trees of
 /// drafts, which the extend kernel reads. In the first step all are as long as they may be: of groups of 3 then, an
 /// item of 42 members ends within a row's.
+fn verify(gpu: &Gpu, shape: Shape, mean: u32) {
+    for graph in [false, true] {
+        let (mut rng, mut first) = (Rng::new(31), true);
+        decode(gpu, shape, graph, mean as usize, |some| {
+            let all = std::mem::take(&mut first);
+            let mut item = |&sequence: &usize| {
+                let most = if graph && rng.one_in(8) { 18.max(mean) } else { mean };
+                let len = rng.within(1, most.into()) as u32;
+                Item::Extend { sequence, len: if all { mean } else { len } }
+            };
+            let items: Vec<_> = some.iter().map(&mut item).collect();
+            let is_tree = items.iter().map(|_| graph && !all && rng.one_in(8)).collect();
+            (items, is_tree)
+        });
+    }
+}
+
 #[test]
 fn families_verify_drafts() {
     let Some(gpu) = gpu() else { return };
@@ -161,19 +212,22 @@ fn families_verify_drafts() {
         (2, 4, 64, Dtype::F16, 8),
         (1, 8, 256, Dtype::Bf16, 6),
     ] {
-        for graph in [false, true] {
-            let (mut rng, mut first) = (Rng::new(31), true);
-            decode(&gpu, shape(kv_heads, group, head_dim, dtype), graph, mean as usize, |some| {
-                let all = std::mem::take(&mut first);
-                let mut item = |&sequence: &usize| {
-                    let most = if graph && rng.one_in(8) { 18.max(mean) } else { mean };
-                    let len = rng.within(1, most.into()) as u32;
-                    Item::Extend { sequence, len: if all { mean } else { len } }
-                };
-                let items: Vec<_> = some.iter().map(&mut item).collect();
-                let is_tree = items.iter().map(|_| graph && !all && rng.one_in(8)).collect();
-                (items, is_tree)
-            });
-        }
+        verify(&gpu, shape(kv_heads, group, head_dim, dtype), mean);
+    }
+}
+
+#[test]
+fn families_verify_drafts_over_fp8() {
+    let Some(gpu) = gpu() else { return };
+    for (of, scaling, mean) in [
+        ((2, 4, 128, Dtype::Bf16), Scaling::ByToken, 2),
+        ((2, 4, 128, Dtype::F16), Scaling::Static, 4),
+        ((2, 3, 256, Dtype::F16), Scaling::ByToken, 5),
+        // Rows that have items of their own instead of a tail.
+        ((2, 4, 128, Dtype::Bf16), Scaling::Static, 8),
+        ((2, 4, 64, Dtype::F16), Scaling::ByToken, 8),
+        ((1, 8, 256, Dtype::Bf16), Scaling::Static, 6),
+    ] {
+        verify(&gpu, over_fp8(of, scaling, 16), mean);
     }
 }

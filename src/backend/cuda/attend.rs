@@ -203,7 +203,7 @@ impl Variants {
         let mut variant = Variant::new(gpu, pool, key, limits, stream)?;
         if top == 0 && attend.scale > 0.0 && self.list.len() < SHARED_VARIANTS_MAX {
             let shape = *variant.split.shape();
-            variant.shared = SharedDecode::new(gpu, pool.layout().dtype(), shape, limits, stream)?;
+            variant.shared = SharedDecode::new(gpu, pool, shape, limits, stream)?;
         }
         self.list.push(variant);
         Ok(self.list.len() - 1)
@@ -247,6 +247,7 @@ impl Variants {
         let extend = variant.count.extend_items > 0;
         let decode = variant.count.decode_units > 0 || shared.is_some();
         if let Some(shared) = shared {
+            let params = (params, scales);
             // SAFETY: the caller answers for the rows.
             unsafe { shared.launch(gpu, image.splits, params, decode_start, stream) }?;
         } else if decode {

@@ -13,39 +13,90 @@ use super::kernels::Attention;
 use super::launch::Start;
 use super::memory::DeviceBuffer;
 use super::params::{
-    AttendParams, AttendSharedParams, DecodeWork, RowShare, SharedHead, SpanItem, SpanMeeting,
-    SpanMember, SpanParts,
+    AttendParams, AttendSharedFp8Params, AttendSharedParams, DecodeWork, LayerScales, RowShare,
+    SharedHead, SpanItem, SpanMeeting, SpanMember, SpanParts,
 };
+use super::pool::Pool;
 use super::raw::{RawStream, raw};
 use super::split::{
     ITEM_ROWS, ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanWork,
     SplitShape, TAIL_ROWS, Taken,
 };
 use super::sys;
-use crate::layout::KvDtype;
+use crate::layout::Dtype;
 use crate::plan::BatchPlan;
 
 /// Variants of attention that may have it: the image has room for so many.
 pub(super) const SHARED_VARIANTS_MAX: usize = 2;
 
+/// A kernel over pools that hold rows as they are, or over fp8.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum SharedKernel {
+    Plain(Attention<AttendSharedParams>),
+    Fp8(Attention<AttendSharedFp8Params>),
+}
+
+impl SharedKernel {
+    fn resident(&self, gpu: &Gpu) -> Result<u32, CudaError> {
+        match self {
+            Self::Plain(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
+            Self::Fp8(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
+        }
+    }
+
+    fn load(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        match self {
+            Self::Plain(Attention { kernel, .. }) => gpu.load(kernel),
+            Self::Fp8(Attention { kernel, .. }) => gpu.load(kernel),
+        }
+    }
+
+    /// # Safety
+    /// As of [`Gpu::launch`], of the parameters and the scales.
+    unsafe fn launch(
+        &self,
+        gpu: &Gpu,
+        blocks: u32,
+        (shared, scales): (AttendSharedParams, LayerScales),
+        start: Start,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        let grid = (blocks, 1);
+        match self {
+            Self::Plain(Attention { kernel, threads }) => {
+                // SAFETY: the caller's.
+                unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &shared, start) }
+            }
+            Self::Fp8(Attention { kernel, threads }) => {
+                let params = AttendSharedFp8Params { shared, scales };
+                // SAFETY: the caller's.
+                unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &params, start) }
+            }
+        }
+    }
+}
+
 /// A kernel for tails of each of [`TAIL_ROWS`].
-type Kernels = [Attention<AttendSharedParams>; TAIL_ROWS.len()];
+type Kernels = [SharedKernel; TAIL_ROWS.len()];
 
 /// Most CTAs of a kernel for any device that a multiprocessor is given: registers leave room for no more.
 const RESIDENT: u32 = 2;
 /// Most work chunks of a multiprocessor.
 const CHUNKS: u32 = 8;
 
-/// A `match` over dtype and head_dim with the kernels of each.
+/// A `match` over dtype of rows and head_dim with the kernels of each, which are of one kind.
 macro_rules! general {
-    ($key:expr, $($dtype:ident $name:literal $head_dim:literal: $($rows:literal $shared:literal)*;)*) => {
+    (
+        $key:expr, $kind:ident,
+        $($dtype:ident $name:literal $head_dim:literal: $($rows:literal $shared:literal)*;)*
+    ) => {
         match $key {
-            $((KvDtype::$dtype, $head_dim) => {
-                const KERNELS: Kernels = [$(attention!(
+            $((Dtype::$dtype, $head_dim) => {
+                const KERNELS: Kernels = [$(SharedKernel::$kind(attention!(
                     concat!("attend_shared_", $name, "_d", $head_dim, "_r", $rows),
                     128,
                     $shared
-                )),*];
+                ))),*];
                 Some(KERNELS)
             })*
             _ => None,
@@ -53,15 +104,31 @@ macro_rules! general {
     };
 }
 
-/// The kernels for such pools, where there are some.
-pub(super) fn kernels(capability: u32, dtype: KvDtype, shape: &SplitShape) -> Option<Kernels> {
+/// The kernels for such pools and rows, where there are some.
+pub(super) fn kernels(
+    capability: u32,
+    fp8: bool,
+    rows: Dtype,
+    shape: &SplitShape,
+) -> Option<Kernels> {
     if shape.window > 0 {
         return None;
     }
-    if is_hopper(capability, shape) {
-        return hopper_kernels(dtype);
+    let key = (rows, shape.head_dim);
+    if fp8 {
+        return general! { key, Fp8,
+            Bf16 "fp8_bf16" 64: 8 77_568 16 78_208;
+            Bf16 "fp8_bf16" 128: 8 74_496 16 75_136;
+            Bf16 "fp8_bf16" 256: 8 100_864 16 100_864;
+            F16 "fp8_f16" 64: 8 77_568 16 78_208;
+            F16 "fp8_f16" 128: 8 74_496 16 75_136;
+            F16 "fp8_f16" 256: 8 100_864 16 100_864;
+        };
     }
-    general! { (dtype, shape.head_dim),
+    if is_hopper(capability, fp8, shape) {
+        return hopper_kernels(rows);
+    }
+    general! { key, Plain,
         Bf16 "bf16" 64: 8 75_776 16 81_920;
         Bf16 "bf16" 128: 8 100_480 16 100_480;
         Bf16 "bf16" 256: 8 99_840 16 99_840;
@@ -72,24 +139,24 @@ pub(super) fn kernels(capability: u32, dtype: KvDtype, shape: &SplitShape) -> Op
 }
 
 /// Whether kernels of compute capability 9.0 alone serve such pools.
-fn is_hopper(capability: u32, shape: &SplitShape) -> bool {
-    capability == 90 && shape.head_dim == 128
+fn is_hopper(capability: u32, fp8: bool, shape: &SplitShape) -> bool {
+    capability == 90 && shape.head_dim == 128 && !fp8
 }
 
 /// Those kernels.
-fn hopper_kernels(dtype: KvDtype) -> Option<Kernels> {
+fn hopper_kernels(rows: Dtype) -> Option<Kernels> {
     const BF16: Kernels = [
-        attention!("attend_shared_bf16_d128_r8_sm90a", 384, 204_800),
-        attention!("attend_shared_bf16_d128_r16_sm90a", 384, 196_608),
+        SharedKernel::Plain(attention!("attend_shared_bf16_d128_r8_sm90a", 384, 204_800)),
+        SharedKernel::Plain(attention!("attend_shared_bf16_d128_r16_sm90a", 384, 196_608)),
     ];
     const F16: Kernels = [
-        attention!("attend_shared_f16_d128_r8_sm90a", 384, 204_800),
-        attention!("attend_shared_f16_d128_r16_sm90a", 384, 196_608),
+        SharedKernel::Plain(attention!("attend_shared_f16_d128_r8_sm90a", 384, 204_800)),
+        SharedKernel::Plain(attention!("attend_shared_f16_d128_r16_sm90a", 384, 196_608)),
     ];
-    match dtype {
-        KvDtype::Bf16 => Some(BF16),
-        KvDtype::F16 => Some(F16),
-        _ => None,
+    match rows {
+        Dtype::Bf16 => Some(BF16),
+        Dtype::F16 => Some(F16),
+        Dtype::F32 => None,
     }
 }
 
@@ -150,21 +217,22 @@ impl SharedDecode {
     /// Takes its memory, where a kernel serves such a pool on this device.
     pub(super) fn new(
         gpu: &Gpu,
-        dtype: KvDtype,
+        pool: &Pool,
         shape: SplitShape,
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Option<Self>, CudaError> {
         let (capability, multiprocessors) = (gpu.capability(), gpu.multiprocessors());
-        let Some(kernels) = kernels(capability, dtype, &shape) else {
+        let fp8 = pool.layout().dtype().is_quantised();
+        let Some(kernels) = kernels(capability, fp8, pool.rows(), &shape) else {
             return Ok(None);
         };
-        let attention = &kernels[shape.narrowest()];
-        let resident = gpu.resident(&attention.kernel, attention.threads)?.min(RESIDENT);
-        let grid = if is_hopper(capability, &shape) {
+        let resident = kernels[shape.narrowest()].resident(gpu)?.min(RESIDENT);
+        let grid = if is_hopper(capability, fp8, &shape) {
             SharedGrid::hopper(multiprocessors)
         } else {
-            SharedGrid::general(multiprocessors, resident, shape.head_dim)
+            let grid = SharedGrid::general(multiprocessors, resident, shape.head_dim);
+            if fp8 { grid.over_fp8() } else { grid }
         };
         if resident == 0 || !grid.serves(&shape) {
             return Ok(None);
@@ -218,7 +286,7 @@ impl SharedDecode {
         }
         // The narrowest was loaded with the variant.
         let wide = self.taken_of(plan).filter(|taken| taken.tails > self.shape.narrowest());
-        wide.map_or(Ok(()), |taken| gpu.load(&self.kernels[taken.tails].kernel))
+        wide.map_or(Ok(()), |taken| self.kernels[taken.tails].load(gpu))
     }
 
     /// Splits a step into the image, of which `image` is what begins `image_at` bytes behind the splits' begin; gives
@@ -265,12 +333,12 @@ impl SharedDecode {
     /// Launches it for the staged step, whose splits lie at `splits`.
     ///
     /// # Safety
-    /// The addresses in `params` are those of rows for every token of the staged step.
+    /// The addresses in `attend` are those of rows for every token of the staged step, `scales` the layer's.
     pub(super) unsafe fn launch(
         &self,
         gpu: &Gpu,
         splits: u64,
-        mut attend: AttendParams,
+        (mut attend, scales): (AttendParams, LayerScales),
         start: Start,
         stream: RawStream,
     ) -> Result<(), CudaError> {
@@ -296,9 +364,9 @@ impl SharedDecode {
             span_tops: tops + own * 8,
         };
         let taken = self.taken.expect("the staged step goes through it");
-        let Attention { kernel, threads } = &self.kernels[taken.tails];
+        let kernel = &self.kernels[taken.tails];
         // SAFETY: the caller answers for the rows; plan, sums and counters are this variant's, for this grid.
-        unsafe { gpu.launch(kernel, (self.grid.ctas, 1), (*threads, 1), stream, &params, start) }
+        unsafe { kernel.launch(gpu, self.grid.ctas, (params, scales), start, stream) }
     }
 }
 
@@ -330,37 +398,63 @@ mod tests {
         }
     }
 
+    /// Name, PTX, shared memory and threads.
+    fn parts(kernel: &SharedKernel) -> (&'static str, &'static str, u32, u32) {
+        match kernel {
+            SharedKernel::Plain(Attention { kernel, threads }) => {
+                (kernel.name, kernel.ptx, kernel.shared, *threads)
+            }
+            SharedKernel::Fp8(Attention { kernel, threads }) => {
+                (kernel.name, kernel.ptx, kernel.shared, *threads)
+            }
+        }
+    }
+
+    fn check(capability: u32, fp8: bool, rows: Dtype, shape: &SplitShape) {
+        let kernels = kernels(capability, fp8, rows, shape).expect("they are");
+        let (name, ptx, shared, threads) = parts(&kernels[shape.narrowest()]);
+        let target = match (capability, shape.head_dim, fp8) {
+            (90, 128, false) => "_sm90a",
+            _ => "",
+        };
+        let of = if fp8 { "fp8_" } else { "" };
+        let begin = format!("attend_shared_{of}{}_d", format!("{rows:?}").to_lowercase());
+        let end = format!("d{}_r{}{target}", shape.head_dim, if shape.group > 8 { 16 } else { 8 });
+        assert!(name.starts_with(&begin) && name.ends_with(&end), "{name} {begin} {end}");
+        assert!(ptx.contains(&format!(".entry {name}(")));
+        let bytes = format!("{},{:03}", shared / 1000, shared % 1000);
+        let launch = format!("block {threads}, {bytes} bytes of dynamic");
+        assert!(source(name).contains(&launch), "{name}");
+        // What compute capability 8.9 has for one CTA.
+        assert!(!target.is_empty() || shared <= 99 << 10, "{name}");
+    }
+
     #[test]
     fn each_group_has_a_kernel_which_is_launched_as_it_says() {
         let devices = [(80, 64), (80, 128), (80, 256), (89, 128), (90, 64), (90, 128), (90, 256)];
         for (capability, head_dim) in devices {
-            for (group, rows) in [(1, 8), (8, 8), (9, 16), (16, 16)] {
-                for dtype in [KvDtype::F16, KvDtype::Bf16] {
-                    let shape = shape(group, head_dim);
-                    let kernels = kernels(capability, dtype, &shape).expect("they are");
-                    let Attention { kernel, threads } = kernels[shape.narrowest()];
-                    let target = if (capability, head_dim) == (90, 128) { "_sm90a" } else { "" };
-                    let end = format!("_d{head_dim}_r{rows}{target}");
-                    assert!(kernel.name.ends_with(&end), "{} {end}", kernel.name);
-                    assert!(kernel.ptx.contains(&format!(".entry {}(", kernel.name)));
-                    let bytes = format!("{},{:03}", kernel.shared / 1000, kernel.shared % 1000);
-                    let launch = format!("block {threads}, {bytes} bytes of dynamic");
-                    assert!(source(kernel.name).contains(&launch), "{}", kernel.name);
+            for shape in [1, 8, 9, 16].map(|group| shape(group, head_dim)) {
+                for rows in [Dtype::F16, Dtype::Bf16] {
+                    for fp8 in [false, true] {
+                        check(capability, fp8, rows, &shape);
+                    }
                 }
             }
         }
     }
 
-    /// Spans over pools of fp8 are read by each row for itself, as those over f32 are.
+    /// Spans are read by each row for itself where rows are of f32, and where there is a window.
     #[test]
-    fn spans_are_read_once_from_pools_of_16_bits_alone() {
+    fn spans_are_read_once_for_rows_of_16_bits_alone() {
         let with_window = SplitShape { window: 64, ..shape(4, 128) };
         for (capability, head_dim) in [(80, 128), (90, 128), (90, 64)] {
-            for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3] {
-                let is_served = matches!(dtype, KvDtype::F16 | KvDtype::Bf16);
-                let found = kernels(capability, dtype, &shape(4, head_dim));
-                assert_eq!(found.is_some(), is_served, "{dtype:?}");
-                assert!(kernels(capability, dtype, &with_window).is_none());
+            for (fp8, rows) in [false, true]
+                .into_iter()
+                .flat_map(|fp8| [Dtype::F32, Dtype::F16, Dtype::Bf16].map(|rows| (fp8, rows)))
+            {
+                let found = kernels(capability, fp8, rows, &shape(4, head_dim));
+                assert_eq!(found.is_some(), rows != Dtype::F32, "{rows:?}");
+                assert!(kernels(capability, fp8, rows, &with_window).is_none());
             }
         }
     }

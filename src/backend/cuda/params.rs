@@ -353,6 +353,16 @@ pub struct AttendSharedParams {
     pub span_tops: u64,
 }
 
+/// What `attend_shared_fp8_*` takes, by value.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[repr(C)]
+pub struct AttendSharedFp8Params {
+    /// K and V are bytes, and so are their strides.
+    pub shared: AttendSharedParams,
+    /// K's and V's scales in this layer.
+    pub scales: LayerScales,
+}
+
 /// The factor that divides by `divisor`: `n / divisor == n * magic >> 32`.
 ///
 /// Exact for all 32-bit `n` where `divisor` is a power of two, else for `n < 2^32 / divisor`.
@@ -415,6 +425,7 @@ layout_is! {
         attend 0 shares 208 spans 216 items 224 members 232 meetings 240 tops 248 span_partial 256
         span_tops 264
     }
+    AttendSharedFp8Params 304 { shared 0 scales 272 }
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub use sparse::{SparseTestBackend, check_sparse_backend};
 
 use crate::backend::{Backend, OpenBackend};
 use crate::id::PageId;
-use crate::layout::{KvDtype, KvShape};
+use crate::layout::{Dtype, KvDtype, KvShape};
 use crate::testkit::rng::{Rng, mix};
 use run::Also;
 
@@ -185,13 +185,35 @@ where
     })
 }
 
-/// Whether kernels may read spans once that members of families share.
+/// The same over quantised pools: groups of 1 to 16, rows of one new token, of a few, or of prompts too.
+///
+/// # Panics
+/// As [`check_backend`].
+pub fn check_fp8_spans<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    check_drawn(options, seeds, |rng| {
+        let mut case = Case::random(rng);
+        case.group = rng.pick(&[1, 2, 3, 4, 4, 8, 8, 12, 16]);
+        case.extend_max =
+            rng.pick(&[1, (8 / case.group).max(1), (16 / case.group).max(1), 8, u32::MAX]);
+        let is_fp8 = case.layout.dtype().is_quantised() && case.q_rows != Dtype::F32;
+        (is_fp8 && is_for_families(&case) && case.q_heads() <= 64).then_some(case)
+    })
+}
+
+/// Whether kernels may read spans once that members of families share, of pools of 16 bits.
 fn has_families(case: &Case) -> bool {
+    let dtype = case.layout.dtype();
+    dtype == KvDtype::from(case.q_rows) && dtype.size() == 2 && is_for_families(case)
+}
+
+/// Whether a pool's heads are such as kernels read spans once of, and families have room.
+fn is_for_families(case: &Case) -> bool {
     let layout = &case.layout;
-    let is_plain = layout.dtype() == KvDtype::from(case.q_rows) && layout.dtype().size() == 2;
     let has_room = case.table.rows >= 7 && case.max_len >= 150;
-    let is_served = matches!(layout.head_dim(), 64 | 128 | 256);
-    is_plain && !layout.is_latent() && is_served && has_room
+    !layout.is_latent() && matches!(layout.head_dim(), 64 | 128 | 256) && has_room
 }
 
 /// The same over pools of 16 bits and heads of 128 alone, as kernels read them for several new tokens a row.

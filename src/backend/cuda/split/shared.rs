@@ -179,7 +179,7 @@ impl SharedSplit {
 
     /// K and V of a token, all heads.
     fn token_bytes(&self) -> f64 {
-        f64::from(4 * self.shape.kv_heads * self.shape.head_dim)
+        f64::from(2 * self.grid.number_bytes * self.shape.kv_heads * self.shape.head_dim)
     }
 
     /// Members of a query tile, at most.

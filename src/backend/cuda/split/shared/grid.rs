@@ -68,6 +68,8 @@ pub struct SharedGrid {
     pub rows: u32,
     /// Tiles that an item takes as long as beside its own.
     pub item_tiles: u32,
+    /// Bytes of a number of K or V.
+    pub number_bytes: u32,
     /// Of each of [`TAIL_ROWS`].
     pub costs: [SpanCosts; TAIL_ROWS.len()],
 }
@@ -81,6 +83,7 @@ impl SharedGrid {
             warps: TAIL_WARPS,
             rows: SPAN_ROWS,
             item_tiles: 4,
+            number_bytes: 2,
             costs: SpanCosts::H200,
         }
     }
@@ -94,8 +97,14 @@ impl SharedGrid {
             warps: if is_wide { TAIL_WARPS_256 } else { TAIL_WARPS_ANY },
             rows: if is_wide { SPAN_ROWS_256 } else { SPAN_ROWS },
             item_tiles: 3,
+            number_bytes: 2,
             costs: [0, 1].map(|tails| SpanCosts::general(head_dim, tails).of_ctas(resident)),
         }
+    }
+
+    /// The same over fp8.
+    pub fn over_fp8(self) -> Self {
+        Self { number_bytes: 1, costs: self.costs.map(SpanCosts::over_fp8), ..self }
     }
 
     /// Query rows that the spans' sums have room for.

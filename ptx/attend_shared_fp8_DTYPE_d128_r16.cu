@@ -1,0 +1,14 @@
+// attend_shared_fp8_DTYPE_d128_r16: decode attention that reads spans of fp8 shared by several sequences once, head_dim 128.
+// DTYPE:   bf16 or f16, of q and out: a file and an entry of each
+// Twin:    src/backend/cpu attend              (the specification; here sums are f32, weights and, by token, V of spans are rounded to the dtype)
+// Params:  AttendSharedFp8Params, 304 bytes    (ptx/params.cuh, src/backend/cuda/params.rs)
+// Shapes:  q, out [tokens, q_heads, 128]; the rest stands at AttendSharedParams
+// Grid:    x = multiprocessors * resident CTAs, block 128, 75,136 bytes of dynamic shared memory
+// Needs:   no window; group 1..=16; sequences with extend_len * group above 16 are left out; else as
+//          attend_decode_fp8_DTYPE_d128_r16
+// Build:   ptx/build.py
+#include "attend_shared_fp8.cuh"
+
+extern "C" __global__ void __launch_bounds__(128, 2) attend_shared_fp8_DTYPE_d128_r16(const __grid_constant__ AttendSharedFp8Params params) {
+    attend_shared_fp8<DTYPE, 128, 2, 75136>(params);
+}

@@ -204,6 +204,18 @@ fn alike(rows: usize, len: u32, own: u32) -> Forest {
     Forest { spans: vec![(0..rows, len)], own: vec![own; rows] }
 }
 
+/// What is compared with others' reads of shared prefixes.
+pub fn forests() -> [(&'static str, Forest); 4] {
+    let mut tree = alike(64, 4_096, 256);
+    tree.spans.extend((0..8).map(|group| (8 * group..8 * group + 8, 4_096)));
+    [
+        ("b64 8192+256", alike(64, 8_192, 256)),
+        ("b128 2048+512", alike(128, 2_048, 512)),
+        ("b256 16384+128", alike(256, 16_384, 128)),
+        ("b64 4096+8x4096+256", tree),
+    ]
+}
+
 /// A few new tokens a row, as when drafts are verified, over shared prefixes: as [`shared`].
 pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
@@ -232,13 +244,12 @@ pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
 
 /// Decode over shared prefixes: spans read once, and each row by itself, by turns.
 pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
-    let mut tree = alike(64, 4_096, 256);
-    tree.spans.extend((0..8).map(|group| (8 * group..8 * group + 8, 4_096)));
+    let [first, second, third, tree] = forests();
     let forests = [
-        ("b64 8192+256", alike(64, 8_192, 256)),
-        ("b128 2048+512", alike(128, 2_048, 512)),
-        ("b256 16384+128", alike(256, 16_384, 128)),
-        ("b64 4096+8x4096+256", tree),
+        first,
+        second,
+        third,
+        tree,
         ("b128 512+512", alike(128, 512, 512)),
         ("b2 8192+256", alike(2, 8_192, 256)),
         ("b8 1024+1024", alike(8, 1_024, 1_024)),

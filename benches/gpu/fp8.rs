@@ -1,4 +1,5 @@
-//! Pools of fp8, with scales that are given and by token, beside bf16: decode, extend, store. LayerFirst.
+//! Pools of fp8, with scales that are given and by token, beside bf16: decode, extend, store, shared prefixes.
+//! LayerFirst.
 
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
@@ -6,12 +7,12 @@ use kvarena::testkit::contract::attention;
 use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Capacity, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName,
-    PoolConfig, PoolLayout, Scaling, SlotId, StepEnd,
+    Attend, Backend, BatchPlan, Capacity, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend,
+    PlaneName, PoolConfig, PoolLayout, Scaling, SharedSpans, SlotId, StepEnd,
 };
 
 use crate::Outcome;
-use crate::attention::zipf;
+use crate::attention::{forests, zipf};
 use crate::batch::{Batch, Forest, Noise, distinct, table};
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
@@ -151,14 +152,22 @@ impl<'a> Bench<'a> {
 
     /// Times one batch of new and all tokens; whether a few of its rows are right.
     fn run(&mut self, lens: &[(u32, u32)]) -> Outcome<(f64, bool)> {
-        self.step += 1;
         let forest = Forest::alone(lens.iter().map(|len| len.1));
         let news: Vec<u32> = lens.iter().map(|len| len.0).collect();
+        self.run_forest(&forest, &news, false)
+    }
+
+    /// The same of a batch whose rows share spans, which may be read once.
+    fn run_forest(&mut self, forest: &Forest, news: &[u32], once: bool) -> Outcome<(f64, bool)> {
+        self.step += 1;
         let layout = *self.cuda.layout();
         let table = table(layout.page_size());
-        let batch = Batch::forest(self.step, &layout, &table, &forest, &news, &mut self.rng);
+        let batch = Batch::forest(self.step, &layout, &table, forest, news, &mut self.rng);
         let attend = Attend::new(Q_HEADS, HEAD_DIM);
-        self.cuda.begin(&batch.plan())?;
+        let plan = batch.plan();
+        let shared = if once { plan.shared } else { SharedSpans::default() };
+        let plan = BatchPlan { shared, ..plan };
+        self.cuda.begin(&plan)?;
         let set = batch.slots.len() as u64 * u64::from(Q_HEADS * HEAD_DIM) * 2;
         let rows = self.q.bytes() / set;
         let Self { timer, cuda, q, out, .. } = self;
@@ -166,13 +175,13 @@ impl<'a> Bench<'a> {
         let attend_set = |i| {
             let at = i as u64 % rows * set;
             let (q, out) = (q.rows(at, None), out.rows_mut(at, None));
-            cuda.attend(&batch.plan(), LayerId::new(i as u32), &attend, q, out, None)
+            cuda.attend(&plan, LayerId::new(i as u32), &attend, q, out, None)
         };
         let decodes = news.iter().all(|&new| new == 1);
         let sets = self.layers as usize;
         let us =
             if decodes { timer.graph(sets, attend_set)? } else { timer.row(sets, attend_set)? };
-        cuda.end(StepEnd::Complete(batch.plan().step()));
+        cuda.end(StepEnd::Complete(plan.step()));
         Ok((us, self.check(&batch, &attend, set)?))
     }
 
@@ -237,11 +246,13 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Decode, extend and store, as they are asked for.
-pub fn run(gpu: &Gpu, parts: [bool; 3], report: &mut Report) -> Outcome<()> {
+/// Decode, extend, store and shared prefixes, as they are asked for.
+pub fn run(gpu: &Gpu, parts: [bool; 4], report: &mut Report) -> Outcome<()> {
     let noise = (Noise::new(gpu)?, Fp8Noise::new(gpu)?);
     let noise = (&noise.0, &noise.1);
-    for (run, _) in [decode, extend, store].into_iter().zip(parts).filter(|(_, asked)| *asked) {
+    for (run, _) in
+        [decode, extend, store, shared].into_iter().zip(parts).filter(|(_, asked)| *asked)
+    {
         run(gpu, noise, report)?;
     }
     Ok(())
@@ -276,6 +287,35 @@ fn extend(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
             let (us, ok) = bench.run(&vec![(new, new + cached); b as usize])?;
             let case = format!("extend B{b} q{new} prefix{cached} page16");
             report.row("fp8", &case, name, us, Rate::extend(b, new, cached), ok);
+        }
+    }
+    Ok(())
+}
+
+/// Decode over shared prefixes: each row by itself and spans read once, by turns.
+fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
+    let plain = [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf())];
+    let plain = plain.map(|(name, own)| (name, Forest::alone(own)));
+    let forests = forests();
+    for (kind, name) in KINDS {
+        let mut bench = Bench::new(gpu, noise, kind, 16, 4)?;
+        for (case, forest) in forests.iter().chain(&plain) {
+            let tokens: u32 =
+                forest.own.iter().chain(forest.spans.iter().map(|span| &span.1)).sum();
+            let row = bench.cuda.layout().page_bytes() / u64::from(4 * 16_u32);
+            let bytes = Rate::Bytes(f64::from(tokens) * row as f64);
+            for (how, once) in [("flat", false), ("spans once", true)] {
+                let news = vec![1; forest.own.len()];
+                let (us, ok) = bench.run_forest(forest, &news, once)?;
+                report.row(
+                    "fp8",
+                    &format!("shared {case}"),
+                    &format!("{name} {how}"),
+                    us,
+                    bytes,
+                    ok,
+                );
+            }
         }
     }
     Ok(())

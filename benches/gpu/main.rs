@@ -6,9 +6,9 @@
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
-//! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, shortq, extend, fp8 (and its parts
-//! fp8-decode, fp8-extend, fp8-store alone), mla, sparse, plan, first; and spans-small, for a look at what spans does
-//! where the driver is the tests' (`tests/cuda/fake_driver`).
+//! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, spans-fp8, spans-fp8-dims, shortq, extend,
+//! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared alone), mla, sparse, plan, first; and spans-small,
+//! for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;
@@ -62,14 +62,23 @@ fn main() -> Outcome<()> {
         attention::shared_short(&gpu, &mut report)?;
     }
     if wanted("spans") {
-        spans::run(&gpu, spans::Sizes::FULL, &spans::HEADS_128, &mut report)?;
+        spans::run(&gpu, spans::Sizes::FULL, (&spans::HEADS_128, false), &mut report)?;
     }
     if wanted("spans-dims") {
-        spans::run(&gpu, spans::Sizes::FEWER, &spans::OTHER_HEADS, &mut report)?;
+        spans::run(&gpu, spans::Sizes::FEWER, (&spans::OTHER_HEADS, false), &mut report)?;
+    }
+    if wanted("spans-fp8") {
+        spans::run(&gpu, spans::Sizes::FULL, (&spans::HEADS_128, true), &mut report)?;
+    }
+    if wanted("spans-fp8-dims") {
+        spans::run(&gpu, spans::Sizes::FEWER, (&spans::OTHER_HEADS, true), &mut report)?;
     }
     if asked.iter().any(|a| a == "spans-small") {
-        spans::run(&gpu, spans::Sizes::SMALL, &spans::HEADS_128, &mut report)?;
-        spans::run(&gpu, spans::Sizes::SMALL, &spans::OTHER_HEADS, &mut report)?;
+        for heads in [&spans::HEADS_128, &spans::OTHER_HEADS] {
+            for over_fp8 in [false, true] {
+                spans::run(&gpu, spans::Sizes::SMALL, (heads, over_fp8), &mut report)?;
+            }
+        }
     }
     if wanted("shortq") {
         attention::short_queries(&gpu, &mut report)?;
@@ -77,7 +86,8 @@ fn main() -> Outcome<()> {
     if wanted("extend") {
         attention::extend(&gpu, &mut report)?;
     }
-    let fp8 = ["fp8-decode", "fp8-extend", "fp8-store"].map(|part| wanted("fp8") || wanted(part));
+    let fp8 = ["fp8-decode", "fp8-extend", "fp8-store", "fp8-shared"]
+        .map(|part| wanted("fp8") || wanted(part));
     if fp8.contains(&true) {
         fp8::run(&gpu, fp8, &mut report)?;
     }

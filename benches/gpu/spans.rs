@@ -3,7 +3,7 @@
 //! Simple shapes and random forests, to all of which the model's constants are fitted. Each is timed with each row read
 //! by itself, as the split chooses, and with every span read once; results are compared with the first. Prints how far
 //! the choice is from the better of both, and how far the model from what was measured; all of it goes to
-//! `$OUT/spans-d128.csv`, or that of the first head_dim.
+//! `$OUT/spans-d128.csv`, or that of the first head_dim; of pools of fp8, with given scales, `$OUT/spans-fp8-d128.csv`.
 //!
 //! Not here: the model (`src/backend/cuda/split/shared/cost.rs`).
 
@@ -12,13 +12,16 @@ use std::ops::Range;
 
 use half::bf16;
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu, SpanCosts, SpanWork};
+use kvarena::testkit::quantised::scales;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, KvShape, LayerId, Layout, OpenBackend, SharedSpans, StepEnd, StepId,
+    Attend, Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend,
+    PoolConfig, PoolLayout, SharedSpans, StepEnd, StepId,
 };
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, pool_of, table};
+use crate::fp8::Fp8Noise;
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
@@ -101,17 +104,30 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(gpu: &Gpu, noise: &Noise, heads: &Heads, sizes: &Sizes) -> Outcome<Self> {
+    /// Over fp8 where there are bytes for it.
+    fn new(
+        gpu: &Gpu,
+        (noise, fp8): (&Noise, Option<&Fp8Noise>),
+        heads: &Heads,
+        sizes: &Sizes,
+    ) -> Outcome<Self> {
         let &(q_heads, kv_heads, head_dim) = heads;
         let mut timer = Timer::new(gpu)?;
         timer.together = sizes.together;
         let open = |all_spans| -> Outcome<Cuda> {
             let stream = Some(timer.stream.clone());
-            let options = CudaOptions { stream, all_spans, ..CudaOptions::new(gpu) };
+            let scales = fp8.map(|_| scales(LAYERS, kv_heads, 1));
+            let options = CudaOptions { stream, all_spans, scales, ..CudaOptions::new(gpu) };
             let shape = KvShape::heads(kv_heads, head_dim);
-            let layout = pool_of(shape, LAYERS, PAGE, sizes.slots, Layout::LayerFirst);
+            let layout = match fp8 {
+                Some(_) => fp8_pool_of(shape, sizes.slots),
+                None => pool_of(shape, LAYERS, PAGE, sizes.slots, Layout::LayerFirst),
+            };
             let mut cuda = options.open(&layout, &table(PAGE), 2)?;
-            noise.fill(cuda.pool())?;
+            match fp8 {
+                Some(fp8) => fp8.fill(&cuda, noise)?,
+                None => noise.fill(cuda.pool())?,
+            }
             cuda.prepare(&Attend::new(q_heads, head_dim))?;
             Ok(cuda)
         };
@@ -121,12 +137,18 @@ impl Bench {
         Ok(Self { timer, choosing, all, q, out, q_heads, step: 0, rng: Rng::new(5) })
     }
 
+    /// K and V of a token in a layer.
+    fn token_bytes(&self) -> f64 {
+        let layout = self.choosing.layout();
+        f64::from(2 * layout.kv_heads() * layout.head_dim()) * layout.dtype().size() as f64
+    }
+
     /// Times a forest each way; `report` is told of results that differ.
     fn run(&mut self, case: &str, forest: &Forest, report: &mut Report) -> Outcome<Timed> {
         let layout = *self.choosing.layout();
         let news = vec![1; forest.own.len()];
         let batch = Batch::forest(0, &layout, &table(PAGE), forest, &news, &mut self.rng);
-        let bytes = distinct(forest) as f64 * f64::from(layout.kv_heads() * layout.head_dim() * 4);
+        let bytes = distinct(forest) as f64 * self.token_bytes();
         let sets = ((400e6 / bytes).ceil() as usize).clamp(2, LAYERS as usize);
         let (flat, _, exact) = self.time(&batch, How::Flat, sets)?;
         let exact: Vec<f64> = exact.iter().map(|x| x.to_f64()).collect();
@@ -172,6 +194,19 @@ impl Bench {
         cuda.end(StepEnd::Complete(plan.step));
         Ok((us, work, self.out.read(0, elements)?))
     }
+}
+
+fn fp8_pool_of(shape: KvShape, slots: u32) -> PoolLayout {
+    let config = PoolConfig {
+        layers: LAYERS,
+        shape,
+        dtype: KvDtype::Fp8E4M3,
+        page_size: PAGE,
+        capacity: Capacity::Pages(slots / PAGE),
+        layout: Layout::LayerFirst,
+        ..PoolConfig::default()
+    };
+    config.layout().expect("a valid pool")
 }
 
 /// Tokens of a forest.
@@ -377,19 +412,26 @@ fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Time
 }
 
 /// All of it. Simple shapes are rows of the report, the forests' medians are.
-pub fn run(gpu: &Gpu, sizes: Sizes, all: &[Heads], report: &mut Report) -> Outcome<()> {
+pub fn run(
+    gpu: &Gpu,
+    sizes: Sizes,
+    (all, over_fp8): (&[Heads], bool),
+    report: &mut Report,
+) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
+    let bytes = if over_fp8 { Some(Fp8Noise::new(gpu)?) } else { None };
+    let of_fp8 = if over_fp8 { "fp8-" } else { "" };
     let mut csv = String::from("heads,case,rows,spans,flat,chosen,once,accepted,");
     csv += "work_tiles,unit_bytes,tail_ctas,own_bytes,span_bytes,row_bytes\n";
     for of in all {
         let (q_heads, kv_heads, head_dim) = of;
-        let heads = format!("{q_heads}q/{kv_heads}kv d{head_dim}");
-        let mut bench = Bench::new(gpu, &noise, of, &sizes)?;
+        let heads = format!("{of_fp8}{q_heads}q/{kv_heads}kv d{head_dim}");
+        let mut bench = Bench::new(gpu, (&noise, bytes.as_ref()), of, &sizes)?;
         let mut shapes = Vec::new();
         for (name, forest) in simple(&sizes) {
             let case = format!("{name} {heads}");
             let timed = bench.run(&case, &forest, report)?;
-            let bytes = Rate::Bytes(distinct(&forest) as f64 * f64::from(kv_heads * head_dim * 4));
+            let bytes = Rate::Bytes(distinct(&forest) as f64 * bench.token_bytes());
             let kinds =
                 [("flat", timed.flat), ("as chosen", timed.chosen), ("spans once", timed.once)];
             for (kind, us) in kinds {
@@ -412,12 +454,13 @@ pub fn run(gpu: &Gpu, sizes: Sizes, all: &[Heads], report: &mut Report) -> Outco
         }
         println!("spans, {heads}:");
         let tails = usize::from(q_heads / kv_heads > 8);
-        let hopper = gpu.capability() == 90 && *head_dim == 128;
+        let hopper = gpu.capability() == 90 && *head_dim == 128 && !over_fp8;
         // Whose CTAs share a multiprocessor, and are what is fitted.
         let general = SpanCosts::general(*head_dim, tails).of_ctas(if hopper { 1 } else { 2 });
+        let general = if over_fp8 { general.over_fp8() } else { general };
         summarize(if hopper { &SpanCosts::H200[tails] } else { &general }, &shapes, &forests);
     }
     let folder = std::env::var("OUT").unwrap_or_else(|_| ".".into());
-    std::fs::write(format!("{folder}/spans-d{}.csv", all[0].2), csv)?;
+    std::fs::write(format!("{folder}/spans-{of_fp8}d{}.csv", all[0].2), csv)?;
     Ok(())
 }

@@ -456,8 +456,8 @@ pub fn run(
         let tails = usize::from(q_heads / kv_heads > 8);
         let hopper = gpu.capability() == 90 && *head_dim == 128 && !over_fp8;
         // Whose CTAs share a multiprocessor, and are what is fitted.
-        let general = SpanCosts::general(*head_dim, tails).of_ctas(if hopper { 1 } else { 2 });
-        let general = if over_fp8 { general.over_fp8() } else { general };
+        let of = if over_fp8 { SpanCosts::over_fp8 } else { SpanCosts::general };
+        let general = of(*head_dim, tails).of_ctas(2);
         summarize(if hopper { &SpanCosts::H200[tails] } else { &general }, &shapes, &forests);
     }
     let folder = std::env::var("OUT").unwrap_or_else(|_| ".".into());

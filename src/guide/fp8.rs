@@ -46,4 +46,4 @@
 //! and is given, bf16 unless it says f16 or f32. The bytes and scales that the store makes are the CPU's, bit by bit.
 //! Attention has an error of the rows' type over what the bytes stand for; where scales are by token, prefill rounds a
 //! number times its scale to the rows' type first. Spans that rows share are read once as over 16 bits, where that is
-//! estimated to be cheaper; there V by token is rounded so, too.
+//! cheaper; there V by token is rounded so, too.

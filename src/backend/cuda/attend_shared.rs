@@ -230,9 +230,10 @@ impl SharedDecode {
         let resident = kernels[shape.narrowest()].resident(gpu)?.min(RESIDENT);
         let grid = if is_hopper(capability, fp8, &shape) {
             SharedGrid::hopper(multiprocessors)
+        } else if fp8 {
+            SharedGrid::over_fp8(multiprocessors, resident, shape.head_dim)
         } else {
-            let grid = SharedGrid::general(multiprocessors, resident, shape.head_dim);
-            if fp8 { grid.over_fp8() } else { grid }
+            SharedGrid::general(multiprocessors, resident, shape.head_dim)
         };
         if resident == 0 || !grid.serves(&shape) {
             return Ok(None);

@@ -72,8 +72,8 @@ impl SpanCosts {
     /// Of the kernels for any device, a whole multiprocessor's, by head_dim and place of the tail's kernel. Fitted to
     /// what H200s took of head_dim 64, and of 256 flat, else to older forms of these kernels; of 128 products are those
     /// of the extend kernel.
-    pub fn general(head_dim: u32, tails: usize) -> Self {
-        let [narrow, of] = [Self::H200[0], Self::H200[tails]];
+    pub fn general(head_dim: u32, place: usize) -> Self {
+        let narrow = Self::H200[0];
         let as_128 = [narrow.spans, narrow.tails, narrow.memory];
         let (tile, units, [spans, tails, memory], of_flat) = match head_dim {
             64 => (2425.0, 63.0, [8840.0, 7900.0, 3850.0], [6500.0, 4200.0, 2430.0, 7490.0]),
@@ -81,16 +81,19 @@ impl SpanCosts {
             _ => (6000.0, 60.0, as_128, [10_600.0, 4400.0, 2820.0, 6160.0]),
         };
         let [flat, own, first, again] = of_flat;
+        let all = Self { tile, spans, tails, units, memory, flat, own, first, again };
+        if place == 0 { all } else { all.of_wide_tails() }
+    }
+
+    /// The same of tails of 16 query rows, which are slower than those of 8 as they are of [`Self::H200`].
+    fn of_wide_tails(self) -> Self {
+        let [narrow, wide] = Self::H200;
         Self {
-            tile,
-            spans: spans * of.spans / narrow.spans,
-            tails: tails * of.tails / narrow.tails,
-            units: units * of.units / narrow.units,
-            memory: memory * of.memory / narrow.memory,
-            flat,
-            own,
-            first,
-            again,
+            spans: self.spans * wide.spans / narrow.spans,
+            tails: self.tails * wide.tails / narrow.tails,
+            units: self.units * wide.units / narrow.units,
+            memory: self.memory * wide.memory / narrow.memory,
+            ..self
         }
     }
 
@@ -100,10 +103,18 @@ impl SpanCosts {
         Self { tile: self.tile * resident, units: self.units / resident, ..self }
     }
 
-    /// The same over fp8: **estimated, not measured**. Bytes are half as many and memory gives as much of them; a tile
-    /// has as many products, and its bytes become numbers before that; tails are nearer to what instructions take.
-    pub fn over_fp8(self) -> Self {
-        Self { tile: 1.25 * self.tile, units: 0.9 * self.units, ..self }
+    /// Of the kernels over fp8, a whole multiprocessor's: fitted to what H200s took, but for tails of 16 query rows of
+    /// head_dim 64 and 256, which are taken to be slower as they are of 16 bits.
+    pub fn over_fp8(head_dim: u32, place: usize) -> Self {
+        let (tile, of_spans, units, of_flat) = match (head_dim, place) {
+            (64, _) => (3110.0, [9800.0, 7230.0, 4600.0], 30.8, [7690.0, 2660.0, 2520.0, 5280.0]),
+            (128, 0) => (5500.0, [12e3, 12e3, 4900.0], 51.6, [8280.0, 4200.0, 3050.0, 7020.0]),
+            (128, _) => (5410.0, [38.6e3, 25.1e3, 3000.0], 56.6, [10.8e3, 4200.0, 2920.0, 6210.0]),
+            _ => (7060.0, [15.8e3, 10.6e3, 4000.0], 30.2, [14.3e3, 4260.0, 3400.0, 5430.0]),
+        };
+        let ([spans, tails, memory], [flat, own, first, again]) = (of_spans, of_flat);
+        let all = Self { tile, spans, tails, units, memory, flat, own, first, again };
+        if place == 0 || head_dim == 128 { all } else { all.of_wide_tails() }
     }
 
     /// A step that reads spans once is to be faster by this factor, so that the model's error seldom makes it slower.

@@ -88,7 +88,7 @@ impl SharedGrid {
         }
     }
 
-    /// All others.
+    /// All others over 16 bits.
     pub fn general(multiprocessors: u32, resident: u32, head_dim: u32) -> Self {
         let is_wide = head_dim > 128;
         Self {
@@ -102,9 +102,13 @@ impl SharedGrid {
         }
     }
 
-    /// The same over fp8.
-    pub fn over_fp8(self) -> Self {
-        Self { number_bytes: 1, costs: self.costs.map(SpanCosts::over_fp8), ..self }
+    /// Those over fp8.
+    pub fn over_fp8(multiprocessors: u32, resident: u32, head_dim: u32) -> Self {
+        Self {
+            number_bytes: 1,
+            costs: [0, 1].map(|tails| SpanCosts::over_fp8(head_dim, tails).of_ctas(resident)),
+            ..Self::general(multiprocessors, resident, head_dim)
+        }
     }
 
     /// Query rows that the spans' sums have room for.

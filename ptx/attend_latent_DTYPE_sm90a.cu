@@ -11,5 +11,5 @@
 
 extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1)
     attend_latent_DTYPE_sm90a(const __grid_constant__ AttendLatentRowsParams params) {
-    attend_latent_hopper<DTYPE>(params);
+    attend_latent_hopper<DTYPE, false, LatentHopper<DTYPE>>(params);
 }

@@ -1,5 +1,4 @@
 // Attention over latent rows for Hopper where a step's sequences have few query rows each, ROWS = 16 or 32: it is bound by memory.
-// Over rows of fp8 items are of this kind alone.
 //
 // Products are transposed: tokens are the 64 rows of a matrix product and query rows its columns, so that nothing is multiplied
 // that is no query, queries and weights take little room, and the output stands in one warpgroup's registers. That warpgroup scores,
@@ -9,7 +8,7 @@
 // of the places, of 64, 64 and 64 - ROWS tokens, then the queries. A product of 64 rows over the last place goes on into the queries;
 // what it gives for those is left out.
 #pragma once
-#include "e4m3.cuh"
+#include "fp8.cuh"
 #include "hopper.cuh"
 #include "latent_plan.cuh"
 #include "pdl.cuh"
@@ -61,7 +60,12 @@ DEVICE void store_matrix_transposed(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Of fp8 each token's scale, in each place.
+// Whether numbers of fp8 are multiplied without their tokens' scales, which go into logits and weights instead: a byte as bf16 is exact
+// then. A weight times a scale may pass f16's range, so as f16 numbers are written times their scale, as they were before they were stored.
+template <class T> constexpr bool UNSCALED = false;
+template <> constexpr bool UNSCALED<bf16> = true;
+
+// Each token's scale, in each place.
 template <bool IS> struct PlaceScales {};
 template <> struct PlaceScales<true> {
     float scales[3][64];
@@ -73,10 +77,12 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
     static constexpr int GROUP = BLOCKS * 1024, PLACE = 8 * GROUP;         // bytes of 8 rows, of 64
     static constexpr int PLACES = 3, Q = (24 - N) * GROUP, P = 24 * GROUP; // offsets in dynamic shared memory
     static constexpr int BYTES = P + ROWS * 128;
+    static constexpr int PRODUCERS = FP8 ? 2 : 1;                         // warpgroups that copy
+    static constexpr bool APART = FP8 && UNSCALED<T>;                     // scales are not in what is multiplied
     // Tokens of a place.
     static __device__ __forceinline__ u32 size(u32 place) { return place + 1 == PLACES ? 64 - ROWS : 64; }
 
-    struct Shared : PlaceScales<FP8> {
+    struct Shared : PlaceScales<APART> {
         u64 full[PLACES], empty[PLACES];
         u64 q_full, q_empty;
         uint4 grows;                           // of each warp, whether a weight would be too large
@@ -198,7 +204,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
     // ---- copies of fp8: two warpgroups ----------------------------------------------------------------------------------
     //
     // A warp has rows 8 w .. + 8 of a tile: of each a lane has 16 numbers, as bytes in its registers while they are on their way, and 16
-    // bytes of two of the 64 that are bf16. Numbers are written as they stand; their scales go into logits and weights.
+    // bytes of two of the 64 that are bf16.
 
     struct Bytes {
         uint4 row[8], rope[2];
@@ -227,15 +233,15 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
     static __device__ __forceinline__ void store(u32 at, const uint4& v) {
         asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
     }
+    static __device__ __forceinline__ uint4 rope_of(const uint4& v) {
+        return make_uint4(from_bf16(T(), v.x), from_bf16(T(), v.y), from_bf16(T(), v.z), from_bf16(T(), v.w));
+    }
     static __device__ __forceinline__ void store_row(u32 group, const Bytes& bytes, int row, u32 lane) {
         const u32 words[4] = {bytes.row[row].x, bytes.row[row].y, bytes.row[row].z, bytes.row[row].w};
+        const float scale = APART ? 1.f : __shfl_sync(~0u, bytes.scale, row);
         u32 wide[8];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            u32 low, high;
-            widen(words[i], low, high);
-            wide[2 * i] = pack(T(), low_half(low), high_half(low)), wide[2 * i + 1] = pack(T(), low_half(high), high_half(high));
-        }
+        for (int i = 0; i < 4; ++i) widen_row<!APART>(T(), words[i], scale, wide[2 * i], wide[2 * i + 1]);
         const uint4 a = make_uint4(wide[0], wide[1], wide[2], wide[3]), b = make_uint4(wide[4], wide[5], wide[6], wide[7]);
         // Half of the lanes write their second piece first, so that eight at a time meet all banks.
         const bool second = lane / 4 % 2 != 0;
@@ -275,8 +281,10 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                 barrier_wait(shared_address(shared.empty + place), round % 2 ^ 1);
                 if (here) {
 #pragma unroll
-                    for (int i = 0; i < 2; ++i) store(group + 8 * 1024 + within(i * 4 + lane / 8, lane % 8), bytes.rope[i]);
-                    if (lane < 8) shared.scales[place][warp * 8 + lane] = bytes.scale;
+                    for (int i = 0; i < 2; ++i) store(group + 8 * 1024 + within(i * 4 + lane / 8, lane % 8), rope_of(bytes.rope[i]));
+                    if constexpr (APART) {
+                        if (lane < 8) shared.scales[place][warp * 8 + lane] = bytes.scale;
+                    }
 #pragma unroll
                     for (int row = 0; row < 8; ++row) store_row(group, bytes, row, lane);
                 }
@@ -334,7 +342,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
             for (u32 begin = work.kv_begin; begin < work.kv_end;) {
                 const u32 tokens = min(size(place), work.kv_end - begin), matrix = place * (PLACE >> 4);
                 const bool last = begin + tokens == work.kv_end;
-                // Of fp8 a row's last numbers have no scale, so their products stand apart.
+                // Where the others have a scale to come, products of a row's last numbers stand apart.
                 float s[N][4], apart[N][4], scale[2] = {1.f, 1.f};
                 barrier_wait(shared_address(shared.full + place), round % 2);
                 fence_async();
@@ -342,11 +350,11 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
 #pragma unroll
                 for (int i = 0; i < (RANK + ROPE) / 16; ++i) {
                     const u32 step = (i / 4 * 1024 + i % 4 * 32) >> 4;
-                    const bool rope = FP8 && i >= RANK / 16;
+                    const bool rope = APART && i >= RANK / 16;
                     wgmma_few_scores(T(), rope ? apart : s, further(k_matrix, matrix + step), further(q_matrix, step), rope ? i > RANK / 16 : i > 0);
                 }
                 wgmma_commit();
-                if constexpr (FP8) {
+                if constexpr (APART) {
                     wgmma_wait_few(s, apart);
 #pragma unroll
                     for (int h = 0; h < 2; ++h) scale[h] = shared.scales[place][token + 8 * h];

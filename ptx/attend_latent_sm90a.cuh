@@ -78,16 +78,20 @@ template <class T> struct LatentHopper {
         u64 weighed[2];               // each warpgroup's tile: its weights are there, and what they are relative to
         float top[BM];
         float sum[2][2][BM];          // of every other item, each warpgroup's tiles
-        // All threads that copy arrive; those that make weights; a lane of each warp that is done with something, a place's of all `ctas`
-        // that it is written for.
-        __device__ __forceinline__ void init(u32 ctas) {
-            for (u32 i = 0; i < 4; ++i) barrier_init(shared_address(full[0] + i), GROUP / 2), barrier_init(shared_address(empty[0] + i), ctas * WARPS);
+        // The `fillers` of half of a tile arrive; those that make weights; a lane of each warp that is done with something, a place's of all
+        // `ctas` that it is written for.
+        __device__ __forceinline__ void init(u32 ctas, u32 fillers) {
+            for (u32 i = 0; i < 4; ++i) barrier_init(shared_address(full[0] + i), fillers), barrier_init(shared_address(empty[0] + i), ctas * WARPS);
             barrier_init(shared_address(&q_full), GROUP), barrier_init(shared_address(&q_empty), 2 * WARPS);
             barrier_init(shared_address(weighed), GROUP), barrier_init(shared_address(weighed + 1), GROUP);
         }
     };
 
     // ---- copies: one warpgroup, of which two warps have half of V's columns each -------------------------------------------
+
+    static constexpr int REGISTERS = 72;  // of a thread that copies: all have 504 in three warpgroups, a thread of each
+    // Arrivals that half of a tile waits for.
+    static __device__ __forceinline__ u32 fillers(u32) { return GROUP / 2; }
 
     // Rows first .. + COUNT of a half's columns; lane i holds the offset of row first + i. A copy is of 128 bytes of 4 rows: 512 of one row
     // take longer.
@@ -445,43 +449,50 @@ template <class T> struct LatentHopper {
     }
 };
 
-// A CTA of items of few query rows: one warpgroup copies, one multiplies.
+// A CTA of items of few query rows: one warpgroup multiplies, one copies, or two of fp8.
 template <class Few> DEVICE void attend_latent_few(const AttendParams& p, u32 memory, typename Few::Shared& shared, u32 index, u32 end) {
-    if (threadIdx.x == 0) shared.init(Few::THREADS);
+    if (threadIdx.x == 0) shared.init(Few::PRODUCERS * Few::THREADS);
     __syncthreads();
     const u32 role = threadIdx.x / Few::THREADS;
-    if (role == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 120;");
-        Few::produce(p, memory, shared, index, end);
+    // A lane of each warpgroup: 504 together, which is what the CTA has at its launch. More would be waited for for ever.
+    if (role >= 3 - Few::PRODUCERS) {
+        if constexpr (Few::PRODUCERS == 2) {
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 144;");
+            Few::produce_fp8(p, memory, shared, index, end);
+        } else {
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 120;");
+            Few::produce(p, memory, shared, index, end);
+        }
     } else if (role == 0) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
         Few::consume(p, memory, shared, index, end);
     } else wait_for_previous();
 }
 
-// `ctas`: that share an item.
-template <class T>
-DEVICE void attend_latent_wide(const AttendLatentRowsParams& all, u32 memory, typename LatentHopper<T>::Shared& shared, u32 index, u32 end, u32 ctas) {
+// Items whose rows Copies brings; `ctas`: that share an item.
+template <class T, class Copies, class Params>
+DEVICE void attend_latent_wide(const Params& all, u32 memory, typename LatentHopper<T>::Shared& shared, u32 index, u32 end, u32 ctas) {
     using E = LatentHopper<T>;
-    if (threadIdx.x == 0) shared.init(ctas), barriers_made();
+    if (threadIdx.x == 0) shared.init(ctas, Copies::fillers(ctas)), barriers_made();
     __syncthreads();
     // Neither CTA arrives or writes before the other's barriers are there.
     if (ctas == 2) cluster_sync();
     if (threadIdx.x / E::GROUP == E::COPIES) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-        E::copy(all, memory, shared, index, end, ctas);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Copies::REGISTERS));
+        Copies::copy(all, memory, shared, index, end, ctas);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((504 - Copies::REGISTERS) / 2));
         E::multiply(all.attend, memory, shared, index, end, ctas);
     }
     // Nor does it end before the other has arrived for the last time.
     if (ctas == 2) cluster_sync();
 }
 
-template <class T> DEVICE void attend_latent_hopper(const AttendLatentRowsParams& all) {
+// Rows of T, or of fp8; Copies brings those of wide items.
+template <class T, bool FP8, class Copies, class Params> DEVICE void attend_latent_hopper(const Params& all) {
     const AttendParams& p = all.attend;
-    using Few = LatentFew<T, 16>;
-    using More = LatentFew<T, 32>;
+    using Few = LatentFew<T, 16, FP8>;
+    using More = LatentFew<T, 32, FP8>;
     extern __shared__ __align__(1024) u8 memory[];
     // Of one kind of items only.
     __shared__ union {
@@ -498,7 +509,7 @@ template <class T> DEVICE void attend_latent_hopper(const AttendLatentRowsParams
     // Apart from the begin on, or else the compiler spills.
     if (width == 16) attend_latent_few<Few>(p, at, state.few, index, end);
     else if (width == 32) attend_latent_few<More>(p, at, state.more, index, end);
-    else attend_latent_wide<T>(all, at, state.wide, index, end, ctas);
+    else attend_latent_wide<T, Copies>(all, at, state.wide, index, end, ctas);
 }
 
 // Joins the parts of items that were cut, 128 columns of a row at a time: a warp each, or where some have more than BATCH parts four,

@@ -21,6 +21,13 @@ template <bool SCALED> DEVICE void widen_row(bf16, u32 bytes, float scale, u32& 
     if (!SCALED) scale = 1.f;
     low = pack(bf16(), low_half(first) * scale, high_half(first) * scale), high = pack(bf16(), low_half(second) * scale, high_half(second) * scale);
 }
+// Two numbers of bf16 as T. f16 holds those that were stored of f16 rows: but that what was rounded up past its end is the end.
+DEVICE u32 from_bf16(bf16, u32 two) { return two; }
+DEVICE u32 from_bf16(f16, u32 two) {
+    const float low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xffff0000);
+    auto held = [](float x) { return fabsf(x) == 65536.f ? copysignf(65504.f, x) : x; };
+    return pack(f16(), held(low), held(high));
+}
 // 16 bytes that other CTAs read as well, from the L2 cache.
 DEVICE void load_bytes(u32 (&v)[4], u64 at) {
     asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(at) : "memory");

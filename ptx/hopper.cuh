@@ -86,6 +86,17 @@ DEVICE void barrier_arrive_of(u32 at, u32 rank) {
 DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // Waits for all threads of the cluster, and for nothing that they wrote.
 DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory"); }
+// Where CTA `rank` of the cluster has what stands at `at` here.
+DEVICE u32 address_of(u32 at, u32 rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+// So many bytes of this CTA's shared memory into another's, and their number to a barrier of that one. Both are addresses of `address_of`.
+DEVICE void copy_there(u32 to, u32 from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "r"(from), "r"(bytes), "r"(barrier) : "memory");
+}
 // A box of a tensor into the shared memory of both CTAs of a cluster, at the same place, and its bytes to both barriers.
 DEVICE void copy_box_to_both(u32 to, const TensorMap& map, u32 barrier, u32 column, u32 slot, u32 page, u64 policy) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "

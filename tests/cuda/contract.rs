@@ -1,9 +1,9 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
 use kvarena::testkit::contract::{
-    Case, check_backend, check_fp8, check_fp8_spans, check_latent, check_latent_pairs,
-    check_served, check_short, check_short_spans, check_spans, check_sparse_backend,
-    check_wide_spans,
+    Case, check_backend, check_fp8, check_fp8_spans, check_latent, check_latent_fp8,
+    check_latent_pairs, check_served, check_short, check_short_spans, check_spans,
+    check_sparse_backend, check_wide_spans,
 };
 
 use crate::on_gpu::OnGpuOptions;
@@ -88,6 +88,13 @@ fn cuda_keeps_the_contract_of_short_queries() {
 fn cuda_keeps_the_contract_over_latent_rows() {
     let Some(gpu) = gpu() else { return };
     println!("{}", check_latent(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(100)));
+}
+
+/// Of fp8, with rows of 16 bits, for which there are kernels of their own.
+#[test]
+fn cuda_keeps_the_contract_over_latent_rows_of_fp8() {
+    let Some(gpu) = gpu() else { return };
+    println!("{}", check_latent_fp8(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(100)));
 }
 
 /// Clusters of two CTAs that share what they read, of which others draw one pool in a few hundred.

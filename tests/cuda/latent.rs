@@ -15,12 +15,13 @@ use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 
 const SHAPE: KvShape = KvShape::Latent { rank: 512, rope: 64 };
-const HEADS: usize = 5;
 const ROWS: usize = 4;
 const LONGEST: u32 = 120;
 
-/// Rows of bf16 at fixed addresses.
+/// Rows at fixed addresses.
 struct Buffers {
+    dtype: Dtype,
+    heads: usize,
     q: DeviceBuffer,
     k: DeviceBuffer,
     out: DeviceBuffer,
@@ -29,20 +30,20 @@ struct Buffers {
 }
 
 impl Buffers {
-    fn new(gpu: &Gpu, tokens: usize) -> Self {
+    fn new(gpu: &Gpu, dtype: Dtype, heads: usize, tokens: usize) -> Self {
         let buffer = |bytes| DeviceBuffer::new(gpu, (tokens * bytes) as u64).expect("memory");
-        let (q, k, out) = (buffer(2 * HEADS * 576), buffer(2 * 576), buffer(2 * HEADS * 512));
-        Self { q, k, out, lse: buffer(4 * HEADS), tokens }
+        let (q, k, out) = (buffer(2 * heads * 576), buffer(2 * 576), buffer(2 * heads * 512));
+        Self { dtype, heads, q, k, out, lse: buffer(4 * heads), tokens }
     }
 
     /// Writes random rows, and poison where outputs go.
     fn fill(&mut self, seed: u64) {
         let mut rng = Rng::new(seed);
-        for (buffer, width) in [(&mut self.q, HEADS * 576), (&mut self.k, 576)] {
+        for (buffer, width) in [(&mut self.q, self.heads * 576), (&mut self.k, 576)] {
             let number = || (rng.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0;
             let values: Vec<f32> =
                 std::iter::repeat_with(number).take(self.tokens * width).collect();
-            buffer.write(0, &bytes(Dtype::Bf16, &values)).expect("a copy");
+            buffer.write(0, &bytes(self.dtype, &values)).expect("a copy");
         }
         self.out.fill(0xff).expect("a fill");
         self.lse.fill(0xff).expect("a fill");
@@ -53,21 +54,21 @@ impl Buffers {
         let (id, rows) = (LayerId::new(0), self.k.rows(0, None));
         gpu.cuda.store_cache(plan, id, rows, self.k.rows(0, None))?;
         let (out, lse) = (self.out.rows_mut(0, None), self.lse.rows_mut(0, None));
-        gpu.cuda.attend(plan, id, &attend(), self.q.rows(0, None), out, Some(lse))
+        gpu.cuda.attend(plan, id, &attend(self.heads), self.q.rows(0, None), out, Some(lse))
     }
 
     fn results(&self) -> (Vec<u16>, Vec<u32>) {
-        let out = self.out.read(0, self.tokens * HEADS * 512).expect("numbers");
-        (out, self.lse.read(0, self.tokens * HEADS).expect("numbers"))
+        let out = self.out.read(0, self.tokens * self.heads * 512).expect("numbers");
+        (out, self.lse.read(0, self.tokens * self.heads).expect("numbers"))
     }
 }
 
-fn attend() -> Attend {
-    Attend::latent(HEADS as u32, 192_f32.sqrt().recip())
+fn attend(heads: usize) -> Attend {
+    Attend::latent(heads as u32, 192_f32.sqrt().recip())
 }
 
 /// Steps of [`ROWS`] rows, of which the last is padding, and so many tokens.
-fn replay(gpu: &Gpu, dtype: KvDtype, tokens: usize) {
+fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usize) {
     let scaling = if dtype.is_quantised() { Scaling::ByToken } else { Scaling::Static };
     let (page_size, capacity) = (7, Capacity::Pages(80));
     let config =
@@ -75,12 +76,13 @@ fn replay(gpu: &Gpu, dtype: KvDtype, tokens: usize) {
     let layout = config.layout().expect("a valid pool");
     let table = TableShape::new(page_size, 4, LONGEST, 480).expect("a table");
     let open = || {
-        let options = OnGpuOptions::of_rows(gpu, Dtype::Bf16);
+        let options = OnGpuOptions::of_rows(gpu, rows);
         options.open(&layout, &table, 2).expect("a small pool")
     };
     let (mut launched, mut replayed) = (open(), open());
-    replayed.cuda.prepare(&attend()).expect("a served shape");
-    let (mut buffers, mut others) = (Buffers::new(gpu, tokens), Buffers::new(gpu, tokens));
+    replayed.cuda.prepare(&attend(heads)).expect("a served shape");
+    let new = || Buffers::new(gpu, rows, heads, tokens);
+    let (mut buffers, mut others) = (new(), new());
     let (mut planner, mut scratch) = (Planner::new(&layout, &table, 5), StepScratch::new());
     let mut rng = Rng::new(6);
     let mut graphs: HashMap<GraphKey, CudaGraph> = HashMap::new();
@@ -121,17 +123,21 @@ fn replay(gpu: &Gpu, dtype: KvDtype, tokens: usize) {
             backend.synchronize().expect("nothing failed");
         }
         let (results, wanted) = (buffers.results(), others.results());
-        assert!(results == wanted, "{dtype:?}, {tokens} tokens, step {step}");
-        let poison = results.1.contains(&u32::MAX);
-        assert!(!poison, "{dtype:?}, {tokens} tokens, step {step}: a number that nobody wrote");
+        let case = format!("{dtype:?}, {rows:?}, {heads} heads, {tokens} tokens, step {step}");
+        assert!(results == wanted, "{case}");
+        assert!(!results.1.contains(&u32::MAX), "{case}: a number that nobody wrote");
     }
 }
 
 #[test]
 fn graphs_over_latent_rows_replay() {
     let Some(gpu) = gpu() else { return };
-    for dtype in [KvDtype::Bf16, KvDtype::Fp8E4M3] {
-        replay(&gpu, dtype, ROWS);
-        replay(&gpu, dtype, 40);
+    // Items of few query rows, of 64, and of 128 by clusters.
+    let few = [5, 64, 128].map(|heads| (heads, ROWS));
+    for (heads, tokens) in few.into_iter().chain([(5, 40)]) {
+        replay(&gpu, (KvDtype::Bf16, Dtype::Bf16), heads, tokens);
+        for rows in [Dtype::Bf16, Dtype::F16] {
+            replay(&gpu, (KvDtype::Fp8E4M3, rows), heads, tokens);
+        }
     }
 }

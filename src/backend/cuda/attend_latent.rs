@@ -1,6 +1,6 @@
 //! Attention over latent rows: which pools are served, the memory that each variant of it keeps, and its launches.
 //!
-//! On compute capability 9.0 16-bit pools and those of fp8 with rows of bf16 have a kernel whose work is split on the
+//! On compute capability 9.0 pools with rows of 16 bits, those of fp8 too, have a kernel whose work is split on the
 //! host; all others have a plain one.
 //!
 //! Not here: the split (`split/latent.rs`), the kernels (`ptx/attend_latent*`).
@@ -70,20 +70,22 @@ fn hopper(fp8: bool, rows: Dtype) -> Option<[AttentionKernel; 2]> {
         attention!("attend_latent_f16_sm90a", 384, 229_376);
     const FP8_BF16: Attention<AttendLatentFp8Params> =
         attention!("attend_latent_fp8_bf16_sm90a", 384, 229_376);
+    const FP8_F16: Attention<AttendLatentFp8Params> =
+        attention!("attend_latent_fp8_f16_sm90a", 384, 229_376);
     const JOIN_BF16: Attention = attention!("attend_latent_join_bf16_sm90a", 128, 0);
     const JOIN_F16: Attention = attention!("attend_latent_join_f16_sm90a", 128, 0);
     match (fp8, rows) {
         (false, Dtype::Bf16) => Some([BF16.into(), JOIN_BF16.into()]),
         (false, Dtype::F16) => Some([F16.into(), JOIN_F16.into()]),
         (true, Dtype::Bf16) => Some([FP8_BF16.into(), JOIN_BF16.into()]),
-        (true, Dtype::F16) | (_, Dtype::F32) => None,
+        (true, Dtype::F16) => Some([FP8_F16.into(), JOIN_F16.into()]),
+        (_, Dtype::F32) => None,
     }
 }
 
-/// Its CTAs: where there are clusters of two, an even number.
-fn ctas(gpu: &Gpu, fp8: bool) -> u32 {
-    let all = gpu.multiprocessors();
-    if fp8 { all } else { (all & !1).max(2) }
+/// Its CTAs: an even number, since clusters are of two.
+fn ctas(gpu: &Gpu) -> u32 {
+    (gpu.multiprocessors() & !1).max(2)
 }
 
 /// One variant of attention over latent rows, where a step is split for it.
@@ -118,8 +120,7 @@ impl LatentVariants {
         if !layout.is_latent() {
             return 0;
         }
-        let (sizes, fp8) = ((limits.rows, limits.tokens), layout.dtype().is_quantised());
-        4 * LatentSplit::words_max(LATENT_HEADS_MAX, ctas(gpu, fp8), sizes, fp8)
+        4 * LatentSplit::words_max(LATENT_HEADS_MAX, ctas(gpu), (limits.rows, limits.tokens))
     }
 
     /// The variant's index, making its memory where it is new; nothing where the plain kernel serves.
@@ -148,11 +149,12 @@ impl LatentVariants {
             return Err(CudaError::NotPrepared);
         }
         kernels.iter().try_for_each(|kernel| kernel.load(gpu))?;
-        let (ctas, sizes) = (ctas(gpu, fp8), (limits.rows, limits.tokens));
-        let pairs = !fp8 && row_boxes::rows(pool.layout()) > 0;
-        let split = LatentSplit::new(key.0, key.1, ctas, sizes, fp8).in_pairs(pairs);
+        let (ctas, sizes) = (ctas(gpu), (limits.rows, limits.tokens));
+        // Rows of 16 bits come to both CTAs of a cluster by boxes; bytes of fp8 need none.
+        let pairs = fp8 || row_boxes::rows(pool.layout()) > 0;
+        let split = LatentSplit::new(key.0, key.1, ctas, sizes).in_pairs(pairs);
         let rows = u64::from(split.slots()) * u64::from(LATENT_ROWS);
-        let words = LatentSplit::words_max(key.0, ctas, sizes, fp8).next_multiple_of(4);
+        let words = LatentSplit::words_max(key.0, ctas, sizes).next_multiple_of(4);
         self.list.push(Variant {
             key,
             kernels,
@@ -213,7 +215,7 @@ impl LatentVariants {
         let Variant { kernels: [main, join], split, cut, plan, partial, tops, .. } =
             &self.list[index];
         let fp8 = pool.layout().dtype().is_quantised();
-        let (ctas, capturing) = (ctas(gpu, fp8), is_capturing(stream)?);
+        let (ctas, capturing) = (ctas(gpu), is_capturing(stream)?);
         params.partial = partial.address();
         params.counters = tops.address();
         params.plan = plan.address() + 4 * split.lists_at() as u64;

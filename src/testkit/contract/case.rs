@@ -163,7 +163,7 @@ fn latent(config: &PoolConfig, rng: &mut Rng) -> (PoolConfig, u32) {
     };
     let (rank, rope, heads) = match rng.below(2) {
         // What kernels serve.
-        0 => (512, 64, rng.pick(&[1, 2, 3, 8, 16, 16, 17, 40, 64, 128])),
+        0 => (512, 64, rng.pick(&[1, 2, 3, 8, 16, 17, 32, 40, 64, 128])),
         _ => (rng.pick(&[1, 8, 16, 20, 70]), rng.pick(&[1, 4, 8, 16, 30]), rng.within(1, 9) as u32),
     };
     let shape = KvShape::Latent { rank, rope };

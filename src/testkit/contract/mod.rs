@@ -243,7 +243,22 @@ where
     check_cases(options, seeds, |case| case.layout.shape() == shape && case.max_len >= 700)
 }
 
-/// The same of 16 bits with many query heads, over pages of eights: what two CTAs of a cluster share.
+/// The same of fp8 with rows of 16 bits.
+///
+/// # Panics
+/// As [`check_backend`].
+pub fn check_latent_fp8<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    let shape = KvShape::Latent { rank: 512, rope: 64 };
+    check_cases(options, seeds, |case| {
+        let is_fp8 = case.layout.dtype().is_quantised() && case.q_rows.size() == 2;
+        case.layout.shape() == shape && is_fp8 && case.max_len >= 150
+    })
+}
+
+/// The same of many query heads, over pages of eights or of fp8: what two CTAs of a cluster share.
 ///
 /// # Panics
 /// As [`check_backend`].
@@ -254,9 +269,9 @@ where
     let shape = KvShape::Latent { rank: 512, rope: 64 };
     check_cases(options, seeds, |case| {
         let layout = &case.layout;
-        let is_served =
-            layout.shape() == shape && matches!(layout.dtype(), KvDtype::Bf16 | KvDtype::F16);
-        is_served && case.q_heads() >= 40 && layout.page_size() % 8 == 0 && case.max_len >= 150
+        let (fp8, eights) = (layout.dtype().is_quantised(), layout.page_size() % 8 == 0);
+        let is_served = layout.shape() == shape && case.q_rows.size() == 2 && (fp8 || eights);
+        is_served && case.q_heads() >= 40 && case.max_len >= 150
     })
 }
 

@@ -52,9 +52,7 @@ pub struct LatentSplit {
     heads: u32,
     window: u32,
     ctas: u32,
-    /// Of those that the kernel has.
-    widths: &'static [Width],
-    /// Whether it has [`PAIR`] too.
+    /// Whether it has [`PAIR`] beside [`WIDTHS`].
     pairs: bool,
     /// `[joins, most rows of one, most parts of one, rows between parts] | LatentJoin[ctas] | first item of each CTA or
     /// pair of them, their number, rows of an item | ExtendWork[..]`
@@ -65,13 +63,11 @@ pub struct LatentSplit {
 }
 
 impl LatentSplit {
-    /// Takes the memory for steps of so many rows and tokens at most. `window`: 0 for none; `fp8`: whether rows are of
-    /// it.
-    pub fn new(heads: u32, window: u32, ctas: u32, limits: (u32, u32), fp8: bool) -> Self {
+    /// Takes the memory for steps of so many rows and tokens at most. `window`: 0 for none.
+    pub fn new(heads: u32, window: u32, ctas: u32, limits: (u32, u32)) -> Self {
         assert!(heads > 0 && ctas > 0);
-        let words = vec![0; Self::words_max(heads, ctas, limits, fp8)];
-        let (widths, pairs) = (Self::widths(fp8), false);
-        Self { heads, window, ctas, widths, pairs, words, used: 0, turns: 1 }
+        let words = vec![0; Self::words_max(heads, ctas, limits)];
+        Self { heads, window, ctas, pairs: false, words, used: 0, turns: 1 }
     }
 
     /// Whether two CTAs may share an item: their number is even then.
@@ -80,16 +76,10 @@ impl LatentSplit {
         Self { pairs, ..self }
     }
 
-    /// Over fp8 no kernel has wide items.
-    const fn widths(fp8: bool) -> &'static [Width] {
-        if fp8 { WIDTHS.split_at(2).0 } else { &WIDTHS }
-    }
-
     /// Most words of a plan, a multiple of 4.
-    pub const fn words_max(heads: u32, ctas: u32, (rows, tokens): (u32, u32), fp8: bool) -> usize {
-        let widths = Self::widths(fp8);
+    pub const fn words_max(heads: u32, ctas: u32, (rows, tokens): (u32, u32)) -> usize {
         // Each sequence may leave its last tile partly empty; each CTA may cut an item.
-        let tiles = tokens as u64 * heads as u64 / widths[widths.len() - 1].rows as u64;
+        let tiles = tokens as u64 * heads as u64 / LATENT_ROWS as u64;
         let tiles = tiles + rows as u64 + ctas as u64;
         Self::works_at(ctas) + tiles as usize * WORK_WORDS
     }
@@ -122,8 +112,8 @@ impl LatentSplit {
     fn width(&self, rows: &[BatchRow]) -> Width {
         let rows = rows.iter().map(|row| row.extend_len.saturating_mul(self.heads));
         let most = rows.clone().max().unwrap_or(0);
-        let widest = self.widths[self.widths.len() - 1];
-        let found = *self.widths.iter().find(|width| width.rows >= most).unwrap_or(&widest);
+        let widest = WIDTHS[WIDTHS.len() - 1];
+        let found = *WIDTHS.iter().find(|width| width.rows >= most).unwrap_or(&widest);
         let tiles = |rows_of: u32| rows.clone().map(|rows| u64::from(rows.div_ceil(rows_of))).sum();
         let (alone, paired): (u64, u64) = (tiles(LATENT_ROWS), 2 * tiles(PAIR.rows));
         let pays = self.pairs && found == widest && paired <= alone + alone / 8;
@@ -309,8 +299,7 @@ mod tests {
         let (mut joined, mut slot) = (joins.iter(), 0);
         let width = split.width(rows);
         let most = rows.iter().map(|row| row.extend_len * split.heads).max().unwrap_or(0);
-        let widest = split.widths[split.widths.len() - 1].rows;
-        assert!(width.rows >= most.min(widest) && (width.rows == 16 || most > width.rows / 2));
+        assert!(width.rows >= most.min(LATENT_ROWS) && (width.rows == 16 || most > width.rows / 2));
         assert!(width.rows != PAIR.rows || split.pairs);
         // A cluster's CTAs have one list.
         assert!(ctas[(split.ctas / width.ctas) as usize..].iter().all(Vec::is_empty));
@@ -351,9 +340,8 @@ mod tests {
         for _ in 0..2000 {
             let (heads, ctas) = (rng.within(1, 128) as u32, rng.within(1, 140) as u32);
             let window = rng.pick(&[0, 0, 1, 63, 64, 65, 1000]);
-            let fp8 = rng.one_in(3);
-            let pairs = !fp8 && ctas % 2 == 0 && rng.one_in(2);
-            let mut split = LatentSplit::new(heads, window, ctas, (40, 4000), fp8).in_pairs(pairs);
+            let pairs = ctas % 2 == 0 && rng.one_in(2);
+            let mut split = LatentSplit::new(heads, window, ctas, (40, 4000)).in_pairs(pairs);
             let rows = (0..rng.below(40)).map(|_| {
                 let extend_len = rng.pick(&[0, 1, 1, 1, 2, 4, 17, 90]) as u32;
                 let most = rng.pick(&[1, 70, 5000]);
@@ -367,7 +355,7 @@ mod tests {
 
     #[test]
     fn whole_tiles_of_a_sequence_are_worked_on_at_the_same_time() {
-        let mut split = LatentSplit::new(128, 0, 132, (256, 8192), false);
+        let mut split = LatentSplit::new(128, 0, 132, (256, 8192));
         assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
         let (ctas, _) = read(&split);
         for (first, second) in ctas[..64].iter().zip(&ctas[64..128]) {
@@ -378,18 +366,18 @@ mod tests {
 
     #[test]
     fn pairs_have_both_halves_of_what_they_read() {
-        let mut split = LatentSplit::new(128, 0, 132, (256, 8192), false).in_pairs(true);
+        let mut split = LatentSplit::new(128, 0, 132, (256, 8192)).in_pairs(true);
         assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
         let (lists, _) = read(&split);
         assert!(lists[..64].iter().all(|works| works.len() == 2 && works[0].q_begin == 0));
         assert!(lists[64..].iter().all(Vec::is_empty));
         // One tile of rows, or three, would leave a CTA of each pair or of every second one without rows.
         for (heads, rows) in [(64, LATENT_ROWS), (96, 128), (128, 128), (40, 128)] {
-            let mut split = LatentSplit::new(heads, 0, 132, (256, 8192), false).in_pairs(true);
+            let mut split = LatentSplit::new(heads, 0, 132, (256, 8192)).in_pairs(true);
             split.plan(&batch(&[(1 + u32::from(heads == 40), 2048); 9]));
             assert_eq!(split.words()[split.lists_at() + 133], rows, "{heads} heads");
         }
-        let mut split = LatentSplit::new(64, 0, 132, (256, 8192), false).in_pairs(true);
+        let mut split = LatentSplit::new(64, 0, 132, (256, 8192)).in_pairs(true);
         split.plan(&batch(&[(3, 2048); 9]));
         assert_eq!(split.words()[split.lists_at() + 133], LATENT_ROWS);
     }
@@ -406,7 +394,7 @@ mod tests {
             (vec![(1, 8192)], 16, 17),
         ] {
             for pairs in [false, true] {
-                let split = LatentSplit::new(heads, 0, 132, (256, 8192), false);
+                let split = LatentSplit::new(heads, 0, 132, (256, 8192));
                 let load = check(&mut split.in_pairs(pairs), &batch(&rows));
                 assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
             }

@@ -164,7 +164,7 @@ void start_cta(Cta& cta, Launch& launch, u64 number) {
     const u32 threads = launch.block[0] * launch.block[1] * launch.block[2];
     cta.warps.resize((threads + LANES - 1) / LANES);
     cta.warps_left = static_cast<u32>(cta.warps.size()), cta.registers_left = 0;
-    cta.boxes.clear();
+    cta.boxes.clear(), cta.pieces.clear();
     for (u32 i = 0; i < cta.warps.size(); ++i) start_warp(cta, i);
     cta.races.start(cta);
 }
@@ -177,8 +177,11 @@ bool run_cta(Cta& cta, u64 slice) {
     }
     if (cta.warps_left == 0 && did) end(cta);
     // What the copy engine still brings would be written to whoever comes next.
-    if (cta.warps_left == 0 && !cta.boxes.empty())
-        fail(*cta.boxes[0].asked, *cta.boxes[0].instruction, cta.boxes[0].lane, "CTA %u of the cluster ended while a box was on its way to it", cta.rank);
+    auto late = [&](const auto& copies) {
+        if (cta.warps_left != 0 || copies.empty()) return;
+        fail(*copies[0].asked, *copies[0].instruction, copies[0].lane, "CTA %u of the cluster ended while bytes were on their way to it", cta.rank);
+    };
+    late(cta.boxes), late(cta.pieces);
     return did;
 }
 }  // namespace

@@ -36,6 +36,15 @@ struct BoxCopy {
     std::vector<u64> from;  // each row of 128 bytes; 0: outside of the tensor
     Clock known;
 };
+/* Bytes of shared memory that the copy engine was asked to bring to another CTA of the cluster (cp.async.bulk): read and written when
+   somebody waits at that CTA's barrier, so that whoever writes over them before is seen. */
+struct PieceCopy {
+    Warp* asked;
+    u32 lane;
+    const Instruction* instruction;
+    u32 from, to, barrier, bytes;
+    Clock known;
+};
 /* A product that was begun (wgmma): done when somebody waits for it. */
 struct AsyncProduct {
     void (*run)(Warp&, const AsyncProduct&);
@@ -93,6 +102,7 @@ struct Cta {
     u32 warps_left;
     u32 registers_left;  // that its warps gave back
     std::vector<BoxCopy> boxes;  // on their way to it
+    std::vector<PieceCopy> pieces;
     Races races;
 };
 

@@ -359,6 +359,37 @@ void settle_boxes(Cta& cta, u32 barrier) {
         advance(counter);
     }
     std::erase_if(cta.boxes, [&](const BoxCopy& box) { return box.barrier == barrier; });
+    for (const PieceCopy& piece : cta.pieces) {
+        if (piece.barrier != barrier) continue;
+        Warp& warp = *piece.asked;
+        memcpy(shared_at(warp, cta, *piece.instruction, piece.lane, piece.to, 16), shared_at(warp, *piece.instruction, piece.lane, piece.from, 16), piece.bytes);
+        Counter& counter = counter_at(warp, cta, *piece.instruction, piece.lane, barrier);
+        counter.bytes -= piece.bytes;
+        if (cta.races.wanted) leave_at(cta, barrier, piece.known);
+        advance(counter);
+    }
+    std::erase_if(cta.pieces, [&](const PieceCopy& piece) { return piece.barrier == barrier; });
+}
+/* [to], [from], bytes, [barrier] */
+Outcome copy_piece(Warp& warp, const Instruction& in) {
+    const Addresses to(warp, in.at), from(warp, in.at + 3), barrier(warp, in.at + 7);
+    const u32* bytes = column<u32>(warp, in.at[6]);
+    constexpr u32 PLACE = (1 << RANK_SHIFT) - 1;
+    active_lanes(warp, [&](u32 lane) {
+        const u32 there = static_cast<u32>(to.of[lane]), rank = there >> RANK_SHIFT;
+        PieceCopy piece{&warp, lane, &in, static_cast<u32>(from.of[lane]), there & PLACE, static_cast<u32>(barrier.of[lane]) & PLACE, bytes[lane], {}};
+        if (rank == 0 || barrier.of[lane] >> RANK_SHIFT != rank) fail(warp, in, lane, "bytes and their barrier are not of one CTA that was named");
+        if (piece.bytes == 0 || piece.bytes % 16 != 0) fail(warp, in, lane, "%u bytes are copied, not a multiple of 16", piece.bytes);
+        Cta& cta = cta_of(warp, in, lane, rank - 1);
+        for (u32 last : {0u, piece.bytes - 16})
+            shared_at(warp, in, lane, piece.from + last, 16), shared_at(warp, cta, in, lane, piece.to + last, 16);
+        reach(warp, cta, in, lane, piece.barrier), counter_at(warp, cta, in, lane, piece.barrier);
+        touch(warp, in, lane, piece.from, piece.bytes, false), touch(warp, cta, in, lane, piece.to, piece.bytes, true);
+        if (Races& races = warp.cta->races; races.wanted) races.leave(warp.index, piece.known);
+        cta.pieces.push_back(piece);
+        if (early) settle_boxes(cta, piece.barrier);
+    });
+    return Outcome::NEXT;
 }
 /* [to], [tensor, {column, slot, page}], [barrier], mask of CTAs */
 Outcome copy_box(Warp& warp, const Instruction& in) {
@@ -485,6 +516,7 @@ void add_memory(Forms& forms) {
         {"mapa.shared::cluster.u32", "=4 4 4", map_shared},
         {"mbarrier.arrive.shared::cluster.b64", "=8 @", counter_arrive_cluster},
         {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint", "@ T @ 2 .", copy_box},
+        {"cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes", "@ @ 4 @", copy_piece},
         {"cp.async.commit_group", "", commit_copies},
         {"cp.async.wait_group", "#", wait_copies},
         {"cp.async.wait_all", "", wait_all_copies},

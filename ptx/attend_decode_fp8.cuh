@@ -188,13 +188,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         const u32 group = p.group;
         heads = p.kv_heads / p.stripes, work_units = work.work_units;
         Cursor c;
-        c.index = work.batch_index, c.row = work.row, c.qo_start = work.qo_start;
-        c.extend_len = work.extend_len, c.kv_len = work.kv_len;
-        c.start = work.unit_start;
-        c.unit = unit_begin, c.unit_end = work.unit_end;
-        c.measure(p);
-        c.head = (c.unit - c.start) / c.units, c.at = (c.unit - c.start) % c.units;
-        c.open();
+        c.begin(p, work, unit_begin);
 
         // As in attend_decode.cuh: look-ups before the wait, page numbers with the copies of the tile STAGES before theirs.
         fetch = c, fetch_at = first_of(c), fetch_end = c.end(), fetch_more = true;
@@ -458,44 +452,14 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                 slot = slot + 1 == STAGES ? 0 : slot + 1;
             }
 
-            // The segment's end.
+            // What V and its weights were multiplied by, taken out.
 #pragma unroll
             for (int i = 0; i < NT * (D / 16) * 4; ++i) o[i / 4 / (D / 16)][i / 4 % (D / 16)][i % 4] *= v_scale;
 #pragma unroll
             for (int n = 0; n < NT; ++n)
 #pragma unroll
                 for (int h = 0; h < 2; ++h) top[n][h] += lift;  // a logit that is worth a weight of 1
-#pragma unroll
-            for (int n = 0; n < NT; ++n)
-#pragma unroll
-                for (int h = 0; h < 2; ++h)
-#pragma unroll
-                    for (int i = 4; i < 32; i *= 2) sum[n][h] += __shfl_xor_sync(~0u, sum[n][h], i);
-            more = c.unit + (c.stop - c.at) < c.unit_end;
-            if constexpr (WARPS == 1) {
-                if (!more) let_next_start();
-                finish(c, rows, o, top, sum, shared.pending);
-            } else if (!more) {
-                copy_wait<0>();
-                let_next_start();
-                // The ring is free now.
-                store_sum(ring, shared.last_tops[warp], o, top, sum);
-                Parts::sync();
-                Parts::sync();  // racecheck loses count after the barriers of pairs; one is enough
-                finish_last(c, rows, rings, STAGES * SLOT, shared.last_tops, shared.pending);
-            } else if (warp > 0) {
-                if (again) Parts::sync_pair(WARPS - 1 + warp);
-                store_sum(sums + (warp - 1) * SUM, shared.tops[warp - 1], o, top, sum);
-                Parts::sync_pair(warp);
-            } else {
-#pragma unroll 1
-                for (u32 w = 1; w < WARPS; ++w) {
-                    if (again) Parts::sync_pair(WARPS - 1 + w);
-                    Parts::sync_pair(w);
-                    add_sum(sums + (w - 1) * SUM, shared.tops[w - 1], o, top, sum);
-                }
-                finish(c, rows, o, top, sum, shared.pending);
-            }
+            more = end_segment<WARPS, STAGES * SLOT>(*this, c, rows, again, o, top, sum);
             again = true;
             c.template next<ROWS>(p, heads);
         } while (more);
@@ -509,9 +473,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES> DEVICE void
     __shared__ typename Kernel::Shared shared;
     const AttendParams& p = fp8.attend;
     const u32 work_index = blockIdx.x / p.stripes;
-    const u64 at = p.plan + sizeof(DecodeWork) * work_index;
-    const uint4 a = load_uint4(at), b = load_uint4(at + 16);
-    const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    const DecodeWork work = load_work(p.plan + sizeof(DecodeWork) * work_index);
     const u32 unit_begin = work_index * work.work_units;
     // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
     if (unit_begin >= work.unit_end) return wait_for_previous();

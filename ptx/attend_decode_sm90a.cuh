@@ -78,13 +78,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
     __device__ __forceinline__ DecodeHopper(const AttendParams& p, Shared& shared, u32 memory, const DecodeWork& work, u32 unit_begin)
         : Parts(p, threadIdx.x % CONSUMERS), shared(shared), memory(memory), heads(p.kv_heads / p.stripes) {
         work_units = work.work_units;
-        c.index = work.batch_index, c.row = work.row, c.qo_start = work.qo_start;
-        c.extend_len = work.extend_len, c.kv_len = work.kv_len;
-        c.start = work.unit_start;
-        c.unit = unit_begin, c.unit_end = work.unit_end;
-        c.measure(p);
-        c.head = (c.unit - c.start) / c.units, c.at = (c.unit - c.start) % c.units;
-        c.open();
+        c.begin(p, work, unit_begin);
     }
 
     // Of up to 32 query rows each warp's products have eight, in rows 0 to 7 of its sixteen, so that all warps soften, and no thread has
@@ -481,9 +475,7 @@ template <class T> DEVICE void attend_decode_hopper(const AttendParams& p) {
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename Decode::Shared shared;
     const u32 work_index = blockIdx.x / p.stripes;
-    const u64 at = p.plan + sizeof(DecodeWork) * work_index;
-    const uint4 a = load_uint4(at), b = load_uint4(at + 16);
-    const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    const DecodeWork work = load_work(p.plan + sizeof(DecodeWork) * work_index);
     const u32 unit_begin = work_index * work.work_units;
     // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
     if (unit_begin >= work.unit_end) return wait_for_previous();

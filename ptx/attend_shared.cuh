@@ -99,9 +99,7 @@ template <class Span, class Tail, int D, int BYTES> DEVICE void run_shared(const
     }
     const u32 warp = threadIdx.x / 32, chunk = (blockIdx.x * TAILS + warp) / p.stripes;
     if (warp >= TAILS) return wait_for_previous();
-    const u64 at = p.plan + sizeof(SharedHead) + sizeof(DecodeWork) * chunk;
-    const uint4 a = load_uint4(at), b = load_uint4(at + 16);
-    const DecodeWork work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    const DecodeWork work = load_work(p.plan + sizeof(SharedHead) + sizeof(DecodeWork) * chunk);
     const u32 unit_begin = chunk * work.work_units;
     if (unit_begin >= work.unit_end) return wait_for_previous();
     typename Tail::Shared* const state = reinterpret_cast<typename Tail::Shared*>(memory + TAILS * Tail::BYTES);

@@ -17,6 +17,11 @@ template <> struct WholeRowsOf<true> {
     using Type = WholeFp8Rows;
 };
 
+DEVICE DecodeWork load_work(u64 at) {
+    const uint4 a = load_uint4(at), b = load_uint4(at + 16);
+    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+
 // Whether trees of drafts have units; an overload says of which `Rows` they do.
 template <class Rows> DEVICE constexpr bool knows_trees(Rows) { return false; }
 
@@ -33,6 +38,16 @@ template <class Rows> struct DecodeCursor {
         if constexpr (Rows::WHOLE) first = p.window != 0 && position + 1 > p.window ? position + 1 - p.window : 0;
         else first = Rows::first(p, index);
         units = (kv_len - min(first, kv_len) + DECODE_UNIT - 1) / DECODE_UNIT + EXTRA;
+    }
+    // At the first unit of a work chunk.
+    __device__ __forceinline__ void begin(const AttendParams& p, const DecodeWork& work, u32 unit_begin) {
+        index = work.batch_index, row = work.row, qo_start = work.qo_start;
+        extend_len = work.extend_len, kv_len = work.kv_len;
+        start = work.unit_start;
+        unit = unit_begin, unit_end = work.unit_end;
+        measure(p);
+        head = (unit - start) / units, at = (unit - start) % units;
+        open();
     }
     __device__ __forceinline__ void open() { stop = min(units, at + (unit_end - unit)); }
     // The next segment, or false at the end of the work chunk.

@@ -297,3 +297,42 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         }
     }
 };
+
+// The end of a segment in a decode kernel: its WARPS warps' sums come together and go where they belong. Whether the work chunk goes on
+// behind it. RING_BYTES: of a warp's tiles, which are free when the chunk ends; `again`: the others' sums have been read before.
+template <int WARPS, int RING_BYTES, class Kernel, int NT, int DIMS>
+DEVICE bool end_segment(Kernel& k, const typename Kernel::Cursor& c, u32 rows, bool again, float (&o)[NT][DIMS][4], float (&top)[NT][2],
+                        float (&sum)[NT][2]) {
+    auto& shared = k.shared;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int i = 4; i < 32; i *= 2) sum[n][h] += __shfl_xor_sync(~0u, sum[n][h], i);
+    const bool more = c.unit + (c.stop - c.at) < c.unit_end;
+    if constexpr (WARPS == 1) {
+        if (!more) let_next_start();
+        k.finish(c, rows, o, top, sum, shared.pending);
+    } else if (!more) {
+        copy_wait<0>();
+        let_next_start();
+        k.store_sum(k.ring, shared.last_tops[k.warp], o, top, sum);
+        Kernel::sync();
+        Kernel::sync();  // racecheck loses count after the barriers of pairs; one is enough
+        k.finish_last(c, rows, k.rings, RING_BYTES, shared.last_tops, shared.pending);
+    } else if (k.warp > 0) {
+        if (again) Kernel::sync_pair(WARPS - 1 + k.warp);
+        k.store_sum(k.sums + (k.warp - 1) * Kernel::SUM, shared.tops[k.warp - 1], o, top, sum);
+        Kernel::sync_pair(k.warp);
+    } else {
+#pragma unroll 1
+        for (u32 w = 1; w < WARPS; ++w) {
+            if (again) Kernel::sync_pair(WARPS - 1 + w);
+            Kernel::sync_pair(w);
+            k.add_sum(k.sums + (w - 1) * Kernel::SUM, shared.tops[w - 1], o, top, sum);
+        }
+        k.finish(c, rows, o, top, sum, shared.pending);
+    }
+    return more;
+}

@@ -10,6 +10,11 @@ rm -rf "$work/crate" "$work/dependent"
 mkdir -p "$work/crate" "$work/dependent/src"
 
 cargo package --allow-dirty --no-verify --quiet
+at_most() { # what, bytes, limit
+    echo "$1: $2 bytes"
+    [ "$2" -le "$3" ] || { echo "$1 is above $3 bytes" >&2; exit 1; }
+}
+at_most "the package" "$(stat -c %s "$CARGO_TARGET_DIR"/package/kvarena-*.crate)" 2500000
 tar -xzf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
 if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' ! -name trace.jsonl \
     -o -path './benches/*' -o -path './fuzz/*' -o -name "*.safetensors" \)) | grep .; then
@@ -29,15 +34,25 @@ name = "dependent"
 edition = "2024"
 [workspace]
 [dependencies]
-cust = "0.3.2"
-kvarena = { path = "../crate", features = ["cuda"] }
+cust = { version = "0.3.2", optional = true }
+kvarena = { path = "../crate" }
+[features]
+cuda = ["dep:cust", "kvarena/cuda"]
+[profile.release]
+strip = "symbols"
+[[bin]]
+name = "plain"
+path = "src/plain.rs"
 [[bin]]
 name = "start"
 path = "src/start.rs"
+required-features = ["cuda"]
 [[bin]]
 name = "symbols"
 path = "src/symbols.rs"
+required-features = ["cuda"]
 TOML
+echo 'fn main() {}' >src/plain.rs
 cat >src/start.rs <<'RUST'
 fn main() {
     println!("{:?}", kvarena::backend::cuda::Gpu::new(0).map(|gpu| gpu.ordinal()));
@@ -75,7 +90,7 @@ cp "$root/target/fake-driver/libcuda.so.1" fake
 
 line=$(sed -n 's/^\(mkdir .*CUDA_LIBRARY_PATH=[^ ]*\).*/\1/p' "$root/README.md")
 eval "$line"
-cargo build --quiet
+cargo build --quiet --features cuda
 run() { # what is expected, program, folder of the driver
     local answer
     answer=$(LD_LIBRARY_PATH=${3:-} "$CARGO_TARGET_DIR/debug/$2")
@@ -87,3 +102,21 @@ run "Err(NoDriver)" start
 run "Ok(0)" start fake
 run "$count 34 34" symbols
 run "$count 1496 1496" symbols registers
+
+# What the feature adds to a program without symbols.
+size() { stat -c %s "$CARGO_TARGET_DIR/release/plain"; }
+cat >src/plain.rs <<'RUST'
+fn main() {
+    println!("{:?}", kvarena::Engine::new(kvarena::PoolConfig::default(), kvarena::Null).is_ok());
+    #[cfg(feature = "cuda")]
+    {
+        use kvarena::backend::cuda::{CudaOptions, Gpu};
+        let open = |gpu| kvarena::Engine::new(kvarena::PoolConfig::default(), CudaOptions::new(&gpu)).map_err(|_| ());
+        println!("{:?}", Gpu::new(0).map(|gpu| open(gpu).map(|mut engine| engine.backend_mut().stream().raw())));
+    }
+}
+RUST
+cargo build --quiet --release --bin plain
+without=$(size)
+cargo build --quiet --release --features cuda --bin plain
+at_most "what feature cuda adds" $(($(size) - without)) 3000000

@@ -1,31 +1,38 @@
 #!/usr/bin/env python3
-"""Compiles every ptx/*.cu, and those of benches/gpu, to the committed ptx/*.ptx beside it; needs no GPU and no CUDA toolkit.
+"""Compiles the kernels that a kernels.toml lists to PTX, in compressed archives; needs no GPU and no CUDA toolkit.
 
-  ptx/build.py [STEM..]           write the .ptx files (all, or those named)
-  ptx/build.py --check [STEM..]   write nothing; fail unless the committed .ptx are what the sources give, ptxas assembles
-                                  them without spills for every target, the oldest ptxas that may have to takes them, and
-                                  params.cuh agrees with params.rs
+  ptx/build.py [ARCHIVE..]            write the archives whose PTX changed, the array of kernels in Rust and the README's tables
+  ptx/build.py --check [ARCHIVE..]    write nothing; fail unless those are what table and sources give, the PTX has the launches of the
+                                      table, ptxas assembles it without spills for every target, the oldest ptxas that may have to
+                                      takes it, and the structs of params.cuh have the sizes and offsets of those in Rust
+  ptx/build.py --texts FOLDER         write the PTX of the archives there, a file each
 
-The compiler (NVRTC) and ptxas come from PyPI at the versions below and live in $XDG_CACHE_HOME/kvarena-ptx. A file
-NAME_sm90a.cu is compiled for sm_90a alone, every other for sm_80. One with DTYPE in its name gives two .ptx, bf16's and f16's,
-with that in its place in name and text: so a driver compiles no kernel of a dtype that no pool has.
+benches/gpu/ptx and examples/generate/ptx have tables of their own; the first of these commands builds that of benches/gpu too.
+
+The compiler (NVRTC), ptxas and the compressor come from PyPI at the versions below and live in $XDG_CACHE_HOME/kvarena-ptx. Each of
+`types` has a PTX of its own, so that a driver compiles no kernel of a type that no pool has. kernels.toml describes the columns.
 """
-import collections, concurrent.futures, ctypes, os, pathlib, re, subprocess, sys, tempfile
+import collections, concurrent.futures, ctypes, functools, os, pathlib, re, subprocess, sys, tempfile, tomllib
 
 import pdl
 
 HERE = pathlib.Path(__file__).resolve().parent
-RUST = HERE.parent / "src/backend/cuda/params.rs"
-BENCH = HERE.parent / "benches/gpu"
+ROOT = HERE.parent
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "kvarena-ptx"
 PINS = ["nvidia-cuda-nvrtc-cu12==12.4.127", "nvidia-cuda-nvcc-cu12==12.4.131"]
 COMPILER = "NVRTC 12.4.127"
-# The oldest drivers that serve are of CUDA 12.0: src/backend/cuda/gpu.rs, CUDA_WANTED.
+# The oldest drivers that serve are of CUDA 12.0: CUDA_WANTED of the Rust side.
 OLDEST = ["nvidia-cuda-nvcc-cu12==12.0.76"]
 ISA = "8.0"
+COMPRESSOR = ["zstandard==0.23.0"]
+# What the loader holds in memory while it loads a family's kernels.
+TEXT_MAX = 3_000_000
 
-# One .ptx file: the .cu it is of, and what stands for DTYPE there.
-Kernel = collections.namedtuple("Kernel", "source dtype")
+# Columns of a launch, which a row gives for all of its launches or `each` for some; a list has one for each of several launches.
+LAUNCH = ["entry", "types", "d", "r", "threads", "ctas", "shared", "cluster", "args"]
+
+# One PTX: its archive, the family's row, the type that stands for T, and its launches by the name of the entry.
+Text = collections.namedtuple("Text", "name archive family type launches")
 
 
 def install(pins):
@@ -34,20 +41,114 @@ def install(pins):
     if not (site / ".done").exists():
         subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade", "--target", str(site), *pins])
         (site / ".done").touch()
-    return site / "nvidia"
+    return site
 
 
-def kernels(folders):
-    sources = sorted(source for folder in folders for source in folder.glob("*.cu"))
-    return [Kernel(source, dtype) for source in sources for dtype in (["bf16", "f16"] if "DTYPE" in source.stem else [""])]
+@functools.cache
+def zstd():
+    sys.path.insert(0, str(install(COMPRESSOR)))
+    import zstandard
+    return zstandard
 
 
-def file(kernel):
-    return kernel.source.with_name(kernel.source.stem.replace("DTYPE", kernel.dtype) + ".ptx")
+def compress(text):
+    raw = text.encode()
+    # A window that holds all of it; one thread, so that the bytes depend on the text alone.
+    params = zstd().ZstdCompressionParameters.from_level(22, window_log=22, write_checksum=True, write_content_size=True)
+    return zstd().ZstdCompressor(compression_params=params).compress(raw)
 
 
-def target(kernel):
-    return "90a" if kernel.source.stem.endswith("_sm90a") else "80"
+def decompress(path):
+    return zstd().ZstdDecompressor().decompress(path.read_bytes()).decode() if path.exists() else ""
+
+
+def split(whole):
+    """The texts of an archive by their names."""
+    parts = re.split(r"(?m)^(?=// \w+: generated by )", whole)
+    return {re.match(r"// (\w+): ", part)[1]: part for part in parts if part}
+
+
+# ---- the table --------------------------------------------------------------------------------------------------------
+
+
+class Table:
+    """A kernels.toml: its families, in order, and where its products go."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        rows = tomllib.loads((folder / "kernels.toml").read_text())
+        self.rust, self.readme = folder / rows.pop("rust"), rows.pop("readme", None)
+        self.families = {}
+        for name, row in rows.items():
+            row = {**self.families[row["like"]], **row} if "like" in row else row
+            self.families[name] = row | {"launches": list(self.launches(row))}
+        rows = self.families
+        self.texts = [text for name, row in rows.items() for text in self.expand(name, row)]
+        # Texts that differ in their type alone stand side by side, which is what compresses.
+        self.texts.sort(key=lambda text: (text.archive, re.sub("bf16|f16|f32", "", text.name)))
+        self.archives = {}
+        for text in self.texts:
+            self.archives.setdefault(text.archive, []).append(text)
+
+    @staticmethod
+    def launches(row):
+        for each in row.get("each", [{}]):
+            columns = {**{key: row[key] for key in LAUNCH if key in row}, **each}
+            lists = {key: value for key, value in columns.items() if isinstance(value, list) and key != "types"}
+            for i in range(max(map(len, lists.values()), default=1)):
+                yield columns | {key: value[i] for key, value in lists.items()}
+
+    @staticmethod
+    def expand(family, row):
+        base = family.removesuffix("_sm90a")
+        target = "_sm90a" if row.get("target") == "90a" else ""
+        of_file = {}
+        for launch in row["launches"]:
+            for kind in launch.get("types", [""]):
+                keys = [kind, *(f"{key}{launch[key]}" for key in "dr" if key in launch)]
+                name = "_".join([base, *filter(None, keys)]) + target
+                archive = row.get("archive", base + "_d{d}").format(**launch)
+                if "call" in row:
+                    yield Text(name, archive, row, kind, {name: launch})
+                else:  # a file with entries of its own
+                    text = of_file.setdefault(kind, Text("_".join(filter(None, [base, kind])) + target, archive, row, kind, {}))
+                    text.launches[launch.get("entry", text.name)] = launch
+        yield from of_file.values()
+
+    def out(self, archive):
+        return self.folder / f"out/{archive}.zst"
+
+    def built(self):
+        """The kernels in the order of the table, with their names and texts."""
+        return [(name, launch, text) for row in self.families.values() for text in self.texts if text.family is row
+                for name, launch in text.launches.items()]
+
+
+def target(text):
+    return text.family.get("target", "80")
+
+
+def parts(row):
+    """The Rust structs that a family's entry takes, or a launch's."""
+    return row.get("parts") or [row["params"]] if "params" in row else []
+
+
+def source(table, text):
+    """The code of a text: a file of its own, or the wrapper of a template."""
+    row, path = text.family, table.folder / "src" / text.family["source"]
+    if "call" not in row:
+        return path.read_text().replace("DTYPE", text.type) if text.type else path.read_text()
+    (name, launch), = text.launches.items()
+    bounds = ", ".join(str(launch[key]) for key in ("threads", "ctas") if key in launch)
+    cluster = f" __cluster_dims__({launch['cluster']}, 1, 1)" if "cluster" in launch else ""
+    call = row["call"]
+    for key, value in {**launch, "T": text.type}.items():
+        call = call.replace("{" + key + "}", str(value))
+    return (f'#include "{path.name}"\n\nextern "C" __global__ void __launch_bounds__({bounds}){cluster}\n'
+            f"    {name}(const __grid_constant__ {row['params']} params) {{\n    {call};\n}}\n")
+
+
+# ---- the compiler -----------------------------------------------------------------------------------------------------
 
 
 def older(text):
@@ -56,15 +157,16 @@ def older(text):
     return re.sub(r'(?m)^\s*\.pragma "used_bytes_mask \d+";\n', "", text)
 
 
-def compile_ptx(nvrtc, kernel):
-    """The text of a .ptx file."""
-    arch, source = target(kernel), kernel.source
-    options = [f"--gpu-architecture=compute_{arch}", "-std=c++17", "-default-device", f"-I{source.parent}", f"-I{HERE}", "-restrict"]
+def compile_ptx(nvrtc, table, text):
+    arch = target(text)
+    folders = [*sorted((table.folder / "src").glob("*/")), table.folder / "src", *sorted((HERE / "src").glob("*/"))]
+    options = [f"--gpu-architecture=compute_{arch}", "-std=c++17", "-default-device", *(f"-I{f}" for f in folders), "-restrict"]
     options = [option.encode() for option in options]
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    code = source.read_text().replace("DTYPE", kernel.dtype).encode() if kernel.dtype else source.read_bytes()
-    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), code, source.name.encode(), 0, None, None):
-        sys.exit(f"{source.name}: nvrtcCreateProgram failed")
+    # It is part of symbols, which texts of both types have alike so.
+    name = re.sub(r"_(bf16|f16)(?=_|$)", "_DTYPE", text.name) + ".cu"
+    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source(table, text).encode(), name.encode(), 0, None, None):
+        sys.exit(f"{text.name}: nvrtcCreateProgram failed")
     status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
@@ -72,38 +174,26 @@ def compile_ptx(nvrtc, kernel):
     if log.value.strip():
         print(log.value.decode(), file=sys.stderr)
     if status:
-        sys.exit(f"{source.name}: does not compile")
+        sys.exit(f"{text.name}: does not compile")
     nvrtc.nvrtcGetPTXSize(program, ctypes.byref(size))
-    text = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetPTX(program, text)
+    ptx = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetPTX(program, ptx)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    head = f"// Generated by ptx/build.py from {source.name} ({COMPILER}, compute_{arch}), do not edit.\n"
-    return head + older(text.value.decode().strip()) + "\n"
+    head = f"// {text.name}: generated by ptx/build.py ({COMPILER}, compute_{arch}), do not edit.\n"
+    return head + older(ptx.value.decode().strip()) + "\n"
 
 
-# Compute capability 9.0 has kernels of its own in their place (src/backend/cuda/attend_shared.rs).
-NOT_ON_90 = re.compile(r"attend_shared_(bf16|f16)_d128_r\d+")
-
-
-def targets(kernel, of_all):
-    """Those of `of_all` that it is assembled for."""
-    if target(kernel) == "90a":
-        return ["90a"]
-    return [arch for arch in of_all if arch != "90" or not NOT_ON_90.fullmatch(file(kernel).stem)]
-
-
-def assemble(ptxas, kernel, arch):
+def assemble(ptxas, text, ptx, arch):
     """A line for each entry: registers, shared memory; and a list of what is wrong."""
-    text, stem = file(kernel).read_text(), file(kernel).stem
     if arch == "90":
-        text = pdl.with_pdl(text)
+        ptx = pdl.with_pdl(ptx)
     with tempfile.TemporaryDirectory() as folder:
-        ptx = pathlib.Path(folder) / "in.ptx"
-        ptx.write_text(text)
-        run = subprocess.run([ptxas, f"-arch=sm_{arch}", "-v", "-o", f"{folder}/out.cubin", ptx], capture_output=True, text=True)
+        path = pathlib.Path(folder) / "in.ptx"
+        path.write_text(ptx)
+        run = subprocess.run([ptxas, f"-arch=sm_{arch}", "-v", "-o", f"{folder}/out.cubin", path], capture_output=True, text=True)
     wrong, lines, name = [], [], ""
     if run.returncode:
-        wrong.append(f"{stem} sm_{arch}: ptxas failed\n{run.stderr}")
+        wrong.append(f"{text.name} sm_{arch}: ptxas failed\n{run.stderr}")
     for line in run.stderr.splitlines():
         if found := re.search(r"Compiling entry function '(\w+)'", line):
             name = found[1]
@@ -115,52 +205,241 @@ def assemble(ptxas, kernel, arch):
     return lines, wrong
 
 
-def params():
-    """What differs between the sizes, offsets and constants of the two *params.cuh and those of params.rs."""
-    c = "".join((HERE / name).read_text() for name in ("params.cuh", "move_params.cuh"))
-    rust = RUST.read_text() + "".join(file.read_text() for file in sorted(RUST.with_suffix("").glob("*.rs")))
+def targets(table, text, of_all):
+    """Those of `of_all` that it is assembled for: on compute capability 9.0 the selection takes a kernel of 9.0 alone before it."""
+    if target(text) == "90a":
+        return ["90a"]
+    row = text.family
+    key = lambda other, launch: (other.family.get("step"), other.family.get("cache"), other.type, launch.get("d"), launch.get("r"))
+    hopper = {key(other, launch) for other in table.texts if target(other) == "90a" for launch in other.launches.values()}
+    replaced = "step" in row and all(key(text, launch) in hopper for launch in text.launches.values())
+    return [arch for arch in of_all if arch != "90" or not replaced]
+
+
+def verify(table, text, ptx, sizes):
+    """Where the PTX has other launches or other parameters than the table."""
+    number = lambda pattern, head: int(found[1]) if (found := re.search(pattern, head)) else None
+    wrong, entries = [], {}
+    for part in ptx.split(".entry ")[1:]:
+        entries[re.match(r"\w+", part)[0]] = part.split("{")[0]
+    if entries.keys() != text.launches.keys():
+        return [f"{text.name} has the entries {sorted(entries)}, and {sorted(text.launches)} in the table"]
+    for name, launch in text.launches.items():
+        head, row = entries[name], text.family
+        pairs = {
+            "threads": (number(r"\.maxntid (\d+),", head), launch["threads"]),
+            "ctas": (number(r"\.minnctapersm (\d+)", head), launch.get("ctas")),
+            "CTAs of a cluster": (number(r"\.reqnctapercluster (\d+),", head), launch.get("cluster")),
+        }
+        if taken := parts({**row, **launch}):
+            pairs["bytes of params"] = (number(r"_param_0\[(\d+)\]", head), sum(sizes.get(part, 0) for part in taken))
+        wrong += [f"{name}: {a} {what}, {b} by the table" for what, (a, b) in pairs.items() if a != b]
+    waits = "// pdl: wait" in ptx or "griddepcontrol.wait" in ptx
+    if waits != text.family.get("pdl", False):
+        wrong.append(f"{text.name}: pdl is {waits}")
+    return wrong
+
+
+# ---- structs ----------------------------------------------------------------------------------------------------------
+
+
+def numbers(table):
+    """Sizes (NAME,) and offsets (NAME, FIELD) in C, and those in Rust."""
+    c = "".join(path.read_text() for path in sorted((table.folder / "src").rglob("*.cuh")))
+    rust = "".join(path.read_text() for path in sorted(table.rust.parents[1].rglob("*.rs")))
     left = {(name,): int(n) for name, n in re.findall(r"(?m)^KV_SIZE\((\w+), (\d+)\)", c)}
     left |= {(name, field): int(n) for name, field, n in re.findall(r"(?m)^KV_AT\((\w+), (\w+), (\d+)\)", c)}
     right = {}
-    for name, size, fields in re.findall(r"(?m)^    (\w+) (\d+) \{([\w\s]*)\}$", rust[rust.index("layout_is! {"):]):
-        right |= {(name,): int(size)} | {(name, field): int(n) for field, n in re.findall(r"(\w+) (\d+)", fields)}
-    left |= {(n,): int(v) for n, v in re.findall(r"(?m)^#define (\w+) (\d+)$", c)}
-    constants = rust + (RUST.parent / "split/decode.rs").read_text()
-    right |= {(n,): int(v) for n, v in re.findall(r"const (\w+): \w+ = (\d+);", constants) if (n,) in left}
-    return [f"params: {'.'.join(key)} is {left.get(key)} in C, {right.get(key)} in Rust"
-            for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)]
+    for name, size, fields in re.findall(r"(?m)^    (\w+) (\d+) \{([^}]*)\}", rust):
+        right |= {(name,): int(size)} | {(name, field): int(n) for field, n in re.findall(r"(\w+) (\d+)\b", fields)}
+    return left, right, c, rust
 
 
-def main(*folders):
-    """All of it, for the kernels of a folder."""
-    arguments = sys.argv[1:]
-    check = "--check" in arguments
-    stems = [a for a in arguments if not a.startswith("-")]
-    wanted = [k for k in kernels(folders) if not stems or k.source.stem in stems or file(k).stem in stems]
-    tools = install(PINS)
-    nvrtc, ptxas = ctypes.CDLL(str(tools / "cuda_nvrtc/lib/libnvrtc.so.12")), tools / "cuda_nvcc/bin/ptxas"
+def params(table):
+    """What differs between the sizes, offsets and constants of *params.cuh and those in Rust."""
+    left, right, c, rust = numbers(table)
     wrong = []
-    for kernel in wanted:
-        text, ptx = compile_ptx(nvrtc, kernel), file(kernel)
-        if not check:
-            ptx.write_text(text)
-        elif not ptx.exists() or ptx.read_text() != text:
-            wrong.append(f"{ptx.name} is not what {kernel.source.name} gives: run ptx/build.py")
-    jobs = [(ptxas, k, a) for k in wanted for a in targets(k, ["80", "89", "90"])]
+    # In Rust these are their parts, one behind the other.
+    for row in table.families.values():
+        ends, at = parts(row), 0
+        if len(ends) > 1:
+            begins = {n for key, n in left.items() if key[0] == row["params"] and len(key) == 2}
+            for part in ends:
+                if at not in begins:
+                    wrong.append(f"params: {row['params']} has no field at {at}, where {part} begins")
+                at += right.get((part,), 0)
+            if left[(row["params"],)] != at:
+                wrong.append(f"params: {row['params']} has {left[(row['params'],)]} bytes in C, {at} in Rust")
+    composed = {row["params"]: parts(row) for row in table.families.values() if len(parts(row)) > 1}
+    left = {key: n for key, n in left.items() if key[0] not in composed}
+    # In C some parts are fields of the whole.
+    inner = {part for of in composed.values() for part in of if (part,) not in left}
+    right = {key: n for key, n in right.items() if key[0] not in inner}
+    left |= {(n,): int(v) for n, v in re.findall(r"(?m)^#define (\w+) (\d+)$", "".join(
+        path.read_text() for path in (table.folder / "src").rglob("*params.cuh")))}
+    right |= {(n,): int(v) for n, v in re.findall(r"const (\w+): \w+ = (\d+);", rust) if (n,) in left}
+    return wrong + [f"params: {'.'.join(key)} is {left.get(key)} in C, {right.get(key)} in Rust"
+                    for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)]
+
+
+# ---- generated text ---------------------------------------------------------------------------------------------------
+
+
+def camel(text):
+    return "".join(word.capitalize() for word in text.split("_"))
+
+
+def underscored(n):
+    return f"{n:_}" if n > 9999 else str(n)
+
+
+def joined(pieces):
+    """An expression of method calls, in lines of at most 116 columns."""
+    lines, line = [], "    " + pieces[0]
+    for piece in pieces[1:]:
+        if len(line + piece) > 115:
+            lines, line = lines + [line], "        "
+        line += piece
+    return "\n".join(lines + [line + ",\n"])
+
+
+def rust_text(table):
+    to_out = os.path.relpath(table.folder / "out", table.rust.parent)
+    core = any("step" in row for row in table.families.values())
+    kernels = table.built()
+    text = f"//! The kernels of {table.folder.relative_to(ROOT)}/kernels.toml, of which ptx/build.py generates this file.\n\n"
+    text += ("use super::{Archive, Cache, Extra, Kernel, Step};\nuse crate::layout::Dtype;\n\n" if core else
+             "use kvarena::backend::cuda::{Archive, Kernel};\n\n")
+    text += f"""macro_rules! archive {{
+    ($name:literal) => {{
+        Archive::new($name, include_bytes!(concat!("{to_out}/", $name, ".zst")))
+    }};
+}}
+
+"""
+    for archive in table.archives:
+        text += f'static {archive.upper()}: Archive = archive!("{archive}");\n'
+    text += f"\n/// All of them.\n#[rustfmt::skip]\npub static KERNELS: [Kernel; {len(kernels)}] = [\n"
+    names = ""
+    for i, (name, launch, of) in enumerate(kernels):
+        row = of.family
+        pieces = [f'Kernel::new("{name}", &{of.archive.upper()}, {launch["threads"]}, {underscored(launch.get("shared", 0))})']
+        pieces += [f'.of("{of.name}")'] if of.name != name else []
+        pieces += [".sm90a()"] if target(of) == "90a" else []
+        pieces += [".pdl()"] if row.get("pdl") else []
+        first, *others = parts({**row, **launch}) or [""]
+        pieces += [f'.takes("{first}")'] if first else []
+        pieces += [f".then(&[{', '.join(f'Extra::{part}' for part in others)}])"] if others else []
+        pieces += [".without_trees()"] if row.get("trees") is False else []
+        if "step" in row:
+            keys = f"Step::{camel(row['step'])}, Cache::{camel(row['cache'])}, Dtype::{of.type.capitalize()}"
+            pieces.append(f".serves({keys}, {launch.get('d', 0)}, {launch.get('r', 0)})")
+        else:
+            names += f"pub const {name.upper()}: &Kernel = &KERNELS[{i}];\n"
+        text += joined(pieces)
+    return text + "];\n\n" + names
+
+
+def readme_text(table):
+    """Two tables: of the families, and of their launches."""
+    text = "| entries | take | grid | serve |\n|---|---|---|---|\n"
+    launches = "\n| entry | block | CTAs that registers leave room for | dynamic shared memory, bytes |\n|---|---|---|---|\n"
+    for name, row in table.families.items():
+        base, suffix = name.removesuffix("_sm90a"), "_sm90a" if row.get("target") == "90a" else ""
+        kind = "_DTYPE" if row.get("types") in (["bf16", "f16"], ["f32", "bf16", "f16"]) else "_f32" if "types" in row else ""
+        groups = collections.OrderedDict()
+        for launch in row["launches"]:
+            groups.setdefault((launch.get("entry"), launch.get("d")), []).append(launch)
+        entries = []
+        for (entry, d), group in groups.items():
+            rows = ",".join(dict.fromkeys(str(launch["r"]) for launch in group if "r" in launch))
+            rows = f"_r{{{rows}}}" if "," in rows else f"_r{rows}" if rows else ""
+            shown = entry or base + kind + (f"_d{d}" if d else "") + rows + suffix
+            entries.append(shown)
+            column = lambda key, none: " and ".join(dict.fromkeys(f"{launch.get(key, none):,}" if key in launch else none for launch in group))
+            cluster = f", clusters of {group[0]['cluster']}" if "cluster" in group[0] else ""
+            launches += f"| `{shown}` | {column('threads', '')}{cluster} | {column('ctas', '-')} | {column('shared', '0')} |\n"
+        on = ", on compute capability 9.0 alone" if suffix else ""
+        short = base + kind + ("_d*" if "d" in row["launches"][0] else "") + ("_r*" if "r" in row["launches"][0] else "") + suffix
+        shown = short if "entry" not in row["launches"][0] else ", ".join(entries).replace(", ", "`, `")
+        text += f"| `{shown}` | `{row['params']}` | {row['grid']} | {row['does']}{on} |\n"
+    return text + launches
+
+
+def with_readme(old, new):
+    begin, end = "<!-- kernels.toml -->\n", "<!-- end -->\n"
+    before, rest = old.split(begin)
+    return before + begin + new + end + rest.split(end)[1]
+
+
+# ---- all of it --------------------------------------------------------------------------------------------------------
+
+
+def build(folder, check, wanted):
+    """What is wrong with a table's products, after they are written or looked at."""
+    table = Table(folder)
+    archives = [name for name in table.archives if not wanted or name in wanted]
+    tools = install(PINS) / "nvidia"
+    nvrtc, ptxas = ctypes.CDLL(str(tools / "cuda_nvrtc/lib/libnvrtc.so.12")), tools / "cuda_nvcc/bin/ptxas"
+    _, right, _, _ = numbers(table)
+    sizes = {key[0]: n for key, n in right.items() if len(key) == 1}
+    wrong, assembled = [], []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for lines, bad in pool.map(lambda job: assemble(*job), jobs):
+        for archive in archives:
+            texts, out = table.archives[archive], table.out(archive)
+            ptx = list(pool.map(lambda text: compile_ptx(nvrtc, table, text), texts))
+            whole, old = "".join(ptx), decompress(out)
+            if len(whole.encode()) > TEXT_MAX:
+                wrong.append(f"{archive} has {len(whole.encode()):,} bytes of text, above {TEXT_MAX:,}")
+            if check and old != whole:
+                wrong.append(f"{out.name} is not what its sources give: run ptx/build.py")
+            elif old != whole:
+                out.write_bytes(compress(whole))
+            before = {} if check else split(old)
+            changed = [(text, p) for text, p in zip(texts, ptx) if before.get(text.name) != p]
+            for text, p in changed:
+                wrong += verify(table, text, p, sizes)
+                assembled += [(text, p, arch) for arch in targets(table, text, ["80", "89", "90"])]
+        for lines, bad in pool.map(lambda job: assemble(ptxas, *job), assembled):
             print(*lines, sep="\n")
             wrong += bad
         # Whether it takes them; how many registers the driver's own then gives is its affair.
-        oldest = install(OLDEST) / "cuda_nvcc/bin/ptxas"
-        jobs = [(oldest, k, a) for k in wanted for a in targets(k, ["80", "90"])] if check else []
-        for lines, bad in pool.map(lambda job: assemble(*job), jobs):
+        oldest = install(OLDEST) / "nvidia/cuda_nvcc/bin/ptxas"
+        jobs = [job for job in assembled if job[2] != "89"] if check else []
+        for lines, bad in pool.map(lambda job: assemble(oldest, *job), jobs):
             wrong += [line for line in bad if "ptxas failed" in line]
-    if HERE in folders and RUST.exists():
-        wrong += params()
+    products = {table.rust: rust_text(table)}
+    if table.readme:
+        readme = folder / table.readme
+        products[readme] = with_readme(readme.read_text(), readme_text(table))
+        wrong += params(table)
+    for path, text in products.items():
+        if check and (not path.exists() or path.read_text() != text):
+            wrong.append(f"{path.name} is not what {folder.name}/kernels.toml gives: run ptx/build.py")
+        elif not check and (not path.exists() or path.read_text() != text):
+            path.write_text(text)
+    known = {table.out(name) for name in table.archives}
+    for path in sorted(set((folder / "out").glob("*")) - known):
+        wrong.append(f"{path.name} is of no row of the table") if check else path.unlink()
+    return wrong
+
+
+def main(*folders):
+    """All of it, for the kernels of some folders."""
+    arguments = sys.argv[1:]
+    if "--texts" in arguments:
+        for folder in folders:
+            for archive in sorted((folder / "out").glob("*.zst")):
+                for name, ptx in split(decompress(archive)).items():
+                    (pathlib.Path(arguments[-1]) / f"{name}.ptx").write_text(ptx)
+        return
+    for folder in folders:
+        (folder / "out").mkdir(exist_ok=True)
+    wanted = [a for a in arguments if not a.startswith("-")]
+    wrong = [line for folder in folders for line in build(folder, "--check" in arguments, wanted)]
     print(*wrong, sep="\n", file=sys.stderr)
     sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":
-    main(HERE, BENCH)
+    main(HERE, ROOT / "benches/gpu/ptx")

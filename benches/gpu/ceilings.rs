@@ -2,18 +2,18 @@
 
 use std::ffi::c_void;
 
-use cust::module::Module;
 use cust::sys;
-use kvarena::backend::cuda::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
+use kvarena::backend::cuda::{CudaError, DeviceBuffer, Function, Gpu, Kernel, PinnedBuffer};
 use kvarena::testkit::rng::Rng;
 
 use crate::Outcome;
 use crate::batch::{Noise, distinct};
+use crate::kernels::{CEILING_COPY, CEILING_READ};
 use crate::report::{Rate, Report};
 use crate::timer::Timer;
 
 fn launch(
-    function: sys::CUfunction,
+    (kernel, function): (&Kernel, Function),
     blocks: u32,
     stream: u64,
     arguments: &[u64],
@@ -21,10 +21,11 @@ fn launch(
     let mut pointers: Vec<_> =
         arguments.iter().map(|a| std::ptr::from_ref(a).cast_mut().cast::<c_void>()).collect();
     let stream = stream as usize as sys::CUstream;
+    let (function, threads) = (function.raw() as usize as sys::CUfunction, kernel.threads());
     // SAFETY: the entries take these arguments, each at most 8 bytes; the addresses are live buffers.
     let result = unsafe {
         let (arguments, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
-        sys::cuLaunchKernel(function, blocks, 1, 1, 256, 1, 1, 0, stream, arguments, none)
+        sys::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, none)
     };
     assert_eq!(result as u32, 0, "cuLaunchKernel");
     Ok(())
@@ -34,9 +35,8 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let mut timer = Timer::new(gpu)?;
     let noise = Noise::new(gpu)?;
     let stream = timer.stream.raw();
-    let module = Module::from_ptx(include_str!("ceilings.ptx"), &[])?;
-    let copy = module.get_function("ceiling_copy")?.to_raw();
-    let read = module.get_function("ceiling_read")?.to_raw();
+    let copy = (CEILING_COPY, gpu.load(CEILING_COPY)?);
+    let read = (CEILING_READ, gpu.load(CEILING_READ)?);
 
     let bytes = 2_u64 << 30;
     let (source, target) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);

@@ -16,6 +16,7 @@ mod batch;
 mod ceilings;
 mod fp8;
 mod host;
+mod kernels;
 mod latent;
 mod moves;
 mod report;

@@ -1,9 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles every *.cu here to the committed *.ptx beside it, as ../../../ptx/build.py does with the core's kernels.
-
-  build.py [STEM..]           write the .ptx files (all, or those named)
-  build.py --check [STEM..]   write nothing; fail unless they are what the sources give and ptxas assembles them without spills
-"""
+"""Builds the archives of the host's kernels from kernels.toml and src/, with the arguments of the core's ptx/build.py."""
 import pathlib, sys
 
 HERE = pathlib.Path(__file__).resolve().parent

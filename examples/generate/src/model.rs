@@ -378,7 +378,7 @@ fn heads(
 }
 
 /// Random weights, for measuring a shape without its checkpoint: for each name another stretch of the SplitMix64 sequence,
-/// so that whoever makes a tensor (`ptx/fill.cu` does on a GPU) makes the same.
+/// so that whoever makes a tensor (`ptx/src/fill.cu` does on a GPU) makes the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Random {
     /// Of all names' seeds.

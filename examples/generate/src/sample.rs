@@ -2,7 +2,7 @@
 //!
 //! A draw takes the greatest of `logit / temperature + noise`, where each token's noise (Gumbel's) is a hash of seed,
 //! sample, place and token. So it depends on nothing that was drawn before, and a GPU draws it in any order; this is
-//! the specification of `ptx/sample.cu`.
+//! the specification of `ptx/src/sample.cu`.
 
 /// How to choose tokens.
 #[derive(Clone, Copy, PartialEq, Debug)]

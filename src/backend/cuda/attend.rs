@@ -4,18 +4,16 @@
 //! variant, or two where local and global layers alternate. The first launch of a variant makes its memory; from then
 //! on every step is split for it when its plan is staged.
 //!
-//! Not here: the split itself (`split/`), the kernels (`ptx/attend_*.cu`).
+//! Not here: the split itself (`split/`), the kernels (`ptx/src`).
 
-use super::attend_kernels::{
-    AttentionKernel, Beside, Decodes, hopper, hopper_decode, kernels, plain, selected,
-};
 use super::attend_latent::LatentVariants;
 use super::attend_shared::{SHARED_VARIANTS_MAX, SharedDecode};
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::graph_key::KEY_VARIANTS;
 use super::image::{Image, StepLimits};
-use super::launch::Start;
+use super::kernels::{Decodes, Kernel, Selection};
+use super::launch::{ExtraParams, Start};
 use super::memory::DeviceBuffer;
 use super::params::{AttendParams, DecodeWork, LayerScales, Lists, wide_magic};
 use super::pool::Pool;
@@ -52,9 +50,9 @@ pub(super) struct ListBuffers {
 struct Variant {
     key: VariantKey,
     decode: Decodes,
-    extend: AttentionKernel,
+    extend: &'static Kernel,
     /// In its place where rows are trees, and in graphs, which serve those too: where it knows none.
-    trees: Option<AttentionKernel>,
+    trees: Option<&'static Kernel>,
     split: Split,
     /// Where attention is over lists.
     lists: Option<ListBuffers>,
@@ -124,7 +122,10 @@ impl Variants {
             shared.map_or(Ok(()), |shared| shared.load(gpu, plan))?;
             let width = shape.width(tokens, rows);
             // The narrowest was loaded with the variant.
-            if width == shape.narrowest() { Ok(()) } else { variant.decode_of(width).load(gpu) }
+            if width == shape.narrowest() {
+                return Ok(());
+            }
+            gpu.load(variant.decode_of(width)).map(|_| ())
         })
     }
 
@@ -256,17 +257,17 @@ impl Variants {
             params.counters = variant.counters.address();
             let width = variant.count.width;
             params.stripes = shape.decode_stripes(width);
-            let mut beside = Beside { scales, ..Beside::default() };
+            let mut extra = ExtraParams { scales, ..ExtraParams::default() };
             let seen = (params.batch_rows, params.window);
             if let Some(buffers) = &variant.lists {
-                beside.lists = buffers.params(shape, params.page_size);
+                extra.lists = buffers.params(shape, params.page_size);
                 // Behind the split: a row's places for its tokens, of which it sees all.
                 params.batch_rows = params.plan + 4 * shape.decode_words() as u64;
                 params.window = 0;
             }
             let (kernel, blocks) = (variant.decode_of(width), shape.decode_ctas[width]);
             // SAFETY: the caller answers for the rows; plan, partial and counters are this variant's, for this grid.
-            unsafe { kernel.launch(gpu, blocks, params, beside, decode_start, stream) }?;
+            unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, decode_start, stream) }?;
             (params.batch_rows, params.window) = seen;
         }
         if extend {
@@ -276,11 +277,13 @@ impl Variants {
             params.plan = variant.extend_plan.address();
             params.partial = variant.partial.address() + shape.decode_partial_bytes() as u64;
             params.counters = variant.counters.address() + shape.decode_counter_bytes() as u64;
-            let trees = variant.trees.as_ref().filter(|_| image.trees);
-            let (kernel, blocks) = (trees.unwrap_or(&variant.extend), shape.extend_ctas);
-            let beside = Beside { scales, ..Beside::default() };
+            let trees = variant.trees.filter(|_| image.trees);
+            let (kernel, blocks) = (trees.unwrap_or(variant.extend), shape.extend_ctas);
+            let extra = ExtraParams { scales, ..ExtraParams::default() };
             // SAFETY: as above.
-            unsafe { kernel.launch(gpu, blocks, params, beside, Start::InOrder, stream) }?;
+            unsafe {
+                gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream)
+            }?;
         }
         if decode || extend {
             start.launched(capturing);
@@ -327,8 +330,8 @@ impl Variant {
     }
 
     /// The decode kernel of a width that steps have.
-    fn decode_of(&self, width: usize) -> &AttentionKernel {
-        self.decode[width].as_ref().expect("a width with CTAs has a kernel")
+    fn decode_of(&self, width: usize) -> &'static Kernel {
+        self.decode[width].expect("a width with CTAs has a kernel")
     }
 
     fn new(
@@ -340,23 +343,15 @@ impl Variant {
     ) -> Result<Self, CudaError> {
         let (layout, rows) = (pool.layout(), pool.rows());
         let (head_dim, fp8) = (layout.head_dim(), layout.dtype().is_quantised());
-        let (mut decode, extend) =
-            kernels(fp8, rows, head_dim).ok_or(CudaError::HeadDim { head_dim })?;
+        let of = Selection::of(gpu, layout, rows);
         let (q_heads, kv_heads) = (key.0, layout.kv_heads());
-        let is_hopper = gpu.capability() == 90;
-        decode[2] = hopper_decode(fp8, rows, head_dim).filter(|_| is_hopper);
-        if decode[2].is_some() && q_heads / kv_heads <= DECODE_ROWS[0] {
-            // The wider one is as fast, and knows trees.
-            decode[1] = None;
-        }
-        let late = hopper(layout.scaling(), rows, head_dim).filter(|_| is_hopper);
-        // Over fp8 that one has no registers for trees. Both read the same plan, whatever the number of blocks.
-        let trees = late.filter(|_| fp8).map(|_| extend);
+        let mut decode = of.decodes(q_heads / kv_heads);
+        let extend = of.extend().ok_or(CudaError::HeadDim { head_dim })?;
+        let trees = of.trees();
         // A capture loads nothing.
-        trees.as_ref().map_or(Ok(()), |kernel| kernel.load(gpu))?;
-        let extend = late.unwrap_or(extend);
-        let ctas = |kernel: &AttentionKernel| -> Result<u32, CudaError> {
-            Ok(gpu.multiprocessors() * kernel.resident(gpu)?.clamp(1, RESIDENT_MAX))
+        trees.map_or(Ok(()), |kernel| gpu.load(kernel).map(|_| ()))?;
+        let ctas = |kernel: &'static Kernel| -> Result<u32, CudaError> {
+            Ok(gpu.multiprocessors() * gpu.resident(kernel)?.clamp(1, RESIDENT_MAX))
         };
         let mut shape = SplitShape {
             kv_heads,
@@ -366,19 +361,18 @@ impl Variant {
             top: key.2,
             extra: decode_extra(fp8),
             decode_ctas: [0; DECODE_ROWS.len()],
-            extend_ctas: ctas(&extend)?,
+            extend_ctas: ctas(extend)?,
             batch_max: limits.rows,
             tokens_max: limits.tokens,
         };
         let narrowest = shape.narrowest();
         if key.2 > 0 {
-            let over_lists = selected(rows, head_dim).filter(|_| !fp8);
-            let over_lists = over_lists.ok_or(CudaError::Lists { dtype: layout.dtype() })?;
+            let over_lists = of.selected()[narrowest];
             // Rows of one token have lists, so no step takes a wider one.
             decode = Decodes::default();
-            decode[narrowest] = over_lists[narrowest];
+            decode[narrowest] = Some(over_lists.ok_or(CudaError::Lists { dtype: layout.dtype() })?);
         }
-        let of_group = ctas(decode[narrowest].as_ref().expect("every group has a decode kernel"))?;
+        let of_group = ctas(decode[narrowest].expect("every group has a decode kernel"))?;
         for (width, ctas) in shape.decode_ctas.iter_mut().enumerate().skip(narrowest) {
             let most = if width == narrowest { u32::MAX } else { WIDE_RESIDENT };
             let resident = (of_group / gpu.multiprocessors()).min(most);
@@ -416,13 +410,14 @@ impl Variant {
 /// The addresses in `params` are those of rows for every token of the staged step.
 pub(super) unsafe fn launch_f32(
     gpu: &Gpu,
+    pool: &Pool,
     params: AttendParams,
     scales: LayerScales,
-    fp8: bool,
     stream: RawStream,
 ) -> Result<(), CudaError> {
+    let kernel = Selection::of(gpu, pool.layout(), pool.rows()).check();
+    let extra = ExtraParams { scales, ..ExtraParams::default() };
     let blocks = 8 * gpu.multiprocessors();
-    let beside = Beside { scales, ..Beside::default() };
     // SAFETY: the caller answers for the rows.
-    unsafe { plain(fp8).launch(gpu, blocks, params, beside, Start::InOrder, stream) }
+    unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }
 }

@@ -1,19 +1,17 @@
 //! Attention over latent rows: which pools are served, the memory that each variant of it keeps, and its launches.
 //!
-//! On compute capability 9.0 pools with rows of 16 bits, those of fp8 too, have a kernel whose work is split on the
-//! host; all others have a plain one.
+//! Some devices have a kernel whose work is split on the host (`kernels/selection.rs`); all others have a plain one.
 //!
-//! Not here: the split (`split/latent.rs`), the kernels (`ptx/attend_latent*`).
+//! Not here: the split (`split/latent.rs`), the kernels (`ptx/src/latent`).
 
-use super::attend_kernels::{AttentionKernel, Beside, attention};
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::graph_key::KEY_VARIANTS;
 use super::image::StepLimits;
-use super::kernels::Attention;
-use super::launch::Start;
+use super::kernels::{Kernel, Latent, Selection};
+use super::launch::{ExtraParams, Start};
 use super::memory::DeviceBuffer;
-use super::params::{AttendLatentFp8Params, AttendLatentRowsParams, AttendParams};
+use super::params::AttendParams;
 use super::pool::Pool;
 use super::raw::{RawStream, is_capturing};
 use super::ring::{Load, UploadRing};
@@ -21,7 +19,7 @@ use super::row_boxes;
 use super::split::{LATENT_ROWS, LatentSplit};
 use crate::backend::Attend;
 use crate::id::LayerId;
-use crate::layout::{Dtype, KvShape, PoolLayout};
+use crate::layout::{KvShape, PoolLayout};
 use crate::plan::BatchPlan;
 
 /// Numbers of a row that kernels serve.
@@ -31,13 +29,6 @@ const VARIANTS_MAX: usize = 8;
 /// Most query heads over latent rows.
 pub(super) const LATENT_HEADS_MAX: u32 = 128;
 
-const F32: Attention = attention!("attend_latent_f32", 128, 0);
-const BF16: Attention = attention!("attend_latent_bf16", 128, 0);
-const F16: Attention = attention!("attend_latent_f16", 128, 0);
-const FP8_F32: Attention<AttendLatentFp8Params> = attention!("attend_latent_fp8_f32", 128, 0);
-const FP8_BF16: Attention<AttendLatentFp8Params> = attention!("attend_latent_fp8_bf16", 128, 0);
-const FP8_F16: Attention<AttendLatentFp8Params> = attention!("attend_latent_fp8_f16", 128, 0);
-
 /// Refuses latent rows of other lengths than kernels serve.
 pub(super) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
     let shape = layout.shape();
@@ -45,45 +36,12 @@ pub(super) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
     if served { Ok(()) } else { Err(CudaError::PoolShape { shape }) }
 }
 
-/// The kernel of every GPU.
-fn plain(fp8: bool, rows: Dtype) -> AttentionKernel {
-    match (fp8, rows) {
-        (false, Dtype::F32) => F32.into(),
-        (false, Dtype::Bf16) => BF16.into(),
-        (false, Dtype::F16) => F16.into(),
-        (true, Dtype::F32) => FP8_F32.into(),
-        (true, Dtype::Bf16) => FP8_BF16.into(),
-        (true, Dtype::F16) => FP8_F16.into(),
-    }
+/// The kernels of a pool.
+fn kernels_of(gpu: &Gpu, pool: &Pool) -> Latent {
+    Selection::of(gpu, pool.layout(), pool.rows()).latent()
 }
 
-/// That of a pool.
-fn plain_of(pool: &Pool) -> AttentionKernel {
-    plain(pool.layout().dtype().is_quantised(), pool.rows())
-}
-
-/// The kernel of compute capability 9.0, and that which joins what it left in parts.
-fn hopper(fp8: bool, rows: Dtype) -> Option<[AttentionKernel; 2]> {
-    const BF16: Attention<AttendLatentRowsParams> =
-        attention!("attend_latent_bf16_sm90a", 384, 229_376);
-    const F16: Attention<AttendLatentRowsParams> =
-        attention!("attend_latent_f16_sm90a", 384, 229_376);
-    const FP8_BF16: Attention<AttendLatentFp8Params> =
-        attention!("attend_latent_fp8_bf16_sm90a", 384, 229_376);
-    const FP8_F16: Attention<AttendLatentFp8Params> =
-        attention!("attend_latent_fp8_f16_sm90a", 384, 229_376);
-    const JOIN_BF16: Attention = attention!("attend_latent_join_bf16_sm90a", 128, 0);
-    const JOIN_F16: Attention = attention!("attend_latent_join_f16_sm90a", 128, 0);
-    match (fp8, rows) {
-        (false, Dtype::Bf16) => Some([BF16.into(), JOIN_BF16.into()]),
-        (false, Dtype::F16) => Some([F16.into(), JOIN_F16.into()]),
-        (true, Dtype::Bf16) => Some([FP8_BF16.into(), JOIN_BF16.into()]),
-        (true, Dtype::F16) => Some([FP8_F16.into(), JOIN_F16.into()]),
-        (_, Dtype::F32) => None,
-    }
-}
-
-/// Its CTAs: an even number, since clusters are of two.
+/// CTAs of a kernel whose work is split: an even number, since clusters are of two.
 fn ctas(gpu: &Gpu) -> u32 {
     (gpu.multiprocessors() & !1).max(2)
 }
@@ -93,7 +51,7 @@ fn ctas(gpu: &Gpu) -> u32 {
 struct Variant {
     /// Query heads, and window (0: none).
     key: (u32, u32),
-    kernels: [AttentionKernel; 2],
+    kernels: [&'static Kernel; 2],
     split: LatentSplit,
     /// Items of the staged step that were cut.
     cut: u32,
@@ -133,10 +91,9 @@ impl LatentVariants {
         stream: RawStream,
     ) -> Result<Option<usize>, CudaError> {
         let fp8 = pool.layout().dtype().is_quantised();
-        let late = hopper(fp8, pool.rows()).filter(|_| gpu.capability() == 90);
-        let Some(kernels) = late else {
-            plain_of(pool).load(gpu)?;
-            return Ok(None);
+        let kernels = match kernels_of(gpu, pool) {
+            Latent::Split(kernels) => kernels,
+            Latent::Plain(kernel) => return gpu.load(kernel).map(|_| None),
         };
         let key = (attend.q_heads, attend.window.unwrap_or(0));
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
@@ -148,7 +105,7 @@ impl LatentVariants {
         if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }
-        kernels.iter().try_for_each(|kernel| kernel.load(gpu))?;
+        kernels.iter().try_for_each(|kernel| gpu.load(kernel).map(|_| ()))?;
         let (ctas, sizes) = (ctas(gpu), (limits.rows, limits.tokens));
         // Rows of 16 bits come to both CTAs of a cluster by boxes; bytes of fp8 need none.
         let pairs = fp8 || row_boxes::rows(pool.layout()) > 0;
@@ -220,27 +177,27 @@ impl LatentVariants {
         params.counters = tops.address();
         params.plan = plan.address() + 4 * split.lists_at() as u64;
         let first = start.first(capturing);
-        let beside = match fp8 {
-            true => beside(pool, layer),
-            false => Beside { boxes: row_boxes::of(pool, layer)?, ..Beside::default() },
+        let extra = match fp8 {
+            true => extra(pool, layer),
+            false => ExtraParams { boxes: row_boxes::of(pool, layer)?, ..ExtraParams::default() },
         };
         // SAFETY: the caller answers for the rows; plan and sums are this variant's, for this grid; scales and rope are
         // the layer's.
-        unsafe { main.launch(gpu, ctas, params, beside, first, stream) }?;
+        unsafe { gpu.launch_attention(main, ctas, &params, &extra, first, stream) }?;
         start.launched(capturing);
         if *cut == 0 {
             return Ok(());
         }
         params.plan = plan.address();
         // SAFETY: as above.
-        unsafe { join.launch(gpu, 8 * ctas, params, beside, Start::Pdl, stream) }
+        unsafe { gpu.launch_attention(join, 8 * ctas, &params, &extra, Start::Pdl, stream) }
     }
 }
 
-/// What kernels over fp8 take beside the rest.
-fn beside(pool: &Pool, layer: LayerId) -> Beside {
+/// What kernels over fp8 take behind the rest.
+fn extra(pool: &Pool, layer: LayerId) -> ExtraParams {
     let (scales, rope) = (pool.scales(layer), pool.rope(layer).unwrap_or_default());
-    Beside { scales, rope, ..Beside::default() }
+    ExtraParams { scales, rope, ..ExtraParams::default() }
 }
 
 /// Launches the kernel of every GPU.
@@ -254,36 +211,8 @@ pub(super) unsafe fn launch_plain(
     params: AttendParams,
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let blocks = 8 * gpu.multiprocessors();
+    let (Latent::Plain(kernel) | Latent::Split([kernel, _])) = kernels_of(gpu, pool);
+    let (blocks, extra) = (8 * gpu.multiprocessors(), extra(pool, layer));
     // SAFETY: the caller answers for the rows; scales and rope are the layer's.
-    unsafe {
-        let kernel = plain_of(pool);
-        kernel.launch(gpu, blocks, params, beside(pool, layer), Start::InOrder, stream)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::attend_kernels::tests::{parts, source};
-    use super::*;
-
-    #[test]
-    fn kernels_are_launched_as_they_say() {
-        for rows in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            let late = [false, true].map(|fp8| hopper(fp8, rows)).into_iter().flatten();
-            let plain = [false, true].map(|fp8| plain(fp8, rows));
-            for kernel in late.flatten().chain(plain) {
-                let (name, ptx, shared, threads) = parts(&kernel);
-                let text = source(name);
-                let bytes = match shared {
-                    0 => "no".into(),
-                    bytes => format!("{},{:03} bytes of", bytes / 1000, bytes % 1000),
-                };
-                let launch = format!("block {threads}, {bytes} dynamic shared memory");
-                assert!(text.contains(&launch), "{name}: {launch}");
-                assert!(ptx.contains(&format!(".entry {name}(")));
-                assert!(ptx.contains(&format!(".maxntid {threads}, 1, 1")));
-            }
-        }
-    }
+    unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }
 }

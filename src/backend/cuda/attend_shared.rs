@@ -3,18 +3,17 @@
 //! A step goes through it where its split accepts a span; other steps are launched as if it were not there.
 //! Rows of a few new tokens take a kernel whose tails have room for them ([`TAIL_ROWS`]).
 //!
-//! Not here: the split (`split/shared.rs`), the kernel (`ptx/attend_shared_*.cu`).
+//! Not here: the split (`split/shared.rs`), the kernel (`ptx/src/shared`).
 
-use super::attend_kernels::attention;
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::image::StepLimits;
-use super::kernels::Attention;
-use super::launch::Start;
+use super::kernels::{Selection, Shared};
+use super::launch::{ExtraParams, Start};
 use super::memory::DeviceBuffer;
 use super::params::{
-    AttendParams, AttendSharedFp8Params, AttendSharedParams, DecodeWork, LayerScales, RowShare,
-    SharedHead, SpanItem, SpanMeeting, SpanMember, SpanParts,
+    AttendParams, AttendSharedParams, DecodeWork, LayerScales, RowShare, SharedHead, SpanItem,
+    SpanMeeting, SpanMember, SpanParts,
 };
 use super::pool::Pool;
 use super::raw::{RawStream, raw};
@@ -23,142 +22,15 @@ use super::split::{
     SplitShape, TAIL_ROWS, Taken,
 };
 use super::sys;
-use crate::layout::Dtype;
 use crate::plan::BatchPlan;
 
 /// Variants of attention that may have it: the image has room for so many.
 pub(super) const SHARED_VARIANTS_MAX: usize = 2;
 
-/// A kernel over pools that hold rows as they are, or over fp8.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum SharedKernel {
-    Plain(Attention<AttendSharedParams>),
-    Fp8(Attention<AttendSharedFp8Params>),
-}
-
-impl SharedKernel {
-    fn resident(&self, gpu: &Gpu) -> Result<u32, CudaError> {
-        match self {
-            Self::Plain(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
-            Self::Fp8(Attention { kernel, threads }) => gpu.resident(kernel, *threads),
-        }
-    }
-
-    fn load(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        match self {
-            Self::Plain(Attention { kernel, .. }) => gpu.load(kernel),
-            Self::Fp8(Attention { kernel, .. }) => gpu.load(kernel),
-        }
-    }
-
-    /// # Safety
-    /// As of [`Gpu::launch`], of the parameters and the scales.
-    unsafe fn launch(
-        &self,
-        gpu: &Gpu,
-        blocks: u32,
-        (shared, scales): (AttendSharedParams, LayerScales),
-        start: Start,
-        stream: RawStream,
-    ) -> Result<(), CudaError> {
-        let grid = (blocks, 1);
-        match self {
-            Self::Plain(Attention { kernel, threads }) => {
-                // SAFETY: the caller's.
-                unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &shared, start) }
-            }
-            Self::Fp8(Attention { kernel, threads }) => {
-                let params = AttendSharedFp8Params { shared, scales };
-                // SAFETY: the caller's.
-                unsafe { gpu.launch(kernel, grid, (*threads, 1), stream, &params, start) }
-            }
-        }
-    }
-}
-
-/// A kernel for tails of each of [`TAIL_ROWS`].
-type Kernels = [SharedKernel; TAIL_ROWS.len()];
-
 /// Most CTAs of a kernel for any device that a multiprocessor is given: registers leave room for no more.
 const RESIDENT: u32 = 2;
 /// Most work chunks of a multiprocessor.
 const CHUNKS: u32 = 8;
-
-/// A `match` over dtype of rows and head_dim with the kernels of each, which are of one kind.
-macro_rules! general {
-    (
-        $key:expr, $kind:ident,
-        $($dtype:ident $name:literal $head_dim:literal: $($rows:literal $shared:literal)*;)*
-    ) => {
-        match $key {
-            $((Dtype::$dtype, $head_dim) => {
-                const KERNELS: Kernels = [$(SharedKernel::$kind(attention!(
-                    concat!("attend_shared_", $name, "_d", $head_dim, "_r", $rows),
-                    128,
-                    $shared
-                ))),*];
-                Some(KERNELS)
-            })*
-            _ => None,
-        }
-    };
-}
-
-/// The kernels for such pools and rows, where there are some.
-pub(super) fn kernels(
-    capability: u32,
-    fp8: bool,
-    rows: Dtype,
-    shape: &SplitShape,
-) -> Option<Kernels> {
-    if shape.window > 0 {
-        return None;
-    }
-    let key = (rows, shape.head_dim);
-    if fp8 {
-        return general! { key, Fp8,
-            Bf16 "fp8_bf16" 64: 8 77_568 16 78_208;
-            Bf16 "fp8_bf16" 128: 8 74_496 16 75_136;
-            Bf16 "fp8_bf16" 256: 8 100_864 16 100_864;
-            F16 "fp8_f16" 64: 8 77_568 16 78_208;
-            F16 "fp8_f16" 128: 8 74_496 16 75_136;
-            F16 "fp8_f16" 256: 8 100_864 16 100_864;
-        };
-    }
-    if is_hopper(capability, fp8, shape) {
-        return hopper_kernels(rows);
-    }
-    general! { key, Plain,
-        Bf16 "bf16" 64: 8 75_776 16 81_920;
-        Bf16 "bf16" 128: 8 100_480 16 100_480;
-        Bf16 "bf16" 256: 8 99_840 16 99_840;
-        F16 "f16" 64: 8 75_776 16 81_920;
-        F16 "f16" 128: 8 100_480 16 100_480;
-        F16 "f16" 256: 8 99_840 16 99_840;
-    }
-}
-
-/// Whether kernels of compute capability 9.0 alone serve such pools.
-fn is_hopper(capability: u32, fp8: bool, shape: &SplitShape) -> bool {
-    capability == 90 && shape.head_dim == 128 && !fp8
-}
-
-/// Those kernels.
-fn hopper_kernels(rows: Dtype) -> Option<Kernels> {
-    const BF16: Kernels = [
-        SharedKernel::Plain(attention!("attend_shared_bf16_d128_r8_sm90a", 384, 204_800)),
-        SharedKernel::Plain(attention!("attend_shared_bf16_d128_r16_sm90a", 384, 196_608)),
-    ];
-    const F16: Kernels = [
-        SharedKernel::Plain(attention!("attend_shared_f16_d128_r8_sm90a", 384, 204_800)),
-        SharedKernel::Plain(attention!("attend_shared_f16_d128_r16_sm90a", 384, 196_608)),
-    ];
-    match rows {
-        Dtype::Bf16 => Some(BF16),
-        Dtype::F16 => Some(F16),
-        Dtype::F32 => None,
-    }
-}
 
 /// Where the plan's arrays stand, in bytes from its first word; they depend on the step's numbers alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -188,7 +60,7 @@ impl Offsets {
 /// What reads spans once for one variant of attention.
 #[derive(Debug)]
 pub(super) struct SharedDecode {
-    kernels: Kernels,
+    kernels: Shared,
     split: SharedSplit,
     grid: SharedGrid,
     shape: SplitShape,
@@ -222,13 +94,14 @@ impl SharedDecode {
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Option<Self>, CudaError> {
-        let (capability, multiprocessors) = (gpu.capability(), gpu.multiprocessors());
+        let multiprocessors = gpu.multiprocessors();
         let fp8 = pool.layout().dtype().is_quantised();
-        let Some(kernels) = kernels(capability, fp8, pool.rows(), &shape) else {
+        let selection = Selection::of(gpu, pool.layout(), pool.rows());
+        let Some(kernels) = selection.shared(&shape) else {
             return Ok(None);
         };
-        let resident = kernels[shape.narrowest()].resident(gpu)?.min(RESIDENT);
-        let grid = if is_hopper(capability, fp8, &shape) {
+        let resident = gpu.resident(kernels[shape.narrowest()])?.min(RESIDENT);
+        let grid = if kernels[0].is_sm90a() {
             SharedGrid::hopper(multiprocessors)
         } else if fp8 {
             SharedGrid::over_fp8(multiprocessors, resident, shape.head_dim)
@@ -287,7 +160,7 @@ impl SharedDecode {
         }
         // The narrowest was loaded with the variant.
         let wide = self.taken_of(plan).filter(|taken| taken.tails > self.shape.narrowest());
-        wide.map_or(Ok(()), |taken| self.kernels[taken.tails].load(gpu))
+        wide.map_or(Ok(()), |taken| gpu.load(self.kernels[taken.tails]).map(|_| ()))
     }
 
     /// Splits a step into the image, of which `image` is what begins `image_at` bytes behind the splits' begin; gives
@@ -365,9 +238,10 @@ impl SharedDecode {
             span_tops: tops + own * 8,
         };
         let taken = self.taken.expect("the staged step goes through it");
-        let kernel = &self.kernels[taken.tails];
+        let (kernel, ctas) = (self.kernels[taken.tails], self.grid.ctas);
+        let extra = ExtraParams { scales, ..ExtraParams::default() };
         // SAFETY: the caller answers for the rows; plan, sums and counters are this variant's, for this grid.
-        unsafe { kernel.launch(gpu, self.grid.ctas, (params, scales), start, stream) }
+        unsafe { gpu.launch_attention(kernel, ctas, &params, &extra, start, stream) }
     }
 }
 
@@ -376,87 +250,4 @@ fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, records: &[T]) -> usize {
     let end = at + size_of_val(records);
     bytes[at..end].copy_from_slice(bytemuck::cast_slice(records));
     end
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::attend_kernels::tests::source;
-    use super::super::split::DECODE_EXTRA;
-    use super::*;
-
-    fn shape(group: u32, head_dim: u32) -> SplitShape {
-        SplitShape {
-            kv_heads: 8,
-            group,
-            head_dim,
-            window: 0,
-            top: 0,
-            extra: DECODE_EXTRA,
-            decode_ctas: [132; 3],
-            extend_ctas: 132,
-            batch_max: 64,
-            tokens_max: 64,
-        }
-    }
-
-    /// Name, PTX, shared memory and threads.
-    fn parts(kernel: &SharedKernel) -> (&'static str, &'static str, u32, u32) {
-        match kernel {
-            SharedKernel::Plain(Attention { kernel, threads }) => {
-                (kernel.name, kernel.ptx, kernel.shared, *threads)
-            }
-            SharedKernel::Fp8(Attention { kernel, threads }) => {
-                (kernel.name, kernel.ptx, kernel.shared, *threads)
-            }
-        }
-    }
-
-    fn check(capability: u32, fp8: bool, rows: Dtype, shape: &SplitShape) {
-        let kernels = kernels(capability, fp8, rows, shape).expect("they are");
-        let (name, ptx, shared, threads) = parts(&kernels[shape.narrowest()]);
-        let target = match (capability, shape.head_dim, fp8) {
-            (90, 128, false) => "_sm90a",
-            _ => "",
-        };
-        let of = if fp8 { "fp8_" } else { "" };
-        let begin = format!("attend_shared_{of}{}_d", format!("{rows:?}").to_lowercase());
-        let end = format!("d{}_r{}{target}", shape.head_dim, if shape.group > 8 { 16 } else { 8 });
-        assert!(name.starts_with(&begin) && name.ends_with(&end), "{name} {begin} {end}");
-        assert!(ptx.contains(&format!(".entry {name}(")));
-        let bytes = format!("{},{:03}", shared / 1000, shared % 1000);
-        let launch = format!("block {threads}, {bytes} bytes of dynamic");
-        assert!(source(name).contains(&launch), "{name}");
-        // What compute capability 8.9 has for one CTA.
-        assert!(!target.is_empty() || shared <= 99 << 10, "{name}");
-    }
-
-    #[test]
-    fn each_group_has_a_kernel_which_is_launched_as_it_says() {
-        let devices = [(80, 64), (80, 128), (80, 256), (89, 128), (90, 64), (90, 128), (90, 256)];
-        for (capability, head_dim) in devices {
-            for shape in [1, 8, 9, 16].map(|group| shape(group, head_dim)) {
-                for rows in [Dtype::F16, Dtype::Bf16] {
-                    for fp8 in [false, true] {
-                        check(capability, fp8, rows, &shape);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Spans are read by each row for itself where rows are of f32, and where there is a window.
-    #[test]
-    fn spans_are_read_once_for_rows_of_16_bits_alone() {
-        let with_window = SplitShape { window: 64, ..shape(4, 128) };
-        for (capability, head_dim) in [(80, 128), (90, 128), (90, 64)] {
-            for (fp8, rows) in [false, true]
-                .into_iter()
-                .flat_map(|fp8| [Dtype::F32, Dtype::F16, Dtype::Bf16].map(|rows| (fp8, rows)))
-            {
-                let found = kernels(capability, fp8, rows, &shape(4, head_dim));
-                assert_eq!(found.is_some(), rows != Dtype::F32, "{rows:?}");
-                assert!(kernels(capability, fp8, rows, &with_window).is_none());
-            }
-        }
-    }
 }

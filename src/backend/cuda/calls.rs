@@ -183,9 +183,8 @@ impl Cuda {
         // The layer exists: its parameters do.
         let scales = self.pool.scales(layer);
         let Some(index) = index else {
-            let fp8 = self.pool.layout().dtype().is_quantised();
             // SAFETY: rows were checked above, the plan when it was staged.
-            return unsafe { launch_f32(&self.gpu, params, scales, fp8, stream) };
+            return unsafe { launch_f32(&self.gpu, &self.pool, params, scales, stream) };
         };
         if let Some(selection) = &selection {
             // SAFETY: the lists were checked above, the plan when it was staged.

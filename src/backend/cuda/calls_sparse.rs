@@ -130,9 +130,9 @@ impl Cuda {
         };
         let capturing = raw::is_capturing(stream)?;
         let start = self.stage.start.first(capturing);
-        let (grid, block) = ((lists, 1), (256, 1));
+        let (grid, block) = ((lists, 1), (RESOLVE_SELECTION.threads(), 1));
         // SAFETY: the caller's; the buffers have room for the rows of every step.
-        unsafe { self.gpu.launch(&RESOLVE_SELECTION, grid, block, stream, &params, start) }?;
+        unsafe { self.gpu.launch(RESOLVE_SELECTION, grid, block, stream, &params, start) }?;
         self.stage.start.launched(capturing);
         Ok(())
     }

@@ -89,13 +89,22 @@ fn compact_planes(
         unit_bytes: unit,
         compactions: [Compaction::default(); COMPACTIONS_MAX],
     };
-    let blocks = ((all / u64::from(unit)) as u32).div_ceil(256);
+    let blocks = ((all / u64::from(unit)) as u32).div_ceil(COMPACT_SLOTS.threads());
     for some in compactions.chunks(COMPACTIONS_MAX) {
         params.compactions[..some.len()].copy_from_slice(some);
         let grid = (blocks, some.len() as u32);
         // SAFETY: rows and places were checked, and words of the tables name pages of the pool: all addresses are in
         // it.
-        unsafe { gpu.launch(&COMPACT_SLOTS, grid, (256, 1), stream, &params, Start::InOrder) }?;
+        unsafe {
+            gpu.launch(
+                COMPACT_SLOTS,
+                grid,
+                (COMPACT_SLOTS.threads(), 1),
+                stream,
+                &params,
+                Start::InOrder,
+            )
+        }?;
     }
     Ok(())
 }

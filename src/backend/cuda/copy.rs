@@ -400,7 +400,9 @@ fn copy_pieces(
         params.copies[..copies.len()].copy_from_slice(copies);
         let grid = (units.page.div_ceil(BLOCK_UNITS), copies.len() as u32);
         // SAFETY: every page was checked against its side's count, so all addresses are inside the two memories.
-        unsafe { gpu.launch(&COPY_PAGES, grid, (256, 1), stream, &params, Start::InOrder) }?;
+        unsafe {
+            gpu.launch(COPY_PAGES, grid, (COPY_PAGES.threads(), 1), stream, &params, Start::InOrder)
+        }?;
     }
     Ok(())
 }

@@ -35,10 +35,26 @@ pub enum CudaError {
     Ptx {
         /// The kernel.
         kernel: &'static str,
+        /// The device's compute capability, as 10 * major + minor.
+        capability: u32,
         /// The driver's code.
         code: u32,
         /// What its compiler says; empty where it says nothing.
         log: Box<str>,
+    },
+    /// The archive of a kernel's PTX is corrupt, or does not contain the kernel.
+    Archive {
+        /// The kernel.
+        kernel: &'static str,
+        /// The device's compute capability, as 10 * major + minor.
+        capability: u32,
+    },
+    /// A kernel that devices of this compute capability are not known to run.
+    Capability {
+        /// The kernel.
+        kernel: &'static str,
+        /// The device's compute capability, as 10 * major + minor.
+        capability: u32,
     },
     /// An allocation failed, on the device or in pinned host memory.
     OutOfMemory {
@@ -176,6 +192,15 @@ pub enum CudaError {
     },
 }
 
+/// A compute capability in a sentence.
+struct Capability(u32);
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "for compute capability {}.{}", self.0 / 10, self.0 % 10)
+    }
+}
+
 impl fmt::Display for CudaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -188,9 +213,20 @@ impl fmt::Display for CudaError {
             Self::DeviceTooOld { capability } => {
                 write!(f, "the device's compute capability {capability} is below 80")
             }
-            Self::Ptx { kernel, code, ref log } => {
+            Self::Ptx { kernel, capability, code, ref log } => {
                 let colon = if log.is_empty() { "" } else { ": " };
-                write!(f, "the driver refused the PTX of {kernel} with code {code}{colon}{log}")
+                let of = Capability(capability);
+                write!(
+                    f,
+                    "the driver refused the PTX of {kernel} {of} with code {code}{colon}{log}"
+                )
+            }
+            Self::Archive { kernel, capability } => {
+                let of = Capability(capability);
+                write!(f, "the archive with the PTX of {kernel} {of} is corrupt")
+            }
+            Self::Capability { kernel, capability } => {
+                write!(f, "there is no PTX of {kernel} {}", Capability(capability))
             }
             Self::OutOfMemory { bytes } => write!(f, "an allocation of {bytes} bytes failed"),
             Self::Driver { call, code } => write!(f, "{call} failed with code {code}"),

@@ -3,7 +3,7 @@
 //! Scores of all rows with lists go to one piece of scratch, in chunks of [`SCORE_TOKENS`] positions; where each row's
 //! begin is staged with the plan.
 //!
-//! Not here: attention over what is selected (`attend.rs`), the kernels (`ptx/score_labels_*`, `ptx/select_top`).
+//! Not here: attention over what is selected (`attend.rs`), the kernels (`ptx/src/sparse`).
 
 use super::check::row_stride;
 use super::error::CudaError;
@@ -24,9 +24,6 @@ use crate::plan::{BatchPlan, BatchRow};
 
 /// CTAs of `score_labels_*` for each multiprocessor.
 const SCORE_RESIDENT: u32 = 3;
-/// Threads of a block of `score_labels_*` and of `select_top`.
-const SCORE_THREADS: u32 = 128;
-const TOP_THREADS: u32 = 512;
 /// CTAs of `select_top` for each multiprocessor, and for each list, at most.
 const TOP_RESIDENT: u32 = 2;
 const TOP_PARTS: u32 = 8;
@@ -98,9 +95,9 @@ impl Labels {
 
     /// Loads the kernels.
     pub(super) fn load(&self, gpu: &Gpu, dtype: Dtype) -> Result<(), CudaError> {
-        gpu.load(&STORE_LABELS)?;
-        gpu.load(if dtype == Dtype::F16 { &SCORE_LABELS_F16 } else { &SCORE_LABELS_BF16 })?;
-        gpu.load(&SELECT_TOP)
+        gpu.load(STORE_LABELS)?;
+        gpu.load(if dtype == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 })?;
+        gpu.load(SELECT_TOP).map(|_| ())
     }
 
     /// Refuses a step whose scores there is no room for.
@@ -153,10 +150,12 @@ impl Labels {
             slot_bytes: image.slot_bytes as u32,
         };
         let labels = tokens as u64 * u64::from(layout.kv_heads()) * u64::from(self.channel_count);
-        let blocks = labels.div_ceil(256);
+        let blocks = labels.div_ceil(STORE_LABELS.threads().into());
         let grid = (u32::try_from(blocks).unwrap_or(u32::MAX), 1);
         // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked by the store of K).
-        unsafe { gpu.launch(&STORE_LABELS, grid, (256, 1), stream, &params, Start::Pdl) }
+        unsafe {
+            gpu.launch(STORE_LABELS, grid, (STORE_LABELS.threads(), 1), stream, &params, Start::Pdl)
+        }
     }
 
     /// Fills lists `[rows, kv_heads, top]` at `positions`; `attend` has q, tables and rows of the staged plan.
@@ -193,16 +192,18 @@ impl Labels {
             key_chunks: self.key_chunks,
             ..SelectParams::default()
         };
-        let score = if pool.rows() == Dtype::F16 { &SCORE_LABELS_F16 } else { &SCORE_LABELS_BF16 };
+        let score = if pool.rows() == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 };
         let kv_heads = layout.kv_heads();
         let grid = (kv_heads.max(SCORE_RESIDENT * gpu.multiprocessors()), 1);
         // SAFETY: the caller's; the kernel leaves out rows that there is no room for.
-        unsafe { gpu.launch(score, grid, (SCORE_THREADS, 1), stream, &params, start) }?;
+        unsafe { gpu.launch(score, grid, (score.threads(), 1), stream, &params, start) }?;
         let lists = image.row_count as u32 * kv_heads;
         // One CTA each, unless two find room: so there is scratch for all that are divided.
         let parts = (TOP_RESIDENT * gpu.multiprocessors() / lists).clamp(1, TOP_PARTS);
         let grid = (lists, parts);
         // SAFETY: the caller's.
-        unsafe { gpu.launch(&SELECT_TOP, grid, (TOP_THREADS, 1), stream, &params, Start::Pdl) }
+        unsafe {
+            gpu.launch(SELECT_TOP, grid, (SELECT_TOP.threads(), 1), stream, &params, Start::Pdl)
+        }
     }
 }

@@ -7,15 +7,18 @@
 //!
 //! Drivers below CUDA 12.3, whose captures do not know such launches, get plain ones.
 //!
-//! Not here: which kernel (`kernels.rs`), with what (`params.rs`), the instructions that make it wait (`pdl.rs`).
+//! Not here: which kernel (`kernels.rs`), with what (`params.rs`), the instructions that make it wait (`kernels/marks.rs`).
 
 use std::ffi::c_void;
 use std::ptr::{from_mut, from_ref, null_mut};
 use std::sync::OnceLock;
 
+use bytemuck::{Pod, bytes_of, cast_slice_mut};
+
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
-use super::kernels::{Function, Kernel};
+use super::kernels::{Extra, Function, Kernel};
+use super::params::{KernelParams, LayerRope, LayerScales, Lists, RowBoxes};
 use super::raw::{RawStream, raw};
 use super::sys;
 
@@ -93,30 +96,86 @@ impl Start {
     }
 }
 
+/// What kernels take behind their struct, as their `extra` lists.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ExtraParams {
+    pub scales: LayerScales,
+    pub lists: Lists,
+    pub rope: LayerRope,
+    pub boxes: RowBoxes,
+}
+
+/// Most bytes of a kernel's parameters that have several parts.
+const PARAMS_MAX: usize = 512;
+
+impl ExtraParams {
+    fn bytes(&self, extra: Extra) -> &[u8] {
+        match extra {
+            Extra::LayerScales => bytes_of(&self.scales),
+            Extra::Lists => bytes_of(&self.lists),
+            Extra::LayerRope => bytes_of(&self.rope),
+            Extra::RowBoxes => bytes_of(&self.boxes),
+        }
+    }
+
+    /// The parameters of a kernel, one part behind the other.
+    fn behind<P: Pod>(&self, params: &P, kernel: &Kernel) -> [u64; PARAMS_MAX / 8] {
+        let mut all = [0; PARAMS_MAX / 8];
+        let (bytes, mut end): (&mut [u8], _) = (cast_slice_mut(&mut all), 0);
+        let extra = kernel.extra().iter().map(|&extra| self.bytes(extra));
+        for part in std::iter::once(bytes_of(params)).chain(extra) {
+            bytes[end..end + part.len()].copy_from_slice(part);
+            end += part.len();
+        }
+        all
+    }
+}
+
+/// Keeps the texts of archives in memory while it lives, so that each is decompressed once for all of its kernels.
+#[derive(Debug)]
+pub struct KeptTexts<'a>(&'a Gpu);
+
+impl Drop for KeptTexts<'_> {
+    fn drop(&mut self) {
+        self.0.loaded().release();
+    }
+}
+
 impl Gpu {
+    /// Keeps the texts of archives that kernels are loaded from, until the result is dropped. Without it a text is
+    /// released as soon as a kernel is loaded.
+    pub fn keep_texts(&self) -> KeptTexts<'_> {
+        self.loaded().keep();
+        KeptTexts(self)
+    }
+
+    /// Loads a kernel now rather than at its first launch, and returns its handle. The driver compiles it, which takes up
+    /// to a second where it has not kept what it made before.
+    ///
+    /// # Errors
+    /// [`CudaError::Capability`] if the device does not run it, [`CudaError::Archive`] if its text is corrupt,
+    /// [`CudaError::Ptx`] if the driver refuses it, or another one of the driver's.
+    pub fn load(&self, kernel: &'static Kernel) -> Result<Function, CudaError> {
+        self.bind()?;
+        self.function(kernel)
+    }
+
     /// The kernel's handle. The context is bound.
-    pub(super) fn function<P>(&self, kernel: &Kernel<P>) -> Result<Function, CudaError> {
+    fn function(&self, kernel: &'static Kernel) -> Result<Function, CudaError> {
         self.loaded().function(kernel, self.capability())
     }
 
-    /// Loads a kernel now rather than at its first launch.
-    pub(super) fn load<P>(&self, kernel: &Kernel<P>) -> Result<(), CudaError> {
-        self.bind()?;
-        self.function(kernel).map(|_| ())
-    }
-
-    /// Blocks of `threads` threads that one multiprocessor holds at a time.
-    pub(super) fn resident<P>(&self, kernel: &Kernel<P>, threads: u32) -> Result<u32, CudaError> {
-        self.bind()?;
-        let function = self.function(kernel)?.handle;
+    /// CTAs of the kernel's threads and shared memory that one multiprocessor holds at a time.
+    pub(super) fn resident(&self, kernel: &'static Kernel) -> Result<u32, CudaError> {
+        let function = self.load(kernel)?.handle();
         let mut blocks = 0;
         // SAFETY: `blocks` is valid memory for one i32; the function is loaded.
         let result = unsafe {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &mut blocks,
                 function,
-                threads as i32,
-                kernel.shared as usize,
+                kernel.threads() as i32,
+                kernel.shared() as usize,
             )
         };
         check("cuOccupancyMaxActiveBlocksPerMultiprocessor", result)?;
@@ -127,51 +186,98 @@ impl Gpu {
     ///
     /// # Safety
     /// The addresses in `params` are valid for what the kernel does with them, until it is done.
-    pub(super) unsafe fn launch<P>(
+    pub(super) unsafe fn launch<P: KernelParams>(
         &self,
-        kernel: &Kernel<P>,
+        kernel: &'static Kernel,
         grid: (u32, u32),
         block: (u32, u32),
         stream: RawStream,
         params: &P,
         start: Start,
     ) -> Result<(), CudaError> {
+        assert!(
+            kernel.params() == P::NAME && kernel.extra().is_empty(),
+            "the kernel takes another struct"
+        );
+        // SAFETY: the caller's; the kernel takes one `P`.
+        unsafe { self.launch_with(kernel, grid, block, stream, from_ref(params).cast(), start) }
+    }
+
+    /// Launches a kernel of attention on so many CTAs, of its threads.
+    ///
+    /// # Safety
+    /// As of [`Gpu::launch`], of the parameters and of what stands behind them.
+    pub(super) unsafe fn launch_attention<P: KernelParams + Pod>(
+        &self,
+        kernel: &'static Kernel,
+        ctas: u32,
+        params: &P,
+        extra: &ExtraParams,
+        start: Start,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        assert_eq!(kernel.params(), P::NAME, "the kernel takes another struct");
+        let params = extra.behind(params, kernel);
+        let (grid, block) = ((ctas, 1), (kernel.threads(), 1));
+        // SAFETY: the caller's; the kernel takes one `P`, and behind it what its `extra` lists.
+        unsafe { self.launch_with(kernel, grid, block, stream, params.as_ptr().cast(), start) }
+    }
+
+    /// # Safety
+    /// As of [`Gpu::launch`]; at `params` are as many bytes as the kernel takes.
+    unsafe fn launch_with(
+        &self,
+        kernel: &'static Kernel,
+        grid: (u32, u32),
+        block: (u32, u32),
+        stream: RawStream,
+        params: *const c_void,
+        start: Start,
+    ) -> Result<(), CudaError> {
         let function = self.function(kernel)?;
-        let pdl = function.pdl && start == Start::Pdl && self.supports_pdl();
+        let pdl = function.waits() && start == Start::Pdl && self.supports_pdl();
         let mut attribute = LaunchAttribute { id: PROGRAMMATIC, padding: 0, value: [0; 16] };
         attribute.value[0] = 1;
         let config = LaunchConfig {
             grid: [grid.0, grid.1, 1],
             block: [block.0, block.1, 1],
-            shared: kernel.shared,
+            shared: kernel.shared(),
             stream: raw(stream),
             attributes: &mut attribute,
             attribute_count: u32::from(pdl),
         };
-        let mut arguments = [from_ref(params).cast_mut().cast::<c_void>()];
+        let mut arguments = [params.cast_mut()];
         let launch = launch_ex()?;
-        // SAFETY: the config and its attribute outlive the call. The function takes one `P` by value (held by
-        // `Kernel<P>` and the layout asserts), which the driver copies before it returns; the caller answers for the
-        // addresses inside.
+        // SAFETY: the config and its attribute outlive the call. The function takes one struct by value, as large as the
+        // table says (`ptx/build.py` compares it with the PTX), which the driver copies before it returns; the caller
+        // answers for the addresses inside.
         let result =
-            unsafe { launch(&config, function.handle, arguments.as_mut_ptr(), null_mut()) };
+            unsafe { launch(&config, function.handle(), arguments.as_mut_ptr(), null_mut()) };
         check("cuLaunchKernelEx", result)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+
+    use super::super::kernels::Archive;
     use super::*;
 
     #[test]
     fn a_refused_kernel_says_why() {
         let Ok(gpu) = Gpu::new(0) else { return println!("skipped: no device") };
-        let kernel = Kernel::<()>::new("nonsense", ".version 8.0\n.target sm_80\nnonsense\n", 0);
-        let error = gpu.load(&kernel).expect_err("that is no PTX");
-        let CudaError::Ptx { kernel: "nonsense", code: 218, log } = &error else {
+        const TEXT: &[u8] =
+            b"// nonsense: generated by hand\n.version 8.0\n.target sm_80\nnonsense\n";
+        let frame = compress_to_vec(TEXT, CompressionLevel::Uncompressed);
+        let archive = Box::leak(Box::new(Archive::new("nonsense", frame.leak())));
+        let kernel = Box::leak(Box::new(Kernel::new("nonsense", archive, 32, 0)));
+        let error = gpu.load(kernel).expect_err("that is no PTX");
+        let CudaError::Ptx { kernel: "nonsense", capability, code: 218, log } = &error else {
             panic!("{error:?}")
         };
-        assert!(log.contains("nonsense") || log.contains("line 3"), "{log}");
+        assert_eq!(*capability, gpu.capability());
+        assert!(log.contains("nonsense") || log.contains("line 4"), "{log}");
         assert!(error.to_string().contains(&**log));
     }
 }

@@ -24,7 +24,6 @@
 #![allow(unsafe_code)]
 
 mod attend;
-mod attend_kernels;
 mod attend_latent;
 mod attend_shared;
 mod calls;
@@ -47,7 +46,6 @@ mod opened;
 mod options;
 mod page_moves;
 mod params;
-mod pdl;
 mod pool;
 mod raw;
 mod ring;
@@ -66,6 +64,8 @@ pub use error::CudaError;
 pub use gpu::Gpu;
 pub use graph_key::GraphKey;
 pub use host_pages::HostPages;
+pub use kernels::{Archive, Function, Kernel};
+pub use launch::KeptTexts;
 pub use memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 pub use opened::{Cuda, StagedPlan};
 pub use options::CudaOptions;

@@ -11,7 +11,7 @@ use super::graph_key::GraphKey;
 use super::image::{Image, StepLimits};
 use super::kernels::{
     COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, RESOLVE_SELECTION, STORE_CACHE, STORE_CACHE_ANY,
-    STORE_CACHE_STREAMING, STORE_FP8, STORE_FP8_ANY, STORE_LATENT_FP8,
+    STORE_CACHE_FP8, STORE_CACHE_FP8_ANY, STORE_CACHE_STREAMING, STORE_LATENT_FP8,
 };
 use super::labels::Labels;
 use super::memory::DeviceBuffer;
@@ -127,24 +127,26 @@ impl Cuda {
     /// An [`Attend`] that no kernel serves, or the driver's.
     pub fn prepare(&mut self, attend: &Attend) -> Result<(), CudaError> {
         self.gpu.bind()?;
+        let gpu = self.gpu.clone();
+        let _texts = gpu.keep_texts();
         let layout = self.pool.layout();
         if layout.dtype().is_quantised() && layout.is_latent() {
-            self.gpu.load(&STORE_LATENT_FP8)?;
+            self.gpu.load(STORE_LATENT_FP8)?;
         } else if layout.dtype().is_quantised() {
-            self.gpu.load(&STORE_FP8)?;
-            self.gpu.load(&STORE_FP8_ANY)?;
+            self.gpu.load(STORE_CACHE_FP8)?;
+            self.gpu.load(STORE_CACHE_FP8_ANY)?;
         } else {
-            self.gpu.load(&STORE_CACHE)?;
-            self.gpu.load(&STORE_CACHE_ANY)?;
-            self.gpu.load(&STORE_CACHE_STREAMING)?;
+            self.gpu.load(STORE_CACHE)?;
+            self.gpu.load(STORE_CACHE_ANY)?;
+            self.gpu.load(STORE_CACHE_STREAMING)?;
         }
         if let Some(labels) = &mut self.labels {
             labels.load(&self.gpu, self.pool.rows())?;
             labels.used = true;
         }
-        self.gpu.load(&COPY_PAGES)?;
-        self.gpu.load(&COMPACT_SLOTS)?;
-        self.gpu.load(&LOAD_PLAN)?;
+        self.gpu.load(COPY_PAGES)?;
+        self.gpu.load(COMPACT_SLOTS)?;
+        self.gpu.load(LOAD_PLAN)?;
         let attend = check_attend(attend, &self.pool, self.tables.longest_row())?;
         let stream = self.stream.raw();
         if self.pool.layout().is_latent() {
@@ -163,9 +165,11 @@ impl Cuda {
     /// # Errors
     /// As [`Cuda::prepare`]; a `top` of 0 or above a sequence's tokens, a pool that no such kernel serves.
     pub fn prepare_selected(&mut self, attend: &Attend, top: u32) -> Result<(), CudaError> {
+        let gpu = self.gpu.clone();
+        let _texts = gpu.keep_texts();
         self.prepare(attend)?;
         check_pool(top, self.pool.layout(), self.tables.longest_row())?;
-        self.gpu.load(&RESOLVE_SELECTION)?;
+        self.gpu.load(RESOLVE_SELECTION)?;
         let attend = check_attend(attend, &self.pool, self.tables.longest_row())?;
         let (limits, stream) = (self.limits, self.stream.raw());
         self.variants.prepare(&self.gpu, &self.pool, (&attend, top), limits, stream)?;

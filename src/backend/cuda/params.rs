@@ -1,4 +1,4 @@
-//! What the kernels of attention are given: the mirror of `ptx/params.cuh`; those that move bytes: `params/moves.rs`.
+//! What the kernels of attention are given: the mirror of `ptx/src/common/params.cuh`; those that move bytes: `params/moves.rs`.
 //!
 //! Every struct is passed or uploaded as its bytes. Sizes and offsets are asserted on both sides, and
 //! `ptx/build.py --check` compares the two lists of numbers.
@@ -12,17 +12,12 @@ mod latent;
 mod moves;
 mod sparse;
 
-pub use latent::{
-    AttendLatentFp8Params, AttendLatentRowsParams, LatentJoin, LayerRope, RowBoxes,
-    StoreLatentFp8Params, TensorMap,
-};
+pub use latent::{LatentJoin, LayerRope, RowBoxes, StoreLatentFp8Params, TensorMap};
 pub use moves::{
     COMPACTIONS_MAX, COPY_PAGES_MAX, CompactSlotsParams, CopyPagesParams, LoadPlanParams,
     ROWS_BF16, ROWS_F16, ROWS_F32, StoreCacheParams, StoreFp8Params,
 };
-pub use sparse::{
-    AttendSelectedParams, CANDIDATES, Lists, SCORE_TOKENS, SelectParams, StoreLabelsParams,
-};
+pub use sparse::{CANDIDATES, Lists, SCORE_TOKENS, SelectParams, StoreLabelsParams};
 
 use crate::layout::PAGE_SIZE_MAX;
 use crate::plan::BatchRow;
@@ -39,7 +34,7 @@ const _: () =
 
 /// What `attend_decode_*`, `attend_extend_*`, `attend_f32`, `attend_latent_*` and `attend_latent_join_*` take, by
 /// value; others have it in front of their own.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct AttendParams {
     /// Device address of `[tokens, q_heads, head_dim]`, rows `q_stride` apart, 16-byte aligned.
@@ -117,18 +112,8 @@ pub struct AttendParams {
 /// `attend_extend_*` and `attend_decode_*_r64_sm90a` serve.
 pub const TREE_ROW: u32 = 1 << 31;
 
-/// What `attend_decode_fp8_*`, `attend_extend_fp8_*` and `attend_fp8_f32` take, by value.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-#[repr(C)]
-pub struct AttendFp8Params {
-    /// K and V are bytes, and so are their strides.
-    pub attend: AttendParams,
-    /// K's and V's scales in this layer.
-    pub scales: LayerScales,
-}
-
-/// Where the scales of one layer of a quantised pool are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// Where the scales of one layer of a quantised pool are; kernels over fp8 take it behind their struct.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct LayerScales {
     /// Device address of f32: head h's at `k + h * head_stride`, by token that of page p, slot s at
@@ -144,7 +129,7 @@ pub struct LayerScales {
     pub by_token: u32,
 }
 
-/// One work chunk of `attend_decode_*`, for a CTA in each stripe: see `ptx/params.cuh`.
+/// One work chunk of `attend_decode_*`, for a CTA in each stripe: see `ptx/src/common/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct DecodeWork {
@@ -214,7 +199,7 @@ pub const TAIL_WARPS: u32 = 8;
 pub const TAIL_WARPS_ANY: u32 = 4;
 pub const TAIL_WARPS_256: u32 = 2;
 
-/// The first words of the plan of `attend_shared_*`; `DecodeWork`s follow. See `ptx/params.cuh`.
+/// The first words of the plan of `attend_shared_*`; `DecodeWork`s follow. See `ptx/src/common/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SharedHead {
@@ -256,7 +241,7 @@ pub struct RowShare {
     pub extend_len: u32,
 }
 
-/// Where the partial sums of a span stand: see `ptx/params.cuh`.
+/// Where the partial sums of a span stand: see `ptx/src/common/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SpanParts {
@@ -278,7 +263,7 @@ pub struct SpanParts {
     pub reserved: u32,
 }
 
-/// Where the CTAs that have parts of one query tile's sum meet; see `ptx/params.cuh`.
+/// Where the CTAs that have parts of one query tile's sum meet; see `ptx/src/common/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct SpanMeeting {
@@ -329,7 +314,7 @@ pub struct SpanMember {
 }
 
 /// What `attend_shared_*` takes, by value.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct AttendSharedParams {
     /// `plan`: [`SharedHead`]. `partial`: f32 `[2 * decode_warps + batch * kv_heads, rows, head_dim]`. `counters`: u32
@@ -353,16 +338,6 @@ pub struct AttendSharedParams {
     pub span_tops: u64,
 }
 
-/// What `attend_shared_fp8_*` takes, by value.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-#[repr(C)]
-pub struct AttendSharedFp8Params {
-    /// K and V are bytes, and so are their strides.
-    pub shared: AttendSharedParams,
-    /// K's and V's scales in this layer.
-    pub scales: LayerScales,
-}
-
 /// The factor that divides by `divisor`: `n / divisor == n * magic >> 32`.
 ///
 /// Exact for all 32-bit `n` where `divisor` is a power of two, else for `n < 2^32 / divisor`.
@@ -378,7 +353,13 @@ pub const fn wide_magic(divisor: u64) -> u64 {
     if divisor == 1 { 0 } else { u64::MAX / divisor + 1 }
 }
 
-/// Asserts a struct's bytes and where its fields begin. `ptx/params.cuh` asserts the same of its own, and
+/// A struct that kernels take by value, by the name that their table has for it.
+pub trait KernelParams: Copy {
+    /// The struct's name.
+    const NAME: &'static str;
+}
+
+/// Asserts a struct's bytes and where its fields begin. `ptx/src/common/params.cuh` asserts the same of its own, and
 /// `ptx/build.py --check` compares the numbers.
 macro_rules! layout_is {
     ($($name:ident $bytes:literal { $($field:ident $offset:literal)* })*) => {
@@ -386,6 +367,9 @@ macro_rules! layout_is {
             assert!(size_of::<$name>() == $bytes);
             $(assert!(offset_of!($name, $field) == $offset);)*
         )*};
+        $(impl $crate::backend::cuda::params::KernelParams for $name {
+            const NAME: &'static str = stringify!($name);
+        })*
     };
 }
 
@@ -401,7 +385,6 @@ layout_is! {
         reserved 188 sinks 192 masks 200
     }
     LayerScales 32 { k 0 v 8 page_stride 16 head_stride 24 by_token 28 }
-    AttendFp8Params 240 { attend 0 scales 208 }
     DecodeWork 32 {
         work_units 0 unit_end 4 batch_index 8 unit_start 12 row 16 qo_start 20 extend_len 24
         kv_len 28
@@ -424,28 +407,5 @@ layout_is! {
     AttendSharedParams 272 {
         attend 0 shares 208 spans 216 items 224 members 232 meetings 240 tops 248 span_partial 256
         span_tops 264
-    }
-    AttendSharedFp8Params 304 { shared 0 scales 272 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Slots of 257 to 1,024 once ran into the flags beside them.
-    #[test]
-    fn decode_kernels_keep_the_slot_of_the_largest_page() {
-        for dtype in ["bf16", "f16", "fp8_bf16", "fp8_f16"] {
-            for (head_dim, rows) in [64, 128, 256].into_iter().flat_map(|d| [(d, 8), (d, 16)]) {
-                let folder = env!("CARGO_MANIFEST_DIR");
-                let path = format!("{folder}/ptx/attend_decode_{dtype}_d{head_dim}_r{rows}.ptx");
-                let ptx = std::fs::read_to_string(&path).expect("a kernel");
-                let masks = |mask: u32| {
-                    let end = format!(", {mask};");
-                    ptx.lines().any(|line| line.contains("and.b32") && line.ends_with(&end))
-                };
-                assert!(masks(PAGE_TOKENS_MAX - 1) && masks(PAGE_TOKENS_MAX), "{path}");
-            }
-        }
     }
 }

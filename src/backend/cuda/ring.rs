@@ -160,9 +160,9 @@ impl Upload<'_> {
         // image has room, the writes were checked.
         unsafe {
             gpu.launch(
-                &LOAD_PLAN,
-                (count.div_ceil(256), 1),
-                (256, 1),
+                LOAD_PLAN,
+                (count.div_ceil(LOAD_PLAN.threads()), 1),
+                (LOAD_PLAN.threads(), 1),
                 stream,
                 &params,
                 Start::InOrder,

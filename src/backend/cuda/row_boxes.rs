@@ -1,6 +1,6 @@
 //! Latent rows for the copy engine: a layer of a pool as a tensor, of which it brings boxes of rows.
 //!
-//! Not here: who brings them (`ptx/attend_latent_sm90a.cuh`).
+//! Not here: who brings them (`ptx/src/latent/attend_latent_sm90a.cuh`).
 
 use std::ffi::c_void;
 use std::ptr::{from_mut, null_mut};
@@ -98,5 +98,5 @@ pub(super) fn of(pool: &Pool, layer: LayerId) -> Result<RowBoxes, CudaError> {
         )
     };
     check("cuTensorMapEncodeTiled", result)?;
-    Ok(RowBoxes { rows, map })
+    Ok(RowBoxes { rows, reserved: [0; 11], map: map.words })
 }

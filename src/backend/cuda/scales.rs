@@ -1,6 +1,6 @@
 //! The scales of a quantised pool on the device: given ones, uploaded once, or planes of the pool.
 //!
-//! Not here: how they are made (`ptx/store_cache_fp8.cu`), what they are multiplied with (`ptx/attend_*_fp8*`).
+//! Not here: how they are made (`ptx/src/moves/store_cache_fp8.cu`), what they are multiplied with (`ptx/src`).
 
 use super::error::CudaError;
 use super::gpu::Gpu;

@@ -73,10 +73,10 @@ pub(super) fn store(
     let narrow = unit_bytes == 16 && params.slot_bytes == 4;
     let (kernel, x, threads) = match params.row_units {
         units if narrow && STREAMING_TOKENS.contains(&params.tokens) => {
-            (&STORE_CACHE_STREAMING, units.div_ceil(4).next_power_of_two().min(256), 512)
+            (STORE_CACHE_STREAMING, units.div_ceil(4).next_power_of_two().min(256), 512)
         }
-        units if narrow && units <= 256 => (&STORE_CACHE, units, 256),
-        units => (&STORE_CACHE_ANY, units.next_power_of_two().min(256), 256),
+        units if narrow && units <= 256 => (STORE_CACHE, units, 256),
+        units => (STORE_CACHE_ANY, units.next_power_of_two().min(256), 256),
     };
     let y = threads / x;
     let grid = (params.tokens.div_ceil(y), 1);

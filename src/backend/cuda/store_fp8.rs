@@ -6,7 +6,7 @@ use super::check::store_stride;
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::image::Image;
-use super::kernels::{STORE_FP8, STORE_FP8_ANY, STORE_LATENT_FP8};
+use super::kernels::{STORE_CACHE_FP8, STORE_CACHE_FP8_ANY, STORE_LATENT_FP8};
 use super::launch::Start;
 use super::memory::DeviceRows;
 use super::params::{
@@ -83,7 +83,7 @@ pub(super) fn store(
         // A warp a token.
         let (grid, block) = ((params.store.tokens.div_ceil(8), 1), (THREADS, 1));
         // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above), planes its own.
-        return unsafe { gpu.launch(&STORE_LATENT_FP8, grid, block, stream, &params, Start::Pdl) };
+        return unsafe { gpu.launch(STORE_LATENT_FP8, grid, block, stream, &params, Start::Pdl) };
     }
     let units = width as u32 / UNIT;
     let fast = dtype != Dtype::F32
@@ -93,12 +93,12 @@ pub(super) fn store(
         && params.slot_bytes == 4;
     let (kernel, grid, block) = if fast {
         let y = THREADS / units;
-        (&STORE_FP8, params.tokens.div_ceil(y), (units, y))
+        (STORE_CACHE_FP8, params.tokens.div_ceil(y), (units, y))
     } else {
         // A warp a head.
         let warps = u64::from(params.tokens) * u64::from(kv_heads);
         let grid = u32::try_from(warps.div_ceil(8)).expect("a step of fewer tokens");
-        (&STORE_FP8_ANY, grid, (THREADS, 1))
+        (STORE_CACHE_FP8_ANY, grid, (THREADS, 1))
     };
     // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above), scales its own.
     unsafe { gpu.launch(kernel, (grid, 1), block, stream, &params, Start::Pdl) }

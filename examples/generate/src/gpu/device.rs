@@ -38,7 +38,7 @@ impl Device {
         gpu.bind()?;
         load_cublaslt()?;
         let stream = CudaStream::new(&gpu)?;
-        let kernels = Kernels::load(gpu.capability())?;
+        let kernels = Kernels::load(&gpu)?;
         let device = Self { gpu, stream, kernels };
         device.check_context()?;
         Ok(device)

@@ -1,38 +1,39 @@
-//! `ptx/gemm_sm90a.cu`'s products: which kernels there are, how their work can be spread, and how it is launched.
+//! `ptx/src/gemm_sm90a.cu`'s products: which kernels there are, how their work can be spread, and how it is launched.
 //!
 //! Not here: which of the ways is taken (`products.rs`).
 
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
+use kvarena::backend::cuda::Kernel as Entry;
 
 use super::device::Device;
 use super::error::{GpuError, driver};
-use super::kernels::{GemmParams, Launch, ProductMode, TensorMap};
+use super::kernels::{GemmParams, Launch, ProductMode, TensorMap, table};
 
 /// A kernel: what one of its CTAs takes.
 #[derive(Clone, Copy, Debug)]
 pub struct GemmKernel {
     /// Its entry.
-    pub name: &'static str,
+    pub entry: &'static Entry,
     /// Rows of x.
     pub tokens: usize,
     /// Rows of the matrix.
     pub outs: usize,
 }
 
-const fn kernel(name: &'static str, tokens: usize, outs: usize) -> GemmKernel {
-    GemmKernel { name, tokens, outs }
+const fn kernel(entry: &'static Entry, tokens: usize, outs: usize) -> GemmKernel {
+    GemmKernel { entry, tokens, outs }
 }
 
 /// All of them.
 pub const GEMMS: [GemmKernel; 6] = [
-    kernel("gemm_16_64", 16, 64),
-    kernel("gemm_16_128", 16, 128),
-    kernel("gemm_32_64", 32, 64),
-    kernel("gemm_32_128", 32, 128),
-    kernel("gemm_64_64", 64, 64),
-    kernel("gemm_64_128", 64, 128),
+    kernel(table::GEMM_16_64, 16, 64),
+    kernel(table::GEMM_16_128, 16, 128),
+    kernel(table::GEMM_32_64, 32, 64),
+    kernel(table::GEMM_32_128, 32, 128),
+    kernel(table::GEMM_64_64, 64, 64),
+    kernel(table::GEMM_64_128, 64, 128),
 ];
 
 /// Most dynamic shared memory of a CTA: what there is, but for the kernels' own.
@@ -120,7 +121,7 @@ impl GemmWay {
     /// Its name, for reports.
     pub fn name(self) -> String {
         let Self { kernel, split, stages } = self;
-        format!("{}, split {split}, {stages} stages", GEMMS[kernel].name)
+        format!("{}, split {split}, {stages} stages", GEMMS[kernel].entry.name())
     }
 
     fn ctas(self, mode: ProductMode, outs: usize) -> usize {

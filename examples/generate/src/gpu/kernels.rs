@@ -1,16 +1,19 @@
-//! The kernels of `ptx/` and what they are given: the structs of `ptx/params.cuh`, and how each is launched.
+//! The kernels of `ptx/` and what they are given: the structs of `ptx/src/params.cuh`, and how each is launched.
 //!
-//! Not here: what they compute (`ptx/*.cu`, `twin.rs`).
+//! Not here: what they compute (`ptx/src`, `twin.rs`).
 
-use std::ffi::{CString, c_void};
+pub(super) mod table;
+
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::{from_ref, null_mut};
 
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys;
+use kvarena::backend::cuda::{Gpu, Kernel as Entry};
 
 use super::error::{GpuError, driver};
-use super::gemm::{GEMMS, SHARED_MAX};
+use super::gemm::GEMMS;
 
 macro_rules! params {
     ($($(#[$doc:meta])* $name:ident $bytes:literal { $($field:ident: $type:ty),* $(,)? })*) => {
@@ -18,7 +21,7 @@ macro_rules! params {
             $(#[$doc])*
             #[derive(Clone, Copy, Default, PartialEq, Debug, Pod, Zeroable)]
             #[repr(C)]
-            #[allow(missing_docs)] // told in ptx/params.cuh
+            #[allow(missing_docs)] // told in ptx/src/params.cuh
             pub struct $name { $(pub $field: $type),* }
             const _: () = assert!(size_of::<$name>() == $bytes);
         )*
@@ -76,22 +79,22 @@ params! {
 /// What the copy engine knows of a matrix.
 #[derive(Clone, Copy, Default, PartialEq, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
-#[allow(missing_docs)] // told in ptx/params.cuh
+#[allow(missing_docs)] // told in ptx/src/params.cuh
 pub struct TensorMap {
     pub words: [u64; 16],
 }
 
 /// The skinny kernels, and how many tiles of eight columns of y a block of each makes.
-pub const SKINNY: [(&str, usize); 6] = [
-    ("skinny_1_2", 1),
-    ("skinny_1_4", 1),
-    ("skinny_2_1", 2),
-    ("skinny_2_2", 2),
-    ("skinny_4_1", 4),
-    ("skinny_4_2", 4),
+pub const SKINNY: [(&Entry, usize); 6] = [
+    (table::SKINNY_1_2, 1),
+    (table::SKINNY_1_4, 1),
+    (table::SKINNY_2_1, 2),
+    (table::SKINNY_2_2, 2),
+    (table::SKINNY_4_1, 4),
+    (table::SKINNY_4_2, 4),
 ];
 
-/// Most blocks of `sum_ranks`, and most ranks: as in ptx/params.cuh.
+/// Most blocks of `sum_ranks`, and most ranks: as in ptx/src/params.cuh.
 pub const SUM_BLOCKS: usize = 64;
 /// As there.
 pub const RANKS_MAX: usize = 8;
@@ -130,50 +133,14 @@ pub struct Kernel<P> {
     params: PhantomData<fn(P)>,
 }
 
-/// Comments in the PTX, and the instructions of compute capability 9.0 that they stand for (the core's
-/// `ptx/pdl.cuh`).
-const MARKS: [(&str, &str); 2] = [
-    ("// pdl: wait", "griddepcontrol.wait;"),
-    ("// pdl: launch dependents", "griddepcontrol.launch_dependents;"),
-];
-
-/// Has the driver compile a PTX file. It stays loaded, since graphs keep using it.
-fn module(ptx: &str, capability: u32) -> Result<(sys::CUmodule, bool), GpuError> {
-    let mut text = ptx.to_owned();
-    let marked = capability >= 90 && text.contains(MARKS[0].0);
-    if marked {
-        text = text.replace(".target sm_80", ".target sm_90");
-        for (mark, instruction) in MARKS {
-            text = text.replace(mark, instruction);
-        }
-    }
-    let pdl = text.contains(MARKS[0].1);
-    let text = CString::new(text).expect("PTX is text");
-    let mut module = null_mut();
-    // SAFETY: `module` is valid memory for one handle, the text ends with a zero, and there are no options.
-    let result = unsafe {
-        let image = text.as_ptr().cast();
-        sys::cuModuleLoadDataEx(&mut module, image, 0, null_mut(), null_mut())
-    };
-    driver("cuModuleLoadDataEx", result).map(|()| (module, pdl))
-}
-
 impl<P> Kernel<P> {
-    fn load((module, pdl): (sys::CUmodule, bool), name: &str) -> Result<Self, GpuError> {
-        let name = CString::new(name).expect("a name is text");
-        let mut function = null_mut();
-        // SAFETY: `function` is valid memory for one handle, the module is loaded, the name ends with a zero.
-        let result = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
-        driver("cuModuleGetFunction", result)?;
-        Ok(Self { function, pdl, params: PhantomData })
-    }
-
-    /// Lets launches ask for so much dynamic shared memory.
-    fn with_shared(self, bytes: usize) -> Result<Self, GpuError> {
-        use sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST;
-        // SAFETY: the function is loaded.
-        let result = unsafe { sys::cuFuncSetAttribute(self.function, MOST, bytes as i32) };
-        driver("cuFuncSetAttribute", result).map(|()| self)
+    fn load(gpu: &Gpu, kernel: &'static Entry) -> Result<Self, GpuError> {
+        let function = gpu.load(kernel)?;
+        Ok(Self {
+            function: function.raw() as usize as sys::CUfunction,
+            pdl: function.waits(),
+            params: PhantomData,
+        })
     }
 }
 
@@ -270,48 +237,34 @@ pub struct Kernels {
     pub gemm: Vec<Kernel<GemmParams>>,
 }
 
-macro_rules! ptx {
-    ($stem:literal) => {
-        include_str!(concat!("../../ptx/", $stem, ".ptx"))
-    };
-}
-
 impl Kernels {
-    /// Loads all, for a device of this compute capability. Its context is current.
-    pub(super) fn load(capability: u32) -> Result<Self, GpuError> {
-        let load_step = module(ptx!("load_step"), capability)?;
-        let norm = module(ptx!("norm"), capability)?;
-        let rope = module(ptx!("rope_store"), capability)?;
-        let silu = module(ptx!("silu_mul"), capability)?;
-        let sample = module(ptx!("sample"), capability)?;
-        let sum_ranks = module(ptx!("sum_ranks"), capability)?;
-        let fill = module(ptx!("fill"), capability)?;
-        let skinny = module(ptx!("skinny"), capability)?;
+    /// Loads all.
+    pub(super) fn load(gpu: &Gpu) -> Result<Self, GpuError> {
+        let _texts = gpu.keep_texts();
         let mut gemm = Vec::new();
-        if capability == 90 {
-            let loaded = module(ptx!("gemm_sm90a"), capability)?;
+        if gpu.capability() == 90 {
             for kernel in &GEMMS {
-                gemm.push(Kernel::load(loaded, kernel.name)?.with_shared(SHARED_MAX)?);
+                gemm.push(Kernel::load(gpu, kernel.entry)?);
             }
         }
         Ok(Self {
-            load_step: Kernel::load(load_step, "load_step")?,
-            embed: Kernel::load(norm, "embed")?,
-            rms_norm: Kernel::load(norm, "rms_norm")?,
+            load_step: Kernel::load(gpu, table::LOAD_STEP)?,
+            embed: Kernel::load(gpu, table::EMBED)?,
+            rms_norm: Kernel::load(gpu, table::RMS_NORM)?,
             rope_store: [
-                Kernel::load(rope, "rope_store_d64")?,
-                Kernel::load(rope, "rope_store_d128")?,
-                Kernel::load(rope, "rope_store_d256")?,
+                Kernel::load(gpu, table::ROPE_STORE_D64)?,
+                Kernel::load(gpu, table::ROPE_STORE_D128)?,
+                Kernel::load(gpu, table::ROPE_STORE_D256)?,
             ],
-            silu_mul: Kernel::load(silu, "silu_mul")?,
-            sample: Kernel::load(sample, "sample")?,
-            sample_filter: Kernel::load(sample, "sample_filter")?,
-            sum_ranks: Kernel::load(sum_ranks, "sum_ranks")?,
-            fill: Kernel::load(fill, "fill")?,
-            fold: Kernel::load(fill, "fold")?,
+            silu_mul: Kernel::load(gpu, table::SILU_MUL)?,
+            sample: Kernel::load(gpu, table::SAMPLE)?,
+            sample_filter: Kernel::load(gpu, table::SAMPLE_FILTER)?,
+            sum_ranks: Kernel::load(gpu, table::SUM_RANKS)?,
+            fill: Kernel::load(gpu, table::FILL)?,
+            fold: Kernel::load(gpu, table::FOLD)?,
             skinny: SKINNY
                 .iter()
-                .map(|(name, _)| Kernel::load(skinny, name))
+                .map(|(entry, _)| Kernel::load(gpu, entry))
                 .collect::<Result<_, _>>()?,
             gemm,
         })

@@ -1,4 +1,4 @@
-//! Memory of each rank's GPU that the other ranks' kernels write to, and sums made through it (`ptx/sum_ranks.cu`).
+//! Memory of each rank's GPU that the other ranks' kernels write to, and sums made through it (`ptx/src/sum_ranks.cu`).
 //!
 //! All of it is taken before there are steps, by `cuMemAlloc`: memory of pools is not reached by other devices. It is
 //! given back when the last rank is done with it.
@@ -19,7 +19,7 @@ use super::kernels::{RANKS_MAX, SUM_BLOCKS, SumRanksParams};
 const SENT_MAX: usize = 2 << 20;
 const UNIT_BYTES: usize = 16;
 const UNIT_NUMBERS: usize = UNIT_BYTES / 2;
-/// A word of this is empty (`ptx/sum_ranks.cu`).
+/// A word of this is empty (`ptx/src/sum_ranks.cu`).
 const EMPTY_BYTE: u8 = 0xff;
 
 /// Inboxes of a rank, and the turns of its blocks.

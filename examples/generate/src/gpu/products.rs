@@ -1,6 +1,6 @@
 //! Matrix products with what stands before and after them, each in the way that was measured to be fastest for its
 //! number of rows: by cublasLt with one of the algorithms that it proposes, or by a kernel that takes norm, addition and
-//! activation along: `ptx/skinny.cu` for a few rows, on Hopper `ptx/gemm_sm90a.cu` for a few dozen.
+//! activation along: `ptx/src/skinny.cu` for a few rows, on Hopper `ptx/src/gemm_sm90a.cu` for a few dozen.
 //!
 //! A way is chosen when a number of rows is first met, and kept. Numbers of rows are rounded up to a few sizes: rows past
 //! the step's hold what earlier steps left there, and nobody reads what comes of them.
@@ -157,7 +157,7 @@ impl Products {
     fn name_of(&self, way: &Way) -> String {
         match way {
             Way::CublasLt(_) => "cublasLt".into(),
-            Way::Skinny(kernel) => SKINNY[*kernel].0.into(),
+            Way::Skinny(kernel) => SKINNY[*kernel].0.name().into(),
             Way::Gemm(way) => way.name(),
         }
     }

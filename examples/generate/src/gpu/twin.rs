@@ -1,4 +1,4 @@
-//! What the small kernels compute, on the CPU: the specification of `ptx/*.cu`. Sums in f32, rows in bf16.
+//! What the small kernels compute, on the CPU: the specification of `ptx/src/*.cu`. Sums in f32, rows in bf16.
 //!
 //! Of `sample` and `sample_filter` it is `sample.rs`, of `fill` it is `model.rs`'s `Random`.
 

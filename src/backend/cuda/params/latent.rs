@@ -4,7 +4,9 @@ use core::mem::{offset_of, size_of};
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{AttendParams, LayerScales, StoreFp8Params};
+use super::StoreFp8Params;
+#[cfg(doc)]
+use super::{AttendParams, LayerScales};
 
 /// Parts of an item that `attend_latent_join_*` joins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
@@ -20,8 +22,9 @@ pub struct LatentJoin {
     pub part: u32,
 }
 
-/// Where what is not quantised of one layer's latent rows of fp8 is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// Where what is not quantised of one layer's latent rows of fp8 is; kernels take it behind [`LayerScales`], which are
+/// K's and V's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct LayerRope {
     /// Device address of bf16 `[elements]`: of page p, slot s at `+ p * page_stride + s * slot_stride`.
@@ -34,18 +37,6 @@ pub struct LayerRope {
     pub elements: u32,
 }
 
-/// What `attend_latent_fp8_*` take, by value.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-#[repr(C)]
-pub struct AttendLatentFp8Params {
-    /// K's bytes are V's too, and so are their strides.
-    pub attend: AttendParams,
-    /// K's scales are V's too; each token has one.
-    pub scales: LayerScales,
-    /// What K has behind its bytes.
-    pub rope: LayerRope,
-}
-
 /// What `cuTensorMapEncodeTiled` writes: a tensor in device memory, for the copy engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C, align(64))]
@@ -54,27 +45,16 @@ pub struct TensorMap {
     pub words: [u64; 16],
 }
 
-/// Latent rows of one layer, for the copy engine.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// Latent rows of one layer, for the copy engine; `attend_latent_DTYPE_sm90a` take it behind [`AttendParams`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
 pub struct RowBoxes {
     /// Rows that come at once, a power of two up to 32 of which a page has a multiple; 0: there is no map.
     pub rows: u32,
-    /// `[pages, slots, 576]` in boxes of `[1, rows, 64]`, swizzled by 128 bytes.
-    pub map: TensorMap,
-}
-
-/// What `attend_latent_DTYPE_sm90a` take, by value.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-#[repr(C)]
-pub struct AttendLatentRowsParams {
-    /// K is V too.
-    pub attend: AttendParams,
-    /// [`RowBoxes::rows`].
-    pub box_rows: u32,
     /// 0.
     pub reserved: [u32; 11],
-    /// [`RowBoxes::map`].
-    pub rows: TensorMap,
+    /// [`TensorMap::words`] of `[pages, slots, 576]` in boxes of `[1, rows, 64]`, swizzled by 128 bytes.
+    pub map: [u64; 16],
 }
 
 /// What `store_latent_fp8` takes, by value: rows of K alone.
@@ -90,7 +70,6 @@ pub struct StoreLatentFp8Params {
 super::layout_is! {
     LatentJoin 16 { qo_start 0 q_begin 4 rows 8 part 12 }
     LayerRope 24 { at 0 page_stride 8 slot_stride 16 elements 20 }
-    AttendLatentFp8Params 264 { attend 0 scales 208 rope 240 }
-    AttendLatentRowsParams 384 { attend 0 box_rows 208 rows 256 }
+    RowBoxes 176 { rows 0 reserved 4 map 48 }
     StoreLatentFp8Params 152 { store 0 rope 128 }
 }

@@ -1,4 +1,4 @@
-//! What the kernels that move bytes are given: the mirror of `ptx/move_params.cuh`.
+//! What the kernels that move bytes are given: the mirror of `ptx/src/common/move_params.cuh`.
 
 use core::mem::{offset_of, size_of};
 

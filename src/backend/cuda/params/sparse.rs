@@ -2,6 +2,8 @@
 
 use core::mem::{offset_of, size_of};
 
+use bytemuck::{Pod, Zeroable};
+
 use super::AttendParams;
 
 /// Tokens of a chunk of keys.
@@ -84,8 +86,9 @@ pub struct SelectParams {
     pub key_chunks: u32,
 }
 
-/// Lists of slots, as `resolve_selection` makes them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// Lists of slots, as `resolve_selection` makes them; `attend_selected_*` take it behind [`AttendParams`], whose tokens
+/// are places in lists then, as are the lengths of `batch_rows`, and which has no window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Lists {
     /// As in [`SelectParams`].
@@ -100,16 +103,6 @@ pub struct Lists {
     pub reserved: u32,
 }
 
-/// What `attend_selected_*` take, by value: tokens are places in lists, and so are the lengths of `batch_rows`.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-#[repr(C)]
-pub struct AttendSelectedParams {
-    /// Of no window.
-    pub attend: AttendParams,
-    /// Where the tokens stand.
-    pub lists: Lists,
-}
-
 super::layout_is! {
     StoreLabelsParams 96 {
         k 0 slots 8 channels 16 labels 24 page_stride 32 slot_stride 40 head_stride 48 k_stride 56
@@ -120,5 +113,4 @@ super::layout_is! {
         channel_count 272 head_dim 276 top 280 key_chunks 284
     }
     Lists 32 { listed 0 counts 8 page_magic 16 top 24 reserved 28 }
-    AttendSelectedParams 240 { attend 0 lists 208 }
 }

@@ -1,7 +1,7 @@
 //! The items of attention over latent rows.
 //!
 //! An item is a tile of query rows, all heads of a query side by side, and the tokens it sees. Tiles are as wide as the
-//! step's sequences want them, since few query rows have a schedule of their own (`ptx/attend_latent_few_sm90a.cuh`).
+//! step's sequences want them, since few query rows have a schedule of their own (`attend_latent_few_sm90a.cuh` of `ptx/src/latent`).
 //! They are dealt to the CTAs in order, about equally many units of tokens to each; an item that does not fit is cut,
 //! unless whole items do about as well, since parts cost memory and a join. Cost: O(items + CTAs), never the context.
 //!

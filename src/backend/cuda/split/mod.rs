@@ -213,7 +213,7 @@ mod tests {
     }
 
     /// What the decode kernel reads out of its plan, walked as it walks. Parts of a sum are counted, written and found
-    /// as in ptx/decode_parts.cuh.
+    /// as in ptx/src/decode/decode_parts.cuh.
     fn decode_shares(
         shape: &SplitShape,
         width: usize,

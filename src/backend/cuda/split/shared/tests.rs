@@ -1,4 +1,4 @@
-//! K4 by brute force: what the shared kernel reads out of its plan, walked as it walks (`ptx/attend_shared_sm90a.cuh`).
+//! K4 by brute force: what the shared kernel reads out of its plan, walked as it walks (`ptx/src/shared`).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,0 +1,156 @@
+// sample_filter: for each row the least logit that top-k and top-p keep.
+// sample: each row's token: the greatest of logit * inverse_temperature + Gumbel noise, or of the logits where that is 0.
+// Twin:    src/sample.rs                       (the specification)
+// Params:  SampleParams, 64 bytes
+// Shapes:  see params.cuh; logits are compared by their bits, in order (`ordered`)
+// Grid:    sample_filter: x = rows, block 1,024; sample: x = parts of the vocabulary, y = rows
+// Needs:   vocab % 8 == 0; best and counters zero, and left zero
+// Build:   build.py
+#include "common.cuh"
+
+// Of two numbers the greater has the greater bits; never 0.
+DEVICE u32 ordered(u16 logit) { return logit & 0x8000 ? static_cast<u16>(~logit) : logit | 0x8000u; }
+DEVICE u32 ordered(float score) {
+    const u32 bits = __float_as_uint(score);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+DEVICE u16 logit_of(u32 order) { return order & 0x8000 ? order & 0x7fff : static_cast<u16>(~order); }
+
+// The token's uniform number, above 0.
+DEVICE float uniform(u64 key, u32 token) {
+    u32 h = token * 0x9E3779B9u + static_cast<u32>(key);
+    h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
+    h ^= static_cast<u32>(key >> 32);
+    h = (h ^ (h >> 13)) * 0xC2B2AE35u;
+    h ^= h >> 16;
+    return static_cast<float>(h) * 0x1p-32f + 0x1p-33f;  // 1 gives minus infinity
+}
+DEVICE float gumbel(float unit) { return -__logf(-log1pf(-unit)); }
+
+extern "C" __global__ void __launch_bounds__(256) sample(const __grid_constant__ SampleParams p) {
+    wait_for_previous();
+    const u32 row = blockIdx.y, pieces = p.vocab / 8;
+    const Draw draw = reinterpret_cast<const Draw*>(p.draws)[row];
+    const u32 least = p.thresholds ? reinterpret_cast<const u32*>(p.thresholds)[row] : 0;
+    u64 best = 0;
+    float top = __int_as_float(0xff800000);
+    for (u32 piece = blockIdx.x * 256 + threadIdx.x; piece < pieces; piece += gridDim.x * 256) {
+        const Eight read = eight(p.logits, static_cast<u64>(row) * p.vocab + 8ull * piece);
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            const u16 logit = static_cast<u16>(read.pair[i / 2] >> (i % 2 * 16));
+            const u32 token = 8 * piece + i;
+            if (ordered(logit) < least) continue;
+            float score = wide(logit);
+            if (draw.inverse_temperature > 0) {
+                score *= draw.inverse_temperature;
+                // Noise is at most -log(unit): most tokens need no logarithm to be seen to lose, by a margin for rounding.
+                const float unit = uniform(draw.key, token);
+                if (unit > __expf(score - top) * 1.001f) continue;
+                score += gumbel(unit);
+                top = fmaxf(top, score);
+            }
+            // The first of equals has the lowest number.
+            const u64 found = static_cast<u64>(ordered(score)) << 32 | (0xffffffffu - token);
+            best = found > best ? found : best;
+        }
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const u64 other = __shfl_xor_sync(0xffffffffu, best, step);
+        best = other > best ? other : best;
+    }
+    __shared__ u64 found[8];
+    if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = best;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int i = 1; i < 8; ++i) best = found[i] > best ? found[i] : best;
+    u64* row_best = reinterpret_cast<u64*>(p.best) + row;
+    u32* row_counter = reinterpret_cast<u32*>(p.counters) + row;
+    atomicMax(row_best, best);
+    __threadfence();
+    if (atomicInc(row_counter, gridDim.x - 1) != gridDim.x - 1) return;
+    __threadfence();
+    const u32 token = 0xffffffffu - static_cast<u32>(atomicExch(row_best, 0ull));
+    reinterpret_cast<u32*>(p.sampled)[row] = token;
+    u32* host = *reinterpret_cast<u32* const*>(p.host);
+    *reinterpret_cast<volatile u32*>(host + p.first + row) = token;
+}
+
+// Adds up what each of 256 bins holds of one row's logits; `high`: bins by the upper half of the order, of all; else by
+// the lower half, of those whose upper half is `bin`. Logits below `least` count nothing. Masses are whole numbers, so that
+// their sums do not depend on the order.
+template <bool MASS> DEVICE void histogram(const SampleParams& p, u64 (&bins)[256], u32 row, bool high, u32 bin, u32 least, float top, float scale) {
+    if (threadIdx.x < 256) bins[threadIdx.x] = 0;
+    __syncthreads();
+    const u16* logits = reinterpret_cast<const u16*>(p.logits) + static_cast<u64>(row) * p.vocab;
+    for (u32 i = threadIdx.x; i < p.vocab; i += 1024) {
+        const u32 order = ordered(logits[i]);
+        if (order < least || (!high && order >> 8 != bin)) continue;
+        u64 weight = 1;
+        if (MASS) weight = static_cast<u64>(expf((wide(logits[i]) - top) * scale) * 0x1p32f);
+        if (weight) atomicAdd(&bins[high ? order >> 8 : order & 255], weight);
+    }
+    __syncthreads();
+}
+
+// The first bin from above at which `wanted` is reached; takes what is above it off `wanted`.
+DEVICE u32 reach(const u64 (&bins)[256], u64& wanted) {
+    u32 last = 255;
+    for (u32 bin = 255;; --bin) {
+        if (bins[bin] > 0) last = bin;
+        if (bins[bin] >= wanted) return bin;
+        if (bin == 0) return last;
+        wanted -= bins[bin];
+    }
+}
+
+template <bool MASS> DEVICE u32 select(const SampleParams& p, u64 (&bins)[256], u64 (&words)[2], u32 row, u64 wanted, u32 least, float top, float scale) {
+    histogram<MASS>(p, bins, row, true, 0, least, top, scale);
+    if (threadIdx.x == 0) {
+        if (MASS) {
+            u64 total = 0;
+            for (u32 i = 0; i < 256; ++i) total += bins[i];
+            const Draw& draw = reinterpret_cast<const Draw*>(p.draws)[row];
+            wanted = static_cast<u64>(static_cast<double>(draw.top_p) * static_cast<double>(total));
+            wanted = wanted ? wanted : 1;
+        }
+        words[0] = reach(bins, wanted), words[1] = wanted;
+    }
+    __syncthreads();
+    const u32 bin = static_cast<u32>(words[0]);
+    histogram<MASS>(p, bins, row, false, bin, least, top, scale);
+    if (threadIdx.x == 0) {
+        wanted = words[1];
+        words[0] = reach(bins, wanted);
+    }
+    __syncthreads();
+    const u32 order = bin << 8 | static_cast<u32>(words[0]);
+    __syncthreads();
+    return order;
+}
+
+extern "C" __global__ void __launch_bounds__(1024) sample_filter(const __grid_constant__ SampleParams p) {
+    wait_for_previous();
+    __shared__ u64 bins[256], words[2];
+    __shared__ u32 greatest;
+    const u32 row = blockIdx.x;
+    const Draw draw = reinterpret_cast<const Draw*>(p.draws)[row];
+    const bool few = draw.top_k > 0 && draw.top_k < p.vocab, part = draw.top_p < 1.0f;
+    u32 least = 0;
+    if (draw.inverse_temperature > 0 && (few || part)) {
+        if (few) least = select<false>(p, bins, words, row, draw.top_k, 0, 0, 0);
+        if (part) {
+            if (threadIdx.x == 0) greatest = 0;
+            __syncthreads();
+            const u16* logits = reinterpret_cast<const u16*>(p.logits) + static_cast<u64>(row) * p.vocab;
+            u32 mine = 0;
+            for (u32 i = threadIdx.x; i < p.vocab; i += 1024) mine = max(mine, ordered(logits[i]));
+            atomicMax(&greatest, mine);
+            __syncthreads();
+            const float top = wide(logit_of(greatest));
+            least = select<true>(p, bins, words, row, 0, least, top, draw.inverse_temperature);
+        }
+    }
+    if (threadIdx.x == 0) reinterpret_cast<u32*>(p.thresholds)[row] = least;
+}

@@ -1,0 +1,56 @@
+// compact_slots: of each row moves the slots that are kept together: one plane, or several that lie alike, all layers.
+// Twin:    src/backend/cpu compact             (the specification)
+// Params:  CompactSlotsParams (src/common, src/backend/cuda/params.rs)
+// Shapes:  layer l, page p, slot s, run r of a slot at pool + l * layer_stride + p * page_stride + s * slot_stride + r * run_stride
+// Grid:    x = ceil(layers * runs * run_units / 256), y = compactions (at most COMPACTIONS_MAX)
+// Needs:   unit_bytes divides addresses, strides and runs; rows distinct, and places within them (checked on the host)
+// Build:   ptx/build.py
+#include "move.cuh"
+
+// Slots on their way at a time.
+#define ABREAST 4
+
+// A thread moves its bytes of every slot of a row, in order, so that it reads each before it may write there: the n-th that is kept
+// goes to place n, and no later one is read from there.
+template <class Unit> DEVICE void compact(const CompactSlotsParams& p) {
+    const u32 unit = blockIdx.x * 256 + threadIdx.x;
+    if (unit >= p.layers * p.runs * p.run_units) return;
+    const u32 run = unit / p.run_units, layer = run / p.runs;
+    const u64 base = p.pool + layer * p.layer_stride + (run - layer * p.runs) * p.run_stride + (unit - run * p.run_units) * sizeof(Unit);
+    const Compaction c = p.compactions[blockIdx.y];
+    const u32* const words = reinterpret_cast<const u32*>(p.table);
+    auto at = [&](u32 place) {
+        const u32 page = place / p.page_size, chunk = page / p.chunk_pages;
+        const u32 number = words[p.chunk_base + static_cast<u64>(words[c.row * p.chunks_per_row + chunk]) * p.chunk_pages + page % p.chunk_pages];
+        return base + number * p.page_stride + place % p.page_size * p.slot_stride;
+    };
+    if (~c.keep == 0) return;
+    // What is kept where it is moves nowhere.
+    const u32 stay = __ffsll(static_cast<long long>(~c.keep)) - 1;
+    u64 keep = c.keep >> stay << stay;
+    for (u32 to = stay; keep != 0; to += ABREAST) {
+        Unit units[ABREAST];
+        u64 rest = keep;
+#pragma unroll
+        for (u32 i = 0; i < ABREAST; ++i) {
+            // Past the last the first is read again, and not stored.
+            load_unit(Streaming(), units[i], at(c.first + __ffsll(static_cast<long long>(rest != 0 ? rest : keep)) - 1));
+            rest &= rest - 1;
+        }
+#pragma unroll
+        for (u32 i = 0; i < ABREAST; ++i) {
+            if (keep != 0) store_unit(Streaming(), at(c.first + to + i), units[i]);
+            keep &= keep - 1;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) compact_slots(const __grid_constant__ CompactSlotsParams params) {
+    if (params.unit_bytes == 16) {
+        compact<uint4>(params);
+    } else if (params.unit_bytes == 4) {
+        compact<u32>(params);
+    } else {
+        compact<u16>(params);
+    }
+}

@@ -1,0 +1,274 @@
+// score_labels_DTYPE: the score of each position that a row with lists sees but its own, for each kv head, as a number that orders
+// like it.
+// DTYPE:   bf16 or f16: a text and an entry of each
+// Twin:    src/backend/cpu/labels.rs score, order (the specification, bit by bit)
+// Params:  SelectParams (src/common, src/backend/cuda/params.rs); positions, listed, counts, gathered unused
+// Shapes:  q [tokens, q_heads, head_dim]; channels u32 [kv_heads, channel_count]; labels as K, channel_count wide; keys as starts says
+// Grid:    x = kv_heads or more (warps share positions and heads)
+// Needs:   q 2-byte aligned; channel_count up to 256; labels 2-byte aligned. Rows past key_chunks are left out
+// Build:   ptx/build.py
+#include "select.cuh"
+
+// Each warp goes through a run of pieces of 32 positions by itself, for a few heads: a lane has a position of each, and the queries of
+// all. Labels of 16 or 32 channels that are aligned to 16 bytes are copied to shared memory some pieces ahead, 128 bytes of each token in
+// a row, since lanes that load them for themselves touch a line of the cache each and get no more than a third of the memory's bandwidth
+// (measured on an H200).
+constexpr u32 PIECE = 32, PIECES = SCORE_TOKENS / PIECE;
+constexpr u32 STAGES = 4;
+constexpr u32 UNITS = 8;  // of 16 bytes, that a token has for the heads of a warp
+constexpr u32 STAGE_BYTES = PIECE * UNITS * 16;
+constexpr u32 NO_SLOT = ~0u;
+
+// What a warp has in shared memory.
+struct Own {
+    char stages[STAGES][STAGE_BYTES];  // unit u of token t in place u ^ t % 8, so that lanes' tokens are in different banks
+    float queries[UNITS * 8];
+    u32 pages[STAGES][PIECE], slots[STAGES][PIECE];  // of pieces that are to be copied; NO_SLOT: of a piece there is nothing to
+};
+
+static_assert(4 * sizeof(Own) == 70656);
+
+DEVICE float load_number(u64 at) {
+    u16 bits;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(bits) : "l"(at));
+    return widen(DTYPE(), bits);
+}
+// A channel's number, of which the compiler may load several at a time.
+DEVICE u32 load_channel(u64 at) {
+    u32 channel;
+    asm("ld.global.nc.u32 %0, [%1];" : "=r"(channel) : "l"(at));
+    return channel;
+}
+DEVICE uint4 load_shared_uint4(u32 at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    return v;
+}
+
+// Greater where the score is: 0 and -0 are equal, NaN is below all others.
+DEVICE u32 order(float score) {
+    const int bits = __float_as_int(__fadd_rn(score, 0.f));
+    return score != score ? 0 : bits ^ (bits >> 31 | 1 << 31);
+}
+
+// A piece among those of all rows, and its row.
+struct Cursor {
+    u32 number, index;
+    u32 begin, end;  // pieces of the row
+    Seeing row;      // nothing is seen of one past key_chunks
+
+    // At a piece that is there: the last row that begins there or before, of which the others have none.
+    static __device__ __forceinline__ Cursor make(const SelectParams& params, u32 number) {
+        u32 begun = 0;
+#pragma unroll 4
+        for (u32 i = threadIdx.x % 32; i < params.attend.batch; i += 32) begun += load_u32(params.starts + 4ull * i) <= number / PIECES;
+        Cursor cursor = {number, __reduce_add_sync(~0u, begun) - 1, 0, 0, {}};
+        cursor.read_row(params);
+        return cursor;
+    }
+    __device__ __forceinline__ void read_row(const SelectParams& params) {
+        const Chunks chunks = chunks_of(params, index);
+        begin = chunks.begin * PIECES, end = chunks.end * PIECES;
+        row = seeing(params.attend, index);
+        if (chunks.end > params.key_chunks) row.own = row.first;
+    }
+    // To the next piece, where there is one before `last`; whether it is another row's.
+    __device__ __forceinline__ bool next(const SelectParams& params, u32 last) {
+        if (++number >= last || number < end) return false;
+        do {
+            ++index;
+        } while (load_u32(params.starts + 4ull * index + 4) * PIECES <= number);
+        read_row(params);
+        return true;
+    }
+    // Of this lane.
+    __device__ __forceinline__ u32 position() const { return (number - begin) * PIECE + threadIdx.x % 32; }
+    __device__ __forceinline__ bool sees(u32 position) const { return position >= row.first && position < row.own; }
+    // Whether any of its positions is seen.
+    __device__ __forceinline__ bool some() const {
+        const u32 from = (number - begin) * PIECE;
+        return max(from, row.first) < min(from + PIECE, row.own);
+    }
+};
+
+// The heads of K that a warp scores for.
+struct Heads {
+    u32 first, count;
+};
+
+// Begins to look for the pages of a piece, if it is there; a position that is not seen gets the place of one that is.
+DEVICE void look_ahead(const AttendParams& p, const Cursor& at, u32 last, Own& own, u32 stage) {
+    const u32 lane = threadIdx.x % 32;
+    u32 slot = NO_SLOT;
+    if (at.number < last && at.some()) {
+        const Look found = look_up(p, at.row.row, min(max(at.position(), at.row.first), at.row.own - 1));
+        const u64 page = p.table + 4 * (p.chunk_base + static_cast<u64>(load_directory(p, found)) * p.chunk_pages + found.in_chunk);
+        copy4(shared_address(&own.pages[stage][lane]), page, true);
+        slot = found.slot;
+    }
+    own.slots[stage][lane] = slot;
+}
+
+// Begins to copy the labels of a piece whose pages are there.
+template <u32 EIGHTS> DEVICE void copy_labels(const AttendParams& p, const Heads& heads, Own& own, u32 stage) {
+    const u32 lane = threadIdx.x % 32, slot = own.slots[stage][lane], unit = lane % UNITS, head = unit / EIGHTS;
+    if (__shfl_sync(~0u, slot, 0) == NO_SLOT) return;
+    const u64 labels = p.k + own.pages[stage][lane] * p.page_stride + slot * p.slot_stride;
+    const u64 in_row = (heads.first + head) * p.head_stride + unit % EIGHTS * 16;
+    const u32 to = shared_address(own.stages[stage]);
+#pragma unroll
+    for (u32 i = 0; i < PIECE; i += 32 / UNITS) {
+        const u32 token = i + lane / UNITS;
+        copy16_once(to + token * (UNITS * 16) + (unit ^ token % 8) * 16, __shfl_sync(~0u, labels, token) + in_row, head < heads.count);
+    }
+}
+
+// The sums of the kv heads' queries of a row, in their labels' channels, [heads, channel_count]. Loads wait for no others but a channel's.
+DEVICE void sum_queries(const SelectParams& params, u64 row, const Heads& heads, float* queries) {
+    const AttendParams& p = params.attend;
+    const u32 count = params.channel_count;
+    __syncwarp();
+#pragma unroll 2
+    for (u32 i = threadIdx.x % 32; i < heads.count * count; i += 32) {
+        const u32 head = heads.first + i / count, channel = load_channel(params.channels + 4ull * (heads.first * count + i));
+        float sum = 0.f;
+        for (u32 of = 0; of < p.group; of += 4) {
+            float some[4];
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) some[j] = of + j < p.group ? load_number(row + 2ull * ((head * p.group + of + j) * params.head_dim + channel)) : 0.f;
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j)
+                if (of + j < p.group) sum = __fadd_rn(sum, some[j]);
+        }
+        queries[i] = sum;
+    }
+    __syncwarp();
+}
+
+// The key of this lane's position of a piece, for the warp's first head; how far apart those of its heads are.
+struct Keys {
+    u64 first, stride;
+    static __device__ __forceinline__ Keys make(const SelectParams& params, const Cursor& at, const Heads& heads) {
+        const Chunks chunks = {at.begin / PIECES, at.end / PIECES};
+        Keys keys = {keys_of(params, chunks, heads.first) + 4ull * at.position(), 4ull * SCORE_TOKENS * (chunks.end - chunks.begin)};
+        // Or else the compiler multiplies for each head and piece anew.
+        asm volatile("" : "+l"(keys.first), "+l"(keys.stride));
+        return keys;
+    }
+};
+
+// Products are added in the order of channels.
+template <u32 EIGHTS> DEVICE void score_staged(const Keys& keys, const Heads& heads, bool seen, const float (&queries)[UNITS * 8], u32 staged) {
+    const u32 lane = threadIdx.x % 32, row = staged + lane * (UNITS * 16) + lane % 8 * 16;
+    u64 key = keys.first;
+#pragma unroll
+    for (u32 head = 0; head < UNITS / EIGHTS; ++head) {
+        float score = 0.f;
+#pragma unroll
+        for (u32 unit = head * EIGHTS; unit < (head + 1) * EIGHTS; ++unit) {
+            const uint4 words = load_shared_uint4(row ^ unit * 16);
+            const u32 pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                score = __fmaf_rn(queries[unit * 8 + i * 2], widen(DTYPE(), pairs[i] & 0xffff), score);
+                score = __fmaf_rn(queries[unit * 8 + i * 2 + 1], widen(DTYPE(), pairs[i] >> 16), score);
+            }
+        }
+        if (seen && head < heads.count) store_u32(key, order(score));
+        key += keys.stride;
+    }
+}
+
+// Labels where they are.
+DEVICE void score_read(const SelectParams& params, const Cursor& at, const Keys& keys, const Heads& heads, const float* queries) {
+    const AttendParams& p = params.attend;
+    if (!at.sees(at.position())) return;
+    const Look found = look_up(p, at.row.row, at.position());
+    const u64 labels = p.k + slot_offset(p, found, load_page(p, found, load_directory(p, found)));
+    for (u32 head = 0; head < heads.count; ++head) {
+        const u64 from = labels + (heads.first + head) * p.head_stride;
+        float score = 0.f;
+        for (u32 i = 0; i < params.channel_count; ++i) score = __fmaf_rn(queries[head * params.channel_count + i], load_number(from + 2ull * i), score);
+        store_u32(keys.first + head * keys.stride, order(score));
+    }
+}
+
+// A warp's pieces begin..end of the labels of some heads.
+struct Run {
+    u32 begin, end;
+    Heads heads;
+    static __device__ __forceinline__ Run make(const SelectParams& params, u32 heads) {
+        const u32 warp = blockIdx.x * 4 + threadIdx.x / 32, warps = gridDim.x * 4, kv_heads = params.attend.kv_heads;
+        const u32 parts = (kv_heads + heads - 1) / heads, runs = warps / parts, run = warp / parts, first = warp % parts * heads;
+        const u32 all = PIECES * min(load_u32(params.starts + 4ull * params.attend.batch), params.key_chunks);
+        const u32 per = (all + runs - 1) / runs;
+        return {min(all, run * per), min(all, (run + 1) * per), {first, min(heads, kv_heads - first)}};
+    }
+};
+
+// Looks for the pages of the next piece, and goes on to the one after it.
+DEVICE void look_next(const SelectParams& params, const Run& run, Cursor& ahead, Own& own, u32 stage) {
+    look_ahead(params.attend, ahead, run.end, own, stage);
+    ahead.next(params, run.end);
+}
+
+// EIGHTS: the labels of a head are so many times 8 channels. A piece's labels are copied while the two before it are, its pages three
+// pieces earlier, since both come from memory; those of the first pieces were asked for.
+template <u32 EIGHTS> DEVICE void score_copied(const SelectParams& params, const Run& run, Cursor& at, Cursor& ahead, Own& own) {
+    const AttendParams& p = params.attend;
+    copy_wait<0>();
+    auto copy_next = [&](u32 stage) {
+        copy_labels<EIGHTS>(p, run.heads, own, stage);
+        look_next(params, run, ahead, own, (stage + STAGES - 1) % STAGES);
+        copy_commit();
+    };
+#pragma unroll 1
+    for (u32 stage = 0; stage < STAGES - 1; ++stage) copy_next(stage);
+    float queries[UNITS * 8];
+    Keys keys = {};
+    bool other_row = true;
+    for (u32 stage = 0; at.number < run.end; stage = (stage + 1) % STAGES) {
+        if (other_row) {
+            sum_queries(params, p.q + at.row.qo_start * p.q_stride, run.heads, own.queries);
+#pragma unroll
+            for (u32 i = 0; i < UNITS * 8; ++i) queries[i] = own.queries[i];
+            keys = Keys::make(params, at, run.heads);
+        }
+        copy_wait<STAGES - 2>();
+        // Each lane has copied its part of this piece, and read its part of the one before, whose stage is written now.
+        __syncwarp();
+        copy_next((stage + STAGES - 1) % STAGES);
+        if (at.some()) score_staged<EIGHTS>(keys, run.heads, at.sees(at.position()), queries, shared_address(own.stages[stage]));
+        other_row = at.next(params, run.end);
+        keys.first += 4 * PIECE;
+    }
+}
+
+// Labels of any number of channels, read where they are.
+DEVICE void score_in_place(const SelectParams& params, const Run& run, Cursor& at, float* queries) {
+    const AttendParams& p = params.attend;
+    for (bool other_row = true; at.number < run.end; other_row = at.next(params, run.end)) {
+        if (other_row) sum_queries(params, p.q + at.row.qo_start * p.q_stride, run.heads, queries);
+        score_read(params, at, Keys::make(params, at, run.heads), run.heads, queries);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128, 3) score_labels_DTYPE(const __grid_constant__ SelectParams params) {
+    extern __shared__ __align__(128) char shared[];
+    Own& own = reinterpret_cast<Own*>(shared)[threadIdx.x / 32];
+    const AttendParams& p = params.attend;
+    let_next_start();
+    const bool whole = ((p.k | p.page_stride | p.slot_stride | p.head_stride) & 15) == 0, copied = whole && (params.channel_count == 16 || params.channel_count == 32);
+    const Run run = Run::make(params, copied && params.channel_count == 32 ? 2 : 4);
+    if (run.begin == run.end) return wait_for_previous();
+    Cursor at = Cursor::make(params, run.begin), ahead = at;
+    if (copied) {
+#pragma unroll 1
+        for (u32 stage = 0; stage < STAGES - 1; ++stage) look_next(params, run, ahead, own, stage);
+        copy_commit();
+    }
+    wait_for_previous();
+    if (!copied) score_in_place(params, run, at, reinterpret_cast<float*>(own.stages));
+    else if (params.channel_count == 32) score_copied<4>(params, run, at, ahead, own);
+    else score_copied<2>(params, run, at, ahead, own);
+}

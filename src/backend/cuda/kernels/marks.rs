@@ -1,0 +1,118 @@
+//! The instructions that need compute capability 9.0: of programmatic dependent launch (PDL, `launch.rs`), of fp8. The
+//! PTX is for 8.0 and newer, so they stand in it as comments (`pdl.cuh` and `e4m3.cuh` of `ptx/src/common`), which
+//! become instructions here where the device has them.
+//!
+//! Not here: who launches what.
+
+use std::borrow::Cow;
+
+/// Comments in the PTX and the instructions they stand for.
+const MARKS: [(&str, &str); 2] = [
+    ("// pdl: wait", "griddepcontrol.wait;"),
+    ("// pdl: launch dependents", "griddepcontrol.launch_dependents;"),
+];
+
+/// What begins a line that stands for itself where the device is newer, and what ends one that is then left out
+/// (`e4m3.cuh`).
+const NEWER: &str = "// sm_90: ";
+const OLDER: &str = "// sm_80";
+
+/// PTX for a device: with the instructions in place of the marks, where it has them.
+pub(super) fn with_marks(ptx: &str, capability: u32) -> Cow<'_, str> {
+    if capability < 90 || !(ptx.contains(MARKS[0].0) || ptx.contains(NEWER)) {
+        return Cow::Borrowed(ptx);
+    }
+    let ptx = ptx.replace(".target sm_80", ".target sm_90");
+    let lines: Vec<&str> = ptx.split('\n').filter(|line| !line.ends_with(OLDER)).collect();
+    let ptx = lines.join("\n").replace(NEWER, "");
+    Cow::Owned(MARKS.iter().fold(ptx, |ptx, (mark, instruction)| ptx.replace(mark, instruction)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::params::PAGE_TOKENS_MAX;
+    use super::super::archive::find;
+    use super::super::kernel::{Kernel, Step};
+    use super::super::table::KERNELS;
+    use super::{MARKS, NEWER, OLDER, with_marks};
+
+    /// Each archive's texts, decompressed once.
+    fn texts() -> Vec<(&'static Kernel, String)> {
+        let mut archives: Vec<(&str, String)> = Vec::new();
+        let kernels = KERNELS.iter().map(|kernel| {
+            let archive = kernel.archive();
+            let known = archives.iter().position(|(name, _)| *name == archive.name());
+            let index = known.unwrap_or_else(|| {
+                let texts = archive.decompress().expect("an intact archive");
+                archives.push((archive.name(), texts));
+                archives.len() - 1
+            });
+            let text = find(&archives[index].1, kernel.text()).expect("the kernel's text");
+            let (_, entry) = text
+                .split_once(&format!(".entry {}(", kernel.name()))
+                .expect("the entry is in its text");
+            let marked = text.contains(MARKS[0].0) && text.contains(".target sm_80");
+            assert!(marked || !text.contains(MARKS[0].0), "{}", kernel.name());
+            (kernel, entry.split(".entry").next().unwrap_or_default().to_owned())
+        });
+        kernels.collect()
+    }
+
+    #[test]
+    fn every_kernel_of_pdl_waits() {
+        for (kernel, entry) in texts() {
+            let name = kernel.name();
+            let marks = entry.contains(MARKS[0].0) || entry.contains(MARKS[0].1);
+            assert_eq!(marks, kernel.waits(90), "{name}");
+            if !marks {
+                continue;
+            }
+            let wait = if entry.contains(MARKS[0].0) { MARKS[0].0 } else { MARKS[0].1 };
+            // The last one: CTAs without work wait, too, and those waits may stand in front.
+            // Where warps or CTAs have different roles each waits by itself: one's text is before another's wait.
+            let roles = entry.contains("setmaxnreg") || name.starts_with("attend_shared_");
+            let split = if roles { entry.split_once(wait) } else { entry.rsplit_once(wait) };
+            let (before, _) = split.expect("a kernel of PDL waits");
+            // Plan and tables may be read before; a prefetch reads nothing.
+            for line in before.lines().filter(|line| line.contains(".global")) {
+                let known = ["ld.global.nc.", "cp.async.ca.shared.global", "prefetch.global."];
+                assert!(known.iter().any(|start| line.contains(start)), "{name}: {line}");
+            }
+        }
+    }
+
+    /// Slots of 257 to 1,024 once ran into the flags beside them.
+    #[test]
+    fn decode_kernels_keep_the_slot_of_the_largest_page() {
+        let decode = |kernel: &Kernel| {
+            let serves = kernel.attention();
+            serves.is_some_and(|serves| serves.step == Step::Decode) && !kernel.is_sm90a()
+        };
+        let texts = texts();
+        let decodes = texts.iter().filter(|(kernel, _)| decode(kernel));
+        for (kernel, ptx) in decodes.clone() {
+            let masks = |mask: u32| {
+                let end = format!(", {mask};");
+                ptx.lines().any(|line| line.contains("and.b32") && line.ends_with(&end))
+            };
+            assert!(masks(PAGE_TOKENS_MAX - 1) && masks(PAGE_TOKENS_MAX), "{}", kernel.name());
+        }
+        assert_eq!(decodes.count(), 24);
+    }
+
+    #[test]
+    fn the_scripts_know_the_same_marks() {
+        let script = include_str!("../../../../ptx/pdl.py");
+        for (mark, instruction) in MARKS {
+            assert!(script.contains(&format!("\"{mark}\": \"{instruction}\"")), "{mark}");
+        }
+        assert!(script.contains(&format!("\"{NEWER}\", \"{OLDER}\"")));
+    }
+
+    #[test]
+    fn newer_devices_get_newer_lines() {
+        let ptx = ".target sm_80\n\ta; // sm_80\n// sm_90: b;\n\tc;";
+        assert_eq!(with_marks(ptx, 89), ptx);
+        assert_eq!(with_marks(ptx, 90), ".target sm_90\nb;\n\tc;");
+    }
+}

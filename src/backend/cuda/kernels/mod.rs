@@ -1,0 +1,32 @@
+//! The kernels: generated PTX that is part of the crate, in an archive for each family.
+//!
+//! ```text
+//! ptx/kernels.toml -- ptx/build.py --> ptx/out/*.zst, table
+//!
+//! kernel     an entry of a PTX text, its launch, and what it serves
+//! table      all of them (generated)
+//! archive    texts of a family, compressed
+//! marks      instructions of newer devices in a text
+//! loaded     a context's modules: text, marks, driver
+//! selection  compute capability, pool and step -> kernels of attention
+//! ```
+//!
+//! The driver compiles a text when one of its entries is first needed; attention has a text for each entry, so that a
+//! pool waits for no kernels but its own. Not here: what they compute (`ptx/src`), their parameters (`params.rs`), how
+//! they are launched (`launch.rs`).
+
+mod archive;
+mod kernel;
+mod loaded;
+mod marks;
+mod selection;
+mod table;
+
+pub use archive::Archive;
+pub use kernel::Kernel;
+pub use loaded::Function;
+
+pub(super) use kernel::{Cache, Extra, Step};
+pub(super) use loaded::Loaded;
+pub(super) use selection::{Decodes, Latent, Selection, Shared};
+pub(super) use table::*;

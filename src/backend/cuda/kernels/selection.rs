@@ -1,0 +1,241 @@
+//! Which kernels of attention serve a pool on a device: the only place that looks at the compute capability.
+//!
+//! Each step of attention takes the kernel of the table that serves the pool's contents, the rows' type and the
+//! head_dim; of two the one that only this device runs. A family has a place here by its columns `step` and `cache`.
+//!
+//! Not here: their memory and their launches (`attend.rs`, `attend_shared.rs`, `attend_latent.rs`).
+
+use super::super::gpu::Gpu;
+use super::super::split::{DECODE_ROWS, SplitShape, TAIL_ROWS};
+use super::kernel::{Kernel, Step};
+use super::table::KERNELS;
+use crate::layout::{Dtype, PoolLayout, Scaling};
+
+/// The decode kernels of [`DECODE_ROWS`], where there is one.
+pub(in super::super) type Decodes = [Option<&'static Kernel>; DECODE_ROWS.len()];
+
+/// The kernels that read spans once, for tails of each of [`TAIL_ROWS`].
+pub(in super::super) type Shared = [&'static Kernel; TAIL_ROWS.len()];
+
+/// The kernels of latent rows.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) enum Latent {
+    /// One whose work is split on the host, and that which joins what it leaves in parts.
+    Split([&'static Kernel; 2]),
+    /// One that walks all positions.
+    Plain(&'static Kernel),
+}
+
+/// What decides which kernels serve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in super::super) struct Selection {
+    /// Compute capability, as 10 * major + minor.
+    pub capability: u32,
+    /// Scales of the pool, if it is quantised.
+    pub scaling: Option<Scaling>,
+    /// Type of the host's rows.
+    pub rows: Dtype,
+    pub head_dim: u32,
+}
+
+impl Selection {
+    /// Of a pool with the host's rows on a device.
+    pub fn of(gpu: &Gpu, layout: &PoolLayout, rows: Dtype) -> Self {
+        let (capability, scaling) = (gpu.capability(), layout.scaling());
+        Self { capability, scaling, rows, head_dim: layout.head_dim() }
+    }
+
+    /// The kernel of a step, for so many query rows where that matters. `own`: it may be one of this device alone.
+    fn find(&self, step: Step, query_rows: u32, own: bool) -> Option<&'static Kernel> {
+        let serves = |kernel: &&Kernel| {
+            kernel.attention().is_some_and(|serves| {
+                serves.step == step
+                    && serves.cache.has(self.scaling)
+                    && serves.dtype == self.rows
+                    && (serves.head_dim == 0 || serves.head_dim == self.head_dim)
+                    && serves.rows == query_rows
+            }) && kernel.runs_on(self.capability)
+                && (own || !kernel.is_sm90a())
+        };
+        KERNELS.iter().filter(serves).max_by_key(|kernel| kernel.is_sm90a())
+    }
+
+    /// The decode kernels for groups of so many query heads.
+    pub fn decodes(&self, group: u32) -> Decodes {
+        let mut decodes = DECODE_ROWS.map(|rows| self.find(Step::Decode, rows, true));
+        if decodes[2].is_some() && group <= DECODE_ROWS[0] {
+            // The wider one is as fast, and knows trees.
+            decodes[1] = None;
+        }
+        decodes
+    }
+
+    /// The kernels over lists.
+    pub fn selected(&self) -> Decodes {
+        DECODE_ROWS.map(|rows| self.find(Step::Selected, rows, true))
+    }
+
+    /// The extend kernel.
+    pub fn extend(&self) -> Option<&'static Kernel> {
+        self.find(Step::Extend, 0, true)
+    }
+
+    /// The extend kernel of steps with trees of drafts, if that is another one. Both read the same plan.
+    pub fn trees(&self) -> Option<&'static Kernel> {
+        let has_trees = self.extend()?.has_trees();
+        if has_trees { None } else { self.find(Step::Extend, 0, false) }
+    }
+
+    /// The kernels that read spans once.
+    pub fn shared(&self, shape: &SplitShape) -> Option<Shared> {
+        if shape.window > 0 {
+            return None;
+        }
+        let [narrow, wide] = TAIL_ROWS.map(|rows| self.find(Step::Shared, rows, true));
+        Some([narrow?, wide?])
+    }
+
+    /// The kernels of latent rows.
+    pub fn latent(&self) -> Latent {
+        let main = self.find(Step::Latent, 0, true).expect("every dtype has one");
+        match self.find(Step::LatentJoin, 0, true) {
+            Some(join) if main.is_sm90a() => Latent::Split([main, join]),
+            _ => Latent::Plain(main),
+        }
+    }
+
+    /// The kernel of rows of f32.
+    pub fn check(&self) -> &'static Kernel {
+        self.find(Step::Check, 0, true).expect("there is one over each pool")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::split::DECODE_EXTRA;
+    use super::super::archive::find;
+    use super::*;
+
+    const CAPABILITIES: [u32; 7] = [80, 86, 89, 90, 100, 103, 120];
+    const SCALINGS: [Option<Scaling>; 3] = [None, Some(Scaling::Static), Some(Scaling::ByToken)];
+
+    fn shape(group: u32, head_dim: u32) -> SplitShape {
+        SplitShape {
+            kv_heads: 8,
+            group,
+            head_dim,
+            window: 0,
+            top: 0,
+            extra: DECODE_EXTRA,
+            decode_ctas: [132; 3],
+            extend_ctas: 132,
+            batch_max: 64,
+            tokens_max: 64,
+        }
+    }
+
+    fn each(mut check: impl FnMut(Selection)) {
+        for capability in CAPABILITIES {
+            for (scaling, rows) in
+                SCALINGS.into_iter().flat_map(|s| [(s, Dtype::Bf16), (s, Dtype::F16)])
+            {
+                for head_dim in [64, 128, 256] {
+                    check(Selection { capability, scaling, rows, head_dim });
+                }
+            }
+        }
+    }
+
+    /// The parts of a kernel's name, from what it is selected by.
+    fn name(of: &Selection, step: &str, query_rows: u32, own: bool) -> String {
+        let fp8 = if of.scaling.is_some() { "_fp8" } else { "" };
+        let dtype = format!("{:?}", of.rows).to_lowercase();
+        let rows = if query_rows > 0 { format!("_r{query_rows}") } else { String::new() };
+        let target = if own { "_sm90a" } else { "" };
+        format!("attend_{step}{fp8}_{dtype}_d{}{rows}{target}", of.head_dim)
+    }
+
+    #[test]
+    fn every_served_pool_has_kernels_by_name() {
+        each(|of| {
+            let is_hopper = of.capability == 90 && of.head_dim == 128;
+            let own = is_hopper && of.scaling.is_none();
+            for group in [1, 8, 9, 16] {
+                let [narrow, middle, wide] = of.decodes(group).map(|k| k.map(Kernel::name));
+                assert_eq!(narrow, Some(&*name(&of, "decode", 8, false)));
+                let has_middle = !(own && group <= 8);
+                let middle_name = name(&of, "decode", 16, false);
+                assert_eq!(middle, has_middle.then_some(&*middle_name));
+                assert_eq!(wide, own.then_some(&*name(&of, "decode", 64, true)));
+                let shared = of.shared(&shape(group, of.head_dim)).expect("spans are served");
+                assert_eq!(
+                    shared.map(Kernel::name),
+                    [8, 16].map(|rows| name(&of, "shared", rows, own)).each_ref().map(|n| &**n)
+                );
+            }
+            let extend = of.extend().expect("a served shape").name();
+            let token = of.scaling == Some(Scaling::ByToken) && is_hopper;
+            let step = if token { "extend_fp8_token" } else { "extend" };
+            let wanted = name(&of, step, 0, is_hopper).replace("token_fp8", "token");
+            assert_eq!(extend, wanted);
+            let trees = is_hopper && of.scaling.is_some();
+            let general = name(&of, "extend", 0, false);
+            assert_eq!(of.trees().map(Kernel::name), trees.then_some(&*general));
+            let lists = of.selected().map(|kernel| kernel.map(Kernel::name));
+            let listed = [8, 16].map(|rows| name(&of, "selected", rows, false));
+            match of.scaling {
+                None => assert_eq!(lists, [Some(&*listed[0]), Some(&*listed[1]), None]),
+                Some(_) => assert_eq!(lists, [None; 3]),
+            }
+        });
+    }
+
+    /// Each row reads spans for itself where rows are of f32, and where there is a window.
+    #[test]
+    fn spans_are_read_once_for_rows_of_16_bits_alone() {
+        each(|of| {
+            let with_window = SplitShape { window: 64, ..shape(4, of.head_dim) };
+            assert!(of.shared(&with_window).is_none());
+            let of = Selection { rows: Dtype::F32, ..of };
+            assert!(of.shared(&shape(4, of.head_dim)).is_none());
+            assert!(of.check().name().ends_with("_f32") && of.extend().is_none());
+        });
+    }
+
+    #[test]
+    fn latent_rows_have_kernels_of_their_own_on_hopper_alone() {
+        for (capability, scaling) in
+            CAPABILITIES.into_iter().flat_map(|c| [(c, None), (c, Some(Scaling::ByToken))])
+        {
+            for (rows, dtype) in [(Dtype::F32, "f32"), (Dtype::F16, "f16"), (Dtype::Bf16, "bf16")] {
+                let of = Selection { capability, scaling, rows, head_dim: 576 };
+                let fp8 = if scaling.is_some() { "fp8_" } else { "" };
+                match of.latent() {
+                    Latent::Plain(kernel) => {
+                        assert!(capability != 90 || rows == Dtype::F32);
+                        assert_eq!(kernel.name(), format!("attend_latent_{fp8}{dtype}"));
+                    }
+                    Latent::Split([main, join]) => {
+                        assert_eq!(capability, 90);
+                        assert_eq!(main.name(), format!("attend_latent_{fp8}{dtype}_sm90a"));
+                        assert_eq!(join.name(), format!("attend_latent_join_{dtype}_sm90a"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A driver compiles no more than what is launched.
+    #[test]
+    fn a_text_of_attention_has_one_entry() {
+        let mut texts = (String::new(), "");
+        for kernel in KERNELS.iter().filter(|kernel| kernel.attention().is_some()) {
+            if texts.1 != kernel.archive().name() {
+                let text = kernel.archive().decompress().expect("an intact archive");
+                texts = (text, kernel.archive().name());
+            }
+            let text = find(&texts.0, kernel.text()).expect("the kernel's text");
+            assert_eq!(text.matches(".entry ").count(), 1, "{}", kernel.name());
+        }
+    }
+}

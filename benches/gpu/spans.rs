@@ -5,7 +5,7 @@
 //! the choice is from the better of both, and how far the model from what was measured; all of it goes to
 //! `$OUT/spans-d128.csv`, or that of the first head_dim; of pools of fp8, with given scales, `$OUT/spans-fp8-d128.csv`.
 //!
-//! Not here: the model (`src/backend/cuda/split/shared/cost.rs`).
+//! Not here: the model (`src/backend/cuda/attention/split/shared/cost.rs`).
 
 use std::fmt::Write;
 use std::ops::Range;

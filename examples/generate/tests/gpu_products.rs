@@ -13,7 +13,7 @@ use half::bf16;
 fn skinny_products() {
     let Some(device) = device() else { return };
     let mut numbers = Numbers(4);
-    for (kernel, (name, tiles)) in SKINNY.iter().enumerate() {
+    for (kernel, (entry, tiles)) in SKINNY.iter().enumerate() {
         for (number, (ins, tokens)) in
             [(64, 1), (192, 3), (512, 8), (1024, 16), (2048, 9), (4160, 16)].into_iter().enumerate()
         {
@@ -74,7 +74,7 @@ fn skinny_products() {
                 close(
                     &read(&d_y, tokens * outs),
                     &expected,
-                    &format!("{name}, {ins} columns, {tokens} rows, {mode:?}"),
+                    &format!("{}, {ins} columns, {tokens} rows, {mode:?}", entry.name()),
                 );
             }
         }

@@ -1,5 +1,5 @@
 // Parameters of the kernels of attention, by value, one struct each; those that move bytes have theirs in move_params.cuh. The Rust
-// mirror is src/backend/cuda/params.rs and its folder; both sides assert the same sizes and offsets, and `ptx/build.py --check`
+// mirror is src/backend/cuda/kernels/params.rs and its folder; both sides assert the same sizes and offsets, and `ptx/build.py --check`
 // compares the two lists of numbers.
 //
 // No padding, no bool; device addresses and byte strides are u64, everything else is 32-bit.
@@ -51,7 +51,7 @@ struct AttendParams {
     u64 out_stride;     // bytes from one token's out to the next
     u64 table;          // u32: directories [rows, chunks_per_row], then chunks [.., chunk_pages]
     u64 batch_rows;     // BatchRow[batch]
-    u64 plan;           // u32: the planner's words for this kernel (src/backend/cuda/split/), 16-byte aligned
+    u64 plan;           // u32: the planner's words for this kernel (src/backend/cuda/attention/split/), 16-byte aligned
     u64 partial;        // f32 scratch for split sums, 16-byte aligned
     u64 counters;       // u32, zero before the first launch; each launch leaves them zero. attend_latent_*_sm90a and their join:
                         // f32 [slots, 64, 2]: what each row of a part is relative to, and the sum of its weights

@@ -1,4 +1,4 @@
-// The plan of attention over latent rows on Hopper (src/backend/cuda/split/latent.rs): the first item of each CTA, and their number;
+// The plan of attention over latent rows on Hopper (src/backend/cuda/attention/split/latent.rs): the first item of each CTA, and their number;
 // how many query rows an item has at most, 16, 32, 64 or 128; ExtendWork[..], 16-byte aligned. Items of 128 rows are those of pairs: the
 // lists are of clusters then, and a cluster's CTAs have 64 rows of an item each.
 #pragma once

@@ -1,6 +1,6 @@
 // compact_slots: of each row moves the slots that are kept together: one plane, or several that lie alike, all layers.
 // Twin:    src/backend/cpu compact             (the specification)
-// Params:  CompactSlotsParams (src/common, src/backend/cuda/params.rs)
+// Params:  CompactSlotsParams (src/common, src/backend/cuda/kernels/params.rs)
 // Shapes:  layer l, page p, slot s, run r of a slot at pool + l * layer_stride + p * page_stride + s * slot_stride + r * run_stride
 // Grid:    x = ceil(layers * runs * run_units / 256), y = compactions (at most COMPACTIONS_MAX)
 // Needs:   unit_bytes divides addresses, strides and runs; rows distinct, and places within them (checked on the host)

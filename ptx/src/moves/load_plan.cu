@@ -1,6 +1,6 @@
 // load_plan: takes a step's plan out of pinned host memory: copies its image, applies its table writes, says it is done.
 // Twin:    src/backend/cpu begin               (the specification of the table writes)
-// Params:  LoadPlanParams (src/common, src/backend/cuda/params.rs)
+// Params:  LoadPlanParams (src/common, src/backend/cuda/kernels/params.rs)
 // Shapes:  source: 16-byte units of the image; at writes_at TableWrite[writes]; words u32 [TableShape::words]
 // Grid:    x = ceil(max(units, writes) / 256)
 // Needs:   indices of the writes distinct and in range (checked on the host); counter zero, and left zero

@@ -1,7 +1,7 @@
 // store_cache, store_cache_streaming, store_cache_any: row i of k and v goes to slot slots[i] of one layer; a negative slot
 // writes nothing.
 // Twin:    src/backend/cpu store_cache         (the specification)
-// Params:  StoreCacheParams (src/common, src/backend/cuda/params.rs)
+// Params:  StoreCacheParams (src/common, src/backend/cuda/kernels/params.rs)
 // Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots i32 [tokens], any: or i64
 // Grid:    block (x, y): x threads share a token's rows, y tokens a block; grid x = ceil(tokens / y)
 // Needs:   store_cache: 16-byte units, x = units of a row; streaming: 16-byte units; any: unit_bytes 16, 4 or 2. Units

@@ -1,7 +1,7 @@
 // store_cache_fp8, store_cache_fp8_any: row i of k and v goes to slot slots[i] of one layer as bytes of E4M3; a negative slot writes
 // nothing. By token each head's scale is made here, and stored beside it.
 // Twin:    src/backend/cpu store_cache         (the specification: src/backend/cpu/scales.rs, bit for bit)
-// Params:  StoreFp8Params (src/common, src/backend/cuda/params.rs)
+// Params:  StoreFp8Params (src/common, src/backend/cuda/kernels/params.rs)
 // Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots i32 [tokens], any: or i64
 // Grid:    store_cache_fp8: block (x, y): x = kv_heads * head_dim / 16, at most 256, y tokens a block; grid x = ceil(tokens / y)
 //          any: block 256, grid x = ceil(tokens * kv_heads / 8)

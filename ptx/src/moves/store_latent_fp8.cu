@@ -1,7 +1,7 @@
 // store_latent_fp8: row i of k goes to slot slots[i] of one layer, its first numbers as bytes of E4M3 times a scale that is made here,
 // the others as bf16; a negative slot writes nothing.
 // Twin:    src/backend/cpu store_cache         (the specification: src/backend/cpu/scales.rs, bit for bit)
-// Params:  StoreLatentFp8Params (src/common, src/backend/cuda/params.rs); v, v_pool, v_scales unused
+// Params:  StoreLatentFp8Params (src/common, src/backend/cuda/kernels/params.rs); v, v_pool, v_scales unused
 // Shapes:  k [tokens, head_dim + rope.elements], rows k_stride apart; slots i32 or i64 [tokens]; kv_heads 1, by_token 1
 // Grid:    x = ceil(tokens / 8), block 256: a warp a token
 // Needs:   slots distinct and below the pool's slot count

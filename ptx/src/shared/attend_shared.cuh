@@ -2,7 +2,7 @@
 //
 // The last CTAs work on the spans' items as attend_extend.cuh does, with query rows gathered from all over the batch; in the others each
 // warp has a work chunk of what rows have behind their spans, as attend_decode.cuh does. Multiprocessors hold two CTAs, of one kind or of
-// both, and the host shares the CTAs out (src/backend/cuda/split/shared.rs). Where no span is, none are of the first kind.
+// both, and the host shares the CTAs out (src/backend/cuda/attention/split/shared.rs). Where no span is, none are of the first kind.
 // Not here: how parts meet (shared_parts.cuh), the kernels of Hopper for head_dim 128 (attend_shared_sm90a.cuh).
 #pragma once
 #include "attend_decode.cuh"

@@ -3,7 +3,7 @@
 // The last CTAs work on the spans' items as attend_extend_sm90a.cuh does, with query rows gathered from all over the batch. In each
 // other CTA eight warps have a work chunk each of what rows have behind their spans, as attend_decode.cuh does. A CTA of either
 // kind fills a multiprocessor, so that products and memory are busy at the same time, on different ones; the host shares the
-// multiprocessors out (src/backend/cuda/split/shared.rs). Where no span is, none are of the first kind.
+// multiprocessors out (src/backend/cuda/attention/split/shared.rs). Where no span is, none are of the first kind.
 // Not here: how parts meet (shared_parts.cuh).
 #pragma once
 #include "attend_decode.cuh"

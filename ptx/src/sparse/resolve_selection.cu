@@ -1,7 +1,7 @@
 // resolve_selection: the slots of the positions that lists name and their rows see, in their order, and how many they are. Rows without
 // lists are left out.
 // Twin:    src/backend/cpu/unit.rs listed      (the specification)
-// Params:  SelectParams (src/common, src/backend/cuda/params.rs); q, labels, keys, starts unused
+// Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); q, labels, keys, starts unused
 // Shapes:  positions, listed u32 [batch, kv_heads, top]; counts u32 [batch, kv_heads]
 // Grid:    x = batch * kv_heads
 // Needs:   fewer than 2^32 - 1 slots

@@ -1,7 +1,7 @@
 // select_top: of each row with lists and each kv head the `top` positions with the greatest scores, ascending: the own one always, of equals
 // the later. Those of other rows name nothing.
 // Twin:    src/backend/cpu/labels.rs list      (the specification)
-// Params:  SelectParams (src/common, src/backend/cuda/params.rs); q, tables, labels, listed, counts unused
+// Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); q, tables, labels, listed, counts unused
 // Shapes:  keys as starts says; positions u32 [batch, kv_heads, top]
 // Grid:    x = batch * kv_heads, y = CTAs that a long list may have
 // Needs:   keys of every position that such a row sees but its own; a row past key_chunks gets its own alone

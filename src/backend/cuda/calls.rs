@@ -2,17 +2,18 @@
 //!
 //! Not here: what else a host asks for (`opened.rs`).
 
-use super::attend::launch_f32;
-use super::attend_latent;
 use super::check::{attend_strides, check_attend, check_sinks};
-use super::compact::compact;
-use super::copy::copy_on_device;
+use super::driver::raw;
 use super::error::CudaError;
-use super::image::Image;
-use super::memory::{DeviceRows, DeviceRowsMut};
 use super::opened::Cuda;
-use super::params::{AttendParams, magic};
-use super::{raw, store, store_fp8};
+use super::store::{fp8 as store_fp8, rows as store};
+use crate::backend::cuda::attention::latent as attend_latent;
+use crate::backend::cuda::attention::variants::launch_f32;
+use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
+use crate::backend::cuda::kernels::params::{AttendParams, magic};
+use crate::backend::cuda::moves::compact::compact;
+use crate::backend::cuda::moves::copy::copy_on_device;
+use crate::backend::cuda::plan::image::Image;
 use crate::backend::{Attend, Backend, Queries, Selection, check};
 use crate::id::LayerId;
 use crate::layout::Dtype;

@@ -1,14 +1,14 @@
 //! The calls of [`SparseBackend`] on a GPU. Lists are packed u32 in device memory.
 //!
-//! Not here: labels and scores (`labels.rs`), attention over lists (`attend.rs`).
+//! Not here: labels and scores (`store/labels.rs`), attention over lists (`attention/variants.rs`).
 
 use super::check::{check_packed, check_pool, row_stride};
 use super::error::CudaError;
 use super::kernels::RESOLVE_SELECTION;
-use super::memory::{DeviceRows, DeviceRowsMut};
 use super::opened::Cuda;
-use super::params::{AttendParams, SelectParams};
-use super::raw;
+use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
+use crate::backend::cuda::driver::raw;
+use crate::backend::cuda::kernels::params::{AttendParams, SelectParams};
 use crate::backend::{Attend, Operand, PlanError, Queries, Select, Selection, SparseBackend};
 use crate::backend::{check, sparse};
 use crate::id::LayerId;

@@ -2,11 +2,11 @@
 //!
 //! Not here: what every backend refuses (`backend/check.rs`).
 
-use super::attend_latent::LATENT_HEADS_MAX;
 use super::error::CudaError;
-use super::memory::{DeviceRows, DeviceRowsMut};
-use super::params::KV_HEADS_MAX;
-use super::pool::Pool;
+use crate::backend::cuda::attention::latent::LATENT_HEADS_MAX;
+use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
+use crate::backend::cuda::kernels::params::KV_HEADS_MAX;
+use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{Attend, Operand, PlanError, check, sparse};
 use crate::layout::{Dtype, PoolLayout};
 

@@ -1,25 +1,25 @@
 //! An open backend on a GPU, and what a host asks of it beside the calls of [`Backend`](crate::Backend).
 //!
-//! Not here: those calls (`calls.rs`), copies of pages to other memory (`page_moves.rs`), opening (`options.rs`).
+//! Not here: those calls (`calls.rs`), copies of pages to other memory (`moves/page_moves.rs`), opening (`options.rs`).
 
-use super::attend::Variants;
 use super::check::{check_attend, check_pool};
-use super::copy::CopyStreams;
 use super::error::CudaError;
-use super::gpu::Gpu;
-use super::graph_key::GraphKey;
-use super::image::{Image, StepLimits};
 use super::kernels::{
     COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, RESOLVE_SELECTION, STORE_CACHE, STORE_CACHE_ANY,
     STORE_CACHE_FP8, STORE_CACHE_FP8_ANY, STORE_CACHE_STREAMING, STORE_LATENT_FP8,
 };
-use super::labels::Labels;
-use super::memory::DeviceBuffer;
-use super::pool::Pool;
-use super::split::SpanWork;
-use super::stage::Stage;
-use super::stream::{CudaEvent, CudaStream};
-use super::tables::Tables;
+use crate::backend::cuda::attention::graph_key::GraphKey;
+use crate::backend::cuda::attention::split::SpanWork;
+use crate::backend::cuda::attention::variants::Variants;
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::memory::DeviceBuffer;
+use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
+use crate::backend::cuda::moves::copy::CopyStreams;
+use crate::backend::cuda::plan::image::{Image, StepLimits};
+use crate::backend::cuda::plan::stage::Stage;
+use crate::backend::cuda::plan::tables::Tables;
+use crate::backend::cuda::store::labels::Labels;
+use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{Attend, OpenSteps, check};
 use crate::layout::{Dtype, PoolLayout};
 use crate::plan::BatchPlan;

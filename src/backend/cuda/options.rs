@@ -1,16 +1,16 @@
 //! What a host chooses of a [`Cuda`], and how it is opened.
 
-use super::attend::Variants;
-use super::attend_latent;
 use super::error::CudaError;
-use super::gpu::Gpu;
-use super::image::StepLimits;
-use super::labels::Labels;
 use super::opened::Cuda;
-use super::pool::Pool;
-use super::stage::Stage;
-use super::stream::CudaStream;
-use super::tables::Tables;
+use crate::backend::cuda::attention::latent as attend_latent;
+use crate::backend::cuda::attention::variants::Variants;
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::plan::image::StepLimits;
+use crate::backend::cuda::plan::stage::Stage;
+use crate::backend::cuda::plan::tables::Tables;
+use crate::backend::cuda::store::labels::Labels;
+use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{OpenBackend, OpenSteps};
 use crate::layout::{Dtype, KvScales, LabelChannels, PoolLayout, TableShape};
 

@@ -1,15 +1,15 @@
 //! What one context has loaded: modules, kernels, and the texts of archives while several of their kernels are loaded.
 //!
-//! Not here: how kernels are launched (`launch.rs`).
+//! Not here: how kernels are launched (`driver/launch.rs`).
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
 
-use super::super::error::{CudaError, check};
-use super::super::sys;
 use super::archive::{Archive, find};
 use super::kernel::Kernel;
 use super::marks::with_marks;
+use crate::backend::cuda::driver::sys;
+use crate::backend::cuda::error::{CudaError, check};
 
 /// Most bytes of a compiler's log that are kept.
 const LOG_BYTES: usize = 4096;
@@ -84,7 +84,7 @@ impl Drop for LoadedModule {
     }
 }
 
-/// A loaded kernel's handle, which is valid while its [`Gpu`](super::super::Gpu) lives.
+/// A loaded kernel's handle, which is valid while its [`Gpu`](crate::backend::cuda::Gpu) lives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Function {
     handle: u64,

@@ -1,6 +1,6 @@
-//! The instructions that need compute capability 9.0: of programmatic dependent launch (PDL, `launch.rs`), of fp8. The
-//! PTX is for 8.0 and newer, so they stand in it as comments (`pdl.cuh` and `e4m3.cuh` of `ptx/src/common`), which
-//! become instructions here where the device has them.
+//! The instructions that need compute capability 9.0: of programmatic dependent launch (PDL, `driver/launch.rs`), of
+//! fp8. The PTX is for 8.0 and newer, so they stand in it as comments (`pdl.cuh` and `e4m3.cuh` of `ptx/src/common`),
+//! which become instructions here where the device has them.
 //!
 //! Not here: who launches what.
 
@@ -30,11 +30,11 @@ pub(super) fn with_marks(ptx: &str, capability: u32) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::params::PAGE_TOKENS_MAX;
     use super::super::archive::find;
     use super::super::kernel::{Kernel, Step};
     use super::super::table::KERNELS;
     use super::{MARKS, NEWER, OLDER, with_marks};
+    use crate::backend::cuda::kernels::params::PAGE_TOKENS_MAX;
 
     /// Each archive's texts, decompressed once.
     fn texts() -> Vec<(&'static Kernel, String)> {

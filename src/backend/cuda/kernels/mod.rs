@@ -7,18 +7,20 @@
 //! table      all of them (generated)
 //! archive    texts of a family, compressed
 //! marks      instructions of newer devices in a text
+//! params     structs that kernels take by value
 //! loaded     a context's modules: text, marks, driver
 //! selection  compute capability, pool and step -> kernels of attention
 //! ```
 //!
 //! The driver compiles a text when one of its entries is first needed; attention has a text for each entry, so that a
-//! pool waits for no kernels but its own. Not here: what they compute (`ptx/src`), their parameters (`params.rs`), how
-//! they are launched (`launch.rs`).
+//! pool waits for no kernels but its own. Not here: what they compute (`ptx/src`), how they are launched
+//! (`driver/launch.rs`).
 
 mod archive;
 mod kernel;
 mod loaded;
 mod marks;
+pub(super) mod params;
 mod selection;
 mod table;
 

@@ -3,12 +3,12 @@
 //! Each step of attention takes the kernel of the table that serves the pool's contents, the rows' type and the
 //! head_dim; of two the one that only this device runs. A family has a place here by its columns `step` and `cache`.
 //!
-//! Not here: their memory and their launches (`attend.rs`, `attend_shared.rs`, `attend_latent.rs`).
+//! Not here: their memory and their launches (`attention/variants.rs`, `attention/shared.rs`, `attention/latent.rs`).
 
-use super::super::gpu::Gpu;
-use super::super::split::{DECODE_ROWS, SplitShape, TAIL_ROWS};
 use super::kernel::{Kernel, Step};
 use super::table::KERNELS;
+use crate::backend::cuda::attention::split::{DECODE_ROWS, SplitShape, TAIL_ROWS};
+use crate::backend::cuda::driver::gpu::Gpu;
 use crate::layout::{Dtype, PoolLayout, Scaling};
 
 /// The decode kernels of [`DECODE_ROWS`], where there is one.
@@ -112,9 +112,9 @@ impl Selection {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::split::DECODE_EXTRA;
     use super::super::archive::find;
     use super::*;
+    use crate::backend::cuda::attention::split::DECODE_EXTRA;
 
     const CAPABILITIES: [u32; 7] = [80, 86, 89, 90, 100, 103, 120];
     const SCALINGS: [Option<Scaling>; 3] = [None, Some(Scaling::Static), Some(Scaling::ByToken)];

@@ -1,0 +1,222 @@
+//! Attention over latent rows: which pools are served, the memory that each variant of it keeps, and its launches.
+//!
+//! Some devices have a kernel whose work is split on the host (`kernels/selection.rs`); all others have a plain one.
+//!
+//! Not here: the split (`split/latent.rs`), the kernels (`ptx/src/latent`).
+
+use super::graph_key::KEY_VARIANTS;
+use super::row_boxes;
+use super::split::{LATENT_ROWS, LatentSplit};
+use crate::backend::Attend;
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::launch::{ExtraParams, Start};
+use crate::backend::cuda::driver::memory::DeviceBuffer;
+use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
+use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::params::AttendParams;
+use crate::backend::cuda::kernels::{Kernel, Latent, Selection};
+use crate::backend::cuda::plan::image::StepLimits;
+use crate::backend::cuda::plan::ring::{Load, UploadRing};
+use crate::backend::cuda::store::pool::Pool;
+use crate::id::LayerId;
+use crate::layout::{KvShape, PoolLayout};
+use crate::plan::BatchPlan;
+
+/// Numbers of a row that kernels serve.
+const SERVED: KvShape = KvShape::Latent { rank: 512, rope: 64 };
+/// Variants that there may be.
+const VARIANTS_MAX: usize = 8;
+/// Most query heads over latent rows.
+pub(in crate::backend::cuda) const LATENT_HEADS_MAX: u32 = 128;
+
+/// Refuses latent rows of other lengths than kernels serve.
+pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
+    let shape = layout.shape();
+    let served = !layout.is_latent() || shape == SERVED;
+    if served { Ok(()) } else { Err(CudaError::PoolShape { shape }) }
+}
+
+/// The kernels of a pool.
+fn kernels_of(gpu: &Gpu, pool: &Pool) -> Latent {
+    Selection::of(gpu, pool.layout(), pool.rows()).latent()
+}
+
+/// CTAs of a kernel whose work is split: an even number, since clusters are of two.
+fn ctas(gpu: &Gpu) -> u32 {
+    (gpu.multiprocessors() & !1).max(2)
+}
+
+/// One variant of attention over latent rows, where a step is split for it.
+#[derive(Debug)]
+struct Variant {
+    /// Query heads, and window (0: none).
+    key: (u32, u32),
+    kernels: [&'static Kernel; 2],
+    split: LatentSplit,
+    /// Items of the staged step that were cut.
+    cut: u32,
+    /// The plan on the device.
+    plan: DeviceBuffer,
+    /// `[slots, 64, 512]`, and what the sums of each row are relative to, `[slots, 64, 2]`.
+    partial: DeviceBuffer,
+    tops: DeviceBuffer,
+}
+
+/// The variants met so far.
+#[derive(Debug, Default)]
+pub(in crate::backend::cuda) struct LatentVariants {
+    list: Vec<Variant>,
+}
+
+impl LatentVariants {
+    pub(in crate::backend::cuda) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Bytes of the largest plan.
+    pub(in crate::backend::cuda) fn plan_bytes(
+        gpu: &Gpu,
+        layout: &PoolLayout,
+        limits: StepLimits,
+    ) -> usize {
+        if !layout.is_latent() {
+            return 0;
+        }
+        4 * LatentSplit::words_max(LATENT_HEADS_MAX, ctas(gpu), (limits.rows, limits.tokens))
+    }
+
+    /// The variant's index, making its memory where it is new; nothing where the plain kernel serves.
+    pub(in crate::backend::cuda) fn prepare(
+        &mut self,
+        gpu: &Gpu,
+        pool: &Pool,
+        attend: &Attend,
+        limits: StepLimits,
+        stream: RawStream,
+    ) -> Result<Option<usize>, CudaError> {
+        let fp8 = pool.layout().dtype().is_quantised();
+        let kernels = match kernels_of(gpu, pool) {
+            Latent::Split(kernels) => kernels,
+            Latent::Plain(kernel) => return gpu.load(kernel).map(|_| None),
+        };
+        let key = (attend.q_heads, attend.window.unwrap_or(0));
+        if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
+            return Ok(Some(index));
+        }
+        if self.list.len() == VARIANTS_MAX {
+            return Err(CudaError::Variants { max: VARIANTS_MAX });
+        }
+        if is_capturing(stream)? {
+            return Err(CudaError::NotPrepared);
+        }
+        kernels.iter().try_for_each(|kernel| gpu.load(kernel).map(|_| ()))?;
+        let (ctas, sizes) = (ctas(gpu), (limits.rows, limits.tokens));
+        // Rows of 16 bits come to both CTAs of a cluster by boxes; bytes of fp8 need none.
+        let pairs = fp8 || row_boxes::rows(pool.layout()) > 0;
+        let split = LatentSplit::new(key.0, key.1, ctas, sizes).in_pairs(pairs);
+        let rows = u64::from(split.slots()) * u64::from(LATENT_ROWS);
+        let words = LatentSplit::words_max(key.0, ctas, sizes).next_multiple_of(4);
+        self.list.push(Variant {
+            key,
+            kernels,
+            split,
+            cut: 0,
+            plan: DeviceBuffer::lasting(gpu, 4 * words as u64)?,
+            partial: DeviceBuffer::lasting(gpu, rows * 512 * 4)?,
+            tops: DeviceBuffer::lasting(gpu, rows * 8)?,
+        });
+        Ok(Some(self.list.len() - 1))
+    }
+
+    /// Splits a step for every variant.
+    pub(in crate::backend::cuda) fn split(&mut self, plan: &BatchPlan<'_>) {
+        for variant in &mut self.list {
+            variant.cut = variant.split.plan(plan.rows);
+        }
+    }
+
+    /// Sends the plans of the step that was split last.
+    pub(in crate::backend::cuda) fn send(
+        &self,
+        gpu: &Gpu,
+        ring: &mut UploadRing,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        for variant in &self.list {
+            let bytes: &[u8] = bytemuck::cast_slice(variant.split.words());
+            let mut upload = ring.acquire(gpu, stream)?;
+            upload.bytes()[..bytes.len()].copy_from_slice(bytes);
+            let (image_bytes, image) = (bytes.len(), variant.plan.address());
+            let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
+            upload.send(gpu, &load, stream)?;
+        }
+        Ok(())
+    }
+
+    /// What a graph's key says of each variant: whether the staged step has sums to join.
+    pub(in crate::backend::cuda) fn key(&self, kernels: &mut [u8; KEY_VARIANTS]) {
+        for (key, variant) in kernels.iter_mut().zip(&self.list) {
+            *key = u8::from(variant.cut > 0);
+        }
+    }
+
+    /// Launches attention of the staged step.
+    ///
+    /// # Safety
+    /// The addresses in `params` are those of rows for every token of the staged step, and of the layer.
+    pub(in crate::backend::cuda) unsafe fn launch(
+        &self,
+        gpu: &Gpu,
+        pool: &Pool,
+        (index, layer): (usize, LayerId),
+        mut params: AttendParams,
+        start: &mut Start,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        let Variant { kernels: [main, join], split, cut, plan, partial, tops, .. } =
+            &self.list[index];
+        let fp8 = pool.layout().dtype().is_quantised();
+        let (ctas, capturing) = (ctas(gpu), is_capturing(stream)?);
+        params.partial = partial.address();
+        params.counters = tops.address();
+        params.plan = plan.address() + 4 * split.lists_at() as u64;
+        let first = start.first(capturing);
+        let extra = match fp8 {
+            true => extra(pool, layer),
+            false => ExtraParams { boxes: row_boxes::of(pool, layer)?, ..ExtraParams::default() },
+        };
+        // SAFETY: the caller answers for the rows; plan and sums are this variant's, for this grid; scales and rope are
+        // the layer's.
+        unsafe { gpu.launch_attention(main, ctas, &params, &extra, first, stream) }?;
+        start.launched(capturing);
+        if *cut == 0 {
+            return Ok(());
+        }
+        params.plan = plan.address();
+        // SAFETY: as above.
+        unsafe { gpu.launch_attention(join, 8 * ctas, &params, &extra, Start::Pdl, stream) }
+    }
+}
+
+/// What kernels over fp8 take behind the rest.
+fn extra(pool: &Pool, layer: LayerId) -> ExtraParams {
+    let (scales, rope) = (pool.scales(layer), pool.rope(layer).unwrap_or_default());
+    ExtraParams { scales, rope, ..ExtraParams::default() }
+}
+
+/// Launches the kernel of every GPU.
+///
+/// # Safety
+/// The addresses in `params` are those of rows for every token of the staged step, and of the layer.
+pub(in crate::backend::cuda) unsafe fn launch_plain(
+    gpu: &Gpu,
+    pool: &Pool,
+    layer: LayerId,
+    params: AttendParams,
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let (Latent::Plain(kernel) | Latent::Split([kernel, _])) = kernels_of(gpu, pool);
+    let (blocks, extra) = (8 * gpu.multiprocessors(), extra(pool, layer));
+    // SAFETY: the caller answers for the rows; scales and rope are the layer's.
+    unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }
+}

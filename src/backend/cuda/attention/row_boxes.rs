@@ -1,0 +1,102 @@
+//! Latent rows for the copy engine: a layer of a pool as a tensor, of which it brings boxes of rows.
+//!
+//! Not here: who brings them (`ptx/src/latent/attend_latent_sm90a.cuh`).
+
+use std::ffi::c_void;
+use std::ptr::{from_mut, null_mut};
+use std::sync::OnceLock;
+
+use crate::backend::cuda::driver::sys;
+use crate::backend::cuda::error::{CudaError, check};
+use crate::backend::cuda::kernels::params::{RowBoxes, TensorMap};
+use crate::backend::cuda::store::pool::Pool;
+use crate::id::LayerId;
+use crate::layout::{Dtype, PoolLayout};
+
+/// Columns of a box: 128 bytes, which is what it is swizzled by.
+const COLUMNS: u32 = 64;
+/// Fewest rows that are worth a box, and most: half of a tile's.
+const ROWS_LEAST: u32 = 8;
+const ROWS_MOST: u32 = 32;
+
+type Encode = unsafe extern "C" fn(
+    map: *mut TensorMap,
+    kind: u32,
+    dims: u32,
+    address: *mut c_void,
+    sizes: *const u64,
+    strides: *const u64,
+    window: *const u32,
+    steps: *const u32,
+    interleave: u32,
+    swizzle: u32,
+    promotion: u32,
+    fill: u32,
+) -> u32;
+
+/// `CU_TENSOR_MAP_DATA_TYPE_FLOAT16` and `_BFLOAT16`.
+const FLOAT16: u32 = 6;
+const BFLOAT16: u32 = 9;
+/// `CU_TENSOR_MAP_SWIZZLE_128B`, `CU_TENSOR_MAP_L2_PROMOTION_L2_128B`.
+const SWIZZLE_128B: u32 = 3;
+const PROMOTION_128B: u32 = 2;
+
+/// `cuTensorMapEncodeTiled`, which `cust::sys` does not declare.
+fn encode() -> Result<Encode, CudaError> {
+    static FOUND: OnceLock<Option<Encode>> = OnceLock::new();
+    let find = || {
+        let mut found: *mut c_void = null_mut();
+        let name = c"cuTensorMapEncodeTiled".as_ptr();
+        // SAFETY: the name ends with a zero, and `found` is a valid place for a pointer.
+        let result = unsafe { sys::cuGetProcAddress(name, from_mut(&mut found), 12_000, 0) };
+        if result != 0 || found.is_null() {
+            return None;
+        }
+        // SAFETY: the driver says that this is cuTensorMapEncodeTiled as of CUDA 12.0, which has this signature.
+        Some(unsafe { std::mem::transmute::<*mut c_void, Encode>(found) })
+    };
+    // CUDA_ERROR_NOT_FOUND.
+    FOUND.get_or_init(find).ok_or(CudaError::Driver { call: "cuTensorMapEncodeTiled", code: 500 })
+}
+
+/// Rows of a box, which may not leave its page; 0 where pages are so odd or small that boxes are not worth it.
+pub(in crate::backend::cuda) fn rows(layout: &PoolLayout) -> u32 {
+    let most = 1 << layout.page_size().trailing_zeros();
+    if most < ROWS_LEAST { 0 } else { most.min(ROWS_MOST) }
+}
+
+/// Those of a layer that the pool has.
+pub(in crate::backend::cuda) fn of(pool: &Pool, layer: LayerId) -> Result<RowBoxes, CudaError> {
+    let (layout, strides) = (pool.layout(), pool.strides());
+    let rows = rows(layout);
+    if rows == 0 {
+        return Ok(RowBoxes::default());
+    }
+    let [origin, _] = pool.origins(layer)?;
+    let kind = if pool.rows() == Dtype::F16 { FLOAT16 } else { BFLOAT16 };
+    let sizes = [layout.head_dim(), layout.page_size(), layout.page_count()].map(u64::from);
+    let strides = [strides.slot, strides.page];
+    let (window, steps) = ([COLUMNS, rows, 1], [1_u32; 3]);
+    let (address, mut map) = (origin as usize as *mut c_void, TensorMap::default());
+    let encode = encode()?;
+    // SAFETY: `map` is aligned as the driver wants it; all arrays live during the call and have an element for each of
+    // three dimensions (strides: one less).
+    let result = unsafe {
+        encode(
+            &mut map,
+            kind,
+            3,
+            address,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            window.as_ptr(),
+            steps.as_ptr(),
+            0,
+            SWIZZLE_128B,
+            PROMOTION_128B,
+            0,
+        )
+    };
+    check("cuTensorMapEncodeTiled", result)?;
+    Ok(RowBoxes { rows, reserved: [0; 11], map: map.words })
+}

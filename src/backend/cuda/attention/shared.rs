@@ -1,0 +1,257 @@
+//! Decode that reads shared spans once: the kernel that serves a variant of attention, and the memory it keeps.
+//!
+//! A step goes through it where its split accepts a span; other steps are launched as if it were not there.
+//! Rows of a few new tokens take a kernel whose tails have room for them ([`TAIL_ROWS`]).
+//!
+//! Not here: the split (`split/shared.rs`), the kernel (`ptx/src/shared`).
+
+use super::split::{
+    ITEM_ROWS, ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanWork,
+    SplitShape, TAIL_ROWS, Taken,
+};
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::launch::{ExtraParams, Start};
+use crate::backend::cuda::driver::memory::DeviceBuffer;
+use crate::backend::cuda::driver::raw::{RawStream, raw};
+use crate::backend::cuda::driver::sys;
+use crate::backend::cuda::error::{CudaError, check};
+use crate::backend::cuda::kernels::params::{
+    AttendParams, AttendSharedParams, DecodeWork, LayerScales, RowShare, SharedHead, SpanItem,
+    SpanMeeting, SpanMember, SpanParts,
+};
+use crate::backend::cuda::kernels::{Selection, Shared};
+use crate::backend::cuda::plan::image::StepLimits;
+use crate::backend::cuda::store::pool::Pool;
+use crate::plan::BatchPlan;
+
+/// Variants of attention that may have it: the image has room for so many.
+pub(in crate::backend::cuda) const SHARED_VARIANTS_MAX: usize = 2;
+
+/// Most CTAs of a kernel for any device that a multiprocessor is given: registers leave room for no more.
+const RESIDENT: u32 = 2;
+/// Most work chunks of a multiprocessor.
+const CHUNKS: u32 = 8;
+
+/// Where the plan's arrays stand, in bytes from its first word; they depend on the step's numbers alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Offsets {
+    works: usize,
+    shares: usize,
+    members: usize,
+    spans: usize,
+    items: usize,
+    end: usize,
+}
+
+impl Offsets {
+    /// For so many work chunks, rows, and new tokens of members.
+    fn new(works: usize, (tokens, rows): (usize, usize), member_count: usize) -> Self {
+        let shares = size_of::<SharedHead>() + works * size_of::<DecodeWork>();
+        let members = shares + rows * size_of::<RowShare>();
+        let spans = (members + member_count * size_of::<SpanMember>()).next_multiple_of(32);
+        // Rows of several new tokens may have items of their own.
+        let span_count = SPANS_MAX as usize + if tokens > rows { rows } else { 0 };
+        let items = spans + span_count * size_of::<SpanParts>();
+        let end = items + ITEMS_MAX as usize * size_of::<SpanItem>();
+        Self { works: size_of::<SharedHead>(), shares, members, spans, items, end }
+    }
+}
+
+/// What reads spans once for one variant of attention.
+#[derive(Debug)]
+pub(in crate::backend::cuda) struct SharedDecode {
+    kernels: Shared,
+    split: SharedSplit,
+    grid: SharedGrid,
+    shape: SplitShape,
+    /// What the staged step goes through, if it reads a span once.
+    taken: Option<Taken>,
+    /// Bytes from the image's splits to its plan.
+    image_at: usize,
+    offsets: Offsets,
+    /// Partial sums: of tails, then of spans; what each is relative to behind it.
+    partial: DeviceBuffer,
+    /// A meeting for each CTA, then a counter for each (row, kv head).
+    counters: DeviceBuffer,
+}
+
+impl SharedDecode {
+    /// Bytes of the image that its plans may take.
+    pub(in crate::backend::cuda) fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
+        let rows = limits.rows.min(SHARED_ROWS_MAX) as usize;
+        // Of groups of one.
+        let members = (limits.tokens as usize).min(rows * ITEM_ROWS as usize);
+        SHARED_VARIANTS_MAX
+            * Offsets::new((CHUNKS * gpu.multiprocessors()) as usize, (usize::MAX, rows), members)
+                .end
+    }
+
+    /// Takes its memory, where a kernel serves such a pool on this device.
+    pub(in crate::backend::cuda) fn new(
+        gpu: &Gpu,
+        pool: &Pool,
+        shape: SplitShape,
+        limits: StepLimits,
+        stream: RawStream,
+    ) -> Result<Option<Self>, CudaError> {
+        let multiprocessors = gpu.multiprocessors();
+        let fp8 = pool.layout().dtype().is_quantised();
+        let selection = Selection::of(gpu, pool.layout(), pool.rows());
+        let Some(kernels) = selection.shared(&shape) else {
+            return Ok(None);
+        };
+        let resident = gpu.resident(kernels[shape.narrowest()])?.min(RESIDENT);
+        let grid = if kernels[0].is_sm90a() {
+            SharedGrid::hopper(multiprocessors)
+        } else if fp8 {
+            SharedGrid::over_fp8(multiprocessors, resident, shape.head_dim)
+        } else {
+            SharedGrid::general(multiprocessors, resident, shape.head_dim)
+        };
+        if resident == 0 || !grid.serves(&shape) {
+            return Ok(None);
+        }
+        let rows = SharedSplit::rows_max(&shape) as usize;
+        let heads = rows * shape.kv_heads as usize;
+        let counters = DeviceBuffer::lasting(gpu, (Self::meeting_bytes(&grid) + 4 * heads) as u64)?;
+        // SAFETY: the range is the buffer allocated above.
+        let result = unsafe {
+            sys::cuMemsetD32Async(counters.address(), 0, counters.bytes() as usize / 4, raw(stream))
+        };
+        check("cuMemsetD32Async", result)?;
+        let rows = Self::own_rows(&shape, &grid) + grid.partial_rows();
+        let floats = rows as u64 * u64::from(shape.head_dim + 2);
+        Ok(Some(Self {
+            kernels,
+            split: SharedSplit::new(shape, grid, limits.all_spans),
+            grid,
+            shape,
+            taken: None,
+            image_at: 0,
+            offsets: Offsets::default(),
+            partial: DeviceBuffer::lasting(gpu, 4 * floats)?,
+            counters,
+        }))
+    }
+
+    /// Bytes of a meeting for each CTA.
+    fn meeting_bytes(grid: &SharedGrid) -> usize {
+        grid.ctas as usize * size_of::<SpanMeeting>()
+    }
+
+    /// Query rows that the tails' sums have room for.
+    fn own_rows(shape: &SplitShape, grid: &SharedGrid) -> usize {
+        let (rows, part) = (SharedSplit::rows_max(shape), TAIL_ROWS[TAIL_ROWS.len() - 1]);
+        part as usize * (2 * grid.warps * grid.ctas + rows * shape.kv_heads) as usize
+    }
+
+    /// What of a step could go through it.
+    fn taken_of(&self, plan: &BatchPlan<'_>) -> Option<Taken> {
+        if plan.rows.len() > SharedSplit::rows_max(&self.shape) as usize {
+            return None;
+        }
+        self.shape.taken(&self.grid, plan.token_count(), plan.rows)
+    }
+
+    /// Loads the kernel that a step may go through, which no capture can.
+    pub(in crate::backend::cuda) fn load(
+        &self,
+        gpu: &Gpu,
+        plan: &BatchPlan<'_>,
+    ) -> Result<(), CudaError> {
+        if plan.shared.spans.is_empty() {
+            return Ok(());
+        }
+        // The narrowest was loaded with the variant.
+        let wide = self.taken_of(plan).filter(|taken| taken.tails > self.shape.narrowest());
+        wide.map_or(Ok(()), |taken| gpu.load(self.kernels[taken.tails]).map(|_| ()))
+    }
+
+    /// Splits a step into the image, of which `image` is what begins `image_at` bytes behind the splits' begin; gives
+    /// the bytes that are taken. `last`: nothing follows it, so that what is not used need not be sent.
+    pub(in crate::backend::cuda) fn split(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        image: &mut [u8],
+        image_at: usize,
+        last: bool,
+    ) -> usize {
+        self.image_at = image_at;
+        let (tokens, rows) = (plan.token_count(), plan.rows.len());
+        let works = self.grid.work_count(&self.shape);
+        let offsets = Offsets::new(works, (tokens, rows), self.shape.members_max(tokens, rows));
+        self.offsets = offsets;
+        let taken = if plan.shared.spans.is_empty() { None } else { self.taken_of(plan) };
+        let split = &mut self.split;
+        self.taken = taken.filter(|&taken| split.plan(plan.rows, &plan.shared, taken));
+        if self.taken.is_none() {
+            return if last { 0 } else { offsets.end };
+        }
+        let SharedSplit { head, works, shares, members, spans, items, .. } = &self.split;
+        let block = &mut image[..offsets.end];
+        put(block, 0, std::slice::from_ref(head));
+        put(block, offsets.works, works);
+        put(block, offsets.shares, shares);
+        put(block, offsets.members, members);
+        put(block, offsets.spans, spans);
+        let used = put(block, offsets.items, items);
+        if last { used } else { offsets.end }
+    }
+
+    /// What the staged step's time is made of, if it reads a span once.
+    pub(in crate::backend::cuda) fn work(&self) -> Option<SpanWork> {
+        self.taken.map(|_| self.split.work)
+    }
+
+    /// What of the staged step goes through it, if anything does.
+    pub(in crate::backend::cuda) fn taken(&self) -> Option<&Taken> {
+        self.taken.as_ref()
+    }
+
+    /// Launches it for the staged step, whose splits lie at `splits`.
+    ///
+    /// # Safety
+    /// The addresses in `attend` are those of rows for every token of the staged step, `scales` the layer's.
+    pub(in crate::backend::cuda) unsafe fn launch(
+        &self,
+        gpu: &Gpu,
+        splits: u64,
+        (mut attend, scales): (AttendParams, LayerScales),
+        start: Start,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        let (offsets, at) = (&self.offsets, splits + self.image_at as u64);
+        let own = Self::own_rows(&self.shape, &self.grid) as u64;
+        let all = self.grid.partial_rows() as u64;
+        let row_bytes = 4 * u64::from(self.shape.head_dim);
+        attend.plan = at;
+        attend.partial = self.partial.address();
+        attend.counters = self.counters.address() + Self::meeting_bytes(&self.grid) as u64;
+        attend.stripes = self.shape.decode_stripes(self.shape.narrowest());
+        let span_partial = attend.partial + own * row_bytes;
+        let tops = span_partial + all * row_bytes;
+        let params = AttendSharedParams {
+            attend,
+            shares: at + offsets.shares as u64,
+            spans: at + offsets.spans as u64,
+            items: at + offsets.items as u64,
+            members: at + offsets.members as u64,
+            meetings: self.counters.address(),
+            tops,
+            span_partial,
+            span_tops: tops + own * 8,
+        };
+        let taken = self.taken.expect("the staged step goes through it");
+        let (kernel, ctas) = (self.kernels[taken.tails], self.grid.ctas);
+        let extra = ExtraParams { scales, ..ExtraParams::default() };
+        // SAFETY: the caller answers for the rows; plan, sums and counters are this variant's, for this grid.
+        unsafe { gpu.launch_attention(kernel, ctas, &params, &extra, start, stream) }
+    }
+}
+
+/// Copies records to offset `at`; gives the offset after them.
+fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, records: &[T]) -> usize {
+    let end = at + size_of_val(records);
+    bytes[at..end].copy_from_slice(bytemuck::cast_slice(records));
+    end
+}

@@ -1,0 +1,404 @@
+//! The items of attention over latent rows.
+//!
+//! An item is a tile of query rows, all heads of a query side by side, and the tokens it sees. Tiles are as wide as the
+//! step's sequences want them, since few query rows have a schedule of their own (`attend_latent_few_sm90a.cuh` of
+//! `ptx/src/latent`). They are dealt to the CTAs in order, about equally many units of tokens to each; an item that
+//! does not fit is cut, unless whole items do about as well, since parts cost memory and a join. Cost: O(items + CTAs),
+//! never the context.
+//!
+//! Tiles of one sequence read the same rows, so they are to be worked on at the same time: cut ones are, and whole ones
+//! where the sequences' first tiles are dealt before their second ones. Where clusters may share an item ([`PAIR`]),
+//! two tiles side by side are one item of a cluster, and lists are of clusters.
+//!
+//! * K5. Each (query row, token it sees) is in exactly one part; parts of an item have slots of their own, in a row.
+
+use crate::backend::cuda::kernels::params::{ExtendWork, LatentJoin};
+use crate::plan::BatchRow;
+
+/// Most query rows of an item; its sums take as much memory, however many it has.
+pub const LATENT_ROWS: u32 = 64;
+
+/// A kind of items.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Width {
+    /// Most query rows of an item.
+    rows: u32,
+    /// Tokens of a unit, in which items are cut.
+    tokens: u32,
+    /// What an item costs beside its units of tokens, in such units: its queries, its results.
+    extra: u32,
+    /// Fewest units of tokens that are worth a CTA.
+    least: u32,
+    /// CTAs that share an item, each with as many of its rows: those of a cluster, which read the same tokens.
+    ctas: u32,
+}
+
+/// Items of few query rows take memory's time, wide ones that of products.
+const WIDTHS: [Width; 3] = [
+    Width { rows: 16, tokens: 16, extra: 9, least: 8, ctas: 1 },
+    Width { rows: 32, tokens: 16, extra: 9, least: 8, ctas: 1 },
+    Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1 },
+];
+/// Two wide items of the same tokens as one.
+const PAIR: Width = Width { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
+/// Most tiles of a sequence that are dealt in turns.
+const TURNS: usize = 4;
+/// Words of the records.
+const WORK_WORDS: usize = size_of::<ExtendWork>() / 4;
+const JOIN_WORDS: usize = size_of::<LatentJoin>() / 4;
+
+/// Cuts steps for one number of query heads and one window, in memory that stays.
+#[derive(Clone, Debug)]
+pub struct LatentSplit {
+    heads: u32,
+    window: u32,
+    ctas: u32,
+    /// Whether it has [`PAIR`] beside [`WIDTHS`].
+    pairs: bool,
+    /// `[joins, most rows of one, most parts of one, rows between parts] | LatentJoin[ctas] | first item of each CTA or
+    /// pair of them, their number, rows of an item | ExtendWork[..]`
+    words: Vec<u32>,
+    used: usize,
+    /// In which the items were dealt.
+    turns: usize,
+}
+
+impl LatentSplit {
+    /// Takes the memory for steps of so many rows and tokens at most. `window`: 0 for none.
+    pub fn new(heads: u32, window: u32, ctas: u32, limits: (u32, u32)) -> Self {
+        assert!(heads > 0 && ctas > 0);
+        let words = vec![0; Self::words_max(heads, ctas, limits)];
+        Self { heads, window, ctas, pairs: false, words, used: 0, turns: 1 }
+    }
+
+    /// Whether two CTAs may share an item: their number is even then.
+    pub fn in_pairs(self, pairs: bool) -> Self {
+        assert!(!pairs || self.ctas.is_multiple_of(2));
+        Self { pairs, ..self }
+    }
+
+    /// Most words of a plan, a multiple of 4.
+    pub const fn words_max(heads: u32, ctas: u32, (rows, tokens): (u32, u32)) -> usize {
+        // Each sequence may leave its last tile partly empty; each CTA may cut an item.
+        let tiles = tokens as u64 * heads as u64 / LATENT_ROWS as u64;
+        let tiles = tiles + rows as u64 + ctas as u64;
+        Self::works_at(ctas) + tiles as usize * WORK_WORDS
+    }
+
+    /// Most parts of a step.
+    pub const fn slots(&self) -> u32 {
+        2 * self.ctas
+    }
+
+    /// Word at which the lists begin.
+    pub const fn lists_at(&self) -> usize {
+        Self::lists(self.ctas)
+    }
+
+    const fn lists(ctas: u32) -> usize {
+        4 + ctas as usize * JOIN_WORDS
+    }
+
+    const fn works_at(ctas: u32) -> usize {
+        Self::lists(ctas) + (ctas as usize + 2).next_multiple_of(4)
+    }
+
+    /// The step's plan, as long as it is.
+    pub fn words(&self) -> &[u32] {
+        &self.words[..self.used]
+    }
+
+    /// The kind of a step's items: the narrowest into which each sequence's query rows go, or else the widest; pairs
+    /// where few of their CTAs have no rows.
+    fn width(&self, rows: &[BatchRow]) -> Width {
+        let rows = rows.iter().map(|row| row.extend_len.saturating_mul(self.heads));
+        let most = rows.clone().max().unwrap_or(0);
+        let widest = WIDTHS[WIDTHS.len() - 1];
+        let found = *WIDTHS.iter().find(|width| width.rows >= most).unwrap_or(&widest);
+        let tiles = |rows_of: u32| rows.clone().map(|rows| u64::from(rows.div_ceil(rows_of))).sum();
+        let (alone, paired): (u64, u64) = (tiles(LATENT_ROWS), 2 * tiles(PAIR.rows));
+        let pays = self.pairs && found == widest && paired <= alone + alone / 8;
+        if pays { PAIR } else { found }
+    }
+
+    /// Splits a step; gives the number of items that were cut. Nothing is allocated.
+    pub fn plan(&mut self, rows: &[BatchRow]) -> u32 {
+        let width = self.width(rows);
+        let (heads, ctas, extra) = (self.heads, self.ctas / width.ctas, width.extra);
+        let wanted = Items { width, heads, window: self.window };
+        let items = |turns| wanted.all(rows, turns);
+        let units = |work: &ExtendWork| wanted.units(work);
+        let cost = |work: &ExtendWork| units(work) + extra;
+        let total: u64 = items(1).map(|work| u64::from(cost(&work))).sum();
+        let longest = items(1).map(|work| cost(&work)).max().unwrap_or(0);
+        let tiles = rows.iter().map(|row| (row.extend_len * heads).div_ceil(width.rows) as usize);
+        let turns = tiles.max().unwrap_or(0).clamp(1, TURNS);
+        // Every CTA may cut an item, which then costs more.
+        let share = (total.div_ceil(ctas.into()) as u32 + extra).max(width.least + extra);
+        // A little more than the share of whole items is as good.
+        let whole = (share + share / 12).max(longest);
+        let cuts =
+            whole > share + share / 8 + 4 || !fits(items(turns).map(|w| cost(&w)), whole, ctas);
+        let (share, turns) = if cuts { (share, 1) } else { (whole, turns) };
+
+        let (mut cta, mut left, mut count) = (0, share, 0_u32);
+        let (mut joins, mut slot, mut most_rows, mut most_parts) = (0, 0, 0, 0);
+        self.list(0, 0);
+        for work in items(turns) {
+            let (mut rest, mut begin, first) = (units(&work), work.kv_begin, count);
+            loop {
+                let full = if cuts { left <= extra } else { left < share && rest + extra > left };
+                if full && cta + 1 < ctas {
+                    cta += 1;
+                    left = share;
+                    self.list(cta, count);
+                }
+                let last = !cuts || cta + 1 == ctas;
+                let take = if last { rest } else { rest.min(left.saturating_sub(extra).max(1)) };
+                let end = work.kv_end.min(begin.saturating_add(take.saturating_mul(width.tokens)));
+                self.work(count, ExtendWork { kv_begin: begin, kv_end: end, part: 1, ..work });
+                (begin, rest, count) = (end, rest - take, count + 1);
+                left = left.saturating_sub(take + extra);
+                if rest == 0 {
+                    break;
+                }
+            }
+            let parts = count - first;
+            if parts > 1 {
+                for i in 0..parts {
+                    let at = self.work_at(first + i) + WORK_WORDS - 1;
+                    self.words[at] = slot << 16 | i << 8 | parts;
+                }
+                let rows = work.extend_len * heads;
+                let part = slot << 16 | parts;
+                let join =
+                    LatentJoin { qo_start: work.qo_start, q_begin: work.q_begin, rows, part };
+                self.words[4 + joins * JOIN_WORDS..][..JOIN_WORDS]
+                    .copy_from_slice(bytemuck::cast_slice(&[join]));
+                (joins, slot) = (joins + 1, slot + parts);
+                most_rows = most_rows.max(width.rows.min(rows - work.q_begin));
+                most_parts = most_parts.max(parts);
+            }
+        }
+        let fit = slot * width.ctas <= self.slots() && joins <= ctas as usize;
+        assert!(fit, "K5: parts have slots");
+        (cta + 1..=self.ctas).for_each(|cta| self.list(cta, count));
+        self.list(self.ctas + 1, width.rows);
+        let between = LATENT_ROWS * width.ctas;
+        self.words[..4].copy_from_slice(&[joins as u32, most_rows, most_parts, between]);
+        self.turns = turns;
+        self.used = self.work_at(count);
+        joins as u32
+    }
+
+    /// A CTA's first item.
+    fn list(&mut self, cta: u32, first: u32) {
+        let at = self.lists_at() + cta as usize;
+        self.words[at] = first;
+    }
+
+    const fn work_at(&self, index: u32) -> usize {
+        Self::works_at(self.ctas) + index as usize * WORK_WORDS
+    }
+
+    fn work(&mut self, index: u32, work: ExtendWork) {
+        let at = self.work_at(index);
+        self.words[at..at + WORK_WORDS].copy_from_slice(bytemuck::cast_slice(&[work]));
+    }
+}
+
+/// Whether whole items, in order, fit so many CTAs of room `share`.
+fn fits(costs: impl Iterator<Item = u32>, share: u32, ctas: u32) -> bool {
+    let (mut used, mut count) = (0_u32, 1_u32);
+    for cost in costs {
+        if used > 0 && used.saturating_add(cost) > share {
+            (used, count) = (0, count + 1);
+        }
+        used = used.saturating_add(cost);
+    }
+    count <= ctas
+}
+
+/// How sequences become items.
+#[derive(Clone, Copy)]
+struct Items {
+    width: Width,
+    heads: u32,
+    window: u32,
+}
+
+impl Items {
+    /// The items of a step: each `turns`th of every sequence, from its first on, then from its second.
+    fn all(self, rows: &[BatchRow], turns: usize) -> impl Iterator<Item = ExtendWork> {
+        let of = move |row, turn| self.of(row).skip(turn).step_by(turns);
+        (0..turns).flat_map(move |turn| rows.iter().flat_map(move |row| of(row, turn)))
+    }
+
+    /// The items of a sequence, uncut: those of padding have no tokens.
+    fn of(self, row: &BatchRow) -> impl Iterator<Item = ExtendWork> + use<> {
+        let Self { width, heads, window } = self;
+        let BatchRow { row, qo_start, extend_len, kv_len } = *row;
+        let rows = extend_len * heads;
+        (0..rows).step_by(width.rows as usize).map(move |q_begin| {
+            let last = (q_begin + width.rows).min(rows) - 1;
+            // Positions, counted from 1, of the first and the last query.
+            let seen = |packed: u32| kv_len.saturating_sub(extend_len) + packed / heads + 1;
+            let kv_end = if kv_len == 0 { 0 } else { seen(last) };
+            let first = if window == 0 { 0 } else { seen(q_begin).saturating_sub(window) };
+            let kv_begin = if kv_len == 0 { 0 } else { first / width.tokens * width.tokens };
+            let row = row.raw();
+            ExtendWork { row, qo_start, extend_len, kv_len, q_begin, kv_begin, kv_end, part: 1 }
+        })
+    }
+
+    /// Units of tokens of an item.
+    const fn units(&self, work: &ExtendWork) -> u32 {
+        (work.kv_end - work.kv_begin).div_ceil(self.width.tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::RowId;
+    use crate::testkit::rng::Rng;
+
+    fn batch(lens: &[(u32, u32)]) -> Vec<BatchRow> {
+        let mut qo_start = 0;
+        let row = |(i, &(extend_len, kv_len)): (usize, &(u32, u32))| {
+            qo_start += extend_len;
+            let row = RowId::new(i as u32);
+            BatchRow { row, qo_start: qo_start - extend_len, extend_len, kv_len }
+        };
+        lens.iter().enumerate().map(row).collect()
+    }
+
+    /// The items of each CTA, as the kernel reads them, and the joins.
+    fn read(split: &LatentSplit) -> (Vec<Vec<ExtendWork>>, Vec<LatentJoin>) {
+        let (words, ctas) = (split.words(), split.ctas as usize);
+        assert_eq!(words[3], LATENT_ROWS.max(words[split.lists_at() + ctas + 1]));
+        let lists = &words[split.lists_at()..][..ctas + 1];
+        let works: &[ExtendWork] =
+            bytemuck::cast_slice(&words[LatentSplit::works_at(split.ctas)..]);
+        let cta = |i: usize| works[lists[i] as usize..lists[i + 1] as usize].to_vec();
+        let width = words[split.lists_at() + ctas + 1];
+        let rows = |join: &LatentJoin| width.min(join.rows - join.q_begin);
+        let joins: &[LatentJoin] = bytemuck::cast_slice(&words[4..4 + ctas * JOIN_WORDS]);
+        assert_eq!(lists[ctas] as usize, works.len());
+        let joins = joins[..words[0] as usize].to_vec();
+        assert_eq!(joins.iter().map(rows).max().unwrap_or(0), words[1]);
+        assert_eq!(joins.iter().map(|join| join.part & 65535).max().unwrap_or(0), words[2]);
+        ((0..ctas).map(cta).collect(), joins)
+    }
+
+    /// K5, and how many units the busiest CTA has, its items' extra ones with them.
+    fn check(split: &mut LatentSplit, rows: &[BatchRow]) -> u32 {
+        let cut = split.plan(rows);
+        let (ctas, joins) = read(split);
+        assert_eq!(joins.len(), cut as usize);
+        let mut parts = ctas.iter().flatten();
+        let (mut joined, mut slot) = (joins.iter(), 0);
+        let width = split.width(rows);
+        let most = rows.iter().map(|row| row.extend_len * split.heads).max().unwrap_or(0);
+        assert!(width.rows >= most.min(LATENT_ROWS) && (width.rows == 16 || most > width.rows / 2));
+        assert!(width.rows != PAIR.rows || split.pairs);
+        // A cluster's CTAs have one list.
+        assert!(ctas[(split.ctas / width.ctas) as usize..].iter().all(Vec::is_empty));
+        assert_eq!(split.words()[split.lists_at() + split.ctas as usize + 1], width.rows);
+        let items = Items { width, heads: split.heads, window: split.window };
+        let all = rows.iter().flat_map(|row| items.of(row)).count();
+        assert_eq!(items.all(rows, split.turns).count(), all);
+        for whole in items.all(rows, split.turns) {
+            let first = parts.next().expect("the item is there");
+            let count = first.part & 255;
+            let mut at = whole.kv_begin;
+            for index in 0..count {
+                let part = if index == 0 { first } else { parts.next().expect("a part") };
+                let wanted = if count == 1 { 1 } else { slot << 16 | index << 8 | count };
+                let (kv_begin, kv_end) = (at, part.kv_end);
+                assert_eq!(*part, ExtendWork { kv_begin, kv_end, part: wanted, ..whole });
+                assert!(count == 1 || kv_begin < kv_end);
+                at = part.kv_end;
+            }
+            assert_eq!(at, whole.kv_end);
+            if count > 1 {
+                let (rows, part) = (whole.extend_len * split.heads, slot << 16 | count);
+                let ExtendWork { qo_start, q_begin, .. } = whole;
+                assert_eq!(joined.next(), Some(&LatentJoin { qo_start, q_begin, rows, part }));
+                slot += count;
+            }
+        }
+        assert_eq!((parts.next(), joined.next()), (None, None));
+        assert!(slot * width.ctas <= split.slots());
+        let load =
+            |works: &Vec<ExtendWork>| works.iter().map(|w| items.units(w) + width.extra).sum();
+        ctas.iter().map(load).max().expect("there are CTAs")
+    }
+
+    #[test]
+    fn every_token_of_every_query_is_in_one_part() {
+        let mut rng = Rng::new(11);
+        for _ in 0..2000 {
+            let (heads, ctas) = (rng.within(1, 128) as u32, rng.within(1, 140) as u32);
+            let window = rng.pick(&[0, 0, 1, 63, 64, 65, 1000]);
+            let pairs = ctas % 2 == 0 && rng.one_in(2);
+            let mut split = LatentSplit::new(heads, window, ctas, (40, 4000)).in_pairs(pairs);
+            let rows = (0..rng.below(40)).map(|_| {
+                let extend_len = rng.pick(&[0, 1, 1, 1, 2, 4, 17, 90]) as u32;
+                let most = rng.pick(&[1, 70, 5000]);
+                let kv_len = extend_len + rng.below(most) as u32;
+                (extend_len, if rng.one_in(9) { 0 } else { kv_len })
+            });
+            let rows: Vec<_> = rows.collect();
+            check(&mut split, &batch(&rows));
+        }
+    }
+
+    #[test]
+    fn whole_tiles_of_a_sequence_are_worked_on_at_the_same_time() {
+        let mut split = LatentSplit::new(128, 0, 132, (256, 8192));
+        assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
+        let (ctas, _) = read(&split);
+        for (first, second) in ctas[..64].iter().zip(&ctas[64..128]) {
+            let rows = |works: &[ExtendWork]| works.iter().map(|work| work.row).collect::<Vec<_>>();
+            assert_eq!((rows(first), first.len()), (rows(second), 2));
+        }
+    }
+
+    #[test]
+    fn pairs_have_both_halves_of_what_they_read() {
+        let mut split = LatentSplit::new(128, 0, 132, (256, 8192)).in_pairs(true);
+        assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
+        let (lists, _) = read(&split);
+        assert!(lists[..64].iter().all(|works| works.len() == 2 && works[0].q_begin == 0));
+        assert!(lists[64..].iter().all(Vec::is_empty));
+        // One tile of rows, or three, would leave a CTA of each pair or of every second one without rows.
+        for (heads, rows) in [(64, LATENT_ROWS), (96, 128), (128, 128), (40, 128)] {
+            let mut split = LatentSplit::new(heads, 0, 132, (256, 8192)).in_pairs(true);
+            split.plan(&batch(&[(1 + u32::from(heads == 40), 2048); 9]));
+            assert_eq!(split.words()[split.lists_at() + 133], rows, "{heads} heads");
+        }
+        let mut split = LatentSplit::new(64, 0, 132, (256, 8192)).in_pairs(true);
+        split.plan(&batch(&[(3, 2048); 9]));
+        assert_eq!(split.words()[split.lists_at() + 133], LATENT_ROWS);
+    }
+
+    #[test]
+    fn work_is_dealt_about_equally() {
+        for (rows, heads, most) in [
+            (vec![(1, 4096); 64], 16, 140),
+            (vec![(1, 4096); 64], 128, 67),
+            (vec![(1, 2048); 128], 128, 70),
+            (vec![(1, 2048); 128], 16, 137),
+            (vec![(1, 2048); 128], 32, 137),
+            (vec![(1, 4096); 16], 128, 26),
+            (vec![(1, 8192)], 16, 17),
+        ] {
+            for pairs in [false, true] {
+                let split = LatentSplit::new(heads, 0, 132, (256, 8192));
+                let load = check(&mut split.in_pairs(pairs), &batch(&rows));
+                assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
+            }
+        }
+    }
+}

@@ -1,0 +1,434 @@
+//! Who works on what: cuts a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
+//!
+//! Two kernels share a step. Sequences with few query rows (`extend_len * group`: up to 8, 16 or 64, by the step's
+//! [width](SplitShape::width)) go to a decode kernel, which reads each token once for all of them and is bound by
+//! memory (`decode.rs`); the rest go to the extend kernel, which is bound by arithmetic (`extend.rs`), and so do trees
+//! of drafts where the decode kernel knows none. Both run on a fixed grid and read what this module wrote, so a
+//! captured graph can be replayed while lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query
+//! tiles), never the context.
+//!
+//! * K1. Each (sequence with query rows, kv head, token some query sees) is in exactly one share.
+//! * K2. A CTA holds at most two partial sums of the decode plan: of what its work chunk begins with, and ends with.
+//! * K3. Parts of one extend item share a run of slots; runs do not overlap and end below the slots there are.
+//!
+//! Over latent rows another kernel does both (`latent.rs`). Over lists (`selected.rs`) a kernel like decode reads what
+//! they name.
+//!
+//! Not here: device memory, launches.
+
+mod decode;
+mod extend;
+mod latent;
+mod selected;
+mod shared;
+
+use crate::backend::cuda::kernels::params::TREE_ROW;
+use crate::plan::BatchRow;
+use decode::DecodeSplit;
+pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT, decode_extra};
+use extend::ExtendSplit;
+pub use latent::{LATENT_ROWS, LatentSplit};
+pub use shared::{
+    ITEM_ROWS, ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanCosts, SpanWork,
+    TAIL_ROWS, Taken,
+};
+
+/// What a split depends on besides the step. One [`Split`] is made for one shape.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SplitShape {
+    /// K and V heads.
+    pub kv_heads: u32,
+    /// Query heads of one kv head, 1 to 16.
+    pub group: u32,
+    /// 64, 128 or 256.
+    pub head_dim: u32,
+    /// Sliding window; 0: none.
+    pub window: u32,
+    /// Positions of a list, where attention is over lists; else 0.
+    pub top: u32,
+    /// [`decode_extra`] of the pool.
+    pub extra: u32,
+    /// Grids of the decode kernels of [`DECODE_ROWS`]: multiprocessors times resident CTAs; 0 where there is none.
+    pub decode_ctas: [u32; DECODE_ROWS.len()],
+    /// Grid of the extend kernel.
+    pub extend_ctas: u32,
+    /// Most batch rows.
+    pub batch_max: u32,
+    /// Most query rows (tokens) of a step.
+    pub tokens_max: u32,
+}
+
+impl SplitShape {
+    /// First position that the query at `position` sees.
+    const fn first_seen(&self, position: u32) -> u32 {
+        if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
+    }
+}
+
+/// Which sequences a decode kernel takes; the extend kernel takes all others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Decoded {
+    /// Most new tokens.
+    longest: u32,
+    /// Rows beyond it are trees that it knows nothing of (or padding without a row, which is then left, too).
+    last_row: u32,
+}
+
+impl Decoded {
+    /// Sequences of up to so many new tokens, trees among them or not.
+    const fn new(longest: u32, trees: bool) -> Self {
+        Self { longest, last_row: if trees { u32::MAX } else { TREE_ROW - 1 } }
+    }
+
+    /// Whether the decode kernel has units of a sequence: of one without new tokens neither has anything.
+    fn has(self, row: &BatchRow) -> bool {
+        (1..=self.longest).contains(&row.extend_len) & (row.row.raw() <= self.last_row)
+    }
+
+    /// Whether the extend kernel has items of a sequence.
+    const fn leaves(self, row: &BatchRow) -> bool {
+        row.extend_len > self.longest || row.row.raw() > self.last_row
+    }
+}
+
+/// Whether a row is marked as a tree of drafts.
+const fn is_tree(row: &BatchRow) -> bool {
+    row.row.raw() >= TREE_ROW
+}
+
+/// What a step's split came to. A kernel without work need not be launched, but in a graph both are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SplitCount {
+    /// The decode kernel: its place in [`DECODE_ROWS`].
+    pub width: usize,
+    /// Units of the decode kernel.
+    pub decode_units: u32,
+    /// Items of the extend kernel.
+    pub extend_items: u32,
+}
+
+/// Makes the words of the two kernels, anew for each step, in memory that stays.
+#[derive(Clone, Debug)]
+pub struct Split {
+    shape: SplitShape,
+    decode: DecodeSplit,
+    extend: ExtendSplit,
+}
+
+impl Split {
+    /// Takes the memory for every split of this shape.
+    pub fn new(shape: SplitShape) -> Self {
+        assert!(shape.kv_heads > 0 && shape.extend_ctas > 0);
+        assert!(shape.decode_ctas[shape.narrowest()] > 0);
+        assert!(matches!(shape.group, 1..=16));
+        assert!(matches!(shape.head_dim, 64 | 128 | 256));
+        Self { shape, decode: DecodeSplit::new(&shape), extend: ExtendSplit::new(&shape) }
+    }
+
+    /// The shape it was made for.
+    pub const fn shape(&self) -> &SplitShape {
+        &self.shape
+    }
+
+    /// Splits a step, whose trees are marked ([`TREE_ROW`]). `decode` becomes the decode kernel's words,
+    /// [`SplitShape::decode_words`] of them: upload them to `AttendParams::plan` of `attend_decode_*`. Nothing is
+    /// allocated. `tokens`: of the step, padding included.
+    pub fn plan(&mut self, rows: &[BatchRow], tokens: usize, decode: &mut [u32]) -> SplitCount {
+        assert!(
+            rows.len() <= self.shape.batch_max as usize,
+            "more rows than the split has room for"
+        );
+        assert_eq!(decode.len(), self.shape.decode_words());
+        let width = self.shape.width(tokens, rows.len());
+        let decode_units = self.decode.plan(&self.shape, width, rows, decode);
+        let decoded = self.shape.decoded(width);
+        let extend_items = self.extend.plan(&self.shape, rows, |row| decoded.leaves(row));
+        SplitCount { width, decode_units, extend_items }
+    }
+
+    /// The same of a step that a kernel reads spans of once: the extend kernel has what that one leaves, the decode
+    /// kernel nothing.
+    pub fn plan_left(&mut self, rows: &[BatchRow], taken: &Taken) -> SplitCount {
+        let extend_items = self.extend.plan(&self.shape, rows, |row| taken.leaves(row));
+        SplitCount { extend_items, ..SplitCount::default() }
+    }
+
+    /// The extend kernel's words: upload them to `AttendParams::plan` of `attend_extend_*`.
+    pub fn extend_words(&self) -> &[u32] {
+        &self.extend.words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::decode::DECODE_WORDS;
+    use super::extend::{EXTEND_WORDS, HEAD_WORDS};
+    use super::*;
+    use crate::id::RowId;
+
+    /// Sequence, kv head and tokens of one share, and whose it is.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    struct Share {
+        qo_start: u32,
+        q_begin: u32,
+        head: u32,
+        begin: u32,
+        end: u32,
+        cta: u32,
+    }
+
+    fn shape() -> SplitShape {
+        SplitShape {
+            kv_heads: 8,
+            group: 4,
+            head_dim: 128,
+            window: 0,
+            top: 0,
+            extra: DECODE_EXTRA,
+            decode_ctas: [264; 3],
+            extend_ctas: 264,
+            batch_max: 300,
+            tokens_max: 70_000,
+        }
+    }
+
+    /// Rows of (extend_len, kv_len).
+    fn batch(lens: &[(u32, u32)]) -> Vec<BatchRow> {
+        let mut qo_start = 0;
+        let row = |(i, &(extend_len, kv_len)): (usize, &(u32, u32))| {
+            qo_start += extend_len;
+            // Padding may have no row.
+            let row = if kv_len == 0 && i % 2 == 1 { u32::MAX } else { i as u32 };
+            let (row, qo_start) = (RowId::new(row), qo_start - extend_len);
+            BatchRow { row, qo_start, extend_len, kv_len }
+        };
+        lens.iter().enumerate().map(row).collect()
+    }
+
+    fn decodes(shape: &SplitShape, width: usize, row: &BatchRow) -> bool {
+        let is_tree = row.row.raw() >= TREE_ROW;
+        row.extend_len * shape.group <= DECODE_ROWS[width] && (!is_tree || DECODE_ROWS[width] == 64)
+    }
+
+    /// What the decode kernel reads out of its plan, walked as it walks. Parts of a sum are counted, written and found
+    /// as in ptx/src/decode/decode_parts.cuh.
+    fn decode_shares(
+        shape: &SplitShape,
+        width: usize,
+        words: &[u32],
+        rows: &[BatchRow],
+    ) -> Vec<Share> {
+        let stripes = shape.decode_stripes(width);
+        let heads = shape.kv_heads / stripes;
+        assert!(shape.kv_heads.is_multiple_of(stripes));
+        let mut starts = vec![0];
+        for row in rows {
+            let units = match row.extend_len {
+                1.. if decodes(shape, width, row) => shape.units(row) * heads,
+                _ => 0,
+            };
+            starts.push(starts[starts.len() - 1] + units);
+        }
+        let (mut shares, mut joins) = (Vec::new(), BTreeMap::new());
+        for cta in 0..shape.decode_ctas[width] {
+            let chunk = cta / stripes;
+            let work = &words[chunk as usize * DECODE_WORDS..][..DECODE_WORDS];
+            let (mut unit, end) = (chunk * work[0], work[1]);
+            let mut index = work[2] as usize;
+            let mut partial = 0;
+            if unit < end {
+                let row = &rows[index];
+                assert_eq!(work[3], starts[index]);
+                let seen = [row.row.raw(), row.qo_start, row.extend_len, row.kv_len];
+                assert_eq!(work[4..], seen);
+            }
+            while unit < end {
+                while starts[index + 1] <= unit {
+                    index += 1;
+                }
+                let row = &rows[index];
+                let units = (starts[index + 1] - starts[index]) / heads;
+                let (turn, at) = ((unit - starts[index]) / units, (unit - starts[index]) % units);
+                let stop = (at + end - unit).min(units);
+                partial += u32::from(at > 0 || stop < units);
+                let (begin, some) = (unit - at, (units - shape.extra).max(1));
+                let (first, last) = (begin / work[0], (begin + some - 1) / work[0]);
+                if at < some && first < last {
+                    let first_cta = first * stripes + cta % stripes;
+                    // `finish` keeps a part in the place for what a work chunk begins with.
+                    assert!(unit + stop - at == end || cta > first_cta);
+                    let join = joins.entry(first_cta).or_insert((begin, last - first + 1, vec![]));
+                    assert_eq!(join.0, begin, "C4: a counter serves one sum");
+                    join.2.push(2 * cta + u32::from(cta == first_cta));
+                }
+                let first = shape.first_seen(row.kv_len.saturating_sub(row.extend_len));
+                shares.push(Share {
+                    qo_start: row.qo_start,
+                    q_begin: 0,
+                    head: turn * stripes + cta % stripes,
+                    begin: row.kv_len.min(first + at * DECODE_UNIT),
+                    end: row.kv_len.min(first + stop * DECODE_UNIT),
+                    cta,
+                });
+                unit += stop - at;
+            }
+            assert!(partial <= 2, "K2: two partial sums a CTA");
+        }
+        for (first_cta, (_, parts, slots)) in joins {
+            // Where `join` looks for them.
+            let slot = |part| 2 * (first_cta + part * stripes) + u32::from(part == 0);
+            assert!(slots.into_iter().eq((0..parts).map(slot)), "C4: each part arrives once");
+        }
+        shares
+    }
+
+    fn extend_shares(shape: &SplitShape, split: &Split) -> Vec<Share> {
+        let words = split.extend_words();
+        assert_eq!(words.len(), HEAD_WORDS + words[0] as usize * EXTEND_WORDS);
+        let mut shares = Vec::new();
+        let mut slots = std::collections::BTreeSet::new();
+        for work in words[HEAD_WORDS..].chunks_exact(EXTEND_WORDS) {
+            let (slot, index, parts) = (work[7] >> 16, work[7] >> 8 & 255, work[7] & 255);
+            assert!(index < parts);
+            if parts > 1 {
+                assert!(slots.insert(slot + index), "K3: slots do not overlap");
+                assert!(slot + parts <= shape.extend_slots(), "K3: slots end in range");
+            }
+            for head in 0..shape.kv_heads {
+                let [qo_start, q_begin, begin, end] = [work[1], work[4], work[5], work[6]];
+                shares.push(Share { qo_start, q_begin, head, begin, end, cta: 0 });
+            }
+        }
+        shares
+    }
+
+    /// K1 by brute force: the shares of each (sequence, query tile, kv head) join up to what it sees.
+    fn check(shape: SplitShape, lens: &[(u32, u32)]) -> (Split, SplitCount, Vec<u32>) {
+        check_trees(shape, lens, &[])
+    }
+
+    /// [`check`] where some rows are marked as trees.
+    fn check_trees(
+        shape: SplitShape,
+        lens: &[(u32, u32)],
+        trees: &[usize],
+    ) -> (Split, SplitCount, Vec<u32>) {
+        let mut rows = batch(lens);
+        for &tree in trees {
+            rows[tree].row = RowId::new(rows[tree].row.raw() | TREE_ROW);
+        }
+        let mut split = Split::new(shape);
+        let mut words = vec![u32::MAX; shape.decode_words()];
+        let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
+        let count = split.plan(&rows, tokens, &mut words);
+        let mut shares = decode_shares(&shape, count.width, &words, &rows);
+        let decoded = shares.len();
+        shares.extend(extend_shares(&shape, &split));
+        assert_eq!(shares.len() - decoded, count.extend_items as usize);
+        assert!(split.extend_words().len() <= shape.extend_words());
+        shares.sort_unstable();
+        let mut left = shares.as_slice();
+        for row in rows.iter().filter(|row| row.extend_len > 0) {
+            let cached_len = row.kv_len.saturating_sub(row.extend_len);
+            let size = if decodes(&shape, count.width, row) { 64 } else { shape.extend_rows() };
+            for q_begin in (0..row.extend_len * shape.group).step_by(size as usize) {
+                let last = ((q_begin + size - 1) / shape.group).min(row.extend_len - 1);
+                let seen = cached_len + last + 1;
+                let stop = if row.kv_len == 0 { 0 } else { seen };
+                for head in 0..shape.kv_heads {
+                    let mut at = shape.first_seen(cached_len + q_begin / shape.group);
+                    if row.kv_len == 0 {
+                        at = 0;
+                    }
+                    loop {
+                        let share = left[0];
+                        left = &left[1..];
+                        let [q, h] = [share.q_begin, share.head];
+                        assert_eq!((share.qo_start, q, h), (row.qo_start, q_begin, head), "K1");
+                        assert_eq!(share.begin, at, "K1: no gap, no overlap");
+                        at = share.end;
+                        // What ends here may be followed by shares without tokens.
+                        let same = |next: &&Share| {
+                            let key = (next.qo_start, next.q_begin, next.head);
+                            key == (row.qo_start, q_begin, head) && next.begin == stop
+                        };
+                        if at == stop && left.first().filter(same).is_none() {
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(left.is_empty(), "K1: nothing beside");
+        (split, count, words)
+    }
+
+    #[test]
+    fn every_token_once() {
+        check(shape(), &[]);
+        check(shape(), &[(1, 0)]);
+        check(shape(), &[(1, 1), (0, 0), (4, 4), (5, 5), (1, 8192), (37, 0), (512, 8192)]);
+        let mut state = 7_u64;
+        let mut draw = |below: u32| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as u32 % below
+        };
+        for round in 0..400 {
+            let shape = SplitShape {
+                kv_heads: [1, 2, 8, 32][draw(4) as usize],
+                group: 1 + draw(16),
+                head_dim: [64, 128, 256][draw(3) as usize],
+                window: [0, 0, 1, 100, 4096][draw(5) as usize],
+                extra: decode_extra(draw(2) == 1),
+                decode_ctas: [1 + draw(300), 1 + draw(300), draw(2) * (1 + draw(300))],
+                extend_ctas: 1 + draw(300),
+                ..shape()
+            };
+            let longest = [4, 10, 3000][draw(3) as usize];
+            let lens: Vec<_> = (0..draw(40))
+                .map(|_| {
+                    let extend_len = [1, 1, draw(8), draw(longest)][draw(4) as usize];
+                    let cached_len = [0, draw(100), draw(20_000)][draw(3) as usize];
+                    let padding = extend_len > 0 && draw(10) == 0;
+                    (extend_len, if padding { 0 } else { extend_len + cached_len })
+                })
+                .collect();
+            println!("round {round}: {shape:?} {lens:?}");
+            check(shape, &lens);
+            let may = |(extend_len, kv_len): (u32, u32)| extend_len <= 64 && kv_len > 0;
+            let trees: Vec<_> = (0..lens.len()).filter(|&i| may(lens[i]) && draw(3) == 0).collect();
+            check_trees(shape, &lens, &trees);
+        }
+    }
+
+    #[test]
+    fn decode_shares_are_equal() {
+        let lens: Vec<_> = (0..64).map(|i| (1, 32_768 / (i + 1))).collect();
+        let (_, count, words) = check(shape(), &lens);
+        assert_eq!(words[0], (count.decode_units / 8).div_ceil(264 / 8));
+    }
+
+    #[test]
+    fn few_query_tiles_are_cut() {
+        // 16 tiles of 8 heads on 264 CTAs: cut in two, they fill them.
+        let (split, ..) = check(shape(), &[(512, 8192)]);
+        assert_eq!(split.extend_words()[0], 32);
+        // 64 tiles of 8 heads fill them as they are.
+        let (split, ..) = check(shape(), &[(2048, 32_768)]);
+        assert_eq!(split.extend_words()[0], 64);
+    }
+
+    #[test]
+    fn a_warm_split_does_not_allocate() {
+        let mut split = Split::new(shape());
+        let mut words = vec![0; shape().decode_words()];
+        let room = |split: &Split| (split.decode.ends.capacity(), split.extend.capacities());
+        let before = room(&split);
+        split.plan(&batch(&[(60_000, 131_072)]), 60_000, &mut words);
+        split.plan(&batch(&[(512, 8192), (1, 100)]), 513, &mut words);
+        split.plan(&batch(&[(8, 8192), (6, 100)]), 14, &mut words);
+        assert_eq!(room(&split), before);
+    }
+}

@@ -1,0 +1,91 @@
+//! The shares of attention over lists.
+//!
+//! A row with lists has the places of one of them for tokens: as many as it names at most. Other rows read all that
+//! they see, and belong to the extend kernel, short ones too.
+
+use super::{Decoded, Split, SplitCount, SplitShape, is_tree};
+use crate::plan::BatchRow;
+
+impl SplitShape {
+    /// A row as the kernel over lists takes it: with places for tokens, or without query rows.
+    fn places(&self, row: &BatchRow) -> BatchRow {
+        if row.extend_len != 1 || is_tree(row) {
+            return BatchRow { extend_len: 0, kv_len: 0, ..*row };
+        }
+        let seen = row.kv_len - self.first_seen(row.kv_len.saturating_sub(1));
+        BatchRow { kv_len: seen.min(self.top), ..*row }
+    }
+}
+
+impl Split {
+    /// As [`Split::plan`], over lists; `places` become the kernel's rows of the batch.
+    pub fn plan_selected(
+        &mut self,
+        rows: &[BatchRow],
+        places: &mut [BatchRow],
+        decode: &mut [u32],
+    ) -> SplitCount {
+        assert!(rows.len() <= self.shape.batch_max as usize && self.shape.top > 0);
+        for (place, row) in places.iter_mut().zip(rows) {
+            *place = self.shape.places(row);
+        }
+        let width = self.shape.narrowest();
+        let whole = SplitShape { window: 0, ..self.shape };
+        let decode_units = self.decode.plan(&whole, width, places, decode);
+        // A row of one token is no extend item, whatever its group.
+        let extend_items =
+            self.extend.plan(&self.shape, rows, |row| Decoded::new(1, false).leaves(row));
+        SplitCount { width, decode_units, extend_items }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::attention::split::DECODE_EXTRA;
+    use crate::backend::cuda::kernels::params::TREE_ROW;
+    use crate::id::RowId;
+
+    fn row(row: u32, extend_len: u32, kv_len: u32) -> BatchRow {
+        BatchRow { row: RowId::new(row), qo_start: 0, extend_len, kv_len }
+    }
+
+    #[test]
+    fn rows_of_one_token_have_places() {
+        let shape = SplitShape {
+            kv_heads: 2,
+            group: 4,
+            head_dim: 128,
+            window: 100,
+            top: 64,
+            extra: DECODE_EXTRA,
+            decode_ctas: [10, 0, 0],
+            extend_ctas: 10,
+            batch_max: 8,
+            tokens_max: 100,
+        };
+        let rows = [
+            row(0, 1, 1),
+            row(1, 1, 5000),
+            row(2, 2, 5000),
+            row(3 | TREE_ROW, 1, 50),
+            row(4, 1, 0),
+        ];
+        let lens = |shape: &SplitShape| {
+            rows.map(|row| {
+                let BatchRow { extend_len, kv_len, .. } = shape.places(&row);
+                (extend_len, kv_len)
+            })
+        };
+        assert_eq!(lens(&shape), [(1, 1), (1, 64), (0, 0), (0, 0), (1, 0)]);
+        assert_eq!(lens(&SplitShape { top: 200, ..shape })[1], (1, 100), "no more than the window");
+        assert_eq!(lens(&SplitShape { top: 200, window: 0, ..shape })[1], (1, 200));
+
+        let mut split = Split::new(shape);
+        let mut places = [row(0, 0, 0); 5];
+        let mut words = vec![0; shape.decode_words()];
+        let count = split.plan_selected(&rows, &mut places, &mut words);
+        // 4 + 6 + 1 units of tokens, and 6 of each row, in 2 heads.
+        assert_eq!((count.decode_units, count.extend_items), (2 * ((1 + 6) + (4 + 6) + 6), 2 * 2));
+    }
+}

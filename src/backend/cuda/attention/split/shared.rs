@@ -1,0 +1,430 @@
+//! Steps whose rows share spans: which spans are read once, and who works on what then.
+//!
+//! A span is accepted where reading it once is cheaper than reading it by each row; a refused one is left to the spans
+//! below it that are accepted, so that what a row reads by itself is always one tail. Some CTAs work on the spans'
+//! items, as the extend kernel does; the others on the rows' tails, as the decode kernel does, a work chunk a warp
+//! ([`SharedGrid`]). They are dealt so that both are done at about the same time: products and memory then overlap.
+//!
+//! A span's query rows are worked on in query tiles, each over all of the span's tokens. All these tiles, head by head,
+//! are dealt to the CTAs for spans in equal shares, so a CTA has parts of the sums of two query tiles at most.
+//!
+//! A row's new tokens are members side by side, as a span ends before the first of them: each sees all of it. A row
+//! with more query rows than a tail has room for, up to 64, has items of its own tokens instead: they are cut as a span
+//! of which it is the only member, below its others. Longer rows and trees of drafts are left to the extend kernel.
+//!
+//! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; parts of sums do not overlap.
+//!
+//! Cost: O(rows, members of all spans, CTAs, items).
+//!
+//! Not here: how spans are found (`plan/spans.rs`), which are accepted (`shared/accept.rs`), what they cost
+//! (`shared/cost.rs`), which kernel reads them (`shared/grid.rs`), steps without (`decode.rs`).
+
+mod accept;
+mod cost;
+mod grid;
+
+use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape};
+use crate::backend::cuda::kernels::params::{
+    DecodeWork, LISTED_SUMS, LISTED_TAILS, RowShare, SharedHead, SpanItem, SpanMember, SpanParts,
+};
+use crate::plan::{BatchRow, SharedSpans};
+use accept::{Before, Eligible};
+pub use cost::{SpanCosts, SpanWork};
+pub use grid::{ITEM_ROWS, SharedGrid, TAIL_ROWS, Taken};
+
+/// No shape has more rows that spans are read once for.
+pub const SHARED_ROWS_MAX: u32 = 512;
+/// Accepted spans of a step.
+pub const SPANS_MAX: u32 = 64;
+/// Tokens of a tile.
+const SPAN_TOKENS: u32 = 128;
+/// Items of a step.
+pub const ITEMS_MAX: u32 = 4096;
+/// Lengths of the CTAs' shares of spans that are tried.
+const SHARES_TRIED: u32 = 16;
+/// Query rows of all query tiles of a step.
+pub const PARTIAL_ROWS: u32 = 1 << 16;
+
+/// A span that is read once, or a row's own tokens: its eligible members' new tokens, and the positions that it covers.
+#[derive(Clone, Copy, Debug)]
+struct Accepted {
+    member_start: u32,
+    member_count: u32,
+    /// Query tiles of their new tokens.
+    query_tiles: u32,
+    begin: u32,
+    end: u32,
+    parent: u32,
+    /// Accepted spans around it, and itself.
+    depth: u32,
+    /// A member's row of the page tables.
+    row: u32,
+    /// Whether these are tokens of that row alone, its new ones too.
+    own: bool,
+}
+
+impl Accepted {
+    /// Of a row's own tokens: one more than there are behind `end`, as far as the kernel has to know.
+    fn behind(&self, end: u32) -> u16 {
+        if self.own { (self.end - end).saturating_add(1).min(0xffff) as u16 } else { 0 }
+    }
+}
+
+/// How a step's spans are dealt out.
+#[derive(Clone, Copy, Debug)]
+struct Deal {
+    /// What the step's time is made of.
+    work: SpanWork,
+    /// CTAs that work on spans.
+    ctas: u32,
+    /// Tiles of each of them.
+    tiles: u32,
+}
+
+/// What the shared kernel is given of a step, made anew for each, in memory that stays.
+#[derive(Clone, Debug)]
+pub struct SharedSplit {
+    shape: SplitShape,
+    grid: SharedGrid,
+    costs: SpanCosts,
+    free: bool,
+    /// Rows that the kernel of the step takes.
+    taken: Taken,
+    pub head: SharedHead,
+    pub works: Vec<DecodeWork>,
+    pub shares: Vec<RowShare>,
+    pub members: Vec<SpanMember>,
+    pub spans: Vec<SpanParts>,
+    pub items: Vec<SpanItem>,
+    /// What the step's time is made of, if spans were to be read once.
+    pub work: SpanWork,
+    accepted: Vec<Accepted>,
+    /// Of each place of the plan's members, the eligible ones before it.
+    eligible: Vec<Eligible>,
+    /// What that was made of.
+    before: Before,
+    /// Whether `items` and `spans` are those of what is accepted now.
+    is_cut: bool,
+    /// Units of all tails, of one kv head.
+    units: u32,
+    /// Ends of the accepted spans around the one at hand: `(end of their members, accepted)`.
+    around: Vec<(u32, u32)>,
+}
+
+impl SharedSplit {
+    /// Takes the memory for every split of this shape, whose window is none. `free`: all spans that fit are accepted,
+    /// whatever they cost.
+    pub fn new(shape: SplitShape, grid: SharedGrid, free: bool) -> Self {
+        assert!(shape.window == 0 && grid.serves(&shape));
+        let rows = Self::rows_max(&shape) as usize;
+        Self {
+            shape,
+            grid,
+            costs: grid.costs[shape.narrowest()],
+            free,
+            taken: Taken::new(&shape, &grid, shape.narrowest()),
+            head: SharedHead::default(),
+            works: Vec::with_capacity(grid.work_count(&shape)),
+            shares: Vec::with_capacity(rows),
+            members: Vec::with_capacity(shape.members_max(shape.tokens_max as usize, rows)),
+            spans: Vec::with_capacity(SPANS_MAX as usize + rows),
+            items: Vec::with_capacity(ITEMS_MAX as usize),
+            work: SpanWork::default(),
+            accepted: Vec::with_capacity(SPANS_MAX as usize + rows),
+            eligible: Vec::with_capacity(rows + 1),
+            before: Before::new(rows),
+            is_cut: false,
+            units: 0,
+            around: Vec::with_capacity(rows),
+        }
+    }
+
+    /// Most rows of a batch that spans are read once for; where there are more, each row is read by itself.
+    pub fn rows_max(shape: &SplitShape) -> u32 {
+        let striped = shape.kv_heads / shape.decode_stripes(shape.narrowest());
+        let listed = (LISTED_SUMS / shape.kv_heads).min(LISTED_TAILS / striped);
+        shape.batch_max.min(SHARED_ROWS_MAX).min(listed)
+    }
+
+    /// Splits a step for a kernel that takes these rows. False where each row is better read by itself.
+    pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: Taken) -> bool {
+        if rows.len() as u32 > Self::rows_max(&self.shape) || self.span_ctas_max() == 0 {
+            return false;
+        }
+        self.accept(rows, shared, taken);
+        if self.accepted.is_empty() {
+            return false;
+        }
+        let row_tokens = self.measure_tails(rows);
+        let deal = self.deal();
+        self.work = SpanWork { row_bytes: row_tokens * self.token_bytes(), ..deal.work };
+        if !self.free && !self.costs.is_better_once(&self.work) {
+            return false;
+        }
+        self.cut_spans(&deal);
+        self.cut_tails(rows);
+        true
+    }
+
+    /// Bytes of tails, and of accepted spans.
+    fn distinct_bytes(&self) -> (f64, f64) {
+        let with_tails = self.shares.iter().filter(|share| share.units > 0).count() as u32;
+        let units = self.units - with_tails * DECODE_EXTRA;
+        let of = |own| self.accepted.iter().filter(move |span| span.own == own);
+        let [spans, items] =
+            [false, true].map(|own| of(own).map(|span| span.end - span.begin).sum::<u32>());
+        let bytes = |tokens: u32| f64::from(tokens) * self.token_bytes();
+        (bytes(units * DECODE_UNIT + items), bytes(spans))
+    }
+
+    /// K and V of a token, all heads.
+    fn token_bytes(&self) -> f64 {
+        f64::from(2 * self.grid.number_bytes * self.shape.kv_heads * self.shape.head_dim)
+    }
+
+    /// Members of a query tile, at most.
+    fn tile_members(&self) -> u32 {
+        self.grid.rows / self.shape.group
+    }
+
+    fn query_tiles(&self, members: u32) -> u32 {
+        members.div_ceil(self.tile_members())
+    }
+
+    /// Where each row's tail begins, and its units of one kv head. Gives the tokens that rows read, each by itself.
+    fn measure_tails(&mut self, rows: &[BatchRow]) -> f64 {
+        let heads = self.shape.kv_heads / self.stripes();
+        let (mut units, mut row_tokens) = (0, 0_u64);
+        for (row, share) in rows.iter().zip(&mut self.shares) {
+            share.start = units * heads;
+            if self.taken.has_tail(row) {
+                let tokens = row.kv_len - share.begin.min(row.kv_len);
+                share.units = tokens.div_ceil(DECODE_UNIT) + DECODE_EXTRA;
+                units += share.units;
+            }
+            row_tokens += u64::from(if share.extend_len > 0 { row.kv_len } else { 0 });
+        }
+        self.units = units;
+        row_tokens as f64
+    }
+
+    /// Cuts the accepted spans into items, unless they are cut like that.
+    fn cut_spans(&mut self, deal: &Deal) {
+        if self.is_cut && (self.head.span_ctas, self.head.work_tiles) == (deal.ctas, deal.tiles) {
+            return;
+        }
+        self.is_cut = true;
+        self.items.clear();
+        self.spans.clear();
+        self.head = SharedHead::default();
+        let heads = self.shape.kv_heads;
+        self.head.span_ctas = deal.ctas;
+        self.head.work_tiles = deal.tiles;
+        self.list_spans();
+        self.items.resize(deal.ctas as usize, SpanItem::default());
+        let mut last = None;
+        for head in 0..heads {
+            for span in 0..self.spans.len() {
+                for query_tile in 0..self.accepted[span].query_tiles {
+                    self.cut_query_tile(head, span, query_tile, &mut last);
+                }
+            }
+        }
+        assert!(self.items.len() <= ITEMS_MAX as usize, "K4: there is room for items");
+    }
+
+    /// The accepted spans' records.
+    fn list_spans(&mut self) {
+        for span in &self.accepted {
+            let tiles = Self::token_tiles(span);
+            let stride = self.stride(tiles, self.head.work_tiles);
+            self.spans.push(SpanParts {
+                tile_at: self.head.head_tiles,
+                tiles,
+                member_start: span.member_start,
+                member_count: span.member_count,
+                parent: span.parent,
+                row_at: self.head.head_rows,
+                stride,
+                reserved: 0,
+            });
+            self.head.head_tiles += stride * span.query_tiles;
+            self.head.head_rows += span.member_count * self.shape.group;
+        }
+        assert!(self.head.head_rows * self.shape.kv_heads <= PARTIAL_ROWS, "K4: sums have room");
+    }
+
+    /// Items of a query tile, one for each CTA that it is dealt to. `last`: the item before, and its CTA.
+    fn cut_query_tile(
+        &mut self,
+        head: u32,
+        span: usize,
+        query_tile: u32,
+        last: &mut Option<(usize, u32)>,
+    ) {
+        let (of, accepted) = (self.spans[span], self.accepted[span]);
+        let (whole, per, rows) = (self.tile_members(), self.head.work_tiles, self.grid.rows);
+        let first_member = query_tile * whole;
+        let begin = head * self.head.head_tiles + of.tile_at + query_tile * of.stride;
+        let end = begin + of.tiles;
+        // Query tiles stand in their CTAs' order.
+        let mut first = last.map_or(0, |(_, cta)| cta);
+        while (first + 1) * per <= begin {
+            first += 1;
+        }
+        let last_cta = if end <= (first + 1) * per { first } else { (end - 1) / per };
+        let alone = 2 * self.head.span_ctas * rows
+            + head * self.head.head_rows
+            + of.row_at
+            + first_member * self.shape.group;
+        for cta in first..=last_cta {
+            let (from, to) = ((cta * per).max(begin) - begin, ((cta + 1) * per).min(end) - begin);
+            let is_whole = from == 0 && to == of.tiles;
+            let kv_end = accepted.end.min(accepted.begin + to * SPAN_TOKENS);
+            let item = SpanItem {
+                row: accepted.row,
+                member_start: of.member_start + first_member,
+                head: head as u16,
+                parts: (last_cta - first + 1) as u16,
+                next: 0,
+                piece: (cta - first) as u16,
+                member_count: whole.min(of.member_count - first_member) as u16,
+                behind: accepted.behind(kv_end),
+                kv_begin: accepted.begin + from * SPAN_TOKENS,
+                kv_end,
+                part: if is_whole { alone } else { (2 * cta + u32::from(cta == first)) * rows },
+            };
+            let place = match *last {
+                Some((before, of)) if of == cta => {
+                    self.items[before].next = self.items.len() as u16;
+                    self.items.push(item);
+                    self.items.len() - 1
+                }
+                _ => {
+                    self.items[cta as usize] = item;
+                    cta as usize
+                }
+            };
+            *last = Some((place, cta));
+        }
+    }
+
+    /// Stripes of kv heads that the tails are cut in.
+    const fn stripes(&self) -> u32 {
+        self.shape.decode_stripes(self.shape.narrowest())
+    }
+
+    /// Most CTAs that work on spans: tails want a warp of the others for each stripe.
+    const fn span_ctas_max(&self) -> u32 {
+        self.grid.ctas.saturating_sub(self.stripes().div_ceil(self.grid.warps))
+    }
+
+    /// Tiles of an accepted span's tokens.
+    fn token_tiles(span: &Accepted) -> u32 {
+        (span.end - span.begin).div_ceil(SPAN_TOKENS)
+    }
+
+    /// Tiles from one query tile of `tiles` to the next, where a CTA has `per`. If few more fill whole CTAs, they are
+    /// added: no CTA has two items then. Else as many as an item takes as long as beside its own.
+    fn stride(&self, tiles: u32, per: u32) -> u32 {
+        let up = tiles.next_multiple_of(per);
+        up.min(tiles + self.grid.item_tiles)
+    }
+
+    /// Tiles of all accepted spans' query tiles and those between.
+    fn all_tiles(&self, per: u32) -> u32 {
+        let mut strides = self.accepted.iter().map(|span| {
+            let tiles = Self::token_tiles(span);
+            (tiles, self.stride(tiles, per), span.query_tiles)
+        });
+        let of_head =
+            strides.clone().map(|(_, stride, query_tiles)| stride * query_tiles).sum::<u32>();
+        let behind = strides.next_back().map_or(0, |(tiles, stride, _)| stride - tiles);
+        of_head * self.shape.kv_heads - behind
+    }
+
+    /// The step's work where so many CTAs are for spans.
+    fn dealt(&self, work: &SpanWork, tiles: u32, ctas: u32) -> SpanWork {
+        SpanWork {
+            work_tiles: f64::from(tiles.div_ceil(ctas)),
+            tail_ctas: f64::from(self.grid.ctas - ctas),
+            ..*work
+        }
+    }
+
+    /// How many CTAs work on `tiles` so that spans and tails end soonest. With one more, spans end no later and
+    /// tails no sooner, so the best number is where they change places, or the one before.
+    fn balance(&self, work: &SpanWork, tiles: u32) -> u32 {
+        let sides = |ctas| self.costs.sides(&self.dealt(work, tiles, ctas));
+        let later = |ctas| sides(ctas).into_iter().fold(0.0, f64::max);
+        let (mut low, mut high) = (1, self.span_ctas_max().min(tiles));
+        while low < high {
+            let middle = low.midpoint(high);
+            let [spans, tails] = sides(middle);
+            if spans <= tails { high = middle } else { low = middle + 1 }
+        }
+        let other = (low - 1).max(1);
+        if later(other) < later(low) { other } else { low }
+    }
+
+    /// How many CTAs work on spans, so that spans and tails end soonest.
+    fn deal(&self) -> Deal {
+        let unit_bytes = f64::from(self.units * DECODE_UNIT) * self.token_bytes();
+        let (own_bytes, span_bytes) = self.distinct_bytes();
+        let work = SpanWork { unit_bytes, own_bytes, span_bytes, ..SpanWork::default() };
+        let all = self.all_tiles(1);
+        let least = all.div_ceil(self.balance(&work, all));
+        // Memory may want a longer share than that, or query tiles fit another one better.
+        let mut best: Option<(f64, Deal)> = None;
+        for more in 0.. {
+            if more >= SHARES_TRIED && best.is_some() {
+                break;
+            }
+            let tiles = least + (least * more).div_ceil(8);
+            let all = self.all_tiles(tiles);
+            // Of these CTAs none is without a tile.
+            let ctas = all.div_ceil(tiles);
+            if ctas <= self.span_ctas_max() {
+                let work = self.dealt(&work, all, ctas);
+                let once = self.costs.once(&work);
+                if best.as_ref().is_none_or(|best| once < best.0) {
+                    best = Some((once, Deal { work, ctas, tiles }));
+                }
+            }
+        }
+        best.expect("one CTA has room").1
+    }
+
+    /// Cuts the tails into work chunks, as `decode.rs` cuts whole rows.
+    fn cut_tails(&mut self, rows: &[BatchRow]) {
+        let (stripes, span_ctas) = (self.stripes(), self.head.span_ctas);
+        self.head.decode_warps = self.grid.warps * (self.grid.ctas - span_ctas);
+        let heads = self.shape.kv_heads / stripes;
+        let total = self.units * heads;
+        let chunks = (self.head.decode_warps / stripes).max(1);
+        let per = total.div_ceil(chunks).max((total / 32).clamp(1, 16));
+        self.head.work_units = per;
+        self.works.clear();
+        let mut index = 0;
+        for i in 0..self.grid.work_count(&self.shape) as u32 {
+            let begin = i * per;
+            let mut work = DecodeWork { work_units: per, ..DecodeWork::default() };
+            if begin < total && i < chunks {
+                let end = |share: &RowShare| share.start + share.units * heads;
+                while end(&self.shares[index]) <= begin {
+                    index += 1;
+                }
+                let row = &rows[index];
+                work.unit_end = (begin + per).min(total);
+                work.batch_index = index as u32;
+                work.unit_start = self.shares[index].start;
+                (work.row, work.qo_start) = (row.row.raw(), row.qo_start);
+                (work.extend_len, work.kv_len) = (row.extend_len, row.kv_len);
+            }
+            self.works.push(work);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

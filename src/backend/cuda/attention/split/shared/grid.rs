@@ -1,0 +1,152 @@
+//! Which kernel reads a step's spans once, and how its CTAs lie on a device.
+//!
+//! Not here: what each CTA works on (`split/shared.rs`), the kernels' names (`shared.rs`).
+
+use super::super::{DECODE_ROWS, Decoded, SplitShape, is_tree};
+use super::{PARTIAL_ROWS, SpanCosts};
+use crate::backend::cuda::kernels::params::{
+    SPAN_ROWS, SPAN_ROWS_256, TAIL_WARPS, TAIL_WARPS_256, TAIL_WARPS_ANY,
+};
+use crate::plan::BatchRow;
+
+/// Kernels whose tails have room for so many query rows: `attend_shared_*_r8_sm90a` and so on.
+pub const TAIL_ROWS: [u32; 2] = [DECODE_ROWS[0], DECODE_ROWS[1]];
+
+/// Most query rows of a row that has items of its own in place of a tail.
+pub const ITEM_ROWS: u32 = 64;
+
+/// Which rows a kernel that reads spans once takes; the extend kernel takes all others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// The kernel: its place in [`TAIL_ROWS`].
+    pub tails: usize,
+    /// Rows that have a tail.
+    with_tails: Decoded,
+    /// Most new tokens of a row that has items of its own instead: all of them are in one query tile.
+    longest: u32,
+}
+
+impl Taken {
+    /// By the kernel of `tails`.
+    pub fn new(shape: &SplitShape, grid: &SharedGrid, tails: usize) -> Self {
+        let longest = ITEM_ROWS.min(grid.rows) / shape.group;
+        Self { tails, with_tails: shape.decoded(tails), longest }
+    }
+
+    /// Whether a row has a tail.
+    pub fn has_tail(&self, row: &BatchRow) -> bool {
+        self.with_tails.has(row)
+    }
+
+    /// Whether a row may have items of its own.
+    pub const fn may_have_items(&self) -> bool {
+        self.longest > self.with_tails.longest
+    }
+
+    /// Whether it has items of its own.
+    pub fn has_items(&self, row: &BatchRow) -> bool {
+        let is_long = row.extend_len > self.with_tails.longest && row.extend_len <= self.longest;
+        is_long && row.kv_len > 0 && !is_tree(row)
+    }
+
+    /// Whether the extend kernel has it.
+    pub fn leaves(&self, row: &BatchRow) -> bool {
+        self.with_tails.leaves(row) && !self.has_items(row)
+    }
+}
+
+/// How the kernels that read spans once for a variant lie on a device.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SharedGrid {
+    /// CTAs of a launch.
+    pub ctas: u32,
+    /// Those of a multiprocessor.
+    pub resident: u32,
+    /// Warps of a CTA that work on tails.
+    pub warps: u32,
+    /// Query rows of a query tile, at most.
+    pub rows: u32,
+    /// Tiles that an item takes as long as beside its own.
+    pub item_tiles: u32,
+    /// Bytes of a number of K or V.
+    pub number_bytes: u32,
+    /// Of each of [`TAIL_ROWS`].
+    pub costs: [SpanCosts; TAIL_ROWS.len()],
+}
+
+impl SharedGrid {
+    /// The kernels of Hopper for head_dim 128: a CTA fills a multiprocessor.
+    pub const fn hopper(multiprocessors: u32) -> Self {
+        Self {
+            ctas: multiprocessors,
+            resident: 1,
+            warps: TAIL_WARPS,
+            rows: SPAN_ROWS,
+            item_tiles: 4,
+            number_bytes: 2,
+            costs: SpanCosts::H200,
+        }
+    }
+
+    /// All others over 16 bits.
+    pub fn general(multiprocessors: u32, resident: u32, head_dim: u32) -> Self {
+        let is_wide = head_dim > 128;
+        Self {
+            ctas: multiprocessors * resident,
+            resident,
+            warps: if is_wide { TAIL_WARPS_256 } else { TAIL_WARPS_ANY },
+            rows: if is_wide { SPAN_ROWS_256 } else { SPAN_ROWS },
+            item_tiles: 3,
+            number_bytes: 2,
+            costs: [0, 1].map(|tails| SpanCosts::general(head_dim, tails).of_ctas(resident)),
+        }
+    }
+
+    /// Those over fp8.
+    pub fn over_fp8(multiprocessors: u32, resident: u32, head_dim: u32) -> Self {
+        Self {
+            number_bytes: 1,
+            costs: [0, 1].map(|tails| SpanCosts::over_fp8(head_dim, tails).of_ctas(resident)),
+            ..Self::general(multiprocessors, resident, head_dim)
+        }
+    }
+
+    /// Query rows that the spans' sums have room for.
+    pub const fn partial_rows(&self) -> usize {
+        (2 * self.ctas * self.rows + PARTIAL_ROWS) as usize
+    }
+
+    /// Whether there is a work chunk for each stripe of the tails.
+    pub fn serves(&self, shape: &SplitShape) -> bool {
+        self.ctas > 1 && self.warps * self.ctas >= shape.decode_stripes(shape.narrowest())
+    }
+
+    /// Work chunks of the tails, at most.
+    pub fn work_count(&self, shape: &SplitShape) -> usize {
+        (self.warps * self.ctas).div_ceil(shape.decode_stripes(shape.narrowest())) as usize
+    }
+}
+
+impl SplitShape {
+    /// What a kernel that reads spans once would take of a step. None where it would leave a row that the decode kernel
+    /// takes: a tree.
+    pub fn taken(&self, grid: &SharedGrid, tokens: usize, rows: &[BatchRow]) -> Option<Taken> {
+        let (narrowest, widest) = (self.narrowest(), TAIL_ROWS.len() - 1);
+        if tokens <= rows.len() {
+            // There is no room for items of rows' own; none has one, but where others have no token.
+            return Some(Taken { longest: 0, ..Taken::new(self, grid, narrowest) });
+        }
+        // Tails of fewer query rows are faster.
+        let [few, more] = [narrowest, widest].map(|tails| self.decoded(tails));
+        let is_wide = rows.iter().any(|row| few.leaves(row) && more.has(row));
+        let taken = Taken::new(self, grid, if is_wide { widest } else { narrowest });
+        let flat = self.decoded(self.width(tokens, rows.len()));
+        let is_left = |row: &BatchRow| taken.leaves(row) && flat.has(row) && row.kv_len > 0;
+        (!rows.iter().any(is_left)).then_some(taken)
+    }
+
+    /// Most new tokens of members, in a step of so many tokens and rows.
+    pub fn members_max(&self, tokens: usize, rows: usize) -> usize {
+        tokens.min(rows * (ITEM_ROWS / self.group) as usize)
+    }
+}

@@ -1,0 +1,155 @@
+//! The driver's functions by name, forwarded to a `libcuda.so.1` that is opened when the first of them is called.
+//!
+//! So a program with this backend starts on any machine: without a driver each function answers
+//! `CUDA_ERROR_STUB_LIBRARY`, which is [`CudaError::NoDriver`](crate::backend::cuda::CudaError). Each name is a jump
+//! through a slot, which leads to the loader at first, to the driver's function from then on. The symbols are weak:
+//! another definition of the same name may stand beside them, and shared libraries keep their own. They come before
+//! `-lcuda` on the linker's command line, so that it finds nothing left to take from there.
+//!
+//! Linux on x86-64 and AArch64; elsewhere the linker needs the driver's library. Not here: types (`sys.rs`), and what
+//! the codes mean (`error.rs`).
+
+mod names;
+
+use std::arch::{global_asm, naked_asm};
+use std::ffi::{CStr, c_void};
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use names::for_each_name;
+
+/// Where a function of the driver is; never null.
+type Slot = AtomicPtr<c_void>;
+
+/// What every function answers without a driver: `CUDA_ERROR_STUB_LIBRARY`.
+extern "C" fn no_driver() -> u32 {
+    34
+}
+
+/// What a function that the driver does not have answers: `CUDA_ERROR_NOT_FOUND`.
+extern "C" fn not_found() -> u32 {
+    500
+}
+
+/// Finds all functions, once; whoever comes meanwhile waits.
+extern "C" fn load() {
+    static LOADED: Once = Once::new();
+    LOADED.call_once(|| {
+        // SAFETY: the name ends with a zero. The driver's library is made to be opened like this, and stays open.
+        let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+        for (name, slot) in NAMED {
+            let found = if driver.is_null() {
+                no_driver as *mut c_void
+            } else {
+                // SAFETY: the handle is open, the name ends with a zero.
+                match unsafe { libc::dlsym(driver, name.as_ptr()) } {
+                    found if found.is_null() => not_found as *mut c_void,
+                    found => found,
+                }
+            };
+            slot.store(found, Ordering::Release);
+        }
+    });
+}
+
+/// Where every slot leads at first: loads, and goes on with the function of the slot that r11 points at, with the
+/// arguments as they came.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+extern "C" fn first_call() {
+    naked_asm!(
+        "push rdi; push rsi; push rdx; push rcx; push r8; push r9; push r11",
+        "sub rsp, 128",
+        "movups [rsp], xmm0; movups [rsp + 16], xmm1; movups [rsp + 32], xmm2; movups [rsp + 48], xmm3",
+        "movups [rsp + 64], xmm4; movups [rsp + 80], xmm5; movups [rsp + 96], xmm6; movups [rsp + 112], xmm7",
+        "call {load}",
+        "movups xmm0, [rsp]; movups xmm1, [rsp + 16]; movups xmm2, [rsp + 32]; movups xmm3, [rsp + 48]",
+        "movups xmm4, [rsp + 64]; movups xmm5, [rsp + 80]; movups xmm6, [rsp + 96]; movups xmm7, [rsp + 112]",
+        "add rsp, 128",
+        "pop r11; pop r9; pop r8; pop rcx; pop rdx; pop rsi; pop rdi",
+        "jmp [r11]",
+        load = sym load,
+    )
+}
+
+/// The same, with the slot in x16.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+extern "C" fn first_call() {
+    naked_asm!(
+        "stp x29, x30, [sp, -224]!",
+        "mov x29, sp",
+        "stp x0, x1, [sp, 16]; stp x2, x3, [sp, 32]; stp x4, x5, [sp, 48]; stp x6, x7, [sp, 64]",
+        "stp x8, x16, [sp, 80]",
+        "stp q0, q1, [sp, 96]; stp q2, q3, [sp, 128]; stp q4, q5, [sp, 160]; stp q6, q7, [sp, 192]",
+        "bl {load}",
+        "ldp q0, q1, [sp, 96]; ldp q2, q3, [sp, 128]; ldp q4, q5, [sp, 160]; ldp q6, q7, [sp, 192]",
+        "ldp x8, x16, [sp, 80]",
+        "ldp x0, x1, [sp, 16]; ldp x2, x3, [sp, 32]; ldp x4, x5, [sp, 48]; ldp x6, x7, [sp, 64]",
+        "ldp x29, x30, [sp], 224",
+        "ldr x17, [x16]",
+        "br x17",
+        load = sym load,
+    )
+}
+
+/// The jump of one name through its slot. The registers it uses are those that the ABI leaves to such jumps.
+#[cfg(target_arch = "x86_64")]
+macro_rules! jump {
+    ($name:ident) => {
+        global_asm!(
+            concat!(".pushsection .text.", stringify!($name), ", \"ax\", @progbits"),
+            concat!(".weak ", stringify!($name)),
+            concat!(".type ", stringify!($name), ", @function"),
+            concat!(stringify!($name), ":"),
+            "mov r11, [rip + {slot}@GOTPCREL]",
+            "jmp [r11]",
+            concat!(".size ", stringify!($name), ", . - ", stringify!($name)),
+            ".popsection",
+            slot = sym slots::$name,
+        );
+    };
+}
+
+#[cfg(target_arch = "aarch64")]
+macro_rules! jump {
+    ($name:ident) => {
+        global_asm!(
+            concat!(".pushsection .text.", stringify!($name), ", \"ax\", %progbits"),
+            ".p2align 2",
+            concat!(".weak ", stringify!($name)),
+            concat!(".type ", stringify!($name), ", %function"),
+            concat!(stringify!($name), ":"),
+            "adrp x16, :got:{slot}",
+            "ldr x16, [x16, :got_lo12:{slot}]",
+            "ldr x17, [x16]",
+            "br x17",
+            concat!(".size ", stringify!($name), ", . - ", stringify!($name)),
+            ".popsection",
+            slot = sym slots::$name,
+        );
+    };
+}
+
+macro_rules! forward {
+    ($($name:ident)*) => {
+        mod slots {
+            #![allow(non_upper_case_globals, reason = "the driver's names")]
+            $(pub(super) static $name: super::Slot = super::Slot::new(super::first_call as *mut _);)*
+        }
+
+        $(jump!($name);)*
+
+        /// Every name and its slot. `used` keeps the object file in a program whose first caller is `cust`.
+        #[used]
+        static NAMED: [(&CStr, &Slot); [$(stringify!($name)),*].len()] = [$((
+            match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("one zero, at the end"),
+            },
+            &slots::$name,
+        )),*];
+    };
+}
+
+for_each_name!(forward);

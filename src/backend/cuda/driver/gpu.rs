@@ -1,0 +1,198 @@
+//! One device and its primary context, which other CUDA users of the process share (libtorch, cudarc).
+//!
+//! Contexts are per thread, so whoever calls the driver binds first. Not here: memory, streams, kernels.
+
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::raw::RawContext;
+use super::sys::{self, CUdevice_attribute as Attribute};
+use super::work;
+use crate::backend::cuda::error::{CudaError, check};
+use crate::backend::cuda::kernels::Loaded;
+
+/// CUDA version whose PTX (ISA 8.0) the kernels are in: drivers from 525 on. They were run with 580.
+const CUDA_WANTED: i32 = 12_000;
+/// CUDA version whose captures know programmatic dependent launches.
+const PDL_WANTED: i32 = 12_030;
+
+/// A device in use: a cheap handle to its retained primary context. Any thread may use it.
+///
+/// Every call leaves that context current in the calling thread: a host that has another device current there (as
+/// `cudaSetDevice` makes it) sets it again. The last handle waits for the device when it is dropped.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    // Before the context, so that modules are unloaded while it is there.
+    loaded: Mutex<Loaded>,
+    context: Context,
+    ordinal: u32,
+    capability: u32,
+    multiprocessors: u32,
+    pdl: bool,
+    pools: bool,
+}
+
+/// A device's primary context, retained.
+#[derive(Debug)]
+struct Context {
+    device: sys::CUdevice,
+    handle: u64,
+}
+
+impl Context {
+    fn retain(device: sys::CUdevice) -> Result<Self, CudaError> {
+        let mut handle = null_mut();
+        // SAFETY: `handle` is valid memory for one handle; the device was found.
+        let result = unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device) };
+        check("cuDevicePrimaryCtxRetain", result)?;
+        Ok(Self { device, handle: handle as usize as u64 })
+    }
+
+    fn raw(&self) -> sys::CUcontext {
+        self.handle as usize as sys::CUcontext
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once, released once.
+        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+impl Gpu {
+    /// Takes device `ordinal` into use.
+    ///
+    /// # Errors
+    /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::DriverTooOld`], [`CudaError::DeviceTooOld`]: on
+    /// any of them the program can go on with the CPU backend.
+    pub fn new(ordinal: u32) -> Result<Self, CudaError> {
+        // cuInit answers 100 where a driver finds no device.
+        let no_device = |error| match error {
+            CudaError::Driver { code: 100 | 101, .. } => CudaError::NoDevice { ordinal },
+            error => error,
+        };
+        // SAFETY: cuInit takes no pointers and may be called at any time, more than once.
+        check("cuInit", unsafe { sys::cuInit(0) }).map_err(no_device)?;
+        let mut version = 0;
+        // SAFETY: `version` is valid memory for one i32.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+        if version < CUDA_WANTED {
+            return Err(CudaError::DriverTooOld { version, wanted: CUDA_WANTED });
+        }
+        let missing = |_| CudaError::NoDevice { ordinal };
+        let number = i32::try_from(ordinal).map_err(|_| CudaError::NoDevice { ordinal })?;
+        let mut device = 0;
+        // SAFETY: `device` is valid memory for one device.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, number) }).map_err(missing)?;
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: `value` is valid memory for one i32; the device was just found.
+            let result = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) };
+            check("cuDeviceGetAttribute", result).map_err(missing).map(|()| value as u32)
+        };
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let capability = 10 * major + minor;
+        if capability < 80 {
+            return Err(CudaError::DeviceTooOld { capability });
+        }
+        let context = Context::retain(device)?;
+        let loaded = Mutex::default();
+        let pdl = version >= PDL_WANTED;
+        let pools = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
+        let shared = Shared { loaded, context, ordinal, capability, multiprocessors, pdl, pools };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The ordinal it was made with.
+    pub fn ordinal(&self) -> u32 {
+        self.shared.ordinal
+    }
+
+    /// Compute capability, as 10 * major + minor.
+    pub fn capability(&self) -> u32 {
+        self.shared.capability
+    }
+
+    /// Multiprocessors of the device.
+    pub fn multiprocessors(&self) -> u32 {
+        self.shared.multiprocessors
+    }
+
+    /// Bytes of device memory that are free now. `Capacity::Bytes(gpu.free_memory()?.saturating_sub(reserve))` sizes a
+    /// pool; page tables, plans and partial sums are taken from the reserve.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn free_memory(&self) -> Result<u64, CudaError> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are valid memory for one usize each; a context is bound.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free as u64)
+    }
+
+    /// Refuses what lies on another device; `None` is the host's to know.
+    pub(in crate::backend::cuda) fn check_same(
+        &self,
+        ordinal: Option<u32>,
+    ) -> Result<(), CudaError> {
+        match ordinal {
+            Some(ordinal) if ordinal != self.ordinal() => Err(CudaError::OtherDevice { ordinal }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether kernels may start by programmatic dependent launch: see `launch.rs`.
+    pub(in crate::backend::cuda) fn supports_pdl(&self) -> bool {
+        self.shared.pdl
+    }
+
+    /// Whether the device has memory pools, whose memory is freed without a wait.
+    pub(in crate::backend::cuda) fn has_pools(&self) -> bool {
+        self.shared.pools
+    }
+
+    /// The context's handle.
+    pub(in crate::backend::cuda) fn context(&self) -> RawContext {
+        self.shared.context.handle
+    }
+
+    /// Makes the device's primary context current in this thread, as every call of this crate that needs it does: for a
+    /// host's own calls of the driver.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained while `self` lives.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.raw()) })
+    }
+
+    /// Binds, and waits for everything asked of the device, on every stream, those that are gone included.
+    pub(in crate::backend::cuda) fn finish(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: takes no pointers; a context is bound.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
+    /// The kernels loaded so far.
+    pub(in crate::backend::cuda) fn loaded(&self) -> MutexGuard<'_, Loaded> {
+        // A panic cannot leave the list half changed.
+        self.shared.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The context is retained until the fields are dropped, after this; unloading modules needs it bound and their
+        // kernels done.
+        work::end(self.context.handle);
+    }
+}

@@ -1,0 +1,24 @@
+//! The driver layer: devices, memory, streams and launches, without plans and pools.
+//!
+//! ```text
+//! gpu       a device and its context, which loaded kernels belong to
+//! stream    streams, events, graphs
+//! memory    device memory, pinned memory, rows by address
+//! work      which work a context still has to do, and memory that waits for it
+//! launch    launches, in order or as programmatic dependent launches
+//! raw, sys  handles as integers; the driver's functions and types
+//! forward   libcuda.so.1, opened at the first call
+//! ```
+//!
+//! A host uses [`Gpu`](gpu::Gpu), the types of `stream` and `memory`, and [`KeptTexts`](launch::KeptTexts); the rest is
+//! the backend's.
+
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod forward;
+pub(super) mod gpu;
+pub(super) mod launch;
+pub(super) mod memory;
+pub(super) mod raw;
+pub(super) mod stream;
+pub(super) mod sys;
+pub(super) mod work;

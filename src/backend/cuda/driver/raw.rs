@@ -1,0 +1,26 @@
+//! The driver's handles as integers, which any thread may hold.
+//!
+//! Not here: who owns them.
+
+use super::sys;
+use crate::backend::cuda::error::{CudaError, check};
+
+/// A context's handle.
+pub(in crate::backend::cuda) type RawContext = u64;
+
+/// The host's raw `CUstream` as an integer; 0 is the default stream.
+pub type RawStream = u64;
+
+pub(in crate::backend::cuda) fn raw(stream: RawStream) -> sys::CUstream {
+    stream as usize as sys::CUstream
+}
+
+/// Whether the stream is being captured.
+pub(in crate::backend::cuda) fn is_capturing(stream: RawStream) -> Result<bool, CudaError> {
+    let mut status = 0;
+    // SAFETY: `status` is valid memory for one status; the stream is the host's.
+    let result = unsafe { sys::cuStreamIsCapturing(raw(stream), &mut status) };
+    check("cuStreamIsCapturing", result)?;
+    // CU_STREAM_CAPTURE_STATUS_NONE is 0.
+    Ok(status != 0)
+}

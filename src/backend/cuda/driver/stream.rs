@@ -1,0 +1,290 @@
+//! Streams, events and graphs: what a host without a CUDA binding of its own needs to order and replay work.
+//!
+//! Hosts with their own hand in raw `CUstream`s as integers, and answer for them. Not here: what is launched.
+
+use std::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::Arc;
+
+use super::gpu::Gpu;
+use super::raw::{RawStream, raw};
+use super::sys;
+use super::work;
+use crate::backend::cuda::error::{CudaError, check};
+
+/// A stream: the host's, or one of our own. Clones are the same stream; one of our own goes with the last of them.
+#[derive(Clone, Debug)]
+pub struct CudaStream {
+    shared: Arc<Handle>,
+}
+
+#[derive(Debug)]
+struct Handle {
+    gpu: Gpu,
+    stream: RawStream,
+    own: bool,
+}
+
+impl CudaStream {
+    /// A new stream, not ordered with the default stream.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+        gpu.bind()?;
+        let mut stream = ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: `stream` is valid memory for one handle; a context is bound.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        Ok(Self::with(gpu, stream as usize as u64, true))
+    }
+
+    /// The device's default stream.
+    pub fn default_of(gpu: &Gpu) -> Self {
+        Self::with(gpu, 0, false)
+    }
+
+    /// The host's own stream, which stays the host's to destroy.
+    ///
+    /// # Safety
+    /// It is a stream of `gpu`'s primary context, and lives as long as any clone of this. A backend gives its clone up
+    /// when it gets another stream ([`Cuda::set_stream`](crate::backend::cuda::Cuda::set_stream)) and at its end.
+    pub unsafe fn from_raw(gpu: &Gpu, stream: RawStream) -> Self {
+        Self::with(gpu, stream, false)
+    }
+
+    fn with(gpu: &Gpu, stream: RawStream, own: bool) -> Self {
+        work::enter(gpu.context(), stream);
+        Self { shared: Arc::new(Handle { gpu: gpu.clone(), stream, own }) }
+    }
+
+    /// The raw `CUstream`.
+    pub fn raw(&self) -> RawStream {
+        self.shared.stream
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.shared.gpu
+    }
+
+    /// Waits for everything asked for.
+    ///
+    /// # Errors
+    /// Whatever failed since the last call.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.gpu().bind()?;
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw(self.raw())) })
+    }
+
+    /// A mark at the stream's end.
+    pub(in crate::backend::cuda) fn mark(&self) -> Result<CudaEvent, CudaError> {
+        let mut event = CudaEvent::new(self.gpu(), false)?;
+        event.record(self)?;
+        Ok(event)
+    }
+
+    /// Captures what `body` asks of this stream into a graph, and runs none of it.
+    ///
+    /// # Errors
+    /// The body's, or the driver's.
+    pub fn capture<E: From<CudaError>>(
+        &self,
+        body: impl FnOnce() -> Result<(), E>,
+    ) -> Result<CudaGraph, E> {
+        self.gpu().bind()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives.
+        let result = unsafe { sys::cuStreamBeginCapture_v2(raw(self.raw()), mode) };
+        check("cuStreamBeginCapture", result)?;
+        let capture = Capture { stream: self };
+        body()?;
+        let graph = capture.end()?;
+        let mut exec = ptr::null_mut();
+        // SAFETY: `exec` is valid memory for one handle; `graph` was made above.
+        let result = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) };
+        // SAFETY: the graph is destroyed once; what was instantiated lives on by itself.
+        unsafe { sys::cuGraphDestroy(graph) };
+        check("cuGraphInstantiateWithFlags", result)?;
+        Ok(CudaGraph { gpu: self.gpu().clone(), exec: exec as usize as u64 })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let bound = self.gpu.bind().is_ok();
+        work::leave(self.gpu.context(), self.stream);
+        if self.own && bound {
+            // SAFETY: made by cuStreamCreate, destroyed once; work in it still runs to its end.
+            unsafe { sys::cuStreamDestroy_v2(raw(self.stream)) };
+        }
+    }
+}
+
+/// A capture that was begun. Dropped, because its body failed or panicked, it ends without a graph.
+struct Capture<'a> {
+    stream: &'a CudaStream,
+}
+
+impl Capture<'_> {
+    /// Ends the capture; gives the graph, to be destroyed.
+    fn end(self) -> Result<sys::CUgraph, CudaError> {
+        let capture = ManuallyDrop::new(self);
+        let (graph, result) = capture.stop();
+        check("cuStreamEndCapture", result).map(|()| graph)
+    }
+
+    fn stop(&self) -> (sys::CUgraph, u32) {
+        let mut graph = ptr::null_mut();
+        // The body may have left another context current.
+        let _ = self.stream.gpu().bind();
+        // SAFETY: `graph` is valid memory for one handle; the capture was begun in this thread, and ends once.
+        let result = unsafe { sys::cuStreamEndCapture(raw(self.stream.raw()), &mut graph) };
+        (graph, result)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        let (graph, _) = self.stop();
+        if !graph.is_null() {
+            // SAFETY: the half-made graph is destroyed once.
+            unsafe { sys::cuGraphDestroy(graph) };
+        }
+    }
+}
+
+/// Captured work, to be replayed.
+#[derive(Debug)]
+pub struct CudaGraph {
+    gpu: Gpu,
+    exec: u64,
+}
+
+impl CudaGraph {
+    /// Asks for the captured work once more.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// A graph knows addresses only. All that the captured calls were given is still there until the work is done:
+    /// backends, rows, host pages, which nobody touches meanwhile. In the stream's order before it, the backend has
+    /// [staged](crate::backend::cuda::Cuda::stage) a plan with the captured one's
+    /// [`GraphKey`](crate::backend::cuda::GraphKey).
+    pub unsafe fn launch(&self, stream: &CudaStream) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let exec = self.exec as usize as sys::CUgraphExec;
+        // SAFETY: the instantiated graph and the stream live; the caller answers for what the work uses.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(exec, raw(stream.raw())) })
+    }
+}
+
+impl Drop for CudaGraph {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: instantiated by us, destroyed once.
+            unsafe { sys::cuGraphExecDestroy(self.exec as usize as sys::CUgraphExec) };
+        }
+    }
+}
+
+/// A mark in a stream: done when everything asked for before it is done.
+#[derive(Debug)]
+pub struct CudaEvent {
+    gpu: Gpu,
+    event: u64,
+}
+
+impl CudaEvent {
+    /// An event that is done already, until it is recorded; `timed` events can be subtracted.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(gpu: &Gpu, timed: bool) -> Result<Self, CudaError> {
+        gpu.bind()?;
+        let mut event = ptr::null_mut();
+        let untimed = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        let flags = if timed { 0 } else { untimed };
+        // SAFETY: `event` is valid memory for one handle; a context is bound.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        Ok(Self { gpu: gpu.clone(), event: event as usize as u64 })
+    }
+
+    /// The raw `CUevent`, for a host's own waits.
+    pub fn raw(&self) -> u64 {
+        self.event
+    }
+
+    fn handle(&self) -> sys::CUevent {
+        self.event as usize as sys::CUevent
+    }
+
+    /// Sets the mark at the end of what was asked of the stream.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn record(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        // SAFETY: event and stream live.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle(), raw(stream.raw())) })
+    }
+
+    /// Makes the stream wait for the mark, and returns at once.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn block(&self, stream: &CudaStream) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        // SAFETY: event and stream live.
+        let result = unsafe { sys::cuStreamWaitEvent(raw(stream.raw()), self.handle(), 0) };
+        check("cuStreamWaitEvent", result)
+    }
+
+    /// Whether it is done; when it is, `engine.complete(step)` may follow.
+    ///
+    /// # Errors
+    /// What failed before the mark.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives.
+        match check("cuEventQuery", unsafe { sys::cuEventQuery(self.handle()) }) {
+            Ok(()) => Ok(true),
+            Err(CudaError::Driver { code: 600, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits until it is done.
+    ///
+    /// # Errors
+    /// What failed before the mark.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        // SAFETY: the event lives.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle()) })
+    }
+
+    /// Milliseconds from an earlier event to this one, both timed and done.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn elapsed_ms(&self, earlier: &Self) -> Result<f32, CudaError> {
+        self.gpu.bind()?;
+        let mut ms = 0.0;
+        // SAFETY: `ms` is valid memory for one f32; both events live.
+        let result = unsafe { sys::cuEventElapsedTime(&mut ms, earlier.handle(), self.handle()) };
+        check("cuEventElapsedTime", result)?;
+        Ok(ms)
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: made by cuEventCreate, destroyed once.
+            unsafe { sys::cuEventDestroy_v2(self.handle()) };
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The driver's functions that are called here, with the types of `cust::sys` but for what they answer.
+//!
+//! Of `cust` this backend uses these types. Its functions answer with an enum of the codes that drivers of CUDA 11 had,
+//! and a code that an enum does not list is undefined behaviour; here it is the number, since the next driver may have
+//! more of them. Its modules have no place for the log of a PTX that is refused, and its contexts, streams and memory
+//! belong to one owner, where ours are shared with other users of the device.
+//!
+//! Not here: where the functions are (`forward.rs`), what the codes mean (`error.rs`).
+#![allow(missing_docs, reason = "NVIDIA's documentation of the driver has them")]
+
+use std::ffi::{c_char, c_void};
+
+pub use cust::sys::{
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUdevice, CUdevice_attribute,
+    CUevent, CUevent_flags_enum, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec,
+    CUjit_option, CUmodule, CUstream, CUstream_flags_enum, CUstreamCaptureMode,
+};
+
+// SAFETY: the signatures are those of NVIDIA's cuda.h; enums are C integers.
+unsafe extern "C" {
+    pub fn cuInit(flags: u32) -> u32;
+    pub fn cuDriverGetVersion(version: *mut i32) -> u32;
+    pub fn cuDeviceGet(device: *mut CUdevice, ordinal: i32) -> u32;
+    pub fn cuDeviceGetAttribute(
+        value: *mut i32,
+        attribute: CUdevice_attribute,
+        device: CUdevice,
+    ) -> u32;
+    pub fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> u32;
+    pub fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> u32;
+    pub fn cuCtxSetCurrent(context: CUcontext) -> u32;
+    pub fn cuCtxSynchronize() -> u32;
+    pub fn cuGetProcAddress(
+        symbol: *const c_char,
+        found: *mut *mut c_void,
+        version: i32,
+        flags: u64,
+    ) -> u32;
+
+    pub fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
+    pub fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
+    pub fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: CUstream) -> u32;
+    pub fn cuMemFree_v2(address: u64) -> u32;
+    pub fn cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: u32) -> u32;
+    pub fn cuMemHostGetDevicePointer_v2(address: *mut u64, memory: *mut c_void, flags: u32) -> u32;
+    pub fn cuMemFreeHost(memory: *mut c_void) -> u32;
+    pub fn cuMemcpyHtoD_v2(target: u64, source: *const c_void, bytes: usize) -> u32;
+    pub fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes: usize) -> u32;
+    pub fn cuMemcpyHtoDAsync_v2(
+        target: u64,
+        source: *const c_void,
+        bytes: usize,
+        stream: CUstream,
+    ) -> u32;
+    pub fn cuMemcpyDtoHAsync_v2(
+        target: *mut c_void,
+        source: u64,
+        bytes: usize,
+        stream: CUstream,
+    ) -> u32;
+    pub fn cuMemsetD8_v2(target: u64, byte: u8, count: usize) -> u32;
+    pub fn cuMemsetD32Async(target: u64, word: u32, count: usize, stream: CUstream) -> u32;
+
+    pub fn cuModuleLoadDataEx(
+        module: *mut CUmodule,
+        image: *const c_void,
+        count: u32,
+        options: *mut CUjit_option,
+        values: *mut *mut c_void,
+    ) -> u32;
+    pub fn cuModuleUnload(module: CUmodule) -> u32;
+    pub fn cuModuleGetFunction(
+        function: *mut CUfunction,
+        module: CUmodule,
+        name: *const c_char,
+    ) -> u32;
+    pub fn cuFuncSetAttribute(
+        function: CUfunction,
+        attribute: CUfunction_attribute,
+        value: i32,
+    ) -> u32;
+    pub fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: *mut i32,
+        function: CUfunction,
+        threads: i32,
+        shared: usize,
+    ) -> u32;
+
+    pub fn cuStreamCreate(stream: *mut CUstream, flags: u32) -> u32;
+    pub fn cuStreamDestroy_v2(stream: CUstream) -> u32;
+    pub fn cuStreamSynchronize(stream: CUstream) -> u32;
+    pub fn cuStreamQuery(stream: CUstream) -> u32;
+    pub fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> u32;
+    pub fn cuStreamIsCapturing(stream: CUstream, status: *mut u32) -> u32;
+    pub fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) -> u32;
+    pub fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> u32;
+
+    pub fn cuEventCreate(event: *mut CUevent, flags: u32) -> u32;
+    pub fn cuEventDestroy_v2(event: CUevent) -> u32;
+    pub fn cuEventRecord(event: CUevent, stream: CUstream) -> u32;
+    pub fn cuEventQuery(event: CUevent) -> u32;
+    pub fn cuEventSynchronize(event: CUevent) -> u32;
+    pub fn cuEventElapsedTime(ms: *mut f32, start: CUevent, end: CUevent) -> u32;
+
+    pub fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) -> u32;
+    pub fn cuGraphDestroy(graph: CUgraph) -> u32;
+    pub fn cuGraphExecDestroy(exec: CUgraphExec) -> u32;
+    pub fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> u32;
+}

@@ -1,0 +1,412 @@
+//! What the kernels of attention are given: the mirror of `ptx/src/common/params.cuh`; those that move bytes:
+//! `params/moves.rs`.
+//!
+//! Every struct is passed or uploaded as its bytes. Sizes and offsets are asserted on both sides, and
+//! `ptx/build.py --check` compares the two lists of numbers.
+//!
+//! Not here: who fills them.
+
+use bytemuck::{Pod, Zeroable};
+use core::mem::{offset_of, size_of};
+
+mod latent;
+mod moves;
+mod sparse;
+
+pub use latent::{LatentJoin, LayerRope, RowBoxes, StoreLatentFp8Params, TensorMap};
+pub use moves::{
+    COMPACTIONS_MAX, COPY_PAGES_MAX, CompactSlotsParams, CopyPagesParams, LoadPlanParams,
+    ROWS_BF16, ROWS_F16, ROWS_F32, StoreCacheParams, StoreFp8Params,
+};
+pub use sparse::{CANDIDATES, Lists, SCORE_TOKENS, SelectParams, StoreLabelsParams};
+
+use crate::layout::PAGE_SIZE_MAX;
+use crate::plan::BatchRow;
+
+/// Most tokens of a page: `attend_decode_*` keeps a slot of it in ten bits of a word.
+pub const PAGE_TOKENS_MAX: u32 = 1024;
+
+/// Most K and V heads where rows have 16 bits, over pools of fp8 too: `attend_decode_*` keeps a head in sixteen bits of
+/// that word.
+pub const KV_HEADS_MAX: u32 = 65535;
+
+const _: () =
+    assert!(PAGE_SIZE_MAX <= PAGE_TOKENS_MAX, "attend_decode.cuh has no bits for the slot");
+
+/// What `attend_decode_*`, `attend_extend_*`, `attend_f32`, `attend_latent_*` and `attend_latent_join_*` take, by
+/// value; others have it in front of their own.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct AttendParams {
+    /// Device address of `[tokens, q_heads, head_dim]`, rows `q_stride` apart, 16-byte aligned.
+    pub q: u64,
+    /// Device address of the output, same shape, rows `out_stride` apart, 16-byte aligned.
+    pub out: u64,
+    /// Device address of f32 `[tokens, q_heads]` for the log-sum-exp, natural logarithm; 0: none.
+    pub lse: u64,
+    /// Device address of this layer's K: page p, slot s, head h at
+    /// `k + p * page_stride + s * slot_stride + h * head_stride`.
+    pub k: u64,
+    /// Device address of this layer's V, same strides.
+    pub v: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from slot to slot.
+    pub slot_stride: u64,
+    /// Bytes from kv head to kv head.
+    pub head_stride: u64,
+    /// Bytes from one token's q to the next.
+    pub q_stride: u64,
+    /// Bytes from one token's output to the next.
+    pub out_stride: u64,
+    /// Device address of the page tables: directories `[rows, chunks_per_row]`, then chunks.
+    pub table: u64,
+    /// Device address of `BatchRow[batch]`.
+    pub batch_rows: u64,
+    /// Device address of the planner's words for this kernel, 16-byte aligned.
+    pub plan: u64,
+    /// Device address of f32 scratch for partial sums, 16-byte aligned.
+    pub partial: u64,
+    /// Device address of u32 counters: zero before the first launch; each launch leaves them zero. Of
+    /// `attend_latent_*_sm90a` and their join: f32 `[slots, 64, 2]`, what each row of a part is relative to, and the
+    /// sum of its weights.
+    pub counters: u64,
+    /// `ceil(2^32 / page_size)`: see [`magic`].
+    pub page_magic: u64,
+    /// `ceil(2^32 / chunk_pages)`: see [`magic`].
+    pub chunk_magic: u64,
+    /// Tokens of a page, 1 to [`PAGE_TOKENS_MAX`].
+    pub page_size: u32,
+    /// Pages of a chunk.
+    pub chunk_pages: u32,
+    /// Words of one row's directory.
+    pub chunks_per_row: u32,
+    /// Words of all directories: `rows * chunks_per_row`.
+    pub chunk_base: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// K and V heads.
+    pub kv_heads: u32,
+    /// `q_heads / kv_heads`, 1 to 16, of latent rows to 128.
+    pub group: u32,
+    /// Batch rows, padding included.
+    pub batch: u32,
+    /// Sliding window; 0: none.
+    pub window: u32,
+    /// Factor of the logits.
+    pub scale: f32,
+    /// Soft cap of the logits; 0: none.
+    pub soft_cap: f32,
+    /// `attend_extend_*` only: 1: q is negated, and `scale` with it, which must be above 0 there.
+    pub negate_q: u32,
+    /// `attend_decode_*` only: stripes of kv heads; CTA c is in stripe `c % stripes`.
+    pub stripes: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Device address of f32 `[q_heads]`, minus infinity: none; 0: no head has one.
+    pub sinks: u64,
+    /// Device address of u64 `[tokens]`, of trees alone: see [`BatchPlan::masks`](crate::BatchPlan::masks).
+    pub masks: u64,
+}
+
+/// Beside a row of the page tables, in the staged rows and in [`ExtendWork`]: the sequence is a tree of drafts, which
+/// `attend_extend_*` and `attend_decode_*_r64_sm90a` serve.
+pub const TREE_ROW: u32 = 1 << 31;
+
+/// Where the scales of one layer of a quantised pool are; kernels over fp8 take it behind their struct.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct LayerScales {
+    /// Device address of f32: head h's at `k + h * head_stride`, by token that of page p, slot s at
+    /// `+ p * page_stride + s * 4`.
+    pub k: u64,
+    /// The same of V.
+    pub v: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from head to head.
+    pub head_stride: u32,
+    /// 1: each token has a scale of its own.
+    pub by_token: u32,
+}
+
+/// One work chunk of `attend_decode_*`, for a CTA in each stripe: see `ptx/src/common/params.cuh`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct DecodeWork {
+    /// Units of a work chunk, the same for all: chunk `i` begins at unit `i * work_units`.
+    pub work_units: u32,
+    /// End of this one's units; not above its begin where it has none.
+    pub unit_end: u32,
+    /// Sequence of its first unit.
+    pub batch_index: u32,
+    /// That sequence's first unit.
+    pub unit_start: u32,
+    /// That sequence's row in the page tables.
+    pub row: u32,
+    /// That sequence's first query row.
+    pub qo_start: u32,
+    /// That sequence's query rows.
+    pub extend_len: u32,
+    /// That sequence's tokens with K and V.
+    pub kv_len: u32,
+}
+
+/// The extend plan's first words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct ExtendHead {
+    /// Items that follow.
+    pub work_count: u32,
+    /// 0.
+    pub reserved: [u32; 3],
+}
+
+/// Queries by tokens that one CTA of `attend_extend_*` works on, for each kv head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct ExtendWork {
+    /// The sequence's row in the page tables; [`TREE_ROW`].
+    pub row: u32,
+    /// The sequence's first query row.
+    pub qo_start: u32,
+    /// The sequence's query rows.
+    pub extend_len: u32,
+    /// The sequence's tokens with K and V.
+    pub kv_len: u32,
+    /// First packed query row: packed row r is query `r / group`, head `r % group` of the kv head's group.
+    pub q_begin: u32,
+    /// First position to read.
+    pub kv_begin: u32,
+    /// End of the positions to read.
+    pub kv_end: u32,
+    /// `slot << 16 | index << 8 | parts`: part `index` of `parts`, which share slots `slot..slot + parts`.
+    pub part: u32,
+}
+
+/// Query rows of an item of `attend_shared_*`.
+pub const SPAN_ROWS: u32 = 128;
+/// The place of no span.
+pub const NO_SPAN: u32 = u32::MAX;
+/// The same of head_dim 256.
+pub const SPAN_ROWS_256: u32 = 64;
+/// Most (row, kv head)s of a step of `attend_shared_*`.
+pub const LISTED_SUMS: u32 = 4096;
+/// Most of them in a stripe.
+pub const LISTED_TAILS: u32 = 512;
+/// Warps of a CTA of `attend_shared_*` that decode.
+pub const TAIL_WARPS: u32 = 8;
+/// The same of the kernels for any device, and of those for head_dim 256.
+pub const TAIL_WARPS_ANY: u32 = 4;
+pub const TAIL_WARPS_256: u32 = 2;
+
+/// The first words of the plan of `attend_shared_*`; `DecodeWork`s follow. See `ptx/src/common/params.cuh`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct SharedHead {
+    /// Warps that decode: [`TAIL_WARPS`] of each CTA that does not work on spans.
+    pub decode_warps: u32,
+    /// As in [`DecodeWork`].
+    pub work_units: u32,
+    /// CTAs that work on spans.
+    pub span_ctas: u32,
+    /// Tiles of each of these.
+    pub work_tiles: u32,
+    /// Tiles of all query tiles, and between them, of one kv head.
+    pub head_tiles: u32,
+    /// Query rows of all query tiles, of one kv head.
+    pub head_rows: u32,
+    /// 0.
+    pub reserved: [u32; 2],
+}
+
+/// What a row of the batch takes from spans, and where its own units are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct RowShare {
+    /// First position behind its spans.
+    pub begin: u32,
+    /// Its first new token's place among the members.
+    pub place: u32,
+    /// The last of its spans.
+    pub span: u32,
+    /// Its spans.
+    pub depth: u32,
+    /// First of its units in each stripe.
+    pub start: u32,
+    /// Its units of one head.
+    pub units: u32,
+    /// Its first query row.
+    pub qo_start: u32,
+    /// Its new tokens; 0: it is left to the extend kernel.
+    pub extend_len: u32,
+}
+
+/// Where the partial sums of a span stand: see `ptx/src/common/params.cuh`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct SpanParts {
+    /// The first tile of its first query tile, of each kv head.
+    pub tile_at: u32,
+    /// Tiles of one of its query tiles.
+    pub tiles: u32,
+    /// Its first member's place.
+    pub member_start: u32,
+    /// Its members.
+    pub member_count: u32,
+    /// The span before it on the way to the root, or [`NO_SPAN`].
+    pub parent: u32,
+    /// Query rows of query tiles before it.
+    pub row_at: u32,
+    /// Tiles from one of its query tiles to the next: those between count as work.
+    pub stride: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Where the CTAs that have parts of one query tile's sum meet; see `ptx/src/common/params.cuh`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct SpanMeeting {
+    /// Parts that are there; from bit 16 on, CTAs that have ceased to wait.
+    pub state: u64,
+    /// CTAs that look no more.
+    pub left: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Tiles of one query tile, of a span or of a row's own tokens. The first of a CTA for spans stands at the CTA's place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct SpanItem {
+    /// Row of the page tables.
+    pub row: u32,
+    /// Place of the query tile's first member.
+    pub member_start: u32,
+    /// The kv head.
+    pub head: u16,
+    /// Items of the query tile, each of another CTA.
+    pub parts: u16,
+    /// Place of the CTA's next item; 0: there is none.
+    pub next: u16,
+    /// Which of the query tile's items it is.
+    pub piece: u16,
+    /// The query tile's members.
+    pub member_count: u16,
+    /// Of a row's own tokens: one more than there are behind `kv_end`, or the most that fit; 0: members see all.
+    pub behind: u16,
+    /// First position to read.
+    pub kv_begin: u32,
+    /// End of the positions to read.
+    pub kv_end: u32,
+    /// Row of the spans' sums where its own stand.
+    pub part: u32,
+}
+
+/// A member of spans: one of a row's new tokens, which stand side by side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct SpanMember {
+    /// Its query row.
+    pub qo_start: u32,
+    /// Its row of the batch.
+    pub batch_index: u32,
+}
+
+/// What `attend_shared_*` takes, by value.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct AttendSharedParams {
+    /// `plan`: [`SharedHead`]. `partial`: f32 `[2 * decode_warps + batch * kv_heads, rows, head_dim]`. `counters`: u32
+    /// `[batch, kv_heads]`.
+    pub attend: AttendParams,
+    /// Device address of `RowShare[batch]`.
+    pub shares: u64,
+    /// Device address of `SpanParts[..]`.
+    pub spans: u64,
+    /// Device address of `SpanItem[..]`.
+    pub items: u64,
+    /// Device address of `SpanMember[..]`.
+    pub members: u64,
+    /// Device address of [`SpanMeeting`]s, one for each CTA that works on spans: zero between launches.
+    pub meetings: u64,
+    /// Device address of f32, as `partial`, `[rows, 2]` each.
+    pub tops: u64,
+    /// Device address of f32 `[.., head_dim]`.
+    pub span_partial: u64,
+    /// Device address of f32 `[.., 2]`.
+    pub span_tops: u64,
+}
+
+/// The factor that divides by `divisor`: `n / divisor == n * magic >> 32`.
+///
+/// Exact for all 32-bit `n` where `divisor` is a power of two, else for `n < 2^32 / divisor`.
+pub const fn magic(divisor: u32) -> u64 {
+    (1_u64 << 32).div_ceil(divisor as u64)
+}
+
+/// The factor that divides by `divisor`: `n / divisor` is the high half of the 128-bit `n * wide_magic`; 0 for 1.
+///
+/// Exact for `n * divisor < 2^64`.
+pub const fn wide_magic(divisor: u64) -> u64 {
+    // ceil(2^64 / d), which for d > 1 is floor((2^64 - 1) / d) + 1.
+    if divisor == 1 { 0 } else { u64::MAX / divisor + 1 }
+}
+
+/// A struct that kernels take by value, by the name that their table has for it.
+pub trait KernelParams: Copy {
+    /// The struct's name.
+    const NAME: &'static str;
+}
+
+/// Asserts a struct's bytes and where its fields begin. `ptx/src/common/params.cuh` asserts the same of its own, and
+/// `ptx/build.py --check` compares the numbers.
+macro_rules! layout_is {
+    ($($name:ident $bytes:literal { $($field:ident $offset:literal)* })*) => {
+        const _: () = {$(
+            assert!(size_of::<$name>() == $bytes);
+            $(assert!(offset_of!($name, $field) == $offset);)*
+        )*};
+        $(impl $crate::backend::cuda::kernels::params::KernelParams for $name {
+            const NAME: &'static str = stringify!($name);
+        })*
+    };
+}
+
+use layout_is;
+
+layout_is! {
+    BatchRow 16 { row 0 qo_start 4 extend_len 8 kv_len 12 }
+    AttendParams 208 {
+        q 0 out 8 lse 16 k 24 v 32 page_stride 40 slot_stride 48 head_stride 56 q_stride 64
+        out_stride 72 table 80 batch_rows 88 plan 96 partial 104 counters 112 page_magic 120
+        chunk_magic 128 page_size 136 chunk_pages 140 chunks_per_row 144 chunk_base 148 q_heads 152
+        kv_heads 156 group 160 batch 164 window 168 scale 172 soft_cap 176 negate_q 180 stripes 184
+        reserved 188 sinks 192 masks 200
+    }
+    LayerScales 32 { k 0 v 8 page_stride 16 head_stride 24 by_token 28 }
+    DecodeWork 32 {
+        work_units 0 unit_end 4 batch_index 8 unit_start 12 row 16 qo_start 20 extend_len 24
+        kv_len 28
+    }
+    ExtendHead 16 { work_count 0 }
+    ExtendWork 32 {
+        row 0 qo_start 4 extend_len 8 kv_len 12 q_begin 16 kv_begin 20 kv_end 24 part 28
+    }
+    SharedHead 32 {
+        decode_warps 0 work_units 4 span_ctas 8 work_tiles 12 head_tiles 16 head_rows 20
+    }
+    RowShare 32 { begin 0 place 4 span 8 depth 12 start 16 units 20 qo_start 24 extend_len 28 }
+    SpanParts 32 { tile_at 0 tiles 4 member_start 8 member_count 12 parent 16 row_at 20 stride 24 }
+    SpanItem 32 {
+        row 0 member_start 4 head 8 parts 10 next 12 piece 14 member_count 16 behind 18 kv_begin 20
+        kv_end 24 part 28
+    }
+    SpanMember 8 { qo_start 0 batch_index 4 }
+    SpanMeeting 16 { state 0 left 8 }
+    AttendSharedParams 272 {
+        attend 0 shares 208 spans 216 items 224 members 232 meetings 240 tops 248 span_partial 256
+        span_tops 264
+    }
+}

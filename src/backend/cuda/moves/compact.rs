@@ -1,0 +1,110 @@
+//! Slots of rows moved together, in all planes: one launch for planes that lie alike, such as K and V.
+//!
+//! Not here: which slots are kept (`system/accept.rs`).
+
+use super::copy::unit_bytes;
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::launch::Start;
+use crate::backend::cuda::driver::raw::RawStream;
+use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::COMPACT_SLOTS;
+use crate::backend::cuda::kernels::params::{COMPACTIONS_MAX, CompactSlotsParams};
+use crate::backend::cuda::plan::tables::Tables;
+use crate::backend::cuda::store::pool::Pool;
+use crate::layout::{Plane, PlaneOrder, Strides};
+use crate::plan::Compaction;
+
+/// Planes that follow one another as a plane's layers do, and store as much in the same order.
+#[derive(Clone, Copy)]
+struct Alike {
+    plane: Plane,
+    strides: Strides,
+    layers: u32,
+}
+
+/// Moves slots that were checked, in the stream's order.
+pub(in crate::backend::cuda) fn compact(
+    gpu: &Gpu,
+    pool: &Pool,
+    tables: &Tables,
+    compactions: &[Compaction],
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let layout = pool.layout();
+    let mut planes = layout.planes().iter();
+    let mut next = planes.next();
+    while let Some(&plane) = next {
+        let strides = layout.strides(plane.name).expect("the plane is the pool's");
+        let mut alike = Alike { plane, strides, layers: layout.layers() };
+        next = planes.next();
+        while let Some(other) = next
+            && (Plane { name: plane.name, ..*other }) == plane
+        {
+            alike.layers += layout.layers();
+            next = planes.next();
+        }
+        compact_planes(gpu, pool, tables, alike, compactions, stream)?;
+    }
+    Ok(())
+}
+
+fn compact_planes(
+    gpu: &Gpu,
+    pool: &Pool,
+    tables: &Tables,
+    Alike { plane, strides, layers }: Alike,
+    compactions: &[Compaction],
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let head_bytes = u64::from(plane.elements) * u64::from(plane.dtype.size());
+    // By slot a token's heads are one run.
+    let (runs, run_bytes) = match plane.order {
+        PlaneOrder::BySlot => (1, head_bytes * u64::from(plane.heads)),
+        PlaneOrder::ByPage => (plane.heads, head_bytes),
+    };
+    let address = pool.memory().address() + strides.origin;
+    let Strides { layer, page, slot, head, .. } = strides;
+    let run_stride = if runs > 1 { head } else { 0 };
+    let unit = unit_bytes(&[address, layer, page, slot, run_stride, run_bytes]);
+    let all = u64::from(layers) * u64::from(runs) * run_bytes;
+    let max = u64::from(u32::MAX - 256) * u64::from(unit);
+    if all > max {
+        return Err(CudaError::PageBytes { bytes: all, max });
+    }
+    let shape = tables.shape();
+    let mut params = CompactSlotsParams {
+        pool: address,
+        layer_stride: layer,
+        page_stride: page,
+        slot_stride: slot,
+        run_stride,
+        table: tables.address(),
+        page_size: pool.layout().page_size(),
+        chunk_pages: shape.chunk_pages,
+        chunks_per_row: shape.chunks_per_row,
+        chunk_base: tables.chunk_base(),
+        layers,
+        runs,
+        run_units: (run_bytes / u64::from(unit)) as u32,
+        unit_bytes: unit,
+        compactions: [Compaction::default(); COMPACTIONS_MAX],
+    };
+    let blocks = ((all / u64::from(unit)) as u32).div_ceil(COMPACT_SLOTS.threads());
+    for some in compactions.chunks(COMPACTIONS_MAX) {
+        params.compactions[..some.len()].copy_from_slice(some);
+        let grid = (blocks, some.len() as u32);
+        // SAFETY: rows and places were checked, and words of the tables name pages of the pool: all addresses are in
+        // it.
+        unsafe {
+            gpu.launch(
+                COMPACT_SLOTS,
+                grid,
+                (COMPACT_SLOTS.threads(), 1),
+                stream,
+                &params,
+                Start::InOrder,
+            )
+        }?;
+    }
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! Pages in pinned host memory, which know the copies that are not done and are not lent out beside them.
+//!
+//! Not here: the copies (`copy.rs`).
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::memory::PinnedBuffer;
+use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
+use crate::backend::cuda::error::CudaError;
+use crate::id::PageId;
+use crate::layout::PoolLayout;
+
+/// Which way pages go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::backend::cuda) enum Way {
+    ToHost,
+    FromHost,
+}
+
+/// Pages in pinned host memory, each one piece of memory in the order `[plane, layer, piece]`.
+#[derive(Debug)]
+pub struct HostPages {
+    memory: PinnedBuffer,
+    pub(in crate::backend::cuda) page_bytes: u64,
+    pub(in crate::backend::cuda) count: u32,
+    /// Copies that may not be done yet; those in graphs are the graph's.
+    copies: Mutex<Vec<UnderWay>>,
+}
+
+/// A copy from or to host pages.
+#[derive(Debug)]
+struct UnderWay {
+    way: Way,
+    pages: Vec<u32>,
+    done: CudaEvent,
+}
+
+impl HostPages {
+    /// Takes pinned memory for `count` pages of a pool's shape.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`].
+    pub fn new(gpu: &Gpu, layout: &PoolLayout, count: u32) -> Result<Self, CudaError> {
+        let page_bytes = layout.page_bytes();
+        let bytes = page_bytes * u64::from(count);
+        let memory = PinnedBuffer::new(gpu, bytes as usize)?;
+        Ok(Self { memory, page_bytes, count, copies: Mutex::default() })
+    }
+
+    /// One page, to read.
+    ///
+    /// # Errors
+    /// [`CudaError::PageInUse`] while a copy to it is under way: wait for its event first.
+    ///
+    /// # Panics
+    /// Past the pages.
+    pub fn page(&self, page: PageId) -> Result<&[u8], CudaError> {
+        self.check_done(page, false)?;
+        let start = page.index() * self.page_bytes as usize;
+        Ok(&self.memory.as_slice()[start..start + self.page_bytes as usize])
+    }
+
+    /// One page, to write.
+    ///
+    /// # Errors
+    /// [`CudaError::PageInUse`] while a copy from or to it is under way: wait for its event first.
+    ///
+    /// # Panics
+    /// Past the pages.
+    pub fn page_mut(&mut self, page: PageId) -> Result<&mut [u8], CudaError> {
+        self.check_done(page, true)?;
+        let start = page.index() * self.page_bytes as usize;
+        Ok(&mut self.memory.as_mut_slice()[start..start + self.page_bytes as usize])
+    }
+
+    /// Refuses a page that a copy still writes, or, if it is to be written, reads.
+    fn check_done(&self, page: PageId, write: bool) -> Result<(), CudaError> {
+        assert!(page.raw() < self.count);
+        for copy in self.copies().iter().filter(|copy| write || copy.way == Way::ToHost) {
+            if copy.pages.contains(&page.raw()) && !copy.done.is_done()? {
+                return Err(CudaError::PageInUse { page: page.raw() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Host address of a page.
+    pub(in crate::backend::cuda) fn host_address(&self, page: u32) -> *mut u8 {
+        assert!(page < self.count);
+        self.memory.host().wrapping_add(page as usize * self.page_bytes as usize)
+    }
+
+    /// Device address of the first page.
+    pub(in crate::backend::cuda) fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// Remembers a copy that is done where its stream is now, by a mark of its own: the caller may use theirs again.
+    pub(in crate::backend::cuda) fn remember(
+        &self,
+        way: Way,
+        pages: impl Iterator<Item = u32>,
+        stream: &CudaStream,
+    ) -> Result<(), CudaError> {
+        let (done, pages) = (stream.mark()?, pages.collect());
+        let mut copies = self.copies();
+        copies.retain(|copy| copy.done.is_done() != Ok(true));
+        copies.push(UnderWay { way, pages, done });
+        Ok(())
+    }
+
+    fn copies(&self) -> MutexGuard<'_, Vec<UnderWay>> {
+        // A panic cannot leave the list half changed.
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

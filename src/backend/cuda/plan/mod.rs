@@ -1,0 +1,14 @@
+//! The staged plan: a step's arrays at fixed device addresses, and the page tables.
+//!
+//! ```text
+//! stage -- image     what is staged, and where it is on the device
+//!       -- ring      pinned slots that bring it there
+//!       -- tables    page tables
+//! ```
+//!
+//! Not here: how attention is split (`attention/split`).
+
+pub(super) mod image;
+pub(super) mod ring;
+pub(super) mod stage;
+pub(super) mod tables;

@@ -1,0 +1,184 @@
+//! The pinned upload ring: a few pieces of pinned host memory, each written again only after the device has read it.
+//!
+//! The kernel that reads a slot writes its ticket into pinned memory when it is done, so that a step costs the host one
+//! launch: no copy, no event to record, none to query. Not here: what is uploaded.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::launch::Start;
+use crate::backend::cuda::driver::memory::{DeviceBuffer, PinnedBuffer};
+use crate::backend::cuda::driver::raw::{RawStream, raw};
+use crate::backend::cuda::driver::{sys, work};
+use crate::backend::cuda::error::{CudaError, check};
+use crate::backend::cuda::kernels::LOAD_PLAN;
+use crate::backend::cuda::kernels::params::LoadPlanParams;
+
+/// Slots of pinned memory, taken in turn.
+#[derive(Debug)]
+pub(in crate::backend::cuda) struct UploadRing {
+    memory: PinnedBuffer,
+    slot_bytes: usize,
+    /// The ticket that each slot's last reader has written, `u64 [slots]`.
+    done: PinnedBuffer,
+    /// What the readers' blocks count themselves with, `u32 [slots]`.
+    counters: DeviceBuffer,
+    /// The last ticket given out for each slot, and which of the backend's streams it went to.
+    sent: Vec<(u64, u32)>,
+    /// Streams that the backend had before.
+    turn: u32,
+    next: usize,
+    ticket: u64,
+    sent_bytes: u64,
+}
+
+/// What a slot holds: an image from its start, and table writes somewhere in it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cuda) struct Load {
+    /// Bytes of the image; rounded up to units of 16.
+    pub(in crate::backend::cuda) image_bytes: usize,
+    /// Device address that the image goes to, with room for the last unit.
+    pub(in crate::backend::cuda) image: u64,
+    /// Bytes from the slot's start to the table writes, a multiple of 8.
+    pub(in crate::backend::cuda) writes_at: usize,
+    /// Table writes, all of them checked.
+    pub(in crate::backend::cuda) writes: usize,
+    /// Device address of the page tables.
+    pub(in crate::backend::cuda) words: u64,
+}
+
+impl UploadRing {
+    pub(in crate::backend::cuda) fn new(
+        gpu: &Gpu,
+        slots: usize,
+        slot_bytes: usize,
+    ) -> Result<Self, CudaError> {
+        let slot_bytes = slot_bytes.next_multiple_of(64);
+        let mut counters = DeviceBuffer::lasting(gpu, (slots * size_of::<u32>()) as u64)?;
+        counters.fill(0)?;
+        Ok(Self {
+            memory: PinnedBuffer::new(gpu, slots * slot_bytes)?,
+            slot_bytes,
+            done: PinnedBuffer::new(gpu, slots * size_of::<u64>())?,
+            counters,
+            sent: vec![(0, 0); slots],
+            turn: 0,
+            next: 0,
+            ticket: 0,
+            sent_bytes: 0,
+        })
+    }
+
+    /// Bytes of one slot.
+    pub(in crate::backend::cuda) fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Bytes sent so far.
+    pub(in crate::backend::cuda) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+
+    /// The next slot, `stream` being the backend's. Waits for its reader only where the host runs a whole ring ahead of
+    /// the device.
+    pub(in crate::backend::cuda) fn acquire(
+        &mut self,
+        gpu: &Gpu,
+        stream: RawStream,
+    ) -> Result<Upload<'_>, CudaError> {
+        let slot = self.next;
+        let (ticket, turn) = self.sent[slot];
+        while self.read(slot) < ticket {
+            if turn != self.turn {
+                // The stream may be gone.
+                work::wait(gpu.context())?;
+                break;
+            }
+            // SAFETY: it is the backend's stream.
+            let result = unsafe { sys::cuStreamQuery(raw(stream)) };
+            match check("cuStreamQuery", result) {
+                Ok(()) => break,
+                Err(CudaError::Driver { code: 600, .. }) => std::thread::yield_now(),
+                Err(error) => return Err(error),
+            }
+        }
+        self.next = (slot + 1) % self.sent.len();
+        let start = slot * self.slot_bytes;
+        Ok(Upload { ring: self, slot, start })
+    }
+
+    /// The backend goes on with another stream.
+    pub(in crate::backend::cuda) fn leave(&mut self) {
+        self.turn += 1;
+    }
+
+    /// The last ticket that a slot's reader has written.
+    fn read(&self, slot: usize) -> u64 {
+        // SAFETY: the slot is inside `done`, 8-byte aligned (pinned memory is page aligned), and the device writes it
+        // as one word.
+        let done = unsafe { &*self.done.host().cast::<AtomicU64>().add(slot) };
+        done.load(Ordering::Acquire)
+    }
+}
+
+/// A slot being filled and sent.
+#[derive(Debug)]
+pub(in crate::backend::cuda) struct Upload<'a> {
+    ring: &'a mut UploadRing,
+    slot: usize,
+    start: usize,
+}
+
+impl Upload<'_> {
+    /// The slot's bytes, which the device does not read any more.
+    pub(in crate::backend::cuda) fn bytes(&mut self) -> &mut [u8] {
+        let bytes = self.ring.slot_bytes;
+        &mut self.ring.memory.as_mut_slice()[self.start..self.start + bytes]
+    }
+
+    /// Has the device read the slot, in the stream's order. The context is bound.
+    pub(in crate::backend::cuda) fn send(
+        self,
+        gpu: &Gpu,
+        load: &Load,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        let ring = self.ring;
+        let units = load.image_bytes.div_ceil(16);
+        let end = load.writes_at + load.writes * 8;
+        assert!(units * 16 <= ring.slot_bytes && (load.writes == 0 || end <= ring.slot_bytes));
+        let count = units.max(load.writes) as u32;
+        if count == 0 {
+            return Ok(());
+        }
+        ring.ticket += 1;
+        let slot = self.slot as u64;
+        let params = LoadPlanParams {
+            source: ring.memory.address() + self.start as u64,
+            image: load.image,
+            words: load.words,
+            counter: ring.counters.address() + 4 * slot,
+            done: ring.done.address() + 8 * slot,
+            ticket: ring.ticket,
+            units: units as u32,
+            writes_at: load.writes_at as u32,
+            writes: load.writes as u32,
+            reserved: 0,
+        };
+        // SAFETY: source and writes are inside the slot (asserted), which is not written before the ticket is back; the
+        // image has room, the writes were checked.
+        unsafe {
+            gpu.launch(
+                LOAD_PLAN,
+                (count.div_ceil(LOAD_PLAN.threads()), 1),
+                (LOAD_PLAN.threads(), 1),
+                stream,
+                &params,
+                Start::InOrder,
+            )
+        }?;
+        ring.sent[self.slot] = (ring.ticket, ring.turn);
+        ring.sent_bytes += (load.image_bytes + load.writes * 8) as u64;
+        Ok(())
+    }
+}

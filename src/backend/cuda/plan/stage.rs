@@ -1,0 +1,328 @@
+//! The staged plan: one step's arrays at fixed device addresses, from which every kernel of the step reads.
+//!
+//! A plan's image is one piece of memory, sent together with its table writes by one launch:
+//!
+//! ```text
+//! slots [tokens] | positions [tokens] | rows [rows] | starts of scores [rows + 1] | decode split of each variant
+//! ```
+//!
+//! Its addresses depend on the numbers of tokens and rows alone, so a graph that was captured with one plan can be
+//! replayed for any later plan of (or padded to) the same numbers whose kernels it holds ([`GraphKey`]). There is one
+//! image: work on one stream is done in order, so the next plan may be sent as soon as the last launch of this one is
+//! asked for. A launch with another plan than the staged one stages it first. Plans are told apart by step, numbers and
+//! width of the slots: what a launch is given are the addresses of the image, which was checked, so that a plan that
+//! differs in what it says cannot send it elsewhere.
+//!
+//! Where a row is a tree of drafts, its place in the page tables is marked in the image, and the masks are sent to a
+//! place of their own, which plans without trees neither send nor have read: so graphs serve both. Starts of scores are
+//! there where the pool keeps labels.
+//!
+//! Not here: how the split is made (`attention/split/`), the tables themselves (`tables.rs`).
+
+use super::image::{Image, StepLimits};
+use super::ring::{Load, UploadRing};
+use super::tables::Tables;
+use crate::backend::check;
+use crate::backend::cuda::attention::graph_key::GraphKey;
+use crate::backend::cuda::attention::shared::SharedDecode;
+use crate::backend::cuda::attention::split::{DECODE_UNIT, decode_extra};
+use crate::backend::cuda::attention::variants::Variants;
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::launch::Start;
+use crate::backend::cuda::driver::memory::DeviceBuffer;
+use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
+use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::params::TREE_ROW;
+use crate::backend::cuda::store::labels;
+use crate::id::{RowId, StepId};
+use crate::layout::PoolLayout;
+use crate::plan::{BatchPlan, BatchRow, SlotMapping, SpanCheck, TableWrite};
+
+/// Which plan the image holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Staged {
+    step: StepId,
+    tokens: usize,
+    rows: usize,
+    /// Of one entry of the slot mapping.
+    slot_bytes: usize,
+    /// Variants of attention that it holds splits for.
+    variants: usize,
+}
+
+impl Staged {
+    fn of(plan: &BatchPlan<'_>, variants: usize) -> Self {
+        let (tokens, rows) = (plan.token_count(), plan.rows.len());
+        Self { step: plan.step, tokens, rows, slot_bytes: slot_bytes(plan), variants }
+    }
+}
+
+/// Byte offsets in the image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Offsets {
+    positions: usize,
+    rows: usize,
+    starts: usize,
+    decode: usize,
+}
+
+impl Offsets {
+    /// For a plan of these numbers.
+    fn of(plan: &BatchPlan<'_>, layout: &PoolLayout) -> Self {
+        Self::new(plan.token_count(), plan.rows.len(), slot_bytes(plan), layout)
+    }
+
+    fn new(tokens: usize, rows: usize, slot_bytes: usize, layout: &PoolLayout) -> Self {
+        let positions = (tokens * slot_bytes).next_multiple_of(16);
+        let rows_at = positions + (tokens * 4).next_multiple_of(16);
+        let starts = rows_at + rows * size_of::<BatchRow>();
+        let words = if layout.label_channels() > 0 { rows + 1 } else { 0 };
+        Self { positions, rows: rows_at, starts, decode: starts + (4 * words).next_multiple_of(16) }
+    }
+}
+
+/// The image on the device, and the ring it is sent through.
+#[derive(Debug)]
+pub(in crate::backend::cuda) struct Stage {
+    image: DeviceBuffer,
+    ring: UploadRing,
+    limits: StepLimits,
+    layout: PoolLayout,
+    staged: Option<Staged>,
+    spans: SpanCheck,
+    /// The masks of the staged plan, if it has any.
+    masks: DeviceBuffer,
+    /// Whether it has.
+    trees: bool,
+    /// The rows of a plan with trees, which are marked.
+    marked: Vec<BatchRow>,
+    /// When a kernel may start that reads plan and tables before it waits: the first one after they were sent in order,
+    /// whatever follows it by PDL, since it starts later.
+    pub(in crate::backend::cuda) start: Start,
+}
+
+impl Stage {
+    pub(in crate::backend::cuda) fn new(
+        gpu: &Gpu,
+        layout: &PoolLayout,
+        limits: StepLimits,
+        uploads: usize,
+    ) -> Result<Self, CudaError> {
+        let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
+        let offsets = Offsets::new(tokens, rows, size_of::<i64>(), layout);
+        // Each new token changes a word of the tables or two; more than that goes in rounds.
+        let writes = (2 * tokens + 4 * rows) * size_of::<TableWrite>();
+        let decode =
+            Variants::image_bytes(gpu, layout, limits) + SharedDecode::image_bytes(gpu, limits);
+        let split = decode.max(Variants::extend_bytes(gpu, layout, limits));
+        let bytes = offsets.decode + split + writes;
+        Ok(Self {
+            image: DeviceBuffer::lasting(gpu, bytes.next_multiple_of(64) as u64)?,
+            ring: UploadRing::new(gpu, uploads, bytes)?,
+            limits,
+            layout: *layout,
+            staged: None,
+            spans: SpanCheck::default(),
+            trees: false,
+            masks: DeviceBuffer::lasting(
+                gpu,
+                (tokens * size_of::<u64>()).next_multiple_of(16) as u64,
+            )?,
+            marked: Vec::with_capacity(rows),
+            start: Start::InOrder,
+        })
+    }
+
+    /// Bytes sent so far.
+    pub(in crate::backend::cuda) fn sent_bytes(&self) -> u64 {
+        self.ring.sent_bytes()
+    }
+
+    /// The backend goes on with another stream.
+    pub(in crate::backend::cuda) fn leave(&mut self) {
+        self.ring.leave();
+    }
+
+    /// Makes the plan the staged one, unless it is, and says where it lies. Refuses to send anything while the stream
+    /// is captured.
+    pub(in crate::backend::cuda) fn ensure(
+        &mut self,
+        gpu: &Gpu,
+        plan: &BatchPlan<'_>,
+        variants: &mut Variants,
+        tables: &Tables,
+        stream: RawStream,
+    ) -> Result<Image, CudaError> {
+        let wanted = Staged::of(plan, variants.len());
+        if self.staged != Some(wanted) {
+            if is_capturing(stream)? {
+                return Err(CudaError::NotStaged { step: plan.step });
+            }
+            self.check(plan, tables)?;
+            self.send(gpu, plan, &[], variants, tables, stream)?;
+        }
+        Ok(self.lies(wanted))
+    }
+
+    /// Where the staged arrays lie.
+    fn lies(&self, staged: Staged) -> Image {
+        let Staged { tokens, rows, slot_bytes, .. } = staged;
+        let at = self.image.address();
+        let offsets = Offsets::new(tokens, rows, slot_bytes, &self.layout);
+        Image {
+            slots: at,
+            positions: at + offsets.positions as u64,
+            rows: at + offsets.rows as u64,
+            starts: at + offsets.starts as u64,
+            splits: at + offsets.decode as u64,
+            masks: self.masks.address(),
+            trees: self.trees,
+            token_count: tokens,
+            row_count: rows,
+            slot_bytes,
+        }
+    }
+
+    /// Which graphs the staged plan may replay.
+    pub(in crate::backend::cuda) fn key(&self, image: &Image, variants: &Variants) -> GraphKey {
+        let Image { token_count: tokens, row_count: rows, slot_bytes, trees, .. } = *image;
+        GraphKey { tokens, rows, slot_bytes, kernels: variants.key(trees) }
+    }
+
+    /// Sends a plan's arrays and applies its table writes.
+    pub(in crate::backend::cuda) fn begin(
+        &mut self,
+        gpu: &Gpu,
+        plan: &BatchPlan<'_>,
+        variants: &mut Variants,
+        tables: &Tables,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        self.check(plan, tables)?;
+        check::table_writes(plan.table_writes, &self.layout, tables.shape())?;
+        let sent = self.send(gpu, plan, plan.table_writes, variants, tables, stream)?;
+        // What did not fit follows, a slot at a time.
+        let empty = self.load(tables);
+        for writes in plan.table_writes[sent..].chunks(self.ring.slot_bytes() / 8) {
+            let mut upload = self.ring.acquire(gpu, stream)?;
+            put(upload.bytes(), 0, writes);
+            upload.send(gpu, &Load { writes: writes.len(), ..empty }, stream)?;
+        }
+        Ok(())
+    }
+
+    /// A load of nothing.
+    fn load(&self, tables: &Tables) -> Load {
+        let (image, words) = (self.image.address(), tables.address());
+        Load { image_bytes: 0, image, writes_at: 0, writes: 0, words }
+    }
+
+    /// Sends the image with as many of `writes` as fit; gives their number.
+    fn send(
+        &mut self,
+        gpu: &Gpu,
+        plan: &BatchPlan<'_>,
+        writes: &[TableWrite],
+        variants: &mut Variants,
+        tables: &Tables,
+        stream: RawStream,
+    ) -> Result<usize, CudaError> {
+        variants.load(gpu, plan)?;
+        self.staged = None;
+        self.trees = !plan.masks.is_empty();
+        self.start = Start::InOrder;
+        let offsets = Offsets::of(plan, &self.layout);
+        let empty = self.load(tables);
+        self.send_masks(gpu, plan, &empty, stream)?;
+        let plan = &BatchPlan { rows: mark_trees(plan, &mut self.marked), ..*plan };
+        let mut upload = self.ring.acquire(gpu, stream)?;
+        let bytes = upload.bytes();
+        match plan.slot_mapping {
+            SlotMapping::I32(slots) => put(bytes, 0, slots),
+            SlotMapping::I64(slots) => put(bytes, 0, slots),
+        };
+        put(bytes, offsets.positions, plan.positions);
+        put(bytes, offsets.rows, plan.rows);
+        if offsets.decode > offsets.starts {
+            let mut at = offsets.starts;
+            labels::starts(plan.rows, |start| at = put(bytes, at, &[start]));
+        }
+        let image_bytes = variants.split(plan, bytes, offsets.decode);
+        let writes_at = image_bytes.next_multiple_of(16);
+        let fit = writes.len().min((bytes.len() - writes_at) / size_of::<TableWrite>());
+        put(bytes, writes_at, &writes[..fit]);
+        upload.send(gpu, &Load { image_bytes, writes_at, writes: fit, ..empty }, stream)?;
+        let decode_only = plan.token_count() <= plan.rows.len();
+        variants.send_extend(gpu, decode_only, &mut self.ring, stream)?;
+        self.staged = Some(Staged::of(plan, variants.len()));
+        Ok(fit)
+    }
+
+    /// Sends the masks, where rows are trees.
+    fn send_masks(
+        &mut self,
+        gpu: &Gpu,
+        plan: &BatchPlan<'_>,
+        empty: &Load,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        if plan.masks.is_empty() {
+            return Ok(());
+        }
+        let mut upload = self.ring.acquire(gpu, stream)?;
+        let image_bytes = put(upload.bytes(), 0, plan.masks);
+        let load = Load { image_bytes, image: self.masks.address(), ..*empty };
+        upload.send(gpu, &load, stream)
+    }
+
+    /// Refuses a plan that would send a kernel outside the pool, the tables or the image, or past what a split counts.
+    fn check(&mut self, plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
+        let StepLimits { tokens, rows, .. } = self.limits;
+        if plan.token_count() > tokens as usize {
+            return Err(CudaError::StepTokens { tokens: plan.token_count(), max: tokens });
+        }
+        if plan.rows.len() > rows as usize {
+            return Err(CudaError::StepRows { rows: plan.rows.len(), max: rows });
+        }
+        check::plan(plan, &self.layout, tables.shape())?;
+        check::spans(&mut self.spans, plan)?;
+        // A row's decode units beside its tokens: its extra ones, and what rounding up may add.
+        let beside = (decode_extra(self.layout.dtype().is_quantised()) + 1) * DECODE_UNIT;
+        let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(beside)).sum();
+        let max = most_seen(self.layout.kv_heads());
+        if seen <= max { Ok(()) } else { Err(CudaError::StepSees { tokens: seen, max }) }
+    }
+}
+
+/// The plan's rows, those of trees marked; in `marked`, if there are any.
+fn mark_trees<'a>(plan: &BatchPlan<'a>, marked: &'a mut Vec<BatchRow>) -> &'a [BatchRow] {
+    if plan.masks.is_empty() {
+        return plan.rows;
+    }
+    marked.clear();
+    marked.extend(plan.rows.iter().map(|row| match plan.tree(row) {
+        Some(_) => BatchRow { row: RowId::new(row.row.raw() | TREE_ROW), ..*row },
+        None => *row,
+    }));
+    marked
+}
+
+/// Most tokens that the rows of a step may see together: decode units of all kv heads are counted in 31 bits.
+fn most_seen(kv_heads: u32) -> u64 {
+    (u64::from(DECODE_UNIT) << 31) / u64::from(kv_heads)
+}
+
+/// Bytes of one entry of the slot mapping.
+fn slot_bytes(plan: &BatchPlan<'_>) -> usize {
+    match plan.slot_mapping {
+        SlotMapping::I32(_) => size_of::<i32>(),
+        SlotMapping::I64(_) => size_of::<i64>(),
+    }
+}
+
+/// Copies items to offset `at`; gives the offset after them.
+fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, items: &[T]) -> usize {
+    let end = at + size_of_val(items);
+    bytes[at..end].copy_from_slice(bytemuck::cast_slice(items));
+    end
+}

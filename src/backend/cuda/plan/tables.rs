@@ -1,0 +1,95 @@
+//! The page tables in device memory: the same array of words as on the host, changed word by word.
+//!
+//! Not here: what the words mean (`TableShape`).
+
+use crate::backend::check::longest_row;
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::memory::DeviceBuffer;
+use crate::backend::cuda::driver::raw::{RawStream, raw};
+use crate::backend::cuda::driver::sys;
+use crate::backend::cuda::error::{CudaError, check};
+use crate::layout::{PoolLayout, TableShape};
+
+/// One pool's page tables.
+#[derive(Debug)]
+pub(in crate::backend::cuda) struct Tables {
+    words: DeviceBuffer,
+    shape: TableShape,
+    page_size: u32,
+}
+
+impl Tables {
+    /// Tables of zeros.
+    pub(in crate::backend::cuda) fn new(
+        gpu: &Gpu,
+        shape: TableShape,
+        layout: &PoolLayout,
+        stream: RawStream,
+    ) -> Result<Self, CudaError> {
+        check_shape(&shape, layout.page_size())?;
+        let words = DeviceBuffer::lasting(gpu, 4 * shape.words() as u64)?;
+        // SAFETY: the range is the buffer allocated above.
+        let result =
+            unsafe { sys::cuMemsetD32Async(words.address(), 0, shape.words(), raw(stream)) };
+        check("cuMemsetD32Async", result)?;
+        Ok(Self { words, shape, page_size: layout.page_size() })
+    }
+
+    pub(in crate::backend::cuda) fn shape(&self) -> &TableShape {
+        &self.shape
+    }
+
+    /// Device address of the words.
+    pub(in crate::backend::cuda) fn address(&self) -> u64 {
+        self.words.address()
+    }
+
+    /// Words of all directories, which the chunks follow.
+    pub(in crate::backend::cuda) fn chunk_base(&self) -> u32 {
+        self.shape.rows * self.shape.chunks_per_row
+    }
+
+    /// Most tokens that one row names pages for, of `page_size` tokens each.
+    pub(in crate::backend::cuda) fn longest_row(&self) -> u64 {
+        longest_row(&self.shape, self.page_size)
+    }
+
+    /// The words as they are on the device, after everything asked for is done. For tests.
+    pub(in crate::backend::cuda) fn read(&self) -> Result<Vec<u32>, CudaError> {
+        self.words.read(0, self.shape.words())
+    }
+}
+
+/// Refuses rows longer than kernels count: they add positions in 32 bits, and divide them by the page size as
+/// [`magic`](crate::backend::cuda::kernels::params::magic) says.
+fn check_shape(shape: &TableShape, page_size: u32) -> Result<(), CudaError> {
+    let exact = if page_size.is_power_of_two() { 1 } else { u64::from(page_size) };
+    let (tokens, max) = (longest_row(shape, page_size), (1 << 32) / exact.max(2));
+    if tokens <= max { Ok(()) } else { Err(CudaError::RowTokens { tokens, max }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::kernels::params::magic;
+
+    #[test]
+    fn every_position_of_a_row_finds_its_page() {
+        for page_size in 1..=1024_u32 {
+            let shape = |len| TableShape::new(page_size, 1, len, 1).expect("a small table");
+            let limit = if page_size.is_power_of_two() { 1 << 31 } else { u32::MAX / page_size };
+            let chunk = shape(1).chunk_pages * page_size;
+            let longest = shape(limit - limit % chunk);
+            assert_eq!(check_shape(&longest, page_size), Ok(()), "{page_size}");
+            let last = longest_row(&longest, page_size) as u32 - 1;
+            for position in (0..3 * page_size).chain(last - 3 * page_size..=last) {
+                let page = ((u64::from(position) * magic(page_size)) >> 32) as u32;
+                assert_eq!(page, position / page_size, "{position} / {page_size}");
+            }
+            let longer = shape(limit + 1);
+            let error =
+                CudaError::RowTokens { tokens: longest_row(&longer, page_size), max: limit.into() };
+            assert_eq!(check_shape(&longer, page_size), Err(error), "{page_size}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! store_cache launches into quantised pools: rows become bytes, and scales where the pool makes them.
+//!
+//! Not here: pools that hold rows as they are (`rows.rs`), the plan that says which slots (`plan/stage.rs`).
+
+use super::pool::Pool;
+use crate::backend::Operand;
+use crate::backend::cuda::check::store_stride;
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::launch::Start;
+use crate::backend::cuda::driver::memory::DeviceRows;
+use crate::backend::cuda::driver::raw::RawStream;
+use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::params::{
+    LayerScales, ROWS_BF16, ROWS_F16, ROWS_F32, StoreFp8Params, StoreLatentFp8Params, wide_magic,
+};
+use crate::backend::cuda::kernels::{STORE_CACHE_FP8, STORE_CACHE_FP8_ANY, STORE_LATENT_FP8};
+use crate::backend::cuda::plan::image::Image;
+use crate::id::LayerId;
+use crate::layout::Dtype;
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Elements of a thread of the kernel that is fast.
+const UNIT: u32 = 16;
+
+/// Stores the rows of the staged plan.
+pub(in crate::backend::cuda) fn store(
+    gpu: &Gpu,
+    pool: &Pool,
+    image: &Image,
+    layer: LayerId,
+    [k, v]: [DeviceRows<'_>; 2],
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let (layout, tokens, dtype) = (pool.layout(), image.token_count, pool.rows());
+    // Of latent rows what is quantised.
+    let (kv_heads, head_dim) = (layout.kv_heads(), layout.value_dim());
+    let [width, v_width] = layout.store_widths();
+    let k_stride = store_stride(Operand::K, &k, tokens, width, dtype)?;
+    let v_stride = store_stride(Operand::V, &v, tokens, v_width, dtype)?;
+    let multiples = [u64::from(k_stride), k.address, u64::from(v_stride), v.address];
+    let multiples = if layout.is_latent() { &multiples[..2] } else { &multiples };
+    let aligned = |bytes: u64| multiples.iter().all(|n| n.is_multiple_of(bytes));
+    if !aligned(dtype.size().into()) {
+        return Err(CudaError::RowsAlignment { align: dtype.size() });
+    }
+    let [k_pool, v_pool] = pool.origins(layer)?;
+    if tokens == 0 {
+        return Ok(());
+    }
+    let LayerScales { k: k_scales, v: v_scales, page_stride, head_stride, by_token } =
+        pool.scales(layer);
+    let params = StoreFp8Params {
+        k: k.address,
+        v: v.address,
+        slots: image.slots,
+        k_pool,
+        v_pool,
+        k_scales,
+        v_scales,
+        page_stride: pool.strides().page,
+        scale_page_stride: page_stride,
+        page_magic: wide_magic(layout.page_size().into()),
+        k_stride,
+        v_stride,
+        tokens: tokens as u32,
+        page_size: layout.page_size(),
+        slot_stride: pool.strides().slot as u32,
+        scale_head_stride: head_stride,
+        slot_bytes: image.slot_bytes as u32,
+        kv_heads,
+        head_dim,
+        rows: match dtype {
+            Dtype::F32 => ROWS_F32,
+            Dtype::F16 => ROWS_F16,
+            Dtype::Bf16 => ROWS_BF16,
+        },
+        by_token,
+        reserved: 0,
+    };
+    if let Some(rope) = pool.rope(layer) {
+        let params = StoreLatentFp8Params { store: params, rope };
+        // A warp a token.
+        let (grid, block) = ((params.store.tokens.div_ceil(8), 1), (THREADS, 1));
+        // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above), planes its own.
+        return unsafe { gpu.launch(STORE_LATENT_FP8, grid, block, stream, &params, Start::Pdl) };
+    }
+    let units = width as u32 / UNIT;
+    let fast = dtype != Dtype::F32
+        && matches!(head_dim, 64 | 128 | 256)
+        && units <= THREADS
+        && aligned(16)
+        && params.slot_bytes == 4;
+    let (kernel, grid, block) = if fast {
+        let y = THREADS / units;
+        (STORE_CACHE_FP8, params.tokens.div_ceil(y), (units, y))
+    } else {
+        // A warp a head.
+        let warps = u64::from(params.tokens) * u64::from(kv_heads);
+        let grid = u32::try_from(warps.div_ceil(8)).expect("a step of fewer tokens");
+        (STORE_CACHE_FP8_ANY, grid, (THREADS, 1))
+    };
+    // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above), scales its own.
+    unsafe { gpu.launch(kernel, (grid, 1), block, stream, &params, Start::Pdl) }
+}

@@ -1,0 +1,211 @@
+//! Labels on the device: which channels they are, their plane, and the scores of a selection.
+//!
+//! Scores of all rows with lists go to one piece of scratch, in chunks of [`SCORE_TOKENS`] positions; where each row's
+//! begin is staged with the plan.
+//!
+//! Not here: attention over what is selected (`attention/variants.rs`), the kernels (`ptx/src/sparse`).
+
+use super::pool::Pool;
+use crate::backend::Operand;
+use crate::backend::cuda::check::row_stride;
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::launch::Start;
+use crate::backend::cuda::driver::memory::{DeviceBuffer, DeviceRows};
+use crate::backend::cuda::driver::raw::RawStream;
+use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::params::{
+    AttendParams, CANDIDATES, SCORE_TOKENS, SelectParams, StoreLabelsParams, TREE_ROW, wide_magic,
+};
+use crate::backend::cuda::kernels::{
+    SCORE_LABELS_BF16, SCORE_LABELS_F16, SELECT_TOP, STORE_LABELS,
+};
+use crate::backend::cuda::plan::image::Image;
+use crate::id::LayerId;
+use crate::layout::{Dtype, LabelChannels, PlaneName, PoolLayout, Strides};
+use crate::plan::{BatchPlan, BatchRow};
+
+/// CTAs of `score_labels_*` for each multiprocessor.
+const SCORE_RESIDENT: u32 = 3;
+/// CTAs of `select_top` for each multiprocessor, and for each list, at most.
+const TOP_RESIDENT: u32 = 2;
+const TOP_PARTS: u32 = 8;
+
+/// The labels of a pool.
+#[derive(Debug)]
+pub(in crate::backend::cuda) struct Labels {
+    /// u32 `[layers, kv_heads, channels]`.
+    channels: DeviceBuffer,
+    channel_count: u32,
+    /// The plane's, in the pool at `pool`.
+    strides: Strides,
+    pool: u64,
+    /// u32 `[key_chunks, kv_heads, SCORE_TOKENS]`.
+    keys: DeviceBuffer,
+    key_chunks: u32,
+    /// (key, position) of u32 `[lists that have several CTAs, CANDIDATES]`, and u32 `[those, 2]` of zeros.
+    gathered: DeviceBuffer,
+    gather_counters: DeviceBuffer,
+    /// Whether something was selected, so that plans which do not fit are refused before a graph is replayed.
+    pub(in crate::backend::cuda) used: bool,
+}
+
+/// Chunks of scores that a row of the batch has: `tree` says that it is one.
+fn chunks(row: &BatchRow, tree: bool) -> u32 {
+    if row.extend_len == 1 && !tree { row.kv_len.div_ceil(SCORE_TOKENS) } else { 0 }
+}
+
+/// Where each row's chunks begin, and their number; trees are marked.
+pub(in crate::backend::cuda) fn starts(rows: &[BatchRow], mut put: impl FnMut(u32)) {
+    let mut start = 0;
+    for row in rows {
+        put(start);
+        start += chunks(row, row.row.raw() >= TREE_ROW);
+    }
+    put(start);
+}
+
+impl Labels {
+    /// Of a pool, for which `given` is right, with room for the scores of so many tokens in `rows` rows.
+    pub(in crate::backend::cuda) fn new(
+        gpu: &Gpu,
+        pool: &Pool,
+        given: &LabelChannels,
+        (tokens, rows): (u64, u32),
+    ) -> Result<Self, CudaError> {
+        let layout = pool.layout();
+        let mut channels = DeviceBuffer::lasting(gpu, size_of_val(given.values()) as u64)?;
+        channels.write(0, given.values())?;
+        // A row's last chunk may be partly empty.
+        let key_chunks = tokens.div_ceil(SCORE_TOKENS.into()) + u64::from(rows);
+        let key_chunks = u32::try_from(key_chunks).unwrap_or(u32::MAX);
+        let chunk_bytes = 4 * u64::from(layout.kv_heads()) * u64::from(SCORE_TOKENS);
+        let divided = u64::from(gpu.multiprocessors() * TOP_RESIDENT / 2);
+        let mut gather_counters = DeviceBuffer::lasting(gpu, 8 * divided)?;
+        gather_counters.fill(0)?;
+        Ok(Self {
+            channels,
+            gathered: DeviceBuffer::lasting(gpu, 8 * u64::from(CANDIDATES) * divided)?,
+            gather_counters,
+            channel_count: given.channels(),
+            strides: layout.strides(PlaneName::Labels).expect("the pool keeps labels"),
+            pool: pool.memory().address(),
+            keys: DeviceBuffer::lasting(gpu, u64::from(key_chunks).saturating_mul(chunk_bytes))?,
+            key_chunks,
+            used: false,
+        })
+    }
+
+    /// Loads the kernels.
+    pub(in crate::backend::cuda) fn load(&self, gpu: &Gpu, dtype: Dtype) -> Result<(), CudaError> {
+        gpu.load(STORE_LABELS)?;
+        gpu.load(if dtype == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 })?;
+        gpu.load(SELECT_TOP).map(|_| ())
+    }
+
+    /// Refuses a step whose scores there is no room for.
+    pub(in crate::backend::cuda) fn check(&self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        let chunks = |row| u64::from(chunks(row, plan.tree(row).is_some()));
+        let wanted: u64 = plan.rows.iter().map(chunks).sum();
+        if wanted <= u64::from(self.key_chunks) {
+            return Ok(());
+        }
+        let tokens = |chunks: u64| chunks * u64::from(SCORE_TOKENS);
+        Err(CudaError::SelectTokens { tokens: tokens(wanted), max: tokens(self.key_chunks.into()) })
+    }
+
+    fn channels_of(&self, layout: &PoolLayout, layer: LayerId) -> u64 {
+        let layer_bytes = 4 * u64::from(layout.kv_heads()) * u64::from(self.channel_count);
+        self.channels.address() + u64::from(layer.raw()) * layer_bytes
+    }
+
+    /// Stores the labels of rows of K that were checked and of which there are some.
+    pub(in crate::backend::cuda) fn store(
+        &self,
+        gpu: &Gpu,
+        pool: &Pool,
+        image: &Image,
+        layer: LayerId,
+        k: DeviceRows<'_>,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        let (layout, tokens) = (pool.layout(), image.token_count);
+        if tokens == 0 {
+            return Ok(());
+        }
+        let [width, _] = layout.store_widths();
+        let k_stride = row_stride(Operand::K, k.stride, k.bytes, tokens, width, pool.rows())?;
+        let params = StoreLabelsParams {
+            k: k.address,
+            slots: image.slots,
+            channels: self.channels_of(layout, layer),
+            labels: self.pool + self.strides.layer_origin(layer),
+            page_stride: self.strides.page,
+            slot_stride: self.strides.slot,
+            head_stride: self.strides.head,
+            k_stride,
+            page_magic: wide_magic(layout.page_size().into()),
+            page_size: layout.page_size(),
+            tokens: tokens as u32,
+            kv_heads: layout.kv_heads(),
+            head_dim: layout.head_dim(),
+            channel_count: self.channel_count,
+            slot_bytes: image.slot_bytes as u32,
+        };
+        let labels = tokens as u64 * u64::from(layout.kv_heads()) * u64::from(self.channel_count);
+        let blocks = labels.div_ceil(STORE_LABELS.threads().into());
+        let grid = (u32::try_from(blocks).unwrap_or(u32::MAX), 1);
+        // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked by the store of K).
+        unsafe {
+            gpu.launch(STORE_LABELS, grid, (STORE_LABELS.threads(), 1), stream, &params, Start::Pdl)
+        }
+    }
+
+    /// Fills lists `[rows, kv_heads, top]` at `positions`; `attend` has q, tables and rows of the staged plan.
+    ///
+    /// # Safety
+    /// The addresses are those of q for every token of the staged step, and of all lists.
+    pub(in crate::backend::cuda) unsafe fn select(
+        &self,
+        gpu: &Gpu,
+        pool: &Pool,
+        image: &Image,
+        (layer, attend): (LayerId, AttendParams),
+        (positions, top): (u64, u32),
+        (start, stream): (Start, RawStream),
+    ) -> Result<(), CudaError> {
+        let layout = pool.layout();
+        let params = SelectParams {
+            attend: AttendParams {
+                k: self.pool + self.strides.layer_origin(layer),
+                page_stride: self.strides.page,
+                slot_stride: self.strides.slot,
+                head_stride: self.strides.head,
+                ..attend
+            },
+            channels: self.channels_of(layout, layer),
+            starts: image.starts,
+            keys: self.keys.address(),
+            positions,
+            gathered: self.gathered.address(),
+            gather_counters: self.gather_counters.address(),
+            channel_count: self.channel_count,
+            head_dim: layout.head_dim(),
+            top,
+            key_chunks: self.key_chunks,
+            ..SelectParams::default()
+        };
+        let score = if pool.rows() == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 };
+        let kv_heads = layout.kv_heads();
+        let grid = (kv_heads.max(SCORE_RESIDENT * gpu.multiprocessors()), 1);
+        // SAFETY: the caller's; the kernel leaves out rows that there is no room for.
+        unsafe { gpu.launch(score, grid, (score.threads(), 1), stream, &params, start) }?;
+        let lists = image.row_count as u32 * kv_heads;
+        // One CTA each, unless two find room: so there is scratch for all that are divided.
+        let parts = (TOP_RESIDENT * gpu.multiprocessors() / lists).clamp(1, TOP_PARTS);
+        let grid = (lists, parts);
+        // SAFETY: the caller's.
+        unsafe {
+            gpu.launch(SELECT_TOP, grid, (SELECT_TOP.threads(), 1), stream, &params, Start::Pdl)
+        }
+    }
+}

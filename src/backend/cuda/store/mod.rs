@@ -1,0 +1,16 @@
+//! The pool, and the stores of new K and V.
+//!
+//! ```text
+//! pool      memory of K and V, by layer
+//! rows      rows as they are         -> pool
+//! fp8       rows as bytes of fp8     -> pool, with scales
+//! labels    channels of K            -> the label plane; scores of a selection
+//! ```
+//!
+//! Not here: copies of whole pages (`moves`).
+
+pub(super) mod fp8;
+pub(super) mod labels;
+pub(super) mod pool;
+pub(super) mod rows;
+mod scales;

@@ -1,0 +1,215 @@
+//! K and V in device memory, in either layout, and what kernels need to know to find them.
+//!
+//! All offsets are 64-bit before they are multiplied. Not here: page tables.
+
+use super::scales::Scales;
+use crate::backend::check;
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::memory::DeviceBuffer;
+use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::params::{LayerRope, LayerScales};
+use crate::id::LayerId;
+use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolLayout, Strides};
+
+/// A pool in device memory. Not initialised: no kernel reads a slot that was not stored.
+#[derive(Debug)]
+pub(in crate::backend::cuda) struct Pool {
+    memory: DeviceBuffer,
+    layout: PoolLayout,
+    k: Strides,
+    /// As K's but for the origin: kernels take one set of strides for both.
+    v: Strides,
+    /// Where the rest of latent rows lies, if they are quantised.
+    rope: Option<Strides>,
+    pages: Pages,
+    scales: Scales,
+    /// Element type of the host's rows.
+    rows: Dtype,
+    /// What a page's bytes mean.
+    fingerprint: u64,
+}
+
+impl Pool {
+    /// With scales and channels that are right for it.
+    pub(in crate::backend::cuda) fn new(
+        gpu: &Gpu,
+        layout: PoolLayout,
+        rows: Dtype,
+        (scales, labels): (Option<&KvScales>, Option<&LabelChannels>),
+    ) -> Result<Self, CudaError> {
+        let names = match layout.is_latent() {
+            true => [PlaneName::Latent; 2],
+            false => [PlaneName::K, PlaneName::V],
+        };
+        let [k, v] =
+            names.map(|name| layout.strides(name).expect("the pool has its shape's planes"));
+        assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V lie alike");
+        let memory = DeviceBuffer::lasting(gpu, layout.total_bytes())?;
+        let pages = Pages::of(memory.address(), &layout);
+        let fingerprint = layout.page_fingerprint(scales, labels);
+        let scales = Scales::new(gpu, &layout, scales, memory.address())?;
+        let rope = layout.strides(PlaneName::Rope);
+        Ok(Self { memory, layout, k, v, rope, pages, scales, rows, fingerprint })
+    }
+
+    pub(in crate::backend::cuda) fn rows(&self) -> Dtype {
+        self.rows
+    }
+
+    pub(in crate::backend::cuda) fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// Scales of a layer that the pool has; none where its numbers have none.
+    pub(in crate::backend::cuda) fn scales(&self, layer: LayerId) -> LayerScales {
+        self.scales.of(layer)
+    }
+
+    /// Where a layer that the pool has keeps what is not quantised of its latent rows of fp8.
+    pub(in crate::backend::cuda) fn rope(&self, layer: LayerId) -> Option<LayerRope> {
+        self.rope.as_ref().map(|strides| LayerRope {
+            at: self.memory.address() + strides.layer_origin(layer),
+            page_stride: strides.page,
+            slot_stride: strides.slot as u32,
+            elements: self.layout.head_dim() - self.layout.value_dim(),
+        })
+    }
+
+    pub(in crate::backend::cuda) fn layout(&self) -> &PoolLayout {
+        &self.layout
+    }
+
+    pub(in crate::backend::cuda) fn memory(&self) -> &DeviceBuffer {
+        &self.memory
+    }
+
+    /// Device addresses of page 0, slot 0 of one layer's K and V; latent rows are both.
+    pub(in crate::backend::cuda) fn origins(&self, layer: LayerId) -> Result<[u64; 2], CudaError> {
+        check::layer(layer, &self.layout)?;
+        Ok([self.k, self.v].map(|strides| self.memory.address() + strides.layer_origin(layer)))
+    }
+
+    /// Bytes between neighbours, of K and of V.
+    pub(in crate::backend::cuda) fn strides(&self) -> &Strides {
+        &self.k
+    }
+
+    pub(in crate::backend::cuda) fn pages(&self) -> &Pages {
+        &self.pages
+    }
+}
+
+/// Pieces of one size: piece `i` of page `p` lies at `address + p * page_stride + i * piece_stride`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(in crate::backend::cuda) struct Pieces {
+    pub(in crate::backend::cuda) address: u64,
+    pub(in crate::backend::cuda) page_stride: u64,
+    pub(in crate::backend::cuda) piece_stride: u64,
+    pub(in crate::backend::cuda) piece_bytes: u64,
+    pub(in crate::backend::cuda) count: u32,
+}
+
+impl Pieces {
+    /// Bytes of one page's pieces.
+    pub(in crate::backend::cuda) fn bytes(&self) -> u64 {
+        self.piece_bytes * u64::from(self.count)
+    }
+}
+
+/// Where whole pages lie: the pieces of a page, one for each plane and layer, in as few groups of one size as there can
+/// be. A pool of K and V alone has one group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::backend::cuda) struct Pages {
+    groups: [Pieces; PLANES_MAX],
+    group_count: usize,
+    /// Pages.
+    pub(in crate::backend::cuda) count: u32,
+}
+
+impl Pages {
+    pub(in crate::backend::cuda) fn of(address: u64, layout: &PoolLayout) -> Self {
+        let none = Pieces::default();
+        let mut pages =
+            Self { groups: [none; PLANES_MAX], group_count: 0, count: layout.page_count() };
+        for plane in layout.planes() {
+            let strides = layout.strides(plane.name).expect("the plane is the pool's");
+            pages.push(Pieces {
+                address: address + strides.origin,
+                page_stride: strides.page,
+                piece_stride: strides.layer,
+                piece_bytes: layout.piece_bytes(plane),
+                count: layout.layers(),
+            });
+        }
+        pages
+    }
+
+    /// Pages of `like`'s shape that lie one after another, each in one piece of memory.
+    pub(in crate::backend::cuda) fn packed(address: u64, like: &Pages, count: u32) -> Self {
+        let mut pages = Self { count, ..*like };
+        let (page_stride, mut next) = (like.page_bytes(), address);
+        for group in &mut pages.groups[..like.group_count] {
+            *group =
+                Pieces { address: next, page_stride, piece_stride: group.piece_bytes, ..*group };
+            next += group.bytes();
+        }
+        pages
+    }
+
+    /// Planes whose pieces are of one size follow one another as a plane's layers do, in both layouts.
+    fn push(&mut self, pieces: Pieces) {
+        match self.groups[..self.group_count].last_mut() {
+            Some(last) if last.piece_bytes == pieces.piece_bytes => last.count += pieces.count,
+            _ => {
+                self.groups[self.group_count] = pieces;
+                self.group_count += 1;
+            }
+        }
+    }
+
+    /// Groups of pieces, in the order of a page.
+    pub(in crate::backend::cuda) fn groups(&self) -> &[Pieces] {
+        &self.groups[..self.group_count]
+    }
+
+    /// Device address of the first page; where pages are packed, the others follow.
+    pub(in crate::backend::cuda) fn address(&self) -> u64 {
+        self.groups[0].address
+    }
+
+    /// Whether a page is one piece of memory.
+    pub(in crate::backend::cuda) fn is_packed(&self) -> bool {
+        let mut end = self.address();
+        self.groups().iter().all(|group| {
+            let follows = group.address == end && group.piece_stride == group.piece_bytes;
+            end += group.bytes();
+            follows
+        })
+    }
+
+    /// Packed pages as one piece each.
+    pub(in crate::backend::cuda) fn whole(&self) -> Pieces {
+        debug_assert!(self.is_packed());
+        let bytes = self.page_bytes();
+        Pieces {
+            address: self.address(),
+            page_stride: bytes,
+            piece_stride: bytes,
+            piece_bytes: bytes,
+            count: 1,
+        }
+    }
+
+    /// Whether pages of the one may be copied to the other.
+    pub(in crate::backend::cuda) fn is_like(&self, other: &Self) -> bool {
+        let shape = |pieces: &Pieces| (pieces.piece_bytes, pieces.count);
+        self.groups().iter().map(shape).eq(other.groups().iter().map(shape))
+    }
+
+    pub(in crate::backend::cuda) fn page_bytes(&self) -> u64 {
+        self.groups().iter().map(Pieces::bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! store_cache launches: which of three kernels, and with how many threads a row.
+//!
+//! Not here: the plan that says which slots (`plan/stage.rs`), quantised pools (`fp8.rs`).
+
+use super::pool::Pool;
+use crate::backend::Operand;
+use crate::backend::cuda::check::store_stride;
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::launch::Start;
+use crate::backend::cuda::driver::memory::DeviceRows;
+use crate::backend::cuda::driver::raw::RawStream;
+use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::params::{StoreCacheParams, wide_magic};
+use crate::backend::cuda::kernels::{STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
+use crate::backend::cuda::moves::copy::unit_bytes;
+use crate::backend::cuda::plan::image::Image;
+use crate::id::LayerId;
+
+/// Steps of so many tokens are stored past the caches, four units a thread: enough to fill the device, too little for
+/// the caches to turn over (measured on an H200 with rows of 2 KiB).
+const STREAMING_TOKENS: std::ops::RangeInclusive<u32> = 513..=8192;
+
+/// Stores the rows of the staged plan.
+pub(in crate::backend::cuda) fn store(
+    gpu: &Gpu,
+    pool: &Pool,
+    image: &Image,
+    layer: LayerId,
+    [k, v]: [DeviceRows<'_>; 2],
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let (layout, tokens) = (pool.layout(), image.token_count);
+    let ([width, v_width], dtype) = (layout.store_widths(), layout.dtype().rows());
+    let k_stride = store_stride(Operand::K, &k, tokens, width, dtype)?;
+    let mut v_stride = store_stride(Operand::V, &v, tokens, v_width, dtype)?;
+    let (mut row_bytes, mut v_address) = ((width * dtype.size() as usize) as u64, v.address);
+    let [k_pool, mut v_pool] = pool.origins(layer)?;
+    if layout.is_latent() {
+        // The kernel stores two rows a token: here the two halves of one.
+        row_bytes /= 2;
+        (v_stride, v_address) = (k_stride, k.address.saturating_add(row_bytes));
+        v_pool += row_bytes;
+    }
+    let unit_bytes =
+        unit_bytes(&[row_bytes, k_stride.into(), v_stride.into(), k.address, v_address]);
+    if unit_bytes < dtype.size().min(4) {
+        return Err(CudaError::RowsAlignment { align: dtype.size() });
+    }
+    if tokens == 0 {
+        return Ok(());
+    }
+    let (page_stride, slot_stride) = (pool.strides().page, pool.strides().slot);
+    // Where pages follow one another without a gap, a slot is as good as a page of one token.
+    let linear = page_stride == slot_stride * u64::from(layout.page_size());
+    let page_size = if linear { 1 } else { layout.page_size() };
+    let params = StoreCacheParams {
+        k: k.address,
+        v: v_address,
+        slots: image.slots,
+        k_pool,
+        v_pool,
+        page_stride: if linear { slot_stride } else { page_stride },
+        k_stride,
+        v_stride,
+        tokens: tokens as u32,
+        page_size,
+        page_magic: wide_magic(page_size.into()),
+        slot_stride: slot_stride as u32,
+        slot_bytes: image.slot_bytes as u32,
+        row_units: (row_bytes / u64::from(unit_bytes)) as u32,
+        unit_bytes,
+    };
+    let narrow = unit_bytes == 16 && params.slot_bytes == 4;
+    let (kernel, x, threads) = match params.row_units {
+        units if narrow && STREAMING_TOKENS.contains(&params.tokens) => {
+            (STORE_CACHE_STREAMING, units.div_ceil(4).next_power_of_two().min(256), 512)
+        }
+        units if narrow && units <= 256 => (STORE_CACHE, units, 256),
+        units => (STORE_CACHE_ANY, units.next_power_of_two().min(256), 256),
+    };
+    let y = threads / x;
+    let grid = (params.tokens.div_ceil(y), 1);
+    // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above).
+    unsafe { gpu.launch(kernel, grid, (x, y), stream, &params, Start::Pdl) }
+}

@@ -1,0 +1,74 @@
+//! The scales of a quantised pool on the device: given ones, uploaded once, or planes of the pool.
+//!
+//! Not here: how they are made (`ptx/src/moves/store_cache_fp8.cu`), what they are multiplied with (`ptx/src`).
+
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::memory::DeviceBuffer;
+use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::params::LayerScales;
+use crate::id::LayerId;
+use crate::layout::{KvScales, PlaneName, PoolLayout, Scaling, Strides};
+
+/// Bytes of K's and V's scale of one head.
+const HEAD_BYTES: u32 = 8;
+
+/// Where the scales of K and of V are.
+#[derive(Debug)]
+pub(in crate::backend::cuda) enum Scales {
+    /// Nowhere: numbers are as they are stored.
+    None,
+    /// f32 `[layers, kv_heads, K and V]`.
+    Static { memory: DeviceBuffer, kv_heads: u32 },
+    /// In planes of the pool, which begins at `pool`.
+    ByToken { pool: u64, planes: [Strides; 2] },
+}
+
+impl Scales {
+    /// Of a pool at device address `pool`, for which `given` is right.
+    pub(in crate::backend::cuda) fn new(
+        gpu: &Gpu,
+        layout: &PoolLayout,
+        given: Option<&KvScales>,
+        pool: u64,
+    ) -> Result<Self, CudaError> {
+        Ok(match layout.scaling() {
+            None => Self::None,
+            Some(Scaling::ByToken) => {
+                // Where V is of K's numbers, so are its scales.
+                let v = if layout.is_latent() { PlaneName::KScales } else { PlaneName::VScales };
+                let planes = [PlaneName::KScales, v]
+                    .map(|name| layout.strides(name).expect("they are made"));
+                assert_eq!(Strides { origin: planes[0].origin, ..planes[1] }, planes[0]);
+                Self::ByToken { pool, planes }
+            }
+            Some(Scaling::Static) => {
+                let kv_heads = layout.kv_heads();
+                let count = 2 * layout.layers() as usize * kv_heads as usize;
+                let ones = vec![1.0_f32; if given.is_some() { 0 } else { count }];
+                let values = given.map_or(&ones[..], KvScales::values);
+                let mut memory = DeviceBuffer::lasting(gpu, 4 * count as u64)?;
+                memory.write(0, values)?;
+                Self::Static { memory, kv_heads }
+            }
+        })
+    }
+
+    /// Those of one layer, which the pool has.
+    pub(in crate::backend::cuda) fn of(&self, layer: LayerId) -> LayerScales {
+        match self {
+            Self::None => LayerScales::default(),
+            Self::Static { memory, kv_heads } => {
+                let layer_bytes = u64::from(*kv_heads) * u64::from(HEAD_BYTES);
+                let k = memory.address() + layer_bytes * u64::from(layer.raw());
+                let (page_stride, head_stride) = (0, HEAD_BYTES);
+                LayerScales { k, v: k + 4, page_stride, head_stride, by_token: 0 }
+            }
+            Self::ByToken { pool, planes } => {
+                let [k, v] = planes.map(|plane| pool + plane.layer_origin(layer));
+                let Strides { page, head, .. } = planes[0];
+                // A head's scales in a page are 4 KiB at most.
+                LayerScales { k, v, page_stride: page, head_stride: head as u32, by_token: 1 }
+            }
+        }
+    }
+}

@@ -238,4 +238,72 @@ mod tests {
             assert_eq!(text.matches(".entry ").count(), 1, "{}", kernel.name());
         }
     }
+
+    fn list(kernels: &[Option<&'static Kernel>]) -> String {
+        let short = |kernel: &&Kernel| {
+            format!("`{}`", kernel.name().replace("attend_", "").replace("_bf16", ""))
+        };
+        let names: Vec<_> = kernels.iter().flatten().map(short).collect();
+        if names.is_empty() { "-".into() } else { names.join(", ") }
+    }
+
+    /// The kernels of decode, extend and trees, spans, lists for rows of bf16.
+    fn cells(of: Selection) -> [String; 4] {
+        if of.head_dim == 576 {
+            let kernels = match of.latent() {
+                Latent::Split(kernels) => kernels.map(Some),
+                Latent::Plain(kernel) => [Some(kernel), None],
+            };
+            return [list(&kernels), "the same".into(), list(&[]), list(&[])];
+        }
+        let spans = of.shared(&shape(1, of.head_dim)).map_or([None; 2], |k| k.map(Some));
+        let extend = [of.extend(), of.trees()];
+        [list(&of.decodes(16)), list(&extend), list(&spans), list(&of.selected())]
+    }
+
+    /// The lines of `ptx/README.md` with what each compute capability gets.
+    fn table() -> String {
+        let mut text = String::from(
+            "| pool, head_dim | compute capability | decode | extend, trees | spans | lists |\n",
+        ) + "|---|---|---|---|---|---|\n";
+        let of_heads = SCALINGS.into_iter().flat_map(|s| [64, 128, 256].map(|d| (s, d)));
+        let latent = [(None, 576), (Some(Scaling::ByToken), 576)];
+        for (scaling, head_dim) in of_heads.chain(latent) {
+            let pool = match scaling {
+                None => "16 bits",
+                Some(Scaling::Static) => "fp8, static scales",
+                Some(Scaling::ByToken) => "fp8, scales by token",
+            };
+            let mut groups: Vec<([String; 4], Vec<String>)> = Vec::new();
+            for capability in [80, 86, 89, 90, 100, 120] {
+                let of = Selection { capability, scaling, rows: Dtype::Bf16, head_dim };
+                let (cells, shown) =
+                    (cells(of), format!("{}.{}", capability / 10, capability % 10));
+                match groups.iter_mut().find(|group| group.0 == cells) {
+                    Some(group) => group.1.push(shown),
+                    None => groups.push((cells, vec![shown])),
+                }
+            }
+            for (cells, capabilities) in groups {
+                let (of, cells) = (capabilities.join(", "), cells.join(" | "));
+                text += &format!("| {pool}, {head_dim} | {of} | {cells} |\n");
+            }
+        }
+        text
+    }
+
+    /// With `KVARENA_WRITE` in the environment the lines are written.
+    #[test]
+    fn the_readme_has_what_each_capability_gets() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/ptx/README.md");
+        let readme = std::fs::read_to_string(path).expect("the README");
+        let (begin, end) = ("<!-- selection -->\n", "<!-- end of selection -->\n");
+        let (before, rest) = readme.split_once(begin).expect("where they begin");
+        let (lines, after) = rest.split_once(end).expect("where they end");
+        if std::env::var_os("KVARENA_WRITE").is_some() {
+            let text = format!("{before}{begin}{}{end}{after}", table());
+            return std::fs::write(path, text).expect("the README can be written");
+        }
+        assert_eq!(lines, table(), "write them with KVARENA_WRITE=1 and this test");
+    }
 }

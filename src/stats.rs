@@ -49,13 +49,13 @@ macro_rules! stats {
 
 stats! {
     counters {
-        /// Admitted prompts of which a step was committed: an admission that ends without one is no prompt here.
+        /// Admitted prompts of which a step was committed, also where a preemption and a resume came before.
         prompts,
         /// Tokens of those prompts.
         prompt_tokens,
-        /// Tokens of those prompts that needed no computing, in whole pages.
+        /// Tokens of those prompts that needed no computing when their first step was committed.
         hit_tokens,
-        /// Tokens of resumed sequences that needed no computing, counted at the first commit after the resume.
+        /// Other tokens of resumed sequences that needed no computing, counted at the first commit after the resume.
         resume_hit_tokens,
         /// Tokens whose K and V committed steps computed, for sequences still running at the commit.
         computed_tokens,
@@ -77,7 +77,7 @@ stats! {
         drafts,
         /// Guessed tokens of those drafts: all but a lone root, which is the token sampled last and no guess.
         draft_tokens,
-        /// Tokens that were kept of them.
+        /// Guessed tokens that were kept.
         accepted_tokens,
         /// Pages that became matchable.
         published_pages,

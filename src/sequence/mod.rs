@@ -386,7 +386,6 @@ impl SequenceTable {
         (sequence.dirty_from, sequence.inherited) = (0, 0);
         (sequence.cached_len, sequence.planned_len) = (0, 0);
         (sequence.last_step, sequence.last_item) = (StepId::default(), 0);
-        sequence.entered = Entered::COUNTED;
         sequence.incarnation += 1;
         self.shrink(seq);
     }

@@ -2,7 +2,7 @@
 //!
 //! 1. [`the_loop`]: admit, plan, store and attend, append, commit, complete.
 //! 2. [`overlap`]: plan a step before the last one's tokens are known.
-//! 3. [`samples`]: many answers to one prompt.
+//! 3. [`samples`]: many answers to one prompt, and a fork that is refused.
 //! 4. [`speculation`]: drafts, in chains and trees, and keeping the branch that is right.
 //! 5. [`ranks`]: workers of tensor parallelism, in threads or processes; the byte forms that they read.
 //! 6. [`scheduling`]: who is admitted, who is preempted, what a promise is, who waits for a leader.

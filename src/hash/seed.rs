@@ -46,6 +46,20 @@ impl HashSeed {
         Ok(Self { len: text.len() as u8, bytes })
     }
 
+    /// The byte form: the length, the text, and zeros behind it.
+    pub(super) fn to_bytes(self) -> [u8; 1 + Self::MAX_LEN] {
+        let mut bytes = [self.len; 1 + Self::MAX_LEN];
+        bytes[1..].copy_from_slice(&self.bytes);
+        bytes
+    }
+
+    /// Reads the byte form.
+    pub(super) fn from_bytes(bytes: [u8; 1 + Self::MAX_LEN]) -> Option<Self> {
+        let (&len, text) = bytes.split_first()?;
+        let text = std::str::from_utf8(text.get(..len.into())?).ok()?;
+        Self::new(text).ok().filter(|seed| seed.to_bytes() == bytes)
+    }
+
     /// Returns the text.
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.bytes[..self.len as usize]).expect("it was made of a text")

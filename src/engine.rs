@@ -203,9 +203,13 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Admits prompts in order, all or none, as [`Engine::admit`] would each, if what all of them lack fits together.
-    /// Each is answered with the sequence that leads it, which may be one before it in the batch. A prompt that is to
-    /// wait for its leader after all can be [preempted](Engine::preempt) until then: it has computed nothing. O(all
-    /// prompts), and where they do not fit that for each unfinished step.
+    /// Each is answered with the sequence that leads it, which may be one before it in the batch. O(all prompts), and
+    /// where they do not fit that for each unfinished step.
+    ///
+    /// To let a prompt wait for its leader, [preempt](Engine::preempt) it before its first plan, and
+    /// [resume](Engine::resume) it when [the leader leads no more](Engine::is_leading). It has computed nothing, keeps
+    /// its row and its tokens, and finds what the leader computed. [`Stats`] counts it as one prompt:
+    /// [`guide::scheduling`](crate::guide::scheduling) has the program.
     ///
     /// # Errors
     /// As [`Engine::admit`]: of the first prompt that is wrong, or for want of room for all of them. Nothing has

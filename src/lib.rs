@@ -93,6 +93,8 @@ pub use config::{EngineConfig, EngineShape, PrefixMode};
 pub use engine::Engine;
 pub use error::{ConfigError, EngineError, Error};
 pub use event::{Event, Stored};
+#[cfg(feature = "sha256")]
+pub use hash::HashSeed;
 pub use hash::{Hashing, NamespaceNames, PageHash, PageHashes};
 pub use id::{
     LayerId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, TokenId,

@@ -46,6 +46,14 @@ fn a_config_is_what_was_written() {
         prefault: false,
         pool,
     };
+    let seed = HashSeed::new("42").expect("it is short");
+    let seeded = EngineConfig { hashing: Some(Hashing::VllmSha256CborSeeded(seed)), ..config };
+    let text = serde_json::to_string(&seeded).expect("a config is JSON");
+    assert_eq!(serde_json::from_str::<EngineConfig>(&text).expect("it was written"), seeded);
+    assert!(text.contains(r#""hashing":{"vllm_sha256_cbor_seeded":"42"}"#), "{text}");
+    let long = text.replace("42", &"4".repeat(32));
+    let error = serde_json::from_str::<EngineConfig>(&long).expect_err("the seed is too long");
+    assert!(error.to_string().contains("32"), "{error}");
     let text = serde_json::to_string(&config).expect("a config is JSON");
     assert_eq!(serde_json::from_str::<EngineConfig>(&text).expect("it was written"), config);
     let pool = json!({

@@ -347,3 +347,46 @@ fn hits_count_once_a_step_is_committed() {
     assert!(engine.admit(Namespace::new(1), &[], 0).is_err());
     assert_eq!((engine.stats() - before).refusals, 1, "an empty prompt lacks nothing");
 }
+
+/// A prompt that is preempted before its first commit is counted once a step of it is committed.
+#[test]
+fn a_prompt_that_computes_after_a_resume_is_a_prompt() {
+    let mut engine = engine(PrefixMode::Radix);
+    let commit = |engine: &mut Engine<Null>, seq, len| {
+        let step = plan(engine, seq, len);
+        engine.commit(step).expect("it is its turn");
+        engine.complete(step).expect("it is committed");
+    };
+    let [first, second, longer] =
+        [10, 10, 9].map(|len| engine.admit(Namespace::default(), &prompt(len), 0).expect("room"));
+    for seq in [second, longer, second] {
+        engine.preempt(seq, Keep::Drop).expect("it runs");
+        engine.resume(seq, 0).expect("room");
+    }
+    // It knows more than its prompt by now, and so does the cache.
+    engine.append(longer, &prompt(10)[9..]).expect("room");
+    engine.append(longer, &prompt(14)[10..]).expect("room");
+    engine.preempt(longer, Keep::Drop).expect("it runs");
+    engine.append(first, &prompt(14)[10..]).expect("room");
+    commit(&mut engine, first, 14);
+    engine.resume(longer, 0).expect("room");
+    engine.preempt(second, Keep::Drop).expect("it runs");
+    engine.resume(second, 0).expect("room");
+    assert_eq!(engine.stats().prompts, 1);
+    commit(&mut engine, second, 2);
+    let stats = engine.stats();
+    assert_eq!((stats.prompts, stats.prompt_tokens, stats.hit_tokens), (2, 20, 8));
+    assert_eq!(stats.resume_hit_tokens, 0);
+    // Of the 12 tokens that it finds, 9 are its prompt's.
+    commit(&mut engine, longer, 2);
+    let stats = engine.stats();
+    assert_eq!((stats.prompts, stats.prompt_tokens, stats.hit_tokens), (3, 29, 17));
+    assert_eq!(stats.resume_hit_tokens, 3);
+    // From its first commit on, a resume is one.
+    engine.preempt(second, Keep::Publish).expect("it runs");
+    engine.resume(second, 0).expect("room");
+    commit(&mut engine, second, 2);
+    let stats = engine.stats();
+    assert_eq!((stats.prompts, stats.hit_tokens, stats.resume_hit_tokens), (3, 17, 3 + 8));
+    assert_eq!((stats.admissions, stats.preemptions, stats.resumes), (3, 6, 6));
+}

@@ -166,6 +166,77 @@ fn a_batch_is_admitted_in_whole_and_names_its_leaders() {
     assert_eq!(engine.cached_len(two[1].seq), Ok(12));
 }
 
+/// Eight equal prompts arrive at a cold engine; both ways of admission compute their beginning once.
+#[test]
+fn both_ways_of_admission_share_what_is_computed_once() {
+    let text = text(120, 120, 0);
+    // Computes all running sequences, a chunk each, and finishes those that are done.
+    let round = |engine: &mut Engine<Null>, running: &mut Vec<SeqKey>| {
+        let mut scratch = StepScratch::new();
+        let len = |&seq: &SeqKey| engine.extend_max(seq).expect("it runs").min(50);
+        let items: Vec<_> = running.iter().map(|seq| Extend { seq: *seq, len: len(seq) }).collect();
+        let step = engine.plan_batch(&mut scratch, &items).expect("there is room").step();
+        engine.commit(step).expect("it is its turn");
+        engine.complete(step).expect("it is committed");
+        running.retain(|&seq| {
+            let runs = engine.extend_max(seq).expect("it runs") > 0;
+            if !runs {
+                engine.finish(seq).expect("it is live");
+            }
+            runs
+        });
+    };
+    let asking = || {
+        let mut engine = engine(300);
+        let (mut waiting, mut running) = (vec![None; 8], Vec::new());
+        while !(waiting.is_empty() && running.is_empty()) {
+            waiting.retain_mut(|leader: &mut Option<Leader>| {
+                if !leader.is_some_and(|leader| engine.is_leading(&leader)) {
+                    *leader = ask(&engine, &text).leader;
+                }
+                if leader.is_none() {
+                    running.push(admit(&mut engine, &text));
+                }
+                leader.is_some()
+            });
+            round(&mut engine, &mut running);
+        }
+        engine.stats()
+    };
+    let in_a_batch = || {
+        let mut engine = engine(300);
+        let prompts = [Prompt { namespace: Namespace::default(), tokens: &text, promise: 0 }; 8];
+        let (mut waiting, mut running) = (Vec::new(), Vec::new());
+        for one in engine.admit_batch(&prompts).expect("there is room").to_vec() {
+            match one.leader {
+                Some(leader) => waiting.push((one.seq, leader)),
+                None => running.push(one.seq),
+            }
+        }
+        for &(seq, _) in &waiting {
+            engine.preempt(seq, Keep::Drop).expect("it runs");
+        }
+        while !(waiting.is_empty() && running.is_empty()) {
+            waiting.retain(|(seq, leader)| {
+                let waits = engine.is_leading(leader);
+                if !waits {
+                    engine.resume(*seq, 0).expect("there is room");
+                    running.push(*seq);
+                }
+                waits
+            });
+            round(&mut engine, &mut running);
+        }
+        engine.stats()
+    };
+    for (stats, preempted) in [(asking(), 0), (in_a_batch(), 7)] {
+        assert!(stats.hit_rate() >= 0.82, "{stats}");
+        assert_eq!((stats.prompts, stats.prompt_tokens), (8, 8 * 120));
+        assert_eq!((stats.hit_tokens, stats.computed_tokens), (7 * 116, 120 + 7 * 4));
+        assert_eq!((stats.resume_hit_tokens, stats.preemptions), (0, preempted));
+    }
+}
+
 /// Idle pages that several prompts of a batch share are counted once.
 #[test]
 fn a_batch_counts_what_it_shares_once() {

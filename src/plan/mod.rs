@@ -7,6 +7,7 @@
 
 mod admission;
 mod draft;
+mod moves;
 mod owned;
 mod spans;
 mod step_end;

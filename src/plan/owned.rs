@@ -29,11 +29,11 @@ struct Header {
 
 const HEADER_WORDS: usize = size_of::<Header>() / 8;
 
-/// Why bytes are not a plan.
+/// Why bytes are not a plan, or another record for other ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PlanBytesError {
-    /// The first bytes are not those of a plan of this version.
+    /// The first bytes are not the mark of such a record of this version.
     Magic,
     /// The length is not what the header says.
     Length {
@@ -66,12 +66,17 @@ pub enum PlanBytesError {
         /// The number that stands for what it does.
         kind: u64,
     },
+    /// A [`Compaction`](super::Compaction) of places that 32 bits do not number.
+    Compaction {
+        /// Its place in the list.
+        index: usize,
+    },
 }
 
 impl fmt::Display for PlanBytesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Magic => write!(f, "the bytes are not a plan of this version"),
+            Self::Magic => write!(f, "the bytes do not begin with the mark of this version"),
             Self::Length { actual } => write!(f, "{actual} bytes are not what the header says"),
             Self::SlotBytes { slot_bytes } => {
                 write!(f, "slots of {slot_bytes} bytes are neither 4 nor 8")
@@ -84,6 +89,7 @@ impl fmt::Display for PlanBytesError {
             Self::StepEnd { kind } => {
                 write!(f, "an end of steps of kind {kind} neither completes nor aborts")
             }
+            Self::Compaction { index } => write!(f, "compaction {index} ends past 2^32 places"),
         }
     }
 }

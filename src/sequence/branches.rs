@@ -48,6 +48,12 @@ impl Branches {
             .all(|(before, &parent)| before == parent)
     }
 
+    /// Returns whether exactly one of `len` drafts is a root. O(`len`).
+    pub fn has_one_root(&self, row: RowId, len: u32) -> bool {
+        let parents = &self.parents[row.index()][..len as usize];
+        parents.iter().filter(|&&parent| parent == ROOT).count() == 1
+    }
+
     /// Where `tokens` first is no branch: the index of a token that does not follow the one before it.
     pub fn not_a_branch(&self, row: RowId, tokens: &[u32]) -> Option<usize> {
         let parents = &self.parents[row.index()];

@@ -240,6 +240,12 @@ impl SequenceTable {
         sequence.is_drafted() && !self.stores.branches.is_chain(sequence.row, len)
     }
 
+    /// Returns whether exactly one of a sequence's `len` drafts is a root. That root is the token sampled last; several
+    /// roots are guesses of that token. O(`len`).
+    pub(crate) fn has_one_root(&self, sequence: &Sequence, len: u32) -> bool {
+        self.stores.branches.has_one_root(sequence.row, len)
+    }
+
     /// The first place at which some of a sequence's drafts, by their own places, are no branch.
     pub(crate) fn not_a_branch(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
         self.stores.branches.not_a_branch(sequence.row, tokens)
@@ -380,7 +386,6 @@ impl SequenceTable {
         (sequence.dirty_from, sequence.inherited) = (0, 0);
         (sequence.cached_len, sequence.planned_len) = (0, 0);
         (sequence.last_step, sequence.last_item) = (StepId::default(), 0);
-        sequence.entered = Entered::COUNTED;
         sequence.incarnation += 1;
         self.shrink(seq);
     }

@@ -11,7 +11,7 @@ pub(crate) struct Entered(u32);
 impl Entered {
     /// It is counted, or a fork.
     pub const COUNTED: Self = Self(0);
-    /// It was resumed.
+    /// It was resumed after a commit had counted it.
     pub const RESUMED: Self = Self(u32::MAX);
 
     /// It was admitted with a prompt of so many tokens.

@@ -100,6 +100,11 @@ pub(crate) fn resume(
     }
     check_promise(shape, promise)?;
     let (namespace, len) = (sequence.namespace, sequence.token_len);
+    // Until a step of a prompt is committed, it is still to be counted as a prompt.
+    let entered = match sequence.entered {
+        Entered::COUNTED => Entered::RESUMED,
+        uncounted => uncounted,
+    };
     buffers.tokens.clear();
     for piece in sequences.token_pieces(sequence, 0, len) {
         buffers.tokens.extend_from_slice(piece);
@@ -109,7 +114,7 @@ pub(crate) fn resume(
     ask(shape, prefixes, &room, found.as_ref(), len, promise).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     sequences.get_mut(seq)?.lock = Some(lock);
-    enter(shape, sequences, buffers, seq, promise, Entered::RESUMED);
+    enter(shape, sequences, buffers, seq, promise, entered);
     counters.resumes += 1;
     Ok(())
 }

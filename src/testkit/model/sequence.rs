@@ -337,7 +337,6 @@ impl Model {
         self.let_go(seq);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.preempted = true;
-        sequence.entered = None;
         sequence.incarnation += 1;
         sequence.last_step = 0;
         sequence.cached_len = 0;
@@ -359,7 +358,10 @@ impl Model {
         self.ask(scope, &sequence.tokens, promise).check()?;
         let hit_len = self.begin_with(seq, scope, promise);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
-        sequence.entered = Some(Entered::Resumed { hit_len });
+        sequence.entered = Some(match sequence.entered {
+            Some(Entered::Admitted { prompt_len, .. }) => Entered::Admitted { prompt_len, hit_len },
+            _ => Entered::Resumed { hit_len },
+        });
         self.counters.resumes += 1;
         Ok(())
     }

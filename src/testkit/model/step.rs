@@ -288,7 +288,8 @@ impl Model {
             Some(Entered::Admitted { prompt_len, hit_len }) => {
                 self.counters.prompts += 1;
                 self.counters.prompt_tokens += prompt_len as u64;
-                self.counters.hit_tokens += hit_len as u64;
+                self.counters.hit_tokens += hit_len.min(prompt_len) as u64;
+                self.counters.resume_hit_tokens += hit_len.saturating_sub(prompt_len) as u64;
             }
             Some(Entered::Resumed { hit_len }) => {
                 self.counters.resume_hit_tokens += hit_len as u64;

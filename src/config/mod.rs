@@ -1,10 +1,16 @@
 //! What an engine is made for: [`EngineConfig`], checked to an [`EngineShape`] of limits.
 //!
+//! `bytes` is the byte form of a shape.
+//!
 //! Not here: the shape of K and V memory (`layout/`), the bytes that an engine takes (`world.rs`).
+
+mod bytes;
 
 use crate::error::ConfigError;
 use crate::hash::Hashing;
 use crate::layout::{PoolConfig, PoolLayout, TableShape};
+
+pub use bytes::ShapeBytesError;
 
 /// Whether prefixes are kept and shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

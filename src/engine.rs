@@ -314,7 +314,7 @@ impl<B: Backend> Engine<B> {
     /// [`packed`](Engine::packed) in the levels of FlashInfer's cascade: what several sequences share is listed once.
     ///
     /// `plan` is this engine's, padded or not, and `items` are all of its items, none accepted in part since.
-    /// O(items x levels + pages).
+    /// O(items + pages).
     ///
     /// # Errors
     /// As [`packed`](Engine::packed); [`Error::PackedRows`] and [`Error::NotPlanned`] where the plan is not of these

@@ -220,7 +220,11 @@ impl<B: Backend> Engine<B> {
         Ok(&self.world.buffers.admitted)
     }
 
-    /// Whether a leader is still on its way to the tokens that it was named for. O(1).
+    /// Whether a leader is still on its way to the tokens that it was named for: not once its sequence has forgotten
+    /// one of them, whatever it was given since. O(1).
+    ///
+    /// It may be false too early, never true too late: of a sequence that was cut before it was named, to fewer tokens,
+    /// and is cut again behind them. [`admission`](Engine::admission) names it again then.
     pub fn is_leading(&self, leader: &Leader) -> bool {
         system::leader::is_leading(&self.world.prefixes, &self.world.sequences, leader)
     }

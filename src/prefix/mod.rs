@@ -66,6 +66,7 @@ pub use insert::Inserted;
 pub use lock::Stale;
 pub use meeting::Meeting;
 pub use walk::PrefixMatch;
+pub(crate) use walk::common_tokens;
 
 /// Read by every walk. With its version a slot of 32 bytes: half a cache line.
 #[derive(Clone, Copy)]

@@ -71,13 +71,16 @@ pub(crate) fn accept(
     branches: &[Branch<'_>],
 ) {
     for &Branch { seq, tokens } in branches {
-        let mut row = sequences.row_mut(seq).expect("checked");
-        let (number, last_step) = (row.sequence.last_item, row.sequence.last_step);
+        let sequence = sequences.get(seq).expect("checked");
+        let (number, last_step) = (sequence.last_item, sequence.last_step);
         let StepItem { start, end: drafted, .. } = steps.item(number);
         counters.drafts += 1;
         counters.draft_tokens += u64::from(drafted - start);
         counters.accepted_tokens += tokens.len() as u64;
         let end = start + tokens.len() as u32;
+        let in_place = (0..).zip(tokens).take_while(|(place, token)| place == *token).count();
+        sequences.cut(seq, start + in_place as u32);
+        let mut row = sequences.row_mut(seq).expect("checked");
         row.keep_tokens(start, tokens);
         row.sequence.end_draft();
         row.sequence.planned_len = end;

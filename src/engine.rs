@@ -114,8 +114,9 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.match_hashes(chain, each)
     }
 
-    /// Says what a namespace is called by those who know prefixes by hashes, once, before its first prompt. Does
-    /// nothing where pages are not hashed. The default namespace has no names and needs none. O(names).
+    /// Says what a namespace is called by those who know prefixes by hashes, once, before its first prompt, until it is
+    /// [forgotten](Engine::forget_namespace). Does nothing where pages are not hashed. The default namespace has no
+    /// names and needs none. O(names).
     ///
     /// # Errors
     /// [`Error::NamespaceNamed`] if it is called something else already, [`Error::NamesTaken`] if another namespace has
@@ -128,11 +129,24 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.name(namespace, names)
     }
 
+    /// Forgets what a namespace is called, so that names do not grow without end where each request has a salt of its
+    /// own. From now on its prompts are refused as those of a namespace without names. The names themselves stay until
+    /// its last sequence is finished and its last cached page is evicted: until then no other namespace can take them,
+    /// and naming it the same again takes this back. Does nothing where pages are not hashed, nor to the default
+    /// namespace. O(names).
+    ///
+    /// # Errors
+    /// [`Error::UnnamedNamespace`] if it has no names, or is forgotten already.
+    pub fn forget_namespace(&mut self, namespace: Namespace) -> Result<(), Error> {
+        self.world.prefixes.forget_names(namespace)
+    }
+
     /// Hands over what has happened to the cached prefixes since the last drain, in order: pages stored, parents first,
     /// pages removed, all cleared. Pages that are published again say nothing; neighbours are joined. Where more has
     /// happened than [`EngineConfig::event_pages`] has room for, all is cleared, and then what is cached now is stored,
     /// straight from the tree. So an index that is built from events alone is always right once a drain has ended.
-    /// Only the present generation is spoken of. O(pages of the events), after an overflow O(tree).
+    /// Only the present generation is spoken of. Where the sink panics, the next drain is as after an overflow.
+    /// O(pages of the events), after an overflow O(tree).
     pub fn drain_events(&mut self, sink: impl FnMut(Event<'_>)) {
         self.world.prefixes.drain_events(sink);
     }

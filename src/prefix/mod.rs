@@ -312,8 +312,9 @@ impl PrefixTree {
         let hash = self.children.hash(link.parent, scope, first);
         let node = self.insert_columns(link, scope, Usage::new(hash));
         self.children.insert(hash, node);
-        if let Some(parent) = link.parent {
-            self.usage[parent].child_count += 1;
+        match link.parent {
+            Some(parent) => self.usage[parent].child_count += 1,
+            None => self.hold_names(scope.namespace),
         }
         node
     }
@@ -337,8 +338,9 @@ impl PrefixTree {
         assert!(usage.child_count == 0, "T4: a node with children stays");
         let link = self.link.remove(node).expect("T1: every node has a link");
         self.children.remove(usage.hash, node);
-        if let Some(parent) = link.parent {
-            self.usage[parent].child_count -= 1;
+        match link.parent {
+            Some(parent) => self.usage[parent].child_count -= 1,
+            None => self.release_names(self.scope[node].namespace),
         }
     }
 

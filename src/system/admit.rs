@@ -73,6 +73,7 @@ pub(crate) fn admit(
     ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     let seq = sequences.spawn(namespace, prompt, lock);
+    prefixes.hold_names(namespace);
     enter(shape, sequences, buffers, seq, promise, Entered::admitted(prompt.len() as u32));
     counters.admissions += 1;
     Ok(seq)
@@ -158,6 +159,7 @@ pub(crate) fn admit_batch(
         let leader = found.and_then(|found| leader(prefixes, sequences, &found, tokens));
         let lock = lock(prefixes, fence, found.as_ref(), namespace);
         let seq = sequences.spawn(namespace, tokens, lock);
+        prefixes.hold_names(namespace);
         enter(shape, sequences, buffers, seq, promise, Entered::admitted(tokens.len() as u32));
         buffers.admitted.push(Admitted::new(seq, leader));
     }

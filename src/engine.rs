@@ -129,14 +129,15 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.name(namespace, names)
     }
 
-    /// Forgets what a namespace is called, so that names do not grow without end where each request has a salt of its
-    /// own. From now on its prompts are refused as those of a namespace without names. The names themselves stay until
-    /// its last sequence is finished and its last cached page is evicted: until then no other namespace can take them,
-    /// and naming it the same again takes this back. Does nothing where pages are not hashed, nor to the default
-    /// namespace. O(names).
+    /// Forgets the names of a namespace, so that a salt for each request does not grow the table of names for ever.
+    ///
+    /// From now on [`admit`](Engine::admit) refuses its prompts ([`Error::UnnamedNamespace`]); its sequences go on. The
+    /// table drops the names when the last of these is finished and the last cached page of the namespace is evicted.
+    /// Until then no other namespace can take the names, and [`name_namespace`](Engine::name_namespace) with the same
+    /// names undoes the call. Does nothing where pages are not hashed, nor to the default namespace. O(names).
     ///
     /// # Errors
-    /// [`Error::UnnamedNamespace`] if it has no names, or is forgotten already.
+    /// [`Error::UnnamedNamespace`] if the namespace has no names or is forgotten already.
     pub fn forget_namespace(&mut self, namespace: Namespace) -> Result<(), Error> {
         self.world.prefixes.forget_names(namespace)
     }
@@ -234,11 +235,11 @@ impl<B: Backend> Engine<B> {
         Ok(&self.world.buffers.admitted)
     }
 
-    /// Whether a leader is still on its way to the tokens that it was named for: not once its sequence has forgotten
-    /// one of them, whatever it was given since. O(1).
+    /// Whether a leader is still on its way to the tokens that it was named for. It is not once its sequence has
+    /// forgotten one of them, whatever was appended since. O(1).
     ///
-    /// It may be false too early, never true too late: of a sequence that was cut before it was named, to fewer tokens,
-    /// and is cut again behind them. [`admission`](Engine::admission) names it again then.
+    /// The answer is never true too long. It is false too early in one case: the sequence was cut below these tokens
+    /// before it was named, and is cut behind them afterwards. [`admission`](Engine::admission) then names it again.
     pub fn is_leading(&self, leader: &Leader) -> bool {
         system::leader::is_leading(&self.world.prefixes, &self.world.sequences, leader)
     }

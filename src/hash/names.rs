@@ -110,7 +110,7 @@ impl Names {
         Ok(())
     }
 
-    /// A namespace loses its names once they have no users. The default one has none to lose.
+    /// Marks a namespace as forgotten; its names go once they have no users. The default namespace stays.
     ///
     /// # Errors
     /// [`Error::UnnamedNamespace`].

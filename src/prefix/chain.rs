@@ -142,7 +142,7 @@ impl PrefixTree {
         self.chain.as_mut().map_or(Ok(()), |chain| chain.names.name(namespace, names))
     }
 
-    /// A namespace loses its names once they have no users, if prefixes are hashed.
+    /// Marks a namespace as forgotten, if prefixes are hashed; its names go once they have no users.
     ///
     /// # Errors
     /// [`Error::UnnamedNamespace`].
@@ -150,14 +150,14 @@ impl PrefixTree {
         self.chain.as_mut().map_or(Ok(()), |chain| chain.names.forget(namespace))
     }
 
-    /// A sequence or a first node of a namespace has come.
+    /// Counts a sequence or a first node of a namespace, if prefixes are hashed.
     pub(crate) fn hold_names(&mut self, namespace: Namespace) {
         if let Some(chain) = &mut self.chain {
             chain.names.hold(namespace);
         }
     }
 
-    /// A sequence or a first node of a namespace is gone.
+    /// Counts a sequence or a first node of a namespace no more, if prefixes are hashed.
     pub(crate) fn release_names(&mut self, namespace: Namespace) {
         if let Some(chain) = &mut self.chain {
             chain.names.release(namespace);

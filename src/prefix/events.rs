@@ -70,8 +70,8 @@ pub(super) struct EventBuffer {
     walks: u64,
 }
 
-/// The buffer while it is drained, which goes back into the tree even if the sink panics: what the sink was handed then
-/// is unknown, so the next drain begins anew.
+/// Holds the buffer during a drain and puts it back into the tree, even if the sink panics. A sink that panics may have
+/// lost events, so the next drain then starts over.
 struct Drain<'a> {
     tree: &'a mut PrefixTree,
     events: Option<EventBuffer>,

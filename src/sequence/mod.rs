@@ -389,7 +389,7 @@ impl SequenceTable {
         self.shrink(seq);
     }
 
-    /// The text of a sequence from token `len` on is about to be forgotten, if there is any.
+    /// Records that a sequence is about to forget its tokens from `len` on, if it has any there.
     pub(crate) fn cut(&mut self, seq: SeqKey, len: u32) {
         let sequence = &self.rows[seq];
         if len < sequence.token_len {

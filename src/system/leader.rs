@@ -11,10 +11,10 @@ use crate::plan::Leader;
 use crate::prefix::{PrefixMatch, PrefixTree, common_tokens};
 use crate::sequence::SequenceTable;
 
-/// The leader of a prompt of which `found` is cached, if there is one. A published prefix ends where a node does, so
-/// each node of the match costs a look-up, and each sequence found there a comparison of a page. O(those, and one
-/// comparison of the prompt); a sequence that has the page behind what is cached, but another text before it, costs one
-/// more.
+/// Returns the leader of a prompt of which `found` is cached, if there is one. Published prefixes end where nodes do
+/// (W2), so each node of the match costs a look-up, and each sequence found there a comparison of one page.
+/// O(those, and one comparison of the prompt). A sequence that has the first page that is not cached, but another text
+/// before it, costs a comparison more.
 pub(crate) fn leader(
     prefixes: &PrefixTree,
     sequences: &SequenceTable,
@@ -41,8 +41,8 @@ pub(crate) fn leader(
 /// Whether a leader is still on its way to what it was named for: it runs in the present generation, has not published
 /// that, and has forgotten none of it. O(1).
 ///
-/// Of cuts their number and the fewest tokens left are known. So a leader that was named after one cut, and whose
-/// tokens survive the next, counts as stopped if the first cut left fewer tokens than it was named for.
+/// The table stores the number of cuts and the fewest tokens that one left. So a leader named between two cuts counts
+/// as stopped if the first cut left fewer tokens than it was named for, although the second one spares them.
 pub(crate) fn is_leading(
     prefixes: &PrefixTree,
     sequences: &SequenceTable,

@@ -16,7 +16,7 @@ use cases::pages::AllocFree;
 use cases::work;
 
 const SEQUENCES: usize = 1000;
-const CASES: [&str; 22] = [
+const CASES: [&str; 23] = [
     "hit",
     "hit_floor",
     "miss",
@@ -31,6 +31,7 @@ const CASES: [&str; 22] = [
     "plan",
     "step",
     "admission",
+    "admission_behind",
     "admission_hit",
     "nested_plan_2000",
     "nested_plan_4000",
@@ -120,12 +121,12 @@ fn run(case: &str, page_size: u32, calls: usize) {
             let mut cache = chats::cache(page_size);
             measured(1, &mut || _ = chats::serve(&chats, &mut cache));
         }
-        "admission" => {
-            let lead = Lead::new(page_size);
+        "admission" | "admission_behind" => {
+            let lead = Lead::new(page_size, case == "admission_behind");
             measured(calls, &mut || lead.admission());
         }
         "admission_hit" => {
-            let lead = Lead::new(page_size);
+            let lead = Lead::new(page_size, false);
             measured(calls, &mut || lead.hit());
         }
         _ if case.starts_with("nested_") => {

@@ -1,4 +1,4 @@
-//! What is asked of a prompt that many sequences begin like, but have not come to what is cached of it.
+//! The admission of a prompt that is cached in part, and that many sequences compute next.
 
 use kvarena::{
     Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepScratch, TokenId,
@@ -8,7 +8,7 @@ use super::NAMESPACE;
 
 /// Pages of the prompt that are cached.
 const PAGES: u32 = 6000;
-/// Sequences whose fronts are the prompt's first page.
+/// Sequences of the same prompt, whose fronts are one page.
 const FRONTS: u32 = 64;
 
 pub struct Lead {
@@ -19,7 +19,9 @@ pub struct Lead {
 }
 
 impl Lead {
-    pub fn new(page_size: u32) -> Self {
+    /// `behind`: the sequences came before the prompt was cached, so that their front is its first page; else it is the
+    /// first page that is not cached.
+    pub fn new(page_size: u32, behind: bool) -> Self {
         let len = (PAGES + 2) * page_size + 1;
         let pool =
             PoolConfig { page_size, capacity: Capacity::Pages(2 * PAGES), ..PoolConfig::default() };
@@ -30,15 +32,21 @@ impl Lead {
         };
         let mut engine = Engine::new(config, Null).expect("the config is good");
         let prompt: Vec<TokenId> = (0..len).map(TokenId::new).collect();
-        let seqs: Vec<_> = (0..=FRONTS)
-            .map(|_| engine.admit(NAMESPACE, &prompt, 0).expect("there is room"))
-            .collect();
-        let (seq, mut scratch) = (seqs[FRONTS as usize], StepScratch::new());
+        let admit_all = |engine: &mut Engine<Null>| {
+            let seqs = (0..FRONTS).map(|_| engine.admit(NAMESPACE, &prompt, 0).expect("room"));
+            seqs.collect::<Vec<_>>()
+        };
+        let mut seqs = if behind { admit_all(&mut engine) } else { Vec::new() };
+        let seq = engine.admit(NAMESPACE, &prompt, 0).expect("there is room");
+        let mut scratch = StepScratch::new();
         let items = [Extend { seq, len: PAGES * page_size }];
         let step = engine.plan_batch(&mut scratch, &items).expect("there is room").step();
         engine.commit(step).expect("it was planned");
         engine.complete(step).expect("it was committed");
         engine.finish(seq).expect("it runs");
+        if !behind {
+            seqs = admit_all(&mut engine);
+        }
         Self { engine, prompt, first: seqs[0], page_size }
     }
 

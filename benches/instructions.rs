@@ -10,11 +10,13 @@ use cases::decode::Decode;
 use cases::evict::{Evict, SAMPLE};
 use cases::hit::{Hit, HitFloor, Miss, full_cache};
 use cases::insert::{Cycle, Insert, InsertFloor};
+use cases::lead::Lead;
+use cases::nested::{Nested, hostile_bytes, read_hostile};
 use cases::pages::AllocFree;
 use cases::work;
 
 const SEQUENCES: usize = 1000;
-const CASES: [&str; 14] = [
+const CASES: [&str; 23] = [
     "hit",
     "hit_floor",
     "miss",
@@ -28,6 +30,15 @@ const CASES: [&str; 14] = [
     "alloc_free",
     "plan",
     "step",
+    "admission",
+    "admission_behind",
+    "admission_hit",
+    "nested_plan_2000",
+    "nested_plan_4000",
+    "nested_levels_2000",
+    "nested_levels_4000",
+    "nested_bytes_2000",
+    "nested_bytes_4000",
     "replay",
 ];
 
@@ -110,6 +121,18 @@ fn run(case: &str, page_size: u32, calls: usize) {
             let mut cache = chats::cache(page_size);
             measured(1, &mut || _ = chats::serve(&chats, &mut cache));
         }
+        "admission" | "admission_behind" => {
+            let lead = Lead::new(page_size, case == "admission_behind");
+            measured(calls, &mut || lead.admission());
+        }
+        "admission_hit" => {
+            let lead = Lead::new(page_size, false);
+            measured(calls, &mut || lead.hit());
+        }
+        _ if case.starts_with("nested_") => {
+            let (kind, rows) = case["nested_".len()..].split_once('_').expect("a case");
+            nested(kind, rows.parse().expect("a number of rows"), calls);
+        }
         _ => {
             let leaves = case.strip_prefix("evict_").and_then(|leaves| leaves.parse().ok());
             let mut evict = Evict::new(page_size, leaves.expect("a case of the list"));
@@ -124,5 +147,23 @@ fn run(case: &str, page_size: u32, calls: usize) {
                 left -= round;
             }
         }
+    }
+}
+
+fn nested(kind: &str, rows: u32, calls: usize) {
+    if kind == "bytes" {
+        let bytes = hostile_bytes(rows);
+        return measured(calls, &mut || read_hostile(&bytes, rows));
+    }
+    let mut nested = Nested::new(rows);
+    for _ in 0..calls {
+        nested.prepare();
+        if kind == "levels" {
+            nested.levels(&mut |call| measured(1, call));
+            continue;
+        }
+        let mut step = None;
+        measured(1, &mut || step = Some(nested.plan()));
+        nested.rest(step.expect("it was planned"));
     }
 }

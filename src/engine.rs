@@ -114,8 +114,9 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.match_hashes(chain, each)
     }
 
-    /// Says what a namespace is called by those who know prefixes by hashes, once, before its first prompt. Does
-    /// nothing where pages are not hashed. The default namespace has no names and needs none. O(names).
+    /// Says what a namespace is called by those who know prefixes by hashes, once, before its first prompt, until it is
+    /// [forgotten](Engine::forget_namespace). Does nothing where pages are not hashed. The default namespace has no
+    /// names and needs none. O(names).
     ///
     /// # Errors
     /// [`Error::NamespaceNamed`] if it is called something else already, [`Error::NamesTaken`] if another namespace has
@@ -128,11 +129,25 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.name(namespace, names)
     }
 
+    /// Forgets the names of a namespace, so that a salt for each request does not grow the table of names for ever.
+    ///
+    /// From now on [`admit`](Engine::admit) refuses its prompts ([`Error::UnnamedNamespace`]); its sequences go on. The
+    /// table drops the names when the last of these is finished and the last cached page of the namespace is evicted.
+    /// Until then no other namespace can take the names, and [`name_namespace`](Engine::name_namespace) with the same
+    /// names undoes the call. Does nothing where pages are not hashed, nor to the default namespace. O(names).
+    ///
+    /// # Errors
+    /// [`Error::UnnamedNamespace`] if the namespace has no names or is forgotten already.
+    pub fn forget_namespace(&mut self, namespace: Namespace) -> Result<(), Error> {
+        self.world.prefixes.forget_names(namespace)
+    }
+
     /// Hands over what has happened to the cached prefixes since the last drain, in order: pages stored, parents first,
     /// pages removed, all cleared. Pages that are published again say nothing; neighbours are joined. Where more has
     /// happened than [`EngineConfig::event_pages`] has room for, all is cleared, and then what is cached now is stored,
     /// straight from the tree. So an index that is built from events alone is always right once a drain has ended.
-    /// Only the present generation is spoken of. O(pages of the events), after an overflow O(tree).
+    /// Only the present generation is spoken of. Where the sink panics, the next drain is as after an overflow.
+    /// O(pages of the events), after an overflow O(tree).
     pub fn drain_events(&mut self, sink: impl FnMut(Event<'_>)) {
         self.world.prefixes.drain_events(sink);
     }
@@ -224,7 +239,11 @@ impl<B: Backend> Engine<B> {
         Ok(&self.world.buffers.admitted)
     }
 
-    /// Whether a leader is still on its way to the tokens that it was named for. O(1).
+    /// Whether a leader is still on its way to the tokens that it was named for. It is not once its sequence has
+    /// forgotten one of them, whatever was appended since. O(1).
+    ///
+    /// The answer is never true too long. It is false too early in one case: the sequence was cut below these tokens
+    /// before it was named, and is cut behind them afterwards. [`admission`](Engine::admission) then names it again.
     pub fn is_leading(&self, leader: &Leader) -> bool {
         system::leader::is_leading(&self.world.prefixes, &self.world.sequences, leader)
     }
@@ -318,7 +337,7 @@ impl<B: Backend> Engine<B> {
     /// [`packed`](Engine::packed) in the levels of FlashInfer's cascade: what several sequences share is listed once.
     ///
     /// `plan` is this engine's, padded or not, and `items` are all of its items, none accepted in part since.
-    /// O(items x levels + pages).
+    /// O(items + pages).
     ///
     /// # Errors
     /// As [`packed`](Engine::packed); [`Error::PackedRows`] and [`Error::NotPlanned`] where the plan is not of these

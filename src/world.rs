@@ -163,6 +163,9 @@ impl World {
         let all = self.count_locks(|_| true);
         let fenced = self.count_locks(|holder| holder == LockHolder::Fence);
         self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
+        if !self.prefixes.counts_names(self.sequences.iter().map(|(_, s)| s.namespace)) {
+            return Err(broken(("T11: names stay while they have users, which are counted", None)));
+        }
         self.check_sequences().map_err(broken)?;
         self.check_drafts().map_err(|invariant| broken((invariant, None)))?;
         self.check_promises().map_err(|invariant| broken((invariant, None)))?;

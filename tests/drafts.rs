@@ -148,6 +148,11 @@ fn masks_and_positions_that_make_no_sense_are_refused() {
         let draft = Draft { seq, masks: &masks[..m], positions: &positions[..p] };
         host.refuses(arrays(m, p), |host| host.plan(&[(0, 3)], &[draft]));
     }
+    // A tree of no tokens is no chain.
+    let mut empty = DraftTree::new();
+    host.refuses(arrays(0, 1), |host| host.plan(&[(0, 3)], &[empty.draft(seq)]));
+    empty.set(5, &[]).expect("it is a tree");
+    host.refuses(arrays(0, 1), |host| host.plan(&[(0, 3)], &[empty.draft(seq)]));
     let (long_masks, long_positions) = ([1; 4], [5; 4]);
     let draft = Draft { seq, masks: &long_masks, positions: &long_positions };
     host.refuses(arrays(4, 4), |host| host.plan(&[(0, 3)], &[draft]));

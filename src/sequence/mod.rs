@@ -43,7 +43,7 @@ use slotmap::SlotMap;
 use crate::error::Error;
 use crate::id::{Namespace, PageId, PrefixLock, RowId, Scope, SeqKey, StepId, TokenId};
 use crate::layout::TableShape;
-use crate::memory::{OutOfMemory, reserved};
+use crate::memory::{OutOfMemory, filled, reserved};
 use crate::plan::Draft;
 use branches::Branches;
 use chunk_pool::ChunkPool;
@@ -52,8 +52,8 @@ use page_table::PageTable;
 use token_store::TokenStore;
 
 use record::DRAFTED;
-pub(crate) use record::Entered;
 pub use record::Sequence;
+pub(crate) use record::{Cuts, Entered};
 pub(crate) use row::RowMut;
 use row::Stores;
 
@@ -66,6 +66,8 @@ pub struct SequenceTable {
     promised: u32,
     /// Plans made so far, the refused ones included: the number that finds a sequence named twice.
     plans: u64,
+    /// By row.
+    cuts: Vec<Cuts>,
     stores: Stores,
 }
 
@@ -93,7 +95,8 @@ impl SequenceTable {
         let fronts = Fronts::new(shape.rows, hash_bits)?;
         let branches = Branches::new(shape.rows)?;
         let stores = Stores { page_size, tokens, pages, fronts, branches };
-        Ok(Self { max: shape.rows, rows, free_rows, promised: 0, plans: 0, stores })
+        let cuts = filled(shape.rows.into(), Cuts::NONE)?;
+        Ok(Self { max: shape.rows, rows, free_rows, promised: 0, plans: 0, cuts, stores })
     }
 
     /// Touches the memory of tokens and page tables, so that no call pays for a page fault later.
@@ -104,7 +107,7 @@ impl SequenceTable {
 
     /// Bytes that a table reserves; they are touched as tokens come.
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
-        let row = size_of::<Sequence>() + 4 + size_of::<RowId>();
+        let row = size_of::<Sequence>() + 4 + size_of::<RowId>() + size_of::<Cuts>();
         u64::from(shape.rows) * row as u64
             + TokenStore::bytes(shape, page_size)
             + Fronts::bytes(shape.rows)
@@ -256,17 +259,17 @@ impl SequenceTable {
         self.stores.fronts.is_empty()
     }
 
-    /// The sequence that was the first of those whose front is page `at`, of these tokens, behind the page `before` or
-    /// at the start of a scope. O(page) unless hashes collide.
-    pub(crate) fn find_front(
+    /// The sequences whose front is page `at`, of these tokens, behind the page `before` or at the start of a scope, in
+    /// the order of coming. O(page) for each, unless hashes collide.
+    pub(crate) fn with_front(
         &self,
         scope: Scope,
         before: Option<PageId>,
         at: u32,
         tokens: &[TokenId],
-    ) -> Option<SeqKey> {
+    ) -> impl Iterator<Item = SeqKey> {
         let hash = self.stores.fronts.hash(before, scope, tokens);
-        self.stores.fronts.candidates(hash).find(|&seq| {
+        self.stores.fronts.candidates(hash).filter(move |&seq| {
             let sequence = &self.rows[seq];
             let begins = match before {
                 Some(page) => at == sequence.published && self.page(sequence, at - 1) == page,
@@ -313,6 +316,7 @@ impl SequenceTable {
             namespace,
             lock: Some(lock),
         };
+        self.cuts[row.index()] = Cuts::NONE;
         let seq = self.rows.insert(sequence);
         self.row_mut(seq).expect("just made").append_tokens(tokens);
         seq
@@ -388,6 +392,21 @@ impl SequenceTable {
         (sequence.last_step, sequence.last_item) = (StepId::default(), 0);
         sequence.incarnation += 1;
         self.shrink(seq);
+    }
+
+    /// Records that a sequence is about to forget its tokens from `len` on, if it has any there.
+    pub(crate) fn cut(&mut self, seq: SeqKey, len: u32) {
+        let sequence = &self.rows[seq];
+        if len < sequence.token_len {
+            let cuts = &mut self.cuts[sequence.row.index()];
+            cuts.count = cuts.count.wrapping_add(1);
+            cuts.shortest = cuts.shortest.min(len);
+        }
+    }
+
+    /// How a sequence's text was cut.
+    pub(crate) fn cuts(&self, sequence: &Sequence) -> Cuts {
+        self.cuts[sequence.row.index()]
     }
 
     /// Forgets tokens past `len`.

@@ -25,6 +25,20 @@ impl Entered {
     }
 }
 
+/// How a sequence's text was cut. Beside its record, which is full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Cuts {
+    /// How often tokens were forgotten.
+    pub count: u32,
+    /// The fewest that were left then.
+    pub shortest: u32,
+}
+
+impl Cuts {
+    /// No token was forgotten.
+    pub const NONE: Self = Self { count: 0, shortest: u32::MAX };
+}
+
 /// Stands in [`Sequence::last_plan`] while the last plan is of drafts that wait to be accepted: above every number of a
 /// plan, so that the look for repeats finds those too.
 pub(super) const DRAFTED: u64 = u64::MAX;

@@ -80,6 +80,9 @@ pub(crate) fn accept(
         counters.accepted_tokens += (tokens.len() as u64).saturating_sub(sampled);
         let mut row = sequences.row_mut(seq).expect("checked");
         let end = start + tokens.len() as u32;
+        let in_place = (0..).zip(tokens).take_while(|(place, token)| place == *token).count();
+        sequences.cut(seq, start + in_place as u32);
+        let mut row = sequences.row_mut(seq).expect("checked");
         row.keep_tokens(start, tokens);
         row.sequence.end_draft();
         row.sequence.planned_len = end;

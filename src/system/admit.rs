@@ -34,10 +34,11 @@ pub(crate) fn admission(
     promise: u32,
 ) -> Result<Admission, Error> {
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
-    sequences.check_room(1, prompt.len() as u32)?;
     let found = shape
         .shares_prefixes()
         .then(|| prefixes.match_prefix(namespace, &prompt[..prompt.len() - 1]));
+    check_rest(shape, found.as_ref(), prompt)?;
+    sequences.check_room(1, prompt.len() as u32)?;
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
     let admission = ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise);
     let leader = found.and_then(|found| leader(prefixes, sequences, &found, prompt));
@@ -65,12 +66,14 @@ pub(crate) fn admit(
     promise: u32,
 ) -> Result<SeqKey, Error> {
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
-    sequences.check_room(1, prompt.len() as u32)?;
     let found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
+    check_rest(shape, found.as_ref(), prompt)?;
+    sequences.check_room(1, prompt.len() as u32)?;
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
     ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     let seq = sequences.spawn(namespace, prompt, lock);
+    prefixes.hold_names(namespace);
     enter(shape, sequences, buffers, seq, promise, Entered::admitted(prompt.len() as u32));
     counters.admissions += 1;
     Ok(seq)
@@ -138,6 +141,7 @@ pub(crate) fn admit_batch(
     let mut chunks = 0;
     for prompt in prompts {
         check_prompt(shape, prefixes, prompt.namespace, prompt.tokens, prompt.promise)?;
+        check_known(0, prompt.tokens)?;
         chunks += u64::from(sequences.chunks_for(prompt.tokens.len() as u32));
     }
     sequences.check_rows(prompts.len())?;
@@ -160,6 +164,7 @@ pub(crate) fn admit_batch(
         let leader = found.and_then(|found| leader(prefixes, sequences, &found, tokens));
         let lock = lock(prefixes, fence, found.as_ref(), namespace);
         let seq = sequences.spawn(namespace, tokens, lock);
+        prefixes.hold_names(namespace);
         enter(shape, sequences, buffers, seq, promise, Entered::admitted(tokens.len() as u32));
         buffers.admitted.push(Admitted::new(seq, leader));
     }
@@ -195,7 +200,7 @@ fn ask_all(
     (lacking, idle.len() as u64)
 }
 
-/// Checks a prompt and its promise.
+/// Checks a prompt and its promise, but not its tokens.
 fn check_prompt(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -214,7 +219,17 @@ fn check_prompt(
     if !prefixes.is_named(namespace) {
         return Err(Error::UnnamedNamespace { namespace });
     }
-    check_known(0, prompt)
+    Ok(())
+}
+
+/// Checks the tokens of a prompt that are not cached: those that are were checked when they came.
+fn check_rest(
+    shape: &EngineShape,
+    found: Option<&PrefixMatch>,
+    prompt: &[TokenId],
+) -> Result<(), Error> {
+    let cached = found.map_or(0, |found| found.pages() * shape.layout.page_size());
+    check_known(cached, &prompt[cached as usize..])
 }
 
 /// The prefix that a sequence of these tokens can use, and its pages: whole pages of all but the last token, since one

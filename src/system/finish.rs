@@ -38,10 +38,13 @@ pub(crate) fn finish(
     seq: SeqKey,
     keep: Keep,
 ) -> Result<(), Error> {
-    if !sequences.get(seq)?.is_preempted() {
+    let sequence = sequences.get(seq)?;
+    let namespace = sequence.namespace;
+    if !sequence.is_preempted() {
         release(shape, pages, prefixes, sequences, fence, buffers, seq, keep);
     }
     sequences.despawn(seq);
+    prefixes.release_names(namespace);
     Ok(())
 }
 

@@ -94,6 +94,7 @@ pub(crate) fn fork(
         let lock = parent.lock.as_ref().expect("a running sequence holds its prefix");
         let lock = prefixes.lock_again(lock, fence);
         let child = sequences.spawn_copy(seq, token_len, lock);
+        prefixes.hold_names(sequences.get(child)?.namespace);
         let inherited = sequences.inherit(seq, child, shared.min(sent));
         buffers.pages.clear();
         let parent = sequences.running(seq)?;

@@ -159,6 +159,8 @@ impl Model {
         let sequence = self.sequences.get_mut(&seq).expect("it lives");
         let kept: Vec<_> =
             tokens.iter().map(|&token| sequence.tokens[start + token as usize]).collect();
+        let in_place = (0..).zip(tokens).take_while(|(place, token)| place == *token).count();
+        sequence.cut(start + in_place);
         sequence.tokens.truncate(start);
         sequence.tokens.extend(kept);
         sequence.planned_len = sequence.tokens.len();

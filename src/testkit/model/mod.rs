@@ -46,6 +46,8 @@ struct Sequence {
     promised: usize,
     preempted: bool,
     front: Option<Front>,
+    /// How many tokens were left each time that some were forgotten.
+    cuts: Vec<usize>,
     /// What is counted when one of its steps is committed.
     entered: Option<Entered>,
     /// Counts preemptions: items planned in an earlier incarnation are skipped.

@@ -32,6 +32,15 @@ impl AdmissionWant {
     }
 }
 
+impl Sequence {
+    /// Tokens from `len` on are about to be forgotten, if there are any.
+    pub(super) fn cut(&mut self, len: usize) {
+        if len < self.tokens.len() {
+            self.cuts.push(len);
+        }
+    }
+}
+
 impl Model {
     pub(super) fn next_scope(&self, namespace: Namespace) -> Scope {
         Scope { namespace, generation: self.generation }
@@ -130,6 +139,7 @@ impl Model {
             promised: 0,
             preempted: false,
             front: None,
+            cuts: Vec::new(),
             entered: None,
             incarnation: 0,
             last_step: 0,
@@ -391,6 +401,7 @@ impl Model {
         }
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         let (incarnation, len) = (sequence.incarnation, len as usize);
+        sequence.cut(len);
         sequence.tokens.truncate(len);
         sequence.cached_len = sequence.cached_len.min(len);
         sequence.planned_len = sequence.planned_len.min(len);
@@ -440,6 +451,7 @@ impl Model {
             child.incarnation = 0;
             child.entered = None;
             child.front = None;
+            child.cuts.clear();
             child.last_step = step.unwrap_or(0);
             self.tree.lock(child.scope, &child.tokens, pages);
             self.sequences.insert(key, child);

@@ -92,7 +92,9 @@ impl<B: Inspect> Host<B> {
         prompt: &[TokenId],
         promise: u32,
     ) -> Result<(), String> {
-        let got = self.engine.admission(namespace, prompt, promise).map(|got| AdmissionWant {
+        let got = self.engine.admission(namespace, prompt, promise);
+        let named = got.ok().and_then(|got| got.leader);
+        let got = got.map(|got| AdmissionWant {
             cached_len: got.cached_len,
             idle_pages: got.idle_pages,
             lacking_pages: got.lacking_pages,
@@ -101,12 +103,14 @@ impl<B: Inspect> Host<B> {
             leader: got.leader.map(|leader| (leader.seq, leader.cached_len)),
         });
         let want = self.model.admission(namespace, prompt, promise);
-        if let Ok(AdmissionWant { leader: Some(leader), .. }) = want {
+        agree("admission", &got, &want)?;
+        if let Some(leader) = named {
             self.summary.count("admission with a leader".to_owned());
-            self.leaders.push_front(leader);
+            let text = prompt[..leader.cached_len as usize].to_vec();
+            self.leaders.push_front((leader, self.model.cut_count(leader.seq), text));
             self.leaders.truncate(4);
         }
-        agree("admission", &got, &want)
+        Ok(())
     }
 
     fn admit_batch(&mut self, spec: &Prompt, count: u8) -> Result<(), String> {

@@ -6,7 +6,7 @@ use super::host::{Host, OTHER, names};
 use crate::error::Error;
 use crate::event::Event;
 use crate::id::{LayerId, Namespace, PageId, SeqKey, TokenId};
-use crate::plan::{BatchPlan, Leader};
+use crate::plan::BatchPlan;
 use crate::testkit::model::PlanWant;
 
 impl<B: Inspect> Host<B> {
@@ -21,9 +21,13 @@ impl<B: Inspect> Host<B> {
         for &seq in &self.live {
             self.compare_sequence(seq)?;
         }
-        for &(seq, cached_len) in &self.leaders {
-            let got = self.engine.is_leading(&Leader::new(seq, cached_len));
-            agree("is_leading", &got, &self.model.is_leading(seq, cached_len))?;
+        for (leader, cuts, text) in &self.leaders {
+            let (got, seq) = (self.engine.is_leading(leader), leader.seq);
+            agree("is_leading", &got, &self.model.is_leading(seq, leader.cached_len, *cuts))?;
+            if got {
+                let tokens = self.model.tokens(seq).map(|tokens| &tokens[..text.len()]);
+                agree("what a leader was named for", &tokens, &Ok(&text[..]))?;
+            }
         }
         self.compare_touched()?;
         self.compare_matches()?;

@@ -14,6 +14,7 @@ mod graph;
 mod large;
 mod latent;
 mod on_gpu;
+mod padding;
 mod pages;
 mod ranks;
 mod replay;

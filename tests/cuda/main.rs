@@ -17,6 +17,7 @@ mod on_gpu;
 mod padding;
 mod pages;
 mod ranks;
+mod repeated;
 mod replay;
 mod shared;
 mod spans;

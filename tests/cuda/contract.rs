@@ -108,7 +108,7 @@ fn cuda_keeps_the_contract_over_latent_rows_of_pairs() {
 #[test]
 fn cuda_keeps_the_contract_of_many_kv_heads() {
     let Some(gpu) = gpu() else { return };
-    for (kv_heads, count) in [(4_095, 6), (4_097, 6), (65_535, 2)] {
+    for (kv_heads, count) in [(4_095, 3), (4_097, 3), (65_535, 1)] {
         let seeds = seeds(count);
         let seeds = seeds.start..seeds.end.min(seeds.start + count);
         let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);

@@ -1,5 +1,5 @@
-//! Attention gives the same bits however its CTAs come: each family is launched again and again, while kernels on another
-//! stream keep parts of the device busy.
+//! Attention gives the same bits however its CTAs come: each family is launched again and again, while kernels on
+//! another stream keep parts of the device busy.
 
 use kvarena::backend::cuda::{DeviceBuffer, Gpu};
 use kvarena::testkit::contract::{HostRows, SparseTestBackend, TestBackend, round};

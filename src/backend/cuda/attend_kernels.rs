@@ -385,8 +385,8 @@ pub(super) mod tests {
         offered.iter().map(parts).collect()
     }
 
-    /// Bytes of shared memory of a CTA, of which `dynamic` are asked for at its launch: arrays stand in the order of the
-    /// text, the dynamic one behind them, each at a multiple of its alignment.
+    /// Bytes of shared memory of a CTA, of which `dynamic` are asked for at its launch: arrays stand in the order of
+    /// the text, the dynamic one behind them, each at a multiple of its alignment.
     fn shared_bytes(ptx: &str, dynamic: u32) -> u32 {
         let aligned = |line: &str, declared: &str| -> Option<(u32, String)> {
             let (align, rest) = line.trim().strip_prefix(declared)?.split_once(' ')?;

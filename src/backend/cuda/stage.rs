@@ -294,8 +294,8 @@ impl Stage {
     }
 }
 
-/// The plan's rows, those of trees marked, in `marked` where they differ. A kernel takes any row from [`TREE_ROW`] on for a
-/// tree, and the caller may give padding such a row: it becomes row 0.
+/// The plan's rows, those of trees marked, in `marked` where they differ. A kernel takes any row from [`TREE_ROW`] on
+/// for a tree, and the caller may give padding such a row: it becomes row 0.
 fn mark_trees<'a>(plan: &BatchPlan<'a>, marked: &'a mut Vec<BatchRow>) -> &'a [BatchRow] {
     let is_marked = |row: &BatchRow| row.row.raw() >= TREE_ROW;
     if plan.masks.is_empty() && !plan.rows.iter().fold(false, |any, row| any | is_marked(row)) {

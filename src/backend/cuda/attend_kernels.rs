@@ -277,13 +277,15 @@ pub(super) fn hopper(
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::kernels::tests::MOVES;
     use super::super::split::{DECODE_EXTRA, SplitShape};
+    use super::super::{attend_latent, attend_shared};
     use super::*;
 
-    /// Name, PTX, shared memory and threads.
-    pub(in super::super) fn parts(
-        kernel: &AttentionKernel,
-    ) -> (&'static str, &'static str, u32, u32) {
+    /// A kernel's name, its PTX, its bytes of dynamic shared memory, and its threads.
+    pub(in super::super) type Parts = (&'static str, &'static str, u32, u32);
+
+    pub(in super::super) fn parts(kernel: &AttentionKernel) -> Parts {
         match kernel {
             AttentionKernel::Plain(Attention { kernel, threads }) => {
                 (kernel.name, kernel.ptx, kernel.shared, *threads)
@@ -359,6 +361,77 @@ pub(super) mod tests {
                 }
             }
         }
+    }
+
+    /// The kernels that a device of this compute capability may be asked to run, but those of spans and of latent rows.
+    fn offered(capability: u32) -> Vec<Parts> {
+        let mut offered = vec![plain(false), plain(true)];
+        for (rows, head_dim) in
+            [Dtype::F16, Dtype::Bf16].into_iter().flat_map(|r| [64, 128, 256].map(|dim| (r, dim)))
+        {
+            for fp8 in [false, true] {
+                let (decodes, extend) = kernels(fp8, rows, head_dim).expect("a served shape");
+                offered.extend(decodes.into_iter().flatten().chain([extend]));
+                let late = hopper_decode(fp8, rows, head_dim);
+                offered.extend(late.filter(|_| capability == 90));
+            }
+            for scaling in [None, Some(Scaling::Static), Some(Scaling::ByToken)] {
+                let late = hopper(scaling, rows, head_dim);
+                offered.extend(late.filter(|_| capability == 90));
+            }
+            let listed = selected(rows, head_dim).expect("a served shape");
+            offered.extend(listed.into_iter().flatten());
+        }
+        offered.iter().map(parts).collect()
+    }
+
+    /// Bytes of shared memory of a CTA, of which `dynamic` are asked for at its launch: arrays stand in the order of
+    /// the text, the dynamic one behind them, each at a multiple of its alignment.
+    fn shared_bytes(ptx: &str, dynamic: u32) -> u32 {
+        let aligned = |line: &str, declared: &str| -> Option<(u32, String)> {
+            let (align, rest) = line.trim().strip_prefix(declared)?.split_once(' ')?;
+            Some((align.parse().expect("a number"), rest.to_owned()))
+        };
+        let (mut bytes, mut dynamic_align) = (0_u32, 1);
+        for line in ptx.lines() {
+            if let Some((align, rest)) = aligned(line, ".shared .align ") {
+                let (_, size) = rest.split_once('[').expect("an array");
+                let size: u32 = size.trim_end_matches("];").parse().expect("a number");
+                bytes = bytes.next_multiple_of(align) + size;
+            } else if let Some((align, _)) = aligned(line, ".extern .shared .align ") {
+                dynamic_align = align.max(dynamic_align);
+            } else {
+                assert!(!line.contains(".shared ."), "{line}");
+            }
+        }
+        if dynamic > 0 { bytes.next_multiple_of(dynamic_align) + dynamic } else { bytes }
+    }
+
+    /// Bytes of shared memory that a CTA may have are those of the CUDA programming guide.
+    #[test]
+    fn every_kernel_has_the_shared_memory_that_its_devices_have() {
+        let mut most = 0;
+        for (capability, kib) in
+            [(80, 163), (86, 99), (87, 163), (89, 99), (90, 227), (100, 227), (120, 99)]
+        {
+            let latent = attend_latent::tests::offered(capability);
+            let spans = attend_shared::tests::offered(capability);
+            let others = MOVES.map(|(name, ptx, shared)| (name, ptx, shared, 0));
+            let all = offered(capability).into_iter().chain(latent).chain(spans).chain(others);
+            for (name, ptx, dynamic, _) in all {
+                let bytes = shared_bytes(ptx, dynamic);
+                assert!(
+                    bytes <= kib << 10,
+                    "{capability}: {name} has {bytes} of {} bytes",
+                    kib << 10
+                );
+                let target =
+                    if name.ends_with("_sm90a") { ".target sm_90a" } else { ".target sm_80" };
+                assert!(ptx.contains(target) && (capability == 90 || target == ".target sm_80"));
+                most = most.max(bytes);
+            }
+        }
+        assert!(most > 200 << 10, "kernels of Hopper were looked at");
     }
 
     fn check(kernel: &AttentionKernel, partial: String) {

@@ -263,27 +263,34 @@ pub(super) unsafe fn launch_plain(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::attend_kernels::tests::{parts, source};
+pub(super) mod tests {
+    use super::super::attend_kernels::tests::{Parts, parts, source};
     use super::*;
+
+    /// The kernels that a device of this compute capability may be asked to run.
+    pub(in super::super) fn offered(capability: u32) -> Vec<Parts> {
+        let mut offered = Vec::new();
+        for rows in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            for fp8 in [false, true] {
+                let late = hopper(fp8, rows).filter(|_| capability == 90);
+                offered.extend(late.iter().flatten().chain([&plain(fp8, rows)]).map(parts));
+            }
+        }
+        offered
+    }
 
     #[test]
     fn kernels_are_launched_as_they_say() {
-        for rows in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            let late = [false, true].map(|fp8| hopper(fp8, rows)).into_iter().flatten();
-            let plain = [false, true].map(|fp8| plain(fp8, rows));
-            for kernel in late.flatten().chain(plain) {
-                let (name, ptx, shared, threads) = parts(&kernel);
-                let text = source(name);
-                let bytes = match shared {
-                    0 => "no".into(),
-                    bytes => format!("{},{:03} bytes of", bytes / 1000, bytes % 1000),
-                };
-                let launch = format!("block {threads}, {bytes} dynamic shared memory");
-                assert!(text.contains(&launch), "{name}: {launch}");
-                assert!(ptx.contains(&format!(".entry {name}(")));
-                assert!(ptx.contains(&format!(".maxntid {threads}, 1, 1")));
-            }
+        for (name, ptx, shared, threads) in offered(90) {
+            let text = source(name);
+            let bytes = match shared {
+                0 => "no".into(),
+                bytes => format!("{},{:03} bytes of", bytes / 1000, bytes % 1000),
+            };
+            let launch = format!("block {threads}, {bytes} dynamic shared memory");
+            assert!(text.contains(&launch), "{name}: {launch}");
+            assert!(ptx.contains(&format!(".entry {name}(")));
+            assert!(ptx.contains(&format!(".maxntid {threads}, 1, 1")));
         }
     }
 }

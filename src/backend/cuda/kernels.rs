@@ -184,3 +184,30 @@ impl Loaded {
         Ok(Function { handle, pdl })
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    const fn parts<P>(kernel: &Kernel<P>) -> (&'static str, &'static str, u32) {
+        (kernel.name, kernel.ptx, kernel.shared)
+    }
+
+    /// The kernels that are no attention.
+    pub(in super::super) const MOVES: [(&str, &str, u32); 14] = [
+        parts(&STORE_CACHE),
+        parts(&STORE_CACHE_STREAMING),
+        parts(&STORE_CACHE_ANY),
+        parts(&STORE_FP8),
+        parts(&STORE_FP8_ANY),
+        parts(&STORE_LATENT_FP8),
+        parts(&STORE_LABELS),
+        parts(&SCORE_LABELS_BF16),
+        parts(&SCORE_LABELS_F16),
+        parts(&SELECT_TOP),
+        parts(&RESOLVE_SELECTION),
+        parts(&COPY_PAGES),
+        parts(&COMPACT_SLOTS),
+        parts(&LOAD_PLAN),
+    ];
+}

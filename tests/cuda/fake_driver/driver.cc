@@ -7,7 +7,8 @@
  * and what was asked of others before it, no more. Work that has to meet another device's is done when both have come to it: whoever
  * waits for it does the other's work too. So it is with a kernel that polls what another device's may write (loads of .sys).
  *
- * PTX of a newer ISA than the driver's version is refused, and what the machine does not know, with a log that names it. A kernel that
+ * PTX of a newer ISA than the driver's version is refused, that of another device's target, and what the machine does not know, with a log
+ * that names it. So is a launch with more shared memory than the device has for a CTA. A kernel that
  * touches memory that is nobody's, whose warps touch shared memory in no order, or that waits for ever, ends the process with a message:
  * who, where, and the line of PTX.
  *
@@ -26,9 +27,10 @@
  * FAKE_DRIVER_EARLY=1: copies and products in flight are done at once, not as late as they may be: shows what is overwritten too soon.
  * FAKE_DRIVER_RACES=0: does not look for warps that touch the same shared memory in no order (ptx/races.h).
  * FAKE_DRIVER_SLICE (4096): instructions that a warp does before the next one's turn; a few mix the warps finely.
+ * FAKE_DRIVER_ORDER=1: some CTAs have few turns, others in each launch of a kernel: shows results that depend on who comes last.
  * FAKE_DRIVER_PEERS=0: no device reaches another's memory.
- * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_CAPABILITY (90: with 80 the plain kernels run),
- * FAKE_DRIVER_MULTIPROCESSORS (4). */
+ * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_MULTIPROCESSORS (4),
+ * FAKE_DRIVER_CAPABILITY (90: with 80, 86, 89, 100 and 120 the plain kernels run, each with that device's shared memory). */
 #include <dlfcn.h>
 #include <malloc.h>
 #include <math.h>
@@ -320,7 +322,7 @@ API int cuMemsetD8_v2(u64 address, u8 byte, size_t bytes) { return wait() ? CAPT
 
 /* What a module's handle and a function's stand for. Text is decoded once: several contexts load the same. */
 struct Module { std::string text; std::shared_ptr<ptx::Module> decoded; };
-struct Function { std::string name; const ptx::Entry* entry; std::shared_ptr<ptx::Module> module; };
+struct Function { std::string name; const ptx::Entry* entry; std::shared_ptr<ptx::Module> module; u32 dynamic_most = 48 << 10; };
 
 static void* of_process(const std::string& kernel, const char* end = "") { return dlsym(RTLD_DEFAULT, ("fake_" + kernel + end).c_str()); }
 static std::string first_entry(const char* text) {
@@ -360,6 +362,11 @@ API int cuModuleLoadDataEx(Module** module, const void* image, u32 count, int* o
     const char *text = whole.c_str(), *isa = strstr(text, ".version ");
     const u64 version = setting("FAKE_DRIVER_VERSION", 12040), newest = 80 + version % 1000 / 10;  /* CUDA 12.0 has 8.0 */
     if (!isa || 10 * (isa[9] - '0') + (isa[11] - '0') > static_cast<int>(newest)) return 222;
+    const char* target = strstr(text, ".target sm_");
+    u32 wanted = 0;
+    char of_one = 0;  /* the `a` of what only that capability runs */
+    if (target) sscanf(target + 11, "%u%c", &wanted, &of_one);
+    if (wanted > ptx::device().capability || (of_one == 'a' && wanted != ptx::device().capability)) return 209;
     if (of_process(first_entry(text))) return *module = new Module{text, nullptr}, OK;
     Lock lock(queue_lock);
     auto& decoded = modules[whole];
@@ -381,7 +388,12 @@ API int cuModuleGetFunction(Function** function, Module* module, const char* nam
         if (entry.name == name) return *function = new Function{name, &entry, module->decoded}, OK;
     return NOT_FOUND;
 }
-API int cuFuncSetAttribute(Function*, int, int) { return OK; }
+/* More than 48 KiB of shared memory must be asked for, as long as the device has it. */
+API int cuFuncSetAttribute(Function* function, int attribute, int value) {
+    if (attribute != 8) return INVALID;
+    if (function->entry && (value < 0 || ptx::cta_shared(*function->entry, value) > ptx::device().cta_shared)) return INVALID;
+    return function->dynamic_most = value, OK;
+}
 /* What the machine knows of a tensor (ptx/memory.cc), which are those of latent rows; of any other, where it begins. */
 API int cuTensorMapEncodeTiled(u64* map, int kind, u32 dims, u64 address, const u64* sizes, const u64* strides, const u32* window, const u32* steps,
                                int interleave, int swizzle, int, int) {
@@ -415,6 +427,7 @@ static int launch(const Function& function, const LaunchConfig& config, void** a
     const u64 threads = u64(config.block[0]) * config.block[1] * config.block[2];
     if (threads == 0 || threads > entry.threads_most || u64(config.grid[0]) * config.grid[1] * config.grid[2] == 0) return INVALID;
     if (ptx::occupancy(entry, static_cast<u32>(threads), config.shared) == 0 || config.grid[0] % entry.cluster != 0) return INVALID;
+    if (config.shared > function.dynamic_most) return INVALID;
     Work work = {Work::KERNEL};
     work.stream = config.stream, work.entry = &entry, work.shared = config.shared;
     if (entry.param_bytes > sizeof work.params) return INVALID;

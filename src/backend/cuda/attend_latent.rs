@@ -183,7 +183,7 @@ impl LatentVariants {
     ) -> Result<(), CudaError> {
         for variant in &self.list {
             let bytes: &[u8] = bytemuck::cast_slice(variant.split.words());
-            let mut upload = ring.acquire(gpu, stream)?;
+            let mut upload = ring.acquire(stream)?;
             upload.bytes()[..bytes.len()].copy_from_slice(bytes);
             let (image_bytes, image) = (bytes.len(), variant.plan.address());
             let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };

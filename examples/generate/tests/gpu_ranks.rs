@@ -77,15 +77,3 @@ fn a_rank_that_panics_ends_the_program() {
         fails(&arguments, ("FAKE_CUBLASLT_OVERFLOWS", fault), 101, &["out of range", &words]);
     }
 }
-
-#[test]
-fn a_rank_of_a_bench_that_fails_ends_the_program() {
-    if !has_stand_in() {
-        return;
-    }
-    let bench = ["--bench", "sums", "--random-model", "llama-tiny-64", "--batch", "1"];
-    for device in [0, 1] {
-        let words = format!("rank {device}: cuLaunchKernelEx failed with CUDA error 719");
-        fails(&bench, ("FAKE_DRIVER_REFUSES", &format!("{device}:sum_ranks")), 1, &[&words]);
-    }
-}

@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -148,65 +147,6 @@ fn no_rank_outruns_another() {
         let mut numbers = Numbers(seed);
         let counts: Vec<usize> = (0..40).map(|_| 8 * numbers.below(1300)).collect();
         Sums::new(2, &counts, seed).agree(&gpus, (2, 3), seed);
-    }
-}
-
-/// Two ranks on one GPU and, where there are two, on one each. A rank drops a buffer between its sums, while the other
-/// rank's stream is in the next sum and waits for this rank's.
-#[test]
-fn a_rank_drops_a_buffer_between_its_sums() {
-    let _turn = turn();
-    if device().is_none() {
-        return;
-    }
-    let numbers = [[0, 0], [0, 1]];
-    for gpus in numbers.into_iter().filter(|gpus| Device::open_number(gpus[1]).is_ok()) {
-        let links = Peers::connect(&gpus).expect("GPUs that reach each other");
-        let sums = Sums::new(2, &[4096, 4096], 5);
-        let expected = sums.expected(1);
-        let run = |rank: usize, peers: Peers, pause: &mut dyn FnMut(&Device, u64)| {
-            let device = Device::open_number(gpus[rank]).expect("it was there");
-            let (x, parts) = (buffer(&device, &sums.x), buffer(&device, &sums.parts[rank]));
-            for sum in 0..2 {
-                pause(&device, sum);
-                let y = parts.address() + 2 * 4096 * sum;
-                // SAFETY: x and the parts have that many numbers, and both ranks ask for the same.
-                unsafe { peers.add(&device, x.address(), y, 4096) }.expect("launched");
-            }
-            pause(&device, 2);
-            device.stream.synchronize().expect("done");
-            let x = read(&x, 4096);
-            assert!(x.iter().zip(&expected).all(|(a, b)| same(*a, *b)), "{gpus:?}, rank {rank}");
-        };
-        // Copies to buffers wait for all of a GPU, so the second rank launches after the first one has its own.
-        let ((ready, is_ready), (launched, is_launched)) = (channel(), channel());
-        let mut links = links.into_iter();
-        let (first, second) = (links.next().expect("a rank"), links.next().expect("a rank"));
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut between = None;
-                let (ready, is_launched) = (ready, is_launched);
-                run(0, first, &mut |device, sum| match sum {
-                    0 => {
-                        between = Some(buffer(device, &[0_u8; 4096]));
-                        ready.send(()).expect("the other rank waits");
-                    }
-                    1 => {
-                        is_launched.recv().expect("the other rank launches");
-                        between = None;
-                    }
-                    _ => {}
-                });
-            });
-            scope.spawn(|| {
-                let (launched, is_ready) = (launched, is_ready);
-                run(1, second, &mut |_, sum| match sum {
-                    0 => is_ready.recv().expect("the other rank gets ready"),
-                    2 => launched.send(()).expect("the other rank waits"),
-                    _ => {}
-                });
-            });
-        });
     }
 }
 

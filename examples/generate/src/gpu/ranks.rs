@@ -152,7 +152,7 @@ const PANICKED: c_int = 101;
 
 /// Does a rank's part of what the ranks do together. If it fails or panics, prints the cause and ends the program with the
 /// error's exit code. Handlers at exit do not run: those of a driver may wait for the other ranks' kernels.
-pub(super) fn or_end<T>(rank: usize, part: impl FnOnce() -> Result<T>) -> T {
+fn or_end<T>(rank: usize, part: impl FnOnce() -> Result<T>) -> T {
     let code = match catch_unwind(AssertUnwindSafe(part)) {
         Ok(Ok(done)) => return done,
         Ok(Err(error)) => {

@@ -10,9 +10,8 @@ use super::print;
 use crate::args::{Args, Shape};
 use crate::error::{Error, Result};
 use crate::gpu::device::Device;
-use crate::gpu::error::GpuResult;
+use crate::gpu::error::{GpuError, GpuResult};
 use crate::gpu::kernels::FillParams;
-use crate::gpu::ranks::or_end;
 use crate::gpu::sums::Link;
 use crate::setup::config_of;
 
@@ -32,9 +31,7 @@ pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -
     let links = Link::connect(args.tp as usize, args.sums)?;
     let sums = links[0].sums();
     let times: Vec<Vec<[Option<f32>; 2]>> = thread::scope(|scope| {
-        // The others wait for a rank that fails.
-        let measure =
-            |link: Link| move || or_end(link.rank(), || rank_times(&link, width, batches));
+        let measure = |link| move || rank_times(&link, width, batches);
         let threads: Vec<_> = links.into_iter().map(|link| scope.spawn(measure(link))).collect();
         threads.into_iter().map(|thread| thread.join().expect("nobody panics")).collect()
     });
@@ -51,14 +48,21 @@ pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -
     Ok(())
 }
 
-/// One rank's microseconds a sum.
-fn rank_times(link: &Link, width: usize, batches: &[usize]) -> Result<Vec<[Option<f32>; 2]>> {
+/// One rank's microseconds a sum. A rank that fails ends the program, since the others wait for it. Memory is kept until all
+/// sums are made: giving it back waits for the streams of every GPU, where others may wait for this rank.
+fn rank_times(link: &Link, width: usize, batches: &[usize]) -> Vec<[Option<f32>; 2]> {
+    let end = |error: GpuError| -> ! {
+        let error = Error::from(error);
+        eprintln!("generate: rank {}: {error}", link.rank());
+        std::process::exit(error.fault as i32)
+    };
     let most = width * batches.iter().copied().max().unwrap_or(1);
-    let device = Device::open_number(link.rank() as u32)?;
-    let (x, y) = (filled(&device, 1, most)?, filled(&device, 2, most)?);
-    let times = batches
-        .iter()
-        .map(|&rows| Ok(row_times(&device, link, [x.address(), y.address()], (rows, width))?));
+    let device = Device::open_number(link.rank() as u32).unwrap_or_else(|error| end(error));
+    let [x, y] = [1, 2].map(|seed| filled(&device, seed, most).unwrap_or_else(|error| end(error)));
+    let times = batches.iter().map(|&rows| {
+        row_times(&device, link, [x.address(), y.address()], (rows, width))
+            .unwrap_or_else(|error| end(error))
+    });
     times.collect()
 }
 

@@ -58,7 +58,7 @@ fn plain(fp8: bool, rows: Dtype) -> AttentionKernel {
 }
 
 /// That of a pool.
-fn plain_of(pool: &Pool) -> AttentionKernel {
+pub(super) fn plain_of(pool: &Pool) -> AttentionKernel {
     plain(pool.layout().dtype().is_quantised(), pool.rows())
 }
 
@@ -134,10 +134,7 @@ impl LatentVariants {
     ) -> Result<Option<usize>, CudaError> {
         let fp8 = pool.layout().dtype().is_quantised();
         let late = hopper(fp8, pool.rows()).filter(|_| gpu.capability() == 90);
-        let Some(kernels) = late else {
-            plain_of(pool).load(gpu)?;
-            return Ok(None);
-        };
+        let Some(kernels) = late else { return Ok(None) };
         let key = (attend.q_heads, attend.window.unwrap_or(0));
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(Some(index));
@@ -183,7 +180,7 @@ impl LatentVariants {
     ) -> Result<(), CudaError> {
         for variant in &self.list {
             let bytes: &[u8] = bytemuck::cast_slice(variant.split.words());
-            let mut upload = ring.acquire(gpu, stream)?;
+            let mut upload = ring.acquire(stream)?;
             upload.bytes()[..bytes.len()].copy_from_slice(bytes);
             let (image_bytes, image) = (bytes.len(), variant.plan.address());
             let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };

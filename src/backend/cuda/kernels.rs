@@ -150,17 +150,22 @@ pub(super) struct Function {
 }
 
 impl Loaded {
+    /// The entry, if it is loaded.
+    pub(super) fn find<P>(&self, kernel: &Kernel<P>) -> Option<Function> {
+        let loaded = self.kernels.iter().find(|loaded| loaded.name == kernel.name)?;
+        Some(Function { handle: loaded.function as usize as sys::CUfunction, pdl: loaded.pdl })
+    }
+
     /// The entry, its module loaded when first asked for. The context is bound.
     pub(super) fn function<P>(
         &mut self,
         kernel: &Kernel<P>,
         capability: u32,
     ) -> Result<Function, CudaError> {
-        let Kernel { name, ptx, shared, .. } = *kernel;
-        if let Some(kernel) = self.kernels.iter().find(|kernel| kernel.name == name) {
-            let handle = kernel.function as usize as sys::CUfunction;
-            return Ok(Function { handle, pdl: kernel.pdl });
+        if let Some(function) = self.find(kernel) {
+            return Ok(function);
         }
+        let Kernel { name, ptx, shared, .. } = *kernel;
         let refused = |(code, log)| CudaError::Ptx { kernel: name, code, log };
         let index = match self.modules.iter().position(|module| module.ptx == ptx) {
             Some(index) => index,

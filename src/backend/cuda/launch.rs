@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use super::error::{CudaError, check};
 use super::gpu::Gpu;
 use super::kernels::{Function, Kernel};
-use super::raw::{RawStream, raw};
+use super::raw::{RawStream, is_capturing, raw};
 use super::sys;
 
 /// `CUlaunchConfig`, of CUDA 11.8 and newer.
@@ -125,6 +125,9 @@ impl Gpu {
 
     /// Launches a kernel; nothing is waited for. The context is bound.
     ///
+    /// # Errors
+    /// [`CudaError::NotPrepared`] for a kernel that is not loaded while the stream is captured, or the driver's.
+    ///
     /// # Safety
     /// The addresses in `params` are valid for what the kernel does with them, until it is done.
     pub(super) unsafe fn launch<P>(
@@ -136,7 +139,13 @@ impl Gpu {
         params: &P,
         start: Start,
     ) -> Result<(), CudaError> {
-        let function = self.function(kernel)?;
+        let loaded = self.loaded().find(kernel);
+        let function = match loaded {
+            Some(function) => function,
+            // No capture loads a kernel.
+            None if is_capturing(stream)? => return Err(CudaError::NotPrepared),
+            None => self.function(kernel)?,
+        };
         let pdl = function.pdl && start == Start::Pdl && self.supports_pdl();
         let mut attribute = LaunchAttribute { id: PROGRAMMATIC, padding: 0, value: [0; 16] };
         attribute.value[0] = 1;

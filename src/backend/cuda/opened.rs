@@ -3,6 +3,8 @@
 //! Not here: those calls (`calls.rs`), copies of pages to other memory (`page_moves.rs`), opening (`options.rs`).
 
 use super::attend::Variants;
+use super::attend_kernels::plain;
+use super::attend_latent::plain_of;
 use super::check::{check_attend, check_pool};
 use super::copy::CopyStreams;
 use super::error::CudaError;
@@ -149,8 +151,13 @@ impl Cuda {
         let stream = self.stream.raw();
         if self.pool.layout().is_latent() {
             let latent = &mut self.variants.latent;
-            latent.prepare(&self.gpu, &self.pool, &attend, self.limits, stream)?;
-        } else if self.pool.rows() != Dtype::F32 {
+            let index = latent.prepare(&self.gpu, &self.pool, &attend, self.limits, stream)?;
+            if index.is_none() {
+                plain_of(&self.pool).load(&self.gpu)?;
+            }
+        } else if self.pool.rows() == Dtype::F32 {
+            plain(self.pool.layout().dtype().is_quantised()).load(&self.gpu)?;
+        } else {
             let limits = self.limits;
             self.variants.prepare(&self.gpu, &self.pool, (&attend, 0), limits, stream)?;
         }

@@ -12,7 +12,7 @@ use super::launch::Start;
 use super::memory::{DeviceBuffer, PinnedBuffer};
 use super::params::LoadPlanParams;
 use super::raw::{RawStream, raw};
-use super::{sys, work};
+use super::sys;
 
 /// Slots of pinned memory, taken in turn.
 #[derive(Debug)]
@@ -77,24 +77,16 @@ impl UploadRing {
 
     /// The next slot, `stream` being the backend's. Waits for its reader only where the host runs a whole ring ahead of
     /// the device.
-    pub(super) fn acquire(
-        &mut self,
-        gpu: &Gpu,
-        stream: RawStream,
-    ) -> Result<Upload<'_>, CudaError> {
+    pub(super) fn acquire(&mut self, stream: RawStream) -> Result<Upload<'_>, CudaError> {
         let slot = self.next;
         let (ticket, turn) = self.sent[slot];
         while self.read(slot) < ticket {
-            if turn != self.turn {
-                // The stream may be gone.
-                work::wait(gpu.context())?;
-                break;
-            }
             // SAFETY: it is the backend's stream.
             let result = unsafe { sys::cuStreamQuery(raw(stream)) };
             match check("cuStreamQuery", result) {
-                Ok(()) => break,
-                Err(CudaError::Driver { code: 600, .. }) => std::thread::yield_now(),
+                Ok(()) if turn == self.turn => break,
+                // The reader is in a stream that may be gone: its ticket alone shows when it is done.
+                Ok(()) | Err(CudaError::Driver { code: 600, .. }) => std::thread::yield_now(),
                 Err(error) => return Err(error),
             }
         }

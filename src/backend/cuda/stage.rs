@@ -204,7 +204,7 @@ impl Stage {
         // What did not fit follows, a slot at a time.
         let empty = self.load(tables);
         for writes in plan.table_writes[sent..].chunks(self.ring.slot_bytes() / 8) {
-            let mut upload = self.ring.acquire(gpu, stream)?;
+            let mut upload = self.ring.acquire(stream)?;
             put(upload.bytes(), 0, writes);
             upload.send(gpu, &Load { writes: writes.len(), ..empty }, stream)?;
         }
@@ -235,7 +235,7 @@ impl Stage {
         let empty = self.load(tables);
         self.send_masks(gpu, plan, &empty, stream)?;
         let plan = &BatchPlan { rows: mark_trees(plan, &mut self.marked), ..*plan };
-        let mut upload = self.ring.acquire(gpu, stream)?;
+        let mut upload = self.ring.acquire(stream)?;
         let bytes = upload.bytes();
         match plan.slot_mapping {
             SlotMapping::I32(slots) => put(bytes, 0, slots),
@@ -269,7 +269,7 @@ impl Stage {
         if plan.masks.is_empty() {
             return Ok(());
         }
-        let mut upload = self.ring.acquire(gpu, stream)?;
+        let mut upload = self.ring.acquire(stream)?;
         let image_bytes = put(upload.bytes(), 0, plan.masks);
         let load = Load { image_bytes, image: self.masks.address(), ..*empty };
         upload.send(gpu, &load, stream)

@@ -78,7 +78,6 @@ pub(crate) fn accept(
         counters.drafts += 1;
         counters.draft_tokens += u64::from(drafted - start) - sampled;
         counters.accepted_tokens += (tokens.len() as u64).saturating_sub(sampled);
-        let mut row = sequences.row_mut(seq).expect("checked");
         let end = start + tokens.len() as u32;
         let in_place = (0..).zip(tokens).take_while(|(place, token)| place == *token).count();
         sequences.cut(seq, start + in_place as u32);

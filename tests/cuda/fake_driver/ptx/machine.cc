@@ -206,7 +206,9 @@ Running::Running(const Launch& launch, u32 resident) : launch(launch), resident(
 Running::~Running() = default;
 bool Running::go_on() {
     // Instructions that a warp does before the next one's turn. A small number mixes the warps finely.
-    static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), rounds_most = (1 << 30) / slice, polls_most = 1 << 21;
+    static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), polls_most = 1 << 21;
+    // A CTA that has few turns needs 16 times as many rounds.
+    static const u64 rounds_most = (orders ? 16ull << 30 : 1ull << 30) / slice;
     const u64 count = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
     while (started < count || !ctas.empty()) {
         if (polled && ++polls % 32 == 0) return false;

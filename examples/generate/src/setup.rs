@@ -266,6 +266,7 @@ pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
             temperature: args.temperature.unwrap_or(if args.serve.is_some() { 1.0 } else { 0.0 }),
             top_k: args.top_k,
             top_p: args.top_p,
+            min_p: 0.0,
             seed: args.seed,
         },
         stop,

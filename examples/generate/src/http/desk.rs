@@ -98,6 +98,16 @@ impl Sink for Desk {
         let _ = job.events.send(event);
     }
 
+    fn prompt(&mut self, stream: &Stream, position: u32, logits: &[f32]) {
+        let Some(job) = self.jobs.get(&stream.request).filter(|_| !logits.is_empty()) else {
+            return;
+        };
+        let token = job.request.prompt[position as usize].raw();
+        let top = job.logprobs.unwrap_or(0) as usize;
+        let logprob = logprob(logits, token, top);
+        let _ = job.events.send(Event::Prompt { choice: job.first_choice, position, logprob });
+    }
+
     fn done(&mut self, stream: &Stream, last: bool) {
         let finish = stream.finish.expect("it has ended");
         match finish {

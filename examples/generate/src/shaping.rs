@@ -230,7 +230,7 @@ mod test {
         let mut below = |n: u64| splitmix(&mut state) % n;
         for round in 0..3000 {
             let vocab = 24;
-            let mut words =
+            let words =
                 |count: u64, len: u64, below: &mut dyn FnMut(u64) -> u64| -> Vec<Vec<u32>> {
                     (0..below(count + 1))
                         .map(|_| (0..1 + below(len)).map(|_| below(vocab) as u32).collect())

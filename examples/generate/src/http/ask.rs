@@ -60,6 +60,8 @@ pub struct Host {
     pub keeps_logits: bool,
     /// Whether logits can be changed before tokens are chosen.
     pub shapes: bool,
+    /// Whether routers are told what is cached. Namespaces would need names then, which the engine keeps for ever.
+    pub announces: bool,
     /// Makes namespaces of `cache_salt`; its keys are of this run.
     pub salts: RandomState,
 }
@@ -128,6 +130,10 @@ impl Ask {
             ));
         }
         template.scores_prompt = echo && logprobs.is_some();
+        if template.scores_prompt && host.announces {
+            let what = "echo with logprobs is not served with --kv-events";
+            return Err(Refusal::unsupported("echo", what));
+        }
         template.prediction = prediction(body, host)?;
         let prompts = match kind {
             Kind::Completion => prompts(sent.prompt, host)?,
@@ -189,6 +195,12 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     request.stop.extend(ids(body, "stop_token_ids", STOP_TOKENS_MAX, host.limits.vocab)?);
     request.shaping = shaping(body, host)?.map(Arc::new);
     if let Some(salt) = body.text("cache_salt")? {
+        if host.announces {
+            return Err(Refusal::unsupported(
+                "cache_salt",
+                "cache_salt is not served with --kv-events",
+            ));
+        }
         // Half of the numbers are the loop's own.
         request.namespace = Namespace::new((host.salts.hash_one(salt) >> 1).max(1));
     }

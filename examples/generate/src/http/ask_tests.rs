@@ -22,6 +22,7 @@ fn host() -> Host {
         samples_max: 9,
         keeps_logits: true,
         shapes: true,
+        announces: false,
         salts: RandomState::new(),
     }
 }
@@ -356,6 +357,12 @@ fn salts_are_namespaces() {
     assert_ne!(namespace(json!("one")), namespace(json!("two")));
     assert_ne!(namespace(json!("")), namespace(Value::Null));
     assert_eq!(namespace(Value::Null), Namespace::default());
+    let host = Host { announces: true, ..self::host() };
+    for (name, more) in [("cache_salt", json!("one")), ("echo", json!(true))] {
+        let body = json!({ "model": "tiny", "prompt": "1", "logprobs": 0, name: more }).to_string();
+        let answer = Ask::parse(&host, Kind::Completion, body.as_bytes(), 0);
+        refuses(answer, 400, name, "not served with --kv-events");
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@
 //! stop, choice, answer   stop strings; a choice's text; the answer's JSON
 //! sse, routes            framing; paths
 //! board, journal         what monitors are told; the request log
+//! announcer              what routers are told of the cache
 //! ```
 //!
 //! A client that goes away drops its `Ticket`: the loop ends its streams before the next step, and their pages return.
@@ -25,6 +26,7 @@
 //!
 //! Not here: the loop (`server`), who computes (`runner`).
 
+mod announcer;
 mod answer;
 mod ask;
 mod board;
@@ -46,6 +48,8 @@ mod sse;
 mod stop;
 mod tokens;
 
+pub use announcer::{EVENT_PAGES_MAX, HASHING};
+
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::net::TcpListener;
@@ -65,6 +69,7 @@ use crate::runner::Runner;
 use crate::server::Server;
 use crate::setup;
 use crate::text::Text;
+use announcer::Announcer;
 use ask::Host;
 use board::Board;
 use intake::Intake;
@@ -105,6 +110,8 @@ pub fn run<R: Runner>(
     let routers = (router(Arc::clone(&app), key, cors), crowded(Arc::clone(&app)));
     let (queue, board) = (Arc::clone(&app.queue), Arc::clone(&app.board));
     let runtime = runtime()?;
+    let page_size = server.limits().page_size;
+    let announcer = Announcer::bind(&args.http, page_size, &runtime)?;
     let signals = {
         let _entered = runtime.enter();
         Signals::catch()?
@@ -113,8 +120,11 @@ pub fn run<R: Runner>(
     let clients =
         runtime.spawn(listen(listener, routers, bounds, Arc::clone(&queue), signals, is_over));
     announce(&format!("serving {name} at http://{local}"))?;
+    if let Some((endpoint, replay)) = announcer.as_ref().map(Announcer::endpoints) {
+        announce(&format!("events at {endpoint}, missed ones at {replay}"))?;
+    }
     board.post(server, desk::Ended::default());
-    let outcome = desk::serve(server, &queue, &board);
+    let outcome = desk::serve(server, &queue, &board, announcer);
     // The queue is closed and nothing runs; clients still read.
     let _ = over.send(());
     let _ = runtime.block_on(async { tokio::time::timeout(GRACE, clients).await });
@@ -153,6 +163,7 @@ fn host<R: Runner>(args: &Args, text: Text, server: &Server<R>) -> Result<Host> 
         defaults: setup::defaults(args, server.runner().config()),
         samples_max: samples_max.min(args.http.max_n.into()) as u32,
         shapes: server.runner().edits_max() > 0,
+        announces: args.http.kv_events.is_some(),
         salts: RandomState::new(),
         keeps_logits: server.runner().keeps_logits(),
     })

@@ -62,6 +62,15 @@ pub struct HttpOptions {
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<String>,
 
+    /// Publishes which pages are cached, for routers, at a ZeroMQ address such as tcp://127.0.0.1:5557, on the wire of vLLM
+    /// and SGLang. `cache_salt`, and `echo` with `logprobs`, are refused then.
+    #[arg(long, value_name = "ADDRESS")]
+    pub kv_events: Option<String>,
+
+    /// Where routers ask for events that they have missed, or for all [default: a free port of 127.0.0.1].
+    #[arg(long, value_name = "ADDRESS", requires = "kv_events")]
+    pub kv_events_replay: Option<String>,
+
     /// Writes a line for each request to standard error: number, tokens, cached tokens, times, outcome.
     #[arg(long, value_name = "FORM", num_args = 0..=1, default_missing_value = "text")]
     pub log: Option<LogForm>,

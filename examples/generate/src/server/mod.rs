@@ -199,6 +199,11 @@ impl<R: Runner> Server<R> {
         &self.engine
     }
 
+    /// The engine, to drain its events. Other changes break the loop's own state.
+    pub fn engine_mut(&mut self) -> &mut Engine<R::Backend> {
+        &mut self.engine
+    }
+
     /// Who computes its steps.
     pub fn runner(&self) -> &R {
         &self.runner

@@ -472,7 +472,7 @@ impl OnGpu for GpuRunner {
 }
 
 fn device_draw(draw: &Draw) -> DeviceDraw {
-    let Draw { row, sampling, sample, index } = *draw;
+    let Draw { row, sampling, sample, index, .. } = *draw;
     let warm = sampling.temperature > 0.0;
     DeviceDraw {
         row: row as u32,

@@ -10,7 +10,12 @@ unset CUDA_LIBRARY_PATH CUDA_PATH CUDA_ROOT CUDA_TOOLKIT_ROOT_DIR LD_LIBRARY_PAT
 rm -rf "$work/crate" "$work/dependent"
 mkdir -p "$work/crate" "$work/dependent/src"
 
-cargo package --allow-dirty --no-verify --quiet
+# One warning is expected, as there is no repository yet; beside it only what the package leaves out on purpose is named.
+warnings=$(cargo package --allow-dirty --no-verify 2>&1 | grep '^warning: ' | grep -v '^warning: ignoring \(benchmark\|test\) ' || true)
+if [ "$warnings" != "warning: manifest has no documentation, homepage or repository" ]; then
+    echo "cargo package warns: $warnings" >&2
+    exit 1
+fi
 tar -xzf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
 if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' ! -name trace.jsonl \
     -o -path './benches/*' -o -path './fuzz/*' -o -name "*.safetensors" \)) | grep .; then

@@ -423,7 +423,7 @@ impl OnGpu for RanksRunner {
 fn copy(work: &Work) -> Work {
     let mut plan = OwnedPlan::new();
     plan.copy_from(&work.plan.plan());
-    Work { plan, inputs: work.inputs.clone(), draws: work.draws.clone() }
+    Work { plan, inputs: work.inputs.clone(), draws: work.draws.clone(), edits: work.edits.clone() }
 }
 
 impl Runner for RanksRunner {

@@ -477,7 +477,7 @@ pub(super) fn asked_to(fail: bool) -> Result<()> {
 }
 
 fn device_draw(draw: &Draw) -> DeviceDraw {
-    let Draw { row, sampling, sample, index } = *draw;
+    let Draw { row, sampling, sample, index, .. } = *draw;
     let warm = sampling.temperature > 0.0;
     DeviceDraw {
         row: row as u32,

@@ -10,7 +10,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{EngineConfig, EngineShape, PrefixMode};
 use crate::error::ConfigError;
 use crate::hash::Hashing;
-use crate::layout::{Capacity, KvDtype, KvShape, Layout, PlaneName, PoolConfig, Scaling};
+use crate::layout::{Capacity, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig, Scaling};
 
 /// Marks the byte form, and its version.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvshap01");
@@ -176,6 +176,7 @@ impl EngineShape {
         };
         let pool = PoolConfig {
             layers: narrow("layers", words.layers)?,
+            groups: Groups::ONE,
             shape,
             dtype: one_of("dtype", &DTYPES, words.dtype)?,
             scaling: one_of("scaling", &SCALINGS, words.scaling)?,

@@ -123,6 +123,9 @@ impl EngineConfig {
     /// A [`ConfigError`] that names the value.
     pub fn shape(&self) -> Result<EngineShape, ConfigError> {
         let layout = self.pool.layout()?;
+        if let Some((group, reach)) = layout.groups().limited().next() {
+            return Err(ConfigError::Group { group, reach });
+        }
         for (name, value) in [
             ("max_sequences", u64::from(self.max_sequences)),
             ("max_sequence_len", u64::from(self.max_sequence_len)),

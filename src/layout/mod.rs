@@ -5,8 +5,10 @@
 //!
 //! ```text
 //! LayerFirst  [plane, L, P, piece]   attention of one layer reads one region
-//! PageFirst   [P, plane, L, piece]   a page is one contiguous piece: all planes of all layers
+//! PageFirst   [P, plane, L, piece]   a page is one contiguous piece: all planes of all lanes
 //! ```
+//!
+//! L are the *lanes* of a page: all layers of the model, or where layers are in [`Groups`] as many as keep everything.
 //!
 //! A model with heads has the planes K and V, pieces of `[S, H, D]`. Where scales are made at the store, each of them
 //! has a plane of scales beside it, pieces of `[H, S]`. Sparse reads want a plane of labels, `[S, H, channels]`. All
@@ -17,6 +19,7 @@
 mod config;
 mod dtype;
 mod fingerprint;
+mod groups;
 #[cfg(feature = "serde")]
 mod hf;
 mod labels;
@@ -31,6 +34,7 @@ mod tests;
 
 pub use config::{Capacity, PAGE_SIZE_MAX, PoolConfig};
 pub use dtype::{Dtype, KvDtype, Scaling};
+pub use groups::{GROUPED_LAYERS_MAX, GROUPS_MAX, Groups, LayerPlace, Reach};
 #[cfg(feature = "serde")]
 pub use hf::HfError;
 pub use labels::{LabelChannels, LabelError};

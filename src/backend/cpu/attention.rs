@@ -226,11 +226,11 @@ impl Scratch {
             let head = u64::from(unit.first_head) * strides.head;
             for position in positions.clone() {
                 let (offset, row) = (position % page_size, row + (position - first) as usize);
-                let byte = strides.row(job.layer, page, offset) + head;
+                let byte = strides.row(job.lane, page, offset) + head;
                 let start = byte as usize / size_of::<T>();
                 widen_slot(&job.pool[start..start + width], tiles, row, job);
                 if T::QUANTISED {
-                    let slot = Row { side, layer: job.layer, page, offset };
+                    let slot = Row { side, layer: job.layer, lane: job.lane, page, offset };
                     scale_slot(slot, unit, tiles, row, job);
                     widen_rope(slot, tiles, row, job);
                 }

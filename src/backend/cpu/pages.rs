@@ -45,7 +45,8 @@ impl Cpu {
         let of = self.check_slot(plane, layer, slot)?;
         let (page, offset) = self.layout.page_of(slot);
         let strides = self.layout.strides(plane).expect("the pool has it");
-        let row = Row { side: usize::from(plane == PlaneName::V), layer, page, offset };
+        let lane = self.layout.place(layer).lane;
+        let row = Row { side: usize::from(plane == PlaneName::V), layer, lane, page, offset };
         let elements = of.elements as usize;
         let mut all = vec![0.0; of.heads as usize * elements];
         for (head, wide) in (0..of.heads).zip(all.chunks_exact_mut(elements)) {
@@ -157,9 +158,9 @@ impl Cpu {
         for plane in self.layout.planes() {
             let strides = self.layout.strides(plane.name).expect("the plane is the pool's");
             let len = plane.elements as usize * plane.dtype.size() as usize;
-            for layer in (0..self.layout.layers()).map(LayerId::new) {
+            for lane in 0..self.layout.lanes() {
                 let at = |(page, offset), head| {
-                    (strides.row(layer, page, offset) + strides.head * u64::from(head)) as usize
+                    (strides.row(lane, page, offset) + strides.head * u64::from(head)) as usize
                 };
                 for head in 0..plane.heads {
                     let (source, target) = (at(source, head), at(target, head));

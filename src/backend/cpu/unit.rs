@@ -31,6 +31,8 @@ pub(super) struct Job<'a, T> {
     pub scales: &'a Scales,
     pub layout: &'a PoolLayout,
     pub layer: LayerId,
+    /// The layer's place in a page.
+    pub lane: u32,
     /// Where K and V lie, or the latent rows.
     pub k: Strides,
     pub v: Strides,

@@ -122,10 +122,6 @@ fn errors_are_in_plain_words() {
             ConfigError::GroupedLayers { layers: 2, grouped: 1 },
             "groups of 1 layer do not fit a model of 2 layers",
         ),
-        (
-            ConfigError::Group { group: 1, reach: Reach::Window(8) },
-            "group 1, which reads a window of 8, is not served yet",
-        ),
     ] {
         assert_eq!(said(&error), text);
     }

@@ -96,13 +96,14 @@ struct Words {
     prefault: u64,
     /// A recipe's number, 0 for none, and its parameter.
     hashing: [u64; 5],
+    groups: [u64; Groups::WORDS],
 }
 
 impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 25 little-endian words of 64 bits.
+    /// Returns the byte form: 37 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
@@ -117,6 +118,9 @@ impl EngineShape {
     /// | 17 to 19 | prefix mode (0 radix, 1 none), `event_pages`, `prefault` |
     /// | 20 | hashing (0 none, 1 Dynamo, 2 nano-vllm, 3 MinivLLM, 4 and 5 vLLM without and with a seed, 6 SGLang) |
     /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
+    /// | 25 | groups of layers, and 2^32 times the layers in groups: 0 layers where there is one group |
+    /// | 26 to 28 | of each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
+    /// | 29 to 36 | a bit of each of 256 layers, bit 0 of its group's number; the same of bit 1 |
     ///
     /// Heads are those of the shape's rank. All ranks hold as many, so the same bytes open each rank's backend.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
@@ -147,6 +151,7 @@ impl EngineShape {
             event_pages: self.event_pages.into(),
             prefault: number(&BOOLS, self.prefault),
             hashing: self.hashing.map_or([0; 5], Hashing::to_words),
+            groups: layout.groups().to_words(),
         };
         let mut bytes = [0; Self::BYTES];
         bytes.copy_from_slice(bytemuck::bytes_of(&words));
@@ -176,7 +181,8 @@ impl EngineShape {
         };
         let pool = PoolConfig {
             layers: narrow("layers", words.layers)?,
-            groups: Groups::ONE,
+            groups: Groups::from_words(words.groups)
+                .ok_or(ShapeBytesError::Field { name: "groups", value: words.groups[0] })?,
             shape,
             dtype: one_of("dtype", &DTYPES, words.dtype)?,
             scaling: one_of("scaling", &SCALINGS, words.scaling)?,

@@ -114,6 +114,11 @@ impl EngineShape {
     pub(crate) fn shares_prefixes(&self) -> bool {
         self.prefix == PrefixMode::Radix
     }
+
+    /// Whether prompts find what is cached: only group 0's pages are, so that none does where there are other groups.
+    pub(crate) fn finds_prefixes(&self) -> bool {
+        self.shares_prefixes() && self.table.tracks == 1
+    }
 }
 
 impl EngineConfig {
@@ -123,9 +128,6 @@ impl EngineConfig {
     /// A [`ConfigError`] that names the value.
     pub fn shape(&self) -> Result<EngineShape, ConfigError> {
         let layout = self.pool.layout()?;
-        if let Some((group, reach)) = layout.groups().limited().next() {
-            return Err(ConfigError::Group { group, reach });
-        }
         for (name, value) in [
             ("max_sequences", u64::from(self.max_sequences)),
             ("max_sequence_len", u64::from(self.max_sequence_len)),
@@ -152,7 +154,8 @@ impl EngineConfig {
             self.max_sequences,
             max_sequence_len,
             self.max_tokens,
-        )?;
+        )?
+        .with_tracks(layout.tracks())?;
         Ok(EngineShape {
             layout,
             table,

@@ -90,13 +90,6 @@ pub enum ConfigError {
         /// Those that are in groups.
         grouped: u32,
     },
-    /// A group beside the one that keeps everything, which this version does not serve.
-    Group {
-        /// The group.
-        group: u32,
-        /// What its tokens read.
-        reach: Reach,
-    },
     /// A rank that does not exist.
     Rank {
         /// The rank.
@@ -163,9 +156,6 @@ impl fmt::Display for ConfigError {
                 let (layers, grouped) =
                     (Count(layers.into(), "layer"), Count(grouped.into(), "layer"));
                 write!(f, "groups of {grouped} do not fit a model of {layers}")
-            }
-            Self::Group { group, reach } => {
-                write!(f, "group {group}, which reads {reach}, is not served yet")
             }
             Self::Rank { tp_rank, tp_size } => {
                 write!(f, "rank {tp_rank} is not below tp_size {tp_size}")

@@ -99,6 +99,9 @@ pub struct LayerPlace {
 }
 
 impl Groups {
+    /// Numbers of [`Groups::to_words`].
+    pub(crate) const WORDS: usize = GROUPS_MAX + 2 * GROUPED_LAYERS_MAX / WORD as usize;
+
     /// Every layer keeps the K and V of all tokens, however many layers there are.
     pub const ONE: Self =
         Self { reaches: [Reach::All; GROUPS_MAX], count: 1, layers: 0, bits: [[0; 4]; 2] };
@@ -190,6 +193,44 @@ impl Groups {
             (same(0, word) & same(1, word) & mask).count_ones()
         };
         (0..layers.div_ceil(WORD)).map(count).sum()
+    }
+
+    /// The groups as numbers, all 0 but the first for [`Groups::ONE`]: how many groups, and above 32 bits layers; for
+    /// each group but group 0 its size, and above 32 bits 1 for a window, 2 for a chunk; and bits 0 and then bits 1 of
+    /// all layers' groups, a bit a layer.
+    pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
+        let mut words = [0; Self::WORDS];
+        words[0] = u64::from(self.count) | u64::from(self.layers) << 32;
+        for (word, reach) in words[1..].iter_mut().zip(&self.reaches[1..self.count as usize]) {
+            *word = match *reach {
+                Reach::All => 0,
+                Reach::Window(size) => u64::from(size) | 1 << 32,
+                Reach::Chunk(size) => u64::from(size) | 2 << 32,
+            };
+        }
+        words[GROUPS_MAX..].copy_from_slice(self.bits.as_flattened());
+        words
+    }
+
+    /// Groups that have these numbers, or some of them: the caller compares what comes of it.
+    pub(crate) fn from_words(words: [u64; Self::WORDS]) -> Option<Self> {
+        let (count, layers) = (words[0] as u32 as usize, (words[0] >> 32) as usize);
+        if count > GROUPS_MAX || layers > GROUPED_LAYERS_MAX {
+            return None;
+        }
+        if (count, layers) == (1, 0) {
+            return Some(Self::ONE);
+        }
+        let limited = words[1..GROUPS_MAX].iter().map(|word| match (word >> 32, *word as u32) {
+            (1, size) => Reach::Window(size),
+            (2, size) => Reach::Chunk(size),
+            _ => Reach::All,
+        });
+        let reaches: Vec<_> = std::iter::once(Reach::All).chain(limited).take(count).collect();
+        let mut groups = Self::ONE;
+        groups.bits.as_flattened_mut().copy_from_slice(&words[GROUPS_MAX..]);
+        groups.layers = layers as u32;
+        Self::new(&reaches, &groups.of_layers()).ok()
     }
 
     /// Each layer's group.

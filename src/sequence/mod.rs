@@ -9,7 +9,8 @@
 //! ```
 //!
 //! * S1. cached_len <= planned_len; page_len = ceil(planned_len / page_size).
-//! * S2. The first `published` pages are the tree's, on the path of the lock; the rest are private and this row's only.
+//! * S2. The first `published` pages of group 0 are the tree's, on the path of the lock; the rest are private and this
+//!   row's only, and so are all pages of other tracks.
 //! * S3. A preempted sequence has tokens and nothing else.
 //! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not. The first
 //!   `inherited` pages are whole chunks of the page table that a parent's plans have sent for good.
@@ -197,13 +198,14 @@ impl SequenceTable {
         self.promised
     }
 
-    /// Promises a sequence so many pages in all, in place of what it was promised. The caller checked that they can be
-    /// had.
+    /// Promises a sequence the pages of so many places in all, in place of what it was promised. The caller checked
+    /// that they can be had.
     pub(crate) fn promise(&mut self, seq: SeqKey, pages: u32) {
         let sequence = &mut self.rows[seq];
-        let before = sequence.undrawn();
+        let tracks = self.stores.pages.tracks();
+        let before = sequence.undrawn() * tracks;
         sequence.promised = pages;
-        self.promised = self.promised - before + sequence.undrawn();
+        self.promised = self.promised - before + sequence.undrawn() * tracks;
     }
 
     /// So many promised pages are being appended to their sequences.
@@ -350,7 +352,9 @@ impl SequenceTable {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];
         assert!(sequence.page_len == 0, "S4: a row inherits before it has pages");
-        let pages = self.stores.pages.whole_chunks(pages);
+        // Of other tracks none is published.
+        let shares = self.stores.pages.tracks() == 1;
+        let pages = if shares { self.stores.pages.whole_chunks(pages) } else { 0 };
         self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);
         if pages > 0 {
@@ -367,18 +371,27 @@ impl SequenceTable {
         }
         assert!(page_len >= sequence.published, "S2: published pages are not the row's to drop");
         let undrawn = sequence.undrawn();
-        for index in page_len..sequence.page_len {
-            out.push(self.stores.pages.page(sequence.row, index));
+        for track in 0..self.stores.pages.tracks() {
+            let pieces = self.stores.pages.pieces(sequence.row, track, page_len, sequence.page_len);
+            pieces.for_each(|piece| out.extend_from_slice(piece));
         }
         self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
         sequence.page_len = page_len;
         // What was promised is promised again.
-        self.promised += sequence.undrawn() - undrawn;
+        self.promised += (sequence.undrawn() - undrawn) * self.stores.pages.tracks();
         sequence.dirty_from = sequence.dirty_from.min(page_len);
         if page_len > 0 {
             sequence.tail = self.stores.pages.entry(sequence.row, page_len - 1);
         }
         self.shrink(seq);
+    }
+
+    /// Appends the pages of all tracks but the first one to `out`, for the caller to release. O(pages).
+    pub(crate) fn detach_tracks(&self, seq: SeqKey, out: &mut Vec<PageId>) {
+        let sequence = &self.rows[seq];
+        for track in 1..self.stores.pages.tracks() {
+            out.extend(self.track_pages(sequence, track, 0));
+        }
     }
 
     /// Forgets all pages, which the caller has released: the sequence is preempted.
@@ -443,20 +456,42 @@ impl SequenceTable {
         self.stores.tokens.token(sequence.row, position)
     }
 
+    /// A row's pages of a track from place `start` on, in order.
+    pub(crate) fn track_pages(
+        &self,
+        sequence: &Sequence,
+        track: u32,
+        start: u32,
+    ) -> impl Iterator<Item = PageId> + use<'_> {
+        let pieces = self.stores.pages.pieces(sequence.row, track, start, sequence.page_len);
+        pieces.flatten().copied()
+    }
+
+    /// Page tables of a sequence.
+    pub(crate) fn tracks(&self) -> u32 {
+        self.stores.pages.tracks()
+    }
+
+    /// Pages that a sequence is promised and has not drawn.
+    pub(crate) fn undrawn(&self, sequence: &Sequence) -> u32 {
+        sequence.undrawn() * self.stores.pages.tracks()
+    }
+
     /// A row's pages in order.
     pub fn pages(&self, sequence: &Sequence) -> impl Iterator<Item = PageId> + use<'_> {
         let row = sequence.row;
         (0..sequence.page_len).map(move |index| self.stores.pages.page(row, index))
     }
 
-    /// A row's pages `start..end`, in contiguous pieces.
+    /// A row's pages `start..end` of a track, in contiguous pieces.
     pub(crate) fn page_pieces(
         &self,
         sequence: &Sequence,
+        track: u32,
         start: u32,
         end: u32,
     ) -> impl Iterator<Item = &[PageId]> + use<'_> {
-        self.stores.pages.pieces(sequence.row, start, end)
+        self.stores.pages.pieces(sequence.row, track, start, end)
     }
 
     /// A row's known tokens `start..end`, in contiguous pieces.
@@ -478,7 +513,8 @@ impl SequenceTable {
 
     /// Whether S7 holds.
     pub(crate) fn counts_promises(&self) -> bool {
-        self.rows.values().map(|s| u64::from(s.undrawn())).sum::<u64>() == u64::from(self.promised)
+        self.rows.values().map(|s| u64::from(self.undrawn(s))).sum::<u64>()
+            == u64::from(self.promised)
     }
 
     /// Whether S5 holds. O(chunks).

@@ -12,7 +12,7 @@ use crate::prefix::{PrefixMatch, PrefixTree};
 use crate::sequence::{Entered, SequenceTable};
 use crate::stats::Stats;
 use crate::system::append::check_known;
-use crate::system::leader::leader;
+use crate::system::leader::leader as leader_of;
 use crate::system::promise::check_promise;
 use crate::system::room::Room;
 use crate::world::Buffers;
@@ -34,14 +34,14 @@ pub(crate) fn admission(
     promise: u32,
 ) -> Result<Admission, Error> {
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
-    let found = shape
-        .shares_prefixes()
-        .then(|| prefixes.match_prefix(namespace, &prompt[..prompt.len() - 1]));
+    let found =
+        shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(shape, prompt)));
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
     let admission = ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise);
-    let leader = found.and_then(|found| leader(prefixes, sequences, &found, prompt));
+    let leader = found.filter(|_| shape.finds_prefixes());
+    let leader = leader.and_then(|found| leader_of(prefixes, sequences, &found, prompt));
     Ok(Admission { leader, ..admission })
 }
 
@@ -161,7 +161,8 @@ pub(crate) fn admit_batch(
     buffers.admitted.clear();
     for &Prompt { namespace, tokens, promise } in prompts {
         let found = find(shape, prefixes, namespace, tokens, &mut buffers.pages);
-        let leader = found.and_then(|found| leader(prefixes, sequences, &found, tokens));
+        let leader = found.filter(|_| shape.finds_prefixes());
+        let leader = leader.and_then(|found| leader_of(prefixes, sequences, &found, tokens));
         let lock = lock(prefixes, fence, found.as_ref(), namespace);
         let seq = sequences.spawn(namespace, tokens, lock);
         prefixes.hold_names(namespace);
@@ -187,7 +188,7 @@ fn ask_all(
     for &Prompt { namespace, tokens, promise } in prompts {
         let found = find(shape, prefixes, namespace, tokens, pages);
         let all = (tokens.len() as u32).max(promise).div_ceil(shape.layout.page_size());
-        lacking += u64::from(all) - pages.len() as u64;
+        lacking += (u64::from(all) - pages.len() as u64) * u64::from(shape.table.tracks);
         let idle_count = found.map_or(0, |found| idle_pages(&found)) as usize;
         for page in &pages[pages.len() - idle_count..] {
             if !counted.contains(page.raw()) {
@@ -243,9 +244,14 @@ fn find(
 ) -> Option<PrefixMatch> {
     pages.clear();
     shape.shares_prefixes().then(|| {
-        let tokens = &tokens[..tokens.len() - 1];
+        let tokens = matchable(shape, tokens);
         prefixes.match_pages(namespace, tokens, |found| pages.extend_from_slice(found))
     })
+}
+
+/// What of a sequence's tokens may be found.
+fn matchable<'a>(shape: &EngineShape, tokens: &'a [TokenId]) -> &'a [TokenId] {
+    &tokens[..if shape.finds_prefixes() { tokens.len() - 1 } else { 0 }]
 }
 
 /// What a sequence of `len` tokens takes that is promised `promise` of them, once the match is locked: the pages that
@@ -260,7 +266,7 @@ fn ask(
 ) -> Admission {
     let page_size = shape.layout.page_size();
     let (matched, idle) = found.map_or((0, 0), |m| (m.pages(), prefixes.idle_pages(m)));
-    let lacking = len.max(promise).div_ceil(page_size) - matched;
+    let lacking = (len.max(promise).div_ceil(page_size) - matched) * shape.table.tracks;
     let mut admission = Admission {
         cached_len: matched * page_size,
         idle_pages: idle,
@@ -298,7 +304,7 @@ fn enter(
     entered: Entered,
 ) {
     let mut row = sequences.row_mut(seq).expect("just looked up");
-    row.append_pages(&buffers.pages);
+    row.append_pages(buffers.pages.len() as u32, &buffers.pages);
     let sequence = row.sequence;
     sequence.published = buffers.pages.len() as u32;
     sequence.cached_len = sequence.published * shape.layout.page_size();

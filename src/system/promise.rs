@@ -30,7 +30,7 @@ pub(crate) fn promise(
     let (before, after) = (sequence.undrawn(), promised.saturating_sub(sequence.page_len));
     if after > before {
         let room = Room::new(pages, prefixes, sequences.promised(), fence);
-        room.check(u64::from(after - before), 0)?;
+        room.check(u64::from(after - before) * u64::from(shape.table.tracks), 0)?;
     }
     sequences.promise(seq, promised);
     Ok(())

@@ -28,7 +28,9 @@ pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 use super::sparse::{self, Select, Selection, SparseBackend};
 use super::{Attend, Backend, OpenBackend, OpenSteps, Operand, PlanError, Queries, check};
 use crate::id::LayerId;
-use crate::layout::{KvScales, LabelChannels, PlaneName, PoolLayout, Strides, TableShape};
+use crate::layout::{
+    KvScales, LabelChannels, LayerPlace, PlaneName, PoolLayout, Strides, TableShape,
+};
 use crate::memory::OutOfMemory;
 use crate::plan::{BatchPlan, Compaction, PageCopy, SpanCheck, StepEnd};
 use attention::Scratch;
@@ -178,9 +180,10 @@ impl Cpu {
         }
         let width = self.layout.kv_heads() as usize * self.layout.head_dim() as usize;
         let (rows, stride) = k;
-        let lane = self.layout.place(layer).lane;
+        let LayerPlace { track, lane, .. } = self.layout.place(layer);
+        let slots = plan.slots_of(track);
         for i in 0..plan.token_count() {
-            let Some(slot) = plan.slot_mapping.get(i) else { continue };
+            let Some(slot) = slots.get(i) else { continue };
             let (page, offset) = self.layout.page_of(slot);
             let row = Row { side: 0, layer, lane, page, offset };
             let numbers = rows.elements.slice(i * stride..i * stride + width);
@@ -198,9 +201,10 @@ impl Cpu {
         let count = side_count(&self.layout);
         let dim = self.layout.value_dim() as usize;
         let width = self.layout.kv_heads() as usize * dim;
-        let lane = self.layout.place(layer).lane;
+        let LayerPlace { track, lane, .. } = self.layout.place(layer);
+        let slots = plan.slots_of(track);
         for i in 0..plan.token_count() {
-            let Some(slot) = plan.slot_mapping.get(i) else { continue };
+            let Some(slot) = slots.get(i) else { continue };
             let (page, offset) = self.layout.page_of(slot);
             for (side, (rows, stride)) in rows.into_iter().enumerate().take(count) {
                 let row = Row { side, layer, lane, page, offset };
@@ -232,6 +236,10 @@ impl Cpu {
         check::layer(layer, &self.layout)?;
         check::attend(attend, &self.layout)?;
         check::window(plan, attend.window)?;
+        match selection {
+            Some(_) => check::sparse_layer(layer, &self.layout)?,
+            None => check::reach(layer, &self.layout, attend.window)?,
+        }
         let (tokens, q_heads) = (plan.token_count(), attend.q_heads as usize);
         let q_width = q_heads * self.layout.head_dim() as usize;
         let width = q_heads * self.layout.value_dim() as usize;
@@ -249,7 +257,7 @@ impl Cpu {
                 scales: &self.scales,
                 layout: &self.layout,
                 layer,
-                lane: self.layout.place(layer).lane,
+                place: self.layout.place(layer),
                 k,
                 v,
                 table: &self.table,
@@ -320,7 +328,8 @@ impl Backend for Cpu {
         let v_stride = v.check(Operand::V, plan.token_count(), v_width)?;
         let rows = [(k, k_stride), (v, v_stride)];
         let count = side_count(&self.layout);
-        let lane = self.layout.place(layer).lane;
+        let LayerPlace { track, lane, .. } = self.layout.place(layer);
+        let slots = plan.slots_of(track);
         self.store_labels(plan, layer, rows[0]);
         if self.layout.dtype().is_quantised() {
             self.store_quantised(plan, layer, rows);
@@ -329,7 +338,7 @@ impl Backend for Cpu {
         with_number!(self.layout.dtype(), T => {
             let pool = self.pool.numbers_mut::<T>();
             for i in 0..plan.token_count() {
-                let Some(slot) = plan.slot_mapping.get(i) else { continue };
+                let Some(slot) = slots.get(i) else { continue };
                 let (page, offset) = self.layout.page_of(slot);
                 for (strides, (rows, stride)) in self.kv.iter().zip(rows).take(count) {
                     let target = strides.row(lane, page, offset) as usize / size_of::<T>();
@@ -409,6 +418,7 @@ impl SparseBackend for Cpu {
     ) -> Result<(), CpuError> {
         self.check_open(plan)?;
         check::layer(layer, &self.layout)?;
+        check::sparse_layer(layer, &self.layout)?;
         let longest = check::longest_row(&self.table, self.layout.page_size());
         sparse::check(select, &self.layout, longest)?;
         let width = select.q_heads as usize * self.layout.head_dim() as usize;

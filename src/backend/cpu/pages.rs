@@ -148,12 +148,18 @@ impl Cpu {
         Ok(())
     }
 
-    /// Copies what one slot of a row holds to another, by their places in the row: head by head, which lie apart in
-    /// some planes.
+    /// Copies what one slot of a row holds to another in each track, by their places in the row: head by head, which
+    /// lie apart in some planes.
     pub(super) fn move_slot(&mut self, row: RowId, from: u32, to: u32) {
+        (0..self.table.tracks).for_each(|track| self.move_track_slot(row, track, from, to));
+    }
+
+    fn move_track_slot(&mut self, row: RowId, track: u32, from: u32, to: u32) {
         let page_size = self.layout.page_size();
-        let slot =
-            |place| (self.table.page(&self.words, row, place / page_size), place % page_size);
+        let slot = |place| {
+            let page = self.table.track_page(&self.words, row, track, place / page_size);
+            (page, place % page_size)
+        };
         let (source, target) = (slot(from), slot(to));
         for plane in self.layout.planes() {
             let strides = self.layout.strides(plane.name).expect("the plane is the pool's");

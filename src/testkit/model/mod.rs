@@ -41,8 +41,11 @@ struct Sequence {
     planned_len: usize,
     /// Pages at the head of `table` that are the tree's, locked by this sequence.
     published: usize,
+    /// The pages of group 0.
     table: Vec<PageId>,
-    /// Pages that it is promised, those of `table` included.
+    /// Those of each further track, all of them its own.
+    others: Vec<Vec<PageId>>,
+    /// Places that it is promised the pages of, those of `table` included.
     promised: usize,
     preempted: bool,
     front: Option<Front>,
@@ -54,6 +57,16 @@ struct Sequence {
     incarnation: u32,
     /// The last step that planned it or copied for it in this incarnation; 0: none.
     last_step: u64,
+}
+
+impl Sequence {
+    /// Takes the pages past the first `keep` places off all tables.
+    fn split_off(&mut self, keep: usize) -> Vec<PageId> {
+        let keep = keep.min(self.table.len());
+        let mut pages = self.table.split_off(keep);
+        self.others.iter_mut().for_each(|own| pages.extend(own.split_off(keep)));
+        pages
+    }
 }
 
 /// How a sequence came to run, and with how many tokens cached.
@@ -127,6 +140,24 @@ impl Model {
         self.shape.prefix == PrefixMode::Radix
     }
 
+    /// Page tables of a sequence.
+    fn tracks(&self) -> usize {
+        self.shape.table.tracks as usize
+    }
+
+    /// Whether prompts find what is cached.
+    fn finds(&self) -> bool {
+        self.shares() && self.tracks() == 1
+    }
+
+    /// What a prompt may find in the tree: one token must be computed.
+    fn findable<'a>(&self, tokens: &'a [TokenId]) -> &'a [TokenId] {
+        match tokens.split_last() {
+            Some((_, before)) if self.finds() => before,
+            _ => &[],
+        }
+    }
+
     // Reading.
 
     /// The live sequence of a key.
@@ -160,6 +191,15 @@ impl Model {
         Ok(&self.sequence(seq)?.table)
     }
 
+    /// `Engine::track_table`
+    pub fn track_table(&self, seq: SeqKey, track: u32) -> Result<&[PageId], Error> {
+        let sequence = self.sequence(seq)?;
+        Ok(match track {
+            0 => &sequence.table,
+            track => &sequence.others[track as usize - 1],
+        })
+    }
+
     /// The scope a sequence's pages belong to.
     pub fn scope(&self, seq: SeqKey) -> Result<Scope, Error> {
         Ok(self.sequence(seq)?.scope)
@@ -188,7 +228,8 @@ impl Model {
     /// `Engine::promised`
     pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.sequence(seq)?;
-        Ok(sequence.promised.saturating_sub(sequence.table.len()) as u32)
+        let places = sequence.promised.saturating_sub(sequence.table.len());
+        Ok((places * self.tracks()) as u32)
     }
 
     /// Pages that are promised and not drawn.

@@ -355,7 +355,8 @@ impl<B: Backend> Engine<B> {
         system::packed::packed(sequences, steps, layout, track, items, scratch.reset())
     }
 
-    /// [`packed`](Engine::packed) in the levels of FlashInfer's cascade: what several sequences share is listed once.
+    /// [`packed`](Engine::packed), of group 0, in the levels of FlashInfer's cascade: what several sequences share is
+    /// listed once.
     ///
     /// `plan` is this engine's, padded or not, and `items` are all of its items, none accepted in part since.
     /// O(items + pages).
@@ -652,8 +653,9 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.pages(self.sequence(seq)?))
     }
 
-    /// A sequence's pages of a track in order: of the layers that [`PoolLayout::place`](crate::PoolLayout::place) has
-    /// there. Track 0 is the [page table](Engine::page_table) of group 0.
+    /// A sequence's pages of a track in order, as far as it holds them: of the layers that
+    /// [`PoolLayout::place`](crate::PoolLayout::place) has there. Track 0 is the [page table](Engine::page_table) of
+    /// group 0.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].

@@ -18,6 +18,7 @@ use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId, TokenId};
+use crate::layout::Limits;
 use crate::memory::{self, OutOfMemory, touch_reserved};
 use crate::page::{PagePool, PageState};
 use crate::plan::{Admitted, Compaction, PageCopy};
@@ -118,6 +119,9 @@ impl World {
                 counted: Bitmap::new(page_count, false)?,
             },
         };
+        if shape.table.tracks > 1 {
+            world.sequences.set_limits(Limits::new(&shape.layout, shape.promise_ahead));
+        }
         if let Some(hashing) = shape.hashing {
             world.prefixes.keep_hashes(hashing, hash_bits)?;
             if shape.event_pages > 0 {

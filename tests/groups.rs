@@ -1,10 +1,12 @@
-//! Groups of layers: attention is the same whatever groups layers are in, and what does not fit them is refused.
+//! Groups of layers: attention is the same whatever groups layers are in, a sequence holds no more than it reads, and
+//! what does not fit the groups is refused.
 
 use kvarena::backend::CpuError;
+use kvarena::page::PageState;
 use kvarena::{
     Attend, Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Extend, Groups,
-    KvDtype, KvShape, LayerId, Namespace, Null, OwnedPlan, PlanError, PoolConfig, PrefixMode,
-    Reach, SeqKey, SlotMapping, StepScratch, TokenId,
+    KvDtype, KvShape, LayerId, Namespace, Null, OwnedPlan, PageId, PlanError, PoolConfig,
+    PrefixMode, Reach, Select, SeqKey, SlotMapping, SparseBackend, StepScratch, TokenId,
 };
 
 /// Layers 1, 3 and 4 read a window.
@@ -73,7 +75,19 @@ fn step(engine: &mut Engine<Cpu>, items: &[Extend]) -> Vec<u32> {
     engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
     engine.verify().expect("all invariants hold");
+    poison(engine);
     bits
+}
+
+/// Fills all free pages with NaN: whoever reads what was given back is found out.
+fn poison(engine: &mut Engine<Cpu>) {
+    let layout = engine.shape().layout;
+    let page: Vec<u8> = (0..layout.page_bytes() / 4).flat_map(|_| f32::NAN.to_le_bytes()).collect();
+    for id in (0..layout.page_count()).map(PageId::new) {
+        if engine.world().pages.state(id) == PageState::Free {
+            engine.backend_mut().write_page(id, &page).expect("the page exists");
+        }
+    }
 }
 
 /// Two conversations in chunks, decoded together, one of them forked.
@@ -118,6 +132,7 @@ fn attention_does_not_depend_on_groups() {
             });
             assert_eq!(one.len(), several.len());
             assert!(one == several, "attention differs, pages of {page_size}, {prefix:?}");
+            assert!(one.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
         }
     }
 }
@@ -146,6 +161,12 @@ fn what_does_not_fit_the_groups_is_refused() {
     for (layer, window) in [(0, None), (2, Some(1)), (4, Some(WINDOW))] {
         assert_eq!(attend(layer, window), Ok(()));
     }
+    // Lists name tokens of layers that keep everything.
+    let (select, mut positions) = (Select { q_heads: 4, top: 1, window: None }, [0; 2]);
+    let (layer, q) = (LayerId::new(3), q[..].into());
+    let error = PlanError::SparseGroup { layer, group: 1 };
+    let selected = engine.backend_mut().select(&plan, layer, &select, q, &mut positions);
+    assert_eq!(selected, Err(CpuError::Plan(error)));
     // Slots for fewer tracks, or of none.
     let slots = [0; 3];
     for track_slots in [SlotMapping::I32(&slots), SlotMapping::I32(&[])] {
@@ -206,4 +227,121 @@ fn pages_of_more_tracks_than_there_are_pages_are_out_of_pages() {
         Err(EngineError::Core(got)) => assert_eq!(got, error),
         other => panic!("{other:?}"),
     }
+}
+
+/// An engine without bytes for a model of `all` layers that keep everything and `others` that do not.
+fn null(all: usize, others: usize, reach: Reach, pages: u32) -> Engine<Null> {
+    let layers = [vec![0; all], vec![1; others]].concat();
+    let groups = Groups::new(&[Reach::All, reach], &layers).expect("both have layers");
+    let pool = PoolConfig {
+        layers: layers.len() as u32,
+        groups,
+        capacity: Capacity::Pages(pages),
+        ..PoolConfig::default()
+    };
+    Engine::new(pool, Null).expect("a small pool")
+}
+
+/// Computes all of a sequence's tokens in steps of 512.
+fn compute(engine: &mut Engine<Null>, seq: SeqKey) {
+    let mut scratch = StepScratch::new();
+    loop {
+        let len = engine.extend_max(seq).expect("it runs").min(512);
+        if len == 0 {
+            return;
+        }
+        let step = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room").step();
+        engine.commit(step).expect("it is open");
+        engine.complete(step).expect("it is committed");
+    }
+}
+
+#[test]
+fn a_sequence_holds_what_later_tokens_read() {
+    let (gpt_oss, gemma, scout) = (Reach::Window(128), Reach::Window(1024), Reach::Chunk(8192));
+    // Pages of 16 tokens: those of the whole sequence, and the tail in each track.
+    for (all, others, reach, tokens, pages) in [
+        (12, 12, gpt_oss, 8192, 512 + 8),
+        (10, 52, gemma, 8192, 512 + 6 * 64),
+        (12, 36, scout, 8192, 512),
+        (12, 36, scout, 8191, 512 + 3 * 512),
+    ] {
+        let mut engine = null(all, others, reach, 3000);
+        let prompt: Vec<_> = (0..tokens).map(TokenId::new).collect();
+        let seq = engine.admit(Namespace::default(), &prompt, tokens).expect("there is room");
+        compute(&mut engine, seq);
+        engine.verify().expect("all invariants hold");
+        let stats = engine.stats();
+        assert_eq!(stats.private_pages + stats.protected_pages, pages, "{reach:?}");
+        let tail = engine.track_table(seq, 1).expect("it runs").count() as u32;
+        assert_eq!(
+            (pages - 512) / tail.max(1),
+            if tail > 0 { others.div_ceil(all) as u32 } else { 0 }
+        );
+        // What was given back may be had by others, and is promised again up to what the sequence may need.
+        let free = engine.stats().free_pages;
+        assert_eq!(engine.available(), free - engine.promised(seq).expect("it runs"));
+        engine.finish(seq).expect("it runs");
+        assert_eq!(engine.stats().free_pages, 3000 - tokens / 16);
+    }
+}
+
+#[test]
+fn more_sequences_run_before_one_is_out_of_pages() {
+    // Unlike prompts of 64 tokens, each decoded to 8,192, each promised those; as many bytes as one group has.
+    let run = |mut engine: Engine<Null>| {
+        let mut seqs = Vec::new();
+        for seed in 0.. {
+            let prompt: Vec<_> = (0..8192).map(|i| TokenId::new(seed * 8192 + i)).collect();
+            let Ok(seq) = engine.admit(Namespace::default(), &prompt, 8192) else { break };
+            compute(&mut engine, seq);
+            seqs.push(seq);
+        }
+        engine.verify().expect("all invariants hold");
+        seqs.len()
+    };
+    // gpt-oss-20b: a page of one group holds 24 layers, of two groups 12. Gemma 3 27B: 62, and 10.
+    for (all, others, window, times) in [(12, 12, 128, 1.8), (10, 52, 1024, 2.9)] {
+        let bytes: u32 = 20 * 512 * (all + others) as u32;
+        let several = run(null(all, others, Reach::Window(window), bytes / all as u32));
+        let pool = PoolConfig {
+            layers: (all + others) as u32,
+            capacity: Capacity::Pages(bytes / (all + others) as u32),
+            ..PoolConfig::default()
+        };
+        let one = run(Engine::new(pool, Null).expect("a small pool"));
+        assert_eq!(one, 20);
+        assert!(several as f64 >= times * one as f64, "{several} sequences, not {times} x {one}");
+    }
+}
+
+#[test]
+fn a_plan_further_ahead_takes_what_nobody_is_promised() {
+    let groups = Groups::new(&[Reach::All, Reach::Window(4)], &[0, 1]).expect("both have layers");
+    let pool = PoolConfig {
+        layers: 2,
+        groups,
+        page_size: 4,
+        capacity: Capacity::Pages(30),
+        ..PoolConfig::default()
+    };
+    let config = EngineConfig { promise_ahead: 8, ..pool.into() };
+    let mut engine = Engine::new(config, Null).expect("a small pool");
+    let prompt: Vec<_> = (0..64).map(TokenId::new).collect();
+    // 16 places of group 0, and of the window's 3 behind and 8 ahead at most 4.
+    let seq = engine.admit(Namespace::default(), &prompt, 64).expect("20 of 30");
+    assert_eq!((engine.promised(seq), engine.available()), (Ok(20), 10));
+    let mut scratch = StepScratch::new();
+    // 10 places: 10 pages of each group, 6 of them past the promise.
+    let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 40 }]).expect("room").step();
+    assert_eq!((engine.promised(seq), engine.available()), (Ok(6), 4));
+    let refused = engine.plan_batch(&mut scratch, &[Extend { seq, len: 24 }]);
+    let error = kvarena::Error::OutOfPages { wanted: 12, available: 10, after: None };
+    assert!(matches!(refused, Err(EngineError::Core(got)) if got == error), "{refused:?}");
+    // What no later token reads comes back when the step is complete, and is promised again as far as it was.
+    engine.commit(step).expect("it is open");
+    assert_eq!((engine.promised(seq), engine.available_after(step)), (Ok(9), 10));
+    engine.complete(step).expect("it is committed");
+    assert_eq!((engine.promised(seq), engine.available()), (Ok(9), 10));
+    engine.verify().expect("all invariants hold");
 }

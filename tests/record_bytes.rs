@@ -48,6 +48,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         max_sequence_len: rng.within(1, 1 << 20) as u32,
         max_tokens: rng.within(1, 1 << 22),
         max_steps: rng.within(1, 10) as u32,
+        promise_ahead: rng.bits() as u32,
         prefault: rng.one_in(2),
     }
 }
@@ -112,6 +113,7 @@ fn the_byte_forms_are_as_documented() {
         max_sequence_len: 4000,
         max_tokens: 5000,
         max_steps: 2,
+        promise_ahead: 100,
         ..pool.into()
     };
     let text = u64::from_le_bytes([2, b'4', b'2', 0, 0, 0, 0, 0]);
@@ -141,7 +143,8 @@ fn the_byte_forms_are_as_documented() {
         0,
         0,
         0,
-        1, // one group of layers
+        100, // tokens ahead
+        1,   // one group of layers
     ];
     let words = words.into_iter().chain([0; 11]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
@@ -235,10 +238,10 @@ fn shapes_that_lie_are_refused_by_name() {
     assert_eq!(with(21, 0xff01), field("hashing", 5));
     assert_eq!(with(20, 4), field("hashing", 4));
     assert_eq!(with(1, 0), Err(ShapeBytesError::Config(ConfigError::Zero { name: "layers" })));
-    assert_eq!(with(25, 5), field("groups", 5));
-    assert_eq!(with(25, 1 << 32 | 2), field("groups", 1 << 32 | 2));
+    assert_eq!(with(26, 5), field("groups", 5));
+    assert_eq!(with(26, 1 << 32 | 2), field("groups", 1 << 32 | 2));
     for (word, value) in
-        [(11, u32::MAX.into()), (13, u64::MAX), (14, 0), (12, 1), (15, 1 << 20), (26, 8), (36, 1)]
+        [(11, u32::MAX.into()), (13, u64::MAX), (14, 0), (12, 1), (15, 1 << 20), (27, 8), (37, 1)]
     {
         assert_eq!(with(word, value), Err(ShapeBytesError::Mixed), "word {word} = {value}");
     }

@@ -91,6 +91,8 @@ pub struct Queries<R, S> {
 ///   refused, and nothing is written: by then their pages may be another sequence's. What was asked for while the step
 ///   was open takes effect all the same, so a step may end as soon as all of it is asked for. A backend that holds no
 ///   bytes need not refuse.
+/// * B18. Of a group that reads a window or a chunk, words of the page tables are of no meaning where no new token of
+///   the row reads, and nothing is read there.
 /// * B17. A layer of a group that reads a window is attended to through that window; any other, and none, is refused.
 ///   So is every window for a group that reads chunks. Lists of positions are of group 0's layers.
 /// * B11. [`compact`](Backend::compact) moves the slots that are kept of each row, found through its page table as last

@@ -96,6 +96,7 @@ struct Words {
     prefault: u64,
     /// A recipe's number, 0 for none, and its parameter.
     hashing: [u64; 5],
+    promise_ahead: u64,
     groups: [u64; Groups::WORDS],
 }
 
@@ -103,7 +104,7 @@ impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 37 little-endian words of 64 bits.
+    /// Returns the byte form: 38 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
@@ -118,9 +119,10 @@ impl EngineShape {
     /// | 17 to 19 | prefix mode (0 radix, 1 none), `event_pages`, `prefault` |
     /// | 20 | hashing (0 none, 1 Dynamo, 2 nano-vllm, 3 MinivLLM, 4 and 5 vLLM without and with a seed, 6 SGLang) |
     /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
-    /// | 25 | groups of layers, and 2^32 times the layers in groups: 0 layers where there is one group |
-    /// | 26 to 28 | of each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
-    /// | 29 to 36 | a bit of each of 256 layers, bit 0 of its group's number; the same of bit 1 |
+    /// | 25 | `promise_ahead` |
+    /// | 26 | groups of layers, and 2^32 times the layers in groups: 0 layers where there is one group |
+    /// | 27 to 29 | of each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
+    /// | 30 to 37 | a bit of each of 256 layers, bit 0 of its group's number; the same of bit 1 |
     ///
     /// Heads are those of the shape's rank. All ranks hold as many, so the same bytes open each rank's backend.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
@@ -151,6 +153,7 @@ impl EngineShape {
             event_pages: self.event_pages.into(),
             prefault: number(&BOOLS, self.prefault),
             hashing: self.hashing.map_or([0; 5], Hashing::to_words),
+            promise_ahead: self.promise_ahead.into(),
             groups: layout.groups().to_words(),
         };
         let mut bytes = [0; Self::BYTES];
@@ -214,6 +217,7 @@ impl EngineShape {
             max_sequence_len: narrow("max_sequence_len", words.max_sequence_len)?,
             max_tokens: max_tokens.ok_or(ShapeBytesError::Mixed)?.max(1),
             max_steps: narrow("max_steps", words.max_steps)?,
+            promise_ahead: narrow("promise_ahead", words.promise_ahead)?,
             prefault: one_of("prefault", &BOOLS, words.prefault)?,
         };
         let shape = config.shape().map_err(ShapeBytesError::Config)?;

@@ -181,13 +181,13 @@ impl PageTable {
         TableWrite { index, value: self.words[index as usize] }
     }
 
-    /// The words of pages `start..end`: those that name chunks which begin there, and from page `own` on those of the
-    /// pages of all tracks.
+    /// The words of pages `start..end`: those that name chunks which begin there, and of each track those of the
+    /// pages from its `own` on.
     pub fn writes(
         &self,
         row: RowId,
         start: u32,
-        own: u32,
+        own: impl Fn(u32) -> u32,
         end: u32,
         mut write: impl FnMut(TableWrite),
     ) {
@@ -197,10 +197,11 @@ impl PageTable {
                 write(self.directory_write(row, at));
             }
             let run = self.run(row, 0, at, end);
-            let skip = (own.max(at) - at).min(run.len() as u32);
+            let first = at;
             at += run.len() as u32;
-            for track in 0..self.shape.tracks as usize {
-                let behind = track * self.shape.chunk_pages as usize;
+            for track in 0..self.shape.tracks {
+                let skip = (own(track).max(first) - first).min(run.len() as u32);
+                let behind = (track * self.shape.chunk_pages) as usize;
                 let words = behind + run.start + skip as usize..behind + run.end;
                 for (index, &value) in (words.start as u32..).zip(&self.words[words]) {
                     write(TableWrite { index, value });

@@ -9,11 +9,16 @@ use super::record::Sequence;
 use super::token_store::TokenStore;
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, TokenId};
+use crate::layout::Limits;
 use crate::plan::TableWrite;
 
 /// What sequences keep in chunks.
 pub(super) struct Stores {
     pub(super) page_size: u32,
+    /// What a row holds of the tracks but the first one.
+    pub(super) limits: Limits,
+    /// Pages that sequences are promised and have not drawn.
+    pub(super) promised: u32,
     pub(super) tokens: TokenStore,
     pub(super) pages: PageTable,
     pub(super) fronts: Fronts,
@@ -120,7 +125,9 @@ impl RowMut<'_> {
 
     /// Of the pages of `places` more that the row takes, those that it is promised.
     pub fn drawn(&self, places: u32) -> u32 {
-        self.sequence.undrawn().min(places) * self.stores.pages.tracks()
+        let Sequence { promised, page_len, published, .. } = *self.sequence;
+        let undrawn = |page_len| self.stores.limits.undrawn(promised, page_len, published);
+        if promised == 0 { 0 } else { undrawn(page_len) - undrawn(page_len + places) }
     }
 
     /// What the row lacks to have `page_len` pages, all of them sent. Not inlined: rows that decode seldom ask.
@@ -130,8 +137,9 @@ impl RowMut<'_> {
         // Both stores divide a row at the same pages.
         let chunks = self.stores.pages.chunks_for(page_len);
         let dirty_chunks = chunks - self.stores.pages.chunks_for(dirty_from);
-        let places = page_len - dirty_from.max(inherited);
-        let table_writes = places * self.stores.pages.tracks() + dirty_chunks;
+        let limits = &self.stores.limits;
+        let pages = limits.held(dirty_from.max(inherited), page_len, self.sequence.published);
+        let table_writes = pages + dirty_chunks;
         Lacking { chunks: chunks.saturating_sub(own), table_writes }
     }
 
@@ -147,18 +155,22 @@ impl RowMut<'_> {
         }
     }
 
-    /// Appends `count` places, and room for their tokens: the pages of each track, one track's after another's. The
-    /// caller checked the room. O(pages).
+    /// Appends `count` places, and room for their tokens: the pages of each track, one track's after another's, as far
+    /// as they are held. The caller checked the room. O(pages).
     pub fn append_pages(&mut self, count: u32, pages: &[PageId]) {
-        let Self { sequence, stores: Stores { page_size, tokens, pages: table, .. } } = self;
+        let Self { sequence, stores: Stores { page_size, limits, tokens, pages: table, .. } } =
+            self;
         let len = sequence.page_len + count;
         tokens.reserve(sequence.row, &mut sequence.chunks, len * *page_size);
         table.reserve(sequence.row, sequence.page_len, len);
-        let mut rest = pages;
-        for track in 0..table.tracks() {
-            let own = rest.split_off(..count as usize).expect("a page of each track for a place");
-            table.write(sequence.row, track, sequence.page_len, own);
+        let (own, mut rest) = pages.split_at(count as usize);
+        table.write(sequence.row, 0, sequence.page_len, own);
+        for (track, first) in limits.tracks(sequence.published) {
+            let start = sequence.page_len.max(first).min(len);
+            let own = rest.split_off(..(len - start) as usize).expect("a page for a place");
+            table.write(sequence.row, track, start, own);
         }
+        debug_assert!(rest.is_empty(), "no page without a place");
         sequence.page_len = len;
         if len > 0 {
             sequence.tail = table.entry(sequence.row, len - 1);
@@ -210,10 +222,31 @@ impl RowMut<'_> {
 
     /// The words of the row that no plan has sent, which count as sent from now on.
     pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
-        let Self { sequence, stores: Stores { pages, .. } } = self;
-        let Sequence { row, dirty_from, inherited, page_len, .. } = **sequence;
-        pages.writes(row, dirty_from, inherited, page_len, write);
+        let Self { sequence, stores: Stores { limits, pages, .. } } = self;
+        let Sequence { row, dirty_from, inherited, page_len, published, .. } = **sequence;
+        let own = |track| match track {
+            0 => inherited,
+            _ => inherited.max(limits.first_place(track, published)),
+        };
+        pages.writes(row, dirty_from, own, page_len, write);
         sequence.dirty_from = page_len;
+    }
+
+    /// So many pages are published now. What no later token reads is appended to `out`, to be released, and promised
+    /// again. O(pages released).
+    pub fn publish_to(&mut self, published: u32, out: &mut Vec<PageId>) {
+        let Self { sequence, stores: Stores { limits, promised: all, pages, .. } } = self;
+        let Sequence { row, promised, page_len, published: before, .. } = **sequence;
+        sequence.published = published;
+        if limits.is_none() {
+            return; // Decoding rows publish often.
+        }
+        let first = |published| limits.tracks(published).map(|(_, first)| first);
+        for (track, (start, end)) in (1..).zip(first(before).zip(first(published))) {
+            pages.pieces(row, track, start, end).for_each(|piece| out.extend_from_slice(piece));
+        }
+        let undrawn = |published| limits.undrawn(promised, page_len, published);
+        *all += undrawn(published) - undrawn(before);
     }
 
     /// Whether plans have sent all its pages.

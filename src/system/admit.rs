@@ -39,7 +39,8 @@ pub(crate) fn admission(
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
-    let admission = ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise);
+    let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
+    let admission = ask(shape, prefixes, &room, found.as_ref(), most);
     let leader = found.filter(|_| shape.finds_prefixes());
     let leader = leader.and_then(|found| leader_of(prefixes, sequences, &found, prompt));
     Ok(Admission { leader, ..admission })
@@ -70,7 +71,8 @@ pub(crate) fn admit(
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
-    ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise).check()?;
+    let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
+    ask(shape, prefixes, &room, found.as_ref(), most).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     let seq = sequences.spawn(namespace, prompt, lock);
     prefixes.hold_names(namespace);
@@ -114,7 +116,8 @@ pub(crate) fn resume(
     }
     let found = find(shape, prefixes, namespace, &buffers.tokens, &mut buffers.pages);
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
-    ask(shape, prefixes, &room, found.as_ref(), len, promise).check()?;
+    let most = sequences.limits().most(places(shape, len, promise));
+    ask(shape, prefixes, &room, found.as_ref(), most).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     sequences.get_mut(seq)?.lock = Some(lock);
     enter(shape, sequences, buffers, seq, promise, entered);
@@ -148,11 +151,11 @@ pub(crate) fn admit_batch(
     sequences.check_chunks(chunks)?;
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
     let (lacking, idle) =
-        ask_all(shape, prefixes, buffers, prompts, |found| prefixes.idle_pages(found));
+        ask_all(shape, prefixes, sequences, buffers, prompts, |found| prefixes.idle_pages(found));
     if lacking + idle > room.unpromised() {
         let after = room.after(0, |step| {
             let idle_then = |found: &PrefixMatch| prefixes.idle_pages_after(found, step);
-            let (lacking, idle) = ask_all(shape, prefixes, buffers, prompts, idle_then);
+            let (lacking, idle) = ask_all(shape, prefixes, sequences, buffers, prompts, idle_then);
             lacking + idle
         });
         let available = room.unpromised().saturating_sub(idle);
@@ -178,6 +181,7 @@ pub(crate) fn admit_batch(
 fn ask_all(
     shape: &EngineShape,
     prefixes: &PrefixTree,
+    sequences: &SequenceTable,
     buffers: &mut Buffers,
     prompts: &[Prompt<'_>],
     idle_pages: impl Fn(&PrefixMatch) -> u32,
@@ -187,8 +191,8 @@ fn ask_all(
     idle.clear();
     for &Prompt { namespace, tokens, promise } in prompts {
         let found = find(shape, prefixes, namespace, tokens, pages);
-        let all = (tokens.len() as u32).max(promise).div_ceil(shape.layout.page_size());
-        lacking += (u64::from(all) - pages.len() as u64) * u64::from(shape.table.tracks);
+        let most = sequences.limits().most(places(shape, tokens.len() as u32, promise));
+        lacking += u64::from(most) - pages.len() as u64;
         let idle_count = found.map_or(0, |found| idle_pages(&found)) as usize;
         for page in &pages[pages.len() - idle_count..] {
             if !counted.contains(page.raw()) {
@@ -254,19 +258,23 @@ fn matchable<'a>(shape: &EngineShape, tokens: &'a [TokenId]) -> &'a [TokenId] {
     &tokens[..if shape.finds_prefixes() { tokens.len() - 1 } else { 0 }]
 }
 
-/// What a sequence of `len` tokens takes that is promised `promise` of them, once the match is locked: the pages that
-/// it lacks, and those idle now, which back no promise any more.
+/// Places of a sequence of `len` tokens that is promised `promise` of them.
+fn places(shape: &EngineShape, len: u32, promise: u32) -> u32 {
+    len.max(promise).div_ceil(shape.layout.page_size())
+}
+
+/// What a sequence takes that holds `most` pages at most, once the match is locked: the pages that it lacks, and those
+/// idle now, which back no promise any more.
 fn ask(
     shape: &EngineShape,
     prefixes: &PrefixTree,
     room: &Room<'_>,
     found: Option<&PrefixMatch>,
-    len: u32,
-    promise: u32,
+    most: u32,
 ) -> Admission {
     let page_size = shape.layout.page_size();
     let (matched, idle) = found.map_or((0, 0), |m| (m.pages(), prefixes.idle_pages(m)));
-    let lacking = (len.max(promise).div_ceil(page_size) - matched) * shape.table.tracks;
+    let lacking = most - matched;
     let mut admission = Admission {
         cached_len: matched * page_size,
         idle_pages: idle,
@@ -304,9 +312,9 @@ fn enter(
     entered: Entered,
 ) {
     let mut row = sequences.row_mut(seq).expect("just looked up");
-    row.append_pages(buffers.pages.len() as u32, &buffers.pages);
+    row.sequence.published = buffers.pages.len() as u32;
+    row.append_pages(row.sequence.published, &buffers.pages);
     let sequence = row.sequence;
-    sequence.published = buffers.pages.len() as u32;
     sequence.cached_len = sequence.published * shape.layout.page_size();
     sequence.planned_len = sequence.cached_len;
     sequence.entered = entered;

@@ -1,5 +1,5 @@
-//! More sequences with the same past: whole pages of group 0 are shared; the partly filled tail page is copied, and all
-//! pages of other groups.
+//! More sequences with the same past: whole pages of group 0 are shared; the partly filled tail page is copied, and
+//! what is held of other groups.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -24,8 +24,8 @@ use crate::world::Buffers;
 pub struct Forked<'a> {
     /// The new sequences: all known tokens of their parent, and K and V of those that are computed.
     pub children: &'a [SeqKey],
-    /// The copies of the tail page, one for each child, if part of a page is computed; and of all pages of groups of
-    /// layers but group 0. The engine has told its own
+    /// The copies of the tail page, one for each child, if part of a page is computed; and of the pages that it holds
+    /// of groups of layers but group 0. The engine has told its own
     /// backend; other ranks' backends need `copy_pages` too, ordered after the steps committed so far.
     pub copies: &'a [PageCopy],
     /// The step of those copies, to be completed like any other; it counts as committed.
@@ -34,8 +34,8 @@ pub struct Forked<'a> {
 
 /// Forks a running sequence: `count` children, each promised the pages of `promise` tokens in all, are left in the
 /// buffers with their copies; returns the step of those. Its whole computed pages are published first, in prefix mode
-/// None for the family alone. A child shares chunks of the page table, so its first plan sends a word a chunk for them
-/// instead of one a page. O(tokens) for each child.
+/// None for the family alone. Where there is one group of layers a child shares chunks of the page table, so its
+/// first plan sends a word a chunk for them instead of one a page. O(tokens) for each child.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
@@ -68,15 +68,15 @@ pub(crate) fn fork(
     if count == 0 {
         return Ok(None);
     }
-    let tracks = shape.table.tracks;
-    // Of each child: the tail of track 0, and all pages of the others.
-    let copied = u64::from(page_len - shared) + u64::from(tracks - 1) * u64::from(page_len);
+    let limits = *sequences.limits();
+    // Of each child: what it holds but the shared pages of track 0.
+    let copied = u64::from(limits.held(0, page_len, shared) - shared);
     let has_copies = copied > 0;
     if has_copies {
         steps.check_room()?;
     }
     let wanted = u64::from(count) * copied;
-    let undrawn = u64::from(count) * u64::from(promised.saturating_sub(page_len) * tracks);
+    let undrawn = u64::from(count) * u64::from(limits.undrawn(promised, page_len, shared));
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
     room.check(wanted + undrawn, 0)?;
     // Before publishing, which may turn evictable pages into protected ones: nothing fails after this.
@@ -93,8 +93,9 @@ pub(crate) fn fork(
     if has_copies {
         for copies in buffers.copies.chunks_exact_mut(copied as usize) {
             let tail = sequences.page_pieces(parent, 0, shared, page_len).flatten();
-            let others = (1..tracks)
-                .flat_map(|track| sequences.page_pieces(parent, track, 0, page_len).flatten());
+            let others = limits.tracks(shared).flat_map(|(track, first)| {
+                sequences.page_pieces(parent, track, first, page_len).flatten()
+            });
             let copies = copies.iter_mut().zip(tail.chain(others));
             copies.for_each(|(copy, source)| copy.source = *source);
         }
@@ -114,8 +115,8 @@ pub(crate) fn fork(
         let own = index * copied as usize..(index + 1) * copied as usize;
         buffers.pages.extend(buffers.copies[own].iter().map(|copy| copy.target));
         let mut row = sequences.row_mut(child).expect("just made");
-        row.append_pages(page_len - inherited, &buffers.pages);
         row.sequence.published = shared;
+        row.append_pages(page_len - inherited, &buffers.pages);
         (row.sequence.cached_len, row.sequence.planned_len) = (cached_len, cached_len);
         row.begin_front(child);
         sequences.promise(child, promised);

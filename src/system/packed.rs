@@ -23,11 +23,14 @@ pub(crate) fn packed<'step>(
     items: &[Extend],
     bump: &'step Bump,
 ) -> Result<PackedPlan<'step>, Error> {
-    let pages = check_items(sequences, steps, layout, items)?;
+    let all = check_items(sequences, steps, layout, items)?;
+    let first = |sequence: &Sequence| sequences.limits().first_place(track, sequence.published);
+    let not_held = items.iter().map(|item| sequences.running(item.seq).map_or(0, first) as usize);
+    let pages = if track == 0 { all } else { all - not_held.sum::<usize>() };
     let mut packer = Packer::new(items.len(), pages, bump);
     for item in items {
         let sequence = sequences.running(item.seq)?;
-        let pages = sequences.page_pieces(sequence, track, 0, sequence.page_len);
+        let pages = sequences.page_pieces(sequence, track, first(sequence), sequence.page_len);
         packer.push(item.len, pages, last_page_len(sequence, layout.page_size()));
     }
     Ok(packer.finish())

@@ -60,9 +60,9 @@ pub(crate) fn plan_batch<'step>(
 ) -> Result<BatchPlan<'step>, Error> {
     let plan = sequences.next_plan();
     let needs = match shape.table.tracks {
-        1 => check::<true>(shape, sequences, steps, items, plan)?,
-        _ => check_tracks(shape, sequences, steps, items, plan)?,
-    };
+        1 => check::<true>(shape, sequences, steps, items, plan),
+        _ => check_tracks(shape, sequences, steps, items, plan),
+    }?;
     check_drafts(sequences, items, drafts)?;
     Room::new(pages, prefixes, sequences.promised(), fence).check(needs.pages, needs.drawn)?;
     let evicted = reclaim(pages, prefixes, needs.pages, &mut buffers.freed);

@@ -267,6 +267,8 @@ impl SmallConfig {
             max_sequence_len: self.sequence_len,
             max_tokens: self.tokens,
             max_steps: self.steps,
+            // As other sizes, so that plans go further at times.
+            promise_ahead: 3 * self.page_size,
             prefault: true,
         }
     }

@@ -137,6 +137,7 @@ impl Model {
             published: 0,
             table: Vec::new(),
             others: vec![Vec::new(); self.tracks() - 1],
+            held: vec![0; self.tracks() - 1],
             promised: 0,
             preempted: false,
             front: None,
@@ -192,14 +193,14 @@ impl Model {
     /// What beginning with these tokens takes.
     fn ask(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> AdmissionWant {
         let pages = self.tree.matched(scope, self.findable(tokens)).len();
-        let all = tokens.len().max(promise as usize).div_ceil(self.page_size());
+        let all = self.most_pages(tokens.len().max(promise as usize).div_ceil(self.page_size()));
         // Pages that are locked are there for nobody else, and for no promise.
         let room = |model: &Self| {
             let idle = model.tree.idle_on_path(scope, tokens, pages);
             (idle, model.available().saturating_sub(idle))
         };
         let (idle_pages, available_pages) = room(self);
-        let lacking_pages = ((all - pages) * self.tracks()) as u32;
+        let lacking_pages = (all - pages) as u32;
         let fits = lacking_pages <= available_pages;
         AdmissionWant {
             cached_len: (pages * self.page_size()) as u32,
@@ -215,13 +216,13 @@ impl Model {
     fn begin_with(&mut self, key: SeqKey, scope: Scope, promise: u32) -> usize {
         let tokens = self.findable(&self.sequences[&key].tokens);
         let pages = self.tree.matched(scope, tokens).len();
-        let others = vec![Vec::new(); self.tracks() - 1];
+        let (others, held) = (vec![Vec::new(); self.tracks() - 1], vec![0; self.tracks() - 1]);
         let (len, promised) =
             (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
         let sequence = self.sequences.get_mut(&key).expect("the row was just made or seen");
         self.tree.lock(scope, &sequence.tokens, pages);
         sequence.table = self.tree.matched(scope, &sequence.tokens[..len]);
-        sequence.others = others;
+        (sequence.others, sequence.held) = (others, held);
         sequence.scope = scope;
         sequence.published = pages;
         sequence.cached_len = len;
@@ -299,8 +300,23 @@ impl Model {
             duplicates.extend(published.duplicates);
         }
         let last_step = sequence.last_step;
+        duplicates.extend(self.below_reach(seq));
         self.give_up_pages(last_step, duplicates);
         self.look_at_front(seq, false);
+    }
+
+    /// Takes the pages that no later token of a sequence reads.
+    fn below_reach(&mut self, seq: SeqKey) -> Vec<PageId> {
+        let published = self.sequences[&seq].published;
+        let reaches = self.reaches().into_iter();
+        let firsts: Vec<_> = reaches.map(|(reach, _)| self.first_held(reach, published)).collect();
+        let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
+        let mut pages = Vec::new();
+        for ((held, first), own) in sequence.held.iter_mut().zip(firsts).zip(&sequence.others) {
+            pages.extend_from_slice(&own[*held..first]);
+            *held = first;
+        }
+        pages
     }
 
     /// A sequence releases its pages past the first `keep`, none of them published.
@@ -316,7 +332,9 @@ impl Model {
     fn let_go(&mut self, seq: SeqKey) {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         let mut pages = sequence.table.split_off(sequence.published);
-        sequence.others.iter_mut().for_each(|own| pages.append(own));
+        for (own, held) in sequence.others.iter_mut().zip(&mut sequence.held) {
+            pages.extend(own.drain(..).skip(std::mem::take(held)));
+        }
         sequence.table.clear();
         sequence.promised = 0;
         let lock = Lock {
@@ -432,13 +450,15 @@ impl Model {
         if keys.is_empty() {
             return Ok(ForkWant { copies: Vec::new(), step: None });
         }
-        // Of further tracks nothing is shared.
-        let copied = tail + (self.tracks() - 1) * (pages + tail);
+        // Of further tracks nothing is shared, and copied what is held.
+        let reaches = self.reaches().into_iter();
+        let firsts: Vec<_> = reaches.map(|(reach, _)| self.first_held(reach, pages)).collect();
+        let copied = tail + firsts.iter().map(|first| pages + tail - first).sum::<usize>();
         if copied > 0 {
             self.check_steps()?;
         }
         let promised = (promise as usize).div_ceil(page_size);
-        let undrawn = promised.saturating_sub(pages + tail) * self.tracks();
+        let undrawn = self.undrawn(promised, pages + tail, pages);
         self.check_pages(keys.len() * (copied + undrawn), 0)?;
         // The copies' pages are taken first: publishing may put idle pages to use.
         let targets = self.take_pages(keys.len() * copied);
@@ -454,8 +474,9 @@ impl Model {
             child.table.truncate(pages);
             let mut own = targets[index * copied..(index + 1) * copied].iter().copied();
             child.table.extend(own.by_ref().take(tail));
-            for track in &mut child.others {
-                *track = own.by_ref().take(pages + tail).collect();
+            for (track, first) in child.others.iter_mut().zip(&firsts) {
+                track.truncate(*first);
+                track.extend(own.by_ref().take(pages + tail - first));
             }
             child.promised = promised;
             child.incarnation = 0;
@@ -468,7 +489,8 @@ impl Model {
             self.look_at_front(key, true);
         }
         self.counters.forks += keys.len() as u64;
-        let others = parent.others.iter().flat_map(|own| &own[..pages + tail]);
+        let others = parent.others.iter().zip(&firsts);
+        let others = others.flat_map(|(own, first)| &own[*first..pages + tail]);
         let sources: Vec<_> =
             parent.table[pages..pages + tail].iter().chain(others).copied().collect();
         Ok(ForkWant {

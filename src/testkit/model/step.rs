@@ -67,12 +67,16 @@ pub struct RowWant {
     pub table: Vec<PageId>,
     /// Those of further tracks.
     pub others: Vec<Vec<PageId>>,
+    /// The first place that is held of each of them.
+    pub held: Vec<usize>,
 }
 
 impl RowWant {
-    /// All page tables.
-    pub fn tables(&self) -> impl Iterator<Item = &[PageId]> {
-        std::iter::once(&self.table).chain(&self.others).map(Vec::as_slice)
+    /// All page tables, as far as they are held: the first place of each, and the pages from there on.
+    pub fn tables(&self) -> impl Iterator<Item = (usize, &[PageId])> {
+        let others = self.others.iter().zip(&self.held);
+        let others = others.map(|(own, &first)| (first, &own[first..]));
+        std::iter::once((0, &self.table[..])).chain(others)
     }
 }
 
@@ -173,8 +177,10 @@ impl Model {
     /// Pages of a batch that is in order which are promised to its sequences.
     fn drawn_by(&self, items: &[Extend]) -> usize {
         let drawn = |item: &Extend| {
-            let promised = self.promised(item.seq).expect("it is in order") as usize;
-            promised.min(self.pages_for(item) * self.tracks())
+            let sequence = &self.sequences[&item.seq];
+            let (len, published) = (sequence.table.len(), sequence.published);
+            let undrawn = |len| self.undrawn(sequence.promised, len, published);
+            undrawn(len) - undrawn(len + self.pages_for(item))
         };
         items.iter().map(drawn).sum()
     }
@@ -244,6 +250,7 @@ impl Model {
             kv_len: end as u32,
             table: sequence.table.clone(),
             others: sequence.others.clone(),
+            held: sequence.held.clone(),
         });
         for position in start..end {
             let page = sequence.table[position / page_size].index();
@@ -317,7 +324,7 @@ impl Model {
             None => {}
         }
         sequence.cached_len = item.end;
-        if self.shares() {
+        if self.publishes() {
             self.publish(item.seq);
         }
     }

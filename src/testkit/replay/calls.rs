@@ -248,12 +248,12 @@ impl<B: Inspect> Host<B> {
         self.compare_packed(plan, items, want)?;
         for row in &want.rows {
             let old = (row.kv_len - row.extend_len) as usize;
-            for table in row.tables() {
-                self.compare_untouched(&table[old.div_ceil(self.page_size())..])?;
+            for (first, table) in row.tables() {
+                self.compare_untouched(&table[old.div_ceil(self.page_size()) - first..])?;
             }
         }
         let tables = want.rows.iter().flat_map(|row| row.tables());
-        let pages = tables.flatten().copied().collect();
+        let pages = tables.flat_map(|(_, pages)| pages).copied().collect();
         self.touched.insert(want.step, pages);
         self.sample(want);
         self.store(plan, want)
@@ -276,9 +276,10 @@ impl<B: Inspect> Host<B> {
                 return Err(format!("the plan names {:?} twice, or it does not exist", row.row));
             }
             for words in [Some(&self.words[..]), self.engine.backend().words()].iter().flatten() {
-                for (track, pages) in (0..).zip(want.tables()) {
+                for (track, (first, pages)) in (0..).zip(want.tables()) {
                     let page = |i| table.track_page(words, row.row, track, i);
-                    let got: Vec<_> = (0..pages.len() as u32).map(page).collect();
+                    let held = first as u32..(first + pages.len()) as u32;
+                    let got: Vec<_> = held.map(page).collect();
                     agree("the page table words", &(track, &got[..]), &(track, pages))?;
                 }
             }

@@ -60,9 +60,12 @@ impl<B: Inspect> Host<B> {
     fn compare_bytes(&self, seq: SeqKey) -> Result<(), String> {
         let layout = &self.engine.shape().layout;
         let scope = self.model.scope(seq).map_err(|error| error.to_string())?;
-        let table = |layer| {
+        // Those that are held, at the end of the places.
+        let places = self.model.page_table(seq).map_err(|error| error.to_string())?.len();
+        let page_at = |layer, place: usize| {
             let table = self.model.track_table(seq, layout.place(layer).track);
-            table.map_err(|error| error.to_string())
+            let table = table.map_err(|error| error.to_string())?;
+            Ok::<_, String>((place + table.len()).checked_sub(places).map(|at| table[at]))
         };
         let cached_len = self.model.cached_len(seq).map_err(|error| error.to_string())? as usize;
         let marks = bytes::marks(scope, &self.texts[&seq][..cached_len]);
@@ -70,7 +73,8 @@ impl<B: Inspect> Host<B> {
             let (page, offset) =
                 (position as u32 / layout.page_size(), position as u32 % layout.page_size());
             for layer in (0..layout.layers()).map(LayerId::new) {
-                let slot = layout.slot(table(layer)?[page as usize], offset);
+                let Some(page) = page_at(layer, page as usize)? else { continue };
+                let slot = layout.slot(page, offset);
                 for (i, plane) in layout.planes().iter().enumerate() {
                     let name = plane.name;
                     let Some(got) = self.engine.backend().load(name, layer, slot) else {

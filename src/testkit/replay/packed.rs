@@ -52,7 +52,7 @@ impl<B: Inspect> Host<B> {
         let (mut qo, mut kv, mut indices, mut last) = (vec![0], vec![0], Vec::new(), Vec::new());
         for row in &want.rows {
             qo.push((row.qo_start + row.extend_len) as i32);
-            let table = row.tables().nth(track as usize).ok_or("too few tracks")?;
+            let (_, table) = row.tables().nth(track as usize).ok_or("too few tracks")?;
             indices.extend(table.iter().map(|page| page.raw() as i32));
             kv.push(indices.len() as i32);
             last.push(((row.kv_len - 1) % page_size + 1) as i32);

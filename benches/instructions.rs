@@ -16,7 +16,7 @@ use cases::pages::AllocFree;
 use cases::work;
 
 const SEQUENCES: usize = 1000;
-const CASES: [&str; 23] = [
+const CASES: [&str; 25] = [
     "hit",
     "hit_floor",
     "miss",
@@ -29,6 +29,8 @@ const CASES: [&str; 23] = [
     "evict_1000000",
     "alloc_free",
     "plan",
+    "plan_2_tracks",
+    "plan_4_tracks",
     "step",
     "admission",
     "admission_behind",
@@ -98,8 +100,9 @@ fn run(case: &str, page_size: u32, calls: usize) {
             let mut pages = AllocFree::new(1 << 16, 50);
             measured(calls, &mut || pages.call());
         }
-        "plan" => {
-            let mut decode = Decode::new(page_size, 256, 1024);
+        "plan" | "plan_2_tracks" | "plan_4_tracks" => {
+            let tracks = case.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(1);
+            let mut decode = Decode::with_tracks(page_size, 256, 1024, tracks);
             for _ in 0..calls {
                 decode.prepare();
                 let mut step = None;

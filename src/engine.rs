@@ -92,7 +92,8 @@ impl<B: Backend> Engine<B> {
     /// even recency: for schedulers that order prompts by what is cached. It ends before a page with
     /// [`TokenId::PENDING`], which no sequence has. O(tokens matched).
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> PrefixMatch {
-        let tokens = &prompt[..prompt.len().saturating_sub(1)];
+        let found = if self.shape.finds_prefixes() { prompt.len().saturating_sub(1) } else { 0 };
+        let tokens = &prompt[..found];
         self.world.prefixes.match_prefix(namespace, tokens)
     }
 
@@ -331,10 +332,31 @@ impl<B: Backend> Engine<B> {
         items: &[Extend],
     ) -> Result<PackedPlan<'step>, Error> {
         let World { sequences, steps, .. } = &self.world;
-        system::packed::packed(sequences, steps, &self.shape.layout, items, scratch.reset())
+        system::packed::packed(sequences, steps, &self.shape.layout, 0, items, scratch.reset())
     }
 
-    /// [`packed`](Engine::packed) in the levels of FlashInfer's cascade: what several sequences share is listed once.
+    /// [`packed`](Engine::packed) of the page tables of another track: those of the layers that
+    /// [`PoolLayout::place`](crate::PoolLayout::place) has there.
+    ///
+    /// # Errors
+    /// As [`packed`](Engine::packed).
+    ///
+    /// # Panics
+    /// If there is no such track.
+    pub fn packed_track<'step>(
+        &self,
+        scratch: &'step mut StepScratch,
+        track: u32,
+        items: &[Extend],
+    ) -> Result<PackedPlan<'step>, Error> {
+        assert!(track < self.shape.table.tracks, "there is no track {track}");
+        let World { sequences, steps, .. } = &self.world;
+        let layout = &self.shape.layout;
+        system::packed::packed(sequences, steps, layout, track, items, scratch.reset())
+    }
+
+    /// [`packed`](Engine::packed), of group 0, in the levels of FlashInfer's cascade: what several sequences share is
+    /// listed once.
     ///
     /// `plan` is this engine's, padded or not, and `items` are all of its items, none accepted in part since.
     /// O(items + pages).
@@ -631,6 +653,24 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.pages(self.sequence(seq)?))
     }
 
+    /// A sequence's pages of a track in order, as far as it holds them: of the layers that
+    /// [`PoolLayout::place`](crate::PoolLayout::place) has there. Track 0 is the [page table](Engine::page_table) of
+    /// group 0.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    ///
+    /// # Panics
+    /// If there is no such track.
+    pub fn track_table(
+        &self,
+        seq: SeqKey,
+        track: u32,
+    ) -> Result<impl Iterator<Item = PageId> + '_, Error> {
+        assert!(track < self.shape.table.tracks, "there is no track {track}");
+        Ok(self.world.sequences.track_pages(self.sequence(seq)?, track, 0))
+    }
+
     /// The newest step, planned or aborted; 0 if there was none. After a backend's error it is the one that failed,
     /// which is to be completed like any other.
     pub fn newest_step(&self) -> StepId {
@@ -643,7 +683,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownSequence`].
     pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
-        self.sequence(seq).map(Sequence::undrawn)
+        Ok(self.world.sequences.undrawn(self.sequence(seq)?))
     }
 
     /// Pages that anybody could take now: free and evictable, less those promised to sequences; never below 0. O(1).

@@ -102,8 +102,9 @@ pub use id::{
 #[cfg(feature = "serde")]
 pub use layout::HfError;
 pub use layout::{
-    Capacity, Dtype, KvDtype, KvScales, KvShape, LabelChannels, LabelError, Layout, Plane,
-    PlaneName, PlaneOrder, PoolConfig, PoolLayout, ScaleError, Scaling, Strides, TableShape,
+    Capacity, Dtype, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace,
+    Layout, Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError, Scaling,
+    Strides, TableShape,
 };
 pub use plan::{
     Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree,

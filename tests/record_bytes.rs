@@ -25,8 +25,10 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         )),
         _ => Some(all[rng.below(all.len() as u64) as usize]),
     };
+    let layers = rng.within(1, 80) as u32;
     let pool = PoolConfig {
-        layers: rng.within(1, 80) as u32,
+        layers,
+        groups: if rng.one_in(2) { Groups::ONE } else { random_groups(rng, layers) },
         shape: if rng.one_in(4) { latent } else { heads },
         dtype,
         scaling: if by_token { Scaling::ByToken } else { Scaling::Static },
@@ -46,8 +48,19 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         max_sequence_len: rng.within(1, 1 << 20) as u32,
         max_tokens: rng.within(1, 1 << 22),
         max_steps: rng.within(1, 10) as u32,
+        promise_ahead: rng.bits() as u32,
         prefault: rng.one_in(2),
     }
+}
+
+/// Groups of so many layers, or one where they do not make several.
+fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
+    let size = rng.within(1, 5000) as u32;
+    let reaches =
+        [Reach::All, Reach::Window(size), Reach::Chunk(1 << rng.below(14)), Reach::Window(1)];
+    let count = rng.within(2, 4);
+    let of: Vec<u8> = (0..layers).map(|_| rng.below(count) as u8).collect();
+    Groups::new(&reaches[..count as usize], &of).unwrap_or_default()
 }
 
 fn random_shapes(rng: &mut Rng, count: usize) -> Vec<EngineShape> {
@@ -100,6 +113,7 @@ fn the_byte_forms_are_as_documented() {
         max_sequence_len: 4000,
         max_tokens: 5000,
         max_steps: 2,
+        promise_ahead: 100,
         ..pool.into()
     };
     let text = u64::from_le_bytes([2, b'4', b'2', 0, 0, 0, 0, 0]);
@@ -129,8 +143,11 @@ fn the_byte_forms_are_as_documented() {
         0,
         0,
         0,
+        100, // tokens ahead
+        1,   // one group of layers
     ];
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let words = words.into_iter().chain([0; 11]);
+    let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);
 
     let copies = [(1, 2), (0x0102_0304, 0)];
@@ -221,7 +238,11 @@ fn shapes_that_lie_are_refused_by_name() {
     assert_eq!(with(21, 0xff01), field("hashing", 5));
     assert_eq!(with(20, 4), field("hashing", 4));
     assert_eq!(with(1, 0), Err(ShapeBytesError::Config(ConfigError::Zero { name: "layers" })));
-    for (word, value) in [(11, u32::MAX.into()), (13, u64::MAX), (14, 0), (12, 1), (15, 1 << 20)] {
+    assert_eq!(with(26, 5), field("groups", 5));
+    assert_eq!(with(26, 1 << 32 | 2), field("groups", 1 << 32 | 2));
+    for (word, value) in
+        [(11, u32::MAX.into()), (13, u64::MAX), (14, 0), (12, 1), (15, 1 << 20), (27, 8), (37, 1)]
+    {
         assert_eq!(with(word, value), Err(ShapeBytesError::Mixed), "word {word} = {value}");
     }
     for actual in (0..EngineShape::BYTES).chain([EngineShape::BYTES + 1, 4096]) {

@@ -105,6 +105,7 @@ pub fn hostile_bytes(rows: u32) -> Vec<u8> {
     let numbers: Vec<u32> = (0..rows).collect();
     let (tokens, slots) = (vec![TokenId::new(0); rows as usize], vec![0; rows as usize]);
     let plan = BatchPlan {
+        track_slots: SlotMapping::I32(&[]),
         step: StepId::new(1),
         rows: &rows_of_plan,
         tokens: &tokens,

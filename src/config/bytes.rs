@@ -10,7 +10,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{EngineConfig, EngineShape, PrefixMode};
 use crate::error::ConfigError;
 use crate::hash::Hashing;
-use crate::layout::{Capacity, KvDtype, KvShape, Layout, PlaneName, PoolConfig, Scaling};
+use crate::layout::{Capacity, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig, Scaling};
 
 /// Marks the byte form, and its version.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvshap01");
@@ -96,13 +96,15 @@ struct Words {
     prefault: u64,
     /// A recipe's number, 0 for none, and its parameter.
     hashing: [u64; 5],
+    promise_ahead: u64,
+    groups: [u64; Groups::WORDS],
 }
 
 impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 25 little-endian words of 64 bits.
+    /// Returns the byte form: 38 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
@@ -117,6 +119,10 @@ impl EngineShape {
     /// | 17 to 19 | prefix mode (0 radix, 1 none), `event_pages`, `prefault` |
     /// | 20 | hashing (0 none, 1 Dynamo, 2 nano-vllm, 3 MinivLLM, 4 and 5 vLLM without and with a seed, 6 SGLang) |
     /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
+    /// | 25 | `promise_ahead` |
+    /// | 26 | groups of layers, and 2^32 times the layers in groups: 0 layers where there is one group |
+    /// | 27 to 29 | of each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
+    /// | 30 to 37 | a bit of each of 256 layers, bit 0 of its group's number; the same of bit 1 |
     ///
     /// Heads are those of the shape's rank. All ranks hold as many, so the same bytes open each rank's backend.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
@@ -147,6 +153,8 @@ impl EngineShape {
             event_pages: self.event_pages.into(),
             prefault: number(&BOOLS, self.prefault),
             hashing: self.hashing.map_or([0; 5], Hashing::to_words),
+            promise_ahead: self.promise_ahead.into(),
+            groups: layout.groups().to_words(),
         };
         let mut bytes = [0; Self::BYTES];
         bytes.copy_from_slice(bytemuck::bytes_of(&words));
@@ -176,6 +184,8 @@ impl EngineShape {
         };
         let pool = PoolConfig {
             layers: narrow("layers", words.layers)?,
+            groups: Groups::from_words(words.groups)
+                .ok_or(ShapeBytesError::Field { name: "groups", value: words.groups[0] })?,
             shape,
             dtype: one_of("dtype", &DTYPES, words.dtype)?,
             scaling: one_of("scaling", &SCALINGS, words.scaling)?,
@@ -207,6 +217,7 @@ impl EngineShape {
             max_sequence_len: narrow("max_sequence_len", words.max_sequence_len)?,
             max_tokens: max_tokens.ok_or(ShapeBytesError::Mixed)?.max(1),
             max_steps: narrow("max_steps", words.max_steps)?,
+            promise_ahead: narrow("promise_ahead", words.promise_ahead)?,
             prefault: one_of("prefault", &BOOLS, words.prefault)?,
         };
         let shape = config.shape().map_err(ShapeBytesError::Config)?;

@@ -97,12 +97,12 @@
 //! | 16 to 23 | u64 | `rows`: sequences, padding included |
 //! | 24 to 31 | u64 | `tokens`: new tokens of all sequences, padding included |
 //! | 32 to 39 | u64 | `table_writes`: changed words of the page tables |
-//! | 40 to 47 | u64 | `slot_bytes`: 4, or 8 for pools of more than 2^31 slots |
+//! | 40 to 47 | u64 | `slot_bytes`: 4, or 8 for pools of more than 2^31 slots; and 2^32 times the further tracks |
 //! | 48 to 55 | u64 | `spans`: of positions that several rows read from the same pages |
 //! | 56 to 63 | u64 | `members`: rows of those spans |
 //! | 64 to 71 | u64 | `masks`: 0, or `tokens` where a row is a tree of drafts |
 //!
-//! Then eight arrays in this order, each padded with zeros to a multiple of 8 bytes, and nothing behind them:
+//! Then nine arrays in this order, each padded with zeros to a multiple of 8 bytes, and nothing behind them:
 //!
 //! | array | element | meaning |
 //! |---|---|---|
@@ -114,6 +114,7 @@
 //! | spans | 4 x u32 | [`SharedSpan`](crate::SharedSpan): `member_start`, `member_count`, `begin`, `end`; R1 to R3 |
 //! | members | u32 | row of the batch, by its index |
 //! | masks | u64 | what the token sees of its row's last 64 slots, bit 0 the last one; 0: all up to itself |
+//! | track_slots | i32 or i64 | `[tracks - 1, tokens]`: as slot_mapping, for the layers of each further track |
 //!
 //! The `qo_start` of the first row is 0, of the next the sum of `extend_len` before it, and all `extend_len` add up to
 //! `tokens`. A worker in another language also needs [`StepEnd::to_bytes`](crate::StepEnd::to_bytes),

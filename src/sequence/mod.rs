@@ -9,7 +9,9 @@
 //! ```
 //!
 //! * S1. cached_len <= planned_len; page_len = ceil(planned_len / page_size).
-//! * S2. The first `published` pages are the tree's, on the path of the lock; the rest are private and this row's only.
+//! * S2. The first `published` pages of group 0 are the tree's, on the path of the lock; the rest are private and this
+//!   row's only, and so are all pages of other tracks.
+//!   What no later token reads of those tracks is not held: `Limits` says from which place on they are.
 //! * S3. A preempted sequence has tokens and nothing else.
 //! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not. The first
 //!   `inherited` pages are whole chunks of the page table that a parent's plans have sent for good.
@@ -42,7 +44,7 @@ use slotmap::SlotMap;
 
 use crate::error::Error;
 use crate::id::{Namespace, PageId, PrefixLock, RowId, Scope, SeqKey, StepId, TokenId};
-use crate::layout::TableShape;
+use crate::layout::{Limits, TableShape};
 use crate::memory::{OutOfMemory, filled, reserved};
 use crate::plan::Draft;
 use branches::Branches;
@@ -62,8 +64,6 @@ pub struct SequenceTable {
     max: u32,
     rows: SlotMap<SeqKey, Sequence>,
     free_rows: Vec<RowId>,
-    /// Pages that sequences are promised and have not drawn.
-    promised: u32,
     /// Plans made so far, the refused ones included: the number that finds a sequence named twice.
     plans: u64,
     /// By row.
@@ -94,9 +94,20 @@ impl SequenceTable {
         let (tokens, pages) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
         let fronts = Fronts::new(shape.rows, hash_bits)?;
         let branches = Branches::new(shape.rows)?;
-        let stores = Stores { page_size, tokens, pages, fronts, branches };
+        let (limits, promised) = (Limits::NONE, 0);
+        let stores = Stores { page_size, limits, promised, tokens, pages, fronts, branches };
         let cuts = filled(shape.rows.into(), Cuts::NONE)?;
-        Ok(Self { max: shape.rows, rows, free_rows, promised: 0, plans: 0, cuts, stores })
+        Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
+    }
+
+    /// Of an empty table: sequences hold no more of the tracks but the first one than these say.
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        self.stores.limits = limits;
+    }
+
+    /// What sequences hold of the tracks but the first one.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.stores.limits
     }
 
     /// Touches the memory of tokens and page tables, so that no call pays for a page fault later.
@@ -194,22 +205,21 @@ impl SequenceTable {
 
     /// Pages that sequences are promised and have not drawn.
     pub fn promised(&self) -> u32 {
-        self.promised
+        self.stores.promised
     }
 
-    /// Promises a sequence so many pages in all, in place of what it was promised. The caller checked that they can be
-    /// had.
-    pub(crate) fn promise(&mut self, seq: SeqKey, pages: u32) {
-        let sequence = &mut self.rows[seq];
-        let before = sequence.undrawn();
-        sequence.promised = pages;
-        self.promised = self.promised - before + sequence.undrawn();
+    /// Promises a sequence the pages of so many places in all, in place of what it was promised. The caller checked
+    /// that they can be had.
+    pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
+        let before = self.undrawn(&self.rows[seq]);
+        self.rows[seq].promised = places;
+        self.stores.promised = self.stores.promised - before + self.undrawn(&self.rows[seq]);
     }
 
     /// So many promised pages are being appended to their sequences.
     pub(crate) fn draw(&mut self, pages: u32) {
-        assert!(pages <= self.promised, "S7: what is drawn was promised");
-        self.promised -= pages;
+        assert!(pages <= self.stores.promised, "S7: what is drawn was promised");
+        self.stores.promised -= pages;
     }
 
     /// Checks that `chunks` more fit.
@@ -350,7 +360,9 @@ impl SequenceTable {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];
         assert!(sequence.page_len == 0, "S4: a row inherits before it has pages");
-        let pages = self.stores.pages.whole_chunks(pages);
+        // Of other tracks none is published.
+        let shares = self.stores.pages.tracks() == 1;
+        let pages = if shares { self.stores.pages.whole_chunks(pages) } else { 0 };
         self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);
         if pages > 0 {
@@ -366,19 +378,29 @@ impl SequenceTable {
             return;
         }
         assert!(page_len >= sequence.published, "S2: published pages are not the row's to drop");
-        let undrawn = sequence.undrawn();
-        for index in page_len..sequence.page_len {
-            out.push(self.stores.pages.page(sequence.row, index));
+        for track in 0..self.stores.pages.tracks() {
+            let pieces = self.stores.pages.pieces(sequence.row, track, page_len, sequence.page_len);
+            pieces.for_each(|piece| out.extend_from_slice(piece));
         }
         self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
-        sequence.page_len = page_len;
         // What was promised is promised again.
-        self.promised += sequence.undrawn() - undrawn;
+        let Stores { limits, promised, .. } = &mut self.stores;
+        let undrawn = |page_len| limits.undrawn(sequence.promised, page_len, sequence.published);
+        *promised += undrawn(page_len) - undrawn(sequence.page_len);
+        sequence.page_len = page_len;
         sequence.dirty_from = sequence.dirty_from.min(page_len);
         if page_len > 0 {
             sequence.tail = self.stores.pages.entry(sequence.row, page_len - 1);
         }
         self.shrink(seq);
+    }
+
+    /// Appends the held pages of all tracks but the first one to `out`, for the caller to release. O(pages).
+    pub(crate) fn detach_tracks(&self, seq: SeqKey, out: &mut Vec<PageId>) {
+        let sequence = &self.rows[seq];
+        for (track, _) in self.stores.limits.tracks(0) {
+            out.extend(self.track_pages(sequence, track, 0));
+        }
     }
 
     /// Forgets all pages, which the caller has released: the sequence is preempted.
@@ -443,20 +465,44 @@ impl SequenceTable {
         self.stores.tokens.token(sequence.row, position)
     }
 
+    /// A row's pages of a track from place `start` on, or from where they are held, in order.
+    pub(crate) fn track_pages(
+        &self,
+        sequence: &Sequence,
+        track: u32,
+        start: u32,
+    ) -> impl Iterator<Item = PageId> + use<'_> {
+        let first = self.stores.limits.first_place(track, sequence.published);
+        let (start, end) = (start.max(first), sequence.page_len);
+        self.stores.pages.pieces(sequence.row, track, start, end).flatten().copied()
+    }
+
+    /// Page tables of a sequence.
+    pub(crate) fn tracks(&self) -> u32 {
+        self.stores.pages.tracks()
+    }
+
+    /// Pages that a sequence is promised and has not drawn.
+    pub(crate) fn undrawn(&self, sequence: &Sequence) -> u32 {
+        let Sequence { promised, page_len, published, .. } = *sequence;
+        self.stores.limits.undrawn(promised, page_len, published)
+    }
+
     /// A row's pages in order.
     pub fn pages(&self, sequence: &Sequence) -> impl Iterator<Item = PageId> + use<'_> {
         let row = sequence.row;
         (0..sequence.page_len).map(move |index| self.stores.pages.page(row, index))
     }
 
-    /// A row's pages `start..end`, in contiguous pieces.
+    /// A row's pages `start..end` of a track, in contiguous pieces.
     pub(crate) fn page_pieces(
         &self,
         sequence: &Sequence,
+        track: u32,
         start: u32,
         end: u32,
     ) -> impl Iterator<Item = &[PageId]> + use<'_> {
-        self.stores.pages.pieces(sequence.row, start, end)
+        self.stores.pages.pieces(sequence.row, track, start, end)
     }
 
     /// A row's known tokens `start..end`, in contiguous pieces.
@@ -478,7 +524,8 @@ impl SequenceTable {
 
     /// Whether S7 holds.
     pub(crate) fn counts_promises(&self) -> bool {
-        self.rows.values().map(|s| u64::from(s.undrawn())).sum::<u64>() == u64::from(self.promised)
+        self.rows.values().map(|s| u64::from(self.undrawn(s))).sum::<u64>()
+            == u64::from(self.promised())
     }
 
     /// Whether S5 holds. O(chunks).

@@ -46,7 +46,7 @@ pub(crate) fn commit(
             count_entry(row.sequence, item.start, counters);
         }
         counters.computed_tokens += u64::from(item.end - item.start);
-        if shape.shares_prefixes() {
+        if shape.publishes() {
             insert(pages, prefixes, row, fence, buffers);
         }
     }

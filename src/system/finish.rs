@@ -93,6 +93,7 @@ fn release(
     sequences.row_mut(seq).expect("just seen").drop_front();
     buffers.freed.clear();
     sequences.truncate_pages(seq, published, &mut buffers.freed);
+    sequences.detach_tracks(seq, &mut buffers.freed);
     release_pages(pages, fence, last_step, &buffers.freed);
     release_lock(pages, prefixes, fence, last_step, lock, &mut buffers.freed);
 }

@@ -214,7 +214,7 @@ impl<'step> Writer<'_, 'step> {
         for entry in entries {
             // All rows of an entry have the same pages there.
             let first = self.sequence(place);
-            let pieces = self.sequences.page_pieces(first, entry.page_begin, entry.page_end);
+            let pieces = self.sequences.page_pieces(first, 0, entry.page_begin, entry.page_end);
             let tokens = self.tokens_before[entry.place_end] - self.tokens_before[place];
             packer.push(tokens, pieces, entry.last_page_len);
             place = entry.place_end;

@@ -48,6 +48,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
         (0..40).map(PageId::new).map(|id| PageCopy { source: id, target: id }).collect();
     cuda.copy_to_host(&mut host, &pages, &stream).expect("pages of the pool");
     let plan = BatchPlan {
+        track_slots: SlotMapping::I32(&[]),
         step: StepId::new(1),
         rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],
         tokens: &[TokenId::PENDING],

@@ -297,7 +297,7 @@ fn every_byte_is_read_as_it_is() {
                 let mut bytes = vec![0; shape.pool().page_bytes() as usize];
                 backend.read_page(page, &mut bytes);
                 let strides = shape.pool().page_strides(plane).expect("the pool has it");
-                bytes[strides.row(id, PageId::new(0), offset) as usize + 5] =
+                bytes[strides.row(id.raw(), PageId::new(0), offset) as usize + 5] =
                     [0x7f, 0xff][turn.min(1)];
                 backend.write_page(page, &bytes);
             }

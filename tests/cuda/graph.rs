@@ -295,6 +295,7 @@ fn a_capture_loads_nothing_after_prepare() {
         let input = DeviceBuffer::of(&gpu, &[0_u8; 4096 * 4]).expect("memory");
         let mut out = DeviceBuffer::new(&gpu, input.bytes()).expect("memory");
         let plan = BatchPlan {
+            track_slots: SlotMapping::I32(&[]),
             step: StepId::new(1),
             rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],
             tokens: &[TokenId::PENDING],
@@ -364,6 +365,7 @@ fn steps_of_other_kernels_have_other_keys() {
         });
         let decodes = lens[0] == 1;
         let plan = BatchPlan {
+            track_slots: SlotMapping::I32(&[]),
             step: StepId::new(1 + step as u64),
             rows: &rows,
             tokens: &[TokenId::PENDING; 4],

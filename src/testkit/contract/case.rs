@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use crate::backend::Attend;
 use crate::layout::{
-    Capacity, Dtype, KvDtype, KvScales, KvShape, LabelChannels, Layout, Plane, PlaneName,
+    Capacity, Dtype, Groups, KvDtype, KvScales, KvShape, LabelChannels, Layout, Plane, PlaneName,
     PlaneOrder, PoolConfig, PoolLayout, Scaling, TableShape,
 };
 use crate::testkit::quantised;
@@ -149,6 +149,7 @@ impl Case {
         let pages = table_rows * u32::div_ceil(max_len, page_size) + rng.below(5) as u32;
         let config = PoolConfig {
             layers: rng.within(1, 3) as u32,
+            groups: Groups::ONE,
             shape: KvShape::heads(kv_heads, head_dim),
             dtype: dtype.into(),
             scaling: Scaling::Static,

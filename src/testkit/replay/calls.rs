@@ -248,9 +248,12 @@ impl<B: Inspect> Host<B> {
         self.compare_packed(plan, items, want)?;
         for row in &want.rows {
             let old = (row.kv_len - row.extend_len) as usize;
-            self.compare_untouched(&row.table[old.div_ceil(self.page_size())..])?;
+            for (first, table) in row.tables() {
+                self.compare_untouched(&table[old.div_ceil(self.page_size()) - first..])?;
+            }
         }
-        let pages = want.rows.iter().flat_map(|row| row.table.iter().copied()).collect();
+        let tables = want.rows.iter().flat_map(|row| row.tables());
+        let pages = tables.flat_map(|(_, pages)| pages).copied().collect();
         self.touched.insert(want.step, pages);
         self.sample(want);
         self.store(plan, want)
@@ -273,8 +276,12 @@ impl<B: Inspect> Host<B> {
                 return Err(format!("the plan names {:?} twice, or it does not exist", row.row));
             }
             for words in [Some(&self.words[..]), self.engine.backend().words()].iter().flatten() {
-                let pages = (0..want.table.len() as u32).map(|i| table.page(words, row.row, i));
-                agree("the page table words", &pages.collect::<Vec<_>>(), &want.table)?;
+                for (track, (first, pages)) in (0..).zip(want.tables()) {
+                    let page = |i| table.track_page(words, row.row, track, i);
+                    let held = first as u32..(first + pages.len()) as u32;
+                    let got: Vec<_> = held.map(page).collect();
+                    agree("the page table words", &(track, &got[..]), &(track, pages))?;
+                }
             }
         }
         Ok(())

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What is published, tried as someone else would: the packed crate passes its tests, and a crate that depends on it with
 # feature `cuda` builds by the README's line where there is no CUDA, starts without a driver and finds one that is there.
+# A shared library beside it in a program keeps its own driver.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD work=$PWD/target/package-test
@@ -9,7 +10,12 @@ unset CUDA_LIBRARY_PATH CUDA_PATH CUDA_ROOT CUDA_TOOLKIT_ROOT_DIR LD_LIBRARY_PAT
 rm -rf "$work/crate" "$work/dependent"
 mkdir -p "$work/crate" "$work/dependent/src"
 
-cargo package --allow-dirty --no-verify --quiet
+# One warning is expected, as there is no repository yet; beside it only what the package leaves out on purpose is named.
+warnings=$(cargo package --allow-dirty --no-verify 2>&1 | grep '^warning: ' | grep -v '^warning: ignoring \(benchmark\|test\) ' || true)
+if [ "$warnings" != "warning: manifest has no documentation, homepage or repository" ]; then
+    echo "cargo package warns: $warnings" >&2
+    exit 1
+fi
 at_most() { # what, bytes, limit
     echo "$1: $2 bytes"
     [ "$2" -le "$3" ] || { echo "$1 is above $3 bytes" >&2; exit 1; }
@@ -51,6 +57,10 @@ required-features = ["cuda"]
 name = "symbols"
 path = "src/symbols.rs"
 required-features = ["cuda"]
+[[bin]]
+name = "neighbour"
+path = "src/neighbour.rs"
+required-features = ["cuda"]
 TOML
 echo 'fn main() {}' >src/plain.rs
 cat >src/start.rs <<'RUST'
@@ -83,14 +93,32 @@ unsigned cuArrayDestroy(long a, long b, long c, long d, long e, long f, long g, 
   return a + 2*b + 3*c + 4*d + 5*e + 6*f + 7*g + 8*h + 9*i + 10*j + 11*k + 12*l + 13*m + 14*n + 15*o + 16*p;
 }
 C
-mkdir -p registers fake
+# A library that calls the driver, and the driver that it is linked to.
+cat >src/neighbour.rs <<'RUST'
+#[link(name = "neighbour")]
+unsafe extern "C" {
+    fn neighbour_init() -> u32;
+}
+
+fn main() {
+    let neighbour = unsafe { neighbour_init() };
+    let cust = unsafe { cust::sys::cuInit(0) } as u32;
+    println!("{neighbour} {cust} {:?}", kvarena::backend::cuda::Gpu::new(9).map(|gpu| gpu.ordinal()));
+}
+RUST
+echo 'unsigned cuInit(unsigned flags) { return 7 + flags; }' >own.c
+echo 'unsigned cuInit(unsigned); unsigned neighbour_init(void) { return cuInit(35); }' >neighbour.c
+mkdir -p registers fake own
+"${CC:-cc}" -O1 -fPIC -shared -Wl,-soname,libcuda-own.so.1 -o own/libcuda-own.so.1 own.c
+"${CC:-cc}" -O1 -fPIC -shared -Wl,-rpath,'$ORIGIN' -o own/libneighbour.so neighbour.c own/libcuda-own.so.1
 "${CC:-cc}" -O1 -fPIC -shared -o registers/libcuda.so.1 driver.c
 "$root/tests/cuda/fake_driver/build.sh"
 cp "$root/target/fake-driver/libcuda.so.1" fake
 
 line=$(sed -n 's/^\(mkdir .*CUDA_LIBRARY_PATH=[^ ]*\).*/\1/p' "$root/README.md")
 eval "$line"
-cargo build --quiet --features cuda
+cargo build --quiet --features cuda --bin start --bin symbols
+cargo rustc --quiet --features cuda --bin neighbour -- -L own
 run() { # what is expected, program, folder of the driver
     local answer
     answer=$(LD_LIBRARY_PATH=${3:-} "$CARGO_TARGET_DIR/debug/$2")
@@ -102,6 +130,12 @@ run "Err(NoDriver)" start
 run "Ok(0)" start fake
 run "$count 34 34" symbols
 run "$count 1496 1496" symbols registers
+run "42 34 Err(NoDriver)" neighbour own
+run "42 0 Err(NoDevice { ordinal: 9 })" neighbour own:fake
+if nm -D --defined-only "$CARGO_TARGET_DIR/debug/neighbour" | grep ' cu[A-Z]'; then
+    echo "these are the driver's, and the program exports them" >&2
+    exit 1
+fi
 
 # What the feature adds to a program without symbols.
 size() { stat -c %s "$CARGO_TARGET_DIR/release/plain"; }

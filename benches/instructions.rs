@@ -10,11 +10,13 @@ use cases::decode::Decode;
 use cases::evict::{Evict, SAMPLE};
 use cases::hit::{Hit, HitFloor, Miss, full_cache};
 use cases::insert::{Cycle, Insert, InsertFloor};
+use cases::lead::Lead;
+use cases::nested::{Nested, hostile_bytes, read_hostile};
 use cases::pages::AllocFree;
 use cases::work;
 
 const SEQUENCES: usize = 1000;
-const CASES: [&str; 14] = [
+const CASES: [&str; 25] = [
     "hit",
     "hit_floor",
     "miss",
@@ -27,7 +29,18 @@ const CASES: [&str; 14] = [
     "evict_1000000",
     "alloc_free",
     "plan",
+    "plan_2_tracks",
+    "plan_4_tracks",
     "step",
+    "admission",
+    "admission_behind",
+    "admission_hit",
+    "nested_plan_2000",
+    "nested_plan_4000",
+    "nested_levels_2000",
+    "nested_levels_4000",
+    "nested_bytes_2000",
+    "nested_bytes_4000",
     "replay",
 ];
 
@@ -87,8 +100,9 @@ fn run(case: &str, page_size: u32, calls: usize) {
             let mut pages = AllocFree::new(1 << 16, 50);
             measured(calls, &mut || pages.call());
         }
-        "plan" => {
-            let mut decode = Decode::new(page_size, 256, 1024);
+        "plan" | "plan_2_tracks" | "plan_4_tracks" => {
+            let tracks = case.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(1);
+            let mut decode = Decode::with_tracks(page_size, 256, 1024, tracks);
             for _ in 0..calls {
                 decode.prepare();
                 let mut step = None;
@@ -110,6 +124,18 @@ fn run(case: &str, page_size: u32, calls: usize) {
             let mut cache = chats::cache(page_size);
             measured(1, &mut || _ = chats::serve(&chats, &mut cache));
         }
+        "admission" | "admission_behind" => {
+            let lead = Lead::new(page_size, case == "admission_behind");
+            measured(calls, &mut || lead.admission());
+        }
+        "admission_hit" => {
+            let lead = Lead::new(page_size, false);
+            measured(calls, &mut || lead.hit());
+        }
+        _ if case.starts_with("nested_") => {
+            let (kind, rows) = case["nested_".len()..].split_once('_').expect("a case");
+            nested(kind, rows.parse().expect("a number of rows"), calls);
+        }
         _ => {
             let leaves = case.strip_prefix("evict_").and_then(|leaves| leaves.parse().ok());
             let mut evict = Evict::new(page_size, leaves.expect("a case of the list"));
@@ -124,5 +150,23 @@ fn run(case: &str, page_size: u32, calls: usize) {
                 left -= round;
             }
         }
+    }
+}
+
+fn nested(kind: &str, rows: u32, calls: usize) {
+    if kind == "bytes" {
+        let bytes = hostile_bytes(rows);
+        return measured(calls, &mut || read_hostile(&bytes, rows));
+    }
+    let mut nested = Nested::new(rows);
+    for _ in 0..calls {
+        nested.prepare();
+        if kind == "levels" {
+            nested.levels(&mut |call| measured(1, call));
+            continue;
+        }
+        let mut step = None;
+        measured(1, &mut || step = Some(nested.plan()));
+        nested.rest(step.expect("it was planned"));
     }
 }

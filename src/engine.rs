@@ -92,7 +92,8 @@ impl<B: Backend> Engine<B> {
     /// even recency: for schedulers that order prompts by what is cached. It ends before a page with
     /// [`TokenId::PENDING`], which no sequence has. O(tokens matched).
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> PrefixMatch {
-        let tokens = &prompt[..prompt.len().saturating_sub(1)];
+        let found = if self.shape.finds_prefixes() { prompt.len().saturating_sub(1) } else { 0 };
+        let tokens = &prompt[..found];
         self.world.prefixes.match_prefix(namespace, tokens)
     }
 
@@ -114,8 +115,9 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.match_hashes(chain, each)
     }
 
-    /// Says what a namespace is called by those who know prefixes by hashes, once, before its first prompt. Does
-    /// nothing where pages are not hashed. The default namespace has no names and needs none. O(names).
+    /// Says what a namespace is called by those who know prefixes by hashes, once, before its first prompt, until it is
+    /// [forgotten](Engine::forget_namespace). Does nothing where pages are not hashed. The default namespace has no
+    /// names and needs none. O(names).
     ///
     /// # Errors
     /// [`Error::NamespaceNamed`] if it is called something else already, [`Error::NamesTaken`] if another namespace has
@@ -128,11 +130,25 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.name(namespace, names)
     }
 
+    /// Forgets the names of a namespace, so that a salt for each request does not grow the table of names for ever.
+    ///
+    /// From now on [`admit`](Engine::admit) refuses its prompts ([`Error::UnnamedNamespace`]); its sequences go on. The
+    /// table drops the names when the last of these is finished and the last cached page of the namespace is evicted.
+    /// Until then no other namespace can take the names, and [`name_namespace`](Engine::name_namespace) with the same
+    /// names undoes the call. Does nothing where pages are not hashed, nor to the default namespace. O(names).
+    ///
+    /// # Errors
+    /// [`Error::UnnamedNamespace`] if the namespace has no names or is forgotten already.
+    pub fn forget_namespace(&mut self, namespace: Namespace) -> Result<(), Error> {
+        self.world.prefixes.forget_names(namespace)
+    }
+
     /// Hands over what has happened to the cached prefixes since the last drain, in order: pages stored, parents first,
     /// pages removed, all cleared. Pages that are published again say nothing; neighbours are joined. Where more has
     /// happened than [`EngineConfig::event_pages`] has room for, all is cleared, and then what is cached now is stored,
     /// straight from the tree. So an index that is built from events alone is always right once a drain has ended.
-    /// Only the present generation is spoken of. O(pages of the events), after an overflow O(tree).
+    /// Only the present generation is spoken of. Where the sink panics, the next drain is as after an overflow.
+    /// O(pages of the events), after an overflow O(tree).
     pub fn drain_events(&mut self, sink: impl FnMut(Event<'_>)) {
         self.world.prefixes.drain_events(sink);
     }
@@ -203,9 +219,13 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Admits prompts in order, all or none, as [`Engine::admit`] would each, if what all of them lack fits together.
-    /// Each is answered with the sequence that leads it, which may be one before it in the batch. A prompt that is to
-    /// wait for its leader after all can be [preempted](Engine::preempt) until then: it has computed nothing. O(all
-    /// prompts), and where they do not fit that for each unfinished step.
+    /// Each is answered with the sequence that leads it, which may be one before it in the batch. O(all prompts), and
+    /// where they do not fit that for each unfinished step.
+    ///
+    /// To let a prompt wait for its leader, [preempt](Engine::preempt) it before its first plan, and
+    /// [resume](Engine::resume) it when [the leader leads no more](Engine::is_leading). It has computed nothing, keeps
+    /// its row and its tokens, and finds what the leader computed. [`Stats`] counts it as one prompt:
+    /// [`guide::scheduling`](crate::guide::scheduling) has the program.
     ///
     /// # Errors
     /// As [`Engine::admit`]: of the first prompt that is wrong, or for want of room for all of them. Nothing has
@@ -220,7 +240,11 @@ impl<B: Backend> Engine<B> {
         Ok(&self.world.buffers.admitted)
     }
 
-    /// Whether a leader is still on its way to the tokens that it was named for. O(1).
+    /// Whether a leader is still on its way to the tokens that it was named for. It is not once its sequence has
+    /// forgotten one of them, whatever was appended since. O(1).
+    ///
+    /// The answer is never true too long. It is false too early in one case: the sequence was cut below these tokens
+    /// before it was named, and is cut behind them afterwards. [`admission`](Engine::admission) then names it again.
     pub fn is_leading(&self, leader: &Leader) -> bool {
         system::leader::is_leading(&self.world.prefixes, &self.world.sequences, leader)
     }
@@ -308,13 +332,34 @@ impl<B: Backend> Engine<B> {
         items: &[Extend],
     ) -> Result<PackedPlan<'step>, Error> {
         let World { sequences, steps, .. } = &self.world;
-        system::packed::packed(sequences, steps, &self.shape.layout, items, scratch.reset())
+        system::packed::packed(sequences, steps, &self.shape.layout, 0, items, scratch.reset())
     }
 
-    /// [`packed`](Engine::packed) in the levels of FlashInfer's cascade: what several sequences share is listed once.
+    /// [`packed`](Engine::packed) of the page tables of another track: those of the layers that
+    /// [`PoolLayout::place`](crate::PoolLayout::place) has there.
+    ///
+    /// # Errors
+    /// As [`packed`](Engine::packed).
+    ///
+    /// # Panics
+    /// If there is no such track.
+    pub fn packed_track<'step>(
+        &self,
+        scratch: &'step mut StepScratch,
+        track: u32,
+        items: &[Extend],
+    ) -> Result<PackedPlan<'step>, Error> {
+        assert!(track < self.shape.table.tracks, "there is no track {track}");
+        let World { sequences, steps, .. } = &self.world;
+        let layout = &self.shape.layout;
+        system::packed::packed(sequences, steps, layout, track, items, scratch.reset())
+    }
+
+    /// [`packed`](Engine::packed), of group 0, in the levels of FlashInfer's cascade: what several sequences share is
+    /// listed once.
     ///
     /// `plan` is this engine's, padded or not, and `items` are all of its items, none accepted in part since.
-    /// O(items x levels + pages).
+    /// O(items + pages).
     ///
     /// # Errors
     /// As [`packed`](Engine::packed); [`Error::PackedRows`] and [`Error::NotPlanned`] where the plan is not of these
@@ -608,6 +653,24 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.pages(self.sequence(seq)?))
     }
 
+    /// A sequence's pages of a track in order, as far as it holds them: of the layers that
+    /// [`PoolLayout::place`](crate::PoolLayout::place) has there. Track 0 is the [page table](Engine::page_table) of
+    /// group 0.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    ///
+    /// # Panics
+    /// If there is no such track.
+    pub fn track_table(
+        &self,
+        seq: SeqKey,
+        track: u32,
+    ) -> Result<impl Iterator<Item = PageId> + '_, Error> {
+        assert!(track < self.shape.table.tracks, "there is no track {track}");
+        Ok(self.world.sequences.track_pages(self.sequence(seq)?, track, 0))
+    }
+
     /// The newest step, planned or aborted; 0 if there was none. After a backend's error it is the one that failed,
     /// which is to be completed like any other.
     pub fn newest_step(&self) -> StepId {
@@ -620,7 +683,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownSequence`].
     pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
-        self.sequence(seq).map(Sequence::undrawn)
+        Ok(self.world.sequences.undrawn(self.sequence(seq)?))
     }
 
     /// Pages that anybody could take now: free and evictable, less those promised to sequences; never below 0. O(1).

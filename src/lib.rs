@@ -93,6 +93,8 @@ pub use config::{EngineConfig, EngineShape, PrefixMode};
 pub use engine::Engine;
 pub use error::{ConfigError, EngineError, Error};
 pub use event::{Event, Stored};
+#[cfg(feature = "sha256")]
+pub use hash::HashSeed;
 pub use hash::{Hashing, NamespaceNames, PageHash, PageHashes};
 pub use id::{
     LayerId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, TokenId,
@@ -100,8 +102,9 @@ pub use id::{
 #[cfg(feature = "serde")]
 pub use layout::HfError;
 pub use layout::{
-    Capacity, Dtype, KvDtype, KvScales, KvShape, LabelChannels, LabelError, Layout, Plane,
-    PlaneName, PlaneOrder, PoolConfig, PoolLayout, ScaleError, Scaling, Strides, TableShape,
+    Capacity, Dtype, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace,
+    Layout, Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError, Scaling,
+    Strides, TableShape,
 };
 pub use plan::{
     Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree,

@@ -73,7 +73,7 @@ pub(crate) fn touch<T: Default>(items: &mut [T]) {
 }
 
 /// Touches all that a vector has reserved, and empties it again.
-pub(crate) fn touch_reserved<T: Copy>(items: &mut Vec<T>, filler: T) {
+pub(crate) fn touch_reserved<T: Clone>(items: &mut Vec<T>, filler: T) {
     ask_for_huge_pages(items.as_ptr().addr(), items.capacity() * size_of::<T>());
     items.resize(items.capacity(), filler);
     items.clear();

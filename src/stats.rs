@@ -49,13 +49,13 @@ macro_rules! stats {
 
 stats! {
     counters {
-        /// Admitted prompts of which a step was committed: an admission that ends without one is no prompt here.
+        /// Admitted prompts of which a step was committed, also where a preemption and a resume came before.
         prompts,
         /// Tokens of those prompts.
         prompt_tokens,
-        /// Tokens of those prompts that needed no computing, in whole pages.
+        /// Tokens of those prompts that needed no computing when their first step was committed.
         hit_tokens,
-        /// Tokens of resumed sequences that needed no computing, counted at the first commit after the resume.
+        /// Other tokens of resumed sequences that needed no computing, counted at the first commit after the resume.
         resume_hit_tokens,
         /// Tokens whose K and V committed steps computed, for sequences still running at the commit.
         computed_tokens,
@@ -75,9 +75,9 @@ stats! {
         rollbacks,
         /// Drafts of sequences that were checked: a branch of each is kept, be it of no tokens.
         drafts,
-        /// Tokens of those drafts, roots included.
+        /// Guessed tokens of those drafts: all but a lone root, which is the token sampled last and no guess.
         draft_tokens,
-        /// Tokens that were kept of them.
+        /// Guessed tokens that were kept.
         accepted_tokens,
         /// Pages that became matchable.
         published_pages,
@@ -165,7 +165,7 @@ impl fmt::Display for Stats {
         writeln!(
             f,
             "tokens: {} of {} prompts, {} hit ({:.1} %), {} hit by resumes, {} computed, \
-             {} of {} in {} drafts accepted",
+             {} of {} draft tokens accepted in {} drafts",
             self.prompt_tokens,
             self.prompts,
             self.hit_tokens,
@@ -243,7 +243,8 @@ mod tests {
         let text = some().to_string();
         assert_eq!(text.lines().count(), 4);
         assert!(text.starts_with(
-            "tokens: 40 of 3 prompts, 10 hit (25.0 %), 0 hit by resumes, 0 computed, 5 of 12 in 2 drafts accepted\n"
+            "tokens: 40 of 3 prompts, 10 hit (25.0 %), 0 hit by resumes, 0 computed, \
+             5 of 12 draft tokens accepted in 2 drafts\n"
         ));
         assert!(text.ends_with("0 fenced, 0 promised; 1 sequences, 0 steps"));
     }

@@ -18,6 +18,7 @@ use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId, TokenId};
+use crate::layout::Limits;
 use crate::memory::{self, OutOfMemory, touch_reserved};
 use crate::page::{PagePool, PageState};
 use crate::plan::{Admitted, Compaction, PageCopy};
@@ -52,6 +53,18 @@ fn lock_count(shape: &EngineShape) -> u64 {
     u64::from(shape.max_steps) * (u64::from(shape.table.rows) + 1)
 }
 
+/// Most pages of a sequence, and one more, in all tracks.
+fn row_pages_all(shape: &EngineShape) -> u64 {
+    let row_pages = shape.max_sequence_len.div_ceil(shape.layout.page_size());
+    (u64::from(row_pages) + 1) * u64::from(shape.table.tracks)
+}
+
+/// Most copies of a fork: a page for each child, and where there are several tracks as many as the pool has.
+fn copy_count(shape: &EngineShape) -> u64 {
+    let pages = if shape.table.tracks > 1 { shape.layout.page_count() } else { 0 };
+    pages.max(shape.table.rows).into()
+}
+
 /// Buffers that systems fill, none of them from one call to the next.
 pub(crate) struct Buffers {
     /// Pages released.
@@ -84,7 +97,6 @@ impl World {
 
     fn try_new(shape: &EngineShape, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
-        let row_pages = shape.max_sequence_len.div_ceil(page_size);
         if shape.prefault {
             memory::check(shape.bytes().host())?;
         }
@@ -98,15 +110,18 @@ impl World {
             counters: Stats::default(),
             buffers: Buffers {
                 freed: memory::reserved(page_count.into())?,
-                pages: memory::reserved(u64::from(row_pages) + 1)?,
+                pages: memory::reserved(row_pages_all(shape))?,
                 tokens: memory::reserved(shape.max_sequence_len.into())?,
                 children: memory::reserved(shape.table.rows.into())?,
-                copies: memory::reserved(shape.table.rows.into())?,
+                copies: memory::reserved(copy_count(shape))?,
                 compactions: memory::reserved(shape.table.rows.into())?,
                 admitted: memory::reserved(shape.table.rows.into())?,
                 counted: Bitmap::new(page_count, false)?,
             },
         };
+        if shape.table.tracks > 1 {
+            world.sequences.set_limits(Limits::new(&shape.layout, shape.promise_ahead));
+        }
         if let Some(hashing) = shape.hashing {
             world.prefixes.keep_hashes(hashing, hash_bits)?;
             if shape.event_pages > 0 {
@@ -163,6 +178,9 @@ impl World {
         let all = self.count_locks(|_| true);
         let fenced = self.count_locks(|holder| holder == LockHolder::Fence);
         self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
+        if !self.prefixes.counts_names(self.sequences.iter().map(|(_, s)| s.namespace)) {
+            return Err(broken(("T11: names stay while they have users, which are counted", None)));
+        }
         self.check_sequences().map_err(broken)?;
         self.check_drafts().map_err(|invariant| broken((invariant, None)))?;
         self.check_promises().map_err(|invariant| broken((invariant, None)))?;
@@ -284,7 +302,10 @@ impl World {
     /// Every page that is not free, with its owner.
     fn owners(&self) -> impl Iterator<Item = (PageId, Owner)> + '_ {
         let private = self.sequences.iter().flat_map(move |(seq, s)| {
-            let pages = self.sequences.pages(s).skip(s.published as usize);
+            let own = move |track| if track == 0 { s.published } else { 0 };
+            let tracks = 0..self.sequences.tracks();
+            let pages =
+                tracks.flat_map(move |track| self.sequences.track_pages(s, track, own(track)));
             pages.map(move |page| (page, Owner::Sequence(seq)))
         });
         let cached = self.prefixes.pages().map(|(node, page)| (page, Owner::Node(node)));
@@ -342,12 +363,9 @@ impl EngineShape {
     /// [`EngineConfig::bytes`] of a checked config. No number overflows.
     pub fn bytes(&self) -> EngineBytes {
         let (page_count, page_size) = (self.layout.page_count(), self.layout.page_size());
-        let row_pages = self.max_sequence_len.div_ceil(page_size);
-        let rows = size_of::<SeqKey>()
-            + size_of::<PageCopy>()
-            + size_of::<Compaction>()
-            + size_of::<Admitted>();
-        let buffers = 4 * (u64::from(page_count) + u64::from(row_pages) + 1)
+        let rows = size_of::<SeqKey>() + size_of::<Compaction>() + size_of::<Admitted>();
+        let buffers = 4 * (u64::from(page_count) + row_pages_all(self))
+            + copy_count(self) * size_of::<PageCopy>() as u64
             + 4 * u64::from(self.max_sequence_len)
             + u64::from(self.table.rows) * rows as u64
             + Bitmap::bytes(page_count);

@@ -154,11 +154,13 @@ fn the_last_of_2_32_positions_are_seen() {
             PoolConfig { shape: KvShape::heads(1, 8), page_size, capacity, ..Default::default() };
         let layout = config.layout().expect("a valid pool");
         let chunks_per_row = u32::MAX / page_size + 1;
-        let table = TableShape { rows: 1, chunks_per_row, chunk_pages: 1, chunk_count: 1 };
+        let table =
+            TableShape { rows: 1, chunks_per_row, chunk_pages: 1, chunk_count: 1, tracks: 1 };
         let mut cpu = CpuOptions::with_threads(1).open(&layout, &table, 1).expect("a small pool");
         let (kv_len, row) = (u32::MAX, RowId::new(0));
         let last = kv_len - 1;
         let plan = BatchPlan {
+            track_slots: SlotMapping::I32(&[]),
             step: StepId::new(1),
             rows: &[BatchRow { row, qo_start: 0, extend_len: 1, kv_len }],
             tokens: &[TokenId::new(1)],

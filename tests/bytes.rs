@@ -4,8 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvarena::{
-    Capacity, CpuOptions, Engine, EngineConfig, Hashing, KvDtype, KvShape, Null, PoolConfig,
-    PrefixMode, Scaling,
+    Capacity, CpuOptions, Engine, EngineConfig, Extend, Hashing, KvDtype, KvShape, Namespace,
+    NamespaceNames, Null, PoolConfig, PrefixMode, Scaling, StepScratch, TokenId,
 };
 
 struct Counting;
@@ -54,6 +54,7 @@ fn check(config: EngineConfig) {
 #[test]
 fn the_config_reports_what_the_engine_takes() {
     check_pools();
+    check_names();
     for pages in [1, 1_000, 100_000] {
         for page_size in [1, 3, 16, 1024] {
             let pool =
@@ -76,6 +77,38 @@ fn the_config_reports_what_the_engine_takes() {
             check(config);
         }
     }
+}
+
+/// A salt for each request, which is forgotten when it is served: names are of what is cached alone.
+fn check_names() {
+    let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
+    let hashing = Some(Hashing::Dynamo);
+    let config = EngineConfig { hashing, event_pages: 64, max_tokens: 4096, ..pool.into() };
+    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let mut scratch = StepScratch::new();
+    let prompt: Vec<_> = (0..13).map(TokenId::new).collect();
+    let mut settled = 0;
+    for request in 1..=40_000 {
+        let namespace = Namespace::new(request);
+        let names = NamespaceNames { salt: Some(format!("{request:0>64}")), ..Default::default() };
+        engine.name_namespace(namespace, names).expect("nobody else is called that");
+        let seq = engine.admit(namespace, &prompt, 0).expect("room");
+        let items = [Extend { seq, len: 13 }];
+        let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
+        engine.commit(step).expect("planned");
+        engine.complete(step).expect("committed");
+        engine.finish(seq).expect("alive");
+        engine.forget_namespace(namespace).expect("it has names");
+        if request % 10 == 0 {
+            engine.drain_events(|_| ());
+        }
+        if request == 4_000 {
+            settled = LIVE.load(Ordering::Relaxed);
+        }
+    }
+    let grown = LIVE.load(Ordering::Relaxed).saturating_sub(settled);
+    assert!(grown < 4096, "36,000 namespaces left {grown} bytes");
+    engine.verify().expect("all invariants hold");
 }
 
 /// K and V too, with the scales that a pool of fp8 keeps beside them.

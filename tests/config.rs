@@ -43,16 +43,25 @@ fn a_config_is_what_was_written() {
         max_sequence_len: 1000,
         max_tokens: 5000,
         max_steps: 2,
+        promise_ahead: 100,
         prefault: false,
         pool,
     };
+    let seed = HashSeed::new("42").expect("it is short");
+    let seeded = EngineConfig { hashing: Some(Hashing::VllmSha256CborSeeded(seed)), ..config };
+    let text = serde_json::to_string(&seeded).expect("a config is JSON");
+    assert_eq!(serde_json::from_str::<EngineConfig>(&text).expect("it was written"), seeded);
+    assert!(text.contains(r#""hashing":{"vllm_sha256_cbor_seeded":"42"}"#), "{text}");
+    let long = text.replace("42", &"4".repeat(32));
+    let error = serde_json::from_str::<EngineConfig>(&long).expect_err("the seed is too long");
+    assert!(error.to_string().contains("32"), "{error}");
     let text = serde_json::to_string(&config).expect("a config is JSON");
     assert_eq!(serde_json::from_str::<EngineConfig>(&text).expect("it was written"), config);
     let pool = json!({
         "layers": 36, "shape": {"heads": {"kv_heads": 8, "head_dim": 128}}, "dtype": "bf16", "page_size": 16,
         "capacity": {"bytes": 15_032_385_536_u64}, "layout": "layer_first", "tp_size": 2, "tp_rank": 1,
         "scaling": "static",
-        "label_channels": 0,
+        "label_channels": 0, "groups": {"reaches": ["all"], "layers": []},
     });
     assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON")["pool"], pool);
 }
@@ -137,10 +146,8 @@ fn models_of_the_supported_shape_are_read() {
     );
     let llama = json!({"model_type": "llama", "head_dim": null, "hidden_size": 2048});
     assert_eq!(with(llama), Ok(pool(36, KvShape::heads(8, 64), bf16)));
-    // Windows change nothing in what is stored; nor does what is switched off.
-    let kinds =
-        json!({"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0});
-    assert_eq!(with(kinds), Ok(pool(36, grouped, bf16)));
+    // What is switched off changes nothing.
+    assert_eq!(with(json!({"num_kv_shared_layers": 0})), Ok(pool(36, grouped, bf16)));
     assert_eq!(
         with(json!({"v_head_dim": 128, "is_encoder_decoder": false})),
         Ok(pool(36, grouped, bf16))
@@ -160,6 +167,90 @@ fn models_of_the_supported_shape_are_read() {
         let config = PoolConfig::from_hf(&fs::read_to_string(file).expect("a file of the tests"));
         config.expect("a supported model").layout().expect("a pool");
     }
+}
+
+/// `n` layers of which every `interval`th is of group 0, the others of group 1.
+fn every(n: u32, interval: u32, reach: Reach) -> Groups {
+    let layers: Vec<u8> = (1..=n).map(|layer| u8::from(layer % interval != 0)).collect();
+    Groups::new(&[Reach::All, reach], &layers).expect("both have layers")
+}
+
+#[test]
+fn layers_that_read_a_window_or_a_chunk_are_in_groups() {
+    let groups = |changes| with(changes).map(|config| config.groups);
+    let types = |full: u32, n: u32| -> Vec<&str> {
+        let kind = |layer| if layer % full == 0 { "full_attention" } else { "sliding_attention" };
+        (1..=n).map(kind).collect()
+    };
+    // gpt-oss-20b.
+    let gpt_oss = json!({
+        "layer_types": types(2, 24), "num_hidden_layers": 24, "sliding_window": 128, "initial_context_length": 4096,
+    });
+    assert_eq!(groups(gpt_oss), Ok(every(24, 2, Reach::Window(128))));
+    // Gemma 3 27B, as its types and as its pattern.
+    let gemma =
+        json!({"layer_types": types(6, 62), "num_hidden_layers": 62, "sliding_window": 1024});
+    assert_eq!(groups(gemma), Ok(every(62, 6, Reach::Window(1024))));
+    let gemma =
+        json!({"sliding_window_pattern": 6, "num_hidden_layers": 62, "sliding_window": 1024});
+    assert_eq!(groups(gemma), Ok(every(62, 6, Reach::Window(1024))));
+    // Llama 4 Scout, which says nothing of which layers, or where the others stand.
+    let scout =
+        json!({"num_hidden_layers": 48, "attention_chunk_size": 8192, "no_rope_layers": []});
+    assert_eq!(groups(scout), Ok(every(48, 4, Reach::Chunk(8192))));
+    let some = json!({"num_hidden_layers": 4, "attention_chunk_size": 8192, "no_rope_layers": [1, 0, 1, 0]});
+    assert_eq!(groups(some), Ok(every(4, 2, Reach::Chunk(8192))));
+    // A window and a chunk beside full attention.
+    let three = json!({
+        "layer_types": ["chunked_attention", "full_attention", "sliding_attention"], "num_hidden_layers": 3,
+        "sliding_window": 100, "attention_chunk_size": 64,
+    });
+    let reaches = [Reach::All, Reach::Window(100), Reach::Chunk(64)];
+    assert_eq!(groups(three), Groups::new(&reaches, &[2, 0, 1]).map_err(|_| unreachable!()));
+    // One window in all layers (Mistral), one that is switched off (Qwen 2.5), and layers that all read the same.
+    for plain in [
+        json!({"sliding_window": 4096}),
+        json!({"sliding_window": 32768, "use_sliding_window": false, "max_window_layers": 21}),
+        json!({"num_hidden_layers": 2, "layer_types": ["full_attention", "full_attention"]}),
+        json!({"num_hidden_layers": 2, "layer_types": ["sliding_attention", "sliding_attention"]}),
+    ] {
+        assert_eq!(groups(plain), Ok(Groups::ONE));
+    }
+    for (changes, message) in [
+        (
+            json!({"layer_types": types(2, 2), "sliding_window": 128}),
+            r#"layer_types is ["sliding_attention","full_attention"], not one for each of num_hidden_layers"#,
+        ),
+        (json!({"layer_types": types(2, 2), "num_hidden_layers": 2}), "sliding_window is missing"),
+        (
+            json!({"num_hidden_layers": 4, "attention_chunk_size": 100, "no_rope_layers": [1, 0, 1, 0]}),
+            "attention_chunk_size is 100, not a power of two",
+        ),
+        (
+            json!({"num_hidden_layers": 300, "sliding_window_pattern": 2, "sliding_window": 8}),
+            "num_hidden_layers is 300, not 256 layers of several kinds at most",
+        ),
+        (
+            json!({"num_hidden_layers": u32::MAX, "attention_chunk_size": 8}),
+            "num_hidden_layers is 4294967295, not 256 layers of several kinds at most",
+        ),
+    ] {
+        let error = groups(changes).expect_err("refused").to_string();
+        assert_eq!(error, format!("config.json: {message}"));
+    }
+}
+
+#[test]
+fn groups_are_read_as_they_were_written() {
+    let groups = every(62, 6, Reach::Window(1024));
+    let config = PoolConfig { groups, ..pool(62, KvShape::heads(16, 128), KvDtype::Bf16) };
+    let text = serde_json::to_string(&config).expect("a config is JSON");
+    assert!(text.contains(r#""reaches":["all",{"window":1024}]"#), "{text}");
+    assert_eq!(serde_json::from_str::<PoolConfig>(&text).expect("it was written"), config);
+    let read = |text: &str| serde_json::from_str::<Groups>(text).map_err(|error| error.to_string());
+    assert_eq!(read(r#"{"reaches": ["all"], "layers": []}"#), Ok(Groups::ONE));
+    let error = read(r#"{"reaches": ["all", {"chunk": 12}], "layers": [0, 1]}"#).expect_err("12");
+    assert_eq!(error, "group 1 cannot read a chunk of 12");
 }
 
 #[test]

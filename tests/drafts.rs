@@ -148,6 +148,11 @@ fn masks_and_positions_that_make_no_sense_are_refused() {
         let draft = Draft { seq, masks: &masks[..m], positions: &positions[..p] };
         host.refuses(arrays(m, p), |host| host.plan(&[(0, 3)], &[draft]));
     }
+    // A tree of no tokens is no chain.
+    let mut empty = DraftTree::new();
+    host.refuses(arrays(0, 1), |host| host.plan(&[(0, 3)], &[empty.draft(seq)]));
+    empty.set(5, &[]).expect("it is a tree");
+    host.refuses(arrays(0, 1), |host| host.plan(&[(0, 3)], &[empty.draft(seq)]));
     let (long_masks, long_positions) = ([1; 4], [5; 4]);
     let draft = Draft { seq, masks: &long_masks, positions: &long_positions };
     host.refuses(arrays(4, 4), |host| host.plan(&[(0, 3)], &[draft]));
@@ -284,14 +289,65 @@ fn what_cannot_be_accepted_is_refused() {
     host.engine.commit(later).expect("it is accepted");
 
     let stats = host.engine.stats();
-    assert_eq!((stats.drafts, stats.draft_tokens, stats.accepted_tokens), (3, 5 + 3 + 3, 3 + 2));
-    assert!(stats.to_string().contains(", 5 of 11 in 3 drafts accepted\n"), "{stats}");
+    // The root of each is the token sampled last, and no guess.
+    assert_eq!((stats.drafts, stats.draft_tokens, stats.accepted_tokens), (3, 4 + 2 + 2, 2 + 1));
+    assert!(stats.to_string().contains(", 3 of 8 draft tokens accepted in 3 drafts\n"), "{stats}");
     let text = stats.prometheus().to_string();
-    for line in ["drafts_total 3", "draft_tokens_total 11", "accepted_tokens_total 5"] {
+    for line in ["drafts_total 3", "draft_tokens_total 8", "accepted_tokens_total 3"] {
         assert!(text.contains(&format!("\nkvarena_{line}\n")), "{line} is not in:\n{text}");
     }
     let since = stats - stats;
     assert_eq!((since.drafts, since.draft_tokens, since.accepted_tokens), (0, 0, 0));
+}
+
+/// Plans the last `len` known tokens as a draft behind all others, keeps a branch and commits.
+fn verify_draft(host: &mut Host, draft: &Draft<'_>, len: u32, branch: &[u32]) {
+    let step = host.plan(&[(0, len)], &[*draft]).expect("there is room");
+    host.engine.accept(step, draft.seq, branch).expect("it is a branch");
+    host.engine.commit(step).expect("it is accepted");
+    host.engine.complete(step).expect("it is committed");
+    host.engine.verify().expect("all invariants hold");
+}
+
+/// A drafter that is never right: 29 verifications of 3 guesses behind the sampled token.
+#[test]
+fn a_sampled_token_is_no_guess() {
+    let mut host = Host::new(&[1]);
+    let seq = host.seqs[0];
+    for _ in 0..29 {
+        host.engine.append(seq, &[7, 8, 9].map(TokenId::new)).expect("room for tokens");
+        verify_draft(&mut host, &Draft::chain(seq), 4, &[0]);
+        host.engine.append(seq, &[TokenId::new(50)]).expect("room for tokens");
+    }
+    let stats = host.engine.stats();
+    assert!(
+        stats.to_string().contains(", 0 of 87 draft tokens accepted in 29 drafts\n"),
+        "{stats}"
+    );
+    assert_eq!((stats.drafts, stats.draft_tokens, stats.accepted_tokens), (29, 87, 0));
+}
+
+/// Trees: a lone root is the sampled token, kept or not; several roots are guesses of that token.
+#[test]
+fn guesses_of_trees_are_counted() {
+    for (parents, branch, counted) in [
+        (&[0, 0, 0, 1, 2][..], &[0, 2, 4][..], (1, 4, 2)),
+        (&[0, 0, 0, 1, 2], &[0], (1, 4, 0)),
+        (&[0, 0, 0, 1, 2], &[], (1, 4, 0)),
+        (&[0], &[0], (1, 0, 0)),
+        (&[0, 1, 1], &[1, 2], (1, 3, 2)),
+        (&[0, 1, 1], &[0], (1, 3, 1)),
+        (&[0, 1, 1], &[], (1, 3, 0)),
+    ] {
+        let len = parents.len() as u32;
+        let mut host = Host::new(&[len]);
+        let tree = set(parents);
+        let seq = host.seqs[0];
+        verify_draft(&mut host, &tree.draft(seq), len, branch);
+        let stats = host.engine.stats();
+        let got = (stats.drafts, stats.draft_tokens, stats.accepted_tokens);
+        assert_eq!(got, counted, "{parents:?}, of which {branch:?} is kept");
+    }
 }
 
 #[test]

@@ -347,3 +347,122 @@ fn hits_count_once_a_step_is_committed() {
     assert!(engine.admit(Namespace::new(1), &[], 0).is_err());
     assert_eq!((engine.stats() - before).refusals, 1, "an empty prompt lacks nothing");
 }
+
+/// A prompt that is preempted before its first commit is counted once a step of it is committed.
+#[test]
+fn a_prompt_that_computes_after_a_resume_is_a_prompt() {
+    let mut engine = engine(PrefixMode::Radix);
+    let commit = |engine: &mut Engine<Null>, seq, len| {
+        let step = plan(engine, seq, len);
+        engine.commit(step).expect("it is its turn");
+        engine.complete(step).expect("it is committed");
+    };
+    let [first, second, longer] =
+        [10, 10, 9].map(|len| engine.admit(Namespace::default(), &prompt(len), 0).expect("room"));
+    for seq in [second, longer, second] {
+        engine.preempt(seq, Keep::Drop).expect("it runs");
+        engine.resume(seq, 0).expect("room");
+    }
+    // It knows more than its prompt by now, and so does the cache.
+    engine.append(longer, &prompt(10)[9..]).expect("room");
+    engine.append(longer, &prompt(14)[10..]).expect("room");
+    engine.preempt(longer, Keep::Drop).expect("it runs");
+    engine.append(first, &prompt(14)[10..]).expect("room");
+    commit(&mut engine, first, 14);
+    engine.resume(longer, 0).expect("room");
+    engine.preempt(second, Keep::Drop).expect("it runs");
+    engine.resume(second, 0).expect("room");
+    assert_eq!(engine.stats().prompts, 1);
+    commit(&mut engine, second, 2);
+    let stats = engine.stats();
+    assert_eq!((stats.prompts, stats.prompt_tokens, stats.hit_tokens), (2, 20, 8));
+    assert_eq!(stats.resume_hit_tokens, 0);
+    // Of the 12 tokens that it finds, 9 are its prompt's.
+    commit(&mut engine, longer, 2);
+    let stats = engine.stats();
+    assert_eq!((stats.prompts, stats.prompt_tokens, stats.hit_tokens), (3, 29, 17));
+    assert_eq!(stats.resume_hit_tokens, 3);
+    // From its first commit on, a resume is one.
+    engine.preempt(second, Keep::Publish).expect("it runs");
+    engine.resume(second, 0).expect("room");
+    commit(&mut engine, second, 2);
+    let stats = engine.stats();
+    assert_eq!((stats.prompts, stats.hit_tokens, stats.resume_hit_tokens), (3, 17, 3 + 8));
+    assert_eq!((stats.admissions, stats.preemptions, stats.resumes), (3, 6, 6));
+}
+
+/// Pages may reach a chunk that tokens do not: that of a token that a step in flight samples.
+#[test]
+fn a_chunk_stays_while_pages_reach_it() {
+    let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(512), ..Default::default() };
+    let config = EngineConfig {
+        max_tokens: 1024,
+        max_sequences: 2,
+        max_steps: 8,
+        ..EngineConfig::from(pool)
+    };
+    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let table = engine.shape().table;
+    let chunk = table.chunk_pages * 4;
+    assert_eq!((chunk, table.chunk_count), (1024, 3));
+    let mut scratch = StepScratch::new();
+    let seq = engine.admit(Namespace::default(), &prompt(chunk), 0).expect("room");
+    let mut plan = |engine: &mut Engine<Null>, len| {
+        engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room").step()
+    };
+    plan(&mut engine, chunk);
+    // Five tokens that are not known yet: two pages of the second chunk, the last of which is given up again.
+    let steps: Vec<_> = (0..5).map(|_| plan(&mut engine, 1)).collect();
+    // Whether another sequence may have two chunks.
+    let two = |engine: &Engine<Null>| {
+        engine.verify().expect("all invariants hold");
+        engine.admission(Namespace::default(), &prompt(chunk + 1), 0).map(|_| ())
+    };
+    let refused = Err(Error::OutOfTokens { wanted: 2048, available: 1024 });
+    assert_eq!(two(&engine), refused);
+    engine.abort(steps[4]).expect("it is open");
+    assert_eq!(two(&engine), refused, "the table has a page in the second chunk");
+    engine.abort(steps[0]).expect("it is open");
+    assert_eq!(two(&engine), Ok(()));
+    engine.append(seq, &prompt(1)).expect("a chunk is free");
+    assert_eq!(two(&engine), refused);
+    engine.rollback(seq, chunk).expect("nothing is published");
+    assert_eq!(two(&engine), Ok(()));
+}
+
+/// Rows that shared a prefix, and were resumed without it: between the plans locks were only given up, or as many
+/// others were taken.
+#[test]
+fn spans_are_of_what_rows_hold_now() {
+    for others in 0..5 {
+        let mut engine = engine(PrefixMode::Radix);
+        let mut scratch = StepScratch::new();
+        let mut plan = |engine: &mut Engine<Null>, seqs: &[SeqKey]| {
+            let len = |seq| engine.extend_max(seq).expect("alive");
+            let items: Vec<_> = seqs.iter().map(|&seq| Extend { seq, len: len(seq) }).collect();
+            let plan = engine.plan_batch(&mut scratch, &items).expect("room");
+            let (step, spans) = (plan.step(), plan.shared.spans.len());
+            engine.commit(step).expect("planned");
+            engine.complete(step).expect("committed");
+            engine.verify().expect("all invariants hold");
+            spans
+        };
+        let namespace = Namespace::default();
+        let other: Vec<_> = (100..108).map(TokenId::new).collect();
+        let other = engine.admit(namespace, &other, 0).expect("room");
+        plan(&mut engine, &[other]);
+        let pair = [1, 2].map(|own| {
+            let text = [&prompt(8)[..], &[TokenId::new(50 + own)]].concat();
+            let seq = engine.admit(namespace, &text, 0).expect("room");
+            plan(&mut engine, &[seq]);
+            engine.append(seq, &[TokenId::new(60)]).expect("room");
+            seq
+        });
+        assert_eq!(plan(&mut engine, &pair), 1);
+        pair.iter().for_each(|&seq| engine.preempt(seq, Keep::Drop).expect("it runs"));
+        engine.reset();
+        assert_eq!(engine.fork(other, others, 0).expect("room").children.len(), others as usize);
+        pair.iter().for_each(|&seq| engine.resume(seq, 0).expect("room"));
+        assert_eq!(plan(&mut engine, &pair), 0, "each computes its own pages, {others}");
+    }
+}

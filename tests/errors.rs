@@ -5,7 +5,8 @@ use std::error::Error as _;
 use kvarena::backend::CpuError;
 use kvarena::{
     Attend, Backend, Capacity, ConfigError, Cpu, CpuOptions, Engine, EngineConfig, EngineError,
-    Error, Extend, LayerId, Namespace, PoolConfig, SeqKey, StepId, StepScratch, TokenId,
+    Error, Extend, LayerId, Namespace, PlanError, PoolConfig, Reach, SeqKey, StepId, StepScratch,
+    TokenId,
 };
 
 fn engine() -> Engine<Cpu> {
@@ -104,4 +105,47 @@ fn errors_are_in_plain_words() {
     assert_eq!(said(&lacking(2, 1, after)), text);
     assert_eq!(said(&Error::OutOfSteps { max: 1 }), "no more than 1 step may be unfinished");
     assert_eq!(said(&ConfigError::OutOfMemory { bytes: 1 }), "the host has no memory for 1 byte");
+    for (error, text) in [
+        (
+            ConfigError::Reach { group: 0, reach: Reach::Window(8) },
+            "group 0 keeps everything, and does not read a window of 8",
+        ),
+        (
+            ConfigError::Reach { group: 2, reach: Reach::Chunk(12) },
+            "group 2 cannot read a chunk of 12",
+        ),
+        (
+            ConfigError::LayerGroup { layer: LayerId::new(3), group: 1, groups: 1 },
+            "layer 3 is in group 1 of 1 group",
+        ),
+        (ConfigError::EmptyGroup { group: 1 }, "no layer is in group 1"),
+        (
+            ConfigError::GroupedLayers { layers: 2, grouped: 1 },
+            "groups of 1 layer do not fit a model of 2 layers",
+        ),
+    ] {
+        assert_eq!(said(&error), text);
+    }
+    let (layer, group, reach) = (LayerId::new(3), 1, Reach::Window(8));
+    for (error, text) in [
+        (
+            PlanError::Reach { layer, group, reach, window: None },
+            "layer 3 of group 1 reads a window of 8, and was attended to through no window",
+        ),
+        (
+            PlanError::Reach { layer, group, reach, window: Some(9) },
+            "layer 3 of group 1 reads a window of 8, and was attended to through a window of 9",
+        ),
+        (
+            PlanError::SparseGroup { layer, group },
+            "a sparse read of layer 3, whose group 1 lacks tokens",
+        ),
+        (
+            PlanError::Group { group, reach },
+            "group 1, which reads a window of 8, is not served by this backend",
+        ),
+        (PlanError::TrackSlots { slots: 1, wanted: 2 }, "1 slot of further tracks where 2 belong"),
+    ] {
+        assert_eq!(said(&error), text);
+    }
 }

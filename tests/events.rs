@@ -191,3 +191,140 @@ fn without_hashes_there_are_no_events() {
     let bytes = unshared.bytes().expect("the config is right");
     assert_eq!((bytes.hashes, bytes.events), (0, 0), "what is not shared has no hashes");
 }
+
+/// Whatever it was handed, it is handed all that is cached by the next drain, and then what happens after that.
+#[test]
+fn a_sink_that_panics_loses_no_event() {
+    for event_pages in [3, 32] {
+        for handed in 0..3 {
+            let mut heard = Heard::new(32, event_pages);
+            let gone = heard.compute(NAMESPACE, &text(50..55));
+            heard.engine.finish(gone).expect("alive");
+            heard.engine.reset();
+            let texts = [text(0..9), text(4..13)];
+            texts.iter().for_each(|text| _ = heard.compute(NAMESPACE, text));
+            let (engine, mut left) = (&mut heard.engine, handed);
+            let drain = std::panic::AssertUnwindSafe(|| {
+                engine.drain_events(|event| {
+                    assert!(left > 0, "the sink fails at {event:?}");
+                    left -= 1;
+                });
+            });
+            std::panic::catch_unwind(drain).expect_err("all is cleared, and two texts are stored");
+            let said = heard.said();
+            assert_eq!((&said[0], said.len()), (&Said::Cleared, 3), "{event_pages} {handed}");
+            for text in &texts {
+                assert!(said.contains(&stored(None, &chain(text), 3)), "{said:?}");
+            }
+            assert_eq!(heard.said(), [], "it is said once");
+            heard.compute(NAMESPACE, &text(70..75));
+            assert_eq!(heard.said(), [stored(None, &chain(&text(70..75)), 4)]);
+        }
+    }
+}
+
+#[test]
+fn what_was_cleared_before_too_much_was_said_is_cleared_once() {
+    let mut heard = Heard::new(32, 3);
+    heard.engine.reset();
+    let long = text(0..9);
+    heard.compute(NAMESPACE, &long);
+    assert_eq!(heard.said(), [Said::Cleared, stored(None, &chain(&long), 1)]);
+    assert_eq!(heard.said(), []);
+}
+
+#[test]
+fn a_buffer_is_full_when_all_of_its_pages_are_taken() {
+    for texts in [&[text(0..9)][..], &[text(0..7), text(50..53)], &[text(0..3), text(50..57)]] {
+        let mut heard = Heard::new(32, 4);
+        let mut want = Vec::new();
+        for (text, step) in texts.iter().zip(1..) {
+            heard.compute(NAMESPACE, text);
+            want.push(stored(None, &chain(text), step));
+        }
+        assert_eq!(heard.said(), want, "4 pages, and room for 4");
+        texts.iter().for_each(|_| heard.engine.restate_events());
+        heard.said();
+        for first in [100, 200, 300, 400, 500] {
+            heard.compute(NAMESPACE, &text(first..first + 3));
+        }
+        assert_eq!(heard.said()[0], Said::Cleared, "5 pages, and room for 4");
+    }
+}
+
+#[test]
+fn what_a_finish_publishes_can_be_read_after_its_own_step() {
+    let mut heard = Heard::new(32, 32);
+    let first = text(0..4);
+    let seq = heard.engine.admit(NAMESPACE, &first[..3], 0).expect("there is room");
+    let other = heard.engine.admit(NAMESPACE, &text(50..53), 0).expect("there is room");
+    // The token at position 3 is computed before it is known, so that its page is not published by the commit.
+    for seq in [seq, seq, other] {
+        heard.plan(seq);
+    }
+    (1..4).for_each(|step| heard.engine.commit(StepId::new(step)).expect("open"));
+    let hashes = chain(&first);
+    let others = stored(None, &chain(&text(50..53)), 3);
+    assert_eq!(heard.said(), [stored(None, &hashes[..1], 1), others]);
+    heard.engine.append(seq, &first[3..]).expect("there is room");
+    heard.engine.finish(seq).expect("alive");
+    assert_eq!(heard.said(), [stored(Some(hashes[0]), &hashes[1..], 2)]);
+}
+
+#[test]
+fn names_are_forgotten_once_nothing_is_called_so() {
+    let mut heard = Heard::new(8, 32);
+    let [red, blue] = [7, 8].map(Namespace::new);
+    let salt = |salt: &str| NamespaceNames { salt: Some(salt.to_owned()), ..Default::default() };
+    let unnamed = |namespace| Error::UnnamedNamespace { namespace };
+    assert_eq!(heard.engine.forget_namespace(red), Err(unnamed(red)));
+    assert_eq!(heard.engine.forget_namespace(NAMESPACE), Ok(()), "it has none");
+    heard.engine.name_namespace(red, salt("red")).expect("nobody else is called that");
+    let seq = heard.compute(red, &text(0..5));
+    heard.engine.forget_namespace(red).expect("it has names");
+    // No prompt comes in any more; what runs goes on, and is hashed by its names.
+    assert_eq!(heard.engine.admit(red, &text(0..5), 0), Err(unnamed(red)));
+    assert_eq!(heard.engine.forget_namespace(red), Err(unnamed(red)));
+    heard.engine.preempt(seq, Keep::Publish).expect("it runs");
+    heard.engine.resume(seq, 0).expect("there is room");
+    let child = heard.engine.fork(seq, 1, 0).expect("there is room").children[0];
+    heard.engine.append(child, &text(5..7)).expect("there is room");
+    let step = heard.plan(child);
+    heard.engine.commit(step).expect("open");
+    heard.engine.complete(step).expect("committed");
+    let hashes = HASHING.chain(&salt("red"), &text(0..7), 2);
+    assert_eq!(heard.engine.match_hashes(&hashes).pages(), 3);
+    let taken = Err(Error::NamesTaken { namespace: blue, by: red });
+    let still_taken = |heard: &mut Heard| {
+        heard.engine.verify().expect("all invariants hold");
+        assert_eq!(heard.engine.name_namespace(blue, salt("red")), taken);
+    };
+    still_taken(&mut heard);
+    let named = Err(Error::NamespaceNamed { namespace: red });
+    assert_eq!(heard.engine.name_namespace(red, salt("blue")), named);
+    // Named the same again it is as it was.
+    heard.engine.name_namespace(red, salt("red")).expect("it is called that");
+    let again = heard.engine.admit(red, &text(0..5), 0).expect("there is room");
+    heard.engine.forget_namespace(red).expect("it has names");
+    for seq in [seq, child, again] {
+        still_taken(&mut heard);
+        heard.engine.finish(seq).expect("alive");
+    }
+    still_taken(&mut heard);
+    // The last cached page goes, and the names with it. Events that wait have them still.
+    heard.compute(NAMESPACE, &text(100..115));
+    heard.engine.verify().expect("all invariants hold");
+    assert_eq!(heard.engine.name_namespace(blue, salt("red")), Ok(()));
+    assert_eq!(heard.engine.name_namespace(red, salt("blue")), Ok(()));
+    let mut stored = Vec::new();
+    heard.engine.drain_events(|event| {
+        if let Event::Stored(event) = event {
+            stored.push((event.namespace, event.names.clone(), event.hashes.len()));
+        }
+    });
+    let default = (NAMESPACE, NamespaceNames::default(), 7);
+    assert_eq!(stored, [(red, salt("red"), 3), default]);
+    assert_eq!(heard.engine.forget_namespace(blue), Ok(()), "nothing is called so");
+    assert_eq!(heard.engine.name_namespace(red, salt("blue")), Ok(()));
+    heard.engine.verify().expect("all invariants hold");
+}

@@ -1,8 +1,8 @@
 //! Forks share chunks of the page table: what a child's first plan sends, and that it is enough.
 
 use kvarena::{
-    Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, KvShape, Namespace, Null,
-    PageId, PoolConfig, SeqKey, StepScratch, TokenId,
+    Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, Keep, KvShape, Namespace,
+    Null, PageId, PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 fn config(page_size: u32, pages: u32) -> EngineConfig {
@@ -53,6 +53,49 @@ fn a_long_past_costs_a_word_a_chunk() {
         engine.commit(plan.step()).expect("it is open");
         engine.complete(engine.newest_step()).expect("it is committed");
     }
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn a_child_that_was_preempted_sends_its_whole_page_table() {
+    let mut engine = Engine::new(config(2, 4000), CpuOptions::with_threads(1)).expect("it fits");
+    let parent = computed(&mut engine, 4099);
+    let child = engine.fork(parent, 1, 0).expect("room").children[0];
+    engine.finish(parent).expect("it lives");
+    engine.preempt(child, Keep::Publish).expect("it runs");
+    engine.verify().expect("all invariants hold");
+    engine.resume(child, 0).expect("room");
+    engine.verify().expect("all invariants hold");
+    let mut scratch = StepScratch::new();
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq: child, len: 1 }]).expect("room");
+    assert_eq!(plan.table_writes.len(), 2050 + 5, "all pages, and 5 chunks of 512");
+    assert_mirrored(&engine, child);
+}
+
+/// The rows' words were in two plans, both open: the first may stand although the second is aborted.
+#[test]
+fn words_of_the_second_of_two_open_plans_are_sent_again() {
+    let mut engine = Engine::new(config(1, 8000), CpuOptions::with_threads(1)).expect("it fits");
+    let pair =
+        [(); 2].map(|()| engine.admit(Namespace::default(), &tokens(0..3000), 0).expect("room"));
+    let (mut scratch, parent) = (StepScratch::new(), pair[1]);
+    let items = pair.map(|seq| Extend { seq, len: 2999 });
+    let first = engine.plan_batch(&mut scratch, &items).expect("room").step();
+    let next = [Extend { seq: parent, len: 1 }];
+    let second = engine.plan_batch(&mut scratch, &next).expect("room");
+    assert_eq!(second.table_writes.len(), 1, "the others were in the first");
+    engine.commit(first).expect("it is open");
+    // The commit found all of the parent's pages published already, so the next plan sends them anew.
+    engine.append(parent, &tokens(0..1)).expect("room");
+    let plan = engine.plan_batch(&mut scratch, &next).expect("room");
+    assert!(plan.table_writes.len() > 2999);
+    let third = plan.step();
+    let child = engine.fork(parent, 1, 0).expect("room").children[0];
+    engine.abort(third).expect("it is open");
+    let len = engine.extend_max(child).expect("it lives");
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq: child, len }]).expect("room");
+    assert!(plan.table_writes.len() > 2999, "the parent's may never have arrived");
+    assert_mirrored(&engine, child);
     engine.verify().expect("all invariants hold");
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, ConfigError, EngineConfig, KvDtype, KvShape, LayerId, Layout, PageId, PlaneName,
-    PoolConfig, PoolLayout, RowId, Scaling, SlotId, TableShape,
+    Capacity, ConfigError, EngineConfig, Groups, KvDtype, KvShape, LayerId, Layout, PageId,
+    PlaneName, PoolConfig, PoolLayout, RowId, Scaling, SlotId, TableShape,
 };
 
 const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
@@ -75,7 +75,7 @@ fn every_element_has_the_offset_of_its_place_in_the_physical_order() {
             assert_eq!(row.start + within, next, "{pool:?} {place:?}");
             assert!(next + size <= row.end, "{pool:?} {place:?}");
             let by_strides = strides.origin
-                + u64::from(layer) * strides.layer
+                + u64::from(layer) * strides.lane
                 + u64::from(page) * strides.page
                 + u64::from(offset) * strides.slot
                 + within;
@@ -331,6 +331,7 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
             dtype: [KvDtype::F32, KvDtype::F16, KvDtype::Fp8E4M3][number() as usize % 3],
             scaling: Scaling::Static,
             label_channels: 0,
+            groups: Groups::ONE,
             page_size: number() % 1030,
             capacity: match number() % 2 {
                 0 => Capacity::Pages(number()),
@@ -416,7 +417,7 @@ fn scales_made_at_the_store_lie_beside_k_and_v() {
     assert_eq!(made.scaling(), Some(Scaling::ByToken));
     for (plane, origin) in [(PlaneName::KScales, 4 * 112), (PlaneName::VScales, 4 * 112 + 2 * 96)] {
         let strides = made.strides(plane).expect("they are made");
-        assert_eq!((strides.origin, strides.layer), (origin, 96));
+        assert_eq!((strides.origin, strides.lane), (origin, 96));
         assert_eq!((strides.slot, strides.head, strides.page), (4, 4 * 7, made.page_bytes()));
         assert_eq!(given.strides(plane), None);
     }

@@ -1,8 +1,8 @@
 //! Who computes what a prompt needs is named, so that it can wait; and nobody waits for ever.
 
 use kvarena::{
-    Admission, Capacity, Engine, EngineConfig, Error, Extend, Keep, Leader, Namespace, Null,
-    PoolConfig, PrefixMode, Prompt, SeqKey, StepId, StepScratch, TokenId,
+    Admission, Capacity, DraftTree, Engine, EngineConfig, Error, Extend, Keep, Leader, Namespace,
+    Null, PoolConfig, PrefixMode, Prompt, SeqKey, StepId, StepScratch, TokenId,
 };
 
 fn engine(pages: u32) -> Engine<Null> {
@@ -127,6 +127,93 @@ fn who_stops_leads_nobody() {
 }
 
 #[test]
+fn who_forgot_what_it_was_named_for_leads_no_more() {
+    let mut engine = engine(64);
+    let prompt = text(30, 30, 0);
+    let first = admit(&mut engine, &prompt);
+    let named = ask(&engine, &prompt).leader.expect("it is named");
+    assert_eq!(named.cached_len, 28);
+    for len in [30, 29, 28] {
+        engine.rollback(first, len).expect("nothing is published");
+        assert!(engine.is_leading(&named), "it was named for 28 tokens, and has {len}");
+    }
+    engine.rollback(first, 27).expect("nothing is published");
+    assert!(!engine.is_leading(&named));
+    engine.append(first, &text(40, 27, 1)[27..]).expect("room for tokens");
+    assert!(!engine.is_leading(&named), "it goes on with another text");
+    let shorter = ask(&engine, &prompt).leader.expect("it is named");
+    assert_eq!((shorter.seq, shorter.cached_len), (first, 24));
+    engine.rollback(first, 24).expect("nothing is published");
+    engine.append(first, &prompt[24..]).expect("room for tokens");
+    assert_eq!([named, shorter].map(|leader| engine.is_leading(&leader)), [false, true]);
+    let anew = ask(&engine, &prompt).leader.expect("it is named again");
+    assert!(engine.is_leading(&anew) && anew.cached_len == 28);
+    // Another sequence in its row has its own text.
+    engine.finish(first).expect("it is live");
+    let second = admit(&mut engine, &prompt);
+    assert_eq!([named, shorter, anew].map(|leader| engine.is_leading(&leader)), [false; 3]);
+    let named = ask(&engine, &prompt).leader.expect("it is named");
+    assert!(named.seq == second && engine.is_leading(&named));
+    engine.verify().expect("all invariants hold");
+}
+
+/// The text that a leader was named for may be of drafts.
+#[test]
+fn who_accepts_another_branch_leads_no_more() {
+    for (branch, leads) in
+        [(&[0, 1, 2, 3, 4][..], true), (&[0, 1, 2], true), (&[0, 1], false), (&[0, 5, 6, 7], false)]
+    {
+        let mut engine = engine(64);
+        let seq = admit(&mut engine, &text(5, 5, 0));
+        compute(&mut engine, seq, 5);
+        engine.append(seq, &text(13, 13, 0)[5..]).expect("room for tokens");
+        let prompt = text(9, 9, 0);
+        let named = ask(&engine, &prompt).leader.expect("it knows the next page");
+        assert_eq!((named.seq, named.cached_len), (seq, 8));
+        let mut tree = DraftTree::new();
+        tree.set(5, &[0, 0, 1, 2, 3, 0, 5, 6]).expect("parents stand before");
+        let (mut scratch, items) = (StepScratch::new(), [Extend { seq, len: 8 }]);
+        let plan = engine.plan_drafts(&mut scratch, &items, &[tree.draft(seq)]);
+        let step = plan.expect("there is room").step();
+        assert!(engine.is_leading(&named));
+        engine.accept(step, seq, branch).expect("it is a branch");
+        assert_eq!(engine.is_leading(&named), leads, "{branch:?}");
+        engine.verify().expect("all invariants hold");
+        engine.append(seq, &text(20, 0, 9)[..9]).expect("room for tokens");
+        assert_eq!(engine.is_leading(&named), leads, "{branch:?}");
+    }
+}
+
+/// Of several sequences that compute the same page next, one may have another text behind it.
+#[test]
+fn who_has_another_text_leads_nobody_and_hides_nobody() {
+    let mut engine = engine(128);
+    let prompt = text(40, 40, 0);
+    // Parts before what is cached, for good and for one token.
+    let [mut early, mut once] = [text(40, 13, 1), prompt.clone()];
+    early[39] = TokenId::new(7);
+    once[13] = TokenId::new(999);
+    let early = admit(&mut engine, &early);
+    let once = admit(&mut engine, &once);
+    let second = admit(&mut engine, &prompt);
+    let third = admit(&mut engine, &prompt);
+    let quick = admit(&mut engine, &text(17, 17, 0));
+    compute(&mut engine, quick, 17);
+    assert_eq!(ask(&engine, &prompt).cached_len, 16);
+    assert_eq!(leader(&engine, &prompt), Some((second, 36)));
+    // One of them is further along, and parts later.
+    compute(&mut engine, once, 4);
+    assert_eq!(leader(&engine, &prompt), Some((second, 36)));
+    engine.finish_with(second, Keep::Drop).expect("it is live");
+    assert_eq!(leader(&engine, &prompt), Some((third, 36)));
+    compute(&mut engine, third, 4);
+    assert_eq!(leader(&engine, &prompt), Some((third, 36)));
+    engine.finish_with(third, Keep::Drop).expect("it is live");
+    assert_eq!(leader(&engine, &prompt), None);
+    assert_eq!(leader(&engine, &text(40, 13, 1)), Some((early, 36)));
+}
+
+#[test]
 fn without_reuse_nobody_leads() {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
     let config = EngineConfig { prefix: PrefixMode::None, ..EngineConfig::from(pool) };
@@ -164,6 +251,77 @@ fn a_batch_is_admitted_in_whole_and_names_its_leaders() {
     assert!(!engine.is_leading(&named));
     engine.resume(two[1].seq, 0).expect("there is room");
     assert_eq!(engine.cached_len(two[1].seq), Ok(12));
+}
+
+/// Eight equal prompts arrive at a cold engine; both ways of admission compute their beginning once.
+#[test]
+fn both_ways_of_admission_share_what_is_computed_once() {
+    let text = text(120, 120, 0);
+    // Computes all running sequences, a chunk each, and finishes those that are done.
+    let round = |engine: &mut Engine<Null>, running: &mut Vec<SeqKey>| {
+        let mut scratch = StepScratch::new();
+        let len = |&seq: &SeqKey| engine.extend_max(seq).expect("it runs").min(50);
+        let items: Vec<_> = running.iter().map(|seq| Extend { seq: *seq, len: len(seq) }).collect();
+        let step = engine.plan_batch(&mut scratch, &items).expect("there is room").step();
+        engine.commit(step).expect("it is its turn");
+        engine.complete(step).expect("it is committed");
+        running.retain(|&seq| {
+            let runs = engine.extend_max(seq).expect("it runs") > 0;
+            if !runs {
+                engine.finish(seq).expect("it is live");
+            }
+            runs
+        });
+    };
+    let asking = || {
+        let mut engine = engine(300);
+        let (mut waiting, mut running) = (vec![None; 8], Vec::new());
+        while !(waiting.is_empty() && running.is_empty()) {
+            waiting.retain_mut(|leader: &mut Option<Leader>| {
+                if !leader.is_some_and(|leader| engine.is_leading(&leader)) {
+                    *leader = ask(&engine, &text).leader;
+                }
+                if leader.is_none() {
+                    running.push(admit(&mut engine, &text));
+                }
+                leader.is_some()
+            });
+            round(&mut engine, &mut running);
+        }
+        engine.stats()
+    };
+    let in_a_batch = || {
+        let mut engine = engine(300);
+        let prompts = [Prompt { namespace: Namespace::default(), tokens: &text, promise: 0 }; 8];
+        let (mut waiting, mut running) = (Vec::new(), Vec::new());
+        for one in engine.admit_batch(&prompts).expect("there is room").to_vec() {
+            match one.leader {
+                Some(leader) => waiting.push((one.seq, leader)),
+                None => running.push(one.seq),
+            }
+        }
+        for &(seq, _) in &waiting {
+            engine.preempt(seq, Keep::Drop).expect("it runs");
+        }
+        while !(waiting.is_empty() && running.is_empty()) {
+            waiting.retain(|(seq, leader)| {
+                let waits = engine.is_leading(leader);
+                if !waits {
+                    engine.resume(*seq, 0).expect("there is room");
+                    running.push(*seq);
+                }
+                waits
+            });
+            round(&mut engine, &mut running);
+        }
+        engine.stats()
+    };
+    for (stats, preempted) in [(asking(), 0), (in_a_batch(), 7)] {
+        assert!(stats.hit_rate() >= 0.82, "{stats}");
+        assert_eq!((stats.prompts, stats.prompt_tokens), (8, 8 * 120));
+        assert_eq!((stats.hit_tokens, stats.computed_tokens), (7 * 116, 120 + 7 * 4));
+        assert_eq!((stats.resume_hit_tokens, stats.preemptions), (0, preempted));
+    }
 }
 
 /// Idle pages that several prompts of a batch share are counted once.

@@ -21,6 +21,8 @@ struct Arrays {
     positions: Vec<u32>,
     narrow: Vec<i32>,
     wide: Vec<i64>,
+    track_narrow: Vec<i32>,
+    track_wide: Vec<i64>,
     writes: Vec<TableWrite>,
     spans: Spans,
     masks: Vec<u64>,
@@ -37,7 +39,7 @@ impl Arrays {
             rows.push(BatchRow { row, qo_start: next, extend_len, kv_len });
             next += extend_len;
         }
-        let writes = rng.below(8);
+        let (writes, tracks) = (rng.below(8), rng.below(3) as u32);
         let pages = |row: &BatchRow| {
             let computed = row.kv_len.saturating_sub(row.extend_len) as usize;
             let page = |at: u64| PageId::new((rng.below(2) + 2 * at) as u32);
@@ -54,6 +56,8 @@ impl Arrays {
             positions: (0..next).map(|_| word()).collect(),
             narrow: (0..next).map(|_| word() as i32).collect(),
             wide: (0..next).map(|_| (i64::from(word()) << 32) | i64::from(word())).collect(),
+            track_narrow: (0..next * tracks).map(|_| word() as i32).collect(),
+            track_wide: (0..next * tracks).map(|_| i64::from(word()) - 9).collect(),
             writes: (0..writes).map(|_| TableWrite { index: word(), value: word() }).collect(),
             spans,
             masks,
@@ -62,6 +66,10 @@ impl Arrays {
 
     fn plan(&self, step: u64, wide: bool) -> BatchPlan<'_> {
         BatchPlan {
+            track_slots: match wide {
+                true => SlotMapping::I64(&self.track_wide),
+                false => SlotMapping::I32(&self.track_narrow),
+            },
             step: StepId::new(step),
             rows: &self.rows,
             tokens: &self.tokens,
@@ -141,6 +149,7 @@ fn headers_that_lie_are_refused() {
     };
     let read = |rows: &[BatchRow], tokens: usize| {
         let plan = BatchPlan {
+            track_slots: SlotMapping::I32(&[]),
             step: StepId::new(1),
             rows,
             tokens: &vec![TokenId::new(0); tokens],
@@ -176,6 +185,7 @@ fn headers_that_lie_are_refused() {
     let with_members = |members: &[u32]| {
         let shared = SharedSpans { spans: &spans, members };
         let plan = BatchPlan {
+            track_slots: SlotMapping::I32(&[]),
             step: StepId::new(1),
             rows: &rows,
             tokens: &[TokenId::new(0); 2],
@@ -196,6 +206,7 @@ fn headers_that_lie_are_refused() {
     let rows = [row(0, 2, 3), row(2, 66, 70), row(68, 1, 0)];
     let with_masks = |masks: &[u64]| {
         let plan = BatchPlan {
+            track_slots: SlotMapping::I32(&[]),
             step: StepId::new(1),
             rows: &rows,
             tokens: &[TokenId::new(0); 69],
@@ -233,7 +244,10 @@ fn headers_that_lie_are_refused() {
     {
         assert_eq!(with(word, value), length, "word {word} = {value}");
     }
-    for slot_bytes in [0, 1, 5, u64::MAX] {
+    for slots in [1 << 32 | 4, 1 << 63 | 4, (u64::MAX << 32) | 8] {
+        assert_eq!(with(5, slots), length, "no slots of further tracks are there");
+    }
+    for slot_bytes in [0, 1, 5, 1 << 32 | 5, u64::MAX] {
         assert_eq!(with(5, slot_bytes), Err(PlanBytesError::SlotBytes { slot_bytes }));
     }
     for error in [PlanBytesError::Magic, PlanBytesError::Length { actual: 3 }] {

@@ -1,8 +1,8 @@
 //! What the largest plan takes: the sizes say it, and a scratch made by them never grows.
 
 use kvarena::{
-    BatchPlan, Capacity, Engine, EngineConfig, EngineShape, Extend, KvShape, Namespace, Null,
-    PoolConfig, SeqKey, StepScratch, TokenId,
+    BatchPlan, Capacity, Engine, EngineConfig, EngineShape, Extend, Groups, KvShape, Namespace,
+    Null, PoolConfig, Reach, SeqKey, StepScratch, TokenId,
 };
 
 fn engine(page_size: u32, pages: u32, max_sequences: u32, max_tokens: u64) -> Engine<Null> {
@@ -106,5 +106,43 @@ fn any_numbers_have_a_size() {
                 assert!(shape.plan_bytes(rows, tokens) < 1 << 40);
             }
         }
+    }
+}
+
+#[test]
+fn plans_of_several_tracks_fit_the_scratch() {
+    let groups = Groups::new(&[Reach::All, Reach::Window(40)], &[1, 0, 1]).expect("two groups");
+    for page_size in [1, 4, 16, 341] {
+        let pool = PoolConfig {
+            layers: 3,
+            groups,
+            page_size,
+            capacity: Capacity::Pages(9 * 1000 / page_size + 90),
+            ..Default::default()
+        };
+        let config = EngineConfig { max_sequences: 8, max_tokens: 1 << 14, ..pool.into() };
+        let mut engine = Engine::new(config, Null).expect("the config is right");
+        let items: Vec<_> = (0..8)
+            .map(|own| {
+                let prompt = prompt(100 + 7 * own);
+                let seq = engine.admit(Namespace::new(own.into()), &prompt, 0).expect("room");
+                Extend { seq, len: 60 + own }
+            })
+            .collect();
+        plan(&mut engine, &items);
+        let left: Vec<_> = items
+            .iter()
+            .map(|&Extend { seq, .. }| Extend {
+                seq,
+                len: engine.extend_max(seq).expect("it runs"),
+            })
+            .collect();
+        plan(&mut engine, &left);
+        for &Extend { seq, .. } in &items {
+            engine.append(seq, &[TokenId::new(7)]).expect("there is room");
+        }
+        let decode: Vec<_> = items.iter().map(|item| Extend { len: 1, ..*item }).collect();
+        plan(&mut engine, &decode);
+        engine.verify().expect("all invariants hold");
     }
 }

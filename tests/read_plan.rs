@@ -10,10 +10,13 @@ use serde_json::{Value, json};
 fn wanted(plan: &BatchPlan<'_>) -> Value {
     let rows: Vec<_> =
         plan.rows.iter().map(|r| [r.row.raw(), r.qo_start, r.extend_len, r.kv_len]).collect();
-    let slots: Vec<i64> = match plan.slot_mapping {
-        SlotMapping::I32(slots) => slots.iter().map(|&slot| slot.into()).collect(),
-        SlotMapping::I64(slots) => slots.to_vec(),
+    let numbers = |slots| -> Vec<i64> {
+        match slots {
+            SlotMapping::I32(slots) => slots.iter().map(|&slot| slot.into()).collect(),
+            SlotMapping::I64(slots) => slots.to_vec(),
+        }
     };
+    let slots = numbers(plan.slot_mapping);
     let writes: Vec<_> = plan.table_writes.iter().map(|w| [w.index, w.value]).collect();
     let span = |s: &SharedSpan| [s.member_start, s.member_count, s.begin, s.end];
     let spans: Vec<_> = plan.shared.spans.iter().map(span).collect();
@@ -21,6 +24,7 @@ fn wanted(plan: &BatchPlan<'_>) -> Value {
         "step": plan.step.raw(), "rows": rows, "positions": plan.positions, "slot_mapping": slots,
         "tokens": plan.tokens.iter().map(|t| t.raw()).collect::<Vec<_>>(), "table_writes": writes,
         "spans": spans, "members": plan.shared.members, "masks": plan.masks,
+        "track_slots": numbers(plan.track_slots),
     })
 }
 
@@ -68,6 +72,19 @@ fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     assert_eq!(plan.masks.len(), 3);
     bytes.extend(OwnedPlan::from(&plan).as_bytes());
     plans.push(wanted(&plan));
+    // Layers in groups, of three tracks.
+    let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[1, 0, 1]).expect("two groups");
+    let mut engine =
+        Engine::new(PoolConfig { layers: 3, groups, ..pool }, Null).expect("it is right");
+    let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 11 }]).expect("there is room");
+    for plan in [plan, plan.padded(&mut padding, 3, 14)] {
+        bytes.extend(OwnedPlan::from(&plan).as_bytes());
+        plans.push(wanted(&plan));
+    }
+    let last = plans.last().expect("just pushed");
+    assert_eq!(last["track_slots"].as_array().expect("slots").len(), 2 * 14);
+    assert_eq!(last["track_slots"][13], -1);
 }
 
 #[test]

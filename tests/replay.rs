@@ -71,6 +71,7 @@ fn engine() {
         "admit_batch Ok",
         "admit_batch OutOfPages",
         "admit_batch OutOfSequences",
+        "admit_batch OutOfTokens",
         "admit_batch TooLong",
         "append Ok",
         "append OutOfTokens",

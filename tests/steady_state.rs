@@ -8,8 +8,8 @@ use std::cell::Cell;
 
 use kvarena::{
     Backend, Capacity, CpuOptions, DraftTree, Engine, EngineConfig, EngineError, Error, Extend,
-    Hashing, Keep, KvDtype, KvShape, LayerId, Namespace, Null, OpenBackend, PoolConfig, PrefixMode,
-    Prompt, Scaling, SeqKey, StepId, StepScratch, TokenId,
+    Groups, Hashing, Keep, KvDtype, KvShape, LayerId, Namespace, Null, OpenBackend, PoolConfig,
+    PrefixMode, Prompt, Reach, Scaling, SeqKey, StepId, StepScratch, TokenId,
 };
 
 thread_local! {
@@ -396,6 +396,19 @@ fn planning_allocates_nothing() {
     for page_size in [1, 4, 16] {
         for prefix in [PrefixMode::Radix, PrefixMode::None] {
             check(run(config(page_size, prefix), Null, 100, |_, _| ()));
+        }
+    }
+}
+
+#[test]
+fn groups_of_layers_allocate_nothing() {
+    let reaches = [Reach::All, Reach::Window(8), Reach::Chunk(4)];
+    let groups = Groups::new(&reaches, &[0, 1, 2]).expect("each has a layer");
+    for page_size in [1, 4] {
+        for prefix in [PrefixMode::Radix, PrefixMode::None] {
+            let plain = config(page_size, prefix);
+            let pool = PoolConfig { layers: 3, groups, ..plain.pool };
+            check(run(EngineConfig { pool, ..plain }, Null, 50, |_, _| ()));
         }
     }
 }

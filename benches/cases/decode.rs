@@ -1,7 +1,8 @@
 //! Plan and step: a batch of sequences that each compute one more token.
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepId, StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, Extend, Groups, Null, PoolConfig, Reach, SeqKey, StepId,
+    StepScratch, TokenId,
 };
 
 use super::NAMESPACE;
@@ -21,10 +22,26 @@ pub struct Decode {
 
 impl Decode {
     pub fn new(page_size: u32, batch: u32, kv_len: u32) -> Self {
+        Self::with_tracks(page_size, batch, kv_len, 1)
+    }
+
+    /// Of a model with so many page tables: one of a layer that reads everything, the others of layers that read 128
+    /// tokens.
+    pub fn with_tracks(page_size: u32, batch: u32, kv_len: u32, tracks: u32) -> Self {
         let len = kv_len + GROWTH + 2;
-        let pages = batch * (len.div_ceil(page_size) + 1);
-        let pool =
-            PoolConfig { page_size, capacity: Capacity::Pages(pages), ..PoolConfig::default() };
+        let pages = batch * (len.div_ceil(page_size) + 1) * tracks;
+        let layers: Vec<u8> = (0..tracks).map(|layer| u8::from(layer > 0)).collect();
+        let groups = match tracks {
+            1 => Groups::ONE,
+            _ => Groups::new(&[Reach::All, Reach::Window(128)], &layers).expect("two groups"),
+        };
+        let pool = PoolConfig {
+            layers: tracks,
+            groups,
+            page_size,
+            capacity: Capacity::Pages(pages),
+            ..PoolConfig::default()
+        };
         let config = EngineConfig {
             max_sequences: batch,
             max_sequence_len: len,

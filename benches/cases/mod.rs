@@ -7,6 +7,8 @@ pub mod decode;
 pub mod evict;
 pub mod hit;
 pub mod insert;
+pub mod lead;
+pub mod nested;
 pub mod pages;
 pub mod sample;
 pub mod work;

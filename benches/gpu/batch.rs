@@ -176,6 +176,7 @@ impl Batch {
 
     pub fn plan(&self) -> BatchPlan<'_> {
         BatchPlan {
+            track_slots: SlotMapping::I32(&[]),
             step: StepId::new(self.step),
             rows: &self.rows,
             tokens: &self.tokens,

@@ -200,7 +200,7 @@ impl<'a> Bench<'a> {
             if let Some(scales) = layout.strides([PlaneName::KScales, PlaneName::VScales][side]) {
                 let (page, offset) = layout.page_of(slot);
                 let planes = layout.strides(PlaneName::KScales).expect("by token").origin;
-                let at = scales.row(layer, page, offset) + scales.head * u64::from(head);
+                let at = scales.row(layer.raw(), page, offset) + scales.head * u64::from(head);
                 self.noise.1.scale(at - planes)
             } else {
                 self.scales.as_ref().expect("they are given").get(layer, head)[side]

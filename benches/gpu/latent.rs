@@ -91,7 +91,7 @@ impl<'a> Bench<'a> {
         let latent = at(PlaneName::Latent);
         let scales = layout.strides(PlaneName::KScales).map(|scales| {
             let (page, offset) = layout.page_of(slot);
-            let scale = bytes.scale(scales.row(layer, page, offset) - scales.origin);
+            let scale = bytes.scale(scales.row(layer.raw(), page, offset) - scales.origin);
             let rope = layout.strides(PlaneName::Rope).expect("beside scales");
             (f64::from(scale), at(PlaneName::Rope) - rope.origin)
         });

@@ -9,7 +9,7 @@
 
 use super::{Attend, OpenSteps, Operand, PlanError};
 use crate::id::{LayerId, PageId, SlotId, StepId};
-use crate::layout::{PoolLayout, TableShape};
+use crate::layout::{PoolLayout, Reach, TableShape};
 use crate::plan::{self, BatchPlan, Compaction, PageCopy, SlotMapping, SpanCheck, TableWrite};
 
 /// Whether a step may begin now (B2, B8).
@@ -41,12 +41,19 @@ pub(super) fn plan(
     if positions != tokens || positions != slots {
         return Err(PlanError::Tokens { positions, tokens, slots });
     }
+    let (slots, wanted) = (plan.track_slots.len(), (table.tracks as usize - 1) * tokens);
+    if slots != wanted {
+        return Err(PlanError::TrackSlots { slots, wanted });
+    }
     rows(plan, longest_row(table, layout.page_size()), table.rows)?;
     plan::check_masks(plan).map_err(|token| {
         let mask = plan.masks.get(token).copied().unwrap_or(0);
         PlanError::Mask { token, mask }
     })?;
-    slot_mapping(plan, layout.slot_count())
+    if table.tracks > 1 {
+        slots_exist(plan.track_slots, layout.slot_count())?;
+    }
+    slots_exist(plan.slot_mapping, layout.slot_count())
 }
 
 /// Windows go by positions, masks by slots: no plan of trees is attended to through a window.
@@ -54,6 +61,28 @@ pub(super) fn window(plan: &BatchPlan<'_>, window: Option<u32>) -> Result<(), Pl
     match window {
         Some(window) if !plan.masks.is_empty() => Err(PlanError::TreeWindow { window }),
         _ => Ok(()),
+    }
+}
+
+/// A layer of a group that does not keep everything is read through the group's own window (B17).
+pub(super) fn reach(
+    layer: LayerId,
+    layout: &PoolLayout,
+    window: Option<u32>,
+) -> Result<(), PlanError> {
+    let group = layout.place(layer).group;
+    match layout.groups().reach(group) {
+        Reach::All => Ok(()),
+        Reach::Window(size) if window == Some(size) => Ok(()),
+        reach => Err(PlanError::Reach { layer, group, reach, window }),
+    }
+}
+
+/// Lists name tokens of layers that keep everything.
+pub(super) fn sparse_layer(layer: LayerId, layout: &PoolLayout) -> Result<(), PlanError> {
+    match layout.place(layer).group {
+        0 => Ok(()),
+        group => Err(PlanError::SparseGroup { layer, group }),
     }
 }
 
@@ -87,8 +116,8 @@ fn rows(plan: &BatchPlan<'_>, max: u64, rows: u32) -> Result<(), PlanError> {
 }
 
 /// Slots are in the pool; those below 0 are none.
-fn slot_mapping(plan: &BatchPlan<'_>, slot_count: u64) -> Result<(), PlanError> {
-    let largest = match plan.slot_mapping {
+fn slots_exist(slots: SlotMapping<'_>, slot_count: u64) -> Result<(), PlanError> {
+    let largest = match slots {
         SlotMapping::I32(slots) => slots.iter().copied().max().map(i64::from),
         SlotMapping::I64(slots) => slots.iter().copied().max(),
     };
@@ -113,8 +142,8 @@ pub(super) fn table_writes(
 ) -> Result<(), PlanError> {
     let directory = table.page_word(0, 0);
     let words = u32::try_from(table.words()).unwrap_or(u32::MAX);
-    let (chunks, pages) = (table.chunk_count, layout.page_count());
-    let count = |index| if index < directory { chunks } else { pages };
+    let (blocks, pages) = (table.blocks(), layout.page_count());
+    let count = |index| if index < directory { blocks } else { pages };
     let off = |&TableWrite { index, value }: &TableWrite| {
         u32::from(index >= words) | u32::from(value >= count(index))
     };

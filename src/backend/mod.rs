@@ -75,13 +75,14 @@ pub struct Queries<R, S> {
 /// * B1. Calls take effect in the order they are made; asynchronous backends order them on one stream.
 /// * B2. [`begin`](Backend::begin) comes first for a plan, once, and steps' numbers rise. Up to `max_steps` steps are
 ///   open at a time (B8).
-/// * B3. [`store_cache`](Backend::store_cache) writes row `i` of k and v to `slot_mapping[i]`, and nothing else;
-///   a negative slot writes nothing. Slots of one plan are distinct.
+/// * B3. [`store_cache`](Backend::store_cache) writes row `i` of k and v to the slot of token `i` in the
+///   layer's [track](BatchPlan::slots_of), and nothing else; a negative slot writes nothing. Slots of one plan are
+///   distinct.
 /// * B4. [`attend`](Backend::attend) reads the slots of positions `0..=p` through the page tables, as last written
 ///   by `begin`; of a row that is a tree of drafts those that [`masks`](BatchPlan::masks) name, and no window then. It
 ///   writes every row of `out` (and of the log-sum-exp): padding rows get 0 and minus infinity, sinks or none. The
 ///   log-sum-exp of all other rows holds their sink.
-/// * B5. [`copy_pages`](Backend::copy_pages) copies whole pages, all planes of all layers. Sources and targets are
+/// * B5. [`copy_pages`](Backend::copy_pages) copies whole pages, all planes of all lanes. Sources and targets are
 ///   disjoint.
 /// * B6. What an asynchronous call returned without error may fail later; [`synchronize`](Backend::synchronize)
 ///   reports it, and returns only when everything asked for is done.
@@ -90,9 +91,13 @@ pub struct Queries<R, S> {
 ///   refused, and nothing is written: by then their pages may be another sequence's. What was asked for while the step
 ///   was open takes effect all the same, so a step may end as soon as all of it is asked for. A backend that holds no
 ///   bytes need not refuse.
+/// * B18. Of a group that reads a window or a chunk, words of the page tables are of no meaning where no new token of
+///   the row reads, and nothing is read there.
+/// * B17. A layer of a group that reads a window is attended to through that window; any other, and none, is refused.
+///   So is every window for a group that reads chunks. Lists of positions are of group 0's layers.
 /// * B11. [`compact`](Backend::compact) moves the slots that are kept of each row, found through its page table as last
-///   written by `begin`, to the places from `first` on, all planes of all layers; nothing else is written. All of a
-///   row's are read before one is written; rows are distinct.
+///   written by `begin`, to the places from `first` on, all planes of all layers, in every track; nothing else is
+///   written. All of a row's are read before one is written; rows are distinct.
 pub trait Backend {
     /// What can go wrong.
     type Error: std::error::Error + 'static;

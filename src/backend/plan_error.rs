@@ -6,6 +6,7 @@ use std::fmt;
 
 use crate::error::Count;
 use crate::id::{LayerId, PageId, RowId, SlotId, StepId};
+use crate::layout::Reach;
 
 /// An argument of a call that carries numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,6 +94,38 @@ pub enum PlanError {
         token: usize,
         /// Its mask; 0 if there is none.
         mask: u64,
+    },
+    /// Slots of the tracks but the first one that are not one for each of them and each token.
+    TrackSlots {
+        /// Slots.
+        slots: usize,
+        /// Slots that the plan's tokens and the page tables' tracks take.
+        wanted: usize,
+    },
+    /// A layer of a group that reads a window or a chunk, attended to through another window, or none.
+    Reach {
+        /// The layer.
+        layer: LayerId,
+        /// Its group.
+        group: u32,
+        /// What the group's tokens read.
+        reach: Reach,
+        /// The window that was given.
+        window: Option<u32>,
+    },
+    /// A sparse read of a layer of a group that does not keep everything.
+    SparseGroup {
+        /// The layer.
+        layer: LayerId,
+        /// Its group.
+        group: u32,
+    },
+    /// A group beside the one that keeps everything, which the backend does not serve.
+    Group {
+        /// The group.
+        group: u32,
+        /// What its tokens read.
+        reach: Reach,
     },
     /// A sliding window for a plan with trees of drafts.
     TreeWindow {
@@ -243,6 +276,30 @@ impl fmt::Display for PlanError {
             Self::Span { span } => write!(f, "shared span {span} or its members are off"),
             Self::Mask { token, mask } => {
                 write!(f, "the mask {mask:#x} of token {token}, or the number of masks, is off")
+            }
+            Self::TrackSlots { slots, wanted } => {
+                write!(f, "{} of further tracks where {wanted} belong", Count(slots as u64, "slot"))
+            }
+            Self::Reach { layer, group, reach, window } => {
+                let layer = layer.raw();
+                write!(
+                    f,
+                    "layer {layer} of group {group} reads {reach}, and was attended to through "
+                )?;
+                match window {
+                    Some(window) => write!(f, "a window of {window}"),
+                    None => write!(f, "no window"),
+                }
+            }
+            Self::SparseGroup { layer, group } => {
+                write!(
+                    f,
+                    "a sparse read of layer {}, whose group {group} lacks tokens",
+                    layer.raw()
+                )
+            }
+            Self::Group { group, reach } => {
+                write!(f, "group {group}, which reads {reach}, is not served by this backend")
             }
             Self::TreeWindow { window } => {
                 write!(f, "a sliding window of {window} for a plan with trees of drafts")

@@ -192,7 +192,7 @@ fn w1_a_page_has_one_owner_and_its_state_says_which() {
         let (long, tail) = (s.long, s.tail(s.other));
         let sequences = &mut s.world().sequences;
         sequences.truncate_pages(long, 2, &mut Vec::new());
-        sequences.row_mut(long).expect("it is live").append_pages(&[tail]);
+        sequences.row_mut(long).expect("it is live").append_pages(1, &[tail]);
     });
     assert_eq!(two.invariant, "W1: a page has one owner");
     assert!(matches!(two.owner, Some(Owner::Sequence(_))), "{two}");

@@ -4,7 +4,8 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use super::Count;
-use crate::layout::KvDtype;
+use crate::id::LayerId;
+use crate::layout::{KvDtype, Reach};
 
 /// Why a config was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,6 +62,34 @@ pub enum ConfigError {
         /// Pages that were to be told of.
         event_pages: u32,
     },
+    /// Group 0 keeps everything and no other group does; a window is at least 1, a chunk a power of two.
+    Reach {
+        /// The group.
+        group: u32,
+        /// What its tokens were to read.
+        reach: Reach,
+    },
+    /// A layer of a group that does not exist.
+    LayerGroup {
+        /// The layer.
+        layer: LayerId,
+        /// Its group.
+        group: u32,
+        /// The groups.
+        groups: u32,
+    },
+    /// A group without layers.
+    EmptyGroup {
+        /// The group.
+        group: u32,
+    },
+    /// Groups of another number of layers than the model's.
+    GroupedLayers {
+        /// The model's.
+        layers: u32,
+        /// Those that are in groups.
+        grouped: u32,
+    },
     /// A rank that does not exist.
     Rank {
         /// The rank.
@@ -111,6 +140,22 @@ impl fmt::Display for ConfigError {
             }
             Self::EventsWithoutHashes { event_pages } => {
                 write!(f, "events of {event_pages} pages, but no hashing to name them by")
+            }
+            Self::Reach { group: 0, reach } => {
+                write!(f, "group 0 keeps everything, and does not read {reach}")
+            }
+            Self::Reach { group, reach } => {
+                write!(f, "group {group} cannot read {reach}")
+            }
+            Self::LayerGroup { layer, group, groups } => {
+                let groups = Count(groups.into(), "group");
+                write!(f, "layer {} is in group {group} of {groups}", layer.raw())
+            }
+            Self::EmptyGroup { group } => write!(f, "no layer is in group {group}"),
+            Self::GroupedLayers { layers, grouped } => {
+                let (layers, grouped) =
+                    (Count(layers.into(), "layer"), Count(grouped.into(), "layer"));
+                write!(f, "groups of {grouped} do not fit a model of {layers}")
             }
             Self::Rank { tp_rank, tp_size } => {
                 write!(f, "rank {tp_rank} is not below tp_size {tp_size}")

@@ -51,7 +51,7 @@ pub enum Error {
     },
     /// A prompt of no tokens.
     EmptyPrompt,
-    /// Pages are hashed, and nobody has said what this namespace is called:
+    /// Pages are hashed, and nobody has said what this namespace is called, or it is forgotten:
     /// [`Engine::name_namespace`](crate::Engine::name_namespace).
     UnnamedNamespace {
         /// The namespace.

@@ -28,7 +28,7 @@
 //! | `OutOfSteps` | commit and complete what is in flight |
 //! | `EmptyPrompt`, `PendingToken`, `TooLong` | refuse the request: it will never fit |
 //! | `UnnamedNamespace` | `name_namespace` it first: hashes tell namespaces apart by names |
-//! | `NamespaceNamed`, `NamesTaken` | names stay, and no two namespaces have the same: `reset` does not change that |
+//! | `NamespaceNamed`, `NamesTaken` | namespaces share no names: forget one, and wait until its pages are evicted |
 //! | `ExtendLen { max: 0, .. }` | the sequence has nothing to compute: append first |
 //! | `RollbackLen` | fork before drafting so far, or finish and admit again |
 //! | `StepTokens`, `PackedLimit` | a smaller batch |

@@ -2,10 +2,10 @@
 //!
 //! 1. [`the_loop`]: admit, plan, store and attend, append, commit, complete.
 //! 2. [`overlap`]: plan a step before the last one's tokens are known.
-//! 3. [`samples`]: many answers to one prompt.
+//! 3. [`samples`]: many answers to one prompt, and a fork that is refused.
 //! 4. [`speculation`]: drafts, in chains and trees, and keeping the branch that is right.
-//! 5. [`ranks`]: workers of tensor parallelism, in threads or processes; the byte form of plans, read by Python.
-//! 6. [`scheduling`]: who is admitted, who is preempted, what a promise is.
+//! 5. [`ranks`]: workers of tensor parallelism, in threads or processes; the byte forms that they read.
+//! 6. [`scheduling`]: who is admitted, who is preempted, what a promise is, who waits for a leader.
 //! 7. [`tenants`]: prompts that must not share, and a model whose weights change.
 //! 8. [`gpu`]: the whole step on a GPU, beside cudarc or libtorch.
 //! 9. [`fp8`]: K and V in half the bytes, and where their scales come from.

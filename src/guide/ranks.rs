@@ -1,8 +1,11 @@
 //! Ranks: one engine plans, and workers in threads or processes each have a backend with a share of the heads.
 //!
 //! Page numbers, slots and page tables are the same on every rank; only the bytes behind them differ. So a rank needs
-//! no engine. It gets each plan as bytes ([`OwnedPlan`](crate::OwnedPlan)), and each end of steps
-//! ([`StepEnd`](crate::StepEnd)), in the order in which the engine made them; the copies of a fork likewise.
+//! no engine. It opens its backend by the engine's limits ([`EngineShape`](crate::EngineShape)), which are the same on
+//! every rank. Then it gets each plan ([`OwnedPlan`](crate::OwnedPlan)), each end of steps
+//! ([`StepEnd`](crate::StepEnd)), the copies of a fork ([`PageCopy`](crate::PageCopy)) and the compactions of an accept
+//! ([`Compaction`](crate::Compaction)), in the order in which the engine made them. Each of these has a byte form; its
+//! first 8 bytes name it.
 //!
 //! ```
 //! use std::sync::mpsc;
@@ -12,14 +15,13 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // The model has two heads of K and V; each of two ranks holds one.
-//! let shape = KvShape::heads(2, 4);
-//! let pool = move |tp_size, tp_rank| PoolConfig { shape, tp_size, tp_rank, ..Default::default() };
-//! let mut engine = Engine::new(pool(1, 0), Null)?; // the scheduler's, without bytes
-//! let (table, max_steps) = (engine.shape().table, engine.shape().max_steps);
+//! let pool = PoolConfig { shape: KvShape::heads(2, 4), tp_size: 2, ..Default::default() };
+//! let mut engine = Engine::new(pool, Null)?; // the scheduler's, of a rank's share, without bytes
 //!
-//! // A worker: what comes is a plan to compute, or the end of steps.
-//! let worker = move |rank: u32, messages: mpsc::Receiver<Vec<u8>>| {
-//!     let layout = pool(2, rank).layout().expect("two heads for two ranks");
+//! // A worker: after the shape each message is a plan to compute, an end of steps, or the copies of a fork.
+//! let worker = |rank: u32, messages: mpsc::Receiver<Vec<u8>>| {
+//!     let shape = messages.recv().expect("the scheduler sends its shape first");
+//!     let EngineShape { layout, table, max_steps, .. } = EngineShape::from_bytes(&shape).expect("it is a shape");
 //!     let mut backend = CpuOptions::default().open(&layout, &table, max_steps).expect("memory");
 //!     let mut sum = 0.0;
 //!     for bytes in messages {
@@ -27,7 +29,11 @@
 //!             backend.end(end);
 //!             continue;
 //!         }
-//!         let plan = OwnedPlan::from_bytes(&bytes).expect("the scheduler sends plans and ends");
+//!         if let Ok(copies) = PageCopy::list_from_bytes(&bytes) {
+//!             backend.copy_pages(&copies).expect("the pages exist");
+//!             continue;
+//!         }
+//!         let plan = OwnedPlan::from_bytes(&bytes).expect("everything else is a plan");
 //!         let plan = plan.plan();
 //!         backend.begin(&plan).expect("plans come in order");
 //!         // The model's part of this rank: K, V and queries of its own heads.
@@ -48,10 +54,11 @@
 //!     .unzip();
 //! let broadcast = |bytes: &[u8]| senders.iter().for_each(|send| send.send(bytes.to_vec()).expect("it lives"));
 //!
+//! broadcast(&engine.shape().to_bytes());
 //! let prompt: Vec<TokenId> = (0..5).map(TokenId::new).collect();
 //! let seq = engine.admit(Namespace::default(), &prompt, 0)?;
 //! let (mut scratch, mut owned) = (StepScratch::new(), OwnedPlan::new());
-//! for token in 5..8 {
+//! let mut compute = |engine: &mut Engine<Null>, seq, token| -> Result<(), Box<dyn std::error::Error>> {
 //!     let len = engine.extend_max(seq)?;
 //!     owned.copy_from(&engine.plan_batch(&mut scratch, &[Extend { seq, len }])?);
 //!     broadcast(owned.as_bytes());
@@ -61,15 +68,25 @@
 //!     // Once every rank has said that it is done. Here one end comes after the other in each channel.
 //!     engine.complete(step)?;
 //!     broadcast(&StepEnd::Complete(step).to_bytes());
+//!     Ok(())
+//! };
+//! for token in 5..8 {
+//!     compute(&mut engine, seq, token)?;
 //! }
+//! let forked = engine.fork(seq, 1, 0)?;
+//! broadcast(&PageCopy::list_to_bytes(forked.copies));
+//! let (child, copied) = (forked.children[0], forked.step.expect("the first page is copied"));
+//! engine.complete(copied)?;
+//! broadcast(&StepEnd::Complete(copied).to_bytes());
+//! compute(&mut engine, child, 8)?;
 //! drop(senders);
 //! let sums: Vec<f32> = workers.into_iter().map(|worker| worker.join().expect("no panic")).collect();
-//! assert_eq!(sums, [7.0 * 4.0, 7.0 * 4.0 * 2.0]); // 7 rows of means of equal values, 4 numbers each
+//! assert_eq!(sums, [8.0 * 4.0, 8.0 * 4.0 * 2.0]); // 8 rows of means of equal values, 4 numbers each
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! # The byte form
+//! # The byte form of a plan
 //!
 //! All numbers are little-endian, `u` unsigned, `i` in two's complement. A header of 72 bytes:
 //!
@@ -80,12 +97,12 @@
 //! | 16 to 23 | u64 | `rows`: sequences, padding included |
 //! | 24 to 31 | u64 | `tokens`: new tokens of all sequences, padding included |
 //! | 32 to 39 | u64 | `table_writes`: changed words of the page tables |
-//! | 40 to 47 | u64 | `slot_bytes`: 4, or 8 for pools of more than 2^31 slots |
+//! | 40 to 47 | u64 | `slot_bytes`: 4, or 8 for pools of more than 2^31 slots; and 2^32 times the further tracks |
 //! | 48 to 55 | u64 | `spans`: of positions that several rows read from the same pages |
 //! | 56 to 63 | u64 | `members`: rows of those spans |
 //! | 64 to 71 | u64 | `masks`: 0, or `tokens` where a row is a tree of drafts |
 //!
-//! Then eight arrays in this order, each padded with zeros to a multiple of 8 bytes, and nothing behind them:
+//! Then nine arrays in this order, each padded with zeros to a multiple of 8 bytes, and nothing behind them:
 //!
 //! | array | element | meaning |
 //! |---|---|---|
@@ -97,10 +114,14 @@
 //! | spans | 4 x u32 | [`SharedSpan`](crate::SharedSpan): `member_start`, `member_count`, `begin`, `end`; R1 to R3 |
 //! | members | u32 | row of the batch, by its index |
 //! | masks | u64 | what the token sees of its row's last 64 slots, bit 0 the last one; 0: all up to itself |
+//! | track_slots | i32 or i64 | `[tracks - 1, tokens]`: as slot_mapping, for the layers of each further track |
 //!
 //! The `qo_start` of the first row is 0, of the next the sum of `extend_len` before it, and all `extend_len` add up to
-//! `tokens`. [`StepEnd::to_bytes`](crate::StepEnd::to_bytes) and [`TableShape`](crate::TableShape) say the rest that a
-//! worker in another language needs. This script reads plans; `tests/read_plan.rs` holds it to what was written:
+//! `tokens`. A worker in another language also needs [`StepEnd::to_bytes`](crate::StepEnd::to_bytes),
+//! [`EngineShape::to_bytes`](crate::EngineShape::to_bytes),
+//! [`PageCopy::list_to_bytes`](crate::PageCopy::list_to_bytes),
+//! [`Compaction::list_to_bytes`](crate::Compaction::list_to_bytes) and [`TableShape`](crate::TableShape). This script
+//! reads plans; `tests/read_plan.rs` holds it to what was written:
 //!
 //! ```python
 #![doc = include_str!("read_plan.py")]

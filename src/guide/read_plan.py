@@ -6,7 +6,8 @@ import sys
 
 def read_plan(data, start):
     """The plan at `start`, and where the next one starts."""
-    magic, step, rows, tokens, writes, slot_bytes, spans, members, masks = struct.unpack_from("<8s8Q", data, start)
+    magic, step, rows, tokens, writes, slots, spans, members, masks = struct.unpack_from("<8s8Q", data, start)
+    slot_bytes, tracks = slots % 2**32, slots // 2**32  # further tracks: 0 where layers are in one group
     assert magic == b"kvplan03" and slot_bytes in (4, 8), "not a plan of this version"
     at = start + 72
 
@@ -21,11 +22,13 @@ def read_plan(data, start):
     plan = {"step": step, "rows": array(rows, "4I")}  # row, qo_start, extend_len, kv_len
     plan["tokens"] = [token for token, in array(tokens, "I")]  # 4294967295: not known yet
     plan["positions"] = [position for position, in array(tokens, "I")]
-    plan["slot_mapping"] = [slot for slot, in array(tokens, "i" if slot_bytes == 4 else "q")]
+    slot_type = "i" if slot_bytes == 4 else "q"
+    plan["slot_mapping"] = [slot for slot, in array(tokens, slot_type)]
     plan["table_writes"] = array(writes, "2I")  # index, value
     plan["spans"] = array(spans, "4I")  # member_start, member_count, begin, end
     plan["members"] = [row for row, in array(members, "I")]
     plan["masks"] = [mask for mask, in array(masks, "Q")]  # one a token, or none
+    plan["track_slots"] = [slot for slot, in array(tracks * tokens, slot_type)]
     return plan, at
 
 

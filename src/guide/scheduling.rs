@@ -165,4 +165,71 @@
 //! # }
 //! ```
 //!
+//! # In a batch, and at a resume
+//!
+//! [`admit_batch`](crate::Engine::admit_batch) admits such prompts together and names leaders within the batch. The
+//! host preempts each follower before its first plan. The follower has computed nothing, and keeps its row and its
+//! tokens. [`Stats`](crate::Stats) counts it as one prompt when it computes after its resume. A preemption takes the
+//! promise back, so the host passes it to `resume` again.
+//!
+//! Before a resume, [`admission`](crate::Engine::admission) of the sequence's tokens names a leader as it does for a
+//! prompt. So of followers whose leader is cancelled, one computes and the others wait again. `admission` also checks
+//! for a row and tokens of one more sequence; where it reports `OutOfSequences` or `OutOfTokens`, resume without it.
+//!
+//! ```
+//! use kvarena::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = PoolConfig { page_size: 4, capacity: Capacity::Pages(100), ..Default::default() };
+//! let mut engine = Engine::new(config, Null)?;
+//! let mut scratch = StepScratch::new();
+//! let prompt: Vec<_> = (0..30).map(TokenId::new).collect();
+//! let prompts = [Prompt { namespace: Namespace::default(), tokens: &prompt, promise: 0 }; 8];
+//! let (mut running, mut waiting) = (Vec::new(), Vec::new());
+//! for Admitted { seq, leader, .. } in engine.admit_batch(&prompts)?.to_vec() {
+//!     match leader {
+//!         None => running.push(seq),
+//!         Some(leader) => waiting.push((seq, leader)),
+//!     }
+//! }
+//! for &(seq, _) in &waiting {
+//!     engine.preempt(seq, Keep::Drop)?;
+//! }
+//! assert_eq!((running.len(), waiting.len()), (1, 7));
+//! engine.finish(running.remove(0))?; // the leader is cancelled before it has computed anything
+//! while !(waiting.is_empty() && running.is_empty()) {
+//!     let mut still = Vec::new();
+//!     for (seq, leader) in waiting.drain(..) {
+//!         if engine.is_leading(&leader) {
+//!             still.push((seq, leader));
+//!             continue;
+//!         }
+//!         let tokens: Vec<_> = engine.tokens(seq)?.collect();
+//!         match engine.admission(Namespace::default(), &tokens, 0)?.leader {
+//!             Some(leader) => still.push((seq, leader)),
+//!             None => {
+//!                 engine.resume(seq, 0)?;
+//!                 running.push(seq);
+//!             }
+//!         }
+//!     }
+//!     waiting = still;
+//!     let mut items = Vec::new();
+//!     for &seq in &running {
+//!         items.push(Extend { seq, len: engine.extend_max(seq)? });
+//!     }
+//!     let step = engine.plan_batch(&mut scratch, &items)?.step();
+//!     engine.commit(step)?;
+//!     engine.complete(step)?;
+//!     for seq in running.drain(..) {
+//!         engine.finish(seq)?;
+//!     }
+//! }
+//! let stats = engine.stats();
+//! assert_eq!((stats.prompts, stats.hit_tokens), (7, 6 * 28)); // as above, less the one that was cancelled
+//! assert_eq!(stats.computed_tokens, 30 + 6 * 2);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Not here: fairness between tenants ([`tenants`](super::tenants)).

@@ -54,6 +54,8 @@
 //! }
 //! let tokens: Vec<u32> = engine.tokens(seq)?.map(TokenId::raw).collect();
 //! assert_eq!(tokens, (0..13).collect::<Vec<_>>()); // three a step, with one right guess of two
+//! let stats = engine.stats();
+//! assert_eq!((stats.drafts, stats.draft_tokens, stats.accepted_tokens), (2, 2 * 4, 2 * 2));
 //! engine.verify()?;
 //! # Ok(())
 //! # }
@@ -71,9 +73,11 @@
 //! A server keeps the branches of all its sequences at once: [`accept_batch`](crate::Engine::accept_batch). Where a
 //! step fails, [`abort`](crate::Engine::abort) it, and roll the drafts back: they are tokens like others then.
 //!
-//! [`Stats`](crate::Stats) counts drafts, their tokens, and those that were kept: what a drafter is worth. Positions of
-//! a tree count its depth, so no sliding window serves it: a model with windows is drafted for in chains, and a backend
-//! that such a layer was prepared on refuses trees before anything of them runs.
+//! [`Stats`](crate::Stats) counts drafts, their guessed tokens, and the guesses that were kept: what a drafter is
+//! worth. A lone root is the token sampled last, which is no guess; of several roots each is a guess of that token.
+//!
+//! Positions of a tree count its depth, so no sliding window serves it: a model with windows is drafted for in chains,
+//! and a backend that such a layer was prepared on refuses trees before anything of them runs.
 //!
 //! What is published cannot be rolled back: the answer is `RollbackLen`.
 //!

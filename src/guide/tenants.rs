@@ -41,6 +41,8 @@
 //!
 //! Where pages are hashed ([`EngineConfig::hashing`](crate::EngineConfig::hashing)), others know a namespace by its
 //! adapter and its salt: [`Engine::name_namespace`](crate::Engine::name_namespace) says them before its first prompt.
+//! Where each request has a salt of its own, [`Engine::forget_namespace`](crate::Engine::forget_namespace) after it
+//! keeps the names from growing without end: they go with the namespace's last cached page.
 //!
 //! All namespaces have one pool and one order of eviction. A tenant's share is the scheduler's to keep: by how many of
 //! its sequences run and how much they are promised ([`scheduling`](super::scheduling)), or with an engine for each

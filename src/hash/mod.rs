@@ -8,11 +8,13 @@
 //!
 //! There are as many recipes as there are engines. Each is a `Recipe` in a file of its family, and [`Hashing`] is the
 //! host's choice among those whose crates are compiled in (features `xxhash` and `sha256`). The vectors that they are
-//! tested with were made by the code that they follow.
+//! tested with were made by the code that they follow. vLLM's has a parameter (`seed`).
 //!
 //! Nothing inside this crate takes equal hashes for equal tokens. Not here: where hashes are kept (`prefix/chain.rs`).
 
 mod names;
+#[cfg(feature = "sha256")]
+mod seed;
 #[cfg(feature = "sha256")]
 mod sha256;
 #[cfg(all(test, feature = "sha256", feature = "xxhash"))]
@@ -22,6 +24,8 @@ mod xxhash;
 
 pub use names::NamespaceNames;
 pub(crate) use names::{Named, Names};
+#[cfg(feature = "sha256")]
+pub use seed::HashSeed;
 
 use std::fmt;
 
@@ -93,8 +97,8 @@ trait Recipe {
     /// What enters of a namespace's names; the rest is `None`.
     fn entering(names: NamespaceNames) -> NamespaceNames;
 
-    /// What of these names is the same for every page, so that it is computed once.
-    fn seed(names: &NamespaceNames) -> PageHash;
+    /// Hashes the parameter and these names once, as far as they are the same for every page.
+    fn seed(hashing: Hashing, names: &NamespaceNames) -> PageHash;
 
     /// The hash of a page behind the one with the hash `before`, or of a first page. O(tokens).
     fn page(named: &Named, before: Option<PageHash>, tokens: &[TokenId]) -> PageHash;
@@ -104,7 +108,7 @@ trait Recipe {
 }
 
 macro_rules! recipes {
-    ($($(#[$doc:meta])* $feature:literal $name:ident = $recipe:path;)*) => {
+    ($($(#[$doc:meta])* $feature:literal $number:literal $name:ident $(($seed:ty))? = $recipe:path;)*) => {
         /// How pages are hashed: whose hashes this engine speaks.
         ///
         /// `lora`, `lora_path` and `salt` are the [`NamespaceNames`] that the host gave by
@@ -117,17 +121,22 @@ macro_rules! recipes {
         )]
         #[non_exhaustive]
         pub enum Hashing {
-            $($(#[$doc])* #[cfg(feature = $feature)] $name,)*
+            $($(#[$doc])* #[cfg(feature = $feature)] $name $(($seed))?,)*
         }
 
         impl Hashing {
-            /// All that are compiled in.
-            pub const ALL: &[Hashing] = &[$(#[cfg(feature = $feature)] Hashing::$name,)*];
+            /// The recipe's number in byte forms.
+            #[cfg(any(feature = "xxhash", feature = "sha256"))]
+            fn number(self) -> u64 {
+                match self {
+                    $(#[cfg(feature = $feature)] Self::$name { .. } => $number,)*
+                }
+            }
 
             /// Bytes of a hash: 8 or 32.
             pub fn width(self) -> usize {
                 match self {
-                    $(#[cfg(feature = $feature)] Self::$name => <$recipe>::WIDTH,)*
+                    $(#[cfg(feature = $feature)] Self::$name { .. } => <$recipe>::WIDTH,)*
                 }
             }
 
@@ -135,7 +144,7 @@ macro_rules! recipes {
             pub fn event_id(self, hash: PageHash) -> u64 {
                 let _ = hash;
                 match self {
-                    $(#[cfg(feature = $feature)] Self::$name => <$recipe>::event_id(hash),)*
+                    $(#[cfg(feature = $feature)] Self::$name { .. } => <$recipe>::event_id(hash),)*
                 }
             }
 
@@ -143,14 +152,14 @@ macro_rules! recipes {
             fn entering(self, names: NamespaceNames) -> NamespaceNames {
                 let _ = &names;
                 match self {
-                    $(#[cfg(feature = $feature)] Self::$name => <$recipe>::entering(names),)*
+                    $(#[cfg(feature = $feature)] Self::$name { .. } => <$recipe>::entering(names),)*
                 }
             }
 
             fn seed(self, names: &NamespaceNames) -> PageHash {
                 let _ = names;
                 match self {
-                    $(#[cfg(feature = $feature)] Self::$name => <$recipe>::seed(names),)*
+                    $(#[cfg(feature = $feature)] Self::$name { .. } => <$recipe>::seed(self, names),)*
                 }
             }
 
@@ -163,7 +172,7 @@ macro_rules! recipes {
             ) -> PageHash {
                 let _ = (named, before, tokens);
                 match self {
-                    $(#[cfg(feature = $feature)] Self::$name => <$recipe>::page(named, before, tokens),)*
+                    $(#[cfg(feature = $feature)] Self::$name { .. } => <$recipe>::page(named, before, tokens),)*
                 }
             }
         }
@@ -173,22 +182,66 @@ macro_rules! recipes {
 recipes! {
     /// XXH3-64 as NVIDIA Dynamo's routers compute it: tokens as 32-bit numbers, seed 1337 and more for `lora` and
     /// `salt`; then the hash before and this one, seed 1337. 8 bytes. Feature `xxhash`.
-    "xxhash" Dynamo = xxhash::Dynamo;
+    "xxhash" 1 Dynamo = xxhash::Dynamo;
     /// xxHash64 as nano-vllm: the hash before, then tokens as 64-bit numbers. 8 bytes. It knows no names, so only the
     /// default namespace can be served. Feature `xxhash`.
-    "xxhash" NanoVllm = xxhash::NanoVllm;
+    "xxhash" 2 NanoVllm = xxhash::NanoVllm;
     /// xxHash64 as MinivLLM: the hash before, then tokens as 32-bit numbers. 8 bytes. It knows no names, so only the
     /// default namespace can be served. Feature `xxhash`.
-    "xxhash" MinivLlm = xxhash::MinivLlm;
-    /// SHA-256 as vLLM's `sha256_cbor`: of the hash before, the tokens, and `lora` with `lora_path` in each page,
-    /// `salt` in the first. 32 bytes; events have the last 8. Feature `sha256`.
-    "sha256" VllmSha256Cbor = sha256::VllmCbor;
+    "xxhash" 3 MinivLlm = xxhash::MinivLlm;
+    /// SHA-256 as vLLM's `sha256_cbor` without `PYTHONHASHSEED`: of the hash before, the tokens, and `lora` with
+    /// `lora_path` in each page, `salt` in the first. 32 bytes; events have the last 8. Feature `sha256`.
+    ///
+    /// vLLM's default algorithm, `sha256`, makes other hashes: it serialises with Python's pickle in place of CBOR, and
+    /// no recipe follows it. Start vLLM with `--prefix-caching-hash-algo sha256_cbor`.
+    "sha256" 4 VllmSha256Cbor = sha256::VllmCbor;
     /// SHA-256 as SGLang's keys of stored pages: the hash before, then tokens as 32-bit numbers; `lora` (its
     /// `extra_key`) and `salt` stand before the first page. 32 bytes; events have the first 8. Feature `sha256`.
-    "sha256" SglangSha256 = sha256::Sglang;
+    "sha256" 6 SglangSha256 = sha256::Sglang;
+    /// As [`Hashing::VllmSha256Cbor`], where vLLM runs with this `PYTHONHASHSEED`. Feature `sha256`.
+    "sha256" 5 VllmSha256CborSeeded(HashSeed) = sha256::VllmCbor;
 }
 
 impl Hashing {
+    /// The recipes that are compiled in and take no parameter.
+    pub const ALL: &[Hashing] = &[
+        #[cfg(feature = "xxhash")]
+        Hashing::Dynamo,
+        #[cfg(feature = "xxhash")]
+        Hashing::NanoVllm,
+        #[cfg(feature = "xxhash")]
+        Hashing::MinivLlm,
+        #[cfg(feature = "sha256")]
+        Hashing::VllmSha256Cbor,
+        #[cfg(feature = "sha256")]
+        Hashing::SglangSha256,
+    ];
+
+    /// The byte form: the recipe's number, and the parameter that it may have.
+    pub(crate) fn to_words(self) -> [u64; 5] {
+        match self {
+            #[cfg(feature = "sha256")]
+            Self::VllmSha256CborSeeded(seed) => {
+                let [a, b, c, d] = bytemuck::cast(seed.to_bytes());
+                [self.number(), a, b, c, d]
+            }
+            #[cfg(any(feature = "xxhash", feature = "sha256"))]
+            _ => [self.number(), 0, 0, 0, 0],
+        }
+    }
+
+    /// Reads the byte form of a recipe that is compiled in.
+    pub(crate) fn from_words(words: [u64; 5]) -> Option<Self> {
+        let found = Self::ALL.iter().copied().find(|hashing| hashing.to_words() == words);
+        #[cfg(feature = "sha256")]
+        let found = found.or_else(|| {
+            let [number, a, b, c, d] = words;
+            let seed = HashSeed::from_bytes(bytemuck::cast([a, b, c, d]))?;
+            Some(Self::VllmSha256CborSeeded(seed)).filter(|hashing| hashing.number() == number)
+        });
+        found
+    }
+
     /// Whether names enter, so that namespaces other than the default one can be told apart.
     pub fn hears_names(self) -> bool {
         let some = || Some("some".to_owned());

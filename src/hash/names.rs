@@ -3,9 +3,13 @@
 //! Two namespaces that a recipe cannot tell apart would give equal tokens one hash, though their K and V differ. So
 //! none may be called what another one is called, as far as the recipe listens.
 //!
+//! * T11. A namespace's names stay while it is not forgotten, and while they have users: sequences, and first nodes of
+//!   prefixes. The users are counted.
+//!
 //! Not here: how names enter a hash.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use ahash::RandomState;
 
@@ -34,7 +38,7 @@ pub struct NamespaceNames {
 )]
 pub(crate) struct Named {
     /// As the host gave them.
-    pub names: NamespaceNames,
+    pub names: Arc<NamespaceNames>,
     /// As far as they enter.
     pub entering: NamespaceNames,
     pub seed: PageHash,
@@ -44,14 +48,21 @@ impl Named {
     pub fn new(hashing: Hashing, names: NamespaceNames) -> Self {
         let entering = hashing.entering(names.clone());
         let seed = hashing.seed(&entering);
-        Self { names, entering, seed }
+        Self { names: Arc::new(names), entering, seed }
     }
+}
+
+/// A namespace that has names.
+struct Entry {
+    named: Named,
+    users: u64,
+    is_forgotten: bool,
 }
 
 /// The names of all namespaces.
 pub(crate) struct Names {
     hashing: Hashing,
-    named: HashMap<Namespace, Named, RandomState>,
+    named: HashMap<Namespace, Entry, RandomState>,
     /// By what enters.
     owners: HashMap<NamespaceNames, Namespace, RandomState>,
 }
@@ -60,7 +71,7 @@ impl Names {
     /// The default namespace has none.
     pub fn new(hashing: Hashing) -> Result<Self, OutOfMemory> {
         let mut names = Self { hashing, named: HashMap::default(), owners: HashMap::default() };
-        let bytes = size_of::<Named>() as u64;
+        let bytes = size_of::<Entry>() as u64;
         names.named.try_reserve(1).map_err(|_| OutOfMemory { bytes })?;
         names.owners.try_reserve(1).map_err(|_| OutOfMemory { bytes })?;
         let named = names.name(Namespace::default(), NamespaceNames::default());
@@ -68,26 +79,83 @@ impl Names {
         Ok(names)
     }
 
-    /// A namespace's names, if it has been given any.
+    /// A namespace's names, if it has any, be it forgotten.
     pub fn get(&self, namespace: Namespace) -> Option<&Named> {
-        self.named.get(&namespace)
+        self.named.get(&namespace).map(|entry| &entry.named)
     }
 
-    /// Calls a namespace something, once and for all.
+    /// Whether a namespace has names and is not forgotten.
+    pub fn is_named(&self, namespace: Namespace) -> bool {
+        self.named.get(&namespace).is_some_and(|entry| !entry.is_forgotten)
+    }
+
+    /// Calls a namespace something, until it is forgotten.
     ///
     /// # Errors
     /// [`Error::NamespaceNamed`], [`Error::NamesTaken`].
     pub fn name(&mut self, namespace: Namespace, names: NamespaceNames) -> Result<(), Error> {
-        if let Some(before) = self.named.get(&namespace) {
-            let same = before.names == names;
-            return if same { Ok(()) } else { Err(Error::NamespaceNamed { namespace }) };
+        if let Some(before) = self.named.get_mut(&namespace) {
+            if *before.named.names != names {
+                return Err(Error::NamespaceNamed { namespace });
+            }
+            before.is_forgotten = false;
+            return Ok(());
         }
         let named = Named::new(self.hashing, names);
         if let Some(&by) = self.owners.get(&named.entering) {
             return Err(Error::NamesTaken { namespace, by });
         }
         self.owners.insert(named.entering.clone(), namespace);
-        self.named.insert(namespace, named);
+        self.named.insert(namespace, Entry { named, users: 0, is_forgotten: false });
         Ok(())
+    }
+
+    /// Marks a namespace as forgotten; its names go once they have no users. The default namespace stays.
+    ///
+    /// # Errors
+    /// [`Error::UnnamedNamespace`].
+    pub fn forget(&mut self, namespace: Namespace) -> Result<(), Error> {
+        if namespace == Namespace::default() {
+            return Ok(());
+        }
+        match self.named.get_mut(&namespace) {
+            Some(entry) if !entry.is_forgotten => entry.is_forgotten = true,
+            _ => return Err(Error::UnnamedNamespace { namespace }),
+        }
+        self.drop_unused(namespace);
+        Ok(())
+    }
+
+    /// A namespace that has names has one user more.
+    pub fn hold(&mut self, namespace: Namespace) {
+        self.named.get_mut(&namespace).expect("T11: what is used has names").users += 1;
+    }
+
+    /// A user is gone.
+    pub fn release(&mut self, namespace: Namespace) {
+        self.named.get_mut(&namespace).expect("T11: what is used has names").users -= 1;
+        self.drop_unused(namespace);
+    }
+
+    /// Removes names that are forgotten and have no users.
+    fn drop_unused(&mut self, namespace: Namespace) {
+        let entry = &self.named[&namespace];
+        if entry.users == 0 && entry.is_forgotten {
+            self.owners.remove(&entry.named.entering);
+            self.named.remove(&namespace);
+        }
+    }
+
+    /// Whether T11 holds, given the namespace of each user.
+    pub fn check(&self, users: impl Iterator<Item = Namespace>) -> bool {
+        let mut counts: HashMap<_, u64> = HashMap::new();
+        users.for_each(|namespace| *counts.entry(namespace).or_default() += 1);
+        let counted = |(namespace, entry): (&Namespace, &Entry)| {
+            let users = counts.get(namespace).copied().unwrap_or(0);
+            entry.users == users && (users > 0 || !entry.is_forgotten)
+        };
+        self.named.iter().all(counted)
+            && counts.keys().all(|namespace| self.named.contains_key(namespace))
+            && self.named.len() == self.owners.len()
     }
 }

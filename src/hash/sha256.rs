@@ -6,14 +6,14 @@
 use sha2::{Digest, Sha256};
 
 use super::names::Named;
-use super::{NamespaceNames, PageHash, Recipe};
+use super::{Hashing, NamespaceNames, PageHash, Recipe};
 use crate::id::TokenId;
 
 /// vLLM's `sha256_cbor`: of `[hash before, [tokens], [[name, ..], ..] or null]` in canonical CBOR.
 pub(super) struct VllmCbor;
 
-/// What stands before the first page, hashed as a text.
-const VLLM_ROOT: &str = "vllm-none-hash";
+/// The seed where `PYTHONHASHSEED` is unset.
+const VLLM_SEED: &str = "vllm-none-hash";
 
 impl Recipe for VllmCbor {
     const WIDTH: usize = 32;
@@ -25,9 +25,12 @@ impl Recipe for VllmCbor {
         NamespaceNames { lora: names.lora, lora_path, salt }
     }
 
-    fn seed(_: &NamespaceNames) -> PageHash {
+    fn seed(hashing: Hashing, _: &NamespaceNames) -> PageHash {
         let mut cbor = Cbor::default();
-        cbor.text(VLLM_ROOT);
+        match hashing {
+            Hashing::VllmSha256CborSeeded(seed) => cbor.text(seed.as_str()),
+            _ => cbor.text(VLLM_SEED),
+        }
         cbor.digest()
     }
 
@@ -70,7 +73,7 @@ impl Recipe for Sglang {
         NamespaceNames { lora_path: None, ..names }
     }
 
-    fn seed(names: &NamespaceNames) -> PageHash {
+    fn seed(_: Hashing, names: &NamespaceNames) -> PageHash {
         let mut hasher = Sha256::new_with_prefix(b"sglang-cache-namespace-v1");
         for name in [&names.lora, &names.salt] {
             // Whether it is there, and its length, keep joined names apart.

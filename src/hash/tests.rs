@@ -8,7 +8,7 @@
 //! numpy, called as its block manager does.
 
 use super::*;
-use crate::error::Error;
+use crate::error::{ConfigError, Error};
 use crate::id::Namespace;
 
 const TOKENS: [u32; 12] =
@@ -110,6 +110,59 @@ fn vllms_hashes_are_those_of_its_package() {
     }
     let (_, ids) = digests(Hashing::VllmSha256Cbor, "", "");
     assert_eq!(ids, [0x1ccc_fba5_73d0_cf8a, 0x2ff9_7123_66d4_99da, 0x3401_3134_b82c_7d1b]);
+}
+
+/// `PYTHONHASHSEED` as vLLM 0.33.0 treats it: its `resolve_none_hash_seed` takes the variable's text, and its
+/// `hash_block_tokens` gave the hashes that this script prints, the last of each chain:
+///
+/// ```python
+/// import cbor2, hashlib
+/// TOKENS = [100, 101, 102, 103, 7, 70_000, (1 << 31) + 5, (1 << 32) - 2, 9, 10, 11, 12]
+/// sha256_cbor = lambda value: hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
+/// for seed in [None, "", "0", "00", "42", "4294967295", "random", "Random"]:
+///     block = sha256_cbor("vllm-none-hash" if seed is None else seed)
+///     for start in range(0, 12, 4):
+///         block = sha256_cbor((block, tuple(TOKENS[start:start + 4]), None))
+///     print(repr(seed), block.hex())
+/// ```
+#[test]
+fn vllms_seed_is_a_text() {
+    for (seed, last) in [
+        (None, "428460b969b64443cd6244085efdd03a086d37c89ffc807a34013134b82c7d1b"),
+        (Some(""), "9c712bc29944a01e0e36562a7033d56160c45ceec0672a36e8584607c46ef57a"),
+        (Some("0"), "66f4f6fe392f7efddb5e280e25c33856daa775e3459b8dabb01830b8a1ebc5bf"),
+        (Some("00"), "bb98a6259c8fc16980eaea3f6d81c711e44d2184dc171c601527c434416341f1"),
+        (Some("42"), "85dd7b87c34da56ed42ce1f7f9238e551d5f60020ca371c10a03c1c59d063bc2"),
+        (Some("4294967295"), "b505a58901f749e369c8f8bfa25311c5f25f84ea14789cb738d453a20307436a"),
+        (Some("random"), "f7e332cb4bba454376db8f50fe0c26a5b40c58115ef17d19132abdb9a614a3ae"),
+        (Some("Random"), "6ad2d11c527c9cb72eecd9e42bcbf2be6be6652aa4bd76e3b5f0efe4ce878d16"),
+    ] {
+        let hashing = match seed {
+            None => Hashing::VllmSha256Cbor,
+            Some(seed) => Hashing::VllmSha256CborSeeded(HashSeed::new(seed).expect("it is short")),
+        };
+        let (got, ids) = digests(hashing, "", "");
+        assert_eq!(got[2], last, "{seed:?}");
+        assert_eq!(Ok(ids[2]), u64::from_str_radix(&last[48..], 16), "{seed:?}");
+        // Names enter as they do without a seed.
+        let seeds = ["", "tenant"].map(|salt| digests(hashing, "", salt).0);
+        assert_ne!(seeds[0], seeds[1]);
+        assert_eq!((hashing.width(), hashing.hears_names()), (32, true));
+    }
+    // A tenant's salt and a seed: the same script with (("cache_salt", "tenant"),) in the first block.
+    let seeded = Hashing::VllmSha256CborSeeded(HashSeed::new("0").expect("it is short"));
+    let last = "5084b2bcfd43e6578589c38b1986e0181a55e18ade709c79a2e79b52def5ffb9";
+    assert_eq!(digests(seeded, "", "tenant").0[2], last);
+}
+
+#[test]
+fn a_seed_is_short() {
+    let long = "0".repeat(31);
+    let seed = HashSeed::new(&long).expect("31 bytes");
+    assert_eq!((seed.as_str(), format!("{seed:?}")), (&long[..], format!("HashSeed({long:?})")));
+    let refused = |value| Err(ConfigError::Limit { name: "HashSeed bytes", value, max: 31 });
+    assert_eq!(HashSeed::new(&"0".repeat(32)), refused(32));
+    assert_eq!(HashSeed::new(&"\u{e9}".repeat(16)), refused(32), "bytes, not letters");
 }
 
 #[test]

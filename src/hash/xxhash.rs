@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use xxhash_rust::xxh64::Xxh64;
 
 use super::names::Named;
-use super::{NamespaceNames, PageHash, Recipe};
+use super::{Hashing, NamespaceNames, PageHash, Recipe};
 use crate::id::TokenId;
 
 /// What both of Dynamo's hashes begin with.
@@ -26,7 +26,7 @@ impl Recipe for Dynamo {
         NamespaceNames { lora: filled(names.lora), salt: filled(names.salt), lora_path: None }
     }
 
-    fn seed(names: &NamespaceNames) -> PageHash {
+    fn seed(_: Hashing, names: &NamespaceNames) -> PageHash {
         let part = |name: &Option<String>, seed| {
             name.as_ref().map_or(0, |name| xxh3_64_with_seed(name.as_bytes(), seed))
         };
@@ -64,7 +64,7 @@ impl<const WIDE: bool> Recipe for XxHash64<WIDE> {
         NamespaceNames::default()
     }
 
-    fn seed(_: &NamespaceNames) -> PageHash {
+    fn seed(_: Hashing, _: &NamespaceNames) -> PageHash {
         PageHash::default()
     }
 

@@ -1,6 +1,7 @@
 //! What a pool is made for, checked.
 
 use super::dtype::{KvDtype, Scaling};
+use super::groups::Groups;
 #[cfg(any(test, feature = "testkit"))]
 use super::plane::Plane;
 use super::planes::Planes;
@@ -36,6 +37,8 @@ pub enum Capacity {
 pub struct PoolConfig {
     /// Layers of the model. Default: 1.
     pub layers: u32,
+    /// Which layers keep everything, and which read a window or a chunk only. Default: [`Groups::ONE`].
+    pub groups: Groups,
     /// What each token stores in each layer, in the whole model, before tensor parallelism. Default: one head of
     /// 64.
     pub shape: KvShape,
@@ -67,6 +70,7 @@ impl Default for PoolConfig {
     fn default() -> Self {
         Self {
             layers: 1,
+            groups: Groups::ONE,
             shape: KvShape::heads(1, 64),
             dtype: KvDtype::F32,
             scaling: Scaling::Static,
@@ -122,8 +126,9 @@ impl PoolConfig {
     /// Checks the config and computes strides, sizes and the number of pages.
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the value: zeros, scales of what has none, sizes that overflow, page counts past
-    /// `u32`, a byte budget smaller than one page, heads that do not divide, given scales for latent rows.
+    /// A [`ConfigError`] that names the value: zeros, scales of what has none, groups of another number of layers,
+    /// sizes that overflow, page counts past `u32`, a byte budget smaller than one page, heads that do not divide,
+    /// given scales for latent rows.
     pub fn layout(&self) -> Result<PoolLayout, ConfigError> {
         let shape = self.checked_shape()?;
         self.layout_of(shape, self.planes(shape))
@@ -146,6 +151,11 @@ impl PoolConfig {
     /// The layout of one rank's shape and its planes.
     fn layout_of(&self, shape: KvShape, planes: Planes) -> Result<PoolLayout, ConfigError> {
         self.check_planes(&planes)?;
+        let Self { groups, layers, .. } = *self;
+        if groups.count() > 1 && groups.layers() != layers {
+            return Err(ConfigError::GroupedLayers { layers, grouped: groups.layers() });
+        }
+        let lanes = if groups.count() == 1 { layers } else { groups.layers_of(0) };
         // A page has up to as many pieces as planes and layers, counted in 32 bits.
         let layers_max = u32::MAX / planes.count();
         if self.layers > layers_max {
@@ -159,11 +169,15 @@ impl PoolConfig {
             return Err(ConfigError::PageSize { page_size: self.page_size, max: PAGE_SIZE_MAX });
         }
         let page_bytes = planes
-            .page_bytes(self.layers, self.page_size)
+            .page_bytes(lanes, self.page_size)
             .ok_or(ConfigError::Overflow { name: "page_bytes" })?;
         let page_count = self.page_count(page_bytes)?;
+        let tracks = (1..groups.count()).map(|group| groups.layers_of(group).div_ceil(lanes));
         Ok(PoolLayout {
-            layers: self.layers,
+            layers,
+            groups,
+            lanes,
+            tracks: 1 + tracks.sum::<u32>(),
             shape,
             dtype: self.dtype,
             planes,

@@ -1,9 +1,11 @@
 //! What the bytes of a page mean, as one number: pages may move between pools where it is the same.
 
+use super::groups::Reach;
 use super::labels::LabelChannels;
 use super::pool::PoolLayout;
 use super::scales::KvScales;
 use super::shape::KvShape;
+use crate::id::LayerId;
 
 /// FNV-1a of 64 bits: the same on every machine and in every run.
 struct Fnv(u64);
@@ -17,10 +19,10 @@ impl Fnv {
 }
 
 impl PoolLayout {
-    /// What the bytes of a page mean: its planes, layers and tokens, and the scales and label channels that are given
-    /// for them, of the pool's size. Equal for pools between which pages may be copied, in any process; the pools'
-    /// layouts and numbers of pages do not count, nor which heads of a model a rank holds. O(planes + scales +
-    /// channels).
+    /// What the bytes of a page mean: its planes, layers with their groups, and tokens, and the scales and label
+    /// channels that are given for them, of the pool's size. Equal for pools between which pages may be copied, in any
+    /// process; the pools' layouts and numbers of pages do not count, nor which heads of a model a rank holds.
+    /// O(planes, scales and channels).
     pub fn page_fingerprint(
         &self,
         scales: Option<&KvScales>,
@@ -29,6 +31,18 @@ impl PoolLayout {
         let mut all = Fnv(0xcbf2_9ce4_8422_2325);
         all.take(self.layers());
         all.take(self.page_size());
+        // Which layers a page has, and of which tokens it may lack some.
+        for (group, reach) in self.groups().limited() {
+            let (kind, size) = match reach {
+                Reach::All => (0, 0),
+                Reach::Window(size) => (1, size),
+                Reach::Chunk(size) => (2, size),
+            };
+            [group, kind, size].into_iter().for_each(|x| all.take(x));
+            let layers = (0..self.layers()).map(LayerId::new);
+            let own = layers.filter(|&layer| self.groups().group(layer) == group);
+            own.for_each(|layer| all.take(layer.raw()));
+        }
         for plane in self.planes() {
             let kinds = [plane.name as u32, plane.dtype as u32, plane.order as u32];
             kinds.into_iter().chain([plane.heads, plane.elements]).for_each(|x| all.take(x));

@@ -1,8 +1,8 @@
 //! `PoolConfig` from the `config.json` of a Hugging Face model.
 //!
 //! What a model is called does not matter, only what each token stores: heads of K and as many of V, of one length, or
-//! a latent row, in every layer. A field that says otherwise is refused by name, and so is one whose default the
-//! model's class decides.
+//! a latent row, in every layer; and which layers read a window or a chunk only. A field that says otherwise is refused
+//! by name, and so is one whose default the model's class decides.
 //!
 //! Not here: all else of a model.
 
@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::config::PoolConfig;
 use super::dtype::KvDtype;
+use super::groups::{GROUPED_LAYERS_MAX, Groups, Reach};
 use super::shape::KvShape;
 
 /// Why a `config.json` gives no pool.
@@ -89,14 +90,25 @@ const OTHER_SHAPES: [&str; 15] = [
 /// Model types whose head_dim, where it is missing, is not `hidden_size / num_attention_heads`.
 const OWN_HEAD_DIM: [&str; 2] = ["gemma", "qwen3"];
 
-/// Layer types that store K and V. Windows are the host's to give to `Attend`, layer by layer.
+/// Layer types that store K and V.
 const LAYER_TYPES: [&str; 3] = ["full_attention", "sliding_attention", "chunked_attention"];
 
+/// Those that read a window or a chunk, and the field that has its size.
+const LIMITED_TYPES: [(&str, &str); 2] =
+    [(LAYER_TYPES[1], "sliding_window"), (LAYER_TYPES[2], "attention_chunk_size")];
+
+/// Of how many layers one has full attention, where layers are chunked and nothing is said of which.
+const NO_ROPE_INTERVAL: u32 = 4;
+
 impl PoolConfig {
-    /// The pool of a model, from the text of its Hugging Face `config.json`: `layers`, `shape` and `dtype`, which is
-    /// the weights' (`dtype` or `torch_dtype`). All else is as in [`PoolConfig::default`] and for the host to set. In a
-    /// model of several parts the language model's is read (`text_config`). One with a `kv_lora_rank` stores latent
-    /// rows, whose attention wants a scale from the host: see [`KvShape::Latent`].
+    /// The pool of a model, from the text of its Hugging Face `config.json`: `layers`, `groups`, `shape` and `dtype`,
+    /// which is the weights' (`dtype` or `torch_dtype`). All else is as in [`PoolConfig::default`] and for the host to
+    /// set. In a model of several parts the language model's is read (`text_config`). One with a `kv_lora_rank` stores
+    /// latent rows, whose attention wants a scale from the host: see [`KvShape::Latent`].
+    ///
+    /// Layers are in groups where some read everything and others a window or a chunk: by `layer_types`,
+    /// `sliding_window_pattern` or `no_rope_layers`, with `sliding_window` and `attention_chunk_size`. Where all layers
+    /// read one window, all keep everything.
     ///
     /// ```
     /// # use kvarena::*;
@@ -125,8 +137,10 @@ impl PoolConfig {
         };
         fields.check_shape()?;
         let dtype = fields.dtype().or_else(|| whole.dtype());
+        let layers = fields.size("num_hidden_layers")?;
         Ok(Self {
-            layers: fields.size("num_hidden_layers")?,
+            layers,
+            groups: fields.groups(layers)?,
             shape: fields.shape()?,
             dtype: dtype.unwrap_or_else(|| Err(fields.missing("dtype")))?,
             ..Self::default()
@@ -194,6 +208,83 @@ impl<'a> Fields<'a> {
             Some(kind) => Err(self.unsupported("layer_types", kind)),
             None => Ok(()),
         }
+    }
+
+    /// The groups of a model's layers.
+    fn groups(&self, layers: u32) -> Result<Groups, HfError> {
+        let Some((field, kinds)) = self.kinds(layers)? else { return Ok(Groups::ONE) };
+        let (mut reaches, mut of) = (vec![Reach::All], vec![0; kinds.len()]);
+        if !kinds.contains(&LAYER_TYPES[0]) {
+            return Ok(Groups::ONE); // No layer keeps everything.
+        }
+        for (kind, field) in LIMITED_TYPES {
+            if !kinds.contains(&kind) {
+                continue;
+            }
+            let size = self.size(field)?;
+            let reach = match kind {
+                "chunked_attention" if !size.is_power_of_two() => {
+                    return Err(self.unfit(field, &self.map[field], "a power of two"));
+                }
+                "chunked_attention" => Reach::Chunk(size),
+                _ => Reach::Window(size),
+            };
+            let own = of.iter_mut().zip(&kinds).filter(|(_, own)| **own == kind);
+            own.for_each(|(group, _)| *group = reaches.len() as u8);
+            reaches.push(reach);
+        }
+        self.check_grouped(layers)?;
+        Groups::new(&reaches, &of).map_err(|_| self.unsupported(field, &self.map[field]))
+    }
+
+    /// Refuses more layers than can be in groups.
+    fn check_grouped(&self, layers: u32) -> Result<(), HfError> {
+        if layers as usize <= GROUPED_LAYERS_MAX {
+            return Ok(());
+        }
+        let name = "num_hidden_layers";
+        let value = self.get(name).ok_or_else(|| self.missing(name))?;
+        Err(self.unfit(name, value, "256 layers of several kinds at most"))
+    }
+
+    /// The type of each layer, and the field that tells it; nothing where no field does.
+    fn kinds(&self, layers: u32) -> Result<Option<(&'static str, Vec<&'a str>)>, HfError> {
+        let wanted = "one for each of num_hidden_layers";
+        let list = |field: &'static str| {
+            let Some(value) = self.get(field) else { return Ok(None) };
+            let list = value.as_array().ok_or_else(|| self.unfit(field, value, "a list"))?;
+            match list.len() == layers as usize {
+                true => Ok(Some(list)),
+                false if list.is_empty() => Ok(None),
+                false => Err(self.unfit(field, value, wanted)),
+            }
+        };
+        let every = |interval: u32, kind| {
+            let kind =
+                |layer: u32| if layer.is_multiple_of(interval) { LAYER_TYPES[0] } else { kind };
+            (1..=layers).map(kind).collect()
+        };
+        let [_, sliding, chunked] = LAYER_TYPES;
+        if let Some(types) = list("layer_types")? {
+            return Ok(Some(("layer_types", types.iter().filter_map(Value::as_str).collect())));
+        }
+        let field = "sliding_window_pattern";
+        if self.get(field).is_some_and(says) && self.get("sliding_window").is_some() {
+            self.check_grouped(layers)?;
+            return Ok(Some((field, every(self.size(field)?, sliding))));
+        }
+        if self.get("attention_chunk_size").is_none() {
+            return Ok(None);
+        }
+        if let Some(rope) = list("no_rope_layers")? {
+            // Those without rotary positions read everything.
+            let kind = |value: &Value| if says(value) { chunked } else { LAYER_TYPES[0] };
+            return Ok(Some(("no_rope_layers", rope.iter().map(kind).collect())));
+        }
+        self.check_grouped(layers)?;
+        let field = "no_rope_layer_interval";
+        let interval = self.get(field).map_or(Ok(NO_ROPE_INTERVAL), |_| self.size(field))?;
+        Ok(Some(("attention_chunk_size", every(interval, chunked))))
     }
 
     fn head_dim(&self) -> Result<u32, HfError> {

@@ -5,8 +5,10 @@
 //!
 //! ```text
 //! LayerFirst  [plane, L, P, piece]   attention of one layer reads one region
-//! PageFirst   [P, plane, L, piece]   a page is one contiguous piece: all planes of all layers
+//! PageFirst   [P, plane, L, piece]   a page is one contiguous piece: all planes of all lanes
 //! ```
+//!
+//! L are the *lanes* of a page: all layers of the model, or where layers are in [`Groups`] as many as keep everything.
 //!
 //! A model with heads has the planes K and V, pieces of `[S, H, D]`. Where scales are made at the store, each of them
 //! has a plane of scales beside it, pieces of `[H, S]`. Sparse reads want a plane of labels, `[S, H, channels]`. All
@@ -17,9 +19,11 @@
 mod config;
 mod dtype;
 mod fingerprint;
+mod groups;
 #[cfg(feature = "serde")]
 mod hf;
 mod labels;
+mod limits;
 mod plane;
 mod planes;
 mod pool;
@@ -31,9 +35,11 @@ mod tests;
 
 pub use config::{Capacity, PAGE_SIZE_MAX, PoolConfig};
 pub use dtype::{Dtype, KvDtype, Scaling};
+pub use groups::{GROUPED_LAYERS_MAX, GROUPS_MAX, Groups, LayerPlace, Reach};
 #[cfg(feature = "serde")]
 pub use hf::HfError;
 pub use labels::{LabelChannels, LabelError};
+pub(crate) use limits::Limits;
 pub use plane::{Plane, PlaneName, PlaneOrder};
 pub use planes::PLANES_MAX;
 pub use pool::{Layout, PoolLayout, Strides};

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use super::dtype::{KvDtype, Scaling};
+use super::groups::{Groups, LayerPlace};
 use super::plane::{Plane, PlaneName, PlaneOrder};
 use super::planes::Planes;
 use super::shape::KvShape;
@@ -28,10 +29,10 @@ pub enum Layout {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Strides {
-    /// First byte of layer 0, page 0, slot 0, head 0.
+    /// First byte of lane 0, page 0, slot 0, head 0.
     pub origin: u64,
-    /// From a layer to the next.
-    pub layer: u64,
+    /// From a lane to the next.
+    pub lane: u64,
     /// From a page to the next.
     pub page: u64,
     /// From a slot to the next in its page.
@@ -41,14 +42,14 @@ pub struct Strides {
 }
 
 impl Strides {
-    /// First byte of a layer: what page strides count from.
-    pub const fn layer_origin(&self, layer: LayerId) -> u64 {
-        self.origin + self.layer * layer.raw() as u64
+    /// First byte of a lane: what page strides count from.
+    pub const fn lane_origin(&self, lane: u32) -> u64 {
+        self.origin + self.lane * lane as u64
     }
 
     /// First byte of a slot's head 0, by its page and its offset in the page.
-    pub const fn row(&self, layer: LayerId, page: PageId, offset: u32) -> u64 {
-        self.layer_origin(layer) + self.page * page.raw() as u64 + self.slot * offset as u64
+    pub const fn row(&self, lane: u32, page: PageId, offset: u32) -> u64 {
+        self.lane_origin(lane) + self.page * page.raw() as u64 + self.slot * offset as u64
     }
 }
 
@@ -57,6 +58,11 @@ impl Strides {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PoolLayout {
     pub(super) layers: u32,
+    pub(super) groups: Groups,
+    /// Layers of a page.
+    pub(super) lanes: u32,
+    /// Page tables of a sequence.
+    pub(super) tracks: u32,
     pub(super) shape: KvShape,
     pub(super) dtype: KvDtype,
     pub(super) planes: Planes,
@@ -70,6 +76,37 @@ impl PoolLayout {
     /// Layers of the model.
     pub const fn layers(&self) -> u32 {
         self.layers
+    }
+
+    /// The groups of the layers.
+    pub const fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// Layers of a page: those that keep everything.
+    pub const fn lanes(&self) -> u32 {
+        self.lanes
+    }
+
+    /// Page tables of a sequence, over all groups; group 0 has the first one.
+    pub const fn tracks(&self) -> u32 {
+        self.tracks
+    }
+
+    /// Page tables that a group has.
+    pub fn tracks_of(&self, group: u32) -> u32 {
+        if group == 0 { 1 } else { self.groups.layers_of(group).div_ceil(self.lanes) }
+    }
+
+    /// Where a layer's K and V are. O(layers / 64).
+    pub fn place(&self, layer: LayerId) -> LayerPlace {
+        if self.groups.count() == 1 {
+            return LayerPlace { group: 0, track: 0, lane: layer.raw() };
+        }
+        let group = self.groups.group(layer);
+        let index = self.groups.before(group, layer.raw());
+        let first: u32 = (0..group).map(|group| self.tracks_of(group)).sum();
+        LayerPlace { group, track: first + index / self.lanes, lane: index % self.lanes }
     }
 
     /// What this rank holds of the model's K and V.
@@ -140,7 +177,7 @@ impl PoolLayout {
         self.page_count as u64 * self.page_size as u64
     }
 
-    /// Bytes of one page: all planes of all layers, padding included.
+    /// Bytes of one page: all planes of all lanes, padding included.
     pub const fn page_bytes(&self) -> u64 {
         self.page_bytes
     }
@@ -185,30 +222,30 @@ impl PoolLayout {
         debug_assert!(layer.raw() < self.layers);
         let plane = self.planes().iter().find(|plane| plane.name == name)?;
         let (page, offset) = self.page_of(slot);
-        let start = self.strides(name)?.row(layer, page, offset);
+        let start = self.strides(name)?.row(self.place(layer).lane, page, offset);
         match plane.order {
             PlaneOrder::BySlot => Some(start..start + plane.row_bytes() as u64),
             PlaneOrder::ByPage => None,
         }
     }
 
-    /// Contiguous pieces of one page: 1 in PageFirst, one for each plane and layer in LayerFirst.
+    /// Contiguous pieces of one page: 1 in PageFirst, one for each plane and lane in LayerFirst.
     pub const fn pieces_per_page(&self) -> u32 {
         match self.layout {
-            Layout::LayerFirst => self.planes.count() * self.layers,
+            Layout::LayerFirst => self.planes.count() * self.lanes,
             Layout::PageFirst => 1,
         }
     }
 
-    /// Byte range of one contiguous piece of a page. Pieces are ordered by plane, then by layer, so that the pieces of
+    /// Byte range of one contiguous piece of a page. Pieces are ordered by plane, then by lane, so that the pieces of
     /// a page in order are the page in the order `[plane, L, piece]`, whatever the layout. O(planes).
     pub fn piece(&self, page: PageId, piece: u32) -> Range<u64> {
         debug_assert!(piece < self.pieces_per_page() && page.raw() < self.page_count);
         match self.layout {
             Layout::LayerFirst => {
-                let plane = &self.planes()[(piece / self.layers) as usize];
+                let plane = &self.planes()[(piece / self.lanes) as usize];
                 let strides = self.strides(plane.name).expect("the plane is the pool's");
-                let start = strides.row(LayerId::new(piece % self.layers), page, 0);
+                let start = strides.row(piece % self.lanes, page, 0);
                 start..start + self.piece_bytes(plane)
             }
             Layout::PageFirst => {
@@ -218,7 +255,7 @@ impl PoolLayout {
         }
     }
 
-    /// Bytes of one page of a plane in one layer, padding included.
+    /// Bytes of one page of a plane in one lane, padding included.
     pub(crate) fn piece_bytes(&self, plane: &Plane) -> u64 {
         self.planes.piece_bytes(plane, self.page_size) as u64
     }
@@ -227,11 +264,11 @@ impl PoolLayout {
         let index = self.planes().iter().position(|plane| plane.name == name)?;
         let plane = &self.planes()[index];
         let before: u64 = self.planes()[..index].iter().map(|plane| self.piece_bytes(plane)).sum();
-        let (piece, layers) = (self.piece_bytes(plane), u64::from(self.layers));
+        let (piece, lanes) = (self.piece_bytes(plane), u64::from(self.lanes));
         let pages = u64::from(self.page_count);
-        let (origin, layer, page) = match layout {
-            Layout::LayerFirst => (before * layers * pages, piece * pages, piece),
-            Layout::PageFirst => (before * layers, piece, self.page_bytes),
+        let (origin, lane, page) = match layout {
+            Layout::LayerFirst => (before * lanes * pages, piece * pages, piece),
+            Layout::PageFirst => (before * lanes, piece, self.page_bytes),
         };
         let (slot, head) = match plane.order {
             PlaneOrder::BySlot => (plane.row_bytes() as u64, plane.head_bytes()),
@@ -239,6 +276,6 @@ impl PoolLayout {
                 (plane.head_bytes(), plane.head_bytes() * u64::from(self.page_size))
             }
         };
-        Some(Strides { origin, layer, page, slot, head })
+        Some(Strides { origin, lane, page, slot, head })
     }
 }

@@ -13,10 +13,13 @@ const CHUNK_TOKENS: u32 = 1024;
 /// A row is found in two steps, so that rows of any length need no contiguous memory and none is ever moved:
 ///
 /// ```text
-/// words = [ directory: rows x chunks_per_row | chunks: chunk_count x chunk_pages ]
-/// chunk = words[row * chunks_per_row + page_index / chunk_pages]
-/// page  = words[rows * chunks_per_row + chunk * chunk_pages + page_index % chunk_pages]
+/// words = [ directory: rows x chunks_per_row | chunks: chunk_count x tracks x chunk_pages ]
+/// block = words[row * chunks_per_row + page_index / chunk_pages]
+/// page  = words[rows * chunks_per_row + (block + track) * chunk_pages + page_index % chunk_pages]
 /// ```
+///
+/// A chunk is a block of `chunk_pages` words for each track, and its first block's number is what the directory names:
+/// a multiple of `tracks`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TableShape {
@@ -28,6 +31,8 @@ pub struct TableShape {
     pub chunk_pages: u32,
     /// Chunks of all rows together.
     pub chunk_count: u32,
+    /// Page tables of a row: those of all groups of layers ([`PoolLayout::tracks`](crate::PoolLayout::tracks)).
+    pub tracks: u32,
 }
 
 impl TableShape {
@@ -52,16 +57,35 @@ impl TableShape {
             chunks_per_row,
             chunk_pages,
             chunk_count: u32::try_from(chunk_count).map_err(|_| overflow)?,
+            tracks: 1,
         };
-        let words = u64::from(rows) * u64::from(chunks_per_row)
-            + u64::from(shape.chunk_count) * u64::from(chunk_pages);
-        if words > u64::from(u32::MAX) { Err(overflow) } else { Ok(shape) }
+        shape.with_tracks(1)
+    }
+
+    /// The shape of as many sequences and tokens, of which each has so many page tables.
+    ///
+    /// # Errors
+    /// [`ConfigError::Overflow`] where a word's index would not fit 32 bits.
+    pub fn with_tracks(self, tracks: u32) -> Result<Self, ConfigError> {
+        let chunk_words = u128::from(tracks) * u128::from(self.chunk_pages);
+        let words = u128::from(self.rows) * u128::from(self.chunks_per_row)
+            + u128::from(self.chunk_count) * chunk_words;
+        if words > u128::from(u32::MAX) {
+            return Err(ConfigError::Overflow { name: "page table words" });
+        }
+        Ok(Self { tracks, ..self })
     }
 
     /// Words of the whole array.
     pub const fn words(&self) -> usize {
         self.rows as usize * self.chunks_per_row as usize
-            + self.chunk_count as usize * self.chunk_pages as usize
+            + self.chunk_count as usize * self.tracks as usize * self.chunk_pages as usize
+    }
+
+    /// Numbers below this are blocks that a directory's word may name.
+    pub(crate) const fn blocks(&self) -> u32 {
+        // From each all tracks are words of the array.
+        self.chunk_count.saturating_sub(1) * self.tracks + 1
     }
 
     /// Index of the word that names the chunk of a row's page.
@@ -69,15 +93,20 @@ impl TableShape {
         row.raw() * self.chunks_per_row + (page_index >> self.chunk_pages.trailing_zeros())
     }
 
-    /// Index of the word that names a page, given its chunk.
-    pub const fn page_word(&self, chunk: u32, page_index: u32) -> u32 {
+    /// Index of the word that names a page, given its block.
+    pub const fn page_word(&self, block: u32, page_index: u32) -> u32 {
         let in_chunk = page_index & (self.chunk_pages - 1);
-        self.rows * self.chunks_per_row + chunk * self.chunk_pages + in_chunk
+        self.rows * self.chunks_per_row + block * self.chunk_pages + in_chunk
     }
 
-    /// Looks a page up in the array.
+    /// Looks a page of group 0 up in the array.
     pub fn page(&self, words: &[u32], row: RowId, page_index: u32) -> PageId {
-        let chunk = words[self.directory_word(row, page_index) as usize];
-        PageId::new(words[self.page_word(chunk, page_index) as usize])
+        self.track_page(words, row, 0, page_index)
+    }
+
+    /// Looks a page of a track up in the array.
+    pub fn track_page(&self, words: &[u32], row: RowId, track: u32, page_index: u32) -> PageId {
+        let block = words[self.directory_word(row, page_index) as usize] + track;
+        PageId::new(words[self.page_word(block, page_index) as usize])
     }
 }

@@ -1,8 +1,8 @@
 //! Pools of made-up planes against plain enumeration: what shapes to come will ask of the arithmetic.
 
 use super::{
-    Capacity, KvDtype, KvScales, KvShape, LabelChannels, LabelError, Layout, Plane, PlaneName,
-    PlaneOrder, PoolConfig, PoolLayout, ScaleError, Scaling,
+    Capacity, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace, Layout,
+    Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError, Scaling,
 };
 use crate::error::ConfigError;
 use crate::id::{LayerId, PageId};
@@ -95,7 +95,7 @@ fn every_head_has_the_offset_of_its_place_in_the_physical_order() {
             let head_bytes = u64::from(plane.elements * plane.dtype.size());
             let start = next;
             for (slot, head) in rows_of(plane, pool.page_size()) {
-                let at = strides.row(layer, page, slot) + u64::from(head) * strides.head;
+                let at = strides.row(layer.raw(), page, slot) + u64::from(head) * strides.head;
                 assert_eq!(at, next, "{pool:?} {plane:?} {layer:?} {page:?} {slot} {head}");
                 assert!(at.is_multiple_of(plane.dtype.size().into()), "{pool:?} {plane:?}");
                 next += head_bytes;
@@ -125,9 +125,10 @@ fn pieces_tile_the_pool_and_are_each_page_in_one_order() {
                     .map(|strides| strides.expect("the pool has it"));
                 for layer in (0..pool.layers()).map(LayerId::new) {
                     for (slot, head) in rows_of(plane, pool.page_size()) {
-                        let in_pool = there.row(layer, page, slot) + there.head * u64::from(head);
-                        let in_page =
-                            here.row(layer, PageId::new(0), slot) + here.head * u64::from(head);
+                        let in_pool =
+                            there.row(layer.raw(), page, slot) + there.head * u64::from(head);
+                        let in_page = here.row(layer.raw(), PageId::new(0), slot)
+                            + here.head * u64::from(head);
                         assert_eq!(page_bytes[in_page as usize], in_pool, "{pool:?} {plane:?}");
                     }
                 }
@@ -346,4 +347,80 @@ fn label_channels_are_part_of_what_a_page_means() {
     assert_ne!(first, of(vec![0, 1, 2, 1, 2, 4]));
     let plain = PoolConfig { label_channels: 0, ..pool }.layout().expect("a valid pool");
     assert_ne!(first, plain.page_fingerprint(None, None));
+}
+
+#[test]
+fn layers_of_groups_have_places_of_their_own() {
+    let mut rng = Rng::new(7);
+    for _ in 0..300 {
+        let (count, layers) = (rng.within(1, 4) as usize, rng.pick(&[4, 9, 62, 64, 65, 130, 256]));
+        let all = [Reach::All, Reach::Window(5), Reach::Chunk(64), Reach::Window(1)];
+        let mut of: Vec<u8> = (0..layers).map(|_| rng.below(count as u64) as u8).collect();
+        (0..count).for_each(|group| of[group] = group as u8);
+        let groups = Groups::new(&all[..count], &of).expect("each has a layer");
+        let config = PoolConfig { layers, groups, page_size: 2, ..PoolConfig::default() };
+        let layout = config.layout().expect("a small pool");
+        // Counted plainly: layer after layer takes the next place of its group.
+        let sizes: Vec<u32> = (0..count as u8)
+            .map(|group| of.iter().filter(|of| **of == group).count() as u32)
+            .collect();
+        let tracks: Vec<u32> = sizes.iter().map(|size| size.div_ceil(sizes[0])).collect();
+        assert_eq!((layout.lanes(), layout.tracks()), (sizes[0], tracks.iter().sum()));
+        assert_eq!(layout.page_bytes(), u64::from(sizes[0]) * 2 * 2 * 64 * 4);
+        let mut next = vec![0; count];
+        for (layer, &group) in (0..).map(LayerId::new).zip(&of) {
+            let (group, index) = (u32::from(group), next[usize::from(group)]);
+            next[group as usize] += 1;
+            let track = tracks[..group as usize].iter().sum::<u32>() + index / sizes[0];
+            let place = LayerPlace { group, track, lane: index % sizes[0] };
+            assert_eq!(layout.place(layer), place, "{layer:?} of {of:?}");
+            assert_eq!(layout.tracks_of(group), tracks[group as usize]);
+        }
+    }
+}
+
+#[test]
+fn groups_that_make_no_sense_are_refused() {
+    let (all, window) = (Reach::All, Reach::Window(8));
+    let reach = |group, reach| Err(ConfigError::Reach { group, reach });
+    let limit = |name, value, max| Err(ConfigError::Limit { name, value, max });
+    let layer = LayerId::new(1);
+    let many = [all, window, window, window, window];
+    for (reaches, layers, want) in [
+        (&[window, all][..], &[0, 1][..], reach(0, window)),
+        (&[all, all], &[0, 1], reach(1, all)),
+        (&[all, Reach::Window(0)], &[0, 1], reach(1, Reach::Window(0))),
+        (&[all, window, Reach::Chunk(0)], &[0, 1, 2], reach(2, Reach::Chunk(0))),
+        (&[all, Reach::Chunk(24)], &[0, 1], reach(1, Reach::Chunk(24))),
+        (&[all, window], &[0, 2], Err(ConfigError::LayerGroup { layer, group: 2, groups: 2 })),
+        (&[all, window], &[1, 1], Err(ConfigError::EmptyGroup { group: 0 })),
+        (&[all, window], &[0, 0], Err(ConfigError::EmptyGroup { group: 1 })),
+        (&[], &[], Err(ConfigError::EmptyGroup { group: 0 })),
+        (&many, &[0, 1, 2, 3], limit("groups", 5, 4)),
+        (&[all, window], &[0; 257], limit("layers", 257, 256)),
+    ] {
+        assert_eq!(Groups::new(reaches, layers), want, "{reaches:?} {layers:?}");
+    }
+    let groups = Groups::new(&[all, window], &[0, 1, 1]).expect("it is right");
+    let config = PoolConfig { layers: 2, groups, ..PoolConfig::default() };
+    assert_eq!(config.layout(), Err(ConfigError::GroupedLayers { layers: 2, grouped: 3 }));
+    assert_eq!(Groups::new(&[all], &[0, 0]), Ok(Groups::ONE));
+}
+
+#[test]
+fn reaches_never_fall() {
+    for reach in [Reach::All, Reach::Window(1), Reach::Window(7), Reach::Chunk(1), Reach::Chunk(16)]
+    {
+        for at in 0..100 {
+            let want = match reach {
+                Reach::All => 0,
+                Reach::Window(size) => (0..=at).find(|seen| at - seen < size).expect("itself"),
+                Reach::Chunk(size) => {
+                    (0..=at).find(|seen| seen / size == at / size).expect("itself")
+                }
+            };
+            assert_eq!(reach.first(at), want);
+            assert!(reach.first(at) <= reach.first(at + 1));
+        }
+    }
 }

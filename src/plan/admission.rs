@@ -61,11 +61,13 @@ pub struct Leader {
     pub seq: SeqKey,
     /// Tokens of the prompt that will need no computing when it has committed them: more than now.
     pub cached_len: u32,
+    /// How often the sequence's text had been cut when it was named.
+    pub(crate) cuts: u32,
 }
 
 impl Leader {
-    pub(crate) fn new(seq: SeqKey, cached_len: u32) -> Self {
-        Self { seq, cached_len }
+    pub(crate) fn new(seq: SeqKey, cached_len: u32, cuts: u32) -> Self {
+        Self { seq, cached_len, cuts }
     }
 }
 

@@ -72,16 +72,21 @@ impl DraftTree {
     /// O(tokens).
     ///
     /// # Errors
-    /// [`Error::DraftLen`], [`Error::DraftParent`]. The tree is as it was.
+    /// [`Error::DraftLen`], [`Error::DraftParent`], [`Error::TooLong`] where `start` and the tokens are more than
+    /// `u32::MAX`. The tree is as it was.
     pub fn set(&mut self, start: u32, parents: &[u32]) -> Result<(), Error> {
         check_len(parents.len() as u64)?;
+        let (len, max) = (u64::from(start) + parents.len() as u64, u64::from(u32::MAX));
+        if len > max {
+            return Err(Error::TooLong { len, max });
+        }
         let misplaced = (0..).zip(parents).find(|&(token, &parent)| parent > token);
         if let Some((token, &parent)) = misplaced {
             return Err(Error::DraftParent { token, parent });
         }
         self.masks.clear();
         self.positions.clear();
-        let row = MaskRow::new(start.saturating_add(parents.len() as u32), parents.len() as u32);
+        let row = MaskRow::new(len as u32, parents.len() as u32);
         for (token, &parent) in (0..).zip(parents) {
             let (seen, position) = match parent == token {
                 true => (row.before(), start),
@@ -93,9 +98,12 @@ impl DraftTree {
         Ok(())
     }
 
-    /// The tree as the draft of a sequence.
+    /// The tree as the draft of a sequence. A tree of no tokens is no chain: a plan refuses it
+    /// ([`Error::DraftArrays`]).
     pub fn draft(&self, seq: SeqKey) -> Draft<'_> {
-        Draft { seq, masks: &self.masks, positions: &self.positions }
+        // A chain has neither masks nor positions.
+        let positions = if self.positions.is_empty() { &[0] } else { &self.positions[..] };
+        Draft { seq, masks: &self.masks, positions }
     }
 
     /// What each token sees: see [`Draft::masks`].
@@ -132,6 +140,7 @@ pub struct Compaction {
 
 impl Compaction {
     /// Each place that moves, from the first on, and where to. One after another they never read what was written.
+    /// Places past `u32::MAX` do not exist and are left out.
     pub fn moves(self) -> impl Iterator<Item = (u32, u32)> {
         let mut rest = self.keep;
         let next = move || {
@@ -141,8 +150,9 @@ impl Compaction {
             some.then_some(bit)
         };
         let kept = std::iter::from_fn(next).zip(0..);
-        kept.filter(|(from, to)| from != to)
-            .map(move |(from, to)| (self.first + from, self.first + to))
+        kept.filter(|(from, to)| from != to).filter_map(move |(from, to)| {
+            Some((self.first.checked_add(from)?, self.first.checked_add(to)?))
+        })
     }
 
     /// The place after the last that is kept.
@@ -246,6 +256,17 @@ mod tests {
         let long = tree.set(0, &[0; 65]);
         assert_eq!(long, Err(Error::DraftLen { len: 65, max: 64 }));
         assert_eq!(tree.masks().len(), 64, "an error leaves it as it was");
+        // The longest text that there can be.
+        let max = u64::from(u32::MAX);
+        for (start, len) in [(u32::MAX, 1_u32), (u32::MAX, 2), (u32::MAX - 63, 64)] {
+            let refused = Error::TooLong { len: u64::from(start) + u64::from(len), max };
+            assert_eq!(tree.set(start, &chain[..len as usize]), Err(refused));
+            assert_eq!(tree.positions()[63], 1063, "an error leaves it as it was");
+        }
+        tree.set(u32::MAX - 64, &chain).expect("it ends at u32::MAX");
+        assert_eq!((tree.positions()[0], tree.positions()[63]), (u32::MAX - 64, u32::MAX - 1));
+        assert_eq!((tree.masks()[0], tree.masks()[63]), (1 << 63, u64::MAX));
+        tree.set(u32::MAX, &[]).expect("no token is past the end");
     }
 
     #[test]
@@ -256,6 +277,15 @@ mod tests {
         let all: Vec<_> = moves(u64::MAX);
         assert!(all.is_empty());
         assert_eq!(moves(1 << 63), [(70, 7)]);
+        for first in [u32::MAX, u32::MAX - 1, u32::MAX - 62] {
+            let far = |keep| Compaction { row: RowId::new(0), first, keep };
+            assert!(far(1 << 63).moves().next().is_none(), "there is no such place");
+            assert_eq!(far(1 << 63).end(), u64::from(first) + 64);
+            assert!(far(u64::MAX).moves().next().is_none());
+        }
+        let last = Compaction { row: RowId::new(0), first: u32::MAX - 2, keep: 0b1110 };
+        let last: Vec<_> = last.moves().collect();
+        assert_eq!(last, [(u32::MAX - 1, u32::MAX - 2), (u32::MAX, u32::MAX - 1)]);
         assert_eq!(Compaction { first: 7, keep: 0b101, ..Compaction::default() }.end(), 10);
     }
 

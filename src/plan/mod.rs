@@ -7,6 +7,7 @@
 
 mod admission;
 mod draft;
+mod moves;
 mod owned;
 mod spans;
 mod step_end;
@@ -88,7 +89,15 @@ pub enum SlotMapping<'a> {
     I64(&'a [i64]),
 }
 
-impl SlotMapping<'_> {
+impl<'a> SlotMapping<'a> {
+    /// Some of them.
+    fn part(&self, range: std::ops::Range<usize>) -> SlotMapping<'a> {
+        match self {
+            Self::I32(slots) => SlotMapping::I32(&slots[range]),
+            Self::I64(slots) => SlotMapping::I64(&slots[range]),
+        }
+    }
+
     /// Number of tokens.
     pub fn len(&self) -> usize {
         match self {
@@ -125,6 +134,9 @@ pub struct BatchPlan<'step> {
     pub positions: &'step [u32],
     /// Slot of each new token.
     pub slot_mapping: SlotMapping<'step>,
+    /// The same for the tracks but the first one, `[tracks - 1, tokens]`, slots as wide; empty where there is one
+    /// track. See [`BatchPlan::slots_of`].
+    pub track_slots: SlotMapping<'step>,
     /// What changed in the page tables since the last plan. Indices are distinct, so they may be applied in any order.
     pub table_writes: &'step [TableWrite],
     /// What several rows read from the same pages. Candidates: a backend may read it once for all of them.
@@ -144,6 +156,21 @@ impl<'step> BatchPlan<'step> {
     /// New tokens of the step, padding included: rows of q, k, v and out.
     pub fn token_count(&self) -> usize {
         self.positions.len()
+    }
+
+    /// The slot of each new token in a track: of the layers that [`PoolLayout::place`](crate::PoolLayout::place) has
+    /// there. Track 0 is group 0's.
+    ///
+    /// # Panics
+    /// If there is no such track.
+    pub fn slots_of(&self, track: u32) -> SlotMapping<'step> {
+        match track.checked_sub(1) {
+            None => self.slot_mapping,
+            Some(index) => {
+                let first = index as usize * self.token_count();
+                self.track_slots.part(first..first + self.token_count())
+            }
+        }
     }
 
     /// The masks of a row that is a tree of drafts; nothing of any other row.
@@ -190,6 +217,14 @@ impl<'step> BatchPlan<'step> {
                 SlotMapping::I32(slots) => SlotMapping::I32(pad(bump, slots, tokens, |_| -1)),
                 SlotMapping::I64(slots) => SlotMapping::I64(pad(bump, slots, tokens, |_| -1)),
             },
+            track_slots: match self.track_slots {
+                SlotMapping::I32(slots) => {
+                    SlotMapping::I32(pad_each(bump, slots, self.token_count(), tokens))
+                }
+                SlotMapping::I64(slots) => {
+                    SlotMapping::I64(pad_each(bump, slots, self.token_count(), tokens))
+                }
+            },
             table_writes: bump.alloc_slice_copy(self.table_writes),
             shared: SharedSpans {
                 spans: bump.alloc_slice_copy(self.shared.spans),
@@ -201,6 +236,18 @@ impl<'step> BatchPlan<'step> {
             },
         }
     }
+}
+
+/// Slots of tracks, of `tokens` each, padded to `len` each.
+fn pad_each<'a, T: Copy + From<i8>>(
+    bump: &'a Bump,
+    slots: &[T],
+    tokens: usize,
+    len: usize,
+) -> &'a [T] {
+    let tracks = slots.len().checked_div(tokens).unwrap_or(0);
+    let slot = |at: usize| slots[at / len * tokens..][..tokens].get(at % len).copied();
+    bump.alloc_slice_fill_with(tracks * len, |at| slot(at).unwrap_or(T::from(-1)))
 }
 
 /// `items`, then `fill(0..)` up to `len`.

@@ -21,7 +21,8 @@ struct Header {
     rows: u64,
     tokens: u64,
     table_writes: u64,
-    slot_bytes: u64,
+    /// Bytes of a slot, and above 32 bits the tracks but the first one.
+    slots: u64,
     spans: u64,
     members: u64,
     masks: u64,
@@ -29,11 +30,22 @@ struct Header {
 
 const HEADER_WORDS: usize = size_of::<Header>() / 8;
 
-/// Why bytes are not a plan.
+impl Header {
+    fn slot_bytes(&self) -> u64 {
+        self.slots & u64::from(u32::MAX)
+    }
+
+    /// Slots of all tracks but the first one, if they can be counted.
+    fn track_slots(&self) -> Option<u64> {
+        (self.slots >> 32).checked_mul(self.tokens)
+    }
+}
+
+/// Why bytes are not a plan, or another record for other ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PlanBytesError {
-    /// The first bytes are not those of a plan of this version.
+    /// The first bytes are not the mark of such a record of this version.
     Magic,
     /// The length is not what the header says.
     Length {
@@ -66,12 +78,17 @@ pub enum PlanBytesError {
         /// The number that stands for what it does.
         kind: u64,
     },
+    /// A [`Compaction`](super::Compaction) of places that 32 bits do not number.
+    Compaction {
+        /// Its place in the list.
+        index: usize,
+    },
 }
 
 impl fmt::Display for PlanBytesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Magic => write!(f, "the bytes are not a plan of this version"),
+            Self::Magic => write!(f, "the bytes do not begin with the mark of this version"),
             Self::Length { actual } => write!(f, "{actual} bytes are not what the header says"),
             Self::SlotBytes { slot_bytes } => {
                 write!(f, "slots of {slot_bytes} bytes are neither 4 nor 8")
@@ -84,6 +101,7 @@ impl fmt::Display for PlanBytesError {
             Self::StepEnd { kind } => {
                 write!(f, "an end of steps of kind {kind} neither completes nor aborts")
             }
+            Self::Compaction { index } => write!(f, "compaction {index} ends past 2^32 places"),
         }
     }
 }
@@ -109,13 +127,14 @@ impl OwnedPlan {
             SlotMapping::I32(_) => 4,
             SlotMapping::I64(_) => 8,
         };
+        let further = plan.track_slots.len().checked_div(plan.token_count()).unwrap_or(0) as u64;
         let header = Header {
             magic: MAGIC,
             step: plan.step.raw(),
             rows: plan.rows.len() as u64,
             tokens: plan.token_count() as u64,
             table_writes: plan.table_writes.len() as u64,
-            slot_bytes,
+            slots: slot_bytes | further << 32,
             spans: plan.shared.spans.len() as u64,
             members: plan.shared.members.len() as u64,
             masks: plan.masks.len() as u64,
@@ -133,6 +152,10 @@ impl OwnedPlan {
         self.push(bytemuck::cast_slice(plan.shared.spans));
         self.push(bytemuck::cast_slice(plan.shared.members));
         self.push(bytemuck::cast_slice(plan.masks));
+        match plan.track_slots {
+            SlotMapping::I32(slots) => self.push(bytemuck::cast_slice(slots)),
+            SlotMapping::I64(slots) => self.push(bytemuck::cast_slice(slots)),
+        }
     }
 
     fn push(&mut self, bytes: &[u8]) {
@@ -162,8 +185,9 @@ impl OwnedPlan {
         if header.magic != MAGIC {
             return Err(PlanBytesError::Magic);
         }
-        if header.slot_bytes != 4 && header.slot_bytes != 8 {
-            return Err(PlanBytesError::SlotBytes { slot_bytes: header.slot_bytes });
+        let slot_bytes = header.slot_bytes();
+        if slot_bytes != 4 && slot_bytes != 8 {
+            return Err(PlanBytesError::SlotBytes { slot_bytes: header.slots });
         }
         let wanted = words_of(&header).ok_or(length)?;
         if wanted != words.len() as u64 {
@@ -196,7 +220,7 @@ impl OwnedPlan {
             rows: bytemuck::cast_slice(take(rows * size_of::<BatchRow>())),
             tokens: bytemuck::cast_slice(take(tokens * 4)),
             positions: bytemuck::cast_slice(take(tokens * 4)),
-            slot_mapping: if header.slot_bytes == 4 {
+            slot_mapping: if header.slot_bytes() == 4 {
                 SlotMapping::I32(bytemuck::cast_slice(take(tokens * 4)))
             } else {
                 SlotMapping::I64(bytemuck::cast_slice(take(tokens * 8)))
@@ -207,6 +231,10 @@ impl OwnedPlan {
                 members: bytemuck::cast_slice(take(header.members as usize * 4)),
             },
             masks: bytemuck::cast_slice(take(header.masks as usize * 8)),
+            track_slots: match (header.slot_bytes(), (header.slots >> 32) as usize * tokens) {
+                (4, slots) => SlotMapping::I32(bytemuck::cast_slice(take(slots * 4))),
+                (_, slots) => SlotMapping::I64(bytemuck::cast_slice(take(slots * 8))),
+            },
         }
     }
 }
@@ -230,11 +258,12 @@ fn words_of(header: &Header) -> Option<u64> {
         (header.rows, size_of::<BatchRow>() as u64),
         (header.tokens, 4),
         (header.tokens, 4),
-        (header.tokens, header.slot_bytes),
+        (header.tokens, header.slot_bytes()),
         (header.table_writes, 8),
         (header.spans, size_of::<SharedSpan>() as u64),
         (header.members, 4),
         (header.masks, 8),
+        (header.track_slots()?, header.slot_bytes()),
     ];
     arrays.iter().try_fold(HEADER_WORDS as u64, |sum, &(count, size)| {
         sum.checked_add(count.checked_mul(size)?.div_ceil(8))

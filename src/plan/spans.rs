@@ -38,7 +38,8 @@ pub struct SharedSpan {
 impl SharedSpan {
     /// Where its members stand in [`SharedSpans::members`].
     pub fn range(&self) -> std::ops::Range<usize> {
-        self.member_start as usize..(self.member_start + self.member_count) as usize
+        let start = self.member_start as usize;
+        start..start + self.member_count as usize
     }
 }
 
@@ -51,20 +52,21 @@ pub struct SharedSpans<'step> {
     pub members: &'step [u32],
 }
 
-/// What the check of spans remembers, in memory that stays.
+/// Memory of the check of spans, kept from one plan to the next.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpanCheck {
     /// Which rows were named. Bytes, since bits of one word would wait for one another.
     named: Vec<bool>,
-    /// The spans around the one at hand.
-    around: Vec<SharedSpan>,
+    /// The spans around the one at hand, outermost first, each with its index. Their ends rise.
+    around: Vec<(usize, SharedSpan)>,
 }
 
 impl SpanCheck {
-    /// Checks what a plan alone shows of R1 to R3. O(rows, and members of all spans).
+    /// Checks those parts of R1 to R3 that a plan alone shows. O(rows and spans): each member is compared with the
+    /// innermost span around it, which ends last.
     ///
     /// # Errors
-    /// The first span that is off; their number, if the members are.
+    /// The first span that is off; the number of spans, if the members are.
     pub(crate) fn check(
         &mut self,
         shared: &SharedSpans<'_>,
@@ -73,41 +75,44 @@ impl SpanCheck {
         let SharedSpans { spans, members } = *shared;
         self.check_members(members, rows.len()).map_err(|()| spans.len())?;
         self.around.clear();
-        let mut roots_end = 0;
+        let mut queries = Queries { members, rows, reached: 0, off: spans.len() };
         for (i, span) in spans.iter().enumerate() {
-            let off = || Err(i);
-            let Some(members_end) = span.member_start.checked_add(span.member_count) else {
-                return off();
-            };
-            let is_past = |around: &SharedSpan| around.range().end <= span.member_start as usize;
-            while self.around.pop_if(|around| is_past(around)).is_some() {}
-            let nested = match self.around.last() {
-                Some(parent) => {
-                    span.begin == parent.end
-                        && span.member_start >= parent.member_start
-                        && span.member_count < parent.member_count
-                        && members_end as usize <= parent.range().end
-                }
-                None => {
-                    let follows = span.member_start == roots_end && span.begin == 0;
-                    roots_end = members_end;
-                    follows && members_end as usize <= members.len()
-                }
-            };
-            if !nested || span.member_count < 2 || span.begin >= span.end {
-                return off();
+            self.leave(span.member_start as usize, &mut queries);
+            if !self.is_nested(span, queries.reached, members.len()) {
+                queries.off = queries.off.min(i);
+                break;
             }
-            let first_query = |&row: &u32| {
-                let row = &rows[row as usize];
-                row.kv_len.saturating_sub(row.extend_len)
-            };
-            let first = members[span.range()].iter().map(first_query).fold(u32::MAX, u32::min);
-            if first < span.end {
-                return off();
-            }
-            self.around.push(*span);
+            queries.check(&self.around, span.member_start as usize);
+            self.around.push((i, *span));
         }
-        if roots_end as usize == members.len() { Ok(()) } else { Err(spans.len()) }
+        self.leave(usize::MAX, &mut queries);
+        let is_right = queries.off == spans.len() && queries.reached == members.len();
+        if is_right { Ok(()) } else { Err(queries.off) }
+    }
+
+    /// Leaves the spans whose members end at or before `start`, innermost first.
+    fn leave(&mut self, start: usize, queries: &mut Queries<'_>) {
+        while let Some(&(_, innermost)) = self.around.last()
+            && innermost.range().end <= start
+        {
+            queries.check(&self.around, innermost.range().end);
+            self.around.pop();
+        }
+    }
+
+    /// R1 of a span, given the spans around it. A root begins where the members of the root before it end.
+    fn is_nested(&self, span: &SharedSpan, roots_end: usize, members: usize) -> bool {
+        let range = span.range();
+        let fits = match self.around.last() {
+            Some((_, parent)) => {
+                span.begin == parent.end
+                    && span.member_start >= parent.member_start
+                    && span.member_count < parent.member_count
+                    && range.end <= parent.range().end
+            }
+            None => span.begin == 0 && range.start == roots_end && range.end <= members,
+        };
+        fits && span.member_count >= 2 && span.begin < span.end
     }
 
     /// R2.
@@ -124,10 +129,39 @@ impl SpanCheck {
     }
 }
 
+/// The first query positions of members, in order. R3.
+struct Queries<'a> {
+    members: &'a [u32],
+    rows: &'a [BatchRow],
+    /// Members before it were checked.
+    reached: usize,
+    /// The first span that reaches past a query of its members.
+    off: usize,
+}
+
+impl Queries<'_> {
+    /// Checks the members up to `end`, all of which have these spans around them.
+    fn check(&mut self, around: &[(usize, SharedSpan)], end: usize) {
+        let Some(&(_, innermost)) = around.last() else { return };
+        let first_query = |&row: &u32| {
+            let row = &self.rows[row as usize];
+            row.kv_len.saturating_sub(row.extend_len)
+        };
+        let own = &self.members[self.reached..end];
+        let first = own.iter().map(first_query).fold(u32::MAX, u32::min);
+        if first < innermost.end {
+            let outermost = around.partition_point(|(_, span)| span.end <= first);
+            self.off = self.off.min(around[outermost].0);
+        }
+        self.reached = end;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::id::RowId;
+    use crate::testkit::rng::Rng;
 
     fn rows(count: u32) -> Vec<BatchRow> {
         let row = |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 101 };
@@ -174,7 +208,158 @@ mod tests {
         assert_eq!(under((0, 2, 17, 32)), Err(1), "R1: not where its parent ends");
         let two = [(0, 4, 0, 16), (2, 2, 16, 32), (0, 2, 16, 32)];
         assert_eq!(check(&[3, 1, 0, 5], &two), Err(2), "R1: out of order");
+        let before = [(0, 6, 0, 16), (3, 3, 16, 32), (0, 2, 32, 48)];
+        assert_eq!(check(&[3, 1, 0, 5, 2, 4], &before), Err(2), "R1: before its parent's members");
         let apart = [(0, 2, 0, 16), (1, 2, 0, 16)];
         assert_eq!(check(&[3, 1, 0], &apart), Err(1), "R1: siblings share a member");
+    }
+
+    #[test]
+    fn the_largest_span_has_a_range() {
+        let span = SharedSpan { member_start: u32::MAX, member_count: u32::MAX, begin: 0, end: 1 };
+        assert_eq!(span.range(), u32::MAX as usize..2 * u32::MAX as usize);
+    }
+
+    /// Looking at all members of each span would take 2^39 looks: hours.
+    #[test]
+    fn each_member_is_looked_at_once() {
+        const ROWS: u32 = 1 << 20;
+        let row = |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 2 + i };
+        let mut rows: Vec<_> = (0..ROWS).map(row).collect();
+        // Span i is of all rows from i on, and of one page: row i is of i + 1 spans.
+        let span = |i| SharedSpan { member_start: i, member_count: ROWS - i, begin: i, end: i + 1 };
+        let spans: Vec<_> = (0..ROWS - 1).map(span).collect();
+        let members: Vec<_> = (0..ROWS).collect();
+        let shared = SharedSpans { spans: &spans, members: &members };
+        let mut check = SpanCheck::default();
+        assert_eq!(check.check(&shared, &rows), Ok(()));
+        let last = ROWS as usize - 1;
+        rows[last].kv_len = 1 + 77;
+        assert_eq!(check.check(&shared, &rows), Err(77), "the outermost span that is off");
+        // Each row is past its spans: row i of its span i.
+        rows.iter_mut().zip(0..).for_each(|(row, i)| row.kv_len = 1 + i);
+        assert_eq!(check.check(&shared, &rows), Err(0));
+    }
+
+    /// The definition: of each span all its members.
+    fn check_all(shared: &SharedSpans<'_>, rows: &[BatchRow]) -> Result<(), usize> {
+        let SharedSpans { spans, members } = *shared;
+        let mut named = vec![false; rows.len()];
+        for &member in members {
+            match named.get_mut(member as usize) {
+                Some(named) if !*named => *named = true,
+                _ => return Err(spans.len()),
+            }
+        }
+        let (mut around, mut roots_end) = (Vec::<SharedSpan>::new(), 0);
+        for (i, span) in spans.iter().enumerate() {
+            let is_past = |around: &SharedSpan| around.range().end <= span.member_start as usize;
+            while around.pop_if(|around| is_past(around)).is_some() {}
+            let range = span.range();
+            let nested = match around.last() {
+                Some(parent) => {
+                    span.begin == parent.end
+                        && span.member_start >= parent.member_start
+                        && span.member_count < parent.member_count
+                        && range.end <= parent.range().end
+                }
+                None => {
+                    let follows = range.start == roots_end && span.begin == 0;
+                    roots_end = range.end;
+                    follows && range.end <= members.len()
+                }
+            };
+            let first_query = |&row: &u32| {
+                let row = &rows[row as usize];
+                row.kv_len.saturating_sub(row.extend_len)
+            };
+            let is_right = nested
+                && span.member_count >= 2
+                && span.begin < span.end
+                && members[range].iter().map(first_query).all(|first| first >= span.end);
+            if !is_right {
+                return Err(i);
+            }
+            around.push(*span);
+        }
+        if roots_end == members.len() { Ok(()) } else { Err(spans.len()) }
+    }
+
+    /// Adds random nested spans of the members `start..end`, from position `begin` on. Roots leave no member out.
+    fn grow(rng: &mut Rng, spans: &mut Vec<SharedSpan>, start: u32, end: u32, begin: u32) {
+        let mut at = start;
+        while end - at >= 2 && rng.below(4) > 0 {
+            let is_root = begin == 0;
+            at += if is_root { 0 } else { rng.below(u64::from(end - at - 1)) as u32 };
+            let most = if is_root { end - at } else { (end - at).min(end - start - 1) };
+            if most < 2 {
+                return;
+            }
+            let count = 2 + rng.below(u64::from(most - 1)) as u32;
+            let to = begin + 1 + rng.below(3) as u32;
+            spans.push(SharedSpan { member_start: at, member_count: count, begin, end: to });
+            grow(rng, spans, at, at + count, to);
+            at += count;
+        }
+    }
+
+    #[test]
+    fn a_million_lists_are_judged_as_by_looking_at_all_members() {
+        let mut rng = Rng::new(0x5ba5);
+        let mut check = SpanCheck::default();
+        let (mut spans, mut members) = (Vec::new(), Vec::new());
+        let (mut right, mut depth) = (0, 0);
+        let mut seen = [0_u32; 16];
+        for case in 0..1_000_000 {
+            let count = 2 + rng.below(11) as u32;
+            spans.clear();
+            grow(&mut rng, &mut spans, 0, count, 0);
+            let named = spans.iter().map(|span| span.range().end).max().unwrap_or(0);
+            members.clear();
+            members.extend(0..count);
+            (1..count as usize).for_each(|i| members.swap(i, rng.below(i as u64 + 1) as usize));
+            members.truncate(named);
+            let mut kv_lens = vec![1_u32; count as usize];
+            for span in &spans {
+                members[span.range()].iter().for_each(|&row| kv_lens[row as usize] = 1 + span.end);
+            }
+            // Half of them are mutated, up to three times.
+            for _ in 0..rng.below(2) * (1 + rng.below(3)) {
+                let near = |rng: &mut Rng, value: u32| match rng.below(8) {
+                    0 => rng.below(1 << 32) as u32,
+                    1 => u32::MAX,
+                    2 => 0,
+                    n => value.wrapping_add(n as u32).wrapping_sub(5),
+                };
+                let row = rng.below(count.into()) as usize;
+                let i = rng.below(spans.len().max(1) as u64) as usize;
+                match (rng.below(8), spans.get_mut(i)) {
+                    (0, Some(span)) => span.member_start = near(&mut rng, span.member_start),
+                    (1, Some(span)) => span.member_count = near(&mut rng, span.member_count),
+                    (2, Some(span)) => span.begin = near(&mut rng, span.begin),
+                    (3, Some(span)) => span.end = near(&mut rng, span.end),
+                    (4, Some(_)) => _ = spans.swap_remove(i),
+                    (5, Some(&mut span)) => spans.push(span),
+                    (6, _) if named > 0 => members[i % named] = row as u32,
+                    _ => kv_lens[row] = near(&mut rng, kv_lens[row]),
+                }
+            }
+            let row = |(i, &kv_len): (usize, &u32)| BatchRow {
+                row: RowId::new(i as u32),
+                qo_start: i as u32,
+                extend_len: 1,
+                kv_len,
+            };
+            let rows: Vec<_> = kv_lens.iter().enumerate().map(row).collect();
+            let shared = SharedSpans { spans: &spans, members: &members };
+            let want = check_all(&shared, &rows);
+            assert_eq!(check.check(&shared, &rows), want, "case {case}: {shared:?}, {kv_lens:?}");
+            match want {
+                Ok(()) => (right, depth) = (right + 1, depth.max(spans.len())),
+                Err(off) => seen[off.min(15)] += 1,
+            }
+        }
+        assert!((400_000..900_000).contains(&right) && depth >= 6, "{right} {depth}");
+        assert!(seen[..8].iter().all(|&count| count > 100), "each index is off at times: {seen:?}");
     }
 }

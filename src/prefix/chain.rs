@@ -13,6 +13,8 @@
 
 mod check;
 
+use std::sync::Arc;
+
 use crate::error::Error;
 use crate::hash::{Hashing, Names, NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
@@ -94,7 +96,7 @@ impl Chain {
     }
 
     /// What a namespace is called whose prefixes are hashed.
-    pub fn names_of(&self, namespace: Namespace) -> &NamespaceNames {
+    pub fn names_of(&self, namespace: Namespace) -> &Arc<NamespaceNames> {
         &self.names.get(namespace).expect("what is admitted has names").names
     }
 
@@ -125,7 +127,7 @@ impl PrefixTree {
 
     /// Whether prefixes of a namespace can be hashed, if they are to be.
     pub(crate) fn is_named(&self, namespace: Namespace) -> bool {
-        self.chain.as_ref().is_none_or(|chain| chain.names.get(namespace).is_some())
+        self.chain.as_ref().is_none_or(|chain| chain.names.is_named(namespace))
     }
 
     /// Calls a namespace something, if prefixes are hashed.
@@ -138,6 +140,28 @@ impl PrefixTree {
         names: NamespaceNames,
     ) -> Result<(), Error> {
         self.chain.as_mut().map_or(Ok(()), |chain| chain.names.name(namespace, names))
+    }
+
+    /// Marks a namespace as forgotten, if prefixes are hashed; its names go once they have no users.
+    ///
+    /// # Errors
+    /// [`Error::UnnamedNamespace`].
+    pub(crate) fn forget_names(&mut self, namespace: Namespace) -> Result<(), Error> {
+        self.chain.as_mut().map_or(Ok(()), |chain| chain.names.forget(namespace))
+    }
+
+    /// Counts a sequence or a first node of a namespace, if prefixes are hashed.
+    pub(crate) fn hold_names(&mut self, namespace: Namespace) {
+        if let Some(chain) = &mut self.chain {
+            chain.names.hold(namespace);
+        }
+    }
+
+    /// Counts a sequence or a first node of a namespace no more, if prefixes are hashed.
+    pub(crate) fn release_names(&mut self, namespace: Namespace) {
+        if let Some(chain) = &mut self.chain {
+            chain.names.release(namespace);
+        }
     }
 
     /// The longest cached prefix of a chain of hashes; its pages go to `each`, in order, piece by piece.

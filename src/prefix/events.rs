@@ -8,32 +8,43 @@
 //!
 //! Neighbours are joined: pages that follow what was stored last, and what is removed one after another. Where the
 //! buffer overflows it is emptied, and the next drain says instead that all is cleared, and then the whole tree. So
-//! what a host hears is always enough to know what is cached, however seldom it listens.
+//! what a host hears is always enough to know what is cached, however seldom it listens. A sink that panics leaves the
+//! buffer as after an overflow.
 //!
 //! Only the present generation is spoken of: what an old one gives out later may have the hash of what the new one
 //! holds.
 //!
 //! Not here: what an event says (`event.rs`), hashes (`chain.rs`).
 
+use std::sync::Arc;
+
 use bytemuck::Zeroable;
 use slotmap::{Key, KeyData};
 
 use crate::event::{Event, Stored};
-use crate::hash::{PageHash, PageHashes};
+use crate::hash::{Hashing, NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, NodeKey, PrefixLock, Scope, StepId, TokenId};
 use crate::memory::{OutOfMemory, reserved, touch_reserved};
 
 use super::PrefixTree;
-use super::chain::Chain;
 use super::column::RareColumn;
 
 /// One event, but for its hashes and tokens.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Record {
     /// Pages.
     count: u32,
-    /// Of pages that were stored: whose, behind which, and when they may be read.
-    stored: Option<(Namespace, Option<PageHash>, StepId)>,
+    stored: Option<StoredPages>,
+}
+
+/// Pages that were stored: whose, behind which, and when they may be read.
+#[derive(Clone)]
+struct StoredPages {
+    namespace: Namespace,
+    /// The names when they were stored: the namespace may be forgotten before the drain.
+    names: Arc<NamespaceNames>,
+    parent: Option<PageHash>,
+    step: StepId,
 }
 
 /// Events that wait.
@@ -57,6 +68,23 @@ pub(super) struct EventBuffer {
     walked: RareColumn<Walked>,
     /// Walks so far.
     walks: u64,
+}
+
+/// Holds the buffer during a drain and puts it back into the tree, even if the sink panics. A sink that panics may have
+/// lost events, so the next drain then starts over.
+struct Drain<'a> {
+    tree: &'a mut PrefixTree,
+    events: Option<EventBuffer>,
+    is_done: bool,
+}
+
+impl Drop for Drain<'_> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.events.iter_mut().for_each(|events| events.overflow());
+        }
+        self.tree.events = self.events.take();
+    }
 }
 
 /// How a walk comes back to a node on its way down.
@@ -137,6 +165,7 @@ impl EventBuffer {
     fn push_stored(
         &mut self,
         namespace: Namespace,
+        names: &Arc<NamespaceNames>,
         parent: Option<PageHash>,
         hashes: PageHashes<'_>,
         tokens: &[TokenId],
@@ -148,13 +177,17 @@ impl EventBuffer {
         let last = self.hashes.len().checked_sub(width).map(|at| &self.hashes[at..]);
         let follows = parent.is_some_and(|parent| last == Some(parent.bytes(width)));
         match self.records.last_mut() {
-            Some(Record { count: joined, stored: Some((same, _, step)) })
-                if follows && *same == namespace =>
+            Some(Record { count: joined, stored: Some(last) })
+                if follows && last.namespace == namespace =>
             {
                 *joined += count;
-                *step = self.step.max(*step);
+                last.step = self.step.max(last.step);
             }
-            _ => self.records.push(Record { count, stored: Some((namespace, parent, self.step)) }),
+            _ => {
+                let (names, step) = (Arc::clone(names), self.step);
+                let stored = Some(StoredPages { namespace, names, parent, step });
+                self.records.push(Record { count, stored });
+            }
         }
         self.pages += count;
         self.hashes.extend_from_slice(hashes.as_bytes());
@@ -177,30 +210,29 @@ impl EventBuffer {
     }
 
     /// Hands all records over, in order.
-    fn drain(&mut self, chain: &Chain, page_size: usize, sink: &mut impl FnMut(Event<'_>)) {
+    fn drain(&mut self, hashing: Hashing, page_size: usize, sink: &mut impl FnMut(Event<'_>)) {
         if std::mem::take(&mut self.cleared) {
             sink(Event::Cleared);
         }
-        let width = chain.hashing.width();
+        let width = hashing.width();
         let (mut hashes, mut tokens) = (&self.hashes[..], &self.tokens[..]);
         for record in &self.records {
             let own;
             (own, hashes) = hashes.split_at(record.count as usize * width);
-            let own = PageHashes::new(chain.hashing, own);
-            let Some((namespace, parent, step)) = record.stored else {
+            let own = PageHashes::new(hashing, own);
+            let Some(StoredPages { namespace, names, parent, step }) = &record.stored else {
                 sink(Event::Removed { hashes: own });
                 continue;
             };
-            let names = chain.names_of(namespace);
             let own_tokens;
             (own_tokens, tokens) = tokens.split_at(record.count as usize * page_size);
             sink(Event::Stored(Stored {
-                namespace,
+                namespace: *namespace,
                 names,
-                parent,
+                parent: *parent,
                 hashes: own,
                 tokens: own_tokens,
-                step,
+                step: *step,
             }));
         }
         self.empty();
@@ -227,9 +259,10 @@ impl PrefixTree {
             return;
         }
         let mut parent = before.map(|entry| chain.of(entry));
+        let names = chain.names_of(namespace);
         for (start, len) in self.spans.last_runs(&self.link[node].span, count) {
             let tokens = self.spans.tokens_of_run(start, len);
-            events.push_stored(namespace, parent, chain.of_run(start, len), tokens);
+            events.push_stored(namespace, names, parent, chain.of_run(start, len), tokens);
             parent = Some(chain.of(start + len - 1));
         }
     }
@@ -264,18 +297,21 @@ impl PrefixTree {
     }
 
     /// Hands over what has happened since the last drain, in order; after an overflow instead that all is cleared, and
-    /// then all that is cached, parents first. O(pages of the events), after an overflow O(tree).
+    /// then all that is cached, parents first. Where the sink panics, the next drain is as after an overflow. O(pages
+    /// of the events), after an overflow O(tree).
     pub(crate) fn drain_events(&mut self, mut sink: impl FnMut(Event<'_>)) {
-        let Some(mut events) = self.events.take() else { return };
+        let events = self.events.take();
+        let mut drain = Drain { tree: self, events, is_done: false };
+        let (tree, Some(events)) = (&*drain.tree, &mut drain.events) else { return };
         if events.overflowed {
             (events.overflowed, events.cleared) = (false, false);
             sink(Event::Cleared);
-            self.walk_present(&mut events, &mut sink);
+            tree.walk_present(events, &mut sink);
         } else {
-            let chain = self.chain.as_ref().expect("events name hashes");
-            events.drain(chain, self.page_size as usize, &mut sink);
+            let chain = tree.chain.as_ref().expect("events name hashes");
+            events.drain(chain.hashing, tree.page_size as usize, &mut sink);
         }
-        self.events = Some(events);
+        drain.is_done = true;
     }
 
     /// Hands over what is cached, parents first: from each node up to where the walk has been, and down again.

@@ -66,6 +66,7 @@ pub use insert::Inserted;
 pub use lock::Stale;
 pub use meeting::Meeting;
 pub use walk::PrefixMatch;
+pub(crate) use walk::common_tokens;
 
 /// Read by every walk. With its version a slot of 32 bytes: half a cache line.
 #[derive(Clone, Copy)]
@@ -311,8 +312,9 @@ impl PrefixTree {
         let hash = self.children.hash(link.parent, scope, first);
         let node = self.insert_columns(link, scope, Usage::new(hash));
         self.children.insert(hash, node);
-        if let Some(parent) = link.parent {
-            self.usage[parent].child_count += 1;
+        match link.parent {
+            Some(parent) => self.usage[parent].child_count += 1,
+            None => self.hold_names(scope.namespace),
         }
         node
     }
@@ -336,8 +338,9 @@ impl PrefixTree {
         assert!(usage.child_count == 0, "T4: a node with children stays");
         let link = self.link.remove(node).expect("T1: every node has a link");
         self.children.remove(usage.hash, node);
-        if let Some(parent) = link.parent {
-            self.usage[parent].child_count -= 1;
+        match link.parent {
+            Some(parent) => self.usage[parent].child_count -= 1,
+            None => self.release_names(self.scope[node].namespace),
         }
     }
 

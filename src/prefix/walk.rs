@@ -73,6 +73,30 @@ impl PrefixTree {
         PrefixMatch { scope, node, pages_in_node, pages, epoch: self.epoch }
     }
 
+    /// Where nodes end on the path of a match, deepest first, and last the start of its scope: the pages up to there,
+    /// and the last of them. A lock ends at one of these. O(nodes).
+    pub(crate) fn ends(
+        &self,
+        found: &PrefixMatch,
+    ) -> impl Iterator<Item = (u32, Option<PageId>)> + '_ {
+        let mut end = found.pages;
+        let mut next = Some(Cursor { node: found.node, pages_in_node: found.pages_in_node });
+        std::iter::from_fn(move || {
+            while let Cursor { node: Some(node), pages_in_node } = next? {
+                let (link, here) = (&self.link[node], end);
+                end -= pages_in_node;
+                let pages_in_node = link.parent.map_or(0, |parent| self.link[parent].span.pages());
+                next = Some(Cursor { node: link.parent, pages_in_node });
+                if here - end == link.span.pages() {
+                    let last = self.spans.last_entry(&link.span);
+                    return Some((here, Some(self.spans.pages_of_run(last, 1)[0])));
+                }
+            }
+            next = None;
+            Some((0, None))
+        })
+    }
+
     /// Into the child of `parent` (or of the scope) whose first page begins `tokens`, as far as they match; the pages
     /// on the way go to `each`. A child is confirmed by that same comparison: its first page is looked at once.
     pub(super) fn descend(
@@ -123,16 +147,21 @@ fn same(a: &[TokenId], b: &[TokenId]) -> bool {
     TokenId::as_raw(a) == TokenId::as_raw(b)
 }
 
-/// Whole pages that two runs of tokens have in common from the start: finds the block where they part, then the token.
+/// Whole pages that two runs of tokens have in common from the start.
+#[inline(never)] // Inlined, it keeps the comparison of whole runs from being inlined: 36 instructions a hit.
 fn common_pages(a: &[TokenId], b: &[TokenId], page_size: usize) -> usize {
+    common_tokens(a, b) / page_size
+}
+
+/// Tokens that two runs have in common from the start: finds the block where they part, then the token.
+pub(crate) fn common_tokens(a: &[TokenId], b: &[TokenId]) -> usize {
     const BLOCK: usize = 64;
     let len = a.len().min(b.len());
     let (mut a, mut b, mut before) = (&a[..len], &b[..len], 0);
     while a.len() > BLOCK && same(&a[..BLOCK], &b[..BLOCK]) {
         (a, b, before) = (&a[BLOCK..], &b[BLOCK..], before + BLOCK);
     }
-    let tokens = a.iter().zip(b).take_while(|(a, b)| a == b).count();
-    (before + tokens) / page_size
+    before + a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]

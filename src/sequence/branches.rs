@@ -48,6 +48,12 @@ impl Branches {
             .all(|(before, &parent)| before == parent)
     }
 
+    /// Returns whether exactly one of `len` drafts is a root. O(`len`).
+    pub fn has_one_root(&self, row: RowId, len: u32) -> bool {
+        let parents = &self.parents[row.index()][..len as usize];
+        parents.iter().filter(|&&parent| parent == ROOT).count() == 1
+    }
+
     /// Where `tokens` first is no branch: the index of a token that does not follow the one before it.
     pub fn not_a_branch(&self, row: RowId, tokens: &[u32]) -> Option<usize> {
         let parents = &self.parents[row.index()];
@@ -148,6 +154,12 @@ mod tests {
         assert_eq!(off([3, 4, 5])(&[0, 1]), Some(1));
         assert_eq!(off([3, 4, 5])(&[1, 2]), Some(0));
         assert_eq!(off([3, 4, 5])(&[0, 1, 2]), Some(1));
+        // A second root, which stands at the first position or is none.
+        let roots = [0b11110, 0b11101];
+        for (position, want) in [(3, None), (4, Some(0))] {
+            let draft = Draft { seq: SeqKey::default(), masks: &roots, positions: &[3, position] };
+            assert_eq!(branches(&draft, 3, 2)(&[1]), want);
+        }
         // A position that its depth is not.
         let masks = [0b111_100, 0b111_110, 0b111_111];
         let draft = Draft { seq: SeqKey::default(), masks: &masks, positions: &[3, 3, 5] };

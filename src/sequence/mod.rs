@@ -9,7 +9,9 @@
 //! ```
 //!
 //! * S1. cached_len <= planned_len; page_len = ceil(planned_len / page_size).
-//! * S2. The first `published` pages are the tree's, on the path of the lock; the rest are private and this row's only.
+//! * S2. The first `published` pages of group 0 are the tree's, on the path of the lock; the rest are private and this
+//!   row's only, and so are all pages of other tracks.
+//!   What no later token reads of those tracks is not held: `Limits` says from which place on they are.
 //! * S3. A preempted sequence has tokens and nothing else.
 //! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not. The first
 //!   `inherited` pages are whole chunks of the page table that a parent's plans have sent for good.
@@ -42,8 +44,8 @@ use slotmap::SlotMap;
 
 use crate::error::Error;
 use crate::id::{Namespace, PageId, PrefixLock, RowId, Scope, SeqKey, StepId, TokenId};
-use crate::layout::TableShape;
-use crate::memory::{OutOfMemory, reserved};
+use crate::layout::{Limits, TableShape};
+use crate::memory::{OutOfMemory, filled, reserved};
 use crate::plan::Draft;
 use branches::Branches;
 use chunk_pool::ChunkPool;
@@ -52,8 +54,8 @@ use page_table::PageTable;
 use token_store::TokenStore;
 
 use record::DRAFTED;
-pub(crate) use record::Entered;
 pub use record::Sequence;
+pub(crate) use record::{Cuts, Entered};
 pub(crate) use row::RowMut;
 use row::Stores;
 
@@ -62,10 +64,10 @@ pub struct SequenceTable {
     max: u32,
     rows: SlotMap<SeqKey, Sequence>,
     free_rows: Vec<RowId>,
-    /// Pages that sequences are promised and have not drawn.
-    promised: u32,
     /// Plans made so far, the refused ones included: the number that finds a sequence named twice.
     plans: u64,
+    /// By row.
+    cuts: Vec<Cuts>,
     stores: Stores,
 }
 
@@ -92,8 +94,20 @@ impl SequenceTable {
         let (tokens, pages) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
         let fronts = Fronts::new(shape.rows, hash_bits)?;
         let branches = Branches::new(shape.rows)?;
-        let stores = Stores { page_size, tokens, pages, fronts, branches };
-        Ok(Self { max: shape.rows, rows, free_rows, promised: 0, plans: 0, stores })
+        let (limits, promised) = (Limits::NONE, 0);
+        let stores = Stores { page_size, limits, promised, tokens, pages, fronts, branches };
+        let cuts = filled(shape.rows.into(), Cuts::NONE)?;
+        Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
+    }
+
+    /// Of an empty table: sequences hold no more of the tracks but the first one than these say.
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        self.stores.limits = limits;
+    }
+
+    /// What sequences hold of the tracks but the first one.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.stores.limits
     }
 
     /// Touches the memory of tokens and page tables, so that no call pays for a page fault later.
@@ -104,7 +118,7 @@ impl SequenceTable {
 
     /// Bytes that a table reserves; they are touched as tokens come.
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
-        let row = size_of::<Sequence>() + 4 + size_of::<RowId>();
+        let row = size_of::<Sequence>() + 4 + size_of::<RowId>() + size_of::<Cuts>();
         u64::from(shape.rows) * row as u64
             + TokenStore::bytes(shape, page_size)
             + Fronts::bytes(shape.rows)
@@ -191,22 +205,21 @@ impl SequenceTable {
 
     /// Pages that sequences are promised and have not drawn.
     pub fn promised(&self) -> u32 {
-        self.promised
+        self.stores.promised
     }
 
-    /// Promises a sequence so many pages in all, in place of what it was promised. The caller checked that they can be
-    /// had.
-    pub(crate) fn promise(&mut self, seq: SeqKey, pages: u32) {
-        let sequence = &mut self.rows[seq];
-        let before = sequence.undrawn();
-        sequence.promised = pages;
-        self.promised = self.promised - before + sequence.undrawn();
+    /// Promises a sequence the pages of so many places in all, in place of what it was promised. The caller checked
+    /// that they can be had.
+    pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
+        let before = self.undrawn(&self.rows[seq]);
+        self.rows[seq].promised = places;
+        self.stores.promised = self.stores.promised - before + self.undrawn(&self.rows[seq]);
     }
 
     /// So many promised pages are being appended to their sequences.
     pub(crate) fn draw(&mut self, pages: u32) {
-        assert!(pages <= self.promised, "S7: what is drawn was promised");
-        self.promised -= pages;
+        assert!(pages <= self.stores.promised, "S7: what is drawn was promised");
+        self.stores.promised -= pages;
     }
 
     /// Checks that `chunks` more fit.
@@ -240,6 +253,12 @@ impl SequenceTable {
         sequence.is_drafted() && !self.stores.branches.is_chain(sequence.row, len)
     }
 
+    /// Returns whether exactly one of a sequence's `len` drafts is a root. That root is the token sampled last; several
+    /// roots are guesses of that token. O(`len`).
+    pub(crate) fn has_one_root(&self, sequence: &Sequence, len: u32) -> bool {
+        self.stores.branches.has_one_root(sequence.row, len)
+    }
+
     /// The first place at which some of a sequence's drafts, by their own places, are no branch.
     pub(crate) fn not_a_branch(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
         self.stores.branches.not_a_branch(sequence.row, tokens)
@@ -250,17 +269,17 @@ impl SequenceTable {
         self.stores.fronts.is_empty()
     }
 
-    /// The sequence that was the first of those whose front is page `at`, of these tokens, behind the page `before` or
-    /// at the start of a scope. O(page) unless hashes collide.
-    pub(crate) fn find_front(
+    /// The sequences whose front is page `at`, of these tokens, behind the page `before` or at the start of a scope, in
+    /// the order of coming. O(page) for each, unless hashes collide.
+    pub(crate) fn with_front(
         &self,
         scope: Scope,
         before: Option<PageId>,
         at: u32,
         tokens: &[TokenId],
-    ) -> Option<SeqKey> {
+    ) -> impl Iterator<Item = SeqKey> {
         let hash = self.stores.fronts.hash(before, scope, tokens);
-        self.stores.fronts.candidates(hash).find(|&seq| {
+        self.stores.fronts.candidates(hash).filter(move |&seq| {
             let sequence = &self.rows[seq];
             let begins = match before {
                 Some(page) => at == sequence.published && self.page(sequence, at - 1) == page,
@@ -307,6 +326,7 @@ impl SequenceTable {
             namespace,
             lock: Some(lock),
         };
+        self.cuts[row.index()] = Cuts::NONE;
         let seq = self.rows.insert(sequence);
         self.row_mut(seq).expect("just made").append_tokens(tokens);
         seq
@@ -340,7 +360,9 @@ impl SequenceTable {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];
         assert!(sequence.page_len == 0, "S4: a row inherits before it has pages");
-        let pages = self.stores.pages.whole_chunks(pages);
+        // Of other tracks none is published.
+        let shares = self.stores.pages.tracks() == 1;
+        let pages = if shares { self.stores.pages.whole_chunks(pages) } else { 0 };
         self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);
         if pages > 0 {
@@ -356,19 +378,29 @@ impl SequenceTable {
             return;
         }
         assert!(page_len >= sequence.published, "S2: published pages are not the row's to drop");
-        let undrawn = sequence.undrawn();
-        for index in page_len..sequence.page_len {
-            out.push(self.stores.pages.page(sequence.row, index));
+        for track in 0..self.stores.pages.tracks() {
+            let pieces = self.stores.pages.pieces(sequence.row, track, page_len, sequence.page_len);
+            pieces.for_each(|piece| out.extend_from_slice(piece));
         }
         self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
-        sequence.page_len = page_len;
         // What was promised is promised again.
-        self.promised += sequence.undrawn() - undrawn;
+        let Stores { limits, promised, .. } = &mut self.stores;
+        let undrawn = |page_len| limits.undrawn(sequence.promised, page_len, sequence.published);
+        *promised += undrawn(page_len) - undrawn(sequence.page_len);
+        sequence.page_len = page_len;
         sequence.dirty_from = sequence.dirty_from.min(page_len);
         if page_len > 0 {
             sequence.tail = self.stores.pages.entry(sequence.row, page_len - 1);
         }
         self.shrink(seq);
+    }
+
+    /// Appends the held pages of all tracks but the first one to `out`, for the caller to release. O(pages).
+    pub(crate) fn detach_tracks(&self, seq: SeqKey, out: &mut Vec<PageId>) {
+        let sequence = &self.rows[seq];
+        for (track, _) in self.stores.limits.tracks(0) {
+            out.extend(self.track_pages(sequence, track, 0));
+        }
     }
 
     /// Forgets all pages, which the caller has released: the sequence is preempted.
@@ -380,9 +412,23 @@ impl SequenceTable {
         (sequence.dirty_from, sequence.inherited) = (0, 0);
         (sequence.cached_len, sequence.planned_len) = (0, 0);
         (sequence.last_step, sequence.last_item) = (StepId::default(), 0);
-        sequence.entered = Entered::COUNTED;
         sequence.incarnation += 1;
         self.shrink(seq);
+    }
+
+    /// Records that a sequence is about to forget its tokens from `len` on, if it has any there.
+    pub(crate) fn cut(&mut self, seq: SeqKey, len: u32) {
+        let sequence = &self.rows[seq];
+        if len < sequence.token_len {
+            let cuts = &mut self.cuts[sequence.row.index()];
+            cuts.count = cuts.count.wrapping_add(1);
+            cuts.shortest = cuts.shortest.min(len);
+        }
+    }
+
+    /// How a sequence's text was cut.
+    pub(crate) fn cuts(&self, sequence: &Sequence) -> Cuts {
+        self.cuts[sequence.row.index()]
     }
 
     /// Forgets tokens past `len`.
@@ -419,20 +465,44 @@ impl SequenceTable {
         self.stores.tokens.token(sequence.row, position)
     }
 
+    /// A row's pages of a track from place `start` on, or from where they are held, in order.
+    pub(crate) fn track_pages(
+        &self,
+        sequence: &Sequence,
+        track: u32,
+        start: u32,
+    ) -> impl Iterator<Item = PageId> + use<'_> {
+        let first = self.stores.limits.first_place(track, sequence.published);
+        let (start, end) = (start.max(first), sequence.page_len);
+        self.stores.pages.pieces(sequence.row, track, start, end).flatten().copied()
+    }
+
+    /// Page tables of a sequence.
+    pub(crate) fn tracks(&self) -> u32 {
+        self.stores.pages.tracks()
+    }
+
+    /// Pages that a sequence is promised and has not drawn.
+    pub(crate) fn undrawn(&self, sequence: &Sequence) -> u32 {
+        let Sequence { promised, page_len, published, .. } = *sequence;
+        self.stores.limits.undrawn(promised, page_len, published)
+    }
+
     /// A row's pages in order.
     pub fn pages(&self, sequence: &Sequence) -> impl Iterator<Item = PageId> + use<'_> {
         let row = sequence.row;
         (0..sequence.page_len).map(move |index| self.stores.pages.page(row, index))
     }
 
-    /// A row's pages `start..end`, in contiguous pieces.
+    /// A row's pages `start..end` of a track, in contiguous pieces.
     pub(crate) fn page_pieces(
         &self,
         sequence: &Sequence,
+        track: u32,
         start: u32,
         end: u32,
     ) -> impl Iterator<Item = &[PageId]> + use<'_> {
-        self.stores.pages.pieces(sequence.row, start, end)
+        self.stores.pages.pieces(sequence.row, track, start, end)
     }
 
     /// A row's known tokens `start..end`, in contiguous pieces.
@@ -454,7 +524,8 @@ impl SequenceTable {
 
     /// Whether S7 holds.
     pub(crate) fn counts_promises(&self) -> bool {
-        self.rows.values().map(|s| u64::from(s.undrawn())).sum::<u64>() == u64::from(self.promised)
+        self.rows.values().map(|s| u64::from(self.undrawn(s))).sum::<u64>()
+            == u64::from(self.promised())
     }
 
     /// Whether S5 holds. O(chunks).

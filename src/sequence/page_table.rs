@@ -1,7 +1,8 @@
 //! The page tables of all sequences: the words that backends mirror ([`TableShape`]), directory first, then chunks of
 //! pages.
 //!
-//! A page's *entry* is its number among those of all chunks: its word stands there behind the directory. Chunks have
+//! A page's *entry* is its number among those of all blocks: its word stands there behind the directory. The pages of
+//! other tracks at the same place stand `chunk_pages` entries behind one another. Chunks have
 //! counted users: rows with a common past name the same chunks, as far as all their pages are published: those are
 //! never rewritten.
 //!
@@ -61,12 +62,17 @@ impl PageTable {
         index & (self.shape.chunk_pages - 1) == 0
     }
 
+    /// Page tables of a row.
+    pub fn tracks(&self) -> u32 {
+        self.shape.tracks
+    }
+
     /// Gives a row of `from` pages the chunks that `to` pages take. There are as many chunks as the tokens of all rows
     /// take, so they do not run out before those do.
     pub fn reserve(&mut self, row: RowId, from: u32, to: u32) {
         for chunk in self.chunks_for(from)..self.chunks_for(to) {
             let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
-            self.words[word as usize] = self.chunks.take();
+            self.words[word as usize] = self.chunks.take() * self.shape.tracks;
         }
     }
 
@@ -74,35 +80,45 @@ impl PageTable {
     pub fn shrink(&mut self, row: RowId, from: u32, to: u32) {
         for chunk in self.chunks_for(to)..self.chunks_for(from) {
             let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
-            self.chunks.release(self.words[word as usize]);
+            self.chunks.release(self.words[word as usize] / self.shape.tracks);
         }
     }
 
     /// A row without pages begins with another's first chunks, which hold `pages` pages, all of them whole.
     pub fn share(&mut self, from: RowId, to: RowId, pages: u32) {
         for index in (0..pages).step_by(self.shape.chunk_pages as usize) {
-            let chunk = self.words[self.shape.directory_word(from, index) as usize];
-            self.chunks.share(chunk);
-            self.words[self.shape.directory_word(to, index) as usize] = chunk;
+            let block = self.words[self.shape.directory_word(from, index) as usize];
+            self.chunks.share(block / self.shape.tracks);
+            self.words[self.shape.directory_word(to, index) as usize] = block;
         }
     }
 
-    /// The entry of a row's page.
+    /// The entry of a row's page of track 0.
     pub fn entry(&self, row: RowId, index: u32) -> u32 {
-        let chunk = self.words[self.shape.directory_word(row, index) as usize];
+        let block = self.words[self.shape.directory_word(row, index) as usize];
         let in_chunk = index & (self.shape.chunk_pages - 1);
-        chunk * self.shape.chunk_pages + in_chunk
+        block * self.shape.chunk_pages + in_chunk
     }
 
-    /// Words of a row's pages from `index` on, up to page `end` or to where their chunk ends.
-    fn run(&self, row: RowId, index: u32, end: u32) -> Range<usize> {
-        let first = self.directory_len + self.entry(row, index) as usize;
+    /// The entry of the page of a track at the same place as one of track 0.
+    fn entry_of(&self, entry: u32, track: u32) -> u32 {
+        entry + track * self.shape.chunk_pages
+    }
+
+    /// Words of a row's pages of a track from `index` on, up to page `end` or to where their chunk ends.
+    fn run(&self, row: RowId, track: u32, index: u32, end: u32) -> Range<usize> {
+        let first = self.directory_len + self.entry_of(self.entry(row, index), track) as usize;
         let chunk_end = (index | (self.shape.chunk_pages - 1)) + 1;
         first..first + (end.min(chunk_end) - index) as usize
     }
 
     pub fn page(&self, row: RowId, index: u32) -> PageId {
         self.page_at(self.entry(row, index))
+    }
+
+    /// The page of a track at the same place as an entry of track 0.
+    pub fn track_page_at(&self, entry: u32, track: u32) -> PageId {
+        self.page_at(self.entry_of(entry, track))
     }
 
     /// The page at an entry.
@@ -117,16 +133,21 @@ impl PageTable {
         }
     }
 
-    /// Writes pages from page `start` on. The row has the chunks.
-    pub fn write(&mut self, row: RowId, start: u32, mut pages: &[PageId]) {
+    /// Writes pages of a track from page `start` on. The row has the chunks.
+    pub fn write(&mut self, row: RowId, track: u32, start: u32, mut pages: &[PageId]) {
         let (mut at, end) = (start, start + pages.len() as u32);
         while at < end {
-            let run = self.run(row, at, end);
+            let run = self.run(row, track, at, end);
             at += run.len() as u32;
             let (head, rest) = pages.split_at(run.len());
             self.words[run].copy_from_slice(PageId::as_raw(head));
             pages = rest;
         }
+    }
+
+    /// Writes the word of the page of a track at the same place as an entry of track 0.
+    pub fn write_track(&mut self, entry: u32, track: u32, page: PageId) -> TableWrite {
+        self.write_one(self.entry_of(entry, track), page)
     }
 
     /// Writes the word of the page at an entry.
@@ -137,19 +158,20 @@ impl PageTable {
         TableWrite { index: word as u32, value }
     }
 
-    /// Pages `start..end`, in contiguous pieces: one for each chunk.
+    /// Pages `start..end` of a track, in contiguous pieces: one for each chunk.
     pub fn pieces(
         &self,
         row: RowId,
+        track: u32,
         start: u32,
         end: u32,
     ) -> impl Iterator<Item = &[PageId]> + use<'_> {
-        pieces(start, end, move |at| PageId::from_raw(&self.words[self.run(row, at, end)]))
+        pieces(start, end, move |at| PageId::from_raw(&self.words[self.run(row, track, at, end)]))
     }
 
-    /// The first of those pieces, to rewrite.
+    /// The first of those pieces of track 0, to rewrite.
     pub fn piece_mut(&mut self, row: RowId, start: u32, end: u32) -> &mut [PageId] {
-        let run = self.run(row, start, end);
+        let run = self.run(row, 0, start, end);
         bytemuck::cast_slice_mut(&mut self.words[run])
     }
 
@@ -159,13 +181,13 @@ impl PageTable {
         TableWrite { index, value: self.words[index as usize] }
     }
 
-    /// The words of pages `start..end`: those that name chunks which begin there, and from page `own` on those of the
-    /// pages.
+    /// The words of pages `start..end`: those that name chunks which begin there, and of each track those of the
+    /// pages from its `own` on.
     pub fn writes(
         &self,
         row: RowId,
         start: u32,
-        own: u32,
+        own: impl Fn(u32) -> u32,
         end: u32,
         mut write: impl FnMut(TableWrite),
     ) {
@@ -174,12 +196,16 @@ impl PageTable {
             if self.begins_chunk(at) {
                 write(self.directory_write(row, at));
             }
-            let run = self.run(row, at, end);
-            let skip = (own.max(at) - at).min(run.len() as u32);
+            let run = self.run(row, 0, at, end);
+            let first = at;
             at += run.len() as u32;
-            let words = run.start + skip as usize..run.end;
-            for (index, &value) in (words.start as u32..).zip(&self.words[words]) {
-                write(TableWrite { index, value });
+            for track in 0..self.shape.tracks {
+                let skip = (own(track).max(first) - first).min(run.len() as u32);
+                let behind = (track * self.shape.chunk_pages) as usize;
+                let words = behind + run.start + skip as usize..behind + run.end;
+                for (index, &value) in (words.start as u32..).zip(&self.words[words]) {
+                    write(TableWrite { index, value });
+                }
             }
         }
     }
@@ -187,7 +213,8 @@ impl PageTable {
     /// The chunks of a row of so many pages, for audits.
     pub fn chunks_of(&self, row: RowId, pages: u32) -> impl Iterator<Item = u32> + use<'_> {
         let first = self.shape.directory_word(row, 0) as usize;
-        self.words[first..first + self.chunks_for(pages) as usize].iter().copied()
+        let blocks = &self.words[first..first + self.chunks_for(pages) as usize];
+        blocks.iter().map(|block| block / self.shape.tracks)
     }
 
     /// The chunks, for audits.
@@ -200,7 +227,7 @@ impl PageTable {
 impl PageTable {
     /// For tests of the audit: a row's first chunk has a user too many.
     pub fn break_s5(&mut self, row: RowId) {
-        let chunk = self.entry(row, 0) / self.shape.chunk_pages;
+        let chunk = self.entry(row, 0) / (self.shape.chunk_pages * self.shape.tracks);
         self.chunks.share(chunk);
     }
 }

@@ -11,7 +11,7 @@ pub(crate) struct Entered(u32);
 impl Entered {
     /// It is counted, or a fork.
     pub const COUNTED: Self = Self(0);
-    /// It was resumed.
+    /// It was resumed after a commit had counted it.
     pub const RESUMED: Self = Self(u32::MAX);
 
     /// It was admitted with a prompt of so many tokens.
@@ -23,6 +23,20 @@ impl Entered {
     pub fn prompt_len(self) -> u32 {
         self.0
     }
+}
+
+/// How a sequence's text was cut. Beside its record, which is full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Cuts {
+    /// How often tokens were forgotten.
+    pub count: u32,
+    /// The fewest that were left then.
+    pub shortest: u32,
+}
+
+impl Cuts {
+    /// No token was forgotten.
+    pub const NONE: Self = Self { count: 0, shortest: u32::MAX };
 }
 
 /// Stands in [`Sequence::last_plan`] while the last plan is of drafts that wait to be accepted: above every number of a
@@ -40,15 +54,16 @@ pub struct Sequence {
     pub cached_len: u32,
     /// `cached_len` and what unfinished plans add.
     pub planned_len: u32,
-    /// Pages of its page table.
+    /// Places of its page tables: pages of each.
     pub page_len: u32,
-    /// Pages of it that are the tree's.
+    /// Pages of group 0 that are the tree's.
     pub published: u32,
     /// First page that no plan has sent to the backends.
     pub dirty_from: u32,
     /// Pages that it shares with the sequence it was forked from, down to the chunks that name them.
     pub inherited: u32,
-    /// Pages that its page table is promised to have room for. Those that it has are drawn; none while preempted.
+    /// Places that its page tables are promised to have pages for. Those that they have are drawn; none while
+    /// preempted.
     pub promised: u32,
     /// What the first commit counts.
     pub(crate) entered: Entered,
@@ -87,7 +102,7 @@ impl Sequence {
         if len <= room { 0 } else { (len - room).div_ceil(page_size) }
     }
 
-    /// Pages that it is promised and has not drawn.
+    /// Places whose pages it is promised and has not drawn.
     pub(crate) fn undrawn(&self) -> u32 {
         self.promised.saturating_sub(self.page_len)
     }

@@ -9,11 +9,16 @@ use super::record::Sequence;
 use super::token_store::TokenStore;
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, TokenId};
+use crate::layout::Limits;
 use crate::plan::TableWrite;
 
 /// What sequences keep in chunks.
 pub(super) struct Stores {
     pub(super) page_size: u32,
+    /// What a row holds of the tracks but the first one.
+    pub(super) limits: Limits,
+    /// Pages that sequences are promised and have not drawn.
+    pub(super) promised: u32,
     pub(super) tokens: TokenStore,
     pub(super) pages: PageTable,
     pub(super) fronts: Fronts,
@@ -118,41 +123,62 @@ impl RowMut<'_> {
         }
     }
 
-    /// What the row lacks to have `page_len` pages, all of them sent.
+    /// Of the pages of `places` more that the row takes, those that it is promised.
+    pub fn drawn(&self, places: u32) -> u32 {
+        let Sequence { promised, page_len, published, .. } = *self.sequence;
+        let undrawn = |page_len| self.stores.limits.undrawn(promised, page_len, published);
+        if promised == 0 { 0 } else { undrawn(page_len) - undrawn(page_len + places) }
+    }
+
+    /// What the row lacks to have `page_len` pages, all of them sent. Not inlined: rows that decode seldom ask.
+    #[inline(never)]
     pub fn lacking(&self, page_len: u32) -> Lacking {
         let Sequence { chunks: own, dirty_from, inherited, .. } = *self.sequence;
         // Both stores divide a row at the same pages.
         let chunks = self.stores.pages.chunks_for(page_len);
         let dirty_chunks = chunks - self.stores.pages.chunks_for(dirty_from);
-        let table_writes = page_len - dirty_from.max(inherited) + dirty_chunks;
+        let limits = &self.stores.limits;
+        let pages = limits.held(dirty_from.max(inherited), page_len, self.sequence.published);
+        let table_writes = pages + dirty_chunks;
         Lacking { chunks: chunks.saturating_sub(own), table_writes }
     }
 
-    /// [`RowMut::lacking`] of one page more, for a row whose pages are sent.
+    /// [`RowMut::lacking`] of one place more, for a row whose pages are sent. `ONE`: whether there is one track.
     #[inline]
-    pub fn lacking_one(&self) -> Lacking {
+    pub fn lacking_one<const ONE: bool>(&self) -> Lacking {
         let page_len = self.sequence.page_len;
         if self.stores.pages.begins_chunk(page_len) {
             self.lacking(page_len + 1)
         } else {
-            Lacking { chunks: 0, table_writes: 1 }
+            let table_writes = if ONE { 1 } else { self.stores.pages.tracks() };
+            Lacking { chunks: 0, table_writes }
         }
     }
 
-    /// Appends pages, and room for their tokens. The caller checked the room. O(pages).
-    pub fn append_pages(&mut self, pages: &[PageId]) {
-        let Self { sequence, stores: Stores { page_size, tokens, pages: table, .. } } = self;
-        let len = sequence.page_len + pages.len() as u32;
+    /// Appends `count` places, and room for their tokens: the pages of each track, one track's after another's, as far
+    /// as they are held. The caller checked the room. O(pages).
+    pub fn append_pages(&mut self, count: u32, pages: &[PageId]) {
+        let Self { sequence, stores: Stores { page_size, limits, tokens, pages: table, .. } } =
+            self;
+        let len = sequence.page_len + count;
         tokens.reserve(sequence.row, &mut sequence.chunks, len * *page_size);
         table.reserve(sequence.row, sequence.page_len, len);
-        table.write(sequence.row, sequence.page_len, pages);
+        let (own, mut rest) = pages.split_at(count as usize);
+        table.write(sequence.row, 0, sequence.page_len, own);
+        for (track, first) in limits.tracks(sequence.published) {
+            let start = sequence.page_len.max(first).min(len);
+            let own = rest.split_off(..(len - start) as usize).expect("a page for a place");
+            table.write(sequence.row, track, start, own);
+        }
+        debug_assert!(rest.is_empty(), "no page without a place");
         sequence.page_len = len;
         if len > 0 {
             sequence.tail = table.entry(sequence.row, len - 1);
         }
     }
 
-    /// [`RowMut::append_pages`] and [`RowMut::take_dirty`] of one page, for a row whose other pages are sent.
+    /// [`RowMut::append_pages`] and [`RowMut::take_dirty`] of one page, for a row of one track whose other pages are
+    /// sent.
     #[inline]
     pub fn append_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
         let Self { sequence, stores } = self;
@@ -166,11 +192,27 @@ impl RowMut<'_> {
         write(stores.pages.write_one(sequence.tail, page));
     }
 
+    /// [`RowMut::append_sent`] of a page of each track.
+    #[inline]
+    pub fn append_place(&mut self, pages: &[PageId], mut write: impl FnMut(TableWrite)) {
+        if self.stores.pages.begins_chunk(self.sequence.page_len) {
+            self.append_pages(1, pages);
+            return self.take_dirty(write);
+        }
+        let Self { sequence, stores } = self;
+        sequence.page_len += 1;
+        sequence.dirty_from = sequence.page_len;
+        sequence.tail += 1;
+        for (track, &page) in (0..).zip(pages) {
+            write(stores.pages.write_track(sequence.tail, track, page));
+        }
+    }
+
     /// [`RowMut::append_sent`] of the first page of a chunk, seldom: the words that name the chunk and the page. Takes
     /// and returns registers, so that its callers' loop keeps nothing in memory for its sake.
     #[inline(never)]
     fn begin_chunk(mut self, page: PageId) -> [TableWrite; 2] {
-        self.append_pages(&[page]);
+        self.append_pages(1, &[page]);
         let mut writes = [TableWrite::default(); 2];
         let mut out = writes.iter_mut();
         self.take_dirty(|write| *out.next().expect("two words") = write);
@@ -180,10 +222,31 @@ impl RowMut<'_> {
 
     /// The words of the row that no plan has sent, which count as sent from now on.
     pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
-        let Self { sequence, stores: Stores { pages, .. } } = self;
-        let Sequence { row, dirty_from, inherited, page_len, .. } = **sequence;
-        pages.writes(row, dirty_from, inherited, page_len, write);
+        let Self { sequence, stores: Stores { limits, pages, .. } } = self;
+        let Sequence { row, dirty_from, inherited, page_len, published, .. } = **sequence;
+        let own = |track| match track {
+            0 => inherited,
+            _ => inherited.max(limits.first_place(track, published)),
+        };
+        pages.writes(row, dirty_from, own, page_len, write);
         sequence.dirty_from = page_len;
+    }
+
+    /// So many pages are published now. What no later token reads is appended to `out`, to be released, and promised
+    /// again. O(pages released).
+    pub fn publish_to(&mut self, published: u32, out: &mut Vec<PageId>) {
+        let Self { sequence, stores: Stores { limits, promised: all, pages, .. } } = self;
+        let Sequence { row, promised, page_len, published: before, .. } = **sequence;
+        sequence.published = published;
+        if limits.is_none() {
+            return; // Decoding rows publish often.
+        }
+        let first = |published| limits.tracks(published).map(|(_, first)| first);
+        for (track, (start, end)) in (1..).zip(first(before).zip(first(published))) {
+            pages.pieces(row, track, start, end).for_each(|piece| out.extend_from_slice(piece));
+        }
+        let undrawn = |published| limits.undrawn(promised, page_len, published);
+        *all += undrawn(published) - undrawn(before);
     }
 
     /// Whether plans have sent all its pages.
@@ -191,9 +254,9 @@ impl RowMut<'_> {
         self.sequence.dirty_from == self.sequence.page_len
     }
 
-    /// Pages `start..end`, in contiguous pieces.
-    pub fn page_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> {
-        self.stores.pages.pieces(self.sequence.row, start, end)
+    /// Pages `start..end` of a track, in contiguous pieces.
+    pub fn page_pieces(&self, track: u32, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> {
+        self.stores.pages.pieces(self.sequence.row, track, start, end)
     }
 
     /// Known tokens `start..end`, in contiguous pieces.
@@ -214,6 +277,12 @@ impl RowMut<'_> {
     #[inline]
     pub fn prefetch_next_page(&self) {
         self.stores.pages.prefetch(self.sequence.tail + 1);
+    }
+
+    /// Its last page of a track.
+    #[inline]
+    pub fn last_track_page(&self, track: u32) -> PageId {
+        self.stores.pages.track_page_at(self.sequence.tail, track)
     }
 
     /// Its last page.

@@ -57,7 +57,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Keeps branches that were checked, and whose slots were moved. O(tokens kept, and pages released).
+/// Keeps branches that were checked, and whose slots were moved. O(drafts, and pages released).
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn accept(
     pages: &mut PagePool,
@@ -71,13 +71,17 @@ pub(crate) fn accept(
     branches: &[Branch<'_>],
 ) {
     for &Branch { seq, tokens } in branches {
-        let mut row = sequences.row_mut(seq).expect("checked");
-        let (number, last_step) = (row.sequence.last_item, row.sequence.last_step);
+        let sequence = sequences.get(seq).expect("checked");
+        let (number, last_step) = (sequence.last_item, sequence.last_step);
         let StepItem { start, end: drafted, .. } = steps.item(number);
+        let sampled = u64::from(sequences.has_one_root(sequence, drafted - start));
         counters.drafts += 1;
-        counters.draft_tokens += u64::from(drafted - start);
-        counters.accepted_tokens += tokens.len() as u64;
+        counters.draft_tokens += u64::from(drafted - start) - sampled;
+        counters.accepted_tokens += (tokens.len() as u64).saturating_sub(sampled);
         let end = start + tokens.len() as u32;
+        let in_place = (0..).zip(tokens).take_while(|(place, token)| place == *token).count();
+        sequences.cut(seq, start + in_place as u32);
+        let mut row = sequences.row_mut(seq).expect("checked");
         row.keep_tokens(start, tokens);
         row.sequence.end_draft();
         row.sequence.planned_len = end;

@@ -12,7 +12,7 @@ use crate::prefix::{PrefixMatch, PrefixTree};
 use crate::sequence::{Entered, SequenceTable};
 use crate::stats::Stats;
 use crate::system::append::check_known;
-use crate::system::leader::leader;
+use crate::system::leader::leader as leader_of;
 use crate::system::promise::check_promise;
 use crate::system::room::Room;
 use crate::world::Buffers;
@@ -34,13 +34,15 @@ pub(crate) fn admission(
     promise: u32,
 ) -> Result<Admission, Error> {
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
+    let found =
+        shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(shape, prompt)));
+    check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
-    let found = shape
-        .shares_prefixes()
-        .then(|| prefixes.match_prefix(namespace, &prompt[..prompt.len() - 1]));
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
-    let admission = ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise);
-    let leader = found.and_then(|found| leader(prefixes, sequences, &found, prompt));
+    let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
+    let admission = ask(shape, prefixes, &room, found.as_ref(), most);
+    let leader = found.filter(|_| shape.finds_prefixes());
+    let leader = leader.and_then(|found| leader_of(prefixes, sequences, &found, prompt));
     Ok(Admission { leader, ..admission })
 }
 
@@ -65,12 +67,15 @@ pub(crate) fn admit(
     promise: u32,
 ) -> Result<SeqKey, Error> {
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
-    sequences.check_room(1, prompt.len() as u32)?;
     let found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
+    check_rest(shape, found.as_ref(), prompt)?;
+    sequences.check_room(1, prompt.len() as u32)?;
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
-    ask(shape, prefixes, &room, found.as_ref(), prompt.len() as u32, promise).check()?;
+    let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
+    ask(shape, prefixes, &room, found.as_ref(), most).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     let seq = sequences.spawn(namespace, prompt, lock);
+    prefixes.hold_names(namespace);
     enter(shape, sequences, buffers, seq, promise, Entered::admitted(prompt.len() as u32));
     counters.admissions += 1;
     Ok(seq)
@@ -100,16 +105,22 @@ pub(crate) fn resume(
     }
     check_promise(shape, promise)?;
     let (namespace, len) = (sequence.namespace, sequence.token_len);
+    // Until a step of a prompt is committed, it is still to be counted as a prompt.
+    let entered = match sequence.entered {
+        Entered::COUNTED => Entered::RESUMED,
+        uncounted => uncounted,
+    };
     buffers.tokens.clear();
     for piece in sequences.token_pieces(sequence, 0, len) {
         buffers.tokens.extend_from_slice(piece);
     }
     let found = find(shape, prefixes, namespace, &buffers.tokens, &mut buffers.pages);
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
-    ask(shape, prefixes, &room, found.as_ref(), len, promise).check()?;
+    let most = sequences.limits().most(places(shape, len, promise));
+    ask(shape, prefixes, &room, found.as_ref(), most).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     sequences.get_mut(seq)?.lock = Some(lock);
-    enter(shape, sequences, buffers, seq, promise, Entered::RESUMED);
+    enter(shape, sequences, buffers, seq, promise, entered);
     counters.resumes += 1;
     Ok(())
 }
@@ -133,17 +144,18 @@ pub(crate) fn admit_batch(
     let mut chunks = 0;
     for prompt in prompts {
         check_prompt(shape, prefixes, prompt.namespace, prompt.tokens, prompt.promise)?;
+        check_known(0, prompt.tokens)?;
         chunks += u64::from(sequences.chunks_for(prompt.tokens.len() as u32));
     }
     sequences.check_rows(prompts.len())?;
     sequences.check_chunks(chunks)?;
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
     let (lacking, idle) =
-        ask_all(shape, prefixes, buffers, prompts, |found| prefixes.idle_pages(found));
+        ask_all(shape, prefixes, sequences, buffers, prompts, |found| prefixes.idle_pages(found));
     if lacking + idle > room.unpromised() {
         let after = room.after(0, |step| {
             let idle_then = |found: &PrefixMatch| prefixes.idle_pages_after(found, step);
-            let (lacking, idle) = ask_all(shape, prefixes, buffers, prompts, idle_then);
+            let (lacking, idle) = ask_all(shape, prefixes, sequences, buffers, prompts, idle_then);
             lacking + idle
         });
         let available = room.unpromised().saturating_sub(idle);
@@ -152,9 +164,11 @@ pub(crate) fn admit_batch(
     buffers.admitted.clear();
     for &Prompt { namespace, tokens, promise } in prompts {
         let found = find(shape, prefixes, namespace, tokens, &mut buffers.pages);
-        let leader = found.and_then(|found| leader(prefixes, sequences, &found, tokens));
+        let leader = found.filter(|_| shape.finds_prefixes());
+        let leader = leader.and_then(|found| leader_of(prefixes, sequences, &found, tokens));
         let lock = lock(prefixes, fence, found.as_ref(), namespace);
         let seq = sequences.spawn(namespace, tokens, lock);
+        prefixes.hold_names(namespace);
         enter(shape, sequences, buffers, seq, promise, Entered::admitted(tokens.len() as u32));
         buffers.admitted.push(Admitted::new(seq, leader));
     }
@@ -167,6 +181,7 @@ pub(crate) fn admit_batch(
 fn ask_all(
     shape: &EngineShape,
     prefixes: &PrefixTree,
+    sequences: &SequenceTable,
     buffers: &mut Buffers,
     prompts: &[Prompt<'_>],
     idle_pages: impl Fn(&PrefixMatch) -> u32,
@@ -176,8 +191,8 @@ fn ask_all(
     idle.clear();
     for &Prompt { namespace, tokens, promise } in prompts {
         let found = find(shape, prefixes, namespace, tokens, pages);
-        let all = (tokens.len() as u32).max(promise).div_ceil(shape.layout.page_size());
-        lacking += u64::from(all) - pages.len() as u64;
+        let most = sequences.limits().most(places(shape, tokens.len() as u32, promise));
+        lacking += u64::from(most) - pages.len() as u64;
         let idle_count = found.map_or(0, |found| idle_pages(&found)) as usize;
         for page in &pages[pages.len() - idle_count..] {
             if !counted.contains(page.raw()) {
@@ -190,7 +205,7 @@ fn ask_all(
     (lacking, idle.len() as u64)
 }
 
-/// Checks a prompt and its promise.
+/// Checks a prompt and its promise, but not its tokens.
 fn check_prompt(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -209,7 +224,17 @@ fn check_prompt(
     if !prefixes.is_named(namespace) {
         return Err(Error::UnnamedNamespace { namespace });
     }
-    check_known(0, prompt)
+    Ok(())
+}
+
+/// Checks the tokens of a prompt that are not cached: those that are were checked when they came.
+fn check_rest(
+    shape: &EngineShape,
+    found: Option<&PrefixMatch>,
+    prompt: &[TokenId],
+) -> Result<(), Error> {
+    let cached = found.map_or(0, |found| found.pages() * shape.layout.page_size());
+    check_known(cached, &prompt[cached as usize..])
 }
 
 /// The prefix that a sequence of these tokens can use, and its pages: whole pages of all but the last token, since one
@@ -223,24 +248,33 @@ fn find(
 ) -> Option<PrefixMatch> {
     pages.clear();
     shape.shares_prefixes().then(|| {
-        let tokens = &tokens[..tokens.len() - 1];
+        let tokens = matchable(shape, tokens);
         prefixes.match_pages(namespace, tokens, |found| pages.extend_from_slice(found))
     })
 }
 
-/// What a sequence of `len` tokens takes that is promised `promise` of them, once the match is locked: the pages that
-/// it lacks, and those idle now, which back no promise any more.
+/// What of a sequence's tokens may be found.
+fn matchable<'a>(shape: &EngineShape, tokens: &'a [TokenId]) -> &'a [TokenId] {
+    &tokens[..if shape.finds_prefixes() { tokens.len() - 1 } else { 0 }]
+}
+
+/// Places of a sequence of `len` tokens that is promised `promise` of them.
+fn places(shape: &EngineShape, len: u32, promise: u32) -> u32 {
+    len.max(promise).div_ceil(shape.layout.page_size())
+}
+
+/// What a sequence takes that holds `most` pages at most, once the match is locked: the pages that it lacks, and those
+/// idle now, which back no promise any more.
 fn ask(
     shape: &EngineShape,
     prefixes: &PrefixTree,
     room: &Room<'_>,
     found: Option<&PrefixMatch>,
-    len: u32,
-    promise: u32,
+    most: u32,
 ) -> Admission {
     let page_size = shape.layout.page_size();
     let (matched, idle) = found.map_or((0, 0), |m| (m.pages(), prefixes.idle_pages(m)));
-    let lacking = len.max(promise).div_ceil(page_size) - matched;
+    let lacking = most - matched;
     let mut admission = Admission {
         cached_len: matched * page_size,
         idle_pages: idle,
@@ -278,9 +312,9 @@ fn enter(
     entered: Entered,
 ) {
     let mut row = sequences.row_mut(seq).expect("just looked up");
-    row.append_pages(&buffers.pages);
+    row.sequence.published = buffers.pages.len() as u32;
+    row.append_pages(row.sequence.published, &buffers.pages);
     let sequence = row.sequence;
-    sequence.published = buffers.pages.len() as u32;
     sequence.cached_len = sequence.published * shape.layout.page_size();
     sequence.planned_len = sequence.cached_len;
     sequence.entered = entered;

@@ -46,7 +46,7 @@ pub(crate) fn commit(
             count_entry(row.sequence, item.start, counters);
         }
         counters.computed_tokens += u64::from(item.end - item.start);
-        if shape.shares_prefixes() {
+        if shape.publishes() {
             insert(pages, prefixes, row, fence, buffers);
         }
     }
@@ -74,11 +74,13 @@ fn check_accepted(sequences: &SequenceTable, steps: &StepLog, step: StepId) -> R
 #[cold]
 fn count_entry(sequence: &mut Sequence, start: u32, counters: &mut Stats) {
     let entered = std::mem::replace(&mut sequence.entered, Entered::COUNTED);
-    if entered == Entered::RESUMED {
-        counters.resume_hit_tokens += u64::from(start);
-    } else {
+    let mut prompt_hit = 0;
+    if entered != Entered::RESUMED {
+        // A prompt that was preempted before its first commit may know more than its own tokens by now.
+        prompt_hit = start.min(entered.prompt_len());
         counters.prompts += 1;
         counters.prompt_tokens += u64::from(entered.prompt_len());
-        counters.hit_tokens += u64::from(start);
+        counters.hit_tokens += u64::from(prompt_hit);
     }
+    counters.resume_hit_tokens += u64::from(start - prompt_hit);
 }

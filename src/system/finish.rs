@@ -38,10 +38,13 @@ pub(crate) fn finish(
     seq: SeqKey,
     keep: Keep,
 ) -> Result<(), Error> {
-    if !sequences.get(seq)?.is_preempted() {
+    let sequence = sequences.get(seq)?;
+    let namespace = sequence.namespace;
+    if !sequence.is_preempted() {
         release(shape, pages, prefixes, sequences, fence, buffers, seq, keep);
     }
     sequences.despawn(seq);
+    prefixes.release_names(namespace);
     Ok(())
 }
 
@@ -90,6 +93,7 @@ fn release(
     sequences.row_mut(seq).expect("just seen").drop_front();
     buffers.freed.clear();
     sequences.truncate_pages(seq, published, &mut buffers.freed);
+    sequences.detach_tracks(seq, &mut buffers.freed);
     release_pages(pages, fence, last_step, &buffers.freed);
     release_lock(pages, prefixes, fence, last_step, lock, &mut buffers.freed);
 }

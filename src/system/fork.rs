@@ -1,4 +1,5 @@
-//! More sequences with the same past: whole pages are shared, the partly filled tail page is copied.
+//! More sequences with the same past: whole pages of group 0 are shared; the partly filled tail page is copied, and
+//! what is held of other groups.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -23,7 +24,8 @@ use crate::world::Buffers;
 pub struct Forked<'a> {
     /// The new sequences: all known tokens of their parent, and K and V of those that are computed.
     pub children: &'a [SeqKey],
-    /// The copies of the tail page, one for each child, if part of a page is computed. The engine has told its own
+    /// The copies of the tail page, one for each child, if part of a page is computed; and of the pages that it holds
+    /// of groups of layers but group 0. The engine has told its own
     /// backend; other ranks' backends need `copy_pages` too, ordered after the steps committed so far.
     pub copies: &'a [PageCopy],
     /// The step of those copies, to be completed like any other; it counts as committed.
@@ -32,13 +34,13 @@ pub struct Forked<'a> {
 
 /// Forks a running sequence: `count` children, each promised the pages of `promise` tokens in all, are left in the
 /// buffers with their copies; returns the step of those. Its whole computed pages are published first, in prefix mode
-/// None for the family alone. A child shares chunks of the page table, so its first plan sends a word a chunk for them
-/// instead of one a page. O(tokens) for each child.
+/// None for the family alone. Where there is one group of layers a child shares chunks of the page table, so its
+/// first plan sends a word a chunk for them instead of one a page. O(tokens) for each child.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
-/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], where a tail is to be copied [`Error::OutOfSteps`], and
-/// [`Error::OutOfPages`] if tails and promises cannot be had. Nothing changes then.
+/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], where something is to be copied [`Error::OutOfSteps`], and
+/// [`Error::OutOfPages`] if copies and promises cannot be had. Nothing changes then.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn fork(
     shape: &EngineShape,
@@ -66,50 +68,61 @@ pub(crate) fn fork(
     if count == 0 {
         return Ok(None);
     }
-    let has_tail = page_len > shared;
-    if has_tail {
+    let limits = *sequences.limits();
+    // Of each child: what it holds but the shared pages of track 0.
+    let copied = u64::from(limits.held(0, page_len, shared) - shared);
+    let has_copies = copied > 0;
+    if has_copies {
         steps.check_room()?;
     }
-    let tails = u64::from(count) * u64::from(page_len - shared);
-    let undrawn = u64::from(count) * u64::from(promised.saturating_sub(page_len));
+    let wanted = u64::from(count) * copied;
+    let undrawn = u64::from(count) * u64::from(limits.undrawn(promised, page_len, shared));
     let room = Room::new(pages, prefixes, sequences.promised(), fence);
-    room.check(tails + undrawn, 0)?;
+    room.check(wanted + undrawn, 0)?;
     // Before publishing, which may turn evictable pages into protected ones: nothing fails after this.
-    let evicted = reclaim(pages, prefixes, tails, &mut buffers.freed);
+    let evicted = reclaim(pages, prefixes, wanted, &mut buffers.freed);
     counters.evicted_pages += u64::from(evicted);
-    for _ in 0..tails {
-        let mut tail = [PageId::default()];
-        assert!(pages.alloc(&mut tail), "a page was reclaimed");
-        buffers.copies.push(PageCopy { source: tail[0], target: tail[0] });
+    for _ in 0..wanted {
+        let mut target = [PageId::default()];
+        assert!(pages.alloc(&mut target), "a page was reclaimed");
+        buffers.copies.push(PageCopy { source: target[0], target: target[0] });
     }
     publish(pages, prefixes, sequences, fence, buffers, seq);
     let parent = sequences.running(seq)?;
     let sent = steps.sent_for_good(parent.last_item, parent.dirty_from).max(parent.inherited);
-    if has_tail {
-        let source = sequences.page(parent, shared);
-        buffers.copies.iter_mut().for_each(|copy| copy.source = source);
+    if has_copies {
+        for copies in buffers.copies.chunks_exact_mut(copied as usize) {
+            let tail = sequences.page_pieces(parent, 0, shared, page_len).flatten();
+            let others = limits.tracks(shared).flat_map(|(track, first)| {
+                sequences.page_pieces(parent, track, first, page_len).flatten()
+            });
+            let copies = copies.iter_mut().zip(tail.chain(others));
+            copies.for_each(|(copy, source)| copy.source = *source);
+        }
     }
     for index in 0..count as usize {
         let parent = sequences.running(seq)?;
         let lock = parent.lock.as_ref().expect("a running sequence holds its prefix");
         let lock = prefixes.lock_again(lock, fence);
         let child = sequences.spawn_copy(seq, token_len, lock);
+        prefixes.hold_names(sequences.get(child)?.namespace);
         let inherited = sequences.inherit(seq, child, shared.min(sent));
         buffers.pages.clear();
         let parent = sequences.running(seq)?;
-        for piece in sequences.page_pieces(parent, inherited, shared) {
+        for piece in sequences.page_pieces(parent, 0, inherited, shared) {
             buffers.pages.extend_from_slice(piece);
         }
-        buffers.pages.extend(buffers.copies.get(index).map(|copy| copy.target));
+        let own = index * copied as usize..(index + 1) * copied as usize;
+        buffers.pages.extend(buffers.copies[own].iter().map(|copy| copy.target));
         let mut row = sequences.row_mut(child).expect("just made");
-        row.append_pages(&buffers.pages);
         row.sequence.published = shared;
+        row.append_pages(page_len - inherited, &buffers.pages);
         (row.sequence.cached_len, row.sequence.planned_len) = (cached_len, cached_len);
         row.begin_front(child);
         sequences.promise(child, promised);
         buffers.children.push(child);
     }
-    let step = has_tail.then(|| steps.begin(false, 0));
+    let step = has_copies.then(|| steps.begin(false, 0));
     if let Some(step) = step {
         // The copies read the parent's tail and write the children's.
         for &key in buffers.children.iter().chain([&seq]) {

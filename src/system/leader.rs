@@ -1,18 +1,20 @@
 //! Who is computing what a prompt needs: a running sequence that will publish more of it than is cached.
 //!
-//! Candidates are those whose first unpublished page the prompt has too, behind the same prefix; of several that
-//! compute the same page next, the one that came to it first. Of those whose text has the prompt's first page that is
-//! not cached, the one that is furthest along leads, if all in between agrees too.
+//! Candidates are those whose first unpublished page the prompt has too, behind the same prefix, and whose text agrees
+//! with the prompt up to the end of its first page that is not cached. The one that is furthest along leads; of several
+//! that compute the same page next, the one that came to it first.
 //!
 //! Not here: whether the prompt had better wait (the host decides).
 
 use crate::id::{SeqKey, TokenId};
 use crate::plan::Leader;
-use crate::prefix::{PrefixMatch, PrefixTree};
+use crate::prefix::{PrefixMatch, PrefixTree, common_tokens};
 use crate::sequence::SequenceTable;
 
-/// The leader of a prompt of which `found` is cached, if there is one. O(prompt): for each page of what is cached one
-/// look-up and one comparison of a page, and one comparison from where the leader stands on.
+/// Returns the leader of a prompt of which `found` is cached, if there is one. Published prefixes end where nodes do
+/// (W2), so each node of the match costs a look-up, and each sequence found there a comparison of one page.
+/// O(those, and one comparison of the prompt). A sequence that has the first page that is not cached, but another text
+/// before it, costs a comparison more.
 pub(crate) fn leader(
     prefixes: &PrefixTree,
     sequences: &SequenceTable,
@@ -25,25 +27,22 @@ pub(crate) fn leader(
     let tokens = &prompt[..prompt.len() - 1];
     let (scope, cached) = (found.scope(), found.pages());
     let search = Search { sequences, page_size: prefixes.page_size(), tokens };
-    // Without another whole page there is nothing to wait for. Who computes it, leads.
-    let lacking = search.page(cached)?;
-    let look = |before, at| {
-        let seq = sequences.find_front(scope, before, at, search.page(at)?)?;
-        (search.agrees(seq, cached, lacking) > 0).then_some((seq, at))
-    };
-    let (mut deepest, mut at) = (look(None, 0), 0);
-    prefixes.match_pages(scope.namespace, tokens, |pages| {
-        for &page in pages {
-            at += 1;
-            deepest = look(Some(page), at).or(deepest);
-        }
-    });
-    let (seq, at) = deepest?;
-    let pages = at + search.agrees(seq, at, search.from(at));
-    (pages > cached).then(|| Leader::new(seq, pages * search.page_size))
+    // Without another whole page there is nothing to wait for.
+    search.page(cached)?;
+    let seq = prefixes.ends(found).find_map(|(at, before)| {
+        let mut fronts = sequences.with_front(scope, before, at, search.page(at)?);
+        fronts.find(|&seq| search.agrees(seq, cached, cached + 1) && search.agrees(seq, at, cached))
+    })?;
+    let pages = cached + search.common_pages(seq, cached);
+    let cuts = sequences.cuts(sequences.get(seq).expect("it has a front"));
+    Some(Leader::new(seq, pages * search.page_size, cuts.count))
 }
 
-/// Whether a leader is still on its way to what it was named for. O(1).
+/// Whether a leader is still on its way to what it was named for: it runs in the present generation, has not published
+/// that, and has forgotten none of it. O(1).
+///
+/// The table stores the number of cuts and the fewest tokens that one left. So a leader named between two cuts counts
+/// as stopped if the first cut left fewer tokens than it was named for, although the second one spares them.
 pub(crate) fn is_leading(
     prefixes: &PrefixTree,
     sequences: &SequenceTable,
@@ -53,7 +52,10 @@ pub(crate) fn is_leading(
     let lock = sequence.lock.as_ref().expect("it runs");
     let generation = prefixes.present_scope(sequence.namespace).generation;
     let published = sequence.published * prefixes.page_size();
+    let cuts = sequences.cuts(sequence);
+    let is_uncut = cuts.count == leader.cuts || leader.cached_len <= cuts.shortest;
     lock.scope().generation == generation
+        && is_uncut
         && (published < leader.cached_len && leader.cached_len <= sequence.token_len)
 }
 
@@ -65,32 +67,39 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// The prompt's tokens from page `index` on.
-    fn from(&self, index: u32) -> &'a [TokenId] {
-        &self.tokens[(index * self.page_size) as usize..]
-    }
-
     /// Page `index` of the prompt's tokens, if they are so many.
     fn page(&self, index: u32) -> Option<&'a [TokenId]> {
         let start = (index * self.page_size) as usize;
         self.tokens.get(start..start + self.page_size as usize)
     }
 
-    /// Whole pages that a sequence has in common with `tokens` from page `at` on.
-    fn agrees(&self, seq: SeqKey, at: u32, tokens: &[TokenId]) -> u32 {
+    /// Whether a sequence has the prompt's pages `start..end`.
+    fn agrees(&self, seq: SeqKey, start: u32, end: u32) -> bool {
         let sequence = self.sequences.get(seq).expect("it has a front");
-        let (mut rest, mut common) = (tokens, 0);
-        let start = (at * self.page_size).min(sequence.token_len);
-        for piece in self.sequences.token_pieces(sequence, start, sequence.token_len) {
-            let len = piece.len().min(rest.len());
-            let (head, tail) = rest.split_at(len);
-            let same = TokenId::as_raw(head) == TokenId::as_raw(&piece[..len]);
-            if !same || tail.is_empty() {
-                let equal = head.iter().zip(piece).take_while(|(a, b)| a == b);
-                return (common + equal.count() as u32) / self.page_size;
+        let [start, end] = [start, end].map(|page| page * self.page_size);
+        let mut rest = &self.tokens[start as usize..end as usize];
+        end <= sequence.token_len
+            && self.sequences.token_pieces(sequence, start, end).all(|piece| {
+                let (head, tail) = rest.split_at(piece.len());
+                rest = tail;
+                // As raw numbers, which is one call of memcmp.
+                TokenId::as_raw(head) == TokenId::as_raw(piece)
+            })
+    }
+
+    /// Whole pages that a sequence has in common with the prompt from page `start` on.
+    fn common_pages(&self, seq: SeqKey, start: u32) -> u32 {
+        let sequence = self.sequences.get(seq).expect("it has a front");
+        let start = start * self.page_size;
+        let (all, len) = (&self.tokens[start as usize..], sequence.token_len);
+        let mut rest = all;
+        for piece in self.sequences.token_pieces(sequence, start.min(len), len) {
+            let common = common_tokens(piece, rest);
+            rest = &rest[common..];
+            if common < piece.len() {
+                break;
             }
-            (rest, common) = (tail, common + len as u32);
         }
-        common / self.page_size
+        (all.len() - rest.len()) as u32 / self.page_size
     }
 }

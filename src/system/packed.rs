@@ -9,8 +9,8 @@ use crate::plan::{Extend, PackedPlan};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::StepLog;
 
-/// The page tables of planned items as packed CSR arrays, as they stand after the plan. O(pages of the items): this is
-/// the cost that plans avoid.
+/// A track of the page tables of planned items as packed CSR arrays, as they stand after the plan. O(pages of the
+/// items): this is the cost that plans avoid.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`], [`Error::PackedTree`],
@@ -19,14 +19,18 @@ pub(crate) fn packed<'step>(
     sequences: &SequenceTable,
     steps: &StepLog,
     layout: &PoolLayout,
+    track: u32,
     items: &[Extend],
     bump: &'step Bump,
 ) -> Result<PackedPlan<'step>, Error> {
-    let pages = check_items(sequences, steps, layout, items)?;
+    let all = check_items(sequences, steps, layout, items)?;
+    let first = |sequence: &Sequence| sequences.limits().first_place(track, sequence.published);
+    let not_held = items.iter().map(|item| sequences.running(item.seq).map_or(0, first) as usize);
+    let pages = if track == 0 { all } else { all - not_held.sum::<usize>() };
     let mut packer = Packer::new(items.len(), pages, bump);
     for item in items {
         let sequence = sequences.running(item.seq)?;
-        let pages = sequences.page_pieces(sequence, 0, sequence.page_len);
+        let pages = sequences.page_pieces(sequence, track, first(sequence), sequence.page_len);
         packer.push(item.len, pages, last_page_len(sequence, layout.page_size()));
     }
     Ok(packer.finish())

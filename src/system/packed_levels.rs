@@ -1,6 +1,7 @@
 //! A planned batch as FlashInfer's multi-level cascade takes it, for hosts that bring their own attention kernels.
 
 use bumpalo::Bump;
+use bytemuck::Zeroable;
 
 use super::packed::{Packer, check_items, last_page_len};
 use crate::error::Error;
@@ -9,7 +10,7 @@ use crate::plan::{BatchPlan, Extend, PackedLevels, PackedPlan, SharedSpan};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::StepLog;
 
-/// The page tables of a plan's items, what several of them share once. O(items x levels + pages).
+/// The page tables of a plan's items, what several of them share once. O(items + pages).
 ///
 /// # Errors
 /// As [`packed`](super::packed::packed), and [`Error::PackedRows`].
@@ -26,14 +27,24 @@ pub(crate) fn packed_levels<'step>(
     let spans = plan.shared.spans;
     let depths = depths(spans, bump);
     let levels = depths.iter().map(|&depth| depth as usize + 1).max().unwrap_or(0);
+    let mut by_level = sorted_by_depth(spans, depths, levels, bump);
     let order = order(plan.shared.members, items.len(), bump);
-    let writer = Writer { sequences, items, page_size: layout.page_size(), order, bump };
+    let writer = Writer {
+        sequences,
+        page_size: layout.page_size(),
+        tokens_before: tokens_before(items, order, bump),
+        items,
+        order,
+        bump,
+    };
     let list = bump.alloc_slice_fill_with(levels + 1, |level| {
         if level == levels {
             return writer.own(spans);
         }
-        let at_level = spans.iter().zip(depths).filter(|&(_, &depth)| depth as usize == level);
-        writer.shared(at_level.map(|(span, _)| span))
+        let in_level = by_level.iter().take_while(|(depth, _)| *depth as usize == level).count();
+        let (at_level, deeper) = by_level.split_at(in_level);
+        by_level = deeper;
+        writer.shared(at_level)
     });
     Ok(PackedLevels { order, levels: list })
 }
@@ -77,6 +88,38 @@ fn depths<'step>(spans: &[SharedSpan], bump: &'step Bump) -> &'step [u32] {
     depths
 }
 
+/// Spans with their depths, which are below `levels`: the outermost first, those of one depth in their order.
+fn sorted_by_depth<'step>(
+    spans: &[SharedSpan],
+    depths: &[u32],
+    levels: usize,
+    bump: &'step Bump,
+) -> &'step [(u32, SharedSpan)] {
+    // Where the next span of each depth goes.
+    let places = bump.alloc_slice_fill_copy(levels, 0);
+    depths.iter().for_each(|&depth| places[depth as usize] += 1);
+    let mut before = 0;
+    for place in places.iter_mut() {
+        before += std::mem::replace(place, before);
+    }
+    let sorted = bump.alloc_slice_fill_copy(spans.len(), (0, SharedSpan::zeroed()));
+    for (&depth, &span) in depths.iter().zip(spans) {
+        sorted[places[depth as usize]] = (depth, span);
+        places[depth as usize] += 1;
+    }
+    sorted
+}
+
+/// New tokens of the rows before each place of the order, and of all.
+fn tokens_before<'step>(items: &[Extend], order: &[u32], bump: &'step Bump) -> &'step [u32] {
+    let mut before = 0;
+    bump.alloc_slice_fill_with(order.len() + 1, |place| {
+        let len = order.get(place).map_or(0, |&row| items[row as usize].len);
+        before += len;
+        before - len
+    })
+}
+
 /// The rows by their indices: those of each span side by side, then those of none.
 fn order<'step>(members: &[u32], rows: usize, bump: &'step Bump) -> &'step [u32] {
     let is_member = bump.alloc_slice_fill_copy(rows, false);
@@ -96,6 +139,8 @@ struct Writer<'a, 'step> {
     items: &'a [Extend],
     page_size: u32,
     order: &'step [u32],
+    /// New tokens of the rows before each place of the order, and of all.
+    tokens_before: &'step [u32],
     bump: &'step Bump,
 }
 
@@ -110,8 +155,8 @@ struct Entry {
 
 impl<'step> Writer<'_, 'step> {
     /// A level of spans, in the order of their members; rows of none read nothing there.
-    fn shared<'s>(&self, spans: impl Iterator<Item = &'s SharedSpan> + Clone) -> PackedPlan<'step> {
-        let most = 2 * spans.clone().count() + 1;
+    fn shared(&self, spans: &[(u32, SharedSpan)]) -> PackedPlan<'step> {
+        let most = 2 * spans.len() + 1;
         let entries = self.bump.alloc_slice_fill_copy(most, Entry::default());
         let (mut count, mut place) = (0, 0);
         let mut put = |entry: Entry| {
@@ -120,7 +165,7 @@ impl<'step> Writer<'_, 'step> {
                 count += 1;
             }
         };
-        for span in spans {
+        for (_, span) in spans {
             let members = span.range();
             put(Entry { place_end: members.start, ..Entry::default() });
             put(Entry {
@@ -137,11 +182,18 @@ impl<'step> Writer<'_, 'step> {
     /// The last level: of each row what stands behind all its spans.
     fn own(&self, spans: &[SharedSpan]) -> PackedPlan<'step> {
         let entries = self.bump.alloc_slice_fill_copy(self.order.len(), Entry::default());
-        // Children come behind their parents, and read on where these end.
-        for span in spans {
-            entries[span.range()].iter_mut().for_each(|e| e.page_begin = span.end / self.page_size);
-        }
+        let around = self.bump.alloc_slice_fill_copy(spans.len(), SharedSpan::zeroed());
+        let (mut depth, mut spans) = (0, spans.iter().peekable());
         for (place, entry) in entries.iter_mut().enumerate() {
+            while depth > 0 && around[depth - 1].range().end <= place {
+                depth -= 1;
+            }
+            while let Some(span) = spans.next_if(|span| span.range().start <= place) {
+                around[depth] = *span;
+                depth += 1;
+            }
+            // It reads on where the innermost span around it ends.
+            entry.page_begin = around[..depth].last().map_or(0, |span| span.end / self.page_size);
             let sequence = self.sequence(place);
             entry.place_end = place + 1;
             entry.page_end = sequence.page_len;
@@ -162,9 +214,8 @@ impl<'step> Writer<'_, 'step> {
         for entry in entries {
             // All rows of an entry have the same pages there.
             let first = self.sequence(place);
-            let pieces = self.sequences.page_pieces(first, entry.page_begin, entry.page_end);
-            let rows = &self.order[place..entry.place_end];
-            let tokens = rows.iter().map(|&row| self.items[row as usize].len).sum();
+            let pieces = self.sequences.page_pieces(first, 0, entry.page_begin, entry.page_end);
+            let tokens = self.tokens_before[entry.place_end] - self.tokens_before[place];
             packer.push(tokens, pieces, entry.last_page_len);
             place = entry.place_end;
         }

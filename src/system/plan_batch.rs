@@ -13,7 +13,7 @@ use crate::plan::{
     StepScratch, TableWrite,
 };
 use crate::prefix::{Meeting, PrefixTree};
-use crate::sequence::{Sequence, SequenceTable};
+use crate::sequence::{RowMut, Sequence, SequenceTable};
 use crate::stats::Stats;
 use crate::step::{StepItem, StepLog};
 use crate::system::find_spans::find_spans;
@@ -26,6 +26,7 @@ use crate::world::Buffers;
 #[derive(Default)]
 struct Needs {
     tokens: usize,
+    /// Those of all tracks.
     pages: u64,
     /// Of those, the ones that are promised to their sequences.
     drawn: u64,
@@ -58,7 +59,10 @@ pub(crate) fn plan_batch<'step>(
     drafts: &[Draft<'_>],
 ) -> Result<BatchPlan<'step>, Error> {
     let plan = sequences.next_plan();
-    let needs = check(shape, sequences, steps, items, plan)?;
+    let needs = match shape.table.tracks {
+        1 => check::<true>(shape, sequences, steps, items, plan),
+        _ => check_tracks(shape, sequences, steps, items, plan),
+    }?;
     check_drafts(sequences, items, drafts)?;
     Room::new(pages, prefixes, sequences.promised(), fence).check(needs.pages, needs.drawn)?;
     let evicted = reclaim(pages, prefixes, needs.pages, &mut buffers.freed);
@@ -68,14 +72,39 @@ pub(crate) fn plan_batch<'step>(
     let new_pages = bump.alloc_slice_fill_copy(needs.pages as usize, PageId::default());
     assert!(pages.alloc(new_pages), "the pages were reclaimed");
     let shared = find_spans(shape, prefixes, sequences, meeting, items, bump);
+    let further = (shape.table.tracks as usize - 1) * needs.tokens;
     if shape.layout.slots_fit_i32() {
-        let slots = bump.alloc_slice_fill_copy(needs.tokens, 0_i32);
-        let plan = fill(shape, sequences, steps, items, drafts, &needs, new_pages, slots, bump);
-        Ok(BatchPlan { slot_mapping: SlotMapping::I32(slots), shared, ..plan })
+        let all = [needs.tokens, further].map(|count| bump.alloc_slice_fill_copy(count, 0_i32));
+        let [slots, others] = all;
+        let plan =
+            fill(shape, sequences, steps, items, drafts, &needs, new_pages, [slots, others], bump);
+        let track_slots = SlotMapping::I32(others);
+        Ok(BatchPlan { slot_mapping: SlotMapping::I32(slots), track_slots, shared, ..plan })
     } else {
-        let slots = bump.alloc_slice_fill_copy(needs.tokens, 0_i64);
-        let plan = fill(shape, sequences, steps, items, drafts, &needs, new_pages, slots, bump);
-        Ok(BatchPlan { slot_mapping: SlotMapping::I64(slots), shared, ..plan })
+        let all = [needs.tokens, further].map(|count| bump.alloc_slice_fill_copy(count, 0_i64));
+        let [slots, others] = all;
+        let plan =
+            fill(shape, sequences, steps, items, drafts, &needs, new_pages, [slots, others], bump);
+        let track_slots = SlotMapping::I64(others);
+        Ok(BatchPlan { slot_mapping: SlotMapping::I64(slots), track_slots, shared, ..plan })
+    }
+}
+
+/// The slots of a row in a track, from position `start` on.
+fn write_slots<T: SlotNumber>(
+    row: &RowMut<'_>,
+    track: u32,
+    start: u32,
+    page_size: u32,
+    mut slots: &mut [T],
+) {
+    let mut offset = start % page_size;
+    for page in row.page_pieces(track, start / page_size, row.sequence.page_len).flatten() {
+        let count = slots.len().min((page_size - offset) as usize);
+        let slot = slot_at(*page, page_size, offset);
+        let out = slots.split_off_mut(..count).expect("no more than there are");
+        (slot..).zip(out).for_each(|(slot, out)| *out = T::from_slot(slot));
+        offset = 0;
     }
 }
 
@@ -99,13 +128,17 @@ impl EngineShape {
         let tokens = u64::from(tokens.min(STEP_TOKENS_MAX));
         let page_size = u64::from(self.layout.page_size());
         let row_pages = u64::from(self.max_sequence_len).div_ceil(page_size);
-        let row_words = row_pages + u64::from(self.table.chunks_per_row);
+        let tracks = u64::from(self.table.tracks);
+        let row_words = row_pages * tracks + u64::from(self.table.chunks_per_row);
         // A chunk's pages, and the word that names it.
-        let words = u64::from(self.table.chunk_count) * (u64::from(self.table.chunk_pages) + 1);
+        let chunk_words = u64::from(self.table.chunk_pages) * tracks + 1;
+        let words = u64::from(self.table.chunk_count) * chunk_words;
         let writes = words.min(rows * row_words);
-        let new_pages = tokens.min(tokens / page_size + rows).min(self.layout.page_count().into());
+        let places = tokens.min(tokens / page_size + rows);
+        let new_pages = (places * tracks).min(self.layout.page_count().into());
         let slot = if self.layout.slots_fit_i32() { size_of::<i32>() } else { size_of::<i64>() };
-        let token = size_of::<TokenId>() + size_of::<u32>() + slot + size_of::<u64>();
+        let slots = slot * self.table.tracks as usize;
+        let token = size_of::<TokenId>() + size_of::<u32>() + slots + size_of::<u64>();
         new_pages * size_of::<PageId>() as u64
             + rows * size_of::<BatchRow>() as u64
             + tokens * token as u64
@@ -116,10 +149,22 @@ impl EngineShape {
 }
 
 /// Arrays of a plan, and the new pages; each may begin at the next multiple of its alignment.
-const ARRAYS: u64 = 9;
+const ARRAYS: u64 = 10;
 
-/// Finds what is wrong with a batch, or what it needs.
-fn check(
+/// [`check`] where there are several tracks; not inlined, so that the loop of one track keeps its registers.
+#[inline(never)]
+fn check_tracks(
+    shape: &EngineShape,
+    sequences: &mut SequenceTable,
+    steps: &StepLog,
+    items: &[Extend],
+    plan: u64,
+) -> Result<Needs, Error> {
+    check::<false>(shape, sequences, steps, items, plan)
+}
+
+/// Finds what is wrong with a batch, or what it needs. `ONE`: whether there is one track.
+fn check<const ONE: bool>(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
     steps: &StepLog,
@@ -152,15 +197,22 @@ fn check(
                 continue;
             }
             row.prefetch_next_page();
-            (1, row.lacking_one())
+            (1, row.lacking_one::<ONE>())
         } else {
             let new_pages = row.sequence.pages_lacking(len, page_size);
             (new_pages, row.lacking(row.sequence.page_len + new_pages))
         };
         needs.pages += u64::from(new_pages);
-        needs.drawn += u64::from(row.sequence.undrawn().min(new_pages));
+        needs.drawn += u64::from(if ONE {
+            row.sequence.undrawn().min(new_pages)
+        } else {
+            row.drawn(new_pages)
+        });
         needs.chunks += lacking.chunks;
         needs.table_writes += lacking.table_writes as usize;
+    }
+    if !ONE {
+        needs.pages *= u64::from(shape.table.tracks);
     }
     let (tokens, max) = (needs.tokens as u64, u64::from(STEP_TOKENS_MAX));
     if tokens > max {
@@ -189,8 +241,8 @@ pub(crate) fn extend_max(shape: &EngineShape, sequence: &Sequence, steps: &StepL
     u32::from(room && steps.samples_next(sequence.last_item))
 }
 
-/// Hands the new pages out in batch order, records each sequence's part in the step, and writes the plan; `slots` are
-/// written beside it, as the number type that fits the pool.
+/// Hands the new pages out in batch order, records each sequence's part in the step, and writes the plan; the slots
+/// are written beside it, those of track 0 and of the others, as the number type that fits the pool.
 #[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 fn fill<'step, T: SlotNumber>(
     shape: &EngineShape,
@@ -200,7 +252,7 @@ fn fill<'step, T: SlotNumber>(
     drafts: &[Draft<'_>],
     needs: &Needs,
     new_pages: &[PageId],
-    slots: &mut [T],
+    [slots, others]: [&mut [T]; 2],
     bump: &'step Bump,
 ) -> BatchPlan<'step> {
     let step = steps.begin(true, items.len());
@@ -210,6 +262,7 @@ fn fill<'step, T: SlotNumber>(
     let rows = bump.alloc_slice_fill_with(items.len(), |_| BatchRow::zeroed());
     let mut out = PlanWriter {
         page_size: shape.layout.page_size(),
+        tracks: shape.table.tracks as usize,
         step,
         qo_start: 0,
         new_pages,
@@ -217,11 +270,17 @@ fn fill<'step, T: SlotNumber>(
         tokens: &mut *tokens,
         positions: &mut *positions,
         slots,
+        all_tokens: needs.tokens,
+        others,
         writes: table_writes.iter_mut(),
     };
     let mut rest = items;
     loop {
-        rest = &rest[out.decode(sequences, steps, rest)..];
+        let decoded = match shape.table.tracks {
+            1 => out.decode::<true>(sequences, steps, rest),
+            _ => out.decode_tracks(sequences, steps, rest),
+        };
+        rest = &rest[decoded..];
         let Some(item) = rest.split_off_first() else { break };
         out.extend(sequences, steps, item);
     }
@@ -238,6 +297,7 @@ fn fill<'step, T: SlotNumber>(
         tokens,
         positions,
         slot_mapping,
+        track_slots: slot_mapping,
         table_writes,
         shared: SharedSpans::default(),
         masks,
@@ -265,6 +325,7 @@ fn record(sequence: &mut Sequence, item: Extend, step: StepId, steps: &mut StepL
 /// What of a plan's arrays is not written yet, and the new pages not yet handed out.
 struct PlanWriter<'a, T> {
     page_size: u32,
+    tracks: usize,
     step: StepId,
     /// Tokens written, and so the first of the next row.
     qo_start: u32,
@@ -273,6 +334,10 @@ struct PlanWriter<'a, T> {
     tokens: &'a mut [TokenId],
     positions: &'a mut [u32],
     slots: &'a mut [T],
+    /// Tokens of the batch.
+    all_tokens: usize,
+    /// Slots of the further tracks, `[tracks - 1, all_tokens]`.
+    others: &'a mut [T],
     writes: std::slice::IterMut<'a, TableWrite>,
 }
 
@@ -297,27 +362,39 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
         self.rows[0] =
             BatchRow { row: id, qo_start: self.qo_start, extend_len: item.len, kv_len: end };
         let count = (end.div_ceil(self.page_size) - page_len) as usize;
-        row.append_pages(self.new_pages.split_off(..count).expect("counted"));
+        let new = self.new_pages.split_off(..count * self.tracks).expect("counted");
+        row.append_pages(count as u32, new);
         row.take_dirty(|write| *self.writes.next().expect("counted") = write);
         (start..end).zip(&mut *self.positions).for_each(|(n, out)| *out = n);
         let mut tokens = &mut self.tokens[..len];
         for piece in row.token_pieces(start, token_len.min(end)) {
             tokens.split_off_mut(..piece.len()).expect("counted").copy_from_slice(piece);
         }
-        let (mut slots, mut offset) = (&mut self.slots[..len], start % self.page_size);
-        for page in row.page_pieces(start / self.page_size, row.sequence.page_len).flatten() {
-            let count = slots.len().min((self.page_size - offset) as usize);
-            let slot = slot(*page, self.page_size, offset);
-            let out = slots.split_off_mut(..count).expect("no more than there are");
-            (slot..).zip(out).for_each(|(slot, out)| *out = T::from_slot(slot));
-            offset = 0;
+        write_slots(&row, 0, start, self.page_size, &mut self.slots[..len]);
+        if self.tracks > 1 {
+            let own = self.qo_start as usize..self.qo_start as usize + len;
+            for (track, slots) in (1..).zip(self.others.chunks_exact_mut(self.all_tokens)) {
+                write_slots(&row, track, start, self.page_size, &mut slots[own.clone()]);
+            }
         }
         self.advance(1, len);
     }
 
+    /// [`PlanWriter::decode`] where there are several tracks. Not inlined, as [`PlanWriter::extend`].
+    #[inline(never)]
+    fn decode_tracks(
+        &mut self,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        items: &[Extend],
+    ) -> usize {
+        self.decode::<false>(sequences, steps, items)
+    }
+
     /// Writes the rows up to the first one that does more than decode: compute one token, with no page to be sent but
-    /// perhaps a new one. Most rows of most steps are such, and take a third of the instructions.
-    fn decode(
+    /// perhaps a new one. Most rows of most steps are such, and take a third of the instructions. `ONE`: whether there
+    /// is one track.
+    fn decode<const ONE: bool>(
         &mut self,
         sequences: &mut SequenceTable,
         steps: &mut StepLog,
@@ -327,6 +404,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
         let rows = &mut self.rows[..most];
         let (tokens, positions) = (&mut self.tokens[..most], &mut self.positions[..most]);
         let (slots, page_size) = (&mut self.slots[..most], self.page_size);
+        let others = &mut *self.others;
         let (mut new_pages, mut writes) = (self.new_pages.iter(), std::mem::take(&mut self.writes));
         let mut count = 0;
         while count < most {
@@ -339,6 +417,11 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
             record(row.sequence, item, self.step, steps);
             let (page, offset) = if room > 0 {
                 (row.last_page(), page_size - room)
+            } else if !ONE {
+                let (own, rest) = new_pages.as_slice().split_at(self.tracks);
+                new_pages = rest.iter();
+                row.append_place(own, |write| *writes.next().expect("counted") = write);
+                (own[0], 0)
             } else {
                 let page = *new_pages.next().expect("counted");
                 row.append_sent(page, |write| *writes.next().expect("counted") = write);
@@ -353,7 +436,13 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
                 tokens[count] = row.token(planned_len - 1);
             }
             positions[count] = planned_len - 1;
-            slots[count] = T::from_slot(slot(page, page_size, offset));
+            slots[count] = T::from_slot(slot_at(page, page_size, offset));
+            if !ONE {
+                for (track, slots) in (1..).zip(others.chunks_exact_mut(self.all_tokens)) {
+                    let page = row.last_track_page(track);
+                    slots[qo_start as usize] = T::from_slot(slot_at(page, page_size, offset));
+                }
+            }
             count += 1;
         }
         (self.new_pages, self.writes) = (new_pages.as_slice(), writes);
@@ -362,7 +451,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
     }
 }
 
-fn slot(page: PageId, page_size: u32, offset: u32) -> u64 {
+fn slot_at(page: PageId, page_size: u32, offset: u32) -> u64 {
     u64::from(page.raw()) * u64::from(page_size) + u64::from(offset)
 }
 

@@ -27,7 +27,8 @@ pub(crate) fn promise(
     let sequence = sequences.running(seq)?;
     check_promise(shape, len)?;
     let promised = len.div_ceil(shape.layout.page_size());
-    let (before, after) = (sequence.undrawn(), promised.saturating_sub(sequence.page_len));
+    let before = sequences.undrawn(sequence);
+    let after = sequences.limits().undrawn(promised, sequence.page_len, sequence.published);
     if after > before {
         let room = Room::new(pages, prefixes, sequences.promised(), fence);
         room.check(u64::from(after - before), 0)?;

@@ -9,8 +9,8 @@ use crate::system::release::release_pages;
 use crate::world::Buffers;
 
 /// Publishes a running sequence's whole pages of known, computed tokens. Where another sequence published the same
-/// prefix meanwhile, the page table is rewritten to the tree's pages first, and then the sequence's own are released.
-/// O(pages published).
+/// prefix meanwhile, the page table is rewritten to the tree's pages first, and then the sequence's own are released,
+/// with those of other groups that no later token reads. O(pages published).
 pub(crate) fn publish(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
@@ -74,7 +74,7 @@ fn insert_pages(
         at += len;
     }
     row.sequence.lock = Some(lock);
-    row.sequence.published = end;
+    row.publish_to(end, &mut buffers.freed);
     row.advance_front();
     release_pages(pages, fence, row.sequence.last_step, &buffers.freed);
 }

@@ -38,6 +38,7 @@ pub(crate) fn rollback(
     let (page_len, last_step) = (sequence.planned_len.div_ceil(page_size), sequence.last_step);
     buffers.freed.clear();
     sequences.truncate_pages(seq, page_len, &mut buffers.freed);
+    sequences.cut(seq, len);
     sequences.truncate_tokens(seq, len);
     sequences.row_mut(seq)?.drop_front();
     release_pages(pages, fence, last_step, &buffers.freed);

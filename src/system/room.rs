@@ -4,8 +4,8 @@
 //! admitted, which locks idle pages; where it is promised pages; and where a plan or a fork takes pages that nobody was
 //! promised: each only as far as free + evictable - promised go. A plan that draws takes as much from both sides. All
 //! else keeps the right side or adds to it: a commit that finds duplicates may lock idle pages, but gives up as many of
-//! its own, to the fence or the pool; what an abort or a rollback gives up, which may be promised again, goes there
-//! too.
+//! its own, to the fence or the pool; what an abort, a rollback or a commit gives up, which may be promised again, goes
+//! there too.
 //!
 //! So a plan of promised pages alone is refused only while some of them are in the fence, and the step of a mark there
 //! brings enough.

@@ -10,7 +10,7 @@ use arbitrary::{Arbitrary, Result, Unstructured};
 
 use crate::config::{EngineConfig, PrefixMode};
 use crate::hash::Hashing;
-use crate::layout::{Capacity, KvDtype, KvShape, Layout, PoolConfig, Scaling};
+use crate::layout::{Capacity, Groups, KvDtype, KvShape, Layout, PoolConfig, Reach, Scaling};
 
 /// How to make a prompt out of earlier ones: a shared head and new tokens of a tiny vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
@@ -177,6 +177,8 @@ pub struct SmallConfig {
     pub layers: u32,
     /// Heads of K and V; 0: latent rows.
     pub kv_heads: u32,
+    /// 0: one group of layers; else which groups, modulo those that there are, in place of `layers`.
+    pub groups: u8,
     /// 0: pages are not hashed; else how, modulo the recipes that are compiled in.
     pub hashing: u8,
     /// Pages that events have room for, where pages are hashed; 0: none.
@@ -200,6 +202,7 @@ impl Default for SmallConfig {
             dtype: 0,
             layers: 1,
             kv_heads: 1,
+            groups: 0,
             hashing: 0,
             event_pages: 0,
             drain_every: 1,
@@ -213,10 +216,28 @@ impl SmallConfig {
         Hashing::ALL.get(index % Hashing::ALL.len().max(1)).copied()
     }
 
+    /// Groups of layers: none, or windows and chunks of one track or of several.
+    fn groups(&self) -> Groups {
+        let (all, window, chunk) = (Reach::All, Reach::Window, Reach::Chunk);
+        let several: [(&[Reach], &[u8]); 7] = [
+            (&[all, window(1)], &[0, 1]),
+            (&[all, window(3)], &[1, 0]),
+            (&[all, window(7)], &[1, 0, 1]),
+            (&[all, chunk(4)], &[0, 1]),
+            (&[all, chunk(2), window(4)], &[1, 0, 2]),
+            (&[all, window(2), chunk(8)], &[1, 0, 0, 1, 1, 2]),
+            (&[all, chunk(1), window(5), window(20)], &[0, 1, 2, 3]),
+        ];
+        let Some(index) = usize::from(self.groups).checked_sub(1) else { return Groups::ONE };
+        let (reaches, layers) = several[index % several.len()];
+        Groups::new(reaches, layers).expect("each has layers")
+    }
+
     /// The engine's config.
     pub fn engine(&self) -> EngineConfig {
         let pool = PoolConfig {
-            layers: self.layers,
+            layers: if self.groups > 0 { self.groups().layers() } else { self.layers },
+            groups: self.groups(),
             shape: match self.kv_heads {
                 0 => KvShape::Latent { rank: 3, rope: 2 },
                 kv_heads => KvShape::heads(kv_heads, 2),
@@ -246,6 +267,8 @@ impl SmallConfig {
             max_sequence_len: self.sequence_len,
             max_tokens: self.tokens,
             max_steps: self.steps,
+            // As other sizes, so that plans go further at times.
+            promise_ahead: 3 * self.page_size,
             prefault: true,
         }
     }
@@ -266,6 +289,7 @@ impl<'a> Arbitrary<'a> for SmallConfig {
             dtype: u.int_in_range(0..=4)?,
             layers: u.int_in_range(1..=2)?,
             kv_heads: u.int_in_range(0..=2)?,
+            groups: u.int_in_range(0..=7)?,
             hashing: u.int_in_range(0..=5)?,
             event_pages: *u.choose(&[0, 1, 4, 12, 200])?,
             drain_every: u.int_in_range(1..=8)?,

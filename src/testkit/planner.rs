@@ -299,6 +299,7 @@ impl Planner {
                 true => SlotMapping::I64(slots),
                 false => SlotMapping::I32(&narrow),
             },
+            track_slots: SlotMapping::I32(&[]),
             table_writes: &writes,
             shared: shared.plan(),
             masks,

@@ -170,11 +170,13 @@ impl Workload {
     }
 }
 
-/// Who follows the cache: of draws of its own, so that the ops of a seed are the same with any of them.
+/// Who follows the cache, and groups of layers: of draws of their own, so that the ops of a seed are the same with any
+/// of them.
 fn draw_followers(rng: &mut Rng, config: &mut SmallConfig) {
     config.hashing = rng.below(6) as u8;
     config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);
     config.drain_every = rng.pick(&[1, 1, 2, 8]);
+    config.groups = if rng.one_in(2) { rng.within(1, 7) as u8 } else { 0 };
 }
 
 fn draw_config(rng: &mut Rng) -> SmallConfig {
@@ -195,6 +197,7 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         dtype: rng.below(5) as u8,
         layers: rng.within(1, 2) as u32,
         kv_heads: rng.within(0, 2) as u32,
+        groups: 0,
         hashing: 0,
         event_pages: 0,
         drain_every: 1,

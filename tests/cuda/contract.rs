@@ -2,8 +2,8 @@
 
 use kvarena::testkit::contract::{
     Case, check_backend, check_fp8, check_fp8_spans, check_latent, check_latent_fp8,
-    check_latent_pairs, check_served, check_short, check_short_spans, check_spans,
-    check_sparse_backend, check_wide_spans,
+    check_latent_pairs, check_many_heads, check_served, check_short, check_short_spans,
+    check_spans, check_sparse_backend, check_wide_spans,
 };
 
 use crate::on_gpu::OnGpuOptions;
@@ -102,4 +102,16 @@ fn cuda_keeps_the_contract_over_latent_rows_of_fp8() {
 fn cuda_keeps_the_contract_over_latent_rows_of_pairs() {
     let Some(gpu) = gpu() else { return };
     println!("{}", check_latent_pairs(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(60)));
+}
+
+/// Around 4,096 kv heads, and the most that kernels serve: a decode kernel keeps a token's slot and head in one word.
+#[test]
+fn cuda_keeps_the_contract_of_many_kv_heads() {
+    let Some(gpu) = gpu() else { return };
+    for (kv_heads, count) in [(4_095, 3), (4_097, 3), (65_535, 1)] {
+        let seeds = seeds(count);
+        let seeds = seeds.start..seeds.end.min(seeds.start + count);
+        let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
+        println!("{kv_heads}: {}", check_many_heads(options, kv_heads, seeds));
+    }
 }

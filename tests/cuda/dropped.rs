@@ -12,29 +12,30 @@ use cust::sys;
 use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, HostPages};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend,
-    PageCopy, PageId, PoolConfig, RowId, SlotMapping, StepId, TableShape, TokenId,
+    PageCopy, PageId, PoolConfig, PoolLayout, RowId, SlotMapping, StepId, TableShape, TokenId,
 };
 
-use crate::gpu;
+use crate::{device, gpu};
+
+fn pool(layers: u32, layout: Layout) -> PoolLayout {
+    let config = PoolConfig {
+        layers,
+        shape: KvShape::heads(8, 128),
+        dtype: KvDtype::Bf16,
+        layout,
+        capacity: Capacity::Pages(40),
+        ..PoolConfig::default()
+    };
+    config.layout().expect("a small pool")
+}
 
 /// A backend with work in flight on everything that has memory, and all that the work uses.
 fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     let stream = CudaStream::new(gpu).expect("a stream");
     let options =
         CudaOptions { stream: Some(stream.clone()), max_step_tokens: 4, ..CudaOptions::new(gpu) };
-    let capacity = Capacity::Pages(40);
-    let (dtype, kv_heads, head_dim) = (KvDtype::Bf16, 8, 128);
-    let config = PoolConfig {
-        layers,
-        shape: KvShape::heads(kv_heads, head_dim),
-        dtype,
-        layout,
-        capacity,
-        ..PoolConfig::default()
-    };
-    let (pool, table) = (config.layout(), TableShape::new(16, 2, 128, 256));
-    let pool = pool.expect("a small pool");
-    let table = table.expect("a small table");
+    let pool = pool(layers, layout);
+    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
     let mut cuda = options.open(&pool, &table, 2).expect("a small pool");
     let mut host = HostPages::new(gpu, &pool, 40).expect("pinned memory");
     let rows = DeviceBuffer::of(gpu, &[0_u16; 8 * 128]).expect("memory");
@@ -47,6 +48,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
         (0..40).map(PageId::new).map(|id| PageCopy { source: id, target: id }).collect();
     cuda.copy_to_host(&mut host, &pages, &stream).expect("pages of the pool");
     let plan = BatchPlan {
+        track_slots: SlotMapping::I32(&[]),
         step: StepId::new(1),
         rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],
         tokens: &[TokenId::PENDING],
@@ -120,6 +122,62 @@ fn a_buffer_goes_back_while_others_work() {
         assert_eq!(sys::cuStreamDestroy_v2(stream), sys::CUresult::CUDA_SUCCESS);
     }
     assert!(others.done.load(Ordering::Acquire));
+}
+
+/// Another rank's stream may be in a kernel that waits for what this thread launches after the drop.
+#[test]
+fn a_buffer_is_dropped_while_other_streams_work() {
+    let Some(gpu) = gpu() else { return };
+    let peers = [Some((*gpu).clone()), device(1)];
+    for peer in peers.into_iter().flatten() {
+        let rank = CudaStream::new(&gpu).expect("a stream");
+        let buffer = DeviceBuffer::of(&gpu, &[1_u8; 4096]).expect("memory");
+        let (stream, others) = (CudaStream::new(&peer).expect("a stream"), Others::default());
+        let data = (&raw const others).cast_mut().cast();
+        peer.bind().expect("a device");
+        // SAFETY: the device's context is current; the stream, the function and its data live until it is waited for.
+        let asked = unsafe { sys::cuLaunchHostFunc(stream.raw() as _, Some(work), data) };
+        assert_eq!(asked, sys::CUresult::CUDA_SUCCESS);
+        drop(buffer);
+        let waited = others.done.load(Ordering::Acquire);
+        others.may.store(true, Ordering::Release);
+        stream.synchronize().expect("nothing failed");
+        assert!(!waited, "the drop waited for a stream of device {}", peer.ordinal());
+        rank.synchronize().expect("nothing failed");
+    }
+}
+
+/// There is room for one of these at a time, and each is dropped while work is in flight.
+#[test]
+fn what_is_dropped_is_free_when_it_is_asked_for() {
+    let Some(gpu) = gpu() else { return };
+    let bytes = gpu.free_memory().expect("a driver") / 5 * 3;
+    let mut working = Vec::new();
+    for round in 0..3 {
+        let large = DeviceBuffer::new(&gpu, bytes);
+        let large = large.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        working.push(at_work(&gpu, 1, Layout::PageFirst));
+        drop(large);
+    }
+    drop(DeviceBuffer::new(&gpu, bytes).expect("memory"));
+    assert!(gpu.free_memory().expect("a driver") > bytes);
+}
+
+/// Pinned memory of one device, which copies of another one read and write.
+#[test]
+fn host_pages_go_back_after_the_copies_of_any_device() {
+    let Some(gpu) = gpu() else { return };
+    let Some(second) = device(1) else { return };
+    let mut parts = at_work(&second, 8, Layout::LayerFirst);
+    let mut host = *parts.remove(1).downcast::<HostPages>().expect("host pages");
+    let other = HostPages::new(&gpu, &pool(8, Layout::LayerFirst), 40).expect("pinned memory");
+    let stream = CudaStream::new(&second).expect("a stream");
+    let cuda = parts[0].downcast_mut::<kvarena::backend::cuda::Cuda>().expect("a backend");
+    let pages = [PageCopy { source: PageId::new(0), target: PageId::new(0) }];
+    cuda.copy_from_host(&other, &pages, &stream).expect("pages of the pool");
+    drop(other);
+    cuda.copy_to_host(&mut host, &pages, &stream).expect("pages of the pool");
+    stream.synchronize().expect("nothing failed");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::{device, gpu};
 /// A plan of one token of one sequence.
 fn plan<'a>(step: u64, rows: &'a [BatchRow], slots: &'a [i32]) -> BatchPlan<'a> {
     BatchPlan {
+        track_slots: SlotMapping::I32(&[]),
         step: StepId::new(step),
         rows,
         tokens: &[TokenId::PENDING],
@@ -156,6 +157,7 @@ fn trees_are_refused_where_a_window_is_prepared() {
         let mut cuda = options.open(&layout, &table, 4).expect("a small pool");
         let rows = [BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 3, kv_len: 3 }];
         let plan = |step, masks| BatchPlan {
+            track_slots: SlotMapping::I32(&[]),
             step: StepId::new(step),
             rows: &rows,
             tokens: &[TokenId::PENDING; 3],

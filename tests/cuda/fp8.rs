@@ -297,7 +297,7 @@ fn every_byte_is_read_as_it_is() {
                 let mut bytes = vec![0; shape.pool().page_bytes() as usize];
                 backend.read_page(page, &mut bytes);
                 let strides = shape.pool().page_strides(plane).expect("the pool has it");
-                bytes[strides.row(id, PageId::new(0), offset) as usize + 5] =
+                bytes[strides.row(id.raw(), PageId::new(0), offset) as usize + 5] =
                     [0x7f, 0xff][turn.min(1)];
                 backend.write_page(page, &bytes);
             }
@@ -350,6 +350,96 @@ fn scales_by_token_may_lie_far_apart() {
             }
         }
     }
+}
+
+/// A scale of K at an end of f32: the smallest number, or the largest power of two. V's is 1 or [`LARGE`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    Smallest,
+    Largest,
+}
+
+/// Sums of weighted V, which are as great as a row has tokens, stay in f32.
+const LARGE: i32 = 100;
+
+/// Scales of K at both ends of f32, of rows and of trees. Infinity times a scale that is rounded to zero once gave NaN.
+#[test]
+fn scales_may_be_at_both_ends_of_f32() {
+    let Some(gpu) = gpu() else { return };
+    let largest = 2_f32.powi(127);
+    // f16 holds no row of K that is near the largest scale.
+    for (dtype, end) in
+        [(Dtype::Bf16, End::Smallest), (Dtype::F16, End::Smallest), (Dtype::Bf16, End::Largest)]
+    {
+        let is_small = end == End::Smallest;
+        let pair = if is_small { [1.5e-45, 1.0] } else { [largest, 2_f32.powi(LARGE)] };
+        let given = KvScales::new(1, 2, [pair, pair].concat()).expect("sound scales");
+        for (head_dim, group) in [(64, 2), (128, 4), (256, 1)] {
+            for (new, tree) in [(1, false), (20, true), (60, true), (90, false)] {
+                println!("{dtype:?} {end:?} {head_dim} {group} {new} {tree}");
+                let shape = shape(Scaling::Static, dtype, head_dim, group);
+                let mut drive = Drive::new(shape, 13);
+                let mut backend = OnGpuOptions::of_rows(&gpu, dtype)
+                    .with_scales(Some(given.clone()))
+                    .open(&shape.pool(), &shape.table(), 2)
+                    .expect("a small pool");
+                let sequence = drive.admit();
+                for (len, tree) in [(100, false), (new, tree)] {
+                    let items = [Item::Extend { sequence, len }];
+                    let plan = drive.planner.plan_trees(&items, &[tree]);
+                    run_scaled(&mut drive, &mut backend, &items, &plan.plan(), end);
+                }
+            }
+        }
+    }
+}
+
+/// A step over scales at an end of f32: every K is as zero, or K, V and so the output are those of the reference times
+/// powers of two.
+fn run_scaled(
+    drive: &mut Drive,
+    backend: &mut OnGpu,
+    items: &[Item],
+    plan: &BatchPlan<'_>,
+    end: End,
+) {
+    let (mut is_k, width) = (false, (2 * drive.shape.head_dim) as usize);
+    let is_small = end == End::Smallest;
+    let rows = drive.inputs_of(items, plan, |drive| {
+        let mut rows = drive.rows(plan.token_count(), width);
+        is_k = !is_k;
+        if is_k && is_small {
+            rows.values.fill(0.0);
+        }
+        rows
+    });
+    let LayerInputs { q: exact_q, mut k, mut v } = rows.into_iter().next().expect("a layer");
+    let (exact, mut q) = (drive.shape.attend(), exact_q.clone());
+    let mut attend = exact;
+    if is_small {
+        k = drive.rows(plan.token_count(), width);
+    } else {
+        for (rows, power) in [(&mut k, 127), (&mut v, LARGE)] {
+            rows.values.iter_mut().for_each(|x| *x *= 2_f32.powi(power));
+        }
+        q.values.iter_mut().for_each(|x| *x *= 2_f32.powi(-100));
+        attend.scale *= 2_f32.powi(-27);
+    }
+    backend.begin(plan).expect("a valid plan");
+    let [q, k, v] = [&q, &k, &v].map(|rows| backend.input(rows));
+    let id = LayerId::new(0);
+    backend.store_cache(plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+    let mut out = backend.output(&exact_q);
+    let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
+    let (to, sums) = (OnGpu::rows_mut(&mut out), Some(OnGpu::lse(&mut lse)));
+    backend.attend(plan, id, &attend, OnGpu::rows(&q), to, sums).expect("attention");
+    backend.synchronize().expect("nothing failed");
+    let (mut out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+    if !is_small {
+        out.iter_mut().for_each(|x| *x *= 2_f32.powi(-LARGE));
+    }
+    drive.check(items, plan, (0, &exact_q), &exact, (&out, &lse), 40);
+    backend.end(StepEnd::Complete(plan.step()));
 }
 
 /// A step of one layer: stores its rows; where it attends, what comes of it is checked.

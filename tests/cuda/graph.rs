@@ -4,12 +4,15 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kvarena::backend::cuda::{CudaError, CudaGraph, DeviceBuffer, Gpu, GraphKey};
+use kvarena::backend::cuda::{
+    Cuda, CudaError, CudaGraph, CudaOptions, CudaStream, DeviceBuffer, Gpu, GraphKey,
+};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::Item;
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, LayerId, Layout, OpenBackend, PlanError,
-    RowId, Scaling, SlotMapping, StepEnd, StepId, StepScratch, TokenId,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, KvDtype, KvShape, LayerId, Layout,
+    OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, Scaling, SlotMapping, StepEnd,
+    StepId, StepScratch, TableShape, TokenId,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
@@ -252,6 +255,81 @@ fn a_capture_refuses_what_was_not_staged() {
     backend.begin(&third.plan()).expect("a valid plan");
 }
 
+/// Rows of every type, in pools of every kind: `prepare` loads all that the launches of a step need, and without it a
+/// capture is refused by name.
+#[test]
+fn a_capture_loads_nothing_after_prepare() {
+    let latent = KvShape::Latent { rank: 512, rope: 64 };
+    let kinds = [
+        (KvDtype::F32, None),
+        (KvDtype::F16, None),
+        (KvDtype::Bf16, None),
+        (KvDtype::Fp8E4M3, Some(Dtype::F32)),
+        (KvDtype::Fp8E4M3, Some(Dtype::F16)),
+        (KvDtype::Fp8E4M3, Some(Dtype::Bf16)),
+    ];
+    let shapes = [KvShape::heads(2, 64), latent];
+    for (shape, (dtype, rows)) in shapes.iter().flat_map(|&shape| kinds.map(|kind| (shape, kind))) {
+        // Kernels are loaded once for a device's handle.
+        let Some(gpu) = gpu() else { return };
+        let config = PoolConfig {
+            layers: 1,
+            shape,
+            dtype,
+            scaling: if rows.is_some() { Scaling::ByToken } else { Scaling::Static },
+            capacity: Capacity::Pages(4),
+            ..PoolConfig::default()
+        };
+        let layout = config.layout().expect("a small pool");
+        let table = TableShape::new(4, 2, 4, 4).expect("a small table");
+        let stream = CudaStream::new(&gpu).expect("a stream");
+        let options = CudaOptions {
+            stream: Some(stream.clone()),
+            max_step_tokens: 8,
+            rows,
+            ..CudaOptions::new(&gpu)
+        };
+        let mut cuda = options.open(&layout, &table, 2).expect("a small pool");
+        let width = if shape == latent { 576 } else { 64 };
+        let attend = Attend { scale: 0.1, ..Attend::new(2, width) };
+        let input = DeviceBuffer::of(&gpu, &[0_u8; 4096 * 4]).expect("memory");
+        let mut out = DeviceBuffer::new(&gpu, input.bytes()).expect("memory");
+        let plan = BatchPlan {
+            track_slots: SlotMapping::I32(&[]),
+            step: StepId::new(1),
+            rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],
+            tokens: &[TokenId::PENDING],
+            positions: &[0],
+            slot_mapping: SlotMapping::I32(&[0]),
+            table_writes: &[],
+            shared: kvarena::SharedSpans::default(),
+            masks: &[],
+        };
+        let pages = [PageCopy { source: PageId::new(0), target: PageId::new(1) }];
+        let mut capture = |cuda: &mut Cuda, stored: bool| {
+            let layer = LayerId::new(0);
+            stream.capture(|| {
+                if stored {
+                    cuda.store_cache(&plan, layer, input.rows(0, None), input.rows(0, None))?;
+                    cuda.copy_pages(&pages)?;
+                }
+                let out = out.rows_mut(0, None);
+                cuda.attend(&plan, layer, &attend, input.rows(0, None), out, None)
+            })
+        };
+        cuda.begin(&plan).expect("a valid plan");
+        for stored in [true, false] {
+            let captured = capture(&mut cuda, stored);
+            let error = Some(CudaError::NotPrepared);
+            assert_eq!(captured.err(), error, "{dtype:?}, {rows:?}, {shape:?}, {stored}");
+        }
+        cuda.prepare(&attend).expect("a served shape");
+        cuda.stage(&plan).expect("a valid plan");
+        let captured = capture(&mut cuda, true);
+        assert_eq!(captured.err(), None, "{dtype:?}, {rows:?}, {shape:?}");
+    }
+}
+
 #[test]
 fn a_capture_ends_where_its_body_panics() {
     let Some(gpu) = gpu() else { return };
@@ -287,6 +365,7 @@ fn steps_of_other_kernels_have_other_keys() {
         });
         let decodes = lens[0] == 1;
         let plan = BatchPlan {
+            track_slots: SlotMapping::I32(&[]),
             step: StepId::new(1 + step as u64),
             rows: &rows,
             tokens: &[TokenId::PENDING; 4],

@@ -10,8 +10,9 @@ use kvarena::backend::cuda::{
 };
 use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes};
 use kvarena::{
-    Attend, Backend, BatchPlan, Dtype, KvScales, KvShape, LayerId, OpenBackend, PageCopy, PageId,
-    PoolLayout, Queries, Select, Selection, SparseBackend, TableShape, forward_backend,
+    Attend, Backend, BatchPlan, Dtype, KvScales, KvShape, LabelChannels, LayerId, OpenBackend,
+    PageCopy, PageId, PoolLayout, Queries, Select, Selection, SparseBackend, TableShape,
+    forward_backend,
 };
 
 /// What opens an [`OnGpu`].
@@ -51,6 +52,11 @@ impl OnGpuOptions {
     pub fn for_case(self, case: &Case) -> Self {
         let (scales, labels) = (case.scales(), case.labels());
         Self(CudaOptions { rows: Some(case.kv_rows), scales, labels, ..self.0 })
+    }
+
+    /// With rows of a type, and labels where there are some.
+    pub fn with_rows(self, rows: Dtype, labels: Option<LabelChannels>) -> Self {
+        Self(CudaOptions { rows: Some(rows), labels, ..self.0 })
     }
 
     pub fn with_scales(self, scales: Option<KvScales>) -> Self {
@@ -141,6 +147,11 @@ impl GpuRows {
     fn new(gpu: &Gpu, rows: &HostRows) -> Self {
         let buffer = DeviceBuffer::of(gpu, &bytes(rows.dtype, &rows.values)).expect("memory");
         Self { buffer, dtype: rows.dtype, stride: rows.stride, len: rows.values.len() }
+    }
+
+    /// All bytes, those between the rows included.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.buffer.read(0, self.buffer.bytes() as usize).expect("bytes")
     }
 
     /// All numbers, those between the rows included.

@@ -130,7 +130,7 @@ fn quantised(
     let (page, offset) = layout.page_of(slot);
     let at = |plane, head: u32| {
         let strides = layout.strides(plane).expect("the pool has it");
-        (strides.row(layer, page, offset) + strides.head * u64::from(head)) as usize
+        (strides.row(layer.raw(), page, offset) + strides.head * u64::from(head)) as usize
     };
     let scale = |plane, head| -> f32 {
         let at = at(plane, head);

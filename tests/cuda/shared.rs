@@ -79,6 +79,7 @@ fn open(gpu: &Gpu, other: &Other) -> Cuda {
 /// A step of one token into the first slot, looked at afterwards.
 fn step(cuda: &mut Cuda, step: u64) -> Result<(), CudaError> {
     let plan = BatchPlan {
+        track_slots: SlotMapping::I32(&[]),
         step: StepId::new(step),
         rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],
         tokens: &[TokenId::PENDING],

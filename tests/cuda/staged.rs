@@ -26,6 +26,7 @@ fn rows(count: u32, kv_len: u32) -> Vec<BatchRow> {
 
 fn plan<'a>(rows: &'a [BatchRow], slots: SlotMapping<'a>) -> BatchPlan<'a> {
     BatchPlan {
+        track_slots: SlotMapping::I32(&[]),
         step: StepId::new(1),
         rows,
         tokens: &[TokenId::PENDING; 64][..rows.len()],

@@ -16,6 +16,7 @@ const ROW: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1,
 /// A plan of one token.
 fn plan<'a>(step: u64, slots: &'a [i32], table_writes: &'a [TableWrite]) -> BatchPlan<'a> {
     BatchPlan {
+        track_slots: SlotMapping::I32(&[]),
         step: StepId::new(step),
         rows: &[ROW],
         tokens: &[TokenId::PENDING],

@@ -83,6 +83,7 @@ impl Arrays {
     /// The plan that the arrays are now, valid or not.
     pub fn plan(&self) -> BatchPlan<'_> {
         BatchPlan {
+            track_slots: SlotMapping::I32(&[]),
             step: StepId::new(self.step),
             rows: &self.rows,
             tokens: &self.tokens,

@@ -5,15 +5,22 @@
 //! engine --drain_events--> [encode] --payload--> [publisher] ==PUB==> [subscriber] --payload--> [router]
 //!                                                     ^==ROUTER==replay, dump==|
 //! ```
+//!
+//! Without feature `router` the modules `fleet`, `host`, `plot`, `router` and `trace` are left out.
 
 pub mod clock;
 pub mod decode;
 pub mod encode;
+#[cfg(feature = "router")]
 pub mod fleet;
+#[cfg(feature = "router")]
 pub mod host;
 pub mod msgpack;
+#[cfg(feature = "router")]
 pub mod plot;
 pub mod publisher;
+#[cfg(feature = "router")]
 pub mod router;
 pub mod subscriber;
+#[cfg(feature = "router")]
 pub mod trace;

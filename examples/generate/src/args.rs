@@ -7,6 +7,7 @@ use clap::{Parser, ValueEnum};
 use kvarena::{KvDtype, Layout, Scaling};
 
 use crate::draft::DRAFTS_MAX;
+use crate::http::options::HttpOptions;
 use crate::sparse::Sparse;
 
 /// A small LLM host on kvarena: Llama, Qwen3, DeepSeek V3 and gpt-oss models from safetensors, served with continuous batching.
@@ -61,6 +62,10 @@ pub struct Args {
     /// With --serve on a GPU: copy logits to the host, so that log-probabilities can be asked for.
     #[arg(long)]
     pub logprobs: bool,
+
+    /// How clients are served.
+    #[command(flatten)]
+    pub http: HttpOptions,
 
     /// Print a line {"index": i, "tokens": [...], "cached_tokens": n} for each request.
     #[arg(long)]

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::experts::Routed;
 use crate::model::{Asked, Attention, Model, Pass, Workspace};
 use crate::runner::{Runner, Work};
+use crate::shaping::{self, Edits};
 use crate::sparse::channels::Measured;
 use crate::sparse::reader::Reader;
 
@@ -22,6 +23,8 @@ pub struct CpuRunner<'m> {
     rows: Vec<usize>,
     /// What the last step chose.
     said: Vec<u32>,
+    /// Logits of a draw with edits.
+    edited: Vec<f32>,
     measured: Option<Measured>,
     reader: Option<Reader>,
 }
@@ -36,6 +39,7 @@ impl<'m> CpuRunner<'m> {
             wanted: Vec::new(),
             rows: Vec::new(),
             said: Vec::new(),
+            edited: Vec::new(),
             measured: None,
             reader: None,
         }
@@ -120,7 +124,16 @@ impl Runner for CpuRunner<'_> {
         tokens.clear();
         for (i, draw) in work.draws.iter().enumerate() {
             let key = draw.sampling.key(draw.sample, draw.index);
-            tokens.push(draw.sampling.choose(key, self.logits(i)));
+            if draw.edits.is_none() {
+                tokens.push(draw.sampling.choose(key, self.logits(i)));
+                continue;
+            }
+            let Edits { start, count, only } = draw.edits;
+            let edits = &work.edits[start as usize..][..count as usize];
+            let mut edited = std::mem::take(&mut self.edited);
+            shaping::apply(edits, only, self.logits(i), &mut edited);
+            tokens.push(draw.sampling.choose(key, &edited));
+            self.edited = edited;
         }
         clock.lap(Part::Sampling);
         self.said.clone_from(tokens);
@@ -129,6 +142,10 @@ impl Runner for CpuRunner<'_> {
 
     fn settle(&mut self, backend: &mut Cpu) -> Result<()> {
         backend.synchronize().map_err(|error| Error::run(error.to_string()))
+    }
+
+    fn edits_max(&self) -> usize {
+        usize::MAX
     }
 
     fn keeps_logits(&self) -> bool {

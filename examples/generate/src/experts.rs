@@ -267,7 +267,9 @@ impl Experts {
         let kept = best(&of_groups, kept);
         for (group, asked) in asked.chunks_exact_mut(size).enumerate() {
             if !kept.contains(&group) {
-                asked.fill(0.0); // As the reference does, which is not to say: never chosen.
+                // Never chosen, whatever the sign of the rest. Transformers 5.17.0, modeling_deepseek_v3.py, line 162:
+                // scores_for_choice.masked_fill(~score_mask.bool(), float("-inf")).
+                asked.fill(f32::NEG_INFINITY);
             }
         }
         chosen.extend(best(&asked, take).into_iter().map(|i| (i, scores[i])));

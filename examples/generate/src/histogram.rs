@@ -8,13 +8,33 @@ use std::time::Duration;
 const PARTS: u64 = 16;
 /// Powers of two of a nanosecond: up to half an hour; what is longer counts as that.
 const POWERS: u64 = 41;
-/// The powers of two that a monitor is told of: from about 0.5 ms, and every other one, to 137 s.
-const TOLD: std::ops::RangeInclusive<u64> = 19..=37;
+/// Upper bounds of the buckets of monitors, in microseconds.
+const BOUNDS: [u64; 17] = [
+    500,
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+];
 
 /// How often which time was met.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histogram {
     counts: Vec<u64>,
+    /// Of each of [`BOUNDS`] the times that are above the one before it and at most this one.
+    bounded: [u64; BOUNDS.len()],
     count: u64,
     sum: Duration,
     greatest: Duration,
@@ -23,7 +43,13 @@ pub struct Histogram {
 impl Default for Histogram {
     fn default() -> Self {
         let counts = vec![0; ((POWERS - 3) * PARTS) as usize];
-        Self { counts, count: 0, sum: Duration::ZERO, greatest: Duration::ZERO }
+        Self {
+            counts,
+            bounded: [0; BOUNDS.len()],
+            count: 0,
+            sum: Duration::ZERO,
+            greatest: Duration::ZERO,
+        }
     }
 }
 
@@ -46,6 +72,10 @@ impl Histogram {
     pub fn add(&mut self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.counts[bucket(nanos)] += 1;
+        let bound = BOUNDS.partition_point(|&micros| micros * 1000 < nanos);
+        if let Some(count) = self.bounded.get_mut(bound) {
+            *count += 1;
+        }
         self.count += 1;
         self.sum += time;
         self.greatest = self.greatest.max(time);
@@ -80,10 +110,10 @@ impl Histogram {
     /// The writer's.
     pub fn prometheus(&self, out: &mut impl Write, name: &str, help: &str) -> fmt::Result {
         writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram")?;
-        for power in TOLD.step_by(2) {
-            let bound = 1 << power;
-            let below: u64 = self.counts[..bucket(bound)].iter().sum();
-            writeln!(out, "{name}_bucket{{le=\"{}\"}} {below}", bound as f64 / 1e9)?;
+        let mut below = 0;
+        for (bound, count) in BOUNDS.iter().zip(self.bounded) {
+            below += count;
+            writeln!(out, "{name}_bucket{{le=\"{}\"}} {below}", *bound as f64 / 1e6)?;
         }
         let Self { count, sum, .. } = self;
         writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}")?;
@@ -135,7 +165,11 @@ mod test {
             .filter(|line| line.starts_with("t_bucket"))
             .map(|line| line.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("a count"))
             .collect();
-        assert_eq!(counts, [1, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6]);
+        // A time of exactly a bound is in its bucket.
+        assert_eq!(counts, [1, 3, 3, 4, 4, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 6]);
+        for bound in ["0.0005", "0.001", "0.0025", "1", "100", "+Inf"] {
+            assert!(text.contains(&format!("le=\"{bound}\"")), "{text}");
+        }
         assert!(text.starts_with("# HELP t Some time.\n# TYPE t histogram\n"));
         assert!(text.ends_with("t_sum 400.905\nt_count 6\n"), "{text}");
     }

@@ -6,7 +6,7 @@
 //! matrix, ops, linear               products, what stands between them, projections
 //! latent, experts, model            the forward pass; knows neither pages nor sequences
 //! contiguous                        the same without pages, for checking
-//! sample, text                      from logits to tokens, from tokens to text
+//! sample, shaping, text, template   from logits to tokens, from tokens to text
 //! request, stream, draft            what is asked for, each answer as it grows, guesses at how it goes on
 //! runner, cpu, gpu                  who computes steps: the seam, the CPU, a GPU (feature `cuda`)
 //! server, tally                     the serving loop, and what it did
@@ -46,7 +46,9 @@ pub mod runner;
 pub mod sample;
 pub mod server;
 pub mod setup;
+pub mod shaping;
 pub mod sparse;
 pub mod stream;
 pub mod tally;
+pub mod template;
 pub mod text;

@@ -1,6 +1,7 @@
 //! What users ask for: requests, from the command line or a file of JSON lines.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use kvarena::{Namespace, TokenId};
 use serde_json::Value;
@@ -8,6 +9,7 @@ use serde_json::Value;
 use crate::config::Fields;
 use crate::error::{Error, Result};
 use crate::sample::Sampling;
+use crate::shaping::Shaping;
 use crate::text::Text;
 
 /// A prompt and how to go on from it.
@@ -21,6 +23,8 @@ pub struct Request {
     pub samples: u32,
     /// How to choose tokens.
     pub sampling: Sampling,
+    /// What changes logits before tokens are chosen; none: nothing does.
+    pub shaping: Option<Arc<Shaping>>,
     /// Tokens that end a continuation.
     pub stop: Vec<u32>,
     /// The client goes away after so many new tokens of a continuation.
@@ -29,6 +33,10 @@ pub struct Request {
     pub namespace: Namespace,
     /// What the answer may be like, where drafts are looked for beside the prompt: a text that is to be edited, say.
     pub prediction: Vec<u32>,
+    /// Whether the logits of each token of the prompt are wanted. No cached prefix is used then.
+    pub scores_prompt: bool,
+    /// Requests of the same group take turns with other groups as if they were one; none: a group of its own.
+    pub group: Option<u64>,
 }
 
 /// What a request's fields are where it does not name them.
@@ -52,10 +60,13 @@ impl Defaults {
             max_new_tokens: self.max_new_tokens,
             samples: self.samples,
             sampling: self.sampling,
+            shaping: None,
             stop: self.stop.clone(),
             cancel_after: None,
             namespace: Namespace::default(),
             prediction: Vec::new(),
+            scores_prompt: false,
+            group: None,
         }
     }
 }

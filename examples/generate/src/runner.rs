@@ -6,6 +6,7 @@ use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::sample::Sampling;
+use crate::shaping::{Edit, Edits};
 
 /// A token to choose in a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -18,6 +19,8 @@ pub struct Draw {
     pub sample: u32,
     /// Number of the token among the sample's new ones.
     pub index: u32,
+    /// What changes its logits first.
+    pub edits: Edits,
 }
 
 /// A planned step.
@@ -29,6 +32,8 @@ pub struct Work {
     pub inputs: Vec<i32>,
     /// The tokens to choose.
     pub draws: Vec<Draw>,
+    /// Of all draws.
+    pub edits: Vec<Edit>,
 }
 
 /// Computes planned steps in the order in which they are launched.
@@ -77,6 +82,12 @@ pub trait Runner {
     /// Most tokens that a step can choose; a step of more cannot be launched.
     fn draws_max(&self) -> usize {
         usize::MAX
+    }
+
+    /// Most edits that a step can have; a step of more cannot be launched. 0: requests with a shaping or with `min_p` are
+    /// not served.
+    fn edits_max(&self) -> usize {
+        0
     }
 
     /// Whether logits are kept.

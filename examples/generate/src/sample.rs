@@ -1,4 +1,4 @@
-//! From logits to a token: greedy, or a seeded draw with temperature, top-k and top-p.
+//! From logits to a token: greedy, or a seeded draw with temperature, min-p, top-k and top-p.
 //!
 //! A draw takes the greatest of `logit / temperature + noise`, where each token's noise (Gumbel's) is a hash of seed,
 //! sample, place and token. So it depends on nothing that was drawn before, and a GPU draws it in any order; this is
@@ -14,20 +14,22 @@ pub struct Sampling {
     /// Draw only from the most likely tokens that together reach this probability, and those as likely as the last of
     /// them.
     pub top_p: f32,
+    /// Draw only from tokens at least so likely as this share of the most likely one; before `top_k` and `top_p`.
+    pub min_p: f32,
     /// Of the draws.
     pub seed: u64,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 }
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 }
     }
 }
 
 impl Sampling {
     /// Whether some tokens are left out of the draw.
     pub fn filters(&self) -> bool {
-        self.temperature > 0.0 && (self.top_k > 0 || self.top_p < 1.0)
+        self.temperature > 0.0 && (self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0)
     }
 
     /// The key of the noise for new token number `index` of sample number `sample`.
@@ -55,12 +57,22 @@ impl Sampling {
         token
     }
 
-    /// The least logit that top-k and then top-p keep. Probabilities are whole multiples of 2^-32 of the greatest, so
+    /// How far below the greatest logit `min_p` lets one be.
+    pub fn depth(&self) -> f32 {
+        match self.min_p > 0.0 {
+            true => -self.temperature * self.min_p.ln(),
+            false => f32::INFINITY,
+        }
+    }
+
+    /// The least logit that min-p, then top-k and then top-p keep. Probabilities are whole multiples of 2^-32 of the greatest, so
     /// that their sums do not depend on the order.
     fn least(&self, logits: &[f32]) -> f32 {
         let mut order: Vec<f32> = logits.iter().copied().filter(|x| !x.is_nan()).collect();
         order.sort_unstable_by(|a, b| b.total_cmp(a));
         let Some(&top) = order.first() else { return f32::NEG_INFINITY };
+        let least = top - self.depth();
+        order.retain(|&logit| logit >= least);
         if self.top_k > 0 && (self.top_k as usize) < order.len() {
             let least = order[self.top_k as usize - 1];
             order.retain(|&logit| logit >= least);
@@ -139,6 +151,19 @@ mod test {
         assert!(with(0.5).iter().all(|t| [1, 3].contains(t)));
         assert!(with(0.9).contains(&2) && !with(0.9).contains(&0));
         assert!(with(0.999).contains(&0) && !with(0.999).contains(&4));
+    }
+
+    /// Beside logits 3, 3, 2 and 1 at temperature 1: 2 is 0.37 as likely, 1 is 0.14.
+    #[test]
+    fn min_p_keeps_what_is_likely_enough_beside_the_best() {
+        let with = |min_p| draws(Sampling { min_p, ..plain(7) });
+        assert!(with(0.4).iter().all(|t| [1, 3].contains(t)));
+        assert!(with(0.36).contains(&2) && !with(0.36).contains(&0));
+        assert!(with(0.13).contains(&0));
+        let hot = draws(Sampling { min_p: 0.4, temperature: 2.0, ..plain(7) });
+        assert!(hot.contains(&2), "probabilities are those after the temperature");
+        let both = draws(Sampling { min_p: 0.36, top_p: 0.5, ..plain(7) });
+        assert!(both.iter().all(|t| [1, 3].contains(t)));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::config::ModelConfig;
 use crate::demo;
 use crate::draft::Drafting;
 use crate::error::{Error, Result, with_cause};
+use crate::http;
 use crate::model::{Model, Random};
 use crate::request::{Defaults, Request, read_requests};
 use crate::sample::{Sampling, splitmix};
@@ -159,10 +160,17 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
         let pages = tokens.div_ceil(u64::from(args.page_size));
         pages.min(pool_bytes / page_bytes).max(1) as u32
     };
-    pool.capacity = Capacity::Pages(args.pages.unwrap_or_else(usual));
+    let pages = args.pages.unwrap_or_else(usual);
+    pool.capacity = Capacity::Pages(pages);
     let off = args.no_prefix || args.prefix == Switch::Off;
+    let events = args.http.kv_events.is_some();
+    if events && off {
+        return Err(Error::request("--kv-events needs --prefix on: nothing is cached without"));
+    }
     let mut config = EngineConfig {
         prefix: if off { PrefixMode::None } else { PrefixMode::Radix },
+        hashing: events.then_some(http::HASHING),
+        event_pages: if events { pages.min(http::EVENT_PAGES_MAX) } else { 0 },
         max_sequences: args.concurrency,
         max_sequence_len: model.max_len as u32,
         // Every fork with a partial page is a step of its own, so one batch may make many.
@@ -266,6 +274,7 @@ pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
             temperature: args.temperature.unwrap_or(if args.serve.is_some() { 1.0 } else { 0.0 }),
             top_k: args.top_k,
             top_p: args.top_p,
+            min_p: 0.0,
             seed: args.seed,
         },
         stop,

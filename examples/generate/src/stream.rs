@@ -54,6 +54,8 @@ pub struct Stream {
     pub(crate) admitted: bool,
     /// Its drafts.
     pub(crate) drafter: Drafter,
+    /// Tokens of the prompt whose logits were given out, where they are wanted; the first one has none.
+    pub(crate) scored: u32,
 }
 
 impl Stream {
@@ -78,6 +80,7 @@ impl Stream {
             age: 0,
             admitted: false,
             drafter: Drafter::default(),
+            scored: 1,
         }
     }
 

@@ -5,12 +5,12 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use minijinja::{Environment, ErrorKind, Value as Jinja, context};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 
-use crate::config::{read_file, read_json};
+use crate::config::read_file;
 use crate::error::{Error, Result};
+use crate::template::Template;
 
 /// A message of a chat: who says it, and what.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,12 +26,19 @@ pub struct Message {
 pub struct Text {
     tokenizer: Option<Tokenizer>,
     template: Option<Template>,
+    /// Bytes of the longest token.
+    longest: usize,
+    /// A token that is a letter, behind which others keep their spaces.
+    letter: Option<u32>,
 }
 
-struct Template {
-    environment: Environment<'static>,
-    /// `bos_token` and such, which templates write themselves.
-    special: Value,
+/// A prompt as text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rendered {
+    /// The text.
+    pub text: String,
+    /// Whether the tokenizer adds its special tokens: a template writes them itself.
+    pub special: bool,
 }
 
 impl Text {
@@ -46,14 +53,37 @@ impl Text {
         }
         let tokenizer = Tokenizer::from_bytes(read_file(&path)?)
             .map_err(|e| Error::model(format!("{}: {e}", path.display())))?;
-        let past = tokenizer.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
+        let vocabulary = tokenizer.get_vocab(true);
+        let longest = vocabulary.keys().map(String::len).max().unwrap_or(1);
+        let past = vocabulary.into_iter().max_by_key(|(_, id)| *id);
         if let Some((token, id)) = past.filter(|(_, id)| *id as usize >= vocab) {
             return Err(Error::model(format!(
                 "{}: token {token:?} has id {id}, but the model's vocabulary has {vocab} tokens",
                 path.display()
             )));
         }
-        Ok(Self { tokenizer: Some(tokenizer), template: Template::read(dir)? })
+        Ok(Self::new(tokenizer, Template::read(dir)?, longest))
+    }
+
+    fn new(tokenizer: Tokenizer, template: Option<Template>, longest: usize) -> Self {
+        let letter = ["a", "e", "x", "A"].into_iter().find_map(|letter| {
+            let id = tokenizer.token_to_id(letter)?;
+            (tokenizer.decode(&[id], true).ok()? == letter).then_some(id)
+        });
+        Self { tokenizer: Some(tokenizer), template, longest, letter }
+    }
+
+    /// Bytes of text that a token has at most. Without a tokenizer: those of an id and what parts it from the next one.
+    pub fn longest_token(&self) -> usize {
+        if self.has_tokenizer() { self.longest } else { 16 }
+    }
+
+    /// The text of one token as a part of a longer text: with its spaces.
+    pub fn piece(&self, token: u32) -> String {
+        let Some(letter) = self.letter else { return self.decode(&[token]) };
+        let text = self.decode(&[letter, token]);
+        let before = self.decode(&[letter]);
+        text.strip_prefix(&before).map_or_else(|| self.decode(&[token]), str::to_owned)
     }
 
     /// Whether there is a tokenizer.
@@ -69,7 +99,11 @@ impl Text {
         self.encode_with(text, true)
     }
 
-    fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+    /// As [`Text::encode`], with the special tokens that the tokenizer adds, or without.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let Some(tokenizer) = &self.tokenizer else { return parse_ids(text) };
         let encoding = tokenizer.encode_fast(text, special);
         let encoding =
@@ -90,13 +124,24 @@ impl Text {
     /// # Errors
     /// The template refuses the messages.
     pub fn chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        match &self.template {
-            Some(template) => self.encode_with(&template.render(messages)?, false),
-            None => {
-                let parts: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
-                self.encode(&parts.join(if self.has_tokenizer() { "\n" } else { " " }))
-            }
+        let message = |m: &Message| json!({ "role": m.role, "content": m.content });
+        let messages: Vec<Value> = messages.iter().map(message).collect();
+        let Rendered { text, special } = self.render(&messages, &Map::new())?;
+        self.encode_with(&text, special)
+    }
+
+    /// The prompt for the assistant's next turn as text, of messages as templates read them, with arguments for the
+    /// template.
+    ///
+    /// # Errors
+    /// The template refuses the messages.
+    pub fn render(&self, messages: &[Value], arguments: &Map<String, Value>) -> Result<Rendered> {
+        if let Some(template) = &self.template {
+            return Ok(Rendered { text: template.render(messages, arguments)?, special: false });
         }
+        let parts: Vec<&str> = messages.iter().filter_map(|m| m["content"].as_str()).collect();
+        let between = if self.has_tokenizer() { "\n" } else { " " };
+        Ok(Rendered { text: parts.join(between), special: true })
     }
 }
 
@@ -108,65 +153,6 @@ fn parse_ids(text: &str) -> Result<Vec<u32>> {
         })
     };
     words.map(id).collect()
-}
-
-impl Template {
-    fn read(dir: &Path) -> Result<Option<Self>> {
-        let config_path = dir.join("tokenizer_config.json");
-        let config = if config_path.exists() { read_json(&config_path)? } else { Value::Null };
-        let file = dir.join("chat_template.jinja");
-        let source = if file.exists() {
-            let bytes = read_file(&file)?;
-            String::from_utf8(bytes)
-                .map_err(|e| Error::model(format!("{}: {e}", file.display())))?
-        } else {
-            match template_of(&config) {
-                Some(source) => source.to_owned(),
-                None => return Ok(None),
-            }
-        };
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function(
-            "raise_exception",
-            |what: String| -> std::result::Result<Jinja, _> {
-                Err(minijinja::Error::new(ErrorKind::InvalidOperation, what))
-            },
-        );
-        environment
-            .add_template_owned("chat", source)
-            .map_err(|e| Error::model(format!("{}: chat template: {e}", dir.display())))?;
-        let token = |name: &str| {
-            // Older configs wrap a token in an object.
-            let value = &config[name];
-            value.as_str().or(value["content"].as_str()).unwrap_or_default().to_owned()
-        };
-        let special = json!({ "bos_token": token("bos_token"), "eos_token": token("eos_token") });
-        Ok(Some(Self { environment, special }))
-    }
-
-    fn render(&self, messages: &[Message]) -> Result<String> {
-        let message = |m: &Message| json!({ "role": m.role, "content": m.content });
-        let messages: Vec<Value> = messages.iter().map(message).collect();
-        let wrong = |e: minijinja::Error| Error::request(format!("chat template: {e}"));
-        let template = self.environment.get_template("chat").map_err(wrong)?;
-        let arguments = context! {
-            messages => Jinja::from_serialize(&messages),
-            add_generation_prompt => true,
-            ..Jinja::from_serialize(&self.special)
-        };
-        template.render(arguments).map_err(wrong)
-    }
-}
-
-/// The template of a tokenizer's config: a text, or the one named `default` of a list.
-fn template_of(config: &Value) -> Option<&str> {
-    let template = &config["chat_template"];
-    let named = || template.as_array()?.iter().find(|t| t["name"] == "default");
-    template.as_str().or_else(|| named()?["template"].as_str())
 }
 
 /// So many tokens that make no whole character are given out as they are: a character has four bytes at most, so that
@@ -231,7 +217,7 @@ mod test {
     fn bytes() -> Text {
         let tokenizer = byte_tokenizer(256).to_string();
         let tokenizer = Tokenizer::from_bytes(tokenizer).expect("a tokenizer");
-        Text { tokenizer: Some(tokenizer), template: None }
+        Text::new(tokenizer, None, 1)
     }
 
     #[test]

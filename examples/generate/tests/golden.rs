@@ -104,6 +104,7 @@ golden! {
     llama_bf16_overlap: "llama-tiny", Bf16, true;
     deepseek_f32: "deepseek-tiny", F32, false;
     deepseek_f32_overlap: "deepseek-tiny", F32, true;
+    deepseek_groups_f32: "deepseek-groups", F32, false;
     gpt_oss_f32: "gpt-oss-tiny", F32, false;
     gpt_oss_f32_overlap: "gpt-oss-tiny", F32, true;
 }

@@ -42,6 +42,8 @@ DEVICE const AttendFp8Params& fp8_of(const AttendParams& p) { return reinterpret
 template <class Params> DEVICE float head_scale(const Params& p, u64 scales, u32 head) {
     return p.scales.by_token ? 1.f : load_float(scales + static_cast<u64>(head) * p.scales.head_stride);
 }
+// What makes logits of scores, from the smallest normal number on: 0 makes no number of minus infinity, nor does infinity of 0.
+DEVICE float finite_factor(float factor) { return fminf(fmaxf(factor, 0x1p-126f), 0x1.fffffep127f); }
 
 // ---- rows of q as f16 -------------------------------------------------------------------------------------------------
 

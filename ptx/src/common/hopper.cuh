@@ -84,7 +84,8 @@ DEVICE void barrier_arrive_of(u32 at, u32 rank) {
 }
 // Barriers that were made are seen by the other CTAs and by the copy engine.
 DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// Waits for all threads of the cluster, and for nothing that they wrote.
+// Waits for all threads of the cluster. It orders barriers that were made (`barriers_made`), and nothing else that threads did: neither what
+// they wrote nor their arrivals at each other's barriers.
 DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory"); }
 // Where CTA `rank` of the cluster has what stands at `at` here.
 DEVICE u32 address_of(u32 at, u32 rank) {

@@ -266,25 +266,58 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         }
     }
 
-    // Adds another CTA's part. A thread without a query row reads the last.
-    __device__ __forceinline__ void add_part(u32 slot, float (&o)[16][4], float (&top)[2], float (&sum)[2]) const {
-        float2 of[2], x[2][16];
+    // What this thread has of a row of another CTA's part: its top, its sum, its columns.
+    struct PartRow {
+        float2 of, o[16];
+    };
+    // A thread without a query row reads the last.
+    __device__ __forceinline__ PartRow load_part(const Target& target, u32 part, int h) const {
+        // Part 0 lies in the slot for what a work chunk ends with, the others in those for what one begins with.
+        const u32 slot = 2 * (target.first_cta + part * p.stripes) + (part == 0), row = min(row_of(h), rows() - 1);
+        const float* const from = part_output(slot) + row * D + lane % 4 * 2;
+        PartRow x;
+        x.of = load_float2_shared(part_tops(slot) + 2 * row);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const u32 row = min(row_of(h), rows() - 1);
-            const float* const from = part_output(slot) + row * D + lane % 4 * 2;
-            of[h] = load_float2_shared(part_tops(slot) + 2 * row);
-#pragma unroll
-            for (int n = 0; n < 16; ++n) x[h][n] = load_float2_shared(from + n * 8);
+        for (int n = 0; n < 16; ++n) x.o[n] = load_float2_shared(from + n * 8);
+        return x;
+    }
+    // The sum of two parts. It is the same bit by bit with the two exchanged: no product is fused with the addition.
+    struct Both {
+        float top, first, second;
+        __device__ __forceinline__ Both(float a, float b) : top(fmaxf(a, b)) {
+            const float base = top == MINUS_INF ? 0.f : top;
+            first = exp2_fast(a - base), second = exp2_fast(b - base);
         }
+        __device__ __forceinline__ float sum(float a, float b) const { return __fadd_rn(__fmul_rn(a, first), __fmul_rn(b, second)); }
+    };
+    static __device__ __forceinline__ void add_part(PartRow& to, const PartRow& x) {
+        const Both both(to.of.x, x.of.x);
+        to.of = make_float2(both.top, both.sum(to.of.y, x.of.y));
+#pragma unroll
+        for (int n = 0; n < 16; ++n) to.o[n] = make_float2(both.sum(to.o[n].x, x.o[n].x), both.sum(to.o[n].y, x.o[n].y));
+    }
+    static __device__ __forceinline__ void add_part(int h, float (&o)[16][4], float (&top)[2], float (&sum)[2], const PartRow& x) {
+        const Both both(top[h], x.of.x);
+        top[h] = both.top, sum[h] = both.sum(sum[h], x.of.y);
+#pragma unroll
+        for (int n = 0; n < 16; ++n) o[n][2 * h] = both.sum(o[n][2 * h], x.o[n].x), o[n][2 * h + 1] = both.sum(o[n][2 * h + 1], x.o[n].y);
+    }
+    // Adds the other parts to this CTA's, which stays in registers. The sum is that of parts 0 and 1, and that of 2 and 3, whichever is
+    // this CTA's: so it does not depend on who comes last.
+    __device__ __forceinline__ void add_parts(const Target& target, float (&o)[16][4], float (&top)[2], float (&sum)[2]) const {
+        static_assert(FEW_PARTS == 4);
+        const u32 own = (blockIdx.x - target.first_cta) / p.stripes, beside = own ^ 1, first = (own & 2) ^ 2;
+        if (beside < target.parts) {
+            const PartRow x[2] = {load_part(target, beside, 0), load_part(target, beside, 1)};
+            add_part(0, o, top, sum, x[0]), add_part(1, o, top, sum, x[1]);
+        }
+        if (target.parts == 2) return;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float above = fmaxf(top[h], of[h].x), base = above == MINUS_INF ? 0.f : above;
-            const float old = exp2_fast(top[h] - base), other = exp2_fast(of[h].x - base);
-            top[h] = above, sum[h] = sum[h] * old + of[h].y * other;
-#pragma unroll
-            for (int n = 0; n < 16; ++n)
-                o[n][2 * h] = o[n][2 * h] * old + x[h][n].x * other, o[n][2 * h + 1] = o[n][2 * h + 1] * old + x[h][n].y * other;
+            if (h == 1 && has_few()) break;
+            PartRow x = load_part(target, first, h);
+            if (first + 1 < target.parts) add_part(x, load_part(target, first + 1, h));
+            add_part(h, o, top, sum, x);
         }
     }
 
@@ -307,12 +340,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
             *at = 0;
         }
         named_sync(MEET, CONSUMERS);
-#pragma unroll 1
-        for (u32 part = 0; part < target.parts; ++part) {
-            // Part 0 lies in the slot for what a work chunk ends with, the others in those for what one begins with.
-            const u32 cta = target.first_cta + part * p.stripes;
-            if (cta != blockIdx.x) add_part(2 * cta + (part == 0), o, top, sum);
-        }
+        add_parts(target, o, top, sum);
         write(o, top, sum);
     }
 

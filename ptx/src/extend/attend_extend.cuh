@@ -167,14 +167,14 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
 
 // Scales of the tokens of two tiles of K and V, by token. Each base is its class's first: the compiler takes a pointer to another for one
 // that may be null.
-template <int BN, class Lasts> struct TileScales : Lasts {
+template <int BN, int LOOKS, class Lasts> struct TileScales : Lasts {
     float scales[2][2][BN];
-    u64 scale_offsets[2][BN];  // but for the head's
+    u64 scale_offsets[LOOKS][BN];  // but for the head's
     u64 scale_head;
     float factor;  // of the item's logits
     float capped;  // the same before a cap
 };
-template <class Lasts> struct TileScales<0, Lasts> : Lasts {};
+template <int LOOKS, class Lasts> struct TileScales<0, LOOKS, Lasts> : Lasts {};
 
 template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     using Items = typename ItemsOf<T>::Type;
@@ -186,9 +186,12 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     static constexpr int ROWS_PER_COPY = THREADS / CHUNKS;
     static constexpr int BYTES = BM * ROW + 4 * TILE;  // dynamic shared memory
     enum { FP8 = over_fp8(T()) };
+    // Tiles whose tokens' offsets stand in shared memory. Over fp8 one is enough, since a barrier stands between the copies of a tile and the
+    // offsets of the next: the rest has nearly all of the shared memory that compute capability 8.6, 8.9 and 12.0 have for a CTA.
+    enum { LOOKS = FP8 && !Items::SPANS ? 1 : 2 };
 
-    struct Shared : TileScales<FP8 ? BN : 0, typename Items::Lasts> {
-        u64 offsets[2][BN];  // of the tokens of a tile; bit 63: not there
+    struct Shared : TileScales<FP8 ? BN : 0, LOOKS, typename Items::Lasts> {
+        u64 offsets[LOOKS][BN];  // of the tokens of a tile; bit 63: not there
         u64 head_offset;     // of the item's head within a slot
         uint2 masks[64];       // of its sequence's queries, where that is a tree
         u8 queries[BM];      // the query of each row then; rows past the last are as the last
@@ -262,10 +265,10 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         // The directory's word is the same for many tiles and comes from the L1 cache.
         auto page = [&](u32 tile) { return there(tile) ? load_page(p, look(tile), load_directory(p, look(tile))) : 0; };
         auto publish = [&](u32 tile, u32 page, u64 head_offset) {
-            if (thread < BN) shared.offsets[tile % 2][thread] = there(tile) ? slot_offset(p, look(tile), page) + head_offset : NONE;
+            if (thread < BN) shared.offsets[tile % LOOKS][thread] = there(tile) ? slot_offset(p, look(tile), page) + head_offset : NONE;
             if constexpr (FP8) {
                 if (thread < BN && Items::fp8(p).scales.by_token)
-                    shared.scale_offsets[tile % 2][thread] = page * Items::fp8(p).scales.page_stride + look(tile).slot * 4;
+                    shared.scale_offsets[tile % LOOKS][thread] = page * Items::fp8(p).scales.page_stride + look(tile).slot * 4;
             }
         };
         const bool tree = !Items::SPANS && work.row >= TREE_ROW;
@@ -289,15 +292,15 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 const u32 to = q_tile + BM * ROW + 2 * TILE + tile % 2 * TILE + thread * 16;
 #pragma unroll
                 for (int i = 0; i < BN / TOKENS; ++i) {
-                    const u64 offset = shared.offsets[tile % 2][thread / PIECES + i * TOKENS];
+                    const u64 offset = shared.offsets[tile % LOOKS][thread / PIECES + i * TOKENS];
                     const bool is = !(offset & NONE);
                     const u64 from = thread % PIECES * 16 + (is ? offset : 0);
                     copy16(to + i * THREADS * 16, p.k + from, is);
                     copy16(to + i * THREADS * 16 + TILE / 2, p.v + from, is);
                 }
                 if (Items::fp8(p).scales.by_token && thread < BN) {
-                    const bool is = !(shared.offsets[tile % 2][thread] & NONE);
-                    const u64 at = (is ? shared.scale_offsets[tile % 2][thread] : 0) + shared.scale_head;
+                    const bool is = !(shared.offsets[tile % LOOKS][thread] & NONE);
+                    const u64 at = (is ? shared.scale_offsets[tile % LOOKS][thread] : 0) + shared.scale_head;
                     const u32 scales = shared_address(&shared.scales[tile % 2][0][thread]);
                     copy4(scales, Items::fp8(p).scales.k + at, is), copy4(scales + BN * 4, Items::fp8(p).scales.v + at, is);
                 }
@@ -307,7 +310,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
 #pragma unroll
             for (int i = 0; i < BN / ROWS_PER_COPY; ++i) {
                 const u32 token = thread / CHUNKS + i * ROWS_PER_COPY;
-                const u64 offset = shared.offsets[tile % 2][token];
+                const u64 offset = shared.offsets[tile % LOOKS][token];
                 const bool is = !(offset & NONE);
                 const u64 from = piece * 16 + (is ? offset : 0);
                 const u32 to = buffer + token * ROW + (piece ^ token % 8) * 16;
@@ -329,10 +332,15 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             const u64 from = p.q + token * p.q_stride + (head * group + packed - query * group) * ROW + piece * 16;
             copy16(q_tile + row * ROW + (piece ^ row % 8) * 16, packed < rows ? from : p.q, packed < rows);
         }
-        publish(0, page0, head * p.head_stride), publish(1, page1, head * p.head_stride);
+        publish(0, page0, head * p.head_stride);
+        if constexpr (LOOKS == 2) publish(1, page1, head * p.head_stride);
         __syncthreads();
         if (is_tile(0)) copy_tile(0);
         copy_commit();
+        if constexpr (LOOKS == 1) {
+            __syncthreads();
+            publish(1, page1, head * p.head_stride);
+        }
 
         if (p.negate_q != 0) {
             copy_wait<0>();
@@ -349,11 +357,11 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             // Of a number that the compiler does not know: else it keeps two for all items.
             float scale = p.scale;
             asm volatile("" : "+f"(scale));
-            factor = Logits::make(p, scale).scale * head_scale(Items::fp8(p), Items::fp8(p).scales.k, head);
+            factor = finite_factor(Logits::make(p, scale).scale * head_scale(Items::fp8(p), Items::fp8(p).scales.k, head));
             if (thread == 0) shared.factor = p.soft_cap > 0.f ? 1.f : factor, shared.capped = factor;
         } else if constexpr (FP8) {
             const float scale = head_scale(Items::fp8(p), Items::fp8(p).scales.k, head);
-            if (!(p.soft_cap > 0.f)) factor *= scale;
+            if (!(p.soft_cap > 0.f)) factor = finite_factor(factor * scale);
             if (thread == 0) shared.factor = factor, shared.capped = Logits::make(p).scale * scale;
         }
         // Positions of the warp's rows, in shared memory: the loop has no registers for them.
@@ -391,8 +399,8 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 __syncthreads();
                 asm volatile("ld.shared.f32 %0, [%1];" : "=f"(factor) : "r"(shared_address(&shared.factor)));
             }
-            // The offsets of this tile have been used: those of the next but one take their place. What the loop has no registers
-            // for stands in shared memory.
+            // Offsets that have been used give place to those of the next tile but one. What the loop has no registers for stands in
+            // shared memory.
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(kv_end) : "r"(shared_address(&shared.kv_end)));
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(row) : "r"(shared_address(&shared.row)));
             u64 head_offset;

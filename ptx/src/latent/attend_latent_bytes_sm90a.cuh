@@ -138,7 +138,11 @@ template <class T> struct LatentBytes {
                 barrier_arrive_copied(shared_address(&shared.q_full));
             }
             tile = next;
-            if (tile.left == 0) return;
+            if (tile.left == 0) {
+                // A warp has rows of both halves of the columns.
+                E::wait_emptied(shared, n + 1, 0), E::wait_emptied(shared, n + 1, 1);
+                return;
+            }
             load_first(all, bytes, tile, 0, place ^ 1, thread() % 32);
             next = Few::look(walk, mine, E::BN);
             if (next.first != 0) E::ask_queries(p, next.first - 1, ctas, thread() / 32 % 4, thread() % 32);

@@ -173,8 +173,8 @@ template <class T> struct LatentHopper {
         walk.item();
         typename Looks::Found tile = Looks::look(walk, first + lane, BN), next = Looks::look(walk, first + lane, BN);
         wait_for_previous();
-        u32 turns = 0;
-        for (u32 n = 0; tile.left != 0; ++n) {
+        u32 turns = 0, n = 0;
+        for (; tile.left != 0; ++n) {
             const u32 place = n % 2, to = memory + K + place * TILE;
             barrier_wait(shared_address(&shared.empty[place][half]), n / 2 % 2 ^ 1);
             const u32 full = shared_address(&shared.full[place][half]);
@@ -194,6 +194,14 @@ template <class T> struct LatentHopper {
             next = Looks::look(walk, first + lane, BN);
             if (next.first != 0) ask_queries(p, next.first - 1, ctas, warp, lane);
         }
+        wait_emptied(shared, n, half);
+    }
+
+    // Waits until half of both places is empty again, after `n` tiles. A CTA of a pair must not end before: until then the other one arrives
+    // at its barriers, and the copy engine writes the other one's memory at its word.
+    static __device__ __forceinline__ void wait_emptied(Shared& shared, u32 n, u32 half) {
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) barrier_wait(shared_address(&shared.empty[(n + i) % 2][half]), (n + i) / 2 % 2 ^ 1);
     }
 
     // ---- products: two warpgroups -----------------------------------------------------------------------------------------
@@ -484,8 +492,6 @@ DEVICE void attend_latent_wide(const Params& all, u32 memory, typename LatentHop
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((504 - Copies::REGISTERS) / 2));
         E::multiply(all.attend, memory, shared, index, end, ctas);
     }
-    // Nor does it end before the other has arrived for the last time.
-    if (ctas == 2) cluster_sync();
 }
 
 // Rows of T, or of fp8; Copies brings those of wide items.

@@ -220,17 +220,18 @@ impl Scratch {
     ) {
         let (page_size, first) = (job.layout.page_size(), positions.start);
         let width = unit.heads as usize * stored_dim(job);
-        let page = job.table.page(job.words, unit.row.row, first / page_size);
+        let page =
+            job.table.track_page(job.words, unit.row.row, job.place.track, first / page_size);
         let sides = [(&job.k, &mut self.k), (&job.v, &mut self.v)];
         for (side, (strides, tiles)) in sides.into_iter().enumerate().take(side_count(job.layout)) {
             let head = u64::from(unit.first_head) * strides.head;
             for position in positions.clone() {
                 let (offset, row) = (position % page_size, row + (position - first) as usize);
-                let byte = strides.row(job.layer, page, offset) + head;
+                let byte = strides.row(job.place.lane, page, offset) + head;
                 let start = byte as usize / size_of::<T>();
                 widen_slot(&job.pool[start..start + width], tiles, row, job);
                 if T::QUANTISED {
-                    let slot = Row { side, layer: job.layer, page, offset };
+                    let slot = Row { side, layer: job.layer, lane: job.place.lane, page, offset };
                     scale_slot(slot, unit, tiles, row, job);
                     widen_rope(slot, tiles, row, job);
                 }

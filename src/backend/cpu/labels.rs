@@ -81,6 +81,8 @@ pub(super) struct Scorer<'a> {
     pub table: &'a TableShape,
     pub words: &'a [u32],
     pub layer: LayerId,
+    /// The layer's place in a page.
+    pub lane: u32,
     pub select: &'a Select,
 }
 
@@ -153,7 +155,8 @@ impl SelectScratch {
     fn score(&mut self, of: &Scorer<'_>, row: &BatchRow, kv_head: u32, position: u32) -> f32 {
         let page_size = of.layout.page_size();
         let page = of.table.page(of.words, row.row, position / page_size);
-        let slot = Row { side: 0, layer: of.layer, page, offset: position % page_size };
+        let slot =
+            Row { side: 0, layer: of.layer, lane: of.lane, page, offset: position % page_size };
         of.labels.read(of.pool, slot, kv_head, &mut self.labels);
         let products = self.query.iter().zip(&self.labels);
         products.fold(0.0, |score, (&query, &label)| f32::mul_add(query, label, score))

@@ -28,7 +28,9 @@ pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 use super::sparse::{self, Select, Selection, SparseBackend};
 use super::{Attend, Backend, OpenBackend, OpenSteps, Operand, PlanError, Queries, check};
 use crate::id::LayerId;
-use crate::layout::{KvScales, LabelChannels, PlaneName, PoolLayout, Strides, TableShape};
+use crate::layout::{
+    KvScales, LabelChannels, LayerPlace, PlaneName, PoolLayout, Strides, TableShape,
+};
 use crate::memory::OutOfMemory;
 use crate::plan::{BatchPlan, Compaction, PageCopy, SpanCheck, StepEnd};
 use attention::Scratch;
@@ -178,10 +180,12 @@ impl Cpu {
         }
         let width = self.layout.kv_heads() as usize * self.layout.head_dim() as usize;
         let (rows, stride) = k;
+        let LayerPlace { track, lane, .. } = self.layout.place(layer);
+        let slots = plan.slots_of(track);
         for i in 0..plan.token_count() {
-            let Some(slot) = plan.slot_mapping.get(i) else { continue };
+            let Some(slot) = slots.get(i) else { continue };
             let (page, offset) = self.layout.page_of(slot);
-            let row = Row { side: 0, layer, page, offset };
+            let row = Row { side: 0, layer, lane, page, offset };
             let numbers = rows.elements.slice(i * stride..i * stride + width);
             self.labels.store(&mut self.pool, row, numbers, &mut self.wide);
         }
@@ -197,11 +201,13 @@ impl Cpu {
         let count = side_count(&self.layout);
         let dim = self.layout.value_dim() as usize;
         let width = self.layout.kv_heads() as usize * dim;
+        let LayerPlace { track, lane, .. } = self.layout.place(layer);
+        let slots = plan.slots_of(track);
         for i in 0..plan.token_count() {
-            let Some(slot) = plan.slot_mapping.get(i) else { continue };
+            let Some(slot) = slots.get(i) else { continue };
             let (page, offset) = self.layout.page_of(slot);
             for (side, (rows, stride)) in rows.into_iter().enumerate().take(count) {
-                let row = Row { side, layer, page, offset };
+                let row = Row { side, layer, lane, page, offset };
                 let numbers = rows.elements.slice(i * stride..i * stride + width);
                 let strides = &self.kv[side];
                 self.scales.store(&mut self.pool, strides, row, numbers, &mut self.wide[..dim]);
@@ -210,7 +216,7 @@ impl Cpu {
                 let (rows, stride) = rows[0];
                 let start = i * stride + width;
                 let row = rows.elements.slice(start..start + self.layout.head_dim() as usize - dim);
-                let target = strides.row(layer, page, offset) as usize / size_of::<bf16>();
+                let target = strides.row(lane, page, offset) as usize / size_of::<bf16>();
                 row.convert_into(&mut self.pool.numbers_mut::<bf16>()[target..target + row.len()]);
             }
         }
@@ -230,6 +236,10 @@ impl Cpu {
         check::layer(layer, &self.layout)?;
         check::attend(attend, &self.layout)?;
         check::window(plan, attend.window)?;
+        match selection {
+            Some(_) => check::sparse_layer(layer, &self.layout)?,
+            None => check::reach(layer, &self.layout, attend.window)?,
+        }
         let (tokens, q_heads) = (plan.token_count(), attend.q_heads as usize);
         let q_width = q_heads * self.layout.head_dim() as usize;
         let width = q_heads * self.layout.value_dim() as usize;
@@ -247,6 +257,7 @@ impl Cpu {
                 scales: &self.scales,
                 layout: &self.layout,
                 layer,
+                place: self.layout.place(layer),
                 k,
                 v,
                 table: &self.table,
@@ -317,6 +328,8 @@ impl Backend for Cpu {
         let v_stride = v.check(Operand::V, plan.token_count(), v_width)?;
         let rows = [(k, k_stride), (v, v_stride)];
         let count = side_count(&self.layout);
+        let LayerPlace { track, lane, .. } = self.layout.place(layer);
+        let slots = plan.slots_of(track);
         self.store_labels(plan, layer, rows[0]);
         if self.layout.dtype().is_quantised() {
             self.store_quantised(plan, layer, rows);
@@ -325,10 +338,10 @@ impl Backend for Cpu {
         with_number!(self.layout.dtype(), T => {
             let pool = self.pool.numbers_mut::<T>();
             for i in 0..plan.token_count() {
-                let Some(slot) = plan.slot_mapping.get(i) else { continue };
+                let Some(slot) = slots.get(i) else { continue };
                 let (page, offset) = self.layout.page_of(slot);
                 for (strides, (rows, stride)) in self.kv.iter().zip(rows).take(count) {
-                    let target = strides.row(layer, page, offset) as usize / size_of::<T>();
+                    let target = strides.row(lane, page, offset) as usize / size_of::<T>();
                     let row = rows.elements.slice(i * stride..i * stride + width);
                     row.convert_into(&mut pool[target..target + width]);
                 }
@@ -405,6 +418,7 @@ impl SparseBackend for Cpu {
     ) -> Result<(), CpuError> {
         self.check_open(plan)?;
         check::layer(layer, &self.layout)?;
+        check::sparse_layer(layer, &self.layout)?;
         let longest = check::longest_row(&self.table, self.layout.page_size());
         sparse::check(select, &self.layout, longest)?;
         let width = select.q_heads as usize * self.layout.head_dim() as usize;
@@ -412,8 +426,9 @@ impl SparseBackend for Cpu {
         let (top, kv_heads) = (select.top as usize, self.layout.kv_heads() as usize);
         check_lists(positions.len(), plan.rows.len() * kv_heads * top)?;
 
+        let lane = self.layout.place(layer).lane;
         let Self { labels, pool, layout, table, words, selects, .. } = self;
-        let scorer = Scorer { labels, pool, layout, table, words, layer, select };
+        let scorer = Scorer { labels, pool, layout, table, words, layer, lane, select };
         for (row, lists) in plan.rows.iter().zip(positions.chunks_exact_mut(kv_heads * top)) {
             if !sparse::has_lists(plan, row) {
                 lists.fill(sparse::NO_POSITION);

@@ -45,7 +45,8 @@ impl Cpu {
         let of = self.check_slot(plane, layer, slot)?;
         let (page, offset) = self.layout.page_of(slot);
         let strides = self.layout.strides(plane).expect("the pool has it");
-        let row = Row { side: usize::from(plane == PlaneName::V), layer, page, offset };
+        let lane = self.layout.place(layer).lane;
+        let row = Row { side: usize::from(plane == PlaneName::V), layer, lane, page, offset };
         let elements = of.elements as usize;
         let mut all = vec![0.0; of.heads as usize * elements];
         for (head, wide) in (0..of.heads).zip(all.chunks_exact_mut(elements)) {
@@ -147,19 +148,25 @@ impl Cpu {
         Ok(())
     }
 
-    /// Copies what one slot of a row holds to another, by their places in the row: head by head, which lie apart in
-    /// some planes.
+    /// Copies what one slot of a row holds to another in each track, by their places in the row: head by head, which
+    /// lie apart in some planes.
     pub(super) fn move_slot(&mut self, row: RowId, from: u32, to: u32) {
+        (0..self.table.tracks).for_each(|track| self.move_track_slot(row, track, from, to));
+    }
+
+    fn move_track_slot(&mut self, row: RowId, track: u32, from: u32, to: u32) {
         let page_size = self.layout.page_size();
-        let slot =
-            |place| (self.table.page(&self.words, row, place / page_size), place % page_size);
+        let slot = |place| {
+            let page = self.table.track_page(&self.words, row, track, place / page_size);
+            (page, place % page_size)
+        };
         let (source, target) = (slot(from), slot(to));
         for plane in self.layout.planes() {
             let strides = self.layout.strides(plane.name).expect("the plane is the pool's");
             let len = plane.elements as usize * plane.dtype.size() as usize;
-            for layer in (0..self.layout.layers()).map(LayerId::new) {
+            for lane in 0..self.layout.lanes() {
                 let at = |(page, offset), head| {
-                    (strides.row(layer, page, offset) + strides.head * u64::from(head)) as usize
+                    (strides.row(lane, page, offset) + strides.head * u64::from(head)) as usize
                 };
                 for head in 0..plane.heads {
                     let (source, target) = (at(source, head), at(target, head));

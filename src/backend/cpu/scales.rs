@@ -32,6 +32,8 @@ pub(super) struct Row {
     /// 0 for K, 1 for V.
     pub side: usize,
     pub layer: LayerId,
+    /// The layer's place in a page.
+    pub lane: u32,
     pub page: PageId,
     /// In its page.
     pub offset: u32,
@@ -104,7 +106,7 @@ pub(super) fn side_count(layout: &PoolLayout) -> usize {
 
 /// First byte of a row's head.
 pub(super) fn byte(strides: &Strides, row: Row, head: u32) -> u64 {
-    strides.row(row.layer, row.page, row.offset) + strides.head * u64::from(head)
+    strides.row(row.lane, row.page, row.offset) + strides.head * u64::from(head)
 }
 
 /// Where a head's scale lies, among all of the pool's f32.

@@ -12,7 +12,7 @@ use super::rows::CpuRows;
 use super::scales::Scales;
 use crate::backend::{Attend, Selection, sparse};
 use crate::id::LayerId;
-use crate::layout::{PoolLayout, Strides, TableShape};
+use crate::layout::{LayerPlace, PoolLayout, Strides, TableShape};
 use crate::plan::{BatchPlan, BatchRow};
 
 /// Query rows that a unit has, about.
@@ -31,6 +31,7 @@ pub(super) struct Job<'a, T> {
     pub scales: &'a Scales,
     pub layout: &'a PoolLayout,
     pub layer: LayerId,
+    pub place: LayerPlace,
     /// Where K and V lie, or the latent rows.
     pub k: Strides,
     pub v: Strides,

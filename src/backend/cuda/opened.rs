@@ -6,9 +6,10 @@ use super::check::{check_attend, check_pool};
 use super::error::CudaError;
 use super::kernels::{
     COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, RESOLVE_SELECTION, STORE_CACHE, STORE_CACHE_ANY,
-    STORE_CACHE_FP8, STORE_CACHE_FP8_ANY, STORE_CACHE_STREAMING, STORE_LATENT_FP8,
+    STORE_CACHE_FP8, STORE_CACHE_FP8_ANY, STORE_CACHE_STREAMING, STORE_LATENT_FP8, Selection,
 };
 use crate::backend::cuda::attention::graph_key::GraphKey;
+use crate::backend::cuda::attention::latent::plain_of;
 use crate::backend::cuda::attention::split::SpanWork;
 use crate::backend::cuda::attention::variants::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
@@ -152,7 +153,13 @@ impl Cuda {
         if self.pool.layout().is_latent() {
             let latent = &mut self.variants.latent;
             latent.prepare(&self.gpu, &self.pool, &attend, self.limits, stream)?;
-        } else if self.pool.rows() != Dtype::F32 {
+            if let Some(plain) = plain_of(&self.gpu, &self.pool) {
+                self.gpu.load(plain)?;
+            }
+        } else if self.pool.rows() == Dtype::F32 {
+            let selection = Selection::of(&self.gpu, self.pool.layout(), Dtype::F32);
+            self.gpu.load(selection.check())?;
+        } else {
             let limits = self.limits;
             self.variants.prepare(&self.gpu, &self.pool, (&attend, 0), limits, stream)?;
         }

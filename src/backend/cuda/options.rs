@@ -11,7 +11,7 @@ use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
 use crate::backend::cuda::store::labels::Labels;
 use crate::backend::cuda::store::pool::Pool;
-use crate::backend::{OpenBackend, OpenSteps};
+use crate::backend::{OpenBackend, OpenSteps, PlanError};
 use crate::layout::{Dtype, KvScales, LabelChannels, PoolLayout, TableShape};
 
 /// How a [`Cuda`] is to work.
@@ -87,6 +87,9 @@ impl OpenBackend for CudaOptions {
         let rows_dtype = self.rows.unwrap_or(own);
         if rows_dtype != own && !dtype.is_quantised() {
             return Err(CudaError::RowsDtype { rows: rows_dtype, pool: dtype });
+        }
+        if let Some((group, reach)) = layout.groups().limited().next() {
+            return Err(PlanError::Group { group, reach }.into());
         }
         attend_latent::check_shape(layout)?;
         LabelChannels::check_pool(self.labels.as_ref(), layout)?;

@@ -3,10 +3,18 @@
 use std::collections::HashMap;
 
 use super::SpanStore;
-use crate::id::{NodeKey, Scope};
+use crate::id::{Namespace, NodeKey, Scope};
 use crate::prefix::PrefixTree;
 
 impl PrefixTree {
+    /// Whether T11 holds, given the namespace of each sequence.
+    pub(crate) fn counts_names(&self, sequences: impl Iterator<Item = Namespace>) -> bool {
+        let Some(chain) = &self.chain else { return true };
+        let first_nodes = self.link.iter().filter(|(_, link)| link.parent.is_none());
+        let namespaces = first_nodes.map(|(node, _)| self.scope[node].namespace);
+        chain.names.check(sequences.chain(namespaces))
+    }
+
     /// Checks T9, given the scope of each node: the first node that breaks it.
     pub(in crate::prefix) fn check_hashes(
         &self,

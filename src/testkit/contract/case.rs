@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use crate::backend::Attend;
 use crate::layout::{
-    Capacity, Dtype, KvDtype, KvScales, KvShape, LabelChannels, Layout, Plane, PlaneName,
+    Capacity, Dtype, Groups, KvDtype, KvScales, KvShape, LabelChannels, Layout, Plane, PlaneName,
     PlaneOrder, PoolConfig, PoolLayout, Scaling, TableShape,
 };
 use crate::testkit::quantised;
@@ -99,6 +99,35 @@ impl Case {
         }
     }
 
+    /// A small pool of many kv heads: of few tokens, since one has megabytes.
+    pub(super) fn of_many_heads(rng: &mut Rng, kv_heads: u32) -> Self {
+        let rows = rng.pick(&[Dtype::F16, Dtype::Bf16]);
+        let (max_len, page_size) = (3, rng.pick(&[1, 2]));
+        let table_rows = if kv_heads < 8192 { 2 } else { 1 };
+        let config = PoolConfig {
+            layers: 1,
+            shape: KvShape::heads(kv_heads, 64),
+            dtype: if rng.one_in(2) { KvDtype::Fp8E4M3 } else { rows.into() },
+            page_size,
+            capacity: Capacity::Pages(table_rows * u32::div_ceil(max_len, page_size)),
+            layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
+            ..PoolConfig::default()
+        };
+        let tokens = u64::from(table_rows * max_len);
+        Self {
+            layout: config.layout().expect("a valid pool"),
+            table: TableShape::new(page_size, table_rows, max_len, tokens).expect("a small table"),
+            max_steps: 1,
+            group: 1,
+            kv_rows: rows,
+            q_rows: rows,
+            max_len,
+            extend_max: 2,
+            scale_seed: None,
+            label_seed: 0,
+        }
+    }
+
     fn any(rng: &mut Rng) -> Self {
         let dtypes = [Dtype::F32, Dtype::F16, Dtype::Bf16];
         let dtype = rng.pick(&dtypes);
@@ -120,6 +149,7 @@ impl Case {
         let pages = table_rows * u32::div_ceil(max_len, page_size) + rng.below(5) as u32;
         let config = PoolConfig {
             layers: rng.within(1, 3) as u32,
+            groups: Groups::ONE,
             shape: KvShape::heads(kv_heads, head_dim),
             dtype: dtype.into(),
             scaling: Scaling::Static,

@@ -275,6 +275,17 @@ where
     })
 }
 
+/// Pools of so many kv heads, of 16 bits or of fp8: a few short sequences.
+///
+/// # Panics
+/// As [`check_backend`].
+pub fn check_many_heads<O>(options: impl Fn(&Case) -> O, kv_heads: u32, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    check_drawn(options, seeds, |rng| Some(Case::of_many_heads(rng, kv_heads)))
+}
+
 fn check_cases<O>(
     options: impl Fn(&Case) -> O,
     seeds: Range<u64>,

@@ -232,7 +232,10 @@ impl<B: TestBackend> World<'_, B> {
         let mut items: Vec<Item> = live.into_iter().filter_map(|seq| self.item(seq)).collect();
         if items.is_empty() || self.rng.one_in(4) {
             let at = self.rng.below(items.len() as u64 + 1) as usize;
-            items.insert(at, Item::Padding { len: self.rng.within(1, 3) as u32 });
+            // As wide as rows are, a batch stays small.
+            let room = ((1 << 20) / self.case.q_width() as u64).max(1);
+            let most = self.rng.pick(&[3, 3, 100, 300]).min(room);
+            items.insert(at, Item::Padding { len: self.rng.within(1, most) as u32 });
         }
         let trees = self.rng.one_in(3);
         let is_tree: Vec<_> = items.iter().map(|_| trees && self.rng.one_in(2)).collect();

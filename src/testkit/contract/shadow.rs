@@ -25,16 +25,16 @@ impl<B: TestBackend> World<'_, B> {
         stored.write(layout, layer, offset, &mut self.shadow[page.index()]);
     }
 
-    /// One slot's bytes in all planes and layers, from one place of the shadow to another.
+    /// One slot's bytes in all planes and lanes, from one place of the shadow to another.
     pub(super) fn shadow_move(&mut self, source: (PageId, u32), target: (PageId, u32)) {
         let layout = self.case.layout;
         for plane in layout.planes() {
             let strides = layout.page_strides(plane.name).expect("the plane is the pool's");
             let len = plane.elements as usize * plane.dtype.size() as usize;
-            for layer in (0..layout.layers()).map(LayerId::new) {
+            for lane in 0..layout.lanes() {
                 for head in 0..u64::from(plane.heads) {
                     let at = |offset| {
-                        let row = strides.row(layer, PageId::new(0), offset);
+                        let row = strides.row(lane, PageId::new(0), offset);
                         (row + head * strides.head) as usize
                     };
                     let bytes = self.shadow[source.0.index()][at(source.1)..][..len].to_vec();

@@ -81,7 +81,7 @@ impl Stored {
     pub fn write(&self, layout: &PoolLayout, layer: LayerId, offset: u32, page: &mut [u8]) {
         let piece = |plane| {
             let strides = layout.page_strides(plane).expect("the pool has it");
-            strides.row(layer, PageId::new(0), 0) as usize
+            strides.row(layout.place(layer).lane, PageId::new(0), 0) as usize
         };
         let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
         put(piece(self.plane) + offset as usize * self.row.len(), &self.row);

@@ -149,15 +149,18 @@ impl Model {
 
     fn keep(&mut self, step: StepId, seq: SeqKey, tokens: &[u32]) {
         let page_size = self.page_size();
+        let sampled = u64::from(self.may_follow(seq, &[]).len() == 1);
         let step = self.steps.get_mut(&step.raw()).expect("it is open");
         let item = step.items.iter_mut().find(|item| item.seq == seq).expect("it waits there");
         let start = item.start;
         self.counters.drafts += 1;
-        self.counters.draft_tokens += (item.end - start) as u64;
-        self.counters.accepted_tokens += tokens.len() as u64;
+        self.counters.draft_tokens += (item.end - start) as u64 - sampled;
+        self.counters.accepted_tokens += (tokens.len() as u64).saturating_sub(sampled);
         let sequence = self.sequences.get_mut(&seq).expect("it lives");
         let kept: Vec<_> =
             tokens.iter().map(|&token| sequence.tokens[start + token as usize]).collect();
+        let in_place = (0..).zip(tokens).take_while(|(place, token)| place == *token).count();
+        sequence.cut(start + in_place);
         sequence.tokens.truncate(start);
         sequence.tokens.extend(kept);
         sequence.planned_len = sequence.tokens.len();

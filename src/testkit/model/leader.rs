@@ -40,29 +40,32 @@ impl Model {
                 .take_while(|&at| page(tokens, at).is_some() && page(tokens, at) == page(other, at))
                 .count()
         };
+        page(tokens, cached)?;
         for at in (0..=cached).rev() {
-            // Of those with this front, behind what the prompt begins with too, the first.
+            // Of those with this front, behind what the prompt begins with too, and with that page, the first.
             let same = self.sequences.iter().filter(|(_, sequence)| {
-                let begins = sequence.scope == scope && agrees(&sequence.tokens) > at;
-                begins && sequence.front.is_some_and(|front| front.at == at)
+                let agrees = sequence.scope == scope && agrees(&sequence.tokens) > cached;
+                agrees && sequence.front.is_some_and(|front| front.at == at)
             });
             let first = same.min_by_key(|(_, sequence)| sequence.front.map(|front| front.since));
-            if let Some((&seq, sequence)) = first
-                && page(&sequence.tokens, cached) == page(tokens, cached)
-                && page(tokens, cached).is_some()
-            {
-                let pages = agrees(&sequence.tokens);
-                return (pages > cached).then_some((seq, (pages * page_size) as u32));
+            if let Some((&seq, sequence)) = first {
+                return Some((seq, (agrees(&sequence.tokens) * page_size) as u32));
             }
         }
         None
     }
 
-    /// `Engine::is_leading`
-    pub fn is_leading(&self, seq: SeqKey, cached_len: u32) -> bool {
+    /// How often a sequence's text was cut.
+    pub fn cut_count(&self, seq: SeqKey) -> usize {
+        self.sequences[&seq].cuts.len()
+    }
+
+    /// `Engine::is_leading` of a leader that was named after so many cuts.
+    pub fn is_leading(&self, seq: SeqKey, cached_len: u32, cuts: usize) -> bool {
         let Ok(sequence) = self.running(seq) else { return false };
         let (len, page_size) = (cached_len as usize, self.page_size());
         let known = sequence.published * page_size < len && len <= sequence.tokens.len();
-        known && sequence.scope == self.next_scope(sequence.scope.namespace)
+        let uncut = cuts == sequence.cuts.len() || sequence.cuts.iter().all(|&left| left >= len);
+        known && uncut && sequence.scope == self.next_scope(sequence.scope.namespace)
     }
 }

@@ -20,6 +20,7 @@ pub use tree::{Published, Tree};
 use crate::config::{EngineShape, PrefixMode};
 use crate::error::Error;
 use crate::id::{Namespace, PageId, Scope, SeqKey, StepId, TokenId};
+use crate::layout::Reach;
 use crate::stats::Stats;
 use leader::Front;
 use step::Step;
@@ -41,17 +42,35 @@ struct Sequence {
     planned_len: usize,
     /// Pages at the head of `table` that are the tree's, locked by this sequence.
     published: usize,
+    /// The pages of group 0.
     table: Vec<PageId>,
-    /// Pages that it is promised, those of `table` included.
+    /// Those of each further track, all of them its own from `held` on; the others are given up.
+    others: Vec<Vec<PageId>>,
+    /// The first place that it holds of each further track.
+    held: Vec<usize>,
+    /// Places that it is promised the pages of, those of `table` included.
     promised: usize,
     preempted: bool,
     front: Option<Front>,
+    /// How many tokens were left each time that some were forgotten.
+    cuts: Vec<usize>,
     /// What is counted when one of its steps is committed.
     entered: Option<Entered>,
     /// Counts preemptions: items planned in an earlier incarnation are skipped.
     incarnation: u32,
     /// The last step that planned it or copied for it in this incarnation; 0: none.
     last_step: u64,
+}
+
+impl Sequence {
+    /// Takes the pages past the first `keep` places off all tables.
+    fn split_off(&mut self, keep: usize) -> Vec<PageId> {
+        let keep = keep.min(self.table.len());
+        assert!(self.held.iter().all(|&first| first <= keep), "the model gives up a page twice");
+        let mut pages = self.table.split_off(keep);
+        self.others.iter_mut().for_each(|own| pages.extend(own.split_off(keep)));
+        pages
+    }
 }
 
 /// How a sequence came to run, and with how many tokens cached.
@@ -125,6 +144,71 @@ impl Model {
         self.shape.prefix == PrefixMode::Radix
     }
 
+    /// Page tables of a sequence.
+    fn tracks(&self) -> usize {
+        self.shape.table.tracks as usize
+    }
+
+    /// What the tokens of each further track read, and the most places that a sequence holds of it when it is planned
+    /// as far ahead as the config says.
+    fn reaches(&self) -> Vec<(Reach, usize)> {
+        let layout = &self.shape.layout;
+        let ahead = self.shape.promise_ahead as usize;
+        let of = |(group, reach): (u32, Reach)| {
+            let back = match reach {
+                Reach::Window(size) | Reach::Chunk(size) => size as usize - 1,
+                _ => unreachable!("group 0 is not limited"),
+            };
+            let most = (back + ahead).div_ceil(self.page_size()) + 1;
+            (0..layout.tracks_of(group)).map(move |_| (reach, most))
+        };
+        layout.groups().limited().flat_map(of).collect()
+    }
+
+    /// The first place that a sequence of so many published pages holds of a track: that of the first token which the
+    /// next one to be computed reads.
+    fn first_held(&self, reach: Reach, published: usize) -> usize {
+        let next = published * self.page_size();
+        let sees = |seen: &usize| match reach {
+            Reach::Window(size) => next - seen < size as usize,
+            Reach::Chunk(size) => next / size as usize == seen / size as usize,
+            _ => true,
+        };
+        (0..=next).find(sees).expect("a token reads itself") / self.page_size()
+    }
+
+    /// Most pages that a sequence of so many places holds.
+    fn most_pages(&self, places: usize) -> usize {
+        places + self.reaches().iter().map(|&(_, most)| places.min(most)).sum::<usize>()
+    }
+
+    /// Pages of the promise of so many places that a sequence with such tables has not drawn.
+    fn undrawn(&self, promised: usize, len: usize, published: usize) -> usize {
+        let others = self.reaches().into_iter().map(|(reach, most)| {
+            let held = len - self.first_held(reach, published);
+            promised.min(most).saturating_sub(held)
+        });
+        promised.saturating_sub(len) + others.sum::<usize>()
+    }
+
+    /// Whether commits publish pages.
+    fn publishes(&self) -> bool {
+        self.shares() || self.tracks() > 1
+    }
+
+    /// Whether prompts find what is cached.
+    fn finds(&self) -> bool {
+        self.shares() && self.tracks() == 1
+    }
+
+    /// What a prompt may find in the tree: one token must be computed.
+    fn findable<'a>(&self, tokens: &'a [TokenId]) -> &'a [TokenId] {
+        match tokens.split_last() {
+            Some((_, before)) if self.finds() => before,
+            _ => &[],
+        }
+    }
+
     // Reading.
 
     /// The live sequence of a key.
@@ -158,6 +242,18 @@ impl Model {
         Ok(&self.sequence(seq)?.table)
     }
 
+    /// `Engine::track_table`
+    pub fn track_table(&self, seq: SeqKey, track: u32) -> Result<&[PageId], Error> {
+        let sequence = self.sequence(seq)?;
+        Ok(match track {
+            0 => &sequence.table,
+            track => {
+                let track = track as usize - 1;
+                &sequence.others[track][sequence.held[track]..]
+            }
+        })
+    }
+
     /// The scope a sequence's pages belong to.
     pub fn scope(&self, seq: SeqKey) -> Result<Scope, Error> {
         Ok(self.sequence(seq)?.scope)
@@ -186,7 +282,7 @@ impl Model {
     /// `Engine::promised`
     pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.sequence(seq)?;
-        Ok(sequence.promised.saturating_sub(sequence.table.len()) as u32)
+        Ok(self.undrawn(sequence.promised, sequence.table.len(), sequence.published) as u32)
     }
 
     /// Pages that are promised and not drawn.

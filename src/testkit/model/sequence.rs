@@ -32,6 +32,15 @@ impl AdmissionWant {
     }
 }
 
+impl Sequence {
+    /// Tokens from `len` on are about to be forgotten, if there are any.
+    pub(super) fn cut(&mut self, len: usize) {
+        if len < self.tokens.len() {
+            self.cuts.push(len);
+        }
+    }
+}
+
 impl Model {
     pub(super) fn next_scope(&self, namespace: Namespace) -> Scope {
         Scope { namespace, generation: self.generation }
@@ -40,7 +49,7 @@ impl Model {
     /// Whole pages that `Engine::match_prefix` finds.
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> u32 {
         let scope = self.next_scope(namespace);
-        self.tree.matched(scope, all_but_last(prompt)).len() as u32
+        self.tree.matched(scope, self.findable(prompt)).len() as u32
     }
 
     /// The pages of a text's longest cached prefix.
@@ -102,7 +111,7 @@ impl Model {
         let before = locked.evictable();
         for prompt in prompts {
             let scope = self.next_scope(prompt.namespace);
-            let pages = locked.matched(scope, all_but_last(prompt.tokens)).len();
+            let pages = locked.matched(scope, self.findable(prompt.tokens)).len();
             locked.lock(scope, prompt.tokens, pages);
         }
         before - locked.evictable()
@@ -127,9 +136,12 @@ impl Model {
             planned_len: 0,
             published: 0,
             table: Vec::new(),
+            others: vec![Vec::new(); self.tracks() - 1],
+            held: vec![0; self.tracks() - 1],
             promised: 0,
             preempted: false,
             front: None,
+            cuts: Vec::new(),
             entered: None,
             incarnation: 0,
             last_step: 0,
@@ -180,8 +192,8 @@ impl Model {
 
     /// What beginning with these tokens takes.
     fn ask(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> AdmissionWant {
-        let pages = self.tree.matched(scope, all_but_last(tokens)).len();
-        let all = tokens.len().max(promise as usize).div_ceil(self.page_size());
+        let pages = self.tree.matched(scope, self.findable(tokens)).len();
+        let all = self.most_pages(tokens.len().max(promise as usize).div_ceil(self.page_size()));
         // Pages that are locked are there for nobody else, and for no promise.
         let room = |model: &Self| {
             let idle = model.tree.idle_on_path(scope, tokens, pages);
@@ -196,19 +208,21 @@ impl Model {
             lacking_pages,
             available_pages,
             after: self.first_after(|model| lacking_pages <= room(model).1).filter(|_| !fits),
-            leader: self.leader(scope, all_but_last(tokens)).filter(|_| self.shares()),
+            leader: self.leader(scope, self.findable(tokens)).filter(|_| self.finds()),
         }
     }
 
     /// A sequence without pages begins with what the tree has of its tokens. Returns how many those are.
     fn begin_with(&mut self, key: SeqKey, scope: Scope, promise: u32) -> usize {
-        let tokens = all_but_last(&self.sequences[&key].tokens);
+        let tokens = self.findable(&self.sequences[&key].tokens);
         let pages = self.tree.matched(scope, tokens).len();
+        let (others, held) = (vec![Vec::new(); self.tracks() - 1], vec![0; self.tracks() - 1]);
         let (len, promised) =
             (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
         let sequence = self.sequences.get_mut(&key).expect("the row was just made or seen");
         self.tree.lock(scope, &sequence.tokens, pages);
         sequence.table = self.tree.matched(scope, &sequence.tokens[..len]);
+        (sequence.others, sequence.held) = (others, held);
         sequence.scope = scope;
         sequence.published = pages;
         sequence.cached_len = len;
@@ -286,15 +300,30 @@ impl Model {
             duplicates.extend(published.duplicates);
         }
         let last_step = sequence.last_step;
+        duplicates.extend(self.below_reach(seq));
         self.give_up_pages(last_step, duplicates);
         self.look_at_front(seq, false);
+    }
+
+    /// Takes the pages that no later token of a sequence reads.
+    fn below_reach(&mut self, seq: SeqKey) -> Vec<PageId> {
+        let published = self.sequences[&seq].published;
+        let reaches = self.reaches().into_iter();
+        let firsts: Vec<_> = reaches.map(|(reach, _)| self.first_held(reach, published)).collect();
+        let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
+        let mut pages = Vec::new();
+        for ((held, first), own) in sequence.held.iter_mut().zip(firsts).zip(&sequence.others) {
+            pages.extend_from_slice(&own[*held..first]);
+            *held = first;
+        }
+        pages
     }
 
     /// A sequence releases its pages past the first `keep`, none of them published.
     pub(super) fn trim(&mut self, seq: SeqKey, keep: usize) {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         assert!(keep >= sequence.published, "the model trims what is published");
-        let pages = sequence.table.split_off(keep.min(sequence.table.len()));
+        let pages = sequence.split_off(keep);
         let last_step = sequence.last_step;
         self.give_up_pages(last_step, pages);
     }
@@ -302,7 +331,10 @@ impl Model {
     /// A sequence releases all its pages and its lock.
     fn let_go(&mut self, seq: SeqKey) {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
-        let pages = sequence.table.split_off(sequence.published);
+        let mut pages = sequence.table.split_off(sequence.published);
+        for (own, held) in sequence.others.iter_mut().zip(&mut sequence.held) {
+            pages.extend(own.drain(..).skip(std::mem::take(held)));
+        }
         sequence.table.clear();
         sequence.promised = 0;
         let lock = Lock {
@@ -337,7 +369,6 @@ impl Model {
         self.let_go(seq);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.preempted = true;
-        sequence.entered = None;
         sequence.incarnation += 1;
         sequence.last_step = 0;
         sequence.cached_len = 0;
@@ -359,7 +390,10 @@ impl Model {
         self.ask(scope, &sequence.tokens, promise).check()?;
         let hit_len = self.begin_with(seq, scope, promise);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
-        sequence.entered = Some(Entered::Resumed { hit_len });
+        sequence.entered = Some(match sequence.entered {
+            Some(Entered::Admitted { prompt_len, .. }) => Entered::Admitted { prompt_len, hit_len },
+            _ => Entered::Resumed { hit_len },
+        });
         self.counters.resumes += 1;
         Ok(())
     }
@@ -389,6 +423,7 @@ impl Model {
         }
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         let (incarnation, len) = (sequence.incarnation, len as usize);
+        sequence.cut(len);
         sequence.tokens.truncate(len);
         sequence.cached_len = sequence.cached_len.min(len);
         sequence.planned_len = sequence.planned_len.min(len);
@@ -415,16 +450,20 @@ impl Model {
         if keys.is_empty() {
             return Ok(ForkWant { copies: Vec::new(), step: None });
         }
-        if tail > 0 {
+        // Of further tracks nothing is shared, and copied what is held.
+        let reaches = self.reaches().into_iter();
+        let firsts: Vec<_> = reaches.map(|(reach, _)| self.first_held(reach, pages)).collect();
+        let copied = tail + firsts.iter().map(|first| pages + tail - first).sum::<usize>();
+        if copied > 0 {
             self.check_steps()?;
         }
         let promised = (promise as usize).div_ceil(page_size);
-        let each = tail + promised.saturating_sub(pages + tail);
-        self.check_pages(keys.len() * each, 0)?;
-        // The tails' pages are taken first: publishing may put idle pages to use.
-        let targets = self.take_pages(keys.len() * tail);
+        let undrawn = self.undrawn(promised, pages + tail, pages);
+        self.check_pages(keys.len() * (copied + undrawn), 0)?;
+        // The copies' pages are taken first: publishing may put idle pages to use.
+        let targets = self.take_pages(keys.len() * copied);
         self.publish(seq);
-        let step = (tail > 0).then(|| self.new_step(Step::copy()));
+        let step = (copied > 0).then(|| self.new_step(Step::copy()));
         let parent = self.sequences.get_mut(&seq).expect("seen above");
         parent.last_step = step.unwrap_or(parent.last_step);
         let parent = parent.clone();
@@ -433,19 +472,29 @@ impl Model {
             child.cached_len = len;
             child.planned_len = len;
             child.table.truncate(pages);
-            child.table.extend(targets.get(index));
+            let mut own = targets[index * copied..(index + 1) * copied].iter().copied();
+            child.table.extend(own.by_ref().take(tail));
+            for (track, first) in child.others.iter_mut().zip(&firsts) {
+                track.truncate(*first);
+                track.extend(own.by_ref().take(pages + tail - first));
+            }
             child.promised = promised;
             child.incarnation = 0;
             child.entered = None;
             child.front = None;
+            child.cuts.clear();
             child.last_step = step.unwrap_or(0);
             self.tree.lock(child.scope, &child.tokens, pages);
             self.sequences.insert(key, child);
             self.look_at_front(key, true);
         }
         self.counters.forks += keys.len() as u64;
+        let others = parent.others.iter().zip(&firsts);
+        let others = others.flat_map(|(own, first)| &own[*first..pages + tail]);
+        let sources: Vec<_> =
+            parent.table[pages..pages + tail].iter().chain(others).copied().collect();
         Ok(ForkWant {
-            copies: targets.iter().map(|&target| (parent.table[pages], target)).collect(),
+            copies: sources.into_iter().cycle().zip(targets).collect(),
             step: step.map(StepId::new),
         })
     }
@@ -466,9 +515,4 @@ fn check_known(start: usize, tokens: &[TokenId]) -> Result<(), Error> {
         Some(at) => Err(Error::PendingToken { position: (start + at) as u32 }),
         None => Ok(()),
     }
-}
-
-/// What a prompt may find in the tree: one token must be computed.
-fn all_but_last(tokens: &[TokenId]) -> &[TokenId] {
-    tokens.split_last().map_or(&[], |(_, before)| before)
 }

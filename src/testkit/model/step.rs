@@ -63,8 +63,21 @@ pub struct RowWant {
     pub extend_len: u32,
     /// All tokens.
     pub kv_len: u32,
-    /// The page table.
+    /// The page table of group 0.
     pub table: Vec<PageId>,
+    /// Those of further tracks.
+    pub others: Vec<Vec<PageId>>,
+    /// The first place that is held of each of them.
+    pub held: Vec<usize>,
+}
+
+impl RowWant {
+    /// All page tables, as far as they are held: the first place of each, and the pages from there on.
+    pub fn tables(&self) -> impl Iterator<Item = (usize, &[PageId])> {
+        let others = self.others.iter().zip(&self.held);
+        let others = others.map(|(own, &first)| (first, &own[first..]));
+        std::iter::once((0, &self.table[..])).chain(others)
+    }
 }
 
 /// A plan, as it must be.
@@ -80,6 +93,8 @@ pub struct PlanWant {
     pub positions: Vec<u32>,
     /// Their slots.
     pub slots: Vec<i64>,
+    /// Their slots in each further track.
+    pub track_slots: Vec<Vec<i64>>,
     /// Their masks, if any has one.
     pub masks: Vec<u64>,
 }
@@ -152,7 +167,7 @@ impl Model {
         self.check_chunks(items.iter().map(lacking).sum())
     }
 
-    /// Pages that a sequence lacks for `len` tokens more.
+    /// Places that a sequence lacks for `len` tokens more.
     fn pages_for(&self, item: &Extend) -> usize {
         let sequence = &self.sequences[&item.seq];
         let end = sequence.planned_len + item.len as usize;
@@ -162,8 +177,10 @@ impl Model {
     /// Pages of a batch that is in order which are promised to its sequences.
     fn drawn_by(&self, items: &[Extend]) -> usize {
         let drawn = |item: &Extend| {
-            let promised = self.promised(item.seq).expect("it is in order") as usize;
-            promised.min(self.pages_for(item))
+            let sequence = &self.sequences[&item.seq];
+            let (len, published) = (sequence.table.len(), sequence.published);
+            let undrawn = |len| self.undrawn(sequence.promised, len, published);
+            undrawn(len) - undrawn(len + self.pages_for(item))
         };
         items.iter().map(drawn).sum()
     }
@@ -171,7 +188,7 @@ impl Model {
     /// Whether a batch that is in order takes promised pages only.
     pub fn is_promised(&self, items: &[Extend]) -> bool {
         let needed: usize = items.iter().map(|item| self.pages_for(item)).sum();
-        needed == self.drawn_by(items)
+        needed * self.tracks() == self.drawn_by(items)
     }
 
     /// `Engine::plan_batch`
@@ -192,13 +209,15 @@ impl Model {
         self.check_items(items)?;
         self.check_room(items)?;
         self.check_drafts(items, drafts)?;
-        let needed = items.iter().map(|item| self.pages_for(item)).sum();
+        let places: usize = items.iter().map(|item| self.pages_for(item)).sum();
+        let needed = places * self.tracks();
         self.check_pages(needed, self.drawn_by(items))?;
         let mut pages = self.take_pages(needed).into_iter();
         let step = self.new_step(Step { items: Vec::new(), open: true });
-        let mut plan = PlanWant { step: StepId::new(step), ..PlanWant::default() };
+        let track_slots = vec![Vec::new(); self.tracks() - 1];
+        let mut plan = PlanWant { step: StepId::new(step), track_slots, ..PlanWant::default() };
         for item in items {
-            let count = self.pages_for(item);
+            let count = self.pages_for(item) * self.tracks();
             let draft = drafts.iter().find(|draft| draft.seq == item.seq);
             self.plan_item(step, item, draft, pages.by_ref().take(count), &mut plan);
         }
@@ -213,13 +232,15 @@ impl Model {
         step: u64,
         item: &Extend,
         draft: Option<&Draft<'_>>,
-        pages: impl Iterator<Item = PageId>,
+        mut pages: impl Iterator<Item = PageId>,
         plan: &mut PlanWant,
     ) {
-        let page_size = self.page_size();
+        let (page_size, count) = (self.page_size(), self.pages_for(item));
         let sequence = self.sequences.get_mut(&item.seq).expect("checked");
         let (start, end) = (sequence.planned_len, sequence.planned_len + item.len as usize);
-        sequence.table.extend(pages);
+        // One track's after another's.
+        sequence.table.extend(pages.by_ref().take(count));
+        sequence.others.iter_mut().for_each(|own| own.extend(pages.by_ref().take(count)));
         sequence.planned_len = end;
         sequence.last_step = step;
         plan.rows.push(RowWant {
@@ -228,6 +249,8 @@ impl Model {
             extend_len: item.len,
             kv_len: end as u32,
             table: sequence.table.clone(),
+            others: sequence.others.clone(),
+            held: sequence.held.clone(),
         });
         for position in start..end {
             let page = sequence.table[position / page_size].index();
@@ -237,6 +260,10 @@ impl Model {
             plan.positions.push(tree.map_or(position as u32, |tree| tree.positions[place]));
             plan.masks.push(tree.map_or(0, |tree| tree.masks[place]));
             plan.slots.push((page * page_size + position % page_size) as i64);
+            for (slots, table) in plan.track_slots.iter_mut().zip(&sequence.others) {
+                let page = table[position / page_size].index();
+                slots.push((page * page_size + position % page_size) as i64);
+            }
         }
         let (seq, incarnation) = (item.seq, sequence.incarnation);
         let draft = draft.map(|draft| tokens_of(draft, start, end - start));
@@ -288,7 +315,8 @@ impl Model {
             Some(Entered::Admitted { prompt_len, hit_len }) => {
                 self.counters.prompts += 1;
                 self.counters.prompt_tokens += prompt_len as u64;
-                self.counters.hit_tokens += hit_len as u64;
+                self.counters.hit_tokens += hit_len.min(prompt_len) as u64;
+                self.counters.resume_hit_tokens += hit_len.saturating_sub(prompt_len) as u64;
             }
             Some(Entered::Resumed { hit_len }) => {
                 self.counters.resume_hit_tokens += hit_len as u64;
@@ -296,7 +324,7 @@ impl Model {
             None => {}
         }
         sequence.cached_len = item.end;
-        if self.shares() {
+        if self.publishes() {
             self.publish(item.seq);
         }
     }
@@ -341,7 +369,7 @@ impl Model {
         let page_size = self.page_size();
         let sequence = self.sequences.get_mut(&item.seq).expect("it is alive");
         sequence.planned_len = item.start;
-        let pages = sequence.table.split_off(item.start.div_ceil(page_size));
+        let pages = sequence.split_off(item.start.div_ceil(page_size));
         let last_step = sequence.last_step;
         self.give_up_pages(last_step, pages);
     }

@@ -92,7 +92,9 @@ impl<B: Inspect> Host<B> {
         prompt: &[TokenId],
         promise: u32,
     ) -> Result<(), String> {
-        let got = self.engine.admission(namespace, prompt, promise).map(|got| AdmissionWant {
+        let got = self.engine.admission(namespace, prompt, promise);
+        let named = got.ok().and_then(|got| got.leader);
+        let got = got.map(|got| AdmissionWant {
             cached_len: got.cached_len,
             idle_pages: got.idle_pages,
             lacking_pages: got.lacking_pages,
@@ -101,12 +103,14 @@ impl<B: Inspect> Host<B> {
             leader: got.leader.map(|leader| (leader.seq, leader.cached_len)),
         });
         let want = self.model.admission(namespace, prompt, promise);
-        if let Ok(AdmissionWant { leader: Some(leader), .. }) = want {
+        agree("admission", &got, &want)?;
+        if let Some(leader) = named {
             self.summary.count("admission with a leader".to_owned());
-            self.leaders.push_front(leader);
+            let text = prompt[..leader.cached_len as usize].to_vec();
+            self.leaders.push_front((leader, self.model.cut_count(leader.seq), text));
             self.leaders.truncate(4);
         }
-        agree("admission", &got, &want)
+        Ok(())
     }
 
     fn admit_batch(&mut self, spec: &Prompt, count: u8) -> Result<(), String> {
@@ -244,9 +248,12 @@ impl<B: Inspect> Host<B> {
         self.compare_packed(plan, items, want)?;
         for row in &want.rows {
             let old = (row.kv_len - row.extend_len) as usize;
-            self.compare_untouched(&row.table[old.div_ceil(self.page_size())..])?;
+            for (first, table) in row.tables() {
+                self.compare_untouched(&table[old.div_ceil(self.page_size()) - first..])?;
+            }
         }
-        let pages = want.rows.iter().flat_map(|row| row.table.iter().copied()).collect();
+        let tables = want.rows.iter().flat_map(|row| row.tables());
+        let pages = tables.flat_map(|(_, pages)| pages).copied().collect();
         self.touched.insert(want.step, pages);
         self.sample(want);
         self.store(plan, want)
@@ -269,8 +276,12 @@ impl<B: Inspect> Host<B> {
                 return Err(format!("the plan names {:?} twice, or it does not exist", row.row));
             }
             for words in [Some(&self.words[..]), self.engine.backend().words()].iter().flatten() {
-                let pages = (0..want.table.len() as u32).map(|i| table.page(words, row.row, i));
-                agree("the page table words", &pages.collect::<Vec<_>>(), &want.table)?;
+                for (track, (first, pages)) in (0..).zip(want.tables()) {
+                    let page = |i| table.track_page(words, row.row, track, i);
+                    let held = first as u32..(first + pages.len()) as u32;
+                    let got: Vec<_> = held.map(page).collect();
+                    agree("the page table words", &(track, &got[..]), &(track, pages))?;
+                }
             }
         }
         Ok(())

@@ -6,7 +6,7 @@ use super::host::{Host, OTHER, names};
 use crate::error::Error;
 use crate::event::Event;
 use crate::id::{LayerId, Namespace, PageId, SeqKey, TokenId};
-use crate::plan::{BatchPlan, Leader};
+use crate::plan::BatchPlan;
 use crate::testkit::model::PlanWant;
 
 impl<B: Inspect> Host<B> {
@@ -21,9 +21,13 @@ impl<B: Inspect> Host<B> {
         for &seq in &self.live {
             self.compare_sequence(seq)?;
         }
-        for &(seq, cached_len) in &self.leaders {
-            let got = self.engine.is_leading(&Leader::new(seq, cached_len));
-            agree("is_leading", &got, &self.model.is_leading(seq, cached_len))?;
+        for (leader, cuts, text) in &self.leaders {
+            let (got, seq) = (self.engine.is_leading(leader), leader.seq);
+            agree("is_leading", &got, &self.model.is_leading(seq, leader.cached_len, *cuts))?;
+            if got {
+                let tokens = self.model.tokens(seq).map(|tokens| &tokens[..text.len()]);
+                agree("what a leader was named for", &tokens, &Ok(&text[..]))?;
+            }
         }
         self.compare_touched()?;
         self.compare_matches()?;
@@ -45,6 +49,10 @@ impl<B: Inspect> Host<B> {
         agree("tokens", &engine.tokens(seq).map(Iterator::collect), &tokens)?;
         let table = engine.page_table(seq).map(Iterator::collect::<Vec<_>>);
         agree("page_table", &table, &model.page_table(seq).map(<[_]>::to_vec))?;
+        for track in 0..engine.shape().table.tracks {
+            let table = engine.track_table(seq, track).map(Iterator::collect::<Vec<_>>);
+            agree("track_table", &table, &model.track_table(seq, track).map(<[_]>::to_vec))?;
+        }
         self.compare_bytes(seq).map_err(|what| format!("{seq:?}: {what}"))
     }
 
@@ -52,14 +60,21 @@ impl<B: Inspect> Host<B> {
     fn compare_bytes(&self, seq: SeqKey) -> Result<(), String> {
         let layout = &self.engine.shape().layout;
         let scope = self.model.scope(seq).map_err(|error| error.to_string())?;
-        let table = self.model.page_table(seq).map_err(|error| error.to_string())?;
+        // Those that are held, at the end of the places.
+        let places = self.model.page_table(seq).map_err(|error| error.to_string())?.len();
+        let page_at = |layer, place: usize| {
+            let table = self.model.track_table(seq, layout.place(layer).track);
+            let table = table.map_err(|error| error.to_string())?;
+            Ok::<_, String>((place + table.len()).checked_sub(places).map(|at| table[at]))
+        };
         let cached_len = self.model.cached_len(seq).map_err(|error| error.to_string())? as usize;
         let marks = bytes::marks(scope, &self.texts[&seq][..cached_len]);
         for (position, &mark) in marks.iter().enumerate() {
             let (page, offset) =
                 (position as u32 / layout.page_size(), position as u32 % layout.page_size());
-            let slot = layout.slot(table[page as usize], offset);
             for layer in (0..layout.layers()).map(LayerId::new) {
+                let Some(page) = page_at(layer, page as usize)? else { continue };
+                let slot = layout.slot(page, offset);
                 for (i, plane) in layout.planes().iter().enumerate() {
                     let name = plane.name;
                     let Some(got) = self.engine.backend().load(name, layer, slot) else {
@@ -158,6 +173,15 @@ impl<B: Inspect> Host<B> {
         agree("the plan's positions", &plan.positions.to_vec(), &want.positions)?;
         let slots = (0..plan.slot_mapping.len())
             .map(|i| plan.slot_mapping.get(i).map_or(-1, |slot| slot.raw() as i64));
-        agree("the plan's slots", &slots.collect::<Vec<_>>(), &want.slots)
+        agree("the plan's slots", &slots.collect::<Vec<_>>(), &want.slots)?;
+        agree("tracks", &plan.track_slots.len(), &want.track_slots.iter().map(Vec::len).sum())?;
+        for (track, want) in (1..).zip(&want.track_slots) {
+            let slots = plan.slots_of(track);
+            let slots = (0..slots.len())
+                .map(|i| slots.get(i).map_or(-1, |slot| slot.raw() as i64))
+                .collect::<Vec<_>>();
+            agree("the slots of a track", &(track, &slots), &(track, want))?;
+        }
+        Ok(())
     }
 }

@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::hash::NamespaceNames;
 use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
-use crate::plan::StepScratch;
+use crate::plan::{Leader, StepScratch};
 use crate::testkit::index::Index;
 use crate::testkit::model::Model;
 use crate::testkit::op::{Promise, Prompt};
@@ -43,8 +43,8 @@ pub(super) struct Host<B> {
     pub(super) scratch: StepScratch,
     /// Pages that the rows of each unfinished step name.
     pub(super) touched: BTreeMap<StepId, BTreeSet<PageId>>,
-    /// Leaders named lately, and the tokens that each was named for.
-    pub(super) leaders: VecDeque<(SeqKey, u32)>,
+    /// Leaders named lately: each with how often its text had been cut, and the tokens that it was named for.
+    pub(super) leaders: VecDeque<(Leader, usize, Vec<TokenId>)>,
     /// What is known from events alone, and after how many ops they are drained.
     pub(super) index: Index,
     pub(super) drain_every: u8,

@@ -32,17 +32,28 @@ impl<B: Inspect> Host<B> {
             agree("packed arrays of a tree", &packed.map(|_| ()), &refused)?;
             return agree("levels of a tree", &levels.map(|_| ()), &refused);
         }
-        self.compare_arrays(&packed.map_err(|error| error.to_string())?, want)?;
+        self.compare_arrays(&packed.map_err(|error| error.to_string())?, 0, want)?;
+        for track in 1..self.engine.shape().table.tracks {
+            let mut scratch = StepScratch::new();
+            let packed = self.engine.packed_track(&mut scratch, track, items);
+            self.compare_arrays(&packed.map_err(|error| error.to_string())?, track, want)?;
+        }
         self.compare_levels(&levels.map_err(|error| error.to_string())?, plan, items, want)?;
         self.compare_other_items(plan, items)
     }
 
-    fn compare_arrays(&self, packed: &PackedPlan<'_>, want: &PlanWant) -> Result<(), String> {
+    fn compare_arrays(
+        &self,
+        packed: &PackedPlan<'_>,
+        track: u32,
+        want: &PlanWant,
+    ) -> Result<(), String> {
         let page_size = self.engine.shape().layout.page_size();
         let (mut qo, mut kv, mut indices, mut last) = (vec![0], vec![0], Vec::new(), Vec::new());
         for row in &want.rows {
             qo.push((row.qo_start + row.extend_len) as i32);
-            indices.extend(row.table.iter().map(|page| page.raw() as i32));
+            let (_, table) = row.tables().nth(track as usize).ok_or("too few tracks")?;
+            indices.extend(table.iter().map(|page| page.raw() as i32));
             kv.push(indices.len() as i32);
             last.push(((row.kv_len - 1) % page_size + 1) as i32);
         }

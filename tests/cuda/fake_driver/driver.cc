@@ -4,10 +4,12 @@
  * Device memory is host memory. Work is only queued: it is done when somebody waits, oldest first, or one piece whenever
  * somebody asks whether it is. So whoever does not wait where they must is seen. All streams of a device are one queue, and a capture
  * takes in all of them; what the driver forbids in a capture is refused with its codes. Whoever waits for a stream sees its work done
- * and what was asked of others before it, no more. Work that has to meet another device's is done when both have come to it: whoever
- * waits for it does the other's work too. So it is with a kernel that polls what another device's may write (loads of .sys).
+ * and what was asked of others before it, no more. Work that has to meet another stream's or another device's is done when both have
+ * come to it: whoever waits for it does the other's work too, and only its own stream and the default stream wait behind it. So it is
+ * with a kernel that polls what another may write (loads of .sys).
  *
- * PTX of a newer ISA than the driver's version is refused, and what the machine does not know, with a log that names it. A kernel that
+ * PTX of a newer ISA than the driver's version is refused, that of another device's target, and what the machine does not know, with a log
+ * that names it. So is a launch with more shared memory than the device has for a CTA. A kernel that
  * touches memory that is nobody's, whose warps touch shared memory in no order, or that waits for ever, ends the process with a message:
  * who, where, and the line of PTX.
  *
@@ -26,15 +28,18 @@
  * FAKE_DRIVER_EARLY=1: copies and products in flight are done at once, not as late as they may be: shows what is overwritten too soon.
  * FAKE_DRIVER_RACES=0: does not look for warps that touch the same shared memory in no order (ptx/races.h).
  * FAKE_DRIVER_SLICE (4096): instructions that a warp does before the next one's turn; a few mix the warps finely.
+ * FAKE_DRIVER_ORDER=1: some CTAs have few turns, others in each launch of a kernel: shows results that depend on who comes last.
  * FAKE_DRIVER_PEERS=0: no device reaches another's memory.
- * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_CAPABILITY (90: with 80 the plain kernels run),
- * FAKE_DRIVER_MULTIPROCESSORS (4). */
+ * FAKE_DRIVER_REFUSES=DEVICE:KERNEL: that device refuses that kernel's launches.
+ * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_MULTIPROCESSORS (4),
+ * FAKE_DRIVER_CAPABILITY (90: with 80, 86, 89, 100 and 120 the plain kernels run, each with that device's shared memory). */
 #include <dlfcn.h>
 #include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <fstream>
@@ -43,6 +48,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "ptx/machine.h"
 
@@ -53,7 +60,7 @@ using ptx::u8;
 
 #define API __attribute__((visibility("default")))
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_DEVICE = 101, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-       ILLEGAL_ADDRESS = 700, PEER_ACCESS_ALREADY_ENABLED = 704, CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
+       ILLEGAL_ADDRESS = 700, PEER_ACCESS_ALREADY_ENABLED = 704, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
 
 static const u32 MULTIPROCESSORS = setting("FAKE_DRIVER_MULTIPROCESSORS", 4);
 
@@ -74,10 +81,12 @@ struct Work {
     u64 target, source, bytes;
     u32 word;
     void* stream;
+    u64 number;  /* how many pieces were asked of the device with it */
     Call call;
     Ready ready;  /* where there is one, asked until it says so */
     const ptx::Entry* entry;
     ptx::Running* running;  /* once it is begun */
+    std::atomic<bool>* over;  /* the same of a host function */
     u32 grid[3], block[3], shared;
     Work* next;
 };
@@ -90,10 +99,10 @@ struct Device {
     Line queue;
     Line* capture = NULL;  /* where work goes instead */
     int broken = OK;       /* what every call answers from then on that work or waiting is asked of */
-    u64 asked = 0, done = 0;
+    u64 asked = 0;
 };
 
-struct Event { Device* device; u64 at; bool captured; };  /* how much of the device's work is before it */
+struct Event { Device* device; void* stream; u64 at; bool captured; };  /* how much of the device's work was asked before it */
 
 static Device devices[DEVICES + 1];  /* the last one is that of threads without */
 static bool reaches[DEVICES][DEVICES];  /* whose kernels may touch whose memory */
@@ -112,8 +121,9 @@ static int ask(const Work& work) {
     Lock lock(queue_lock);
     Device& device = here();
     if (device.broken || !bound()) return device.broken ? device.broken : NO_CONTEXT;
-    if (!device.capture) ++device.asked;
-    add(device.capture ? device.capture : &device.queue, work);
+    Work numbered = work;
+    numbered.number = device.capture ? 0 : ++device.asked;
+    add(device.capture ? device.capture : &device.queue, numbered);
     more.notify_all();
     return OK;
 }
@@ -131,27 +141,47 @@ static bool run_kernel(Work& work) {
     work.running = new ptx::Running(launch, MULTIPROCESSORS * ptx::occupancy(*work.entry, threads, work.shared));
     return work.running->go_on();
 }
+/* Whether it is done. In a thread of its own, as a driver's: it may wait for whoever asks here. */
+static bool run_host(Work& work) {
+    if (!work.over) {
+        work.over = new std::atomic<bool>(false);
+        std::thread([function = reinterpret_cast<void (*)(void*)>(work.target), data = reinterpret_cast<void*>(work.source), over = work.over] {
+            function(data);
+            *over = true;
+            more.notify_all();
+        }).detach();
+    }
+    return *work.over;
+}
 /* Whether it is done. */
 static bool run(Work& work) {
     if (work.kind == Work::COPY) memcpy(at(work.target), at(work.source), work.bytes);
     if (work.kind == Work::FILL)
         for (u64 i = 0; i < work.bytes / 4; ++i) reinterpret_cast<u32*>(work.target)[i] = work.word;
-    if (work.kind == Work::HOST) reinterpret_cast<void (*)(void*)>(work.target)(reinterpret_cast<void*>(work.source));
+    if (work.kind == Work::HOST) return run_host(work);
     if (work.kind == Work::CALL) work.call(work.params, work.grid[0], work.grid[1]);
     return work.kind != Work::KERNEL || run_kernel(work);
 }
-/* Does a device's oldest piece of work, unless there is none or it waits for another device. */
+/* Does the oldest piece of a device's work that waits for no other stream or device, if there is one. */
 static bool step(Device& device) {
     Lock lock(queue_lock);
-    Work* work = device.queue.first;
-    if (!work || (work->ready && !work->ready(work->params))) return false;
-    running_on = &device;
-    if (!run(*work)) return false;
-    device.queue.first = work->next;
-    if (!device.queue.first) device.queue.end = &device.queue.first;
-    delete work->running, free(work), ++device.done;
-    more.notify_all();  /* who waits for what it met */
-    return true;
+    std::vector<void*> held;  /* streams with work that waits */
+    for (Work** at = &device.queue.first; Work* work = *at; at = &work->next) {
+        bool waits = !held.empty() && !work->stream;
+        for (void* stream : held) waits |= !stream || stream == work->stream;
+        waits = waits || (work->ready && !work->ready(work->params));
+        running_on = &device;
+        if (waits || !run(*work)) {
+            held.push_back(work->stream);
+            continue;
+        }
+        *at = work->next;
+        if (!*at) device.queue.end = at;
+        delete work->running, delete work->over, free(work);
+        more.notify_all();  /* who waits for what it met */
+        return true;
+    }
+    return false;
 }
 /* One piece of work, another device's where ours waits for it. */
 static bool advance(Device& device) {
@@ -160,32 +190,24 @@ static bool advance(Device& device) {
     for (Device& other : devices) any |= &other != &device && device.queue.first && step(other);
     return any;
 }
-/* Until so many pieces of a device's work are done. */
-static void reach(Device& device, u64 count) {
+/* Whether a stream's work, or with none all of the device's, is done up to a number. */
+static bool reached(const Device& device, void* stream, u64 number) {
+    for (const Work* work = device.queue.first; work && work->number <= number; work = work->next)
+        if (!stream || work->stream == stream) return false;
+    return true;
+}
+static void reach(Device& device, void* stream, u64 number) {
     std::unique_lock<std::recursive_mutex> lock(queue_lock);
-    while (device.done < count)
+    while (!reached(device, stream, number))
         if (!advance(device)) more.wait_for(lock, std::chrono::milliseconds(10));  /* or a kernel that waits asks again */
 }
-static int wait() {
-    Device& device = here();
-    if (device.capture || !bound()) return device.capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
-    reach(device, device.asked);
-    return device.broken;
-}
 static int wait_for(void* stream) {
-    if (!stream) return wait();
     Device& device = here();
     if (device.capture || !bound()) return device.capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
-    u64 last;
-    {
-        Lock lock(queue_lock);
-        u64 n = last = device.done;
-        for (Work* work = device.queue.first; work; work = work->next)
-            if (++n, work->stream == stream) last = n;
-    }
-    reach(device, last);
+    reach(device, stream, device.asked);
     return device.broken;
 }
+static int wait() { return wait_for(NULL); }
 
 /* By address. Another device's kernels reach what is no pool's, once they may. */
 struct Allocation { u64 bytes; Device* device; bool pooled, pinned; };
@@ -237,10 +259,17 @@ API int cuCtxEnablePeerAccess(void* context, u32 flags) {
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
-API int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = *total = 1ull << 33, OK; }
+static const u64 DEVICE_BYTES = 1ull << 33;
+static u64 used_bytes() {
+    Lock lock(queue_lock);
+    u64 bytes = 0;
+    for (const auto& [start, memory] : allocations) bytes += memory.device == &here() && !memory.pinned ? memory.bytes : 0;
+    return bytes;
+}
+API int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = DEVICE_BYTES - used_bytes(), *total = DEVICE_BYTES, OK; }
 static int take(void** memory, size_t bytes, bool pooled = false, bool pinned = false) {
     if (here().capture || !bound()) return here().capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
-    if (bytes > 1ull << 33) return NO_MEMORY;
+    if (bytes > DEVICE_BYTES - (pinned ? 0 : used_bytes())) return NO_MEMORY;
     *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!*memory) return NO_MEMORY;
     memset(*memory, 0xa5, bytes < 1 << 20 ? bytes : 1 << 20);  /* never zeros by chance */
@@ -320,7 +349,7 @@ API int cuMemsetD8_v2(u64 address, u8 byte, size_t bytes) { return wait() ? CAPT
 
 /* What a module's handle and a function's stand for. Text is decoded once: several contexts load the same. */
 struct Module { std::string text; std::shared_ptr<ptx::Module> decoded; };
-struct Function { std::string name; const ptx::Entry* entry; std::shared_ptr<ptx::Module> module; };
+struct Function { std::string name; const ptx::Entry* entry; std::shared_ptr<ptx::Module> module; u32 dynamic_most = 48 << 10; };
 
 static void* of_process(const std::string& kernel, const char* end = "") { return dlsym(RTLD_DEFAULT, ("fake_" + kernel + end).c_str()); }
 static std::string first_entry(const char* text) {
@@ -356,10 +385,16 @@ static std::string find_text(const char* text) {
     return text;
 }
 API int cuModuleLoadDataEx(Module** module, const void* image, u32 count, int* options, void** values) {
+    if (here().capture) return CAPTURE_UNSUPPORTED;
     const std::string whole = find_text(static_cast<const char*>(image));
     const char *text = whole.c_str(), *isa = strstr(text, ".version ");
     const u64 version = setting("FAKE_DRIVER_VERSION", 12040), newest = 80 + version % 1000 / 10;  /* CUDA 12.0 has 8.0 */
     if (!isa || 10 * (isa[9] - '0') + (isa[11] - '0') > static_cast<int>(newest)) return 222;
+    const char* target = strstr(text, ".target sm_");
+    u32 wanted = 0;
+    char of_one = 0;  /* the `a` of what only that capability runs */
+    if (target) sscanf(target + 11, "%u%c", &wanted, &of_one);
+    if (wanted > ptx::device().capability || (of_one == 'a' && wanted != ptx::device().capability)) return 209;
     if (of_process(first_entry(text))) return *module = new Module{text, nullptr}, OK;
     Lock lock(queue_lock);
     auto& decoded = modules[whole];
@@ -381,7 +416,12 @@ API int cuModuleGetFunction(Function** function, Module* module, const char* nam
         if (entry.name == name) return *function = new Function{name, &entry, module->decoded}, OK;
     return NOT_FOUND;
 }
-API int cuFuncSetAttribute(Function*, int, int) { return OK; }
+/* More than 48 KiB of shared memory must be asked for, as long as the device has it. */
+API int cuFuncSetAttribute(Function* function, int attribute, int value) {
+    if (attribute != 8) return INVALID;
+    if (function->entry && (value < 0 || ptx::cta_shared(*function->entry, value) > ptx::device().cta_shared)) return INVALID;
+    return function->dynamic_most = value, OK;
+}
 /* What the machine knows of a tensor (ptx/memory.cc), which are those of latent rows; of any other, where it begins. */
 API int cuTensorMapEncodeTiled(u64* map, int kind, u32 dims, u64 address, const u64* sizes, const u64* strides, const u32* window, const u32* steps,
                                int interleave, int swizzle, int, int) {
@@ -407,6 +447,8 @@ API int fake_ask(Call call, const void* params, size_t bytes, u32 grid_x, u32 gr
 }
 struct LaunchConfig { u32 grid[3], block[3], shared; Stream* stream; void* attributes; u32 attribute_count; };
 static int launch(const Function& function, const LaunchConfig& config, void** arguments) {
+    static const char* refused = getenv("FAKE_DRIVER_REFUSES");
+    if (refused && refused == std::to_string(&here() - devices) + ":" + function.name) return LAUNCH_FAILED;
     if (void* call = of_process(function.name)) {
         const size_t* bytes = static_cast<size_t*>(of_process(function.name, "_bytes"));
         return bytes ? fake_ask(reinterpret_cast<Call>(call), arguments[0], *bytes, config.grid[0], config.grid[1], config.stream) : NOT_FOUND;
@@ -415,6 +457,7 @@ static int launch(const Function& function, const LaunchConfig& config, void** a
     const u64 threads = u64(config.block[0]) * config.block[1] * config.block[2];
     if (threads == 0 || threads > entry.threads_most || u64(config.grid[0]) * config.grid[1] * config.grid[2] == 0) return INVALID;
     if (ptx::occupancy(entry, static_cast<u32>(threads), config.shared) == 0 || config.grid[0] % entry.cluster != 0) return INVALID;
+    if (config.shared > function.dynamic_most) return INVALID;
     Work work = {Work::KERNEL};
     work.stream = config.stream, work.entry = &entry, work.shared = config.shared;
     if (entry.param_bytes > sizeof work.params) return INVALID;
@@ -459,26 +502,32 @@ API int cuStreamIsCapturing(void*, int* status) { return *status = here().captur
 API int cuEventCreate(void** event, u32) { return *event = calloc(1, sizeof(Event)), OK; }
 API int cuEventDestroy_v2(void* event) { return free(event), OK; }
 API int cuEventRecord(Event* event, Stream* stream) {
-    return gone(stream) ? BAD_HANDLE : (*event = {&here(), here().asked, here().capture != NULL}, OK);
+    return gone(stream) ? BAD_HANDLE : (*event = {&here(), stream, here().asked, here().capture != NULL}, OK);
+}
+static bool is_over(const void* params) {
+    const Event* event = static_cast<const Event*>(params);
+    return !event->device || reached(*event->device, event->stream, event->at);
 }
 API int cuStreamWaitEvent(void* stream, Event* event, u32) {
     if (here().capture && !event->captured && event->at > 0) return CAPTURE_ISOLATION;
     if (!here().capture && event->captured) return CAPTURED_EVENT;
     Work work = {Work::NOTHING};
     work.stream = stream;
-    return ask(work);  /* what the event stands for comes before it */
+    memcpy(work.params, event, sizeof *event);
+    if (!here().capture) work.ready = is_over;  /* in a graph, what the event stands for comes before it */
+    return ask(work);
 }
 API int cuEventQuery(Event* event) {
     if (event->captured) return CAPTURED_EVENT;
     if (here().capture) return CAPTURE_UNSUPPORTED;
-    if (!event->device) return OK;
-    if (event->device->done < event->at) advance(*event->device);
-    return event->device->done < event->at ? NOT_READY : OK;
+    Lock lock(queue_lock);
+    if (!is_over(event)) advance(*event->device);
+    return is_over(event) ? OK : NOT_READY;
 }
 API int cuEventSynchronize(Event* event) {
     if (event->captured) return CAPTURED_EVENT;
     if (here().capture || !bound()) return here().capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
-    if (event->device) reach(*event->device, event->at);  /* and not what comes after it */
+    if (event->device) reach(*event->device, event->stream, event->at);  /* and not what comes after it */
     return here().broken;
 }
 API int cuEventElapsedTime(float* ms, Event*, Event*) { return *ms = 0, OK; }

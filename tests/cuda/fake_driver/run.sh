@@ -7,16 +7,20 @@ out=target/fake-driver
 tests/cuda/fake_driver/build.sh
 export LD_LIBRARY_PATH=$PWD/$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 # Without an error: else all tests would be skipped.
-KVARENA_GPU_ERROR=None KVARENA_SEEDS=${KVARENA_SEEDS:-0..25} cargo test --features cuda,testkit --test cuda
+export KVARENA_GPU_ERROR=None KVARENA_REPEATS=3 FAKE_DRIVER_ORDER=1
+KVARENA_SEEDS=${KVARENA_SEEDS:-0..25} cargo test --features cuda,testkit --test cuda
+unset FAKE_DRIVER_ORDER
 
-# Plain kernels, which older devices run; and warps finely mixed, with copies and products done at once.
-contract() { KVARENA_GPU_ERROR=None env "$@" cargo test --quiet --features cuda,testkit --test cuda contract::; }
-contract FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..24
-contract FAKE_DRIVER_EARLY=1 FAKE_DRIVER_SLICE=50 KVARENA_SEEDS=40..56
+# Plain kernels, which other devices run, each with the shared memory that it has; and warps finely mixed, with copies and products done at
+# once.
+kernels() { env "$@" cargo test --quiet --features cuda,testkit --test cuda -- contract:: padding:: both_ends_of_f32; }
+kernels FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..24
+for capability in 86 89 100 120; do kernels FAKE_DRIVER_CAPABILITY=$capability KVARENA_SEEDS=0..2; done
+kernels FAKE_DRIVER_EARLY=1 FAKE_DRIVER_SLICE=50 KVARENA_SEEDS=40..56
 
 # Unit tests that want a driver; and the oldest one that serves.
-KVARENA_GPU_ERROR=None cargo test --quiet --features cuda,testkit --lib backend::cuda
-KVARENA_GPU_ERROR=None KVARENA_SEEDS=0..5 FAKE_DRIVER_VERSION=12000 cargo test --quiet --features cuda,testkit --test cuda -- contract:: graph:: errors::
+cargo test --quiet --features cuda,testkit --lib backend::cuda
+KVARENA_SEEDS=0..5 FAKE_DRIVER_VERSION=12000 cargo test --quiet --features cuda,testkit --test cuda -- contract:: graph:: errors::
 
 # The guide's program.
 cargo test --quiet --features cuda --doc guide::gpu

@@ -12,8 +12,11 @@
 //! Sums are launched by each rank's own thread in its own stream, in graphs too: that they meet is what `peers.rs` and
 //! NCCL are for.
 //!
-//! A rank that fails while others wait for its sum cannot be reported by them: it says so and ends the program.
+//! A rank that fails or panics leaves the others waiting for its sum for ever. It prints the cause and ends the program
+//! ([`or_end`]): an unwinding stack would drop what waits for them.
 
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -27,7 +30,7 @@ use kvarena::{
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult};
-use super::runner::{GpuOptions, GpuRunner, OnGpu};
+use super::runner::{GpuOptions, GpuRunner, OnGpu, asked_to};
 use super::shape::check_shape;
 use super::sparse::Reading;
 use super::sums::Link;
@@ -140,6 +143,30 @@ impl Others {
     }
 }
 
+unsafe extern "C" {
+    safe fn _exit(code: c_int) -> !;
+}
+
+/// What a program that panics ends with.
+const PANICKED: c_int = 101;
+
+/// Does a rank's part of what the ranks do together. If it fails or panics, prints the cause and ends the program with the
+/// error's exit code. Handlers at exit do not run: those of a driver may wait for the other ranks' kernels.
+fn or_end<T>(rank: usize, part: impl FnOnce() -> Result<T>) -> T {
+    let code = match catch_unwind(AssertUnwindSafe(part)) {
+        Ok(Ok(done)) => return done,
+        Ok(Err(error)) => {
+            eprintln!("generate: rank {rank}: {error}");
+            error.fault as c_int
+        }
+        Err(_) => {
+            eprintln!("generate: rank {rank} panicked, as said above");
+            PANICKED
+        }
+    };
+    _exit(code)
+}
+
 fn lost() -> Error {
     Error::run("a rank's thread has ended")
 }
@@ -156,7 +183,7 @@ fn follow(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>)
         let free = runner.device().gpu.free_memory().map_err(GpuError::from)?;
         Ok((runner, free))
     };
-    let mut runner = match begin() {
+    let mut runner = match or_end(rank, || Ok(begin())) {
         Ok((runner, free)) => {
             let _ = ready.send(Ok(free));
             runner
@@ -168,10 +195,7 @@ fn follow(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>)
     };
     let mut backend = None;
     for message in messages {
-        if let Err(error) = obey(&mut runner, &mut backend, (&model, share), message) {
-            eprintln!("generate: rank {rank}: {error}");
-            std::process::exit(error.fault as i32);
-        }
+        or_end(rank, || obey(&mut runner, &mut backend, (&model, share), message));
     }
     let _ = runner.device().stream.synchronize();
 }
@@ -370,7 +394,7 @@ impl RanksRunner {
         let opened = self.others.ask(open)?;
         opened.into_iter().collect::<Result<()>>()?;
         self.others.tell(|| Message::Warm(streams.to_vec()));
-        self.own.warm(own, streams)?;
+        or_end(0, || Ok(self.own.warm(own, streams)?));
         // They may be slower to choose.
         self.others.ask(Message::Settle).map(|_| ())
     }
@@ -399,7 +423,7 @@ impl OnGpu for RanksRunner {
 fn copy(work: &Work) -> Work {
     let mut plan = OwnedPlan::new();
     plan.copy_from(&work.plan.plan());
-    Work { plan, inputs: work.inputs.clone(), draws: work.draws.clone() }
+    Work { plan, inputs: work.inputs.clone(), draws: work.draws.clone(), edits: work.edits.clone() }
 }
 
 impl Runner for RanksRunner {
@@ -415,7 +439,8 @@ impl Runner for RanksRunner {
 
     fn launch(&mut self, backend: &mut Ranks, work: &Work, clock: &mut Clock) -> Result<()> {
         self.others.tell(|| Message::Launch(copy(work)));
-        self.own.launch(&mut backend.own, work, clock)
+        or_end(0, || self.own.launch(&mut backend.own, work, clock));
+        Ok(())
     }
 
     fn collect(
@@ -427,11 +452,12 @@ impl Runner for RanksRunner {
         clock: &mut Clock,
     ) -> Result<()> {
         self.others.tell(|| Message::Collect);
-        self.own.collect(&mut backend.own, work, fail, tokens, clock)
+        or_end(0, || self.own.collect(&mut backend.own, work, false, tokens, clock));
+        asked_to(fail)
     }
 
     fn settle(&mut self, backend: &mut Ranks) -> Result<()> {
-        self.own.settle(&mut backend.own)?;
+        or_end(0, || self.own.settle(&mut backend.own));
         self.others.ask(Message::Settle).map(|_| ())
     }
 

@@ -471,8 +471,13 @@ impl OnGpu for GpuRunner {
     }
 }
 
+/// Fails where a step is asked to.
+pub(super) fn asked_to(fail: bool) -> Result<()> {
+    if fail { Err(Error::run("a failure was asked for")) } else { Ok(()) }
+}
+
 fn device_draw(draw: &Draw) -> DeviceDraw {
-    let Draw { row, sampling, sample, index } = *draw;
+    let Draw { row, sampling, sample, index, .. } = *draw;
     let warm = sampling.temperature > 0.0;
     DeviceDraw {
         row: row as u32,
@@ -508,7 +513,7 @@ impl Runner for GpuRunner {
         clock: &mut Clock,
     ) -> Result<()> {
         self.finish(tokens, clock)?;
-        if fail { Err(Error::run("a failure was asked for")) } else { Ok(()) }
+        asked_to(fail)
     }
 
     fn settle(&mut self, _: &mut Cuda) -> Result<()> {

@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 
 use super::ask::{Ask, Host, Kind};
 use super::choice::{Choice, Piece, Said};
-use super::job::Event;
+use super::job::{Event, Logprob};
 use super::refusal::Refusal;
+use crate::request::Request;
 use crate::stream::Finish;
 
 /// An answer that grows.
@@ -20,6 +21,8 @@ pub struct Answer {
     choices: Vec<Choice>,
     /// Whose choices have been heard of.
     begun: Vec<bool>,
+    /// For each choice whether the engine has said anything of it.
+    heard: Vec<bool>,
     /// For each prompt: its first choice, and its tokens that needed no computing.
     prompts: Vec<(u32, u32)>,
     /// For each choice: drafts of it that were checked, and those that came true.
@@ -29,6 +32,15 @@ pub struct Answer {
     prompt_tokens: usize,
     include_usage: bool,
     logprobs: Option<u32>,
+    /// The prompts, where the answer begins with them, and how likely their tokens were.
+    echoes: Vec<Echo>,
+    hides_new: bool,
+}
+
+/// A prompt that its choices begin with.
+struct Echo {
+    tokens: Vec<u32>,
+    logprobs: Vec<Option<Logprob>>,
 }
 
 /// What a token's text was, for an answer's log-probabilities.
@@ -50,12 +62,22 @@ impl Answer {
                 choices.push(Choice::new(number, ask.stop.clone(), request.stop.clone()));
             }
         }
+        let echo = |request: &Request| {
+            let tokens: Vec<u32> = request.prompt.iter().map(|token| token.raw()).collect();
+            let logprobs =
+                if request.scores_prompt { vec![None; tokens.len()] } else { Vec::new() };
+            Echo { tokens, logprobs }
+        };
+        let echoes = ask.requests.iter().filter(|_| ask.echo).map(echo).collect();
         Self {
+            echoes,
+            hides_new: ask.hides_new,
             host,
             kind: ask.kind,
             id: format!("{prefix}-{number}"),
             created: since.as_secs(),
             begun: vec![false; choices.len()],
+            heard: vec![false; choices.len()],
             drafts: vec![[0; 2]; choices.len()],
             is_foretold: ask.requests.iter().any(|request| !request.prediction.is_empty()),
             choices,
@@ -71,18 +93,48 @@ impl Answer {
     /// # Errors
     /// The engine failed.
     pub fn hear(&mut self, event: Event) -> Result<Option<Piece>, Refusal> {
-        let text = &self.host.text;
+        let host = Arc::clone(&self.host);
+        let text = &host.text;
         match event {
+            Event::Prompt { choice, position, logprob } => {
+                let prompt = self.prompts.partition_point(|&(first, _)| first <= choice) - 1;
+                self.echoes[prompt].logprobs[position as usize] = Some(logprob);
+                Ok(None)
+            }
             Event::Token { choice, token, cached, drafts, logprob } => {
+                let echo = self.echo(choice);
                 self.drafts[choice as usize] = drafts;
                 if let Some(prompt) = self.prompts.iter_mut().find(|(first, _)| *first == choice) {
                     prompt.1 = cached;
                 }
-                Ok(self.choices[choice as usize].token(text, token, logprob))
+                let new = match self.hides_new {
+                    true => None,
+                    false => self.choices[choice as usize].token(text, token, logprob),
+                };
+                Ok(Piece::join(echo, new))
             }
-            Event::Done { choice, finish } => Ok(self.choices[choice as usize].done(text, finish)),
+            Event::Done { choice, finish } => {
+                let echo = self.echo(choice);
+                let finish =
+                    if self.hides_new && finish == Finish::Stop { Finish::Length } else { finish };
+                Ok(Piece::join(echo, self.choices[choice as usize].done(text, finish)))
+            }
             Event::Failed(what) => Err(Refusal::failed(what)),
         }
+    }
+
+    /// The prompt of a choice that has not begun, where its text begins with that.
+    fn echo(&mut self, choice: u32) -> Option<Piece> {
+        let is_first = !std::mem::replace(&mut self.heard[choice as usize], true);
+        let prompt = self.prompts.partition_point(|&(first, _)| first <= choice) - 1;
+        let echo = self.echoes.get(prompt).filter(|_| is_first)?;
+        Some(self.choices[choice as usize].echo(&self.host.text, &echo.tokens, &echo.logprobs))
+    }
+
+    /// Tokens of its prompts that needed no computing, and new tokens so far.
+    pub fn counts(&self) -> (u32, u32) {
+        let cached = self.prompts.iter().map(|(_, cached)| cached).sum();
+        (cached, self.choices.iter().map(Choice::tokens).sum())
     }
 
     /// Whether all choices have ended.
@@ -173,8 +225,7 @@ impl Answer {
     }
 
     fn usage(&self) -> Value {
-        let said: u32 = self.choices.iter().map(Choice::tokens).sum();
-        let cached: u32 = self.prompts.iter().map(|(_, cached)| cached).sum();
+        let (cached, said) = self.counts();
         let mut usage = json!({
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": said,
@@ -191,8 +242,12 @@ impl Answer {
         usage
     }
 
-    fn name(&self, token: u32) -> Named {
-        let text = self.host.text.decode(&[token]);
+    /// The text of a token behind so many characters: decoders leave out the space of the first one.
+    fn name(&self, token: u32, offset: usize) -> Named {
+        let text = match offset {
+            0 => self.host.text.decode(&[token]),
+            _ => self.host.text.piece(token),
+        };
         // A token may be a part of a character: then its text does not say what bytes it has.
         let known = !text.contains('\u{FFFD}');
         let bytes = if known { text.as_bytes().into() } else { Value::Null };
@@ -211,24 +266,28 @@ impl Answer {
     }
 
     fn chat_logprob(&self, said: &Said) -> Value {
+        let none = Logprob { own: 0.0, top: Vec::new() };
+        let logprob = said.logprob.as_ref().unwrap_or(&none);
         let entry = |token: u32, logprob: f32| {
-            let Named { text, bytes } = self.name(token);
+            let Named { text, bytes } = self.name(token, said.offset);
             json!({ "token": text, "logprob": logprob, "bytes": bytes })
         };
-        let top: Vec<Value> = said.logprob.top.iter().map(|&(t, l)| entry(t, l)).collect();
-        let mut own = entry(said.token, said.logprob.own);
+        let top: Vec<Value> = logprob.top.iter().map(|&(t, l)| entry(t, l)).collect();
+        let mut own = entry(said.token, logprob.own);
         own["top_logprobs"] = top.into();
         own
     }
 
     fn completion_logprobs(&self, said: &[Said]) -> Value {
         let top = |said: &Said| -> Value {
-            let named = said.logprob.top.iter().map(|&(t, l)| (self.name(t).text, json!(l)));
+            let Some(logprob) = &said.logprob else { return Value::Null };
+            let named =
+                logprob.top.iter().map(|&(t, l)| (self.name(t, said.offset).text, json!(l)));
             named.collect::<Map<String, Value>>().into()
         };
         json!({
-            "tokens": said.iter().map(|s| self.name(s.token).text).collect::<Vec<_>>(),
-            "token_logprobs": said.iter().map(|s| s.logprob.own).collect::<Vec<_>>(),
+            "tokens": said.iter().map(|s| self.name(s.token, s.offset).text).collect::<Vec<_>>(),
+            "token_logprobs": said.iter().map(|s| s.logprob.as_ref().map(|l| l.own)).collect::<Vec<_>>(),
             "top_logprobs": said.iter().map(top).collect::<Vec<_>>(),
             "text_offset": said.iter().map(|s| s.offset).collect::<Vec<_>>(),
         })

@@ -20,9 +20,22 @@ fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
         stream: true,
         include_usage: true,
         logprobs,
+        echo: false,
+        hides_new: false,
     };
     let (model, text) = ("tiny".into(), Text::default());
-    let host = Arc::new(Host { model, text, limits, defaults, samples_max: 9, keeps_logits: true });
+    let host = Host {
+        model,
+        text,
+        limits,
+        defaults,
+        samples_max: 9,
+        keeps_logits: true,
+        shapes: true,
+        announces: false,
+        salts: std::hash::RandomState::new(),
+    };
+    let host = Arc::new(host);
     Answer::new(host, &ask, "12")
 }
 

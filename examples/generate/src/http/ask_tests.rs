@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::http::fields::{FIELDS, Use};
 use crate::sample::Sampling;
 
 /// A model without a tokenizer: texts are token ids.
@@ -13,7 +14,17 @@ fn host() -> Host {
     };
     let limits = Limits { vocab: 100, positions: 50, pool: 64, pages: 4, page_size: 16 };
     let model = "tiny".into();
-    Host { model, text: Text::default(), limits, defaults, samples_max: 9, keeps_logits: true }
+    Host {
+        model,
+        text: Text::default(),
+        limits,
+        defaults,
+        samples_max: 9,
+        keeps_logits: true,
+        shapes: true,
+        announces: false,
+        salts: RandomState::new(),
+    }
 }
 
 fn parse(kind: Kind, mut body: Value) -> Result<Ask> {
@@ -54,12 +65,13 @@ fn what_is_said_counts() {
     let ask = complete(json!({
         "prompt": [[1, 2], [3]], "n": 3, "max_tokens": 5, "temperature": 0, "top_p": 0.5, "top_k": 7, "seed": -1,
         "stop": ["a", "bc"], "stream": true, "stream_options": { "include_usage": true }, "logprobs": 2,
-        "ignore_eos": true, "stop_token_ids": [9], "user": "me", "unheard_of": {},
+        "ignore_eos": true, "stop_token_ids": [9], "user": "me", "metadata": {},
     }))
     .expect("served");
     let prompts: Vec<_> = ask.requests.iter().map(prompt_of).collect();
     assert_eq!(prompts, [vec![1, 2], vec![3]]);
-    let sampling = Sampling { temperature: 0.0, top_k: 7, top_p: 0.5, seed: u64::MAX };
+    let sampling =
+        Sampling { temperature: 0.0, top_k: 7, top_p: 0.5, seed: u64::MAX, ..Sampling::default() };
     for request in &ask.requests {
         assert_eq!((request.sampling, request.max_new_tokens), (sampling, Some(5)));
         assert_eq!((request.samples, &request.stop[..]), (3, &[9][..]));
@@ -150,6 +162,7 @@ fn fields_of_the_wrong_type_or_range() {
         ("n", json!(-1), "-1 is no whole number"),
         ("n", json!(10), "from 1 to 9"),
         ("prompt", json!(vec![[1]; 129]), "129"),
+        ("max_tokens", json!(1.5), "1.5 is no whole number"),
         ("max_tokens", json!(0), "at least 1"),
         ("max_tokens", json!("many"), "is no whole number"),
         ("temperature", json!("hot"), "is no number"),
@@ -165,6 +178,8 @@ fn fields_of_the_wrong_type_or_range() {
         ("stream", json!("yes"), "is no boolean"),
         ("stream_options", json!({ "include_usage": true }), "for streams"),
         ("logprobs", json!(true), "true is no whole number"),
+        ("tool_choice", json!("required"), "not served"),
+        ("truncate_prompt_tokens", json!(5), "not served"),
         ("logprobs", json!(21), "21"),
         ("stop_token_ids", json!(["a"]), "no token id"),
         ("prompt", json!({}), "no text"),
@@ -175,10 +190,28 @@ fn fields_of_the_wrong_type_or_range() {
         ("prompt", json!([100]), "past the model's vocabulary of 100"),
         ("prompt", json!([[1], true]), "true"),
         ("prompt", json!(null), "missing"),
-        ("echo", json!(true), "not served"),
         ("best_of", json!(3), "not served"),
-        ("logit_bias", json!({ "5": 1 }), "not served"),
-        ("presence_penalty", json!(0.5), "not served"),
+        ("presence_penalty", json!(2.5), "2.5 is not from -2 to 2"),
+        ("frequency_penalty", json!("x"), "is no number"),
+        ("repetition_penalty", json!(0), "not above 0"),
+        ("repetition_penalty", json!(-1), "-1 is not from"),
+        ("min_p", json!(1.5), "1.5 is not from 0 to 1"),
+        ("min_tokens", json!(-1), "-1 is no whole number"),
+        ("top_k", json!(-2), "top_k -2"),
+        ("logit_bias", json!({ "100": 1 }), "no token id below 100"),
+        ("logit_bias", json!({ "5": 101 }), "101 is not from -100 to 100"),
+        ("logit_bias", json!([5]), "no object"),
+        ("allowed_token_ids", json!([]), "empty"),
+        ("allowed_token_ids", json!([100]), "vocabulary of 100"),
+        ("bad_words", json!([7]), "7 is no word"),
+        ("bad_words", json!([""]), "no word"),
+        ("stop_token_ids", json!([100]), "vocabulary of 100"),
+        ("stop", json!("x".repeat(1025)), "1025 bytes"),
+        ("cache_salt", json!(7), "7 is no string"),
+        ("unheard_of", json!(1), "not a field"),
+        ("guided_json", json!({ "type": "object" }), "not served"),
+        ("use_beam_search", json!(true), "not served"),
+        ("messages", json!([]), "not a field of this request"),
     ] {
         refuses(with(name, value), 400, name, words);
     }
@@ -230,4 +263,148 @@ fn logprobs_need_logits() {
     let body = json!({ "model": "tiny", "prompt": "1", "logprobs": 1 }).to_string();
     let answer = Ask::parse(&host, Kind::Completion, body.as_bytes(), 0);
     refuses(answer, 400, "logprobs", "--logprobs");
+}
+
+/// Each field of the table that is refused is refused by name, with any value that asks for something.
+#[test]
+fn fields_that_change_the_answer_are_refused_by_name() {
+    for field in FIELDS {
+        let Use::Refused(neutral) = field.becomes else { continue };
+        for value in [json!(true), json!("some"), json!({ "a": 1 }), json!([1]), json!(7)] {
+            let body = json!({ "prompt": "1", field.name: value });
+            if neutral.takes(&value) {
+                complete(body).expect("it asks for nothing");
+                continue;
+            }
+            let refusal = complete(body).expect_err("refused");
+            assert_eq!((refusal.status, refusal.code), (400, Some("unsupported_parameter")));
+            assert_eq!(refusal.param.as_deref(), Some(field.name));
+        }
+    }
+}
+
+/// Clients that send a field with its default are served.
+#[test]
+fn values_that_ask_for_nothing_are_served() {
+    for field in FIELDS {
+        let body = json!({ "prompt": "1", "messages": [{ "role": "user", "content": "1" }], field.name: null });
+        let keep = |name: &str| {
+            let mut body = body.clone();
+            body.as_object_mut().expect("an object").shift_remove(name);
+            body
+        };
+        if !["model", "prompt", "messages"].contains(&field.name) {
+            complete(keep("messages"))
+                .map(drop)
+                .or_else(|_| chat(keep("prompt")).map(drop))
+                .expect(field.name);
+        }
+    }
+}
+
+#[test]
+fn logits_are_shaped_as_asked() {
+    let ask = complete(json!({
+        "prompt": "1 2", "min_p": 0.25, "repetition_penalty": 1.5, "frequency_penalty": -0.5, "presence_penalty": 1,
+        "logit_bias": { "7": -100, "3": 2.5 }, "bad_words": ["5 6", "9"], "allowed_token_ids": [4, 3, 3], "min_tokens": 2.0,
+        "top_k": -1, "max_tokens": 3.0,
+    }))
+    .expect("served");
+    let request = &ask.requests[0];
+    assert_eq!(
+        (request.sampling.min_p, request.sampling.top_k, request.max_new_tokens),
+        (0.25, 0, Some(3))
+    );
+    let expected = Shaping {
+        repetition: 1.5,
+        frequency: -0.5,
+        presence: 1.0,
+        bias: vec![(7, -100.0), (3, 2.5)],
+        allowed: Some(vec![3, 4]),
+        bad_words: vec![vec![5, 6], vec![9]],
+        min_tokens: 2,
+    };
+    let mut shaping = (**request.shaping.as_ref().expect("shaped")).clone();
+    shaping.bias.sort_by_key(|(token, _)| std::cmp::Reverse(*token));
+    assert_eq!(shaping, expected);
+    let plain = complete(
+        json!({ "prompt": "1", "repetition_penalty": 1, "presence_penalty": 0.0, "min_tokens": 0 }),
+    );
+    assert_eq!(plain.expect("served").requests[0].shaping, None);
+    let host = Host { shapes: false, ..host() };
+    for (name, value) in
+        [("min_p", json!(0.5)), ("logit_bias", json!({ "5": 1 })), ("min_tokens", json!(1))]
+    {
+        let body = json!({ "model": "tiny", "prompt": "1", name: value }).to_string();
+        refuses(
+            Ask::parse(&host, Kind::Completion, body.as_bytes(), 0),
+            400,
+            name,
+            "not served by this backend",
+        );
+    }
+}
+
+#[test]
+fn salts_are_namespaces() {
+    let host = host();
+    let namespace = |salt: Value| {
+        let body = json!({ "model": "tiny", "prompt": "1", "cache_salt": salt }).to_string();
+        Ask::parse(&host, Kind::Completion, body.as_bytes(), 0).expect("served").requests[0]
+            .namespace
+    };
+    assert_eq!(namespace(json!("one")), namespace(json!("one")));
+    assert_ne!(namespace(json!("one")), namespace(json!("two")));
+    assert_ne!(namespace(json!("")), namespace(Value::Null));
+    assert_eq!(namespace(Value::Null), Namespace::default());
+    let host = Host { announces: true, ..self::host() };
+    for (name, more) in [("cache_salt", json!("one")), ("echo", json!(true))] {
+        let body = json!({ "model": "tiny", "prompt": "1", "logprobs": 0, name: more }).to_string();
+        let answer = Ask::parse(&host, Kind::Completion, body.as_bytes(), 0);
+        refuses(answer, 400, name, "not served with --kv-events");
+    }
+}
+
+#[test]
+fn echoes_need_no_new_token() {
+    let ask = complete(json!({ "prompt": "1 2", "echo": true, "logprobs": 0, "max_tokens": 0 }))
+        .expect("served");
+    assert!(ask.echo && ask.hides_new && ask.requests[0].scores_prompt);
+    assert_eq!(ask.requests[0].max_new_tokens, Some(1));
+    let ask = complete(json!({ "prompt": "1 2", "echo": true })).expect("served");
+    assert!(ask.echo && !ask.hides_new && !ask.requests[0].scores_prompt);
+}
+
+#[test]
+fn messages_beside_tool_calls_need_no_content() {
+    let call = json!({ "id": "1", "type": "function", "function": { "name": "f", "arguments": "{\"a\": 1}" } });
+    let messages = json!([
+        { "role": "user", "content": "1" },
+        { "role": "assistant", "content": null, "tool_calls": [call], "refusal": null },
+        { "role": "tool", "tool_call_id": "1", "content": "2" },
+    ]);
+    assert_eq!(
+        prompt_of(&chat(json!({ "messages": messages })).expect("served").requests[0]),
+        [1, 2]
+    );
+    let odd = json!([{ "role": "user", "content": "1", "audio": { "id": "x" } }]);
+    refuses(chat(json!({ "messages": odd })), 400, "messages", "audio");
+}
+
+/// A text with more bytes than the model has room for is not encoded: this one would fail there.
+#[test]
+fn texts_are_refused_by_their_bytes() {
+    let long = "x".repeat(51 * 16 + 1);
+    let refusal = complete(json!({ "prompt": long })).expect_err("too long");
+    assert_eq!((refusal.status, refusal.code), (400, Some("context_length_exceeded")));
+    assert!(refusal.message.contains("maximum context length is 50 tokens"), "{refusal:?}");
+    let messages = json!([{ "role": "user", "content": long }]);
+    assert_eq!(
+        chat(json!({ "messages": messages })).expect_err("too long").code,
+        Some("context_length_exceeded")
+    );
+    let prediction = json!({ "type": "content", "content": long });
+    let refusal =
+        complete(json!({ "prompt": "1", "prediction": prediction })).expect_err("too long");
+    assert_eq!(refusal.param.as_deref(), Some("prediction"));
 }

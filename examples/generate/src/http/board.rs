@@ -1,6 +1,6 @@
 //! What a monitor is told: the engine's thread posts its numbers after each step, and anybody reads the last ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -100,6 +100,29 @@ impl Board {
     }
 }
 
+/// The same in the OpenMetrics format: the names of counters lack their `_total` where they are described, and the text
+/// has an end.
+pub fn open_metrics(text: &str) -> String {
+    let counters: HashSet<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        .collect();
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines() {
+        let mut words = line.splitn(4, ' ');
+        let described = match (words.next(), words.next(), words.next()) {
+            (Some("#"), Some(kind), Some(name)) if counters.contains(name) => {
+                let rest = words.next().unwrap_or_default();
+                Some(format!("# {kind} {} {rest}", name.strip_suffix("_total").unwrap_or(name)))
+            }
+            _ => None,
+        };
+        out += described.as_deref().unwrap_or(line);
+        out.push('\n');
+    }
+    out + "# EOF\n"
+}
+
 fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
     writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}")
 }
@@ -139,6 +162,22 @@ mod test {
                 let of = types.last().expect("a type comes first");
                 assert!(name.starts_with(of), "{line}");
             }
+        }
+        let open = open_metrics(&text);
+        assert!(
+            open.ends_with("# EOF\n") && open.contains("# TYPE generate_answers counter\n"),
+            "{open}"
+        );
+        for name in
+            open.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        {
+            let samples = open
+                .lines()
+                .filter(|line| line.split([' ', '{']).next() == Some(&format!("{name}_total")));
+            assert!(
+                samples.count() > 0 || name.starts_with("generate_answers"),
+                "{name}_total has no sample"
+            );
         }
         let count = types.len();
         types.sort_unstable();

@@ -1,23 +1,85 @@
 //! Typed look-ups in a request's JSON.
 
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::ask::Kind;
+use super::fields::{Field, Use};
 use super::refusal::Refusal;
+
+/// Bytes of a field other than those that carry texts.
+const FIELD_BYTES_MAX: usize = 1 << 20;
+
+/// A request's JSON, of which only what the table of fields serves is read.
+#[derive(Debug)]
+pub struct Sent<'a> {
+    fields: Map<String, Value>,
+    /// The prompt: lists of tokens as values would take many times the bytes.
+    pub prompt: Option<&'a RawValue>,
+}
+
+impl<'a> Sent<'a> {
+    /// Reads a request, and checks each field's name by the table.
+    ///
+    /// # Errors
+    /// No JSON object, a field that is not in the table, or one that is refused.
+    pub fn read(bytes: &'a [u8], kind: Kind) -> Result<Self, Refusal> {
+        let raw: BTreeMap<String, &RawValue> = serde_json::from_slice(bytes)
+            .map_err(|e| Refusal::bad(format!("the body is not valid JSON, or no object: {e}")))?;
+        let (mut fields, mut prompt) = (Map::new(), None);
+        for (name, raw) in raw {
+            let field = Field::find(&name, kind);
+            let field = field.ok_or_else(|| {
+                Refusal::unsupported(&name, format!("{name} is not a field of this request"))
+            })?;
+            if matches!(field.becomes, Use::Harmless) || raw.get() == "null" {
+                continue;
+            }
+            if name == "prompt" {
+                prompt = Some(raw);
+                continue;
+            }
+            let carries_text = ["messages", "prediction"].contains(&&name[..]);
+            if raw.get().len() > FIELD_BYTES_MAX && !carries_text {
+                let what =
+                    format!("{name}: {} bytes, of at most {FIELD_BYTES_MAX}", raw.get().len());
+                return Err(Refusal::field(&name, what));
+            }
+            let value: Value = serde_json::from_str(raw.get())
+                .map_err(|e| Refusal::bad(format!("{name}: not valid JSON: {e}")))?;
+            match field.becomes {
+                Use::Refused(neutral) if !neutral.takes(&value) => {
+                    let what = format!("{name}: {} is not served here", brief(&value));
+                    return Err(Refusal::unsupported(&name, what));
+                }
+                Use::Refused(_) | Use::Harmless => {}
+                Use::Served => _ = fields.insert(name, value),
+            }
+        }
+        Ok(Self { fields, prompt })
+    }
+
+    /// Its fields, the prompt left out.
+    pub fn body(&self) -> Body<'_> {
+        Body(&self.fields)
+    }
+}
 
 /// A request's fields. A field that is null is not there.
 #[derive(Clone, Copy, Debug)]
 pub struct Body<'a>(&'a Map<String, Value>);
 
 impl<'a> Body<'a> {
-    /// The fields of an object.
-    pub fn new(value: &'a Value) -> Result<Self, Refusal> {
-        let object = value.as_object();
-        object.map(Self).ok_or_else(|| Refusal::bad("the body is no JSON object"))
-    }
-
     /// A field.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    /// All fields.
+    pub fn all(&self) -> &'a Map<String, Value> {
+        self.0
     }
 
     fn typed<T>(
@@ -31,15 +93,29 @@ impl<'a> Body<'a> {
         read(value).map(Some).ok_or_else(wrong)
     }
 
-    /// A whole number.
+    /// A whole number; 1.0 is one.
     pub fn whole<T: TryFrom<i64>>(&self, name: &str) -> Result<Option<T>, Refusal> {
-        let read = |value: &Value| value.as_i64().and_then(|n| T::try_from(n).ok());
+        let exact = |x: f64| (x.fract() == 0.0 && x.abs() < 2_f64.powi(53)).then_some(x as i64);
+        let read = |value: &Value| {
+            let number = value.as_i64().or_else(|| value.as_f64().and_then(exact));
+            number.and_then(|n| T::try_from(n).ok())
+        };
         self.typed(name, "whole number in range", read)
     }
 
     /// A number.
     pub fn number(&self, name: &str) -> Result<Option<f32>, Refusal> {
         self.typed(name, "number", |value| value.as_f64().map(|x| x as f32))
+    }
+
+    /// A number from `least` to `most`.
+    pub fn number_in(&self, name: &str, (least, most): (f32, f32)) -> Result<Option<f32>, Refusal> {
+        match self.number(name)? {
+            Some(number) if !(least..=most).contains(&number) => {
+                Err(Refusal::field(name, format!("{name} {number} is not from {least} to {most}")))
+            }
+            number => Ok(number),
+        }
     }
 
     /// True or false.
@@ -61,28 +137,18 @@ impl<'a> Body<'a> {
     pub fn list(&self, name: &str) -> Result<Option<&'a [Value]>, Refusal> {
         self.typed(name, "list", |value| value.as_array().map(Vec::as_slice))
     }
-
-    /// Refuses a field that would ask for something, which is not served.
-    pub fn refuse(&self, name: &str, asks: impl FnOnce(&Value) -> bool) -> Result<(), Refusal> {
-        match self.get(name).filter(|value| asks(value)) {
-            Some(value) => {
-                let message = format!("{name}: {} is not served here", brief(value));
-                Err(Refusal {
-                    code: Some("unsupported_parameter"),
-                    ..Refusal::field(name, message)
-                })
-            }
-            None => Ok(()),
-        }
-    }
 }
 
 /// The beginning of a value, for messages.
 pub fn brief(value: &Value) -> String {
+    brief_json(&value.to_string())
+}
+
+/// The beginning of a value's JSON.
+pub fn brief_json(text: &str) -> String {
     const CHARS: usize = 60;
-    let text = value.to_string();
     match text.char_indices().nth(CHARS) {
         Some((end, _)) => format!("{}..", &text[..end]),
-        None => text,
+        None => text.to_owned(),
     }
 }

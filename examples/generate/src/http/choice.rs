@@ -10,8 +10,8 @@ use crate::text::{Decoder, Text};
 pub struct Said {
     /// The token.
     pub token: u32,
-    /// How likely it was.
-    pub logprob: Logprob,
+    /// How likely it was; none of the first token of a prompt.
+    pub logprob: Option<Logprob>,
     /// Characters of the choice's text before it.
     pub offset: usize,
 }
@@ -27,6 +27,20 @@ pub struct Piece {
     pub said: Vec<Said>,
     /// Why the choice ended, in its last piece.
     pub finish: Option<Finish>,
+}
+
+impl Piece {
+    /// One piece of two that follow each other.
+    pub fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
+        match (first, second) {
+            (Some(mut first), Some(second)) => {
+                first.text += &second.text;
+                first.said.extend(second.said);
+                Some(Self { finish: second.finish, ..first })
+            }
+            (first, second) => first.or(second),
+        }
+    }
 }
 
 /// A choice that goes on, or has ended.
@@ -54,6 +68,21 @@ impl Choice {
         Self { number, stops: StopMatcher::new(stops), stop_tokens, ..Self::default() }
     }
 
+    /// The text and the tokens of its prompt, with how likely they were; what it says comes after so many characters.
+    pub fn echo(&mut self, text: &Text, prompt: &[u32], logprobs: &[Option<Logprob>]) -> Piece {
+        let mut piece = Piece { choice: self.number, ..Piece::default() };
+        for (i, &token) in prompt.iter().enumerate() {
+            if let Some(logprob) = logprobs.get(i) {
+                let offset = piece.text.chars().count();
+                piece.said.push(Said { token, logprob: logprob.clone(), offset });
+            }
+            piece.text += &self.decoder.push(text, token);
+        }
+        self.decoded = piece.text.chars().count();
+        self.given = self.decoded;
+        piece
+    }
+
     /// Tokens said.
     pub fn tokens(&self) -> u32 {
         self.tokens
@@ -73,7 +102,7 @@ impl Choice {
         if self.stop_tokens.contains(&token) {
             return None;
         }
-        if let Some(logprob) = logprob {
+        if logprob.is_some() {
             self.pending.push(Said { token, logprob, offset: self.decoded });
         }
         let decoded = self.decoder.push(text, token);

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use kvarena::Stats;
 
+use super::announcer::{self, Announcer};
 use super::board::Board;
 use super::job::{Event, Job, Logprob};
 use super::queue::Queue;
@@ -27,8 +28,13 @@ pub struct Ended {
 ///
 /// # Errors
 /// The run failed; whoever waits was told.
-pub fn serve<R: Runner>(server: &mut Server<R>, queue: &Queue<Job>, board: &Board) -> Result<()> {
-    let mut desk = Desk::default();
+pub fn serve<R: Runner>(
+    server: &mut Server<R>,
+    queue: &Queue<Job>,
+    board: &Board,
+    announcer: Option<Announcer>,
+) -> Result<()> {
+    let mut desk = Desk { announcer, ..Desk::default() };
     let outcome = desk.serve(server, queue, board);
     if let Err(error) = &outcome {
         queue.close();
@@ -48,6 +54,8 @@ struct Desk {
     jobs: HashMap<usize, Job>,
     incoming: Vec<Job>,
     ended: Ended,
+    /// Tells routers what is cached, where they want to know.
+    announcer: Option<Announcer>,
 }
 
 impl Desk {
@@ -61,9 +69,22 @@ impl Desk {
             self.take_in(server, queue);
             let went_on = server.step(self)?;
             board.post(server, self.ended);
-            if !went_on && !queue.wait() {
+            self.publish(server);
+            if went_on {
+                continue;
+            }
+            while self.announcer.is_some() && !queue.wait_at_most(announcer::PAUSE) {
+                self.publish(server);
+            }
+            if !queue.wait() {
                 return Ok(());
             }
+        }
+    }
+
+    fn publish<R: Runner>(&mut self, server: &mut Server<R>) {
+        if let Some(announcer) = &mut self.announcer {
+            announcer.publish(server.engine_mut());
         }
     }
 
@@ -96,6 +117,16 @@ impl Sink for Desk {
             logprob: known.map(|top| logprob(logits, token, top as usize)),
         };
         let _ = job.events.send(event);
+    }
+
+    fn prompt(&mut self, stream: &Stream, position: u32, logits: &[f32]) {
+        let Some(job) = self.jobs.get(&stream.request).filter(|_| !logits.is_empty()) else {
+            return;
+        };
+        let token = job.request.prompt[position as usize].raw();
+        let top = job.logprobs.unwrap_or(0) as usize;
+        let logprob = logprob(logits, token, top);
+        let _ = job.events.send(Event::Prompt { choice: job.first_choice, position, logprob });
     }
 
     fn done(&mut self, stream: &Stream, last: bool) {

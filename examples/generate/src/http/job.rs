@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::intake::Held;
 use crate::request::Request;
 use crate::stream::Finish;
 
@@ -24,6 +25,8 @@ pub struct Job {
     pub events: UnboundedSender<Event>,
     /// Who still reads.
     pub readers: Arc<Readers>,
+    /// The tokens of all prompts of the client's request, counted until its last job ends.
+    pub _held: Arc<Held>,
 }
 
 /// What the engine's thread says.
@@ -48,6 +51,15 @@ pub enum Event {
         choice: u32,
         /// Why.
         finish: Finish,
+    },
+    /// How likely a token of a choice's prompt was.
+    Prompt {
+        /// Number of the first choice of the prompt.
+        choice: u32,
+        /// The token's place in the prompt.
+        position: u32,
+        /// How likely it was.
+        logprob: Logprob,
     },
     /// The engine failed.
     Failed(String),
@@ -94,8 +106,14 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// The jobs of a client's prompts, and its end.
-    pub fn issue(requests: Vec<Request>, logprobs: Option<u32>) -> (Vec<Job>, Self) {
+    /// The jobs of a client's prompts, which are one group, and its end.
+    pub fn issue(
+        requests: Vec<Request>,
+        logprobs: Option<u32>,
+        held: Held,
+        group: u64,
+    ) -> (Vec<Job>, Self) {
+        let held = Arc::new(held);
         let choices = requests.iter().map(|request| request.samples as usize).sum();
         let readers = Arc::new(Readers::new(choices));
         let (sender, events) = unbounded_channel();
@@ -104,7 +122,9 @@ impl Ticket {
             let first_choice = next;
             next += request.samples;
             let (events, readers) = (sender.clone(), Arc::clone(&readers));
-            Job { request, since, first_choice, logprobs, events, readers }
+            let request = Request { group: Some(group), ..request };
+            let held = Arc::clone(&held);
+            Job { request, since, first_choice, logprobs, events, readers, _held: held }
         };
         let jobs = requests.into_iter().map(job).collect();
         (jobs, Self { events, readers })
@@ -147,7 +167,7 @@ mod test {
         let sampling = Sampling::default();
         let defaults = Defaults { max_new_tokens: None, samples: 2, sampling, stop: Vec::new() };
         let requests = vec![defaults.request(vec![1]), defaults.request(vec![2])];
-        let (jobs, mut ticket) = Ticket::issue(requests, None);
+        let (jobs, mut ticket) = Ticket::issue(requests, None, Held::default(), 7);
         assert_eq!((jobs[0].first_choice, jobs[1].first_choice), (0, 2));
         let done = Event::Done { choice: 2, finish: Finish::Length };
         jobs[1].events.send(done.clone()).expect("it is heard");

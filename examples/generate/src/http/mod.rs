@@ -7,10 +7,16 @@
 //! ```
 //!
 //! ```text
-//! body, ask, refusal     a request's fields; what is asked for; why it is not served
+//! options, connections   the command line; accepting, time limits, the bound of open connections
+//! intake, guard          what requests may hold; the API key and origins
+//! fields, body, ask      the table of fields; typed look-ups; what is asked for
+//! prompt, tokens         prompts and messages as tokens; /tokenize
+//! refusal                why a request is not served
 //! queue, job, desk       what waits; what passes between the two sides; the engine's side
 //! stop, choice, answer   stop strings; a choice's text; the answer's JSON
-//! sse, routes, board     framing; paths; what monitors are told
+//! sse, routes            framing; paths
+//! board, journal         what monitors are told; the request log
+//! announcer              what routers are told of the cache
 //! ```
 //!
 //! A client that goes away drops its `Ticket`: the loop ends its streams before the next step, and their pages return.
@@ -20,18 +26,29 @@
 //!
 //! Not here: the loop (`server`), who computes (`runner`).
 
+mod announcer;
 mod answer;
 mod ask;
 mod board;
 mod body;
 mod choice;
+mod connections;
 mod desk;
+mod fields;
+mod guard;
+mod intake;
 mod job;
+mod journal;
+pub mod options;
+mod prompt;
 mod queue;
 mod refusal;
 mod routes;
 mod sse;
 mod stop;
+mod tokens;
+
+pub use announcer::{EVENT_PAGES_MAX, HASHING};
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -41,7 +58,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::serve::ListenerExt;
+use axum::Router;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -52,11 +69,14 @@ use crate::runner::Runner;
 use crate::server::Server;
 use crate::setup;
 use crate::text::Text;
-use ask::{CHOICES_MAX, Host};
+use announcer::Announcer;
+use ask::Host;
 use board::Board;
+use intake::Intake;
 use job::Job;
+use options::Bounds;
 use queue::Queue;
-use routes::{App, router};
+use routes::{App, crowded, router};
 
 /// Threads for clients, and as many again for prompts that are being encoded.
 const THREADS: usize = 4;
@@ -77,20 +97,34 @@ pub fn run<R: Runner>(
     let listener = TcpListener::bind(address).map_err(no_address)?;
     listener.set_nonblocking(true).map_err(no_address)?;
     let local = listener.local_addr().map_err(no_address)?;
+    let (bounds, cors) = (args.http.bounds()?, guard::cors(&args.http.cors_origin)?);
+    let key = args.http.key()?;
+    if key.as_ref().is_some_and(|key| key.bytes().len() > guard::KEY_BYTES_MAX) {
+        let most = guard::KEY_BYTES_MAX;
+        return Err(Error::request(format!("the API key has more than {most} bytes")));
+    }
+    journal::begin(args.http.log);
     let host = host(args, text, server)?;
     let name = host.model.clone();
-    let app = app(host, args.queue as usize);
+    let app = app(args, host);
+    let routers = (router(Arc::clone(&app), key, cors), crowded(Arc::clone(&app)));
     let (queue, board) = (Arc::clone(&app.queue), Arc::clone(&app.board));
     let runtime = runtime()?;
+    let page_size = server.limits().page_size;
+    let announcer = Announcer::bind(&args.http, page_size, &runtime)?;
     let signals = {
         let _entered = runtime.enter();
         Signals::catch()?
     };
     let (over, is_over) = oneshot::channel();
-    let clients = runtime.spawn(listen(listener, app, signals, is_over));
+    let clients =
+        runtime.spawn(listen(listener, routers, bounds, Arc::clone(&queue), signals, is_over));
     announce(&format!("serving {name} at http://{local}"))?;
+    if let Some((endpoint, replay)) = announcer.as_ref().map(Announcer::endpoints) {
+        announce(&format!("events at {endpoint}, missed ones at {replay}"))?;
+    }
     board.post(server, desk::Ended::default());
-    let outcome = desk::serve(server, &queue, &board);
+    let outcome = desk::serve(server, &queue, &board, announcer);
     // The queue is closed and nothing runs; clients still read.
     let _ = over.send(());
     let _ = runtime.block_on(async { tokio::time::timeout(GRACE, clients).await });
@@ -121,22 +155,28 @@ fn host<R: Runner>(args: &Args, text: Text, server: &Server<R>) -> Result<Host> 
         }
     };
     let streams = args.concurrency as usize;
-    let samples_max = (server.runner().draws_max() / streams).clamp(1, CHOICES_MAX) as u32;
+    let samples_max = (server.runner().draws_max() / streams).max(1) as u64;
     Ok(Host {
         model,
         text,
         limits: server.limits(),
         defaults: setup::defaults(args, server.runner().config()),
-        samples_max,
+        samples_max: samples_max.min(args.http.max_n.into()) as u32,
+        shapes: server.runner().edits_max() > 0,
+        announces: args.http.kv_events.is_some(),
+        salts: RandomState::new(),
         keeps_logits: server.runner().keeps_logits(),
     })
 }
 
-fn app(host: Host, waiting_max: usize) -> Arc<App> {
+fn app(args: &Args, host: Host) -> Arc<App> {
+    let options = &args.http;
+    let body_time = Duration::from_secs(options.body_timeout);
     let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Arc::new(App {
         host: Arc::new(host),
-        queue: Arc::new(Queue::<Job>::new(waiting_max)),
+        queue: Arc::new(Queue::<Job>::new(args.queue as usize)),
+        intake: Intake::new(options.max_body, body_time, options.max_waiting_tokens),
         board: Arc::new(Board::default()),
         // Its keys are random, as the standard library has no other numbers that are.
         run: RandomState::new().hash_one(created),
@@ -145,37 +185,31 @@ fn app(host: Host, waiting_max: usize) -> Arc<App> {
     })
 }
 
-/// Answers clients until somebody asks for an end or the engine's thread has stopped (`is_over`); then those whose
-/// answers are not whole.
+/// Answers clients until the engine's thread has stopped (`is_over`); then those whose answers are not whole. Once
+/// somebody asks for an end no request is taken in, and monitors are told.
 async fn listen(
     listener: TcpListener,
-    app: Arc<App>,
+    routers: (Router, Router),
+    bounds: Bounds,
+    queue: Arc<Queue<Job>>,
     mut signals: Signals,
     is_over: oneshot::Receiver<()>,
 ) {
-    let queue = Arc::clone(&app.queue);
-    let (close, closed) = oneshot::channel::<()>();
     tokio::spawn(async move {
         signals.next().await;
         queue.close();
-        let _ = close.send(());
         signals.next().await;
         std::process::exit(130);
     });
     let listener = match tokio::net::TcpListener::from_std(listener) {
-        Ok(listener) => listener.tap_io(|stream| {
-            // Each token is a small write that somebody waits for.
-            let _ = stream.set_nodelay(true);
-        }),
+        Ok(listener) => listener,
         Err(error) => return eprintln!("generate: cannot listen: {error}"),
     };
     let end = async {
-        tokio::select! {
-            _ = closed => {}
-            _ = is_over => {}
-        }
+        // A sender that is dropped is an end too.
+        let _ = is_over.await;
     };
-    let _ = axum::serve(listener, router(app)).with_graceful_shutdown(end).await;
+    connections::serve(listener, routers, bounds, end).await;
 }
 
 /// Who may ask for an end.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Why nothing was pushed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,6 +73,15 @@ impl<T> Queue<T> {
         !state.jobs.is_empty()
     }
 
+    /// As [`Queue::wait`], at most so long; whether there are jobs, or none will come.
+    pub fn wait_at_most(&self, time: Duration) -> bool {
+        let mut state = self.lock();
+        state.waiting = 0;
+        let is_idle = |state: &mut State<T>| state.jobs.is_empty() && !state.is_closed;
+        let waited = self.came.wait_timeout_while(state, time, is_idle);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
     /// Takes no more jobs from now on; those that are in stay.
     pub fn close(&self) {
         self.lock().is_closed = true;
@@ -124,10 +134,11 @@ mod test {
     #[test]
     fn a_closed_line_gives_what_it_has() {
         let queue = Queue::new(2);
+        assert!(!queue.wait_at_most(Duration::from_millis(1)));
         queue.push(vec![1]).expect("there is room");
         queue.close();
         assert_eq!((queue.push(vec![2]), queue.is_closed()), (Err(Refused::Closed), true));
-        assert!(queue.wait());
+        assert!(queue.wait() && queue.wait_at_most(Duration::ZERO));
         assert_eq!(taken(&queue, 0), [1]);
         assert!(!queue.wait());
     }

@@ -1,5 +1,7 @@
 //! Why a request is not served, in OpenAI's form.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 /// A status and what is said with it.
@@ -33,7 +35,9 @@ impl Refusal {
     }
 
     /// Prompt and output are longer than any sequence may be.
-    pub fn too_long(name: &str, message: impl Into<String>) -> Self {
+    pub fn too_long(name: &str, message: impl std::fmt::Display, room: usize) -> Self {
+        // Client libraries know the error by these words of OpenAI's.
+        let message = format!("This model's maximum context length is {room} tokens: {message}");
         Self { code: Some("context_length_exceeded"), ..Self::field(name, message) }
     }
 
@@ -51,9 +55,39 @@ impl Refusal {
         Self { status, ..Self::bad(format!("{path} is not served, or not by this method")) }
     }
 
-    /// The body is longer than any that makes sense.
-    pub fn body(status: u16, message: String) -> Self {
-        Self { status, ..Self::bad(message) }
+    /// A field that is not served.
+    pub fn unsupported(name: &str, message: impl Into<String>) -> Self {
+        Self { code: Some("unsupported_parameter"), ..Self::field(name, message) }
+    }
+
+    /// The body is longer than it may be.
+    pub fn body_too_long(most: usize) -> Self {
+        let what = format!("the body has more than {most} bytes (--max-body)");
+        Self { status: 413, code: Some("body_too_long"), ..Self::bad(what) }
+    }
+
+    /// The body did not come in time.
+    pub fn body_too_slow(time: Duration) -> Self {
+        let what = format!("the body did not come within {} s", time.as_secs_f32());
+        Self { status: 408, code: Some("body_too_slow"), ..Self::bad(what) }
+    }
+
+    /// Requests hold as much as they may.
+    pub fn crowded(what: &str) -> Self {
+        let message = format!("{what}; try again later");
+        Self { code: Some("crowded"), ..Self::new(429, "rate_limit_error", message) }
+    }
+
+    /// As many connections are open as may be.
+    pub fn no_connection() -> Self {
+        let message = "too many connections are open; try again later";
+        Self { code: Some("too_many_connections"), ..Self::new(503, "server_error", message) }
+    }
+
+    /// The key is missing or wrong. The message does not repeat it.
+    pub fn wrong_key() -> Self {
+        let message = "this server needs its API key: Authorization: Bearer KEY";
+        Self { status: 401, code: Some("invalid_api_key"), ..Self::bad(message) }
     }
 
     /// As many requests wait as may.

@@ -24,7 +24,8 @@ impl<R: Runner> Server<R> {
             let known = request.prompt.len() + said;
             let planned = self.engine.planned_len(extend.seq).map_err(refused)?;
             // A prompt, or what a resumed stream has to compute again, comes first.
-            if said == 0 || planned as usize + 1 != known {
+            // Edits of a draft's draw would depend on the drafts before it.
+            if said == 0 || planned as usize + 1 != known || request.shaping.is_some() {
                 continue;
             }
             let cancel = request.cancel_after.unwrap_or(u32::MAX);

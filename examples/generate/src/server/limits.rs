@@ -66,7 +66,7 @@ impl Limits {
     }
 
     /// The size that a long request meets first.
-    fn least(&self) -> String {
+    pub fn least(&self) -> String {
         let Self { positions, pool, pages, page_size, .. } = *self;
         match pool < positions {
             true => format!("the pool holds {pool} ({pages} pages of {page_size})"),

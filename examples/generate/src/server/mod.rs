@@ -20,6 +20,7 @@ mod drafts;
 mod limits;
 mod plan;
 mod step;
+mod turns;
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -64,6 +65,10 @@ pub trait Sink {
     /// A stream said its newest token, chosen from these logits (empty where the runner does not keep them).
     fn token(&mut self, _stream: &Stream, _logits: &[f32]) {}
 
+    /// The logits that token number `position` of a stream's prompt was one of, where they are wanted: in order, before
+    /// the stream says anything.
+    fn prompt(&mut self, _stream: &Stream, _position: u32, _logits: &[f32]) {}
+
     /// A stream ended, and is forgotten then; whether it was the last of its request.
     fn done(&mut self, _stream: &Stream, _last: bool) {}
 
@@ -82,6 +87,19 @@ struct Flight {
     streams: Vec<StreamKey>,
     /// Whose the draws of the work are, in order.
     says: Vec<Say>,
+    /// Draws that are there for their logits alone.
+    scores: Vec<Score>,
+}
+
+/// Tokens of a prompt whose logits a step gives.
+#[derive(Clone, Copy, Debug)]
+struct Score {
+    stream: StreamKey,
+    /// The first token, by its place in the prompt.
+    position: u32,
+    /// The draw of its logits; the tokens after it have the draws after that.
+    draw: usize,
+    count: u32,
 }
 
 /// Whose draws are: the stream itself, or a sample that is forked from it then.
@@ -96,6 +114,8 @@ struct Say {
 /// A request of which some stream has not ended.
 struct Asked {
     request: Request,
+    /// Whose turn it is when it runs: requests of a group share one.
+    group: u64,
     /// Its streams that have not ended.
     open: u32,
 }
@@ -179,6 +199,11 @@ impl<R: Runner> Server<R> {
         &self.engine
     }
 
+    /// The engine, to drain its events. Other changes break the loop's own state.
+    pub fn engine_mut(&mut self) -> &mut Engine<R::Backend> {
+        &mut self.engine
+    }
+
     /// Who computes its steps.
     pub fn runner(&self) -> &R {
         &self.runner
@@ -247,7 +272,9 @@ impl<R: Runner> Server<R> {
             .map_err(|what| Error::request(format!("request {number}: {what}")))?;
         self.submitted += 1;
         self.tally.prompt_tokens += request.prompt.len() as u64;
-        let asked = self.asked.insert(Asked { request, open: 1 });
+        // Groups of hosts and requests without one do not meet.
+        let group = request.group.map_or((number as u64) << 1, |group| group << 1 | 1);
+        let asked = self.asked.insert(Asked { request, group, open: 1 });
         let stream = self.streams.insert(Stream::new((asked, number), 0, since));
         self.waiting.push_back(stream);
         Ok(number)
@@ -285,7 +312,9 @@ impl<R: Runner> Server<R> {
             None => self.plan(None)?,
         };
         let Some(flight) = planned else { return self.check_idle().map(|()| false) };
-        self.ahead = if self.policy.overlap { self.plan(Some(&flight))? } else { None };
+        // A stream that gives way does so between two steps.
+        let ahead = self.policy.overlap && !self.is_unfair();
+        self.ahead = if ahead { self.plan(Some(&flight))? } else { None };
         self.clock.lap(Part::Engine);
         match self.collect(&flight) {
             Ok(()) => {

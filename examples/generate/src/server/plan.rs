@@ -2,15 +2,18 @@
 
 use kvarena::{Draft, EngineError, Extend, Keep, TokenId};
 
-use super::{Flight, Say, Server, failed, later, refused};
+use super::{Flight, Say, Score, Server, failed, later, refused};
 use crate::clock::Part;
 use crate::error::Result;
 use crate::runner::{Draw, Runner};
+use crate::sample::Sampling;
+use crate::shaping::Edits;
 use crate::stream::StreamKey;
 
 impl<R: Runner> Server<R> {
-    /// Admits streams while there are rows and pages: preempted ones first, since they are older. One whose prompt a
-    /// running stream is just computing waits until that is done, and lets those behind it go first.
+    /// Admits streams while there are rows and pages: preempted ones first, since they are older, then those of the group
+    /// with the fewest running streams. One whose prompt a running stream is just computing waits until that is done, and
+    /// lets those behind it go first.
     fn admit(&mut self) -> Result<()> {
         while self.running.len() < self.policy.concurrency as usize {
             let index = if let Some(&index) = self.preempted.front() {
@@ -20,9 +23,7 @@ impl<R: Runner> Server<R> {
                 }
                 self.preempted.pop_front();
                 index
-            } else if let Some(entry) = self.waiting.iter().position(|&index| !self.follows(index))
-            {
-                let index = self.waiting[entry];
+            } else if let Some((entry, index)) = self.next_waiting() {
                 if !self.admit_new(index)? {
                     if self.streams[index].leader.is_some() {
                         continue;
@@ -42,20 +43,21 @@ impl<R: Runner> Server<R> {
     }
 
     /// Whether a stream waits for a leader that is still computing.
-    fn follows(&self, index: StreamKey) -> bool {
+    pub(super) fn follows(&self, index: StreamKey) -> bool {
         self.streams[index].leader.is_some_and(|leader| self.engine.is_leading(&leader))
     }
 
     /// Admits a stream that has no sequence; false if there is no room, or it has a leader now.
     fn admit_new(&mut self, index: StreamKey) -> Result<bool> {
+        let namespace = self.namespace(index);
         let stream = &mut self.streams[index];
         let request = &self.asked[stream.asked].request;
         let said = TokenId::from_raw(&stream.tokens);
         let known = [&request.prompt[..], said].concat();
         // One of before leads no more.
         stream.leader = None;
-        if self.policy.wait_for_leaders {
-            match self.engine.admission(request.namespace, &known, 0) {
+        if self.policy.wait_for_leaders && !request.scores_prompt {
+            match self.engine.admission(namespace, &known, 0) {
                 Ok(admission) => stream.leader = admission.leader,
                 Err(error) => return later(error).map(|()| false),
             }
@@ -63,7 +65,7 @@ impl<R: Runner> Server<R> {
                 return Ok(false);
             }
         }
-        let seq = match self.engine.admit(request.namespace, &known, 0) {
+        let seq = match self.engine.admit(namespace, &known, 0) {
             Ok(seq) => seq,
             Err(error) => return later(error).map(|()| false),
         };
@@ -84,6 +86,9 @@ impl<R: Runner> Server<R> {
     /// are given up before anybody is preempted.
     pub(super) fn plan(&mut self, before: Option<&Flight>) -> Result<Option<Flight>> {
         let ahead = before.is_some();
+        if !ahead {
+            self.give_way()?;
+        }
         self.admit()?;
         let mut flight = self.spare.pop().unwrap_or_default();
         let mut drafting = self.policy.drafts;
@@ -127,12 +132,14 @@ impl<R: Runner> Server<R> {
 
     /// Says what a planned step's tokens are, and which it chooses.
     fn describe(&self, flight: &mut Flight, before: Option<&Flight>) -> Result<()> {
-        let Flight { work, streams, says, .. } = flight;
+        let Flight { work, streams, says, scores, .. } = flight;
         let plan = work.plan.plan();
         work.inputs.clear();
         work.inputs.extend(plan.tokens.iter().map(|token| token.raw() as i32));
         work.draws.clear();
+        work.edits.clear();
         says.clear();
+        scores.clear();
         for (&index, row) in streams.iter().zip(plan.rows) {
             let stream = &self.streams[index];
             let request = self.request(stream);
@@ -144,6 +151,25 @@ impl<R: Runner> Server<R> {
                 work.inputs[last] = -1 - say.expect("the step before chooses it").draw as i32;
             }
             let seq = stream.seq.expect("a stream that is planned has a sequence");
+            if request.scores_prompt && sample == 0 {
+                let start = plan.positions[row.qo_start as usize] + 1;
+                let end = (start + row.extend_len).min(request.prompt.len() as u32);
+                let first = start.max(stream.scored);
+                if first < end {
+                    let (draw, count) = (work.draws.len(), end - first);
+                    scores.push(Score { stream: index, position: first, draw, count });
+                    work.draws.extend((first..end).map(|position| {
+                        let row = (row.qo_start + position - start) as usize;
+                        Draw {
+                            row,
+                            sampling: Sampling::default(),
+                            sample,
+                            index: 0,
+                            edits: Edits::default(),
+                        }
+                    }));
+                }
+            }
             // One with more to compute says nothing yet.
             if row.kv_len < self.engine.token_count(seq).map_err(refused)? {
                 continue;
@@ -153,11 +179,19 @@ impl<R: Runner> Server<R> {
             let number = |row: usize| plan.positions[row] + 1 - request.prompt.len() as u32;
             let forked = sample == 0 && number(first) == 0;
             let forks = if forked { request.samples.max(1) } else { 1 };
+            let edits = match &request.shaping {
+                None => Edits::default(),
+                Some(shaping) => {
+                    let prompt = request.prompt.iter().map(|token| token.raw());
+                    let edits = &mut work.edits;
+                    shaping.edits(prompt, &stream.tokens, number(first), &request.stop, edits)
+                }
+            };
             for sample in (1..forks).chain([sample]) {
                 says.push(Say { stream: index, sample, draw: work.draws.len() });
                 work.draws.extend((first..=last).map(|row| {
                     let (sampling, index) = (request.sampling, number(row));
-                    Draw { row, sampling, sample, index }
+                    Draw { row, sampling, sample, index, edits }
                 }));
             }
         }
@@ -167,6 +201,7 @@ impl<R: Runner> Server<R> {
     /// Chooses what each running stream computes next, oldest first.
     fn select(&mut self, ahead: bool, streams: &mut Vec<StreamKey>) -> Result<()> {
         let mut budget = self.policy.chunk;
+        let mut edits = self.runner.edits_max();
         streams.clear();
         self.extends.clear();
         for &index in &self.running {
@@ -174,10 +209,24 @@ impl<R: Runner> Server<R> {
             let Some(seq) = stream.seq else { continue };
             let known = self.engine.token_count(seq).map_err(refused)?;
             let planned = self.engine.planned_len(seq).map_err(refused)?;
-            let max_new = self.request(stream).max_new_tokens.unwrap_or(0) as usize;
+            let request = self.request(stream);
+            let max_new = request.max_new_tokens.unwrap_or(0) as usize;
+            if let Some(shaping) = &request.shaping {
+                let most = shaping
+                    .edits_max(request.prompt.len() + stream.tokens.len(), request.stop.len());
+                match edits.checked_sub(most) {
+                    Some(left) => edits = left,
+                    // It takes its turn in a step with room.
+                    None => continue,
+                }
+            }
+            // A draw whose edits depend on the token before it waits until that is known.
+            let waits = request.shaping.as_ref().is_some_and(|shaping| shaping.needs_history());
             let len = match known.saturating_sub(planned) {
                 // The step in flight will say a token; the one after it is worth planning unless that is the last.
-                0 => u32::from(ahead && planned == known && stream.tokens.len() + 1 < max_new),
+                0 => u32::from(
+                    ahead && !waits && planned == known && stream.tokens.len() + 1 < max_new,
+                ),
                 1 if !stream.tokens.is_empty() => 1,
                 left => {
                     let len = left.min(budget);

@@ -27,6 +27,17 @@ impl<R: Runner> Server<R> {
         self.keep(&flight)?;
         self.engine.commit(flight.step).map_err(refused)?;
         self.tally.steps += 1;
+        for score in &flight.scores {
+            let Some(stream) = self.streams.get_mut(score.stream) else { continue };
+            for i in 0..score.count {
+                sink.prompt(
+                    stream,
+                    score.position + i,
+                    self.runner.logits(score.draw + i as usize),
+                );
+            }
+            stream.scored = stream.scored.max(score.position + score.count);
+        }
         for (i, say) in flight.says.iter().enumerate() {
             // One that ended after this step was planned says no more.
             let Some(stream) = self.streams.get(say.stream) else { continue };

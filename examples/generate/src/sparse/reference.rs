@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::runner::{Draw, Runner, Work};
 use crate::sample::Sampling;
+use crate::shaping::Edits;
 
 /// The logits after each token of a stream from number `from` on, `[len - from, vocab]`, on the CPU over a pool of
 /// bf16: one step reads all, up to that token, and each token after it reads `top` positions.
@@ -50,8 +51,13 @@ pub fn logits(
         let step = plan.step();
         work.plan.copy_from(&plan);
         work.inputs = stream[start..start + len].iter().map(|&token| token as i32).collect();
-        work.draws =
-            vec![Draw { row: len - 1, sampling: Sampling::default(), sample: 0, index: 0 }];
+        work.draws = vec![Draw {
+            row: len - 1,
+            sampling: Sampling::default(),
+            sample: 0,
+            index: 0,
+            edits: Edits::default(),
+        }];
         let backend = engine.backend_mut();
         runner.collect(backend, &work, false, &mut said, &mut Clock::default())?;
         logits.extend_from_slice(runner.logits(0));

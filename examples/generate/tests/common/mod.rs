@@ -67,10 +67,16 @@ pub fn tiny(arguments: &[&str], input: &str) -> Ran {
 
 /// Runs the program with these arguments and this standard input.
 pub fn generate(arguments: &[&str], input: &str) -> Ran {
+    generate_with(&[], arguments, input)
+}
+
+/// The same with environment variables.
+pub fn generate_with(variables: &[(&str, &str)], arguments: &[&str], input: &str) -> Ran {
     use std::io::Write;
     use std::process::{Command, Stdio};
     let mut child = Command::new(env!("CARGO_BIN_EXE_generate"))
         .args(arguments)
+        .envs(variables.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -13,6 +13,9 @@ mkdir -p "$lt" "$nccl"
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 cd examples/generate
 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --features cuda --test gpu --test gpu_kernels --test gpu_products --test gpu_sparse --test gpu_sums
+# Ranks that fail: what hangs is ended.
+LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --features cuda --test gpu_ranks --no-run
+LD_LIBRARY_PATH=$driver:$lt:$nccl timeout -k 5 60 cargo test --release --features cuda --test gpu_ranks -- --nocapture
 # Sums over more ranks, finely mixed; and what devices that do not reach each other's memory do.
 FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --quiet --features cuda --test gpu_sums
 FAKE_DRIVER_PEERS=0 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --quiet --features cuda --test gpu_sums what_sums

@@ -159,6 +159,7 @@ def test_logprobs(server):
         assert best == sorted(best, reverse=True) and best[0] == entry.logprob, "greedy takes the best"
         assert bytes(entry.bytes).decode() == entry.token
         assert sum(math.exp(logprob) for logprob in best) <= 1.0001
+    assert "".join(entry.token for entry in entries) == made.choices[0].message.content, "tokens keep their spaces"
     made = ai.completions.create(model=server.model, prompt="a page is", temperature=0, logprobs=2, max_tokens=6)
     choice = made.choices[0]
     assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == len(choice.logprobs.text_offset)
@@ -168,6 +169,92 @@ def test_logprobs(server):
     )
     streamed = [chunk.choices[0].logprobs for chunk in stream]
     assert sum((one.tokens for one in streamed if one), []) == choice.logprobs.tokens
+
+
+def test_echoes(server):
+    """The prompt's log-probabilities are those that its tokens have as answers, whatever is cached."""
+    ai = client(server)
+    prompt = "<user> what is a page?"
+    made = ai.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=6, logprobs=2)
+    whole = ai.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=6, logprobs=2, echo=True)
+    count, said = whole.usage.prompt_tokens, whole.choices[0]
+    assert said.text.endswith(made.choices[0].text) and len(said.logprobs.tokens) == count + 6
+    assert said.logprobs.token_logprobs[0] is None and all(p <= 0 for p in said.logprobs.token_logprobs[1:])
+    assert "".join(said.logprobs.tokens) == said.text, said
+    assert said.text[said.logprobs.text_offset[count] :].strip() == made.choices[0].text.strip()
+    near = lambda a, b: all(abs(x - y) < 1e-4 for x, y in zip(a, b, strict=True))
+    assert near(said.logprobs.token_logprobs[count:], made.choices[0].logprobs.token_logprobs)
+    ids = lambda text: json.loads(post(server, "/tokenize", {"model": server.model, "prompt": text}))["tokens"]
+    tokens = ids(prompt) + ids(made.choices[0].text)
+    for _ in range(2):
+        again = ai.completions.create(model=server.model, prompt=tokens, max_tokens=0, logprobs=0, echo=True).choices[0]
+        assert again.text == said.text and near(again.logprobs.token_logprobs[1:], said.logprobs.token_logprobs[1:])
+        assert again.finish_reason == "length"
+    streamed = list(ai.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=6, echo=True, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == said.text
+    assert json.loads(post(server, "/detokenize", {"model": server.model, "tokens": tokens}))["prompt"] == said.text
+
+
+def post(server, path, fields):
+    request = urllib.request.Request(server.url + path, data=json.dumps(fields).encode(), method="POST")
+    with urllib.request.urlopen(request) as answer:
+        return answer.read().decode()
+
+
+def test_shaped_answers(server):
+    ai = client(server)
+
+    def say(**more):
+        extra = {"ignore_eos": True, **more.pop("extra_body", {})}
+        made = ai.completions.create(
+            model=server.model, prompt="a page", max_tokens=40, extra_body=extra, logprobs=0, **{"temperature": 0, **more})
+        return made.choices[0]
+
+    plain = say().logprobs.tokens
+    ids = lambda text: json.loads(post(server, "/tokenize", {"model": server.model, "prompt": text}))["tokens"]
+    first = ids(plain[0].strip())[-1]
+    assert plain[0] not in say(logit_bias={first: -100}).logprobs.tokens[:1]
+    allowed = say(extra_body={"allowed_token_ids": [first, 9]}).logprobs.tokens
+    assert len({token.strip() for token in allowed}) <= 2, allowed
+    word = plain[1].strip()
+    assert word not in say(extra_body={"bad_words": [word]}).text.split()
+    repeats = lambda one: len(one.logprobs.tokens) - len(set(one.logprobs.tokens))
+    assert repeats(say(extra_body={"repetition_penalty": 3.0})) < repeats(say())
+    assert say(temperature=1, extra_body={"min_p": 1.0}).text == say().text, "the best one alone is left"
+    ended = lambda **more: ai.chat.completions.create(
+        model=server.model, messages=question("page"), temperature=0, extra_body=more).usage.completion_tokens
+    usual = ended()
+    assert ended(min_tokens=usual - 1) == usual and ended(min_tokens=usual + 5) > usual + 4
+
+
+def test_salts_part_the_cache(server):
+    ai = client(server)
+
+    def cached(salt):
+        made = ai.completions.create(model=server.model, prompt=[17] * 64, max_tokens=1, extra_body={"cache_salt": salt})
+        return made.usage.prompt_tokens_details.cached_tokens
+
+    assert [cached("a"), cached("a"), cached("b"), cached("b")] == [0, 48, 0, 48]
+
+
+def test_a_key():
+    with Server(PROGRAM, "--api-key", "sesame", "--log", "json", "--cors-origin", "https://a.example") as server:
+        assert json.loads(server.get("/health")) == {"status": "ok"} and server.metrics()
+        assert json.loads(server.get("/version"))["version"]
+        body = json.dumps({"model": server.model, "prompt": "a page", "max_tokens": 2}).encode()
+        for key in (None, "sesam", "sesamee"):
+            status, error = raw(server, body, headers={"Authorization": f"Bearer {key}"} if key else {})
+            assert (status, error["code"]) == (401, "invalid_api_key") and "sesam" not in error["message"]
+        ai = openai.OpenAI(base_url=server.url + "/v1", api_key="sesame")
+        ai.completions.create(model=server.model, prompt="a page", max_tokens=2)
+        asked = urllib.request.Request(server.url + "/v1/completions", method="OPTIONS", headers={
+            "Origin": "https://a.example", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"})
+        with urllib.request.urlopen(asked) as answer:
+            assert answer.headers["access-control-allow-origin"] == "https://a.example"
+    lines = [json.loads(line) for line in server.report.splitlines() if line.startswith("{")]
+    (line,) = [line for line in lines if line.get("outcome") == "done"]
+    assert (line["new_tokens"], line["status"], line["path"]) == (2, 200, "/v1/completions") and line["first_token_ms"] > 0
+    assert "sesam" not in server.report and "a page" not in server.report
 
 
 def test_models_and_monitors(server):
@@ -212,7 +299,8 @@ def test_bad_input(server):
         ("temperature", "hot"), ("temperature", 3), ("temperature", -1), ("top_p", 0), ("top_p", "x"), ("seed", "x"),
         ("stop", 7), ("stop", [""]), ("stop", [1]), ("stream", "yes"), ("logprobs", "x"), ("logprobs", 99),
         ("prompt", {}), ("prompt", [["a"]]), ("prompt", [1.5]), ("prompt", [10**9]), ("prompt", []), ("prompt", ""),
-        ("echo", True), ("logit_bias", {"5": 100}), ("frequency_penalty", 1), ("best_of", 5), ("suffix", "x"),
+        ("logit_bias", {"5": 101}), ("frequency_penalty", 3), ("best_of", 5), ("suffix", "x"), ("unheard_of", 1),
+        ("guided_json", {"type": "object"}), ("use_beam_search", True), ("tool_choice", "required"), ("n", 17),
     ]:
         fields = {"model": server.model, "prompt": "a page", name: value}
         status, error = raw(server, json.dumps(fields).encode())
@@ -232,7 +320,8 @@ def test_bad_input(server):
     refused(wrong, ask, 400, "prompt", "1024 positions")
     ask = lambda: ai.chat.completions.create(model=server.model, messages=question("page " * 2000))
     assert refused(wrong, ask, 400, "messages")["code"] == "context_length_exceeded"
-    assert raw(server, b" " * (17 << 20))[0] in (413, None)
+    status, error = raw(server, b" " * ((4 << 20) + 1))
+    assert (status, error["code"]) == (413, "body_too_long")
     assert raw(server, None, "/v1/nothing", "GET")[0] == 404
     assert raw(server, None, "/v1/completions", "GET")[0] == 405
     # What is no HTTP at all, and clients that say half of it and go away.

@@ -8,9 +8,9 @@ import urllib.request
 class Server:
     """A server at a free port of the loopback; as a context manager it is ended by SIGTERM, and has to end well."""
 
-    def __init__(self, program, *arguments, wrap=()):
+    def __init__(self, program, *arguments, wrap=(), **options):
         command = [*wrap, program, "--serve", "127.0.0.1:0", *arguments]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
         first = self.process.stdout.readline()
         if not first.startswith("serving "):
             raise RuntimeError(f"no server: {first!r}, {self.process.communicate()[1]}")

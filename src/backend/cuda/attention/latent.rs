@@ -41,6 +41,14 @@ fn kernels_of(gpu: &Gpu, pool: &Pool) -> Latent {
     Selection::of(gpu, pool.layout(), pool.rows()).latent()
 }
 
+/// The kernel of a pool that walks all positions, where none is split on the host.
+pub(in crate::backend::cuda) fn plain_of(gpu: &Gpu, pool: &Pool) -> Option<&'static Kernel> {
+    match kernels_of(gpu, pool) {
+        Latent::Plain(kernel) => Some(kernel),
+        Latent::Split(_) => None,
+    }
+}
+
 /// CTAs of a kernel whose work is split: an even number, since clusters are of two.
 fn ctas(gpu: &Gpu) -> u32 {
     (gpu.multiprocessors() & !1).max(2)
@@ -95,10 +103,7 @@ impl LatentVariants {
         stream: RawStream,
     ) -> Result<Option<usize>, CudaError> {
         let fp8 = pool.layout().dtype().is_quantised();
-        let kernels = match kernels_of(gpu, pool) {
-            Latent::Split(kernels) => kernels,
-            Latent::Plain(kernel) => return gpu.load(kernel).map(|_| None),
-        };
+        let Latent::Split(kernels) = kernels_of(gpu, pool) else { return Ok(None) };
         let key = (attend.q_heads, attend.window.unwrap_or(0));
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(Some(index));
@@ -144,7 +149,7 @@ impl LatentVariants {
     ) -> Result<(), CudaError> {
         for variant in &self.list {
             let bytes: &[u8] = bytemuck::cast_slice(variant.split.words());
-            let mut upload = ring.acquire(gpu, stream)?;
+            let mut upload = ring.acquire(stream)?;
             upload.bytes()[..bytes.len()].copy_from_slice(bytes);
             let (image_bytes, image) = (bytes.len(), variant.plan.address());
             let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };

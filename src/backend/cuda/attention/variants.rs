@@ -191,7 +191,7 @@ impl Variants {
                 continue;
             }
             let bytes: &[u8] = bytemuck::cast_slice(variant.split.extend_words());
-            let mut upload = ring.acquire(gpu, stream)?;
+            let mut upload = ring.acquire(stream)?;
             upload.bytes()[..bytes.len()].copy_from_slice(bytes);
             let (image_bytes, image) = (bytes.len(), variant.extend_plan.address());
             let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };

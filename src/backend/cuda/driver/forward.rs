@@ -2,9 +2,10 @@
 //!
 //! So a program with this backend starts on any machine: without a driver each function answers
 //! `CUDA_ERROR_STUB_LIBRARY`, which is [`CudaError::NoDriver`](crate::backend::cuda::CudaError). Each name is a jump
-//! through a slot, which leads to the loader at first, to the driver's function from then on. The symbols are weak:
-//! another definition of the same name may stand beside them, and shared libraries keep their own. They come before
-//! `-lcuda` on the linker's command line, so that it finds nothing left to take from there.
+//! through a slot, which leads to the loader at first, to the driver's function from then on. The symbols are weak, so
+//! another definition of the same name may stand beside them. They are hidden, so the program does not export them to a
+//! shared library that calls the driver: that library reaches its own `libcuda`. They come before `-lcuda` on the
+//! linker's command line, so that it finds nothing left to take from there.
 //!
 //! Linux on x86-64 and AArch64; elsewhere the linker needs the driver's library. Not here: types (`sys.rs`), and what
 //! the codes mean (`error.rs`).
@@ -100,6 +101,7 @@ macro_rules! jump {
         global_asm!(
             concat!(".pushsection .text.", stringify!($name), ", \"ax\", @progbits"),
             concat!(".weak ", stringify!($name)),
+            concat!(".hidden ", stringify!($name)),
             concat!(".type ", stringify!($name), ", @function"),
             concat!(stringify!($name), ":"),
             "mov r11, [rip + {slot}@GOTPCREL]",
@@ -118,6 +120,7 @@ macro_rules! jump {
             concat!(".pushsection .text.", stringify!($name), ", \"ax\", %progbits"),
             ".p2align 2",
             concat!(".weak ", stringify!($name)),
+            concat!(".hidden ", stringify!($name)),
             concat!(".type ", stringify!($name), ", %function"),
             concat!(stringify!($name), ":"),
             "adrp x16, :got:{slot}",

@@ -127,12 +127,14 @@ impl Gpu {
     }
 
     /// Bytes of device memory that are free now. `Capacity::Bytes(gpu.free_memory()?.saturating_sub(reserve))` sizes a
-    /// pool; page tables, plans and partial sums are taken from the reserve.
+    /// pool; page tables, plans and partial sums are taken from the reserve. Memory that was dropped is freed first,
+    /// which waits for the work that uses it, unless a stream is captured.
     ///
     /// # Errors
     /// The driver's.
     pub fn free_memory(&self) -> Result<u64, CudaError> {
         self.bind()?;
+        let _ = work::reclaim(self.context());
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are valid memory for one usize each; a context is bound.
         check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;

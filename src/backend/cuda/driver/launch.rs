@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use bytemuck::{Pod, bytes_of, cast_slice_mut};
 
 use super::gpu::Gpu;
-use super::raw::{RawStream, raw};
+use super::raw::{RawStream, is_capturing, raw};
 use super::sys;
 use crate::backend::cuda::error::{CudaError, check};
 use crate::backend::cuda::kernels::params::{
@@ -190,6 +190,9 @@ impl Gpu {
 
     /// Launches a kernel; nothing is waited for. The context is bound.
     ///
+    /// # Errors
+    /// [`CudaError::NotPrepared`] for a kernel that is not loaded while the stream is captured, or the driver's.
+    ///
     /// # Safety
     /// The addresses in `params` are valid for what the kernel does with them, until it is done.
     pub(in crate::backend::cuda) unsafe fn launch<P: KernelParams>(
@@ -240,7 +243,13 @@ impl Gpu {
         params: *const c_void,
         start: Start,
     ) -> Result<(), CudaError> {
-        let function = self.function(kernel)?;
+        let loaded = self.loaded().find(kernel);
+        let function = match loaded {
+            Some(function) => function,
+            // No capture loads a kernel.
+            None if is_capturing(stream)? => return Err(CudaError::NotPrepared),
+            None => self.function(kernel)?,
+        };
         let pdl = function.waits() && start == Start::Pdl && self.supports_pdl();
         let mut attribute = LaunchAttribute { id: PROGRAMMATIC, padding: 0, value: [0; 16] };
         attribute.value[0] = 1;

@@ -7,19 +7,21 @@ use std::ptr;
 
 use super::gpu::Gpu;
 use super::sys;
-use super::work;
+use super::work::{self, Dropped};
 use crate::backend::cuda::error::{CudaError, check, check_alloc};
 
-/// Device memory. Freed when dropped, which first waits for what was asked of this crate's streams: whoever has others
-/// work on its address sees to it that they are done.
+/// Device memory. Dropped, it is freed after what was asked of this crate's streams of its device. A host whose other
+/// streams, or other devices, use its address waits for those before it drops the buffer.
 ///
-/// The host's come from the device's memory pool, where there is one, because freeing other memory makes the driver
-/// wait for all work of the context (300 ms of another stream's work, measured; 0.1 ms from the pool).
+/// The host's come from the device's memory pool, where there is one. Their drop waits for nothing: a kernel may wait
+/// for one that this thread launches next. Freeing other memory makes the driver wait for all work of the context
+/// (300 ms of another stream's work, measured; 0.1 ms from the pool).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     gpu: Gpu,
     address: u64,
     bytes: u64,
+    pooled: bool,
 }
 
 impl DeviceBuffer {
@@ -28,18 +30,27 @@ impl DeviceBuffer {
     /// # Errors
     /// [`CudaError::OutOfMemory`].
     pub fn new(gpu: &Gpu, bytes: u64) -> Result<Self, CudaError> {
-        gpu.bind()?;
-        let take = if gpu.has_pools() { from_pool } else { from_device };
-        let address = if bytes > 0 { take(bytes)? } else { 0 };
-        Ok(Self { gpu: gpu.clone(), address, bytes })
+        Self::take(gpu, bytes, gpu.has_pools())
     }
 
     /// The same for memory that a backend has until its end, which is not from the pool: attention over a K and V pool
     /// that is takes up to 1 % longer (32 kv heads, H200).
     pub(in crate::backend::cuda) fn lasting(gpu: &Gpu, bytes: u64) -> Result<Self, CudaError> {
+        Self::take(gpu, bytes, false)
+    }
+
+    fn take(gpu: &Gpu, bytes: u64, pooled: bool) -> Result<Self, CudaError> {
         gpu.bind()?;
-        let address = if bytes > 0 { from_device(bytes)? } else { 0 };
-        Ok(Self { gpu: gpu.clone(), address, bytes })
+        let from = if pooled { from_pool } else { from_device };
+        let from = |bytes| if bytes > 0 { from(bytes) } else { Ok(0) };
+        let address = match from(bytes) {
+            // Memory that was dropped may still be in use.
+            Err(CudaError::OutOfMemory { .. }) if work::reclaim(gpu.context()) == Ok(true) => {
+                from(bytes)?
+            }
+            taken => taken?,
+        };
+        Ok(Self { gpu: gpu.clone(), address, bytes, pooled })
     }
 
     /// Takes memory for a copy of `items`, and copies them, waiting for it.
@@ -131,7 +142,8 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if self.bytes > 0 && self.gpu.bind().is_ok() {
-            work::free(self.gpu.context(), self.address);
+            let memory = if self.pooled { Dropped::Pool } else { Dropped::Device };
+            work::free(self.gpu.context(), memory(self.address));
         }
     }
 }
@@ -205,9 +217,9 @@ impl DeviceRowsMut<'_> {
     }
 }
 
-/// Pinned host memory: the device copies to and from it without the driver's help, and kernels reach it too. Freed when
-/// dropped, which waits for what was asked of this crate's streams; the driver itself waits for all work of the
-/// context.
+/// Pinned host memory: the device copies to and from it without the driver's help, and kernels reach it too. Dropped, it
+/// is freed after what was asked of this crate's streams of its device, which the drop waits for; the driver itself
+/// waits for all work of the context. A host whose other devices use it waits for those before it drops the buffer.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     gpu: Gpu,
@@ -268,11 +280,7 @@ impl PinnedBuffer {
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         if self.gpu.bind().is_ok() {
-            // Where waiting fails, the context is broken or a stream is captured in this thread, and nothing is left
-            // but the wait of cuMemFreeHost itself, which drivers have but do not promise.
-            let _ = work::wait(self.gpu.context());
-            // SAFETY: it came from cuMemHostAlloc and is freed once; the devices are done with it.
-            unsafe { sys::cuMemFreeHost(self.start.cast()) };
+            work::free(self.gpu.context(), Dropped::Host(self.start as u64));
         }
     }
 }

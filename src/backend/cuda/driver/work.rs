@@ -1,32 +1,75 @@
-//! Which work may still use memory: all that was asked of this crate's streams, and no one else's.
+//! Which work may still use memory that is dropped: all that was asked of this crate's streams of its context until
+//! then, and no other work.
 //!
-//! One list for the process: two handles of a device share its context, and pinned memory is any device's. A stream is
-//! in it as long as a [`CudaStream`](crate::backend::cuda::CudaStream) of it lives; then an event at its end is, until
-//! that is done.
+//! One list for the process, since two handles of a device share its context. A stream is in it as long as a
+//! [`CudaStream`](crate::backend::cuda::CudaStream) of it lives; then an event at its end is, until that is done.
+//! Nothing waits while it holds the lock: the work that it waits for may be a kernel that waits for what another thread
+//! launches next.
 //!
 //! Not here: memory (`memory.rs`), streams (`stream.rs`).
 
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::raw::{RawContext, RawStream, is_capturing, raw};
 use super::sys;
 use crate::backend::cuda::error::{CudaError, check};
+
+/// Memory of a context that its owner has dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Dropped {
+    /// Of the device's memory pool. The driver frees it without a wait.
+    Pool(u64),
+    /// Device memory of no pool. The driver waits for all work of the context before it frees it.
+    Device(u64),
+    /// Pinned host memory, for which the driver waits too.
+    Host(u64),
+}
+
+impl Dropped {
+    /// Gives it back. Its context is bound.
+    fn free(self) {
+        // SAFETY: the memory was allocated in the bound context. It is freed once, since it leaves the list, and after
+        // the work that may use it.
+        unsafe {
+            match self {
+                Self::Pool(address) | Self::Device(address) => sys::cuMemFree_v2(address),
+                Self::Host(address) => sys::cuMemFreeHost(address as usize as *mut _),
+            }
+        };
+    }
+}
+
+/// The end of what was asked of a stream until now.
+#[derive(Debug)]
+struct Mark {
+    /// None: the stream was captured, so that only the whole context can be waited for.
+    event: Option<u64>,
+    /// The context was waited for.
+    passed: AtomicBool,
+}
+
+/// Memory to be freed when its marks are done.
+#[derive(Debug)]
+struct Late {
+    context: RawContext,
+    memory: Dropped,
+    marks: Vec<Arc<Mark>>,
+}
 
 #[derive(Debug)]
 struct Work {
     /// Of every `CudaStream` that lives, its stream; the same stream as often as there are handles of it.
     streams: Vec<(RawContext, RawStream)>,
     /// Ends of streams without a handle.
-    ends: Vec<(RawContext, u64)>,
-    /// Contexts with a stream whose end could not be marked: only the whole context can be waited for.
-    lost: Vec<RawContext>,
-    /// Memory to be freed when a wait succeeds.
-    late: Vec<(RawContext, u64)>,
+    ends: Vec<(RawContext, Arc<Mark>)>,
+    /// In the order in which it was dropped.
+    late: Vec<Late>,
 }
 
 static WORK: Mutex<Work> =
-    Mutex::new(Work { streams: Vec::new(), ends: Vec::new(), lost: Vec::new(), late: Vec::new() });
+    Mutex::new(Work { streams: Vec::new(), ends: Vec::new(), late: Vec::new() });
 
 fn work() -> MutexGuard<'static, Work> {
     // A panic cannot leave the lists half changed.
@@ -46,91 +89,158 @@ pub(in crate::backend::cuda) fn leave(context: RawContext, stream: RawStream) {
     if work.streams.contains(&entry) {
         return;
     }
-    // SAFETY: the events live until they leave the list.
-    work.forget(|_, event| unsafe { sys::cuEventQuery(handle(event)) } == 0);
-    match mark(stream) {
-        Ok(event) => work.ends.push((context, event)),
-        Err(_) => work.lost.push(context),
+    work.ends.push((context, Arc::new(Mark::new(stream))));
+    work.forget(context);
+}
+
+/// Frees memory of the bound context after the work that may use it. Waits for nothing where the memory is of a pool,
+/// else for that work.
+pub(super) fn free(context: RawContext, memory: Dropped) {
+    let mut work = work();
+    let marks = work.marks(context);
+    work.late.push(Late { context, memory, marks });
+    drop(work);
+    match memory {
+        Dropped::Pool(_) => sweep(context, |memory| matches!(memory, Dropped::Pool(_))),
+        // Where waiting fails, the context is broken or a stream is captured: a later call frees it.
+        Dropped::Device(_) | Dropped::Host(_) => {
+            let _ = reclaim(context);
+        }
     }
 }
 
-/// Waits for all that was asked of this crate's streams, on every device, and binds the context. Nobody makes or gives
-/// up a stream meanwhile.
-pub(in crate::backend::cuda) fn wait(context: RawContext) -> Result<(), CudaError> {
-    let waited = work().wait();
-    bind(context)?;
-    waited
-}
-
-/// Frees memory of the bound context after the work that may use it.
-pub(in crate::backend::cuda) fn free(context: RawContext, address: u64) {
-    work().late.push((context, address));
-    // Where waiting fails, the context is broken or a stream is captured in this thread: the next wait frees it.
-    let _ = wait(context);
+/// Waits for the work that dropped memory of the bound context waits for, and frees that memory. Returns whether there
+/// was some.
+pub(super) fn reclaim(context: RawContext) -> Result<bool, CudaError> {
+    let mut work = work();
+    work.renew(context);
+    let marks: Vec<_> = work.late_of(context).map(|late| late.marks.clone()).collect();
+    let captured = work.is_captured(context);
+    drop(work);
+    // Waiting for the context would end the capture with an error.
+    if captured {
+        return Err(CudaError::NotPrepared);
+    }
+    marks.iter().flatten().try_for_each(|mark| mark.wait())?;
+    sweep(context, |_| true);
+    Ok(!marks.is_empty())
 }
 
 /// Binds a context that may be released next, and waits for all of its work, others' too.
-pub(in crate::backend::cuda) fn end(context: RawContext) {
-    let mut work = work();
+pub(super) fn end(context: RawContext) {
+    let marks = {
+        let work = work();
+        let ends = work.ends.iter().filter(|(of, _)| *of == context).map(|(_, mark)| mark);
+        let late = work.late_of(context).flat_map(|late| &late.marks);
+        ends.chain(late).cloned().collect::<Vec<_>>()
+    };
     // Where waiting fails, the context is broken.
     let _ = bind(context).and_then(|()| synchronize());
-    work.forget(|of, _| of == context);
-    work.lost.retain(|of| *of != context);
-    work.free(|of| of == context);
+    marks.iter().for_each(|mark| mark.passed.store(true, Ordering::Release));
+    sweep(context, |_| true);
+}
+
+/// Frees dropped memory of the bound context whose work is done.
+fn sweep(context: RawContext, of: impl Fn(Dropped) -> bool) {
+    let mut work = work();
+    work.renew(context);
+    if !work.forget(context) {
+        return;
+    }
+    // Later marks come later in the same streams.
+    let mut waits = false;
+    let free = work.late.extract_if(.., |late| {
+        let due = late.context == context && of(late.memory) && !waits;
+        let done = due && late.marks.iter().all(|mark| mark.is_done());
+        waits |= due && !done;
+        done
+    });
+    let free: Vec<_> = free.map(|late| late.memory).collect();
+    drop(work);
+    free.into_iter().for_each(Dropped::free);
 }
 
 impl Work {
-    fn wait(&mut self) -> Result<(), CudaError> {
-        self.streams.sort_unstable();
-        let mut last = None;
-        for &(context, stream) in &self.streams {
-            if last.replace((context, stream)) == Some((context, stream)) {
-                continue;
-            }
-            bind(context)?;
-            // Waiting would end the capture with an error. What came before it, only the context can be asked for.
-            if is_capturing(stream).unwrap_or(true) {
-                synchronize()?;
-            } else {
-                // SAFETY: the stream lives: a handle of it does.
-                check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw(stream)) })?;
-            }
-        }
-        while let Some(&context) = self.lost.last() {
-            bind(context)?;
-            synchronize()?;
-            self.lost.pop();
-        }
-        for &(_, event) in &self.ends {
-            // SAFETY: the event lives until it leaves the list.
-            check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(handle(event)) })?;
-        }
-        self.forget(|_, _| true);
-        self.free(|_| true);
-        Ok(())
+    /// What was dropped of a context and is not freed.
+    fn late_of(&self, context: RawContext) -> impl Iterator<Item = &Late> {
+        self.late.iter().filter(move |late| late.context == context)
     }
 
-    /// Gives up marks that are done.
-    fn forget(&mut self, done: impl Fn(RawContext, u64) -> bool) {
-        self.ends.retain(|&(context, event)| {
-            let forget = done(context, event);
-            if forget {
-                // SAFETY: made by `mark`, destroyed once, since it leaves the list.
-                unsafe { sys::cuEventDestroy_v2(handle(event)) };
-            }
-            !forget
-        });
+    /// The live streams of a context, each once or more.
+    fn streams_of(&self, context: RawContext) -> impl Iterator<Item = RawStream> {
+        let of = self.streams.iter().filter(move |entry| entry.0 == context);
+        of.map(|&(_, stream)| stream)
     }
 
-    /// Frees memory that no work uses any more.
-    fn free(&mut self, of: impl Fn(RawContext) -> bool) {
-        self.late.retain(|&(context, address)| {
-            if of(context) && bind(context).is_ok() {
-                // SAFETY: the address was allocated in this context and is freed once, since it leaves the list.
-                unsafe { sys::cuMemFree_v2(address) };
+    /// Whether one of them is captured.
+    fn is_captured(&self, context: RawContext) -> bool {
+        self.streams_of(context).any(|stream| is_capturing(stream).unwrap_or(true))
+    }
+
+    /// The ends of all that was asked of a context's streams until now. The context is bound.
+    fn marks(&self, context: RawContext) -> Vec<Arc<Mark>> {
+        let mut streams: Vec<_> = self.streams_of(context).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        let ends = self.ends.iter().filter(|end| end.0 == context).map(|end| end.1.clone());
+        ends.chain(streams.into_iter().map(|stream| Arc::new(Mark::new(stream)))).collect()
+    }
+
+    /// Marks again where a stream was captured. The context is bound.
+    fn renew(&mut self, context: RawContext) {
+        for i in 0..self.late.len() {
+            let late = &self.late[i];
+            if late.context == context && late.marks.iter().any(|mark| mark.is_lost()) {
+                self.late[i].marks = self.marks(context);
             }
-            !of(context)
-        });
+        }
+    }
+
+    /// Gives up the ends of a context's streams that are done, unless a stream is captured: in a capture the driver
+    /// forbids to query an event.
+    fn forget(&mut self, context: RawContext) -> bool {
+        let may = !self.is_captured(context);
+        self.ends.retain(|(of, mark)| !may || *of != context || !mark.is_done());
+        may
+    }
+}
+
+impl Mark {
+    /// Of a stream of the bound context.
+    fn new(stream: RawStream) -> Self {
+        Self { event: mark(stream).ok(), passed: AtomicBool::new(false) }
+    }
+
+    /// Whether only the whole context can be waited for.
+    fn is_lost(&self) -> bool {
+        self.event.is_none() && !self.passed.load(Ordering::Acquire)
+    }
+
+    fn is_done(&self) -> bool {
+        // SAFETY: the event lives as long as the mark.
+        let query = |event| unsafe { sys::cuEventQuery(handle(event)) } == 0;
+        self.passed.load(Ordering::Acquire) || self.event.is_some_and(query)
+    }
+
+    /// Waits for it. The context is bound.
+    fn wait(&self) -> Result<(), CudaError> {
+        match self.event {
+            _ if self.passed.load(Ordering::Acquire) => Ok(()),
+            Some(event) => {
+                // SAFETY: the event lives as long as the mark.
+                check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(handle(event)) })
+            }
+            None => synchronize().map(|()| self.passed.store(true, Ordering::Release)),
+        }
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if let Some(event) = self.event {
+            // SAFETY: made by `mark`, destroyed once.
+            unsafe { sys::cuEventDestroy_v2(handle(event)) };
+        }
     }
 }
 
@@ -145,7 +255,7 @@ fn synchronize() -> Result<(), CudaError> {
 }
 
 fn bind(context: RawContext) -> Result<(), CudaError> {
-    // SAFETY: a stream's handle keeps its context, and what else is listed of a context is gone before it is (`end`).
+    // SAFETY: the caller's handle of the device keeps its context.
     check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context as usize as sys::CUcontext) })
 }
 

@@ -211,3 +211,62 @@ impl Kernel {
         if self.sm90a { capability == 90 } else { (80..130).contains(&capability) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::archive::find;
+    use super::super::table::KERNELS;
+
+    /// Bytes of shared memory of a CTA, of which `dynamic` are asked for at its launch: arrays stand in the order of
+    /// the text, the dynamic one behind them, each at a multiple of its alignment.
+    fn shared_bytes(ptx: &str, dynamic: u32) -> u32 {
+        let aligned = |line: &str, declared: &str| -> Option<(u32, String)> {
+            let (align, rest) = line.trim().strip_prefix(declared)?.split_once(' ')?;
+            Some((align.parse().expect("a number"), rest.to_owned()))
+        };
+        let (mut bytes, mut dynamic_align) = (0_u32, 1);
+        for line in ptx.lines() {
+            if let Some((align, rest)) = aligned(line, ".shared .align ") {
+                let (_, size) = rest.split_once('[').expect("an array");
+                let size: u32 = size.trim_end_matches("];").parse().expect("a number");
+                bytes = bytes.next_multiple_of(align) + size;
+            } else if let Some((align, _)) = aligned(line, ".extern .shared .align ") {
+                dynamic_align = align.max(dynamic_align);
+            } else {
+                assert!(!line.contains(".shared ."), "{line}");
+            }
+        }
+        if dynamic > 0 { bytes.next_multiple_of(dynamic_align) + dynamic } else { bytes }
+    }
+
+    /// Bytes of shared memory that a CTA may have are those of the CUDA programming guide.
+    #[test]
+    fn every_kernel_has_the_shared_memory_that_its_devices_have() {
+        let (mut texts, mut most) = ((String::new(), ""), 0);
+        for kernel in &KERNELS {
+            let (name, archive) = (kernel.name(), kernel.archive());
+            if texts.1 != archive.name() {
+                texts = (archive.decompress().expect("an intact archive"), archive.name());
+            }
+            let ptx = find(&texts.0, kernel.text()).expect("the kernel's text");
+            let target = if kernel.is_sm90a() { ".target sm_90a" } else { ".target sm_80" };
+            assert!(
+                ptx.contains(target) && kernel.is_sm90a() == name.ends_with("_sm90a"),
+                "{name}"
+            );
+            let (bytes, mut devices) = (shared_bytes(ptx, kernel.shared()), 0);
+            for (capability, kib) in
+                [(80, 163), (86, 99), (87, 163), (89, 99), (90, 227), (100, 227), (120, 99)]
+            {
+                if kernel.runs_on(capability) {
+                    let max = kib << 10;
+                    assert!(bytes <= max, "{capability}: {name} has {bytes} of {max} bytes");
+                    devices += 1;
+                }
+            }
+            assert_eq!(devices, if kernel.is_sm90a() { 1 } else { 7 }, "{name}");
+            most = most.max(bytes);
+        }
+        assert!(most > 200 << 10, "kernels of Hopper were looked at");
+    }
+}

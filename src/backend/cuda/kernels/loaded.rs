@@ -108,14 +108,19 @@ impl Function {
 }
 
 impl Loaded {
+    /// The kernel's handle, if it is loaded.
+    pub(in super::super) fn find(&self, kernel: &'static Kernel) -> Option<Function> {
+        self.kernels.iter().find(|(k, _)| std::ptr::eq(*k, kernel)).map(|(_, function)| *function)
+    }
+
     /// The kernel's handle, its module loaded when first asked for. The context is bound.
     pub(in super::super) fn function(
         &mut self,
         kernel: &'static Kernel,
         capability: u32,
     ) -> Result<Function, CudaError> {
-        if let Some((_, function)) = self.kernels.iter().find(|(k, _)| std::ptr::eq(*k, kernel)) {
-            return Ok(*function);
+        if let Some(function) = self.find(kernel) {
+            return Ok(function);
         }
         let name = kernel.name();
         let refused = |(code, log)| CudaError::Ptx { kernel: name, capability, code, log };

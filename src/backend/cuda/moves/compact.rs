@@ -35,12 +35,12 @@ pub(in crate::backend::cuda) fn compact(
     let mut next = planes.next();
     while let Some(&plane) = next {
         let strides = layout.strides(plane.name).expect("the plane is the pool's");
-        let mut alike = Alike { plane, strides, layers: layout.layers() };
+        let mut alike = Alike { plane, strides, layers: layout.lanes() };
         next = planes.next();
         while let Some(other) = next
             && (Plane { name: plane.name, ..*other }) == plane
         {
-            alike.layers += layout.layers();
+            alike.layers += layout.lanes();
             next = planes.next();
         }
         compact_planes(gpu, pool, tables, alike, compactions, stream)?;
@@ -63,9 +63,9 @@ fn compact_planes(
         PlaneOrder::ByPage => (plane.heads, head_bytes),
     };
     let address = pool.memory().address() + strides.origin;
-    let Strides { layer, page, slot, head, .. } = strides;
+    let Strides { lane, page, slot, head, .. } = strides;
     let run_stride = if runs > 1 { head } else { 0 };
-    let unit = unit_bytes(&[address, layer, page, slot, run_stride, run_bytes]);
+    let unit = unit_bytes(&[address, lane, page, slot, run_stride, run_bytes]);
     let all = u64::from(layers) * u64::from(runs) * run_bytes;
     let max = u64::from(u32::MAX - 256) * u64::from(unit);
     if all > max {
@@ -74,7 +74,7 @@ fn compact_planes(
     let shape = tables.shape();
     let mut params = CompactSlotsParams {
         pool: address,
-        layer_stride: layer,
+        layer_stride: lane,
         page_stride: page,
         slot_stride: slot,
         run_stride,

@@ -115,3 +115,13 @@ impl HostPages {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+impl Drop for HostPages {
+    fn drop(&mut self) {
+        // Copies may be another device's, whose work the memory's drop does not wait for.
+        for copy in self.copies().drain(..) {
+            // Where waiting fails, that device's context is broken.
+            let _ = copy.done.synchronize();
+        }
+    }
+}

@@ -94,7 +94,7 @@ pub(in crate::backend::cuda) struct Stage {
     masks: DeviceBuffer,
     /// Whether it has.
     trees: bool,
-    /// The rows of a plan with trees, which are marked.
+    /// The rows of a plan with trees, which are marked, or with padding that names rows as trees are marked.
     marked: Vec<BatchRow>,
     /// When a kernel may start that reads plan and tables before it waits: the first one after they were sent in order,
     /// whatever follows it by PDL, since it starts later.
@@ -204,7 +204,7 @@ impl Stage {
         // What did not fit follows, a slot at a time.
         let empty = self.load(tables);
         for writes in plan.table_writes[sent..].chunks(self.ring.slot_bytes() / 8) {
-            let mut upload = self.ring.acquire(gpu, stream)?;
+            let mut upload = self.ring.acquire(stream)?;
             put(upload.bytes(), 0, writes);
             upload.send(gpu, &Load { writes: writes.len(), ..empty }, stream)?;
         }
@@ -235,7 +235,7 @@ impl Stage {
         let empty = self.load(tables);
         self.send_masks(gpu, plan, &empty, stream)?;
         let plan = &BatchPlan { rows: mark_trees(plan, &mut self.marked), ..*plan };
-        let mut upload = self.ring.acquire(gpu, stream)?;
+        let mut upload = self.ring.acquire(stream)?;
         let bytes = upload.bytes();
         match plan.slot_mapping {
             SlotMapping::I32(slots) => put(bytes, 0, slots),
@@ -269,7 +269,7 @@ impl Stage {
         if plan.masks.is_empty() {
             return Ok(());
         }
-        let mut upload = self.ring.acquire(gpu, stream)?;
+        let mut upload = self.ring.acquire(stream)?;
         let image_bytes = put(upload.bytes(), 0, plan.masks);
         let load = Load { image_bytes, image: self.masks.address(), ..*empty };
         upload.send(gpu, &load, stream)
@@ -294,14 +294,18 @@ impl Stage {
     }
 }
 
-/// The plan's rows, those of trees marked; in `marked`, if there are any.
+/// The plan's rows, those of trees marked, in `marked` where they differ. A kernel takes any row from [`TREE_ROW`] on
+/// for a tree, and the caller may give padding such a row: it becomes row 0.
 fn mark_trees<'a>(plan: &BatchPlan<'a>, marked: &'a mut Vec<BatchRow>) -> &'a [BatchRow] {
-    if plan.masks.is_empty() {
+    let is_marked = |row: &BatchRow| row.row.raw() >= TREE_ROW;
+    if plan.masks.is_empty() && !plan.rows.iter().fold(false, |any, row| any | is_marked(row)) {
         return plan.rows;
     }
     marked.clear();
     marked.extend(plan.rows.iter().map(|row| match plan.tree(row) {
         Some(_) => BatchRow { row: RowId::new(row.row.raw() | TREE_ROW), ..*row },
+        // The plan was checked, so only padding names a row that no table has.
+        None if is_marked(row) => BatchRow { row: RowId::new(0), ..*row },
         None => *row,
     }));
     marked

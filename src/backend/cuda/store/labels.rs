@@ -138,7 +138,7 @@ impl Labels {
             k: k.address,
             slots: image.slots,
             channels: self.channels_of(layout, layer),
-            labels: self.pool + self.strides.layer_origin(layer),
+            labels: self.pool + self.strides.lane_origin(layout.place(layer).lane),
             page_stride: self.strides.page,
             slot_stride: self.strides.slot,
             head_stride: self.strides.head,
@@ -176,7 +176,7 @@ impl Labels {
         let layout = pool.layout();
         let params = SelectParams {
             attend: AttendParams {
-                k: self.pool + self.strides.layer_origin(layer),
+                k: self.pool + self.strides.lane_origin(layout.place(layer).lane),
                 page_stride: self.strides.page,
                 slot_stride: self.strides.slot,
                 head_stride: self.strides.head,

@@ -62,13 +62,13 @@ impl Pool {
 
     /// Scales of a layer that the pool has; none where its numbers have none.
     pub(in crate::backend::cuda) fn scales(&self, layer: LayerId) -> LayerScales {
-        self.scales.of(layer)
+        self.scales.of(layer, self.layout.place(layer).lane)
     }
 
     /// Where a layer that the pool has keeps what is not quantised of its latent rows of fp8.
     pub(in crate::backend::cuda) fn rope(&self, layer: LayerId) -> Option<LayerRope> {
         self.rope.as_ref().map(|strides| LayerRope {
-            at: self.memory.address() + strides.layer_origin(layer),
+            at: self.memory.address() + strides.lane_origin(self.layout.place(layer).lane),
             page_stride: strides.page,
             slot_stride: strides.slot as u32,
             elements: self.layout.head_dim() - self.layout.value_dim(),
@@ -86,7 +86,8 @@ impl Pool {
     /// Device addresses of page 0, slot 0 of one layer's K and V; latent rows are both.
     pub(in crate::backend::cuda) fn origins(&self, layer: LayerId) -> Result<[u64; 2], CudaError> {
         check::layer(layer, &self.layout)?;
-        Ok([self.k, self.v].map(|strides| self.memory.address() + strides.layer_origin(layer)))
+        let lane = self.layout.place(layer).lane;
+        Ok([self.k, self.v].map(|strides| self.memory.address() + strides.lane_origin(lane)))
     }
 
     /// Bytes between neighbours, of K and of V.
@@ -136,9 +137,9 @@ impl Pages {
             pages.push(Pieces {
                 address: address + strides.origin,
                 page_stride: strides.page,
-                piece_stride: strides.layer,
+                piece_stride: strides.lane,
                 piece_bytes: layout.piece_bytes(plane),
-                count: layout.layers(),
+                count: layout.lanes(),
             });
         }
         pages

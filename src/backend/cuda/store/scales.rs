@@ -53,8 +53,8 @@ impl Scales {
         })
     }
 
-    /// Those of one layer, which the pool has.
-    pub(in crate::backend::cuda) fn of(&self, layer: LayerId) -> LayerScales {
+    /// Those of one layer, which the pool has in this lane.
+    pub(in crate::backend::cuda) fn of(&self, layer: LayerId, lane: u32) -> LayerScales {
         match self {
             Self::None => LayerScales::default(),
             Self::Static { memory, kv_heads } => {
@@ -64,7 +64,7 @@ impl Scales {
                 LayerScales { k, v: k + 4, page_stride, head_stride, by_token: 0 }
             }
             Self::ByToken { pool, planes } => {
-                let [k, v] = planes.map(|plane| pool + plane.layer_origin(layer));
+                let [k, v] = planes.map(|plane| pool + plane.lane_origin(lane));
                 let Strides { page, head, .. } = planes[0];
                 // A head's scales in a page are 4 KiB at most.
                 LayerScales { k, v, page_stride: page, head_stride: head as u32, by_token: 1 }

@@ -92,14 +92,20 @@ void release_cluster(Cluster& cluster) {
     if (cluster.arrived < alive) return;
     cluster.arrived = 0, ++cluster.generation, cluster.passed = cluster.gathered;
 }
-Outcome arrive_cluster(Warp& warp, const Instruction& in) {
+/* Who arrives without `.release` leaves what it knew at its last fence, and no more. */
+template <bool RELEASES> Outcome arrive_cluster(Warp& warp, const Instruction& in) {
     Cluster& cluster = *warp.cta->cluster;
     active_lanes(warp, [&](u32 lane) {
         if (warp.cluster_arrived[lane]) fail(warp, in, lane, "it arrives again at its cluster's barrier, and has not waited");
         warp.cluster_arrived[lane] = true, warp.cluster_generation[lane] = cluster.generation, ++cluster.arrived;
     });
-    if (Races& races = warp.cta->races; races.wanted) races.leave(warp.index, cluster.gathered);
+    if (Races& races = warp.cta->races; races.wanted) RELEASES ? races.leave(warp.index, cluster.gathered) : join(cluster.gathered, races.fenced[warp.index]);
     return release_cluster(cluster), Outcome::NEXT;
+}
+/* The mbarriers that the warp made: of all that it did a release, which is more than it is. */
+Outcome fence_mbarriers(Warp& warp, const Instruction&) {
+    if (Races& races = warp.cta->races; races.wanted) races.leave(warp.index, races.fenced[warp.index]);
+    return Outcome::NEXT;
 }
 Outcome wait_cluster(Warp& warp, const Instruction& in) {
     Cluster& cluster = *warp.cta->cluster;
@@ -197,8 +203,8 @@ void add_control(Forms& forms) {
         {"bar.arrive", "4 4", arrive_only, W}, {"barrier.cta.arrive", "4 4", arrive_only, W},
         {"bar.red.or.pred", "=p # p", sync_reduce<false>, W}, {"bar.red.and.pred", "=p # p", sync_reduce<true>, W},
         {"bar.warp.sync", "m", nothing, M},
-        {"barrier.cluster.arrive.relaxed", "", arrive_cluster}, {"barrier.cluster.wait", "", wait_cluster},
-        {"barrier.cluster.arrive.release", "", arrive_cluster}, {"barrier.cluster.wait.acquire", "", wait_cluster},
+        {"barrier.cluster.arrive.relaxed", "", arrive_cluster<false>}, {"barrier.cluster.wait", "", wait_cluster},
+        {"barrier.cluster.arrive.release", "", arrive_cluster<true>}, {"barrier.cluster.wait.acquire", "", wait_cluster},
         {"shfl.sync.idx.b32", "=4|p 4 4 4 m", shuffle<Shuffle::IDX>, M}, {"shfl.sync.bfly.b32", "=4|p 4 4 4 m", shuffle<Shuffle::BFLY>, M},
         {"shfl.sync.up.b32", "=4|p 4 4 4 m", shuffle<Shuffle::UP>, M}, {"shfl.sync.down.b32", "=4|p 4 4 4 m", shuffle<Shuffle::DOWN>, M},
         {"vote.sync.ballot.b32", "=4 p m", ballot, M}, {"vote.sync.any.pred", "=p p m", any, M}, {"vote.sync.all.pred", "=p p m", all, M},
@@ -209,7 +215,7 @@ void add_control(Forms& forms) {
         {"griddepcontrol.wait", "", nothing}, {"griddepcontrol.launch_dependents", "", nothing},
         {"membar.cta", "", nothing}, {"membar.gl", "", nothing}, {"membar.sys", "", nothing}, {"fence.acq_rel.gpu", "", nothing},
         {"fence.acq_rel.cta", "", nothing}, {"fence.acq_rel.sys", "", nothing}, {"fence.sc.gpu", "", nothing},
-        {"fence.proxy.async.shared::cta", "", nothing}, {"fence.proxy.async", "", nothing}, {"fence.mbarrier_init.release.cluster", "", nothing},
+        {"fence.proxy.async.shared::cta", "", nothing}, {"fence.proxy.async", "", nothing}, {"fence.mbarrier_init.release.cluster", "", fence_mbarriers},
         {"setmaxnreg.inc.sync.aligned.u32", "#", set_registers<true>, W}, {"setmaxnreg.dec.sync.aligned.u32", "#", set_registers<false>, W},
         {"prefetch.global.L2", ".", nothing}, {"prefetch.global.L1", ".", nothing}, {"nanosleep.u32", ".", nothing},
         {"createpolicy.fractional.L2::evict_first.b64", "=8 .", [](Warp& warp, const Instruction& in) {

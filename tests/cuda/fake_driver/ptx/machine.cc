@@ -198,12 +198,17 @@ void fail(const Warp& warp, const Instruction& in, u32 lane, const char* format,
 }
 
 static std::vector<std::unique_ptr<Cta>> spare;
+static const u64 orders = setting("FAKE_DRIVER_ORDER", 0);
 
-Running::Running(const Launch& launch, u32 resident) : launch(launch), resident(resident) { ++launch.entry->launches; }
+Running::Running(const Launch& launch, u32 resident) : launch(launch), resident(resident) {
+    number = ++launch.entry->launches;
+}
 Running::~Running() = default;
 bool Running::go_on() {
     // Instructions that a warp does before the next one's turn. A small number mixes the warps finely.
-    static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), rounds_most = (1 << 27) / slice, polls_most = 1 << 21;
+    static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), polls_most = 1 << 21;
+    // A CTA that has few turns needs 16 times as many rounds.
+    static const u64 rounds_most = (orders ? 16ull << 30 : 1ull << 30) / slice;
     const u64 count = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
     while (started < count || !ctas.empty()) {
         if (polled && ++polls % 32 == 0) return false;
@@ -223,9 +228,12 @@ bool Running::go_on() {
                 for (const Warp& warp : cta->warps) describe(warp);
             abort();
         }
-        did = polled = false;
-        for (auto& cta : ctas) {
-            did |= run_cta(*cta, slice);
+        did = polled = false, ++turns;
+        for (size_t i = 0; i < ctas.size(); ++i) {
+            auto& cta = ctas[i];
+            // Of three CTAs one has few turns, another one in each launch.
+            const bool waits = orders && (cta->index[0] + number) % 3 == 0 && turns % 16 != 0 && cta->warps_left > 0;
+            did |= waits || run_cta(*cta, slice);
             for (const Warp& warp : cta->warps) polled |= warp.alive && warp.polled;
         }
         for (size_t i = 0; i < ctas.size();) {
@@ -238,8 +246,20 @@ bool Running::go_on() {
     return true;
 }
 
+const Device& device() {
+    static const Device devices[] = {{80, 163 << 10, 164 << 10, 2048}, {86, 99 << 10, 100 << 10, 1536}, {87, 163 << 10, 164 << 10, 1536},
+                                     {89, 99 << 10, 100 << 10, 1536}, {90, 227 << 10, 228 << 10, 2048}, {100, 227 << 10, 228 << 10, 2048},
+                                     {120, 99 << 10, 100 << 10, 1536}};
+    static const u64 capability = setting("FAKE_DRIVER_CAPABILITY", 90);
+    for (const Device& device : devices)
+        if (device.capability == capability) return device;
+    fprintf(stderr, "fake driver: the limits of compute capability %llu are not known\n", 0ull + capability);
+    abort();
+}
+u32 cta_shared(const Entry& entry, u32 dynamic_shared) { return entry.dynamic_shared_at - SHARED_BASE + dynamic_shared; }
 u32 occupancy(const Entry& entry, u32 threads, u32 dynamic_shared) {
-    const u32 shared = entry.dynamic_shared_at + dynamic_shared;  // with the 1 KiB of each CTA that is the system's
-    return std::min({2048 / std::max(threads, 1u), 228 * 1024 / shared, 2u});
+    const u32 shared = cta_shared(entry, dynamic_shared);
+    if (shared > device().cta_shared) return 0;
+    return std::min({device().threads / std::max(threads, 1u), device().shared / (SHARED_BASE + shared), 2u});
 }
 }  // namespace ptx

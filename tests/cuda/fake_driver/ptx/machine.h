@@ -129,10 +129,17 @@ class Running {
     Launch launch;
     u32 resident;
     std::vector<std::unique_ptr<Cta>> ctas;
+    u64 number, turns = 0;  // among the launches of the entry; of all CTAs
     u64 started = 0, rounds = 0, polls = 0;
     bool did = false, polled = false;
 };
-/* CTAs of the entry that one multiprocessor holds. */
+/* The limits of the device that is pretended to be there (FAKE_DRIVER_CAPABILITY), as the CUDA programming guide lists them: bytes of
+   shared memory of a CTA, and of a multiprocessor with 1 KiB of each CTA that the system takes; threads of a multiprocessor. */
+struct Device { u32 capability, cta_shared, shared, threads; };
+const Device& device();
+/* Shared memory of a CTA in bytes, static and dynamic. */
+u32 cta_shared(const Entry& entry, u32 dynamic_shared);
+/* CTAs of the entry that one multiprocessor holds; 0: a CTA has too much shared memory. */
 u32 occupancy(const Entry& entry, u32 threads, u32 dynamic_shared);
 
 /* Ends the process: what a kernel did that it may not, and where. */

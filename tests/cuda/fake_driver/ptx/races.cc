@@ -10,19 +10,20 @@ void Races::start(const Cta& cta) {
     if (!wanted) return;
     const size_t own = cta.warps.size(), count = own * cta.cluster->ctas.size(), words_count = cta.shared.size() / 4 + 1;
     first = static_cast<u32>(own) * cta.rank;
-    warps.assign(own, Clock(count, 0));
+    warps.assign(own, Clock(count, 0)), fenced.assign(own, {});
     for (u32 i = 0; i < own; ++i) warps[i][first + i] = 1;
     words.assign(words_count, {}), reads.assign(words_count * count, 0);
     counters.clear(), made.clear(), reached.assign(count, 0);
     for (Clock& clock : gathered) clock.assign(count, 0);
     for (Clock& clock : passed) clock.assign(count, 0);
 }
-void Races::take(u32 warp, const Clock& at) {
-    for (u32 i = 0; i < at.size(); ++i) warps[warp][i] = std::max(warps[warp][i], at[i]);
+void join(Clock& to, const Clock& from) {
+    to.resize(std::max(to.size(), from.size()));
+    for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
 }
+void Races::take(u32 warp, const Clock& at) { join(warps[warp], at); }
 void Races::leave(u32 warp, Clock& at) {
-    at.resize(warps[warp].size());
-    for (u32 i = 0; i < at.size(); ++i) at[i] = std::max(at[i], warps[warp][i]);
+    join(at, warps[warp]);
     ++warps[warp][first + warp];
 }
 

@@ -14,11 +14,15 @@ namespace ptx {
 struct Cta;
 using Clock = std::vector<u32>;  // a time of each warp
 
+/* Takes what another clock knows into the first. */
+void join(Clock& to, const Clock& from);
+
 struct Races {
     struct Word { u32 writer, mask, written, write_line, read_line; };  // mask: its bytes that were written last
     bool wanted = false;
     u32 first = 0;                             // of this CTA's warps among those of its cluster, which clocks are of
     std::vector<Clock> warps;
+    std::vector<Clock> fenced;                 // what each warp knew when it last made its mbarriers known to the cluster
     std::vector<Word> words;                   // of shared memory
     std::vector<u32> reads;                    // of each word, each warp's last
     std::unordered_map<u32, Clock> counters;   // mbarriers, by their address

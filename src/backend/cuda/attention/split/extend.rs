@@ -53,13 +53,20 @@ impl SplitShape {
     /// Parts of extend items that may exist at once, for each kv head.
     pub(super) const fn extend_slots(&self) -> u32 {
         let slots = 2 * self.extend_ctas / self.kv_heads;
-        if slots < 2 {
+        if self.fills_machine(1) {
+            0 // No item is ever cut. Slots would take gigabytes: of 65,535 heads 4.4.
+        } else if slots < 2 {
             2
         } else if slots > 0xffff {
             0xffff
         } else {
             slots
         }
+    }
+
+    /// Whether so many query tiles, each of all kv heads, are items enough without cutting them.
+    const fn fills_machine(&self, tiles: usize) -> bool {
+        tiles as u64 * self.kv_heads as u64 >= 4 * self.extend_ctas as u64
     }
 }
 
@@ -159,7 +166,7 @@ fn tiles(shape: &SplitShape, row: &BatchRow, works: &mut Vec<ExtendWork>) {
 /// The estimate: CTAs take items in waves; a part costs as much as three tiles more, for its partial sum.
 fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
     let (ctas, heads) = (shape.extend_ctas, shape.kv_heads);
-    if whole.is_empty() || whole.len() as u32 * heads >= 4 * ctas {
+    if whole.is_empty() || shape.fills_machine(whole.len()) {
         return None;
     }
     let step = shape.extend_tokens();

@@ -70,7 +70,7 @@ impl SplitShape {
 struct Decoded {
     /// Most new tokens.
     longest: u32,
-    /// Rows beyond it are trees that it knows nothing of (or padding without a row, which is then left, too).
+    /// Rows beyond it are trees that it knows nothing of.
     last_row: u32,
 }
 

@@ -1,10 +1,16 @@
 //! What an engine is made for: [`EngineConfig`], checked to an [`EngineShape`] of limits.
 //!
+//! `bytes` is the byte form of a shape.
+//!
 //! Not here: the shape of K and V memory (`layout/`), the bytes that an engine takes (`world.rs`).
+
+mod bytes;
 
 use crate::error::ConfigError;
 use crate::hash::Hashing;
 use crate::layout::{PoolConfig, PoolLayout, TableShape};
+
+pub use bytes::ShapeBytesError;
 
 /// Whether prefixes are kept and shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -51,6 +57,10 @@ pub struct EngineConfig {
     pub max_tokens: u64,
     /// Most steps planned and not yet complete. Default: 8.
     pub max_steps: u32,
+    /// Tokens that a sequence is planned past its published ones, where layers are in groups: what
+    /// [`Engine::admit`](crate::Engine::admit) asks for and promises has room for a plan so far ahead. A plan that
+    /// goes further takes pages that nobody is promised. Default: 512.
+    pub promise_ahead: u32,
     /// Touch the reserved host memory of the tables at the start, so that no step pays for a page fault, nor the
     /// process for an over-committed machine later. Off: memory is touched as it is first used. What the machine does
     /// not have ends the process when it is touched, which no program can catch; it is the better for that to happen in
@@ -69,6 +79,7 @@ impl From<PoolConfig> for EngineConfig {
             max_sequence_len: 128 << 10,
             max_tokens: 4 << 20,
             max_steps: 8,
+            promise_ahead: 512,
             prefault: true,
         }
     }
@@ -93,6 +104,8 @@ pub struct EngineShape {
     pub max_sequence_len: u32,
     /// Most unfinished steps.
     pub max_steps: u32,
+    /// Tokens that a sequence is planned past its published ones.
+    pub promise_ahead: u32,
     /// Whether prefixes are kept and shared.
     pub prefix: PrefixMode,
     /// How cached pages are hashed, if they are.
@@ -107,6 +120,16 @@ impl EngineShape {
     /// Whether sequences share prefixes that others have computed.
     pub(crate) fn shares_prefixes(&self) -> bool {
         self.prefix == PrefixMode::Radix
+    }
+
+    /// Whether commits publish pages: where layers are in groups, for what that lets the sequence give back.
+    pub(crate) fn publishes(&self) -> bool {
+        self.shares_prefixes() || self.table.tracks > 1
+    }
+
+    /// Whether prompts find what is cached: only group 0's pages are, so that none does where there are other groups.
+    pub(crate) fn finds_prefixes(&self) -> bool {
+        self.shares_prefixes() && self.table.tracks == 1
     }
 }
 
@@ -143,12 +166,14 @@ impl EngineConfig {
             self.max_sequences,
             max_sequence_len,
             self.max_tokens,
-        )?;
+        )?
+        .with_tracks(layout.tracks())?;
         Ok(EngineShape {
             layout,
             table,
             max_sequence_len,
             max_steps: self.max_steps,
+            promise_ahead: self.promise_ahead,
             prefix: self.prefix,
             hashing: self.hashing.filter(|_| self.prefix == PrefixMode::Radix),
             event_pages: if self.prefix == PrefixMode::Radix { self.event_pages } else { 0 },

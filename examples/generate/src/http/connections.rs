@@ -1,0 +1,335 @@
+//! Connections: accepted up to a bound, and closed where they take too long.
+//!
+//! A connection waits for a request's headers, is busy with a request until its answer is written, or is idle. Beyond the
+//! bound the one that has waited longest is closed. Where all are busy, a few spare connections serve monitors alone.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{Request, Response};
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::options::{Bounds, SPARES};
+
+/// Pause after a failed `accept`, such as one without a descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a connection does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Its client has connected or begun a request, whose headers are not whole.
+    Header,
+    /// A request is read and answered.
+    Busy,
+    /// Its last answer is written.
+    Idle,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    phase: Phase,
+    since: Instant,
+    /// Since when the client takes no bytes, where it takes none.
+    stalled: Option<Instant>,
+}
+
+/// A connection as the table and its own task know it.
+#[derive(Debug)]
+struct Peer {
+    state: watch::Sender<State>,
+    evicted: Notify,
+}
+
+impl Peer {
+    fn new() -> Self {
+        let now = Instant::now();
+        let state = State { phase: Phase::Header, since: now, stalled: None };
+        Self { state: watch::Sender::new(state), evicted: Notify::new() }
+    }
+
+    fn phase(&self) -> Phase {
+        self.state.borrow().phase
+    }
+
+    fn enter(&self, phase: Phase) {
+        let since = Instant::now();
+        self.state.send_modify(|state| (state.phase, state.since) = (phase, since));
+    }
+
+    /// Notes whether the client takes bytes.
+    fn takes(&self, takes: bool) {
+        self.state.send_if_modified(|state| {
+            let changed = state.stalled.is_none() != takes;
+            if changed {
+                state.stalled = (!takes).then(Instant::now);
+            }
+            changed
+        });
+    }
+
+    /// Returns when the connection has taken too long, or is to make room.
+    async fn overdue(&self, bounds: &Bounds) {
+        let mut states = self.state.subscribe();
+        loop {
+            let state = *states.borrow_and_update();
+            let deadline = match (state.stalled, state.phase) {
+                (Some(since), _) => Some(since + bounds.idle),
+                (None, Phase::Header) => Some(state.since + bounds.header),
+                (None, Phase::Idle) => Some(state.since + bounds.idle),
+                (None, Phase::Busy) => None,
+            };
+            let late = async {
+                match deadline {
+                    Some(deadline) => sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = late => return,
+                () = self.evicted.notified() => return,
+                // It lives as long as `self` does.
+                _ = states.changed() => {}
+            }
+        }
+    }
+}
+
+/// Open connections.
+#[derive(Debug, Default)]
+struct Table {
+    peers: HashMap<u64, (Arc<Peer>, bool)>,
+    entered: u64,
+}
+
+impl Table {
+    /// Enters a new connection: its number, its peer, and whether it is a spare one. None where there is no room.
+    fn enter(&mut self, most: usize) -> Option<(u64, Arc<Peer>, bool)> {
+        let spares = self.peers.values().filter(|(_, is_spare)| *is_spare).count();
+        let is_spare = if self.peers.len() - spares < most || self.evict(false) {
+            false
+        } else if spares < SPARES || self.evict(true) {
+            true
+        } else {
+            return None;
+        };
+        let (number, peer) = (self.entered, Arc::new(Peer::new()));
+        self.entered += 1;
+        self.peers.insert(number, (Arc::clone(&peer), is_spare));
+        Some((number, peer, is_spare))
+    }
+
+    /// Closes the connection that has waited longest; false where all are busy. O(connections).
+    fn evict(&mut self, spare: bool) -> bool {
+        let waiting = self
+            .peers
+            .iter()
+            .filter(|(_, (peer, is_spare))| *is_spare == spare && peer.phase() != Phase::Busy);
+        let oldest = waiting.min_by_key(|(_, (peer, _))| peer.state.borrow().since);
+        let Some(number) = oldest.map(|(&number, _)| number) else { return false };
+        if let Some((peer, _)) = self.peers.remove(&number) {
+            peer.evicted.notify_one();
+        }
+        true
+    }
+}
+
+/// Serves connections by `router` until `end`, and spare ones by `crowded`; returns once all are closed.
+pub async fn serve(
+    listener: TcpListener,
+    (router, crowded): (Router, Router),
+    bounds: Bounds,
+    end: impl Future<Output = ()>,
+) {
+    let table = Arc::new(Mutex::new(Table::default()));
+    let (ending, ends) = watch::channel(false);
+    // Each connection has a sender; all are gone when the last one is closed.
+    let (open, mut closed) = mpsc::channel::<Infallible>(1);
+    tokio::pin!(end);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut end => break,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((stream, _)) = accepted else {
+            sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        // Each token is a small write that a client waits for.
+        let _ = stream.set_nodelay(true);
+        let entered =
+            table.lock().unwrap_or_else(PoisonError::into_inner).enter(bounds.connections);
+        let Some((number, peer, is_spare)) = entered else { continue };
+        let router = if is_spare { crowded.clone() } else { router.clone() };
+        let (table, ends, open) = (Arc::clone(&table), ends.clone(), open.clone());
+        tokio::spawn(async move {
+            connection(stream, router, (&peer, is_spare), &bounds, ends).await;
+            table.lock().unwrap_or_else(PoisonError::into_inner).peers.remove(&number);
+            drop(open);
+        });
+    }
+    drop(listener);
+    let _ = ending.send(true);
+    drop(open);
+    closed.recv().await;
+}
+
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    (peer, is_spare): (&Arc<Peer>, bool),
+    bounds: &Bounds,
+    mut ends: watch::Receiver<bool>,
+) {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(|request: Request<Incoming>| {
+        peer.enter(Phase::Busy);
+        let (answer, peer) = (router.call(request), Arc::clone(peer));
+        async move {
+            answer.await.map(|answer: Response<Body>| answer.map(|body| Answering { body, peer }))
+        }
+    });
+    let io = TokioIo::new(Watched { stream, peer: Arc::clone(peer) });
+    let mut http = http1::Builder::new();
+    let connection = http.keep_alive(!is_spare).serve_connection(io, service);
+    tokio::pin!(connection);
+    let overdue = peer.overdue(bounds);
+    tokio::pin!(overdue);
+    let mut asked = false;
+    loop {
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = &mut overdue => return,
+            _ = ends.wait_for(|&end| end), if !asked => {
+                asked = true;
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// An answer's body; the connection is idle once it is written.
+struct Answering {
+    body: Body,
+    peer: Arc<Peer>,
+}
+
+impl HttpBody for Answering {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.peer.enter(Phase::Idle);
+    }
+}
+
+/// A stream that notes when a request begins and when its client takes no bytes.
+struct Watched {
+    stream: TcpStream,
+    peer: Arc<Peer>,
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if buffer.filled().len() > before && self.peer.phase() == Phase::Idle {
+            self.peer.enter(Phase::Header);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let wrote = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.peer.takes(wrote.is_ready());
+        wrote
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let wrote = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.peer.takes(wrote.is_ready());
+        wrote
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_one_that_waited_longest_makes_room() {
+        let mut table = Table::default();
+        let peers: Vec<_> = (0..3).map(|_| table.enter(3).expect("room")).collect();
+        assert!(peers.iter().all(|(_, _, is_spare)| !is_spare));
+        peers[0].1.enter(Phase::Busy);
+        peers[1].1.enter(Phase::Idle);
+        let (_, _, is_spare) = table.enter(3).expect("one makes room");
+        assert!(!is_spare && !table.peers.contains_key(&2), "it has waited since it connected");
+        table.peers.values().for_each(|(peer, _)| peer.enter(Phase::Busy));
+        for _ in 0..SPARES {
+            let (_, peer, is_spare) = table.enter(3).expect("a spare one");
+            assert!(is_spare);
+            peer.enter(Phase::Busy);
+        }
+        assert!(table.enter(3).is_none(), "all are busy");
+        peers[0].1.enter(Phase::Idle);
+        assert!(table.enter(3).is_some_and(|(_, _, is_spare)| !is_spare));
+    }
+}

@@ -1,0 +1,262 @@
+//! Every field of the request types of OpenAI and of vLLM (with a few of SGLang's), and what becomes of it.
+//!
+//! This table is what requests are checked by. A field that is not in it is refused: it may change the answer.
+
+use serde_json::Value;
+
+use super::ask::Kind;
+
+/// Requests that may have a field.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Of {
+    /// Completions.
+    Completion,
+    /// Chats.
+    Chat,
+    /// Both.
+    Both,
+}
+
+/// What becomes of a field.
+#[derive(Clone, Copy, Debug)]
+pub enum Use {
+    /// It does what the API's documentation says.
+    Served,
+    /// It changes no answer, and is not read.
+    Harmless,
+    /// It would change the answer: only values that do not are taken.
+    Refused(Neutral),
+}
+
+/// Values that ask for nothing. Null is always one.
+#[derive(Clone, Copy, Debug)]
+pub enum Neutral {
+    /// `false`, 0, an empty list, object or text.
+    Empty,
+    /// As `Empty`, and this JSON value.
+    Or(&'static str),
+    /// As `Empty`, and a value whose `type` is `text`.
+    Text,
+}
+
+/// A field of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Its name.
+    pub name: &'static str,
+    /// Which requests may have it.
+    pub of: Of,
+    /// What becomes of it.
+    pub becomes: Use,
+}
+
+const fn served(of: Of, name: &'static str) -> Field {
+    Field { name, of, becomes: Use::Served }
+}
+
+const fn harmless(name: &'static str) -> Field {
+    Field { name, of: Of::Both, becomes: Use::Harmless }
+}
+
+const fn refused(name: &'static str) -> Field {
+    refused_but(name, Neutral::Empty)
+}
+
+const fn refused_but(name: &'static str, neutral: Neutral) -> Field {
+    Field { name, of: Of::Both, becomes: Use::Refused(neutral) }
+}
+
+/// The table.
+pub const FIELDS: &[Field] = &[
+    served(Of::Both, "model"),
+    served(Of::Completion, "prompt"),
+    served(Of::Chat, "messages"),
+    served(Of::Both, "max_tokens"),
+    served(Of::Chat, "max_completion_tokens"),
+    served(Of::Both, "min_tokens"),
+    served(Of::Both, "n"),
+    served(Of::Both, "stream"),
+    served(Of::Both, "stream_options"),
+    served(Of::Both, "stop"),
+    served(Of::Both, "stop_token_ids"),
+    served(Of::Both, "ignore_eos"),
+    served(Of::Both, "seed"),
+    served(Of::Both, "temperature"),
+    served(Of::Both, "top_p"),
+    served(Of::Both, "top_k"),
+    served(Of::Both, "min_p"),
+    served(Of::Both, "frequency_penalty"),
+    served(Of::Both, "presence_penalty"),
+    served(Of::Both, "repetition_penalty"),
+    served(Of::Both, "logit_bias"),
+    served(Of::Both, "bad_words"),
+    served(Of::Both, "allowed_token_ids"),
+    served(Of::Both, "logprobs"),
+    served(Of::Chat, "top_logprobs"),
+    served(Of::Completion, "echo"),
+    served(Of::Both, "prediction"),
+    served(Of::Both, "cache_salt"),
+    served(Of::Chat, "chat_template_kwargs"),
+    harmless("user"),
+    harmless("metadata"),
+    harmless("store"),
+    harmless("service_tier"),
+    harmless("safety_identifier"),
+    harmless("prompt_cache_key"),
+    harmless("prompt_cache_retention"),
+    harmless("parallel_tool_calls"),
+    harmless("priority"),
+    harmless("request_id"),
+    harmless("rid"),
+    refused("tools"),
+    refused_but("tool_choice", Neutral::Or("\"none\"")),
+    refused("functions"),
+    refused_but("function_call", Neutral::Or("\"none\"")),
+    refused_but("response_format", Neutral::Text),
+    refused_but("modalities", Neutral::Or("[\"text\"]")),
+    refused("audio"),
+    refused("reasoning"),
+    refused("reasoning_effort"),
+    refused("thinking"),
+    refused("thinking_token_budget"),
+    refused_but("include_reasoning", Neutral::Or("true")),
+    refused("verbosity"),
+    refused("web_search_options"),
+    refused("moderation"),
+    refused("suffix"),
+    refused_but("best_of", Neutral::Or("1")),
+    refused("use_beam_search"),
+    refused_but("length_penalty", Neutral::Or("1.0")),
+    refused("include_stop_str_in_output"),
+    refused_but("skip_special_tokens", Neutral::Or("true")),
+    refused_but("spaces_between_special_tokens", Neutral::Or("true")),
+    refused_but("add_special_tokens", Neutral::Empty),
+    refused_but("add_generation_prompt", Neutral::Or("true")),
+    refused("continue_final_message"),
+    refused("truncate_prompt_tokens"),
+    refused("truncation_side"),
+    refused("prompt_logprobs"),
+    refused("prompt_embeds"),
+    refused("input_ids"),
+    refused("documents"),
+    refused("chat_template"),
+    refused("mm_processor_kwargs"),
+    refused("media_io_kwargs"),
+    refused("structured_outputs"),
+    refused("structural_tag"),
+    refused("guided_json"),
+    refused("guided_regex"),
+    refused("guided_choice"),
+    refused("guided_grammar"),
+    refused("guided_decoding_backend"),
+    refused("guided_whitespace_pattern"),
+    refused("regex"),
+    refused("json_schema"),
+    refused("ebnf"),
+    refused("logits_processors"),
+    refused("custom_logit_processor"),
+    refused("custom_params"),
+    refused("repetition_detection"),
+    refused("return_tokens_as_token_ids"),
+    refused("return_token_ids"),
+    refused("return_hidden_states"),
+    refused("kv_transfer_params"),
+    refused("vllm_xargs"),
+    refused("lora_path"),
+    refused("session_params"),
+    refused_but("no_stop_trim", Neutral::Empty),
+    refused_but("separate_reasoning", Neutral::Or("true")),
+    refused_but("stream_reasoning", Neutral::Or("true")),
+];
+
+impl Field {
+    /// The field of this name, if requests of this kind may have it.
+    pub fn find(name: &str, kind: Kind) -> Option<&'static Field> {
+        let fits = |of: Of| match kind {
+            Kind::Completion => of != Of::Chat,
+            Kind::Chat => of != Of::Completion,
+        };
+        FIELDS.iter().find(|field| field.name == name && fits(field.of))
+    }
+}
+
+impl Neutral {
+    /// Whether a value asks for nothing.
+    pub fn takes(self, value: &Value) -> bool {
+        let is_empty = match value {
+            Value::Null => true,
+            Value::Bool(flag) => !flag,
+            Value::Number(number) => number.as_f64() == Some(0.0),
+            Value::String(text) => text.is_empty(),
+            Value::Array(list) => list.is_empty(),
+            Value::Object(fields) => fields.is_empty(),
+        };
+        is_empty
+            || match self {
+                Self::Empty => false,
+                Self::Or(json) => {
+                    serde_json::from_str::<Value>(json).is_ok_and(|other| same(&other, value))
+                }
+                Self::Text => value["type"] == "text",
+            }
+    }
+}
+
+/// Whether two values are equal; 1 and 1.0 are.
+fn same(a: &Value, b: &Value) -> bool {
+    a == b || a.as_f64().is_some_and(|a| b.as_f64() == Some(a))
+}
+
+#[cfg(test)]
+mod test {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_field_stands_once() {
+        let names: BTreeSet<_> = FIELDS.iter().map(|field| field.name).collect();
+        assert_eq!(names.len(), FIELDS.len());
+        assert!(Field::find("messages", Kind::Completion).is_none());
+        assert!(Field::find("unheard_of", Kind::Chat).is_none());
+    }
+
+    #[test]
+    fn values_that_ask_for_nothing() {
+        for value in
+            [json!(null), json!(false), json!(0), json!(0.0), json!(""), json!([]), json!({})]
+        {
+            assert!(Neutral::Empty.takes(&value), "{value}");
+        }
+        for value in [json!(true), json!(1), json!("none"), json!([0]), json!({ "a": null })] {
+            assert!(!Neutral::Empty.takes(&value), "{value}");
+        }
+        assert!(Neutral::Or("1").takes(&json!(1.0)) && !Neutral::Or("1").takes(&json!(2)));
+        assert!(
+            Neutral::Or("\"none\"").takes(&json!("none"))
+                && !Neutral::Or("\"none\"").takes(&json!("auto"))
+        );
+        assert!(Neutral::Text.takes(&json!({ "type": "text" })));
+        assert!(!Neutral::Text.takes(&json!({ "type": "json_object" })));
+    }
+
+    /// The lists of the README are those of the table.
+    #[test]
+    fn the_documentation_lists_the_same() {
+        let readme = include_str!("../../README.md");
+        let list = |wanted: fn(&Use) -> bool| {
+            let names = FIELDS.iter().filter(|field| wanted(&field.becomes));
+            names.map(|field| format!("`{}`", field.name)).collect::<Vec<_>>().join(", ")
+        };
+        for (what, names) in [
+            ("served", list(|becomes| matches!(becomes, Use::Served))),
+            ("harmless", list(|becomes| matches!(becomes, Use::Harmless))),
+            ("refused", list(|becomes| matches!(becomes, Use::Refused(_)))),
+        ] {
+            let row = format!("| {what} | {names} |");
+            assert!(readme.lines().any(|line| line == row), "README.md lacks:\n{row}");
+        }
+    }
+}

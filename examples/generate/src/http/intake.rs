@@ -1,0 +1,235 @@
+//! What requests may hold: bytes while they are read, parsed and encoded, and tokens until they end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::{Body, BodyDataStream, Bytes};
+use axum::http::{HeaderMap, header};
+use futures_util::StreamExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::refusal::Refusal;
+
+/// A body of so many bytes at most is read and parsed beside any number of others.
+const SHORT: usize = 64 << 10;
+/// So many of the longest bodies are read at a time.
+const BODIES: usize = 16;
+/// Bytes of a body that is too long which are read, to be dropped, before it is refused: most clients read no answer
+/// before they have sent all.
+const DROPPED_MAX: usize = 64 << 20;
+
+/// Budgets of all requests.
+#[derive(Debug)]
+pub struct Intake {
+    body_max: usize,
+    body_time: Duration,
+    /// Bytes of long bodies that are being read, or wait to be parsed.
+    reading: Arc<Semaphore>,
+    /// Bytes of long bodies that are being parsed: values take several times the bytes they are read from.
+    parsing: Arc<Semaphore>,
+    held: Arc<AtomicUsize>,
+    held_max: usize,
+}
+
+/// A body, and its share of the budget.
+#[derive(Debug)]
+pub struct Read {
+    /// What was sent.
+    pub bytes: Vec<u8>,
+    /// Held until it is dropped.
+    _reading: Option<OwnedSemaphorePermit>,
+}
+
+impl Intake {
+    /// Budgets of bodies of `body_max` bytes, which take `body_time`, and of `held_max` tokens.
+    pub fn new(body_max: usize, body_time: Duration, held_max: usize) -> Self {
+        let budget = |bytes: usize| Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS)));
+        Self {
+            body_max,
+            body_time,
+            reading: budget(BODIES * body_max),
+            parsing: budget(body_max),
+            held: Arc::default(),
+            held_max,
+        }
+    }
+
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// It is too long (413) or takes too long (408), its client goes away, or too many bodies are being read (429).
+    pub async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Read, Refusal> {
+        let mut chunks = body.into_data_stream();
+        let length =
+            headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let read = async {
+            if length.is_some_and(|length: usize| length > self.body_max) {
+                // A client that expects `100 Continue` has sent nothing yet.
+                if !headers.contains_key(header::EXPECT) {
+                    drop_rest(&mut chunks).await;
+                }
+                return Err(Refusal::body_too_long(self.body_max));
+            }
+            self.collect(&mut chunks, length.unwrap_or(0)).await
+        };
+        timeout(self.body_time, read)
+            .await
+            .unwrap_or_else(|_| Err(Refusal::body_too_slow(self.body_time)))
+    }
+
+    async fn collect(&self, chunks: &mut BodyDataStream, length: usize) -> Result<Read, Refusal> {
+        let (mut bytes, mut reading) = (Vec::with_capacity(length.min(SHORT)), None);
+        while let Some(chunk) = chunks.next().await {
+            let chunk: Bytes =
+                chunk.map_err(|e| Refusal::bad(format!("the body breaks off: {e}")))?;
+            if bytes.len() + chunk.len() > self.body_max {
+                drop_rest(chunks).await;
+                return Err(Refusal::body_too_long(self.body_max));
+            }
+            let counted = bytes.len().saturating_sub(SHORT);
+            bytes.extend_from_slice(&chunk);
+            let more = bytes.len().saturating_sub(SHORT) - counted;
+            if more > 0 {
+                let share = Arc::clone(&self.reading).try_acquire_many_owned(more as u32);
+                let share = share.map_err(|_| Refusal::crowded("long bodies are being read"))?;
+                match &mut reading {
+                    None => reading = Some(share),
+                    Some(reading) => reading.merge(share),
+                }
+            }
+        }
+        Ok(Read { bytes, _reading: reading })
+    }
+
+    /// Runs `parse` over a body on a thread that may take its time; long bodies take turns.
+    ///
+    /// # Errors
+    /// Those of `parse`, or its panic.
+    pub async fn parse<T: Send + 'static>(
+        &self,
+        read: Read,
+        parse: impl FnOnce(&[u8]) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let mut turn = None;
+        if read.bytes.len() > SHORT {
+            let parsing = Arc::clone(&self.parsing).acquire_many_owned(read.bytes.len() as u32);
+            turn = Some(parsing.await.map_err(|e| Refusal::failed(e.to_string()))?);
+        }
+        let parsing = tokio::task::spawn_blocking(move || {
+            let parsed = parse(&read.bytes);
+            drop((read, turn));
+            parsed
+        });
+        parsing.await.map_err(|e| Refusal::failed(e.to_string()))?
+    }
+
+    /// Counts the tokens of a request, until the result is dropped.
+    ///
+    /// # Errors
+    /// More than all requests together may hold (400), or more than those that are held leave (429).
+    pub fn hold(&self, tokens: usize) -> Result<Held, Refusal> {
+        let most = self.held_max;
+        if tokens > most {
+            let what =
+                format!("{tokens} prompt tokens, of at most {most} of all requests together");
+            return Err(Refusal::field("prompt", what));
+        }
+        let fits = |held: usize| held.checked_add(tokens).filter(|&held| held <= most);
+        match self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            Ok(_) => Ok(Held { held: Arc::clone(&self.held), tokens }),
+            Err(held) => Err(Refusal::crowded(&format!(
+                "{held} prompt tokens wait or run, of at most {most}; this request has {tokens}"
+            ))),
+        }
+    }
+}
+
+/// Reads what comes, to a bound, and drops it.
+async fn drop_rest(chunks: &mut BodyDataStream) {
+    let mut dropped = 0;
+    while let Some(Ok(chunk)) = chunks.next().await {
+        dropped += chunk.len();
+        if dropped > DROPPED_MAX {
+            return;
+        }
+    }
+}
+
+/// Tokens that a request holds.
+#[derive(Debug, Default)]
+pub struct Held {
+    held: Arc<AtomicUsize>,
+    tokens: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.tokens, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn intake() -> Intake {
+        Intake::new(100_000, Duration::from_millis(200), 1000)
+    }
+
+    async fn read(intake: &Intake, parts: Vec<usize>) -> Result<Read, Refusal> {
+        let parts = parts.into_iter().map(|len| Ok::<_, std::io::Error>(Bytes::from(vec![0; len])));
+        intake.read(&HeaderMap::new(), Body::from_stream(futures_util::stream::iter(parts))).await
+    }
+
+    #[tokio::test]
+    async fn bodies_end_at_the_bound() {
+        let intake = intake();
+        assert_eq!(
+            read(&intake, vec![60_000, 40_000]).await.expect("just fits").bytes.len(),
+            100_000
+        );
+        assert_eq!(read(&intake, vec![60_000, 40_001]).await.expect_err("too long").status, 413);
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_LENGTH, 100_001.into());
+        let refusal = intake.read(&headers, Body::empty()).await.expect_err("it says so");
+        assert_eq!(refusal.status, 413);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_does_not_end_is_refused() {
+        let body = Body::from_stream(futures_util::stream::pending::<std::io::Result<Bytes>>());
+        let refusal = intake().read(&HeaderMap::new(), body).await.expect_err("too slow");
+        assert_eq!(refusal.status, 408);
+    }
+
+    #[tokio::test]
+    async fn long_bodies_share_a_budget() {
+        let intake = intake();
+        let mut held = Vec::new();
+        let refusal = loop {
+            match read(&intake, vec![100_000]).await {
+                Ok(read) => held.push(read),
+                Err(refusal) => break refusal,
+            }
+        };
+        assert_eq!((refusal.status, held.len()), (429, BODIES * 100_000 / (100_000 - SHORT)));
+        assert!(read(&intake, vec![SHORT]).await.is_ok(), "a short one needs no share");
+        held.pop();
+        assert!(read(&intake, vec![100_000]).await.is_ok());
+    }
+
+    #[test]
+    fn tokens_are_held_until_the_end() {
+        let intake = intake();
+        let first = intake.hold(600).expect("room");
+        let second = intake.hold(400).expect("just room");
+        assert_eq!(intake.hold(1).expect_err("full").status, 429);
+        assert_eq!(intake.hold(1001).expect_err("never").status, 400);
+        drop(first);
+        assert!(intake.hold(600).is_ok());
+        drop(second);
+        assert!(intake.hold(1000).is_ok());
+    }
+}

@@ -1,0 +1,189 @@
+//! The prompts of a request: texts, tokens, or the messages of a chat.
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use super::ask::{CHOICES_MAX, Host, Result};
+use super::body::{Body, brief, brief_json};
+use super::refusal::Refusal;
+
+/// The tokens of a text, which is not encoded if it has more bytes than the model has room for.
+fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>> {
+    let room = host.limits.room(0);
+    let most = host.text.longest_token().saturating_mul(room);
+    if text.len() > most {
+        let what = format!(
+            "a text of {} bytes has more than {room} tokens, but {}",
+            text.len(),
+            host.limits.least()
+        );
+        return Err(Refusal::too_long(name, what, host.limits.room(0).saturating_sub(1)));
+    }
+    host.text.encode_with(text, special).map_err(|e| Refusal::field(name, e.message))
+}
+
+/// A token id.
+pub fn token(id: &Value) -> std::result::Result<u32, String> {
+    let token = id.as_u64().and_then(|id| u32::try_from(id).ok());
+    token.ok_or_else(|| format!("{} is no token id", brief(id)))
+}
+
+/// The prompts of a completion: a text, tokens, or a list of either.
+pub fn prompts(prompt: Option<&RawValue>, host: &Host) -> Result<Vec<Vec<u32>>> {
+    let wrong = |what: String| Refusal::field("prompt", what);
+    let json = prompt.ok_or_else(|| wrong("prompt is missing".into()))?;
+    let list: Vec<&RawValue> = match json.get().as_bytes()[0] {
+        b'"' => return Ok(vec![text(json, host)?]),
+        b'[' => serde_json::from_str(json.get()).map_err(|e| wrong(format!("prompt: {e}")))?,
+        _ => {
+            return Err(wrong(format!(
+                "prompt: {} is no text and no list of tokens",
+                brief_json(json.get())
+            )));
+        }
+    };
+    match &list[..] {
+        [] => Err(wrong("prompt: the list is empty".into())),
+        [first, ..] if is_number(first) => Ok(vec![ids(&list, host)?]),
+        many if many.len() > CHOICES_MAX => {
+            Err(wrong(format!("{} prompts, of at most {CHOICES_MAX}", many.len())))
+        }
+        many => many.iter().map(|prompt| one(prompt, host)).collect(),
+    }
+}
+
+fn is_number(json: &RawValue) -> bool {
+    matches!(json.get().as_bytes()[0], b'0'..=b'9' | b'-')
+}
+
+fn one(json: &RawValue, host: &Host) -> Result<Vec<u32>> {
+    let wrong = |what: String| Refusal::field("prompt", what);
+    match json.get().as_bytes()[0] {
+        b'"' => text(json, host),
+        b'[' => {
+            let list: Vec<&RawValue> =
+                serde_json::from_str(json.get()).map_err(|e| wrong(format!("prompt: {e}")))?;
+            ids(&list, host)
+        }
+        _ => Err(wrong(format!(
+            "prompt: {} is no text and no list of tokens",
+            brief_json(json.get())
+        ))),
+    }
+}
+
+fn text(json: &RawValue, host: &Host) -> Result<Vec<u32>> {
+    let text: String = serde_json::from_str(json.get())
+        .map_err(|e| Refusal::field("prompt", format!("prompt: {e}")))?;
+    encode(host, "prompt", &text, true)
+}
+
+fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
+    let room = host.limits.room(0);
+    if list.len() > room {
+        let what = format!("a prompt of {} tokens, but {}", list.len(), host.limits.least());
+        return Err(Refusal::too_long("prompt", what, room - 1));
+    }
+    let id = |json: &&RawValue| {
+        let wrong =
+            || Refusal::field("prompt", format!("{} is no token id", brief_json(json.get())));
+        json.get().parse::<u32>().map_err(|_| wrong())
+    };
+    list.iter().map(id).collect()
+}
+
+/// What the answer may be like; nothing where that is not said. It changes no answer, so it is as good as none where
+/// nothing is drafted.
+pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
+    let Some(value) = body.get("prediction") else { return Ok(Vec::new()) };
+    let wrong = |what: String| Refusal::field("prediction", format!("prediction: {what}"));
+    if value["type"] != "content" {
+        return Err(wrong(format!("{} is not of type content", brief(value))));
+    }
+    let content =
+        content(value).map_err(wrong)?.ok_or_else(|| wrong("content is missing".into()))?;
+    let tokens = encode(host, "prediction", &content, true)?;
+    let vocab = host.limits.vocab;
+    match tokens.iter().find(|&&token| token as usize >= vocab) {
+        Some(token) => Err(wrong(format!("token {token} is past the model's {vocab} tokens"))),
+        None => Ok(tokens),
+    }
+}
+
+/// The prompt of a chat, by the model's own template.
+pub fn messages(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
+    let wrong = |what: String| Refusal::field("messages", what);
+    let list = body.list("messages")?.ok_or_else(|| wrong("messages is missing".into()))?;
+    if list.is_empty() {
+        return Err(wrong("messages: the list is empty".into()));
+    }
+    let messages = list
+        .iter()
+        .enumerate()
+        .map(|(at, value)| message(value).map_err(|what| wrong(format!("messages[{at}]: {what}"))));
+    let messages = messages.collect::<Result<Vec<_>>>()?;
+    let none = Map::new();
+    let arguments = body.object("chat_template_kwargs")?.map_or(&none, |arguments| arguments.all());
+    let rendered = host.text.render(&messages, arguments).map_err(|e| wrong(e.message))?;
+    encode(host, "messages", &rendered.text, rendered.special)
+}
+
+/// Fields of messages that templates read, beside role and content.
+const PASSED: [&str; 6] =
+    ["name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"];
+
+/// A message as a template reads it.
+fn message(value: &Value) -> std::result::Result<Value, String> {
+    let role = match &value["role"] {
+        // What newer clients call it; templates know the older word.
+        Value::String(role) if role == "developer" => "system".to_owned(),
+        Value::String(role) => role.clone(),
+        Value::Null => return Err("role is missing".into()),
+        other => return Err(format!("role: {} is no string", brief(other))),
+    };
+    let calls = &value["tool_calls"];
+    let has_calls = calls.as_array().is_some_and(|calls| !calls.is_empty());
+    let content = match content(value)? {
+        None if !has_calls => return Err("content is missing".into()),
+        content => content,
+    };
+    let mut message = json!({ "role": role, "content": content });
+    for (name, value) in value.as_object().into_iter().flatten() {
+        let is_empty = super::fields::Neutral::Empty.takes(value);
+        match PASSED.contains(&&name[..]) {
+            _ if is_empty || ["role", "content"].contains(&&name[..]) => {}
+            true => message[name] = value.clone(),
+            false => return Err(format!("{name}: {} is not served here", brief(value))),
+        }
+    }
+    if has_calls {
+        // Templates write arguments as JSON; clients send them as a text that is JSON already.
+        for call in message["tool_calls"].as_array_mut().into_iter().flatten() {
+            let parsed = call["function"]["arguments"].as_str().map(serde_json::from_str::<Value>);
+            if let Some(Ok(arguments @ Value::Object(_))) = parsed {
+                call["function"]["arguments"] = arguments;
+            }
+        }
+    }
+    Ok(message)
+}
+
+/// The text of a message or of a prediction, if it has one.
+fn content(value: &Value) -> std::result::Result<Option<String>, String> {
+    match &value["content"] {
+        Value::String(content) => Ok(Some(content.clone())),
+        Value::Array(parts) => {
+            parts.iter().map(part).collect::<std::result::Result<_, _>>().map(Some)
+        }
+        Value::Null => Ok(None),
+        other => Err(format!("content: {} is no text", brief(other))),
+    }
+}
+
+/// A part of a message; only texts are served.
+fn part(value: &Value) -> std::result::Result<&str, String> {
+    match (&value["type"], &value["text"]) {
+        (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text),
+        _ => Err(format!("content: {} is no part of type text", brief(value))),
+    }
+}

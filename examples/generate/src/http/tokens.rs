@@ -1,0 +1,58 @@
+//! `/tokenize` and `/detokenize`, as vLLM has them.
+
+use serde_json::{Map, Value, json};
+
+use super::ask::{Host, Kind, Result};
+use super::body::{Sent, brief};
+use super::prompt;
+use super::refusal::Refusal;
+
+/// `{"model", "prompt"}` or `{"model", "messages"}` to `{"count", "max_model_len", "tokens"}`.
+pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
+    let kind = match has_messages(bytes) {
+        true => Kind::Chat,
+        false => Kind::Completion,
+    };
+    let sent = Sent::read(bytes, kind)?;
+    host.check_model(sent.body())?;
+    let tokens = match kind {
+        Kind::Chat => prompt::messages(sent.body(), host)?,
+        Kind::Completion => prompt::prompts(sent.prompt, host)?.swap_remove(0),
+    };
+    let most = host.limits.room(0).saturating_sub(1);
+    Ok(json!({ "count": tokens.len(), "max_model_len": most, "tokens": tokens }))
+}
+
+fn has_messages(bytes: &[u8]) -> bool {
+    let fields = serde_json::from_slice::<
+        std::collections::BTreeMap<String, &serde_json::value::RawValue>,
+    >(bytes);
+    fields.is_ok_and(|fields| fields.contains_key("messages"))
+}
+
+/// `{"model", "tokens"}` to `{"prompt"}`.
+pub fn detokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
+    let fields: Map<String, Value> = serde_json::from_slice(bytes)
+        .map_err(|e| Refusal::bad(format!("the body is not valid JSON, or no object: {e}")))?;
+    if let Some(name) = fields.keys().find(|name| !["model", "tokens"].contains(&name.as_str())) {
+        return Err(Refusal::unsupported(name, format!("{name} is not a field of this request")));
+    }
+    let wrong = |what: String| Refusal::field("tokens", format!("tokens: {what}"));
+    let list = fields
+        .get("tokens")
+        .and_then(Value::as_array)
+        .ok_or_else(|| wrong("no list of tokens".into()))?;
+    let token = |id: &Value| {
+        let token = prompt::token(id).map_err(wrong)?;
+        let vocab = host.limits.vocab;
+        match (token as usize) < vocab {
+            true => Ok(token),
+            false => Err(wrong(format!(
+                "{} is past the model's vocabulary of {vocab} tokens",
+                brief(id)
+            ))),
+        }
+    };
+    let tokens = list.iter().map(token).collect::<Result<Vec<u32>>>()?;
+    Ok(json!({ "prompt": host.text.decode(&tokens) }))
+}

@@ -1,0 +1,226 @@
+//! A model's chat template, rendered as `transformers` renders it.
+
+use std::path::Path;
+
+use chrono::Local;
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Environment, ErrorKind, Value as Jinja};
+use serde_json::{Map, Value, json};
+
+use crate::config::{read_file, read_json};
+use crate::error::{Error, Result};
+
+type Rendering<T> = std::result::Result<T, minijinja::Error>;
+
+/// A template, and what it reads beside messages.
+pub struct Template {
+    environment: Environment<'static>,
+    /// `bos_token` and such, which templates write themselves.
+    special: Value,
+}
+
+impl Template {
+    /// Reads the template of `chat_template.jinja` or `tokenizer_config.json`, if there is one.
+    ///
+    /// # Errors
+    /// A file that is there is damaged.
+    pub fn read(dir: &Path) -> Result<Option<Self>> {
+        let config_path = dir.join("tokenizer_config.json");
+        let config = if config_path.exists() { read_json(&config_path)? } else { Value::Null };
+        let file = dir.join("chat_template.jinja");
+        let source = if file.exists() {
+            let bytes = read_file(&file)?;
+            String::from_utf8(bytes)
+                .map_err(|e| Error::model(format!("{}: {e}", file.display())))?
+        } else {
+            match template_of(&config) {
+                Some(source) => source.to_owned(),
+                None => return Ok(None),
+            }
+        };
+        let environment = environment(source)
+            .map_err(|e| Error::model(format!("{}: chat template: {e}", dir.display())))?;
+        let token = |name: &str| {
+            // Older configs wrap a token in an object.
+            let value = &config[name];
+            value.as_str().or(value["content"].as_str()).unwrap_or_default().to_owned()
+        };
+        let special = json!({ "bos_token": token("bos_token"), "eos_token": token("eos_token") });
+        Ok(Some(Self { environment, special }))
+    }
+
+    /// The prompt for the assistant's next turn. `arguments` go before the tokenizer's own names, and not before messages.
+    ///
+    /// # Errors
+    /// The template refuses the messages.
+    pub fn render(&self, messages: &[Value], arguments: &Map<String, Value>) -> Result<String> {
+        let wrong = |e: minijinja::Error| Error::request(format!("chat template: {e}"));
+        let template = self.environment.get_template("chat").map_err(wrong)?;
+        let mut names = self.special.as_object().cloned().unwrap_or_default();
+        names.extend(["tools", "documents"].map(|name| (name.to_owned(), Value::Null)));
+        names.insert("add_generation_prompt".into(), true.into());
+        names.extend(arguments.clone());
+        names.insert("messages".into(), messages.into());
+        let context = Jinja::from_serialize(names);
+        template.render(context).map_err(wrong)
+    }
+}
+
+/// What `transformers` gives to templates.
+fn environment(source: String) -> Rendering<Environment<'static>> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_function("raise_exception", |what: String| -> Rendering<Jinja> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, what))
+    });
+    environment.add_function("strftime_now", |format: String| -> Rendering<String> {
+        let mut text = String::new();
+        let now = Local::now().format(&format);
+        std::fmt::Write::write_fmt(&mut text, format_args!("{now}")).map_err(|_| {
+            minijinja::Error::new(
+                ErrorKind::InvalidOperation,
+                format!("{format:?} is no format of a date"),
+            )
+        })?;
+        Ok(text)
+    });
+    environment.add_filter("tojson", tojson);
+    environment.add_template_owned("chat", without_generation(&source))?;
+    Ok(environment)
+}
+
+/// A template whose `generation` blocks, which mark answers for training, are plain ones.
+fn without_generation(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(len) = rest[start..].find("%}") else { break };
+        let (before, tag) = (&rest[..start], &rest[start..start + len + 2]);
+        out.push_str(before);
+        match tag[2..tag.len() - 2].trim_matches(['-', '+', ' ', '\n', '\t']) {
+            "generation" => out.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+            _ => out.push_str(tag),
+        }
+        rest = &rest[start + len + 2..];
+    }
+    out + rest
+}
+
+/// JSON as Python's `json.dumps` writes it: a space behind `,` and `:`, no character escaped for HTML.
+fn tojson(value: &Jinja, kwargs: Kwargs) -> Rendering<Jinja> {
+    let indent: Option<usize> = kwargs.get("indent")?;
+    for known in ["ensure_ascii", "separators", "sort_keys"] {
+        let _: Option<Jinja> = kwargs.get(known)?;
+    }
+    kwargs.assert_all_used()?;
+    let mut out = String::new();
+    write_json(value, indent, 0, &mut out)?;
+    Ok(Jinja::from_safe_string(out))
+}
+
+fn write_json(
+    value: &Jinja,
+    indent: Option<usize>,
+    depth: usize,
+    out: &mut String,
+) -> Rendering<()> {
+    let line = |depth: usize| {
+        indent.map_or(String::new(), |width| format!("\n{}", " ".repeat(width * depth)))
+    };
+    let between = if indent.is_some() { "," } else { ", " };
+    let text = |key: &Jinja| Value::from(key.to_string()).to_string();
+    match value.kind() {
+        ValueKind::Map => {
+            let keys: Vec<Jinja> = value.try_iter()?.collect();
+            out.push('{');
+            for (i, key) in keys.iter().enumerate() {
+                out.push_str(if i > 0 { between } else { "" });
+                out.push_str(&line(depth + 1));
+                out.push_str(&text(key));
+                out.push_str(": ");
+                write_json(&value.get_item(key)?, indent, depth + 1, out)?;
+            }
+            out.push_str(&if keys.is_empty() { String::new() } else { line(depth) });
+            out.push('}');
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
+            let items: Vec<Jinja> = value.try_iter()?.collect();
+            out.push('[');
+            for (i, item) in items.iter().enumerate() {
+                out.push_str(if i > 0 { between } else { "" });
+                out.push_str(&line(depth + 1));
+                write_json(item, indent, depth + 1, out)?;
+            }
+            out.push_str(&if items.is_empty() { String::new() } else { line(depth) });
+            out.push(']');
+        }
+        _ => {
+            let plain = serde_json::to_string(value);
+            out.push_str(
+                &plain.map_err(|e| {
+                    minijinja::Error::new(ErrorKind::BadSerialization, e.to_string())
+                })?,
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The template of a tokenizer's config: a text, or the one named `default` of a list.
+fn template_of(config: &Value) -> Option<&str> {
+    let template = &config["chat_template"];
+    let named = || template.as_array()?.iter().find(|t| t["name"] == "default");
+    template.as_str().or_else(|| named()?["template"].as_str())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn render(source: &str, messages: Value, arguments: Value) -> String {
+        let environment = environment(source.to_owned()).expect("a template");
+        let template = Template { environment, special: json!({ "bos_token": "<s>" }) };
+        let messages = messages.as_array().expect("messages");
+        template.render(messages, arguments.as_object().expect("arguments")).expect("rendered")
+    }
+
+    #[test]
+    fn dates_and_blocks_of_training_are_known() {
+        let source = "{{ bos_token }}{{ strftime_now('%Y-%m-%d') }}{% for m in messages %}\n\
+                      {%- generation -%} {{ m.content }} {%- endgeneration %}|\n{% generation %}\nx\n{% endgeneration %}\n{% endfor %}";
+        let text = render(source, json!([{ "role": "user", "content": "hi" }]), json!({}));
+        let date = Local::now().format("%Y-%m-%d");
+        assert_eq!(text, format!("<s>{date}hi|\nx\n"));
+    }
+
+    #[test]
+    fn a_format_that_is_none_is_refused() {
+        let environment = environment("{{ strftime_now('%Q!') }}".into()).expect("a template");
+        let template = Template { environment, special: json!({}) };
+        assert!(template.render(&[], &Map::new()).is_err());
+    }
+
+    #[test]
+    fn json_is_written_as_python_writes_it() {
+        let tools =
+            json!({ "t": { "a": "<b> & 'c' \u{e9}", "d": [1, 2.5, null, true, []], "e": {} } });
+        assert_eq!(
+            render("{{ t | tojson }}", json!([]), tools.clone()),
+            "{\"a\": \"<b> & 'c' \u{e9}\", \"d\": [1, 2.5, null, true, []], \"e\": {}}"
+        );
+        assert_eq!(
+            render("{{ t.d | tojson(indent=2) }}", json!([]), tools),
+            "[\n  1,\n  2.5,\n  null,\n  true,\n  []\n]"
+        );
+    }
+
+    #[test]
+    fn arguments_reach_the_template_and_replace_no_message() {
+        let source = "{{ enable_thinking }}{{ messages | length }}{{ bos_token }}";
+        let arguments = json!({ "enable_thinking": false, "messages": [1, 2], "bos_token": "!" });
+        assert_eq!(render(source, json!([]), arguments), "False0!");
+    }
+}

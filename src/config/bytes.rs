@@ -1,0 +1,239 @@
+//! The byte form of an [`EngineShape`], by which other ranks open their backends.
+//!
+//! Not here: what the limits mean (`mod.rs`).
+
+use std::error::Error;
+use std::fmt;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{EngineConfig, EngineShape, PrefixMode};
+use crate::error::ConfigError;
+use crate::hash::Hashing;
+use crate::layout::{Capacity, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig, Scaling};
+
+/// Marks the byte form, and its version.
+const MAGIC: u64 = u64::from_le_bytes(*b"kvshap01");
+
+// The byte form stores a value's index in its list.
+const DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3];
+const SCALINGS: [Scaling; 2] = [Scaling::Static, Scaling::ByToken];
+const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
+const PREFIXES: [PrefixMode; 2] = [PrefixMode::Radix, PrefixMode::None];
+const BOOLS: [bool; 2] = [false, true];
+
+/// Why bytes are not an [`EngineShape`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ShapeBytesError {
+    /// The first bytes are not the mark of a shape of this version.
+    Magic,
+    /// The length is not [`EngineShape::BYTES`].
+    Length {
+        /// Bytes given.
+        actual: usize,
+    },
+    /// A number that its field cannot have.
+    Field {
+        /// The field.
+        name: &'static str,
+        /// The number.
+        value: u64,
+    },
+    /// The config that has these numbers is refused.
+    Config(ConfigError),
+    /// Each number is possible, but no config has all of them.
+    Mixed,
+}
+
+impl fmt::Display for ShapeBytesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Magic => write!(f, "the bytes do not begin with the mark of this version"),
+            Self::Length { actual } => {
+                write!(f, "{actual} bytes are not the {} of an engine's shape", EngineShape::BYTES)
+            }
+            Self::Field { name, value } => write!(f, "{name} cannot be {value}"),
+            Self::Config(_) => write!(f, "no engine has this shape"),
+            Self::Mixed => write!(f, "the numbers do not belong to one shape of an engine"),
+        }
+    }
+}
+
+impl Error for ShapeBytesError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Config(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// The words of the byte form.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Words {
+    magic: u64,
+    layers: u64,
+    /// 0: heads. 1: latent rows.
+    shape: u64,
+    /// Heads and elements of one, or the rank and the rest of latent rows.
+    sizes: [u64; 2],
+    dtype: u64,
+    scaling: u64,
+    label_channels: u64,
+    page_size: u64,
+    page_count: u64,
+    layout: u64,
+    rows: u64,
+    chunks_per_row: u64,
+    chunk_pages: u64,
+    chunk_count: u64,
+    max_sequence_len: u64,
+    max_steps: u64,
+    prefix: u64,
+    event_pages: u64,
+    prefault: u64,
+    /// A recipe's number, 0 for none, and its parameter.
+    hashing: [u64; 5],
+    promise_ahead: u64,
+    groups: [u64; Groups::WORDS],
+}
+
+impl EngineShape {
+    /// Bytes of the byte form.
+    pub const BYTES: usize = size_of::<Words>();
+
+    /// Returns the byte form: 38 little-endian words of 64 bits.
+    ///
+    /// | words | |
+    /// |---|---|
+    /// | 0 | the ASCII letters `kvshap01`; the digits are the version |
+    /// | 1 | layers |
+    /// | 2 to 4 | 0, heads, their elements; or 1, `rank`, `rope` of latent rows |
+    /// | 5, 6 | dtype (0 f32, 1 f16, 2 bf16, 3 fp8); scaling (0 static or none, 1 by token) |
+    /// | 7 to 9 | label channels, page size, pages |
+    /// | 10 | layout (0 layer first, 1 page first) |
+    /// | 11 to 14 | the [`TableShape`](crate::TableShape): `rows`, `chunks_per_row`, `chunk_pages`, `chunk_count` |
+    /// | 15, 16 | `max_sequence_len`, `max_steps` |
+    /// | 17 to 19 | prefix mode (0 radix, 1 none), `event_pages`, `prefault` |
+    /// | 20 | hashing (0 none, 1 Dynamo, 2 nano-vllm, 3 MinivLLM, 4 and 5 vLLM without and with a seed, 6 SGLang) |
+    /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
+    /// | 25 | `promise_ahead` |
+    /// | 26 | groups of layers, and 2^32 times the layers in groups: 0 layers where there is one group |
+    /// | 27 to 29 | of each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
+    /// | 30 to 37 | a bit of each of 256 layers, bit 0 of its group's number; the same of bit 1 |
+    ///
+    /// Heads are those of the shape's rank. All ranks hold as many, so the same bytes open each rank's backend.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let Self { layout, table, .. } = self;
+        let (shape, sizes) = match layout.shape() {
+            KvShape::Heads { kv_heads, head_dim } => (0, [kv_heads, head_dim]),
+            KvShape::Latent { rank, rope } => (1, [rank, rope]),
+        };
+        let labels = layout.planes().iter().find(|plane| plane.name == PlaneName::Labels);
+        let words = Words {
+            magic: MAGIC,
+            layers: layout.layers().into(),
+            shape,
+            sizes: sizes.map(u64::from),
+            dtype: number(&DTYPES, layout.dtype()),
+            scaling: number(&SCALINGS, layout.scaling().unwrap_or_default()),
+            label_channels: labels.map_or(0, |labels| labels.elements.into()),
+            page_size: layout.page_size().into(),
+            page_count: layout.page_count().into(),
+            layout: number(&LAYOUTS, layout.layout()),
+            rows: table.rows.into(),
+            chunks_per_row: table.chunks_per_row.into(),
+            chunk_pages: table.chunk_pages.into(),
+            chunk_count: table.chunk_count.into(),
+            max_sequence_len: self.max_sequence_len.into(),
+            max_steps: self.max_steps.into(),
+            prefix: number(&PREFIXES, self.prefix),
+            event_pages: self.event_pages.into(),
+            prefault: number(&BOOLS, self.prefault),
+            hashing: self.hashing.map_or([0; 5], Hashing::to_words),
+            promise_ahead: self.promise_ahead.into(),
+            groups: layout.groups().to_words(),
+        };
+        let mut bytes = [0; Self::BYTES];
+        bytes.copy_from_slice(bytemuck::bytes_of(&words));
+        bytes
+    }
+
+    /// Reads the byte form.
+    ///
+    /// # Errors
+    /// [`ShapeBytesError::Length`], [`ShapeBytesError::Magic`], [`ShapeBytesError::Field`] for a number that a field
+    /// cannot have, a recipe of hashes without its feature among them, [`ShapeBytesError::Config`] for a shape that no
+    /// config has, [`ShapeBytesError::Mixed`] for numbers that do not belong to one shape.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShapeBytesError> {
+        if bytes.len() != Self::BYTES {
+            return Err(ShapeBytesError::Length { actual: bytes.len() });
+        }
+        let words: Words = bytemuck::pod_read_unaligned(bytes);
+        if words.magic != MAGIC {
+            return Err(ShapeBytesError::Magic);
+        }
+        let sizes =
+            [narrow("shape sizes", words.sizes[0])?, narrow("shape sizes", words.sizes[1])?];
+        let shape = match (words.shape, sizes) {
+            (0, [kv_heads, head_dim]) => KvShape::Heads { kv_heads, head_dim },
+            (1, [rank, rope]) => KvShape::Latent { rank, rope },
+            (value, _) => return Err(ShapeBytesError::Field { name: "shape", value }),
+        };
+        let pool = PoolConfig {
+            layers: narrow("layers", words.layers)?,
+            groups: Groups::from_words(words.groups)
+                .ok_or(ShapeBytesError::Field { name: "groups", value: words.groups[0] })?,
+            shape,
+            dtype: one_of("dtype", &DTYPES, words.dtype)?,
+            scaling: one_of("scaling", &SCALINGS, words.scaling)?,
+            label_channels: narrow("label_channels", words.label_channels)?,
+            page_size: narrow("page_size", words.page_size)?,
+            capacity: Capacity::Pages(narrow("page_count", words.page_count)?),
+            layout: one_of("layout", &LAYOUTS, words.layout)?,
+            tp_size: 1,
+            tp_rank: 0,
+        };
+        let hashing = match words.hashing {
+            [0, 0, 0, 0, 0] => None,
+            [value, ..] => {
+                let hashing = Hashing::from_words(words.hashing);
+                Some(hashing.ok_or(ShapeBytesError::Field { name: "hashing", value })?)
+            }
+        };
+        // Inverts `TableShape::new`. Where `max_tokens` is less than a chunk, there is one chunk a row.
+        let max_tokens = words
+            .chunk_count
+            .checked_sub(words.rows)
+            .and_then(|chunks| chunks.checked_mul(words.chunk_pages)?.checked_mul(words.page_size));
+        let config = EngineConfig {
+            pool,
+            prefix: one_of("prefix", &PREFIXES, words.prefix)?,
+            hashing,
+            event_pages: narrow("event_pages", words.event_pages)?,
+            max_sequences: narrow("rows", words.rows)?,
+            max_sequence_len: narrow("max_sequence_len", words.max_sequence_len)?,
+            max_tokens: max_tokens.ok_or(ShapeBytesError::Mixed)?.max(1),
+            max_steps: narrow("max_steps", words.max_steps)?,
+            promise_ahead: narrow("promise_ahead", words.promise_ahead)?,
+            prefault: one_of("prefault", &BOOLS, words.prefault)?,
+        };
+        let shape = config.shape().map_err(ShapeBytesError::Config)?;
+        if shape.to_bytes() == bytes { Ok(shape) } else { Err(ShapeBytesError::Mixed) }
+    }
+}
+
+fn number<T: PartialEq>(all: &[T], one: T) -> u64 {
+    all.iter().position(|other| *other == one).expect("all are listed") as u64
+}
+
+fn one_of<T: Copy>(name: &'static str, all: &[T], value: u64) -> Result<T, ShapeBytesError> {
+    let found = usize::try_from(value).ok().and_then(|at| all.get(at));
+    found.copied().ok_or(ShapeBytesError::Field { name, value })
+}
+
+fn narrow(name: &'static str, value: u64) -> Result<u32, ShapeBytesError> {
+    u32::try_from(value).map_err(|_| ShapeBytesError::Field { name, value })
+}

@@ -1,0 +1,87 @@
+//! vLLM's seed of hashes: the text of an environment variable.
+
+use std::fmt;
+
+use crate::error::ConfigError;
+
+/// The value of `PYTHONHASHSEED` that vLLM runs with, for [`Hashing::VllmSha256CborSeeded`](super::Hashing).
+///
+/// vLLM hashes the variable's text, so `"0"` and `"00"` are two seeds, `"random"` is a fixed one, and an empty text
+/// differs from an unset variable.
+///
+/// ```
+/// # use kvarena::{HashSeed, Hashing, NamespaceNames, TokenId};
+/// let chain = |hashing: Hashing| hashing.chain(&NamespaceNames::default(), &[TokenId::new(7); 16], 16);
+/// let seeded = Hashing::VllmSha256CborSeeded(HashSeed::new("0")?);
+/// assert_ne!(chain(seeded), chain(Hashing::VllmSha256Cbor));
+/// # Ok::<(), kvarena::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "String", into = "String")
+)]
+pub struct HashSeed {
+    len: u8,
+    /// The text, and zeros behind it.
+    bytes: [u8; Self::MAX_LEN],
+}
+
+impl HashSeed {
+    /// Bytes of the longest text. A number that Python accepts has 10 digits, and zeros before them.
+    pub const MAX_LEN: usize = 31;
+
+    /// Makes the seed of a text.
+    ///
+    /// # Errors
+    /// [`ConfigError::Limit`] for a text of more than [`HashSeed::MAX_LEN`] bytes.
+    pub fn new(text: &str) -> Result<Self, ConfigError> {
+        let mut bytes = [0; Self::MAX_LEN];
+        let Some(room) = bytes.get_mut(..text.len()) else {
+            let (value, max) = (text.len() as u64, Self::MAX_LEN as u64);
+            return Err(ConfigError::Limit { name: "HashSeed bytes", value, max });
+        };
+        room.copy_from_slice(text.as_bytes());
+        Ok(Self { len: text.len() as u8, bytes })
+    }
+
+    /// The byte form: the length, the text, and zeros behind it.
+    pub(super) fn to_bytes(self) -> [u8; 1 + Self::MAX_LEN] {
+        let mut bytes = [self.len; 1 + Self::MAX_LEN];
+        bytes[1..].copy_from_slice(&self.bytes);
+        bytes
+    }
+
+    /// Reads the byte form.
+    pub(super) fn from_bytes(bytes: [u8; 1 + Self::MAX_LEN]) -> Option<Self> {
+        let (&len, text) = bytes.split_first()?;
+        let text = std::str::from_utf8(text.get(..len.into())?).ok()?;
+        Self::new(text).ok().filter(|seed| seed.to_bytes() == bytes)
+    }
+
+    /// Returns the text.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..self.len as usize]).expect("it was made of a text")
+    }
+}
+
+impl fmt::Debug for HashSeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HashSeed({:?})", self.as_str())
+    }
+}
+
+impl TryFrom<String> for HashSeed {
+    type Error = ConfigError;
+
+    fn try_from(text: String) -> Result<Self, ConfigError> {
+        Self::new(&text)
+    }
+}
+
+impl From<HashSeed> for String {
+    fn from(seed: HashSeed) -> Self {
+        seed.as_str().to_owned()
+    }
+}

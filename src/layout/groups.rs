@@ -1,0 +1,284 @@
+//! Groups of layers: which layers keep the K and V of all tokens, and which read a window or a chunk only.
+//!
+//! A page is `page_size` tokens of `lanes` layers, and `lanes` are the layers of group 0, which keeps everything. A
+//! group of n layers has `ceil(n / lanes)` *tracks*, each a page table of its own: layer i of the group is lane
+//! `i % lanes` of its track `i / lanes`. All groups share one pool and one numbering of pages.
+//!
+//! Not here: who keeps which pages (`sequence/`, `prefix/`).
+
+use std::fmt;
+
+use crate::error::ConfigError;
+use crate::id::LayerId;
+
+/// Most groups of a pool.
+pub const GROUPS_MAX: usize = 4;
+
+/// Most layers that groups are given for.
+pub const GROUPED_LAYERS_MAX: usize = 256;
+
+/// Layers of one word of a [`Groups`].
+const WORD: u32 = u64::BITS;
+
+/// What a token reads of those before it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+#[non_exhaustive]
+pub enum Reach {
+    /// All of them.
+    All,
+    /// Itself and the last tokens before it, so many together; at least 1.
+    #[doc(alias = "sliding_window")]
+    Window(u32),
+    /// Those of its own chunk: chunks begin at multiples of this size, a power of two.
+    #[doc(alias = "attention_chunk_size")]
+    Chunk(u32),
+}
+
+impl Reach {
+    /// The first position that a token at `position` reads. Never falls as `position` rises.
+    ///
+    /// ```
+    /// # use kvarena::Reach;
+    /// assert_eq!([99, 100].map(|at| Reach::Window(100).first(at)), [0, 1]);
+    /// assert_eq!([63, 64, 65].map(|at| Reach::Chunk(64).first(at)), [0, 64, 64]);
+    /// assert_eq!(Reach::All.first(1000), 0);
+    /// ```
+    pub const fn first(self, position: u32) -> u32 {
+        match self {
+            Self::All => 0,
+            Self::Window(size) => (position + 1).saturating_sub(size),
+            Self::Chunk(size) => position & !(size - 1),
+        }
+    }
+
+    /// Whether a group may have it: group 0 keeps everything, and no other does.
+    const fn fits(self, group: usize) -> bool {
+        match self {
+            Self::All => group == 0,
+            Self::Window(size) => group > 0 && size > 0,
+            Self::Chunk(size) => group > 0 && size.is_power_of_two(),
+        }
+    }
+}
+
+impl fmt::Display for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => write!(f, "everything"),
+            Self::Window(size) => write!(f, "a window of {size}"),
+            Self::Chunk(size) => write!(f, "a chunk of {size}"),
+        }
+    }
+}
+
+/// The groups of a model's layers. [`Groups::ONE`]: every layer keeps everything.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    reaches: [Reach; GROUPS_MAX],
+    count: u32,
+    /// Layers that are in groups; 0 in [`Groups::ONE`], which is of any number.
+    layers: u32,
+    /// Bits 0 and 1 of each layer's group.
+    bits: [[u64; GROUPED_LAYERS_MAX / WORD as usize]; 2],
+}
+
+/// Where a layer's K and V are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayerPlace {
+    /// Its group.
+    pub group: u32,
+    /// Its page table, numbered over all groups.
+    pub track: u32,
+    /// Its place in a page.
+    pub lane: u32,
+}
+
+impl Groups {
+    /// Numbers of [`Groups::to_words`].
+    pub(crate) const WORDS: usize = GROUPS_MAX + 2 * GROUPED_LAYERS_MAX / WORD as usize;
+
+    /// Every layer keeps the K and V of all tokens, however many layers there are.
+    pub const ONE: Self =
+        Self { reaches: [Reach::All; GROUPS_MAX], count: 1, layers: 0, bits: [[0; 4]; 2] };
+
+    /// Groups of layers: what each group reads, and each layer's group. O(layers).
+    ///
+    /// ```
+    /// # use kvarena::{Groups, Reach};
+    /// // Of four layers every other one reads 128 tokens.
+    /// let groups = Groups::new(&[Reach::All, Reach::Window(128)], &[1, 0, 1, 0])?;
+    /// assert_eq!(groups.layers_of(1), 2);
+    /// # Ok::<(), kvarena::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConfigError::Limit`] for more than 4 groups or 256 layers; [`ConfigError::Reach`] where group 0 is not
+    /// [`Reach::All`] or another one is, for a window of 0, for a chunk that is no power of two;
+    /// [`ConfigError::LayerGroup`] for a layer of no group, [`ConfigError::EmptyGroup`] for a group of no layer.
+    pub fn new(reaches: &[Reach], layers: &[u8]) -> Result<Self, ConfigError> {
+        let limits =
+            [("groups", reaches.len(), GROUPS_MAX), ("layers", layers.len(), GROUPED_LAYERS_MAX)];
+        if let Some((name, value, max)) = limits.into_iter().find(|&(_, value, max)| value > max) {
+            return Err(ConfigError::Limit { name, value: value as u64, max: max as u64 });
+        }
+        if let Some(group) = (0..reaches.len()).find(|&group| !reaches[group].fits(group)) {
+            return Err(ConfigError::Reach { group: group as u32, reach: reaches[group] });
+        }
+        let mut groups =
+            Self { count: reaches.len() as u32, layers: layers.len() as u32, ..Self::ONE };
+        groups.reaches[..reaches.len()].copy_from_slice(reaches);
+        for (layer, &group) in (0..).zip(layers) {
+            if u32::from(group) >= groups.count {
+                let (layer, group) = (LayerId::new(layer), group.into());
+                return Err(ConfigError::LayerGroup { layer, group, groups: groups.count });
+            }
+            for (bit, words) in groups.bits.iter_mut().enumerate() {
+                words[(layer / WORD) as usize] |= u64::from(group >> bit & 1) << (layer % WORD);
+            }
+        }
+        if let Some(group) = (0..groups.count.max(1)).find(|&group| groups.layers_of(group) == 0) {
+            return Err(ConfigError::EmptyGroup { group });
+        }
+        Ok(if groups.count == 1 { Self::ONE } else { groups })
+    }
+
+    /// Groups.
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// What the tokens of a group read.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn reach(&self, group: u32) -> Reach {
+        self.reaches[..self.count as usize][group as usize]
+    }
+
+    /// The groups but group 0, each with what its tokens read.
+    pub fn limited(&self) -> impl Iterator<Item = (u32, Reach)> + use<'_> {
+        (1..self.count).map(|group| (group, self.reach(group)))
+    }
+
+    /// Layers of a group; 0 for any group of [`Groups::ONE`], which does not know their number.
+    pub fn layers_of(&self, group: u32) -> u32 {
+        self.before(group, self.layers)
+    }
+
+    /// Layers that are in groups; 0 for [`Groups::ONE`].
+    pub const fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// A layer's group.
+    pub fn group(&self, layer: LayerId) -> u32 {
+        let (word, bit) = (layer.raw() / WORD, layer.raw() % WORD);
+        (0..2).map(|i| (self.bits[i][word as usize] >> bit & 1) as u32 * (1 << i)).sum()
+    }
+
+    /// How many of the first `layers` layers are a group's. O(layers / 64).
+    pub(super) fn before(&self, group: u32, layers: u32) -> u32 {
+        let same = |bit: usize, word: u32| {
+            let bits = self.bits[bit][word as usize];
+            if group >> bit & 1 == 1 { bits } else { !bits }
+        };
+        let count = |word: u32| {
+            let rest = layers - word * WORD;
+            let mask = if rest < WORD { (1 << rest) - 1 } else { u64::MAX };
+            (same(0, word) & same(1, word) & mask).count_ones()
+        };
+        (0..layers.div_ceil(WORD)).map(count).sum()
+    }
+
+    /// The groups as numbers, all 0 but the first for [`Groups::ONE`]: how many groups, and above 32 bits layers; for
+    /// each group but group 0 its size, and above 32 bits 1 for a window, 2 for a chunk; and bits 0 and then bits 1 of
+    /// all layers' groups, a bit a layer.
+    pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
+        let mut words = [0; Self::WORDS];
+        words[0] = u64::from(self.count) | u64::from(self.layers) << 32;
+        for (word, reach) in words[1..].iter_mut().zip(&self.reaches[1..self.count as usize]) {
+            *word = match *reach {
+                Reach::All => 0,
+                Reach::Window(size) => u64::from(size) | 1 << 32,
+                Reach::Chunk(size) => u64::from(size) | 2 << 32,
+            };
+        }
+        words[GROUPS_MAX..].copy_from_slice(self.bits.as_flattened());
+        words
+    }
+
+    /// Groups that have these numbers, or some of them: the caller compares what comes of it.
+    pub(crate) fn from_words(words: [u64; Self::WORDS]) -> Option<Self> {
+        let (count, layers) = (words[0] as u32 as usize, (words[0] >> 32) as usize);
+        if count > GROUPS_MAX || layers > GROUPED_LAYERS_MAX {
+            return None;
+        }
+        if (count, layers) == (1, 0) {
+            return Some(Self::ONE);
+        }
+        let limited = words[1..GROUPS_MAX].iter().map(|word| match (word >> 32, *word as u32) {
+            (1, size) => Reach::Window(size),
+            (2, size) => Reach::Chunk(size),
+            _ => Reach::All,
+        });
+        let reaches: Vec<_> = std::iter::once(Reach::All).chain(limited).take(count).collect();
+        let mut groups = Self::ONE;
+        groups.bits.as_flattened_mut().copy_from_slice(&words[GROUPS_MAX..]);
+        groups.layers = layers as u32;
+        Self::new(&reaches, &groups.of_layers()).ok()
+    }
+
+    /// Each layer's group.
+    fn of_layers(&self) -> Vec<u8> {
+        (0..self.layers).map(|layer| self.group(LayerId::new(layer)) as u8).collect()
+    }
+}
+
+impl Default for Groups {
+    fn default() -> Self {
+        Self::ONE
+    }
+}
+
+impl fmt::Debug for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reaches = &self.reaches[..self.count as usize];
+        f.debug_struct("Groups")
+            .field("reaches", &reaches)
+            .field("layers", &self.of_layers())
+            .finish()
+    }
+}
+
+/// The written form of [`Groups`]: the arguments of [`Groups::new`].
+#[cfg(feature = "serde")]
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename = "Groups")]
+struct Written {
+    reaches: Vec<Reach>,
+    layers: Vec<u8>,
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Groups {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let reaches = self.reaches[..self.count as usize].to_vec();
+        Written { reaches, layers: self.of_layers() }.serialize(serializer)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Groups {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Written { reaches, layers } = Written::deserialize(deserializer)?;
+        if reaches == [Reach::All] && layers.is_empty() {
+            return Ok(Self::ONE);
+        }
+        Self::new(&reaches, &layers).map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,146 @@
+//! Which places a sequence holds of the groups that do not keep everything, and how many at most.
+//!
+//! Behind `m` published pages a sequence computes tokens from position `m * page_size` on, and takes none back below
+//! it. So of a group it holds the places from the first that this token reads, up to the end of its page tables.
+//!
+//! Not here: the pages (`sequence/`).
+
+use super::groups::{GROUPS_MAX, Reach};
+use super::pool::PoolLayout;
+
+/// A group but group 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    reach: Reach,
+    /// Its page tables.
+    pub tracks: u32,
+    /// Most places that a sequence holds, if it is planned no further ahead than the limits say.
+    most: u32,
+}
+
+/// All groups but group 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    page_size: u32,
+    count: u32,
+    list: [Limit; GROUPS_MAX - 1],
+}
+
+impl Limits {
+    /// None: there is one group.
+    pub const NONE: Self =
+        Self { page_size: 1, count: 0, list: [Limit { reach: Reach::All, tracks: 0, most: 0 }; 3] };
+
+    /// Those of a pool whose sequences are planned at most `ahead` tokens past the published ones.
+    pub fn new(layout: &PoolLayout, ahead: u32) -> Self {
+        let page_size = layout.page_size();
+        let mut limits = Self { page_size, ..Self::NONE };
+        for (group, reach) in layout.groups().limited() {
+            let (Reach::Window(size) | Reach::Chunk(size)) = reach else { continue };
+            let span = u64::from(size - 1) + u64::from(ahead);
+            let most = span.div_ceil(page_size.into()) + 1;
+            let most = u32::try_from(most).unwrap_or(u32::MAX);
+            limits.list[limits.count as usize] =
+                Limit { reach, tracks: layout.tracks_of(group), most };
+            limits.count += 1;
+        }
+        limits
+    }
+
+    /// Whether there is one group.
+    pub fn is_none(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The groups in order.
+    fn groups(&self) -> &[Limit] {
+        &self.list[..self.count as usize]
+    }
+
+    /// The first place that a sequence of so many published pages holds of a group.
+    fn first_of(&self, limit: &Limit, published: u32) -> u32 {
+        limit.reach.first(published * self.page_size) / self.page_size
+    }
+
+    /// Each track but the first one, and the first place that a sequence of so many published pages holds of it.
+    pub fn tracks(&self, published: u32) -> impl Iterator<Item = (u32, u32)> + use<'_> {
+        let firsts = self.groups().iter().flat_map(move |limit| {
+            let first = self.first_of(limit, published);
+            (0..limit.tracks).map(move |_| first)
+        });
+        (1..).zip(firsts)
+    }
+
+    /// The first place that a sequence of so many published pages holds of a track.
+    pub fn first_place(&self, track: u32, published: u32) -> u32 {
+        let mut tracks = self.tracks(published);
+        tracks.find(|&(of, _)| of == track).map_or(0, |(_, first)| first)
+    }
+
+    /// Pages of all tracks from place `start` on, or from where they are held, of a sequence of so many places.
+    pub fn held(&self, start: u32, page_len: u32, published: u32) -> u32 {
+        let from = |first: u32| page_len - start.max(first).min(page_len);
+        let limited = self.groups().iter().map(|limit| {
+            let first = self.first_of(limit, published);
+            limit.tracks * from(first)
+        });
+        from(0) + limited.sum::<u32>()
+    }
+
+    /// Most pages that a sequence of so many places holds, over all tracks.
+    pub fn most(&self, places: u32) -> u32 {
+        let limited = self.groups().iter().map(|limit| limit.tracks * places.min(limit.most));
+        places + limited.sum::<u32>()
+    }
+
+    /// Pages that a sequence lacks of those of `promised` places: by group, since one has no use for another's.
+    pub fn undrawn(&self, promised: u32, page_len: u32, published: u32) -> u32 {
+        let limited = self.groups().iter().map(|limit| {
+            let held = page_len - self.first_of(limit, published);
+            limit.tracks * promised.min(limit.most).saturating_sub(held)
+        });
+        promised.saturating_sub(page_len) + limited.sum::<u32>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Limits, Reach};
+    use crate::layout::{Groups, PoolConfig};
+
+    #[test]
+    fn no_sequence_holds_more_than_is_promised() {
+        for (page_size, reach) in [1, 3, 16].into_iter().flat_map(|size| {
+            [
+                Reach::Window(1),
+                Reach::Window(5),
+                Reach::Window(32),
+                Reach::Chunk(1),
+                Reach::Chunk(16),
+            ]
+            .map(|reach| (size, reach))
+        }) {
+            // One lane, and two tracks more.
+            let groups = Groups::new(&[Reach::All, reach], &[1, 0, 1]).expect("both have layers");
+            let config = PoolConfig { layers: 3, groups, page_size, ..PoolConfig::default() };
+            let layout = config.layout().expect("a small pool");
+            for ahead in [1, 7, 40] {
+                let limits = Limits::new(&layout, ahead);
+                for (published, more) in
+                    (0..60).flat_map(|m| (0..=ahead).map(move |more| (m, more)))
+                {
+                    let page_len = (published * page_size + more).div_ceil(page_size);
+                    // Plainly: the places of what the next token reads, and all behind them.
+                    let first = reach.first(published * page_size) / page_size;
+                    let held = page_len + 2 * (page_len - first);
+                    assert_eq!(limits.held(0, page_len, published), held);
+                    assert!(held <= limits.most(page_len), "{reach:?} {published} {more}");
+                    assert_eq!(limits.undrawn(page_len, page_len, published), {
+                        limits.most(page_len) - held
+                    });
+                    assert_eq!(limits.first_place(2, published), first);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The byte forms of lists of page copies and of compactions, for other ranks.
+//!
+//! Not here: who makes them (`system/fork.rs`, `system/accept.rs`).
+
+use bytemuck::Pod;
+
+use super::{Compaction, PageCopy, PlanBytesError};
+
+/// Marks the byte form of copies, and its version.
+const COPIES: u64 = u64::from_le_bytes(*b"kvcopy01");
+/// Marks the byte form of compactions, and its version.
+const COMPACTIONS: u64 = u64::from_le_bytes(*b"kvmove01");
+
+impl PageCopy {
+    /// Returns the byte form of a fork's copies, little-endian: `"kvcopy01"`, their number in 64 bits, then for each
+    /// copy `source` and `target` in 32 bits. O(copies).
+    pub fn list_to_bytes(copies: &[Self]) -> Vec<u8> {
+        to_bytes(COPIES, copies)
+    }
+
+    /// Reads the byte form. O(copies).
+    ///
+    /// # Errors
+    /// [`PlanBytesError::Length`], [`PlanBytesError::Magic`]. The backend checks whether the pages exist.
+    pub fn list_from_bytes(bytes: &[u8]) -> Result<Vec<Self>, PlanBytesError> {
+        from_bytes(COPIES, bytes)
+    }
+}
+
+impl Compaction {
+    /// Returns the byte form of a step's compactions, little-endian: `"kvmove01"`, their number in 64 bits, then for
+    /// each compaction `row` and `first` in 32 bits and `keep` in 64 bits. O(compactions).
+    pub fn list_to_bytes(compactions: &[Self]) -> Vec<u8> {
+        to_bytes(COMPACTIONS, compactions)
+    }
+
+    /// Reads the byte form. O(compactions).
+    ///
+    /// # Errors
+    /// [`PlanBytesError::Length`], [`PlanBytesError::Magic`], [`PlanBytesError::Compaction`]. The backend checks
+    /// whether the rows and places exist.
+    pub fn list_from_bytes(bytes: &[u8]) -> Result<Vec<Self>, PlanBytesError> {
+        let compactions: Vec<Self> = from_bytes(COMPACTIONS, bytes)?;
+        match compactions.iter().position(|compaction| compaction.end() > 1 << 32) {
+            Some(index) => Err(PlanBytesError::Compaction { index }),
+            None => Ok(compactions),
+        }
+    }
+}
+
+fn to_bytes<T: Pod>(magic: u64, list: &[T]) -> Vec<u8> {
+    let header = [magic, list.len() as u64];
+    [bytemuck::cast_slice(&header), bytemuck::cast_slice(list)].concat()
+}
+
+fn from_bytes<T: Pod>(magic: u64, bytes: &[u8]) -> Result<Vec<T>, PlanBytesError> {
+    let length = PlanBytesError::Length { actual: bytes.len() };
+    let (header, list) = bytes.split_first_chunk::<16>().ok_or(length)?;
+    let [actual, count]: [u64; 2] = bytemuck::cast(*header);
+    if actual != magic {
+        return Err(PlanBytesError::Magic);
+    }
+    match count.checked_mul(size_of::<T>() as u64) {
+        Some(size) if size == list.len() as u64 => Ok(bytemuck::pod_collect_to_vec(list)),
+        _ => Err(length),
+    }
+}

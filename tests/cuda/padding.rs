@@ -1,0 +1,77 @@
+//! Padding rows of any length, without a row of the page tables, beside rows and trees of drafts.
+
+use kvarena::backend::cuda::Gpu;
+use kvarena::testkit::contract::TestBackend;
+use kvarena::testkit::planner::Item;
+use kvarena::{Backend, Capacity, Dtype, LayerId, Layout, OpenBackend, Scaling, StepEnd};
+
+use crate::drive::{Drive, Shape};
+use crate::gpu;
+use crate::on_gpu::{OnGpu, OnGpuOptions};
+
+/// Around the 64 masks that a tree has at most, a query tile, and several of them.
+const PADDING: [u32; 11] = [1, 2, 63, 64, 65, 100, 127, 128, 129, 256, 300];
+
+fn run(gpu: &Gpu, dtype: Dtype, head_dim: u32, fp8: Option<Scaling>, group: u32) {
+    let shape = Shape {
+        layers: 1,
+        kv_heads: 2,
+        group,
+        head_dim,
+        dtype,
+        fp8,
+        page_size: 16,
+        layout: Layout::LayerFirst,
+        capacity: Capacity::Pages(64),
+        sequences: 2,
+        max_len: 500,
+    };
+    let mut drive = Drive::new(shape, 12);
+    let mut backend = OnGpuOptions::of_rows(gpu, dtype)
+        .open(&shape.pool(), &shape.table(), 2)
+        .expect("a small pool");
+    let (tree, row) = (drive.admit(), drive.admit());
+    for (turn, &len) in PADDING.iter().enumerate() {
+        let padding = Item::Padding { len };
+        let sequences = [(tree, [9, 30][turn % 2]), (row, [1, 21][turn % 2])]
+            .map(|(sequence, len)| Item::Extend { sequence, len });
+        // The padding stands before them, between them, or behind them.
+        let mut items = sequences.to_vec();
+        items.insert(turn % 3, padding);
+        let is_tree: Vec<_> = items
+            .iter()
+            .map(|item| {
+                turn % 4 < 3 && matches!(item, Item::Extend { sequence, .. } if *sequence == tree)
+            })
+            .collect();
+        let plan = drive.planner.plan_trees(&items, &is_tree);
+        let plan = plan.plan();
+        let inputs = drive.inputs(&items, &plan).remove(0);
+        backend.begin(&plan).expect("a valid plan");
+        let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|rows| backend.input(rows));
+        let mut out = backend.output(&inputs.q);
+        let attend = shape.attend();
+        let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
+        let layer = LayerId::new(0);
+        backend.store_cache(&plan, layer, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+        let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
+        backend.attend(&plan, layer, &attend, OnGpu::rows(&q), to, Some(sums)).expect("attention");
+        backend.synchronize().expect("nothing failed");
+        println!("{dtype:?}, {fp8:?}, head_dim {head_dim}: {len} tokens of padding");
+        let results = (&backend.read_output(&out)[..], &backend.read_sums(&lse)[..]);
+        drive.check(&items, &plan, (0, &inputs.q), &attend, results, 20);
+        backend.end(StepEnd::Complete(plan.step()));
+    }
+}
+
+#[test]
+fn padding_of_any_length_is_padding() {
+    let Some(gpu) = gpu() else { return };
+    for head_dim in [64, 128, 256] {
+        for fp8 in [None, Some(Scaling::Static), Some(Scaling::ByToken)] {
+            run(&gpu, Dtype::Bf16, head_dim, fp8, 4);
+            run(&gpu, Dtype::F16, head_dim, fp8, 1);
+        }
+    }
+    run(&gpu, Dtype::F32, 64, None, 2);
+}

@@ -1,0 +1,347 @@
+//! Groups of layers: attention is the same whatever groups layers are in, a sequence holds no more than it reads, and
+//! what does not fit the groups is refused.
+
+use kvarena::backend::CpuError;
+use kvarena::page::PageState;
+use kvarena::{
+    Attend, Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Extend, Groups,
+    KvDtype, KvShape, LayerId, Namespace, Null, OwnedPlan, PageId, PlanError, PoolConfig,
+    PrefixMode, Reach, Select, SeqKey, SlotMapping, SparseBackend, StepScratch, TokenId,
+};
+
+/// Layers 1, 3 and 4 read a window.
+const WINDOW: u32 = 5;
+const WINDOWED: [bool; 5] = [false, true, false, true, true];
+const Q_HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const DIM: usize = 8;
+
+fn config(groups: Groups, page_size: u32, prefix: PrefixMode) -> EngineConfig {
+    let pool = PoolConfig {
+        layers: 5,
+        groups,
+        shape: KvShape::heads(KV_HEADS as u32, DIM as u32),
+        dtype: KvDtype::F32,
+        page_size,
+        capacity: Capacity::Pages(600),
+        ..PoolConfig::default()
+    };
+    EngineConfig { prefix, max_tokens: 4096, ..pool.into() }
+}
+
+/// Group 1 has three layers where group 0 has two: its second track has a lane that nobody uses.
+fn windows() -> Groups {
+    Groups::new(&[Reach::All, Reach::Window(WINDOW)], &WINDOWED.map(u8::from)).expect("two groups")
+}
+
+/// Numbers that depend on what they are of.
+fn numbers(kind: u64, layer: u32, token: TokenId, position: u32, count: usize) -> Vec<f32> {
+    let mut x =
+        kind << 60 ^ u64::from(layer) << 40 ^ u64::from(token.raw()) << 20 ^ u64::from(position);
+    let number = |_| {
+        x = (x ^ x >> 27).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);
+        (x >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+    };
+    (0..count).map(number).collect()
+}
+
+/// One step of both: stores and attends to every layer. The attention's bits.
+fn step(engine: &mut Engine<Cpu>, items: &[Extend]) -> Vec<u32> {
+    let (mut scratch, mut padded) = (StepScratch::new(), StepScratch::new());
+    let plan = engine.plan_batch(&mut scratch, items).expect("there is room");
+    let plan = plan.padded(&mut padded, items.len() + 1, plan.token_count() + 2);
+    // As another process reads it.
+    let bytes = OwnedPlan::from(&plan);
+    let plan = OwnedPlan::from_bytes(bytes.as_bytes()).expect("it was written");
+    let (plan, tokens) = (plan.plan(), bytes.plan().token_count());
+    let mut bits = Vec::new();
+    for layer in 0..WINDOWED.len() as u32 {
+        let rows = |kind: u64, heads: usize| -> Vec<f32> {
+            let at = plan.tokens.iter().zip(plan.positions);
+            at.flat_map(|(&token, &at)| numbers(kind, layer, token, at, heads * DIM)).collect()
+        };
+        let (k, v, q) = (rows(1, KV_HEADS), rows(2, KV_HEADS), rows(3, Q_HEADS));
+        let window = WINDOWED[layer as usize].then_some(WINDOW);
+        let attend = Attend { window, ..Attend::new(Q_HEADS as u32, DIM as u32) };
+        let (backend, layer) = (engine.backend_mut(), LayerId::new(layer));
+        backend.store_cache(&plan, layer, k[..].into(), v[..].into()).expect("rows fit");
+        let mut out = vec![0.0; tokens * Q_HEADS * DIM];
+        backend
+            .attend(&plan, layer, &attend, q[..].into(), (&mut out[..]).into(), None)
+            .expect("rows fit");
+        bits.extend(out.into_iter().map(f32::to_bits));
+    }
+    let step = plan.step();
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
+    engine.verify().expect("all invariants hold");
+    poison(engine);
+    bits
+}
+
+/// Fills all free pages with NaN: whoever reads what was given back is found out.
+fn poison(engine: &mut Engine<Cpu>) {
+    let layout = engine.shape().layout;
+    let page: Vec<u8> = (0..layout.page_bytes() / 4).flat_map(|_| f32::NAN.to_le_bytes()).collect();
+    for id in (0..layout.page_count()).map(PageId::new) {
+        if engine.world().pages.state(id) == PageState::Free {
+            engine.backend_mut().write_page(id, &page).expect("the page exists");
+        }
+    }
+}
+
+/// Two conversations in chunks, decoded together, one of them forked.
+fn run(engine: &mut Engine<Cpu>) -> Vec<u32> {
+    let token = |seed: u32, i: u32| TokenId::new(1 + (seed * 31 + i * 7) % 97);
+    let mut bits = Vec::new();
+    let mut seqs: Vec<SeqKey> = Vec::new();
+    for seed in [1, 2] {
+        let prompt: Vec<_> = (0..23 + seed).map(|i| token(seed, i)).collect();
+        let seq = engine.admit(Namespace::default(), &prompt, 40).expect("there is room");
+        for len in [9, 1, 13 + seed] {
+            bits.extend(step(engine, &[Extend { seq, len }]));
+        }
+        seqs.push(seq);
+    }
+    for i in 0..9 {
+        if i == 4 {
+            seqs.extend(engine.fork(seqs[0], 2, 50).expect("there is room").children);
+            engine.complete(engine.newest_step()).expect("all is committed");
+            engine.verify().expect("all invariants hold");
+        }
+        for (at, &seq) in (0..).zip(&seqs) {
+            engine.append(seq, &[token(at, 100 + i)]).expect("there is room");
+        }
+        let items: Vec<_> = seqs.iter().map(|&seq| Extend { seq, len: 1 }).collect();
+        bits.extend(step(engine, &items));
+    }
+    for seq in seqs {
+        engine.finish(seq).expect("it runs");
+        engine.verify().expect("all invariants hold");
+    }
+    bits
+}
+
+#[test]
+fn attention_does_not_depend_on_groups() {
+    for page_size in [1, 4, 16] {
+        for prefix in [PrefixMode::Radix, PrefixMode::None] {
+            let [one, several] = [Groups::ONE, windows()].map(|groups| {
+                let config = config(groups, page_size, prefix);
+                run(&mut Engine::new(config, CpuOptions::with_threads(1)).expect("a small pool"))
+            });
+            assert_eq!(one.len(), several.len());
+            assert!(one == several, "attention differs, pages of {page_size}, {prefix:?}");
+            assert!(one.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_the_groups_is_refused() {
+    let config = config(windows(), 4, PrefixMode::Radix);
+    let mut engine = Engine::new(config, CpuOptions::with_threads(1)).expect("a small pool");
+    let seq = engine.admit(Namespace::default(), &[TokenId::new(1); 3], 0).expect("there is room");
+    let mut scratch = StepScratch::new();
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 3 }]).expect("there is room");
+    assert_eq!(plan.track_slots.len(), 2 * 3);
+    let (q, mut out) = (vec![0.0; 3 * Q_HEADS * DIM], vec![0.0; 3 * Q_HEADS * DIM]);
+    let mut attend = |layer, window| {
+        let attend = Attend { window, ..Attend::new(Q_HEADS as u32, DIM as u32) };
+        let backend = engine.backend_mut();
+        let (layer, out) = (LayerId::new(layer), (&mut out[..]).into());
+        backend.attend(&plan, layer, &attend, q[..].into(), out, None)
+    };
+    let reach = Reach::Window(WINDOW);
+    for (layer, window) in [(1, None), (3, Some(WINDOW + 1)), (4, Some(WINDOW - 1))] {
+        let error = PlanError::Reach { layer: LayerId::new(layer), group: 1, reach, window };
+        assert_eq!(attend(layer, window), Err(CpuError::Plan(error)));
+    }
+    // A layer that keeps everything may be read through any window.
+    for (layer, window) in [(0, None), (2, Some(1)), (4, Some(WINDOW))] {
+        assert_eq!(attend(layer, window), Ok(()));
+    }
+    // Lists name tokens of layers that keep everything.
+    let (select, mut positions) = (Select { q_heads: 4, top: 1, window: None }, [0; 2]);
+    let (layer, q) = (LayerId::new(3), q[..].into());
+    let error = PlanError::SparseGroup { layer, group: 1 };
+    let selected = engine.backend_mut().select(&plan, layer, &select, q, &mut positions);
+    assert_eq!(selected, Err(CpuError::Plan(error)));
+    // Slots for fewer tracks, or of none.
+    let slots = [0; 3];
+    for track_slots in [SlotMapping::I32(&slots), SlotMapping::I32(&[])] {
+        let plan = kvarena::BatchPlan { track_slots, ..plan };
+        let (k, error) = (vec![0.0; 3 * KV_HEADS * DIM], track_slots.len());
+        let stored =
+            engine.backend_mut().store_cache(&plan, LayerId::new(0), k[..].into(), k[..].into());
+        let error = PlanError::TrackSlots { slots: error, wanted: 6 };
+        assert_eq!(stored, Err(CpuError::Plan(error)));
+    }
+}
+
+#[test]
+fn a_place_takes_a_page_of_each_track() {
+    let mut engine =
+        Engine::new(config(windows(), 4, PrefixMode::Radix), Null).expect("a small pool");
+    let prompt: Vec<_> = (0..10).map(TokenId::new).collect();
+    // Three places of three tracks each, four promised.
+    let admission = engine.admission(Namespace::default(), &prompt, 16).expect("it is right");
+    assert_eq!((admission.lacking_pages, admission.available_pages), (12, 600));
+    let seq = engine.admit(Namespace::default(), &prompt, 16).expect("there is room");
+    assert_eq!((engine.promised(seq), engine.available()), (Ok(12), 588));
+    let mut scratch = StepScratch::new();
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room");
+    let step = plan.step();
+    assert_eq!((engine.promised(seq), engine.available()), (Ok(3), 588));
+    let pages: Vec<Vec<_>> =
+        (0..3).map(|track| engine.track_table(seq, track).expect("it runs").collect()).collect();
+    assert!(pages.iter().all(|pages| pages.len() == 3), "{pages:?}");
+    assert_eq!(engine.stats().private_pages, 9);
+    engine.abort(step).expect("it is open");
+    assert_eq!((engine.promised(seq), engine.available()), (Ok(12), 588 - 9));
+    engine.complete(step).expect("it is closed");
+    assert_eq!((engine.promised(seq), engine.available()), (Ok(12), 588));
+    // Only group 0's pages are cached, so that nothing is found.
+    let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room").step();
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
+    engine.finish(seq).expect("it runs");
+    let stats = engine.stats();
+    assert_eq!((stats.evictable_pages, stats.free_pages), (2, 598));
+    assert_eq!(engine.match_prefix(Namespace::default(), &prompt).pages(), 0);
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn pages_of_more_tracks_than_there_are_pages_are_out_of_pages() {
+    let pool =
+        PoolConfig { capacity: Capacity::Pages(5), ..config(windows(), 4, PrefixMode::Radix).pool };
+    let mut engine = Engine::new(pool, Null).expect("a small pool");
+    let error = kvarena::Error::OutOfPages { wanted: 6, available: 5, after: None };
+    let refused = engine.admit(Namespace::default(), &[TokenId::new(1); 5], 0);
+    assert_eq!(refused, Err(error));
+    let seq = engine.admit(Namespace::default(), &[TokenId::new(1); 4], 0).expect("3 of 5");
+    engine.append(seq, &[TokenId::new(2)]).expect("there is room");
+    let mut scratch = StepScratch::new();
+    match engine.plan_batch(&mut scratch, &[Extend { seq, len: 5 }]) {
+        Err(EngineError::Core(got)) => assert_eq!(got, error),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// An engine without bytes for a model of `all` layers that keep everything and `others` that do not.
+fn null(all: usize, others: usize, reach: Reach, pages: u32) -> Engine<Null> {
+    let layers = [vec![0; all], vec![1; others]].concat();
+    let groups = Groups::new(&[Reach::All, reach], &layers).expect("both have layers");
+    let pool = PoolConfig {
+        layers: layers.len() as u32,
+        groups,
+        capacity: Capacity::Pages(pages),
+        ..PoolConfig::default()
+    };
+    Engine::new(pool, Null).expect("a small pool")
+}
+
+/// Computes all of a sequence's tokens in steps of 512.
+fn compute(engine: &mut Engine<Null>, seq: SeqKey) {
+    let mut scratch = StepScratch::new();
+    loop {
+        let len = engine.extend_max(seq).expect("it runs").min(512);
+        if len == 0 {
+            return;
+        }
+        let step = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room").step();
+        engine.commit(step).expect("it is open");
+        engine.complete(step).expect("it is committed");
+    }
+}
+
+#[test]
+fn a_sequence_holds_what_later_tokens_read() {
+    let (gpt_oss, gemma, scout) = (Reach::Window(128), Reach::Window(1024), Reach::Chunk(8192));
+    // Pages of 16 tokens: those of the whole sequence, and the tail in each track.
+    for (all, others, reach, tokens, pages) in [
+        (12, 12, gpt_oss, 8192, 512 + 8),
+        (10, 52, gemma, 8192, 512 + 6 * 64),
+        (12, 36, scout, 8192, 512),
+        (12, 36, scout, 8191, 512 + 3 * 512),
+    ] {
+        let mut engine = null(all, others, reach, 3000);
+        let prompt: Vec<_> = (0..tokens).map(TokenId::new).collect();
+        let seq = engine.admit(Namespace::default(), &prompt, tokens).expect("there is room");
+        compute(&mut engine, seq);
+        engine.verify().expect("all invariants hold");
+        let stats = engine.stats();
+        assert_eq!(stats.private_pages + stats.protected_pages, pages, "{reach:?}");
+        let tail = engine.track_table(seq, 1).expect("it runs").count() as u32;
+        assert_eq!(
+            (pages - 512) / tail.max(1),
+            if tail > 0 { others.div_ceil(all) as u32 } else { 0 }
+        );
+        // What was given back may be had by others, and is promised again up to what the sequence may need.
+        let free = engine.stats().free_pages;
+        assert_eq!(engine.available(), free - engine.promised(seq).expect("it runs"));
+        engine.finish(seq).expect("it runs");
+        assert_eq!(engine.stats().free_pages, 3000 - tokens / 16);
+    }
+}
+
+#[test]
+fn more_sequences_run_before_one_is_out_of_pages() {
+    // Unlike prompts of 64 tokens, each decoded to 8,192, each promised those; as many bytes as one group has.
+    let run = |mut engine: Engine<Null>| {
+        let mut seqs = Vec::new();
+        for seed in 0.. {
+            let prompt: Vec<_> = (0..8192).map(|i| TokenId::new(seed * 8192 + i)).collect();
+            let Ok(seq) = engine.admit(Namespace::default(), &prompt, 8192) else { break };
+            compute(&mut engine, seq);
+            seqs.push(seq);
+        }
+        engine.verify().expect("all invariants hold");
+        seqs.len()
+    };
+    // gpt-oss-20b: a page of one group holds 24 layers, of two groups 12. Gemma 3 27B: 62, and 10.
+    for (all, others, window, times) in [(12, 12, 128, 1.8), (10, 52, 1024, 2.9)] {
+        let bytes: u32 = 20 * 512 * (all + others) as u32;
+        let several = run(null(all, others, Reach::Window(window), bytes / all as u32));
+        let pool = PoolConfig {
+            layers: (all + others) as u32,
+            capacity: Capacity::Pages(bytes / (all + others) as u32),
+            ..PoolConfig::default()
+        };
+        let one = run(Engine::new(pool, Null).expect("a small pool"));
+        assert_eq!(one, 20);
+        assert!(several as f64 >= times * one as f64, "{several} sequences, not {times} x {one}");
+    }
+}
+
+#[test]
+fn a_plan_further_ahead_takes_what_nobody_is_promised() {
+    let groups = Groups::new(&[Reach::All, Reach::Window(4)], &[0, 1]).expect("both have layers");
+    let pool = PoolConfig {
+        layers: 2,
+        groups,
+        page_size: 4,
+        capacity: Capacity::Pages(30),
+        ..PoolConfig::default()
+    };
+    let config = EngineConfig { promise_ahead: 8, ..pool.into() };
+    let mut engine = Engine::new(config, Null).expect("a small pool");
+    let prompt: Vec<_> = (0..64).map(TokenId::new).collect();
+    // 16 places of group 0, and of the window's 3 behind and 8 ahead at most 4.
+    let seq = engine.admit(Namespace::default(), &prompt, 64).expect("20 of 30");
+    assert_eq!((engine.promised(seq), engine.available()), (Ok(20), 10));
+    let mut scratch = StepScratch::new();
+    // 10 places: 10 pages of each group, 6 of them past the promise.
+    let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 40 }]).expect("room").step();
+    assert_eq!((engine.promised(seq), engine.available()), (Ok(6), 4));
+    let refused = engine.plan_batch(&mut scratch, &[Extend { seq, len: 24 }]);
+    let error = kvarena::Error::OutOfPages { wanted: 12, available: 10, after: None };
+    assert!(matches!(refused, Err(EngineError::Core(got)) if got == error), "{refused:?}");
+    // What no later token reads comes back when the step is complete, and is promised again as far as it was.
+    engine.commit(step).expect("it is open");
+    assert_eq!((engine.promised(seq), engine.available_after(step)), (Ok(9), 10));
+    engine.complete(step).expect("it is committed");
+    assert_eq!((engine.promised(seq), engine.available()), (Ok(9), 10));
+    engine.verify().expect("all invariants hold");
+}

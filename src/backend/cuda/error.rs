@@ -182,7 +182,7 @@ pub enum CudaError {
         /// The plan's step.
         step: StepId,
     },
-    /// While a stream is captured, a launch met a kernel that no earlier launch or [`prepare`](super::Cuda::prepare) has
+    /// In a capture, a launch met a kernel that no earlier launch or [`prepare`](super::Cuda::prepare) has
     /// loaded, attention of a variant that none has made memory for, or a copy to or from the host that none has.
     NotPrepared,
     /// Attention of more variants (query heads and windows) than a step is split for.

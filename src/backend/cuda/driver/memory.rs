@@ -217,8 +217,8 @@ impl DeviceRowsMut<'_> {
     }
 }
 
-/// Pinned host memory: the device copies to and from it without the driver's help, and kernels reach it too. Dropped, it
-/// is freed after what was asked of this crate's streams of its device, which the drop waits for; the driver itself
+/// Pinned host memory: the device copies to and from it without the driver's help, and kernels reach it too. Dropped,
+/// it is freed after what was asked of this crate's streams of its device, which the drop waits for; the driver itself
 /// waits for all work of the context. A host whose other devices use it waits for those before it drops the buffer.
 #[derive(Debug)]
 pub struct PinnedBuffer {

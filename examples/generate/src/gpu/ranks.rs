@@ -66,7 +66,7 @@ impl Source {
 /// What rank 0 tells the others.
 enum Message {
     /// The pool is to be made, for streams that read so: the whole model's channels.
-    Open(Option<Reading>, PoolLayout, TableShape, u32, Sender<Result<()>>),
+    Open(Option<Reading>, Box<PoolLayout>, TableShape, u32, Sender<Result<()>>),
     /// The ways of steps of so many streams are to be chosen.
     Warm(Vec<usize>),
     /// A step was planned and is to be launched.
@@ -390,7 +390,7 @@ impl RanksRunner {
         let Ranks { own, table, max_steps, .. } = backend;
         let (layout, table, max_steps) = (*own.layout(), *table, *max_steps);
         let reading = || self.reading.clone();
-        let open = |answer| Message::Open(reading(), layout, table, max_steps, answer);
+        let open = |answer| Message::Open(reading(), Box::new(layout), table, max_steps, answer);
         let opened = self.others.ask(open)?;
         opened.into_iter().collect::<Result<()>>()?;
         self.others.tell(|| Message::Warm(streams.to_vec()));

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -65,12 +65,14 @@ impl Sums {
         x
     }
 
-    /// The same on a rank's GPU: `eager` times one by one, `replays` times in a graph. `pause` is called before each.
+    /// The same on a rank's GPU: `eager` times one by one, `replays` times in a graph. `pause` is called before each. All
+    /// ranks come to `ready`.
     fn on_rank(
         &self,
         (rank, gpu): (usize, u32),
         peers: &Peers,
         (eager, replays): (usize, usize),
+        ready: &Barrier,
         mut pause: impl FnMut(),
     ) -> Vec<bf16> {
         let device = Device::open_number(gpu).expect("it was there");
@@ -85,10 +87,16 @@ impl Sums {
             }
             Ok::<_, generate::gpu::GpuError>(())
         };
+        // SAFETY: as above.
+        unsafe { peers.add(&device, x.address(), parts.address(), 0) }.expect("loaded");
+        device.stream.synchronize().expect("done");
+        let graph = device.stream.capture(|| sums(&mut || {})).expect("captured");
+        // Copies to buffers and whoever loads kernels wait for all work of a GPU, that of other ranks on it too, which would
+        // wait for this rank's sums.
+        ready.wait();
         for _ in 0..eager {
             sums(&mut pause).expect("launched");
         }
-        let graph = device.stream.capture(|| sums(&mut || {})).expect("captured");
         for _ in 0..replays {
             pause();
             // SAFETY: what the graph names lives until its work is done, below.
@@ -98,26 +106,38 @@ impl Sums {
         read(&x, self.x.len())
     }
 
-    /// On all ranks at once; each after pauses of its own pace.
-    fn agree(&self, gpus: &[u32], (eager, replays): (usize, usize), seed: u64) {
+    /// On all ranks at once. `pause` has the rank, and how often it paused before.
+    fn agree(
+        &self,
+        gpus: &[u32],
+        (eager, replays): (usize, usize),
+        pause: impl Fn(usize, usize) + Sync,
+    ) {
         let links = Peers::connect(gpus).expect("GPUs that reach each other");
-        let expected = self.expected(eager + replays);
+        let (expected, ready) = (&self.expected(eager + replays), &Barrier::new(gpus.len()));
         thread::scope(|scope| {
             for (rank, peers) in links.into_iter().enumerate() {
-                let expected = &expected;
+                let pause = &pause;
                 scope.spawn(move || {
-                    let mut pace = Numbers(seed ^ (rank as u64) << 32);
-                    let pause = || {
-                        if pace.below(4) == 0 {
-                            thread::sleep(Duration::from_micros(pace.below(300) as u64));
-                        }
-                    };
-                    let x = self.on_rank((rank, gpus[rank]), &peers, (eager, replays), pause);
+                    let mut paused = 0..;
+                    let pause = || pause(rank, paused.next().expect("no end"));
+                    let rank_gpu = (rank, gpus[rank]);
+                    let x = self.on_rank(rank_gpu, &peers, (eager, replays), ready, pause);
                     let wrong = x.iter().zip(expected).position(|(a, b)| !same(*a, *b));
                     assert!(wrong.is_none(), "rank {rank}, number {wrong:?} of {:?}", self.counts);
                 });
             }
         });
+    }
+}
+
+/// Pauses of a pace of each rank's own.
+fn paces(seed: u64) -> impl Fn(usize, usize) + Sync {
+    move |rank, paused| {
+        let mut pace = Numbers(seed ^ (rank as u64) << 32 ^ (paused as u64) << 40);
+        if pace.below(4) == 0 {
+            thread::sleep(Duration::from_micros(pace.below(300) as u64));
+        }
     }
 }
 
@@ -134,7 +154,7 @@ fn sums_are_their_specification_bit_by_bit() {
         let Some(gpus) = gpus(ranks) else { continue };
         let counts =
             [8, 4096, 0, 24, 4104, 8, 16 * 4096, 1000, 8 * 511, 8 * 512, 8 * 513, 0, 40_000, 8];
-        Sums::new(ranks, &counts, 1).agree(&gpus, (3, 4), 2);
+        Sums::new(ranks, &counts, 1).agree(&gpus, (3, 4), paces(2));
     }
 }
 
@@ -146,7 +166,33 @@ fn no_rank_outruns_another() {
     for seed in 0..8 {
         let mut numbers = Numbers(seed);
         let counts: Vec<usize> = (0..40).map(|_| 8 * numbers.below(1300)).collect();
-        Sums::new(2, &counts, seed).agree(&gpus, (2, 3), seed);
+        Sums::new(2, &counts, seed).agree(&gpus, (2, 3), paces(seed));
+    }
+}
+
+/// On one GPU and, where there are two, on one each: a rank drops a buffer between its sums, while the other rank's stream
+/// is in the next sum and waits for this rank's.
+#[test]
+fn a_rank_drops_a_buffer_between_its_sums() {
+    let _turn = turn();
+    if device().is_none() {
+        return;
+    }
+    let numbers = [[0, 0], [0, 1]];
+    for gpus in numbers.into_iter().filter(|gpus| Device::open_number(gpus[1]).is_ok()) {
+        let device = Device::open_number(gpus[0]).expect("it was there");
+        let between = Mutex::new(Some(buffer(&device, &[0_u8; 4096])));
+        let launched = Barrier::new(2);
+        Sums::new(2, &[4096; 2], 5).agree(&gpus, (1, 1), |rank, paused| match (rank, paused) {
+            (0, 1) => {
+                launched.wait();
+                drop(between.lock().expect("nobody panics").take());
+            }
+            (1, 2) => {
+                launched.wait();
+            }
+            _ => {}
+        });
     }
 }
 
@@ -157,7 +203,7 @@ fn the_longest_sum() {
     let Some(gpus) = gpus(2) else { return };
     let most = Peers::connect(&gpus).expect("GPUs that reach each other")[0].most();
     assert_eq!(most, 256 * 4096);
-    Sums::new(2, &[most, 8, most], 3).agree(&gpus, (1, 1), 3);
+    Sums::new(2, &[most, 8, most], 3).agree(&gpus, (1, 1), paces(3));
 }
 
 /// Numbers that look as if nothing had come, infinities and zeros of both signs.
@@ -173,7 +219,7 @@ fn numbers_that_are_none_come_too() {
         }
     }
     sums.parts[0][..8].fill(bf16::from_bits(0xffff));
-    sums.agree(&gpus, (2, 2), 4);
+    sums.agree(&gpus, (2, 2), paces(4));
 }
 
 /// What sums went through is said; where GPUs do not reach each other's memory it is NCCL, unless that was refused.

@@ -16,6 +16,8 @@ LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --features cuda --test gp
 # Ranks that fail: what hangs is ended.
 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --features cuda --test gpu_ranks --no-run
 LD_LIBRARY_PATH=$driver:$lt:$nccl timeout -k 5 60 cargo test --release --features cuda --test gpu_ranks -- --nocapture
+# Ranks on one device, likewise.
+FAKE_DRIVER_DEVICES=1 LD_LIBRARY_PATH=$driver:$lt:$nccl timeout -k 5 120 cargo test --release --features cuda --test gpu_sums
 # Sums over more ranks, finely mixed; and what devices that do not reach each other's memory do.
 FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --quiet --features cuda --test gpu_sums
 FAKE_DRIVER_PEERS=0 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --quiet --features cuda --test gpu_sums what_sums

@@ -48,8 +48,8 @@ pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -
     Ok(())
 }
 
-/// One rank's microseconds a sum. A rank that fails ends the program, since the others wait for it. Memory is kept until all
-/// sums are made: giving it back waits for the streams of every GPU, where others may wait for this rank.
+/// One rank's microseconds a sum. A rank that fails ends the program, since the others wait for it, and drops nothing before:
+/// `Peers` and the last handle of a GPU wait for its work, which may wait for other ranks.
 fn rank_times(link: &Link, width: usize, batches: &[usize]) -> Vec<[Option<f32>; 2]> {
     let end = |error: GpuError| -> ! {
         let error = Error::from(error);

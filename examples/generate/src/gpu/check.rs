@@ -204,7 +204,8 @@ impl Case {
         let mut heard = Heard::default();
         server.run(&mut heard)?;
         server.engine().verify().map_err(|broken| Error::run(format!("broken: {broken}")))?;
-        let preempted = server.tally().0.preemptions > 0;
+        // Streams that give way to other requests are finished and admitted again, not preempted.
+        let preempted = server.engine().stats().preemptions > 0;
         if preempted != (setting.way == Way::Preempting) {
             return Err(Error::run(format!("{setting:?}: preempted {preempted}")));
         }

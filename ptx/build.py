@@ -7,7 +7,7 @@
                                       takes it, and the structs of params.cuh have the sizes and offsets of those in Rust
   ptx/build.py --texts FOLDER         write the PTX of the archives there, a file each
 
-benches/gpu/ptx and examples/generate/ptx have tables of their own; the first of these commands builds that of benches/gpu too.
+benches/gpu/ptx and crates/host/ptx have tables of their own; the first of these commands builds that of benches/gpu too.
 
 The compiler (NVRTC), ptxas and the compressor come from PyPI at the versions below and live in $XDG_CACHE_HOME/kvarena-ptx. Each of
 `types` has a PTX of its own, so that a driver compiles no kernel of a type that no pool has. kernels.toml describes the columns.

@@ -1,7 +1,7 @@
 //! What the tree says to others: which pages it takes in and gives out, as plain records.
 //!
 //! Who follows all of them knows which prefixes of the present generation are cached, and nothing else: no page ids, no
-//! locks. Not here: where records wait (`prefix/events.rs`), how they are sent (the host's; `examples/events` speaks
+//! locks. Not here: where records wait (`prefix/events.rs`), how they are sent (the host's; `crates/events` speaks
 //! the wire of vLLM and SGLang).
 
 use crate::hash::{NamespaceNames, PageHash, PageHashes};

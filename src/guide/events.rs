@@ -80,5 +80,5 @@
 //! Hashes of 64 bits are hints: whoever chooses prompts can make two of one xxHash. Digests of SHA-256 are what a store
 //! can be keyed by. Inside, the engine compares tokens.
 //!
-//! `examples/events` in the repository sends events as vLLM and SGLang do, replays what was lost, and feeds the router
+//! `crates/events` in the repository sends events as vLLM and SGLang do, replays what was lost, and feeds the router
 //! of NVIDIA Dynamo. Not here: what an event looks like on a wire.

@@ -14,7 +14,7 @@
  * who, where, and the line of PTX.
  *
  * A kernel of which the process has a function fake_NAME is that: it takes the parameters, of fake_NAME_bytes bytes, and the grid;
- * and whoever has work that is no kernel queues it by fake_ask (examples/generate/tests/fake_cublaslt).
+ * and whoever has work that is no kernel queues it by fake_ask (crates/host/tests/fake_cublaslt).
  *
  * Work, waiting and memory need a device's primary context, retained and current in the thread, as the backend binds it.
  *

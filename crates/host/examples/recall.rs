@@ -1,7 +1,7 @@
 //! How much of attention's weight sparse reads hold, over random K of the structure that trained models have.
 //!
 //! ```sh
-//! cargo run --release --manifest-path examples/generate/Cargo.toml --example recall
+//! cargo run --release --manifest-path crates/Cargo.toml -p generate --example recall
 //! ```
 //!
 //! A few channels of a head carry most of its products, some of them the same number for every token; tokens come in

@@ -3,10 +3,10 @@
 # the loopback, with the model that is shipped, on the CPU. Arguments: names of tests to run; without any, all.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-venv=${OPENAI_VENV:-$PWD/target/openai-venv}
+venv=${OPENAI_VENV:-$PWD/../target/openai-venv}
 if ! "$venv/bin/python" -c 'import openai' 2>/dev/null; then
     python3 -m venv "$venv"
     "$venv/bin/pip" install --quiet openai
 fi
 cargo build --release --quiet
-"$venv/bin/python" tests/openai/client.py "$PWD/target/release/generate" "$@"
+"$venv/bin/python" tests/openai/client.py "$PWD/../target/release/generate" "$@"

@@ -1,5 +1,5 @@
-/* A libcublasLt.so.13 without a device, and the kernels of examples/generate, for its tests over tests/cuda/fake_driver/driver.cc: the same
- * parameters (examples/generate/ptx/src/params.cuh), sums in f32, rows in bf16. Work goes into the driver's queue, so that what is
+/* A libcublasLt.so.13 without a device, and the kernels of crates/host, for its tests over tests/cuda/fake_driver/driver.cc: the same
+ * parameters (crates/host/ptx/src/params.cuh), sums in f32, rows in bf16. Work goes into the driver's queue, so that what is
  * done at the wrong time is seen.
  *
  * A kernel's launch gives its whole grid; each here does all of it.

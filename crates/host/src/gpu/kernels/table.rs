@@ -1,4 +1,4 @@
-//! The kernels of examples/generate/ptx/kernels.toml, of which ptx/build.py generates this file.
+//! The kernels of crates/host/ptx/kernels.toml, of which ptx/build.py generates this file.
 
 use kvarena::backend::cuda::{Archive, Kernel};
 

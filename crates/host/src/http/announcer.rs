@@ -1,4 +1,4 @@
-//! What the engine has cached, published to routers on the wire of `examples/events`.
+//! What the engine has cached, published to routers on the wire of `crates/events`.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The GPU part of examples/generate on a machine without a GPU: all but its own kernels, over a driver, a cublasLt and an NCCL
+# The GPU part of crates/host on a machine without a GPU: all but its own kernels, over a driver, a cublasLt and an NCCL
 # that run on the CPU (tests/cuda/fake_driver, library.cc, nccl.cc). Needs .ci/cuda-stub.sh and the library of
 # tests/cuda/fake_driver/run.sh.
 set -euo pipefail
@@ -8,10 +8,10 @@ driver=$PWD/target/fake-driver lt=$PWD/target/fake-cublaslt nccl=$PWD/target/fak
 mkdir -p "$lt" "$nccl"
 # Sums in any order, as on a GPU, or they would not be vectors.
 "${CXX:-c++}" -std=c++17 -O3 -fassociative-math -fno-signed-zeros -fno-trapping-math -fPIC -shared -Wall -Werror \
-    -o "$lt/libcublasLt.so.13" examples/generate/tests/fake_cublaslt/library.cc
-"${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$nccl/libnccl.so.2" examples/generate/tests/fake_cublaslt/nccl.cc
+    -o "$lt/libcublasLt.so.13" crates/host/tests/fake_cublaslt/library.cc
+"${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$nccl/libnccl.so.2" crates/host/tests/fake_cublaslt/nccl.cc
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
-cd examples/generate
+cd crates/host
 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --features cuda --test gpu --test gpu_kernels --test gpu_products --test gpu_sparse --test gpu_sums
 # Ranks that fail: what hangs is ended.
 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --release --features cuda --test gpu_ranks --no-run

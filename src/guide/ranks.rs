@@ -121,7 +121,7 @@
 //! [`EngineShape::to_bytes`](crate::EngineShape::to_bytes),
 //! [`PageCopy::list_to_bytes`](crate::PageCopy::list_to_bytes),
 //! [`Compaction::list_to_bytes`](crate::Compaction::list_to_bytes) and [`TableShape`](crate::TableShape). This script
-//! reads plans; `tests/read_plan.rs` holds it to what was written:
+//! reads plans; `tests/core/read_plan.rs` holds it to what was written:
 //!
 //! ```python
 #![doc = include_str!("read_plan.py")]

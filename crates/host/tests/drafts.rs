@@ -2,7 +2,7 @@
 //!
 //! A step with drafts multiplies other numbers of rows, whose sums round differently in their last bits: so a word may
 //! be another where two logits are that close, as it may where prompts come together. None of the golden ones is,
-//! whatever the pool rounds to. Attention alone gives the same bits (`tests/trees.rs` of the core).
+//! whatever the pool rounds to. Attention alone gives the same bits (`tests/core/trees.rs` of the core).
 
 mod common;
 

@@ -1,14 +1,12 @@
 //! What the CPU backend refuses, by name and value, with nothing written.
 
-mod small_cpu;
-
+use super::small_cpu::{Arrays, all_bytes, config, longest_row, opened, pool};
 use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Operand};
 use kvarena::{
     Attend, Capacity, Compaction, CpuOptions, KvShape, LabelChannels, LabelError, LayerId,
     NO_POSITION, OpenBackend, PageCopy, PageId, PlanError, PlaneName, PoolConfig, Queries, RowId,
     Select, Selection, SlotId, SparseBackend, StepId, TableShape,
 };
-use small_cpu::{Arrays, all_bytes, config, longest_row, opened, pool};
 
 #[test]
 fn plans_that_name_what_does_not_exist_are_refused() {

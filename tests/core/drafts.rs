@@ -1,7 +1,7 @@
 //! Drafts from outside: every refusal by its value, with the state as it was, and what is said in numbers and words.
 //!
-//! Not here: random programs of drafts beside the model (`tests/replay.rs`), what the tokens of a tree see
-//! (`tests/trees.rs`).
+//! Not here: random programs of drafts beside the model (`replay.rs`), what the tokens of a tree see
+//! (`trees.rs`).
 
 use kvarena::{
     Branch, Capacity, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, Keep,

@@ -1,4 +1,4 @@
-//! What the tree says to others, event by event. That it is enough to know what is cached, `tests/replay.rs` holds.
+//! What the tree says to others, event by event. That it is enough to know what is cached, `replay.rs` holds.
 
 use kvarena::*;
 

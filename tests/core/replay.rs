@@ -1,7 +1,7 @@
 //! Engine and tables against the naive model, on seeded workloads. A failure prints the seed and shrunk, literal ops
-//! for `tests/regression.rs`.
+//! for `regression.rs`.
 //!
-//! `KVARENA_SEEDS=1000..2000 cargo test --test replay` runs other seeds, `KVARENA_OPS=500` longer workloads.
+//! `KVARENA_SEEDS=1000..2000 cargo test --test core replay` runs other seeds, `KVARENA_OPS=500` longer workloads.
 
 use std::env;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! The inputs of the benches are those of the original generator, to the last token.
 
 #[allow(dead_code, missing_docs)]
-#[path = "../benches/cases/work.rs"]
+#[path = "../../benches/cases/work.rs"]
 mod work;
 
 use kvarena::TokenId;

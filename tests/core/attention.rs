@@ -1,9 +1,8 @@
 //! The CPU backend: it keeps the contract of backends, and gives the same numbers whatever the pool looks like.
 //!
-//! Not here: what it refuses (`tests/refusals.rs`).
+//! Not here: what it refuses (`refusals.rs`).
 
-mod small_cpu;
-
+use super::small_cpu::{Arrays, all_bytes, opened};
 use half::f16;
 use kvarena::backend::{Backend, CpuRows, CpuRowsMut, Elements};
 use kvarena::testkit::contract::{Case, check_backend, check_served, check_sparse_backend};
@@ -14,7 +13,6 @@ use kvarena::{
     OpenBackend, OwnedPlan, PageId, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, StepEnd,
     StepId, TableShape, TokenId,
 };
-use small_cpu::{Arrays, all_bytes, opened};
 
 #[test]
 fn cpu_keeps_the_contract() {

@@ -3,7 +3,7 @@
 //! A pool may keep *labels*: for each token and head a few channels of K once more, by which queries find the tokens
 //! that their logits would be greatest for (Double Sparsity). The channels are found offline, for each layer and head,
 //! and given when the backend is opened: [`LabelChannels`](crate::LabelChannels). `store_cache` writes labels with K
-//! and V. `crates/host` measures them (`--sparse`), and how much of attention's weight they find (`--recall`).
+//! and V. `crates/server` measures them (`--sparse`), and how much of attention's weight they find (`--recall`).
 //!
 //! A step then asks twice a layer: [`select`](crate::SparseBackend::select) names positions, and
 //! [`attend_selected`](crate::SparseBackend::attend_selected) reads those. What is between is plain numbers, `[rows,

@@ -67,7 +67,7 @@
 //! them.
 //!
 //! What is said need not be greedy: where each place is drawn with the noise that it would have without drafts, what is
-//! said with drafts is what would be said without. `crates/host --draft` does so, with drafts from the text
+//! said with drafts is what would be said without. `crates/server` does so (`--draft`), with drafts from the text
 //! itself.
 //!
 //! A server keeps the branches of all its sequences at once: [`accept_batch`](crate::Engine::accept_batch). Where a

@@ -3,7 +3,7 @@
 //! A pool may store *labels*: a copy of a few channels of K for each token and head. Queries use labels to find the
 //! tokens with the largest logits (Double Sparsity). The host measures the channels of each layer and head offline. It
 //! passes these [`LabelChannels`](crate::LabelChannels) when it opens the backend. `store_cache` writes labels with K
-//! and V. `crates/host` measures the channels (`--sparse`) and the share of attention's weight that they find
+//! and V. `crates/server` measures the channels (`--sparse`) and the share of attention's weight that they find
 //! (`--recall`).
 //!
 //! A step calls the backend twice for each layer. [`select`](crate::SparseBackend::select) returns positions, and

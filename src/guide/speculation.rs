@@ -69,7 +69,7 @@
 //! tokens *before* the commit, which would publish them.
 //!
 //! Sampling need not be greedy. If the host samples each position with the noise that it would have without drafts,
-//! drafts do not change the output. `crates/host --draft` does this, with drafts from the text itself.
+//! drafts do not change the output. `crates/server` (`--draft`) does this, with drafts from the text itself.
 //!
 //! A server accepts the branches of all its sequences in one call: [`accept_batch`](crate::Engine::accept_batch). If a
 //! step fails, [`abort`](crate::Engine::abort) it and roll the drafts back, because an aborted draft is an ordinary

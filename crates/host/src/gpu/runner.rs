@@ -20,9 +20,8 @@ use super::kept::Kept;
 use super::kernels::DeviceDraw;
 use super::products::{Choice, padded_rows};
 use super::sparse::Reading;
-use super::sums::Link;
+use super::sums::{Link, Transport};
 use super::weights::Weights;
-use crate::args::SumsName;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -48,7 +47,7 @@ pub struct GpuOptions {
     /// How the ways of products are chosen.
     pub choice: Choice,
     /// What sums over ranks go through; unless told, what the GPUs can.
-    pub sums: Option<SumsName>,
+    pub sums: Option<Transport>,
     /// Copy logits to the host: for checking, and for log-probabilities.
     pub keep_logits: bool,
     /// Remember when steps were on the device: not where there is no end of them.

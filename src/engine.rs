@@ -15,9 +15,21 @@ use crate::plan::{
 use crate::prefix::PrefixMatch;
 use crate::sequence::Sequence;
 use crate::stats::Stats;
-use crate::system;
-use crate::system::finish::Keep;
-use crate::system::fork::Forked;
+use crate::system::abort::{Abort, abort};
+use crate::system::accept::{Accept, accept, check_branches};
+use crate::system::admit::{Admit, Estimate, admission, admit, admit_batch, resume};
+use crate::system::append::{Append, append};
+use crate::system::commit::{Commit, commit};
+use crate::system::complete::{Complete, complete};
+use crate::system::finish::{Finish, Keep, finish, preempt};
+use crate::system::fork::{Fork, Forked, fork};
+use crate::system::leader::{IsLeading, is_leading};
+use crate::system::packed::{Packed, packed};
+use crate::system::packed_levels::packed_levels;
+use crate::system::plan_batch::{PlanBatch, extend_max, plan_batch};
+use crate::system::promise::{Promise, promise};
+use crate::system::reset::{Reset, reset};
+use crate::system::rollback::{Rollback, rollback};
 use crate::world::{Broken, Buffers, World};
 
 /// The KV-cache core of one scheduler: which tokens need computing, where their K and V go, and who may reuse what.
@@ -25,7 +37,6 @@ use crate::world::{Broken, Buffers, World};
 /// `Send`; its calls come from one thread at a time. An error leaves the state as it was, unless a method says more.
 pub struct Engine<B> {
     config: EngineConfig,
-    shape: EngineShape,
     world: World,
     backend: B,
 }
@@ -59,7 +70,7 @@ impl<B: Backend> Engine<B> {
         let shape = config.shape()?;
         let backend = backend.open(&shape.layout, &shape.table, shape.max_steps);
         let backend = backend.map_err(EngineError::Backend)?;
-        Ok(Self { config, shape, world: World::new(&shape, hash_bits)?, backend })
+        Ok(Self { config, world: World::new(&shape, hash_bits)?, backend })
     }
 
     /// The config it was made with.
@@ -69,7 +80,7 @@ impl<B: Backend> Engine<B> {
 
     /// The checked sizes; what another rank's backend is opened with.
     pub fn shape(&self) -> &EngineShape {
-        &self.shape
+        &self.world.shape
     }
 
     /// The backend.
@@ -92,7 +103,8 @@ impl<B: Backend> Engine<B> {
     /// even recency: for schedulers that order prompts by what is cached. It ends before a page with
     /// [`TokenId::PENDING`], which no sequence has. O(tokens matched).
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> PrefixMatch {
-        let found = if self.shape.finds_prefixes() { prompt.len().saturating_sub(1) } else { 0 };
+        let found =
+            if self.world.shape.finds_prefixes() { prompt.len().saturating_sub(1) } else { 0 };
         let tokens = &prompt[..found];
         self.world.prefixes.match_prefix(namespace, tokens)
     }
@@ -176,11 +188,7 @@ impl<B: Backend> Engine<B> {
         prompt: &[TokenId],
         promise: u32,
     ) -> Result<Admission, Error> {
-        let World { pages, prefixes, sequences, fence, .. } = &self.world;
-        let shape = &self.shape;
-        system::admit::admission(
-            shape, pages, prefixes, sequences, fence, namespace, prompt, promise,
-        )
+        admission(&Estimate::of(&self.world), namespace, prompt, promise)
     }
 
     /// Admits a prompt: matches, locks what matched, takes a row, and no pages. Of its tokens
@@ -210,12 +218,8 @@ impl<B: Backend> Engine<B> {
         prompt: &[TokenId],
         promise: u32,
     ) -> Result<SeqKey, Error> {
-        let World { pages, prefixes, sequences, fence, counters, buffers, .. } = &mut self.world;
-        let shape = &self.shape;
-        let admitted = system::admit::admit(
-            shape, pages, prefixes, sequences, fence, counters, buffers, namespace, prompt, promise,
-        );
-        counters.count_refusal(admitted)
+        let admitted = admit(Admit::of(&mut self.world), namespace, prompt, promise);
+        self.world.counters.count_refusal(admitted)
     }
 
     /// Admits prompts in order, all or none, as [`Engine::admit`] would each, if what all of them lack fits together.
@@ -231,12 +235,8 @@ impl<B: Backend> Engine<B> {
     /// As [`Engine::admit`]: of the first prompt that is wrong, or for want of room for all of them. Nothing has
     /// changed.
     pub fn admit_batch(&mut self, prompts: &[Prompt<'_>]) -> Result<&[Admitted], Error> {
-        let World { pages, prefixes, sequences, fence, counters, buffers, .. } = &mut self.world;
-        let shape = &self.shape;
-        let admitted = system::admit::admit_batch(
-            shape, pages, prefixes, sequences, fence, counters, buffers, prompts,
-        );
-        counters.count_refusal(admitted)?;
+        let admitted = admit_batch(Admit::of(&mut self.world), prompts);
+        self.world.counters.count_refusal(admitted)?;
         Ok(&self.world.buffers.admitted)
     }
 
@@ -246,7 +246,7 @@ impl<B: Backend> Engine<B> {
     /// The answer is never true too long. It is false too early in one case: the sequence was cut below these tokens
     /// before it was named, and is cut behind them afterwards. [`admission`](Engine::admission) then names it again.
     pub fn is_leading(&self, leader: &Leader) -> bool {
-        system::leader::is_leading(&self.world.prefixes, &self.world.sequences, leader)
+        is_leading(&IsLeading::of(&self.world), leader)
     }
 
     /// Promises a running sequence room for so many tokens in all, in place of what it was promised: as
@@ -256,10 +256,8 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfPages`] if the pages beyond
     /// the promise before cannot be had now.
     pub fn promise(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
-        let World { pages, prefixes, sequences, fence, counters, .. } = &mut self.world;
-        let promised =
-            system::promise::promise(&self.shape, pages, prefixes, sequences, fence, seq, len);
-        counters.count_refusal(promised)
+        let promised = promise(Promise::of(&mut self.world), seq, len);
+        self.world.counters.count_refusal(promised)
     }
 
     /// Plans a step: takes exactly the pages that the new tokens need, evicts no more than are lacking, writes the plan
@@ -300,14 +298,8 @@ impl<B: Backend> Engine<B> {
         items: &[Extend],
         drafts: &[Draft<'_>],
     ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
-        let World { pages, prefixes, sequences, steps, fence, meeting, counters, buffers } =
-            &mut self.world;
-        let shape = &self.shape;
-        let plan = system::plan_batch::plan_batch(
-            shape, pages, prefixes, sequences, steps, fence, meeting, counters, buffers, scratch,
-            items, drafts,
-        );
-        let plan = counters.count_refusal(plan)?;
+        let plan = plan_batch(PlanBatch::of(&mut self.world), scratch, items, drafts);
+        let plan = self.world.counters.count_refusal(plan)?;
         if let Err(error) = self.backend.begin(&plan) {
             self.abort(plan.step).expect("the step was just planned");
             return Err(EngineError::Backend(error));
@@ -331,8 +323,7 @@ impl<B: Backend> Engine<B> {
         scratch: &'step mut StepScratch,
         items: &[Extend],
     ) -> Result<PackedPlan<'step>, Error> {
-        let World { sequences, steps, .. } = &self.world;
-        system::packed::packed(sequences, steps, &self.shape.layout, 0, items, scratch.reset())
+        packed(&Packed::of(&self.world), 0, items, scratch.reset())
     }
 
     /// [`packed`](Engine::packed) of the page tables of another track: those of the layers that
@@ -349,10 +340,8 @@ impl<B: Backend> Engine<B> {
         track: u32,
         items: &[Extend],
     ) -> Result<PackedPlan<'step>, Error> {
-        assert!(track < self.shape.table.tracks, "there is no track {track}");
-        let World { sequences, steps, .. } = &self.world;
-        let layout = &self.shape.layout;
-        system::packed::packed(sequences, steps, layout, track, items, scratch.reset())
+        assert!(track < self.world.shape.table.tracks, "there is no track {track}");
+        packed(&Packed::of(&self.world), track, items, scratch.reset())
     }
 
     /// [`packed`](Engine::packed), of group 0, in the levels of FlashInfer's cascade: what several sequences share is
@@ -373,9 +362,7 @@ impl<B: Backend> Engine<B> {
         plan: &BatchPlan<'_>,
         items: &[Extend],
     ) -> Result<PackedLevels<'step>, Error> {
-        let (World { sequences, steps, .. }, layout) = (&self.world, &self.shape.layout);
-        let bump = scratch.reset();
-        system::packed_levels::packed_levels(sequences, steps, layout, plan, items, bump)
+        packed_levels(&Packed::of(&self.world), plan, items, scratch.reset())
     }
 
     /// Appends tokens to a sequence: sampled, drafted, or the next turn of a conversation. May come after the
@@ -384,7 +371,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfTokens`].
     pub fn append(&mut self, seq: SeqKey, tokens: &[TokenId]) -> Result<(), Error> {
-        system::append::append(&self.shape, &mut self.world.sequences, seq, tokens)
+        append(Append::of(&mut self.world), seq, tokens)
     }
 
     /// Keeps a branch of the drafts that a step checks of a sequence, and forgets the others, with all that was
@@ -419,15 +406,12 @@ impl<B: Backend> Engine<B> {
         step: StepId,
         branches: &[Branch<'_>],
     ) -> Result<&[Compaction], EngineError<B::Error>> {
-        let World { pages, sequences, steps, fence, counters, buffers, .. } = &mut self.world;
-        let page_size = self.shape.layout.page_size();
-        system::accept::check(sequences, steps, buffers, step, branches)?;
-        if !buffers.compactions.is_empty() {
-            self.backend.compact(&buffers.compactions).map_err(EngineError::Backend)?;
+        check_branches(&mut Accept::of(&mut self.world), step, branches)?;
+        let compactions = &self.world.buffers.compactions;
+        if !compactions.is_empty() {
+            self.backend.compact(compactions).map_err(EngineError::Backend)?;
         }
-        system::accept::accept(
-            pages, sequences, steps, fence, counters, buffers, page_size, step, branches,
-        );
+        accept(Accept::of(&mut self.world), step, branches);
         Ok(&self.world.buffers.compactions)
     }
 
@@ -439,12 +423,7 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is,
     /// [`Error::NotAccepted`] for drafts of which no branch is kept.
     pub fn commit(&mut self, step: StepId) -> Result<(), Error> {
-        let World { pages, prefixes, sequences, steps, fence, counters, buffers, .. } =
-            &mut self.world;
-        let shape = &self.shape;
-        system::commit::commit(
-            shape, pages, prefixes, sequences, steps, fence, counters, buffers, step,
-        )
+        commit(Commit::of(&mut self.world), step)
     }
 
     /// All steps up to `step` are done on all streams and ranks: what waited for them returns, and the backend refuses
@@ -460,8 +439,7 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`] if one up to it is neither committed nor
     /// aborted.
     pub fn complete(&mut self, step: StepId) -> Result<(), Error> {
-        let World { pages, prefixes, steps, fence, buffers, .. } = &mut self.world;
-        system::complete::complete(pages, prefixes, steps, fence, buffers, step)?;
+        complete(Complete::of(&mut self.world), step)?;
         self.backend.end(StepEnd::Complete(step));
         Ok(())
     }
@@ -474,9 +452,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open.
     pub fn abort(&mut self, step: StepId) -> Result<(), Error> {
-        let World { pages, sequences, steps, fence, counters, buffers, .. } = &mut self.world;
-        let page_size = self.shape.layout.page_size();
-        system::abort::abort(pages, sequences, steps, fence, counters, buffers, page_size, step)?;
+        abort(Abort::of(&mut self.world), step)?;
         self.backend.end(StepEnd::Abort(step));
         Ok(())
     }
@@ -497,9 +473,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownSequence`].
     pub fn finish_with(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
-        let World { pages, prefixes, sequences, fence, buffers, .. } = &mut self.world;
-        let shape = &self.shape;
-        system::finish::finish(shape, pages, prefixes, sequences, fence, buffers, seq, keep)
+        finish(Finish::of(&mut self.world), seq, keep)
     }
 
     /// Preempts a sequence: it gives its pages up and keeps its tokens and its row, to be [resumed](Engine::resume).
@@ -508,11 +482,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`].
     pub fn preempt(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
-        let World { pages, prefixes, sequences, fence, buffers, .. } = &mut self.world;
-        let shape = &self.shape;
-        system::finish::preempt(shape, pages, prefixes, sequences, fence, buffers, seq, keep)?;
-        self.world.counters.preemptions += 1;
-        Ok(())
+        preempt(Finish::of(&mut self.world), seq, keep)
     }
 
     /// Admits a preempted sequence again with all the tokens it has; `promise` as in [`admit`](Engine::admit).
@@ -522,12 +492,8 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`] (the promise), [`Error::OutOfPages`] if
     /// the rest of the tokens or of the promise cannot fit now.
     pub fn resume(&mut self, seq: SeqKey, promise: u32) -> Result<(), Error> {
-        let World { pages, prefixes, sequences, fence, counters, buffers, .. } = &mut self.world;
-        let shape = &self.shape;
-        let resumed = system::admit::resume(
-            shape, pages, prefixes, sequences, fence, counters, buffers, seq, promise,
-        );
-        counters.count_refusal(resumed)
+        let resumed = resume(Admit::of(&mut self.world), seq, promise);
+        self.world.counters.count_refusal(resumed)
     }
 
     /// `count` sequences with the same past, all or none: computed whole pages are shared, a partly filled tail page is
@@ -547,15 +513,10 @@ impl<B: Backend> Engine<B> {
         count: u32,
         promise: u32,
     ) -> Result<Forked<'_>, EngineError<B::Error>> {
-        let World { pages, prefixes, sequences, steps, fence, counters, buffers, .. } =
-            &mut self.world;
-        let shape = &self.shape;
-        let step = system::fork::fork(
-            shape, pages, prefixes, sequences, steps, fence, counters, buffers, seq, count, promise,
-        );
-        let step = counters.count_refusal(step)?;
+        let step = fork(Fork::of(&mut self.world), seq, count, promise);
+        let step = self.world.counters.count_refusal(step)?;
         if step.is_some()
-            && let Err(error) = self.backend.copy_pages(&buffers.copies)
+            && let Err(error) = self.backend.copy_pages(&self.world.buffers.copies)
         {
             while let Some(child) = self.world.buffers.children.pop() {
                 self.finish_with(child, Keep::Drop).expect("the child was just made");
@@ -574,18 +535,13 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnknownSequence`], [`Error::NotAccepted`], [`Error::RollbackLen`] for 0, for less than what is
     /// published, or past the tokens.
     pub fn rollback(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
-        let World { pages, sequences, steps, fence, buffers, .. } = &mut self.world;
-        let page_size = self.shape.layout.page_size();
-        system::rollback::rollback(pages, sequences, steps, fence, buffers, page_size, seq, len)?;
-        self.world.counters.rollbacks += 1;
-        Ok(())
+        rollback(Rollback::of(&mut self.world), seq, len)
     }
 
     /// Drops every idle prefix; those in use match no more and go with their last user. For a host that changes the
     /// model's weights. O(idle pages).
     pub fn reset(&mut self) {
-        let World { pages, prefixes, buffers, .. } = &mut self.world;
-        system::reset::reset(pages, prefixes, buffers);
+        reset(Reset::of(&mut self.world));
     }
 
     /// Tokens of a sequence that have K and V.
@@ -615,7 +571,7 @@ impl<B: Backend> Engine<B> {
         if sequence.is_preempted() || sequence.is_drafted() {
             return Ok(0);
         }
-        Ok(system::plan_batch::extend_max(&self.shape, sequence, &self.world.steps))
+        Ok(extend_max(&self.world.shape, sequence, &self.world.steps))
     }
 
     /// Known tokens of a sequence.
@@ -667,7 +623,7 @@ impl<B: Backend> Engine<B> {
         seq: SeqKey,
         track: u32,
     ) -> Result<impl Iterator<Item = PageId> + '_, Error> {
-        assert!(track < self.shape.table.tracks, "there is no track {track}");
+        assert!(track < self.world.shape.table.tracks, "there is no track {track}");
         Ok(self.world.sequences.track_pages(self.sequence(seq)?, track, 0))
     }
 

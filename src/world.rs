@@ -27,8 +27,10 @@ use crate::sequence::{Sequence, SequenceTable};
 use crate::stats::Stats;
 use crate::step::StepLog;
 
-/// The tables.
+/// The tables, and the limits that they are made with.
 pub struct World {
+    /// Limits of the tables.
+    pub shape: EngineShape,
     /// States of pages.
     pub pages: PagePool,
     /// Cached prefixes.
@@ -101,6 +103,7 @@ impl World {
             memory::check(shape.bytes().host())?;
         }
         let mut world = Self {
+            shape: *shape,
             pages: PagePool::try_new(page_count)?,
             prefixes: PrefixTree::try_new(page_count, page_size, hash_bits)?,
             sequences: SequenceTable::try_new(&shape.table, page_size, hash_bits)?,

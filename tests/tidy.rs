@@ -276,3 +276,58 @@ fn invariants(text: &str) -> BTreeSet<String> {
     };
     starts.map(|(start, _)| start.to_owned()).filter(|start| number(start)).collect()
 }
+
+/// Columns of the access table in `src/system/mod.rs`: each table's name and type.
+const TABLES: [(&str, &str); 5] = [
+    ("pages", "PagePool"),
+    ("prefixes", "PrefixTree"),
+    ("sequences", "SequenceTable"),
+    ("steps", "StepLog"),
+    ("fence", "Fence"),
+];
+
+/// How a file borrows a table of this type: `writes`, `reads` or nothing.
+fn borrows(text: &str, table: &str) -> &'static str {
+    let mut found = "";
+    for line in code(text) {
+        for (at, _) in line.match_indices(table) {
+            // What stands between the `&` and the type: a lifetime, `mut`, both or neither.
+            let between = line[..at].rsplit_once('&').map_or(",", |(_, between)| between);
+            let whole = !line[at + table.len()..].starts_with(|c: char| c.is_alphanumeric());
+            if whole && between.ends_with("mut ") {
+                return "writes";
+            }
+            if whole && (between.is_empty() || between.starts_with('\'')) {
+                found = "reads";
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_access_table_is_what_the_systems_declare() {
+    let folder = root().join("src/system");
+    let table = fs::read_to_string(folder.join("mod.rs")).expect("it is there");
+    let mut lines = table.lines().filter_map(|line| line.strip_prefix("//! | "));
+    let header = lines.next().expect("the table has a header");
+    assert_eq!(header, format!("system | {} |", TABLES.map(|(name, _)| name).join(" | ")));
+    let mut rows = BTreeMap::new();
+    for line in lines {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        for link in cells[0].split("[`").skip(1) {
+            let system = link.split('`').next().expect("a name").to_owned();
+            rows.insert(system, cells[1..=TABLES.len()].to_vec());
+        }
+    }
+    for (path, text) in files(&folder, "rs") {
+        let system = path.file_stem().expect("a name").to_string_lossy().into_owned();
+        if ["mod", "access"].contains(&&*system) {
+            continue;
+        }
+        assert!(!text.contains("too_many_arguments"), "{system} takes an access list");
+        let row = rows.remove(&system).unwrap_or_else(|| panic!("{system} is in no row"));
+        assert_eq!(row, TABLES.map(|(_, table)| borrows(&text, table)), "{system}");
+    }
+    assert!(rows.is_empty(), "these are no systems: {rows:?}");
+}

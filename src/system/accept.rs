@@ -3,6 +3,7 @@
 //! K and V of a branch stand among those of the others, so a backend moves them together, before the commit: a slot is
 //! nothing but its token's place in the sequence.
 
+use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::StepId;
@@ -11,8 +12,22 @@ use crate::plan::{Branch, Compaction};
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
 use crate::step::{StepItem, StepLog};
+use crate::system::access::access;
 use crate::system::release::release_pages;
-use crate::world::Buffers;
+use crate::world::{Buffers, World};
+
+access! {
+    /// Tables of [`check_branches`] and [`accept`].
+    struct Accept of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
 
 /// Checks the branches that are to be kept of a step's drafts; what backends have to move is left in the buffers.
 /// O(tokens kept).
@@ -21,13 +36,12 @@ use crate::world::Buffers;
 /// [`Error::UnknownStep`]; for a branch [`Error::UnknownSequence`], [`Error::Preempted`],
 /// [`Error::NotDrafted`], [`Error::RepeatedSequence`] for one that stands twice or out of order, [`Error::NotABranch`],
 /// [`Error::RollbackLen`] where no token would be left.
-pub(crate) fn check(
-    sequences: &SequenceTable,
-    steps: &StepLog,
-    buffers: &mut Buffers,
+pub(crate) fn check_branches(
+    world: &mut Accept<'_>,
     step: StepId,
     branches: &[Branch<'_>],
 ) -> Result<(), Error> {
+    let Accept { sequences, steps, buffers, .. } = world;
     steps.check_abort(step)?;
     buffers.compactions.clear();
     let mut before = 0;
@@ -58,18 +72,9 @@ pub(crate) fn check(
 }
 
 /// Keeps branches that were checked, and whose slots were moved. O(drafts, and pages released).
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn accept(
-    pages: &mut PagePool,
-    sequences: &mut SequenceTable,
-    steps: &mut StepLog,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
-    page_size: u32,
-    step: StepId,
-    branches: &[Branch<'_>],
-) {
+pub(crate) fn accept(world: Accept<'_>, step: StepId, branches: &[Branch<'_>]) {
+    let Accept { shape, pages, sequences, steps, fence, counters, buffers } = world;
+    let page_size = shape.layout.page_size();
     for &Branch { seq, tokens } in branches {
         let sequence = sequences.get(seq).expect("checked");
         let (number, last_step) = (sequence.last_item, sequence.last_step);

@@ -11,34 +11,55 @@ use crate::plan::{Admission, Admitted, Prompt};
 use crate::prefix::{PrefixMatch, PrefixTree};
 use crate::sequence::{Entered, SequenceTable};
 use crate::stats::Stats;
+use crate::system::access::access;
 use crate::system::append::check_known;
 use crate::system::leader::leader as leader_of;
 use crate::system::promise::check_promise;
 use crate::system::room::Room;
-use crate::world::Buffers;
+use crate::world::{Buffers, World};
+
+access! {
+    /// Tables of [`admission`].
+    struct Estimate of &World {
+        shape: &EngineShape,
+        pages: &PagePool,
+        prefixes: &PrefixTree,
+        sequences: &SequenceTable,
+        fence: &Fence,
+    }
+}
+
+access! {
+    /// Tables of [`admit`], [`admit_batch`] and [`resume`].
+    struct Admit of &mut World {
+        shape: &EngineShape,
+        pages: &PagePool,
+        prefixes: &mut PrefixTree,
+        sequences: &mut SequenceTable,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
 
 /// What admitting a prompt would take; changes nothing. O(prompt), and where it does not fit O(unfinished steps and
 /// idle nodes of the match).
 ///
 /// # Errors
 /// As [`admit`], but for [`Error::OutOfPages`].
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn admission(
-    shape: &EngineShape,
-    pages: &PagePool,
-    prefixes: &PrefixTree,
-    sequences: &SequenceTable,
-    fence: &Fence,
+    world: &Estimate<'_>,
     namespace: Namespace,
     prompt: &[TokenId],
     promise: u32,
 ) -> Result<Admission, Error> {
+    let Estimate { shape, pages, prefixes, sequences, fence } = *world;
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
     let found =
         shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(shape, prompt)));
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
-    let room = Room::new(pages, prefixes, sequences.promised(), fence);
+    let room = Room::new(pages, prefixes, sequences, fence);
     let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
     let admission = ask(shape, prefixes, &room, found.as_ref(), most);
     let leader = found.filter(|_| shape.finds_prefixes());
@@ -53,24 +74,18 @@ pub(crate) fn admission(
 /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::UnnamedNamespace`], [`Error::PendingToken`],
 /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfPages`] if the tokens that are not cached, or those
 /// promised, cannot fit now. Nothing changes then.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn admit(
-    shape: &EngineShape,
-    pages: &PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
+    world: Admit<'_>,
     namespace: Namespace,
     prompt: &[TokenId],
     promise: u32,
 ) -> Result<SeqKey, Error> {
+    let Admit { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
     let found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
-    let room = Room::new(pages, prefixes, sequences.promised(), fence);
+    let room = Room::new(pages, prefixes, sequences, fence);
     let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
     ask(shape, prefixes, &room, found.as_ref(), most).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
@@ -87,18 +102,8 @@ pub(crate) fn admit(
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`], [`Error::OutOfPages`]. Nothing changes
 /// then.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn resume(
-    shape: &EngineShape,
-    pages: &PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
-    seq: SeqKey,
-    promise: u32,
-) -> Result<(), Error> {
+pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), Error> {
+    let Admit { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
     let sequence = sequences.get(seq)?;
     if !sequence.is_preempted() {
         return Err(Error::NotPreempted { seq });
@@ -115,7 +120,7 @@ pub(crate) fn resume(
         buffers.tokens.extend_from_slice(piece);
     }
     let found = find(shape, prefixes, namespace, &buffers.tokens, &mut buffers.pages);
-    let room = Room::new(pages, prefixes, sequences.promised(), fence);
+    let room = Room::new(pages, prefixes, sequences, fence);
     let most = sequences.limits().most(places(shape, len, promise));
     ask(shape, prefixes, &room, found.as_ref(), most).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
@@ -130,17 +135,8 @@ pub(crate) fn resume(
 ///
 /// # Errors
 /// As [`admit`]: of the first prompt that is wrong, or of all together. Nothing changes then.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn admit_batch(
-    shape: &EngineShape,
-    pages: &PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
-    prompts: &[Prompt<'_>],
-) -> Result<(), Error> {
+pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<(), Error> {
+    let Admit { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
     let mut chunks = 0;
     for prompt in prompts {
         check_prompt(shape, prefixes, prompt.namespace, prompt.tokens, prompt.promise)?;
@@ -149,7 +145,7 @@ pub(crate) fn admit_batch(
     }
     sequences.check_rows(prompts.len())?;
     sequences.check_chunks(chunks)?;
-    let room = Room::new(pages, prefixes, sequences.promised(), fence);
+    let room = Room::new(pages, prefixes, sequences, fence);
     let (lacking, idle) =
         ask_all(shape, prefixes, sequences, buffers, prompts, |found| prefixes.idle_pages(found));
     if lacking + idle > room.unpromised() {

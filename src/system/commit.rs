@@ -9,32 +9,53 @@ use crate::prefix::PrefixTree;
 use crate::sequence::{Entered, Sequence, SequenceTable};
 use crate::stats::Stats;
 use crate::step::StepLog;
-use crate::system::publish::insert;
-use crate::world::Buffers;
+use crate::system::access::access;
+use crate::system::publish::Publisher;
+use crate::world::{Buffers, World};
+
+access! {
+    /// Tables of [`commit`].
+    struct Commit of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        prefixes: &mut PrefixTree,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
 
 /// Commits a planned step. Sequences that were finished or preempted since are skipped. O(batch and pages published).
 ///
 /// # Errors
 /// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is,
 /// [`Error::NotAccepted`] for drafts of which no branch is kept.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn commit(
-    shape: &EngineShape,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    steps: &mut StepLog,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
-    step: StepId,
-) -> Result<(), Error> {
+pub(crate) fn commit(world: Commit<'_>, step: StepId) -> Result<(), Error> {
+    let Commit { shape, pages, prefixes, sequences, steps, fence, counters, buffers } = world;
     steps.check_commit(step)?;
     if steps.has_drafts(step) {
         check_accepted(sequences, steps, step)?;
     }
-    buffers.pages.clear();
     prefixes.publish_as_of(step);
+    buffers.pages.clear();
+    let mut publisher = Publisher { pages, prefixes, fence, buffers };
+    let publisher = shape.publishes().then_some(&mut publisher);
+    commit_items(sequences, steps, counters, publisher, step);
+    pages.publish(&buffers.pages);
+    steps.close(step);
+    Ok(())
+}
+
+/// Commits a step's items, of which the publisher takes the whole pages, if there is one.
+fn commit_items(
+    sequences: &mut SequenceTable,
+    steps: &StepLog,
+    counters: &mut Stats,
+    mut publisher: Option<&mut Publisher<'_>>,
+    step: StepId,
+) {
     for number in steps.items_of(step) {
         let item = steps.item(number);
         let Ok(row) = sequences.row_mut(item.seq) else { continue };
@@ -46,13 +67,10 @@ pub(crate) fn commit(
             count_entry(row.sequence, item.start, counters);
         }
         counters.computed_tokens += u64::from(item.end - item.start);
-        if shape.publishes() {
-            insert(pages, prefixes, row, fence, buffers);
+        if let Some(publisher) = &mut publisher {
+            publisher.insert(row);
         }
     }
-    pages.publish(&buffers.pages);
-    steps.close(step);
-    Ok(())
 }
 
 /// Refuses a step with drafts of which no branch is kept, unless their sequence is finished.

@@ -8,9 +8,24 @@ use crate::id::SeqKey;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
+use crate::stats::Stats;
+use crate::system::access::access;
 use crate::system::publish::publish;
 use crate::system::release::{release_lock, release_pages};
-use crate::world::Buffers;
+use crate::world::{Buffers, World};
+
+access! {
+    /// Tables of [`finish`] and [`preempt`].
+    struct Finish of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        prefixes: &mut PrefixTree,
+        sequences: &mut SequenceTable,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
 
 /// What becomes of the computed pages of a sequence that is preempted or dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,24 +42,14 @@ pub enum Keep {
 ///
 /// # Errors
 /// [`Error::UnknownSequence`].
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn finish(
-    shape: &EngineShape,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    buffers: &mut Buffers,
-    seq: SeqKey,
-    keep: Keep,
-) -> Result<(), Error> {
-    let sequence = sequences.get(seq)?;
+pub(crate) fn finish(mut world: Finish<'_>, seq: SeqKey, keep: Keep) -> Result<(), Error> {
+    let sequence = world.sequences.get(seq)?;
     let namespace = sequence.namespace;
     if !sequence.is_preempted() {
-        release(shape, pages, prefixes, sequences, fence, buffers, seq, keep);
+        release(&mut world, seq, keep);
     }
-    sequences.despawn(seq);
-    prefixes.release_names(namespace);
+    world.sequences.despawn(seq);
+    world.prefixes.release_names(namespace);
     Ok(())
 }
 
@@ -53,36 +58,18 @@ pub(crate) fn finish(
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`].
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn preempt(
-    shape: &EngineShape,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    buffers: &mut Buffers,
-    seq: SeqKey,
-    keep: Keep,
-) -> Result<(), Error> {
-    sequences.running(seq)?;
-    sequences.check_accepted(seq)?;
-    release(shape, pages, prefixes, sequences, fence, buffers, seq, keep);
-    sequences.clear_pages(seq);
+pub(crate) fn preempt(mut world: Finish<'_>, seq: SeqKey, keep: Keep) -> Result<(), Error> {
+    world.sequences.running(seq)?;
+    world.sequences.check_accepted(seq)?;
+    release(&mut world, seq, keep);
+    world.sequences.clear_pages(seq);
+    world.counters.preemptions += 1;
     Ok(())
 }
 
 /// Releases a running sequence's pages and prefix.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-fn release(
-    shape: &EngineShape,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    buffers: &mut Buffers,
-    seq: SeqKey,
-    keep: Keep,
-) {
+fn release(world: &mut Finish<'_>, seq: SeqKey, keep: Keep) {
+    let Finish { shape, pages, prefixes, sequences, fence, buffers, .. } = world;
     if keep == Keep::Publish && shape.shares_prefixes() {
         publish(pages, prefixes, sequences, fence, buffers, seq);
     }

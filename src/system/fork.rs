@@ -11,11 +11,26 @@ use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
 use crate::step::StepLog;
+use crate::system::access::access;
 use crate::system::promise::check_promise;
 use crate::system::publish::publish;
 use crate::system::reclaim::reclaim;
 use crate::system::room::Room;
-use crate::world::Buffers;
+use crate::world::{Buffers, World};
+
+access! {
+    /// Tables of [`fork`].
+    struct Fork of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        prefixes: &mut PrefixTree,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
 
 /// The children that a fork made. Copy what is needed of it before the engine's next call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,20 +56,13 @@ pub struct Forked<'a> {
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
 /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], where something is to be copied [`Error::OutOfSteps`], and
 /// [`Error::OutOfPages`] if copies and promises cannot be had. Nothing changes then.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn fork(
-    shape: &EngineShape,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    steps: &mut StepLog,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
+    world: Fork<'_>,
     seq: SeqKey,
     count: u32,
     promise: u32,
 ) -> Result<Option<StepId>, Error> {
+    let Fork { shape, pages, prefixes, sequences, steps, fence, counters, buffers } = world;
     let parent = sequences.running(seq)?;
     sequences.check_accepted(seq)?;
     check_promise(shape, promise)?;
@@ -77,7 +85,7 @@ pub(crate) fn fork(
     }
     let wanted = u64::from(count) * copied;
     let undrawn = u64::from(count) * u64::from(limits.undrawn(promised, page_len, shared));
-    let room = Room::new(pages, prefixes, sequences.promised(), fence);
+    let room = Room::new(pages, prefixes, sequences, fence);
     room.check(wanted + undrawn, 0)?;
     // Before publishing, which may turn evictable pages into protected ones: nothing fails after this.
     let evicted = reclaim(pages, prefixes, wanted, &mut buffers.freed);

@@ -10,6 +10,8 @@ use crate::id::{SeqKey, TokenId};
 use crate::plan::Leader;
 use crate::prefix::{PrefixMatch, PrefixTree, common_tokens};
 use crate::sequence::SequenceTable;
+use crate::system::access::access;
+use crate::world::World;
 
 /// Returns the leader of a prompt of which `found` is cached, if there is one. Published prefixes end where nodes do
 /// (W2), so each node of the match costs a look-up, and each sequence found there a comparison of one page.
@@ -38,16 +40,21 @@ pub(crate) fn leader(
     Some(Leader::new(seq, pages * search.page_size, cuts.count))
 }
 
+access! {
+    /// Tables of [`is_leading`].
+    struct IsLeading of &World {
+        prefixes: &PrefixTree,
+        sequences: &SequenceTable,
+    }
+}
+
 /// Whether a leader is still on its way to what it was named for: it runs in the present generation, has not published
 /// that, and has forgotten none of it. O(1).
 ///
 /// The table stores the number of cuts and the fewest tokens that one left. So a leader named between two cuts counts
 /// as stopped if the first cut left fewer tokens than it was named for, although the second one spares them.
-pub(crate) fn is_leading(
-    prefixes: &PrefixTree,
-    sequences: &SequenceTable,
-    leader: &Leader,
-) -> bool {
+pub(crate) fn is_leading(world: &IsLeading<'_>, leader: &Leader) -> bool {
+    let IsLeading { prefixes, sequences } = *world;
     let Ok(sequence) = sequences.running(leader.seq) else { return false };
     let lock = sequence.lock.as_ref().expect("it runs");
     let generation = prefixes.present_scope(sequence.namespace).generation;

@@ -1,7 +1,8 @@
-//! What happens to the tables: one verb per file, free functions over the tables they touch. A function's signature is
-//! its access list: `&` reads, `&mut` writes.
+//! Changes to the tables: one verb per file, free functions over the tables that they touch.
 //!
-//! In the order of a step:
+//! A system that the engine calls takes an access list: a struct with a field for each table, `&` to read and `&mut` to
+//! write. Its constructor `of` borrows them from a [`World`](crate::world::World). Systems that other systems call take
+//! the tables as arguments. `tests/tidy.rs` compares both with this table, which is in the order of a step:
 //!
 //! | system | pages | prefixes | sequences | steps | fence |
 //! |---|---|---|---|---|---|
@@ -27,6 +28,8 @@
 //! | [`reset`]: forget what is cached | writes | writes | | | |
 //!
 //! Each decides before its first write: an error leaves the tables as they were.
+
+mod access;
 
 pub mod abort;
 pub mod accept;

@@ -2,12 +2,23 @@
 
 use bumpalo::Bump;
 
+use crate::config::EngineShape;
 use crate::error::Error;
 use crate::id::PageId;
-use crate::layout::PoolLayout;
 use crate::plan::{Extend, PackedPlan};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::StepLog;
+use crate::system::access::access;
+use crate::world::World;
+
+access! {
+    /// Tables of [`packed`] and [`packed_levels`](super::packed_levels::packed_levels).
+    struct Packed of &World {
+        shape: &EngineShape,
+        sequences: &SequenceTable,
+        steps: &StepLog,
+    }
+}
 
 /// A track of the page tables of planned items as packed CSR arrays, as they stand after the plan. O(pages of the
 /// items): this is the cost that plans avoid.
@@ -16,14 +27,13 @@ use crate::step::StepLog;
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`], [`Error::PackedTree`],
 /// [`Error::PackedLimit`].
 pub(crate) fn packed<'step>(
-    sequences: &SequenceTable,
-    steps: &StepLog,
-    layout: &PoolLayout,
+    world: &Packed<'_>,
     track: u32,
     items: &[Extend],
     bump: &'step Bump,
 ) -> Result<PackedPlan<'step>, Error> {
-    let all = check_items(sequences, steps, layout, items)?;
+    let all = check_items(world, items)?;
+    let Packed { shape, sequences, .. } = *world;
     let first = |sequence: &Sequence| sequences.limits().first_place(track, sequence.published);
     let not_held = items.iter().map(|item| sequences.running(item.seq).map_or(0, first) as usize);
     let pages = if track == 0 { all } else { all - not_held.sum::<usize>() };
@@ -31,18 +41,14 @@ pub(crate) fn packed<'step>(
     for item in items {
         let sequence = sequences.running(item.seq)?;
         let pages = sequences.page_pieces(sequence, track, first(sequence), sequence.page_len);
-        packer.push(item.len, pages, last_page_len(sequence, layout.page_size()));
+        packer.push(item.len, pages, last_page_len(sequence, shape.layout.page_size()));
     }
     Ok(packer.finish())
 }
 
 /// Refuses items that are not planned as they are, or cannot be packed; gives the number of their pages.
-pub(super) fn check_items(
-    sequences: &SequenceTable,
-    steps: &StepLog,
-    layout: &PoolLayout,
-    items: &[Extend],
-) -> Result<usize, Error> {
+pub(super) fn check_items(world: &Packed<'_>, items: &[Extend]) -> Result<usize, Error> {
+    let Packed { shape, sequences, steps } = *world;
     let (mut pages, mut tokens, mut before) = (0, 0, 0);
     for &Extend { seq, len } in items {
         let sequence = sequences.running(seq)?;
@@ -57,7 +63,7 @@ pub(super) fn check_items(
         pages += u64::from(sequence.page_len);
         tokens += u64::from(len);
     }
-    check_limits(layout.page_count().into(), pages, tokens)?;
+    check_limits(shape.layout.page_count().into(), pages, tokens)?;
     Ok(pages as usize)
 }
 

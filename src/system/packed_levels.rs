@@ -3,9 +3,8 @@
 use bumpalo::Bump;
 use bytemuck::Zeroable;
 
-use super::packed::{Packer, check_items, last_page_len};
+use super::packed::{Packed, Packer, check_items, last_page_len};
 use crate::error::Error;
-use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, Extend, PackedLevels, PackedPlan, SharedSpan};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::StepLog;
@@ -15,14 +14,13 @@ use crate::step::StepLog;
 /// # Errors
 /// As [`packed`](super::packed::packed), and [`Error::PackedRows`].
 pub(crate) fn packed_levels<'step>(
-    sequences: &SequenceTable,
-    steps: &StepLog,
-    layout: &PoolLayout,
+    world: &Packed<'_>,
     plan: &BatchPlan<'_>,
     items: &[Extend],
     bump: &'step Bump,
 ) -> Result<PackedLevels<'step>, Error> {
-    check_items(sequences, steps, layout, items)?;
+    let Packed { shape, sequences, steps } = *world;
+    check_items(world, items)?;
     check_plan(sequences, steps, plan, items)?;
     let spans = plan.shared.spans;
     let depths = depths(spans, bump);
@@ -31,7 +29,7 @@ pub(crate) fn packed_levels<'step>(
     let order = order(plan.shared.members, items.len(), bump);
     let writer = Writer {
         sequences,
-        page_size: layout.page_size(),
+        page_size: shape.layout.page_size(),
         tokens_before: tokens_before(items, order, bump),
         items,
         order,

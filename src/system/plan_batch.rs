@@ -16,11 +16,27 @@ use crate::prefix::{Meeting, PrefixTree};
 use crate::sequence::{RowMut, Sequence, SequenceTable};
 use crate::stats::Stats;
 use crate::step::{StepItem, StepLog};
+use crate::system::access::access;
 use crate::system::find_spans::find_spans;
 use crate::system::plan_drafts::{begin_drafts, check_drafts};
 use crate::system::reclaim::reclaim;
 use crate::system::room::Room;
-use crate::world::Buffers;
+use crate::world::{Buffers, World};
+
+access! {
+    /// Tables of [`plan_batch`].
+    struct PlanBatch of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        prefixes: &mut PrefixTree,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        fence: &Fence,
+        meeting: &mut Meeting,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
 
 /// What a batch needs, found out before anything changes.
 #[derive(Default)]
@@ -43,51 +59,34 @@ struct Needs {
 /// [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`]; [`Error::StepTokens`],
 /// [`Error::OutOfTokens`]; for a draft [`Error::DraftOrder`], [`Error::ExtendLen`], [`Error::DraftLen`],
 /// [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`]; [`Error::OutOfPages`]. Nothing changes then.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn plan_batch<'step>(
-    shape: &EngineShape,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    steps: &mut StepLog,
-    fence: &Fence,
-    meeting: &mut Meeting,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
+    world: PlanBatch<'_>,
     scratch: &'step mut StepScratch,
     items: &[Extend],
     drafts: &[Draft<'_>],
 ) -> Result<BatchPlan<'step>, Error> {
+    let PlanBatch { shape, pages, prefixes, sequences, steps, fence, meeting, .. } = world;
     let plan = sequences.next_plan();
     let needs = match shape.table.tracks {
         1 => check::<true>(shape, sequences, steps, items, plan),
-        _ => check_tracks(shape, sequences, steps, items, plan),
+        _ => check::<false>(shape, sequences, steps, items, plan),
     }?;
     check_drafts(sequences, items, drafts)?;
-    Room::new(pages, prefixes, sequences.promised(), fence).check(needs.pages, needs.drawn)?;
-    let evicted = reclaim(pages, prefixes, needs.pages, &mut buffers.freed);
+    Room::new(pages, prefixes, sequences, fence).check(needs.pages, needs.drawn)?;
+    let evicted = reclaim(pages, prefixes, needs.pages, &mut world.buffers.freed);
     sequences.draw(needs.drawn as u32);
-    counters.evicted_pages += u64::from(evicted);
+    world.counters.evicted_pages += u64::from(evicted);
     let bump = scratch.reset();
     let new_pages = bump.alloc_slice_fill_copy(needs.pages as usize, PageId::default());
     assert!(pages.alloc(new_pages), "the pages were reclaimed");
     let shared = find_spans(shape, prefixes, sequences, meeting, items, bump);
-    let further = (shape.table.tracks as usize - 1) * needs.tokens;
-    if shape.layout.slots_fit_i32() {
-        let all = [needs.tokens, further].map(|count| bump.alloc_slice_fill_copy(count, 0_i32));
-        let [slots, others] = all;
-        let plan =
-            fill(shape, sequences, steps, items, drafts, &needs, new_pages, [slots, others], bump);
-        let track_slots = SlotMapping::I32(others);
-        Ok(BatchPlan { slot_mapping: SlotMapping::I32(slots), track_slots, shared, ..plan })
+    let batch = Batch { shape, items, drafts, needs, new_pages };
+    let plan = if shape.layout.slots_fit_i32() {
+        fill::<i32>(sequences, steps, &batch, bump)
     } else {
-        let all = [needs.tokens, further].map(|count| bump.alloc_slice_fill_copy(count, 0_i64));
-        let [slots, others] = all;
-        let plan =
-            fill(shape, sequences, steps, items, drafts, &needs, new_pages, [slots, others], bump);
-        let track_slots = SlotMapping::I64(others);
-        Ok(BatchPlan { slot_mapping: SlotMapping::I64(slots), track_slots, shared, ..plan })
-    }
+        fill::<i64>(sequences, steps, &batch, bump)
+    };
+    Ok(BatchPlan { shared, ..plan })
 }
 
 /// The slots of a row in a track, from position `start` on.
@@ -151,19 +150,9 @@ impl EngineShape {
 /// Arrays of a plan, and the new pages; each may begin at the next multiple of its alignment.
 const ARRAYS: u64 = 10;
 
-/// [`check`] where there are several tracks; not inlined, so that the loop of one track keeps its registers.
+/// Finds what is wrong with a batch, or what it needs. `ONE`: whether there is one track. Not inlined, so that the loop
+/// keeps its registers.
 #[inline(never)]
-fn check_tracks(
-    shape: &EngineShape,
-    sequences: &mut SequenceTable,
-    steps: &StepLog,
-    items: &[Extend],
-    plan: u64,
-) -> Result<Needs, Error> {
-    check::<false>(shape, sequences, steps, items, plan)
-}
-
-/// Finds what is wrong with a batch, or what it needs. `ONE`: whether there is one track.
 fn check<const ONE: bool>(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
@@ -241,21 +230,28 @@ pub(crate) fn extend_max(shape: &EngineShape, sequence: &Sequence, steps: &StepL
     u32::from(room && steps.samples_next(sequence.last_item))
 }
 
-/// Hands the new pages out in batch order, records each sequence's part in the step, and writes the plan; the slots
-/// are written beside it, those of track 0 and of the others, as the number type that fits the pool.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
+/// A batch that was checked, and the pages that it takes.
+struct Batch<'a> {
+    shape: &'a EngineShape,
+    items: &'a [Extend],
+    drafts: &'a [Draft<'a>],
+    needs: Needs,
+    new_pages: &'a [PageId],
+}
+
+/// Hands the new pages out in batch order, records each sequence's part in the step, and writes the plan but for its
+/// shared spans. `T`: the number type of the pool's slots. Not inlined, so that its loop keeps its registers.
+#[inline(never)]
 fn fill<'step, T: SlotNumber>(
-    shape: &EngineShape,
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
-    items: &[Extend],
-    drafts: &[Draft<'_>],
-    needs: &Needs,
-    new_pages: &[PageId],
-    [slots, others]: [&mut [T]; 2],
+    batch: &Batch<'_>,
     bump: &'step Bump,
 ) -> BatchPlan<'step> {
+    let Batch { shape, items, drafts, ref needs, new_pages } = *batch;
     let step = steps.begin(true, items.len());
+    let further = (shape.table.tracks as usize - 1) * needs.tokens;
+    let [slots, others] = [needs.tokens, further].map(|n| bump.alloc_slice_fill_copy(n, T::ZERO));
     let tokens = bump.alloc_slice_fill_copy(needs.tokens, TokenId::PENDING);
     let positions = bump.alloc_slice_fill_copy(needs.tokens, 0);
     let table_writes = bump.alloc_slice_fill_copy(needs.table_writes, TableWrite::default());
@@ -269,9 +265,9 @@ fn fill<'step, T: SlotNumber>(
         rows: &mut *rows,
         tokens: &mut *tokens,
         positions: &mut *positions,
-        slots,
+        slots: &mut *slots,
         all_tokens: needs.tokens,
-        others,
+        others: &mut *others,
         writes: table_writes.iter_mut(),
     };
     let mut rest = items;
@@ -290,14 +286,13 @@ fn fill<'step, T: SlotNumber>(
         [] => &[],
         _ => begin_drafts(sequences, steps, items, drafts, rows, positions, bump),
     };
-    let slot_mapping = SlotMapping::I32(&[]);
     BatchPlan {
         step,
         rows,
         tokens,
         positions,
-        slot_mapping,
-        track_slots: slot_mapping,
+        slot_mapping: T::mapping(slots),
+        track_slots: T::mapping(others),
         table_writes,
         shared: SharedSpans::default(),
         masks,
@@ -456,31 +451,45 @@ fn slot_at(page: PageId, page_size: u32, offset: u32) -> u64 {
 }
 
 /// A number type of slot mappings.
-trait SlotNumber: Copy {
+trait SlotNumber: Copy + 'static {
+    const ZERO: Self;
     fn from_slot(slot: u64) -> Self;
+    fn mapping(slots: &[Self]) -> SlotMapping<'_>;
 }
 
 impl SlotNumber for i32 {
+    const ZERO: Self = 0;
+
     fn from_slot(slot: u64) -> Self {
         slot as i32
+    }
+
+    fn mapping(slots: &[Self]) -> SlotMapping<'_> {
+        SlotMapping::I32(slots)
     }
 }
 
 impl SlotNumber for i64 {
+    const ZERO: Self = 0;
+
     fn from_slot(slot: u64) -> Self {
         slot as i64
+    }
+
+    fn mapping(slots: &[Self]) -> SlotMapping<'_> {
+        SlotMapping::I64(slots)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::plan_batch;
+    use super::{PlanBatch, plan_batch};
     use crate::config::EngineConfig;
     use crate::error::Error;
     use crate::id::{Namespace, TokenId};
     use crate::layout::{Capacity, PoolConfig};
     use crate::plan::{Extend, STEP_TOKENS_MAX, StepScratch};
-    use crate::system::admit::admit;
+    use crate::system::admit::{Admit, admit};
     use crate::world::World;
 
     #[test]
@@ -492,31 +501,13 @@ mod tests {
         let mut world = World::new(&shape, 32).expect("it is small");
         let mut items = Vec::new();
         for count in 1..=5_u64 {
-            let World { pages, prefixes, sequences, steps, fence, meeting, counters, buffers } =
-                &mut world;
             let (namespace, prompt) = (Namespace::default(), [TokenId::new(7)]);
-            let seq = admit(
-                &shape, pages, prefixes, sequences, fence, counters, buffers, namespace, &prompt, 0,
-            )
-            .expect("there is room");
-            sequences.get_mut(seq).expect("it is live").token_len = LEN;
+            let seq = admit(Admit::of(&mut world), namespace, &prompt, 0).expect("there is room");
+            world.sequences.get_mut(seq).expect("it is live").token_len = LEN;
             items.push(Extend { seq, len: LEN });
             let (tokens, max) = (count << 30, u64::from(STEP_TOKENS_MAX));
             let mut scratch = StepScratch::new();
-            let refused = plan_batch(
-                &shape,
-                pages,
-                prefixes,
-                sequences,
-                steps,
-                fence,
-                meeting,
-                counters,
-                buffers,
-                &mut scratch,
-                &items,
-                &[],
-            );
+            let refused = plan_batch(PlanBatch::of(&mut world), &mut scratch, &items, &[]);
             match refused.expect_err("no pool is as large") {
                 Error::StepTokens { tokens: named, max: limit } => {
                     assert_eq!((named, limit), (tokens, max));

@@ -15,6 +15,7 @@ use crate::fence::Fence;
 use crate::id::StepId;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
+use crate::sequence::SequenceTable;
 
 /// The pages that there are.
 pub(crate) struct Room<'a> {
@@ -26,10 +27,15 @@ pub(crate) struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    /// `promised`: pages that sequences are promised and have not drawn.
-    pub fn new(pages: &PagePool, prefixes: &PrefixTree, promised: u32, fence: &'a Fence) -> Self {
+    /// Counts the pages of these tables.
+    pub fn new(
+        pages: &PagePool,
+        prefixes: &PrefixTree,
+        sequences: &SequenceTable,
+        fence: &'a Fence,
+    ) -> Self {
         let there = u64::from(pages.free_count()) + u64::from(prefixes.size_info().evictable);
-        Self { there, promised: promised.into(), fence }
+        Self { there, promised: sequences.promised().into(), fence }
     }
 
     /// Pages that a call can take when `returned` more have come back, `drawn` of them promised to it.

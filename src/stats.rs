@@ -1,6 +1,6 @@
 //! What an engine did and holds, in numbers: [`Stats`].
 //!
-//! Not here: who counts (`system/`, `engine.rs`).
+//! Not here: who counts (`system/`, `engine/`).
 
 use std::fmt;
 use std::ops::Sub;

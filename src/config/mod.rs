@@ -2,7 +2,7 @@
 //!
 //! `bytes` is the byte form of a shape.
 //!
-//! Not here: the shape of K and V memory (`layout/`), the bytes that an engine takes (`world.rs`).
+//! Not here: the shape of K and V memory (`layout/`), the bytes that an engine takes (`world/bytes.rs`).
 
 mod bytes;
 

@@ -3,9 +3,8 @@
 //! A [`BatchPlan`] borrows nothing but the caller's [`StepScratch`], so several steps can be in flight. An
 //! [`OwnedPlan`] is the same in one buffer: `Send`, and a byte string for other processes.
 //!
-//! Not here: how a plan is made (`system/plan_batch.rs`).
+//! Not here: how a plan is made (`system/plan_batch/`).
 
-mod admission;
 mod draft;
 mod moves;
 mod owned;
@@ -17,7 +16,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::id::{PageId, RowId, SeqKey, SlotId, StepId, TokenId};
 
-pub use admission::{Admission, Admitted, Leader, Prompt};
+pub use crate::admission::{Admission, Admitted, Leader, Prompt};
 pub use draft::{Branch, Compaction, DRAFT_MAX, Draft, DraftTree};
 pub(crate) use draft::{MaskRow, check_len, check_masks};
 pub use owned::{OwnedPlan, PlanBytesError};

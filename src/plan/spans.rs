@@ -15,7 +15,7 @@
 //! * R3. A span ends at or before the first query position of each of its members, and within what each has published:
 //!   so its pages stand at the same indices of all their page tables, and any of these may be read.
 //!
-//! Not here: how they are found (`prefix/meeting.rs`).
+//! Not here: how they are found (`prefix/shared_spans.rs`).
 
 use bytemuck::{Pod, Zeroable};
 

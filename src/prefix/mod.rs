@@ -9,9 +9,9 @@
 //! ```
 //!
 //! Columns, by access: `link` (a walk reads it), `usage` (locks and eviction read it), for few nodes `scope` (those
-//! without a parent) and `deferred` (those that fenced locks hold), and `passed` (where batches meet); spans
-//! and the child table beside them. Only `spawn`, `split` and `despawn` touch all of them. Pages come in by `take_in`
-//! and go out by `give_out` (`contents`).
+//! without a parent) and `deferred` (those that fenced locks hold), and `passed` (`shared_spans`); spans and
+//! the child table beside them. Only `spawn`, `split` and `despawn` touch all of them. `attach_pages` adds pages, and
+//! `detach_pages` removes them (`contents`).
 //!
 //! * T1. All columns hold the same nodes; nodes <= pages, since no node is empty.
 //! * T2. The child table finds exactly each node, under its parent (or scope) and its first page's tokens; siblings'
@@ -40,17 +40,19 @@ mod deferred;
 mod events;
 mod evict;
 mod free_entries;
+mod generation;
 mod insert;
 mod lock;
-mod meeting;
 mod order;
+mod shared_spans;
 mod span;
+mod split;
 mod walk;
 
 use slotmap::{SecondaryMap, SlotMap};
 
 use crate::hash::Hashing;
-use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, TokenId};
+use crate::id::{NodeKey, PageId, PrefixLock, Scope, TokenId};
 use crate::memory::{OutOfMemory, reserved};
 use chain::Chain;
 use child_table::ChildTable;
@@ -64,7 +66,7 @@ use span::{Span, SpanStore};
 pub(crate) use contents::log::{CachedPage, LogEntry};
 pub use insert::Inserted;
 pub use lock::Stale;
-pub use meeting::Meeting;
+pub use shared_spans::SharedPrefixFinder;
 pub use walk::PrefixMatch;
 pub(crate) use walk::common_tokens;
 
@@ -108,7 +110,7 @@ pub struct PrefixTree {
     deferred: RareColumn<Deferred>,
     /// Nodes that have one.
     deferred_nodes: u32,
-    /// Where a node stands in a [`Meeting`], if it does.
+    /// Index of a node among those that a [`SharedPrefixFinder`] has passed, if it is one of them.
     passed: RareColumn<u32>,
     order: Order<1>,
     spans: SpanStore,
@@ -292,11 +294,6 @@ impl PrefixTree {
     /// Pages that were not taken in so far, since the tree had their tokens already. O(1).
     pub fn duplicate_pages(&self) -> u64 {
         self.duplicate_pages
-    }
-
-    /// The scope in which prefixes of a namespace match now.
-    pub(crate) fn present_scope(&self, namespace: Namespace) -> Scope {
-        Scope { namespace, generation: self.generation }
     }
 
     /// Bytes in use for the live tree's nodes, child entries, entries of spans and extents: what a token costs is this

@@ -26,6 +26,8 @@ use bytemuck::{Pod, Zeroable};
 use crate::id::{PageId, RowId, Scope, SeqKey, TokenId};
 use crate::memory::{OutOfMemory, zeroed};
 
+use super::SequenceTable;
+
 /// One sequence's front. All zero: it has none.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -156,5 +158,32 @@ impl Fronts {
             u32::from(self.candidates(hash).filter(|&held| held == seq).count() == 1)
         });
         found.sum::<u32>() == self.count
+    }
+}
+
+impl SequenceTable {
+    /// Whether no sequence has a front.
+    pub(crate) fn has_no_fronts(&self) -> bool {
+        self.stores.fronts.is_empty()
+    }
+
+    /// The sequences whose front is page `at`, of these tokens, behind the page `before` or at the start of a scope, in
+    /// the order of coming. O(page) for each, unless hashes collide.
+    pub(crate) fn with_front(
+        &self,
+        scope: Scope,
+        before: Option<PageId>,
+        at: u32,
+        tokens: &[TokenId],
+    ) -> impl Iterator<Item = SeqKey> {
+        let hash = self.stores.fronts.hash(before, scope, tokens);
+        self.stores.fronts.candidates(hash).filter(move |&seq| {
+            let sequence = &self.rows[seq];
+            let begins = match before {
+                Some(page) => at == sequence.published && self.page(sequence, at - 1) == page,
+                None => at == sequence.published && sequence.scope() == Some(scope),
+            };
+            begins && self.stores.tokens.pages(sequence.row, at, 1) == tokens
+        })
     }
 }

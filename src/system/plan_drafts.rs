@@ -1,6 +1,6 @@
 //! The drafts of a batch: which are refused, and what a plan says of the others.
 //!
-//! Not here: the plan itself (`plan_batch.rs`), which branch is kept (`accept.rs`).
+//! Not here: the plan itself (`plan_batch/`), which branch is kept (`accept.rs`).
 
 use bumpalo::Bump;
 

@@ -1,6 +1,6 @@
-//! Records of admission: what a prompt is, what admitting it takes, and who computes what it needs.
+//! Records of admission: a prompt, what admitting it takes, and the sequence that leads it.
 //!
-//! Not here: how that is found out (`system/admit.rs`, `system/leader.rs`).
+//! Not here: how a prompt is matched and admitted (`system/admit.rs`), how a leader is found (`system/leader.rs`).
 
 use crate::error::Error;
 use crate::id::{Namespace, SeqKey, StepId, TokenId};

@@ -23,8 +23,8 @@ use crate::memory::{OutOfMemory, filled, reserved_queue};
 pub struct StepItem {
     /// The sequence.
     pub seq: SeqKey,
-    /// Its incarnation when planned.
-    pub incarnation: u32,
+    /// The epoch of its sequence when it was planned.
+    pub preemption_epoch: u32,
     /// Its planned_len before the step.
     pub start: u32,
     /// Its planned_len after it; capped by rollbacks since.

@@ -336,3 +336,38 @@ fn the_access_table_is_what_the_systems_declare() {
     }
     assert!(rows.is_empty(), "these are no systems: {rows:?}");
 }
+
+/// Identifiers that have given way to better ones. They are compared as whole words.
+const RETIRED: [&str; 16] = [
+    "Entered",
+    "Fronts",
+    "Meeting",
+    "Room",
+    "ask_all",
+    "follow_given",
+    "follow_taken",
+    "give_out",
+    "hash_given",
+    "hash_taken",
+    "incarnation",
+    "knows_its_end",
+    "not_a_branch",
+    "take_in",
+    "tell_given",
+    "undrawn",
+];
+
+#[test]
+fn retired_identifiers_stay_retired() {
+    let folders = ["src", "tests", "benches", "fuzz", "examples"];
+    let files = folders.iter().flat_map(|folder| files(&root().join(folder), "rs"));
+    for (path, text) in files.filter(|(path, _)| !path.ends_with("tests/tidy.rs")) {
+        for line in code(&text) {
+            // Prose may use the words.
+            let line = line.split("//").next().expect("there is a first part");
+            let mut words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let found = words.find(|word| RETIRED.contains(word));
+            assert_eq!(found, None, "{}: {line}", path.display());
+        }
+    }
+}

@@ -99,7 +99,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownSequence`].
     pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
-        Ok(self.world.sequences.undrawn(self.sequence(seq)?))
+        Ok(self.world.sequences.outstanding(self.sequence(seq)?))
     }
 
     /// Pages that anybody could take now: free and evictable, less those promised to sequences; never below 0. O(1).

@@ -94,7 +94,7 @@ impl Limits {
     }
 
     /// Pages that a sequence lacks of those of `promised` places: by group, since one has no use for another's.
-    pub fn undrawn(&self, promised: u32, page_len: u32, published: u32) -> u32 {
+    pub fn outstanding(&self, promised: u32, page_len: u32, published: u32) -> u32 {
         let limited = self.groups().iter().map(|limit| {
             let held = page_len - self.first_of(limit, published);
             limit.tracks * promised.min(limit.most).saturating_sub(held)
@@ -135,7 +135,7 @@ mod tests {
                     let held = page_len + 2 * (page_len - first);
                     assert_eq!(limits.held(0, page_len, published), held);
                     assert!(held <= limits.most(page_len), "{reach:?} {published} {more}");
-                    assert_eq!(limits.undrawn(page_len, page_len, published), {
+                    assert_eq!(limits.outstanding(page_len, page_len, published), {
                         limits.most(page_len) - held
                     });
                     assert_eq!(limits.first_place(2, published), first);

@@ -18,7 +18,7 @@ impl PrefixTree {
             let node = self.order.next().expect("T5: evictable pages are in idle nodes");
             let held = self.link[node].span.pages();
             if held > rest {
-                self.give_out(node, rest, true, pages);
+                self.detach_pages(node, rest, true, pages);
                 return;
             }
             rest -= held;
@@ -46,7 +46,7 @@ impl PrefixTree {
     #[inline(always)]
     pub(super) fn drop_idle(&mut self, node: NodeKey, present: bool, pages: &mut Vec<PageId>) {
         let all = self.link[node].span.pages();
-        self.give_out(node, all, present, pages);
+        self.detach_pages(node, all, present, pages);
         self.order.leave(&mut self.usage, node);
         self.despawn(node);
     }

@@ -23,7 +23,7 @@ impl PrefixTree {
         self.epoch += 1;
         self.generation = self.next_generation();
         self.evictable = 0;
-        self.tell_cleared();
+        self.emit_cleared();
         while let Some(node) = self.order.next() {
             self.drop_idle(node, false, pages);
             self.look_ahead();

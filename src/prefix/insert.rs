@@ -40,7 +40,7 @@ impl PrefixTree {
         }
         if known < pages.len() {
             let tokens = &tokens[known * self.page_size as usize..];
-            self.take_in(lock, leaf, tokens, &pages[known..]);
+            self.attach_pages(lock, leaf, tokens, &pages[known..]);
         }
         Inserted { duplicates: known as u32 }
     }

@@ -70,7 +70,7 @@ impl PrefixTree {
             self.evictable += pages;
             self.order.enter(&mut self.usage, ONLY_LIST, node);
         } else {
-            self.give_out(node, pages, false, freed);
+            self.detach_pages(node, pages, false, freed);
             self.despawn(node);
         }
     }

@@ -5,7 +5,7 @@ use super::{Sequence, SequenceTable};
 
 impl SequenceTable {
     /// Whether S6 holds for a row.
-    pub(crate) fn knows_its_end(&self, sequence: &Sequence) -> bool {
+    pub(crate) fn tail_is_consistent(&self, sequence: &Sequence) -> bool {
         let Sequence { row, page_len, token_len, tail, last_token, .. } = *sequence;
         (page_len == 0 || self.stores.pages.entry(row, page_len - 1) == tail)
             && (token_len == 0 || self.stores.tokens.token(row, token_len - 1) == last_token)
@@ -13,7 +13,7 @@ impl SequenceTable {
 
     /// Whether S7 holds.
     pub(crate) fn counts_promises(&self) -> bool {
-        self.rows.values().map(|s| u64::from(self.undrawn(s))).sum::<u64>()
+        self.rows.values().map(|s| u64::from(self.outstanding(s))).sum::<u64>()
             == u64::from(self.promised())
     }
 
@@ -30,7 +30,7 @@ impl SequenceTable {
     /// Whether S8 holds. O(running sequences).
     pub(crate) fn finds_fronts(&self) -> bool {
         let fronts = self.rows.iter().filter(|(_, sequence)| self.stores.has_front(sequence));
-        self.stores.fronts.check(
+        self.stores.inflight.check(
             fronts.map(|(seq, sequence)| (sequence.row, seq, self.stores.front_hash(sequence))),
         )
     }

@@ -55,7 +55,7 @@ impl Branches {
     }
 
     /// Where `tokens` first is no branch: the index of a token that does not follow the one before it.
-    pub fn not_a_branch(&self, row: RowId, tokens: &[u32]) -> Option<usize> {
+    pub fn first_invalid(&self, row: RowId, tokens: &[u32]) -> Option<usize> {
         let parents = &self.parents[row.index()];
         let mut before = ROOT;
         tokens.iter().position(|&token| {
@@ -101,7 +101,7 @@ mod tests {
     ) -> impl Fn(&[u32]) -> Option<usize> + use<> {
         let mut branches = Branches::new(3).expect("small");
         branches.set(RowId::new(1), draft, start, len);
-        move |tokens| branches.not_a_branch(RowId::new(1), tokens)
+        move |tokens| branches.first_invalid(RowId::new(1), tokens)
     }
 
     #[test]

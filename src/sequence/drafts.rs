@@ -38,7 +38,7 @@ impl SequenceTable {
     }
 
     /// The first place at which some of a sequence's drafts, by their own places, are no branch.
-    pub(crate) fn not_a_branch(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
-        self.stores.branches.not_a_branch(sequence.row, tokens)
+    pub(crate) fn first_invalid(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
+        self.stores.branches.first_invalid(sequence.row, tokens)
     }
 }

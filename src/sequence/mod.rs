@@ -26,7 +26,7 @@
 //!
 //! * S9. They are its last item, which is of an open step; all their tokens are known, and none of them is computed.
 //!
-//! What a sequence computes next is found by `fronts.rs` (S8), for prompts that need the same.
+//! What a sequence computes next is found by `inflight.rs` (S8), for prompts that need the same.
 //!
 //! Tokens and pages of a row lie in chunks of their own stores (`token_store.rs`, `page_table.rs`).
 //!
@@ -36,7 +36,7 @@ mod audit;
 mod branches;
 mod chunk_pool;
 mod drafts;
-mod fronts;
+mod inflight;
 mod page_table;
 mod promises;
 mod read;
@@ -52,12 +52,12 @@ use crate::id::{Namespace, PrefixLock, RowId, SeqKey, StepId, TokenId};
 use crate::layout::{Limits, TableShape};
 use crate::memory::{OutOfMemory, filled, reserved};
 use branches::Branches;
-use fronts::Fronts;
+use inflight::InflightIndex;
 use page_table::PageTable;
 use token_store::TokenStore;
 
 pub use record::Sequence;
-pub(crate) use record::{Cuts, Entered};
+pub(crate) use record::{AdmissionKind, Cuts};
 pub(crate) use row::RowMut;
 use row::Stores;
 
@@ -94,10 +94,10 @@ impl SequenceTable {
         let mut free_rows = reserved(shape.rows.into())?;
         free_rows.extend((0..shape.rows).rev().map(RowId::new));
         let (tokens, pages) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
-        let fronts = Fronts::new(shape.rows, hash_bits)?;
+        let inflight = InflightIndex::new(shape.rows, hash_bits)?;
         let branches = Branches::new(shape.rows)?;
         let (limits, promised) = (Limits::NONE, 0);
-        let stores = Stores { page_size, limits, promised, tokens, pages, fronts, branches };
+        let stores = Stores { page_size, limits, promised, tokens, pages, inflight, branches };
         let cuts = filled(shape.rows.into(), Cuts::NONE)?;
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }
@@ -123,7 +123,7 @@ impl SequenceTable {
         let row = size_of::<Sequence>() + 4 + size_of::<RowId>() + size_of::<Cuts>();
         u64::from(shape.rows) * row as u64
             + TokenStore::bytes(shape, page_size)
-            + Fronts::bytes(shape.rows)
+            + InflightIndex::bytes(shape.rows)
             + Branches::bytes(shape.rows)
             + PageTable::bytes(shape)
     }
@@ -231,11 +231,11 @@ impl SequenceTable {
             dirty_from: 0,
             inherited: 0,
             promised: 0,
-            entered: Entered::COUNTED,
+            admission_kind: AdmissionKind::COUNTED,
             chunks: 0,
             tail: 0,
             last_token: TokenId::default(),
-            incarnation: 0,
+            preemption_epoch: 0,
             last_step: StepId::default(),
             last_item: 0,
             last_plan: 0,
@@ -253,7 +253,7 @@ impl SequenceTable {
         let mut sequence = self.rows.remove(seq).expect("the caller looked it up");
         assert!(sequence.lock.is_none(), "S2: a finished sequence has released its prefix");
         assert!(sequence.promised == 0, "S7: a finished sequence is promised nothing");
-        assert!(!self.stores.fronts.holds(sequence.row), "S8: a finished sequence leads nobody");
+        assert!(!self.stores.inflight.holds(sequence.row), "S8: a finished sequence leads nobody");
         self.stores.tokens.shrink(sequence.row, &mut sequence.chunks, 0);
         self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
         self.free_rows.push(sequence.row);

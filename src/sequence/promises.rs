@@ -1,11 +1,11 @@
-//! Promises: the pages that each sequence is promised and has not drawn, and their sum (S7).
+//! Promises of pages to sequences. Promised pages that a sequence does not have yet are outstanding (S7).
 
 use crate::id::SeqKey;
 
 use super::{Sequence, SequenceTable};
 
 impl SequenceTable {
-    /// Pages that sequences are promised and have not drawn.
+    /// Returns the outstanding pages of all sequences.
     pub fn promised(&self) -> u32 {
         self.stores.promised
     }
@@ -13,20 +13,20 @@ impl SequenceTable {
     /// Promises a sequence the pages of so many places in all, in place of what it was promised. The caller checked
     /// that they can be had.
     pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
-        let before = self.undrawn(&self.rows[seq]);
+        let before = self.outstanding(&self.rows[seq]);
         self.rows[seq].promised = places;
-        self.stores.promised = self.stores.promised - before + self.undrawn(&self.rows[seq]);
+        self.stores.promised = self.stores.promised - before + self.outstanding(&self.rows[seq]);
     }
 
     /// So many promised pages are being appended to their sequences.
-    pub(crate) fn draw(&mut self, pages: u32) {
-        assert!(pages <= self.stores.promised, "S7: what is drawn was promised");
+    pub(crate) fn consume_promised(&mut self, pages: u32) {
+        assert!(pages <= self.stores.promised, "S7: pages that are consumed were promised");
         self.stores.promised -= pages;
     }
 
-    /// Pages that a sequence is promised and has not drawn.
-    pub(crate) fn undrawn(&self, sequence: &Sequence) -> u32 {
+    /// Returns the outstanding pages of a sequence.
+    pub(crate) fn outstanding(&self, sequence: &Sequence) -> u32 {
         let Sequence { promised, page_len, published, .. } = *sequence;
-        self.stores.limits.undrawn(promised, page_len, published)
+        self.stores.limits.outstanding(promised, page_len, published)
     }
 }

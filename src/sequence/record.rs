@@ -4,22 +4,23 @@
 
 use crate::id::{Namespace, PrefixLock, RowId, Scope, StepId, TokenId};
 
-/// How a sequence came to run, as long as no commit has counted it. Four bytes: rows are to be two lines of memory.
+/// How a sequence was admitted, until a commit has counted it in the statistics. Four bytes, since a row fits two cache
+/// lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Entered(u32);
+pub(crate) struct AdmissionKind(u32);
 
-impl Entered {
-    /// It is counted, or a fork.
+impl AdmissionKind {
+    /// The admission is counted, or the sequence is a fork.
     pub const COUNTED: Self = Self(0);
-    /// It was resumed after a commit had counted it.
+    /// The sequence was resumed after a commit had counted its prompt.
     pub const RESUMED: Self = Self(u32::MAX);
 
-    /// It was admitted with a prompt of so many tokens.
+    /// Describes an admission with a prompt of `prompt_len` tokens.
     pub fn admitted(prompt_len: u32) -> Self {
         Self(prompt_len)
     }
 
-    /// Tokens of the prompt of an admitted sequence.
+    /// Returns the tokens of the prompt.
     pub fn prompt_len(self) -> u32 {
         self.0
     }
@@ -62,20 +63,19 @@ pub struct Sequence {
     pub dirty_from: u32,
     /// Pages that it shares with the sequence it was forked from, down to the chunks that name them.
     pub inherited: u32,
-    /// Places that its page tables are promised to have pages for. Those that they have are drawn; none while
-    /// preempted.
+    /// Places for which its page tables are promised pages, those that have pages already included; 0 while preempted.
     pub promised: u32,
-    /// What the first commit counts.
-    pub(crate) entered: Entered,
+    /// What the next commit counts in [`Stats`](crate::Stats).
+    pub(crate) admission_kind: AdmissionKind,
     /// Its chunks of tokens.
     pub(super) chunks: u32,
     /// Entry of its last page (`page_table.rs`), if it has one.
     pub(super) tail: u32,
     /// Its last known token, if it has one.
     pub last_token: TokenId,
-    /// Counts preemptions: plan items of an earlier incarnation are skipped.
-    pub incarnation: u32,
-    /// The last step that planned it or copied for it; 0: none in this incarnation.
+    /// Counts preemptions. Commits and aborts skip items that were planned in an earlier epoch.
+    pub preemption_epoch: u32,
+    /// The last step that planned it or copied for it; 0: none since the last preemption.
     pub last_step: StepId,
     /// Its last plan item, in the numbering of the step log; 0: none.
     pub last_item: u64,
@@ -102,8 +102,8 @@ impl Sequence {
         if len <= room { 0 } else { (len - room).div_ceil(page_size) }
     }
 
-    /// Places whose pages it is promised and has not drawn.
-    pub(crate) fn undrawn(&self) -> u32 {
+    /// Returns the places without pages that are promised pages.
+    pub(crate) fn outstanding(&self) -> u32 {
         self.promised.saturating_sub(self.page_len)
     }
 

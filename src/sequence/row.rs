@@ -3,7 +3,7 @@
 //! Not here: the stores themselves.
 
 use super::branches::Branches;
-use super::fronts::Fronts;
+use super::inflight::InflightIndex;
 use super::page_table::PageTable;
 use super::record::Sequence;
 use super::token_store::TokenStore;
@@ -17,11 +17,11 @@ pub(super) struct Stores {
     pub(super) page_size: u32,
     /// What a row holds of the tracks but the first one.
     pub(super) limits: Limits,
-    /// Pages that sequences are promised and have not drawn.
+    /// Outstanding pages of all promises.
     pub(super) promised: u32,
     pub(super) tokens: TokenStore,
     pub(super) pages: PageTable,
-    pub(super) fronts: Fronts,
+    pub(super) inflight: InflightIndex,
     pub(super) branches: Branches,
 }
 
@@ -31,7 +31,7 @@ impl Stores {
         (sequence.published + 1) * self.page_size + 1
     }
 
-    /// Whether a sequence has a front (`fronts.rs`).
+    /// Whether a sequence has a front (`inflight.rs`).
     pub(super) fn has_front(&self, sequence: &Sequence) -> bool {
         sequence.lock.is_some() && sequence.token_len >= self.front_len(sequence)
     }
@@ -41,7 +41,7 @@ impl Stores {
         let Sequence { row, published: at, .. } = *sequence;
         let scope = sequence.scope().expect("a sequence with a front runs");
         let before = (at > 0).then(|| self.pages.page(row, at - 1));
-        self.fronts.hash(before, scope, self.tokens.pages(row, at, 1))
+        self.inflight.hash(before, scope, self.tokens.pages(row, at, 1))
     }
 }
 
@@ -99,18 +99,18 @@ impl RowMut<'_> {
     /// The sequence, whose key is `seq`, begins to run, or has got several tokens: it may have a front now.
     pub fn begin_front(&mut self, seq: SeqKey) {
         let Self { sequence, stores } = self;
-        if !stores.fronts.holds(sequence.row) && stores.has_front(sequence) {
+        if !stores.inflight.holds(sequence.row) && stores.has_front(sequence) {
             let hash = stores.front_hash(sequence);
-            stores.fronts.enter(sequence.row, seq, hash);
+            stores.inflight.enter(sequence.row, seq, hash);
         }
     }
 
     /// Pages were published: the front, if it had one, is another.
     #[inline]
     pub fn advance_front(&mut self) {
-        let (row, fronts) = (self.sequence.row, &mut self.stores.fronts);
-        if !fronts.is_empty() && fronts.holds(row) {
-            let seq = fronts.leave(row);
+        let (row, inflight) = (self.sequence.row, &mut self.stores.inflight);
+        if !inflight.is_empty() && inflight.holds(row) {
+            let seq = inflight.leave(row);
             self.begin_front(seq);
         }
     }
@@ -118,16 +118,16 @@ impl RowMut<'_> {
     /// Tokens were forgotten, or it stops to run: it may have no front any more.
     pub fn drop_front(&mut self) {
         let Self { sequence, stores } = self;
-        if stores.fronts.holds(sequence.row) && !stores.has_front(sequence) {
-            stores.fronts.leave(sequence.row);
+        if stores.inflight.holds(sequence.row) && !stores.has_front(sequence) {
+            stores.inflight.leave(sequence.row);
         }
     }
 
-    /// Of the pages of `places` more that the row takes, those that it is promised.
-    pub fn drawn(&self, places: u32) -> u32 {
+    /// Returns how many of the pages of the next `places` places are promised to the row.
+    pub fn promised_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
-        let undrawn = |page_len| self.stores.limits.undrawn(promised, page_len, published);
-        if promised == 0 { 0 } else { undrawn(page_len) - undrawn(page_len + places) }
+        let outstanding = |page_len| self.stores.limits.outstanding(promised, page_len, published);
+        if promised == 0 { 0 } else { outstanding(page_len) - outstanding(page_len + places) }
     }
 
     /// What the row lacks to have `page_len` pages, all of them sent. Not inlined: rows that decode seldom ask.
@@ -245,8 +245,8 @@ impl RowMut<'_> {
         for (track, (start, end)) in (1..).zip(first(before).zip(first(published))) {
             pages.pieces(row, track, start, end).for_each(|piece| out.extend_from_slice(piece));
         }
-        let undrawn = |published| limits.undrawn(promised, page_len, published);
-        *all += undrawn(published) - undrawn(before);
+        let outstanding = |published| limits.outstanding(promised, page_len, published);
+        *all += outstanding(published) - outstanding(before);
     }
 
     /// Whether plans have sent all its pages.

@@ -20,8 +20,9 @@ impl SequenceTable {
         self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
         // What was promised is promised again.
         let Stores { limits, promised, .. } = &mut self.stores;
-        let undrawn = |page_len| limits.undrawn(sequence.promised, page_len, sequence.published);
-        *promised += undrawn(page_len) - undrawn(sequence.page_len);
+        let outstanding =
+            |page_len| limits.outstanding(sequence.promised, page_len, sequence.published);
+        *promised += outstanding(page_len) - outstanding(sequence.page_len);
         sequence.page_len = page_len;
         sequence.dirty_from = sequence.dirty_from.min(page_len);
         if page_len > 0 {
@@ -47,7 +48,7 @@ impl SequenceTable {
         (sequence.dirty_from, sequence.inherited) = (0, 0);
         (sequence.cached_len, sequence.planned_len) = (0, 0);
         (sequence.last_step, sequence.last_item) = (StepId::default(), 0);
-        sequence.incarnation += 1;
+        sequence.preemption_epoch += 1;
         self.shrink(seq);
     }
 

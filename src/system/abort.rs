@@ -51,7 +51,7 @@ fn undo(world: &mut Abort<'_>, number: u64) {
     let Abort { shape, pages, sequences, steps, fence, buffers, .. } = world;
     let item = steps.item(number);
     let Ok(sequence) = sequences.get_mut(item.seq) else { return };
-    if sequence.incarnation != item.incarnation {
+    if sequence.preemption_epoch != item.preemption_epoch {
         return;
     }
     if sequence.is_drafted() {

@@ -55,7 +55,7 @@ pub(crate) fn check_branches(
             return Err(Error::RepeatedSequence { seq });
         }
         before = number;
-        if let Some(place) = sequences.not_a_branch(sequence, tokens) {
+        if let Some(place) = sequences.first_invalid(sequence, tokens) {
             return Err(Error::NotABranch { seq, place, token: tokens[place] });
         }
         let (first, max) = (steps.item(number).start, sequence.token_len);

@@ -9,13 +9,13 @@ use crate::id::{Namespace, PageId, PrefixLock, SeqKey, TokenId};
 use crate::page::PagePool;
 use crate::plan::{Admission, Admitted, Prompt};
 use crate::prefix::{PrefixMatch, PrefixTree};
-use crate::sequence::{Entered, SequenceTable};
+use crate::sequence::{AdmissionKind, SequenceTable};
 use crate::stats::Stats;
 use crate::system::access::access;
 use crate::system::append::check_known;
 use crate::system::leader::leader as leader_of;
+use crate::system::page_budget::PageBudget;
 use crate::system::promise::check_promise;
-use crate::system::room::Room;
 use crate::world::{Buffers, World};
 
 access! {
@@ -59,9 +59,9 @@ pub(crate) fn admission(
         shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(shape, prompt)));
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
-    let room = Room::new(pages, prefixes, sequences, fence);
+    let budget = PageBudget::new(pages, prefixes, sequences, fence);
     let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
-    let admission = ask(shape, prefixes, &room, found.as_ref(), most);
+    let admission = estimate(shape, prefixes, &budget, found.as_ref(), most);
     let leader = found.filter(|_| shape.finds_prefixes());
     let leader = leader.and_then(|found| leader_of(prefixes, sequences, &found, prompt));
     Ok(Admission { leader, ..admission })
@@ -85,13 +85,20 @@ pub(crate) fn admit(
     let found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
-    let room = Room::new(pages, prefixes, sequences, fence);
+    let budget = PageBudget::new(pages, prefixes, sequences, fence);
     let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
-    ask(shape, prefixes, &room, found.as_ref(), most).check()?;
+    estimate(shape, prefixes, &budget, found.as_ref(), most).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     let seq = sequences.spawn(namespace, prompt, lock);
     prefixes.hold_names(namespace);
-    enter(shape, sequences, buffers, seq, promise, Entered::admitted(prompt.len() as u32));
+    attach_prefix(
+        shape,
+        sequences,
+        buffers,
+        seq,
+        promise,
+        AdmissionKind::admitted(prompt.len() as u32),
+    );
     counters.admissions += 1;
     Ok(seq)
 }
@@ -111,8 +118,8 @@ pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), 
     check_promise(shape, promise)?;
     let (namespace, len) = (sequence.namespace, sequence.token_len);
     // Until a step of a prompt is committed, it is still to be counted as a prompt.
-    let entered = match sequence.entered {
-        Entered::COUNTED => Entered::RESUMED,
+    let kind = match sequence.admission_kind {
+        AdmissionKind::COUNTED => AdmissionKind::RESUMED,
         uncounted => uncounted,
     };
     buffers.tokens.clear();
@@ -120,12 +127,12 @@ pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), 
         buffers.tokens.extend_from_slice(piece);
     }
     let found = find(shape, prefixes, namespace, &buffers.tokens, &mut buffers.pages);
-    let room = Room::new(pages, prefixes, sequences, fence);
+    let budget = PageBudget::new(pages, prefixes, sequences, fence);
     let most = sequences.limits().most(places(shape, len, promise));
-    ask(shape, prefixes, &room, found.as_ref(), most).check()?;
+    estimate(shape, prefixes, &budget, found.as_ref(), most).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     sequences.get_mut(seq)?.lock = Some(lock);
-    enter(shape, sequences, buffers, seq, promise, entered);
+    attach_prefix(shape, sequences, buffers, seq, promise, kind);
     counters.resumes += 1;
     Ok(())
 }
@@ -145,16 +152,18 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
     }
     sequences.check_rows(prompts.len())?;
     sequences.check_chunks(chunks)?;
-    let room = Room::new(pages, prefixes, sequences, fence);
-    let (lacking, idle) =
-        ask_all(shape, prefixes, sequences, buffers, prompts, |found| prefixes.idle_pages(found));
-    if lacking + idle > room.unpromised() {
-        let after = room.after(0, |step| {
+    let budget = PageBudget::new(pages, prefixes, sequences, fence);
+    let (lacking, idle) = estimate_all(shape, prefixes, sequences, buffers, prompts, |found| {
+        prefixes.idle_pages(found)
+    });
+    if lacking + idle > budget.unpromised() {
+        let after = budget.after(0, |step| {
             let idle_then = |found: &PrefixMatch| prefixes.idle_pages_after(found, step);
-            let (lacking, idle) = ask_all(shape, prefixes, sequences, buffers, prompts, idle_then);
+            let (lacking, idle) =
+                estimate_all(shape, prefixes, sequences, buffers, prompts, idle_then);
             lacking + idle
         });
-        let available = room.unpromised().saturating_sub(idle);
+        let available = budget.unpromised().saturating_sub(idle);
         return Err(Error::OutOfPages { wanted: lacking, available, after });
     }
     buffers.admitted.clear();
@@ -165,7 +174,14 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
         let lock = lock(prefixes, fence, found.as_ref(), namespace);
         let seq = sequences.spawn(namespace, tokens, lock);
         prefixes.hold_names(namespace);
-        enter(shape, sequences, buffers, seq, promise, Entered::admitted(tokens.len() as u32));
+        attach_prefix(
+            shape,
+            sequences,
+            buffers,
+            seq,
+            promise,
+            AdmissionKind::admitted(tokens.len() as u32),
+        );
         buffers.admitted.push(Admitted::new(seq, leader));
     }
     counters.admissions += prompts.len() as u64;
@@ -174,7 +190,7 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
 
 /// Pages that prompts lack together, and the idle ones of what they match, each counted once; `idle_pages`: how many at
 /// the end of a match are idle.
-fn ask_all(
+fn estimate_all(
     shape: &EngineShape,
     prefixes: &PrefixTree,
     sequences: &SequenceTable,
@@ -261,10 +277,10 @@ fn places(shape: &EngineShape, len: u32, promise: u32) -> u32 {
 
 /// What a sequence takes that holds `most` pages at most, once the match is locked: the pages that it lacks, and those
 /// idle now, which back no promise any more.
-fn ask(
+fn estimate(
     shape: &EngineShape,
     prefixes: &PrefixTree,
-    room: &Room<'_>,
+    budget: &PageBudget<'_>,
     found: Option<&PrefixMatch>,
     most: u32,
 ) -> Admission {
@@ -275,13 +291,13 @@ fn ask(
         cached_len: matched * page_size,
         idle_pages: idle,
         lacking_pages: lacking,
-        available_pages: room.unpromised().saturating_sub(idle.into()) as u32,
+        available_pages: budget.unpromised().saturating_sub(idle.into()) as u32,
         after: None,
         leader: None,
     };
     if !admission.fits() {
         let idle_after = |step| found.map_or(0, |m| prefixes.idle_pages_after(m, step));
-        admission.after = room.after(0, |step| u64::from(lacking) + u64::from(idle_after(step)));
+        admission.after = budget.after(0, |step| u64::from(lacking) + u64::from(idle_after(step)));
     }
     admission
 }
@@ -299,13 +315,13 @@ fn lock(
 }
 
 /// The matched pages become the sequence's first, and the rest of what it is promised is set aside.
-fn enter(
+fn attach_prefix(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
     buffers: &mut Buffers,
     seq: SeqKey,
     promise: u32,
-    entered: Entered,
+    kind: AdmissionKind,
 ) {
     let mut row = sequences.row_mut(seq).expect("just looked up");
     row.sequence.published = buffers.pages.len() as u32;
@@ -313,7 +329,7 @@ fn enter(
     let sequence = row.sequence;
     sequence.cached_len = sequence.published * shape.layout.page_size();
     sequence.planned_len = sequence.cached_len;
-    sequence.entered = entered;
+    sequence.admission_kind = kind;
     sequences.row_mut(seq).expect("just looked up").begin_front(seq);
     sequences.promise(seq, promise.div_ceil(shape.layout.page_size()));
 }

@@ -6,7 +6,7 @@ use crate::fence::Fence;
 use crate::id::StepId;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
-use crate::sequence::{Entered, Sequence, SequenceTable};
+use crate::sequence::{AdmissionKind, Sequence, SequenceTable};
 use crate::stats::Stats;
 use crate::step::StepLog;
 use crate::system::access::access;
@@ -59,11 +59,11 @@ fn commit_items(
     for number in steps.items_of(step) {
         let item = steps.item(number);
         let Ok(row) = sequences.row_mut(item.seq) else { continue };
-        if row.sequence.incarnation != item.incarnation {
+        if row.sequence.preemption_epoch != item.preemption_epoch {
             continue;
         }
         row.sequence.cached_len = row.sequence.cached_len.max(item.end);
-        if row.sequence.entered != Entered::COUNTED {
+        if row.sequence.admission_kind != AdmissionKind::COUNTED {
             count_entry(row.sequence, item.start, counters);
         }
         counters.computed_tokens += u64::from(item.end - item.start);
@@ -91,13 +91,13 @@ fn check_accepted(sequences: &SequenceTable, steps: &StepLog, step: StepId) -> R
 /// found.
 #[cold]
 fn count_entry(sequence: &mut Sequence, start: u32, counters: &mut Stats) {
-    let entered = std::mem::replace(&mut sequence.entered, Entered::COUNTED);
+    let kind = std::mem::replace(&mut sequence.admission_kind, AdmissionKind::COUNTED);
     let mut prompt_hit = 0;
-    if entered != Entered::RESUMED {
+    if kind != AdmissionKind::RESUMED {
         // A prompt that was preempted before its first commit may know more than its own tokens by now.
-        prompt_hit = start.min(entered.prompt_len());
+        prompt_hit = start.min(kind.prompt_len());
         counters.prompts += 1;
-        counters.prompt_tokens += u64::from(entered.prompt_len());
+        counters.prompt_tokens += u64::from(kind.prompt_len());
         counters.hit_tokens += u64::from(prompt_hit);
     }
     counters.resume_hit_tokens += u64::from(start - prompt_hit);

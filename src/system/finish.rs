@@ -1,5 +1,5 @@
 //! A sequence leaves for good, or until it is resumed: publish what is computed, release the rest through the fence.
-//! What it was promised and has not drawn returns.
+//! The outstanding pages of its promise return.
 
 use crate::config::EngineShape;
 use crate::error::Error;

@@ -12,10 +12,10 @@ use crate::sequence::SequenceTable;
 use crate::stats::Stats;
 use crate::step::StepLog;
 use crate::system::access::access;
+use crate::system::page_budget::PageBudget;
 use crate::system::promise::check_promise;
 use crate::system::publish::publish;
 use crate::system::reclaim::reclaim;
-use crate::system::room::Room;
 use crate::world::{Buffers, World};
 
 access! {
@@ -84,9 +84,9 @@ pub(crate) fn fork(
         steps.check_room()?;
     }
     let wanted = u64::from(count) * copied;
-    let undrawn = u64::from(count) * u64::from(limits.undrawn(promised, page_len, shared));
-    let room = Room::new(pages, prefixes, sequences, fence);
-    room.check(wanted + undrawn, 0)?;
+    let outstanding = u64::from(count) * u64::from(limits.outstanding(promised, page_len, shared));
+    let budget = PageBudget::new(pages, prefixes, sequences, fence);
+    budget.check(wanted + outstanding, 0)?;
     // Before publishing, which may turn evictable pages into protected ones: nothing fails after this.
     let evicted = reclaim(pages, prefixes, wanted, &mut buffers.freed);
     counters.evicted_pages += u64::from(evicted);

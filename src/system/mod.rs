@@ -8,7 +8,7 @@
 //! |---|---|---|---|---|---|
 //! | [`admit`], `resume`: match, lock, take a row | reads | writes | writes | | writes |
 //! | [`leader`]: who computes what a prompt needs | | reads | reads | | |
-//! | [`room`]: how many pages a call may take | reads | reads | reads | | reads |
+//! | [`page_budget`]: how many pages a call may take | reads | reads | reads | | reads |
 //! | [`promise`]: set pages aside, or give them back | reads | reads | writes | | reads |
 //! | [`reclaim`]: evict no more pages than are lacking | writes | writes | | | |
 //! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | reads |
@@ -43,6 +43,7 @@ pub mod fork;
 pub mod leader;
 pub mod packed;
 pub mod packed_levels;
+pub mod page_budget;
 pub mod plan_batch;
 pub mod plan_drafts;
 pub mod promise;
@@ -51,4 +52,3 @@ pub mod reclaim;
 pub mod release;
 pub mod reset;
 pub mod rollback;
-pub mod room;

@@ -8,7 +8,7 @@ use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
 use crate::system::access::access;
-use crate::system::room::Room;
+use crate::system::page_budget::PageBudget;
 use crate::world::World;
 
 access! {
@@ -33,11 +33,11 @@ pub(crate) fn promise(world: Promise<'_>, seq: SeqKey, len: u32) -> Result<(), E
     let sequence = sequences.running(seq)?;
     check_promise(shape, len)?;
     let promised = len.div_ceil(shape.layout.page_size());
-    let before = sequences.undrawn(sequence);
-    let after = sequences.limits().undrawn(promised, sequence.page_len, sequence.published);
+    let before = sequences.outstanding(sequence);
+    let after = sequences.limits().outstanding(promised, sequence.page_len, sequence.published);
     if after > before {
-        let room = Room::new(pages, prefixes, sequences, fence);
-        room.check(u64::from(after - before), 0)?;
+        let budget = PageBudget::new(pages, prefixes, sequences, fence);
+        budget.check(u64::from(after - before), 0)?;
     }
     sequences.promise(seq, promised);
     Ok(())

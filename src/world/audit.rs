@@ -80,7 +80,7 @@ impl World {
                     ensure(s.promised == 0, "S3: a preempted sequence is promised nothing")?;
                 }
             }
-            let known = self.sequences.knows_its_end(s);
+            let known = self.sequences.tail_is_consistent(s);
             ensure(known, "S6: a row knows the entry of its last page and its last token")?;
         }
         if !self.sequences.counts_chunks() {
@@ -115,7 +115,7 @@ impl World {
             return Err("S7: promised pages are the sum of what sequences are promised");
         }
         let fenced = self.pages.fenced_count();
-        if self.sequences.promised() <= self.there() + fenced {
+        if self.sequences.promised() <= self.reclaimable() + fenced {
             Ok(())
         } else {
             Err("W4: promised <= free + evictable + fenced")

@@ -4,7 +4,7 @@
 //!   the fence (Fenced), nobody (Free).
 //! * W2. A sequence's published pages are the path of its lock.
 //! * W3. Every lock that the tree counts is a sequence's or waits in the fence. T3 is audited with these locks.
-//! * W4. Promised pages that are not drawn <= free + evictable + fenced pages. Why it holds: `system/room.rs`.
+//! * W4. Outstanding pages of promises <= free + evictable + fenced pages: `system/page_budget.rs` gives the reason.
 //!
 //! Not here: what changes them (`system/`).
 
@@ -133,20 +133,20 @@ impl World {
         Ok(world)
     }
 
-    /// Pages that are free or evictable.
-    fn there(&self) -> u32 {
+    /// Returns the free and evictable pages.
+    fn reclaimable(&self) -> u32 {
         self.pages.free_count() + self.prefixes.size_info().evictable
     }
 
     /// Pages that a plan could take now that nobody is promised.
     pub fn available(&self) -> u32 {
-        self.there().saturating_sub(self.sequences.promised())
+        self.reclaimable().saturating_sub(self.sequences.promised())
     }
 
     /// Pages that a plan could take that nobody is promised once `step` is complete, if nothing else happens.
     /// O(unfinished steps).
     pub fn available_after(&self, step: StepId) -> u32 {
-        let there = self.there() + self.fence.pages_until(step);
-        there.saturating_sub(self.sequences.promised())
+        let reclaimable = self.reclaimable() + self.fence.pages_until(step);
+        reclaimable.saturating_sub(self.sequences.promised())
     }
 }

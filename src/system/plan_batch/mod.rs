@@ -15,9 +15,9 @@ use crate::stats::Stats;
 use crate::step::StepLog;
 use crate::system::access::access;
 use crate::system::find_spans::find_spans;
+use crate::system::page_budget::PageBudget;
 use crate::system::plan_drafts::check_drafts;
 use crate::system::reclaim::reclaim;
-use crate::system::room::Room;
 use crate::world::{Buffers, World};
 use writer::{Batch, fill};
 
@@ -36,14 +36,14 @@ access! {
     }
 }
 
-/// What a batch needs, found out before anything changes.
+/// The resources that a batch needs, counted before the first change.
 #[derive(Default)]
 struct Needs {
     tokens: usize,
-    /// Those of all tracks.
+    /// Pages of all tracks.
     pages: u64,
-    /// Of those, the ones that are promised to their sequences.
-    drawn: u64,
+    /// Of `pages`, those that are promised to their sequences.
+    promised: u64,
     chunks: u32,
     table_writes: usize,
 }
@@ -70,9 +70,9 @@ pub(crate) fn plan_batch<'step>(
         _ => check::<false>(shape, sequences, steps, items, plan),
     }?;
     check_drafts(sequences, items, drafts)?;
-    Room::new(pages, prefixes, sequences, fence).check(needs.pages, needs.drawn)?;
+    PageBudget::new(pages, prefixes, sequences, fence).check(needs.pages, needs.promised)?;
     let evicted = reclaim(pages, prefixes, needs.pages, &mut world.buffers.freed);
-    sequences.draw(needs.drawn as u32);
+    sequences.consume_promised(needs.promised as u32);
     world.counters.evicted_pages += u64::from(evicted);
     let bump = scratch.reset();
     let new_pages = bump.alloc_slice_fill_copy(needs.pages as usize, PageId::default());
@@ -129,10 +129,10 @@ fn check<const ONE: bool>(
             (new_pages, row.lacking(row.sequence.page_len + new_pages))
         };
         needs.pages += u64::from(new_pages);
-        needs.drawn += u64::from(if ONE {
-            row.sequence.undrawn().min(new_pages)
+        needs.promised += u64::from(if ONE {
+            row.sequence.outstanding().min(new_pages)
         } else {
-            row.drawn(new_pages)
+            row.promised_of(new_pages)
         });
         needs.chunks += lacking.chunks;
         needs.table_writes += lacking.table_writes as usize;

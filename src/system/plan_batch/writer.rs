@@ -83,14 +83,14 @@ pub(super) fn fill<'step, T: SlotNumber>(
 
 /// Records a sequence's part in a step.
 fn record(sequence: &mut Sequence, item: Extend, step: StepId, steps: &mut StepLog) {
-    let Sequence { incarnation, planned_len: start, dirty_from, last_item: previous, .. } =
+    let Sequence { preemption_epoch, planned_len: start, dirty_from, last_item: previous, .. } =
         *sequence;
     let end = start + item.len;
     sequence.last_step = step;
     sequence.planned_len = end;
     sequence.last_item = steps.push(StepItem {
         seq: item.seq,
-        incarnation,
+        preemption_epoch,
         start,
         end,
         dirty_from,

@@ -40,7 +40,7 @@ struct Entry {
 }
 
 /// The index.
-pub(super) struct Fronts {
+pub(super) struct InflightIndex {
     /// The first row of each ring and one more; 0: there is none. As many as a power of two.
     heads: Vec<u32>,
     entries: Vec<Entry>,
@@ -50,7 +50,7 @@ pub(super) struct Fronts {
     hash_mask: u32,
 }
 
-impl Fronts {
+impl InflightIndex {
     /// An index of at most `rows` sequences. `hash_bits` below 32 is for tests: it forces collisions.
     pub fn new(rows: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let is_test = hash_bits < u32::BITS;
@@ -164,7 +164,7 @@ impl Fronts {
 impl SequenceTable {
     /// Whether no sequence has a front.
     pub(crate) fn has_no_fronts(&self) -> bool {
-        self.stores.fronts.is_empty()
+        self.stores.inflight.is_empty()
     }
 
     /// The sequences whose front is page `at`, of these tokens, behind the page `before` or at the start of a scope, in
@@ -176,8 +176,8 @@ impl SequenceTable {
         at: u32,
         tokens: &[TokenId],
     ) -> impl Iterator<Item = SeqKey> {
-        let hash = self.stores.fronts.hash(before, scope, tokens);
-        self.stores.fronts.candidates(hash).filter(move |&seq| {
+        let hash = self.stores.inflight.hash(before, scope, tokens);
+        self.stores.inflight.candidates(hash).filter(move |&seq| {
             let sequence = &self.rows[seq];
             let begins = match before {
                 Some(page) => at == sequence.published && self.page(sequence, at - 1) == page,

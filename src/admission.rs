@@ -5,44 +5,45 @@
 use crate::error::Error;
 use crate::id::{Namespace, SeqKey, StepId, TokenId};
 
-/// A prompt to be admitted with others.
+/// A prompt of a batch to admit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prompt<'a> {
-    /// Keeps its prefixes apart from others'.
+    /// Namespace of its prefixes: prompts of different namespaces share nothing.
     pub namespace: Namespace,
-    /// At least one token.
+    /// Its tokens, at least one.
     pub tokens: &'a [TokenId],
-    /// Tokens that it is promised room for in all, as in [`Engine::admit`](crate::Engine::admit).
+    /// Tokens that it is promised memory for, as in [`Engine::admit`](crate::Engine::admit).
     pub promise: u32,
 }
 
-/// What admitting a prompt would take: the answer to [`Engine::admission`](crate::Engine::admission).
+/// The cost of admitting a prompt, as [`Engine::admission`](crate::Engine::admission) returns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct Admission {
     /// Tokens that have K and V already, in whole pages.
     pub cached_len: u32,
-    /// Pages of those that nobody uses now: they would not be evictable any more.
+    /// Cached pages of the prompt that no sequence uses now. Admission makes them unevictable.
     pub idle_pages: u32,
-    /// Pages that the rest needs: that of the prompt, or that of the promise if it goes further.
+    /// Pages that the rest of the prompt needs, or the rest of the promise if that is longer.
     pub lacking_pages: u32,
-    /// Pages that could be had for that now, once what is cached is in use.
+    /// Pages that are available for the rest once the cached ones are in use.
     pub available_pages: u32,
-    /// Where they are too few: the first unfinished step after which they are enough, if nothing else happens.
+    /// If too few pages are available, the first unfinished step whose completion makes them enough, if no other call
+    /// comes first.
     pub after: Option<StepId>,
-    /// A running sequence that is computing more of the prompt than is cached: who waits for it need not compute that
-    /// once more.
+    /// A running sequence that computes more of the prompt than is cached. A prompt that waits for it need not compute
+    /// these tokens again.
     pub leader: Option<Leader>,
 }
 
 impl Admission {
-    /// Whether there are enough pages now.
+    /// Returns whether enough pages are available now.
     pub fn fits(&self) -> bool {
         self.lacking_pages <= self.available_pages
     }
 
-    /// The answer of an admission: nothing, if it fits.
+    /// Returns [`Error::OutOfPages`] if too few pages are available.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.fits() {
             return Ok(());
@@ -52,16 +53,16 @@ impl Admission {
     }
 }
 
-/// A running sequence that is computing what a prompt needs. [`Engine::is_leading`](crate::Engine::is_leading) says
-/// whether it still is.
+/// A running sequence that computes tokens of a prompt. [`Engine::is_leading`](crate::Engine::is_leading) returns
+/// whether it still does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Leader {
     /// The sequence.
     pub seq: SeqKey,
-    /// Tokens of the prompt that will need no computing when it has committed them: more than now.
+    /// Tokens of the prompt that need no computing once the sequence has committed them, more than are cached now.
     pub cached_len: u32,
-    /// How often the sequence's text had been cut when it was named.
+    /// Number of cuts of the sequence's tokens when it was named.
     pub(crate) cuts: u32,
 }
 
@@ -71,13 +72,13 @@ impl Leader {
     }
 }
 
-/// One of a batch of prompts that were admitted.
+/// A prompt that was admitted in a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Admitted {
     /// The sequence.
     pub seq: SeqKey,
-    /// Who was computing what it needs when it was admitted: another sequence, or a prompt before it in the batch.
+    /// Its leader at the time of admission: another sequence, or an earlier prompt of the batch.
     pub leader: Option<Leader>,
 }
 

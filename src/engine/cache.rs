@@ -1,4 +1,4 @@
-//! The calls about the prefix cache: matches, names of namespaces, events, reset.
+//! Calls about the prefix cache: matches, names of namespaces, events, reset.
 
 use crate::backend::Backend;
 use crate::error::Error;
@@ -12,9 +12,11 @@ use super::Engine;
 
 /// The prefix cache: matches, names of namespaces, events, reset.
 impl<B: Backend> Engine<B> {
-    /// The prefix that a prompt would use if admitted now: whole pages of all but its last token. Changes nothing, not
-    /// even recency: for schedulers that order prompts by what is cached. It ends before a page with
-    /// [`TokenId::PENDING`], which no sequence has. O(tokens matched).
+    /// Returns the prefix that a prompt would reuse if it was admitted now: whole pages of all tokens but the last one.
+    /// O(tokens matched).
+    ///
+    /// Changes nothing, not even recency, so a scheduler can order prompts by their hits. The match ends before a page
+    /// with [`TokenId::PENDING`], which no sequence has.
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> PrefixMatch {
         let found =
             if self.world.shape.finds_prefixes() { prompt.len().saturating_sub(1) } else { 0 };
@@ -22,16 +24,16 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.match_prefix(namespace, tokens)
     }
 
-    /// The longest cached prefix of a chain of hashes, for callers that have no tokens: the cache as one of blocks by
-    /// chained hashes. The present generation's prefixes match, of whichever namespace the hashes are. 0 pages where
-    /// pages are not hashed ([`EngineConfig::hashing`]). Changes nothing. O(hashes matched).
+    /// Returns the longest cached prefix of a chain of page hashes, for callers that have no tokens. O(hashes matched).
     ///
-    /// The answer trusts the hashes, so it is as good as their recipe is; nothing else in the engine does.
+    /// Matches prefixes of the present generation, in the namespace of the hashes. Matches 0 pages if pages are not
+    /// hashed ([`EngineConfig::hashing`](crate::EngineConfig::hashing)). Changes nothing. The result trusts the hashes,
+    /// so it is as reliable as their recipe; no other call of the engine trusts hashes.
     pub fn match_hashes(&self, chain: &[PageHash]) -> PrefixMatch {
         self.match_hashed_pages(chain, |_| ())
     }
 
-    /// [`Engine::match_hashes`] that also hands the matched pages over, in order, piece by piece. O(hashes matched).
+    /// [`Engine::match_hashes`] that also calls `each` with the matched pages, in order, run by run. O(hashes matched).
     pub fn match_hashed_pages(
         &self,
         chain: &[PageHash],
@@ -40,13 +42,15 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.match_hashes(chain, each)
     }
 
-    /// Says what a namespace is called by those who know prefixes by hashes, once, before its first prompt, until it is
-    /// [forgotten](Engine::forget_namespace). Does nothing where pages are not hashed. The default namespace has no
-    /// names and needs none. O(names).
+    /// Gives a namespace the names that enter the hashes of its pages, once, before its first prompt. O(names).
+    ///
+    /// The names hold until the namespace is [forgotten](Engine::forget_namespace). Does nothing if pages are not
+    /// hashed. The default namespace has no names and needs none.
     ///
     /// # Errors
-    /// [`Error::NamespaceNamed`] if it is called something else already, [`Error::NamesTaken`] if another namespace has
-    /// these names as far as they enter the hashes of [`EngineConfig::hashing`]; some recipes hear none.
+    /// [`Error::NamespaceNamed`] if the namespace has other names already. [`Error::NamesTaken`] if another namespace
+    /// has the same names, compared as far as they enter the hashes of
+    /// [`EngineConfig::hashing`](crate::EngineConfig::hashing); some recipes use none of them.
     pub fn name_namespace(
         &mut self,
         namespace: Namespace,
@@ -55,12 +59,13 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.name(namespace, names)
     }
 
-    /// Forgets the names of a namespace, so that a salt for each request does not grow the table of names for ever.
+    /// Forgets the names of a namespace, so that the table of names does not grow with a salt for each request.
+    /// O(names).
     ///
-    /// From now on [`admit`](Engine::admit) refuses its prompts ([`Error::UnnamedNamespace`]); its sequences go on. The
-    /// table drops the names when the last of these is finished and the last cached page of the namespace is evicted.
-    /// Until then no other namespace can take the names, and [`name_namespace`](Engine::name_namespace) with the same
-    /// names undoes the call. Does nothing where pages are not hashed, nor to the default namespace. O(names).
+    /// From then on [`admit`](Engine::admit) rejects prompts of the namespace ([`Error::UnnamedNamespace`]); its
+    /// sequences continue. The table drops the names when the last sequence is finished and the last cached page is
+    /// evicted. Until then no other namespace can take the names, and [`name_namespace`](Engine::name_namespace) with
+    /// the same names undoes the call. Does nothing if pages are not hashed, nor to the default namespace.
     ///
     /// # Errors
     /// [`Error::UnnamedNamespace`] if the namespace has no names or is forgotten already.
@@ -68,24 +73,28 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.forget_names(namespace)
     }
 
-    /// Hands over what has happened to the cached prefixes since the last drain, in order: pages stored, parents first,
-    /// pages removed, all cleared. Pages that are published again say nothing; neighbours are joined. Where more has
-    /// happened than [`EngineConfig::event_pages`] has room for, all is cleared, and then what is cached now is stored,
-    /// straight from the tree. So an index that is built from events alone is always right once a drain has ended.
-    /// Only the present generation is spoken of. Where the sink panics, the next drain is as after an overflow.
-    /// O(pages of the events), after an overflow O(tree).
+    /// Calls `sink` with the changes of the cached prefixes since the last drain, in order. O(pages of the events),
+    /// after an overflow O(tree).
+    ///
+    /// Pages are stored parents first, pages are removed, or all are cleared. Publishing a cached page again emits
+    /// nothing; neighbouring events are joined. If more has changed than
+    /// [`EngineConfig::event_pages`](crate::EngineConfig::event_pages) allows, the sink gets [`Event::Cleared`] and
+    /// then all cached pages, read from the tree. So an index that is built from events alone is correct after every
+    /// drain. Events are about the present generation only. If the sink panics, the next drain is as after an overflow.
     pub fn drain_events(&mut self, sink: impl FnMut(Event<'_>)) {
         self.world.prefixes.drain_events(sink);
     }
 
-    /// The next [drain](Engine::drain_events) begins anew, as after an overflow: for somebody who has just begun to
-    /// listen, or has lost track. O(1).
+    /// Makes the next [drain](Engine::drain_events) restate the whole cache, as after an overflow. O(1).
+    ///
+    /// For a follower that has just subscribed or has missed events.
     pub fn restate_events(&mut self) {
         self.world.prefixes.restate_events();
     }
 
-    /// Drops every idle prefix; those in use match no more and go with their last user. For a host that changes the
-    /// model's weights. O(idle pages).
+    /// Drops every idle prefix, for a host that changes the model's weights. O(idle pages).
+    ///
+    /// Prefixes in use no longer match, and are dropped with their last user.
     pub fn reset(&mut self) {
         reset(Reset::of(&mut self.world));
     }

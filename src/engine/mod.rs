@@ -1,8 +1,8 @@
-//! The host's API: [`Engine`] is the tables, a backend, and the systems between them.
+//! The host's API: [`Engine`] contains the tables and a backend, and calls the systems.
 //!
 //! `requests`, `steps`, `cache` and `query` contain its calls.
 //!
-//! Not here: what a call does (`system/`), how bytes move (`backend/`).
+//! Not here: the systems (`system/`), the bytes of K and V (`backend/`).
 
 mod cache;
 mod query;
@@ -15,9 +15,11 @@ use crate::error::EngineError;
 use crate::stats::Stats;
 use crate::world::{Broken, World};
 
-/// The KV-cache core of one scheduler: which tokens need computing, where their K and V go, and who may reuse what.
+/// The KV-cache core of one scheduler: it decides which tokens are computed, where their K and V are stored, and which
+/// sequences share them.
 ///
-/// `Send`; its calls come from one thread at a time. An error leaves the state as it was, unless a method says more.
+/// An engine is `Send`; its calls come from one thread at a time. An error leaves the state as it was, unless a method
+/// documents otherwise.
 pub struct Engine<B> {
     config: EngineConfig,
     world: World,
@@ -26,16 +28,17 @@ pub struct Engine<B> {
 
 /// Construction, parts and audits.
 impl<B: Backend> Engine<B> {
-    /// Takes all memory that the config asks for, on the host and from the backend. A `PoolConfig` is a config too.
+    /// Creates an engine and allocates all its memory, on the host and in the backend. `config` may be a `PoolConfig`.
+    ///
+    /// If the operating system over-commits memory, a successful call is no proof that the machine can back it.
+    /// Touching memory that the machine cannot back ends the process. With `prefault` this call touches all host
+    /// memory, after it has reserved it in one piece, so most systems return an error instead. Without `prefault` a
+    /// later step touches it. [`Cpu`](crate::Cpu) touches its pool as pages are first written.
     ///
     /// # Errors
-    /// [`EngineError::Config`], with [`ConfigError::OutOfMemory`](crate::ConfigError::OutOfMemory) where the host does
-    /// not give the tables' memory; [`EngineError::Backend`].
-    ///
-    /// A system that over-commits may give more than it has, and end the process without an error when the memory is
-    /// touched: here if `prefault` is set (which asks for all of it in one piece first, so that what is more than the
-    /// machine has is refused on most systems), else in some later step. A pool of [`Cpu`](crate::Cpu) is touched as
-    /// pages are first written.
+    /// [`EngineError::Config`] for a config that is not valid, with
+    /// [`ConfigError::OutOfMemory`](crate::ConfigError::OutOfMemory) if the host cannot allocate the tables;
+    /// [`EngineError::Backend`].
     pub fn new(
         config: impl Into<EngineConfig>,
         backend: impl OpenBackend<Backend = B>,
@@ -43,7 +46,7 @@ impl<B: Backend> Engine<B> {
         Self::with_hash_bits(config, backend, u32::BITS)
     }
 
-    /// [`Engine::new`] that uses so many bits of the child table's hashes: fewer than 32 only in tests, to force
+    /// [`Engine::new`] with tables that use `hash_bits` bits of each hash. Tests use fewer than 32, which forces
     /// collisions, the same ones in every process.
     pub(crate) fn with_hash_bits(
         config: impl Into<EngineConfig>,
@@ -57,33 +60,33 @@ impl<B: Backend> Engine<B> {
         Ok(Self { config, world: World::new(&shape, hash_bits)?, backend })
     }
 
-    /// The config it was made with.
+    /// Returns the config that the engine was created with.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
 
-    /// The checked sizes; what another rank's backend is opened with.
+    /// Returns the checked limits, with which backends of other ranks are opened.
     pub fn shape(&self) -> &EngineShape {
         &self.world.shape
     }
 
-    /// The backend.
+    /// Returns the backend.
     pub fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// The backend, to store and attend.
+    /// Returns the backend, to store K and V and to attend.
     pub fn backend_mut(&mut self) -> &mut B {
         &mut self.backend
     }
 
-    /// The tables, for audits and benches: what they are made of may change.
+    /// Returns the tables, for audits and benches. Their contents are not a stable interface.
     #[doc(hidden)]
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// Counters and levels. O(1).
+    /// Returns counters and levels. O(1).
     pub fn stats(&self) -> Stats {
         let World { pages, prefixes, sequences, steps, counters, .. } = &self.world;
         let size = prefixes.size_info();
@@ -103,10 +106,10 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Audits the whole state. O(everything): for tests and debugging.
+    /// Checks every numbered invariant over the whole state, for tests and debugging. O(everything).
     ///
     /// # Errors
-    /// The first broken invariant, and whose page shows it.
+    /// The first broken invariant, with a page that shows it and the owner of that page.
     pub fn verify(&self) -> Result<(), Broken> {
         self.world.verify()
     }

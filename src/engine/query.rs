@@ -1,4 +1,4 @@
-//! The questions about sequences and free pages.
+//! Calls that return numbers, tokens and pages of sequences, and the number of available pages.
 
 use crate::backend::Backend;
 use crate::error::Error;
@@ -10,15 +10,15 @@ use super::Engine;
 
 /// Lengths, tokens and pages of sequences, and how many pages are available.
 impl<B: Backend> Engine<B> {
-    /// Tokens of a sequence that have K and V.
+    /// Returns the tokens of a sequence that have K and V.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`]; so do the other questions about a sequence.
+    /// [`Error::UnknownSequence`], as the other calls about a sequence.
     pub fn cached_len(&self, seq: SeqKey) -> Result<u32, Error> {
         self.sequence(seq).map(|sequence| sequence.cached_len)
     }
 
-    /// `cached_len` and what unfinished plans will add.
+    /// Returns `cached_len` plus the tokens that unfinished plans will add.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -26,9 +26,10 @@ impl<B: Backend> Engine<B> {
         self.sequence(seq).map(|sequence| sequence.planned_len)
     }
 
-    /// The most tokens that a plan can extend a sequence by now: its known ones that no plan covers, or the one that an
-    /// unfinished step of it will sample (not where a rollback has cut that step). 0: append first, or accept, or
-    /// resume.
+    /// Returns the most tokens that a plan can extend a sequence by now.
+    ///
+    /// These are its known tokens that no plan covers, or the one token that an unfinished step of it will sample
+    /// (unless a rollback has cut that step). At 0, call `append`, `accept` or `resume` first.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -40,7 +41,7 @@ impl<B: Backend> Engine<B> {
         Ok(extend_max(&self.world.shape, sequence, &self.world.steps))
     }
 
-    /// Known tokens of a sequence.
+    /// Returns the known tokens of a sequence.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -48,7 +49,7 @@ impl<B: Backend> Engine<B> {
         self.sequence(seq).map(|sequence| sequence.token_len)
     }
 
-    /// A sequence's numbers, for audits and benches: what they are may change.
+    /// Returns the record of a sequence, for audits and benches. Its fields are not a stable interface.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -57,7 +58,7 @@ impl<B: Backend> Engine<B> {
         self.world.sequences.get(seq)
     }
 
-    /// A sequence's known tokens.
+    /// Returns the known tokens of a sequence, in order.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -67,7 +68,7 @@ impl<B: Backend> Engine<B> {
         Ok(pieces.flatten().copied())
     }
 
-    /// A sequence's pages in order.
+    /// Returns the pages of a sequence, in order.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -75,15 +76,16 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.pages(self.sequence(seq)?))
     }
 
-    /// A sequence's pages of a track in order, as far as it holds them: of the layers that
-    /// [`PoolLayout::place`](crate::PoolLayout::place) has there. Track 0 is the [page table](Engine::page_table) of
-    /// group 0.
+    /// Returns the pages that a sequence holds in a track, in order.
+    ///
+    /// These belong to the layers that [`PoolLayout::place`](crate::PoolLayout::place) puts in the track. Track 0 is
+    /// the [page table](Engine::page_table) of group 0.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
     ///
     /// # Panics
-    /// If there is no such track.
+    /// If `track` is not below the number of tracks.
     pub fn track_table(
         &self,
         seq: SeqKey,
@@ -93,8 +95,9 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.track_pages(self.sequence(seq)?, track, 0))
     }
 
-    /// Pages that a sequence is promised and has not drawn. Its plans may take these, and what is
-    /// [available](Engine::available).
+    /// Returns the pages that a sequence is promised and has not taken yet.
+    ///
+    /// Plans of the sequence can take these pages besides the [available](Engine::available) ones.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -102,13 +105,17 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.outstanding(self.sequence(seq)?))
     }
 
-    /// Pages that anybody could take now: free and evictable, less those promised to sequences; never below 0. O(1).
+    /// Returns the free and evictable pages less those promised to sequences, at least 0. O(1).
+    ///
+    /// Every call can take these pages.
     pub fn available(&self) -> u32 {
         self.world.available()
     }
 
-    /// [`available`](Engine::available) once `step` is complete, if nothing else happens. A scheduler compares it with
-    /// what it needs before it preempts. O(unfinished steps).
+    /// Returns [`available`](Engine::available) as of the completion of `step`, if no other call comes first.
+    /// O(unfinished steps).
+    ///
+    /// A scheduler compares it with its need before it preempts.
     pub fn available_after(&self, step: StepId) -> u32 {
         self.world.available_after(step)
     }

@@ -1,4 +1,4 @@
-//! The calls of one request: its sequence is admitted, grows, is forked, preempted, resumed and finished.
+//! Calls about one request: admission, growth, forks, preemption, the end.
 
 use crate::backend::Backend;
 use crate::error::{EngineError, Error};
@@ -17,17 +17,18 @@ use super::Engine;
 
 /// Requests: admission, growth, forks, preemption, the end.
 impl<B: Backend> Engine<B> {
-    /// What admitting a prompt now would take, whether or when it fits, and who is computing what it needs: for
-    /// schedulers that ask before they admit. Changes nothing, not even recency. O(prompt), and where it does not fit
-    /// O(unfinished steps and prefix nodes).
+    /// Returns the cost of admitting a prompt now: the pages it needs, whether and when they fit, and its leader.
+    /// O(prompt), and if it does not fit O(unfinished steps and prefix nodes).
     ///
-    /// Where a [leader](Admission::leader) is named, a prompt that waits until [it leads no more](Engine::is_leading)
-    /// finds what it has computed: of many equal prompts that arrive at a cold server one computes, and the others wait
-    /// a step or two. None waits for ever as long as the host plans running sequences: who is finished, preempted,
-    /// rolled back or done leads nobody.
+    /// Changes nothing, not even recency, so schedulers can call it before [`admit`](Engine::admit).
+    ///
+    /// A [leader](Admission::leader) is a running sequence that computes more of the prompt than is cached. A prompt
+    /// that waits while [it is leading](Engine::is_leading) then finds these tokens in the cache. So of many equal
+    /// prompts at a cold server one is computed, and the others wait for a step or two. No prompt waits for ever if the
+    /// host plans its running sequences: a sequence that is finished, preempted, cut or done leads no prompt.
     ///
     /// # Errors
-    /// As [`Engine::admit`], but for [`Error::OutOfPages`].
+    /// As [`Engine::admit`], except [`Error::OutOfPages`].
     pub fn admission(
         &self,
         namespace: Namespace,
@@ -37,27 +38,27 @@ impl<B: Backend> Engine<B> {
         admission(&Estimate::of(&self.world), namespace, prompt, promise)
     }
 
-    /// Admits a prompt: matches, locks what matched, takes a row, and no pages. Of its tokens
-    /// [`cached_len`](Engine::cached_len) need no computing. O(prompt), and the first plan of it sends its whole page
-    /// table: [`Engine::plan_batch`].
+    /// Admits a prompt as a new sequence: matches and locks its cached prefix and takes a row, but no pages. O(prompt).
     ///
-    /// `promise`: how many tokens of K and V it is promised room for in all, those of the prompt and of the output.
-    /// What is found in the cache needs no more room, so the promise is of the pages for the rest of the prompt and the
-    /// output; the last token sampled needs none. 0, or no more than is cached, promises nothing: the sequence takes
-    /// what is there when it is planned, and may have to be preempted for others.
+    /// The first [`cached_len`](Engine::cached_len) tokens need no computing. The first plan of the sequence sends its
+    /// whole page table ([`Engine::plan_batch`]).
     ///
-    /// Promised pages are in no list: [`available`](Engine::available) leaves them out, so that nobody else takes them,
-    /// and plans of the sequence draw on them first. What an abort or a rollback gives up of them is promised again. So
-    /// a plan that asks for no more than is promised is refused for want of pages only while pages wait in the fence,
-    /// until the step that the error names is complete; never for good. Beyond the promise it takes what nobody is
-    /// promised. What is not drawn returns when the sequence is finished or preempted, or by
-    /// [`promise`](Engine::promise). The promise is of pages: the limits of the config on tokens and steps are as they
-    /// were.
+    /// `promise` is the number of tokens, prompt and output together, that the sequence is promised K and V memory for.
+    /// The engine sets aside pages for those that are not cached. The last sampled token needs no K and V. With 0, or
+    /// with no more than is cached, nothing is promised: plans take available pages, and the host may have to preempt
+    /// other sequences.
+    ///
+    /// [`available`](Engine::available) does not count promised pages, so no other sequence takes them. Plans of the
+    /// sequence use them first, and available pages after them. Pages that an abort or a rollback releases are promised
+    /// again. A plan within the promise fails for lack of pages only while pages wait in the fence, and at the latest
+    /// until the step that the error names is complete. Unused promised pages return when the sequence is finished or
+    /// preempted, or by [`promise`](Engine::promise). A promise is about pages alone: the limits of the config on
+    /// tokens and steps still apply.
     ///
     /// # Errors
-    /// [`Error::EmptyPrompt`], [`Error::TooLong`] (the prompt or the promise), [`Error::UnnamedNamespace`] where pages
-    /// are hashed, [`Error::PendingToken`], [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfPages`] if
-    /// the rest of the prompt or of the promise cannot fit now.
+    /// [`Error::EmptyPrompt`], [`Error::TooLong`] (the prompt or the promise), [`Error::UnnamedNamespace`] if pages are
+    /// hashed, [`Error::PendingToken`], [`Error::OutOfSequences`], [`Error::OutOfTokens`]. [`Error::OutOfPages`] if the
+    /// rest of the prompt or of the promise does not fit now.
     pub fn admit(
         &mut self,
         namespace: Namespace,
@@ -68,46 +69,50 @@ impl<B: Backend> Engine<B> {
         self.world.counters.count_refusal(admitted)
     }
 
-    /// Admits prompts in order, all or none, as [`Engine::admit`] would each, if what all of them lack fits together.
-    /// Each is answered with the sequence that leads it, which may be one before it in the batch. O(all prompts), and
-    /// where they do not fit that for each unfinished step.
+    /// Admits prompts in order, as [`Engine::admit`] does, all or none. O(all prompts), times the unfinished steps if
+    /// they do not fit.
+    ///
+    /// The prompts fit if there are pages for all of them together. The result has the leader of each prompt, which may
+    /// be an earlier prompt of the batch.
     ///
     /// To let a prompt wait for its leader, [preempt](Engine::preempt) it before its first plan, and
-    /// [resume](Engine::resume) it when [the leader leads no more](Engine::is_leading). It has computed nothing, keeps
-    /// its row and its tokens, and finds what the leader computed. [`Stats`] counts it as one prompt:
+    /// [resume](Engine::resume) it when [the leader is no longer leading](Engine::is_leading). The prompt keeps its row
+    /// and its tokens, and finds the tokens that the leader computed. [`Stats`](crate::Stats) counts it as one prompt.
     /// [`guide::scheduling`](crate::guide::scheduling) has the program.
     ///
     /// # Errors
-    /// As [`Engine::admit`]: of the first prompt that is wrong, or for want of room for all of them. Nothing has
-    /// changed.
+    /// As [`Engine::admit`]: of the first prompt that is not valid, or [`Error::OutOfPages`] for all of them together.
+    /// Nothing has changed.
     pub fn admit_batch(&mut self, prompts: &[Prompt<'_>]) -> Result<&[Admitted], Error> {
         let admitted = admit_batch(Admit::of(&mut self.world), prompts);
         self.world.counters.count_refusal(admitted)?;
         Ok(&self.world.buffers.admitted)
     }
 
-    /// Whether a leader is still on its way to the tokens that it was named for. It is not once its sequence has
-    /// forgotten one of them, whatever was appended since. O(1).
+    /// Returns whether a leader will still publish the tokens that it was named for. O(1).
     ///
-    /// The answer is never true too long. It is false too early in one case: the sequence was cut below these tokens
-    /// before it was named, and is cut behind them afterwards. [`admission`](Engine::admission) then names it again.
+    /// Returns false once its sequence has forgotten one of these tokens, whatever is appended later. The result is
+    /// never true too long. It is false too early in one case: the sequence was cut below these tokens before it was
+    /// named, and is cut behind them afterwards. [`admission`](Engine::admission) then names it again.
     pub fn is_leading(&self, leader: &Leader) -> bool {
         is_leading(&IsLeading::of(&self.world), leader)
     }
 
-    /// Promises a running sequence room for so many tokens in all, in place of what it was promised: as
-    /// [`admit`](Engine::admit) does. 0 gives back what is not drawn. O(1).
+    /// Promises a running sequence memory for `len` tokens in total, in place of its earlier promise. O(1).
+    ///
+    /// As in [`admit`](Engine::admit). 0 returns the promised pages that are not used.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfPages`] if the pages beyond
-    /// the promise before cannot be had now.
+    /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`]. [`Error::OutOfPages`] if the pages beyond
+    /// the earlier promise do not fit now.
     pub fn promise(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
         let promised = promise(Promise::of(&mut self.world), seq, len);
         self.world.counters.count_refusal(promised)
     }
 
-    /// Appends tokens to a sequence: sampled, drafted, or the next turn of a conversation. May come after the
-    /// `plan_batch` that reserved their places, and after its commit. O(tokens).
+    /// Appends tokens to a sequence: sampled tokens, drafts, or the next turn of a conversation. O(tokens).
+    ///
+    /// Legal after the plan that reserved their places, before and after its commit.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfTokens`].
@@ -115,17 +120,19 @@ impl<B: Backend> Engine<B> {
         append(Append::of(&mut self.world), seq, tokens)
     }
 
-    /// `count` sequences with the same past, all or none: computed whole pages are shared, a partly filled tail page is
-    /// copied on the backend for each, all in one step. The children know all tokens of their parent; `promise`, as in
-    /// [`admit`](Engine::admit), is made to each of them. O(tokens) for each child, and its first plan sends a word for
-    /// each 1,024 tokens or so of what they share, and the pages of the rest.
+    /// Forks a sequence into `count` more sequences with the same tokens, all or none. O(tokens) for each child.
+    ///
+    /// Parent and children share the computed whole pages. The backend copies a partly filled tail page for each child,
+    /// all in one step. The children have all known tokens of their parent. Each child gets the `promise`, as in
+    /// [`admit`](Engine::admit). The first plan of a child sends about one word for each 1,024 shared tokens, and the
+    /// words of its other pages.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`],
     /// [`Error::TooLong`] (the promise), [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`] or
-    /// [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`] if the copies failed: there is no child;
-    /// their pages return with the step of the copies, which is the newest, and the parent's computed pages stay
-    /// published.
+    /// [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`] if the copies failed: there are no
+    /// children. Their pages return with the step of the copies, which is the newest one. The parent's computed pages
+    /// stay published.
     pub fn fork(
         &mut self,
         seq: SeqKey,
@@ -147,18 +154,20 @@ impl<B: Backend> Engine<B> {
         Ok(Forked { children, copies, step })
     }
 
-    /// Cuts a sequence to `len` tokens: rejected drafts, an edited turn. Unfinished steps count no further than that.
-    /// Roll drafts back before the commit that would publish them, and append before planning on. O(pages released).
+    /// Cuts a sequence to its first `len` tokens: rejected drafts, an edited turn. O(pages released).
+    ///
+    /// Unfinished steps of the sequence count only up to `len`. Roll drafts back before the commit that would publish
+    /// them, and append before the next plan.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::NotAccepted`], [`Error::RollbackLen`] for 0, for less than what is
-    /// published, or past the tokens.
+    /// [`Error::UnknownSequence`], [`Error::NotAccepted`]. [`Error::RollbackLen`] for 0, for less than is published, or
+    /// for more than the known tokens.
     pub fn rollback(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
         rollback(Rollback::of(&mut self.world), seq, len)
     }
 
-    /// Preempts a sequence: it gives its pages up and keeps its tokens and its row, to be [resumed](Engine::resume).
-    /// O(pages released, and prefix nodes that nobody uses from now on: [`Engine::complete`]).
+    /// Preempts a sequence: releases its pages and keeps its tokens and its row, to be [resumed](Engine::resume).
+    /// O(pages released, and prefix nodes that become idle: [`Engine::complete`]).
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`].
@@ -166,20 +175,22 @@ impl<B: Backend> Engine<B> {
         preempt(Finish::of(&mut self.world), seq, keep)
     }
 
-    /// Admits a preempted sequence again with all the tokens it has; `promise` as in [`admit`](Engine::admit).
-    /// O(tokens), and its next plan sends its whole page table: [`Engine::plan_batch`].
+    /// Admits a preempted sequence again with all its tokens; `promise` as in [`admit`](Engine::admit). O(tokens).
+    ///
+    /// Its next plan sends its whole page table ([`Engine::plan_batch`]).
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`] (the promise), [`Error::OutOfPages`] if
-    /// the rest of the tokens or of the promise cannot fit now.
+    /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`] (the promise). [`Error::OutOfPages`] if
+    /// the rest of the tokens or of the promise does not fit now.
     pub fn resume(&mut self, seq: SeqKey, promise: u32) -> Result<(), Error> {
         let resumed = resume(Admit::of(&mut self.world), seq, promise);
         self.world.counters.count_refusal(resumed)
     }
 
-    /// Finishes a sequence: its whole computed pages stay for the next request, the rest is released. Legal while an
-    /// unfinished step includes it; that step's commit skips it. O(pages released, and prefix nodes that nobody uses
-    /// from now on: [`Engine::complete`]).
+    /// Finishes a sequence: its whole computed pages stay cached, and the rest is released. O(pages released, and
+    /// prefix nodes that become idle: [`Engine::complete`]).
+    ///
+    /// Legal while an unfinished step includes the sequence; the commit of that step skips it.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -187,8 +198,8 @@ impl<B: Backend> Engine<B> {
         self.finish_with(seq, Keep::Publish)
     }
 
-    /// [`Engine::finish`] that says what becomes of computed pages not yet published: [`Keep::Drop`] for a request
-    /// whose K and V are not to be trusted.
+    /// [`Engine::finish`] with a choice for computed pages that are not published yet. [`Keep::Drop`] is for a request
+    /// whose K and V may be wrong.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].

@@ -1,4 +1,4 @@
-//! The calls of one step: it is planned, packed for other kernels, committed, completed or aborted.
+//! Calls about one step: plans, packed plans, accepted drafts, commit, completion, abort.
 
 use crate::backend::Backend;
 use crate::error::{EngineError, Error};
@@ -18,21 +18,23 @@ use super::Engine;
 
 /// Steps: plans, verified drafts, commits, ends.
 impl<B: Backend> Engine<B> {
-    /// Plans a step: takes exactly the pages that the new tokens need, evicts no more than are lacking, writes the plan
-    /// into `scratch`, and tells the backend. O(batch, new tokens, and page table words that no plan has sent).
+    /// Plans a step: takes the pages that the new tokens need, writes the plan into `scratch`, and passes it to the
+    /// backend. O(batch, new tokens, and page table words to send).
     ///
-    /// Those are the words of new pages, so that the cost does not grow with the context, with these exceptions: in its
-    /// first plan since `admit` or `resume` a sequence sends all its pages, the shared ones too; where a commit
-    /// found that another sequence had published the same pages, they and those behind them are sent again; and what
-    /// an aborted plan sent is. [`EngineShape::plan_bytes`] counts the worst.
+    /// Evicts exactly the missing pages. The words to send are those of new pages, so the cost does not grow with the
+    /// context. The exceptions: the first plan of a sequence after `admit` or `resume` sends all its pages, the shared
+    /// ones too. If a commit found that another sequence had published the same pages, the next plan sends these pages
+    /// and the ones behind them. Words of an aborted plan are sent again.
+    /// [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) is the upper bound.
+    ///
+    /// If all new pages of a batch are promised, [`Error::OutOfPages`] lasts at most until the step that it names is
+    /// complete.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::UnknownSequence`],
     /// [`Error::Preempted`], [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`],
     /// [`Error::StepTokens`], [`Error::OutOfTokens`] or [`Error::OutOfPages`]: nothing has changed.
-    /// [`EngineError::Backend`]: the step is aborted, so its number is spent and what was evicted for it stays evicted.
-    ///
-    /// A batch whose new pages are all promised is out of pages only until the step that the error names is complete.
+    /// [`EngineError::Backend`]: the step is aborted. Its number stays used, and evicted pages stay evicted.
     pub fn plan_batch<'step>(
         &mut self,
         scratch: &'step mut StepScratch,
@@ -41,15 +43,16 @@ impl<B: Backend> Engine<B> {
         self.plan_drafts(scratch, items, &[])
     }
 
-    /// [`Engine::plan_batch`] of items of which some are drafts, in the order of the items: chains, or trees with masks
-    /// and positions. The new tokens of a draft are checked together, and [`accept`](Engine::accept) keeps a branch of
-    /// them once the model has answered: until then the sequence is not planned, committed, preempted, forked or rolled
-    /// back. It may be finished, and the step aborted, after which its drafts are tokens like others. O(as
-    /// `plan_batch`).
+    /// [`Engine::plan_batch`] of items some of which are drafts for speculative decoding. O(as `plan_batch`).
+    ///
+    /// `drafts` are in the order of the items. Each is a chain, or a tree with masks and positions. The step verifies
+    /// all new tokens of a draft together, and [`accept`](Engine::accept) then keeps one branch. Until then the
+    /// sequence cannot be planned, committed, preempted, forked or rolled back. It can be finished. After an abort of
+    /// the step, its drafts are ordinary tokens.
     ///
     /// # Errors
-    /// As [`Engine::plan_batch`]; for a draft also [`Error::DraftOrder`], [`Error::ExtendLen`] where a token is not
-    /// known, [`Error::DraftLen`], [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`].
+    /// As [`Engine::plan_batch`]. For a draft also [`Error::DraftOrder`], [`Error::ExtendLen`] if a token is not known,
+    /// [`Error::DraftLen`], [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`].
     pub fn plan_drafts<'step>(
         &mut self,
         scratch: &'step mut StepScratch,
@@ -65,17 +68,18 @@ impl<B: Backend> Engine<B> {
         Ok(plan)
     }
 
-    /// The page tables of a planned batch in FlashInfer's contract, for hosts that bring their own kernels.
+    /// Returns the page tables of a planned batch as FlashInfer takes them, for hosts with their own kernels. O(pages
+    /// of the items).
     ///
-    /// `items` are those of one plan in its order, or some of them (a host may have one kernel for prefill and another
-    /// for decode), as long as their step is not complete and nothing was planned or rolled back for them since. Drafts
-    /// that are a chain are packed as tokens like others, and what was [accepted](Engine::accept) of drafts as an item
-    /// of so many tokens; a tree has masks, which that contract lacks, and is refused. O(pages of the items).
+    /// `items` are all or some items of one plan, in its order; a host may have one kernel for prefill and another for
+    /// decode. Their step must not be complete, and the sequences must not be planned again or rolled back since.
+    /// Chains of drafts are packed as ordinary tokens. [Accepted](Engine::accept) drafts are an item of the accepted
+    /// length. FlashInfer's arrays have no masks, so trees are rejected.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`] for an item that is not what was planned
-    /// last for its sequence, or is out of order; [`Error::PackedTree`]; [`Error::PackedLimit`] for a pool or a batch
-    /// whose numbers do not fit that contract's signed 32 bits.
+    /// [`Error::UnknownSequence`], [`Error::Preempted`]. [`Error::NotPlanned`] for an item that is not the last plan of
+    /// its sequence, or is out of order. [`Error::PackedTree`]. [`Error::PackedLimit`] for a pool or a batch with
+    /// numbers beyond 31 bits.
     pub fn packed<'step>(
         &self,
         scratch: &'step mut StepScratch,
@@ -84,14 +88,14 @@ impl<B: Backend> Engine<B> {
         packed(&Packed::of(&self.world), 0, items, scratch.reset())
     }
 
-    /// [`packed`](Engine::packed) of the page tables of another track: those of the layers that
-    /// [`PoolLayout::place`](crate::PoolLayout::place) has there.
+    /// Returns [`packed`](Engine::packed) of another track: of the layers that
+    /// [`PoolLayout::place`](crate::PoolLayout::place) puts there.
     ///
     /// # Errors
     /// As [`packed`](Engine::packed).
     ///
     /// # Panics
-    /// If there is no such track.
+    /// If `track` is not below the number of tracks.
     pub fn packed_track<'step>(
         &self,
         scratch: &'step mut StepScratch,
@@ -102,18 +106,16 @@ impl<B: Backend> Engine<B> {
         packed(&Packed::of(&self.world), track, items, scratch.reset())
     }
 
-    /// [`packed`](Engine::packed), of group 0, in the levels of FlashInfer's cascade: what several sequences share is
-    /// listed once.
+    /// Returns [`packed`](Engine::packed) of group 0 in the levels of FlashInfer's cascade, which list shared pages
+    /// once. O(items + pages).
     ///
-    /// `plan` is this engine's, padded or not, and `items` are all of its items, none accepted in part since.
-    /// O(items + pages).
+    /// `plan` is a plan of this engine, padded or not. `items` are all its items, none partly accepted since.
     ///
     /// # Errors
-    /// As [`packed`](Engine::packed); [`Error::PackedRows`] and [`Error::NotPlanned`] where the plan is not of these
-    /// items.
+    /// As [`packed`](Engine::packed). [`Error::PackedRows`] or [`Error::NotPlanned`] if the plan is not of these items.
     ///
     /// # Panics
-    /// If the plan is another engine's, maybe: its step and lengths may look like this one's, but not its spans.
+    /// May panic if the plan is of another engine: its step and lengths may match, but not its spans.
     pub fn packed_levels<'step>(
         &self,
         scratch: &'step mut StepScratch,
@@ -123,20 +125,22 @@ impl<B: Backend> Engine<B> {
         packed_levels(&Packed::of(&self.world), plan, items, scratch.reset())
     }
 
-    /// Keeps a branch of the drafts that a step checks of a sequence, and forgets the others, with all that was
-    /// appended behind them: the sequence ends with what is kept, and goes on with [`append`](Engine::append). `tokens`
-    /// are counted from the item's first: a root, a token that follows it, and so on; none, and all drafts are
-    /// forgotten. K and V of the branch are moved together on the backend, in its order, so `accept` comes after all
-    /// that the step asks of it, and before the commit. O(tokens kept, and pages released).
+    /// Keeps a branch of a sequence's verified drafts, and forgets the other drafts and all tokens after them. O(tokens
+    /// kept, and pages released).
     ///
-    /// Where the branch was not in one piece, what was moved is returned: other ranks' backends need
-    /// [`Backend::compact`] too, before the next plan.
+    /// `tokens` are the indices of the branch within the item: a root, a token that follows it, and so on. An empty
+    /// branch forgets all drafts. The sequence then ends with the branch and continues with [`append`](Engine::append).
+    /// The backend moves K and V of the branch together, in the order of its stream. So call `accept` after all other
+    /// work of the step and before the commit.
+    ///
+    /// If the branch was not contiguous, returns the moves: the host passes them to [`Backend::compact`] of other ranks
+    /// before the next plan.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownStep`], [`Error::UnknownSequence`], [`Error::Preempted`],
     /// [`Error::NotDrafted`], [`Error::NotABranch`], or [`Error::RollbackLen`] if no token would be left: nothing has
-    /// changed. [`EngineError::Backend`] if the move failed: the drafts wait still, but their K and V are lost, so the
-    /// step is to be aborted.
+    /// changed. [`EngineError::Backend`] if the move failed: the drafts still wait, but their K and V are lost, so the
+    /// host aborts the step.
     pub fn accept(
         &mut self,
         step: StepId,
@@ -146,10 +150,12 @@ impl<B: Backend> Engine<B> {
         self.accept_batch(step, &[Branch { seq, tokens }])
     }
 
-    /// [`Engine::accept`] of many sequences of a step, in the order of its items, all or none: one call of the backend.
+    /// [`Engine::accept`] of many sequences of a step, all or none, with one call of the backend.
+    ///
+    /// `branches` are in the order of the step's items.
     ///
     /// # Errors
-    /// As [`Engine::accept`], and [`Error::RepeatedSequence`] for a sequence that stands twice or out of order.
+    /// As [`Engine::accept`]. [`Error::RepeatedSequence`] for a sequence that is repeated or out of order.
     pub fn accept_batch(
         &mut self,
         step: StepId,
@@ -164,39 +170,46 @@ impl<B: Backend> Engine<B> {
         Ok(&self.world.buffers.compactions)
     }
 
-    /// Commits a step: its tokens have K and V, or will have in the order of the backend's stream. `cached_len`
-    /// advances and whole pages become matchable. Sequences finished or preempted since are skipped.
-    /// O(batch and pages published).
+    /// Commits a step: advances `cached_len` and makes whole pages matchable. O(batch and pages published).
+    ///
+    /// The tokens of the step have K and V by then, or will have them in the order of the backend's stream. Skips
+    /// sequences that were finished or preempted since the plan.
     ///
     /// # Errors
-    /// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is,
-    /// [`Error::NotAccepted`] for drafts of which no branch is kept.
+    /// [`Error::UnknownStep`] for a step that is not open. [`Error::StepOrder`] if an earlier step is open.
+    /// [`Error::NotAccepted`] for drafts without an accepted branch.
     pub fn commit(&mut self, step: StepId) -> Result<(), Error> {
         commit(Commit::of(&mut self.world), step)
     }
 
-    /// All steps up to `step` are done on all streams and ranks: what waited for them returns, and the backend refuses
-    /// their plans. Where one stream orders all work of the pool, a step may be completed as soon as all of it is asked
-    /// for. Completing a complete step changes nothing. O(pages returned, and prefix nodes that nobody uses from now
-    /// on). Those are the path of a finished or preempted sequence up to where another one uses it: seldom more than a
-    /// few, but a conversation of many turns has one for each, and they are all walked although no page of theirs
-    /// returns. Admitting the sequence or publishing its pages took as long before.
+    /// Completes all steps up to `step`: their work has ended on all streams and ranks. O(pages returned, and prefix
+    /// nodes that become idle).
     ///
-    /// Backends of other ranks are told by the host: [`StepEnd::Complete`].
+    /// Pages and locks that waited for these steps return, and the backend rejects their plans from now on. If one
+    /// stream orders all work on the pool, a step may be completed as soon as its work is enqueued. Completing a
+    /// complete step changes nothing.
+    ///
+    /// The nodes that become idle are those on the path of a finished or preempted sequence, up to the first one in
+    /// use. They are few, except for a conversation of many turns, which has one for each turn. Admitting the sequence
+    /// or publishing its pages visited the same nodes.
+    ///
+    /// The host informs backends of other ranks ([`StepEnd::Complete`]).
     ///
     /// # Errors
-    /// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`] if one up to it is neither committed nor
-    /// aborted.
+    /// [`Error::UnknownStep`] for a step that was never planned. [`Error::StepOpen`] if a step up to it is neither
+    /// committed nor aborted.
     pub fn complete(&mut self, step: StepId) -> Result<(), Error> {
         complete(Complete::of(&mut self.world), step)?;
         self.backend.end(StepEnd::Complete(step));
         Ok(())
     }
 
-    /// Undoes a planned step and every one planned after it: lengths return, pages pass the fence until a `complete`,
-    /// nothing is published, and the backend refuses their plans. Tokens appended meanwhile stay. O(items undone).
+    /// Undoes a planned step and all steps planned after it. O(items undone).
     ///
-    /// Backends of other ranks are told by the host: [`StepEnd::Abort`].
+    /// Lengths return to their earlier values, pages wait in the fence until a `complete`, and nothing is published.
+    /// The backend rejects the plans from now on. Appended tokens stay.
+    ///
+    /// The host informs backends of other ranks ([`StepEnd::Abort`]).
     ///
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open.
@@ -206,8 +219,9 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// The newest step, planned or aborted; 0 if there was none. After a backend's error it is the one that failed,
-    /// which is to be completed like any other.
+    /// Returns the newest step, planned or aborted; 0 if there was none.
+    ///
+    /// After [`EngineError::Backend`] it is the step that failed, which is completed like any other.
     pub fn newest_step(&self) -> StepId {
         self.world.steps.newest()
     }

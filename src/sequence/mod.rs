@@ -16,7 +16,7 @@
 //! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not. The first
 //!   `inherited` pages are whole chunks of the page table that a parent's plans have sent for good.
 //! * S5. Every chunk in use belongs to rows, as many as its count of users.
-//! * S6. A row knows the entry of its last page and its last token by heart: what decodes looks for nothing else.
+//! * S6. A row stores the entry of its last page and its last token, so that decoding looks up neither.
 //! * S7. The pages promised in all are the sum of what each sequence is promised past the pages that it has.
 //!
 //! planned_len passes token_len by one token for each unfinished step that samples the token of the next.

@@ -27,18 +27,18 @@ access! {
     }
 }
 
-/// What becomes of the computed pages of a sequence that is preempted or dropped.
+/// What happens to the computed pages of a sequence that is preempted or finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Keep {
-    /// Whole computed pages stay matchable until they are evicted; where prefixes are not shared, as [`Keep::Drop`].
+    /// Whole computed pages stay cached until they are evicted. Without shared prefixes as [`Keep::Drop`].
     Publish,
-    /// What is not published yet is dropped.
+    /// Pages that are not published yet are released.
     Drop,
 }
 
-/// Finishes a sequence; `keep`: whether its whole computed pages stay matchable. Legal while an unfinished step
-/// includes it: that step's commit skips it. O(pages released and nodes that become idle, now or later).
+/// Finishes a sequence; `keep`: what happens to its computed pages. Legal while an unfinished step includes it: the
+/// commit of that step skips it. O(pages released and nodes that become idle, now or later).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`].
@@ -53,8 +53,8 @@ pub(crate) fn finish(mut world: Finish<'_>, seq: SeqKey, keep: Keep) -> Result<(
     Ok(())
 }
 
-/// Preempts a sequence: it keeps its tokens and its row, and nothing else. O(pages released and nodes that become idle
-/// or begin to leave).
+/// Preempts a sequence: it keeps its tokens and its row, and releases all else. O(pages released and nodes that become
+/// idle, now or later).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`].

@@ -32,18 +32,18 @@ access! {
     }
 }
 
-/// The children that a fork made. Copy what is needed of it before the engine's next call.
+/// The children of a fork. Copy what you need before the engine's next call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct Forked<'a> {
-    /// The new sequences: all known tokens of their parent, and K and V of those that are computed.
+    /// The new sequences, with all known tokens of their parent and K and V of the computed ones.
     pub children: &'a [SeqKey],
-    /// The copies of the tail page, one for each child, if part of a page is computed; and of the pages that it holds
-    /// of groups of layers but group 0. The engine has told its own
-    /// backend; other ranks' backends need `copy_pages` too, ordered after the steps committed so far.
+    /// Copies of the partly filled tail page, one for each child, and of the pages that the parent holds of other
+    /// groups of layers. The engine has passed them to its own backend. Backends of other ranks need `copy_pages` too,
+    /// ordered after the steps committed so far.
     pub copies: &'a [PageCopy],
-    /// The step of those copies, to be completed like any other; it counts as committed.
+    /// The step of the copies, which counts as committed and is completed like any other.
     pub step: Option<StepId>,
 }
 

@@ -10,10 +10,10 @@ use crate::sequence::Sequence;
 use super::World;
 
 impl World {
-    /// Checks every numbered invariant of every table over the whole state. O(everything); for tests and debugging.
+    /// Checks every numbered invariant of every table over the whole state, for tests and debugging. O(everything).
     ///
     /// # Errors
-    /// What broke, and a page that shows it with its owner.
+    /// The broken invariant, with a page that shows it and the owner of that page.
     pub fn verify(&self) -> Result<(), Broken> {
         let broken = |(invariant, page)| Broken {
             invariant,
@@ -36,7 +36,8 @@ impl World {
         self.check_owners().map_err(broken)
     }
 
-    /// Every lock that somebody holds. Whoever comes to hold locks is named here, or T3 finds locks that nobody has.
+    /// Returns every lock with its holder. A new kind of holder needs a line here, or the audit of T3 counts too few
+    /// locks.
     fn lock_holders(&self) -> impl Iterator<Item = (LockHolder, &PrefixLock)> {
         let sequences = self.sequences.iter().filter_map(|(_, sequence)| sequence.lock.as_ref());
         let sequences = sequences.map(|lock| (LockHolder::Sequence, lock));
@@ -44,7 +45,7 @@ impl World {
         sequences.chain(fence)
     }
 
-    /// How many locks end at each node, of the holders that are asked for.
+    /// Counts the locks that end at each node, of the holders that `counted` selects.
     fn count_locks(&self, counted: impl Fn(LockHolder) -> bool) -> HashMap<NodeKey, u32> {
         let mut counts = HashMap::new();
         let locks = self.lock_holders().filter(|(holder, _)| counted(*holder));
@@ -81,7 +82,7 @@ impl World {
                 }
             }
             let known = self.sequences.tail_is_consistent(s);
-            ensure(known, "S6: a row knows the entry of its last page and its last token")?;
+            ensure(known, "S6: a row stores the entry of its last page and its last token")?;
         }
         if !self.sequences.counts_chunks() {
             return Err(("S5: every chunk in use belongs to rows, as many as it counts", None));
@@ -134,7 +135,7 @@ impl World {
                 Owner::Fence(_) => PageState::Fenced,
             };
             if self.pages.state(page) != state {
-                return Err(("W1: a page's state says what owns it", Some(page)));
+                return Err(("W1: a page's state is that of its owner", Some(page)));
             }
         }
         let free = self.pages.free_count() as usize;
@@ -148,7 +149,7 @@ impl World {
         Err(("W1: a page that is not free has an owner", lost))
     }
 
-    /// Every page that is not free, with its owner.
+    /// Returns every page that is not free, with its owner.
     fn owners(&self) -> impl Iterator<Item = (PageId, Owner)> + '_ {
         let private = self.sequences.iter().flat_map(move |(seq, s)| {
             let own = move |track| if track == 0 { s.published } else { 0 };
@@ -167,36 +168,36 @@ impl World {
     }
 }
 
-/// Who holds a lock.
+/// The holder of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LockHolder {
     /// A running sequence.
     Sequence,
-    /// Nobody any more, but a step is not complete.
+    /// The fence: its sequence has released it, but a step is not complete.
     Fence,
 }
 
-/// Whose a page is.
+/// The owner of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Owner {
-    /// A sequence's own.
+    /// A sequence.
     Sequence(SeqKey),
-    /// A tree node's.
+    /// A node of the prefix tree.
     Node(NodeKey),
-    /// Waits for this step.
+    /// The fence, until this step is complete.
     Fence(StepId),
 }
 
-/// A broken invariant: a bug of this crate, or memory that something else wrote to.
+/// A broken invariant: a bug of this crate, or memory that other code has overwritten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Broken {
-    /// Number and sentence, as in the module docs and ARCHITECTURE.md.
+    /// Its number and sentence, as in the module docs and ARCHITECTURE.md.
     pub invariant: &'static str,
     /// A page that shows it.
     pub page: Option<PageId>,
-    /// Whose page that is.
+    /// Owner of that page.
     pub owner: Option<Owner>,
 }
 

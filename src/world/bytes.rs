@@ -13,39 +13,41 @@ use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
-/// Bytes that an engine takes, all of them at the start.
+/// The bytes that an engine takes, all of them when it is created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct EngineBytes {
-    /// K and V, from the backend.
+    /// K and V, in the backend.
     pub kv: u64,
-    /// The page tables' mirror, from the backend.
+    /// The mirror of the page tables, in the backend.
     pub kv_tables: u64,
     /// States of pages.
     pub pages: u64,
     /// The prefix tree.
     pub prefixes: u64,
-    /// Hashes of its pages; what namespaces are called comes on top, when they are named.
+    /// Hashes of cached pages. Names of namespaces are not included: they are allocated as they are given.
     pub hashes: u64,
-    /// Events that wait to be told.
+    /// The event buffer.
     pub events: u64,
     /// Tokens and page tables of sequences.
     pub sequences: u64,
-    /// Steps in flight, what waits for them, and the systems' buffers.
+    /// Unfinished steps, the fence, and the systems' buffers.
     pub steps: u64,
 }
 
 impl EngineBytes {
-    /// Bytes on the host, the backend's left out.
+    /// Returns the bytes on the host, without those of the backend.
     pub fn host(&self) -> u64 {
         self.pages + self.prefixes + self.hashes + self.events + self.sequences + self.steps
     }
 }
 
 impl EngineConfig {
-    /// Every byte that an engine of this config will take. Beside it are the host's
-    /// [`StepScratch`](crate::StepScratch)es, one for each step in flight, of up to [`EngineShape::plan_bytes`] each.
+    /// Returns the bytes that an engine of this config takes.
+    ///
+    /// The [`StepScratch`](crate::StepScratch)es of the host are not included: one for each step in flight, of up to
+    /// [`EngineShape::plan_bytes`] each.
     ///
     /// # Errors
     /// As [`EngineConfig::shape`].
@@ -55,7 +57,7 @@ impl EngineConfig {
 }
 
 impl EngineShape {
-    /// [`EngineConfig::bytes`] of a checked config. No number overflows.
+    /// Returns [`EngineConfig::bytes`] of a checked config. No number overflows.
     pub fn bytes(&self) -> EngineBytes {
         let (page_count, page_size) = (self.layout.page_count(), self.layout.page_size());
         let rows = size_of::<SeqKey>() + size_of::<Compaction>() + size_of::<Admitted>();
@@ -81,12 +83,13 @@ impl EngineShape {
         }
     }
 
-    /// Bytes of the largest plan of at most `rows` sequences and `tokens` new tokens together: a
-    /// [`StepScratch::with_capacity`] of them is not grown by any such plan. O(1).
+    /// Returns the bytes of the largest plan of at most `rows` sequences and `tokens` new tokens together. O(1).
     ///
-    /// Most of it are page table words, 8 bytes each: the first plan of a sequence since it was admitted or resumed
-    /// sends all its pages, the shared ones too. At page_size 1 that is 800 kB for a prompt of 100,000 tokens. A fork
-    /// sends a word for each chunk that it shares, unless what its parent sent may still be undone.
+    /// No such plan grows a [`StepScratch::with_capacity`](crate::StepScratch::with_capacity) of this size.
+    ///
+    /// Most bytes are page table words, 8 bytes each. The first plan of a sequence after `admit` or `resume` sends all
+    /// its pages, the shared ones too: 800 kB for a prompt of 100,000 tokens at page_size 1. A fork sends a word for
+    /// each chunk that it shares, unless the plan that sent the words of its parent may still be aborted.
     ///
     /// ```
     /// # use kvarena::*;
@@ -120,22 +123,22 @@ impl EngineShape {
     }
 }
 
-/// Arrays of a plan, and the new pages; each may begin at the next multiple of its alignment.
+/// Number of arrays of a plan, the new pages included. Each may start at the next multiple of its alignment.
 const ARRAYS: u64 = 10;
 
-/// Most locks that wait in the fence: a planned item releases at most one, since a sequence that comes back has no step
-/// until it is planned; a copy's step one more.
+/// Returns the most locks that wait in the fence. An item of a plan releases at most one, since a sequence that returns
+/// has no step until it is planned. The step of a copy releases one more.
 pub(super) fn lock_count(shape: &EngineShape) -> u64 {
     u64::from(shape.max_steps) * (u64::from(shape.table.rows) + 1)
 }
 
-/// Most pages of a sequence, and one more, in all tracks.
+/// Returns the most pages of a sequence in all tracks, with one more place.
 pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
     let row_pages = shape.max_sequence_len.div_ceil(shape.layout.page_size());
     (u64::from(row_pages) + 1) * u64::from(shape.table.tracks)
 }
 
-/// Most copies of a fork: a page for each child, and where there are several tracks as many as the pool has.
+/// Returns the most copies of a fork: a page for each child, or with several tracks as many pages as the pool has.
 pub(super) fn copy_count(shape: &EngineShape) -> u64 {
     let pages = if shape.table.tracks > 1 { shape.layout.page_count() } else { 0 };
     pages.max(shape.table.rows).into()

@@ -43,21 +43,21 @@ pub struct World {
     pub sequences: SequenceTable,
     /// Unfinished steps.
     pub steps: StepLog,
-    /// What waits for them.
+    /// Pages and locks that wait for unfinished steps.
     pub fence: Fence,
     /// The shared spans of the last batch.
     pub finder: SharedPrefixFinder,
-    /// What has happened so far; its levels are not kept.
+    /// Counters of calls and tokens; the levels are not kept up.
     pub counters: Stats,
-    /// Buffers of the systems: each empties one before it fills it. Made at capacity, so that none ever grows.
+    /// Buffers of the systems, reserved at their largest size. Each system empties a buffer before it fills it.
     pub(crate) buffers: Buffers,
 }
 
-/// Buffers that systems fill, none of them from one call to the next.
+/// Buffers of the systems. No system reads what another call left in them.
 pub(crate) struct Buffers {
-    /// Pages released.
+    /// Released pages.
     pub freed: Vec<PageId>,
-    /// Pages of a match, of a sequence, or that the tree has just got.
+    /// Pages of a match or a sequence, or pages that were just added to the tree.
     pub pages: Vec<PageId>,
     /// Tokens of one sequence.
     pub tokens: Vec<TokenId>,
@@ -65,19 +65,19 @@ pub(crate) struct Buffers {
     pub children: Vec<SeqKey>,
     /// Copies that a fork made.
     pub copies: Vec<PageCopy>,
-    /// What backends have to move of drafts that are accepted.
+    /// Moves of accepted drafts, for the backends.
     pub compactions: Vec<Compaction>,
-    /// What a batch's admission answered.
+    /// Results of a batch of admissions.
     pub admitted: Vec<Admitted>,
-    /// Pages that a batch's admission has counted.
+    /// Pages that a batch of admissions has counted.
     pub counted: Bitmap,
 }
 
 impl World {
-    /// Empty tables for a checked config; `hash_bits` as in [`PrefixTree::new`].
+    /// Creates empty tables for a checked config; `hash_bits` as in [`PrefixTree::new`].
     ///
     /// # Errors
-    /// [`ConfigError::OutOfMemory`] with the bytes of all tables, where the system refuses some of them.
+    /// [`ConfigError::OutOfMemory`] with the bytes of all tables, if the host cannot allocate some of them.
     pub fn new(shape: &EngineShape, hash_bits: u32) -> Result<Self, ConfigError> {
         let refused = |_| ConfigError::OutOfMemory { bytes: shape.bytes().host() };
         Self::try_new(shape, hash_bits).map_err(refused)
@@ -138,13 +138,12 @@ impl World {
         self.pages.free_count() + self.prefixes.size_info().evictable
     }
 
-    /// Pages that a plan could take now that nobody is promised.
+    /// Returns the free and evictable pages that no sequence is promised.
     pub fn available(&self) -> u32 {
         self.reclaimable().saturating_sub(self.sequences.promised())
     }
 
-    /// Pages that a plan could take that nobody is promised once `step` is complete, if nothing else happens.
-    /// O(unfinished steps).
+    /// Returns [`World::available`] as of the completion of `step`, if no other call comes first. O(unfinished steps).
     pub fn available_after(&self, step: StepId) -> u32 {
         let reclaimable = self.reclaimable() + self.fence.pages_until(step);
         reclaimable.saturating_sub(self.sequences.promised())

@@ -142,12 +142,12 @@ impl PrefixLock {
         Self { node, scope }
     }
 
-    /// The deepest node of the prefix; `None` for the empty prefix.
+    /// Returns the deepest node of the prefix; `None` for the empty prefix.
     pub fn node(&self) -> Option<NodeKey> {
         self.node
     }
 
-    /// The namespace and generation that the prefix belongs to.
+    /// Returns the namespace and generation that the prefix belongs to.
     pub fn scope(&self) -> Scope {
         self.scope
     }

@@ -85,8 +85,8 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// Bytes that one token stores on one rank, in all planes of all layers. A page may be padded and take more than
-    /// those of its tokens: see [`PoolLayout::page_bytes`].
+    /// Returns the bytes that one token stores on one rank, in all planes of all layers. A page may be padded and take
+    /// more than those of its tokens: see [`PoolLayout::page_bytes`].
     ///
     /// ```
     /// # use kvarena::*;
@@ -101,7 +101,7 @@ impl PoolConfig {
         self.check_planes(&self.planes(self.checked_shape()?))
     }
 
-    /// Heads of K and V that this rank holds; 1 where all heads read the same latent rows.
+    /// Returns the heads of K and V that this rank holds; 1 where all heads read the same latent rows.
     ///
     /// # Errors
     /// [`ConfigError::Zero`], [`ConfigError::HeadSplit`] where neither number divides the other, [`ConfigError::Rank`]
@@ -110,7 +110,8 @@ impl PoolConfig {
         Ok(self.local_shape()?.kv_heads())
     }
 
-    /// First of the model's kv heads that this rank holds; it holds [`PoolConfig::local_kv_heads`] from there on.
+    /// Returns the first of the model's kv heads that this rank holds; it holds [`PoolConfig::local_kv_heads`] from
+    /// there on.
     ///
     /// # Errors
     /// As [`PoolConfig::local_kv_heads`].
@@ -134,12 +135,12 @@ impl PoolConfig {
         self.layout_of(shape, self.planes(shape))
     }
 
-    /// What one rank's tokens store in each layer.
+    /// Returns what one rank's tokens store in each layer.
     fn planes(&self, shape: KvShape) -> Planes {
         shape.planes(self.dtype, self.scaling).with_labels(self.label_channels)
     }
 
-    /// As [`PoolConfig::layout`], with other planes than the shape's: for tests.
+    /// [`PoolConfig::layout`] with other planes than the shape's, for tests.
     ///
     /// # Errors
     /// As [`PoolConfig::layout`].
@@ -148,7 +149,7 @@ impl PoolConfig {
         self.layout_of(self.checked_shape()?, Planes::new(planes))
     }
 
-    /// The layout of one rank's shape and its planes.
+    /// Returns the layout of one rank's shape and its planes.
     fn layout_of(&self, shape: KvShape, planes: Planes) -> Result<PoolLayout, ConfigError> {
         self.check_planes(&planes)?;
         let Self { groups, layers, .. } = *self;
@@ -188,7 +189,7 @@ impl PoolConfig {
         })
     }
 
-    /// Pages of `page_bytes` each, all of which together fit 64 bits.
+    /// Returns the pages of `page_bytes` each, all of which together fit 64 bits.
     fn page_count(&self, page_bytes: u64) -> Result<u32, ConfigError> {
         let page_count = match self.capacity {
             Capacity::Pages(pages) => u64::from(pages),
@@ -208,7 +209,7 @@ impl PoolConfig {
         Ok(page_count as u32)
     }
 
-    /// This rank's shape, no zeros, and scales only where there are some.
+    /// Returns this rank's shape, after checks of zeros and scales.
     fn checked_shape(&self) -> Result<KvShape, ConfigError> {
         if self.layers == 0 {
             return Err(ConfigError::Zero { name: "layers" });
@@ -236,7 +237,7 @@ impl PoolConfig {
         self.shape.split(tp_size)
     }
 
-    /// Bytes of a token in all planes.
+    /// Returns the bytes of a token in all planes.
     fn check_planes(&self, planes: &Planes) -> Result<u64, ConfigError> {
         let bytes = planes.token_bytes(self.layers);
         bytes.ok_or(ConfigError::Overflow { name: "bytes per token" })

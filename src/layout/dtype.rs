@@ -19,7 +19,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub const fn size(self) -> u32 {
         match self {
             Dtype::F32 => 4,
@@ -51,7 +51,7 @@ pub enum KvDtype {
 }
 
 impl KvDtype {
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub const fn size(self) -> u32 {
         match self {
             KvDtype::F32 => 4,
@@ -60,12 +60,12 @@ impl KvDtype {
         }
     }
 
-    /// Whether its numbers are multiples of a scale, and rows are rounded when they are stored.
+    /// Returns whether its numbers are multiples of a scale, and rows are rounded when they are stored.
     pub const fn is_quantised(self) -> bool {
         matches!(self, KvDtype::Fp8E4M3)
     }
 
-    /// Element type of rows that hold its numbers exactly, without their scale.
+    /// Returns the element type of rows that hold its numbers exactly, without their scale.
     pub const fn rows(self) -> Dtype {
         match self {
             KvDtype::F32 => Dtype::F32,
@@ -94,7 +94,7 @@ pub enum Scaling {
 }
 
 impl From<Dtype> for KvDtype {
-    /// The type of a pool that holds rows as they are.
+    /// Returns the type of a pool that holds rows as they are.
     fn from(rows: Dtype) -> Self {
         match rows {
             Dtype::F32 => KvDtype::F32,

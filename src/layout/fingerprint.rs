@@ -19,10 +19,10 @@ impl Fnv {
 }
 
 impl PoolLayout {
-    /// What the bytes of a page mean: its planes, layers with their groups, and tokens, and the scales and label
-    /// channels that are given for them, of the pool's size. Equal for pools between which pages may be copied, in any
-    /// process; the pools' layouts and numbers of pages do not count, nor which heads of a model a rank holds.
-    /// O(planes, scales and channels).
+    /// Returns a hash of what the bytes of a page mean: its planes, layers with their groups, and tokens, and the
+    /// scales and label channels that are given for them, of the pool's size. Equal for pools between which pages may
+    /// be copied, in any process; the pools' layouts and numbers of pages do not count, nor which heads of a model a
+    /// rank holds. O(planes, scales and channels).
     pub fn page_fingerprint(
         &self,
         scales: Option<&KvScales>,

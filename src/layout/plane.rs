@@ -58,12 +58,12 @@ pub struct Plane {
 }
 
 impl Plane {
-    /// Bytes of one head of one token.
+    /// Returns the bytes of one head of one token.
     pub(super) const fn head_bytes(&self) -> u64 {
         self.elements as u64 * self.dtype.size() as u64
     }
 
-    /// Bytes of one token in one layer: at most 2^67.
+    /// Returns the bytes of one token in one layer: at most 2^67.
     pub(super) const fn row_bytes(&self) -> u128 {
         self.heads as u128 * self.head_bytes() as u128
     }

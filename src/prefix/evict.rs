@@ -27,8 +27,9 @@ impl PrefixTree {
         }
     }
 
-    /// Asks for what the evictions after the next will read: all of it is cold, and each waits for the one before. Two
-    /// ahead, a leaf's page ids and its entry of the child table; three ahead its columns, which say where those are.
+    /// Prefetches what the evictions after the next will read: all of it is cold, and each waits for the one before.
+    /// Two ahead, a leaf's page ids and its entry of the child table; three ahead its columns, which say where those
+    /// are.
     pub(super) fn look_ahead(&self) {
         let Some(first) = self.order.next() else { return };
         let Some(second) = self.order.after(&self.usage, first) else { return };
@@ -42,7 +43,7 @@ impl PrefixTree {
         }
     }
 
-    /// Inlined, since eviction calls it for each node.
+    /// Drops an idle node with all its pages. Inlined, since eviction calls it for each node.
     #[inline(always)]
     pub(super) fn drop_idle(&mut self, node: NodeKey, present: bool, pages: &mut Vec<PageId>) {
         let all = self.link[node].span.pages();

@@ -5,13 +5,13 @@ use crate::id::{Namespace, PageId, PrefixLock, Scope};
 use super::PrefixTree;
 
 impl PrefixTree {
-    /// The scope in which prefixes of a namespace match now.
+    /// Returns the scope in which prefixes of a namespace match now.
     pub(crate) fn present_scope(&self, namespace: Namespace) -> Scope {
         Scope { namespace, generation: self.generation }
     }
 
-    /// The empty prefix, in a generation of its own: what grows below it nobody else ever matches, and goes with its
-    /// last user.
+    /// Returns the empty prefix, in a generation of its own: what grows below it nobody else ever matches, and goes
+    /// with its last user.
     pub(crate) fn lock_private(&mut self, namespace: Namespace) -> PrefixLock {
         let generation = self.next_generation();
         PrefixLock::new(None, Scope { namespace, generation })
@@ -30,7 +30,7 @@ impl PrefixTree {
         }
     }
 
-    /// A generation that nothing belongs to yet.
+    /// Returns a generation that nothing belongs to yet.
     fn next_generation(&mut self) -> u64 {
         let generation = self.generation_count;
         self.generation_count += 1;

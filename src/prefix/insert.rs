@@ -45,7 +45,7 @@ impl PrefixTree {
         Inserted { duplicates: known as u32 }
     }
 
-    /// Follows what the tree has already; the lock goes along. Returns the pages passed.
+    /// Moves the lock along the pages that the tree has already. Returns their number.
     fn walk_duplicates(
         &mut self,
         lock: &mut PrefixLock,
@@ -80,7 +80,7 @@ impl PrefixTree {
         known
     }
 
-    /// The node of a lock, if it is a leaf with a single user, who holds it by this lock: it grows in place.
+    /// Returns the node of a lock, if it is a leaf with a single user, who holds it by this lock: it grows in place.
     pub(super) fn own_leaf(&self, lock: &PrefixLock) -> Option<NodeKey> {
         let node = lock.node()?;
         let Usage { lock_count, child_count, .. } = self.usage[node];

@@ -12,8 +12,8 @@ use super::{ONLY_LIST, PrefixMatch, PrefixTree};
 pub struct Stale;
 
 impl PrefixTree {
-    /// Locks what a match found, splitting the node it ends in. Nodes that were to be idle soon are not any more, which
-    /// the fence is told. O(nodes that were idle).
+    /// Locks a match, and splits the node that it ends in. Uncounts nodes in the fence that would have become idle.
+    /// O(nodes that were idle).
     ///
     /// # Errors
     /// [`Stale`] if a node was split, trimmed, evicted or has grown since the match.
@@ -28,12 +28,12 @@ impl PrefixTree {
         Ok(PrefixLock::new(node, found.scope))
     }
 
-    /// Whether the tree has changed since a match so that it may no longer hold.
+    /// Returns whether the tree has changed since a match so that it may no longer hold.
     pub(crate) fn is_stale(&self, found: &PrefixMatch) -> bool {
         found.epoch != self.epoch
     }
 
-    /// One more lock on the same prefix.
+    /// Returns one more lock on the same prefix.
     pub(crate) fn lock_again(&mut self, lock: &PrefixLock, fence: &mut Fence) -> PrefixLock {
         if let Some(node) = lock.node() {
             self.add_user(node, fence);
@@ -41,8 +41,8 @@ impl PrefixTree {
         PrefixLock::new(lock.node(), lock.scope())
     }
 
-    /// Gives a lock up. Nodes that nobody uses any more join the young end of the eviction order, deepest first; those
-    /// that can no longer match go at once, their pages to `freed`. O(nodes that become idle).
+    /// Releases a lock. Nodes that become idle join the young end of the eviction order, deepest first. Nodes that can
+    /// no longer match are dropped at once, and their pages appended to `freed`. O(nodes that become idle).
     ///
     /// # Panics
     /// If the lock is not of this tree.
@@ -108,7 +108,7 @@ impl PrefixTree {
         }
     }
 
-    /// Pages of a match that nobody uses now: what locking it takes from the evictable ones. O(idle nodes).
+    /// Returns the idle pages of a match, which locking it makes unevictable. O(idle nodes).
     pub(crate) fn idle_pages(&self, found: &PrefixMatch) -> u32 {
         self.pages_while(found, |node| self.usage[node].lock_count == 0)
     }
@@ -121,7 +121,7 @@ impl PrefixTree {
         })
     }
 
-    /// Pages of a match from its end up to the first node that is none of those.
+    /// Returns the pages of a match from its end up to the first node that is none of those.
     fn pages_while(&self, found: &PrefixMatch, is_one: impl Fn(NodeKey) -> bool) -> u32 {
         let (mut at, mut pages) = (found.node, 0);
         let mut here = found.pages_in_node;

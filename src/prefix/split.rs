@@ -5,9 +5,9 @@ use crate::id::{NodeKey, Scope};
 use super::{Link, PrefixTree, Usage};
 
 impl PrefixTree {
-    /// The node that ends `pages` pages into `node`: `node` itself, or a new parent of it that takes those pages. The
-    /// old key stays with the suffix, so that locks on it and children below it stay valid. O(1) but for long extents
-    /// lists.
+    /// Returns the node that ends `pages` pages into `node`: `node` itself, or a new parent of it that takes those
+    /// pages. The old key stays with the suffix, so that locks on it and children below it stay valid. O(1) but for
+    /// long extents lists.
     pub(super) fn split(&mut self, node: NodeKey, pages: u32) -> NodeKey {
         let Link { parent, mut span } = self.link[node];
         if pages == span.pages() {

@@ -4,20 +4,20 @@ use super::chunk_pool::ChunkPool;
 use super::{Sequence, SequenceTable};
 
 impl SequenceTable {
-    /// Whether S6 holds for a row.
+    /// Returns whether S6 holds for a row.
     pub(crate) fn tail_is_consistent(&self, sequence: &Sequence) -> bool {
         let Sequence { row, page_len, token_len, tail, last_token, .. } = *sequence;
         (page_len == 0 || self.stores.pages.entry(row, page_len - 1) == tail)
             && (token_len == 0 || self.stores.tokens.token(row, token_len - 1) == last_token)
     }
 
-    /// Whether S7 holds.
+    /// Returns whether S7 holds.
     pub(crate) fn counts_promises(&self) -> bool {
         self.rows.values().map(|s| u64::from(self.outstanding(s))).sum::<u64>()
             == u64::from(self.promised())
     }
 
-    /// Whether S5 holds. O(chunks).
+    /// Returns whether S5 holds. O(chunks).
     pub(crate) fn counts_chunks(&self) -> bool {
         let token_chunks =
             self.rows.values().flat_map(|s| self.stores.tokens.chunks_of(s.row, s.chunks));
@@ -27,7 +27,7 @@ impl SequenceTable {
             && counts(self.stores.pages.pool(), page_chunks)
     }
 
-    /// Whether S8 holds. O(running sequences).
+    /// Returns whether S8 holds. O(running sequences).
     pub(crate) fn finds_fronts(&self) -> bool {
         let fronts = self.rows.iter().filter(|(_, sequence)| self.stores.has_front(sequence));
         self.stores.inflight.check(
@@ -36,7 +36,7 @@ impl SequenceTable {
     }
 }
 
-/// Whether a pool counts exactly these users of its chunks.
+/// Returns whether a pool counts exactly these users of its chunks.
 fn counts(pool: &ChunkPool, named: impl Iterator<Item = u32>) -> bool {
     let mut users = vec![0; pool.users().len()];
     named.for_each(|chunk| users[chunk as usize] += 1);

@@ -8,8 +8,8 @@ use super::record::DRAFTED;
 use super::{Sequence, SequenceTable};
 
 impl SequenceTable {
-    /// The last `len` tokens that are planned of a sequence are drafts, which were checked: until a branch of them is
-    /// kept, it waits. O(`len`).
+    /// Marks the last `len` planned tokens of a sequence as drafts that wait until a branch is accepted. The caller
+    /// checked them. O(`len`).
     pub(crate) fn begin_draft(&mut self, draft: &Draft<'_>, len: u32) {
         let sequence = &mut self.rows[draft.seq];
         sequence.last_plan = DRAFTED;
@@ -26,7 +26,7 @@ impl SequenceTable {
         if sequence.is_drafted() { Err(Error::NotAccepted { seq, step }) } else { Ok(()) }
     }
 
-    /// Whether a sequence has `len` drafts that wait and do not each see all before them. O(`len`).
+    /// Returns whether a sequence has `len` drafts that wait and do not each see all before them. O(`len`).
     pub(crate) fn has_tree(&self, sequence: &Sequence, len: u32) -> bool {
         sequence.is_drafted() && !self.stores.branches.is_chain(sequence.row, len)
     }
@@ -37,7 +37,7 @@ impl SequenceTable {
         self.stores.branches.has_one_root(sequence.row, len)
     }
 
-    /// The first place at which some of a sequence's drafts, by their own places, are no branch.
+    /// Returns the index of the first of `tokens` that breaks the branch, if there is one.
     pub(crate) fn first_invalid(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
         self.stores.branches.first_invalid(sequence.row, tokens)
     }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! heads    by hash      row 3          -         row 0                the sequence that came first
-//! entries  by row       3 <-> 5 <-> 1            0                    rings, in the order of coming
+//! entries  by row       3 <-> 5 <-> 1            0                    rings, oldest first
 //! ```
 //!
 //! * S8. Every sequence that it holds runs and has a front, and is found once, by the hash of that.
@@ -51,7 +51,7 @@ pub(super) struct InflightIndex {
 }
 
 impl InflightIndex {
-    /// An index of at most `rows` sequences. `hash_bits` below 32 is for tests: it forces collisions.
+    /// Creates an index of at most `rows` sequences. `hash_bits` below 32 is for tests: it forces collisions.
     pub fn new(rows: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let is_test = hash_bits < u32::BITS;
         let mut keys = crate::memory::reserved(rows.into())?;
@@ -70,13 +70,13 @@ impl InflightIndex {
         u64::from(rows).next_power_of_two()
     }
 
-    /// Bytes that an index takes.
+    /// Returns the bytes that an index takes.
     pub fn bytes(rows: u32) -> u64 {
         let row = size_of::<Entry>() + size_of::<SeqKey>();
         u64::from(rows) * row as u64 + Self::head_count(rows) * size_of::<u32>() as u64
     }
 
-    /// Hash of a page with these tokens behind another, or at the start of a scope.
+    /// Returns the hash of a page with these tokens behind another, or at the start of a scope.
     pub fn hash(&self, before: Option<PageId>, scope: Scope, tokens: &[TokenId]) -> u32 {
         let mut hasher = self.hasher.build_hasher();
         match before {
@@ -94,17 +94,17 @@ impl InflightIndex {
         hash as usize & (self.heads.len() - 1)
     }
 
-    /// Whether nobody has a front.
+    /// Returns whether no sequence has a front.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Whether a row's sequence is held.
+    /// Returns whether a row's sequence is held.
     pub fn holds(&self, row: RowId) -> bool {
         self.entries[row.index()].is_held != 0
     }
 
-    /// A sequence has a front of this hash. O(1).
+    /// Adds the front of a sequence, by its hash. O(1).
     pub fn enter(&mut self, row: RowId, seq: SeqKey, hash: u32) {
         assert!(!self.holds(row), "S8: a sequence has one front");
         let (head, own) = (self.head(hash), row.raw());
@@ -122,7 +122,7 @@ impl InflightIndex {
         self.count += 1;
     }
 
-    /// A sequence that is held has that front no more; gives its key. O(1).
+    /// Removes the front of a sequence, and returns its key. O(1).
     pub fn leave(&mut self, row: RowId) -> SeqKey {
         assert!(self.holds(row), "S8: a sequence that leaves has a front");
         let Entry { hash, next, before, .. } = self.entries[row.index()];
@@ -137,7 +137,7 @@ impl InflightIndex {
         self.keys[row.index()]
     }
 
-    /// Sequences with a front of this hash, in the order of coming.
+    /// Returns the sequences with a front of this hash, in the order of coming.
     pub fn candidates(&self, hash: u32) -> impl Iterator<Item = SeqKey> + '_ {
         let head = self.heads[self.head(hash)];
         let mut at = head.checked_sub(1);
@@ -151,7 +151,7 @@ impl InflightIndex {
         .map(|row| self.keys[row as usize])
     }
 
-    /// Whether S8 holds, given the hash of each running sequence that has a front.
+    /// Returns whether S8 holds, given the hash of each running sequence that has a front.
     pub fn check(&self, fronts: impl Iterator<Item = (RowId, SeqKey, u32)>) -> bool {
         let held = fronts.filter(|&(row, ..)| self.holds(row));
         let found = held.map(|(_, seq, hash)| {
@@ -162,13 +162,13 @@ impl InflightIndex {
 }
 
 impl SequenceTable {
-    /// Whether no sequence has a front.
+    /// Returns whether no sequence has a front.
     pub(crate) fn has_no_fronts(&self) -> bool {
         self.stores.inflight.is_empty()
     }
 
-    /// The sequences whose front is page `at`, of these tokens, behind the page `before` or at the start of a scope, in
-    /// the order of coming. O(page) for each, unless hashes collide.
+    /// Returns the sequences whose front is page `at`, of these tokens, behind the page `before` or at the start of a
+    /// scope, in the order of coming. O(page) for each, unless hashes collide.
     pub(crate) fn with_front(
         &self,
         scope: Scope,

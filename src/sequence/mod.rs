@@ -74,7 +74,7 @@ pub struct SequenceTable {
 }
 
 impl SequenceTable {
-    /// An empty table. `hash_bits`: how much is used of the hashes that find fronts; fewer than 32 only in tests.
+    /// Creates an empty table. `hash_bits`: bits of the hashes of fronts; fewer than 32 only in tests.
     ///
     /// # Panics
     /// If the system does not give the memory.
@@ -102,12 +102,12 @@ impl SequenceTable {
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }
 
-    /// Of an empty table: sequences hold no more of the tracks but the first one than these say.
+    /// Sets the limits of an empty table: which places sequences hold in the tracks after the first one.
     pub(crate) fn set_limits(&mut self, limits: Limits) {
         self.stores.limits = limits;
     }
 
-    /// What sequences hold of the tracks but the first one.
+    /// Returns which places sequences hold in the tracks after the first one.
     pub(crate) fn limits(&self) -> &Limits {
         &self.stores.limits
     }
@@ -118,7 +118,7 @@ impl SequenceTable {
         self.stores.pages.prefault();
     }
 
-    /// Bytes that a table reserves; they are touched as tokens come.
+    /// Returns the bytes that a table reserves; they are touched as tokens come.
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
         let row = size_of::<Sequence>() + 4 + size_of::<RowId>() + size_of::<Cuts>();
         u64::from(shape.rows) * row as u64
@@ -128,27 +128,27 @@ impl SequenceTable {
             + PageTable::bytes(shape)
     }
 
-    /// Sequences, preempted ones included.
+    /// Returns the number of sequences, preempted ones included.
     pub fn len(&self) -> u32 {
         self.rows.len() as u32
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no sequences.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Most sequences at a time.
+    /// Returns the most sequences at a time.
     pub fn max(&self) -> u32 {
         self.max
     }
 
-    /// All sequences, in no order.
+    /// Returns all sequences, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (SeqKey, &Sequence)> {
         self.rows.iter()
     }
 
-    /// A sequence.
+    /// Returns a sequence.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`] for a key that is finished or never was.
@@ -156,18 +156,18 @@ impl SequenceTable {
         self.rows.get(seq).ok_or(Error::UnknownSequence { seq })
     }
 
-    /// A sequence to change. Same error.
+    /// Returns a sequence to change. Same error.
     pub(crate) fn get_mut(&mut self, seq: SeqKey) -> Result<&mut Sequence, Error> {
         self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })
     }
 
-    /// A sequence to change, with its tokens and pages. Same error.
+    /// Returns a sequence to change, with its tokens and pages. Same error.
     pub(crate) fn row_mut(&mut self, seq: SeqKey) -> Result<RowMut<'_>, Error> {
         let sequence = self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })?;
         Ok(RowMut { sequence, stores: &mut self.stores })
     }
 
-    /// A sequence that is not preempted.
+    /// Returns a sequence that is not preempted.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`].
@@ -194,12 +194,12 @@ impl SequenceTable {
         if rows <= free { Ok(()) } else { Err(Error::OutOfSequences { max: self.max }) }
     }
 
-    /// Chunks that so many tokens take.
+    /// Returns the chunks that so many tokens take.
     pub(crate) fn chunks_for(&self, tokens: u32) -> u32 {
         self.stores.tokens.chunks_for(tokens)
     }
 
-    /// The number of the next plan, for [`Sequence::last_plan`].
+    /// Returns the number of the next plan, for [`Sequence::last_plan`].
     pub(crate) fn next_plan(&mut self) -> u64 {
         self.plans += 1;
         self.plans
@@ -270,8 +270,8 @@ impl SequenceTable {
         child
     }
 
-    /// A row without pages begins with the whole chunks among a parent's first `pages`, which are published, and whose
-    /// words have been sent for good. Returns the pages that it has now. O(chunks).
+    /// Shares the whole chunks among a parent's first `pages` pages with a row without pages. These pages are
+    /// published, and no abort can undo that their words were sent. Returns the number of shared pages. O(chunks).
     pub(crate) fn inherit(&mut self, parent: SeqKey, child: SeqKey, pages: u32) -> u32 {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];
@@ -288,7 +288,7 @@ impl SequenceTable {
     }
 }
 
-/// The pieces of `start..end`, given the one that begins at an index.
+/// Returns the pieces of `start..end`, given the one that begins at an index.
 fn pieces<'a, T: 'a>(
     start: u32,
     end: u32,

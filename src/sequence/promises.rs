@@ -10,15 +10,15 @@ impl SequenceTable {
         self.stores.promised
     }
 
-    /// Promises a sequence the pages of so many places in all, in place of what it was promised. The caller checked
-    /// that they can be had.
+    /// Promises a sequence the pages of `places` places in total, in place of its earlier promise. The caller checked
+    /// that they fit.
     pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
         let before = self.outstanding(&self.rows[seq]);
         self.rows[seq].promised = places;
         self.stores.promised = self.stores.promised - before + self.outstanding(&self.rows[seq]);
     }
 
-    /// So many promised pages are being appended to their sequences.
+    /// Uncounts outstanding pages that are being appended to their sequences.
     pub(crate) fn consume_promised(&mut self, pages: u32) {
         assert!(pages <= self.stores.promised, "S7: pages that are consumed were promised");
         self.stores.promised -= pages;

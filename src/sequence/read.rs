@@ -5,19 +5,19 @@ use crate::id::{PageId, TokenId};
 use super::{Sequence, SequenceTable};
 
 impl SequenceTable {
-    /// One page of a row.
+    /// Returns one page of a row.
     pub fn page(&self, sequence: &Sequence, index: u32) -> PageId {
         debug_assert!(index < sequence.page_len);
         self.stores.pages.page(sequence.row, index)
     }
 
-    /// One known token.
+    /// Returns one known token.
     pub fn token(&self, sequence: &Sequence, position: u32) -> TokenId {
         debug_assert!(position < sequence.token_len);
         self.stores.tokens.token(sequence.row, position)
     }
 
-    /// A row's pages of a track from place `start` on, or from where they are held, in order.
+    /// Returns a row's pages of a track from place `start` on, or from where they are held, in order.
     pub(crate) fn track_pages(
         &self,
         sequence: &Sequence,
@@ -29,18 +29,18 @@ impl SequenceTable {
         self.stores.pages.pieces(sequence.row, track, start, end).flatten().copied()
     }
 
-    /// Page tables of a sequence.
+    /// Returns the page tables of a sequence.
     pub(crate) fn tracks(&self) -> u32 {
         self.stores.pages.tracks()
     }
 
-    /// A row's pages in order.
+    /// Returns a row's pages in order.
     pub fn pages(&self, sequence: &Sequence) -> impl Iterator<Item = PageId> + use<'_> {
         let row = sequence.row;
         (0..sequence.page_len).map(move |index| self.stores.pages.page(row, index))
     }
 
-    /// A row's pages `start..end` of a track, in contiguous pieces.
+    /// Returns a row's pages `start..end` of a track, in contiguous pieces.
     pub(crate) fn page_pieces(
         &self,
         sequence: &Sequence,
@@ -51,7 +51,7 @@ impl SequenceTable {
         self.stores.pages.pieces(sequence.row, track, start, end)
     }
 
-    /// A row's known tokens `start..end`, in contiguous pieces.
+    /// Returns a row's known tokens `start..end`, in contiguous pieces.
     pub(crate) fn token_pieces(
         &self,
         sequence: &Sequence,

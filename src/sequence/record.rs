@@ -91,12 +91,12 @@ pub struct Sequence {
 const _: () = assert!(size_of::<Sequence>() <= 120);
 
 impl Sequence {
-    /// Tokens that fit in its last page still, by S1.
+    /// Returns the tokens that fit in its last page still, by S1.
     pub(crate) fn room(&self, page_size: u32) -> u32 {
         self.page_len * page_size - self.planned_len
     }
 
-    /// Pages that it lacks to compute `len` more tokens.
+    /// Returns the pages that it lacks to compute `len` more tokens.
     pub(crate) fn pages_lacking(&self, len: u32, page_size: u32) -> u32 {
         let room = self.room(page_size);
         if len <= room { 0 } else { (len - room).div_ceil(page_size) }
@@ -107,22 +107,22 @@ impl Sequence {
         self.promised.saturating_sub(self.page_len)
     }
 
-    /// The namespace and generation of its prefix, if it is not preempted.
+    /// Returns the namespace and generation of its prefix, if it is not preempted.
     pub(crate) fn scope(&self) -> Option<Scope> {
         self.lock.as_ref().map(PrefixLock::scope)
     }
 
-    /// Whether its last plan is of drafts of which no branch is kept yet.
+    /// Returns whether its last plan is of drafts of which no branch is kept yet.
     pub(crate) fn is_drafted(&self) -> bool {
         self.last_plan == DRAFTED
     }
 
-    /// Its drafts wait no more.
+    /// Marks that no drafts of it wait.
     pub(crate) fn end_draft(&mut self) {
         self.last_plan = 0;
     }
 
-    /// Whether it waits to be resumed, and so has tokens and nothing else.
+    /// Returns whether it waits to be resumed, and so has tokens and nothing else.
     pub fn is_preempted(&self) -> bool {
         self.lock.is_none()
     }

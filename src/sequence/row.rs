@@ -26,17 +26,18 @@ pub(super) struct Stores {
 }
 
 impl Stores {
-    /// Tokens that a sequence knows at least if it has a front: those up to the end of the page, and one more.
+    /// Returns the tokens that a sequence knows at least if it has a front: those up to the end of the page, and one
+    /// more.
     fn front_len(&self, sequence: &Sequence) -> u32 {
         (sequence.published + 1) * self.page_size + 1
     }
 
-    /// Whether a sequence has a front (`inflight.rs`).
+    /// Returns whether a sequence has a front (`inflight.rs`).
     pub(super) fn has_front(&self, sequence: &Sequence) -> bool {
         sequence.lock.is_some() && sequence.token_len >= self.front_len(sequence)
     }
 
-    /// The hash of a sequence's front.
+    /// Returns the hash of a sequence's front.
     pub(super) fn front_hash(&self, sequence: &Sequence) -> u32 {
         let Sequence { row, published: at, .. } = *sequence;
         let scope = sequence.scope().expect("a sequence with a front runs");
@@ -96,7 +97,8 @@ impl RowMut<'_> {
         sequence.last_token = tokens.last().copied().unwrap_or(sequence.last_token);
     }
 
-    /// The sequence, whose key is `seq`, begins to run, or has got several tokens: it may have a front now.
+    /// Adds the front of the sequence, whose key is `seq`, if it has one now: it begins to run, or has got several
+    /// tokens.
     pub fn begin_front(&mut self, seq: SeqKey) {
         let Self { sequence, stores } = self;
         if !stores.inflight.holds(sequence.row) && stores.has_front(sequence) {
@@ -105,7 +107,7 @@ impl RowMut<'_> {
         }
     }
 
-    /// Pages were published: the front, if it had one, is another.
+    /// Moves the front, if there is one, past pages that were published.
     #[inline]
     pub fn advance_front(&mut self) {
         let (row, inflight) = (self.sequence.row, &mut self.stores.inflight);
@@ -115,7 +117,7 @@ impl RowMut<'_> {
         }
     }
 
-    /// Tokens were forgotten, or it stops to run: it may have no front any more.
+    /// Removes the front if the sequence no longer has one: it forgot tokens, or stops running.
     pub fn drop_front(&mut self) {
         let Self { sequence, stores } = self;
         if stores.inflight.holds(sequence.row) && !stores.has_front(sequence) {
@@ -130,7 +132,8 @@ impl RowMut<'_> {
         if promised == 0 { 0 } else { outstanding(page_len) - outstanding(page_len + places) }
     }
 
-    /// What the row lacks to have `page_len` pages, all of them sent. Not inlined: rows that decode seldom ask.
+    /// Returns what the row lacks to have `page_len` pages, all of them sent. Not inlined: rows that decode rarely call
+    /// it.
     #[inline(never)]
     pub fn lacking(&self, page_len: u32) -> Lacking {
         let Sequence { chunks: own, dirty_from, inherited, .. } = *self.sequence;
@@ -220,7 +223,7 @@ impl RowMut<'_> {
         writes
     }
 
-    /// The words of the row that no plan has sent, which count as sent from now on.
+    /// Returns the words of the row that no plan has sent, which count as sent from now on.
     pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
         let Self { sequence, stores: Stores { limits, pages, .. } } = self;
         let Sequence { row, dirty_from, inherited, page_len, published, .. } = **sequence;
@@ -232,7 +235,7 @@ impl RowMut<'_> {
         sequence.dirty_from = page_len;
     }
 
-    /// So many pages are published now. What no later token reads is appended to `out`, to be released, and promised
+    /// Marks so many pages as published. What no later token reads is appended to `out`, to be released, and promised
     /// again. O(pages released).
     pub fn publish_to(&mut self, published: u32, out: &mut Vec<PageId>) {
         let Self { sequence, stores: Stores { limits, promised: all, pages, .. } } = self;
@@ -249,22 +252,23 @@ impl RowMut<'_> {
         *all += outstanding(published) - outstanding(before);
     }
 
-    /// Whether plans have sent all its pages.
+    /// Returns whether plans have sent all its pages.
     pub fn is_sent(&self) -> bool {
         self.sequence.dirty_from == self.sequence.page_len
     }
 
-    /// Pages `start..end` of a track, in contiguous pieces.
+    /// Returns the pages `start..end` of a track, in contiguous pieces.
     pub fn page_pieces(&self, track: u32, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> {
         self.stores.pages.pieces(self.sequence.row, track, start, end)
     }
 
-    /// Known tokens `start..end`, in contiguous pieces.
+    /// Returns the known tokens `start..end`, in contiguous pieces.
     pub fn token_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[TokenId]> {
         self.stores.tokens.pieces(self.sequence.row, start, end)
     }
 
-    /// The longest piece of whole pages that lie together from page `start` on, up to page `end`: its tokens and pages.
+    /// Returns the longest piece of whole pages that lie together from page `start` on, up to page `end`: its tokens
+    /// and pages.
     #[inline(never)]
     pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
         let row = self.sequence.row;
@@ -272,26 +276,26 @@ impl RowMut<'_> {
         (self.stores.tokens.pages(row, start, pages.len()), pages)
     }
 
-    /// Asks for the word that [`RowMut::append_sent`] will write, unless it is the first of a chunk: stores that miss
+    /// Prefetches the word that [`RowMut::append_sent`] will write, unless it is the first of a chunk: stores that miss
     /// the caches wait for each other.
     #[inline]
     pub fn prefetch_next_page(&self) {
         self.stores.pages.prefetch(self.sequence.tail + 1);
     }
 
-    /// Its last page of a track.
+    /// Returns its last page of a track.
     #[inline]
     pub fn last_track_page(&self, track: u32) -> PageId {
         self.stores.pages.track_page_at(self.sequence.tail, track)
     }
 
-    /// Its last page.
+    /// Returns its last page.
     #[inline]
     pub fn last_page(&self) -> PageId {
         self.stores.pages.page_at(self.sequence.tail)
     }
 
-    /// A known token.
+    /// Returns a known token.
     #[inline]
     pub fn token(&self, position: u32) -> TokenId {
         self.stores.tokens.token(self.sequence.row, position)

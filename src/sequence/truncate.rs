@@ -62,7 +62,7 @@ impl SequenceTable {
         }
     }
 
-    /// How a sequence's text was cut.
+    /// Returns how a sequence's tokens were cut.
     pub(crate) fn cuts(&self, sequence: &Sequence) -> Cuts {
         self.cuts[sequence.row.index()]
     }

@@ -42,7 +42,7 @@ access! {
     }
 }
 
-/// What admitting a prompt would take; changes nothing. O(prompt), and where it does not fit O(unfinished steps and
+/// Returns the cost of admitting a prompt; changes nothing. O(prompt), and where it does not fit O(unfinished steps and
 /// idle nodes of the match).
 ///
 /// # Errors
@@ -188,8 +188,8 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
     Ok(())
 }
 
-/// Pages that prompts lack together, and the idle ones of what they match, each counted once; `idle_pages`: how many at
-/// the end of a match are idle.
+/// Returns the pages that prompts lack together, and the idle ones of what they match, each counted once; `idle_pages`:
+/// how many at the end of a match are idle.
 fn estimate_all(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -249,8 +249,8 @@ fn check_rest(
     check_known(cached, &prompt[cached as usize..])
 }
 
-/// The prefix that a sequence of these tokens can use, and its pages: whole pages of all but the last token, since one
-/// token must be computed to sample the next.
+/// Returns the prefix that a sequence of these tokens can use, and its pages: whole pages of all but the last token,
+/// since one token must be computed to sample the next.
 fn find(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -265,18 +265,18 @@ fn find(
     })
 }
 
-/// What of a sequence's tokens may be found.
+/// Returns the tokens that can match cached prefixes.
 fn matchable<'a>(shape: &EngineShape, tokens: &'a [TokenId]) -> &'a [TokenId] {
     &tokens[..if shape.finds_prefixes() { tokens.len() - 1 } else { 0 }]
 }
 
-/// Places of a sequence of `len` tokens that is promised `promise` of them.
+/// Returns the places of a sequence of `len` tokens that is promised `promise` of them.
 fn places(shape: &EngineShape, len: u32, promise: u32) -> u32 {
     len.max(promise).div_ceil(shape.layout.page_size())
 }
 
-/// What a sequence takes that holds `most` pages at most, once the match is locked: the pages that it lacks, and those
-/// idle now, which back no promise any more.
+/// Returns the cost of a sequence that holds at most `most` pages, once its match is locked: the pages that it lacks,
+/// and the idle ones, which back no promise any more.
 fn estimate(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -314,7 +314,7 @@ fn lock(
     }
 }
 
-/// The matched pages become the sequence's first, and the rest of what it is promised is set aside.
+/// Makes the matched pages the first ones of the sequence, and sets aside the rest of its promise.
 fn attach_prefix(
     shape: &EngineShape,
     sequences: &mut SequenceTable,

@@ -73,7 +73,7 @@ fn commit_items(
     }
 }
 
-/// Refuses a step with drafts of which no branch is kept, unless their sequence is finished.
+/// Rejects a step with drafts without an accepted branch, unless their sequence is finished.
 #[cold]
 fn check_accepted(sequences: &SequenceTable, steps: &StepLog, step: StepId) -> Result<(), Error> {
     for number in steps.items_of(step) {

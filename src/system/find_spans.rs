@@ -7,9 +7,9 @@ use crate::plan::{Extend, SharedSpans};
 use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 
-/// The spans of a batch of running sequences, copied to the plan's memory. They stay as they were found while no lock
-/// and no branch of the tree changes: O(rows) then, else O(rows and the nodes that their locks pass). None without
-/// prefix reuse.
+/// Returns the spans of a batch of running sequences, copied to the plan's memory. They stay as they were found while
+/// no lock and no branch of the tree changes: O(rows) then, else O(rows and the nodes that their locks pass). None
+/// without prefix reuse.
 pub(crate) fn find_spans<'step>(
     shape: &EngineShape,
     prefixes: &mut PrefixTree,

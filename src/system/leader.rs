@@ -48,8 +48,8 @@ access! {
     }
 }
 
-/// Whether a leader is still on its way to what it was named for: it runs in the present generation, has not published
-/// that, and has forgotten none of it. O(1).
+/// Returns whether a leader is still on its way to what it was named for: it runs in the present generation, has not
+/// published that, and has forgotten none of it. O(1).
 ///
 /// The table stores the number of cuts and the fewest tokens that one left. So a leader named between two cuts counts
 /// as stopped if the first cut left fewer tokens than it was named for, although the second one spares them.
@@ -74,13 +74,13 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Page `index` of the prompt's tokens, if they are so many.
+    /// Returns the page `index` of the prompt's tokens, if they are so many.
     fn page(&self, index: u32) -> Option<&'a [TokenId]> {
         let start = (index * self.page_size) as usize;
         self.tokens.get(start..start + self.page_size as usize)
     }
 
-    /// Whether a sequence has the prompt's pages `start..end`.
+    /// Returns whether a sequence has the prompt's pages `start..end`.
     fn agrees(&self, seq: SeqKey, start: u32, end: u32) -> bool {
         let sequence = self.sequences.get(seq).expect("it has a front");
         let [start, end] = [start, end].map(|page| page * self.page_size);
@@ -94,7 +94,7 @@ impl<'a> Search<'a> {
             })
     }
 
-    /// Whole pages that a sequence has in common with the prompt from page `start` on.
+    /// Returns the whole pages that a sequence has in common with the prompt from page `start` on.
     fn common_pages(&self, seq: SeqKey, start: u32) -> u32 {
         let sequence = self.sequences.get(seq).expect("it has a front");
         let start = start * self.page_size;

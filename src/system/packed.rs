@@ -20,8 +20,8 @@ access! {
     }
 }
 
-/// A track of the page tables of planned items as packed CSR arrays, as they stand after the plan. O(pages of the
-/// items): this is the cost that plans avoid.
+/// Returns a track of the page tables of planned items as packed CSR arrays, as they stand after the plan. O(pages of
+/// the items): this is the cost that plans avoid.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`], [`Error::PackedTree`],
@@ -46,7 +46,7 @@ pub(crate) fn packed<'step>(
     Ok(packer.finish())
 }
 
-/// Refuses items that are not planned as they are, or cannot be packed; gives the number of their pages.
+/// Rejects items that are not planned as they are, or cannot be packed. Returns the number of their pages.
 pub(super) fn check_items(world: &Packed<'_>, items: &[Extend]) -> Result<usize, Error> {
     let Packed { shape, sequences, steps } = *world;
     let (mut pages, mut tokens, mut before) = (0, 0, 0);
@@ -67,7 +67,7 @@ pub(super) fn check_items(world: &Packed<'_>, items: &[Extend]) -> Result<usize,
     Ok(pages as usize)
 }
 
-/// Refuses numbers that the contract's signed 32-bit arrays cannot hold: page numbers, and the sums of both kinds.
+/// Rejects numbers beyond FlashInfer's signed 32-bit arrays: page numbers, and the sums of pages and tokens.
 fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
     let max = i32::MAX as u64;
     // Page numbers count from 0.
@@ -79,7 +79,7 @@ fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
     }
 }
 
-/// Whether the last plan of a sequence is of an unfinished step, extends it by `len` tokens, and still stands.
+/// Returns whether the last plan of a sequence is of an unfinished step, extends it by `len` tokens, and still stands.
 fn is_planned(sequence: &Sequence, steps: &StepLog, len: u32) -> bool {
     steps.samples_next(sequence.last_item) && {
         let item = steps.item(sequence.last_item);
@@ -87,7 +87,7 @@ fn is_planned(sequence: &Sequence, steps: &StepLog, len: u32) -> bool {
     }
 }
 
-/// Tokens in the last page of a sequence, as it stands after its plan.
+/// Returns the tokens in the last page of a sequence, as it stands after its plan.
 pub(super) const fn last_page_len(sequence: &Sequence, page_size: u32) -> u32 {
     (sequence.planned_len - 1) % page_size + 1
 }
@@ -103,7 +103,7 @@ pub(super) struct Packer<'step> {
 }
 
 impl<'step> Packer<'step> {
-    /// Arrays of so many entries, and pages in all.
+    /// Creates arrays for so many entries, and pages in total.
     pub fn new(entries: usize, pages: usize, bump: &'step Bump) -> Self {
         Self {
             qo_indptr: bump.alloc_slice_fill_copy(entries + 1, 0),
@@ -115,7 +115,7 @@ impl<'step> Packer<'step> {
         }
     }
 
-    /// The next entry: its new tokens, and the pages that they read.
+    /// Appends an entry: its new tokens, and the pages that they read.
     #[inline(always)] // A call for each entry is 1 % of packing.
     pub fn push<'a>(
         &mut self,
@@ -135,7 +135,7 @@ impl<'step> Packer<'step> {
         self.entries += 1;
     }
 
-    /// The arrays, once all is in them.
+    /// Returns the arrays, once all entries are in them.
     pub fn finish(self) -> PackedPlan<'step> {
         let Self { qo_indptr, kv_indptr, kv_indices, kv_last_page_len, .. } = self;
         PackedPlan { qo_indptr, kv_indptr, kv_indices, kv_last_page_len }

@@ -56,7 +56,7 @@ fn check_tree(draft: &Draft<'_>, start: u32, len: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// The drafts wait for a branch to be accepted; their positions are written, and their masks, where one is a tree.
+/// Marks the drafts as waiting until a branch is accepted, and writes their positions, and masks if one is a tree.
 pub(crate) fn begin_drafts<'step>(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,

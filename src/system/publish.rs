@@ -74,7 +74,7 @@ impl Publisher<'_> {
     }
 }
 
-/// Known tokens that have K and V.
+/// Returns the known tokens that have K and V.
 fn computed(row: &RowMut<'_>) -> u32 {
     row.sequence.cached_len.min(row.sequence.token_len)
 }

@@ -148,7 +148,7 @@ fn check<const ONE: bool>(
     Ok(needs)
 }
 
-/// Why a sequence that this plan has named already, or whose drafts wait, cannot be planned.
+/// Returns the error of a sequence that this plan has named already, or whose drafts wait.
 #[cold]
 fn unplannable(sequence: &Sequence, seq: SeqKey) -> Error {
     match sequence.is_drafted() {
@@ -157,8 +157,8 @@ fn unplannable(sequence: &Sequence, seq: SeqKey) -> Error {
     }
 }
 
-/// The most tokens that can be planned for a sequence now: its known ones, or the one that an unfinished step of it
-/// will sample.
+/// Returns the most tokens that can be planned for a sequence now: its known ones, or the one that an unfinished step
+/// of it will sample.
 pub(crate) fn extend_max(shape: &EngineShape, sequence: &Sequence, steps: &StepLog) -> u32 {
     if sequence.token_len > sequence.planned_len {
         return sequence.token_len - sequence.planned_len;

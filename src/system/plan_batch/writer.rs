@@ -21,7 +21,7 @@ pub(super) struct Batch<'a> {
     pub new_pages: &'a [PageId],
 }
 
-/// Hands the new pages out in batch order, records each sequence's part in the step, and writes the plan but for its
+/// Assigns the new pages in batch order, records each sequence's part in the step, and writes the plan but for its
 /// shared spans. `T`: the number type of the pool's slots. Not inlined, so that its loop keeps its registers.
 #[inline(never)]
 pub(super) fn fill<'step, T: SlotNumber>(
@@ -99,7 +99,7 @@ fn record(sequence: &mut Sequence, item: Extend, step: StepId, steps: &mut StepL
     });
 }
 
-/// What of a plan's arrays is not written yet, and the new pages not yet handed out.
+/// The unwritten rest of a plan's arrays, and the new pages that no row has yet.
 struct PlanWriter<'a, T> {
     page_size: u32,
     tracks: usize,
@@ -119,7 +119,7 @@ struct PlanWriter<'a, T> {
 }
 
 impl<T: SlotNumber> PlanWriter<'_, T> {
-    /// Leaves behind what has been written: so many rows, and so many tokens of theirs.
+    /// Advances past written rows and their tokens.
     fn advance(&mut self, rows: usize, tokens: usize) {
         self.qo_start += tokens as u32;
         self.rows.split_off_mut(..rows).expect("counted");
@@ -228,7 +228,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
     }
 }
 
-/// The slots of a row in a track, from position `start` on.
+/// Returns the slots of a row in a track, from position `start` on.
 fn write_slots<T: SlotNumber>(
     row: &RowMut<'_>,
     track: u32,

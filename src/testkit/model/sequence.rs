@@ -175,7 +175,7 @@ impl Model {
             return Err(Error::TooLong { len, max });
         }
         self.check_promise(promise)?;
-        let deaf = self.shape.hashing.is_some_and(|hashing| !hashing.hears_names());
+        let deaf = self.shape.hashing.is_some_and(|hashing| !hashing.uses_names());
         if deaf && namespace != Namespace::default() {
             return Err(Error::UnnamedNamespace { namespace });
         }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Work is done on whole words: a caller that handles runs of neighbours pays once a word, not once a number.
-//! Knows bits; what they mean is the caller's (`page`: free pages; `prefix/free_entries.rs`: free entries of spans).
+//! The callers give the bits their meaning (`page`: free pages; `prefix/free_entries.rs`: free entries of spans).
 
 use bitvec::prelude::Lsb0;
 use bitvec::view::BitView;

@@ -2,7 +2,7 @@
 //!
 //! An index has no arithmetic: [`PoolLayout::slot`](crate::PoolLayout::slot) is the only way from a page to a slot.
 //!
-//! Not here: what the indices point into.
+//! Not here: the tables behind the indices.
 
 use std::fmt;
 

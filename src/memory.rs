@@ -11,17 +11,17 @@
 //! of the leaves next in line was asked for ahead. That is why the crate's two `unsafe` lines outside the backend seam
 //! stand here.
 //!
-//! Not here: what lies in the memory.
+//! Not here: the contents of the memory.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
 
 use bytemuck::Zeroable;
 
-/// The system does not give memory that was asked for.
+/// The system could not allocate memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OutOfMemory {
-    /// Bytes asked for.
+    /// Requested bytes.
     pub bytes: u64,
 }
 

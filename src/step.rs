@@ -1,4 +1,4 @@
-//! Steps in flight: what each planned.
+//! [`StepLog`]: the steps in flight and the items that each planned.
 //!
 //! ```text
 //!   planned --commit--> closed --complete (watermark)--> gone
@@ -10,7 +10,7 @@
 //! * L2. Plans commit in order, and an abort takes all later plans along; page copies are closed from the start. So an
 //!   open plan is followed by open plans and copies only, and the first open one is known.
 //!
-//! Not here: what a step does to a sequence (`system/`), what waits for it (`fence/`).
+//! Not here: the effect of a step on a sequence (`system/`), the pages that wait for it (`fence/`).
 
 use std::collections::VecDeque;
 
@@ -42,7 +42,7 @@ struct Step {
     /// Number of the step's first item.
     first_item: u64,
     open: bool,
-    /// Drafts of it that nobody has accepted.
+    /// Items of it that are drafts and not accepted yet.
     drafts: u32,
 }
 
@@ -72,7 +72,7 @@ impl StepLog {
         Self::try_new(max, batch).expect("the system has the memory")
     }
 
-    /// [`StepLog::new`], or what the system refused.
+    /// [`StepLog::new`], or the allocation that failed.
     pub(crate) fn try_new(max: u32, batch: u32) -> Result<Self, OutOfMemory> {
         let items = u64::from(max) * u64::from(batch);
         Ok(Self {

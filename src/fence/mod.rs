@@ -1,4 +1,4 @@
-//! What waits for steps: [`Fence`], pages and locks that were released while an unfinished step may still touch them.
+//! [`Fence`]: pages and locks that were released while an unfinished step may still touch them, until it is complete.
 //!
 //! ```text
 //! marks   step 7: 3 pages, 5 idle pages | step 9: 1 page, 0 idle pages     in the order of steps
@@ -7,18 +7,18 @@
 //! ```
 //!
 //! * F1. The steps of marks rise, and none is complete.
-//! * F2. Marks count the pages that wait; each of those is in the pool's state Fenced, and stands here once.
+//! * F2. Marks count the pages that wait; each of these is in the pool's state Fenced, and is here once.
 //! * F3. Locks wait in the order they came, each for a step that has a mark.
 //! * F4. The idle pages of a mark are those of the tree's nodes that are idle when its locks are gone (T7).
 //!
-//! Not here: who may touch what, and what becomes of what returns (`system/`).
+//! Not here: which step may touch which page, and the use of returned pages (`system/`).
 
 use std::collections::VecDeque;
 
 use crate::id::{PageId, PrefixLock, StepId};
 use crate::memory::{OutOfMemory, reserved_queue, touch_deque};
 
-/// What comes back when a step is complete, in numbers.
+/// The numbers of pages and locks that return when a step is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Mark {
     step: StepId,
@@ -46,7 +46,7 @@ impl Fence {
         Self::try_new(page_count, max_steps, max_locks).expect("the system has the memory")
     }
 
-    /// [`Fence::new`], or what the system refused.
+    /// [`Fence::new`], or the allocation that failed.
     pub(crate) fn try_new(
         page_count: u32,
         max_steps: u32,

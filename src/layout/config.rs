@@ -1,4 +1,4 @@
-//! What a pool is made for, checked.
+//! The configuration of a pool, and its checks.
 
 use super::dtype::{KvDtype, Scaling};
 use super::groups::Groups;
@@ -12,7 +12,7 @@ use crate::error::ConfigError;
 /// Largest `page_size`.
 pub const PAGE_SIZE_MAX: u32 = 1024;
 
-/// How large a pool is.
+/// The size of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(
     feature = "serde",
@@ -26,8 +26,9 @@ pub enum Capacity {
     Bytes(u64),
 }
 
-/// What a pool of K and V is made for. [`PoolConfig::layout`] checks it and computes the rest; `PoolConfig::from_hf`
-/// (feature `serde`) reads a model's `config.json`. A field that is left out of a serialised config has its default.
+/// The configuration of a pool of K and V. [`PoolConfig::layout`] checks it and computes the layout;
+/// `PoolConfig::from_hf` (feature `serde`) reads a model's `config.json`. A field that a serialised config omits has
+/// its default.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[cfg_attr(
     feature = "serde",
@@ -37,19 +38,19 @@ pub enum Capacity {
 pub struct PoolConfig {
     /// Layers of the model. Default: 1.
     pub layers: u32,
-    /// Which layers keep everything, and which read a window or a chunk only. Default: [`Groups::ONE`].
+    /// Groups of layers: those that read all tokens, and those that read a window or a chunk. Default: [`Groups::ONE`].
     pub groups: Groups,
     /// What each token stores in each layer, in the whole model, before tensor parallelism. Default: one head of
     /// 64.
     pub shape: KvShape,
     /// Element type of K and V. Default: f32.
     pub dtype: KvDtype,
-    /// Where the scales of a quantised dtype come from; [`Scaling::Static`] where it is another. Default:
+    /// Source of the scales of a quantised dtype; [`Scaling::Static`] for other types. Default:
     /// [`Scaling::Static`].
     pub scaling: Scaling,
-    /// Channels of K that each token keeps once more as *labels*, for sparse reads:
-    /// [`LabelChannels`](super::LabelChannels) say which. At most the elements of a head; latent rows have none. 0: no
-    /// labels. Default: 0.
+    /// Number of channels of K that each token also stores as *labels*, for sparse reads;
+    /// [`LabelChannels`](super::LabelChannels) selects them. At most the elements of a head; latent rows have none. 0:
+    /// no labels. Default: 0.
     pub label_channels: u32,
     /// Tokens of one page, 1 to [`PAGE_SIZE_MAX`]. Default: 16.
     #[doc(alias = "block_size")]

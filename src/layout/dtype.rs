@@ -1,5 +1,5 @@
-//! Element types: of what a host hands in and is given ([`Dtype`]), of what a pool holds ([`KvDtype`]), and where the
-//! scales of a quantised one come from ([`Scaling`]).
+//! Element types of the host's rows ([`Dtype`]) and of the pool ([`KvDtype`]), and the source of the scales of a
+//! quantised pool ([`Scaling`]).
 
 /// Element type of rows: q, k, v, and attention's output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -75,7 +75,7 @@ impl KvDtype {
     }
 }
 
-/// Where the scales of a quantised pool come from.
+/// The source of the scales of a quantised pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -84,8 +84,8 @@ impl KvDtype {
 )]
 #[non_exhaustive]
 pub enum Scaling {
-    /// One for each layer, head, and K and V, given when the backend is opened ([`KvScales`](super::KvScales)); 1 where
-    /// none are.
+    /// One scale for each layer, head, and K and V, given when the backend is opened ([`KvScales`](super::KvScales)); 1
+    /// if none are given.
     #[default]
     Static,
     /// One for each token, layer, head, and K and V, made when the token is stored, and stored beside it: the largest

@@ -1,4 +1,4 @@
-//! What the bytes of a page mean, as one number: pages may move between pools where it is the same.
+//! The fingerprint of a page format: pages may move between pools with equal fingerprints.
 
 use super::groups::Reach;
 use super::labels::LabelChannels;
@@ -47,7 +47,7 @@ impl PoolLayout {
             let kinds = [plane.name as u32, plane.dtype as u32, plane.order as u32];
             kinds.into_iter().chain([plane.heads, plane.elements]).for_each(|x| all.take(x));
         }
-        // Of which numbers V is made, its planes do not say.
+        // The planes do not record which numbers form V.
         if let KvShape::Latent { rank, .. } = self.shape() {
             all.take(rank);
         }

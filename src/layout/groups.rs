@@ -1,10 +1,10 @@
-//! Groups of layers: which layers keep the K and V of all tokens, and which read a window or a chunk only.
+//! Groups of layers: those that keep K and V of all tokens, and those that read only a window or a chunk.
 //!
 //! A page is `page_size` tokens of `lanes` layers, and `lanes` are the layers of group 0, which keeps everything. A
 //! group of n layers has `ceil(n / lanes)` *tracks*, each a page table of its own: layer i of the group is lane
 //! `i % lanes` of its track `i / lanes`. All groups share one pool and one numbering of pages.
 //!
-//! Not here: who keeps which pages (`sequence/`, `prefix/`).
+//! Not here: which pages are kept (`sequence/`, `prefix/`).
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub const GROUPED_LAYERS_MAX: usize = 256;
 /// Layers of one word of a [`Groups`].
 const WORD: u32 = u64::BITS;
 
-/// What a token reads of those before it.
+/// The range of tokens that a token reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -29,12 +29,12 @@ const WORD: u32 = u64::BITS;
 )]
 #[non_exhaustive]
 pub enum Reach {
-    /// All of them.
+    /// All tokens before it.
     All,
-    /// Itself and the last tokens before it, so many together; at least 1.
+    /// The last tokens up to and including itself, this many together; at least 1.
     #[doc(alias = "sliding_window")]
     Window(u32),
-    /// Those of its own chunk: chunks begin at multiples of this size, a power of two.
+    /// The tokens of its own chunk: chunks begin at multiples of this size, a power of two.
     #[doc(alias = "attention_chunk_size")]
     Chunk(u32),
 }
@@ -87,7 +87,7 @@ pub struct Groups {
     bits: [[u64; GROUPED_LAYERS_MAX / WORD as usize]; 2],
 }
 
-/// Where a layer's K and V are.
+/// The place of a layer's K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerPlace {
     /// Its group.
@@ -165,7 +165,7 @@ impl Groups {
         (1..self.count).map(|group| (group, self.reach(group)))
     }
 
-    /// Returns the layers of a group; 0 for any group of [`Groups::ONE`], which does not know their number.
+    /// Returns the layers of a group; 0 for any group of [`Groups::ONE`], which has no number of layers.
     pub fn layers_of(&self, group: u32) -> u32 {
         self.before(group, self.layers)
     }

@@ -1,10 +1,10 @@
 //! `PoolConfig` from the `config.json` of a Hugging Face model.
 //!
-//! What a model is called does not matter, only what each token stores: heads of K and as many of V, of one length, or
-//! a latent row, in every layer; and which layers read a window or a chunk only. A field that says otherwise is refused
-//! by name, and so is one whose default the model's class decides.
+//! The name of the model does not matter, only what each token stores in every layer: heads of K and as many of V, of
+//! one length, or a latent row; and which layers read a window or a chunk. An error names a field that describes
+//! another layout, or whose default depends on the model's class.
 //!
-//! Not here: all else of a model.
+//! Not here: all other fields of a model.
 
 use std::fmt;
 
@@ -15,13 +15,13 @@ use super::dtype::KvDtype;
 use super::groups::{GROUPED_LAYERS_MAX, Groups, Reach};
 use super::shape::KvShape;
 
-/// Why a `config.json` gives no pool.
+/// The reason why a `config.json` does not describe a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum HfError {
     /// It is not JSON, or not an object.
     Json {
-        /// What the parser says, with line and column.
+        /// Message of the parser, with line and column.
         message: Box<str>,
     },
     /// A field that is needed is missing or null.
@@ -29,16 +29,16 @@ pub enum HfError {
         /// The field, as `text_config.head_dim`.
         field: Box<str>,
     },
-    /// A field is not what it must be.
+    /// A field has a value that is not valid.
     Unfit {
         /// The field.
         field: Box<str>,
         /// Its value, as JSON.
         value: Box<str>,
-        /// What would do.
+        /// The valid values.
         wanted: &'static str,
     },
-    /// A field says that layers store something else than heads of K and V of one shape, or latent rows.
+    /// A field describes layers that store neither heads of K and V of one shape nor latent rows.
     Unsupported {
         /// The field.
         field: Box<str>,
@@ -330,7 +330,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Returns whether a field says something, if it is there.
+/// Returns whether a field is set to a value other than 0 or false.
 fn says(value: &Value) -> bool {
     !matches!(value, Value::Bool(false)) && value.as_u64() != Some(0)
 }

@@ -36,7 +36,7 @@ pub struct LabelChannels {
     values: Box<[u32]>,
 }
 
-/// What [`LabelChannels`] are read from.
+/// The serialised form of [`LabelChannels`].
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -203,7 +203,7 @@ pub enum LabelError {
     },
     /// Channels of other layers or heads than the pool's, or another number of them: `[layers, kv_heads, channels]`.
     Size {
-        /// What was given.
+        /// The given number.
         given: [u32; 3],
         /// The pool's: the model's heads for [`LabelChannels::local`], those of its rank for a backend.
         pool: [u32; 3],

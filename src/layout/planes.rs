@@ -1,6 +1,6 @@
-//! The planes of a pool in the order in which they lie, and what they take.
+//! The planes of a pool in physical order, and their bytes.
 //!
-//! Not here: where they lie (`pool.rs`).
+//! Not here: where they are (`pool.rs`).
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub(super) struct Planes {
     /// The first one stands for those past the count.
     list: [Plane; PLANES_MAX],
     count: u32,
-    /// What pieces are multiples of: a power of two.
+    /// Alignment of pieces, a power of two.
     align: u64,
 }
 

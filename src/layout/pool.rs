@@ -1,4 +1,4 @@
-//! A checked pool: what one rank holds and where, in bytes.
+//! A checked pool: the contents of one rank and their byte ranges.
 //!
 //! Not here: memory.
 
@@ -25,7 +25,7 @@ pub enum Layout {
     PageFirst,
 }
 
-/// Where the elements of a plane lie: its first byte, and the bytes between neighbours along each axis.
+/// The strides of a plane: its first byte, and the bytes between neighbours along each axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Strides {
@@ -53,7 +53,8 @@ impl Strides {
     }
 }
 
-/// A checked pool: what one rank holds and where. Made by [`PoolConfig::layout`](crate::PoolConfig::layout).
+/// A checked pool: the contents of one rank and their byte ranges, from
+/// [`PoolConfig::layout`](crate::PoolConfig::layout).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PoolLayout {
@@ -217,7 +218,7 @@ impl PoolLayout {
         self.strides_in(Layout::PageFirst, name)
     }
 
-    /// Returns the bytes of all heads of one slot in a plane; nothing where the pool does not have the plane, or where
+    /// Returns the bytes of all heads of one slot in a plane; `None` if the pool does not have the plane, or if
     /// it is by page. O(planes).
     pub fn row(&self, name: PlaneName, layer: LayerId, slot: SlotId) -> Option<Range<u64>> {
         debug_assert!(layer.raw() < self.layers);

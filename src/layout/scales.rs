@@ -1,7 +1,8 @@
 //! Scales that are given for a quantised pool.
 //!
-//! A quantised number is a byte, and what it stands for is the byte's value times a scale. Not here: how a backend
-//! makes bytes and scales, and where scales made at the store lie (planes, `shape.rs`).
+//! A quantised number is the value of a byte times a scale.
+//!
+//! Not here: how a backend makes bytes and scales, and the planes of scales made at the store (`shape.rs`).
 
 use std::fmt;
 
@@ -35,7 +36,7 @@ pub struct KvScales {
     values: Box<[f32]>,
 }
 
-/// What [`KvScales`] are read from.
+/// The serialised form of [`KvScales`].
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -138,7 +139,7 @@ impl KvScales {
     }
 }
 
-/// Why scales were refused.
+/// The reason why scales are not valid.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum ScaleError {

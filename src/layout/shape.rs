@@ -1,11 +1,11 @@
-//! What a model stores for each token: which planes, and how ranks share them.
+//! The shape of K and V: which planes each token stores, and how ranks share them.
 
 use super::dtype::{KvDtype, Scaling};
 use super::plane::{Plane, PlaneName, PlaneOrder};
 use super::planes::Planes;
 use crate::error::ConfigError;
 
-/// Which K and V a model has.
+/// The shape of the K and V of a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -23,7 +23,7 @@ pub enum KvShape {
     },
     /// Latent rows, of which all heads make their K and V (multi-head latent attention, arXiv:2405.04434): one plane,
     /// [`PlaneName::Latent`], of `[rank + rope]` numbers a token. K is the whole row, V its first `rank` numbers. The
-    /// host multiplies what makes K and V of a row into its queries and outputs: q is `[tokens, q_heads, rank + rope]`,
+    /// host folds the up-projections of K and V into its queries and outputs: q is `[tokens, q_heads, rank + rope]`,
     /// the output `[tokens, q_heads, rank]`, and the scale is that of the heads before. Every rank holds the rows.
     ///
     /// Quantised, the numbers that K and V share are bytes times a scale of the token ([`Scaling::ByToken`] alone), and

@@ -1,6 +1,6 @@
-//! The shape of the page tables: which word names the chunk of a row's page, and which the page.
+//! The shape of the page tables: the words that name the chunk of a page, and the page itself.
 //!
-//! Not here: who owns the words (`sequence/page_table.rs`, the backends).
+//! Not here: the words (`sequence/page_table.rs`, the backends).
 
 use crate::error::ConfigError;
 use crate::id::{PageId, RowId};

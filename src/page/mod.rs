@@ -1,4 +1,4 @@
-//! Who may be given a page: [`PagePool`] knows the state of every page of the pool.
+//! [`PagePool`]: the state of every page of the pool.
 //!
 //! ```text
 //!          alloc                publish
@@ -14,17 +14,17 @@
 //! A page that changes state is asserted to be in the state it leaves, so a double free stops the program. Sharing
 //! exists only in the prefix tree, which counts its users by node; no page has a count.
 //!
-//! Not here: whose a page is, which step a fenced one waits for (`fence/`), what it holds, where its bytes lie.
+//! Not here: the owner of a page, the step that a fenced one waits for (`fence/`), its tokens, its bytes.
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word};
 use crate::id::PageId;
 use crate::memory::OutOfMemory;
 
-/// What a page is to the pool.
+/// The state of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum PageState {
-    /// Nobody's.
+    /// No owner.
     Free,
     /// One sequence's.
     Private,
@@ -51,7 +51,7 @@ impl PagePool {
         Self::try_new(page_count).expect("the system has the memory")
     }
 
-    /// [`PagePool::new`], or what the system refused.
+    /// [`PagePool::new`], or the allocation that failed.
     pub(crate) fn try_new(page_count: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
             page_count,

@@ -10,10 +10,10 @@
 //!
 //! * R1. Spans are in order, parents first, one subtree after another. A span has at least two members, fewer than its
 //!   parent, all of them members of its parent; siblings have no common member. It begins where its parent ends, or at
-//! 0   without a parent, and is not empty. Every member is in a span.
+//!   0 without a parent, and is not empty. Every member is in a span.
 //! * R2. A member is a row of the batch, and is listed once.
-//! * R3. A span ends at or before the first query position of each of its members, and within the published
-//!   pages of each. So its pages have the same indices in the page tables of all members, and any of these may be read.
+//! * R3. A span ends at or before the first query position of each of its members, and within the published pages of
+//!   each. So its pages have the same indices in the page tables of all members, and any of these may be read.
 //!
 //! Not here: how they are found (`prefix/shared_spans.rs`).
 

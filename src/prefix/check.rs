@@ -8,7 +8,7 @@ use crate::id::{NodeKey, PageId, Scope, StepId};
 use super::PrefixTree;
 use super::deferred::Deferred;
 
-/// What is broken, and whose page shows it.
+/// A broken invariant, and a page that shows it.
 type Broken = (&'static str, Option<PageId>);
 
 impl PrefixTree {

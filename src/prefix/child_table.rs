@@ -4,7 +4,7 @@
 //! least twice as many entries as nodes it never grows and never stalls. Two nodes of one hash live side by side: the
 //! caller confirms every candidate.
 //!
-//! Not here: what a node is; the tree compares.
+//! Not here: the comparison of tokens, which the tree makes.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -55,7 +55,7 @@ impl ChildTable {
             let hasher = RandomState::with_seeds(1, 2, 3, 4);
             return Ok(Self { entries, hasher, hash_mask: (1 << hash_bits) - 1 });
         }
-        // Random keys: nobody outside can make prompts that collide.
+        // Random keys: clients cannot construct prompts that collide.
         Ok(Self { entries, hasher: RandomState::new(), hash_mask: u32::MAX })
     }
 

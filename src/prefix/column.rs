@@ -1,7 +1,7 @@
-//! Where a column keeps a node: the slots of a slotmap, which lie side by side in the order of their indices; and
-//! columns of what few nodes have.
+//! The slots of a slotmap's column, which are contiguous in the order of their indices; and columns of values that few
+//! nodes have.
 //!
-//! Not here: what a column holds.
+//! Not here: the contents of columns.
 
 use std::ops::{Index, IndexMut};
 
@@ -11,7 +11,7 @@ use slotmap::Key;
 use crate::id::NodeKey;
 use crate::memory::{OutOfMemory, ask_for_huge_pages, prefetch, touch, zeroed};
 
-/// A column of what few nodes have, all zeros at first. Who reads a node's value knows whether the node has one.
+/// A column of values that few nodes have, all zeros at first. The reader of a value checks whether the node has one.
 ///
 /// A slotmap's secondary column would write all slots up to a node's the first time that one has a value: a stall that
 /// grows with the tree.

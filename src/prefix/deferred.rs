@@ -1,5 +1,5 @@
-//! Locks whose unlock is deferred: released, but an unfinished step may still read their pages. The pages of nodes that
-//! will be idle when they are gone are counted in the fence, so that a scheduler knows what is about to come back.
+//! Deferred unlocks: locks that are released while an unfinished step may still read their pages. The fence counts the
+//! pages of nodes that become idle with them, so a scheduler can see which pages will return.
 //!
 //! Not here: the queue of those locks (`fence/`).
 

@@ -1,4 +1,4 @@
-//! Giving idle pages back: exactly as many as are asked for, oldest first.
+//! Eviction of idle pages: exactly as many as requested, oldest first.
 
 use crate::id::{NodeKey, PageId};
 

@@ -5,7 +5,7 @@
 //! that grow side by side do not interleave. A large span that comes next takes the room behind the one before it, so
 //! that one goes on elsewhere when it grows: 16 bytes and one more comparison.
 //!
-//! Not here: what lies in an entry, and whose it is (`span.rs`).
+//! Not here: the contents and the owner of an entry (`span.rs`).
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
 use crate::memory::OutOfMemory;

@@ -1,4 +1,4 @@
-//! Generations of prefixes: those of the present one match, those of others go with their last user.
+//! Generations of prefixes: those of the present one match, and those of others are dropped with their last user.
 
 use crate::id::{Namespace, PageId, PrefixLock, Scope};
 
@@ -10,8 +10,8 @@ impl PrefixTree {
         Scope { namespace, generation: self.generation }
     }
 
-    /// Returns the empty prefix, in a generation of its own: what grows below it nobody else ever matches, and goes
-    /// with its last user.
+    /// Returns a lock on the empty prefix in a new generation. No other prompt ever matches pages below it, and they
+    /// are dropped with their last user.
     pub(crate) fn lock_private(&mut self, namespace: Namespace) -> PrefixLock {
         let generation = self.next_generation();
         PrefixLock::new(None, Scope { namespace, generation })

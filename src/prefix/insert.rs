@@ -6,7 +6,7 @@ use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 use super::walk::Cursor;
 use super::{PrefixTree, Usage};
 
-/// What an insert did.
+/// The result of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct Inserted {

@@ -27,7 +27,7 @@
 //! * T8. Idle nodes are all of the present generation: a prefix that can no longer match goes with its last user.
 //! * T9. Where pages are hashed: `chain.rs`.
 //!
-//! Not here: page states and memory. A call that gives pages up appends them to the caller's buffer.
+//! Not here: page states and memory. A call that removes pages appends them to the caller's buffer.
 
 mod chain;
 mod check;
@@ -115,9 +115,9 @@ pub struct PrefixTree {
     order: Order<1>,
     spans: SpanStore,
     children: ChildTable,
-    /// Hashes of pages, if somebody is to know prefixes by them.
+    /// Hashes of pages, if the config asks for them.
     chain: Option<Chain>,
-    /// What others are to be told, if pages are hashed and somebody listens.
+    /// The events, if pages are hashed and the config asks for them.
     events: Option<EventBuffer>,
     /// Pages of idle nodes.
     evictable: u32,
@@ -127,13 +127,13 @@ pub struct PrefixTree {
     generation: u64,
     /// Generations given out so far.
     generation_count: u64,
-    /// Pages that came in so far.
+    /// Pages added so far.
     published_pages: u64,
     /// Pages that were in the tree already when they were inserted, so far.
     duplicate_pages: u64,
     /// Counts what makes matches stale: split, trim, eviction, growth, reset.
     epoch: u64,
-    /// Counts changes of who uses which node and of who is whose child.
+    /// Counts changes of locks and of parents and children.
     branches: u64,
     #[cfg(test)]
     log: Option<Vec<contents::log::LogEntry>>,
@@ -142,9 +142,9 @@ pub struct PrefixTree {
 /// Pages of a tree by use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SizeInfo {
-    /// Pages that nobody uses.
+    /// Pages of idle nodes.
     pub evictable: u32,
-    /// Pages that somebody uses.
+    /// Pages of locked nodes.
     pub protected: u32,
     /// Both.
     pub total: u32,
@@ -161,7 +161,7 @@ impl PrefixTree {
         tree.expect("the system has the memory")
     }
 
-    /// [`PrefixTree::new`], or what the system refused.
+    /// [`PrefixTree::new`], or the allocation that failed.
     pub(crate) fn try_new(
         page_count: u32,
         page_size: u32,

@@ -13,7 +13,7 @@ use crate::id::NodeKey;
 
 use super::Usage;
 
-/// What an order knows of a node.
+/// The links of a node in an order.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Neighbours {
     older: Option<NodeKey>,

@@ -1,4 +1,4 @@
-//! Where tokens and page ids of nodes lie: runs of entries in one slab, without waste and without moving.
+//! The store of nodes' tokens and page ids: runs of entries in one slab, without waste and without moving.
 //!
 //! ```text
 //! entry     0    1    2    3    4    5    6    7        one entry a cached page:

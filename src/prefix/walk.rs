@@ -5,7 +5,7 @@ use crate::id::{Namespace, NodeKey, PageId, Scope, TokenId};
 use super::PrefixTree;
 use super::span::Span;
 
-/// What a match found. A copy of numbers: it holds nothing, and is [stale](super::Stale) once the tree has changed.
+/// The result of a match. It locks nothing, and is [stale](super::Stale) once the tree has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrefixMatch {
     pub(super) scope: Scope,
@@ -29,7 +29,7 @@ impl PrefixMatch {
     }
 }
 
-/// Where a walk stands: so many pages into a node, or before the first.
+/// The position of a walk: so many pages into a node, or before the first node.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor {
     pub node: Option<NodeKey>,

@@ -1,6 +1,6 @@
-//! Numbers of chunks: which are free, and how many rows use each of the others.
+//! The pool of chunks: which are free, and how many rows use each of the others.
 //!
-//! Not here: what lies in a chunk.
+//! Not here: the contents of a chunk.
 
 use crate::memory::{OutOfMemory, reserved, touch, touch_reserved, zeroed};
 

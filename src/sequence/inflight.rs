@@ -1,8 +1,8 @@
-//! Who computes what next: finds the running sequence whose front is a given page.
+//! The index of pages in computation: finds the running sequences whose front is a given page.
 //!
-//! A sequence's front is its first page that is not published, where all tokens of it are known and another follows: a
-//! page that it will publish and that another sequence may be about to compute too. It lies behind a page of the tree,
-//! or at the start of a scope; that and its tokens are what it is found by.
+//! The front of a sequence is its first unpublished page, if all its tokens and one more are known. The sequence will
+//! publish this page, and another sequence may need it too. The key of a front is the page of the tree before it, or
+//! the scope at the start of a prefix, and its tokens.
 //!
 //! ```text
 //! heads    by hash      row 3          -         row 0                the sequence that came first
@@ -11,12 +11,12 @@
 //!
 //! * S8. Every sequence that it holds runs and has a front, and is found once, by the hash of that.
 //!
-//! A sequence comes in when it begins to run or gets several tokens at a time, and moves on with what it publishes.
-//! What it decodes token by token is no front that anybody waits for, and costs it nothing.
+//! A sequence is added when it begins to run or gets several tokens at a time, and its front moves as it publishes
+//! pages. A page that is decoded token by token is not added: no prompt waits for it, and decoding pays nothing.
 //!
 //! Two fronts of one hash are in one ring: the caller confirms every candidate.
 //!
-//! Not here: what a sequence's front is (`row.rs`), how far a leader's tokens are another's (`system/leader.rs`).
+//! Not here: the front of a sequence (`row.rs`), the comparison of a leader's tokens (`system/leader.rs`).
 
 use std::hash::{BuildHasher, Hasher};
 

@@ -1,4 +1,4 @@
-//! The token streams being extended: [`SequenceTable`], one row a sequence.
+//! [`SequenceTable`]: tokens, pages and lengths of all sequences, one row each.
 //!
 //! ```text
 //! tokens     0 ......... cached_len ..... planned_len ... token_len      (planned_len may pass token_len: see below)
@@ -11,24 +11,24 @@
 //! * S1. cached_len <= planned_len; page_len = ceil(planned_len / page_size).
 //! * S2. The first `published` pages of group 0 are the tree's, on the path of the lock; the rest are private and this
 //!   row's only, and so are all pages of other tracks.
-//!   What no later token reads of those tracks is not held: `Limits` says from which place on they are.
+//!   Pages of those tracks that no later token reads are not held: `Limits` has the first place that is.
 //! * S3. A preempted sequence has tokens and nothing else.
 //! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not. The first
 //!   `inherited` pages are whole chunks of the page table that a parent's plans have sent for good.
 //! * S5. Every chunk in use belongs to rows, as many as its count of users.
 //! * S6. A row stores the entry of its last page and its last token, so that decoding looks up neither.
-//! * S7. The pages promised in all are the sum of what each sequence is promised past the pages that it has.
+//! * S7. The outstanding pages of all promises are the sum of those of each sequence.
 //!
 //! planned_len passes token_len by one token for each unfinished step that samples the token of the next.
 //!
-//! A sequence whose last planned tokens are drafts waits until a branch of them is kept (`branches.rs`), and is neither
-//! planned nor committed until then:
+//! A sequence whose last planned tokens are drafts waits until a branch is accepted (`branches.rs`). Until then it is
+//! neither planned nor committed:
 //!
-//! * S9. They are its last item, which is of an open step; all their tokens are known, and none of them is computed.
+//! * S9. The drafts are its last item, in an open step; all their tokens are known, and none is computed.
 //!
-//! What a sequence computes next is found by `inflight.rs` (S8), for prompts that need the same.
+//! `inflight.rs` finds sequences by the page that they compute next (S8), for prompts that need the same page.
 //!
-//! Tokens and pages of a row lie in chunks of their own stores (`token_store.rs`, `page_table.rs`).
+//! Tokens and pages of a row are in chunks of their own stores (`token_store.rs`, `page_table.rs`).
 //!
 //! Not here: prefixes, page states, steps.
 
@@ -82,7 +82,7 @@ impl SequenceTable {
         Self::try_new(shape, page_size, hash_bits).expect("the system has the memory")
     }
 
-    /// [`SequenceTable::new`], or what the system refused.
+    /// [`SequenceTable::new`], or the allocation that failed.
     pub(crate) fn try_new(
         shape: &TableShape,
         page_size: u32,

@@ -17,7 +17,7 @@ use crate::layout::TableShape;
 use crate::memory::{OutOfMemory, prefetch_item, touch, zeroed};
 use crate::plan::TableWrite;
 
-/// The words, and who has which chunk.
+/// The words, and the users of each chunk.
 pub(super) struct PageTable {
     shape: TableShape,
     /// Directory, then pages: see [`TableShape`].

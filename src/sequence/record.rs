@@ -1,6 +1,6 @@
 //! One sequence's numbers: [`Sequence`], a record of the table.
 //!
-//! Not here: its tokens and pages (`row.rs`), what holds among its numbers (S1 to S7, `mod.rs`).
+//! Not here: its tokens and pages (`row.rs`), the invariants of its numbers (S1 to S7, `mod.rs`).
 
 use crate::id::{Namespace, PrefixLock, RowId, Scope, StepId, TokenId};
 
@@ -26,7 +26,7 @@ impl AdmissionKind {
     }
 }
 
-/// How a sequence's text was cut. Beside its record, which is full.
+/// The cuts of a sequence's tokens, outside its record, which is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cuts {
     /// How often tokens were forgotten.
@@ -44,7 +44,7 @@ impl Cuts {
 /// plan, so that the look for repeats finds those too.
 pub(super) const DRAFTED: u64 = u64::MAX;
 
-/// One sequence's numbers. Lengths in tokens unless they say pages.
+/// The numbers of one sequence. Lengths are in tokens unless they are named pages.
 #[derive(Debug)]
 pub struct Sequence {
     /// Its row in the page tables.
@@ -53,7 +53,7 @@ pub struct Sequence {
     pub token_len: u32,
     /// Tokens with K and V, by committed steps.
     pub cached_len: u32,
-    /// `cached_len` and what unfinished plans add.
+    /// `cached_len` plus the tokens of unfinished plans.
     pub planned_len: u32,
     /// Places of its page tables: pages of each.
     pub page_len: u32,

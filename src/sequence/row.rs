@@ -12,10 +12,10 @@ use crate::id::{PageId, SeqKey, TokenId};
 use crate::layout::Limits;
 use crate::plan::TableWrite;
 
-/// What sequences keep in chunks.
+/// The chunked stores of all sequences.
 pub(super) struct Stores {
     pub(super) page_size: u32,
-    /// What a row holds of the tracks but the first one.
+    /// Which places a row holds in the tracks after the first one.
     pub(super) limits: Limits,
     /// Outstanding pages of all promises.
     pub(super) promised: u32,
@@ -52,7 +52,7 @@ pub(crate) struct RowMut<'a> {
     pub(super) stores: &'a mut Stores,
 }
 
-/// What a row lacks to grow.
+/// The chunks and table writes that a row lacks to grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lacking {
     /// Chunks of tokens.

@@ -19,7 +19,7 @@ use crate::memory::{OutOfMemory, touch, zeroed};
 /// same few sets of a cache.
 const SKEW: usize = 16;
 
-/// The chunks, and who has them.
+/// The chunks, and the users of each.
 pub(super) struct TokenStore {
     page_size: u32,
     /// Pages of one chunk: a power of two.

@@ -1,7 +1,7 @@
-//! After verification: a branch of a sequence's drafts is kept, the others are forgotten.
+//! Accepts a branch of a sequence's verified drafts, and forgets the others.
 //!
-//! K and V of a branch stand among those of the others, so a backend moves them together, before the commit: a slot is
-//! nothing but its token's place in the sequence.
+//! K and V of the branch are between those of other drafts. A slot is given by its token's place in the sequence, so a
+//! backend moves them together before the commit.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -29,12 +29,12 @@ access! {
     }
 }
 
-/// Checks the branches that are to be kept of a step's drafts; what backends have to move is left in the buffers.
+/// Checks the branches to accept of a step's drafts, and leaves the moves for backends in the buffers.
 /// O(tokens kept).
 ///
 /// # Errors
 /// [`Error::UnknownStep`]; for a branch [`Error::UnknownSequence`], [`Error::Preempted`],
-/// [`Error::NotDrafted`], [`Error::RepeatedSequence`] for one that stands twice or out of order, [`Error::NotABranch`],
+/// [`Error::NotDrafted`], [`Error::RepeatedSequence`] for one that is repeated or out of order, [`Error::NotABranch`],
 /// [`Error::RollbackLen`] where no token would be left.
 pub(crate) fn check_branches(
     world: &mut Accept<'_>,
@@ -71,7 +71,7 @@ pub(crate) fn check_branches(
     Ok(())
 }
 
-/// Keeps branches that were checked, and whose slots were moved. O(drafts, and pages released).
+/// Accepts branches that were checked and whose slots were moved. O(drafts, and pages released).
 pub(crate) fn accept(world: Accept<'_>, step: StepId, branches: &[Branch<'_>]) {
     let Accept { shape, pages, sequences, steps, fence, counters, buffers } = world;
     let page_size = shape.layout.page_size();

@@ -1,5 +1,5 @@
-//! A sequence enters: match all but the last token, lock, check that the rest can fit. Takes no pages, but may be
-//! promised some.
+//! Admits sequences: matches all tokens but the last one, locks the match, and checks that the rest fits. Admission
+//! takes no pages, but may promise some.
 
 use crate::bitmap::Bits;
 use crate::config::EngineShape;
@@ -137,8 +137,8 @@ pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), 
     Ok(())
 }
 
-/// Admits prompts in order, all or none, as [`admit`] would each, if what all lack fits together; they are left in the
-/// buffers, each with who leads it. O(all prompts), and where they do not fit that for each unfinished step.
+/// Admits prompts in order, as [`admit`] does, all or none, and leaves each with its leader in the buffers. They fit if
+/// there are pages for all together. O(all prompts), times the unfinished steps if they do not fit.
 ///
 /// # Errors
 /// As [`admit`]: of the first prompt that is wrong, or of all together. Nothing changes then.

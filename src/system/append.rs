@@ -1,4 +1,4 @@
-//! Tokens become known: sampled, drafted, or the next turn of a conversation.
+//! Appends tokens to a sequence: sampled tokens, drafts, or the next turn of a conversation.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -67,7 +67,7 @@ fn check_len(shape: &EngineShape, sequence: &Sequence, tokens: &[TokenId]) -> Re
     if len > max { Err(Error::TooLong { len, max }) } else { Ok(len as u32) }
 }
 
-/// Checks that tokens are tokens, to stand from `start` on in a sequence; there are fewer than 2^31.
+/// Checks that no token, from position `start` of a sequence on, is the placeholder; there are fewer than 2^31.
 ///
 /// # Errors
 /// [`Error::PendingToken`].

@@ -1,4 +1,4 @@
-//! A step's tokens have K and V: `cached_len` advances, and whole pages become matchable.
+//! Commits steps: `cached_len` advances, and whole pages become matchable.
 
 use crate::config::EngineShape;
 use crate::error::Error;

@@ -1,4 +1,4 @@
-//! Steps are done on all streams and ranks: the fence returns what waited for them.
+//! Completes steps, whose work has ended on all streams and ranks: the fence returns the pages and locks that waited.
 
 use crate::error::Error;
 use crate::fence::Fence;

@@ -1,4 +1,4 @@
-//! Finds what several rows of a batch read from the same pages.
+//! Finds the pages that several rows of a batch read.
 
 use bumpalo::Bump;
 

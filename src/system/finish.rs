@@ -1,4 +1,4 @@
-//! A sequence leaves for good, or until it is resumed: publish what is computed, release the rest through the fence.
+//! Finishes or preempts a sequence: publishes its computed pages, and releases the rest through the fence.
 //! The outstanding pages of its promise return.
 
 use crate::config::EngineShape;

@@ -1,5 +1,5 @@
-//! More sequences with the same past: whole pages of group 0 are shared; the partly filled tail page is copied, and
-//! what is held of other groups.
+//! Forks a sequence: whole pages of group 0 are shared; the partly filled tail page is copied, and so are the pages of
+//! other groups.
 
 use crate::config::EngineShape;
 use crate::error::Error;

@@ -1,4 +1,4 @@
-//! Who is computing what a prompt needs: a running sequence that will publish more of it than is cached.
+//! Finds the leader of a prompt: a running sequence that will publish more of it than is cached.
 //!
 //! Candidates are those whose first unpublished page the prompt has too, behind the same prefix, and whose text agrees
 //! with the prompt up to the end of its first page that is not cached. The one that is furthest along leads; of several

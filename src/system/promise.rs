@@ -22,8 +22,8 @@ access! {
     }
 }
 
-/// Promises a running sequence the pages of `len` tokens in all, in place of what it was promised. O(1), or where it is
-/// refused O(unfinished steps).
+/// Promises a running sequence the pages of `len` tokens in total, in place of its earlier promise. O(1), or
+/// O(unfinished steps) if they do not fit.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfPages`] if those beyond the

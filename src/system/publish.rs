@@ -1,4 +1,4 @@
-//! Whole computed pages of a sequence go into the tree; what the tree had already comes out as duplicates.
+//! Publishes whole computed pages of a sequence: adds them to the tree, and releases duplicates of pages that it has.
 
 use crate::fence::Fence;
 use crate::id::SeqKey;
@@ -26,7 +26,7 @@ pub(crate) fn publish(
     pages.publish(&buffers.pages);
 }
 
-/// What a row's pages are published with.
+/// The tables that publish a row's pages.
 pub(crate) struct Publisher<'a> {
     pub pages: &'a mut PagePool,
     pub prefixes: &'a mut PrefixTree,

@@ -1,4 +1,4 @@
-//! Forgets what is cached: for a host that changes the model's weights.
+//! Drops all cached prefixes, for a host that changes the model's weights.
 
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;

@@ -1,4 +1,4 @@
-//! The audit of all tables: every numbered invariant, and who owns which page.
+//! The audit of all tables: every numbered invariant, and the owner of every page.
 
 use std::collections::HashMap;
 use std::fmt;

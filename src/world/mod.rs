@@ -1,12 +1,12 @@
 //! All tables together; their `bytes`, and the `audit` over them.
 //!
-//! * W1. Every page has exactly one owner, and its state says which kind: a sequence (Private), a tree node (Cached),
-//!   the fence (Fenced), nobody (Free).
+//! * W1. Every page has exactly one owner, and the state of that owner: a sequence (Private), a tree node (Cached),
+//!   the fence (Fenced), none (Free).
 //! * W2. A sequence's published pages are the path of its lock.
 //! * W3. Every lock that the tree counts is a sequence's or waits in the fence. T3 is audited with these locks.
 //! * W4. Outstanding pages of promises <= free + evictable + fenced pages: `system/page_budget.rs` gives the reason.
 //!
-//! Not here: what changes them (`system/`).
+//! Not here: changes of the tables (`system/`).
 
 mod audit;
 mod bytes;

@@ -87,7 +87,7 @@ pub(crate) fn plan_batch<'step>(
     Ok(BatchPlan { shared, ..plan })
 }
 
-/// Finds what is wrong with a batch, or what it needs. `ONE`: whether there is one track. Not inlined, so that the loop
+/// Checks a batch, and counts its needs. `ONE`: whether there is one track. Not inlined, so that the loop
 /// keeps its registers.
 #[inline(never)]
 fn check<const ONE: bool>(

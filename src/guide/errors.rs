@@ -58,7 +58,7 @@
 //! let both = [Extend { seq: first, len: 12 }, Extend { seq: second, len: 12 }];
 //! let error = engine.plan_batch(&mut scratch, &both).expect_err("they do not fit");
 //! assert!(matches!(&error, EngineError::Core(error) if error.is_shortage()));
-//! let text = "the engine refused the call: 6 pages needed, 4 available";
+//! let text = "the engine rejected the call: 6 pages needed, 4 available";
 //! assert_eq!(format!("{error:#}"), text);
 //! let step = engine.plan_batch(&mut scratch, &both[..1])?.step();
 //!

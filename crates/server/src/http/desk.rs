@@ -38,7 +38,7 @@ pub fn serve<R: Runner>(
     let outcome = desk.serve(server, queue, board);
     if let Err(error) = &outcome {
         queue.close();
-        desk.take_in(server, queue);
+        desk.receive(server, queue);
         for job in desk.jobs.into_values() {
             // Whoever has gone away needs no word.
             let _ = job.events.send(Event::Failed(error.message.clone()));
@@ -66,7 +66,7 @@ impl Desk {
         board: &Board,
     ) -> Result<()> {
         loop {
-            self.take_in(server, queue);
+            self.receive(server, queue);
             let went_on = server.step(self)?;
             board.post(server, self.ended);
             self.publish(server);
@@ -88,7 +88,7 @@ impl Desk {
         }
     }
 
-    fn take_in<R: Runner>(&mut self, server: &mut Server<R>, queue: &Queue<Job>) {
+    fn receive<R: Runner>(&mut self, server: &mut Server<R>, queue: &Queue<Job>) {
         queue.take(server.load().waiting, &mut self.incoming);
         for job in self.incoming.drain(..) {
             match server.submit_since(job.request.clone(), job.since) {

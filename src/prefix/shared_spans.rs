@@ -1,13 +1,13 @@
-//! Where the prefixes of a batch meet: the nodes that its rows' locks pass, and from them the spans of pages that
-//! several rows read ([`SharedSpans`]).
+//! Finds the spans of pages that several rows of a batch read ([`SharedSpans`]), from the nodes above the rows' locks.
 //!
-//! A row's walk goes up from its lock to the first node that a row before it has passed. A node remembers where it
-//! stands in the list of nodes passed; whether it does so still the list says itself, so nothing is ever cleared.
+//! The walk of a row goes up from its lock to the first node that the walk of an earlier row has passed. The tree
+//! stores the index of each node in the list of passed nodes. An index is valid if the list has that node there, so
+//! that column of the tree is never cleared.
 //!
-//! What was found stays until a lock or a branch of the tree changes or another batch asks: a sequence that decodes and
-//! grows its own leaf changes neither.
+//! The spans stay valid until a lock or a branch of the tree changes, or until another batch is planned. A sequence
+//! that decodes and grows its own leaf changes neither.
 //!
-//! Not here: who holds which lock.
+//! Not here: which sequence holds which lock.
 
 use crate::id::{NodeKey, PrefixLock, SeqKey};
 use crate::memory::{OutOfMemory, reserved, touch_reserved};
@@ -15,46 +15,47 @@ use crate::plan::{SharedSpan, SharedSpans};
 
 use super::PrefixTree;
 
-/// Nodes that the walks of a batch pass, for each of its rows: where they are used up, a row is read by itself.
+/// Nodes for each row of a batch that its walks may pass together. A row whose walk would pass more shares nothing.
 const NODES_PER_ROW: u32 = 8;
-/// No such node, place or span.
+/// Stands for no node, no place and no span.
 const NONE: u32 = u32::MAX;
 
-/// A node that a row's lock passes.
+/// A node on the path of a row's lock.
 #[derive(Clone, Copy)]
 struct Passed {
     node: NodeKey,
-    /// Stands before it in the list.
+    /// Index of its parent in the list, which is before its own.
     parent: u32,
-    /// Its pages, counted from the begin of the prefix.
+    /// Its range of pages, counted from the begin of the prefix.
     begin: u32,
     end: u32,
-    /// Rows whose locks pass it.
+    /// Rows with a lock at it or below it.
     rows: u32,
-    /// Where the next of these goes among the members; `NONE` where no two rows meet.
+    /// Index among the members where the next of these rows is written; `NONE` if the node is in no span.
     place: u32,
-    /// The last span that it is in.
+    /// Innermost span that contains it.
     span: u32,
 }
 
 const _: () = assert!(size_of::<Passed>() == 32);
 
-/// The spans of the batch that asked last, and what they were found with.
+/// The shared spans of the last batch, and the buffers of the search.
 #[derive(Default)]
-pub struct Meeting {
+pub struct SharedPrefixFinder {
     most_rows: u32,
     nodes: Vec<Passed>,
-    /// Of each row, the node of its lock.
+    /// By row, the index of its lock's node.
     leaves: Vec<u32>,
     spans: Vec<SharedSpan>,
     members: Vec<u32>,
-    /// The batch, and the tree's branches then; no batch: nothing is kept.
+    /// The sequences of the last batch; empty if there are no valid spans.
     batch: Vec<SeqKey>,
+    /// The tree's count of changes when the spans were found.
     branches: u64,
 }
 
-impl Meeting {
-    /// Room for batches of so many rows. Larger ones share nothing.
+impl SharedPrefixFinder {
+    /// Reserves memory for batches of at most `rows` rows. Larger batches share nothing.
     pub(crate) fn try_new(rows: u32) -> Result<Self, OutOfMemory> {
         let of = u64::from(rows);
         Ok(Self {
@@ -68,9 +69,9 @@ impl Meeting {
         })
     }
 
-    /// Touches its memory.
+    /// Touches the reserved memory.
     pub(crate) fn prefault(&mut self) {
-        let nobody = Passed {
+        let none = Passed {
             node: NodeKey::default(),
             parent: NONE,
             begin: 0,
@@ -79,26 +80,26 @@ impl Meeting {
             place: NONE,
             span: NONE,
         };
-        touch_reserved(&mut self.nodes, nobody);
+        touch_reserved(&mut self.nodes, none);
         touch_reserved(&mut self.leaves, NONE);
         touch_reserved(&mut self.spans, bytemuck::Zeroable::zeroed());
         touch_reserved(&mut self.members, NONE);
         touch_reserved(&mut self.batch, SeqKey::default());
     }
 
-    /// Bytes that it reserves.
+    /// Returns the bytes that a finder of `rows` rows reserves.
     pub(crate) fn bytes(rows: u32) -> u64 {
         let nodes = NODES_PER_ROW as usize * size_of::<Passed>();
         let row = nodes + 2 * size_of::<u32>() + size_of::<SharedSpan>() + size_of::<SeqKey>();
         u64::from(rows) * row as u64
     }
 
-    /// What was found last.
+    /// Returns the spans of the last batch.
     pub(crate) fn spans(&self) -> SharedSpans<'_> {
         SharedSpans { spans: &self.spans, members: &self.members }
     }
 
-    /// Whether what was found holds for this batch.
+    /// Returns whether the spans are valid for this batch.
     pub(crate) fn is_of(
         &self,
         tree: &PrefixTree,
@@ -109,8 +110,8 @@ impl Meeting {
             && batch.eq(self.batch.iter().copied())
     }
 
-    /// Finds the spans of a batch: of each row its sequence, its lock and its published pages.
-    /// O(rows and nodes passed, of which there are at most 8 a row).
+    /// Finds the spans of a batch. Each of `rows` is a sequence, its lock and the number of its published pages.
+    /// O(rows + passed nodes), of which there are at most 8 a row.
     pub(crate) fn find<'a>(
         &mut self,
         tree: &mut PrefixTree,
@@ -144,8 +145,8 @@ impl Meeting {
         self.spans.sort_unstable_by_key(|span| (span.member_start, u32::MAX - span.member_count));
     }
 
-    /// Adds the nodes from a lock's up to one that is known, parents first; gives the lock's own. `NONE` where the
-    /// prefix is empty, or more than `most` nodes would be passed.
+    /// Appends the nodes from a lock's node up to the first one in the list, parents first. Returns the index of the
+    /// lock's node, or `NONE` if the prefix is empty or the list would exceed `most` nodes.
     fn walk(
         &mut self,
         tree: &mut PrefixTree,
@@ -181,14 +182,14 @@ impl Meeting {
         parent
     }
 
-    /// Where a node stands in the list, if it does.
+    /// Returns the index of a node in the list, if it is there.
     fn place_of(&self, tree: &PrefixTree, node: NodeKey) -> Option<u32> {
         let place = tree.passed[node];
         let passed = self.nodes.get(place as usize)?;
         (passed.node == node).then_some(place)
     }
 
-    /// Counts the rows that pass each node.
+    /// Counts the rows at or below each node.
     fn count_rows(&mut self) {
         for &leaf in self.leaves.iter().filter(|&&leaf| leaf != NONE) {
             self.nodes[leaf as usize].rows += 1;
@@ -201,8 +202,8 @@ impl Meeting {
         }
     }
 
-    /// Makes the spans of nodes that several rows pass, and gives each node its place among the members; returns their
-    /// number.
+    /// Makes a span of each run of nodes that the same rows pass, if there are several rows, and sets each node's place
+    /// among the members. Returns the number of members.
     fn lay_out(&mut self, page_size: u32) -> u32 {
         let mut member_count = 0;
         for i in 0..self.nodes.len() {

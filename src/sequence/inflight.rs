@@ -1,22 +1,22 @@
-//! Who computes what next: finds the running sequence whose front is a given page.
+//! The index of pages in computation: finds the running sequences whose front is a given page.
 //!
-//! A sequence's front is its first page that is not published, where all tokens of it are known and another follows: a
-//! page that it will publish and that another sequence may be about to compute too. It lies behind a page of the tree,
-//! or at the start of a scope; that and its tokens are what it is found by.
+//! The front of a sequence is its first unpublished page, if all its tokens and one more are known. The sequence will
+//! publish this page, and another sequence may need it too. The key of a front is the page of the tree before it, or
+//! the scope at the start of a prefix, and its tokens.
 //!
 //! ```text
 //! heads    by hash      row 3          -         row 0                the sequence that came first
-//! entries  by row       3 <-> 5 <-> 1            0                    rings, in the order of coming
+//! entries  by row       3 <-> 5 <-> 1            0                    rings, oldest first
 //! ```
 //!
 //! * S8. Every sequence that it holds runs and has a front, and is found once, by the hash of that.
 //!
-//! A sequence comes in when it begins to run or gets several tokens at a time, and moves on with what it publishes.
-//! What it decodes token by token is no front that anybody waits for, and costs it nothing.
+//! A sequence is added when it begins to run or gets several tokens at a time, and its front moves as it publishes
+//! pages. A page that is decoded token by token is not added: no prompt waits for it, and decoding pays nothing.
 //!
 //! Two fronts of one hash are in one ring: the caller confirms every candidate.
 //!
-//! Not here: what a sequence's front is (`row.rs`), how far a leader's tokens are another's (`system/leader.rs`).
+//! Not here: the front of a sequence (`row.rs`), the comparison of a leader's tokens (`system/leader.rs`).
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -25,6 +25,8 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::id::{PageId, RowId, Scope, SeqKey, TokenId};
 use crate::memory::{OutOfMemory, zeroed};
+
+use super::SequenceTable;
 
 /// One sequence's front. All zero: it has none.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -38,7 +40,7 @@ struct Entry {
 }
 
 /// The index.
-pub(super) struct Fronts {
+pub(super) struct InflightIndex {
     /// The first row of each ring and one more; 0: there is none. As many as a power of two.
     heads: Vec<u32>,
     entries: Vec<Entry>,
@@ -48,8 +50,8 @@ pub(super) struct Fronts {
     hash_mask: u32,
 }
 
-impl Fronts {
-    /// An index of at most `rows` sequences. `hash_bits` below 32 is for tests: it forces collisions.
+impl InflightIndex {
+    /// Creates an index of at most `rows` sequences. `hash_bits` below 32 is for tests: it forces collisions.
     pub fn new(rows: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let is_test = hash_bits < u32::BITS;
         let mut keys = crate::memory::reserved(rows.into())?;
@@ -68,13 +70,13 @@ impl Fronts {
         u64::from(rows).next_power_of_two()
     }
 
-    /// Bytes that an index takes.
+    /// Returns the bytes that an index takes.
     pub fn bytes(rows: u32) -> u64 {
         let row = size_of::<Entry>() + size_of::<SeqKey>();
         u64::from(rows) * row as u64 + Self::head_count(rows) * size_of::<u32>() as u64
     }
 
-    /// Hash of a page with these tokens behind another, or at the start of a scope.
+    /// Returns the hash of a page with these tokens behind another, or at the start of a scope.
     pub fn hash(&self, before: Option<PageId>, scope: Scope, tokens: &[TokenId]) -> u32 {
         let mut hasher = self.hasher.build_hasher();
         match before {
@@ -92,17 +94,17 @@ impl Fronts {
         hash as usize & (self.heads.len() - 1)
     }
 
-    /// Whether nobody has a front.
+    /// Returns whether no sequence has a front.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Whether a row's sequence is held.
+    /// Returns whether a row's sequence is held.
     pub fn holds(&self, row: RowId) -> bool {
         self.entries[row.index()].is_held != 0
     }
 
-    /// A sequence has a front of this hash. O(1).
+    /// Adds the front of a sequence, by its hash. O(1).
     pub fn enter(&mut self, row: RowId, seq: SeqKey, hash: u32) {
         assert!(!self.holds(row), "S8: a sequence has one front");
         let (head, own) = (self.head(hash), row.raw());
@@ -120,7 +122,7 @@ impl Fronts {
         self.count += 1;
     }
 
-    /// A sequence that is held has that front no more; gives its key. O(1).
+    /// Removes the front of a sequence, and returns its key. O(1).
     pub fn leave(&mut self, row: RowId) -> SeqKey {
         assert!(self.holds(row), "S8: a sequence that leaves has a front");
         let Entry { hash, next, before, .. } = self.entries[row.index()];
@@ -135,7 +137,7 @@ impl Fronts {
         self.keys[row.index()]
     }
 
-    /// Sequences with a front of this hash, in the order of coming.
+    /// Returns the sequences with a front of this hash, in the order of coming.
     pub fn candidates(&self, hash: u32) -> impl Iterator<Item = SeqKey> + '_ {
         let head = self.heads[self.head(hash)];
         let mut at = head.checked_sub(1);
@@ -149,12 +151,39 @@ impl Fronts {
         .map(|row| self.keys[row as usize])
     }
 
-    /// Whether S8 holds, given the hash of each running sequence that has a front.
+    /// Returns whether S8 holds, given the hash of each running sequence that has a front.
     pub fn check(&self, fronts: impl Iterator<Item = (RowId, SeqKey, u32)>) -> bool {
         let held = fronts.filter(|&(row, ..)| self.holds(row));
         let found = held.map(|(_, seq, hash)| {
             u32::from(self.candidates(hash).filter(|&held| held == seq).count() == 1)
         });
         found.sum::<u32>() == self.count
+    }
+}
+
+impl SequenceTable {
+    /// Returns whether no sequence has a front.
+    pub(crate) fn has_no_fronts(&self) -> bool {
+        self.stores.inflight.is_empty()
+    }
+
+    /// Returns the sequences whose front is page `at`, of these tokens, behind the page `before` or at the start of a
+    /// scope, in the order of coming. O(page) for each, unless hashes collide.
+    pub(crate) fn with_front(
+        &self,
+        scope: Scope,
+        before: Option<PageId>,
+        at: u32,
+        tokens: &[TokenId],
+    ) -> impl Iterator<Item = SeqKey> {
+        let hash = self.stores.inflight.hash(before, scope, tokens);
+        self.stores.inflight.candidates(hash).filter(move |&seq| {
+            let sequence = &self.rows[seq];
+            let begins = match before {
+                Some(page) => at == sequence.published && self.page(sequence, at - 1) == page,
+                None => at == sequence.published && sequence.scope() == Some(scope),
+            };
+            begins && self.stores.tokens.pages(sequence.row, at, 1) == tokens
+        })
     }
 }

@@ -67,6 +67,10 @@
 //! }
 //! ```
 //!
+//! A kernel is loaded when a step first needs it, and compiled then where the driver has not kept it. A server calls
+//! `Cuda::prepare` before it reports ready: with the attention of its layers and what its steps do, so that
+//! `Cuda::modules_after_prepare` stays 0.
+//!
 //! Where one stream orders all work on the pool, a step may be completed as soon as it is launched. A decode step can
 //! be captured in a graph: `Cuda::stage` has the order of calls, and gives the key of the graphs that it may replay.
 //!

@@ -48,7 +48,7 @@
 //! ```
 //!
 //! On a GPU lists are in device memory, the backend's or the host's own; `CudaOptions::labels` takes the channels, and
-//! `Cuda::prepare_selected` makes the memory before a capture. Pools of bf16 and f16 have kernels, for up to 16 query
+//! `Prepare::lists` makes the memory before a capture. Pools of bf16 and f16 have kernels, for up to 16 query
 //! heads of a kv head. Scores of all rows have room for `CudaOptions::select_tokens` tokens, by default as many as the
 //! pool has slots: rows that share a prefix count it each.
 //!

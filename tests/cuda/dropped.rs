@@ -9,7 +9,7 @@ use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 use cust::sys;
-use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, HostPages};
+use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, HostPages, Prepare};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend,
     PageCopy, PageId, PoolConfig, PoolLayout, RowId, SlotMapping, StepId, TableShape, TokenId,
@@ -41,7 +41,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     let rows = DeviceBuffer::of(gpu, &[0_u16; 8 * 128]).expect("memory");
     let mut out = DeviceBuffer::new(gpu, rows.bytes()).expect("memory");
     let attend = Attend::new(8, 128);
-    cuda.prepare(&attend).expect("a served shape");
+    cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
     cuda.synchronize().expect("nothing failed");
 
     let pages: Vec<_> =

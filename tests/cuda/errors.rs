@@ -1,7 +1,9 @@
 //! What is refused, by name.
 
 use kvarena::backend::Operand;
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
+use kvarena::backend::cuda::{
+    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare,
+};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, KvDtype, KvScales, KvShape,
     LayerId, OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, ScaleError, Scaling,
@@ -136,11 +138,11 @@ fn latent_rows_and_heads_that_no_kernel_serves_are_refused() {
     for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3] {
         let mut cuda = open(512, 64, dtype).expect("a small pool");
         let refused = CudaError::Heads { q_heads: 129, kv_heads: 1 };
-        assert_eq!(cuda.prepare(&Attend::latent(129, 0.1)), Err(refused));
+        assert_eq!(cuda.prepare(&Prepare::new(&[Attend::latent(129, 0.1)])), Err(refused));
         let scale = Attend::new(16, 576).scale;
         let refused = CudaError::Plan(PlanError::LatentScale { scale });
-        assert_eq!(cuda.prepare(&Attend::new(16, 576)), Err(refused));
-        assert_eq!(cuda.prepare(&Attend::latent(128, 0.1)), Ok(()));
+        assert_eq!(cuda.prepare(&Prepare::new(&[Attend::new(16, 576)])), Err(refused));
+        assert_eq!(cuda.prepare(&Prepare::new(&[Attend::latent(128, 0.1)])), Ok(()));
     }
 }
 
@@ -169,9 +171,10 @@ fn trees_are_refused_where_a_window_is_prepared() {
         };
         let (tree, plain): (&[u64], &[u64]) = (&[4, 6, 5], &[]);
         let attend = Attend::new(2, 64);
-        cuda.prepare(&attend).expect("a served shape");
+        cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
         cuda.begin(&plan(1, tree)).expect("there is no window yet");
-        cuda.prepare(&Attend { window: Some(2), ..attend }).expect("a served shape");
+        cuda.prepare(&Prepare::new(&[Attend { window: Some(2), ..attend }]))
+            .expect("a served shape");
         let refused = CudaError::Plan(PlanError::TreeWindow { window: 2 });
         assert_eq!(cuda.begin(&plan(2, tree)), Err(refused.clone()));
         assert_eq!(cuda.stage(&plan(1, tree)).err(), Some(refused));
@@ -294,9 +297,12 @@ fn rows_that_do_not_fit_are_refused() {
 fn shapes_without_a_kernel_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, KvDtype::Bf16, 80);
-    assert_eq!(cuda.prepare(&Attend::new(1, 80)), Err(CudaError::HeadDim { head_dim: 80 }));
+    assert_eq!(
+        cuda.prepare(&Prepare::new(&[Attend::new(1, 80)])),
+        Err(CudaError::HeadDim { head_dim: 80 })
+    );
     let heads = CudaError::Heads { q_heads: 17, kv_heads: 1 };
-    assert_eq!(cuda.prepare(&Attend::new(17, 80)), Err(heads));
+    assert_eq!(cuda.prepare(&Prepare::new(&[Attend::new(17, 80)])), Err(heads));
 }
 
 #[test]

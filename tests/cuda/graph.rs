@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaGraph, CudaOptions, CudaStream, DeviceBuffer, Gpu, GraphKey,
+    Cuda, CudaError, CudaGraph, CudaOptions, CudaStream, DeviceBuffer, Gpu, GraphKey, Prepare,
 };
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::Item;
@@ -245,7 +245,7 @@ fn a_capture_refuses_what_was_not_staged() {
     let stream = backend.stream.clone();
     let unprepared = stream.capture(|| buffers.launch(&mut backend, &second.plan(), &attend));
     assert_eq!(unprepared.err(), Some(CudaError::NotPrepared));
-    backend.cuda.prepare(&attend).expect("a served shape");
+    backend.cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
     backend.cuda.stage(&second.plan()).expect("a valid plan");
     let unstaged = stream.capture(|| buffers.launch(&mut backend, &first.plan(), &attend));
     assert_eq!(unstaged.err(), Some(CudaError::NotStaged { step: first.plan().step }));
@@ -323,7 +323,7 @@ fn a_capture_loads_nothing_after_prepare() {
             let error = Some(CudaError::NotPrepared);
             assert_eq!(captured.err(), error, "{dtype:?}, {rows:?}, {shape:?}, {stored}");
         }
-        cuda.prepare(&attend).expect("a served shape");
+        cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
         cuda.stage(&plan).expect("a valid plan");
         let captured = capture(&mut cuda, true);
         assert_eq!(captured.err(), None, "{dtype:?}, {rows:?}, {shape:?}");
@@ -353,7 +353,7 @@ fn steps_of_other_kernels_have_other_keys() {
     let shape = shape(Layout::PageFirst, 16);
     let mut backend =
         OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
-    backend.cuda.prepare(&shape.attend()).expect("a served shape");
+    backend.cuda.prepare(&Prepare::new(&[shape.attend()])).expect("a served shape");
     let mut keys = Vec::new();
     for (step, lens) in [[1, 1, 1, 1], [4, 0, 0, 0], [1, 1, 1, 1]].into_iter().enumerate() {
         let mut qo_start = 0;

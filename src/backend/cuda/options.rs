@@ -6,6 +6,7 @@ use crate::backend::cuda::attention::latent as attend_latent;
 use crate::backend::cuda::attention::variants::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::kernels::Selection;
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
@@ -107,7 +108,8 @@ impl OpenBackend for CudaOptions {
         let limits = StepLimits { tokens, rows, all_spans };
         // A step takes a slot or two for each variant of attention.
         let uploads = 2 * max_steps as usize + 2;
-        let pool = Pool::new(&gpu, *layout, rows_dtype, (scales, self.labels.as_ref()))?;
+        let selection = Selection::of(gpu.capability(), layout, rows_dtype);
+        let pool = Pool::new(&gpu, *layout, selection, (scales, self.labels.as_ref()))?;
         let room = match self.select_tokens {
             0 => layout.slot_count(),
             tokens => tokens,
@@ -126,6 +128,7 @@ impl OpenBackend for CudaOptions {
             copy_streams: None,
             steps: OpenSteps::new(max_steps),
             window: None,
+            prepared: None,
             gpu,
             stream,
         })

@@ -29,7 +29,7 @@ use kvarena::{Capacity, Engine, EngineConfig, KvDtype, LabelChannels, PoolConfig
 use super::device::Device;
 use super::forward::Fault;
 use super::ranks::{RanksRunner, Source};
-use super::runner::{GpuOptions, GpuRunner};
+use super::runner::{GpuOptions, GpuRunner, OnGpu};
 use super::sparse::{Reading, first_channels};
 use super::weights::{Share, Weights};
 use crate::args::{Shape, SumsName};
@@ -38,7 +38,6 @@ use crate::contiguous;
 use crate::error::{Error, Result};
 use crate::model::{Model, Random};
 use crate::request::{Defaults, Request};
-use crate::runner::Runner;
 use crate::sample::Sampling;
 use crate::server::{Policy, Server, Sink};
 use crate::setup::{config_of, no_engine, tiny_model};
@@ -194,7 +193,7 @@ impl Case {
 
     fn serve_by(
         &self,
-        mut server: Server<impl Runner>,
+        mut server: Server<impl OnGpu>,
         setting: Setting,
         sampling: Sampling,
     ) -> Result<Heard> {
@@ -208,6 +207,10 @@ impl Case {
         let preempted = server.engine().stats().preemptions > 0;
         if preempted != (setting.way == Way::Preempting) {
             return Err(Error::run(format!("{setting:?}: preempted {preempted}")));
+        }
+        let late = server.runner().late_modules(server.engine().backend());
+        if late > 0 {
+            return Err(Error::run(format!("{setting:?}: {late} modules loaded after the start")));
         }
         if setting.drafts.is_some() && server.tally().0.accepted == 0 {
             return Err(Error::run(format!("{setting:?}: no draft came true")));
@@ -303,6 +306,7 @@ impl Case {
             chunk: policy.chunk,
             concurrency: policy.concurrency,
             drafts: setting.drafts.map_or(0, |rule| rule.tokens),
+            trees: setting.drafts.is_some_and(|rule| rule.tree),
             graphs: setting.graphs,
             choice: setting.choice,
             sums: self.sums,

@@ -54,6 +54,11 @@ impl OnGpuOptions {
         Self(CudaOptions { all_spans: true, ..Self::new(gpu).0 })
     }
 
+    /// With the kernels that another compute capability gets.
+    pub fn with_capability(self, capability: u32) -> Self {
+        Self(CudaOptions { selected_capability: Some(capability), ..self.0 })
+    }
+
     /// With rows of a type.
     pub fn of_rows(gpu: &Gpu, rows: Dtype) -> Self {
         Self(CudaOptions { rows: Some(rows), ..Self::new(gpu).0 })

@@ -46,6 +46,10 @@ pub struct CudaOptions {
     /// For tests: every span that can be is read once, be it cheaper or not.
     #[doc(hidden)]
     pub all_spans: bool,
+    /// For tests: the compute capability, as 10 * major + minor, whose kernels serve in place of the device's. They are
+    /// compiled for the device as before.
+    #[doc(hidden)]
+    pub selected_capability: Option<u32>,
 }
 
 impl CudaOptions {
@@ -61,6 +65,7 @@ impl CudaOptions {
             labels: None,
             select_tokens: 0,
             all_spans: false,
+            selected_capability: None,
         }
     }
 }
@@ -108,7 +113,8 @@ impl OpenBackend for CudaOptions {
         let limits = StepLimits { tokens, rows, all_spans };
         // A step takes a slot or two for each variant of attention.
         let uploads = 2 * max_steps as usize + 2;
-        let selection = Selection::of(gpu.capability(), layout, rows_dtype);
+        let capability = self.selected_capability.unwrap_or(gpu.capability());
+        let selection = Selection::of(capability, layout, rows_dtype);
         let pool = Pool::new(&gpu, *layout, selection, (scales, self.labels.as_ref()))?;
         let room = match self.select_tokens {
             0 => layout.slot_count(),

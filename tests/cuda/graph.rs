@@ -12,12 +12,13 @@ use kvarena::testkit::planner::Item;
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, KvDtype, KvShape, LayerId, Layout,
     OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, Scaling, SlotMapping, StepEnd,
-    StepId, StepScratch, TableShape, TokenId,
+    StepScratch, TableShape,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
 use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
+use crate::plans::{first_token, plan_of};
 
 /// Buffers at fixed addresses, one of each for a layer, for steps of up to `tokens` tokens.
 pub struct Buffers {
@@ -294,17 +295,7 @@ fn a_capture_loads_nothing_after_prepare() {
         let attend = Attend { scale: 0.1, ..Attend::new(2, width) };
         let input = DeviceBuffer::of(&gpu, &[0_u8; 4096 * 4]).expect("memory");
         let mut out = DeviceBuffer::new(&gpu, input.bytes()).expect("memory");
-        let plan = BatchPlan {
-            track_slots: SlotMapping::I32(&[]),
-            step: StepId::new(1),
-            rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],
-            tokens: &[TokenId::PENDING],
-            positions: &[0],
-            slot_mapping: SlotMapping::I32(&[0]),
-            table_writes: &[],
-            shared: kvarena::SharedSpans::default(),
-            masks: &[],
-        };
+        let plan = first_token(1);
         let pages = [PageCopy { source: PageId::new(0), target: PageId::new(1) }];
         let mut capture = |cuda: &mut Cuda, stored: bool| {
             let layer = LayerId::new(0);
@@ -363,18 +354,11 @@ fn steps_of_other_kernels_have_other_keys() {
             let (row, qo_start) = (RowId::new(i), qo_start - extend_len);
             BatchRow { row, qo_start, extend_len, kv_len: extend_len }
         });
-        let decodes = lens[0] == 1;
-        let plan = BatchPlan {
-            track_slots: SlotMapping::I32(&[]),
-            step: StepId::new(1 + step as u64),
-            rows: &rows,
-            tokens: &[TokenId::PENDING; 4],
-            positions: if decodes { &[0; 4] } else { &[0, 1, 2, 3] },
-            slot_mapping: SlotMapping::I32(if decodes { &[0, 16, 32, 48] } else { &[0, 1, 2, 3] }),
-            table_writes: &[],
-            shared: kvarena::SharedSpans::default(),
-            masks: &[],
+        let (positions, slots) = match lens[0] {
+            1 => (&[0; 4], &[0, 16, 32, 48]),
+            _ => (&[0, 1, 2, 3], &[0, 1, 2, 3]),
         };
+        let plan = plan_of(1 + step as u64, &rows, positions, SlotMapping::I32(slots));
         backend.begin(&plan).expect("a valid plan");
         keys.push(backend.cuda.stage(&plan).expect("a valid plan").graph);
         backend.end(StepEnd::Complete(plan.step()));

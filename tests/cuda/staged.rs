@@ -3,10 +3,11 @@
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend,
-    PlanError, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, StepId, TableShape, TokenId,
+    PlanError, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, TableShape,
 };
 
 use crate::gpu;
+use crate::plans::plan_of;
 
 const WIDTH: usize = 64;
 
@@ -25,17 +26,7 @@ fn rows(count: u32, kv_len: u32) -> Vec<BatchRow> {
 }
 
 fn plan<'a>(rows: &'a [BatchRow], slots: SlotMapping<'a>) -> BatchPlan<'a> {
-    BatchPlan {
-        track_slots: SlotMapping::I32(&[]),
-        step: StepId::new(1),
-        rows,
-        tokens: &[TokenId::PENDING; 64][..rows.len()],
-        positions: &[0; 64][..rows.len()],
-        slot_mapping: slots,
-        table_writes: &[],
-        shared: kvarena::SharedSpans::default(),
-        masks: &[],
-    }
+    plan_of(1, rows, &[0; 64][..rows.len()], slots)
 }
 
 /// The same step with slots of another width: once the kernel read the staged ones as wide as the new plan's, and what

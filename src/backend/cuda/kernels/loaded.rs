@@ -125,9 +125,9 @@ impl Loaded {
         self.modules.len()
     }
 
-    /// Loads kernels that are not loaded: each archive is decompressed once, each text compiled once, several at a time.
-    /// `bind` makes the context current in the calling thread. Where some are refused the others stay loaded. The texts
-    /// are released at the end.
+    /// Loads kernels that are not loaded: each archive is decompressed once, each text compiled once, several at a
+    /// time. `bind` makes the context current in the calling thread. Where some are refused the others stay loaded.
+    /// The texts are released at the end.
     pub(in super::super) fn load(
         &mut self,
         kernels: &[&'static Kernel],

@@ -67,6 +67,10 @@
 //! }
 //! ```
 //!
+//! A step that needs a kernel for the first time loads it, and the driver may have to compile it. A server calls
+//! `Cuda::prepare` before it reports ready, with the attention of its layers and the kinds of its steps. Then
+//! `Cuda::modules_after_prepare` stays 0.
+//!
 //! If one stream orders all work on the pool, the host may complete a step as soon as it has launched it. A graph can
 //! capture a decode step. `Cuda::stage` documents the order of calls and returns the key of the graphs that the host
 //! may replay.

@@ -49,7 +49,7 @@
 //! ```
 //!
 //! On a GPU, position lists are in device memory of the backend or the host. `CudaOptions::labels` takes the channels.
-//! `Cuda::prepare_selected` allocates memory before a capture. Kernels exist for pools of bf16 and f16, with up to 16
+//! `Prepare::lists` allocates memory before a capture. Kernels exist for pools of bf16 and f16, with up to 16
 //! query heads for each kv head.
 //!
 //! The score buffer has space for `CudaOptions::select_tokens` tokens of all rows together. By default this is the

@@ -34,7 +34,7 @@ use kvarena_host::error::{Error, Result};
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::forward::Fault;
 use kvarena_host::gpu::ranks::{RanksRunner, Source};
-use kvarena_host::gpu::runner::{GpuOptions, GpuRunner};
+use kvarena_host::gpu::runner::{GpuOptions, GpuRunner, OnGpu};
 use kvarena_host::gpu::sparse::{Reading, first_channels};
 use kvarena_host::gpu::sums::Transport;
 use kvarena_host::gpu::weights::{Share, Weights};
@@ -195,7 +195,7 @@ impl Case {
 
     fn serve_by(
         &self,
-        mut server: Server<impl Runner>,
+        mut server: Server<impl OnGpu>,
         setting: Setting,
         sampling: Sampling,
     ) -> Result<Heard> {
@@ -209,6 +209,10 @@ impl Case {
         let preempted = server.engine().stats().preemptions > 0;
         if preempted != (setting.way == Way::Preempting) {
             return Err(Error::run(format!("{setting:?}: preempted {preempted}")));
+        }
+        let late = server.runner().late_modules(server.engine().backend());
+        if late > 0 {
+            return Err(Error::run(format!("{setting:?}: {late} modules loaded after the start")));
         }
         if setting.drafts.is_some() && server.tally().0.accepted == 0 {
             return Err(Error::run(format!("{setting:?}: no draft came true")));
@@ -304,6 +308,7 @@ impl Case {
             chunk: policy.chunk,
             concurrency: policy.concurrency,
             drafts: setting.drafts.map_or(0, |rule| rule.tokens),
+            trees: setting.drafts.is_some_and(|rule| rule.tree),
             graphs: setting.graphs,
             choice: setting.choice,
             sums: self.sums,

@@ -20,6 +20,8 @@ pub struct Times {
     pub host_us: [f64; 2],
     /// What sums over GPUs went through, where there are several.
     pub sums: Option<Transport>,
+    /// Modules loaded after the start.
+    pub late_modules: usize,
 }
 
 impl Times {
@@ -36,6 +38,7 @@ impl Times {
             decode_idle: idle(&decode),
             host_us: [us(Part::Engine), us(Part::Launch)],
             sums: server.runner().gpu().forward().link().map(Link::sums),
+            late_modules: server.runner().late_modules(server.engine().backend()),
         }
     }
 
@@ -66,6 +69,7 @@ impl Times {
             "gpu_idle_decode": self.decode_idle,
             "engine_us": self.host_us[0],
             "launch_us": self.host_us[1],
+            "late_modules": self.late_modules,
         });
         if let Some(sums) = self.sums {
             report["sums"] = sums.name().into();

@@ -193,6 +193,7 @@ fn options(args: &Args) -> GpuOptions {
         chunk: setup::chunk(args),
         concurrency: args.concurrency,
         drafts: args.draft.unwrap_or(0),
+        trees: args.draft_tree,
         graphs: args.graphs == Switch::On,
         choice: Choice::Fastest,
         keep_logits: args.first_logits > 0 || args.logprobs,

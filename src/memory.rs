@@ -110,28 +110,45 @@ const LINE: usize = 64;
 /// it.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
-fn prefetch_line(address: usize) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+#[inline(always)]
+fn prefetch_line<const HINT: i32>(address: usize) {
     // SAFETY: a prefetch neither reads nor changes memory as far as a program can see; of an address that is not mapped
     // it does nothing.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(address)) };
+    unsafe { std::arch::x86_64::_mm_prefetch::<HINT>(std::ptr::without_provenance(address)) };
 }
 
 /// Does nothing: there is no such hint.
 #[cfg(not(target_arch = "x86_64"))]
-fn prefetch_line(_: usize) {}
+#[inline(always)]
+fn prefetch_line<const HINT: i32>(_: usize) {}
+
+/// Into all caches, and into all but the first: x86's numbers of the hints.
+const NEAR: i32 = 3;
+const FAR: i32 = 2;
 
 /// Prefetches all cache lines of a range of addresses.
 pub(crate) fn prefetch(address: usize, bytes: usize) {
-    (address / LINE * LINE..address + bytes).step_by(LINE).for_each(prefetch_line);
+    (address / LINE * LINE..address + bytes).step_by(LINE).for_each(prefetch_line::<NEAR>);
 }
 
 /// Prefetches the cache line where an item begins.
 pub(crate) fn prefetch_item<T>(item: &T) {
-    prefetch_line(std::ptr::from_ref(item).addr());
+    prefetch_line::<NEAR>(std::ptr::from_ref(item).addr());
 }
 
 /// [`prefetch`] of some items.
 pub(crate) fn prefetch_items<T>(items: &[T]) {
     prefetch(items.as_ptr().addr(), size_of_val(items));
+}
+
+/// Asks for all lines of some items that start at a line, into all caches but the first: more of them can be in flight
+/// than into the first.
+#[inline(always)]
+pub(crate) fn prefetch_far<T>(items: &[T]) {
+    let (address, bytes) = (items.as_ptr().addr(), size_of_val(items));
+    let mut at = 0;
+    while at < bytes {
+        prefetch_line::<FAR>(address + at);
+        at += LINE;
+    }
 }

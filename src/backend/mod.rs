@@ -15,7 +15,9 @@ mod open_steps;
 mod plan_error;
 mod sparse;
 
-pub use cpu::{Cpu, CpuError, CpuOptions, CpuRows, CpuRowsMut, Elements, ElementsMut};
+pub use cpu::{
+    Cpu, CpuError, CpuOptions, CpuPath, CpuRows, CpuRowsMut, Elements, ElementsMut, PATH_VARIABLE,
+};
 pub use null::Null;
 pub use open::OpenBackend;
 pub use open_steps::OpenSteps;

@@ -2,6 +2,10 @@
 //!
 //! GB/s counts the K and V that a call reads (or stores), once. Items are floating-point operations: 4 for each query
 //! head, visible position and element of a head.
+//!
+//! `cargo bench --bench attention -- table [CASE]` prints `table.rs`: every path of the machine, beside a plain read.
+
+mod table;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
@@ -18,7 +22,11 @@ const KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
 
 fn main() {
-    divan::main();
+    let mut args = std::env::args().skip_while(|arg| arg != "table").filter(|arg| arg != "--bench");
+    match args.next() {
+        Some(_) => table::print(&args.next().unwrap_or_default(), |_| None),
+        None => divan::main(),
+    }
 }
 
 /// A batch of `batch` sequences with `prefix` tokens each, extended by `len`.

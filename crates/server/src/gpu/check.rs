@@ -40,7 +40,6 @@ use kvarena_host::gpu::sums::Transport;
 use kvarena_host::gpu::weights::{Share, Weights};
 use kvarena_host::model::{Model, Random};
 use kvarena_host::request::{Defaults, Request};
-use kvarena_host::runner::Runner;
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server, Sink};
 use kvarena_host::sparse::channels::Measured;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Work is done on whole words: a caller that handles runs of neighbours pays once a word, not once a number.
-//! Knows bits; what they mean is the caller's (`page`: free pages; `prefix/free_entries.rs`: free entries of spans).
+//! The callers give the bits their meaning (`page`: free pages; `prefix/free_entries.rs`: free entries of spans).
 
 use bitvec::prelude::Lsb0;
 use bitvec::view::BitView;
@@ -38,7 +38,7 @@ pub(crate) struct Bits {
 }
 
 impl Bitmap {
-    /// All numbers below `limit`, or none.
+    /// Returns all numbers below `limit`, or none.
     pub fn new(limit: u32, full: bool) -> Result<Self, OutOfMemory> {
         Ok(Self {
             words: bits(limit as usize, full)?,
@@ -48,33 +48,33 @@ impl Bitmap {
         })
     }
 
-    /// Bytes of the set for a limit.
+    /// Returns the bytes of the set for a limit.
     pub fn bytes(limit: u32) -> u64 {
         let words = u64::from(limit).div_ceil(WORD as u64);
         8 * (words + words.div_ceil(WORD as u64))
     }
 
-    /// Members.
+    /// Returns the number of members.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Whether `number` is a member. Numbers past the limit are not.
+    /// Returns whether `number` is a member. Numbers past the limit are not.
     pub fn contains(&self, number: u32) -> bool {
         self.words.view_bits::<Lsb0>().get(number as usize).is_some_and(|bit| *bit)
     }
 
-    /// One word of the set, 0 past the limit.
+    /// Returns one word of the set, 0 past the limit.
     pub fn word(&self, index: usize) -> u64 {
         self.words.get(index).copied().unwrap_or(0)
     }
 
-    /// Asks for a word that will be changed soon.
+    /// Prefetches a word that will be changed soon.
     pub fn prefetch(&self, index: usize) {
         prefetch_items(&self.words[index..=index]);
     }
 
-    /// Words of the set.
+    /// Returns the words of the set.
     pub fn word_count(&self) -> usize {
         self.words.len()
     }
@@ -109,7 +109,7 @@ impl Bitmap {
         self.count -= count;
     }
 
-    /// The lowest word with a member.
+    /// Returns the lowest word with a member.
     fn lowest_word(&mut self) -> Option<usize> {
         let summary = &self.nonzero;
         while let Some(&bits) = summary.get(self.lowest) {
@@ -121,7 +121,8 @@ impl Bitmap {
         None
     }
 
-    /// The first member from `start` on, from the beginning again where there is none. As [`Bitmap::next_word`].
+    /// Returns the first member from `start` on, from the beginning again where there is none. As
+    /// [`Bitmap::next_word`].
     pub fn next(&self, start: usize) -> Option<usize> {
         let (index, offset) = (start / WORD, start % WORD);
         let here = self.word(index) & (u64::MAX << offset);
@@ -132,8 +133,8 @@ impl Bitmap {
         Some(index * WORD + self.word(index).trailing_zeros() as usize)
     }
 
-    /// The first word with a member from word `start` on, from the beginning again where there is none. O(words / 64)
-    /// at worst, O(1) where members are many.
+    /// Returns the first word with a member from word `start` on, from the beginning again where there is none. O(words
+    /// / 64) at worst, O(1) where members are many.
     pub fn next_word(&self, start: usize) -> Option<usize> {
         let summary = &self.nonzero;
         let first = start / WORD;
@@ -171,7 +172,7 @@ fn bits(len: usize, set: bool) -> Result<Vec<u64>, OutOfMemory> {
 }
 
 impl Bits {
-    /// One number.
+    /// Returns one number.
     pub fn one(number: usize) -> Self {
         Self::run(number, 1)
     }
@@ -182,7 +183,7 @@ impl Bits {
     }
 }
 
-/// The `n` lowest members of a word, or all of them.
+/// Returns the `n` lowest members of a word, or all of them.
 fn lowest_bits(word: usize, members: u64, n: usize) -> Bits {
     let count = members.count_ones();
     if n >= count as usize {
@@ -218,7 +219,7 @@ fn write_members(bits: Bits, out: &mut [u32]) {
     }
 }
 
-/// A run of ones from the lowest bit on; at least one.
+/// Returns a run of ones from the lowest bit on; at least one.
 fn ones(run: usize) -> u64 {
     u64::MAX >> (WORD - run)
 }
@@ -253,7 +254,7 @@ pub(crate) fn for_each_word_of_run(start: usize, len: usize, mut visit: impl FnM
     }
 }
 
-/// The numbers from the start of a list that lie in a word, as a mask and a count.
+/// Returns the numbers from the start of a list that lie in a word, as a mask and a count.
 fn same_word(numbers: &[u32], word: usize) -> (u64, usize) {
     let (mut mask, mut len) = (0u64, 0);
     while let Some(&first) = numbers.get(len)
@@ -279,7 +280,7 @@ fn same_word(numbers: &[u32], word: usize) -> (u64, usize) {
     (mask, len)
 }
 
-/// How many numbers from the start of a list rise by one.
+/// Returns how many numbers from the start of a list are consecutive.
 fn run_len(numbers: &[u32]) -> usize {
     let mut wanted = numbers[0];
     let mut len = 0;

@@ -1,42 +1,44 @@
-//! What the tree says to others: which pages it takes in and gives out, as plain records.
+//! Events about the cached prefixes: pages that are stored and removed, as plain records.
 //!
-//! Who follows all of them knows which prefixes of the present generation are cached, and nothing else: no page ids, no
-//! locks. Not here: where records wait (`prefix/events.rs`), how they are sent (the host's; `crates/events` speaks
-//! the wire of vLLM and SGLang).
+//! Replaying all events reproduces the set of cached prefixes of the present generation. They have no page ids and no
+//! locks.
+//!
+//! Not here: the buffer of events (`prefix/events.rs`), their transport (the host's; `crates/events` has the wire
+//! formats of vLLM and SGLang).
 
 use crate::hash::{NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, StepId, TokenId};
 
-/// What has happened to the cached prefixes.
+/// A change of the cached prefixes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
     /// Pages became matchable.
     Stored(Stored<'a>),
-    /// Pages are cached no more. The deepest come first; their hashes are those that they were stored with.
+    /// Pages are no longer cached. The deepest page comes first. The hashes are those of the `Stored` event.
     Removed {
-        /// Of each page, what it is called.
+        /// Hash of each page.
         hashes: PageHashes<'a>,
     },
-    /// Nothing is cached any more: of what follows alone, the present is made.
+    /// No page is cached. Replaying the events that follow reproduces the current state.
     Cleared,
 }
 
-/// Neighbouring pages that became matchable.
+/// Consecutive pages of a prefix that became matchable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Stored<'a> {
-    /// Whose prefix it is.
+    /// Namespace of the prefix.
     pub namespace: Namespace,
-    /// What that namespace is called.
+    /// Names of the namespace.
     pub names: &'a NamespaceNames,
-    /// The page before them, which was stored earlier; none for a first page.
+    /// Hash of the page before them, which was stored earlier; `None` for the first page of a prefix.
     pub parent: Option<PageHash>,
-    /// Of each page, what it is called.
+    /// Hash of each page.
     pub hashes: PageHashes<'a>,
-    /// Their tokens, `page_size` for each.
+    /// Tokens of the pages, `page_size` for each.
     pub tokens: &'a [TokenId],
-    /// When this step is complete, the bytes of K and V may be read by whoever is not in the order of the backend's
-    /// stream.
+    /// Step that computes the pages. Readers outside the order of the backend's stream read K and V after it is
+    /// complete.
     pub step: StepId,
 }

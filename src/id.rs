@@ -1,8 +1,8 @@
-//! Names of things: indices as newtypes, keys of the arenas, and the right to use a prefix.
+//! Identifiers: indices as newtypes, keys of the arenas, and locks on prefixes.
 //!
 //! An index has no arithmetic: [`PoolLayout::slot`](crate::PoolLayout::slot) is the only way from a page to a slot.
 //!
-//! Not here: what the indices point into.
+//! Not here: the tables behind the indices.
 
 use std::fmt;
 
@@ -22,12 +22,12 @@ macro_rules! id_type {
                 Self(raw)
             }
 
-            /// The raw number.
+            /// Returns the raw number.
             pub const fn raw(self) -> $raw {
                 self.0
             }
 
-            /// The number as an index into a table.
+            /// Returns the number as an index into a table.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
@@ -78,7 +78,7 @@ id_type!(
     "l"
 );
 id_type!(
-    /// A sequence's row in the page tables that backends hold.
+    /// A sequence's row in the page tables of the backends.
     RowId,
     u32,
     "r"
@@ -91,7 +91,7 @@ id_type!(
     "step"
 );
 id_type!(
-    /// Keeps prefixes apart: equal tokens in different namespaces never share pages (tenant, LoRA, salt).
+    /// A namespace of prefixes: equal tokens in different namespaces never share pages (tenant, LoRA, salt).
     #[doc(alias = "extra_key")]
     #[doc(alias = "cache_salt")]
     Namespace,
@@ -100,24 +100,24 @@ id_type!(
 );
 
 impl TokenId {
-    /// Stands in a plan for a token that is planned but not yet known. No sequence has it: prompts and appended tokens
-    /// that name it are refused.
+    /// Placeholder in a plan for a token that is not known yet. No sequence contains it: the engine rejects it in
+    /// prompts and appended tokens.
     pub const PENDING: TokenId = TokenId(u32::MAX);
 }
 
 slotmap::new_key_type! {
-    /// A node of the prefix tree. Generational: the key of a node that is gone finds nothing.
+    /// A node of the prefix tree. Generational: the key of a removed node finds no node.
     pub struct NodeKey;
 
-    /// A sequence. Generational: the key of a finished sequence answers
+    /// A sequence. Generational: calls with the key of a finished sequence return
     /// [`UnknownSequence`](crate::Error::UnknownSequence).
     pub struct SeqKey;
 }
 
-/// Which prefixes can see each other: a namespace within a generation.
+/// A set of prefixes that can match each other: a namespace within a generation.
 ///
 /// A [reset](crate::Engine::reset) begins a new generation; prefixes of an old one never match again. With
-/// [`PrefixMode::None`](crate::PrefixMode::None) every admitted sequence is a generation of its own.
+/// [`PrefixMode::None`](crate::PrefixMode::None) every admitted sequence has a generation of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Zeroable)]
 pub struct Scope {
     /// The host's namespace.
@@ -126,10 +126,10 @@ pub struct Scope {
     pub generation: u64,
 }
 
-/// The right to use a prefix: while it is held, none of the prefix's pages is evicted.
+/// A lock on a prefix: while it exists, no page of the prefix is evicted.
 ///
 /// Neither `Copy` nor `Clone`. Only the prefix tree makes one, and only its `unlock` consumes it.
-#[must_use = "a lock that is dropped protects its pages for ever"]
+#[must_use = "a dropped lock protects its pages for ever"]
 #[derive(Debug)]
 pub struct PrefixLock {
     node: Option<NodeKey>,
@@ -137,17 +137,17 @@ pub struct PrefixLock {
 }
 
 impl PrefixLock {
-    /// Made by the prefix tree alone (`tests/tidy.rs` holds it).
+    /// Creates a lock. Only the prefix tree calls it, which `tests/tidy.rs` checks.
     pub(crate) fn new(node: Option<NodeKey>, scope: Scope) -> Self {
         Self { node, scope }
     }
 
-    /// The deepest node of the prefix; `None` for the empty prefix.
+    /// Returns the deepest node of the prefix; `None` for the empty prefix.
     pub fn node(&self) -> Option<NodeKey> {
         self.node
     }
 
-    /// The namespace and generation that the prefix belongs to.
+    /// Returns the namespace and generation that the prefix belongs to.
     pub fn scope(&self) -> Scope {
         self.scope
     }

@@ -54,6 +54,7 @@
 //! [`world`] <- [`system`] <- [`engine`], and [`plan`] <- [`system`], [`backend`]. ARCHITECTURE.md tells one step from
 //! end to end.
 
+mod admission;
 pub mod backend;
 mod bitmap;
 pub mod config;

@@ -11,17 +11,17 @@
 //! of the leaves next in line was asked for ahead. That is why the crate's two `unsafe` lines outside the backend seam
 //! stand here.
 //!
-//! Not here: what lies in the memory.
+//! Not here: the contents of the memory.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
 
 use bytemuck::Zeroable;
 
-/// The system does not give memory that was asked for.
+/// The system could not allocate memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OutOfMemory {
-    /// Bytes asked for.
+    /// Requested bytes.
     pub bytes: u64,
 }
 
@@ -29,7 +29,7 @@ fn refused<T>(len: u64) -> OutOfMemory {
     OutOfMemory { bytes: len.saturating_mul(size_of::<T>() as u64) }
 }
 
-/// A vector with room for `len` items.
+/// Returns a vector with room for `len` items.
 pub(crate) fn reserved<T>(len: u64) -> Result<Vec<T>, OutOfMemory> {
     let mut items = Vec::new();
     let room = usize::try_from(len).map_err(|_| refused::<T>(len))?;
@@ -37,25 +37,25 @@ pub(crate) fn reserved<T>(len: u64) -> Result<Vec<T>, OutOfMemory> {
     Ok(items)
 }
 
-/// A queue with room for `len` items.
+/// Returns a queue with room for `len` items.
 pub(crate) fn reserved_queue<T>(len: u64) -> Result<VecDeque<T>, OutOfMemory> {
     reserved(len).map(VecDeque::from)
 }
 
-/// `len` times the same.
+/// Returns a vector of `len` equal items.
 pub(crate) fn filled<T: Clone>(len: u64, item: T) -> Result<Vec<T>, OutOfMemory> {
     let mut items = reserved(len)?;
     items.resize(len as usize, item);
     Ok(items)
 }
 
-/// Zeros that the system backs when they are first written.
+/// Returns zeros, which the system backs when they are first written.
 pub(crate) fn zeroed<T: Zeroable>(len: u64) -> Result<Vec<T>, OutOfMemory> {
     let len_here = usize::try_from(len).map_err(|_| refused::<T>(len))?;
     bytemuck::try_zeroed_vec(len_here).map_err(|()| refused::<T>(len))
 }
 
-/// Asks for so many bytes in one piece, and gives them back.
+/// Allocates so many bytes in one piece, and frees them.
 pub(crate) fn check(bytes: u64) -> Result<(), OutOfMemory> {
     reserved::<u8>(bytes).map(|piece| drop(black_box(piece)))
 }
@@ -85,8 +85,8 @@ pub(crate) fn touch_deque<T: Copy>(items: &mut VecDeque<T>, filler: T) {
     items.clear();
 }
 
-/// Asks the system to back a range of addresses with huge pages once it is touched. A hint: it changes no contents, and
-/// nothing happens where the system has none.
+/// Requests the system to back a range of addresses with huge pages once it is touched. A hint: it changes no contents,
+/// and nothing happens where the system has none.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub fn ask_for_huge_pages(address: usize, bytes: usize) {
@@ -99,39 +99,56 @@ pub fn ask_for_huge_pages(address: usize, bytes: usize) {
     let _ = unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
 }
 
-/// No hint to give.
+/// Does nothing: there is no such hint.
 #[cfg(not(target_os = "linux"))]
 pub fn ask_for_huge_pages(_: usize, _: usize) {}
 
 /// Bytes that a processor fetches at a time.
 const LINE: usize = 64;
 
-/// Asks for the line of an address to be brought into the caches. A hint: it changes no contents, and nothing waits for
+/// Prefetches the cache line of an address. A hint: it changes no contents, and nothing waits for
 /// it.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
-fn prefetch_line(address: usize) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+#[inline(always)]
+fn prefetch_line<const HINT: i32>(address: usize) {
     // SAFETY: a prefetch neither reads nor changes memory as far as a program can see; of an address that is not mapped
     // it does nothing.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(address)) };
+    unsafe { std::arch::x86_64::_mm_prefetch::<HINT>(std::ptr::without_provenance(address)) };
 }
 
-/// No hint to give.
+/// Does nothing: there is no such hint.
 #[cfg(not(target_arch = "x86_64"))]
-fn prefetch_line(_: usize) {}
+#[inline(always)]
+fn prefetch_line<const HINT: i32>(_: usize) {}
 
-/// Asks for all lines of a range of addresses.
+/// Into all caches, and into all but the first: x86's numbers of the hints.
+const NEAR: i32 = 3;
+const FAR: i32 = 2;
+
+/// Prefetches all cache lines of a range of addresses.
 pub(crate) fn prefetch(address: usize, bytes: usize) {
-    (address / LINE * LINE..address + bytes).step_by(LINE).for_each(prefetch_line);
+    (address / LINE * LINE..address + bytes).step_by(LINE).for_each(prefetch_line::<NEAR>);
 }
 
-/// Asks for the line where an item begins.
+/// Prefetches the cache line where an item begins.
 pub(crate) fn prefetch_item<T>(item: &T) {
-    prefetch_line(std::ptr::from_ref(item).addr());
+    prefetch_line::<NEAR>(std::ptr::from_ref(item).addr());
 }
 
 /// [`prefetch`] of some items.
 pub(crate) fn prefetch_items<T>(items: &[T]) {
     prefetch(items.as_ptr().addr(), size_of_val(items));
+}
+
+/// Asks for all lines of some items that start at a line, into all caches but the first: more of them can be in flight
+/// than into the first.
+#[inline(always)]
+pub(crate) fn prefetch_far<T>(items: &[T]) {
+    let (address, bytes) = (items.as_ptr().addr(), size_of_val(items));
+    let mut at = 0;
+    while at < bytes {
+        prefetch_line::<FAR>(address + at);
+        at += LINE;
+    }
 }

@@ -1,6 +1,6 @@
-//! What an engine did and holds, in numbers: [`Stats`].
+//! The counters and levels of an engine: [`Stats`].
 //!
-//! Not here: who counts (`system/`, `engine.rs`).
+//! Not here: the code that counts (`system/`, `engine/`).
 
 use std::fmt;
 use std::ops::Sub;
@@ -15,8 +15,8 @@ macro_rules! stats {
     ) => {
         /// Counters and levels of an engine, all O(1) to read.
         ///
-        /// `later - earlier` is what happened in between: counters are subtracted, levels are the later ones. `{stats}`
-        /// is for people, [`Stats::prometheus`] for a monitor.
+        /// `later - earlier` has the differences of the counters, and the levels of `later`. `{stats}` prints a
+        /// summary, and [`Stats::prometheus`] the text of a scrape.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
         #[non_exhaustive]
@@ -95,11 +95,11 @@ stats! {
         cached_pages,
         /// Pages released that an unfinished step may still touch.
         fenced_pages,
-        /// Pages that sequences are promised and have not drawn: free, evictable or fenced, for nobody else to take.
+        /// Pages that sequences are promised and have not taken yet: free, evictable or fenced, for no other sequence.
         promised_pages,
-        /// Pages of the tree that nobody uses.
+        /// Pages of the tree that no sequence uses.
         evictable_pages,
-        /// Pages of the tree that somebody uses.
+        /// Pages of the tree that sequences use.
         protected_pages,
         /// Sequences, preempted ones included.
         sequences,
@@ -116,13 +116,13 @@ struct Number {
 }
 
 impl Stats {
-    /// Counts a refusal if that is what a call answered.
+    /// Counts `result` if it is a refusal for lack of resources, and returns it.
     pub(crate) fn count_refusal<T>(&mut self, answer: Result<T, Error>) -> Result<T, Error> {
         self.refusals += u64::from(answer.as_ref().is_err_and(Error::is_shortage));
         answer
     }
 
-    /// The part of the prompts' tokens that needed no computing, 0 to 1; 0 where there was no prompt.
+    /// Returns the fraction of the prompts' tokens that needed no computing, 0 to 1; 0 without prompts.
     pub fn hit_rate(&self) -> f64 {
         if self.prompt_tokens == 0 {
             0.0

@@ -1,4 +1,4 @@
-//! Steps in flight: what each planned.
+//! [`StepLog`]: the steps in flight and the items that each planned.
 //!
 //! ```text
 //!   planned --commit--> closed --complete (watermark)--> gone
@@ -10,7 +10,7 @@
 //! * L2. Plans commit in order, and an abort takes all later plans along; page copies are closed from the start. So an
 //!   open plan is followed by open plans and copies only, and the first open one is known.
 //!
-//! Not here: what a step does to a sequence (`system/`), what waits for it (`fence/`).
+//! Not here: the effect of a step on a sequence (`system/`), the pages that wait for it (`fence/`).
 
 use std::collections::VecDeque;
 
@@ -23,8 +23,8 @@ use crate::memory::{OutOfMemory, filled, reserved_queue};
 pub struct StepItem {
     /// The sequence.
     pub seq: SeqKey,
-    /// Its incarnation when planned.
-    pub incarnation: u32,
+    /// The epoch of its sequence when it was planned.
+    pub preemption_epoch: u32,
     /// Its planned_len before the step.
     pub start: u32,
     /// Its planned_len after it; capped by rollbacks since.
@@ -42,7 +42,7 @@ struct Step {
     /// Number of the step's first item.
     first_item: u64,
     open: bool,
-    /// Drafts of it that nobody has accepted.
+    /// Items of it that are drafts and not accepted yet.
     drafts: u32,
 }
 
@@ -64,7 +64,7 @@ pub struct StepLog {
 }
 
 impl StepLog {
-    /// A log for at most `max` unfinished steps of at most `batch` sequences each.
+    /// Creates a log for at most `max` unfinished steps of at most `batch` sequences each.
     ///
     /// # Panics
     /// If the system does not give the memory.
@@ -72,7 +72,7 @@ impl StepLog {
         Self::try_new(max, batch).expect("the system has the memory")
     }
 
-    /// [`StepLog::new`], or what the system refused.
+    /// [`StepLog::new`], or the allocation that failed.
     pub(crate) fn try_new(max: u32, batch: u32) -> Result<Self, OutOfMemory> {
         let items = u64::from(max) * u64::from(batch);
         Ok(Self {
@@ -87,29 +87,29 @@ impl StepLog {
         })
     }
 
-    /// Bytes that a log takes.
+    /// Returns the bytes that a log takes.
     pub fn bytes(max: u32, batch: u32) -> u64 {
         let items = u64::from(max) * u64::from(batch);
         items.next_power_of_two() * size_of::<StepItem>() as u64
             + u64::from(max) * size_of::<Step>() as u64
     }
 
-    /// Unfinished steps.
+    /// Returns the number of unfinished steps.
     pub fn len(&self) -> u32 {
         self.steps.len() as u32
     }
 
-    /// Whether every step is complete.
+    /// Returns whether every step is complete.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// The last step that is complete, and all before it.
+    /// Returns the last step that is complete, and all before it.
     pub fn completed(&self) -> StepId {
         self.completed
     }
 
-    /// The newest step.
+    /// Returns the newest step.
     pub fn newest(&self) -> StepId {
         StepId::new(self.completed.raw() + self.steps.len() as u64)
     }
@@ -139,7 +139,7 @@ impl StepLog {
         step
     }
 
-    /// Where an item stands.
+    /// Returns the index of an item.
     fn index(&self, number: u64) -> usize {
         (number - self.origin) as usize & (self.items.len() - 1)
     }
@@ -152,18 +152,18 @@ impl StepLog {
         number
     }
 
-    /// One more item of the newest step is of drafts, which wait to be accepted.
+    /// Counts one more item of the newest step as drafts that wait to be accepted.
     pub(crate) fn add_draft(&mut self) {
         self.steps.back_mut().expect("it was just begun").drafts += 1;
     }
 
-    /// Whether drafts of an open step wait to be accepted, be it of sequences that are gone.
+    /// Returns whether drafts of an open step wait to be accepted, be it of sequences that are gone.
     pub(crate) fn has_drafts(&self, step: StepId) -> bool {
         self.open_index(step).is_ok_and(|index| self.steps[index].drafts > 0)
     }
 
-    /// Drafts of an open step are accepted: their item ends at `end`. What the step samples for the sequence is its
-    /// next token, unless nothing was kept.
+    /// Marks drafts of an open step as accepted: their item ends at `end`. What the step samples for the sequence is
+    /// its next token, unless nothing was kept.
     pub(crate) fn accept(&mut self, step: StepId, number: u64, end: u32) {
         let index = self.open_index(step).expect("the caller checked the step");
         self.steps[index].drafts -= 1;
@@ -173,13 +173,13 @@ impl StepLog {
         item.end = end;
     }
 
-    /// The first open step from an index of the log on.
+    /// Returns the first open step from an index of the log on.
     fn find_open(&self, start: usize) -> Option<StepId> {
         let index = start + self.steps.range(start..).position(|step| step.open)?;
         Some(StepId::new(self.completed.raw() + 1 + index as u64))
     }
 
-    /// The index of the step in the log, if it is open.
+    /// Returns the index of the step in the log, if it is open.
     fn open_index(&self, step: StepId) -> Result<usize, Error> {
         let index = step.raw().checked_sub(self.completed.raw() + 1).map(|index| index as usize);
         match index {
@@ -208,7 +208,7 @@ impl StepLog {
         self.open_index(step).map(|_| ())
     }
 
-    /// Whether a step is planned and neither committed nor aborted.
+    /// Returns whether a step is planned and neither committed nor aborted.
     pub(crate) fn is_open(&self, step: StepId) -> bool {
         self.open_index(step).is_ok()
     }
@@ -222,36 +222,36 @@ impl StepLog {
         }
     }
 
-    /// Numbers of the items of a step that is not complete.
+    /// Returns the numbers of the items of a step that is not complete.
     pub(crate) fn items_of(&self, step: StepId) -> std::ops::Range<u64> {
         let index = (step.raw() - self.completed.raw() - 1) as usize;
         let next = self.steps.get(index + 1);
         self.steps[index].first_item..next.map_or(self.end, |next| next.first_item)
     }
 
-    /// Whether an item is of a step; of one that is complete or was never planned, none is.
+    /// Returns whether an item is of a step; of one that is complete or was never planned, none is.
     pub(crate) fn is_item_of(&self, number: u64, step: StepId) -> bool {
         (self.completed < step && step <= self.newest()) && self.items_of(step).contains(&number)
     }
 
-    /// An item by number.
+    /// Returns an item by number.
     pub(crate) fn item(&self, number: u64) -> StepItem {
         self.items[self.index(number)]
     }
 
-    /// An item by number, if its step is open. Number 0 is no item.
+    /// Returns an item by number, if its step is open. Number 0 is no item.
     pub(crate) fn open_item(&self, number: u64) -> Option<StepItem> {
         let is_open = number >= self.base && number < self.end && self.is_open_item(number);
         is_open.then(|| self.item(number))
     }
 
-    /// Whether an item's step is unfinished and will sample its sequence's next token. Number 0 is no item.
+    /// Returns whether an item's step is unfinished and will sample its sequence's next token. Number 0 is no item.
     pub(crate) fn samples_next(&self, item: u64) -> bool {
         item >= self.base && !self.items[self.index(item)].cut
     }
 
-    /// Of a sequence with this last item and dirty_from: pages whose page table words were sent by plans that no abort
-    /// can undo any more. O(unfinished steps).
+    /// Returns, for a sequence with this last item and dirty_from, the pages whose page table words were sent by plans
+    /// that no abort can undo any more. O(unfinished steps).
     pub(crate) fn sent_for_good(&self, last_item: u64, dirty_from: u32) -> u32 {
         let (mut number, mut sent) = (last_item, dirty_from);
         while number >= self.base && self.is_open_item(number) {
@@ -261,7 +261,7 @@ impl StepLog {
         sent
     }
 
-    /// Whether an item is of an open step: those follow all others (L2).
+    /// Returns whether an item is of an open step: those follow all others (L2).
     fn is_open_item(&self, number: u64) -> bool {
         self.first_open.is_some_and(|step| number >= self.items_of(step).start)
     }

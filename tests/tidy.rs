@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules in the order of dependency. A module uses modules of lower rank only; equals never use one another.
-const RANKS: [(&str, u32); 23] = [
+const RANKS: [(&str, u32); 24] = [
     ("id", 0),
     ("error", 0),
     ("hash", 0),
-    ("layout", 0), // These four are one vocabulary: errors name ids, sizes are checked.
-    ("memory", 0), // It knows of nothing.
+    ("layout", 0),
+    ("admission", 0), // These five are one vocabulary: errors name ids, sizes are checked.
+    ("memory", 0),    // It knows of nothing.
     ("bitmap", 1),
     ("config", 1),
     ("event", 1),
@@ -275,4 +276,99 @@ fn invariants(text: &str) -> BTreeSet<String> {
             && chars.all(|c| c.is_ascii_digit())
     };
     starts.map(|(start, _)| start.to_owned()).filter(|start| number(start)).collect()
+}
+
+/// Columns of the access table in `src/system/mod.rs`: each table's name and type.
+const TABLES: [(&str, &str); 5] = [
+    ("pages", "PagePool"),
+    ("prefixes", "PrefixTree"),
+    ("sequences", "SequenceTable"),
+    ("steps", "StepLog"),
+    ("fence", "Fence"),
+];
+
+/// How a file borrows a table of this type: `writes`, `reads` or nothing.
+fn borrows(text: &str, table: &str) -> &'static str {
+    let mut found = "";
+    for line in code(text) {
+        for (at, _) in line.match_indices(table) {
+            // What stands between the `&` and the type: a lifetime, `mut`, both or neither.
+            let between = line[..at].rsplit_once('&').map_or(",", |(_, between)| between);
+            let whole = !line[at + table.len()..].starts_with(|c: char| c.is_alphanumeric());
+            if whole && between.ends_with("mut ") {
+                return "writes";
+            }
+            if whole && (between.is_empty() || between.starts_with('\'')) {
+                found = "reads";
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_access_table_is_what_the_systems_declare() {
+    let folder = root().join("src/system");
+    let table = fs::read_to_string(folder.join("mod.rs")).expect("it is there");
+    let mut lines = table.lines().filter_map(|line| line.strip_prefix("//! | "));
+    let header = lines.next().expect("the table has a header");
+    assert_eq!(header, format!("system | {} |", TABLES.map(|(name, _)| name).join(" | ")));
+    let mut rows = BTreeMap::new();
+    for line in lines {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        for link in cells[0].split("[`").skip(1) {
+            let system = link.split('`').next().expect("a name").to_owned();
+            rows.insert(system, cells[1..=TABLES.len()].to_vec());
+        }
+    }
+    for (path, text) in files(&folder, "rs") {
+        assert!(!text.contains("too_many_arguments"), "{}", path.display());
+        let place = path.strip_prefix(&folder).expect("a file of the folder");
+        let first = place.components().next().expect("a name").as_os_str();
+        let system = Path::new(first).file_stem().expect("a name").to_string_lossy().into_owned();
+        // Of all files of a system, its first file declares what it may touch.
+        let is_part = place.components().count() > 1 && !path.ends_with("mod.rs");
+        if is_part || ["mod", "access"].contains(&&*system) {
+            continue;
+        }
+        let row = rows.remove(&system).unwrap_or_else(|| panic!("{system} is in no row"));
+        assert_eq!(row, TABLES.map(|(_, table)| borrows(&text, table)), "{system}");
+    }
+    assert!(rows.is_empty(), "these are no systems: {rows:?}");
+}
+
+/// Identifiers that have given way to better ones. They are compared as whole words.
+const RETIRED: [&str; 17] = [
+    "Entered",
+    "Fronts",
+    "Meeting",
+    "Room",
+    "ask_all",
+    "follow_given",
+    "follow_taken",
+    "give_out",
+    "hash_given",
+    "hash_taken",
+    "hears_names",
+    "incarnation",
+    "knows_its_end",
+    "not_a_branch",
+    "take_in",
+    "tell_given",
+    "undrawn",
+];
+
+#[test]
+fn retired_identifiers_stay_retired() {
+    let folders = ["src", "tests", "benches", "fuzz", "examples/replay", "crates"];
+    let files = folders.iter().flat_map(|folder| files(&root().join(folder), "rs"));
+    for (path, text) in files.filter(|(path, _)| !path.ends_with("tests/tidy.rs")) {
+        for line in code(&text) {
+            // Prose may use the words.
+            let line = line.split("//").next().expect("there is a first part");
+            let mut words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let found = words.find(|word| RETIRED.contains(word));
+            assert_eq!(found, None, "{}: {line}", path.display());
+        }
+    }
 }

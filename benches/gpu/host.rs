@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu};
+use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
     Attend, Backend, Capacity, Engine, EngineConfig, Extend, KvDtype, KvShape, LayerId, Layout,
     Namespace, Null, PoolConfig, StepScratch, TokenId,
@@ -37,7 +37,7 @@ pub fn first_step(gpu: &Gpu, start: Instant, report: &mut Report) -> Outcome<()>
     let mut engine = Engine::new(config(16, 36, 98_304), options)?;
     let now = row("engine and pool of 14.5 GB", now);
     let attend = Attend::new(32, 128);
-    engine.backend_mut().prepare(&attend)?;
+    engine.backend_mut().prepare(&Prepare::new(&[attend]))?;
     let now = row("kernels loaded, memory for attention", now);
     let mut scratch = StepScratch::new();
     let prompt: Vec<_> = (0..512).map(TokenId::new).collect();
@@ -62,7 +62,7 @@ pub fn plan_cost(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         let stream = CudaStream::new(gpu)?;
         let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
         let mut engine = Engine::new(config(page_size, 1, 1 << 21), options)?;
-        engine.backend_mut().prepare(&Attend::new(32, 128))?;
+        engine.backend_mut().prepare(&Prepare::new(&[Attend::new(32, 128)]))?;
         let sent = |engine: &Engine<Cuda>| engine.backend().uploaded_bytes();
         let before = sent(&engine);
         let us = plan_times(&mut engine, shared)?;

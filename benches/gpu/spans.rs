@@ -11,7 +11,7 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use half::bf16;
-use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu, SpanCosts, SpanWork};
+use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu, Prepare, SpanCosts, SpanWork};
 use kvarena::testkit::quantised::scales;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
@@ -128,7 +128,7 @@ impl Bench {
                 Some(fp8) => fp8.fill(&cuda, noise)?,
                 None => noise.fill(cuda.pool())?,
             }
-            cuda.prepare(&Attend::new(q_heads, head_dim))?;
+            cuda.prepare(&Prepare::new(&[Attend::new(q_heads, head_dim)]))?;
             Ok(cuda)
         };
         let (choosing, all) = (open(false)?, open(true)?);

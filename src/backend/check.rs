@@ -1,18 +1,16 @@
-//! What a backend refuses before it does anything: plans, attention, layers and pages that do not fit the pool.
+//! Checks that every backend makes before a call has any effect: the plan, attention, layers and pages fit the pool.
 //!
-//! Plans can come from anywhere, as bytes, so nothing in them is believed. Every backend calls these functions and
-//! wraps [`PlanError`] in an error of its own. A backend refuses by itself what fits the pool but not the backend: a
-//! shape without a kernel, rows on another device.
+//! Plans may arrive as bytes from another process, so the checks trust no field. Each backend wraps [`PlanError`] in an
+//! error of its own, and adds checks for its own limits: a shape without a kernel, rows on another device.
 //!
-//! Cost: the batch and its new tokens, in loops that the compiler vectorises; a loop looks for the entry only where one
-//! is off.
+//! Cost: O(rows and new tokens) in loops that vectorise. A second loop finds the wrong entry only when there is one.
 
 use super::{Attend, OpenSteps, Operand, PlanError};
 use crate::id::{LayerId, PageId, SlotId, StepId};
 use crate::layout::{PoolLayout, Reach, TableShape};
 use crate::plan::{self, BatchPlan, Compaction, PageCopy, SlotMapping, SpanCheck, TableWrite};
 
-/// Whether a step may begin now (B2, B8).
+/// Checks that a step may begin now (B2, B8).
 pub(super) fn may_begin(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> {
     let last = steps.last();
     if step <= last {
@@ -21,7 +19,7 @@ pub(super) fn may_begin(steps: &OpenSteps, step: StepId) -> Result<(), PlanError
     if steps.has_room() { Ok(()) } else { Err(PlanError::OpenSteps { max: steps.max() }) }
 }
 
-/// Whether a step has begun and not ended (B8). O(open steps).
+/// Checks that a step is open (B8). O(open steps).
 pub(super) fn is_open(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> {
     match steps.contains(step) {
         true => Ok(()),
@@ -30,7 +28,7 @@ pub(super) fn is_open(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> 
     }
 }
 
-/// Everything in a plan but its step and its table writes.
+/// Checks all of a plan except its step and its table writes.
 pub(super) fn plan(
     plan: &BatchPlan<'_>,
     layout: &PoolLayout,
@@ -56,7 +54,7 @@ pub(super) fn plan(
     slots_exist(plan.slot_mapping, layout.slot_count())
 }
 
-/// Windows go by positions, masks by slots: no plan of trees is attended to through a window.
+/// Rejects a window for a plan with trees, because windows count positions and masks count slots.
 pub(super) fn window(plan: &BatchPlan<'_>, window: Option<u32>) -> Result<(), PlanError> {
     match window {
         Some(window) if !plan.masks.is_empty() => Err(PlanError::TreeWindow { window }),
@@ -64,7 +62,7 @@ pub(super) fn window(plan: &BatchPlan<'_>, window: Option<u32>) -> Result<(), Pl
     }
 }
 
-/// A layer of a group that does not keep everything is read through the group's own window (B17).
+/// Checks that attention uses the window of the layer's group (B17).
 pub(super) fn reach(
     layer: LayerId,
     layout: &PoolLayout,
@@ -78,7 +76,7 @@ pub(super) fn reach(
     }
 }
 
-/// Lists name tokens of layers that keep everything.
+/// Checks that a sparse read is of a layer that keeps every token.
 pub(super) fn sparse_layer(layer: LayerId, layout: &PoolLayout) -> Result<(), PlanError> {
     match layout.place(layer).group {
         0 => Ok(()),
@@ -86,12 +84,12 @@ pub(super) fn sparse_layer(layer: LayerId, layout: &PoolLayout) -> Result<(), Pl
     }
 }
 
-/// Most tokens that one row of the page tables names pages for.
+/// Returns the most tokens of one row of the page tables.
 pub(super) fn longest_row(table: &TableShape, page_size: u32) -> u64 {
     u64::from(table.chunks_per_row) * u64::from(table.chunk_pages) * u64::from(page_size)
 }
 
-/// The rows of q, k, v and out: one for each token, sequence after sequence. And each sequence's row and length.
+/// Checks that query rows are adjacent, one for each token, and checks each sequence's row and length.
 fn rows(plan: &BatchPlan<'_>, max: u64, rows: u32) -> Result<(), PlanError> {
     let mut next = 0;
     for (i, row) in plan.rows.iter().enumerate() {
@@ -99,7 +97,7 @@ fn rows(plan: &BatchPlan<'_>, max: u64, rows: u32) -> Result<(), PlanError> {
             return Err(PlanError::QueryRows { row: i });
         }
         next += u64::from(row.extend_len);
-        // Padding names nothing.
+        // Padding has no row and no length.
         if row.kv_len == 0 {
             continue;
         }
@@ -115,7 +113,7 @@ fn rows(plan: &BatchPlan<'_>, max: u64, rows: u32) -> Result<(), PlanError> {
     if whole { Ok(()) } else { Err(PlanError::QueryRows { row: plan.rows.len() }) }
 }
 
-/// Slots are in the pool; those below 0 are none.
+/// Checks that slots are in the pool. Negative slots write nothing.
 fn slots_exist(slots: SlotMapping<'_>, slot_count: u64) -> Result<(), PlanError> {
     let largest = match slots {
         SlotMapping::I32(slots) => slots.iter().copied().max().map(i64::from),
@@ -134,7 +132,7 @@ pub(super) fn spans(seen: &mut SpanCheck, plan: &BatchPlan<'_>) -> Result<(), Pl
     seen.check(&plan.shared, plan.rows).map_err(|span| PlanError::Span { span })
 }
 
-/// Every word that is written names a chunk or a page, so that attention need not look.
+/// Checks that every written word is a chunk or a page, so that attention need not check.
 pub(super) fn table_writes(
     writes: &[TableWrite],
     layout: &PoolLayout,
@@ -167,14 +165,14 @@ pub(super) fn page(page: PageId, page_count: u32) -> Result<(), PlanError> {
     if page.raw() < page_count { Ok(()) } else { Err(PlanError::Page { page, page_count }) }
 }
 
-/// Copies from and to pages that exist, by the numbers of pages at the sources and at the targets.
+/// Checks copies against the numbers of pages, `counts`, at the sources and at the targets.
 pub(super) fn copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), PlanError> {
     copies
         .iter()
         .try_for_each(|copy| page(copy.source, counts.0).and_then(|()| page(copy.target, counts.1)))
 }
 
-/// Slots of rows that exist.
+/// Checks that compactions stay within rows of the page tables.
 pub(super) fn compactions(
     compactions: &[Compaction],
     layout: &PoolLayout,
@@ -190,7 +188,7 @@ pub(super) fn compactions(
     })
 }
 
-/// An attention that makes sense for the pool's kv heads.
+/// Checks attention's parameters for the pool.
 pub(super) fn attend(attend: &Attend, layout: &PoolLayout) -> Result<(), PlanError> {
     let (q_heads, kv_heads) = (attend.q_heads, layout.kv_heads());
     if q_heads == 0 || q_heads % kv_heads != 0 {
@@ -213,7 +211,7 @@ pub(super) fn attend(attend: &Attend, layout: &PoolLayout) -> Result<(), PlanErr
     }
 }
 
-/// One sink for each query head, each below infinity.
+/// Checks that there is one sink for each query head, below infinity.
 pub(super) fn sinks(sinks: &[f32], q_heads: u32) -> Result<(), PlanError> {
     let (actual, wanted) = (sinks.len(), q_heads as usize);
     if actual != wanted {
@@ -225,8 +223,8 @@ pub(super) fn sinks(sinks: &[f32], q_heads: u32) -> Result<(), PlanError> {
     }
 }
 
-/// Elements from row to row, if `actual` elements hold so many rows of `width`: the last one need not be followed by
-/// the rest of its stride.
+/// Returns the elements from row to row if `actual` elements hold `rows` rows of `width`. The last row needs no
+/// padding behind it.
 pub(super) fn row_stride(
     operand: Operand,
     actual: usize,
@@ -238,7 +236,7 @@ pub(super) fn row_stride(
     if stride < width {
         return Err(PlanError::Stride { operand, stride, width });
     }
-    // What does not fit 64 bits is longer than any memory.
+    // A length that saturates exceeds any memory.
     let wanted = match rows {
         0 => 0,
         _ => (rows - 1).saturating_mul(stride).saturating_add(width),

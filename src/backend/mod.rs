@@ -1,9 +1,9 @@
-//! The seam: who owns and moves bytes. Bytes of K and V move only behind [`Backend`].
+//! The seam between bookkeeping and bytes: K and V move only behind [`Backend`].
 //!
-//! [`Cpu`] is the reference and the specification of the kernels, [`Null`] holds no bytes, `Cuda` (feature `cuda`)
-//! holds device memory and is the only place that names `cust`.
+//! [`Cpu`] is the reference and the specification of the kernels. [`Null`] holds no bytes. `Cuda` (feature `cuda`)
+//! holds device memory and is the only module that names `cust`.
 //!
-//! Not here: which pages are whose.
+//! Not here: which sequence owns which page (`world.rs`).
 
 mod check;
 mod cpu;
@@ -15,7 +15,9 @@ mod open_steps;
 mod plan_error;
 mod sparse;
 
-pub use cpu::{Cpu, CpuError, CpuOptions, CpuRows, CpuRowsMut, Elements, ElementsMut};
+pub use cpu::{
+    Cpu, CpuError, CpuOptions, CpuPath, CpuRows, CpuRowsMut, Elements, ElementsMut, PATH_VARIABLE,
+};
 pub use null::Null;
 pub use open::OpenBackend;
 pub use open_steps::OpenSteps;
@@ -25,105 +27,109 @@ pub use sparse::{NO_POSITION, Select, Selection, SparseBackend};
 use crate::id::LayerId;
 use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
 
-/// What attention computes, beside the plan.
+/// Parameters of attention that are the same for all rows of a step.
 ///
-/// `softmax(cap(scale * q k)) v`, where `cap(x) = soft_cap * tanh(x / soft_cap)`; query head `h` reads kv head
-/// `h / (q_heads / kv_heads)`, all of them the one row of a latent pool; sums are made in f32 (f64 never).
+/// Attention is `softmax(cap(scale * q k)) v` with `cap(x) = soft_cap * tanh(x / soft_cap)`. Query head `h` reads kv
+/// head `h / (q_heads / kv_heads)`; in a latent pool every query head reads the single row. Backends sum in f32.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attend {
     /// Query heads on this rank: a multiple of its kv heads.
     pub q_heads: u32,
-    /// Factor of the logits, usually `1 / sqrt(head_dim)`; over latent rows that of a row's length is refused. Finite;
-    /// [`Cpu`] takes 0 (every logit is 0), `Cuda` does not.
+    /// Factor of the logits, finite, usually `1 / sqrt(head_dim)`. Latent pools reject `1 / sqrt(rank + rope)`, which
+    /// is never a model's scale. `Cuda` rejects 0, which [`Cpu`] accepts (every logit is 0).
     pub scale: f32,
-    /// Sliding window: a query at position p sees positions above `p - window` only. At least 1.
+    /// Sliding window in tokens, at least 1: a query at position `p` reads positions above `p - window` only.
     pub window: Option<u32>,
     /// Soft cap of the logits, above 0 and finite.
     pub soft_cap: Option<f32>,
 }
 
 impl Attend {
-    /// Plain causal attention with `q_heads` query heads, scaled by `1 / sqrt(head_dim)`. Over latent rows see
+    /// Returns causal attention with `q_heads` query heads, scaled by `1 / sqrt(head_dim)`. For latent rows use
     /// [`Attend::latent`].
     pub fn new(q_heads: u32, head_dim: u32) -> Self {
         Self { q_heads, scale: 1.0 / (head_dim as f32).sqrt(), window: None, soft_cap: None }
     }
 
-    /// Plain causal attention over latent rows, which do not tell the scale: it is that of the heads whose K and V they
-    /// stand for, `1 / sqrt(head_dim)` of those, times what the model adds for long contexts.
+    /// Returns causal attention over latent rows with the model's `scale`.
+    ///
+    /// The scale does not follow from a row's length. It is `1 / sqrt(head_dim)` of the heads that the rows compress,
+    /// times the model's factor for long contexts.
     pub fn latent(q_heads: u32, scale: f32) -> Self {
         Self { q_heads, scale, window: None, soft_cap: None }
     }
 }
 
-/// Query rows, and what their heads have beside the tokens: what [`Backend::attend_queries`] takes.
+/// Query rows with optional sinks, the input of [`Backend::attend_queries`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Queries<R, S> {
-    /// `[tokens, q_heads, head_dim]`; of a latent pool `[tokens, q_heads, rank + rope]`
+    /// `[tokens, q_heads, head_dim]`; for a latent pool `[tokens, q_heads, rank + rope]`.
     pub rows: R,
-    /// A logit for each query head of this rank, f32 `[q_heads]`, which takes weight and gives no value: its
-    /// exponential is added to the sum that the weights are divided by, once for each row, whatever the row sees.
-    /// Neither scaled nor capped; minus infinity: the head has none. [`Cpu`] refuses NaN and infinity.
+    /// Attention sinks: one logit for each query head of this rank, f32 `[q_heads]`.
+    ///
+    /// The softmax denominator of each row gains the exponential of its head's sink, neither scaled nor capped. A sink
+    /// contributes no value. Minus infinity means that the head has none. [`Cpu`] rejects NaN and plus infinity.
     #[doc(alias = "attention_sink")]
     pub sinks: Option<S>,
 }
 
-/// Who owns the bytes of K and V, and moves them. One rank has one, opened by an [`OpenBackend`].
+/// Owner of the bytes of K and V. A rank has one backend, opened by an [`OpenBackend`].
 ///
-/// The contract, checked for every implementation by `testkit::contract`:
+/// `testkit::contract` checks these rules for every implementation:
 ///
-/// * B1. Calls take effect in the order they are made; asynchronous backends order them on one stream.
-/// * B2. [`begin`](Backend::begin) comes first for a plan, once, and steps' numbers rise. Up to `max_steps` steps are
-///   open at a time (B8).
-/// * B3. [`store_cache`](Backend::store_cache) writes row `i` of k and v to the slot of token `i` in the
-///   layer's [track](BatchPlan::slots_of), and nothing else; a negative slot writes nothing. Slots of one plan are
-///   distinct.
-/// * B4. [`attend`](Backend::attend) reads the slots of positions `0..=p` through the page tables, as last written
-///   by `begin`; of a row that is a tree of drafts those that [`masks`](BatchPlan::masks) name, and no window then. It
-///   writes every row of `out` (and of the log-sum-exp): padding rows get 0 and minus infinity, sinks or none. The
-///   log-sum-exp of all other rows holds their sink.
+/// * B1. Calls take effect in the order in which they are made. Asynchronous backends order them on one stream.
+/// * B2. [`begin`](Backend::begin) is the first call for a plan and is called once. Numbers of steps rise. Up to
+///   `max_steps` steps are open at a time (B8).
+/// * B3. [`store_cache`](Backend::store_cache) writes row `i` of k and v to the slot of token `i` in the layer's
+///   [track](BatchPlan::slots_of), and nothing else. A negative slot writes nothing. Slots of one plan are distinct.
+/// * B4. [`attend`](Backend::attend) reads the slots of positions `0..=p` through the page tables as `begin` last wrote
+///   them. A row that is a tree of drafts reads the slots that [`masks`](BatchPlan::masks) name, without a window.
+///   The call writes every row of `out` and of the log-sum-exp. Padding rows become 0 and minus infinity, with or
+///   without sinks; the log-sum-exp of all other rows includes their sink.
 /// * B5. [`copy_pages`](Backend::copy_pages) copies whole pages, all planes of all lanes. Sources and targets are
 ///   disjoint.
-/// * B6. What an asynchronous call returned without error may fail later; [`synchronize`](Backend::synchronize)
-///   reports it, and returns only when everything asked for is done.
-/// * B7. After an error nothing of the failed call is relied upon; the next plan sends what is still missing.
-/// * B8. A step is open from its `begin` until an [`end`](Backend::end) covers it. Plans of a step that is not open are
-///   refused, and nothing is written: by then their pages may be another sequence's. What was asked for while the step
-///   was open takes effect all the same, so a step may end as soon as all of it is asked for. A backend that holds no
-///   bytes need not refuse.
-/// * B18. Of a group that reads a window or a chunk, words of the page tables are of no meaning where no new token of
-///   the row reads, and nothing is read there.
-/// * B17. A layer of a group that reads a window is attended to through that window; any other, and none, is refused.
-///   So is every window for a group that reads chunks. Lists of positions are of group 0's layers.
-/// * B11. [`compact`](Backend::compact) moves the slots that are kept of each row, found through its page table as last
-///   written by `begin`, to the places from `first` on, all planes of all layers, in every track; nothing else is
-///   written. All of a row's are read before one is written; rows are distinct.
+/// * B6. An asynchronous call that returned without an error may fail later. [`synchronize`](Backend::synchronize)
+///   reports such a failure, and returns only when all calls before it are done.
+/// * B7. After an error the caller relies on no effect of the failed call. The next plan sends what is still missing.
+/// * B8. A step is open from its `begin` until an [`end`](Backend::end) covers it. The backend rejects plans of other
+///   steps and writes nothing, because their pages may belong to another sequence by then. Calls made while the step
+///   was open still take effect, so a step may end as soon as its last call is made. A backend without bytes need not
+///   reject.
+/// * B11. [`compact`](Backend::compact) moves the kept slots of each row to the places from `first` on, all planes of
+///   all layers, in every track, and writes nothing else. It finds them through the row's page table as `begin` last
+///   wrote it. All slots of a row are read before one is written. Rows are distinct.
+/// * B17. A layer of a group that reads a window takes exactly that window; the backend rejects any other and none. A
+///   group that reads chunks takes no window. Lists of positions belong to layers of group 0.
+/// * B18. In a group that reads a window or a chunk, page table words that no new token of the row reads are undefined,
+///   and the backend does not follow them.
 pub trait Backend {
-    /// What can go wrong.
+    /// The backend's error.
     type Error: std::error::Error + 'static;
     /// Rows of q, k or v to read: `[tokens, heads, head_dim]`, contiguous within a row.
     type Rows<'a>: Copy;
-    /// Rows of attention's output to write: `[tokens, q_heads, head_dim]`; of a latent pool `[tokens, q_heads, rank]`.
+    /// Output rows to write: `[tokens, q_heads, head_dim]`; for a latent pool `[tokens, q_heads, rank]`.
     type RowsMut<'a>;
     /// Sinks to read: `[q_heads]` in f32.
     type Sinks<'a>: Copy;
     /// Log-sum-exp to write: `[tokens, q_heads]` in f32, natural logarithm.
     type Lse<'a>;
 
-    /// Begins a step: takes over the plan's changes of the page tables.
+    /// Begins a step: applies the plan's changes of the page tables.
     ///
     /// # Errors
-    /// The backend's own.
+    /// The backend's own, among them a plan that its tables or the pool cannot hold.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error>;
 
-    /// Ends steps: their plans are refused from now on. Nothing is waited for; steps that never began, or have ended,
-    /// do no harm. An engine calls it with every `complete` and `abort`; a host tells its other ranks' backends.
-    /// O(steps that end).
+    /// Ends steps: the backend rejects their plans from now on. O(steps that end).
+    ///
+    /// The call waits for nothing. Steps that never began or that have ended already are ignored. An engine makes this
+    /// call in every `complete` and `abort`; a host with several ranks makes it on the other ranks' backends.
     fn end(&mut self, end: StepEnd);
 
-    /// Stores K and V of a step's new tokens, `[tokens, kv_heads, head_dim]` each; of a latent pool k is the rows,
-    /// `[tokens, rank + rope]`, and v rows of no elements. What a quantised pool makes of them is the same on every
-    /// backend, bit by bit: see [`KvDtype::Fp8E4M3`](crate::KvDtype) and [`Scaling`](crate::Scaling).
+    /// Stores K and V of a step's new tokens, `[tokens, kv_heads, head_dim]` each.
+    ///
+    /// For a latent pool k has the rows, `[tokens, rank + rope]`, and the rows of v are empty. Every backend quantises
+    /// to the same bits: see [`KvDtype::Fp8E4M3`](crate::KvDtype) and [`Scaling`](crate::Scaling).
     ///
     /// # Errors
     /// The backend's own.
@@ -135,7 +141,7 @@ pub trait Backend {
         v: Self::Rows<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// Attention of a step's query rows over their sequences' cached tokens, those of this step included.
+    /// Computes attention of a step's query rows over the cached tokens of their sequences, including this step's.
     ///
     /// # Errors
     /// The backend's own.
@@ -151,7 +157,7 @@ pub trait Backend {
         self.attend_queries(plan, layer, attend, Queries { rows: q, sinks: None }, out, lse)
     }
 
-    /// [`attend`](Backend::attend), for heads that may have sinks.
+    /// Computes [`attend`](Backend::attend) with optional sinks.
     ///
     /// # Errors
     /// The backend's own.
@@ -171,15 +177,15 @@ pub trait Backend {
     /// The backend's own.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Self::Error>;
 
-    /// Moves slots of rows together, all planes of all layers.
+    /// Moves the kept slots of rows together (B11).
     ///
     /// # Errors
     /// The backend's own.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), Self::Error>;
 
-    /// Waits for everything asked for.
+    /// Waits until all calls so far are done.
     ///
     /// # Errors
-    /// Whatever failed since the last call.
+    /// The first failure since the last call (B6).
     fn synchronize(&mut self) -> Result<(), Self::Error>;
 }

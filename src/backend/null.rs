@@ -1,4 +1,4 @@
-//! A backend without bytes: for planning and replay at full scale, and for a rank that only schedules.
+//! [`Null`]: a backend without bytes, for planning and replay at full scale and for a rank that only schedules.
 
 use std::convert::Infallible;
 
@@ -7,7 +7,7 @@ use crate::id::LayerId;
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
 
-/// Holds no K and V; every call succeeds and does nothing.
+/// A backend that holds no K and V. Every call succeeds and does nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Null;
 

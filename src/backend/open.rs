@@ -1,22 +1,21 @@
-//! How backends come to be: a host says what it wants of one, an engine says for which pool.
+//! [`OpenBackend`]: a host chooses a backend's options; the engine opens it for its pool.
 
 use super::Backend;
 use crate::layout::{PoolLayout, TableShape};
 
-/// A backend that is still to be opened: what a host chooses of it, before pool and page tables are known.
+/// Options of a backend that is not open yet.
 ///
-/// [`CpuOptions`](crate::CpuOptions) opens a [`Cpu`](crate::Cpu), `CudaOptions` a `Cuda`, and [`Null`](crate::Null)
-/// itself. [`Engine::new`](crate::Engine::new) takes one; who drives a backend without an engine calls
-/// [`open`](OpenBackend::open).
+/// [`CpuOptions`](crate::CpuOptions) opens a [`Cpu`](crate::Cpu), `CudaOptions` opens a `Cuda`, and
+/// [`Null`](crate::Null) opens itself. [`Engine::new`](crate::Engine::new) takes the options. A host that drives a
+/// backend without an engine calls [`open`](OpenBackend::open).
 pub trait OpenBackend {
-    /// What is opened.
+    /// The backend that these options open.
     type Backend: Backend;
 
-    /// Takes the memory for a pool and its page tables, all of whose words are 0. At most `max_steps` steps will be
-    /// open at a time.
+    /// Allocates a pool and its page tables, whose words are all 0. At most `max_steps` steps are open at a time.
     ///
     /// # Errors
-    /// The backend's own. Nothing is kept.
+    /// The backend's own; it then frees all that it allocated.
     fn open(
         self,
         layout: &PoolLayout,

@@ -1,6 +1,6 @@
-//! Which steps of a backend are open: [`OpenSteps`], for every implementation of B8.
+//! [`OpenSteps`]: the open steps of a backend, for every implementation of B8.
 //!
-//! Not here: what a backend answers to a plan whose step is not open.
+//! Not here: the error for a plan whose step is not open (`check.rs`).
 
 use std::collections::VecDeque;
 
@@ -8,45 +8,45 @@ use crate::id::StepId;
 use crate::memory::{OutOfMemory, reserved_queue};
 use crate::plan::StepEnd;
 
-/// The steps that have begun and not ended. Their numbers rise.
+/// The steps that have begun and have not ended, in rising order.
 #[derive(Clone, Debug)]
 pub struct OpenSteps {
     open: VecDeque<StepId>,
     max: u32,
-    /// The greatest number that has begun or ended: the next step's is greater.
+    /// The greatest step that has begun or ended. The next step is greater.
     last: StepId,
 }
 
 impl OpenSteps {
-    /// No steps yet, and at most `max` at a time.
+    /// Creates an empty set of at most `max` steps, 8 bytes each.
     ///
     /// # Panics
-    /// If the system does not give the memory: 8 bytes a step.
+    /// If the system has no memory for them.
     pub fn new(max: u32) -> Self {
         Self::try_new(max).expect("the system has the memory")
     }
 
-    /// [`OpenSteps::new`], or what the system refused.
+    /// [`OpenSteps::new`] with an error in place of the panic.
     pub(super) fn try_new(max: u32) -> Result<Self, OutOfMemory> {
         Ok(Self { open: reserved_queue(max.into())?, max, last: StepId::default() })
     }
 
-    /// Most steps that are open at a time.
+    /// Returns the most steps that are open at a time.
     pub fn max(&self) -> u32 {
         self.max
     }
 
-    /// The greatest step that has begun or ended; 0 if there was none. A step begins after it or not at all.
+    /// Returns the greatest step that has begun or ended, or 0. Only a greater step can begin.
     pub fn last(&self) -> StepId {
         self.last
     }
 
-    /// Whether one more may begin.
+    /// Returns whether one more step may begin.
     pub fn has_room(&self) -> bool {
         self.open.len() < self.max as usize
     }
 
-    /// Whether a step has begun and not ended. O(open steps).
+    /// Returns whether a step has begun and has not ended. O(open steps).
     pub fn contains(&self, step: StepId) -> bool {
         self.open.iter().rev().any(|&open| open == step)
     }
@@ -54,14 +54,14 @@ impl OpenSteps {
     /// Begins a step.
     ///
     /// # Panics
-    /// If the step is not after [`OpenSteps::last`], or there is no room: the caller checked.
+    /// If the step is not after [`OpenSteps::last`], or [`OpenSteps::has_room`] is false.
     pub fn begin(&mut self, step: StepId) {
         assert!(step > self.last && self.has_room(), "B2: the caller checked the step");
         self.open.push_back(step);
         self.last = step;
     }
 
-    /// Ends steps. One that never began cannot begin any more. O(steps that end).
+    /// Ends steps. A step that never began can no longer begin. O(steps that end).
     pub fn end(&mut self, end: StepEnd) {
         match end {
             StepEnd::Complete(step) => {

@@ -1,6 +1,6 @@
-//! Why a backend refuses: [`PlanError`], alike for all of them.
+//! [`PlanError`]: why a backend rejects a plan or a call, the same for every backend.
 //!
-//! Not here: what is refused (`check.rs`), what a backend refuses beside it (its own `error.rs`).
+//! Not here: the checks (`check.rs`) and the errors of one backend alone (its `error.rs`).
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::error::Count;
 use crate::id::{LayerId, PageId, RowId, SlotId, StepId};
 use crate::layout::Reach;
 
-/// An argument of a call that carries numbers.
+/// An array argument of a backend call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Operand {
@@ -18,13 +18,13 @@ pub enum Operand {
     K,
     /// Values.
     V,
-    /// Logits that take weight and give no value.
+    /// Attention sinks.
     Sinks,
-    /// Attention's output.
+    /// The output of attention.
     Out,
     /// Log-sum-exp.
     Lse,
-    /// Lists of positions.
+    /// Lists of positions to read.
     Selection,
 }
 
@@ -42,210 +42,210 @@ impl fmt::Display for Operand {
     }
 }
 
-/// Why a plan, or what was asked with it, fits no backend of this pool. Nothing was written.
+/// Why no backend of this pool can serve a plan or a call with it. The call wrote nothing.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The step's plan was not begun.
+    /// The step has not begun.
     NotBegun {
         /// The step.
         step: StepId,
     },
-    /// The step, or a later one, has begun already, or ended.
+    /// The step or a later one has already begun or ended.
     AlreadyBegun {
         /// The step.
         step: StepId,
         /// The last step that began or ended.
         last: StepId,
     },
-    /// The step has ended: its pages may be another sequence's.
+    /// The step has ended, so its pages may belong to another sequence.
     Ended {
         /// The step.
         step: StepId,
     },
-    /// As many steps are open as the backend was opened for.
+    /// The number of open steps is at the backend's limit.
     OpenSteps {
-        /// The most.
+        /// The limit.
         max: u32,
     },
-    /// The plan's arrays of one entry a token differ in length.
+    /// The arrays with one entry for each token differ in length.
     Tokens {
-        /// Tokens, by the positions.
+        /// Length of the positions.
         positions: usize,
-        /// Tokens, by the token array.
+        /// Length of the tokens.
         tokens: usize,
-        /// Tokens, by the slot mapping.
+        /// Length of the slot mapping.
         slots: usize,
     },
-    /// The sequences' query rows do not follow one another, or do not add up to the tokens.
+    /// The query rows of the sequences are not adjacent, or their sum is not the number of tokens.
     QueryRows {
-        /// The first sequence that is off; the number of sequences if the sum is.
+        /// The first sequence that is not adjacent; the number of sequences if the sum is wrong.
         row: usize,
     },
-    /// Shared spans that are not nested as they must be, name no row or one twice, or reach into what is computed now.
+    /// A shared span is not nested correctly, lists no row or a row twice, or covers tokens of this step.
     Span {
-        /// The first that is off; their number, if the members are.
+        /// The first wrong span; the number of spans if the list of members is wrong.
         span: usize,
     },
-    /// Masks that are not one for each token, or one without its token's own bit, or with bits of slots that are not
-    /// there or behind it, or of more than 64 new tokens.
+    /// The masks are not one for each token, or one mask is wrong: it lacks its token's own bit, has bits of missing or
+    /// later slots, or belongs to a row of more than 64 new tokens.
     Mask {
-        /// The first token whose mask is off; the number of tokens, if that of the masks is.
+        /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
         token: usize,
-        /// Its mask; 0 if there is none.
+        /// Its mask, or 0 without one.
         mask: u64,
     },
-    /// Slots of the tracks but the first one that are not one for each of them and each token.
+    /// The tracks after the first do not have one slot for each track and token.
     TrackSlots {
-        /// Slots.
+        /// Slots given.
         slots: usize,
-        /// Slots that the plan's tokens and the page tables' tracks take.
+        /// Slots expected: tokens times the tracks after the first.
         wanted: usize,
     },
-    /// A layer of a group that reads a window or a chunk, attended to through another window, or none.
+    /// Attention used another window than the layer's group has, or none.
     Reach {
         /// The layer.
         layer: LayerId,
         /// Its group.
         group: u32,
-        /// What the group's tokens read.
+        /// The positions that the group's tokens read.
         reach: Reach,
-        /// The window that was given.
+        /// The window given.
         window: Option<u32>,
     },
-    /// A sparse read of a layer of a group that does not keep everything.
+    /// A sparse read of a layer whose group does not keep every token.
     SparseGroup {
         /// The layer.
         layer: LayerId,
         /// Its group.
         group: u32,
     },
-    /// A group beside the one that keeps everything, which the backend does not serve.
+    /// The backend does not serve a group with this reach.
     Group {
         /// The group.
         group: u32,
-        /// What its tokens read.
+        /// The positions that its tokens read.
         reach: Reach,
     },
-    /// A sliding window for a plan with trees of drafts.
+    /// A sliding window was given for a plan with trees of drafts.
     TreeWindow {
         /// The window.
         window: u32,
     },
-    /// A sequence with a row that the page tables do not have.
+    /// A sequence's row is past the page tables.
     Row {
         /// The row.
         row: RowId,
         /// Rows of the page tables.
         rows: u32,
     },
-    /// A sequence with fewer tokens than it extends by, or more than a row of the page tables holds.
+    /// A sequence has fewer tokens than it extends by, or more than a row of the page tables holds.
     KvLen {
         /// The sequence's row.
         row: RowId,
         /// Its tokens.
         kv_len: u32,
-        /// The fewest.
+        /// The least allowed.
         min: u32,
-        /// The most.
+        /// The most allowed.
         max: u64,
     },
-    /// A slot to be kept that is past what a row of the page tables holds.
+    /// A slot to keep is past the capacity of a row of the page tables.
     Place {
         /// The row.
         row: RowId,
-        /// The slot's place in it.
+        /// The slot's place in the row.
         place: u64,
-        /// Most slots of a row.
+        /// Slots of a row.
         max: u64,
     },
-    /// A slot past the pool.
+    /// A slot is past the pool.
     Slot {
         /// The slot.
         slot: SlotId,
         /// Slots of the pool.
         slot_count: u64,
     },
-    /// A write past the page tables.
+    /// A write is past the page tables.
     TableIndex {
         /// The word's index.
         index: u32,
         /// Words of the page tables.
         words: usize,
     },
-    /// A word of the page tables that names no page, or no chunk.
+    /// A word written to the page tables is past the pages or chunks.
     TableValue {
         /// The word's index.
         index: u32,
         /// Its value.
         value: u32,
-        /// Pages of the pool, or chunks of the tables.
+        /// Pages of the pool or chunks of the tables.
         count: u32,
     },
-    /// A page past the pool, or past the host's pages.
+    /// A page is past the pool or the host's pages.
     Page {
         /// The page.
         page: PageId,
-        /// Pages there are.
+        /// Number of pages.
         page_count: u32,
     },
-    /// A layer past the model.
+    /// A layer is past the model.
     Layer {
         /// The layer.
         layer: LayerId,
         /// Layers of the model.
         layers: u32,
     },
-    /// Query heads that are not a multiple of the kv heads.
+    /// The query heads are not a multiple of the kv heads.
     Heads {
         /// Query heads.
         q_heads: u32,
-        /// Heads of K and V.
+        /// KV heads.
         kv_heads: u32,
     },
-    /// A window of no tokens.
+    /// A window has no tokens.
     EmptyWindow,
-    /// A scale that is not finite.
+    /// The scale is not finite.
     Scale {
         /// The scale.
         scale: f32,
     },
-    /// A scale by the length of latent rows, which says nothing of the heads that they stand for.
+    /// The scale is `1 / sqrt` of a latent row's length; it must follow from the heads that the row compresses.
     LatentScale {
         /// The scale.
         scale: f32,
     },
-    /// A soft cap that is not above 0, or not finite.
+    /// The soft cap is not above 0 or not finite.
     SoftCap {
         /// The cap.
         soft_cap: f32,
     },
-    /// A sink that is NaN or infinity.
+    /// A sink is NaN or plus infinity.
     Sink {
         /// The query head.
         head: u32,
         /// Its sink.
         sink: f32,
     },
-    /// Lists of no positions, or of more than a sequence can have.
+    /// The lists have no positions, or more than a sequence can have.
     Top {
         /// Positions of a list.
         top: u32,
-        /// The most.
+        /// The most allowed.
         max: u64,
     },
-    /// A selection by labels from a pool that keeps none.
+    /// The pool keeps no labels to select by.
     NoLabels,
-    /// An argument with another number of elements than the plan asks for.
+    /// An argument's number of elements does not match the plan.
     Length {
         /// The argument.
         operand: Operand,
         /// Elements given.
         actual: usize,
-        /// Elements that the plan asks for; with a stride, the fewest.
+        /// Elements expected; with a stride, the least number.
         wanted: usize,
     },
-    /// Rows that would overlap, or that lie apart where they may not.
+    /// Rows would overlap, or are not contiguous where they must be.
     Stride {
         /// The argument.
         operand: Operand,
@@ -354,7 +354,7 @@ impl fmt::Display for PlanError {
 
 impl std::error::Error for PlanError {}
 
-/// Says that the last of `count` things is before `index`.
+/// Writes that `index` is past the `count` things of this kind.
 fn missing(f: &mut fmt::Formatter<'_>, what: &str, index: u64, count: u64) -> fmt::Result {
     write!(f, "there is no {what} {index} of {count}: the first is 0")
 }

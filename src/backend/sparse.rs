@@ -1,62 +1,63 @@
-//! Reading some of a long context: which positions, and attention over them.
+//! Sparse reads: the choice of positions of a long context, and attention over them.
 //!
-//! What is read is a *selection*: plain numbers, `[rows, kv_heads, top]` of u32, one list for each row of the batch and
-//! each kv head. [`SparseBackend::select`] fills it by labels (Double Sparsity, Yang et al. 2024, arXiv:2408.07092); a
-//! host may fill it by what it likes: bounds of pages (Quest), an indexer (DeepSeek). A list names positions of the
-//! row's sequence. It ascends and names none twice; [`NO_POSITION`] stands for nothing, and so does whatever the row
-//! does not see: past its own position, or before its window.
+//! A *selection* is an array `[rows, kv_heads, top]` of u32: one list for each row of the batch and each kv head.
+//! [`SparseBackend::select`] fills it by labels (Double Sparsity, Yang et al. 2024, arXiv:2408.07092). A host may fill
+//! it by another rule, such as bounds of pages (Quest) or an indexer (DeepSeek). A list contains positions of the row's
+//! sequence, ascending and distinct. Kernels ignore [`NO_POSITION`] and positions that the row cannot read: those past
+//! its own, and those before its window.
 //!
-//! Rows of one new token have lists. Those of more, and trees, read all that they see: a prefill wants all of it.
+//! Lists apply to rows with one new token. Rows with several new tokens, and trees, read every position that they can.
 
 use super::{Attend, Backend, PlanError, Queries};
 use crate::id::LayerId;
 use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, BatchRow};
 
-/// Stands in a selection for no position.
+/// Fills an unused entry of a selection.
 pub const NO_POSITION: u32 = u32::MAX;
 
-/// What a selection is made by.
+/// Parameters of a selection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Select {
     /// Query heads on this rank: a multiple of its kv heads.
     pub q_heads: u32,
-    /// Positions of one list: at least 1, at most those that a row of the page tables has pages for.
+    /// Positions of one list: at least 1, at most the positions of a row of the page tables.
     pub top: u32,
-    /// Sliding window: a query at position p sees positions above `p - window` only. At least 1.
+    /// Sliding window in tokens, at least 1: a query at position `p` reads positions above `p - window` only.
     pub window: Option<u32>,
 }
 
-/// Lists of positions, wherever they are: `[rows, kv_heads, top]`, packed.
+/// Lists of positions, `[rows, kv_heads, top]`, contiguous, in the backend's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Selection<P> {
-    /// The lists: for [`Cpu`](super::Cpu) a slice, for `Cuda` an address on the device.
+    /// The lists: a slice for [`Cpu`](super::Cpu), a device address for `Cuda`.
     pub positions: P,
     /// Positions of one list, at least 1.
     pub top: u32,
 }
 
-/// A backend that attends to chosen positions.
+/// A backend with attention over chosen positions.
 ///
-/// * B9. [`select`](SparseBackend::select) gives the same positions on every backend, bit by bit.
-/// * B10. [`attend_selected`](SparseBackend::attend_selected) reads of a row with one new token the positions of its
-///   lists that the row sees, and no other; else it is [`attend_queries`](Backend::attend_queries).
+/// * B9. [`select`](SparseBackend::select) returns the same positions on every backend.
+/// * B10. For a row with one new token, [`attend_selected`](SparseBackend::attend_selected) reads exactly the readable
+///   positions of its lists. For other rows it equals [`attend_queries`](Backend::attend_queries).
 pub trait SparseBackend: Backend {
     /// Lists to read.
     type Positions<'a>: Copy;
     /// Lists to write.
     type PositionsMut<'a>;
 
-    /// Chooses, for each row with one new token and each kv head, the `top` positions with the greatest scores, the
-    /// row's own always among them. Those of other rows, padding too, become [`NO_POSITION`].
+    /// Selects the `top` positions with the greatest scores, for each row with one new token and each kv head.
     ///
-    /// The score of a position is the product of its labels with the queries in the labels' channels, summed over the
-    /// query heads of the kv head: in f32, first the sum of the queries, head after head, then `score = fma(sum, label,
-    /// score)`, channel after channel, from 0. Of equal scores the later position is the better; NaN is worse than all
-    /// others.
+    /// The row's own position is always selected. Lists of other rows, padding included, become [`NO_POSITION`].
+    ///
+    /// A position's score is the dot product of its labels with the queries in the labels' channels, summed over the
+    /// query heads of the kv head. It is computed in f32: first the sum of the queries in the order of heads, then from
+    /// 0 `score = fma(sum, label, score)` in the order of channels. The later of two equal scores wins; NaN loses to
+    /// every score.
     ///
     /// # Errors
-    /// The backend's own: among others [`PlanError::NoLabels`] and [`PlanError::Top`].
+    /// The backend's own, among them [`PlanError::NoLabels`] and [`PlanError::Top`].
     fn select(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -66,11 +67,12 @@ pub trait SparseBackend: Backend {
         positions: Self::PositionsMut<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// As [`attend_queries`](Backend::attend_queries), but rows with one new token read what `selection` names. Where
-    /// that is nothing, the output is 0 and the log-sum-exp the head's sink, or minus infinity.
+    /// Computes [`attend_queries`](Backend::attend_queries), but rows with one new token read their lists alone.
+    ///
+    /// A list without a readable position gives output 0, and the head's sink or minus infinity as log-sum-exp.
     ///
     /// # Errors
-    /// As `attend`; and [`PlanError::Top`].
+    /// Those of `attend_queries`, and [`PlanError::Top`].
     #[allow(clippy::too_many_arguments)]
     fn attend_selected(
         &mut self,
@@ -84,12 +86,12 @@ pub trait SparseBackend: Backend {
     ) -> Result<(), Self::Error>;
 }
 
-/// Whether a row of the batch reads what its lists name: a tree's tokens see what their masks say.
+/// Returns whether lists apply to a row. Tokens of a tree read by their masks instead.
 pub(super) fn has_lists(plan: &BatchPlan<'_>, row: &BatchRow) -> bool {
     row.kv_len > 0 && row.extend_len == 1 && plan.tree(row).is_none()
 }
 
-/// Refuses lists of no positions, and of more than a sequence has.
+/// Rejects lists of no positions, and of more than a sequence has.
 pub(super) fn check_top(top: u32, longest: u64) -> Result<(), PlanError> {
     if top == 0 || u64::from(top) > longest {
         return Err(PlanError::Top { top, max: longest });
@@ -97,7 +99,7 @@ pub(super) fn check_top(top: u32, longest: u64) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// A selection that makes sense for a pool whose longest row has so many tokens.
+/// Checks a selection for a pool whose longest row has `longest` tokens.
 pub(super) fn check(select: &Select, layout: &PoolLayout, longest: u64) -> Result<(), PlanError> {
     let Select { q_heads, top, window } = *select;
     super::check::attend(&Attend { window, ..Attend::new(q_heads, 1) }, layout)?;

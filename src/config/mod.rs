@@ -1,8 +1,8 @@
-//! What an engine is made for: [`EngineConfig`], checked to an [`EngineShape`] of limits.
+//! The configuration of an engine: [`EngineConfig`], and the limits that it is checked to, [`EngineShape`].
 //!
 //! `bytes` is the byte form of a shape.
 //!
-//! Not here: the shape of K and V memory (`layout/`), the bytes that an engine takes (`world.rs`).
+//! Not here: the layout of K and V (`layout/`), the bytes that an engine takes (`world/bytes.rs`).
 
 mod bytes;
 
@@ -12,7 +12,7 @@ use crate::layout::{PoolConfig, PoolLayout, TableShape};
 
 pub use bytes::ShapeBytesError;
 
-/// Whether prefixes are kept and shared.
+/// Whether prefixes are cached and shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(
     feature = "serde",
@@ -21,15 +21,15 @@ pub use bytes::ShapeBytesError;
 )]
 #[non_exhaustive]
 pub enum PrefixMode {
-    /// Whole pages of equal prefixes are shared, and kept after their sequences until they are evicted.
+    /// Sequences share whole pages of equal prefixes, which stay cached until they are evicted.
     #[default]
     Radix,
-    /// Every prompt is computed in full and nothing outlives its sequence; only forks share with their parent.
+    /// Every prompt is computed in full, and no page outlives its sequence. Only forks share pages with their parent.
     None,
 }
 
-/// What an engine is made for. `EngineConfig::from(pool_config)` fills in the limits; a field that is left out of a
-/// serialised config (feature `serde`) has its default.
+/// The configuration of an engine. `EngineConfig::from(pool_config)` sets the limits to their defaults. A field that a
+/// serialised config omits (feature `serde`) has its default.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[cfg_attr(
     feature = "serde",
@@ -39,32 +39,32 @@ pub enum PrefixMode {
 pub struct EngineConfig {
     /// Shape and size of K and V. Default: [`PoolConfig::default`].
     pub pool: PoolConfig,
-    /// Whether prefixes are kept and shared. Default: [`PrefixMode::Radix`].
+    /// Whether prefixes are cached and shared. Default: [`PrefixMode::Radix`].
     pub prefix: PrefixMode,
-    /// How cached pages are hashed, for those who know prefixes by hashes; needs a feature. Only with
-    /// [`PrefixMode::Radix`]: what is not shared has no hashes. Default: none, which costs nothing.
+    /// How cached pages are hashed, for callers that identify prefixes by hashes; needs a feature. Only with
+    /// [`PrefixMode::Radix`], since pages that are not shared have no hashes. Default: none, which costs nothing.
     pub hashing: Option<Hashing>,
-    /// Pages that wait to be told of ([`Engine::drain_events`](crate::Engine::drain_events)) at most, stored and
-    /// removed ones; 0: nobody is told. Needs `hashing`. Room for what happens between two drains is enough: where it
-    /// is not, the next drain tells of the whole tree. Default: 0, which costs nothing.
+    /// Most pages, stored and removed, whose events wait for [`Engine::drain_events`](crate::Engine::drain_events); 0:
+    /// no events. Needs `hashing`. It suffices to cover the changes between two drains; beyond that the next drain
+    /// emits the whole tree. Default: 0, which costs nothing.
     pub event_pages: u32,
     /// Most sequences at a time, preempted ones included. Default: 256.
     pub max_sequences: u32,
     /// Most tokens of one sequence. Capped at the pool's tokens, and at 2^30. Default: 131,072.
     pub max_sequence_len: u32,
-    /// Tokens of all sequences together that are sure to fit. Sharing makes this independent of the pool's size. Host
-    /// memory for tokens and page tables is reserved for it and touched as used. Default: 4,194,304.
+    /// Tokens of all sequences together that always fit. Sequences that share pages may have more tokens than the pool.
+    /// Host memory for tokens and page tables is reserved for this number and touched as it is used. Default:
+    /// 4,194,304.
     pub max_tokens: u64,
-    /// Most steps planned and not yet complete. Default: 8.
+    /// Most steps that are planned and not complete. Default: 8.
     pub max_steps: u32,
-    /// Tokens that a sequence is planned past its published ones, where layers are in groups: what
-    /// [`Engine::admit`](crate::Engine::admit) asks for and promises has room for a plan so far ahead. A plan that
-    /// goes further takes pages that nobody is promised. Default: 512.
+    /// Tokens that plans of a sequence may be ahead of its published ones within its promise, for models with groups of
+    /// layers. [`Engine::admit`](crate::Engine::admit) counts pages for plans so far ahead. A plan that is further
+    /// ahead also takes available pages. Default: 512.
     pub promise_ahead: u32,
-    /// Touch the reserved host memory of the tables at the start, so that no step pays for a page fault, nor the
-    /// process for an over-committed machine later. Off: memory is touched as it is first used. What the machine does
-    /// not have ends the process when it is touched, which no program can catch; it is the better for that to happen in
-    /// [`Engine::new`](crate::Engine::new), if at all. Default: true.
+    /// Whether [`Engine::new`](crate::Engine::new) touches the reserved host memory of the tables. No step then pays
+    /// for a page fault. Touching memory that the machine cannot back ends the process, which no program can catch, so
+    /// it should happen at the start. Otherwise memory is touched as it is first used. Default: true.
     pub prefault: bool,
 }
 
@@ -86,55 +86,57 @@ impl From<PoolConfig> for EngineConfig {
 }
 
 impl Default for EngineConfig {
-    /// Of the default pool, with the default limits.
+    /// Returns the default pool with the default limits.
     fn default() -> Self {
         PoolConfig::default().into()
     }
 }
 
-/// Checked limits: what the tables are made with.
+/// The checked limits of an engine, with which its tables are created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct EngineShape {
-    /// K and V.
+    /// Layout of K and V.
     pub layout: PoolLayout,
-    /// The page tables, on the host and on every backend.
+    /// Shape of the page tables, on the host and on every backend.
     pub table: TableShape,
     /// Most tokens of one sequence.
     pub max_sequence_len: u32,
     /// Most unfinished steps.
     pub max_steps: u32,
-    /// Tokens that a sequence is planned past its published ones.
+    /// Tokens that plans may be ahead of the published ones within a promise.
     pub promise_ahead: u32,
-    /// Whether prefixes are kept and shared.
+    /// Whether prefixes are cached and shared.
     pub prefix: PrefixMode,
     /// How cached pages are hashed, if they are.
     pub hashing: Option<Hashing>,
-    /// Pages that wait to be told of at most.
+    /// Most pages whose events wait for a drain.
     pub event_pages: u32,
     /// Whether all host memory is touched at the start.
     pub prefault: bool,
 }
 
 impl EngineShape {
-    /// Whether sequences share prefixes that others have computed.
+    /// Returns whether sequences share prefixes that other sequences computed.
     pub(crate) fn shares_prefixes(&self) -> bool {
         self.prefix == PrefixMode::Radix
     }
 
-    /// Whether commits publish pages: where layers are in groups, for what that lets the sequence give back.
+    /// Returns whether commits publish pages. With groups of layers they do in every mode, since publishing releases
+    /// pages that no later token reads.
     pub(crate) fn publishes(&self) -> bool {
         self.shares_prefixes() || self.table.tracks > 1
     }
 
-    /// Whether prompts find what is cached: only group 0's pages are, so that none does where there are other groups.
+    /// Returns whether prompts match cached prefixes. The tree has pages of group 0 only, so with more groups no prompt
+    /// does.
     pub(crate) fn finds_prefixes(&self) -> bool {
         self.shares_prefixes() && self.table.tracks == 1
     }
 }
 
 impl EngineConfig {
-    /// Checks the config.
+    /// Checks the config and returns its limits.
     ///
     /// # Errors
     /// A [`ConfigError`] that names the value.

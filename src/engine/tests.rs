@@ -143,7 +143,7 @@ fn s5_every_chunk_is_a_rows() {
 
 #[test]
 fn s6_a_row_knows_its_end() {
-    let ends = "S6: a row knows the entry of its last page and its last token";
+    let ends = "S6: a row stores the entry of its last page and its last token";
     assert_eq!(broken(|s| s.sequence(s.long).break_s6()), ends);
     assert_eq!(broken(|s| s.sequence(s.long).last_token = TokenId::new(7)), ends);
 }
@@ -197,7 +197,7 @@ fn w1_a_page_has_one_owner_and_its_state_says_which() {
     assert_eq!(two.invariant, "W1: a page has one owner");
     assert!(matches!(two.owner, Some(Owner::Sequence(_))), "{two}");
 
-    let says = "W1: a page's state says what owns it";
+    let says = "W1: a page's state is that of its owner";
     let cached = |s: &mut Sound| {
         let tail = s.tail(s.long);
         s.world().pages.publish(&[tail]);

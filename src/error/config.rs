@@ -1,4 +1,4 @@
-//! Why a config was refused.
+//! Errors of a config.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -7,7 +7,7 @@ use super::Count;
 use crate::id::LayerId;
 use crate::layout::{KvDtype, Reach};
 
-/// Why a config was refused.
+/// The reason why a config is not valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -16,60 +16,61 @@ pub enum ConfigError {
         /// The field.
         name: &'static str,
     },
-    /// A product does not fit 64 bits, or this machine's address space.
+    /// A product exceeds 64 bits, or this machine's address space.
     Overflow {
         /// What was computed.
         name: &'static str,
     },
-    /// More tokens a page than pools are laid out for.
+    /// A page has more tokens than a pool supports.
     PageSize {
         /// The value.
         page_size: u32,
         /// The largest that is allowed.
         max: u32,
     },
-    /// More pages than 32-bit page ids can name.
+    /// The pool has more pages than 32-bit page ids can number.
     PageCount {
         /// The value.
         page_count: u64,
     },
-    /// A byte budget below one page.
+    /// The byte budget is below one page.
     Budget {
         /// The budget.
         bytes: u64,
-        /// What one page takes.
+        /// Bytes of one page.
         page_bytes: u64,
     },
-    /// Neither of heads and ranks divides the other.
+    /// Neither the number of heads nor that of ranks divides the other.
     HeadSplit {
         /// The model's heads of K and V.
         kv_heads: u32,
         /// The ranks.
         tp_size: u32,
     },
-    /// Scales made at the store, for numbers that have none.
+    /// The number type has no scales, but the store was to make some.
     Scaling {
         /// The pool's.
         dtype: KvDtype,
     },
-    /// Given scales for latent rows, which are scaled by token.
+    /// Latent rows are scaled by token, so they take no given scales.
     LatentScaling {
         /// The pool's.
         dtype: KvDtype,
     },
-    /// Somebody is to be told of cached pages, which are not hashed and so have no names.
+    /// Events need hashes, and pages are not hashed.
     EventsWithoutHashes {
-        /// Pages that were to be told of.
+        /// Pages of the event buffer.
         event_pages: u32,
     },
-    /// Group 0 keeps everything and no other group does; a window is at least 1, a chunk a power of two.
+    /// A group reads a range that it cannot: only group 0 reads everything, a window is at least 1, and a chunk is a
+    /// power of two.
     Reach {
         /// The group.
         group: u32,
         /// What its tokens were to read.
         reach: Reach,
     },
-    /// A layer of a group that does not exist.
+    /// A layer names a group that does not exist.
     LayerGroup {
         /// The layer.
         layer: LayerId,
@@ -78,31 +79,31 @@ pub enum ConfigError {
         /// The groups.
         groups: u32,
     },
-    /// A group without layers.
+    /// A group has no layers.
     EmptyGroup {
         /// The group.
         group: u32,
     },
-    /// Groups of another number of layers than the model's.
+    /// The groups do not have as many layers as the model.
     GroupedLayers {
         /// The model's.
         layers: u32,
         /// Those that are in groups.
         grouped: u32,
     },
-    /// A rank that does not exist.
+    /// The rank is not below the number of ranks.
     Rank {
         /// The rank.
         tp_rank: u32,
         /// The ranks.
         tp_size: u32,
     },
-    /// The host does not give the memory that the tables ask for.
+    /// The host cannot allocate the memory of the tables.
     OutOfMemory {
         /// Bytes of all tables together: [`EngineBytes::host`](crate::world::EngineBytes::host).
         bytes: u64,
     },
-    /// A limit is larger than this crate's tables can index.
+    /// A limit is larger than the tables can index.
     Limit {
         /// The field.
         name: &'static str,
@@ -134,12 +135,12 @@ impl fmt::Display for ConfigError {
                     (Count(kv_heads.into(), "kv head"), Count(tp_size.into(), "rank"));
                 write!(f, "{heads} cannot be divided among {ranks}")
             }
-            Self::Scaling { dtype } => write!(f, "numbers of {dtype:?} have no scales to make"),
+            Self::Scaling { dtype } => write!(f, "numbers of {dtype:?} have no scales"),
             Self::LatentScaling { dtype } => {
                 write!(f, "latent rows of {dtype:?} are scaled by token, not by given scales")
             }
             Self::EventsWithoutHashes { event_pages } => {
-                write!(f, "events of {event_pages} pages, but no hashing to name them by")
+                write!(f, "events of {event_pages} pages need hashing")
             }
             Self::Reach { group: 0, reach } => {
                 write!(f, "group 0 keeps everything, and does not read {reach}")

@@ -1,4 +1,4 @@
-//! What a correct caller can meet. Our own broken invariant stops the program instead.
+//! Errors that a correct caller can meet. A broken invariant of this crate panics instead.
 
 mod config;
 
@@ -18,18 +18,18 @@ impl fmt::Display for Count {
     }
 }
 
-/// Why the engine refused a call. The state is as it was before the call.
+/// The reason why the engine rejected a call. The state is as it was before the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// Fewer pages are free or evictable, and not promised to others, than the call needs.
+    /// The call needs more pages than are free or evictable and not promised to other sequences.
     OutOfPages {
         /// Pages that the call needs.
         wanted: u64,
-        /// Pages that it could take now.
+        /// Pages that are available to the call now.
         available: u64,
-        /// The first unfinished step after which it could take so many, if nothing else happens. There is one wherever
-        /// all of the pages are promised to the sequences of a plan.
+        /// First unfinished step whose completion makes enough pages available, if no other call comes first. Always
+        /// present if all pages of a plan are promised to its sequences.
         after: Option<StepId>,
     },
     /// All rows of the sequence table are taken.
@@ -37,63 +37,63 @@ pub enum Error {
         /// `max_sequences` of the config.
         max: u32,
     },
-    /// The running sequences' tokens fill the table (`max_tokens` of the config).
+    /// The sequences' tokens fill the table (`max_tokens` of the config).
     OutOfTokens {
         /// Tokens that the call needs room for, in whole chunks of the table.
         wanted: u64,
         /// Tokens that fit in the free chunks.
         available: u64,
     },
-    /// As many steps are unfinished as the config allows.
+    /// `max_steps` steps are unfinished.
     OutOfSteps {
         /// `max_steps` of the config.
         max: u32,
     },
-    /// A prompt of no tokens.
+    /// The prompt has no tokens.
     EmptyPrompt,
-    /// Pages are hashed, and nobody has said what this namespace is called, or it is forgotten:
+    /// Pages are hashed, and the namespace has no names or is forgotten:
     /// [`Engine::name_namespace`](crate::Engine::name_namespace).
     UnnamedNamespace {
         /// The namespace.
         namespace: Namespace,
     },
-    /// The namespace is called something else already; the default one has no names.
+    /// The namespace has other names already; the default namespace has none.
     NamespaceNamed {
         /// The namespace.
         namespace: Namespace,
     },
-    /// Another namespace is called that already, as far as names enter hashes: equal tokens would have equal hashes.
+    /// Another namespace has names with the same effect on hashes, so equal tokens would have equal hashes.
     NamesTaken {
         /// The namespace that was to be called so.
         namespace: Namespace,
         /// The one that is.
         by: Namespace,
     },
-    /// A token that is handed in is [`TokenId::PENDING`](crate::TokenId::PENDING), which stands for none.
+    /// A token of the call is [`TokenId::PENDING`](crate::TokenId::PENDING), the placeholder for unknown tokens.
     PendingToken {
         /// Its position in the sequence.
         position: u32,
     },
-    /// A step of more tokens than its plan can number.
+    /// The step has more tokens than a plan can number.
     StepTokens {
         /// New tokens of the batch.
         tokens: u64,
         /// The most that a step can have.
         max: u64,
     },
-    /// A sequence longer than the pool or `max_sequence_len` allows.
+    /// The sequence would be longer than the pool or `max_sequence_len` allows.
     TooLong {
         /// Its tokens.
         len: u64,
         /// The most that it can have.
         max: u64,
     },
-    /// The sequence is finished, or never was.
+    /// The sequence is finished, or never existed.
     UnknownSequence {
         /// The key.
         seq: SeqKey,
     },
-    /// The sequence stands twice in one batch, or, among branches to accept, out of its order.
+    /// The sequence is repeated in a batch, or out of order among the branches to accept.
     RepeatedSequence {
         /// The key.
         seq: SeqKey,
@@ -108,7 +108,7 @@ pub enum Error {
         /// The key.
         seq: SeqKey,
     },
-    /// A plan item of no tokens, or past the sequence's tokens.
+    /// The item of a plan has no tokens, or more than the sequence can be extended by.
     ExtendLen {
         /// The key.
         seq: SeqKey,
@@ -117,36 +117,36 @@ pub enum Error {
         /// The most that can be planned now.
         max: u32,
     },
-    /// A batch of no sequences.
+    /// The batch has no sequences.
     EmptyBatch,
-    /// The last plan of the sequence is complete or does not extend it by so many tokens, or the item stands twice or
-    /// out of the plan's order.
+    /// The item is not the last plan of its sequence, that plan's step is complete, or the item is repeated or out of
+    /// order.
     NotPlanned {
         /// The key.
         seq: SeqKey,
         /// The tokens asked for.
         len: u32,
     },
-    /// A draft of more tokens than a mask has bits.
+    /// The draft has more tokens than a mask has bits.
     DraftLen {
         /// Its tokens.
         len: u64,
         /// The most that it can have.
         max: u64,
     },
-    /// A tree of drafts in which a token follows one behind it.
+    /// A token of a draft tree follows a later token.
     DraftParent {
         /// The token.
         token: u32,
         /// The one that it follows.
         parent: u32,
     },
-    /// A draft of a sequence that is not in the batch, or not in its order.
+    /// The sequence of a draft is not in the batch, or out of order.
     DraftOrder {
         /// The key.
         seq: SeqKey,
     },
-    /// A draft with masks or positions that are not one for each new token.
+    /// The draft has not one mask and one position for each new token.
     DraftArrays {
         /// The key.
         seq: SeqKey,
@@ -157,7 +157,7 @@ pub enum Error {
         /// New tokens of its item.
         len: u32,
     },
-    /// A mask without its token's own bit, or with bits of slots that are not there, or behind the token.
+    /// The mask of a draft token lacks the token's own bit, or has bits of later or missing slots.
     DraftMask {
         /// The key.
         seq: SeqKey,
@@ -170,7 +170,7 @@ pub enum Error {
         /// All bits that it may have.
         most: u64,
     },
-    /// A draft's position before the first new one, or past its token's slot.
+    /// The position of a draft token is before the first new position, or after the token's slot.
     DraftPosition {
         /// The key.
         seq: SeqKey,
@@ -183,24 +183,23 @@ pub enum Error {
         /// The last that is allowed.
         max: u32,
     },
-    /// The sequence's last plan is of drafts: [`accept`](crate::Engine::accept) a branch of them first, or abort the
-    /// step.
+    /// The sequence's last plan is of drafts: [`accept`](crate::Engine::accept) a branch first, or abort the step.
     NotAccepted {
         /// The key.
         seq: SeqKey,
         /// The step that checks the drafts.
         step: StepId,
     },
-    /// The step has no drafts of the sequence that wait to be accepted.
+    /// The step has no waiting drafts of the sequence.
     NotDrafted {
         /// The key.
         seq: SeqKey,
         /// The step asked for.
         step: StepId,
     },
-    /// What is to be accepted is no branch: a token that does not follow the one before it, or, as the first, is no
-    /// root. It follows it if it sees just what that sees and itself, at the next position; a root sees all that stands
-    /// before the drafts and itself, at the first position.
+    /// The tokens to accept are not a branch: the first is not a root, or another does not follow the one before it. A
+    /// token follows another if it sees exactly what that one sees and itself, at the next position. A root sees all
+    /// tokens before the drafts and itself, at the first position.
     NotABranch {
         /// The key.
         seq: SeqKey,
@@ -209,20 +208,19 @@ pub enum Error {
         /// The token, counted from the item's first.
         token: u32,
     },
-    /// A tree of drafts in packed arrays, which say nothing of masks: kernels over them would let each token see all
-    /// before it.
+    /// Packed arrays have no masks, so they cannot describe a tree of drafts.
     PackedTree {
         /// The key.
         seq: SeqKey,
     },
-    /// A plan that is not of the items that it is to be packed for.
+    /// The plan is not of the items to pack.
     PackedRows {
         /// The items.
         items: usize,
         /// The plan's rows.
         rows: usize,
     },
-    /// A number that FlashInfer's signed 32-bit arrays cannot hold.
+    /// A number does not fit FlashInfer's signed 32-bit arrays.
     PackedLimit {
         /// What is counted.
         name: &'static str,
@@ -231,7 +229,7 @@ pub enum Error {
         /// The largest that fits.
         max: u64,
     },
-    /// A rollback past the sequence's end, or below what it has published.
+    /// A rollback goes past the sequence's end, or below its published tokens.
     RollbackLen {
         /// The length asked for.
         len: u32,
@@ -240,19 +238,19 @@ pub enum Error {
         /// The sequence's tokens now.
         max: u32,
     },
-    /// No such step is open for this call.
+    /// The step is not open, or was never planned.
     UnknownStep {
         /// The step.
         step: StepId,
     },
-    /// Steps commit in the order of planning, and another is first.
+    /// Steps commit in the order of planning, and an earlier step is open.
     StepOrder {
         /// The step asked for.
         step: StepId,
         /// The step whose turn it is.
         first: StepId,
     },
-    /// A step up to this one is neither committed nor aborted, so nothing up to it can be complete.
+    /// A step up to the completed one is neither committed nor aborted.
     StepOpen {
         /// The open step.
         step: StepId,
@@ -260,7 +258,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the call lacked pages, rows, tokens or steps: it may work once others have ended or steps are complete.
+    /// Returns whether the call lacked pages, rows, tokens or steps. It may succeed after other sequences have finished
+    /// or steps are complete.
     pub fn is_shortage(&self) -> bool {
         matches!(
             self,
@@ -278,7 +277,7 @@ impl fmt::Display for Error {
             Self::OutOfPages { wanted, available, after } => {
                 write!(f, "{} needed, {available} available", Count(wanted, "page"))?;
                 match after {
-                    Some(step) => write!(f, ", enough of them after step {}", step.raw()),
+                    Some(step) => write!(f, ", enough after step {}", step.raw()),
                     None => Ok(()),
                 }
             }
@@ -287,23 +286,23 @@ impl fmt::Display for Error {
                 _ => write!(f, "all {max} sequence rows are taken"),
             },
             Self::OutOfTokens { wanted, available } => {
-                write!(f, "room for {} needed, {available} would fit", Count(wanted, "token"))
+                write!(f, "memory for {} needed, {available} fit", Count(wanted, "token"))
             }
             Self::OutOfSteps { max } => {
-                write!(f, "no more than {} may be unfinished", Count(max.into(), "step"))
+                write!(f, "at most {} may be unfinished", Count(max.into(), "step"))
             }
             Self::EmptyPrompt => write!(f, "a prompt has no tokens"),
             Self::UnnamedNamespace { namespace } => {
-                write!(f, "pages are hashed, and {namespace:?} has not been named")
+                write!(f, "pages are hashed, but {namespace:?} has no names")
             }
             Self::NamespaceNamed { namespace } => {
-                write!(f, "{namespace:?} is called something else already")
+                write!(f, "{namespace:?} has other names already")
             }
             Self::NamesTaken { namespace, by } => {
-                write!(f, "{namespace:?} cannot be called what {by:?} is called in hashes")
+                write!(f, "{namespace:?} cannot have the names that {by:?} has in hashes")
             }
             Self::PendingToken { position } => {
-                write!(f, "the token at position {position} is the mark for one that is not known")
+                write!(f, "the token at position {position} is the placeholder for unknown tokens")
             }
             Self::StepTokens { tokens, max } => {
                 write!(f, "a step of {} is larger than the limit of {max}", Count(tokens, "token"))
@@ -313,7 +312,7 @@ impl fmt::Display for Error {
             }
             Self::UnknownSequence { seq } => write!(f, "sequence {seq:?} is unknown or finished"),
             Self::RepeatedSequence { seq } => {
-                write!(f, "sequence {seq:?} stands twice in one batch, or out of its order")
+                write!(f, "sequence {seq:?} is repeated in a batch, or out of order")
             }
             Self::Preempted { seq } => write!(f, "sequence {seq:?} is preempted"),
             Self::NotPreempted { seq } => write!(f, "sequence {seq:?} is not preempted"),
@@ -321,7 +320,7 @@ impl fmt::Display for Error {
                 let len = Count(len.into(), "token");
                 write!(f, "sequence {seq:?} cannot be extended by {len}, ")?;
                 match max {
-                    0 => write!(f, "it has none to compute"),
+                    0 => write!(f, "it has no tokens to compute"),
                     1 => write!(f, "only by 1"),
                     _ => write!(f, "only by 1 to {max}"),
                 }
@@ -329,16 +328,16 @@ impl fmt::Display for Error {
             Self::EmptyBatch => write!(f, "a batch has no sequences"),
             Self::NotPlanned { seq, len } => {
                 let len = Count(len.into(), "token");
-                write!(f, "{len} of sequence {seq:?}: not what was planned for it last")
+                write!(f, "an item of {len} is not the last plan of sequence {seq:?}")
             }
             Self::DraftLen { len, max } => {
                 write!(f, "a draft of {} is larger than {max}", Count(len, "token"))
             }
             Self::DraftParent { token, parent } => {
-                write!(f, "draft {token} cannot follow draft {parent}, which is behind it")
+                write!(f, "draft {token} cannot follow draft {parent}, which is later")
             }
             Self::DraftOrder { seq } => {
-                write!(f, "a draft of sequence {seq:?}, which is not in the batch in this order")
+                write!(f, "sequence {seq:?} of a draft is not in the batch, or out of order")
             }
             Self::DraftArrays { seq, masks, positions, len } => {
                 let len = Count(len.into(), "draft");
@@ -349,7 +348,7 @@ impl fmt::Display for Error {
                     f,
                     "mask {mask:#x} of draft {token} of sequence {seq:?} lacks bit {own:#x} "
                 )?;
-                write!(f, "or has others than {most:#x}")
+                write!(f, "or has bits outside {most:#x}")
             }
             Self::DraftPosition { seq, token, position, min, max } => {
                 write!(f, "position {position} of draft {token} of sequence {seq:?} ")?;
@@ -360,21 +359,21 @@ impl fmt::Display for Error {
                 write!(f, "in step {} is accepted yet", step.raw())
             }
             Self::NotDrafted { seq, step } => {
-                write!(f, "no drafts of sequence {seq:?} wait in step {}", step.raw())
+                write!(f, "step {} has no waiting drafts of sequence {seq:?}", step.raw())
             }
             Self::NotABranch { seq, place, token } => {
                 write!(f, "draft {token} of sequence {seq:?}, accepted at place {place}, ")?;
                 match place {
-                    0 => write!(f, "is no root"),
+                    0 => write!(f, "is not a root"),
                     _ => write!(f, "does not follow the one before it"),
                 }
             }
             Self::PackedTree { seq } => {
-                write!(f, "packed arrays cannot say what the tree of sequence {seq:?} sees")
+                write!(f, "packed arrays cannot describe the draft tree of sequence {seq:?}")
             }
             Self::PackedRows { items, rows } => {
                 let (rows, items) = (Count(rows as u64, "row"), Count(items as u64, "item"));
-                write!(f, "a plan of {rows} is not of {items}")
+                write!(f, "a plan of {rows} does not match {items}")
             }
             Self::PackedLimit { name, value, max } => {
                 write!(f, "{value} {name} do not fit packed arrays, which hold up to {max}")
@@ -395,10 +394,10 @@ impl fmt::Display for Error {
 
 impl StdError for Error {}
 
-/// An engine's error: the core's, or its backend's.
+/// An error of an engine: of its config, its core or its backend.
 ///
-/// Its own sentence says who refused, its [`source`](StdError::source) why: a [`ConfigError`], an [`enum@Error`] or the
-/// backend's error. `{error:#}` says both.
+/// The message names the part that failed, and the [`source`](StdError::source) gives the reason: a [`ConfigError`], an
+/// [`enum@Error`] or the backend's error. `{error:#}` prints both.
 ///
 /// ```
 /// # use kvarena::{EngineError, Error, backend::CpuError};
@@ -406,14 +405,14 @@ impl StdError for Error {}
 /// let error = EngineError::<CpuError>::Core(Error::EmptyPrompt);
 /// let source = error.source().and_then(|source| source.downcast_ref());
 /// assert_eq!(source, Some(&Error::EmptyPrompt));
-/// assert_eq!(format!("{error:#}"), "the engine refused the call: a prompt has no tokens");
+/// assert_eq!(format!("{error:#}"), "the engine rejected the call: a prompt has no tokens");
 /// ```
 #[derive(Debug, PartialEq)]
 #[non_exhaustive]
 pub enum EngineError<E> {
-    /// The config does not work.
+    /// The config is not valid.
     Config(ConfigError),
-    /// The core refused.
+    /// The engine rejected the call.
     Core(Error),
     /// The backend failed.
     Backend(E),
@@ -434,8 +433,8 @@ impl<E> From<Error> for EngineError<E> {
 impl<E: fmt::Display> fmt::Display for EngineError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (who, why): (_, &dyn fmt::Display) = match self {
-            Self::Config(error) => ("the config was refused", error),
-            Self::Core(error) => ("the engine refused the call", error),
+            Self::Config(error) => ("the config is not valid", error),
+            Self::Core(error) => ("the engine rejected the call", error),
             Self::Backend(error) => ("the backend failed", error),
         };
         f.write_str(who)?;

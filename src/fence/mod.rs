@@ -1,4 +1,4 @@
-//! What waits for steps: [`Fence`], pages and locks that were released while an unfinished step may still touch them.
+//! [`Fence`]: pages and locks that were released while an unfinished step may still touch them, until it is complete.
 //!
 //! ```text
 //! marks   step 7: 3 pages, 5 idle pages | step 9: 1 page, 0 idle pages     in the order of steps
@@ -7,18 +7,18 @@
 //! ```
 //!
 //! * F1. The steps of marks rise, and none is complete.
-//! * F2. Marks count the pages that wait; each of those is in the pool's state Fenced, and stands here once.
+//! * F2. Marks count the pages that wait; each of these is in the pool's state Fenced, and is here once.
 //! * F3. Locks wait in the order they came, each for a step that has a mark.
 //! * F4. The idle pages of a mark are those of the tree's nodes that are idle when its locks are gone (T7).
 //!
-//! Not here: who may touch what, and what becomes of what returns (`system/`).
+//! Not here: which step may touch which page, and the use of returned pages (`system/`).
 
 use std::collections::VecDeque;
 
 use crate::id::{PageId, PrefixLock, StepId};
 use crate::memory::{OutOfMemory, reserved_queue, touch_deque};
 
-/// What comes back when a step is complete, in numbers.
+/// The numbers of pages and locks that return when a step is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Mark {
     step: StepId,
@@ -38,7 +38,7 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// An empty fence for at most `page_count` pages, `max_steps` unfinished steps and `max_locks` locks.
+    /// Creates an empty fence for at most `page_count` pages, `max_steps` unfinished steps and `max_locks` locks.
     ///
     /// # Panics
     /// If the system does not give the memory.
@@ -46,7 +46,7 @@ impl Fence {
         Self::try_new(page_count, max_steps, max_locks).expect("the system has the memory")
     }
 
-    /// [`Fence::new`], or what the system refused.
+    /// [`Fence::new`], or the allocation that failed.
     pub(crate) fn try_new(
         page_count: u32,
         max_steps: u32,
@@ -65,33 +65,33 @@ impl Fence {
         touch_deque(&mut self.pages, PageId::default());
     }
 
-    /// Bytes that a fence takes.
+    /// Returns the bytes that a fence takes.
     pub fn bytes(page_count: u32, max_steps: u32, max_locks: u64) -> u64 {
         (u64::from(max_steps) + 1) * size_of::<Mark>() as u64
             + u64::from(page_count) * size_of::<PageId>() as u64
             + max_locks * size_of::<(StepId, PrefixLock)>() as u64
     }
 
-    /// The step that something which `last_step` may still touch has to wait for; nothing, if that step is complete.
-    /// Never falls, so that things return in the order they came.
+    /// Returns the step that something which `last_step` may still touch has to wait for; nothing, if that step is
+    /// complete. Never falls, so that things return in the order they came.
     pub fn until(&self, last_step: StepId) -> Option<StepId> {
         let newest = self.marks.back().map_or(last_step, |mark| mark.step.max(last_step));
         (last_step > self.completed).then_some(newest)
     }
 
-    /// Pages wait for a step that [`Fence::until`] gave.
+    /// Adds pages that wait for a step that [`Fence::until`] returned.
     pub fn push_pages(&mut self, pages: &[PageId], until: StepId) {
         self.pages.extend(pages);
         self.mark(until).pages += pages.len() as u32;
     }
 
-    /// A lock waits for a step that [`Fence::until`] gave.
+    /// Adds a lock that waits for a step that [`Fence::until`] returned.
     pub fn push_lock(&mut self, lock: PrefixLock, until: StepId) {
         self.mark(until);
         self.locks.push_back((until, lock));
     }
 
-    /// The mark of the newest step that something waits for, made where there is none.
+    /// Returns the mark of the newest step that something waits for, made where there is none.
     fn mark(&mut self, step: StepId) -> &mut Mark {
         match self.marks.back() {
             Some(last) if last.step == step => {}
@@ -103,12 +103,12 @@ impl Fence {
         self.marks.back_mut().expect("there is one by now")
     }
 
-    /// So many pages of the tree will be idle when the step is complete. O(log unfinished steps).
+    /// Counts pages of the tree that become idle when the step is complete. O(log unfinished steps).
     pub fn add_idle(&mut self, step: StepId, pages: u32) {
         self.mark_of(step).idle_pages += pages;
     }
 
-    /// So many pages of the tree are idle already, or will not be after all. O(log unfinished steps).
+    /// Uncounts pages of the tree that are idle already, or that stay in use. O(log unfinished steps).
     pub fn remove_idle(&mut self, step: StepId, pages: u32) {
         let mark = self.mark_of(step);
         assert!(mark.idle_pages >= pages, "F4: idle pages are counted");
@@ -121,13 +121,13 @@ impl Fence {
         mark.expect("F3: a step that a lock waits for has a mark")
     }
 
-    /// Pages that come back, or become idle, when `step` is complete. O(unfinished steps).
+    /// Returns the pages that come back, or become idle, when `step` is complete. O(unfinished steps).
     pub fn pages_until(&self, step: StepId) -> u32 {
         let marks = self.marks.iter().take_while(|mark| mark.step <= step);
         marks.map(|mark| mark.pages + mark.idle_pages).sum()
     }
 
-    /// The steps that something waits for, in order, each with [`Fence::pages_until`] it.
+    /// Returns the steps that something waits for, in order, each with [`Fence::pages_until`] it.
     pub(crate) fn returns(&self) -> impl Iterator<Item = (StepId, u32)> + '_ {
         let mut pages = 0;
         self.marks.iter().map(move |mark| {
@@ -148,7 +148,7 @@ impl Fence {
         self.pages.drain(..count);
     }
 
-    /// The next lock that waits for `step` or an earlier one.
+    /// Returns the next lock that waits for `step` or an earlier one.
     pub(crate) fn take_lock(&mut self, step: StepId) -> Option<PrefixLock> {
         if self.locks.front()?.0 > step {
             return None;
@@ -156,7 +156,7 @@ impl Fence {
         self.locks.pop_front().map(|(_, lock)| lock)
     }
 
-    /// All that waited for steps up to `step` was taken.
+    /// Removes the marks up to `step`, whose pages and locks were taken.
     pub(crate) fn complete(&mut self, step: StepId) {
         while self.marks.front().is_some_and(|mark| mark.step <= step) {
             let mark = self.marks.pop_front().expect("just seen");
@@ -165,19 +165,19 @@ impl Fence {
         self.completed = self.completed.max(step);
     }
 
-    /// The pages that wait, in the order they came, each with its step; for audits.
+    /// Returns the pages that wait, in the order they came, each with its step; for audits.
     pub(crate) fn pages(&self) -> impl Iterator<Item = (PageId, StepId)> + '_ {
         let steps = self.marks.iter();
         let steps = steps.flat_map(|mark| (0..mark.pages).map(move |_| mark.step));
         self.pages.iter().copied().zip(steps)
     }
 
-    /// The locks that wait, in the order they came, each with its step; for audits.
+    /// Returns the locks that wait, in the order they came, each with its step; for audits.
     pub(crate) fn locks(&self) -> impl Iterator<Item = &(StepId, PrefixLock)> {
         self.locks.iter()
     }
 
-    /// Idle pages of each mark that has some; for audits.
+    /// Returns the idle pages of each mark that has some, for audits.
     pub(crate) fn idle_pages(&self) -> impl Iterator<Item = (StepId, u32)> + '_ {
         let marks = self.marks.iter().filter(|mark| mark.idle_pages > 0);
         marks.map(|mark| (mark.step, mark.idle_pages))

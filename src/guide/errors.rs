@@ -1,45 +1,46 @@
-//! What to do after each error.
+//! The host's action after each error.
 //!
-//! An error leaves the engine as it was before the call, unless the method says more. So the host may do something
-//! else and go on; nothing has to be cleaned up.
+//! An error leaves the engine as it was before the call, unless the method documents an exception. The host continues
+//! without cleanup.
 //!
-//! An [`EngineError`](crate::EngineError) says who refused:
+//! The variant of an [`EngineError`](crate::EngineError) names its source:
 //!
-//! * `Config`: the numbers make no pool, or the host does not give so much memory. Change the value that it names.
-//! * `Core`, where `is_shortage()` holds: pages, rows, tokens or steps are taken. Wait for a step, preempt somebody, or
-//!   put the request back.
-//! * `Core`, else: a request that never fits is refused; all others are mistakes of the host.
-//! * `Backend`, from `Engine::new`: the device has no memory for the pool. A smaller `Capacity`, or another backend.
-//! * `Backend`, from `plan_batch`: the device refused the plan; the step is aborted already. Plan again, or as below.
+//! * `Config`: the values describe no valid pool, or the host lacks the memory. Change the value that the error names.
+//! * `Core` with `is_shortage()`: pages, rows, tokens or steps are in use. Wait for a step, preempt a sequence, or
+//!   requeue the request.
+//! * Any other `Core`: reject a request that never fits. All other cases are mistakes of the host.
+//! * `Backend`, from `Engine::new`: the device lacks memory for the pool. Use a smaller `Capacity` or another backend.
+//! * `Backend`, from `plan_batch`: the device rejected the plan, and the engine has aborted the step. Plan again, or
+//!   treat it as a failed call (below).
 //!
 //! A backend's own calls fail in two ways:
 //!
-//! * `store_cache`, `attend`: the step failed halfway. `abort` it, and with it all that were planned after; plan again.
-//! * `synchronize`, or an event: a launch that was accepted failed later, and as a rule the device with it. What ran is
-//!   finished with `finish_with(seq, Keep::Drop)`, so that nobody finds it in the cache; then a new backend.
+//! * `store_cache`, `attend`: the step failed partway. `abort` it and all later steps, then plan again.
+//! * `synchronize`, or an event: an accepted launch failed later, and usually the device with it. End the running
+//!   sequences with `finish_with(seq, Keep::Drop)`, so no prompt matches their pages. Then open a new backend.
 //!
-//! Of [`Error`](enum@crate::Error), one by one:
+//! Each [`Error`](enum@crate::Error) needs one action:
 //!
-//! | error | do |
+//! | error | action |
 //! |---|---|
 //! | `OutOfPages { after: Some(step), .. }` | complete that step, then try again |
 //! | `OutOfPages { after: None, .. }` | preempt or finish a sequence; if there is no other, the pool is too small |
 //! | `OutOfSequences`, `OutOfTokens` | wait until a sequence ends; preempted ones keep row and tokens |
-//! | `OutOfSteps` | commit and complete what is in flight |
-//! | `EmptyPrompt`, `PendingToken`, `TooLong` | refuse the request: it will never fit |
-//! | `UnnamedNamespace` | `name_namespace` it first: hashes tell namespaces apart by names |
-//! | `NamespaceNamed`, `NamesTaken` | namespaces share no names: forget one, and wait until its pages are evicted |
+//! | `OutOfSteps` | commit and complete the steps in flight |
+//! | `EmptyPrompt`, `PendingToken`, `TooLong` | reject the request: it never fits |
+//! | `UnnamedNamespace` | call `name_namespace` first: hashes include the names of a namespace |
+//! | `NamespaceNamed`, `NamesTaken` | names belong to one namespace: forget it, and wait until its pages are evicted |
 //! | `ExtendLen { max: 0, .. }` | the sequence has nothing to compute: append first |
-//! | `RollbackLen` | fork before drafting so far, or finish and admit again |
-//! | `StepTokens`, `PackedLimit` | a smaller batch |
-//! | `PackedRows` | give the plan of these items, and all of them |
-//! | `PackedTree` | drafts in a chain, or the backend's own attention |
+//! | `RollbackLen` | fork before drafting that far, or finish and admit again |
+//! | `StepTokens`, `PackedLimit` | plan a smaller batch |
+//! | `PackedRows` | pass the whole plan of these items |
+//! | `PackedTree` | draft in chains, or use the backend's own attention |
 //! | `UnknownStep`, `StepOrder`, `StepOpen` | commit in the order of plans, and complete after it |
-//! | `NotAccepted` | accept a branch of the drafts, or abort the step; then do it again |
-//! | `DraftLen`, `DraftParent`, `DraftOrder`, `DraftArrays`, `DraftMask`, `DraftPosition` | mend the drafter |
-//! | `NotDrafted`, `NotABranch` | mend the verifier: keep a root, then what follows it |
-//! | `UnknownSequence`, `Preempted`, `NotPreempted` | mend the scheduler: it has lost track of a request |
-//! | `EmptyBatch`, `RepeatedSequence`, `NotPlanned` | mend the scheduler: its batch is wrong, or out of order |
+//! | `NotAccepted` | accept a branch of the drafts or abort the step, then repeat the call |
+//! | `DraftLen`, `DraftParent`, `DraftOrder`, `DraftArrays`, `DraftMask`, `DraftPosition` | fix the drafter |
+//! | `NotDrafted`, `NotABranch` | fix the verifier: it keeps a root and that root's successors |
+//! | `UnknownSequence`, `Preempted`, `NotPreempted` | fix the scheduler: it has lost track of a request |
+//! | `EmptyBatch`, `RepeatedSequence`, `NotPlanned` | fix the scheduler: its batch is wrong or out of order |
 //!
 //! ```
 //! use kvarena::*;
@@ -53,23 +54,23 @@
 //! let other: Vec<TokenId> = (100..112).map(TokenId::new).collect();
 //! let second = engine.admit(Namespace::default(), &other, 0)?;
 //!
-//! // Both together need 6 pages of 4. Nothing has changed, so the first may go on alone.
+//! // Both together need 6 pages of 4. The rejected call changed nothing, so the first may continue alone.
 //! let both = [Extend { seq: first, len: 12 }, Extend { seq: second, len: 12 }];
 //! let error = engine.plan_batch(&mut scratch, &both).expect_err("they do not fit");
 //! assert!(matches!(&error, EngineError::Core(error) if error.is_shortage()));
-//! let text = "the engine refused the call: 6 pages needed, 4 available";
+//! let text = "the engine rejected the call: 6 pages needed, 4 available";
 //! assert_eq!(format!("{error:#}"), text);
 //! let step = engine.plan_batch(&mut scratch, &both[..1])?.step();
 //!
-//! // The device fails halfway: the step is undone, and planned again.
+//! // The device fails partway: the host undoes the step and plans again.
 //! engine.abort(step)?;
-//! engine.complete(step)?; // once the device touches its pages no more
+//! engine.complete(step)?; // once the device no longer accesses its pages
 //! assert_eq!(engine.planned_len(first)?, 0);
 //! let again = engine.plan_batch(&mut scratch, &both[..1])?.step();
 //! engine.commit(again)?;
 //! engine.complete(again)?;
 //!
-//! // A request that never fits is refused by name.
+//! // The error names the limit that the request exceeds.
 //! let long = vec![TokenId::new(1); 17];
 //! let refused = engine.admit(Namespace::default(), &long, 0);
 //! assert_eq!(refused, Err(Error::TooLong { len: 17, max: 16 }));
@@ -78,6 +79,6 @@
 //! # }
 //! ```
 //!
-//! A panic is a broken invariant of this crate, never a host's mistake that a call could answer.
+//! A panic means that the crate broke an invariant. A host's mistake never causes one.
 //!
 //! Not here: the errors of one backend ([`CpuError`](crate::backend::CpuError), `CudaError`).

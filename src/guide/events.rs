@@ -1,9 +1,8 @@
-//! Others that follow the cache: routers and stores that know pages by chained hashes.
+//! Cache events: routers and stores that track cached pages by chained hashes.
 //!
-//! A router sends a prompt to the engine that has most of it, and learns who has what from events. Both are off unless
-//! the config asks for them: [`hashing`](crate::EngineConfig::hashing), whose hashes the engine speaks (features
-//! `xxhash` and `sha256`), and [`event_pages`](crate::EngineConfig::event_pages), how many pages may wait to be told
-//! of.
+//! A router sends a prompt to the engine that has cached most of it, and learns the contents of each cache from
+//! events. The config enables them. [`hashing`](crate::EngineConfig::hashing) selects the hash function (features
+//! `xxhash` and `sha256`). [`event_pages`](crate::EngineConfig::event_pages) limits the pages that wait for a drain.
 //!
 //! ```
 //! # #[cfg(feature = "xxhash")]
@@ -27,12 +26,12 @@
 //!     Ok(engine.finish(seq)?)
 //! };
 //!
-//! // A namespace is a number here; its adapter and its salt are what others know it by.
+//! // A namespace is a number in the engine. Routers identify it by its adapter and its salt.
 //! let red = Namespace::new(7);
 //! let names = NamespaceNames { salt: Some("red".to_owned()), ..Default::default() };
 //! engine.name_namespace(red, names.clone())?;
 //!
-//! // Somebody's index, made of events alone: drained when the host likes, such as once a step.
+//! // A router's index, built from events alone. The host drains them at any time, for example each step.
 //! let mut index = HashMap::new();
 //! let mut listen = |engine: &mut Engine<Null>, index: &mut HashMap<u64, Vec<TokenId>>| {
 //!     engine.drain_events(|event| match event {
@@ -50,19 +49,19 @@
 //! listen(&mut engine, &mut index);
 //! assert_eq!(index.len(), 3); // whole pages
 //!
-//! // Who has only hashes asks by them: the same answer as by tokens.
+//! // A match by hashes returns the same pages as a match by tokens.
 //! let chain = hashing.chain(&names, &prompt, 4);
 //! assert!(chain.iter().all(|&hash| index.contains_key(&hashing.event_id(hash))));
 //! assert_eq!(engine.match_hashes(&chain).pages(), 3);
 //! assert_eq!(engine.match_prefix(red, &prompt).pages(), 3);
 //!
-//! // The pool has 8 pages: a long prompt evicts, and the index hears of it.
+//! // The pool has 8 pages. A long prompt evicts pages, and events remove them from the index.
 //! let other: Vec<TokenId> = (100..129).map(TokenId::new).collect();
 //! serve(&mut engine, Namespace::default(), &other)?;
 //! listen(&mut engine, &mut index);
 //! assert_eq!(index.len(), engine.stats().cached_pages as usize);
 //!
-//! // Somebody new has missed the beginning: everything is said again.
+//! // A new receiver has missed the first events, so the engine restates the contents.
 //! let mut late = HashMap::new();
 //! engine.restate_events();
 //! listen(&mut engine, &mut late);
@@ -73,12 +72,12 @@
 //! # fn main() {}
 //! ```
 //!
-//! A page that is stored can be matched at once, but its bytes may still be under way: who reads them outside the order
-//! of the backend's stream waits until [`step`](crate::Stored::step) is complete. After a
-//! [`reset`](crate::Engine::reset) one `Cleared` is said, and what runs on with old weights says nothing more.
+//! A stored page matches at once, but the device may still be writing its bytes. A reader outside the order of the
+//! backend's stream waits until [`step`](crate::Stored::step) is complete. After a [`reset`](crate::Engine::reset) the
+//! engine emits one `Cleared`, and sequences that continue with old weights emit nothing.
 //!
-//! Hashes of 64 bits are hints: whoever chooses prompts can make two of one xxHash. Digests of SHA-256 are what a store
-//! can be keyed by. Inside, the engine compares tokens.
+//! Hashes of 64 bits are hints, because a chosen prompt can collide with an xxHash. A store can use SHA-256 digests as
+//! keys. The engine itself compares tokens.
 //!
-//! `crates/events` in the repository sends events as vLLM and SGLang do, replays what was lost, and feeds the router
-//! of NVIDIA Dynamo. Not here: what an event looks like on a wire.
+//! `crates/events` in the repository sends events in the formats of vLLM and SGLang, replays lost ones, and feeds the
+//! router of NVIDIA Dynamo. Not here: wire formats of events.

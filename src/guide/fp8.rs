@@ -1,13 +1,13 @@
-//! Fp8: K and V in half the bytes of bf16, for a cache of twice the tokens.
+//! Fp8: K and V in half the bytes of bf16, so a cache of twice the tokens.
 //!
-//! A number of a pool of [`KvDtype::Fp8E4M3`](crate::KvDtype::Fp8E4M3) is a byte times a scale. Rows are handed in as
-//! ever, in f32, f16 or bf16, and are rounded when they are stored; attention reads what the bytes stand for. Where the
-//! scales come from is the pool's [`Scaling`](crate::Scaling):
+//! In a pool of [`KvDtype::Fp8E4M3`](crate::KvDtype::Fp8E4M3), a number is a byte times a scale. The host passes rows
+//! in f32, f16 or bf16 as usual. The store rounds them, and attention reads the decoded values. The pool's
+//! [`Scaling`](crate::Scaling) sets the source of the scales:
 //!
-//! * `Static`: one for each layer, head, and K and V, that a host has measured: the largest number that it saw there,
-//!   divided by 448. What is larger later becomes the largest. They are given when the backend is opened.
-//! * `ByToken`: made at the store, for each token and head, and stored beside it: 4 bytes more for each, nothing to
-//!   measure, and nothing is too large.
+//! * `Static`: the host measures one scale for each layer, head, and K or V: the largest magnitude divided by 448. The
+//!   store clamps larger numbers to that maximum. The host passes the scales when it opens the backend.
+//! * `ByToken`: the store computes a scale for each token and head and stores it with them, in 4 bytes each. It needs
+//!   no measurement and never clamps.
 //!
 //! ```
 //! use kvarena::*;
@@ -18,7 +18,7 @@
 //! let by_token = PoolConfig { scaling: Scaling::ByToken, ..fp8 };
 //! assert_eq!((fp8.bytes_per_token()?, by_token.bytes_per_token()?), (32, 64));
 //!
-//! // Of the whole model, `[layers, kv_heads, K and V]`; a rank takes what its heads need.
+//! // Scales of the whole model, `[layers, kv_heads, K and V]`; a rank takes those of its heads.
 //! let measured = vec![3.0, 9.5, 2.5, 7.0, 4.0, 8.0, 3.5, 6.0];
 //! let model = KvScales::new(2, 2, measured.iter().map(|largest| largest / 448.0).collect())?;
 //! let options = CpuOptions { scales: Some(model.local(&fp8)?), ..CpuOptions::default() };
@@ -32,18 +32,19 @@
 //! let slot = plan.slot_mapping.get(0).expect("not padding");
 //! let read = engine.backend().read_slot(PlaneName::K, LayerId::new(0), slot)?;
 //! for (x, y) in k.iter().zip(read) {
-//!     // Three bits of mantissa; and 5 was more than was ever measured.
+//!     // E4m3 has three bits of mantissa. The store clamps 5 to the measured maximum of 3.
 //!     assert!((x.min(3.0) - y).abs() <= x.abs() / 15.0, "{x} {y}");
 //! }
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Pages move between pools where their bytes mean the same: where
-//! [`page_fingerprint`](crate::PoolLayout::page_fingerprint) is equal, of which given scales are a part.
+//! Pages can move between pools with equal [`page_fingerprint`](crate::PoolLayout::page_fingerprint), because their
+//! bytes mean the same. Static scales are part of the fingerprint.
 //!
-//! On a GPU `CudaOptions` has the same `scales`, uploaded once, and `rows`: the type of the rows that the host hands in
-//! and is given, bf16 unless it says f16 or f32. The bytes and scales that the store makes are the CPU's, bit by bit.
-//! Attention has an error of the rows' type over what the bytes stand for; where scales are by token, prefill rounds a
-//! number times its scale to the rows' type first. Spans that rows share are read once as over 16 bits, where that is
-//! cheaper; there V by token is rounded so, too.
+//! On a GPU, `CudaOptions` takes the same `scales` and uploads them once. Its `rows` is the type of the rows that the
+//! host passes and receives: bf16 by default, or f16 or f32. The store produces the CPU's bytes and scales, bit for
+//! bit. Attention has the rounding error of the rows' type, relative to the decoded values.
+//!
+//! With scales by token, prefill first rounds each decoded number to the rows' type. A backend reads shared spans once
+//! if that is cheaper, as for 16-bit pools. It then rounds V by token in the same way.

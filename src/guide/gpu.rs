@@ -1,8 +1,8 @@
-//! On a GPU, beside cudarc, libtorch or any other user of the device.
+//! A step on a GPU, together with cudarc, libtorch or any other user of the device.
 //!
-//! The backend launches on the host's own stream, takes device addresses, and shares the device's primary context,
-//! which cudarc and libtorch use too. So nothing is copied and nothing waits: the model's kernels and these are in one
-//! stream's order. With cudarc this is what is handed over:
+//! The backend launches on the host's stream, takes device addresses and shares the device's primary context, which
+//! cudarc and libtorch also use. The stream orders the model's kernels and the backend's, so the host neither copies
+//! rows nor waits. With cudarc, the host passes these handles:
 //!
 //! ```text
 //! let context = cudarc::driver::CudaContext::new(0)?;                // retains the primary context
@@ -12,7 +12,7 @@
 //! let rows = unsafe { DeviceRows::from_raw(address, bytes, None) };
 //! ```
 //!
-//! The program needs feature `cuda` and a GPU, and says so where there is none.
+//! The program needs the feature `cuda` and a GPU. Without a GPU it prints the error and ends.
 //!
 //! ```
 //! # #[cfg(feature = "cuda")]
@@ -26,11 +26,11 @@
 //!     let gpu = match Gpu::new(0) {
 //!         Ok(gpu) => gpu,
 //!         Err(error) => {
-//!             println!("{error}: a host goes on with the CPU"); // no driver, no device, too old
+//!             println!("{error}: a host goes on with the CPU"); // no driver, no device, or too old a driver
 //!             return Ok(());
 //!         }
 //!     };
-//!     let stream = CudaStream::new(&gpu)?; // in a server the model's, by `from_raw`
+//!     let stream = CudaStream::new(&gpu)?; // a server passes the model's stream with `from_raw`
 //!     let shape = KvShape::heads(2, 128);
 //!     let capacity = Capacity::Bytes(gpu.free_memory()?.min(64 << 20)); // a server leaves a reserve
 //!     let config = PoolConfig { shape, dtype: KvDtype::Bf16, capacity, ..Default::default() };
@@ -43,7 +43,7 @@
 //!     for token in 10..13 {
 //!         let len = engine.extend_max(seq)?;
 //!         let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }])?;
-//!         // The model's buffers, in bf16: 2 heads of K and V, 8 of q and of the output.
+//!         // The model's buffers in bf16: 2 heads of K and V, 8 heads of q and of the output.
 //!         let rows = plan.token_count();
 //!         let k = DeviceBuffer::of(&gpu, &vec![half::bf16::ONE; rows * 2 * 128])?;
 //!         let q = DeviceBuffer::of(&gpu, &vec![half::bf16::ONE; rows * 8 * 128])?;
@@ -55,10 +55,10 @@
 //!             backend.attend(&plan, layer, &attend, q.rows(0, None), out.rows_mut(0, None), None)?;
 //!         }
 //!         let step = plan.step();
-//!         let done = engine.backend().record()?; // an event behind all that was launched
+//!         let done = engine.backend().record()?; // an event after all launches
 //!         engine.append(seq, &[TokenId::new(token)])?;
 //!         engine.commit(step)?;
-//!         done.synchronize()?; // or ask `is_done` now and then, and plan the next step meanwhile
+//!         done.synchronize()?; // or poll `is_done` and plan the next step meanwhile
 //!         engine.complete(step)?;
 //!     }
 //!     engine.finish(seq)?;
@@ -67,7 +67,12 @@
 //! }
 //! ```
 //!
-//! Where one stream orders all work on the pool, a step may be completed as soon as it is launched. A decode step can
-//! be captured in a graph: `Cuda::stage` has the order of calls, and gives the key of the graphs that it may replay.
+//! A step that needs a kernel for the first time loads it, and the driver may have to compile it. A server calls
+//! `Cuda::prepare` before it reports ready, with the attention of its layers and the kinds of its steps. Then
+//! `Cuda::modules_after_prepare` stays 0.
+//!
+//! If one stream orders all work on the pool, the host may complete a step as soon as it has launched it. A graph can
+//! capture a decode step. `Cuda::stage` documents the order of calls and returns the key of the graphs that the host
+//! may replay.
 //!
 //! Not here: several devices ([`ranks`](super::ranks)).

@@ -1,23 +1,23 @@
-//! How to use the crate, in chapters. Each is a program that runs as a test of this documentation.
+//! Chapters on the use of the crate. Each contains programs that run as doctests.
 //!
 //! 1. [`the_loop`]: admit, plan, store and attend, append, commit, complete.
-//! 2. [`overlap`]: plan a step before the last one's tokens are known.
-//! 3. [`samples`]: many answers to one prompt, and a fork that is refused.
-//! 4. [`speculation`]: drafts, in chains and trees, and keeping the branch that is right.
-//! 5. [`ranks`]: workers of tensor parallelism, in threads or processes; the byte forms that they read.
-//! 6. [`scheduling`]: who is admitted, who is preempted, what a promise is, who waits for a leader.
-//! 7. [`tenants`]: prompts that must not share, and a model whose weights change.
-//! 8. [`gpu`]: the whole step on a GPU, beside cudarc or libtorch.
-//! 9. [`fp8`]: K and V in half the bytes, and where their scales come from.
-//! 10. [`sparse`]: a few tokens of a long context instead of all.
-//! 11. [`events`]: routers and stores that follow the cache.
-//! 12. [`errors`]: what to do after each error.
+//! 2. [`overlap`]: plan a step before the tokens of the last one arrive.
+//! 3. [`samples`]: several outputs from one prompt, and a rejected fork.
+//! 4. [`speculation`]: draft tokens in chains and trees, and the accepted branch.
+//! 5. [`ranks`]: tensor parallelism with workers in threads or processes, and the byte forms that workers read.
+//! 6. [`scheduling`]: admission, preemption, promises and leaders.
+//! 7. [`tenants`]: prompts that must not share K and V, and a change of weights.
+//! 8. [`gpu`]: a whole step on a GPU, together with cudarc or libtorch.
+//! 9. [`fp8`]: K and V in half the bytes, and the source of their scales.
+//! 10. [`sparse`]: attention to a few tokens of a long context.
+//! 11. [`events`]: routers and stores that track the cache.
+//! 12. [`errors`]: the host's action after each error.
 //!
-//! The programs have no model: K, V and queries are made up, and so are the tokens. Where bytes do not matter the
-//! backend is [`Null`](crate::Null), which has none.
+//! The programs have no model: they make up K, V, queries and tokens. A program that needs no bytes uses the backend
+//! [`Null`](crate::Null), which has none.
 //!
-//! The module has no items and is compiled for documentation only. Not here: what each call answers, which its own
-//! documentation says.
+//! The module has no items; only documentation builds compile it. Not here: the results of each call, which the
+//! documentation of [`Engine`](crate::Engine) describes.
 
 pub mod errors;
 pub mod events;

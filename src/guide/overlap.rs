@@ -1,11 +1,11 @@
-//! Planning ahead: the host plans step n + 1 while the device computes step n, so that the device never waits.
+//! Overlapped scheduling: the host plans step n + 1 while the device computes step n, so the device never waits.
 //!
-//! A plan may extend a sequence by a token that is not known yet: the one that its step before will sample. In
-//! `plan.tokens` it is [`TokenId::PENDING`](crate::TokenId::PENDING); on the device the sampled token is in the output
-//! of step n already, and step n + 1 takes it from there. The host appends it when it arrives, after the plan.
+//! A plan may extend a sequence by a token that step n has not sampled yet. `plan.tokens` contains
+//! [`TokenId::PENDING`](crate::TokenId::PENDING) in its place. On the device, step n + 1 reads the token from the
+//! output of step n. The host appends the token when it arrives, after the plan.
 //!
-//! Where the token ends the request, one step too many has been planned. Nothing is undone: the sequence is finished,
-//! and that step's commit skips it. Its pages wait until that step is complete.
+//! If the token ends the request, the host has planned one step more than necessary. The host finishes the sequence,
+//! and the commit of that step skips it. Its pages wait in the fence until that step is complete.
 //!
 //! ```
 //! use std::collections::VecDeque;
@@ -18,10 +18,10 @@
 //! let prompt: Vec<TokenId> = (1..11).map(TokenId::new).collect();
 //! let seq = engine.admit(Namespace::default(), &prompt, 0)?;
 //!
-//! // Two steps are in flight. A scratch is free again when its plan was launched.
+//! // Two steps are in flight. The host reuses a scratch once its plan is launched.
 //! let mut scratch = StepScratch::new();
 //! let mut in_flight = VecDeque::new();
-//! let mut sampled = [5, 6, 7, 0].map(TokenId::new).into_iter(); // what the device will answer
+//! let mut sampled = [5, 6, 7, 0].map(TokenId::new).into_iter(); // the device's samples
 //! loop {
 //!     while in_flight.len() < 2 {
 //!         let len = engine.extend_max(seq)?;
@@ -31,7 +31,7 @@
 //!         assert_eq!(plan.tokens[0] == TokenId::PENDING, decodes);
 //!         in_flight.push_back(plan.step());
 //!     }
-//!     // Wait for the older step only, then tell the engine what it sampled.
+//!     // Wait for the older step only, then append its sampled token.
 //!     let step = in_flight.pop_front().expect("two are in flight");
 //!     let token = sampled.next().expect("it stops before");
 //!     engine.append(seq, &[token])?;
@@ -42,8 +42,8 @@
 //!     }
 //! }
 //! assert_eq!(engine.token_count(seq)?, 14);
-//! engine.finish(seq)?; // while a step with it is in flight
-//! assert_eq!(engine.stats().fenced_pages, 1); // the device may still write there
+//! engine.finish(seq)?; // a step with this sequence is still in flight
+//! assert_eq!(engine.stats().fenced_pages, 1); // the device may still write to it
 //! for step in in_flight {
 //!     engine.commit(step)?; // skips the sequence
 //!     engine.complete(step)?;
@@ -54,6 +54,6 @@
 //! # }
 //! ```
 //!
-//! `EngineConfig::max_steps` says how many steps may be in flight.
+//! `EngineConfig::max_steps` limits the number of steps in flight.
 //!
-//! Not here: events that tell when a step is done ([`gpu`](super::gpu)).
+//! Not here: events that signal the end of a step ([`gpu`](super::gpu)).

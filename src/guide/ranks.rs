@@ -1,11 +1,15 @@
-//! Ranks: one engine plans, and workers in threads or processes each have a backend with a share of the heads.
+//! Tensor-parallel ranks: one engine plans, and each worker has a backend with its share of the heads.
 //!
-//! Page numbers, slots and page tables are the same on every rank; only the bytes behind them differ. So a rank needs
-//! no engine. It opens its backend by the engine's limits ([`EngineShape`](crate::EngineShape)), which are the same on
-//! every rank. Then it gets each plan ([`OwnedPlan`](crate::OwnedPlan)), each end of steps
-//! ([`StepEnd`](crate::StepEnd)), the copies of a fork ([`PageCopy`](crate::PageCopy)) and the compactions of an accept
-//! ([`Compaction`](crate::Compaction)), in the order in which the engine made them. Each of these has a byte form; its
-//! first 8 bytes name it.
+//! Page numbers, slots and page tables are the same on every rank; only the bytes differ. A rank therefore needs no
+//! engine. It opens its backend with the engine's limits, [`EngineShape`](crate::EngineShape), which every rank
+//! shares. Then it receives these messages in the order in which the engine made them:
+//!
+//! * each plan ([`OwnedPlan`](crate::OwnedPlan)),
+//! * each end of steps ([`StepEnd`](crate::StepEnd)),
+//! * the copies of a fork ([`PageCopy`](crate::PageCopy)),
+//! * the compactions of an accept ([`Compaction`](crate::Compaction)).
+//!
+//! Each message has a byte form whose first 8 bytes identify it.
 //!
 //! ```
 //! use std::sync::mpsc;
@@ -16,9 +20,9 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // The model has two heads of K and V; each of two ranks holds one.
 //! let pool = PoolConfig { shape: KvShape::heads(2, 4), tp_size: 2, ..Default::default() };
-//! let mut engine = Engine::new(pool, Null)?; // the scheduler's, of a rank's share, without bytes
+//! let mut engine = Engine::new(pool, Null)?; // the scheduler's engine, for one rank's share, without bytes
 //!
-//! // A worker: after the shape each message is a plan to compute, an end of steps, or the copies of a fork.
+//! // A worker: after the shape, each message is a plan, an end of steps, or the copies of a fork.
 //! let worker = |rank: u32, messages: mpsc::Receiver<Vec<u8>>| {
 //!     let shape = messages.recv().expect("the scheduler sends its shape first");
 //!     let EngineShape { layout, table, max_steps, .. } = EngineShape::from_bytes(&shape).expect("it is a shape");
@@ -36,7 +40,7 @@
 //!         let plan = OwnedPlan::from_bytes(&bytes).expect("everything else is a plan");
 //!         let plan = plan.plan();
 //!         backend.begin(&plan).expect("plans come in order");
-//!         // The model's part of this rank: K, V and queries of its own heads.
+//!         // The rank's part of the model: K, V and queries of its own heads.
 //!         let rows = vec![1.0 + rank as f32; plan.token_count() * 4];
 //!         let mut out = vec![0.0; plan.token_count() * 4];
 //!         let (layer, attend) = (LayerId::new(0), Attend::new(1, 4));
@@ -63,9 +67,9 @@
 //!     owned.copy_from(&engine.plan_batch(&mut scratch, &[Extend { seq, len }])?);
 //!     broadcast(owned.as_bytes());
 //!     let step = owned.plan().step();
-//!     engine.append(seq, &[TokenId::new(token)])?; // from whichever rank samples
+//!     engine.append(seq, &[TokenId::new(token)])?; // from the rank that samples
 //!     engine.commit(step)?;
-//!     // Once every rank has said that it is done. Here one end comes after the other in each channel.
+//!     // Call this once every rank is done. Here each channel orders the ends of steps.
 //!     engine.complete(step)?;
 //!     broadcast(&StepEnd::Complete(step).to_bytes());
 //!     Ok(())
@@ -81,50 +85,51 @@
 //! compute(&mut engine, child, 8)?;
 //! drop(senders);
 //! let sums: Vec<f32> = workers.into_iter().map(|worker| worker.join().expect("no panic")).collect();
-//! assert_eq!(sums, [8.0 * 4.0, 8.0 * 4.0 * 2.0]); // 8 rows of means of equal values, 4 numbers each
+//! assert_eq!(sums, [8.0 * 4.0, 8.0 * 4.0 * 2.0]); // 8 rows of 4 numbers; each is a mean of equal values
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! # The byte form of a plan
 //!
-//! All numbers are little-endian, `u` unsigned, `i` in two's complement. A header of 72 bytes:
+//! All numbers are little-endian. `u` is unsigned, `i` is two's complement. The header has 72 bytes:
 //!
-//! | bytes | | |
+//! | bytes | type | field |
 //! |---|---|---|
 //! | 0 to 7 | | the ASCII letters `kvplan03`; the digits are the version |
 //! | 8 to 15 | u64 | `step`, from 1 on, rising |
 //! | 16 to 23 | u64 | `rows`: sequences, padding included |
 //! | 24 to 31 | u64 | `tokens`: new tokens of all sequences, padding included |
 //! | 32 to 39 | u64 | `table_writes`: changed words of the page tables |
-//! | 40 to 47 | u64 | `slot_bytes`: 4, or 8 for pools of more than 2^31 slots; and 2^32 times the further tracks |
-//! | 48 to 55 | u64 | `spans`: of positions that several rows read from the same pages |
+//! | 40 to 47 | u64 | `slot_bytes`: 4, or 8 for pools of more than 2^31 slots, plus 2^32 * (tracks - 1) |
+//! | 48 to 55 | u64 | `spans`: spans of positions that several rows read from the same pages |
 //! | 56 to 63 | u64 | `members`: rows of those spans |
-//! | 64 to 71 | u64 | `masks`: 0, or `tokens` where a row is a tree of drafts |
+//! | 64 to 71 | u64 | `masks`: 0, or `tokens` if a row is a tree of drafts |
 //!
-//! Then nine arrays in this order, each padded with zeros to a multiple of 8 bytes, and nothing behind them:
+//! Nine arrays follow in this order. Zeros pad each to a multiple of 8 bytes, and nothing follows the last one:
 //!
 //! | array | element | meaning |
 //! |---|---|---|
 //! | rows | 4 x u32 | [`BatchRow`](crate::BatchRow): `row`, `qo_start`, `extend_len`, `kv_len` |
-//! | tokens | u32 | token; 2^32 - 1 where it is not known yet |
+//! | tokens | u32 | token; 2^32 - 1 if it is not sampled yet |
 //! | positions | u32 | position in its sequence |
-//! | slot_mapping | i32 or i64 | slot that K and V go to: `page * page_size + offset`; negative: write nothing |
+//! | slot_mapping | i32 or i64 | slot of K and V: `page * page_size + offset`; negative: write nothing |
 //! | table_writes | 2 x u32 | [`TableWrite`](crate::TableWrite): `index`, `value`: `words[index] = value` |
 //! | spans | 4 x u32 | [`SharedSpan`](crate::SharedSpan): `member_start`, `member_count`, `begin`, `end`; R1 to R3 |
-//! | members | u32 | row of the batch, by its index |
-//! | masks | u64 | what the token sees of its row's last 64 slots, bit 0 the last one; 0: all up to itself |
+//! | members | u32 | index of a row in the batch |
+//! | masks | u64 | the visible ones of the row's last 64 slots, bit 0 the last one; 0: all up to the token itself |
 //! | track_slots | i32 or i64 | `[tracks - 1, tokens]`: as slot_mapping, for the layers of each further track |
 //!
-//! The `qo_start` of the first row is 0, of the next the sum of `extend_len` before it, and all `extend_len` add up to
-//! `tokens`. A worker in another language also needs [`StepEnd::to_bytes`](crate::StepEnd::to_bytes),
+//! The `qo_start` of a row is the sum of `extend_len` of the rows before it. All `extend_len` add up to `tokens`.
+//!
+//! A worker in another language also needs [`StepEnd::to_bytes`](crate::StepEnd::to_bytes),
 //! [`EngineShape::to_bytes`](crate::EngineShape::to_bytes),
 //! [`PageCopy::list_to_bytes`](crate::PageCopy::list_to_bytes),
 //! [`Compaction::list_to_bytes`](crate::Compaction::list_to_bytes) and [`TableShape`](crate::TableShape). This script
-//! reads plans; `tests/core/read_plan.rs` holds it to what was written:
+//! reads plans; `tests/core/read_plan.rs` compares its output with the written plans:
 //!
 //! ```python
 #![doc = include_str!("read_plan.py")]
 //! ```
 //!
-//! Not here: how bytes travel between processes.
+//! Not here: the transport of bytes between processes.

@@ -1,7 +1,8 @@
-//! Many answers to one prompt: the prompt is computed once, then forked.
+//! Several outputs from one prompt: the model computes the prompt once, and the host forks the sequence.
 //!
-//! A fork shares all whole pages with its parent. The last page, if it is partly filled, is copied for each child, all
-//! in one step that is completed like any other. Children are sequences like their parent, which need not outlive it.
+//! A fork shares all whole pages with its parent. The backend copies a partly filled last page for each child. All
+//! copies belong to one step, which the host completes like any other. Children are ordinary sequences and may outlive
+//! their parent.
 //!
 //! ```
 //! use kvarena::*;
@@ -16,16 +17,16 @@
 //! engine.commit(prefill)?;
 //! engine.complete(prefill)?;
 //!
-//! // Three more sequences with the same past, each promised room for 14 tokens in all.
+//! // Three more sequences with the same prompt, each promised pages for 14 tokens in total.
 //! let forked = engine.fork(first, 3, 14)?;
-//! assert_eq!(forked.copies.len(), 3); // of the third page, which holds 2 tokens
+//! assert_eq!(forked.copies.len(), 3); // of the third page, which contains 2 tokens
 //! let mut answers = vec![first];
 //! answers.extend(forked.children);
 //! if let Some(copied) = forked.step {
-//!     engine.complete(copied)?; // once the device has made the copies, or at once where one stream orders all
+//!     engine.complete(copied)?; // once the device has made the copies; at once if one stream orders all work
 //! }
 //!
-//! // Each draws its own first token from the prompt's logits, and goes its own way in one batch.
+//! // Each samples its own first token from the prompt's logits. One batch extends all of them.
 //! for i in 0..3 {
 //!     for (answer, &seq) in answers.iter().enumerate() {
 //!         engine.append(seq, &[TokenId::new(100 * answer as u32 + i)])?;
@@ -36,7 +37,7 @@
 //!     engine.complete(step)?;
 //! }
 //! let stats = engine.stats();
-//! assert_eq!(stats.protected_pages, 2 + 4); // 2 pages of the prompt for all, then each has filled one of its own
+//! assert_eq!(stats.protected_pages, 2 + 4); // 2 shared pages of the prompt, and one filled page of each sequence
 //! assert_eq!(stats.private_pages, 4);
 //! for seq in answers {
 //!     engine.finish(seq)?;
@@ -46,20 +47,21 @@
 //! # }
 //! ```
 //!
-//! The same serves beam search: fork those that go on, finish those that do not. Other ranks' backends are handed
-//! `Forked::copies` ([`ranks`](super::ranks)).
+//! The same calls implement beam search: fork the beams that continue, and finish the rest. Send `Forked::copies` to
+//! the backends of other ranks ([`ranks`](super::ranks)).
 //!
-//! # Promises, and a fork that is refused
+//! # Promises, and a rejected fork
 //!
-//! `fork` promises each child the pages of `promise` tokens in all. A child has the shared pages and its copy of the
-//! tail page; the promise sets the others aside. The parent keeps its own promise. Either all children fit or none is
-//! made, and a refused fork changes nothing:
+//! `fork` promises each child the pages of `promise` tokens in total. A child has the shared pages and its copy of the
+//! last page; the promise reserves the missing ones. The parent keeps its own promise. `fork` makes all children or
+//! none, and a rejected fork changes nothing:
 //!
 //! * `OutOfPages` with a step in `after`: complete that step, then fork.
-//! * `OutOfPages` without one: fork as many as fit, or with a smaller promise. Admit the others as prompts when they
-//!   fit: they find the whole pages in the cache and compute the tail.
-//! * `OutOfSteps`: the copies need a step; complete one, then fork.
-//! * `OutOfSequences`, `OutOfTokens`: wait until a sequence ends. Fork before the parent goes on, or admit the prompt.
+//! * `OutOfPages` without a step: fork fewer children, or promise less. Admit the remaining outputs as prompts when
+//!   they fit. They match the whole pages in the cache and compute the last page.
+//! * `OutOfSteps`: the copies need a step. Complete an earlier step, then fork.
+//! * `OutOfSequences`, `OutOfTokens`: wait until a sequence ends. Fork before the parent continues, or admit the
+//!   prompt.
 //!
 //! ```
 //! use kvarena::*;
@@ -69,19 +71,19 @@
 //! let mut engine = Engine::new(config, Null)?;
 //! let mut scratch = StepScratch::new();
 //! let prompt: Vec<TokenId> = (0..10).map(TokenId::new).collect();
-//! // Six answers of at most 6 tokens: each sequence comes to 16 tokens, 4 pages.
+//! // Six outputs of at most 6 tokens: each sequence reaches 16 tokens, 4 pages.
 //! let first = engine.admit(Namespace::default(), &prompt, 16)?;
 //! let prefill = engine.plan_batch(&mut scratch, &[Extend { seq: first, len: 10 }])?.step();
 //! engine.commit(prefill)?;
 //! engine.complete(prefill)?;
 //!
-//! // Two pages are shared. Each child lacks a copy of the third and the fourth.
+//! // Two pages are shared. Each child needs a copy of the third page, and a fourth page.
 //! let mut lacking = 5;
 //! let refused = engine.fork(first, lacking, 16).expect_err("5 children lack 10 pages");
 //! let EngineError::Core(Error::OutOfPages { wanted, available, after: None }) = refused else {
 //!     return Err(refused.into());
 //! };
-//! assert_eq!((wanted, available), (10, 6)); // of 10 pages the parent has 3 and is promised one more
+//! assert_eq!((wanted, available), (10, 6)); // of 10 pages the parent has 3 and one promised
 //! let fit = (available * u64::from(lacking) / wanted) as u32;
 //! let forked = engine.fork(first, fit, 16)?;
 //! let mut running = vec![first];
@@ -99,7 +101,7 @@
 //!     let mut items = Vec::new();
 //!     for &seq in &running {
 //!         if engine.extend_max(seq)? == 0 {
-//!             engine.append(seq, &[TokenId::new(9)])?; // drawn from the logits of its last token
+//!             engine.append(seq, &[TokenId::new(9)])?; // sampled from the logits of its last token
 //!         }
 //!         items.push(Extend { seq, len: engine.extend_max(seq)? });
 //!     }

@@ -1,13 +1,13 @@
-//! Who is admitted, and who gives way: two policies, and what they are made of.
+//! Admission and preemption: two policies, and the calls that they use.
 //!
-//! The engine decides nothing. It answers what fits: [`admission`](crate::Engine::admission) says beforehand what a
-//! prompt would take, [`available`](crate::Engine::available) how many pages anybody could take now,
-//! [`available_after`](crate::Engine::available_after) how many when a step is complete.
+//! The host sets the policy; the engine computes what fits. [`admission`](crate::Engine::admission) returns the cost
+//! of a prompt before the host admits it. [`available`](crate::Engine::available) returns the pages that any call
+//! could take now, and [`available_after`](crate::Engine::available_after) the pages once a step is complete.
 //!
-//! # With promises: whoever is admitted ends
+//! # With promises: each admitted sequence runs to its end
 //!
-//! `admit` is told how many tokens the sequence may come to, and promises the pages for them. Nobody else takes those,
-//! so no running sequence has to be preempted. The price is that pages lie idle for outputs that end early.
+//! The host passes `admit` the maximum number of tokens of the sequence. `admit` reserves the pages for them, so no
+//! running sequence is preempted. The cost is that reserved pages stay unused if outputs end early.
 //!
 //! ```
 //! use std::collections::VecDeque;
@@ -18,13 +18,13 @@
 //! let config = PoolConfig { page_size: 4, capacity: Capacity::Pages(10), ..Default::default() };
 //! let mut engine = Engine::new(config, Null)?;
 //! let mut scratch = StepScratch::new();
-//! // Six prompts of 12 tokens, of which at most 8 more may come: 5 pages each, and the pool has 10.
+//! // Six prompts of 12 tokens with at most 8 output tokens: 5 pages each. The pool has 10 pages.
 //! let prompt = |i: u32| (0..12).map(|t| TokenId::new(100 * i + t)).collect::<Vec<_>>();
 //! let mut waiting: VecDeque<Vec<TokenId>> = (0..6).map(prompt).collect();
 //! let mut running = Vec::new();
 //! let mut most = 0;
 //! while !(waiting.is_empty() && running.is_empty()) {
-//!     // First come, first served. Where the first does not fit, `after` names the step to wait for.
+//!     // First come, first served. If the first does not fit, `after` names the step to wait for.
 //!     while let Some(prompt) = waiting.front() {
 //!         if !engine.admission(Namespace::default(), prompt, 20)?.fits() {
 //!             break;
@@ -54,10 +54,11 @@
 //! # }
 //! ```
 //!
-//! # Without: more run, and the youngest gives way
+//! # Without promises: more sequences run, and the youngest is preempted
 //!
-//! A promise of 0 takes pages only as they are needed. When a plan finds none, the youngest sequence is preempted: it
-//! gives its pages up, keeps its tokens, and finds what is left of its prefix in the cache when it is resumed.
+//! With a promise of 0, a sequence takes pages only when it needs them. If a plan finds too few pages, the host
+//! preempts the youngest sequence. That sequence releases its pages and keeps its tokens. A resume matches the part of
+//! its prefix that is still in the cache.
 //!
 //! ```
 //! use kvarena::*;
@@ -73,7 +74,7 @@
 //! }
 //! let mut preempted: Vec<SeqKey> = Vec::new(); // the last one is the oldest
 //! while !(running.is_empty() && preempted.is_empty()) {
-//!     // Whoever waits comes back when it fits, before anyone new.
+//!     // A preempted sequence resumes when it fits, before any new one.
 //!     while let Some(&seq) = preempted.last() {
 //!         match engine.resume(seq, 0) {
 //!             Ok(()) => running.push(preempted.pop().expect("it was there")),
@@ -88,7 +89,7 @@
 //!         }
 //!         match engine.plan_batch(&mut scratch, &items) {
 //!             Ok(plan) => break plan.step(),
-//!             // `after` may name a step in flight: then waiting for it would do, too. Here none is.
+//!             // If `after` named a step in flight, waiting for it would also help. Here none is in flight.
 //!             Err(EngineError::Core(Error::OutOfPages { .. })) if running.len() > 1 => {
 //!                 let youngest = running.pop().expect("there are two");
 //!                 engine.preempt(youngest, Keep::Publish)?;
@@ -113,16 +114,17 @@
 //! # }
 //! ```
 //!
-//! Between the two: a promise of what is likely, and the rest as it comes. A promised plan is refused at most until the
-//! step that [`Error::OutOfPages`](crate::Error::OutOfPages) names in `after`; beyond the promise a sequence takes what
-//! nobody is promised.
+//! A third policy promises the likely length and takes the rest on demand. The engine rejects a plan of promised pages
+//! only until the step in `after` of [`Error::OutOfPages`](crate::Error::OutOfPages) is complete. Beyond its promise,
+//! a sequence takes pages that no other sequence has reserved.
 //!
-//! # Equal prompts at a time: one computes, the others wait
+//! # Leaders: one computation for equal prompts
 //!
-//! When many prompts begin alike and nothing of them is cached yet, each would compute the same. An
-//! [`Admission`](crate::Admission) names the running sequence that is computing it already, its leader. Who waits until
-//! that [leads no more](crate::Engine::is_leading) finds the pages, whether the leader was done, cancelled or
-//! preempted: then it is asked again, and may lead in its turn.
+//! Prompts with an equal start that the cache lacks would each compute the same tokens. An
+//! [`Admission`](crate::Admission) names the leader: the running sequence that computes these tokens already. The host
+//! waits while [`is_leading`](crate::Engine::is_leading) returns true, and then requests another admission. That
+//! admission counts the pages that the leader published, even if the leader was cancelled or preempted. If pages are
+//! missing, the prompt may become a leader itself.
 //!
 //! ```
 //! use kvarena::*;
@@ -132,7 +134,7 @@
 //! let mut engine = Engine::new(config, Null)?;
 //! let mut scratch = StepScratch::new();
 //! let prompt: Vec<_> = (0..30).map(TokenId::new).collect();
-//! let mut waiting: Vec<Option<Leader>> = vec![None; 8]; // eight times the same prompt
+//! let mut waiting: Vec<Option<Leader>> = vec![None; 8]; // eight requests with the same prompt
 //! let mut running = Vec::new();
 //! while !(waiting.is_empty() && running.is_empty()) {
 //!     let mut still = Vec::new();
@@ -155,7 +157,7 @@
 //!     engine.commit(step)?;
 //!     engine.complete(step)?;
 //!     for seq in running.drain(..) {
-//!         engine.finish(seq)?; // one token is all that is asked for
+//!         engine.finish(seq)?; // the request needs only one token
 //!     }
 //! }
 //! let stats = engine.stats();
@@ -165,16 +167,16 @@
 //! # }
 //! ```
 //!
-//! # In a batch, and at a resume
+//! # Leaders in a batch, and at a resume
 //!
 //! [`admit_batch`](crate::Engine::admit_batch) admits such prompts together and names leaders within the batch. The
 //! host preempts each follower before its first plan. The follower has computed nothing, and keeps its row and its
-//! tokens. [`Stats`](crate::Stats) counts it as one prompt when it computes after its resume. A preemption takes the
-//! promise back, so the host passes it to `resume` again.
+//! tokens. [`Stats`](crate::Stats) counts it as one prompt when it computes after its resume. A preemption cancels the
+//! promise, so the host passes it to `resume` again.
 //!
 //! Before a resume, [`admission`](crate::Engine::admission) of the sequence's tokens names a leader as it does for a
-//! prompt. So of followers whose leader is cancelled, one computes and the others wait again. `admission` also checks
-//! for a row and tokens of one more sequence; where it reports `OutOfSequences` or `OutOfTokens`, resume without it.
+//! prompt. If the leader is cancelled, one follower computes and the others wait for it. `admission` also checks for a
+//! row and tokens of one more sequence. If it returns `OutOfSequences` or `OutOfTokens`, resume without it.
 //!
 //! ```
 //! use kvarena::*;
@@ -196,7 +198,7 @@
 //!     engine.preempt(seq, Keep::Drop)?;
 //! }
 //! assert_eq!((running.len(), waiting.len()), (1, 7));
-//! engine.finish(running.remove(0))?; // the leader is cancelled before it has computed anything
+//! engine.finish(running.remove(0))?; // the host cancels the leader before it computes anything
 //! while !(waiting.is_empty() && running.is_empty()) {
 //!     let mut still = Vec::new();
 //!     for (seq, leader) in waiting.drain(..) {
@@ -226,7 +228,7 @@
 //!     }
 //! }
 //! let stats = engine.stats();
-//! assert_eq!((stats.prompts, stats.hit_tokens), (7, 6 * 28)); // as above, less the one that was cancelled
+//! assert_eq!((stats.prompts, stats.hit_tokens), (7, 6 * 28)); // as above, without the cancelled prompt
 //! assert_eq!(stats.computed_tokens, 30 + 6 * 2);
 //! # Ok(())
 //! # }

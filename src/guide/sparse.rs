@@ -1,14 +1,15 @@
-//! Sparse reads: attend to the tokens that matter, and leave the rest of a long context where it is.
+//! Sparse reads: attention to the tokens with the largest logits of a long context.
 //!
-//! A pool may keep *labels*: for each token and head a few channels of K once more, by which queries find the tokens
-//! that their logits would be greatest for (Double Sparsity). The channels are found offline, for each layer and head,
-//! and given when the backend is opened: [`LabelChannels`](crate::LabelChannels). `store_cache` writes labels with K
-//! and V. `crates/host` measures them (`--sparse`), and how much of attention's weight they find (`--recall`).
+//! A pool may store *labels*: a copy of a few channels of K for each token and head. Queries use labels to find the
+//! tokens with the largest logits (Double Sparsity). The host measures the channels of each layer and head offline. It
+//! passes these [`LabelChannels`](crate::LabelChannels) when it opens the backend. `store_cache` writes labels with K
+//! and V. `crates/server` measures the channels (`--sparse`) and the share of attention's weight that they find
+//! (`--recall`).
 //!
-//! A step then asks twice a layer: [`select`](crate::SparseBackend::select) names positions, and
-//! [`attend_selected`](crate::SparseBackend::attend_selected) reads those. What is between is plain numbers, `[rows,
-//! kv_heads, top]`, which a host may as well make by itself. Rows of more than one new token read all that they see, so
-//! a step may mix them with prefills.
+//! A step calls the backend twice for each layer. [`select`](crate::SparseBackend::select) returns positions, and
+//! [`attend_selected`](crate::SparseBackend::attend_selected) reads them. Positions are plain numbers, `[rows,
+//! kv_heads, top]`, so a host may also choose them itself. Rows of several new tokens read all positions that they
+//! see, so a step may mix decodes with prefills.
 //!
 //! ```
 //! use kvarena::*;
@@ -21,7 +22,7 @@
 //! let mut engine = Engine::new(pool, options)?;
 //! let layer = LayerId::new(0);
 //!
-//! // Four tokens with K and V, the third of which the query will ask for, and then one more.
+//! // Four tokens with K and V; the query will select the third. Then one more token.
 //! let prompt = [1, 2, 3, 4, 5].map(TokenId::new);
 //! let seq = engine.admit(Namespace::default(), &prompt, 0)?;
 //! let mut scratch = StepScratch::new();
@@ -35,7 +36,7 @@
 //! let (mut positions, mut out) = ([0; 2], [0.0_f32; 4]);
 //! let select = Select { q_heads: 1, top: 2, window: None };
 //! engine.backend_mut().select(&plan, layer, &select, q[..].into(), &mut positions)?;
-//! assert_eq!(positions, [2, 4]); // the best, and the row's own
+//! assert_eq!(positions, [2, 4]); // the best position and the row's own
 //!
 //! let selection = Selection { positions: &positions[..], top: 2 };
 //! let asked = Queries { rows: q[..].into(), sinks: None };
@@ -47,10 +48,12 @@
 //! # }
 //! ```
 //!
-//! On a GPU lists are in device memory, the backend's or the host's own; `CudaOptions::labels` takes the channels, and
-//! `Cuda::prepare_selected` makes the memory before a capture. Pools of bf16 and f16 have kernels, for up to 16 query
-//! heads of a kv head. Scores of all rows have room for `CudaOptions::select_tokens` tokens, by default as many as the
-//! pool has slots: rows that share a prefix count it each.
+//! On a GPU, position lists are in device memory of the backend or the host. `CudaOptions::labels` takes the channels.
+//! `Prepare::lists` allocates memory before a capture. Kernels exist for pools of bf16 and f16, with up to 16
+//! query heads for each kv head.
 //!
-//! Labels cost `kv_heads * label_channels` numbers for each token and layer. Their channels count in
-//! [`page_fingerprint`](crate::PoolLayout::page_fingerprint), as scales do.
+//! The score buffer has space for `CudaOptions::select_tokens` tokens of all rows together. By default this is the
+//! pool's number of slots. Tokens of a shared prefix count once for each row.
+//!
+//! Labels take `kv_heads * label_channels` numbers for each token and layer. Like static scales, their channels are
+//! part of [`page_fingerprint`](crate::PoolLayout::page_fingerprint).

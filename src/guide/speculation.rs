@@ -1,10 +1,12 @@
-//! Speculation: a small model drafts tokens, the large one checks them all in one step, and a branch of them is kept.
+//! Speculative decoding: a small model drafts tokens, and the large model verifies all of them in one step.
 //!
-//! Drafts are appended in an order in which none stands before the one that it follows, and planned as such with
-//! [`plan_drafts`](crate::Engine::plan_drafts): a chain, or a tree, whose masks and positions a
-//! [`DraftTree`](crate::DraftTree) makes from parents. The model runs once; [`accept`](crate::Engine::accept) keeps
-//! what it agrees with, moves K and V of that branch together, and forgets the rest; then the token that the model
-//! wants next is appended. Until a branch is kept nothing is committed, so nothing of the others is ever published.
+//! The host appends draft tokens so that each one comes after its parent, and plans them with
+//! [`plan_drafts`](crate::Engine::plan_drafts). Drafts form a chain or a tree. A [`DraftTree`](crate::DraftTree)
+//! computes the masks and positions of a tree from the parents.
+//!
+//! The model runs once. [`accept`](crate::Engine::accept) keeps one branch, makes its K and V contiguous, and removes
+//! the other drafts. Then the host appends the token that the model predicts next. A step with drafts commits only
+//! after `accept`, so the cache never contains a rejected token.
 //!
 //! ```
 //! use kvarena::*;
@@ -12,7 +14,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut engine = Engine::new(PoolConfig { page_size: 4, ..Default::default() }, Null)?;
 //! let mut scratch = StepScratch::new();
-//! let model = |last: TokenId| TokenId::new(last.raw() + 1); // what the large model would say
+//! let model = |last: TokenId| TokenId::new(last.raw() + 1); // the large model's prediction
 //! let prompt: Vec<TokenId> = (0..6).map(TokenId::new).collect();
 //! let seq = engine.admit(Namespace::default(), &prompt, 0)?;
 //! let prefill = engine.plan_batch(&mut scratch, &[Extend { seq, len: 6 }])?.step();
@@ -21,10 +23,10 @@
 //! engine.complete(prefill)?;
 //!
 //! let mut tree = DraftTree::new();
-//! // Two guesses at each place, one of which is right: the first branch is wrong in its second token.
+//! // Two guesses at each position, one of them right.
 //! for round in 0..2 {
 //!     let last = engine.tokens(seq)?.last().expect("it has tokens").raw();
-//!     // The root is the last token, which has no K and V yet. Two tokens follow it, and one follows each of those.
+//!     // The root is the last token, which has no K and V yet. It has two children with one child each.
 //!     let parents = [0, 0, 0, 1, 2];
 //!     let drafts = [last + 50, last + 1, last + 51, last + 2].map(TokenId::new);
 //!     tree.set(engine.planned_len(seq)?, &parents)?;
@@ -32,12 +34,12 @@
 //!     engine.append(seq, &drafts)?;
 //!     let items = [Extend { seq, len: 5 }];
 //!     let plan = engine.plan_drafts(&mut scratch, &items, &[tree.draft(seq)])?;
-//!     assert_eq!(plan.positions[0] + 2, plan.positions[4]); // by depth: for the model's own use
-//!     // store_cache and attend as ever. One row of logits for each token: what follows it on its branch.
+//!     assert_eq!(plan.positions[0] + 2, plan.positions[4]); // by depth, for the model's position encoding
+//!     // store_cache and attend run as usual. Each token's logits predict its successor on its branch.
 //!     let wanted: Vec<_> = plan.tokens.iter().map(|&token| model(token)).collect();
 //!     let (step, tokens) = (plan.step(), plan.tokens.to_vec());
 //!
-//!     // From the root down, to whichever child is what the model wants.
+//!     // From the root down, follow the child that the model predicts.
 //!     let mut kept = vec![0_u32];
 //!     let fits = |of: u32, i: u32| parents[i as usize] == of && tokens[i as usize] == wanted[of as usize];
 //!     let child = |of: u32| (of + 1..5).find(|&i| fits(of, i));
@@ -53,7 +55,7 @@
 //!     assert_eq!(engine.cached_len(seq)?, 9 + 3 * round);
 //! }
 //! let tokens: Vec<u32> = engine.tokens(seq)?.map(TokenId::raw).collect();
-//! assert_eq!(tokens, (0..13).collect::<Vec<_>>()); // three a step, with one right guess of two
+//! assert_eq!(tokens, (0..13).collect::<Vec<_>>()); // three tokens a step, one right guess of two at each depth
 //! let stats = engine.stats();
 //! assert_eq!((stats.drafts, stats.draft_tokens, stats.accepted_tokens), (2, 2 * 4, 2 * 2));
 //! engine.verify()?;
@@ -61,24 +63,24 @@
 //! # }
 //! ```
 //!
-//! A chain needs no masks, and any attention serves it, windows too: [`Draft::chain`](crate::Draft::chain). What is
-//! kept of it is a run from its start, and nothing is moved. A host may also plan it with `plan_batch` as tokens like
-//! others, and [`rollback`](crate::Engine::rollback) those that are wrong *before* the commit, which would publish
-//! them.
+//! A chain needs no masks, so every attention supports it, with or without a window:
+//! [`Draft::chain`](crate::Draft::chain). `accept` keeps a run from its start and moves nothing. A host may also plan
+//! a chain with `plan_batch` as ordinary tokens. It must then [`rollback`](crate::Engine::rollback) the rejected
+//! tokens *before* the commit, which would publish them.
 //!
-//! What is said need not be greedy: where each place is drawn with the noise that it would have without drafts, what is
-//! said with drafts is what would be said without. `crates/host --draft` does so, with drafts from the text
-//! itself.
+//! Sampling need not be greedy. If the host samples each position with the noise that it would have without drafts,
+//! drafts do not change the output. `crates/server` (`--draft`) does this, with drafts from the text itself.
 //!
-//! A server keeps the branches of all its sequences at once: [`accept_batch`](crate::Engine::accept_batch). Where a
-//! step fails, [`abort`](crate::Engine::abort) it, and roll the drafts back: they are tokens like others then.
+//! A server accepts the branches of all its sequences in one call: [`accept_batch`](crate::Engine::accept_batch). If a
+//! step fails, [`abort`](crate::Engine::abort) it and roll the drafts back, because an aborted draft is an ordinary
+//! token.
 //!
-//! [`Stats`](crate::Stats) counts drafts, their guessed tokens, and the guesses that were kept: what a drafter is
-//! worth. A lone root is the token sampled last, which is no guess; of several roots each is a guess of that token.
+//! [`Stats`](crate::Stats) counts drafts, their guessed tokens and the accepted guesses. A lone root is the last
+//! sampled token, not a guess. If there are several roots, each is a guess of that token.
 //!
-//! Positions of a tree count its depth, so no sliding window serves it: a model with windows is drafted for in chains,
-//! and a backend that such a layer was prepared on refuses trees before anything of them runs.
+//! Positions of a tree count its depth, so a sliding window cannot serve it. A model with windows uses chains. After
+//! the host prepares a layer with a window, the backend rejects trees before any work runs.
 //!
-//! What is published cannot be rolled back: the answer is `RollbackLen`.
+//! `rollback` cannot remove published tokens and returns `RollbackLen`.
 //!
-//! Not here: an edited turn of a conversation, which is a new prompt: the cache finds what is still the same.
+//! Not here: an edited turn of a conversation. It is a new prompt, and the cache matches its unchanged start.

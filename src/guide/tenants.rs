@@ -1,8 +1,9 @@
-//! Several tenants: prompts that must not share, and a model whose weights change.
+//! Tenants: prompts that must not share K and V, and a change of the model's weights.
 //!
-//! A cached prefix can be told by how soon a prompt is answered. Where that must not be, or where K and V of equal
-//! tokens differ (adapters, images behind placeholder tokens), prompts are admitted under another
-//! [`Namespace`](crate::Namespace): equal tokens match only within one.
+//! The time to the first token reveals whether a prefix was cached. A host that must not reveal this admits the
+//! tenants' prompts under different [`Namespace`](crate::Namespace)s, because equal tokens match only within one
+//! namespace. The same applies if equal tokens have different K and V, as with adapters or images behind placeholder
+//! tokens.
 //!
 //! ```
 //! use std::hash::{BuildHasher, RandomState};
@@ -24,28 +25,28 @@
 //!     Ok(hit)
 //! };
 //!
-//! // A number for each tenant and adapter, which clients can neither choose nor guess.
+//! // A number for each tenant and adapter that clients can neither choose nor guess.
 //! let secret = RandomState::new();
 //! let namespace = |tenant: &str, adapter: &str| Namespace::new(secret.hash_one((tenant, adapter)));
 //! let (red, blue) = (namespace("red", "none"), namespace("blue", "none"));
 //! assert_eq!([serve(&mut engine, red)?, serve(&mut engine, red)?], [0, 12]);
-//! assert_eq!(serve(&mut engine, blue)?, 0); // equal tokens, another tenant
-//! assert_eq!(serve(&mut engine, namespace("red", "sql"))?, 0); // another adapter
+//! assert_eq!(serve(&mut engine, blue)?, 0); // equal tokens, a different tenant
+//! assert_eq!(serve(&mut engine, namespace("red", "sql"))?, 0); // a different adapter
 //!
-//! // The weights change: what is cached is of the old ones. Sequences that run keep theirs to the end.
+//! // The weights change, so the cached K and V are stale. Running sequences keep their pages to the end.
 //! engine.reset();
 //! assert_eq!(serve(&mut engine, red)?, 0);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Where pages are hashed ([`EngineConfig::hashing`](crate::EngineConfig::hashing)), others know a namespace by its
-//! adapter and its salt: [`Engine::name_namespace`](crate::Engine::name_namespace) says them before its first prompt.
-//! Where each request has a salt of its own, [`Engine::forget_namespace`](crate::Engine::forget_namespace) after it
-//! keeps the names from growing without end: they go with the namespace's last cached page.
+//! With hashing ([`EngineConfig::hashing`](crate::EngineConfig::hashing)), routers identify a namespace by its adapter
+//! and its salt. [`Engine::name_namespace`](crate::Engine::name_namespace) sets these names before its first prompt.
+//! If each request has its own salt, call [`Engine::forget_namespace`](crate::Engine::forget_namespace) after the
+//! request. The engine then drops the names with the namespace's last cached page, so they do not accumulate.
 //!
-//! All namespaces have one pool and one order of eviction. A tenant's share is the scheduler's to keep: by how many of
-//! its sequences run and how much they are promised ([`scheduling`](super::scheduling)), or with an engine for each
-//! tenant. A host that must never share has `PrefixMode::None`: only forks share then.
+//! All namespaces share one pool and one eviction order. The scheduler limits a tenant's share by the number of its
+//! running sequences and their promises ([`scheduling`](super::scheduling)). Alternatively, each tenant has its own
+//! engine. With `PrefixMode::None`, only forks share pages.
 //!
-//! Not here: how two tenants' requests are ordered.
+//! Not here: the order of two tenants' requests.

@@ -1,21 +1,21 @@
-//! The loop of a server: what happens in a step, and what is left for the next request.
+//! The loop of a server: the calls of one step, and the prefix that stays for the next request.
 //!
-//! A pool is made of *pages*, each of which has room for K and V of `page_size` tokens in all layers. A request is a
-//! *sequence* of tokens. For each step the host says which sequences are extended by how many tokens; the plan says
-//! where their K and V go.
+//! A pool consists of *pages*. A page stores K and V of `page_size` tokens in all layers. A request is a *sequence* of
+//! tokens. For each step the host chooses the sequences to extend and the number of tokens for each. The plan contains
+//! the places of their K and V.
 //!
 //! ```
 //! use kvarena::*;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Two layers of one head of 8 numbers, 4 tokens a page. All memory is taken by `Engine::new`.
+//! // Two layers of one head of 8 numbers, 4 tokens a page. `Engine::new` allocates all memory.
 //! let shape = KvShape::heads(1, 8);
 //! let config = PoolConfig { layers: 2, shape, page_size: 4, ..Default::default() };
 //! let mut engine = Engine::new(config, CpuOptions::default())?;
-//! let mut scratch = StepScratch::new(); // plans live here; it is reused
-//! let attend = Attend::new(2, 8); // two query heads share the head of K and V
+//! let mut scratch = StepScratch::new(); // stores the plan; reused by each step
+//! let attend = Attend::new(2, 8); // two query heads share the kv head
 //!
-//! // Nothing is cached, so the prompt is computed in full, here in chunks of 6 tokens.
+//! // The cache is empty, so the model computes the whole prompt, here in chunks of 6 tokens.
 //! let prompt: Vec<TokenId> = (0..10).map(TokenId::new).collect();
 //! let seq = engine.admit(Namespace::default(), &prompt, 0)?;
 //! let mut output = Vec::new();
@@ -23,7 +23,7 @@
 //!     let len = engine.extend_max(seq)?.min(6); // 6, 4, then 1 at a time
 //!     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }])?;
 //!
-//!     // The model: embeds plan.tokens, rotates by plan.positions, and in each layer stores its K and V and attends.
+//!     // The model embeds plan.tokens and rotates by plan.positions. Each layer stores its K and V and attends.
 //!     let rows = plan.token_count();
 //!     let (k, v, q) = (vec![0.5; rows * 8], vec![0.25; rows * 8], vec![1.0; rows * 16]);
 //!     let mut out = vec![0.0; rows * 16];
@@ -35,25 +35,25 @@
 //!
 //!     let step = plan.step();
 //!     if engine.planned_len(seq)? == engine.token_count(seq)? {
-//!         // The last row of `out` belongs to the last token: its logits say what comes next.
+//!         // The last row of `out` belongs to the last token: its logits predict the next one.
 //!         let sampled = TokenId::new(100 + output.len() as u32);
 //!         engine.append(seq, &[sampled])?;
 //!         output.push(sampled);
 //!     }
-//!     engine.commit(step)?; // the tokens have K and V: cached_len advances, whole pages may be shared
-//!     engine.complete(step)?; // the device is done: what waited for it may be used again
+//!     engine.commit(step)?; // the tokens have K and V: cached_len advances, whole pages are shared
+//!     engine.complete(step)?; // the device is done: the fence returns what waited for this step
 //! }
-//! assert_eq!(engine.cached_len(seq)?, 14); // the last token sampled was not computed
-//! engine.finish(seq)?; // pages stay in the cache until they are evicted
+//! assert_eq!(engine.cached_len(seq)?, 14); // the last sampled token was not computed
+//! engine.finish(seq)?; // whole pages stay in the cache until eviction
 //!
-//! // The next turn of the conversation finds the whole pages of what came before.
+//! // The next turn of the conversation matches the whole pages of the earlier turn.
 //! let next: Vec<TokenId> = prompt.into_iter().chain(output).chain([TokenId::new(7)]).collect();
 //! let seq = engine.admit(Namespace::default(), &next, 0)?;
 //! assert_eq!(engine.cached_len(seq)?, 12);
 //! engine.finish(seq)?;
-//! engine.verify()?; // audits everything; for tests
+//! engine.verify()?; // audits the whole state; for tests
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Not here: which sequences to extend ([`scheduling`](super::scheduling)).
+//! Not here: the choice of sequences to extend ([`scheduling`](super::scheduling)).

@@ -1,16 +1,17 @@
-//! Hashes of pages, chained: what a page is called by those who know prefixes by hashes (routers, stores, other
-//! engines).
+//! Chained hashes of pages, by which routers, stores and other engines identify prefixes.
 //!
 //! ```text
-//! names of the namespace --> [page 0] --> [page 1] --> [page 2]       a hash stands for its page's tokens
-//!                                h0          h1           h2          and all that is before them
+//! names of the namespace --> [page 0] --> [page 1] --> [page 2]       a hash is of the page's tokens
+//!                                h0          h1           h2          and of all tokens before them
 //! ```
 //!
-//! There are as many recipes as there are engines. Each is a `Recipe` in a file of its family, and [`Hashing`] is the
-//! host's choice among those whose crates are compiled in (features `xxhash` and `sha256`). The vectors that they are
-//! tested with were made by the code that they follow. vLLM's has a parameter (`seed`).
+//! Each engine has its own recipe. A `Recipe` is in a file of its family, and [`Hashing`] is the host's choice among
+//! the recipes whose crates are compiled in (features `xxhash` and `sha256`). The test vectors come from the code that
+//! a recipe follows. vLLM's recipe has a parameter (`seed`).
 //!
-//! Nothing inside this crate takes equal hashes for equal tokens. Not here: where hashes are kept (`prefix/chain.rs`).
+//! No code of this crate takes equal hashes for equal tokens.
+//!
+//! Not here: where hashes are stored (`prefix/chain.rs`).
 
 mod names;
 #[cfg(feature = "sha256")]
@@ -34,25 +35,25 @@ use crate::id::TokenId;
 /// Bytes of the longest hash.
 const LONGEST: usize = 32;
 
-/// A hash of a page and of all that is before it: 8 bytes of xxHash, or the 32 of a SHA-256 digest.
+/// A hash of a page and of all tokens before it: 8 bytes of xxHash, or the 32 of a SHA-256 digest.
 ///
-/// Shorter ones end in zeros. A number is kept with its lowest byte first.
+/// A shorter hash ends in zeros. A number is stored with its lowest byte first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PageHash([u8; LONGEST]);
 
 impl PageHash {
-    /// The number, of a recipe that makes numbers.
+    /// Returns the hash as a number, for a recipe of numbers.
     pub fn to_u64(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// The digest, of a recipe that makes digests.
+    /// Returns the hash as a digest, for a recipe of digests.
     pub fn to_digest(&self) -> [u8; 32] {
         self.0
     }
 
-    /// Of the bytes that a column keeps.
+    /// Reads the bytes of a column.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let mut hash = [0; LONGEST];
         hash[..bytes.len()].copy_from_slice(bytes);
@@ -85,7 +86,7 @@ impl fmt::Debug for PageHash {
     }
 }
 
-/// One way to hash pages.
+/// A recipe of hashes.
 #[cfg_attr(
     not(any(feature = "xxhash", feature = "sha256")),
     expect(dead_code, reason = "there are none")
@@ -94,22 +95,22 @@ trait Recipe {
     /// Bytes of a hash.
     const WIDTH: usize;
 
-    /// What enters of a namespace's names; the rest is `None`.
+    /// Returns the names that enter a hash; the others are `None`.
     fn entering(names: NamespaceNames) -> NamespaceNames;
 
-    /// Hashes the parameter and these names once, as far as they are the same for every page.
+    /// Returns the hash of the parameter and the names, which is the same for every page.
     fn seed(hashing: Hashing, names: &NamespaceNames) -> PageHash;
 
-    /// The hash of a page behind the one with the hash `before`, or of a first page. O(tokens).
+    /// Returns the hash of a page after the page with hash `before`, or of a first page. O(tokens).
     fn page(named: &Named, before: Option<PageHash>, tokens: &[TokenId]) -> PageHash;
 
-    /// The number that stands for a hash where there is room for 64 bits only.
+    /// Returns the 64-bit number of a hash in events.
     fn event_id(hash: PageHash) -> u64;
 }
 
 macro_rules! recipes {
     ($($(#[$doc:meta])* $feature:literal $number:literal $name:ident $(($seed:ty))? = $recipe:path;)*) => {
-        /// How pages are hashed: whose hashes this engine speaks.
+        /// The recipe by which pages are hashed.
         ///
         /// `lora`, `lora_path` and `salt` are the [`NamespaceNames`] that the host gave by
         /// [`Engine::name_namespace`](crate::Engine::name_namespace); the default namespace has none.
@@ -125,7 +126,7 @@ macro_rules! recipes {
         }
 
         impl Hashing {
-            /// The recipe's number in byte forms.
+            /// Returns the number of the recipe in byte forms.
             #[cfg(any(feature = "xxhash", feature = "sha256"))]
             fn number(self) -> u64 {
                 match self {
@@ -133,14 +134,14 @@ macro_rules! recipes {
                 }
             }
 
-            /// Bytes of a hash: 8 or 32.
+            /// Returns the bytes of a hash: 8 or 32.
             pub fn width(self) -> usize {
                 match self {
                     $(#[cfg(feature = $feature)] Self::$name { .. } => <$recipe>::WIDTH,)*
                 }
             }
 
-            /// The number that stands for a hash in events, where there is room for 64 bits only.
+            /// Returns the 64-bit number of a hash in events.
             pub fn event_id(self, hash: PageHash) -> u64 {
                 let _ = hash;
                 match self {
@@ -148,7 +149,7 @@ macro_rules! recipes {
                 }
             }
 
-            /// What of names enters.
+            /// Returns the names that enter a hash.
             fn entering(self, names: NamespaceNames) -> NamespaceNames {
                 let _ = &names;
                 match self {
@@ -163,7 +164,7 @@ macro_rules! recipes {
                 }
             }
 
-            /// The hash of a page behind the one with the hash `before`, or of a first page. O(tokens).
+            /// Returns the hash of a page after the page with hash `before`, or of a first page. O(tokens).
             pub(crate) fn page(
                 self,
                 named: &Named,
@@ -183,10 +184,10 @@ recipes! {
     /// XXH3-64 as NVIDIA Dynamo's routers compute it: tokens as 32-bit numbers, seed 1337 and more for `lora` and
     /// `salt`; then the hash before and this one, seed 1337. 8 bytes. Feature `xxhash`.
     "xxhash" 1 Dynamo = xxhash::Dynamo;
-    /// xxHash64 as nano-vllm: the hash before, then tokens as 64-bit numbers. 8 bytes. It knows no names, so only the
+    /// xxHash64 as nano-vllm: the hash before, then tokens as 64-bit numbers. 8 bytes. It uses no names, so only the
     /// default namespace can be served. Feature `xxhash`.
     "xxhash" 2 NanoVllm = xxhash::NanoVllm;
-    /// xxHash64 as MinivLLM: the hash before, then tokens as 32-bit numbers. 8 bytes. It knows no names, so only the
+    /// xxHash64 as MinivLLM: the hash before, then tokens as 32-bit numbers. 8 bytes. It uses no names, so only the
     /// default namespace can be served. Feature `xxhash`.
     "xxhash" 3 MinivLlm = xxhash::MinivLlm;
     /// SHA-256 as vLLM's `sha256_cbor` without `PYTHONHASHSEED`: of the hash before, the tokens, and `lora` with
@@ -203,7 +204,7 @@ recipes! {
 }
 
 impl Hashing {
-    /// The recipes that are compiled in and take no parameter.
+    /// All compiled-in recipes without a parameter.
     pub const ALL: &[Hashing] = &[
         #[cfg(feature = "xxhash")]
         Hashing::Dynamo,
@@ -217,7 +218,7 @@ impl Hashing {
         Hashing::SglangSha256,
     ];
 
-    /// The byte form: the recipe's number, and the parameter that it may have.
+    /// Returns the byte form: the number of the recipe, and its parameter, if it has one.
     pub(crate) fn to_words(self) -> [u64; 5] {
         match self {
             #[cfg(feature = "sha256")]
@@ -242,14 +243,14 @@ impl Hashing {
         found
     }
 
-    /// Whether names enter, so that namespaces other than the default one can be told apart.
-    pub fn hears_names(self) -> bool {
+    /// Returns whether names enter the hashes, so that these distinguish namespaces.
+    pub fn uses_names(self) -> bool {
         let some = || Some("some".to_owned());
         let names = NamespaceNames { lora: some(), lora_path: some(), salt: some() };
         self.entering(names) != NamespaceNames::default()
     }
 
-    /// The chain of a text's whole pages: of each, what it is called with all before it. O(tokens).
+    /// Returns the hashes of a text's whole pages, in order. O(tokens).
     ///
     /// # Panics
     /// If `page_size` is 0.
@@ -271,7 +272,7 @@ impl Hashing {
     }
 }
 
-/// Hashes of neighbouring pages, in order.
+/// Hashes of consecutive pages, in order.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PageHashes<'a> {
     hashing: Hashing,
@@ -283,32 +284,32 @@ impl<'a> PageHashes<'a> {
         Self { hashing, bytes }
     }
 
-    /// How many.
+    /// Returns the number of hashes.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.hashing.width()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no hashes.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Bytes of each.
+    /// Returns the bytes of one hash.
     pub(crate) fn width(&self) -> usize {
         self.hashing.width()
     }
 
-    /// All of them, one behind the other.
+    /// Returns all hashes, concatenated.
     pub(crate) fn as_bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Each of them.
+    /// Returns the hashes, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = PageHash> + DoubleEndedIterator + use<'a> {
         self.bytes.chunks_exact(self.hashing.width()).map(PageHash::from_bytes)
     }
 
-    /// The numbers that stand for them in events: [`Hashing::event_id`].
+    /// Returns their numbers in events: [`Hashing::event_id`].
     pub fn event_ids(&self) -> impl ExactSizeIterator<Item = u64> + use<'a> {
         let hashing = self.hashing;
         self.iter().map(move |hash| hashing.event_id(hash))

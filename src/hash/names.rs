@@ -1,7 +1,7 @@
-//! What namespaces are called outside: numbers here, adapters and salts there.
+//! Names of namespaces: adapters and salts, which enter the hashes of their pages.
 //!
-//! Two namespaces that a recipe cannot tell apart would give equal tokens one hash, though their K and V differ. So
-//! none may be called what another one is called, as far as the recipe listens.
+//! If a recipe could not distinguish two namespaces, equal tokens would have one hash although their K and V differ. So
+//! no two namespaces have the same names, compared as far as they enter a hash.
 //!
 //! * T11. A namespace's names stay while it is not forgotten, and while they have users: sequences, and first nodes of
 //!   prefixes. The users are counted.
@@ -18,19 +18,19 @@ use crate::error::Error;
 use crate::id::Namespace;
 use crate::memory::OutOfMemory;
 
-/// What a namespace is called by those who know prefixes by hashes. None at all: the default namespace.
+/// The names of a namespace in the hashes of its pages. The default namespace has none.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct NamespaceNames {
-    /// The adapter's name.
+    /// Name of the adapter.
     pub lora: Option<String>,
-    /// Where the adapter was loaded from; vLLM hashes it beside its name.
+    /// Path that the adapter was loaded from; vLLM hashes it after the name.
     pub lora_path: Option<String>,
-    /// What keeps a tenant apart.
+    /// Salt that separates tenants.
     #[doc(alias = "cache_salt")]
     pub salt: Option<String>,
 }
 
-/// Names, with what a recipe computes from them once.
+/// Names, with the seed that a recipe computes from them.
 #[derive(Clone, Debug)]
 #[cfg_attr(
     not(any(feature = "xxhash", feature = "sha256")),
@@ -39,7 +39,7 @@ pub struct NamespaceNames {
 pub(crate) struct Named {
     /// As the host gave them.
     pub names: Arc<NamespaceNames>,
-    /// As far as they enter.
+    /// The names that enter hashes.
     pub entering: NamespaceNames,
     pub seed: PageHash,
 }
@@ -63,33 +63,33 @@ struct Entry {
 pub(crate) struct Names {
     hashing: Hashing,
     named: HashMap<Namespace, Entry, RandomState>,
-    /// By what enters.
+    /// Namespaces by the names that enter hashes.
     owners: HashMap<NamespaceNames, Namespace, RandomState>,
 }
 
 impl Names {
-    /// The default namespace has none.
+    /// Creates the table, in which only the default namespace has an entry.
     pub fn new(hashing: Hashing) -> Result<Self, OutOfMemory> {
         let mut names = Self { hashing, named: HashMap::default(), owners: HashMap::default() };
         let bytes = size_of::<Entry>() as u64;
         names.named.try_reserve(1).map_err(|_| OutOfMemory { bytes })?;
         names.owners.try_reserve(1).map_err(|_| OutOfMemory { bytes })?;
         let named = names.name(Namespace::default(), NamespaceNames::default());
-        named.expect("nobody else has names");
+        named.expect("no other namespace has names");
         Ok(names)
     }
 
-    /// A namespace's names, if it has any, be it forgotten.
+    /// Returns the names of a namespace, also of a forgotten one.
     pub fn get(&self, namespace: Namespace) -> Option<&Named> {
         self.named.get(&namespace).map(|entry| &entry.named)
     }
 
-    /// Whether a namespace has names and is not forgotten.
+    /// Returns whether a namespace has names and is not forgotten.
     pub fn is_named(&self, namespace: Namespace) -> bool {
         self.named.get(&namespace).is_some_and(|entry| !entry.is_forgotten)
     }
 
-    /// Calls a namespace something, until it is forgotten.
+    /// Names a namespace, until it is forgotten.
     ///
     /// # Errors
     /// [`Error::NamespaceNamed`], [`Error::NamesTaken`].
@@ -110,7 +110,7 @@ impl Names {
         Ok(())
     }
 
-    /// Marks a namespace as forgotten; its names go once they have no users. The default namespace stays.
+    /// Marks a namespace as forgotten; its names are dropped once they have no users. The default namespace stays.
     ///
     /// # Errors
     /// [`Error::UnnamedNamespace`].
@@ -126,14 +126,14 @@ impl Names {
         Ok(())
     }
 
-    /// A namespace that has names has one user more.
+    /// Counts one more user of a namespace.
     pub fn hold(&mut self, namespace: Namespace) {
-        self.named.get_mut(&namespace).expect("T11: what is used has names").users += 1;
+        self.named.get_mut(&namespace).expect("T11: a used namespace has names").users += 1;
     }
 
-    /// A user is gone.
+    /// Counts one user of a namespace less.
     pub fn release(&mut self, namespace: Namespace) {
-        self.named.get_mut(&namespace).expect("T11: what is used has names").users -= 1;
+        self.named.get_mut(&namespace).expect("T11: a used namespace has names").users -= 1;
         self.drop_unused(namespace);
     }
 
@@ -146,7 +146,7 @@ impl Names {
         }
     }
 
-    /// Whether T11 holds, given the namespace of each user.
+    /// Returns whether T11 holds, given the namespace of each user.
     pub fn check(&self, users: impl Iterator<Item = Namespace>) -> bool {
         let mut counts: HashMap<_, u64> = HashMap::new();
         users.for_each(|namespace| *counts.entry(namespace).or_default() += 1);

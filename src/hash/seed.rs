@@ -46,7 +46,7 @@ impl HashSeed {
         Ok(Self { len: text.len() as u8, bytes })
     }
 
-    /// The byte form: the length, the text, and zeros behind it.
+    /// Returns the byte form: the length, the text, and zeros behind it.
     pub(super) fn to_bytes(self) -> [u8; 1 + Self::MAX_LEN] {
         let mut bytes = [self.len; 1 + Self::MAX_LEN];
         bytes[1..].copy_from_slice(&self.bytes);

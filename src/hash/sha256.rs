@@ -130,7 +130,7 @@ impl Default for Waiting {
 }
 
 impl Cbor {
-    /// An item's type and number, in as few bytes as there are.
+    /// Returns an item's type and number, in as few bytes as there are.
     fn head(&mut self, kind: u8, number: u64) {
         let kind = kind << 5;
         let bytes = number.to_be_bytes();

@@ -147,7 +147,7 @@ fn vllms_seed_is_a_text() {
         // Names enter as they do without a seed.
         let seeds = ["", "tenant"].map(|salt| digests(hashing, "", salt).0);
         assert_ne!(seeds[0], seeds[1]);
-        assert_eq!((hashing.width(), hashing.hears_names()), (32, true));
+        assert_eq!((hashing.width(), hashing.uses_names()), (32, true));
     }
     // A tenant's salt and a seed: the same script with (("cache_salt", "tenant"),) in the first block.
     let seeded = Hashing::VllmSha256CborSeeded(HashSeed::new("0").expect("it is short"));

@@ -103,7 +103,7 @@ fn update_wide(hasher: &mut Xxh64, tokens: &[TokenId]) {
     }
 }
 
-/// Tokens as bytes, lowest first: as they lie on every machine that this is compiled for.
+/// Returns the tokens as bytes, lowest first: as they lie on every machine that this is compiled for.
 fn little_endian(tokens: &[TokenId]) -> &[u8] {
     const { assert!(cfg!(target_endian = "little"), "hashes are of bytes, lowest first") };
     bytemuck::cast_slice(tokens)

@@ -1,4 +1,4 @@
-//! What a pool is made for, checked.
+//! The configuration of a pool, and its checks.
 
 use super::dtype::{KvDtype, Scaling};
 use super::groups::Groups;
@@ -12,7 +12,7 @@ use crate::error::ConfigError;
 /// Largest `page_size`.
 pub const PAGE_SIZE_MAX: u32 = 1024;
 
-/// How large a pool is.
+/// The size of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(
     feature = "serde",
@@ -26,8 +26,9 @@ pub enum Capacity {
     Bytes(u64),
 }
 
-/// What a pool of K and V is made for. [`PoolConfig::layout`] checks it and computes the rest; `PoolConfig::from_hf`
-/// (feature `serde`) reads a model's `config.json`. A field that is left out of a serialised config has its default.
+/// The configuration of a pool of K and V. [`PoolConfig::layout`] checks it and computes the layout;
+/// `PoolConfig::from_hf` (feature `serde`) reads a model's `config.json`. A field that a serialised config omits has
+/// its default.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[cfg_attr(
     feature = "serde",
@@ -37,19 +38,19 @@ pub enum Capacity {
 pub struct PoolConfig {
     /// Layers of the model. Default: 1.
     pub layers: u32,
-    /// Which layers keep everything, and which read a window or a chunk only. Default: [`Groups::ONE`].
+    /// Groups of layers: those that read all tokens, and those that read a window or a chunk. Default: [`Groups::ONE`].
     pub groups: Groups,
     /// What each token stores in each layer, in the whole model, before tensor parallelism. Default: one head of
     /// 64.
     pub shape: KvShape,
     /// Element type of K and V. Default: f32.
     pub dtype: KvDtype,
-    /// Where the scales of a quantised dtype come from; [`Scaling::Static`] where it is another. Default:
+    /// Source of the scales of a quantised dtype; [`Scaling::Static`] for other types. Default:
     /// [`Scaling::Static`].
     pub scaling: Scaling,
-    /// Channels of K that each token keeps once more as *labels*, for sparse reads:
-    /// [`LabelChannels`](super::LabelChannels) say which. At most the elements of a head; latent rows have none. 0: no
-    /// labels. Default: 0.
+    /// Number of channels of K that each token also stores as *labels*, for sparse reads;
+    /// [`LabelChannels`](super::LabelChannels) selects them. At most the elements of a head; latent rows have none. 0:
+    /// no labels. Default: 0.
     pub label_channels: u32,
     /// Tokens of one page, 1 to [`PAGE_SIZE_MAX`]. Default: 16.
     #[doc(alias = "block_size")]
@@ -85,8 +86,8 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// Bytes that one token stores on one rank, in all planes of all layers. A page may be padded and take more than
-    /// those of its tokens: see [`PoolLayout::page_bytes`].
+    /// Returns the bytes that one token stores on one rank, in all planes of all layers. A page may be padded and take
+    /// more than those of its tokens: see [`PoolLayout::page_bytes`].
     ///
     /// ```
     /// # use kvarena::*;
@@ -101,7 +102,7 @@ impl PoolConfig {
         self.check_planes(&self.planes(self.checked_shape()?))
     }
 
-    /// Heads of K and V that this rank holds; 1 where all heads read the same latent rows.
+    /// Returns the heads of K and V that this rank holds; 1 where all heads read the same latent rows.
     ///
     /// # Errors
     /// [`ConfigError::Zero`], [`ConfigError::HeadSplit`] where neither number divides the other, [`ConfigError::Rank`]
@@ -110,7 +111,8 @@ impl PoolConfig {
         Ok(self.local_shape()?.kv_heads())
     }
 
-    /// First of the model's kv heads that this rank holds; it holds [`PoolConfig::local_kv_heads`] from there on.
+    /// Returns the first of the model's kv heads that this rank holds; it holds [`PoolConfig::local_kv_heads`] from
+    /// there on.
     ///
     /// # Errors
     /// As [`PoolConfig::local_kv_heads`].
@@ -134,12 +136,12 @@ impl PoolConfig {
         self.layout_of(shape, self.planes(shape))
     }
 
-    /// What one rank's tokens store in each layer.
+    /// Returns what one rank's tokens store in each layer.
     fn planes(&self, shape: KvShape) -> Planes {
         shape.planes(self.dtype, self.scaling).with_labels(self.label_channels)
     }
 
-    /// As [`PoolConfig::layout`], with other planes than the shape's: for tests.
+    /// [`PoolConfig::layout`] with other planes than the shape's, for tests.
     ///
     /// # Errors
     /// As [`PoolConfig::layout`].
@@ -148,7 +150,7 @@ impl PoolConfig {
         self.layout_of(self.checked_shape()?, Planes::new(planes))
     }
 
-    /// The layout of one rank's shape and its planes.
+    /// Returns the layout of one rank's shape and its planes.
     fn layout_of(&self, shape: KvShape, planes: Planes) -> Result<PoolLayout, ConfigError> {
         self.check_planes(&planes)?;
         let Self { groups, layers, .. } = *self;
@@ -188,7 +190,7 @@ impl PoolConfig {
         })
     }
 
-    /// Pages of `page_bytes` each, all of which together fit 64 bits.
+    /// Returns the pages of `page_bytes` each, all of which together fit 64 bits.
     fn page_count(&self, page_bytes: u64) -> Result<u32, ConfigError> {
         let page_count = match self.capacity {
             Capacity::Pages(pages) => u64::from(pages),
@@ -208,7 +210,7 @@ impl PoolConfig {
         Ok(page_count as u32)
     }
 
-    /// This rank's shape, no zeros, and scales only where there are some.
+    /// Returns this rank's shape, after checks of zeros and scales.
     fn checked_shape(&self) -> Result<KvShape, ConfigError> {
         if self.layers == 0 {
             return Err(ConfigError::Zero { name: "layers" });
@@ -236,7 +238,7 @@ impl PoolConfig {
         self.shape.split(tp_size)
     }
 
-    /// Bytes of a token in all planes.
+    /// Returns the bytes of a token in all planes.
     fn check_planes(&self, planes: &Planes) -> Result<u64, ConfigError> {
         let bytes = planes.token_bytes(self.layers);
         bytes.ok_or(ConfigError::Overflow { name: "bytes per token" })

@@ -1,5 +1,5 @@
-//! Element types: of what a host hands in and is given ([`Dtype`]), of what a pool holds ([`KvDtype`]), and where the
-//! scales of a quantised one come from ([`Scaling`]).
+//! Element types of the host's rows ([`Dtype`]) and of the pool ([`KvDtype`]), and the source of the scales of a
+//! quantised pool ([`Scaling`]).
 
 /// Element type of rows: q, k, v, and attention's output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -19,7 +19,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub const fn size(self) -> u32 {
         match self {
             Dtype::F32 => 4,
@@ -51,7 +51,7 @@ pub enum KvDtype {
 }
 
 impl KvDtype {
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub const fn size(self) -> u32 {
         match self {
             KvDtype::F32 => 4,
@@ -60,12 +60,12 @@ impl KvDtype {
         }
     }
 
-    /// Whether its numbers are multiples of a scale, and rows are rounded when they are stored.
+    /// Returns whether its numbers are multiples of a scale, and rows are rounded when they are stored.
     pub const fn is_quantised(self) -> bool {
         matches!(self, KvDtype::Fp8E4M3)
     }
 
-    /// Element type of rows that hold its numbers exactly, without their scale.
+    /// Returns the element type of rows that hold its numbers exactly, without their scale.
     pub const fn rows(self) -> Dtype {
         match self {
             KvDtype::F32 => Dtype::F32,
@@ -75,7 +75,7 @@ impl KvDtype {
     }
 }
 
-/// Where the scales of a quantised pool come from.
+/// The source of the scales of a quantised pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -84,8 +84,8 @@ impl KvDtype {
 )]
 #[non_exhaustive]
 pub enum Scaling {
-    /// One for each layer, head, and K and V, given when the backend is opened ([`KvScales`](super::KvScales)); 1 where
-    /// none are.
+    /// One scale for each layer, head, and K and V, given when the backend is opened ([`KvScales`](super::KvScales)); 1
+    /// if none are given.
     #[default]
     Static,
     /// One for each token, layer, head, and K and V, made when the token is stored, and stored beside it: the largest
@@ -94,7 +94,7 @@ pub enum Scaling {
 }
 
 impl From<Dtype> for KvDtype {
-    /// The type of a pool that holds rows as they are.
+    /// Returns the type of a pool that holds rows as they are.
     fn from(rows: Dtype) -> Self {
         match rows {
             Dtype::F32 => KvDtype::F32,

@@ -1,4 +1,4 @@
-//! What the bytes of a page mean, as one number: pages may move between pools where it is the same.
+//! The fingerprint of a page format: pages may move between pools with equal fingerprints.
 
 use super::groups::Reach;
 use super::labels::LabelChannels;
@@ -19,10 +19,10 @@ impl Fnv {
 }
 
 impl PoolLayout {
-    /// What the bytes of a page mean: its planes, layers with their groups, and tokens, and the scales and label
-    /// channels that are given for them, of the pool's size. Equal for pools between which pages may be copied, in any
-    /// process; the pools' layouts and numbers of pages do not count, nor which heads of a model a rank holds.
-    /// O(planes, scales and channels).
+    /// Returns a hash of what the bytes of a page mean: its planes, layers with their groups, and tokens, and the
+    /// scales and label channels that are given for them, of the pool's size. Equal for pools between which pages may
+    /// be copied, in any process; the pools' layouts and numbers of pages do not count, nor which heads of a model a
+    /// rank holds. O(planes, scales and channels).
     pub fn page_fingerprint(
         &self,
         scales: Option<&KvScales>,
@@ -47,7 +47,7 @@ impl PoolLayout {
             let kinds = [plane.name as u32, plane.dtype as u32, plane.order as u32];
             kinds.into_iter().chain([plane.heads, plane.elements]).for_each(|x| all.take(x));
         }
-        // Of which numbers V is made, its planes do not say.
+        // The planes do not record which numbers form V.
         if let KvShape::Latent { rank, .. } = self.shape() {
             all.take(rank);
         }

@@ -1,10 +1,10 @@
-//! Groups of layers: which layers keep the K and V of all tokens, and which read a window or a chunk only.
+//! Groups of layers: those that keep K and V of all tokens, and those that read only a window or a chunk.
 //!
 //! A page is `page_size` tokens of `lanes` layers, and `lanes` are the layers of group 0, which keeps everything. A
 //! group of n layers has `ceil(n / lanes)` *tracks*, each a page table of its own: layer i of the group is lane
 //! `i % lanes` of its track `i / lanes`. All groups share one pool and one numbering of pages.
 //!
-//! Not here: who keeps which pages (`sequence/`, `prefix/`).
+//! Not here: which pages are kept (`sequence/`, `prefix/`).
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub const GROUPED_LAYERS_MAX: usize = 256;
 /// Layers of one word of a [`Groups`].
 const WORD: u32 = u64::BITS;
 
-/// What a token reads of those before it.
+/// The range of tokens that a token reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -29,18 +29,18 @@ const WORD: u32 = u64::BITS;
 )]
 #[non_exhaustive]
 pub enum Reach {
-    /// All of them.
+    /// All tokens before it.
     All,
-    /// Itself and the last tokens before it, so many together; at least 1.
+    /// The last tokens up to and including itself, this many together; at least 1.
     #[doc(alias = "sliding_window")]
     Window(u32),
-    /// Those of its own chunk: chunks begin at multiples of this size, a power of two.
+    /// The tokens of its own chunk: chunks begin at multiples of this size, a power of two.
     #[doc(alias = "attention_chunk_size")]
     Chunk(u32),
 }
 
 impl Reach {
-    /// The first position that a token at `position` reads. Never falls as `position` rises.
+    /// Returns the first position that a token at `position` reads. Never falls as `position` rises.
     ///
     /// ```
     /// # use kvarena::Reach;
@@ -56,7 +56,7 @@ impl Reach {
         }
     }
 
-    /// Whether a group may have it: group 0 keeps everything, and no other does.
+    /// Returns whether a group may have it: group 0 keeps everything, and no other does.
     const fn fits(self, group: usize) -> bool {
         match self {
             Self::All => group == 0,
@@ -87,7 +87,7 @@ pub struct Groups {
     bits: [[u64; GROUPED_LAYERS_MAX / WORD as usize]; 2],
 }
 
-/// Where a layer's K and V are.
+/// The place of a layer's K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerPlace {
     /// Its group.
@@ -106,7 +106,7 @@ impl Groups {
     pub const ONE: Self =
         Self { reaches: [Reach::All; GROUPS_MAX], count: 1, layers: 0, bits: [[0; 4]; 2] };
 
-    /// Groups of layers: what each group reads, and each layer's group. O(layers).
+    /// Returns the groups of layers: what each group reads, and each layer's group. O(layers).
     ///
     /// ```
     /// # use kvarena::{Groups, Reach};
@@ -147,12 +147,12 @@ impl Groups {
         Ok(if groups.count == 1 { Self::ONE } else { groups })
     }
 
-    /// Groups.
+    /// Returns the groups.
     pub const fn count(&self) -> u32 {
         self.count
     }
 
-    /// What the tokens of a group read.
+    /// Returns what the tokens of a group read.
     ///
     /// # Panics
     /// If there is no such group.
@@ -160,28 +160,28 @@ impl Groups {
         self.reaches[..self.count as usize][group as usize]
     }
 
-    /// The groups but group 0, each with what its tokens read.
+    /// Returns the groups but group 0, each with what its tokens read.
     pub fn limited(&self) -> impl Iterator<Item = (u32, Reach)> + use<'_> {
         (1..self.count).map(|group| (group, self.reach(group)))
     }
 
-    /// Layers of a group; 0 for any group of [`Groups::ONE`], which does not know their number.
+    /// Returns the layers of a group; 0 for any group of [`Groups::ONE`], which has no number of layers.
     pub fn layers_of(&self, group: u32) -> u32 {
         self.before(group, self.layers)
     }
 
-    /// Layers that are in groups; 0 for [`Groups::ONE`].
+    /// Returns the layers that are in groups; 0 for [`Groups::ONE`].
     pub const fn layers(&self) -> u32 {
         self.layers
     }
 
-    /// A layer's group.
+    /// Returns a layer's group.
     pub fn group(&self, layer: LayerId) -> u32 {
         let (word, bit) = (layer.raw() / WORD, layer.raw() % WORD);
         (0..2).map(|i| (self.bits[i][word as usize] >> bit & 1) as u32 * (1 << i)).sum()
     }
 
-    /// How many of the first `layers` layers are a group's. O(layers / 64).
+    /// Returns how many of the first `layers` layers are in a group. O(layers / 64).
     pub(super) fn before(&self, group: u32, layers: u32) -> u32 {
         let same = |bit: usize, word: u32| {
             let bits = self.bits[bit][word as usize];
@@ -195,9 +195,9 @@ impl Groups {
         (0..layers.div_ceil(WORD)).map(count).sum()
     }
 
-    /// The groups as numbers, all 0 but the first for [`Groups::ONE`]: how many groups, and above 32 bits layers; for
-    /// each group but group 0 its size, and above 32 bits 1 for a window, 2 for a chunk; and bits 0 and then bits 1 of
-    /// all layers' groups, a bit a layer.
+    /// Returns the groups as numbers, all 0 but the first for [`Groups::ONE`]: how many groups, and above 32 bits
+    /// layers; for each group but group 0 its size, and above 32 bits 1 for a window, 2 for a chunk; and bits 0 and
+    /// then bits 1 of all layers' groups, a bit a layer.
     pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
         let mut words = [0; Self::WORDS];
         words[0] = u64::from(self.count) | u64::from(self.layers) << 32;
@@ -212,7 +212,7 @@ impl Groups {
         words
     }
 
-    /// Groups that have these numbers, or some of them: the caller compares what comes of it.
+    /// Returns the groups that have these numbers, or some of them: the caller compares what comes of it.
     pub(crate) fn from_words(words: [u64; Self::WORDS]) -> Option<Self> {
         let (count, layers) = (words[0] as u32 as usize, (words[0] >> 32) as usize);
         if count > GROUPS_MAX || layers > GROUPED_LAYERS_MAX {
@@ -233,7 +233,7 @@ impl Groups {
         Self::new(&reaches, &groups.of_layers()).ok()
     }
 
-    /// Each layer's group.
+    /// Returns each layer's group.
     fn of_layers(&self) -> Vec<u8> {
         (0..self.layers).map(|layer| self.group(LayerId::new(layer)) as u8).collect()
     }

@@ -1,10 +1,10 @@
 //! `PoolConfig` from the `config.json` of a Hugging Face model.
 //!
-//! What a model is called does not matter, only what each token stores: heads of K and as many of V, of one length, or
-//! a latent row, in every layer; and which layers read a window or a chunk only. A field that says otherwise is refused
-//! by name, and so is one whose default the model's class decides.
+//! The name of the model does not matter, only what each token stores in every layer: heads of K and as many of V, of
+//! one length, or a latent row; and which layers read a window or a chunk. An error names a field that describes
+//! another layout, or whose default depends on the model's class.
 //!
-//! Not here: all else of a model.
+//! Not here: all other fields of a model.
 
 use std::fmt;
 
@@ -15,13 +15,13 @@ use super::dtype::KvDtype;
 use super::groups::{GROUPED_LAYERS_MAX, Groups, Reach};
 use super::shape::KvShape;
 
-/// Why a `config.json` gives no pool.
+/// The reason why a `config.json` does not describe a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum HfError {
     /// It is not JSON, or not an object.
     Json {
-        /// What the parser says, with line and column.
+        /// Message of the parser, with line and column.
         message: Box<str>,
     },
     /// A field that is needed is missing or null.
@@ -29,16 +29,16 @@ pub enum HfError {
         /// The field, as `text_config.head_dim`.
         field: Box<str>,
     },
-    /// A field is not what it must be.
+    /// A field has a value that is not valid.
     Unfit {
         /// The field.
         field: Box<str>,
         /// Its value, as JSON.
         value: Box<str>,
-        /// What would do.
+        /// The valid values.
         wanted: &'static str,
     },
-    /// A field says that layers store something else than heads of K and V of one shape, or latent rows.
+    /// A field describes layers that store neither heads of K and V of one shape nor latent rows.
     Unsupported {
         /// The field.
         field: Box<str>,
@@ -101,10 +101,10 @@ const LIMITED_TYPES: [(&str, &str); 2] =
 const NO_ROPE_INTERVAL: u32 = 4;
 
 impl PoolConfig {
-    /// The pool of a model, from the text of its Hugging Face `config.json`: `layers`, `groups`, `shape` and `dtype`,
-    /// which is the weights' (`dtype` or `torch_dtype`). All else is as in [`PoolConfig::default`] and for the host to
-    /// set. In a model of several parts the language model's is read (`text_config`). One with a `kv_lora_rank` stores
-    /// latent rows, whose attention wants a scale from the host: see [`KvShape::Latent`].
+    /// Returns the pool of a model, from the text of its Hugging Face `config.json`: `layers`, `groups`, `shape` and
+    /// `dtype`, which is the weights' (`dtype` or `torch_dtype`). All else is as in [`PoolConfig::default`] and for the
+    /// host to set. In a model of several parts the language model's is read (`text_config`). One with a `kv_lora_rank`
+    /// stores latent rows, whose attention wants a scale from the host: see [`KvShape::Latent`].
     ///
     /// Layers are in groups where some read everything and others a window or a chunk: by `layer_types`,
     /// `sliding_window_pattern` or `no_rope_layers`, with `sliding_window` and `attention_chunk_size`. Where all layers
@@ -161,7 +161,7 @@ impl<'a> Fields<'a> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
-    /// A number that counts something.
+    /// Returns a number that counts something.
     fn size(&self, name: &str) -> Result<u32, HfError> {
         let value = self.get(name).ok_or_else(|| self.missing(name))?;
         match value.as_u64().and_then(|n| u32::try_from(n).ok()) {
@@ -170,7 +170,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// What each token stores.
+    /// Returns what each token stores.
     fn shape(&self) -> Result<KvShape, HfError> {
         if self.is_latent() {
             let (rank, rope) = (self.size("kv_lora_rank")?, self.size("qk_rope_head_dim")?);
@@ -183,12 +183,12 @@ impl<'a> Fields<'a> {
         Ok(KvShape::heads(kv_heads, self.head_dim()?))
     }
 
-    /// Whether layers store latent rows.
+    /// Returns whether layers store latent rows.
     fn is_latent(&self) -> bool {
         self.get("kv_lora_rank").is_some_and(says)
     }
 
-    /// Refuses what stores neither heads of K and V in every layer nor latent rows.
+    /// Rejects models that store neither heads of K and V in every layer nor latent rows.
     fn check_shape(&self) -> Result<(), HfError> {
         for name in OTHER_SHAPES {
             if let Some(value) = self.get(name).filter(|value| says(value)) {
@@ -210,7 +210,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The groups of a model's layers.
+    /// Returns the groups of a model's layers.
     fn groups(&self, layers: u32) -> Result<Groups, HfError> {
         let Some((field, kinds)) = self.kinds(layers)? else { return Ok(Groups::ONE) };
         let (mut reaches, mut of) = (vec![Reach::All], vec![0; kinds.len()]);
@@ -237,7 +237,7 @@ impl<'a> Fields<'a> {
         Groups::new(&reaches, &of).map_err(|_| self.unsupported(field, &self.map[field]))
     }
 
-    /// Refuses more layers than can be in groups.
+    /// Rejects more layers than groups can have.
     fn check_grouped(&self, layers: u32) -> Result<(), HfError> {
         if layers as usize <= GROUPED_LAYERS_MAX {
             return Ok(());
@@ -247,7 +247,7 @@ impl<'a> Fields<'a> {
         Err(self.unfit(name, value, "256 layers of several kinds at most"))
     }
 
-    /// The type of each layer, and the field that tells it; nothing where no field does.
+    /// Returns the type of each layer, and the field that tells it; nothing where no field does.
     fn kinds(&self, layers: u32) -> Result<Option<(&'static str, Vec<&'a str>)>, HfError> {
         let wanted = "one for each of num_hidden_layers";
         let list = |field: &'static str| {
@@ -301,7 +301,7 @@ impl<'a> Fields<'a> {
         Ok(hidden / heads)
     }
 
-    /// The element type, if there is one: newer files say `dtype`, older ones `torch_dtype`.
+    /// Returns the element type, if there is one: newer files say `dtype`, older ones `torch_dtype`.
     fn dtype(&self) -> Option<Result<KvDtype, HfError>> {
         let name = ["dtype", "torch_dtype"].into_iter().find(|name| self.get(name).is_some())?;
         let value = self.get(name)?;
@@ -330,12 +330,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Whether a field says something, if it is there.
+/// Returns whether a field is set to a value other than 0 or false.
 fn says(value: &Value) -> bool {
     !matches!(value, Value::Bool(false)) && value.as_u64() != Some(0)
 }
 
-/// A value as JSON, if it is short.
+/// Returns a value as JSON, if it is short.
 fn shown(value: &Value) -> Box<str> {
     let text = value.to_string();
     let long = text.chars().count() > 80;

@@ -36,7 +36,7 @@ pub struct LabelChannels {
     values: Box<[u32]>,
 }
 
-/// What [`LabelChannels`] are read from.
+/// The serialised form of [`LabelChannels`].
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,7 +57,7 @@ impl TryFrom<Unchecked> for LabelChannels {
 }
 
 impl LabelChannels {
-    /// Channels in the order `[layers, kv_heads, channels]`: of a model, or of what one rank holds. O(values).
+    /// Creates channels from values in the order `[layers, kv_heads, channels]`, of a model or of one rank. O(values).
     ///
     /// # Errors
     /// Another number of values, or channels of a head that do not ascend.
@@ -83,27 +83,27 @@ impl LabelChannels {
         Ok(Self { layers, kv_heads, channels, values: values.into() })
     }
 
-    /// Layers.
+    /// Returns the layers.
     pub const fn layers(&self) -> u32 {
         self.layers
     }
 
-    /// Heads of K.
+    /// Returns the heads of K.
     pub const fn kv_heads(&self) -> u32 {
         self.kv_heads
     }
 
-    /// Channels of each head.
+    /// Returns the number of channels of each head.
     pub const fn channels(&self) -> u32 {
         self.channels
     }
 
-    /// All of them, `[layers, kv_heads, channels]`.
+    /// Returns all of them, `[layers, kv_heads, channels]`.
     pub const fn values(&self) -> &[u32] {
         &self.values
     }
 
-    /// The channels of one head.
+    /// Returns the channels of one head.
     ///
     /// # Panics
     /// Past the layers or heads.
@@ -114,7 +114,7 @@ impl LabelChannels {
         &self.values[row * channels..(row + 1) * channels]
     }
 
-    /// Those of a model that a pool's rank needs: from its first head on. O(values).
+    /// Returns the channels of the heads of a pool's rank, from those of the model. O(values).
     ///
     /// # Errors
     /// A pool of other layers, heads or channels than these are of, or that is refused itself.
@@ -128,7 +128,7 @@ impl LabelChannels {
         Ok(Self { kv_heads: count as u32, values: values.copied().collect(), ..*self })
     }
 
-    /// Refuses channels that are not those of a pool, as one rank holds it.
+    /// Rejects channels that do not fit a pool's rank.
     pub(crate) fn check_pool(given: Option<&Self>, pool: &PoolLayout) -> Result<(), LabelError> {
         let channels = pool.label_channels();
         match given {
@@ -156,14 +156,14 @@ impl LabelChannels {
     }
 }
 
-/// The layer and head of row `row` of `[layers, kv_heads]`.
+/// Returns the layer and head of row `row` of `[layers, kv_heads]`.
 fn head_of(row: usize, kv_heads: u32) -> (LayerId, u32) {
     let heads = kv_heads as usize;
     (LayerId::new((row / heads) as u32), (row % heads) as u32)
 }
 
 impl PoolLayout {
-    /// Channels of K that each token keeps as labels; 0: none. O(planes).
+    /// Returns the channels of K that each token stores as labels; 0: none. O(planes).
     pub fn label_channels(&self) -> u32 {
         let labels = self.planes().iter().find(|plane| plane.name == PlaneName::Labels);
         labels.map_or(0, |plane| plane.elements)
@@ -203,7 +203,7 @@ pub enum LabelError {
     },
     /// Channels of other layers or heads than the pool's, or another number of them: `[layers, kv_heads, channels]`.
     Size {
-        /// What was given.
+        /// The given number.
         given: [u32; 3],
         /// The pool's: the model's heads for [`LabelChannels::local`], those of its rank for a backend.
         pool: [u32; 3],

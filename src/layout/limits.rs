@@ -31,7 +31,7 @@ impl Limits {
     pub const NONE: Self =
         Self { page_size: 1, count: 0, list: [Limit { reach: Reach::All, tracks: 0, most: 0 }; 3] };
 
-    /// Those of a pool whose sequences are planned at most `ahead` tokens past the published ones.
+    /// Creates the limits of a pool whose sequences are planned at most `ahead` tokens past the published ones.
     pub fn new(layout: &PoolLayout, ahead: u32) -> Self {
         let page_size = layout.page_size();
         let mut limits = Self { page_size, ..Self::NONE };
@@ -47,22 +47,23 @@ impl Limits {
         limits
     }
 
-    /// Whether there is one group.
+    /// Returns whether there is one group.
     pub fn is_none(&self) -> bool {
         self.count == 0
     }
 
-    /// The groups in order.
+    /// Returns the groups in order.
     fn groups(&self) -> &[Limit] {
         &self.list[..self.count as usize]
     }
 
-    /// The first place that a sequence of so many published pages holds of a group.
+    /// Returns the first place that a sequence of so many published pages holds of a group.
     fn first_of(&self, limit: &Limit, published: u32) -> u32 {
         limit.reach.first(published * self.page_size) / self.page_size
     }
 
-    /// Each track but the first one, and the first place that a sequence of so many published pages holds of it.
+    /// Returns each track but the first one, and the first place that a sequence of so many published pages holds of
+    /// it.
     pub fn tracks(&self, published: u32) -> impl Iterator<Item = (u32, u32)> + use<'_> {
         let firsts = self.groups().iter().flat_map(move |limit| {
             let first = self.first_of(limit, published);
@@ -71,13 +72,14 @@ impl Limits {
         (1..).zip(firsts)
     }
 
-    /// The first place that a sequence of so many published pages holds of a track.
+    /// Returns the first place that a sequence of so many published pages holds of a track.
     pub fn first_place(&self, track: u32, published: u32) -> u32 {
         let mut tracks = self.tracks(published);
         tracks.find(|&(of, _)| of == track).map_or(0, |(_, first)| first)
     }
 
-    /// Pages of all tracks from place `start` on, or from where they are held, of a sequence of so many places.
+    /// Returns the pages of all tracks from place `start` on, or from where they are held, of a sequence of so many
+    /// places.
     pub fn held(&self, start: u32, page_len: u32, published: u32) -> u32 {
         let from = |first: u32| page_len - start.max(first).min(page_len);
         let limited = self.groups().iter().map(|limit| {
@@ -87,14 +89,15 @@ impl Limits {
         from(0) + limited.sum::<u32>()
     }
 
-    /// Most pages that a sequence of so many places holds, over all tracks.
+    /// Returns the most pages that a sequence of so many places holds, over all tracks.
     pub fn most(&self, places: u32) -> u32 {
         let limited = self.groups().iter().map(|limit| limit.tracks * places.min(limit.most));
         places + limited.sum::<u32>()
     }
 
-    /// Pages that a sequence lacks of those of `promised` places: by group, since one has no use for another's.
-    pub fn undrawn(&self, promised: u32, page_len: u32, published: u32) -> u32 {
+    /// Returns the pages that a sequence lacks of those of `promised` places: by group, since one has no use for
+    /// another's.
+    pub fn outstanding(&self, promised: u32, page_len: u32, published: u32) -> u32 {
         let limited = self.groups().iter().map(|limit| {
             let held = page_len - self.first_of(limit, published);
             limit.tracks * promised.min(limit.most).saturating_sub(held)
@@ -135,7 +138,7 @@ mod tests {
                     let held = page_len + 2 * (page_len - first);
                     assert_eq!(limits.held(0, page_len, published), held);
                     assert!(held <= limits.most(page_len), "{reach:?} {published} {more}");
-                    assert_eq!(limits.undrawn(page_len, page_len, published), {
+                    assert_eq!(limits.outstanding(page_len, page_len, published), {
                         limits.most(page_len) - held
                     });
                     assert_eq!(limits.first_place(2, published), first);

@@ -1,7 +1,7 @@
-//! Where K and V lie: [`PoolConfig`] to an immutable [`PoolLayout`] of planes, strides and byte ranges.
+//! The layout of K and V: [`PoolConfig`] is checked to an immutable [`PoolLayout`] of planes, strides and byte ranges.
 //!
-//! A pool is [planes](Plane). A plane is what each token stores in each layer; [`KvShape`] says which a model has. One
-//! page of one plane of one layer is a *piece*, and a layout is an order of pieces:
+//! A pool is [planes](Plane). A plane is what each token stores in each layer; [`KvShape`] lists the planes of a model.
+//! One page of one plane of one layer is a *piece*, and a layout is an order of pieces:
 //!
 //! ```text
 //! LayerFirst  [plane, L, P, piece]   attention of one layer reads one region
@@ -11,7 +11,7 @@
 //! L are the *lanes* of a page: all layers of the model, or where layers are in [`Groups`] as many as keep everything.
 //!
 //! A model with heads has the planes K and V, pieces of `[S, H, D]`. Where scales are made at the store, each of them
-//! has a plane of scales beside it, pieces of `[H, S]`. Sparse reads want a plane of labels, `[S, H, channels]`. All
+//! has a plane of scales beside it, pieces of `[H, S]`. Sparse reads need a plane of labels, `[S, H, channels]`. All
 //! positions are in bytes.
 //!
 //! Pure arithmetic, all of it checked. Not here: memory.

@@ -1,10 +1,10 @@
 //! A plane: what each token stores in each layer.
 //!
-//! Not here: where planes lie (`pool.rs`).
+//! Not here: where planes are (`pool.rs`).
 
 use super::dtype::KvDtype;
 
-/// What a plane holds.
+/// The contents of a plane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -13,8 +13,8 @@ pub enum PlaneName {
     K,
     /// Values.
     V,
-    /// What each number of K is multiplied by, where scales are made at the store: one f32 for each token and head. Of
-    /// latent rows: what each quantised number is multiplied by.
+    /// Scales of K that are made at the store: one f32 for each token and head. For latent rows, the scales of the
+    /// quantised numbers.
     KScales,
     /// The same for V.
     VScales,
@@ -45,7 +45,7 @@ pub enum PlaneOrder {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Plane {
-    /// What it holds.
+    /// Its contents.
     pub name: PlaneName,
     /// Heads, on this rank.
     pub heads: u32,
@@ -58,18 +58,18 @@ pub struct Plane {
 }
 
 impl Plane {
-    /// Bytes of one head of one token.
+    /// Returns the bytes of one head of one token.
     pub(super) const fn head_bytes(&self) -> u64 {
         self.elements as u64 * self.dtype.size() as u64
     }
 
-    /// Bytes of one token in one layer: at most 2^67.
+    /// Returns the bytes of one token in one layer: at most 2^67.
     pub(super) const fn row_bytes(&self) -> u128 {
         self.heads as u128 * self.head_bytes() as u128
     }
 
-    /// What pieces are multiples of, so that those of every plane begin where their elements may: those of few numbers
-    /// a head at what kernels move at once, which K and V beside them begin at then.
+    /// Returns the alignment of a page block, so that every plane starts aligned for its element type. Blocks of few
+    /// numbers a head are aligned to the width of a kernel's load, and so are K and V next to them.
     pub(super) const fn align(&self) -> u64 {
         match (self.name, self.order) {
             (PlaneName::Labels, _) | (_, PlaneOrder::ByPage) => 16,

@@ -1,6 +1,6 @@
-//! The planes of a pool in the order in which they lie, and what they take.
+//! The planes of a pool in physical order, and their bytes.
 //!
-//! Not here: where they lie (`pool.rs`).
+//! Not here: where they are (`pool.rs`).
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub(super) struct Planes {
     /// The first one stands for those past the count.
     list: [Plane; PLANES_MAX],
     count: u32,
-    /// What pieces are multiples of: a power of two.
+    /// Alignment of pieces, a power of two.
     align: u64,
 }
 
@@ -50,20 +50,20 @@ impl Planes {
         self.count
     }
 
-    /// Bytes of a token in `layers` layers, if they fit 64 bits.
+    /// Returns the bytes of a token in `layers` layers, if they fit 64 bits.
     pub(super) fn token_bytes(&self, layers: u32) -> Option<u64> {
         let layer: u128 = self.as_slice().iter().map(Plane::row_bytes).sum();
         u64::try_from(layer * u128::from(layers)).ok()
     }
 
-    /// Bytes of one page of a plane, in one layer, padding included: a multiple of every plane's alignment. At most
-    /// 2^78.
+    /// Returns the bytes of one page of a plane, in one layer, padding included: a multiple of every plane's alignment.
+    /// At most 2^78.
     pub(super) fn piece_bytes(&self, plane: &Plane, page_size: u32) -> u128 {
         let mask = u128::from(self.align) - 1;
         (plane.row_bytes() * u128::from(page_size) + mask) & !mask
     }
 
-    /// Bytes of one page, if they fit 64 bits.
+    /// Returns the bytes of one page, if they fit 64 bits.
     pub(super) fn page_bytes(&self, layers: u32, page_size: u32) -> Option<u64> {
         let pieces = self.as_slice().iter().map(|plane| self.piece_bytes(plane, page_size));
         u64::try_from(pieces.sum::<u128>() * u128::from(layers)).ok()

@@ -1,4 +1,4 @@
-//! A checked pool: what one rank holds and where, in bytes.
+//! A checked pool: the contents of one rank and their byte ranges.
 //!
 //! Not here: memory.
 
@@ -25,7 +25,7 @@ pub enum Layout {
     PageFirst,
 }
 
-/// Where the elements of a plane lie: its first byte, and the bytes between neighbours along each axis.
+/// The strides of a plane: its first byte, and the bytes between neighbours along each axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Strides {
@@ -42,18 +42,19 @@ pub struct Strides {
 }
 
 impl Strides {
-    /// First byte of a lane: what page strides count from.
+    /// Returns the first byte of a lane: what page strides count from.
     pub const fn lane_origin(&self, lane: u32) -> u64 {
         self.origin + self.lane * lane as u64
     }
 
-    /// First byte of a slot's head 0, by its page and its offset in the page.
+    /// Returns the first byte of a slot's head 0, by its page and its offset in the page.
     pub const fn row(&self, lane: u32, page: PageId, offset: u32) -> u64 {
         self.lane_origin(lane) + self.page * page.raw() as u64 + self.slot * offset as u64
     }
 }
 
-/// A checked pool: what one rank holds and where. Made by [`PoolConfig::layout`](crate::PoolConfig::layout).
+/// A checked pool: the contents of one rank and their byte ranges, from
+/// [`PoolConfig::layout`](crate::PoolConfig::layout).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PoolLayout {
@@ -73,32 +74,32 @@ pub struct PoolLayout {
 }
 
 impl PoolLayout {
-    /// Layers of the model.
+    /// Returns the layers of the model.
     pub const fn layers(&self) -> u32 {
         self.layers
     }
 
-    /// The groups of the layers.
+    /// Returns the groups of the layers.
     pub const fn groups(&self) -> &Groups {
         &self.groups
     }
 
-    /// Layers of a page: those that keep everything.
+    /// Returns the layers of a page: those that keep everything.
     pub const fn lanes(&self) -> u32 {
         self.lanes
     }
 
-    /// Page tables of a sequence, over all groups; group 0 has the first one.
+    /// Returns the page tables of a sequence, over all groups; group 0 has the first one.
     pub const fn tracks(&self) -> u32 {
         self.tracks
     }
 
-    /// Page tables that a group has.
+    /// Returns the page tables that a group has.
     pub fn tracks_of(&self, group: u32) -> u32 {
         if group == 0 { 1 } else { self.groups.layers_of(group).div_ceil(self.lanes) }
     }
 
-    /// Where a layer's K and V are. O(layers / 64).
+    /// Returns the place of a layer's K and V. O(layers / 64).
     pub fn place(&self, layer: LayerId) -> LayerPlace {
         if self.groups.count() == 1 {
             return LayerPlace { group: 0, track: 0, lane: layer.raw() };
@@ -109,115 +110,116 @@ impl PoolLayout {
         LayerPlace { group, track: first + index / self.lanes, lane: index % self.lanes }
     }
 
-    /// What this rank holds of the model's K and V.
+    /// Returns the shape of K and V on this rank.
     pub const fn shape(&self) -> KvShape {
         self.shape
     }
 
-    /// Heads of K and V on this rank; 1 where all heads read the same latent rows.
+    /// Returns the heads of K and V on this rank; 1 where all heads read the same latent rows.
     pub const fn kv_heads(&self) -> u32 {
         self.shape.kv_heads()
     }
 
-    /// Elements of one head of K, and of q: of a latent pool, those of a whole row.
+    /// Returns the elements of one head of K, and of q: of a latent pool, those of a whole row.
     pub const fn head_dim(&self) -> u32 {
         self.shape.head_dim()
     }
 
-    /// Elements of one head of V, and of attention's output: those of a head of K, or of a latent pool its rank.
+    /// Returns the elements of one head of V, and of attention's output: those of a head of K, or of a latent pool its
+    /// rank.
     pub const fn value_dim(&self) -> u32 {
         self.shape.value_dim()
     }
 
-    /// Whether K and V are of the same latent rows: a store takes no V.
+    /// Returns whether K and V are of the same latent rows: a store takes no V.
     pub const fn is_latent(&self) -> bool {
         matches!(self.shape, KvShape::Latent { .. })
     }
 
-    /// Elements of one token's row of k and of v, as a store takes them.
+    /// Returns the elements of one token's row of k and of v, as a store takes them.
     pub(crate) const fn store_widths(&self) -> [usize; 2] {
         let k = self.kv_heads() as usize * self.head_dim() as usize;
         [k, if self.is_latent() { 0 } else { k }]
     }
 
-    /// Element type of K and V.
+    /// Returns the element type of K and V.
     pub const fn dtype(&self) -> KvDtype {
         self.dtype
     }
 
-    /// Where the scales of K and V come from; nothing where they have none. O(planes).
+    /// Returns the source of the scales of K and V; `None` without scales. O(planes).
     pub fn scaling(&self) -> Option<Scaling> {
         let made = self.planes().iter().any(|plane| plane.name == PlaneName::KScales);
         let scaling = if made { Scaling::ByToken } else { Scaling::Static };
         self.dtype.is_quantised().then_some(scaling)
     }
 
-    /// What each token stores in each layer, in the order in which it lies.
+    /// Returns the planes that each token stores in each layer, in physical order.
     pub fn planes(&self) -> &[Plane] {
         self.planes.as_slice()
     }
 
-    /// Tokens of one page.
+    /// Returns the tokens of one page.
     pub const fn page_size(&self) -> u32 {
         self.page_size
     }
 
-    /// Pages of the pool.
+    /// Returns the pages of the pool.
     pub const fn page_count(&self) -> u32 {
         self.page_count
     }
 
-    /// Physical order.
+    /// Returns the physical order.
     pub const fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Tokens that the whole pool holds.
+    /// Returns the tokens that the whole pool holds.
     pub const fn slot_count(&self) -> u64 {
         self.page_count as u64 * self.page_size as u64
     }
 
-    /// Bytes of one page: all planes of all lanes, padding included.
+    /// Returns the bytes of one page: all planes of all lanes, padding included.
     pub const fn page_bytes(&self) -> u64 {
         self.page_bytes
     }
 
-    /// Bytes of the whole pool.
+    /// Returns the bytes of the whole pool.
     pub const fn total_bytes(&self) -> u64 {
         self.page_bytes * self.page_count as u64
     }
 
-    /// Whether every slot fits a signed 32-bit number, so that plans carry 32-bit slot mappings.
+    /// Returns whether every slot fits a signed 32-bit number, so that plans carry 32-bit slot mappings.
     pub const fn slots_fit_i32(&self) -> bool {
         self.slot_count() <= i32::MAX as u64 + 1
     }
 
-    /// The slot at `offset` of `page`.
+    /// Returns the slot at `offset` of `page`.
     pub fn slot(&self, page: PageId, offset: u32) -> SlotId {
         debug_assert!(offset < self.page_size && page.raw() < self.page_count);
         SlotId::new(u64::from(page.raw()) * u64::from(self.page_size) + u64::from(offset))
     }
 
-    /// The page and the offset in it of a slot.
+    /// Returns the page and the offset in it of a slot.
     pub fn page_of(&self, slot: SlotId) -> (PageId, u32) {
         let size = u64::from(self.page_size);
         debug_assert!(slot.raw() < self.slot_count());
         (PageId::new((slot.raw() / size) as u32), (slot.raw() % size) as u32)
     }
 
-    /// Where a plane lies in the pool; nothing where the pool does not have it. O(planes).
+    /// Returns the strides of a plane in the pool; `None` if the pool does not have it. O(planes).
     pub fn strides(&self, name: PlaneName) -> Option<Strides> {
         self.strides_in(self.layout, name)
     }
 
-    /// Where a plane lies in pages that were read out of the pool: those are of one order, `[plane, L, piece]`,
+    /// Returns the strides of a plane in pages that were read from the pool. Their order is `[plane, L, piece]`,
     /// whatever the layout. O(planes).
     pub fn page_strides(&self, name: PlaneName) -> Option<Strides> {
         self.strides_in(Layout::PageFirst, name)
     }
 
-    /// Bytes of all heads of one slot in a plane; nothing where the pool does not have the plane, or where it is by
-    /// page. O(planes).
+    /// Returns the bytes of all heads of one slot in a plane; `None` if the pool does not have the plane, or if
+    /// it is by page. O(planes).
     pub fn row(&self, name: PlaneName, layer: LayerId, slot: SlotId) -> Option<Range<u64>> {
         debug_assert!(layer.raw() < self.layers);
         let plane = self.planes().iter().find(|plane| plane.name == name)?;
@@ -229,7 +231,7 @@ impl PoolLayout {
         }
     }
 
-    /// Contiguous pieces of one page: 1 in PageFirst, one for each plane and lane in LayerFirst.
+    /// Returns the contiguous pieces of one page: 1 in PageFirst, one for each plane and lane in LayerFirst.
     pub const fn pieces_per_page(&self) -> u32 {
         match self.layout {
             Layout::LayerFirst => self.planes.count() * self.lanes,
@@ -237,8 +239,8 @@ impl PoolLayout {
         }
     }
 
-    /// Byte range of one contiguous piece of a page. Pieces are ordered by plane, then by lane, so that the pieces of
-    /// a page in order are the page in the order `[plane, L, piece]`, whatever the layout. O(planes).
+    /// Returns the byte range of one contiguous piece of a page. Pieces are ordered by plane, then by lane, so that the
+    /// pieces of a page in order are the page in the order `[plane, L, piece]`, whatever the layout. O(planes).
     pub fn piece(&self, page: PageId, piece: u32) -> Range<u64> {
         debug_assert!(piece < self.pieces_per_page() && page.raw() < self.page_count);
         match self.layout {
@@ -255,7 +257,7 @@ impl PoolLayout {
         }
     }
 
-    /// Bytes of one page of a plane in one lane, padding included.
+    /// Returns the bytes of one page of a plane in one lane, padding included.
     pub(crate) fn piece_bytes(&self, plane: &Plane) -> u64 {
         self.planes.piece_bytes(plane, self.page_size) as u64
     }

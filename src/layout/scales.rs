@@ -1,7 +1,8 @@
 //! Scales that are given for a quantised pool.
 //!
-//! A quantised number is a byte, and what it stands for is the byte's value times a scale. Not here: how a backend
-//! makes bytes and scales, and where scales made at the store lie (planes, `shape.rs`).
+//! A quantised number is the value of a byte times a scale.
+//!
+//! Not here: how a backend makes bytes and scales, and the planes of scales made at the store (`shape.rs`).
 
 use std::fmt;
 
@@ -35,7 +36,7 @@ pub struct KvScales {
     values: Box<[f32]>,
 }
 
-/// What [`KvScales`] are read from.
+/// The serialised form of [`KvScales`].
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,7 +59,7 @@ impl TryFrom<Unchecked> for KvScales {
 const PLANES: [PlaneName; 2] = [PlaneName::K, PlaneName::V];
 
 impl KvScales {
-    /// Scales in the order `[layers, kv_heads, K and V]`: of a model, or of what one rank holds. O(scales).
+    /// Creates scales from values in the order `[layers, kv_heads, K and V]`, of a model or of one rank. O(scales).
     ///
     /// # Errors
     /// Another number of values, or one that is not finite or not above 0.
@@ -78,22 +79,22 @@ impl KvScales {
         Ok(Self { layers, kv_heads, values: values.into() })
     }
 
-    /// Layers.
+    /// Returns the layers.
     pub const fn layers(&self) -> u32 {
         self.layers
     }
 
-    /// Heads of K, and of V.
+    /// Returns the heads of K, and of V.
     pub const fn kv_heads(&self) -> u32 {
         self.kv_heads
     }
 
-    /// All of them, `[layers, kv_heads, K and V]`.
+    /// Returns all of them, `[layers, kv_heads, K and V]`.
     pub const fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// The scales of K and V of one head.
+    /// Returns the scales of K and V of one head.
     ///
     /// # Panics
     /// Past the layers or heads.
@@ -103,7 +104,7 @@ impl KvScales {
         [self.values[2 * row], self.values[2 * row + 1]]
     }
 
-    /// Those of a model that a pool's rank needs: from its first head on. O(scales).
+    /// Returns the scales of the heads of a pool's rank, from those of the model. O(scales).
     ///
     /// # Errors
     /// A pool of other layers or heads than the model's, or that is refused itself.
@@ -115,7 +116,7 @@ impl KvScales {
         Ok(Self { layers: self.layers, kv_heads: count as u32, values: values.copied().collect() })
     }
 
-    /// Refuses scales that are not for a pool, as one rank holds it.
+    /// Rejects scales that do not fit a pool's rank.
     pub(crate) fn check_pool(&self, pool: &PoolLayout) -> Result<(), ScaleError> {
         if pool.scaling() != Some(Scaling::Static) {
             return Err(ScaleError::NotStatic);
@@ -123,7 +124,7 @@ impl KvScales {
         self.check_size(pool.layers(), pool.kv_heads())
     }
 
-    /// Whether all of them are 1, as they are where none are given.
+    /// Returns whether all of them are 1, as they are where none are given.
     pub(super) fn are_ones(&self) -> bool {
         self.values.iter().all(|&scale| scale == 1.0)
     }
@@ -138,7 +139,7 @@ impl KvScales {
     }
 }
 
-/// Why scales were refused.
+/// The reason why scales are not valid.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum ScaleError {

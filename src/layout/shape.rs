@@ -1,11 +1,11 @@
-//! What a model stores for each token: which planes, and how ranks share them.
+//! The shape of K and V: which planes each token stores, and how ranks share them.
 
 use super::dtype::{KvDtype, Scaling};
 use super::plane::{Plane, PlaneName, PlaneOrder};
 use super::planes::Planes;
 use crate::error::ConfigError;
 
-/// Which K and V a model has.
+/// The shape of the K and V of a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -23,7 +23,7 @@ pub enum KvShape {
     },
     /// Latent rows, of which all heads make their K and V (multi-head latent attention, arXiv:2405.04434): one plane,
     /// [`PlaneName::Latent`], of `[rank + rope]` numbers a token. K is the whole row, V its first `rank` numbers. The
-    /// host multiplies what makes K and V of a row into its queries and outputs: q is `[tokens, q_heads, rank + rope]`,
+    /// host folds the up-projections of K and V into its queries and outputs: q is `[tokens, q_heads, rank + rope]`,
     /// the output `[tokens, q_heads, rank]`, and the scale is that of the heads before. Every rank holds the rows.
     ///
     /// Quantised, the numbers that K and V share are bytes times a scale of the token ([`Scaling::ByToken`] alone), and
@@ -47,12 +47,12 @@ pub enum KvShape {
 }
 
 impl KvShape {
-    /// `kv_heads` heads of `head_dim` elements, of K and of V.
+    /// Creates a shape of `kv_heads` heads of `head_dim` elements, of K and of V.
     pub const fn heads(kv_heads: u32, head_dim: u32) -> Self {
         Self::Heads { kv_heads, head_dim }
     }
 
-    /// What each token stores in each layer.
+    /// Returns the planes that each token stores in each layer.
     pub(super) fn planes(self, dtype: KvDtype, scaling: Scaling) -> Planes {
         match self {
             Self::Heads { kv_heads: heads, head_dim: elements } => {
@@ -88,7 +88,7 @@ impl KvShape {
         }
     }
 
-    /// Refuses what stores nothing, and given scales for latent rows.
+    /// Rejects shapes without elements, and given scales for latent rows.
     pub(super) fn check(self, dtype: KvDtype, scaling: Scaling) -> Result<(), ConfigError> {
         match self {
             Self::Heads { kv_heads: 0, .. } => Err(ConfigError::Zero { name: "kv_heads" }),
@@ -106,7 +106,7 @@ impl KvShape {
         }
     }
 
-    /// What each of `ranks` ranks holds.
+    /// Returns the shape on each of `ranks` ranks.
     pub(super) fn split(self, ranks: u32) -> Result<Self, ConfigError> {
         match self {
             Self::Heads { kv_heads, head_dim } => {
@@ -124,7 +124,7 @@ impl KvShape {
         }
     }
 
-    /// Heads of K and V.
+    /// Returns the heads of K and V.
     pub(super) const fn kv_heads(self) -> u32 {
         match self {
             Self::Heads { kv_heads, .. } => kv_heads,
@@ -132,7 +132,7 @@ impl KvShape {
         }
     }
 
-    /// Elements of one head of K. `check` refused a sum past 32 bits.
+    /// Returns the elements of one head of K. `check` refused a sum past 32 bits.
     pub(super) const fn head_dim(self) -> u32 {
         match self {
             Self::Heads { head_dim, .. } => head_dim,
@@ -140,7 +140,7 @@ impl KvShape {
         }
     }
 
-    /// Elements of one head of V.
+    /// Returns the elements of one head of V.
     pub(super) const fn value_dim(self) -> u32 {
         match self {
             Self::Heads { head_dim, .. } => head_dim,
@@ -148,7 +148,7 @@ impl KvShape {
         }
     }
 
-    /// Most labels of one head of K: latent rows have no heads of their own.
+    /// Returns the most labels of one head of K: latent rows have no heads of their own.
     pub(super) const fn labels_max(self) -> u32 {
         match self {
             Self::Heads { head_dim, .. } => head_dim,

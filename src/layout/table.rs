@@ -1,6 +1,6 @@
-//! The shape of the page tables: which word names the chunk of a row's page, and which the page.
+//! The shape of the page tables: the words that name the chunk of a page, and the page itself.
 //!
-//! Not here: who owns the words (`sequence/page_table.rs`, the backends).
+//! Not here: the words (`sequence/page_table.rs`, the backends).
 
 use crate::error::ConfigError;
 use crate::id::{PageId, RowId};
@@ -36,7 +36,7 @@ pub struct TableShape {
 }
 
 impl TableShape {
-    /// The shape for `rows` sequences of at most `len_max` tokens each and `tokens` together.
+    /// Returns the shape for `rows` sequences of at most `len_max` tokens each and `tokens` together.
     ///
     /// # Errors
     /// [`ConfigError::Overflow`] where a word's index would not fit 32 bits, [`ConfigError::Zero`] for a page of no
@@ -62,7 +62,7 @@ impl TableShape {
         shape.with_tracks(1)
     }
 
-    /// The shape of as many sequences and tokens, of which each has so many page tables.
+    /// Returns the shape of as many sequences and tokens, of which each has so many page tables.
     ///
     /// # Errors
     /// [`ConfigError::Overflow`] where a word's index would not fit 32 bits.
@@ -76,24 +76,24 @@ impl TableShape {
         Ok(Self { tracks, ..self })
     }
 
-    /// Words of the whole array.
+    /// Returns the words of the whole array.
     pub const fn words(&self) -> usize {
         self.rows as usize * self.chunks_per_row as usize
             + self.chunk_count as usize * self.tracks as usize * self.chunk_pages as usize
     }
 
-    /// Numbers below this are blocks that a directory's word may name.
+    /// Returns the number of blocks, which every word of a directory is below.
     pub(crate) const fn blocks(&self) -> u32 {
         // From each all tracks are words of the array.
         self.chunk_count.saturating_sub(1) * self.tracks + 1
     }
 
-    /// Index of the word that names the chunk of a row's page.
+    /// Returns the index of the word that names the chunk of a row's page.
     pub const fn directory_word(&self, row: RowId, page_index: u32) -> u32 {
         row.raw() * self.chunks_per_row + (page_index >> self.chunk_pages.trailing_zeros())
     }
 
-    /// Index of the word that names a page, given its block.
+    /// Returns the index of the word that names a page, given its block.
     pub const fn page_word(&self, block: u32, page_index: u32) -> u32 {
         let in_chunk = page_index & (self.chunk_pages - 1);
         self.rows * self.chunks_per_row + block * self.chunk_pages + in_chunk

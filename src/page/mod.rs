@@ -1,4 +1,4 @@
-//! Who may be given a page: [`PagePool`] knows the state of every page of the pool.
+//! [`PagePool`]: the state of every page of the pool.
 //!
 //! ```text
 //!          alloc                publish
@@ -14,17 +14,17 @@
 //! A page that changes state is asserted to be in the state it leaves, so a double free stops the program. Sharing
 //! exists only in the prefix tree, which counts its users by node; no page has a count.
 //!
-//! Not here: whose a page is, which step a fenced one waits for (`fence/`), what it holds, where its bytes lie.
+//! Not here: the owner of a page, the step that a fenced one waits for (`fence/`), its tokens, its bytes.
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word};
 use crate::id::PageId;
 use crate::memory::OutOfMemory;
 
-/// What a page is to the pool.
+/// The state of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum PageState {
-    /// Nobody's.
+    /// No owner.
     Free,
     /// One sequence's.
     Private,
@@ -43,7 +43,7 @@ pub struct PagePool {
 }
 
 impl PagePool {
-    /// A pool of free pages.
+    /// Creates a pool of free pages.
     ///
     /// # Panics
     /// If the system does not give the memory.
@@ -51,7 +51,7 @@ impl PagePool {
         Self::try_new(page_count).expect("the system has the memory")
     }
 
-    /// [`PagePool::new`], or what the system refused.
+    /// [`PagePool::new`], or the allocation that failed.
     pub(crate) fn try_new(page_count: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
             page_count,
@@ -61,37 +61,37 @@ impl PagePool {
         })
     }
 
-    /// Bytes that a pool takes.
+    /// Returns the bytes that a pool takes.
     pub fn bytes(page_count: u32) -> u64 {
         3 * Bitmap::bytes(page_count)
     }
 
-    /// Pages of the pool.
+    /// Returns the pages of the pool.
     pub fn page_count(&self) -> u32 {
         self.page_count
     }
 
-    /// Free pages. O(1), like all counts.
+    /// Returns the free pages. O(1), like all counts.
     pub fn free_count(&self) -> u32 {
         self.free.count()
     }
 
-    /// Pages of single sequences.
+    /// Returns the pages of single sequences.
     pub fn private_count(&self) -> u32 {
         self.page_count - self.free.count() - self.cached.count() - self.fenced.count()
     }
 
-    /// Pages of tree nodes.
+    /// Returns the pages of tree nodes.
     pub fn cached_count(&self) -> u32 {
         self.cached.count()
     }
 
-    /// Pages that wait for a step.
+    /// Returns the pages that wait for a step.
     pub fn fenced_count(&self) -> u32 {
         self.fenced.count()
     }
 
-    /// State of one page.
+    /// Returns the state of one page.
     ///
     /// # Panics
     /// If the pool has no such page.
@@ -120,7 +120,7 @@ impl PagePool {
         true
     }
 
-    /// Private to Cached.
+    /// Moves pages from Private to Cached.
     ///
     /// # Panics
     /// If a page is not private. So do the other changes of state, for the state they start from.
@@ -132,7 +132,7 @@ impl PagePool {
         });
     }
 
-    /// Private to Free: nobody's step can touch them.
+    /// Moves pages from Private to Free: no step can touch them.
     pub fn free_private(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {
@@ -141,7 +141,7 @@ impl PagePool {
         });
     }
 
-    /// Cached to Free: evicted, or gone with their last user.
+    /// Moves pages from Cached to Free: they are evicted, or their last user has released them.
     pub fn free_cached(&mut self, pages: &[PageId]) {
         let Self { free, cached, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {
@@ -150,7 +150,7 @@ impl PagePool {
         });
     }
 
-    /// Private to Fenced: an unfinished step may still touch them.
+    /// Moves pages from Private to Fenced: an unfinished step may still touch them.
     pub fn fence_private(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {
@@ -159,7 +159,7 @@ impl PagePool {
         });
     }
 
-    /// Fenced to Free: no step can touch them any more.
+    /// Moves pages from Fenced to Free: no step can touch them any more.
     pub fn unfence(&mut self, pages: &[PageId]) {
         let Self { free, fenced, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {

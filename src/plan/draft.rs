@@ -1,4 +1,4 @@
-//! Drafts: new tokens of a sequence that a step checks, and of which a branch is kept.
+//! Drafts of speculative decoding: new tokens that a step verifies, before one branch of them is accepted.
 //!
 //! ```text
 //!   slots     .. 5 6 7 | 8 9 10 11 12     new tokens 0 to 4: a root, which is the sequence's last token, and drafts
@@ -7,10 +7,10 @@
 //!   mask of token 4, from the last slot back: 1 0 1 0 1 | 1 1 1 1 ..
 //! ```
 //!
-//! Bit `i` of a mask stands for slot `last - i` of the row, so bit 0 for its last slot; what lies before the last 64 is
-//! seen. A token has its own bit, and sees no slot behind its own.
+//! Bit `i` of a mask stands for slot `last - i` of the row, so bit 0 for its last slot. All slots before the last 64
+//! are seen. A token has its own bit, and sees no slot after its own.
 //!
-//! Not here: what becomes of a branch that is kept (`system/accept.rs`).
+//! Not here: how a branch is accepted (`system/accept.rs`).
 
 use bytemuck::{Pod, Zeroable};
 
@@ -21,35 +21,34 @@ use crate::id::{RowId, SeqKey};
 /// Most new tokens of a draft: a mask has a bit for each.
 pub const DRAFT_MAX: u32 = u64::BITS;
 
-/// Says that the new tokens of one item of a batch are drafts, of which [`accept`](crate::Engine::accept) will keep a
-/// branch; and what each of them sees.
+/// Marks the new tokens of one item as drafts, of which [`accept`](crate::Engine::accept) keeps a branch.
 ///
-/// They are the last of the sequence's known tokens, at most [`DRAFT_MAX`], appended in an order in which none stands
-/// before the one that it follows.
+/// The tokens are the last known ones of the sequence, at most [`DRAFT_MAX`]. No token precedes the one that it
+/// follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Draft<'a> {
     /// The item's sequence.
     pub seq: SeqKey,
-    /// What each new token sees of the row's last 64 slots: bit `i` is slot `last - i`. Empty, and positions with it,
-    /// for a chain: each token sees all before it, as tokens of other items do.
+    /// Mask of each new token over the row's last 64 slots: bit `i` is slot `last - i`. For a chain, masks and
+    /// positions are empty: each token sees all tokens before it, as in other items.
     pub masks: &'a [u64],
-    /// Position of each new token: those of a tree count its depth.
+    /// Position of each new token, which in a tree counts its depth.
     pub positions: &'a [u32],
 }
 
 impl Draft<'_> {
-    /// Drafts that follow one another.
+    /// Creates a draft of tokens that follow one another.
     pub const fn chain(seq: SeqKey) -> Self {
         Self { seq, masks: &[], positions: &[] }
     }
 }
 
-/// Masks and positions of a tree, made from its parents, in memory that stays.
+/// Masks and positions of a tree of drafts, computed from its parents, in reusable memory.
 ///
 /// ```
 /// use kvarena::{DraftTree, Error};
 /// let mut tree = DraftTree::new();
-/// tree.set(8, &[0, 0, 0, 1, 2])?; // 8 tokens stand before it
+/// tree.set(8, &[0, 0, 0, 1, 2])?; // 8 tokens precede it
 /// assert_eq!(tree.positions(), [8, 9, 9, 10, 10]);
 /// assert_eq!(tree.masks()[4], 0b1111_1111_10101);
 /// assert_eq!(tree.set(8, &[0, 2, 0]), Err(Error::DraftParent { token: 1, parent: 2 }));
@@ -62,18 +61,18 @@ pub struct DraftTree {
 }
 
 impl DraftTree {
-    /// A tree of no tokens.
+    /// Creates a tree without tokens.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes the tree of tokens that each follow the one at `parents[i]`, which is before it; a token that names itself
-    /// is a root. `start` tokens of the sequence stand before it: its [`planned_len`](crate::Engine::planned_len).
-    /// O(tokens).
+    /// Sets the tree: token `i` follows the earlier token `parents[i]`; a token that names itself is a root. O(tokens).
+    ///
+    /// `start` is the number of tokens before the tree: the sequence's [`planned_len`](crate::Engine::planned_len).
     ///
     /// # Errors
-    /// [`Error::DraftLen`], [`Error::DraftParent`], [`Error::TooLong`] where `start` and the tokens are more than
-    /// `u32::MAX`. The tree is as it was.
+    /// [`Error::DraftLen`], [`Error::DraftParent`], [`Error::TooLong`] if `start` and the tokens exceed `u32::MAX`. The
+    /// tree is unchanged.
     pub fn set(&mut self, start: u32, parents: &[u32]) -> Result<(), Error> {
         check_len(parents.len() as u64)?;
         let (len, max) = (u64::from(start) + parents.len() as u64, u64::from(u32::MAX));
@@ -98,49 +97,52 @@ impl DraftTree {
         Ok(())
     }
 
-    /// The tree as the draft of a sequence. A tree of no tokens is no chain: a plan refuses it
-    /// ([`Error::DraftArrays`]).
+    /// Returns the tree as the draft of a sequence.
+    ///
+    /// A tree without tokens is not a chain: plans reject it ([`Error::DraftArrays`]).
     pub fn draft(&self, seq: SeqKey) -> Draft<'_> {
         // A chain has neither masks nor positions.
         let positions = if self.positions.is_empty() { &[0] } else { &self.positions[..] };
         Draft { seq, masks: &self.masks, positions }
     }
 
-    /// What each token sees: see [`Draft::masks`].
+    /// Returns the masks of the tokens, as in [`Draft::masks`].
     pub fn masks(&self) -> &[u64] {
         &self.masks
     }
 
-    /// Position of each token.
+    /// Returns the positions of the tokens.
     pub fn positions(&self) -> &[u32] {
         &self.positions
     }
 }
 
-/// What is to be kept of a sequence's drafts.
+/// The branch of a sequence's drafts to accept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Branch<'a> {
     /// The sequence.
     pub seq: SeqKey,
-    /// Tokens, counted from the item's first: a root, one that follows it, and so on; rising. None: all are forgotten.
+    /// Ascending indices of its tokens within the item: a root, a token that follows it, and so on. Empty: all drafts
+    /// are forgotten.
     pub tokens: &'a [u32],
 }
 
-/// Slots of one row that are kept, and move together, 16 bytes. All are read before one is written.
+/// Slots of one row that an accepted branch keeps and that move together, 16 bytes. A backend reads all of them before
+/// it writes one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Compaction {
     /// The row in the page tables.
     pub row: RowId,
-    /// Place in the row that the first of them moves to; the next to the next.
+    /// Place in the row that the first kept slot moves to; the others follow it.
     pub first: u32,
-    /// Which are kept of the 64 places from `first` on: bit `i` is place `first + i`.
+    /// Bit `i` is set if place `first + i` is kept.
     pub keep: u64,
 }
 
 impl Compaction {
-    /// Each place that moves, from the first on, and where to. One after another they never read what was written.
-    /// Places past `u32::MAX` do not exist and are left out.
+    /// Returns the source and target of each place that moves, in ascending order. Moves in this order never read a
+    /// written place. Places past `u32::MAX` do not exist and are left out.
     pub fn moves(self) -> impl Iterator<Item = (u32, u32)> {
         let mut rest = self.keep;
         let next = move || {
@@ -155,13 +157,13 @@ impl Compaction {
         })
     }
 
-    /// The place after the last that is kept.
+    /// Returns the place after the last that is kept.
     pub(crate) fn end(self) -> u64 {
         u64::from(self.first) + u64::from(u64::BITS - self.keep.leading_zeros())
     }
 }
 
-/// Refuses more tokens than a mask has bits.
+/// Rejects more tokens than a mask has bits.
 pub(crate) fn check_len(len: u64) -> Result<(), Error> {
     let max = u64::from(DRAFT_MAX);
     if len > max { Err(Error::DraftLen { len, max }) } else { Ok(()) }
@@ -179,27 +181,27 @@ impl MaskRow {
         Self { kv_len, extend_len }
     }
 
-    /// The bit of a new token's own slot.
+    /// Returns the bit of a new token's own slot.
     pub fn own(self, token: u32) -> u64 {
         1 << (self.extend_len - 1 - token)
     }
 
-    /// Bits of the row's last 64 slots, or of all if it has fewer.
+    /// Returns the bits of the row's last 64 slots, or of all if it has fewer.
     fn slots(self) -> u64 {
         u64::MAX.checked_shr(64_u32.saturating_sub(self.kv_len)).unwrap_or(0)
     }
 
-    /// Bits of the slots before the new tokens.
+    /// Returns the bits of the slots before the new tokens.
     pub fn before(self) -> u64 {
         self.slots() & u64::MAX.checked_shl(self.extend_len).unwrap_or(0)
     }
 
-    /// All bits that a new token may have: those of the slots up to its own.
+    /// Returns all bits that a new token may have: those of the slots up to its own.
     pub fn most(self, token: u32) -> u64 {
         self.slots() & !(self.own(token) - 1)
     }
 
-    /// Whether a new token's mask has its own bit, and none that it may not have.
+    /// Returns whether a new token's mask has its own bit, and none that it may not have.
     pub fn allows(self, token: u32, mask: u64) -> bool {
         mask & self.own(token) != 0 && mask & !self.most(token) == 0
     }

@@ -1,11 +1,10 @@
-//! The records that a step is made of: what the engine decided, and what every backend reads.
+//! The records of a step: its plan, in the forms that backends and other ranks read.
 //!
-//! A [`BatchPlan`] borrows nothing but the caller's [`StepScratch`], so several steps can be in flight. An
-//! [`OwnedPlan`] is the same in one buffer: `Send`, and a byte string for other processes.
+//! A [`BatchPlan`] borrows only the caller's [`StepScratch`], so several steps can be in flight. An [`OwnedPlan`] has
+//! the same contents in one buffer: it is `Send`, and a byte string for other processes.
 //!
-//! Not here: how a plan is made (`system/plan_batch.rs`).
+//! Not here: how a plan is made (`system/plan_batch/`).
 
-mod admission;
 mod draft;
 mod moves;
 mod owned;
@@ -17,7 +16,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::id::{PageId, RowId, SeqKey, SlotId, StepId, TokenId};
 
-pub use admission::{Admission, Admitted, Leader, Prompt};
+pub use crate::admission::{Admission, Admitted, Leader, Prompt};
 pub use draft::{Branch, Compaction, DRAFT_MAX, Draft, DraftTree};
 pub(crate) use draft::{MaskRow, check_len, check_masks};
 pub use owned::{OwnedPlan, PlanBytesError};
@@ -31,7 +30,7 @@ pub const STEP_TOKENS_MAX: u32 = i32::MAX as u32;
 // The byte form is the memory form, and it is defined as little-endian.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// One item of a batch: extend this sequence by so many tokens.
+/// One item of a batch: a sequence, and the number of tokens to extend it by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extend {
     /// The sequence.
@@ -49,9 +48,9 @@ pub struct Extend {
 pub struct BatchRow {
     /// The sequence's row in the page tables.
     pub row: RowId,
-    /// First of its rows in q, k, v and out.
+    /// Index of its first row in q, k, v and out.
     pub qo_start: u32,
-    /// Its new tokens.
+    /// Number of its new tokens.
     pub extend_len: u32,
     /// Tokens with K and V once the step has stored its own: `cached_len + extend_len`.
     pub kv_len: u32,
@@ -77,9 +76,9 @@ pub struct PageCopy {
     pub target: PageId,
 }
 
-/// For each new token, the slot its K and V go to; negative: write nothing.
+/// The slot of K and V of each new token; negative: write nothing.
 ///
-/// 32-bit where every slot of the pool fits, else 64-bit.
+/// 32-bit if every slot of the pool fits, else 64-bit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "out_cache_loc")]
 pub enum SlotMapping<'a> {
@@ -90,7 +89,7 @@ pub enum SlotMapping<'a> {
 }
 
 impl<'a> SlotMapping<'a> {
-    /// Some of them.
+    /// Returns a range of the slots.
     fn part(&self, range: std::ops::Range<usize>) -> SlotMapping<'a> {
         match self {
             Self::I32(slots) => SlotMapping::I32(&slots[range]),
@@ -98,7 +97,7 @@ impl<'a> SlotMapping<'a> {
         }
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         match self {
             Self::I32(slots) => slots.len(),
@@ -106,12 +105,12 @@ impl<'a> SlotMapping<'a> {
         }
     }
 
-    /// Whether there are no tokens.
+    /// Returns whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Slot of token `i`, or nothing where nothing is to be written.
+    /// Returns the slot of token `i`, or `None` if nothing is written for it.
     pub fn get(&self, i: usize) -> Option<SlotId> {
         let slot = match self {
             Self::I32(slots) => i64::from(slots[i]),
@@ -121,48 +120,48 @@ impl<'a> SlotMapping<'a> {
     }
 }
 
-/// Host-made record of one step.
+/// The plan of one step, which the host makes and every backend reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchPlan<'step> {
     /// The step.
     pub step: StepId,
     /// The sequences, in the order of the batch.
     pub rows: &'step [BatchRow],
-    /// The new tokens of all sequences, one after another; [`TokenId::PENDING`] where not yet known.
+    /// The new tokens of all sequences, one sequence after another; [`TokenId::PENDING`] for unknown ones.
     pub tokens: &'step [TokenId],
     /// Position in its sequence of each new token.
     pub positions: &'step [u32],
     /// Slot of each new token.
     pub slot_mapping: SlotMapping<'step>,
-    /// The same for the tracks but the first one, `[tracks - 1, tokens]`, slots as wide; empty where there is one
-    /// track. See [`BatchPlan::slots_of`].
+    /// Slots of the tracks after the first, `[tracks - 1, tokens]`, as wide as `slot_mapping`; empty with one track.
+    /// See [`BatchPlan::slots_of`].
     pub track_slots: SlotMapping<'step>,
-    /// What changed in the page tables since the last plan. Indices are distinct, so they may be applied in any order.
+    /// Changes of the page tables since the last plan. Their indices are distinct, so they may be applied in any order.
     pub table_writes: &'step [TableWrite],
-    /// What several rows read from the same pages. Candidates: a backend may read it once for all of them.
+    /// Pages that several rows read. A backend may read them once for all these rows.
     pub shared: SharedSpans<'step>,
-    /// Where rows are trees of drafts, one for each new token, else empty: bit `i` says that it sees slot `last - i` of
-    /// its row, own bit set; what lies before the row's last 64 slots is seen. 0 for each token of a row that is no
-    /// tree, which sees all up to itself.
+    /// The masks of draft trees, one for each new token; empty if no row is a tree. If bit `i` is set, the token sees
+    /// slot `last - i` of its row; its own bit is set, and all slots before the row's last 64 are seen. 0 for each
+    /// token of a row that is no tree: it sees all tokens up to itself.
     pub masks: &'step [u64],
 }
 
 impl<'step> BatchPlan<'step> {
-    /// The step, for `commit`, `complete` and `abort`.
+    /// Returns the step, for `commit`, `complete` and `abort`.
     pub fn step(&self) -> StepId {
         self.step
     }
 
-    /// New tokens of the step, padding included: rows of q, k, v and out.
+    /// Returns the new tokens of the step, padding included: the rows of q, k, v and out.
     pub fn token_count(&self) -> usize {
         self.positions.len()
     }
 
-    /// The slot of each new token in a track: of the layers that [`PoolLayout::place`](crate::PoolLayout::place) has
-    /// there. Track 0 is group 0's.
+    /// Returns the slots of the new tokens in a track: for the layers that
+    /// [`PoolLayout::place`](crate::PoolLayout::place) puts there. Track 0 is that of group 0.
     ///
     /// # Panics
-    /// If there is no such track.
+    /// If `track` is not below the number of tracks.
     pub fn slots_of(&self, track: u32) -> SlotMapping<'step> {
         match track.checked_sub(1) {
             None => self.slot_mapping,
@@ -173,21 +172,21 @@ impl<'step> BatchPlan<'step> {
         }
     }
 
-    /// The masks of a row that is a tree of drafts; nothing of any other row.
+    /// Returns the masks of a row that is a tree of drafts, and `None` for any other row.
     pub fn tree(&self, row: &BatchRow) -> Option<&'step [u64]> {
         let start = row.qo_start as usize;
         let masks = self.masks.get(start..start + row.extend_len as usize)?;
         masks.first().is_some_and(|&mask| mask != 0).then_some(masks)
     }
 
-    /// The same plan padded to `rows` sequences and `tokens` tokens, for a graph captured at that size.
+    /// Returns the plan padded to `rows` sequences and `tokens` tokens, for a graph that was captured at that size.
     ///
-    /// A padding row has `kv_len` 0: it attends to nothing and writes output 0. A padding token has slot -1: nothing
-    /// is stored. Each padding row but the last takes one padding token, the last takes the rest.
+    /// A padding row has `kv_len` 0: it attends to nothing and its output is 0. A padding token has slot -1: nothing is
+    /// stored. Each padding row takes one padding token, and the last row takes the rest.
     ///
     /// # Panics
-    /// If the plan is larger than asked for, the padding tokens cannot be spread over the padding rows, or there are
-    /// more than [`STEP_TOKENS_MAX`] tokens.
+    /// If the plan is larger than `rows` or `tokens`, if the padding tokens do not suffice for the padding rows or have
+    /// no row, or if there are more than [`STEP_TOKENS_MAX`] tokens.
     pub fn padded<'pad>(
         &self,
         scratch: &'pad mut StepScratch,
@@ -238,7 +237,7 @@ impl<'step> BatchPlan<'step> {
     }
 }
 
-/// Slots of tracks, of `tokens` each, padded to `len` each.
+/// Pads the slots of each track from `tokens` to `len`.
 fn pad_each<'a, T: Copy + From<i8>>(
     bump: &'a Bump,
     slots: &[T],
@@ -250,7 +249,7 @@ fn pad_each<'a, T: Copy + From<i8>>(
     bump.alloc_slice_fill_with(tracks * len, |at| slot(at).unwrap_or(T::from(-1)))
 }
 
-/// `items`, then `fill(0..)` up to `len`.
+/// Returns `items`, followed by `fill(0..)` up to `len`.
 fn pad<'a, T: Copy>(
     bump: &'a Bump,
     items: &[T],
@@ -263,67 +262,67 @@ fn pad<'a, T: Copy>(
     })
 }
 
-/// A batch in FlashInfer's exact contract, for hosts that bring their own kernels: CSR arrays of 32-bit numbers.
+/// A batch in the form of FlashInfer's paged attention, for hosts with their own kernels: CSR arrays of 32-bit numbers.
 ///
-/// Sequence `i` has query rows `qo_indptr[i]..qo_indptr[i + 1]` and pages
-/// `kv_indices[kv_indptr[i]..kv_indptr[i + 1]]`, the last of which holds `kv_last_page_len[i]` tokens,
-/// `1 <= kv_last_page_len <= page_size`; 0 where there are no pages, which is in [`PackedLevels`] alone.
+/// Sequence `i` has query rows `qo_indptr[i]..qo_indptr[i + 1]` and pages `kv_indices[kv_indptr[i]..kv_indptr[i + 1]]`.
+/// The last page has `kv_last_page_len[i]` tokens, `1 <= kv_last_page_len <= page_size`. It is 0 for an entry without
+/// pages, which only [`PackedLevels`] have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedPlan<'step> {
-    /// `[batch + 1]`
+    /// `[batch + 1]`: first query row of each sequence.
     #[doc(alias = "cu_seqlens")]
     pub qo_indptr: &'step [i32],
-    /// `[batch + 1]`
+    /// `[batch + 1]`: first page of each sequence.
     pub kv_indptr: &'step [i32],
     /// `[kv_indptr[batch]]`: page numbers.
     #[doc(alias = "block_table")]
     pub kv_indices: &'step [i32],
-    /// `[batch]`
+    /// `[batch]`: tokens in the last page of each sequence.
     pub kv_last_page_len: &'step [i32],
 }
 
-/// A batch as FlashInfer's `MultiLevelCascadeAttentionWrapper` takes it: what several rows share is in one level once,
-/// for all of them together.
+/// A batch in the form of FlashInfer's `MultiLevelCascadeAttentionWrapper`: each level lists pages that several rows
+/// share once.
 ///
-/// Each level attends all of the batch's new tokens to some of their pages; their results, merged by their log-sum-exp,
-/// are attention to all. In a level, sequence `i` of [`PackedPlan`] is an entry: some rows that stand side by side, and
-/// the pages that all of them read there; without pages they read nothing. What is shared lies before every query, so
-/// that the last level alone is causal.
+/// Each level attends all new tokens of the batch to some of their pages. Merging the results of the levels by their
+/// log-sum-exp gives attention to all pages. In a level, sequence `i` of [`PackedPlan`] is an entry: consecutive rows,
+/// and the pages that all of them read there. An entry without pages reads nothing. Shared pages precede every query,
+/// so only the last level is causal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedLevels<'step> {
-    /// `[items]`: the plan's rows by their indices, padding left out, in the order in which `qo_indptr` counts their
-    /// new tokens. Gather q by it, and scatter the output.
+    /// `[items]`: indices of the plan's rows, without padding, in the order in which `qo_indptr` counts their new
+    /// tokens. Gather q by it, and scatter the output.
     pub order: &'step [u32],
-    /// At least one. First the shared spans, outermost first: level `n` has those with `n` others around them. The last
-    /// has what each row reads for itself.
+    /// At least one level. The shared spans are first, outermost first: level `n` has the spans with `n` spans around
+    /// them. The last level has the pages that each row reads alone.
     pub levels: &'step [PackedPlan<'step>],
 }
 
-/// Memory that a plan lives in; reused, so that a warm step allocates nothing. One for each step in flight.
+/// Memory of one plan. Reuse it, so that a warm step allocates nothing; each step in flight needs its own.
 #[derive(Debug, Default)]
 pub struct StepScratch {
     bump: Bump,
 }
 
 impl StepScratch {
-    /// Empty scratch. It grows to the largest plan made in it.
+    /// Creates empty scratch, which grows to the largest plan made in it.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Empty scratch that holds plans of up to `bytes` without growing:
-    /// [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) says what the largest takes.
+    /// Creates empty scratch for plans of up to `bytes`; [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) is
+    /// the size of the largest.
     pub fn with_capacity(bytes: usize) -> Self {
         Self { bump: Bump::with_capacity(bytes) }
     }
 
-    /// Forgets the last plan; the borrow checker has seen to it that nobody holds it.
+    /// Drops the last plan, which no borrow can refer to any more.
     pub(crate) fn reset(&mut self) -> &Bump {
         self.bump.reset();
         &self.bump
     }
 
-    /// Bytes held.
+    /// Returns the allocated bytes.
     pub fn bytes(&self) -> usize {
         self.bump.allocated_bytes()
     }

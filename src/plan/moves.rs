@@ -1,6 +1,6 @@
 //! The byte forms of lists of page copies and of compactions, for other ranks.
 //!
-//! Not here: who makes them (`system/fork.rs`, `system/accept.rs`).
+//! Not here: how they are made (`system/fork.rs`, `system/accept.rs`).
 
 use bytemuck::Pod;
 

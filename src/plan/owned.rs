@@ -1,6 +1,6 @@
 //! The byte form of a plan: [`OwnedPlan`], one buffer that other threads and processes can read.
 //!
-//! Not here: what a plan says (`mod.rs`).
+//! Not here: the contents of a plan (`mod.rs`).
 
 use std::fmt;
 
@@ -35,17 +35,17 @@ impl Header {
         self.slots & u64::from(u32::MAX)
     }
 
-    /// Slots of all tracks but the first one, if they can be counted.
+    /// Returns the slots of all tracks but the first one, if they can be counted.
     fn track_slots(&self) -> Option<u64> {
         (self.slots >> 32).checked_mul(self.tokens)
     }
 }
 
-/// Why bytes are not a plan, or another record for other ranks.
+/// The reason why bytes are not a plan, or not another record for other ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PlanBytesError {
-    /// The first bytes are not the mark of such a record of this version.
+    /// The first bytes are not those of such a record of this version.
     Magic,
     /// The length is not what the header says.
     Length {
@@ -108,7 +108,7 @@ impl fmt::Display for PlanBytesError {
 
 impl std::error::Error for PlanBytesError {}
 
-/// A plan in one buffer: `Send`, reusable, and a byte string for other processes (tensor-parallel ranks, GPU workers).
+/// A plan in one reusable buffer: `Send`, and a byte string for other processes such as tensor-parallel ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnedPlan {
     /// Words rather than bytes, so that every array inside is aligned. Empty: no plan yet.
@@ -116,12 +116,12 @@ pub struct OwnedPlan {
 }
 
 impl OwnedPlan {
-    /// No plan yet.
+    /// Creates a buffer without a plan.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes over a plan, reusing the buffer.
+    /// Copies a plan, reusing the buffer.
     pub fn copy_from(&mut self, plan: &BatchPlan<'_>) {
         let slot_bytes = match plan.slot_mapping {
             SlotMapping::I32(_) => 4,
@@ -164,7 +164,7 @@ impl OwnedPlan {
         bytemuck::cast_slice_mut(&mut self.words[start..])[..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The byte form, little-endian; [`guide::ranks`](crate::guide::ranks) specifies it to the bit, with a reader.
+    /// Returns the byte form, little-endian; [`guide::ranks`](crate::guide::ranks) specifies each bit and has a reader.
     pub fn as_bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.words)
     }
@@ -172,8 +172,8 @@ impl OwnedPlan {
     /// Reads the byte form.
     ///
     /// # Errors
-    /// [`PlanBytesError`], for bytes that no `OwnedPlan` ever was. Whether rows, pages and slots exist is up to the
-    /// backend, which knows its pool.
+    /// [`PlanBytesError`] for bytes that are not the byte form of a plan. The backend checks whether rows, pages and
+    /// slots exist in its pool.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PlanBytesError> {
         let length = PlanBytesError::Length { actual: bytes.len() };
         if !bytes.len().is_multiple_of(8) || bytes.len() < HEADER_WORDS * 8 {
@@ -202,10 +202,10 @@ impl OwnedPlan {
         Ok(plan)
     }
 
-    /// The plan inside.
+    /// Returns the plan.
     ///
     /// # Panics
-    /// If there is none yet.
+    /// If there is no plan yet.
     pub fn plan(&self) -> BatchPlan<'_> {
         let header = header(&self.words);
         let (rows, tokens) = (header.rows as usize, header.tokens as usize);
@@ -252,7 +252,7 @@ fn header(words: &[u64]) -> &Header {
     &bytemuck::cast_slice::<u64, Header>(&words[..HEADER_WORDS])[0]
 }
 
-/// Words of the whole byte form, or nothing on overflow.
+/// Returns the words of the whole byte form, or nothing on overflow.
 fn words_of(header: &Header) -> Option<u64> {
     let arrays = [
         (header.rows, size_of::<BatchRow>() as u64),

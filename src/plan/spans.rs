@@ -1,4 +1,4 @@
-//! Spans of positions that several rows of a batch read from the same pages: what a backend may read once for all.
+//! Spans of positions that several rows of a batch read from the same pages. A backend may read these pages once.
 //!
 //! ```text
 //!   members   [ 0 2 5 1 | 3 4 ]          spans   0..512 of members 0..4    (the system prompt)
@@ -6,28 +6,28 @@
 //!                                                0..256 of members 4..6
 //! ```
 //!
-//! They are candidates: a backend that reads every row by itself is right too.
+//! Spans are optional: a backend that reads each row separately gives the same result.
 //!
-//! * R1. Spans stand parents first, one subtree after another. A span has two members or more, fewer than its parent,
-//!   and among its parent's; siblings have none in common. It begins where its parent ends, at 0 without one, and is
-//!   not empty. Every member is of a span.
-//! * R2. A member is a row of the batch, and is named once.
-//! * R3. A span ends at or before the first query position of each of its members, and within what each has published:
-//!   so its pages stand at the same indices of all their page tables, and any of these may be read.
+//! * R1. Spans are in order, parents first, one subtree after another. A span has at least two members, fewer than its
+//!   parent, all of them members of its parent; siblings have no common member. It begins where its parent ends, or at
+//!   0 without a parent, and is not empty. Every member is in a span.
+//! * R2. A member is a row of the batch, and is listed once.
+//! * R3. A span ends at or before the first query position of each of its members, and within the published pages of
+//!   each. So its pages have the same indices in the page tables of all members, and any of these may be read.
 //!
-//! Not here: how they are found (`prefix/meeting.rs`).
+//! Not here: how they are found (`prefix/shared_spans.rs`).
 
 use bytemuck::{Pod, Zeroable};
 
 use super::BatchRow;
 
-/// Positions `begin..end` that some rows of a batch have in common, 16 bytes.
+/// Positions `begin..end` that several rows of a batch read from the same pages, 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct SharedSpan {
-    /// First of its members.
+    /// Index of its first member.
     pub member_start: u32,
-    /// Its members, at least 2.
+    /// Number of its members, at least 2.
     pub member_count: u32,
     /// First position.
     pub begin: u32,
@@ -36,23 +36,23 @@ pub struct SharedSpan {
 }
 
 impl SharedSpan {
-    /// Where its members stand in [`SharedSpans::members`].
+    /// Returns the range of its members in [`SharedSpans::members`].
     pub fn range(&self) -> std::ops::Range<usize> {
         let start = self.member_start as usize;
         start..start + self.member_count as usize
     }
 }
 
-/// The spans of a batch: R1 to R3.
+/// The shared spans of a batch, which satisfy R1 to R3.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SharedSpans<'step> {
     /// The spans, parents first.
     pub spans: &'step [SharedSpan],
-    /// Rows of the batch by their indices, those of a span side by side.
+    /// Indices of rows of the batch; the members of a span are consecutive.
     pub members: &'step [u32],
 }
 
-/// Memory of the check of spans, kept from one plan to the next.
+/// Buffers of the check of spans, reused for the next plan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpanCheck {
     /// Which rows were named. Bytes, since bits of one word would wait for one another.
@@ -100,7 +100,7 @@ impl SpanCheck {
         }
     }
 
-    /// R1 of a span, given the spans around it. A root begins where the members of the root before it end.
+    /// Checks R1 of a span, given the spans around it. A root begins where the members of the root before it end.
     fn is_nested(&self, span: &SharedSpan, roots_end: usize, members: usize) -> bool {
         let range = span.range();
         let fits = match self.around.last() {
@@ -115,7 +115,7 @@ impl SpanCheck {
         fits && span.member_count >= 2 && span.begin < span.end
     }
 
-    /// R2.
+    /// Checks R2.
     fn check_members(&mut self, members: &[u32], rows: usize) -> Result<(), ()> {
         self.named.clear();
         self.named.resize(if members.is_empty() { 0 } else { rows }, false);

@@ -1,17 +1,18 @@
-//! What ends steps: a [`StepEnd`], the record that backends are told by, and its byte form for other ranks.
+//! The end of steps: [`StepEnd`], the record that backends receive, and its byte form for other ranks.
 //!
-//! Not here: when a step ends (`system/complete.rs`, `system/abort.rs`), who keeps count (`backend/open_steps.rs`).
+//! Not here: when a step ends (`system/complete.rs`, `system/abort.rs`), which steps are open
+//! (`backend/open_steps.rs`).
 
 use super::PlanBytesError;
 use crate::id::StepId;
 
-/// Which steps end, and how. An engine tells its own backend; other ranks are told by the host, as bytes or as a value,
-/// in the order of plans and ends.
+/// Which steps end, and how. An engine passes it to its own backend. The host passes it to backends of other ranks, as
+/// bytes or as a value, in the order of plans and ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StepEnd {
-    /// This step and all before it: nothing more will be asked of their plans.
+    /// This step and all before it are complete: their plans are not used any more.
     Complete(StepId),
-    /// This step and all after it that have begun: they are undone.
+    /// This step and all later ones are undone.
     Abort(StepId),
 }
 
@@ -24,7 +25,8 @@ impl StepEnd {
     /// Bytes of the byte form.
     pub const BYTES: usize = 24;
 
-    /// The byte form: three little-endian words of 64 bits, `"kvends01"`, 1 to complete or 2 to abort, and the step.
+    /// Returns the byte form: three little-endian words of 64 bits, `"kvends01"`, 1 to complete or 2 to abort, and the
+    /// step.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let (kind, step) = match self {
             Self::Complete(step) => (COMPLETE, step),

@@ -1,15 +1,15 @@
-//! Hashes of cached pages, there only when the config asks for them: the tree as those see it who know prefixes by
-//! hashes.
+//! Hashes of cached pages, for routers and other callers that identify prefixes by hashes. Only engines whose config
+//! sets `hashing` have them.
 //!
-//! A page's hash lies in a column beside it, by the number of its entry (`span.rs`), so a split moves none and a trim
-//! forgets those of its pages. It is made when the page comes in; only prefixes of the present generation have hashes.
-//! A second child table finds nodes by the hash of their first page: what an old generation leaves in it is found by
-//! nobody, since walks begin at prefixes of the present one, and goes with its node.
+//! A column stores the hash of each page by the number of its entry (`span.rs`). So a split moves no hash, and a trim
+//! drops those of its pages. A page is hashed when it is added; only prefixes of the present generation have hashes. A
+//! second child table finds nodes by the hash of their first page. Nodes of an old generation stay in it until they are
+//! despawned. No walk reaches them, since walks begin at prefixes of the present generation.
 //!
 //! * T9. Every page of the present generation has the hash of its prefix, and every node of it is found by the hash of
 //!   its first page.
 //!
-//! Not here: what a hash is (`hash/`), who is told (`events.rs`).
+//! Not here: how a hash is computed (`hash/`), events (`events.rs`).
 
 mod check;
 
@@ -25,10 +25,10 @@ use super::column::RareColumn;
 use super::span::SpanStore;
 use super::{PrefixMatch, PrefixTree};
 
-/// What the hash of a node that is in the table has, so that 0 stands for none.
+/// Bit that is set in the hash of each node in the table, so that 0 stands for no hash.
 const LISTED: u32 = 1 << 31;
 
-/// The column of hashes, and who is found by them.
+/// The column of hashes, and the table that finds nodes by them.
 pub(super) struct Chain {
     pub hashing: Hashing,
     pub names: Names,
@@ -85,19 +85,19 @@ impl Chain {
         self.listed.prefault();
     }
 
-    /// Hashes of a run of entries.
+    /// Returns the hashes of a run of entries.
     pub fn of_run(&self, start: u32, len: u32) -> PageHashes<'_> {
         PageHashes::new(self.hashing, self.hashes.of_run(start, len))
     }
 
-    /// The hash of an entry's page.
+    /// Returns the hash of an entry's page.
     pub fn of(&self, entry: u32) -> PageHash {
         self.hashes.get(entry)
     }
 
-    /// What a namespace is called whose prefixes are hashed.
+    /// Returns the names of a namespace whose prefixes are hashed.
     pub fn names_of(&self, namespace: Namespace) -> &Arc<NamespaceNames> {
-        &self.names.get(namespace).expect("what is admitted has names").names
+        &self.names.get(namespace).expect("an admitted namespace has names").names
     }
 
     fn list(&mut self, node: NodeKey, first: u32) {
@@ -106,14 +106,14 @@ impl Chain {
         self.firsts.insert(hash, node);
     }
 
-    /// The nodes of one hash whose first page `is_it` confirms.
+    /// Returns the node of a hash whose first page `is_it` confirms.
     fn find(&self, hash: PageHash, mut is_it: impl FnMut(NodeKey) -> bool) -> Option<NodeKey> {
         self.firsts.find(self.firsts.hash_number(hash.to_u64()) | LISTED, &mut is_it)
     }
 }
 
 impl PrefixTree {
-    /// Keeps hashes from now on. For an empty tree.
+    /// Turns hashing on, for an empty tree.
     pub(crate) fn keep_hashes(
         &mut self,
         hashing: Hashing,
@@ -125,12 +125,12 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Whether prefixes of a namespace can be hashed, if they are to be.
+    /// Returns whether a namespace has the names that hashing needs; true without hashing.
     pub(crate) fn is_named(&self, namespace: Namespace) -> bool {
         self.chain.as_ref().is_none_or(|chain| chain.names.is_named(namespace))
     }
 
-    /// Calls a namespace something, if prefixes are hashed.
+    /// Names a namespace, if prefixes are hashed.
     ///
     /// # Errors
     /// [`Error::NamespaceNamed`], [`Error::NamesTaken`].
@@ -142,7 +142,7 @@ impl PrefixTree {
         self.chain.as_mut().map_or(Ok(()), |chain| chain.names.name(namespace, names))
     }
 
-    /// Marks a namespace as forgotten, if prefixes are hashed; its names go once they have no users.
+    /// Marks a namespace as forgotten, if prefixes are hashed. Its names are dropped once they have no users.
     ///
     /// # Errors
     /// [`Error::UnnamedNamespace`].
@@ -150,21 +150,21 @@ impl PrefixTree {
         self.chain.as_mut().map_or(Ok(()), |chain| chain.names.forget(namespace))
     }
 
-    /// Counts a sequence or a first node of a namespace, if prefixes are hashed.
+    /// Counts one more sequence or first node of a namespace, if prefixes are hashed.
     pub(crate) fn hold_names(&mut self, namespace: Namespace) {
         if let Some(chain) = &mut self.chain {
             chain.names.hold(namespace);
         }
     }
 
-    /// Counts a sequence or a first node of a namespace no more, if prefixes are hashed.
+    /// Counts one sequence or first node of a namespace less, if prefixes are hashed.
     pub(crate) fn release_names(&mut self, namespace: Namespace) {
         if let Some(chain) = &mut self.chain {
             chain.names.release(namespace);
         }
     }
 
-    /// The longest cached prefix of a chain of hashes; its pages go to `each`, in order, piece by piece.
+    /// Returns the longest cached prefix of a chain of hashes, and calls `each` with its pages in order, run by run.
     /// O(hashes matched).
     pub fn match_hashes(&self, chain: &[PageHash], mut each: impl FnMut(&[PageId])) -> PrefixMatch {
         let scope = self.present_scope(Namespace::default());
@@ -203,7 +203,7 @@ impl PrefixTree {
         found
     }
 
-    /// The entry of the page before the last `count` of a node.
+    /// Returns the entry of the page before the last `count` pages of a node.
     pub(super) fn entry_before(&self, node: NodeKey, count: u32) -> Option<u32> {
         let link = &self.link[node];
         if count < link.span.pages() {
@@ -212,18 +212,18 @@ impl PrefixTree {
         link.parent.map(|parent| self.spans.last_entry(&self.link[parent].span))
     }
 
-    /// The last `count` pages of a lock's node have come in.
-    pub(super) fn hash_taken(&mut self, lock: &PrefixLock, count: u32) {
+    /// Hashes the last `count` pages of a lock's node, which were just added.
+    pub(super) fn insert_hashes(&mut self, lock: &PrefixLock, count: u32) {
         let Scope { namespace, generation } = lock.scope();
         if generation != self.generation {
             return;
         }
-        let node = lock.node().expect("the lock moved to what came in");
+        let node = lock.node().expect("the lock moved to the new pages");
         let before = self.entry_before(node, count);
         let Self { chain: Some(chain), spans, link, .. } = self else { return };
         let span = &link[node].span;
         let Chain { hashing, names, hashes, .. } = &mut *chain;
-        let named = names.get(namespace).expect("what is admitted has names");
+        let named = names.get(namespace).expect("an admitted namespace has names");
         let mut hash = before.map(|entry| hashes.get(entry));
         for (start, len) in spans.last_runs(span, count) {
             for entry in start..start + len {
@@ -237,8 +237,8 @@ impl PrefixTree {
         }
     }
 
-    /// The last `count` pages of a node are about to go out.
-    pub(super) fn hash_given(&mut self, node: NodeKey, count: u32) {
+    /// Unlists a node of which the last `count` pages are about to be removed, if these are all.
+    pub(super) fn remove_hashes(&mut self, node: NodeKey, count: u32) {
         let Some(chain) = &mut self.chain else { return };
         if count == self.link[node].span.pages() && chain.listed[node] > 0 {
             let hash = std::mem::take(&mut chain.listed[node]);
@@ -246,7 +246,7 @@ impl PrefixTree {
         }
     }
 
-    /// The first pages of a node are another's now, its new parent, which is returned.
+    /// Moves the hash of a node to `prefix`, its new parent, which took its first pages. Returns `prefix`.
     #[cold]
     #[inline(never)]
     pub(super) fn hash_split(&mut self, node: NodeKey, prefix: NodeKey) -> NodeKey {

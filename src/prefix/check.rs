@@ -8,7 +8,7 @@ use crate::id::{NodeKey, PageId, Scope, StepId};
 use super::PrefixTree;
 use super::deferred::Deferred;
 
-/// What is broken, and whose page shows it.
+/// A broken invariant, and a page that shows it.
 type Broken = (&'static str, Option<PageId>);
 
 impl PrefixTree {
@@ -30,8 +30,8 @@ impl PrefixTree {
         self.check_hashes(&scopes).map_err(|node| (broken, self.page(node)))
     }
 
-    /// The scope that each node's prefix is in, found from the first ancestor whose scope is known: O(nodes), however
-    /// deep they are.
+    /// Returns the scope that each node's prefix is in, found from the first ancestor whose scope is known: O(nodes),
+    /// however deep they are.
     fn scopes(&self) -> HashMap<NodeKey, Scope> {
         let mut scopes = HashMap::with_capacity(self.link.len());
         let mut path = Vec::new();
@@ -52,7 +52,7 @@ impl PrefixTree {
         scopes
     }
 
-    /// A page of the node, to point at.
+    /// Returns a page of the node, to point at.
     fn page(&self, node: NodeKey) -> Option<PageId> {
         self.node_pages(node).find_map(|(_, pages)| pages.first().copied())
     }
@@ -201,7 +201,7 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Every page of the tree with its node, for the audit of the whole world.
+    /// Returns every page of the tree with its node, for the audit of all tables.
     pub(crate) fn pages(&self) -> impl Iterator<Item = (NodeKey, PageId)> + '_ {
         self.link.keys().flat_map(move |node| {
             self.node_pages(node).flat_map(move |(_, pages)| pages.iter().map(move |&p| (node, p)))

@@ -4,7 +4,7 @@
 //! least twice as many entries as nodes it never grows and never stalls. Two nodes of one hash live side by side: the
 //! caller confirms every candidate.
 //!
-//! Not here: what a node is; the tree compares.
+//! Not here: the comparison of tokens, which the tree makes.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -46,8 +46,8 @@ impl ChildTable {
     /// Entries for each node of a full table, in bytes.
     pub const BYTES_PER_NODE: u64 = 2 * size_of::<Entry>() as u64;
 
-    /// A table for at most `node_count` nodes. `hash_bits` below 32 is for tests: it forces collisions, the same ones
-    /// in every process.
+    /// Creates a table for at most `node_count` nodes. `hash_bits` below 32 is for tests: it forces collisions, the
+    /// same ones in every process.
     pub fn new(node_count: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let entries = zeroed(Self::entry_count(node_count))?;
         if hash_bits < u32::BITS {
@@ -55,7 +55,7 @@ impl ChildTable {
             let hasher = RandomState::with_seeds(1, 2, 3, 4);
             return Ok(Self { entries, hasher, hash_mask: (1 << hash_bits) - 1 });
         }
-        // Random keys: nobody outside can make prompts that collide.
+        // Random keys: clients cannot construct prompts that collide.
         Ok(Self { entries, hasher: RandomState::new(), hash_mask: u32::MAX })
     }
 
@@ -71,7 +71,7 @@ impl ChildTable {
         Self::entry_count(node_count) * size_of::<Entry>() as u64
     }
 
-    /// Hash of a node's place in the tree.
+    /// Returns the hash of a node's place in the tree.
     pub fn hash(&self, parent: Option<NodeKey>, scope: Scope, first_page: &[TokenId]) -> u32 {
         let mut hasher = self.hasher.build_hasher();
         match parent {
@@ -88,7 +88,7 @@ impl ChildTable {
         hasher.finish() as u32 & self.hash_mask
     }
 
-    /// Hash of a number that stands for a node's place.
+    /// Returns the hash of a number that stands for a node's place.
     pub fn hash_number(&self, number: u64) -> u32 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write_u64(number);
@@ -103,7 +103,7 @@ impl ChildTable {
         (index + 1) & (self.entries.len() - 1)
     }
 
-    /// The node of this hash that `confirm` accepts. O(1) unless hashes collide.
+    /// Returns the node of this hash that `confirm` accepts. O(1) unless hashes collide.
     pub fn find(&self, hash: u32, mut confirm: impl FnMut(NodeKey) -> bool) -> Option<NodeKey> {
         let mut index = self.home(hash);
         while let Some(node) = self.entries[index].node() {
@@ -115,7 +115,7 @@ impl ChildTable {
         None
     }
 
-    /// Asks for the entry of a node that will be removed soon.
+    /// Prefetches the entry of a node that will be removed soon.
     pub fn prefetch(&self, hash: u32) {
         let home = self.home(hash);
         prefetch_items(&self.entries[home..=home]);
@@ -130,7 +130,7 @@ impl ChildTable {
         self.entries[index] = Entry::new(hash, node);
     }
 
-    /// Puts `new` in the place of `old`.
+    /// Replaces `old` by `new`.
     #[inline(always)]
     pub fn replace(&mut self, hash: u32, old: NodeKey, new: NodeKey) {
         let index = self.index_of(hash, old);
@@ -166,7 +166,7 @@ impl ChildTable {
         }
     }
 
-    /// Nodes in the table, for audits. O(entries).
+    /// Returns the nodes in the table, for audits. O(entries).
     pub fn len(&self) -> usize {
         self.entries.iter().filter(|entry| entry.node().is_some()).count()
     }

@@ -1,7 +1,7 @@
-//! Where a column keeps a node: the slots of a slotmap, which lie side by side in the order of their indices; and
-//! columns of what few nodes have.
+//! The slots of a slotmap's column, which are contiguous in the order of their indices; and columns of values that few
+//! nodes have.
 //!
-//! Not here: what a column holds.
+//! Not here: the contents of columns.
 
 use std::ops::{Index, IndexMut};
 
@@ -11,7 +11,7 @@ use slotmap::Key;
 use crate::id::NodeKey;
 use crate::memory::{OutOfMemory, ask_for_huge_pages, prefetch, touch, zeroed};
 
-/// A column of what few nodes have, all zeros at first. Who reads a node's value knows whether the node has one.
+/// A column of values that few nodes have, all zeros at first. The reader of a value checks whether the node has one.
 ///
 /// A slotmap's secondary column would write all slots up to a node's the first time that one has a value: a stall that
 /// grows with the tree.
@@ -20,7 +20,7 @@ pub(super) struct RareColumn<T> {
 }
 
 impl<T: Zeroable + Default> RareColumn<T> {
-    /// A column for at most `node_count` nodes. Zeroed memory is not touched before it is used.
+    /// Creates a column for at most `node_count` nodes. Zeroed memory is not touched before it is used.
     pub fn new(node_count: u32) -> Result<Self, OutOfMemory> {
         // A slotmap's first slot is no node's.
         Ok(Self { slots: zeroed(u64::from(node_count) + 1)? })
@@ -30,7 +30,7 @@ impl<T: Zeroable + Default> RareColumn<T> {
         touch(&mut self.slots);
     }
 
-    /// All values, those of vacant slots too; for audits.
+    /// Returns all values, those of vacant slots too; for audits.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.slots.iter()
     }
@@ -54,23 +54,23 @@ fn slot_index(node: NodeKey) -> usize {
     node.data().as_ffi() as u32 as usize
 }
 
-/// Asks for huge pages for a column, given its first slot.
+/// Requests huge pages for a column, given its first slot.
 pub(super) fn column_of<T>(first: &T, capacity: usize) {
     ask_for_huge_pages(std::ptr::from_ref(first).addr(), capacity * slot_size::<T>());
 }
 
-/// Asks for a node's slot of a column, given another node's. Looking it up would wait for it.
+/// Prefetches a node's slot of a column, given another node's. A look-up would wait for the slot.
 pub(super) fn prefetch_slot<T>(slot: &T, node: NodeKey, wanted: NodeKey) {
     prefetch(slot_address(slot, node, wanted), size_of::<T>());
 }
 
-/// Where a node's slot of a column stands, given another node's.
+/// Returns the address of a node's slot of a column, given another node's.
 fn slot_address<T>(slot: &T, node: NodeKey, wanted: NodeKey) -> usize {
     let apart = slot_index(wanted).wrapping_sub(slot_index(node)).wrapping_mul(slot_size::<T>());
     std::ptr::from_ref(slot).addr().wrapping_add(apart)
 }
 
-/// Bytes of a slot: a value and its version of 4 bytes, rounded up to the value's alignment.
+/// Returns the bytes of a slot: a value and its version of 4 bytes, rounded up to the value's alignment.
 pub(super) const fn slot_size<T>() -> usize {
     (size_of::<T>() + 4).next_multiple_of(align_of::<T>())
 }

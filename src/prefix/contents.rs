@@ -1,25 +1,26 @@
-//! What the tree holds changes here and nowhere else: every page comes in by `take_in` and goes out by `give_out`. Who
-//! follows the tree's contents (events, chains of hashes, copies of pages elsewhere) hangs on here.
+//! The only place where the pages of the tree change: `attach_pages` adds pages and `detach_pages` removes them. The
+//! followers of the tree's contents (events, chains of hashes, copies of pages elsewhere) are called from both.
 //!
-//! Both know the node, which of its pages they are, and whether its prefix is of the present generation, so that it can
-//! match. The pages' tokens stand in the node's span: as soon as they have come in, and until they go out. What a node
-//! does not keep, its namespace and where in the prefix it begins, its path to the root tells. A parent comes in before
-//! its children and goes out after them; a split moves pages between nodes, so none comes or goes.
+//! Both pass on the node, which of its pages change, and whether its prefix is of the present generation and so can
+//! match. The node's span has the tokens of the pages, from just after the addition until just before the removal. The
+//! path to the root gives the namespace and the position of the node in its prefix. A parent's pages are added before
+//! those of its children and removed after them. A split moves pages between nodes, so it adds and removes none.
 //!
-//! Not here: who decides it (`insert.rs`, `evict.rs`, `lock.rs`), where tokens lie (`span.rs`).
+//! Not here: when pages are added and removed (`insert.rs`, `evict.rs`, `lock.rs`), where tokens are stored
+//! (`span.rs`).
 
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 
 use super::{Link, PrefixTree};
 
 impl PrefixTree {
-    /// Takes pages in behind a lock, which moves to their end: into `leaf`, its own, if it has one, else into a new
-    /// node. O(pages).
+    /// Adds pages after a lock's prefix, and moves the lock to their end. They go to `leaf`, the lock's own node, if
+    /// there is one, else to a new node. O(pages).
     ///
     /// # Panics
-    /// If the tree has no room for them.
+    /// If the tree is full.
     #[inline]
-    pub(super) fn take_in(
+    pub(super) fn attach_pages(
         &mut self,
         lock: &mut PrefixLock,
         leaf: Option<NodeKey>,
@@ -37,19 +38,19 @@ impl PrefixTree {
             self.adopt(lock, node);
         }
         if self.chain.is_some() {
-            self.follow_taken(lock, pages.len() as u32);
+            self.on_attach(lock, pages.len() as u32);
         }
         #[cfg(test)]
-        self.log_taken(lock, pages.len() as u32);
+        self.log_attached(lock, pages.len() as u32);
     }
 
-    /// Gives the last `count` pages of a node out; they are appended to `pages`, in no order to rely on. A node without
-    /// any left is despawned next. O(count).
+    /// Removes the last `count` pages of a node and appends them to `pages`, in an unspecified order. The caller then
+    /// despawns a node without pages. O(count).
     ///
-    /// `present`: whether they are of the present generation, so that they could match. Such pages were evictable: what
-    /// is in use stays.
+    /// `present`: whether the pages are of the present generation, so that they could match. Such pages were evictable:
+    /// pages in use stay.
     #[inline(always)]
-    pub(super) fn give_out(
+    pub(super) fn detach_pages(
         &mut self,
         node: NodeKey,
         count: u32,
@@ -57,9 +58,9 @@ impl PrefixTree {
         pages: &mut Vec<PageId>,
     ) {
         #[cfg(test)]
-        self.log_given(node, count, present);
+        self.log_detached(node, count, present);
         if self.chain.is_some() {
-            self.follow_given(node, count, present);
+            self.on_detach(node, count, present);
         }
         if present {
             self.evictable -= count;
@@ -68,20 +69,20 @@ impl PrefixTree {
         self.spans.trim(&mut self.link[node].span, count, pages);
     }
 
-    /// Pages that came in are hashed, and then told of. Apart, so that who has no followers pays for a comparison.
+    /// Hashes added pages, then emits their event. Outlined, so that a tree without followers pays one comparison.
     #[cold]
     #[inline(never)]
-    fn follow_taken(&mut self, lock: &PrefixLock, count: u32) {
-        self.hash_taken(lock, count);
-        self.tell_taken(lock, count);
+    fn on_attach(&mut self, lock: &PrefixLock, count: u32) {
+        self.insert_hashes(lock, count);
+        self.emit_stored(lock, count);
     }
 
-    /// Pages that go out are told of by their hashes, which are forgotten then.
+    /// Emits the event of removed pages by their hashes, then drops the hashes.
     #[cold]
     #[inline(never)]
-    fn follow_given(&mut self, node: NodeKey, count: u32, present: bool) {
-        self.tell_given(node, count, present);
-        self.hash_given(node, count);
+    fn on_detach(&mut self, node: NodeKey, count: u32, present: bool) {
+        self.emit_removed(node, count, present);
+        self.remove_hashes(node, count);
     }
 }
 

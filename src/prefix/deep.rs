@@ -6,7 +6,7 @@ use super::PrefixTree;
 use crate::fence::Fence;
 use crate::id::{Namespace, PageId, TokenId};
 
-/// A chain of idle nodes, a page each.
+/// Returns a chain of idle nodes, a page each.
 fn chain(depth: u32) -> PrefixTree {
     let mut fence = Fence::new(0, 1, 0);
     let mut tree = PrefixTree::new(depth, 1, 32);

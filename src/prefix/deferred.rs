@@ -1,5 +1,5 @@
-//! Locks whose unlock is deferred: released, but an unfinished step may still read their pages. The pages of nodes that
-//! will be idle when they are gone are counted in the fence, so that a scheduler knows what is about to come back.
+//! Deferred unlocks: locks that are released while an unfinished step may still read their pages. The fence counts the
+//! pages of nodes that become idle with them, so a scheduler can see which pages will return.
 //!
 //! Not here: the queue of those locks (`fence/`).
 
@@ -20,7 +20,7 @@ pub(super) struct Deferred {
 }
 
 impl PrefixTree {
-    /// A lock that ends at `node` was put in the fence: it will be unlocked when `step` is complete.
+    /// Records that a lock at `node` waits in the fence until `step` is complete.
     /// O(nodes that have only such users then).
     pub(crate) fn defer_unlock(&mut self, node: Option<NodeKey>, step: StepId, fence: &mut Fence) {
         let Some(node) = node else { return };
@@ -29,7 +29,7 @@ impl PrefixTree {
         self.begin_deferred(node, fence);
     }
 
-    /// Whether a node is locked by fenced locks only: it will be idle when their steps are complete.
+    /// Returns whether a node is locked by fenced locks only: it will be idle when their steps are complete.
     pub(super) fn is_deferred(&self, node: NodeKey) -> bool {
         self.deferred_nodes > 0 && {
             let count = self.deferred[node].count;
@@ -54,7 +54,7 @@ impl PrefixTree {
         }
     }
 
-    /// Unlocks what was announced. As [`PrefixTree::unlock`].
+    /// Unlocks a deferred lock, as [`PrefixTree::unlock`].
     pub(crate) fn unlock_deferred(
         &mut self,
         lock: PrefixLock,

@@ -1,20 +1,20 @@
-//! What the tree says to others waits here, in a bounded buffer that the host drains.
+//! A bounded buffer of events about the cached prefixes, which the host drains.
 //!
 //! ```text
-//! records  [stored 2 | removed 1 | stored 3]      so many pages each, oldest first
-//! hashes   [h h      | h         | h h h   ]      of all of them
-//! tokens   [tt tt    |           | tt tt tt]      of those that were stored
+//! records  [stored 2 | removed 1 | stored 3]      pages of each event, oldest first
+//! hashes   [h h      | h         | h h h   ]      of all pages
+//! tokens   [tt tt    |           | tt tt tt]      of the stored pages
 //! ```
 //!
-//! Neighbours are joined: pages that follow what was stored last, and what is removed one after another. Where the
-//! buffer overflows it is emptied, and the next drain says instead that all is cleared, and then the whole tree. So
-//! what a host hears is always enough to know what is cached, however seldom it listens. A sink that panics leaves the
-//! buffer as after an overflow.
+//! Neighbouring events are joined: pages stored right after the last stored ones, and pages removed one after another.
+//! An overflow empties the buffer. The next drain then emits `Cleared`, and after that the whole tree as stored pages.
+//! So the events suffice to follow the cache, however rarely the host drains them. A sink that panics leaves the buffer
+//! as after an overflow.
 //!
-//! Only the present generation is spoken of: what an old one gives out later may have the hash of what the new one
-//! holds.
+//! Events are about the present generation only: a page that an old generation removes later may have the same hash as
+//! a page of the new one.
 //!
-//! Not here: what an event says (`event.rs`), hashes (`chain.rs`).
+//! Not here: the form of an event (`event.rs`), hashes (`chain.rs`).
 
 use std::sync::Arc;
 
@@ -29,44 +29,44 @@ use crate::memory::{OutOfMemory, reserved, touch_reserved};
 use super::PrefixTree;
 use super::column::RareColumn;
 
-/// One event, but for its hashes and tokens.
+/// One event without its hashes and tokens.
 #[derive(Clone)]
 struct Record {
-    /// Pages.
+    /// Number of pages.
     count: u32,
     stored: Option<StoredPages>,
 }
 
-/// Pages that were stored: whose, behind which, and when they may be read.
+/// Pages that were stored: their namespace, the page before them, and the step that computes them.
 #[derive(Clone)]
 struct StoredPages {
     namespace: Namespace,
-    /// The names when they were stored: the namespace may be forgotten before the drain.
+    /// The names at the time of storing: the namespace may be forgotten before the drain.
     names: Arc<NamespaceNames>,
     parent: Option<PageHash>,
     step: StepId,
 }
 
-/// Events that wait.
+/// The events since the last drain.
 pub(super) struct EventBuffer {
-    /// Pages that it has room for.
+    /// Most pages of all records.
     capacity: u32,
     /// Pages of all records.
     pages: u32,
     records: Vec<Record>,
     hashes: Vec<u8>,
     tokens: Vec<TokenId>,
-    /// Everything before the records was cleared.
+    /// Whether a `Cleared` precedes the records.
     cleared: bool,
-    /// There was no room: the records are not enough.
+    /// Whether events were lost, so that the next drain emits the whole tree.
     overflowed: bool,
-    /// The step that pages are published by.
+    /// The step that computes the pages being published.
     step: StepId,
-    /// The last of those steps.
+    /// The latest of those steps.
     last_step: StepId,
-    /// Where a walk over the whole tree has been.
+    /// By node, the state of the last walk over the whole tree.
     walked: RareColumn<Walked>,
-    /// Walks so far.
+    /// Number of walks so far.
     walks: u64,
 }
 
@@ -87,15 +87,15 @@ impl Drop for Drain<'_> {
     }
 }
 
-/// How a walk comes back to a node on its way down.
+/// What a walk over the whole tree stores in a node, to find its way back down.
 #[derive(Clone, Copy, Default, Zeroable)]
 #[repr(C)]
 struct Walked {
     /// The child that it came up from; 0: none.
     below: u64,
-    /// Of the node's prefix.
+    /// Namespace of the node's prefix.
     namespace: u64,
-    /// The walk, twice, and one more if the prefix is of the present generation.
+    /// Twice the number of the walk, plus 1 if the prefix is of the present generation.
     mark: u64,
 }
 
@@ -141,19 +141,19 @@ impl EventBuffer {
         self.tokens.clear();
     }
 
-    /// Nothing is cached any more.
+    /// Records that the cache is empty.
     fn clear(&mut self) {
         self.empty();
         (self.cleared, self.overflowed) = (true, false);
     }
 
-    /// The next drain begins anew.
+    /// Drops all records: the next drain emits the whole tree.
     fn overflow(&mut self) {
         self.empty();
         self.overflowed = true;
     }
 
-    /// Whether so many pages more can be told of.
+    /// Returns whether `count` more pages fit; if not, the buffer overflows.
     fn has_room(&mut self, count: u32) -> bool {
         if !self.overflowed && count > self.capacity - self.pages {
             self.overflow();
@@ -161,7 +161,7 @@ impl EventBuffer {
         !self.overflowed
     }
 
-    /// Pages have come in behind `parent`.
+    /// Records that pages were stored after the page `parent`.
     fn push_stored(
         &mut self,
         namespace: Namespace,
@@ -194,8 +194,8 @@ impl EventBuffer {
         self.tokens.extend_from_slice(tokens);
     }
 
-    /// Pages of one run are about to go out. Runs of one span come from the last to the first, so that all of its pages
-    /// stand here with the deepest first.
+    /// Records that the pages of one run are removed. The runs of a span are recorded from the last to the first, so
+    /// that its pages are in order of depth, deepest first.
     fn push_removed(&mut self, hashes: PageHashes<'_>) {
         let count = hashes.len() as u32;
         if !self.has_room(count) {
@@ -209,7 +209,7 @@ impl EventBuffer {
         hashes.as_bytes().rchunks(hashes.width()).for_each(|hash| self.hashes.extend(hash));
     }
 
-    /// Hands all records over, in order.
+    /// Calls the sink with all records, in order.
     fn drain(&mut self, hashing: Hashing, page_size: usize, sink: &mut impl FnMut(Event<'_>)) {
         if std::mem::take(&mut self.cleared) {
             sink(Event::Cleared);
@@ -240,19 +240,19 @@ impl EventBuffer {
 }
 
 impl PrefixTree {
-    /// Keeps events of so many pages from now on. For an empty tree that keeps hashes.
+    /// Turns events on, for an empty tree with hashes. `capacity`: most pages of the buffer.
     pub(crate) fn keep_events(&mut self, capacity: u32) -> Result<(), OutOfMemory> {
         let (page_count, page_size) = (self.link.capacity() as u32, self.page_size);
-        let width = self.chain.as_ref().expect("pages are known by their hashes").hashing.width();
+        let width = self.chain.as_ref().expect("events need hashes").hashing.width();
         let events = EventBuffer::new(page_count, page_size, width, capacity)?;
         self.events = Some(events);
         Ok(())
     }
 
-    /// The last `count` pages of a lock's node have come in and are hashed.
-    pub(super) fn tell_taken(&mut self, lock: &PrefixLock, count: u32) {
+    /// Emits the last `count` pages of a lock's node as stored. They were just added and are hashed.
+    pub(super) fn emit_stored(&mut self, lock: &PrefixLock, count: u32) {
         let Scope { namespace, generation } = lock.scope();
-        let node = lock.node().expect("the lock moved to what came in");
+        let node = lock.node().expect("the lock moved to the new pages");
         let before = self.entry_before(node, count);
         let (Some(events), Some(chain)) = (&mut self.events, &self.chain) else { return };
         if generation != self.generation {
@@ -267,8 +267,8 @@ impl PrefixTree {
         }
     }
 
-    /// The last `count` pages of a node are about to go out.
-    pub(super) fn tell_given(&mut self, node: NodeKey, count: u32, present: bool) {
+    /// Emits the last `count` pages of a node as removed, before they are.
+    pub(super) fn emit_removed(&mut self, node: NodeKey, count: u32, present: bool) {
         let (Some(events), Some(chain)) = (&mut self.events, &self.chain) else { return };
         if present {
             for (start, len) in self.spans.last_runs_back(&self.link[node].span, count) {
@@ -277,12 +277,12 @@ impl PrefixTree {
         }
     }
 
-    /// All prefixes of the generation are gone.
-    pub(super) fn tell_cleared(&mut self) {
+    /// Emits that no prefix is cached.
+    pub(super) fn emit_cleared(&mut self) {
         self.events.iter_mut().for_each(|events| events.clear());
     }
 
-    /// Pages published from now on can be read once `step` is complete.
+    /// Sets the step that computes the pages that are published next.
     #[inline]
     pub(crate) fn publish_as_of(&mut self, step: StepId) {
         if let Some(events) = &mut self.events {
@@ -291,14 +291,14 @@ impl PrefixTree {
         }
     }
 
-    /// The next drain says that all is cleared, and then all that is cached.
+    /// Makes the next drain emit `Cleared` and then the whole tree.
     pub(crate) fn restate_events(&mut self) {
         self.events.iter_mut().for_each(|events| events.overflow());
     }
 
-    /// Hands over what has happened since the last drain, in order; after an overflow instead that all is cleared, and
-    /// then all that is cached, parents first. Where the sink panics, the next drain is as after an overflow. O(pages
-    /// of the events), after an overflow O(tree).
+    /// Calls the sink with the events since the last drain, in order. After an overflow, calls it with `Cleared` and
+    /// then with the whole tree, parents first. If the sink panics, the next drain is as after an overflow. O(pages of
+    /// the events), after an overflow O(tree).
     pub(crate) fn drain_events(&mut self, mut sink: impl FnMut(Event<'_>)) {
         let events = self.events.take();
         let mut drain = Drain { tree: self, events, is_done: false };
@@ -314,7 +314,8 @@ impl PrefixTree {
         drain.is_done = true;
     }
 
-    /// Hands over what is cached, parents first: from each node up to where the walk has been, and down again.
+    /// Calls the sink with all cached pages, parents first: the walk goes from each node up to the first visited one,
+    /// and down again.
     fn walk_present(&self, events: &mut EventBuffer, sink: &mut impl FnMut(Event<'_>)) {
         events.walks += 1;
         let (walk, step) = (events.walks, events.last_step);
@@ -324,7 +325,7 @@ impl PrefixTree {
             if walked[first].mark / 2 == walk {
                 continue;
             }
-            // Up, leaving the way back.
+            // Up, storing the way back.
             let above = loop {
                 walked[at] = Walked { below, mark: 2 * walk, ..Walked::default() };
                 match self.link[at].parent {
@@ -338,7 +339,7 @@ impl PrefixTree {
                     }
                 }
             };
-            // And down.
+            // Down.
             loop {
                 let below = walked[at].below;
                 walked[at] = Walked { below, ..above };
@@ -353,7 +354,7 @@ impl PrefixTree {
         }
     }
 
-    /// Hands over one node's pages, run by run.
+    /// Calls the sink with one node's pages, run by run.
     fn state(
         &self,
         node: NodeKey,

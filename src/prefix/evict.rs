@@ -1,4 +1,4 @@
-//! Giving idle pages back: exactly as many as are asked for, oldest first, or all of them.
+//! Eviction of idle pages: exactly as many as requested, oldest first.
 
 use crate::id::{NodeKey, PageId};
 
@@ -18,7 +18,7 @@ impl PrefixTree {
             let node = self.order.next().expect("T5: evictable pages are in idle nodes");
             let held = self.link[node].span.pages();
             if held > rest {
-                self.give_out(node, rest, true, pages);
+                self.detach_pages(node, rest, true, pages);
                 return;
             }
             rest -= held;
@@ -27,9 +27,10 @@ impl PrefixTree {
         }
     }
 
-    /// Asks for what the evictions after the next will read: all of it is cold, and each waits for the one before. Two
-    /// ahead, a leaf's page ids and its entry of the child table; three ahead its columns, which say where those are.
-    fn look_ahead(&self) {
+    /// Prefetches what the evictions after the next will read: all of it is cold, and each waits for the one before.
+    /// Two ahead, a leaf's page ids and its entry of the child table; three ahead its columns, which say where those
+    /// are.
+    pub(super) fn look_ahead(&self) {
         let Some(first) = self.order.next() else { return };
         let Some(second) = self.order.after(&self.usage, first) else { return };
         let third = self.order.after(&self.usage, second);
@@ -42,24 +43,11 @@ impl PrefixTree {
         }
     }
 
-    /// Drops every idle prefix, their pages to `pages`; prefixes in use match no more and go with their last user.
-    /// O(idle pages).
-    pub(crate) fn reset(&mut self, pages: &mut Vec<PageId>) {
-        self.epoch += 1;
-        self.generation = self.next_generation();
-        self.evictable = 0;
-        self.tell_cleared();
-        while let Some(node) = self.order.next() {
-            self.drop_idle(node, false, pages);
-            self.look_ahead();
-        }
-    }
-
-    /// Inlined, since eviction calls it for each node.
+    /// Drops an idle node with all its pages. Inlined, since eviction calls it for each node.
     #[inline(always)]
-    fn drop_idle(&mut self, node: NodeKey, present: bool, pages: &mut Vec<PageId>) {
+    pub(super) fn drop_idle(&mut self, node: NodeKey, present: bool, pages: &mut Vec<PageId>) {
         let all = self.link[node].span.pages();
-        self.give_out(node, all, present, pages);
+        self.detach_pages(node, all, present, pages);
         self.order.leave(&mut self.usage, node);
         self.despawn(node);
     }

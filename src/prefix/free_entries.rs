@@ -5,7 +5,7 @@
 //! that grow side by side do not interleave. A large span that comes next takes the room behind the one before it, so
 //! that one goes on elsewhere when it grows: 16 bytes and one more comparison.
 //!
-//! Not here: what lies in an entry, and whose it is (`span.rs`).
+//! Not here: the contents and the owner of an entry (`span.rs`).
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
 use crate::memory::OutOfMemory;
@@ -28,7 +28,7 @@ pub(super) struct FreeEntries {
 }
 
 impl FreeEntries {
-    /// So many entries, all of them free.
+    /// Creates a set of `count` free entries.
     pub fn new(count: u32) -> Result<Self, OutOfMemory> {
         let words = count.div_ceil(WORD as u32);
         let mut whole = Bitmap::new(words, true)?;
@@ -48,12 +48,12 @@ impl FreeEntries {
         self.free.count()
     }
 
-    /// Whether an entry is free, for audits.
+    /// Returns whether an entry is free, for audits.
     pub fn is_free(&self, entry: u32) -> bool {
         self.free.contains(entry)
     }
 
-    /// Asks for the word of an entry that will be given back soon.
+    /// Prefetches the word of an entry that will be freed soon.
     pub fn prefetch(&self, entry: usize) {
         self.free.prefetch(entry / WORD);
     }
@@ -80,8 +80,8 @@ impl FreeEntries {
         (start, len)
     }
 
-    /// A run of free entries between taken ones: the longest in a few words, or the first that does. The next call
-    /// looks further on, so that spans that grow side by side get gaps of their own.
+    /// Returns a run of free entries between taken ones: the longest in a few words, or the first that does. The next
+    /// call looks further on, so that spans that grow side by side get gaps of their own.
     fn gap(&mut self, wanted: usize) -> (usize, usize) {
         let mut best = (0, 0);
         for _ in 0..GAP_WORDS {
@@ -99,14 +99,15 @@ impl FreeEntries {
         best
     }
 
-    /// The entry behind the last one taken in the open word, if `wanted` fit there.
+    /// Returns the entry behind the last one taken in the open word, if `wanted` fit there.
     fn open_entry(&self, wanted: usize) -> Option<usize> {
         let tail = self.free.word(self.open).leading_ones() as usize;
         (tail >= wanted).then(|| (self.open + 1) * WORD - tail)
     }
 
-    /// A run of at most `wanted` entries in the whole words from `word` on. A large span takes the free entries on
-    /// either side of them too: it begins right behind the one before it, and what one eviction freed is taken whole.
+    /// Returns a run of at most `wanted` entries in the whole words from `word` on. A large span takes the free entries
+    /// on either side of them too: it begins right behind the one before it, and what one eviction freed is taken
+    /// whole.
     fn whole_run(&self, word: usize, wanted: usize) -> (usize, usize) {
         if wanted < WORD {
             return (word * WORD, wanted);
@@ -166,7 +167,7 @@ impl FreeEntries {
     }
 }
 
-/// The longest run of ones in a word that has some: where it starts, and its length. Ties go to the lowest.
+/// Returns the longest run of ones in a word that has some: where it starts, and its length. Ties go to the lowest.
 fn longest_run(word: u64) -> (usize, usize) {
     // Each round shortens every run by one; the last bits to stay are the ends of the longest runs.
     let (mut rest, mut len) = (word, 0);

@@ -6,7 +6,7 @@ use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 use super::walk::Cursor;
 use super::{PrefixTree, Usage};
 
-/// What an insert did.
+/// The result of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct Inserted {
@@ -40,12 +40,12 @@ impl PrefixTree {
         }
         if known < pages.len() {
             let tokens = &tokens[known * self.page_size as usize..];
-            self.take_in(lock, leaf, tokens, &pages[known..]);
+            self.attach_pages(lock, leaf, tokens, &pages[known..]);
         }
         Inserted { duplicates: known as u32 }
     }
 
-    /// Follows what the tree has already; the lock goes along. Returns the pages passed.
+    /// Moves the lock along the pages that the tree has already. Returns their number.
     fn walk_duplicates(
         &mut self,
         lock: &mut PrefixLock,
@@ -80,7 +80,7 @@ impl PrefixTree {
         known
     }
 
-    /// The node of a lock, if it is a leaf with a single user, who holds it by this lock: it grows in place.
+    /// Returns the node of a lock, if it is a leaf with a single user, who holds it by this lock: it grows in place.
     pub(super) fn own_leaf(&self, lock: &PrefixLock) -> Option<NodeKey> {
         let node = lock.node()?;
         let Usage { lock_count, child_count, .. } = self.usage[node];

@@ -1,17 +1,19 @@
-//! The right to use a prefix: counts of users, and the split where a match ends inside a node.
+//! The right to use a prefix: counts of users.
+//!
+//! Not here: the split where a match ends inside a node (`split.rs`).
 
 use crate::fence::Fence;
-use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId};
+use crate::id::{NodeKey, PageId, PrefixLock, StepId};
 
-use super::{Link, ONLY_LIST, PrefixMatch, PrefixTree, Usage};
+use super::{ONLY_LIST, PrefixMatch, PrefixTree};
 
 /// The tree has changed since the match was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stale;
 
 impl PrefixTree {
-    /// Locks what a match found, splitting the node it ends in. Nodes that were to be idle soon are not any more, which
-    /// the fence is told. O(nodes that were idle).
+    /// Locks a match, and splits the node that it ends in. Uncounts nodes in the fence that would have become idle.
+    /// O(nodes that were idle).
     ///
     /// # Errors
     /// [`Stale`] if a node was split, trimmed, evicted or has grown since the match.
@@ -26,19 +28,12 @@ impl PrefixTree {
         Ok(PrefixLock::new(node, found.scope))
     }
 
-    /// Whether the tree has changed since a match so that it may no longer hold.
+    /// Returns whether the tree has changed since a match so that it may no longer hold.
     pub(crate) fn is_stale(&self, found: &PrefixMatch) -> bool {
         found.epoch != self.epoch
     }
 
-    /// The empty prefix, in a generation of its own: what grows below it nobody else ever matches, and goes with its
-    /// last user.
-    pub(crate) fn lock_private(&mut self, namespace: Namespace) -> PrefixLock {
-        let generation = self.next_generation();
-        PrefixLock::new(None, Scope { namespace, generation })
-    }
-
-    /// One more lock on the same prefix.
+    /// Returns one more lock on the same prefix.
     pub(crate) fn lock_again(&mut self, lock: &PrefixLock, fence: &mut Fence) -> PrefixLock {
         if let Some(node) = lock.node() {
             self.add_user(node, fence);
@@ -46,8 +41,8 @@ impl PrefixTree {
         PrefixLock::new(lock.node(), lock.scope())
     }
 
-    /// Gives a lock up. Nodes that nobody uses any more join the young end of the eviction order, deepest first; those
-    /// that can no longer match go at once, their pages to `freed`. O(nodes that become idle).
+    /// Releases a lock. Nodes that become idle join the young end of the eviction order, deepest first. Nodes that can
+    /// no longer match are dropped at once, and their pages appended to `freed`. O(nodes that become idle).
     ///
     /// # Panics
     /// If the lock is not of this tree.
@@ -75,7 +70,7 @@ impl PrefixTree {
             self.evictable += pages;
             self.order.enter(&mut self.usage, ONLY_LIST, node);
         } else {
-            self.give_out(node, pages, false, freed);
+            self.detach_pages(node, pages, false, freed);
             self.despawn(node);
         }
     }
@@ -113,50 +108,7 @@ impl PrefixTree {
         }
     }
 
-    /// The node that ends `pages` pages into `node`: `node` itself, or a new parent of it that takes those pages. The
-    /// old key stays with the suffix, so that locks on it and children below it stay valid. O(1) but for long extents
-    /// lists.
-    pub(super) fn split(&mut self, node: NodeKey, pages: u32) -> NodeKey {
-        let Link { parent, mut span } = self.link[node];
-        if pages == span.pages() {
-            return node;
-        }
-        let rest = self.spans.split(&mut span, pages);
-        // The prefix takes the node's place under its parent...
-        let usage = self.usage[node];
-        let mut prefix_usage = Usage::new(usage.hash);
-        prefix_usage.child_count = 1;
-        prefix_usage.lock_count = u32::from(usage.lock_count > 0);
-        // A child's scope is its parents', which the hash of a child does not look at.
-        let scope = if parent.is_none() { self.scope[node] } else { Scope::default() };
-        let prefix = self.insert_columns(Link { parent, span }, scope, prefix_usage);
-        self.children.replace(usage.hash, node, prefix);
-        if self.is_deferred(node) {
-            self.add_deferred(prefix, self.deferred[node].step);
-        }
-        // ... and the node becomes its child. An idle prefix is the younger neighbour of its suffix.
-        self.link[node] = Link { parent: Some(prefix), span: rest };
-        let hash = self.children.hash(Some(prefix), scope, self.spans.first_page(&rest));
-        self.usage[node].hash = hash;
-        self.children.insert(hash, node);
-        if usage.lock_count == 0 {
-            self.order.split(&mut self.usage, node, prefix);
-        }
-        self.epoch += 1;
-        if self.chain.is_some() {
-            return self.hash_split(node, prefix);
-        }
-        prefix
-    }
-
-    /// A generation that nothing belongs to yet.
-    pub(super) fn next_generation(&mut self) -> u64 {
-        let generation = self.generation_count;
-        self.generation_count += 1;
-        generation
-    }
-
-    /// Pages of a match that nobody uses now: what locking it takes from the evictable ones. O(idle nodes).
+    /// Returns the idle pages of a match, which locking it makes unevictable. O(idle nodes).
     pub(crate) fn idle_pages(&self, found: &PrefixMatch) -> u32 {
         self.pages_while(found, |node| self.usage[node].lock_count == 0)
     }
@@ -169,7 +121,7 @@ impl PrefixTree {
         })
     }
 
-    /// Pages of a match from its end up to the first node that is none of those.
+    /// Returns the pages of a match from its end up to the first node that is none of those.
     fn pages_while(&self, found: &PrefixMatch, is_one: impl Fn(NodeKey) -> bool) -> u32 {
         let (mut at, mut pages) = (found.node, 0);
         let mut here = found.pages_in_node;

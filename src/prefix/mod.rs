@@ -9,9 +9,9 @@
 //! ```
 //!
 //! Columns, by access: `link` (a walk reads it), `usage` (locks and eviction read it), for few nodes `scope` (those
-//! without a parent) and `deferred` (those that fenced locks hold), and `passed` (where batches meet); spans
-//! and the child table beside them. Only `spawn`, `split` and `despawn` touch all of them. Pages come in by `take_in`
-//! and go out by `give_out` (`contents`).
+//! without a parent) and `deferred` (those that fenced locks hold), and `passed` (`shared_spans`); spans and
+//! the child table beside them. Only `spawn`, `split` and `despawn` touch all of them. `attach_pages` adds pages, and
+//! `detach_pages` removes them (`contents`).
 //!
 //! * T1. All columns hold the same nodes; nodes <= pages, since no node is empty.
 //! * T2. The child table finds exactly each node, under its parent (or scope) and its first page's tokens; siblings'
@@ -27,7 +27,7 @@
 //! * T8. Idle nodes are all of the present generation: a prefix that can no longer match goes with its last user.
 //! * T9. Where pages are hashed: `chain.rs`.
 //!
-//! Not here: page states and memory. A call that gives pages up appends them to the caller's buffer.
+//! Not here: page states and memory. A call that removes pages appends them to the caller's buffer.
 
 mod chain;
 mod check;
@@ -40,17 +40,19 @@ mod deferred;
 mod events;
 mod evict;
 mod free_entries;
+mod generation;
 mod insert;
 mod lock;
-mod meeting;
 mod order;
+mod shared_spans;
 mod span;
+mod split;
 mod walk;
 
 use slotmap::{SecondaryMap, SlotMap};
 
 use crate::hash::Hashing;
-use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, TokenId};
+use crate::id::{NodeKey, PageId, PrefixLock, Scope, TokenId};
 use crate::memory::{OutOfMemory, reserved};
 use chain::Chain;
 use child_table::ChildTable;
@@ -64,7 +66,7 @@ use span::{Span, SpanStore};
 pub(crate) use contents::log::{CachedPage, LogEntry};
 pub use insert::Inserted;
 pub use lock::Stale;
-pub use meeting::Meeting;
+pub use shared_spans::SharedPrefixFinder;
 pub use walk::PrefixMatch;
 pub(crate) use walk::common_tokens;
 
@@ -108,14 +110,14 @@ pub struct PrefixTree {
     deferred: RareColumn<Deferred>,
     /// Nodes that have one.
     deferred_nodes: u32,
-    /// Where a node stands in a [`Meeting`], if it does.
+    /// Index of a node among those that a [`SharedPrefixFinder`] has passed, if it is one of them.
     passed: RareColumn<u32>,
     order: Order<1>,
     spans: SpanStore,
     children: ChildTable,
-    /// Hashes of pages, if somebody is to know prefixes by them.
+    /// Hashes of pages, if the config asks for them.
     chain: Option<Chain>,
-    /// What others are to be told, if pages are hashed and somebody listens.
+    /// The events, if pages are hashed and the config asks for them.
     events: Option<EventBuffer>,
     /// Pages of idle nodes.
     evictable: u32,
@@ -125,13 +127,13 @@ pub struct PrefixTree {
     generation: u64,
     /// Generations given out so far.
     generation_count: u64,
-    /// Pages that came in so far.
+    /// Pages added so far.
     published_pages: u64,
     /// Pages that were in the tree already when they were inserted, so far.
     duplicate_pages: u64,
     /// Counts what makes matches stale: split, trim, eviction, growth, reset.
     epoch: u64,
-    /// Counts changes of who uses which node and of who is whose child.
+    /// Counts changes of locks and of parents and children.
     branches: u64,
     #[cfg(test)]
     log: Option<Vec<contents::log::LogEntry>>,
@@ -140,9 +142,9 @@ pub struct PrefixTree {
 /// Pages of a tree by use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SizeInfo {
-    /// Pages that nobody uses.
+    /// Pages of idle nodes.
     pub evictable: u32,
-    /// Pages that somebody uses.
+    /// Pages of locked nodes.
     pub protected: u32,
     /// Both.
     pub total: u32,
@@ -159,7 +161,7 @@ impl PrefixTree {
         tree.expect("the system has the memory")
     }
 
-    /// [`PrefixTree::new`], or what the system refused.
+    /// [`PrefixTree::new`], or the allocation that failed.
     pub(crate) fn try_new(
         page_count: u32,
         page_size: u32,
@@ -292,11 +294,6 @@ impl PrefixTree {
     /// Pages that were not taken in so far, since the tree had their tokens already. O(1).
     pub fn duplicate_pages(&self) -> u64 {
         self.duplicate_pages
-    }
-
-    /// The scope in which prefixes of a namespace match now.
-    pub(crate) fn present_scope(&self, namespace: Namespace) -> Scope {
-        Scope { namespace, generation: self.generation }
     }
 
     /// Bytes in use for the live tree's nodes, child entries, entries of spans and extents: what a token costs is this

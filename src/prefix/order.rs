@@ -13,7 +13,7 @@ use crate::id::NodeKey;
 
 use super::Usage;
 
-/// What an order knows of a node.
+/// The links of a node in an order.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Neighbours {
     older: Option<NodeKey>,
@@ -38,18 +38,18 @@ impl<const LISTS: usize> Order<LISTS> {
         Self { lists: [Ends { oldest: None, youngest: None }; LISTS] }
     }
 
-    /// The node to evict next.
+    /// Returns the node to evict next.
     pub fn next(&self) -> Option<NodeKey> {
         self.first_of(0)
     }
 
-    /// The node to evict after another.
+    /// Returns the node to evict after another.
     pub fn after(&self, column: &Column, node: NodeKey) -> Option<NodeKey> {
         let younger = column[node].neighbours.younger;
         younger.or_else(|| self.first_of(self.list_where(|list| list.youngest == Some(node)) + 1))
     }
 
-    /// All nodes, in the order of eviction.
+    /// Returns all nodes, in the order of eviction.
     pub fn iter<'a>(&'a self, column: &'a Column) -> impl Iterator<Item = NodeKey> + 'a {
         std::iter::successors(self.next(), |&node| self.after(column, node))
     }
@@ -65,7 +65,7 @@ impl<const LISTS: usize> Order<LISTS> {
         }
     }
 
-    /// Puts the prefix that was split off a node on the young side of it.
+    /// Inserts the prefix that was split off a node as its younger neighbour.
     pub fn split(&mut self, column: &mut Column, node: NodeKey, prefix: NodeKey) {
         let younger = column[node].neighbours.younger.replace(prefix);
         column[prefix].neighbours = Neighbours { older: Some(node), younger };
@@ -97,12 +97,12 @@ impl<const LISTS: usize> Order<LISTS> {
         }
     }
 
-    /// The first node of this list and those after it.
+    /// Returns the first node of this list and those after it.
     fn first_of(&self, list: usize) -> Option<NodeKey> {
         self.lists[list..].iter().find_map(|list| list.oldest)
     }
 
-    /// The list that a node ends or begins. It is in one of them, so the last need not be asked.
+    /// Returns the list that a node ends or begins. It is in one of them, so the last need not be asked.
     fn list_where(&self, is: impl Fn(&Ends) -> bool) -> usize {
         (0..LISTS - 1).find(|&list| is(&self.lists[list])).unwrap_or(LISTS - 1)
     }

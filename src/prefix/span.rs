@@ -1,4 +1,4 @@
-//! Where tokens and page ids of nodes lie: runs of entries in one slab, without waste and without moving.
+//! The store of nodes' tokens and page ids: runs of entries in one slab, without waste and without moving.
 //!
 //! ```text
 //! entry     0    1    2    3    4    5    6    7        one entry a cached page:
@@ -54,7 +54,7 @@ impl Span {
     /// No pages; no node's span is empty for long.
     pub const EMPTY: Span = Span { start: 0, len: 0, more: NONE, last: NONE, pages: 0 };
 
-    /// Pages of the span.
+    /// Returns the pages of the span.
     pub fn pages(&self) -> u32 {
         self.pages
     }
@@ -73,7 +73,7 @@ pub(super) struct SpanStore {
 }
 
 impl SpanStore {
-    /// Entries for so many pages.
+    /// Returns the entries for so many pages.
     pub fn entry_count(page_count: u32) -> u32 {
         page_count.saturating_add(page_count / 8)
     }
@@ -110,12 +110,12 @@ impl SpanStore {
             + u64::from(self.extent_count) * size_of::<Extent>() as u64
     }
 
-    /// Entries that spans have taken.
+    /// Returns the entries that spans have taken.
     pub fn taken_count(&self) -> u32 {
         self.pages.len() as u32 - self.free.free_count()
     }
 
-    /// A new span of these pages. O(pages).
+    /// Returns a new span of these pages. O(pages).
     ///
     /// # Panics
     /// If there are more pages than free entries, or none.
@@ -154,7 +154,7 @@ impl SpanStore {
         }
     }
 
-    /// The entry behind a span's last.
+    /// Returns the entry behind a span's last.
     fn end(&self, span: &Span) -> usize {
         let (start, len) = match span.last {
             NONE => (span.start, span.len),
@@ -270,7 +270,7 @@ impl SpanStore {
         }
     }
 
-    /// Asks for what a trim of a whole span will read soon, if it is a single run: long ones are read ahead by the
+    /// Prefetches what a trim of a whole span will read soon, if it is a single run: long ones are read ahead by the
     /// processor.
     #[inline(always)]
     pub fn prefetch(&self, span: &Span) {
@@ -282,13 +282,13 @@ impl SpanStore {
         }
     }
 
-    /// Tokens of a span's first page.
+    /// Returns the tokens of a span's first page.
     pub fn first_page(&self, span: &Span) -> &[TokenId] {
         let entry = span.start as usize;
         &self.tokens[entry * self.page_size..(entry + 1) * self.page_size]
     }
 
-    /// Tokens and pages of a span, run by run.
+    /// Returns the tokens and pages of a span, run by run.
     pub fn pieces(&self, span: &Span) -> impl Iterator<Item = (&[TokenId], &[PageId])> {
         self.runs(span).map(|(start, len)| {
             let entries = start as usize..(start + len) as usize;
@@ -297,32 +297,32 @@ impl SpanStore {
         })
     }
 
-    /// The entry of a span's first page.
+    /// Returns the entry of a span's first page.
     pub fn first_entry(span: &Span) -> u32 {
         span.start
     }
 
-    /// The entry of a span's last page.
+    /// Returns the entry of a span's last page.
     pub fn last_entry(&self, span: &Span) -> u32 {
         self.end(span) as u32 - 1
     }
 
-    /// Tokens of an entry's page.
+    /// Returns the tokens of an entry's page.
     pub fn tokens_of(&self, entry: u32) -> &[TokenId] {
         self.tokens_of_run(entry, 1)
     }
 
-    /// Tokens of a run of entries.
+    /// Returns the tokens of a run of entries.
     pub fn tokens_of_run(&self, start: u32, len: u32) -> &[TokenId] {
         &self.tokens[start as usize * self.page_size..(start + len) as usize * self.page_size]
     }
 
-    /// Pages of a run of entries.
+    /// Returns the pages of a run of entries.
     pub fn pages_of_run(&self, start: u32, len: u32) -> &[PageId] {
         &self.pages[start as usize..(start + len) as usize]
     }
 
-    /// First entry and length of each run of a span's last `count` pages, in order. O(runs).
+    /// Returns the first entry and length of each run of a span's last `count` pages, in order. O(runs).
     pub fn last_runs(&self, span: &Span, count: u32) -> impl Iterator<Item = (u32, u32)> {
         let (mut index, mut lacking) = (span.last, count);
         let (mut start, mut len) = self.run_at(span, index);
@@ -343,7 +343,7 @@ impl SpanStore {
         })
     }
 
-    /// First entry and length of each run of a span's last `count` pages, the last run first.
+    /// Returns the first entry and length of each run of a span's last `count` pages, the last run first.
     pub fn last_runs_back(&self, span: &Span, count: u32) -> impl Iterator<Item = (u32, u32)> {
         let (mut index, mut lacking) = (span.last, count);
         std::iter::from_fn(move || {
@@ -360,7 +360,7 @@ impl SpanStore {
         })
     }
 
-    /// The run of a further extent, or for [`NONE`] the span's own.
+    /// Returns the run of a further extent, or for [`NONE`] the span's own.
     fn run_at(&self, span: &Span, index: u32) -> (u32, u32) {
         match self.extents.get(index as usize) {
             Some(extent) => (extent.start, extent.len),
@@ -368,7 +368,7 @@ impl SpanStore {
         }
     }
 
-    /// First entry and length of each run of a span.
+    /// Returns the first entry and length of each run of a span.
     pub fn runs(&self, span: &Span) -> impl Iterator<Item = (u32, u32)> {
         let mut run = Some((span.start, span.len));
         let mut next = span.more;
@@ -382,22 +382,22 @@ impl SpanStore {
         })
     }
 
-    /// Entries of a span, for audits.
+    /// Returns the entries of a span, for audits.
     pub fn entries(&self, span: &Span) -> impl Iterator<Item = u32> {
         self.runs(span).flat_map(|(start, len)| start..start + len)
     }
 
-    /// Whether an entry is free, for audits.
+    /// Returns whether an entry is free, for audits.
     pub fn is_free(&self, entry: u32) -> bool {
         self.free.is_free(entry)
     }
 
-    /// Extents in use, for audits.
+    /// Returns the extents in use, for audits.
     pub fn extent_count(&self) -> u32 {
         self.extent_count
     }
 
-    /// Further extents of one span, for audits.
+    /// Returns the further extents of one span, for audits.
     pub fn extents_of(&self, span: &Span) -> u32 {
         self.runs(span).count() as u32 - 1
     }

@@ -5,7 +5,7 @@ use crate::id::{Namespace, NodeKey, PageId, Scope, TokenId};
 use super::PrefixTree;
 use super::span::Span;
 
-/// What a match found. A copy of numbers: it holds nothing, and is [stale](super::Stale) once the tree has changed.
+/// The result of a match. It locks nothing, and is [stale](super::Stale) once the tree has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrefixMatch {
     pub(super) scope: Scope,
@@ -18,18 +18,18 @@ pub struct PrefixMatch {
 }
 
 impl PrefixMatch {
-    /// Whole pages matched.
+    /// Returns the number of matched pages.
     pub fn pages(&self) -> u32 {
         self.pages
     }
 
-    /// The namespace and generation it was made in.
+    /// Returns the namespace and generation it was made in.
     pub fn scope(&self) -> Scope {
         self.scope
     }
 }
 
-/// Where a walk stands: so many pages into a node, or before the first.
+/// The position of a walk: so many pages into a node, or before the first node.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor {
     pub node: Option<NodeKey>,
@@ -45,7 +45,7 @@ pub(super) struct Descent {
 }
 
 impl PrefixTree {
-    /// The longest cached prefix of `tokens`, in whole pages. O(tokens matched).
+    /// Returns the longest cached prefix of `tokens`, in whole pages. O(tokens matched).
     pub fn match_prefix(&self, namespace: Namespace, tokens: &[TokenId]) -> PrefixMatch {
         self.match_pages(namespace, tokens, |_| ())
     }
@@ -73,8 +73,8 @@ impl PrefixTree {
         PrefixMatch { scope, node, pages_in_node, pages, epoch: self.epoch }
     }
 
-    /// Where nodes end on the path of a match, deepest first, and last the start of its scope: the pages up to there,
-    /// and the last of them. A lock ends at one of these. O(nodes).
+    /// Returns where nodes end on the path of a match, deepest first, and last the start of its scope: the pages up to
+    /// there, and the last of them. A lock ends at one of these. O(nodes).
     pub(crate) fn ends(
         &self,
         found: &PrefixMatch,
@@ -97,8 +97,8 @@ impl PrefixTree {
         })
     }
 
-    /// Into the child of `parent` (or of the scope) whose first page begins `tokens`, as far as they match; the pages
-    /// on the way go to `each`. A child is confirmed by that same comparison: its first page is looked at once.
+    /// Walks into the child of `parent` (or of the scope) whose first page begins `tokens`, as far as they match; the
+    /// pages on the way go to `each`. A child is confirmed by that same comparison: its first page is looked at once.
     pub(super) fn descend(
         &self,
         parent: Option<NodeKey>,
@@ -121,7 +121,7 @@ impl PrefixTree {
         Some(Descent { cursor: Cursor { node: Some(node), pages_in_node }, whole })
     }
 
-    /// How many pages of a span begin `tokens`; they go to `each`.
+    /// Returns how many pages of a span are a prefix of `tokens`, and calls `each` with them.
     fn compare(&self, span: &Span, tokens: &[TokenId], each: &mut impl FnMut(&[PageId])) -> u32 {
         let mut rest = tokens;
         let mut matched = 0;
@@ -147,13 +147,13 @@ fn same(a: &[TokenId], b: &[TokenId]) -> bool {
     TokenId::as_raw(a) == TokenId::as_raw(b)
 }
 
-/// Whole pages that two runs of tokens have in common from the start.
+/// Returns the whole pages of the common prefix of two runs of tokens.
 #[inline(never)] // Inlined, it keeps the comparison of whole runs from being inlined: 36 instructions a hit.
 fn common_pages(a: &[TokenId], b: &[TokenId], page_size: usize) -> usize {
     common_tokens(a, b) / page_size
 }
 
-/// Tokens that two runs have in common from the start: finds the block where they part, then the token.
+/// Returns the tokens that two runs have in common from the start: finds the block where they part, then the token.
 pub(crate) fn common_tokens(a: &[TokenId], b: &[TokenId]) -> usize {
     const BLOCK: usize = 64;
     let len = a.len().min(b.len());

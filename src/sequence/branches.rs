@@ -17,12 +17,12 @@ pub(super) struct Branches {
 }
 
 impl Branches {
-    /// For so many rows, 64 bytes each.
+    /// Creates the table for so many rows, 64 bytes each.
     pub fn new(rows: u32) -> Result<Self, OutOfMemory> {
         Ok(Self { parents: filled(rows.into(), [NONE; DRAFT_MAX as usize])? })
     }
 
-    /// Bytes that rows take.
+    /// Returns the bytes that rows take.
     pub const fn bytes(rows: u32) -> u64 {
         rows as u64 * DRAFT_MAX as u64
     }
@@ -39,7 +39,7 @@ impl Branches {
         }
     }
 
-    /// Whether `len` drafts follow one another from a root on: then each sees all before it. O(`len`).
+    /// Returns whether `len` drafts follow one another from a root on: then each sees all before it. O(`len`).
     pub fn is_chain(&self, row: RowId, len: u32) -> bool {
         let befores = [ROOT].into_iter().chain(0..);
         befores
@@ -54,8 +54,8 @@ impl Branches {
         parents.iter().filter(|&&parent| parent == ROOT).count() == 1
     }
 
-    /// Where `tokens` first is no branch: the index of a token that does not follow the one before it.
-    pub fn not_a_branch(&self, row: RowId, tokens: &[u32]) -> Option<usize> {
+    /// Returns the index of the first of `tokens` that does not follow the one before it, if there is one.
+    pub fn first_invalid(&self, row: RowId, tokens: &[u32]) -> Option<usize> {
         let parents = &self.parents[row.index()];
         let mut before = ROOT;
         tokens.iter().position(|&token| {
@@ -66,7 +66,7 @@ impl Branches {
     }
 }
 
-/// The token that a token of a tree follows, given those of all before it.
+/// Returns the token that a token of a tree follows, given those of all before it.
 fn parent(draft: &Draft<'_>, start: u32, len: u32, token: u32, parents: &[u8]) -> u8 {
     let row = MaskRow::new(start + len, len);
     let (mask, position) = (draft.masks[token as usize], draft.positions[token as usize]);
@@ -101,7 +101,7 @@ mod tests {
     ) -> impl Fn(&[u32]) -> Option<usize> + use<> {
         let mut branches = Branches::new(3).expect("small");
         branches.set(RowId::new(1), draft, start, len);
-        move |tokens| branches.not_a_branch(RowId::new(1), tokens)
+        move |tokens| branches.first_invalid(RowId::new(1), tokens)
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Numbers of chunks: which are free, and how many rows use each of the others.
+//! The pool of chunks: which are free, and how many rows use each of the others.
 //!
-//! Not here: what lies in a chunk.
+//! Not here: the contents of a chunk.
 
 use crate::memory::{OutOfMemory, reserved, touch, touch_reserved, zeroed};
 
@@ -28,12 +28,12 @@ impl ChunkPool {
         2 * 4 * u64::from(count)
     }
 
-    /// Chunks that nobody uses.
+    /// Returns the free chunks.
     pub fn free_count(&self) -> u32 {
         self.users.len() as u32 - self.used_count()
     }
 
-    /// Chunks that somebody uses.
+    /// Returns the chunks in use.
     pub fn used_count(&self) -> u32 {
         self.fresh - self.returned.len() as u32
     }
@@ -50,12 +50,12 @@ impl ChunkPool {
         chunk
     }
 
-    /// One more row uses a chunk.
+    /// Counts one more row that uses a chunk.
     pub fn share(&mut self, chunk: u32) {
         self.users[chunk as usize] += 1;
     }
 
-    /// A row releases a chunk, which is free with its last user.
+    /// Counts one row less; a chunk without users is free.
     pub fn release(&mut self, chunk: u32) {
         let users = &mut self.users[chunk as usize];
         assert!(*users > 0, "S5: a row's chunk is in use");
@@ -65,7 +65,7 @@ impl ChunkPool {
         }
     }
 
-    /// Users of each chunk, for audits.
+    /// Returns the users of each chunk, for audits.
     pub fn users(&self) -> &[u32] {
         &self.users
     }

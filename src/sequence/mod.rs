@@ -1,4 +1,4 @@
-//! The token streams being extended: [`SequenceTable`], one row a sequence.
+//! [`SequenceTable`]: tokens, pages and lengths of all sequences, one row each.
 //!
 //! ```text
 //! tokens     0 ......... cached_len ..... planned_len ... token_len      (planned_len may pass token_len: see below)
@@ -11,51 +11,53 @@
 //! * S1. cached_len <= planned_len; page_len = ceil(planned_len / page_size).
 //! * S2. The first `published` pages of group 0 are the tree's, on the path of the lock; the rest are private and this
 //!   row's only, and so are all pages of other tracks.
-//!   What no later token reads of those tracks is not held: `Limits` says from which place on they are.
+//!   Pages of those tracks that no later token reads are not held: `Limits` has the first place that is.
 //! * S3. A preempted sequence has tokens and nothing else.
 //! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not. The first
 //!   `inherited` pages are whole chunks of the page table that a parent's plans have sent for good.
 //! * S5. Every chunk in use belongs to rows, as many as its count of users.
-//! * S6. A row knows the entry of its last page and its last token by heart: what decodes looks for nothing else.
-//! * S7. The pages promised in all are the sum of what each sequence is promised past the pages that it has.
+//! * S6. A row stores the entry of its last page and its last token, so that decoding looks up neither.
+//! * S7. The outstanding pages of all promises are the sum of those of each sequence.
 //!
 //! planned_len passes token_len by one token for each unfinished step that samples the token of the next.
 //!
-//! A sequence whose last planned tokens are drafts waits until a branch of them is kept (`branches.rs`), and is neither
-//! planned nor committed until then:
+//! A sequence whose last planned tokens are drafts waits until a branch is accepted (`branches.rs`). Until then it is
+//! neither planned nor committed:
 //!
-//! * S9. They are its last item, which is of an open step; all their tokens are known, and none of them is computed.
+//! * S9. The drafts are its last item, in an open step; all their tokens are known, and none is computed.
 //!
-//! What a sequence computes next is found by `fronts.rs` (S8), for prompts that need the same.
+//! `inflight.rs` finds sequences by the page that they compute next (S8), for prompts that need the same page.
 //!
-//! Tokens and pages of a row lie in chunks of their own stores (`token_store.rs`, `page_table.rs`).
+//! Tokens and pages of a row are in chunks of their own stores (`token_store.rs`, `page_table.rs`).
 //!
 //! Not here: prefixes, page states, steps.
 
+mod audit;
 mod branches;
 mod chunk_pool;
-mod fronts;
+mod drafts;
+mod inflight;
 mod page_table;
+mod promises;
+mod read;
 mod record;
 mod row;
 mod token_store;
+mod truncate;
 
 use slotmap::SlotMap;
 
 use crate::error::Error;
-use crate::id::{Namespace, PageId, PrefixLock, RowId, Scope, SeqKey, StepId, TokenId};
+use crate::id::{Namespace, PrefixLock, RowId, SeqKey, StepId, TokenId};
 use crate::layout::{Limits, TableShape};
 use crate::memory::{OutOfMemory, filled, reserved};
-use crate::plan::Draft;
 use branches::Branches;
-use chunk_pool::ChunkPool;
-use fronts::Fronts;
+use inflight::InflightIndex;
 use page_table::PageTable;
 use token_store::TokenStore;
 
-use record::DRAFTED;
 pub use record::Sequence;
-pub(crate) use record::{Cuts, Entered};
+pub(crate) use record::{AdmissionKind, Cuts};
 pub(crate) use row::RowMut;
 use row::Stores;
 
@@ -72,7 +74,7 @@ pub struct SequenceTable {
 }
 
 impl SequenceTable {
-    /// An empty table. `hash_bits`: how much is used of the hashes that find fronts; fewer than 32 only in tests.
+    /// Creates an empty table. `hash_bits`: bits of the hashes of fronts; fewer than 32 only in tests.
     ///
     /// # Panics
     /// If the system does not give the memory.
@@ -80,7 +82,7 @@ impl SequenceTable {
         Self::try_new(shape, page_size, hash_bits).expect("the system has the memory")
     }
 
-    /// [`SequenceTable::new`], or what the system refused.
+    /// [`SequenceTable::new`], or the allocation that failed.
     pub(crate) fn try_new(
         shape: &TableShape,
         page_size: u32,
@@ -92,20 +94,20 @@ impl SequenceTable {
         let mut free_rows = reserved(shape.rows.into())?;
         free_rows.extend((0..shape.rows).rev().map(RowId::new));
         let (tokens, pages) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
-        let fronts = Fronts::new(shape.rows, hash_bits)?;
+        let inflight = InflightIndex::new(shape.rows, hash_bits)?;
         let branches = Branches::new(shape.rows)?;
         let (limits, promised) = (Limits::NONE, 0);
-        let stores = Stores { page_size, limits, promised, tokens, pages, fronts, branches };
+        let stores = Stores { page_size, limits, promised, tokens, pages, inflight, branches };
         let cuts = filled(shape.rows.into(), Cuts::NONE)?;
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }
 
-    /// Of an empty table: sequences hold no more of the tracks but the first one than these say.
+    /// Sets the limits of an empty table: which places sequences hold in the tracks after the first one.
     pub(crate) fn set_limits(&mut self, limits: Limits) {
         self.stores.limits = limits;
     }
 
-    /// What sequences hold of the tracks but the first one.
+    /// Returns which places sequences hold in the tracks after the first one.
     pub(crate) fn limits(&self) -> &Limits {
         &self.stores.limits
     }
@@ -116,37 +118,37 @@ impl SequenceTable {
         self.stores.pages.prefault();
     }
 
-    /// Bytes that a table reserves; they are touched as tokens come.
+    /// Returns the bytes that a table reserves; they are touched as tokens come.
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
         let row = size_of::<Sequence>() + 4 + size_of::<RowId>() + size_of::<Cuts>();
         u64::from(shape.rows) * row as u64
             + TokenStore::bytes(shape, page_size)
-            + Fronts::bytes(shape.rows)
+            + InflightIndex::bytes(shape.rows)
             + Branches::bytes(shape.rows)
             + PageTable::bytes(shape)
     }
 
-    /// Sequences, preempted ones included.
+    /// Returns the number of sequences, preempted ones included.
     pub fn len(&self) -> u32 {
         self.rows.len() as u32
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no sequences.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Most sequences at a time.
+    /// Returns the most sequences at a time.
     pub fn max(&self) -> u32 {
         self.max
     }
 
-    /// All sequences, in no order.
+    /// Returns all sequences, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (SeqKey, &Sequence)> {
         self.rows.iter()
     }
 
-    /// A sequence.
+    /// Returns a sequence.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`] for a key that is finished or never was.
@@ -154,18 +156,18 @@ impl SequenceTable {
         self.rows.get(seq).ok_or(Error::UnknownSequence { seq })
     }
 
-    /// A sequence to change. Same error.
+    /// Returns a sequence to change. Same error.
     pub(crate) fn get_mut(&mut self, seq: SeqKey) -> Result<&mut Sequence, Error> {
         self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })
     }
 
-    /// A sequence to change, with its tokens and pages. Same error.
+    /// Returns a sequence to change, with its tokens and pages. Same error.
     pub(crate) fn row_mut(&mut self, seq: SeqKey) -> Result<RowMut<'_>, Error> {
         let sequence = self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })?;
         Ok(RowMut { sequence, stores: &mut self.stores })
     }
 
-    /// A sequence that is not preempted.
+    /// Returns a sequence that is not preempted.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`].
@@ -192,34 +194,15 @@ impl SequenceTable {
         if rows <= free { Ok(()) } else { Err(Error::OutOfSequences { max: self.max }) }
     }
 
-    /// Chunks that so many tokens take.
+    /// Returns the chunks that so many tokens take.
     pub(crate) fn chunks_for(&self, tokens: u32) -> u32 {
         self.stores.tokens.chunks_for(tokens)
     }
 
-    /// The number of the next plan, for [`Sequence::last_plan`].
+    /// Returns the number of the next plan, for [`Sequence::last_plan`].
     pub(crate) fn next_plan(&mut self) -> u64 {
         self.plans += 1;
         self.plans
-    }
-
-    /// Pages that sequences are promised and have not drawn.
-    pub fn promised(&self) -> u32 {
-        self.stores.promised
-    }
-
-    /// Promises a sequence the pages of so many places in all, in place of what it was promised. The caller checked
-    /// that they can be had.
-    pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
-        let before = self.undrawn(&self.rows[seq]);
-        self.rows[seq].promised = places;
-        self.stores.promised = self.stores.promised - before + self.undrawn(&self.rows[seq]);
-    }
-
-    /// So many promised pages are being appended to their sequences.
-    pub(crate) fn draw(&mut self, pages: u32) {
-        assert!(pages <= self.stores.promised, "S7: what is drawn was promised");
-        self.stores.promised -= pages;
     }
 
     /// Checks that `chunks` more fit.
@@ -228,73 +211,6 @@ impl SequenceTable {
     /// [`Error::OutOfTokens`].
     pub(crate) fn check_chunks(&self, chunks: u64) -> Result<(), Error> {
         self.stores.tokens.check_free(chunks)
-    }
-
-    /// The last `len` tokens that are planned of a sequence are drafts, which were checked: until a branch of them is
-    /// kept, it waits. O(`len`).
-    pub(crate) fn begin_draft(&mut self, draft: &Draft<'_>, len: u32) {
-        let sequence = &mut self.rows[draft.seq];
-        sequence.last_plan = DRAFTED;
-        self.stores.branches.set(sequence.row, draft, sequence.planned_len - len, len);
-    }
-
-    /// Checks that a sequence has no drafts that wait.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::NotAccepted`].
-    pub(crate) fn check_accepted(&self, seq: SeqKey) -> Result<(), Error> {
-        let sequence = self.get(seq)?;
-        let step = sequence.last_step;
-        if sequence.is_drafted() { Err(Error::NotAccepted { seq, step }) } else { Ok(()) }
-    }
-
-    /// Whether a sequence has `len` drafts that wait and do not each see all before them. O(`len`).
-    pub(crate) fn has_tree(&self, sequence: &Sequence, len: u32) -> bool {
-        sequence.is_drafted() && !self.stores.branches.is_chain(sequence.row, len)
-    }
-
-    /// Returns whether exactly one of a sequence's `len` drafts is a root. That root is the token sampled last; several
-    /// roots are guesses of that token. O(`len`).
-    pub(crate) fn has_one_root(&self, sequence: &Sequence, len: u32) -> bool {
-        self.stores.branches.has_one_root(sequence.row, len)
-    }
-
-    /// The first place at which some of a sequence's drafts, by their own places, are no branch.
-    pub(crate) fn not_a_branch(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
-        self.stores.branches.not_a_branch(sequence.row, tokens)
-    }
-
-    /// Whether no sequence has a front.
-    pub(crate) fn has_no_fronts(&self) -> bool {
-        self.stores.fronts.is_empty()
-    }
-
-    /// The sequences whose front is page `at`, of these tokens, behind the page `before` or at the start of a scope, in
-    /// the order of coming. O(page) for each, unless hashes collide.
-    pub(crate) fn with_front(
-        &self,
-        scope: Scope,
-        before: Option<PageId>,
-        at: u32,
-        tokens: &[TokenId],
-    ) -> impl Iterator<Item = SeqKey> {
-        let hash = self.stores.fronts.hash(before, scope, tokens);
-        self.stores.fronts.candidates(hash).filter(move |&seq| {
-            let sequence = &self.rows[seq];
-            let begins = match before {
-                Some(page) => at == sequence.published && self.page(sequence, at - 1) == page,
-                None => at == sequence.published && sequence.scope() == Some(scope),
-            };
-            begins && self.stores.tokens.pages(sequence.row, at, 1) == tokens
-        })
-    }
-
-    /// Whether S8 holds. O(running sequences).
-    pub(crate) fn finds_fronts(&self) -> bool {
-        let fronts = self.rows.iter().filter(|(_, sequence)| self.stores.has_front(sequence));
-        self.stores.fronts.check(
-            fronts.map(|(seq, sequence)| (sequence.row, seq, self.stores.front_hash(sequence))),
-        )
     }
 
     /// Makes a row of these tokens. The caller checked the room.
@@ -315,11 +231,11 @@ impl SequenceTable {
             dirty_from: 0,
             inherited: 0,
             promised: 0,
-            entered: Entered::COUNTED,
+            admission_kind: AdmissionKind::COUNTED,
             chunks: 0,
             tail: 0,
             last_token: TokenId::default(),
-            incarnation: 0,
+            preemption_epoch: 0,
             last_step: StepId::default(),
             last_item: 0,
             last_plan: 0,
@@ -337,7 +253,7 @@ impl SequenceTable {
         let mut sequence = self.rows.remove(seq).expect("the caller looked it up");
         assert!(sequence.lock.is_none(), "S2: a finished sequence has released its prefix");
         assert!(sequence.promised == 0, "S7: a finished sequence is promised nothing");
-        assert!(!self.stores.fronts.holds(sequence.row), "S8: a finished sequence leads nobody");
+        assert!(!self.stores.inflight.holds(sequence.row), "S8: a finished sequence leads nobody");
         self.stores.tokens.shrink(sequence.row, &mut sequence.chunks, 0);
         self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
         self.free_rows.push(sequence.row);
@@ -354,8 +270,8 @@ impl SequenceTable {
         child
     }
 
-    /// A row without pages begins with the whole chunks among a parent's first `pages`, which are published, and whose
-    /// words have been sent for good. Returns the pages that it has now. O(chunks).
+    /// Shares the whole chunks among a parent's first `pages` pages with a row without pages. These pages are
+    /// published, and no abort can undo that their words were sent. Returns the number of shared pages. O(chunks).
     pub(crate) fn inherit(&mut self, parent: SeqKey, child: SeqKey, pages: u32) -> u32 {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];
@@ -370,184 +286,9 @@ impl SequenceTable {
         }
         pages
     }
-
-    /// Drops pages from `page_len` on; they are appended to `out`. O(pages dropped).
-    pub(crate) fn truncate_pages(&mut self, seq: SeqKey, page_len: u32, out: &mut Vec<PageId>) {
-        let sequence = &mut self.rows[seq];
-        if page_len >= sequence.page_len {
-            return;
-        }
-        assert!(page_len >= sequence.published, "S2: published pages are not the row's to drop");
-        for track in 0..self.stores.pages.tracks() {
-            let pieces = self.stores.pages.pieces(sequence.row, track, page_len, sequence.page_len);
-            pieces.for_each(|piece| out.extend_from_slice(piece));
-        }
-        self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
-        // What was promised is promised again.
-        let Stores { limits, promised, .. } = &mut self.stores;
-        let undrawn = |page_len| limits.undrawn(sequence.promised, page_len, sequence.published);
-        *promised += undrawn(page_len) - undrawn(sequence.page_len);
-        sequence.page_len = page_len;
-        sequence.dirty_from = sequence.dirty_from.min(page_len);
-        if page_len > 0 {
-            sequence.tail = self.stores.pages.entry(sequence.row, page_len - 1);
-        }
-        self.shrink(seq);
-    }
-
-    /// Appends the held pages of all tracks but the first one to `out`, for the caller to release. O(pages).
-    pub(crate) fn detach_tracks(&self, seq: SeqKey, out: &mut Vec<PageId>) {
-        let sequence = &self.rows[seq];
-        for (track, _) in self.stores.limits.tracks(0) {
-            out.extend(self.track_pages(sequence, track, 0));
-        }
-    }
-
-    /// Forgets all pages, which the caller has released: the sequence is preempted.
-    pub(crate) fn clear_pages(&mut self, seq: SeqKey) {
-        let sequence = &mut self.rows[seq];
-        assert!(sequence.promised == 0, "S3: a preempted sequence is promised nothing");
-        self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
-        (sequence.page_len, sequence.published) = (0, 0);
-        (sequence.dirty_from, sequence.inherited) = (0, 0);
-        (sequence.cached_len, sequence.planned_len) = (0, 0);
-        (sequence.last_step, sequence.last_item) = (StepId::default(), 0);
-        sequence.incarnation += 1;
-        self.shrink(seq);
-    }
-
-    /// Records that a sequence is about to forget its tokens from `len` on, if it has any there.
-    pub(crate) fn cut(&mut self, seq: SeqKey, len: u32) {
-        let sequence = &self.rows[seq];
-        if len < sequence.token_len {
-            let cuts = &mut self.cuts[sequence.row.index()];
-            cuts.count = cuts.count.wrapping_add(1);
-            cuts.shortest = cuts.shortest.min(len);
-        }
-    }
-
-    /// How a sequence's text was cut.
-    pub(crate) fn cuts(&self, sequence: &Sequence) -> Cuts {
-        self.cuts[sequence.row.index()]
-    }
-
-    /// Forgets tokens past `len`.
-    pub(crate) fn truncate_tokens(&mut self, seq: SeqKey, len: u32) {
-        self.end_tokens(seq, len);
-        self.shrink(seq);
-    }
-
-    /// Ends a row's tokens after `len` of those that are written.
-    fn end_tokens(&mut self, seq: SeqKey, len: u32) {
-        let sequence = &mut self.rows[seq];
-        sequence.token_len = len;
-        if len > 0 {
-            sequence.last_token = self.stores.tokens.token(sequence.row, len - 1);
-        }
-    }
-
-    /// Gives chunks of tokens back that neither tokens nor pages reach.
-    fn shrink(&mut self, seq: SeqKey) {
-        let sequence = &mut self.rows[seq];
-        let tokens = sequence.token_len.max(sequence.page_len * self.stores.page_size);
-        self.stores.tokens.shrink(sequence.row, &mut sequence.chunks, tokens);
-    }
-
-    /// One page of a row.
-    pub fn page(&self, sequence: &Sequence, index: u32) -> PageId {
-        debug_assert!(index < sequence.page_len);
-        self.stores.pages.page(sequence.row, index)
-    }
-
-    /// One known token.
-    pub fn token(&self, sequence: &Sequence, position: u32) -> TokenId {
-        debug_assert!(position < sequence.token_len);
-        self.stores.tokens.token(sequence.row, position)
-    }
-
-    /// A row's pages of a track from place `start` on, or from where they are held, in order.
-    pub(crate) fn track_pages(
-        &self,
-        sequence: &Sequence,
-        track: u32,
-        start: u32,
-    ) -> impl Iterator<Item = PageId> + use<'_> {
-        let first = self.stores.limits.first_place(track, sequence.published);
-        let (start, end) = (start.max(first), sequence.page_len);
-        self.stores.pages.pieces(sequence.row, track, start, end).flatten().copied()
-    }
-
-    /// Page tables of a sequence.
-    pub(crate) fn tracks(&self) -> u32 {
-        self.stores.pages.tracks()
-    }
-
-    /// Pages that a sequence is promised and has not drawn.
-    pub(crate) fn undrawn(&self, sequence: &Sequence) -> u32 {
-        let Sequence { promised, page_len, published, .. } = *sequence;
-        self.stores.limits.undrawn(promised, page_len, published)
-    }
-
-    /// A row's pages in order.
-    pub fn pages(&self, sequence: &Sequence) -> impl Iterator<Item = PageId> + use<'_> {
-        let row = sequence.row;
-        (0..sequence.page_len).map(move |index| self.stores.pages.page(row, index))
-    }
-
-    /// A row's pages `start..end` of a track, in contiguous pieces.
-    pub(crate) fn page_pieces(
-        &self,
-        sequence: &Sequence,
-        track: u32,
-        start: u32,
-        end: u32,
-    ) -> impl Iterator<Item = &[PageId]> + use<'_> {
-        self.stores.pages.pieces(sequence.row, track, start, end)
-    }
-
-    /// A row's known tokens `start..end`, in contiguous pieces.
-    pub(crate) fn token_pieces(
-        &self,
-        sequence: &Sequence,
-        start: u32,
-        end: u32,
-    ) -> impl Iterator<Item = &[TokenId]> + use<'_> {
-        self.stores.tokens.pieces(sequence.row, start, end)
-    }
-
-    /// Whether S6 holds for a row.
-    pub(crate) fn knows_its_end(&self, sequence: &Sequence) -> bool {
-        let Sequence { row, page_len, token_len, tail, last_token, .. } = *sequence;
-        (page_len == 0 || self.stores.pages.entry(row, page_len - 1) == tail)
-            && (token_len == 0 || self.stores.tokens.token(row, token_len - 1) == last_token)
-    }
-
-    /// Whether S7 holds.
-    pub(crate) fn counts_promises(&self) -> bool {
-        self.rows.values().map(|s| u64::from(self.undrawn(s))).sum::<u64>()
-            == u64::from(self.promised())
-    }
-
-    /// Whether S5 holds. O(chunks).
-    pub(crate) fn counts_chunks(&self) -> bool {
-        let token_chunks =
-            self.rows.values().flat_map(|s| self.stores.tokens.chunks_of(s.row, s.chunks));
-        let page_chunks =
-            self.rows.values().flat_map(|s| self.stores.pages.chunks_of(s.row, s.page_len));
-        counts(self.stores.tokens.pool(), token_chunks)
-            && counts(self.stores.pages.pool(), page_chunks)
-    }
 }
 
-/// Whether a pool counts exactly these users of its chunks.
-fn counts(pool: &ChunkPool, named: impl Iterator<Item = u32>) -> bool {
-    let mut users = vec![0; pool.users().len()];
-    named.for_each(|chunk| users[chunk as usize] += 1);
-    let used = users.iter().filter(|&&users| users > 0).count();
-    users == pool.users() && used == pool.used_count() as usize
-}
-
-/// The pieces of `start..end`, given the one that begins at an index.
+/// Returns the pieces of `start..end`, given the one that begins at an index.
 fn pieces<'a, T: 'a>(
     start: u32,
     end: u32,
@@ -561,29 +302,4 @@ fn pieces<'a, T: 'a>(
             piece
         })
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    impl Sequence {
-        /// For tests of the audit.
-        pub(crate) fn break_s5(&mut self) {
-            self.chunks -= 1;
-        }
-
-        /// For tests of the audit.
-        pub(crate) fn break_s6(&mut self) {
-            self.tail += 1;
-        }
-    }
-
-    impl SequenceTable {
-        /// For tests of the audit.
-        pub(crate) fn break_s5_of_pages(&mut self) {
-            let row = self.rows.values().find(|s| s.page_len > 0).expect("a row with pages").row;
-            self.stores.pages.break_s5(row);
-        }
-    }
 }

@@ -17,7 +17,7 @@ use crate::layout::TableShape;
 use crate::memory::{OutOfMemory, prefetch_item, touch, zeroed};
 use crate::plan::TableWrite;
 
-/// The words, and who has which chunk.
+/// The words, and the users of each chunk.
 pub(super) struct PageTable {
     shape: TableShape,
     /// Directory, then pages: see [`TableShape`].
@@ -47,22 +47,22 @@ impl PageTable {
         4 * shape.words() as u64 + ChunkPool::bytes(shape.chunk_count)
     }
 
-    /// Chunks of so many pages.
+    /// Returns the chunks of so many pages.
     pub fn chunks_for(&self, pages: u32) -> u32 {
         (pages + self.shape.chunk_pages - 1) >> self.shape.chunk_pages.trailing_zeros()
     }
 
-    /// Pages of the whole chunks among so many.
+    /// Returns the pages of the whole chunks among so many.
     pub fn whole_chunks(&self, pages: u32) -> u32 {
         pages & !(self.shape.chunk_pages - 1)
     }
 
-    /// Whether a page is the first of its chunk.
+    /// Returns whether a page is the first of its chunk.
     pub fn begins_chunk(&self, index: u32) -> bool {
         index & (self.shape.chunk_pages - 1) == 0
     }
 
-    /// Page tables of a row.
+    /// Returns the page tables of a row.
     pub fn tracks(&self) -> u32 {
         self.shape.tracks
     }
@@ -84,7 +84,7 @@ impl PageTable {
         }
     }
 
-    /// A row without pages begins with another's first chunks, which hold `pages` pages, all of them whole.
+    /// Shares another row's first chunks, which are whole and hold `pages` pages, with a row without pages.
     pub fn share(&mut self, from: RowId, to: RowId, pages: u32) {
         for index in (0..pages).step_by(self.shape.chunk_pages as usize) {
             let block = self.words[self.shape.directory_word(from, index) as usize];
@@ -93,19 +93,19 @@ impl PageTable {
         }
     }
 
-    /// The entry of a row's page of track 0.
+    /// Returns the entry of a row's page of track 0.
     pub fn entry(&self, row: RowId, index: u32) -> u32 {
         let block = self.words[self.shape.directory_word(row, index) as usize];
         let in_chunk = index & (self.shape.chunk_pages - 1);
         block * self.shape.chunk_pages + in_chunk
     }
 
-    /// The entry of the page of a track at the same place as one of track 0.
+    /// Returns the entry of the page of a track at the same place as one of track 0.
     fn entry_of(&self, entry: u32, track: u32) -> u32 {
         entry + track * self.shape.chunk_pages
     }
 
-    /// Words of a row's pages of a track from `index` on, up to page `end` or to where their chunk ends.
+    /// Returns the words of a row's pages of a track from `index` on, up to page `end` or to where their chunk ends.
     fn run(&self, row: RowId, track: u32, index: u32, end: u32) -> Range<usize> {
         let first = self.directory_len + self.entry_of(self.entry(row, index), track) as usize;
         let chunk_end = (index | (self.shape.chunk_pages - 1)) + 1;
@@ -116,17 +116,17 @@ impl PageTable {
         self.page_at(self.entry(row, index))
     }
 
-    /// The page of a track at the same place as an entry of track 0.
+    /// Returns the page of a track at the same place as an entry of track 0.
     pub fn track_page_at(&self, entry: u32, track: u32) -> PageId {
         self.page_at(self.entry_of(entry, track))
     }
 
-    /// The page at an entry.
+    /// Returns the page at an entry.
     pub fn page_at(&self, entry: u32) -> PageId {
         PageId::new(self.words[self.directory_len + entry as usize])
     }
 
-    /// Asks for the word of the page at an entry, if there is such an entry.
+    /// Prefetches the word of the page at an entry, if there is such an entry.
     pub fn prefetch(&self, entry: u32) {
         if let Some(word) = self.words.get(self.directory_len + entry as usize) {
             prefetch_item(word);
@@ -158,7 +158,7 @@ impl PageTable {
         TableWrite { index: word as u32, value }
     }
 
-    /// Pages `start..end` of a track, in contiguous pieces: one for each chunk.
+    /// Returns the pages `start..end` of a track, in contiguous pieces: one for each chunk.
     pub fn pieces(
         &self,
         row: RowId,
@@ -169,20 +169,20 @@ impl PageTable {
         pieces(start, end, move |at| PageId::from_raw(&self.words[self.run(row, track, at, end)]))
     }
 
-    /// The first of those pieces of track 0, to rewrite.
+    /// Returns the first of those pieces of track 0, to rewrite.
     pub fn piece_mut(&mut self, row: RowId, start: u32, end: u32) -> &mut [PageId] {
         let run = self.run(row, 0, start, end);
         bytemuck::cast_slice_mut(&mut self.words[run])
     }
 
-    /// The word that names the chunk of a row's page.
+    /// Returns the word that names the chunk of a row's page.
     pub fn directory_write(&self, row: RowId, index: u32) -> TableWrite {
         let index = self.shape.directory_word(row, index);
         TableWrite { index, value: self.words[index as usize] }
     }
 
-    /// The words of pages `start..end`: those that name chunks which begin there, and of each track those of the
-    /// pages from its `own` on.
+    /// Returns the words of pages `start..end`: those that name chunks which begin there, and of each track those of
+    /// the pages from its `own` on.
     pub fn writes(
         &self,
         row: RowId,
@@ -210,14 +210,14 @@ impl PageTable {
         }
     }
 
-    /// The chunks of a row of so many pages, for audits.
+    /// Returns the chunks of a row of so many pages, for audits.
     pub fn chunks_of(&self, row: RowId, pages: u32) -> impl Iterator<Item = u32> + use<'_> {
         let first = self.shape.directory_word(row, 0) as usize;
         let blocks = &self.words[first..first + self.chunks_for(pages) as usize];
         blocks.iter().map(|block| block / self.shape.tracks)
     }
 
-    /// The chunks, for audits.
+    /// Returns the chunks, for audits.
     pub fn pool(&self) -> &ChunkPool {
         &self.chunks
     }

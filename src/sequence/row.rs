@@ -3,7 +3,7 @@
 //! Not here: the stores themselves.
 
 use super::branches::Branches;
-use super::fronts::Fronts;
+use super::inflight::InflightIndex;
 use super::page_table::PageTable;
 use super::record::Sequence;
 use super::token_store::TokenStore;
@@ -12,36 +12,37 @@ use crate::id::{PageId, SeqKey, TokenId};
 use crate::layout::Limits;
 use crate::plan::TableWrite;
 
-/// What sequences keep in chunks.
+/// The chunked stores of all sequences.
 pub(super) struct Stores {
     pub(super) page_size: u32,
-    /// What a row holds of the tracks but the first one.
+    /// Which places a row holds in the tracks after the first one.
     pub(super) limits: Limits,
-    /// Pages that sequences are promised and have not drawn.
+    /// Outstanding pages of all promises.
     pub(super) promised: u32,
     pub(super) tokens: TokenStore,
     pub(super) pages: PageTable,
-    pub(super) fronts: Fronts,
+    pub(super) inflight: InflightIndex,
     pub(super) branches: Branches,
 }
 
 impl Stores {
-    /// Tokens that a sequence knows at least if it has a front: those up to the end of the page, and one more.
+    /// Returns the tokens that a sequence knows at least if it has a front: those up to the end of the page, and one
+    /// more.
     fn front_len(&self, sequence: &Sequence) -> u32 {
         (sequence.published + 1) * self.page_size + 1
     }
 
-    /// Whether a sequence has a front (`fronts.rs`).
+    /// Returns whether a sequence has a front (`inflight.rs`).
     pub(super) fn has_front(&self, sequence: &Sequence) -> bool {
         sequence.lock.is_some() && sequence.token_len >= self.front_len(sequence)
     }
 
-    /// The hash of a sequence's front.
+    /// Returns the hash of a sequence's front.
     pub(super) fn front_hash(&self, sequence: &Sequence) -> u32 {
         let Sequence { row, published: at, .. } = *sequence;
         let scope = sequence.scope().expect("a sequence with a front runs");
         let before = (at > 0).then(|| self.pages.page(row, at - 1));
-        self.fronts.hash(before, scope, self.tokens.pages(row, at, 1))
+        self.inflight.hash(before, scope, self.tokens.pages(row, at, 1))
     }
 }
 
@@ -51,7 +52,7 @@ pub(crate) struct RowMut<'a> {
     pub(super) stores: &'a mut Stores,
 }
 
-/// What a row lacks to grow.
+/// The chunks and table writes that a row lacks to grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lacking {
     /// Chunks of tokens.
@@ -96,41 +97,43 @@ impl RowMut<'_> {
         sequence.last_token = tokens.last().copied().unwrap_or(sequence.last_token);
     }
 
-    /// The sequence, whose key is `seq`, begins to run, or has got several tokens: it may have a front now.
+    /// Adds the front of the sequence, whose key is `seq`, if it has one now: it begins to run, or has got several
+    /// tokens.
     pub fn begin_front(&mut self, seq: SeqKey) {
         let Self { sequence, stores } = self;
-        if !stores.fronts.holds(sequence.row) && stores.has_front(sequence) {
+        if !stores.inflight.holds(sequence.row) && stores.has_front(sequence) {
             let hash = stores.front_hash(sequence);
-            stores.fronts.enter(sequence.row, seq, hash);
+            stores.inflight.enter(sequence.row, seq, hash);
         }
     }
 
-    /// Pages were published: the front, if it had one, is another.
+    /// Moves the front, if there is one, past pages that were published.
     #[inline]
     pub fn advance_front(&mut self) {
-        let (row, fronts) = (self.sequence.row, &mut self.stores.fronts);
-        if !fronts.is_empty() && fronts.holds(row) {
-            let seq = fronts.leave(row);
+        let (row, inflight) = (self.sequence.row, &mut self.stores.inflight);
+        if !inflight.is_empty() && inflight.holds(row) {
+            let seq = inflight.leave(row);
             self.begin_front(seq);
         }
     }
 
-    /// Tokens were forgotten, or it stops to run: it may have no front any more.
+    /// Removes the front if the sequence no longer has one: it forgot tokens, or stops running.
     pub fn drop_front(&mut self) {
         let Self { sequence, stores } = self;
-        if stores.fronts.holds(sequence.row) && !stores.has_front(sequence) {
-            stores.fronts.leave(sequence.row);
+        if stores.inflight.holds(sequence.row) && !stores.has_front(sequence) {
+            stores.inflight.leave(sequence.row);
         }
     }
 
-    /// Of the pages of `places` more that the row takes, those that it is promised.
-    pub fn drawn(&self, places: u32) -> u32 {
+    /// Returns how many of the pages of the next `places` places are promised to the row.
+    pub fn promised_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
-        let undrawn = |page_len| self.stores.limits.undrawn(promised, page_len, published);
-        if promised == 0 { 0 } else { undrawn(page_len) - undrawn(page_len + places) }
+        let outstanding = |page_len| self.stores.limits.outstanding(promised, page_len, published);
+        if promised == 0 { 0 } else { outstanding(page_len) - outstanding(page_len + places) }
     }
 
-    /// What the row lacks to have `page_len` pages, all of them sent. Not inlined: rows that decode seldom ask.
+    /// Returns what the row lacks to have `page_len` pages, all of them sent. Not inlined: rows that decode rarely call
+    /// it.
     #[inline(never)]
     pub fn lacking(&self, page_len: u32) -> Lacking {
         let Sequence { chunks: own, dirty_from, inherited, .. } = *self.sequence;
@@ -220,7 +223,7 @@ impl RowMut<'_> {
         writes
     }
 
-    /// The words of the row that no plan has sent, which count as sent from now on.
+    /// Returns the words of the row that no plan has sent, which count as sent from now on.
     pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
         let Self { sequence, stores: Stores { limits, pages, .. } } = self;
         let Sequence { row, dirty_from, inherited, page_len, published, .. } = **sequence;
@@ -232,7 +235,7 @@ impl RowMut<'_> {
         sequence.dirty_from = page_len;
     }
 
-    /// So many pages are published now. What no later token reads is appended to `out`, to be released, and promised
+    /// Marks so many pages as published. What no later token reads is appended to `out`, to be released, and promised
     /// again. O(pages released).
     pub fn publish_to(&mut self, published: u32, out: &mut Vec<PageId>) {
         let Self { sequence, stores: Stores { limits, promised: all, pages, .. } } = self;
@@ -245,26 +248,27 @@ impl RowMut<'_> {
         for (track, (start, end)) in (1..).zip(first(before).zip(first(published))) {
             pages.pieces(row, track, start, end).for_each(|piece| out.extend_from_slice(piece));
         }
-        let undrawn = |published| limits.undrawn(promised, page_len, published);
-        *all += undrawn(published) - undrawn(before);
+        let outstanding = |published| limits.outstanding(promised, page_len, published);
+        *all += outstanding(published) - outstanding(before);
     }
 
-    /// Whether plans have sent all its pages.
+    /// Returns whether plans have sent all its pages.
     pub fn is_sent(&self) -> bool {
         self.sequence.dirty_from == self.sequence.page_len
     }
 
-    /// Pages `start..end` of a track, in contiguous pieces.
+    /// Returns the pages `start..end` of a track, in contiguous pieces.
     pub fn page_pieces(&self, track: u32, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> {
         self.stores.pages.pieces(self.sequence.row, track, start, end)
     }
 
-    /// Known tokens `start..end`, in contiguous pieces.
+    /// Returns the known tokens `start..end`, in contiguous pieces.
     pub fn token_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[TokenId]> {
         self.stores.tokens.pieces(self.sequence.row, start, end)
     }
 
-    /// The longest piece of whole pages that lie together from page `start` on, up to page `end`: its tokens and pages.
+    /// Returns the longest piece of whole pages that lie together from page `start` on, up to page `end`: its tokens
+    /// and pages.
     #[inline(never)]
     pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
         let row = self.sequence.row;
@@ -272,26 +276,26 @@ impl RowMut<'_> {
         (self.stores.tokens.pages(row, start, pages.len()), pages)
     }
 
-    /// Asks for the word that [`RowMut::append_sent`] will write, unless it is the first of a chunk: stores that miss
+    /// Prefetches the word that [`RowMut::append_sent`] will write, unless it is the first of a chunk: stores that miss
     /// the caches wait for each other.
     #[inline]
     pub fn prefetch_next_page(&self) {
         self.stores.pages.prefetch(self.sequence.tail + 1);
     }
 
-    /// Its last page of a track.
+    /// Returns its last page of a track.
     #[inline]
     pub fn last_track_page(&self, track: u32) -> PageId {
         self.stores.pages.track_page_at(self.sequence.tail, track)
     }
 
-    /// Its last page.
+    /// Returns its last page.
     #[inline]
     pub fn last_page(&self) -> PageId {
         self.stores.pages.page_at(self.sequence.tail)
     }
 
-    /// A known token.
+    /// Returns a known token.
     #[inline]
     pub fn token(&self, position: u32) -> TokenId {
         self.stores.tokens.token(self.sequence.row, position)

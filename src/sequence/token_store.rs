@@ -19,7 +19,7 @@ use crate::memory::{OutOfMemory, touch, zeroed};
 /// same few sets of a cache.
 const SKEW: usize = 16;
 
-/// The chunks, and who has them.
+/// The chunks, and the users of each.
 pub(super) struct TokenStore {
     page_size: u32,
     /// Pages of one chunk: a power of two.
@@ -64,12 +64,12 @@ impl TokenStore {
             + ChunkPool::bytes(shape.chunk_count)
     }
 
-    /// Tokens of one chunk.
+    /// Returns the tokens of one chunk.
     pub fn chunk_tokens(&self) -> u32 {
         self.chunk_tokens
     }
 
-    /// Chunks that hold so many tokens.
+    /// Returns the chunks that hold so many tokens.
     pub fn chunks_for(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.chunk_tokens)
     }
@@ -112,18 +112,18 @@ impl TokenStore {
         }
     }
 
-    /// Where the directory names a row's chunk.
+    /// Returns the index of a row's chunk in the directory.
     fn directory_word(&self, row: RowId, chunk: u32) -> usize {
         (row.raw() * self.chunks_per_row + chunk) as usize
     }
 
-    /// Where a row's chunk begins.
+    /// Returns the start of a row's chunk.
     fn first_index(&self, row: RowId, chunk: u32) -> usize {
         let number = self.directory[self.directory_word(row, chunk)] as usize;
         number * (self.chunk_tokens as usize + SKEW)
     }
 
-    /// Where the token at a position lies, and its offset in its chunk.
+    /// Returns the index of the token at a position, and its offset in its chunk.
     fn locate(&self, row: RowId, position: u32) -> (usize, u32) {
         let chunk = position / self.chunk_tokens;
         let offset = position - chunk * self.chunk_tokens;
@@ -134,7 +134,7 @@ impl TokenStore {
         self.locate(row, position).0
     }
 
-    /// Where the tokens from `position` on lie, up to `end` or to where their chunk ends.
+    /// Returns the range of the tokens from `position` on, up to `end` or the end of their chunk.
     fn run(&self, row: RowId, position: u32, end: u32) -> Range<usize> {
         let (index, offset) = self.locate(row, position);
         index..index + (self.chunk_tokens - offset).min(end - position) as usize
@@ -173,7 +173,7 @@ impl TokenStore {
         }
     }
 
-    /// Tokens at `start..end`, in contiguous pieces: one for each chunk.
+    /// Returns the tokens at `start..end`, in contiguous pieces: one for each chunk.
     pub fn pieces(
         &self,
         row: RowId,
@@ -183,7 +183,7 @@ impl TokenStore {
         pieces(start, end, move |at| &self.tokens[self.run(row, at, end)])
     }
 
-    /// The tokens of `len` pages from page `start` on, which share a chunk. A page is found without a division.
+    /// Returns the tokens of `len` pages from page `start` on, which share a chunk. A page is found without a division.
     pub fn pages(&self, row: RowId, start: u32, len: usize) -> &[TokenId] {
         let (chunk, in_chunk) =
             (start >> self.chunk_pages.trailing_zeros(), start & (self.chunk_pages - 1));
@@ -192,13 +192,13 @@ impl TokenStore {
         &self.tokens[first..first + len * size]
     }
 
-    /// The chunks of a row that has so many, for audits.
+    /// Returns the chunks of a row that has so many, for audits.
     pub fn chunks_of(&self, row: RowId, chunks: u32) -> impl Iterator<Item = u32> + use<'_> {
         let first = self.directory_word(row, 0);
         self.directory[first..first + chunks as usize].iter().copied()
     }
 
-    /// The chunks, for audits.
+    /// Returns the chunks, for audits.
     pub fn pool(&self) -> &ChunkPool {
         &self.chunks
     }

@@ -1,5 +1,6 @@
 //! Undoes plans: lengths return, pages pass the fence, nothing is published.
 
+use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::StepId;
@@ -7,52 +8,50 @@ use crate::page::PagePool;
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
 use crate::step::StepLog;
+use crate::system::access::access;
 use crate::system::release::release_pages;
-use crate::world::Buffers;
+use crate::world::{Buffers, World};
+
+access! {
+    /// Tables of [`abort`].
+    struct Abort of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
 
 /// Aborts a planned step and every one planned after it. Tokens appended meanwhile stay, drafts too: roll them back if
 /// the aborted steps sampled them, or if they are not to be computed one after another. O(items undone).
 ///
 /// # Errors
 /// [`Error::UnknownStep`] for a step that is not open.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn abort(
-    pages: &mut PagePool,
-    sequences: &mut SequenceTable,
-    steps: &mut StepLog,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
-    page_size: u32,
-    step: StepId,
-) -> Result<(), Error> {
-    steps.check_abort(step)?;
-    for raw in (step.raw()..=steps.newest().raw()).rev() {
+pub(crate) fn abort(mut world: Abort<'_>, step: StepId) -> Result<(), Error> {
+    world.steps.check_abort(step)?;
+    for raw in (step.raw()..=world.steps.newest().raw()).rev() {
         let step = StepId::new(raw);
-        if !steps.is_open(step) {
+        if !world.steps.is_open(step) {
             continue; // A batch of page copies: it is of committed tokens, and stays.
         }
-        for number in steps.items_of(step).rev() {
-            undo(pages, sequences, steps, fence, buffers, page_size, number);
+        for number in world.steps.items_of(step).rev() {
+            undo(&mut world, number);
         }
-        steps.close(step);
-        counters.aborts += 1;
+        world.steps.close(step);
+        world.counters.aborts += 1;
     }
     Ok(())
 }
 
-fn undo(
-    pages: &mut PagePool,
-    sequences: &mut SequenceTable,
-    steps: &StepLog,
-    fence: &mut Fence,
-    buffers: &mut Buffers,
-    page_size: u32,
-    number: u64,
-) {
+/// Undoes one item of a step.
+fn undo(world: &mut Abort<'_>, number: u64) {
+    let Abort { shape, pages, sequences, steps, fence, buffers, .. } = world;
     let item = steps.item(number);
     let Ok(sequence) = sequences.get_mut(item.seq) else { return };
-    if sequence.incarnation != item.incarnation {
+    if sequence.preemption_epoch != item.preemption_epoch {
         return;
     }
     if sequence.is_drafted() {
@@ -62,7 +61,8 @@ fn undo(
     // What the step would have sent is to be sent again.
     sequence.dirty_from = sequence.dirty_from.min(item.dirty_from);
     sequence.last_item = item.previous;
-    let (page_len, last_step) = (sequence.planned_len.div_ceil(page_size), sequence.last_step);
+    let page_len = sequence.planned_len.div_ceil(shape.layout.page_size());
+    let last_step = sequence.last_step;
     buffers.freed.clear();
     sequences.truncate_pages(item.seq, page_len, &mut buffers.freed);
     release_pages(pages, fence, last_step, &buffers.freed);

@@ -1,8 +1,9 @@
-//! After verification: a branch of a sequence's drafts is kept, the others are forgotten.
+//! Accepts a branch of a sequence's verified drafts, and forgets the others.
 //!
-//! K and V of a branch stand among those of the others, so a backend moves them together, before the commit: a slot is
-//! nothing but its token's place in the sequence.
+//! K and V of the branch are between those of other drafts. A slot is given by its token's place in the sequence, so a
+//! backend moves them together before the commit.
 
+use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::StepId;
@@ -11,23 +12,36 @@ use crate::plan::{Branch, Compaction};
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
 use crate::step::{StepItem, StepLog};
+use crate::system::access::access;
 use crate::system::release::release_pages;
-use crate::world::Buffers;
+use crate::world::{Buffers, World};
 
-/// Checks the branches that are to be kept of a step's drafts; what backends have to move is left in the buffers.
+access! {
+    /// Tables of [`check_branches`] and [`accept`].
+    struct Accept of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
+
+/// Checks the branches to accept of a step's drafts, and leaves the moves for backends in the buffers.
 /// O(tokens kept).
 ///
 /// # Errors
 /// [`Error::UnknownStep`]; for a branch [`Error::UnknownSequence`], [`Error::Preempted`],
-/// [`Error::NotDrafted`], [`Error::RepeatedSequence`] for one that stands twice or out of order, [`Error::NotABranch`],
+/// [`Error::NotDrafted`], [`Error::RepeatedSequence`] for one that is repeated or out of order, [`Error::NotABranch`],
 /// [`Error::RollbackLen`] where no token would be left.
-pub(crate) fn check(
-    sequences: &SequenceTable,
-    steps: &StepLog,
-    buffers: &mut Buffers,
+pub(crate) fn check_branches(
+    world: &mut Accept<'_>,
     step: StepId,
     branches: &[Branch<'_>],
 ) -> Result<(), Error> {
+    let Accept { sequences, steps, buffers, .. } = world;
     steps.check_abort(step)?;
     buffers.compactions.clear();
     let mut before = 0;
@@ -41,7 +55,7 @@ pub(crate) fn check(
             return Err(Error::RepeatedSequence { seq });
         }
         before = number;
-        if let Some(place) = sequences.not_a_branch(sequence, tokens) {
+        if let Some(place) = sequences.first_invalid(sequence, tokens) {
             return Err(Error::NotABranch { seq, place, token: tokens[place] });
         }
         let (first, max) = (steps.item(number).start, sequence.token_len);
@@ -57,19 +71,10 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Keeps branches that were checked, and whose slots were moved. O(drafts, and pages released).
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn accept(
-    pages: &mut PagePool,
-    sequences: &mut SequenceTable,
-    steps: &mut StepLog,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
-    page_size: u32,
-    step: StepId,
-    branches: &[Branch<'_>],
-) {
+/// Accepts branches that were checked and whose slots were moved. O(drafts, and pages released).
+pub(crate) fn accept(world: Accept<'_>, step: StepId, branches: &[Branch<'_>]) {
+    let Accept { shape, pages, sequences, steps, fence, counters, buffers } = world;
+    let page_size = shape.layout.page_size();
     for &Branch { seq, tokens } in branches {
         let sequence = sequences.get(seq).expect("checked");
         let (number, last_step) = (sequence.last_item, sequence.last_step);

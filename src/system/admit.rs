@@ -1,5 +1,5 @@
-//! A sequence enters: match all but the last token, lock, check that the rest can fit. Takes no pages, but may be
-//! promised some.
+//! Admits sequences: matches all tokens but the last one, locks the match, and checks that the rest fits. Admission
+//! takes no pages, but may promise some.
 
 use crate::bitmap::Bits;
 use crate::config::EngineShape;
@@ -9,38 +9,59 @@ use crate::id::{Namespace, PageId, PrefixLock, SeqKey, TokenId};
 use crate::page::PagePool;
 use crate::plan::{Admission, Admitted, Prompt};
 use crate::prefix::{PrefixMatch, PrefixTree};
-use crate::sequence::{Entered, SequenceTable};
+use crate::sequence::{AdmissionKind, SequenceTable};
 use crate::stats::Stats;
+use crate::system::access::access;
 use crate::system::append::check_known;
 use crate::system::leader::leader as leader_of;
+use crate::system::page_budget::PageBudget;
 use crate::system::promise::check_promise;
-use crate::system::room::Room;
-use crate::world::Buffers;
+use crate::world::{Buffers, World};
 
-/// What admitting a prompt would take; changes nothing. O(prompt), and where it does not fit O(unfinished steps and
+access! {
+    /// Tables of [`admission`].
+    struct Estimate of &World {
+        shape: &EngineShape,
+        pages: &PagePool,
+        prefixes: &PrefixTree,
+        sequences: &SequenceTable,
+        fence: &Fence,
+    }
+}
+
+access! {
+    /// Tables of [`admit`], [`admit_batch`] and [`resume`].
+    struct Admit of &mut World {
+        shape: &EngineShape,
+        pages: &PagePool,
+        prefixes: &mut PrefixTree,
+        sequences: &mut SequenceTable,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
+
+/// Returns the cost of admitting a prompt; changes nothing. O(prompt), and where it does not fit O(unfinished steps and
 /// idle nodes of the match).
 ///
 /// # Errors
 /// As [`admit`], but for [`Error::OutOfPages`].
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn admission(
-    shape: &EngineShape,
-    pages: &PagePool,
-    prefixes: &PrefixTree,
-    sequences: &SequenceTable,
-    fence: &Fence,
+    world: &Estimate<'_>,
     namespace: Namespace,
     prompt: &[TokenId],
     promise: u32,
 ) -> Result<Admission, Error> {
+    let Estimate { shape, pages, prefixes, sequences, fence } = *world;
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
     let found =
         shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(shape, prompt)));
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
-    let room = Room::new(pages, prefixes, sequences.promised(), fence);
+    let budget = PageBudget::new(pages, prefixes, sequences, fence);
     let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
-    let admission = ask(shape, prefixes, &room, found.as_ref(), most);
+    let admission = estimate(shape, prefixes, &budget, found.as_ref(), most);
     let leader = found.filter(|_| shape.finds_prefixes());
     let leader = leader.and_then(|found| leader_of(prefixes, sequences, &found, prompt));
     Ok(Admission { leader, ..admission })
@@ -53,30 +74,31 @@ pub(crate) fn admission(
 /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::UnnamedNamespace`], [`Error::PendingToken`],
 /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfPages`] if the tokens that are not cached, or those
 /// promised, cannot fit now. Nothing changes then.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn admit(
-    shape: &EngineShape,
-    pages: &PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
+    world: Admit<'_>,
     namespace: Namespace,
     prompt: &[TokenId],
     promise: u32,
 ) -> Result<SeqKey, Error> {
+    let Admit { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
     let found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
-    let room = Room::new(pages, prefixes, sequences.promised(), fence);
+    let budget = PageBudget::new(pages, prefixes, sequences, fence);
     let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
-    ask(shape, prefixes, &room, found.as_ref(), most).check()?;
+    estimate(shape, prefixes, &budget, found.as_ref(), most).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     let seq = sequences.spawn(namespace, prompt, lock);
     prefixes.hold_names(namespace);
-    enter(shape, sequences, buffers, seq, promise, Entered::admitted(prompt.len() as u32));
+    attach_prefix(
+        shape,
+        sequences,
+        buffers,
+        seq,
+        promise,
+        AdmissionKind::admitted(prompt.len() as u32),
+    );
     counters.admissions += 1;
     Ok(seq)
 }
@@ -87,18 +109,8 @@ pub(crate) fn admit(
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`], [`Error::OutOfPages`]. Nothing changes
 /// then.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn resume(
-    shape: &EngineShape,
-    pages: &PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
-    seq: SeqKey,
-    promise: u32,
-) -> Result<(), Error> {
+pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), Error> {
+    let Admit { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
     let sequence = sequences.get(seq)?;
     if !sequence.is_preempted() {
         return Err(Error::NotPreempted { seq });
@@ -106,8 +118,8 @@ pub(crate) fn resume(
     check_promise(shape, promise)?;
     let (namespace, len) = (sequence.namespace, sequence.token_len);
     // Until a step of a prompt is committed, it is still to be counted as a prompt.
-    let entered = match sequence.entered {
-        Entered::COUNTED => Entered::RESUMED,
+    let kind = match sequence.admission_kind {
+        AdmissionKind::COUNTED => AdmissionKind::RESUMED,
         uncounted => uncounted,
     };
     buffers.tokens.clear();
@@ -115,32 +127,23 @@ pub(crate) fn resume(
         buffers.tokens.extend_from_slice(piece);
     }
     let found = find(shape, prefixes, namespace, &buffers.tokens, &mut buffers.pages);
-    let room = Room::new(pages, prefixes, sequences.promised(), fence);
+    let budget = PageBudget::new(pages, prefixes, sequences, fence);
     let most = sequences.limits().most(places(shape, len, promise));
-    ask(shape, prefixes, &room, found.as_ref(), most).check()?;
+    estimate(shape, prefixes, &budget, found.as_ref(), most).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     sequences.get_mut(seq)?.lock = Some(lock);
-    enter(shape, sequences, buffers, seq, promise, entered);
+    attach_prefix(shape, sequences, buffers, seq, promise, kind);
     counters.resumes += 1;
     Ok(())
 }
 
-/// Admits prompts in order, all or none, as [`admit`] would each, if what all lack fits together; they are left in the
-/// buffers, each with who leads it. O(all prompts), and where they do not fit that for each unfinished step.
+/// Admits prompts in order, as [`admit`] does, all or none, and leaves each with its leader in the buffers. They fit if
+/// there are pages for all together. O(all prompts), times the unfinished steps if they do not fit.
 ///
 /// # Errors
 /// As [`admit`]: of the first prompt that is wrong, or of all together. Nothing changes then.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn admit_batch(
-    shape: &EngineShape,
-    pages: &PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
-    prompts: &[Prompt<'_>],
-) -> Result<(), Error> {
+pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<(), Error> {
+    let Admit { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
     let mut chunks = 0;
     for prompt in prompts {
         check_prompt(shape, prefixes, prompt.namespace, prompt.tokens, prompt.promise)?;
@@ -149,16 +152,18 @@ pub(crate) fn admit_batch(
     }
     sequences.check_rows(prompts.len())?;
     sequences.check_chunks(chunks)?;
-    let room = Room::new(pages, prefixes, sequences.promised(), fence);
-    let (lacking, idle) =
-        ask_all(shape, prefixes, sequences, buffers, prompts, |found| prefixes.idle_pages(found));
-    if lacking + idle > room.unpromised() {
-        let after = room.after(0, |step| {
+    let budget = PageBudget::new(pages, prefixes, sequences, fence);
+    let (lacking, idle) = estimate_all(shape, prefixes, sequences, buffers, prompts, |found| {
+        prefixes.idle_pages(found)
+    });
+    if lacking + idle > budget.unpromised() {
+        let after = budget.after(0, |step| {
             let idle_then = |found: &PrefixMatch| prefixes.idle_pages_after(found, step);
-            let (lacking, idle) = ask_all(shape, prefixes, sequences, buffers, prompts, idle_then);
+            let (lacking, idle) =
+                estimate_all(shape, prefixes, sequences, buffers, prompts, idle_then);
             lacking + idle
         });
-        let available = room.unpromised().saturating_sub(idle);
+        let available = budget.unpromised().saturating_sub(idle);
         return Err(Error::OutOfPages { wanted: lacking, available, after });
     }
     buffers.admitted.clear();
@@ -169,16 +174,23 @@ pub(crate) fn admit_batch(
         let lock = lock(prefixes, fence, found.as_ref(), namespace);
         let seq = sequences.spawn(namespace, tokens, lock);
         prefixes.hold_names(namespace);
-        enter(shape, sequences, buffers, seq, promise, Entered::admitted(tokens.len() as u32));
+        attach_prefix(
+            shape,
+            sequences,
+            buffers,
+            seq,
+            promise,
+            AdmissionKind::admitted(tokens.len() as u32),
+        );
         buffers.admitted.push(Admitted::new(seq, leader));
     }
     counters.admissions += prompts.len() as u64;
     Ok(())
 }
 
-/// Pages that prompts lack together, and the idle ones of what they match, each counted once; `idle_pages`: how many at
-/// the end of a match are idle.
-fn ask_all(
+/// Returns the pages that prompts lack together, and the idle ones of what they match, each counted once; `idle_pages`:
+/// how many at the end of a match are idle.
+fn estimate_all(
     shape: &EngineShape,
     prefixes: &PrefixTree,
     sequences: &SequenceTable,
@@ -237,8 +249,8 @@ fn check_rest(
     check_known(cached, &prompt[cached as usize..])
 }
 
-/// The prefix that a sequence of these tokens can use, and its pages: whole pages of all but the last token, since one
-/// token must be computed to sample the next.
+/// Returns the prefix that a sequence of these tokens can use, and its pages: whole pages of all but the last token,
+/// since one token must be computed to sample the next.
 fn find(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -253,22 +265,22 @@ fn find(
     })
 }
 
-/// What of a sequence's tokens may be found.
+/// Returns the tokens that can match cached prefixes.
 fn matchable<'a>(shape: &EngineShape, tokens: &'a [TokenId]) -> &'a [TokenId] {
     &tokens[..if shape.finds_prefixes() { tokens.len() - 1 } else { 0 }]
 }
 
-/// Places of a sequence of `len` tokens that is promised `promise` of them.
+/// Returns the places of a sequence of `len` tokens that is promised `promise` of them.
 fn places(shape: &EngineShape, len: u32, promise: u32) -> u32 {
     len.max(promise).div_ceil(shape.layout.page_size())
 }
 
-/// What a sequence takes that holds `most` pages at most, once the match is locked: the pages that it lacks, and those
-/// idle now, which back no promise any more.
-fn ask(
+/// Returns the cost of a sequence that holds at most `most` pages, once its match is locked: the pages that it lacks,
+/// and the idle ones, which back no promise any more.
+fn estimate(
     shape: &EngineShape,
     prefixes: &PrefixTree,
-    room: &Room<'_>,
+    budget: &PageBudget<'_>,
     found: Option<&PrefixMatch>,
     most: u32,
 ) -> Admission {
@@ -279,13 +291,13 @@ fn ask(
         cached_len: matched * page_size,
         idle_pages: idle,
         lacking_pages: lacking,
-        available_pages: room.unpromised().saturating_sub(idle.into()) as u32,
+        available_pages: budget.unpromised().saturating_sub(idle.into()) as u32,
         after: None,
         leader: None,
     };
     if !admission.fits() {
         let idle_after = |step| found.map_or(0, |m| prefixes.idle_pages_after(m, step));
-        admission.after = room.after(0, |step| u64::from(lacking) + u64::from(idle_after(step)));
+        admission.after = budget.after(0, |step| u64::from(lacking) + u64::from(idle_after(step)));
     }
     admission
 }
@@ -302,14 +314,14 @@ fn lock(
     }
 }
 
-/// The matched pages become the sequence's first, and the rest of what it is promised is set aside.
-fn enter(
+/// Makes the matched pages the first ones of the sequence, and sets aside the rest of its promise.
+fn attach_prefix(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
     buffers: &mut Buffers,
     seq: SeqKey,
     promise: u32,
-    entered: Entered,
+    kind: AdmissionKind,
 ) {
     let mut row = sequences.row_mut(seq).expect("just looked up");
     row.sequence.published = buffers.pages.len() as u32;
@@ -317,7 +329,7 @@ fn enter(
     let sequence = row.sequence;
     sequence.cached_len = sequence.published * shape.layout.page_size();
     sequence.planned_len = sequence.cached_len;
-    sequence.entered = entered;
+    sequence.admission_kind = kind;
     sequences.row_mut(seq).expect("just looked up").begin_front(seq);
     sequences.promise(seq, promise.div_ceil(shape.layout.page_size()));
 }

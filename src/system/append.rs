@@ -1,21 +1,28 @@
-//! Tokens become known: sampled, drafted, or the next turn of a conversation.
+//! Appends tokens to a sequence: sampled tokens, drafts, or the next turn of a conversation.
 
 use crate::config::EngineShape;
 use crate::error::Error;
 use crate::id::{SeqKey, TokenId};
 use crate::sequence::{Sequence, SequenceTable};
+use crate::system::access::access;
+use crate::world::World;
+
+access! {
+    /// Tables of [`append`].
+    struct Append of &mut World {
+        shape: &EngineShape,
+        sequences: &mut SequenceTable,
+    }
+}
 
 /// Appends tokens to a sequence; legal before and after the commit of the step that sampled them. O(tokens).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfTokens`]. Nothing changes
 /// then.
-pub(crate) fn append(
-    shape: &EngineShape,
-    sequences: &mut SequenceTable,
-    seq: SeqKey,
-    tokens: &[TokenId],
-) -> Result<(), Error> {
+#[inline] // It only chooses between two calls.
+pub(crate) fn append(world: Append<'_>, seq: SeqKey, tokens: &[TokenId]) -> Result<(), Error> {
+    let Append { shape, sequences } = world;
     match tokens {
         // Decoding appends one token at a time.
         [token] if *token != TokenId::PENDING => push(shape, sequences, seq, tokens),
@@ -24,7 +31,7 @@ pub(crate) fn append(
 }
 
 /// Appends tokens that are tokens.
-#[inline(always)]
+#[inline(never)]
 fn push(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
@@ -60,7 +67,7 @@ fn check_len(shape: &EngineShape, sequence: &Sequence, tokens: &[TokenId]) -> Re
     if len > max { Err(Error::TooLong { len, max }) } else { Ok(len as u32) }
 }
 
-/// Checks that tokens are tokens, to stand from `start` on in a sequence; there are fewer than 2^31.
+/// Checks that no token, from position `start` of a sequence on, is the placeholder; there are fewer than 2^31.
 ///
 /// # Errors
 /// [`Error::PendingToken`].

@@ -1,4 +1,4 @@
-//! A step's tokens have K and V: `cached_len` advances, and whole pages become matchable.
+//! Commits steps: `cached_len` advances, and whole pages become matchable.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -6,56 +6,74 @@ use crate::fence::Fence;
 use crate::id::StepId;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
-use crate::sequence::{Entered, Sequence, SequenceTable};
+use crate::sequence::{AdmissionKind, Sequence, SequenceTable};
 use crate::stats::Stats;
 use crate::step::StepLog;
-use crate::system::publish::insert;
-use crate::world::Buffers;
+use crate::system::access::access;
+use crate::system::publish::Publisher;
+use crate::world::{Buffers, World};
+
+access! {
+    /// Tables of [`commit`].
+    struct Commit of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        prefixes: &mut PrefixTree,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
 
 /// Commits a planned step. Sequences that were finished or preempted since are skipped. O(batch and pages published).
 ///
 /// # Errors
 /// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is,
 /// [`Error::NotAccepted`] for drafts of which no branch is kept.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn commit(
-    shape: &EngineShape,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    steps: &mut StepLog,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
-    step: StepId,
-) -> Result<(), Error> {
+pub(crate) fn commit(world: Commit<'_>, step: StepId) -> Result<(), Error> {
+    let Commit { shape, pages, prefixes, sequences, steps, fence, counters, buffers } = world;
     steps.check_commit(step)?;
     if steps.has_drafts(step) {
         check_accepted(sequences, steps, step)?;
     }
-    buffers.pages.clear();
     prefixes.publish_as_of(step);
-    for number in steps.items_of(step) {
-        let item = steps.item(number);
-        let Ok(row) = sequences.row_mut(item.seq) else { continue };
-        if row.sequence.incarnation != item.incarnation {
-            continue;
-        }
-        row.sequence.cached_len = row.sequence.cached_len.max(item.end);
-        if row.sequence.entered != Entered::COUNTED {
-            count_entry(row.sequence, item.start, counters);
-        }
-        counters.computed_tokens += u64::from(item.end - item.start);
-        if shape.publishes() {
-            insert(pages, prefixes, row, fence, buffers);
-        }
-    }
+    buffers.pages.clear();
+    let mut publisher = Publisher { pages, prefixes, fence, buffers };
+    let publisher = shape.publishes().then_some(&mut publisher);
+    commit_items(sequences, steps, counters, publisher, step);
     pages.publish(&buffers.pages);
     steps.close(step);
     Ok(())
 }
 
-/// Refuses a step with drafts of which no branch is kept, unless their sequence is finished.
+/// Commits a step's items, of which the publisher takes the whole pages, if there is one.
+fn commit_items(
+    sequences: &mut SequenceTable,
+    steps: &StepLog,
+    counters: &mut Stats,
+    mut publisher: Option<&mut Publisher<'_>>,
+    step: StepId,
+) {
+    for number in steps.items_of(step) {
+        let item = steps.item(number);
+        let Ok(row) = sequences.row_mut(item.seq) else { continue };
+        if row.sequence.preemption_epoch != item.preemption_epoch {
+            continue;
+        }
+        row.sequence.cached_len = row.sequence.cached_len.max(item.end);
+        if row.sequence.admission_kind != AdmissionKind::COUNTED {
+            count_entry(row.sequence, item.start, counters);
+        }
+        counters.computed_tokens += u64::from(item.end - item.start);
+        if let Some(publisher) = &mut publisher {
+            publisher.insert(row);
+        }
+    }
+}
+
+/// Rejects a step with drafts without an accepted branch, unless their sequence is finished.
 #[cold]
 fn check_accepted(sequences: &SequenceTable, steps: &StepLog, step: StepId) -> Result<(), Error> {
     for number in steps.items_of(step) {
@@ -73,13 +91,13 @@ fn check_accepted(sequences: &SequenceTable, steps: &StepLog, step: StepId) -> R
 /// found.
 #[cold]
 fn count_entry(sequence: &mut Sequence, start: u32, counters: &mut Stats) {
-    let entered = std::mem::replace(&mut sequence.entered, Entered::COUNTED);
+    let kind = std::mem::replace(&mut sequence.admission_kind, AdmissionKind::COUNTED);
     let mut prompt_hit = 0;
-    if entered != Entered::RESUMED {
+    if kind != AdmissionKind::RESUMED {
         // A prompt that was preempted before its first commit may know more than its own tokens by now.
-        prompt_hit = start.min(entered.prompt_len());
+        prompt_hit = start.min(kind.prompt_len());
         counters.prompts += 1;
-        counters.prompt_tokens += u64::from(entered.prompt_len());
+        counters.prompt_tokens += u64::from(kind.prompt_len());
         counters.hit_tokens += u64::from(prompt_hit);
     }
     counters.resume_hit_tokens += u64::from(start - prompt_hit);

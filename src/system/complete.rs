@@ -1,4 +1,4 @@
-//! Steps are done on all streams and ranks: the fence returns what waited for them.
+//! Completes steps, whose work has ended on all streams and ranks: the fence returns the pages and locks that waited.
 
 use crate::error::Error;
 use crate::fence::Fence;
@@ -6,7 +6,19 @@ use crate::id::StepId;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 use crate::step::StepLog;
-use crate::world::Buffers;
+use crate::system::access::access;
+use crate::world::{Buffers, World};
+
+access! {
+    /// Tables of [`complete`].
+    struct Complete of &mut World {
+        pages: &mut PagePool,
+        prefixes: &mut PrefixTree,
+        steps: &mut StepLog,
+        fence: &mut Fence,
+        buffers: &mut Buffers,
+    }
+}
 
 /// Completes all steps up to `step`, a watermark: one that is complete already changes nothing. O(pages returned
 /// and nodes that become idle).
@@ -14,14 +26,8 @@ use crate::world::Buffers;
 /// # Errors
 /// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`] if one of them is neither committed nor
 /// aborted.
-pub(crate) fn complete(
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    steps: &mut StepLog,
-    fence: &mut Fence,
-    buffers: &mut Buffers,
-    step: StepId,
-) -> Result<(), Error> {
+pub(crate) fn complete(world: Complete<'_>, step: StepId) -> Result<(), Error> {
+    let Complete { pages, prefixes, steps, fence, buffers } = world;
     steps.check_complete(step)?;
     steps.complete(step);
     fence.take_pages(step, |run| pages.unfence(run));

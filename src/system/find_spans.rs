@@ -1,34 +1,34 @@
-//! Finds what several rows of a batch read from the same pages.
+//! Finds the pages that several rows of a batch read.
 
 use bumpalo::Bump;
 
 use crate::config::EngineShape;
 use crate::plan::{Extend, SharedSpans};
-use crate::prefix::{Meeting, PrefixTree};
+use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 
-/// The spans of a batch of running sequences, copied to the plan's memory. They stay as they were found while no lock
-/// and no branch of the tree changes: O(rows) then, else O(rows and the nodes that their locks pass). None without
-/// prefix reuse.
+/// Returns the spans of a batch of running sequences, copied to the plan's memory. They stay as they were found while
+/// no lock and no branch of the tree changes: O(rows) then, else O(rows and the nodes that their locks pass). None
+/// without prefix reuse.
 pub(crate) fn find_spans<'step>(
     shape: &EngineShape,
     prefixes: &mut PrefixTree,
     sequences: &SequenceTable,
-    meeting: &mut Meeting,
+    finder: &mut SharedPrefixFinder,
     items: &[Extend],
     bump: &'step Bump,
 ) -> SharedSpans<'step> {
     if items.len() < 2 || !shape.shares_prefixes() {
         return SharedSpans::default();
     }
-    if !meeting.is_of(prefixes, items.iter().map(|item| item.seq)) {
+    if !finder.is_of(prefixes, items.iter().map(|item| item.seq)) {
         let rows = items.iter().map(|item| {
             let sequence = sequences.get(item.seq).expect("the batch was checked");
             let lock = sequence.lock.as_ref().expect("a running sequence holds its prefix");
             (item.seq, lock, sequence.published)
         });
-        meeting.find(prefixes, rows);
+        finder.find(prefixes, rows);
     }
-    let SharedSpans { spans, members } = meeting.spans();
+    let SharedSpans { spans, members } = finder.spans();
     SharedSpans { spans: bump.alloc_slice_copy(spans), members: bump.alloc_slice_copy(members) }
 }

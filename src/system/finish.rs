@@ -1,5 +1,5 @@
-//! A sequence leaves for good, or until it is resumed: publish what is computed, release the rest through the fence.
-//! What it was promised and has not drawn returns.
+//! Finishes or preempts a sequence: publishes its computed pages, and releases the rest through the fence.
+//! The outstanding pages of its promise return.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -8,81 +8,68 @@ use crate::id::SeqKey;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
+use crate::stats::Stats;
+use crate::system::access::access;
 use crate::system::publish::publish;
 use crate::system::release::{release_lock, release_pages};
-use crate::world::Buffers;
+use crate::world::{Buffers, World};
 
-/// What becomes of the computed pages of a sequence that is preempted or dropped.
+access! {
+    /// Tables of [`finish`] and [`preempt`].
+    struct Finish of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        prefixes: &mut PrefixTree,
+        sequences: &mut SequenceTable,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
+
+/// What happens to the computed pages of a sequence that is preempted or finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Keep {
-    /// Whole computed pages stay matchable until they are evicted; where prefixes are not shared, as [`Keep::Drop`].
+    /// Whole computed pages stay cached until they are evicted. Without shared prefixes as [`Keep::Drop`].
     Publish,
-    /// What is not published yet is dropped.
+    /// Pages that are not published yet are released.
     Drop,
 }
 
-/// Finishes a sequence; `keep`: whether its whole computed pages stay matchable. Legal while an unfinished step
-/// includes it: that step's commit skips it. O(pages released and nodes that become idle, now or later).
+/// Finishes a sequence; `keep`: what happens to its computed pages. Legal while an unfinished step includes it: the
+/// commit of that step skips it. O(pages released and nodes that become idle, now or later).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`].
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn finish(
-    shape: &EngineShape,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    buffers: &mut Buffers,
-    seq: SeqKey,
-    keep: Keep,
-) -> Result<(), Error> {
-    let sequence = sequences.get(seq)?;
+pub(crate) fn finish(mut world: Finish<'_>, seq: SeqKey, keep: Keep) -> Result<(), Error> {
+    let sequence = world.sequences.get(seq)?;
     let namespace = sequence.namespace;
     if !sequence.is_preempted() {
-        release(shape, pages, prefixes, sequences, fence, buffers, seq, keep);
+        release(&mut world, seq, keep);
     }
-    sequences.despawn(seq);
-    prefixes.release_names(namespace);
+    world.sequences.despawn(seq);
+    world.prefixes.release_names(namespace);
     Ok(())
 }
 
-/// Preempts a sequence: it keeps its tokens and its row, and nothing else. O(pages released and nodes that become idle
-/// or begin to leave).
+/// Preempts a sequence: it keeps its tokens and its row, and releases all else. O(pages released and nodes that become
+/// idle, now or later).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`].
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn preempt(
-    shape: &EngineShape,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    buffers: &mut Buffers,
-    seq: SeqKey,
-    keep: Keep,
-) -> Result<(), Error> {
-    sequences.running(seq)?;
-    sequences.check_accepted(seq)?;
-    release(shape, pages, prefixes, sequences, fence, buffers, seq, keep);
-    sequences.clear_pages(seq);
+pub(crate) fn preempt(mut world: Finish<'_>, seq: SeqKey, keep: Keep) -> Result<(), Error> {
+    world.sequences.running(seq)?;
+    world.sequences.check_accepted(seq)?;
+    release(&mut world, seq, keep);
+    world.sequences.clear_pages(seq);
+    world.counters.preemptions += 1;
     Ok(())
 }
 
 /// Releases a running sequence's pages and prefix.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-fn release(
-    shape: &EngineShape,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &mut Fence,
-    buffers: &mut Buffers,
-    seq: SeqKey,
-    keep: Keep,
-) {
+fn release(world: &mut Finish<'_>, seq: SeqKey, keep: Keep) {
+    let Finish { shape, pages, prefixes, sequences, fence, buffers, .. } = world;
     if keep == Keep::Publish && shape.shares_prefixes() {
         publish(pages, prefixes, sequences, fence, buffers, seq);
     }

@@ -1,5 +1,5 @@
-//! More sequences with the same past: whole pages of group 0 are shared; the partly filled tail page is copied, and
-//! what is held of other groups.
+//! Forks a sequence: whole pages of group 0 are shared; the partly filled tail page is copied, and so are the pages of
+//! other groups.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -11,24 +11,39 @@ use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
 use crate::step::StepLog;
+use crate::system::access::access;
+use crate::system::page_budget::PageBudget;
 use crate::system::promise::check_promise;
 use crate::system::publish::publish;
 use crate::system::reclaim::reclaim;
-use crate::system::room::Room;
-use crate::world::Buffers;
+use crate::world::{Buffers, World};
 
-/// The children that a fork made. Copy what is needed of it before the engine's next call.
+access! {
+    /// Tables of [`fork`].
+    struct Fork of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        prefixes: &mut PrefixTree,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
+
+/// The children of a fork. Copy what you need before the engine's next call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct Forked<'a> {
-    /// The new sequences: all known tokens of their parent, and K and V of those that are computed.
+    /// The new sequences, with all known tokens of their parent and K and V of the computed ones.
     pub children: &'a [SeqKey],
-    /// The copies of the tail page, one for each child, if part of a page is computed; and of the pages that it holds
-    /// of groups of layers but group 0. The engine has told its own
-    /// backend; other ranks' backends need `copy_pages` too, ordered after the steps committed so far.
+    /// Copies of the partly filled tail page, one for each child, and of the pages that the parent holds of other
+    /// groups of layers. The engine has passed them to its own backend. Backends of other ranks need `copy_pages` too,
+    /// ordered after the steps committed so far.
     pub copies: &'a [PageCopy],
-    /// The step of those copies, to be completed like any other; it counts as committed.
+    /// The step of the copies, which counts as committed and is completed like any other.
     pub step: Option<StepId>,
 }
 
@@ -41,20 +56,13 @@ pub struct Forked<'a> {
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
 /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], where something is to be copied [`Error::OutOfSteps`], and
 /// [`Error::OutOfPages`] if copies and promises cannot be had. Nothing changes then.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
 pub(crate) fn fork(
-    shape: &EngineShape,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
-    steps: &mut StepLog,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
+    world: Fork<'_>,
     seq: SeqKey,
     count: u32,
     promise: u32,
 ) -> Result<Option<StepId>, Error> {
+    let Fork { shape, pages, prefixes, sequences, steps, fence, counters, buffers } = world;
     let parent = sequences.running(seq)?;
     sequences.check_accepted(seq)?;
     check_promise(shape, promise)?;
@@ -76,9 +84,9 @@ pub(crate) fn fork(
         steps.check_room()?;
     }
     let wanted = u64::from(count) * copied;
-    let undrawn = u64::from(count) * u64::from(limits.undrawn(promised, page_len, shared));
-    let room = Room::new(pages, prefixes, sequences.promised(), fence);
-    room.check(wanted + undrawn, 0)?;
+    let outstanding = u64::from(count) * u64::from(limits.outstanding(promised, page_len, shared));
+    let budget = PageBudget::new(pages, prefixes, sequences, fence);
+    budget.check(wanted + outstanding, 0)?;
     // Before publishing, which may turn evictable pages into protected ones: nothing fails after this.
     let evicted = reclaim(pages, prefixes, wanted, &mut buffers.freed);
     counters.evicted_pages += u64::from(evicted);

@@ -1,4 +1,4 @@
-//! Who is computing what a prompt needs: a running sequence that will publish more of it than is cached.
+//! Finds the leader of a prompt: a running sequence that will publish more of it than is cached.
 //!
 //! Candidates are those whose first unpublished page the prompt has too, behind the same prefix, and whose text agrees
 //! with the prompt up to the end of its first page that is not cached. The one that is furthest along leads; of several
@@ -10,6 +10,8 @@ use crate::id::{SeqKey, TokenId};
 use crate::plan::Leader;
 use crate::prefix::{PrefixMatch, PrefixTree, common_tokens};
 use crate::sequence::SequenceTable;
+use crate::system::access::access;
+use crate::world::World;
 
 /// Returns the leader of a prompt of which `found` is cached, if there is one. Published prefixes end where nodes do
 /// (W2), so each node of the match costs a look-up, and each sequence found there a comparison of one page.
@@ -38,16 +40,21 @@ pub(crate) fn leader(
     Some(Leader::new(seq, pages * search.page_size, cuts.count))
 }
 
-/// Whether a leader is still on its way to what it was named for: it runs in the present generation, has not published
-/// that, and has forgotten none of it. O(1).
+access! {
+    /// Tables of [`is_leading`].
+    struct IsLeading of &World {
+        prefixes: &PrefixTree,
+        sequences: &SequenceTable,
+    }
+}
+
+/// Returns whether a leader is still on its way to what it was named for: it runs in the present generation, has not
+/// published that, and has forgotten none of it. O(1).
 ///
 /// The table stores the number of cuts and the fewest tokens that one left. So a leader named between two cuts counts
 /// as stopped if the first cut left fewer tokens than it was named for, although the second one spares them.
-pub(crate) fn is_leading(
-    prefixes: &PrefixTree,
-    sequences: &SequenceTable,
-    leader: &Leader,
-) -> bool {
+pub(crate) fn is_leading(world: &IsLeading<'_>, leader: &Leader) -> bool {
+    let IsLeading { prefixes, sequences } = *world;
     let Ok(sequence) = sequences.running(leader.seq) else { return false };
     let lock = sequence.lock.as_ref().expect("it runs");
     let generation = prefixes.present_scope(sequence.namespace).generation;
@@ -67,13 +74,13 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Page `index` of the prompt's tokens, if they are so many.
+    /// Returns the page `index` of the prompt's tokens, if they are so many.
     fn page(&self, index: u32) -> Option<&'a [TokenId]> {
         let start = (index * self.page_size) as usize;
         self.tokens.get(start..start + self.page_size as usize)
     }
 
-    /// Whether a sequence has the prompt's pages `start..end`.
+    /// Returns whether a sequence has the prompt's pages `start..end`.
     fn agrees(&self, seq: SeqKey, start: u32, end: u32) -> bool {
         let sequence = self.sequences.get(seq).expect("it has a front");
         let [start, end] = [start, end].map(|page| page * self.page_size);
@@ -87,7 +94,7 @@ impl<'a> Search<'a> {
             })
     }
 
-    /// Whole pages that a sequence has in common with the prompt from page `start` on.
+    /// Returns the whole pages that a sequence has in common with the prompt from page `start` on.
     fn common_pages(&self, seq: SeqKey, start: u32) -> u32 {
         let sequence = self.sequences.get(seq).expect("it has a front");
         let start = start * self.page_size;

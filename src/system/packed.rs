@@ -2,28 +2,38 @@
 
 use bumpalo::Bump;
 
+use crate::config::EngineShape;
 use crate::error::Error;
 use crate::id::PageId;
-use crate::layout::PoolLayout;
 use crate::plan::{Extend, PackedPlan};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::StepLog;
+use crate::system::access::access;
+use crate::world::World;
 
-/// A track of the page tables of planned items as packed CSR arrays, as they stand after the plan. O(pages of the
-/// items): this is the cost that plans avoid.
+access! {
+    /// Tables of [`packed`] and [`packed_levels`](super::packed_levels::packed_levels).
+    struct Packed of &World {
+        shape: &EngineShape,
+        sequences: &SequenceTable,
+        steps: &StepLog,
+    }
+}
+
+/// Returns a track of the page tables of planned items as packed CSR arrays, as they stand after the plan. O(pages of
+/// the items): this is the cost that plans avoid.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`], [`Error::PackedTree`],
 /// [`Error::PackedLimit`].
 pub(crate) fn packed<'step>(
-    sequences: &SequenceTable,
-    steps: &StepLog,
-    layout: &PoolLayout,
+    world: &Packed<'_>,
     track: u32,
     items: &[Extend],
     bump: &'step Bump,
 ) -> Result<PackedPlan<'step>, Error> {
-    let all = check_items(sequences, steps, layout, items)?;
+    let all = check_items(world, items)?;
+    let Packed { shape, sequences, .. } = *world;
     let first = |sequence: &Sequence| sequences.limits().first_place(track, sequence.published);
     let not_held = items.iter().map(|item| sequences.running(item.seq).map_or(0, first) as usize);
     let pages = if track == 0 { all } else { all - not_held.sum::<usize>() };
@@ -31,18 +41,14 @@ pub(crate) fn packed<'step>(
     for item in items {
         let sequence = sequences.running(item.seq)?;
         let pages = sequences.page_pieces(sequence, track, first(sequence), sequence.page_len);
-        packer.push(item.len, pages, last_page_len(sequence, layout.page_size()));
+        packer.push(item.len, pages, last_page_len(sequence, shape.layout.page_size()));
     }
     Ok(packer.finish())
 }
 
-/// Refuses items that are not planned as they are, or cannot be packed; gives the number of their pages.
-pub(super) fn check_items(
-    sequences: &SequenceTable,
-    steps: &StepLog,
-    layout: &PoolLayout,
-    items: &[Extend],
-) -> Result<usize, Error> {
+/// Rejects items that are not planned as they are, or cannot be packed. Returns the number of their pages.
+pub(super) fn check_items(world: &Packed<'_>, items: &[Extend]) -> Result<usize, Error> {
+    let Packed { shape, sequences, steps } = *world;
     let (mut pages, mut tokens, mut before) = (0, 0, 0);
     for &Extend { seq, len } in items {
         let sequence = sequences.running(seq)?;
@@ -57,11 +63,11 @@ pub(super) fn check_items(
         pages += u64::from(sequence.page_len);
         tokens += u64::from(len);
     }
-    check_limits(layout.page_count().into(), pages, tokens)?;
+    check_limits(shape.layout.page_count().into(), pages, tokens)?;
     Ok(pages as usize)
 }
 
-/// Refuses numbers that the contract's signed 32-bit arrays cannot hold: page numbers, and the sums of both kinds.
+/// Rejects numbers beyond FlashInfer's signed 32-bit arrays: page numbers, and the sums of pages and tokens.
 fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
     let max = i32::MAX as u64;
     // Page numbers count from 0.
@@ -73,7 +79,7 @@ fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
     }
 }
 
-/// Whether the last plan of a sequence is of an unfinished step, extends it by `len` tokens, and still stands.
+/// Returns whether the last plan of a sequence is of an unfinished step, extends it by `len` tokens, and still stands.
 fn is_planned(sequence: &Sequence, steps: &StepLog, len: u32) -> bool {
     steps.samples_next(sequence.last_item) && {
         let item = steps.item(sequence.last_item);
@@ -81,7 +87,7 @@ fn is_planned(sequence: &Sequence, steps: &StepLog, len: u32) -> bool {
     }
 }
 
-/// Tokens in the last page of a sequence, as it stands after its plan.
+/// Returns the tokens in the last page of a sequence, as it stands after its plan.
 pub(super) const fn last_page_len(sequence: &Sequence, page_size: u32) -> u32 {
     (sequence.planned_len - 1) % page_size + 1
 }
@@ -97,7 +103,7 @@ pub(super) struct Packer<'step> {
 }
 
 impl<'step> Packer<'step> {
-    /// Arrays of so many entries, and pages in all.
+    /// Creates arrays for so many entries, and pages in total.
     pub fn new(entries: usize, pages: usize, bump: &'step Bump) -> Self {
         Self {
             qo_indptr: bump.alloc_slice_fill_copy(entries + 1, 0),
@@ -109,7 +115,7 @@ impl<'step> Packer<'step> {
         }
     }
 
-    /// The next entry: its new tokens, and the pages that they read.
+    /// Appends an entry: its new tokens, and the pages that they read.
     #[inline(always)] // A call for each entry is 1 % of packing.
     pub fn push<'a>(
         &mut self,
@@ -129,7 +135,7 @@ impl<'step> Packer<'step> {
         self.entries += 1;
     }
 
-    /// The arrays, once all is in them.
+    /// Returns the arrays, once all entries are in them.
     pub fn finish(self) -> PackedPlan<'step> {
         let Self { qo_indptr, kv_indptr, kv_indices, kv_last_page_len, .. } = self;
         PackedPlan { qo_indptr, kv_indptr, kv_indices, kv_last_page_len }

@@ -3,26 +3,24 @@
 use bumpalo::Bump;
 use bytemuck::Zeroable;
 
-use super::packed::{Packer, check_items, last_page_len};
+use super::packed::{Packed, Packer, check_items, last_page_len};
 use crate::error::Error;
-use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, Extend, PackedLevels, PackedPlan, SharedSpan};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::StepLog;
 
-/// The page tables of a plan's items, what several of them share once. O(items + pages).
+/// Returns the page tables of a plan's items, what several of them share once. O(items + pages).
 ///
 /// # Errors
 /// As [`packed`](super::packed::packed), and [`Error::PackedRows`].
 pub(crate) fn packed_levels<'step>(
-    sequences: &SequenceTable,
-    steps: &StepLog,
-    layout: &PoolLayout,
+    world: &Packed<'_>,
     plan: &BatchPlan<'_>,
     items: &[Extend],
     bump: &'step Bump,
 ) -> Result<PackedLevels<'step>, Error> {
-    check_items(sequences, steps, layout, items)?;
+    let Packed { shape, sequences, steps } = *world;
+    check_items(world, items)?;
     check_plan(sequences, steps, plan, items)?;
     let spans = plan.shared.spans;
     let depths = depths(spans, bump);
@@ -31,7 +29,7 @@ pub(crate) fn packed_levels<'step>(
     let order = order(plan.shared.members, items.len(), bump);
     let writer = Writer {
         sequences,
-        page_size: layout.page_size(),
+        page_size: shape.layout.page_size(),
         tokens_before: tokens_before(items, order, bump),
         items,
         order,
@@ -49,7 +47,7 @@ pub(crate) fn packed_levels<'step>(
     Ok(PackedLevels { order, levels: list })
 }
 
-/// Refuses a plan that is not of these items, which are planned, in order. It may have rows of padding behind theirs: a
+/// Rejects a plan that is not of these planned items, in order. It may have rows of padding behind theirs: a
 /// host that pads for its graphs has that plan at hand, and to padding there is nothing to list.
 fn check_plan(
     sequences: &SequenceTable,
@@ -71,7 +69,7 @@ fn check_plan(
     Ok(())
 }
 
-/// How many spans are around each; they stand parents first.
+/// Returns the depth of each span: the number of spans around it.
 fn depths<'step>(spans: &[SharedSpan], bump: &'step Bump) -> &'step [u32] {
     let depths = bump.alloc_slice_fill_copy(spans.len(), 0_u32);
     // By depth, where the members of the last span of it end.
@@ -88,7 +86,7 @@ fn depths<'step>(spans: &[SharedSpan], bump: &'step Bump) -> &'step [u32] {
     depths
 }
 
-/// Spans with their depths, which are below `levels`: the outermost first, those of one depth in their order.
+/// Returns the spans with their depths, which are below `levels`: outermost first, and of one depth in their order.
 fn sorted_by_depth<'step>(
     spans: &[SharedSpan],
     depths: &[u32],
@@ -110,7 +108,7 @@ fn sorted_by_depth<'step>(
     sorted
 }
 
-/// New tokens of the rows before each place of the order, and of all.
+/// Returns the new tokens of the rows before each place of the order, and of all rows.
 fn tokens_before<'step>(items: &[Extend], order: &[u32], bump: &'step Bump) -> &'step [u32] {
     let mut before = 0;
     bump.alloc_slice_fill_with(order.len() + 1, |place| {
@@ -120,7 +118,7 @@ fn tokens_before<'step>(items: &[Extend], order: &[u32], bump: &'step Bump) -> &
     })
 }
 
-/// The rows by their indices: those of each span side by side, then those of none.
+/// Returns the rows by their indices: those of each span side by side, then those of none.
 fn order<'step>(members: &[u32], rows: usize, bump: &'step Bump) -> &'step [u32] {
     let is_member = bump.alloc_slice_fill_copy(rows, false);
     for &member in members {
@@ -154,7 +152,7 @@ struct Entry {
 }
 
 impl<'step> Writer<'_, 'step> {
-    /// A level of spans, in the order of their members; rows of none read nothing there.
+    /// Returns a level of spans, in the order of their members; rows of none read nothing there.
     fn shared(&self, spans: &[(u32, SharedSpan)]) -> PackedPlan<'step> {
         let most = 2 * spans.len() + 1;
         let entries = self.bump.alloc_slice_fill_copy(most, Entry::default());
@@ -179,7 +177,7 @@ impl<'step> Writer<'_, 'step> {
         self.write(&entries[..count])
     }
 
-    /// The last level: of each row what stands behind all its spans.
+    /// Returns the last level: of each row what stands behind all its spans.
     fn own(&self, spans: &[SharedSpan]) -> PackedPlan<'step> {
         let entries = self.bump.alloc_slice_fill_copy(self.order.len(), Entry::default());
         let around = self.bump.alloc_slice_fill_copy(spans.len(), SharedSpan::zeroed());

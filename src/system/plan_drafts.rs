@@ -1,6 +1,6 @@
-//! The drafts of a batch: which are refused, and what a plan says of the others.
+//! The drafts of a batch: their checks, and their masks and positions in the plan.
 //!
-//! Not here: the plan itself (`plan_batch.rs`), which branch is kept (`accept.rs`).
+//! Not here: the plan itself (`plan_batch/`), accepted branches (`accept.rs`).
 
 use bumpalo::Bump;
 
@@ -9,7 +9,7 @@ use crate::plan::{BatchRow, Draft, Extend, MaskRow, check_len};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
-/// Finds what is wrong with the drafts of a batch that was checked. They are in its order.
+/// Checks the drafts of a checked batch. They are in its order.
 #[inline] // Most batches have none.
 pub(crate) fn check_drafts(
     sequences: &SequenceTable,
@@ -32,7 +32,7 @@ pub(crate) fn check_drafts(
     Ok(())
 }
 
-/// Finds what is wrong with a draft of `len` tokens behind `start` others.
+/// Checks a draft of `len` tokens after `start` others.
 fn check_tree(draft: &Draft<'_>, start: u32, len: u32) -> Result<(), Error> {
     let Draft { seq, masks, positions } = *draft;
     if masks.is_empty() && positions.is_empty() {
@@ -56,7 +56,7 @@ fn check_tree(draft: &Draft<'_>, start: u32, len: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// The drafts wait for a branch to be accepted; their positions are written, and their masks, where one is a tree.
+/// Marks the drafts as waiting until a branch is accepted, and writes their positions, and masks if one is a tree.
 pub(crate) fn begin_drafts<'step>(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,

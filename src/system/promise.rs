@@ -7,31 +7,37 @@ use crate::id::SeqKey;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
-use crate::system::room::Room;
+use crate::system::access::access;
+use crate::system::page_budget::PageBudget;
+use crate::world::World;
 
-/// Promises a running sequence the pages of `len` tokens in all, in place of what it was promised. O(1), or where it is
-/// refused O(unfinished steps).
+access! {
+    /// Tables of [`promise`].
+    struct Promise of &mut World {
+        shape: &EngineShape,
+        pages: &PagePool,
+        prefixes: &PrefixTree,
+        sequences: &mut SequenceTable,
+        fence: &Fence,
+    }
+}
+
+/// Promises a running sequence the pages of `len` tokens in total, in place of its earlier promise. O(1), or
+/// O(unfinished steps) if they do not fit.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfPages`] if those beyond the
 /// promise before cannot be had now. Nothing changes then.
-pub(crate) fn promise(
-    shape: &EngineShape,
-    pages: &PagePool,
-    prefixes: &PrefixTree,
-    sequences: &mut SequenceTable,
-    fence: &Fence,
-    seq: SeqKey,
-    len: u32,
-) -> Result<(), Error> {
+pub(crate) fn promise(world: Promise<'_>, seq: SeqKey, len: u32) -> Result<(), Error> {
+    let Promise { shape, pages, prefixes, sequences, fence } = world;
     let sequence = sequences.running(seq)?;
     check_promise(shape, len)?;
     let promised = len.div_ceil(shape.layout.page_size());
-    let before = sequences.undrawn(sequence);
-    let after = sequences.limits().undrawn(promised, sequence.page_len, sequence.published);
+    let before = sequences.outstanding(sequence);
+    let after = sequences.limits().outstanding(promised, sequence.page_len, sequence.published);
     if after > before {
-        let room = Room::new(pages, prefixes, sequences.promised(), fence);
-        room.check(u64::from(after - before), 0)?;
+        let budget = PageBudget::new(pages, prefixes, sequences, fence);
+        budget.check(u64::from(after - before), 0)?;
     }
     sequences.promise(seq, promised);
     Ok(())

@@ -1,4 +1,4 @@
-//! Whole computed pages of a sequence go into the tree; what the tree had already comes out as duplicates.
+//! Publishes whole computed pages of a sequence: adds them to the tree, and releases duplicates of pages that it has.
 
 use crate::fence::Fence;
 use crate::id::SeqKey;
@@ -20,61 +20,61 @@ pub(crate) fn publish(
     seq: SeqKey,
 ) {
     let row = sequences.row_mut(seq).expect("the caller looked it up");
-    buffers.pages.clear();
     prefixes.publish_as_of(row.sequence.last_step);
-    insert(pages, prefixes, row, fence, buffers);
+    buffers.pages.clear();
+    Publisher { pages, prefixes, fence, buffers }.insert(row);
     pages.publish(&buffers.pages);
 }
 
-/// [`publish`], but for the states of the pages that are the tree's now: they are appended to `buffers.pages`, for the
-/// caller to publish together with those of other sequences. Most commits of a decoding sequence find no whole page.
-#[inline]
-pub(crate) fn insert(
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    row: RowMut<'_>,
-    fence: &mut Fence,
-    buffers: &mut Buffers,
-) {
-    if computed(&row) >= (row.sequence.published + 1) * prefixes.page_size() {
-        insert_pages(pages, prefixes, row, fence, buffers);
+/// The tables that publish a row's pages.
+pub(crate) struct Publisher<'a> {
+    pub pages: &'a mut PagePool,
+    pub prefixes: &'a mut PrefixTree,
+    pub fence: &'a mut Fence,
+    pub buffers: &'a mut Buffers,
+}
+
+impl Publisher<'_> {
+    /// [`publish`], but for the states of the pages that are the tree's now: they are appended to `buffers.pages`, for
+    /// the caller to publish together with those of other sequences. Most commits of a decoding sequence find no whole
+    /// page.
+    #[inline]
+    pub fn insert(&mut self, row: RowMut<'_>) {
+        if computed(&row) >= (row.sequence.published + 1) * self.prefixes.page_size() {
+            self.insert_pages(row);
+        }
+    }
+
+    /// [`Publisher::insert`] where there is a whole page at least.
+    #[inline(never)]
+    fn insert_pages(&mut self, mut row: RowMut<'_>) {
+        let Self { pages, prefixes, fence, buffers } = self;
+        let (mut at, end) = (row.sequence.published, computed(&row) / prefixes.page_size());
+        // The buffer holds one row's pages and must not grow.
+        if buffers.pages.len() + (end - at) as usize > buffers.pages.capacity() {
+            pages.publish(&buffers.pages);
+            buffers.pages.clear();
+        }
+        let mut lock = row.sequence.lock.take().expect("a running sequence holds its prefix");
+        buffers.freed.clear();
+        while at < end {
+            let (tokens, own) = row.piece_mut(at, end);
+            let inserted = prefixes.insert(&mut lock, tokens, own, &mut buffers.freed, fence);
+            buffers.pages.extend_from_slice(&own[inserted.duplicates as usize..]);
+            let len = own.len() as u32;
+            if inserted.duplicates > 0 {
+                row.sequence.dirty_from = row.sequence.dirty_from.min(at);
+            }
+            at += len;
+        }
+        row.sequence.lock = Some(lock);
+        row.publish_to(end, &mut buffers.freed);
+        row.advance_front();
+        release_pages(pages, fence, row.sequence.last_step, &buffers.freed);
     }
 }
 
-/// Known tokens that have K and V.
+/// Returns the known tokens that have K and V.
 fn computed(row: &RowMut<'_>) -> u32 {
     row.sequence.cached_len.min(row.sequence.token_len)
-}
-
-/// [`insert`] where there is a whole page at least.
-#[inline(never)]
-fn insert_pages(
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    mut row: RowMut<'_>,
-    fence: &mut Fence,
-    buffers: &mut Buffers,
-) {
-    let (mut at, end) = (row.sequence.published, computed(&row) / prefixes.page_size());
-    // The buffer holds one row's pages and must not grow.
-    if buffers.pages.len() + (end - at) as usize > buffers.pages.capacity() {
-        pages.publish(&buffers.pages);
-        buffers.pages.clear();
-    }
-    let mut lock = row.sequence.lock.take().expect("a running sequence holds its prefix");
-    buffers.freed.clear();
-    while at < end {
-        let (tokens, own) = row.piece_mut(at, end);
-        let inserted = prefixes.insert(&mut lock, tokens, own, &mut buffers.freed, fence);
-        buffers.pages.extend_from_slice(&own[inserted.duplicates as usize..]);
-        let len = own.len() as u32;
-        if inserted.duplicates > 0 {
-            row.sequence.dirty_from = row.sequence.dirty_from.min(at);
-        }
-        at += len;
-    }
-    row.sequence.lock = Some(lock);
-    row.publish_to(end, &mut buffers.freed);
-    row.advance_front();
-    release_pages(pages, fence, row.sequence.last_step, &buffers.freed);
 }

@@ -1,13 +1,29 @@
 //! Forgets a sequence's last tokens: rejected drafts, an edited turn.
 
+use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::SeqKey;
 use crate::page::PagePool;
 use crate::sequence::SequenceTable;
+use crate::stats::Stats;
 use crate::step::StepLog;
+use crate::system::access::access;
 use crate::system::release::release_pages;
-use crate::world::Buffers;
+use crate::world::{Buffers, World};
+
+access! {
+    /// Tables of [`rollback`].
+    struct Rollback of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        fence: &mut Fence,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
 
 /// Cuts a sequence to `len` tokens; unfinished steps count no further than that. Speculating hosts roll back before
 /// they commit: what a commit has published stays. O(pages released and unfinished steps).
@@ -15,17 +31,9 @@ use crate::world::Buffers;
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::NotAccepted`], [`Error::RollbackLen`] for a length of 0, below what is
 /// published, or past the tokens.
-#[expect(clippy::too_many_arguments, reason = "a system's arguments are its access list")]
-pub(crate) fn rollback(
-    pages: &mut PagePool,
-    sequences: &mut SequenceTable,
-    steps: &mut StepLog,
-    fence: &mut Fence,
-    buffers: &mut Buffers,
-    page_size: u32,
-    seq: SeqKey,
-    len: u32,
-) -> Result<(), Error> {
+pub(crate) fn rollback(world: Rollback<'_>, seq: SeqKey, len: u32) -> Result<(), Error> {
+    let Rollback { shape, pages, sequences, steps, fence, counters, buffers } = world;
+    let page_size = shape.layout.page_size();
     sequences.check_accepted(seq)?;
     let sequence = sequences.get_mut(seq)?;
     let (min, max) = ((sequence.published * page_size).max(1), sequence.token_len);
@@ -42,5 +50,6 @@ pub(crate) fn rollback(
     sequences.truncate_tokens(seq, len);
     sequences.row_mut(seq)?.drop_front();
     release_pages(pages, fence, last_step, &buffers.freed);
+    counters.rollbacks += 1;
     Ok(())
 }

@@ -14,6 +14,7 @@ pub mod index;
 pub mod model;
 pub mod op;
 pub mod page_pool;
+pub mod parallel;
 pub mod planner;
 pub mod prefix_tree;
 pub mod quantised;

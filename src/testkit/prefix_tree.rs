@@ -108,7 +108,7 @@ pub struct PrefixConfig {
 
 impl PrefixConfig {
     fn hashing(&self) -> Option<Hashing> {
-        let hear = || Hashing::ALL.iter().copied().filter(|hashing| hashing.hears_names());
+        let hear = || Hashing::ALL.iter().copied().filter(|hashing| hashing.uses_names());
         let index = usize::from(self.hashing).checked_sub(1)?;
         hear().nth(index % hear().count().max(1))
     }

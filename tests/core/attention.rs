@@ -2,9 +2,12 @@
 //!
 //! Not here: what it refuses (`refusals.rs`).
 
-use super::small_cpu::{Arrays, all_bytes, opened};
+use std::env;
+use std::process::Command;
+
+use super::small_cpu::{self, Arrays, all_bytes, opened};
 use half::f16;
-use kvarena::backend::{Backend, CpuRows, CpuRowsMut, Elements};
+use kvarena::backend::{Backend, CpuError, CpuPath, CpuRows, CpuRowsMut, Elements, PATH_VARIABLE};
 use kvarena::testkit::contract::{Case, check_backend, check_served, check_sparse_backend};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
@@ -15,30 +18,80 @@ use kvarena::{
 };
 
 #[test]
-fn cpu_keeps_the_contract() {
-    let report = check_backend(options, 0..260);
-    println!("{report}");
-    assert!(report.rows > 100_000, "{report}");
+fn cpu_keeps_the_contract_on_every_path_of_the_machine() {
+    for path in CpuPath::available() {
+        let report = check_backend(options(path), 0..260);
+        println!("CPU path {}: {report}", path.name());
+        assert!(report.rows > 100_000, "{report}");
+    }
 }
 
 /// An engine's own plans: texts that begin alike.
 #[test]
 fn an_engine_serves_texts_over_the_cpu() {
-    let report = check_served(options, 0..12, |_| {});
-    println!("{report}");
-    assert!(report.rows > 10_000, "{report}");
+    for path in CpuPath::available() {
+        let report = check_served(options(path), 0..12, |_| {});
+        println!("{report}");
+        assert!(report.rows > 10_000, "{report}");
+    }
 }
 
 #[test]
 fn cpu_reads_what_a_selection_names() {
-    let report = check_sparse_backend(options, 0..120);
-    println!("{report}");
-    assert!(report.rows > 50_000, "{report}");
+    for path in CpuPath::available() {
+        let report = check_sparse_backend(options(path), 0..120);
+        println!("{report}");
+        assert!(report.rows > 50_000, "{report}");
+    }
 }
 
-fn options(case: &Case) -> CpuOptions {
-    let (scales, labels) = (case.scales(), case.labels());
-    CpuOptions { scales, labels, ..CpuOptions::with_threads(3) }
+fn options(path: CpuPath) -> impl Fn(&Case) -> CpuOptions {
+    move |case| {
+        let (scales, labels) = (case.scales(), case.labels());
+        CpuOptions { path: Some(path), scales, labels, ..CpuOptions::with_threads(3) }
+    }
+}
+
+/// A child of the test below: prints what a backend opened in its environment computes with.
+#[test]
+#[ignore = "run by the_environment_names_a_path"]
+fn print_path() {
+    let (layout, table) = small_cpu::pool();
+    match CpuOptions::with_threads(1).open(&layout, &table, 1) {
+        Ok(cpu) => println!("path: {}", cpu.path().name()),
+        Err(error) => println!("path: {error}"),
+    }
+}
+
+#[test]
+fn the_environment_names_a_path() {
+    let shown = |name: Option<&str>| {
+        let mut child = Command::new(env::current_exe().expect("this program"));
+        child.args(["--ignored", "--exact", "attention::print_path", "--nocapture"]);
+        child.env_remove(PATH_VARIABLE).envs(name.map(|name| (PATH_VARIABLE, name)));
+        let output = child.output().expect("it runs");
+        let text = String::from_utf8(output.stdout).expect("it prints text");
+        let path = text.lines().find_map(|line| line.split_once("path: "));
+        path.expect("it prints a path").1.to_owned()
+    };
+    println!("CPU paths: {:?}", CpuPath::available().collect::<Vec<_>>());
+    let fastest = CpuPath::available().last().expect("every machine has one");
+    assert_eq!(shown(None), fastest.name());
+    for path in CpuPath::ALL {
+        let has = CpuPath::available().any(|other| other == path);
+        let error = CpuError::Path { path }.to_string();
+        assert_eq!(shown(Some(path.name())), if has { path.name() } else { &error });
+    }
+    let no_name =
+        "the environment variable KVARENA_CPU_PATH names none of portable, neon, avx2, avx512";
+    assert_eq!(shown(Some("sse9")), no_name);
+    let missing = CpuError::Path { path: CpuPath::Neon }.to_string();
+    assert_eq!(missing, "this machine has no instructions for the path neon");
+    // The option is stronger.
+    let (layout, table) = small_cpu::pool();
+    let options = CpuOptions { path: Some(CpuPath::Portable), ..CpuOptions::with_threads(1) };
+    let cpu = options.open(&layout, &table, 1).expect("every machine has it");
+    assert_eq!(cpu.path(), CpuPath::Portable);
 }
 
 fn numbers(rng: &mut Rng, len: usize) -> Vec<f32> {
@@ -80,6 +133,7 @@ struct Way {
     /// Tokens of each step but the last.
     chunk: u32,
     window: Option<u32>,
+    path: CpuPath,
 }
 
 /// Bits of all outputs and log-sum-exps of the sequence.
@@ -95,8 +149,8 @@ fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
     };
     let pool = config.layout().expect("a valid pool");
     let table = TableShape::new(way.page_size, 1, tokens, tokens.into()).expect("a small table");
-    let mut cpu =
-        CpuOptions::with_threads(way.threads).open(&pool, &table, 2).expect("a small pool");
+    let options = CpuOptions { path: Some(way.path), ..CpuOptions::with_threads(way.threads) };
+    let mut cpu = options.open(&pool, &table, 2).expect("a small pool");
     let mut planner = Planner::new(&pool, &table, u64::from(way.page_size));
     let sequence = planner.admit().expect("a row");
     let mut rng = Rng::new(1);
@@ -127,10 +181,11 @@ fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
 
 #[test]
 fn results_depend_on_nothing_but_the_row_and_what_it_sees() {
-    for window in [None, Some(50)] {
+    let paths = CpuPath::available();
+    for (path, window) in paths.flat_map(|path| [(path, None), (path, Some(50))]) {
         // One page and one step: contiguous K and V.
-        let plain =
-            Way { layout: Layout::LayerFirst, page_size: 256, threads: 1, chunk: 230, window };
+        let layout = Layout::LayerFirst;
+        let plain = Way { layout, page_size: 256, threads: 1, chunk: 230, window, path };
         let contiguous = computed(plain);
         for layout in [Layout::LayerFirst, Layout::PageFirst] {
             for (page_size, threads, chunk) in
@@ -138,6 +193,63 @@ fn results_depend_on_nothing_but_the_row_and_what_it_sees() {
             {
                 let way = Way { layout, page_size, threads, chunk, ..plain };
                 assert!(computed(way) == contiguous, "{way:?}");
+            }
+        }
+    }
+}
+
+/// The last tokens of a sequence of several segments: one by one by several threads, and in one chunk.
+#[test]
+fn segments_of_a_long_row_join_alike_whoever_computes_them() {
+    const LEN: u32 = 2_080;
+    const LAST: u32 = 20;
+    let last = |path, dtype, threads, chunk: u32, window| {
+        let config = PoolConfig {
+            shape: KvShape::heads(2, 64),
+            dtype,
+            page_size: 16,
+            capacity: Capacity::Pages(LEN.div_ceil(16)),
+            ..Default::default()
+        };
+        let pool = config.layout().expect("a valid pool");
+        let table = TableShape::new(16, 1, LEN, LEN.into()).expect("a small table");
+        let options = CpuOptions { path: Some(path), ..CpuOptions::with_threads(threads) };
+        let mut cpu = options.open(&pool, &table, 2).expect("a small pool");
+        let mut planner = Planner::new(&pool, &table, 1);
+        let sequence = planner.admit().expect("a row");
+        let mut rng = Rng::new(1);
+        let [k, v] = [(); 2].map(|()| numbers(&mut rng, LEN as usize * 128));
+        let q = numbers(&mut rng, LAST as usize * 256);
+        let attend = Attend { window, ..Attend::new(4, 64) };
+        let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; LAST as usize * 4]);
+        let mut start = 0;
+        while start < LEN {
+            let len = if start == 0 { LEN - LAST } else { chunk };
+            let plan = planner.plan(&[Item::Extend { sequence, len }]);
+            let (plan, layer) = (plan.plan(), LayerId::new(0));
+            let rows = start as usize * 128..(start + len) as usize * 128;
+            cpu.begin(&plan).expect("a valid plan");
+            cpu.store_cache(&plan, layer, k[rows.clone()].into(), v[rows].into()).expect("it fits");
+            if start > 0 {
+                let first = (start - (LEN - LAST)) as usize;
+                let rows = first * 256..(first + len as usize) * 256;
+                let lse = &mut lse[first * 4..(first + len as usize) * 4];
+                let out = CpuRowsMut::from(&mut out[rows.clone()]);
+                cpu.attend(&plan, layer, &attend, q[rows].into(), out, Some(lse)).expect("it fits");
+            }
+            cpu.end(StepEnd::Complete(plan.step()));
+            start += len;
+        }
+        out.into_iter().chain(lse).map(f32::to_bits).collect::<Vec<_>>()
+    };
+    for path in CpuPath::available() {
+        for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3] {
+            for window in [None, Some(1_060)] {
+                let whole = last(path, dtype, 1, LAST, window);
+                for (threads, chunk) in [(1, 1), (3, 5), (2, 10), (2, LAST)] {
+                    let same = last(path, dtype, threads, chunk, window) == whole;
+                    assert!(same, "{path:?}, {dtype:?}, {threads} threads, chunks of {chunk}");
+                }
             }
         }
     }

@@ -372,25 +372,28 @@ fn refusals_are_in_plain_words() {
     let (seq, step) = (SeqKey::default(), StepId::new(7));
     for (error, words) in [
         (Error::DraftLen { len: 65, max: 64 }, "a draft of 65 tokens is larger than 64"),
-        (Error::DraftParent { token: 1, parent: 2 }, "draft 1 cannot follow draft 2, which is"),
-        (Error::DraftOrder { seq }, "which is not in the batch in this order"),
+        (
+            Error::DraftParent { token: 1, parent: 2 },
+            "draft 1 cannot follow draft 2, which is later",
+        ),
+        (Error::DraftOrder { seq }, "of a draft is not in the batch, or out of order"),
         (
             Error::DraftArrays { seq, masks: 1, positions: 0, len: 1 },
             "1 masks and 0 positions for 1 draft of",
         ),
         (
             Error::DraftMask { seq, token: 1, mask: 4, own: 2, most: 62 },
-            "mask 0x4 of draft 1 of sequence SeqKey(null) lacks bit 0x2 or has others than 0x3e",
+            "mask 0x4 of draft 1 of sequence SeqKey(null) lacks bit 0x2 or has bits outside 0x3e",
         ),
         (
             Error::DraftPosition { seq, token: 1, position: 9, min: 5, max: 6 },
             "position 9 of draft 1 of sequence SeqKey(null) is outside 5 to 6",
         ),
         (Error::NotAccepted { seq, step }, "in step 7 is accepted yet"),
-        (Error::NotDrafted { seq, step }, "wait in step 7"),
-        (Error::NotABranch { seq, place: 0, token: 3 }, "accepted at place 0, is no root"),
+        (Error::NotDrafted { seq, step }, "step 7 has no waiting drafts of"),
+        (Error::NotABranch { seq, place: 0, token: 3 }, "accepted at place 0, is not a root"),
         (Error::NotABranch { seq, place: 1, token: 3 }, "does not follow the one before it"),
-        (Error::RepeatedSequence { seq }, "stands twice in one batch, or out of its order"),
+        (Error::RepeatedSequence { seq }, "is repeated in a batch, or out of order"),
     ] {
         assert!(error.to_string().contains(words), "{error}");
         assert!(!error.is_shortage(), "{error}: waiting does not help");

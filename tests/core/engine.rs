@@ -177,8 +177,8 @@ fn a_resumed_sequence_waits_for_no_step_of_its_earlier_life() {
     engine.resume(seq, 0).expect("room");
     assert_eq!(engine.cached_len(seq), Ok(8));
     engine.rollback(seq, 8).expect("nothing past it is published");
-    assert_eq!(engine.extend_max(seq), Ok(0), "no step of this incarnation samples a token");
-    // No step of this incarnation reads its prefix, so that nothing waits once it goes.
+    assert_eq!(engine.extend_max(seq), Ok(0), "no step since the preemption samples a token");
+    // No step since the preemption reads its prefix, so that nothing waits once it goes.
     engine.complete(cached).expect("it is committed");
     engine.finish(other).expect("it is live");
     assert_eq!(engine.stats().evictable_pages, 0, "the other holds it");

@@ -101,9 +101,9 @@ fn errors_are_in_plain_words() {
     let lacking = |wanted, available, after| Error::OutOfPages { wanted, available, after };
     assert_eq!(said(&lacking(1, 0, None)), "1 page needed, 0 available");
     let after = Some(StepId::new(3));
-    let text = "2 pages needed, 1 available, enough of them after step 3";
+    let text = "2 pages needed, 1 available, enough after step 3";
     assert_eq!(said(&lacking(2, 1, after)), text);
-    assert_eq!(said(&Error::OutOfSteps { max: 1 }), "no more than 1 step may be unfinished");
+    assert_eq!(said(&Error::OutOfSteps { max: 1 }), "at most 1 step may be unfinished");
     assert_eq!(said(&ConfigError::OutOfMemory { bytes: 1 }), "the host has no memory for 1 byte");
     for (error, text) in [
         (

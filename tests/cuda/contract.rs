@@ -1,13 +1,15 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
+use kvarena::backend::cuda::{CudaError, Prepare};
 use kvarena::testkit::contract::{
     Case, check_backend, check_fp8, check_fp8_spans, check_latent, check_latent_fp8,
     check_latent_pairs, check_many_heads, check_served, check_short, check_short_spans,
     check_spans, check_sparse_backend, check_wide_spans,
 };
+use kvarena::{Attend, Capacity, KvDtype, KvShape, OpenBackend, PoolConfig, TableShape};
 
 use crate::on_gpu::OnGpuOptions;
-use crate::{gpu, seeds};
+use crate::{device, gpu, seeds};
 
 #[test]
 fn cuda_keeps_the_contract() {
@@ -102,6 +104,60 @@ fn cuda_keeps_the_contract_over_latent_rows_of_fp8() {
 fn cuda_keeps_the_contract_over_latent_rows_of_pairs() {
     let Some(gpu) = gpu() else { return };
     println!("{}", check_latent_pairs(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(60)));
+}
+
+/// What other devices get, whatever this one is: none of Hopper's kernels.
+#[test]
+fn cuda_keeps_the_contract_with_kernels_of_other_devices() {
+    let Some(_gpu) = gpu() else { return };
+    let all = seeds(40);
+    for (i, capability) in [80, 89, 100, 120].into_iter().enumerate() {
+        let device = device(0).expect("it was there");
+        let options = |case: &Case| {
+            OnGpuOptions::with_all_spans(&device).for_case(case).with_capability(capability)
+        };
+        // Each has seeds of its own: their kernels are the same.
+        let some = |count: u64| {
+            let start = all.start + i as u64 * count;
+            start..(start + count).min(start + all.end - all.start)
+        };
+        let reports = [
+            check_backend(options, some(4)),
+            check_short(options, some(4)),
+            check_short_spans(options, some(4)),
+            check_fp8_spans(options, some(4)),
+            check_latent(options, some(1)),
+            check_latent_fp8(options, some(1)),
+        ];
+        println!("{capability}: {reports:?}");
+        let kernels = device.kernels();
+        assert!(kernels.iter().any(|name| name.starts_with("attend_latent_")), "{kernels:?}");
+        assert!(!kernels.iter().any(|name| name.ends_with("_sm90a")), "{kernels:?}");
+    }
+}
+
+/// A device that is none refuses the kernels of Hopper, where these are chosen.
+#[test]
+fn kernels_of_hopper_are_refused_elsewhere() {
+    let Some(gpu) = gpu() else { return };
+    let config = PoolConfig {
+        shape: KvShape::heads(1, 128),
+        dtype: KvDtype::Bf16,
+        capacity: Capacity::Pages(4),
+        ..PoolConfig::default()
+    };
+    let options = OnGpuOptions::new(&gpu).with_capability(90);
+    let table = TableShape::new(16, 1, 16, 16).expect("a small table");
+    let layout = config.layout().expect("a small pool");
+    let mut backend = options.open(&layout, &table, 1).expect("a small pool");
+    let prepared = backend.cuda.prepare(&Prepare::new(&[Attend::new(1, 128)]));
+    match gpu.capability() {
+        90 => assert_eq!(prepared, Ok(())),
+        of => assert!(
+            matches!(prepared, Err(CudaError::Capability { capability, .. }) if capability == of),
+            "{prepared:?}"
+        ),
+    }
 }
 
 /// Around 4,096 kv heads, and the most that kernels serve: a decode kernel keeps a token's slot and head in one word.

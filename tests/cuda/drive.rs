@@ -1,6 +1,7 @@
 //! Batches over a pool, with float64 attention beside them: for tests that drive the backend in their own way.
 
 use kvarena::testkit::contract::{HostRows, attention_to, round};
+use kvarena::testkit::parallel;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::quantised::{quantise, value};
 use kvarena::testkit::rng::Rng;
@@ -186,29 +187,30 @@ impl Drive {
                 panic!("padding has kv_len 0");
             };
             let pairs = u64::from(row.extend_len) * heads as u64;
-            for n in 0..pairs.min(rows) {
-                let pair = if pairs <= rows { n } else { self.rng.below(pairs) } as usize;
+            let some: Vec<_> = (0..pairs.min(rows))
+                .map(|n| if pairs <= rows { n } else { self.rng.below(pairs) } as usize)
+                .collect();
+            let (shape, history) = (&self.shape, &self.history[sequence][layer]);
+            let at = |pair: usize| row.qo_start as usize * heads + pair;
+            let exacts = parallel::map(&some, |&pair| {
                 let (token, head) = (pair / heads, pair % heads);
-                let at = (row.qo_start as usize + token) * heads + head;
-                let history = &self.history[sequence][layer];
-                let kv_head = (self.shape.kv_heads as usize, head / self.shape.group as usize);
                 let position = (row.kv_len - row.extend_len) as usize + token;
                 let mask = plan.tree(row).map(|masks| masks[token]);
-                let seen: Vec<_> = (0..=position)
-                    .filter(|&place| match mask {
-                        // Bit i is the row's last slot but i; what lies before the last 64 is seen.
-                        Some(mask) => {
-                            let bit = mask.checked_shr(row.kv_len - 1 - place as u32);
-                            bit.is_none_or(|bits| bits & 1 == 1)
-                        }
-                        None => {
-                            attend.window.is_none_or(|window| place + window as usize > position)
-                        }
-                    })
-                    .collect();
-                let q = &q.values[at * head_dim..(at + 1) * head_dim];
-                let (k, v, seen) = (&history.k, &history.v, seen.into_iter());
-                let exact = attention_to(attend, q, k, v, kv_head, seen, f32::NEG_INFINITY);
+                let is_seen = |&place: &usize| match mask {
+                    // Bit i is the row's last slot but i; what lies before the last 64 is seen.
+                    Some(mask) => {
+                        let bit = mask.checked_shr(row.kv_len - 1 - place as u32);
+                        bit.is_none_or(|bits| bits & 1 == 1)
+                    }
+                    None => attend.window.is_none_or(|window| place + window as usize > position),
+                };
+                let q = &q.values[at(pair) * head_dim..(at(pair) + 1) * head_dim];
+                let kv_head = (shape.kv_heads as usize, head / shape.group as usize);
+                let (k, v, seen) = (&history.k, &history.v, (0..=position).filter(is_seen));
+                attention_to(attend, q, k, v, kv_head, seen, f32::NEG_INFINITY)
+            });
+            for (&pair, exact) in some.iter().zip(&exacts) {
+                let (at, token, head) = (at(pair), pair / heads, pair % heads);
                 let got = &out[at * head_dim..(at + 1) * head_dim];
                 let error: f64 =
                     got.iter().zip(&exact.out).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();

@@ -9,12 +9,13 @@ use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 use cust::sys;
-use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, HostPages};
+use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, HostPages, Prepare};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend,
-    PageCopy, PageId, PoolConfig, PoolLayout, RowId, SlotMapping, StepId, TableShape, TokenId,
+    Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend, PageCopy, PageId,
+    PoolConfig, PoolLayout, TableShape,
 };
 
+use crate::plans::first_token;
 use crate::{device, gpu};
 
 fn pool(layers: u32, layout: Layout) -> PoolLayout {
@@ -41,23 +42,13 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     let rows = DeviceBuffer::of(gpu, &[0_u16; 8 * 128]).expect("memory");
     let mut out = DeviceBuffer::new(gpu, rows.bytes()).expect("memory");
     let attend = Attend::new(8, 128);
-    cuda.prepare(&attend).expect("a served shape");
+    cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
     cuda.synchronize().expect("nothing failed");
 
     let pages: Vec<_> =
         (0..40).map(PageId::new).map(|id| PageCopy { source: id, target: id }).collect();
     cuda.copy_to_host(&mut host, &pages, &stream).expect("pages of the pool");
-    let plan = BatchPlan {
-        track_slots: SlotMapping::I32(&[]),
-        step: StepId::new(1),
-        rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],
-        tokens: &[TokenId::PENDING],
-        positions: &[0],
-        slot_mapping: SlotMapping::I32(&[0]),
-        table_writes: &[],
-        shared: kvarena::SharedSpans::default(),
-        masks: &[],
-    };
+    let plan = first_token(1);
     cuda.begin(&plan).expect("a valid plan");
     let layer = LayerId::new(0);
     cuda.store_cache(&plan, layer, rows.rows(0, None), rows.rows(0, None)).expect("a store");

@@ -1,31 +1,22 @@
 //! What is refused, by name.
 
 use kvarena::backend::Operand;
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
+use kvarena::backend::cuda::{
+    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare,
+};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, KvDtype, KvScales, KvShape,
     LayerId, OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, ScaleError, Scaling,
-    SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite, TokenId,
+    SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite,
 };
 
+use crate::plans::{FIRST, plan_of};
 use crate::{device, gpu};
 
 /// A plan of one token of one sequence.
 fn plan<'a>(step: u64, rows: &'a [BatchRow], slots: &'a [i32]) -> BatchPlan<'a> {
-    BatchPlan {
-        track_slots: SlotMapping::I32(&[]),
-        step: StepId::new(step),
-        rows,
-        tokens: &[TokenId::PENDING],
-        positions: &[0],
-        slot_mapping: SlotMapping::I32(slots),
-        table_writes: &[],
-        shared: kvarena::SharedSpans::default(),
-        masks: &[],
-    }
+    plan_of(step, rows, &[0], SlotMapping::I32(slots))
 }
-
-const ROW: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 };
 
 fn open(gpu: &Gpu, dtype: KvDtype, head_dim: u32) -> Cuda {
     let capacity = Capacity::Pages(8);
@@ -136,11 +127,11 @@ fn latent_rows_and_heads_that_no_kernel_serves_are_refused() {
     for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3] {
         let mut cuda = open(512, 64, dtype).expect("a small pool");
         let refused = CudaError::Heads { q_heads: 129, kv_heads: 1 };
-        assert_eq!(cuda.prepare(&Attend::latent(129, 0.1)), Err(refused));
+        assert_eq!(cuda.prepare(&Prepare::new(&[Attend::latent(129, 0.1)])), Err(refused));
         let scale = Attend::new(16, 576).scale;
         let refused = CudaError::Plan(PlanError::LatentScale { scale });
-        assert_eq!(cuda.prepare(&Attend::new(16, 576)), Err(refused));
-        assert_eq!(cuda.prepare(&Attend::latent(128, 0.1)), Ok(()));
+        assert_eq!(cuda.prepare(&Prepare::new(&[Attend::new(16, 576)])), Err(refused));
+        assert_eq!(cuda.prepare(&Prepare::new(&[Attend::latent(128, 0.1)])), Ok(()));
     }
 }
 
@@ -156,22 +147,16 @@ fn trees_are_refused_where_a_window_is_prepared() {
         let layout = config.layout().expect("a small pool");
         let mut cuda = options.open(&layout, &table, 4).expect("a small pool");
         let rows = [BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 3, kv_len: 3 }];
-        let plan = |step, masks| BatchPlan {
-            track_slots: SlotMapping::I32(&[]),
-            step: StepId::new(step),
-            rows: &rows,
-            tokens: &[TokenId::PENDING; 3],
-            positions: if masks == [0; 0] { &[0, 1, 2] } else { &[0, 1, 1] },
-            slot_mapping: SlotMapping::I32(&[0, 1, 2]),
-            table_writes: &[],
-            shared: kvarena::SharedSpans::default(),
-            masks,
+        let plan = |step, masks| {
+            let positions = if masks == [0; 0] { &[0, 1, 2] } else { &[0, 1, 1] };
+            BatchPlan { masks, ..plan_of(step, &rows, positions, SlotMapping::I32(&[0, 1, 2])) }
         };
         let (tree, plain): (&[u64], &[u64]) = (&[4, 6, 5], &[]);
         let attend = Attend::new(2, 64);
-        cuda.prepare(&attend).expect("a served shape");
+        cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
         cuda.begin(&plan(1, tree)).expect("there is no window yet");
-        cuda.prepare(&Attend { window: Some(2), ..attend }).expect("a served shape");
+        cuda.prepare(&Prepare::new(&[Attend { window: Some(2), ..attend }]))
+            .expect("a served shape");
         let refused = CudaError::Plan(PlanError::TreeWindow { window: 2 });
         assert_eq!(cuda.begin(&plan(2, tree)), Err(refused.clone()));
         assert_eq!(cuda.stage(&plan(1, tree)).err(), Some(refused));
@@ -184,7 +169,7 @@ fn trees_are_refused_where_a_window_is_prepared() {
 fn steps_out_of_order_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, KvDtype::F32, 64);
-    let rows = [ROW];
+    let rows = [FIRST];
     cuda.begin(&plan(2, &rows, &[0])).expect("a valid plan");
     let (step, last) = (StepId::new(2), StepId::new(2));
     let again = cuda.begin(&plan(2, &rows, &[0]));
@@ -200,7 +185,7 @@ fn steps_out_of_order_are_refused() {
 fn plans_of_ended_steps_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, KvDtype::F32, 64);
-    let (rows, layer) = ([ROW], LayerId::new(0));
+    let (rows, layer) = ([FIRST], LayerId::new(0));
     let (first, second) = (plan(1, &rows, &[0]), plan(2, &rows, &[1]));
     cuda.begin(&first).expect("a valid plan");
     cuda.begin(&second).expect("a valid plan");
@@ -224,31 +209,31 @@ fn plans_of_ended_steps_are_refused() {
 fn plans_outside_the_pool_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, KvDtype::F32, 64);
-    let error = cuda.begin(&plan(1, &[ROW], &[128]));
+    let error = cuda.begin(&plan(1, &[FIRST], &[128]));
     let refused = |error| Err(CudaError::Plan(error));
     assert_eq!(error, refused(PlanError::Slot { slot: SlotId::new(128), slot_count: 128 }));
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
     let max = u64::from(16 * table.chunk_pages * table.chunks_per_row);
-    let row = ROW.row;
+    let row = FIRST.row;
     let past = RowId::new(2);
     for (bad, error) in [
-        (BatchRow { row: past, ..ROW }, PlanError::Row { row: past, rows: 2 }),
-        (BatchRow { kv_len: 4096, ..ROW }, PlanError::KvLen { row, kv_len: 4096, min: 1, max }),
-        (BatchRow { qo_start: 1, ..ROW }, PlanError::QueryRows { row: 0 }),
-        (BatchRow { extend_len: 2, ..ROW }, PlanError::KvLen { row, kv_len: 1, min: 2, max }),
+        (BatchRow { row: past, ..FIRST }, PlanError::Row { row: past, rows: 2 }),
+        (BatchRow { kv_len: 4096, ..FIRST }, PlanError::KvLen { row, kv_len: 4096, min: 1, max }),
+        (BatchRow { qo_start: 1, ..FIRST }, PlanError::QueryRows { row: 0 }),
+        (BatchRow { extend_len: 2, ..FIRST }, PlanError::KvLen { row, kv_len: 1, min: 2, max }),
     ] {
         assert_eq!(cuda.begin(&plan(1, &[bad], &[0])), refused(error), "{bad:?}");
     }
     // Fewer query rows than tokens, and slots.
-    let short = BatchRow { extend_len: 0, ..ROW };
+    let short = BatchRow { extend_len: 0, ..FIRST };
     assert_eq!(cuda.begin(&plan(1, &[short], &[0])), refused(PlanError::QueryRows { row: 1 }));
     assert_eq!(
-        cuda.begin(&plan(1, &[ROW], &[0, 1])),
+        cuda.begin(&plan(1, &[FIRST], &[0, 1])),
         refused(PlanError::Tokens { positions: 1, tokens: 1, slots: 2 })
     );
     let words = cuda.table_words().expect("nothing failed").len();
     let write = TableWrite { index: 1 << 20, value: 0 };
-    let error = cuda.begin(&BatchPlan { table_writes: &[write], ..plan(1, &[ROW], &[0]) });
+    let error = cuda.begin(&BatchPlan { table_writes: &[write], ..plan(1, &[FIRST], &[0]) });
     assert_eq!(error, refused(PlanError::TableIndex { index: 1 << 20, words }));
     let page = PageCopy { source: PageId::new(0), target: PageId::new(8) };
     assert_eq!(
@@ -261,7 +246,7 @@ fn plans_outside_the_pool_are_refused() {
 fn rows_that_do_not_fit_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, KvDtype::Bf16, 64);
-    let (rows, layer) = ([ROW], LayerId::new(0));
+    let (rows, layer) = ([FIRST], LayerId::new(0));
     let plan = plan(1, &rows, &[0]);
     cuda.begin(&plan).expect("a valid plan");
     let mut buffer = DeviceBuffer::of(&gpu, &[0_u8; 1024]).expect("memory");
@@ -294,9 +279,12 @@ fn rows_that_do_not_fit_are_refused() {
 fn shapes_without_a_kernel_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, KvDtype::Bf16, 80);
-    assert_eq!(cuda.prepare(&Attend::new(1, 80)), Err(CudaError::HeadDim { head_dim: 80 }));
+    assert_eq!(
+        cuda.prepare(&Prepare::new(&[Attend::new(1, 80)])),
+        Err(CudaError::HeadDim { head_dim: 80 })
+    );
     let heads = CudaError::Heads { q_heads: 17, kv_heads: 1 };
-    assert_eq!(cuda.prepare(&Attend::new(17, 80)), Err(heads));
+    assert_eq!(cuda.prepare(&Prepare::new(&[Attend::new(17, 80)])), Err(heads));
 }
 
 #[test]
@@ -304,7 +292,7 @@ fn what_is_on_another_device_is_refused() {
     let Some(gpu) = gpu() else { return };
     let Some(second) = device(1) else { return };
     let mut cuda = open(&gpu, KvDtype::Bf16, 64);
-    let (rows, layer) = ([ROW], LayerId::new(0));
+    let (rows, layer) = ([FIRST], LayerId::new(0));
     let plan = plan(1, &rows, &[0]);
     cuda.begin(&plan).expect("a valid plan");
     let mut here = DeviceBuffer::new(&gpu, 1024).expect("memory");

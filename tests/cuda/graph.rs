@@ -5,19 +5,20 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaGraph, CudaOptions, CudaStream, DeviceBuffer, Gpu, GraphKey,
+    Cuda, CudaError, CudaGraph, CudaOptions, CudaStream, DeviceBuffer, Gpu, GraphKey, Prepare,
 };
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::Item;
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, KvDtype, KvShape, LayerId, Layout,
     OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, Scaling, SlotMapping, StepEnd,
-    StepId, StepScratch, TableShape, TokenId,
+    StepScratch, TableShape,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
 use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
+use crate::plans::{first_token, plan_of};
 
 /// Buffers at fixed addresses, one of each for a layer, for steps of up to `tokens` tokens.
 pub struct Buffers {
@@ -245,7 +246,7 @@ fn a_capture_refuses_what_was_not_staged() {
     let stream = backend.stream.clone();
     let unprepared = stream.capture(|| buffers.launch(&mut backend, &second.plan(), &attend));
     assert_eq!(unprepared.err(), Some(CudaError::NotPrepared));
-    backend.cuda.prepare(&attend).expect("a served shape");
+    backend.cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
     backend.cuda.stage(&second.plan()).expect("a valid plan");
     let unstaged = stream.capture(|| buffers.launch(&mut backend, &first.plan(), &attend));
     assert_eq!(unstaged.err(), Some(CudaError::NotStaged { step: first.plan().step }));
@@ -294,17 +295,7 @@ fn a_capture_loads_nothing_after_prepare() {
         let attend = Attend { scale: 0.1, ..Attend::new(2, width) };
         let input = DeviceBuffer::of(&gpu, &[0_u8; 4096 * 4]).expect("memory");
         let mut out = DeviceBuffer::new(&gpu, input.bytes()).expect("memory");
-        let plan = BatchPlan {
-            track_slots: SlotMapping::I32(&[]),
-            step: StepId::new(1),
-            rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],
-            tokens: &[TokenId::PENDING],
-            positions: &[0],
-            slot_mapping: SlotMapping::I32(&[0]),
-            table_writes: &[],
-            shared: kvarena::SharedSpans::default(),
-            masks: &[],
-        };
+        let plan = first_token(1);
         let pages = [PageCopy { source: PageId::new(0), target: PageId::new(1) }];
         let mut capture = |cuda: &mut Cuda, stored: bool| {
             let layer = LayerId::new(0);
@@ -323,7 +314,7 @@ fn a_capture_loads_nothing_after_prepare() {
             let error = Some(CudaError::NotPrepared);
             assert_eq!(captured.err(), error, "{dtype:?}, {rows:?}, {shape:?}, {stored}");
         }
-        cuda.prepare(&attend).expect("a served shape");
+        cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
         cuda.stage(&plan).expect("a valid plan");
         let captured = capture(&mut cuda, true);
         assert_eq!(captured.err(), None, "{dtype:?}, {rows:?}, {shape:?}");
@@ -353,7 +344,7 @@ fn steps_of_other_kernels_have_other_keys() {
     let shape = shape(Layout::PageFirst, 16);
     let mut backend =
         OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
-    backend.cuda.prepare(&shape.attend()).expect("a served shape");
+    backend.cuda.prepare(&Prepare::new(&[shape.attend()])).expect("a served shape");
     let mut keys = Vec::new();
     for (step, lens) in [[1, 1, 1, 1], [4, 0, 0, 0], [1, 1, 1, 1]].into_iter().enumerate() {
         let mut qo_start = 0;
@@ -363,18 +354,11 @@ fn steps_of_other_kernels_have_other_keys() {
             let (row, qo_start) = (RowId::new(i), qo_start - extend_len);
             BatchRow { row, qo_start, extend_len, kv_len: extend_len }
         });
-        let decodes = lens[0] == 1;
-        let plan = BatchPlan {
-            track_slots: SlotMapping::I32(&[]),
-            step: StepId::new(1 + step as u64),
-            rows: &rows,
-            tokens: &[TokenId::PENDING; 4],
-            positions: if decodes { &[0; 4] } else { &[0, 1, 2, 3] },
-            slot_mapping: SlotMapping::I32(if decodes { &[0, 16, 32, 48] } else { &[0, 1, 2, 3] }),
-            table_writes: &[],
-            shared: kvarena::SharedSpans::default(),
-            masks: &[],
+        let (positions, slots) = match lens[0] {
+            1 => (&[0; 4], &[0, 16, 32, 48]),
+            _ => (&[0, 1, 2, 3], &[0, 1, 2, 3]),
         };
+        let plan = plan_of(1 + step as u64, &rows, positions, SlotMapping::I32(slots));
         backend.begin(&plan).expect("a valid plan");
         keys.push(backend.cuda.stage(&plan).expect("a valid plan").graph);
         backend.end(StepEnd::Complete(plan.step()));

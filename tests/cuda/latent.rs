@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kvarena::backend::cuda::{CudaError, CudaGraph, DeviceBuffer, Gpu, GraphKey};
+use kvarena::backend::cuda::{CudaError, CudaGraph, DeviceBuffer, Gpu, GraphKey, Prepare};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
@@ -80,7 +80,7 @@ fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usiz
         options.open(&layout, &table, 2).expect("a small pool")
     };
     let (mut launched, mut replayed) = (open(), open());
-    replayed.cuda.prepare(&attend(heads)).expect("a served shape");
+    replayed.cuda.prepare(&Prepare::new(&[attend(heads)])).expect("a served shape");
     let new = || Buffers::new(gpu, rows, heads, tokens);
     let (mut buffers, mut others) = (new(), new());
     let (mut planner, mut scratch) = (Planner::new(&layout, &table, 5), StepScratch::new());

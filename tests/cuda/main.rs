@@ -16,6 +16,8 @@ mod latent;
 mod on_gpu;
 mod padding;
 mod pages;
+mod plans;
+mod prepared;
 mod ranks;
 mod repeated;
 mod replay;

@@ -25,6 +25,17 @@ pub struct OnGpu {
     pub cuda: Cuda,
     pub stream: CudaStream,
     window: Option<HostPages>,
+    /// Whether nothing may be loaded from now on.
+    pub is_prepared: bool,
+}
+
+impl Drop for OnGpu {
+    fn drop(&mut self) {
+        let late = if self.is_prepared { self.cuda.modules_after_prepare() } else { 0 };
+        if !std::thread::panicking() {
+            assert_eq!(late, 0, "loaded after all others: {:?}", self.cuda.gpu().kernels());
+        }
+    }
 }
 
 impl OnGpuOptions {
@@ -41,6 +52,11 @@ impl OnGpuOptions {
     /// One that reads spans once wherever rows share some.
     pub fn with_all_spans(gpu: &Gpu) -> Self {
         Self(CudaOptions { all_spans: true, ..Self::new(gpu).0 })
+    }
+
+    /// With the kernels that another compute capability gets.
+    pub fn with_capability(self, capability: u32) -> Self {
+        Self(CudaOptions { selected_capability: Some(capability), ..self.0 })
     }
 
     /// With rows of a type.
@@ -73,7 +89,7 @@ impl OpenBackend for OnGpuOptions {
 
     fn open(self, layout: &PoolLayout, table: &TableShape, steps: u32) -> Result<OnGpu, CudaError> {
         let cuda = self.0.open(layout, table, steps)?;
-        Ok(OnGpu { stream: cuda.stream().clone(), cuda, window: None })
+        Ok(OnGpu { stream: cuda.stream().clone(), cuda, window: None, is_prepared: false })
     }
 }
 

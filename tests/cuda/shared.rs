@@ -8,11 +8,11 @@ use std::thread;
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
-    Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PoolConfig,
-    RowId, SlotMapping, StepEnd, StepId, TableShape, TokenId,
+    Backend, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PoolConfig, StepEnd, TableShape,
 };
 
 use crate::gpu;
+use crate::plans::first_token;
 
 fn ok(result: sys::CUresult) {
     assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
@@ -78,17 +78,7 @@ fn open(gpu: &Gpu, other: &Other) -> Cuda {
 
 /// A step of one token into the first slot, looked at afterwards.
 fn step(cuda: &mut Cuda, step: u64) -> Result<(), CudaError> {
-    let plan = BatchPlan {
-        track_slots: SlotMapping::I32(&[]),
-        step: StepId::new(step),
-        rows: &[BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 }],
-        tokens: &[TokenId::PENDING],
-        positions: &[0],
-        slot_mapping: SlotMapping::I32(&[0]),
-        table_writes: &[],
-        shared: kvarena::SharedSpans::default(),
-        masks: &[],
-    };
+    let plan = first_token(step);
     cuda.begin(&plan)?;
     let row = DeviceBuffer::of(cuda.gpu(), &[step as u16; 64])?;
     cuda.store_cache(&plan, LayerId::new(0), row.rows(0, None), row.rows(0, None))?;

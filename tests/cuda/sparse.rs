@@ -1,7 +1,9 @@
 //! Sparse reads where it is easy to be wrong: rows of many chunks of scores, scores that are equal or NaN, graphs.
 
 use half::bf16;
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
+use kvarena::backend::cuda::{
+    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare,
+};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, Backend, BatchPlan, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError,
@@ -326,7 +328,8 @@ fn a_graph_selects_for_the_step_that_is_staged() {
         if graph.is_none() {
             let unprepared = stream.capture(|| buffers.launch(cuda, &plan));
             assert_eq!(unprepared.err(), Some(CudaError::NotPrepared));
-            cuda.prepare_selected(&Attend::new(KV_HEADS * GROUP, HEAD_DIM), TOP).expect("memory");
+            let lists = [(Attend::new(KV_HEADS * GROUP, HEAD_DIM), TOP)];
+            cuda.prepare(&Prepare { lists: &lists, ..Prepare::new(&[]) }).expect("memory");
             cuda.stage(&plan).expect("a valid plan");
             graph = Some(stream.capture(|| buffers.launch(cuda, &plan)).expect("a graph"));
         }
@@ -390,13 +393,16 @@ fn what_no_kernel_serves_is_refused() {
     assert_eq!(refused, Err(CudaError::SelectTokens { tokens: 1280, max: 1024 }));
 
     let cuda = engine.backend_mut();
-    let attend = |q_heads| Attend::new(q_heads, HEAD_DIM);
-    assert_eq!(cuda.prepare_selected(&attend(8), 16), Ok(()));
-    assert_eq!(cuda.prepare_selected(&attend(32), 16), Ok(()), "groups of 16");
+    let mut prepare = |q_heads, top| {
+        let lists = [(Attend::new(q_heads, HEAD_DIM), top)];
+        cuda.prepare(&Prepare { lists: &lists, ..Prepare::new(&[]) })
+    };
+    assert_eq!(prepare(8, 16), Ok(()));
+    assert_eq!(prepare(32, 16), Ok(()), "groups of 16");
     let heads = CudaError::Heads { q_heads: 34, kv_heads: 2 };
-    assert_eq!(cuda.prepare_selected(&attend(34), 16), Err(heads));
+    assert_eq!(prepare(34, 16), Err(heads));
     let top = |top| Err(CudaError::Plan(PlanError::Top { top, max: 2048 }));
     for wrong in [0, 2049] {
-        assert_eq!(cuda.prepare_selected(&attend(8), wrong), top(wrong));
+        assert_eq!(prepare(8, wrong), top(wrong));
     }
 }

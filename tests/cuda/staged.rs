@@ -1,12 +1,13 @@
 //! Whatever plan a safe caller hands in once another has begun, kernels go where a checked plan says.
 
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend,
-    PlanError, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, StepId, TableShape, TokenId,
+    PlanError, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, TableShape,
 };
 
 use crate::gpu;
+use crate::plans::plan_of;
 
 const WIDTH: usize = 64;
 
@@ -25,17 +26,7 @@ fn rows(count: u32, kv_len: u32) -> Vec<BatchRow> {
 }
 
 fn plan<'a>(rows: &'a [BatchRow], slots: SlotMapping<'a>) -> BatchPlan<'a> {
-    BatchPlan {
-        track_slots: SlotMapping::I32(&[]),
-        step: StepId::new(1),
-        rows,
-        tokens: &[TokenId::PENDING; 64][..rows.len()],
-        positions: &[0; 64][..rows.len()],
-        slot_mapping: slots,
-        table_writes: &[],
-        shared: kvarena::SharedSpans::default(),
-        masks: &[],
-    }
+    plan_of(1, rows, &[0; 64][..rows.len()], slots)
 }
 
 /// The same step with slots of another width: once the kernel read the staged ones as wide as the new plan's, and what
@@ -83,7 +74,7 @@ fn a_plan_that_lies_goes_nowhere_else() {
     let mut buffer = DeviceBuffer::of(&gpu, &[0_u16; 16 * WIDTH]).expect("memory");
     let q = DeviceBuffer::of(&gpu, &[0_u16; 16 * WIDTH]).expect("memory");
     let (layer, attend) = (LayerId::new(0), Attend::new(1, WIDTH as u32));
-    cuda.prepare(&attend).expect("a served shape");
+    cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
     let lies = [
         BatchPlan { rows: &far, ..first },
         BatchPlan { slot_mapping: SlotMapping::I32(&[i32::MAX; 2]), ..first },
@@ -115,7 +106,7 @@ fn a_plan_that_lies_goes_nowhere_else() {
 fn rows_that_see_too_much_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, &TableShape::new(16, 2, 1 << 31, 256).expect("long rows"));
-    cuda.prepare(&Attend::new(1, WIDTH as u32)).expect("a served shape");
+    cuda.prepare(&Prepare::new(&[Attend::new(1, WIDTH as u32)])).expect("a served shape");
     let rows = rows(40, 1 << 31);
     let max = 1 << 35;
     let tokens = 40 * ((1 << 31) + 7 * 16);

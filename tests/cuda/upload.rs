@@ -4,28 +4,16 @@
 use kvarena::backend::cuda::{Cuda, CudaEvent, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PageCopy,
-    PageId, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, StepEnd, StepId, TableShape,
-    TableWrite, TokenId,
+    Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PageCopy, PageId,
+    PlaneName, PoolConfig, SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite,
 };
 
 use crate::gpu;
-
-const ROW: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 };
+use crate::plans::{FIRST, plan_of};
 
 /// A plan of one token.
 fn plan<'a>(step: u64, slots: &'a [i32], table_writes: &'a [TableWrite]) -> BatchPlan<'a> {
-    BatchPlan {
-        track_slots: SlotMapping::I32(&[]),
-        step: StepId::new(step),
-        rows: &[ROW],
-        tokens: &[TokenId::PENDING],
-        positions: &[0],
-        slot_mapping: SlotMapping::I32(slots),
-        table_writes,
-        shared: kvarena::SharedSpans::default(),
-        masks: &[],
-    }
+    BatchPlan { table_writes, ..plan_of(step, &[FIRST], &[0], SlotMapping::I32(slots)) }
 }
 
 fn open(gpu: &Gpu, table: &TableShape) -> Cuda {

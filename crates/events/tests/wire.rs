@@ -115,7 +115,7 @@ fn said(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
     let mut host = Host::new(config).expect("the config is right");
     let mut names = NamespaceNames::default();
     let mut namespace = Namespace::default();
-    if hashing.hears_names() {
+    if hashing.uses_names() {
         namespace = Namespace::new(3);
         names = NamespaceNames {
             lora: Some("adapter".to_owned()),

@@ -1,7 +1,7 @@
 //! How much of attention's weight sparse reads hold, over random K of the structure that trained models have.
 //!
 //! ```sh
-//! cargo run --release --manifest-path crates/Cargo.toml -p generate --example recall
+//! cargo run --release --manifest-path crates/Cargo.toml -p kvarena-host --example recall
 //! ```
 //!
 //! A few channels of a head carry most of its products, some of them the same number for every token; tokens come in
@@ -10,14 +10,14 @@
 
 use std::error::Error;
 
-use generate::sample::splitmix;
-use generate::sparse::channels::Measured;
-use generate::sparse::reader::Reader;
-use generate::sparse::recall::Recall;
 use kvarena::{
     Attend, Backend, Capacity, CpuOptions, Engine, EngineConfig, Extend, KvDtype, KvShape,
     LabelChannels, LayerId, Namespace, PoolConfig, StepScratch, TokenId,
 };
+use kvarena_host::sample::splitmix;
+use kvarena_host::sparse::channels::Measured;
+use kvarena_host::sparse::reader::Reader;
+use kvarena_host::sparse::recall::Recall;
 
 const KV_HEADS: usize = 2;
 const GROUP: usize = 4;

@@ -8,13 +8,13 @@ mod common;
 
 use common::MIXTURES;
 use common::serving::{Ran, Setting, WAYS, Way, requests, serve, serve_by};
-use generate::cpu::CpuRunner;
-use generate::draft::Drafting;
-use generate::model::Model;
-use generate::request::Request;
-use generate::sample::Sampling;
-use generate::tally::Tally;
 use kvarena::{KvDtype, PrefixMode, Scaling};
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::draft::Drafting;
+use kvarena_host::model::Model;
+use kvarena_host::request::Request;
+use kvarena_host::sample::Sampling;
+use kvarena_host::tally::Tally;
 
 const GPT_OSS: &str = MIXTURES[1];
 

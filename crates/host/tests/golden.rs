@@ -4,10 +4,10 @@
 mod common;
 
 use common::serving::{Ran, Setting, WAYS, Way, requests, serve, serve_by};
-use generate::calibrate::{self, Calibrating};
-use generate::cpu::CpuRunner;
-use generate::model::Model;
 use kvarena::{KvDtype, KvScales, Layout, PrefixMode, Scaling, Stats};
+use kvarena_host::calibrate::{self, Calibrating};
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::model::Model;
 
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
 const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];

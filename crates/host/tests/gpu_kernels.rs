@@ -4,15 +4,15 @@
 mod common;
 
 use common::gpu::{EPS, Numbers, buffer, close, device, read};
-use generate::gpu::kernels::{
+use half::bf16;
+use kvarena::backend::cuda::PinnedBuffer;
+use kvarena_host::gpu::kernels::{
     DeviceDraw, EmbedParams, FillParams, FoldParams, NormParams, RopeStoreParams, SampleParams,
     SiluMulParams,
 };
-use generate::gpu::twin;
-use generate::model::{Random, Source};
-use generate::sample::{Sampling, gumbel};
-use half::bf16;
-use kvarena::backend::cuda::PinnedBuffer;
+use kvarena_host::gpu::twin;
+use kvarena_host::model::{Random, Source};
+use kvarena_host::sample::{Sampling, gumbel};
 
 #[test]
 fn embed_and_norm() {

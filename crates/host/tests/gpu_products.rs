@@ -4,10 +4,10 @@
 mod common;
 
 use common::gpu::{EPS, Numbers, buffer, close, device, read};
-use generate::gpu::gemm::{Gemm, GemmWay};
-use generate::gpu::kernels::{DeviceDraw, ProductMode, SKINNY, SkinnyParams};
-use generate::gpu::twin;
 use half::bf16;
+use kvarena_host::gpu::gemm::{Gemm, GemmWay};
+use kvarena_host::gpu::kernels::{DeviceDraw, ProductMode, SKINNY, SkinnyParams};
+use kvarena_host::gpu::twin;
 
 #[test]
 fn skinny_products() {

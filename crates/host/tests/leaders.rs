@@ -2,13 +2,13 @@
 
 mod common;
 
-use generate::cpu::CpuRunner;
-use generate::model::Model;
-use generate::request::{Defaults, Request};
-use generate::sample::Sampling;
-use generate::server::{Policy, Server, Sink};
-use generate::stream::Stream;
 use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, PoolConfig};
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::model::Model;
+use kvarena_host::request::{Defaults, Request};
+use kvarena_host::sample::Sampling;
+use kvarena_host::server::{Policy, Server, Sink};
+use kvarena_host::stream::Stream;
 
 /// What ended, in that order: request, its tokens, and how many of its prompt's were cached.
 #[derive(Default)]

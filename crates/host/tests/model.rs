@@ -3,8 +3,8 @@
 
 mod common;
 
-use generate::contiguous::greedy;
-use generate::model::Model;
+use kvarena_host::contiguous::greedy;
+use kvarena_host::model::Model;
 
 #[test]
 fn the_model_alone_says_the_golden_tokens() {

@@ -5,15 +5,15 @@ mod common;
 use std::sync::Arc;
 
 use common::serving::{Heard, Setting, Way, requests, serve};
-use generate::cpu::CpuRunner;
-use generate::draft::Drafting;
-use generate::model::Model;
-use generate::request::{Defaults, Request};
-use generate::sample::Sampling;
-use generate::server::{Policy, Server, Sink};
-use generate::shaping::Shaping;
-use generate::stream::Stream;
 use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, PoolConfig};
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::draft::Drafting;
+use kvarena_host::model::Model;
+use kvarena_host::request::{Defaults, Request};
+use kvarena_host::sample::Sampling;
+use kvarena_host::server::{Policy, Server, Sink};
+use kvarena_host::shaping::Shaping;
+use kvarena_host::stream::Stream;
 
 fn model() -> Model {
     Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads")

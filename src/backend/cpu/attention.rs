@@ -1,110 +1,114 @@
 //! Attention over pages: the specification of the attention kernels.
 //!
 //! A unit of work is a block of query tokens of one sequence, with the query heads that share some kv heads
-//! (grouped-query attention, arXiv:2305.13245). It goes through the K and V that it sees a tile at a time, so that each
-//! number of them is widened to f32 once for all of the unit's queries. The softmax is made online (Milakov and
-//! Gimelshein 2018, arXiv:1805.02867): for each query row, over the tiles,
+//! (grouped-query attention, arXiv:2305.13245). It goes through the K and V that it sees a tile at a time. The portable
+//! path, and units of many query rows, widen a tile to f32 once for all of the unit's queries; the vector paths widen
+//! numbers in registers for few query rows. The softmax is made online (Milakov and Gimelshein 2018,
+//! arXiv:1805.02867): for each query row, over the tiles of a segment,
 //!
 //! ```text
 //! m' = max(m, max s_j)    l' = l e^(m - m') + sum e^(s_j - m')    o' = o e^(m - m') + sum e^(s_j - m') v_j
 //! ```
 //!
 //! and at the end the output is `o / l`, the log-sum-exp `m + ln l`. A sink is one more logit there, without a value. A
-//! query reads no V but what it sees: what lies past its position has no effect, whatever it is.
+//! query reads no V but what it sees: what lies past its position has no effect, whatever it is. Segments are joined in
+//! order by the same rule.
 //!
-//! Tiles start at multiples of their size, so a query row's result depends on nothing but the row and what it sees, bit
-//! by bit: neither on the batch and the chunks of a prefill, nor on the pool, nor on the threads, which take units as
-//! they come. A token of a tree goes through what it sees as if nothing lay between: so it too gets what it would get
-//! as the last token of its branch alone.
+//! Tiles and segments start at multiples of their sizes, so on one path a query row's result depends on nothing but the
+//! row and what it sees, bit by bit: neither on the batch and the chunks of a prefill, nor on the pool, nor on the
+//! threads, which take units as they come. A token of a tree goes through what it sees as if nothing lay between: so it
+//! too gets what it would get as the last token of its branch alone.
 //!
 //! Not here: checks, and how the work is cut.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 
+use bytemuck::{cast_slice, cast_slice_mut};
 use half::bf16;
 
-use super::math::{self, F32x8, LANES, accumulate, dots, exp};
+use super::fold::{Fold, Rows, Tile, Widen};
+use super::math::{self, F32x8, LANES, Line, NOTHING, Softmax, TILE, accumulate, dots, exp};
 use super::number::Number;
 use super::scales::{Row, byte, side_count};
+use super::threads;
 use super::unit::{Job, Unit};
 use crate::backend::Attend;
 
-/// Positions of K and V that are widened at a time: with head_dim 128 a head's two tiles fit a first-level cache.
-const TILE: usize = 32;
+/// Most query rows of a kv head for which numbers are widened in registers.
+const NARROW_ROWS: usize = 8;
 
 /// Units still to do, and where their results go.
 struct Queue<'a, U> {
     units: U,
-    /// `[query rows, value vectors]` of every unit.
-    out: &'a mut [F32x8],
+    /// `[query rows, value lines]` of every unit.
+    out: &'a mut [Line],
     /// `[query rows]` of every unit.
-    lse: &'a mut [f32],
+    softmax: &'a mut [Softmax],
 }
 
-/// Computes all units; `out` and `lse` get their results, unit after unit, one scratch a thread.
+/// Computes all units; `out` and `softmax` get their results, unit after unit, one scratch a thread.
 pub(super) fn run<T: Number>(
     job: &Job<'_, T>,
     scratch: &mut [Scratch],
-    out: &mut [F32x8],
-    lse: &mut [f32],
+    out: &mut [Line],
+    softmax: &mut [Softmax],
 ) {
-    let queue = Mutex::new(Queue { units: job.units(), out, lse });
-    let (first, others) = scratch.split_first_mut().expect("there is at least one thread");
-    if others.is_empty() {
-        return work(job, &queue, first);
-    }
-    thread::scope(|scope| {
-        for scratch in others {
-            // Where no thread can be had, the others do the work.
-            let _ = thread::Builder::new().spawn_scoped(scope, || work(job, &queue, scratch));
-        }
-        work(job, &queue, first);
-    });
-}
-
-/// Takes units from the queue until there are none.
-fn work<T: Number, U: Iterator<Item = Unit>>(
-    job: &Job<'_, T>,
-    queue: &Mutex<Queue<'_, U>>,
-    scratch: &mut Scratch,
-) {
-    loop {
+    let queue = Mutex::new(Queue { units: job.units(), out, softmax });
+    threads::share(scratch, |scratch| {
         let mut rest = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(unit) = rest.units.next() else { return };
+        let Some(unit) = rest.units.next() else { return false };
         let rows = unit.row_count(job.group());
-        let out =
-            rest.out.split_off_mut(..rows * job.value_vectors()).expect("out holds all units");
-        let lse = rest.lse.split_off_mut(..rows).expect("lse holds all units");
+        let out = rest.out.split_off_mut(..rows * job.value_lines());
+        let softmax = rest.softmax.split_off_mut(..rows);
         drop(rest);
-        scratch.compute(job, unit, out, lse);
-    }
+        let (out, softmax) = out.zip(softmax).expect("the results have room for all units");
+        scratch.compute(job, unit, out, softmax);
+        true
+    });
 }
 
 /// What one thread computes with; kept between calls.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// `[query rows, vectors]`
-    q: Vec<F32x8>,
-    /// `[kv heads, TILE, vectors]`
-    k: Vec<F32x8>,
-    /// `[kv heads, TILE, vectors]`; unused where K has V in it.
-    v: Vec<F32x8>,
-    /// `[query rows of a kv head, TILE]`
+    /// `[query rows, lines]`
+    q: Vec<Line>,
+    /// `[kv heads, TILE, lines]`
+    k: Vec<Line>,
+    /// `[kv heads, TILE, lines]`; unused where K has V in it.
+    v: Vec<Line>,
+    /// `[query rows, TILE]`
     logits: Vec<f32>,
-    /// `[query rows]`: m and l of the online softmax.
-    softmax: Vec<(f32, f32)>,
+    /// `[query rows]`: factors of the sums so far.
+    factors: Vec<f32>,
+    /// A unit's results over a segment that is not its first: `[query rows, value lines]`, `[query rows]`.
+    part: Vec<Line>,
+    part_softmax: Vec<Softmax>,
+    /// The tile that is computed, and the next one, which is prefetched meanwhile.
+    places: Places,
+    ahead: Places,
     /// What a unit that has a list reads.
     listed: Vec<u32>,
+}
+
+/// The place of a tile in the pool.
+#[derive(Debug, Default)]
+struct Places {
+    /// Elements of the pool where its slots begin, of K and of V.
+    starts: [[usize; TILE]; 2],
+    /// `[kv heads]`: its scales of K and of V; used where products are scaled instead of numbers.
+    scales: Vec<[[f32; TILE]; 2]>,
 }
 
 impl Scratch {
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        (self.q.capacity() + self.k.capacity() + self.v.capacity()) * size_of::<F32x8>()
-            + self.logits.capacity() * size_of::<f32>()
-            + self.softmax.capacity() * size_of::<(f32, f32)>()
+        [&self.q, &self.k, &self.v, &self.part].map(Vec::capacity).iter().sum::<usize>()
+            * size_of::<Line>()
+            + (self.logits.capacity() + self.factors.capacity()) * size_of::<f32>()
+            + self.part_softmax.capacity() * size_of::<Softmax>()
+            + (self.places.scales.capacity() + self.ahead.scales.capacity())
+                * size_of::<[[f32; TILE]; 2]>()
             + self.listed.capacity() * size_of::<u32>()
     }
 
@@ -113,44 +117,72 @@ impl Scratch {
         &mut self,
         job: &Job<'_, T>,
         unit: Unit,
-        out: &mut [F32x8],
-        lse: &mut [f32],
+        out: &mut [Line],
+        softmax: &mut [Softmax],
     ) {
         self.load_queries(job, unit);
-        out.fill([0.0; LANES]);
-        match job.listed(unit) {
-            Some(listed) => self.attend_listed(job, unit, listed, out),
-            None => self.attend_seen(job, unit, out),
-        }
-        if let Some(sinks) = job.sinks {
-            let heads = unit.rows(job.group()).map(|(_, head)| sinks[head]);
-            let rows = out.chunks_exact_mut(job.value_vectors()).zip(&mut self.softmax);
-            for ((out, softmax), sink) in rows.zip(heads) {
-                enter_sink(sink, softmax, out.as_flattened_mut());
+        out.fill(Line::default());
+        softmax.fill(NOTHING);
+        if let Some(listed) = job.listed(unit) {
+            self.attend_listed(job, unit, listed, out, softmax);
+        } else {
+            for (i, segment) in unit.segments().enumerate() {
+                if i == 0 {
+                    self.attend_seen(job, unit, segment, out, softmax);
+                    continue;
+                }
+                let mut part = std::mem::take(&mut self.part);
+                let mut part_softmax = std::mem::take(&mut self.part_softmax);
+                part.clear();
+                part.resize(out.len(), Line::default());
+                part_softmax.clear();
+                part_softmax.resize(softmax.len(), NOTHING);
+                self.attend_seen(job, unit, segment, &mut part, &mut part_softmax);
+                join_parts((out, softmax), (&part, &part_softmax));
+                (self.part, self.part_softmax) = (part, part_softmax);
             }
         }
-        let rows = out.chunks_exact_mut(job.value_vectors()).zip(lse);
-        let nothing = unit.has_list() && self.listed.is_empty();
-        for ((out, lse), (max, sum)) in rows.zip(&self.softmax) {
-            *lse = max + sum.ln();
-            if nothing {
-                continue; // the sum of no values, 0, over that of no weights
-            }
-            for x in out.as_flattened_mut() {
-                *x /= sum;
-            }
+        if unit.continues || unit.goes_on {
+            return;
+        }
+        finish(job, unit, out, softmax);
+        if unit.has_list() && self.listed.is_empty() {
+            out.fill(Line::default()); // the sum of no values, 0, over that of no weights
         }
     }
 
-    /// All that the unit's queries see.
-    fn attend_seen<T: Number>(&mut self, job: &Job<'_, T>, unit: Unit, out: &mut [F32x8]) {
-        let seen = unit.sees_in_all(job.attend.window);
+    /// What the unit's queries see of a segment.
+    fn attend_seen<T: Number>(
+        &mut self,
+        job: &Job<'_, T>,
+        unit: Unit,
+        seen: Range<u32>,
+        out: &mut [Line],
+        softmax: &mut [Softmax],
+    ) {
         let tiles = seen.start / TILE as u32..seen.end.div_ceil(TILE as u32);
-        for start in tiles.map(|tile| tile * TILE as u32) {
+        let mut tiles = tiles.map(|tile| {
+            let start = tile * TILE as u32;
             // The last tile of 2^32 positions, and its last page, end past them.
-            let tile = start.max(seen.start)..seen.end.min(start.saturating_add(TILE as u32));
-            self.load_tile(job, unit, tile.clone());
-            self.fold_tile(job, unit, tile, out);
+            start.max(seen.start)..seen.end.min(start.saturating_add(TILE as u32))
+        });
+        let in_place = computes_in_place(job, unit);
+        let mut next = tiles.next();
+        if let Some(first) = next.clone().filter(|_| in_place) {
+            self.load_tile(job, unit, first);
+        }
+        while let Some(tile) = next {
+            if !in_place {
+                self.load_tile(job, unit, tile.clone());
+            }
+            std::mem::swap(&mut self.places, &mut self.ahead);
+            next = tiles.next();
+            let mut ahead = 0;
+            if let Some(next) = next.clone().filter(|_| in_place) {
+                ahead = next.len();
+                self.load_tile(job, unit, next);
+            }
+            self.fold_tile(job, unit, (tile, ahead), (out, softmax));
         }
     }
 
@@ -160,7 +192,8 @@ impl Scratch {
         job: &Job<'_, T>,
         unit: Unit,
         listed: impl Iterator<Item = u32>,
-        out: &mut [F32x8],
+        out: &mut [Line],
+        softmax: &mut [Softmax],
     ) {
         let mut positions = std::mem::take(&mut self.listed);
         positions.clear();
@@ -169,28 +202,32 @@ impl Scratch {
             for (row, &position) in tile.iter().enumerate() {
                 self.load_slots(job, unit, position..position + 1, row);
             }
-            self.fold_rows(job, unit, out, tile.len(), |_| 0..tile.len());
+            std::mem::swap(&mut self.places, &mut self.ahead);
+            self.fold_rows(job, unit, (out, softmax), (tile.len(), 0), |_| 0..tile.len());
         }
         self.listed = positions;
     }
 
-    /// Widens the unit's queries, and starts their softmax.
+    /// Widens the unit's queries, and makes room for its tiles.
     fn load_queries<T: Number>(&mut self, job: &Job<'_, T>, unit: Unit) {
-        let (group, vectors) = (job.group(), job.vectors());
+        let (group, lines) = (job.group(), job.lines());
         let head_dim = job.layout.head_dim() as usize;
         let rows = unit.row_count(group);
-        // What pads a head to whole vectors is zeroed here and never written.
-        grow(&mut self.q, rows * vectors);
-        grow(&mut self.k, unit.heads as usize * TILE * vectors);
+        // What pads a head to whole lines is zeroed here and never written.
+        grow(&mut self.q, rows * lines);
+        let tiles = if computes_in_place(job, unit) { 0 } else { unit.heads as usize * TILE };
+        grow(&mut self.k, tiles * lines);
         if !job.layout.is_latent() {
-            grow(&mut self.v, unit.heads as usize * TILE * vectors);
+            grow(&mut self.v, tiles * lines);
         }
-        grow(&mut self.logits, unit.rows_per_head(group) * TILE);
-        self.softmax.clear();
-        self.softmax.resize(rows, (f32::NEG_INFINITY, 0.0));
-        for ((token, head), wide) in unit.rows(group).zip(self.q.chunks_exact_mut(vectors)) {
+        grow(&mut self.logits, rows * TILE);
+        grow(&mut self.factors, rows);
+        grow(&mut self.places.scales, unit.heads as usize);
+        grow(&mut self.ahead.scales, unit.heads as usize);
+        for ((token, head), wide) in unit.rows(group).zip(self.q.chunks_exact_mut(lines)) {
             let start = token * job.q_stride + head * head_dim;
-            let wide = &mut wide.as_flattened_mut()[..head_dim];
+            let wide: &mut [f32] = cast_slice_mut(wide);
+            let wide = &mut wide[..head_dim];
             job.q.elements.slice(start..start + head_dim).convert_into(wide);
         }
     }
@@ -210,7 +247,7 @@ impl Scratch {
     }
 
     /// Widens K and V of positions of one page, from row `row` of their tiles on, slot by slot: as they lie in memory.
-    /// Where rows are latent, V is in K's tile.
+    /// Where rows are latent, V is in K's tile. For a unit that computes in place, only the places are stored.
     fn load_slots<T: Number>(
         &mut self,
         job: &Job<'_, T>,
@@ -222,6 +259,7 @@ impl Scratch {
         let width = unit.heads as usize * stored_dim(job);
         let page =
             job.table.track_page(job.words, unit.row.row, job.place.track, first / page_size);
+        let in_place = computes_in_place(job, unit);
         let sides = [(&job.k, &mut self.k), (&job.v, &mut self.v)];
         for (side, (strides, tiles)) in sides.into_iter().enumerate().take(side_count(job.layout)) {
             let head = u64::from(unit.first_head) * strides.head;
@@ -229,9 +267,17 @@ impl Scratch {
                 let (offset, row) = (position % page_size, row + (position - first) as usize);
                 let byte = strides.row(job.place.lane, page, offset) + head;
                 let start = byte as usize / size_of::<T>();
-                widen_slot(&job.pool[start..start + width], tiles, row, job);
-                if T::QUANTISED {
-                    let slot = Row { side, layer: job.layer, lane: job.place.lane, page, offset };
+                self.ahead.starts[side][row] = start;
+                if !in_place {
+                    widen_slot(&job.pool[start..start + width], tiles, row, job);
+                }
+                let slot = Row { side, layer: job.layer, lane: job.place.lane, page, offset };
+                if scales_products(job) {
+                    let heads = unit.first_head..unit.first_head + unit.heads;
+                    for (head, scales) in heads.zip(&mut self.ahead.scales) {
+                        scales[side][row] = job.scales.of(job.numbers, slot, head);
+                    }
+                } else if T::QUANTISED {
                     scale_slot(slot, unit, tiles, row, job);
                     widen_rope(slot, tiles, row, job);
                 }
@@ -244,10 +290,10 @@ impl Scratch {
         &mut self,
         job: &Job<'_, T>,
         unit: Unit,
-        tile: Range<u32>,
-        out: &mut [F32x8],
+        (tile, ahead): (Range<u32>, usize),
+        results: (&mut [Line], &mut [Softmax]),
     ) {
-        self.fold_rows(job, unit, out, tile.len(), |query| {
+        self.fold_rows(job, unit, results, (tile.len(), ahead), |query| {
             let seen = unit.sees(query, job.attend.window);
             let (start, end) = (seen.start.max(tile.start), seen.end.min(tile.end));
             start.saturating_sub(tile.start) as usize..end.saturating_sub(tile.start) as usize
@@ -260,15 +306,21 @@ impl Scratch {
         &mut self,
         job: &Job<'_, T>,
         unit: Unit,
-        out: &mut [F32x8],
-        len: usize,
+        (out, softmax): (&mut [Line], &mut [Softmax]),
+        (len, ahead): (usize, usize),
         sees: impl Fn(u32) -> Range<usize>,
     ) {
-        let (group, vectors, value_vectors) = (job.group(), job.vectors(), job.value_vectors());
+        if job.isa.is_vector() {
+            return self.fold_vectors(job, unit, (out, softmax), (len, ahead), sees);
+        }
+        let (group, vectors) = (job.group(), job.lines() * LINE_VECTORS);
+        let value_vectors = job.value_lines() * LINE_VECTORS;
         let rows = unit.rows_per_head(group);
         let v = if job.layout.is_latent() { &self.k } else { &self.v };
-        let tiles = self.k.chunks_exact(TILE * vectors).zip(v.chunks_exact(TILE * vectors));
-        let queries = self.q.chunks_exact(rows * vectors).zip(self.softmax.chunks_exact_mut(rows));
+        let [q, k, v]: [&[F32x8]; 3] = [&self.q, &self.k, v].map(|lines| cast_slice(lines));
+        let out: &mut [F32x8] = cast_slice_mut(out);
+        let tiles = k.chunks_exact(TILE * vectors).zip(v.chunks_exact(TILE * vectors));
+        let queries = q.chunks_exact(rows * vectors).zip(softmax.chunks_exact_mut(rows));
         let heads = tiles.zip(queries.zip(out.chunks_exact_mut(rows * value_vectors)));
         for ((k, v), ((q, softmax), out)) in heads {
             let logits = &mut self.logits[..rows * TILE];
@@ -287,6 +339,94 @@ impl Scratch {
             }
         }
     }
+
+    /// [`Scratch::fold_rows`] with vectors.
+    fn fold_vectors<T: Number>(
+        &mut self,
+        job: &Job<'_, T>,
+        unit: Unit,
+        (out, softmax): (&mut [Line], &mut [Softmax]),
+        (len, ahead_len): (usize, usize),
+        sees: impl Fn(u32) -> Range<usize>,
+    ) {
+        let group = job.group();
+        let widths = [job.lines(), job.value_lines()].map(|lines| lines * Line::NUMBERS);
+        let (heads, width) = (unit.heads as usize, widths[0]);
+        let rows = Rows {
+            attend: job.attend,
+            heads,
+            count: unit.rows_per_head(group),
+            widths,
+            q: cast_slice(&self.q),
+            scales: if scales_products(job) { &self.places.scales[..heads] } else { &[] },
+            sees: |row| sees((row / group) as u32),
+            logits: &mut self.logits,
+            softmax,
+            factors: &mut self.factors,
+            out: cast_slice_mut(out),
+        };
+        let v_side = side_count(job.layout) - 1;
+        if computes_in_place(job, unit) {
+            let slot = |start| job.pool.get(start..start + heads * width).unwrap_or(&[]);
+            let [keys, values] = [0, v_side].map(|side| self.places.starts[side].map(slot));
+            let ahead = self.ahead.starts[0].map(slot);
+            let (keys, values) = (&keys[..len], &values[..len]);
+            let tile = Tile { keys, values, apart: width, ahead: Some(&ahead[..ahead_len]) };
+            job.isa.run(Fold { rows, tile });
+        } else {
+            let tiles: [&[f32]; 2] = [cast_slice(&self.k), cast_slice(&self.v)];
+            let [keys, values] = [0, v_side]
+                .map(|side| std::array::from_fn::<_, TILE, _>(|row| &tiles[side][row * width..]));
+            let (keys, values) = (&keys[..len], &values[..len]);
+            job.isa
+                .run(Fold { rows, tile: Tile { keys, values, apart: TILE * width, ahead: None } });
+        }
+    }
+}
+
+/// [`F32x8`] in a [`Line`].
+const LINE_VECTORS: usize = Line::NUMBERS / LANES;
+
+/// Whether the numbers of a unit are widened in registers: its query rows are few, and its heads are whole lines.
+fn computes_in_place<T: Number>(job: &Job<'_, T>, unit: Unit) -> bool {
+    let whole = job.layout.head_dim().is_multiple_of(Line::NUMBERS as u32) && job.rope.is_none();
+    job.isa.is_vector() && whole && unit.rows_per_head(job.group()) <= NARROW_ROWS
+}
+
+/// Whether logits and weights are scaled instead of K and V. It depends on no chunk, so chunks change no bit.
+fn scales_products<T: Number>(job: &Job<'_, T>) -> bool {
+    T::QUANTISED && job.isa.is_vector() && job.rope.is_none()
+}
+
+/// Adds results over a later segment to the results of the same query rows over the segments before.
+pub(super) fn join_parts(
+    (out, softmax): (&mut [Line], &mut [Softmax]),
+    (more, more_softmax): (&[Line], &[Softmax]),
+) {
+    let lines = out.len() / softmax.len();
+    let rows = softmax.iter_mut().zip(out.chunks_exact_mut(lines));
+    for ((softmax, out), (later, more)) in
+        rows.zip(more_softmax.iter().zip(more.chunks_exact(lines)))
+    {
+        math::join((softmax, cast_slice_mut(out)), (*later, cast_slice(more)));
+    }
+}
+
+/// Adds the sinks to the softmax of a unit's query rows, and divides their sums.
+pub(super) fn finish<T: Number>(
+    job: &Job<'_, T>,
+    unit: Unit,
+    out: &mut [Line],
+    softmax: &mut [Softmax],
+) {
+    let rows = unit.rows(job.group()).zip(out.chunks_exact_mut(job.value_lines())).zip(softmax);
+    for (((_, head), out), softmax) in rows {
+        let out: &mut [f32] = cast_slice_mut(out);
+        if let Some(sinks) = job.sinks {
+            enter_sink(sinks[head], softmax, out);
+        }
+        out.iter_mut().for_each(|x| *x /= softmax.1);
+    }
 }
 
 /// At least `len` elements, the new ones 0.
@@ -303,31 +443,33 @@ fn stored_dim<T: Number>(job: &Job<'_, T>) -> usize {
 }
 
 /// Widens one slot's heads, each to row `row` of its tile.
-fn widen_slot<T: Number>(slot: &[T], tiles: &mut [F32x8], row: usize, job: &Job<'_, T>) {
-    let (vectors, dim) = (job.vectors(), stored_dim(job));
-    let tiles = tiles.chunks_exact_mut(TILE * vectors);
+fn widen_slot<T: Number>(slot: &[T], tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
+    let (lines, dim) = (job.lines(), stored_dim(job));
+    let tiles = tiles.chunks_exact_mut(TILE * lines);
     for (head, tile) in slot.chunks_exact(dim).zip(tiles) {
-        let wide = tile[row * vectors..(row + 1) * vectors].as_flattened_mut();
-        T::widen(head, &mut wide[..dim]);
+        let wide = &mut cast_slice_mut(&mut tile[row * lines..(row + 1) * lines])[..dim];
+        if let Some(Widen(head, wide)) = job.isa.run(Widen(head, wide)) {
+            T::widen(head, wide);
+        }
     }
 }
 
 /// Widens what of a latent row is not quantised, behind what is.
-fn widen_rope<T: Number>(slot: Row, tiles: &mut [F32x8], row: usize, job: &Job<'_, T>) {
+fn widen_rope<T: Number>(slot: Row, tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
     let Some((strides, pool)) = job.rope else { return };
-    let (vectors, dim, row_len) = (job.vectors(), stored_dim(job), job.layout.head_dim() as usize);
+    let (lines, dim, row_len) = (job.lines(), stored_dim(job), job.layout.head_dim() as usize);
     let start = byte(strides, slot, 0) as usize / size_of::<bf16>();
-    let wide = tiles[row * vectors..(row + 1) * vectors].as_flattened_mut();
+    let wide: &mut [f32] = cast_slice_mut(&mut tiles[row * lines..(row + 1) * lines]);
     bf16::widen(&pool[start..start + row_len - dim], &mut wide[dim..row_len]);
 }
 
 /// Multiplies row `row` of each head's tile by the head's scale in one slot, and nothing of what pads it.
-fn scale_slot<T: Number>(slot: Row, unit: Unit, tiles: &mut [F32x8], row: usize, job: &Job<'_, T>) {
-    let (vectors, dim) = (job.vectors(), stored_dim(job));
+fn scale_slot<T: Number>(slot: Row, unit: Unit, tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
+    let (lines, dim) = (job.lines(), stored_dim(job));
     let heads = unit.first_head..unit.first_head + unit.heads;
-    for (head, tile) in heads.zip(tiles.chunks_exact_mut(TILE * vectors)) {
+    for (head, tile) in heads.zip(tiles.chunks_exact_mut(TILE * lines)) {
         let scale = job.scales.of(job.numbers, slot, head);
-        let wide = tile[row * vectors..(row + 1) * vectors].as_flattened_mut();
+        let wide: &mut [f32] = cast_slice_mut(&mut tile[row * lines..(row + 1) * lines]);
         for x in &mut wide[..dim] {
             *x *= scale;
         }

@@ -1,9 +1,10 @@
 //! Numbers of fp8 E4M3: a sign, 4 bits of exponent with bias 7, 3 bits of mantissa; no infinities, and NaN where all
 //! bits below the sign are set. Conversion is integer arithmetic, as on targets that have no instruction for it.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::{Pod, Zeroable, cast_slice};
 
 use super::number::Number;
+use super::simd::Lanes;
 
 /// One number.
 #[derive(Clone, Copy, Pod, Zeroable, PartialEq, Eq, Debug)]
@@ -16,6 +17,7 @@ const NAN: u8 = 0x7f;
 
 impl E4m3 {
     /// To nearest, ties to even. What is beyond 448, infinities too, becomes 448 with its sign; NaN becomes 0x7f.
+    #[inline(always)]
     pub const fn from_f32(x: f32) -> Self {
         let bits = x.to_bits();
         let (sign, size) = ((bits >> 24) as u8 & 0x80, bits & 0x7fff_ffff);
@@ -38,6 +40,7 @@ impl E4m3 {
     }
 
     /// Exactly.
+    #[inline(always)]
     pub fn to_f32(self) -> f32 {
         let size = u32::from(self.0 & 0x7f);
         // Both without a branch, so that a loop over it is vectorised.
@@ -52,6 +55,7 @@ impl E4m3 {
 impl Number for E4m3 {
     const QUANTISED: bool = true;
 
+    #[inline(always)]
     fn widen(source: &[Self], target: &mut [f32]) {
         assert_eq!(source.len(), target.len());
         for (x, y) in source.iter().zip(target) {
@@ -59,11 +63,17 @@ impl Number for E4m3 {
         }
     }
 
+    #[inline(always)]
     fn narrow(source: &[f32], target: &mut [Self]) {
         assert_eq!(source.len(), target.len());
         for (x, y) in source.iter().zip(target) {
             *y = Self::from_f32(*x);
         }
+    }
+
+    #[inline(always)]
+    fn load<S: Lanes>(s: S, source: &[Self]) -> S::f32s {
+        s.e4m3(cast_slice(source))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::path::{CpuPath, PATH_VARIABLE};
 use crate::backend::PlanError;
 use crate::error::Count;
 use crate::layout::{LabelError, PlaneName, ScaleError};
@@ -42,6 +43,13 @@ pub enum CpuError {
         /// The target's.
         target: u64,
     },
+    /// A path that this machine has not the instructions for.
+    Path {
+        /// The path.
+        path: CpuPath,
+    },
+    /// The environment variable [`PATH_VARIABLE`] names no path.
+    PathName,
     /// A buffer of another size than one page.
     PageBytes {
         /// Its bytes.
@@ -85,6 +93,13 @@ impl fmt::Display for CpuError {
                 write!(f, "pages of fingerprint {source:016x} are not those of {target:016x}")
             }
             Self::Plane { plane } => write!(f, "the pool has no rows of {plane:?} by slot"),
+            Self::Path { path } => {
+                write!(f, "this machine has no instructions for the path {}", path.name())
+            }
+            Self::PathName => {
+                let names = CpuPath::ALL.map(CpuPath::name).join(", ");
+                write!(f, "the environment variable {PATH_VARIABLE} names none of {names}")
+            }
             Self::PageBytes { actual, wanted } => {
                 write!(f, "a buffer of {actual} bytes for a page of {wanted}")
             }

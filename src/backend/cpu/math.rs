@@ -1,12 +1,35 @@
-//! The arithmetic of attention, written so that the compiler vectorises it for whatever it compiles for.
+//! The arithmetic of the portable path, written so that the compiler vectorises it for whatever it compiles for; and
+//! definitions that all paths share.
 //!
-//! Not here: what is multiplied with what.
+//! Not here: what is multiplied with what; its twins with vectors (`fold.rs`).
+
+use bytemuck::{Pod, Zeroable};
 
 /// Eight numbers side by side, the lanes of a vector. A row of a head is padded with zeros to whole vectors.
 pub(super) type F32x8 = [f32; LANES];
 
 /// Numbers in [`F32x8`].
 pub(super) const LANES: usize = 8;
+
+/// Positions of K and V that are taken in at a time: with head_dim 128 a head's two widened tiles fit a first-level
+/// cache.
+pub(super) const TILE: usize = 32;
+
+/// A cache line. Rows start at one and are padded to whole ones, so no vector of a row crosses a line.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct Line([F32x8; 2]);
+
+impl Line {
+    /// Numbers in it.
+    pub const NUMBERS: usize = 2 * LANES;
+}
+
+/// The state of a row's online softmax: the largest logit, and the sum of `e^(logit - largest)`.
+pub(super) type Softmax = (f32, f32);
+
+/// The [`Softmax`] of nothing.
+pub(super) const NOTHING: Softmax = (f32::NEG_INFINITY, 0.0);
 
 /// `sum + a * b`, fused where the target has the instruction (a call into libm would be far slower).
 #[inline(always)]
@@ -134,28 +157,52 @@ fn fold(start: f32, numbers: &[f32], mut f: impl FnMut(f32, f32) -> f32) -> f32 
     lanes.iter().chain(rest).fold(start, |a, &b| f(a, b))
 }
 
+/// Adds a row's state and sum over a later segment to those over the segments before.
+pub(super) fn join((softmax, out): (&mut Softmax, &mut [f32]), later: (Softmax, &[f32])) {
+    let ((max, sum), more) = later;
+    // A segment that a row sees nothing of changes no bit, whether a unit goes through it or not.
+    if (max, sum) == NOTHING {
+        return;
+    }
+    if *softmax == NOTHING {
+        *softmax = (max, sum);
+        return out.copy_from_slice(more);
+    }
+    let new_max = self::max(softmax.0, &[max]);
+    let base = if new_max == f32::NEG_INFINITY { 0.0 } else { new_max };
+    let factors = (exp(softmax.0 - base), exp(max - base));
+    for (x, y) in out.iter_mut().zip(more) {
+        *x = *x * factors.0 + y * factors.1;
+    }
+    *softmax = (new_max, softmax.1 * factors.0 + sum * factors.1);
+}
+
+/// Below it f32 has no normal numbers left.
+pub(super) const EXP_LOW: f32 = -87.0;
+/// Adding it rounds to a whole number, which then stands in the low bits: 1.5 * 2^23.
+pub(super) const EXP_ROUND: f32 = 12_582_912.0;
+/// ln 2 in two parts; the first has few enough bits that n times it is exact.
+pub(super) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+/// The Taylor series up to `r^7 / 7!`, highest term first.
+pub(super) const EXP_TERMS: [f32; 8] =
+    [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+
 /// `e^x` for `x <= 0`, within 2 units in the last place; 0 below -87, where f32 has no normal numbers left.
 ///
 /// `e^x = 2^n e^r` with `n` whole and `|r| <= ln 2 / 2`; `e^r` is its Taylor series up to `r^7 / 7!`, which leaves
 /// out less than `6e-9` of it. No branches and no calls, so a loop over it is vectorised.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    const LOW: f32 = -87.0;
-    // Adding it rounds to a whole number, which then stands in the low bits.
-    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
-    // ln 2 in two parts; the first has few enough bits that n times it is exact.
-    const LN_2_HIGH: f32 = 0.693_359_4;
-    const LN_2_LOW: f32 = -2.121_944_4e-4;
-    let y = if x < LOW { LOW } else { x }; // not `max`: NaN stays NaN
-    let shifted = y * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = (y - n * LN_2_HIGH) - n * LN_2_LOW;
-    let mut sum = 1.0 / 5040.0;
-    for term in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        sum = multiply_add(term, sum, r);
+    let y = if x < EXP_LOW { EXP_LOW } else { x }; // not `max`: NaN stays NaN
+    let shifted = y * std::f32::consts::LOG2_E + EXP_ROUND;
+    let n = shifted - EXP_ROUND;
+    let r = (y - n * LN_2[0]) - n * LN_2[1];
+    let mut sum = EXP_TERMS[0];
+    for term in &EXP_TERMS[1..] {
+        sum = multiply_add(*term, sum, r);
     }
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
-    if x < LOW { 0.0 } else { sum * power }
+    if x < EXP_LOW { 0.0 } else { sum * power }
 }
 
 #[cfg(test)]

@@ -3,18 +3,25 @@
 //! One zeroed allocation in the pool's layout, which the system backs with memory as pages are first
 //! written, and a copy of the page tables. Every call is done when it returns. A call that fails has written nothing.
 //!
+//! Attention is compiled for several instruction sets ([`CpuPath`]); which one computes is chosen when a backend is
+//! opened.
+//!
 //! Not here: which pages are whose.
 
 mod attention;
 mod e4m3;
 mod error;
+mod fold;
 mod labels;
 mod math;
 mod number;
 mod pages;
+mod path;
 mod pool;
 mod rows;
 mod scales;
+mod simd;
+mod threads;
 mod unit;
 
 use std::num::NonZeroUsize;
@@ -23,6 +30,7 @@ use std::thread;
 use half::bf16;
 
 pub use error::CpuError;
+pub use path::{CpuPath, PATH_VARIABLE};
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
 use super::sparse::{self, Select, Selection, SparseBackend};
@@ -35,11 +43,12 @@ use crate::memory::OutOfMemory;
 use crate::plan::{BatchPlan, Compaction, PageCopy, SpanCheck, StepEnd};
 use attention::Scratch;
 use labels::{Labels, Scorer, SelectScratch};
-use math::F32x8;
+use math::{Line, Softmax};
 use number::Number;
 use pages::bytes_of;
 use pool::{Pool, with_number};
 use scales::{Row, Scales, side_count};
+use simd::Isa;
 use unit::Job;
 
 /// How a [`Cpu`] is to work.
@@ -47,6 +56,9 @@ use unit::Job;
 pub struct CpuOptions {
     /// Most threads that compute attention, the caller's included; 0 counts as 1. Results do not depend on it.
     pub threads: usize,
+    /// The instructions that attention computes with. Default: `None`, those that the environment variable
+    /// [`PATH_VARIABLE`] names, else the fastest that the machine has.
+    pub path: Option<CpuPath>,
     /// What the numbers of a quantised pool are multiplied by, where scales are given ([`Scaling::Static`]): those of
     /// what this rank holds ([`KvScales::local`]). Default: `None`, 1 for all.
     ///
@@ -67,7 +79,7 @@ impl Default for CpuOptions {
 impl CpuOptions {
     /// At most `threads` threads.
     pub const fn with_threads(threads: usize) -> Self {
-        Self { threads, scales: None, labels: None }
+        Self { threads, path: None, scales: None, labels: None }
     }
 }
 
@@ -75,7 +87,8 @@ impl OpenBackend for CpuOptions {
     type Backend = Cpu;
 
     /// # Errors
-    /// [`CpuError::OutOfMemory`], [`CpuError::Scales`] or [`CpuError::Labels`] that are not for this pool.
+    /// [`CpuError::OutOfMemory`], [`CpuError::Scales`] or [`CpuError::Labels`] that are not for this pool,
+    /// [`CpuError::Path`] or [`CpuError::PathName`] where the machine does not have the instructions.
     fn open(
         self,
         layout: &PoolLayout,
@@ -92,6 +105,7 @@ impl OpenBackend for CpuOptions {
         let wide = if converts { layout.head_dim() } else { 0 };
         Ok(Cpu {
             threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
+            isa: Isa::choose(self.path)?,
             layout: *layout,
             table: *table,
             pool: Pool::new(layout)?,
@@ -107,7 +121,7 @@ impl OpenBackend for CpuOptions {
             scratch: Vec::new(),
             selects: SelectScratch::default(),
             out: Vec::new(),
-            lse: Vec::new(),
+            softmax: Vec::new(),
         })
     }
 }
@@ -116,6 +130,7 @@ impl OpenBackend for CpuOptions {
 #[derive(Debug)]
 pub struct Cpu {
     threads: NonZeroUsize,
+    isa: Isa,
     layout: PoolLayout,
     table: TableShape,
     pool: Pool,
@@ -133,15 +148,20 @@ pub struct Cpu {
     spans: SpanCheck,
     scratch: Vec<Scratch>,
     selects: SelectScratch,
-    /// Results of attention's units: `[query rows, value vectors]`, and the log-sum-exp, `[query rows]`.
-    out: Vec<F32x8>,
-    lse: Vec<f32>,
+    /// Results of attention's units: `[query rows, lines]`, and their softmax, `[query rows]`.
+    out: Vec<Line>,
+    softmax: Vec<Softmax>,
 }
 
 impl Cpu {
     /// The pool.
     pub fn layout(&self) -> &PoolLayout {
         &self.layout
+    }
+
+    /// The instructions that attention computes with.
+    pub fn path(&self) -> CpuPath {
+        self.isa.path()
     }
 
     /// The page tables as last written, in the order of [`TableShape`].
@@ -152,8 +172,8 @@ impl Cpu {
     /// Bytes taken: pool, scales that were given, page tables, and scratch, which grows to the largest step attended.
     pub fn bytes(&self) -> u64 {
         let scratch = self.scratch.iter().map(Scratch::bytes).sum::<usize>()
-            + self.out.capacity() * size_of::<F32x8>()
-            + self.lse.capacity() * size_of::<f32>()
+            + self.out.capacity() * size_of::<Line>()
+            + self.softmax.capacity() * size_of::<Softmax>()
             + size_of_val(&*self.wide)
             + self.scales.bytes()
             + self.labels.bytes()
@@ -269,15 +289,18 @@ impl Cpu {
                 q,
                 q_stride,
                 threads: self.threads,
+                isa: self.isa,
             };
             let threads = job.threads();
             if self.scratch.len() < threads {
                 self.scratch.resize_with(threads, Scratch::default);
             }
-            self.out.resize(tokens * q_heads * job.value_vectors(), F32x8::default());
-            self.lse.resize(tokens * q_heads, 0.0);
-            attention::run(&job, &mut self.scratch[..threads], &mut self.out, &mut self.lse);
-            hand_out(&job, &self.out, &self.lse, &mut out, out_stride, lse.as_deref_mut());
+            let results: usize = job.units().map(|unit| unit.row_count(job.group())).sum();
+            self.out.resize(results * job.value_lines(), Line::default());
+            self.softmax.resize(results, math::NOTHING);
+            attention::run(&job, &mut self.scratch[..threads], &mut self.out, &mut self.softmax);
+            let results = (&mut self.out[..], &mut self.softmax[..]);
+            hand_out(&job, results, &mut out, out_stride, lse.as_deref_mut());
         });
         pad(plan, width, &mut out, out_stride, attend.q_heads as usize, lse);
         Ok(())
@@ -467,23 +490,39 @@ fn check_lists(actual: usize, wanted: usize) -> Result<(), PlanError> {
     if actual == wanted { Ok(()) } else { Err(PlanError::Length { operand, actual, wanted }) }
 }
 
-/// Takes the units' results apart into rows of `out` and `lse`.
+/// Takes the units' results apart into rows of `out` and `lse`, once those of the same query rows are joined.
 fn hand_out<T: Number>(
     job: &Job<'_, T>,
-    results: &[F32x8],
-    sums: &[f32],
+    (mut results, mut sums): (&mut [Line], &mut [Softmax]),
     out: &mut CpuRowsMut<'_>,
     out_stride: usize,
     mut lse: Option<&mut [f32]>,
 ) {
     let (group, value_dim) = (job.group(), job.layout.value_dim() as usize);
-    let results = results.chunks_exact(job.value_vectors()).zip(sums);
-    for ((token, head), (result, sum)) in job.units().flat_map(|unit| unit.rows(group)).zip(results)
-    {
-        let start = token * out_stride + head * value_dim;
-        out.elements.write(start, &result.as_flattened()[..value_dim]);
-        if let Some(lse) = &mut lse {
-            lse[token * job.attend.q_heads as usize + head] = *sum;
+    let lines = job.value_lines();
+    let mut whole: (&mut [Line], &mut [Softmax]) = (&mut [], &mut []);
+    for unit in job.units() {
+        let rows = unit.row_count(group);
+        let part = results.split_off_mut(..rows * lines).expect("a result for each row");
+        let part_sums = sums.split_off_mut(..rows).expect("a result for each row");
+        if unit.continues {
+            attention::join_parts((whole.0, whole.1), (part, part_sums));
+        } else {
+            whole = (part, part_sums);
+        }
+        if unit.goes_on {
+            continue;
+        }
+        if unit.continues {
+            attention::finish(job, unit, whole.0, whole.1);
+        }
+        let rows = unit.rows(group).zip(whole.0.chunks_exact(lines).zip(&*whole.1));
+        for ((token, head), (result, (max, sum))) in rows {
+            let start = token * out_stride + head * value_dim;
+            out.elements.write(start, &bytemuck::cast_slice(result)[..value_dim]);
+            if let Some(lse) = &mut lse {
+                lse[token * job.attend.q_heads as usize + head] = max + sum.ln();
+            }
         }
     }
 }

@@ -2,9 +2,11 @@
 
 use std::any::TypeId;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, cast_slice};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+
+use super::simd::{Isa, Lanes, Op, load};
 
 /// An element type of pools and rows.
 pub(super) trait Number: Pod + Send + Sync {
@@ -15,6 +17,8 @@ pub(super) trait Number: Pod + Send + Sync {
     fn widen(source: &[Self], target: &mut [f32]);
     /// To nearest, ties to even.
     fn narrow(source: &[f32], target: &mut [Self]);
+    /// Widens one vector, exactly.
+    fn load<S: Lanes>(s: S, source: &[Self]) -> S::f32s;
 }
 
 impl Number for f32 {
@@ -24,6 +28,11 @@ impl Number for f32 {
 
     fn narrow(source: &[f32], target: &mut [Self]) {
         target.copy_from_slice(source);
+    }
+
+    #[inline(always)]
+    fn load<S: Lanes>(_: S, source: &[Self]) -> S::f32s {
+        load(source)
     }
 }
 
@@ -35,10 +44,16 @@ impl Number for f16 {
     fn narrow(source: &[f32], target: &mut [Self]) {
         target.convert_from_f32_slice(source);
     }
+
+    #[inline(always)]
+    fn load<S: Lanes>(s: S, source: &[Self]) -> S::f32s {
+        s.f16(cast_slice(source))
+    }
 }
 
 impl Number for bf16 {
     // `half` turns signalling NaNs quiet here, which keeps its loop from being vectorised.
+    #[inline(always)]
     fn widen(source: &[Self], target: &mut [f32]) {
         assert_eq!(source.len(), target.len());
         for (x, y) in source.iter().zip(target) {
@@ -46,22 +61,78 @@ impl Number for bf16 {
         }
     }
 
+    // As `half` does, without branches.
+    #[inline(always)]
     fn narrow(source: &[f32], target: &mut [Self]) {
-        target.convert_from_f32_slice(source);
+        assert_eq!(source.len(), target.len());
+        for (x, y) in source.iter().zip(target) {
+            let bits = x.to_bits();
+            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+            *y = bf16::from_bits(if x.is_nan() { bits >> 16 | 0x40 } else { rounded } as u16);
+        }
+    }
+
+    #[inline(always)]
+    fn load<S: Lanes>(s: S, source: &[Self]) -> S::f32s {
+        let high = s.wrapping_dyn_shl_u32s(s.halves(cast_slice(source)), s.splat_u32s(16));
+        s.transmute_f32s_u32s(high)
     }
 }
 
 /// Converts by way of f32, which holds every value of the others. The same type is copied bit by bit.
 pub(super) fn convert<A: Number, B: Number>(source: &[A], target: &mut [B]) {
     if TypeId::of::<A>() == TypeId::of::<B>() {
-        target.copy_from_slice(bytemuck::cast_slice(source));
+        target.copy_from_slice(cast_slice(source));
         return;
     }
     assert_eq!(source.len(), target.len());
-    let mut wide = [0.0; 64];
-    for (from, to) in source.chunks(wide.len()).zip(target.chunks_mut(wide.len())) {
-        let wide = &mut wide[..from.len()];
-        A::widen(from, wide);
-        B::narrow(wide, to);
+    if let Some(op) = Isa::of_process().run(Convert(source, target)) {
+        op.convert();
+    }
+}
+
+/// Numbers of one type to another: to the same bits with any instructions.
+struct Convert<'a, A, B>(&'a [A], &'a mut [B]);
+
+impl<A: Number, B: Number> Convert<'_, A, B> {
+    #[inline(always)]
+    fn convert(self) {
+        let mut wide = [0.0; 64];
+        for (from, to) in self.0.chunks(wide.len()).zip(self.1.chunks_mut(wide.len())) {
+            let wide = &mut wide[..from.len()];
+            A::widen(from, wide);
+            B::narrow(wide, to);
+        }
+    }
+}
+
+impl<A: Number, B: Number> Op for Convert<'_, A, B> {
+    #[inline(always)]
+    fn go<S: Lanes>(self, _: S) {
+        self.convert();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testkit::rng::Rng;
+
+    #[test]
+    fn numbers_become_the_nearest_bf16() {
+        let mut rng = Rng::new(1);
+        let special = [0, 0x7f7f_7fff, 0x7f7f_8000, 0x7f80_0000, 0x7f80_0001, 0x7fff_ffff, 1];
+        let special = special.into_iter().flat_map(|bits: u32| [bits, bits | 1 << 31]);
+        let ties = (0..=u16::MAX).map(|high| u32::from(high) << 16 | 0x8000);
+        let any = std::iter::repeat_with(|| rng.bits() as u32).take(1 << 16);
+        let ties = ties.flat_map(|bits| [bits - 1, bits, bits + 1]);
+        let all: Vec<f32> = special.chain(ties).chain(any).map(f32::from_bits).collect();
+        let [mut vectors, mut plain] = [(); 2].map(|()| vec![bf16::ZERO; all.len()]);
+        convert(&all, &mut vectors);
+        Convert(&all, &mut plain).convert();
+        for (x, y) in all.iter().zip(vectors.iter().zip(plain)) {
+            let wanted = bf16::from_f32(*x).to_bits();
+            assert_eq!([y.0.to_bits(), y.1.to_bits()], [wanted; 2], "{:#x}", x.to_bits());
+        }
     }
 }

@@ -12,10 +12,15 @@ use crate::memory::{self, OutOfMemory};
 /// What memory is taken in: as aligned as any element type.
 type Unit = u128;
 
+/// Units in a line of the caches, of 64 bytes.
+const LINE_UNITS: usize = 4;
+
 /// All bytes of a pool.
 #[derive(Debug)]
 pub(super) struct Pool {
     memory: Box<[Unit]>,
+    /// Where it begins: at a line of the caches.
+    start: usize,
     bytes: usize,
 }
 
@@ -48,9 +53,13 @@ impl Pool {
     /// Zeroed memory for a pool.
     pub fn new(layout: &PoolLayout) -> Result<Self, CpuError> {
         let bytes = layout.total_bytes();
-        let memory = zeroed(bytes.div_ceil(size_of::<Unit>() as u64))
+        let units = bytes.div_ceil(size_of::<Unit>() as u64);
+        let memory: Box<[Unit]> = zeroed(units.saturating_add(LINE_UNITS as u64))
             .map_err(|_| CpuError::OutOfMemory { bytes })?;
-        Ok(Self { memory, bytes: bytes as usize })
+        let start = (memory.as_ptr().addr() / size_of::<Unit>()).wrapping_neg() % LINE_UNITS;
+        // Pages of a cache are read in any order: in the system's small pages each of them misses the TLB.
+        memory::ask_for_huge_pages(memory.as_ptr().addr(), size_of_val(&*memory));
+        Ok(Self { memory, start, bytes: bytes as usize })
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -64,12 +73,12 @@ impl Pool {
 
     /// All of it as numbers of one type, whatever the planes': number `i` begins at byte `i * size_of::<T>()`.
     pub fn numbers<T: Pod>(&self) -> &[T] {
-        bytemuck::cast_slice(&self.memory)
+        bytemuck::cast_slice(&self.memory[self.start..])
     }
 
     /// As [`Pool::numbers`], to write.
     pub fn numbers_mut<T: Pod>(&mut self) -> &mut [T] {
-        bytemuck::cast_slice_mut(&mut self.memory)
+        bytemuck::cast_slice_mut(&mut self.memory[self.start..])
     }
 
     /// The numbers in a range of bytes; nothing where they are multiples of a scale.

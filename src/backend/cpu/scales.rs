@@ -7,6 +7,7 @@
 //! Not here: scales that are given (`layout/scales.rs`).
 
 use super::e4m3::E4m3;
+use super::number::convert;
 use super::pool::Pool;
 use super::rows::Elements;
 use crate::id::{LayerId, PageId};
@@ -92,9 +93,8 @@ impl Scales {
             }
             let scale = self.of(pool.numbers(), row, head);
             let at = byte(strides, row, head) as usize;
-            for (target, x) in pool.numbers_mut()[at..at + head_dim].iter_mut().zip(&*wide) {
-                *target = E4m3::from_f32(x / scale);
-            }
+            wide.iter_mut().for_each(|x| *x /= scale);
+            convert(wide, &mut pool.numbers_mut::<E4m3>()[at..at + head_dim]);
         }
     }
 }

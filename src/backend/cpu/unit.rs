@@ -7,9 +7,10 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::math::LANES;
+use super::math::Line;
 use super::rows::CpuRows;
 use super::scales::Scales;
+use super::simd::Isa;
 use crate::backend::{Attend, Selection, sparse};
 use crate::id::LayerId;
 use crate::layout::{LayerPlace, PoolLayout, Strides, TableShape};
@@ -17,6 +18,10 @@ use crate::plan::{BatchPlan, BatchRow};
 
 /// Query rows that a unit has, about.
 const UNIT_ROWS: u32 = 32;
+
+/// Positions whose sums are made apart and then joined in order, whatever the batch, the chunk and the threads: so
+/// several threads can share the row of one long context.
+const SEGMENT: u32 = 1024;
 
 /// Multiplications that are worth a thread, about 100 us.
 const THREAD_WORK: u64 = 1 << 21;
@@ -47,6 +52,7 @@ pub(super) struct Job<'a, T> {
     pub q_stride: usize,
     /// Most threads.
     pub threads: NonZeroUsize,
+    pub isa: Isa,
 }
 
 /// Some query tokens of one sequence, with the query heads of some kv heads. Its query rows are ordered by kv head,
@@ -61,6 +67,11 @@ pub(super) struct Unit {
     pub first_head: u32,
     /// Kv heads: one, where it reads a list.
     pub heads: u32,
+    /// Start and end of its positions, numbered as in [`Unit::sees`]: all that its tokens see, or one segment.
+    pub reads: [u32; 2],
+    /// Whether the previous and the next unit have the same query rows.
+    pub continues: bool,
+    pub goes_on: bool,
     /// Its list's number, where it has one.
     list: Option<usize>,
     /// What its only token sees of the row's last 64 slots, where the row is a tree; else 0.
@@ -101,8 +112,13 @@ impl Unit {
         self.row.kv_len - 1 - rest.ilog2()
     }
 
+    /// Its positions, in segments.
+    pub fn segments(&self) -> impl Iterator<Item = Range<u32>> + use<> {
+        segments(self.reads[0]..self.reads[1])
+    }
+
     /// What any of its query tokens sees.
-    pub fn sees_in_all(&self, window: Option<u32>) -> Range<u32> {
+    fn sees_in_all(&self, window: Option<u32>) -> Range<u32> {
         self.sees(0, window).start..self.sees(self.tokens - 1, window).end
     }
 
@@ -133,38 +149,60 @@ impl Unit {
     }
 }
 
+/// Cuts a range at multiples of [`SEGMENT`].
+fn segments(range: Range<u32>) -> impl Iterator<Item = Range<u32>> {
+    let first = range.start / SEGMENT..range.end.div_ceil(SEGMENT);
+    first.map(move |at| {
+        let start = at * SEGMENT;
+        start.max(range.start)..range.end.min(start.saturating_add(SEGMENT))
+    })
+}
+
 impl<T> Job<'_, T> {
     /// Query heads of one kv head.
     pub fn group(&self) -> usize {
         (self.attend.q_heads / self.layout.kv_heads()) as usize
     }
 
-    /// [`F32x8`](super::math::F32x8) of one head of K.
-    pub fn vectors(&self) -> usize {
-        (self.layout.head_dim() as usize).div_ceil(LANES)
+    /// [`Line`]s of one head of K.
+    pub fn lines(&self) -> usize {
+        (self.layout.head_dim() as usize * size_of::<f32>()).div_ceil(size_of::<Line>())
     }
 
     /// Those of one head of V.
-    pub fn value_vectors(&self) -> usize {
-        (self.layout.value_dim() as usize).div_ceil(LANES)
+    pub fn value_lines(&self) -> usize {
+        (self.layout.value_dim() as usize * size_of::<f32>()).div_ceil(size_of::<Line>())
     }
 
     /// All units but those of padding rows, in the order of the query rows. In a tree each token has units of its own.
     ///
     /// With few query tokens a unit has several kv heads, since those of one slot lie side by side and memory is read
-    /// fastest in order; but not so many that threads have nothing to do. Each row's result is the same either way.
+    /// fastest in order; but not so many that threads have nothing to do. A row of few query tokens that is a large
+    /// part of the work has a unit for each segment. Each row's result is the same either way.
     pub fn units(&self) -> impl Iterator<Item = Unit> + Send + use<'_, T> {
         let (group, kv_heads) = (self.group() as u32, self.layout.kv_heads());
         let block = (UNIT_ROWS / group).max(1);
-        let plan = self.plan;
+        let (plan, window) = (self.plan, self.attend.window);
         let rows = plan.rows.iter().enumerate().filter(|(_, row)| row.kv_len > 0);
         let rows = rows.map(move |(index, row)| {
             let masks = plan.tree(row);
             (index, row, masks.unwrap_or_default(), if masks.is_some() { 1 } else { block })
         });
-        let blocks = rows.clone().map(|(_, row, _, block)| row.extend_len.div_ceil(block));
-        let blocks: u64 = blocks.map(u64::from).sum();
+        let pairs = move |row: &BatchRow| {
+            u64::from(row.extend_len) * u64::from(row.kv_len.min(window.unwrap_or(u32::MAX)))
+        };
+        let all_pairs =
+            rows.clone().fold(0_u64, |sum, (_, row, ..)| sum.saturating_add(pairs(row)));
         let shares = 2 * self.threads() as u64;
+        let is_cut = move |row: &BatchRow| {
+            let is_large = pairs(row).saturating_mul(2 * shares) > all_pairs;
+            shares > 2 && row.extend_len.saturating_mul(group) <= UNIT_ROWS && is_large
+        };
+        let blocks = rows.clone().map(|(_, row, _, block)| {
+            let parts = if is_cut(row) { pairs(row) / u64::from(SEGMENT) } else { 0 };
+            u64::from(row.extend_len.div_ceil(block)).max(parts)
+        });
+        let blocks: u64 = blocks.sum();
         let most = match shares {
             2 => kv_heads,
             _ => (blocks * u64::from(kv_heads) / shares).clamp(1, kv_heads.into()) as u32,
@@ -177,11 +215,32 @@ impl<T> Job<'_, T> {
                 let mask = masks.get(first as usize).copied().unwrap_or(0);
                 let tokens = block.min(row.extend_len - first);
                 let step = (UNIT_ROWS / (tokens * group)).clamp(1, most);
-                (0..kv_heads).step_by(step as usize).map(move |first_head| {
+                (0..kv_heads).step_by(step as usize).flat_map(move |first_head| {
                     let heads = step.min(kv_heads - first_head);
                     let list = index * kv_heads as usize + first_head as usize;
                     let list = selects.then_some(list);
-                    Unit { row, first, tokens, first_head, heads, mask, list }
+                    let (reads, continues, goes_on) = ([0; 2], false, false);
+                    let whole = Unit {
+                        row,
+                        first,
+                        tokens,
+                        first_head,
+                        heads,
+                        reads,
+                        continues,
+                        goes_on,
+                        mask,
+                        list,
+                    };
+                    let all = whole.sees_in_all(window);
+                    let is_cut = !selects && is_cut(&row);
+                    let parts = segments(if is_cut { all.clone() } else { 0..0 });
+                    parts.chain((!is_cut).then_some(all.clone())).map(move |part| Unit {
+                        reads: [part.start, part.end],
+                        continues: part.start > all.start,
+                        goes_on: part.end < all.end,
+                        ..whole
+                    })
                 })
             })
         })

@@ -9,6 +9,7 @@ use super::opened::Cuda;
 use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
 use crate::backend::cuda::driver::raw;
 use crate::backend::cuda::kernels::params::{AttendParams, SelectParams};
+use crate::backend::cuda::store::labels::Labels;
 use crate::backend::{Attend, Operand, PlanError, Queries, Select, Selection, SparseBackend};
 use crate::backend::{check, sparse};
 use crate::id::LayerId;
@@ -53,7 +54,7 @@ impl SparseBackend for Cuda {
             if raw::is_capturing(stream)? {
                 return Err(CudaError::NotPrepared);
             }
-            labels.load(&self.gpu, dtype)?;
+            self.gpu.load_all(&Labels::kernels(dtype, true))?;
             labels.used = true;
         }
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;

@@ -5,7 +5,8 @@
 //! the device except where a doc says so. Launches can be captured in a graph: see [`Cuda::stage`].
 //!
 //! ```text
-//! options, opened, calls, calls_sparse     opening, and the calls of `Backend`
+//! options, prepare, opened                 opening, and what is made ready
+//!   calls, calls_sparse                    the calls of `Backend`
 //!   check, error                           what they refuse, and why
 //!   store                                  the pool, stores of K and V
 //!   attention                              splits and launches of each variant
@@ -45,13 +46,13 @@ mod moves;
 mod opened;
 mod options;
 mod plan;
+mod prepare;
 mod store;
 
 pub use attention::graph_key::GraphKey;
 #[doc(hidden)]
 pub use attention::split::{SpanCosts, SpanWork};
 pub use driver::gpu::Gpu;
-pub use driver::launch::KeptTexts;
 pub use driver::memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 pub use driver::raw::RawStream;
 pub use driver::stream::{CudaEvent, CudaGraph, CudaStream};
@@ -60,3 +61,4 @@ pub use kernels::{Archive, Function, Kernel};
 pub use moves::host_pages::HostPages;
 pub use opened::{Cuda, StagedPlan};
 pub use options::CudaOptions;
+pub use prepare::Prepare;

@@ -1,15 +1,10 @@
 //! An open backend on a GPU, and what a host asks of it beside the calls of [`Backend`](crate::Backend).
 //!
-//! Not here: those calls (`calls.rs`), copies of pages to other memory (`moves/page_moves.rs`), opening (`options.rs`).
+//! Not here: those calls (`calls.rs`), copies of pages to other memory (`moves/page_moves.rs`), opening (`options.rs`),
+//! what is loaded before the first step (`prepare.rs`).
 
-use super::check::{check_attend, check_pool};
 use super::error::CudaError;
-use super::kernels::{
-    COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, RESOLVE_SELECTION, STORE_CACHE, STORE_CACHE_ANY,
-    STORE_CACHE_FP8, STORE_CACHE_FP8_ANY, STORE_CACHE_STREAMING, STORE_LATENT_FP8, Selection,
-};
 use crate::backend::cuda::attention::graph_key::GraphKey;
-use crate::backend::cuda::attention::latent::plain_of;
 use crate::backend::cuda::attention::split::SpanWork;
 use crate::backend::cuda::attention::variants::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
@@ -21,7 +16,7 @@ use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
 use crate::backend::cuda::store::labels::Labels;
 use crate::backend::cuda::store::pool::Pool;
-use crate::backend::{Attend, OpenSteps, check};
+use crate::backend::{OpenSteps, check};
 use crate::layout::{Dtype, PoolLayout};
 use crate::plan::BatchPlan;
 
@@ -41,6 +36,8 @@ pub struct Cuda {
     pub(super) steps: OpenSteps,
     /// A window that attention was prepared for: then no plan may have trees.
     pub(super) window: Option<u32>,
+    /// Modules that were loaded when it was last prepared.
+    pub(super) prepared: Option<usize>,
 }
 
 /// Device addresses of the staged plan's arrays, for the host's own kernels, and which graphs it may replay.
@@ -115,72 +112,6 @@ impl Cuda {
     /// Whatever failed.
     pub fn table_words(&self) -> Result<Vec<u32>, CudaError> {
         self.tables.read()
-    }
-
-    /// Loads the kernels and makes the memory for one variant of attention now, rather than at its first launch. A
-    /// capture needs that to have happened.
-    ///
-    /// A host prepares all that its model's layers attend with: where some have a window, plans with trees of drafts
-    /// are refused from then on as soon as they begin ([`PlanError::TreeWindow`](crate::PlanError)), and not at the
-    /// first such layer.
-    ///
-    /// # Errors
-    /// An [`Attend`] that no kernel serves, or the driver's.
-    pub fn prepare(&mut self, attend: &Attend) -> Result<(), CudaError> {
-        self.gpu.bind()?;
-        let gpu = self.gpu.clone();
-        let _texts = gpu.keep_texts();
-        let layout = self.pool.layout();
-        if layout.dtype().is_quantised() && layout.is_latent() {
-            self.gpu.load(STORE_LATENT_FP8)?;
-        } else if layout.dtype().is_quantised() {
-            self.gpu.load(STORE_CACHE_FP8)?;
-            self.gpu.load(STORE_CACHE_FP8_ANY)?;
-        } else {
-            self.gpu.load(STORE_CACHE)?;
-            self.gpu.load(STORE_CACHE_ANY)?;
-            self.gpu.load(STORE_CACHE_STREAMING)?;
-        }
-        if let Some(labels) = &mut self.labels {
-            labels.load(&self.gpu, self.pool.rows())?;
-            labels.used = true;
-        }
-        self.gpu.load(COPY_PAGES)?;
-        self.gpu.load(COMPACT_SLOTS)?;
-        self.gpu.load(LOAD_PLAN)?;
-        let attend = check_attend(attend, &self.pool, self.tables.longest_row())?;
-        let stream = self.stream.raw();
-        if self.pool.layout().is_latent() {
-            let latent = &mut self.variants.latent;
-            latent.prepare(&self.gpu, &self.pool, &attend, self.limits, stream)?;
-            if let Some(plain) = plain_of(&self.gpu, &self.pool) {
-                self.gpu.load(plain)?;
-            }
-        } else if self.pool.rows() == Dtype::F32 {
-            let selection = Selection::of(&self.gpu, self.pool.layout(), Dtype::F32);
-            self.gpu.load(selection.check())?;
-        } else {
-            let limits = self.limits;
-            self.variants.prepare(&self.gpu, &self.pool, (&attend, 0), limits, stream)?;
-        }
-        self.window = self.window.or(attend.window);
-        Ok(())
-    }
-
-    /// The same for attention over lists of `top` positions.
-    ///
-    /// # Errors
-    /// As [`Cuda::prepare`]; a `top` of 0 or above a sequence's tokens, a pool that no such kernel serves.
-    pub fn prepare_selected(&mut self, attend: &Attend, top: u32) -> Result<(), CudaError> {
-        let gpu = self.gpu.clone();
-        let _texts = gpu.keep_texts();
-        self.prepare(attend)?;
-        check_pool(top, self.pool.layout(), self.tables.longest_row())?;
-        self.gpu.load(RESOLVE_SELECTION)?;
-        let attend = check_attend(attend, &self.pool, self.tables.longest_row())?;
-        let (limits, stream) = (self.limits, self.stream.raw());
-        self.variants.prepare(&self.gpu, &self.pool, (&attend, top), limits, stream)?;
-        Ok(())
     }
 
     /// Makes `plan`, whose step is open, the one that launches and graphs read; the same plan

@@ -6,6 +6,7 @@ use crate::backend::cuda::attention::latent as attend_latent;
 use crate::backend::cuda::attention::variants::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::kernels::Selection;
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
@@ -45,6 +46,10 @@ pub struct CudaOptions {
     /// For tests: every span that can be is read once, be it cheaper or not.
     #[doc(hidden)]
     pub all_spans: bool,
+    /// For tests: the compute capability, as 10 * major + minor, whose kernels serve in place of the device's. They are
+    /// compiled for the device as before.
+    #[doc(hidden)]
+    pub selected_capability: Option<u32>,
 }
 
 impl CudaOptions {
@@ -60,6 +65,7 @@ impl CudaOptions {
             labels: None,
             select_tokens: 0,
             all_spans: false,
+            selected_capability: None,
         }
     }
 }
@@ -107,7 +113,9 @@ impl OpenBackend for CudaOptions {
         let limits = StepLimits { tokens, rows, all_spans };
         // A step takes a slot or two for each variant of attention.
         let uploads = 2 * max_steps as usize + 2;
-        let pool = Pool::new(&gpu, *layout, rows_dtype, (scales, self.labels.as_ref()))?;
+        let capability = self.selected_capability.unwrap_or(gpu.capability());
+        let selection = Selection::of(capability, layout, rows_dtype);
+        let pool = Pool::new(&gpu, *layout, selection, (scales, self.labels.as_ref()))?;
         let room = match self.select_tokens {
             0 => layout.slot_count(),
             tokens => tokens,
@@ -126,6 +134,7 @@ impl OpenBackend for CudaOptions {
             copy_streams: None,
             steps: OpenSteps::new(max_steps),
             window: None,
+            prepared: None,
             gpu,
             stream,
         })

@@ -1,19 +1,19 @@
-//! What came in and went out, written down for a test: who follows the tree by these entries alone knows what it holds.
+//! A log of added and removed pages, for tests: replaying its entries reproduces the contents of the tree.
 
 use std::collections::HashMap;
 
 use crate::id::{NodeKey, PageId, PrefixLock, Scope, TokenId};
 use crate::prefix::PrefixTree;
 
-/// Pages that came in or went out.
+/// Pages that were added or removed.
 #[derive(Debug)]
 pub(crate) struct LogEntry {
-    pub came: bool,
+    pub added: bool,
     pub present: bool,
     pub pages: Vec<(PageId, CachedPage)>,
 }
 
-/// Where in which prefix a page stands, and its tokens.
+/// The position of a page in its prefix, and its tokens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct CachedPage {
     pub scope: Scope,
@@ -25,39 +25,39 @@ pub(crate) struct CachedPage {
 }
 
 impl PrefixTree {
-    /// Begins to write down.
+    /// Starts the log.
     pub(crate) fn keep_log(&mut self) {
         self.log = Some(Vec::new());
     }
 
-    /// What was written down since the last call.
+    /// Returns the entries since the last call.
     pub(crate) fn take_log(&mut self) -> Vec<LogEntry> {
         self.log.replace(Vec::new()).expect("a log is kept")
     }
 
-    /// Where every page of the tree stands.
+    /// Returns the position of every page of the tree.
     pub(crate) fn held(&self) -> HashMap<PageId, CachedPage> {
         self.link.keys().flat_map(|node| self.pages_of(node)).collect()
     }
 
-    pub(super) fn log_taken(&mut self, lock: &PrefixLock, count: u32) {
-        let node = lock.node().expect("the lock moved to what came in");
+    pub(super) fn log_attached(&mut self, lock: &PrefixLock, count: u32) {
+        let node = lock.node().expect("the lock moved to the new pages");
         self.log(true, lock.scope().generation == self.generation, node, count);
     }
 
-    pub(super) fn log_given(&mut self, node: NodeKey, count: u32, present: bool) {
+    pub(super) fn log_detached(&mut self, node: NodeKey, count: u32, present: bool) {
         self.log(false, present, node, count);
     }
 
-    fn log(&mut self, came: bool, present: bool, node: NodeKey, count: u32) {
+    fn log(&mut self, added: bool, present: bool, node: NodeKey, count: u32) {
         let Some(mut log) = self.log.take() else { return };
         let mut pages = self.pages_of(node);
         pages.drain(..pages.len() - count as usize);
-        log.push(LogEntry { came, present, pages });
+        log.push(LogEntry { added, present, pages });
         self.log = Some(log);
     }
 
-    /// Where each page of a node stands.
+    /// Returns the position of each page of a node.
     fn pages_of(&self, node: NodeKey) -> Vec<(PageId, CachedPage)> {
         let (mut root, mut position, mut parent) = (node, 0, None);
         while let Some(above) = self.link[root].parent {

@@ -1,12 +1,14 @@
 //! What a backend gave against what it should have given.
 
-use super::case::rounding;
+use super::case::{Case, HostRows, rounding};
 use super::exact::{Exact, attention, attention_to};
 use super::history::History;
 use super::run::{Pending, Step, World};
 use super::{Report, TestBackend};
+use crate::backend::Attend;
 use crate::id::PageId;
 use crate::layout::Dtype;
+use crate::testkit::parallel;
 use crate::testkit::planner::Item;
 
 /// Multiplications of float64 attention that one call is worth; beyond them, rows are sampled.
@@ -29,6 +31,7 @@ impl<B: TestBackend> World<'_, B> {
         let pairs: u64 =
             plan.rows.iter().map(|r| u64::from(r.extend_len) * u64::from(r.kv_len)).sum();
         let work = pairs * (width + self.case.q_width()) as u64;
+        let mut compared = Vec::new();
         for (i, row) in plan.rows.iter().enumerate() {
             for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h)))
             {
@@ -46,38 +49,21 @@ impl<B: TestBackend> World<'_, B> {
                 if work > EXACT_WORK && self.rng.below(work) > EXACT_WORK {
                     continue;
                 }
-                let mask = plan.tree(row).map(|masks| masks[token as usize]);
-                let position = (row.kv_len - row.extend_len + token) as usize;
-                let exact = self.exact(step, i, &call, (at, head), position, mask);
-                self.compare_row(got, sum, &exact, &location);
+                compared.push((i, token, head));
             }
         }
-    }
-
-    fn exact(
-        &self,
-        step: &Step,
-        item: usize,
-        call: &Pending<B>,
-        (token, head): (usize, usize),
-        position: usize,
-        mask: Option<u64>,
-    ) -> Exact {
-        let (Item::Extend { sequence, .. } | Item::Again { sequence, .. }) = step.items[item]
-        else {
-            unreachable!("padding has kv_len 0")
-        };
-        let head_dim = self.case.layout.head_dim() as usize;
-        let q = &call.q.row(token)[head * head_dim..(head + 1) * head_dim];
-        let History { k, v, .. } = &self.history[sequence][call.layer];
-        let heads = (self.case.layout.kv_heads() as usize, head / self.case.group as usize);
-        let sink = call.sinks.as_ref().map_or(f32::NEG_INFINITY, |sinks| sinks.values[head]);
-        let Some(mask) = mask else {
-            return attention(&call.attend, q, k, v, heads, position, sink);
-        };
-        let last = step.plan.plan().rows[item].kv_len as usize - 1;
-        let is_seen = |&at: &usize| last - at >= 64 || mask >> (last - at) & 1 == 1;
-        attention_to(&call.attend, q, k, v, heads, (0..=last).filter(is_seen), sink)
+        let (case, history) = (&self.case, &self.history);
+        let asked = (&call.attend, &call.q, call.sinks.as_ref(), call.layer);
+        let exacts = parallel::map(&compared, |&(i, token, head)| {
+            exact_of(case, history, step, asked, (i, token, head))
+        });
+        for (&(i, token, head), exact) in compared.iter().zip(&exacts) {
+            let at = (plan.rows[i].qo_start + token) as usize;
+            let start = at * stride + head * value_dim;
+            let sum = lse.as_ref().map(|lse| lse[at * q_heads + head]);
+            let location = || format!("{location}: token {at} head {head}");
+            self.compare_row(&out[start..start + value_dim], sum, exact, &location);
+        }
     }
 
     pub fn compare_row(
@@ -104,6 +90,33 @@ impl<B: TestBackend> World<'_, B> {
             }
         }
     }
+}
+
+/// Attention of one head of a new token of row `i`, of a layer's queries.
+fn exact_of(
+    case: &Case,
+    history: &[Vec<History>],
+    step: &Step,
+    (attend, q, sinks, layer): (&Attend, &HostRows, Option<&HostRows>, usize),
+    (i, token, head): (usize, u32, usize),
+) -> Exact {
+    let (Item::Extend { sequence, .. } | Item::Again { sequence, .. }) = step.items[i] else {
+        unreachable!("padding has kv_len 0")
+    };
+    let plan = step.plan.plan();
+    let row = &plan.rows[i];
+    let head_dim = case.layout.head_dim() as usize;
+    let q = &q.row((row.qo_start + token) as usize)[head * head_dim..(head + 1) * head_dim];
+    let History { k, v, .. } = &history[sequence][layer];
+    let heads = (case.layout.kv_heads() as usize, head / case.group as usize);
+    let sink = sinks.map_or(f32::NEG_INFINITY, |sinks| sinks.values[head]);
+    let Some(masks) = plan.tree(row) else {
+        let position = (row.kv_len - row.extend_len + token) as usize;
+        return attention(attend, q, k, v, heads, position, sink);
+    };
+    let (mask, last) = (masks[token as usize], row.kv_len as usize - 1);
+    let is_seen = |&at: &usize| last - at >= 64 || mask >> (last - at) & 1 == 1;
+    attention_to(attend, q, k, v, heads, (0..=last).filter(is_seen), sink)
 }
 
 /// A row of one head, of a backend of this unit and rows of this type.

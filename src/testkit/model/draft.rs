@@ -16,10 +16,10 @@ const BITS: usize = 64;
 impl Model {
     /// The step whose drafts of a sequence wait to be accepted.
     pub fn waiting(&self, seq: SeqKey) -> Option<StepId> {
-        let incarnation = self.sequences.get(&seq)?.incarnation;
+        let preemption_epoch = self.sequences.get(&seq)?.preemption_epoch;
         let waits = |step: &Step| {
             let mut items = step.items.iter();
-            step.open && items.any(|item| item.is_of(seq, incarnation) && item.draft.is_some())
+            step.open && items.any(|item| item.is_of(seq, preemption_epoch) && item.draft.is_some())
         };
         let mut steps = self.steps.iter();
         steps.find(|(_, step)| waits(step)).map(|(&id, _)| StepId::new(id))

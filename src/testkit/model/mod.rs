@@ -55,10 +55,10 @@ struct Sequence {
     /// How many tokens were left each time that some were forgotten.
     cuts: Vec<usize>,
     /// What is counted when one of its steps is committed.
-    entered: Option<Entered>,
-    /// Counts preemptions: items planned in an earlier incarnation are skipped.
-    incarnation: u32,
-    /// The last step that planned it or copied for it in this incarnation; 0: none.
+    admission_kind: Option<AdmissionKind>,
+    /// Counts preemptions: items planned in an earlier preemption_epoch are skipped.
+    preemption_epoch: u32,
+    /// The last step that planned it or copied for it in this preemption_epoch; 0: none.
     last_step: u64,
 }
 
@@ -75,7 +75,7 @@ impl Sequence {
 
 /// How a sequence came to run, and with how many tokens cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Entered {
+enum AdmissionKind {
     Admitted { prompt_len: usize, hit_len: usize },
     Resumed { hit_len: usize },
 }
@@ -183,7 +183,7 @@ impl Model {
     }
 
     /// Pages of the promise of so many places that a sequence with such tables has not drawn.
-    fn undrawn(&self, promised: usize, len: usize, published: usize) -> usize {
+    fn outstanding(&self, promised: usize, len: usize, published: usize) -> usize {
         let others = self.reaches().into_iter().map(|(reach, most)| {
             let held = len - self.first_held(reach, published);
             promised.min(most).saturating_sub(held)
@@ -282,7 +282,7 @@ impl Model {
     /// `Engine::promised`
     pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.sequence(seq)?;
-        Ok(self.undrawn(sequence.promised, sequence.table.len(), sequence.published) as u32)
+        Ok(self.outstanding(sequence.promised, sequence.table.len(), sequence.published) as u32)
     }
 
     /// Pages that are promised and not drawn.

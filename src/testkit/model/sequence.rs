@@ -1,6 +1,6 @@
 //! What a sequence goes through, but for its steps: admitted, extended with tokens, preempted, forked, finished.
 
-use super::{Entered, ForkWant, Given, Lock, Model, PageIs, Sequence, Step};
+use super::{AdmissionKind, ForkWant, Given, Lock, Model, PageIs, Sequence, Step};
 use crate::error::Error;
 use crate::id::{Namespace, PageId, Scope, SeqKey, StepId, TokenId};
 use crate::plan::Prompt;
@@ -142,14 +142,15 @@ impl Model {
             preempted: false,
             front: None,
             cuts: Vec::new(),
-            entered: None,
-            incarnation: 0,
+            admission_kind: None,
+            preemption_epoch: 0,
             last_step: 0,
         };
         self.sequences.insert(key, sequence);
         let hit_len = self.begin_with(key, scope, promise);
         let sequence = self.sequences.get_mut(&key).expect("just made");
-        sequence.entered = Some(Entered::Admitted { prompt_len: prompt.len(), hit_len });
+        sequence.admission_kind =
+            Some(AdmissionKind::Admitted { prompt_len: prompt.len(), hit_len });
         self.counters.admissions += 1;
         Ok(())
     }
@@ -174,7 +175,7 @@ impl Model {
             return Err(Error::TooLong { len, max });
         }
         self.check_promise(promise)?;
-        let deaf = self.shape.hashing.is_some_and(|hashing| !hashing.hears_names());
+        let deaf = self.shape.hashing.is_some_and(|hashing| !hashing.uses_names());
         if deaf && namespace != Namespace::default() {
             return Err(Error::UnnamedNamespace { namespace });
         }
@@ -369,7 +370,7 @@ impl Model {
         self.let_go(seq);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.preempted = true;
-        sequence.incarnation += 1;
+        sequence.preemption_epoch += 1;
         sequence.last_step = 0;
         sequence.cached_len = 0;
         sequence.planned_len = 0;
@@ -390,9 +391,11 @@ impl Model {
         self.ask(scope, &sequence.tokens, promise).check()?;
         let hit_len = self.begin_with(seq, scope, promise);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
-        sequence.entered = Some(match sequence.entered {
-            Some(Entered::Admitted { prompt_len, .. }) => Entered::Admitted { prompt_len, hit_len },
-            _ => Entered::Resumed { hit_len },
+        sequence.admission_kind = Some(match sequence.admission_kind {
+            Some(AdmissionKind::Admitted { prompt_len, .. }) => {
+                AdmissionKind::Admitted { prompt_len, hit_len }
+            }
+            _ => AdmissionKind::Resumed { hit_len },
         });
         self.counters.resumes += 1;
         Ok(())
@@ -422,14 +425,14 @@ impl Model {
             return Err(Error::RollbackLen { len, min, max });
         }
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
-        let (incarnation, len) = (sequence.incarnation, len as usize);
+        let (preemption_epoch, len) = (sequence.preemption_epoch, len as usize);
         sequence.cut(len);
         sequence.tokens.truncate(len);
         sequence.cached_len = sequence.cached_len.min(len);
         sequence.planned_len = sequence.planned_len.min(len);
         let keep = sequence.planned_len.div_ceil(self.page_size());
         for step in self.steps.values_mut() {
-            step.cap(seq, incarnation, len);
+            step.cap(seq, preemption_epoch, len);
         }
         self.trim(seq, keep);
         self.counters.rollbacks += 1;
@@ -458,8 +461,8 @@ impl Model {
             self.check_steps()?;
         }
         let promised = (promise as usize).div_ceil(page_size);
-        let undrawn = self.undrawn(promised, pages + tail, pages);
-        self.check_pages(keys.len() * (copied + undrawn), 0)?;
+        let outstanding = self.outstanding(promised, pages + tail, pages);
+        self.check_pages(keys.len() * (copied + outstanding), 0)?;
         // The copies' pages are taken first: publishing may put idle pages to use.
         let targets = self.take_pages(keys.len() * copied);
         self.publish(seq);
@@ -479,8 +482,8 @@ impl Model {
                 track.extend(own.by_ref().take(pages + tail - first));
             }
             child.promised = promised;
-            child.incarnation = 0;
-            child.entered = None;
+            child.preemption_epoch = 0;
+            child.admission_kind = None;
             child.front = None;
             child.cuts.clear();
             child.last_step = step.unwrap_or(0);

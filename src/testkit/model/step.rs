@@ -1,7 +1,7 @@
 //! Steps: planned, committed or aborted, and gone once complete.
 
 use super::draft::{DraftToken, tokens_of};
-use super::{Entered, Model, PageIs};
+use super::{AdmissionKind, Model, PageIs};
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
 use crate::plan::{Draft, Extend};
@@ -10,7 +10,7 @@ use crate::plan::{Draft, Extend};
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     pub seq: SeqKey,
-    incarnation: u32,
+    preemption_epoch: u32,
     pub start: usize,
     pub end: usize,
     /// A rollback has cut it, or nothing of its drafts was kept.
@@ -20,8 +20,8 @@ pub(super) struct Item {
 }
 
 impl Item {
-    pub(super) fn is_of(&self, seq: SeqKey, incarnation: u32) -> bool {
-        (self.seq, self.incarnation) == (seq, incarnation)
+    pub(super) fn is_of(&self, seq: SeqKey, preemption_epoch: u32) -> bool {
+        (self.seq, self.preemption_epoch) == (seq, preemption_epoch)
     }
 }
 
@@ -41,9 +41,11 @@ impl Step {
     }
 
     /// A rollback: a sequence's items end at `len`.
-    pub(super) fn cap(&mut self, seq: SeqKey, incarnation: u32, len: usize) {
-        for item in
-            self.items.iter_mut().filter(|item| (item.seq, item.incarnation) == (seq, incarnation))
+    pub(super) fn cap(&mut self, seq: SeqKey, preemption_epoch: u32, len: usize) {
+        for item in self
+            .items
+            .iter_mut()
+            .filter(|item| (item.seq, item.preemption_epoch) == (seq, preemption_epoch))
         {
             item.cut |= item.end > len;
             item.start = item.start.min(len);
@@ -139,7 +141,8 @@ impl Model {
         let sequence = self.running(seq)?;
         let known = sequence.tokens.len().saturating_sub(sequence.planned_len) as u32;
         let mut items = self.steps.values().flat_map(|step| &step.items);
-        let last = items.rfind(|item| (item.seq, item.incarnation) == (seq, sequence.incarnation));
+        let last = items
+            .rfind(|item| (item.seq, item.preemption_epoch) == (seq, sequence.preemption_epoch));
         let sampling = last.is_some_and(|item| !item.cut);
         let room = sequence.planned_len < self.shape.max_sequence_len as usize;
         Ok(if known == 0 && sampling && room { 1 } else { known })
@@ -179,8 +182,8 @@ impl Model {
         let drawn = |item: &Extend| {
             let sequence = &self.sequences[&item.seq];
             let (len, published) = (sequence.table.len(), sequence.published);
-            let undrawn = |len| self.undrawn(sequence.promised, len, published);
-            undrawn(len) - undrawn(len + self.pages_for(item))
+            let outstanding = |len| self.outstanding(sequence.promised, len, published);
+            outstanding(len) - outstanding(len + self.pages_for(item))
         };
         items.iter().map(drawn).sum()
     }
@@ -265,9 +268,9 @@ impl Model {
                 slots.push((page * page_size + position % page_size) as i64);
             }
         }
-        let (seq, incarnation) = (item.seq, sequence.incarnation);
+        let (seq, preemption_epoch) = (item.seq, sequence.preemption_epoch);
         let draft = draft.map(|draft| tokens_of(draft, start, end - start));
-        let item = Item { seq, incarnation, start, end, cut: false, draft };
+        let item = Item { seq, preemption_epoch, start, end, cut: false, draft };
         self.steps.get_mut(&step).expect("just made").items.push(item);
     }
 
@@ -276,11 +279,12 @@ impl Model {
         self.page(page) == PageIs::Free
     }
 
-    /// The item's sequence, if it is still in the incarnation that planned the item.
+    /// The item's sequence, if it is still in the preemption_epoch that planned the item.
     fn alive(&self, item: &Item) -> bool {
         let sequence = self.sequences.get(&item.seq);
-        sequence
-            .is_some_and(|sequence| !sequence.preempted && sequence.incarnation == item.incarnation)
+        sequence.is_some_and(|sequence| {
+            !sequence.preempted && sequence.preemption_epoch == item.preemption_epoch
+        })
     }
 
     /// `Engine::commit`
@@ -311,14 +315,14 @@ impl Model {
         }
         self.counters.computed_tokens += (item.end - item.start) as u64;
         let sequence = self.sequences.get_mut(&item.seq).expect("it is alive");
-        match sequence.entered.take() {
-            Some(Entered::Admitted { prompt_len, hit_len }) => {
+        match sequence.admission_kind.take() {
+            Some(AdmissionKind::Admitted { prompt_len, hit_len }) => {
                 self.counters.prompts += 1;
                 self.counters.prompt_tokens += prompt_len as u64;
                 self.counters.hit_tokens += hit_len.min(prompt_len) as u64;
                 self.counters.resume_hit_tokens += hit_len.saturating_sub(prompt_len) as u64;
             }
-            Some(Entered::Resumed { hit_len }) => {
+            Some(AdmissionKind::Resumed { hit_len }) => {
                 self.counters.resume_hit_tokens += hit_len as u64;
             }
             None => {}

@@ -14,8 +14,8 @@ struct Follower {
 
 impl Follower {
     fn follow(&mut self, entry: LogEntry) {
-        let LogEntry { came, present, pages } = entry;
-        if came {
+        let LogEntry { added, present, pages } = entry;
+        if added {
             for (page, cached) in pages {
                 let parent = cached.parent.is_none_or(|parent| self.all.contains_key(&parent));
                 assert!(parent, "a parent comes in first");
@@ -29,7 +29,7 @@ impl Follower {
         }
         self.given[usize::from(present)] += pages.len();
         for (page, cached) in pages.into_iter().rev() {
-            assert_eq!(self.all.remove(&page), Some(cached), "what came in goes out");
+            assert_eq!(self.all.remove(&page), Some(cached), "what added in goes out");
             assert_eq!(self.present.remove(&page).is_some(), present);
             let parent = |cached: &CachedPage| cached.parent == Some(page);
             assert!(!self.all.values().any(parent), "children go out first");

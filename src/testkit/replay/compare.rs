@@ -149,7 +149,7 @@ impl<B: Inspect> Host<B> {
     fn compare_hashes(&self, namespace: Namespace, text: &[TokenId]) -> Result<(), String> {
         let shape = self.engine.shape();
         let Some(hashing) = shape.hashing else { return Ok(()) };
-        if namespace == OTHER && !hashing.hears_names() {
+        if namespace == OTHER && !hashing.uses_names() {
             return Ok(());
         }
         let chain = hashing.chain(&names(namespace), text, shape.layout.page_size());

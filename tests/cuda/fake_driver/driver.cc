@@ -396,12 +396,18 @@ API int cuModuleLoadDataEx(Module** module, const void* image, u32 count, int* o
     if (target) sscanf(target + 11, "%u%c", &wanted, &of_one);
     if (wanted > ptx::device().capability || (of_one == 'a' && wanted != ptx::device().capability)) return 209;
     if (of_process(first_entry(text))) return *module = new Module{text, nullptr}, OK;
-    Lock lock(queue_lock);
-    auto& decoded = modules[whole];
+    const auto known = [&] {
+        Lock lock(queue_lock);
+        return modules[whole];
+    };
+    std::shared_ptr<ptx::Module> decoded = known();
     std::string error;
-    if (!decoded) {
+    if (!decoded) {  /* several at a time, as a driver compiles them; of two of one text the first one stays */
         decoded = std::make_shared<ptx::Module>();
         if (!ptx::parse(text, *decoded, error)) decoded = nullptr;
+        Lock lock(queue_lock);
+        auto& first = modules[whole];
+        decoded = first ? first : first = decoded;
     }
     if (decoded) return *module = new Module{text, decoded}, OK;
     for (u32 i = 0; i + 1 < count; ++i)

@@ -11,7 +11,7 @@ mod operands;
 
 use std::rc::Rc;
 
-use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, StagedPlan};
+use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, Prepare, StagedPlan};
 use kvarena::{Attend, Backend, BatchPlan, LayerId, PlaneName, PoolLayout, SlotMapping, Strides};
 
 use super::device::Device;
@@ -252,11 +252,16 @@ impl Forward {
         self.gauge.take().map(Gauge::measured)
     }
 
-    /// Loads what attention needs, and takes what the pool's stores do.
+    /// Loads the kernels of what `work` names, of attention of this model's layers, and takes what the pool's stores do.
     ///
     /// # Errors
     /// Heads that no kernel serves, or the driver's.
-    pub fn prepare(&mut self, device: &Device, backend: &mut Cuda) -> Result<(), GpuError> {
+    pub fn prepare(
+        &mut self,
+        device: &Device,
+        backend: &mut Cuda,
+        work: &Prepare<'_>,
+    ) -> Result<(), GpuError> {
         let layout = backend.layout();
         let apart = layout.dtype().is_quantised() || layout.label_channels() > 0;
         if !(apart || self.is_measuring()) {
@@ -269,13 +274,11 @@ impl Forward {
             let slots = DeviceBuffer::of(&device.gpu, &slots)?;
             self.rotated = Some(Rotated { slots, k: buffer()?, v: buffer()?, row_bytes });
         }
-        for layer in 0..self.config.layers {
-            match &self.chosen {
-                Some(chosen) => backend.prepare_selected(&self.attend(layer), chosen.top)?,
-                None => backend.prepare(&self.attend(layer))?,
-            }
-        }
-        Ok(())
+        let attend: Vec<_> = (0..self.config.layers).map(|layer| self.attend(layer)).collect();
+        let top = self.chosen.as_ref().map(|chosen| chosen.top);
+        let lists: Vec<_> =
+            top.iter().flat_map(|&top| attend.iter().map(move |&a| (a, top))).collect();
+        Ok(backend.prepare(&Prepare { attend: &attend, lists: &lists, ..*work })?)
     }
 
     /// Makes sums over ranks ready: kernels are loaded when they are first launched, and NCCL connects when it is first asked,

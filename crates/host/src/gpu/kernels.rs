@@ -240,7 +240,8 @@ pub struct Kernels {
 impl Kernels {
     /// Loads all.
     pub(super) fn load(gpu: &Gpu) -> Result<Self, GpuError> {
-        let _texts = gpu.keep_texts();
+        let runs = |kernel: &&Entry| kernel.runs_on(gpu.capability());
+        gpu.load_all(&table::KERNELS.iter().filter(runs).collect::<Vec<_>>())?;
         let mut gemm = Vec::new();
         if gpu.capability() == 90 {
             for kernel in &GEMMS {

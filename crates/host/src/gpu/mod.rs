@@ -13,15 +13,11 @@
 //! ranks                a model spread over them: one engine's plans on all
 //! runner               the seam to the serving loop: graphs, steps in flight, time
 //! twin                 the kernels' specification, on the CPU
-//! setup, report        from the command line to a server; what the device did meanwhile
-//! check, bench         whether it says the right words, and how fast
 //! ```
 //!
 //! Everything is asked for on one stream, so that work is done in the order in which it is asked for.
 #![allow(unsafe_code)]
 
-pub mod bench;
-pub mod check;
 pub mod device;
 pub mod error;
 mod files;
@@ -35,9 +31,7 @@ pub mod nccl;
 pub mod peers;
 pub mod products;
 pub mod ranks;
-pub mod report;
 pub mod runner;
-pub mod setup;
 pub mod shape;
 pub mod sparse;
 pub mod sums;

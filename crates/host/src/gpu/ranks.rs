@@ -417,6 +417,10 @@ impl OnGpu for RanksRunner {
     fn gpu_mut(&mut self) -> &mut GpuRunner {
         &mut self.own
     }
+
+    fn late_modules(&self, backend: &Ranks) -> usize {
+        backend.own.modules_after_prepare()
+    }
 }
 
 /// A copy of a step's work.

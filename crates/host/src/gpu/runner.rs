@@ -9,7 +9,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use kvarena::backend::cuda::{Cuda, CudaEvent, CudaGraph, CudaOptions, GraphKey};
+use kvarena::backend::cuda::{Cuda, CudaEvent, CudaGraph, CudaOptions, GraphKey, Prepare};
 use kvarena::{BatchPlan, StepScratch};
 
 use super::device::Device;
@@ -20,9 +20,8 @@ use super::kept::Kept;
 use super::kernels::DeviceDraw;
 use super::products::{Choice, padded_rows};
 use super::sparse::Reading;
-use super::sums::Link;
+use super::sums::{Link, Transport};
 use super::weights::Weights;
-use crate::args::SumsName;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -43,12 +42,14 @@ pub struct GpuOptions {
     pub concurrency: u32,
     /// Most drafts of a stream.
     pub drafts: u32,
+    /// Whether they may be trees.
+    pub trees: bool,
     /// Replay decode steps as graphs.
     pub graphs: bool,
     /// How the ways of products are chosen.
     pub choice: Choice,
     /// What sums over ranks go through; unless told, what the GPUs can.
-    pub sums: Option<SumsName>,
+    pub sums: Option<Transport>,
     /// Copy logits to the host: for checking, and for log-probabilities.
     pub keep_logits: bool,
     /// Remember when steps were on the device: not where there is no end of them.
@@ -59,6 +60,14 @@ impl GpuOptions {
     /// Most tokens of a stream in a decode step.
     fn width(&self) -> usize {
         1 + self.drafts as usize
+    }
+
+    /// Most tokens for each row of a decode step, padding included.
+    fn decode_tokens(&self) -> u32 {
+        let sizes = (1..=self.concurrency as usize).flat_map(|streams| {
+            (streams..=streams * self.width()).map(move |tokens| padded_step(streams, tokens))
+        });
+        sizes.map(|(rows, tokens)| tokens.div_ceil(rows) as u32).max().unwrap_or(1)
     }
 
     /// Rows and tokens of the largest padded decode step.
@@ -232,13 +241,19 @@ impl GpuRunner {
         }
     }
 
-    /// Loads what attention needs, and chooses the ways of decode steps of so many streams, and of whole chunks alone and
+    /// Loads all kernels that steps take, and chooses the ways of decode steps of so many streams, and of whole chunks alone and
     /// beside them, before the first of them waits for it.
     ///
     /// # Errors
     /// Heads that no kernel serves, or the driver's.
     pub fn warm(&mut self, backend: &mut Cuda, streams: &[usize]) -> GpuResult<()> {
-        self.forward.prepare(&self.device, backend)?;
+        let work = Prepare {
+            decode_tokens: self.options.decode_tokens(),
+            trees: self.options.trees,
+            compactions: self.options.trees,
+            ..Prepare::new(&[])
+        };
+        self.forward.prepare(&self.device, backend, &work)?;
         self.forward.warm_sums(&self.device)?;
         let width = self.options.width();
         for (&streams, width) in streams.iter().flat_map(|streams| [(streams, 1), (streams, width)])
@@ -459,6 +474,9 @@ pub trait OnGpu: Runner {
 
     /// That runner.
     fn gpu_mut(&mut self) -> &mut GpuRunner;
+
+    /// Modules loaded since this GPU's pool was prepared: 0, unless a step waited for one.
+    fn late_modules(&self, backend: &Self::Backend) -> usize;
 }
 
 impl OnGpu for GpuRunner {
@@ -468,6 +486,10 @@ impl OnGpu for GpuRunner {
 
     fn gpu_mut(&mut self) -> &mut GpuRunner {
         self
+    }
+
+    fn late_modules(&self, backend: &Cuda) -> usize {
+        backend.modules_after_prepare()
     }
 }
 

@@ -148,7 +148,7 @@ pub fn first_channels(model: &ModelConfig, count: u32) -> Result<LabelChannels> 
 
 /// What of so many bytes is for K and V, beside the labels of so many channels and the scores by them, if each of so
 /// many streams is as long as the model allows.
-pub(super) fn pool_bytes(model: &ModelConfig, (streams, channels): (u32, u32), bytes: u64) -> u64 {
+pub fn pool_bytes(model: &ModelConfig, (streams, channels): (u32, u32), bytes: u64) -> u64 {
     let ModelConfig { kv_heads, head_dim, max_len, .. } = *model;
     let scores = 4 * kv_heads as u64 * u64::from(streams) * max_len as u64;
     let (rows, channels) = (2 * head_dim as u64, u64::from(channels));

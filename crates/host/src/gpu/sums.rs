@@ -5,7 +5,25 @@ use super::device::Device;
 use super::error::GpuError;
 use super::nccl::Comm;
 use super::peers::Peers;
-use crate::args::SumsName;
+
+/// How sums over GPUs are computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// A kernel that writes to the other GPUs' memory, where sums are short; NCCL for the rest.
+    Peer,
+    /// NCCL.
+    Nccl,
+}
+
+impl Transport {
+    /// Returns the name on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Peer => "peer",
+            Self::Nccl => "nccl",
+        }
+    }
+}
 
 /// One rank's end of what connects them all.
 #[derive(Debug)]
@@ -20,11 +38,11 @@ impl Link {
     /// # Errors
     /// As [`Comm::connect`] and [`Peers::connect`]; but that a GPU does not reach another one is an error only where sums
     /// over peers are wished for.
-    pub fn connect(ranks: usize, sums: Option<SumsName>) -> Result<Vec<Self>, GpuError> {
+    pub fn connect(ranks: usize, sums: Option<Transport>) -> Result<Vec<Self>, GpuError> {
         let comms = Comm::connect(ranks)?;
         let none = || (0..ranks).map(|_| None).collect();
         let peers: Vec<Option<Peers>> = match sums {
-            Some(SumsName::Nccl) => none(),
+            Some(Transport::Nccl) => none(),
             wish => match Peers::connect(&(0..ranks as u32).collect::<Vec<_>>()) {
                 Ok(peers) => peers.into_iter().map(Some).collect(),
                 Err(GpuError::NoPeer { .. }) if wish.is_none() => none(),
@@ -45,8 +63,8 @@ impl Link {
     }
 
     /// What short sums go over.
-    pub fn sums(&self) -> SumsName {
-        if self.peers.is_some() { SumsName::Peer } else { SumsName::Nccl }
+    pub fn sums(&self) -> Transport {
+        if self.peers.is_some() { Transport::Peer } else { Transport::Nccl }
     }
 
     /// What short sums are made over, if not through NCCL too.

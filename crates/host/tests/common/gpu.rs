@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
-use generate::gpu::GpuError;
-use generate::gpu::device::Device;
-use generate::sample::splitmix;
 use half::bf16;
 use kvarena::backend::cuda::{CudaError, DeviceBuffer};
+use kvarena_host::gpu::GpuError;
+use kvarena_host::gpu::device::Device;
+use kvarena_host::sample::splitmix;
 
 /// The GPU, or none and why.
 pub fn device() -> Option<Rc<Device>> {

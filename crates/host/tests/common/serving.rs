@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use generate::cpu::CpuRunner;
-use generate::draft::Drafting;
-use generate::model::Model;
-use generate::request::{Defaults, Request};
-use generate::runner::Runner;
-use generate::sample::Sampling;
-use generate::server::{Policy, Server, Sink};
-use generate::stream::Stream;
-use generate::tally::Tally;
 use kvarena::{
     Capacity, Cpu, CpuOptions, Engine, EngineConfig, KvDtype, KvScales, Layout, PoolConfig,
     PrefixMode, Scaling, Stats,
 };
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::draft::Drafting;
+use kvarena_host::model::Model;
+use kvarena_host::request::{Defaults, Request};
+use kvarena_host::runner::Runner;
+use kvarena_host::sample::Sampling;
+use kvarena_host::server::{Policy, Server, Sink};
+use kvarena_host::stream::Stream;
+use kvarena_host::tally::Tally;
 
 use super::Case;
 

@@ -36,16 +36,11 @@ pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), C
     if served { Ok(()) } else { Err(CudaError::PoolShape { shape }) }
 }
 
-/// The kernels of a pool.
-fn kernels_of(gpu: &Gpu, pool: &Pool) -> Latent {
-    Selection::of(gpu, pool.layout(), pool.rows()).latent()
-}
-
-/// The kernel of a pool that walks all positions, where none is split on the host.
-pub(in crate::backend::cuda) fn plain_of(gpu: &Gpu, pool: &Pool) -> Option<&'static Kernel> {
-    match kernels_of(gpu, pool) {
-        Latent::Plain(kernel) => Some(kernel),
-        Latent::Split(_) => None,
+/// All kernels of a pool.
+pub(in crate::backend::cuda) fn kernels(of: &Selection) -> Vec<&'static Kernel> {
+    match of.latent() {
+        Latent::Plain(kernel) => vec![kernel],
+        Latent::Split(kernels) => kernels.to_vec(),
     }
 }
 
@@ -103,7 +98,7 @@ impl LatentVariants {
         stream: RawStream,
     ) -> Result<Option<usize>, CudaError> {
         let fp8 = pool.layout().dtype().is_quantised();
-        let Latent::Split(kernels) = kernels_of(gpu, pool) else { return Ok(None) };
+        let Latent::Split(kernels) = pool.selection().latent() else { return Ok(None) };
         let key = (attend.q_heads, attend.window.unwrap_or(0));
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(Some(index));
@@ -220,7 +215,7 @@ pub(in crate::backend::cuda) unsafe fn launch_plain(
     params: AttendParams,
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let (Latent::Plain(kernel) | Latent::Split([kernel, _])) = kernels_of(gpu, pool);
+    let (Latent::Plain(kernel) | Latent::Split([kernel, _])) = pool.selection().latent();
     let (blocks, extra) = (8 * gpu.multiprocessors(), extra(pool, layer));
     // SAFETY: the caller answers for the rows; scales and rope are the layer's.
     unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }

@@ -21,7 +21,6 @@ use crate::backend::cuda::kernels::params::{
 };
 use crate::backend::cuda::kernels::{Selection, Shared};
 use crate::backend::cuda::plan::image::StepLimits;
-use crate::backend::cuda::store::pool::Pool;
 use crate::plan::BatchPlan;
 
 /// Variants of attention that may have it: the image has room for so many.
@@ -89,14 +88,13 @@ impl SharedDecode {
     /// Takes its memory, where a kernel serves such a pool on this device.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
-        pool: &Pool,
+        selection: &Selection,
         shape: SplitShape,
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Option<Self>, CudaError> {
         let multiprocessors = gpu.multiprocessors();
-        let fp8 = pool.layout().dtype().is_quantised();
-        let selection = Selection::of(gpu, pool.layout(), pool.rows());
+        let fp8 = selection.scaling.is_some();
         let Some(kernels) = selection.shared(&shape) else {
             return Ok(None);
         };
@@ -153,15 +151,12 @@ impl SharedDecode {
         self.shape.taken(&self.grid, plan.token_count(), plan.rows)
     }
 
-    /// Loads the kernel that a step may go through, which no capture can.
+    /// Loads the kernel that a step with spans may go through, which no capture can.
     pub(in crate::backend::cuda) fn load(
         &self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
     ) -> Result<(), CudaError> {
-        if plan.shared.spans.is_empty() {
-            return Ok(());
-        }
         // The narrowest was loaded with the variant.
         let wide = self.taken_of(plan).filter(|taken| taken.tails > self.shape.narrowest());
         wide.map_or(Ok(()), |taken| gpu.load(self.kernels[taken.tails]).map(|_| ()))

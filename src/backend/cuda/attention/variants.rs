@@ -1,15 +1,18 @@
 //! Attention launches, and the memory that each variant of attention keeps.
 //!
 //! A *variant* has its own query heads, sliding window and length of lists: a step is split for each. A model has one
-//! variant, or two where local and global layers alternate. The first launch of a variant makes its memory; from then
-//! on every step is split for it when its plan is staged.
+//! variant, or two where local and global layers alternate. The first launch of a variant makes its memory, and the
+//! first step that goes to the extend kernel or reads spans once the memory of that; from then on every step is split
+//! for it when its plan is staged.
 //!
 //! Not here: the split itself (`split/`), the kernels (`ptx/src`).
 
 use super::graph_key::KEY_VARIANTS;
 use super::latent::LatentVariants;
 use super::shared::{SHARED_VARIANTS_MAX, SharedDecode};
-use super::split::{DECODE_ROWS, SpanWork, Split, SplitCount, SplitShape, decode_extra};
+use super::split::{
+    DECODE_ROWS, ITEM_ROWS, SpanWork, Split, SplitCount, SplitShape, TAIL_ROWS, decode_extra,
+};
 use crate::backend::Attend;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
@@ -23,8 +26,9 @@ use crate::backend::cuda::kernels::params::{
 use crate::backend::cuda::kernels::{Decodes, Kernel, Selection};
 use crate::backend::cuda::plan::image::{Image, StepLimits};
 use crate::backend::cuda::plan::ring::{Load, UploadRing};
+use crate::backend::cuda::prepare::Prepare;
 use crate::backend::cuda::store::pool::Pool;
-use crate::layout::PoolLayout;
+use crate::layout::{KvDtype, PoolLayout};
 use crate::plan::{BatchPlan, BatchRow};
 
 /// Variants that the image has room for; twice as many where the pool keeps labels.
@@ -47,28 +51,43 @@ pub(in crate::backend::cuda) struct ListBuffers {
     pub counts: DeviceBuffer,
 }
 
-/// One variant of attention: its split, and the memory of its two kernels.
+/// One variant of attention: its split, and the memory of its kernels.
 #[derive(Debug)]
 struct Variant {
     key: VariantKey,
+    /// What its kernels are selected by.
+    of: Selection,
     decode: Decodes,
-    extend: &'static Kernel,
-    /// In its place where rows are trees, and in graphs, which serve those too: where it knows none.
-    trees: Option<&'static Kernel>,
+    /// Once a step goes to the extend kernel.
+    extend: Option<Extend>,
     split: Split,
     /// Where attention is over lists.
     lists: Option<ListBuffers>,
+    /// Whether a kernel may read spans once, of which there were none so far.
+    may_share: bool,
     /// Reads shared spans once, where a kernel does.
     shared: Option<SharedDecode>,
     /// What the staged step came to.
     count: SplitCount,
     /// Bytes from the image's splits to this variant's.
     image_at: usize,
-    /// The extend plan on the device.
-    extend_plan: DeviceBuffer,
-    /// Partial sums: of decode, then of extend.
+    /// Partial sums.
     partial: DeviceBuffer,
-    /// Counters: of decode, then of extend. Zero between launches.
+    /// Zero between launches.
+    counters: DeviceBuffer,
+}
+
+/// The extend kernel of a variant, and its memory.
+#[derive(Debug)]
+struct Extend {
+    kernel: &'static Kernel,
+    /// In its place where rows are trees, and in graphs, which serve those too: where it knows none.
+    trees: Option<&'static Kernel>,
+    /// Its plan on the device.
+    plan: DeviceBuffer,
+    /// Partial sums.
+    partial: DeviceBuffer,
+    /// Zero between launches.
     counters: DeviceBuffer,
 }
 
@@ -122,25 +141,95 @@ impl Variants {
         (4 * shape.extend_words()).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
-    /// Loads the decode kernels that a step takes: those for more rows than one token's wait for the first step that
-    /// wants them, which no capture can stage.
+    /// Loads the kernels that a step takes: all but the narrowest decode kernel, unless they were prepared, wait for
+    /// the first step that wants them, which no capture can stage.
     pub(in crate::backend::cuda) fn load(
-        &self,
+        &mut self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
+        limits: StepLimits,
+        stream: RawStream,
     ) -> Result<(), CudaError> {
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
-        self.list.iter().try_for_each(|variant| {
-            let shape = variant.split.shape();
-            let shared = variant.shared.as_ref();
-            shared.map_or(Ok(()), |shared| shared.load(gpu, plan))?;
+        self.list.iter_mut().try_for_each(|variant| {
+            let shape = *variant.split.shape();
+            if !plan.shared.spans.is_empty() {
+                variant.add_shared(gpu, limits, stream)?;
+                variant.shared.as_ref().map_or(Ok(()), |shared| shared.load(gpu, plan))?;
+            }
+            if variant.extend.is_none() && shape.has_extend(plan) {
+                variant.add_extend(gpu, stream)?;
+            }
+            if !plan.masks.is_empty() {
+                let trees = variant.extend.as_ref().and_then(|extend| extend.trees);
+                trees.map_or(Ok(()), |kernel| gpu.load(kernel).map(|_| ()))?;
+            }
             let width = shape.width(tokens, rows);
-            // The narrowest was loaded with the variant.
             if width == shape.narrowest() {
                 return Ok(());
             }
             gpu.load(variant.decode_of(width)).map(|_| ())
         })
+    }
+
+    /// The kernels of the steps that a host prepares, for the variants that it names.
+    pub(in crate::backend::cuda) fn kernels(
+        &self,
+        pool: &Pool,
+        limits: StepLimits,
+        work: &Prepare<'_>,
+    ) -> Result<Vec<&'static Kernel>, CudaError> {
+        let mut keys: Vec<_> = self.list.iter().map(|variant| variant.key).collect();
+        let (of, mut kernels) = (pool.selection(), Vec::new());
+        for (attend, top) in work.variants() {
+            let key = key(&attend, top);
+            let index = keys.iter().position(|known| *known == key).unwrap_or(keys.len());
+            if index == keys.len() {
+                keys.push(key);
+            }
+            let mut shape = shape_of(pool, key, limits);
+            let decodes = decodes_of(of, &shape)?;
+            shape.decode_ctas = decodes.map(|kernel| u32::from(kernel.is_some()));
+            let (group, narrowest) = (shape.group, shape.narrowest());
+            // Chunks of prompts raise a step's tokens for each row to any number.
+            let most = if work.extend { ITEM_ROWS } else { work.decode_tokens.clamp(1, ITEM_ROWS) };
+            kernels
+                .extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
+            if work.spans && may_share(&key, index) {
+                let shared = of.shared(&shape).into_iter().flatten();
+                let [few, more] = TAIL_ROWS;
+                let is_wide = (1..=most).any(|tokens| (few + 1..=more).contains(&(tokens * group)));
+                let last = if is_wide { TAIL_ROWS.len() - 1 } else { narrowest };
+                kernels.extend(shared.take(last + 1).skip(narrowest));
+            }
+            if has_extend(&shape, work) {
+                kernels.extend(of.extend());
+                kernels.extend(of.trees().filter(|_| work.trees));
+            }
+        }
+        Ok(kernels)
+    }
+
+    /// Makes the memory for steps that a host prepares, of each variant that it names.
+    pub(in crate::backend::cuda) fn prepare_all(
+        &mut self,
+        gpu: &Gpu,
+        pool: &Pool,
+        work: &Prepare<'_>,
+        limits: StepLimits,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        for (attend, top) in work.variants() {
+            let index = self.prepare(gpu, pool, (&attend, top), limits, stream)?;
+            let variant = &mut self.list[index];
+            if has_extend(variant.split.shape(), work) {
+                variant.add_extend(gpu, stream)?;
+            }
+            if work.spans {
+                variant.add_shared(gpu, limits, stream)?;
+            }
+        }
+        Ok(())
     }
 
     /// Splits a step for every variant, into the image from `at` on; gives the offset after them.
@@ -151,23 +240,25 @@ impl Variants {
         at: usize,
     ) -> usize {
         self.latent.split(plan);
-        let (mut end, count) = (at, self.list.len());
-        for (i, variant) in self.list.iter_mut().enumerate() {
-            let bytes = 4 * variant.split.shape().decode_words();
-            let (words, rest) = image[end..].split_at_mut(bytes);
-            let words = bytemuck::cast_slice_mut(words);
+        // Decode splits come first, so that they lie where they did when a step first reads spans once.
+        let mut end = at;
+        for variant in &mut self.list {
             variant.image_at = end - at;
-            end += bytes;
+            end += 4 * variant.split.shape().decode_words();
+            end += if variant.lists.is_some() { size_of_val(plan.rows) } else { 0 };
+        }
+        let last = self.list.iter().rposition(|variant| variant.shared.is_some());
+        for (i, variant) in self.list.iter_mut().enumerate() {
+            if let Some(shared) = &mut variant.shared {
+                end += shared.split(plan, &mut image[end..], end - at, last == Some(i));
+            }
+            let bytes = 4 * variant.split.shape().decode_words();
+            let (words, rest) = image[at + variant.image_at..].split_at_mut(bytes);
+            let words = bytemuck::cast_slice_mut(words);
             if variant.lists.is_some() {
-                let places = &mut rest[..size_of_val(plan.rows)];
-                end += places.len();
-                let places = bytemuck::cast_slice_mut(places);
+                let places = bytemuck::cast_slice_mut(&mut rest[..size_of_val(plan.rows)]);
                 variant.count = variant.split.plan_selected(plan.rows, places, words);
                 continue;
-            }
-            if let Some(shared) = &mut variant.shared {
-                let (image_at, last) = (end - at, i + 1 == count);
-                end += shared.split(plan, rest, image_at, last);
             }
             variant.count = match variant.shared.as_ref().and_then(SharedDecode::taken) {
                 Some(taken) => variant.split.plan_left(plan.rows, taken),
@@ -187,13 +278,14 @@ impl Variants {
     ) -> Result<(), CudaError> {
         self.latent.send(gpu, ring, stream)?;
         for variant in &self.list {
+            let Some(extend) = &variant.extend else { continue };
             if decode_only && variant.count.extend_items == 0 {
                 continue;
             }
             let bytes: &[u8] = bytemuck::cast_slice(variant.split.extend_words());
             let mut upload = ring.acquire(stream)?;
             upload.bytes()[..bytes.len()].copy_from_slice(bytes);
-            let (image_bytes, image) = (bytes.len(), variant.extend_plan.address());
+            let (image_bytes, image) = (bytes.len(), extend.plan.address());
             let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
             upload.send(gpu, &load, stream)?;
         }
@@ -209,7 +301,7 @@ impl Variants {
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<usize, CudaError> {
-        let key = (attend.q_heads, attend.window.unwrap_or(0), top, attend.scale > 0.0);
+        let key = key(attend, top);
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(index);
         }
@@ -221,10 +313,7 @@ impl Variants {
             return Err(CudaError::NotPrepared);
         }
         let mut variant = Variant::new(gpu, pool, key, limits, stream)?;
-        if top == 0 && attend.scale > 0.0 && self.list.len() < SHARED_VARIANTS_MAX {
-            let shape = *variant.split.shape();
-            variant.shared = SharedDecode::new(gpu, pool, shape, limits, stream)?;
-        }
+        variant.may_share = may_share(&key, self.list.len());
         self.list.push(variant);
         Ok(self.list.len() - 1)
     }
@@ -264,7 +353,7 @@ impl Variants {
         let capturing = is_capturing(stream)?;
         let decode_start = start.first(capturing);
         let shared = variant.shared.as_ref().filter(|shared| shared.taken().is_some());
-        let extend = variant.count.extend_items > 0;
+        let extend = variant.extend.as_ref().filter(|_| variant.count.extend_items > 0);
         let decode = variant.count.decode_units > 0 || shared.is_some();
         if let Some(shared) = shared {
             let params = (params, scales);
@@ -289,26 +378,88 @@ impl Variants {
             unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, decode_start, stream) }?;
             (params.batch_rows, params.window) = seen;
         }
-        if extend {
+        if let Some(extend) = extend {
             // Its search for the greatest logit comes before the scale, which must not turn its sign then.
             params.negate_q = u32::from(params.scale < 0.0);
             params.scale = params.scale.abs();
-            params.plan = variant.extend_plan.address();
-            params.partial = variant.partial.address() + shape.decode_partial_bytes() as u64;
-            params.counters = variant.counters.address() + shape.decode_counter_bytes() as u64;
-            let trees = variant.trees.filter(|_| image.trees);
-            let (kernel, blocks) = (trees.unwrap_or(variant.extend), shape.extend_ctas);
+            params.plan = extend.plan.address();
+            params.partial = extend.partial.address();
+            params.counters = extend.counters.address();
+            let trees = extend.trees.filter(|_| image.trees);
+            let (kernel, blocks) = (trees.unwrap_or(extend.kernel), shape.extend_ctas);
             let extra = ExtraParams { scales, ..ExtraParams::default() };
             // SAFETY: as above.
             unsafe {
                 gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream)
             }?;
         }
-        if decode || extend {
+        if decode || extend.is_some() {
             start.launched(capturing);
         }
         Ok(())
     }
+}
+
+fn key(attend: &Attend, top: u32) -> VariantKey {
+    (attend.q_heads, attend.window.unwrap_or(0), top, attend.scale > 0.0)
+}
+
+/// Whether variant `index` may read spans once, of which the image has room for few.
+fn may_share(&(_, _, top, is_positive): &VariantKey, index: usize) -> bool {
+    top == 0 && is_positive && index < SHARED_VARIANTS_MAX
+}
+
+/// Whether steps that a host prepares go to the extend kernel.
+fn has_extend(shape: &SplitShape, work: &Prepare<'_>) -> bool {
+    let longest = if shape.top > 0 { 1 } else { DECODE_ROWS[shape.narrowest()] / shape.group };
+    work.extend || work.trees || work.decode_tokens > longest
+}
+
+/// A variant's shape, its kernels on no CTA yet.
+fn shape_of(pool: &Pool, key: VariantKey, limits: StepLimits) -> SplitShape {
+    let layout = pool.layout();
+    let kv_heads = layout.kv_heads();
+    SplitShape {
+        kv_heads,
+        group: key.0 / kv_heads,
+        head_dim: layout.head_dim(),
+        window: key.1,
+        top: key.2,
+        extra: decode_extra(layout.dtype().is_quantised()),
+        decode_ctas: [0; DECODE_ROWS.len()],
+        extend_ctas: 0,
+        batch_max: limits.rows,
+        tokens_max: limits.tokens,
+    }
+}
+
+/// The decode kernels of a shape that is served.
+fn decodes_of(of: &Selection, shape: &SplitShape) -> Result<Decodes, CudaError> {
+    of.extend().ok_or(CudaError::HeadDim { head_dim: of.head_dim })?;
+    if shape.top == 0 {
+        return Ok(of.decodes(shape.group));
+    }
+    let narrowest = shape.narrowest();
+    // Rows of one token have lists, so no step takes a wider one. Quantised pools have none.
+    let dtype = if of.scaling.is_some() { KvDtype::Fp8E4M3 } else { of.rows.into() };
+    let over_lists = of.selected()[narrowest].ok_or(CudaError::Lists { dtype })?;
+    let mut decodes = Decodes::default();
+    decodes[narrowest] = Some(over_lists);
+    Ok(decodes)
+}
+
+/// CTAs of a grid that fills the device.
+fn ctas(gpu: &Gpu, kernel: &'static Kernel) -> Result<u32, CudaError> {
+    Ok(gpu.multiprocessors() * gpu.resident(kernel)?.clamp(1, RESIDENT_MAX))
+}
+
+/// Words of zeros in device memory.
+fn zeros(gpu: &Gpu, bytes: usize, stream: RawStream) -> Result<DeviceBuffer, CudaError> {
+    let buffer = DeviceBuffer::lasting(gpu, bytes as u64)?;
+    // SAFETY: the range is the buffer allocated above, whose size is a multiple of 4.
+    let result = unsafe { sys::cuMemsetD32Async(buffer.address(), 0, bytes / 4, raw(stream)) };
+    check("cuMemsetD32Async", result)?;
+    Ok(buffer)
 }
 
 /// Most variants over a pool.
@@ -360,66 +511,62 @@ impl Variant {
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Self, CudaError> {
-        let (layout, rows) = (pool.layout(), pool.rows());
-        let (head_dim, fp8) = (layout.head_dim(), layout.dtype().is_quantised());
-        let of = Selection::of(gpu, layout, rows);
-        let (q_heads, kv_heads) = (key.0, layout.kv_heads());
-        let mut decode = of.decodes(q_heads / kv_heads);
-        let extend = of.extend().ok_or(CudaError::HeadDim { head_dim })?;
-        let trees = of.trees();
-        // A capture loads nothing.
-        trees.map_or(Ok(()), |kernel| gpu.load(kernel).map(|_| ()))?;
-        let ctas = |kernel: &'static Kernel| -> Result<u32, CudaError> {
-            Ok(gpu.multiprocessors() * gpu.resident(kernel)?.clamp(1, RESIDENT_MAX))
-        };
-        let mut shape = SplitShape {
-            kv_heads,
-            group: q_heads / kv_heads,
-            head_dim,
-            window: key.1,
-            top: key.2,
-            extra: decode_extra(fp8),
-            decode_ctas: [0; DECODE_ROWS.len()],
-            extend_ctas: ctas(extend)?,
-            batch_max: limits.rows,
-            tokens_max: limits.tokens,
-        };
-        let narrowest = shape.narrowest();
-        if key.2 > 0 {
-            let over_lists = of.selected()[narrowest];
-            // Rows of one token have lists, so no step takes a wider one.
-            decode = Decodes::default();
-            decode[narrowest] = Some(over_lists.ok_or(CudaError::Lists { dtype: layout.dtype() })?);
-        }
-        let of_group = ctas(decode[narrowest].expect("every group has a decode kernel"))?;
+        let of = *pool.selection();
+        let mut shape = shape_of(pool, key, limits);
+        let (decode, narrowest) = (decodes_of(&of, &shape)?, shape.narrowest());
+        let of_group = ctas(gpu, decode[narrowest].expect("every group has a decode kernel"))?;
         for (width, ctas) in shape.decode_ctas.iter_mut().enumerate().skip(narrowest) {
             let most = if width == narrowest { u32::MAX } else { WIDE_RESIDENT };
             let resident = (of_group / gpu.multiprocessors()).min(most);
             *ctas = if decode[width].is_some() { resident * gpu.multiprocessors() } else { 0 };
         }
-        let partial = shape.decode_partial_bytes() + shape.extend_partial_bytes();
-        let counters = shape.decode_counter_bytes() + shape.extend_counter_bytes();
-        let counters = DeviceBuffer::lasting(gpu, counters as u64)?;
-        // SAFETY: the range is the buffer allocated above, whose size is a multiple of 4.
-        let result = unsafe {
-            let words = (counters.bytes() / 4) as usize;
-            sys::cuMemsetD32Async(counters.address(), 0, words, raw(stream))
-        };
-        check("cuMemsetD32Async", result)?;
         Ok(Self {
             key,
+            of,
             decode,
-            extend,
-            trees,
+            extend: None,
             split: Split::new(shape),
             lists: if key.2 > 0 { Some(ListBuffers::new(gpu, &shape)?) } else { None },
+            may_share: false,
             shared: None,
             count: SplitCount::default(),
             image_at: 0,
-            extend_plan: DeviceBuffer::lasting(gpu, 4 * shape.extend_words() as u64)?,
-            partial: DeviceBuffer::lasting(gpu, partial as u64)?,
-            counters,
+            partial: DeviceBuffer::lasting(gpu, shape.decode_partial_bytes() as u64)?,
+            counters: zeros(gpu, shape.decode_counter_bytes(), stream)?,
         })
+    }
+
+    /// Loads the extend kernel and makes its memory, once.
+    fn add_extend(&mut self, gpu: &Gpu, stream: RawStream) -> Result<(), CudaError> {
+        if self.extend.is_some() {
+            return Ok(());
+        }
+        let kernel = self.of.extend().expect("the shape is served");
+        let mut shape = *self.split.shape();
+        shape.extend_ctas = ctas(gpu, kernel)?;
+        self.extend = Some(Extend {
+            kernel,
+            trees: self.of.trees(),
+            plan: DeviceBuffer::lasting(gpu, 4 * shape.extend_words() as u64)?,
+            partial: DeviceBuffer::lasting(gpu, shape.extend_partial_bytes() as u64)?,
+            counters: zeros(gpu, shape.extend_counter_bytes(), stream)?,
+        });
+        self.split.add_extend(shape.extend_ctas);
+        Ok(())
+    }
+
+    /// Loads the kernel that reads spans once and makes its memory, where one serves the variant.
+    fn add_shared(
+        &mut self,
+        gpu: &Gpu,
+        limits: StepLimits,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        if self.may_share {
+            self.shared = SharedDecode::new(gpu, &self.of, *self.split.shape(), limits, stream)?;
+            self.may_share = false;
+        }
+        Ok(())
     }
 }
 
@@ -434,7 +581,7 @@ pub(in crate::backend::cuda) unsafe fn launch_f32(
     scales: LayerScales,
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let kernel = Selection::of(gpu, pool.layout(), pool.rows()).check();
+    let kernel = pool.selection().check();
     let extra = ExtraParams { scales, ..ExtraParams::default() };
     let blocks = 8 * gpu.multiprocessors();
     // SAFETY: the caller answers for the rows.

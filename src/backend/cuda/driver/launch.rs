@@ -134,24 +134,7 @@ impl ExtraParams {
     }
 }
 
-/// Keeps the texts of archives in memory while it lives, so that each is decompressed once for all of its kernels.
-#[derive(Debug)]
-pub struct KeptTexts<'a>(&'a Gpu);
-
-impl Drop for KeptTexts<'_> {
-    fn drop(&mut self) {
-        self.0.loaded().release();
-    }
-}
-
 impl Gpu {
-    /// Keeps the texts of archives that kernels are loaded from, until the result is dropped. Without it a text is
-    /// released as soon as a kernel is loaded.
-    pub fn keep_texts(&self) -> KeptTexts<'_> {
-        self.loaded().keep();
-        KeptTexts(self)
-    }
-
     /// Loads a kernel now rather than at its first launch, and returns its handle. The driver compiles it, which takes
     /// up to a second where it has not kept what it made before.
     ///
@@ -161,6 +144,25 @@ impl Gpu {
     pub fn load(&self, kernel: &'static Kernel) -> Result<Function, CudaError> {
         self.bind()?;
         self.function(kernel)
+    }
+
+    /// Loads several kernels, on up to 8 threads. Where the driver refuses one, the others are loaded.
+    ///
+    /// # Errors
+    /// As [`Gpu::load`], of the first that is refused.
+    pub fn load_all(&self, kernels: &[&'static Kernel]) -> Result<(), CudaError> {
+        self.bind()?;
+        self.loaded().load(kernels, self.capability(), || self.bind())
+    }
+
+    /// Names of the kernels loaded so far by this handle and its clones, in the order they came.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        self.loaded().kernels().map(Kernel::name).collect()
+    }
+
+    /// Modules that are loaded in the device's context by this handle and its clones, the host's own among them.
+    pub fn module_count(&self) -> usize {
+        self.loaded().module_count()
     }
 
     /// The kernel's handle. The context is bound.

@@ -10,8 +10,7 @@
 //! forward   libcuda.so.1, opened at the first call
 //! ```
 //!
-//! A host uses [`Gpu`](gpu::Gpu), the types of `stream` and `memory`, and [`KeptTexts`](launch::KeptTexts); the rest is
-//! the backend's.
+//! A host uses [`Gpu`](gpu::Gpu) and the types of `stream` and `memory`; the rest is the backend's.
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod forward;

@@ -1,9 +1,12 @@
-//! What one context has loaded: modules, kernels, and the texts of archives while several of their kernels are loaded.
+//! What one context has loaded: modules and kernels.
 //!
 //! Not here: how kernels are launched (`driver/launch.rs`).
 
 use std::ffi::{CString, c_void};
+use std::panic::resume_unwind;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use super::archive::{Archive, find};
 use super::kernel::Kernel;
@@ -11,6 +14,8 @@ use super::marks::with_marks;
 use crate::backend::cuda::driver::sys;
 use crate::backend::cuda::error::{CudaError, check};
 
+/// Most threads that load modules at a time.
+const THREADS_MAX: usize = 8;
 /// Most bytes of a compiler's log that are kept.
 const LOG_BYTES: usize = 4096;
 
@@ -19,9 +24,6 @@ const LOG_BYTES: usize = 4096;
 pub(in super::super) struct Loaded {
     modules: Vec<LoadedModule>,
     kernels: Vec<(&'static Kernel, Function)>,
-    /// Decompressed archives, kept while `keepers` is above 0.
-    texts: Vec<(&'static Archive, String)>,
-    keepers: usize,
 }
 
 /// A PTX text, with all of its entries.
@@ -113,28 +115,86 @@ impl Loaded {
         self.kernels.iter().find(|(k, _)| std::ptr::eq(*k, kernel)).map(|(_, function)| *function)
     }
 
+    /// Kernels loaded so far.
+    pub(in super::super) fn kernels(&self) -> impl Iterator<Item = &'static Kernel> {
+        self.kernels.iter().map(|&(kernel, _)| kernel)
+    }
+
+    /// Modules loaded so far.
+    pub(in super::super) fn module_count(&self) -> usize {
+        self.modules.len()
+    }
+
+    /// Loads kernels that are not loaded: each archive is decompressed once, each text compiled once, several at a
+    /// time. `bind` makes the context current in the calling thread. Where some are refused the others stay loaded.
+    /// The texts are released at the end.
+    pub(in super::super) fn load(
+        &mut self,
+        kernels: &[&'static Kernel],
+        capability: u32,
+        bind: impl Fn() -> Result<(), CudaError> + Sync,
+    ) -> Result<(), CudaError> {
+        if let Some(kernel) = kernels.iter().find(|kernel| !kernel.runs_on(capability)) {
+            return Err(CudaError::Capability { kernel: kernel.name(), capability });
+        }
+        let (mut missing, mut archives): (Vec<&Kernel>, Vec<&Kernel>) = (Vec::new(), Vec::new());
+        let same_archive = |a: &Kernel, b: &Kernel| std::ptr::eq(a.archive(), b.archive());
+        for &kernel in kernels {
+            let same_text =
+                |other: &&Kernel| same_archive(other, kernel) && other.text() == kernel.text();
+            if self.modules.iter().any(|module| module.is_of(kernel))
+                || missing.iter().any(same_text)
+            {
+                continue;
+            }
+            missing.push(kernel);
+            if !archives.iter().any(|other| same_archive(other, kernel)) {
+                archives.push(kernel);
+            }
+        }
+        let corrupt = |kernel: &Kernel| CudaError::Archive { kernel: kernel.name(), capability };
+        let texts = in_parallel(&archives, |kernel| kernel.archive().decompress());
+        let modules = in_parallel(&missing, |&kernel| {
+            bind()?;
+            let index = archives.iter().position(|other| same_archive(other, kernel));
+            let text = index.and_then(|index| texts[index].as_deref());
+            let ptx = text.and_then(|text| find(text, kernel.text())).ok_or(corrupt(kernel))?;
+            let refused = |(code, log)| refused(kernel, capability, code, log);
+            LoadedModule::new(kernel, ptx, capability).map_err(refused)
+        });
+        let mut error = None;
+        for module in modules {
+            match module {
+                Ok(module) => self.modules.push(module),
+                Err(refused) => error = error.or(Some(refused)),
+            }
+        }
+        error.map_or(Ok(()), Err)?;
+        kernels.iter().try_for_each(|kernel| self.take_entry(kernel, capability))
+    }
+
     /// The kernel's handle, its module loaded when first asked for. The context is bound.
     pub(in super::super) fn function(
         &mut self,
         kernel: &'static Kernel,
         capability: u32,
     ) -> Result<Function, CudaError> {
-        if let Some(function) = self.find(kernel) {
-            return Ok(function);
+        if self.find(kernel).is_none() {
+            self.load(&[kernel], capability, || Ok(()))?;
         }
-        let name = kernel.name();
-        let refused = |(code, log)| CudaError::Ptx { kernel: name, capability, code, log };
-        let index = match self.modules.iter().position(|module| module.is_of(kernel)) {
-            Some(index) => index,
-            None => {
-                let ptx = self.ptx(kernel, capability);
-                let module = ptx.map(|ptx| LoadedModule::new(kernel, ptx, capability));
-                self.forget();
-                self.modules.push(module?.map_err(refused)?);
-                self.modules.len() - 1
-            }
-        };
-        let handle = self.modules[index].entry(name).map_err(|code| refused((code, "".into())))?;
+        Ok(self.find(kernel).expect("it was just loaded"))
+    }
+
+    /// Finds a kernel in its module, which is loaded.
+    fn take_entry(&mut self, kernel: &'static Kernel, capability: u32) -> Result<(), CudaError> {
+        if self.find(kernel).is_some() {
+            return Ok(());
+        }
+        let module = self.modules.iter().find(|module| module.is_of(kernel));
+        let handle = module
+            .expect("the module is loaded")
+            .entry(kernel.name())
+            .map_err(|code| refused(kernel, capability, code, "".into()))?;
         // With the static part, less than 48 KiB of dynamic memory may be too much without being asked for.
         if kernel.shared() > 0 {
             let attribute =
@@ -146,41 +206,39 @@ impl Loaded {
         }
         let function = Function { handle: handle as usize as u64, pdl: kernel.waits(capability) };
         self.kernels.push((kernel, function));
-        Ok(function)
+        Ok(())
     }
+}
 
-    /// A kernel's PTX, its archive decompressed unless it is at hand.
-    fn ptx(&mut self, kernel: &'static Kernel, capability: u32) -> Result<&str, CudaError> {
-        let (name, archive) = (kernel.name(), kernel.archive());
-        if !kernel.runs_on(capability) {
-            return Err(CudaError::Capability { kernel: name, capability });
+/// The driver has refused a kernel.
+fn refused(kernel: &Kernel, capability: u32, code: u32, log: Box<str>) -> CudaError {
+    CudaError::Ptx { kernel: kernel.name(), capability, code, log }
+}
+
+/// What `run` makes of each item, on several threads where there are several items.
+fn in_parallel<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    if items.len() < 2 {
+        return items.iter().map(run).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else { return done };
+            done.push((index, run(item)));
         }
-        let corrupt = CudaError::Archive { kernel: name, capability };
-        let index = match self.texts.iter().position(|(of, _)| std::ptr::eq(*of, archive)) {
-            Some(index) => index,
-            None => {
-                self.texts.push((archive, archive.decompress().ok_or_else(|| corrupt.clone())?));
-                self.texts.len() - 1
-            }
-        };
-        find(&self.texts[index].1, kernel.text()).ok_or(corrupt)
-    }
-
-    /// Keeps texts from now on, until as many calls of [`Loaded::release`].
-    pub(in super::super) fn keep(&mut self) {
-        self.keepers += 1;
-    }
-
-    pub(in super::super) fn release(&mut self) {
-        self.keepers -= 1;
-        self.forget();
-    }
-
-    fn forget(&mut self) {
-        if self.keepers == 0 {
-            self.texts = Vec::new();
-        }
-    }
+    };
+    let mut all: Vec<(usize, R)> = thread::scope(|scope| {
+        let count = items.len().min(THREADS_MAX);
+        let threads: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
+        let done = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        done.flatten().collect()
+    });
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, made)| made).collect()
 }
 
 #[cfg(test)]
@@ -220,18 +278,16 @@ mod tests {
         error
     }
 
-    /// A text is decompressed once while it is kept, and gone afterwards.
+    /// Two items of a list are at work at the same time, and each result stands in its item's place.
     #[test]
-    fn texts_stay_while_they_are_kept() {
-        let (mut loaded, first, second) = (Loaded::default(), &KERNELS[0], &KERNELS[1]);
-        assert!(std::ptr::eq(first.archive(), second.archive()), "one archive");
-        loaded.keep();
-        loaded.keep();
-        let at = loaded.ptx(first, 80).expect("it is there").as_ptr();
-        loaded.release();
-        assert!(loaded.ptx(second, 80).is_ok() && loaded.texts.len() == 1);
-        assert_eq!(loaded.ptx(first, 80).map(str::as_ptr), Ok(at));
-        loaded.release();
-        assert!(loaded.texts.is_empty());
+    fn several_are_loaded_at_a_time() {
+        let both = std::sync::Barrier::new(2);
+        let made = in_parallel(&[1, 2, 3, 4], |&n| {
+            both.wait();
+            10 * n
+        });
+        assert_eq!(made, [10, 20, 30, 40]);
+        assert_eq!(in_parallel(&[7], |&n| n + 1), [8]);
+        assert_eq!(in_parallel(&[0; 0], |&n: &i32| n), [0; 0]);
     }
 }

@@ -8,7 +8,6 @@
 use super::kernel::{Kernel, Step};
 use super::table::KERNELS;
 use crate::backend::cuda::attention::split::{DECODE_ROWS, SplitShape, TAIL_ROWS};
-use crate::backend::cuda::driver::gpu::Gpu;
 use crate::layout::{Dtype, PoolLayout, Scaling};
 
 /// The decode kernels of [`DECODE_ROWS`], where there is one.
@@ -39,10 +38,9 @@ pub(in super::super) struct Selection {
 }
 
 impl Selection {
-    /// Of a pool with the host's rows on a device.
-    pub fn of(gpu: &Gpu, layout: &PoolLayout, rows: Dtype) -> Self {
-        let (capability, scaling) = (gpu.capability(), layout.scaling());
-        Self { capability, scaling, rows, head_dim: layout.head_dim() }
+    /// Of a pool with the host's rows on a device of such a capability.
+    pub fn of(capability: u32, layout: &PoolLayout, rows: Dtype) -> Self {
+        Self { capability, scaling: layout.scaling(), rows, head_dim: layout.head_dim() }
     }
 
     /// The kernel of a step, for so many query rows where that matters. `own`: it may be one of this device alone.

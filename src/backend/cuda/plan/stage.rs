@@ -227,7 +227,7 @@ impl Stage {
         tables: &Tables,
         stream: RawStream,
     ) -> Result<usize, CudaError> {
-        variants.load(gpu, plan)?;
+        variants.load(gpu, plan, self.limits, stream)?;
         self.staged = None;
         self.trees = !plan.masks.is_empty();
         self.start = Start::InOrder;

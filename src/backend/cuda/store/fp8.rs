@@ -13,15 +13,33 @@ use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::{
     LayerScales, ROWS_BF16, ROWS_F16, ROWS_F32, StoreFp8Params, StoreLatentFp8Params, wide_magic,
 };
-use crate::backend::cuda::kernels::{STORE_CACHE_FP8, STORE_CACHE_FP8_ANY, STORE_LATENT_FP8};
+use crate::backend::cuda::kernels::{
+    Kernel, STORE_CACHE_FP8, STORE_CACHE_FP8_ANY, STORE_LATENT_FP8,
+};
 use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
-use crate::layout::Dtype;
+use crate::layout::{Dtype, PoolLayout};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
 /// Elements of a thread of the kernel that is fast.
 const UNIT: u32 = 16;
+
+/// The kernels that steps may take. Which one depends on how the host's rows are aligned.
+pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec<&'static Kernel> {
+    if layout.is_latent() {
+        return vec![STORE_LATENT_FP8];
+    }
+    let mut kernels = vec![STORE_CACHE_FP8_ANY];
+    kernels.extend(has_fast(layout, rows).then_some(STORE_CACHE_FP8));
+    kernels
+}
+
+/// Whether a kernel that is fast takes rows of this type, if they are aligned.
+fn has_fast(layout: &PoolLayout, rows: Dtype) -> bool {
+    let units = layout.store_widths()[0] as u32 / UNIT;
+    rows != Dtype::F32 && matches!(layout.value_dim(), 64 | 128 | 256) && units <= THREADS
+}
 
 /// Stores the rows of the staged plan.
 pub(in crate::backend::cuda) fn store(
@@ -86,11 +104,7 @@ pub(in crate::backend::cuda) fn store(
         return unsafe { gpu.launch(STORE_LATENT_FP8, grid, block, stream, &params, Start::Pdl) };
     }
     let units = width as u32 / UNIT;
-    let fast = dtype != Dtype::F32
-        && matches!(head_dim, 64 | 128 | 256)
-        && units <= THREADS
-        && aligned(16)
-        && params.slot_bytes == 4;
+    let fast = has_fast(layout, dtype) && aligned(16) && params.slot_bytes == 4;
     let (kernel, grid, block) = if fast {
         let y = THREADS / units;
         (STORE_CACHE_FP8, params.tokens.div_ceil(y), (units, y))

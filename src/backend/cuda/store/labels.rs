@@ -17,7 +17,7 @@ use crate::backend::cuda::kernels::params::{
     AttendParams, CANDIDATES, SCORE_TOKENS, SelectParams, StoreLabelsParams, TREE_ROW, wide_magic,
 };
 use crate::backend::cuda::kernels::{
-    SCORE_LABELS_BF16, SCORE_LABELS_F16, SELECT_TOP, STORE_LABELS,
+    Kernel, SCORE_LABELS_BF16, SCORE_LABELS_F16, SELECT_TOP, STORE_LABELS,
 };
 use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
@@ -95,11 +95,17 @@ impl Labels {
         })
     }
 
-    /// Loads the kernels.
-    pub(in crate::backend::cuda) fn load(&self, gpu: &Gpu, dtype: Dtype) -> Result<(), CudaError> {
-        gpu.load(STORE_LABELS)?;
-        gpu.load(if dtype == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 })?;
-        gpu.load(SELECT_TOP).map(|_| ())
+    /// The kernel that scores rows of a type.
+    fn score(rows: Dtype) -> &'static Kernel {
+        if rows == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 }
+    }
+
+    /// The kernels of stores, and those of selections.
+    pub(in crate::backend::cuda) fn kernels(rows: Dtype, selects: bool) -> Vec<&'static Kernel> {
+        match selects {
+            true => vec![STORE_LABELS, Self::score(rows), SELECT_TOP],
+            false => vec![STORE_LABELS],
+        }
     }
 
     /// Refuses a step whose scores there is no room for.
@@ -194,7 +200,7 @@ impl Labels {
             key_chunks: self.key_chunks,
             ..SelectParams::default()
         };
-        let score = if pool.rows() == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 };
+        let score = Self::score(pool.rows());
         let kv_heads = layout.kv_heads();
         let grid = (kv_heads.max(SCORE_RESIDENT * gpu.multiprocessors()), 1);
         // SAFETY: the caller's; the kernel leaves out rows that there is no room for.

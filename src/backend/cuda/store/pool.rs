@@ -7,6 +7,7 @@ use crate::backend::check;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::Selection;
 use crate::backend::cuda::kernels::params::{LayerRope, LayerScales};
 use crate::id::LayerId;
 use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolLayout, Strides};
@@ -23,8 +24,8 @@ pub(in crate::backend::cuda) struct Pool {
     rope: Option<Strides>,
     pages: Pages,
     scales: Scales,
-    /// Element type of the host's rows.
-    rows: Dtype,
+    /// What its kernels are selected by.
+    selection: Selection,
     /// What a page's bytes mean.
     fingerprint: u64,
 }
@@ -34,7 +35,7 @@ impl Pool {
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         layout: PoolLayout,
-        rows: Dtype,
+        selection: Selection,
         (scales, labels): (Option<&KvScales>, Option<&LabelChannels>),
     ) -> Result<Self, CudaError> {
         let names = match layout.is_latent() {
@@ -49,11 +50,16 @@ impl Pool {
         let fingerprint = layout.page_fingerprint(scales, labels);
         let scales = Scales::new(gpu, &layout, scales, memory.address())?;
         let rope = layout.strides(PlaneName::Rope);
-        Ok(Self { memory, layout, k, v, rope, pages, scales, rows, fingerprint })
+        Ok(Self { memory, layout, k, v, rope, pages, scales, selection, fingerprint })
     }
 
+    /// Element type of the host's rows.
     pub(in crate::backend::cuda) fn rows(&self) -> Dtype {
-        self.rows
+        self.selection.rows
+    }
+
+    pub(in crate::backend::cuda) fn selection(&self) -> &Selection {
+        &self.selection
     }
 
     pub(in crate::backend::cuda) fn fingerprint(&self) -> u64 {

@@ -11,14 +11,28 @@ use crate::backend::cuda::driver::memory::DeviceRows;
 use crate::backend::cuda::driver::raw::RawStream;
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::{StoreCacheParams, wide_magic};
-use crate::backend::cuda::kernels::{STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
+use crate::backend::cuda::kernels::{Kernel, STORE_CACHE, STORE_CACHE_ANY, STORE_CACHE_STREAMING};
 use crate::backend::cuda::moves::copy::unit_bytes;
 use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
+use crate::layout::PoolLayout;
 
 /// Steps of so many tokens are stored past the caches, four units a thread: enough to fill the device, too little for
 /// the caches to turn over (measured on an H200 with rows of 2 KiB).
 const STREAMING_TOKENS: std::ops::RangeInclusive<u32> = 513..=8192;
+
+/// The kernels that steps of up to so many tokens may take. Which one depends on how the host's rows are aligned.
+pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, tokens: u32) -> Vec<&'static Kernel> {
+    let bytes = layout.store_widths()[0] * layout.dtype().rows().size() as usize;
+    let (row_bytes, units) =
+        if layout.is_latent() { (bytes / 2, bytes / 32) } else { (bytes, bytes / 16) };
+    let mut kernels = vec![STORE_CACHE_ANY];
+    if row_bytes.is_multiple_of(16) {
+        kernels.extend((units <= 256).then_some(STORE_CACHE));
+        kernels.extend((tokens >= *STREAMING_TOKENS.start()).then_some(STORE_CACHE_STREAMING));
+    }
+    kernels
+}
 
 /// Stores the rows of the staged plan.
 pub(in crate::backend::cuda) fn store(

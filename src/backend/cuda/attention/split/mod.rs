@@ -23,7 +23,7 @@ mod selected;
 mod shared;
 
 use crate::backend::cuda::kernels::params::TREE_ROW;
-use crate::plan::BatchRow;
+use crate::plan::{BatchPlan, BatchRow};
 use decode::DecodeSplit;
 pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT, decode_extra};
 use extend::ExtendSplit;
@@ -50,7 +50,7 @@ pub struct SplitShape {
     pub extra: u32,
     /// Grids of the decode kernels of [`DECODE_ROWS`]: multiprocessors times resident CTAs; 0 where there is none.
     pub decode_ctas: [u32; DECODE_ROWS.len()],
-    /// Grid of the extend kernel.
+    /// Grid of the extend kernel; 0 where no step goes to it.
     pub extend_ctas: u32,
     /// Most batch rows.
     pub batch_max: u32,
@@ -59,6 +59,16 @@ pub struct SplitShape {
 }
 
 impl SplitShape {
+    /// Whether the extend kernel has rows of a plan, whose trees are not marked.
+    pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
+        let width = self.width(plan.token_count(), plan.rows.len());
+        let decoded = if self.top > 0 { Decoded::new(1, false) } else { self.decoded(width) };
+        plan.rows.iter().any(|row| {
+            let is_tree = decoded.last_row < u32::MAX && plan.tree(row).is_some();
+            row.extend_len > decoded.longest || is_tree
+        })
+    }
+
     /// First position that the query at `position` sees.
     const fn first_seen(&self, position: u32) -> u32 {
         if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
@@ -118,11 +128,16 @@ pub struct Split {
 impl Split {
     /// Takes the memory for every split of this shape.
     pub fn new(shape: SplitShape) -> Self {
-        assert!(shape.kv_heads > 0 && shape.extend_ctas > 0);
-        assert!(shape.decode_ctas[shape.narrowest()] > 0);
+        assert!(shape.kv_heads > 0 && shape.decode_ctas[shape.narrowest()] > 0);
         assert!(matches!(shape.group, 1..=16));
         assert!(matches!(shape.head_dim, 64 | 128 | 256));
         Self { shape, decode: DecodeSplit::new(&shape), extend: ExtendSplit::new(&shape) }
+    }
+
+    /// Takes the memory for steps that go to an extend kernel on a grid of so many CTAs.
+    pub fn add_extend(&mut self, ctas: u32) {
+        self.shape.extend_ctas = ctas;
+        self.extend = ExtendSplit::new(&self.shape);
     }
 
     /// The shape it was made for.

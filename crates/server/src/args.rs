@@ -1,0 +1,386 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::builder::ArgPredicate;
+use clap::{Parser, ValueEnum};
+use kvarena::{KvDtype, Layout, Scaling};
+
+use crate::http::options::HttpOptions;
+use kvarena_host::draft::DRAFTS_MAX;
+use kvarena_host::sparse::Sparse;
+
+/// A small LLM host on kvarena: Llama, Qwen3, DeepSeek V3 and gpt-oss models from safetensors, served with continuous batching.
+///
+/// Without arguments a small model explains words of kvarena. Exit codes: 0 done, 1 the run failed, 2 the command line
+/// or a request cannot be served, 3 the model cannot be used.
+#[derive(Parser, Clone, Debug)]
+#[command(name = "generate", version)]
+pub struct Args {
+    /// A model directory in the Hugging Face format.
+    #[arg(long, value_name = "DIR", conflicts_with = "random_model")]
+    pub model: Option<PathBuf>,
+
+    /// Random weights in a model's shape, for measuring.
+    #[arg(long, value_name = "SHAPE")]
+    pub random_model: Option<Shape>,
+
+    /// A prompt (repeatable): text, or token ids where the model has no tokenizer.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Vec<String>,
+
+    /// A file of JSON lines, `-` for standard input: {"prompt": [ids] or "text", "max_new_tokens": N}, and optionally n,
+    /// temperature, top_k, top_p, seed, stop_token_ids, cancel_after, namespace, prediction.
+    #[arg(long, value_name = "FILE")]
+    pub requests: Option<PathBuf>,
+
+    /// COUNT random prompts of LEN tokens, for measuring.
+    #[arg(long, value_name = "COUNT:LEN")]
+    pub random_requests: Option<String>,
+
+    /// Chat: each line of standard input is a turn, and reuses the cache of the turns before.
+    #[arg(long, conflicts_with_all = ["prompt", "requests", "json"])]
+    pub chat: bool,
+
+    /// The system message of a chat.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+
+    /// Serve over HTTP as OpenAI does, at an address such as 127.0.0.1:8000; port 0 takes a free one. SIGTERM and
+    /// Ctrl-C let what was taken in end; a second one ends at once.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        conflicts_with_all = ["prompt", "requests", "random_requests", "chat", "calibrate", "bench", "check", "json"]
+    )]
+    pub serve: Option<String>,
+
+    /// With --serve: most streams that wait to be admitted; one more request is answered 429.
+    #[arg(long, value_name = "STREAMS", default_value_t = 1024, value_parser = at_least_one())]
+    pub queue: u32,
+
+    /// With --serve on a GPU: copy logits to the host, so that log-probabilities can be asked for.
+    #[arg(long)]
+    pub logprobs: bool,
+
+    /// How clients are served.
+    #[command(flatten)]
+    pub http: HttpOptions,
+
+    /// Print a line {"index": i, "tokens": [...], "cached_tokens": n} for each request.
+    #[arg(long)]
+    pub json: bool,
+
+    /// With --json: add this many logits of each first token, as "first_logits".
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub first_logits: usize,
+
+    /// Most new tokens of a request [default: 128, fewer where the model or the pool ends].
+    #[arg(long, value_name = "N")]
+    pub max_new_tokens: Option<u32>,
+
+    /// Samples per prompt, which share its pages.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub n: u32,
+
+    /// 0: greedy [default: 0, but 1 for what comes over HTTP].
+    #[arg(long)]
+    pub temperature: Option<f32>,
+
+    /// Draw from so many of the likeliest tokens; 0: from all.
+    #[arg(long, default_value_t = 0)]
+    pub top_k: u32,
+
+    /// Draw from the likeliest tokens that together reach this probability.
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f32,
+
+    /// Seed of the draws.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+
+    /// A token id that ends a generation (repeatable), beside the model's own.
+    #[arg(long, value_name = "ID")]
+    pub stop_token: Vec<u32>,
+
+    /// Go on after the model's own stop tokens.
+    #[arg(long)]
+    pub ignore_eos: bool,
+
+    /// Tokens of a page.
+    #[arg(long, value_name = "TOKENS", default_value_t = 16)]
+    pub page_size: u32,
+
+    /// Pages of the pool [default: room for every stream at full length, at most 1 GiB].
+    #[arg(long)]
+    pub pages: Option<u32>,
+
+    /// Order of K and V in memory.
+    #[arg(long, default_value = "page-first", ignore_case = true)]
+    pub layout: LayoutName,
+
+    /// Element type of K and V.
+    #[arg(long, default_value = "bf16", ignore_case = true)]
+    pub kv_dtype: DtypeName,
+
+    /// Scales of an fp8 pool: made for each token and head at the store, or static, those of --scales.
+    #[arg(long, default_value = "token", ignore_case = true)]
+    pub kv_scales: ScalesName,
+
+    /// Static scales, as --calibrate has written them; without a file all of them are 1.
+    #[arg(long, value_name = "FILE")]
+    pub scales: Option<PathBuf>,
+
+    /// Serve the requests with a pool of f32, on the CPU, and write the static scales that they need to FILE.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["scales", "check", "bench", "chat"])]
+    pub calibrate: Option<PathBuf>,
+
+    /// Streams that generate read the K positions of their context that CHANNELS channels of K find, and no others
+    /// [CHANNELS: 16]. The requests are served twice, the first time reading all, to choose the channels and to say
+    /// how many words change. A --bench of random weights takes the first channels.
+    #[arg(long, value_name = "K[,CHANNELS]", conflicts_with_all = ["calibrate", "check"])]
+    pub sparse: Option<Sparse>,
+
+    /// With --sparse: the channels, as --save-labels has written them; the requests are then served once. Over several
+    /// GPUs, a chat or HTTP this is needed.
+    #[arg(long, value_name = "FILE", requires = "sparse")]
+    pub labels: Option<PathBuf>,
+
+    /// With --sparse: write the channels that were chosen to FILE.
+    #[arg(long, value_name = "FILE", requires = "sparse", conflicts_with_all = ["labels", "serve", "chat", "bench"])]
+    pub save_labels: Option<PathBuf>,
+
+    /// With --sparse: say how much of attention's weight the positions hold, beside the best ones; slow. On the CPU.
+    #[arg(long, requires = "sparse", conflicts_with_all = ["serve", "chat", "bench"])]
+    pub recall: bool,
+
+    /// Reuse of prefixes.
+    #[arg(long, default_value = "on", num_args = 0..=1, default_missing_value = "on")]
+    pub prefix: Switch,
+
+    /// The same as --prefix off.
+    #[arg(long)]
+    pub no_prefix: bool,
+
+    /// Most prompt tokens computed in one step [default: 512, on a GPU 8192].
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
+    pub chunk: Option<u32>,
+
+    /// Most streams at a time.
+    #[arg(long, value_name = "STREAMS", default_value_t = 16, value_parser = at_least_one())]
+    pub concurrency: u32,
+
+    /// Plan each step before the last one's tokens are known; a GPU does so unless told --overlap off, or to
+    /// draft.
+    #[arg(long, num_args = 0..=1, default_missing_value = "on")]
+    pub overlap: Option<Switch>,
+
+    /// Draft up to N tokens of each stream from what it and its prompt have said (and a request's "prediction"), and check
+    /// them beside its next token: a step says as many more as come true. The tokens are the same.
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFTS_MAX)),
+        conflicts_with_all = ["calibrate", "bench", "check", "sparse"]
+    )]
+    pub draft: Option<u32>,
+
+    /// With --draft: several continuations at a time, as a tree.
+    #[arg(long, requires = "draft")]
+    pub draft_tree: bool,
+
+    /// Replay decode steps as graphs, on a GPU.
+    #[arg(long, default_value = "on")]
+    pub graphs: Switch,
+
+    /// Let every N-th step fail halfway, to see it aborted and retried.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
+    pub fail_every: Option<u64>,
+
+    /// Where the model runs; a bench or a check runs on a GPU.
+    #[arg(long, default_value = "cpu", default_value_ifs = [("bench", ArgPredicate::IsPresent, "cuda"), ("check", ArgPredicate::Equals("true".into()), "cuda")])]
+    pub backend: BackendName,
+
+    /// GPUs that the model is spread over: each has a part of the heads (tensor parallel; needs NCCL).
+    #[arg(long, value_name = "GPUS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub tp: u32,
+
+    /// What sums over GPUs go through [default: peer where each GPU reaches the others' memory, else nccl].
+    #[arg(long, value_name = "WAY")]
+    pub sums: Option<SumsName>,
+
+    /// Measure a random model on a GPU: {"part", "model", "batch", "context", "ms" or "tokens_s", ..} a row.
+    #[arg(long, value_name = "PART", conflicts_with_all = ["chat", "prompt", "model", "check"])]
+    pub bench: Option<Bench>,
+
+    /// Batch sizes of --bench decode.
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = at_least_one())]
+    pub batch: Vec<u32>,
+
+    /// Prompt tokens of a stream of --bench decode and prefill.
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_one())]
+    pub context: u32,
+
+    /// How many of them all streams of --bench decode begin with.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub common: u32,
+
+    /// Check that a GPU says the words that the CPU would, in every setting.
+    #[arg(long, conflicts_with_all = ["chat", "prompt", "requests"])]
+    pub check: bool,
+
+    /// Threads for matrix products and attention [default: all cores].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+
+    /// No report at the end.
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..)
+}
+
+/// Shapes of random models.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shape {
+    /// 28 layers of width 1,024.
+    #[value(name = "qwen3-0.6b")]
+    Qwen3_0_6B,
+    /// 36 layers of width 4,096.
+    #[value(name = "qwen3-8b")]
+    Qwen3_8B,
+    /// 32 layers of width 4,096.
+    #[value(name = "llama-3.1-8b")]
+    Llama3_1_8B,
+    /// 3 layers of width 256 with heads of 64: for checking.
+    #[value(name = "llama-tiny-64")]
+    LlamaTiny64,
+}
+
+impl Shape {
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+/// What --bench measures.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bench {
+    /// 256 requests of mixed lengths, at once.
+    Offline,
+    /// Steps of one token for each of so many streams, after a context.
+    Decode,
+    /// 64 prompts.
+    Prefill,
+    /// Sums over GPUs of so many rows as --batch says, alone.
+    Sums,
+}
+
+/// What sums over GPUs go through.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SumsName {
+    /// A kernel that writes to the other GPUs' memory, where sums are short; NCCL for the rest.
+    Peer,
+    /// NCCL.
+    Nccl,
+}
+
+#[cfg(feature = "cuda")]
+impl From<SumsName> for kvarena_host::gpu::sums::Transport {
+    fn from(name: SumsName) -> Self {
+        match name {
+            SumsName::Peer => Self::Peer,
+            SumsName::Nccl => Self::Nccl,
+        }
+    }
+}
+
+/// Orders of K and V.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LayoutName {
+    /// All pages of a layer side by side.
+    #[value(alias = "layer_first", alias = "layerfirst", alias = "layer")]
+    LayerFirst,
+    /// All layers of a page side by side.
+    #[value(alias = "page_first", alias = "pagefirst", alias = "page")]
+    PageFirst,
+}
+
+impl From<LayoutName> for Layout {
+    fn from(name: LayoutName) -> Self {
+        match name {
+            LayoutName::LayerFirst => Layout::LayerFirst,
+            LayoutName::PageFirst => Layout::PageFirst,
+        }
+    }
+}
+
+/// Element types.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DtypeName {
+    /// IEEE binary32
+    #[value(alias = "float32", alias = "fp32")]
+    F32,
+    /// IEEE binary16
+    #[value(alias = "float16", alias = "fp16")]
+    F16,
+    /// bfloat16
+    #[value(alias = "bfloat16")]
+    Bf16,
+    /// e4m3
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
+}
+
+impl From<DtypeName> for KvDtype {
+    fn from(name: DtypeName) -> Self {
+        match name {
+            DtypeName::F32 => KvDtype::F32,
+            DtypeName::F16 => KvDtype::F16,
+            DtypeName::Bf16 => KvDtype::Bf16,
+            DtypeName::Fp8 => KvDtype::Fp8E4M3,
+        }
+    }
+}
+
+/// Where the scales of an fp8 pool come from.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScalesName {
+    /// Given.
+    Static,
+    /// Made at the store, for each token and head.
+    #[value(alias = "by-token")]
+    Token,
+}
+
+impl From<ScalesName> for Scaling {
+    fn from(name: ScalesName) -> Self {
+        match name {
+            ScalesName::Static => Scaling::Static,
+            ScalesName::Token => Scaling::ByToken,
+        }
+    }
+}
+
+/// On or off.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Switch {
+    /// Yes.
+    #[value(alias = "true", alias = "radix", alias = "1")]
+    On,
+    /// No.
+    #[value(alias = "false", alias = "none", alias = "0")]
+    Off,
+}
+
+/// Backends.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackendName {
+    /// Host memory.
+    Cpu,
+    /// A GPU; needs a build with `--features cuda`.
+    Cuda,
+}

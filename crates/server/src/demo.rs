@@ -1,0 +1,85 @@
+//! What is shown where nothing is asked: a small model explains words of kvarena, and the cache says what it saved.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::output::tokens_of;
+use kvarena_host::error::{Error, Result};
+use kvarena_host::request::{Defaults, Request};
+use kvarena_host::runner::Runner;
+use kvarena_host::server::{Server, Sink};
+use kvarena_host::stream::{Finish, Stream};
+use kvarena_host::text::{Message, Text};
+
+/// All of them have the system message of the model's chat template before them.
+pub const QUESTIONS: [&str; 8] = [
+    "What is kvarena?",
+    "What is a page?",
+    "What is the prefix tree?",
+    "What does commit mean?",
+    "What is the fence?",
+    "Explain eviction.",
+    "What is a fork?",
+    "And what is reuse?",
+];
+
+/// A question as a turn of a chat.
+///
+/// # Errors
+/// The chat template refuses it.
+pub fn request(question: &str, defaults: &Defaults, text: &Text) -> Result<Request> {
+    let turn = Message { role: "user".into(), content: question.to_owned() };
+    text.chat(&[turn]).map(|prompt| defaults.request(prompt))
+}
+
+/// Asks the first question, then all others at once, and prints the answers with what they found in the cache.
+///
+/// # Errors
+/// The run failed.
+pub fn show<R: Runner>(
+    server: &mut Server<R>,
+    text: &Text,
+    defaults: &Defaults,
+    mut out: impl Write,
+    interrupt: &AtomicBool,
+) -> Result<()> {
+    let (mut prompts, mut quiet) = (Vec::new(), Quiet { interrupt, answers: BTreeMap::new() });
+    for questions in [&QUESTIONS[..1], &QUESTIONS[1..]] {
+        for question in questions {
+            let request = request(question, defaults, text)?;
+            prompts.push(request.prompt.len());
+            server.submit(request)?;
+        }
+        server.run(&mut quiet)?;
+    }
+    let failed = |e| Error::run(format!("cannot write the output: {e}"));
+    for ((question, prompt), (tokens, found)) in
+        QUESTIONS.iter().zip(prompts).zip(quiet.answers.into_values())
+    {
+        let answer = text.decode(&tokens);
+        let saved = format!("{found} of {} were in the cache", tokens_of(prompt, "prompt"));
+        writeln!(out, "> {question}\n  {answer}\n  ({saved})\n").map_err(failed)?;
+    }
+    out.flush().map_err(failed)
+}
+
+/// Says nothing until all have ended.
+struct Quiet<'a> {
+    interrupt: &'a AtomicBool,
+    /// By request: what it said, and how many tokens of its prompt needed no computing.
+    answers: BTreeMap<usize, (Vec<u32>, u32)>,
+}
+
+impl Sink for Quiet<'_> {
+    fn done(&mut self, stream: &Stream, _: bool) {
+        if stream.sample == 0 {
+            let answer = (stream.tokens.clone(), stream.cached_tokens);
+            self.answers.insert(stream.request, answer);
+        }
+    }
+
+    fn ends(&mut self, _: &Stream) -> Option<Finish> {
+        self.interrupt.load(Ordering::Relaxed).then_some(Finish::Cancelled)
+    }
+}

@@ -1,0 +1,426 @@
+//! Whether the GPU says the words that the CPU would: `generate --check`.
+//!
+//! ```text
+//! settings     how requests are served, and drawn
+//! report       all that is looked at, with a line for each
+//! ```
+//!
+//! Rounding differs, so tokens may where two logits are close. Therefore each stream that the device said is put
+//! through the f32 reference: the reference's logit of each token that the device took must be within
+//! [`TOKEN_BOUND`] of the best one, and the RMS difference of all logits within [`LOGITS_BOUND`]; both in standard
+//! deviations of the logits. A fault put in on purpose must fail that.
+//!
+//! Where streams read fewer positions than they have, the reference does so too, by lists of its own. Rounding may put
+//! a position of nearly the same score in another's place, whose value is quite another one in models of random
+//! weights: so the bounds are wider there ([`FEW_TOKEN_BOUND`], [`FEW_LOGITS_BOUND`]). That the lists are the right
+//! ones for given q and K is what the core's tests compare, bit by bit.
+
+mod report;
+mod settings;
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use kvarena::backend::cuda::Cuda;
+use kvarena::{Capacity, Engine, EngineConfig, KvDtype, LabelChannels, PoolConfig, PrefixMode};
+
+use crate::args::Shape;
+use crate::setup::{config_of, no_engine, tiny_model};
+use kvarena_host::config::read_json;
+use kvarena_host::contiguous;
+use kvarena_host::error::{Error, Result};
+use kvarena_host::gpu::device::Device;
+use kvarena_host::gpu::forward::Fault;
+use kvarena_host::gpu::ranks::{RanksRunner, Source};
+use kvarena_host::gpu::runner::{GpuOptions, GpuRunner, OnGpu};
+use kvarena_host::gpu::sparse::{Reading, first_channels};
+use kvarena_host::gpu::sums::Transport;
+use kvarena_host::gpu::weights::{Share, Weights};
+use kvarena_host::model::{Model, Random};
+use kvarena_host::request::{Defaults, Request};
+use kvarena_host::sample::Sampling;
+use kvarena_host::server::{Policy, Server, Sink};
+use kvarena_host::sparse::channels::Measured;
+use kvarena_host::sparse::reference;
+use kvarena_host::stream::Stream;
+
+pub use report::{run, run_ranks};
+pub use settings::{Setting, WAYS, Way, samplings, settings};
+
+/// How far below the best logit that of a token may be.
+pub const TOKEN_BOUND: f64 = 0.1;
+/// The RMS difference that logits may have.
+pub const LOGITS_BOUND: f64 = 0.03;
+/// The same where streams read fewer positions than they have; 4 to 5 by the wrong channels.
+pub const FEW_TOKEN_BOUND: f64 = 2.0;
+/// The same; 0.75 to 0.83 by the wrong channels, 0.07 to 0.11 by the right ones.
+pub const FEW_LOGITS_BOUND: f64 = 0.25;
+const NEW_TOKENS: u32 = 20;
+/// Channels of a head that are labels, where streams read sparsely.
+const CHANNELS: u32 = 16;
+
+/// A model on both sides, and prompts for it.
+pub struct Case {
+    /// Its name, for messages.
+    pub name: &'static str,
+    device: Rc<Device>,
+    model: Model,
+    weights: Rc<Weights>,
+    source: Source,
+    /// GPUs that it is spread over.
+    pub ranks: usize,
+    /// What their sums go through.
+    pub sums: Option<Transport>,
+    prompts: Vec<Vec<u32>>,
+    /// What it says to each, where drafts are to come true.
+    foretold: Vec<Vec<u32>>,
+    /// Channels for labels, as the CPU measures them, and just any.
+    labels: LabelChannels,
+    wrong_labels: LabelChannels,
+    /// The reference's logits of streams seen before, by how many positions they read.
+    reference: HashMap<(Vec<u32>, Option<u32>), Vec<f32>>,
+}
+
+/// How far a run is from the reference, in standard deviations of the logits.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Distance {
+    /// The worst token.
+    pub token: f64,
+    /// All logits.
+    pub logits: f64,
+    /// Tokens that were said.
+    pub tokens: usize,
+    /// Whether streams read fewer positions than they have.
+    pub few: bool,
+}
+
+impl Distance {
+    /// Whether it is within the bounds.
+    pub fn is_close(&self) -> bool {
+        let [token, logits] = match self.few {
+            true => [FEW_TOKEN_BOUND, FEW_LOGITS_BOUND],
+            false => [TOKEN_BOUND, LOGITS_BOUND],
+        };
+        self.token <= token && self.logits <= logits
+    }
+}
+
+/// What streams said, and from which logits.
+#[derive(Default)]
+struct Heard {
+    tokens: BTreeMap<(usize, u32), Vec<u32>>,
+    logits: BTreeMap<(usize, u32), Vec<f32>>,
+}
+
+impl Sink for Heard {
+    fn token(&mut self, stream: &Stream, logits: &[f32]) {
+        self.logits.entry((stream.request, stream.sample)).or_default().extend_from_slice(logits);
+    }
+
+    fn done(&mut self, stream: &Stream, _: bool) {
+        self.tokens.insert((stream.request, stream.sample), stream.tokens.clone());
+    }
+}
+
+impl Case {
+    /// The golden Qwen3 model with its prompts.
+    ///
+    /// # Errors
+    /// The data is not there, or the GPU cannot serve.
+    pub fn golden(device: &Rc<Device>) -> Result<Self> {
+        let dir = tiny_model();
+        let model = Model::read(&dir)?;
+        Self::new("qwen3-tiny", device, model, Source::Files(dir.clone()), prompts(dir)?)
+    }
+
+    /// A seeded Llama with heads of 64, with the prompts of the golden one.
+    ///
+    /// # Errors
+    /// As [`Case::golden`].
+    pub fn seeded(device: &Rc<Device>) -> Result<Self> {
+        let (config, mut random) = (config_of(Shape::LlamaTiny64)?, Random { seed: 64 });
+        let model = Model::build(config, &mut random)?;
+        let prompts = prompts(tiny_model().with_file_name("llama-tiny"))?;
+        Self::new("llama-tiny-64", device, model, Source::Random(64), prompts)
+    }
+
+    fn new(
+        name: &'static str,
+        device: &Rc<Device>,
+        model: Model,
+        source: Source,
+        prompts: Vec<Vec<u32>>,
+    ) -> Result<Self> {
+        let device = device.clone();
+        let weights = Rc::new(source.weights(&device, &model.config, Share::WHOLE)?);
+        let labels = labels(&model, &prompts)?;
+        let wrong_labels = first_channels(&model.config, CHANNELS)?;
+        let (foretold, reference) = (Vec::new(), HashMap::new());
+        let (ranks, sums) = (1, None);
+        Ok(Self {
+            name,
+            device,
+            model,
+            weights,
+            source,
+            ranks,
+            sums,
+            prompts,
+            foretold,
+            labels,
+            wrong_labels,
+            reference,
+        })
+    }
+
+    /// Serves the prompts in a setting.
+    fn serve(&self, setting: Setting, sampling: Sampling) -> Result<Heard> {
+        if self.ranks == 1 {
+            let (runner, engine, policy) = self.parts(setting)?;
+            return self.serve_by(Server::new(runner, engine, policy), setting, sampling);
+        }
+        let (engine_config, policy, options) = self.shape(setting)?;
+        let config = &self.model.config;
+        let mut runner = RanksRunner::new(config, &self.source, options, self.ranks)?;
+        if let Some(reading) = self.reading(setting) {
+            runner.read_sparsely(config, reading)?;
+        }
+        let mut engine = Engine::new(engine_config, runner.backend()).map_err(no_engine)?;
+        runner.warm(engine.backend_mut(), &[])?;
+        self.serve_by(Server::new(runner, engine, policy), setting, sampling)
+    }
+
+    fn serve_by(
+        &self,
+        mut server: Server<impl OnGpu>,
+        setting: Setting,
+        sampling: Sampling,
+    ) -> Result<Heard> {
+        for request in self.requests(setting, sampling) {
+            server.submit(request)?;
+        }
+        let mut heard = Heard::default();
+        server.run(&mut heard)?;
+        server.engine().verify().map_err(|broken| Error::run(format!("broken: {broken}")))?;
+        // Streams that give way to other requests are finished and admitted again, not preempted.
+        let preempted = server.engine().stats().preemptions > 0;
+        if preempted != (setting.way == Way::Preempting) {
+            return Err(Error::run(format!("{setting:?}: preempted {preempted}")));
+        }
+        let late = server.runner().late_modules(server.engine().backend());
+        if late > 0 {
+            return Err(Error::run(format!("{setting:?}: {late} modules loaded after the start")));
+        }
+        if setting.drafts.is_some() && server.tally().0.accepted == 0 {
+            return Err(Error::run(format!("{setting:?}: no draft came true")));
+        }
+        Ok(heard)
+    }
+
+    /// The prompts as requests.
+    pub fn requests(&self, setting: Setting, sampling: Sampling) -> Vec<Request> {
+        let samples = if setting.way == Way::Forked { 3 } else { 1 };
+        let stop = setting.stop.into_iter().collect();
+        let defaults = Defaults { max_new_tokens: Some(NEW_TOKENS), samples, sampling, stop };
+        let mut requests: Vec<_> =
+            self.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
+        for ((request, prompt), said) in requests.iter_mut().zip(&self.prompts).zip(&self.foretold)
+        {
+            // Twice, with other mistakes: where a tree branches.
+            for wrong in [5, 7] {
+                let text = prompt.iter().chain(said).enumerate();
+                let mistaken = text.map(|(i, &token)| token ^ u32::from(i % wrong == wrong - 1));
+                request.prediction.extend(mistaken);
+            }
+        }
+        requests
+    }
+
+    /// What a server in a setting is made of.
+    ///
+    /// # Errors
+    /// The GPU cannot serve.
+    pub fn parts(&self, setting: Setting) -> Result<(GpuRunner, Engine<Cuda>, Policy)> {
+        let (engine_config, policy, options) = self.shape(setting)?;
+        let (device, weights) = (self.device.clone(), self.weights.clone());
+        let mut runner = GpuRunner::new(device, self.model.config.clone(), weights, options)?;
+        if let Some(reading) = self.reading(setting) {
+            runner.read_sparsely(reading)?;
+        }
+        let mut engine = Engine::new(engine_config, runner.backend()).map_err(no_engine)?;
+        runner.warm(engine.backend_mut(), &[])?;
+        runner.forward_mut().fault = setting.fault;
+        Ok((runner, engine, policy))
+    }
+
+    /// What streams that generate read in a setting, if not all.
+    fn reading(&self, setting: Setting) -> Option<Reading> {
+        let labels = match setting.fault {
+            Fault::Labels => &self.wrong_labels,
+            _ => &self.labels,
+        };
+        setting.sparse.map(|top| Reading { top, labels: labels.clone() })
+    }
+
+    /// The sizes of a server in a setting, on each GPU.
+    fn shape(&self, setting: Setting) -> Result<(EngineConfig, Policy, GpuOptions)> {
+        let share = Share { rank: 0, ranks: self.ranks };
+        let config = &share.of(&self.model.config)?;
+        let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
+        let tokens = if setting.way == Way::Preempting { longest } else { 4096 };
+        let policy = Policy {
+            chunk: match (setting.way, setting.sparse) {
+                (Way::Chunked, _) => 7,
+                // Some generate while others' prompts are computed, in parts of more than a token.
+                (_, Some(_)) => 100,
+                _ => 512,
+            },
+            // Room for all: a sample that waits computes its first token beside what its pages lack of the prompt.
+            concurrency: if setting.sparse.is_some() { 24 } else { 16 },
+            overlap: setting.overlap,
+            fail_every: setting.fail_every,
+            // Draws are compared with and without overlap: steps of other rows differ in their last bits.
+            wait_for_leaders: false,
+            drafts: setting.drafts,
+        };
+        let pool = PoolConfig {
+            layers: config.layers as u32,
+            shape: config.kv_shape(),
+            dtype: KvDtype::Bf16,
+            page_size: setting.page_size,
+            capacity: Capacity::Pages(tokens.div_ceil(setting.page_size)),
+            layout: setting.layout,
+            label_channels: setting.sparse.map_or(0, |_| self.labels.channels()),
+            ..PoolConfig::default()
+        };
+        let engine_config = EngineConfig {
+            prefix: PrefixMode::Radix,
+            max_sequences: policy.concurrency,
+            max_sequence_len: config.max_len as u32,
+            max_tokens: u64::from(policy.concurrency) * config.max_len as u64,
+            max_steps: 2 * policy.concurrency,
+            ..EngineConfig::from(pool)
+        };
+        let options = GpuOptions {
+            chunk: policy.chunk,
+            concurrency: policy.concurrency,
+            drafts: setting.drafts.map_or(0, |rule| rule.tokens),
+            trees: setting.drafts.is_some_and(|rule| rule.tree),
+            graphs: setting.graphs,
+            choice: setting.choice,
+            sums: self.sums,
+            keep_logits: true,
+            keep_times: true,
+        };
+        Ok((engine_config, policy, options))
+    }
+
+    /// What greedy streams say in a setting, by request and sample.
+    ///
+    /// # Errors
+    /// The run failed.
+    pub fn words(&self, setting: Setting) -> Result<BTreeMap<(usize, u32), Vec<u32>>> {
+        Ok(self.serve(setting, Sampling::default())?.tokens)
+    }
+
+    /// How far a setting's words are from the reference.
+    ///
+    /// # Errors
+    /// The run failed.
+    pub fn distance(&mut self, setting: Setting) -> Result<Distance> {
+        if setting.drafts.is_some() && self.foretold.is_empty() {
+            self.foretold = self.words(Setting::default())?.into_values().collect();
+        }
+        let heard = self.serve(setting, Sampling::default())?;
+        let vocab = self.model.config.vocab;
+        let mut distance = Distance::default();
+        let (mut squares, mut numbers, mut sum, mut sum_squares) = (0.0, 0, 0.0, 0.0);
+        let mut gaps = Vec::new();
+        for (key, tokens) in &heard.tokens {
+            let prompt = &self.prompts[key.0];
+            let mut stream = [&prompt[..], tokens].concat();
+            stream.pop(); // nothing follows the last token
+            let from = prompt.len() - 1;
+            let reads = setting.sparse.filter(|&top| (top as usize) < stream.len());
+            distance.few |= reads.is_some();
+            let reference = match self.reference.entry((stream, reads)) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(entry) => {
+                    let (model, labels, stream) = (&self.model, &self.labels, &entry.key().0);
+                    let logits = match reads {
+                        Some(top) => reference::logits(model, stream, from, (top, labels))?,
+                        None => contiguous::logits(model, stream, from),
+                    };
+                    entry.insert(logits)
+                }
+            };
+            let device = &heard.logits[key];
+            let ended = tokens.iter().position(|token| Some(*token) == setting.stop);
+            let whole = ended.map_or(NEW_TOKENS as usize, |last| last + 1);
+            if device.len() != reference.len() || tokens.len() != whole {
+                let what = format!("{setting:?}: {} logits, {} tokens", device.len(), tokens.len());
+                return Err(Error::run(what));
+            }
+            for (a, b) in device.iter().zip(&*reference) {
+                let (a, b) = (f64::from(*a), f64::from(*b));
+                squares += (a - b) * (a - b);
+                sum += b;
+                sum_squares += b * b;
+            }
+            numbers += reference.len();
+            for (token, logits) in tokens.iter().zip(reference.chunks_exact(vocab)) {
+                let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                gaps.push(f64::from(best - logits[*token as usize]));
+            }
+        }
+        let numbers = numbers as f64;
+        let deviation = (sum_squares / numbers - (sum / numbers).powi(2)).sqrt();
+        distance.token = gaps.iter().copied().fold(0.0, f64::max) / deviation;
+        distance.logits = (squares / numbers).sqrt() / deviation;
+        distance.tokens = gaps.len();
+        Ok(distance)
+    }
+
+    /// Whether draws are the same with and without overlap and graphs; the tokens that were said.
+    ///
+    /// # Errors
+    /// The run failed, or they are not.
+    pub fn draws_agree(&mut self, sampling: Sampling) -> Result<usize> {
+        let mut first: Option<BTreeMap<(usize, u32), Vec<u32>>> = None;
+        for (graphs, overlap) in [(false, false), (false, true), (true, false), (true, true)] {
+            let setting = Setting { graphs, overlap, ..Setting::default() };
+            let said = self.serve(setting, sampling)?.tokens;
+            match &first {
+                Some(first) if *first != said => {
+                    let what = format!("{sampling:?}: graphs {graphs}, overlap {overlap} differ");
+                    return Err(Error::run(what));
+                }
+                _ => first = Some(said),
+            }
+        }
+        let said = first.unwrap_or_default();
+        // All alike would be greedy.
+        Ok(said.values().map(Vec::len).sum())
+    }
+}
+
+/// The channels of 16 that are worth most while the CPU computes the prompts.
+fn labels(model: &Model, prompts: &[Vec<u32>]) -> Result<LabelChannels> {
+    let mut measured = Measured::new(&model.config);
+    for prompt in prompts {
+        contiguous::measure(model, prompt, &mut measured);
+    }
+    measured.best(CHANNELS)
+}
+
+fn prompts(dir: PathBuf) -> Result<Vec<Vec<u32>>> {
+    let golden = read_json(&dir.join("golden.json"))?;
+    let cases = golden["cases"].as_array().map_or(&[][..], Vec::as_slice);
+    let ids = |case: &serde_json::Value| {
+        let ids = case["prompt"].as_array().map_or(&[][..], Vec::as_slice);
+        ids.iter().filter_map(|id| id.as_u64()).map(|id| id as u32).collect()
+    };
+    Ok(cases.iter().map(ids).collect())
+}

@@ -1,0 +1,130 @@
+//! All that `generate --check` looks at, with a line for each.
+
+use std::io::Write;
+use std::rc::Rc;
+
+use super::settings::{FEW, Setting, samplings, settings};
+use super::{Case, Distance};
+use crate::setup::tiny_model;
+use kvarena_host::config::ModelConfig;
+use kvarena_host::error::{Error, Result};
+use kvarena_host::gpu::GpuError;
+use kvarena_host::gpu::device::Device;
+use kvarena_host::gpu::forward::Fault;
+use kvarena_host::gpu::shape::check_shape;
+use kvarena_host::gpu::sums::Transport;
+use kvarena_host::sample::Sampling;
+
+/// Steps between failures, where some are to fail.
+const FAIL_EVERY: u64 = 5;
+
+/// Lines, and how many of them tell of a failure.
+struct Report<'a, W> {
+    out: &'a mut W,
+    failures: usize,
+}
+
+impl<W: Write> Report<'_, W> {
+    fn say(&mut self, line: impl std::fmt::Display) -> Result<()> {
+        writeln!(self.out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
+    }
+
+    /// Whether a setting's words are close to the reference's.
+    fn setting(&mut self, case: &mut Case, setting: Setting) -> Result<()> {
+        let distance = case.distance(setting)?;
+        self.failures += usize::from(!distance.is_close());
+        let verdict = if distance.is_close() { "ok" } else { "WRONG" };
+        let (name, Distance { token, logits, tokens, .. }) = (case.name, distance);
+        self.say(format_args!(
+            "{name}: {verdict}, worst token {token:.4}, logits {logits:.5}, {tokens} tokens, {setting:?}"
+        ))
+    }
+
+    /// Whether a fault that is put in on purpose shows.
+    fn fault(&mut self, case: &mut Case, fault: Fault) -> Result<()> {
+        let sparse = (fault == Fault::Labels).then_some(FEW);
+        let distance = case.distance(Setting { fault, sparse, ..settings()[0] })?;
+        self.failures += usize::from(distance.is_close());
+        let verdict = if distance.is_close() { "NOT FOUND" } else { "found" };
+        let (name, Distance { token, logits, .. }) = (case.name, distance);
+        self.say(format_args!(
+            "{name}: fault {fault:?} {verdict}: token {token:.3}, logits {logits:.4}"
+        ))
+    }
+
+    /// Whether draws are the same, however steps are launched.
+    fn draws(&mut self, case: &mut Case, sampling: Sampling) -> Result<()> {
+        let name = case.name;
+        match case.draws_agree(sampling) {
+            Ok(tokens) => self.say(format_args!("{name}: {tokens} draws agree, {sampling:?}")),
+            Err(error) => {
+                self.failures += 1;
+                self.say(format_args!("{name}: {error}"))
+            }
+        }
+    }
+
+    /// Whether heads of 32, which are not served, are told by name.
+    fn refusal(&mut self) -> Result<()> {
+        let narrow = ModelConfig::read(&tiny_model().with_file_name("llama-tiny"))?;
+        match check_shape(&narrow) {
+            Err(GpuError::Heads { head_dim: 32, .. }) => Ok(()),
+            _ => {
+                self.failures += 1;
+                self.say("llama-tiny: heads of 32 are not refused")
+            }
+        }
+    }
+
+    fn end(mut self) -> Result<()> {
+        match self.failures {
+            0 => self.say("all as the CPU says"),
+            n => Err(Error::run(format!("{n} of the checks failed"))),
+        }
+    }
+}
+
+/// Checks everything on one GPU.
+///
+/// # Errors
+/// The GPU cannot serve, or something is not as it should be.
+pub fn run(out: &mut impl Write) -> Result<()> {
+    let device = Rc::new(Device::open()?);
+    let mut report = Report { out, failures: 0 };
+    for mut case in [Case::golden(&device)?, Case::seeded(&device)?] {
+        for setting in settings() {
+            report.setting(&mut case, setting)?;
+        }
+        for fault in [Fault::Page, Fault::Position, Fault::Rotary, Fault::Labels] {
+            report.fault(&mut case, fault)?;
+        }
+        for sampling in samplings() {
+            report.draws(&mut case, sampling)?;
+        }
+    }
+    report.refusal()?;
+    report.end()
+}
+
+/// Checks models that are spread over so many GPUs: every ninth setting, since each takes its GPUs anew, steps that fail,
+/// and draws. Whether the words are those of one GPU is said, and is no failure: sums over ranks round differently.
+///
+/// # Errors
+/// The GPUs cannot serve, or something is not as it should be.
+pub fn run_ranks(ranks: usize, sums: Option<Transport>, out: &mut impl Write) -> Result<()> {
+    let device = Rc::new(Device::open()?);
+    let mut report = Report { out, failures: 0 };
+    for mut case in [Case::golden(&device)?, Case::seeded(&device)?] {
+        let one = case.words(Setting::default())?;
+        (case.ranks, case.sums) = (ranks, sums);
+        let (name, same) = (case.name, case.words(Setting::default())? == one);
+        report.say(format_args!("{name}: on {ranks} GPUs the same words as on one: {same}"))?;
+        for setting in settings().into_iter().step_by(9) {
+            report.setting(&mut case, setting)?;
+        }
+        let failing = Setting { fail_every: Some(FAIL_EVERY), ..Setting::default() };
+        report.setting(&mut case, failing)?;
+        report.draws(&mut case, samplings()[2])?;
+    }
+    report.end()
+}

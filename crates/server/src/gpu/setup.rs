@@ -1,0 +1,207 @@
+//! From the command line to a server on one GPU or several.
+
+use std::rc::Rc;
+
+use kvarena::backend::cuda::CudaOptions;
+use kvarena::{Engine, EngineConfig, KvDtype};
+
+use crate::args::{Args, DtypeName, Switch};
+use crate::setup;
+use kvarena_host::config::ModelConfig;
+use kvarena_host::error::{Error, Result};
+use kvarena_host::gpu::device::Device;
+use kvarena_host::gpu::error::GpuError;
+use kvarena_host::gpu::products::Choice;
+use kvarena_host::gpu::ranks::{RanksRunner, Source};
+use kvarena_host::gpu::runner::{GpuOptions, GpuRunner};
+use kvarena_host::gpu::shape::{check_dtype, check_shape};
+use kvarena_host::gpu::sparse::{self, Reading, first_channels};
+use kvarena_host::gpu::weights::Share;
+use kvarena_host::runner::Runner;
+use kvarena_host::server::{Policy, Server};
+use kvarena_host::sparse::{Sparse, channels};
+use kvarena_host::text::Text;
+
+/// Of the memory that weights and activations leave, this part is for page tables, plans and graphs.
+const RESERVE: u64 = 16;
+
+/// The server that the command line asks for on one GPU, ready to serve.
+///
+/// # Errors
+/// No GPU, no cublasLt, a model that cannot be used or does not fit, a pool that cannot be made.
+pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
+    let loaded = Loaded::new(args)?;
+    let runner = loaded.runner(args)?;
+    Ok((loaded.server(args, runner, reading(args, &loaded.config)?)?, loaded.text))
+}
+
+/// A model, and what of the command line was checked before its weights are read.
+pub struct Loaded {
+    /// Its shape.
+    pub config: ModelConfig,
+    source: Source,
+    /// Its way with text.
+    pub text: Text,
+    policy: Policy,
+}
+
+impl Loaded {
+    /// Reads all but the weights.
+    ///
+    /// # Errors
+    /// A model that no GPU serves, or what cannot be served.
+    pub fn new(args: &Args) -> Result<Self> {
+        let (config, source, text) = model(args)?;
+        check_shape(&config)?;
+        check_sparse(args, &config)?;
+        let policy = setup::policy(args, &config)?;
+        Ok(Self { config, source, text, policy })
+    }
+
+    /// Takes a GPU into use, and gives it the weights.
+    ///
+    /// # Errors
+    /// No GPU, no cublasLt, or a model that does not fit.
+    pub fn runner(&self, args: &Args) -> Result<GpuRunner> {
+        let device = Rc::new(Device::open()?);
+        let weights = Rc::new(self.source.weights(&device, &self.config, Share::WHOLE)?);
+        Ok(GpuRunner::new(device, self.config.clone(), weights, options(args))?)
+    }
+
+    /// A server whose streams that generate read so, or all.
+    ///
+    /// # Errors
+    /// A pool that cannot be made.
+    pub fn server(
+        &self,
+        args: &Args,
+        mut runner: GpuRunner,
+        reading: Option<Reading>,
+    ) -> Result<Server<GpuRunner>> {
+        let channels = reading.as_ref().map(|reading| reading.labels.channels());
+        if let Some(reading) = reading {
+            runner.read_sparsely(reading)?;
+        }
+        let free = runner.device().gpu.free_memory().map_err(GpuError::from)?;
+        let config = engine_config(args, &self.config, free, channels)?;
+        let options = CudaOptions { scales: setup::scales(args)?, ..runner.backend() };
+        let mut engine = Engine::new(config, options).map_err(setup::no_engine)?;
+        runner.warm(engine.backend_mut(), &sizes(args))?;
+        Ok(Server::new(runner, engine, self.policy))
+    }
+}
+
+/// The same on several GPUs.
+///
+/// # Errors
+/// As [`server`]; fewer GPUs, no NCCL, or a model that cannot be spread so.
+pub fn ranks_server(args: &Args) -> Result<(Server<RanksRunner>, Text)> {
+    if setup::scales(args)?.is_some() {
+        return Err(Error::request("scales from a file are for one GPU"));
+    }
+    let (config, source, text) = model(args)?;
+    check_sparse(args, &config)?;
+    let reading = reading(args, &config)?;
+    let policy = setup::policy(args, &config)?;
+    let mut runner = RanksRunner::new(&config, &source, options(args), args.tp as usize)?;
+    let channels = reading.as_ref().map(|reading| reading.labels.channels());
+    if let Some(reading) = reading {
+        runner.read_sparsely(&config, reading)?;
+    }
+    let config = engine_config(args, runner.config(), runner.free_memory()?, channels)?;
+    let mut engine = Engine::new(config, runner.backend()).map_err(setup::no_engine)?;
+    runner.warm(engine.backend_mut(), &sizes(args))?;
+    Ok((Server::new(runner, engine, policy), text))
+}
+
+/// An engine for what is `free` of a GPU's memory, whose pool keeps so many channels, if any. Where the command line
+/// asks for sparse reads, an engine without channels has no more pages than one with them.
+fn engine_config(
+    args: &Args,
+    model: &ModelConfig,
+    free: u64,
+    channels: Option<u32>,
+) -> Result<EngineConfig> {
+    let mut bytes = free - free / RESERVE;
+    if let Some(sparse) = args.sparse {
+        bytes = sparse::pool_bytes(model, (args.concurrency, channel_count(args, sparse)?), bytes);
+    }
+    let config = setup::engine_config(args, model, bytes)?;
+    match (args.sparse, channels) {
+        (Some(sparse), Some(channels)) => Ok(sparse.engine(&config, channels)?.0),
+        _ => Ok(config),
+    }
+}
+
+/// Refuses sparse reads that no GPU serves, before one is taken into use.
+fn check_sparse(args: &Args, model: &ModelConfig) -> Result<()> {
+    let Some(sparse) = args.sparse else { return Ok(()) };
+    let refuse = |what| Err(Error::request(what));
+    if args.kv_dtype != DtypeName::Bf16 {
+        return refuse("--sparse on a GPU is for --kv-dtype bf16");
+    }
+    if args.recall {
+        return refuse("--recall is for the CPU");
+    }
+    if args.labels.is_none() && args.bench.is_none() {
+        if args.chat || args.serve.is_some() {
+            return refuse("--sparse with --chat or --serve needs --labels");
+        }
+        if args.tp > 1 {
+            return refuse("--sparse with --tp needs --labels");
+        }
+    }
+    // As large a pool as any: what it refuses, all do.
+    let pages = (model.max_len as u32).div_ceil(args.page_size.max(1));
+    let args = Args { pages: Some(args.pages.unwrap_or(pages)), ..args.clone() };
+    let config = setup::engine_config(&args, model, 0)?;
+    sparse.engine(&config, channel_count(&args, sparse)?)?;
+    reading(&args, model).map(|_| ())
+}
+
+/// Channels of a head that the command line asks for.
+fn channel_count(args: &Args, sparse: Sparse) -> Result<u32> {
+    let given = args.labels.as_deref().map(channels::read).transpose()?;
+    sparse.channels(given.map(|labels| labels.channels()))
+}
+
+/// What streams are to read, where the command line says by which channels; a bench without a file takes the first.
+fn reading(args: &Args, model: &ModelConfig) -> Result<Option<Reading>> {
+    let Some(sparse) = args.sparse else { return Ok(None) };
+    let labels = match &args.labels {
+        Some(path) => channels::read(path)?,
+        None if args.bench.is_some() => first_channels(model, channel_count(args, sparse)?)?,
+        None => return Ok(None),
+    };
+    Reading { top: sparse.top, labels }.of_rank(model, Share::WHOLE).map(Some)
+}
+
+/// The model's shape, where its weights come from, and its way with text.
+fn model(args: &Args) -> Result<(ModelConfig, Source, Text)> {
+    check_dtype(KvDtype::from(args.kv_dtype))?;
+    if let Some(shape) = args.random_model {
+        return Ok((setup::config_of(shape)?, Source::Random(args.seed), Text::default()));
+    }
+    let dir = setup::model_dir(args)?;
+    let config = ModelConfig::read(&dir)?;
+    let text = Text::read(&dir, config.vocab)?;
+    Ok((config, Source::Files(dir), text))
+}
+
+fn options(args: &Args) -> GpuOptions {
+    GpuOptions {
+        chunk: setup::chunk(args),
+        concurrency: args.concurrency,
+        drafts: args.draft.unwrap_or(0),
+        trees: args.draft_tree,
+        graphs: args.graphs == Switch::On,
+        choice: Choice::Fastest,
+        keep_logits: args.first_logits > 0 || args.logprobs,
+        sums: args.sums.map(Into::into),
+        keep_times: args.serve.is_none(),
+    }
+}
+
+fn sizes(args: &Args) -> Vec<usize> {
+    (1..=args.concurrency as usize).collect()
+}

@@ -1,0 +1,60 @@
+//! What the engine has cached, published to routers on the wire of `crates/events`.
+
+use std::time::Duration;
+
+use kvarena::{Backend, Engine, Hashing};
+use kvarena_events::clock::seconds;
+use kvarena_events::encode::Batch;
+use kvarena_events::publisher::{Publisher, PublisherConfig};
+use tokio::runtime::Runtime;
+
+use super::options::HttpOptions;
+use kvarena_host::error::{Error, Result};
+
+/// How pages are hashed for routers.
+pub const HASHING: Hashing = Hashing::Dynamo;
+/// Pages whose events wait for the end of a step at most; where more has happened all is published again.
+pub const EVENT_PAGES_MAX: u32 = 1 << 16;
+/// How often an idle engine looks whether a router asks for everything.
+pub const PAUSE: Duration = Duration::from_millis(50);
+
+/// Publishes an engine's events.
+pub struct Announcer {
+    publisher: Publisher,
+    batch: Batch,
+}
+
+impl Announcer {
+    /// Binds the sockets that the command line names, if it names some.
+    ///
+    /// # Errors
+    /// An address that is none, or is taken.
+    pub fn bind(options: &HttpOptions, page_size: u32, runtime: &Runtime) -> Result<Option<Self>> {
+        let Some(endpoint) = &options.kv_events else { return Ok(None) };
+        let mut config =
+            PublisherConfig { endpoint: endpoint.clone(), ..PublisherConfig::default() };
+        if let Some(replay) = &options.kv_events_replay {
+            config.replay_endpoint.clone_from(replay);
+        }
+        let publisher = runtime
+            .block_on(Publisher::bind(config))
+            .map_err(|e| Error::request(format!("cannot publish events at {endpoint}: {e}")))?;
+        Ok(Some(Self { publisher, batch: Batch::new(HASHING, page_size) }))
+    }
+
+    /// Where routers listen, and where they ask for what they have missed.
+    pub fn endpoints(&self) -> (&str, &str) {
+        (&self.publisher.endpoint, &self.publisher.replay_endpoint)
+    }
+
+    /// Publishes what has happened since the last call; everything, where a router has asked for that. O(pages).
+    pub fn publish<B: Backend>(&mut self, engine: &mut Engine<B>) {
+        if self.publisher.dump_asked() {
+            engine.restate_events();
+        }
+        engine.drain_events(|event| self.batch.push(event));
+        if !self.batch.is_empty() {
+            self.publisher.send(self.batch.take(seconds(), 0));
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Answers in OpenAI's forms: whole, or in pieces as they come.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Map, Value, json};
+
+use super::ask::{Ask, Host, Kind};
+use super::choice::{Choice, Piece, Said};
+use super::job::{Event, Logprob};
+use super::refusal::Refusal;
+use kvarena_host::request::Request;
+use kvarena_host::stream::Finish;
+
+/// An answer that grows.
+pub struct Answer {
+    host: Arc<Host>,
+    kind: Kind,
+    id: String,
+    created: u64,
+    choices: Vec<Choice>,
+    /// Whose choices have been heard of.
+    begun: Vec<bool>,
+    /// For each choice whether the engine has said anything of it.
+    heard: Vec<bool>,
+    /// For each prompt: its first choice, and its tokens that needed no computing.
+    prompts: Vec<(u32, u32)>,
+    /// For each choice: drafts of it that were checked, and those that came true.
+    drafts: Vec<[u32; 2]>,
+    /// Whether the answer was foretold, so that the counts of drafts belong to its usage.
+    is_foretold: bool,
+    prompt_tokens: usize,
+    include_usage: bool,
+    logprobs: Option<u32>,
+    /// The prompts, where the answer begins with them, and how likely their tokens were.
+    echoes: Vec<Echo>,
+    hides_new: bool,
+}
+
+/// A prompt that its choices begin with.
+struct Echo {
+    tokens: Vec<u32>,
+    logprobs: Vec<Option<Logprob>>,
+}
+
+/// What a token's text was, for an answer's log-probabilities.
+struct Named {
+    text: String,
+    bytes: Value,
+}
+
+impl Answer {
+    /// An answer to `ask`, which has number `number`.
+    pub fn new(host: Arc<Host>, ask: &Ask, number: &str) -> Self {
+        let prefix = if ask.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (mut choices, mut prompts) = (Vec::new(), Vec::new());
+        for request in &ask.requests {
+            prompts.push((choices.len() as u32, 0));
+            for _ in 0..request.samples {
+                let number = choices.len() as u32;
+                choices.push(Choice::new(number, ask.stop.clone(), request.stop.clone()));
+            }
+        }
+        let echo = |request: &Request| {
+            let tokens: Vec<u32> = request.prompt.iter().map(|token| token.raw()).collect();
+            let logprobs =
+                if request.scores_prompt { vec![None; tokens.len()] } else { Vec::new() };
+            Echo { tokens, logprobs }
+        };
+        let echoes = ask.requests.iter().filter(|_| ask.echo).map(echo).collect();
+        Self {
+            echoes,
+            hides_new: ask.hides_new,
+            host,
+            kind: ask.kind,
+            id: format!("{prefix}-{number}"),
+            created: since.as_secs(),
+            begun: vec![false; choices.len()],
+            heard: vec![false; choices.len()],
+            drafts: vec![[0; 2]; choices.len()],
+            is_foretold: ask.requests.iter().any(|request| !request.prediction.is_empty()),
+            choices,
+            prompts,
+            prompt_tokens: ask.requests.iter().map(|request| request.prompt.len()).sum(),
+            include_usage: ask.include_usage,
+            logprobs: ask.logprobs,
+        }
+    }
+
+    /// Takes in an event; what is new of the answer, if anything.
+    ///
+    /// # Errors
+    /// The engine failed.
+    pub fn hear(&mut self, event: Event) -> Result<Option<Piece>, Refusal> {
+        let host = Arc::clone(&self.host);
+        let text = &host.text;
+        match event {
+            Event::Prompt { choice, position, logprob } => {
+                let prompt = self.prompts.partition_point(|&(first, _)| first <= choice) - 1;
+                self.echoes[prompt].logprobs[position as usize] = Some(logprob);
+                Ok(None)
+            }
+            Event::Token { choice, token, cached, drafts, logprob } => {
+                let echo = self.echo(choice);
+                self.drafts[choice as usize] = drafts;
+                if let Some(prompt) = self.prompts.iter_mut().find(|(first, _)| *first == choice) {
+                    prompt.1 = cached;
+                }
+                let new = match self.hides_new {
+                    true => None,
+                    false => self.choices[choice as usize].token(text, token, logprob),
+                };
+                Ok(Piece::join(echo, new))
+            }
+            Event::Done { choice, finish } => {
+                let echo = self.echo(choice);
+                let finish =
+                    if self.hides_new && finish == Finish::Stop { Finish::Length } else { finish };
+                Ok(Piece::join(echo, self.choices[choice as usize].done(text, finish)))
+            }
+            Event::Failed(what) => Err(Refusal::failed(what)),
+        }
+    }
+
+    /// The prompt of a choice that has not begun, where its text begins with that.
+    fn echo(&mut self, choice: u32) -> Option<Piece> {
+        let is_first = !std::mem::replace(&mut self.heard[choice as usize], true);
+        let prompt = self.prompts.partition_point(|&(first, _)| first <= choice) - 1;
+        let echo = self.echoes.get(prompt).filter(|_| is_first)?;
+        Some(self.choices[choice as usize].echo(&self.host.text, &echo.tokens, &echo.logprobs))
+    }
+
+    /// Tokens of its prompts that needed no computing, and new tokens so far.
+    pub fn counts(&self) -> (u32, u32) {
+        let cached = self.prompts.iter().map(|(_, cached)| cached).sum();
+        (cached, self.choices.iter().map(Choice::tokens).sum())
+    }
+
+    /// Whether all choices have ended.
+    pub fn is_whole(&self) -> bool {
+        self.choices.iter().all(Choice::is_done)
+    }
+
+    /// Whether a stream ends with the counts of tokens.
+    pub fn includes_usage(&self) -> bool {
+        self.include_usage
+    }
+
+    /// An event of a stream: a piece of a choice.
+    pub fn chunk(&mut self, piece: Piece) -> Value {
+        let begun = std::mem::replace(&mut self.begun[piece.choice as usize], true);
+        let mut choice = json!({ "index": piece.choice });
+        match self.kind {
+            Kind::Completion => choice["text"] = piece.text.into(),
+            Kind::Chat => {
+                let mut delta = Map::new();
+                if !begun {
+                    delta.insert("role".into(), "assistant".into());
+                }
+                if !begun || !piece.text.is_empty() {
+                    delta.insert("content".into(), piece.text.into());
+                }
+                choice["delta"] = delta.into();
+            }
+        }
+        choice["logprobs"] = self.logprobs(&piece.said);
+        choice["finish_reason"] = reason(piece.finish);
+        let mut chunk = self.envelope(vec![choice], true);
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    /// The last event of a stream that includes the counts of tokens.
+    pub fn usage_chunk(&self) -> Value {
+        let mut chunk = self.envelope(Vec::new(), true);
+        chunk["usage"] = self.usage();
+        chunk
+    }
+
+    /// The whole answer, from all its pieces.
+    pub fn whole(&self, pieces: Vec<Piece>) -> Value {
+        let mut wholes = vec![Piece::default(); self.choices.len()];
+        for mut piece in pieces {
+            let whole = &mut wholes[piece.choice as usize];
+            whole.text += &piece.text;
+            whole.said.append(&mut piece.said);
+            whole.finish = piece.finish;
+        }
+        let choice = |(index, whole): (usize, Piece)| {
+            let mut choice = json!({ "index": index });
+            match self.kind {
+                Kind::Completion => choice["text"] = whole.text.into(),
+                Kind::Chat => {
+                    let content = whole.text;
+                    choice["message"] =
+                        json!({ "role": "assistant", "content": content, "refusal": null });
+                }
+            }
+            choice["logprobs"] = self.logprobs(&whole.said);
+            choice["finish_reason"] = reason(whole.finish);
+            choice
+        };
+        let choices = wholes.into_iter().enumerate().map(choice).collect();
+        let mut answer = self.envelope(choices, false);
+        answer["usage"] = self.usage();
+        answer
+    }
+
+    fn envelope(&self, choices: Vec<Value>, is_chunk: bool) -> Value {
+        let object = match (self.kind, is_chunk) {
+            (Kind::Completion, _) => "text_completion",
+            (Kind::Chat, false) => "chat.completion",
+            (Kind::Chat, true) => "chat.completion.chunk",
+        };
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.host.model,
+            "choices": choices,
+        })
+    }
+
+    fn usage(&self) -> Value {
+        let (cached, said) = self.counts();
+        let mut usage = json!({
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": said,
+            "total_tokens": self.prompt_tokens + said as usize,
+            "prompt_tokens_details": { "cached_tokens": cached },
+        });
+        if self.is_foretold {
+            let [drafted, accepted] = [0, 1].map(|i| self.drafts.iter().map(|d| d[i]).sum::<u32>());
+            usage["completion_tokens_details"] = json!({
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            });
+        }
+        usage
+    }
+
+    /// The text of a token behind so many characters: decoders leave out the space of the first one.
+    fn name(&self, token: u32, offset: usize) -> Named {
+        let text = match offset {
+            0 => self.host.text.decode(&[token]),
+            _ => self.host.text.piece(token),
+        };
+        // A token may be a part of a character: then its text does not say what bytes it has.
+        let known = !text.contains('\u{FFFD}');
+        let bytes = if known { text.as_bytes().into() } else { Value::Null };
+        Named { text, bytes }
+    }
+
+    fn logprobs(&self, said: &[Said]) -> Value {
+        match (self.logprobs, self.kind) {
+            (None, _) => Value::Null,
+            (Some(_), Kind::Completion) => self.completion_logprobs(said),
+            (Some(_), Kind::Chat) => {
+                let content: Vec<Value> = said.iter().map(|said| self.chat_logprob(said)).collect();
+                json!({ "content": content, "refusal": null })
+            }
+        }
+    }
+
+    fn chat_logprob(&self, said: &Said) -> Value {
+        let none = Logprob { own: 0.0, top: Vec::new() };
+        let logprob = said.logprob.as_ref().unwrap_or(&none);
+        let entry = |token: u32, logprob: f32| {
+            let Named { text, bytes } = self.name(token, said.offset);
+            json!({ "token": text, "logprob": logprob, "bytes": bytes })
+        };
+        let top: Vec<Value> = logprob.top.iter().map(|&(t, l)| entry(t, l)).collect();
+        let mut own = entry(said.token, logprob.own);
+        own["top_logprobs"] = top.into();
+        own
+    }
+
+    fn completion_logprobs(&self, said: &[Said]) -> Value {
+        let top = |said: &Said| -> Value {
+            let Some(logprob) = &said.logprob else { return Value::Null };
+            let named =
+                logprob.top.iter().map(|&(t, l)| (self.name(t, said.offset).text, json!(l)));
+            named.collect::<Map<String, Value>>().into()
+        };
+        json!({
+            "tokens": said.iter().map(|s| self.name(s.token, s.offset).text).collect::<Vec<_>>(),
+            "token_logprobs": said.iter().map(|s| s.logprob.as_ref().map(|l| l.own)).collect::<Vec<_>>(),
+            "top_logprobs": said.iter().map(top).collect::<Vec<_>>(),
+            "text_offset": said.iter().map(|s| s.offset).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn reason(finish: Option<Finish>) -> Value {
+    match finish {
+        None => Value::Null,
+        Some(Finish::Stop) => "stop".into(),
+        Some(Finish::Length) => "length".into(),
+        // Nobody reads it: the client has gone away.
+        Some(Finish::Cancelled) => "cancelled".into(),
+    }
+}
+
+#[cfg(test)]
+#[path = "answer_tests.rs"]
+mod tests;

@@ -1,0 +1,397 @@
+//! What clients ask for: OpenAI's completions and chat completions, checked to the last field that matters.
+//!
+//! Which fields there are is in `fields.rs`; fields that are not served are refused.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use kvarena::{Namespace, TokenId};
+use serde_json::Value;
+
+use super::body::{Body, Sent, brief};
+use super::prompt::{messages, prediction, prompts, token};
+use super::refusal::Refusal;
+use kvarena_host::request::{Defaults, Request};
+use kvarena_host::server::Limits;
+use kvarena_host::shaping::Shaping;
+use kvarena_host::text::Text;
+
+/// Most choices of one request, over all its prompts.
+pub const CHOICES_MAX: usize = 128;
+/// Most stop strings.
+const STOPS_MAX: usize = 16;
+/// Most bytes of a stop string.
+const STOP_BYTES_MAX: usize = 1024;
+/// Most stop tokens of a request.
+const STOP_TOKENS_MAX: usize = 128;
+/// Most tokens with a bias.
+const BIASES_MAX: usize = 1024;
+/// Most bad words, and most tokens of one.
+const BAD_WORDS_MAX: usize = 128;
+/// Most likely tokens named beside each one said.
+const TOP_MAX: u32 = 20;
+/// New tokens of a completion that does not say how many, as OpenAI has it. A chat goes on to the end of the model.
+const COMPLETION_TOKENS: u32 = 16;
+
+pub(super) type Result<T> = std::result::Result<T, Refusal>;
+
+/// Which of the two ways of asking.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// `/v1/completions`
+    Completion,
+    /// `/v1/chat/completions`
+    Chat,
+}
+
+/// The model that is served, and how.
+pub struct Host {
+    /// What clients call it.
+    pub model: String,
+    /// Its way with text.
+    pub text: Text,
+    /// What requests may ask for.
+    pub limits: Limits,
+    /// What requests are where they do not say.
+    pub defaults: Defaults,
+    /// Most choices of one prompt: as many as a step can choose tokens for, should all prompts ask for so many.
+    pub samples_max: u32,
+    /// Whether log-probabilities can be had.
+    pub keeps_logits: bool,
+    /// Whether logits can be changed before tokens are chosen.
+    pub shapes: bool,
+    /// Whether routers are told what is cached. Namespaces would need names then, which the engine keeps for ever.
+    pub announces: bool,
+    /// Makes namespaces of `cache_salt`; its keys are of this run.
+    pub salts: RandomState,
+}
+
+impl Host {
+    /// Checks that the model asked for is this one.
+    ///
+    /// # Errors
+    /// It is another one, or none.
+    pub fn check_model(&self, body: Body<'_>) -> Result<()> {
+        match body.text("model")? {
+            Some(name) if name == self.model => Ok(()),
+            Some(name) => Err(Refusal::unknown_model(name)),
+            None => Err(Refusal::field("model", "model is missing")),
+        }
+    }
+}
+
+/// A request that can be served.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Ask {
+    /// How it was asked.
+    pub kind: Kind,
+    /// One for each prompt.
+    pub requests: Vec<Request>,
+    /// Texts that end an answer, and are not part of it.
+    pub stop: Vec<String>,
+    /// Whether tokens are sent as they come.
+    pub stream: bool,
+    /// Whether a stream ends with the counts of tokens.
+    pub include_usage: bool,
+    /// How many most likely tokens go with each one said, if log-probabilities are wanted.
+    pub logprobs: Option<u32>,
+    /// Whether the answer begins with the prompt.
+    pub echo: bool,
+    /// Whether new tokens are left out of the answer: none was asked for.
+    pub hides_new: bool,
+}
+
+impl Ask {
+    /// Reads a request. `seed` is that of its draws where it has none.
+    ///
+    /// # Errors
+    /// Anything that is not as it should be.
+    pub fn parse(host: &Host, kind: Kind, bytes: &[u8], seed: u64) -> Result<Self> {
+        let sent = Sent::read(bytes, kind)?;
+        let body = sent.body();
+        host.check_model(body)?;
+        let logprobs = logprobs(body, kind, host.keeps_logits)?;
+        let stop = stops(body)?;
+        let stream = body.flag("stream")?;
+        let include_usage = match body.object("stream_options")? {
+            Some(_) if !stream => {
+                return Err(Refusal::field("stream_options", "stream_options are for streams"));
+            }
+            Some(options) => options.flag("include_usage")?,
+            None => false,
+        };
+        let echo = body.flag("echo")?;
+        let mut template = template(body, host, kind, seed)?;
+        let hides_new = template.max_new_tokens == Some(0);
+        if hides_new && !echo {
+            return Err(Refusal::field(
+                "max_tokens",
+                "max_tokens is 0 but must be at least 1, or echo true",
+            ));
+        }
+        template.scores_prompt = echo && logprobs.is_some();
+        if template.scores_prompt && host.announces {
+            let what = "echo with logprobs is not served with --kv-events";
+            return Err(Refusal::unsupported("echo", what));
+        }
+        template.prediction = prediction(body, host)?;
+        let prompts = match kind {
+            Kind::Completion => prompts(sent.prompt, host)?,
+            Kind::Chat => vec![messages(body, host)?],
+        };
+        let choices = prompts.len().saturating_mul(template.samples as usize);
+        let most = CHOICES_MAX.max(host.samples_max as usize);
+        if choices > most {
+            let message = format!("{choices} choices are asked for, of at most {most}");
+            return Err(Refusal::field("prompt", message));
+        }
+        let request = |prompt| settle(host, kind, &template, prompt);
+        let requests = prompts.into_iter().map(request).collect::<Result<_>>()?;
+        Ok(Self { kind, requests, stop, stream, include_usage, logprobs, echo, hides_new })
+    }
+}
+
+/// Everything of a request but its prompt.
+fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Request> {
+    let mut request = host.defaults.request(Vec::new());
+    let newest = match kind {
+        Kind::Chat => body.whole("max_completion_tokens")?,
+        Kind::Completion => None,
+    };
+    if let Some(most) = newest.or(body.whole("max_tokens")?) {
+        request.max_new_tokens = Some(most);
+    }
+    request.samples = body.whole("n")?.unwrap_or(request.samples);
+    if !(1..=host.samples_max).contains(&request.samples) {
+        let message =
+            format!("n is {} but must be from 1 to {}", request.samples, host.samples_max);
+        return Err(Refusal::field("n", message));
+    }
+    let sampling = &mut request.sampling;
+    let temperature = body.number_in("temperature", (0.0, 2.0))?;
+    sampling.temperature = temperature.unwrap_or(sampling.temperature);
+    sampling.min_p = body.number_in("min_p", (0.0, 1.0))?.unwrap_or(sampling.min_p);
+    sampling.top_p = body.number("top_p")?.unwrap_or(sampling.top_p);
+    if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
+        let message = format!("top_p {} is not above 0 and at most 1", sampling.top_p);
+        return Err(Refusal::field("top_p", message));
+    }
+    if sampling.min_p > 0.0 && !host.shapes {
+        return Err(Refusal::unsupported("min_p", "min_p is not served by this backend"));
+    }
+    // vLLM's -1 stands for all tokens.
+    sampling.top_k = match body.whole::<i64>("top_k")? {
+        None => sampling.top_k,
+        Some(-1) => 0,
+        Some(k) => u32::try_from(k).map_err(|_| {
+            Refusal::field("top_k", format!("top_k {k} is not -1 or more, or too many"))
+        })?,
+    };
+    // OpenAI's seeds are signed; which number stands for which does not matter.
+    sampling.seed = body.whole::<i64>("seed")?.map_or(seed, |seed| seed as u64);
+    if body.flag("ignore_eos")? {
+        request.stop.clear();
+    }
+    request.stop.extend(ids(body, "stop_token_ids", STOP_TOKENS_MAX, host.limits.vocab)?);
+    request.shaping = shaping(body, host)?.map(Arc::new);
+    if let Some(salt) = body.text("cache_salt")? {
+        if host.announces {
+            return Err(Refusal::unsupported(
+                "cache_salt",
+                "cache_salt is not served with --kv-events",
+            ));
+        }
+        // Half of the numbers are the loop's own.
+        request.namespace = Namespace::new((host.salts.hash_one(salt) >> 1).max(1));
+    }
+    Ok(request)
+}
+
+/// A list of at most `most` token ids of the model, without repetitions.
+fn ids(body: Body<'_>, name: &str, most: usize, vocab: usize) -> Result<Vec<u32>> {
+    let list = body.list(name)?.unwrap_or_default();
+    let wrong = |what: String| Refusal::field(name, format!("{name}: {what}"));
+    let mut ids =
+        list.iter().map(token).collect::<std::result::Result<Vec<_>, _>>().map_err(wrong)?;
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
+        return Err(wrong(format!("token {id} is past the model's vocabulary of {vocab} tokens")));
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    match ids.len() > most {
+        true => Err(wrong(format!("{} tokens, of at most {most}", ids.len()))),
+        false => Ok(ids),
+    }
+}
+
+/// What changes logits; none where nothing does.
+fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
+    let plain = Shaping::default();
+    let vocab = host.limits.vocab;
+    let repetition = body.number_in("repetition_penalty", (0.0, 1e3))?.unwrap_or(plain.repetition);
+    if repetition == 0.0 {
+        return Err(Refusal::field("repetition_penalty", "repetition_penalty 0 is not above 0"));
+    }
+    let shaping = Shaping {
+        repetition,
+        frequency: body.number_in("frequency_penalty", (-2.0, 2.0))?.unwrap_or(0.0),
+        presence: body.number_in("presence_penalty", (-2.0, 2.0))?.unwrap_or(0.0),
+        bias: biases(body, vocab)?,
+        allowed: match body.list("allowed_token_ids")? {
+            Some([]) => {
+                return Err(Refusal::field(
+                    "allowed_token_ids",
+                    "allowed_token_ids: the list is empty",
+                ));
+            }
+            Some(_) => Some(ids(body, "allowed_token_ids", vocab, vocab)?),
+            None => None,
+        },
+        bad_words: bad_words(body, host)?,
+        min_tokens: body.whole("min_tokens")?.unwrap_or(0),
+    };
+    if shaping.is_none() {
+        return Ok(None);
+    }
+    if !host.shapes {
+        let names = [
+            "repetition_penalty",
+            "frequency_penalty",
+            "presence_penalty",
+            "logit_bias",
+            "allowed_token_ids",
+            "bad_words",
+            "min_tokens",
+        ];
+        let name = names.into_iter().find(|name| body.get(name).is_some()).unwrap_or(names[0]);
+        return Err(Refusal::unsupported(name, format!("{name} is not served by this backend")));
+    }
+    Ok(Some(shaping))
+}
+
+/// Token ids as texts, each with what is added to its logit.
+fn biases(body: Body<'_>, vocab: usize) -> Result<Vec<(u32, f32)>> {
+    let Some(fields) = body.object("logit_bias")? else { return Ok(Vec::new()) };
+    let wrong = |what: String| Refusal::field("logit_bias", format!("logit_bias: {what}"));
+    let fields = fields.all();
+    if fields.len() > BIASES_MAX {
+        return Err(wrong(format!("{} tokens, of at most {BIASES_MAX}", fields.len())));
+    }
+    let bias = |(id, value): (&String, &Value)| {
+        let token = id.parse::<u32>().ok().filter(|&id| (id as usize) < vocab);
+        let token = token.ok_or_else(|| wrong(format!("{id:?} is no token id below {vocab}")))?;
+        let bias = value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+        let bias =
+            bias.ok_or_else(|| wrong(format!("{} is not from -100 to 100", brief(value))))?;
+        Ok((token, bias as f32))
+    };
+    fields.iter().map(bias).collect()
+}
+
+/// The tokens of each word that may not come, at the beginning of a text and behind a space.
+fn bad_words(body: Body<'_>, host: &Host) -> Result<Vec<Vec<u32>>> {
+    let list = body.list("bad_words")?.unwrap_or_default();
+    let wrong = |what: String| Refusal::field("bad_words", format!("bad_words: {what}"));
+    if list.len() > BAD_WORDS_MAX {
+        return Err(wrong(format!("{} words, of at most {BAD_WORDS_MAX}", list.len())));
+    }
+    let mut words = Vec::new();
+    for value in list {
+        let word =
+            value.as_str().filter(|word| !word.trim().is_empty() && word.len() <= STOP_BYTES_MAX);
+        let word = word.ok_or_else(|| wrong(format!("{} is no word", brief(value))))?;
+        for text in [word.trim_start().to_owned(), format!(" {}", word.trim_start())] {
+            let tokens = host.text.encode_with(&text, false).map_err(|e| wrong(e.message))?;
+            if tokens.len() > BAD_WORDS_MAX
+                || tokens.iter().any(|&token| token as usize >= host.limits.vocab)
+            {
+                return Err(wrong(format!("{} is no word of this model", brief(value))));
+            }
+            if !tokens.is_empty() && !words.contains(&tokens) {
+                words.push(tokens);
+            }
+        }
+    }
+    Ok(words)
+}
+
+/// The request for one prompt, with its number of tokens settled.
+fn settle(host: &Host, kind: Kind, template: &Request, prompt: Vec<u32>) -> Result<Request> {
+    let name = if kind == Kind::Chat { "messages" } else { "prompt" };
+    let room = host.limits.room(prompt.len());
+    let usual = match kind {
+        Kind::Chat => room as u32,
+        Kind::Completion => COMPLETION_TOKENS.min(room as u32),
+    };
+    let new_tokens = template.max_new_tokens.unwrap_or(usual).max(1);
+    let request = Request {
+        prompt: prompt.into_iter().map(TokenId::new).collect(),
+        max_new_tokens: Some(new_tokens),
+        ..template.clone()
+    };
+    host.limits.check(request).map_err(|what| match new_tokens as usize > room {
+        true => Refusal::too_long(name, what, host.limits.room(0).saturating_sub(1)),
+        false => Refusal::field(name, what),
+    })
+}
+
+fn logprobs(body: Body<'_>, kind: Kind, keeps_logits: bool) -> Result<Option<u32>> {
+    let (wanted, name) = match kind {
+        Kind::Completion => (body.whole::<u32>("logprobs")?, "logprobs"),
+        Kind::Chat => {
+            let top = body.whole::<u32>("top_logprobs")?;
+            let wanted = body.flag("logprobs")?;
+            if top.is_some() && !wanted {
+                return Err(Refusal::field(
+                    "top_logprobs",
+                    "top_logprobs need logprobs to be true",
+                ));
+            }
+            (wanted.then(|| top.unwrap_or(0)), "top_logprobs")
+        }
+    };
+    if let Some(top) = wanted.filter(|&top| top > TOP_MAX) {
+        return Err(Refusal::field(name, format!("{name}: {top} is more than {TOP_MAX}")));
+    }
+    if wanted.is_some() && !keeps_logits {
+        let message = "log-probabilities need a server that was started with --logprobs";
+        return Err(Refusal::field("logprobs", message));
+    }
+    Ok(wanted)
+}
+
+fn stops(body: Body<'_>) -> Result<Vec<String>> {
+    let wrong = |what: String| Refusal::field("stop", what);
+    let stops = match body.get("stop") {
+        None => Vec::new(),
+        Some(Value::String(stop)) => vec![stop.clone()],
+        Some(Value::Array(list)) => {
+            let text = |value: &Value| match value {
+                Value::String(stop) => Ok(stop.clone()),
+                other => Err(wrong(format!("stop: {} is no string", brief(other)))),
+            };
+            list.iter().map(text).collect::<Result<_>>()?
+        }
+        Some(other) => {
+            let what = format!("stop: {} is neither a string nor a list of strings", brief(other));
+            return Err(wrong(what));
+        }
+    };
+    if stops.len() > STOPS_MAX {
+        return Err(wrong(format!("{} stop strings, of at most {STOPS_MAX}", stops.len())));
+    }
+    if let Some(stop) = stops.iter().find(|stop| stop.len() > STOP_BYTES_MAX) {
+        return Err(wrong(format!(
+            "a stop string of {} bytes, of at most {STOP_BYTES_MAX}",
+            stop.len()
+        )));
+    }
+    match stops.iter().any(String::is_empty) {
+        true => Err(wrong("a stop string is empty".into())),
+        false => Ok(stops),
+    }
+}
+
+#[cfg(test)]
+#[path = "ask_tests.rs"]
+mod tests;

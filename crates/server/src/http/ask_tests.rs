@@ -1,0 +1,410 @@
+use serde_json::json;
+
+use super::*;
+use crate::http::fields::{FIELDS, Use};
+use kvarena_host::sample::Sampling;
+
+/// A model without a tokenizer: texts are token ids.
+fn host() -> Host {
+    let defaults = Defaults {
+        max_new_tokens: None,
+        samples: 1,
+        sampling: Sampling { temperature: 1.0, ..Sampling::default() },
+        stop: vec![4],
+    };
+    let limits = Limits { vocab: 100, positions: 50, pool: 64, pages: 4, page_size: 16 };
+    let model = "tiny".into();
+    Host {
+        model,
+        text: Text::default(),
+        limits,
+        defaults,
+        samples_max: 9,
+        keeps_logits: true,
+        shapes: true,
+        announces: false,
+        salts: RandomState::new(),
+    }
+}
+
+fn parse(kind: Kind, mut body: Value) -> Result<Ask> {
+    if body.is_object() && body.get("model").is_none() {
+        body["model"] = "tiny".into();
+    }
+    Ask::parse(&host(), kind, body.to_string().as_bytes(), 77)
+}
+
+fn complete(body: Value) -> Result<Ask> {
+    parse(Kind::Completion, body)
+}
+
+fn chat(body: Value) -> Result<Ask> {
+    parse(Kind::Chat, body)
+}
+
+fn prompt_of(request: &Request) -> Vec<u32> {
+    request.prompt.iter().map(|token| token.raw()).collect()
+}
+
+#[test]
+fn what_is_not_said_is_as_openai_has_it() {
+    let ask = complete(json!({ "prompt": "1 2 3" })).expect("served");
+    let [request] = &ask.requests[..] else { panic!("{ask:?}") };
+    assert_eq!(prompt_of(request), [1, 2, 3]);
+    assert_eq!((request.max_new_tokens, request.samples), (Some(16), 1));
+    let sampling = Sampling { temperature: 1.0, seed: 77, ..Sampling::default() };
+    assert_eq!((request.sampling, &request.stop[..]), (sampling, &[4][..]));
+    assert_eq!((ask.stream, ask.include_usage, ask.logprobs), (false, false, None));
+    let ask =
+        chat(json!({ "messages": [{ "role": "user", "content": "1 2 3" }] })).expect("served");
+    assert_eq!(ask.requests[0].max_new_tokens, Some(48), "a chat goes on to the end of the model");
+}
+
+#[test]
+fn what_is_said_counts() {
+    let ask = complete(json!({
+        "prompt": [[1, 2], [3]], "n": 3, "max_tokens": 5, "temperature": 0, "top_p": 0.5, "top_k": 7, "seed": -1,
+        "stop": ["a", "bc"], "stream": true, "stream_options": { "include_usage": true }, "logprobs": 2,
+        "ignore_eos": true, "stop_token_ids": [9], "user": "me", "metadata": {},
+    }))
+    .expect("served");
+    let prompts: Vec<_> = ask.requests.iter().map(prompt_of).collect();
+    assert_eq!(prompts, [vec![1, 2], vec![3]]);
+    let sampling =
+        Sampling { temperature: 0.0, top_k: 7, top_p: 0.5, seed: u64::MAX, ..Sampling::default() };
+    for request in &ask.requests {
+        assert_eq!((request.sampling, request.max_new_tokens), (sampling, Some(5)));
+        assert_eq!((request.samples, &request.stop[..]), (3, &[9][..]));
+    }
+    assert_eq!(ask.stop, ["a", "bc"]);
+    assert_eq!((ask.stream, ask.include_usage, ask.logprobs), (true, true, Some(2)));
+    let parts = json!([{ "type": "text", "text": "1 " }, { "type": "text", "text": "2" }]);
+    let ask = chat(json!({
+        "messages": [{ "role": "developer", "content": "9" }, { "role": "user", "content": parts }],
+        "max_tokens": 3, "max_completion_tokens": 4, "logprobs": true, "top_logprobs": 1, "stop": "x", "tools": [],
+        "response_format": { "type": "text" }, "frequency_penalty": 0,
+    }))
+    .expect("served");
+    assert_eq!(prompt_of(&ask.requests[0]), [9, 1, 2]);
+    assert_eq!((ask.requests[0].max_new_tokens, ask.logprobs), (Some(4), Some(1)));
+}
+
+#[test]
+fn what_is_foretold_is_a_text_or_parts_of_it() {
+    let with = |prediction: Value| {
+        let user = json!([{ "role": "user", "content": "1 2 3" }]);
+        chat(json!({ "messages": user, "prediction": prediction }))
+    };
+    let foretold = |content: Value| {
+        let ask = with(json!({ "type": "content", "content": content })).expect("served");
+        assert_eq!(prompt_of(&ask.requests[0]), [1, 2, 3]);
+        ask.requests[0].prediction.clone()
+    };
+    assert_eq!(foretold(json!("4 5")), [4, 5]);
+    let parts = json!([{ "type": "text", "text": "4 " }, { "type": "text", "text": "6" }]);
+    assert_eq!(foretold(parts), [4, 6]);
+    assert!(with(Value::Null).expect("served").requests[0].prediction.is_empty());
+    let ask = complete(json!({
+        "prompt": ["1", "2"], "prediction": { "type": "content", "content": "7" },
+    }));
+    assert!(ask.expect("served").requests.iter().all(|request| request.prediction == [7]));
+    for (prediction, words) in [
+        (json!("4 5"), "is not of type content"),
+        (json!({ "content": "4" }), "is not of type content"),
+        (json!({ "type": "content" }), "content is missing"),
+        (json!({ "type": "content", "content": 4 }), "4 is no text"),
+        (
+            json!({ "type": "content", "content": [{ "type": "image_url" }] }),
+            "no part of type text",
+        ),
+        (json!({ "type": "content", "content": "4 x" }), "\"x\" is no token id"),
+        (json!({ "type": "content", "content": "4 100" }), "100"),
+    ] {
+        refuses(with(prediction), 400, "prediction", words);
+    }
+}
+
+#[track_caller]
+fn refuses(answer: Result<Ask>, status: u16, param: &str, words: &str) {
+    let refusal = answer.expect_err("refused");
+    assert_eq!((refusal.status, refusal.param.as_deref()), (status, Some(param)), "{refusal:?}");
+    assert!(refusal.message.contains(words), "{words:?} is not in {refusal:?}");
+    let json = refusal.json();
+    assert_eq!(json["error"]["param"], param);
+    assert!(json["error"]["type"].is_string() && json["error"]["message"].is_string());
+}
+
+#[test]
+fn bodies_that_are_no_request() {
+    for bytes in
+        [&b""[..], b"{", b"{\"model\": \"tiny\", \"prompt\": \"1\"} x", b"\xff\xfe", b"[1]", b"7"]
+    {
+        let refusal = Ask::parse(&host(), Kind::Completion, bytes, 0).expect_err("refused");
+        assert_eq!((refusal.status, refusal.param), (400, None));
+    }
+    let deep = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
+    assert!(Ask::parse(&host(), Kind::Chat, &deep, 0).is_err(), "no stack overflows");
+}
+
+#[test]
+fn fields_of_the_wrong_type_or_range() {
+    let with = |name: &str, value: Value| {
+        let mut body = json!({ "prompt": "1 2 3" });
+        body[name] = value;
+        complete(body)
+    };
+    refuses(with("model", json!("gpt-4")), 404, "model", "gpt-4");
+    refuses(with("model", json!(7)), 400, "model", "7 is no string");
+    for (name, value, words) in [
+        ("n", json!(0), "n is 0"),
+        ("n", json!(1.5), "1.5 is no whole number"),
+        ("n", json!("2"), "is no whole number"),
+        ("n", json!(-1), "-1 is no whole number"),
+        ("n", json!(10), "from 1 to 9"),
+        ("prompt", json!(vec![[1]; 129]), "129"),
+        ("max_tokens", json!(1.5), "1.5 is no whole number"),
+        ("max_tokens", json!(0), "at least 1"),
+        ("max_tokens", json!("many"), "is no whole number"),
+        ("temperature", json!("hot"), "is no number"),
+        ("temperature", json!(-0.1), "-0.1"),
+        ("temperature", json!(2.5), "2.5"),
+        ("top_p", json!(0), "top_p 0"),
+        ("top_p", json!(1.01), "1.01"),
+        ("seed", json!(0.5), "0.5"),
+        ("stop", json!(3), "3 is neither"),
+        ("stop", json!(["a", 3]), "3 is no string"),
+        ("stop", json!(""), "empty"),
+        ("stop", json!(vec!["a"; 17]), "17 stop strings"),
+        ("stream", json!("yes"), "is no boolean"),
+        ("stream_options", json!({ "include_usage": true }), "for streams"),
+        ("logprobs", json!(true), "true is no whole number"),
+        ("tool_choice", json!("required"), "not served"),
+        ("truncate_prompt_tokens", json!(5), "not served"),
+        ("logprobs", json!(21), "21"),
+        ("stop_token_ids", json!(["a"]), "no token id"),
+        ("prompt", json!({}), "no text"),
+        ("prompt", json!([]), "empty"),
+        ("prompt", json!(""), "no tokens"),
+        ("prompt", json!([1, "a"]), "no token id"),
+        ("prompt", json!([1, -2]), "-2 is no token id"),
+        ("prompt", json!([100]), "past the model's vocabulary of 100"),
+        ("prompt", json!([[1], true]), "true"),
+        ("prompt", json!(null), "missing"),
+        ("best_of", json!(3), "not served"),
+        ("presence_penalty", json!(2.5), "2.5 is not from -2 to 2"),
+        ("frequency_penalty", json!("x"), "is no number"),
+        ("repetition_penalty", json!(0), "not above 0"),
+        ("repetition_penalty", json!(-1), "-1 is not from"),
+        ("min_p", json!(1.5), "1.5 is not from 0 to 1"),
+        ("min_tokens", json!(-1), "-1 is no whole number"),
+        ("top_k", json!(-2), "top_k -2"),
+        ("logit_bias", json!({ "100": 1 }), "no token id below 100"),
+        ("logit_bias", json!({ "5": 101 }), "101 is not from -100 to 100"),
+        ("logit_bias", json!([5]), "no object"),
+        ("allowed_token_ids", json!([]), "empty"),
+        ("allowed_token_ids", json!([100]), "vocabulary of 100"),
+        ("bad_words", json!([7]), "7 is no word"),
+        ("bad_words", json!([""]), "no word"),
+        ("stop_token_ids", json!([100]), "vocabulary of 100"),
+        ("stop", json!("x".repeat(1025)), "1025 bytes"),
+        ("cache_salt", json!(7), "7 is no string"),
+        ("unheard_of", json!(1), "not a field"),
+        ("guided_json", json!({ "type": "object" }), "not served"),
+        ("use_beam_search", json!(true), "not served"),
+        ("messages", json!([]), "not a field of this request"),
+    ] {
+        refuses(with(name, value), 400, name, words);
+    }
+}
+
+#[test]
+fn chats_that_make_no_sense() {
+    for (messages, words) in [
+        (json!(null), "missing"),
+        (json!("hello"), "no list"),
+        (json!([]), "empty"),
+        (json!(["hello"]), "messages[0]: role is missing"),
+        (json!([{ "role": "user" }]), "content is missing"),
+        (json!([{ "role": 1, "content": "1" }]), "role: 1"),
+        (json!([{ "role": "user", "content": 1 }]), "content: 1"),
+        (json!([{ "role": "user", "content": [{ "type": "image_url" }] }]), "type text"),
+        (json!([{ "role": "user", "content": "word" }]), "no token id"),
+    ] {
+        refuses(chat(json!({ "messages": messages })), 400, "messages", words);
+    }
+    let with = |name: &str, value: Value| {
+        let mut body = json!({ "messages": [{ "role": "user", "content": "1" }] });
+        body[name] = value;
+        chat(body)
+    };
+    refuses(with("tools", json!([{}])), 400, "tools", "not served");
+    let schema = json!({ "type": "json_schema" });
+    refuses(with("response_format", schema), 400, "response_format", "not served");
+    refuses(with("top_logprobs", json!(2)), 400, "top_logprobs", "logprobs to be true");
+    refuses(with("logprobs", json!(2)), 400, "logprobs", "no boolean");
+}
+
+#[test]
+fn prompts_past_the_limit() {
+    let prompt = |len: u32| json!((0..len).map(|i| i % 7).collect::<Vec<_>>());
+    let ask = complete(json!({ "prompt": prompt(50) })).expect("one token fits");
+    assert_eq!(ask.requests[0].max_new_tokens, Some(1));
+    for body in [json!({ "prompt": prompt(51) }), json!({ "prompt": prompt(40), "max_tokens": 12 })]
+    {
+        let refusal = complete(body).expect_err("too long");
+        assert_eq!((refusal.status, refusal.code), (400, Some("context_length_exceeded")));
+        assert!(refusal.message.contains("50 positions"), "{refusal:?}");
+    }
+}
+
+#[test]
+fn logprobs_need_logits() {
+    let host = Host { keeps_logits: false, ..host() };
+    let body = json!({ "model": "tiny", "prompt": "1", "logprobs": 1 }).to_string();
+    let answer = Ask::parse(&host, Kind::Completion, body.as_bytes(), 0);
+    refuses(answer, 400, "logprobs", "--logprobs");
+}
+
+/// Each field of the table that is refused is refused by name, with any value that asks for something.
+#[test]
+fn fields_that_change_the_answer_are_refused_by_name() {
+    for field in FIELDS {
+        let Use::Refused(neutral) = field.becomes else { continue };
+        for value in [json!(true), json!("some"), json!({ "a": 1 }), json!([1]), json!(7)] {
+            let body = json!({ "prompt": "1", field.name: value });
+            if neutral.takes(&value) {
+                complete(body).expect("it asks for nothing");
+                continue;
+            }
+            let refusal = complete(body).expect_err("refused");
+            assert_eq!((refusal.status, refusal.code), (400, Some("unsupported_parameter")));
+            assert_eq!(refusal.param.as_deref(), Some(field.name));
+        }
+    }
+}
+
+/// Clients that send a field with its default are served.
+#[test]
+fn values_that_ask_for_nothing_are_served() {
+    for field in FIELDS {
+        let body = json!({ "prompt": "1", "messages": [{ "role": "user", "content": "1" }], field.name: null });
+        let keep = |name: &str| {
+            let mut body = body.clone();
+            body.as_object_mut().expect("an object").shift_remove(name);
+            body
+        };
+        if !["model", "prompt", "messages"].contains(&field.name) {
+            complete(keep("messages"))
+                .map(drop)
+                .or_else(|_| chat(keep("prompt")).map(drop))
+                .expect(field.name);
+        }
+    }
+}
+
+#[test]
+fn logits_are_shaped_as_asked() {
+    let ask = complete(json!({
+        "prompt": "1 2", "min_p": 0.25, "repetition_penalty": 1.5, "frequency_penalty": -0.5, "presence_penalty": 1,
+        "logit_bias": { "7": -100, "3": 2.5 }, "bad_words": ["5 6", "9"], "allowed_token_ids": [4, 3, 3], "min_tokens": 2.0,
+        "top_k": -1, "max_tokens": 3.0,
+    }))
+    .expect("served");
+    let request = &ask.requests[0];
+    assert_eq!(
+        (request.sampling.min_p, request.sampling.top_k, request.max_new_tokens),
+        (0.25, 0, Some(3))
+    );
+    let expected = Shaping {
+        repetition: 1.5,
+        frequency: -0.5,
+        presence: 1.0,
+        bias: vec![(7, -100.0), (3, 2.5)],
+        allowed: Some(vec![3, 4]),
+        bad_words: vec![vec![5, 6], vec![9]],
+        min_tokens: 2,
+    };
+    let mut shaping = (**request.shaping.as_ref().expect("shaped")).clone();
+    shaping.bias.sort_by_key(|(token, _)| std::cmp::Reverse(*token));
+    assert_eq!(shaping, expected);
+    let plain = complete(
+        json!({ "prompt": "1", "repetition_penalty": 1, "presence_penalty": 0.0, "min_tokens": 0 }),
+    );
+    assert_eq!(plain.expect("served").requests[0].shaping, None);
+    let host = Host { shapes: false, ..host() };
+    for (name, value) in
+        [("min_p", json!(0.5)), ("logit_bias", json!({ "5": 1 })), ("min_tokens", json!(1))]
+    {
+        let body = json!({ "model": "tiny", "prompt": "1", name: value }).to_string();
+        refuses(
+            Ask::parse(&host, Kind::Completion, body.as_bytes(), 0),
+            400,
+            name,
+            "not served by this backend",
+        );
+    }
+}
+
+#[test]
+fn salts_are_namespaces() {
+    let host = host();
+    let namespace = |salt: Value| {
+        let body = json!({ "model": "tiny", "prompt": "1", "cache_salt": salt }).to_string();
+        Ask::parse(&host, Kind::Completion, body.as_bytes(), 0).expect("served").requests[0]
+            .namespace
+    };
+    assert_eq!(namespace(json!("one")), namespace(json!("one")));
+    assert_ne!(namespace(json!("one")), namespace(json!("two")));
+    assert_ne!(namespace(json!("")), namespace(Value::Null));
+    assert_eq!(namespace(Value::Null), Namespace::default());
+    let host = Host { announces: true, ..self::host() };
+    for (name, more) in [("cache_salt", json!("one")), ("echo", json!(true))] {
+        let body = json!({ "model": "tiny", "prompt": "1", "logprobs": 0, name: more }).to_string();
+        let answer = Ask::parse(&host, Kind::Completion, body.as_bytes(), 0);
+        refuses(answer, 400, name, "not served with --kv-events");
+    }
+}
+
+#[test]
+fn echoes_need_no_new_token() {
+    let ask = complete(json!({ "prompt": "1 2", "echo": true, "logprobs": 0, "max_tokens": 0 }))
+        .expect("served");
+    assert!(ask.echo && ask.hides_new && ask.requests[0].scores_prompt);
+    assert_eq!(ask.requests[0].max_new_tokens, Some(1));
+    let ask = complete(json!({ "prompt": "1 2", "echo": true })).expect("served");
+    assert!(ask.echo && !ask.hides_new && !ask.requests[0].scores_prompt);
+}
+
+#[test]
+fn messages_beside_tool_calls_need_no_content() {
+    let call = json!({ "id": "1", "type": "function", "function": { "name": "f", "arguments": "{\"a\": 1}" } });
+    let messages = json!([
+        { "role": "user", "content": "1" },
+        { "role": "assistant", "content": null, "tool_calls": [call], "refusal": null },
+        { "role": "tool", "tool_call_id": "1", "content": "2" },
+    ]);
+    assert_eq!(
+        prompt_of(&chat(json!({ "messages": messages })).expect("served").requests[0]),
+        [1, 2]
+    );
+    let odd = json!([{ "role": "user", "content": "1", "audio": { "id": "x" } }]);
+    refuses(chat(json!({ "messages": odd })), 400, "messages", "audio");
+}
+
+/// A text with more bytes than the model has room for is not encoded: this one would fail there.
+#[test]
+fn texts_are_refused_by_their_bytes() {
+    let long = "x".repeat(51 * 16 + 1);
+    let refusal = complete(json!({ "prompt": long })).expect_err("too long");
+    assert_eq!((refusal.status, refusal.code), (400, Some("context_length_exceeded")));
+    assert!(refusal.message.contains("maximum context length is 50 tokens"), "{refusal:?}");
+    let messages = json!([{ "role": "user", "content": long }]);
+    assert_eq!(
+        chat(json!({ "messages": messages })).expect_err("too long").code,
+        Some("context_length_exceeded")
+    );
+    let prediction = json!({ "type": "content", "content": long });
+    let refusal =
+        complete(json!({ "prompt": "1", "prediction": prediction })).expect_err("too long");
+    assert_eq!(refusal.param.as_deref(), Some("prediction"));
+}

@@ -1,0 +1,187 @@
+//! What a monitor is told: the engine's thread posts its numbers after each step, and anybody reads the last ones.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kvarena::Stats;
+
+use super::desk::Ended;
+use kvarena_host::clock::Part;
+use kvarena_host::runner::Runner;
+use kvarena_host::server::{Load, Server};
+use kvarena_host::tally::Tally;
+
+/// The last numbers posted, and counts of answers.
+#[derive(Debug, Default)]
+pub struct Board {
+    posted: Mutex<Posted>,
+    /// By path and status.
+    answers: Mutex<BTreeMap<(&'static str, u16), u64>>,
+}
+
+#[derive(Debug, Default)]
+struct Posted {
+    stats: Stats,
+    tally: Tally,
+    load: Load,
+    ended: Ended,
+    parts: [Duration; Part::ALL.len()],
+}
+
+impl Board {
+    /// Posts what a server has done, and how many of its streams ended how.
+    pub fn post<R: Runner>(&self, server: &Server<R>, ended: Ended) {
+        let (tally, clock) = server.tally();
+        let mut posted = lock(&self.posted);
+        posted.stats = server.engine().stats();
+        posted.tally.clone_from(tally);
+        posted.load = server.load();
+        posted.ended = ended;
+        posted.parts = Part::ALL.map(|part| clock.spent(part));
+    }
+
+    /// Counts an answer.
+    pub fn count(&self, path: &'static str, status: u16) {
+        *lock(&self.answers).entry((path, status)).or_default() += 1;
+    }
+
+    /// Everything in Prometheus's text format, with how many wait in the queue.
+    pub fn text(&self, waiting: usize) -> String {
+        let mut text = String::new();
+        // A String takes all that is written to it.
+        let _ = self.write(&mut text, waiting);
+        text
+    }
+
+    fn write(&self, out: &mut String, waiting: usize) -> fmt::Result {
+        head(out, "generate_answers_total", "counter", "HTTP answers by path and status.")?;
+        for ((path, status), count) in &*lock(&self.answers) {
+            writeln!(out, "generate_answers_total{{path=\"{path}\",status=\"{status}\"}} {count}")?;
+        }
+        let Posted { stats, tally, load, ended, parts } = &*lock(&self.posted);
+        head(out, "generate_streams_ended_total", "counter", "Streams that ended, by why.")?;
+        let Ended { stopped, at_length, cancelled } = ended;
+        for (why, count) in [("stop", stopped), ("length", at_length), ("cancelled", cancelled)] {
+            writeln!(out, "generate_streams_ended_total{{why=\"{why}\"}} {count}")?;
+        }
+        head(out, "generate_streams", "gauge", "Streams that wait to be admitted, or run.")?;
+        for (state, count) in [("waiting", waiting), ("running", load.running)] {
+            writeln!(out, "generate_streams{{state=\"{state}\"}} {count}")?;
+        }
+        for (name, help, count) in [
+            ("prompt_tokens", "Tokens of all prompts.", tally.prompt_tokens),
+            ("cached_tokens", "Tokens of prompts that needed no computing.", tally.cached_tokens),
+            ("new_tokens", "Tokens generated.", tally.new_tokens),
+            ("drafted_tokens", "Drafts that steps checked.", tally.drafted),
+            ("accepted_tokens", "Drafts that came true.", tally.accepted),
+            ("steps", "Steps committed.", tally.steps),
+            ("aborted_steps", "Steps that failed, or were planned after one.", tally.aborted_steps),
+        ] {
+            head(out, &format!("generate_{name}_total"), "counter", help)?;
+            writeln!(out, "generate_{name}_total {count}")?;
+        }
+        head(
+            out,
+            "generate_busy_seconds_total",
+            "counter",
+            "Time of the engine's thread, by part.",
+        )?;
+        for (part, spent) in Part::ALL.iter().zip(parts) {
+            let (part, seconds) = (part.name(), spent.as_secs_f64());
+            writeln!(out, "generate_busy_seconds_total{{part=\"{part}\"}} {seconds}")?;
+        }
+        let help = "From the end of the step before, or from the start where nothing ran, to a step's end.";
+        tally.step_time.prometheus(out, "generate_step_seconds", help)?;
+        let help = "From when a request came to each stream's first token.";
+        tally.first_token.prometheus(out, "generate_first_token_seconds", help)?;
+        write!(out, "{}", stats.prometheus())
+    }
+}
+
+/// The same in the OpenMetrics format: the names of counters lack their `_total` where they are described, and the text
+/// has an end.
+pub fn open_metrics(text: &str) -> String {
+    let counters: HashSet<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        .collect();
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines() {
+        let mut words = line.splitn(4, ' ');
+        let described = match (words.next(), words.next(), words.next()) {
+            (Some("#"), Some(kind), Some(name)) if counters.contains(name) => {
+                let rest = words.next().unwrap_or_default();
+                Some(format!("# {kind} {} {rest}", name.strip_suffix("_total").unwrap_or(name)))
+            }
+            _ => None,
+        };
+        out += described.as_deref().unwrap_or(line);
+        out.push('\n');
+    }
+    out + "# EOF\n"
+}
+
+fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
+    writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Numbers stay numbers whoever panicked over them.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_monitor_can_read_it() {
+        let board = Board::default();
+        board.count("/v1/completions", 200);
+        board.count("/v1/completions", 200);
+        board.count("/v1/completions", 429);
+        let text = board.text(3);
+        for line in [
+            "generate_answers_total{path=\"/v1/completions\",status=\"200\"} 2",
+            "generate_answers_total{path=\"/v1/completions\",status=\"429\"} 1",
+            "generate_streams{state=\"waiting\"} 3",
+            "# TYPE generate_step_seconds histogram",
+            "kvarena_free_pages 0",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is not in:\n{text}");
+        }
+        let mut types = Vec::new();
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                types.push(rest.split(' ').next().expect("a name"));
+            } else if !line.starts_with('#') {
+                let (name, value) = line.rsplit_once(' ').expect("a name and a number");
+                assert!(value.parse::<f64>().is_ok(), "{line}");
+                let of = types.last().expect("a type comes first");
+                assert!(name.starts_with(of), "{line}");
+            }
+        }
+        let open = open_metrics(&text);
+        assert!(
+            open.ends_with("# EOF\n") && open.contains("# TYPE generate_answers counter\n"),
+            "{open}"
+        );
+        for name in
+            open.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        {
+            let samples = open
+                .lines()
+                .filter(|line| line.split([' ', '{']).next() == Some(&format!("{name}_total")));
+            assert!(
+                samples.count() > 0 || name.starts_with("generate_answers"),
+                "{name}_total has no sample"
+            );
+        }
+        let count = types.len();
+        types.sort_unstable();
+        types.dedup();
+        assert_eq!(types.len(), count, "each is told once");
+    }
+}

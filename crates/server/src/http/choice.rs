@@ -1,0 +1,177 @@
+//! One choice as its client reads it: tokens become text, up to where it stops.
+
+use super::job::Logprob;
+use super::stop::StopMatcher;
+use kvarena_host::stream::Finish;
+use kvarena_host::text::{Decoder, Text};
+
+/// A token that was said, with how likely it was.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Said {
+    /// The token.
+    pub token: u32,
+    /// How likely it was; none of the first token of a prompt.
+    pub logprob: Option<Logprob>,
+    /// Characters of the choice's text before it.
+    pub offset: usize,
+}
+
+/// What is new of a choice.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Piece {
+    /// Number of the choice.
+    pub choice: u32,
+    /// Text that became certain.
+    pub text: String,
+    /// The tokens that it came from, where log-probabilities are known.
+    pub said: Vec<Said>,
+    /// Why the choice ended, in its last piece.
+    pub finish: Option<Finish>,
+}
+
+impl Piece {
+    /// One piece of two that follow each other.
+    pub fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
+        match (first, second) {
+            (Some(mut first), Some(second)) => {
+                first.text += &second.text;
+                first.said.extend(second.said);
+                Some(Self { finish: second.finish, ..first })
+            }
+            (first, second) => first.or(second),
+        }
+    }
+}
+
+/// A choice that goes on, or has ended.
+#[derive(Default)]
+pub struct Choice {
+    number: u32,
+    decoder: Decoder,
+    stops: StopMatcher,
+    /// Tokens that end it and are no part of its text.
+    stop_tokens: Vec<u32>,
+    /// Tokens said, the stop token included.
+    tokens: u32,
+    /// Characters decoded.
+    decoded: usize,
+    /// Characters given out.
+    given: usize,
+    /// Tokens whose text was not given out yet.
+    pending: Vec<Said>,
+    finish: Option<Finish>,
+}
+
+impl Choice {
+    /// A choice that has said nothing.
+    pub fn new(number: u32, stops: Vec<String>, stop_tokens: Vec<u32>) -> Self {
+        Self { number, stops: StopMatcher::new(stops), stop_tokens, ..Self::default() }
+    }
+
+    /// The text and the tokens of its prompt, with how likely they were; what it says comes after so many characters.
+    pub fn echo(&mut self, text: &Text, prompt: &[u32], logprobs: &[Option<Logprob>]) -> Piece {
+        let mut piece = Piece { choice: self.number, ..Piece::default() };
+        for (i, &token) in prompt.iter().enumerate() {
+            if let Some(logprob) = logprobs.get(i) {
+                let offset = piece.text.chars().count();
+                piece.said.push(Said { token, logprob: logprob.clone(), offset });
+            }
+            piece.text += &self.decoder.push(text, token);
+        }
+        self.decoded = piece.text.chars().count();
+        self.given = self.decoded;
+        piece
+    }
+
+    /// Tokens said.
+    pub fn tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// Whether it has ended.
+    pub fn is_done(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    /// It said a token; what its client is to read now, if anything.
+    pub fn token(&mut self, text: &Text, token: u32, logprob: Option<Logprob>) -> Option<Piece> {
+        if self.is_done() {
+            return None;
+        }
+        self.tokens += 1;
+        if self.stop_tokens.contains(&token) {
+            return None;
+        }
+        if logprob.is_some() {
+            self.pending.push(Said { token, logprob, offset: self.decoded });
+        }
+        let decoded = self.decoder.push(text, token);
+        let piece = self.read(&decoded);
+        (self.is_done() || !piece.text.is_empty()).then_some(piece)
+    }
+
+    /// It ended; the last that its client is to read. None where it had ended before, by a stop string.
+    pub fn done(&mut self, text: &Text, finish: Finish) -> Option<Piece> {
+        if self.is_done() {
+            return None;
+        }
+        let decoded = self.decoder.rest(text);
+        let mut piece = self.read(&decoded);
+        if !self.is_done() {
+            piece.text += &self.stops.rest();
+            piece.said.append(&mut self.pending);
+            self.finish = Some(finish);
+        }
+        Some(Piece { finish: self.finish, ..piece })
+    }
+
+    fn read(&mut self, decoded: &str) -> Piece {
+        self.decoded += decoded.chars().count();
+        let (text, found) = self.stops.push(decoded);
+        self.given += text.chars().count();
+        let certain = self.pending.partition_point(|said| said.offset < self.given);
+        let said = self.pending.drain(..certain).collect();
+        self.finish = found.then_some(Finish::Stop);
+        Piece { choice: self.number, text, said, finish: self.finish }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn logprob(own: f32) -> Option<Logprob> {
+        Some(Logprob { own, top: Vec::new() })
+    }
+
+    /// Without a tokenizer the text of token 12 is "12 ".
+    #[test]
+    fn tokens_come_with_the_text_that_they_became() {
+        let text = Text::default();
+        let mut choice = Choice::new(3, vec!["2 7".into()], vec![9]);
+        let piece = choice.token(&text, 5, logprob(-1.0)).expect("certain at once");
+        assert_eq!((piece.choice, &piece.text[..], piece.said.len()), (3, "5 ", 1));
+        // The end of it may be the beginning of the stop string.
+        let piece = choice.token(&text, 12, logprob(-2.0)).expect("the 1 is certain");
+        assert_eq!((&piece.text[..], piece.said[0].token, piece.said[0].offset), ("1", 12, 2));
+        let piece = choice.token(&text, 8, logprob(-3.0)).expect("it was none");
+        assert_eq!((&piece.text[..], piece.said[0].offset, piece.finish), ("2 8 ", 5, None));
+        assert_eq!(choice.token(&text, 2, logprob(-4.0)), None);
+        let piece = choice.token(&text, 77, logprob(-5.0)).expect("it stops");
+        assert_eq!((&piece.text[..], &piece.said[..]), ("", &[][..]));
+        assert_eq!((piece.finish, choice.tokens()), (Some(Finish::Stop), 5));
+        assert_eq!(choice.token(&text, 1, None), None, "what comes after it is not read");
+        assert_eq!((choice.done(&text, Finish::Cancelled), choice.tokens()), (None, 5));
+    }
+
+    #[test]
+    fn the_end_gives_what_was_held_back() {
+        let text = Text::default();
+        let mut choice = Choice::new(0, vec!["7 7 7".into()], vec![9]);
+        assert_eq!(choice.token(&text, 7, logprob(-1.0)), None);
+        assert_eq!(choice.token(&text, 9, logprob(-2.0)), None);
+        let piece = choice.done(&text, Finish::Stop).expect("the end");
+        assert_eq!((&piece.text[..], piece.said.len()), ("7 ", 1));
+        assert_eq!((piece.finish, choice.tokens()), (Some(Finish::Stop), 2));
+    }
+}

@@ -1,0 +1,203 @@
+//! The engine's thread: takes jobs from the queue, serves them step by step, and says what becomes of them.
+
+use std::collections::HashMap;
+
+use kvarena::Stats;
+
+use super::announcer::{self, Announcer};
+use super::board::Board;
+use super::job::{Event, Job, Logprob};
+use super::queue::Queue;
+use kvarena_host::error::{Error, Result};
+use kvarena_host::runner::Runner;
+use kvarena_host::server::{Server, Sink};
+use kvarena_host::stream::{Finish, Stream};
+
+/// How many streams ended in which way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ended {
+    /// With a stop token or a stop string.
+    pub stopped: u64,
+    /// With all tokens asked for.
+    pub at_length: u64,
+    /// Because the client went away.
+    pub cancelled: u64,
+}
+
+/// Serves what comes through the queue until that is closed and everything taken in has ended.
+///
+/// # Errors
+/// The run failed; whoever waits was told.
+pub fn serve<R: Runner>(
+    server: &mut Server<R>,
+    queue: &Queue<Job>,
+    board: &Board,
+    announcer: Option<Announcer>,
+) -> Result<()> {
+    let mut desk = Desk { announcer, ..Desk::default() };
+    let outcome = desk.serve(server, queue, board);
+    if let Err(error) = &outcome {
+        queue.close();
+        desk.receive(server, queue);
+        for job in desk.jobs.into_values() {
+            // Whoever has gone away needs no word.
+            let _ = job.events.send(Event::Failed(error.message.clone()));
+        }
+    }
+    outcome
+}
+
+/// Who asked for what is being served.
+#[derive(Default)]
+struct Desk {
+    /// By number of request.
+    jobs: HashMap<usize, Job>,
+    incoming: Vec<Job>,
+    ended: Ended,
+    /// Tells routers what is cached, where they want to know.
+    announcer: Option<Announcer>,
+}
+
+impl Desk {
+    fn serve<R: Runner>(
+        &mut self,
+        server: &mut Server<R>,
+        queue: &Queue<Job>,
+        board: &Board,
+    ) -> Result<()> {
+        loop {
+            self.receive(server, queue);
+            let went_on = server.step(self)?;
+            board.post(server, self.ended);
+            self.publish(server);
+            if went_on {
+                continue;
+            }
+            while self.announcer.is_some() && !queue.wait_at_most(announcer::PAUSE) {
+                self.publish(server);
+            }
+            if !queue.wait() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn publish<R: Runner>(&mut self, server: &mut Server<R>) {
+        if let Some(announcer) = &mut self.announcer {
+            announcer.publish(server.engine_mut());
+        }
+    }
+
+    fn receive<R: Runner>(&mut self, server: &mut Server<R>, queue: &Queue<Job>) {
+        queue.take(server.load().waiting, &mut self.incoming);
+        for job in self.incoming.drain(..) {
+            match server.submit_since(job.request.clone(), job.since) {
+                Ok(number) => {
+                    self.jobs.insert(number, job);
+                }
+                Err(error) => {
+                    let _ = job.events.send(Event::Failed(error.message));
+                }
+            }
+        }
+    }
+}
+
+impl Sink for Desk {
+    fn token(&mut self, stream: &Stream, logits: &[f32]) {
+        let Some(job) = self.jobs.get(&stream.request) else { return };
+        let token = *stream.tokens.last().expect("it has just said one");
+        // Where more tokens were chosen in a step than logits are kept of, there are none.
+        let known = job.logprobs.filter(|_| !logits.is_empty());
+        let event = Event::Token {
+            choice: job.first_choice + stream.sample,
+            token,
+            cached: stream.cached_tokens,
+            drafts: [stream.drafted, stream.accepted],
+            logprob: known.map(|top| logprob(logits, token, top as usize)),
+        };
+        let _ = job.events.send(event);
+    }
+
+    fn prompt(&mut self, stream: &Stream, position: u32, logits: &[f32]) {
+        let Some(job) = self.jobs.get(&stream.request).filter(|_| !logits.is_empty()) else {
+            return;
+        };
+        let token = job.request.prompt[position as usize].raw();
+        let top = job.logprobs.unwrap_or(0) as usize;
+        let logprob = logprob(logits, token, top);
+        let _ = job.events.send(Event::Prompt { choice: job.first_choice, position, logprob });
+    }
+
+    fn done(&mut self, stream: &Stream, last: bool) {
+        let finish = stream.finish.expect("it has ended");
+        match finish {
+            Finish::Stop => self.ended.stopped += 1,
+            Finish::Length => self.ended.at_length += 1,
+            Finish::Cancelled => self.ended.cancelled += 1,
+        }
+        if let Some(job) = self.jobs.get(&stream.request) {
+            let choice = job.first_choice + stream.sample;
+            let _ = job.events.send(Event::Done { choice, finish });
+        }
+        if last {
+            self.jobs.remove(&stream.request);
+        }
+    }
+
+    fn ends(&mut self, stream: &Stream) -> Option<Finish> {
+        let job = self.jobs.get(&stream.request)?;
+        job.readers.ends(job.first_choice + stream.sample)
+    }
+}
+
+/// Log-probabilities of a token and of the `top` most likely ones. O(vocabulary * top) at worst.
+fn logprob(logits: &[f32], token: u32, top: usize) -> Logprob {
+    let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&x| f64::from(x - greatest).exp()).sum();
+    let log = |x: f32| (f64::from(x - greatest) - sum.ln()) as f32;
+    let mut best: Vec<(u32, f32)> = Vec::with_capacity(top + 1);
+    for (&logit, id) in logits.iter().zip(0..) {
+        let before = best.partition_point(|&(_, other)| other >= logit);
+        if before < top {
+            best.insert(before, (id, logit));
+            best.truncate(top);
+        }
+    }
+    best.iter_mut().for_each(|(_, logit)| *logit = log(*logit));
+    Logprob { own: log(logits[token as usize]), top: best }
+}
+
+/// Audits a server that has nothing to do: the state is sound, and every page is free or cached. Says so in a line.
+///
+/// # Errors
+/// It is not so.
+pub fn audit<R: Runner>(server: &Server<R>) -> Result<String> {
+    let broken = |what: String| Error::run(format!("the audit at the end failed: {what}"));
+    server.engine().verify().map_err(|what| broken(what.to_string()))?;
+    let stats = server.engine().stats();
+    let pages = server.limits().pages;
+    let Stats { free_pages, cached_pages, sequences, steps, protected_pages, .. } = stats;
+    let held = [sequences, steps, protected_pages, stats.private_pages, stats.fenced_pages];
+    if held != [0; 5] || free_pages + cached_pages != pages {
+        return Err(broken(format!("of {pages} pages some are in use:\n{stats}")));
+    }
+    Ok(format!("verified: of {pages} pages {free_pages} are free and {cached_pages} are cached"))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn logprobs_are_those_of_all_tokens() {
+        let logits = [1.0, 3.0, 2.0, 3.0, f32::NEG_INFINITY];
+        let sum = (1_f64.exp() + 2_f64.exp() + 2.0 * 3_f64.exp()).ln();
+        let found = logprob(&logits, 2, 3);
+        assert!((f64::from(found.own) - (2.0 - sum)).abs() < 1e-6);
+        let tokens: Vec<u32> = found.top.iter().map(|&(token, _)| token).collect();
+        assert_eq!(tokens, [1, 3, 2], "equals in the order of their numbers");
+        assert!((f64::from(found.top[0].1) - (3.0 - sum)).abs() < 1e-6);
+        assert_eq!(logprob(&logits, 4, 0), Logprob { own: f32::NEG_INFINITY, top: Vec::new() });
+    }
+}

@@ -1,0 +1,92 @@
+//! Who may ask: an API key, compared in a time that does not depend on where it differs, and origins of browsers.
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use subtle::ConstantTimeEq;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+use super::options::Secret;
+use super::refusal::Refusal;
+use super::routes::refused;
+use kvarena_host::error::{Error, Result};
+
+/// Bytes of keys that are compared; a longer key is refused when the server starts.
+pub const KEY_BYTES_MAX: usize = 512;
+
+/// Answers 401 unless the request has the key.
+pub async fn check(State(key): State<Secret>, request: Request, next: Next) -> Response {
+    match has_key(&key, request.headers()) {
+        true => next.run(request).await,
+        false => refused(&Refusal::wrong_key()).into_response(),
+    }
+}
+
+fn has_key(key: &Secret, headers: &HeaderMap) -> bool {
+    let given = headers.get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
+    let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
+    let padded = |bytes: &[u8]| {
+        let mut padded = [0; KEY_BYTES_MAX + 8];
+        let len = bytes.len().min(KEY_BYTES_MAX);
+        padded[..len].copy_from_slice(&bytes[..len]);
+        padded[KEY_BYTES_MAX..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+        padded
+    };
+    padded(given).ct_eq(&padded(key.bytes())).into()
+}
+
+/// What browsers are told of pages from these origins.
+///
+/// # Errors
+/// One is no origin.
+pub fn cors(origins: &[String]) -> Result<CorsLayer> {
+    let origin = |origin: &String| {
+        let wrong = || Error::request(format!("--cors-origin {origin:?} is no origin"));
+        origin.parse::<HeaderValue>().ok().filter(|_| origin.contains("://")).ok_or_else(wrong)
+    };
+    let allowed = match origins.iter().any(|origin| origin == "*") {
+        true => AllowOrigin::any(),
+        false => AllowOrigin::list(origins.iter().map(origin).collect::<Result<Vec<_>>>()?),
+    };
+    let layer = CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]);
+    Ok(layer.allow_headers(AllowHeaders::mirror_request()))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn only_the_whole_key_opens() {
+        let has = |given: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, given.parse().expect("a value"));
+            has_key(&"sesame".into(), &headers)
+        };
+        assert!(has("Bearer sesame"));
+        for wrong in [
+            "Bearer sesam",
+            "Bearer sesamee",
+            "Bearer Sesame",
+            "sesame",
+            "Basic sesame",
+            "Bearer ",
+            "",
+        ] {
+            assert!(!has(wrong), "{wrong:?}");
+        }
+        assert!(
+            !has(&format!("Bearer sesame{}", "\t".repeat(600))),
+            "what is not compared differs in length"
+        );
+        assert!(!has_key(&"sesame".into(), &HeaderMap::new()));
+    }
+
+    #[test]
+    fn origins_have_a_scheme() {
+        assert!(cors(&["https://a.example".into(), "http://localhost:3000".into()]).is_ok());
+        assert!(cors(&["*".into()]).is_ok());
+        assert!(cors(&["a.example".into()]).is_err());
+    }
+}

@@ -1,0 +1,148 @@
+//! Stop strings in text that arrives in pieces: what may still become one is held back.
+
+/// Looks for stop strings. The one that ends first wins, so that it does not matter how the text is cut in pieces; of
+/// those that end together, the longest.
+#[derive(Clone, Default, Debug)]
+pub struct StopMatcher {
+    stops: Vec<String>,
+    /// The end of the text so far, which may be the beginning of a stop string.
+    held: String,
+}
+
+impl StopMatcher {
+    /// A matcher of these strings, none of which is empty.
+    pub fn new(stops: Vec<String>) -> Self {
+        assert!(stops.iter().all(|stop| !stop.is_empty()), "an empty string would match anywhere");
+        Self { stops, held: String::new() }
+    }
+
+    /// The text that became certain with this piece, and whether a stop string was found: then it is all there is
+    /// before that.
+    pub fn push(&mut self, piece: &str) -> (String, bool) {
+        self.held.push_str(piece);
+        let found = self.stops.iter().filter_map(|stop| {
+            let start = self.held.find(stop)?;
+            Some((start + stop.len(), start))
+        });
+        if let Some((_, start)) = found.min() {
+            self.held.truncate(start);
+            return (self.rest(), true);
+        }
+        let certain = self.held.len() - self.beginning();
+        let kept = self.held.split_off(certain);
+        (std::mem::replace(&mut self.held, kept), false)
+    }
+
+    /// What was held back, once no more text comes.
+    pub fn rest(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    /// Bytes at the end of what is held that begin some stop string: as many as may be.
+    fn beginning(&self) -> usize {
+        let held = self.held.as_bytes();
+        let longest = |stop: &String| {
+            let stop = stop.as_bytes();
+            let most = held.len().min(stop.len() - 1);
+            (1..=most).rev().find(|&n| held.ends_with(&stop[..n])).unwrap_or(0)
+        };
+        self.stops.iter().map(longest).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use kvarena_host::sample::splitmix;
+
+    fn all(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        let mut matcher = StopMatcher::new(stops.iter().map(|&stop| stop.to_owned()).collect());
+        let mut text = String::new();
+        for piece in pieces {
+            let (certain, found) = matcher.push(piece);
+            text.push_str(&certain);
+            if found {
+                return (text, true);
+            }
+        }
+        (text + &matcher.rest(), false)
+    }
+
+    #[test]
+    fn a_stop_string_over_several_tokens_is_cut_off() {
+        assert_eq!(all(&["END"], &["say E", "N", "D more"]), ("say ".into(), true));
+        assert_eq!(all(&["END"], &["say E", "N", "d"]), ("say ENd".into(), false));
+        assert_eq!(
+            all(&["END"], &["E", "N"]),
+            ("EN".into(), false),
+            "the text ends before it does"
+        );
+        assert_eq!(
+            all(&["aab"], &["aa", "ab"]),
+            ("a".into(), true),
+            "it begins inside a beginning"
+        );
+        assert_eq!(all(&[], &["x", "y"]), ("xy".into(), false));
+    }
+
+    #[test]
+    fn what_cannot_become_one_is_given_at_once() {
+        let mut matcher = StopMatcher::new(vec!["\n\n".into(), "</s>".into()]);
+        assert_eq!(matcher.push("one\n"), ("one".into(), false));
+        assert_eq!(matcher.push("two <"), ("\ntwo ".into(), false));
+        assert_eq!(matcher.push("br>"), ("<br>".into(), false));
+    }
+
+    #[test]
+    fn the_first_to_end_wins_and_then_the_longest() {
+        assert_eq!(all(&["abcd", "bc"], &["xabcd"]), ("xa".into(), true));
+        assert_eq!(all(&["abcd", "bc"], &["xab", "cd"]), ("xa".into(), true));
+        assert_eq!(all(&["bc", "abc"], &["xabc"]), ("x".into(), true));
+    }
+
+    #[test]
+    fn characters_of_several_bytes_stay_whole() {
+        let euro = "\u{20ac}";
+        assert_eq!(all(&[euro], &["5 \u{20ad}", "\u{20ac}"]), ("5 \u{20ad}".into(), true));
+        assert_eq!(all(&["\u{20ac}!"], &[euro, "?"]), ("\u{20ac}?".into(), false));
+    }
+
+    /// However a text is cut, the same is said; and as much as a search of the whole text says.
+    #[test]
+    fn cuts_do_not_matter() {
+        let mut state = 7;
+        let mut below = |n: u64| splitmix(&mut state) % n;
+        for _ in 0..20_000 {
+            let word = |len: u64, below: &mut dyn FnMut(u64) -> u64| -> String {
+                (0..len).map(|_| ['a', 'b', '\u{e9}'][below(3) as usize]).collect()
+            };
+            let count = 1 + below(3);
+            let stops: Vec<String> = (0..count)
+                .map(|_| {
+                    let len = 1 + below(4);
+                    word(len, &mut below)
+                })
+                .collect();
+            let len = below(14);
+            let text = word(len, &mut below);
+            let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
+            let first = ends
+                .filter_map(|end| {
+                    let at_end = stops.iter().filter(|stop| text[..end].ends_with(*stop));
+                    at_end.map(|stop| end - stop.len()).min()
+                })
+                .next();
+            let expected = (text[..first.unwrap_or(text.len())].to_owned(), first.is_some());
+            let mut pieces = vec![String::new()];
+            for c in text.chars() {
+                if below(2) == 0 {
+                    pieces.push(String::new());
+                }
+                pieces.last_mut().expect("there is one").push(c);
+            }
+            let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            assert_eq!(all(&stops, &pieces), expected, "{stops:?} in {pieces:?}");
+        }
+    }
+}

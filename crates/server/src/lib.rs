@@ -1,0 +1,19 @@
+//! An OpenAI server and a command line over `kvarena-host`.
+//!
+//! ```text
+//! args, setup         the command line; from it to a model, an engine's config and requests
+//! chat, demo, output  the program on a terminal
+//! http                OpenAI's API around the serving loop
+//! gpu                 set-up, checks and benches of the host on a GPU (feature `cuda`)
+//! ```
+
+#![deny(missing_docs, unsafe_code)]
+
+pub mod args;
+pub mod chat;
+pub mod demo;
+#[cfg(feature = "cuda")]
+pub mod gpu;
+pub mod http;
+pub mod output;
+pub mod setup;

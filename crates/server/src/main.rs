@@ -1,0 +1,288 @@
+//! `generate`: reads the command line, serves, and says what went wrong.
+
+use std::io::{IsTerminal, StdoutLock, stdin, stdout};
+use std::process::ExitCode;
+
+use clap::Parser;
+use kvarena::{CpuOptions, Engine, EngineConfig, LabelChannels};
+use kvarena_host::calibrate::{self, Calibrating};
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::error::{Error, Result};
+use kvarena_host::model::Model;
+use kvarena_host::request::Request;
+use kvarena_host::runner::Runner;
+use kvarena_host::server::Server;
+use kvarena_host::sparse::Sparse;
+use kvarena_host::sparse::change::{Change, Count, Said};
+use kvarena_host::sparse::channels;
+use kvarena_host::sparse::reader::Reader;
+use kvarena_host::sparse::recall::Recall;
+use kvarena_host::text::Text;
+use kvarena_server::args::{Args, BackendName};
+use kvarena_server::chat::{Console, Interrupt, chat};
+use kvarena_server::demo;
+use kvarena_server::http;
+use kvarena_server::output::{Form, Printer};
+use kvarena_server::setup;
+use serde_json::json;
+
+/// What Ctrl-C has asked for.
+static INTERRUPT: Interrupt = Interrupt::new();
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("generate: {error}");
+            ExitCode::from(error.fault as u8)
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let threads = args.threads.map_or(0, usize::from); // 0: all cores
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build_global()
+        .map_err(|e| Error::run(format!("cannot start {threads} threads: {e}")))?;
+    if args.serve.is_none() {
+        let interrupt = || {
+            if INTERRUPT.ask() {
+                std::process::exit(130);
+            }
+        };
+        ctrlc::set_handler(interrupt)
+            .map_err(|e| Error::run(format!("cannot catch Ctrl-C: {e}")))?;
+    }
+    match args.backend {
+        BackendName::Cpu if args.tp > 1 => Err(Error::request("--tp is for GPUs")),
+        BackendName::Cpu => on_cpu(args),
+        BackendName::Cuda if args.calibrate.is_some() => {
+            Err(Error::request("--calibrate is for the CPU"))
+        }
+        BackendName::Cuda => on_gpu(args),
+    }
+}
+
+fn on_cpu(args: &Args) -> Result<()> {
+    let (model, text) = setup::model(args)?;
+    let cpu = setup::cpu_options(args)?;
+    let config = setup::engine_config(args, &model.config, setup::POOL_BYTES)?;
+    if let Some(sparse) = args.sparse {
+        return sparsely(args, sparse, &model, text, (cpu, config));
+    }
+    let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
+    let (runner, policy) = (CpuRunner::new(&model), setup::policy(args, &model.config)?);
+    if let Some(path) = &args.calibrate {
+        let mut server = Server::new(Calibrating::new(runner), engine, policy);
+        serve(args, text, &mut server)?;
+        return calibrate::write(path, &server.runner().scales()?);
+    }
+    let mut server = Server::new(runner, engine, policy);
+    serve(args, text, &mut server)?;
+    report(args, &server);
+    Ok(())
+}
+
+/// Streams that generate read what labels find.
+fn sparsely(
+    args: &Args,
+    sparse: Sparse,
+    model: &Model,
+    text: Text,
+    (cpu, config): (CpuOptions, EngineConfig),
+) -> Result<()> {
+    let given = args.labels.as_deref().map(channels::read).transpose()?;
+    let count = sparse.channels(given.as_ref().map(LabelChannels::channels))?;
+    let (kept, table) = sparse.engine(&config, count)?;
+    let given = given.map(|labels| labels.local(&kept.pool)).transpose();
+    let given = given.map_err(|error| Error::request(format!("--labels: {error}")))?;
+    let open = |config, labels| {
+        Engine::new(config, CpuOptions { labels, ..cpu.clone() }).map_err(setup::no_engine)
+    };
+    let reader = Reader::new(sparse.top, args.recall.then(|| Recall::new(table)));
+    let runner = CpuRunner::new(model).read_sparsely(reader);
+    let policy = setup::policy(args, &model.config)?;
+    if args.chat || args.serve.is_some() {
+        let wanted = || Error::request("--sparse with --chat or --serve needs --labels");
+        let engine = open(kept, Some(given.ok_or_else(wanted)?))?;
+        let mut server = Server::new(runner, engine, policy);
+        serve(args, text, &mut server)?;
+        report(args, &server);
+        return Ok(());
+    }
+    let requests = setup::requests(args, &model.config, &text)?;
+    let mut said = Said::new(&INTERRUPT.asked);
+    let labels = match given {
+        Some(labels) if !args.recall => labels,
+        given => {
+            // All is read once: to find the channels, and to see what changes then.
+            let mut server =
+                Server::new(CpuRunner::new(model).measure(), open(config, None)?, policy);
+            submit(&mut server, &requests)?;
+            server.run(&mut said)?;
+            let measured = server.runner().measured().expect("it measures");
+            given.map_or_else(|| measured.best(count), Ok)?
+        }
+    };
+    if let Some(path) = &args.save_labels {
+        channels::write(path, &labels)?;
+    }
+    let mut server = Server::new(runner, open(kept, Some(labels))?, policy);
+    submit(&mut server, &requests)?;
+    let mut printer = printer(args, &text, &requests);
+    let mut change = Change::new(&mut printer, &said);
+    server.run(&mut change)?;
+    let change = change.count();
+    printer.finish()?;
+    report(args, &server);
+    report_sparse(args, change, server.runner().reader().and_then(Reader::recall));
+    Ok(())
+}
+
+fn report_sparse(args: &Args, change: Count, recall: Option<&Recall>) {
+    if args.json {
+        let recall = recall.map(Recall::json);
+        println!("{}", json!({"report": {"change": change.json(), "recall": recall}}));
+    }
+    if args.quiet {
+        return;
+    }
+    eprintln!("{change}");
+    if let Some(recall) = recall {
+        eprintln!("{recall}");
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn on_gpu(args: &Args) -> Result<()> {
+    use kvarena_server::gpu;
+    if args.check {
+        let out = &mut stdout().lock();
+        return match args.tp {
+            1 => gpu::check::run(out),
+            ranks => gpu::check::run_ranks(ranks as usize, args.sums.map(Into::into), out),
+        };
+    }
+    if let Some(part) = args.bench {
+        return gpu::bench::run(args, part, &mut stdout().lock());
+    }
+    if args.sparse.is_some() && args.labels.is_none() {
+        return measured_on_gpu(args);
+    }
+    match args.tp {
+        1 => gpu::setup::server(args).and_then(|(server, text)| serve_on_gpu(args, text, server)),
+        _ => gpu::setup::ranks_server(args)
+            .and_then(|(server, text)| serve_on_gpu(args, text, server)),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn serve_on_gpu(
+    args: &Args,
+    text: Text,
+    mut server: Server<impl kvarena_host::gpu::runner::OnGpu>,
+) -> Result<()> {
+    serve(args, text, &mut server)?;
+    report_on_gpu(args, &server);
+    Ok(())
+}
+
+/// Streams that generate read what labels find: their channels are measured while all is read once.
+#[cfg(feature = "cuda")]
+fn measured_on_gpu(args: &Args) -> Result<()> {
+    use kvarena_host::gpu::sparse::Reading;
+    use kvarena_server::gpu::setup::Loaded;
+    let Some(sparse) = args.sparse else { unreachable!("the command line asks for it") };
+    let loaded = Loaded::new(args)?;
+    let requests = setup::requests(args, &loaded.config, &loaded.text)?;
+    let mut runner = loaded.runner(args)?;
+    runner.measure_channels()?;
+    let mut said = Said::new(&INTERRUPT.asked);
+    let mut server = loaded.server(args, runner, None)?;
+    submit(&mut server, &requests)?;
+    server.run(&mut said)?;
+    // The same runner, so that both passes make products alike.
+    let mut runner = server.into_runner();
+    let measured = runner.take_measured().expect("it measures");
+    let labels = measured.best(sparse.channels(None)?)?;
+    if let Some(path) = &args.save_labels {
+        channels::write(path, &labels)?;
+    }
+    let reading = Some(Reading { top: sparse.top, labels });
+    let mut server = loaded.server(args, runner, reading)?;
+    submit(&mut server, &requests)?;
+    let mut printer = printer(args, &loaded.text, &requests);
+    let mut change = Change::new(&mut printer, &said);
+    server.run(&mut change)?;
+    let change = change.count();
+    printer.finish()?;
+    report_on_gpu(args, &server);
+    report_sparse(args, change, None);
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn report_on_gpu(args: &Args, server: &Server<impl kvarena_host::gpu::runner::OnGpu>) {
+    let times = kvarena_server::gpu::report::Times::of(server);
+    if args.json {
+        println!("{}", times.json());
+    }
+    report(args, server);
+    if !args.quiet {
+        eprint!("{}", times.text());
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_gpu(_: &Args) -> Result<()> {
+    Err(Error::request("a GPU needs a build with --features cuda"))
+}
+
+fn serve<R: Runner>(args: &Args, text: Text, server: &mut Server<R>) -> Result<()> {
+    if let Some(address) = &args.serve {
+        return http::run(args, address, text, server);
+    }
+    let text = &text;
+    if args.chat {
+        let defaults = setup::defaults(args, server.runner().config());
+        let system = args.system.as_deref();
+        let sign = if stdin().is_terminal() { "> " } else { "" };
+        let console = Console { input: stdin().lock(), out: stdout().lock(), sign };
+        return chat(server, text, &defaults, system, console, &INTERRUPT);
+    }
+    if setup::is_demo(args) && !args.json {
+        let defaults = setup::defaults(args, server.runner().config());
+        return demo::show(server, text, &defaults, stdout().lock(), &INTERRUPT.asked);
+    }
+    let requests = setup::requests(args, server.runner().config(), text)?;
+    submit(server, &requests)?;
+    let mut printer = printer(args, text, &requests);
+    server.run(&mut printer)?;
+    printer.finish()
+}
+
+fn submit<R: Runner>(server: &mut Server<R>, requests: &[Request]) -> Result<()> {
+    requests.iter().try_for_each(|request| server.submit(request.clone()).map(drop))
+}
+
+fn printer<'a>(
+    args: &Args,
+    text: &'a Text,
+    requests: &[Request],
+) -> Printer<'a, StdoutLock<'static>> {
+    let form = match (args.json, requests) {
+        (true, _) => Form::Json,
+        (false, [only]) if only.samples == 1 => Form::Live,
+        (false, _) => Form::Blocks,
+    };
+    let printer = Printer::new(stdout().lock(), text, form, &INTERRUPT.asked);
+    printer.with_first_logits(args.first_logits)
+}
+
+fn report<R: Runner>(args: &Args, server: &Server<R>) {
+    if !args.quiet {
+        let (tally, clock) = server.tally();
+        eprint!("{}", tally.report(&server.engine().stats(), clock));
+    }
+}

@@ -1,0 +1,333 @@
+//! From the command line to a model, an engine's config and requests.
+
+use std::path::{Path, PathBuf};
+
+use kvarena::{
+    Capacity, CpuOptions, EngineConfig, EngineError, KvDtype, KvScales, PoolConfig, PrefixMode,
+    Scaling,
+};
+use serde_json::{Value, json};
+
+use crate::args::{Args, BackendName, ScalesName, Shape, Switch};
+use crate::demo;
+use crate::http;
+use kvarena_host::calibrate;
+use kvarena_host::config::ModelConfig;
+use kvarena_host::draft::Drafting;
+use kvarena_host::error::{Error, Result, with_cause};
+use kvarena_host::model::{Model, Random};
+use kvarena_host::request::{Defaults, Request, read_requests};
+use kvarena_host::sample::{Sampling, splitmix};
+use kvarena_host::server::Policy;
+use kvarena_host::text::Text;
+
+/// Most bytes of K and V where the user does not say how many pages.
+pub const POOL_BYTES: u64 = 1 << 30;
+
+/// Most unfinished steps; a fork that finds no step left waits instead.
+const STEPS_MAX: u32 = 1024;
+
+/// The model that runs where the user names none: it knows what some words of kvarena mean.
+pub fn glossary_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("data/glossary")
+}
+
+/// The model of the tests, whose words in the reference framework are known.
+pub fn tiny_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/qwen3-tiny")
+}
+
+/// Reads the model, or makes it up.
+///
+/// # Errors
+/// It cannot be used.
+pub fn model(args: &Args) -> Result<(Model, Text)> {
+    if let Some(shape) = args.random_model {
+        let config = config_of(shape)?;
+        return Ok((Model::build(config, &mut Random { seed: args.seed })?, Text::default()));
+    }
+    let dir = model_dir(args)?;
+    let model = Model::read(&dir)?;
+    let text = Text::read(&dir, model.config.vocab)?;
+    Ok((model, text))
+}
+
+/// The directory that the command line names, or the glossary's.
+///
+/// # Errors
+/// It is none.
+pub fn model_dir(args: &Args) -> Result<PathBuf> {
+    let dir = args.model.clone().unwrap_or_else(glossary_model);
+    match dir.is_dir() {
+        true => Ok(dir),
+        false => Err(Error::model(format!("{} is not a directory", dir.display()))),
+    }
+}
+
+/// The config of a random model.
+///
+/// # Errors
+/// None: all of them make sense.
+pub fn config_of(shape: Shape) -> Result<ModelConfig> {
+    ModelConfig::parse(Path::new("random model"), &json_of(shape))
+}
+
+fn json_of(shape: Shape) -> Value {
+    match shape {
+        Shape::Qwen3_0_6B => json!({
+            "architectures": ["Qwen3ForCausalLM"],
+            "dtype": "bfloat16",
+            "head_dim": 128,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 40960,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000,
+            "tie_word_embeddings": true,
+            "vocab_size": 151_936,
+        }),
+        Shape::Qwen3_8B => json!({
+            "architectures": ["Qwen3ForCausalLM"],
+            "head_dim": 128,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "max_position_embeddings": 40960,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 36,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000,
+            "vocab_size": 151_936,
+        }),
+        Shape::Llama3_1_8B => json!({
+            "architectures": ["LlamaForCausalLM"],
+            "head_dim": 128,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 131_072,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500_000,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "vocab_size": 128_256,
+        }),
+        Shape::LlamaTiny64 => json!({
+            "architectures": ["LlamaForCausalLM"],
+            "head_dim": 64,
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "max_position_embeddings": 2048,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 500_000,
+            "vocab_size": 512,
+        }),
+    }
+}
+
+/// The engine that the command line asks for, with a pool of at most so many bytes unless it says how many pages.
+///
+/// # Errors
+/// A size that no engine can have.
+pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Result<EngineConfig> {
+    let dtype = if args.calibrate.is_some() { KvDtype::F32 } else { args.kv_dtype.into() };
+    let mut pool = PoolConfig {
+        layers: model.layers as u32,
+        shape: model.kv_shape(),
+        dtype,
+        scaling: if dtype.is_quantised() { args.kv_scales.into() } else { Scaling::Static },
+        page_size: args.page_size,
+        capacity: Capacity::Pages(1),
+        layout: args.layout.into(),
+        ..PoolConfig::default()
+    };
+    let page_bytes = pool.layout().map_err(unusable)?.page_bytes();
+    let usual = || {
+        let tokens = u64::from(args.concurrency).saturating_mul(model.max_len as u64);
+        let pages = tokens.div_ceil(u64::from(args.page_size));
+        pages.min(pool_bytes / page_bytes).max(1) as u32
+    };
+    let pages = args.pages.unwrap_or_else(usual);
+    pool.capacity = Capacity::Pages(pages);
+    let off = args.no_prefix || args.prefix == Switch::Off;
+    let events = args.http.kv_events.is_some();
+    if events && off {
+        return Err(Error::request("--kv-events needs --prefix on: nothing is cached without"));
+    }
+    let mut config = EngineConfig {
+        prefix: if off { PrefixMode::None } else { PrefixMode::Radix },
+        hashing: events.then_some(http::HASHING),
+        event_pages: if events { pages.min(http::EVENT_PAGES_MAX) } else { 0 },
+        max_sequences: args.concurrency,
+        max_sequence_len: model.max_len as u32,
+        // Every fork with a partial page is a step of its own, so one batch may make many.
+        max_steps: args.concurrency.saturating_add(4).min(STEPS_MAX),
+        ..EngineConfig::from(pool)
+    };
+    let sequence_len = config.shape().map_err(unusable)?.max_sequence_len;
+    config.max_tokens = u64::from(args.concurrency) * u64::from(sequence_len);
+    config.shape().map_err(unusable)?;
+    Ok(config)
+}
+
+/// The CPU backend that the command line asks for.
+///
+/// # Errors
+/// Scales that cannot be read, or that the pool has no use for.
+pub fn cpu_options(args: &Args) -> Result<CpuOptions> {
+    let threads = |n: u16| CpuOptions::with_threads(n.into());
+    let options = args.threads.map_or_else(CpuOptions::default, threads);
+    Ok(CpuOptions { scales: scales(args)?, ..options })
+}
+
+/// The static scales that the command line names.
+///
+/// # Errors
+/// As [`cpu_options`].
+pub fn scales(args: &Args) -> Result<Option<KvScales>> {
+    let Some(path) = &args.scales else { return Ok(None) };
+    let given = KvDtype::from(args.kv_dtype).is_quantised() && args.kv_scales == ScalesName::Static;
+    if !given {
+        let wanted = "--scales are for --kv-dtype fp8 --kv-scales static";
+        return Err(Error::request(wanted));
+    }
+    calibrate::read(path).map(Some)
+}
+
+/// What to say where the engine cannot be made.
+pub fn no_engine<E: std::error::Error + 'static>(error: EngineError<E>) -> Error {
+    Error::run(format!("cannot make the engine: {}", with_cause(&error)))
+}
+
+fn unusable(error: kvarena::ConfigError) -> Error {
+    Error::request(format!("no pool of this shape can be made: {error}"))
+}
+
+/// The batching that the command line asks for.
+///
+/// # Errors
+/// Drafts that cannot be checked.
+pub fn policy(args: &Args, model: &ModelConfig) -> Result<Policy> {
+    let gpu = args.backend == BackendName::Cuda;
+    let drafts = drafting(args, model)?;
+    Ok(Policy {
+        chunk: chunk(args),
+        concurrency: args.concurrency,
+        overlap: args.overlap.map_or(gpu && drafts.is_none(), |switch| switch == Switch::On),
+        fail_every: args.fail_every,
+        wait_for_leaders: true,
+        drafts,
+    })
+}
+
+/// The drafts that the command line asks for.
+///
+/// # Errors
+/// Steps that are planned ahead, which drafts cannot be; trees where a layer has a window, through which no backend
+/// attends to them.
+fn drafting(args: &Args, model: &ModelConfig) -> Result<Option<Drafting>> {
+    let Some(tokens) = args.draft else { return Ok(None) };
+    if args.overlap == Some(Switch::On) {
+        let what = "--draft follows a token that is known, and --overlap on plans before it is";
+        return Err(Error::request(what));
+    }
+    let mut windows = model.windows.iter().zip(0..);
+    if let Some((window, layer)) = windows.find_map(|(w, layer)| w.map(|w| (w, layer)))
+        && args.draft_tree
+    {
+        return Err(Error::request(format!(
+            "--draft-tree is not for a model with sliding windows, such as {window} of layer {layer}: --draft alone is"
+        )));
+    }
+    Ok(Some(Drafting { tokens, tree: args.draft_tree }))
+}
+
+/// Prompt tokens of a step.
+pub fn chunk(args: &Args) -> u32 {
+    args.chunk.unwrap_or(if args.backend == BackendName::Cuda { 8192 } else { 512 })
+}
+
+/// What requests are where they do not say.
+pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
+    let mut stop = args.stop_token.clone();
+    if !args.ignore_eos {
+        stop.extend(&model.eos);
+    }
+    Defaults {
+        max_new_tokens: args.max_new_tokens,
+        samples: args.n,
+        sampling: Sampling {
+            // Whoever asks over HTTP is used to draws, who runs the program to one answer.
+            temperature: args.temperature.unwrap_or(if args.serve.is_some() { 1.0 } else { 0.0 }),
+            top_k: args.top_k,
+            top_p: args.top_p,
+            min_p: 0.0,
+            seed: args.seed,
+        },
+        stop,
+    }
+}
+
+/// Whether the command line says nothing of what to generate, nor with which model: then it is shown.
+pub fn is_demo(args: &Args) -> bool {
+    let asked =
+        !args.prompt.is_empty() || args.requests.is_some() || args.random_requests.is_some();
+    let named = args.model.is_some() || args.random_model.is_some();
+    !asked && !named && !args.chat
+}
+
+/// The requests that the command line asks for. Without any and without a model: the demo's questions.
+///
+/// # Errors
+/// A file cannot be read, a line or a prompt makes no request, or there is none.
+pub fn requests(args: &Args, model: &ModelConfig, text: &Text) -> Result<Vec<Request>> {
+    let defaults = defaults(args, model);
+    let mut requests = Vec::new();
+    for prompt in &args.prompt {
+        requests.push(defaults.request(text.encode(prompt)?));
+    }
+    if let Some(path) = &args.requests {
+        requests.extend(read_requests(path, &defaults, text)?);
+    }
+    if let Some(counts) = &args.random_requests {
+        requests.extend(random_requests(counts, args.seed, model, &defaults)?);
+    }
+    if !requests.is_empty() || args.requests.is_some() {
+        return Ok(requests);
+    }
+    if !is_demo(args) {
+        let ways = "--prompt, --requests, --random-requests or --chat";
+        return Err(Error::request(format!("nothing to generate: give {ways}")));
+    }
+    demo::QUESTIONS.iter().map(|question| demo::request(question, &defaults, text)).collect()
+}
+
+fn random_requests(
+    counts: &str,
+    seed: u64,
+    model: &ModelConfig,
+    defaults: &Defaults,
+) -> Result<Vec<Request>> {
+    let parts = counts
+        .split_once(':')
+        .and_then(|(count, len)| Some((count.parse::<u32>().ok()?, len.parse::<u32>().ok()?)));
+    let Some((count, len)) = parts else {
+        return Err(Error::request(format!("--random-requests {counts:?} is not COUNT:LEN")));
+    };
+    let mut state = seed;
+    let mut token = || (splitmix(&mut state) % model.vocab as u64) as u32;
+    Ok((0..count).map(|_| defaults.request((0..len).map(|_| token()).collect())).collect())
+}

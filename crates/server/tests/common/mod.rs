@@ -1,0 +1,45 @@
+//! What the program's tests share: the host's models and cases, and how the program is run.
+
+#![allow(dead_code, unused_imports)] // each test takes what it needs
+
+#[path = "../../../host/tests/common/mod.rs"]
+mod host;
+
+pub use host::*;
+
+/// What the program did.
+pub struct Ran {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs the program on the tiny Qwen3 model.
+pub fn tiny(arguments: &[&str], input: &str) -> Ran {
+    let dir = dir("qwen3-tiny");
+    generate(&[&["--model", dir.to_str().expect("UTF-8")], arguments].concat(), input)
+}
+
+/// Runs the program with these arguments and this standard input.
+pub fn generate(arguments: &[&str], input: &str) -> Ran {
+    generate_with(&[], arguments, input)
+}
+
+/// The same with environment variables.
+pub fn generate_with(variables: &[(&str, &str)], arguments: &[&str], input: &str) -> Ran {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_generate"))
+        .args(arguments)
+        .envs(variables.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    // A program that refuses its arguments does not read its input.
+    let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
+    let output = child.wait_with_output().expect("the program ends");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}

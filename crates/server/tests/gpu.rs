@@ -1,0 +1,339 @@
+//! The model on a GPU, where there is one (or a driver on the CPU that stands for one): kernels as their specification,
+//! words as the CPU's, and what is said where it cannot be used.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use common::generate;
+use common::gpu::device;
+use cudarc::driver::sys;
+use kvarena::backend::cuda::{Cuda, CudaError, PinnedBuffer};
+use kvarena_host::clock::Clock;
+use kvarena_host::config::ModelConfig;
+use kvarena_host::error::Error;
+use kvarena_host::gpu::GpuError;
+use kvarena_host::gpu::device::Device;
+use kvarena_host::gpu::nccl::Comm;
+use kvarena_host::gpu::products::Choice;
+use kvarena_host::gpu::runner::GpuRunner;
+use kvarena_host::gpu::sums::Transport;
+use kvarena_host::gpu::weights::{Share, Weights};
+use kvarena_host::model::Random;
+use kvarena_host::runner::{Runner, Work};
+use kvarena_host::sample::Sampling;
+use kvarena_host::server::{Server, Sink};
+use kvarena_host::stream::Stream;
+use kvarena_server::args::Shape;
+use kvarena_server::gpu::check::{self, Case, Setting};
+use kvarena_server::setup;
+
+/// Tests share the GPU one after another: what one captures is not to meet what another loads.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Every setting for both models, faults put in on purpose, draws with and without overlap and graphs.
+#[test]
+fn the_gpu_says_what_the_cpu_says() {
+    let _turn = turn();
+    if device().is_none() {
+        return;
+    }
+    let mut said = Vec::new();
+    let outcome = check::run(&mut said);
+    let said = String::from_utf8(said).expect("UTF-8");
+    assert!(outcome.is_ok(), "{said}{outcome:?}");
+    assert_eq!(said.matches(": ok,").count(), 2 * check::settings().len());
+    assert_eq!(said.matches(" found: ").count(), 8);
+}
+
+/// The weights at an address.
+fn weights_at(device: &Device, address: u64, count: usize) -> Vec<u16> {
+    let mut memory = PinnedBuffer::new(&device.gpu, 2 * count).expect("memory");
+    // SAFETY: the tensor has that many numbers, and the copy is waited for.
+    unsafe { device.copy_to_host(&mut memory, 0, address, 2 * count) }.expect("a copy");
+    device.stream.synchronize().expect("it is done");
+    bytemuck::cast_slice(memory.as_slice()).to_vec()
+}
+
+/// What the ranks of a spread model have is, together, what one GPU has.
+#[test]
+fn shares_make_a_whole() {
+    let _turn = turn();
+    let Some(device) = device() else { return };
+    let config = setup::config_of(Shape::LlamaTiny64).expect("a shape");
+    let random =
+        |share| Weights::random(&device, &config, share, Random { seed: 3 }).expect("weights");
+    let whole = random(Share::WHOLE);
+    let ModelConfig { hidden, head_dim, q_heads, kv_heads, intermediate, .. } = config;
+    let ranks = 2;
+    for rank in 0..ranks {
+        let part = random(Share { rank, ranks });
+        for (own, all) in part.layers.iter().zip(&whole.layers) {
+            // Some rows of matrices that stand one after another.
+            let rows = |own: u64, all: u64, heights: &[usize]| {
+                let (mut at, mut from) = (0, 0);
+                for height in heights {
+                    let count = height / ranks * hidden;
+                    let expected =
+                        weights_at(&device, all + 2 * (from + rank * count) as u64, count);
+                    assert!(weights_at(&device, own + 2 * at as u64, count) == expected);
+                    (at, from) = (at + count, from + height * hidden);
+                }
+            };
+            rows(own.qkv, all.qkv, &[q_heads, kv_heads, kv_heads].map(|heads| heads * head_dim));
+            rows(own.gate_up, all.gate_up, &[intermediate, intermediate]);
+            // Some columns of a matrix.
+            let cols = |own: u64, all: u64, width: usize| {
+                let all = weights_at(&device, all, hidden * width);
+                let own = weights_at(&device, own, hidden * width / ranks);
+                let part = width / ranks;
+                for (own, all) in own.chunks(part).zip(all.chunks(width)) {
+                    assert!(own == &all[rank * part..][..part]);
+                }
+            };
+            cols(own.o, all.o, q_heads * head_dim);
+            cols(own.down, all.down, intermediate);
+        }
+        assert!(part.bytes() < whole.bytes());
+    }
+    let odd = Share { rank: 0, ranks: 3 };
+    assert!(matches!(odd.of(&config), Err(GpuError::Ranks { ranks: 3, what: "query heads" })));
+}
+
+/// A model that is spread over two GPUs is as close to the reference as on one. Its words need not be the same: sums over
+/// ranks round differently.
+#[test]
+fn two_gpus_are_as_close_as_one() {
+    let _turn = turn();
+    if device().is_none() || Device::open_number(1).is_err() || Comm::version().is_err() {
+        return;
+    }
+    // Over memory of each other, where they reach it; and through NCCL.
+    for sums in [None, Some(Transport::Nccl)] {
+        let mut said = Vec::new();
+        let checked = check::run_ranks(2, sums, &mut said);
+        let said = String::from_utf8_lossy(&said);
+        assert!(checked.is_ok(), "{sums:?}, {checked:?}: {said}");
+        let every_ninth = check::settings().into_iter().step_by(9).count();
+        assert_eq!(said.matches(": ok,").count(), 2 * (every_ninth + 1), "{sums:?}: {said}");
+        assert_eq!(said.matches("draws agree").count(), 2, "{sums:?}: {said}");
+    }
+}
+
+/// Without NCCL, or a model that can be spread, several GPUs are refused by name.
+#[test]
+fn several_gpus_are_refused_by_name() {
+    let _turn = turn();
+    let ran = generate(&["--tp", "2"], "");
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    if device().is_none() {
+        return;
+    }
+    let ran = generate(&["--backend", "cuda", "--tp", "2"], "");
+    assert_eq!(ran.code, Some(3), "{}", ran.err);
+    assert!(ran.err.contains("its heads of K and V"), "the glossary's model has one: {}", ran.err);
+    let (code, words) = match Comm::version() {
+        Err(_) => (3, "libnccl.so.2"),
+        // tests/fake_cublaslt/nccl.cc
+        Ok(_) if std::env::var_os("FAKE_NCCL_REFUSES").is_some() => {
+            (1, "ncclCommInitAll failed: it is a fake")
+        }
+        Ok(_) => return,
+    };
+    let shape = ["--random-model", "llama-tiny-64", "--random-requests", "1:9"];
+    let ran = generate(&[&["--backend", "cuda", "--tp", "2"], &shape[..]].concat(), "");
+    assert_eq!(ran.code, Some(code), "{}", ran.err);
+    assert!(ran.err.contains(words), "{}", ran.err);
+}
+
+/// A stop token is seen while the step after it is in flight: what that one says is dropped, and others go on.
+#[test]
+fn a_stop_is_seen_a_step_late() {
+    let _turn = turn();
+    let Some(device) = device() else { return };
+    let mut case = Case::golden(&device).expect("the golden model");
+    for (graphs, overlap) in [(true, true), (false, true), (true, false)] {
+        let setting = Setting { graphs, overlap, ..Setting::default() };
+        let stop = Some(case.words(setting).expect("served")[&(1, 0)][7]);
+        // That each stream ends where it says the stop token, and not before, is checked with the distance.
+        let setting = Setting { stop, ..setting };
+        assert!(case.words(setting).expect("served")[&(1, 0)].len() <= 8, "{setting:?}");
+        let distance = case.distance(setting).expect("served");
+        assert!(distance.is_close(), "{setting:?}: {distance:?}");
+    }
+}
+
+/// A step that fails is aborted with the one launched after it, and both are computed again.
+#[test]
+fn failed_steps_change_nothing() {
+    let _turn = turn();
+    let Some(device) = device() else { return };
+    let mut case = Case::golden(&device).expect("the golden model");
+    for (setting, fail_every) in
+        check::settings().into_iter().step_by(7).zip([3, 5, 7].iter().cycle())
+    {
+        let setting = Setting { fail_every: Some(*fail_every), ..setting };
+        let distance = case.distance(setting).expect("served");
+        assert!(distance.is_close(), "{setting:?}: {distance:?}");
+    }
+}
+
+/// While the device has not begun step n, step n + 1 is planned, staged and launched: nothing that n still reads changes.
+#[test]
+fn staging_ahead_touches_nothing_in_flight() {
+    let _turn = turn();
+    let Some(device) = device() else { return };
+    let case = Case::golden(&device).expect("the golden model");
+    let launched = [(true, Choice::Gemm, None), (false, Choice::First, None)];
+    for (graphs, choice, sparse) in launched.into_iter().chain([(true, Choice::First, Some(24))]) {
+        let setting = Setting { graphs, choice, sparse, ..Setting::default() };
+        let (runner, engine, policy) = case.parts(setting).expect("served");
+        let runner = Held { runner, holds: false, gates: VecDeque::new() };
+        let mut server = Server::new(runner, engine, policy);
+        let mut serve = |holds| {
+            server.runner_mut().holds = holds;
+            for request in case.requests(setting, Sampling::default()) {
+                server.submit(request).expect("a request");
+            }
+            let mut said = Said::default();
+            server.run(&mut said).expect("served");
+            said.0.into_values().collect::<Vec<_>>()
+        };
+        // Once for all kernels to be loaded and graphs to be captured, once more as the prefixes are known then.
+        serve(false);
+        let free = serve(false);
+        assert_eq!(serve(true), free, "{setting:?}");
+    }
+}
+
+/// What each stream said, by request and sample.
+#[derive(Default)]
+struct Said(BTreeMap<(usize, u32), Vec<u32>>);
+
+impl Sink for Said {
+    fn done(&mut self, stream: &Stream, _: bool) {
+        self.0.insert((stream.request, stream.sample), stream.tokens.clone());
+    }
+}
+
+/// Where the stream waits until the host lets it on.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+    is_passed: AtomicBool,
+}
+
+impl Gate {
+    /// Called by the driver, in the stream's order.
+    unsafe extern "C" fn pass(gate: *mut c_void) {
+        // SAFETY: `Held::launch` made it of an `Arc`, for this one call.
+        let gate = unsafe { Arc::from_raw(gate.cast::<Self>()) };
+        let is_open = gate.is_open.lock().expect("nobody panicked");
+        drop(gate.opened.wait_while(is_open, |is_open| !*is_open));
+        gate.is_passed.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Lets the device begin a step only when its tokens are asked for, which is when the step after it is launched.
+struct Held {
+    runner: GpuRunner,
+    holds: bool,
+    gates: VecDeque<Arc<Gate>>,
+}
+
+impl Runner for Held {
+    type Backend = Cuda;
+
+    fn config(&self) -> &ModelConfig {
+        self.runner.config()
+    }
+
+    fn before_plan(&mut self) -> Result<(), Error> {
+        self.runner.before_plan()
+    }
+
+    fn launch(&mut self, backend: &mut Cuda, work: &Work, clock: &mut Clock) -> Result<(), Error> {
+        if self.holds {
+            let gate = Arc::new(Gate::default());
+            let (stream, own) = (self.runner.device().raw(), Arc::into_raw(gate.clone()));
+            // SAFETY: the stream lives, and the function takes what `own` points to.
+            let result = unsafe {
+                let stream = stream as usize as sys::CUstream;
+                sys::cuLaunchHostFunc(stream, Some(Gate::pass), own.cast_mut().cast())
+            };
+            assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
+            self.gates.push_back(gate);
+        }
+        self.runner.launch(backend, work, clock)
+    }
+
+    fn collect(
+        &mut self,
+        backend: &mut Cuda,
+        work: &Work,
+        fail: bool,
+        tokens: &mut Vec<u32>,
+        clock: &mut Clock,
+    ) -> Result<(), Error> {
+        if let Some(gate) = self.gates.pop_front() {
+            assert!(!gate.is_passed.load(Ordering::SeqCst), "the device was held back");
+            *gate.is_open.lock().expect("nobody panicked") = true;
+            gate.opened.notify_all();
+        }
+        self.runner.collect(backend, work, fail, tokens, clock)
+    }
+
+    fn settle(&mut self, backend: &mut Cuda) -> Result<(), Error> {
+        self.runner.settle(backend)
+    }
+
+    fn keeps_logits(&self) -> bool {
+        self.runner.keeps_logits()
+    }
+
+    fn logits(&self, draw: usize) -> &[f32] {
+        self.runner.logits(draw)
+    }
+}
+
+/// What a user without a GPU, or with a model that none serves, is told, with exit code 3.
+#[test]
+fn what_cannot_run_is_told() {
+    let refuse = |arguments: &[&str], words: &[&str]| {
+        let ran = generate(arguments, "");
+        assert_eq!(ran.code, Some(3), "{arguments:?}: {}", ran.err);
+        assert!(words.iter().all(|word| ran.err.contains(word)), "{arguments:?}: {}", ran.err);
+    };
+    let narrow = common::dir("llama-tiny");
+    let narrow = narrow.to_str().expect("a path");
+    refuse(&["--backend", "cuda", "--model", narrow, "--prompt", "1"], &["head_dim 32"]);
+    refuse(&["--backend", "cuda", "--kv-dtype", "f16"], &["bf16"]);
+    let _turn = turn();
+    match Device::open() {
+        Err(GpuError::Cuda(CudaError::NoDriver)) => {
+            refuse(&["--backend", "cuda"], &["no GPU can be used", "driver"]);
+            refuse(&["--check"], &["no GPU can be used"]);
+            refuse(&["--bench", "decode"], &["no GPU can be used"]);
+        }
+        Err(GpuError::Cuda(CudaError::NoDevice { .. })) => {
+            refuse(&["--backend", "cuda"], &["no GPU can be used"]);
+        }
+        Err(GpuError::NoCublasLt { .. }) => refuse(&["--backend", "cuda"], &["cublasLt"]),
+        Ok(device) if device.gpu.free_memory().expect("a number") < 16 << 30 => {
+            let large = ["--backend", "cuda", "--random-model", "qwen3-8b"];
+            refuse(
+                &[&large[..], &["--random-requests", "1:4"]].concat(),
+                &["does not fit", "free"],
+            );
+        }
+        _ => {}
+    }
+}

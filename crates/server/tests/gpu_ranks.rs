@@ -1,0 +1,79 @@
+//! Ranks that fail or panic, over the stand-ins for a driver and cublasLt, which fail where a test wants it. Each run says why
+//! and ends with its code. One that hangs is ended by whoever runs these tests (`fake_cublaslt/run.sh`).
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use std::time::Instant;
+
+use common::generate_with;
+use kvarena_host::gpu::device::Device;
+use libloading::os::unix::{Library, Symbol};
+
+/// Whether the driver and its devices are the stand-in's, as many as two ranks need.
+fn has_stand_in() -> bool {
+    // SAFETY: the driver's library is made to be loaded, and the symbol is only looked up.
+    let found = unsafe {
+        Library::new("libcuda.so.1").is_ok_and(|driver| {
+            let ask: Result<Symbol<*const ()>, _> = driver.get(b"fake_ask\0");
+            ask.is_ok()
+        })
+    };
+    let found = found && Device::open_number(1).is_ok();
+    if !found {
+        println!("not run: this is not the driver that fails where it is told to");
+    }
+    found
+}
+
+/// Runs two ranks with a fault and looks at what the program says and how it ends.
+fn fails(arguments: &[&str], fault: (&str, &str), code: i32, words: &[&str]) {
+    let start = Instant::now();
+    let all = [&["--backend", "cuda", "--tp", "2", "--concurrency", "1"], arguments].concat();
+    let ran = generate_with(&[fault], &all, "");
+    println!("{fault:?}: code {:?} after {:.1?}", ran.code, start.elapsed());
+    assert_eq!(ran.code, Some(code), "{fault:?}: {}", ran.err);
+    assert!(words.iter().all(|word| ran.err.contains(word)), "{fault:?}: {}", ran.err);
+}
+
+/// Prompts of 9 tokens. All numbers of rows are tuned before the first step.
+const SERVE: [&str; 8] = [
+    "--random-model",
+    "llama-tiny-64",
+    "--random-requests",
+    "1:9",
+    "--max-new-tokens",
+    "4",
+    "--chunk",
+    "64",
+];
+
+/// The first and the last kernel of a step, a sum in it, and the step's plan; on the rank that plans, and on the other.
+#[test]
+fn a_rank_that_cannot_launch_ends_the_program() {
+    if !has_stand_in() {
+        return;
+    }
+    for (device, kernel) in
+        [(0, "embed"), (1, "embed"), (0, "sum_ranks"), (1, "sum_ranks"), (0, "sample")]
+    {
+        let words = format!("rank {device}: cuLaunchKernelEx failed with CUDA error 719");
+        fails(&SERVE, ("FAKE_DRIVER_REFUSES", &format!("{device}:{kernel}")), 1, &[&words]);
+    }
+    fails(&SERVE, ("FAKE_DRIVER_REFUSES", "1:load_plan"), 1, &["rank 1: ", "719"]);
+    fails(&SERVE, ("FAKE_DRIVER_REFUSES", "0:load_plan"), 1, &["719"]);
+}
+
+/// While products are tuned, 8 algorithms at a time; and in the launch of a step of more rows than are tuned.
+#[test]
+fn a_rank_that_panics_ends_the_program() {
+    if !has_stand_in() {
+        return;
+    }
+    let mut long = SERVE;
+    (long[3], long[7]) = ("1:530", "800");
+    for (arguments, fault) in [(SERVE, "1:8"), (SERVE, "0:8"), (long, "1:1"), (long, "0:1")] {
+        let words = format!("rank {} panicked", &fault[..1]);
+        fails(&arguments, ("FAKE_CUBLASLT_OVERFLOWS", fault), 101, &["out of range", &words]);
+    }
+}

@@ -1,0 +1,150 @@
+//! Sparse reads on a GPU, where there is one (or a driver on the CPU that stands for one), from outside: what is said,
+//! what is reported, channels in files, and what is refused before a GPU is asked for. `generate --check` compares the
+//! words.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::files::Dir;
+use common::generate;
+use common::gpu::device;
+use kvarena_host::gpu::device::Device;
+use kvarena_host::gpu::nccl::Comm;
+use serde_json::{Value, json};
+
+/// Tests share the GPU one after another.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs the golden model's prompts; what streams said, and the last report.
+fn served(options: &[&str]) -> (Vec<Value>, Value) {
+    let files = Dir::new();
+    let request = |case: &common::Case| json!({"prompt": case.prompt, "max_new_tokens": 20});
+    let lines: Vec<String> =
+        common::cases("qwen3-tiny").iter().map(|case| request(case).to_string()).collect();
+    let requests = files.write("requests.jsonl", lines.join("\n"));
+    let dir = common::dir("qwen3-tiny");
+    let paths = [dir.to_str().expect("UTF-8"), requests.to_str().expect("UTF-8")];
+    let fixed = ["--model", paths[0], "--requests", paths[1], "--json", "--quiet"];
+    let ran = generate(&[&fixed[..], &["--chunk", "512"], options].concat(), "");
+    assert_eq!(ran.code, Some(0), "{options:?}: {}", ran.err);
+    let lines = ran.out.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let (reports, said): (Vec<_>, Vec<_>) = lines.partition(|line| line["report"].is_object());
+    let report = reports.last().map_or(Value::Null, |line| line["report"].clone());
+    (said.into_iter().map(|mut line| line["tokens"].take()).collect(), report)
+}
+
+fn cuda(options: &[&str]) -> (Vec<Value>, Value) {
+    served(&[&["--backend", "cuda"], options].concat())
+}
+
+/// The channels of a file, `[layers, kv_heads, channels]`.
+fn channels(path: &str) -> (Value, Vec<u64>) {
+    let text = std::fs::read_to_string(path).expect("it was written");
+    let file: Value = serde_json::from_str(&text).expect("JSON");
+    let values = file["values"].as_array().expect("a list").iter();
+    let values = values.map(|value| value.as_u64().expect("a channel")).collect();
+    (json!([file["layers"], file["kv_heads"], file["channels"]]), values)
+}
+
+/// Requests are served twice, and the report counts what changes: nothing up to K tokens, some words below.
+#[test]
+fn channels_are_measured_and_changes_counted() {
+    let _turn = turn();
+    if device().is_none() {
+        return;
+    }
+    let files = Dir::new();
+    let [own, of_cpu] = ["own.json", "cpu.json"].map(|name| files.write(name, ""));
+    let [own, of_cpu] = [&own, &of_cpu].map(|path| path.to_str().expect("UTF-8"));
+    let (said, report) = cuda(&["--sparse", "24,8", "--save-labels", own]);
+    let change = &report["change"];
+    assert_eq!(change["tokens"], 160, "{report}");
+    assert!(change["changed_tokens"].as_u64().expect("a count") > 0, "{report}");
+    // The CPU's channels, but for some whose worth is nearly the same.
+    served(&["--sparse", "24,8", "--save-labels", of_cpu]);
+    let [(shape, own_values), (shape_of_cpu, values)] = [own, of_cpu].map(channels);
+    assert_eq!(shape, shape_of_cpu);
+    let heads = own_values.chunks(8).zip(values.chunks(8));
+    let same: usize =
+        heads.map(|(own, other)| own.iter().filter(|at| other.contains(at)).count()).sum();
+    assert!(10 * same >= 9 * values.len(), "{same} of {} channels", values.len());
+    // From the file, requests are served once.
+    assert_eq!(cuda(&["--sparse", "24", "--labels", own]).0, said);
+
+    let (_, report) = cuda(&["--sparse", "147"]);
+    assert_eq!(
+        report["change"],
+        json!({
+            "tokens": 160, "changed_tokens": 0, "texts": 8, "changed_texts": 0
+        })
+    );
+    // Samples, and pages for no more than two streams.
+    let small = ["--sparse", "24", "--labels", own, "--pages", "20", "--n", "2"];
+    assert_eq!(cuda(&small).0.len(), 16);
+    // Each of two ranks takes its head's channels; sums over ranks round differently.
+    if Device::open_number(1).is_ok() && Comm::version().is_ok() {
+        let spread = cuda(&["--sparse", "24", "--labels", own, "--tp", "2"]).0;
+        assert_eq!(spread.len(), 8);
+        assert!(spread.iter().zip(&said).any(|(spread, said)| spread == said), "{spread:?}");
+    }
+    let chat = ["--backend", "cuda", "--chat", "--quiet", "--sparse", "24", "--labels", own];
+    let dir = common::dir("qwen3-tiny");
+    let model = ["--model", dir.to_str().expect("UTF-8"), "--max-new-tokens", "3"];
+    let ran = generate(&[&chat[..], &model].concat(), "344 506 214\n");
+    assert_eq!((ran.code, ran.out.split_whitespace().count()), (Some(0), 3), "{}", ran.err);
+}
+
+/// A bench takes the first channels, and says what streams read.
+#[test]
+fn a_bench_reads_sparsely() {
+    let _turn = turn();
+    if device().is_none() {
+        return;
+    }
+    let shape = ["--bench", "decode", "--random-model", "llama-tiny-64", "--json", "--quiet"];
+    let sizes = ["--batch", "2", "--context", "40", "--sparse", "16,4"];
+    let ran = generate(&[&shape[..], &sizes].concat(), "");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let row: Value = serde_json::from_str(ran.out.trim()).expect("a row");
+    let named = ["batch", "context", "sparse"].map(|name| row[name].clone());
+    assert_eq!(named, [2, 40, 16].map(Value::from), "{row}");
+    assert!(row["attention_ms"].is_number(), "{row}");
+}
+
+/// With exit code 2, and before anybody looks for a GPU.
+#[test]
+fn what_no_gpu_reads_sparsely_is_refused() {
+    let tiny = common::dir("qwen3-tiny");
+    let tiny = tiny.to_str().expect("UTF-8");
+    let files = Dir::new();
+    let labels = files
+        .write("labels.json", r#"{"layers": 1, "kv_heads": 1, "channels": 2, "values": [1, 3]}"#);
+    let labels = labels.to_str().expect("UTF-8");
+    let fixed = ["--backend", "cuda", "--model", tiny];
+    let refuse = |options: &[&str], words: &str| {
+        let ran = generate(&[&fixed[..], options].concat(), "");
+        assert_eq!((ran.code, &ran.out[..]), (Some(2), ""), "{options:?}: {}", ran.err);
+        assert!(ran.err.contains(words), "{options:?}: {}", ran.err);
+    };
+    let prompt = ["--prompt", "1"];
+    let refuse_prompt = |options: &[&str], words: &str| {
+        refuse(&[&prompt[..], options].concat(), words);
+    };
+    refuse_prompt(&["--sparse", "8", "--kv-dtype", "fp8"], "--kv-dtype bf16");
+    refuse_prompt(&["--sparse", "8", "--recall"], "--recall is for the CPU");
+    refuse_prompt(&["--sparse", "8", "--tp", "2"], "--sparse with --tp needs --labels");
+    refuse_prompt(&["--sparse", "8,65"], "label_channels 65 is above 64");
+    refuse_prompt(&["--sparse", "2049"], "--sparse 2049: a sequence has at most 2048 tokens");
+    refuse_prompt(&["--sparse", "65", "--pages", "4"], "at most 64 tokens");
+    refuse_prompt(&["--sparse", "8", "--labels", "none.json"], "none.json");
+    refuse_prompt(&["--sparse", "8,3", "--labels", labels], "2 channels");
+    refuse_prompt(&["--sparse", "8", "--labels", labels], "labels of 1 layer, 1 kv head");
+    refuse_prompt(&["--sparse", "8", "--draft", "2"], "--draft");
+    refuse(&["--sparse", "8", "--chat"], "needs --labels");
+    refuse(&["--sparse", "8", "--serve", "127.0.0.1:0"], "needs --labels");
+}

@@ -1,0 +1,263 @@
+//! Sums over ranks in each other's memory, against their specification, bit by bit: on two GPUs where there are as many, else
+//! with all ranks on one, each in a stream of its own.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use common::generate;
+use common::gpu::{Numbers, buffer, device, read};
+use half::bf16;
+use kvarena_host::gpu::device::Device;
+use kvarena_host::gpu::nccl::Comm;
+use kvarena_host::gpu::peers::Peers;
+use kvarena_host::gpu::twin;
+
+/// Tests share the GPUs one after another: what one captures is not to meet what another loads.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The GPUs of so many ranks; none where there are too few, but for one.
+fn gpus(ranks: usize) -> Option<Vec<u32>> {
+    device()?;
+    let numbers: Vec<u32> = (0..ranks as u32).collect();
+    match numbers.iter().all(|&number| Device::open_number(number).is_ok()) {
+        true => Some(numbers),
+        false if Device::open_number(1).is_err() => Some(vec![0; ranks]),
+        false => None,
+    }
+}
+
+/// Sums of a test: how many numbers each has, of which each rank adds its own.
+struct Sums {
+    counts: Vec<usize>,
+    x: Vec<bf16>,
+    /// By rank; one sum's after another's.
+    parts: Vec<Vec<bf16>>,
+}
+
+impl Sums {
+    fn new(ranks: usize, counts: &[usize], seed: u64) -> Self {
+        let mut numbers = Numbers(seed);
+        let longest = counts.iter().copied().max().unwrap_or_default();
+        let x = numbers.vec(longest, 1.0);
+        let parts = (0..ranks).map(|_| numbers.vec(counts.iter().sum(), 1.0)).collect();
+        Self { counts: counts.to_vec(), x, parts }
+    }
+
+    /// Puts them into x, so often over, as the specification says.
+    fn expected(&self, times: usize) -> Vec<bf16> {
+        let mut x = self.x.clone();
+        for _ in 0..times {
+            let mut from = 0;
+            for &count in &self.counts {
+                let parts: Vec<_> = self.parts.iter().map(|part| &part[from..][..count]).collect();
+                let sum = twin::sum_ranks(&x[..count], &parts);
+                x[..count].copy_from_slice(&sum);
+                from += count;
+            }
+        }
+        x
+    }
+
+    /// The same on a rank's GPU: `eager` times one by one, `replays` times in a graph. `pause` is called before each. All
+    /// ranks come to `ready`.
+    fn on_rank(
+        &self,
+        (rank, gpu): (usize, u32),
+        peers: &Peers,
+        (eager, replays): (usize, usize),
+        ready: &Barrier,
+        mut pause: impl FnMut(),
+    ) -> Vec<bf16> {
+        let device = Device::open_number(gpu).expect("it was there");
+        let (x, parts) = (buffer(&device, &self.x), buffer(&device, &self.parts[rank]));
+        let sums = |pause: &mut dyn FnMut()| {
+            let mut at = parts.address();
+            for &count in &self.counts {
+                pause();
+                // SAFETY: x and the parts have that many numbers, and all ranks ask for the same.
+                unsafe { peers.add(&device, x.address(), at, count) }?;
+                at += 2 * count as u64;
+            }
+            Ok::<_, kvarena_host::gpu::GpuError>(())
+        };
+        // SAFETY: as above.
+        unsafe { peers.add(&device, x.address(), parts.address(), 0) }.expect("loaded");
+        device.stream.synchronize().expect("done");
+        let graph = device.stream.capture(|| sums(&mut || {})).expect("captured");
+        // Copies to buffers and whoever loads kernels wait for all work of a GPU, that of other ranks on it too, which would
+        // wait for this rank's sums.
+        ready.wait();
+        for _ in 0..eager {
+            sums(&mut pause).expect("launched");
+        }
+        for _ in 0..replays {
+            pause();
+            // SAFETY: what the graph names lives until its work is done, below.
+            unsafe { graph.launch(&device.stream) }.expect("launched");
+        }
+        device.stream.synchronize().expect("done");
+        read(&x, self.x.len())
+    }
+
+    /// On all ranks at once. `pause` has the rank, and how often it paused before.
+    fn agree(
+        &self,
+        gpus: &[u32],
+        (eager, replays): (usize, usize),
+        pause: impl Fn(usize, usize) + Sync,
+    ) {
+        let links = Peers::connect(gpus).expect("GPUs that reach each other");
+        let (expected, ready) = (&self.expected(eager + replays), &Barrier::new(gpus.len()));
+        thread::scope(|scope| {
+            for (rank, peers) in links.into_iter().enumerate() {
+                let pause = &pause;
+                scope.spawn(move || {
+                    let mut paused = 0..;
+                    let pause = || pause(rank, paused.next().expect("no end"));
+                    let rank_gpu = (rank, gpus[rank]);
+                    let x = self.on_rank(rank_gpu, &peers, (eager, replays), ready, pause);
+                    let wrong = x.iter().zip(expected).position(|(a, b)| !same(*a, *b));
+                    assert!(wrong.is_none(), "rank {rank}, number {wrong:?} of {:?}", self.counts);
+                });
+            }
+        });
+    }
+}
+
+/// Pauses of a pace of each rank's own.
+fn paces(seed: u64) -> impl Fn(usize, usize) + Sync {
+    move |rank, paused| {
+        let mut pace = Numbers(seed ^ (rank as u64) << 32 ^ (paused as u64) << 40);
+        if pace.below(4) == 0 {
+            thread::sleep(Duration::from_micros(pace.below(300) as u64));
+        }
+    }
+}
+
+/// The same bits, but that all NaNs are one.
+fn same(a: bf16, b: bf16) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}
+
+/// Of many lengths, long and short in turn, so that blocks have made different numbers of sums.
+#[test]
+fn sums_are_their_specification_bit_by_bit() {
+    let _turn = turn();
+    for ranks in [2, 3, 4] {
+        let Some(gpus) = gpus(ranks) else { continue };
+        let counts =
+            [8, 4096, 0, 24, 4104, 8, 16 * 4096, 1000, 8 * 511, 8 * 512, 8 * 513, 0, 40_000, 8];
+        Sums::new(ranks, &counts, 1).agree(&gpus, (3, 4), paces(2));
+    }
+}
+
+/// Nothing is read before it is written, nor overwritten before it is read.
+#[test]
+fn no_rank_outruns_another() {
+    let _turn = turn();
+    let Some(gpus) = gpus(2) else { return };
+    for seed in 0..8 {
+        let mut numbers = Numbers(seed);
+        let counts: Vec<usize> = (0..40).map(|_| 8 * numbers.below(1300)).collect();
+        Sums::new(2, &counts, seed).agree(&gpus, (2, 3), paces(seed));
+    }
+}
+
+/// On one GPU and, where there are two, on one each: a rank drops a buffer between its sums, while the other rank's stream
+/// is in the next sum and waits for this rank's.
+#[test]
+fn a_rank_drops_a_buffer_between_its_sums() {
+    let _turn = turn();
+    if device().is_none() {
+        return;
+    }
+    let numbers = [[0, 0], [0, 1]];
+    for gpus in numbers.into_iter().filter(|gpus| Device::open_number(gpus[1]).is_ok()) {
+        let device = Device::open_number(gpus[0]).expect("it was there");
+        let between = Mutex::new(Some(buffer(&device, &[0_u8; 4096])));
+        let launched = Barrier::new(2);
+        Sums::new(2, &[4096; 2], 5).agree(&gpus, (1, 1), |rank, paused| match (rank, paused) {
+            (0, 1) => {
+                launched.wait();
+                drop(between.lock().expect("nobody panics").take());
+            }
+            (1, 2) => {
+                launched.wait();
+            }
+            _ => {}
+        });
+    }
+}
+
+/// As long as a sum may be; more is refused.
+#[test]
+fn the_longest_sum() {
+    let _turn = turn();
+    let Some(gpus) = gpus(2) else { return };
+    let most = Peers::connect(&gpus).expect("GPUs that reach each other")[0].most();
+    assert_eq!(most, 256 * 4096);
+    Sums::new(2, &[most, 8, most], 3).agree(&gpus, (1, 1), paces(3));
+}
+
+/// Numbers that look as if nothing had come, infinities and zeros of both signs.
+#[test]
+fn numbers_that_are_none_come_too() {
+    let _turn = turn();
+    let Some(gpus) = gpus(2) else { return };
+    let mut sums = Sums::new(2, &[4096; 3], 4);
+    let odd = [0xffff, 0x7fff, 0x7f80, 0xff80, 0x8000, 0x0000, 0x0001, 0x7f7f];
+    for (rank, part) in sums.parts.iter_mut().enumerate() {
+        for (i, number) in part.iter_mut().enumerate().filter(|(i, _)| i % 5 < 3) {
+            *number = bf16::from_bits(odd[(i / 5 + 3 * rank * (i / 40)) % odd.len()]);
+        }
+    }
+    sums.parts[0][..8].fill(bf16::from_bits(0xffff));
+    sums.agree(&gpus, (2, 2), paces(4));
+}
+
+/// What sums went through is said; where GPUs do not reach each other's memory it is NCCL, unless that was refused.
+#[test]
+fn what_sums_go_through_is_told() {
+    let _turn = turn();
+    let bench = |more: &[&str]| {
+        let all =
+            ["--bench", "sums", "--random-model", "llama-tiny-64", "--batch", "1,16", "--json"];
+        generate(&[&all[..], more].concat(), "")
+    };
+    if device().is_none() {
+        return;
+    }
+    let one = bench(&[]);
+    assert_eq!(one.code, Some(2), "{}", one.err);
+    assert!(one.err.contains("--tp 2"), "{}", one.err);
+    if Device::open_number(1).is_err() || Comm::version().is_err() {
+        return;
+    }
+    let reached = Peers::connect(&[0, 1]).is_ok();
+    for (more, way) in
+        [(&[][..], "peer"), (&["--sums", "peer"], "peer"), (&["--sums", "nccl"], "nccl")]
+    {
+        let ran = bench(&[&["--tp", "2"], more].concat());
+        if !reached && more == ["--sums", "peer"] {
+            assert_eq!(ran.code, Some(3), "{}", ran.err);
+            assert!(ran.err.contains("GPU 0 cannot reach the memory of GPU 1"), "{}", ran.err);
+            continue;
+        }
+        let way = if reached { way } else { "nccl" };
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        for (line, rows) in ran.out.lines().zip([1, 16]) {
+            let row: serde_json::Value = serde_json::from_str(line).expect("a row");
+            assert_eq!((&row["sums"], &row["rows"]), (&way.into(), &rows.into()), "{row}");
+            assert_eq!(row["peer_us"].is_null(), way == "nccl", "{row}");
+            assert!(row["nccl_us"].is_number(), "{row}");
+        }
+        assert_eq!(ran.out.lines().count(), 2, "{}", ran.out);
+    }
+}

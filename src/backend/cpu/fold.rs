@@ -1,0 +1,405 @@
+//! Attention over one tile with vectors: the twin of the portable code in `math.rs` and `attention.rs`.
+//!
+//! Numbers are widened in registers. Keys are read slot by slot, as they lie in memory, and the slots' values are
+//! prefetched meanwhile. The order of each row's sums depends on the instruction set and on the tile alone, so neither
+//! the rows beside it nor the place of K and V change a bit.
+//!
+//! Not here: which positions a row sees, and where they lie.
+
+#![allow(clippy::needless_range_loop)] // blocks are indexed by constants, so that they stay in registers
+
+use std::array;
+use std::ops::Range;
+
+use super::math::{self, EXP_LOW, EXP_ROUND, EXP_TERMS, LN_2, Softmax, TILE};
+use super::number::Number;
+use super::simd::{Lanes, Op, load};
+use crate::backend::Attend;
+use crate::memory::prefetch_far;
+
+/// Takes one tile into the softmax and the sum of every query row of some kv heads.
+pub(super) struct Fold<'a, T, F> {
+    pub rows: Rows<'a, F>,
+    pub tile: Tile<'a, T>,
+}
+
+/// Query rows and their results.
+pub(super) struct Rows<'a, F> {
+    pub attend: &'a Attend,
+    /// Kv heads, and query rows of each.
+    pub heads: usize,
+    pub count: usize,
+    /// Elements of a row of `q` and of `out`: whole vectors.
+    pub widths: [usize; 2],
+    /// `[heads, count, width]`
+    pub q: &'a [f32],
+    /// Each head's scales of K and of V; empty where numbers are as they are.
+    pub scales: &'a [[[f32; TILE]; 2]],
+    /// The positions of the tile that a row sees.
+    pub sees: F,
+    /// `[heads, count, TILE]`
+    pub logits: &'a mut [f32],
+    /// `[heads, count]`
+    pub softmax: &'a mut [Softmax],
+    pub factors: &'a mut [f32],
+    /// `[heads, count, width]`
+    pub out: &'a mut [f32],
+}
+
+/// The heads of each position's K and V: a tile's, or fewer.
+pub(super) struct Tile<'a, T> {
+    pub keys: &'a [&'a [T]],
+    pub values: &'a [&'a [T]],
+    /// Elements from one head to the next.
+    pub apart: usize,
+    /// The keys of the next tile where both tiles are in the pool; `None` where this tile is widened.
+    pub ahead: Option<&'a [&'a [T]]>,
+}
+
+impl<T: Number, F: Fn(usize) -> Range<usize>> Op for Fold<'_, T, F> {
+    #[inline(always)]
+    fn go<S: Lanes>(mut self, s: S) {
+        let (len, heads, count) = (self.tile.keys.len(), self.rows.heads, self.rows.count);
+        let step = match count {
+            1 => 8,
+            2 => 4,
+            _ => 2,
+        };
+        for first in (0..len).step_by(step) {
+            for head in 0..heads {
+                self.prefetch(head, first..(first + step).min(len));
+                let mut row = 0;
+                while row < count {
+                    let block = block_of(count - row);
+                    match (block, step) {
+                        (4, _) => self.multiply::<S, 4, 2>(s, head, row, first),
+                        (3, _) => self.multiply::<S, 3, 2>(s, head, row, first),
+                        (2, 2) => self.multiply::<S, 2, 2>(s, head, row, first),
+                        (2, _) => self.multiply::<S, 2, 4>(s, head, row, first),
+                        _ => self.multiply::<S, 1, 8>(s, head, row, first),
+                    }
+                    row += block;
+                }
+            }
+        }
+        for head in 0..heads {
+            for row in 0..count {
+                let seen = (self.rows.sees)(row);
+                if !seen.is_empty() {
+                    self.weigh(s, head * count + row, seen);
+                }
+            }
+        }
+        let step = if self.tile.ahead.is_some() { AHEAD } else { TILE };
+        for first in (0..len).step_by(step) {
+            for head in 0..heads {
+                let mut row = 0;
+                while row < count {
+                    let block = block_of(count - row);
+                    let (seen, mut alike) = (self.seen_of(row, first, step), true);
+                    for i in 1..block {
+                        alike &= self.seen_of(row + i, first, step) == seen;
+                    }
+                    match block {
+                        4 if alike => self.accumulate::<S, 4>(s, head, row, seen),
+                        3 if alike => self.accumulate::<S, 3>(s, head, row, seen),
+                        2 if alike => self.accumulate::<S, 2>(s, head, row, seen),
+                        _ => {
+                            for i in 0..block {
+                                let seen = self.seen_of(row + i, first, step);
+                                self.accumulate::<S, 1>(s, head, row + i, seen);
+                            }
+                        }
+                    }
+                    row += block;
+                }
+            }
+        }
+    }
+}
+
+/// Positions whose values are taken in at a time where the tile is in the pool, and by which keys are prefetched ahead:
+/// memory is then read about in order, since a slot's heads lie side by side.
+const AHEAD: usize = 8;
+
+/// Rows to compute together, of so many: a single one only where it is alone.
+#[inline(always)]
+fn block_of(rows: usize) -> usize {
+    match rows {
+        5 => 3,
+        4.. => 4,
+        _ => rows,
+    }
+}
+
+impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
+    /// Prefetches a head's values, and its keys some positions ahead.
+    #[inline(always)]
+    fn prefetch(&self, head: usize, positions: Range<usize>) {
+        let Some(ahead) = self.tile.ahead else { return };
+        let own = head * self.tile.apart..(head + 1) * self.tile.apart;
+        for position in positions {
+            prefetch_far(&self.tile.values[position][own.clone()]);
+            let position = position + AHEAD;
+            let len = self.tile.keys.len();
+            let key = if position < len {
+                self.tile.keys.get(position)
+            } else {
+                ahead.get(position - len)
+            };
+            if let Some(key) = key {
+                prefetch_far(&key[own.clone()]);
+            }
+        }
+    }
+
+    /// The positions that a row sees of `step` from `first` on.
+    #[inline(always)]
+    fn seen_of(&self, row: usize, first: usize, step: usize) -> Range<usize> {
+        let seen = (self.rows.sees)(row);
+        seen.start.max(first)..seen.end.min(first + step)
+    }
+
+    /// Products of `R` queries with `P` keys.
+    #[inline(always)]
+    fn multiply<S: Lanes, const R: usize, const P: usize>(
+        &mut self,
+        s: S,
+        head: usize,
+        row: usize,
+        first: usize,
+    ) {
+        let (lanes, width, last) = (S::F32_LANES, self.rows.widths[0], self.tile.keys.len() - 1);
+        let row = head * self.rows.count + row;
+        // Past the last key it stands in: no row sees those products.
+        let keys: [&[T]; P] = array::from_fn(|p| {
+            &self.tile.keys[(first + p).min(last)][head * self.tile.apart..][..width]
+        });
+        let queries: [&[f32]; R] = array::from_fn(|r| &self.rows.q[(row + r) * width..][..width]);
+        let zero = s.splat_f32s(0.0);
+        let mut sums = [[zero; P]; R];
+        for at in (0..width).step_by(lanes) {
+            let mut k = [zero; P];
+            for p in 0..P {
+                k[p] = T::load(s, &keys[p][at..at + lanes]);
+            }
+            for r in 0..R {
+                let q = load(&queries[r][at..at + lanes]);
+                for p in 0..P {
+                    sums[r][p] = s.mul_add_f32s(q, k[p], sums[r][p]);
+                }
+            }
+        }
+        for i in (0..R * P).step_by(4) {
+            let mut four = [zero; 4];
+            for j in 0..4 {
+                if i + j < R * P {
+                    four[j] = sums[(i + j) / P][(i + j) % P];
+                }
+            }
+            let products = s.sums(four);
+            for j in 0..4 {
+                if i + j < R * P {
+                    self.rows.logits[(row + (i + j) / P) * TILE + first + (i + j) % P] =
+                        products[j];
+                }
+            }
+        }
+    }
+
+    /// A row's products to weights `e^(s - m')`, and its factor to `e^(m - m')`, what earlier sums are worth now.
+    #[inline(always)]
+    fn weigh<S: Lanes>(&mut self, s: S, row: usize, seen: Range<usize>) {
+        let (lanes, head) = (S::F32_LANES, row / self.rows.count);
+        let logits = &mut self.rows.logits[row * TILE..(row + 1) * TILE];
+        let scales = self.rows.scales.get(head);
+        let scale = s.splat_f32s(self.rows.attend.scale);
+        for at in (0..TILE).step_by(lanes) {
+            let mut x = s.mul_f32s(load(&logits[at..at + lanes]), scale);
+            if let Some([keys, _]) = scales {
+                x = s.mul_f32s(x, load(&keys[at..at + lanes]));
+            }
+            store::<S>(&mut logits[at..at + lanes], x);
+        }
+        if let Some(cap) = self.rows.attend.soft_cap {
+            for x in &mut logits[seen.clone()] {
+                *x = cap * (*x / cap).tanh();
+            }
+        }
+        // Positions that the row does not see have no weight.
+        logits[..seen.start].fill(f32::NEG_INFINITY);
+        logits[seen.end..].fill(f32::NEG_INFINITY);
+
+        let (max, sum) = self.rows.softmax[row];
+        let mut largest = s.splat_f32s(max);
+        for at in (0..TILE).step_by(lanes) {
+            let x: S::f32s = load(&logits[at..at + lanes]);
+            // Passes over NaN.
+            largest = s.select_f32s(s.greater_than_f32s(x, largest), x, largest);
+        }
+        let new_max = s.reduce_max_f32s(largest);
+        // As long as every logit is minus infinity, every weight is 0, not NaN.
+        let base = if new_max == f32::NEG_INFINITY { 0.0 } else { new_max };
+        let mut total = s.splat_f32s(0.0);
+        for at in (0..TILE).step_by(lanes) {
+            let x = s.sub_f32s(load(&logits[at..at + lanes]), s.splat_f32s(base));
+            let mut weight = exp(s, x);
+            total = s.add_f32s(total, weight);
+            if let Some([_, values]) = scales {
+                weight = s.mul_f32s(weight, load(&values[at..at + lanes]));
+            }
+            store::<S>(&mut logits[at..at + lanes], weight);
+        }
+        let factor = math::exp(max - base);
+        self.rows.softmax[row] = (new_max, sum * factor + s.reduce_sum_f32s(total));
+        self.rows.factors[row] = factor;
+    }
+
+    /// `out = factor * out + weights * values` of `R` rows that see the same; their factors are 1 then.
+    #[inline(always)]
+    fn accumulate<S: Lanes, const R: usize>(
+        &mut self,
+        s: S,
+        head: usize,
+        row: usize,
+        seen: Range<usize>,
+    ) {
+        if seen.is_empty() {
+            return;
+        }
+        let (width, block) = (self.rows.widths[1], S::HELD * S::F32_LANES);
+        let whole = width - width % block;
+        for at in (0..whole).step_by(block) {
+            match S::HELD {
+                2 => self.accumulate_part::<S, R, 2>(s, head, row, seen.clone(), at),
+                _ => self.accumulate_part::<S, R, 4>(s, head, row, seen.clone(), at),
+            }
+        }
+        for at in (whole..width).step_by(S::F32_LANES) {
+            self.accumulate_part::<S, R, 1>(s, head, row, seen.clone(), at);
+        }
+        let row = head * self.rows.count + row;
+        self.rows.factors[row..row + R].fill(1.0);
+    }
+
+    /// `V` vectors of each row from element `at` on, held in registers over all positions.
+    #[inline(always)]
+    fn accumulate_part<S: Lanes, const R: usize, const V: usize>(
+        &mut self,
+        s: S,
+        head: usize,
+        row: usize,
+        seen: Range<usize>,
+        at: usize,
+    ) {
+        let (lanes, width) = (S::F32_LANES, self.rows.widths[1]);
+        let row = head * self.rows.count + row;
+        let zero = s.splat_f32s(0.0);
+        let mut sums = [[zero; V]; R];
+        for r in 0..R {
+            let out = &self.rows.out[(row + r) * width + at..][..V * lanes];
+            for v in 0..V {
+                let x = load(&out[v * lanes..][..lanes]);
+                sums[r][v] = s.mul_f32s(s.splat_f32s(self.rows.factors[row + r]), x);
+            }
+        }
+        let weights: [&[f32]; R] = array::from_fn(|r| {
+            &self.rows.logits[(row + r) * TILE..(row + r + 1) * TILE][seen.clone()]
+        });
+        let start = head * self.tile.apart + at;
+        for (p, values) in self.tile.values[seen].iter().enumerate() {
+            let values = &values[start..][..V * lanes];
+            let mut x = [zero; V];
+            for v in 0..V {
+                x[v] = T::load(s, &values[v * lanes..][..lanes]);
+            }
+            for r in 0..R {
+                let weight = s.splat_f32s(weights[r][p]);
+                for v in 0..V {
+                    sums[r][v] = s.mul_add_f32s(weight, x[v], sums[r][v]);
+                }
+            }
+        }
+        for r in 0..R {
+            let out = &mut self.rows.out[(row + r) * width + at..][..V * lanes];
+            for v in 0..V {
+                store::<S>(&mut out[v * lanes..][..lanes], sums[r][v]);
+            }
+        }
+    }
+}
+
+/// Widens one head.
+pub(super) struct Widen<'a, T>(pub &'a [T], pub &'a mut [f32]);
+
+impl<T: Number> Op for Widen<'_, T> {
+    #[inline(always)]
+    fn go<S: Lanes>(self, s: S) {
+        let lanes = S::F32_LANES;
+        let mut whole = self.0.chunks_exact(lanes);
+        let mut wide = self.1.chunks_exact_mut(lanes);
+        for (x, y) in (&mut whole).zip(&mut wide) {
+            store::<S>(y, T::load(s, x));
+        }
+        T::widen(whole.remainder(), wide.into_remainder());
+    }
+}
+
+#[inline(always)]
+fn store<S: Lanes>(target: &mut [f32], x: S::f32s) {
+    target.copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(&x)));
+}
+
+/// [`math::exp`] of each lane.
+#[inline(always)]
+fn exp<S: Lanes>(s: S, x: S::f32s) -> S::f32s {
+    let low = s.splat_f32s(EXP_LOW);
+    let is_low = s.less_than_f32s(x, low);
+    let y = s.select_f32s(is_low, low, x);
+    let round = s.splat_f32s(EXP_ROUND);
+    let shifted = s.mul_add_f32s(y, s.splat_f32s(std::f32::consts::LOG2_E), round);
+    let n = s.sub_f32s(shifted, round);
+    let r = s.mul_add_f32s(n, s.splat_f32s(-LN_2[0]), y);
+    let r = s.mul_add_f32s(n, s.splat_f32s(-LN_2[1]), r);
+    let mut sum = s.splat_f32s(EXP_TERMS[0]);
+    for term in &EXP_TERMS[1..] {
+        sum = s.mul_add_f32s(sum, r, s.splat_f32s(*term));
+    }
+    let bits = s.wrapping_dyn_shl_u32s(s.transmute_u32s_f32s(shifted), s.splat_u32s(23));
+    let power = s.transmute_f32s_u32s(s.add_u32s(bits, s.splat_u32s(127 << 23)));
+    s.select_f32s(is_low, s.splat_f32s(0.0), s.mul_f32s(sum, power))
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::cast_slice;
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::backend::cpu::e4m3::E4m3;
+    use crate::backend::cpu::path::CpuPath;
+    use crate::backend::cpu::simd::Isa;
+
+    fn check<T: Number>(numbers: &[T]) {
+        let mut plain = vec![0.0; numbers.len()];
+        T::widen(numbers, &mut plain);
+        for path in CpuPath::available().filter(|&path| path != CpuPath::Portable) {
+            let mut wide = vec![1.0; numbers.len()];
+            let isa = Isa::choose(Some(path)).expect("the machine has it");
+            assert!(isa.run(Widen(numbers, &mut wide)).is_none(), "{path:?} has vectors");
+            for (i, (x, y)) in wide.iter().zip(&plain).enumerate() {
+                let alike = x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
+                assert!(alike, "{path:?}, number {i:#x}: {x} for {y}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_number_is_widened_exactly_on_every_path() {
+        let halves: Vec<u16> = (0..=u16::MAX).chain(0..5).collect();
+        check::<f16>(cast_slice(&halves));
+        check::<bf16>(cast_slice(&halves));
+        let bytes: Vec<u8> = (0..=u8::MAX).chain(0..5).collect();
+        check::<E4m3>(cast_slice(&bytes));
+    }
+}

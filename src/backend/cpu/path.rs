@@ -1,0 +1,35 @@
+//! The instruction sets that the CPU backend has code for, by name.
+//!
+//! Not here: which the machine has (`simd.rs`).
+
+/// The environment variable that names a path, where [`CpuOptions::path`](super::CpuOptions::path) does not.
+pub const PATH_VARIABLE: &str = "KVARENA_CPU_PATH";
+
+/// The instructions that a [`Cpu`](super::Cpu) computes with. Results of two paths differ by rounding.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum CpuPath {
+    /// What the crate is compiled for: every machine has it.
+    Portable,
+    /// AVX2 with FMA, 8 numbers at a time.
+    Avx2,
+    /// AVX-512 (F, BW, CD, DQ, VL), 16 numbers at a time.
+    Avx512,
+    /// Advanced SIMD of ARMv8, 4 numbers at a time.
+    Neon,
+}
+
+impl CpuPath {
+    /// All paths, slowest first.
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512];
+
+    /// The name that [`PATH_VARIABLE`] takes: `portable`, `avx2`, `avx512` or `neon`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Neon => "neon",
+        }
+    }
+}

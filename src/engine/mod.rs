@@ -1,0 +1,119 @@
+//! The host's API: [`Engine`] contains the tables and a backend, and calls the systems.
+//!
+//! `requests`, `steps`, `cache` and `query` contain its calls.
+//!
+//! Not here: the systems (`system/`), the bytes of K and V (`backend/`).
+
+mod cache;
+mod query;
+mod requests;
+mod steps;
+
+use crate::backend::{Backend, OpenBackend};
+use crate::config::{EngineConfig, EngineShape};
+use crate::error::EngineError;
+use crate::stats::Stats;
+use crate::world::{Broken, World};
+
+/// The KV-cache core of one scheduler: it decides which tokens are computed, where their K and V are stored, and which
+/// sequences share them.
+///
+/// An engine is `Send`; its calls come from one thread at a time. An error leaves the state as it was, unless a method
+/// documents otherwise.
+pub struct Engine<B> {
+    config: EngineConfig,
+    world: World,
+    backend: B,
+}
+
+/// Construction, parts and audits.
+impl<B: Backend> Engine<B> {
+    /// Creates an engine and allocates all its memory, on the host and in the backend. `config` may be a `PoolConfig`.
+    ///
+    /// If the operating system over-commits memory, a successful call is no proof that the machine can back it.
+    /// Touching memory that the machine cannot back ends the process. With `prefault` this call touches all host
+    /// memory, after it has reserved it in one piece, so most systems return an error instead. Without `prefault` a
+    /// later step touches it. [`Cpu`](crate::Cpu) touches its pool as pages are first written.
+    ///
+    /// # Errors
+    /// [`EngineError::Config`] for a config that is not valid, with
+    /// [`ConfigError::OutOfMemory`](crate::ConfigError::OutOfMemory) if the host cannot allocate the tables;
+    /// [`EngineError::Backend`].
+    pub fn new(
+        config: impl Into<EngineConfig>,
+        backend: impl OpenBackend<Backend = B>,
+    ) -> Result<Self, EngineError<B::Error>> {
+        Self::with_hash_bits(config, backend, u32::BITS)
+    }
+
+    /// [`Engine::new`] with tables that use `hash_bits` bits of each hash. Tests use fewer than 32, which forces
+    /// collisions, the same ones in every process.
+    pub(crate) fn with_hash_bits(
+        config: impl Into<EngineConfig>,
+        backend: impl OpenBackend<Backend = B>,
+        hash_bits: u32,
+    ) -> Result<Self, EngineError<B::Error>> {
+        let config = config.into();
+        let shape = config.shape()?;
+        let backend = backend.open(&shape.layout, &shape.table, shape.max_steps);
+        let backend = backend.map_err(EngineError::Backend)?;
+        Ok(Self { config, world: World::new(&shape, hash_bits)?, backend })
+    }
+
+    /// Returns the config that the engine was created with.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// Returns the checked limits, with which backends of other ranks are opened.
+    pub fn shape(&self) -> &EngineShape {
+        &self.world.shape
+    }
+
+    /// Returns the backend.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Returns the backend, to store K and V and to attend.
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
+    /// Returns the tables, for audits and benches. Their contents are not a stable interface.
+    #[doc(hidden)]
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// Returns counters and levels. O(1).
+    pub fn stats(&self) -> Stats {
+        let World { pages, prefixes, sequences, steps, counters, .. } = &self.world;
+        let size = prefixes.size_info();
+        Stats {
+            published_pages: prefixes.published_pages(),
+            duplicate_pages: prefixes.duplicate_pages(),
+            free_pages: pages.free_count(),
+            private_pages: pages.private_count(),
+            cached_pages: pages.cached_count(),
+            fenced_pages: pages.fenced_count(),
+            promised_pages: sequences.promised(),
+            evictable_pages: size.evictable,
+            protected_pages: size.protected,
+            sequences: sequences.len(),
+            steps: steps.len(),
+            ..*counters
+        }
+    }
+
+    /// Checks every numbered invariant over the whole state, for tests and debugging. O(everything).
+    ///
+    /// # Errors
+    /// The first broken invariant, with a page that shows it and the owner of that page.
+    pub fn verify(&self) -> Result<(), Broken> {
+        self.world.verify()
+    }
+}
+
+#[cfg(test)]
+mod tests;

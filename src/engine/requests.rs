@@ -1,0 +1,209 @@
+//! Calls about one request: admission, growth, forks, preemption, the end.
+
+use crate::backend::Backend;
+use crate::error::{EngineError, Error};
+use crate::id::{Namespace, SeqKey, TokenId};
+use crate::plan::{Admission, Admitted, Leader, Prompt};
+use crate::system::admit::{Admit, Estimate, admission, admit, admit_batch, resume};
+use crate::system::append::{Append, append};
+use crate::system::finish::{Finish, Keep, finish, preempt};
+use crate::system::fork::{Fork, Forked, fork};
+use crate::system::leader::{IsLeading, is_leading};
+use crate::system::promise::{Promise, promise};
+use crate::system::rollback::{Rollback, rollback};
+use crate::world::Buffers;
+
+use super::Engine;
+
+/// Requests: admission, growth, forks, preemption, the end.
+impl<B: Backend> Engine<B> {
+    /// Returns the cost of admitting a prompt now: the pages it needs, whether and when they fit, and its leader.
+    /// O(prompt), and if it does not fit O(unfinished steps and prefix nodes).
+    ///
+    /// Changes nothing, not even recency, so schedulers can call it before [`admit`](Engine::admit).
+    ///
+    /// A [leader](Admission::leader) is a running sequence that computes more of the prompt than is cached. A prompt
+    /// that waits while [it is leading](Engine::is_leading) then finds these tokens in the cache. So of many equal
+    /// prompts at a cold server one is computed, and the others wait for a step or two. No prompt waits for ever if the
+    /// host plans its running sequences: a sequence that is finished, preempted, cut or done leads no prompt.
+    ///
+    /// # Errors
+    /// As [`Engine::admit`], except [`Error::OutOfPages`].
+    pub fn admission(
+        &self,
+        namespace: Namespace,
+        prompt: &[TokenId],
+        promise: u32,
+    ) -> Result<Admission, Error> {
+        admission(&Estimate::of(&self.world), namespace, prompt, promise)
+    }
+
+    /// Admits a prompt as a new sequence: matches and locks its cached prefix and takes a row, but no pages. O(prompt).
+    ///
+    /// The first [`cached_len`](Engine::cached_len) tokens need no computing. The first plan of the sequence sends its
+    /// whole page table ([`Engine::plan_batch`]).
+    ///
+    /// `promise` is the number of tokens, prompt and output together, that the sequence is promised K and V memory for.
+    /// The engine sets aside pages for those that are not cached. The last sampled token needs no K and V. With 0, or
+    /// with no more than is cached, nothing is promised: plans take available pages, and the host may have to preempt
+    /// other sequences.
+    ///
+    /// [`available`](Engine::available) does not count promised pages, so no other sequence takes them. Plans of the
+    /// sequence use them first, and available pages after them. Pages that an abort or a rollback releases are promised
+    /// again. A plan within the promise fails for lack of pages only while pages wait in the fence, and at the latest
+    /// until the step that the error names is complete. Unused promised pages return when the sequence is finished or
+    /// preempted, or by [`promise`](Engine::promise). A promise is about pages alone: the limits of the config on
+    /// tokens and steps still apply.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPrompt`], [`Error::TooLong`] (the prompt or the promise), [`Error::UnnamedNamespace`] if pages are
+    /// hashed, [`Error::PendingToken`], [`Error::OutOfSequences`], [`Error::OutOfTokens`]. [`Error::OutOfPages`] if the
+    /// rest of the prompt or of the promise does not fit now.
+    pub fn admit(
+        &mut self,
+        namespace: Namespace,
+        prompt: &[TokenId],
+        promise: u32,
+    ) -> Result<SeqKey, Error> {
+        let admitted = admit(Admit::of(&mut self.world), namespace, prompt, promise);
+        self.world.counters.count_refusal(admitted)
+    }
+
+    /// Admits prompts in order, as [`Engine::admit`] does, all or none. O(all prompts), times the unfinished steps if
+    /// they do not fit.
+    ///
+    /// The prompts fit if there are pages for all of them together. The result has the leader of each prompt, which may
+    /// be an earlier prompt of the batch.
+    ///
+    /// To let a prompt wait for its leader, [preempt](Engine::preempt) it before its first plan, and
+    /// [resume](Engine::resume) it when [the leader is no longer leading](Engine::is_leading). The prompt keeps its row
+    /// and its tokens, and finds the tokens that the leader computed. [`Stats`](crate::Stats) counts it as one prompt.
+    /// [`guide::scheduling`](crate::guide::scheduling) has the program.
+    ///
+    /// # Errors
+    /// As [`Engine::admit`]: of the first prompt that is not valid, or [`Error::OutOfPages`] for all of them together.
+    /// Nothing has changed.
+    pub fn admit_batch(&mut self, prompts: &[Prompt<'_>]) -> Result<&[Admitted], Error> {
+        let admitted = admit_batch(Admit::of(&mut self.world), prompts);
+        self.world.counters.count_refusal(admitted)?;
+        Ok(&self.world.buffers.admitted)
+    }
+
+    /// Returns whether a leader will still publish the tokens that it was named for. O(1).
+    ///
+    /// Returns false once its sequence has forgotten one of these tokens, whatever is appended later. The result is
+    /// never true too long. It is false too early in one case: the sequence was cut below these tokens before it was
+    /// named, and is cut behind them afterwards. [`admission`](Engine::admission) then names it again.
+    pub fn is_leading(&self, leader: &Leader) -> bool {
+        is_leading(&IsLeading::of(&self.world), leader)
+    }
+
+    /// Promises a running sequence memory for `len` tokens in total, in place of its earlier promise. O(1).
+    ///
+    /// As in [`admit`](Engine::admit). 0 returns the promised pages that are not used.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`]. [`Error::OutOfPages`] if the pages beyond
+    /// the earlier promise do not fit now.
+    pub fn promise(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
+        let promised = promise(Promise::of(&mut self.world), seq, len);
+        self.world.counters.count_refusal(promised)
+    }
+
+    /// Appends tokens to a sequence: sampled tokens, drafts, or the next turn of a conversation. O(tokens).
+    ///
+    /// Legal after the plan that reserved their places, before and after its commit.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfTokens`].
+    pub fn append(&mut self, seq: SeqKey, tokens: &[TokenId]) -> Result<(), Error> {
+        append(Append::of(&mut self.world), seq, tokens)
+    }
+
+    /// Forks a sequence into `count` more sequences with the same tokens, all or none. O(tokens) for each child.
+    ///
+    /// Parent and children share the computed whole pages. The backend copies a partly filled tail page for each child,
+    /// all in one step. The children have all known tokens of their parent. Each child gets the `promise`, as in
+    /// [`admit`](Engine::admit). The first plan of a child sends about one word for each 1,024 shared tokens, and the
+    /// words of its other pages.
+    ///
+    /// # Errors
+    /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`],
+    /// [`Error::TooLong`] (the promise), [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`] or
+    /// [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`] if the copies failed: there are no
+    /// children. Their pages return with the step of the copies, which is the newest one. The parent's computed pages
+    /// stay published.
+    pub fn fork(
+        &mut self,
+        seq: SeqKey,
+        count: u32,
+        promise: u32,
+    ) -> Result<Forked<'_>, EngineError<B::Error>> {
+        let step = fork(Fork::of(&mut self.world), seq, count, promise);
+        let step = self.world.counters.count_refusal(step)?;
+        if step.is_some()
+            && let Err(error) = self.backend.copy_pages(&self.world.buffers.copies)
+        {
+            while let Some(child) = self.world.buffers.children.pop() {
+                self.finish_with(child, Keep::Drop).expect("the child was just made");
+            }
+            return Err(EngineError::Backend(error));
+        }
+        self.world.counters.forks += u64::from(count);
+        let Buffers { children, copies, .. } = &self.world.buffers;
+        Ok(Forked { children, copies, step })
+    }
+
+    /// Cuts a sequence to its first `len` tokens: rejected drafts, an edited turn. O(pages released).
+    ///
+    /// Unfinished steps of the sequence count only up to `len`. Roll drafts back before the commit that would publish
+    /// them, and append before the next plan.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::NotAccepted`]. [`Error::RollbackLen`] for 0, for less than is published, or
+    /// for more than the known tokens.
+    pub fn rollback(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
+        rollback(Rollback::of(&mut self.world), seq, len)
+    }
+
+    /// Preempts a sequence: releases its pages and keeps its tokens and its row, to be [resumed](Engine::resume).
+    /// O(pages released, and prefix nodes that become idle: [`Engine::complete`]).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`].
+    pub fn preempt(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
+        preempt(Finish::of(&mut self.world), seq, keep)
+    }
+
+    /// Admits a preempted sequence again with all its tokens; `promise` as in [`admit`](Engine::admit). O(tokens).
+    ///
+    /// Its next plan sends its whole page table ([`Engine::plan_batch`]).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`] (the promise). [`Error::OutOfPages`] if
+    /// the rest of the tokens or of the promise does not fit now.
+    pub fn resume(&mut self, seq: SeqKey, promise: u32) -> Result<(), Error> {
+        let resumed = resume(Admit::of(&mut self.world), seq, promise);
+        self.world.counters.count_refusal(resumed)
+    }
+
+    /// Finishes a sequence: its whole computed pages stay cached, and the rest is released. O(pages released, and
+    /// prefix nodes that become idle: [`Engine::complete`]).
+    ///
+    /// Legal while an unfinished step includes the sequence; the commit of that step skips it.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn finish(&mut self, seq: SeqKey) -> Result<(), Error> {
+        self.finish_with(seq, Keep::Publish)
+    }
+
+    /// [`Engine::finish`] with a choice for computed pages that are not published yet. [`Keep::Drop`] is for a request
+    /// whose K and V may be wrong.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn finish_with(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
+        finish(Finish::of(&mut self.world), seq, keep)
+    }
+}

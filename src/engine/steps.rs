@@ -1,0 +1,228 @@
+//! Calls about one step: plans, packed plans, accepted drafts, commit, completion, abort.
+
+use crate::backend::Backend;
+use crate::error::{EngineError, Error};
+use crate::id::{SeqKey, StepId};
+use crate::plan::{
+    BatchPlan, Branch, Compaction, Draft, Extend, PackedLevels, PackedPlan, StepEnd, StepScratch,
+};
+use crate::system::abort::{Abort, abort};
+use crate::system::accept::{Accept, accept, check_branches};
+use crate::system::commit::{Commit, commit};
+use crate::system::complete::{Complete, complete};
+use crate::system::packed::{Packed, packed};
+use crate::system::packed_levels::packed_levels;
+use crate::system::plan_batch::{PlanBatch, plan_batch};
+
+use super::Engine;
+
+/// Steps: plans, verified drafts, commits, ends.
+impl<B: Backend> Engine<B> {
+    /// Plans a step: takes the pages that the new tokens need, writes the plan into `scratch`, and passes it to the
+    /// backend. O(batch, new tokens, and page table words to send).
+    ///
+    /// Evicts exactly the missing pages. The words to send are those of new pages, so the cost does not grow with the
+    /// context. The exceptions: the first plan of a sequence after `admit` or `resume` sends all its pages, the shared
+    /// ones too. If a commit found that another sequence had published the same pages, the next plan sends these pages
+    /// and the ones behind them. Words of an aborted plan are sent again.
+    /// [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) is the upper bound.
+    ///
+    /// If all new pages of a batch are promised, [`Error::OutOfPages`] lasts at most until the step that it names is
+    /// complete.
+    ///
+    /// # Errors
+    /// [`EngineError::Core`] with [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::UnknownSequence`],
+    /// [`Error::Preempted`], [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`],
+    /// [`Error::StepTokens`], [`Error::OutOfTokens`] or [`Error::OutOfPages`]: nothing has changed.
+    /// [`EngineError::Backend`]: the step is aborted. Its number stays used, and evicted pages stay evicted.
+    pub fn plan_batch<'step>(
+        &mut self,
+        scratch: &'step mut StepScratch,
+        items: &[Extend],
+    ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
+        self.plan_drafts(scratch, items, &[])
+    }
+
+    /// [`Engine::plan_batch`] of items some of which are drafts for speculative decoding. O(as `plan_batch`).
+    ///
+    /// `drafts` are in the order of the items. Each is a chain, or a tree with masks and positions. The step verifies
+    /// all new tokens of a draft together, and [`accept`](Engine::accept) then keeps one branch. Until then the
+    /// sequence cannot be planned, committed, preempted, forked or rolled back. It can be finished. After an abort of
+    /// the step, its drafts are ordinary tokens.
+    ///
+    /// # Errors
+    /// As [`Engine::plan_batch`]. For a draft also [`Error::DraftOrder`], [`Error::ExtendLen`] if a token is not known,
+    /// [`Error::DraftLen`], [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`].
+    pub fn plan_drafts<'step>(
+        &mut self,
+        scratch: &'step mut StepScratch,
+        items: &[Extend],
+        drafts: &[Draft<'_>],
+    ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
+        let plan = plan_batch(PlanBatch::of(&mut self.world), scratch, items, drafts);
+        let plan = self.world.counters.count_refusal(plan)?;
+        if let Err(error) = self.backend.begin(&plan) {
+            self.abort(plan.step).expect("the step was just planned");
+            return Err(EngineError::Backend(error));
+        }
+        Ok(plan)
+    }
+
+    /// Returns the page tables of a planned batch as FlashInfer takes them, for hosts with their own kernels. O(pages
+    /// of the items).
+    ///
+    /// `items` are all or some items of one plan, in its order; a host may have one kernel for prefill and another for
+    /// decode. Their step must not be complete, and the sequences must not be planned again or rolled back since.
+    /// Chains of drafts are packed as ordinary tokens. [Accepted](Engine::accept) drafts are an item of the accepted
+    /// length. FlashInfer's arrays have no masks, so trees are rejected.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::Preempted`]. [`Error::NotPlanned`] for an item that is not the last plan of
+    /// its sequence, or is out of order. [`Error::PackedTree`]. [`Error::PackedLimit`] for a pool or a batch with
+    /// numbers beyond 31 bits.
+    pub fn packed<'step>(
+        &self,
+        scratch: &'step mut StepScratch,
+        items: &[Extend],
+    ) -> Result<PackedPlan<'step>, Error> {
+        packed(&Packed::of(&self.world), 0, items, scratch.reset())
+    }
+
+    /// Returns [`packed`](Engine::packed) of another track: of the layers that
+    /// [`PoolLayout::place`](crate::PoolLayout::place) puts there.
+    ///
+    /// # Errors
+    /// As [`packed`](Engine::packed).
+    ///
+    /// # Panics
+    /// If `track` is not below the number of tracks.
+    pub fn packed_track<'step>(
+        &self,
+        scratch: &'step mut StepScratch,
+        track: u32,
+        items: &[Extend],
+    ) -> Result<PackedPlan<'step>, Error> {
+        assert!(track < self.world.shape.table.tracks, "there is no track {track}");
+        packed(&Packed::of(&self.world), track, items, scratch.reset())
+    }
+
+    /// Returns [`packed`](Engine::packed) of group 0 in the levels of FlashInfer's cascade, which list shared pages
+    /// once. O(items + pages).
+    ///
+    /// `plan` is a plan of this engine, padded or not. `items` are all its items, none partly accepted since.
+    ///
+    /// # Errors
+    /// As [`packed`](Engine::packed). [`Error::PackedRows`] or [`Error::NotPlanned`] if the plan is not of these items.
+    ///
+    /// # Panics
+    /// May panic if the plan is of another engine: its step and lengths may match, but not its spans.
+    pub fn packed_levels<'step>(
+        &self,
+        scratch: &'step mut StepScratch,
+        plan: &BatchPlan<'_>,
+        items: &[Extend],
+    ) -> Result<PackedLevels<'step>, Error> {
+        packed_levels(&Packed::of(&self.world), plan, items, scratch.reset())
+    }
+
+    /// Keeps a branch of a sequence's verified drafts, and forgets the other drafts and all tokens after them. O(tokens
+    /// kept, and pages released).
+    ///
+    /// `tokens` are the indices of the branch within the item: a root, a token that follows it, and so on. An empty
+    /// branch forgets all drafts. The sequence then ends with the branch and continues with [`append`](Engine::append).
+    /// The backend moves K and V of the branch together, in the order of its stream. So call `accept` after all other
+    /// work of the step and before the commit.
+    ///
+    /// If the branch was not contiguous, returns the moves: the host passes them to [`Backend::compact`] of other ranks
+    /// before the next plan.
+    ///
+    /// # Errors
+    /// [`EngineError::Core`] with [`Error::UnknownStep`], [`Error::UnknownSequence`], [`Error::Preempted`],
+    /// [`Error::NotDrafted`], [`Error::NotABranch`], or [`Error::RollbackLen`] if no token would be left: nothing has
+    /// changed. [`EngineError::Backend`] if the move failed: the drafts still wait, but their K and V are lost, so the
+    /// host aborts the step.
+    pub fn accept(
+        &mut self,
+        step: StepId,
+        seq: SeqKey,
+        tokens: &[u32],
+    ) -> Result<&[Compaction], EngineError<B::Error>> {
+        self.accept_batch(step, &[Branch { seq, tokens }])
+    }
+
+    /// [`Engine::accept`] of many sequences of a step, all or none, with one call of the backend.
+    ///
+    /// `branches` are in the order of the step's items.
+    ///
+    /// # Errors
+    /// As [`Engine::accept`]. [`Error::RepeatedSequence`] for a sequence that is repeated or out of order.
+    pub fn accept_batch(
+        &mut self,
+        step: StepId,
+        branches: &[Branch<'_>],
+    ) -> Result<&[Compaction], EngineError<B::Error>> {
+        check_branches(&mut Accept::of(&mut self.world), step, branches)?;
+        let compactions = &self.world.buffers.compactions;
+        if !compactions.is_empty() {
+            self.backend.compact(compactions).map_err(EngineError::Backend)?;
+        }
+        accept(Accept::of(&mut self.world), step, branches);
+        Ok(&self.world.buffers.compactions)
+    }
+
+    /// Commits a step: advances `cached_len` and makes whole pages matchable. O(batch and pages published).
+    ///
+    /// The tokens of the step have K and V by then, or will have them in the order of the backend's stream. Skips
+    /// sequences that were finished or preempted since the plan.
+    ///
+    /// # Errors
+    /// [`Error::UnknownStep`] for a step that is not open. [`Error::StepOrder`] if an earlier step is open.
+    /// [`Error::NotAccepted`] for drafts without an accepted branch.
+    pub fn commit(&mut self, step: StepId) -> Result<(), Error> {
+        commit(Commit::of(&mut self.world), step)
+    }
+
+    /// Completes all steps up to `step`: their work has ended on all streams and ranks. O(pages returned, and prefix
+    /// nodes that become idle).
+    ///
+    /// Pages and locks that waited for these steps return, and the backend rejects their plans from now on. If one
+    /// stream orders all work on the pool, a step may be completed as soon as its work is enqueued. Completing a
+    /// complete step changes nothing.
+    ///
+    /// The nodes that become idle are those on the path of a finished or preempted sequence, up to the first one in
+    /// use. They are few, except for a conversation of many turns, which has one for each turn. Admitting the sequence
+    /// or publishing its pages visited the same nodes.
+    ///
+    /// The host informs backends of other ranks ([`StepEnd::Complete`]).
+    ///
+    /// # Errors
+    /// [`Error::UnknownStep`] for a step that was never planned. [`Error::StepOpen`] if a step up to it is neither
+    /// committed nor aborted.
+    pub fn complete(&mut self, step: StepId) -> Result<(), Error> {
+        complete(Complete::of(&mut self.world), step)?;
+        self.backend.end(StepEnd::Complete(step));
+        Ok(())
+    }
+
+    /// Undoes a planned step and all steps planned after it. O(items undone).
+    ///
+    /// Lengths return to their earlier values, pages wait in the fence until a `complete`, and nothing is published.
+    /// The backend rejects the plans from now on. Appended tokens stay.
+    ///
+    /// The host informs backends of other ranks ([`StepEnd::Abort`]).
+    ///
+    /// # Errors
+    /// [`Error::UnknownStep`] for a step that is not open.
+    pub fn abort(&mut self, step: StepId) -> Result<(), Error> {
+        abort(Abort::of(&mut self.world), step)?;
+        self.backend.end(StepEnd::Abort(step));
+        Ok(())
+    }
+
+    /// Returns the newest step, planned or aborted; 0 if there was none.
+    ///
+    /// After [`EngineError::Backend`] it is the step that failed, which is completed like any other.
+    pub fn newest_step(&self) -> StepId {
+        self.world.steps.newest()
+    }
+}

@@ -1,0 +1,39 @@
+//! Generations of prefixes: those of the present one match, and those of others are dropped with their last user.
+
+use crate::id::{Namespace, PageId, PrefixLock, Scope};
+
+use super::PrefixTree;
+
+impl PrefixTree {
+    /// Returns the scope in which prefixes of a namespace match now.
+    pub(crate) fn present_scope(&self, namespace: Namespace) -> Scope {
+        Scope { namespace, generation: self.generation }
+    }
+
+    /// Returns a lock on the empty prefix in a new generation. No other prompt ever matches pages below it, and they
+    /// are dropped with their last user.
+    pub(crate) fn lock_private(&mut self, namespace: Namespace) -> PrefixLock {
+        let generation = self.next_generation();
+        PrefixLock::new(None, Scope { namespace, generation })
+    }
+
+    /// Drops every idle prefix, their pages to `pages`; prefixes in use match no more and go with their last user.
+    /// O(idle pages).
+    pub(crate) fn reset(&mut self, pages: &mut Vec<PageId>) {
+        self.epoch += 1;
+        self.generation = self.next_generation();
+        self.evictable = 0;
+        self.emit_cleared();
+        while let Some(node) = self.order.next() {
+            self.drop_idle(node, false, pages);
+            self.look_ahead();
+        }
+    }
+
+    /// Returns a generation that nothing belongs to yet.
+    fn next_generation(&mut self) -> u64 {
+        let generation = self.generation_count;
+        self.generation_count += 1;
+        generation
+    }
+}

@@ -1,0 +1,43 @@
+//! Splits of nodes: where a match or an insertion ends inside one.
+
+use crate::id::{NodeKey, Scope};
+
+use super::{Link, PrefixTree, Usage};
+
+impl PrefixTree {
+    /// Returns the node that ends `pages` pages into `node`: `node` itself, or a new parent of it that takes those
+    /// pages. The old key stays with the suffix, so that locks on it and children below it stay valid. O(1) but for
+    /// long extents lists.
+    pub(super) fn split(&mut self, node: NodeKey, pages: u32) -> NodeKey {
+        let Link { parent, mut span } = self.link[node];
+        if pages == span.pages() {
+            return node;
+        }
+        let rest = self.spans.split(&mut span, pages);
+        // The prefix takes the node's place under its parent...
+        let usage = self.usage[node];
+        let mut prefix_usage = Usage::new(usage.hash);
+        prefix_usage.child_count = 1;
+        prefix_usage.lock_count = u32::from(usage.lock_count > 0);
+        // A child's scope is its parents', which the hash of a child does not look at.
+        let scope = if parent.is_none() { self.scope[node] } else { Scope::default() };
+        let prefix = self.insert_columns(Link { parent, span }, scope, prefix_usage);
+        self.children.replace(usage.hash, node, prefix);
+        if self.is_deferred(node) {
+            self.add_deferred(prefix, self.deferred[node].step);
+        }
+        // ... and the node becomes its child. An idle prefix is the younger neighbour of its suffix.
+        self.link[node] = Link { parent: Some(prefix), span: rest };
+        let hash = self.children.hash(Some(prefix), scope, self.spans.first_page(&rest));
+        self.usage[node].hash = hash;
+        self.children.insert(hash, node);
+        if usage.lock_count == 0 {
+            self.order.split(&mut self.usage, node, prefix);
+        }
+        self.epoch += 1;
+        if self.chain.is_some() {
+            return self.hash_split(node, prefix);
+        }
+        prefix
+    }
+}

@@ -1,0 +1,70 @@
+//! The audit of sequences: S5 to S8.
+
+use super::chunk_pool::ChunkPool;
+use super::{Sequence, SequenceTable};
+
+impl SequenceTable {
+    /// Returns whether S6 holds for a row.
+    pub(crate) fn tail_is_consistent(&self, sequence: &Sequence) -> bool {
+        let Sequence { row, page_len, token_len, tail, last_token, .. } = *sequence;
+        (page_len == 0 || self.stores.pages.entry(row, page_len - 1) == tail)
+            && (token_len == 0 || self.stores.tokens.token(row, token_len - 1) == last_token)
+    }
+
+    /// Returns whether S7 holds.
+    pub(crate) fn counts_promises(&self) -> bool {
+        self.rows.values().map(|s| u64::from(self.outstanding(s))).sum::<u64>()
+            == u64::from(self.promised())
+    }
+
+    /// Returns whether S5 holds. O(chunks).
+    pub(crate) fn counts_chunks(&self) -> bool {
+        let token_chunks =
+            self.rows.values().flat_map(|s| self.stores.tokens.chunks_of(s.row, s.chunks));
+        let page_chunks =
+            self.rows.values().flat_map(|s| self.stores.pages.chunks_of(s.row, s.page_len));
+        counts(self.stores.tokens.pool(), token_chunks)
+            && counts(self.stores.pages.pool(), page_chunks)
+    }
+
+    /// Returns whether S8 holds. O(running sequences).
+    pub(crate) fn finds_fronts(&self) -> bool {
+        let fronts = self.rows.iter().filter(|(_, sequence)| self.stores.has_front(sequence));
+        self.stores.inflight.check(
+            fronts.map(|(seq, sequence)| (sequence.row, seq, self.stores.front_hash(sequence))),
+        )
+    }
+}
+
+/// Returns whether a pool counts exactly these users of its chunks.
+fn counts(pool: &ChunkPool, named: impl Iterator<Item = u32>) -> bool {
+    let mut users = vec![0; pool.users().len()];
+    named.for_each(|chunk| users[chunk as usize] += 1);
+    let used = users.iter().filter(|&&users| users > 0).count();
+    users == pool.users() && used == pool.used_count() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Sequence {
+        /// For tests of the audit.
+        pub(crate) fn break_s5(&mut self) {
+            self.chunks -= 1;
+        }
+
+        /// For tests of the audit.
+        pub(crate) fn break_s6(&mut self) {
+            self.tail += 1;
+        }
+    }
+
+    impl SequenceTable {
+        /// For tests of the audit.
+        pub(crate) fn break_s5_of_pages(&mut self) {
+            let row = self.rows.values().find(|s| s.page_len > 0).expect("a row with pages").row;
+            self.stores.pages.break_s5(row);
+        }
+    }
+}

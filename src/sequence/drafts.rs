@@ -1,0 +1,44 @@
+//! The drafts of a sequence that wait until a branch of them is accepted (S9).
+
+use crate::error::Error;
+use crate::id::SeqKey;
+use crate::plan::Draft;
+
+use super::record::DRAFTED;
+use super::{Sequence, SequenceTable};
+
+impl SequenceTable {
+    /// Marks the last `len` planned tokens of a sequence as drafts that wait until a branch is accepted. The caller
+    /// checked them. O(`len`).
+    pub(crate) fn begin_draft(&mut self, draft: &Draft<'_>, len: u32) {
+        let sequence = &mut self.rows[draft.seq];
+        sequence.last_plan = DRAFTED;
+        self.stores.branches.set(sequence.row, draft, sequence.planned_len - len, len);
+    }
+
+    /// Checks that a sequence has no drafts that wait.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::NotAccepted`].
+    pub(crate) fn check_accepted(&self, seq: SeqKey) -> Result<(), Error> {
+        let sequence = self.get(seq)?;
+        let step = sequence.last_step;
+        if sequence.is_drafted() { Err(Error::NotAccepted { seq, step }) } else { Ok(()) }
+    }
+
+    /// Returns whether a sequence has `len` drafts that wait and do not each see all before them. O(`len`).
+    pub(crate) fn has_tree(&self, sequence: &Sequence, len: u32) -> bool {
+        sequence.is_drafted() && !self.stores.branches.is_chain(sequence.row, len)
+    }
+
+    /// Returns whether exactly one of a sequence's `len` drafts is a root. That root is the token sampled last; several
+    /// roots are guesses of that token. O(`len`).
+    pub(crate) fn has_one_root(&self, sequence: &Sequence, len: u32) -> bool {
+        self.stores.branches.has_one_root(sequence.row, len)
+    }
+
+    /// Returns the index of the first of `tokens` that breaks the branch, if there is one.
+    pub(crate) fn first_invalid(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
+        self.stores.branches.first_invalid(sequence.row, tokens)
+    }
+}

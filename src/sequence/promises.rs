@@ -1,0 +1,32 @@
+//! Promises of pages to sequences. Promised pages that a sequence does not have yet are outstanding (S7).
+
+use crate::id::SeqKey;
+
+use super::{Sequence, SequenceTable};
+
+impl SequenceTable {
+    /// Returns the outstanding pages of all sequences.
+    pub fn promised(&self) -> u32 {
+        self.stores.promised
+    }
+
+    /// Promises a sequence the pages of `places` places in total, in place of its earlier promise. The caller checked
+    /// that they fit.
+    pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
+        let before = self.outstanding(&self.rows[seq]);
+        self.rows[seq].promised = places;
+        self.stores.promised = self.stores.promised - before + self.outstanding(&self.rows[seq]);
+    }
+
+    /// Uncounts outstanding pages that are being appended to their sequences.
+    pub(crate) fn consume_promised(&mut self, pages: u32) {
+        assert!(pages <= self.stores.promised, "S7: pages that are consumed were promised");
+        self.stores.promised -= pages;
+    }
+
+    /// Returns the outstanding pages of a sequence.
+    pub(crate) fn outstanding(&self, sequence: &Sequence) -> u32 {
+        let Sequence { promised, page_len, published, .. } = *sequence;
+        self.stores.limits.outstanding(promised, page_len, published)
+    }
+}

@@ -1,0 +1,91 @@
+//! Truncation of rows: pages and tokens that a sequence gives up.
+
+use crate::id::{PageId, SeqKey, StepId};
+
+use super::row::Stores;
+use super::{Cuts, Sequence, SequenceTable};
+
+impl SequenceTable {
+    /// Drops pages from `page_len` on; they are appended to `out`. O(pages dropped).
+    pub(crate) fn truncate_pages(&mut self, seq: SeqKey, page_len: u32, out: &mut Vec<PageId>) {
+        let sequence = &mut self.rows[seq];
+        if page_len >= sequence.page_len {
+            return;
+        }
+        assert!(page_len >= sequence.published, "S2: published pages are not the row's to drop");
+        for track in 0..self.stores.pages.tracks() {
+            let pieces = self.stores.pages.pieces(sequence.row, track, page_len, sequence.page_len);
+            pieces.for_each(|piece| out.extend_from_slice(piece));
+        }
+        self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
+        // What was promised is promised again.
+        let Stores { limits, promised, .. } = &mut self.stores;
+        let outstanding =
+            |page_len| limits.outstanding(sequence.promised, page_len, sequence.published);
+        *promised += outstanding(page_len) - outstanding(sequence.page_len);
+        sequence.page_len = page_len;
+        sequence.dirty_from = sequence.dirty_from.min(page_len);
+        if page_len > 0 {
+            sequence.tail = self.stores.pages.entry(sequence.row, page_len - 1);
+        }
+        self.shrink(seq);
+    }
+
+    /// Appends the held pages of all tracks but the first one to `out`, for the caller to release. O(pages).
+    pub(crate) fn detach_tracks(&self, seq: SeqKey, out: &mut Vec<PageId>) {
+        let sequence = &self.rows[seq];
+        for (track, _) in self.stores.limits.tracks(0) {
+            out.extend(self.track_pages(sequence, track, 0));
+        }
+    }
+
+    /// Forgets all pages, which the caller has released: the sequence is preempted.
+    pub(crate) fn clear_pages(&mut self, seq: SeqKey) {
+        let sequence = &mut self.rows[seq];
+        assert!(sequence.promised == 0, "S3: a preempted sequence is promised nothing");
+        self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
+        (sequence.page_len, sequence.published) = (0, 0);
+        (sequence.dirty_from, sequence.inherited) = (0, 0);
+        (sequence.cached_len, sequence.planned_len) = (0, 0);
+        (sequence.last_step, sequence.last_item) = (StepId::default(), 0);
+        sequence.preemption_epoch += 1;
+        self.shrink(seq);
+    }
+
+    /// Records that a sequence is about to forget its tokens from `len` on, if it has any there.
+    pub(crate) fn cut(&mut self, seq: SeqKey, len: u32) {
+        let sequence = &self.rows[seq];
+        if len < sequence.token_len {
+            let cuts = &mut self.cuts[sequence.row.index()];
+            cuts.count = cuts.count.wrapping_add(1);
+            cuts.shortest = cuts.shortest.min(len);
+        }
+    }
+
+    /// Returns how a sequence's tokens were cut.
+    pub(crate) fn cuts(&self, sequence: &Sequence) -> Cuts {
+        self.cuts[sequence.row.index()]
+    }
+
+    /// Forgets tokens past `len`.
+    pub(crate) fn truncate_tokens(&mut self, seq: SeqKey, len: u32) {
+        self.end_tokens(seq, len);
+        self.shrink(seq);
+    }
+
+    /// Ends a row's tokens after `len` of those that are written.
+    pub(super) fn end_tokens(&mut self, seq: SeqKey, len: u32) {
+        let sequence = &mut self.rows[seq];
+        sequence.token_len = len;
+        if len > 0 {
+            sequence.last_token = self.stores.tokens.token(sequence.row, len - 1);
+        }
+    }
+
+    /// Gives chunks of tokens back that neither tokens nor pages reach.
+    fn shrink(&mut self, seq: SeqKey) {
+        let sequence = &mut self.rows[seq];
+        let tokens = sequence.token_len.max(sequence.page_len * self.stores.page_size);
+        self.stores.tokens.shrink(sequence.row, &mut sequence.chunks, tokens);
+    }
+}

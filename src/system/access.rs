@@ -1,0 +1,23 @@
+//! The form of an access list.
+
+/// Declares the access list of a system: a struct of the tables that it touches, `&` to read and `&mut` to write. Its
+/// constructor `of` borrows them from a [`World`](crate::world::World), which the caller's file imports.
+macro_rules! access {
+    ($(#[$doc:meta])* struct $name:ident of &$($world:ident)+ { $($table:ident: &$($kind:ident)+,)+ }) => {
+        $(#[$doc])*
+        pub(crate) struct $name<'w> {
+            $(pub $table: &'w $($kind)+,)+
+        }
+
+        impl<'w> $name<'w> {
+            /// Borrows the tables of the access list.
+            #[inline]
+            pub fn of(world: &'w $($world)+) -> Self {
+                let World { $($table,)+ .. } = world;
+                Self { $($table),+ }
+            }
+        }
+    };
+}
+
+pub(crate) use access;

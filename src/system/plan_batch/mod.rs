@@ -1,0 +1,206 @@
+//! Plans a step: checks the batch, takes exactly the pages that the new tokens need, and has the plan written
+//! (`writer`).
+
+mod writer;
+
+use crate::config::EngineShape;
+use crate::error::Error;
+use crate::fence::Fence;
+use crate::id::{PageId, SeqKey};
+use crate::page::PagePool;
+use crate::plan::{BatchPlan, Draft, Extend, STEP_TOKENS_MAX, StepScratch};
+use crate::prefix::{PrefixTree, SharedPrefixFinder};
+use crate::sequence::{Sequence, SequenceTable};
+use crate::stats::Stats;
+use crate::step::StepLog;
+use crate::system::access::access;
+use crate::system::find_spans::find_spans;
+use crate::system::page_budget::PageBudget;
+use crate::system::plan_drafts::check_drafts;
+use crate::system::reclaim::reclaim;
+use crate::world::{Buffers, World};
+use writer::{Batch, fill};
+
+access! {
+    /// Tables of [`plan_batch`].
+    struct PlanBatch of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        prefixes: &mut PrefixTree,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        fence: &Fence,
+        finder: &mut SharedPrefixFinder,
+        counters: &mut Stats,
+        buffers: &mut Buffers,
+    }
+}
+
+/// The resources that a batch needs, counted before the first change.
+#[derive(Default)]
+struct Needs {
+    tokens: usize,
+    /// Pages of all tracks.
+    pages: u64,
+    /// Of `pages`, those that are promised to their sequences.
+    promised: u64,
+    chunks: u32,
+    table_writes: usize,
+}
+
+/// Plans a batch; the plan lives in `scratch`. O(batch, new tokens and page table words to be sent): all words of a
+/// sequence's row in its first plan since `admit` or `resume`, later none but those of new pages, of pages that
+/// publishing found to be duplicates and those behind them, and of plans that were aborted.
+///
+/// # Errors
+/// [`Error::EmptyBatch`], [`Error::OutOfSteps`]; for an item [`Error::UnknownSequence`], [`Error::Preempted`],
+/// [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`]; [`Error::StepTokens`],
+/// [`Error::OutOfTokens`]; for a draft [`Error::DraftOrder`], [`Error::ExtendLen`], [`Error::DraftLen`],
+/// [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`]; [`Error::OutOfPages`]. Nothing changes then.
+pub(crate) fn plan_batch<'step>(
+    world: PlanBatch<'_>,
+    scratch: &'step mut StepScratch,
+    items: &[Extend],
+    drafts: &[Draft<'_>],
+) -> Result<BatchPlan<'step>, Error> {
+    let PlanBatch { shape, pages, prefixes, sequences, steps, fence, finder, .. } = world;
+    let plan = sequences.next_plan();
+    let needs = match shape.table.tracks {
+        1 => check::<true>(shape, sequences, steps, items, plan),
+        _ => check::<false>(shape, sequences, steps, items, plan),
+    }?;
+    check_drafts(sequences, items, drafts)?;
+    PageBudget::new(pages, prefixes, sequences, fence).check(needs.pages, needs.promised)?;
+    let evicted = reclaim(pages, prefixes, needs.pages, &mut world.buffers.freed);
+    sequences.consume_promised(needs.promised as u32);
+    world.counters.evicted_pages += u64::from(evicted);
+    let bump = scratch.reset();
+    let new_pages = bump.alloc_slice_fill_copy(needs.pages as usize, PageId::default());
+    assert!(pages.alloc(new_pages), "the pages were reclaimed");
+    let shared = find_spans(shape, prefixes, sequences, finder, items, bump);
+    let batch = Batch { shape, items, drafts, needs, new_pages };
+    let plan = if shape.layout.slots_fit_i32() {
+        fill::<i32>(sequences, steps, &batch, bump)
+    } else {
+        fill::<i64>(sequences, steps, &batch, bump)
+    };
+    Ok(BatchPlan { shared, ..plan })
+}
+
+/// Checks a batch, and counts its needs. `ONE`: whether there is one track. Not inlined, so that the loop
+/// keeps its registers.
+#[inline(never)]
+fn check<const ONE: bool>(
+    shape: &EngineShape,
+    sequences: &mut SequenceTable,
+    steps: &StepLog,
+    items: &[Extend],
+    plan: u64,
+) -> Result<Needs, Error> {
+    if items.is_empty() {
+        return Err(Error::EmptyBatch);
+    }
+    steps.check_room()?;
+    let page_size = shape.layout.page_size();
+    let mut needs = Needs::default();
+    for &Extend { seq, len } in items {
+        let row = sequences.row_mut(seq)?;
+        let sequence = &mut *row.sequence;
+        if sequence.is_preempted() {
+            return Err(Error::Preempted { seq });
+        }
+        if sequence.last_plan >= plan {
+            return Err(unplannable(sequence, seq));
+        }
+        sequence.last_plan = plan;
+        let max = extend_max(shape, sequence, steps);
+        if len == 0 || len > max {
+            return Err(Error::ExtendLen { seq, len, max });
+        }
+        needs.tokens += len as usize;
+        let (new_pages, lacking) = if len == 1 && row.is_sent() {
+            if row.sequence.room(page_size) > 0 {
+                continue;
+            }
+            row.prefetch_next_page();
+            (1, row.lacking_one::<ONE>())
+        } else {
+            let new_pages = row.sequence.pages_lacking(len, page_size);
+            (new_pages, row.lacking(row.sequence.page_len + new_pages))
+        };
+        needs.pages += u64::from(new_pages);
+        needs.promised += u64::from(if ONE {
+            row.sequence.outstanding().min(new_pages)
+        } else {
+            row.promised_of(new_pages)
+        });
+        needs.chunks += lacking.chunks;
+        needs.table_writes += lacking.table_writes as usize;
+    }
+    if !ONE {
+        needs.pages *= u64::from(shape.table.tracks);
+    }
+    let (tokens, max) = (needs.tokens as u64, u64::from(STEP_TOKENS_MAX));
+    if tokens > max {
+        return Err(Error::StepTokens { tokens, max });
+    }
+    sequences.check_chunks(needs.chunks.into())?;
+    Ok(needs)
+}
+
+/// Returns the error of a sequence that this plan has named already, or whose drafts wait.
+#[cold]
+fn unplannable(sequence: &Sequence, seq: SeqKey) -> Error {
+    match sequence.is_drafted() {
+        true => Error::NotAccepted { seq, step: sequence.last_step },
+        false => Error::RepeatedSequence { seq },
+    }
+}
+
+/// Returns the most tokens that can be planned for a sequence now: its known ones, or the one that an unfinished step
+/// of it will sample.
+pub(crate) fn extend_max(shape: &EngineShape, sequence: &Sequence, steps: &StepLog) -> u32 {
+    if sequence.token_len > sequence.planned_len {
+        return sequence.token_len - sequence.planned_len;
+    }
+    let room = sequence.planned_len < shape.max_sequence_len;
+    u32::from(room && steps.samples_next(sequence.last_item))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PlanBatch, plan_batch};
+    use crate::config::EngineConfig;
+    use crate::error::Error;
+    use crate::id::{Namespace, TokenId};
+    use crate::layout::{Capacity, PoolConfig};
+    use crate::plan::{Extend, STEP_TOKENS_MAX, StepScratch};
+    use crate::system::admit::{Admit, admit};
+    use crate::world::World;
+
+    #[test]
+    fn a_step_of_more_tokens_than_can_be_numbered_is_refused() {
+        // Sequences of 2^30 tokens take 4 GiB each: the lengths are forged.
+        const LEN: u32 = 1 << 30;
+        let pool = PoolConfig { capacity: Capacity::Pages(8), ..Default::default() };
+        let shape = EngineConfig::from(pool).shape().expect("the config is right");
+        let mut world = World::new(&shape, 32).expect("it is small");
+        let mut items = Vec::new();
+        for count in 1..=5_u64 {
+            let (namespace, prompt) = (Namespace::default(), [TokenId::new(7)]);
+            let seq = admit(Admit::of(&mut world), namespace, &prompt, 0).expect("there is room");
+            world.sequences.get_mut(seq).expect("it is live").token_len = LEN;
+            items.push(Extend { seq, len: LEN });
+            let (tokens, max) = (count << 30, u64::from(STEP_TOKENS_MAX));
+            let mut scratch = StepScratch::new();
+            let refused = plan_batch(PlanBatch::of(&mut world), &mut scratch, &items, &[]);
+            match refused.expect_err("no pool is as large") {
+                Error::StepTokens { tokens: named, max: limit } => {
+                    assert_eq!((named, limit), (tokens, max));
+                }
+                error => assert!(tokens <= max, "{tokens} tokens: {error}"),
+            }
+        }
+        assert!(world.steps.is_empty());
+    }
+}

@@ -1,0 +1,282 @@
+//! Writes the plan of a batch that was checked, and records each sequence's part in the step.
+
+use bumpalo::Bump;
+use bytemuck::Zeroable;
+
+use crate::config::EngineShape;
+use crate::id::{PageId, StepId, TokenId};
+use crate::plan::{BatchPlan, BatchRow, Draft, Extend, SharedSpans, SlotMapping, TableWrite};
+use crate::sequence::{RowMut, Sequence, SequenceTable};
+use crate::step::{StepItem, StepLog};
+use crate::system::plan_drafts::begin_drafts;
+
+use super::Needs;
+
+/// A batch that was checked, and the pages that it takes.
+pub(super) struct Batch<'a> {
+    pub shape: &'a EngineShape,
+    pub items: &'a [Extend],
+    pub drafts: &'a [Draft<'a>],
+    pub needs: Needs,
+    pub new_pages: &'a [PageId],
+}
+
+/// Assigns the new pages in batch order, records each sequence's part in the step, and writes the plan but for its
+/// shared spans. `T`: the number type of the pool's slots. Not inlined, so that its loop keeps its registers.
+#[inline(never)]
+pub(super) fn fill<'step, T: SlotNumber>(
+    sequences: &mut SequenceTable,
+    steps: &mut StepLog,
+    batch: &Batch<'_>,
+    bump: &'step Bump,
+) -> BatchPlan<'step> {
+    let Batch { shape, items, drafts, ref needs, new_pages } = *batch;
+    let step = steps.begin(true, items.len());
+    let further = (shape.table.tracks as usize - 1) * needs.tokens;
+    let [slots, others] = [needs.tokens, further].map(|n| bump.alloc_slice_fill_copy(n, T::ZERO));
+    let tokens = bump.alloc_slice_fill_copy(needs.tokens, TokenId::PENDING);
+    let positions = bump.alloc_slice_fill_copy(needs.tokens, 0);
+    let table_writes = bump.alloc_slice_fill_copy(needs.table_writes, TableWrite::default());
+    let rows = bump.alloc_slice_fill_with(items.len(), |_| BatchRow::zeroed());
+    let mut out = PlanWriter {
+        page_size: shape.layout.page_size(),
+        tracks: shape.table.tracks as usize,
+        step,
+        qo_start: 0,
+        new_pages,
+        rows: &mut *rows,
+        tokens: &mut *tokens,
+        positions: &mut *positions,
+        slots: &mut *slots,
+        all_tokens: needs.tokens,
+        others: &mut *others,
+        writes: table_writes.iter_mut(),
+    };
+    let mut rest = items;
+    loop {
+        let decoded = match shape.table.tracks {
+            1 => out.decode::<true>(sequences, steps, rest),
+            _ => out.decode_tracks(sequences, steps, rest),
+        };
+        rest = &rest[decoded..];
+        let Some(item) = rest.split_off_first() else { break };
+        out.extend(sequences, steps, item);
+    }
+    assert!(out.writes.len() == 0, "the words that are taken were counted");
+    assert!(out.new_pages.is_empty(), "the pages that are taken were counted");
+    let masks = match drafts {
+        [] => &[],
+        _ => begin_drafts(sequences, steps, items, drafts, rows, positions, bump),
+    };
+    BatchPlan {
+        step,
+        rows,
+        tokens,
+        positions,
+        slot_mapping: T::mapping(slots),
+        track_slots: T::mapping(others),
+        table_writes,
+        shared: SharedSpans::default(),
+        masks,
+    }
+}
+
+/// Records a sequence's part in a step.
+fn record(sequence: &mut Sequence, item: Extend, step: StepId, steps: &mut StepLog) {
+    let Sequence { preemption_epoch, planned_len: start, dirty_from, last_item: previous, .. } =
+        *sequence;
+    let end = start + item.len;
+    sequence.last_step = step;
+    sequence.planned_len = end;
+    sequence.last_item = steps.push(StepItem {
+        seq: item.seq,
+        preemption_epoch,
+        start,
+        end,
+        dirty_from,
+        previous,
+        cut: false,
+    });
+}
+
+/// The unwritten rest of a plan's arrays, and the new pages that no row has yet.
+struct PlanWriter<'a, T> {
+    page_size: u32,
+    tracks: usize,
+    step: StepId,
+    /// Tokens written, and so the first of the next row.
+    qo_start: u32,
+    new_pages: &'a [PageId],
+    rows: &'a mut [BatchRow],
+    tokens: &'a mut [TokenId],
+    positions: &'a mut [u32],
+    slots: &'a mut [T],
+    /// Tokens of the batch.
+    all_tokens: usize,
+    /// Slots of the further tracks, `[tracks - 1, all_tokens]`.
+    others: &'a mut [T],
+    writes: std::slice::IterMut<'a, TableWrite>,
+}
+
+impl<T: SlotNumber> PlanWriter<'_, T> {
+    /// Advances past written rows and their tokens.
+    fn advance(&mut self, rows: usize, tokens: usize) {
+        self.qo_start += tokens as u32;
+        self.rows.split_off_mut(..rows).expect("counted");
+        self.tokens.split_off_mut(..tokens).expect("counted");
+        self.positions.split_off_mut(..tokens).expect("counted");
+        self.slots.split_off_mut(..tokens).expect("counted");
+    }
+
+    /// Writes a row. Not inlined, so that the loop of [`PlanWriter::decode`] keeps its registers.
+    #[inline(never)]
+    fn extend(&mut self, sequences: &mut SequenceTable, steps: &mut StepLog, item: &Extend) {
+        let len = item.len as usize;
+        let mut row = sequences.row_mut(item.seq).expect("checked");
+        record(row.sequence, *item, self.step, steps);
+        let Sequence { row: id, planned_len: end, token_len, page_len, .. } = *row.sequence;
+        let start = end - item.len;
+        self.rows[0] =
+            BatchRow { row: id, qo_start: self.qo_start, extend_len: item.len, kv_len: end };
+        let count = (end.div_ceil(self.page_size) - page_len) as usize;
+        let new = self.new_pages.split_off(..count * self.tracks).expect("counted");
+        row.append_pages(count as u32, new);
+        row.take_dirty(|write| *self.writes.next().expect("counted") = write);
+        (start..end).zip(&mut *self.positions).for_each(|(n, out)| *out = n);
+        let mut tokens = &mut self.tokens[..len];
+        for piece in row.token_pieces(start, token_len.min(end)) {
+            tokens.split_off_mut(..piece.len()).expect("counted").copy_from_slice(piece);
+        }
+        write_slots(&row, 0, start, self.page_size, &mut self.slots[..len]);
+        if self.tracks > 1 {
+            let own = self.qo_start as usize..self.qo_start as usize + len;
+            for (track, slots) in (1..).zip(self.others.chunks_exact_mut(self.all_tokens)) {
+                write_slots(&row, track, start, self.page_size, &mut slots[own.clone()]);
+            }
+        }
+        self.advance(1, len);
+    }
+
+    /// [`PlanWriter::decode`] where there are several tracks. Not inlined, as [`PlanWriter::extend`].
+    #[inline(never)]
+    fn decode_tracks(
+        &mut self,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        items: &[Extend],
+    ) -> usize {
+        self.decode::<false>(sequences, steps, items)
+    }
+
+    /// Writes the rows up to the first one that does more than decode: compute one token, with no page to be sent but
+    /// perhaps a new one. Most rows of most steps are such, and take a third of the instructions. `ONE`: whether there
+    /// is one track.
+    fn decode<const ONE: bool>(
+        &mut self,
+        sequences: &mut SequenceTable,
+        steps: &mut StepLog,
+        items: &[Extend],
+    ) -> usize {
+        let most = items.len();
+        let rows = &mut self.rows[..most];
+        let (tokens, positions) = (&mut self.tokens[..most], &mut self.positions[..most]);
+        let (slots, page_size) = (&mut self.slots[..most], self.page_size);
+        let others = &mut *self.others;
+        let (mut new_pages, mut writes) = (self.new_pages.iter(), std::mem::take(&mut self.writes));
+        let mut count = 0;
+        while count < most {
+            let item = items[count];
+            let mut row = sequences.row_mut(item.seq).expect("checked");
+            if item.len != 1 || !row.is_sent() {
+                break;
+            }
+            let room = row.sequence.room(page_size);
+            record(row.sequence, item, self.step, steps);
+            let (page, offset) = if room > 0 {
+                (row.last_page(), page_size - room)
+            } else if !ONE {
+                let (own, rest) = new_pages.as_slice().split_at(self.tracks);
+                new_pages = rest.iter();
+                row.append_place(own, |write| *writes.next().expect("counted") = write);
+                (own[0], 0)
+            } else {
+                let page = *new_pages.next().expect("counted");
+                row.append_sent(page, |write| *writes.next().expect("counted") = write);
+                (page, 0)
+            };
+            let Sequence { row: id, planned_len, token_len, .. } = *row.sequence;
+            let qo_start = self.qo_start + count as u32;
+            rows[count] = BatchRow { row: id, qo_start, extend_len: 1, kv_len: planned_len };
+            if planned_len == token_len {
+                tokens[count] = row.sequence.last_token;
+            } else if planned_len < token_len {
+                tokens[count] = row.token(planned_len - 1);
+            }
+            positions[count] = planned_len - 1;
+            slots[count] = T::from_slot(slot_at(page, page_size, offset));
+            if !ONE {
+                for (track, slots) in (1..).zip(others.chunks_exact_mut(self.all_tokens)) {
+                    let page = row.last_track_page(track);
+                    slots[qo_start as usize] = T::from_slot(slot_at(page, page_size, offset));
+                }
+            }
+            count += 1;
+        }
+        (self.new_pages, self.writes) = (new_pages.as_slice(), writes);
+        self.advance(count, count);
+        count
+    }
+}
+
+/// Returns the slots of a row in a track, from position `start` on.
+fn write_slots<T: SlotNumber>(
+    row: &RowMut<'_>,
+    track: u32,
+    start: u32,
+    page_size: u32,
+    mut slots: &mut [T],
+) {
+    let mut offset = start % page_size;
+    for page in row.page_pieces(track, start / page_size, row.sequence.page_len).flatten() {
+        let count = slots.len().min((page_size - offset) as usize);
+        let slot = slot_at(*page, page_size, offset);
+        let out = slots.split_off_mut(..count).expect("no more than there are");
+        (slot..).zip(out).for_each(|(slot, out)| *out = T::from_slot(slot));
+        offset = 0;
+    }
+}
+
+fn slot_at(page: PageId, page_size: u32, offset: u32) -> u64 {
+    u64::from(page.raw()) * u64::from(page_size) + u64::from(offset)
+}
+
+/// A number type of slot mappings.
+pub(super) trait SlotNumber: Copy + 'static {
+    const ZERO: Self;
+    fn from_slot(slot: u64) -> Self;
+    fn mapping(slots: &[Self]) -> SlotMapping<'_>;
+}
+
+impl SlotNumber for i32 {
+    const ZERO: Self = 0;
+
+    fn from_slot(slot: u64) -> Self {
+        slot as i32
+    }
+
+    fn mapping(slots: &[Self]) -> SlotMapping<'_> {
+        SlotMapping::I32(slots)
+    }
+}
+
+impl SlotNumber for i64 {
+    const ZERO: Self = 0;
+
+    fn from_slot(slot: u64) -> Self {
+        slot as i64
+    }
+
+    fn mapping(slots: &[Self]) -> SlotMapping<'_> {
+        SlotMapping::I64(slots)
+    }
+}

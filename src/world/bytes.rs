@@ -1,0 +1,145 @@
+//! The bytes that an engine takes, and its plans.
+
+use crate::bitmap::Bitmap;
+use crate::config::{EngineConfig, EngineShape};
+use crate::error::ConfigError;
+use crate::fence::Fence;
+use crate::id::{PageId, SeqKey, TokenId};
+use crate::page::PagePool;
+use crate::plan::{
+    Admitted, BatchRow, Compaction, PageCopy, STEP_TOKENS_MAX, SharedSpan, TableWrite,
+};
+use crate::prefix::{PrefixTree, SharedPrefixFinder};
+use crate::sequence::SequenceTable;
+use crate::step::StepLog;
+
+/// The bytes that an engine takes, all of them when it is created.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct EngineBytes {
+    /// K and V, in the backend.
+    pub kv: u64,
+    /// The mirror of the page tables, in the backend.
+    pub kv_tables: u64,
+    /// States of pages.
+    pub pages: u64,
+    /// The prefix tree.
+    pub prefixes: u64,
+    /// Hashes of cached pages. Names of namespaces are not included: they are allocated as they are given.
+    pub hashes: u64,
+    /// The event buffer.
+    pub events: u64,
+    /// Tokens and page tables of sequences.
+    pub sequences: u64,
+    /// Unfinished steps, the fence, and the systems' buffers.
+    pub steps: u64,
+}
+
+impl EngineBytes {
+    /// Returns the bytes on the host, without those of the backend.
+    pub fn host(&self) -> u64 {
+        self.pages + self.prefixes + self.hashes + self.events + self.sequences + self.steps
+    }
+}
+
+impl EngineConfig {
+    /// Returns the bytes that an engine of this config takes.
+    ///
+    /// The [`StepScratch`](crate::StepScratch)es of the host are not included: one for each step in flight, of up to
+    /// [`EngineShape::plan_bytes`] each.
+    ///
+    /// # Errors
+    /// As [`EngineConfig::shape`].
+    pub fn bytes(&self) -> Result<EngineBytes, ConfigError> {
+        Ok(self.shape()?.bytes())
+    }
+}
+
+impl EngineShape {
+    /// Returns [`EngineConfig::bytes`] of a checked config. No number overflows.
+    pub fn bytes(&self) -> EngineBytes {
+        let (page_count, page_size) = (self.layout.page_count(), self.layout.page_size());
+        let rows = size_of::<SeqKey>() + size_of::<Compaction>() + size_of::<Admitted>();
+        let buffers = 4 * (u64::from(page_count) + row_pages_all(self))
+            + copy_count(self) * size_of::<PageCopy>() as u64
+            + 4 * u64::from(self.max_sequence_len)
+            + u64::from(self.table.rows) * rows as u64
+            + Bitmap::bytes(page_count);
+        EngineBytes {
+            kv: self.layout.total_bytes(),
+            kv_tables: 4 * self.table.words() as u64,
+            pages: PagePool::bytes(page_count),
+            prefixes: PrefixTree::bytes(page_count, page_size),
+            hashes: self.hashing.map_or(0, |hashing| PrefixTree::hash_bytes(page_count, hashing)),
+            events: self.hashing.map_or(0, |hashing| {
+                PrefixTree::event_bytes(page_count, page_size, hashing, self.event_pages)
+            }),
+            sequences: SequenceTable::bytes(&self.table, page_size),
+            steps: StepLog::bytes(self.max_steps, self.table.rows)
+                + Fence::bytes(page_count, self.max_steps, lock_count(self))
+                + SharedPrefixFinder::bytes(self.table.rows)
+                + buffers,
+        }
+    }
+
+    /// Returns the bytes of the largest plan of at most `rows` sequences and `tokens` new tokens together. O(1).
+    ///
+    /// No such plan grows a [`StepScratch::with_capacity`](crate::StepScratch::with_capacity) of this size.
+    ///
+    /// Most bytes are page table words, 8 bytes each. The first plan of a sequence after `admit` or `resume` sends all
+    /// its pages, the shared ones too: 800 kB for a prompt of 100,000 tokens at page_size 1. A fork sends a word for
+    /// each chunk that it shares, unless the plan that sent the words of its parent may still be aborted.
+    ///
+    /// ```
+    /// # use kvarena::*;
+    /// let shape = EngineConfig::from(PoolConfig::default()).shape()?;
+    /// let scratch = StepScratch::with_capacity(shape.plan_bytes(64, 2048) as usize);
+    /// # assert!(scratch.bytes() as u64 >= shape.plan_bytes(64, 2048));
+    /// # Ok::<(), ConfigError>(())
+    /// ```
+    pub fn plan_bytes(&self, rows: u32, tokens: u32) -> u64 {
+        let rows = u64::from(rows.min(self.table.rows));
+        let tokens = u64::from(tokens.min(STEP_TOKENS_MAX));
+        let page_size = u64::from(self.layout.page_size());
+        let row_pages = u64::from(self.max_sequence_len).div_ceil(page_size);
+        let tracks = u64::from(self.table.tracks);
+        let row_words = row_pages * tracks + u64::from(self.table.chunks_per_row);
+        // A chunk's pages, and the word that names it.
+        let chunk_words = u64::from(self.table.chunk_pages) * tracks + 1;
+        let words = u64::from(self.table.chunk_count) * chunk_words;
+        let writes = words.min(rows * row_words);
+        let places = tokens.min(tokens / page_size + rows);
+        let new_pages = (places * tracks).min(self.layout.page_count().into());
+        let slot = if self.layout.slots_fit_i32() { size_of::<i32>() } else { size_of::<i64>() };
+        let slots = slot * self.table.tracks as usize;
+        let token = size_of::<TokenId>() + size_of::<u32>() + slots + size_of::<u64>();
+        new_pages * size_of::<PageId>() as u64
+            + rows * size_of::<BatchRow>() as u64
+            + tokens * token as u64
+            + writes * size_of::<TableWrite>() as u64
+            + rows * (size_of::<SharedSpan>() + size_of::<u32>()) as u64
+            + ARRAYS * align_of::<u64>() as u64
+    }
+}
+
+/// Number of arrays of a plan, the new pages included. Each may start at the next multiple of its alignment.
+const ARRAYS: u64 = 10;
+
+/// Returns the most locks that wait in the fence. An item of a plan releases at most one, since a sequence that returns
+/// has no step until it is planned. The step of a copy releases one more.
+pub(super) fn lock_count(shape: &EngineShape) -> u64 {
+    u64::from(shape.max_steps) * (u64::from(shape.table.rows) + 1)
+}
+
+/// Returns the most pages of a sequence in all tracks, with one more place.
+pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
+    let row_pages = shape.max_sequence_len.div_ceil(shape.layout.page_size());
+    (u64::from(row_pages) + 1) * u64::from(shape.table.tracks)
+}
+
+/// Returns the most copies of a fork: a page for each child, or with several tracks as many pages as the pool has.
+pub(super) fn copy_count(shape: &EngineShape) -> u64 {
+    let pages = if shape.table.tracks > 1 { shape.layout.page_count() } else { 0 };
+    pages.max(shape.table.rows).into()
+}

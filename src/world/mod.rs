@@ -1,0 +1,151 @@
+//! All tables together; their `bytes`, and the `audit` over them.
+//!
+//! * W1. Every page has exactly one owner, and the state of that owner: a sequence (Private), a tree node (Cached),
+//!   the fence (Fenced), none (Free).
+//! * W2. A sequence's published pages are the path of its lock.
+//! * W3. Every lock that the tree counts is a sequence's or waits in the fence. T3 is audited with these locks.
+//! * W4. Outstanding pages of promises <= free + evictable + fenced pages: `system/page_budget.rs` gives the reason.
+//!
+//! Not here: changes of the tables (`system/`).
+
+mod audit;
+mod bytes;
+
+use bytemuck::Zeroable;
+
+use crate::bitmap::Bitmap;
+use crate::config::EngineShape;
+use crate::error::ConfigError;
+use crate::fence::Fence;
+use crate::id::{PageId, SeqKey, StepId, TokenId};
+use crate::layout::Limits;
+use crate::memory::{self, OutOfMemory, touch_reserved};
+use crate::page::PagePool;
+use crate::plan::{Admitted, Compaction, PageCopy};
+use crate::prefix::{PrefixTree, SharedPrefixFinder};
+use crate::sequence::SequenceTable;
+use crate::stats::Stats;
+use crate::step::StepLog;
+
+pub use audit::{Broken, Owner};
+pub use bytes::EngineBytes;
+use bytes::{copy_count, lock_count, row_pages_all};
+
+/// The tables, and the limits that they are made with.
+pub struct World {
+    /// Limits of the tables.
+    pub shape: EngineShape,
+    /// States of pages.
+    pub pages: PagePool,
+    /// Cached prefixes.
+    pub prefixes: PrefixTree,
+    /// Sequences.
+    pub sequences: SequenceTable,
+    /// Unfinished steps.
+    pub steps: StepLog,
+    /// Pages and locks that wait for unfinished steps.
+    pub fence: Fence,
+    /// The shared spans of the last batch.
+    pub finder: SharedPrefixFinder,
+    /// Counters of calls and tokens; the levels are not kept up.
+    pub counters: Stats,
+    /// Buffers of the systems, reserved at their largest size. Each system empties a buffer before it fills it.
+    pub(crate) buffers: Buffers,
+}
+
+/// Buffers of the systems. No system reads what another call left in them.
+pub(crate) struct Buffers {
+    /// Released pages.
+    pub freed: Vec<PageId>,
+    /// Pages of a match or a sequence, or pages that were just added to the tree.
+    pub pages: Vec<PageId>,
+    /// Tokens of one sequence.
+    pub tokens: Vec<TokenId>,
+    /// Children that a fork made.
+    pub children: Vec<SeqKey>,
+    /// Copies that a fork made.
+    pub copies: Vec<PageCopy>,
+    /// Moves of accepted drafts, for the backends.
+    pub compactions: Vec<Compaction>,
+    /// Results of a batch of admissions.
+    pub admitted: Vec<Admitted>,
+    /// Pages that a batch of admissions has counted.
+    pub counted: Bitmap,
+}
+
+impl World {
+    /// Creates empty tables for a checked config; `hash_bits` as in [`PrefixTree::new`].
+    ///
+    /// # Errors
+    /// [`ConfigError::OutOfMemory`] with the bytes of all tables, if the host cannot allocate some of them.
+    pub fn new(shape: &EngineShape, hash_bits: u32) -> Result<Self, ConfigError> {
+        let refused = |_| ConfigError::OutOfMemory { bytes: shape.bytes().host() };
+        Self::try_new(shape, hash_bits).map_err(refused)
+    }
+
+    fn try_new(shape: &EngineShape, hash_bits: u32) -> Result<Self, OutOfMemory> {
+        let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
+        if shape.prefault {
+            memory::check(shape.bytes().host())?;
+        }
+        let mut world = Self {
+            shape: *shape,
+            pages: PagePool::try_new(page_count)?,
+            prefixes: PrefixTree::try_new(page_count, page_size, hash_bits)?,
+            sequences: SequenceTable::try_new(&shape.table, page_size, hash_bits)?,
+            steps: StepLog::try_new(shape.max_steps, shape.table.rows)?,
+            fence: Fence::try_new(page_count, shape.max_steps, lock_count(shape))?,
+            finder: SharedPrefixFinder::try_new(shape.table.rows)?,
+            counters: Stats::default(),
+            buffers: Buffers {
+                freed: memory::reserved(page_count.into())?,
+                pages: memory::reserved(row_pages_all(shape))?,
+                tokens: memory::reserved(shape.max_sequence_len.into())?,
+                children: memory::reserved(shape.table.rows.into())?,
+                copies: memory::reserved(copy_count(shape))?,
+                compactions: memory::reserved(shape.table.rows.into())?,
+                admitted: memory::reserved(shape.table.rows.into())?,
+                counted: Bitmap::new(page_count, false)?,
+            },
+        };
+        if shape.table.tracks > 1 {
+            world.sequences.set_limits(Limits::new(&shape.layout, shape.promise_ahead));
+        }
+        if let Some(hashing) = shape.hashing {
+            world.prefixes.keep_hashes(hashing, hash_bits)?;
+            if shape.event_pages > 0 {
+                world.prefixes.keep_events(shape.event_pages)?;
+            }
+        }
+        if shape.prefault {
+            world.fence.prefault();
+            world.prefixes.try_prefault()?;
+            world.sequences.prefault();
+            world.finder.prefault();
+            touch_reserved(&mut world.buffers.freed, PageId::default());
+            touch_reserved(&mut world.buffers.pages, PageId::default());
+            touch_reserved(&mut world.buffers.tokens, TokenId::default());
+            touch_reserved(&mut world.buffers.children, SeqKey::default());
+            touch_reserved(&mut world.buffers.copies, PageCopy::zeroed());
+            touch_reserved(&mut world.buffers.compactions, Compaction::default());
+            touch_reserved(&mut world.buffers.admitted, Admitted::default());
+        }
+        Ok(world)
+    }
+
+    /// Returns the free and evictable pages.
+    fn reclaimable(&self) -> u32 {
+        self.pages.free_count() + self.prefixes.size_info().evictable
+    }
+
+    /// Returns the free and evictable pages that no sequence is promised.
+    pub fn available(&self) -> u32 {
+        self.reclaimable().saturating_sub(self.sequences.promised())
+    }
+
+    /// Returns [`World::available`] as of the completion of `step`, if no other call comes first. O(unfinished steps).
+    pub fn available_after(&self, step: StepId) -> u32 {
+        let reclaimable = self.reclaimable() + self.fence.pages_until(step);
+        reclaimable.saturating_sub(self.sequences.promised())
+    }
+}

@@ -1,0 +1,31 @@
+//! Plans by hand: for tests that want a step and nothing of its past.
+
+use kvarena::{BatchPlan, BatchRow, RowId, SharedSpans, SlotMapping, StepId, TokenId};
+
+/// A sequence's first token.
+pub const FIRST: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 };
+
+/// A step of these rows, a position for each of up to 64 tokens, and nothing else.
+pub fn plan_of<'a>(
+    step: u64,
+    rows: &'a [BatchRow],
+    positions: &'a [u32],
+    slots: SlotMapping<'a>,
+) -> BatchPlan<'a> {
+    BatchPlan {
+        track_slots: SlotMapping::I32(&[]),
+        step: StepId::new(step),
+        rows,
+        tokens: &[TokenId::PENDING; 64][..positions.len()],
+        positions,
+        slot_mapping: slots,
+        table_writes: &[],
+        shared: SharedSpans::default(),
+        masks: &[],
+    }
+}
+
+/// A step of a sequence's first token, in the first slot.
+pub fn first_token(step: u64) -> BatchPlan<'static> {
+    plan_of(step, &[FIRST], &[0], SlotMapping::I32(&[0]))
+}

@@ -1,0 +1,155 @@
+//! What is loaded before the first step: all that a host does, and nothing else.
+
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, Gpu, Prepare};
+use kvarena::testkit::contract::{
+    Case, check_backend, check_fp8_spans, check_latent, check_latent_fp8, check_served,
+    check_short, check_short_spans, check_spans, check_sparse_backend,
+};
+use kvarena::{
+    Attend, Capacity, Dtype, KvDtype, KvShape, LabelChannels, OpenBackend, PoolConfig, PoolLayout,
+    Scaling, TableShape,
+};
+
+use crate::on_gpu::{OnGpu, OnGpuOptions};
+use crate::{device, gpu, seeds};
+
+/// Opens a backend on a handle of its own, prepared for all that a random program does; it may load nothing later.
+struct Prepared {
+    options: OnGpuOptions,
+    attend: Attend,
+    lists: bool,
+}
+
+impl Prepared {
+    fn new(case: &Case, lists: bool) -> Self {
+        let gpu = device(0).expect("it was there");
+        let options = OnGpuOptions::with_all_spans(&gpu).for_case(case);
+        Self { options, attend: case.attend(), lists }
+    }
+}
+
+impl OpenBackend for Prepared {
+    type Backend = OnGpu;
+
+    fn open(self, layout: &PoolLayout, table: &TableShape, steps: u32) -> Result<OnGpu, CudaError> {
+        let mut backend = self.options.open(layout, table, steps)?;
+        let (attend, lists) = ([self.attend], [(self.attend, 1)]);
+        let lists = if self.lists { &lists[..] } else { &[] };
+        let work = Prepare { lists, trees: true, compactions: true, ..Prepare::new(&attend) };
+        backend.cuda.prepare(&work)?;
+        backend.is_prepared = true;
+        Ok(backend)
+    }
+}
+
+/// Random programs over every kind of pool.
+#[test]
+fn nothing_is_loaded_after_prepare() {
+    let Some(_gpu) = gpu() else { return };
+    let options = |case: &Case| Prepared::new(case, false);
+    let few = seeds(10);
+    let few = few.start..few.end.min(few.start + 10);
+    println!("{}", check_backend(options, few.start..few.start + 2 * (few.end - few.start)));
+    println!("{}", check_spans(options, few.clone()));
+    println!("{}", check_short_spans(options, few.clone()));
+    println!("{}", check_fp8_spans(options, few.clone()));
+    println!("{}", check_short(options, few.clone()));
+    let two = few.start..few.end.min(few.start + 2);
+    println!("{}", check_latent(options, two.clone()));
+    println!("{}", check_latent_fp8(options, two.clone()));
+    println!("{}", check_served(options, two, |_| {}));
+    println!("{}", check_sparse_backend(|case: &Case| Prepared::new(case, true), few));
+}
+
+/// A pool of two kv heads.
+fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
+    let config = PoolConfig {
+        layers: 1,
+        shape,
+        dtype,
+        scaling: if dtype.is_quantised() { Scaling::ByToken } else { Scaling::Static },
+        label_channels: labels,
+        capacity: Capacity::Pages(4),
+        ..PoolConfig::default()
+    };
+    let channels = || LabelChannels::new(1, 2, labels, [0, 1].repeat(2)).expect("they ascend");
+    let options = CudaOptions {
+        max_step_tokens: 64,
+        rows: Some(if dtype.is_quantised() { Dtype::Bf16 } else { dtype.rows() }),
+        labels: (labels > 0).then(channels),
+        ..CudaOptions::new(gpu)
+    };
+    let table = TableShape::new(4, 2, 64, 64).expect("a small table");
+    options.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool")
+}
+
+/// What stands behind every step's load and stores.
+fn loaded(dtype: KvDtype, shape: KvShape, work: &Prepare<'_>) -> Vec<String> {
+    let gpu = device(0).expect("it was there");
+    let labels = if work.lists.is_empty() { 0 } else { 2 };
+    open(&gpu, dtype, shape, labels).prepare(work).expect("a served shape");
+    let mut names: Vec<_> = gpu.kernels().into_iter().map(str::to_owned).collect();
+    names.retain(|name| name != "load_plan" && !name.starts_with("store_"));
+    names.iter_mut().for_each(|name| *name = name.replace("attend_", "").replace("bf16_", ""));
+    names.sort();
+    names
+}
+
+/// Each thing that a host may do adds the kernels of that.
+#[test]
+fn what_was_not_asked_for_is_not_loaded() {
+    let Some(gpu) = gpu() else { return };
+    let hopper = gpu.capability() == 90;
+    let (bf16, fp8, heads) = (KvDtype::Bf16, KvDtype::Fp8E4M3, KvShape::heads(2, 128));
+    let attend = [Attend::new(16, 128)];
+    let least = Prepare { extend: false, spans: false, copies: false, ..Prepare::new(&attend) };
+    let of = |work: &Prepare<'_>| loaded(bf16, heads, work);
+    assert_eq!(of(&least), ["decode_d128_r8"]);
+    assert_eq!(of(&Prepare { copies: true, ..least }), ["copy_pages", "decode_d128_r8"]);
+    assert_eq!(of(&Prepare { compactions: true, ..least }), ["compact_slots", "decode_d128_r8"]);
+    let shared = if hopper { "shared_d128_r8_sm90a" } else { "shared_d128_r8" };
+    assert_eq!(of(&Prepare { spans: true, ..least }), ["decode_d128_r8", shared]);
+    let extend = if hopper { "extend_d128_sm90a" } else { "extend_d128" };
+    let wide = if hopper { "decode_d128_r64_sm90a" } else { "decode_d128_r16" };
+    // Two tokens of a group of 8; and prompts, which raise a step's tokens for each row.
+    for work in [Prepare { decode_tokens: 2, ..least }, Prepare { extend: true, ..least }] {
+        let mut both = [wide, "decode_d128_r8", extend];
+        both.sort_unstable();
+        assert_eq!(of(&work), both);
+    }
+    let trees = loaded(fp8, heads, &Prepare { trees: true, ..least });
+    let own = ["decode_fp8_d128_r8", "extend_fp8_d128", "extend_fp8_token_d128_sm90a"];
+    assert_eq!(trees, if hopper { &own[..] } else { &own[..2] });
+    // Where all layers read lists, decode over whole rows is not among them.
+    let lists = [(attend[0], 16)];
+    let sparse = of(&Prepare { lists: &lists, attend: &[], ..least });
+    assert_eq!(
+        sparse,
+        ["resolve_selection", "score_labels_bf16", "select_top", "selected_d128_r8"]
+    );
+    let latent = KvShape::Latent { rank: 512, rope: 64 };
+    let all = loaded(bf16, latent, &Prepare { attend: &[Attend::latent(16, 0.1)], ..least });
+    assert!(all.iter().all(|name| name.starts_with("latent_")), "{all:?}");
+}
+
+/// What a host did not prepare is loaded when a step first needs it, and counted.
+#[test]
+fn what_was_not_prepared_is_counted() {
+    let Some(gpu) = gpu() else { return };
+    let gpu = Gpu::new(gpu.ordinal()).expect("it was there");
+    let mut cuda = open(&gpu, KvDtype::Bf16, KvShape::heads(2, 128), 0);
+    assert_eq!(cuda.modules_after_prepare(), 0);
+    let attend = [Attend::new(2, 128)];
+    let decodes = Prepare { extend: false, spans: false, ..Prepare::new(&attend) };
+    cuda.prepare(&decodes).expect("a served shape");
+    let before = gpu.module_count();
+    assert!(before > 0);
+    assert_eq!(cuda.modules_after_prepare(), 0);
+    let mut other = open(&gpu, KvDtype::Bf16, KvShape::heads(2, 128), 0);
+    other.prepare(&Prepare::new(&attend)).expect("a served shape");
+    let more = gpu.module_count() - before;
+    assert!(more > 0);
+    assert_eq!((cuda.modules_after_prepare(), other.modules_after_prepare()), (more, 0));
+    cuda.prepare(&decodes).expect("a served shape");
+    assert_eq!(cuda.modules_after_prepare(), 0);
+}

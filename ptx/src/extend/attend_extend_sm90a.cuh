@@ -10,7 +10,7 @@
 // holds all of them, so Q is f16 too (fp8.cuh), and V as well. V of scales by token is multiplied by them and is of the dtype of Q,
 // since f16 does not hold all such products.
 //
-// ptxas decides half of the speed. NOTES.md, "Extend: what guides the design", lists what to check in the machine code.
+// ptxas decides half of the speed. NOTES.md, "Extend", lists what to check in the machine code.
 #pragma once
 #include "attend_extend.cuh"
 #include "fp8.cuh"
@@ -335,7 +335,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         }
         const u32 packed = row_of(lane % 16), query = packed / group;
         const u64 to = packed < rows ? p.out + (work.qo_start + query) * p.out_stride + (head * group + (packed - query * group)) * ROW : 0;
-        // Each warp has read its own rows of Q and writes there. Only ptxas needs this barrier (NOTES.md, "Extend: what guides the design").
+        // Each warp has read its own rows of Q and writes there. Only ptxas needs this barrier (NOTES.md, "Extend").
         named_sync(ROWS + warp / 4, 128);
 #pragma unroll
         for (int n = 0; n < 16; n += 2) {

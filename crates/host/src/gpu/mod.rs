@@ -39,6 +39,7 @@ pub mod report;
 pub mod runner;
 pub mod setup;
 pub mod shape;
+mod shapes;
 pub mod sparse;
 pub mod sums;
 pub mod twin;

@@ -33,6 +33,7 @@ pub mod products;
 pub mod ranks;
 pub mod runner;
 pub mod shape;
+mod shapes;
 pub mod sparse;
 pub mod sums;
 pub mod twin;

@@ -212,8 +212,9 @@ impl<R: Runner> Server<R> {
             let request = self.request(stream);
             let max_new = request.max_new_tokens.unwrap_or(0) as usize;
             if let Some(shaping) = &request.shaping {
-                let most = shaping
-                    .edits_max(request.prompt.len() + stream.tokens.len(), request.stop.len());
+                let said = request.prompt.len() + stream.tokens.len();
+                let vocab = self.runner.config().vocab;
+                let most = shaping.edits_max(said, request.stop.len(), vocab);
                 match edits.checked_sub(most) {
                     Some(left) => edits = left,
                     // It takes its turn in a step with room.

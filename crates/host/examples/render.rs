@@ -8,7 +8,7 @@ use std::error::Error;
 use std::io::{Write, stdin, stdout};
 use std::path::Path;
 
-use generate::template::Template;
+use kvarena_host::template::Template;
 use serde_json::Value;
 
 fn main() -> Result<(), Box<dyn Error>> {

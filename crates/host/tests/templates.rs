@@ -3,7 +3,7 @@
 mod common;
 
 use common::files::Dir;
-use generate::template::Template;
+use kvarena_host::template::Template;
 use serde_json::{Value, json};
 
 #[test]

@@ -7,17 +7,17 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
-use generate::cpu::CpuRunner;
-use generate::http::HASHING;
-use generate::model::Model;
-use generate::request::Defaults;
-use generate::sample::Sampling;
-use generate::server::{Policy, Server};
 use kvarena::{
     Capacity, CpuOptions, Engine, EngineConfig, Namespace, NamespaceNames, PoolConfig, TokenId,
 };
 use kvarena_events::decode::{StoredPages, WireEvent, decode};
 use kvarena_events::subscriber::{Heard, Subscriber};
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::model::Model;
+use kvarena_host::request::Defaults;
+use kvarena_host::sample::Sampling;
+use kvarena_host::server::{Policy, Server};
+use kvarena_server::http::HASHING;
 use serde_json::{Value, json};
 
 struct Ending(Child);

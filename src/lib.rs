@@ -50,9 +50,11 @@
 //!
 //! [`guide`] goes on from here, in chapters.
 //!
-//! Modules are listed in the order of dependency: [`id`] <- [`layout`] <- [`page`], [`prefix`], [`sequence`] <-
-//! [`world`] <- [`system`] <- [`engine`], and [`plan`] <- [`system`], [`backend`]. ARCHITECTURE.md tells one step from
-//! end to end.
+//! Modules are listed in the order of dependency: [`id`] <- [`layout`] <- `page`, `prefix`, `sequence` <- `world` <-
+//! `system` <- [`engine`], and [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md tells one step from end to end.
+
+// Marks on docs.rs which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod admission;
 pub mod backend;
@@ -86,34 +88,50 @@ pub mod testkit;
 #[doc(hidden)]
 pub mod world;
 
+#[doc(inline)]
 pub use backend::{
     Attend, Backend, Cpu, CpuOptions, NO_POSITION, Null, OpenBackend, PlanError, Queries, Select,
     Selection, SparseBackend,
 };
+#[doc(inline)]
 pub use config::{EngineConfig, EngineShape, PrefixMode};
+#[doc(inline)]
 pub use engine::Engine;
+#[doc(inline)]
 pub use error::{ConfigError, EngineError, Error};
+#[doc(inline)]
 pub use event::{Event, Stored};
 #[cfg(feature = "sha256")]
+#[doc(inline)]
 pub use hash::HashSeed;
+#[doc(inline)]
 pub use hash::{Hashing, NamespaceNames, PageHash, PageHashes};
+#[doc(inline)]
 pub use id::{
     LayerId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, TokenId,
 };
 #[cfg(feature = "serde")]
+#[doc(inline)]
 pub use layout::HfError;
+#[doc(inline)]
 pub use layout::{
     Capacity, Dtype, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace,
     Layout, Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError, Scaling,
     Strides, TableShape,
 };
+#[doc(inline)]
 pub use plan::{
     Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree,
     Extend, Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, Prompt, SharedSpan, SharedSpans,
     SlotMapping, StepEnd, StepScratch, TableWrite,
 };
+#[doc(inline)]
 pub use prefix::PrefixMatch;
+#[doc(inline)]
 pub use stats::Stats;
+#[doc(inline)]
 pub use system::finish::Keep;
+#[doc(inline)]
 pub use system::fork::Forked;
+#[doc(inline)]
 pub use world::{Broken, EngineBytes, Owner};

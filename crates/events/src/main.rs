@@ -1,88 +1,66 @@
 //! `kvarena-events`: two engines and a router over real sockets, or a fleet and a trace.
-//!
-//! ```text
-//! cargo run --release                                        two engines and a router over real sockets
-//! cargo run --release -- --fleet 8 --trace FILE              a trace over 8 engines, by three policies
-//!     [--plot FILE.svg] [--requests N] [--page-size N] [--pages N] [--rate TOKENS_PER_SECOND]
-//! ```
 
 mod demo;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 
+use clap::Parser;
 use kvarena_events::fleet::{FleetConfig, Policy, costs, index_bytes_a_page, run};
 use kvarena_events::host::HostConfig;
 use kvarena_events::{plot, trace};
 
+/// Two engines and a router over real sockets; with --fleet and --trace a trace over a fleet, by three policies.
+#[derive(Parser, Debug)]
+#[command(name = "kvarena-events", version)]
 struct Options {
-    fleet: Option<usize>,
+    /// Engines of the fleet
+    #[arg(long, value_name = "N", requires = "trace")]
+    fleet: Option<NonZeroUsize>,
+    /// Trace in Mooncake's JSON-lines format
+    #[arg(long, value_name = "FILE", requires = "fleet")]
     trace: Option<PathBuf>,
+    /// Draws what each policy did
+    #[arg(long, value_name = "FILE.svg", requires = "fleet")]
     plot: Option<PathBuf>,
-    requests: usize,
+    /// Most requests of the trace [default: all]
+    #[arg(long, value_name = "N", requires = "fleet")]
+    requests: Option<NonZeroUsize>,
+    /// Tokens of a page
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     page_size: u32,
+    /// Pages of each engine [default: room for 400,000 tokens]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pages: Option<u32>,
-    rate: f64,
-}
-
-const USAGE: &str = "usage: kvarena-events [--fleet N --trace FILE [--plot FILE.svg] [--requests N] \
-                     [--page-size N] [--pages N] [--rate TOKENS_PER_SECOND]]";
-
-fn options() -> Result<Options, Box<dyn Error>> {
-    let mut options = Options {
-        fleet: None,
-        trace: None,
-        plot: None,
-        requests: usize::MAX,
-        page_size: 16,
-        pages: None,
-        rate: 20_000.0,
-    };
-    let mut args = std::env::args().skip(1);
-    while let Some(name) = args.next() {
-        let value = args.next().ok_or_else(|| format!("{name} lacks its value\n{USAGE}"))?;
-        let wrong = || format!("{name} {value}: not a number above 0\n{USAGE}");
-        let number = || match value.parse::<u32>() {
-            Ok(number) if number > 0 => Ok(number),
-            _ => Err(wrong()),
-        };
-        match name.as_str() {
-            "--fleet" => options.fleet = Some(number()? as usize),
-            "--trace" => options.trace = Some(value.into()),
-            "--plot" => options.plot = Some(value.into()),
-            "--requests" => options.requests = number()? as usize,
-            "--page-size" => options.page_size = number()?,
-            "--pages" => options.pages = Some(number()?),
-            "--rate" => options.rate = number()?.into(),
-            _ => return Err(format!("{name} is unknown\n{USAGE}").into()),
-        }
-    }
-    Ok(options)
+    /// Tokens that each engine computes in a second
+    #[arg(long, value_name = "TOKENS", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
 }
 
 fn main() {
-    let done = options().and_then(|options| match (options.fleet, &options.trace) {
-        (Some(engines), Some(_)) => fleet(engines, &options),
-        (None, None) => demo::run(),
-        _ => Err(format!("a fleet needs a trace, and a trace a fleet\n{USAGE}").into()),
-    });
+    let options = Options::parse();
+    let done = match (options.fleet, &options.trace) {
+        (Some(engines), Some(trace)) => fleet(engines.get(), trace, &options),
+        _ => demo::run(),
+    };
     if let Err(error) = done {
         eprintln!("kvarena-events: {error}");
         std::process::exit(1);
     }
 }
 
-fn fleet(engines: usize, options: &Options) -> Result<(), Box<dyn Error>> {
+fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn Error>> {
     // First of all: memory that has been in use before would not be seen.
     let index_bytes = index_bytes_a_page(options.page_size, 16, 20_000);
-    let path = options.trace.as_ref().expect("it was given");
-    let requests = trace::read(path, options.requests)?;
+    let most = options.requests.map_or(usize::MAX, NonZeroUsize::get);
+    let requests = trace::read(path, most)?;
     // As many tokens as an 80 GB device has room for beside a model of 8 billion parameters.
     let pages = options.pages.unwrap_or(400_000 / options.page_size);
     let page_size = options.page_size;
     let host =
         HostConfig { page_size, pages, event_pages: pages.min(65_536), ..HostConfig::default() };
-    let config = FleetConfig { engines, host, rate: options.rate };
+    let config = FleetConfig { engines, host, rate: options.rate.into() };
     println!(
         "{} requests, {engines} engines of {pages} pages of {page_size} tokens, {} tokens a second each",
         requests.len(),
@@ -152,4 +130,35 @@ fn fleet(engines: usize, options: &Options) -> Result<(), Box<dyn Error>> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod test {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Options, clap::Error> {
+        Options::try_parse_from(["kvarena-events"].iter().chain(words))
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Options::command().debug_assert();
+        assert_eq!(
+            parse(&["--help"]).expect_err("help").kind(),
+            clap::error::ErrorKind::DisplayHelp
+        );
+        assert!(parse(&[]).is_ok_and(|options| options.fleet.is_none() && options.rate == 20_000));
+        assert!(parse(&["--fleet", "4", "--trace", "f", "--pages", "9"]).is_ok());
+        for wrong in [
+            &["--fleet", "4"][..],
+            &["--trace", "f"],
+            &["--fleet", "0", "--trace", "f"],
+            &["--rate", "0"],
+            &["--x"],
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
 }

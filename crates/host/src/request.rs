@@ -31,6 +31,8 @@ pub struct Request {
     pub cancel_after: Option<u32>,
     /// Keeps prefixes of different tenants apart.
     pub namespace: Namespace,
+    /// The salt by which routers tell the namespace from others, unless it is the default one.
+    pub salt: Option<Arc<str>>,
     /// What the answer may be like, where drafts are looked for beside the prompt: a text that is to be edited, say.
     pub prediction: Vec<u32>,
     /// Whether the logits of each token of the prompt are wanted. No cached prefix is used then.
@@ -64,6 +66,7 @@ impl Defaults {
             stop: self.stop.clone(),
             cancel_after: None,
             namespace: Namespace::default(),
+            salt: None,
             prediction: Vec::new(),
             scores_prompt: false,
             group: None,

@@ -23,6 +23,13 @@ pub struct Draw {
     pub edits: Edits,
 }
 
+impl Draw {
+    /// Whether its logits are edited, or left out by min-p.
+    pub fn is_shaped(&self) -> bool {
+        !self.edits.is_none() || (self.sampling.temperature > 0.0 && self.sampling.min_p > 0.0)
+    }
+}
+
 /// A planned step.
 #[derive(Default)]
 pub struct Work {
@@ -84,8 +91,8 @@ pub trait Runner {
         usize::MAX
     }
 
-    /// Most edits that a step can have; a step of more cannot be launched. 0: requests with a shaping or with `min_p` are
-    /// not served.
+    /// Most edits that a step can have; a step of more cannot be launched, and a request that may need more is refused. 0:
+    /// so are all requests with a shaping or with `min_p`.
     fn edits_max(&self) -> usize {
         0
     }

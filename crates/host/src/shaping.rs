@@ -6,6 +6,8 @@
 
 use std::collections::HashMap;
 
+use bytemuck::{Pod, Zeroable};
+
 /// What a request does to logits.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Shaping {
@@ -41,7 +43,8 @@ impl Default for Shaping {
 
 /// A change of one token's logit: `before` is added, then the repetition penalty divides or multiplies, then `after` is
 /// added.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Pod, Zeroable)]
+#[repr(C)]
 pub struct Edit {
     /// The token.
     pub token: u32,
@@ -91,18 +94,26 @@ impl Shaping {
         *self == Self::default()
     }
 
+    /// The tokens that it names.
+    pub fn tokens(&self) -> impl Iterator<Item = u32> {
+        let biased = self.bias.iter().map(|&(token, _)| token);
+        let allowed = self.allowed.iter().flatten();
+        biased.chain(allowed.chain(self.bad_words.iter().flatten()).copied())
+    }
+
     /// Whether edits depend on which tokens the answer has: a draw needs the token before it to be known.
     pub fn needs_history(&self) -> bool {
         let penalties = (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0);
         penalties || self.bad_words.iter().any(|word| word.len() > 1)
     }
 
-    /// Most edits of a draw after so many tokens of prompt and answer, of a request with so many stop tokens.
-    pub fn edits_max(&self, known: usize, stops: usize) -> usize {
+    /// Most edits of a draw after so many tokens of prompt and answer, of a request with so many stop tokens: at most one
+    /// of each token of the vocabulary.
+    pub fn edits_max(&self, known: usize, stops: usize, vocab: usize) -> usize {
         let listed =
             self.bias.len() + self.bad_words.len() + self.allowed.as_ref().map_or(0, Vec::len);
         let penalties = (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0);
-        listed + stops + if penalties { known } else { 0 }
+        (listed + stops + if penalties { known } else { 0 }).min(vocab)
     }
 
     /// Appends the edits of the draw that follows `prompt` and `said`, each token once. `said_count` is the number of

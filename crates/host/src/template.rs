@@ -71,7 +71,11 @@ fn environment(source: String) -> Rendering<Environment<'static>> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(|state, value, name, arguments| {
+        string_method(value, name, arguments).unwrap_or_else(|| {
+            minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
+        })
+    });
     environment.add_function("raise_exception", |what: String| -> Rendering<Jinja> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, what))
     });
@@ -87,11 +91,39 @@ fn environment(source: String) -> Rendering<Environment<'static>> {
         Ok(text)
     });
     environment.add_filter("tojson", tojson);
+    environment.add_test("iterable", |value: &Jinja| {
+        use ValueKind::{Iterable, Map, Seq, String, Undefined};
+        matches!(value.kind(), Iterable | Map | Seq | String | Undefined)
+    });
+    // Python's texts and dictionaries have a length and items.
+    environment.add_test("sequence", |value: &Jinja| {
+        matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+    });
+    // Jinja reads each kind of line end as one.
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
     environment.add_template_owned("chat", without_generation(&source))?;
     Ok(environment)
 }
 
-/// A template whose `generation` blocks, which mark answers for training, are plain ones.
+/// Methods of Python's texts that `pycompat` lacks.
+fn string_method(value: &Jinja, name: &str, arguments: &[Jinja]) -> Option<Rendering<Jinja>> {
+    let (text, argument) = (value.as_str()?, arguments.first()?.as_str()?);
+    let result = match (name, &arguments[1..]) {
+        ("removeprefix", []) => Jinja::from(text.strip_prefix(argument).unwrap_or(text)),
+        ("removesuffix", []) => Jinja::from(text.strip_suffix(argument).unwrap_or(text)),
+        ("rsplit", rest) if !argument.is_empty() => {
+            let most = rest.first().and_then(Jinja::as_i64).and_then(|n| usize::try_from(n).ok());
+            let parts = most.map_or(usize::MAX, |most| most.saturating_add(1));
+            let mut parts: Vec<_> = text.rsplitn(parts, argument).map(Jinja::from).collect();
+            parts.reverse();
+            Jinja::from(parts)
+        }
+        _ => return None,
+    };
+    Some(Ok(result))
+}
+
+/// A template whose `generation` blocks, which mark answers for training, are scopes and nothing else.
 fn without_generation(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -100,8 +132,8 @@ fn without_generation(source: &str) -> String {
         let (before, tag) = (&rest[..start], &rest[start..start + len + 2]);
         out.push_str(before);
         match tag[2..tag.len() - 2].trim_matches(['-', '+', ' ', '\n', '\t']) {
-            "generation" => out.push_str(&tag.replace("generation", "if true")),
-            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+            "generation" => out.push_str(&tag.replace("generation", "with")),
+            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endwith")),
             _ => out.push_str(tag),
         }
         rest = &rest[start + len + 2..];
@@ -112,61 +144,131 @@ fn without_generation(source: &str) -> String {
 /// JSON as Python's `json.dumps` writes it: a space behind `,` and `:`, no character escaped for HTML.
 fn tojson(value: &Jinja, kwargs: Kwargs) -> Rendering<Jinja> {
     let indent: Option<usize> = kwargs.get("indent")?;
-    for known in ["ensure_ascii", "separators", "sort_keys"] {
-        let _: Option<Jinja> = kwargs.get(known)?;
-    }
+    let separators: Option<(String, String)> = match kwargs.get::<Option<Jinja>>("separators")? {
+        Some(pair) if !pair.is_none() => {
+            let part =
+                |at: usize| Ok::<_, minijinja::Error>(pair.get_item_by_index(at)?.to_string());
+            Some((part(0)?, part(1)?))
+        }
+        _ => None,
+    };
+    let between = if indent.is_some() { "," } else { ", " };
+    let (between, colon) = separators.unwrap_or((between.to_owned(), ": ".to_owned()));
+    let flag =
+        |name: &str| Ok::<_, minijinja::Error>(kwargs.get::<Option<bool>>(name)? == Some(true));
+    let form = JsonForm {
+        indent,
+        between,
+        colon,
+        ascii: flag("ensure_ascii")?,
+        sorted: flag("sort_keys")?,
+    };
     kwargs.assert_all_used()?;
     let mut out = String::new();
-    write_json(value, indent, 0, &mut out)?;
+    form.write(value, 0, &mut out)?;
     Ok(Jinja::from_safe_string(out))
 }
 
-fn write_json(
-    value: &Jinja,
+/// Arguments of Python's `json.dumps`.
+struct JsonForm {
     indent: Option<usize>,
-    depth: usize,
-    out: &mut String,
-) -> Rendering<()> {
-    let line = |depth: usize| {
-        indent.map_or(String::new(), |width| format!("\n{}", " ".repeat(width * depth)))
-    };
-    let between = if indent.is_some() { "," } else { ", " };
-    let text = |key: &Jinja| Value::from(key.to_string()).to_string();
-    match value.kind() {
-        ValueKind::Map => {
-            let keys: Vec<Jinja> = value.try_iter()?.collect();
-            out.push('{');
-            for (i, key) in keys.iter().enumerate() {
-                out.push_str(if i > 0 { between } else { "" });
-                out.push_str(&line(depth + 1));
-                out.push_str(&text(key));
-                out.push_str(": ");
-                write_json(&value.get_item(key)?, indent, depth + 1, out)?;
+    between: String,
+    colon: String,
+    /// Whether characters beyond ASCII are escaped.
+    ascii: bool,
+    /// Whether keys are sorted.
+    sorted: bool,
+}
+
+impl JsonForm {
+    fn write(&self, value: &Jinja, depth: usize, out: &mut String) -> Rendering<()> {
+        match value.kind() {
+            ValueKind::Map => {
+                let mut keys: Vec<Jinja> = value.try_iter()?.collect();
+                if self.sorted {
+                    keys.sort();
+                }
+                self.items(('{', '}'), &keys, depth, out, |key, out| {
+                    self.text(&key.to_string(), out);
+                    out.push_str(&self.colon);
+                    self.write(&value.get_item(key)?, depth + 1, out)
+                })
             }
-            out.push_str(&if keys.is_empty() { String::new() } else { line(depth) });
-            out.push('}');
-        }
-        ValueKind::Seq | ValueKind::Iterable => {
-            let items: Vec<Jinja> = value.try_iter()?.collect();
-            out.push('[');
-            for (i, item) in items.iter().enumerate() {
-                out.push_str(if i > 0 { between } else { "" });
-                out.push_str(&line(depth + 1));
-                write_json(item, indent, depth + 1, out)?;
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items: Vec<Jinja> = value.try_iter()?.collect();
+                self.items(('[', ']'), &items, depth, out, |item, out| {
+                    self.write(item, depth + 1, out)
+                })
             }
-            out.push_str(&if items.is_empty() { String::new() } else { line(depth) });
-            out.push(']');
-        }
-        _ => {
-            let plain = serde_json::to_string(value);
-            out.push_str(
-                &plain.map_err(|e| {
+            ValueKind::String => {
+                self.text(value.as_str().unwrap_or_default(), out);
+                Ok(())
+            }
+            ValueKind::Number if !value.is_integer() => {
+                out.push_str(&python_float(f64::try_from(value.clone())?));
+                Ok(())
+            }
+            _ => {
+                let plain = serde_json::to_string(value).map_err(|e| {
                     minijinja::Error::new(ErrorKind::BadSerialization, e.to_string())
-                })?,
-            );
+                })?;
+                out.push_str(&plain);
+                Ok(())
+            }
         }
     }
-    Ok(())
+
+    fn items(
+        &self,
+        (open, close): (char, char),
+        items: &[Jinja],
+        depth: usize,
+        out: &mut String,
+        mut item: impl FnMut(&Jinja, &mut String) -> Rendering<()>,
+    ) -> Rendering<()> {
+        let line = |depth: usize| {
+            self.indent.map_or(String::new(), |width| format!("\n{}", " ".repeat(width * depth)))
+        };
+        out.push(open);
+        for (i, value) in items.iter().enumerate() {
+            out.push_str(if i > 0 { &self.between } else { "" });
+            out.push_str(&line(depth + 1));
+            item(value, out)?;
+        }
+        if !items.is_empty() {
+            out.push_str(&line(depth));
+        }
+        out.push(close);
+        Ok(())
+    }
+
+    fn text(&self, text: &str, out: &mut String) {
+        let quoted = Value::from(text).to_string();
+        for character in quoted.chars() {
+            if self.ascii && (!character.is_ascii() || character == '\u{7f}') {
+                let mut units = [0; 2];
+                let units = character.encode_utf16(&mut units);
+                units.iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
+            } else {
+                out.push(character);
+            }
+        }
+    }
+}
+
+/// A number as Python writes it: the fewest digits that are exact, with an exponent from 1e16 on and below 1e-4.
+fn python_float(number: f64) -> String {
+    if !number.is_finite() {
+        let sign = if number < 0.0 { "-" } else { "" };
+        return if number.is_nan() { "NaN".to_owned() } else { format!("{sign}Infinity") };
+    }
+    let scientific = format!("{number:e}");
+    let (digits, exponent) = scientific.split_once('e').expect("the form has an exponent");
+    let exponent: i32 = exponent.parse().expect("a number");
+    match exponent {
+        -4..16 => format!("{number:?}"),
+        _ => format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs()),
+    }
 }
 
 /// The template of a tokenizer's config: a text, or the one named `default` of a list.

@@ -7,12 +7,13 @@ use common::gpu::{EPS, Numbers, buffer, close, device, read};
 use half::bf16;
 use kvarena::backend::cuda::PinnedBuffer;
 use kvarena_host::gpu::kernels::{
-    DeviceDraw, EmbedParams, FillParams, FoldParams, NormParams, RopeStoreParams, SampleParams,
-    SiluMulParams,
+    DeviceDraw, DeviceShape, EmbedParams, FillParams, FoldParams, NormParams, RopeStoreParams,
+    SampleParams, ShapedParams, SiluMulParams,
 };
 use kvarena_host::gpu::twin;
 use kvarena_host::model::{Random, Source};
 use kvarena_host::sample::{Sampling, gumbel};
+use kvarena_host::shaping::{self, Edit};
 
 #[test]
 fn embed_and_norm() {
@@ -244,7 +245,7 @@ fn draws() {
             top_p: s.top_p,
             top_k: s.top_k,
             key: s.key(0, i as u32),
-            reserved: 0,
+            shape: 0,
         };
         let draws: Vec<DeviceDraw> = samplings.iter().enumerate().map(draw).collect();
         let host = PinnedBuffer::new(&device.gpu, 4 * (rows + 2)).unwrap();
@@ -295,6 +296,114 @@ fn draws() {
                 (actual - wanted).abs() < 1e-4,
                 "{vocab}, {sampling:?}: {} is not {expected}",
                 tokens[i]
+            );
+        }
+    }
+}
+
+/// Tokens from edited logits, against the specification: every kind of list under every kind of draw. Rows without a
+/// shape keep the token that they have.
+#[test]
+fn shaped_draws() {
+    let Some(device) = device() else { return };
+    let mut numbers = Numbers(11);
+    let plain = Sampling { temperature: 0.7, seed: 3, ..Sampling::default() };
+    let samplings = [
+        Sampling::default(),
+        plain,
+        Sampling { min_p: 0.1, ..plain },
+        Sampling { top_k: 20, ..plain },
+        Sampling { top_k: 100_000, min_p: 0.01, ..plain },
+        Sampling { top_p: 0.6, ..plain },
+        Sampling { top_k: 9, top_p: 0.9, min_p: 0.02, ..plain },
+    ];
+    for vocab in [512, 4096, 12_008] {
+        // None; a few; all; a few that alone may come; tokens that may not come; nothing may come.
+        let lists = [(0, false), (40, false), (vocab, false), (60, true), (300, false), (0, true)];
+        let rows = lists.len() * samplings.len() + 1;
+        let mut logits = numbers.vec(rows * vocab, 3.0);
+        // Equals, both zeros, and what no draw takes.
+        for at in 0..rows * vocab / 5 {
+            logits[5 * at] = bf16::from_f32([2.5, 0.0, -0.0, f32::NEG_INFINITY][at % 4]);
+        }
+        let (mut edits, mut shapes, mut draws, mut expected) = (vec![], vec![], vec![], vec![]);
+        for (row, (count, only)) in lists.iter().flat_map(|list| [*list; 7]).enumerate() {
+            let sampling = samplings[row % samplings.len()];
+            let start = edits.len();
+            let mut tokens: Vec<usize> = (0..count).map(|_| numbers.below(vocab)).collect();
+            if count == vocab {
+                tokens = (0..vocab).collect();
+            }
+            tokens.sort_unstable();
+            tokens.dedup();
+            edits.extend(tokens.into_iter().map(|token| Edit {
+                token: token as u32,
+                before: numbers.below(5) as f32 * 0.37 - 0.7,
+                repetition: [1.0, 1.3, 0.8][numbers.below(3)],
+                after: match count == 300 && numbers.below(2) == 0 {
+                    true => f32::NEG_INFINITY,
+                    false => numbers.below(7) as f32 * 0.11 - 0.3,
+                },
+            }));
+            let key = sampling.key(1, row as u32);
+            shapes.push(DeviceShape {
+                start: start as u32,
+                count: (edits.len() - start) as u32,
+                only: u32::from(only),
+                depth: if sampling.temperature > 0.0 { sampling.depth() } else { f32::INFINITY },
+            });
+            draws.push(DeviceDraw {
+                inverse_temperature: match sampling.temperature > 0.0 {
+                    true => 1.0 / sampling.temperature,
+                    false => 0.0,
+                },
+                top_p: sampling.top_p,
+                top_k: sampling.top_k,
+                key,
+                shape: shapes.len() as u64,
+                ..DeviceDraw::default()
+            });
+            let mut edited = Vec::new();
+            let own = twin::wide(&logits[row * vocab..][..vocab]);
+            shaping::apply(&edits[start..], only, &own, &mut edited);
+            expected.push((sampling, key, sampling.choose(key, &edited), edited));
+        }
+        draws.push(DeviceDraw::default());
+        let before = vec![77_u32; rows];
+        let mut host = PinnedBuffer::new(&device.gpu, 4 * (rows + 2)).unwrap();
+        host.as_mut_slice().fill(0);
+        let answers = buffer(&device, &[host.as_slice().as_ptr() as u64]);
+        let (d_logits, d_draws) = (buffer(&device, &logits), buffer(&device, &draws));
+        let (d_shapes, d_edits) = (buffer(&device, &shapes), buffer(&device, &edits));
+        let sampled = buffer(&device, &before);
+        let params = ShapedParams {
+            logits: d_logits.address(),
+            draws: d_draws.address(),
+            shapes: d_shapes.address(),
+            edits: d_edits.address(),
+            sampled: sampled.address(),
+            host: answers.address(),
+            vocab: vocab as u32,
+            first: 2,
+        };
+        let grid = (rows as u32, 1);
+        // SAFETY: all buffers have the sizes that the kernel's source asks for; tokens are below the vocabulary.
+        unsafe { device.kernels.sample_shaped.launch(device.raw(), grid, 1024, &params) }.unwrap();
+        let tokens: Vec<u32> = read(&sampled, rows);
+        let answers: &[u32] = bytemuck::cast_slice(host.as_slice());
+        assert_eq!(answers[2..rows + 1], tokens[..rows - 1]);
+        assert_eq!((tokens[rows - 1], answers[rows + 1]), (77, 0), "a row without a shape");
+        for (row, (sampling, key, wanted, edited)) in expected.into_iter().enumerate() {
+            let warm = sampling.temperature > 0.0;
+            let score = |token: u32| match warm {
+                true => edited[token as usize] / sampling.temperature + gumbel(key, token),
+                false => edited[token as usize],
+            };
+            let is_near = warm && (score(tokens[row]) - score(wanted)).abs() < 1e-4;
+            assert!(
+                tokens[row] == wanted || is_near,
+                "{vocab}, row {row}, {sampling:?}: {} is not {wanted}",
+                tokens[row]
             );
         }
     }

@@ -229,3 +229,23 @@ fn prompts_of_a_group_share_a_turn() {
     let first = order.0.iter().position(|&request| request == 9).expect("it was served");
     assert!(first - before <= 9, "{} tokens of others came first", first - before);
 }
+
+/// Tokens that the model does not have are refused before they are looked up.
+#[test]
+fn tokens_past_the_vocabulary_are_refused() {
+    let model = model();
+    let past = model.config.vocab as u32;
+    let plain = Shaping::default();
+    for shaping in [
+        Shaping { bias: vec![(past, 1.0)], ..plain.clone() },
+        Shaping { allowed: Some(vec![1, past]), ..plain.clone() },
+        Shaping { bad_words: vec![vec![past]], ..plain.clone() },
+        Shaping { min_tokens: 2, ..plain },
+    ] {
+        let mut server = server(&model, 64, 4, false);
+        let shaping = Some(Arc::new(shaping));
+        let asked = Request { shaping, stop: vec![past], ..request(vec![1, 2], 3) };
+        let error = server.submit(asked).expect_err("it is refused").to_string();
+        assert!(error.contains(&format!("token {past} is past the model's vocabulary")), "{error}");
+    }
+}

@@ -15,6 +15,7 @@ use cudarc::driver::sys;
 use kvarena::backend::cuda::{Cuda, CudaError, PinnedBuffer};
 use kvarena_host::clock::Clock;
 use kvarena_host::config::ModelConfig;
+use kvarena_host::draft::Drafting;
 use kvarena_host::error::Error;
 use kvarena_host::gpu::GpuError;
 use kvarena_host::gpu::device::Device;
@@ -29,7 +30,7 @@ use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Server, Sink};
 use kvarena_host::stream::Stream;
 use kvarena_server::args::Shape;
-use kvarena_server::gpu::check::{self, Case, Setting};
+use kvarena_server::gpu::check::{self, Case, Setting, Way};
 use kvarena_server::setup;
 
 /// Tests share the GPU one after another: what one captures is not to meet what another loads.
@@ -51,6 +52,53 @@ fn the_gpu_says_what_the_cpu_says() {
     assert!(outcome.is_ok(), "{said}{outcome:?}");
     assert_eq!(said.matches(": ok,").count(), 2 * check::settings().len());
     assert_eq!(said.matches(" found: ").count(), 8);
+    let every_ninth = check::settings().into_iter().step_by(9).count();
+    assert_eq!(said.matches("changed draws are the CPU's").count(), 2 * every_ninth);
+}
+
+/// Tokens from changed logits are those that the specification chooses, with graphs, overlap, forks, drafts and steps that
+/// fail; and a step without such draws launches no kernel for them: this test runs itself, and the driver counts.
+#[test]
+fn changed_logits_are_the_cpus_and_cost_others_nothing() {
+    const RUNS: &str = "GENERATE_TEST_SHAPED";
+    let turn = turn();
+    let Some(device) = device() else { return };
+    if let Ok(shaped) = std::env::var(RUNS) {
+        let case = Case::golden(&device).expect("the golden model");
+        let words = case.words(Setting { shaped: shaped == "1", ..Setting::default() });
+        assert!(!words.expect("served").is_empty());
+        return;
+    }
+    let drafts = Some(Drafting { tokens: 4, tree: false });
+    for mut case in [Case::golden(&device).expect("the golden model")] {
+        for setting in [
+            Setting::default(),
+            Setting { overlap: false, ..Setting::default() },
+            Setting { graphs: false, way: Way::Forked, ..Setting::default() },
+            Setting { way: Way::Chunked, fail_every: Some(3), ..Setting::default() },
+            Setting { overlap: false, drafts, ..Setting::default() },
+        ] {
+            let changed = case.shaped_draws(setting).unwrap_or_else(|error| panic!("{error}"));
+            assert!(changed > 100, "{setting:?}: {changed}");
+        }
+    }
+    drop((turn, device));
+    let launches = |shaped: &str| {
+        let name = "changed_logits_are_the_cpus_and_cost_others_nothing";
+        let own = std::env::current_exe().expect("a path");
+        let mut command = std::process::Command::new(own);
+        command.args(["--exact", name, "--nocapture"]).env(RUNS, shaped);
+        let ran = command.env("FAKE_DRIVER_STATISTICS", "1").output().expect("it runs");
+        let err = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(ran.status.success(), "{err}");
+        let line = err.lines().find(|line| line.starts_with("sample_shaped "))?;
+        Some(line.split_whitespace().nth(1)?.parse::<u64>().expect("a number"))
+    };
+    // A GPU counts nothing.
+    if let Some(shaped) = launches("1") {
+        assert!(shaped > 0);
+        assert_eq!(launches("0"), Some(0));
+    }
 }
 
 /// The weights at an address.
@@ -124,6 +172,7 @@ fn two_gpus_are_as_close_as_one() {
         let every_ninth = check::settings().into_iter().step_by(9).count();
         assert_eq!(said.matches(": ok,").count(), 2 * (every_ninth + 1), "{sums:?}: {said}");
         assert_eq!(said.matches("draws agree").count(), 2, "{sums:?}: {said}");
+        assert_eq!(said.matches("changed draws are").count(), 2, "{sums:?}: {said}");
     }
 }
 

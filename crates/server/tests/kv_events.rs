@@ -1,11 +1,24 @@
 //! `--kv-events`: what the server has cached, as a router hears it that starts late.
 
+mod common;
+
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
-use kvarena_events::decode::{WireEvent, decode};
+use kvarena::{
+    Capacity, CpuOptions, Engine, EngineConfig, Namespace, NamespaceNames, PoolConfig, TokenId,
+};
+use kvarena_events::decode::{StoredPages, WireEvent, decode};
 use kvarena_events::subscriber::{Heard, Subscriber};
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::model::Model;
+use kvarena_host::request::Defaults;
+use kvarena_host::sample::Sampling;
+use kvarena_host::server::{Policy, Server};
+use kvarena_server::http::HASHING;
+use serde_json::{Value, json};
 
 struct Ending(Child);
 
@@ -16,8 +29,11 @@ impl Drop for Ending {
     }
 }
 
-fn complete(address: &str, prompt: &[u32]) {
-    let body = format!("{{\"model\":\"glossary\",\"max_tokens\":1,\"prompt\":{prompt:?}}}");
+/// Completes a prompt. Returns how many of its tokens were cached.
+fn complete(address: &str, prompt: &[u32], salt: Option<&str>) -> u64 {
+    let body =
+        json!({ "model": "glossary", "max_tokens": 1, "prompt": prompt, "cache_salt": salt })
+            .to_string();
     let mut stream = TcpStream::connect(address).expect("it listens");
     let length = body.len();
     let head = format!(
@@ -27,52 +43,171 @@ fn complete(address: &str, prompt: &[u32]) {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it answers");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+    let body: Value = serde_json::from_str(body).expect("JSON");
+    body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count")
 }
 
-/// The tokens of all pages stored, after the last time that all was cleared.
-async fn heard(subscriber: &mut Subscriber, tokens: &mut Vec<u32>, want: usize) {
-    while tokens.len() < want {
+/// A server, its address, and those where routers listen and ask.
+struct Serving {
+    _ending: Ending,
+    address: String,
+    endpoint: String,
+    replay: String,
+}
+
+impl Serving {
+    fn start() -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_generate"))
+            .args(["--serve", "127.0.0.1:0", "--kv-events", "tcp://127.0.0.1:0", "--quiet"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let _ending = Ending(child);
+        let mut line = || lines.next().expect("a line").expect("text");
+        let address = line().rsplit("http://").next().expect("an address").to_owned();
+        let events = line();
+        let (endpoint, replay) = events
+            .strip_prefix("events at ")
+            .and_then(|rest| rest.split_once(", missed ones at "))
+            .expect("two addresses");
+        Self { _ending, address, endpoint: endpoint.to_owned(), replay: replay.to_owned() }
+    }
+
+    /// A router that starts now.
+    async fn router(&self) -> Subscriber {
+        let subscriber = Subscriber::connect(&self.endpoint, &self.replay).await;
+        let mut subscriber = subscriber.expect("it connects");
+        // Nothing runs: the engine's thread is idle when the router asks it.
+        subscriber.ask_for_all().await.expect("it is answered");
+        subscriber
+    }
+}
+
+fn block_on(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(test);
+}
+
+/// Stored pages since the last time that all was cleared, until they hold `want` tokens.
+async fn heard(subscriber: &mut Subscriber, pages: &mut Vec<StoredPages>, want: usize) {
+    while tokens(pages).len() < want {
         let Heard::Payload(payload) = subscriber.hear().await.expect("it hears") else { continue };
         for event in decode(&payload).expect("the wire's form").events {
             match event {
-                WireEvent::Stored(stored) => tokens.extend(stored.tokens),
-                WireEvent::Cleared => tokens.clear(),
+                WireEvent::Stored(stored) => pages.push(stored),
+                WireEvent::Cleared => pages.clear(),
                 other => panic!("{other:?}"),
             }
         }
     }
 }
 
+fn tokens(pages: &[StoredPages]) -> Vec<u32> {
+    pages.iter().flat_map(|stored| stored.tokens.iter().copied()).collect()
+}
+
 #[test]
 fn a_router_that_starts_late_is_brought_up_to_date() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_generate"))
-        .args(["--serve", "127.0.0.1:0", "--kv-events", "tcp://127.0.0.1:0", "--quiet"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
-    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    let _ending = Ending(child);
-    let mut line = || lines.next().expect("a line").expect("text");
-    let serving = line();
-    let address = serving.rsplit("http://").next().expect("an address").to_owned();
-    let events = line();
-    let (endpoint, replay) = events
-        .strip_prefix("events at ")
-        .and_then(|rest| rest.split_once(", missed ones at "))
-        .expect("two addresses");
+    let server = Serving::start();
     let first: Vec<u32> = (0..32).map(|i| 5 + i).collect();
-    complete(&address, &first);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime").block_on(async {
-        // Nothing runs: the engine's thread is idle when it is asked.
-        let mut subscriber = Subscriber::connect(endpoint, replay).await.expect("it connects");
-        subscriber.ask_for_all().await.expect("it is answered");
-        let mut tokens = Vec::new();
-        heard(&mut subscriber, &mut tokens, 32).await;
-        assert_eq!(tokens, first);
+    complete(&server.address, &first, None);
+    block_on(async {
+        let (mut router, mut pages) = (server.router().await, Vec::new());
+        heard(&mut router, &mut pages, 32).await;
+        assert_eq!(tokens(&pages), first);
         let second: Vec<u32> = (0..16).map(|i| 90 + i).collect();
-        complete(&address, &second);
-        heard(&mut subscriber, &mut tokens, 48).await;
-        assert_eq!(tokens, [first, second].concat());
+        complete(&server.address, &second, None);
+        heard(&mut router, &mut pages, 48).await;
+        assert_eq!(tokens(&pages), [first, second].concat());
     });
+}
+
+fn salted(salt: Option<&str>) -> NamespaceNames {
+    NamespaceNames { salt: salt.map(str::to_owned), ..Default::default() }
+}
+
+#[test]
+fn tenants_share_no_page_and_no_hash() {
+    let server = Serving::start();
+    let prompt: Vec<u32> = (0..33).map(|i| 5 + i).collect();
+    let salts = [None, Some("red"), Some("blue")];
+    for cached in [0, 32] {
+        let found = salts.map(|salt| complete(&server.address, &prompt, salt));
+        assert_eq!(found, [cached; 3]);
+    }
+    block_on(async {
+        let (mut router, mut pages) = (server.router().await, Vec::new());
+        heard(&mut router, &mut pages, 3 * 32).await;
+        let mut all = BTreeSet::new();
+        for salt in salts {
+            let own = pages.iter().filter(|stored| stored.salt.as_deref() == salt);
+            let own: Vec<u64> = own.flat_map(|stored| stored.hashes.iter().copied()).collect();
+            let chain = HASHING.chain(&salted(salt), TokenId::from_raw(&prompt[..32]), 16);
+            let expected: Vec<u64> = chain.into_iter().map(|hash| HASHING.event_id(hash)).collect();
+            assert_eq!(own, expected, "{salt:?}");
+            all.extend(own);
+        }
+        assert_eq!(all.len(), 6, "two pages of each tenant");
+    });
+}
+
+/// A salt for each request, and a pool of a few pages.
+#[test]
+fn salts_are_forgotten_with_their_last_page() {
+    const PAGES: u32 = 12;
+    const SALTS: u64 = 50;
+    let model = Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads");
+    let pool = PoolConfig {
+        layers: model.config.layers as u32,
+        shape: model.config.kv_shape(),
+        page_size: 4,
+        capacity: Capacity::Pages(PAGES),
+        ..PoolConfig::default()
+    };
+    let config = EngineConfig {
+        hashing: Some(HASHING),
+        max_sequences: 3,
+        max_sequence_len: 16,
+        ..EngineConfig::from(pool)
+    };
+    let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is sound");
+    let policy = Policy {
+        chunk: 64,
+        concurrency: 3,
+        overlap: false,
+        fail_every: None,
+        wait_for_leaders: true,
+        drafts: None,
+    };
+    let mut server = Server::new(CpuRunner::new(&model), engine, policy);
+    let defaults = Defaults {
+        max_new_tokens: Some(2),
+        samples: 1,
+        sampling: Sampling::default(),
+        stop: Vec::new(),
+    };
+    let salt = |i: u64| format!("salt {i}");
+    for i in (0..SALTS).flat_map(|i| [i, i]) {
+        let mut request = defaults.request((0..9).collect());
+        request.namespace = Namespace::new(1 + i);
+        request.salt = Some(salt(i).into());
+        server.submit(request).expect("it fits");
+    }
+    server.run(&mut common::serving::Heard::default()).expect("it serves");
+    let engine = server.engine_mut();
+    engine.verify().expect("the state is sound");
+    let mut kept = || -> usize {
+        let is_kept = |i: &u64| {
+            let namespace = Namespace::new(1000 + i);
+            match engine.name_namespace(namespace, salted(Some(&salt(*i)))) {
+                Ok(()) => engine.forget_namespace(namespace).map(|()| false).expect("it has names"),
+                Err(error) => matches!(error, kvarena::Error::NamesTaken { .. }),
+            }
+        };
+        (0..SALTS).filter(is_kept).count()
+    };
+    let kept = kept();
+    assert!((1..=PAGES as usize).contains(&kept), "{kept} of {SALTS} salts are kept");
 }

@@ -15,8 +15,8 @@ struct Draw {
     float inverse_temperature;
     float top_p;
     u32 top_k;
-    u64 key;  // of the noise: seed, sample and place of the token, mixed
-    u64 reserved;
+    u64 key;    // of the noise: seed, sample and place of the token, mixed
+    u64 shape;  // 0: none; else its Shape's index, plus 1
 };
 GEN_SIZE(Draw, 32)
 
@@ -80,6 +80,36 @@ struct SampleParams {
     u32 first;  // the row's number among the draws is `first` more
 };
 GEN_SIZE(SampleParams, 64)
+
+// The largest vocabulary that sample_shaped serves.
+#define SHAPED_VOCAB_MAX 327680
+
+// What changes the logits of a draw, and which of them min-p keeps.
+struct Shape {
+    u32 start, count;  // of its edits
+    u32 only;          // whether tokens without an edit are left out
+    float depth;       // the least logit that is kept is so far below the greatest; infinity: all are
+};
+GEN_SIZE(Shape, 16)
+
+// Of src/shaping.rs: `before` is added to a logit, `repetition` divides or multiplies it, `after` is added.
+struct Edit {
+    u32 token;
+    float before, repetition, after;
+};
+GEN_SIZE(Edit, 16)
+
+struct ShapedParams {
+    u64 logits;   // bf16 [rows, vocab]
+    u64 draws;    // Draw [rows]
+    u64 shapes;   // Shape [..]
+    u64 edits;    // Edit [..]
+    u64 sampled;  // u32 [rows]
+    u64 host;     // address of the address of u32 [draws] in pinned host memory
+    u32 vocab;
+    u32 first;  // the row's number among the draws is `first` more
+};
+GEN_SIZE(ShapedParams, 56)
 
 // Most blocks of sum_ranks, and most ranks.
 #define SUM_BLOCKS 64

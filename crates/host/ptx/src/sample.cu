@@ -6,26 +6,9 @@
 // Grid:    sample_filter: x = rows, block 1,024; sample: x = parts of the vocabulary, y = rows
 // Needs:   vocab % 8 == 0; best and counters zero, and left zero
 // Build:   build.py
-#include "common.cuh"
+#include "draw.cuh"
 
-// Of two numbers the greater has the greater bits; never 0.
-DEVICE u32 ordered(u16 logit) { return logit & 0x8000 ? static_cast<u16>(~logit) : logit | 0x8000u; }
-DEVICE u32 ordered(float score) {
-    const u32 bits = __float_as_uint(score);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
 DEVICE u16 logit_of(u32 order) { return order & 0x8000 ? order & 0x7fff : static_cast<u16>(~order); }
-
-// The token's uniform number, above 0.
-DEVICE float uniform(u64 key, u32 token) {
-    u32 h = token * 0x9E3779B9u + static_cast<u32>(key);
-    h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
-    h ^= static_cast<u32>(key >> 32);
-    h = (h ^ (h >> 13)) * 0xC2B2AE35u;
-    h ^= h >> 16;
-    return static_cast<float>(h) * 0x1p-32f + 0x1p-33f;  // 1 gives minus infinity
-}
-DEVICE float gumbel(float unit) { return -__logf(-log1pf(-unit)); }
 
 extern "C" __global__ void __launch_bounds__(256) sample(const __grid_constant__ SampleParams p) {
     wait_for_previous();
@@ -92,17 +75,6 @@ template <bool MASS> DEVICE void histogram(const SampleParams& p, u64 (&bins)[25
         if (weight) atomicAdd(&bins[high ? order >> 8 : order & 255], weight);
     }
     __syncthreads();
-}
-
-// The first bin from above at which `wanted` is reached; takes what is above it off `wanted`.
-DEVICE u32 reach(const u64 (&bins)[256], u64& wanted) {
-    u32 last = 255;
-    for (u32 bin = 255;; --bin) {
-        if (bins[bin] > 0) last = bin;
-        if (bins[bin] >= wanted) return bin;
-        if (bin == 0) return last;
-        wanted -= bins[bin];
-    }
 }
 
 template <bool MASS> DEVICE u32 select(const SampleParams& p, u64 (&bins)[256], u64 (&words)[2], u32 row, u64 wanted, u32 least, float top, float scale) {

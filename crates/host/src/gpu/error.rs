@@ -100,6 +100,13 @@ pub enum GpuError {
         /// The room.
         max: usize,
     },
+    /// More edits of logits in a step than there is room for.
+    Edits {
+        /// Edits of all draws.
+        edits: usize,
+        /// The room; 0 where the vocabulary is too large for edits and min-p.
+        max: usize,
+    },
 }
 
 impl fmt::Display for GpuError {
@@ -141,6 +148,9 @@ impl fmt::Display for GpuError {
             Self::Missing { what } => write!(f, "{what} is not served on a GPU, only on the CPU"),
             Self::Draws { draws, max } => {
                 write!(f, "{draws} samples begin in one step, and there is room for {max}")
+            }
+            Self::Edits { edits, max } => {
+                write!(f, "a step edits {edits} logits, and there is room for {max}")
             }
         }
     }

@@ -16,7 +16,7 @@ use kvarena::{Attend, Backend, BatchPlan, LayerId, PlaneName, PoolLayout, SlotMa
 
 use super::device::Device;
 use super::error::GpuError;
-use super::kernels::{EmbedParams, RopeStoreParams, SampleParams};
+use super::kernels::{EmbedParams, RopeStoreParams, SampleParams, ShapedParams};
 use super::products::{Choice, Op, Products, padded_rows};
 use super::shape::check_shape;
 use super::sparse::{Chosen, Gauge};
@@ -134,6 +134,8 @@ pub struct StepAddresses {
     pub draw_count: usize,
     /// Whether some draw leaves tokens out.
     pub filtered: bool,
+    /// Where some draw has a shape: the `DeviceShape`s and `Edit`s.
+    pub shapes: Option<[u64; 2]>,
 }
 
 impl Forward {
@@ -192,6 +194,11 @@ impl Forward {
             leads,
             limits,
         })
+    }
+
+    /// Whether this rank chooses tokens.
+    pub fn leads(&self) -> bool {
+        self.leads
     }
 
     /// Bytes of weights.
@@ -527,12 +534,17 @@ impl Forward {
         };
         let kernels = &device.kernels;
         let blocks = (SAMPLE_BLOCKS / count).clamp(1, (self.config.vocab / 2048).max(1));
-        // SAFETY: the vocabulary was checked in `new`; logits and the arrays have room for the draws.
+        // SAFETY: the vocabulary was checked in `new`, and for shapes by `Shapes::list`; logits and the arrays have room
+        // for the draws.
         unsafe {
             if step.filtered {
                 kernels.sample_filter.launch(device.raw(), (count as u32, 1), 1024, &params)?;
             }
-            kernels.sample.launch(device.raw(), (blocks as u32, count as u32), 256, &params)
+            kernels.sample.launch(device.raw(), (blocks as u32, count as u32), 256, &params)?;
+            let Some([shapes, edits]) = step.shapes else { return Ok(()) };
+            let SampleParams { logits, draws, sampled, host, vocab, first, .. } = params;
+            let params = ShapedParams { logits, draws, shapes, edits, sampled, host, vocab, first };
+            kernels.sample_shaped.launch(device.raw(), (count as u32, 1), 1024, &params)
         }
     }
 }

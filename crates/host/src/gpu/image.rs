@@ -140,6 +140,7 @@ impl Images {
     }
 }
 
-fn slot_of(number: u64) -> usize {
+/// The slot that a step uses.
+pub(super) fn slot_of(number: u64) -> usize {
     (number % SLOTS as u64) as usize
 }

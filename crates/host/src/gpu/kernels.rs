@@ -30,7 +30,9 @@ macro_rules! params {
 
 params! {
     /// A token to sample, as `sample` and the kernels that gather its row know it.
-    DeviceDraw 32 { row: u32, inverse_temperature: f32, top_p: f32, top_k: u32, key: u64, reserved: u64 }
+    DeviceDraw 32 { row: u32, inverse_temperature: f32, top_p: f32, top_k: u32, key: u64, shape: u64 }
+    /// What changes a draw's logits, and which of them min-p keeps.
+    DeviceShape 16 { start: u32, count: u32, only: u32, depth: f32 }
     /// Of `load_step`.
     LoadStepParams 32 {
         source: u64, target: u64, first: u32, second_at: u32, second: u32, reserved: u32,
@@ -54,6 +56,10 @@ params! {
     SampleParams 64 {
         logits: u64, draws: u64, thresholds: u64, best: u64, counters: u64, sampled: u64, host: u64,
         vocab: u32, first: u32,
+    }
+    /// Of `sample_shaped`.
+    ShapedParams 56 {
+        logits: u64, draws: u64, shapes: u64, edits: u64, sampled: u64, host: u64, vocab: u32, first: u32,
     }
     /// Of `sum_ranks`.
     SumRanksParams 112 {
@@ -93,6 +99,9 @@ pub const SKINNY: [(&Entry, usize); 6] = [
     (table::SKINNY_4_1, 4),
     (table::SKINNY_4_2, 4),
 ];
+
+/// The largest vocabulary that `sample_shaped` serves: as in ptx/src/params.cuh.
+pub const SHAPED_VOCAB_MAX: usize = 327680;
 
 /// Most blocks of `sum_ranks`, and most ranks: as in ptx/src/params.cuh.
 pub const SUM_BLOCKS: usize = 64;
@@ -228,6 +237,7 @@ pub struct Kernels {
     pub silu_mul: Kernel<SiluMulParams>,
     pub sample: Kernel<SampleParams>,
     pub sample_filter: Kernel<SampleParams>,
+    pub sample_shaped: Kernel<ShapedParams>,
     pub sum_ranks: Kernel<SumRanksParams>,
     pub fill: Kernel<FillParams>,
     pub fold: Kernel<FoldParams>,
@@ -260,6 +270,7 @@ impl Kernels {
             silu_mul: Kernel::load(gpu, table::SILU_MUL)?,
             sample: Kernel::load(gpu, table::SAMPLE)?,
             sample_filter: Kernel::load(gpu, table::SAMPLE_FILTER)?,
+            sample_shaped: Kernel::load(gpu, table::SAMPLE_SHAPED)?,
             sum_ranks: Kernel::load(gpu, table::SUM_RANKS)?,
             fill: Kernel::load(gpu, table::FILL)?,
             fold: Kernel::load(gpu, table::FOLD)?,

@@ -7,6 +7,7 @@
 //! products             matrix products: by cublasLt, or by a kernel of ptx/; which is fastest is measured once
 //! gemm                 the ways in which Hopper's kernel for a few dozen rows can spread its work
 //! image, kept          a step's tokens and draws, on their way to the device and back; logits that are kept
+//! shapes               edits of logits and min-p, on their way to the device
 //! shape, forward       which models are served; one step: everything that is launched for it
 //! sparse               which positions streams read, and which channels find them
 //! nccl, peers, sums    what connects several GPUs: NCCL, memory that each writes to, sums over one or the other
@@ -33,6 +34,7 @@ pub mod products;
 pub mod ranks;
 pub mod runner;
 pub mod shape;
+mod shapes;
 pub mod sparse;
 pub mod sums;
 pub mod twin;

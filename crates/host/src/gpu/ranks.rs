@@ -423,11 +423,11 @@ impl OnGpu for RanksRunner {
     }
 }
 
-/// A copy of a step's work.
+/// A copy of a step's work, for a rank that chooses no tokens.
 fn copy(work: &Work) -> Work {
     let mut plan = OwnedPlan::new();
     plan.copy_from(&work.plan.plan());
-    Work { plan, inputs: work.inputs.clone(), draws: work.draws.clone(), edits: work.edits.clone() }
+    Work { plan, inputs: work.inputs.clone(), draws: work.draws.clone(), edits: Vec::new() }
 }
 
 impl Runner for RanksRunner {
@@ -467,6 +467,10 @@ impl Runner for RanksRunner {
 
     fn draws_max(&self) -> usize {
         self.own.draws_max()
+    }
+
+    fn edits_max(&self) -> usize {
+        self.own.edits_max()
     }
 
     fn keeps_logits(&self) -> bool {

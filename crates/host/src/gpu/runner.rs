@@ -19,6 +19,7 @@ use super::image::Images;
 use super::kept::Kept;
 use super::kernels::DeviceDraw;
 use super::products::{Choice, padded_rows};
+use super::shapes::Shapes;
 use super::sparse::Reading;
 use super::sums::{Link, Transport};
 use super::weights::Weights;
@@ -116,9 +117,10 @@ pub struct GpuRunner {
     device: Rc<Device>,
     forward: Forward,
     images: Images,
+    shapes: Shapes,
     options: GpuOptions,
-    /// By the steps that they serve, and whether some draw leaves tokens out.
-    graphs: HashMap<(GraphKey, bool), CudaGraph>,
+    /// By the steps that they serve, whether some draw leaves tokens out, and whether one has a shape.
+    graphs: HashMap<(GraphKey, bool, bool), CudaGraph>,
     scratch: StepScratch,
     draws: Vec<DeviceDraw>,
     /// Number of the step launched last.
@@ -166,6 +168,7 @@ impl GpuRunner {
         let draws = DRAWS_MAX.max(decode);
         let limits = Limits { tokens, logits: decode.min(rows.max(DRAFT_LOGITS_MAX)), draws };
         let images = Images::new(&device, padded_rows(tokens), draws)?;
+        let shapes = Shapes::new(&device, draws, config.vocab)?;
         let kept = match options.keep_logits {
             true => Some(Kept::new(&device, decode.max(4 * rows), config.vocab)?),
             false => None,
@@ -175,6 +178,7 @@ impl GpuRunner {
             device,
             forward,
             images,
+            shapes,
             options,
             graphs: HashMap::new(),
             scratch: StepScratch::new(),
@@ -304,9 +308,12 @@ impl GpuRunner {
         if draws > self.images.draws_max() {
             return Err(GpuError::Draws { draws, max: self.images.draws_max() });
         }
-        let filtered = work.draws.iter().any(|draw| draw.sampling.filters());
+        // Draws with a shape are filtered by the kernel that chooses them.
+        let filters = |draw: &Draw| draw.sampling.filters() && !draw.is_shaped();
+        let filtered = work.draws.iter().any(filters);
         self.draws.clear();
         self.draws.extend(work.draws.iter().map(device_draw));
+        let shaped = self.forward.leads() && self.shapes.list(work, &mut self.draws)?;
         // One token of each stream and its drafts, and room to choose as many.
         let longest = plan.rows.iter().map(|row| row.extend_len as usize).max();
         let (size, most) = padded_step(rows, tokens);
@@ -322,7 +329,8 @@ impl GpuRunner {
             true => (plan, most),
             false => (plan, draws),
         };
-        let outcome = self.start_padded(backend, &plan, work, (decode, draw_count, filtered));
+        let outcome =
+            self.start_padded(backend, &plan, work, (decode, draw_count), (filtered, shaped));
         let measured = match outcome {
             Ok(()) if decode && self.measured == Some(tokens) => {
                 self.measured = None;
@@ -345,9 +353,10 @@ impl GpuRunner {
         backend: &mut Cuda,
         plan: &BatchPlan<'_>,
         work: &Work,
-        (decode, draw_count, filtered): (bool, usize, bool),
+        (decode, draw_count): (bool, usize),
+        (filtered, shaped): (bool, bool),
     ) -> GpuResult<()> {
-        let Self { device, forward, images, .. } = self;
+        let Self { device, forward, images, shapes, .. } = self;
         let tokens = plan.token_count();
         let rows = forward.logits_rows();
         forward.plan(device, (tokens, draw_count.min(rows)), false)?;
@@ -358,17 +367,21 @@ impl GpuRunner {
         self.number += 1;
         let (number, logits) = (self.number, forward.logits_address());
         images.send(device, number, (&work.inputs, tokens), (&self.draws, draw_count))?;
+        if shaped {
+            shapes.send(device, number, &work.edits)?;
+        }
         let addresses = StepAddresses {
             tokens: images.tokens(),
             draws: images.draws(),
             answers: images.answers(),
             draw_count,
             filtered,
+            shapes: shaped.then(|| shapes.addresses()),
         };
         // A graph's logits are copied after all of it.
         let keeps = self.kept.is_none() || draw_count <= rows;
         if decode && self.options.graphs && keeps && !forward.is_measuring() {
-            let key = (staged.graph, filtered);
+            let key = (staged.graph, filtered, shaped);
             if let Entry::Vacant(entry) = self.graphs.entry(key) {
                 let body = || {
                     forward
@@ -434,6 +447,7 @@ impl GpuRunner {
             answers: images.answers(),
             draw_count: plan.token_count(),
             filtered: false,
+            shapes: None,
         };
         let only = |attention, products, small| Parts { attention, products, small };
         let parts = [
@@ -507,7 +521,7 @@ fn device_draw(draw: &Draw) -> DeviceDraw {
         top_p: sampling.top_p,
         top_k: sampling.top_k,
         key: sampling.key(sample, index),
-        reserved: 0,
+        shape: 0,
     }
 }
 
@@ -547,6 +561,10 @@ impl Runner for GpuRunner {
 
     fn draws_max(&self) -> usize {
         self.images.draws_max()
+    }
+
+    fn edits_max(&self) -> usize {
+        self.shapes.edits_max()
     }
 
     fn keeps_logits(&self) -> bool {

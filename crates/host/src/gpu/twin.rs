@@ -1,6 +1,6 @@
 //! What the small kernels compute, on the CPU: the specification of `ptx/src/*.cu`. Sums in f32, rows in bf16.
 //!
-//! Of `sample` and `sample_filter` it is `sample.rs`, of `fill` it is `model.rs`'s `Random`.
+//! Of `sample` and `sample_filter` it is `sample.rs`, of `sample_shaped` also `shaping.rs`, of `fill` it is `model.rs`'s `Random`.
 
 use half::bf16;
 

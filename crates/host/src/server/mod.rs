@@ -269,6 +269,7 @@ impl<R: Runner> Server<R> {
         let request = self
             .limits()
             .check(request)
+            .and_then(|request| self.check_edits(request))
             .map_err(|what| Error::request(format!("request {number}: {what}")))?;
         self.submitted += 1;
         self.tally.prompt_tokens += request.prompt.len() as u64;
@@ -278,6 +279,27 @@ impl<R: Runner> Server<R> {
         let stream = self.streams.insert(Stream::new((asked, number), 0, since));
         self.waiting.push_back(stream);
         Ok(number)
+    }
+
+    /// The request, if the runner can ever change its logits as it wants them.
+    fn check_edits(&self, request: Request) -> std::result::Result<Request, String> {
+        let (vocab, room) = (self.runner.config().vocab, self.runner.edits_max());
+        if request.sampling.min_p > 0.0 && room == 0 {
+            return Err("min_p is not served by this backend".into());
+        }
+        let Some(shaping) = &request.shaping else { return Ok(request) };
+        let early = request.stop.iter().filter(|_| shaping.min_tokens > 0);
+        if let Some(token) = shaping.tokens().chain(early.copied()).find(|&t| t as usize >= vocab) {
+            return Err(format!("token {token} is past the model's vocabulary of {vocab} tokens"));
+        }
+        let known = request.prompt.len() + request.max_new_tokens.unwrap_or(0) as usize;
+        let most = shaping.edits_max(known, request.stop.len(), vocab);
+        match most > room || room == 0 {
+            true => Err(format!(
+                "a step edits up to {most} logits, and the backend has room for {room}"
+            )),
+            false => Ok(request),
+        }
     }
 
     /// The request of a stream.

@@ -1,6 +1,6 @@
 //! What the next step computes: admission, a plan, and preemption where pages run out.
 
-use kvarena::{Draft, EngineError, Extend, Keep, TokenId};
+use kvarena::{Draft, EngineError, Extend, Keep, NamespaceNames, TokenId};
 
 use super::{Flight, Say, Score, Server, failed, later, refused};
 use crate::clock::Part;
@@ -56,17 +56,30 @@ impl<R: Runner> Server<R> {
         let known = [&request.prompt[..], said].concat();
         // One of before leads no more.
         stream.leader = None;
-        if self.policy.wait_for_leaders && !request.scores_prompt {
-            match self.engine.admission(namespace, &known, 0) {
-                Ok(admission) => stream.leader = admission.leader,
-                Err(error) => return later(error).map(|()| false),
-            }
-            if stream.leader.is_some() {
-                return Ok(false);
-            }
+        let finds_leader = self.policy.wait_for_leaders && !request.scores_prompt;
+        if let Some(salt) = &request.salt {
+            let names = NamespaceNames { salt: Some(String::from(&**salt)), ..Default::default() };
+            self.engine.name_namespace(namespace, names).map_err(refused)?;
         }
-        let seq = match self.engine.admit(namespace, &known, 0) {
-            Ok(seq) => seq,
+        let leader = match finds_leader {
+            true => self.engine.admission(namespace, &known, 0).map(|found| found.leader),
+            false => Ok(None),
+        };
+        let admitted = match leader {
+            Ok(None) => self.engine.admit(namespace, &known, 0).map(Some),
+            Ok(found) => {
+                stream.leader = found;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        };
+        if request.salt.is_some() {
+            // From here on the sequence keeps the name, and cached pages do, so that salts do not pile up.
+            self.engine.forget_namespace(namespace).map_err(refused)?;
+        }
+        let seq = match admitted {
+            Ok(Some(seq)) => seq,
+            Ok(None) => return Ok(false),
             Err(error) => return later(error).map(|()| false),
         };
         stream.seq = Some(seq);
@@ -212,8 +225,9 @@ impl<R: Runner> Server<R> {
             let request = self.request(stream);
             let max_new = request.max_new_tokens.unwrap_or(0) as usize;
             if let Some(shaping) = &request.shaping {
-                let most = shaping
-                    .edits_max(request.prompt.len() + stream.tokens.len(), request.stop.len());
+                let said = request.prompt.len() + stream.tokens.len();
+                let vocab = self.runner.config().vocab;
+                let most = shaping.edits_max(said, request.stop.len(), vocab);
                 match edits.checked_sub(most) {
                     Some(left) => edits = left,
                     // It takes its turn in a step with room.

@@ -2,6 +2,7 @@
  * parameters (crates/host/ptx/src/params.cuh), sums in f32, rows in bf16. Work goes into the driver's queue, so that what is
  * done at the wrong time is seen.
  *
+ * `sample_shaped` is not here: the driver runs its PTX.
  * A kernel's launch gives its whole grid; each here does all of it.
  *
  * FAKE_CUBLASLT_OVERFLOWS=DEVICE:N: who asks for N algorithms there gets one more, which no caller survives. */

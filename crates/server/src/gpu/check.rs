@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! settings     how requests are served, and drawn
+//! shaped       edits and min-p, from the device's own logits
 //! report       all that is looked at, with a line for each
 //! ```
 //!
@@ -17,6 +18,7 @@
 
 mod report;
 mod settings;
+mod shaped;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -213,7 +215,8 @@ impl Case {
         if late > 0 {
             return Err(Error::run(format!("{setting:?}: {late} modules loaded after the start")));
         }
-        if setting.drafts.is_some() && server.tally().0.accepted == 0 {
+        let greedy = sampling.temperature == 0.0;
+        if setting.drafts.is_some() && greedy && server.tally().0.accepted == 0 {
             return Err(Error::run(format!("{setting:?}: no draft came true")));
         }
         Ok(heard)
@@ -234,6 +237,9 @@ impl Case {
                 let mistaken = text.map(|(i, &token)| token ^ u32::from(i % wrong == wrong - 1));
                 request.prediction.extend(mistaken);
             }
+        }
+        if setting.shaped {
+            shaped::shape(&mut requests);
         }
         requests
     }
@@ -330,9 +336,7 @@ impl Case {
     /// # Errors
     /// The run failed.
     pub fn distance(&mut self, setting: Setting) -> Result<Distance> {
-        if setting.drafts.is_some() && self.foretold.is_empty() {
-            self.foretold = self.words(Setting::default())?.into_values().collect();
-        }
+        self.foretell(setting)?;
         let heard = self.serve(setting, Sampling::default())?;
         let vocab = self.model.config.vocab;
         let mut distance = Distance::default();
@@ -381,6 +385,14 @@ impl Case {
         distance.logits = (squares / numbers).sqrt() / deviation;
         distance.tokens = gaps.len();
         Ok(distance)
+    }
+
+    /// Serves the prompts where drafts are to come true, unless that was done.
+    fn foretell(&mut self, setting: Setting) -> Result<()> {
+        if setting.drafts.is_some() && self.foretold.is_empty() {
+            self.foretold = self.words(Setting::default())?.into_values().collect();
+        }
+        Ok(())
     }
 
     /// Whether draws are the same with and without overlap and graphs; the tokens that were said.

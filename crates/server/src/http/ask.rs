@@ -24,6 +24,8 @@ const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = 1024;
 /// Most stop tokens of a request.
 const STOP_TOKENS_MAX: usize = 128;
+/// Most characters of a cache salt, as vLLM has it: the engine keeps a salt while a page of its namespace is cached.
+const SALT_CHARS_MAX: usize = 1024;
 /// Most tokens with a bias.
 const BIASES_MAX: usize = 1024;
 /// Most bad words, and most tokens of one.
@@ -60,7 +62,7 @@ pub struct Host {
     pub keeps_logits: bool,
     /// Whether logits can be changed before tokens are chosen.
     pub shapes: bool,
-    /// Whether routers are told what is cached. Namespaces would need names then, which the engine keeps for ever.
+    /// Whether routers are told what is cached. Prompts whose tokens are scored have no name for routers.
     pub announces: bool,
     /// Makes namespaces of `cache_salt`; its keys are of this run.
     pub salts: RandomState,
@@ -195,14 +197,15 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     request.stop.extend(ids(body, "stop_token_ids", STOP_TOKENS_MAX, host.limits.vocab)?);
     request.shaping = shaping(body, host)?.map(Arc::new);
     if let Some(salt) = body.text("cache_salt")? {
-        if host.announces {
-            return Err(Refusal::unsupported(
-                "cache_salt",
-                "cache_salt is not served with --kv-events",
-            ));
+        let len = salt.chars().count();
+        if !(1..=SALT_CHARS_MAX).contains(&len) {
+            let message =
+                format!("cache_salt has {len} characters but must have from 1 to {SALT_CHARS_MAX}");
+            return Err(Refusal::field("cache_salt", message));
         }
         // Half of the numbers are the loop's own.
         request.namespace = Namespace::new((host.salts.hash_one(salt) >> 1).max(1));
+        request.salt = Some(salt.into());
     }
     Ok(request)
 }

@@ -268,18 +268,46 @@ fn logprobs_need_logits() {
 /// Each field of the table that is refused is refused by name, with any value that asks for something.
 #[test]
 fn fields_that_change_the_answer_are_refused_by_name() {
-    for field in FIELDS {
-        let Use::Refused(neutral) = field.becomes else { continue };
-        for value in [json!(true), json!("some"), json!({ "a": 1 }), json!([1]), json!(7)] {
-            let body = json!({ "prompt": "1", field.name: value });
-            if neutral.takes(&value) {
-                complete(body).expect("it asks for nothing");
-                continue;
+    let bodies = [
+        (Kind::Completion, json!({ "prompt": "1" })),
+        (Kind::Chat, json!({ "messages": [{ "role": "user", "content": "1" }] })),
+    ];
+    for (kind, plain) in bodies {
+        for field in FIELDS.iter().filter(|field| field.is_of(kind)) {
+            let Use::Refused(neutral) = field.becomes else { continue };
+            let values =
+                [json!(true), json!("some"), json!({ "a": 1 }), json!([1]), json!(7), json!(false)];
+            for value in values {
+                let mut body = plain.clone();
+                body[field.name] = value.clone();
+                if neutral.takes(&value) {
+                    parse(kind, body).expect("it asks for nothing");
+                    continue;
+                }
+                let refusal = parse(kind, body).expect_err("refused");
+                assert_eq!((refusal.status, refusal.code), (400, Some("unsupported_parameter")));
+                assert_eq!(refusal.param.as_deref(), Some(field.name));
             }
-            let refusal = complete(body).expect_err("refused");
-            assert_eq!((refusal.status, refusal.code), (400, Some("unsupported_parameter")));
-            assert_eq!(refusal.param.as_deref(), Some(field.name));
         }
+    }
+}
+
+/// Defaults that are true: false would change the prompt or the answer.
+#[test]
+fn a_default_of_true_is_not_turned_off_unseen() {
+    let plain = |name: &str| json!({ "prompt": "1", name: false });
+    for name in ["skip_special_tokens", "add_special_tokens"] {
+        refuses(complete(plain(name)), 400, name, "not served");
+    }
+    let messages = json!([{ "role": "user", "content": "1" }]);
+    for (name, value) in [
+        ("add_generation_prompt", false),
+        ("skip_special_tokens", false),
+        ("add_special_tokens", true),
+        ("echo", true),
+    ] {
+        let body = json!({ "messages": messages, name: value });
+        refuses(chat(body), 400, name, "not served");
     }
 }
 
@@ -355,14 +383,17 @@ fn salts_are_namespaces() {
     };
     assert_eq!(namespace(json!("one")), namespace(json!("one")));
     assert_ne!(namespace(json!("one")), namespace(json!("two")));
-    assert_ne!(namespace(json!("")), namespace(Value::Null));
     assert_eq!(namespace(Value::Null), Namespace::default());
-    let host = Host { announces: true, ..self::host() };
-    for (name, more) in [("cache_salt", json!("one")), ("echo", json!(true))] {
-        let body = json!({ "model": "tiny", "prompt": "1", "logprobs": 0, name: more }).to_string();
-        let answer = Ask::parse(&host, Kind::Completion, body.as_bytes(), 0);
-        refuses(answer, 400, name, "not served with --kv-events");
+    let longest = "é".repeat(1024);
+    assert_ne!(namespace(json!(longest)), Namespace::default());
+    for salt in [String::new(), longest + "s"] {
+        let answer = complete(json!({ "prompt": "1", "cache_salt": salt }));
+        refuses(answer, 400, "cache_salt", "must have from 1 to 1024");
     }
+    let host = Host { announces: true, ..self::host() };
+    let body = json!({ "model": "tiny", "prompt": "1", "logprobs": 0, "echo": true }).to_string();
+    let answer = Ask::parse(&host, Kind::Completion, body.as_bytes(), 0);
+    refuses(answer, 400, "echo", "not served with --kv-events");
 }
 
 #[test]

@@ -35,6 +35,8 @@ pub enum Neutral {
     Empty,
     /// As `Empty`, and this JSON value.
     Or(&'static str),
+    /// This JSON value alone: the API's default, which `false` or 0 changes.
+    Only(&'static str),
     /// As `Empty`, and a value whose `type` is `text`.
     Text,
 }
@@ -63,7 +65,11 @@ const fn refused(name: &'static str) -> Field {
 }
 
 const fn refused_but(name: &'static str, neutral: Neutral) -> Field {
-    Field { name, of: Of::Both, becomes: Use::Refused(neutral) }
+    refused_of(Of::Both, name, neutral)
+}
+
+const fn refused_of(of: Of, name: &'static str, neutral: Neutral) -> Field {
+    Field { name, of, becomes: Use::Refused(neutral) }
 }
 
 /// The table.
@@ -108,6 +114,11 @@ pub const FIELDS: &[Field] = &[
     harmless("priority"),
     harmless("request_id"),
     harmless("rid"),
+    harmless("session_id"),
+    harmless("prompt_cache_options"),
+    harmless("stream_interval"),
+    harmless("return_token_offsets"),
+    harmless("return_mm_kwargs"),
     refused("tools"),
     refused_but("tool_choice", Neutral::Or("\"none\"")),
     refused("functions"),
@@ -128,14 +139,17 @@ pub const FIELDS: &[Field] = &[
     refused("use_beam_search"),
     refused_but("length_penalty", Neutral::Or("1.0")),
     refused("include_stop_str_in_output"),
-    refused_but("skip_special_tokens", Neutral::Or("true")),
+    refused_but("skip_special_tokens", Neutral::Only("true")),
     refused_but("spaces_between_special_tokens", Neutral::Or("true")),
-    refused_but("add_special_tokens", Neutral::Empty),
-    refused_but("add_generation_prompt", Neutral::Or("true")),
+    refused_of(Of::Completion, "add_special_tokens", Neutral::Only("true")),
+    refused_of(Of::Chat, "add_special_tokens", Neutral::Empty),
+    refused_but("add_generation_prompt", Neutral::Only("true")),
     refused("continue_final_message"),
     refused("truncate_prompt_tokens"),
     refused("truncation_side"),
+    refused_of(Of::Chat, "echo", Neutral::Empty),
     refused("prompt_logprobs"),
+    refused("logprob_token_ids"),
     refused("prompt_embeds"),
     refused("input_ids"),
     refused("documents"),
@@ -160,7 +174,11 @@ pub const FIELDS: &[Field] = &[
     refused("return_tokens_as_token_ids"),
     refused("return_token_ids"),
     refused("return_hidden_states"),
+    refused("return_prompt_text"),
+    refused("routed_experts_prompt_start"),
+    refused("watermarking"),
     refused("kv_transfer_params"),
+    refused("ec_transfer_params"),
     refused("vllm_xargs"),
     refused("lora_path"),
     refused("session_params"),
@@ -172,11 +190,15 @@ pub const FIELDS: &[Field] = &[
 impl Field {
     /// The field of this name, if requests of this kind may have it.
     pub fn find(name: &str, kind: Kind) -> Option<&'static Field> {
-        let fits = |of: Of| match kind {
-            Kind::Completion => of != Of::Chat,
-            Kind::Chat => of != Of::Completion,
-        };
-        FIELDS.iter().find(|field| field.name == name && fits(field.of))
+        FIELDS.iter().find(|field| field.name == name && field.is_of(kind))
+    }
+
+    /// Whether requests of this kind may have it.
+    pub fn is_of(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::Completion => self.of != Of::Chat,
+            Kind::Chat => self.of != Of::Completion,
+        }
     }
 }
 
@@ -191,14 +213,13 @@ impl Neutral {
             Value::Array(list) => list.is_empty(),
             Value::Object(fields) => fields.is_empty(),
         };
-        is_empty
-            || match self {
-                Self::Empty => false,
-                Self::Or(json) => {
-                    serde_json::from_str::<Value>(json).is_ok_and(|other| same(&other, value))
-                }
-                Self::Text => value["type"] == "text",
-            }
+        let is = |json| serde_json::from_str::<Value>(json).is_ok_and(|other| same(&other, value));
+        match self {
+            Self::Empty => is_empty,
+            Self::Or(json) => is_empty || is(json),
+            Self::Only(json) => value.is_null() || is(json),
+            Self::Text => is_empty || value["type"] == "text",
+        }
     }
 }
 
@@ -217,10 +238,30 @@ mod test {
 
     #[test]
     fn each_field_stands_once() {
-        let names: BTreeSet<_> = FIELDS.iter().map(|field| field.name).collect();
-        assert_eq!(names.len(), FIELDS.len());
+        for kind in [Kind::Completion, Kind::Chat] {
+            let of_kind = FIELDS.iter().filter(|field| field.is_of(kind));
+            let names: Vec<_> = of_kind.map(|field| field.name).collect();
+            assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{kind:?}");
+        }
         assert!(Field::find("messages", Kind::Completion).is_none());
         assert!(Field::find("unheard_of", Kind::Chat).is_none());
+    }
+
+    #[test]
+    fn the_table_has_every_field_of_the_request_types() {
+        let lists = include_str!("../../tests/request_fields.txt");
+        let mut missing = Vec::new();
+        for line in lists.lines().filter(|line| !line.starts_with('#')) {
+            let (source, names) = line.split_once(": ").expect("a source and names");
+            let kind = match source.rsplit(' ').next() {
+                Some("chat") => Kind::Chat,
+                Some("completion") => Kind::Completion,
+                _ => panic!("{source}"),
+            };
+            let unknown = names.split(' ').filter(|name| Field::find(name, kind).is_none());
+            missing.extend(unknown.map(|name| format!("{source}: {name}")));
+        }
+        assert!(missing.is_empty(), "{missing:#?}");
     }
 
     #[test]
@@ -238,6 +279,11 @@ mod test {
             Neutral::Or("\"none\"").takes(&json!("none"))
                 && !Neutral::Or("\"none\"").takes(&json!("auto"))
         );
+        for value in [json!(false), json!(0), json!("true")] {
+            assert!(!Neutral::Only("true").takes(&value), "{value}");
+        }
+        assert!(Neutral::Only("true").takes(&json!(true)));
+        assert!(Neutral::Only("true").takes(&json!(null)));
         assert!(Neutral::Text.takes(&json!({ "type": "text" })));
         assert!(!Neutral::Text.takes(&json!({ "type": "json_object" })));
     }
@@ -247,8 +293,10 @@ mod test {
     fn the_documentation_lists_the_same() {
         let readme = include_str!("../../README.md");
         let list = |wanted: fn(&Use) -> bool| {
-            let names = FIELDS.iter().filter(|field| wanted(&field.becomes));
-            names.map(|field| format!("`{}`", field.name)).collect::<Vec<_>>().join(", ")
+            let fields = FIELDS.iter().filter(|field| wanted(&field.becomes));
+            let mut names: Vec<_> = fields.map(|field| format!("`{}`", field.name)).collect();
+            names.dedup();
+            names.join(", ")
         };
         for (what, names) in [
             ("served", list(|becomes| matches!(becomes, Use::Served))),

@@ -133,6 +133,12 @@ float fma_down(float x, float y, float z) {
     const float nearest = float(exact);
     return nearest > exact ? nextafterf(nearest, -INFINITY) : nearest;
 }
+/* Rounded towards zero, of sums that a double has exactly. */
+float add_to_zero(float x, float y) {
+    const double exact = double(x) + y;
+    const float nearest = float(exact);
+    return fabs(double(nearest)) > fabs(exact) ? nextafterf(nearest, 0) : nearest;
+}
 }  // namespace
 
 void add_arithmetic(Forms& forms) {
@@ -161,6 +167,7 @@ void add_arithmetic(Forms& forms) {
         lanes("bfi.b64", [](u64 x, u64 y, u32 at, u32 count) { return insert_bits(x, y, at, count); }),
         lanes("shf.r.wrap.b32", [](u32 low, u32 high, u32 n) { return u32((u64(high) << 32 | low) >> (n & 31)); }),
         lanes("shf.l.wrap.b32", [](u32 low, u32 high, u32 n) { return u32((u64(high) << 32 | low) << (n & 31) >> 32); }),
+        lanes("add.rz.f32", [](float x, float y) { return add_to_zero(x, y); }),
         lanes("fma.rn.f32", [](float x, float y, float z) { return __builtin_fmaf(x, y, z); }),
         lanes("fma.rm.f32", [](float x, float y, float z) { return fma_down(x, y, z); }),
         lanes("mul.rn.f16x2", [](u32 x, u32 y) { return two_halves(x, y, 0, false); }),

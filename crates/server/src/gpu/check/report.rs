@@ -64,6 +64,21 @@ impl<W: Write> Report<'_, W> {
         }
     }
 
+    /// Whether changed logits give the tokens that the specification chooses.
+    fn shaped(&mut self, case: &mut Case, setting: Setting) -> Result<()> {
+        let name = case.name;
+        match case.shaped_draws(setting) {
+            Ok(tokens) if tokens > 0 => {
+                self.say(format_args!("{name}: {tokens} changed draws are the CPU's, {setting:?}"))
+            }
+            Ok(_) => Err(Error::run(format!("{setting:?}: no draw is changed"))),
+            Err(error) => {
+                self.failures += 1;
+                self.say(format_args!("{name}: {error}"))
+            }
+        }
+    }
+
     /// Whether heads of 32, which are not served, are told by name.
     fn refusal(&mut self) -> Result<()> {
         let narrow = ModelConfig::read(&tiny_model().with_file_name("llama-tiny"))?;
@@ -101,6 +116,9 @@ pub fn run(out: &mut impl Write) -> Result<()> {
         for sampling in samplings() {
             report.draws(&mut case, sampling)?;
         }
+        for setting in settings().into_iter().step_by(9) {
+            report.shaped(&mut case, setting)?;
+        }
     }
     report.refusal()?;
     report.end()
@@ -125,6 +143,7 @@ pub fn run_ranks(ranks: usize, sums: Option<Transport>, out: &mut impl Write) ->
         let failing = Setting { fail_every: Some(FAIL_EVERY), ..Setting::default() };
         report.setting(&mut case, failing)?;
         report.draws(&mut case, samplings()[2])?;
+        report.shaped(&mut case, Setting::default())?;
     }
     report.end()
 }

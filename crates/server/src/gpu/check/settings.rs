@@ -53,6 +53,8 @@ pub struct Setting {
     pub drafts: Option<Drafting>,
     /// Positions that streams that generate read, if not all.
     pub sparse: Option<u32>,
+    /// Three of four requests change their logits.
+    pub shaped: bool,
 }
 
 impl Default for Setting {
@@ -69,6 +71,7 @@ impl Default for Setting {
             stop: None,
             drafts: None,
             sparse: None,
+            shaped: false,
         }
     }
 }

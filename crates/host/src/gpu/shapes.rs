@@ -1,0 +1,113 @@
+//! What changes a step's logits, on its way to the device: edits and min-p of its draws.
+//!
+//! The device has one image, at addresses that never change, so that graphs can name them:
+//!
+//! ```text
+//! DeviceShape [draws_max] | Edit [edits_max]
+//! ```
+//!
+//! A step with such draws writes it into a slot of pinned memory, as `image.rs` does the step's tokens; other steps send
+//! nothing.
+
+use kvarena::backend::cuda::{DeviceBuffer, PinnedBuffer};
+
+use super::device::Device;
+use super::error::GpuError;
+use super::image::{SLOTS, slot_of};
+use super::kernels::{DeviceDraw, DeviceShape, LoadStepParams, SHAPED_VOCAB_MAX};
+use crate::runner::{Draw, Work};
+use crate::shaping::Edit;
+
+/// Most edits of a step, unless one stream may have more: 4 MiB on the device, and in each slot.
+const EDITS_MAX: usize = 1 << 18;
+
+/// The image, and the slots it is written to.
+#[derive(Debug)]
+pub(super) struct Shapes {
+    image: DeviceBuffer,
+    slots: Vec<PinnedBuffer>,
+    shapes: Vec<DeviceShape>,
+    draws_max: usize,
+    edits_max: usize,
+}
+
+impl Shapes {
+    /// Room for steps of so many draws from so many tokens.
+    pub(super) fn new(device: &Device, draws_max: usize, vocab: usize) -> Result<Self, GpuError> {
+        // A stream has at most one edit of each token, so each fits a step of its own.
+        let edits_max = if vocab > SHAPED_VOCAB_MAX { 0 } else { EDITS_MAX.max(vocab) };
+        let bytes = draws_max * size_of::<DeviceShape>() + edits_max * size_of::<Edit>();
+        let slot = |_| Ok(PinnedBuffer::new(&device.gpu, bytes)?);
+        let slots = (0..SLOTS).map(slot).collect::<Result<_, GpuError>>()?;
+        Ok(Self { image: device.zeros(bytes)?, slots, shapes: Vec::new(), draws_max, edits_max })
+    }
+
+    /// Most edits of a step; 0 where the vocabulary is too large for the kernel.
+    pub(super) fn edits_max(&self) -> usize {
+        self.edits_max
+    }
+
+    /// Device addresses of the shapes and the edits.
+    pub(super) fn addresses(&self) -> [u64; 2] {
+        let start = self.image.address();
+        [start, start + (self.draws_max * size_of::<DeviceShape>()) as u64]
+    }
+
+    /// Gives each draw that has one its shape. Returns whether one does.
+    ///
+    /// # Errors
+    /// More edits than a step may have.
+    pub(super) fn list(&mut self, work: &Work, draws: &mut [DeviceDraw]) -> Result<bool, GpuError> {
+        self.shapes.clear();
+        for (draw, device) in work.draws.iter().zip(draws) {
+            if draw.is_shaped() {
+                self.shapes.push(shape(draw));
+                device.shape = self.shapes.len() as u64;
+            }
+        }
+        let (edits, max) = (work.edits.len(), self.edits_max);
+        match self.shapes.is_empty() {
+            false if max == 0 || edits > max => Err(GpuError::Edits { edits, max }),
+            is_empty => Ok(!is_empty),
+        }
+    }
+
+    /// Sends the shapes that were listed, and their edits, of step `number`: its slot is free.
+    pub(super) fn send(
+        &mut self,
+        device: &Device,
+        number: u64,
+        edits: &[Edit],
+    ) -> Result<(), GpuError> {
+        let slot = &mut self.slots[slot_of(number)];
+        let (first, second) = slot.as_mut_slice().split_at_mut(self.draws_max * UNIT);
+        first[..size_of_val(&self.shapes[..])].copy_from_slice(bytemuck::cast_slice(&self.shapes));
+        second[..size_of_val(edits)].copy_from_slice(bytemuck::cast_slice(edits));
+        let params = LoadStepParams {
+            source: slot.as_slice().as_ptr() as u64,
+            target: self.image.address(),
+            first: self.shapes.len() as u32,
+            second_at: self.draws_max as u32,
+            second: edits.len() as u32,
+            reserved: 0,
+        };
+        let grid = ((params.first + params.second).div_ceil(256), 1);
+        // SAFETY: pinned memory has one address for host and device; slot and image have room for that many units
+        // (`list` checks the edits, the runner the draws); the slot stays as it is until the step is done.
+        unsafe { device.kernels.load_step.launch(device.raw(), grid, 256, &params) }
+    }
+}
+
+/// Bytes that `load_step` copies at a time.
+const UNIT: usize = 16;
+const _: () = assert!(size_of::<DeviceShape>() == UNIT && size_of::<Edit>() == UNIT);
+
+fn shape(draw: &Draw) -> DeviceShape {
+    let warm = draw.sampling.temperature > 0.0;
+    DeviceShape {
+        start: draw.edits.start,
+        count: draw.edits.count,
+        only: u32::from(draw.edits.only),
+        depth: if warm { draw.sampling.depth() } else { f32::INFINITY },
+    }
+}

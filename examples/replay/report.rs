@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::core_time::percentile;
 use crate::host::{Outcome, StepWork};
 
-/// Prompt tokens that one GPU computes in a second: Qwen3-8B on an H200, measured in `crates/host/README.md`.
+/// Prompt tokens that one GPU computes in a second: Qwen3-8B on an H200, measured in `crates/server/README.md`.
 const PREFILL_RATE: f64 = 44_400.0;
 
 /// Slow steps that are listed.

@@ -12,9 +12,9 @@ use kvarena::testkit::contract::{Case, check_backend, check_served, check_sparse
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, BatchPlan, BatchRow, Capacity, CpuOptions, KvDtype, KvShape, LayerId, Layout,
-    OpenBackend, OwnedPlan, PageId, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, StepEnd,
-    StepId, TableShape, TokenId,
+    Attend, BatchPlan, BatchRow, Capacity, CpuOptions, KvDtype, KvScales, KvShape, LayerId, Layout,
+    OpenBackend, OwnedPlan, PageId, PlaneName, PoolConfig, RowId, Scaling, SlotId, SlotMapping,
+    StepEnd, StepId, TableShape, TokenId,
 };
 
 #[test]
@@ -134,22 +134,35 @@ struct Way {
     chunk: u32,
     window: Option<u32>,
     path: CpuPath,
+    dtype: KvDtype,
+    scaling: Scaling,
+    /// Kv heads, query heads and elements of a head.
+    heads: [u32; 3],
 }
 
 /// Bits of all outputs and log-sum-exps of the sequence.
 fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
-    let (tokens, kv_heads, head_dim, q_heads) = (230, 4, 64, 12);
+    let (tokens, [kv_heads, q_heads, head_dim]) = (230, way.heads);
     let config = PoolConfig {
         shape: KvShape::heads(kv_heads, head_dim),
         page_size: way.page_size,
-        dtype: KvDtype::Bf16,
+        dtype: way.dtype,
+        scaling: way.scaling,
         capacity: Capacity::Pages(tokens + 7),
         layout: way.layout,
         ..Default::default()
     };
     let pool = config.layout().expect("a valid pool");
     let table = TableShape::new(way.page_size, 1, tokens, tokens.into()).expect("a small table");
-    let options = CpuOptions { path: Some(way.path), ..CpuOptions::with_threads(way.threads) };
+    // No powers of two, so that products are rounded.
+    let scales = (0..2 * kv_heads).map(|i| 0.011 + 0.003 * i as f32).collect();
+    let scales = KvScales::new(1, kv_heads, scales).expect("they are above 0");
+    let given = way.dtype.is_quantised() && way.scaling == Scaling::Static;
+    let options = CpuOptions {
+        path: Some(way.path),
+        scales: given.then_some(scales),
+        ..CpuOptions::with_threads(way.threads)
+    };
     let mut cpu = options.open(&pool, &table, 2).expect("a small pool");
     let mut planner = Planner::new(&pool, &table, u64::from(way.page_size));
     let sequence = planner.admit().expect("a row");
@@ -181,18 +194,36 @@ fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
 
 #[test]
 fn results_depend_on_nothing_but_the_row_and_what_it_sees() {
-    let paths = CpuPath::available();
-    for (path, window) in paths.flat_map(|path| [(path, None), (path, Some(50))]) {
-        // One page and one step: contiguous K and V.
-        let layout = Layout::LayerFirst;
-        let plain = Way { layout, page_size: 256, threads: 1, chunk: 230, window, path };
-        let contiguous = computed(plain);
-        for layout in [Layout::LayerFirst, Layout::PageFirst] {
-            for (page_size, threads, chunk) in
-                [(1, 5, 230), (3, 2, 230), (16, 1, 1), (64, 3, 7), (7, 5, 100), (1, 1, 64)]
-            {
-                let way = Way { layout, page_size, threads, chunk, ..plain };
-                assert!(computed(way) == contiguous, "{way:?}");
+    let dtypes = [
+        (KvDtype::Bf16, Scaling::Static, [4, 12, 64]),
+        (KvDtype::Fp8E4M3, Scaling::Static, [2, 4, 32]),
+        (KvDtype::Fp8E4M3, Scaling::ByToken, [2, 4, 32]),
+        (KvDtype::F32, Scaling::Static, [2, 2, 20]),
+    ];
+    let ways = CpuPath::available().flat_map(|path| dtypes.map(|dtype| (path, dtype)));
+    for (path, (dtype, scaling, heads)) in ways {
+        for window in [None, Some(50)] {
+            // One page and one step: contiguous K and V.
+            let (layout, page_size) = (Layout::LayerFirst, 256);
+            let plain = Way {
+                layout,
+                page_size,
+                threads: 1,
+                chunk: 230,
+                window,
+                path,
+                dtype,
+                scaling,
+                heads,
+            };
+            let contiguous = computed(plain);
+            for layout in [Layout::LayerFirst, Layout::PageFirst] {
+                for (page_size, threads, chunk) in
+                    [(1, 5, 230), (3, 2, 230), (16, 1, 1), (64, 3, 7), (7, 5, 100), (1, 1, 64)]
+                {
+                    let way = Way { layout, page_size, threads, chunk, ..plain };
+                    assert!(computed(way) == contiguous, "{way:?}");
+                }
             }
         }
     }

@@ -1,13 +1,14 @@
 //! What is loaded before the first step: all that a host does, and nothing else.
 
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, Gpu, Prepare};
+use kvarena::backend::Backend;
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
 use kvarena::testkit::contract::{
     Case, check_backend, check_fp8_spans, check_latent, check_latent_fp8, check_served,
     check_short, check_short_spans, check_spans, check_sparse_backend,
 };
 use kvarena::{
-    Attend, Capacity, Dtype, KvDtype, KvShape, LabelChannels, OpenBackend, PoolConfig, PoolLayout,
-    Scaling, TableShape,
+    Attend, Capacity, Dtype, Engine, Extend, KvDtype, KvShape, LabelChannels, LayerId, Namespace,
+    OpenBackend, PoolConfig, PoolLayout, Scaling, SeqKey, StepScratch, TableShape, TokenId,
 };
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
@@ -152,4 +153,83 @@ fn what_was_not_prepared_is_counted() {
     assert_eq!((cuda.modules_after_prepare(), other.modules_after_prepare()), (more, 0));
     cuda.prepare(&decodes).expect("a served shape");
     assert_eq!(cuda.modules_after_prepare(), 0);
+}
+
+/// A prepared engine of 8 sequences that share 32 positions.
+fn engine_of_spans(gpu: &Gpu, work: &Prepare<'_>) -> (Engine<Cuda>, Vec<SeqKey>) {
+    let config = PoolConfig {
+        layers: 1,
+        shape: KvShape::heads(2, 128),
+        dtype: KvDtype::Bf16,
+        page_size: 16,
+        capacity: Capacity::Pages(64),
+        ..PoolConfig::default()
+    };
+    let options = CudaOptions { max_step_tokens: 256, all_spans: true, ..CudaOptions::new(gpu) };
+    let mut engine = Engine::new(config, options).expect("a small pool");
+    let prompt: Vec<TokenId> = (0..33).map(TokenId::new).collect();
+    let mut scratch = StepScratch::new();
+    let admitted = (0..8).map(|_| {
+        let seq = engine.admit(Namespace::default(), &prompt, 0).expect("it fits");
+        let len = 33 - engine.cached_len(seq).expect("it runs");
+        let step = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("it fits").step();
+        engine.commit(step).expect("it is open");
+        engine.complete(step).expect("it is open");
+        seq
+    });
+    let admitted = admitted.collect();
+    engine.backend_mut().prepare(work).expect("kernels serve it");
+    (engine, admitted)
+}
+
+/// Padding that is too long for the tail of a span goes to the extend kernel, which is loaded for it.
+#[test]
+fn padding_beside_spans_is_written_by_a_kernel_loaded_for_it() {
+    let Some(_gpu) = gpu() else { return };
+    let gpu = device(0).expect("it was there");
+    let attend = [Attend::new(8, 128)];
+    let work = Prepare { extend: false, copies: false, ..Prepare::new(&attend) };
+    let (mut engine, admitted) = engine_of_spans(&gpu, &work);
+    for &seq in &admitted {
+        engine.append(seq, &[1, 2, 3].map(TokenId::new)).expect("it runs");
+    }
+    let items: Vec<Extend> = admitted.iter().map(|&seq| Extend { seq, len: 3 }).collect();
+    let (mut scratch, mut padding) = (StepScratch::new(), StepScratch::new());
+    let plan = engine.plan_batch(&mut scratch, &items).expect("it fits");
+    assert!(!plan.shared.spans.is_empty());
+    let plan = plan.padded(&mut padding, 9, 32);
+    let backend = engine.backend_mut();
+    backend.stage(&plan).expect("it fits");
+    const MARK: u16 = 0x3f80;
+    let q = DeviceBuffer::of(&gpu, &vec![0_u16; 32 * 1024]).expect("small");
+    let mut out = DeviceBuffer::of(&gpu, &vec![MARK; 32 * 1024]).expect("small");
+    let (rows, outs) = (q.rows(0, None), out.rows_mut(0, None));
+    backend.attend(&plan, LayerId::new(0), &attend[0], rows, outs, None).expect("it is served");
+    backend.synchronize().expect("it ran");
+    let out = out.read::<u16>(0, 32 * 1024).expect("it is there");
+    let kept = out.chunks(1024).position(|row| row.iter().all(|&x| x == MARK));
+    assert_eq!(kept, None, "every row is written");
+}
+
+#[test]
+fn padded_steps_of_several_tokens_need_nothing_more() {
+    let Some(_gpu) = gpu() else { return };
+    let gpu = device(0).expect("it was there");
+    let attend = [Attend::new(8, 128)];
+    let work = Prepare { extend: false, decode_tokens: 2, ..Prepare::new(&attend) };
+    let (mut engine, admitted) = engine_of_spans(&gpu, &work);
+    for &seq in &admitted {
+        engine.append(seq, &[1, 2].map(TokenId::new)).expect("it runs");
+    }
+    let items: Vec<Extend> = admitted[..4].iter().map(|&seq| Extend { seq, len: 2 }).collect();
+    let (mut scratch, mut padding) = (StepScratch::new(), StepScratch::new());
+    let plan = engine.plan_batch(&mut scratch, &items).expect("it fits");
+    let plan = plan.padded(&mut padding, 8, 16);
+    engine.backend_mut().stage(&plan).expect("it fits");
+    assert_eq!(engine.backend().modules_after_prepare(), 0);
+    // In a capture there is nothing to compile.
+    let stream = engine.backend().stream().clone();
+    let all = Prepare { compactions: true, ..work };
+    let captured = stream.capture(|| engine.backend_mut().prepare(&all));
+    assert!(matches!(captured, Err(CudaError::NotPrepared)), "{captured:?}");
 }

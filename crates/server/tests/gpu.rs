@@ -190,7 +190,7 @@ fn several_gpus_are_refused_by_name() {
     assert!(ran.err.contains("its heads of K and V"), "the glossary's model has one: {}", ran.err);
     let (code, words) = match Comm::version() {
         Err(_) => (3, "libnccl.so.2"),
-        // tests/fake_cublaslt/nccl.cc
+        // crates/host/tests/fake_cublaslt/nccl.cc
         Ok(_) if std::env::var_os("FAKE_NCCL_REFUSES").is_some() => {
             (1, "ncclCommInitAll failed: it is a fake")
         }

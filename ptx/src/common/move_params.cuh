@@ -1,5 +1,5 @@
 // Parameters of the kernels that move bytes: store_cache*, store_latent_fp8, copy_pages, compact_slots, load_plan. As in params.cuh;
-// the Rust mirror is src/backend/cuda/params/moves.rs.
+// the Rust mirror is src/backend/cuda/kernels/params/moves.rs.
 #pragma once
 #include "params.cuh"
 

@@ -3,6 +3,7 @@
 //! Not here: which kernel serves what (`kernels/selection.rs`, `attention/variants.rs`).
 
 use super::check::{check_attend, check_pool};
+use super::driver::raw::is_capturing;
 use super::error::CudaError;
 use super::kernels::{COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, RESOLVE_SELECTION};
 use super::opened::Cuda;
@@ -67,9 +68,12 @@ impl Cuda {
     ///
     /// # Errors
     /// An [`Attend`] that no kernel serves, lists of length 0 or above a sequence's tokens or over a pool that no such
-    /// kernel serves, or the driver's.
+    /// kernel serves, [`CudaError::NotPrepared`] while the stream captures, or the driver's.
     pub fn prepare(&mut self, work: &Prepare<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
+        if is_capturing(self.stream.raw())? {
+            return Err(CudaError::NotPrepared);
+        }
         let (layout, longest) = (*self.pool.layout(), self.tables.longest_row());
         let checked = |attend: &Attend| check_attend(attend, &self.pool, longest);
         let attend = work.attend.iter().map(checked).collect::<Result<Vec<_>, _>>()?;

@@ -51,6 +51,9 @@ impl Limits {
         if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
             return Err(format!("top_p {} is not above 0 and at most 1", sampling.top_p));
         }
+        if !(0.0..=1.0).contains(&sampling.min_p) {
+            return Err(format!("min_p {} is not 0 to 1", sampling.min_p));
+        }
         let prompt = request.prompt.len();
         let room = self.room(prompt);
         let wanted = request.max_new_tokens.map_or(1, |n| n.max(1)) as usize;

@@ -288,6 +288,12 @@ impl<R: Runner> Server<R> {
             return Err("min_p is not served by this backend".into());
         }
         let Some(shaping) = &request.shaping else { return Ok(request) };
+        if !(shaping.repetition > 0.0 && shaping.repetition.is_finite()) {
+            return Err(format!("repetition_penalty {} is not above 0", shaping.repetition));
+        }
+        if shaping.bad_words.iter().any(Vec::is_empty) {
+            return Err("a bad word has no tokens".into());
+        }
         let early = request.stop.iter().filter(|_| shaping.min_tokens > 0);
         if let Some(token) = shaping.tokens().chain(early.copied()).find(|&t| t as usize >= vocab) {
             return Err(format!("token {token} is past the model's vocabulary of {vocab} tokens"));

@@ -202,7 +202,7 @@ impl Variants {
                 let last = if is_wide { TAIL_ROWS.len() - 1 } else { narrowest };
                 kernels.extend(shared.take(last + 1).skip(narrowest));
             }
-            if has_extend(&shape, work) {
+            if has_extend(work) {
                 kernels.extend(of.extend());
                 kernels.extend(of.trees().filter(|_| work.trees));
             }
@@ -222,7 +222,7 @@ impl Variants {
         for (attend, top) in work.variants() {
             let index = self.prepare(gpu, pool, (&attend, top), limits, stream)?;
             let variant = &mut self.list[index];
-            if has_extend(variant.split.shape(), work) {
+            if has_extend(work) {
                 variant.add_extend(gpu, stream)?;
             }
             if work.spans {
@@ -354,6 +354,10 @@ impl Variants {
         let decode_start = start.first(capturing);
         let shared = variant.shared.as_ref().filter(|shared| shared.taken().is_some());
         let extend = variant.extend.as_ref().filter(|_| variant.count.extend_items > 0);
+        assert!(
+            extend.is_some() || variant.count.extend_items == 0,
+            "staging loads what has items"
+        );
         let decode = variant.count.decode_units > 0 || shared.is_some();
         if let Some(shared) = shared {
             let params = (params, scales);
@@ -410,9 +414,9 @@ fn may_share(&(_, _, top, is_positive): &VariantKey, index: usize) -> bool {
 }
 
 /// Whether steps that a host prepares go to the extend kernel.
-fn has_extend(shape: &SplitShape, work: &Prepare<'_>) -> bool {
-    let longest = if shape.top > 0 { 1 } else { DECODE_ROWS[shape.narrowest()] / shape.group };
-    work.extend || work.trees || work.decode_tokens > longest
+fn has_extend(work: &Prepare<'_>) -> bool {
+    // The last padding row of a step with several tokens for a row may have any number.
+    work.extend || work.trees || work.decode_tokens > 1
 }
 
 /// A variant's shape, its kernels on no CTA yet.

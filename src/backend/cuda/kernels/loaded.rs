@@ -169,8 +169,10 @@ impl Loaded {
                 Err(refused) => error = error.or(Some(refused)),
             }
         }
-        error.map_or(Ok(()), Err)?;
-        kernels.iter().try_for_each(|kernel| self.take_entry(kernel, capability))
+        let is_loaded = |kernel: &&Kernel| self.modules.iter().any(|module| module.is_of(kernel));
+        let loaded: Vec<_> = kernels.iter().copied().filter(|kernel| is_loaded(kernel)).collect();
+        loaded.iter().try_for_each(|kernel| self.take_entry(kernel, capability))?;
+        error.map_or(Ok(()), Err)
     }
 
     /// The kernel's handle, its module loaded when first asked for. The context is bound.

@@ -63,9 +63,14 @@ impl SplitShape {
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
         let decoded = if self.top > 0 { Decoded::new(1, false) } else { self.decoded(width) };
+        // If the step reads spans once, the extend kernel has every row that is too long for a tail, padding among them.
+        let longest = match plan.shared.spans.is_empty() {
+            true => decoded.longest,
+            false => decoded.longest.min(self.decoded(self.narrowest()).longest),
+        };
         plan.rows.iter().any(|row| {
             let is_tree = decoded.last_row < u32::MAX && plan.tree(row).is_some();
-            row.extend_len > decoded.longest || is_tree
+            row.extend_len > longest || is_tree
         })
     }
 

@@ -11,13 +11,11 @@
 //! ```
 //!
 //! and at the end the output is `o / l`, the log-sum-exp `m + ln l`. A sink is one more logit there, without a value. A
-//! query reads no V but what it sees: what lies past its position has no effect, whatever it is. Segments are joined in
-//! order by the same rule.
+//! query reads only the V that it sees; later positions have no effect. Segments are joined in order by the same rule.
 //!
 //! Tiles and segments start at multiples of their sizes, so on one path a query row's result depends on nothing but the
 //! row and what it sees, bit by bit: neither on the batch and the chunks of a prefill, nor on the pool, nor on the
-//! threads, which take units as they come. A token of a tree goes through what it sees as if nothing lay between: so it
-//! too gets what it would get as the last token of its branch alone.
+//! threads, which take units as they come. A token of a tree gets the same bits as the last token of its branch alone.
 //!
 //! Not here: checks, and how the work is cut.
 

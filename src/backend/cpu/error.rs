@@ -43,7 +43,7 @@ pub enum CpuError {
         /// The target's.
         target: u64,
     },
-    /// A path that this machine has not the instructions for.
+    /// The machine lacks the instructions of this path.
     Path {
         /// The path.
         path: CpuPath,

@@ -171,7 +171,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
     ) {
         let (lanes, width, last) = (S::F32_LANES, self.rows.widths[0], self.tile.keys.len() - 1);
         let row = head * self.rows.count + row;
-        // Past the last key it stands in: no row sees those products.
+        // Positions past the last repeat its key; `weigh` masks their products.
         let keys: [&[T]; P] = array::from_fn(|p| {
             &self.tile.keys[(first + p).min(last)][head * self.tile.apart..][..width]
         });

@@ -54,7 +54,8 @@ use unit::Job;
 /// How a [`Cpu`] is to work.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CpuOptions {
-    /// Most threads that compute attention, the caller's included; 0 counts as 1. Results do not depend on it.
+    /// Most threads that compute attention, the caller's included; 0 counts as 1. Results do not depend on it. All
+    /// backends of the process together use no more threads than the cores that the first caller of attention had.
     pub threads: usize,
     /// The instructions that attention computes with. Default: `None`, those that the environment variable
     /// [`PATH_VARIABLE`] names, else the fastest that the machine has.
@@ -88,7 +89,8 @@ impl OpenBackend for CpuOptions {
 
     /// # Errors
     /// [`CpuError::OutOfMemory`], [`CpuError::Scales`] or [`CpuError::Labels`] that are not for this pool,
-    /// [`CpuError::Path`] or [`CpuError::PathName`] where the machine does not have the instructions.
+    /// [`CpuError::PathName`] if the environment variable names no path, [`CpuError::Path`] if the machine lacks its
+    /// instructions.
     fn open(
         self,
         layout: &PoolLayout,

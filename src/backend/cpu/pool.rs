@@ -19,7 +19,7 @@ const LINE_UNITS: usize = 4;
 #[derive(Debug)]
 pub(super) struct Pool {
     memory: Box<[Unit]>,
-    /// Where it begins: at a line of the caches.
+    /// First unit of the pool, aligned to a cache line.
     start: usize,
     bytes: usize,
 }

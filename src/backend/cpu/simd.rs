@@ -38,11 +38,11 @@ impl Isa {
     /// The path that an option names, else the environment, else the fastest.
     pub fn choose(option: Option<CpuPath>) -> Result<Self, CpuError> {
         let named = || match env::var_os(PATH_VARIABLE) {
-            None => Ok(CpuPath::available().last().expect("every machine has one")),
-            Some(name) => {
+            Some(name) if !name.is_empty() => {
                 let path = CpuPath::ALL.into_iter().find(|path| name == path.name());
                 path.ok_or(CpuError::PathName)
             }
+            _ => Ok(Self::fastest().path()),
         };
         Self::new(option.map_or_else(named, Ok)?)
     }
@@ -50,7 +50,12 @@ impl Isa {
     /// The path of conversions, which belong to no backend and give the same bits on each.
     pub fn of_process() -> Self {
         static ISA: OnceLock<Isa> = OnceLock::new();
-        *ISA.get_or_init(|| Self::choose(None).unwrap_or(Self::Portable))
+        *ISA.get_or_init(|| Self::choose(None).unwrap_or_else(|_| Self::fastest()))
+    }
+
+    fn fastest() -> Self {
+        let paths = CpuPath::ALL.into_iter().rev();
+        paths.flat_map(Self::new).next().expect("every machine has the portable path")
     }
 
     fn new(path: CpuPath) -> Result<Self, CpuError> {

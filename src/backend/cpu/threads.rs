@@ -1,14 +1,15 @@
 //! The threads that attention is shared with: one pool for all backends of the process.
 //!
-//! It has a thread for each core but the caller's, started when first used, and asleep while there is no work. So an
-//! engine wakes threads and starts none, and several engines in one process share the cores.
+//! The pool has one thread fewer than the process has cores. Its threads start when first used and sleep while there is
+//! no work. An engine therefore wakes threads and starts none, and several engines in one process share the cores.
 //!
 //! Not here: what is computed.
 
+use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::{process, thread};
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
 
@@ -21,16 +22,18 @@ fn cores() -> usize {
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }
 
-/// The pool; nothing where there is one core, or where no thread can be had.
+/// Returns the pool, or none if there is one core or no thread can start. A forked child has none, because it inherits
+/// the pool without its threads.
 fn pool() -> Option<&'static ThreadPool> {
-    static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
+    static POOL: OnceLock<(u32, Option<ThreadPool>)> = OnceLock::new();
     let start = || {
         let others = cores() - 1;
         let name = |i| format!("kvarena-{i}");
         let build = || ThreadPoolBuilder::new().num_threads(others).thread_name(name).build().ok();
         if others > 0 { build() } else { None }
     };
-    POOL.get_or_init(start).as_ref()
+    let (process, pool) = POOL.get_or_init(|| (process::id(), start()));
+    pool.as_ref().filter(|_| *process == process::id())
 }
 
 /// A thread that computes, until dropped.
@@ -49,10 +52,43 @@ impl Drop for Busy {
     }
 }
 
-/// Lets all of `workers` work, the first on this thread and the others on the pool's; returns when all are done.
+/// A job on a thread of the pool. One job may run inside another, which has yielded.
+struct Job {
+    busy: Option<Busy>,
+}
+
+impl Job {
+    fn start() -> Self {
+        let is_outermost = !INSIDE.replace(true);
+        Self { busy: is_outermost.then(Busy::start) }
+    }
+
+    /// Lets jobs of other engines run, which else would wait for all steps of this one. Only the outermost job does, so
+    /// that a short job never waits for steps of the engine that yielded.
+    fn make_way(&self) {
+        if self.busy.is_some() {
+            rayon_core::yield_now();
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.busy.is_some() {
+            INSIDE.set(false);
+        }
+    }
+}
+
+thread_local! {
+    /// Whether this thread runs a job.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs all of `workers`, the first on this thread and the others on the pool's; returns when all are done.
 ///
-/// `work` takes one step at a time, and returns whether there may be another. The others also stop where the process
-/// computes on more threads than it has cores: then another engine has come to need them.
+/// `work` takes one step at a time, and returns whether there may be another. The others also stop if the process
+/// computes on more threads than it has cores, because another engine is computing.
 pub(super) fn share<W: Send>(workers: &mut [W], work: impl Fn(&mut W) -> bool + Sync) {
     let (first, others) = workers.split_first_mut().expect("there is at least one thread");
     let own = |first: &mut W| {
@@ -64,8 +100,10 @@ pub(super) fn share<W: Send>(workers: &mut [W], work: impl Fn(&mut W) -> bool + 
     pool.in_place_scope(|scope| {
         for worker in others.iter_mut().take(cores() - 1) {
             scope.spawn(move |_| {
-                let _busy = Busy::start();
-                while BUSY.load(Ordering::Relaxed) <= cores() && work(worker) {}
+                let job = Job::start();
+                while BUSY.load(Ordering::Relaxed) <= cores() && work(worker) {
+                    job.make_way();
+                }
             });
         }
         own(first);
@@ -96,5 +134,30 @@ mod tests {
         };
         thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(engine))));
         assert!(most.into_inner() <= cores() + 1);
+    }
+
+    #[test]
+    fn a_short_call_does_not_wait_for_all_of_another_engines() {
+        use std::sync::atomic::AtomicBool;
+        use std::time::Duration;
+        let is_done = AtomicBool::new(false);
+        let steps = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            let long = scope.spawn(|| {
+                share(&mut [(); 4], |()| {
+                    thread::sleep(Duration::from_millis(1));
+                    steps.fetch_add(1, Ordering::Relaxed) < 5_000
+                        && !is_done.load(Ordering::Relaxed)
+                });
+            });
+            while steps.load(Ordering::Relaxed) < 10 {
+                thread::yield_now();
+            }
+            let short = AtomicUsize::new(0);
+            share(&mut [(); 4], |()| short.fetch_add(1, Ordering::Relaxed) < 5);
+            is_done.store(true, Ordering::Relaxed);
+            long.join().expect("no step panics");
+        });
+        assert!(steps.into_inner() < 5_000, "the short call ended first");
     }
 }

@@ -63,7 +63,7 @@ impl SplitShape {
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
         let decoded = if self.top > 0 { Decoded::new(1, false) } else { self.decoded(width) };
-        // If the step reads spans once, the extend kernel has every row that is too long for a tail, padding among them.
+        // If the step reads spans once, the extend kernel has every row that is too long for a tail, padding included.
         let longest = match plan.shared.spans.is_empty() {
             true => decoded.longest,
             false => decoded.longest.min(self.decoded(self.narrowest()).longest),

@@ -5,7 +5,6 @@
 //! cd benches/peers
 //! cargo run --release                          the table
 //! cargo run --release -- --json                rows {case, page_size, impl, ns}
-//! cargo run --release -- attention [CASE]      attention of each CPU path, beside candle's and a plain read
 //! cargo run --release -- --sequences 10000     the trees of benches/targets.rs (needs memory for the peers)
 //! ```
 //!
@@ -16,7 +15,6 @@
 #[allow(unused)]
 mod cases;
 
-mod attention;
 mod btree;
 mod chain;
 mod free_list;
@@ -64,9 +62,6 @@ struct Options {
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if args.first().is_some_and(|arg| arg == "attention") {
-        return attention::print(args.get(1).map_or("", String::as_str));
-    }
     let sequences = args.iter().position(|arg| arg == "--sequences").and_then(|i| args.get(i + 1));
     let options = Options {
         json: args.iter().any(|arg| arg == "--json"),

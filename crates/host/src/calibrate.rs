@@ -9,8 +9,9 @@ use kvarena::{BatchPlan, Cpu, KvScales, LayerId, PlaneName};
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
-use crate::config::{ModelConfig, read_json};
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
+use crate::fields::read_json;
 use crate::runner::{Runner, Work};
 
 /// Hands steps to another runner, and looks at all K and V that they store.

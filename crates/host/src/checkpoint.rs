@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
-use crate::config::{Fields, read_file, read_json};
 use crate::error::{Error, Result};
+use crate::fields::{Fields, read_file, read_json};
 use crate::matrix::{Matrix, Numbers};
 
 /// The name of a model in one file.

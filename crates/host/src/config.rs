@@ -5,28 +5,14 @@
 use std::path::Path;
 
 use kvarena::KvShape;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::experts::ExpertsConfig;
+use crate::family::Family;
+use crate::fields::{Fields, read_json};
 use crate::latent::LatentConfig;
 use crate::rope::Rope;
-
-/// No real model has as many of anything but bytes; past it a config is damaged.
-const SIZE_MAX: usize = 1 << 24;
-
-/// The families: what their layers are made of differs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Family {
-    /// `LlamaForCausalLM`
-    Llama,
-    /// `Qwen3ForCausalLM`: each head of q and k is normed.
-    Qwen3,
-    /// `DeepseekV3ForCausalLM`: latent attention, mixtures of experts.
-    DeepseekV3,
-    /// `GptOssForCausalLM`: sinks, windows, mixtures of experts.
-    GptOss,
-}
 
 /// The shape of a model.
 #[derive(Clone, PartialEq, Debug)]
@@ -98,7 +84,7 @@ impl ModelConfig {
     /// As [`ModelConfig::read`].
     pub fn parse(path: &Path, value: &Value) -> Result<Self> {
         let fields = Fields::new(path, value)?;
-        let family = family(&fields)?;
+        let family = Family::parse(&fields)?;
         if fields.get("quantization_config").is_some() {
             return Err(fields.wrong("quantization_config: quantised weights are not implemented"));
         }
@@ -183,41 +169,6 @@ impl ModelConfig {
     }
 }
 
-/// Reads a JSON file.
-///
-/// # Errors
-/// The file cannot be read, or is no JSON.
-pub fn read_json(path: &Path) -> Result<Value> {
-    let bytes = read_file(path)?;
-    serde_json::from_slice(&bytes)
-        .map_err(|e| Error::model(format!("{}: not valid JSON: {e}", path.display())))
-}
-
-/// Reads a file of a model.
-///
-/// # Errors
-/// The file cannot be read.
-pub fn read_file(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|e| Error::model(format!("cannot read {}: {e}", path.display())))
-}
-
-fn family(fields: &Fields<'_>) -> Result<Family> {
-    let named = fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
-    let Some(name) = named.or(fields.text("model_type")?) else {
-        return Err(fields.wrong("neither architectures nor model_type says which model this is"));
-    };
-    match name {
-        "LlamaForCausalLM" | "llama" => Ok(Family::Llama),
-        "Qwen3ForCausalLM" | "qwen3" => Ok(Family::Qwen3),
-        "DeepseekV3ForCausalLM" | "deepseek_v3" => Ok(Family::DeepseekV3),
-        "GptOssForCausalLM" | "gpt_oss" => Ok(Family::GptOss),
-        other => Err(fields.wrong(&format!(
-            "architecture {other:?} is not implemented, only LlamaForCausalLM, Qwen3ForCausalLM, \
-             DeepseekV3ForCausalLM and GptOssForCausalLM"
-        ))),
-    }
-}
-
 fn default_head_dim(
     fields: &Fields<'_>,
     family: Family,
@@ -266,138 +217,4 @@ fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Opt
         _ => Err(fields.wrong(&format!("layer type {kind} is not implemented"))),
     };
     types.iter().map(parse).collect()
-}
-
-/// Typed look-ups in a JSON object; null counts as absent, as in the reference framework.
-pub struct Fields<'a> {
-    path: &'a Path,
-    map: &'a Map<String, Value>,
-}
-
-impl<'a> Fields<'a> {
-    /// The fields of `value`.
-    ///
-    /// # Errors
-    /// It is no object.
-    pub fn new(path: &'a Path, value: &'a Value) -> Result<Self> {
-        match value.as_object() {
-            Some(map) => Ok(Self { path, map }),
-            None => Err(Error::model(format!("{}: not a JSON object", path.display()))),
-        }
-    }
-
-    /// The fields of an object in this one, if it is there.
-    ///
-    /// # Errors
-    /// It is no object.
-    pub fn object(&self, name: &str) -> Result<Option<Fields<'a>>> {
-        match self.get(name) {
-            None => Ok(None),
-            Some(Value::Object(map)) => Ok(Some(Fields { path: self.path, map })),
-            Some(other) => Err(self.unfit(name, other, "an object")),
-        }
-    }
-
-    /// A message about this file.
-    pub fn wrong(&self, what: &str) -> Error {
-        Error::model(format!("{}: {what}", self.path.display()))
-    }
-
-    /// A field, if it is there and not null.
-    pub fn get(&self, name: &str) -> Option<&'a Value> {
-        self.map.get(name).filter(|value| !value.is_null())
-    }
-
-    /// A text, if it is there.
-    ///
-    /// # Errors
-    /// It is no text.
-    pub fn text(&self, name: &str) -> Result<Option<&'a str>> {
-        match self.get(name) {
-            None => Ok(None),
-            Some(value) => {
-                value.as_str().map(Some).ok_or_else(|| self.unfit(name, value, "a text"))
-            }
-        }
-    }
-
-    /// A size of at least 1.
-    ///
-    /// # Errors
-    /// It is missing, or no such number.
-    pub fn size(&self, name: &str) -> Result<usize> {
-        let value = self.get(name).ok_or_else(|| self.wrong(&format!("{name} is missing")))?;
-        match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
-            Some(n) if (1..=SIZE_MAX).contains(&n) => Ok(n),
-            _ => Err(self.unfit(name, value, "a whole number from 1 to 16,777,216")),
-        }
-    }
-
-    /// A size of at least 1, with a default.
-    ///
-    /// # Errors
-    /// It is no such number.
-    pub fn size_or(&self, name: &str, default: usize) -> Result<usize> {
-        if self.get(name).is_some() { self.size(name) } else { Ok(default) }
-    }
-
-    /// As [`Fields::size_or`], where it may be 0.
-    ///
-    /// # Errors
-    /// It is no such number.
-    pub fn count_or(&self, name: &str, default: usize) -> Result<usize> {
-        let none = self.get(name).and_then(Value::as_u64) == Some(0);
-        if none { Ok(0) } else { self.size_or(name, default) }
-    }
-
-    /// A number.
-    ///
-    /// # Errors
-    /// It is missing, or no finite number.
-    pub fn number(&self, name: &str) -> Result<f64> {
-        let value = self.get(name).ok_or_else(|| self.wrong(&format!("{name} is missing")))?;
-        value.as_f64().filter(|x| x.is_finite()).ok_or_else(|| self.unfit(name, value, "a number"))
-    }
-
-    /// A number, with a default.
-    ///
-    /// # Errors
-    /// It is no finite number.
-    pub fn number_or(&self, name: &str, default: f64) -> Result<f64> {
-        if self.get(name).is_some() { self.number(name) } else { Ok(default) }
-    }
-
-    /// A flag, false where absent.
-    ///
-    /// # Errors
-    /// It is neither true nor false.
-    pub fn flag(&self, name: &str) -> Result<bool> {
-        match self.get(name) {
-            None => Ok(false),
-            Some(value) => value.as_bool().ok_or_else(|| self.unfit(name, value, "true or false")),
-        }
-    }
-
-    /// One token id or a list of them; none where absent.
-    ///
-    /// # Errors
-    /// Something else.
-    pub fn tokens(&self, name: &str) -> Result<Vec<u32>> {
-        let Some(value) = self.get(name) else { return Ok(Vec::new()) };
-        let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-        let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-        list.iter()
-            .map(|v| {
-                token(v).ok_or_else(|| self.unfit(name, value, "a token id or a list of them"))
-            })
-            .collect()
-    }
-
-    fn unfit(&self, name: &str, value: &Value, wanted: &str) -> Error {
-        let mut shown = value.to_string();
-        if shown.len() > 80 {
-            shown = "its value".into();
-        }
-        self.wrong(&format!("{name}: {shown} is not {wanted}"))
-    }
 }

@@ -3,12 +3,13 @@
 //! DeepSeek V3: sigmoid scores, chosen with a correction bias from the best groups, weighted without it, beside a shared
 //! expert that all tokens go to. gpt-oss: the softmax of the chosen logits. Sums go by ascending expert.
 
-use crate::config::{Family, Fields};
 use crate::error::Result;
+use crate::family::Family;
+use crate::fields::Fields;
 use crate::linear::{Activation, Linear, Mlp, MlpWork, resize};
 use crate::matrix::Matrix;
-use crate::model::Source;
 use crate::ops::SWIGLU_LIMIT as LIMIT;
+use crate::source::Source;
 
 /// How scores become weights.
 #[derive(Clone, Copy, PartialEq, Debug)]

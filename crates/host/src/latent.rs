@@ -4,12 +4,12 @@
 //! the rows as they are stored: `q_h (W_h c) = (W_h^T q_h) c`. Of a row the first `rank` numbers are the latent, normed;
 //! the last `rope` are rotated, and so are the last of each head of q.
 
-use crate::config::Fields;
 use crate::error::Result;
+use crate::fields::Fields;
 use crate::linear::{Linear, resize};
 use crate::matrix::Matrix;
-use crate::model::Source;
 use crate::ops::{self, Angles};
+use crate::source::Source;
 
 /// The norms inside have an epsilon of their own, whatever the config says of the others.
 const EPS: f32 = 1e-6;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! error, clock, histogram           errors; where the time goes
-//! config, rope, checkpoint          a model directory's files
+//! fields, family, config, rope      a model's config.json, and typed look-ups in it
+//! source, checkpoint                its tensors: from files, or random
 //! matrix, ops, linear               matrix products, element-wise operations, projections
 //! latent, experts, model            the forward pass, without pages or sequences
 //! contiguous                        the same forward pass without pages, for checks
@@ -27,6 +28,8 @@ pub mod cpu;
 pub mod draft;
 pub mod error;
 pub mod experts;
+pub mod family;
+pub mod fields;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod histogram;
@@ -41,6 +44,7 @@ pub mod runner;
 pub mod sample;
 pub mod server;
 pub mod shaping;
+pub mod source;
 pub mod sparse;
 pub mod stream;
 pub mod tally;

@@ -2,8 +2,8 @@
 
 use crate::error::Result;
 use crate::matrix::Matrix;
-use crate::model::Source;
 use crate::ops;
+use crate::source::Source;
 
 /// A projection.
 pub struct Linear {

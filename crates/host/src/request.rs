@@ -6,8 +6,8 @@ use std::sync::Arc;
 use kvarena::{Namespace, TokenId};
 use serde_json::Value;
 
-use crate::config::Fields;
 use crate::error::{Error, Result};
+use crate::fields::Fields;
 use crate::sample::Sampling;
 use crate::shaping::Shaping;
 use crate::text::Text;

@@ -4,8 +4,8 @@
 
 use std::f64::consts::TAU;
 
-use crate::config::Fields;
 use crate::error::{Error, Result};
+use crate::fields::Fields;
 
 /// Frequencies of a head's rotating pairs: pair `i` is elements `i` and `i + head_dim / 2`.
 #[derive(Clone, PartialEq, Debug)]

@@ -7,8 +7,8 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde_json::{Map, Value, json};
 
-use crate::config::{read_file, read_json};
 use crate::error::{Error, Result};
+use crate::fields::{read_file, read_json};
 
 type Rendering<T> = std::result::Result<T, minijinja::Error>;
 

@@ -8,8 +8,8 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 
-use crate::config::read_file;
 use crate::error::{Error, Result};
+use crate::fields::read_file;
 use crate::template::Template;
 
 /// A message of a chat: who says it, and what.

@@ -11,9 +11,9 @@ use kvarena_host::gpu::kernels::{
     SampleParams, ShapedParams, SiluMulParams,
 };
 use kvarena_host::gpu::twin;
-use kvarena_host::model::{Random, Source};
 use kvarena_host::sample::{Sampling, gumbel};
 use kvarena_host::shaping::{self, Edit};
+use kvarena_host::source::{Random, Source};
 
 #[test]
 fn embed_and_norm() {

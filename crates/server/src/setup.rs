@@ -15,10 +15,11 @@ use kvarena_host::calibrate;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::draft::Drafting;
 use kvarena_host::error::{Error, Result, with_cause};
-use kvarena_host::model::{Model, Random};
+use kvarena_host::model::Model;
 use kvarena_host::request::{Defaults, Request, read_requests};
 use kvarena_host::sample::{Sampling, splitmix};
 use kvarena_host::server::Policy;
+use kvarena_host::source::Random;
 use kvarena_host::text::Text;
 
 /// Most bytes of K and V where the user does not say how many pages.

@@ -12,10 +12,11 @@ use kvarena::{Capacity, CpuOptions, Dtype, Engine, EngineConfig, KvDtype, PoolCo
 use kvarena_host::config::ModelConfig;
 use kvarena_host::contiguous;
 use kvarena_host::cpu::CpuRunner;
-use kvarena_host::model::{Model, Random};
+use kvarena_host::model::Model;
 use kvarena_host::request::Defaults;
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server, Sink};
+use kvarena_host::source::Random;
 use kvarena_host::stream::Stream;
 use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize};

@@ -38,8 +38,8 @@ use super::weights::{Share, Weights};
 use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::model::Random;
 use crate::runner::{Runner, Work};
+use crate::source::Random;
 
 /// Where a model's weights come from.
 #[derive(Clone, Debug)]

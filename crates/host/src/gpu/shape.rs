@@ -3,7 +3,8 @@
 use kvarena::KvDtype;
 
 use super::error::GpuError;
-use crate::config::{Family, ModelConfig};
+use crate::config::ModelConfig;
+use crate::family::Family;
 
 /// The widest row that a block of 1,024 threads norms.
 const HIDDEN_MAX: usize = 8192;

@@ -13,9 +13,10 @@ use super::device::Device;
 use super::error::{GpuError, GpuResult, driver};
 use super::files::Files;
 use super::kernels::{FillParams, FoldParams};
-use crate::config::{Family, ModelConfig};
+use crate::config::ModelConfig;
 use crate::error::Result;
-use crate::model::Random;
+use crate::family::Family;
+use crate::source::Random;
 
 /// Bytes that tensors start at multiples of.
 const ALIGN: u64 = 256;

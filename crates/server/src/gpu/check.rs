@@ -30,9 +30,9 @@ use kvarena::{Capacity, Engine, EngineConfig, KvDtype, LabelChannels, PoolConfig
 
 use crate::args::Shape;
 use crate::setup::{config_of, no_engine, tiny_model};
-use kvarena_host::config::read_json;
 use kvarena_host::contiguous;
 use kvarena_host::error::{Error, Result};
+use kvarena_host::fields::read_json;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::forward::Fault;
 use kvarena_host::gpu::ranks::{RanksRunner, Source};
@@ -40,10 +40,11 @@ use kvarena_host::gpu::runner::{GpuOptions, GpuRunner, OnGpu};
 use kvarena_host::gpu::sparse::{Reading, first_channels};
 use kvarena_host::gpu::sums::Transport;
 use kvarena_host::gpu::weights::{Share, Weights};
-use kvarena_host::model::{Model, Random};
+use kvarena_host::model::Model;
 use kvarena_host::request::{Defaults, Request};
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server, Sink};
+use kvarena_host::source::Random;
 use kvarena_host::sparse::channels::Measured;
 use kvarena_host::sparse::reference;
 use kvarena_host::stream::Stream;

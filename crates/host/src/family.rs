@@ -1,0 +1,45 @@
+//! The families of models: what their layers are made of differs.
+
+use serde_json::Value;
+
+use crate::error::Result;
+use crate::fields::Fields;
+
+/// A family of models.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    /// `LlamaForCausalLM`
+    Llama,
+    /// `Qwen3ForCausalLM`: each head of q and k is normed.
+    Qwen3,
+    /// `DeepseekV3ForCausalLM`: latent attention, mixtures of experts.
+    DeepseekV3,
+    /// `GptOssForCausalLM`: sinks, windows, mixtures of experts.
+    GptOss,
+}
+
+impl Family {
+    /// Returns the family that `architectures`, or else `model_type`, names.
+    ///
+    /// # Errors
+    /// Neither is there, or the family is not implemented.
+    pub fn parse(fields: &Fields<'_>) -> Result<Self> {
+        let named =
+            fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+        let Some(name) = named.or(fields.text("model_type")?) else {
+            return Err(
+                fields.wrong("neither architectures nor model_type says which model this is")
+            );
+        };
+        match name {
+            "LlamaForCausalLM" | "llama" => Ok(Self::Llama),
+            "Qwen3ForCausalLM" | "qwen3" => Ok(Self::Qwen3),
+            "DeepseekV3ForCausalLM" | "deepseek_v3" => Ok(Self::DeepseekV3),
+            "GptOssForCausalLM" | "gpt_oss" => Ok(Self::GptOss),
+            other => Err(fields.wrong(&format!(
+                "architecture {other:?} is not implemented, only LlamaForCausalLM, Qwen3ForCausalLM, \
+                 DeepseekV3ForCausalLM and GptOssForCausalLM"
+            ))),
+        }
+    }
+}

@@ -15,6 +15,7 @@ mod fold;
 mod labels;
 mod math;
 mod number;
+mod options;
 mod pages;
 mod path;
 mod pool;
@@ -25,21 +26,18 @@ mod threads;
 mod unit;
 
 use std::num::NonZeroUsize;
-use std::thread;
 
 use half::bf16;
 
 pub use error::CpuError;
+pub use options::CpuOptions;
 pub use path::{CpuPath, PATH_VARIABLE};
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
 use super::sparse::{self, Select, Selection, SparseBackend};
-use super::{Attend, Backend, OpenBackend, OpenSteps, Operand, PlanError, Queries, check};
+use super::{Attend, Backend, OpenSteps, Operand, PlanError, Queries, check};
 use crate::id::LayerId;
-use crate::layout::{
-    KvScales, LabelChannels, LayerPlace, PlaneName, PoolLayout, Strides, TableShape,
-};
-use crate::memory::OutOfMemory;
+use crate::layout::{LayerPlace, PlaneName, PoolLayout, Strides, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, SpanCheck, StepEnd};
 use attention::Scratch;
 use labels::{Labels, Scorer, SelectScratch};
@@ -50,83 +48,6 @@ use pool::{Pool, with_number};
 use scales::{Row, Scales, side_count};
 use simd::Isa;
 use unit::Job;
-
-/// How a [`Cpu`] is to work.
-#[derive(Clone, PartialEq, Debug)]
-pub struct CpuOptions {
-    /// Most threads that compute attention, the caller's included; 0 counts as 1. Results do not depend on it. All
-    /// backends of the process together use no more threads than the cores that the first caller of attention had.
-    pub threads: usize,
-    /// The instructions that attention computes with. Default: `None`, those that the environment variable
-    /// [`PATH_VARIABLE`] names, else the fastest that the machine has.
-    pub path: Option<CpuPath>,
-    /// What the numbers of a quantised pool are multiplied by, where scales are given ([`Scaling::Static`]): those of
-    /// what this rank holds ([`KvScales::local`]). Default: `None`, 1 for all.
-    ///
-    /// [`Scaling::Static`]: crate::Scaling::Static
-    pub scales: Option<KvScales>,
-    /// Which channels of K are labels, where the pool keeps some: those of what this rank holds
-    /// ([`LabelChannels::local`]). Default: `None`.
-    pub labels: Option<LabelChannels>,
-}
-
-impl Default for CpuOptions {
-    /// All of the machine's cores.
-    fn default() -> Self {
-        Self::with_threads(thread::available_parallelism().map_or(1, NonZeroUsize::get))
-    }
-}
-
-impl CpuOptions {
-    /// At most `threads` threads.
-    pub const fn with_threads(threads: usize) -> Self {
-        Self { threads, path: None, scales: None, labels: None }
-    }
-}
-
-impl OpenBackend for CpuOptions {
-    type Backend = Cpu;
-
-    /// # Errors
-    /// [`CpuError::OutOfMemory`], [`CpuError::Scales`] or [`CpuError::Labels`] that are not for this pool,
-    /// [`CpuError::PathName`] if the environment variable names no path, [`CpuError::Path`] if the machine lacks its
-    /// instructions.
-    fn open(
-        self,
-        layout: &PoolLayout,
-        table: &TableShape,
-        max_steps: u32,
-    ) -> Result<Cpu, CpuError> {
-        let refused = |error: OutOfMemory| CpuError::OutOfMemory { bytes: error.bytes };
-        if let Some(scales) = &self.scales {
-            scales.check_pool(layout)?;
-        }
-        LabelChannels::check_pool(self.labels.as_ref(), layout)?;
-        let labels = Labels::new(layout, self.labels);
-        let converts = layout.dtype().is_quantised() || labels.channels().is_some();
-        let wide = if converts { layout.head_dim() } else { 0 };
-        Ok(Cpu {
-            threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
-            isa: Isa::choose(self.path)?,
-            layout: *layout,
-            table: *table,
-            pool: Pool::new(layout)?,
-            kv: Cpu::kv_planes(layout)
-                .map(|name| layout.strides(name).expect("the pool has its shape's planes")),
-            rope: layout.strides(PlaneName::Rope),
-            scales: Scales::new(layout, self.scales),
-            labels,
-            wide: pool::zeroed(wide.into())?,
-            words: pool::zeroed::<u32>(table.words() as u64)?,
-            steps: OpenSteps::try_new(max_steps).map_err(refused)?,
-            spans: SpanCheck::default(),
-            scratch: Vec::new(),
-            selects: SelectScratch::default(),
-            out: Vec::new(),
-            softmax: Vec::new(),
-        })
-    }
-}
 
 /// K and V in the host's memory.
 #[derive(Debug)]

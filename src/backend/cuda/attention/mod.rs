@@ -14,4 +14,5 @@ pub(super) mod latent;
 mod row_boxes;
 pub(super) mod shared;
 pub(super) mod split;
+mod variant;
 pub(super) mod variants;

@@ -1,0 +1,92 @@
+//! [`CpuOptions`], and how they open a [`Cpu`].
+
+use std::num::NonZeroUsize;
+use std::thread;
+
+use super::labels::{Labels, SelectScratch};
+use super::path::CpuPath;
+use super::pool::{self, Pool};
+use super::scales::Scales;
+use super::simd::Isa;
+use super::{Cpu, CpuError};
+use crate::backend::{OpenBackend, OpenSteps};
+use crate::layout::{KvScales, LabelChannels, PlaneName, PoolLayout, TableShape};
+use crate::memory::OutOfMemory;
+use crate::plan::SpanCheck;
+
+/// Options of a [`Cpu`].
+#[derive(Clone, PartialEq, Debug)]
+pub struct CpuOptions {
+    /// Most threads that compute attention, the caller's included; 0 counts as 1. Results do not depend on it. All
+    /// backends of the process together use no more threads than the cores that the first caller of attention had.
+    pub threads: usize,
+    /// The instructions that attention computes with. Default: `None`, those that the environment variable
+    /// [`PATH_VARIABLE`](super::PATH_VARIABLE) names, else the fastest that the machine has.
+    pub path: Option<CpuPath>,
+    /// Static scales of a quantised pool ([`Scaling::Static`]), for the layers and heads of this rank
+    /// ([`KvScales::local`]). Default: `None`, 1 for all.
+    ///
+    /// [`Scaling::Static`]: crate::Scaling::Static
+    pub scales: Option<KvScales>,
+    /// The channels of K that are labels in a pool that keeps some, for the layers and heads of this rank
+    /// ([`LabelChannels::local`]). Default: `None`.
+    pub labels: Option<LabelChannels>,
+}
+
+impl Default for CpuOptions {
+    /// Returns options for all cores that the caller may use.
+    fn default() -> Self {
+        Self::with_threads(thread::available_parallelism().map_or(1, NonZeroUsize::get))
+    }
+}
+
+impl CpuOptions {
+    /// Returns options for at most `threads` threads.
+    pub const fn with_threads(threads: usize) -> Self {
+        Self { threads, path: None, scales: None, labels: None }
+    }
+}
+
+impl OpenBackend for CpuOptions {
+    type Backend = Cpu;
+
+    /// # Errors
+    /// [`CpuError::OutOfMemory`], [`CpuError::Scales`] or [`CpuError::Labels`] that are not for this pool,
+    /// [`CpuError::PathName`] if the environment variable names no path, [`CpuError::Path`] if the machine lacks its
+    /// instructions.
+    fn open(
+        self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        max_steps: u32,
+    ) -> Result<Cpu, CpuError> {
+        let refused = |error: OutOfMemory| CpuError::OutOfMemory { bytes: error.bytes };
+        if let Some(scales) = &self.scales {
+            scales.check_pool(layout)?;
+        }
+        LabelChannels::check_pool(self.labels.as_ref(), layout)?;
+        let labels = Labels::new(layout, self.labels);
+        let converts = layout.dtype().is_quantised() || labels.channels().is_some();
+        let wide = if converts { layout.head_dim() } else { 0 };
+        Ok(Cpu {
+            threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
+            isa: Isa::choose(self.path)?,
+            layout: *layout,
+            table: *table,
+            pool: Pool::new(layout)?,
+            kv: Cpu::kv_planes(layout)
+                .map(|name| layout.strides(name).expect("the pool has its shape's planes")),
+            rope: layout.strides(PlaneName::Rope),
+            scales: Scales::new(layout, self.scales),
+            labels,
+            wide: pool::zeroed(wide.into())?,
+            words: pool::zeroed::<u32>(table.words() as u64)?,
+            steps: OpenSteps::try_new(max_steps).map_err(refused)?,
+            spans: SpanCheck::default(),
+            scratch: Vec::new(),
+            selects: SelectScratch::default(),
+            out: Vec::new(),
+            softmax: Vec::new(),
+        })
+    }
+}

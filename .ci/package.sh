@@ -146,7 +146,7 @@ fn main() {
     {
         use kvarena::backend::cuda::{CudaOptions, Gpu};
         let open = |gpu| kvarena::Engine::new(kvarena::PoolConfig::default(), CudaOptions::new(&gpu)).map_err(|_| ());
-        println!("{:?}", Gpu::new(0).map(|gpu| open(gpu).map(|mut engine| engine.backend_mut().prepare(&kvarena::Attend::new(8, 64)).is_ok())));
+        println!("{:?}", Gpu::new(0).map(|gpu| open(gpu).map(|mut engine| engine.backend_mut().prepare(&kvarena::backend::cuda::Prepare::new(&[kvarena::Attend::new(8, 64)])).is_ok())));
     }
 }
 RUST

@@ -8,43 +8,29 @@ tests/cuda/fake_driver/build.sh
 export LD_LIBRARY_PATH=$PWD/$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 # Without an error: else all tests would be skipped.
 export KVARENA_GPU_ERROR=None KVARENA_REPEATS=3
-seeds=${KVARENA_SEEDS:-0..25}
+seeds=${KVARENA_SEEDS:-0..8}
 unset KVARENA_SEEDS
 cargo test --features cuda,testkit --test cuda --lib --no-run
 
-# Jobs, as many at a time as there are cores: one test at a time has the device in a process, so each job is a process. A line is a
-# job's settings, then the tests; the longest stand first. First all tests; then what needs no Hopper, on plain kernels, which other
-# devices run, each with the shared memory that it has; then warps finely mixed, with copies and products done at once; then unit tests
-# that want a driver; and the oldest one that serves. Many kv heads take a minute, and run the kernels of 80.
+# First all tests; then what needs no Hopper, on plain kernels, which other devices run, each with the shared memory that it has; then
+# warps finely mixed, with copies and products done at once; then unit tests that want a driver; and the oldest one that serves. Many
+# kv heads take a minute, and run the kernels of 80.
 plain="contract:: padding:: both_ends_of_f32"
 few="$plain --skip many_kv_heads"
-test_job() {
-    local settings=${1%%--*} tests=${1#*--} log
-    log=$(mktemp)
-    # The settings and the tests are lists of words.
-    if env $settings cargo test --quiet --features cuda,testkit $tests >"$log" 2>&1; then
-        printf 'ok, %s s: %s\n' "$SECONDS" "$1"
-        rm "$log"
-    else
-        printf 'FAILED: %s\n' "$1"
-        cat "$log"
-        return 1
-    fi
-}
-export -f test_job
-xargs -P "$(nproc)" -I{} bash -c 'test_job "{}"' <<END
-FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..24 -- --test cuda -- contract_over_latent_rows
-FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- --test cuda -- --skip contract::
-FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- --test cuda -- contract:: --skip contract_over_latent_rows
-FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- --test cuda -- contract_over_latent_rows
-FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..24 -- --test cuda -- $plain --skip contract_over_latent_rows
-FAKE_DRIVER_EARLY=1 FAKE_DRIVER_SLICE=50 KVARENA_SEEDS=40..56 -- --test cuda -- $few
-FAKE_DRIVER_VERSION=12000 KVARENA_SEEDS=0..5 -- --test cuda -- contract:: graph:: errors::
-FAKE_DRIVER_CAPABILITY=86 KVARENA_SEEDS=0..2 -- --test cuda -- $few
-FAKE_DRIVER_CAPABILITY=89 KVARENA_SEEDS=0..2 -- --test cuda -- $few
-FAKE_DRIVER_CAPABILITY=100 KVARENA_SEEDS=0..2 -- --test cuda -- $few
-FAKE_DRIVER_CAPABILITY=120 KVARENA_SEEDS=0..2 -- --test cuda -- $few
-KVARENA_REPEATS=3 -- --lib backend::cuda
+core="--features cuda,testkit"
+tests/cuda/fake_driver/jobs.sh <<END
+FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..8 -- $core --test cuda -- contract_over_latent_rows
+FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- --skip contract::
+FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- contract:: --skip contract_over_latent_rows
+FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- contract_over_latent_rows
+FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..8 -- $core --test cuda -- $plain --skip contract_over_latent_rows
+FAKE_DRIVER_EARLY=1 FAKE_DRIVER_SLICE=50 KVARENA_SEEDS=40..45 -- $core --test cuda -- $few
+FAKE_DRIVER_VERSION=12000 KVARENA_SEEDS=0..2 -- $core --test cuda -- contract:: graph:: errors::
+FAKE_DRIVER_CAPABILITY=86 KVARENA_SEEDS=0..2 -- $core --test cuda -- $few
+FAKE_DRIVER_CAPABILITY=89 KVARENA_SEEDS=0..2 -- $core --test cuda -- $few
+FAKE_DRIVER_CAPABILITY=100 KVARENA_SEEDS=0..2 -- $core --test cuda -- $few
+FAKE_DRIVER_CAPABILITY=120 KVARENA_SEEDS=0..2 -- $core --test cuda -- $few
+KVARENA_REPEATS=3 -- $core --lib backend::cuda
 END
 
 # The guide's program.

@@ -12,22 +12,29 @@ mkdir -p "$lt" "$nccl"
 "${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$nccl/libnccl.so.2" crates/host/tests/fake_cublaslt/nccl.cc
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 cd crates
-host="--release -p kvarena-host --features cuda" server="--release -p kvarena-server --features cuda"
-LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test $host --test gpu_kernels --test gpu_products
-LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test $server --test gpu --test gpu_sparse --test gpu_sums
-# Ranks that fail: what hangs is ended.
-LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test $server --test gpu_ranks --no-run
-LD_LIBRARY_PATH=$driver:$lt:$nccl timeout -k 5 60 cargo test $server --test gpu_ranks -- --nocapture
-# Ranks on one device, likewise.
-FAKE_DRIVER_DEVICES=1 LD_LIBRARY_PATH=$driver:$lt:$nccl timeout -k 5 120 cargo test $server --test gpu_sums
-# Sums over more ranks, finely mixed; and what devices that do not reach each other's memory do.
-FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --quiet $server --test gpu_sums
-FAKE_DRIVER_PEERS=0 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --quiet $server --test gpu_sums what_sums
-# What a machine without a driver, without a device, or without cublasLt is told.
-for path in "" "$lt" "$driver"; do
-    LD_LIBRARY_PATH=$path cargo test --quiet $server --test gpu what_cannot_run
-done
-FAKE_DRIVER_DEVICES=0 LD_LIBRARY_PATH=$driver:$lt cargo test --quiet $server --test gpu what_cannot_run
-# Or with no NCCL, or one that refuses.
-LD_LIBRARY_PATH=$driver:$lt cargo test --quiet $server --test gpu several_gpus
-FAKE_NCCL_REFUSES=1 LD_LIBRARY_PATH=$driver:$lt:$nccl cargo test --quiet $server --test gpu several_gpus
+host="--release -p kvarena-host --features cuda --test gpu_kernels --test gpu_products"
+server="--release -p kvarena-server --features cuda"
+export LD_LIBRARY_PATH=$driver:$lt:$nccl
+cargo test $host --no-run
+cargo test $server --test 'gpu*' --no-run
+
+# All tests; ranks that fail; sums on one device, and over more ranks, finely mixed; devices that do not reach each other's memory;
+# and what a machine without a driver, a device, cublasLt or NCCL, or with an NCCL that refuses, reports.
+check=the_gpu_says_what_the_cpu_says
+../tests/cuda/fake_driver/jobs.sh <<END
+ -- $server --test gpu $check
+ -- $server --test gpu -- --skip $check
+ -- $server --test gpu_sums
+FAKE_DRIVER_DEVICES=1 -- $server --test gpu_sums
+FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 -- $server --test gpu_sums
+ -- $host
+ -- $server --test gpu_sparse
+ -- $server --test gpu_ranks
+FAKE_DRIVER_PEERS=0 -- $server --test gpu_sums what_sums
+LD_LIBRARY_PATH= -- $server --test gpu what_cannot_run
+LD_LIBRARY_PATH=$lt -- $server --test gpu what_cannot_run
+LD_LIBRARY_PATH=$driver -- $server --test gpu what_cannot_run
+FAKE_DRIVER_DEVICES=0 LD_LIBRARY_PATH=$driver:$lt -- $server --test gpu what_cannot_run
+LD_LIBRARY_PATH=$driver:$lt -- $server --test gpu several_gpus
+FAKE_NCCL_REFUSES=1 -- $server --test gpu several_gpus
+END

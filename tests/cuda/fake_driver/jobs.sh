@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Runs `cargo test` jobs, as many at a time as there are cores. Tests take turns on a device within a process, so each job is a
+# process. A line of the input is a job: its settings, "--", the arguments of `cargo test`. The longest jobs stand first.
+set -euo pipefail
+job() {
+    local settings=${1%%--*} arguments=${1#*--} log start=$SECONDS
+    log=$(mktemp)
+    # The settings and the arguments are lists of words. The limit ends a job that hangs.
+    if env $settings timeout -k 5 1200 cargo test --quiet $arguments >"$log" 2>&1; then
+        printf 'ok, %s s: %s\n' "$((SECONDS - start))" "$1"
+        rm "$log"
+    else
+        printf 'FAILED: %s\n' "$1"
+        cat "$log"
+        return 1
+    fi
+}
+export -f job
+xargs -P "$(nproc)" -I{} bash -c 'job "{}"'

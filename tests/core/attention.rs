@@ -5,6 +5,7 @@
 use std::env;
 use std::process::Command;
 
+use super::seeds;
 use super::small_cpu::{self, Arrays, all_bytes, opened};
 use half::f16;
 use kvarena::backend::{Backend, CpuError, CpuPath, CpuRows, CpuRowsMut, Elements, PATH_VARIABLE};
@@ -20,9 +21,9 @@ use kvarena::{
 #[test]
 fn cpu_keeps_the_contract_on_every_path_of_the_machine() {
     for path in CpuPath::available() {
-        let report = check_backend(options(path), 0..260);
+        let report = check_backend(options(path), seeds(65, 260));
         println!("CPU path {}: {report}", path.name());
-        assert!(report.rows > 100_000, "{report}");
+        assert!(report.rows > 380 * report.runs, "{report}");
     }
 }
 
@@ -30,18 +31,18 @@ fn cpu_keeps_the_contract_on_every_path_of_the_machine() {
 #[test]
 fn an_engine_serves_texts_over_the_cpu() {
     for path in CpuPath::available() {
-        let report = check_served(options(path), 0..12, |_| {});
+        let report = check_served(options(path), seeds(4, 12), |_| {});
         println!("{report}");
-        assert!(report.rows > 10_000, "{report}");
+        assert!(report.rows > 800 * report.runs, "{report}");
     }
 }
 
 #[test]
 fn cpu_reads_what_a_selection_names() {
     for path in CpuPath::available() {
-        let report = check_sparse_backend(options(path), 0..120);
+        let report = check_sparse_backend(options(path), seeds(30, 120));
         println!("{report}");
-        assert!(report.rows > 50_000, "{report}");
+        assert!(report.rows > 400 * report.runs, "{report}");
     }
 }
 

@@ -1,6 +1,9 @@
 //! What a host sees of the crate, one subject a file, in one binary so that it is linked once. Tests with an allocator
 //! of their own, and those of the repository and of GPUs, stand beside this folder.
 
+use std::env;
+use std::ops::Range;
+
 mod attention;
 mod bench_work;
 mod config;
@@ -25,3 +28,17 @@ mod regression;
 mod replay;
 mod small_cpu;
 mod trees;
+
+/// The seeds of a test: the first `few`; all of them with `KVARENA_SEEDS=all`, as in CI; others with a range as
+/// `KVARENA_SEEDS=1000..2000`.
+fn seeds(few: u64, all: u64) -> Range<u64> {
+    let Ok(value) = env::var("KVARENA_SEEDS") else { return 0..few };
+    if value == "all" {
+        return 0..all;
+    }
+    let bounds = value.split_once("..").map(|(from, to)| (from.parse(), to.parse()));
+    match bounds {
+        Some((Ok(from), Ok(to))) => from..to,
+        _ => panic!("KVARENA_SEEDS={value} is neither all nor like 0..100"),
+    }
+}

@@ -1,25 +1,17 @@
 //! Engine and tables against the naive model, on seeded workloads. A failure prints the seed and shrunk, literal ops
 //! for `regression.rs`.
 //!
-//! `KVARENA_SEEDS=1000..2000 cargo test --test core replay` runs other seeds, `KVARENA_OPS=500` longer workloads.
+//! `KVARENA_SEEDS=all cargo test --test core replay` runs all seeds and `KVARENA_SEEDS=1000..2000` others;
+//! `KVARENA_OPS=500` runs longer workloads.
 
 use std::env;
-use std::ops::Range;
 
+use super::seeds;
 use kvarena::testkit::op::Prompt;
 use kvarena::testkit::page_pool::{page_ops, replay_pages};
 use kvarena::testkit::prefix_tree::{prefix_ops, replay_prefix};
 use kvarena::testkit::shrink::{failure, literal, shrink};
 use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay};
-
-fn seeds(count: u64) -> Range<u64> {
-    let Ok(range) = env::var("KVARENA_SEEDS") else { return 0..count };
-    let bounds = range.split_once("..").map(|(from, to)| (from.parse(), to.parse()));
-    match bounds {
-        Some((Ok(from), Ok(to))) => from..to,
-        _ => panic!("KVARENA_SEEDS={range} is not like 0..100"),
-    }
-}
 
 fn op_count(usual: usize) -> usize {
     match env::var("KVARENA_OPS") {
@@ -44,14 +36,14 @@ fn check(seed: u64, config: &SmallConfig, ops: &[Op]) -> Summary {
 #[test]
 fn engine() {
     let mut all = Summary::default();
-    for seed in seeds(400) {
+    for seed in seeds(400, 400) {
         let mut workload = Workload::new(seed);
         let config = workload.config();
         let ops = workload.take_ops(op_count(200));
         all.add(&check(seed, &config, &ops));
     }
     println!("{all:#?}");
-    if env::var("KVARENA_SEEDS").is_ok() {
+    if env::var("KVARENA_SEEDS").is_ok_and(|seeds| seeds != "all") {
         return;
     }
     // The workloads are worth nothing if they do not get everywhere.
@@ -152,7 +144,7 @@ fn a_pending_token_finds_no_chunk() {
 #[test]
 fn promises_are_kept() {
     let mut all = Summary::default();
-    for seed in seeds(150) {
+    for seed in seeds(150, 150) {
         let mut workload = Workload::new(seed);
         let config = SmallConfig {
             pages: 6 + seed as u32 % 18,
@@ -186,7 +178,7 @@ fn promises_are_kept() {
 /// begin chunks then, which other workloads hardly ever do.
 #[test]
 fn rows_that_decode_begin_chunks() {
-    for seed in seeds(40) {
+    for seed in seeds(15, 40) {
         let page_size = [341, 512, 1024][seed as usize % 3];
         let mut workload = Workload::new(seed);
         let config = SmallConfig {
@@ -211,7 +203,7 @@ fn rows_that_decode_begin_chunks() {
 
 #[test]
 fn page_pool() {
-    for seed in seeds(300) {
+    for seed in seeds(100, 300) {
         let page_count = [1, 3, 40, 63, 64, 65, 200, 4095, 4097, 9000][seed as usize % 10];
         let ops = page_ops(seed, op_count(200));
         let run = |ops: &[_]| failure(|| replay_pages(page_count, ops));
@@ -224,7 +216,7 @@ fn page_pool() {
 
 #[test]
 fn prefix_tree() {
-    for seed in seeds(300) {
+    for seed in seeds(100, 300) {
         let (mut config, ops) = prefix_ops(seed, op_count(250));
         if seed % 100 == 99 {
             config.pages = 4200; // More than one word of the summaries.

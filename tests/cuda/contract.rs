@@ -2,9 +2,7 @@
 
 use kvarena::backend::cuda::{CudaError, Prepare};
 use kvarena::testkit::contract::{
-    Case, check_backend, check_fp8, check_fp8_spans, check_latent, check_latent_fp8,
-    check_latent_pairs, check_many_heads, check_served, check_short, check_short_spans,
-    check_spans, check_sparse_backend, check_wide_spans,
+    Case, Filter, check_backend, check_cases, check_served, check_sparse_backend,
 };
 use kvarena::{Attend, Capacity, KvDtype, KvShape, OpenBackend, PoolConfig, TableShape};
 
@@ -21,7 +19,8 @@ fn cuda_keeps_the_contract() {
 #[test]
 fn cuda_keeps_the_contract_over_fp8() {
     let Some(gpu) = gpu() else { return };
-    println!("{}", check_fp8(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(200)));
+    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
+    println!("{}", check_cases(&Filter::FP8, options, seeds(200)));
 }
 
 /// Pools that keep labels alone: selections bit by bit, and attention over them and over any others.
@@ -38,7 +37,7 @@ fn cuda_keeps_the_contract_where_spans_are_read_once() {
     let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
     // A few of them launch the kernel that does.
     let seeds = seeds(50);
-    println!("{}", check_spans(options, 2 * seeds.start..2 * seeds.end));
+    println!("{}", check_cases(&Filter::SPANS, options, 2 * seeds.start..2 * seeds.end));
 }
 
 /// An engine's own plans: texts that begin alike, over 16 bits and fp8, with every span that its tree finds read once.
@@ -59,7 +58,7 @@ fn an_engine_serves_texts_that_share_spans() {
 fn cuda_keeps_the_contract_where_spans_of_fp8_are_read_once() {
     let Some(gpu) = gpu() else { return };
     let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
-    println!("{}", check_fp8_spans(options, seeds(100)));
+    println!("{}", check_cases(&Filter::FP8_SPANS, options, seeds(100)));
 }
 
 /// Groups of 9 to 16: the kernel for 16 query rows of a tail.
@@ -67,7 +66,7 @@ fn cuda_keeps_the_contract_where_spans_of_fp8_are_read_once() {
 fn cuda_keeps_the_contract_where_wide_groups_read_spans_once() {
     let Some(gpu) = gpu() else { return };
     let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
-    println!("{}", check_wide_spans(options, seeds(50)));
+    println!("{}", check_cases(&Filter::WIDE_SPANS, options, seeds(50)));
 }
 
 /// A few new tokens a row, members of spans all of them.
@@ -75,35 +74,39 @@ fn cuda_keeps_the_contract_where_wide_groups_read_spans_once() {
 fn cuda_keeps_the_contract_where_short_queries_read_spans_once() {
     let Some(gpu) = gpu() else { return };
     let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
-    println!("{}", check_short_spans(options, seeds(50)));
+    println!("{}", check_cases(&Filter::SHORT_SPANS, options, seeds(50)));
 }
 
 /// Pools of 16 bits and heads of 128 alone, over which a kernel takes 17 to 64 query rows at once.
 #[test]
 fn cuda_keeps_the_contract_of_short_queries() {
     let Some(gpu) = gpu() else { return };
-    println!("{}", check_short(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(100)));
+    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
+    println!("{}", check_cases(&Filter::SHORT, options, seeds(100)));
 }
 
 /// Latent rows alone, of which others draw one pool in twelve.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows() {
     let Some(gpu) = gpu() else { return };
-    println!("{}", check_latent(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(100)));
+    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
+    println!("{}", check_cases(&Filter::LATENT, options, seeds(100)));
 }
 
 /// Of fp8, with rows of 16 bits, for which there are kernels of their own.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows_of_fp8() {
     let Some(gpu) = gpu() else { return };
-    println!("{}", check_latent_fp8(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(100)));
+    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
+    println!("{}", check_cases(&Filter::LATENT_FP8, options, seeds(100)));
 }
 
 /// Clusters of two CTAs that share what they read, of which others draw one pool in a few hundred.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows_of_pairs() {
     let Some(gpu) = gpu() else { return };
-    println!("{}", check_latent_pairs(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(60)));
+    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
+    println!("{}", check_cases(&Filter::LATENT_PAIRS, options, seeds(60)));
 }
 
 /// What other devices get, whatever this one is: none of Hopper's kernels.
@@ -123,11 +126,11 @@ fn cuda_keeps_the_contract_with_kernels_of_other_devices() {
         };
         let reports = [
             check_backend(options, some(4)),
-            check_short(options, some(4)),
-            check_short_spans(options, some(4)),
-            check_fp8_spans(options, some(4)),
-            check_latent(options, some(1)),
-            check_latent_fp8(options, some(1)),
+            check_cases(&Filter::SHORT, options, some(4)),
+            check_cases(&Filter::SHORT_SPANS, options, some(4)),
+            check_cases(&Filter::FP8_SPANS, options, some(4)),
+            check_cases(&Filter::LATENT, options, some(1)),
+            check_cases(&Filter::LATENT_FP8, options, some(1)),
         ];
         println!("{capability}: {reports:?}");
         let kernels = device.kernels();
@@ -168,6 +171,6 @@ fn cuda_keeps_the_contract_of_many_kv_heads() {
         let seeds = seeds(count);
         let seeds = seeds.start..seeds.end.min(seeds.start + count);
         let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
-        println!("{kv_heads}: {}", check_many_heads(options, kv_heads, seeds));
+        println!("{kv_heads}: {}", check_cases(&Filter::many_heads(kv_heads), options, seeds));
     }
 }

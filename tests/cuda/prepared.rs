@@ -3,8 +3,7 @@
 use kvarena::backend::Backend;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
 use kvarena::testkit::contract::{
-    Case, check_backend, check_fp8_spans, check_latent, check_latent_fp8, check_served,
-    check_short, check_short_spans, check_spans, check_sparse_backend,
+    Case, Filter, check_backend, check_cases, check_served, check_sparse_backend,
 };
 use kvarena::{
     Attend, Capacity, Dtype, Engine, Extend, KvDtype, KvShape, LabelChannels, LayerId, Namespace,
@@ -51,13 +50,13 @@ fn nothing_is_loaded_after_prepare() {
     let few = seeds(10);
     let few = few.start..few.end.min(few.start + 10);
     println!("{}", check_backend(options, few.start..few.start + 2 * (few.end - few.start)));
-    println!("{}", check_spans(options, few.clone()));
-    println!("{}", check_short_spans(options, few.clone()));
-    println!("{}", check_fp8_spans(options, few.clone()));
-    println!("{}", check_short(options, few.clone()));
+    println!("{}", check_cases(&Filter::SPANS, options, few.clone()));
+    println!("{}", check_cases(&Filter::SHORT_SPANS, options, few.clone()));
+    println!("{}", check_cases(&Filter::FP8_SPANS, options, few.clone()));
+    println!("{}", check_cases(&Filter::SHORT, options, few.clone()));
     let two = few.start..few.end.min(few.start + 2);
-    println!("{}", check_latent(options, two.clone()));
-    println!("{}", check_latent_fp8(options, two.clone()));
+    println!("{}", check_cases(&Filter::LATENT, options, two.clone()));
+    println!("{}", check_cases(&Filter::LATENT_FP8, options, two.clone()));
     println!("{}", check_served(options, two, |_| {}));
     println!("{}", check_sparse_backend(|case: &Case| Prepared::new(case, true), few));
 }

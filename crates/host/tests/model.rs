@@ -3,6 +3,9 @@
 
 mod common;
 
+use std::fs;
+use std::path::Path;
+
 use kvarena_host::contiguous::greedy;
 use kvarena_host::model::Model;
 
@@ -23,5 +26,14 @@ fn the_model_alone_says_the_golden_tokens() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn the_configs_are_those_that_the_root_package_reads() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
+    for name in common::MODELS {
+        let config = |folder: &Path| fs::read(folder.join("config.json")).expect("a config");
+        assert_eq!(config(&common::dir(name)), config(&root.join(name)), "{name}");
     }
 }

@@ -1,7 +1,7 @@
 """Trains the model of `glossary/` on `glossary.txt`: python3 train.py (wants jax and safetensors; minutes on a CPU).
 
 A Llama of two layers learns by heart what some words of this crate mean, in the form of its own chat template. It is for
-looking at: the tests' models are in tests/data.
+looking at: the tests' models are in crates/host/tests/data.
 """
 import json
 import random

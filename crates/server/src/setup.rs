@@ -35,7 +35,7 @@ pub fn glossary_model() -> PathBuf {
 
 /// The model of the tests, whose words in the reference framework are known.
 pub fn tiny_model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/qwen3-tiny")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/tests/data/qwen3-tiny")
 }
 
 /// Reads the model, or makes it up.

@@ -21,6 +21,7 @@ mod case;
 mod compare;
 mod cpu;
 mod exact;
+mod filter;
 mod history;
 mod run;
 mod served;
@@ -34,12 +35,12 @@ use std::ops::Range;
 pub use case::{Case, HostRows, bytes, round, rounding, with_spare_plane};
 pub use cpu::{Numbers, OwnedRows};
 pub use exact::{Exact, attention, attention_to};
+pub use filter::Filter;
 pub use served::check_served;
 pub use sparse::{SparseTestBackend, check_sparse_backend};
 
 use crate::backend::{Backend, OpenBackend};
 use crate::id::PageId;
-use crate::layout::{Dtype, KvDtype, KvShape};
 use crate::testkit::rng::{Rng, mix};
 use run::Also;
 
@@ -126,182 +127,26 @@ pub fn check_backend<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Repo
 where
     O: OpenBackend<Backend: TestBackend>,
 {
-    check_cases(options, seeds, |_| true)
+    check_cases(&Filter::ALL, options, seeds)
 }
 
-/// The same over quantised pools alone.
+/// The same over the cases of a filter.
 ///
 /// # Panics
 /// As [`check_backend`].
-pub fn check_fp8<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+pub fn check_cases<O>(filter: &Filter, options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
 {
-    check_cases(options, seeds, |case| case.layout.dtype().is_quantised())
+    check_seeds(filter, options, seeds, None)
 }
 
-/// The same over pools of 16 bits and heads of 128, with rows for families of sequences: kernels read spans once that
-/// their members share.
-///
-/// # Panics
-/// As [`check_backend`].
-pub fn check_spans<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
-where
-    O: OpenBackend<Backend: TestBackend>,
-{
-    check_cases(options, seeds, has_families)
-}
-
-/// [`check_spans`] of groups of 9 to 16, which others seldom draw, up to 64 query heads of several kv heads.
-///
-/// # Panics
-/// As [`check_backend`].
-pub fn check_wide_spans<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
-where
-    O: OpenBackend<Backend: TestBackend>,
-{
-    check_drawn(options, seeds, |rng| {
-        let mut case = Case::random(rng);
-        case.group = rng.within(9, 16) as u32;
-        (has_families(&case) && case.q_heads() <= 64).then_some(case)
-    })
-}
-
-/// [`check_spans`] of rows of 1 to 8 new tokens, as when drafts are verified: trees among them, prompts beside some.
-///
-/// # Panics
-/// As [`check_backend`].
-pub fn check_short_spans<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
-where
-    O: OpenBackend<Backend: TestBackend>,
-{
-    check_drawn(options, seeds, |rng| {
-        let mut case = Case::random(rng);
-        case.group = rng.within(1, 8) as u32;
-        // What a kernel's 8 or 16 query rows of a tail have room for, more, or any prompt.
-        case.extend_max =
-            rng.pick(&[8 / case.group, 16 / case.group, 16 / case.group, 8, u32::MAX]);
-        (has_families(&case) && case.q_heads() <= 32).then_some(case)
-    })
-}
-
-/// The same over quantised pools: groups of 1 to 16, rows of one new token, of a few, or of prompts too.
-///
-/// # Panics
-/// As [`check_backend`].
-pub fn check_fp8_spans<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
-where
-    O: OpenBackend<Backend: TestBackend>,
-{
-    check_drawn(options, seeds, |rng| {
-        let mut case = Case::random(rng);
-        case.group = rng.pick(&[1, 2, 3, 4, 4, 8, 8, 12, 16]);
-        case.extend_max =
-            rng.pick(&[1, (8 / case.group).max(1), (16 / case.group).max(1), 8, u32::MAX]);
-        let is_fp8 = case.layout.dtype().is_quantised() && case.q_rows != Dtype::F32;
-        (is_fp8 && is_for_families(&case) && case.q_heads() <= 64).then_some(case)
-    })
-}
-
-/// Whether kernels may read spans once that members of families share, of pools of 16 bits.
-fn has_families(case: &Case) -> bool {
-    let dtype = case.layout.dtype();
-    dtype == KvDtype::from(case.q_rows) && dtype.size() == 2 && is_for_families(case)
-}
-
-/// Whether a pool's heads are such as kernels read spans once of, and families have room.
-fn is_for_families(case: &Case) -> bool {
-    let layout = &case.layout;
-    let has_room = case.table.rows >= 7 && case.max_len >= 150;
-    !layout.is_latent() && matches!(layout.head_dim(), 64 | 128 | 256) && has_room
-}
-
-/// The same over pools of 16 bits and heads of 128 alone, as kernels read them for several new tokens a row.
-///
-/// # Panics
-/// As [`check_backend`].
-pub fn check_short<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
-where
-    O: OpenBackend<Backend: TestBackend>,
-{
-    check_cases(options, seeds, |case| {
-        let layout = &case.layout;
-        let is_plain = layout.dtype() == KvDtype::from(case.q_rows) && layout.dtype().size() == 2;
-        is_plain && !layout.is_latent() && layout.head_dim() == 128 && case.max_len >= 40
-    })
-}
-
-/// The same over latent rows of 512 + 64 alone, as kernels read them, of long sequences.
-///
-/// # Panics
-/// As [`check_backend`].
-pub fn check_latent<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
-where
-    O: OpenBackend<Backend: TestBackend>,
-{
-    let shape = KvShape::Latent { rank: 512, rope: 64 };
-    check_cases(options, seeds, |case| case.layout.shape() == shape && case.max_len >= 700)
-}
-
-/// The same of fp8 with rows of 16 bits.
-///
-/// # Panics
-/// As [`check_backend`].
-pub fn check_latent_fp8<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
-where
-    O: OpenBackend<Backend: TestBackend>,
-{
-    let shape = KvShape::Latent { rank: 512, rope: 64 };
-    check_cases(options, seeds, |case| {
-        let is_fp8 = case.layout.dtype().is_quantised() && case.q_rows.size() == 2;
-        case.layout.shape() == shape && is_fp8 && case.max_len >= 150
-    })
-}
-
-/// The same of many query heads, over pages of eights or of fp8: what two CTAs of a cluster share.
-///
-/// # Panics
-/// As [`check_backend`].
-pub fn check_latent_pairs<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
-where
-    O: OpenBackend<Backend: TestBackend>,
-{
-    let shape = KvShape::Latent { rank: 512, rope: 64 };
-    check_cases(options, seeds, |case| {
-        let layout = &case.layout;
-        let (fp8, eights) = (layout.dtype().is_quantised(), layout.page_size() % 8 == 0);
-        let is_served = layout.shape() == shape && case.q_rows.size() == 2 && (fp8 || eights);
-        is_served && case.q_heads() >= 40 && case.max_len >= 150
-    })
-}
-
-/// Pools of so many kv heads, of 16 bits or of fp8: a few short sequences.
-///
-/// # Panics
-/// As [`check_backend`].
-pub fn check_many_heads<O>(options: impl Fn(&Case) -> O, kv_heads: u32, seeds: Range<u64>) -> Report
-where
-    O: OpenBackend<Backend: TestBackend>,
-{
-    check_drawn(options, seeds, |rng| Some(Case::of_many_heads(rng, kv_heads)))
-}
-
-fn check_cases<O>(
+/// Runs each seed on the first case of the filter that the backend supports.
+fn check_seeds<O>(
+    filter: &Filter,
     options: impl Fn(&Case) -> O,
     seeds: Range<u64>,
-    wanted: impl Fn(&Case) -> bool,
-) -> Report
-where
-    O: OpenBackend<Backend: TestBackend>,
-{
-    check_drawn(options, seeds, |rng| Some(Case::random(rng)).filter(&wanted))
-}
-
-/// Draws until there is a case that the backend supports.
-fn check_drawn<O>(
-    options: impl Fn(&Case) -> O,
-    seeds: Range<u64>,
-    draw: impl Fn(&mut Rng) -> Option<Case>,
+    also: Option<Also<O::Backend>>,
 ) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
@@ -310,26 +155,12 @@ where
     for seed in seeds {
         let mut rng = Rng::new(mix(seed));
         let case = (0..10_000)
-            .filter_map(|_| draw(&mut rng))
+            .filter_map(|_| filter.draw(&mut rng))
             .find(O::Backend::supports)
             .expect("a backend supports one shape of ten thousand");
-        check_seed(&options, case, seed, (rng, None), &mut report);
+        let backend = options(&case).open(&case.layout, &case.table, case.max_steps);
+        run::run(backend.expect("a small pool opens"), case, seed, rng, also, &mut report);
+        report.runs += 1;
     }
     report
-}
-
-/// One run.
-fn check_seed<O>(
-    options: &impl Fn(&Case) -> O,
-    case: Case,
-    seed: u64,
-    (rng, also): (Rng, Option<Also<O::Backend>>),
-    report: &mut Report,
-) where
-    O: OpenBackend<Backend: TestBackend>,
-{
-    let backend = options(&case).open(&case.layout, &case.table, case.max_steps);
-    let backend = backend.expect("a small pool opens");
-    run::run(backend, case, seed, rng, also, report);
-    report.runs += 1;
 }

@@ -11,12 +11,12 @@ use super::case::HostRows;
 use super::exact::{attention_to, sees};
 use super::history::History;
 use super::run::{Also, Asked, Step, World};
-use super::{Case, Report, TestBackend, check_seed};
+use super::{Case, Filter, Report, TestBackend, check_seeds};
 use crate::backend::{Attend, NO_POSITION, OpenBackend, Queries, Select, Selection, SparseBackend};
 use crate::id::LayerId;
 use crate::plan::BatchRow;
 use crate::testkit::planner::Item;
-use crate::testkit::rng::{Rng, mix};
+use crate::testkit::rng::mix;
 
 /// What a test needs of a backend that attends to chosen positions.
 pub trait SparseTestBackend: TestBackend + SparseBackend {
@@ -44,18 +44,9 @@ pub fn check_sparse_backend<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) 
 where
     O: OpenBackend<Backend: SparseTestBackend>,
 {
-    let mut report = Report::default();
-    for seed in seeds {
-        let mut rng = Rng::new(mix(seed));
-        let case = (0..10_000)
-            .map(|_| Case::random(&mut rng))
-            .find(|case| case.layout.label_channels() > 0 && O::Backend::supports(case))
-            .expect("a backend supports one shape of ten thousand");
-        let also: Also<O::Backend> =
-            |world, step, layer, attend, asked| world.check_sparse(step, layer, attend, asked);
-        check_seed(&options, case, seed, (rng, Some(also)), &mut report);
-    }
-    report
+    let also: Also<O::Backend> =
+        |world, step, layer, attend, asked| world.check_sparse(step, layer, attend, asked);
+    check_seeds(&Filter::LABELS, options, seeds, Some(also))
 }
 
 impl<B: SparseTestBackend> World<'_, B> {

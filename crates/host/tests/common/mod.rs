@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// The golden models of the root package's test data with heads of K and V and one MLP a layer.
+/// The golden models with heads of K and V and one MLP a layer.
 pub const MODELS: [&str; 2] = ["qwen3-tiny", "llama-tiny"];
 
 /// Those with experts: latent rows, and sinks.
@@ -20,7 +20,7 @@ pub const MIXTURES: [&str; 2] = ["deepseek-tiny", "gpt-oss-tiny"];
 
 /// A golden model's directory.
 pub fn dir(model: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(model)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(model)
 }
 
 /// One golden case: what the reference framework generates.

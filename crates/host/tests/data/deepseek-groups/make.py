@@ -2,7 +2,7 @@
 """Writes this folder's model and golden.json: a DeepSeek V3 whose corrected scores are negative in the groups that are
 kept, so that a router which fills the scores of dropped groups with 0 chooses experts of those.
 
-    pip install torch transformers==5.17.0 && python3 tests/data/deepseek-groups/make.py
+    pip install torch transformers==5.17.0 && python3 crates/host/tests/data/deepseek-groups/make.py
 
 Greedy tokens of transformers in float32, on weights rounded to bfloat16. `zero_fill_differs`: whether a reference that
 fills with 0 in place of minus infinity generates other tokens.

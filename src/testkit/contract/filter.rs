@@ -1,0 +1,146 @@
+//! The cases that a check of the contract draws: one row for each kind of kernel.
+
+use super::Case;
+use crate::layout::{Dtype, KvDtype, KvShape};
+use crate::testkit::rng::Rng;
+
+/// A restriction of the random cases of a check.
+#[derive(Clone, Copy, Debug)]
+pub struct Filter {
+    /// So many kv heads, in small pools made for them; nothing for random pools.
+    kv_heads: Option<u32>,
+    /// Query heads of a kv head and most new tokens of a row, drawn from these; an empty list changes nothing.
+    groups: &'static [u32],
+    extends: &'static [Extends],
+    /// All of them hold.
+    conditions: &'static [fn(&Case) -> bool],
+}
+
+/// Most new tokens of a row.
+#[derive(Clone, Copy, Debug)]
+enum Extends {
+    Tokens(u32),
+    /// Tokens that have so many query rows of a kv head; at least one token.
+    QueryRows(u32),
+}
+use Extends::{QueryRows, Tokens};
+
+impl Filter {
+    /// All cases.
+    pub const ALL: Self = Self { kv_heads: None, groups: &[], extends: &[], conditions: &[] };
+
+    /// Quantised pools.
+    pub const FP8: Self = Self { conditions: &[is_fp8], ..Self::ALL };
+
+    /// Pools that keep labels.
+    pub const LABELS: Self =
+        Self { conditions: &[|case| case.layout.label_channels() > 0], ..Self::ALL };
+
+    /// Pools of 16 bits with families of sequences: kernels read spans once that their members share.
+    pub const SPANS: Self =
+        Self { conditions: &[is_16_bits, has_heads_for_spans, has_families], ..Self::ALL };
+
+    /// [`Filter::SPANS`] with groups of 9 to 16, which the others seldom draw.
+    pub const WIDE_SPANS: Self = Self {
+        groups: &[9, 10, 11, 12, 13, 14, 15, 16],
+        conditions: &[is_16_bits, has_heads_for_spans, has_families, |case| case.q_heads() <= 64],
+        ..Self::ALL
+    };
+
+    /// [`Filter::SPANS`] with rows of a few new tokens, as when drafts are verified. A kernel holds 8 or 16 query rows
+    /// of a tail; some rows exceed both.
+    pub const SHORT_SPANS: Self = Self {
+        groups: &[1, 2, 3, 4, 5, 6, 7, 8],
+        extends: &[QueryRows(8), QueryRows(16), QueryRows(16), Tokens(8), Tokens(u32::MAX)],
+        conditions: &[is_16_bits, has_heads_for_spans, has_families, |case| case.q_heads() <= 32],
+        ..Self::ALL
+    };
+
+    /// Spans of quantised pools, with rows of one new token, of a few, or of prompts.
+    pub const FP8_SPANS: Self = Self {
+        groups: &[1, 2, 3, 4, 4, 8, 8, 12, 16],
+        extends: &[Tokens(1), QueryRows(8), QueryRows(16), Tokens(8), Tokens(u32::MAX)],
+        conditions: &[is_fp8, has_rows_of_16_bits, has_heads_for_spans, has_families, |case| {
+            case.q_heads() <= 64
+        }],
+        ..Self::ALL
+    };
+
+    /// Pools of 16 bits with heads of 128, whose kernels take several new tokens of a row.
+    pub const SHORT: Self = Self {
+        conditions: &[is_16_bits, |case| has_heads(case, &[128]), |case| case.max_len >= 40],
+        ..Self::ALL
+    };
+
+    /// Latent rows of long sequences.
+    pub const LATENT: Self =
+        Self { conditions: &[is_latent, |case| case.max_len >= 700], ..Self::ALL };
+
+    /// Quantised latent rows.
+    pub const LATENT_FP8: Self = Self {
+        conditions: &[is_latent, is_fp8, has_rows_of_16_bits, |case| case.max_len >= 150],
+        ..Self::ALL
+    };
+
+    /// Latent rows of many query heads, whose reads two CTAs of a cluster share.
+    pub const LATENT_PAIRS: Self = Self {
+        conditions: &[
+            is_latent,
+            has_rows_of_16_bits,
+            |case| is_fp8(case) || case.layout.page_size() % 8 == 0,
+            |case| case.q_heads() >= 40 && case.max_len >= 150,
+        ],
+        ..Self::ALL
+    };
+
+    /// Pools of so many kv heads, of 16 bits or quantised, with a few short sequences.
+    pub const fn many_heads(kv_heads: u32) -> Self {
+        Self { kv_heads: Some(kv_heads), ..Self::ALL }
+    }
+
+    /// Draws a case; returns none where a condition does not hold.
+    pub(super) fn draw(&self, rng: &mut Rng) -> Option<Case> {
+        let mut case = match self.kv_heads {
+            Some(kv_heads) => Case::of_many_heads(rng, kv_heads),
+            None => Case::random(rng),
+        };
+        if !self.groups.is_empty() {
+            case.group = rng.pick(self.groups);
+        }
+        if !self.extends.is_empty() {
+            case.extend_max = match rng.pick(self.extends) {
+                Tokens(tokens) => tokens,
+                QueryRows(rows) => (rows / case.group).max(1),
+            };
+        }
+        self.conditions.iter().all(|holds| holds(&case)).then_some(case)
+    }
+}
+
+fn is_fp8(case: &Case) -> bool {
+    case.layout.dtype().is_quantised()
+}
+
+fn is_16_bits(case: &Case) -> bool {
+    case.layout.dtype() == KvDtype::from(case.q_rows) && has_rows_of_16_bits(case)
+}
+
+fn has_rows_of_16_bits(case: &Case) -> bool {
+    case.q_rows != Dtype::F32
+}
+
+fn is_latent(case: &Case) -> bool {
+    case.layout.shape() == KvShape::Latent { rank: 512, rope: 64 }
+}
+
+fn has_heads(case: &Case, dims: &[u32]) -> bool {
+    !case.layout.is_latent() && dims.contains(&case.layout.head_dim())
+}
+
+fn has_heads_for_spans(case: &Case) -> bool {
+    has_heads(case, &[64, 128, 256])
+}
+
+fn has_families(case: &Case) -> bool {
+    case.table.rows >= 7 && case.max_len >= 150
+}

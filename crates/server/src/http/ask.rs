@@ -3,7 +3,6 @@
 //! Which fields there are is in `fields.rs`; fields that are not served are refused.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 
 use kvarena::{Namespace, TokenId};
 use serde_json::Value;
@@ -195,7 +194,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
         request.stop.clear();
     }
     request.stop.extend(ids(body, "stop_token_ids", STOP_TOKENS_MAX, host.limits.vocab)?);
-    request.shaping = shaping(body, host)?.map(Arc::new);
+    request.shaping = shaping(body, host)?.map(Shaping::prepare);
     if let Some(salt) = body.text("cache_salt")? {
         let len = salt.chars().count();
         if !(1..=SALT_CHARS_MAX).contains(&len) {

@@ -352,7 +352,7 @@ fn logits_are_shaped_as_asked() {
         bad_words: vec![vec![5, 6], vec![9]],
         min_tokens: 2,
     };
-    let mut shaping = (**request.shaping.as_ref().expect("shaped")).clone();
+    let mut shaping = request.shaping.as_ref().expect("shaped").rules().clone();
     shaping.bias.sort_by_key(|(token, _)| std::cmp::Reverse(*token));
     assert_eq!(shaping, expected);
     let plain = complete(

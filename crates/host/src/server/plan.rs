@@ -1,10 +1,11 @@
 //! What the next step computes: admission, a plan, and preemption where pages run out.
 
-use kvarena::{Draft, EngineError, Extend, Keep, NamespaceNames, TokenId};
+use kvarena::{Draft, EngineError, Extend, Keep, Namespace, NamespaceNames, TokenId};
 
 use super::{Asked, Flight, Say, Score, Server, failed, later, refused};
 use crate::clock::Part;
 use crate::error::Result;
+use crate::request::Request;
 use crate::runner::{Draw, Runner};
 use crate::sample::Sampling;
 use crate::shaping::{Edits, History, PreparedShaping};
@@ -57,8 +58,9 @@ impl<R: Runner> Server<R> {
         // One of before leads no more.
         stream.leader = None;
         let finds_leader = self.policy.wait_for_leaders && !request.scores_prompt;
-        if let Some(salt) = &request.salt {
-            let names = NamespaceNames { salt: Some(String::from(&**salt)), ..Default::default() };
+        let names = names_of(request, namespace);
+        let is_named = names.is_some();
+        if let Some(names) = names {
             self.engine.name_namespace(namespace, names).map_err(refused)?;
         }
         let leader = match finds_leader {
@@ -73,7 +75,7 @@ impl<R: Runner> Server<R> {
             }
             Err(error) => Err(error),
         };
-        if request.salt.is_some() {
+        if is_named {
             // From here on the sequence keeps the name, and cached pages do, so that salts do not pile up.
             self.engine.forget_namespace(namespace).map_err(refused)?;
         }
@@ -300,4 +302,15 @@ impl<R: Runner> Server<R> {
 /// Whether the `left` tokens that no step has computed are the one that a stream has said last.
 fn is_last_token(stream: &Stream, left: u32) -> bool {
     left == 1 && !stream.tokens.is_empty()
+}
+
+/// The names of a request's namespace, unless it is the default one. No client can name the adapter of a namespace whose
+/// prompt is scored, so routers find no request for its pages.
+fn names_of(request: &Request, namespace: Namespace) -> Option<NamespaceNames> {
+    if request.scores_prompt {
+        let lora = Some(format!("scored prompt {:x}", namespace.raw()));
+        return Some(NamespaceNames { lora, ..Default::default() });
+    }
+    let salt = String::from(&**request.salt.as_ref()?);
+    Some(NamespaceNames { salt: Some(salt), ..Default::default() })
 }

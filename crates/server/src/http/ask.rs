@@ -61,8 +61,6 @@ pub struct Host {
     pub keeps_logits: bool,
     /// Whether logits can be changed before tokens are chosen.
     pub shapes: bool,
-    /// Whether routers are told what is cached. Prompts whose tokens are scored have no name for routers.
-    pub announces: bool,
     /// Makes namespaces of `cache_salt`; its keys are of this run.
     pub salts: RandomState,
 }
@@ -131,10 +129,6 @@ impl Ask {
             ));
         }
         template.scores_prompt = echo && logprobs.is_some();
-        if template.scores_prompt && host.announces {
-            let what = "echo with logprobs is not served with --kv-events";
-            return Err(Refusal::unsupported("echo", what));
-        }
         template.prediction = prediction(body, host)?;
         let prompts = match kind {
             Kind::Completion => prompts(sent.prompt, host)?,

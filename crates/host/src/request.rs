@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::fields::Fields;
 use crate::sample::Sampling;
-use crate::shaping::Shaping;
+use crate::shaping::PreparedShaping;
 use crate::text::Text;
 
 /// A prompt and how to go on from it.
@@ -24,7 +24,7 @@ pub struct Request {
     /// How to choose tokens.
     pub sampling: Sampling,
     /// What changes logits before tokens are chosen; none: nothing does.
-    pub shaping: Option<Arc<Shaping>>,
+    pub shaping: Option<Arc<PreparedShaping>>,
     /// Tokens that end a continuation.
     pub stop: Vec<u32>,
     /// The client goes away after so many new tokens of a continuation.

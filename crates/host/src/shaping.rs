@@ -1,10 +1,11 @@
 //! What changes logits before a token is chosen: penalties, biases, and tokens that may not come.
 //!
-//! A request's [`Shaping`] and what its stream has said make a list of [`Edit`]s for each draw, so that a runner needs no
-//! state of streams. The order is vLLM's: forbidden tokens, biases, then the penalties; log-probabilities are the model's
-//! own, before all of these.
+//! A request's [`Shaping`] and the tokens of its stream make a list of [`Edit`]s for each draw, so that a runner needs no
+//! state of streams. [`PreparedShaping`] contains the edits that all draws share; a draw adds those of its [`History`]. The
+//! order is vLLM's: forbidden tokens, biases, then the penalties. Log-probabilities are the model's own, before all of
+//! these.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -80,11 +81,25 @@ impl Edit {
         Self { token, before: 0.0, repetition: 1.0, after: 0.0 }
     }
 
+    /// An edit that forbids a token, whatever is joined to it.
+    fn forbid(token: u32) -> Self {
+        Self { after: f32::NEG_INFINITY, ..Self::none(token) }
+    }
+
     /// The logit that it makes of one.
     pub fn of(&self, logit: f32) -> f32 {
         let logit = logit + self.before;
         let scaled = if logit > 0.0 { logit / self.repetition } else { logit * self.repetition };
         scaled + self.after
+    }
+
+    /// Adds another edit of the token. All edits of a request have its repetition penalty, or none.
+    fn join(&mut self, other: &Self) {
+        self.before += other.before;
+        self.after += other.after;
+        if other.repetition != 1.0 {
+            self.repetition = other.repetition;
+        }
     }
 }
 
@@ -101,86 +116,179 @@ impl Shaping {
         biased.chain(allowed.chain(self.bad_words.iter().flatten()).copied())
     }
 
+    /// Whether edits depend on the tokens of the answer.
+    pub fn penalises(&self) -> bool {
+        (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
+    }
+
     /// Whether edits depend on which tokens the answer has: a draw needs the token before it to be known.
     pub fn needs_history(&self) -> bool {
-        let penalties = (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0);
-        penalties || self.bad_words.iter().any(|word| word.len() > 1)
+        self.penalises() || self.bad_words.iter().any(|word| word.len() > 1)
     }
 
-    /// Most edits of a draw after so many tokens of prompt and answer, of a request with so many stop tokens: at most one
-    /// of each token of the vocabulary.
+    /// Prepares the edits that all draws share. O(n log n) for n listed tokens.
+    pub fn prepare(self) -> Arc<PreparedShaping> {
+        let allowed = self.allowed.iter().flatten().map(|&token| Edit::none(token));
+        let bias = self.bias.iter().map(|&(token, before)| Edit { before, ..Edit::none(token) });
+        let words = self.bad_words.iter().filter(|word| word.len() == 1);
+        let mut edits: Vec<Edit> = allowed.collect();
+        sort(&mut edits);
+        let listed = edits.len();
+        edits.extend(bias.chain(words.map(|word| Edit::forbid(word[0]))));
+        if self.allowed.is_some() {
+            let (allowed, others) = edits.split_at_mut(listed);
+            for edit in others {
+                if let Ok(at) = allowed.binary_search_by_key(&edit.token, |edit| edit.token) {
+                    allowed[at].join(edit);
+                }
+            }
+            edits.truncate(listed);
+        } else {
+            sort(&mut edits);
+        }
+        let followers = self.bad_words.iter().filter(|word| word.len() > 1).count();
+        Arc::new(PreparedShaping { edits, followers, rules: self })
+    }
+}
+
+/// Sorts edits by token, and joins those of the same one.
+fn sort(edits: &mut Vec<Edit>) {
+    edits.sort_unstable_by_key(|edit| edit.token);
+    edits.dedup_by(|edit, kept| {
+        let same = edit.token == kept.token;
+        if same {
+            kept.join(edit);
+        }
+        same
+    });
+}
+
+/// A request's shaping, and the edits that all of its draws share. Requests of one list of prompts share it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PreparedShaping {
+    rules: Shaping,
+    /// By token, each once; only allowed ones, if some are.
+    edits: Vec<Edit>,
+    /// Bad words of several tokens.
+    followers: usize,
+}
+
+/// How often an answer has each of its tokens.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Counts(Vec<(u32, u32)>);
+
+impl Counts {
+    /// Counts a token. O(different tokens).
+    pub fn add(&mut self, token: u32) {
+        match self.0.binary_search_by_key(&token, |&(token, _)| token) {
+            Ok(at) => self.0[at].1 += 1,
+            Err(at) => self.0.insert(at, (token, 1)),
+        }
+    }
+
+    /// How many different tokens there are.
+    pub fn distinct(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// The tokens before a draw.
+#[derive(Clone, Copy, Debug)]
+pub struct History<'a> {
+    /// Tokens of the prompt in increasing order, each once; needed for a repetition penalty alone.
+    pub prompt: &'a [u32],
+    /// Tokens of the answer. The last one may lack unless [`Shaping::needs_history`].
+    pub said: &'a [u32],
+    /// Counts of them; needed where the shaping [penalises](Shaping::penalises).
+    pub counts: &'a Counts,
+    /// Tokens of the answer before the draw.
+    pub said_count: u32,
+}
+
+impl PreparedShaping {
+    /// What the request asks for.
+    pub fn rules(&self) -> &Shaping {
+        &self.rules
+    }
+
+    /// Most edits of a draw after so many different tokens of prompt and answer, of a request with so many stop tokens.
     pub fn edits_max(&self, known: usize, stops: usize, vocab: usize) -> usize {
-        let listed =
-            self.bias.len() + self.bad_words.len() + self.allowed.as_ref().map_or(0, Vec::len);
-        let penalties = (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0);
-        (listed + stops + if penalties { known } else { 0 }).min(vocab)
+        if self.rules.allowed.is_some() {
+            return self.edits.len();
+        }
+        let penalised = if self.rules.penalises() { known } else { 0 };
+        let stops = if self.rules.min_tokens > 0 { stops } else { 0 };
+        (self.edits.len() + self.followers + penalised + stops).min(vocab)
     }
 
-    /// Appends the edits of the draw that follows `prompt` and `said`, each token once. `said_count` is the number of
-    /// tokens of the answer before the draw; `said` may lack the last of them unless [`Shaping::needs_history`].
-    /// O(prompt + said) with a repetition penalty, else O(said).
+    /// Appends the edits of a draw by token, each token once; `changes` is scratch. O(edits), and O(n log n) where n
+    /// tokens are penalised and some are forbidden.
     pub fn edits(
         &self,
-        prompt: impl Iterator<Item = u32>,
-        said: &[u32],
-        said_count: u32,
+        history: History<'_>,
         stop: &[u32],
+        changes: &mut Vec<Edit>,
         edits: &mut Vec<Edit>,
     ) -> Edits {
-        let start = edits.len();
-        let mut at: HashMap<u32, usize> = HashMap::new();
-        let mut edit = |edits: &mut Vec<Edit>, token: u32, change: &dyn Fn(&mut Edit)| {
-            let index = *at.entry(token).or_insert_with(|| {
-                edits.push(Edit::none(token));
-                edits.len() - 1
-            });
-            change(&mut edits[index]);
-        };
-        for &token in self.allowed.iter().flatten() {
-            edit(edits, token, &|_| ());
+        changes.clear();
+        if self.rules.penalises() {
+            self.penalties(history, changes);
         }
-        let listed = edits.len();
-        if self.repetition != 1.0 {
-            for token in prompt.chain(said.iter().copied()) {
-                edit(edits, token, &|edit| edit.repetition = self.repetition);
-            }
-        }
-        if (self.frequency, self.presence) != (0.0, 0.0) {
-            let mut counts: HashMap<u32, u32> = HashMap::new();
-            said.iter().for_each(|&token| *counts.entry(token).or_default() += 1);
-            for (token, count) in counts {
-                let penalty = self.frequency * count as f32 + self.presence;
-                edit(edits, token, &|edit| edit.after -= penalty);
-            }
-        }
-        for &(token, bias) in &self.bias {
-            edit(edits, token, &|edit| edit.before += bias);
-        }
-        let forbid =
-            |edit: &mut Edit| *edit = Edit { after: f32::NEG_INFINITY, ..Edit::none(edit.token) };
-        for word in &self.bad_words {
+        let penalised = changes.len();
+        for word in &self.rules.bad_words {
             let (&last, first) = word.split_last().expect("no word is empty");
-            if said.ends_with(first) {
-                edit(edits, last, &forbid);
+            if !first.is_empty() && history.said.ends_with(first) {
+                changes.push(Edit::forbid(last));
             }
         }
-        if said_count < self.min_tokens {
-            for &token in stop {
-                edit(edits, token, &forbid);
+        if history.said_count < self.rules.min_tokens {
+            changes.extend(stop.iter().map(|&token| Edit::forbid(token)));
+        }
+        if changes.len() > penalised {
+            sort(changes);
+        }
+        let only = self.rules.allowed.is_some();
+        let start = edits.len();
+        merge(&self.edits, changes, only, edits);
+        Edits { start: start as u32, count: (edits.len() - start) as u32, only }
+    }
+
+    /// Penalties of the tokens of prompt and answer, by token.
+    fn penalties(&self, History { prompt, counts, .. }: History<'_>, changes: &mut Vec<Edit>) {
+        let Shaping { repetition, frequency, presence, .. } = self.rules;
+        let penalty = |(token, count): (u32, u32)| {
+            let after = if count > 0 { -(frequency * count as f32 + presence) } else { 0.0 };
+            Edit { token, before: 0.0, repetition, after }
+        };
+        let mut counts = counts.0.iter().copied().peekable();
+        for &token in if repetition == 1.0 { &[] } else { prompt } {
+            while let Some(said) = counts.next_if(|said| said.0 < token) {
+                changes.push(penalty(said));
             }
+            changes.push(penalty(counts.next_if(|said| said.0 == token).unwrap_or((token, 0))));
         }
-        if self.allowed.is_some() {
-            // What was listed for another reason alone may not come.
-            edits[listed..].iter_mut().for_each(forbid);
-        }
-        // Equal steps have equal lists, whatever the order of a map.
-        edits[start..].sort_unstable_by_key(|edit| edit.token);
-        Edits {
-            start: start as u32,
-            count: (edits.len() - start) as u32,
-            only: self.allowed.is_some(),
+        changes.extend(counts.map(penalty));
+    }
+}
+
+/// Appends edits joined with changes, both by token. `only`: changes of tokens without an edit are left out.
+fn merge(mut edits: &[Edit], changes: &[Edit], only: bool, out: &mut Vec<Edit>) {
+    for change in changes {
+        let (before, rest) = edits.split_at(edits.partition_point(|e| e.token < change.token));
+        out.extend_from_slice(before);
+        edits = rest;
+        match rest.split_first() {
+            Some((edit, rest)) if edit.token == change.token => {
+                let mut edit = *edit;
+                edit.join(change);
+                out.push(edit);
+                edits = rest;
+            }
+            _ if only => {}
+            _ => out.push(*change),
         }
     }
+    out.extend_from_slice(edits);
 }
 
 /// Applies a draw's edits to its logits. O(edits), and O(vocabulary) where only they may come.
@@ -197,6 +305,8 @@ pub fn apply(edits: &[Edit], only: bool, logits: &[f32], out: &mut Vec<f32>) {
 
 #[cfg(test)]
 mod test {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::sample::splitmix;
 
@@ -235,6 +345,22 @@ mod test {
         out
     }
 
+    fn edits_after(
+        prepared: &PreparedShaping,
+        prompt: &[u32],
+        said: &[u32],
+        stop: &[u32],
+        edits: &mut Vec<Edit>,
+    ) -> Edits {
+        let prompt: BTreeSet<u32> = prompt.iter().copied().collect();
+        let prompt: Vec<u32> = prompt.into_iter().collect();
+        let mut counts = Counts::default();
+        said.iter().for_each(|&token| counts.add(token));
+        let said_count = said.len() as u32;
+        let history = History { prompt: &prompt, said, counts: &counts, said_count };
+        prepared.edits(history, stop, &mut Vec::new(), edits)
+    }
+
     #[test]
     fn edits_are_what_each_field_does() {
         let mut state = 5;
@@ -259,19 +385,20 @@ mod test {
                 frequency: of(below(3), [0.0, 0.7, -0.4]),
                 presence: of(below(3), [0.0, 1.1, -0.9]),
                 bias,
-                allowed: allowed.map(|mut allowed| {
-                    allowed.sort_unstable();
-                    allowed.dedup();
-                    allowed
-                }),
+                allowed,
                 bad_words,
                 min_tokens: below(15) as u32,
             };
             let logits: Vec<f32> = (0..vocab).map(|_| below(2001) as f32 / 100.0 - 10.0).collect();
             let mut edits = vec![Edit::none(3)];
-            let stop = [2, 9];
-            let list =
-                shaping.edits(prompt.iter().copied(), &said, said.len() as u32, &stop, &mut edits);
+            let stop = [9, 2];
+            let prepared = shaping.clone().prepare();
+            let list = edits_after(&prepared, &prompt, &said, &stop, &mut edits);
+            let sorted = edits[1..].windows(2).all(|two| two[0].token < two[1].token);
+            assert!(sorted, "round {round}: {edits:?}");
+            let known: BTreeSet<u32> = prompt.iter().chain(&said).copied().collect();
+            let most = prepared.edits_max(known.len(), stop.len(), vocab as usize);
+            assert!(list.count as usize <= most, "round {round}: {} of {most}", list.count);
             let mut out = Vec::new();
             apply(
                 &edits[list.start as usize..][..list.count as usize],
@@ -287,6 +414,24 @@ mod test {
             if shaping.is_none() {
                 assert!(list.is_none());
             }
+        }
+    }
+
+    /// A list as long as the vocabulary is prepared once: a draw copies it, and sorts what its history changes alone.
+    #[test]
+    fn draws_sort_no_listed_token() {
+        let allowed = Some((0..150_000).rev().collect());
+        let prepared = Shaping { allowed, min_tokens: 5, ..Shaping::default() }.prepare();
+        let counts = Counts::default();
+        let (mut changes, mut edits) = (Vec::new(), Vec::new());
+        for (said_count, changed) in [(4, 2), (5, 0)] {
+            edits.clear();
+            let history = History { prompt: &[], said: &[], counts: &counts, said_count };
+            let list = prepared.edits(history, &[70_000, 9], &mut changes, &mut edits);
+            assert_eq!((list.count, changes.len()), (150_000, changed));
+            assert!(edits.iter().zip(0..).all(|(edit, token)| edit.token == token));
+            let forbidden = edits.iter().filter(|edit| edit.after == f32::NEG_INFINITY).count();
+            assert_eq!(forbidden, changed);
         }
     }
 }

@@ -6,6 +6,7 @@ use kvarena::{Draft, Leader, SeqKey};
 use slotmap::new_key_type;
 
 use crate::draft::Drafter;
+use crate::shaping::Counts;
 
 new_key_type! {
     /// A request that has not ended.
@@ -54,6 +55,8 @@ pub struct Stream {
     pub(crate) admitted: bool,
     /// Its drafts.
     pub(crate) drafter: Drafter,
+    /// Counts of its new tokens, where its request penalises them.
+    pub(crate) counts: Counts,
     /// Tokens of the prompt whose logits were given out, where they are wanted; the first one has none.
     pub(crate) scored: u32,
 }
@@ -80,6 +83,7 @@ impl Stream {
             age: 0,
             admitted: false,
             drafter: Drafter::default(),
+            counts: Counts::default(),
             scored: 1,
         }
     }

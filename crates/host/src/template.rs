@@ -5,7 +5,7 @@ use std::path::Path;
 use chrono::Local;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, ErrorKind, Value as Jinja};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::fields::{read_file, read_json};
@@ -15,8 +15,8 @@ type Rendering<T> = std::result::Result<T, minijinja::Error>;
 /// A template, and what it reads beside messages.
 pub struct Template {
     environment: Environment<'static>,
-    /// `bos_token` and such, which templates write themselves.
-    special: Value,
+    /// `bos_token` and such, which templates write themselves; those that the model has.
+    special: Map<String, Value>,
 }
 
 impl Template {
@@ -40,13 +40,9 @@ impl Template {
         };
         let environment = environment(source)
             .map_err(|e| Error::model(format!("{}: chat template: {e}", dir.display())))?;
-        let token = |name: &str| {
-            // Older configs wrap a token in an object.
-            let value = &config[name];
-            value.as_str().or(value["content"].as_str()).unwrap_or_default().to_owned()
-        };
-        let special = json!({ "bos_token": token("bos_token"), "eos_token": token("eos_token") });
-        Ok(Some(Self { environment, special }))
+        let map_path = dir.join("special_tokens_map.json");
+        let map = if map_path.exists() { read_json(&map_path)? } else { Value::Null };
+        Ok(Some(Self { environment, special: special_tokens(&config, &map) }))
     }
 
     /// The prompt for the assistant's next turn. `arguments` go before the tokenizer's own names, and not before messages.
@@ -56,7 +52,7 @@ impl Template {
     pub fn render(&self, messages: &[Value], arguments: &Map<String, Value>) -> Result<String> {
         let wrong = |e: minijinja::Error| Error::request(format!("chat template: {e}"));
         let template = self.environment.get_template("chat").map_err(wrong)?;
-        let mut names = self.special.as_object().cloned().unwrap_or_default();
+        let mut names = self.special.clone();
         names.extend(["tools", "documents"].map(|name| (name.to_owned(), Value::Null)));
         names.insert("add_generation_prompt".into(), true.into());
         names.extend(arguments.clone());
@@ -64,6 +60,28 @@ impl Template {
         let context = Jinja::from_serialize(names);
         template.render(context).map_err(wrong)
     }
+}
+
+/// The model's special tokens by name, as `transformers` collects them: texts of its tokenizer's config that are called
+/// `.._token`, and the named ones of `extra_special_tokens`. The older `special_tokens_map.json` comes before a config
+/// without `added_tokens_decoder`, and is not read beside one.
+fn special_tokens(config: &Value, map: &Value) -> Map<String, Value> {
+    // Older configs wrap a token in an object.
+    let text = |value: &Value| value.as_str().or(value["content"].as_str()).map(str::to_owned);
+    let is_read = config["added_tokens_decoder"].is_null();
+    let sources = [Some(config), Some(map).filter(|_| is_read)].into_iter().flatten();
+    let mut tokens = Map::new();
+    for source in sources {
+        let named = source.as_object().into_iter().flatten();
+        let named = named.filter(|(name, _)| name.ends_with("_token"));
+        let extra = source["extra_special_tokens"].as_object().into_iter().flatten();
+        for (name, value) in extra.chain(named) {
+            if let Some(token) = text(value) {
+                tokens.insert(name.clone(), token.into());
+            }
+        }
+    }
+    tokens
 }
 
 /// What `transformers` gives to templates.
@@ -280,11 +298,16 @@ fn template_of(config: &Value) -> Option<&str> {
 
 #[cfg(test)]
 mod test {
+    use serde_json::json;
+
     use super::*;
 
     fn render(source: &str, messages: Value, arguments: Value) -> String {
         let environment = environment(source.to_owned()).expect("a template");
-        let template = Template { environment, special: json!({ "bos_token": "<s>" }) };
+        let template = Template {
+            environment,
+            special: special_tokens(&json!({ "bos_token": "<s>" }), &Value::Null),
+        };
         let messages = messages.as_array().expect("messages");
         template.render(messages, arguments.as_object().expect("arguments")).expect("rendered")
     }
@@ -301,7 +324,7 @@ mod test {
     #[test]
     fn a_format_that_is_none_is_refused() {
         let environment = environment("{{ strftime_now('%Q!') }}".into()).expect("a template");
-        let template = Template { environment, special: json!({}) };
+        let template = Template { environment, special: Map::new() };
         assert!(template.render(&[], &Map::new()).is_err());
     }
 
@@ -324,5 +347,22 @@ mod test {
         let source = "{{ enable_thinking }}{{ messages | length }}{{ bos_token }}";
         let arguments = json!({ "enable_thinking": false, "messages": [1, 2], "bos_token": "!" });
         assert_eq!(render(source, json!([]), arguments), "False0!");
+    }
+
+    #[test]
+    fn special_tokens_are_those_that_the_model_has() {
+        let mut config = json!({
+            "bos_token": { "content": "<s>" }, "eos_token": null, "pad_token": "<p>", "add_bos_token": true,
+            "extra_special_tokens": { "image_token": "<i>" }, "additional_special_tokens": ["<x>"],
+        });
+        let map = json!({ "pad_token": "<m>", "unk_token": { "content": "<u>" } });
+        let mut expected = json!({
+            "image_token": "<i>", "bos_token": "<s>", "pad_token": "<m>", "unk_token": "<u>",
+        });
+        assert_eq!(Value::Object(special_tokens(&config, &map)), expected);
+        config["added_tokens_decoder"] = json!({});
+        expected["pad_token"] = "<p>".into();
+        expected.as_object_mut().expect("an object").remove("unk_token");
+        assert_eq!(Value::Object(special_tokens(&config, &map)), expected);
     }
 }

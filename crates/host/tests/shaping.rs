@@ -2,14 +2,16 @@
 
 mod common;
 
-use std::sync::Arc;
-
 use common::serving::{Heard, Setting, Way, requests, serve};
-use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, PoolConfig};
+use kvarena::{Capacity, Cpu, CpuOptions, Engine, EngineConfig, PoolConfig};
+use kvarena_host::clock::Clock;
+use kvarena_host::config::ModelConfig;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::draft::Drafting;
+use kvarena_host::error::Result;
 use kvarena_host::model::Model;
 use kvarena_host::request::{Defaults, Request};
+use kvarena_host::runner::{Runner, Work};
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server, Sink};
 use kvarena_host::shaping::Shaping;
@@ -34,9 +36,9 @@ fn shaped() -> Vec<Request> {
     for (i, request) in requests.iter_mut().enumerate() {
         request.stop = vec![7, 14, 228];
         request.shaping = match i % 4 {
-            0 => Some(Arc::new(repeating.clone())),
-            1 => Some(Arc::new(bounded.clone())),
-            2 => Some(Arc::new(worded.clone())),
+            0 => Some(repeating.clone().prepare()),
+            1 => Some(bounded.clone().prepare()),
+            2 => Some(worded.clone().prepare()),
             _ => None,
         };
         if i % 3 == 0 {
@@ -98,7 +100,15 @@ impl Sink for Scores {
 }
 
 fn server(model: &Model, chunk: u32, concurrency: u32, overlap: bool) -> Server<CpuRunner<'_>> {
-    let config = &model.config;
+    server_over(CpuRunner::new(model), policy(chunk, concurrency, overlap))
+}
+
+fn policy(chunk: u32, concurrency: u32, overlap: bool) -> Policy {
+    Policy { chunk, concurrency, overlap, fail_every: None, wait_for_leaders: true, drafts: None }
+}
+
+fn server_over<R: Runner<Backend = Cpu>>(runner: R, policy: Policy) -> Server<R> {
+    let (config, concurrency) = (runner.config(), policy.concurrency);
     let pool = PoolConfig {
         layers: config.layers as u32,
         shape: config.kv_shape(),
@@ -114,15 +124,7 @@ fn server(model: &Model, chunk: u32, concurrency: u32, overlap: bool) -> Server<
         ..EngineConfig::from(pool)
     };
     let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is sound");
-    let policy = Policy {
-        chunk,
-        concurrency,
-        overlap,
-        fail_every: None,
-        wait_for_leaders: true,
-        drafts: None,
-    };
-    Server::new(CpuRunner::new(model), engine, policy)
+    Server::new(runner, engine, policy)
 }
 
 fn request(prompt: Vec<u32>, new_tokens: u32) -> Request {
@@ -164,6 +166,103 @@ fn prompts_are_scored_whole() {
         }
         assert_eq!(scores.heard.tokens[&(0, 0)], scores.heard.tokens[&(1, 0)]);
     }
+}
+
+/// A CPU whose steps have room for so many edits, as a GPU's have.
+struct Narrow<'m>(CpuRunner<'m>, usize);
+
+impl Runner for Narrow<'_> {
+    type Backend = Cpu;
+
+    fn config(&self) -> &ModelConfig {
+        self.0.config()
+    }
+
+    fn launch(&mut self, backend: &mut Cpu, work: &Work, clock: &mut Clock) -> Result<()> {
+        assert!(work.edits.len() <= self.1, "{} edits, room for {}", work.edits.len(), self.1);
+        self.0.launch(backend, work, clock)
+    }
+
+    fn collect(
+        &mut self,
+        backend: &mut Cpu,
+        work: &Work,
+        fail: bool,
+        tokens: &mut Vec<u32>,
+        clock: &mut Clock,
+    ) -> Result<()> {
+        self.0.collect(backend, work, fail, tokens, clock)
+    }
+
+    fn settle(&mut self, backend: &mut Cpu) -> Result<()> {
+        self.0.settle(backend)
+    }
+
+    fn edits_max(&self) -> usize {
+        self.1
+    }
+
+    fn keeps_logits(&self) -> bool {
+        self.0.keeps_logits()
+    }
+
+    fn logits(&self, draw: usize) -> &[f32] {
+        self.0.logits(draw)
+    }
+}
+
+/// A request that edits 60 logits of each token.
+fn edited(prompt: Vec<u32>, new_tokens: u32) -> Request {
+    let allowed = Some((0..60).map(|i| 7 * i).collect());
+    let shaping = Some(Shaping { allowed, ..Shaping::default() }.prepare());
+    Request { shaping, ..request(prompt, new_tokens) }
+}
+
+/// Streams whose edits do not fit one step take turns, also where steps fail or are planned ahead.
+#[test]
+fn streams_take_turns_with_edits() {
+    let model = model();
+    let prompt = |i| (0..10).map(|j| 31 * i as u32 + j).collect();
+    for (overlap, fail_every) in [(false, None), (true, None), (false, Some(2)), (true, Some(3))] {
+        let policy = Policy { fail_every, ..policy(64, 8, overlap) };
+        let mut server = server_over(Narrow(CpuRunner::new(&model), 130), policy);
+        for i in 0..5 {
+            server.submit(edited(prompt(i), 20)).expect("it fits");
+        }
+        let mut order = Order::default();
+        while server.step(&mut order).expect("it serves") {
+            let said = |i| order.0.iter().filter(|&&request| request == i).count();
+            let counts: Vec<usize> = (0..5).map(said).collect();
+            let (least, most) = (counts.iter().min(), counts.iter().max());
+            let apart = most.expect("five") - least.expect("five");
+            assert!(apart <= 2, "overlap {overlap}, fail_every {fail_every:?}: {counts:?}");
+        }
+        let mut wide = self::server(&model, 64, 8, false);
+        for i in 0..5 {
+            wide.submit(edited(prompt(i), 20)).expect("it fits");
+        }
+        let mut expected = Order::default();
+        wide.run(&mut expected).expect("it serves");
+        assert_eq!(order.1, expected.1, "overlap {overlap}");
+    }
+}
+
+/// A prompt is computed beside streams that take all edits of a step, and takes none until its last token is computed.
+#[test]
+fn prompts_need_no_edits() {
+    let model = model();
+    let mut server = server_over(Narrow(CpuRunner::new(&model), 60), policy(10, 8, false));
+    server.submit(edited((0..10).collect(), 60)).expect("it fits");
+    let mut order = Order::default();
+    server.step(&mut order).expect("it serves");
+    server.submit(edited((100..200).collect(), 2)).expect("it fits");
+    for step in 1..=9 {
+        server.step(&mut order).expect("it serves");
+        assert_eq!(order.0, vec![0; step + 1], "the prompt takes no edits");
+    }
+    server.step(&mut order).expect("it serves");
+    server.step(&mut order).expect("it serves");
+    assert!(order.0.contains(&1), "the prompt is computed by now: {:?}", order.0);
 }
 
 /// Which request each token is of, in order.
@@ -239,13 +338,52 @@ fn tokens_past_the_vocabulary_are_refused() {
     for shaping in [
         Shaping { bias: vec![(past, 1.0)], ..plain.clone() },
         Shaping { allowed: Some(vec![1, past]), ..plain.clone() },
-        Shaping { bad_words: vec![vec![past]], ..plain.clone() },
-        Shaping { min_tokens: 2, ..plain },
+        Shaping { bad_words: vec![vec![past]], ..plain },
     ] {
         let mut server = server(&model, 64, 4, false);
-        let shaping = Some(Arc::new(shaping));
-        let asked = Request { shaping, stop: vec![past], ..request(vec![1, 2], 3) };
+        let shaping = Some(shaping.prepare());
+        let asked = Request { shaping, ..request(vec![1, 2], 3) };
         let error = server.submit(asked).expect_err("it is refused").to_string();
         assert!(error.contains(&format!("token {past} is past the model's vocabulary")), "{error}");
     }
+}
+
+/// A stop token that the model does not have never comes, so nothing forbids it either.
+#[test]
+fn stop_tokens_past_the_vocabulary_are_left_out() {
+    let model = model();
+    let past = model.config.vocab as u32;
+    let say = |request| {
+        let mut server = server(&model, 64, 4, false);
+        server.submit(request).expect("it is served");
+        let mut heard = Heard::default();
+        server.run(&mut heard).expect("it serves");
+        heard.tokens.remove(&(0, 0)).expect("it said something")
+    };
+    let plain = say(request(vec![1, 2], 5));
+    let shaping = Some(Shaping { min_tokens: 2, ..Shaping::default() }.prepare());
+    for stop in [vec![past], vec![u32::MAX, past, plain[0]]] {
+        let said = say(Request { shaping: shaping.clone(), stop, ..request(vec![1, 2], 5) });
+        let forbidden = said.iter().take(2).any(|token| *token == plain[0]);
+        assert!(said == plain || (!forbidden && said.len() >= 2), "{said:?}, {plain:?}");
+    }
+}
+
+/// Scores that are divided by less lose the noise of draws, and in the end are no numbers.
+#[test]
+fn temperatures_near_0_draw_as_those_of_a_hundredth() {
+    let model = model();
+    let say = |temperature| {
+        let mut server = server(&model, 64, 4, false);
+        let sampling = Sampling { temperature, seed: 3, ..Sampling::default() };
+        server.submit(Request { sampling, ..request((1..20).collect(), 20) }).expect("it fits");
+        let mut heard = Heard::default();
+        server.run(&mut heard).expect("it serves");
+        heard.tokens.remove(&(0, 0)).expect("it said something")
+    };
+    let expected = say(0.01);
+    for temperature in [0.0099, 1e-5, 1e-6, 1e-30, f32::from_bits(1)] {
+        assert_eq!(say(temperature), expected, "{temperature}");
+    }
+    assert_ne!(say(2.0), expected);
 }

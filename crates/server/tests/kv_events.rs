@@ -32,8 +32,12 @@ impl Drop for Ending {
 /// Completes a prompt. Returns how many of its tokens were cached.
 fn complete(address: &str, prompt: &[u32], salt: Option<&str>) -> u64 {
     let body =
-        json!({ "model": "glossary", "max_tokens": 1, "prompt": prompt, "cache_salt": salt })
-            .to_string();
+        json!({ "model": "glossary", "max_tokens": 1, "prompt": prompt, "cache_salt": salt });
+    ask(address, &body)
+}
+
+fn ask(address: &str, body: &Value) -> u64 {
+    let body = body.to_string();
     let mut stream = TcpStream::connect(address).expect("it listens");
     let length = body.len();
     let head = format!(
@@ -150,6 +154,26 @@ fn tenants_share_no_page_and_no_hash() {
             all.extend(own);
         }
         assert_eq!(all.len(), 6, "two pages of each tenant");
+    });
+}
+
+/// Scored prompts are computed whole; routers get their pages under hashes that no other request has.
+#[test]
+fn scored_prompts_have_hashes_of_their_own() {
+    let server = Serving::start();
+    let prompt: Vec<u32> = (0..33).map(|i| 5 + i).collect();
+    complete(&server.address, &prompt, None);
+    let body = json!({
+        "model": "glossary", "max_tokens": 1, "prompt": prompt, "echo": true, "logprobs": 0, "cache_salt": "red",
+    });
+    assert_eq!([ask(&server.address, &body), ask(&server.address, &body)], [0, 0]);
+    block_on(async {
+        let (mut router, mut pages) = (server.router().await, Vec::new());
+        heard(&mut router, &mut pages, 3 * 32).await;
+        let scored = pages.iter().filter(|stored| stored.lora.is_some());
+        assert_eq!(scored.flat_map(|stored| &stored.hashes).count(), 4);
+        let all: BTreeSet<u64> = pages.iter().flat_map(|stored| stored.hashes.clone()).collect();
+        assert_eq!(all.len(), 6, "two pages of each request");
     });
 }
 

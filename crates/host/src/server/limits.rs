@@ -4,6 +4,8 @@ use crate::request::Request;
 
 /// New tokens where a request does not say how many.
 const USUAL_NEW_TOKENS: u32 = 128;
+/// A lower temperature above 0 is raised to this one, as vLLM does: scores divided by less lose the noise of draws.
+const TEMPERATURE_MIN: f32 = 0.01;
 
 /// Sizes that no request may pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +28,8 @@ impl Limits {
         (self.positions.min(self.pool) + 1).saturating_sub(prompt)
     }
 
-    /// The request with its number of new tokens settled, if it can ever be served.
+    /// The request with its number of new tokens settled, if it can ever be served. A stop token that the model does not
+    /// have is left out: it never comes.
     ///
     /// # Errors
     /// Says what is wrong: an empty prompt, a token that the model does not have, more tokens than the model has
@@ -44,9 +47,13 @@ impl Limits {
         if request.samples == 0 {
             return Err("n is 0 but must be at least 1".into());
         }
-        let sampling = request.sampling;
+        request.stop.retain(|&token| (token as usize) < self.vocab);
+        let sampling = &mut request.sampling;
         if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite()) {
             return Err(format!("temperature {} is not 0 or more", sampling.temperature));
+        }
+        if sampling.temperature > 0.0 {
+            sampling.temperature = sampling.temperature.max(TEMPERATURE_MIN);
         }
         if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
             return Err(format!("top_p {} is not above 0 and at most 1", sampling.top_p));

@@ -33,6 +33,7 @@ use crate::draft::Drafting;
 use crate::error::{Error, Result, with_cause};
 use crate::request::Request;
 use crate::runner::{Runner, Work};
+use crate::shaping::Edit;
 use crate::stream::{Finish, RequestKey, Stream, StreamKey};
 use crate::tally::Tally;
 
@@ -89,6 +90,10 @@ struct Flight {
     says: Vec<Say>,
     /// Draws that are there for their logits alone.
     scores: Vec<Score>,
+    /// Scratch of the edits of a draw.
+    changes: Vec<Edit>,
+    /// The age of the first stream whose edits had no room; 0 where all had.
+    edits_turn: u64,
 }
 
 /// Tokens of a prompt whose logits a step gives.
@@ -114,6 +119,8 @@ struct Say {
 /// A request of which some stream has not ended.
 struct Asked {
     request: Request,
+    /// Tokens of the prompt in increasing order, each once, where the request has a repetition penalty.
+    prompt_tokens: Vec<u32>,
     /// Whose turn it is when it runs: requests of a group share one.
     group: u64,
     /// Its streams that have not ended.
@@ -146,6 +153,8 @@ pub struct Server<R: Runner> {
     /// Streams whose sequence is preempted, oldest first.
     preempted: VecDeque<StreamKey>,
     ages: u64,
+    /// The age from which on streams get room for edits first: of the first one that had none in the last step.
+    edits_turn: u64,
     /// The step planned and launched before the last one was collected.
     ahead: Option<Flight>,
     /// Steps in a row that failed.
@@ -180,6 +189,7 @@ impl<R: Runner> Server<R> {
             running: Vec::new(),
             preempted: VecDeque::new(),
             ages: 0,
+            edits_turn: 0,
             ahead: None,
             failures: 0,
             step_ended: None,
@@ -275,7 +285,8 @@ impl<R: Runner> Server<R> {
         self.tally.prompt_tokens += request.prompt.len() as u64;
         // Groups of hosts and requests without one do not meet.
         let group = request.group.map_or((number as u64) << 1, |group| group << 1 | 1);
-        let asked = self.asked.insert(Asked { request, group, open: 1 });
+        let prompt_tokens = prompt_tokens(&request);
+        let asked = self.asked.insert(Asked { request, prompt_tokens, group, open: 1 });
         let stream = self.streams.insert(Stream::new((asked, number), 0, since));
         self.waiting.push_back(stream);
         Ok(number)
@@ -288,14 +299,14 @@ impl<R: Runner> Server<R> {
             return Err("min_p is not served by this backend".into());
         }
         let Some(shaping) = &request.shaping else { return Ok(request) };
-        if !(shaping.repetition > 0.0 && shaping.repetition.is_finite()) {
-            return Err(format!("repetition_penalty {} is not above 0", shaping.repetition));
+        let rules = shaping.rules();
+        if !(rules.repetition > 0.0 && rules.repetition.is_finite()) {
+            return Err(format!("repetition_penalty {} is not above 0", rules.repetition));
         }
-        if shaping.bad_words.iter().any(Vec::is_empty) {
+        if rules.bad_words.iter().any(Vec::is_empty) {
             return Err("a bad word has no tokens".into());
         }
-        let early = request.stop.iter().filter(|_| shaping.min_tokens > 0);
-        if let Some(token) = shaping.tokens().chain(early.copied()).find(|&t| t as usize >= vocab) {
+        if let Some(token) = rules.tokens().find(|&token| token as usize >= vocab) {
             return Err(format!("token {token} is past the model's vocabulary of {vocab} tokens"));
         }
         let known = request.prompt.len() + request.max_new_tokens.unwrap_or(0) as usize;
@@ -386,6 +397,17 @@ impl<R: Runner> Server<R> {
             "{left} streams wait, but none fits the {available} pages available"
         )))
     }
+}
+
+/// Tokens of a prompt in increasing order, each once, where they are penalised.
+fn prompt_tokens(request: &Request) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    if request.shaping.as_ref().is_some_and(|shaping| shaping.rules().repetition != 1.0) {
+        tokens.extend(request.prompt.iter().map(|token| token.raw()));
+        tokens.sort_unstable();
+        tokens.dedup();
+    }
+    tokens
 }
 
 /// Passes over what is only a lack of room: it may work once others have ended.

@@ -1,14 +1,15 @@
 //! What the next step computes: admission, a plan, and preemption where pages run out.
 
-use kvarena::{Draft, EngineError, Extend, Keep, NamespaceNames, TokenId};
+use kvarena::{Draft, EngineError, Extend, Keep, Namespace, NamespaceNames, TokenId};
 
-use super::{Flight, Say, Score, Server, failed, later, refused};
+use super::{Asked, Flight, Say, Score, Server, failed, later, refused};
 use crate::clock::Part;
 use crate::error::Result;
+use crate::request::Request;
 use crate::runner::{Draw, Runner};
 use crate::sample::Sampling;
-use crate::shaping::Edits;
-use crate::stream::StreamKey;
+use crate::shaping::{Edits, History, PreparedShaping};
+use crate::stream::{Stream, StreamKey};
 
 impl<R: Runner> Server<R> {
     /// Admits streams while there are rows and pages: preempted ones first, since they are older, then those of the group
@@ -57,8 +58,9 @@ impl<R: Runner> Server<R> {
         // One of before leads no more.
         stream.leader = None;
         let finds_leader = self.policy.wait_for_leaders && !request.scores_prompt;
-        if let Some(salt) = &request.salt {
-            let names = NamespaceNames { salt: Some(String::from(&**salt)), ..Default::default() };
+        let names = names_of(request, namespace);
+        let is_named = names.is_some();
+        if let Some(names) = names {
             self.engine.name_namespace(namespace, names).map_err(refused)?;
         }
         let leader = match finds_leader {
@@ -73,7 +75,7 @@ impl<R: Runner> Server<R> {
             }
             Err(error) => Err(error),
         };
-        if request.salt.is_some() {
+        if is_named {
             // From here on the sequence keeps the name, and cached pages do, so that salts do not pile up.
             self.engine.forget_namespace(namespace).map_err(refused)?;
         }
@@ -106,7 +108,7 @@ impl<R: Runner> Server<R> {
         let mut flight = self.spare.pop().unwrap_or_default();
         let mut drafting = self.policy.drafts;
         loop {
-            self.select(ahead, &mut flight.streams)?;
+            self.select(ahead, &mut flight)?;
             if flight.streams.is_empty() {
                 return Ok(None);
             }
@@ -145,7 +147,7 @@ impl<R: Runner> Server<R> {
 
     /// Says what a planned step's tokens are, and which it chooses.
     fn describe(&self, flight: &mut Flight, before: Option<&Flight>) -> Result<()> {
-        let Flight { work, streams, says, scores, .. } = flight;
+        let Flight { work, streams, says, scores, changes, .. } = flight;
         let plan = work.plan.plan();
         work.inputs.clear();
         work.inputs.extend(plan.tokens.iter().map(|token| token.raw() as i32));
@@ -195,9 +197,13 @@ impl<R: Runner> Server<R> {
             let edits = match &request.shaping {
                 None => Edits::default(),
                 Some(shaping) => {
-                    let prompt = request.prompt.iter().map(|token| token.raw());
-                    let edits = &mut work.edits;
-                    shaping.edits(prompt, &stream.tokens, number(first), &request.stop, edits)
+                    let history = History {
+                        prompt: &self.asked[stream.asked].prompt_tokens,
+                        said: &stream.tokens,
+                        counts: &stream.counts,
+                        said_count: number(first),
+                    };
+                    shaping.edits(history, &request.stop, changes, &mut work.edits)
                 }
             };
             for sample in (1..forks).chain([sample]) {
@@ -211,49 +217,75 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Chooses what each running stream computes next, oldest first.
-    fn select(&mut self, ahead: bool, streams: &mut Vec<StreamKey>) -> Result<()> {
+    /// Chooses what each running stream computes next, oldest first; but streams take turns with a step's room for edits.
+    fn select(&mut self, ahead: bool, flight: &mut Flight) -> Result<()> {
         let mut budget = self.policy.chunk;
         let mut edits = self.runner.edits_max();
-        streams.clear();
+        flight.streams.clear();
+        flight.edits_turn = 0;
         self.extends.clear();
-        for &index in &self.running {
-            let stream = &self.streams[index];
+        let turn = self.edits_turn;
+        let first = self.running.partition_point(|&key| self.streams[key].age < turn);
+        let (later, sooner) = self.running.split_at(first);
+        for &key in sooner.iter().chain(later) {
+            let stream = &self.streams[key];
             let Some(seq) = stream.seq else { continue };
             let known = self.engine.token_count(seq).map_err(refused)?;
             let planned = self.engine.planned_len(seq).map_err(refused)?;
-            let request = self.request(stream);
-            let max_new = request.max_new_tokens.unwrap_or(0) as usize;
-            if let Some(shaping) = &request.shaping {
-                let said = request.prompt.len() + stream.tokens.len();
-                let vocab = self.runner.config().vocab;
-                let most = shaping.edits_max(said, request.stop.len(), vocab);
-                match edits.checked_sub(most) {
-                    Some(left) => edits = left,
-                    // It takes its turn in a step with room.
-                    None => continue,
+            let len = self.next_len(stream, ahead, (planned, known), budget);
+            if len == 0 {
+                continue;
+            }
+            // A step that does not reach the last token draws nothing.
+            let needed = if planned + len < known { 0 } else { self.edits_of(stream) };
+            match edits.checked_sub(needed) {
+                Some(left) => edits = left,
+                None => {
+                    if flight.edits_turn == 0 {
+                        flight.edits_turn = stream.age;
+                    }
+                    continue;
                 }
             }
-            // A draw whose edits depend on the token before it waits until that is known.
-            let waits = request.shaping.as_ref().is_some_and(|shaping| shaping.needs_history());
-            let len = match known.saturating_sub(planned) {
-                // The step in flight will say a token; the one after it is worth planning unless that is the last.
-                0 => u32::from(
-                    ahead && !waits && planned == known && stream.tokens.len() + 1 < max_new,
-                ),
-                1 if !stream.tokens.is_empty() => 1,
-                left => {
-                    let len = left.min(budget);
-                    budget -= len;
-                    len
-                }
-            };
-            if len > 0 {
-                streams.push(index);
-                self.extends.push(Extend { seq, len });
-            }
+            let is_prompt = planned < known && !is_last_token(stream, known - planned);
+            budget -= if is_prompt { len } else { 0 };
+            flight.streams.push(key);
+            self.extends.push(Extend { seq, len });
         }
         Ok(())
+    }
+
+    /// Tokens of a stream that the next step can compute, with a chunk of at most `budget` tokens of its prompt.
+    fn next_len(
+        &self,
+        stream: &Stream,
+        ahead: bool,
+        (planned, known): (u32, u32),
+        budget: u32,
+    ) -> u32 {
+        let request = self.request(stream);
+        match known.saturating_sub(planned) {
+            // The step in flight will say a token; the one after it is worth planning unless that is the last, or its
+            // edits depend on that token.
+            0 => {
+                let max_new = request.max_new_tokens.unwrap_or(0) as usize;
+                let shaping = request.shaping.as_ref();
+                let waits = shaping.is_some_and(|shaping| shaping.rules().needs_history());
+                let follows = planned == known && stream.tokens.len() + 1 < max_new;
+                u32::from(ahead && !waits && follows)
+            }
+            left if is_last_token(stream, left) => 1,
+            left => left.min(budget),
+        }
+    }
+
+    /// Most edits of a stream's next draw.
+    fn edits_of(&self, stream: &Stream) -> usize {
+        let Asked { request, prompt_tokens, .. } = &self.asked[stream.asked];
+        let known = prompt_tokens.len() + stream.counts.distinct();
+        let vocab = self.runner.config().vocab;
+        let most = |shaping: &PreparedShaping| shaping.edits_max(known, request.stop.len(), vocab);
+        request.shaping.as_ref().map_or(0, |shaping| most(shaping))
     }
 
     fn preempt_youngest(&mut self) -> Result<()> {
@@ -265,4 +297,20 @@ impl<R: Runner> Server<R> {
         self.tally.preemptions += 1;
         Ok(())
     }
+}
+
+/// Whether the `left` tokens that no step has computed are the one that a stream has said last.
+fn is_last_token(stream: &Stream, left: u32) -> bool {
+    left == 1 && !stream.tokens.is_empty()
+}
+
+/// The names of a request's namespace, unless it is the default one. No client can name the adapter of a namespace whose
+/// prompt is scored, so routers find no request for its pages.
+fn names_of(request: &Request, namespace: Namespace) -> Option<NamespaceNames> {
+    if request.scores_prompt {
+        let lora = Some(format!("scored prompt {:x}", namespace.raw()));
+        return Some(NamespaceNames { lora, ..Default::default() });
+    }
+    let salt = String::from(&**request.salt.as_ref()?);
+    Some(NamespaceNames { salt: Some(salt), ..Default::default() })
 }

@@ -26,6 +26,7 @@ impl<R: Runner> Server<R> {
     ) -> Result<()> {
         self.keep(&flight)?;
         self.engine.commit(flight.step).map_err(refused)?;
+        self.edits_turn = flight.edits_turn;
         self.tally.steps += 1;
         for score in &flight.scores {
             let Some(stream) = self.streams.get_mut(score.stream) else { continue };
@@ -103,6 +104,9 @@ impl<R: Runner> Server<R> {
         let request = &self.asked[stream.asked].request;
         let token = self.tokens[draw];
         stream.tokens.push(token);
+        if request.shaping.as_ref().is_some_and(|shaping| shaping.rules().penalises()) {
+            stream.counts.add(token);
+        }
         if stream.tokens.len() == 1 {
             self.tally.first_token.add(stream.submitted.elapsed());
         }

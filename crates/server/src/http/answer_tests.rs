@@ -32,7 +32,6 @@ fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
         samples_max: 9,
         keeps_logits: true,
         shapes: true,
-        announces: false,
         salts: std::hash::RandomState::new(),
     };
     let host = Arc::new(host);

@@ -3,7 +3,6 @@
 //! Which fields there are is in `fields.rs`; fields that are not served are refused.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 
 use kvarena::{Namespace, TokenId};
 use serde_json::Value;
@@ -62,8 +61,6 @@ pub struct Host {
     pub keeps_logits: bool,
     /// Whether logits can be changed before tokens are chosen.
     pub shapes: bool,
-    /// Whether routers are told what is cached. Prompts whose tokens are scored have no name for routers.
-    pub announces: bool,
     /// Makes namespaces of `cache_salt`; its keys are of this run.
     pub salts: RandomState,
 }
@@ -132,10 +129,6 @@ impl Ask {
             ));
         }
         template.scores_prompt = echo && logprobs.is_some();
-        if template.scores_prompt && host.announces {
-            let what = "echo with logprobs is not served with --kv-events";
-            return Err(Refusal::unsupported("echo", what));
-        }
         template.prediction = prediction(body, host)?;
         let prompts = match kind {
             Kind::Completion => prompts(sent.prompt, host)?,
@@ -195,7 +188,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
         request.stop.clear();
     }
     request.stop.extend(ids(body, "stop_token_ids", STOP_TOKENS_MAX, host.limits.vocab)?);
-    request.shaping = shaping(body, host)?.map(Arc::new);
+    request.shaping = shaping(body, host)?.map(Shaping::prepare);
     if let Some(salt) = body.text("cache_salt")? {
         let len = salt.chars().count();
         if !(1..=SALT_CHARS_MAX).contains(&len) {

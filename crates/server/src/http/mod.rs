@@ -163,7 +163,6 @@ fn host<R: Runner>(args: &Args, text: Text, server: &Server<R>) -> Result<Host> 
         defaults: setup::defaults(args, server.runner().config()),
         samples_max: samples_max.min(args.http.max_n.into()) as u32,
         shapes: server.runner().edits_max() > 0,
-        announces: args.http.kv_events.is_some(),
         salts: RandomState::new(),
         keeps_logits: server.runner().keeps_logits(),
     })

@@ -63,7 +63,7 @@ pub struct HttpOptions {
     pub cors_origin: Vec<String>,
 
     /// Publishes which pages are cached, for routers, at a ZeroMQ address such as tcp://127.0.0.1:5557, on the wire of vLLM
-    /// and SGLang. `echo` with `logprobs` is refused then.
+    /// and SGLang.
     #[arg(long, value_name = "ADDRESS")]
     pub kv_events: Option<String>,
 

@@ -1,12 +1,10 @@
 //! Whether draws with edits and min-p are what `shaping.rs` and `sample.rs` make of the device's own logits.
 
-use std::sync::Arc;
-
 use super::{Case, Setting};
 use kvarena_host::error::{Error, Result};
 use kvarena_host::request::Request;
 use kvarena_host::sample::{Sampling, gumbel};
-use kvarena_host::shaping::{self, Shaping};
+use kvarena_host::shaping::{self, Counts, History, Shaping};
 
 /// How far the scores of two tokens may be apart that the device takes for each other: its logarithms are rounded
 /// otherwise.
@@ -24,7 +22,7 @@ pub(super) fn shape(requests: &mut [Request]) {
     };
     let bad_words = vec![vec![228, 431], vec![9]];
     let worded = Shaping { bad_words, bias: vec![(3, 0.3)], ..Shaping::default() };
-    let kinds = [penalties, bounded, worded].map(Arc::new);
+    let kinds = [penalties, bounded, worded].map(Shaping::prepare);
     for (i, request) in requests.iter_mut().enumerate() {
         request.shaping = kinds.get(i % 4).cloned();
         if i % 4 == 1 {
@@ -53,16 +51,22 @@ impl Case {
         for sampling in samplings {
             let heard = self.serve(setting, sampling)?;
             let requests = self.requests(setting, sampling);
-            let (mut edits, mut edited) = (Vec::new(), Vec::new());
+            let (mut edits, mut changes, mut edited) = (Vec::new(), Vec::new(), Vec::new());
             for (&(number, sample), tokens) in &heard.tokens {
                 let Request { prompt, stop, shaping, .. } = &requests[number];
                 let logits = heard.logits[&(number, sample)].chunks_exact(vocab);
+                let mut known: Vec<u32> = prompt.iter().map(|token| token.raw()).collect();
+                known.sort_unstable();
+                known.dedup();
+                let mut counts = Counts::default();
                 for ((n, &token), logits) in tokens.iter().enumerate().zip(logits) {
                     edits.clear();
-                    let list = shaping.as_ref().map(|shaping| {
-                        let prompt = prompt.iter().map(|token| token.raw());
-                        shaping.edits(prompt, &tokens[..n], n as u32, stop, &mut edits)
-                    });
+                    let (said, said_count) = (&tokens[..n], n as u32);
+                    let history = History { prompt: &known, said, counts: &counts, said_count };
+                    let list = shaping
+                        .as_ref()
+                        .map(|shaping| shaping.edits(history, stop, &mut changes, &mut edits));
+                    counts.add(token);
                     shaping::apply(&edits, list.is_some_and(|list| list.only), logits, &mut edited);
                     let key = sampling.key(sample, n as u32);
                     let wanted = sampling.choose(key, &edited);

@@ -5,7 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD work=$PWD/target/package-test
-export CARGO_TARGET_DIR=$work/target
+# Dependencies are built once for this and the repository.
+export CARGO_TARGET_DIR=$root/target
 unset CUDA_LIBRARY_PATH CUDA_PATH CUDA_ROOT CUDA_TOOLKIT_ROOT_DIR LD_LIBRARY_PATH
 rm -rf "$work/crate" "$work/dependent"
 mkdir -p "$work/crate" "$work/dependent/src"

@@ -10,14 +10,14 @@ export LD_LIBRARY_PATH=$PWD/$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/tar
 export KVARENA_GPU_ERROR=None KVARENA_REPEATS=3
 seeds=${KVARENA_SEEDS:-0..8}
 unset KVARENA_SEEDS
-cargo test --features cuda,testkit --test cuda --lib --no-run
+core="--features cuda,testkit"
+cargo test $core --test cuda --lib --no-run
 
 # First all tests; then what needs no Hopper, on plain kernels, which other devices run, each with the shared memory that it has; then
 # warps finely mixed, with copies and products done at once; then unit tests that want a driver; and the oldest one that serves. Many
 # kv heads take a minute, and run the kernels of 80.
 plain="contract:: padding:: both_ends_of_f32"
 few="$plain --skip many_kv_heads"
-core="--features cuda,testkit"
 tests/cuda/fake_driver/jobs.sh <<END
 FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..8 -- $core --test cuda -- contract_over_latent_rows
 FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- --skip contract::
@@ -34,11 +34,11 @@ KVARENA_REPEATS=3 -- $core --lib backend::cuda
 END
 
 # The guide's program.
-cargo test --quiet --features cuda --doc guide::gpu
+cargo test --quiet $core --doc guide::gpu
 
 # What a machine that cannot is told.
 refuses() { # error, settings
-    env "${@:2}" KVARENA_GPU_ERROR="Some($1)" cargo test --quiet --features cuda,testkit --test cuda a_machine_that_cannot
+    env "${@:2}" KVARENA_GPU_ERROR="Some($1)" cargo test --quiet $core --test cuda a_machine_that_cannot
 }
 refuses NoDriver LD_LIBRARY_PATH=
 refuses "NoDevice { ordinal: 0 }" FAKE_DRIVER_DEVICES=0

@@ -12,29 +12,28 @@ mkdir -p "$lt" "$nccl"
 "${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$nccl/libnccl.so.2" crates/host/tests/fake_cublaslt/nccl.cc
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 cd crates
-host="--release -p kvarena-host --features cuda --test gpu_kernels --test gpu_products"
-server="--release -p kvarena-server --features cuda"
+# All packages at once: for some of them cargo would choose other features of dependencies, and build those anew.
+all="--release --features kvarena-host/cuda,kvarena-server/cuda"
 export LD_LIBRARY_PATH=$driver:$lt:$nccl
-cargo test $host --no-run
-cargo test $server --test 'gpu*' --no-run
+cargo test $all --test 'gpu*' --no-run
 
 # All tests; ranks that fail; sums on one device, and over more ranks, finely mixed; devices that do not reach each other's memory;
 # and what a machine without a driver, a device, cublasLt or NCCL, or with an NCCL that refuses, reports.
 check=the_gpu_says_what_the_cpu_says
 ../tests/cuda/fake_driver/jobs.sh <<END
- -- $server --test gpu $check
- -- $server --test gpu -- --skip $check
- -- $server --test gpu_sums
-FAKE_DRIVER_DEVICES=1 -- $server --test gpu_sums
-FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 -- $server --test gpu_sums
- -- $host
- -- $server --test gpu_sparse
- -- $server --test gpu_ranks
-FAKE_DRIVER_PEERS=0 -- $server --test gpu_sums what_sums
-LD_LIBRARY_PATH= -- $server --test gpu what_cannot_run
-LD_LIBRARY_PATH=$lt -- $server --test gpu what_cannot_run
-LD_LIBRARY_PATH=$driver -- $server --test gpu what_cannot_run
-FAKE_DRIVER_DEVICES=0 LD_LIBRARY_PATH=$driver:$lt -- $server --test gpu what_cannot_run
-LD_LIBRARY_PATH=$driver:$lt -- $server --test gpu several_gpus
-FAKE_NCCL_REFUSES=1 -- $server --test gpu several_gpus
+ -- $all --test gpu $check
+ -- $all --test gpu -- --skip $check
+ -- $all --test gpu_sums
+FAKE_DRIVER_DEVICES=1 -- $all --test gpu_sums
+FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 -- $all --test gpu_sums
+ -- $all --test gpu_kernels --test gpu_products
+ -- $all --test gpu_sparse
+ -- $all --test gpu_ranks
+FAKE_DRIVER_PEERS=0 -- $all --test gpu_sums what_sums
+LD_LIBRARY_PATH= -- $all --test gpu what_cannot_run
+LD_LIBRARY_PATH=$lt -- $all --test gpu what_cannot_run
+LD_LIBRARY_PATH=$driver -- $all --test gpu what_cannot_run
+FAKE_DRIVER_DEVICES=0 LD_LIBRARY_PATH=$driver:$lt -- $all --test gpu what_cannot_run
+LD_LIBRARY_PATH=$driver:$lt -- $all --test gpu several_gpus
+FAKE_NCCL_REFUSES=1 -- $all --test gpu several_gpus
 END

@@ -1,5 +1,7 @@
 //! A model's chat template, rendered as `transformers` renders it.
 
+mod repr;
+
 use std::path::Path;
 
 use chrono::Local;
@@ -108,6 +110,8 @@ fn environment(source: String) -> Rendering<Environment<'static>> {
         })?;
         Ok(text)
     });
+    environment.set_formatter(repr::format);
+    environment.add_filter("string", |value: &Jinja| repr::string(value));
     environment.add_filter("tojson", tojson);
     environment.add_test("iterable", |value: &Jinja| {
         use ValueKind::{Iterable, Map, Seq, String, Undefined};

@@ -55,17 +55,9 @@ pub struct Args {
     )]
     pub serve: Option<String>,
 
-    /// With --serve: most streams that wait to be admitted; one more request is answered 429.
-    #[arg(long, value_name = "STREAMS", default_value_t = 1024, value_parser = at_least_one())]
-    pub queue: u32,
-
     /// With --serve on a GPU: copy logits to the host, so that log-probabilities can be asked for.
     #[arg(long)]
     pub logprobs: bool,
-
-    /// How clients are served.
-    #[command(flatten)]
-    pub http: HttpOptions,
 
     /// Print a line {"index": i, "tokens": [...], "cached_tokens": n} for each request.
     #[arg(long)]
@@ -236,6 +228,10 @@ pub struct Args {
     /// No report at the end.
     #[arg(long)]
     pub quiet: bool,
+
+    /// How clients are served. Last, since its heading in `--help` holds for all options that follow.
+    #[command(flatten)]
+    pub http: HttpOptions,
 }
 
 fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {

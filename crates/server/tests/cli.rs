@@ -336,3 +336,53 @@ fn a_chat_is_written_by_the_models_own_template() {
     let ran = generate(&chat, "hello\n");
     assert_eq!(ran.code, Some(3), "{}", ran.err);
 }
+
+/// The README has a row for each option of `--serve`; the row of a limit has its default and its tests.
+#[test]
+fn the_readme_lists_the_options_of_the_server() {
+    let help = generate(&["--help"], "").out;
+    let (_, options) = help.split_once("Options of --serve:").expect("their heading");
+    let readme = include_str!("../README.md");
+    let mut limits = 0;
+    for option in options.split("\n      --").skip(1) {
+        let name = format!("--{}", option.split_whitespace().next().expect("a name"));
+        let is_its = |cells: &Vec<&str>| cells[0].split([' ', '`']).any(|word| word == name);
+        let rows = readme.lines().filter_map(|line| line.strip_prefix('|')?.strip_suffix('|'));
+        let mut rows = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
+        let cells = rows.find(is_its).unwrap_or_else(|| panic!("README.md lacks {name}"));
+        let [_, _, default, _, tests] = cells[..] else { continue };
+        limits += 1;
+        let (_, given) = option.split_once("[default: ").expect("a limit has a default");
+        let given = given.split([']', ',']).next().expect("a value");
+        let listed = default.replace(',', "");
+        assert!(
+            listed
+                .strip_prefix(given)
+                .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit())),
+            "{name}: {given} is {default}"
+        );
+        names_its_tests(tests);
+    }
+    assert_eq!(limits, 8, "each limit has its row");
+}
+
+/// A cell of tests is a list of `PATH::NAME`.
+fn names_its_tests(cell: &str) {
+    let tests: Vec<(&str, &str)> =
+        cell.split('`').filter_map(|part| part.split_once("::")).collect();
+    assert!(!tests.is_empty(), "{cell}");
+    for (path, name) in tests {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        let text = std::fs::read_to_string(&path).expect("a file of tests");
+        let found = ["fn", "def"].iter().any(|word| text.contains(&format!("{word} {name}(")));
+        assert!(found, "{} has no test {name}", path.display());
+    }
+}
+
+#[test]
+fn a_key_that_is_too_long_is_refused() {
+    let key = "k".repeat(513);
+    let ran = generate(&["--serve", "127.0.0.1:0", "--api-key", &key], "");
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(ran.err.contains("512") && !ran.err.contains("kkkk"), "{}", ran.err);
+}

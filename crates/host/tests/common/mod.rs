@@ -18,9 +18,9 @@ pub const MODELS: [&str; 2] = ["qwen3-tiny", "llama-tiny"];
 /// Those with experts: latent rows, and sinks.
 pub const MIXTURES: [&str; 2] = ["deepseek-tiny", "gpt-oss-tiny"];
 
-/// A golden model's directory.
+/// A golden model's directory. The tests of the server include this file, too.
 pub fn dir(model: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(model)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/tests/data").join(model)
 }
 
 /// One golden case: what the reference framework generates.

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Chat templates as transformers renders them.
 
-    reference.py [--write]        checks cases.json (or writes it) from the cases below
+    reference.py [--write]        checks cases.json and published.json (or writes them) from what stands below
     reference.py FOLDER RENDER    renders each FOLDER/*.jinja by transformers and by RENDER, and compares the bytes
 
-FOLDER holds published templates, such as models/templates of llama.cpp. RENDER is the example `render` of this package:
+`published` holds templates of models whose licence permits a copy; SOURCES.md lists them. FOLDER holds other published
+templates, such as models/templates of llama.cpp. RENDER is the example `render` of this package:
 it takes a folder with a template, and reads messages and arguments from standard input. Needs transformers and jinja2.
 """
 import datetime
@@ -78,6 +79,7 @@ CASES = [
     ("tojson sorted", "{{ {'b': 1, 'a': {'d': 1, 'c': 2}} | tojson(sort_keys=true) }}", TALK, {}),
     ("tojson with separators", "{{ {'b': [1, 2]} | tojson(separators=(',', ':')) }}{{ {'b': [1, 2]} | tojson(indent=1, separators=(',', ': ')) }}", TALK, {}),
     ("numbers in json", "{{ [1, 1.0, 0.1, 1e100, 1e-7, -3, true, none, '\\u2028', '/'] | tojson }}{{ {} | tojson }}{{ [] | tojson(indent=2) }}{{ {1: 2} | tojson }}", TALK, {}),
+    ("python's lists and dictionaries", "{{ messages[0] }}{{ [1, none, true, 1.5, 1e20, 'a'] }}{{ {'k': {'n': none}} | string }}{{ [\"it's\", '\"', \"'\\\"\", 'a\\\\b\\n\\t\\r', 'é\\x7f\\x01\\xa0'] }}{{ [] }}{{ {} }}{{ {1: []} }}", TALK, {}),
     ("python's words", "{{ true }} {{ none }} {{ [1, none, true, 1.5] }} {{ 1.0 }} {{ 10 / 4 }} {{ 7 // 2 }} {{ 7 % 3 }} {{ 2 ** 3 }} {{ \"it's\" }}", TALK, {}),
     ("operators", "{{ 'a' ~ 1 ~ none }}{{ 'a' in 'cat' }}{{ 'z' not in 'cat' }}{{ 1 < 2 and not 2 < 1 or false }}{{ 'x' if false }}{{ (1, 2)[0] }}{{ [1] + [2] }}{{ 'ab' * 2 }}{{ 1 if 0 else 2 }}{{ 'role' in messages[0] }}{{ none or 'b' }}{{ '' or 'c' }}", TALK, {}),
     ("filters", "{{ messages | map(attribute='role') | join(', ') }}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ messages | rejectattr('role', 'equalto', 'user') | map(attribute='role') | join }}{{ [3, 1, 2] | sort }}{{ [1, 2] | first }}{{ [1, 2] | last }}{{ 'a' | default('b') }}{{ nope | default('b') }}{{ none | default('c', true) }}{{ 'abc' | capitalize }}{{ 'a b' | replace(' ', '_') }}{{ '3' | int + 1 }}{{ 'abc' | list | join('-') }}{{ [1, 1, 2] | unique | list }}{{ 'abc' | reverse }}{{ [1, 2] | sum }}{{ 'x' | safe }}{{ 'line\\nline' | indent(2) }}{{ 3.7 | int }}{{ 2 | float }}{{ -1 | abs }}{{ [1, 2, 3] | max }}{{ 'a b c' | title }}{{ 'aé' | count }}{{ ['a', 'b'] | join }}{{ '%s-%s' | format('a', 1) }}{{ ' x ' | trim }}{{ messages | selectattr('tool_calls', 'defined') | list | length }}", TALK, {}),
@@ -95,6 +97,20 @@ CASES = [
     ("ends of lines in texts", "{{ 'a\\n' }}{{- '\\t' -}}{{ \"\\\"\" }}{{ 'é\\u00e9' }}{{ '\\\\' }}", TALK, {}),
 ]
 
+# Conversations that each published template renders: messages and arguments.
+CONVERSATIONS = {
+    "one turn": (TALK[1:2], {}),
+    "turns": (TALK, {}),
+    "turns without a prompt": (TALK, {"add_generation_prompt": False}),
+    "no thinking": (TALK[:2], {"enable_thinking": False, "thinking": False, "reasoning_effort": "low"}),
+    "thinking": (TALK[:2], {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}),
+    "tools": (TALK[:2], {"tools": [TOOL]}),
+    "calls": (CALLS, {"tools": [TOOL]}),
+    "calls without a prompt": (CALLS[:-1], {"tools": [TOOL], "add_generation_prompt": False}),
+}
+# Dates would change what is rendered: templates get their format instead.
+DATE = "{% macro strftime_now(format) %}{{ format }}{% endmacro %}"
+
 
 def reference(template, messages, arguments, special):
     names = {**special, "tools": None, "documents": None, "add_generation_prompt": True, **arguments, "messages": messages}
@@ -110,14 +126,23 @@ def cases():
         yield {"name": name, "template": template, "messages": messages, "arguments": arguments, "expected": expected}
 
 
+def published():
+    folder, rendered = pathlib.Path(__file__).with_name("published"), {}
+    for path in sorted(folder.glob("*.jinja")):
+        template = DATE + path.read_text(encoding="utf-8")
+        texts = {name: reference(template, *talk, SPECIAL) for name, talk in CONVERSATIONS.items()}
+        rendered[path.stem] = texts
+    talks = {name: {"messages": talk[0], "arguments": talk[1]} for name, talk in CONVERSATIONS.items()}
+    return {"prefix": DATE, "conversations": talks, "rendered": rendered}
+
+
 def compare(folder, render):
-    talks = [("talk", TALK[1:2], {}), ("talk of turns", TALK, {}), ("calls", CALLS, {"tools": [TOOL]})]
     counts = [0, 0, 0]
     for path in sorted(pathlib.Path(folder).glob("*.jinja")):
         with tempfile.TemporaryDirectory() as model:
             shutil.copy(path, pathlib.Path(model) / "chat_template.jinja")
             (pathlib.Path(model) / "tokenizer_config.json").write_text(json.dumps(SPECIAL))
-            for name, messages, arguments in talks:
+            for name, (messages, arguments) in CONVERSATIONS.items():
                 expected = reference(path.read_text(encoding="utf-8"), messages, arguments, SPECIAL)
                 asked = json.dumps({"messages": messages, "arguments": arguments})
                 ran = subprocess.run([render, model], input=asked.encode(), capture_output=True)
@@ -133,12 +158,13 @@ def compare(folder, render):
 def main():
     if len(sys.argv) == 3:
         sys.exit(0 if compare(sys.argv[1], sys.argv[2]) else 1)
-    path = pathlib.Path(__file__).with_name("cases.json")
-    text = json.dumps(list(cases()), ensure_ascii=False, indent=1) + "\n"
-    if sys.argv[1:] == ["--write"]:
-        path.write_text(text, encoding="utf-8")
-    elif path.read_text(encoding="utf-8") != text:
-        sys.exit("cases.json differs from what transformers renders: run with --write")
+    for name, value in (("cases.json", list(cases())), ("published.json", published())):
+        path = pathlib.Path(__file__).with_name(name)
+        text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+        if sys.argv[1:] == ["--write"]:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            sys.exit(f"{name} differs from what transformers renders: run with --write")
 
 
 main()

@@ -204,6 +204,14 @@ fn fields_of_the_wrong_type_or_range() {
         ("allowed_token_ids", json!([100]), "vocabulary of 100"),
         ("bad_words", json!([7]), "7 is no word"),
         ("bad_words", json!([""]), "no word"),
+        ("bad_words", json!(["1".repeat(1025)]), "no word"),
+        ("bad_words", json!(vec!["1"; 129]), "129 words"),
+        ("bad_words", json!(["1".repeat(1 << 20)]), "of at most 1048576"),
+        (
+            "logit_bias",
+            Value::Object((0..1025).map(|i| (i.to_string(), 1.into())).collect()),
+            "1025",
+        ),
         ("stop_token_ids", json!([100]), "vocabulary of 100"),
         ("stop", json!("x".repeat(1025)), "1025 bytes"),
         ("cache_salt", json!(7), "7 is no string"),
@@ -214,6 +222,18 @@ fn fields_of_the_wrong_type_or_range() {
     ] {
         refuses(with(name, value), 400, name, words);
     }
+}
+
+#[test]
+fn stop_tokens_are_bounded() {
+    let mut host = host();
+    host.limits.vocab = 200;
+    let with = |ids: Vec<u32>| {
+        let body = json!({ "model": "tiny", "prompt": "1", "stop_token_ids": ids }).to_string();
+        Ask::parse(&host, Kind::Completion, body.as_bytes(), 0)
+    };
+    assert!(with((0..128).chain(0..128).collect()).is_ok(), "repeated ones count once");
+    refuses(with((0..129).collect()), 400, "stop_token_ids", "129 tokens, of at most 128");
 }
 
 #[test]

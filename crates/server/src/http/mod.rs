@@ -174,7 +174,7 @@ fn app(args: &Args, host: Host) -> Arc<App> {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Arc::new(App {
         host: Arc::new(host),
-        queue: Arc::new(Queue::<Job>::new(args.queue as usize)),
+        queue: Arc::new(Queue::<Job>::new(options.queue as usize)),
         intake: Intake::new(options.max_body, body_time, options.max_waiting_tokens),
         board: Arc::new(Board::default()),
         // Its keys are random, as the standard library has no other numbers that are.

@@ -29,6 +29,10 @@ pub struct HttpOptions {
     #[arg(long, value_name = "TOKENS", default_value_t = 1 << 20, value_parser = from_one_to(1 << 40))]
     pub max_waiting_tokens: usize,
 
+    /// Most streams that wait to be admitted; one more request is answered 429.
+    #[arg(long, value_name = "STREAMS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub queue: u32,
+
     /// Most choices of a prompt (`n`).
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub max_n: u32,

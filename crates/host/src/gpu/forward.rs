@@ -4,19 +4,22 @@
 //! embed | for each layer: qkv, rotate and store, attend, out, gate and up, down | logits, sample
 //! ```
 //!
-//! Not here: what each product reads and writes (`forward/operands.rs`), how it is made (`products.rs`), where tokens come
-//! from (`image.rs`), when (`runner.rs`).
+//! Not here: the operands of each product (`forward/operands.rs`) and its computation (`products.rs`), rotation and
+//! store (`forward/store.rs`), the choice of tokens (`forward/sampling.rs`), the source of tokens (`image.rs`), and the
+//! order of steps (`runner.rs`).
 
 mod operands;
+mod sampling;
+mod store;
 
 use std::rc::Rc;
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, Prepare, StagedPlan};
-use kvarena::{Attend, Backend, BatchPlan, LayerId, PlaneName, PoolLayout, SlotMapping, Strides};
+use kvarena::{Attend, Backend, BatchPlan, LayerId};
 
 use super::device::Device;
 use super::error::GpuError;
-use super::kernels::{EmbedParams, RopeStoreParams, SampleParams, ShapedParams};
+use super::kernels::EmbedParams;
 use super::products::{Choice, Op, Products, padded_rows};
 use super::shape::check_shape;
 use super::sparse::{Chosen, Gauge};
@@ -25,9 +28,7 @@ use super::weights::Weights;
 use crate::config::ModelConfig;
 use crate::sparse::channels::Measured;
 use operands::qkv_width;
-
-/// Blocks that sampling is spread over.
-const SAMPLE_BLOCKS: usize = 512;
+use store::Rotated;
 
 /// A fault put in on purpose, to see that the check finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -109,16 +110,6 @@ pub struct Forward {
     gauge: Option<Gauge>,
     /// What is wrong on purpose.
     pub fault: Fault,
-}
-
-/// Rows of K and V of a step, one after another, on their way to the backend's store.
-#[derive(Debug)]
-struct Rotated {
-    /// 0, 1, ..
-    slots: DeviceBuffer,
-    k: DeviceBuffer,
-    v: DeviceBuffer,
-    row_bytes: u64,
 }
 
 /// Where a step's tokens, draws and answers are on the device.
@@ -276,10 +267,7 @@ impl Forward {
         } else if self.rotated.is_none() {
             let rows = padded_rows(self.limits.tokens);
             let row_bytes = 2 * (self.config.kv_heads * self.config.head_dim) as u64;
-            let buffer = || device.zeros(rows * row_bytes as usize);
-            let slots: Vec<i32> = (0..rows as i32).collect();
-            let slots = DeviceBuffer::of(&device.gpu, &slots)?;
-            self.rotated = Some(Rotated { slots, k: buffer()?, v: buffer()?, row_bytes });
+            self.rotated = Some(Rotated::new(device, rows, row_bytes)?);
         }
         let attend: Vec<_> = (0..self.config.layers).map(|layer| self.attend(layer)).collect();
         let top = self.chosen.as_ref().map(|chosen| chosen.top);
@@ -374,28 +362,6 @@ impl Forward {
         self.share(device, step.draw_count)
     }
 
-    /// Makes logits of the last rows, so many at a time, and chooses tokens by them.
-    fn choose(
-        &self,
-        device: &Device,
-        step: StepAddresses,
-        parts: Parts,
-        mut each: impl FnMut(usize, usize) -> Result<(), GpuError>,
-    ) -> Result<(), GpuError> {
-        for first in (0..step.draw_count).step_by(self.limits.logits) {
-            let count = (step.draw_count - first).min(self.limits.logits);
-            let draws = step.draws + 32 * first as u64;
-            if parts.products {
-                self.product(device, Op::Logits, count, self.logits_operands(draws))?;
-            }
-            if parts.small {
-                self.sample(device, (first, count), step)?;
-            }
-            each(first, count)?;
-        }
-        Ok(())
-    }
-
     /// Makes x what one GPU would have, of what the ranks have.
     fn sum_up(&self, device: &Device, tokens: usize) -> Result<(), GpuError> {
         let Some(link) = &self.link else { return Ok(()) };
@@ -438,61 +404,6 @@ impl Forward {
         unsafe { device.kernels.embed.launch(device.raw(), (tokens as u32, 1), block, &params) }
     }
 
-    /// Where a layer's K and V go.
-    fn stored_layer(&self, layer: usize) -> usize {
-        match self.fault {
-            Fault::Page => (layer + 1) % self.config.layers,
-            _ => layer,
-        }
-    }
-
-    fn rotate_and_store(
-        &self,
-        device: &Device,
-        layer: usize,
-        (layout, pool): (&PoolLayout, u64),
-        (tokens, staged, slots): (usize, StagedPlan, SlotMapping<'_>),
-    ) -> Result<(), GpuError> {
-        let weights = &self.weights.layers[layer];
-        let [k, v] = planes(layout);
-        let stored = LayerId::new(self.stored_layer(layer) as u32);
-        let heads = self.config.q_heads + 2 * self.config.kv_heads;
-        // A warp for each head while that fills the device; then it keeps a token's angles.
-        let heads_each = (tokens * heads / 16384).clamp(1, heads);
-        let mut params = RopeStoreParams {
-            qkv: self.qkv.address(),
-            positions: staged.positions + if self.fault == Fault::Position { 4 } else { 0 },
-            slots: staged.slot_mapping,
-            q_norm: weights.q_norm,
-            k_norm: weights.k_norm,
-            frequencies: match self.fault {
-                Fault::Rotary => self.swapped.address(),
-                _ => self.weights.frequencies,
-            },
-            k_pool: pool + k.lane_origin(stored.raw()),
-            v_pool: pool + v.lane_origin(stored.raw()),
-            page_stride: k.page,
-            slot_stride: k.slot,
-            slot_bytes: if matches!(slots, SlotMapping::I32(_)) { 4 } else { 8 },
-            page_size: layout.page_size(),
-            tokens: tokens as u32,
-            q_heads: self.config.q_heads as u32,
-            kv_heads: self.config.kv_heads as u32,
-            heads_each: heads_each as u32,
-            eps: self.config.norm_eps,
-            reserved: 0,
-        };
-        if let Some(Rotated { slots, k, v, row_bytes }) = &self.rotated {
-            (params.slots, params.slot_bytes, params.page_size) = (slots.address(), 4, 1);
-            (params.k_pool, params.v_pool) = (k.address(), v.address());
-            (params.page_stride, params.slot_stride) = (*row_bytes, *row_bytes);
-        }
-        let warps = tokens * heads.div_ceil(heads_each);
-        let kernel = &device.kernels.rope_store[self.config.head_dim.ilog2() as usize - 6];
-        // SAFETY: head_dim was checked in `new`; the staged plan's slots were checked against the pool; qkv has room.
-        unsafe { kernel.launch(device.raw(), (warps.div_ceil(4) as u32, 1), 128, &params) }
-    }
-
     fn attend_layer(
         &mut self,
         backend: &mut Cuda,
@@ -512,47 +423,4 @@ impl Forward {
             None => Ok(backend.attend(plan, layer, &attend, q, out, None)?),
         }
     }
-
-    fn sample(
-        &self,
-        device: &Device,
-        (first, count): (usize, usize),
-        step: StepAddresses,
-    ) -> Result<(), GpuError> {
-        let at = |buffer: &DeviceBuffer, bytes: u64| buffer.address() + bytes * first as u64;
-        assert!(first == 0 || !step.filtered || self.thresholds.bytes() > 0);
-        let params = SampleParams {
-            logits: self.logits.address(),
-            draws: step.draws + 32 * first as u64,
-            thresholds: if step.filtered { at(&self.thresholds, 4) } else { 0 },
-            best: at(&self.best, 8),
-            counters: at(&self.counters, 4),
-            sampled: at(&self.sampled, 4),
-            host: step.answers,
-            vocab: self.config.vocab as u32,
-            first: first as u32,
-        };
-        let kernels = &device.kernels;
-        let blocks = (SAMPLE_BLOCKS / count).clamp(1, (self.config.vocab / 2048).max(1));
-        // SAFETY: the vocabulary was checked in `new`, and for shapes by `Shapes::list`; logits and the arrays have room
-        // for the draws.
-        unsafe {
-            if step.filtered {
-                kernels.sample_filter.launch(device.raw(), (count as u32, 1), 1024, &params)?;
-            }
-            kernels.sample.launch(device.raw(), (blocks as u32, count as u32), 256, &params)?;
-            let Some([shapes, edits]) = step.shapes else { return Ok(()) };
-            let SampleParams { logits, draws, sampled, host, vocab, first, .. } = params;
-            let params = ShapedParams { logits, draws, shapes, edits, sampled, host, vocab, first };
-            kernels.sample_shaped.launch(device.raw(), (count as u32, 1), 1024, &params)
-        }
-    }
-}
-
-/// Where K and V lie in the pool: alike, but for where they begin.
-fn planes(layout: &PoolLayout) -> [Strides; 2] {
-    let [k, v] = [PlaneName::K, PlaneName::V]
-        .map(|plane| layout.strides(plane).expect("the pool is of heads"));
-    assert_eq!((k.page, k.slot), (v.page, v.slot), "a slot's K and V have one width");
-    [k, v]
 }

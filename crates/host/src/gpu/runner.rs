@@ -5,11 +5,14 @@
 //! are launched one kernel at a time. The tokens that a step chooses stay on the device, where the next step reads them,
 //! so that it can be launched before they are known here.
 
+mod options;
+mod times;
+
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use kvarena::backend::cuda::{Cuda, CudaEvent, CudaGraph, CudaOptions, GraphKey, Prepare};
+use kvarena::backend::cuda::{Cuda, CudaGraph, CudaOptions, GraphKey, Prepare};
 use kvarena::{BatchPlan, StepScratch};
 
 use super::device::Device;
@@ -18,88 +21,24 @@ use super::forward::{Forward, Limits, Parts, StepAddresses};
 use super::image::Images;
 use super::kept::Kept;
 use super::kernels::DeviceDraw;
-use super::products::{Choice, padded_rows};
+use super::products::padded_rows;
 use super::shapes::Shapes;
 use super::sparse::Reading;
-use super::sums::{Link, Transport};
+use super::sums::Link;
 use super::weights::Weights;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::runner::{Draw, Runner, Work};
 use crate::sparse::channels::Measured;
+pub use options::GpuOptions;
+use options::padded_step;
+pub use times::StepTime;
 
 /// Most tokens chosen in one step.
 const DRAWS_MAX: usize = 4096;
 /// Most rows of logits that are made at a time for drafts.
 const DRAFT_LOGITS_MAX: usize = 1024;
-
-/// How a [`GpuRunner`] is to work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GpuOptions {
-    /// Most prompt tokens of a step.
-    pub chunk: u32,
-    /// Most streams at a time.
-    pub concurrency: u32,
-    /// Most drafts of a stream.
-    pub drafts: u32,
-    /// Whether they may be trees.
-    pub trees: bool,
-    /// Replay decode steps as graphs.
-    pub graphs: bool,
-    /// How the ways of products are chosen.
-    pub choice: Choice,
-    /// What sums over ranks go through; unless told, what the GPUs can.
-    pub sums: Option<Transport>,
-    /// Copy logits to the host: for checking, and for log-probabilities.
-    pub keep_logits: bool,
-    /// Remember when steps were on the device: not where there is no end of them.
-    pub keep_times: bool,
-}
-
-impl GpuOptions {
-    /// Most tokens of a stream in a decode step.
-    fn width(&self) -> usize {
-        1 + self.drafts as usize
-    }
-
-    /// Most tokens for each row of a decode step, padding included.
-    fn decode_tokens(&self) -> u32 {
-        let sizes = (1..=self.concurrency as usize).flat_map(|streams| {
-            (streams..=streams * self.width()).map(move |tokens| padded_step(streams, tokens))
-        });
-        sizes.map(|(rows, tokens)| tokens.div_ceil(rows) as u32).max().unwrap_or(1)
-    }
-
-    /// Rows and tokens of the largest padded decode step.
-    fn decode_max(&self) -> (usize, usize) {
-        let streams = self.concurrency as usize;
-        padded_step(streams, streams * self.width())
-    }
-}
-
-/// The rows and tokens that a decode step is padded to. Where streams have drafts, there is a row of padding, which the
-/// tokens of padding are of.
-fn padded_step(rows: usize, tokens: usize) -> (usize, usize) {
-    if tokens == rows {
-        return (padded_rows(rows), padded_rows(rows));
-    }
-    let more = padded_rows(rows + 1);
-    (more, padded_rows(tokens + more - rows))
-}
-
-/// When a step was on the device.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct StepTime {
-    /// Its tokens.
-    pub tokens: usize,
-    /// Whether each stream had one of them, and its drafts.
-    pub decode: bool,
-    /// Milliseconds from the end of the step before to its own end; none for the first of a run.
-    pub period_ms: Option<f32>,
-    /// Those of them in which the device had nothing to do.
-    pub idle_ms: f32,
-}
 
 /// A step in flight.
 #[derive(Clone, Copy, Debug)]
@@ -424,59 +363,6 @@ impl GpuRunner {
             self.logits.clear();
             self.logits.extend(kept.of(number, draws).iter().map(|x| x.to_f32()));
         }
-        Ok(())
-    }
-
-    /// Measures the parts of the next decode step of so many streams; [`GpuRunner::take_parts`] has them then. Spoils
-    /// what that step computes.
-    pub fn measure_parts(&mut self, streams: usize) {
-        (self.measured, self.parts) = (Some(streams), None);
-    }
-
-    /// Milliseconds of a decode step: whole, attention, products, the rest.
-    pub fn take_parts(&mut self) -> Option<[f32; 4]> {
-        self.parts.take()
-    }
-
-    fn measure(&mut self, backend: &mut Cuda, plan: &BatchPlan<'_>) -> GpuResult<()> {
-        let Self { device, forward, images, .. } = self;
-        let staged = backend.stage(plan)?;
-        let addresses = StepAddresses {
-            tokens: images.tokens(),
-            draws: images.draws(),
-            answers: images.answers(),
-            draw_count: plan.token_count(),
-            filtered: false,
-            shapes: None,
-        };
-        let only = |attention, products, small| Parts { attention, products, small };
-        let parts = [
-            Parts::ALL,
-            only(true, false, false),
-            only(false, true, false),
-            only(false, false, true),
-        ];
-        let mut times = [0.0; 4];
-        for (time, parts) in times.iter_mut().zip(parts) {
-            let graph = device.stream.capture(|| {
-                forward.run(device, backend, (plan, staged), addresses, parts, |_, _| Ok(()))
-            })?;
-            let mut samples = Vec::new();
-            let (mut begun, mut done) =
-                (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);
-            for _ in 0..12 {
-                begun.record(&device.stream)?;
-                // SAFETY: as where the step was launched; the same plan is staged.
-                unsafe { graph.launch(&device.stream) }?;
-                done.record(&device.stream)?;
-                done.synchronize()?;
-                samples.push(done.elapsed_ms(&begun)?);
-            }
-            samples.sort_by(f32::total_cmp);
-            *time = samples[samples.len() / 2];
-        }
-        self.parts = Some(times);
-        self.fresh = true;
         Ok(())
     }
 }

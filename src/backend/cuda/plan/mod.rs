@@ -6,7 +6,7 @@
 //!       -- tables    page tables
 //! ```
 //!
-//! Not here: how attention is split (`attention/split`).
+//! Not here: the split of attention (`attention/split`).
 
 pub(super) mod image;
 pub(super) mod ring;

@@ -1,9 +1,9 @@
-//! Steps on a GPU, behind the serving loop's seam: graphs, steps in flight, where the time goes.
+//! Steps on a GPU, as a `Runner` of the serving loop: graphs, and steps in flight.
 //!
-//! A decode step (one token of each stream, and its drafts) is padded to one of a few sizes, and its launches are
-//! captured as a graph when that size is first met, and again where steps of that size take other kernels; other steps
-//! are launched one kernel at a time. The tokens that a step chooses stay on the device, where the next step reads them,
-//! so that it can be launched before they are known here.
+//! A decode step (one token of each stream, and its drafts) is padded to one of a few sizes. Its launches are captured
+//! as a graph at the first step of that size, and again if steps of that size use other kernels. Other steps are
+//! launched kernel by kernel. The chosen tokens stay on the device for the next step, so that step can be launched
+//! before the host knows them.
 
 mod options;
 mod times;
@@ -37,7 +37,7 @@ pub use times::StepTime;
 
 /// Most tokens chosen in one step.
 const DRAWS_MAX: usize = 4096;
-/// Most rows of logits that are made at a time for drafts.
+/// Most rows of logits computed at a time for drafts.
 const DRAFT_LOGITS_MAX: usize = 1024;
 
 /// A step in flight.
@@ -47,7 +47,7 @@ struct Flying {
     tokens: usize,
     decode: bool,
     draws: usize,
-    /// Whether the step before was launched in the same stretch.
+    /// Whether the previous step was launched without a pause before this one.
     follows: bool,
 }
 
@@ -58,29 +58,29 @@ pub struct GpuRunner {
     images: Images,
     shapes: Shapes,
     options: GpuOptions,
-    /// By the steps that they serve, whether some draw leaves tokens out, and whether one has a shape.
+    /// By the steps that a graph serves, whether a draw filters tokens, and whether a draw has a shape.
     graphs: HashMap<(GraphKey, bool, bool), CudaGraph>,
     scratch: StepScratch,
     draws: Vec<DeviceDraw>,
-    /// Number of the step launched last.
+    /// Number of the last launched step.
     number: u64,
     flying: VecDeque<Flying>,
     fresh: bool,
-    /// What streams that generate read, where that is not all: of this rank.
+    /// The positions that generating streams read on this rank, if they do not read all.
     reading: Option<Reading>,
     kept: Option<Kept>,
     logits: Vec<f32>,
     times: Vec<StepTime>,
-    /// The decode steps, by their tokens, of which one is to be measured part by part.
+    /// The token count of the decode step whose parts are to be measured.
     measured: Option<usize>,
     parts: Option<[f32; 4]>,
 }
 
 impl GpuRunner {
-    /// Takes memory for steps of this size.
+    /// Allocates memory for steps of this size.
     ///
     /// # Errors
-    /// A shape that no kernel serves, or too little memory.
+    /// A shape that no kernel supports, or too little memory.
     pub fn new(
         device: Rc<Device>,
         config: ModelConfig,
@@ -90,7 +90,7 @@ impl GpuRunner {
         Self::of_rank(device, config, weights, options, None)
     }
 
-    /// The same of a rank's share of a model, with what connects it to the others.
+    /// Creates the runner of a rank's share of a model, with its link to the other ranks.
     ///
     /// # Errors
     /// As [`GpuRunner::new`].
@@ -134,10 +134,10 @@ impl GpuRunner {
         })
     }
 
-    /// Streams that generate read what labels find, in backends that are opened from now on.
+    /// Makes generating streams read the positions that labels find, in backends opened from now on.
     ///
     /// # Errors
-    /// The driver's, where memory is short.
+    /// The driver's error, if memory is short.
     pub fn read_sparsely(&mut self, reading: Reading) -> GpuResult<()> {
         let (rows, _) = self.options.decode_max();
         self.forward.read_sparsely(&self.device, reading.top, rows)?;
@@ -146,23 +146,23 @@ impl GpuRunner {
         Ok(())
     }
 
-    /// Measures what each channel of K is worth, in backends that are opened from now on: steps are waited for, layer
-    /// by layer.
+    /// Measures the importance of each channel of K in backends opened from now on. Each step then waits for every
+    /// layer.
     ///
     /// # Errors
-    /// The driver's, where memory is short.
+    /// The driver's error, if memory is short.
     pub fn measure_channels(&mut self) -> GpuResult<()> {
         self.forget();
         self.forward.measure_channels(&self.device)
     }
 
-    /// What was measured, where it was; nothing is from now on.
+    /// Ends the measurement and returns its result, if there was one.
     pub fn take_measured(&mut self) -> Option<Measured> {
         self.forget();
         self.forward.take_measured()
     }
 
-    /// Another backend will be opened: graphs name the last one.
+    /// Drops the graphs, which contain addresses of the last backend; another one will be opened.
     fn forget(&mut self) {
         self.graphs.clear();
         self.times.clear();
@@ -172,7 +172,7 @@ impl GpuRunner {
     /// Opens the backend for this runner's steps, on its stream.
     pub fn backend(&self) -> CudaOptions {
         let (rows, tokens) = self.options.decode_max();
-        // Streams that share pages count them each, so they may see more than the pool has.
+        // Each stream counts its shared pages, so streams together may see more tokens than the pool has.
         let seen = u64::from(self.options.concurrency) * self.forward.config.max_len as u64;
         CudaOptions {
             labels: self.reading.as_ref().map(|reading| reading.labels.clone()),
@@ -184,11 +184,11 @@ impl GpuRunner {
         }
     }
 
-    /// Loads all kernels that steps take, and chooses the ways of decode steps of so many streams, and of whole chunks alone and
-    /// beside them, before the first of them waits for it.
+    /// Loads all kernels for steps, and chooses the implementations of products before the first step: for decode steps
+    /// of these numbers of streams, and for whole chunks with and without them.
     ///
     /// # Errors
-    /// Heads that no kernel serves, or the driver's.
+    /// Heads that no kernel supports, or the driver's error.
     pub fn warm(&mut self, backend: &mut Cuda, streams: &[usize]) -> GpuResult<()> {
         let work = Prepare {
             decode_tokens: self.options.decode_tokens(),
@@ -224,18 +224,18 @@ impl GpuRunner {
         &self.forward
     }
 
-    /// The model, to put faults in; graphs are forgotten.
+    /// The model, to inject faults; drops the graphs.
     pub fn forward_mut(&mut self) -> &mut Forward {
         self.graphs.clear();
         &mut self.forward
     }
 
-    /// When steps were on the device.
+    /// Returns the times of the steps on the device.
     pub fn times(&self) -> &[StepTime] {
         &self.times
     }
 
-    /// When steps were on the device, since the last call.
+    /// Returns the times of the steps on the device since the last call.
     pub fn take_times(&mut self) -> Vec<StepTime> {
         std::mem::take(&mut self.times)
     }
@@ -247,13 +247,13 @@ impl GpuRunner {
         if draws > self.images.draws_max() {
             return Err(GpuError::Draws { draws, max: self.images.draws_max() });
         }
-        // Draws with a shape are filtered by the kernel that chooses them.
+        // The kernel that chooses a draw with a shape also filters it.
         let filters = |draw: &Draw| draw.sampling.filters() && !draw.is_shaped();
         let filtered = work.draws.iter().any(filters);
         self.draws.clear();
         self.draws.extend(work.draws.iter().map(device_draw));
         let shaped = self.forward.leads() && self.shapes.list(work, &mut self.draws)?;
-        // One token of each stream and its drafts, and room to choose as many.
+        // One token of each stream and its drafts, and memory for as many draws.
         let longest = plan.rows.iter().map(|row| row.extend_len as usize).max();
         let (size, most) = padded_step(rows, tokens);
         let decode =
@@ -317,7 +317,7 @@ impl GpuRunner {
             filtered,
             shapes: shaped.then(|| shapes.addresses()),
         };
-        // A graph's logits are copied after all of it.
+        // A graph's logits are copied after the whole graph.
         let keeps = self.kept.is_none() || draw_count <= rows;
         if decode && self.options.graphs && keeps && !forward.is_measuring() {
             let key = (staged.graph, filtered, shaped);
@@ -328,8 +328,8 @@ impl GpuRunner {
                 };
                 entry.insert(device.stream.capture(body)?);
             }
-            // SAFETY: all that the graph names lives as long as this runner and the engine, and is touched in the
-            // stream's order; a plan with this key was staged just now.
+            // SAFETY: all memory of the graph lives as long as this runner and the engine, and is accessed in the
+            // stream's order; a plan with this key has just been staged.
             unsafe { self.graphs[&key].launch(&device.stream) }?;
             return match &mut self.kept {
                 Some(kept) => kept.keep(device, number, logits, (0, draw_count)),
@@ -367,15 +367,15 @@ impl GpuRunner {
     }
 }
 
-/// A runner whose first GPU, which tells the time and chooses the tokens, is a [`GpuRunner`]'s.
+/// A runner whose first GPU, which measures time and chooses tokens, belongs to a [`GpuRunner`].
 pub trait OnGpu: Runner {
-    /// That runner.
+    /// Returns that runner.
     fn gpu(&self) -> &GpuRunner;
 
-    /// That runner.
+    /// Returns that runner.
     fn gpu_mut(&mut self) -> &mut GpuRunner;
 
-    /// Modules loaded since this GPU's pool was prepared: 0, unless a step waited for one.
+    /// Returns the modules loaded since this GPU's pool was prepared: 0, unless a step waited for one.
     fn late_modules(&self, backend: &Self::Backend) -> usize;
 }
 
@@ -393,7 +393,7 @@ impl OnGpu for GpuRunner {
     }
 }
 
-/// Fails where a step is asked to.
+/// Fails if the step was requested to fail.
 pub(super) fn asked_to(fail: bool) -> Result<()> {
     if fail { Err(Error::run("a failure was asked for")) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! The end of a step: logits of the last rows, and the tokens chosen by them.
+//! The end of a step: logits of the last rows, and the choice of tokens.
 
 use kvarena::backend::cuda::DeviceBuffer;
 
@@ -8,11 +8,11 @@ use super::super::kernels::{SampleParams, ShapedParams};
 use super::super::products::Op;
 use super::{Forward, Parts, StepAddresses};
 
-/// Blocks that sampling is spread over.
+/// Blocks over which sampling is spread.
 const SAMPLE_BLOCKS: usize = 512;
 
 impl Forward {
-    /// Makes logits of the last rows, so many at a time, and chooses tokens by them.
+    /// Computes logits of the last rows, some at a time, and chooses tokens.
     pub(super) fn choose(
         &self,
         device: &Device,
@@ -55,8 +55,8 @@ impl Forward {
         };
         let kernels = &device.kernels;
         let blocks = (SAMPLE_BLOCKS / count).clamp(1, (self.config.vocab / 2048).max(1));
-        // SAFETY: the vocabulary was checked in `new`, and for shapes by `Shapes::list`; logits and the arrays have room
-        // for the draws.
+        // SAFETY: the vocabulary was checked in `new`, and for shapes by `Shapes::list`; logits and the arrays have
+        // memory for the draws.
         unsafe {
             if step.filtered {
                 kernels.sample_filter.launch(device.raw(), (count as u32, 1), 1024, &params)?;

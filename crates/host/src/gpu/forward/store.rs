@@ -8,7 +8,7 @@ use super::super::error::GpuError;
 use super::super::kernels::RopeStoreParams;
 use super::{Fault, Forward};
 
-/// Rows of K and V of a step, one after another, on their way to the backend's store.
+/// Rows of K and V of a step, consecutive, for the backend's store.
 #[derive(Debug)]
 pub(super) struct Rotated {
     /// 0, 1, ..
@@ -29,7 +29,7 @@ impl Rotated {
 }
 
 impl Forward {
-    /// Where a layer's K and V go.
+    /// Returns the layer that stores a layer's K and V.
     pub(super) fn stored_layer(&self, layer: usize) -> usize {
         match self.fault {
             Fault::Page => (layer + 1) % self.config.layers,
@@ -49,7 +49,8 @@ impl Forward {
         let [k, v] = planes(layout);
         let stored = LayerId::new(self.stored_layer(layer) as u32);
         let heads = self.config.q_heads + 2 * self.config.kv_heads;
-        // A warp for each head while that fills the device; then it keeps a token's angles.
+        // A warp for each head until that fills the device; then a warp takes several heads and reuses a token's
+        // angles.
         let heads_each = (tokens * heads / 16384).clamp(1, heads);
         let mut params = RopeStoreParams {
             qkv: self.qkv.address(),
@@ -81,12 +82,13 @@ impl Forward {
         }
         let warps = tokens * heads.div_ceil(heads_each);
         let kernel = &device.kernels.rope_store[self.config.head_dim.ilog2() as usize - 6];
-        // SAFETY: head_dim was checked in `new`; the staged plan's slots were checked against the pool; qkv has room.
+        // SAFETY: head_dim was checked in `new`; the staged plan's slots were checked against the pool; qkv has memory
+        // for the step.
         unsafe { kernel.launch(device.raw(), (warps.div_ceil(4) as u32, 1), 128, &params) }
     }
 }
 
-/// Where K and V lie in the pool: alike, but for where they begin.
+/// Returns the strides of K and V in the pool, which differ only in their origin.
 fn planes(layout: &PoolLayout) -> [Strides; 2] {
     let [k, v] = [PlaneName::K, PlaneName::V]
         .map(|plane| layout.strides(plane).expect("the pool is of heads"));

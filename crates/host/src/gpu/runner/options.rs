@@ -3,7 +3,7 @@
 use super::super::products::{Choice, padded_rows};
 use super::super::sums::Transport;
 
-/// How a [`GpuRunner`] is to work.
+/// Options of a [`GpuRunner`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GpuOptions {
     /// Most prompt tokens of a step.
@@ -12,17 +12,17 @@ pub struct GpuOptions {
     pub concurrency: u32,
     /// Most drafts of a stream.
     pub drafts: u32,
-    /// Whether they may be trees.
+    /// Whether drafts may form trees.
     pub trees: bool,
     /// Replay decode steps as graphs.
     pub graphs: bool,
-    /// How the ways of products are chosen.
+    /// The choice of products' implementations.
     pub choice: Choice,
-    /// What sums over ranks go through; unless told, what the GPUs can.
+    /// The transport of sums over ranks. `None`: the fastest that the GPUs support.
     pub sums: Option<Transport>,
-    /// Copy logits to the host: for checking, and for log-probabilities.
+    /// Copy logits to the host, for checks and for log-probabilities.
     pub keep_logits: bool,
-    /// Remember when steps were on the device: not where there is no end of them.
+    /// Record the times of steps on the device. Not for unbounded runs.
     pub keep_times: bool,
 }
 
@@ -47,8 +47,8 @@ impl GpuOptions {
     }
 }
 
-/// The rows and tokens that a decode step is padded to. Where streams have drafts, there is a row of padding, which the
-/// tokens of padding are of.
+/// Returns the rows and tokens of a padded decode step. If streams have drafts, there is a row of padding, to which the
+/// tokens of padding belong.
 pub(super) fn padded_step(rows: usize, tokens: usize) -> (usize, usize) {
     if tokens == rows {
         return (padded_rows(rows), padded_rows(rows));

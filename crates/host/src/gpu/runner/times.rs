@@ -7,27 +7,27 @@ use super::super::error::GpuResult;
 use super::super::forward::{Parts, StepAddresses};
 use super::GpuRunner;
 
-/// When a step was on the device.
+/// The time of a step on the device.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepTime {
     /// Its tokens.
     pub tokens: usize,
-    /// Whether each stream had one of them, and its drafts.
+    /// Whether it has one token of each stream, and drafts.
     pub decode: bool,
-    /// Milliseconds from the end of the step before to its own end; none for the first of a run.
+    /// Milliseconds from the end of the previous step to this step's end; none for the first step of a run.
     pub period_ms: Option<f32>,
-    /// Those of them in which the device had nothing to do.
+    /// The part of them in which the device was idle.
     pub idle_ms: f32,
 }
 
 impl GpuRunner {
-    /// Measures the parts of the next decode step of so many streams; [`GpuRunner::take_parts`] has them then. Spoils
-    /// what that step computes.
+    /// Requests the measurement of the parts of the next decode step of this many streams; [`GpuRunner::take_parts`]
+    /// returns the result. The measurement overwrites that step's results.
     pub fn measure_parts(&mut self, streams: usize) {
         (self.measured, self.parts) = (Some(streams), None);
     }
 
-    /// Milliseconds of a decode step: whole, attention, products, the rest.
+    /// Returns the milliseconds of a decode step: whole, attention, products, the rest.
     pub fn take_parts(&mut self) -> Option<[f32; 4]> {
         self.parts.take()
     }
@@ -61,7 +61,7 @@ impl GpuRunner {
                 (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);
             for _ in 0..12 {
                 begun.record(&device.stream)?;
-                // SAFETY: as where the step was launched; the same plan is staged.
+                // SAFETY: as for the launch of the step; the same plan is staged.
                 unsafe { graph.launch(&device.stream) }?;
                 done.record(&device.stream)?;
                 done.synchronize()?;

@@ -1,4 +1,4 @@
-//! Sparse reads: streams that generate attend to the positions that labels find, and to no others.
+//! Sparse reads: generating streams attend only to the positions that labels find.
 //!
 //! ```text
 //! channels   which channels of K are labels: measured on a pass that reads all, kept in a file
@@ -20,15 +20,15 @@ use kvarena::{EngineConfig, PoolConfig, TableShape};
 
 use crate::error::{Error, Result};
 
-/// Channels of a head where the command line does not say.
+/// Channels of a head if the command line gives no number.
 const CHANNELS: u32 = 16;
 
-/// `K[,CHANNELS]`: positions that a stream reads, and labels to find them by.
+/// `K[,CHANNELS]`: the number of positions that a stream reads, and of label channels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sparse {
     /// Positions for each kv head, at least 1.
     pub top: u32,
-    /// Channels of a head, if that was said; at least 1.
+    /// Channels of a head, at least 1, if given.
     pub channels: Option<u32>,
 }
 

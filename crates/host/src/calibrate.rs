@@ -110,7 +110,7 @@ pub fn write(path: &Path, scales: &KvScales) -> Result<()> {
     write_table(path, &table)
 }
 
-/// Reads scales from a file of [`write`].
+/// Reads scales from a file of [`write()`].
 ///
 /// # Errors
 /// The file cannot be read or contains no scales.

@@ -1,21 +1,21 @@
 //! Attention over pages: the specification of the attention kernels.
 //!
 //! A unit of work is a block of query tokens of one sequence, with the query heads that share some kv heads
-//! (grouped-query attention, arXiv:2305.13245). It goes through the K and V that it sees a tile at a time. The portable
-//! path, and units of many query rows, widen a tile to f32 once for all of the unit's queries; the vector paths widen
-//! numbers in registers for few query rows. The softmax is made online (Milakov and Gimelshein 2018,
-//! arXiv:1805.02867): for each query row, over the tiles of a segment,
+//! (grouped-query attention, arXiv:2305.13245). It processes the visible K and V in tiles. The portable path, and units
+//! of many query rows, widen a tile to f32 once for all of the unit's queries. For few query rows the vector paths
+//! widen numbers in registers. The softmax is online (Milakov and Gimelshein 2018, arXiv:1805.02867): for each query
+//! row, over the tiles of a segment,
 //!
 //! ```text
 //! m' = max(m, max s_j)    l' = l e^(m - m') + sum e^(s_j - m')    o' = o e^(m - m') + sum e^(s_j - m') v_j
 //! ```
 //!
-//! and at the end the output is `o / l`, the log-sum-exp `m + ln l`. A sink is one more logit there, without a value. A
-//! query reads only the V that it sees; later positions have no effect. Segments are joined in order by the same rule.
+//! At the end the output is `o / l`, and the log-sum-exp is `m + ln l`. A sink is one more logit at the end, without a
+//! value. A query reads only visible V; later positions have no effect. Segments are joined in order by the same rule.
 //!
-//! Tiles and segments start at multiples of their sizes, so on one path a query row's result depends on nothing but the
-//! row and what it sees, bit by bit: neither on the batch and the chunks of a prefill, nor on the pool, nor on the
-//! threads, which take units as they come. A token of a tree gets the same bits as the last token of its branch alone.
+//! Tiles and segments start at multiples of their sizes. On one path the bits of a query row's result therefore depend
+//! only on the row and what it sees. They do not depend on the batch, the chunks of a prefill, the pool or the threads.
+//! A token of a tree gets the same bits as the last token of its branch alone.
 //!
 //! Not here: loading of tiles (`attention/load.rs`), folding of tiles (`attention/softmax.rs`), checks, and the
 //! split of the work.
@@ -36,7 +36,7 @@ pub(super) use softmax::{finish, join_parts};
 /// Most query rows of a kv head for which numbers are widened in registers.
 const NARROW_ROWS: usize = 8;
 
-/// Units still to do, and where their results go.
+/// The remaining units, and the memory for their results.
 struct Queue<'a, U> {
     units: U,
     /// `[query rows, value lines]` of every unit.
@@ -45,7 +45,8 @@ struct Queue<'a, U> {
     softmax: &'a mut [Softmax],
 }
 
-/// Computes all units; `out` and `softmax` get their results, unit after unit, one scratch a thread.
+/// Computes all units and writes their results to `out` and `softmax`, in the order of units. Each thread uses one
+/// scratch.
 pub(super) fn run<T: Number>(
     job: &Job<'_, T>,
     scratch: &mut [Scratch],
@@ -66,26 +67,26 @@ pub(super) fn run<T: Number>(
     });
 }
 
-/// What one thread computes with; kept between calls.
+/// The buffers of one thread, reused between calls.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     /// `[query rows, lines]`
     q: Vec<Line>,
     /// `[kv heads, TILE, lines]`
     k: Vec<Line>,
-    /// `[kv heads, TILE, lines]`; unused where K has V in it.
+    /// `[kv heads, TILE, lines]`; unused if K contains V.
     v: Vec<Line>,
     /// `[query rows, TILE]`
     logits: Vec<f32>,
     /// `[query rows]`: factors of the sums so far.
     factors: Vec<f32>,
-    /// A unit's results over a segment that is not its first: `[query rows, value lines]`, `[query rows]`.
+    /// A unit's results over a later segment: `[query rows, value lines]`, `[query rows]`.
     part: Vec<Line>,
     part_softmax: Vec<Softmax>,
-    /// The tile that is computed, and the next one, which is prefetched meanwhile.
+    /// The tile that is computed, and the next one, which is prefetched.
     places: Places,
     ahead: Places,
-    /// What a unit that has a list reads.
+    /// The positions of a unit with a list.
     listed: Vec<u32>,
 }
 
@@ -101,7 +102,7 @@ impl Scratch {
             + self.listed.capacity() * size_of::<u32>()
     }
 
-    /// One unit, from its queries to its results.
+    /// Computes one unit, from its queries to its results.
     fn compute<T: Number>(
         &mut self,
         job: &Job<'_, T>,
@@ -140,7 +141,7 @@ impl Scratch {
         }
     }
 
-    /// What the unit's queries see of a segment.
+    /// Attends to the visible part of a segment.
     fn attend_seen<T: Number>(
         &mut self,
         job: &Job<'_, T>,
@@ -152,7 +153,7 @@ impl Scratch {
         let tiles = seen.start / TILE as u32..seen.end.div_ceil(TILE as u32);
         let mut tiles = tiles.map(|tile| {
             let start = tile * TILE as u32;
-            // The last tile of 2^32 positions, and its last page, end past them.
+            // The last tile of 2^32 positions, and its last page, end beyond 2^32.
             start.max(seen.start)..seen.end.min(start.saturating_add(TILE as u32))
         });
         let in_place = computes_in_place(job, unit);
@@ -175,7 +176,7 @@ impl Scratch {
         }
     }
 
-    /// The positions of a list, of which a unit of one query and one kv head sees each.
+    /// Attends to the positions of a list; a unit of one query and one kv head sees each of them.
     fn attend_listed<T: Number>(
         &mut self,
         job: &Job<'_, T>,
@@ -198,13 +199,14 @@ impl Scratch {
     }
 }
 
-/// Whether the numbers of a unit are widened in registers: its query rows are few, and its heads are whole lines.
+/// Returns whether a unit's numbers are widened in registers: it has few query rows, and its heads are whole lines.
 fn computes_in_place<T: Number>(job: &Job<'_, T>, unit: Unit) -> bool {
     let whole = job.layout.head_dim().is_multiple_of(Line::NUMBERS as u32) && job.rope.is_none();
     job.isa.is_vector() && whole && unit.rows_per_head(job.group()) <= NARROW_ROWS
 }
 
-/// Whether logits and weights are scaled instead of K and V. It depends on no chunk, so chunks change no bit.
+/// Returns whether logits and weights are scaled instead of K and V. It does not depend on chunks, so chunks change no
+/// bit.
 fn scales_products<T: Number>(job: &Job<'_, T>) -> bool {
     T::QUANTISED && job.isa.is_vector() && job.rope.is_none()
 }

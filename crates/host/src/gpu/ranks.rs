@@ -12,7 +12,7 @@
 //! Each rank's own thread launches the sums in its own stream, also in graphs; `peers.rs` and NCCL synchronise them.
 //!
 //! If a rank fails or panics, the others would wait for its sum forever. It therefore prints the cause and ends the
-//! program ([`or_end`]): unwinding would drop values that wait for the other ranks.
+//! program (`or_end`): unwinding would drop values that wait for the other ranks.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};

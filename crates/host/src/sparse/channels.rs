@@ -89,7 +89,7 @@ pub fn write(path: &Path, labels: &LabelChannels) -> Result<()> {
     write_table(path, &table)
 }
 
-/// Reads channels from a file of [`write`].
+/// Reads channels from a file of [`write()`].
 ///
 /// # Errors
 /// The file cannot be read or contains no channels.

@@ -49,10 +49,10 @@ impl FromStr for Sparse {
 }
 
 impl Sparse {
-    /// Channels of a head: those that were said, else of a file's `given`, else as many as usual.
+    /// Returns the channels of a head: those of the option, else those of a file (`given`), else the default.
     ///
     /// # Errors
-    /// A file of another number than was said.
+    /// The file has another number of channels than the option.
     pub fn channels(&self, given: Option<u32>) -> Result<u32> {
         match (self.channels, given) {
             (Some(said), Some(given)) if said != given => {

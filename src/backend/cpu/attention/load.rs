@@ -1,6 +1,6 @@
-//! Loads tiles of K and V: each slot's place in the pool, and its numbers, widened to f32 and scaled.
+//! Loads tiles of K and V: finds each slot's place in the pool, widens its numbers to f32 and scales them.
 //!
-//! Not here: which positions form a tile (`attention.rs`), and how a tile is folded (`softmax.rs`).
+//! Not here: the positions of a tile (`attention.rs`), folding of tiles (`softmax.rs`).
 
 use std::ops::Range;
 
@@ -17,19 +17,19 @@ use crate::backend::cpu::unit::{Job, Unit};
 /// The place of a tile in the pool.
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    /// Elements of the pool where its slots begin, of K and of V.
+    /// Begins of its slots, in elements of the pool, of K and of V.
     pub(super) starts: [[usize; TILE]; 2],
-    /// `[kv heads]`: its scales of K and of V; used where products are scaled instead of numbers.
+    /// `[kv heads]`: its scales of K and of V; used if products are scaled instead of numbers.
     pub(super) scales: Vec<[[f32; TILE]; 2]>,
 }
 
 impl Scratch {
-    /// Widens the unit's queries, and makes room for its tiles.
+    /// Widens the unit's queries, and allocates its tiles.
     pub(super) fn load_queries<T: Number>(&mut self, job: &Job<'_, T>, unit: Unit) {
         let (group, lines) = (job.group(), job.lines());
         let head_dim = job.layout.head_dim() as usize;
         let rows = unit.row_count(group);
-        // What pads a head to whole lines is zeroed here and never written.
+        // The padding of a head to whole lines is zeroed here and never written.
         grow(&mut self.q, rows * lines);
         let tiles = if computes_in_place(job, unit) { 0 } else { unit.heads as usize * TILE };
         grow(&mut self.k, tiles * lines);
@@ -53,7 +53,7 @@ impl Scratch {
         let page_size = job.layout.page_size();
         let mut at = tile.start;
         while at < tile.end {
-            // Slot by slot where some may be left out.
+            // Slot by slot if a tree may exclude slots.
             let first = unit.table_index(at);
             let run = if unit.is_tree() { 1 } else { page_size - first % page_size };
             let end = tile.end.min(at.saturating_add(run));
@@ -62,8 +62,8 @@ impl Scratch {
         }
     }
 
-    /// Widens K and V of positions of one page, from row `row` of their tiles on, slot by slot: as they lie in memory.
-    /// Where rows are latent, V is in K's tile. For a unit that computes in place, only the places are stored.
+    /// Widens K and V of positions of one page, slot by slot in the order of memory, to their tiles from row `row` on.
+    /// For latent rows, K's tile contains V. For a unit that computes in place, stores only the places.
     pub(super) fn load_slots<T: Number>(
         &mut self,
         job: &Job<'_, T>,
@@ -102,14 +102,14 @@ impl Scratch {
     }
 }
 
-/// At least `len` elements, the new ones 0.
+/// Grows a buffer to at least `len` elements; new ones are 0.
 fn grow<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
     if buffer.len() < len {
         buffer.resize(len, T::default());
     }
 }
 
-/// Numbers of one head that lie side by side: all of K's but where latent rows are quantised.
+/// Returns the contiguous numbers of one head: all of K's, except the unquantised part of quantised latent rows.
 fn stored_dim<T: Number>(job: &Job<'_, T>) -> usize {
     let dim = if T::QUANTISED { job.layout.value_dim() } else { job.layout.head_dim() };
     dim as usize
@@ -127,7 +127,7 @@ fn widen_slot<T: Number>(slot: &[T], tiles: &mut [Line], row: usize, job: &Job<'
     }
 }
 
-/// Widens what of a latent row is not quantised, behind what is.
+/// Widens the unquantised part of a latent row, after the quantised part.
 fn widen_rope<T: Number>(slot: Row, tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
     let Some((strides, pool)) = job.rope else { return };
     let (lines, dim, row_len) = (job.lines(), stored_dim(job), job.layout.head_dim() as usize);
@@ -136,7 +136,7 @@ fn widen_rope<T: Number>(slot: Row, tiles: &mut [Line], row: usize, job: &Job<'_
     bf16::widen(&pool[start..start + row_len - dim], &mut wide[dim..row_len]);
 }
 
-/// Multiplies row `row` of each head's tile by the head's scale in one slot, and nothing of what pads it.
+/// Multiplies row `row` of each head's tile by the head's scale in one slot, without the padding.
 fn scale_slot<T: Number>(slot: Row, unit: Unit, tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
     let (lines, dim) = (job.lines(), stored_dim(job));
     let heads = unit.first_head..unit.first_head + unit.heads;

@@ -1,6 +1,6 @@
 //! Folds tiles into the online softmax and the sums of query rows, joins segments, and adds sinks.
 //!
-//! Not here: where K and V come from (`load.rs`), and the sums over vectors (`../fold.rs`).
+//! Not here: loading of K and V (`load.rs`), vector code (`../fold.rs`).
 
 use std::ops::Range;
 
@@ -14,11 +14,11 @@ use crate::backend::cpu::number::Number;
 use crate::backend::cpu::scales::side_count;
 use crate::backend::cpu::unit::{Job, Unit};
 
-/// [`F32x8`] in a [`Line`].
+/// Vectors ([`F32x8`]) of a [`Line`].
 const LINE_VECTORS: usize = Line::NUMBERS / LANES;
 
 impl Scratch {
-    /// Takes the tile into the softmax and the sum of every query row that sees something of it.
+    /// Folds the tile into the softmax and the sum of every query row that sees a part of it.
     pub(super) fn fold_tile<T: Number>(
         &mut self,
         job: &Job<'_, T>,
@@ -33,8 +33,8 @@ impl Scratch {
         });
     }
 
-    /// Takes a tile of `len` positions into the softmax and the sum of every query row; `sees` says what of the tile a
-    /// query token sees.
+    /// Folds a tile of `len` positions into the softmax and the sum of every query row; `sees` returns the part of the
+    /// tile that a query token sees.
     pub(super) fn fold_rows<T: Number>(
         &mut self,
         job: &Job<'_, T>,
@@ -73,7 +73,7 @@ impl Scratch {
         }
     }
 
-    /// [`Scratch::fold_rows`] with vectors.
+    /// [`Scratch::fold_rows`] with vector instructions.
     fn fold_vectors<T: Number>(
         &mut self,
         job: &Job<'_, T>,
@@ -117,7 +117,7 @@ impl Scratch {
     }
 }
 
-/// Adds results over a later segment to the results of the same query rows over the segments before.
+/// Adds results over a later segment to the same query rows' results over the earlier segments.
 pub(in crate::backend::cpu) fn join_parts(
     (out, softmax): (&mut [Line], &mut [Softmax]),
     (more, more_softmax): (&[Line], &[Softmax]),
@@ -148,8 +148,8 @@ pub(in crate::backend::cpu) fn finish<T: Number>(
     }
 }
 
-/// Products of all queries with a tile's first `len` keys: `logits`, `[queries, TILE]`. What it makes of queries and
-/// keys that do not see each other, and of what an earlier tile left past `len`, nobody reads.
+/// Multiplies all queries with a tile's first `len` keys: `logits`, `[queries, TILE]`. Products of queries with
+/// invisible keys, and of stale keys after `len`, are not read.
 fn multiply(q: &[F32x8], k: &[F32x8], vectors: usize, len: usize, logits: &mut [f32]) {
     let mut queries = q.chunks_exact(2 * vectors);
     let mut logits = logits.chunks_exact_mut(2 * TILE);
@@ -175,7 +175,7 @@ fn multiply(q: &[F32x8], k: &[F32x8], vectors: usize, len: usize, logits: &mut [
     }
 }
 
-/// Products to weights `e^(s - m')`; returns `e^(m - m')`, what earlier sums are worth now.
+/// Converts products to weights `e^(s - m')`; returns `e^(m - m')`, the factor of earlier sums.
 fn fold_logits(attend: &Attend, (max, sum): &mut (f32, f32), logits: &mut [f32]) -> f32 {
     for x in &mut *logits {
         *x *= attend.scale;
@@ -186,7 +186,7 @@ fn fold_logits(attend: &Attend, (max, sum): &mut (f32, f32), logits: &mut [f32])
         }
     }
     let new_max = math::max(*max, logits);
-    // As long as every logit is minus infinity, every weight is 0, not NaN.
+    // While every logit is minus infinity, every weight is 0, not NaN.
     let base = if new_max == f32::NEG_INFINITY { 0.0 } else { new_max };
     let factor = exp(*max - base);
     for x in &mut *logits {
@@ -197,7 +197,7 @@ fn fold_logits(attend: &Attend, (max, sum): &mut (f32, f32), logits: &mut [f32])
     factor
 }
 
-/// A logit of no value beside all that a row has seen.
+/// Adds a logit without a value to the softmax of a row.
 fn enter_sink(sink: f32, (max, sum): &mut (f32, f32), out: &mut [f32]) {
     if sink == f32::NEG_INFINITY {
         return;
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_sink_takes_weight_and_gives_no_value() {
-        // Two tokens of logit 2, each of weight 1, and a sink as large: a third of the weight.
+        // Two tokens of logit 2, each of weight 1, and an equal sink: a third of the weight.
         let (mut softmax, mut out) = ((2.0, 2.0), [4.0, -2.0]);
         enter_sink(2.0, &mut softmax, &mut out);
         assert_eq!((softmax, out), ((2.0, 3.0), [4.0, -2.0]));
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!((softmax, out), ((2.0, 3.0), [4.0, -2.0]), "none is as if nothing were said");
         enter_sink(1000.0, &mut softmax, &mut out);
         assert_eq!((softmax, out), ((1000.0, 1.0), [0.0, -0.0]));
-        // Beside tokens of no weight at all it has all of it.
+        // It has all weight if the tokens have none.
         let (mut softmax, mut out) = ((LOW, 0.0), [0.0; 2]);
         enter_sink(-3.0, &mut softmax, &mut out);
         assert_eq!((softmax, out), ((-3.0, 1.0), [0.0; 2]));
@@ -244,11 +244,11 @@ mod tests {
         let mut none = [LOW; 3];
         assert_eq!(fold_logits(&plain(), &mut softmax, &mut none), 0.0);
         assert_eq!((softmax, none), ((LOW, 0.0), [0.0; 3]), "no weight, and no NaN");
-        // A tile that has something begins from there as from the start.
+        // A later tile with finite logits begins as the first tile does.
         let mut some = [LOW, 2.0, LOW, 2.0];
         assert_eq!(fold_logits(&plain(), &mut softmax, &mut some), 0.0);
         assert_eq!((softmax, some), ((2.0, 2.0), [0.0, 1.0, 0.0, 1.0]));
-        // And one that has nothing changes nothing.
+        // A tile without finite logits changes nothing.
         let mut none = [LOW; 9];
         assert_eq!(fold_logits(&plain(), &mut softmax, &mut none), 1.0);
         assert_eq!((softmax, none), ((2.0, 2.0), [0.0; 9]));

@@ -80,7 +80,7 @@ mod tests {
         }
     }
 
-    /// Slots of 257 to 1,024 once ran into the flags beside them.
+    /// Slots of 257 to 1,024 must not overlap the adjacent flags.
     #[test]
     fn decode_kernels_keep_the_slot_of_the_largest_page() {
         let decode = |kernel: &Kernel| {

@@ -1,7 +1,7 @@
 //! The staged plan: a step's arrays at fixed device addresses, and the page tables.
 //!
 //! ```text
-//! stage -- image     what is staged, and where it is on the device
+//! stage -- image     the staged plan and its device addresses
 //!       -- ring      pinned slots that bring it there
 //!       -- tables    page tables
 //! ```

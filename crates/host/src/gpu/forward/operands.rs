@@ -7,7 +7,7 @@ use super::Forward;
 use crate::config::ModelConfig;
 
 impl Forward {
-    /// Chooses the implementations of all products for steps of this many tokens and draws, as [`Products::plan`] does.
+    /// Chooses the implementations of all products for steps of this many tokens and draws, as `Products::plan` does.
     /// Overwrites the activations.
     ///
     /// # Errors

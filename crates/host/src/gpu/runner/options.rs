@@ -3,7 +3,7 @@
 use super::super::products::{Choice, padded_rows};
 use super::super::sums::Transport;
 
-/// Options of a [`GpuRunner`].
+/// Options of a [`GpuRunner`](super::GpuRunner).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GpuOptions {
     /// Most prompt tokens of a step.

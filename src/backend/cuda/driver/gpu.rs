@@ -141,7 +141,7 @@ impl Gpu {
         Ok(free as u64)
     }
 
-    /// Rejects objects of another device; the host guarantees `None`.
+    /// Rejects objects of another device. For `None` the host guarantees the device.
     pub(in crate::backend::cuda) fn check_same(
         &self,
         ordinal: Option<u32>,
